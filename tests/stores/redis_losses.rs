@@ -152,6 +152,28 @@ async fn restart_with_older_data_is_told_with_its_window() {
     assert_eq!(kinds(&adapter), [LossKind::Rewound]);
 }
 
+/// A number that a new primary took under the old primary's id would bound what the failover has lost.
+#[tokio::test]
+async fn primary_of_another_replication_id_takes_no_number() {
+    let script = include_str!("../../src/adapter/redis/lua/canary.lua");
+    let server = Server::start();
+    let check = |expected: &str, number: &str, id: &str| -> i64 {
+        server.run(&["EVAL", script, "1", "canary", "0", expected, number, "60000", id])
+    };
+    let canary = || server.run::<Option<u64>>(&["GET", "canary"]);
+    let id = server.info("master_replid").unwrap();
+    let other = "0123456789012345678901234567890123456789";
+    assert_eq!((check("0", "1", other), canary()), (-2, None));
+    assert_eq!((check("0", "2", &id), canary()), (-1, Some(2)));
+    assert_eq!((check("2", "3", other), canary()), (-2, Some(2)));
+    assert_eq!((check("2", "4", &id), canary()), (2, Some(4)));
+    // `INFO` is refused: the id is unknown.
+    assert_eq!((check("4", "5", ""), canary()), (4, Some(5)));
+    // An older number stays, and a larger one.
+    assert_eq!((check("6", "7", &id), canary()), (5, Some(5)));
+    assert_eq!((check("0", "3", &id), canary()), (5, Some(5)));
+}
+
 #[tokio::test]
 async fn eviction_is_told() {
     let server = Server::start_with(&["maxmemory 4mb", "maxmemory-policy allkeys-random"]);

@@ -1,7 +1,8 @@
 //! [`StoreLoss`]: acknowledged writes that the store has lost, as far as they show; and [`LossLog`].
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::json;
@@ -21,8 +22,9 @@ const LIFETIME: Duration = Duration::from_secs(30 * 86_400);
 /// Under the lease ledger, no event is lost by it: an event of this time may run a second time.
 ///
 /// A loss is found by polling. Writes of the moment between the first call of an adapter and its first
-/// poll are not covered. If two servers are primary at the same time, writes to the one that is demoted
-/// later may come after `found_at`: the processes that wrote them report a loss of their own.
+/// poll are not covered. Keys that move to another primary of a cluster while it fails over are not
+/// covered either. If two servers are primary at the same time, writes to the one that is demoted later
+/// may come after `found_at`: the processes that wrote them report a loss of their own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoreLoss {
@@ -31,9 +33,12 @@ pub struct StoreLoss {
     /// The address of the primary that does not have the writes.
     pub primary: String,
     /// Writes acknowledged from this time on may be lost, by this machine's clock. The Unix epoch if
-    /// writes of any age may be lost: always for `Emptied` and `Evicted`.
+    /// writes of any age may be lost: always for `Emptied` and `Evicted`, after a restart if the canary
+    /// was new, and in a cluster if slots have come to the primary since. The earlier one of two times if
+    /// the clock was set back meanwhile.
     pub since: SystemTime,
-    /// The loss happened after this poll, by this machine's clock.
+    /// The loss happened after this poll, by this machine's clock. Polls after an eviction do not count
+    /// until the eviction is told. The earlier one of two times if the clock was set back meanwhile.
     pub last_intact: SystemTime,
     /// When the loss was found, by this machine's clock.
     pub found_at: SystemTime,
@@ -46,10 +51,10 @@ pub enum LossKind {
     /// The store has an older state than the one it had acknowledged. For example, a new primary's history
     /// ends before writes that the old primary had acknowledged.
     Rewound,
-    /// A key that this process had written is gone: the store was flushed, or restarted empty.
+    /// The canary, a key that this process had written, is gone: the store was flushed, or restarted empty.
     Emptied,
     /// The server evicted keys to free memory. They may be keys of another program. Told once a minute at
-    /// most.
+    /// most, unless the canary is gone too. After a failover, evictions of the new primary's past count.
     Evicted,
     /// The replication history is a new one, so a loss can neither be shown nor excluded.
     Suspected,
@@ -85,16 +90,21 @@ pub struct StoredLoss {
 #[derive(Debug)]
 pub(super) struct LossLog {
     process: String,
+    /// The last number of a canary.
+    number: AtomicU64,
     /// The key of the shared list.
     key: Vec<u8>,
     found: Mutex<VecDeque<StoreLoss>>,
+    /// The losses that the shared list does not have yet.
+    unstored: Mutex<VecDeque<StoreLoss>>,
 }
 
 impl LossLog {
     pub(super) fn new(prefix: &str) -> Self {
         let process = format!("{:016x}", rand::random::<u64>());
         let key = format!("{prefix}::losses").into_bytes();
-        Self { process, key, found: Mutex::default() }
+        let number = AtomicU64::new(0);
+        Self { process, number, key, found: Mutex::default(), unstored: Mutex::default() }
     }
 
     /// Returns the name of this adapter.
@@ -102,29 +112,42 @@ impl LossLog {
         &self.process
     }
 
+    /// Returns a number for a canary. The numbers of this adapter grow, over all its canaries.
+    pub(super) fn next_number(&self) -> u64 {
+        self.number.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
     /// Returns the losses, the newest last.
     pub(super) fn found(&self) -> Vec<StoreLoss> {
-        self.found.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+        locked(&self.found).iter().cloned().collect()
     }
 
     /// Reports a loss and keeps it.
-    pub(super) fn tell(&self, loss: StoreLoss) {
+    pub(super) fn tell(&self, loss: &StoreLoss) {
         let is_certain = matches!(loss.kind, LossKind::Rewound | LossKind::Emptied);
         let (since, intact) = (millis(loss.since), millis(loss.last_intact));
         observe::store_loss(loss.kind.as_str(), is_certain, &loss.primary, since, intact);
-        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
-        if found.len() == MAX_LOSSES {
-            found.pop_front();
+        for mut losses in [locked(&self.found), locked(&self.unstored)] {
+            if losses.len() == MAX_LOSSES {
+                losses.pop_front();
+            }
+            losses.push_back(loss.clone());
         }
-        found.push_back(loss);
     }
 
-    /// Adds a loss to the list in the store.
-    pub(super) async fn push(
-        &self,
-        connections: &Connections,
-        loss: &StoreLoss,
-    ) -> Result<(), Error> {
+    /// Adds the losses to the list in the store that it does not have yet, until one call fails.
+    pub(super) async fn store(&self, connections: &Connections) {
+        loop {
+            let first = locked(&self.unstored).front().cloned();
+            let Some(loss) = first else { return };
+            if self.push(connections, &loss).await.is_err() {
+                return;
+            }
+            locked(&self.unstored).pop_front();
+        }
+    }
+
+    async fn push(&self, connections: &Connections, loss: &StoreLoss) -> Result<(), Error> {
         let record = json!({
             "process": self.process,
             "kind": loss.kind.as_str(),
@@ -151,6 +174,10 @@ impl LossLog {
             .map_err(|error| Error::new(ErrorKind::Corrupt, context).with_source(error))?;
         Ok(records.iter().rev().filter_map(|record| read(record)).collect())
     }
+}
+
+fn locked(losses: &Mutex<VecDeque<StoreLoss>>) -> MutexGuard<'_, VecDeque<StoreLoss>> {
+    losses.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn read(record: &[u8]) -> Option<StoredLoss> {

@@ -21,6 +21,7 @@ mod history;
 mod inspection;
 mod key_names;
 mod losses;
+mod moment;
 mod options;
 mod rounds;
 mod script;

@@ -1,7 +1,8 @@
 //! [`Rounds`]: the rounds of a [`Follower`](super::follow::Follower), over all primaries of a store.
 //!
 //! 1. Each round asks every primary for its replication state, and then reads and writes its canary. The
-//!    canary comes last: it finds a loss that is too late for the offset of its round.
+//!    canary comes last: it finds a loss that is too late for the offset of its round. A primary whose
+//!    replication id has changed in between does not take the canary's number.
 //! 2. A round decides nothing about a primary that it does not reach. The next round compares with the last
 //!    one that reached it.
 //! 3. In a cluster, a primary that is gone has a successor: the one that continues its history, else the
@@ -14,39 +15,48 @@ use futures_util::future::join_all;
 
 use super::canary::CanaryKey;
 use super::connections::Connections;
-use super::history::History;
-use super::losses::{LossKind, LossLog, StoreLoss};
-use super::topology::{Info, Node, Questions, nodes};
-use crate::error::Error;
+use super::history::{Canary, History};
+use super::losses::{LossLog, StoreLoss};
+use super::moment::Moment;
+use super::topology::{CONTEXT, Info, Node, Questions, nodes};
+use crate::error::{Error, ErrorKind};
 
 /// How long a primary that has left the cluster is remembered, in case that its successor appears.
 const REMEMBERED: Duration = Duration::from_secs(600);
-/// How many losses wait for the store to accept them.
-const MAX_UNSTORED: usize = 64;
 
 pub(super) struct Rounds {
     prefix: String,
     log: Arc<LossLog>,
     questions: Questions,
     shards: Vec<Shard>,
-    /// Losses that the store's list does not have yet.
-    unstored: Vec<StoreLoss>,
 }
 
 /// A primary, and those that took its place.
 struct Shard {
     address: String,
+    /// The slots at the last poll.
+    slots: Vec<(u16, u16)>,
     history: History,
     canary: Option<CanaryKey>,
-    /// The last poll that decided something.
-    polled_at: SystemTime,
+    /// The last poll after which nothing was untold.
+    intact_at: Moment,
     gone_at: Option<Instant>,
+}
+
+impl Shard {
+    /// Returns `true` for ranges of slots that this primary did not have.
+    fn gains(&self, slots: &[(u16, u16)]) -> bool {
+        let had = |&(first, last): &(u16, u16)| {
+            self.slots.iter().any(|&(from, to)| from <= first && last <= to)
+        };
+        !slots.iter().all(had)
+    }
 }
 
 impl Rounds {
     pub(super) fn new(prefix: String, log: Arc<LossLog>) -> Self {
         let questions = Questions::default();
-        Self { prefix, log, questions, shards: Vec::new(), unstored: Vec::new() }
+        Self { prefix, log, questions, shards: Vec::new() }
     }
 
     /// Polls every primary once.
@@ -71,21 +81,8 @@ impl Rounds {
             let info = node.1.as_ref().ok()?;
             Some(poller.poll(shard, &node.0, info))
         });
-        let mut result = Ok(());
-        for poll in join_all(polls).await {
-            match poll {
-                Ok(loss) => self.unstored.extend(loss),
-                Err(error) => result = Err(error),
-            }
-        }
-        let excess = self.unstored.len().saturating_sub(MAX_UNSTORED);
-        self.unstored.drain(..excess);
-        while let Some(loss) = self.unstored.first() {
-            if self.log.push(connections, loss).await.is_err() {
-                break;
-            }
-            self.unstored.remove(0);
-        }
+        let result = join_all(polls).await.into_iter().collect();
+        self.log.store(connections).await;
         let unreached = nodes.into_iter().find_map(|(_, info)| info.err());
         unreached.map_or(result, Err)
     }
@@ -120,9 +117,10 @@ impl Rounds {
         for (node, _) in free.into_iter().filter(|(_, info)| info.is_ok()) {
             self.shards.push(Shard {
                 address: node.primary.address.clone(),
+                slots: node.slots.clone(),
                 history: History::default(),
                 canary: None,
-                polled_at: SystemTime::now(),
+                intact_at: Moment::now(),
                 gone_at: None,
             });
         }
@@ -137,62 +135,70 @@ struct Poller<'a> {
 }
 
 impl Poller<'_> {
-    /// Checks the canary of a primary, and decides.
-    async fn poll(
-        &self,
-        shard: &mut Shard,
-        node: &Node,
-        info: &Info,
-    ) -> Result<Option<StoreLoss>, Error> {
+    /// Checks the canary of a primary, decides, and tells.
+    async fn poll(&self, shard: &mut Shard, node: &Node, info: &Info) -> Result<(), Error> {
+        if shard.gains(&node.slots) {
+            shard.history.gain_slots(Moment::now());
+        }
+        shard.slots.clone_from(&node.slots);
         // A slot that moves takes its keys along, so a canary that has moved is no loss.
         if !shard.canary.as_ref().is_some_and(|canary| node.owns(canary.slot())) {
             shard.canary = CanaryKey::new(self.prefix, self.log.process(), &node.slots);
         }
-        let Some(canary) = &mut shard.canary else { return Ok(None) };
-        let polled_at = SystemTime::now();
-        let found = canary.check(self.connections).await?;
+        let Some(canary) = &mut shard.canary else { return Ok(()) };
         let mut now = match info {
             Info::Primary(now) => Some(now.clone()),
             Info::Refused => None,
         };
+        let polled_at = now.as_ref().map_or_else(Moment::now, |now| now.at);
+        let id = now.as_ref().map(|now| now.id.clone());
+        let number = self.log.next_number();
+        let checked = canary.check(self.connections, number, id.as_deref()).await?;
+        let found = checked.unwrap_or(Canary::New);
         if found.is_bad() {
-            // A failover between the two commands: the canary is the new primary's, the offset is not. The
-            // canary stays as it is, for the next round.
+            // If the primary was replaced since, the canary stays as it is, for the next round.
             let (primary, slot) = (&node.primary, canary.slot());
             let nodes = nodes(self.connections).await?;
             if !nodes.iter().any(|node| node.primary == *primary && node.owns(slot)) {
-                return Ok(None);
+                return Ok(());
             }
             if now.is_some() {
+                // The server may have evicted the canary since.
                 now = match self.questions.info(self.connections, primary).await? {
                     Info::Primary(now) => Some(now),
                     Info::Refused => None,
                 };
+                if now.as_ref().is_some_and(|now| Some(&now.id) != id.as_ref()) {
+                    return Ok(());
+                }
             }
         }
+        let found_at = Moment::now();
         let loss = shard.history.judge(now.as_ref(), found).map(|verdict| StoreLoss {
             kind: verdict.kind,
             primary: shard.address.clone(),
-            since: verdict.since.unwrap_or(SystemTime::UNIX_EPOCH),
-            // Evictions of the last minute are told together.
-            last_intact: match shard.history.evictions_told() {
-                Some(told) if verdict.kind == LossKind::Evicted => told,
-                _ => shard.polled_at,
-            },
-            found_at: SystemTime::now(),
+            since: verdict
+                .since
+                .map_or(SystemTime::UNIX_EPOCH, |since| since.by_clock_of(found_at)),
+            last_intact: shard.intact_at.by_clock_of(found_at),
+            found_at: found_at.by_clock_of(found_at),
         });
+        // Without `INFO`, evictions do not show.
+        let knows_evictions = now.is_some() || !shard.history.has_polls();
+        if let Some(now) = now {
+            shard.history.record(now, loss.as_ref().map(|loss| loss.kind));
+        }
+        if checked.is_some() && knows_evictions && !shard.history.has_untold_evictions() {
+            shard.intact_at = polled_at;
+        }
+        if let Some(loss) = &loss {
+            self.log.tell(loss);
+        }
         if found.is_bad() {
             canary.restart();
             // At once: until it is written again, another loss would not show.
-            let _ = canary.check(self.connections).await;
+            let _ = canary.check(self.connections, self.log.next_number(), id.as_deref()).await;
         }
-        if let Some(now) = now {
-            shard.history.record(now);
-        }
-        shard.polled_at = polled_at;
-        if let Some(loss) = &loss {
-            self.log.tell(loss.clone());
-        }
-        Ok(loss)
+        checked.map(drop).ok_or_else(|| Error::new(ErrorKind::Refused, CONTEXT))
     }
 }

@@ -2,12 +2,12 @@
 
 use std::error::Error as _;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::SystemTime;
 
 use redis::{ErrorKind as RedisKind, RedisError, ServerErrorKind};
 
 use super::connections::{Connections, Primary};
 use super::history::Observation;
+use super::moment::Moment;
 use crate::error::{Error, ErrorKind};
 
 pub(super) const CONTEXT: &str = "looking for lost writes";
@@ -62,10 +62,10 @@ impl Questions {
         if !self.one_section.load(Ordering::Relaxed) {
             command.arg(&["server", "replication", "stats"]);
         }
-        let mut at = SystemTime::now();
+        let mut at = Moment::now();
         let mut reply = connections.ask(primary, &command, CONTEXT).await;
         if reply.as_ref().is_err_and(is_reply) && !self.one_section.swap(true, Ordering::Relaxed) {
-            at = SystemTime::now();
+            at = Moment::now();
             reply = connections.ask(primary, &redis::cmd("INFO"), CONTEXT).await;
         }
         let text = match reply {
