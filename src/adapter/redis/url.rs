@@ -214,7 +214,7 @@ mod tests {
     }
 
     fn addresses(url: &str) -> Vec<String> {
-        Endpoint::read(url).ok().expect(url).addresses.iter().map(Address::to_string).collect()
+        Endpoint::read(url).expect(url).addresses.iter().map(Address::to_string).collect()
     }
 
     #[test]
