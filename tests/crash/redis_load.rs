@@ -232,8 +232,8 @@ impl Load {
         for (id, runs) in runs.iter().filter(|(_, runs)| runs.len() > 1) {
             doubled += 1;
             let mut runs = runs.clone();
-            runs.sort_by_key(|run| run.end);
-            // The last run alone need not have lost a write.
+            runs.sort_by_key(|run| run.start);
+            // A later run begins because an earlier one, which may still run, has lost a write.
             for run in &runs[..runs.len() - 1] {
                 let told = losses.iter().any(|loss| overlap(run, loss));
                 assert!(told, "{:?}: {id} ran again, untold: {runs:#?}; {losses:#?}", self.kind);

@@ -214,12 +214,7 @@ mod tests {
     }
 
     fn addresses(url: &str) -> Vec<String> {
-        Endpoint::read(url)
-            .unwrap_or_else(|_| panic!("{url}"))
-            .addresses
-            .iter()
-            .map(Address::to_string)
-            .collect()
+        Endpoint::read(url).expect(url).addresses.iter().map(Address::to_string).collect()
     }
 
     #[test]

@@ -269,3 +269,37 @@ fn suggests_a_new_map(error: &RedisError) -> bool {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(port: u16) -> Address {
+        Address { host: "127.0.0.1".to_owned(), port }
+    }
+
+    /// Returns the map of a cluster of one primary and one replica.
+    fn map(primary: u16, replica: u16) -> SlotMap {
+        let node = |port: u16| {
+            let host = Value::BulkString(b"127.0.0.1".to_vec());
+            Value::Array(vec![host, Value::Int(port.into())])
+        };
+        let range = vec![Value::Int(0), Value::Int(16_383), node(primary), node(replica)];
+        SlotMap::read(Value::Array(vec![Value::Array(range)]), &at(primary)).unwrap()
+    }
+
+    #[test]
+    fn release_waits_for_a_replica_after_a_failover() {
+        let endpoint = Endpoint::read("redis+cluster://127.0.0.1:1").unwrap();
+        let options = RedisOptions::new();
+        let cluster = Cluster::new(&endpoint, RedisConnectionInfo::default(), &options).unwrap();
+        let wanted = |port| cluster.node(&at(port)).unwrap().link.replicas_seen().wanted(0);
+        cluster.keep(&map(1, 2));
+        assert_eq!((wanted(1), wanted(2)), (0, 0));
+        let replica = cluster.node(&at(2)).unwrap();
+        cluster.keep(&map(1, 2));
+        assert!(Arc::ptr_eq(&replica, &cluster.node(&at(2)).unwrap()));
+        cluster.keep(&map(2, 1));
+        assert_eq!((wanted(1), wanted(2)), (0, 1));
+    }
+}

@@ -47,7 +47,7 @@ pub(super) struct Live {
     connection: MultiplexedConnection,
     address: Address,
     /// For the connection of a lane: the main connection at whose side it was opened.
-    main: Weak<Live>,
+    main: Weak<Self>,
     knows_flags: AtomicBool,
     fitness: Mutex<Fitness>,
     opened: Instant,

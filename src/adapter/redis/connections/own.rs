@@ -31,6 +31,9 @@ use super::target::warn_without_info;
 /// `MultiplexedConnection` or a `ConnectionManager`, one call at a time waits for replicas. An on-arrival release
 /// waits for at most 100 ms, and a call with [`wait_replicas`](RedisOptions::wait_replicas) for the time given
 /// there. A connection by URL waits beside the other calls.
+///
+/// Through a `ClusterConnection`, an on-arrival release waits if any primary had a replica in the last 10 minutes,
+/// because the client does not say which primary replies.
 #[derive(Clone)]
 pub struct RedisConnection(Kind);
 

@@ -110,7 +110,8 @@ impl Sentinel {
             Some(failure) if named.is_empty() => Err(failure),
             _ => {
                 let current = self.current.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                Ok(most_named(named.into_iter().flatten().collect(), current.as_ref()))
+                let named: Vec<_> = named.into_iter().flatten().collect();
+                Ok(most_named(&named, current.as_ref()))
             }
         }
     }
@@ -158,7 +159,7 @@ impl Sentinel {
 }
 
 /// Returns the addresses that occur most often, each once, and the current one first.
-fn most_named(named: Vec<Address>, current: Option<&Address>) -> Vec<Address> {
+fn most_named(named: &[Address], current: Option<&Address>) -> Vec<Address> {
     let count = |address: &Address| named.iter().filter(|other| *other == address).count();
     let most = named.iter().map(count).max().unwrap_or(0);
     let mut winners: Vec<Address> = Vec::new();
@@ -190,8 +191,8 @@ mod tests {
             (&[1], Some(2), &[1]),
             (&[], Some(1), &[]),
         ] {
-            let named = named.iter().map(|port| at(*port)).collect();
-            let found = most_named(named, current.map(at).as_ref());
+            let named: Vec<_> = named.iter().map(|port| at(*port)).collect();
+            let found = most_named(&named, current.map(at).as_ref());
             assert_eq!(found, expected.iter().map(|port| at(*port)).collect::<Vec<_>>());
         }
     }
