@@ -84,7 +84,7 @@
 //! | `the SQLite file is not in WAL mode` | warn | duplicates wait for writers |
 //! | `the store lost acknowledged writes` | error | Redis has an older state than it had acknowledged (`kind` `rewound`), or was emptied (`emptied`). `primary` is the server. What was acknowledged from `since_ms` on may be lost (Unix time in ms, 0 for any time). The loss happened after `last_intact_ms` |
 //! | `the store may have lost acknowledged writes` | warn | Redis evicted keys (`evicted`, once a minute at most), or has a new replication history (`suspected`); the fields are the same |
-//! | `losses of the store are not followed` | warn, once until it works again | Redis does not reply to the poll that looks for losses, or refuses it |
+//! | `losses of the store are not followed` | warn, once until it works again | Redis does not reply to the poll that looks for losses, or refuses it, or the slot of the canary is moving |
 //! | `losses of the store are followed again` | info | the poll works again |
 //!
 //! Filter the whole subscriber, not each of its layers. With a filter for each layer
