@@ -102,8 +102,8 @@ impl Protocol {
     /// The sender sends once more, to this process.
     fn deliver(&self, state: &mut State, index: usize, process: Process) {
         let delivery = &mut state.deliveries[index];
-        let index = Token::try_from(index).expect("few deliveries");
-        let token = index * ATTEMPTS + ATTEMPTS - delivery.attempts;
+        let number = Token::try_from(index).expect("few deliveries");
+        let token = number * ATTEMPTS + ATTEMPTS - delivery.attempts;
         delivery.attempts -= 1;
         delivery.phase = Phase::Calling { process, token, call: Call::Claim, replies: Vec::new() };
         self.skip_pending(state, index);
