@@ -6,11 +6,6 @@ mod postgres_interruption;
 mod postgres_processes;
 mod postgres_silence;
 mod postgres_stalls;
-mod redis_failover;
-mod redis_load;
-mod redis_partition;
-mod redis_replies;
-mod redis_server;
 mod sigkill;
 #[path = "../support/mod.rs"]
 mod support;

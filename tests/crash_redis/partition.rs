@@ -6,9 +6,9 @@ use std::time::{Duration, SystemTime};
 use redis::Connection;
 use tower_dedup::adapter::{DedupAdapter, LossKind, Released};
 
-use super::redis_failover::{adapters, end, go_on, loads, recover};
-use super::redis_load::{LedgerKind, Load, RECOVERED};
-use super::redis_server::assert_fails_in_time;
+use super::failover::{adapters, end, go_on, loads, recover};
+use super::load::{LedgerKind, Load, RECOVERED};
+use super::server::assert_fails_in_time;
 use crate::support::redis::{Cluster, SentinelSet};
 use crate::support::{FIRST, dedup_key, on_claim, terms, until};
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tower_dedup::adapter::{LossKind, RedisAdapter, RedisOptions};
 
-use super::redis_load::{LedgerKind, Load, RECOVERED, Verdict};
+use super::load::{LedgerKind, Load, RECOVERED, Verdict};
 use crate::support::redis::{Cluster, SentinelSet, Server};
 
 /// Every other primary has lost its replicas for this time before it dies, so that it has acknowledged

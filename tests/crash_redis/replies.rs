@@ -12,7 +12,7 @@ use tower_dedup::adapter::{
     CallTerms, Claimed, DedupAdapter, Permanence, RedisAdapter, Released, Token,
 };
 
-use super::redis_failover::{end, loads};
+use super::failover::{end, loads};
 use crate::support::redis::Server;
 use crate::support::{FIRST, dedup_key, on_claim, terms};
 

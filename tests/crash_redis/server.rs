@@ -8,8 +8,8 @@ use tower_dedup::adapter::{
     CallTerms, Completed, DedupAdapter, LossKind, MaintenanceAdapter, RedisAdapter, Released, Token,
 };
 
-use super::redis_failover::{adapters, end, go_on, loads, recover};
-use super::redis_load::Verdict;
+use super::failover::{adapters, end, go_on, loads, recover};
+use super::load::Verdict;
 use crate::support::redis::Server;
 use crate::support::{FIRST, dedup_key, on_claim, terms};
 
