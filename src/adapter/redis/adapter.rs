@@ -24,7 +24,8 @@ use crate::key::DedupKey;
 /// Keeps keys in Redis or Valkey: one server, Sentinel, or Cluster.
 ///
 /// 1. Each key is one string of Redis, `PREFIX:NAMESPACE:ID`, with a value of 39 bytes and what is stored
-///    with the key. Redis deletes the string [`PURGE_GRACE`](crate::adapter::PURGE_GRACE) after the key has expired.
+///    with the key. Redis deletes the string [`PURGE_GRACE`](crate::adapter::PURGE_GRACE) after the key has
+///    expired.
 /// 2. All times are those of the server's clock, in milliseconds. After a failover it is the clock of another
 ///    machine: leases and retentions move by the difference.
 /// 3. A server that is restarted without persistence, flushed, or replaced in a failover may lose writes
