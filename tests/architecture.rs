@@ -54,7 +54,7 @@ const LEVELS: &[(&str, Levels)] = &[
             &["terms", "replies"],
             &["inspection"],
             &["contract"],
-            &["purging", "transaction"],
+            &["background", "purging", "transaction"],
             &["sql"],
             &["memory", "sqlite", "postgres", "redis"],
             &["connect"],

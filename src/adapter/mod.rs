@@ -35,6 +35,8 @@
 //! # }).unwrap();
 //! ```
 
+#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+mod background;
 mod connect;
 mod contract;
 mod inspection;

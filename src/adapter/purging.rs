@@ -263,12 +263,3 @@ fn counts(stats: &Stats) -> TableCounts {
         bytes: stats.bytes,
     }
 }
-
-/// Returns `true` if tokio's clock is paused, as in a test. Its pauses would end at once, and the store's
-/// clock does not follow it.
-#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
-pub(super) fn is_clock_paused() -> bool {
-    let before = std::time::Instant::now();
-    let now = Instant::now().into_std();
-    now < before || now > std::time::Instant::now()
-}

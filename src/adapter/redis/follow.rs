@@ -4,15 +4,12 @@
 //! with `close` and with that runtime; a later call on another runtime starts it again. It does nothing
 //! while tokio's clock is paused.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::future::join;
-use tokio::runtime::Handle;
-use tokio_util::sync::CancellationToken;
 
-use super::super::purging::is_clock_paused;
+use super::super::background::{BackgroundTask, is_clock_paused};
 use super::connections::Connections;
 use super::losses::{LossLog, StoreLoss, StoredLoss};
 use super::options::RedisOptions;
@@ -30,8 +27,7 @@ pub(super) struct Follower {
     every: Option<Duration>,
     prefix: String,
     log: Arc<LossLog>,
-    is_running: Arc<AtomicBool>,
-    stop: CancellationToken,
+    task: BackgroundTask,
 }
 
 impl Follower {
@@ -40,34 +36,25 @@ impl Follower {
             every: options.follow_every,
             prefix: options.prefix.clone(),
             log: Arc::new(LossLog::new(&options.prefix)),
-            is_running: Arc::new(AtomicBool::new(options.follow_every.is_none())),
-            stop: CancellationToken::new(),
+            task: BackgroundTask::new(options.follow_every.is_none()),
         }
     }
 
-    /// Starts the task on the current runtime, unless one exists. Each call of an adapter asks: one atomic
-    /// load. The task does not own the connections.
+    /// Starts the task on the current runtime, unless one exists. The task does not own the connections.
     pub(super) fn ensure(&self, connections: &Arc<Connections>) {
-        if self.is_running.load(Ordering::Acquire) {
+        if self.task.is_running() {
             return;
         }
-        let (Some(every), Ok(runtime)) = (self.every, Handle::try_current()) else { return };
-        if self.stop.is_cancelled()
-            || is_clock_paused()
-            || self.is_running.swap(true, Ordering::AcqRel)
-        {
-            return;
-        }
-        // A runtime that ends drops the task, and so the guard. The next call starts a task again.
-        let running = Running(Arc::clone(&self.is_running));
-        let (connections, stop) = (Arc::downgrade(connections), self.stop.clone());
-        let rounds = Rounds::new(self.prefix.clone(), Arc::clone(&self.log));
-        runtime.spawn(async move {
-            let _running = running;
-            tokio::select! {
-                biased;
-                () = stop.cancelled() => {}
-                () = follow(rounds, every, &connections) => {}
+        let Some(every) = self.every else { return };
+        self.task.ensure(|stop| {
+            let connections = Arc::downgrade(connections);
+            let rounds = Rounds::new(self.prefix.clone(), Arc::clone(&self.log));
+            async move {
+                tokio::select! {
+                    biased;
+                    () = stop.cancelled() => {}
+                    () = follow(rounds, every, &connections) => {}
+                }
             }
         });
     }
@@ -87,21 +74,7 @@ impl Follower {
 
     /// Ends the task at once, for good.
     pub(super) fn stop(&self) {
-        self.stop.cancel();
-    }
-}
-
-impl Drop for Follower {
-    fn drop(&mut self) {
-        self.stop();
-    }
-}
-
-struct Running(Arc<AtomicBool>);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
+        self.task.stop();
     }
 }
 
