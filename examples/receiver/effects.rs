@@ -5,6 +5,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use backon::{ExponentialBuilder, Retryable};
 use serde::Serialize;
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnection, PgPool, PgPoolOptions, Postgres};
@@ -26,6 +27,10 @@ const LIST: &str = "SELECT namespace, id, count(*) FROM effects \
      GROUP BY namespace, id ORDER BY namespace, id";
 const COUNT: &str = "SELECT count(*) FROM effects WHERE namespace = $1 AND id = $2";
 
+/// The first pause before a file that another process holds is opened again. Pauses double.
+const RETRY_DELAY: Duration = Duration::from_millis(50);
+const RETRIES: usize = 6;
+
 #[derive(Debug, Clone)]
 pub(crate) enum Effects {
     Memory(Arc<Mutex<BTreeMap<(String, String), i64>>>),
@@ -40,6 +45,12 @@ const BOUND: Duration = Duration::from_secs(5);
 pub(crate) async fn bounded<T>(statements: impl Future<Output = Result<T>>) -> Result<T> {
     let late = |_| Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()));
     timeout(BOUND, statements).await.unwrap_or_else(late)
+}
+
+/// Returns `true` if another process holds the SQLite file (`SQLITE_BUSY`, in the lowest 8 bits).
+fn is_busy(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|error| error.code()?.parse::<u32>().ok());
+    code.is_some_and(|code| code & 0xff == 5)
 }
 
 /// Acquires a connection within a bound. The pool tests an idle connection without a bound; dropping
@@ -96,9 +107,16 @@ impl Effects {
             // As the adapter opens its own file.
             let options = options.journal_mode(SqliteJournalMode::Wal);
             let options = options.synchronous(SqliteSynchronous::Full);
-            let pool = SqlitePoolOptions::new().max_connections(1).connect_with(options).await?;
-            sqlx::query(CREATE).execute(&pool).await?;
-            return Ok(Self::Sqlite(pool));
+            // SQLite refuses the switch to WAL at once, without a busy timeout, while another process
+            // makes it: receivers may start together.
+            let open = async || {
+                let pool = SqlitePoolOptions::new().max_connections(1);
+                let pool = pool.connect_with(options.clone()).await?;
+                sqlx::query(CREATE).execute(&pool).await?;
+                Ok(Self::Sqlite(pool))
+            };
+            let retries = ExponentialBuilder::new().with_min_delay(RETRY_DELAY).with_jitter();
+            return open.retry(retries.with_max_times(RETRIES)).when(is_busy).await;
         }
         let pool = PgPoolOptions::new().max_connections(10).connect(url).await?;
         // `IF NOT EXISTS` can fail when receivers start together, so they take a lock.

@@ -15,7 +15,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use reqwest::{Client, RequestBuilder, Response};
 use serde_json::{Value, json};
 use sha2::Sha256;
-use sqlx::{Connection, PgConnection};
+use sqlx::{Connection, PgConnection, SqliteConnection};
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
@@ -282,6 +282,28 @@ async fn receiver_on_redis_has_a_file_of_effects() {
     one.stop().await;
     other.stop().await;
     assert!(dir.path().join("effects.db").exists());
+}
+
+/// While another process writes to a file that is not in WAL mode yet, SQLite refuses the switch at once.
+/// Receivers that start together on a new file are such processes.
+#[tokio::test]
+async fn receiver_waits_for_a_file_of_effects_that_another_process_holds() {
+    let dir = tempfile::tempdir().unwrap();
+    let effects = sqlite_url(dir.path());
+    let mut other = SqliteConnection::connect(&format!("{effects}?mode=rwc")).await.unwrap();
+    sqlx::raw_sql("PRAGMA journal_mode = DELETE; BEGIN IMMEDIATE; CREATE TABLE other (id int)")
+        .execute(&mut other)
+        .await
+        .unwrap();
+    let end = async {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        sqlx::raw_sql("COMMIT").execute(&mut other).await.unwrap();
+    };
+    let args = ["--store", "memory:", "--effects", &effects];
+    let (receiver, ()) = tokio::join!(Server::start("receiver", &args), end);
+    assert_eq!(receiver.deliver("msg_1", "").await, first());
+    assert_eq!(receiver.get("/effects").await, json!([effect("msg_1", 1)]));
+    receiver.stop().await;
 }
 
 #[tokio::test]
