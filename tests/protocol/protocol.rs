@@ -266,11 +266,12 @@ impl Protocol {
         }
     }
 
-    /// Returns `true` if calls with this token may still come.
-    fn is_used(state: &State, token: Token) -> bool {
-        state.deliveries.iter().any(|delivery| delivery.phase.token() == Some(token))
-            || state.jobs.iter().any(|job| job.call.token == token)
-            || state.late.iter().any(|call| call.token == token)
+    /// Returns one bit for each token with which calls may still come.
+    fn used_tokens(state: &State) -> u16 {
+        let held = state.deliveries.iter().filter_map(|delivery| delivery.phase.token());
+        let jobs = state.jobs.iter().map(|job| job.call.token);
+        let tokens = held.chain(jobs).chain(state.late.iter().map(|call| call.token));
+        tokens.fold(0, |used, token| used | 1 << token)
     }
 
     /// Makes states equal that differ in nothing that matters: so there are fewer.
@@ -279,8 +280,8 @@ impl Protocol {
         if state.left.failovers == 0 {
             state.store.replicate();
         }
-        let used: Vec<bool> = (0..16).map(|token| Self::is_used(&state, token)).collect();
-        state.store.forget_tokens(|token| used[usize::from(token)]);
+        let used = Self::used_tokens(&state);
+        state.store.forget_tokens(|token| used & 1 << token != 0);
         // The processes are alike: the first that has anything to do is number 0.
         let in_phases = state.deliveries.iter().find_map(|delivery| delivery.phase.process());
         let first = in_phases.or_else(|| state.jobs.first().map(|job| job.process));
