@@ -85,6 +85,33 @@ mod tests {
     use http::HeaderValue;
 
     use super::*;
+    use crate::fuzz::fuzz;
+
+    /// A value is read as the crate `sfv` reads a String without parameters. Without quotes it is read as
+    /// it is.
+    #[test]
+    fn fuzz_idempotency_key() {
+        let seeds = [r#""8e03978e-40d5""#, r#""a\"b\\";x=1"#, " 8e03978e ", r#""a", "b""#, "a,b"];
+        let seeds = seeds.map(|value| value.as_bytes().to_vec());
+        fuzz("idempotency_key", 20_000, &seeds, |input| {
+            if HeaderValue::from_bytes(input).is_err() {
+                return;
+            }
+            let found = value(input);
+            let trimmed = input.trim_ascii();
+            let item = sfv::Parser::new(trimmed).parse::<sfv::Item>().ok();
+            let string = item.filter(|item| item.params.is_empty());
+            let string = string.and_then(|item| Some(item.bare_item.as_string()?.as_str().to_owned()));
+            let is_bare = |byte: &u8| matches!(byte, b'!'..=b'~') && !b"\"\\,;".contains(byte);
+            let expected = match string {
+                Some(text) => Some(text),
+                None if !trimmed.iter().all(is_bare) => None,
+                None => Some(String::from_utf8(trimmed.to_vec()).expect("ASCII")),
+            };
+            let is_key = |text: &String| (1..=MAX_ID_LEN).contains(&text.len());
+            assert_eq!(found.ok().flatten(), expected.filter(is_key));
+        });
+    }
 
     fn value(text: &[u8]) -> Result<Option<String>, KeyErrorKind> {
         let mut headers = HeaderMap::new();
