@@ -101,7 +101,8 @@ mod tests {
             let trimmed = input.trim_ascii();
             let item = sfv::Parser::new(trimmed).parse::<sfv::Item>().ok();
             let string = item.filter(|item| item.params.is_empty());
-            let string = string.and_then(|item| Some(item.bare_item.as_string()?.as_str().to_owned()));
+            let string =
+                string.and_then(|item| Some(item.bare_item.as_string()?.as_str().to_owned()));
             let is_bare = |byte: &u8| matches!(byte, b'!'..=b'~') && !b"\"\\,;".contains(byte);
             let expected = match string {
                 Some(text) => Some(text),

@@ -55,7 +55,7 @@ fn verify_any() {
         let scheme = *input.pick(Scheme::ALL);
         let mut request = Request::post("/hook?a=b").body(()).unwrap();
         for _ in 0..input.byte() % 6 {
-            let name = HeaderName::from_static(input.pick(&NAMES));
+            let name = HeaderName::from_static(input.pick::<&str>(&NAMES));
             if let Ok(value) = HeaderValue::from_bytes(input.bytes()) {
                 request.headers_mut().append(name, value);
             }
@@ -72,10 +72,8 @@ fn verify_changed_body() {
         let mut input = Input(input);
         let scheme = *input.pick(Scheme::ALL);
         // A token signs nothing, Adyen signs values, and Twilio signs fields without their separators.
-        let signs_body = !matches!(
-            scheme,
-            Scheme::GitLab | Scheme::Telegram | Scheme::Adyen | Scheme::Twilio
-        );
+        let signs_body =
+            !matches!(scheme, Scheme::GitLab | Scheme::Telegram | Scheme::Adyen | Scheme::Twilio);
         if !signs_body {
             return;
         }

@@ -364,10 +364,7 @@ mod tests {
         let mut flags = flag(row.is_complete, COMPLETE) | flag(row.has_token, HAS_TOKEN);
         flags |= flag(row.takeover, TAKEOVER) | flag(row.rerun.is_some(), RERUN);
         flags |= flag(row.event_type.is_some(), EVENT_TYPE);
-        let (of_data, data) = match row.data {
-            Data { payload_sha256: None, response: None } => (0, Vec::new()),
-            data => written_data(&data),
-        };
+        let (of_data, data) = written_data(&row.data);
         let mut value = vec![VERSION, flags | of_data];
         value.extend_from_slice(&row.attempts.to_be_bytes()[1..]);
         for time in [row.first_seen_at, row.expires_at, row.ends_at] {
@@ -428,9 +425,9 @@ mod tests {
                 let without = Row { data: Data::default(), ..row };
                 assert_eq!(Row::read_without_data(cut), Some(without));
             }
-            if let Some(data) = value.split_first().and_then(|(flags, rest)| {
-                Data::from_reply(*flags, rest)
-            }) {
+            if let Some(data) =
+                value.split_first().and_then(|(flags, rest)| Data::from_reply(*flags, rest))
+            {
                 assert_eq!(written_data(&data), (value[0], value[1..].to_vec()));
                 if let Ok(stored) = data.stored(true) {
                     // What is written again is read as the same.

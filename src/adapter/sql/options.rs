@@ -101,7 +101,8 @@ mod tests {
     /// What is left of a URL is the URL without the named parameters, in its order.
     #[test]
     fn fuzz_url_identifiers() {
-        let seeds = ["postgres://h/d?dedup_table=seen&sslmode=%61&x", "a?dedup_schema=&dedup_table"];
+        let seeds =
+            ["postgres://h/d?dedup_table=seen&sslmode=%61&x", "a?dedup_schema=&dedup_table"];
         let seeds = seeds.map(|url| url.as_bytes().to_vec());
         fuzz("url_identifiers", 20_000, &seeds, |input| {
             let names = ["dedup_table", "dedup_schema"];
@@ -118,9 +119,8 @@ mod tests {
             } else {
                 assert!(rest.starts_with(base) && url.len() > rest.len());
                 let (_, left) = rest.split_once('?').unwrap_or_default();
-                let is_left = |pair: &&str| {
-                    !names.contains(&pair.split_once('=').unwrap_or((pair, "")).0)
-                };
+                let is_left =
+                    |pair: &&str| !names.contains(&pair.split_once('=').unwrap_or((pair, "")).0);
                 assert!(left.split('&').all(|pair| is_left(&pair)), "{rest}");
                 let kept = query.split('&').filter(is_left).collect::<Vec<_>>().join("&");
                 assert_eq!(left, kept);
