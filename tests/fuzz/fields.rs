@@ -4,7 +4,8 @@ use http::{HeaderValue, Request, Uri};
 use tower_dedup::KeyErrorKind::{Empty, NotUtf8, Nul, Repeated};
 use tower_dedup::key::{self, KeyPart};
 
-use crate::fuzz::{Input, fuzz};
+use crate::fuzz::fuzz;
+use crate::input::Input;
 use crate::{ReadId, composed, read, stored_id};
 
 /// Returns the value of a field by the rules of the URL standard, section 5.1.

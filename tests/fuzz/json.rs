@@ -9,7 +9,8 @@ use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Vis
 use tower_dedup::KeyErrorKind::{self, Empty, InvalidJson, NotAnArray, NotAnId, Nul, Repeated};
 use tower_dedup::key::{self, EachKey, Extracted, KeyPart, RequestRef};
 
-use crate::fuzz::{Input, fuzz};
+use crate::fuzz::fuzz;
+use crate::input::Input;
 use crate::{ReadId, composed, read, stored_id};
 
 /// A JSON value with the members in the order of the text, repeated names included.

@@ -10,6 +10,7 @@ mod cases;
 mod fields;
 #[path = "../../src/fuzz.rs"]
 mod fuzz;
+mod input;
 mod json;
 mod presets;
 mod stored;

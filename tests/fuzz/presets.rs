@@ -10,7 +10,8 @@ use tower_dedup::key::{Extracted, KeyExtractor, MAX_ID_LEN, RequestRef};
 use tower_dedup::provider::{self, Preset};
 
 use crate::cases;
-use crate::fuzz::{Input, fuzz};
+use crate::fuzz::fuzz;
+use crate::input::Input;
 use crate::json::Tree;
 
 /// A request of the sender of a preset.

@@ -4,7 +4,8 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use tower_dedup::ErrorKind;
 use tower_dedup::adapter::{Identifier, StoredResponse};
 
-use crate::fuzz::{Input, fuzz};
+use crate::fuzz::fuzz;
+use crate::input::Input;
 
 /// A response comes back as it was stored.
 #[test]

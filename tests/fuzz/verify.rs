@@ -6,7 +6,8 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Request};
 use tower_dedup::verify::{Scheme, Verifier};
 
-use crate::fuzz::{Input, fuzz};
+use crate::fuzz::fuzz;
+use crate::input::Input;
 
 const URL: &str = "https://example.com";
 /// The headers that the schemes read.
