@@ -56,7 +56,7 @@ fn run(target: fn(&[u8]), input: &[u8]) {
     target(input);
 }
 
-/// A sequence of random numbers (SplitMix64).
+/// A sequence of random numbers (`SplitMix64`).
 #[cfg(not(fuzzing))]
 struct Random(u64);
 

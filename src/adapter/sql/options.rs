@@ -111,7 +111,7 @@ mod tests {
             let (base, query) = url.split_once('?').unwrap_or((&url, ""));
             let pairs = || query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
             for (name, found) in names.iter().zip(&found) {
-                let last = pairs().filter(|pair| pair.0 == *name).last();
+                let last = pairs().rfind(|pair| pair.0 == *name);
                 assert_eq!(found.as_ref().map(Identifier::as_str), last.map(|pair| pair.1));
             }
             if found.iter().all(Option::is_none) {
