@@ -1,7 +1,7 @@
 //! The header `Idempotency-Key`, and the ids of requests that carry it.
 //!
 //! 1. The header is an Item whose value is a String (draft-ietf-httpapi-idempotency-key-header, section
-//!    2.1; RFC 9651, section 3.3.3): `"8e03978e"`. The crate `sfv` needs a newer Rust than this crate.
+//!    2.1; RFC 9651, section 3.3.3): `"8e03978e"`. The crate `sfv` is the reference of a test.
 //! 2. The value without quotes is accepted too, because many clients send it so. Both forms of one
 //!    value give one key.
 //! 3. Parameters (`"8e03978e";x=1`) are malformed. The draft defines none, so a client that sends one
