@@ -1,7 +1,7 @@
 //! The header `Idempotency-Key`, and the ids of requests that carry it.
 //!
 //! 1. The header is an Item whose value is a String (draft-ietf-httpapi-idempotency-key-header, section
-//!    2.1; RFC 9651, section 3.3.3): `"8e03978e"`. The crate `sfv` needs a newer Rust than this crate.
+//!    2.1; RFC 9651, section 3.3.3): `"8e03978e"`. The crate `sfv` is the reference of a test.
 //! 2. The value without quotes is accepted too, because many clients send it so. Both forms of one
 //!    value give one key.
 //! 3. Parameters (`"8e03978e";x=1`) are malformed. The draft defines none, so a client that sends one
@@ -85,6 +85,34 @@ mod tests {
     use http::HeaderValue;
 
     use super::*;
+    use crate::fuzz::fuzz;
+
+    /// A value is read as the crate `sfv` reads a String without parameters. Without quotes it is read as
+    /// it is.
+    #[test]
+    fn fuzz_idempotency_key() {
+        let seeds = [r#""8e03978e-40d5""#, r#""a\"b\\";x=1"#, " 8e03978e ", r#""a", "b""#, "a,b"];
+        let seeds = seeds.map(|value| value.as_bytes().to_vec());
+        fuzz("idempotency_key", 20_000, &seeds, |input| {
+            if HeaderValue::from_bytes(input).is_err() {
+                return;
+            }
+            let found = value(input);
+            let trimmed = input.trim_ascii();
+            let item = sfv::Parser::new(trimmed).parse::<sfv::Item>().ok();
+            let string = item.filter(|item| item.params.is_empty());
+            let string =
+                string.and_then(|item| Some(item.bare_item.as_string()?.as_str().to_owned()));
+            let is_bare = |byte: &u8| matches!(byte, b'!'..=b'~') && !b"\"\\,;".contains(byte);
+            let expected = match string {
+                Some(text) => Some(text),
+                None if !trimmed.iter().all(is_bare) => None,
+                None => Some(String::from_utf8(trimmed.to_vec()).expect("ASCII")),
+            };
+            let is_key = |text: &String| (1..=MAX_ID_LEN).contains(&text.len());
+            assert_eq!(found.ok().flatten(), expected.filter(is_key));
+        });
+    }
 
     fn value(text: &[u8]) -> Result<Option<String>, KeyErrorKind> {
         let mut headers = HeaderMap::new();

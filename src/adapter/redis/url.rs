@@ -204,6 +204,47 @@ fn decode(text: &str) -> Result<String, ConfigError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fuzz::fuzz;
+
+    /// A URL is refused without a part of its text, or leads to hosts with the credentials that it has.
+    #[test]
+    fn fuzz_redis_url() {
+        let seeds = [
+            "redis://me:p%40ss%2Fw@db.example:7000/3?dedup_prefix=shop",
+            "redis+sentinel://u:p@a,b:1,[::1]:2/the%20master/4",
+            "valkey+cluster://a,b:7",
+            "rediss://:secret@[::1",
+        ];
+        let seeds = seeds.map(|url| url.as_bytes().to_vec());
+        fuzz("redis_url", 20_000, &seeds, |input| {
+            let url = String::from_utf8_lossy(input);
+            if let Ok(endpoint) = Endpoint::read(&url) {
+                assert!(!endpoint.addresses.is_empty() && endpoint.database >= 0);
+                assert!(endpoint.kind != Kind::Server || endpoint.addresses.len() == 1);
+                assert_eq!(endpoint.kind == Kind::Sentinel, !endpoint.master.is_empty());
+                let is_host = |address: &Address| {
+                    !address.host.is_empty() && !address.host.contains(char::is_whitespace)
+                };
+                assert!(endpoint.addresses.iter().all(is_host));
+            }
+            // The password of any URL, wherever the rest of the text puts it.
+            let Some((scheme, rest)) = url.split_once("://") else { return };
+            let url = format!("{scheme}://user:Geheim7@{rest}");
+            match Endpoint::read(&url) {
+                Ok(endpoint) => {
+                    // A later `@` makes the text before it a part of the password.
+                    assert!(endpoint.password.is_some_and(|it| it.starts_with("Geheim7")));
+                }
+                Err(error) => {
+                    use std::error::Error as _;
+
+                    let source = error.source().expect("a reason");
+                    let shown = format!("{error:?} {error} {source:?} {source}");
+                    assert!(!shown.contains("Geheim7"), "{shown}");
+                }
+            }
+        });
+    }
 
     fn config_error(url: &str) -> ConfigError {
         use std::error::Error as _;

@@ -293,9 +293,9 @@ fn wall(ms: u64) -> SystemTime {
 mod tests {
     use bytes::Bytes;
     use http::{HeaderMap, StatusCode};
-    use proptest::prelude::*;
 
     use super::*;
+    use crate::fuzz::fuzz;
 
     fn header(flags: u8) -> Vec<u8> {
         let mut value = vec![VERSION, flags, 0, 0, 2];
@@ -358,21 +358,84 @@ mod tests {
         assert_eq!(data.stored(true).unwrap_err().kind(), ErrorKind::Corrupt);
     }
 
-    proptest! {
-        #[test]
-        fn no_bytes_panic(
-            flags in any::<u8>(),
-            is_whole in any::<bool>(),
-            rest in prop::collection::vec(any::<u8>(), 0..120),
-            now in any::<u64>(),
-        ) {
-            let value = if is_whole { [header(flags), rest.clone()].concat() } else { rest.clone() };
-            if let Some(row) = Row::read(&value) {
-                let _ = row.entry(now);
-            }
-            if let Some(data) = Data::from_reply(flags, &rest) {
-                let _ = data.stored(true);
+    /// Returns the bytes of a row: the reference for [`Row::read`].
+    fn written(row: &Row<'_>, token: &[u8], nonce: &[u8]) -> Vec<u8> {
+        let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
+        let mut flags = flag(row.is_complete, COMPLETE) | flag(row.has_token, HAS_TOKEN);
+        flags |= flag(row.takeover, TAKEOVER) | flag(row.rerun.is_some(), RERUN);
+        flags |= flag(row.event_type.is_some(), EVENT_TYPE);
+        let (of_data, data) = written_data(&row.data);
+        let mut value = vec![VERSION, flags | of_data];
+        value.extend_from_slice(&row.attempts.to_be_bytes()[1..]);
+        for time in [row.first_seen_at, row.expires_at, row.ends_at] {
+            value.extend_from_slice(&time.to_be_bytes()[2..]);
+        }
+        value.extend_from_slice(token);
+        if let Some((at, by, reason)) = row.rerun {
+            value.extend_from_slice(&at.to_be_bytes()[2..]);
+            value.extend_from_slice(nonce);
+            for text in [by, reason] {
+                value.extend(u16::try_from(text.len()).unwrap().to_be_bytes());
+                value.extend_from_slice(text.as_bytes());
             }
         }
+        value.extend(event_type_section(row.event_type));
+        [value, data].concat()
+    }
+
+    fn written_data(data: &Data<'_>) -> (u8, Vec<u8>) {
+        let mut sections = data.payload_sha256.map_or_else(Vec::new, |digest| digest.to_vec());
+        let mut flags = if sections.is_empty() { 0 } else { PAYLOAD_DIGEST };
+        if let Some((status, headers, body)) = data.response {
+            flags |= RESPONSE;
+            sections.extend(status.to_be_bytes());
+            for part in [headers, body] {
+                sections.extend(u32::try_from(part.len()).unwrap().to_be_bytes());
+                sections.extend_from_slice(part);
+            }
+        }
+        (flags, sections)
+    }
+
+    /// A value is unreadable, or it is exactly the row that is read from it.
+    #[test]
+    fn fuzz_packed_value() {
+        let seeds = (0..128).map(|flags| {
+            let rerun = [&[1; 22][..], b"\0\x02me\0\x01r"].concat();
+            let rerun = if flags & RERUN == 0 { Vec::new() } else { rerun };
+            let kind = if flags & EVENT_TYPE == 0 { &[][..] } else { b"\x01t" };
+            let digest = if flags & PAYLOAD_DIGEST == 0 { &[][..] } else { &[3; 32] };
+            let response = b"\0\xC8\0\0\0\x0B[[\"a\",\"b\"]]\0\0\0\x01x";
+            let response = if flags & RESPONSE == 0 { &[][..] } else { &response[..] };
+            [&[0; 8][..], &header(flags), &rerun, kind, digest, response].concat()
+        });
+        fuzz("packed_value", 20_000, &seeds.collect::<Vec<_>>(), |input| {
+            let Some((now, value)) = input.split_first_chunk() else { return };
+            let now = u64::from_be_bytes(*now);
+            if let Some(row) = Row::read(value) {
+                let nonce = value.get(HEADER + 6..HEADER + 22).unwrap_or_default();
+                assert_eq!(written(&row, &value[23..HEADER], nonce), value);
+                let entry = row.entry(now);
+                assert_eq!(entry.is_some(), row.standing(now).state.is_some());
+                let is_unreadable = row.data.stored(true).is_err();
+                let shown = entry.filter(|_| row.is_complete);
+                assert!(shown.is_none_or(|entry| entry.response_is_unreadable == is_unreadable));
+                // A value that is cut after the type of the event says the same but for its data.
+                let cut = &value[..value.len().min(MOST_WITHOUT_DATA)];
+                let without = Row { data: Data::default(), ..row };
+                assert_eq!(Row::read_without_data(cut), Some(without));
+            }
+            if let Some(data) =
+                value.split_first().and_then(|(flags, rest)| Data::from_reply(*flags, rest))
+            {
+                assert_eq!(written_data(&data), (value[0], value[1..].to_vec()));
+                if let Ok(stored) = data.stored(true) {
+                    // What is written again is read as the same.
+                    let (flags, sections) = data_sections(Some(&stored)).unwrap();
+                    let again = Data::from_reply(flags, &sections).unwrap();
+                    assert_eq!(again.stored(true).unwrap(), stored);
+                }
+            }
+        });
     }
 }

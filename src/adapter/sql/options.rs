@@ -96,6 +96,37 @@ pub(in crate::adapter) fn take_identifiers<const N: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fuzz::fuzz;
+
+    /// What is left of a URL is the URL without the named parameters, in its order.
+    #[test]
+    fn fuzz_url_identifiers() {
+        let seeds =
+            ["postgres://h/d?dedup_table=seen&sslmode=%61&x", "a?dedup_schema=&dedup_table"];
+        let seeds = seeds.map(|url| url.as_bytes().to_vec());
+        fuzz("url_identifiers", 20_000, &seeds, |input| {
+            let names = ["dedup_table", "dedup_schema"];
+            let url = String::from_utf8_lossy(input);
+            let Ok((rest, found)) = take_identifiers(&url, names) else { return };
+            let (base, query) = url.split_once('?').unwrap_or((&url, ""));
+            let pairs = || query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+            for (name, found) in names.iter().zip(&found) {
+                let last = pairs().rfind(|pair| pair.0 == *name);
+                assert_eq!(found.as_ref().map(Identifier::as_str), last.map(|pair| pair.1));
+            }
+            if found.iter().all(Option::is_none) {
+                assert_eq!(rest, url);
+            } else {
+                assert!(rest.starts_with(base) && url.len() > rest.len());
+                let (_, left) = rest.split_once('?').unwrap_or_default();
+                let is_left =
+                    |pair: &&str| !names.contains(&pair.split_once('=').unwrap_or((pair, "")).0);
+                assert!(left.split('&').all(|pair| is_left(&pair)), "{rest}");
+                let kept = query.split('&').filter(is_left).collect::<Vec<_>>().join("&");
+                assert_eq!(left, kept);
+            }
+        });
+    }
 
     #[test]
     fn take_identifiers_leaves_the_other_parameters() {

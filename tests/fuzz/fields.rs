@@ -1,0 +1,150 @@
+//! Forms, queries, headers and composed keys.
+
+use http::{HeaderValue, Request, Uri};
+use tower_dedup::KeyErrorKind::{Empty, NotUtf8, Nul, Repeated};
+use tower_dedup::key::{self, KeyPart};
+
+use crate::fuzz::fuzz;
+use crate::input::Input;
+use crate::{ReadId, composed, read, stored_id};
+
+/// Returns the value of a field by the rules of the URL standard, section 5.1.
+fn field(pairs: &[u8], name: &str) -> ReadId {
+    let mut values = Vec::new();
+    for pair in pairs.split(|byte| *byte == b'&').filter(|pair| !pair.is_empty()) {
+        let end = pair.iter().position(|byte| *byte == b'=').unwrap_or(pair.len());
+        let value = pair.get(end + 1..).unwrap_or_default();
+        if decoded(&pair[..end]) == name {
+            values.push(decoded(value));
+        }
+    }
+    match &values[..] {
+        [] => Ok(None),
+        [value] if value.is_empty() => Err(Empty),
+        [value] if value.contains('\u{fffd}') => Err(NotUtf8),
+        [value] if value.contains('\0') => Err(Nul),
+        [value] => Ok(Some(stored_id(value))),
+        _ => Err(Repeated),
+    }
+}
+
+fn decoded(text: &[u8]) -> String {
+    let digit = |at: usize| text.get(at).and_then(|byte| char::from(*byte).to_digit(16));
+    let (mut bytes, mut at) = (Vec::new(), 0);
+    while at < text.len() {
+        match (text[at], digit(at + 1), digit(at + 2)) {
+            (b'%', Some(high), Some(low)) => {
+                bytes.push(u8::try_from(high * 16 + low).unwrap());
+                at += 2;
+            }
+            (b'+', ..) => bytes.push(b' '),
+            (byte, ..) => bytes.push(byte),
+        }
+        at += 1;
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// A form field has the value of the reference, and a form of another content type has none.
+#[test]
+fn form() {
+    const FORM: &str = "Application/X-WWW-Form-Urlencoded ; charset=utf-8";
+    fuzz("form", 20_000, &[], |input| {
+        let mut input = Input(input);
+        let (content_type, name) = (*input.pick(&[FORM, "", "application/json"]), input.text());
+        let mut request = Request::post("/").body(input.0.to_vec()).unwrap();
+        if !content_type.is_empty() {
+            request.headers_mut().insert("content-type", HeaderValue::from_static(content_type));
+        }
+        let expected =
+            if content_type == "application/json" { Ok(None) } else { field(input.0, &name) };
+        assert_eq!(read(key::form(&name), request), expected);
+    });
+}
+
+/// A query parameter has the value of the reference.
+#[test]
+fn query() {
+    fuzz("query", 20_000, &[], |input| {
+        let mut input = Input(input);
+        let name = input.text();
+        let target = [b"/hook?", input.0].concat();
+        let Ok(uri) = Uri::from_maybe_shared(bytes::Bytes::from(target)) else { return };
+        let pairs = uri.query().unwrap().to_owned();
+        let request = Request::post(uri).body("").unwrap();
+        assert_eq!(read(key::query(&name), request), field(pairs.as_bytes(), &name));
+    });
+}
+
+/// A header is its one value without the white space around it.
+#[test]
+fn header() {
+    fuzz("header", 20_000, &[], |input| {
+        let mut input = Input(input);
+        let mut request = Request::post("/").body("").unwrap();
+        let mut values = Vec::new();
+        for _ in 0..input.byte() % 3 {
+            let value = input.bytes();
+            if let Ok(header) = HeaderValue::from_bytes(value) {
+                request.headers_mut().append("x-id", header);
+                values.push(value);
+            }
+        }
+        let is_space = |byte: &u8| matches!(byte, b' ' | b'\t');
+        let expected = match values[..] {
+            [] => Ok(None),
+            [value] => {
+                let start = value.iter().position(|byte| !is_space(byte)).unwrap_or(value.len());
+                let end = value.iter().rposition(|byte| !is_space(byte)).map_or(start, |at| at + 1);
+                match std::str::from_utf8(&value[start..end]) {
+                    Ok("") => Err(Empty),
+                    Ok(text) => Ok(Some(stored_id(text))),
+                    Err(_) => Err(NotUtf8),
+                }
+            }
+            _ => Err(Repeated),
+        };
+        assert_eq!(read(key::header("x-id"), request), expected);
+    });
+}
+
+/// A part with this value. `None` is missing.
+fn part(value: Option<String>) -> KeyPart {
+    key::from_fn(move |_| Ok(value.clone()))
+}
+
+/// Two different lists of parts never have one id, and an id is the list in the documented form.
+#[test]
+fn composed_key() {
+    fuzz("composed_key", 20_000, &[], |input| {
+        let mut input = Input(input);
+        let mut ids = Vec::new();
+        let lengths = [2 + usize::from(input.byte() % 3), 2 + usize::from(input.byte() % 3)];
+        for length in lengths {
+            let mut values = Vec::new();
+            for _ in 0..length {
+                let value = input.text().replace('\0', "");
+                values.push(Some(value).filter(|value| !value.is_empty()));
+            }
+            let parts = values.iter().cloned().map(|value| part(value).optional());
+            let request = Request::post("/").body("").unwrap();
+            let id = read(parts.reduce(KeyPart::and).unwrap(), request).unwrap();
+            let is_present = values.iter().any(Option::is_some);
+            assert_eq!(id, is_present.then(|| stored_id(&composed(&values))));
+            // The first value that is present, and all values without `optional`.
+            let any = values.iter().cloned().map(part).reduce(KeyPart::or).unwrap();
+            let request = Request::post("/").body("").unwrap();
+            let first = values.iter().flatten().next();
+            assert_eq!(read(any, request), Ok(first.map(|value| stored_id(value))));
+            let all = values.iter().cloned().map(part).reduce(KeyPart::and).unwrap();
+            let request = Request::post("/").body("").unwrap();
+            let is_whole = values.iter().all(Option::is_some);
+            assert_eq!(read(all, request), Ok(id.clone().filter(|_| is_whole)));
+            ids.push((values, id));
+        }
+        let [(one, id_of_one), (other, id_of_other)] = &ids[..] else { unreachable!() };
+        if id_of_one.is_some() || id_of_other.is_some() {
+            assert_eq!(one == other, id_of_one == id_of_other);
+        }
+    });
+}

@@ -1,0 +1,287 @@
+//! JSON pointers and `each`, against a tree of the whole body.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use bytes::Bytes;
+use http::Request;
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use tower_dedup::KeyErrorKind::{self, Empty, InvalidJson, NotAnArray, NotAnId, Nul, Repeated};
+use tower_dedup::key::{self, EachKey, Extracted, KeyPart, RequestRef};
+
+use crate::fuzz::fuzz;
+use crate::input::Input;
+use crate::{ReadId, composed, read, stored_id};
+
+/// A JSON value with the members in the order of the text, repeated names included.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Tree {
+    Null,
+    /// A boolean or an integer of 64 bits, as JSON writes it.
+    Id(String),
+    /// Another number.
+    Fraction,
+    Text(String),
+    List(Vec<Self>),
+    Map(Vec<(String, Self)>),
+}
+
+impl<'de> Deserialize<'de> for Tree {
+    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
+        json.deserialize_any(Reader)
+    }
+}
+
+struct Reader;
+
+impl<'de> Visitor<'de> for Reader {
+    type Value = Tree;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Tree, E> {
+        Ok(Tree::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Tree, E> {
+        Ok(Tree::Id(value.to_string()))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Tree, E> {
+        Ok(Tree::Id(value.to_string()))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Tree, E> {
+        Ok(Tree::Id(value.to_string()))
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Tree, E> {
+        Ok(Tree::Fraction)
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Tree, E> {
+        Ok(Tree::Text(value.to_owned()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Tree, A::Error> {
+        let mut list = Vec::new();
+        while let Some(item) = items.next_element()? {
+            list.push(item);
+        }
+        Ok(Tree::List(list))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Tree, A::Error> {
+        let mut map = Vec::new();
+        while let Some(member) = members.next_entry()? {
+            map.push(member);
+        }
+        Ok(Tree::Map(map))
+    }
+}
+
+impl Tree {
+    /// Returns `true` if an object in it has two members of one name.
+    pub(crate) fn has_repeated_names(&self) -> bool {
+        match self {
+            Self::List(items) => items.iter().any(Self::has_repeated_names),
+            Self::Map(members) => {
+                let names: BTreeSet<_> = members.iter().map(|(name, _)| name).collect();
+                names.len() < members.len()
+                    || members.iter().any(|(_, value)| value.has_repeated_names())
+            }
+            _ => false,
+        }
+    }
+}
+
+/// The names of a pointer; `None` stands for every item of an array.
+type Tokens = Vec<Option<String>>;
+
+/// Returns the names of a JSON pointer, or `None` if it is none (RFC 6901, section 3).
+fn tokens(pointer: &str) -> Option<Tokens> {
+    let bytes = pointer.as_bytes();
+    let is_escape = |at: usize| matches!(bytes.get(at + 1), Some(b'0' | b'1'));
+    let is_valid = (0..bytes.len()).all(|at| bytes[at] != b'~' || is_escape(at));
+    if !is_valid || !(pointer.is_empty() || pointer.starts_with('/')) {
+        return None;
+    }
+    let name = |token: &str| Some(token.replace("~1", "/").replace("~0", "~"));
+    Some(pointer.split('/').skip(1).map(name).collect())
+}
+
+/// The values at a pointer, in the order of the text.
+#[derive(Default)]
+struct Found<'t> {
+    values: Vec<&'t Tree>,
+    missing: bool,
+}
+
+impl<'t> Found<'t> {
+    fn at(tree: &'t Tree, tokens: &[Option<String>]) -> Result<Self, KeyErrorKind> {
+        let mut found = Self::default();
+        found.walk(tree, tokens)?;
+        Ok(found)
+    }
+
+    fn walk(&mut self, tree: &'t Tree, tokens: &[Option<String>]) -> Result<(), KeyErrorKind> {
+        let Some((token, rest)) = tokens.split_first() else {
+            self.values.push(tree);
+            return Ok(());
+        };
+        match (tree, token) {
+            (Tree::Null, _) => self.missing = true,
+            (Tree::List(items), None) => {
+                for item in items {
+                    self.walk(item, rest)?;
+                }
+            }
+            (_, None) => return Err(NotAnArray),
+            (Tree::List(items), Some(index)) => {
+                let is_index = index == "0" || !index.starts_with(['0', '+']);
+                let index = index.parse::<usize>().ok().filter(|_| is_index);
+                match index.and_then(|index| items.get(index)) {
+                    Some(item) => self.walk(item, rest)?,
+                    None => self.missing = true,
+                }
+            }
+            (Tree::Map(members), Some(name)) => {
+                let mut of_name = members.iter().filter(|member| member.0 == *name);
+                match of_name.next() {
+                    Some((_, value)) => self.walk(value, rest)?,
+                    None => self.missing = true,
+                }
+                if of_name.next().is_some() {
+                    return Err(Repeated);
+                }
+            }
+            _ => self.missing = true,
+        }
+        Ok(())
+    }
+}
+
+/// Returns the id at a pointer, before it is hashed.
+fn id_at(tree: &Tree, tokens: &[Option<String>]) -> ReadId {
+    let found = Found::at(tree, tokens)?;
+    let [value] = found.values[..] else { return Ok(None) };
+    match value {
+        Tree::Null => Ok(None),
+        Tree::Id(id) => Ok(Some(id.clone())),
+        Tree::Text(text) if text.is_empty() => Err(Empty),
+        Tree::Text(text) if text.contains('\0') => Err(Nul),
+        Tree::Text(text) => Ok(Some(text.clone())),
+        _ => Err(NotAnId),
+    }
+}
+
+/// Returns the id of two parts: malformed before missing.
+fn both(first: ReadId, second: ReadId) -> ReadId {
+    let (first, second) = (first?, second?);
+    Ok((first.is_some() && second.is_some()).then(|| composed(&[first, second])))
+}
+
+/// A pointer finds what it names in a tree of the body, alone and beside another pointer.
+#[test]
+fn json_pointer() {
+    fuzz("json_pointer", 6_000, &[], |input| {
+        let mut input = Input(input);
+        let [one, other] = [(); 2].map(|()| input.text());
+        let (of_one, of_other) = (tokens(&one), tokens(&other));
+        let parts = [&one, &other].map(|pointer| KeyPart::json(pointer));
+        assert_eq!((parts[0].is_ok(), parts[1].is_ok()), (of_one.is_some(), of_other.is_some()));
+        let [Ok(one), Ok(other)] = parts else { return };
+        let (of_one, of_other) = (of_one.unwrap(), of_other.unwrap());
+        let body = Bytes::copy_from_slice(input.0);
+        let request = || Request::post("/").body(body.clone()).unwrap();
+        let results =
+            [one.clone(), other.clone(), one.and(other)].map(|part| read(part, request()));
+        if let Ok(tree) = serde_json::from_slice::<Tree>(&body) {
+            let (one, other) = (id_at(&tree, &of_one), id_at(&tree, &of_other));
+            let expected = [one.clone(), other.clone(), both(one, other)];
+            assert_eq!(results, expected.map(|id| id.map(|id| id.map(|id| stored_id(&id)))));
+        } else if serde_json::from_slice::<IgnoredAny>(&body).is_err() {
+            // A walk that fails at a value before the error has another reason.
+            assert!(results.iter().all(Result::is_err), "{results:?}");
+        } else {
+            // Deeper than 128 levels, or with a string that is no text: a pointer past it is read.
+            let [one, other, of_both] = results;
+            let is_hashed = |id: &ReadId| matches!(id, Ok(Some(id)) if id.len() == 64);
+            if !is_hashed(&one) && !is_hashed(&other) {
+                assert_eq!(of_both, both(one, other).map(|id| id.map(|id| stored_id(&id))));
+            }
+        }
+    });
+}
+
+const ARRAYS: [&str; 10] =
+    ["", "/a", "/*", "/a/*", "/a/*/b", "/*/*", "/0", "/a/*/b/*/c", "/~1", "/*/0"];
+
+/// `each` finds the events that the tree has, with their bytes.
+#[test]
+fn each() {
+    fuzz("each", 6_000, &[], |input| {
+        let mut input = Input(input);
+        let pointer = *input.pick(&ARRAYS);
+        let body = Bytes::copy_from_slice(input.0);
+        let part = key::json("/id").and(key::json("/t").optional());
+        let each = EachKey::new(pointer, part).unwrap().namespace("n");
+        let (head, ()) = Request::post("/").body(()).unwrap().into_parts();
+        let extracted = each.extract(&RequestRef::new(&head, &body)).map_err(|error| error.kind());
+        let Ok(tree) = serde_json::from_slice::<Tree>(&body) else {
+            if serde_json::from_slice::<IgnoredAny>(&body).is_err() {
+                assert!(extracted.is_err(), "{extracted:?}");
+            }
+            return;
+        };
+        let star = |token: Option<String>| token.filter(|token| token != "*");
+        let tokens = tokens(pointer).unwrap().into_iter().map(star).chain([None]);
+        let found = Found::at(&tree, &tokens.collect::<Tokens>());
+        let id = |event: &Tree| -> ReadId {
+            let field = |name: &str| id_at(event, &[Some(name.to_owned())]);
+            let (id, kind) = (field("id")?, field("t")?);
+            Ok(id.map(|id| stored_id(&composed(&[Some(id), kind]))))
+        };
+        let expected = found.and_then(|found| match (found.missing, &found.values[..]) {
+            (true, _) => Ok(Extracted::Missing),
+            (false, []) => Ok(Extracted::Bypass),
+            (false, events) => {
+                let ids = events.iter().map(|event| id(event)).collect::<Result<Vec<_>, _>>()?;
+                let ids: Option<Vec<_>> = ids.into_iter().collect();
+                let Some(ids) = ids else { return Ok(Extracted::Missing) };
+                let Ok(Extracted::Keys(keys)) = &extracted else { panic!("{extracted:?}") };
+                let read = keys.events().iter().map(|event| event.key().id());
+                assert!(read.eq(ids.iter().map(String::as_str)), "{keys:?}");
+                for (event, of_tree) in keys.events().iter().zip(events) {
+                    let payload: Tree = serde_json::from_slice(event.payload().unwrap()).unwrap();
+                    assert_eq!(payload, **of_tree);
+                }
+                Ok(Extracted::Keys(keys.clone()))
+            }
+        });
+        assert_eq!(extracted, expected);
+    });
+}
+
+/// Only the documented kinds of errors occur.
+#[test]
+fn json_value() {
+    fuzz("json_value", 6_000, &[], |input| {
+        let body = Bytes::copy_from_slice(input);
+        let request = Request::post("/").body(body.clone()).unwrap();
+        let result = read(key::json("/id"), request);
+        if let Err(kind) = result {
+            assert!(matches!(kind, InvalidJson | Repeated | NotAnId | Empty | Nul), "{kind:?}");
+        }
+        // What a handler reads by the simplest type is the key's id.
+        #[derive(serde::Deserialize)]
+        struct Event {
+            id: String,
+        }
+        if let (Ok(Some(id)), Ok(event)) = (result, serde_json::from_slice::<Event>(&body)) {
+            assert_eq!(id, stored_id(&event.id));
+        }
+    });
+}

@@ -1,0 +1,57 @@
+//! Fuzz targets over the public API. Each compares with a reference or states a property.
+//!
+//! The targets of private items are the tests named `fuzz_…` beside them in `src`. `scripts/fuzz` runs all
+//! targets for a long time.
+#![expect(clippy::unwrap_used, reason = "what cannot be unwrapped fails the test")]
+
+#[expect(dead_code, reason = "the targets take the requests, not what each must give")]
+#[path = "../providers/cases.rs"]
+mod cases;
+mod fields;
+#[path = "../../src/fuzz.rs"]
+mod fuzz;
+mod input;
+mod json;
+mod presets;
+mod stored;
+mod verify;
+
+use bytes::Bytes;
+use http::Request;
+use tower_dedup::KeyErrorKind;
+use tower_dedup::key::{Extracted, KeyPart, RequestRef};
+
+/// An id, nothing, or the reason why it is malformed.
+type ReadId = Result<Option<String>, KeyErrorKind>;
+
+/// Returns the id that a part reads from a request.
+fn read<B: Into<Bytes>>(part: KeyPart, request: Request<B>) -> ReadId {
+    let (head, body) = request.into_parts();
+    match part.namespace("n").extract(&RequestRef::new(&head, &body.into())) {
+        Ok(Extracted::Keys(keys)) => {
+            let [event] = keys.events() else { panic!("not one event: {keys:?}") };
+            Ok(Some(event.key().id().to_owned()))
+        }
+        Ok(Extracted::Missing) => Ok(None),
+        Ok(other) => panic!("{other:?}"),
+        Err(error) => Err(error.kind()),
+    }
+}
+
+/// Returns a text as an id: a reference for the rule that a long id is hashed.
+fn stored_id(text: &str) -> String {
+    use sha2::{Digest, Sha256};
+
+    if text.len() <= 255 {
+        return text.to_owned();
+    }
+    Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Returns the id of a list of parts: `%` and `|` escaped, joined by `|`.
+fn composed(parts: &[Option<String>]) -> String {
+    let escaped = |part: &Option<String>| {
+        part.as_deref().unwrap_or_default().replace('%', "%25").replace('|', "%7C")
+    };
+    parts.iter().map(escaped).collect::<Vec<_>>().join("|")
+}

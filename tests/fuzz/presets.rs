@@ -1,0 +1,271 @@
+//! Every preset: any headers and bodies, and bodies of real samples that are changed.
+
+use std::sync::LazyLock;
+
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, request};
+use serde_json::Value;
+use tower_dedup::KeyErrorKind;
+use tower_dedup::key::{Extracted, KeyExtractor, MAX_ID_LEN, RequestRef};
+use tower_dedup::provider::{self, Preset};
+
+use crate::cases;
+use crate::fuzz::fuzz;
+use crate::input::Input;
+use crate::json::Tree;
+
+/// A request of the sender of a preset.
+struct Sample {
+    preset: Preset,
+    extractor: KeyExtractor,
+    head: request::Parts,
+    body: Bytes,
+}
+
+/// The samples of all presets, in the order of the presets.
+static SAMPLES: LazyLock<Vec<Sample>> = LazyLock::new(|| {
+    let of = |preset: &Preset| -> Vec<Sample> {
+        let parts = cases::of(*preset).into_iter().map(|case| case.parts());
+        let sample =
+            |(head, body)| Sample { preset: *preset, extractor: preset.extractor(), head, body };
+        parts.map(sample).collect()
+    };
+    provider::ALL.iter().flat_map(of).collect()
+});
+
+/// The names of all headers of the samples.
+static NAMES: LazyLock<Vec<HeaderName>> = LazyLock::new(|| {
+    let names = SAMPLES.iter().flat_map(|sample| sample.head.headers.keys().cloned());
+    let mut names: Vec<_> = names.collect();
+    names.sort_by(|one, other| one.as_str().cmp(other.as_str()));
+    names.dedup();
+    names
+});
+
+/// One input for each sample: the place of the sample, and its body.
+fn seeds() -> Vec<Vec<u8>> {
+    // Longer bodies have nothing more that a preset reads.
+    let short = |(_, sample): &(usize, &Sample)| sample.body.len() < 3_000;
+    let seed = |(at, sample): (usize, &Sample)| {
+        [&u16::try_from(at).unwrap().to_be_bytes()[..], &sample.body].concat()
+    };
+    SAMPLES.iter().enumerate().filter(short).map(seed).collect()
+}
+
+fn sample(input: &mut Input<'_>) -> &'static Sample {
+    let at = u16::from_be_bytes([input.byte(), input.byte()]);
+    &SAMPLES[usize::from(at) % SAMPLES.len()]
+}
+
+/// The outcome of a preset: its ids in alphabetic order, or the kind of the error.
+#[derive(Debug, PartialEq)]
+enum Outcome {
+    Ids(Vec<String>),
+    Bypass,
+    Missing,
+    Malformed(KeyErrorKind),
+}
+
+impl Outcome {
+    /// Returns `true` if another form of the same JSON has another outcome: an id is the digest of the
+    /// bytes, or the preset reads forms.
+    fn depends_on_bytes(&self, preset: Preset) -> bool {
+        let is_digest = |id: &String| id.contains("body_");
+        matches!(self, Self::Ids(ids) if ids.iter().any(is_digest))
+            || preset.name().starts_with("twilio")
+    }
+}
+
+/// Reads the keys twice, and checks what holds for all keys.
+fn outcome(sample: &Sample, head: &request::Parts, body: &Bytes) -> Outcome {
+    let extracted = sample.extractor.extract(&RequestRef::new(head, body));
+    assert_eq!(extracted, sample.extractor.extract(&RequestRef::new(head, body)));
+    let keys = match extracted {
+        Ok(Extracted::Keys(keys)) => keys,
+        Ok(Extracted::Bypass) => return Outcome::Bypass,
+        Ok(_) => return Outcome::Missing,
+        Err(error) => return Outcome::Malformed(error.kind()),
+    };
+    assert!(!keys.events().is_empty());
+    assert!(keys.is_multi_event() || keys.events().len() == 1);
+    assert!(sample.preset.is_multi_event() || !keys.is_multi_event());
+    let within = body.as_ptr_range();
+    let mut ids = Vec::new();
+    for event in keys.events() {
+        let [id, namespace] = [event.key().id(), event.key().namespace()];
+        assert_eq!(namespace, sample.preset.name());
+        assert!((1..=MAX_ID_LEN).contains(&id.len()) && !id.contains('\0'), "{id:?}");
+        // Not only separators: that would be the id of many events.
+        assert!(id.bytes().any(|byte| byte != b'|'), "{id:?}");
+        if let Some(payload) = event.payload() {
+            let payload = payload.as_ptr_range();
+            assert!(within.start <= payload.start && payload.end <= within.end, "a copy");
+        }
+        if let Some(text) = event.event_type() {
+            assert!((1..=100).contains(&text.len()) && !text.contains(char::is_control));
+        }
+        ids.push(id.to_owned());
+    }
+    ids.sort();
+    Outcome::Ids(ids)
+}
+
+/// Writes a value with white space and with the members of objects in the opposite order.
+fn rewritten(value: &Value, text: &mut String) {
+    let separator = |index: usize| if index == 0 { " " } else { " ,\n" };
+    match value {
+        Value::Array(items) => {
+            text.push('[');
+            for (index, item) in items.iter().enumerate() {
+                text.push_str(separator(index));
+                rewritten(item, text);
+            }
+            text.push_str("\t]");
+        }
+        Value::Object(members) => {
+            text.push('{');
+            let members: Vec<_> = members.iter().collect();
+            for (index, (name, value)) in members.into_iter().rev().enumerate() {
+                text.push_str(separator(index));
+                text.push_str(&Value::from(name.as_str()).to_string());
+                text.push_str(" :\r\n");
+                rewritten(value, text);
+            }
+            text.push('}');
+        }
+        scalar => text.push_str(&scalar.to_string()),
+    }
+}
+
+/// Any body under the head of a sample: nothing panics, and the keys are the same if the sender writes the
+/// body with other white space and another order of the members.
+#[test]
+fn preset_body() {
+    fuzz("preset_body", 2_500, &seeds(), |input| {
+        let mut input = Input(input);
+        let sample = sample(&mut input);
+        let body = Bytes::copy_from_slice(input.0);
+        let outcome_of_body = outcome(sample, &sample.head, &body);
+        let Ok(tree) = serde_json::from_slice::<Value>(&body) else { return };
+        // Of two members with one name, a `Value` has the last.
+        let is_repeated =
+            serde_json::from_slice(&body).is_ok_and(|it: Tree| it.has_repeated_names());
+        if is_repeated || outcome_of_body.depends_on_bytes(sample.preset) {
+            return;
+        }
+        let mut text = String::new();
+        rewritten(&tree, &mut text);
+        let again = outcome(sample, &sample.head, &text.clone().into());
+        // Another order has another first error.
+        if !matches!((&outcome_of_body, &again), (Outcome::Malformed(_), Outcome::Malformed(_))) {
+            assert_eq!(again, outcome_of_body, "{}: {text}", sample.preset.name());
+        }
+    });
+}
+
+/// Changes of the values of a sample: the keys are of the same kind, and a new field changes none.
+#[test]
+fn preset_change() {
+    let places: Vec<Vec<u8>> = (0..u16::try_from(SAMPLES.len()).unwrap())
+        .map(|at| [&at.to_be_bytes()[..], b"\x01\x02\x03"].concat())
+        .collect();
+    fuzz("preset_change", 2_500, &places, |input| {
+        let mut input = Input(input);
+        let sample = sample(&mut input);
+        let Ok(mut tree) = serde_json::from_slice::<Value>(&sample.body) else { return };
+        for _ in 0..8 {
+            if input.0.is_empty() {
+                break;
+            }
+            change(&mut tree, &mut input);
+        }
+        let body = Bytes::from(tree.to_string());
+        let outcome_of_body = outcome(sample, &sample.head, &body);
+        if outcome_of_body.depends_on_bytes(sample.preset) {
+            return;
+        }
+        add_field(&mut tree);
+        let with_field = outcome(sample, &sample.head, &Bytes::from(tree.to_string()));
+        assert_eq!(with_field, outcome_of_body, "{}: {tree}", sample.preset.name());
+    });
+}
+
+/// Changes one value, to which the input leads.
+fn change(tree: &mut Value, input: &mut Input<'_>) {
+    let action = input.byte();
+    let value = descend(tree, action >> 4 & 7, input);
+    let at = usize::from(input.byte());
+    match (value, action & 15) {
+        (Value::Array(items), 0..4) if !items.is_empty() => drop(items.remove(at % items.len())),
+        (Value::Array(items), 4..8) if (1..64).contains(&items.len()) => {
+            let item = items[at % items.len()].clone();
+            items.push(item);
+        }
+        (Value::Object(members), 0..8) if !members.is_empty() => {
+            let name = members.keys().nth(at % members.len()).unwrap().clone();
+            members.remove(&name);
+        }
+        (value, 8) => *value = Value::Null,
+        (value, 9) => *value = Value::from(input.byte()),
+        (value, 10) => *value = Value::from(1.5),
+        (value, 11) => *value = Value::Array(vec![value.take()]),
+        (value, 12) => *value = serde_json::json!({ "id": value.take() }),
+        (value, _) => *value = Value::from(input.text()),
+    }
+}
+
+/// Returns a value at most `depth` steps below this one.
+fn descend<'v>(value: &'v mut Value, depth: u8, input: &mut Input<'_>) -> &'v mut Value {
+    let steps = match value {
+        Value::Array(items) => items.len(),
+        Value::Object(members) => members.len(),
+        _ => 0,
+    };
+    if depth == 0 || steps == 0 {
+        return value;
+    }
+    let at = usize::from(input.byte()) % steps;
+    let below = match value {
+        Value::Array(items) => &mut items[at],
+        Value::Object(members) => members.values_mut().nth(at).unwrap(),
+        scalar => scalar,
+    };
+    descend(below, depth - 1, input)
+}
+
+/// Adds a field that no preset knows to every object.
+fn add_field(tree: &mut Value) {
+    match tree {
+        Value::Array(items) => items.iter_mut().for_each(add_field),
+        Value::Object(members) => {
+            members.values_mut().for_each(add_field);
+            members.insert("a_field_of_a_later_version".to_owned(), Value::from(1.5));
+        }
+        _ => {}
+    }
+}
+
+/// Any headers, with the body of a sample.
+#[test]
+fn preset_head() {
+    let places: Vec<Vec<u8>> = (0..u16::try_from(SAMPLES.len()).unwrap())
+        .map(|at| [&at.to_be_bytes()[..], b"\x07a|%b\xFE\x21\"c\"\xFE"].concat())
+        .collect();
+    fuzz("preset_head", 2_500, &places, |input| {
+        let mut input = Input(input);
+        let sample = sample(&mut input);
+        let mut head = sample.head.clone();
+        for _ in 0..8 {
+            if input.0.is_empty() {
+                break;
+            }
+            let (name, is_more) = (input.pick(&NAMES), input.byte() % 4 == 0);
+            let Ok(value) = HeaderValue::from_bytes(input.bytes()) else { continue };
+            match is_more {
+                true => drop(head.headers.append(name, value)),
+                false => drop(head.headers.insert(name, value)),
+            }
+        }
+        outcome(sample, &head, &sample.body);
+    });
+}

@@ -1,0 +1,99 @@
+//! Signatures: nothing is verified that the sender did not sign.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, Request};
+use tower_dedup::verify::{Scheme, Verifier};
+
+use crate::fuzz::fuzz;
+use crate::input::Input;
+
+const URL: &str = "https://example.com";
+/// The headers that the schemes read.
+const NAMES: [&str; 26] = [
+    "webhook-id",
+    "webhook-timestamp",
+    "webhook-signature",
+    "svix-id",
+    "svix-timestamp",
+    "svix-signature",
+    "x-hub-signature-256",
+    "x-gitlab-token",
+    "x-gitea-signature",
+    "circleci-signature",
+    "stripe-signature",
+    "x-shopify-hmac-sha256",
+    "x-square-hmacsha256-signature",
+    "paddle-signature",
+    "x-slack-signature",
+    "x-slack-request-timestamp",
+    "x-twilio-signature",
+    "x-telegram-bot-api-secret-token",
+    "twitch-eventsub-message-timestamp",
+    "twitch-eventsub-message-signature",
+    "x-twilio-email-event-webhook-timestamp",
+    "x-twilio-email-event-webhook-signature",
+    "x-hubspot-request-timestamp",
+    "x-hubspot-signature-v3",
+    "box-delivery-timestamp",
+    "box-signature-primary",
+];
+
+fn now() -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(1_753_900_006)
+}
+
+fn verifier(scheme: Scheme) -> Verifier {
+    scheme.verifier_at(URL, scheme.test_secrets()[0]).unwrap()
+}
+
+/// Any headers and any body are refused, because nobody signed them.
+#[test]
+fn verify_any() {
+    fuzz("verify_any", 4_000, &[], |input| {
+        let mut input = Input(input);
+        let scheme = *input.pick(Scheme::ALL);
+        let mut request = Request::post("/hook?a=b").body(()).unwrap();
+        for _ in 0..input.byte() % 6 {
+            let name = HeaderName::from_static(input.pick::<&str>(&NAMES));
+            if let Ok(value) = HeaderValue::from_bytes(input.bytes()) {
+                request.headers_mut().append(name, value);
+            }
+        }
+        let (head, ()) = request.into_parts();
+        assert!(verifier(scheme).verify(&head, input.0, now()).is_err(), "{scheme:?}");
+    });
+}
+
+/// A signed body is verified, and refused after any change.
+#[test]
+fn verify_changed_body() {
+    fuzz("verify_changed_body", 1_000, &[], |input| {
+        let mut input = Input(input);
+        let scheme = *input.pick(Scheme::ALL);
+        // A token signs nothing, Adyen signs values, and Twilio signs fields without their separators.
+        let signs_body =
+            !matches!(scheme, Scheme::GitLab | Scheme::Telegram | Scheme::Adyen | Scheme::Twilio);
+        if !signs_body {
+            return;
+        }
+        let [body, other] = [input.bytes(), input.0];
+        let request = Request::post("/hook?a=b")
+            .header("webhook-id", "msg_1")
+            .header("twitch-eventsub-message-id", "m1");
+        let request = match scheme {
+            Scheme::Svix => Request::post("/hook?a=b").header("svix-id", "msg_1"),
+            _ => request,
+        };
+        let request = request.body(Bytes::copy_from_slice(body)).unwrap();
+        let secret = scheme.test_secrets()[1];
+        let (head, signed) = scheme.sign(secret, Some(URL), now(), request).unwrap().into_parts();
+        let verifier = verifier(scheme);
+        assert_eq!(verifier.verify(&head, &signed, now()), Ok(()), "{scheme:?}");
+        let result = verifier.verify(&head, other, now());
+        assert_eq!(result.is_ok(), other == body, "{scheme:?}");
+        let late = now() + Duration::from_secs(301);
+        assert_eq!(verifier.verify(&head, &signed, late).is_err(), scheme.signs_time());
+    });
+}
