@@ -78,8 +78,8 @@ fn main() {
 /// Also notes how many keys an average batch has.
 async fn ours(run: &Run, dir: &TempDir, batch: &Cell<f64>) -> Load {
     let file = dir.path().join("ours.db");
-    let adapter = SqliteAdapter::connect(&format!("sqlite://{}", file.display()));
-    let adapter = adapter.await.expect("a file");
+    let url = format!("sqlite://{}", file.display());
+    let adapter = SqliteAdapter::connect(&url).await.expect("a file");
     adapter.migrate().await.expect("a table");
     let before = commits(&file);
     let load = load(callers(CALLERS, Claims(Ours(adapter.clone()))), run.time()).await;
@@ -91,6 +91,8 @@ async fn ours(run: &Run, dir: &TempDir, batch: &Cell<f64>) -> Load {
 
 /// Returns the number of commits, modulo 2³²: `iChange` in the header of the WAL index, see
 /// <https://sqlite.org/walformat.html>.
+///
+/// Closing the index releases the locks of this process on it. No other process opens the file.
 fn commits(file: &Path) -> u32 {
     let index = std::fs::read(file.with_extension("db-shm")).expect("a WAL index");
     let bytes = index.get(8..12).and_then(|bytes| bytes.try_into().ok());

@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use sqlx::{AssertSqlSafe, Either, Executor, PgPool, SqlSafeStr, TypeInfo};
+use sqlx::{AssertSqlSafe, Column, Either, Executor, PgPool, SqlSafeStr, Statement, TypeInfo};
 use tower_dedup::adapter::{MaintenanceAdapter, PostgresAdapter};
 
 use crate::shared::calls::{Claims, Ours, callers};
@@ -46,14 +46,14 @@ impl Limit {
     ) -> Result<Self, String> {
         let sent = logged(database, schema, count).await?;
         let batch = batch_size(adapter, pool, count).await?;
-        let described = pool.describe(AssertSqlSafe(sent.sql.clone()).into_sql_str()).await;
-        let described = described.map_err(|error| format!("describing the statement: {error}"))?;
-        let Some(Either::Left(types)) = &described.parameters else {
+        let prepared = pool.prepare(AssertSqlSafe(sent.sql.clone()).into_sql_str()).await;
+        let prepared = prepared.map_err(|error| format!("preparing the statement: {error}"))?;
+        let Some(Either::Left(types)) = prepared.parameters() else {
             return Err("the statement's parameters have no types".to_owned());
         };
         let types: Vec<&str> = types.iter().map(TypeInfo::name).collect();
-        let columns: Vec<&str> =
-            described.columns.iter().map(|column| column.type_info().name()).collect();
+        let columns = prepared.columns().iter();
+        let columns: Vec<&str> = columns.map(|column| column.type_info().name()).collect();
         #[expect(clippy::cast_precision_loss, reason = "a small number")]
         let batches = time.as_secs_f64() * ROWS_PER_SECOND / batch as f64;
         for sql in procedure(&sent, &types, &columns, batch, batches.ceil())? {
