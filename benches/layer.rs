@@ -13,50 +13,19 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::body::Body;
-use axum::routing::post;
 use criterion::Criterion;
-use http::{HeaderValue, Request};
 use tokio::runtime::Runtime;
 use tower::ServiceExt;
-use tower_dedup::adapter::{AtCapacity, MemoryAdapter};
-use tower_dedup::{DedupLayer, key};
 
+#[path = "measure/routes.rs"]
+mod routes;
 #[path = "shared/mod.rs"]
 mod shared;
 
+use routes::{bare, layered, request};
 use shared::ratios::{heading, report};
 use shared::rounds::median;
 use shared::run::{Length, Run};
-
-/// The capacity of the adapter. It is small, so that the figure does not measure CPU cache misses.
-const KEYS: usize = 10_000;
-
-fn routes() -> Router {
-    Router::new().route("/hook", post(async |body: bytes::Bytes| body.len().to_string()))
-}
-
-/// Has its state, as under `axum::serve`. A router without state applies its layers again on every
-/// call.
-fn bare() -> Router {
-    routes().with_state(())
-}
-
-fn layered() -> Router {
-    let adapter = MemoryAdapter::with_capacity(KEYS).at_capacity(AtCapacity::EvictOldest);
-    let layer = DedupLayer::new(key::header("webhook-id").namespace("bench"), adapter);
-    routes().layer(layer).with_state(())
-}
-
-/// A static body, so that neither route pays for it.
-static BODY: [u8; 1_024] = [b'x'; 1_024];
-
-fn request(id: u64) -> Request<Body> {
-    let mut request = Request::post("/hook").body(Body::from(&BODY[..])).unwrap();
-    let id = HeaderValue::from_str(&format!("msg_{id:020}")).unwrap();
-    request.headers_mut().insert("webhook-id", id);
-    request
-}
 
 /// Returns the time of `calls` calls, one after another inside a spawned task.
 fn time(runtime: &Runtime, app: &Router, first_id: u64, calls: u64) -> Duration {

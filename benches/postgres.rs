@@ -1,8 +1,11 @@
 //! The Postgres adapter against one statement per call, on one server, with durable commits.
 //!
-//! `cargo bench --bench postgres` takes about six minutes, or one with `--quick`. It starts its own
+//! `cargo bench --bench postgres` takes about eight minutes, or two with `--quick`. It starts its own
 //! server, and needs 2 GB of disk while it runs. Each side has a table of the same layout in its own
 //! schema. Before every measurement, the table is filled with 10,000 rows.
+//!
+//! Beside each rate stand the CPU time of the server and of this process, and the WAL, for each call.
+//! Claims are also measured against the server's own limit (`measure/limit.rs`), in the same rounds.
 //!
 //! Under `cargo test`, it calls the memory adapter and starts no server.
 
@@ -14,76 +17,102 @@ use tower_dedup::adapter::{
     CallTerms, Claimed, DedupAdapter, MemoryAdapter, PostgresAdapter, Token,
 };
 
+#[path = "measure/limit.rs"]
+mod limit;
 #[path = "shared/mod.rs"]
 mod shared;
 
+use limit::Limit;
 use shared::calls::{Claims, Duplicates, Events, NAMESPACE, Ours, Store, callers, old_id};
 use shared::database::{Database, FEW, Schema, fill};
+use shared::disk::SyncTime;
 use shared::goals::grouped;
 use shared::one_by_one::{self, OneByOne};
-use shared::ratios::{heading, report};
+use shared::ratios::{heading, report, skipped};
 use shared::rounds::{Caller, Load, in_turn, load, median};
 use shared::run::{Run, runtime};
+use shared::usage::{Cost, Usage, own_cpu};
 use sqlx::PgPool;
+
+const CLAIMS_1: &[&str] = &["pg_claim_1_p50"];
+const CLAIMS_64: &[&str] = &[
+    "pg_claim_64",
+    "pg_claim_64_p50",
+    "pg_claim_64_of_limit",
+    "pg_claim_server_us",
+    "pg_claim_client_us",
+    "pg_claim_wal_bytes",
+    "sync_us",
+];
+const CLAIMS_256: &[&str] = &["pg_claim_256", "pg_claim_256_of_limit"];
+const EVENTS: &[&str] =
+    &["pg_event_64", "pg_event_server_us", "pg_event_client_us", "pg_event_wal_bytes"];
+const DUPLICATES: &[&str] = &[
+    "pg_duplicates_64",
+    "pg_duplicate_server_us",
+    "pg_duplicate_client_us",
+    "pg_duplicate_wal_bytes",
+];
 
 fn main() {
     let run = Run::from_args();
     if run.is_test() {
         return runtime().block_on(test(&run));
     }
-    let claims: &[(&[&str], usize)] = &[
-        (&["pg_claim_1_p50"], 1),
-        (&["pg_claim_64", "pg_claim_64_p50"], 64),
-        (&["pg_claim_256"], 256),
-    ];
-    let others = ["pg_event_64", "pg_duplicates_64"];
-    if !claims.iter().any(|(names, _)| run.wants(names)) && !run.wants(&others) {
+    let all = [CLAIMS_1, CLAIMS_64, CLAIMS_256, EVENTS, DUPLICATES];
+    if !all.into_iter().any(|names| run.wants(names)) {
         return;
     }
     let database = Database::start();
     runtime().block_on(async {
-        let sides = Sides::new(&database).await;
-        for (names, count) in claims {
-            if run.wants(names) {
-                let rounds =
-                    sides.measure(&run, *count, Claims(sides.ours()), Claims(sides.baseline()));
-                report_claims(&run, names, *count, &rounds.await);
-            }
+        let sides = Sides::new(&run, &database).await;
+        for (names, count) in [(CLAIMS_1, 1), (CLAIMS_64, 64), (CLAIMS_256, 256)] {
+            let (ours, baseline) = (Claims(sides.ours()), Claims(sides.baseline()));
+            sides.compare(names, count, "claims of new keys", ours, baseline).await;
         }
-        if run.wants(&["pg_event_64"]) {
-            let rounds =
-                sides.measure(&run, 64, Events(sides.ours()), Events(sides.baseline())).await;
-            heading(&run, "claim and completion, over two statements an event, 64 callers");
-            report(&run, "pg_event_64", &ratios(&rounds), &rates(&rounds));
-        }
-        if run.wants(&["pg_duplicates_64"]) {
-            let ours = Duplicates { store: sides.ours(), keys: FEW };
-            let baseline = Duplicates { store: sides.baseline(), keys: FEW };
-            let rounds = sides.measure(&run, 64, ours, baseline).await;
-            heading(&run, "duplicates, over INSERT … ON CONFLICT DO NOTHING, 64 callers");
-            report(&run, "pg_duplicates_64", &ratios(&rounds), &rates(&rounds));
-        }
+        let what = "claim and completion, over two statements an event";
+        let (ours, baseline) = (Events(sides.ours()), Events(sides.baseline()));
+        sides.compare(EVENTS, 64, what, ours, baseline).await;
+        let what = "duplicates, over INSERT … ON CONFLICT DO NOTHING";
+        let ours = Duplicates { store: sides.ours(), keys: FEW };
+        let baseline = Duplicates { store: sides.baseline(), keys: FEW };
+        sides.compare(DUPLICATES, 64, what, ours, baseline).await;
     });
 }
 
 /// The adapter and the baseline, each with its own table.
-struct Sides {
+struct Sides<'a> {
+    run: &'a Run,
+    database: &'a Database,
     adapter: PostgresAdapter,
     one_by_one: PgPool,
     /// Fills the adapter's table.
     filler: PgPool,
-    _schemas: [Schema; 2],
+    schemas: [Schema; 2],
 }
 
-impl Sides {
-    async fn new(database: &Database) -> Self {
+/// The result of one measurement.
+struct Measured {
+    load: Load,
+    cost: Cost,
+    /// The sync time just before.
+    sync: Option<SyncTime>,
+}
+
+/// The adapter, the baseline, and the limit if it was measured.
+type Round = Vec<Measured>;
+
+impl<'a> Sides<'a> {
+    async fn new(run: &'a Run, database: &'a Database) -> Self {
         let (schema, adapter) = database.adapter().await;
         let (baseline, _) = database.adapter().await;
         Self {
+            run,
+            database,
             adapter,
             one_by_one: one_by_one::pool(&baseline.url()).await,
             filler: one_by_one::pool(&schema.url()).await,
-            _schemas: [schema, baseline],
+            schemas: [schema, baseline],
         }
     }
 
@@ -95,52 +124,116 @@ impl Sides {
         OneByOne(self.one_by_one.clone())
     }
 
-    async fn measure<A, B>(&self, run: &Run, count: usize, ours: A, baseline: B) -> Vec<[Load; 2]>
+    /// Measures the sides in turn, and reports these figures if any of them is selected.
+    async fn compare<A, B>(&self, names: &[&str], count: usize, what: &str, ours: A, baseline: B)
     where
         A: Caller + Clone,
         B: Caller + Clone,
     {
-        in_turn(run, async |which| {
-            if which == 0 {
-                fill(&self.filler, FEW).await;
-                load(callers(count, ours.clone()), run.time()).await
-            } else {
-                fill(&self.one_by_one, FEW).await;
-                load(callers(count, baseline.clone()), run.time()).await
+        if !self.run.wants(names) {
+            return;
+        }
+        let mut limit = None;
+        if let Some(name) = names.iter().find(|name| name.ends_with("_of_limit")) {
+            let (schema, time) = (&self.schemas[0], self.run.time());
+            limit = Limit::new(self.database, schema, &self.adapter, &self.filler, count, time)
+                .await
+                .inspect_err(|why| skipped(name, why))
+                .ok();
+        }
+        let sides = async |which| match (which, &limit) {
+            (0, _) => {
+                let load = || load(callers(count, ours.clone()), self.run.time());
+                self.measure(&self.filler, load).await
             }
-        })
-        .await
-    }
-}
-
-fn report_claims(run: &Run, names: &[&str], count: usize, rounds: &[[Load; 2]]) {
-    let callers = if count == 1 { "one caller".to_owned() } else { format!("{count} callers") };
-    heading(run, &format!("claims of new keys, over one statement a call, {callers}"));
-    for name in names {
-        if name.ends_with("_p50") {
-            let latencies: Vec<f64> = rounds
-                .iter()
-                .map(|[ours, baseline]| ours.p50.as_secs_f64() / baseline.p50.as_secs_f64())
-                .collect();
-            let [ours, baseline] = medians(rounds, |load| load.p50.as_secs_f64() * 1e6);
-            report(run, name, &latencies, &format!("{ours:.0} µs over {baseline:.0} µs"));
+            (1, _) => {
+                let load = || load(callers(count, baseline.clone()), self.run.time());
+                self.measure(&self.one_by_one, load).await
+            }
+            (_, limit) => {
+                let limit = limit.as_ref().expect("a limit");
+                self.measure(&self.filler, || limit.load()).await
+            }
+        };
+        let rounds: Vec<Round> = if limit.is_some() {
+            in_turn::<_, 3>(self.run, sides).await.into_iter().map(Vec::from).collect()
         } else {
-            report(run, name, &ratios(rounds), &rates(rounds));
+            in_turn::<_, 2>(self.run, sides).await.into_iter().map(Vec::from).collect()
+        };
+        let callers = if count == 1 { "one caller".to_owned() } else { format!("{count} callers") };
+        heading(self.run, &format!("{what}, {callers}"));
+        if let Some(Limit { batch, .. }) = limit {
+            println!("the limit: batches of {batch} keys");
+        }
+        for name in names {
+            report_one(self.run, name, &rounds);
         }
     }
+
+    /// Runs a load beside 10,000 rows.
+    async fn measure<F: Future<Output = Load>>(
+        &self,
+        pool: &PgPool,
+        load: impl FnOnce() -> F,
+    ) -> Measured {
+        fill(pool, FEW).await;
+        let sync = self.database.folder().and_then(|folder| SyncTime::measure(folder).ok());
+        let before = self.database.usage(pool).await;
+        let load = load().await;
+        let cost = Cost::of_each(load.calls, before, self.database.usage(pool).await);
+        Measured { load, cost, sync }
+    }
 }
 
-fn ratios(rounds: &[[Load; 2]]) -> Vec<f64> {
-    rounds.iter().map(|[ours, baseline]| ours.per_second / baseline.per_second).collect()
-}
-
-fn rates(rounds: &[[Load; 2]]) -> String {
-    let [ours, baseline] = medians(rounds, |load| load.per_second);
-    format!("{} over {} a second", grouped(ours), grouped(baseline))
-}
-
-fn medians(rounds: &[[Load; 2]], value: impl Fn(&Load) -> f64) -> [f64; 2] {
-    [0, 1].map(|side| median(rounds.iter().map(|round| value(&round[side]))))
+/// Reports one figure. The end of its name says which.
+fn report_one(run: &Run, name: &str, rounds: &[Round]) {
+    let medians = |value: &dyn Fn(&Measured) -> f64| {
+        let side = |side: usize| median(rounds.iter().filter_map(|it| it.get(side)).map(value));
+        [side(0), side(1), if rounds[0].len() > 2 { side(2) } else { f64::NAN }]
+    };
+    let ratios = |over: usize, value: &dyn Fn(&Measured) -> f64| {
+        let rounds = rounds.iter().filter(|round| round.len() > over);
+        rounds.map(|round| value(&round[0]) / value(&round[over])).collect::<Vec<f64>>()
+    };
+    let ours = |value: &dyn Fn(&Measured) -> f64| {
+        rounds.iter().map(|round| value(&round[0])).collect::<Vec<f64>>()
+    };
+    let per_second = |it: &Measured| it.load.per_second;
+    let us = |time: Duration| time.as_secs_f64() * 1e6;
+    let (values, note) = if name.ends_with("_p50") {
+        let p50 = |it: &Measured| us(it.load.p50);
+        let [ours, baseline, _] = medians(&p50);
+        (ratios(1, &p50), format!("{ours:.0} µs over {baseline:.0} µs"))
+    } else if name.ends_with("_of_limit") {
+        let [ours, _, limit] = medians(&per_second);
+        (ratios(2, &per_second), format!("{} over {} a second", grouped(ours), grouped(limit)))
+    } else if name.ends_with("_server_us") {
+        let server = |it: &Measured| it.cost.server_us.unwrap_or(f64::NAN);
+        (ours(&server), format!("of the baseline {:.1} µs", medians(&server)[1]))
+    } else if name.ends_with("_client_us") {
+        let client = |it: &Measured| it.cost.client_us;
+        (ours(&client), format!("of the baseline {:.1} µs", medians(&client)[1]))
+    } else if name.ends_with("_wal_bytes") {
+        let wal = |it: &Measured| it.cost.wal_bytes;
+        (ours(&wal), format!("of the baseline {:.0} B", medians(&wal)[1]))
+    } else if name == "sync_us" {
+        let of = |value: fn(&SyncTime) -> Duration| {
+            let all = rounds.iter().flatten().filter_map(|it| it.sync.as_ref());
+            all.map(|sync| us(value(sync))).collect::<Vec<f64>>()
+        };
+        let p90 = of(|sync| sync.p90);
+        let p90 = if p90.is_empty() { f64::NAN } else { median(p90) };
+        (of(|sync| sync.median), format!("p90 {p90:.0} µs"))
+    } else {
+        let [ours, baseline, _] = medians(&per_second);
+        (ratios(1, &per_second), format!("{} over {} a second", grouped(ours), grouped(baseline)))
+    };
+    let values: Vec<f64> = values.into_iter().filter(|value| value.is_finite()).collect();
+    if !values.is_empty() {
+        report(run, name, &values, &note);
+    } else if !name.ends_with("_of_limit") {
+        skipped(name, "only on Linux, with the bench's own server");
+    }
 }
 
 /// Runs one short round of every measurement, with the memory adapter on both sides.
@@ -149,6 +242,9 @@ async fn test(run: &Run) {
     shared::goals::check();
     shared::ratios::check();
     shared::rounds::check(run).await;
+    shared::disk::check();
+    shared::usage::check();
+    limit::check();
 
     let memory = Arc::new(MemoryAdapter::with_capacity(1_000_000));
     for number in 1..=10 {
@@ -161,14 +257,19 @@ async fn test(run: &Run) {
     let store = Ours(memory);
     store.duplicate(&DedupKey::new(NAMESPACE, &old_id(1)).expect("a key")).await;
     let time = run.time();
-    let rounds = in_turn(run, async |which| match which {
-        0 => load(callers(4, Claims(store.clone())), time).await,
-        1 => load(callers(4, Events(store.clone())), time).await,
-        _ => load(callers(4, Duplicates { store: store.clone(), keys: 10 }), time).await,
-    })
-    .await;
-    for [claims, events, duplicates] in rounds {
-        report_claims(run, &["pg_claim_64", "pg_claim_64_p50"], 64, &[[claims, events]]);
-        report(run, "pg_duplicates_64", &ratios(&[[duplicates, claims]]), "");
+    let usage = Usage { client: own_cpu(), server: Some(Duration::ZERO), wal: 0 };
+    let rounds = in_turn::<_, 3>(run, async |which| {
+        let load = match which {
+            0 => load(callers(4, Claims(store.clone())), time).await,
+            1 => load(callers(4, Events(store.clone())), time).await,
+            _ => load(callers(4, Duplicates { store: store.clone(), keys: 10 }), time).await,
+        };
+        let cost = Cost::of_each(load.calls, usage, Usage { client: own_cpu(), ..usage });
+        let sync = SyncTime::measure(&std::env::temp_dir()).ok();
+        Measured { load, cost, sync }
+    });
+    let rounds: Vec<Round> = rounds.await.into_iter().map(Vec::from).collect();
+    for name in [CLAIMS_1, CLAIMS_64, CLAIMS_256, EVENTS, DUPLICATES].concat() {
+        report_one(run, name, &rounds);
     }
 }

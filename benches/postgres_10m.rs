@@ -32,7 +32,7 @@ fn main() {
     heading(&run, "claims of new keys beside 10,000,000 live rows, 64 callers");
     if run.length == Length::Quick {
         for name in NAMES {
-            skipped(name, "by --quick: filling the table takes minutes");
+            skipped(name, "with --quick, because filling the table takes minutes");
         }
         return;
     }

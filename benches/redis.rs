@@ -6,11 +6,10 @@
 //!
 //! Under `cargo test` it does nothing, because `postgres` tests all of its parts.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, IntoConnectionInfo, Value};
-use rustix::time::{ClockId, clock_gettime};
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::{RedisAdapter, Token};
 
@@ -26,6 +25,7 @@ use shared::goals::grouped;
 use shared::ratios::{heading, report};
 use shared::rounds::{Caller, Load, in_turn, load, median};
 use shared::run::{Run, runtime};
+use shared::usage::own_cpu;
 use support::Server;
 
 /// The number of complete keys on the server before a measurement.
@@ -150,11 +150,10 @@ impl Sides {
             }
         })
         .await;
-        let (start, before) = (Instant::now(), self.cpu().await);
+        let before = self.cpu().await;
         let load = load(callers(count, caller(store.clone())), run.time()).await;
         let after = self.cpu().await;
-        let calls = load.per_second * start.elapsed().as_secs_f64();
-        let cpu = [0, 1].map(|of| (after[of] - before[of]).as_secs_f64() * 1e6 / calls);
+        let cpu = [0, 1].map(|of| (after[of] - before[of]).as_secs_f64() * 1e6 / load.calls);
         Measured { load, cpu }
     }
 
@@ -183,13 +182,12 @@ impl Sides {
 
     /// Returns the CPU time that this process and the server have used.
     async fn cpu(&self) -> [Duration; 2] {
-        let ours = Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).expect("a time");
         let mut server = Duration::ZERO;
         for field in ["used_cpu_user", "used_cpu_sys"] {
             let seconds = self.info("cpu", field).await.parse().expect("seconds");
             server += Duration::from_secs_f64(seconds);
         }
-        [ours, server]
+        [own_cpu(), server]
     }
 
     async fn info(&self, section: &str, field: &str) -> String {

@@ -4,16 +4,16 @@
 //! because no test cuts the power; here, the sync is part of the figure. With `TEST_POSTGRES_URL` set,
 //! the benches use that server instead, in temporary schemas.
 
-use std::fs::File;
-use std::io::Write;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::{DedupAdapter, PostgresAdapter};
 
 use super::calls::{NAMESPACE, Ours, Store, old_id};
+use super::disk::print_sync_time;
+use super::usage::{Usage, family_cpu, own_cpu};
 
 #[path = "../../tests/support/postgres.rs"]
 mod support;
@@ -29,7 +29,7 @@ pub(crate) const FEW: u64 = 10_000;
 pub(crate) struct Database {
     url: String,
     /// Stops when this value is dropped.
-    _server: Option<Server>,
+    server: Option<Server>,
 }
 
 impl Database {
@@ -39,8 +39,7 @@ impl Database {
             Ok(url) if !url.is_empty() => (url, None),
             _ => {
                 let server = Server::start();
-                let folder = server.dir().parent().expect("a folder of folders");
-                warn_of_memory(folder);
+                print_sync_time(parent(&server));
                 (server.url(), Some(server))
             }
         };
@@ -71,7 +70,7 @@ impl Database {
             }
             println!("\nPostgreSQL: {}", settings.join(", "));
         });
-        Self { url, _server: server }
+        Self { url, server }
     }
 
     /// Returns a new schema, and an adapter that has created its table there.
@@ -81,6 +80,31 @@ impl Database {
         adapter.migrate().await.expect("a table");
         (schema, adapter)
     }
+
+    /// Returns the folder of the server's folder, or `None` for a server that the bench did not start.
+    pub(crate) fn folder(&self) -> Option<&Path> {
+        self.server.as_ref().map(parent)
+    }
+
+    /// Returns the log of the server, or `None` for a server that the bench did not start.
+    pub(crate) fn log(&self) -> Option<String> {
+        self.server.as_ref().map(Server::log)
+    }
+
+    /// Returns what this process and the server have used.
+    pub(crate) async fn usage(&self, pool: &PgPool) -> Usage {
+        let wal = sqlx::query_scalar("SELECT (pg_current_wal_insert_lsn() - '0/0')::int8");
+        let wal = wal.fetch_one(pool).await.expect("a position");
+        let server = self.server.as_ref().and_then(|server| {
+            let file = std::fs::read_to_string(server.dir().join("data/postmaster.pid")).ok()?;
+            family_cpu(file.lines().next()?.parse().ok()?)
+        });
+        Usage { client: own_cpu(), server, wal }
+    }
+}
+
+fn parent(server: &Server) -> &Path {
+    server.dir().parent().expect("a folder of folders")
 }
 
 /// Replaces the table's content with this many complete rows, then runs VACUUM and ANALYZE.
@@ -108,26 +132,4 @@ pub(crate) async fn assert_found<A: DedupAdapter + Clone>(adapter: &Ours<A>, row
     for number in [1, rows / 2, rows] {
         adapter.duplicate(&DedupKey::new(NAMESPACE, &old_id(number)).expect("a key")).await;
     }
-}
-
-/// Warns if the folder is in memory, because a sync and the baseline's commits would be free there.
-pub(crate) fn warn_of_memory(folder: &Path) {
-    let Ok(mut file) = tempfile::tempfile_in(folder) else { return };
-    let mut sync = || {
-        let start = Instant::now();
-        write_and_sync(&mut file).expect("a file that can be synced");
-        start.elapsed()
-    };
-    let mut times: Vec<Duration> = (0..25).map(|_| sync()).collect();
-    times.sort();
-    let median = times[times.len() / 2];
-    println!("\na sync of {} takes {} µs", folder.display(), median.as_micros());
-    if median < Duration::from_micros(10) {
-        println!("WARNING: this folder may be in memory. Set TMPDIR to a folder on a disk.");
-    }
-}
-
-fn write_and_sync(file: &mut File) -> std::io::Result<()> {
-    file.write_all(&[0; 4_096])?;
-    file.sync_data()
 }

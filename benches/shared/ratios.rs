@@ -58,15 +58,15 @@ pub(crate) fn report(run: &Run, name: &str, values: &[f64], note: &str) {
     if run.is_test() {
         return;
     }
-    let verdict = if goal.is_met(value) { "met" } else { "missed" };
     let (least, most) =
         values.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), value| {
             (least.min(*value), most.max(*value))
         });
     println!(
-        "{name:<18} {:>9}  {:<11} {verdict:<7} {note}; {} to {} in {} rounds",
+        "{name:<26} {:>14}  {:<16} {:<7} {note}; {} to {} in {} rounds",
         goal.value(value),
         goal.goal(),
+        goal.verdict(value),
         goal.value(least),
         goal.value(most),
         values.len(),
@@ -76,7 +76,7 @@ pub(crate) fn report(run: &Run, name: &str, values: &[f64], note: &str) {
 
 /// Prints that this run skips a figure.
 pub(crate) fn skipped(name: &str, why: &str) {
-    println!("{name:<18} {:>9}  {:<11} skipped {why}", "", goal(name).goal());
+    println!("{name:<26} {:>14}  {:<16} not measured: {why}", "", goal(name).goal());
 }
 
 /// The tests of this module, which `postgres` runs under `cargo test`.

@@ -16,6 +16,7 @@ pub(crate) trait Caller: Send + 'static {
 /// The result of one measurement.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Load {
+    pub(crate) calls: f64,
     pub(crate) per_second: f64,
     pub(crate) p50: Duration,
 }
@@ -52,7 +53,7 @@ pub(crate) async fn load<C: Caller>(callers: impl IntoIterator<Item = C>, time: 
     let p50 = *latencies.select_nth_unstable(middle).1;
     #[expect(clippy::cast_precision_loss, reason = "far fewer than 2⁵² calls")]
     let calls = latencies.len() as f64;
-    Load { per_second: calls / elapsed.as_secs_f64(), p50 }
+    Load { calls, per_second: calls / elapsed.as_secs_f64(), p50 }
 }
 
 /// Measures `N` sides in turn: each once as a warm-up, then in rounds. Every second round has the
@@ -97,8 +98,9 @@ pub(crate) async fn check(run: &Run) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
-    let Load { per_second, p50 } = load([Sleeper, Sleeper], run.time()).await;
+    let Load { calls, per_second, p50 } = load([Sleeper, Sleeper], run.time()).await;
     assert!(p50 >= Duration::from_millis(1) && per_second <= 2_000.0, "{per_second} {p50:?}");
+    assert!(calls >= 2.0);
     assert!((median([3.0, 1.0, 2.0]) - 2.0).abs() < 1e-9);
     assert!((median([4.0, 1.0, 2.0, 3.0]) - 2.5).abs() < 1e-9);
     let mut order = Vec::new();

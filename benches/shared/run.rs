@@ -91,7 +91,7 @@ impl Run {
     /// The duration of one measurement.
     pub(crate) fn time(&self) -> Duration {
         match self.length {
-            Length::Full => Duration::from_secs(3),
+            Length::Full => Duration::from_millis(2_500),
             Length::Quick => Duration::from_secs(1),
             Length::Test => Duration::from_millis(5),
         }
