@@ -1,6 +1,9 @@
 //! The calls of a store, and the rows of a statement.
 
+use std::borrow::Cow;
 use std::ops::Deref;
+
+use smallvec::SmallVec;
 
 use super::super::replies::{Claimed, Completed, Released, Renewed};
 use super::super::stored::Fetch;
@@ -98,11 +101,12 @@ pub(super) fn missing_reply() -> Error {
 /// One caller's call.
 pub(in crate::adapter) struct Call {
     pub(super) kind: Kind,
-    pub(super) keys: Vec<DedupKey>,
+    // Most calls name one key, and need no allocation for it.
+    pub(super) keys: SmallVec<[DedupKey; 1]>,
     /// The hash of each key. A batch is sorted by it.
-    pub(super) hashes: Vec<u128>,
+    pub(super) hashes: SmallVec<[u128; 1]>,
     /// The first half of each hash, for the queue.
-    short_hashes: Vec<u64>,
+    short_hashes: SmallVec<[u64; 1]>,
     pub(super) terms: CallTerms,
     pub(super) reads_first: bool,
 }
@@ -114,11 +118,11 @@ impl Call {
         terms: &CallTerms,
         hash: impl Fn(&DedupKey) -> u128,
     ) -> Self {
-        let hashes: Vec<u128> = keys.iter().map(hash).collect();
+        let hashes: SmallVec<[u128; 1]> = keys.iter().map(hash).collect();
         let short_hashes = hashes.iter().copied().map(short_hash).collect();
         // Responses are large, and would delay the other calls of a batch: see `responses`.
         let terms = terms.clone().with_fetch(without_response(terms.fetch()));
-        Self { kind, keys: keys.to_vec(), hashes, short_hashes, terms, reads_first: false }
+        Self { kind, keys: keys.into(), hashes, short_hashes, terms, reads_first: false }
     }
 
     /// Sets whether a claim reads before it inserts, because some of its keys are likely to have a row.
@@ -165,7 +169,6 @@ impl BatchItem for Call {
 #[derive(Clone, Copy)]
 pub(in crate::adapter) struct RowCall<'c> {
     pub(in crate::adapter) key: &'c DedupKey,
-    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite searches by name"))]
     pub(in crate::adapter) hash: u128,
     pub(in crate::adapter) terms: &'c CallTerms,
     /// The most stored data that any call of the batch fetches for the key.
@@ -204,6 +207,17 @@ impl<'c> Rows<'c> {
     /// Returns `true` if any row has data to store.
     pub(in crate::adapter) fn stores_data(&self) -> bool {
         self.rows.iter().any(|row| row.terms.stores_data())
+    }
+
+    /// Returns the rows in the order in which every batch locks them.
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite locks the file"))]
+    pub(in crate::adapter) fn sorted(&self) -> Cow<'_, Self> {
+        if self.rows.is_sorted_by_key(|row| row.hash) {
+            return Cow::Borrowed(self);
+        }
+        let mut rows = self.clone();
+        rows.rows.sort_unstable_by_key(|row| row.hash);
+        Cow::Owned(rows)
     }
 
     /// Returns the rows at these indexes.

@@ -176,8 +176,8 @@ struct Layout<'c> {
     kind: Kind,
     rows: Rows<'c>,
     calls: Vec<&'c Call>,
-    /// For each call and each of its keys: the row, and whether the row is sent for this call.
-    named: Vec<Vec<(usize, bool)>>,
+    /// For each key of each call: the row, and whether the row is sent for this call.
+    named: Vec<(usize, bool)>,
 }
 
 impl<'c> Layout<'c> {
@@ -186,14 +186,13 @@ impl<'c> Layout<'c> {
         let calls: Vec<&Call> = part.iter().map(|index| &calls[*index]).collect();
         let mut sorted: Vec<(u128, &DedupKey, usize, usize)> = Vec::with_capacity(calls.len());
         for (index, call) in calls.iter().enumerate() {
-            let keys = call.hashes.iter().zip(&call.keys).enumerate();
-            sorted.extend(keys.map(|(at, (hash, key))| (*hash, key, index, at)));
+            let (keys, first) = (call.hashes.iter().zip(&call.keys), sorted.len());
+            sorted.extend(keys.zip(first..).map(|((hash, key), at)| (*hash, key, index, at)));
         }
         // The first call of those that name a key comes first.
         sorted.sort_unstable();
         let mut rows: Vec<RowCall<'c>> = Vec::with_capacity(sorted.len());
-        let mut named: Vec<_> =
-            calls.iter().map(|call| vec![(0, false); call.keys.len()]).collect();
+        let mut named = vec![(0, false); sorted.len()];
         for (hash, key, call, at) in sorted {
             let terms = &calls[call].terms;
             let is_first = match rows.last_mut() {
@@ -206,7 +205,7 @@ impl<'c> Layout<'c> {
             if is_first {
                 rows.push(RowCall::new(key, hash, terms));
             }
-            named[call][at] = (rows.len() - 1, is_first);
+            named[at] = (rows.len() - 1, is_first);
         }
         let kind = calls.first().map_or(Kind::Claim, |call| call.kind);
         Self { kind, rows: Rows { rows, is_batch: true }, calls, named }
@@ -216,8 +215,11 @@ impl<'c> Layout<'c> {
     fn replies(&self, rows: Vec<KeyReply>) -> Vec<Option<Result<Vec<RowReply>, Error>>> {
         let (mut own, rows): (Vec<_>, Vec<_>) =
             rows.into_iter().map(|reply| (Some(reply.reply), reply.row)).unzip();
-        let mut reply_to = |call: &Call, named: &[(usize, bool)]| {
-            let replies = named.iter().map(|(row, is_own)| match rows.get(*row)? {
+        let mut named = &self.named[..];
+        let mut reply_to = |call: &Call| {
+            let (mine, others) = named.split_at(call.keys.len());
+            named = others;
+            let replies = mine.iter().map(|(row, is_own)| match rows.get(*row)? {
                 _ if *is_own => own[*row].take(),
                 Some(row) => {
                     let claimed = row.claimed(&call.terms).transpose();
@@ -228,7 +230,7 @@ impl<'c> Layout<'c> {
             // A call without a reply for every key is sent again, even if one reply is an error.
             replies.collect::<Option<Vec<_>>>().map(|replies| replies.into_iter().collect())
         };
-        self.calls.iter().zip(&self.named).map(|(call, named)| reply_to(call, named)).collect()
+        self.calls.iter().map(|call| reply_to(call)).collect()
     }
 }
 

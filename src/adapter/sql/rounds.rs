@@ -32,6 +32,9 @@ pub(in crate::adapter) enum Written {
     #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite locks the file"))]
     Locked,
     Yes(RowReply),
+    /// The statement inserted some of its rows. A read shows which.
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite writes them again"))]
+    Maybe,
 }
 
 /// The statements of a round. Each is one statement for all rows.
@@ -77,12 +80,14 @@ pub(in crate::adapter) struct Rounds<'r, 'c> {
     pub(in crate::adapter) has_written: bool,
     /// How many rows needed no write.
     pub(super) known: usize,
+    /// Whether a row of the call's own token may be one that this claim has inserted.
+    may_be_inserted: bool,
 }
 
 impl<'r, 'c> Rounds<'r, 'c> {
     pub(in crate::adapter) fn new(kind: Kind, rows: &'r Rows<'c>) -> Self {
         let replies = rows.iter().map(|_| None).collect();
-        Self { kind, rows, replies, has_written: false, known: 0 }
+        Self { kind, rows, replies, has_written: false, known: 0, may_be_inserted: false }
     }
 
     /// Runs the rounds. After an error, some rows may have their reply.
@@ -108,6 +113,10 @@ impl<'r, 'c> Rounds<'r, 'c> {
                         Written::No => {}
                         Written::Locked => self.replies[index] = Some(self.in_flight()),
                         Written::Yes(reply) => self.wrote(index, reply),
+                        Written::Maybe => {
+                            self.has_written = true;
+                            self.may_be_inserted = true;
+                        }
                     }
                 }
             }
@@ -132,6 +141,13 @@ impl<'r, 'c> Rounds<'r, 'c> {
                 continue;
             };
             let terms = self.rows[index].terms;
+            if self.may_be_inserted
+                && let Some(claimed) = row.inserted(terms)
+            {
+                let reply = Ok(RowReply::Claimed(claimed));
+                self.replies[index] = Some(KeyReply { reply, row: Some(row) });
+                continue;
+            }
             let reply = if self.kind.is_claim() {
                 row.claimed(terms).map(|reply| reply.map(RowReply::Claimed))
             } else {

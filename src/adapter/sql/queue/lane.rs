@@ -12,6 +12,10 @@ use super::queue::{BatchItem, QueueReply, Queues, ReplySender, Waiting};
 use super::runtime::{Mutex, RuntimeId, late, spawn, yield_now};
 use crate::error::{Error, ErrorKind};
 
+/// How many keys wait when another lane starts; a full batch, if that has fewer. Below, the keys
+/// are cheaper as a part of the next batch.
+const KEYS_WORTH_A_LANE: usize = 32;
+
 /// Sends batches to the store.
 pub(in crate::adapter) trait BatchExecutor<I: BatchItem>:
     Send + Sync + 'static
@@ -40,6 +44,11 @@ pub(super) struct BatcherState<I: BatchItem> {
 }
 
 impl<I: BatchItem> BatcherState<I> {
+    /// How many keys have to wait before another lane is worth it.
+    pub(super) fn min_keys(&self) -> usize {
+        KEYS_WORTH_A_LANE.min(self.max_batch_keys)
+    }
+
     pub(super) fn lock(&self) -> impl std::ops::DerefMut<Target = Queues<I>> + '_ {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -66,13 +75,27 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
     }
 
     async fn run(mut self) {
-        while self.open {
-            // Yield once, so that tasks woken together join one batch.
+        loop {
+            // Yield once, so that tasks woken together join one batch. Callers that have just got
+            // their replies may call again.
             yield_now().await;
+            if self.closes_if_unneeded() {
+                return;
+            }
             let guard = self.executor.send_guard().await;
             let Some((items, replies)) = self.take() else { return };
             self.send(guard, items, replies).await;
         }
+    }
+
+    /// Closes the lane if it would not be started for the calls that wait.
+    fn closes_if_unneeded(&mut self) -> bool {
+        let mut queues = self.shared.lock();
+        self.open = queues.needs_lane(self.runtime, self.shared.min_keys());
+        if !self.open {
+            queues.close_lane(self.runtime);
+        }
+        !self.open
     }
 
     /// Takes the next batch, or closes the lane. Calls that still wait then wait for a batch that
@@ -108,7 +131,8 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
                 items.iter().map(|_| Err(error())).collect()
             }
         };
-        // The replies follow: the last caller's runtime may stop running tasks after its reply.
+        // The replies follow: the last caller's runtime may stop running tasks after its reply. The
+        // lane is open then, but it sends no keys and is not late.
         self.finish_batch();
         let mut replies = replies.into_iter();
         for sender in senders {
@@ -148,14 +172,10 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
         }
     }
 
-    /// Counts the batch as sent. Closes the lane if nothing waits.
+    /// Counts the batch as sent.
     fn finish_batch(&mut self) {
-        let mut queues = self.shared.lock();
         let is_late = std::mem::take(&mut self.late);
-        if queues.finish_batch(self.runtime, &self.sending, is_late) {
-            self.open = false;
-            queues.close_lane(self.runtime);
-        }
+        self.shared.lock().finish_batch(self.runtime, &self.sending, is_late);
         self.sending.clear();
     }
 }
@@ -166,11 +186,9 @@ impl<I: BatchItem, E: BatchExecutor<I>> Drop for Lane<I, E> {
             return;
         }
         self.finish_batch();
-        if self.open {
-            let not_sent = self.shared.lock().close_lane(self.runtime);
-            for Waiting { item, reply } in not_sent {
-                let _ = reply.send(QueueReply::NotSent(item));
-            }
+        let not_sent = self.shared.lock().close_lane(self.runtime);
+        for Waiting { item, reply } in not_sent {
+            let _ = reply.send(QueueReply::NotSent(item));
         }
     }
 }

@@ -108,14 +108,20 @@ impl<I: BatchItem> Queues<I> {
         batch
     }
 
-    /// Counts a batch as sent. Returns `true` if nothing else waits.
-    pub(super) fn finish_batch(&mut self, runtime: RuntimeId, keys: &[u64], late: bool) -> bool {
-        let Some(queue) = self.by_runtime.get_mut(&runtime) else { return true };
+    /// Counts a batch as sent.
+    pub(super) fn finish_batch(&mut self, runtime: RuntimeId, keys: &[u64], late: bool) {
+        let Some(queue) = self.by_runtime.get_mut(&runtime) else { return };
         for key in keys {
             queue.sending.remove(key);
         }
         queue.late -= usize::from(late);
-        queue.waiting.is_empty()
+    }
+
+    /// Returns `true` if an open lane is needed for the calls that wait: by the rules for another lane,
+    /// without which it would close.
+    pub(super) fn needs_lane(&self, runtime: RuntimeId, min_keys: usize) -> bool {
+        let Some(queue) = self.by_runtime.get(&runtime) else { return false };
+        queue.is_needed(queue.lanes - 1, min_keys)
     }
 
     /// Removes a lane. Returns the calls that wait, if it was the last one.
@@ -142,11 +148,15 @@ impl<I: BatchItem> Queue<I> {
     /// The first call needs a lane, and so does every call while a batch is late. Otherwise
     /// `min_keys` have to wait.
     pub(super) fn opens_lane(&mut self, lanes: usize, min_keys: usize) -> bool {
-        let is_urgent = self.lanes == 0 || self.late > 0;
-        let is_needed = if is_urgent { !self.waiting.is_empty() } else { self.keys >= min_keys };
-        let opens = is_needed && self.lanes < self.max_lanes(lanes);
+        let opens = self.is_needed(self.lanes, min_keys) && self.lanes < self.max_lanes(lanes);
         self.lanes += usize::from(opens);
         opens
+    }
+
+    /// Returns `true` if a lane is needed beside `others`.
+    fn is_needed(&self, others: usize, min_keys: usize) -> bool {
+        let is_urgent = others == 0 || self.late > 0;
+        if is_urgent { !self.waiting.is_empty() } else { self.keys >= min_keys }
     }
 
     /// Counts a lane whose batch is late.
