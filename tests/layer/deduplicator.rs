@@ -153,6 +153,31 @@ async fn claim_of_several_events_dropped_completes_those_that_are_done() {
     }
 }
 
+/// Two of the events are released, and one is renewed until its completion is stored. The renewal must
+/// not hold the released keys again.
+#[tokio::test(start_paused = true)]
+async fn renewal_of_done_events_leaves_released_events_free() {
+    let store = store();
+    let ledger = internals::lease(Arc::clone(&store)).unwrap();
+    let keys = Keys::new(["a", "b", "c"].map(|id| Event::new(dedup_key(id))).to_vec()).unwrap();
+    let context = BeginContext::new(HOUR, Duration::from_millis(300), HOUR);
+    let Begin::First { claim, .. } = ledger.begin(&keys, &context).await.unwrap() else { panic!() };
+    assert!(claim.delivery().mark_done(&dedup_key("b")));
+    store.set(StoreCall::Complete, Fault::Fail);
+    claim.rollback().await.unwrap_err();
+    let renewals = store.calls(StoreCall::Renew);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(store.calls(StoreCall::Renew) > renewals, "the done event is renewed");
+    for (id, in_flight) in [("a", false), ("b", true), ("c", false)] {
+        let state = store.get(&dedup_key(id)).await.unwrap().unwrap().state;
+        assert_eq!(matches!(state, EntryState::InFlight { .. }), in_flight, "{id}: {state:?}");
+    }
+    store.set(StoreCall::Complete, Fault::None);
+    ledger.pending_writes().drain().await;
+    let done = store.get(&dedup_key("b")).await.unwrap().unwrap().state;
+    assert!(matches!(done, EntryState::Complete { .. }), "{done:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn begin_dropped_while_it_reads_stored_data_frees_what_was_granted() {
     let store = store();
