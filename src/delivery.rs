@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -32,9 +33,13 @@ use crate::key::{DedupKey, Event, Keys, List, derive};
 /// # let _ = handler::<()>;
 /// ```
 #[derive(Clone)]
-pub struct Delivery(Arc<Inner>);
+pub struct Delivery(Arc<Inner<OfLedger>>);
 
-struct Inner {
+/// The type of what a ledger holds with a delivery, for code that does not know the ledger.
+type OfLedger = dyn Send + Sync + UnwindSafe + RefUnwindSafe;
+
+/// The state of a delivery, with what its ledger holds for it: one allocation for both.
+pub(crate) struct Inner<T: ?Sized> {
     /// Never empty.
     events: List<Event>,
     attempt: u32,
@@ -49,6 +54,48 @@ struct Inner {
     index: OnceLock<HashMap<DedupKey, usize>>,
     /// The names of all events of the request for idempotency keys, if there are several.
     request: OnceLock<BTreeSet<DedupKey>>,
+    pub(crate) of_ledger: T,
+}
+
+impl<T> Inner<T> {
+    /// Makes the delivery of these events, of which there is at least one. `attempt` is the highest
+    /// attempt of any event; `takeover` is `true` if any event is a takeover.
+    pub(crate) fn new(
+        events: List<Event>,
+        (attempt, takeover, rerun): (u32, bool, bool),
+        protection: Protection,
+        unenforced: Option<Unenforced>,
+        of_ledger: T,
+    ) -> Self {
+        assert!(!events.is_empty(), "a delivery has at least one event");
+        Self {
+            events,
+            attempt,
+            takeover,
+            rerun,
+            protection,
+            unenforced,
+            lost: AtomicBool::new(false),
+            done: Mutex::default(),
+            index: OnceLock::new(),
+            request: OnceLock::new(),
+            of_ledger,
+        }
+    }
+}
+
+impl<T: ?Sized> Inner<T> {
+    /// Marks the lease as lost. Returns `true` the first time.
+    #[must_use = "losing a lease is counted once"]
+    pub(crate) fn mark_lease_lost(&self) -> bool {
+        !self.lost.swap(true, Ordering::Relaxed)
+    }
+}
+
+impl<T: Send + Sync + UnwindSafe + RefUnwindSafe + 'static> From<Arc<Inner<T>>> for Delivery {
+    fn from(inner: Arc<Inner<T>>) -> Self {
+        Self(inner)
+    }
 }
 
 /// What protects the events of a delivery against a second run.
@@ -129,7 +176,7 @@ impl Verdict {
 }
 
 /// The verdict of a layer that lets every delivery run.
-struct Unenforced {
+pub(crate) struct Unenforced {
     verdict: Verdict,
     /// The delivery of the claim, which may have fewer events.
     claim: Option<Delivery>,
@@ -144,49 +191,21 @@ impl Delivery {
         takeover: bool,
         protection: Protection,
     ) -> Self {
-        Self::build(events, attempt, takeover, protection, None)
+        Self(Arc::new(Inner::new(events, (attempt, takeover, false), protection, None, ())))
     }
 
     /// Makes the delivery of all events of a request that the handler runs under every verdict.
     /// `claim` is the delivery of the claim, if there is one.
     pub(crate) fn unenforced(events: List<Event>, verdict: Verdict, claim: Option<&Self>) -> Self {
-        let (attempt, takeover, protection) = match claim {
-            Some(claim) => (claim.attempt(), claim.is_takeover(), claim.0.protection),
-            None => (1, false, Protection::Unprotected),
+        let (run, protection) = match claim {
+            Some(claim) => {
+                let run = (claim.attempt(), claim.is_takeover(), claim.is_rerun());
+                (run, claim.0.protection)
+            }
+            None => ((1, false, false), Protection::Unprotected),
         };
         let unenforced = Unenforced { verdict, claim: claim.cloned() };
-        let delivery = Self::build(events, attempt, takeover, protection, Some(unenforced));
-        if claim.is_some_and(Self::is_rerun) { delivery.with_rerun() } else { delivery }
-    }
-
-    fn build(
-        events: List<Event>,
-        attempt: u32,
-        takeover: bool,
-        protection: Protection,
-        unenforced: Option<Unenforced>,
-    ) -> Self {
-        assert!(!events.is_empty(), "a delivery has at least one event");
-        Self(Arc::new(Inner {
-            events,
-            attempt,
-            takeover,
-            rerun: false,
-            protection,
-            unenforced,
-            lost: AtomicBool::new(false),
-            done: Mutex::default(),
-            index: OnceLock::new(),
-            request: OnceLock::new(),
-        }))
-    }
-
-    /// Marks a new delivery as a rerun.
-    pub(crate) fn with_rerun(mut self) -> Self {
-        if let Some(inner) = Arc::get_mut(&mut self.0) {
-            inner.rerun = true;
-        }
-        self
+        Self(Arc::new(Inner::new(events, run, protection, Some(unenforced), ())))
     }
 
     /// Sets the request that this delivery belongs to. Idempotency keys are derived from all events
@@ -395,7 +414,7 @@ impl Delivery {
     /// Marks the lease as lost. Returns `true` the first time.
     #[must_use = "losing a lease is counted once"]
     pub(crate) fn mark_lease_lost(&self) -> bool {
-        !self.0.lost.swap(true, Ordering::Relaxed)
+        self.0.mark_lease_lost()
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::digest::sha256_hex;
+use super::digest::{hex, sha256, sha256_hex};
 use super::list::List;
 use crate::error::{ConfigError, KeyError, KeyErrorKind};
 
@@ -98,9 +98,7 @@ impl DedupKey {
     /// id by default. `printf %s "$ID" | sha256sum | cut -c1-16` computes the same.
     #[must_use]
     pub fn log_id(&self) -> String {
-        let mut hex = sha256_hex(self.id().as_bytes());
-        hex.truncate(16);
-        hex
+        hex(&sha256(self.id().as_bytes())[..8])
     }
 }
 

@@ -16,6 +16,8 @@ pub(super) struct ReportFields {
     started: Instant,
     /// Disabled until the keys are known.
     pub(super) span: Span,
+    /// The id that the span shows.
+    id: Option<String>,
     /// The attempt, and whether it is a takeover and a rerun.
     pub(super) attempt: Option<(u32, bool, bool)>,
     pub(super) age: Option<Duration>,
@@ -30,6 +32,7 @@ impl ReportFields {
         Self {
             started: Instant::now(),
             span: Span::none(),
+            id: None,
             attempt: None,
             age: None,
             status: None,
@@ -41,7 +44,8 @@ impl ReportFields {
     /// Opens the span of the delivery, which the rest of its work enters.
     pub(super) fn open_span(&mut self, keys: Option<&Keys>, config: &Config) -> Span {
         let plain_ids = config.log_ids == LogIds::Plain;
-        self.span = observe::delivery_span(&config.meters, keys.map(Keys::first), plain_ids);
+        (self.span, self.id) =
+            observe::delivery_span(&config.meters, keys.map(Keys::first), plain_ids);
         self.span.clone()
     }
 
@@ -52,6 +56,7 @@ impl ReportFields {
             meters: &config.meters,
             span: &self.span,
             key: keys.map(Keys::first),
+            id: self.id.as_deref(),
             event_type: keys.and_then(|keys| keys.events()[0].event_type()),
             keys: keys.map_or(0, |keys| keys.events().len()),
             plain_ids: config.log_ids == LogIds::Plain,

@@ -219,7 +219,7 @@ impl Ledger for OnArrival {
         }
         resolution.report_run();
         let others = resolution.others();
-        let delivery = resolution.delivery(Protection::Claimed);
+        let delivery = resolution.delivery(Protection::Claimed, ()).into();
         Ok(Begin::First { claim: ArrivalClaim { delivery }, others })
     }
 

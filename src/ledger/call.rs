@@ -93,7 +93,7 @@ fn checked<'c, T: 'c>(
             }
             Err(Error::new(ErrorKind::Corrupt, "counting the replies of the store"))
         });
-        observe::store_call(operation[0], start.elapsed(), reply.as_ref().err(), &span);
+        observe::store_call(operation[0], start, reply.as_ref().err(), &span);
         reply
     }
 }

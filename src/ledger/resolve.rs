@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use super::contract::{Begin, DuplicateInfo, Remainder};
 use crate::adapter::{CallTerms, Claimed, Fetch, Seen, StoredData, StoredResponse};
-use crate::delivery::{Delivery, Protection};
+use crate::delivery::{Inner, Protection};
 use crate::key::{DedupKey, Event, Keys, List};
 use crate::observe;
 
@@ -142,9 +142,9 @@ impl Resolution {
     }
 
     /// Makes the delivery of the events that run, of which there is at least one.
-    pub(super) fn delivery(self, protection: Protection) -> Delivery {
-        let delivery = Delivery::new(self.new, self.attempt, self.takeover, protection);
-        if self.reruns.is_empty() { delivery } else { delivery.with_rerun() }
+    pub(super) fn delivery<T>(self, protection: Protection, of_ledger: T) -> Arc<Inner<T>> {
+        let run = (self.attempt, self.takeover, !self.reruns.is_empty());
+        Arc::new(Inner::new(self.new, run, protection, None, of_ledger))
     }
 
     /// Returns all identities of the events that run, sorted.

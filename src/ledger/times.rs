@@ -66,13 +66,58 @@ pub(crate) fn deadline_in(bound: Duration) -> Instant {
     Instant::now() + bound.min(DAY)
 }
 
-/// Returns the delays after which a waiting delivery claims its event again, without end.
+/// Returns the delays after which a waiting delivery claims its event again, without end: first 2 to
+/// 4 ms, each base 1.5 times the one before, at last 250 to 500 ms. These are 16 claims in a wait of 2 s.
 ///
 /// A delivery in another process wakes no delivery in this one. Within one process, the layer wakes
-/// the deliveries that wait.
+/// the deliveries that wait. Most handlers are short, so the first delays are.
 pub(crate) fn poll_delays() -> impl Iterator<Item = Duration> + Send {
-    const FIRST: Duration = Duration::from_millis(20);
+    const FIRST: Duration = Duration::from_millis(2);
     const LONGEST: Duration = Duration::from_millis(250);
-    let delays = ExponentialBuilder::new().with_min_delay(FIRST).with_max_delay(LONGEST);
+    let delays =
+        ExponentialBuilder::new().with_min_delay(FIRST).with_max_delay(LONGEST).with_factor(1.5);
+    // Up to twice as long, so that deliveries which wait for one lease do not claim together.
     delays.with_jitter().without_max_times().build()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WAIT: Duration = Duration::from_secs(2);
+
+    /// Returns when the claims of one wait come.
+    fn polls() -> Vec<Duration> {
+        let mut elapsed = Duration::ZERO;
+        let times = poll_delays().map(|delay| {
+            elapsed += delay;
+            elapsed
+        });
+        times.take_while(|elapsed| *elapsed < WAIT).collect()
+    }
+
+    #[test]
+    fn polls_are_early_then_rare_and_at_most_20_in_a_wait() {
+        let ms = |ms| Duration::from_millis(ms);
+        for delays in (0..100).map(|_| poll_delays().take(20).collect::<Vec<_>>()) {
+            assert!((ms(2)..=ms(4)).contains(&delays[0]), "{delays:?}");
+            assert!((ms(3)..=ms(6)).contains(&delays[1]), "{delays:?}");
+            let last = &delays[12..];
+            assert!(last.iter().all(|delay| (ms(250)..=ms(500)).contains(delay)), "{delays:?}");
+        }
+        for polls in (0..100).map(|_| polls()) {
+            assert!((10..=20).contains(&polls.len()), "{polls:?}");
+        }
+    }
+
+    /// 256 deliveries that begin to wait at once do not claim together, not even for the first time.
+    #[test]
+    fn polls_of_many_waiting_deliveries_are_spread() {
+        for at in [0, 5] {
+            let mut polls: Vec<Duration> = (0..256).map(|_| polls()[at]).collect();
+            polls.sort_unstable();
+            let half = polls[192] - polls[64];
+            assert!(half > polls[128] / 10, "half of them come within {half:?}: {polls:?}");
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! [`Report`]: the log record of a delivery.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use http::StatusCode;
@@ -17,6 +18,8 @@ pub(crate) struct Report<'a> {
     pub(crate) meters: &'a Meters,
     pub(crate) span: &'a Span,
     pub(crate) key: Option<&'a DedupKey>,
+    /// The id of `key` as the span shows it, if a span was made.
+    pub(crate) id: Option<&'a str>,
     pub(crate) event_type: Option<&'a str>,
     pub(crate) keys: usize,
     pub(crate) plain_ids: bool,
@@ -30,6 +33,11 @@ pub(crate) struct Report<'a> {
 }
 
 impl Report<'_> {
+    fn shown_id(&self) -> Option<Cow<'_, str>> {
+        let key = self.key?;
+        Some(self.id.map_or_else(|| shown(key, self.plain_ids).into(), Cow::Borrowed))
+    }
+
     pub(crate) fn emit(&self) {
         #[cfg(feature = "metrics")]
         self.meters.count(
@@ -51,7 +59,7 @@ impl Report<'_> {
                     tracing::Level::$level,
                     outcome = self.outcome.as_str(),
                     namespace = &*self.meters.namespace,
-                    id = self.key.map(|key| shown(key, self.plain_ids)),
+                    id = self.shown_id().as_deref(),
                     event_type = self.event_type,
                     keys = self.keys,
                     attempt = self.attempt.map(|(attempt, ..)| attempt),

@@ -16,6 +16,7 @@ use crate::key::{DedupKey, Event};
 pub(crate) struct RunReport {
     pub(crate) meters: Arc<Meters>,
     pub(crate) span: Span,
+    id: Option<String>,
     /// The attempt, and whether it is a takeover and a rerun.
     pub(crate) attempt: Option<(u32, bool, bool)>,
     key: DedupKey,
@@ -27,8 +28,10 @@ pub(crate) struct RunReport {
 
 impl RunReport {
     pub(crate) fn start(meters: Arc<Meters>, event: &Event) -> Self {
+        let (span, id) = delivery_span(&meters, Some(event.key()), false);
         Self {
-            span: delivery_span(&meters, Some(event.key()), false),
+            span,
+            id,
             attempt: None,
             key: event.key().clone(),
             event_type: event.event_type().map(str::to_owned),
@@ -47,6 +50,7 @@ impl RunReport {
             meters: &self.meters,
             span: &self.span,
             key: Some(&self.key),
+            id: self.id.as_deref(),
             event_type: self.event_type.as_deref(),
             keys: 1,
             plain_ids: false,

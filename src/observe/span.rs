@@ -8,21 +8,28 @@ use super::delivery::shown;
 use super::meters::Meters;
 use crate::key::DedupKey;
 
-/// Makes the span of a delivery.
-pub(crate) fn delivery_span(meters: &Meters, key: Option<&DedupKey>, plain_ids: bool) -> Span {
+/// Makes the span of a delivery. Returns also the id that the span shows, for the record: it is hashed
+/// once, and only if a subscriber wants the span.
+pub(crate) fn delivery_span(
+    meters: &Meters,
+    key: Option<&DedupKey>,
+    plain_ids: bool,
+) -> (Span, Option<String>) {
+    let mut id = None;
     if !may_be_wanted(Level::INFO) {
-        return Span::none();
+        return (Span::none(), id);
     }
-    tracing::info_span!(
+    let span = tracing::info_span!(
         target: "tower_dedup",
         "delivery",
         namespace = &*meters.namespace,
-        id = key.map(|key| shown(key, plain_ids)),
+        id = key.map(|key| &**id.insert(shown(key, plain_ids))),
         outcome = Empty,
         attempt = Empty,
         mode = Empty,
         verdict = Empty,
-    )
+    );
+    (span, id)
 }
 
 /// Makes the span of a store call.

@@ -153,6 +153,33 @@ async fn claim_of_several_events_dropped_completes_those_that_are_done() {
     }
 }
 
+/// The store takes renewals only. One event is renewed until its completion is stored; the renewal must
+/// not hold the events whose release failed.
+#[tokio::test(start_paused = true)]
+async fn renewal_of_done_events_leaves_released_events_free() {
+    let store = store();
+    let ledger = internals::lease(Arc::clone(&store)).unwrap();
+    let keys = Keys::new(["a", "b", "c"].map(|id| Event::new(dedup_key(id))).to_vec()).unwrap();
+    let context = BeginContext::new(HOUR, Duration::from_millis(300), HOUR);
+    let Begin::First { claim, .. } = ledger.begin(&keys, &context).await.unwrap() else { panic!() };
+    assert!(claim.delivery().mark_done(&dedup_key("b")));
+    store.set(StoreCall::Complete, Fault::Fail);
+    store.set(StoreCall::Release, Fault::Fail);
+    claim.rollback().await.unwrap_err();
+    let renewals = store.calls(StoreCall::Renew);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(store.calls(StoreCall::Renew) > renewals, "the done event is renewed");
+    for (id, in_flight) in [("a", false), ("b", true), ("c", false)] {
+        let other = CallTerms::on_completion(Token::random(), HOUR, Duration::ZERO);
+        let claimed = store.get_ref().claim(&[dedup_key(id)], &other).await.unwrap();
+        assert_eq!(claimed[0] == Claimed::InFlight, in_flight, "{id}: {claimed:?}");
+    }
+    store.set_all(Fault::None);
+    ledger.pending_writes().drain().await;
+    let done = store.get(&dedup_key("b")).await.unwrap().unwrap().state;
+    assert!(matches!(done, EntryState::Complete { .. }), "{done:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn begin_dropped_while_it_reads_stored_data_frees_what_was_granted() {
     let store = store();

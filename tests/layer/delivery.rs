@@ -1,15 +1,18 @@
 //! The stages of one delivery: run, wait, answer.
 
+use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use http::StatusCode;
+use tokio::sync::Notify;
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::{EntryState, MaintenanceAdapter, SqliteAdapter};
 use tower_dedup::{DedupLayer, DedupResult, OnInFlight};
 
 use crate::support::{
-    Handler, by_header, dedup_key, memory, request, result, send, sqlite_url, until,
+    Body, Handler, by_header, dedup_key, memory, request, result, send, sqlite_url, until,
 };
 
 #[tokio::test]
@@ -184,6 +187,40 @@ async fn waiting_duplicate_in_another_process_polls_the_store() {
     assert_eq!(first.await.unwrap(), 200);
     assert_eq!(twin.await.unwrap(), (StatusCode::OK, Some("duplicate".to_owned())));
     assert_eq!(handler.runs(), 1);
+}
+
+/// The handler runs for 5 ms. The other process polls early enough to answer in about twice that time.
+#[tokio::test(start_paused = true)]
+async fn duplicate_of_a_short_handler_in_another_process_is_answered_soon() {
+    let (adapter, runs) = (memory(), Arc::new(AtomicUsize::new(0)));
+    let (counter, start) = (Arc::clone(&runs), Arc::new(Notify::new()));
+    let started = Arc::clone(&start);
+    let short = tower::service_fn(move |_: http::Request<Body>| {
+        counter.fetch_add(1, Ordering::Relaxed);
+        started.notify_one();
+        async {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            Ok::<_, Infallible>(http::Response::new(Body::default()))
+        }
+    });
+    let layer = || DedupLayer::new(by_header(), Arc::clone(&adapter)).layer(short.clone());
+    let (here, there) = (layer(), layer());
+    let mut times = Vec::new();
+    for round in 0..101 {
+        let id = format!("short-{round}");
+        let (first, twin) = (here.clone().oneshot(request(&id)), request(&id));
+        let first = tokio::spawn(first);
+        start.notified().await;
+        let arrived = tokio::time::Instant::now();
+        let twin = send(&there, twin).await;
+        times.push(arrived.elapsed());
+        assert_eq!((twin.status(), result(&twin)), (StatusCode::OK, Some("duplicate")));
+        assert_eq!(result(&first.await.unwrap().unwrap()), None);
+    }
+    times.sort_unstable();
+    let ms = Duration::from_millis;
+    assert!(times[50] <= ms(12) && times[100] <= ms(24), "{:?} {:?}", times[50], times[100]);
+    assert_eq!(runs.load(Ordering::Relaxed), 101);
 }
 
 #[tokio::test]

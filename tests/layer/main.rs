@@ -1,5 +1,6 @@
 //! The middleware: answers, waiting, composition, faults of the store.
 
+mod allocations;
 mod bodies;
 mod compare_payload;
 mod composition;

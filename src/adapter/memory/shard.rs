@@ -10,6 +10,7 @@ use super::expiry::{ExpiryOrder, Slot};
 use super::pressure::Pressure;
 use super::row::{Fingerprint, Row, RowState};
 use crate::adapter::inspection::Stats;
+use crate::key::List;
 
 /// A shard has at most this many rows: as many as an index of 8,192 buckets takes.
 pub(super) const MAX_SHARD_KEYS: usize = 7_168;
@@ -155,7 +156,7 @@ impl Shard {
         keys: &[(usize, Fingerprint)],
         may_evict: bool,
         now: u64,
-    ) -> Option<Vec<Slot>> {
+    ) -> Option<List<Slot>> {
         let count_missing = |shard: &Self| {
             keys.iter().filter(|(_, fingerprint)| shard.find(*fingerprint).is_none()).count()
         };
@@ -168,7 +169,7 @@ impl Shard {
         if excess > 0 && !may_evict {
             return None;
         }
-        let (mut popped, mut evicted) = (Vec::new(), Vec::new());
+        let (mut popped, mut evicted) = (List::new(), List::new());
         while evicted.len() < excess
             && let Some(slot) = self.expiry.pop(&self.rows, END)
         {
@@ -186,7 +187,7 @@ impl Shard {
         (evicted.len() == excess).then_some(evicted)
     }
 
-    pub(super) fn evict(&mut self, slots: Vec<Slot>, now: u64) {
+    pub(super) fn evict(&mut self, slots: List<Slot>, now: u64) {
         for slot in slots {
             let row = self.remove(slot);
             if row.state(now) != RowState::Expired {

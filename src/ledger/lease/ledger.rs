@@ -16,9 +16,9 @@ use super::super::pending::Pending;
 use super::super::release::Release;
 use super::super::resolve::{KeyState, Resolution, flatten, identities, resolve, states};
 use super::super::retry::{PendingWrites, RetryJob, RetryPool, RetryResult};
-use super::renewal::{HeldLease, RenewalGuard, Renewals};
+use super::renewal::{HeldLease, LeaseTerms, RenewalGuard, Renewals, RenewedLease};
 use crate::adapter::{CallTerms, Completed, DedupAdapter, Seen};
-use crate::delivery::{Delivery, Protection};
+use crate::delivery::{Delivery, Inner, Protection};
 use crate::error::{ConfigError, Error};
 use crate::key::{DedupKey, Keys};
 use crate::observe;
@@ -93,10 +93,10 @@ impl Lease {
         }
         resolution.report_run();
         let (keys, others) = (resolution.held(), resolution.others());
-        let delivery = resolution.delivery(Protection::Claimed);
-        let lease = Arc::new(HeldLease::new(keys, terms, store_timeout, delivery));
-        let (renewal, yields) =
-            self.renewals.start_renewal(&self.adapter, Arc::clone(&lease), claimed_at);
+        let lease = LeaseTerms::new(keys, terms, store_timeout);
+        let lease = resolution.delivery(Protection::Claimed, lease);
+        let renewed = RenewedLease { held: Arc::clone(&lease), only: None };
+        let (renewal, yields) = self.renewals.start_renewal(&self.adapter, renewed, claimed_at);
         (Begin::First { claim: LeaseClaim::new(self, lease, renewal), others }, yields)
     }
 
@@ -140,18 +140,17 @@ impl Lease {
 
     /// Completes in the background the events that a failed handler marked as done. Until then their
     /// lease is renewed.
-    fn spawn_complete_done(&self, done: &[DedupKey], held: &HeldLease) {
+    fn spawn_complete_done(&self, done: &[DedupKey], lease: &Arc<HeldLease>) {
         if done.is_empty() {
             return;
         }
-        let (terms, delivery) = (held.terms.clone(), held.delivery.clone());
-        let keys = done.to_vec().into();
-        let lease = HeldLease::new(keys, terms.clone(), held.store_timeout, delivery.clone());
-        lease.mark_handler_ended();
+        let LeaseTerms { terms, store_timeout, .. } = &lease.of_ledger;
+        lease.of_ledger.mark_handler_ended();
+        let renewed = RenewedLease { held: Arc::clone(lease), only: Some(done.into()) };
         // The caller runs no handler, so it need not yield.
-        let (renewal, _) =
-            self.renewals.start_renewal(&self.adapter, Arc::new(lease), Instant::now());
-        self.spawn_complete(done, terms, held.store_timeout, renewal, Some(delivery));
+        let (renewal, _) = self.renewals.start_renewal(&self.adapter, renewed, Instant::now());
+        let delivery = Some(Arc::clone(lease).into());
+        self.spawn_complete(done, terms.clone(), *store_timeout, renewal, delivery);
     }
 
     /// Returns the release of these keys, which ends when the lease would have lapsed.
@@ -209,8 +208,9 @@ impl Ledger for Lease {
             Err(error) if context.fails_open(&error) && pending.is_empty() => {
                 release.disarm();
                 observe::unprotected(keys.first(), &error);
-                let delivery = Delivery::new(events, 1, false, Protection::Unprotected);
-                let lease = HeldLease::new(flat.clone(), terms.clone(), store_timeout, delivery);
+                let lease = LeaseTerms::new(flat.clone(), terms.clone(), store_timeout);
+                let run = (1, false, false);
+                let lease = Inner::new(events, run, Protection::Unprotected, None, lease);
                 let claim = LeaseClaim::new(self, Arc::new(lease), None);
                 return Ok(Begin::First { claim, others: Remainder::default() });
             }
@@ -263,13 +263,14 @@ fn report_lost(keys: &[DedupKey], replies: &[Completed], delivery: &Delivery) {
 /// are marked as done are completed, and the others are released.
 pub struct LeaseClaim {
     ledger: Arc<Lease>,
+    lease: Arc<HeldLease>,
+    /// The same as `lease`.
     delivery: Delivery,
     /// `None` once the store needs no further call.
     held: Option<Held>,
 }
 
 struct Held {
-    lease: Arc<HeldLease>,
     /// `None` if the delivery runs unprotected.
     renewal: Option<RenewalGuard>,
     left: Left,
@@ -287,8 +288,8 @@ enum Left {
 
 impl LeaseClaim {
     fn new(ledger: &Arc<Lease>, lease: Arc<HeldLease>, renewal: Option<RenewalGuard>) -> Self {
-        let (ledger, delivery) = (Arc::clone(ledger), lease.delivery.clone());
-        Self { ledger, delivery, held: Some(Held { lease, renewal, left: Left::Undecided }) }
+        let (ledger, delivery) = (Arc::clone(ledger), Arc::clone(&lease).into());
+        Self { ledger, lease, delivery, held: Some(Held { renewal, left: Left::Undecided }) }
     }
 }
 
@@ -313,7 +314,7 @@ impl Claim for LeaseClaim {
     ) -> impl Future<Output = Result<(), Error>> + Send {
         async move {
             let Some(held) = &mut self.held else { return Ok(()) };
-            let lease = Arc::clone(&held.lease);
+            let lease = &self.lease.of_ledger;
             lease.mark_handler_ended();
             // Boxed, because most layers store no response.
             let with_response = success.terms(&lease.terms).map(Box::new);
@@ -333,15 +334,15 @@ impl Claim for LeaseClaim {
         let Some(held) = &mut self.held else { return Ok(()) };
         // The renewal ends before the release, because a renewal after it would report a lost lease.
         drop(held.renewal.take());
-        let lease = Arc::clone(&held.lease);
-        let HeldLease { terms, store_timeout, delivery, .. } = &*lease;
+        let delivery = &self.delivery;
+        let LeaseTerms { terms, store_timeout, .. } = &self.lease.of_ledger;
         let (done, rest) = by_done(delivery);
         let mut result = Ok(());
         if !done.is_empty() {
             match call::complete(&*self.ledger.adapter, &done, terms, *store_timeout).await {
                 Ok(replies) => report_lost(&done, &replies, delivery),
                 Err(error) => {
-                    self.ledger.spawn_complete_done(&done, &lease);
+                    self.ledger.spawn_complete_done(&done, &self.lease);
                     result = Err(error);
                 }
             }
@@ -365,8 +366,9 @@ impl Claim for LeaseClaim {
 
 impl Drop for LeaseClaim {
     fn drop(&mut self) {
-        let Some(Held { lease, renewal, left }) = self.held.take() else { return };
-        let (ledger, store_timeout) = (&self.ledger, lease.store_timeout);
+        let Some(Held { renewal, left }) = self.held.take() else { return };
+        let (ledger, lease) = (&self.ledger, &self.lease.of_ledger);
+        let store_timeout = lease.store_timeout;
         let rest = match left {
             Left::Completion(with_response) => {
                 let terms = with_response.map_or_else(|| lease.terms.clone(), |boxed| *boxed);
@@ -376,8 +378,8 @@ impl Drop for LeaseClaim {
             }
             Left::Release(rest) => rest,
             Left::Undecided => {
-                let (done, rest) = by_done(&lease.delivery);
-                ledger.spawn_complete_done(&done, &lease);
+                let (done, rest) = by_done(&self.delivery);
+                ledger.spawn_complete_done(&done, &self.lease);
                 rest
             }
         };

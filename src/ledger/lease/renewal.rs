@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use super::super::call;
 use crate::adapter::{CallTerms, DedupAdapter, Renewed};
-use crate::delivery::Delivery;
+use crate::delivery::Inner;
 use crate::key::{DedupKey, List};
 use crate::observe;
 
@@ -40,30 +40,36 @@ struct RuntimeLeases {
 }
 
 struct Running {
-    lease: Arc<HeldLease>,
+    lease: RenewedLease,
     due: Instant,
 }
 
 /// Leases to renew, with their places.
-type Due = Vec<(usize, Arc<HeldLease>)>;
+type Due = Vec<(usize, RenewedLease)>;
 
-/// The lease of a delivery, shared with its claim.
-pub(super) struct HeldLease {
+/// A lease that is renewed.
+#[derive(Clone)]
+pub(super) struct RenewedLease {
+    pub(super) held: Arc<HeldLease>,
+    /// The keys that are renewed, if these are not all: the other ones are released.
+    pub(super) only: Option<Arc<[DedupKey]>>,
+}
+
+/// A delivery with its lease, shared with its claim.
+pub(super) type HeldLease = Inner<LeaseTerms>;
+
+/// What a ledger holds with a delivery under a lease.
+pub(super) struct LeaseTerms {
+    /// Sorted.
     keys: List<DedupKey>,
     pub(super) terms: CallTerms,
     pub(super) store_timeout: Duration,
-    pub(super) delivery: Delivery,
     handler_ended: AtomicBool,
 }
 
-impl HeldLease {
-    pub(super) fn new(
-        keys: List<DedupKey>,
-        terms: CallTerms,
-        store_timeout: Duration,
-        delivery: Delivery,
-    ) -> Self {
-        Self { keys, terms, store_timeout, delivery, handler_ended: AtomicBool::new(false) }
+impl LeaseTerms {
+    pub(super) fn new(keys: List<DedupKey>, terms: CallTerms, store_timeout: Duration) -> Self {
+        Self { keys, terms, store_timeout, handler_ended: AtomicBool::new(false) }
     }
 
     /// Returns the keys, sorted.
@@ -115,7 +121,7 @@ impl Renewals {
     pub(super) fn start_renewal(
         self: &Arc<Self>,
         adapter: &Arc<dyn DedupAdapter>,
-        lease: Arc<HeldLease>,
+        lease: RenewedLease,
         since: Instant,
     ) -> (Option<RenewalGuard>, bool) {
         let Ok(runtime) = Handle::try_current() else { return (None, false) };
@@ -136,10 +142,10 @@ impl Renewals {
     fn add(
         self: &Arc<Self>,
         runtime: runtime::Id,
-        lease: Arc<HeldLease>,
+        lease: RenewedLease,
         since: Instant,
     ) -> (RenewalGuard, bool, Option<Arc<Notify>>) {
-        let due = lease.due(since);
+        let due = lease.held.of_ledger.due(since);
         let mut states = self.lock();
         let state = states.entry(runtime).or_default();
         let place = state.running.insert(Running { lease, due });
@@ -200,8 +206,8 @@ impl Sweeper {
         let (mut due, mut next) = (Vec::new(), None);
         for (place, running) in &mut state.running {
             if running.due <= now {
-                running.due = running.lease.due(now);
-                due.push((place, Arc::clone(&running.lease)));
+                running.due = running.lease.held.of_ledger.due(now);
+                due.push((place, running.lease.clone()));
             }
             next = next.min(Some(running.due)).or(Some(running.due));
         }
@@ -232,29 +238,31 @@ async fn renew(
     runtime: runtime::Id,
     adapter: Arc<dyn DedupAdapter>,
     place: usize,
-    lease: Arc<HeldLease>,
+    RenewedLease { held: lease, only }: RenewedLease,
 ) {
-    let replies = call::renew(&*adapter, lease.keys(), &lease.terms, lease.store_timeout).await;
+    let held = &lease.of_ledger;
+    let keys = only.as_deref().unwrap_or(&held.keys);
+    let replies = call::renew(&*adapter, keys, &held.terms, held.store_timeout).await;
     let mut states = renewals.lock();
     let Some(state) = states.get_mut(&runtime) else { return };
     // The delivery may have ended during the call, and another delivery may have its place.
-    let running = state.running.get_mut(place).filter(|now| Arc::ptr_eq(&now.lease, &lease));
+    let running = state.running.get_mut(place).filter(|now| Arc::ptr_eq(&now.lease.held, &lease));
     let Some(running) = running else { return };
     match replies {
         Ok(replies) if replies.iter().all(|renewed| *renewed == Renewed::Held) => {}
-        Ok(_) if lease.handler_ended.load(Ordering::Acquire) => {}
+        Ok(_) if held.handler_ended.load(Ordering::Acquire) => {}
         Ok(replies) => {
-            let is_first_report = lease.delivery.mark_lease_lost();
+            let is_first_report = lease.mark_lease_lost();
             // The report calls a subscriber or a recorder, which is the user's code and may claim.
             drop(states);
             if is_first_report {
-                let lost = lease.keys().iter().zip(&replies);
+                let lost = keys.iter().zip(&replies);
                 let lost = lost.filter(|(_, renewed)| **renewed == Renewed::Lost);
                 lost.for_each(|(key, _)| observe::lease_lost(key));
             }
         }
         Err(_) => {
-            running.due = Instant::now() + clamped(lease.terms.lease() / 12);
+            running.due = Instant::now() + clamped(held.terms.lease() / 12);
             state.earlier.notify_one();
         }
     }

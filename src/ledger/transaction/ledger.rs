@@ -97,7 +97,7 @@ impl<DB: Database> Ledger for Transactional<DB> {
         keys.extend(complete);
         keys.sort_unstable();
         let running = self.running.add((*keys).into());
-        let delivery = resolution.delivery(Protection::Transactional);
+        let delivery: Delivery = resolution.delivery(Protection::Transactional, ()).into();
         let adapter = Arc::clone(&self.adapter);
         let marking = Some(delivery.clone());
         let open = OpenDelivery { adapter, delivery: marking, keys, terms, store_timeout };
