@@ -123,6 +123,10 @@ fn soak(rows: &[Row], plan: Plan) -> ExitCode {
             }
         }
         reports.push((*row, report));
+        // A soak of hours may be cut short.
+        if let Some(report) = reports.last().and_then(|(_, report)| report.as_ref().ok()) {
+            eprintln!("{}", table::line(*row, report));
+        }
     }
     println!("{}", table::markdown(&reports, plan));
     if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -57,6 +58,8 @@ pub(crate) struct Setup {
 
 struct App {
     setup: Setup,
+    /// The number of runs, so that the runs of one event differ.
+    runs: AtomicU64,
     effects: EffectWriter,
 }
 
@@ -77,7 +80,7 @@ async fn serve(setup: Setup) {
     let row = setup.row;
     let effects = EffectWriter::start(setup.effects.clone());
     let url = setup.url.clone();
-    let app = Arc::new(App { setup, effects });
+    let app = Arc::new(App { setup, runs: AtomicU64::new(0), effects });
     let router = match url.split_once(':').expect("a URL").0 {
         "sqlite" => {
             let adapter = until_ok(|| SqliteAdapter::connect(&url)).await;
@@ -171,8 +174,9 @@ impl App {
     }
 
     /// Returns the draws of one run.
-    fn draws(&self, event: u64, delivery: &Delivery) -> StdRng {
-        StdRng::seed_from_u64(self.setup.seed ^ (event << 8) ^ u64::from(delivery.attempt()))
+    fn draws(&self, event: u64) -> StdRng {
+        let run = self.runs.fetch_add(1, Ordering::Relaxed);
+        StdRng::seed_from_u64(self.setup.seed ^ (event << 20) ^ run)
     }
 
     /// Returns whether a run fails: one in 64, unless its event would be lost.
@@ -190,7 +194,7 @@ async fn pause(draws: &mut impl Rng) {
 
 async fn handle(State(app): State<Arc<App>>, delivery: Delivery) -> StatusCode {
     let Some(event) = event_of(&delivery) else { return StatusCode::OK };
-    let mut draws = app.draws(event, &delivery);
+    let mut draws = app.draws(event);
     pause(&mut draws).await;
     if app.fails(&mut draws) {
         return StatusCode::INTERNAL_SERVER_ERROR;
@@ -208,7 +212,7 @@ macro_rules! write_in_transaction {
             mut tx: DedupTx<$database>,
         ) -> StatusCode {
             let Some(event) = event_of(&delivery) else { return StatusCode::OK };
-            let mut draws = app.draws(event, &delivery);
+            let mut draws = app.draws(event);
             pause(&mut draws).await;
             let sql = effects::insert([&app.effect(event, &delivery)], $now);
             let written = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *tx).await;

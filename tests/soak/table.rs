@@ -32,32 +32,12 @@ pub(crate) fn markdown(reports: &[(Row, Result<Report, String>)], plan: Plan) ->
     let mut text = format!("| {} |\n|{}\n", HEAD.join(" | "), "---|".repeat(HEAD.len()));
     let mut versions: Vec<&str> = Vec::new();
     for (row, report) in reports {
-        let (store, ledger) = (row.store_name(), row.ledger_name());
         let Ok(report) = report else {
+            let (store, ledger) = (row.store_name(), row.ledger_name());
             let _ = writeln!(text, "| {store} | {ledger} | did not end |");
             continue;
         };
-        let verdict = &report.verdict;
-        let cells = [
-            store.to_owned(),
-            ledger.to_owned(),
-            grouped(report.deliveries),
-            grouped(report.events as u64),
-            report.kills.to_string(),
-            report.restarts.to_string(),
-            report.failovers.to_string(),
-            report.backends.to_string(),
-            report.silences.to_string(),
-            report.write_locks.to_string(),
-            grouped(report.hang_ups),
-            grouped(report.hostile),
-            verdict.lost.to_string(),
-            verdict.lost_explained.to_string(),
-            verdict.doubled.to_string(),
-            verdict.doubled_explained.to_string(),
-            report.time.as_secs().to_string(),
-        ];
-        let _ = writeln!(text, "| {} |", cells.join(" | "));
+        let _ = writeln!(text, "{}", line(*row, report));
         if !versions.contains(&&*report.version) {
             versions.push(&report.version);
         }
@@ -71,6 +51,31 @@ pub(crate) fn markdown(reports: &[(Row, Result<Report, String>)], plan: Plan) ->
         plan.seed
     );
     text
+}
+
+/// Returns the line of one row.
+pub(crate) fn line(row: Row, report: &Report) -> String {
+    let verdict = &report.verdict;
+    let cells = [
+        row.store_name().to_owned(),
+        row.ledger_name().to_owned(),
+        grouped(report.deliveries),
+        grouped(report.events as u64),
+        report.kills.to_string(),
+        report.restarts.to_string(),
+        report.failovers.to_string(),
+        report.backends.to_string(),
+        report.silences.to_string(),
+        report.write_locks.to_string(),
+        grouped(report.hang_ups),
+        grouped(report.hostile),
+        verdict.lost.to_string(),
+        verdict.lost_explained.to_string(),
+        verdict.doubled.to_string(),
+        verdict.doubled_explained.to_string(),
+        report.time.as_secs().to_string(),
+    ];
+    format!("| {} |", cells.join(" | "))
 }
 
 /// Returns the number with commas between thousands.
