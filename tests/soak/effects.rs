@@ -128,7 +128,7 @@ impl EffectWriter {
     /// Writes an effect. Returns when the database has committed it.
     pub(crate) async fn write(&self, effect: Effect) {
         let (written, wait) = oneshot::channel();
-        self.0.send((effect, written)).await.ok().expect("the writer runs");
+        self.0.send((effect, written)).await.expect("the writer runs");
         wait.await.expect("the writer runs");
     }
 }

@@ -118,7 +118,7 @@ async fn until_ok<T, E: std::fmt::Debug>(connect: impl AsyncFn() -> Result<T, E>
         match connect().await {
             Ok(connected) => return connected,
             Err(error) => {
-                assert!(begun.elapsed() < STARTS, "no connection to the store: {error:?}")
+                assert!(begun.elapsed() < STARTS, "no connection to the store: {error:?}");
             }
         }
         tokio::time::sleep(Duration::from_millis(100)).await;

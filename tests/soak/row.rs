@@ -154,7 +154,8 @@ async fn run_in(row: Row, plan: Plan) -> Result<Report, String> {
     let kills = faults::kills(plan.deliveries, plan.seed);
     let all = async {
         tokio::try_join!(load.run(), faults::kill_receivers(&load, &receivers, kills), async {
-            Ok(hostile.run(&load).await)
+            hostile.run(&load).await;
+            Ok(())
         },)?;
         store.await.map_err(|error| format!("a fault of the store: {error}"))
     };

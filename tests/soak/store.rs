@@ -143,7 +143,7 @@ impl Store {
                 Self::Postgres(_, link) | Self::PostgresSync(_, link) | Self::Redis(_, link, _),
             ) => link.silence(),
             (Kind::Silence, Self::Sentinel(set, _)) => {
-                (0..3).for_each(|number| set.silence(number))
+                (0..3).for_each(|number| set.silence(number));
             }
             (Kind::Silence, Self::Cluster(cluster, _)) => {
                 (0..6).for_each(|number| cluster.silence(number));
