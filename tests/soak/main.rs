@@ -20,6 +20,7 @@
 //! The exit code is 1 if an event is lost or doubled without an explanation, if the ledger promises
 //! otherwise, or if a request gets a wrong answer.
 
+mod check;
 mod effects;
 mod faults;
 mod hostile;
@@ -99,9 +100,11 @@ fn under_cargo_test(args: &[String]) -> ExitCode {
     if filters.peek().is_some() && !filters.any(|filter| "soak".contains(&**filter)) {
         return ExitCode::SUCCESS;
     }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(check::verdict());
     let names = ["sqlite/transactional", "postgres/lease", "redis/lease"];
     let rows = names.map(|name| name.parse().expect("a row"));
-    soak(&rows, Plan { deliveries: 2_000, seed: 1, time: None })
+    soak(&rows, Plan { deliveries: 1_200, seed: 1, time: None })
 }
 
 fn soak(rows: &[Row], plan: Plan) -> ExitCode {

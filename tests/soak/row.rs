@@ -153,14 +153,18 @@ async fn run_in(row: Row, plan: Plan) -> Result<Report, String> {
     };
     let kills = faults::kills(plan.deliveries, plan.seed);
     let all = async {
-        tokio::try_join!(load.run(), faults::kill_receivers(&load, &receivers, kills), async {
-            hostile.run(&load).await;
-            Ok(())
-        },)?;
-        store.await.map_err(|error| format!("a fault of the store: {error}"))
+        tokio::try_join!(
+            async { store.await.map_err(|error| format!("a fault of the store: {error}")) },
+            load.run(),
+            faults::kill_receivers(&load, &receivers, kills),
+            async {
+                hostile.run(&load).await;
+                Ok(())
+            },
+        )
     };
     let store = tokio::select! {
-        store = all => store?,
+        done = all => done?.0,
         error = watch(row, &load, &log, plan) => return Err(error),
     };
     receivers.drain().await?;

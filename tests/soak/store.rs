@@ -1,12 +1,13 @@
 //! The stores, and what is done to them.
 
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions, Connection, Executor, PgConnection};
 use tempfile::TempDir;
+use tokio::time::{Instant, sleep};
 
 use crate::effects::Database;
 use crate::log::Kind;
@@ -19,6 +20,8 @@ use crate::support::sqlite_url;
 
 /// A server serves again within this time.
 const SERVES: Duration = Duration::from_secs(60);
+/// How often a server is looked at.
+const SHORTLY: Duration = Duration::from_millis(10);
 /// How long another process holds the write lock of SQLite.
 const HELD: Duration = Duration::from_secs(2);
 
@@ -152,7 +155,7 @@ impl Store {
                 let options: SqliteConnectOptions = sqlite_url(dir.path()).parse().expect("a URL");
                 let mut other = options.busy_timeout(SERVES).connect().await.expect("the file");
                 other.execute("BEGIN IMMEDIATE").await.expect("the write lock");
-                tokio::time::sleep(HELD).await;
+                sleep(HELD).await;
                 other.execute("ROLLBACK").await.expect("an end");
                 other.close().await.expect("an end");
             }
@@ -188,22 +191,33 @@ async fn sentinel_failover(set: &SentinelSet) {
 
 /// Kills one backend of Postgres by SIGKILL. Returns when the server accepts connections again.
 async fn kill_backend(url: &str) {
-    let mut admin = PgConnection::connect(url).await.expect("Postgres");
-    let backend = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' \
-         AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1";
-    let pid: i32 = scalar(&mut admin, backend).await;
-    let killed = Command::new("kill").args(["-9", &pid.to_string()]).status().expect("`kill`");
-    assert!(killed.success(), "no backend is killed");
+    let begun = Instant::now();
+    let mut admin = loop {
+        if let Some(admin) = kill_any_backend(url).await {
+            break admin;
+        }
+        assert!(begun.elapsed() < SERVES, "no backend is killed");
+        sleep(SHORTLY).await;
+    };
     // The server ends this session too, when it has noticed.
-    let mut bound = tokio::time::interval(Duration::from_millis(10));
     while admin.ping().await.is_ok() {
-        bound.tick().await;
+        sleep(SHORTLY).await;
     }
-    let begun = tokio::time::Instant::now();
     while PgConnection::connect(url).await.is_err() {
         assert!(begun.elapsed() < SERVES, "Postgres does not serve again");
-        bound.tick().await;
+        sleep(SHORTLY).await;
     }
+}
+
+/// Returns the connection that has looked for the backend, unless the backend had ended by itself.
+async fn kill_any_backend(url: &str) -> Option<PgConnection> {
+    let mut admin = PgConnection::connect(url).await.ok()?;
+    let backend = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' \
+         AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1";
+    let pid: i32 = sqlx::query_scalar(backend).fetch_optional(&mut admin).await.ok()??;
+    let mut kill = Command::new("kill");
+    let kill = kill.args(["-9", &pid.to_string()]).stderr(Stdio::null());
+    kill.status().expect("`kill`").success().then_some(admin)
 }
 
 async fn postgres_version(url: &str) -> String {
