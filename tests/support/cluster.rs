@@ -156,7 +156,7 @@ impl Cluster {
     }
 
     /// Creates a new standby of the primary.
-    async fn follow(&mut self) {
+    pub(crate) async fn follow(&mut self) {
         let primary = Arc::clone(&self.primary);
         self.standby = Arc::new(blocking(move || primary.standby()).await);
         self.until_followed().await;

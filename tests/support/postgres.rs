@@ -281,7 +281,7 @@ fn programs() -> Option<PathBuf> {
 
 /// Returns a free port below the ephemeral range. While the server is down, the system may give an
 /// ephemeral port to any client. The server's own client could even connect to itself.
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     let free = |port: &u16| match TcpListener::bind(("127.0.0.1", *port)) {
         Ok(_) => true,
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => false,

@@ -211,6 +211,11 @@ impl Cluster {
         self.links()[number].0.cut(Cut { clients: true, ..Cut::peers() });
     }
 
+    /// Silences the connections that clients have open to a node now.
+    pub(crate) fn silence(&self, number: usize) {
+        self.links()[number].0.silence();
+    }
+
     /// Ends all cuts.
     pub(crate) fn heal(&self) {
         for (link, bus) in self.links() {

@@ -3,11 +3,15 @@
 
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
+
+/// After this time, silent connections close.
+pub(crate) const SILENT: Duration = Duration::from_secs(10);
 
 /// Whose connections carry no byte in either direction. Neither side learns that the other one closes.
 /// When the cut ends, these connections close.
@@ -59,46 +63,56 @@ impl Sender {
     }
 }
 
-pub(super) struct Link {
+pub(crate) struct Link {
     port: u16,
     target: Arc<AtomicU16>,
     cut: watch::Sender<Cut>,
+    /// How often the open connections of clients were silenced.
+    silenced: watch::Sender<u32>,
 }
 
 impl Link {
     /// Starts a link. [`lead_to`](Self::lead_to) says to which server.
-    pub(super) fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let port = listener.local_addr().unwrap().port();
         let (cut, target) = (watch::Sender::new(Cut::default()), Arc::new(AtomicU16::new(0)));
-        let (cuts, to) = (cut.clone(), Arc::clone(&target));
+        let silenced = watch::Sender::new(0);
+        let (cuts, silences, to) = (cut.clone(), silenced.clone(), Arc::clone(&target));
         runtime().spawn(async move {
             let listener = TcpListener::from_std(listener).unwrap();
             while let Ok((client, _)) = listener.accept().await {
-                let (cut, port) = (cuts.subscribe(), to.load(Ordering::SeqCst));
+                let (cut, silenced) = (cuts.subscribe(), silences.subscribe());
+                let port = to.load(Ordering::SeqCst);
                 tokio::spawn(async move {
                     // The server does not listen: the drop closes the client's connection.
                     if let Ok(server) = TcpStream::connect(("127.0.0.1", port)).await {
-                        let _ = pass(client, server, cut).await;
+                        let _ = pass(client, server, cut, silenced).await;
                     }
                 });
             }
         });
-        Self { port, target, cut }
+        Self { port, target, cut, silenced }
     }
 
     /// New connections go to this port of 127.0.0.1.
-    pub(super) fn lead_to(&self, port: u16) {
+    pub(crate) fn lead_to(&self, port: u16) {
         self.target.store(port, Ordering::SeqCst);
     }
 
-    pub(super) fn port(&self) -> u16 {
+    pub(crate) fn port(&self) -> u16 {
         self.port
     }
 
     pub(super) fn cut(&self, cut: Cut) {
         self.cut.send_replace(cut);
+    }
+
+    /// Silences the connections that clients have open now: they carry no byte, and close after
+    /// [`SILENT`]. New connections work.
+    pub(crate) fn silence(&self) {
+        self.silenced.send_modify(|times| *times += 1);
     }
 }
 
@@ -106,6 +120,7 @@ async fn pass(
     mut client: TcpStream,
     mut server: TcpStream,
     mut cut: watch::Receiver<Cut>,
+    mut silenced: watch::Receiver<u32>,
 ) -> std::io::Result<()> {
     let (mut up, mut down) = (vec![0; 65_536], vec![0; 65_536]);
     let (mut heard, mut sender) = (Vec::new(), Sender::Client);
@@ -117,6 +132,13 @@ async fn pass(
         tokio::select! {
             changed = cut.changed() => if changed.is_err() {
                 return Ok(());
+            },
+            changed = silenced.changed() => match sender {
+                Sender::Client if changed.is_ok() => {
+                    tokio::time::sleep(SILENT).await;
+                    return Ok(());
+                }
+                _ => changed.map_err(std::io::Error::other)?,
             },
             read = client.read(&mut up) => {
                 let message = &up[..read?];

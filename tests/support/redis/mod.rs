@@ -2,7 +2,7 @@
 //! `TEST_REDIS_URL` names. Valkey serves as well.
 
 mod cluster;
-mod link;
+pub(crate) mod link;
 mod sentinel;
 
 use std::collections::BTreeSet;

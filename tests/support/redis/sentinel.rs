@@ -158,6 +158,11 @@ impl SentinelSet {
         self.link(number).cut(Cut { clients: true, ..Cut::peers() });
     }
 
+    /// Silences the connections that clients have open to a server now.
+    pub(crate) fn silence(&self, number: usize) {
+        self.link(number).silence();
+    }
+
     /// Ends all cuts of a server.
     pub(crate) fn heal(&self, number: usize) {
         self.link(number).cut(Cut::default());

@@ -1,0 +1,240 @@
+//! One row of the table: a ledger on a store.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::time::{Instant, sleep};
+
+use crate::faults;
+use crate::hostile::Requests;
+use crate::load::Load;
+use crate::log::{Kind, Log};
+use crate::receivers::Receivers;
+use crate::store::Store;
+use crate::verdict::{self, Verdict};
+
+/// A row that acknowledges nothing for this time ends with an error.
+const PROGRESS: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum StoreKind {
+    Sqlite,
+    Postgres,
+    PostgresSync,
+    Redis,
+    Sentinel,
+    Cluster,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum LedgerKind {
+    Lease,
+    OnArrival,
+    Transactional,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Row {
+    pub(crate) store: StoreKind,
+    pub(crate) ledger: LedgerKind,
+}
+
+const STORES: [(StoreKind, &str); 6] = [
+    (StoreKind::Sqlite, "sqlite"),
+    (StoreKind::Postgres, "postgres"),
+    (StoreKind::PostgresSync, "postgres-sync"),
+    (StoreKind::Redis, "redis"),
+    (StoreKind::Sentinel, "sentinel"),
+    (StoreKind::Cluster, "cluster"),
+];
+
+const LEDGERS: [(LedgerKind, &str); 3] = [
+    (LedgerKind::Lease, "lease"),
+    (LedgerKind::OnArrival, "on-arrival"),
+    (LedgerKind::Transactional, "transactional"),
+];
+
+impl Row {
+    /// Returns every ledger that a store has, on every store.
+    pub(crate) fn all() -> Vec<Self> {
+        let rows = STORES.into_iter().flat_map(|(store, _)| {
+            LEDGERS.into_iter().map(move |(ledger, _)| Self { store, ledger })
+        });
+        let keeps_effects = |store| {
+            matches!(store, StoreKind::Sqlite | StoreKind::Postgres | StoreKind::PostgresSync)
+        };
+        rows.filter(|row| row.ledger != LedgerKind::Transactional || keeps_effects(row.store))
+            .collect()
+    }
+
+    pub(crate) fn store_name(self) -> &'static str {
+        STORES.iter().find(|store| store.0 == self.store).expect("every store").1
+    }
+
+    pub(crate) fn ledger_name(self) -> &'static str {
+        LEDGERS.iter().find(|ledger| ledger.0 == self.ledger).expect("every ledger").1
+    }
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.store_name(), self.ledger_name())
+    }
+}
+
+impl FromStr for Row {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let named = Self::all().into_iter().find(|row| row.to_string() == name);
+        named.ok_or_else(|| format!("no row `{name}`: see --list"))
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Plan {
+    pub(crate) deliveries: u64,
+    pub(crate) seed: u64,
+    /// Ends the row early.
+    pub(crate) time: Option<Duration>,
+}
+
+/// What a row shows.
+pub(crate) struct Report {
+    /// Acknowledged.
+    pub(crate) deliveries: u64,
+    pub(crate) events: usize,
+    pub(crate) kills: usize,
+    pub(crate) restarts: usize,
+    pub(crate) failovers: usize,
+    pub(crate) backends: usize,
+    pub(crate) silences: usize,
+    pub(crate) write_locks: usize,
+    pub(crate) hang_ups: u64,
+    pub(crate) hostile: u64,
+    pub(crate) verdict: Verdict,
+    pub(crate) time: Duration,
+    pub(crate) version: String,
+    /// Why the row has failed, if it has.
+    pub(crate) faults: Vec<String>,
+}
+
+/// Runs a row, with servers and receivers of its own.
+pub(crate) fn run(row: Row, plan: Plan) -> Result<Report, String> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| error.to_string())?;
+    let report = runtime.block_on(run_in(row, plan));
+    runtime.shutdown_timeout(Duration::from_secs(10));
+    report
+}
+
+async fn run_in(row: Row, plan: Plan) -> Result<Report, String> {
+    let store = Store::start(row.store).await;
+    let version = store.version().await;
+    store.effects().await?.create_tables().await.map_err(|error| error.to_string())?;
+    let log = Log::default();
+    let (url, effects) = (store.url(), store.effects_url());
+    let receivers = Receivers::start(row, &url, &effects, plan.seed, &log).await?;
+    let load = Arc::new(Load::new(receivers.ports(), plan.deliveries, plan.seed));
+    let hostile = Requests::default();
+    let start = Instant::now();
+    // Its parts block their thread for a moment.
+    let store = {
+        let faults = faults::of_store(row.store, plan.deliveries, plan.seed);
+        let (load, log, runtime) =
+            (Arc::clone(&load), log.clone(), tokio::runtime::Handle::current());
+        tokio::task::spawn_blocking(move || {
+            runtime.block_on(faults::inflict(load, store, faults, log))
+        })
+    };
+    let kills = faults::kills(plan.deliveries, plan.seed);
+    let all = async {
+        tokio::try_join!(
+            async { store.await.map_err(|error| format!("a fault of the store: {error}")) },
+            load.run(),
+            faults::kill_receivers(&load, &receivers, kills),
+            async {
+                hostile.run(&load).await;
+                Ok(())
+            },
+        )
+    };
+    let store = tokio::select! {
+        done = all => done?.0,
+        error = watch(row, &load, &log, plan) => return Err(error),
+    };
+    receivers.drain().await?;
+    let time = start.elapsed();
+    let events = load.acknowledgements();
+    let mut database = store.effects().await?;
+    let done = std::mem::take(&mut *log.faults());
+    let verdict = verdict::judge(row, &mut database, &events, &done).await;
+    let verdict = verdict.map_err(|error| format!("the counts: {error}"))?;
+    drop(receivers);
+    let mut faults = verdict.faults();
+    for (answer, count) in load.wrong.lock().unwrap().iter() {
+        faults.push(format!("{count} deliveries got a wrong answer: {answer}"));
+    }
+    for (answer, count) in hostile.wrong.lock().unwrap().iter() {
+        faults.push(format!("{count} hostile requests got a wrong answer: {answer}"));
+    }
+    Ok(Report {
+        deliveries: load.acknowledged(),
+        events: events.len(),
+        kills: done.deaths.len(),
+        restarts: done.count(Kind::Restart),
+        failovers: done.count(Kind::Failover),
+        backends: done.count(Kind::Backend),
+        silences: done.count(Kind::Silence),
+        write_locks: done.count(Kind::WriteLock),
+        hang_ups: load.hang_ups.load(Ordering::Relaxed),
+        hostile: hostile.sent.load(Ordering::Relaxed),
+        verdict,
+        time,
+        version,
+        faults,
+    })
+}
+
+/// Prints the progress, and ends the load when its time is over. Returns why the row cannot go on.
+async fn watch(row: Row, load: &Load, log: &Log, plan: Plan) -> String {
+    let start = Instant::now();
+    let (mut last, mut moved, mut told) = (0, start, start);
+    loop {
+        sleep(Duration::from_millis(200)).await;
+        if plan.time.is_some_and(|time| start.elapsed() > time) {
+            load.stop();
+        }
+        if let Some(receiver) = log.faults().ended.first() {
+            return format!("receiver {receiver} ended by itself");
+        }
+        let acknowledged = load.acknowledged();
+        if acknowledged > last {
+            (last, moved) = (acknowledged, Instant::now());
+        }
+        let summary = || {
+            let faults = log.faults();
+            let store: Vec<_> = faults.store.iter().map(|fault| fault.0).collect();
+            let under_way = faults.store.last().filter(|fault| fault.1.1 == u64::MAX);
+            format!(
+                "{acknowledged} of {} deliveries, {} kills, store: {store:?}, under way: {:?}, \
+                 other answers: {}",
+                plan.deliveries,
+                faults.deaths.len(),
+                under_way.map(|fault| fault.0),
+                load.answers()
+            )
+        };
+        if moved.elapsed() > PROGRESS {
+            return format!("no delivery was acknowledged for {PROGRESS:?}: {}", summary());
+        }
+        if told.elapsed() > Duration::from_secs(10) {
+            told = Instant::now();
+            eprintln!("{row}: {:.0} s: {}", start.elapsed().as_secs_f64(), summary());
+        }
+    }
+}
