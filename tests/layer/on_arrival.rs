@@ -1,7 +1,6 @@
 //! The on-arrival ledger never sends a claim that it could not release.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tower::Layer;
 use tower_dedup::DedupLayer;
