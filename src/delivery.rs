@@ -297,8 +297,9 @@ impl Delivery {
         self.0.attempt
     }
 
-    /// Returns `true` if an earlier attempt lost its lease: its process died or stalled. The
-    /// earlier handler may have half-run, or may still be running.
+    /// Returns `true` if the attempt before this one lost its lease: its process died or stalled. The
+    /// earlier handler may have half-run, or may still be running. An attempt that fails releases the
+    /// key, so the attempt after it is no takeover.
     #[must_use]
     pub fn is_takeover(&self) -> bool {
         self.0.takeover

@@ -1,6 +1,6 @@
 //! One delivery: what its process knows of it.
 
-use super::store::{Call, Key, Reply, Token};
+use super::store::{Action, Call, Reply, Token};
 
 pub(crate) type Process = u8;
 
@@ -9,8 +9,8 @@ pub(crate) type Process = u8;
 pub(crate) struct Delivery {
     /// How often the sender still sends.
     pub(crate) attempts: u8,
-    /// How often its handler has succeeded, at most 3.
-    pub(crate) successes: u8,
+    /// How often its handler has succeeded; on arrival, how often it has begun. At most 3.
+    pub(crate) runs: u8,
     pub(crate) phase: Phase,
 }
 
@@ -24,18 +24,29 @@ pub(crate) enum Phase {
     Calling {
         process: Process,
         token: Token,
-        call: Call,
+        action: Action,
         replies: Vec<Reply>,
+        view: View,
     },
     Running {
         process: Process,
         token: Token,
         takeover: bool,
+        view: View,
     },
     /// Answered with 2xx, by the handler or as a duplicate.
     Acknowledged {
         duplicate: bool,
     },
+}
+
+/// What the process of a claim knows beyond the replies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub(crate) struct View {
+    /// One bit for each place: its completion was pending in this process when the claim began.
+    pub(crate) pending: u8,
+    /// On arrival: a release has ended in this process since the claim began.
+    pub(crate) removed: bool,
 }
 
 impl Phase {
@@ -45,21 +56,22 @@ impl Phase {
             Self::Idle { .. } | Self::Acknowledged { .. } => None,
         }
     }
+
+    pub(crate) fn token(&self) -> Option<Token> {
+        match self {
+            Self::Calling { token, .. } | Self::Running { token, .. } => Some(*token),
+            Self::Idle { .. } | Self::Acknowledged { .. } => None,
+        }
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        matches!(self, Self::Running { .. })
+    }
 }
 
-/// A call that a process repeats in the background, for one key.
+/// A call that a process repeats in the background.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Job {
     pub(crate) process: Process,
     pub(crate) call: Call,
-    pub(crate) token: Token,
-    pub(crate) key: Key,
-}
-
-/// A call that nobody waits for any more, and that the store may still execute.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Late {
-    pub(crate) call: Call,
-    pub(crate) token: Token,
-    pub(crate) key: Key,
 }

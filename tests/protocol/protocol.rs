@@ -1,16 +1,19 @@
-//! [`Protocol`]: the states, the steps, and the rules of the ledger.
+//! [`Protocol`]: the states and the steps. `ledger` has the rules of the ledgers.
 
 use std::collections::BTreeSet;
 
 use stateright::{Model, Property};
 
-use super::delivery::{Delivery, Job, Late, Phase, Process};
+use super::delivery::{Delivery, Job, Phase, Process, View};
 use super::properties;
-use super::store::{Call, Key, Reply, Row, Store, Token};
+use super::store::{Action, Call, Key, Reply, Row, Store, Token};
 
-const PROCESSES: Process = 2;
-/// How often a sender sends.
-const ATTEMPTS: u8 = 2;
+/// Which of the ledgers the deliveries use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ledger {
+    Lease,
+    OnArrival,
+}
 
 /// How many faults of each kind a run may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -21,25 +24,52 @@ pub(crate) struct Faults {
     pub(crate) lapses: u8,
     pub(crate) expiries: u8,
     pub(crate) failovers: u8,
+    /// Outages of the store of ten minutes, after which a background write is given up.
+    pub(crate) outages: u8,
 }
 
-/// The rules that are broken on purpose.
+/// The rules that are broken on purpose. The table in `main.rs` has each of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rule {
+    ClaimIsCompleteAtOnce,
     ClaimRespectsLeases,
     CompleteIsADuplicate,
     CompletionCountsAfterTheLease,
+    DuplicateCompletesItsKey,
+    DuplicateReleasesItsSecondIdentity,
     FailureIsReleased,
     InFlightIsNoDuplicate,
+    LostCompletionIsRepeated,
+    PairIsClaimedByOne,
+    PendingIsADuplicate,
+    ReleaseIsReplicated,
     ReleaseNeedsTheToken,
+    ReleaseSparesCompletions,
+    ReleaseWaitsForTheClaim,
+    ReleasingIsInFlight,
+    RemovalIsNoticed,
     RenewalRespectsOthers,
+    RenewalSparesCompletions,
+    RepeatedClaimIsFirst,
+    SharedClaimIsInFlight,
     SuccessIsCompleted,
+    UnknownClaimIsReleased,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) struct Protocol {
+    pub(crate) ledger: Ledger,
     /// The identities of each delivery's event, sorted.
     pub(crate) deliveries: Vec<Vec<Key>>,
+    /// The place of each event's key; the other place has its second identity.
+    pub(crate) key_at: usize,
+    pub(crate) processes: Process,
+    /// How often a sender sends.
+    pub(crate) attempts: u8,
+    /// The adapter knows which keys are the identities of one event, as the Redis adapter does.
+    pub(crate) pairs: bool,
+    /// Other deliveries may come between a lost reply and the end of its `store_timeout`.
+    pub(crate) slow: bool,
     pub(crate) faults: Faults,
     pub(crate) broken: Option<Rule>,
 }
@@ -49,7 +79,8 @@ pub(crate) struct State {
     pub(crate) store: Store,
     pub(crate) deliveries: Vec<Delivery>,
     pub(crate) jobs: BTreeSet<Job>,
-    pub(crate) late: BTreeSet<Late>,
+    /// Calls that nobody waits for any more, and that the store may still execute.
+    pub(crate) late: BTreeSet<Call>,
     /// The faults that may still happen.
     pub(crate) left: Faults,
 }
@@ -61,23 +92,29 @@ pub(crate) enum Fate {
     /// The client repeats it; the reply to the second execution arrives.
     Repeated,
     ReplyLost,
+    /// As `ReplyLost`, but the caller still waits.
+    Hangs,
     NotExecuted,
     /// The caller has given up, and the store executes the call later.
     Late,
 }
 
-const UNKNOWN: [Fate; 3] = [Fate::ReplyLost, Fate::NotExecuted, Fate::Late];
-
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Step {
     Deliver(usize, Process),
     Call(usize, Fate),
+    /// The caller of a call that hangs gives up.
+    TimeOut(usize),
     Handler(usize, bool),
     Renew(usize),
+    /// A renewal is executed late.
+    RenewLate(usize),
     Job(Job, Fate),
+    /// The lease of a pending completion is renewed.
+    RenewJob(Job),
     /// A job ends without success, after its bound.
     GiveUp(Job),
-    Arrive(Late),
+    Arrive(Call),
     Lapse(Key),
     Expire(Key),
     Crash(Process),
@@ -86,13 +123,32 @@ pub(crate) enum Step {
 }
 
 impl Protocol {
-    pub(crate) fn of(deliveries: &[&[Key]]) -> Self {
-        let deliveries = deliveries.iter().map(|keys| keys.to_vec()).collect();
-        Self { deliveries, faults: Faults::default(), broken: None }
+    /// Two processes, and one delivery of an event with each of these lists of identities.
+    pub(crate) fn of(ledger: Ledger, deliveries: &[&[Key]]) -> Self {
+        Self {
+            ledger,
+            deliveries: deliveries.iter().map(|keys| keys.to_vec()).collect(),
+            key_at: 0,
+            processes: 2,
+            attempts: 2,
+            pairs: true,
+            slow: false,
+            faults: Faults::default(),
+            broken: None,
+        }
     }
 
-    fn holds(&self, rule: Rule) -> bool {
+    pub(crate) fn holds(&self, rule: Rule) -> bool {
         self.broken != Some(rule)
+    }
+
+    pub(crate) fn execute(&self, state: &mut State, call: Call) -> Reply {
+        state.store.execute(call, self.ledger, self.broken)
+    }
+
+    /// Two deliveries with a common identity report one event.
+    pub(crate) fn share_an_identity(&self, a: usize, b: usize) -> bool {
+        self.deliveries[a].iter().any(|key| self.deliveries[b].contains(key))
     }
 
     fn keys(&self) -> BTreeSet<Key> {
@@ -101,158 +157,146 @@ impl Protocol {
 
     /// The sender sends once more, to this process.
     fn deliver(&self, state: &mut State, index: usize, process: Process) {
+        let view = View { pending: self.pending(state, index, process), removed: false };
         let delivery = &mut state.deliveries[index];
         let number = Token::try_from(index).expect("few deliveries");
-        let token = number * ATTEMPTS + ATTEMPTS - delivery.attempts;
+        let token = number * self.attempts + self.attempts - delivery.attempts;
         delivery.attempts -= 1;
-        delivery.phase = Phase::Calling { process, token, call: Call::Claim, replies: Vec::new() };
+        let (action, replies) = (Action::Claim, Vec::new());
+        delivery.phase = Phase::Calling { process, token, action, replies, view };
         self.skip_pending(state, index);
     }
 
     /// A key whose completion is pending in this process is complete for it, without a call.
     fn skip_pending(&self, state: &mut State, index: usize) {
-        while let Phase::Calling { process, call: Call::Claim, replies, .. } =
+        if let Phase::Calling { action: Action::Claim, replies, view, .. } =
             &mut state.deliveries[index].phase
         {
-            let Some(key) = self.deliveries[index].get(replies.len()) else { break };
-            let is_pending =
-                |job: &Job| (job.process, job.call, job.key) == (*process, Call::Complete, *key);
-            if !state.jobs.iter().any(is_pending) {
-                return;
+            let count = self.deliveries[index].len();
+            while self.holds(Rule::PendingIsADuplicate)
+                && replies.len() < count
+                && view.pending & 1 << replies.len() != 0
+            {
+                replies.push(Reply::Duplicate);
             }
-            replies.push(Reply::Duplicate);
         }
         self.end_of_call(state, index);
     }
 
-    fn call(&self, state: &mut State, index: usize, fate: Fate) {
-        let Phase::Calling { process, token, call, replies } = &state.deliveries[index].phase
-        else {
-            return;
+    /// Returns the call that is under way.
+    fn current(&self, delivery: &Delivery, keys: &[Key]) -> Option<Call> {
+        let Phase::Calling { token, action, replies, view, .. } = &delivery.phase else {
+            return None;
         };
-        let (process, token, call, place) = (*process, *token, *call, replies.len());
-        let key = self.deliveries[index][place];
+        let key = *keys.get(replies.len())?;
+        let is_pair_of_other = match replies.last() {
+            // The pending key was not asked for.
+            Some(_) if view.pending != 0 => false,
+            Some(Reply::InFlight) => true,
+            Some(Reply::Duplicate) => self.ledger == Ledger::OnArrival,
+            _ => false,
+        };
+        let only_looks = *action == Action::Claim
+            && is_pair_of_other
+            && self.pairs
+            && self.holds(Rule::PairIsClaimedByOne);
+        let action = if only_looks { Action::Look } else { *action };
+        Some(Call { action, token: *token, key })
+    }
+
+    fn call(&self, state: &mut State, index: usize, fate: Fate) {
+        let keys = &self.deliveries[index];
+        let Some(call) = self.current(&state.deliveries[index], keys) else { return };
         let reply = match fate {
-            Fate::Replied => Some(state.store.execute(call, token, key, self.broken)),
+            Fate::Replied => Some(self.execute(state, call)),
             Fate::Repeated => {
-                state.store.execute(call, token, key, self.broken);
-                Some(state.store.execute(call, token, key, self.broken))
+                self.execute(state, call);
+                Some(self.execute(state, call))
+            }
+            Fate::Hangs => {
+                self.execute(state, call);
+                Some(Reply::Lost)
             }
             Fate::ReplyLost => {
-                state.store.execute(call, token, key, self.broken);
+                self.execute(state, call);
                 None
             }
             Fate::NotExecuted => None,
             Fate::Late => {
-                state.late.insert(Late { call, token, key });
+                state.late.insert(call);
                 None
             }
         };
-        let Some(reply) = reply else { return self.unknown(state, index, process, token, call) };
+        let Some(reply) = reply else { return self.unknown(state, index) };
         if let Phase::Calling { replies, .. } = &mut state.deliveries[index].phase {
             replies.push(reply);
         }
-        self.skip_pending(state, index);
-    }
-
-    /// The outcome of a call is unknown. The keys after the current one were not asked for.
-    fn unknown(&self, state: &mut State, index: usize, process: Process, token: Token, call: Call) {
-        // A claim and a release are released in the background, a completion is completed.
-        let again = if call == Call::Complete { Call::Complete } else { Call::Release };
-        for key in &self.deliveries[index] {
-            state.jobs.insert(Job { process, call: again, token, key: *key });
+        if reply != Reply::Lost {
+            self.skip_pending(state, index);
         }
-        state.deliveries[index].phase = match call {
-            // The handler has succeeded: its response is the answer.
-            Call::Complete => Phase::Acknowledged { duplicate: false },
-            _ => Phase::Idle { in_flight: false },
-        };
-    }
-
-    fn end_of_call(&self, state: &mut State, index: usize) {
-        let keys = &self.deliveries[index];
-        let Phase::Calling { process, token, call, replies } = &state.deliveries[index].phase
-        else {
-            return;
-        };
-        if replies.len() < keys.len() {
-            return;
-        }
-        let (process, token, call, replies) = (*process, *token, *call, replies.clone());
-        let claimed = |place: &usize| matches!(replies[*place], Reply::First { .. });
-        let in_flight = replies.contains(&Reply::InFlight);
-        let is_duplicate = replies.contains(&Reply::Duplicate)
-            || (in_flight && !self.holds(Rule::InFlightIsNoDuplicate));
-        state.deliveries[index].phase = match call {
-            Call::Claim if is_duplicate => {
-                for place in (0..keys.len()).filter(claimed) {
-                    // It was handled under its second identity; nothing was handled under that one.
-                    let call = if place == 0 { Call::Complete } else { Call::Release };
-                    state.jobs.insert(Job { process, call, token, key: keys[place] });
-                }
-                Phase::Acknowledged { duplicate: true }
-            }
-            Call::Claim if in_flight => {
-                for place in (0..keys.len()).filter(claimed) {
-                    let key = keys[place];
-                    state.jobs.insert(Job { process, call: Call::Release, token, key });
-                }
-                Phase::Idle { in_flight: true }
-            }
-            Call::Claim => {
-                let takeover = replies.contains(&Reply::First { takeover: true });
-                Phase::Running { process, token, takeover }
-            }
-            Call::Complete => Phase::Acknowledged { duplicate: false },
-            Call::Release | Call::Renew => Phase::Idle { in_flight: false },
-        };
-    }
-
-    fn handler(&self, state: &mut State, index: usize, success: bool) {
-        let delivery = &mut state.deliveries[index];
-        let Phase::Running { process, token, .. } = delivery.phase else { return };
-        delivery.successes = (delivery.successes + u8::from(success)).min(3);
-        let rule = if success { Rule::SuccessIsCompleted } else { Rule::FailureIsReleased };
-        let call = if success == self.holds(rule) { Call::Complete } else { Call::Release };
-        delivery.phase = Phase::Calling { process, token, call, replies: Vec::new() };
     }
 
     fn job(&self, state: &mut State, job: Job, fate: Fate) {
-        state.store.execute(job.call, job.token, job.key, self.broken);
-        // Otherwise it stays, and is repeated.
-        if fate == Fate::Replied {
-            state.jobs.remove(&job);
+        if fate == Fate::Late {
+            state.late.insert(job.call);
+            return;
+        }
+        let reply = self.execute(state, job.call);
+        if fate != Fate::Replied {
+            return;
+        }
+        if self.waits_for_replica(state, job) {
+            state.store.replicate();
+        }
+        if !self.is_repeated(state, job, reply) {
+            self.end_job(state, job);
         }
     }
 
     fn crash(&self, state: &mut State, process: Process) {
+        // The calls that are under way may be executed.
+        let jobs = state.jobs.iter().filter(|job| job.process == process).map(|job| job.call);
+        state.late.extend(jobs);
         state.jobs.retain(|job| job.process != process);
         for (delivery, keys) in state.deliveries.iter_mut().zip(&self.deliveries) {
-            if delivery.phase.process() != Some(process) {
-                continue;
+            if delivery.phase.process() == Some(process) {
+                state.late.extend(self.current(delivery, keys));
+                delivery.phase = Phase::Idle { in_flight: false };
             }
-            // The call that is under way may be executed.
-            if let Phase::Calling { token, call, replies, .. } = &delivery.phase {
-                let (token, call, key) = (*token, *call, keys[replies.len()]);
-                state.late.insert(Late { call, token, key });
-            }
-            delivery.phase = Phase::Idle { in_flight: false };
         }
     }
 
-    /// Renews the leases of a delivery that runs or completes. Returns `false` if that changes nothing.
-    fn renew(&self, state: &mut State, index: usize) -> bool {
-        let token = match &state.deliveries[index].phase {
-            Phase::Running { token, .. } | Phase::Calling { token, call: Call::Complete, .. } => {
-                *token
-            }
-            _ => return false,
-        };
-        let before = state.store.rows();
-        for key in &self.deliveries[index] {
-            state.store.execute(Call::Renew, token, *key, self.broken);
+    /// Returns one bit for each token with which calls may still come.
+    fn used_tokens(state: &State) -> u16 {
+        let held = state.deliveries.iter().filter_map(|delivery| delivery.phase.token());
+        let jobs = state.jobs.iter().map(|job| job.call.token);
+        let tokens = held.chain(jobs).chain(state.late.iter().map(|call| call.token));
+        tokens.fold(0, |used, token| used | 1 << token)
+    }
+
+    /// Makes states equal that differ in nothing that matters: so there are fewer.
+    fn normalize(&self, mut state: State) -> State {
+        // Without a failover, nobody sees what the replica lacks.
+        if state.left.failovers == 0 {
+            state.store.replicate();
         }
-        before != state.store.rows()
+        let used = Self::used_tokens(&state);
+        state.store.forget_tokens(|token| used & 1 << token != 0);
+        // The processes are alike: the first that has anything to do is number 0.
+        let in_phases = state.deliveries.iter().find_map(|delivery| delivery.phase.process());
+        let first = in_phases.or_else(|| state.jobs.first().map(|job| job.process));
+        if first.is_some_and(|process| process != 0) {
+            for delivery in &mut state.deliveries {
+                if let Phase::Calling { process, .. } | Phase::Running { process, .. } =
+                    &mut delivery.phase
+                {
+                    *process = 1 - *process;
+                }
+            }
+            let jobs = state.jobs.iter();
+            state.jobs = jobs.map(|job| Job { process: 1 - job.process, ..*job }).collect();
+        }
+        state
     }
 }
 
@@ -261,8 +305,8 @@ impl Model for Protocol {
     type Action = Step;
 
     fn init_states(&self) -> Vec<State> {
-        let delivery =
-            Delivery { attempts: ATTEMPTS, successes: 0, phase: Phase::Idle { in_flight: false } };
+        let phase = Phase::Idle { in_flight: false };
+        let delivery = Delivery { attempts: self.attempts, runs: 0, phase };
         vec![State {
             store: Store::new(),
             deliveries: vec![delivery; self.deliveries.len()],
@@ -275,18 +319,19 @@ impl Model for Protocol {
     fn actions(&self, state: &State, steps: &mut Vec<Step>) {
         let left = state.left;
         for (index, delivery) in state.deliveries.iter().enumerate() {
-            match delivery.phase {
+            match &delivery.phase {
                 Phase::Idle { .. } if delivery.attempts > 0 => {
-                    // The processes are alike, so the first attempt goes to the first of them.
-                    let is_first = index == 0 && delivery.attempts == ATTEMPTS;
-                    let processes = if is_first { 1 } else { PROCESSES };
-                    steps.extend((0..processes).map(|process| Step::Deliver(index, process)));
+                    steps.extend((0..self.processes).map(|process| Step::Deliver(index, process)));
+                }
+                Phase::Calling { replies, .. } if replies.last() == Some(&Reply::Lost) => {
+                    steps.push(Step::TimeOut(index));
                 }
                 Phase::Calling { .. } => {
                     steps.push(Step::Call(index, Fate::Replied));
                     if left.calls > 0 {
-                        steps.push(Step::Call(index, Fate::Repeated));
-                        steps.extend(UNKNOWN.map(|fate| Step::Call(index, fate)));
+                        let lost = if self.slow { Fate::Hangs } else { Fate::ReplyLost };
+                        let fates = [Fate::Repeated, lost, Fate::NotExecuted, Fate::Late];
+                        steps.extend(fates.map(|fate| Step::Call(index, fate)));
                     }
                 }
                 Phase::Running { .. } => {
@@ -294,25 +339,35 @@ impl Model for Protocol {
                 }
                 Phase::Idle { .. } | Phase::Acknowledged { .. } => {}
             }
-            steps.push(Step::Renew(index));
+            if self.renewed(state, index).is_some() {
+                steps.push(Step::Renew(index));
+                if left.calls > 0 {
+                    steps.push(Step::RenewLate(index));
+                }
+            }
         }
         for job in &state.jobs {
             steps.push(Step::Job(*job, Fate::Replied));
-            steps.push(Step::GiveUp(*job));
+            if self.loses_nothing(*job) || left.outages > 0 {
+                steps.push(Step::GiveUp(*job));
+            }
             if left.calls > 0 {
-                steps.push(Step::Job(*job, Fate::ReplyLost));
+                steps.extend([Fate::ReplyLost, Fate::Late].map(|fate| Step::Job(*job, fate)));
+            }
+            if job.call.action == Action::Complete && left.lapses < self.faults.lapses {
+                steps.push(Step::RenewJob(*job));
             }
         }
         steps.extend(state.late.iter().copied().map(Step::Arrive));
         for key in self.keys() {
             match state.store.row(key) {
                 Row::Leased(_) if left.lapses > 0 => steps.push(Step::Lapse(key)),
-                Row::Complete if left.expiries > 0 => steps.push(Step::Expire(key)),
+                Row::Complete(_) if left.expiries > 0 => steps.push(Step::Expire(key)),
                 _ => {}
             }
         }
         if left.crashes > 0 {
-            steps.extend((0..PROCESSES).map(Step::Crash));
+            steps.extend((0..self.processes).map(Step::Crash));
         }
         if left.failovers > 0 && state.store.is_ahead() {
             steps.extend([Step::Replicate, Step::FailOver]);
@@ -327,26 +382,33 @@ impl Model for Protocol {
                 state.left.calls -= u8::from(fate != Fate::Replied);
                 self.call(&mut state, index, fate);
             }
+            Step::TimeOut(index) => self.unknown(&mut state, index),
             Step::Handler(index, success) => self.handler(&mut state, index, success),
             Step::Renew(index) => {
-                if !self.renew(&mut state, index) {
-                    return None;
+                let token = self.renewed(before, index)?;
+                for key in self.deliveries[index].iter().copied() {
+                    self.execute(&mut state, Call { action: Action::Renew, token, key });
                 }
+            }
+            Step::RenewLate(index) => {
+                state.left.calls -= 1;
+                let (token, key) = (self.renewed(before, index)?, self.deliveries[index][0]);
+                state.late.insert(Call { action: Action::Renew, token, key });
             }
             Step::Job(job, fate) => {
                 state.left.calls -= u8::from(fate != Fate::Replied);
                 self.job(&mut state, job, fate);
             }
-            // A completion is given up after ten minutes only: the lease lapses then.
-            Step::GiveUp(job) => {
-                if job.call == Call::Complete {
-                    state.left.lapses = state.left.lapses.checked_sub(1)?;
-                }
-                state.jobs.remove(&job);
+            Step::RenewJob(job) => {
+                self.execute(&mut state, Call { action: Action::Renew, ..job.call });
             }
-            Step::Arrive(late) => {
-                state.late.remove(&late);
-                state.store.execute(late.call, late.token, late.key, self.broken);
+            Step::GiveUp(job) => {
+                state.left.outages -= u8::from(!self.loses_nothing(job));
+                self.end_job(&mut state, job);
+            }
+            Step::Arrive(call) => {
+                state.late.remove(&call);
+                self.execute(&mut state, call);
             }
             Step::Lapse(key) => {
                 state.left.lapses -= 1;
@@ -368,11 +430,8 @@ impl Model for Protocol {
                 state.store.fail_over();
             }
         }
-        // Without a failover, nobody sees what the replica lacks.
-        if state.left.failovers == 0 {
-            state.store.replicate();
-        }
-        Some(state)
+        let state = self.normalize(state);
+        (state != *before).then_some(state)
     }
 
     fn properties(&self) -> Vec<Property<Self>> {

@@ -1,12 +1,17 @@
 //! The store: one row for each key, and the rules by which calls change it.
+//!
+//! The code: `src/adapter/redis/lua/*.lua` with `calls.rs`, `src/adapter/sql/row.rs`, and the statements
+//! of Postgres and SQLite.
 
-use super::protocol::Rule;
+use super::protocol::{Ledger, Rule};
 
 /// The name of one claim.
 pub(crate) type Token = u8;
 pub(crate) type Key = u8;
 
 pub(crate) const KEYS: usize = 3;
+/// A token that no call carries any more.
+pub(crate) const NOBODY: Token = 15;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub(crate) enum Row {
@@ -15,24 +20,40 @@ pub(crate) enum Row {
     Leased(Token),
     Lapsed(Token),
     Released,
-    Complete,
+    /// A completion keeps the holder's token.
+    Complete(Token),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Call {
+pub(crate) enum Action {
     Claim,
+    /// Finds a free key in flight: `only_look` of `Shared::claim_pair` in `src/adapter/redis/calls.rs`.
+    Look,
     Renew,
     Complete,
     Release,
 }
 
-/// The reply to a claim; the other calls have no reply that matters here.
+/// A call for one key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Call {
+    pub(crate) action: Action,
+    pub(crate) token: Token,
+    pub(crate) key: Key,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Reply {
-    First { takeover: bool },
+    First {
+        takeover: bool,
+    },
     Duplicate,
     InFlight,
     Done,
+    /// Of a release.
+    NotHeld,
+    /// The store has executed the call, and its reply does not arrive.
+    Lost,
 }
 
 pub(crate) type Rows = [Row; KEYS];
@@ -68,47 +89,25 @@ impl Store {
     }
 
     /// Executes a call for one key.
-    pub(crate) fn execute(
-        &mut self,
-        call: Call,
-        token: Token,
-        key: Key,
-        broken: Option<Rule>,
-    ) -> Reply {
-        let holds = |rule| broken != Some(rule);
-        let row = self.row(key);
-        let is_mine = matches!(row, Row::Leased(holder) | Row::Lapsed(holder) if holder == token);
-        let leased = Row::Leased(token);
-        let first = |takeover| (leased, Reply::First { takeover });
-        let (after, reply) = match (call, row) {
-            (Call::Claim, Row::Complete) if holds(Rule::CompleteIsADuplicate) => {
-                (row, Reply::Duplicate)
-            }
-            (Call::Claim, Row::Leased(_)) if !is_mine && holds(Rule::ClaimRespectsLeases) => {
-                (row, Reply::InFlight)
-            }
-            (Call::Claim, Row::Lapsed(_)) => first(!is_mine),
-            (Call::Claim, _) => first(false),
-            (Call::Renew, Row::Absent) => (leased, Reply::Done),
-            (Call::Renew, _) if is_mine => (leased, Reply::Done),
-            (Call::Renew, Row::Leased(_)) if !holds(Rule::RenewalRespectsOthers) => {
-                (leased, Reply::Done)
-            }
-            (Call::Complete, _) if is_mine || holds(Rule::CompletionCountsAfterTheLease) => {
-                (Row::Complete, Reply::Done)
-            }
-            (Call::Release, Row::Leased(_) | Row::Lapsed(_))
-                if is_mine || !holds(Rule::ReleaseNeedsTheToken) =>
-            {
-                (Row::Released, Reply::Done)
-            }
-            _ => (row, Reply::Done),
+    pub(crate) fn execute(&mut self, call: Call, ledger: Ledger, broken: Option<Rule>) -> Reply {
+        let Call { action, token, key } = call;
+        let (row, place) = (self.row(key), usize::from(key));
+        let (after, reply) = match ledger {
+            Ledger::Lease => under_lease(action, row, token, broken),
+            Ledger::OnArrival => on_arrival(action, row, token, broken),
         };
-        let place = usize::from(key);
-        self.forgot |= matches!(reply, Reply::First { .. }) && self.completed[place];
+        let is_first = matches!(reply, Reply::First { .. });
+        self.forgot |= is_first && self.completed[place] && row != Row::Complete(token);
         self.stole |= matches!((row, after), (Row::Leased(a), Row::Leased(b)) if a != b);
         // Also if the row does not show it: the caller was told.
-        self.completed[place] |= call == Call::Complete;
+        self.completed[place] |= match ledger {
+            Ledger::Lease => action == Action::Complete,
+            Ledger::OnArrival => is_first,
+        };
+        // The claim of a delivery that was answered with 503, and never ran.
+        if ledger == Ledger::OnArrival && action == Action::Release && row == Row::Complete(token) {
+            self.completed[place] = false;
+        }
         self.write(key, after);
         reply
     }
@@ -138,8 +137,7 @@ impl Store {
 
     /// The replica has every write now.
     pub(crate) fn replicate(&mut self) {
-        let rows = self.rows();
-        self.history = vec![rows];
+        self.history.drain(..self.history.len() - 1);
     }
 
     /// The replica becomes the primary: the writes that it lacks are lost.
@@ -147,7 +145,94 @@ impl Store {
         self.history.truncate(1);
         let rows = self.rows();
         for (completed, row) in self.completed.iter_mut().zip(rows) {
-            *completed &= row == Row::Complete;
+            *completed &= matches!(row, Row::Complete(_));
         }
+    }
+
+    /// Makes states equal that differ in tokens of which no call comes any more.
+    pub(crate) fn forget_tokens(&mut self, is_used: impl Fn(Token) -> bool) {
+        for row in self.history.iter_mut().flatten() {
+            if let Row::Leased(token) | Row::Lapsed(token) | Row::Complete(token) = row
+                && !is_used(*token)
+            {
+                *token = NOBODY;
+            }
+        }
+    }
+}
+
+/// Returns the row after the call, and the reply.
+fn under_lease(action: Action, row: Row, token: Token, broken: Option<Rule>) -> (Row, Reply) {
+    let holds = |rule| broken != Some(rule);
+    let is_mine = matches!(row, Row::Leased(holder) | Row::Lapsed(holder) if holder == token);
+    let leased = Row::Leased(token);
+    let first = |takeover| (leased, Reply::First { takeover });
+    match (action, row) {
+        (Action::Claim | Action::Look, Row::Complete(_)) if holds(Rule::CompleteIsADuplicate) => {
+            (row, Reply::Duplicate)
+        }
+        (Action::Claim | Action::Look, Row::Leased(_))
+            if !is_mine && holds(Rule::ClaimRespectsLeases) =>
+        {
+            (row, Reply::InFlight)
+        }
+        (Action::Look, _) if !is_mine => (row, Reply::InFlight),
+        (Action::Claim, Row::Lapsed(_)) => first(!is_mine),
+        (Action::Claim | Action::Look, _) => first(false),
+        (Action::Renew, Row::Absent) => (leased, Reply::Done),
+        (Action::Renew, Row::Complete(_)) if !holds(Rule::RenewalSparesCompletions) => {
+            (leased, Reply::Done)
+        }
+        (Action::Renew, Row::Leased(_)) if !is_mine && !holds(Rule::RenewalRespectsOthers) => {
+            (leased, Reply::Done)
+        }
+        (Action::Renew, _) if is_mine => (leased, Reply::Done),
+        (Action::Renew, _) => (row, Reply::Done),
+        (Action::Complete, Row::Complete(_)) => (row, Reply::Done),
+        (Action::Complete, _) if !is_mine && !holds(Rule::CompletionCountsAfterTheLease) => {
+            (row, Reply::Done)
+        }
+        (Action::Complete, Row::Leased(holder) | Row::Lapsed(holder)) => {
+            (Row::Complete(holder), Reply::Done)
+        }
+        (Action::Complete, Row::Absent) => (Row::Complete(token), Reply::Done),
+        (Action::Complete, Row::Released) => (Row::Complete(NOBODY), Reply::Done),
+        (Action::Release, Row::Leased(_) | Row::Lapsed(_))
+            if is_mine || !holds(Rule::ReleaseNeedsTheToken) =>
+        {
+            (Row::Released, Reply::Done)
+        }
+        (Action::Release, Row::Complete(holder))
+            if holder == token && !holds(Rule::ReleaseSparesCompletions) =>
+        {
+            (Row::Released, Reply::Done)
+        }
+        (Action::Release, _) => (row, Reply::NotHeld),
+    }
+}
+
+/// Returns the row after the call, and the reply.
+fn on_arrival(action: Action, row: Row, token: Token, broken: Option<Rule>) -> (Row, Reply) {
+    let holds = |rule| broken != Some(rule);
+    let is_mine = row == Row::Complete(token);
+    match (action, row) {
+        (Action::Claim | Action::Look, Row::Complete(_))
+            if is_mine && holds(Rule::RepeatedClaimIsFirst) =>
+        {
+            (row, Reply::First { takeover: false })
+        }
+        (Action::Claim | Action::Look, Row::Complete(_)) if holds(Rule::CompleteIsADuplicate) => {
+            (row, Reply::Duplicate)
+        }
+        (Action::Look, _) => (row, Reply::InFlight),
+        (Action::Claim, _) if holds(Rule::ClaimIsCompleteAtOnce) => {
+            (Row::Complete(token), Reply::First { takeover: false })
+        }
+        (Action::Claim, _) => (row, Reply::First { takeover: false }),
+        (Action::Release, Row::Complete(_)) if is_mine || !holds(Rule::ReleaseNeedsTheToken) => {
+            (Row::Absent, Reply::Done)
+        }
+        (Action::Release, _) => (row, Reply::NotHeld),
+        (Action::Renew | Action::Complete, _) => (row, Reply::Done),
     }
 }
