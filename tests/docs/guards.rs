@@ -88,6 +88,22 @@ fn tests_of_each_guard_exist() {
     }
 }
 
+/// A long name in backticks is a test. The links of the first tables have a check of their own.
+#[test]
+fn tests_named_on_the_page_of_guarantees_exist() {
+    let mut sources = String::new();
+    for folder in ["tests", "src/conformance"] {
+        add_sources(&root().join(folder), &mut sources);
+    }
+    let is_test = |name: &&str| name.len() > 24 && name.matches('_').count() > 3;
+    let mut checked = 0;
+    for name in GUARANTEES.split('`').skip(1).step_by(2).filter(is_test) {
+        assert!(sources.contains(&format!("fn {name}")), "no test `{name}`");
+        checked += 1;
+    }
+    assert!(checked >= 60, "only {checked} tests");
+}
+
 #[test]
 fn page_of_guarantees_names_each_guard_and_no_other() {
     let (_, rest) = GUARANTEES.split_once("| promise | guards |\n").expect("the table of guards");
