@@ -22,7 +22,8 @@ pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Se
 /// keys. Each key stands alone, so a store without multi-key operations may go through the keys one by
 /// one, in the order given. Events with two identities want more: of two calls with the same two new keys,
 /// one gets both. A store that claims both in one step gives that. Otherwise each call may get one, and
-/// both deliveries are in flight, or duplicates under [`Permanence::OnClaim`].
+/// both deliveries are in flight, or duplicates under [`Permanence::OnClaim`]. If two processes made these
+/// two claims, no handler runs, and the event is lost.
 ///
 /// [`claim`](Self::claim) and [`release`](Self::release) under [`Permanence::OnClaim`] are all that
 /// the `on_arrival` ledger needs. A store that also implements [`renew`](Self::renew) and
