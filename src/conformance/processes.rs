@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 
-use super::driver::{FIRST, complete_at_once, key, leased};
+use super::driver::{complete_at_once, key, leased};
 use super::store::{SharedStore, runtime};
 use crate::adapter::{Claimed, Completed, DedupAdapter};
 
@@ -112,7 +112,7 @@ async fn work<S: SharedStore>(address: &str) {
                 }
                 let keys = [key(&format!("complete-{round}"))];
                 let claimed = adapter.claim(&keys, &complete_at_once()).await.expect("a claim");
-                if claimed == [FIRST] {
+                if let [Claimed::First { .. }] = claimed[..] {
                     won_complete[round] += 1;
                 }
             }

@@ -1,5 +1,6 @@
 //! Checks statements and links of the guide and the README.
 
+mod guards;
 mod guide;
 mod metrics;
 mod observability;

@@ -14,6 +14,7 @@ mod modes_storm;
 mod multi_event;
 mod multi_event_identities;
 mod observe;
+mod on_arrival;
 mod purger;
 mod readiness;
 mod replay;

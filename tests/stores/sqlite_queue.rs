@@ -140,6 +140,33 @@ async fn on_arrival_claims_find_rows_written_after_their_lookup() {
     assert_eq!(rows(&adapter).await, CALLERS as u64);
 }
 
+/// This process has read that the leases lapsed. When it writes its claims, another process holds one of the
+/// keys, and has completed the other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claims_spare_rows_that_another_process_takes_over_after_they_were_read() {
+    for at_once in [false, true] {
+        let (_dir, adapter, mut other) = file().await;
+        insert(&mut other, "held", true, "-1", false).await;
+        insert(&mut other, "done", true, "-1", false).await;
+        let calls = ["held", "done"].map(|id| {
+            let (adapter, key) = (adapter.clone(), [dedup_key(id)]);
+            let mine = if at_once { on_claim(&terms()) } else { terms() };
+            async move { patiently(|| adapter.claim(&key, &mine)).await.remove(0) }
+        });
+        let claimed = while_held(other, calls, async |mut other| {
+            let update = "UPDATE webhook_deliveries SET token = randomblob(16)";
+            let live = "lease_until = unixepoch() * 1000 + 60000 WHERE id = 'held'";
+            run(&mut other, &format!("{update}, {live}")).await;
+            let complete = "completed_at = unixepoch() * 1000 WHERE id = 'done'";
+            run(&mut other, &format!("{update}, {complete}")).await;
+            other
+        });
+        let claimed = claimed.await;
+        assert_eq!(claimed[0], Claimed::InFlight, "at once: {at_once}");
+        assert!(matches!(claimed[1], Claimed::Duplicate(_)), "at once: {at_once}: {claimed:?}");
+    }
+}
+
 /// A change of the row between claim and completion, and the reply to the completion.
 const CHANGES: [(&str, Completed); 7] = [
     ("DELETE FROM webhook_deliveries", Completed::Inserted),

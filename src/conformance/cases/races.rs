@@ -59,7 +59,8 @@ pub async fn workers_racing_for_a_lease_have_one_winner<S: Store>(store: S) {
 pub async fn workers_racing_for_a_claim_complete_at_once_have_one_winner<S: Store>(store: S) {
     race(store.adapter(), |adapter, round| async move {
         let claimed = adapter.claim(&[key(&round.to_string())], &complete_at_once()).await.unwrap();
-        claimed == [FIRST]
+        // Of any attempt: a second winner may have counted the first one.
+        matches!(claimed[..], [Claimed::First { .. }])
     })
     .await;
 }
@@ -73,7 +74,9 @@ pub async fn workers_racing_for_a_lapsed_lease_have_one_winner<S: Store>(store: 
     store.advance(LEASE).await;
     race(adapter, |adapter, round| async move {
         let claimed = adapter.claim(&[key(&round.to_string())], &leased()).await.unwrap();
-        claimed == [Claimed::first(2, true)]
+        let is_first = matches!(claimed[..], [Claimed::First { .. }]);
+        assert!(!is_first || claimed == [Claimed::first(2, true)], "taken over again: {claimed:?}");
+        is_first
     })
     .await;
 }

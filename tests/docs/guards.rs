@@ -1,0 +1,115 @@
+//! `tests/guards.txt`: each guard stands in its file, its tests exist, and the page of guarantees names it.
+//! `scripts/guards` takes the guards out.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+const TABLE: &str = include_str!("../guards.txt");
+const GUARANTEES: &str = include_str!("../../src/docs/guarantees.md");
+
+/// A guard, by the names of the table's fields.
+struct Guard<'t> {
+    id: &'t str,
+    file: &'t str,
+    guard: &'t str,
+    without: &'t str,
+    binary: &'t str,
+    fails: &'t str,
+}
+
+fn guards() -> Vec<Guard<'static>> {
+    let blocks = TABLE.split("\n\n").filter(|block| block.starts_with("id "));
+    let guards = blocks.map(|block| {
+        let fields: Vec<_> =
+            block.lines().map(|line| line.split_once(' ').unwrap_or((line, ""))).collect();
+        let names: Vec<_> = fields.iter().map(|(name, _)| *name).collect();
+        assert_eq!(names, ["id", "file", "guard", "without", "binary", "fails"], "{block}");
+        let [id, file, guard, without, binary, fails] = [0, 1, 2, 3, 4, 5].map(|at| fields[at].1);
+        Guard { id, file, guard, without, binary, fails }
+    });
+    let guards: Vec<_> = guards.collect();
+    assert_eq!(guards.len(), TABLE.matches("\nid ").count(), "a guard without an empty line above");
+    assert!(guards.len() >= 30, "only {} guards", guards.len());
+    guards
+}
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn text_of_each_guard_stands_once_in_its_file() {
+    for Guard { id, file, guard, without, .. } in guards() {
+        let source = std::fs::read_to_string(root().join(file)).expect(file);
+        assert_eq!(source.matches(guard).count(), 1, "{id}: `{guard}` in {file}");
+        assert_ne!(guard, without, "{id}");
+        assert!(!guard.is_empty(), "{id}");
+    }
+}
+
+/// Adds the text of all Rust files of `folder`.
+fn add_sources(folder: &Path, found: &mut String) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            add_sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push_str(&std::fs::read_to_string(path).unwrap());
+        }
+    }
+}
+
+fn words(text: &str) -> BTreeSet<&str> {
+    text.split(|char: char| !char.is_ascii_alphanumeric() && char != '_').collect()
+}
+
+/// A macro makes some tests of a function and the name of a module, so only the words are looked for.
+#[test]
+fn tests_of_each_guard_exist() {
+    for Guard { id, binary, fails, .. } in guards() {
+        let mut sources = String::new();
+        match binary {
+            "lib" => add_sources(&root().join("src"), &mut sources),
+            _ => add_sources(&root().join("tests").join(binary), &mut sources),
+        }
+        if fails.contains("conformance::") {
+            add_sources(&root().join("src/conformance"), &mut sources);
+        }
+        let words = words(&sources);
+        assert!(!fails.is_empty(), "{id}");
+        for test in fails.split(' ') {
+            let name = test.rsplit("::").next().unwrap();
+            let declared = |end: &str| sources.contains(&format!("fn {name}{end}"));
+            assert!(declared("(") || declared("<"), "{id}: no test `{test}` in {binary}");
+            for module in test.split("::") {
+                assert!(words.contains(module), "{id}: no module `{module}` in {binary}");
+            }
+        }
+    }
+}
+
+/// A long name in backticks is a test. The links of the first tables have a check of their own.
+#[test]
+fn tests_named_on_the_page_of_guarantees_exist() {
+    let mut sources = String::new();
+    for folder in ["tests", "src/conformance"] {
+        add_sources(&root().join(folder), &mut sources);
+    }
+    let is_test = |name: &&str| name.len() > 24 && name.matches('_').count() > 3;
+    let mut checked = 0;
+    for name in GUARANTEES.split('`').skip(1).step_by(2).filter(is_test) {
+        assert!(sources.contains(&format!("fn {name}")), "no test `{name}`");
+        checked += 1;
+    }
+    assert!(checked >= 60, "only {checked} tests");
+}
+
+#[test]
+fn page_of_guarantees_names_each_guard_and_no_other() {
+    let (_, rest) = GUARANTEES.split_once("| promise | guards |\n").expect("the table of guards");
+    let rows = rest.lines().skip(1).take_while(|line| line.starts_with('|'));
+    let named: Vec<_> = rows.flat_map(|row| row.split('`').skip(1).step_by(2)).collect();
+    let unique: BTreeSet<_> = named.iter().copied().collect();
+    assert_eq!(unique.len(), named.len(), "a guard is named twice");
+    assert_eq!(unique, guards().iter().map(|guard| guard.id).collect());
+}
