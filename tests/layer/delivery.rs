@@ -271,7 +271,7 @@ async fn only_a_delivery_that_waits_gets_a_task() {
         let seen = Arc::clone(&seen);
         move || seen.lock().unwrap().push(tokio::task::try_id())
     };
-    let inner = tower::service_fn(move |request: http::Request<crate::support::Body>| {
+    let inner = tower::service_fn(move |request: http::Request<Body>| {
         let look = look.clone();
         async move {
             look();
@@ -279,7 +279,7 @@ async fn only_a_delivery_that_waits_gets_a_task() {
                 tokio::task::yield_now().await;
                 look();
             }
-            Ok::<_, std::convert::Infallible>(http::Response::new(crate::support::Body::default()))
+            Ok::<_, Infallible>(http::Response::new(Body::default()))
         }
     });
     let service = DedupLayer::new(by_header(), memory()).layer(inner);
