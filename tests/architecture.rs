@@ -71,7 +71,7 @@ const LEVELS: &[(&str, Levels)] = &[
             &["internals"],
         ],
     ),
-    ("conformance", &[&["driver", "store"], &["cases", "processes"]]),
+    ("conformance", &[&["store"], &["driver"], &["cases", "processes"]]),
     (
         "conformance::cases",
         &[&[

@@ -20,10 +20,14 @@ pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Se
 ///
 /// The keys of a call are sorted and distinct. A call returns one reply per key, in the order of the
 /// keys. Each key stands alone, so a store without multi-key operations may go through the keys one by
-/// one, in the order given. Events with two identities want more: of two calls with the same two new keys,
-/// one gets both. A store that claims both in one step gives that. Otherwise each call may get one, and
-/// both deliveries are in flight, or duplicates under [`Permanence::OnClaim`]. If two processes made these
-/// two claims, no handler runs, and the event is lost.
+/// one, in the order given.
+///
+/// The two identities of an event do not stand alone under [`Permanence::OnClaim`]: of two calls with the
+/// same two free keys, one gets both. A store that claims all keys of a call in one atomic step gives that.
+/// Another store claims a [later identity](CallTerms::later_identity_of) only after it has claimed the
+/// earlier one for the same call. Otherwise it only reads the later one, and a free key is
+/// [`InFlight`](Claimed::InFlight). Without this rule, two processes may get one key each. Both deliveries
+/// are duplicates then, no handler runs, and the event is lost.
 ///
 /// [`claim`](Self::claim) and [`release`](Self::release) under [`Permanence::OnClaim`] are all that
 /// the `on_arrival` ledger needs. A store that also implements [`renew`](Self::renew) and

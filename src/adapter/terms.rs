@@ -81,6 +81,11 @@ pub(crate) type EventTypes = Arc<[(DedupKey, Arc<str>)]>;
 /// share a key.
 pub(crate) type Pairs = Arc<[(DedupKey, DedupKey)]>;
 
+/// A key that was claimed complete this long ago, by one call for two identities, has its second identity
+/// by now: the call has ended. Its age does not tell: it counts from the first of several claims.
+#[cfg(any(feature = "postgres", feature = "sqlite", feature = "redis"))]
+pub(super) const PAIR_SETTLED: Duration = Duration::from_secs(60);
+
 impl CallTerms {
     /// Returns terms under [`Permanence::OnClaim`].
     #[must_use]
@@ -163,9 +168,10 @@ impl CallTerms {
         self
     }
 
-    /// Returns the later identity of the event whose earlier identity this key is.
-    #[cfg(feature = "redis")]
-    pub(super) fn pair_of(&self, key: &DedupKey) -> Option<&DedupKey> {
+    /// Returns the later identity of the event whose earlier identity this key is, in the order of the keys;
+    /// `None` if there is none. See [`DedupAdapter`](super::DedupAdapter) for when a store needs it.
+    #[must_use]
+    pub fn later_identity_of(&self, key: &DedupKey) -> Option<&DedupKey> {
         let pairs = self.pairs.as_deref()?;
         let index = pairs.binary_search_by(|(first, _)| first.cmp(key)).ok()?;
         Some(&pairs[index].1)

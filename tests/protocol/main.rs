@@ -38,7 +38,7 @@
 //! | the release waits for a replica | `run_durably` in `Shared::release_one` | `RUNS` |
 //! | a key in release is in flight in its process | `OnArrival::may_be_released` | `RUNS` |
 //! | so is a key whose release ended during the claim | `Pending::removals` | `RUNS` |
-//! | the second identity of a pair is only looked at if the first was not claimed | `Shared::claim_pair` | `RUNS` |
+//! | the second identity of a pair is only looked at if the first was not claimed | `Shared::claim_pair`, `claim_pairs` | `RUNS` |
 //! | a complete identity that a claim of this process shares is in flight | `treat_shared_as_in_flight` | `RUNS` |
 //!
 //! What differs from the code:
@@ -48,10 +48,8 @@
 //! - Under a lease, a claim of unknown outcome is released too. This frees the key sooner, and no property
 //!   needs it.
 //! - A lease lapses for each key by itself.
-//! - The SQL adapters claim the two identities of an event in one statement if both rows are missing. If one
-//!   row exists and is free, or a locked row splits the batch, they claim them in two statements. They do not
-//!   follow the rule of the pair then. Under a lease this is harmless (`pairs: false`). On arrival, two
-//!   processes that claim the same two identities at once can each get one, and no handler runs.
+//! - Under a lease, the SQL adapters do not follow the rule of the pair. They claim both identities in one
+//!   call, and each call of two may get one: both deliveries are in flight (`pairs: false`).
 //! - Not in the model: deliveries of several events, marks, runs without
 //!   protection, reruns, stored data, and a claim that comes after the grace of its release.
 

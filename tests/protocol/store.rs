@@ -27,7 +27,8 @@ pub(crate) enum Row {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Action {
     Claim,
-    /// Finds a free key in flight: `only_look` of `Shared::claim_pair` in `src/adapter/redis/calls.rs`.
+    /// Finds a free key in flight: `only_look` of `Shared::claim_pair` in `src/adapter/redis/calls.rs`, and
+    /// `claim_pairs` in `src/adapter/sql/pairs.rs`.
     Look,
     Renew,
     Complete,

@@ -18,7 +18,7 @@ use redis::Value;
 use super::super::replies::{Claimed, Completed, Forgotten, Released, Renewed, Seen};
 use super::super::rerun::{RerunOrder, RerunReply};
 use super::super::stored::Fetch;
-use super::super::terms::{CallTerms, Permanence};
+use super::super::terms::{CallTerms, PAIR_SETTLED, Permanence};
 use super::adapter::Shared;
 use super::script::{self, Script, ScriptCall};
 use super::value::{Data, data_sections, event_type_section, rerun_section};
@@ -34,10 +34,6 @@ const ALLOWING: &str = "allowing a rerun";
 
 /// How many keys of one call are sent at once.
 const MAX_CONCURRENT: usize = 64;
-
-/// A key that was claimed complete this long ago, by one call for two identities, has its second identity
-/// by now: the call has ended. Its age does not tell: it counts from the first of several claims.
-const PAIR_SETTLED: Duration = Duration::from_secs(60);
 
 impl Shared {
     pub(super) async fn claim(
@@ -242,7 +238,8 @@ fn pairs<'k>(keys: &'k [DedupKey], terms: &CallTerms) -> Vec<Pair<'k>> {
         if is_second[place] {
             continue;
         }
-        let second = terms.pair_of(key).and_then(|second| keys.binary_search(second).ok());
+        let second = terms.later_identity_of(key);
+        let second = second.and_then(|second| keys.binary_search(second).ok());
         if let Some(second) = second {
             is_second[second] = true;
         }

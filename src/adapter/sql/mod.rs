@@ -7,6 +7,7 @@ pub(super) mod call;
 pub(super) mod engine;
 pub(super) mod errors;
 mod options;
+pub(super) mod pairs;
 pub(super) mod purge;
 pub(super) mod purge_task;
 pub(super) mod queue;

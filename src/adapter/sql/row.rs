@@ -146,6 +146,13 @@ impl Row {
         Ok(matches!(self.state(), RowState::Leased))
     }
 
+    /// Returns the time since the completion of a complete row; `None` for another row.
+    pub(super) fn since_completion(&self) -> Option<Duration> {
+        let RowState::Complete = self.state() else { return None };
+        let since = self.now.saturating_sub(self.completed_at?);
+        Some(Duration::from_millis(since.try_into().unwrap_or_default()))
+    }
+
     /// Returns the reply to an operator who allows a rerun; `None` for a row that may run again.
     ///
     /// # Errors
