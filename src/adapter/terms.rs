@@ -50,6 +50,7 @@ pub struct CallTerms {
     payloads: Option<Payloads>,
     event_types: Option<EventTypes>,
     pairs: Option<Pairs>,
+    holds_keys: bool,
     response: Option<Arc<StoredResponse>>,
     duplicate_note: Option<DuplicateNote>,
 }
@@ -108,6 +109,7 @@ impl CallTerms {
             payloads: None,
             event_types: None,
             pairs: None,
+            holds_keys: false,
             response: None,
             duplicate_note: None,
         }
@@ -175,6 +177,18 @@ impl CallTerms {
         let pairs = self.pairs.as_deref()?;
         let index = pairs.binary_search_by(|(first, _)| first.cmp(key)).ok()?;
         Some(&pairs[index].1)
+    }
+
+    /// Marks a part of a call whose other part has claimed keys: a queue that is full does not refuse it.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(super) fn holding_keys(mut self) -> Self {
+        self.holds_keys = true;
+        self
+    }
+
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(super) fn holds_keys(&self) -> bool {
+        self.holds_keys
     }
 
     #[cfg(feature = "postgres")]

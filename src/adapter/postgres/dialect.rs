@@ -97,7 +97,7 @@ impl PostgresDialect<'_> {
         }
         // The statement inserts in the order of its arrays.
         let rows = rows.sorted();
-        if let Some(columns) = SameTermsColumns::new(&rows) {
+        if let Some(columns) = SameTermsColumns::new(&rows, extra) {
             return self.send_writing(many, Params::Many(&columns, lock_timeout, extra)).await;
         }
         let (columns, extra) = (KeyColumns::new(&rows), ExtraColumns::new(extra, &rows));

@@ -325,13 +325,14 @@ pub(super) struct SameTermsColumns<'k> {
 }
 
 impl<'k> SameTermsColumns<'k> {
-    /// Returns `None` if the terms differ, or if there is data to store.
-    pub(super) fn new(rows: &'k Rows<'k>) -> Option<Self> {
+    /// Returns `None` if the terms differ, or if the statement stores data.
+    pub(super) fn new(rows: &'k Rows<'k>, extra: Extra) -> Option<Self> {
         let first = rows.first()?;
         let terms =
             |row: &RowCall<'k>| (row.key.namespace(), retention_ms(row.terms), lease_ms(row.terms));
         let same = terms(first);
-        let is_same = rows.iter().all(|row| terms(row) == same) && !rows.stores_data();
+        let stores_data = matches!(extra, Extra::Data) && rows.stores_data();
+        let is_same = !stores_data && rows.iter().all(|row| terms(row) == same);
         is_same.then(|| Self {
             keys: uuids(rows),
             ids: rows.iter().map(|row| row.key.id()).collect(),

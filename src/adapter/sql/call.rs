@@ -109,6 +109,8 @@ pub(in crate::adapter) struct Call {
     short_hashes: SmallVec<[u64; 1]>,
     pub(super) terms: CallTerms,
     pub(super) reads_first: bool,
+    /// Whether the queue refuses the call while it is full.
+    is_bounded: bool,
 }
 
 impl Call {
@@ -122,7 +124,16 @@ impl Call {
         let short_hashes = hashes.iter().copied().map(short_hash).collect();
         // Responses are large, and would delay the other calls of a batch: see `responses`.
         let terms = terms.clone().with_fetch(without_response(terms.fetch()));
-        Self { kind, keys: keys.into(), hashes, short_hashes, terms, reads_first: false }
+        let is_bounded = kind != Kind::ReleaseComplete && !terms.holds_keys();
+        Self {
+            kind,
+            keys: keys.into(),
+            hashes,
+            short_hashes,
+            terms,
+            reads_first: false,
+            is_bounded,
+        }
     }
 
     /// Sets whether a claim reads before it inserts, because some of its keys are likely to have a row.
@@ -158,6 +169,10 @@ impl BatchItem for Call {
 
     fn key_hashes(&self) -> &[u64] {
         &self.short_hashes
+    }
+
+    fn is_bounded(&self) -> bool {
+        self.is_bounded
     }
 
     fn allows_shared_keys(&self) -> bool {

@@ -15,7 +15,7 @@ use super::super::replies::Claimed;
 use super::super::terms::{CallTerms, PAIR_SETTLED, Permanence};
 use super::call::missing_reply;
 use super::row::Row;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
 /// The calls of an adapter that a claim consists of.
@@ -39,8 +39,7 @@ pub(in crate::adapter) trait PairClaims: Sync {
 ///
 /// # Errors
 ///
-/// Those of the adapter. The outcome of the call is unknown if the error follows the claim of the earlier
-/// keys.
+/// Those of the adapter. The outcome is unknown if the error may follow the claim of a key.
 pub(in crate::adapter) async fn claim_pairs<A: PairClaims>(
     adapter: &A,
     keys: &[DedupKey],
@@ -70,10 +69,17 @@ pub(in crate::adapter) async fn claim_pairs<A: PairClaims>(
     let (claimed, others): (Vec<_>, Vec<_>) =
         pairs.into_iter().partition(|(earlier, _)| is_first(*earlier));
     let mut places: Vec<usize> = claimed.into_iter().map(|(_, later)| later).collect();
+    // What follows must not be refused by a full queue: another process takes the event for a duplicate.
+    let holds_keys = replies.iter().flatten().any(|reply| matches!(reply, Claimed::First { .. }));
+    let terms = &if holds_keys { terms.clone().holding_keys() } else { terms.clone() };
+    let failed = |error: Error| match error.kind() {
+        _ if holds_keys => error.with_unknown_outcome(),
+        ErrorKind::Corrupt => error,
+        _ => Error::new(ErrorKind::Refused, "looking up keys").with_source(error),
+    };
     if !others.is_empty() {
         let both: Vec<usize> = others.iter().flat_map(|(one, other)| [*one, *other]).collect();
-        let rows =
-            adapter.look_up(&select(&both), terms).await.map_err(Error::with_unknown_outcome)?;
+        let rows = adapter.look_up(&select(&both), terms).await.map_err(failed)?;
         for ((_, later), rows) in others.into_iter().zip(rows.chunks(2)) {
             let [earlier, row] = rows else { return Err(missing_reply()) };
             let reply = row.as_ref().map(|row| row.claimed(terms)).transpose()?.flatten();
@@ -116,7 +122,6 @@ mod tests {
 
     use super::super::super::terms::Token;
     use super::*;
-    use crate::error::ErrorKind;
 
     const FIRST: Claimed = Claimed::first(1, false);
 
@@ -153,7 +158,7 @@ mod tests {
             keys: &[DedupKey],
             terms: &CallTerms,
         ) -> Result<Vec<Claimed>, Error> {
-            self.call("claim", keys)?;
+            self.call(if terms.holds_keys() { "claim also" } else { "claim" }, keys)?;
             let claimed = keys.iter().map(|key| match self.row(key) {
                 Some(row) => row.claimed(terms).map(|reply| reply.unwrap_or(FIRST)),
                 None if self.in_flight.contains(&key.id()) => Ok(Claimed::InFlight),
@@ -203,8 +208,8 @@ mod tests {
         let in_flight = Fake { in_flight: vec!["a"], ..fake(&[]) };
         let beside_complete = Fake { in_flight: vec!["a"], ..fake(&[("b", 0)]) };
         for (fake, calls, replies) in [
-            (fake(&[]), &["claim a", "claim b"][..], "FF"),
-            (fake(&[("b", 0)]), &["claim a", "claim b"], "FD"),
+            (fake(&[]), &["claim a", "claim also b"][..], "FF"),
+            (fake(&[("b", 0)]), &["claim a", "claim also b"], "FD"),
             (fake(&[("a", 0)]), &["claim a", "read a b"], "DI"),
             (fake(&[("a", settled - 1)]), &["claim a", "read a b"], "DI"),
             (fake(&[("a", settled)]), &["claim a", "read a b", "claim b"], "DF"),
@@ -223,11 +228,11 @@ mod tests {
         let keys = ["a", "b", "c", "d", "e"];
         let pairs = with_pairs(terms(), &[("a", "d"), ("b", "c")]);
         let claimed = claim(&Fake::default(), &keys, &pairs).await;
-        assert_eq!(claimed.0, ["claim a b e", "claim c d"]);
+        assert_eq!(claimed.0, ["claim a b e", "claim also c d"]);
         assert_eq!(claimed.1, "FFFFF");
         let fake = Fake { complete: vec![("b", 0)], ..Fake::default() };
         let claimed = claim(&fake, &keys, &pairs).await;
-        assert_eq!(claimed.0, ["claim a b e", "read b c", "claim d"]);
+        assert_eq!(claimed.0, ["claim a b e", "read b c", "claim also d"]);
         assert_eq!(claimed.1, "FDIFF");
     }
 
@@ -243,15 +248,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn error_after_the_first_call_leaves_the_outcome_unknown() {
+    async fn error_after_a_claim_leaves_the_outcome_unknown() {
         let keys = ["a", "b", "c"].map(key);
         for (complete, refused, kind, is_noted) in [
-            (None, 1, ErrorKind::Refused, false),
-            (None, 2, ErrorKind::Unavailable, false),
-            (Some(("a", 0)), 2, ErrorKind::Unavailable, true),
-            (Some(("c", 0)), 2, ErrorKind::Unavailable, true),
+            (&[][..], 1, ErrorKind::Refused, false),
+            (&["a"], 2, ErrorKind::Unavailable, true),
+            (&["c"], 2, ErrorKind::Unavailable, true),
+            (&[], 2, ErrorKind::Unavailable, false),
+            // Nothing is claimed.
+            (&["a", "c"], 2, ErrorKind::Refused, true),
         ] {
-            let complete = complete.into_iter().collect();
+            let complete = complete.iter().map(|id| (*id, 0)).collect();
             let fake = Fake { complete, refused: Some(refused), ..Fake::default() };
             let note = Arc::default();
             let terms = with_pairs(terms(), &[("a", "b")]).with_duplicate_note(Arc::clone(&note));

@@ -245,10 +245,10 @@ impl PairClaims for SqliteAdapter {
         keys: &[DedupKey],
         terms: &CallTerms,
     ) -> Result<Vec<Option<Row>>, Error> {
-        let fetch = without_response(terms.fetch());
         match &self.0.queues {
-            Some(queues) => queues.lookups.submit(&self.0, Lookup::new(keys, fetch)).await,
+            Some(queues) => queues.lookups.submit(&self.0, Lookup::new(keys, terms)).await,
             None => {
+                let fetch = without_response(terms.fetch());
                 let rows = self.0.read(&keys.iter().collect::<Vec<_>>(), fetch).await;
                 rows.map_err(|error| store_error("looking up keys", error))
             }

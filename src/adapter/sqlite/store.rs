@@ -9,13 +9,14 @@ use sqlx::AssertSqlSafe;
 use sqlx::sqlite::{SqliteConnection, SqlitePool};
 use tokio::sync::{OwnedMutexGuard, Semaphore, oneshot};
 
-use super::super::sql::call::{Call, short_hash};
+use super::super::sql::call::{Call, short_hash, without_response};
 use super::super::sql::purge::PurgeState;
 use super::super::sql::purge_task::PurgeTask;
 use super::super::sql::queue::{BatchItem, Batcher};
 use super::super::sql::rounds::MAX_RESPONSES;
 use super::super::sql::row::Row;
 use super::super::stored::Fetch;
+use super::super::terms::CallTerms;
 use super::errors::{is_sql_error, store_error};
 use super::file::WatchedFile;
 use super::options::SqliteOptions;
@@ -68,12 +69,15 @@ pub(super) struct Lookup {
     pub(super) keys: Vec<DedupKey>,
     hashes: Vec<u64>,
     pub(super) fetch: Fetch,
+    /// Whether the queue refuses the call while it is full.
+    is_bounded: bool,
 }
 
 impl Lookup {
-    pub(super) fn new(keys: &[DedupKey], fetch: Fetch) -> Self {
+    pub(super) fn new(keys: &[DedupKey], terms: &CallTerms) -> Self {
         let hashes = keys.iter().map(|key| short_hash(key_hash(key))).collect();
-        Self { keys: keys.to_vec(), hashes, fetch }
+        let (fetch, is_bounded) = (without_response(terms.fetch()), !terms.holds_keys());
+        Self { keys: keys.to_vec(), hashes, fetch, is_bounded }
     }
 }
 
@@ -86,6 +90,10 @@ impl BatchItem for Lookup {
 
     fn key_hashes(&self) -> &[u64] {
         &self.hashes
+    }
+
+    fn is_bounded(&self) -> bool {
+        self.is_bounded
     }
 
     fn allows_shared_keys(&self) -> bool {

@@ -55,7 +55,8 @@ impl<I: BatchItem> Batcher<I> {
         let (reply, receiver) = oneshot::channel();
         let opens = {
             let mut queues = shared.lock();
-            if !queues.has_room(item.key_hashes().len(), shared.max_queued_keys) {
+            let keys = item.key_hashes().len();
+            if item.is_bounded() && !queues.has_room(keys, shared.max_queued_keys) {
                 return Err(Error::new(ErrorKind::Overloaded, "queueing a call"));
             }
             let queue = queues.push(runtime, Waiting { item, reply });

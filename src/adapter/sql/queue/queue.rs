@@ -20,6 +20,9 @@ pub(in crate::adapter) trait BatchItem: Send + 'static {
     /// Returns a hash of each key. Two keys with the same hash only wait for each other.
     fn key_hashes(&self) -> &[u64];
 
+    /// Returns `true` if the call is refused while too many keys wait: it begins something.
+    fn is_bounded(&self) -> bool;
+
     /// Returns `true` if other calls that also return `true` may name the same keys in one batch.
     fn allows_shared_keys(&self) -> bool;
 }

@@ -46,6 +46,10 @@ impl BatchItem for Item {
         &self.keys
     }
 
+    fn is_bounded(&self) -> bool {
+        true
+    }
+
     fn allows_shared_keys(&self) -> bool {
         self.kind == 0
     }
