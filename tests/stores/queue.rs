@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use http::{HeaderMap, StatusCode};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection, PgConnection, PgPool, SqliteConnection};
@@ -232,6 +232,39 @@ async fn waiting_rows_are_bounded_on_sqlite() {
     let adapter = SqliteAdapter::connect_with(&sqlite_url(dir.path()), options).await.unwrap();
     adapter.migrate().await.unwrap();
     overload(adapter, 8).await;
+}
+
+/// The queue is full, and releases of claims that are complete at once are sent nevertheless: until then,
+/// another process takes their events for duplicates.
+async fn release_while_the_queue_is_full<A: DedupAdapter>(adapter: A) {
+    let at_once = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
+    let held = [dedup_key("held")];
+    assert_eq!(adapter.claim(&held, &at_once).await.unwrap(), [Claimed::first(1, false)]);
+    let (keys, mine) =
+        ((0..9).map(|at| [dedup_key(&format!("o{at}"))]).collect::<Vec<_>>(), terms());
+    let renewals = join_all(keys.iter().map(|key| adapter.renew(key, &mine)));
+    // The renewals wait when the release comes.
+    let (mut renewed, released) = join(renewals, adapter.release(&held, &at_once)).await;
+    let last = renewed.pop().unwrap().unwrap_err();
+    assert_eq!(last.kind(), ErrorKind::Overloaded);
+    assert!(renewed.iter().all(Result::is_ok), "{renewed:?}");
+    assert_eq!(released.unwrap(), [Released::Released]);
+}
+
+#[tokio::test]
+async fn release_on_arrival_is_sent_while_the_queue_is_full_on_postgres() {
+    let schema = Schema::fresh();
+    let options = PostgresOptions::new().batching(Batching::new().max_queued_keys(8));
+    let adapter = PostgresAdapter::connect_with(&schema.url(), options).await.unwrap();
+    release_while_the_queue_is_full(adapter).await;
+}
+
+#[tokio::test]
+async fn release_on_arrival_is_sent_while_the_queue_is_full_on_sqlite() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = SqliteOptions::new().batching(Batching::new().max_queued_keys(8));
+    let adapter = SqliteAdapter::connect_with(&sqlite_url(dir.path()), options).await.unwrap();
+    release_while_the_queue_is_full(adapter).await;
 }
 
 /// A transaction holds one row of a batch and does not end. The other callers get their replies,

@@ -260,3 +260,21 @@ pub(super) fn more(one: Fetch, other: Fetch) -> Fetch {
     let order = [Fetch::DigestAndResponse, Fetch::Digest];
     order.into_iter().find(|fetch| both.contains(fetch)).unwrap_or(Fetch::Nothing)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn queue_that_is_full_refuses_no_call_on_which_an_event_depends() {
+        let keys = [DedupKey::new("n", "a").unwrap()];
+        let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
+        let is_bounded =
+            |kind, terms: &CallTerms| Call::new(kind, &keys, terms, |_| 1).is_bounded();
+        assert!(is_bounded(Kind::ClaimComplete, &terms));
+        assert!(!is_bounded(Kind::ReleaseComplete, &terms));
+        assert!(!is_bounded(Kind::ClaimComplete, &terms.holding_keys()));
+    }
+}

@@ -238,3 +238,52 @@ pub(in crate::adapter) async fn read_rows<S: RowStatements>(
     }
     Ok(found)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::super::terms::{CallTerms, Token};
+    use super::*;
+    use crate::key::DedupKey;
+
+    /// Other callers delete the row before each statement of a round, until the last one inserts it.
+    #[derive(Default)]
+    struct Vanishing {
+        writes: usize,
+        row: Option<Row>,
+    }
+
+    impl RowStatements for Vanishing {
+        async fn write(&mut self, _: Kind, rows: &Rows<'_>) -> Result<Vec<Written>, sqlx::Error> {
+            self.writes += 1;
+            if self.writes == ROUNDS {
+                let first = Claimed::first(1, false);
+                self.row = Some(Row::row_after(rows[0].key, rows[0].terms, &first));
+            }
+            Ok(vec![Written::Maybe])
+        }
+
+        async fn claim_existing(
+            &mut self,
+            _: Kind,
+            rows: &Rows<'_>,
+        ) -> Result<Vec<Option<Claimed>>, sqlx::Error> {
+            Ok(vec![None; rows.len()])
+        }
+
+        async fn read(&mut self, _: &Rows<'_>, _: Fetch) -> Result<Vec<Option<Row>>, sqlx::Error> {
+            Ok(vec![self.row.clone()])
+        }
+    }
+
+    #[tokio::test]
+    async fn row_that_the_last_round_inserts_is_first() {
+        let keys = [DedupKey::new("n", "a").unwrap()];
+        let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
+        let rows = Rows::of_call(&keys, &terms, |_| 1);
+        let mut rounds = Rounds::new(Kind::ClaimComplete, &rows);
+        rounds.run(&mut Vanishing::default(), false).await.unwrap();
+        assert_eq!(rounds.claimed().unwrap(), [Claimed::first(1, false)]);
+    }
+}
