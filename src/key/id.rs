@@ -356,6 +356,12 @@ mod tests {
     }
 
     #[test]
+    fn log_id_is_the_start_of_the_published_sha256() {
+        // FIPS 180-4, the one-block example.
+        assert_eq!(DedupKey::new("n", "abc").unwrap().log_id(), "ba7816bf8f01cfea");
+    }
+
+    #[test]
     fn event_type_that_is_empty_long_or_hides_text_is_ignored() {
         for text in ["order.paid", "\u{e9} x", &"t".repeat(100)] {
             assert_eq!(event_type(text).as_deref(), Some(text));
