@@ -62,6 +62,7 @@ mod tests {
             body_id(b"abc"),
             "body_ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
         );
+        assert_eq!(body_id(b"abc"), format!("{BODY_PREFIX}{}", hex(&sha256(b"abc"))));
     }
 
     #[test]

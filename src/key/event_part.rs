@@ -114,3 +114,17 @@ impl fmt::Debug for EventPart {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::part::json;
+    use super::*;
+
+    #[test]
+    fn one_walk_reads_two_or_more_pointers_only() {
+        let one = EventPart::new(json("/id"));
+        assert!(one.names.is_none());
+        assert!(one.with_event_type(json("/type")).names.is_some());
+        assert!(EventPart::new(json("/id").and(json("/type"))).names.is_some());
+    }
+}

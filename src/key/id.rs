@@ -354,6 +354,22 @@ mod tests {
     }
 
     #[test]
+    fn log_id_is_the_start_of_the_published_sha256() {
+        // FIPS 180-4, the one-block example.
+        assert_eq!(DedupKey::new("n", "abc").unwrap().log_id(), "ba7816bf8f01cfea");
+    }
+
+    #[test]
+    fn event_type_that_is_empty_long_or_hides_text_is_ignored() {
+        for text in ["order.paid", "\u{e9} x", &"t".repeat(100)] {
+            assert_eq!(event_type(text).as_deref(), Some(text));
+        }
+        for text in ["", &"t".repeat(101), "a\nb", "a\u{7f}", "a\u{202e}b", "\u{2066}a"] {
+            assert_eq!(event_type(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
     fn new_refuses_an_empty_id_a_nul_and_an_invalid_namespace() {
         assert_eq!(DedupKey::new("n", "a\0b").unwrap_err().kind(), KeyErrorKind::Nul);
         assert_eq!(DedupKey::new("n", "").unwrap_err().kind(), KeyErrorKind::Empty);

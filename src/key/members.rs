@@ -230,6 +230,24 @@ mod tests {
     }
 
     #[test]
+    fn one_walk_finds_the_members_of_an_object() {
+        let parts = ["/id", "/a/id", "/b"].map(json);
+        let mut names = Names::default();
+        for part in &parts {
+            part.add_names(&mut names);
+        }
+        let members = Members::read(br#"{"x":0,"id":1,"a":{"y":2,"id":3}}"#, &names).unwrap();
+        let [id, a, b] = ["id", "a", "b"].map(|name| Token::Name(name.to_owned()));
+        assert!(matches!(members.find(&[id.clone()]), Lookup::Value("1")));
+        assert!(matches!(members.find(&[a, id]), Lookup::Value("3")));
+        assert!(matches!(members.find(&[b]), Lookup::Missing));
+
+        let (head, ()) = Request::new(()).into_parts();
+        let body = Bytes::new();
+        assert!(RequestRef::new(&head, &body).with_members(Some(&members)).members().is_some());
+    }
+
+    #[test]
     fn pointer_has_the_same_result_in_one_walk_with_others() {
         let deep = format!(r#"{{"x":{0},"a":{0},"id":1}}"#, "[".repeat(300) + &"]".repeat(300));
         for body in [

@@ -169,4 +169,36 @@ fn errors_name_the_source_of_a_key_and_never_its_value() {
         let error = part.namespace("n").extract(&RequestRef::new(&head, &body)).unwrap_err();
         assert_eq!(error.to_string(), text);
     }
+
+    // A body that is not JSON is not the fault of one value in it.
+    for (extractor, body, text) in [
+        (key::json("/id").namespace("n"), "{", "the body is not valid JSON"),
+        (key::each("", key::json("/id")).namespace("n"), "1", "the body is not a JSON array"),
+        (
+            key::each("/a", key::json("/id")).namespace("n"),
+            r#"{"a":1}"#,
+            "JSON array /a is not a JSON array",
+        ),
+    ] {
+        let error = extractor.extract(&RequestRef::new(&head, &Bytes::from(body))).unwrap_err();
+        assert_eq!(error.to_string(), text);
+    }
+}
+
+#[test]
+fn type_that_a_closure_gives_precedes_the_part_of_the_type() {
+    let typed = |own: Option<&'static str>| {
+        let extractor = KeyExtractor::from_fn("n", move |_| {
+            let event = Event::new(dedup_key("n", "1"));
+            let event = own.map_or(event.clone(), |own| event.with_event_type(own));
+            Ok(Extracted::Keys(event.into()))
+        });
+        let extractor = extractor.unwrap().event_type(key::json("/type"));
+        let Extracted::Keys(keys) = extract(&extractor, with_body(r#"{"type":"read"}"#)) else {
+            panic!("the closure gives a key");
+        };
+        keys.events()[0].event_type().map(ToOwned::to_owned)
+    };
+    assert_eq!(typed(None).as_deref(), Some("read"));
+    assert_eq!(typed(Some("own")).as_deref(), Some("own"));
 }
