@@ -10,6 +10,9 @@ use super::queue::{BatchItem, QueueReply, Queues, Waiting};
 use super::runtime::{Mutex, current};
 use crate::error::{Error, ErrorKind};
 
+/// How many keys wait when another lane starts; a full batch, if that has fewer. Below, the keys
+/// are cheaper as a part of the next batch.
+const KEYS_WORTH_A_LANE: usize = 32;
 /// How often a call is queued whose lane ended before the call was sent.
 const MAX_TRIES: usize = 4;
 
@@ -60,7 +63,7 @@ impl<I: BatchItem> Batcher<I> {
                 return Err(Error::new(ErrorKind::Overloaded, "queueing a call"));
             }
             let queue = queues.push(runtime, Waiting { item, reply });
-            queue.opens_lane(shared.lanes, shared.min_keys())
+            queue.opens_lane(shared.lanes, KEYS_WORTH_A_LANE.min(shared.max_batch_keys))
         };
         if opens {
             Lane::start(Arc::clone(shared), Arc::clone(executor), runtime);

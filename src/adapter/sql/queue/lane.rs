@@ -12,10 +12,6 @@ use super::queue::{BatchItem, QueueReply, Queues, ReplySender, Waiting};
 use super::runtime::{Mutex, RuntimeId, late, spawn, yield_now};
 use crate::error::{Error, ErrorKind};
 
-/// How many keys wait when another lane starts; a full batch, if that has fewer. Below, the keys
-/// are cheaper as a part of the next batch.
-const KEYS_WORTH_A_LANE: usize = 32;
-
 /// Sends batches to the store.
 pub(in crate::adapter) trait BatchExecutor<I: BatchItem>:
     Send + Sync + 'static
@@ -44,11 +40,6 @@ pub(super) struct BatcherState<I: BatchItem> {
 }
 
 impl<I: BatchItem> BatcherState<I> {
-    /// How many keys have to wait before another lane is worth it.
-    pub(super) fn min_keys(&self) -> usize {
-        KEYS_WORTH_A_LANE.min(self.max_batch_keys)
-    }
-
     pub(super) fn lock(&self) -> impl std::ops::DerefMut<Target = Queues<I>> + '_ {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -79,7 +70,7 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
             // Yield once, so that tasks woken together join one batch. Callers that have just got
             // their replies may call again.
             yield_now().await;
-            if self.closes_if_unneeded() {
+            if self.closes_if_nothing_waits() {
                 return;
             }
             let guard = self.executor.send_guard().await;
@@ -88,10 +79,9 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
         }
     }
 
-    /// Closes the lane if it would not be started for the calls that wait.
-    fn closes_if_unneeded(&mut self) -> bool {
+    fn closes_if_nothing_waits(&mut self) -> bool {
         let mut queues = self.shared.lock();
-        self.open = queues.needs_lane(self.runtime, self.shared.min_keys());
+        self.open = queues.has_waiting(self.runtime);
         if !self.open {
             queues.close_lane(self.runtime);
         }

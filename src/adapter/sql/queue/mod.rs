@@ -1,8 +1,8 @@
 //! The queue: calls that arrive while a statement is in progress are sent together in the next one.
 //!
 //! 1. No timer delays a call. The first call starts a *lane*, a task that sends one batch after the
-//!    other. After the replies it lets the callers run once, and ends unless rule 2 would start it
-//!    for the calls that wait then. Without calls nothing runs.
+//!    other. After the replies it lets the callers run once, and ends if nothing waits then. Without
+//!    calls nothing runs.
 //! 2. A lane sends one batch at a time, and there are few lanes. Another one starts when 32 keys
 //!    wait, because then one more statement is worth its fixed cost; or when a batch is late
 //!    (500 ms), because its connection may have fallen silent. Lanes whose batches are late do not

@@ -120,11 +120,8 @@ impl<I: BatchItem> Queues<I> {
         queue.late -= usize::from(late);
     }
 
-    /// Returns `true` if an open lane is needed for the calls that wait: by the rules for another lane,
-    /// without which it would close.
-    pub(super) fn needs_lane(&self, runtime: RuntimeId, min_keys: usize) -> bool {
-        let Some(queue) = self.by_runtime.get(&runtime) else { return false };
-        queue.is_needed(queue.lanes - 1, min_keys)
+    pub(super) fn has_waiting(&self, runtime: RuntimeId) -> bool {
+        self.by_runtime.get(&runtime).is_some_and(|queue| !queue.waiting.is_empty())
     }
 
     /// Removes a lane. Returns the calls that wait, if it was the last one.
@@ -151,15 +148,11 @@ impl<I: BatchItem> Queue<I> {
     /// The first call needs a lane, and so does every call while a batch is late. Otherwise
     /// `min_keys` have to wait.
     pub(super) fn opens_lane(&mut self, lanes: usize, min_keys: usize) -> bool {
-        let opens = self.is_needed(self.lanes, min_keys) && self.lanes < self.max_lanes(lanes);
+        let is_urgent = self.lanes == 0 || self.late > 0;
+        let is_needed = if is_urgent { !self.waiting.is_empty() } else { self.keys >= min_keys };
+        let opens = is_needed && self.lanes < self.max_lanes(lanes);
         self.lanes += usize::from(opens);
         opens
-    }
-
-    /// Returns `true` if a lane is needed beside `others`.
-    fn is_needed(&self, others: usize, min_keys: usize) -> bool {
-        let is_urgent = others == 0 || self.late > 0;
-        if is_urgent { !self.waiting.is_empty() } else { self.keys >= min_keys }
     }
 
     /// Counts a lane whose batch is late.
