@@ -238,7 +238,7 @@ mod tests {
         }
         let members = Members::read(br#"{"x":0,"id":1,"a":{"y":2,"id":3}}"#, &names).unwrap();
         let [id, a, b] = ["id", "a", "b"].map(|name| Token::Name(name.to_owned()));
-        assert!(matches!(members.find(&[id.clone()]), Lookup::Value("1")));
+        assert!(matches!(members.find(std::slice::from_ref(&id)), Lookup::Value("1")));
         assert!(matches!(members.find(&[a, id]), Lookup::Value("3")));
         assert!(matches!(members.find(&[b]), Lookup::Missing));
 
