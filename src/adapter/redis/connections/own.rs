@@ -298,13 +298,13 @@ fn at_key(key: &[u8]) -> SingleNodeRoutingInfo {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::time::Instant;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use futures_util::future::join;
 
     use super::super::fake::{Fake, bulk};
     use super::*;
-    use crate::adapter::redis::script::RELEASE;
+    use crate::adapter::redis::script::{CLAIM, RELEASE};
 
     async fn own(server: &Fake) -> Own {
         let client = redis::Client::open(format!("redis://{}", server.address())).unwrap();
@@ -318,32 +318,42 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn one_short_wait_at_a_time_holds_up_the_connection_of_the_user() {
-        // The replica is silent, and `WAIT` holds up its connection.
-        let server = Fake::start(|words| match words[0].as_str() {
+        // The replica is silent, and `WAIT` holds up its connection until a claim is on its way.
+        let (waits, claims) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let (waiting, claiming) = (Arc::clone(&waits), Arc::clone(&claims));
+        let server = Fake::start(move |words| match words[0].as_str() {
             "INFO" => bulk("role:master\r\nslave0:state=online\r\n"),
             "WAIT" => {
-                std::thread::sleep(Duration::from_millis(words[2].parse().unwrap()));
+                waiting.store(true, Ordering::Relaxed);
+                while !claiming.load(Ordering::Relaxed) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                std::thread::sleep(Duration::from_millis(50));
                 ":0\r\n".to_owned()
             }
             _ => ":7\r\n".to_owned(),
         })
         .await;
-        let own = Arc::new(own(&server).await);
+        let own = own(&server).await;
         let call = release();
         own.run(&call, false).await.unwrap();
-        let begun = Instant::now();
         let releases = join(own.run(&call, true), own.run(&call, true));
         let claim = async {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-            own.run(&call, false).await.unwrap();
-            begun.elapsed()
+            while !waits.load(Ordering::Relaxed) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            claims.store(true, Ordering::Relaxed);
+            own.run(&ScriptCall::new(&CLAIM, b"dedup:test:b".to_vec()), false).await.unwrap();
+            server.received("WAIT").len()
         };
-        let ((one, other), claimed) = join(releases, claim).await;
+        let ((one, other), waits_before) = join(releases, claim).await;
         assert!(matches!(
             (one, other),
             (Err(Failure::TooFewReplicas), Err(Failure::TooFewReplicas))
         ));
-        assert!(claimed < Duration::from_millis(180), "{claimed:?}");
+        let waits = server.received("WAIT");
+        assert_eq!((waits_before, waits.len()), (1, 2));
+        assert!(waits.iter().all(|words| words[2] == "100"), "{waits:?}");
     }
 
     #[tokio::test]
