@@ -299,6 +299,7 @@ fn at_key(key: &[u8]) -> SingleNodeRoutingInfo {
 mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Instant;
 
     use futures_util::future::join;
 
@@ -325,10 +326,14 @@ mod tests {
             "INFO" => bulk("role:master\r\nslave0:state=online\r\n"),
             "WAIT" => {
                 waiting.store(true, Ordering::Relaxed);
-                while !claiming.load(Ordering::Relaxed) {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                std::thread::sleep(Duration::from_millis(50));
+                // Other tasks of this thread move to another one.
+                tokio::task::block_in_place(|| {
+                    let begun = Instant::now();
+                    while !claiming.load(Ordering::Relaxed) && begun.elapsed().as_secs() < 5 {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    std::thread::sleep(Duration::from_millis(50));
+                });
                 ":0\r\n".to_owned()
             }
             _ => ":7\r\n".to_owned(),
