@@ -25,11 +25,11 @@ use super::super::stored::Fetch;
 use super::connections::Source;
 use super::errors::{is_locked, is_row_error, store_error};
 use super::params::{
-    Extra, ExtraColumns, KeyColumns, KeyIndexes, Params, SameTermsColumns, Uuid, advisory_lock,
-    advisory_locks, claimed_row, read_row, uuids,
+    Extra, ExtraColumns, KeyColumns, KeyIndexes, Params, Uuid, advisory_lock, advisory_locks,
+    claimed_row, read_row,
 };
 use super::statements::{LOCK_TIMEOUT, Statements};
-use super::store::{Fetched, PostgresStore};
+use super::store::PostgresStore;
 use crate::error::Error;
 
 /// The statements of one call or batch, on connections of one source.
@@ -63,11 +63,15 @@ impl PostgresDialect<'_> {
         self.store.statements()
     }
 
-    async fn send(&mut self, sql: &Arc<str>, params: Params<'_>) -> Result<Fetched, sqlx::Error> {
+    async fn send(
+        &mut self,
+        sql: &Arc<str>,
+        params: Params<'_>,
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
         let bound = self.store.options.statement_timeout;
         let fetched = self.store.fetch_on(self.source, bound, sql, params).await?;
         self.lost_reply |= fetched.lost_reply;
-        Ok(fetched)
+        Ok(fetched.rows)
     }
 
     /// Sends a statement that may write. The time of its COMMIT shows how long others hold their rows.
@@ -75,33 +79,13 @@ impl PostgresDialect<'_> {
         &mut self,
         sql: &Arc<str>,
         params: Params<'_>,
-    ) -> Result<Fetched, sqlx::Error> {
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
         let start = Instant::now();
-        let fetched = self.send(sql, params).await?;
-        if fetched.written > 0 {
+        let rows = self.send(sql, params).await?;
+        if !rows.is_empty() {
             self.store.lock_wait.note(start.elapsed());
         }
-        Ok(fetched)
-    }
-
-    /// Sends the form of an insertion that fits the rows.
-    async fn insert(
-        &mut self,
-        [one, many, mixed]: [&Arc<str>; 3],
-        rows: &Rows<'_>,
-        extra: Extra,
-    ) -> Result<Fetched, sqlx::Error> {
-        let lock_timeout = self.lock_timeout(rows);
-        if let [row] = &rows[..] {
-            return self.send_writing(one, Params::One(row, lock_timeout, extra)).await;
-        }
-        // The statement inserts in the order of its arrays.
-        let rows = rows.sorted();
-        if let Some(columns) = SameTermsColumns::new(&rows, extra) {
-            return self.send_writing(many, Params::Many(&columns, lock_timeout, extra)).await;
-        }
-        let (columns, extra) = (KeyColumns::new(&rows), ExtraColumns::new(extra, &rows));
-        self.send_writing(mixed, Params::Mixed(&columns, lock_timeout, &extra)).await
+        Ok(rows)
     }
 
     /// Sends the statement for several keys. Returns its rows, each with the index of its key.
@@ -112,8 +96,8 @@ impl PostgresDialect<'_> {
         extra: Extra,
     ) -> Result<Vec<(usize, PgRow)>, sqlx::Error> {
         let (columns, extra) = (KeyColumns::new(rows), ExtraColumns::new(extra, rows));
-        let params = Params::Mixed(&columns, self.lock_timeout(rows), &extra);
-        KeyIndexes::new(rows).of_rows(self.send_writing(sql, params).await?.rows)
+        let params = Params::Many(&columns, self.lock_timeout(rows), &extra);
+        KeyIndexes::new(rows).of_rows(self.send_writing(sql, params).await?)
     }
 
     /// Sends the statement for one key or that for several. Returns its rows, each with the index of
@@ -127,7 +111,7 @@ impl PostgresDialect<'_> {
         let [row] = &rows[..] else { return self.write_many(many, rows, extra).await };
         let params = Params::One(row, self.lock_timeout(rows), extra);
         let written = self.send_writing(one, params).await?;
-        Ok(written.rows.into_iter().map(|row| (0, row)).collect())
+        Ok(written.into_iter().map(|row| (0, row)).collect())
     }
 
     fn lock_timeout(&self, rows: &Rows<'_>) -> &'static str {
@@ -157,39 +141,26 @@ impl RowStatements for PostgresDialect<'_> {
     async fn write(&mut self, kind: Kind, rows: &Rows<'_>) -> Result<Vec<Written>, sqlx::Error> {
         let all = self.statements();
         let (statements, extra) = match kind {
-            Kind::Claim => (
-                [&all.claim_insert_one, &all.claim_insert_many, &all.claim_insert_mixed],
-                Extra::Lease,
-            ),
-            Kind::ClaimComplete => (
-                [
-                    &all.claim_complete_insert_one,
-                    &all.claim_complete_insert_many,
-                    &all.claim_complete_insert_mixed,
-                ],
-                Extra::Data,
-            ),
-            _ => ([&all.complete_one, &all.complete_many, &all.complete_mixed], Extra::Data),
+            Kind::Claim => ([&all.claim_insert_one, &all.claim_insert_many], Extra::Lease),
+            Kind::ClaimComplete => {
+                ([&all.claim_complete_insert_one, &all.claim_complete_insert_many], Extra::Data)
+            }
+            _ => ([&all.complete_one, &all.complete_many], Extra::Data),
         };
-        let inserted = self.insert(statements, rows, extra).await?;
+        let returned = self.write_any(statements, rows, extra).await?;
+        let mut written = vec![Written::No; rows.len()];
         if kind == Kind::Complete {
-            let mut written = vec![Written::No; rows.len()];
-            for (index, row) in KeyIndexes::new(rows).of_rows(inserted.rows)? {
+            for (index, row) in returned {
                 let reply = completion(&row, rows[index].token().into())?;
                 written[index] = Written::Yes(reply);
             }
-            return Ok(written);
-        }
-        self.store.replanner.note_rows(inserted.written);
-        let written = if inserted.written == rows.len() {
-            Written::Yes(RowReply::Claimed(Claimed::first(1, false)))
-        } else if inserted.written == 0 || inserted.lost_reply {
-            // After a lost reply the rows may be old. They are claimed again, for the whole lease.
-            Written::No
         } else {
-            Written::Maybe
-        };
-        Ok(vec![written; rows.len()])
+            self.store.replanner.note_rows(returned.len());
+            for (index, _) in returned {
+                written[index] = Written::Yes(RowReply::Claimed(Claimed::first(1, false)));
+            }
+        }
+        Ok(written)
     }
 
     async fn claim_existing(
@@ -214,9 +185,9 @@ impl RowStatements for PostgresDialect<'_> {
         rows: &Rows<'_>,
         fetch: Fetch,
     ) -> Result<Vec<Option<Row>>, sqlx::Error> {
-        let keys = uuids(rows);
+        let keys: Vec<Uuid> = rows.iter().map(|row| row.hash.into()).collect();
         let returned = self.send(self.statements().read(fetch), Params::Keys(&keys)).await?;
-        rows_in_order(rows, returned.rows, fetch)
+        rows_in_order(rows, returned, fetch)
     }
 }
 
@@ -274,7 +245,7 @@ impl Dialect for PostgresDialect<'_> {
         rows: &Rows<'_>,
         order: &RerunOrder,
     ) -> Result<Vec<bool>, sqlx::Error> {
-        let keys = uuids(rows);
+        let keys: Vec<Uuid> = rows.iter().map(|row| row.hash.into()).collect();
         let params = Params::Rerun(&keys, order);
         let allowed = self.store.fetch_once(&self.statements().allow_rerun, params).await?;
         Ok(was_returned(rows, &KeyIndexes::new(rows).of_rows(allowed)?))
@@ -288,7 +259,7 @@ impl Dialect for PostgresDialect<'_> {
             advisory_locks(rows)
         };
         let locks = self.send(&self.statements().locks, Params::Locks(&locks)).await?;
-        locks.rows.iter().map(|row| row.try_get::<bool, _>("free").map(|free| !free)).collect()
+        locks.iter().map(|row| row.try_get::<bool, _>("free").map(|free| !free)).collect()
     }
 
     fn note_known_rows(&self, known: usize, rows: usize) {

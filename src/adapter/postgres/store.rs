@@ -4,11 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use futures_util::TryStreamExt;
 use futures_util::future::BoxFuture;
-use sqlx::postgres::{PgArguments, PgConnection, PgPool, PgRow, Postgres};
-use sqlx::query::Query;
-use sqlx::{AssertSqlSafe, Decode, Either, Executor, Row, Type};
+use sqlx::postgres::{PgConnection, PgPool, PgRow, Postgres};
+use sqlx::{AssertSqlSafe, Decode, Row, Type};
 
 use super::super::sql::call::Call;
 use super::super::sql::purge::PurgeState;
@@ -59,8 +57,6 @@ pub(super) struct PostgresStore {
 /// The rows that a statement returned.
 pub(super) struct Fetched {
     pub(super) rows: Vec<PgRow>,
-    /// How many rows it wrote; how many it returned, if it is a SELECT.
-    pub(super) written: usize,
     /// An earlier try of the statement lost its reply: the rows may show what that try wrote.
     pub(super) lost_reply: bool,
 }
@@ -306,12 +302,16 @@ impl PostgresStore {
                 Ok(session) => session,
                 Err(error) => return Err(lost.unwrap_or(error)),
             };
-            let fetch = |connection| fetch(connection, params.bind(sql));
+            let fetch = |connection| async {
+                let rows = params.bind(sql).fetch_all(connection).await?;
+                if rows.first().is_some_and(is_from_a_standby) {
+                    return Err(sqlx::Error::Protocol("the server is a standby".to_owned()));
+                }
+                Ok(rows)
+            };
             let is_gone = |error: &sqlx::Error| is_broken(error) || is_read_only(error);
             let error = match session.run(bound, is_gone, fetch).await {
-                Ok((rows, written)) => {
-                    return Ok(Fetched { rows, written, lost_reply: lost.is_some() });
-                }
+                Ok(rows) => return Ok(Fetched { rows, lost_reply: lost.is_some() }),
                 Err(error) => error,
             };
             if is_gone(&error) {
@@ -334,25 +334,6 @@ impl PostgresStore {
             }
         }
     }
-}
-
-/// Runs a statement. Returns its rows, and how many rows it wrote.
-async fn fetch(
-    connection: &mut PgConnection,
-    query: Query<'_, Postgres, PgArguments>,
-) -> Result<(Vec<PgRow>, usize), sqlx::Error> {
-    let (mut rows, mut written) = (Vec::new(), 0);
-    let mut results = connection.fetch_many(query);
-    while let Some(result) = results.try_next().await? {
-        match result {
-            Either::Left(done) => written += done.rows_affected(),
-            Either::Right(row) => rows.push(row),
-        }
-    }
-    if rows.first().is_some_and(is_from_a_standby) {
-        return Err(sqlx::Error::Protocol("the server is a standby".to_owned()));
-    }
-    Ok((rows, usize::try_from(written).unwrap_or(usize::MAX)))
 }
 
 /// Returns the pauses between the repetitions of a statement or a transaction.

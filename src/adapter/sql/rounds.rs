@@ -32,9 +32,6 @@ pub(in crate::adapter) enum Written {
     #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite locks the file"))]
     Locked,
     Yes(RowReply),
-    /// The statement inserted some of its rows. A read shows which.
-    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite writes them again"))]
-    Maybe,
 }
 
 /// The statements of a round. Each is one statement for all rows.
@@ -80,14 +77,12 @@ pub(in crate::adapter) struct Rounds<'r, 'c> {
     pub(in crate::adapter) has_written: bool,
     /// How many rows needed no write.
     pub(super) known: usize,
-    /// Whether a row of the call's own token may be one that this claim has inserted.
-    may_be_inserted: bool,
 }
 
 impl<'r, 'c> Rounds<'r, 'c> {
     pub(in crate::adapter) fn new(kind: Kind, rows: &'r Rows<'c>) -> Self {
         let replies = rows.iter().map(|_| None).collect();
-        Self { kind, rows, replies, has_written: false, known: 0, may_be_inserted: false }
+        Self { kind, rows, replies, has_written: false, known: 0 }
     }
 
     /// Runs the rounds. After an error, some rows may have their reply.
@@ -113,19 +108,9 @@ impl<'r, 'c> Rounds<'r, 'c> {
                         Written::No => {}
                         Written::Locked => self.replies[index] = Some(self.in_flight()),
                         Written::Yes(reply) => self.wrote(index, reply),
-                        Written::Maybe => {
-                            self.has_written = true;
-                            self.may_be_inserted = true;
-                        }
                     }
                 }
             }
-        }
-        // The last round may have inserted rows too: a claimed key that looks as if it were in flight would
-        // be released by nobody.
-        let unanswered = self.unanswered();
-        if self.may_be_inserted && !unanswered.is_empty() {
-            self.read(statements, unanswered).await?;
         }
         Ok(())
     }
@@ -147,13 +132,6 @@ impl<'r, 'c> Rounds<'r, 'c> {
                 continue;
             };
             let terms = self.rows[index].terms;
-            if self.may_be_inserted
-                && let Some(claimed) = row.inserted(terms)
-            {
-                let reply = Ok(RowReply::Claimed(claimed));
-                self.replies[index] = Some(KeyReply { reply, row: Some(row) });
-                continue;
-            }
             let reply = if self.kind.is_claim() {
                 row.claimed(terms).map(|reply| reply.map(RowReply::Claimed))
             } else {
@@ -237,53 +215,4 @@ pub(in crate::adapter) async fn read_rows<S: RowStatements>(
         }
     }
     Ok(found)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::super::super::terms::{CallTerms, Token};
-    use super::*;
-    use crate::key::DedupKey;
-
-    /// Other callers delete the row before each statement of a round, until the last one inserts it.
-    #[derive(Default)]
-    struct Vanishing {
-        writes: usize,
-        row: Option<Row>,
-    }
-
-    impl RowStatements for Vanishing {
-        async fn write(&mut self, _: Kind, rows: &Rows<'_>) -> Result<Vec<Written>, sqlx::Error> {
-            self.writes += 1;
-            if self.writes == ROUNDS {
-                let first = Claimed::first(1, false);
-                self.row = Some(Row::row_after(rows[0].key, rows[0].terms, &first));
-            }
-            Ok(vec![Written::Maybe])
-        }
-
-        async fn claim_existing(
-            &mut self,
-            _: Kind,
-            rows: &Rows<'_>,
-        ) -> Result<Vec<Option<Claimed>>, sqlx::Error> {
-            Ok(vec![None; rows.len()])
-        }
-
-        async fn read(&mut self, _: &Rows<'_>, _: Fetch) -> Result<Vec<Option<Row>>, sqlx::Error> {
-            Ok(vec![self.row.clone()])
-        }
-    }
-
-    #[tokio::test]
-    async fn row_that_the_last_round_inserts_is_first() {
-        let keys = [DedupKey::new("n", "a").unwrap()];
-        let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
-        let rows = Rows::of_call(&keys, &terms, |_| 1);
-        let mut rounds = Rounds::new(Kind::ClaimComplete, &rows);
-        rounds.run(&mut Vanishing::default(), false).await.unwrap();
-        assert_eq!(rounds.claimed().unwrap(), [Claimed::first(1, false)]);
-    }
 }

@@ -196,18 +196,6 @@ impl Row {
         })
     }
 
-    /// Returns the reply to a claim that has inserted this row; `None` if the row is not the claim's own.
-    pub(in crate::adapter) fn inserted(&self, terms: &CallTerms) -> Option<Claimed> {
-        let is_live = match self.state() {
-            RowState::Leased => terms.permanence() != Permanence::OnClaim,
-            RowState::Complete => terms.permanence() == Permanence::OnClaim,
-            _ => false,
-        };
-        // A row that a completion inserted has no attempts.
-        (is_live && self.is_by(terms.token()))
-            .then(|| first(self.attempts.max(1), self.takeover, self.rerun))
-    }
-
     /// Returns the reply to a completion that finds this row complete, or to be run again by another
     /// token. `None` for another row: it has changed since the completion.
     ///

@@ -1,4 +1,4 @@
--- Claims keys that have no row, complete at once, with their stored data.
+-- Claims keys that have no row, complete at once, with their stored data. Returns those.
 -- A key that has a row is neither locked nor written.
 -- One key, as plain values: it costs as much as a plain INSERT.
 -- Postgres evaluates the WHERE of the subquery before it writes the row, and set_config() takes effect
@@ -21,3 +21,4 @@ FROM (
     AND ({durable}) IS DISTINCT FROM ''
 ) AS a
 ON CONFLICT (key) DO NOTHING
+RETURNING t.key

@@ -1,4 +1,4 @@
--- Claims keys that have no row. A key that has a row is neither locked nor written.
+-- Claims keys that have no row. Returns those. A key that has a row is neither locked nor written.
 -- One key, as plain values: it costs as much as a plain INSERT.
 -- Postgres evaluates the WHERE of the subquery before it writes the row, and set_config() takes effect
 -- then. `IS NOT NULL` and `IS DISTINCT FROM ''` are always true: they only force the evaluation.
@@ -17,3 +17,4 @@ FROM (
     AND ({claim_durable}) IS DISTINCT FROM ''
 ) AS a
 ON CONFLICT (key) DO NOTHING
+RETURNING t.key
