@@ -8,7 +8,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection, PgConnection, PgPool, SqliteConnection};
 use tower_dedup::adapter::{
     Batching, CallTerms, Claimed, Completed, DedupAdapter, MaintenanceAdapter, PostgresAdapter,
-    PostgresOptions, Released, Renewed, SqliteAdapter, SqliteOptions, TransactionAdapter,
+    PostgresOptions, Released, Renewed, SqliteAdapter, SqliteOptions, Token, TransactionAdapter,
 };
 use tower_dedup::{Error, ErrorKind};
 
