@@ -8,7 +8,7 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// At most one task at a time. It is told to end when this is dropped or stopped.
+/// At most one task at a time. It ends when this is dropped or stopped.
 pub(super) struct BackgroundTask {
     /// Whether a task exists. Always `true` for a task that is off: there is nothing to start.
     is_running: Arc<AtomicBool>,
@@ -47,7 +47,7 @@ impl BackgroundTask {
         });
     }
 
-    /// Tells the task to end, for good.
+    /// Ends the task. No other one is started.
     pub(super) fn stop(&self) {
         self.stop.cancel();
     }

@@ -44,30 +44,24 @@ async fn script_flush_in_a_loop_under_load_fails_no_call() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn flushall_under_load_is_told_and_loses_no_event() {
-    let server = Server::start();
-    let loads = loads(&server.url()).await;
-    for _ in 0..2 {
-        go_on(&loads).await;
-        let flushed_at = SystemTime::now();
-        server.run::<()>(&["FLUSHALL"]);
-        recover(&loads).await;
-        tokio::join!(loads[0].until_told(flushed_at), loads[1].until_told(flushed_at));
-    }
-    for verdict in end(&loads).await {
-        assert_told(&verdict, LossKind::Emptied);
-    }
+    emptied_under_load(|server| server.run::<()>(&["FLUSHALL"])).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn restart_without_data_under_load_is_told_and_loses_no_event() {
+    emptied_under_load(Server::restart_empty).await;
+}
+
+/// Empties a server twice under load.
+async fn emptied_under_load(empty: impl Fn(&Server)) {
     let server = Server::start();
     let loads = loads(&server.url()).await;
     for _ in 0..2 {
         go_on(&loads).await;
-        let killed_at = SystemTime::now();
-        server.restart_empty();
+        let emptied_at = SystemTime::now();
+        empty(&server);
         recover(&loads).await;
-        tokio::join!(loads[0].until_told(killed_at), loads[1].until_told(killed_at));
+        tokio::join!(loads[0].until_told(emptied_at), loads[1].until_told(emptied_at));
     }
     for verdict in end(&loads).await {
         assert_told(&verdict, LossKind::Emptied);

@@ -163,13 +163,16 @@ fn preset_body() {
     });
 }
 
+/// Returns the place of each sample, with the same bytes after it.
+fn places(rest: &[u8]) -> Vec<Vec<u8>> {
+    let places = 0..u16::try_from(SAMPLES.len()).unwrap();
+    places.map(|at| [&at.to_be_bytes()[..], rest].concat()).collect()
+}
+
 /// Changes of the values of a sample: the keys are of the same kind, and a new field changes none.
 #[test]
 fn preset_change() {
-    let places: Vec<Vec<u8>> = (0..u16::try_from(SAMPLES.len()).unwrap())
-        .map(|at| [&at.to_be_bytes()[..], b"\x01\x02\x03"].concat())
-        .collect();
-    fuzz("preset_change", 2_500, &places, |input| {
+    fuzz("preset_change", 2_500, &places(b"\x01\x02\x03"), |input| {
         let mut input = Input(input);
         let sample = sample(&mut input);
         let Ok(mut tree) = serde_json::from_slice::<Value>(&sample.body) else { return };
@@ -248,10 +251,7 @@ fn add_field(tree: &mut Value) {
 /// Any headers, with the body of a sample.
 #[test]
 fn preset_head() {
-    let places: Vec<Vec<u8>> = (0..u16::try_from(SAMPLES.len()).unwrap())
-        .map(|at| [&at.to_be_bytes()[..], b"\x07a|%b\xFE\x21\"c\"\xFE"].concat())
-        .collect();
-    fuzz("preset_head", 2_500, &places, |input| {
+    fuzz("preset_head", 2_500, &places(b"\x07a|%b\xFE\x21\"c\"\xFE"), |input| {
         let mut input = Input(input);
         let sample = sample(&mut input);
         let mut head = sample.head.clone();

@@ -108,8 +108,6 @@ pub(in crate::adapter) struct Call {
     short_hashes: SmallVec<[u64; 1]>,
     pub(super) terms: CallTerms,
     pub(super) reads_first: bool,
-    /// Whether the queue refuses the call while it is full.
-    is_bounded: bool,
 }
 
 impl Call {
@@ -123,16 +121,7 @@ impl Call {
         let short_hashes = hashes.iter().copied().map(short_hash).collect();
         // Responses are large, and would delay the other calls of a batch: see `responses`.
         let terms = terms.clone().with_fetch(without_response(terms.fetch()));
-        let is_bounded = kind != Kind::ReleaseComplete && !terms.holds_keys();
-        Self {
-            kind,
-            keys: keys.into(),
-            hashes,
-            short_hashes,
-            terms,
-            reads_first: false,
-            is_bounded,
-        }
+        Self { kind, keys: keys.into(), hashes, short_hashes, terms, reads_first: false }
     }
 
     /// Sets whether a claim reads before it inserts, because some of its keys are likely to have a row.
@@ -171,7 +160,7 @@ impl BatchItem for Call {
     }
 
     fn is_bounded(&self) -> bool {
-        self.is_bounded
+        self.kind != Kind::ReleaseComplete && !self.terms.holds_keys()
     }
 
     fn allows_shared_keys(&self) -> bool {
