@@ -22,7 +22,8 @@ trait Primaries: Sync {
     fn primary(&self, turn: usize) -> (usize, Vec<usize>);
     /// Waits until a killed primary has a successor.
     fn replaced(&self, number: usize) -> impl Future<Output = ()> + Send;
-    /// Starts a killed primary as a replica of its successor, and waits until it follows.
+    /// Starts a killed primary as a replica of its successor. Waits until it follows, and until the failover
+    /// has ended everywhere: the next one may not begin before.
     fn restart(&self, number: usize) -> impl Future<Output = ()> + Send;
 }
 
@@ -45,18 +46,12 @@ impl Primaries for SentinelSet {
     }
 
     async fn restart(&self, number: usize) {
-        let (server, port) = (&self.servers()[number], self.port(master_of(self)));
-        server.start_again_with(&[&format!("replicaof 127.0.0.1 {port}")]);
-        let begun = Instant::now();
-        while server.info("master_link_status").as_deref() != Some("up") {
-            assert!(begun.elapsed() < RECOVERED, "no replica follows");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        self.restart_as_replica(number).await;
+        self.settled(2).await;
     }
 }
 
-/// Returns the server that says it is the master. One of the Sentinels may name another one for a minute,
-/// on a busy machine.
+/// Returns the server that says it is the master.
 fn master_of(set: &SentinelSet) -> usize {
     let is_master = |server: &Server| server.info("role").as_deref() == Some("master");
     set.servers().iter().position(is_master).expect("a master")

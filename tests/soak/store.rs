@@ -176,17 +176,16 @@ impl Store {
     }
 }
 
-/// Kills the master, waits for its successor, and starts it again as a replica.
+/// Kills the master, waits for its successor, starts it again as a replica, and waits until the failover has
+/// ended everywhere.
 async fn sentinel_failover(set: &SentinelSet) {
     let is_master = |server: &redis::Server| server.info("role").as_deref() == Some("master");
     let master = || set.servers().iter().position(is_master);
     let old = redis::wait_until("a master", master).await;
     set.servers()[old].kill();
-    let new = set.failover_from(old).await;
-    let follows = format!("replicaof 127.0.0.1 {}", set.port(new));
-    set.servers()[old].start_again_with(&[&follows]);
-    let up = || set.servers()[old].info("master_link_status").filter(|status| status == "up");
-    redis::wait_until("a replica that follows", up).await;
+    set.failover_from(old).await;
+    set.restart_as_replica(old).await;
+    set.settled(2).await;
 }
 
 /// Kills one backend of Postgres by SIGKILL. Returns when the server accepts connections again.

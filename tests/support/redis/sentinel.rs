@@ -70,7 +70,7 @@ impl SentinelSet {
             ];
             set.sentinels.push(Server::started(|_| lines.to_vec(), true));
         }
-        block_until("Sentinels that know each other", || set.is_known().then_some(()));
+        block_until("Sentinels that know each other", || set.is_quiet().then_some(()));
         set
     }
 
@@ -112,11 +112,11 @@ impl SentinelSet {
     }
 
     /// Waits until the Sentinels name one primary, that says it is one, and that has this many replicas
-    /// or more.
+    /// or more, and until no Sentinel replaces a primary.
     pub(crate) async fn settled(&self, replicas: usize) -> usize {
         wait_until("a primary with its replicas", || {
             let primary = self.primary()?;
-            (self.replicas_of(primary)? >= replicas && self.is_known()).then_some(primary)
+            (self.replicas_of(primary)? >= replicas && self.is_quiet()).then_some(primary)
         })
         .await
     }
@@ -190,16 +190,21 @@ impl SentinelSet {
         info.contains("role:master").then_some(online.min(loaded))
     }
 
-    /// Returns whether each Sentinel knows the two others and two replicas.
-    fn is_known(&self) -> bool {
+    /// Returns whether each Sentinel knows the two others and two replicas, and none replaces the primary.
+    ///
+    /// A Sentinel that still ends one failover while the new primary dies may return to the one before it.
+    /// Then one Sentinel makes the last replica follow a dead server, and no failover succeeds any more.
+    fn is_quiet(&self) -> bool {
         self.sentinels.iter().all(|sentinel| {
             let words = ["SENTINEL", "MASTER", NAME];
             let fields: Vec<String> = sentinel.ask(&words).unwrap_or_default();
-            let says = |field: &str| {
-                let at = fields.iter().position(|name| name == field);
-                at.is_some_and(|at| fields[at + 1] == "2")
+            let value = |field: &str| {
+                let at = fields.iter().position(|name| name == field)?;
+                fields.get(at + 1).map(String::as_str)
             };
-            says("num-slaves") && says("num-other-sentinels")
+            value("num-slaves") == Some("2")
+                && value("num-other-sentinels") == Some("2")
+                && value("flags") == Some("master")
         })
     }
 }
