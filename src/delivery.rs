@@ -317,8 +317,11 @@ impl Delivery {
     }
 
     /// Returns `true` if the attempt before this one lost its lease: its process died or stalled. The
-    /// earlier handler may have half-run, or may still be running. An attempt that fails releases the
-    /// key, so the attempt after it is no takeover.
+    /// earlier handler may have half-run, or may still be running.
+    ///
+    /// An attempt that fails releases the key, so the attempt after it is no takeover, even if the failed
+    /// attempt was one. A handler that must know whether any earlier attempt may have had an effect asks
+    /// whether [`attempt`](Self::attempt) is higher than 1.
     #[must_use]
     pub fn is_takeover(&self) -> bool {
         self.0.takeover

@@ -14,6 +14,10 @@ const EVENT: (u64, u64, u64) = (1, 10_000, 10_500);
 /// The first run of event 1 took effect in receiver 7.
 const RUN: Effect = (1, 7, 1, false, 10_200);
 const TAKEOVER: Effect = (1, 8, 2, true, 13_500);
+/// Its takeover has failed.
+const AFTER_TAKEOVER: Effect = (1, 8, 3, false, 13_500);
+/// After a failure of the handler.
+const RETRY: Effect = (1, 8, 2, false, 13_500);
 const STRAY: Effect = (2, 7, 1, false, 10_200);
 const SECOND_FIRST: Effect = (1, 8, 1, false, 13_500);
 
@@ -78,6 +82,9 @@ pub(crate) async fn verdict() {
         (TAKEOVER, killed(8, 10_210), 0),
         (TAKEOVER, killed(7, 8_000), 0),
         (TAKEOVER, killed(7, 14_000), 0),
+        (AFTER_TAKEOVER, killed(7, 10_210), 1),
+        (AFTER_TAKEOVER, killed(8, 10_210), 0),
+        (RETRY, killed(7, 10_210), 0),
         (SECOND_FIRST, killed(7, 10_210), 0),
         (TAKEOVER, failed(Kind::Silence, 10_000, 20_000), 1),
         (TAKEOVER, failed(Kind::Restart, 3_000, 5_000), 0),

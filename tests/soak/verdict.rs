@@ -12,10 +12,11 @@
 //! A doubled event under the lease ledger is explained if for each two runs in the order of their attempts
 //! one of these holds:
 //!
-//! 1. The later run is a takeover, and the receiver of the earlier run was killed: from 1 s before the
-//!    earlier effect to the later effect, and no later than a lease and 5 s after the earlier effect.
-//! 2. The later run is a takeover, and the store had a fault in this time, which begins 4 s before the
-//!    first of the two effects.
+//! 1. The later run is a takeover, or follows runs without effect of which one was (its number is higher by
+//!    two or more). And the receiver of the earlier run was killed: from 1 s before the earlier effect to
+//!    the later effect, and no later than a lease and 5 s after the earlier effect.
+//! 2. The same, and the store had a fault in this time, which begins 4 s before the first of the two
+//!    effects.
 //! 3. On Sentinel and Cluster: a receiver's adapter reported a loss that holds the time of the earlier
 //!    effect, and this effect is from 5 s before a failover began to 1 s after it had ended.
 //!
@@ -156,7 +157,8 @@ fn is_double_explained(row: Row, earlier: Effect, later: Effect, faults: &Faults
         deaths.any(|of| of.1.meets(death))
     };
     let failed = || faults.store.iter().any(|of| of.1.meets(fault));
-    (later.takeover && (died() || failed())) || failover_has_lost()
+    let may_take_over = later.takeover || later.attempt > earlier.attempt + 1;
+    (may_take_over && (died() || failed())) || failover_has_lost()
 }
 
 fn unsigned(number: i64) -> u64 {
