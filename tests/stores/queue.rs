@@ -4,13 +4,15 @@ use std::future::Future;
 use std::time::Duration;
 
 use futures_util::future::{join, join_all};
+use http::{HeaderMap, StatusCode};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection, PgConnection, PgPool, SqliteConnection};
 use tower_dedup::adapter::{
     Batching, CallTerms, Claimed, Completed, DedupAdapter, MaintenanceAdapter, PostgresAdapter,
-    PostgresOptions, Released, Renewed, SqliteAdapter, SqliteOptions, Token, TransactionAdapter,
+    PostgresOptions, Released, Renewed, SqliteAdapter, SqliteOptions, StoredResponse, Token,
+    TransactionAdapter,
 };
-use tower_dedup::{Error, ErrorKind};
+use tower_dedup::{DedupKey, Error, ErrorKind};
 
 use crate::support::postgres::{Schema, Server};
 use crate::support::{FIRST, dedup_key, on_claim, sqlite_url, terms};
@@ -515,4 +517,81 @@ async fn sessions(pool: &PgPool) -> i64 {
     let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = \
                current_setting('application_name')";
     sqlx::query_scalar(sql).fetch_one(pool).await.unwrap()
+}
+
+/// Calls of two layers share a batch. Each row gets the namespace, the retention and the lease of its
+/// own call, with or without data to store.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_with_different_terms_share_a_batch_on_postgres() {
+    let schema = Schema::fresh();
+    let adapter = postgres(&schema).await;
+    let (hour, day) = (Duration::from_secs(3_600), Duration::from_secs(86_400));
+    let kinds = [("a", hour, 60), ("a", day, 60), ("b", hour, 60), ("a", hour, 90)];
+    for (round, with_data) in [(0, false), (1, true)] {
+        for of_kinds in [&kinds[..1], &kinds[..]] {
+            let calls = (0..200).map(|at| {
+                let (namespace, retention, lease) = of_kinds[at % of_kinds.len()];
+                let id = format!("{round}-{}-{at}-{}-{lease}", of_kinds.len(), retention.as_secs());
+                let key = [DedupKey::new(namespace, &id).unwrap()];
+                let lease = Duration::from_secs(lease);
+                let mine = CallTerms::on_completion(Token::random(), retention, lease);
+                let last = if with_data && at % 2 == 0 {
+                    let body = id.clone().into_bytes().into();
+                    let response = StoredResponse::new(StatusCode::OK, HeaderMap::new(), body);
+                    mine.clone().with_response(response.into())
+                } else {
+                    mine.clone()
+                };
+                let adapter = adapter.clone();
+                async move {
+                    assert_eq!(adapter.claim(&key, &mine).await.unwrap(), [FIRST]);
+                    if at % 4 < 2 {
+                        return;
+                    }
+                    assert_eq!(adapter.complete(&key, &last).await.unwrap(), [Completed::Held]);
+                }
+            });
+            at_once(calls.collect::<Vec<_>>()).await;
+        }
+    }
+    let wrong = "SELECT count(*), count(*) FILTER (WHERE \
+                 abs(extract(epoch FROM expires_at - first_seen_at) - split_part(id, '-', 4)::int) > 1 \
+                 OR abs(extract(epoch FROM lease_until - first_seen_at) - split_part(id, '-', 5)::int) > 1 \
+                 OR completed_at IS NULL AND lease_until IS NULL \
+                 OR response_body IS NOT NULL AND response_body <> convert_to(id, 'UTF8')), \
+                 count(*) FILTER (WHERE namespace = 'b'), count(response_body) \
+                 FROM webhook_deliveries";
+    let counts: (i64, i64, i64, i64) =
+        sqlx::query_as(wrong).fetch_one(&pool(&schema)).await.unwrap();
+    assert_eq!(counts, (800, 0, 100, 100));
+}
+
+/// A claim of several keys, of which some are known, writes the new ones once. The keys of one call
+/// are inserted in the order in which batches insert theirs.
+#[tokio::test]
+async fn claim_of_new_and_known_keys_writes_each_new_row_once_on_postgres() {
+    let schema = Schema::fresh();
+    let (adapter, pool) = (postgres(&schema).await, pool(&schema));
+    let no_update = "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS \
+                     'BEGIN RAISE EXCEPTION ''a row was written twice''; END'; \
+                     CREATE TRIGGER fail BEFORE UPDATE ON webhook_deliveries \
+                     FOR EACH ROW EXECUTE FUNCTION fail()";
+    sqlx::raw_sql(no_update).execute(&pool).await.unwrap();
+    let (keys, old): (Vec<_>, _) =
+        ((0..20).map(|id| dedup_key(&id.to_string())).collect(), terms());
+    for on_arrival in [false, true] {
+        sqlx::raw_sql("TRUNCATE webhook_deliveries").execute(&pool).await.unwrap();
+        let kind = |mine: &CallTerms| if on_arrival { on_claim(mine) } else { mine.clone() };
+        adapter.claim(&keys[3..5], &kind(&old)).await.unwrap();
+        let claimed = adapter.claim(&keys, &kind(&terms())).await.unwrap();
+        for (at, claimed) in claimed.iter().enumerate() {
+            assert_eq!(*claimed == FIRST, !(3..5).contains(&at), "{at}: {claimed:?}");
+        }
+        let sorted = "SELECT bool_and(before < key) FROM (SELECT key, lag(key) OVER (ORDER BY ctid) \
+                      AS before FROM webhook_deliveries WHERE token::text <> $1) AS rows";
+        let old = u128::from_be_bytes(*old.token().as_bytes());
+        let old = format!("{old:032x}");
+        let old = [&old[..8], &old[8..12], &old[12..16], &old[16..20], &old[20..]].join("-");
+        assert!(sqlx::query_scalar::<_, bool>(sorted).bind(old).fetch_one(&pool).await.unwrap());
+    }
 }

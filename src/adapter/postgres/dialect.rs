@@ -25,8 +25,8 @@ use super::super::stored::Fetch;
 use super::connections::Source;
 use super::errors::{is_locked, is_row_error, store_error};
 use super::params::{
-    Extra, ExtraColumns, KeyColumns, KeyIndexes, Params, Uuid, advisory_lock, advisory_locks,
-    claimed_row, read_row,
+    Extra, ExtraColumns, KeyColumns, KeyIndexes, Params, SameTermsColumns, Uuid, advisory_lock,
+    advisory_locks, claimed_row, read_row, uuids,
 };
 use super::statements::{LOCK_TIMEOUT, Statements};
 use super::store::PostgresStore;
@@ -88,6 +88,29 @@ impl PostgresDialect<'_> {
         Ok(rows)
     }
 
+    /// Sends the form of an insertion that fits the rows. Returns its rows, each with the index of its key.
+    async fn insert(
+        &mut self,
+        [one, many, mixed]: [&Arc<str>; 3],
+        rows: &Rows<'_>,
+        extra: Extra,
+    ) -> Result<Vec<(usize, PgRow)>, sqlx::Error> {
+        let lock_timeout = self.lock_timeout(rows);
+        if let [row] = &rows[..] {
+            let inserted = self.send_writing(one, Params::One(row, lock_timeout, extra)).await?;
+            return Ok(inserted.into_iter().map(|row| (0, row)).collect());
+        }
+        // The statement inserts in the order of its arrays.
+        let sorted = rows.sorted();
+        let inserted = if let Some(columns) = SameTermsColumns::new(&sorted, extra) {
+            self.send_writing(many, Params::Many(&columns, lock_timeout, extra)).await?
+        } else {
+            let (columns, extra) = (KeyColumns::new(&sorted), ExtraColumns::new(extra, &sorted));
+            self.send_writing(mixed, Params::Mixed(&columns, lock_timeout, &extra)).await?
+        };
+        KeyIndexes::new(rows).of_rows(inserted)
+    }
+
     /// Sends the statement for several keys. Returns its rows, each with the index of its key.
     async fn write_many(
         &mut self,
@@ -96,7 +119,7 @@ impl PostgresDialect<'_> {
         extra: Extra,
     ) -> Result<Vec<(usize, PgRow)>, sqlx::Error> {
         let (columns, extra) = (KeyColumns::new(rows), ExtraColumns::new(extra, rows));
-        let params = Params::Many(&columns, self.lock_timeout(rows), &extra);
+        let params = Params::Mixed(&columns, self.lock_timeout(rows), &extra);
         KeyIndexes::new(rows).of_rows(self.send_writing(sql, params).await?)
     }
 
@@ -141,13 +164,21 @@ impl RowStatements for PostgresDialect<'_> {
     async fn write(&mut self, kind: Kind, rows: &Rows<'_>) -> Result<Vec<Written>, sqlx::Error> {
         let all = self.statements();
         let (statements, extra) = match kind {
-            Kind::Claim => ([&all.claim_insert_one, &all.claim_insert_many], Extra::Lease),
-            Kind::ClaimComplete => {
-                ([&all.claim_complete_insert_one, &all.claim_complete_insert_many], Extra::Data)
-            }
-            _ => ([&all.complete_one, &all.complete_many], Extra::Data),
+            Kind::Claim => (
+                [&all.claim_insert_one, &all.claim_insert_many, &all.claim_insert_mixed],
+                Extra::Lease,
+            ),
+            Kind::ClaimComplete => (
+                [
+                    &all.claim_complete_insert_one,
+                    &all.claim_complete_insert_many,
+                    &all.claim_complete_insert_mixed,
+                ],
+                Extra::Data,
+            ),
+            _ => ([&all.complete_one, &all.complete_many, &all.complete_mixed], Extra::Data),
         };
-        let returned = self.write_any(statements, rows, extra).await?;
+        let returned = self.insert(statements, rows, extra).await?;
         let mut written = vec![Written::No; rows.len()];
         if kind == Kind::Complete {
             for (index, row) in returned {
@@ -185,7 +216,7 @@ impl RowStatements for PostgresDialect<'_> {
         rows: &Rows<'_>,
         fetch: Fetch,
     ) -> Result<Vec<Option<Row>>, sqlx::Error> {
-        let keys: Vec<Uuid> = rows.iter().map(|row| row.hash.into()).collect();
+        let keys = uuids(rows);
         let returned = self.send(self.statements().read(fetch), Params::Keys(&keys)).await?;
         rows_in_order(rows, returned, fetch)
     }
@@ -245,7 +276,7 @@ impl Dialect for PostgresDialect<'_> {
         rows: &Rows<'_>,
         order: &RerunOrder,
     ) -> Result<Vec<bool>, sqlx::Error> {
-        let keys: Vec<Uuid> = rows.iter().map(|row| row.hash.into()).collect();
+        let keys = uuids(rows);
         let params = Params::Rerun(&keys, order);
         let allowed = self.store.fetch_once(&self.statements().allow_rerun, params).await?;
         Ok(was_returned(rows, &KeyIndexes::new(rows).of_rows(allowed)?))

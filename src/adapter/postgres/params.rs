@@ -235,8 +235,10 @@ pub(super) enum Params<'k> {
     None,
     /// One key, its `lock_timeout`, and the parameters after these.
     One(&'k RowCall<'k>, &'static str, Extra),
+    /// Several keys with the same terms and without data to store, and their `lock_timeout`.
+    Many(&'k SameTermsColumns<'k>, &'static str, Extra),
     /// Several keys, their `lock_timeout`, and the parameters after these.
-    Many(&'k KeyColumns<'k>, &'static str, &'k ExtraColumns),
+    Mixed(&'k KeyColumns<'k>, &'static str, &'k ExtraColumns),
     Keys(&'k [Uuid]),
     Locks(&'k [i64]),
     Rerun(&'k [Uuid], &'k RerunOrder),
@@ -269,6 +271,21 @@ impl<'k> Params<'k> {
                 query.bind(terms.event_type_for(key))
             }
             Self::Many(columns, lock_timeout, extra) => {
+                let terms = columns.first.terms;
+                let query = query
+                    .bind(&columns.keys)
+                    .bind(columns.first.key.namespace())
+                    .bind(&columns.ids)
+                    .bind(&columns.tokens)
+                    .bind(retention_ms(terms))
+                    .bind(lock_timeout);
+                let query = match extra {
+                    Extra::Lease => query.bind(lease_ms(terms)),
+                    Extra::Nothing | Extra::Data => query,
+                };
+                query.bind(&columns.event_types)
+            }
+            Self::Mixed(columns, lock_timeout, extra) => {
                 let query = columns.bind(query).bind(lock_timeout);
                 let query = match extra {
                     ExtraColumns::Nothing => return query,
@@ -298,6 +315,45 @@ impl<'k> Params<'k> {
     }
 }
 
+/// Keys whose terms are the same, and that have no data to store.
+pub(super) struct SameTermsColumns<'k> {
+    keys: Vec<Uuid>,
+    ids: Vec<&'k str>,
+    tokens: Vec<Uuid>,
+    event_types: Option<Vec<Option<&'k str>>>,
+    first: &'k RowCall<'k>,
+}
+
+impl<'k> SameTermsColumns<'k> {
+    /// Returns `None` if the terms differ, or if the statement stores data.
+    pub(super) fn new(rows: &'k Rows<'k>, extra: Extra) -> Option<Self> {
+        let first = rows.first()?;
+        let terms =
+            |row: &RowCall<'k>| (row.key.namespace(), retention_ms(row.terms), lease_ms(row.terms));
+        let same = terms(first);
+        let stores_data = matches!(extra, Extra::Data) && rows.stores_data();
+        let is_same = !stores_data && rows.iter().all(|row| terms(row) == same);
+        is_same.then(|| Self {
+            keys: uuids(rows),
+            ids: rows.iter().map(|row| row.key.id()).collect(),
+            tokens: rows.iter().map(|row| row.token().into()).collect(),
+            event_types: event_types(rows),
+            first,
+        })
+    }
+}
+
+/// Returns the primary keys of rows.
+pub(super) fn uuids(rows: &[RowCall<'_>]) -> Vec<Uuid> {
+    rows.iter().map(|row| row.hash.into()).collect()
+}
+
+/// Returns the types of the events; `None` if no event has a type.
+fn event_types<'k>(rows: &'k [RowCall<'k>]) -> Option<Vec<Option<&'k str>>> {
+    let has_types = rows.iter().any(|row| row.terms.has_event_types());
+    has_types.then(|| rows.iter().map(|row| row.terms.event_type_for(row.key)).collect())
+}
+
 /// Keys and their terms, as arrays.
 pub(super) struct KeyColumns<'k> {
     keys: Vec<Uuid>,
@@ -312,15 +368,12 @@ pub(super) struct KeyColumns<'k> {
 impl<'k> KeyColumns<'k> {
     pub(super) fn new(rows: &'k [RowCall<'k>]) -> Self {
         Self {
-            keys: rows.iter().map(|row| row.hash.into()).collect(),
+            keys: uuids(rows),
             namespaces: rows.iter().map(|row| row.key.namespace()).collect(),
             ids: rows.iter().map(|row| row.key.id()).collect(),
             tokens: rows.iter().map(|row| row.token().into()).collect(),
             retentions: rows.iter().map(|row| retention_ms(row.terms)).collect(),
-            event_types: rows
-                .iter()
-                .any(|row| row.terms.has_event_types())
-                .then(|| rows.iter().map(|row| row.terms.event_type_for(row.key)).collect()),
+            event_types: event_types(rows),
         }
     }
 

@@ -1,5 +1,6 @@
 //! The calls of a store, and the rows of a statement.
 
+use std::borrow::Cow;
 use std::ops::Deref;
 
 use smallvec::SmallVec;
@@ -211,6 +212,17 @@ impl<'c> Rows<'c> {
     /// Returns `true` if any row has data to store.
     pub(in crate::adapter) fn stores_data(&self) -> bool {
         self.rows.iter().any(|row| row.terms.stores_data())
+    }
+
+    /// Returns the rows in the order in which every batch locks them.
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite locks the file"))]
+    pub(in crate::adapter) fn sorted(&self) -> Cow<'_, Self> {
+        if self.rows.is_sorted_by_key(|row| row.hash) {
+            return Cow::Borrowed(self);
+        }
+        let mut rows = self.clone();
+        rows.rows.sort_unstable_by_key(|row| row.hash);
+        Cow::Owned(rows)
     }
 
     /// Returns the rows at these indexes.

@@ -1,29 +1,24 @@
--- Claims keys that have no row, complete at once, with their stored data. Returns those.
+-- Claims keys that have no row, complete at once. Returns those.
 -- A key that has a row is neither locked nor written.
--- Several keys. Rows are inserted in the order of `key`, so that two batches never deadlock.
+-- Several keys with the same terms and no data to store. Rows are inserted in the order of the arrays.
 WITH settings AS MATERIALIZED (
-  SELECT set_config('lock_timeout', $6::text, true) AS lock_timeout, {durable} AS durability
+  SELECT set_config('lock_timeout', $6::text, true) AS lock_timeout, {durable} AS durability,
+    $2::text AS namespace, $5::int8 * interval '1 millisecond' AS retention
 )
 INSERT INTO {table} AS t (
   key, namespace, id, token, lease_until, attempts, takeover,
-  first_seen_at, completed_at, expires_at, event_type,
-  payload_sha256, response_status, response_headers, response_body
+  first_seen_at, completed_at, expires_at, event_type
 )
 SELECT a.key, a.namespace, a.id, a.token, NULL, 1, false,
-  clock_timestamp(), clock_timestamp(), clock_timestamp() + a.retention, a.event_type,
-  a.payload_sha256, a.response_status, a.response_headers, a.response_body
+  a.now, a.now, a.now + a.retention, a.event_type
 FROM (
-  SELECT a.key, a.namespace, a.id, a.token,
-    a.retention * interval '1 millisecond' AS retention, a.event_type,
-    a.payload_sha256, a.response_status, a.response_headers, a.response_body
-  FROM settings, unnest(
-    $1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[],
-    $7::bytea[], $8::int2[], $9::text[], $10::bytea[], $11::text[]
+  SELECT a.key, s.namespace, a.id, a.token,
+    s.retention, a.event_type, clock_timestamp() AS now
+  FROM settings AS s, unnest(
+    $1::uuid[], $3::text[], $4::uuid[], $7::text[]
   ) AS a (
-    key, namespace, id, token, retention,
-    payload_sha256, response_status, response_headers, response_body, event_type
+    key, id, token, event_type
   )
 ) AS a
-ORDER BY a.key
 ON CONFLICT (key) DO NOTHING
 RETURNING t.key

@@ -1,0 +1,27 @@
+-- Completes keys, whoever holds them, and inserts missing rows. Returns the rows that it wrote.
+-- Several keys, each with its own terms. Rows are inserted in the order of the arrays.
+WITH settings AS MATERIALIZED (
+  SELECT set_config('lock_timeout', $6::text, true) AS lock_timeout, {durable} AS durability
+)
+INSERT INTO {table} AS t (
+  key, namespace, id, token, lease_until, attempts, takeover,
+  first_seen_at, completed_at, expires_at, event_type,
+  payload_sha256, response_status, response_headers, response_body
+)
+SELECT a.key, a.namespace, a.id, a.token, NULL, 0, false,
+  a.now, a.now, a.now + a.retention, a.event_type,
+  a.payload_sha256, a.response_status, a.response_headers, a.response_body
+FROM (
+  SELECT a.key, a.namespace, a.id, a.token,
+    a.retention * interval '1 millisecond' AS retention, a.event_type,
+    a.payload_sha256, a.response_status, a.response_headers, a.response_body,
+    clock_timestamp() AS now
+  FROM settings, unnest(
+    $1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[],
+    $7::bytea[], $8::int2[], $9::text[], $10::bytea[], $11::text[]
+  ) AS a (
+    key, namespace, id, token, retention,
+    payload_sha256, response_status, response_headers, response_body, event_type
+  )
+) AS a
+{complete_existing}
