@@ -195,7 +195,8 @@ impl<L: Ledger> Deduplicator<L> {
     ///
     /// # Panics
     ///
-    /// If `bound` is zero; [`try_store_timeout`](Self::try_store_timeout) returns an error instead.
+    /// If `bound` is zero or longer than 30 s; [`try_store_timeout`](Self::try_store_timeout) returns an error
+    /// instead.
     #[track_caller]
     pub fn store_timeout(self, bound: Duration) -> Self {
         valid(self.try_store_timeout(bound))
@@ -235,7 +236,7 @@ impl<L: Ledger> Deduplicator<L> {
     }
 
     /// Sets how long [`run`](Self::run) waits for an event in flight, a day at most. It asks the store
-    /// every 20 ms at first, and every 250 ms later.
+    /// after 2 to 4 ms first, then 1.5 times later each time, and every 250 to 500 ms at last.
     pub fn wait(mut self, bound: Duration) -> Self {
         self.settings.wait = bound;
         self

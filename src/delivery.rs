@@ -316,12 +316,14 @@ impl Delivery {
         self.0.attempt
     }
 
-    /// Returns `true` if the attempt before this one lost its lease: its process died or stalled. The
+    /// Returns `true` if the attempt before this one lost its lease: its process died, hung, or did not
+    /// reach the store. The
     /// earlier handler may have half-run, or may still be running.
     ///
     /// An attempt that fails releases the key, so the attempt after it is no takeover, even if the failed
     /// attempt was one. A handler that must know whether any earlier attempt may have had an effect asks
-    /// whether [`attempt`](Self::attempt) is higher than 1.
+    /// whether [`attempt`](Self::attempt) is higher than 1, or the run is
+    /// [unprotected](Self::is_unprotected): the store has not counted an unprotected run.
     #[must_use]
     pub fn is_takeover(&self) -> bool {
         self.0.takeover

@@ -79,7 +79,7 @@ impl Random {
         if byte != 0 { byte } else { u8::try_from(self.below(256)).expect("below 256") }
     }
 
-    /// Returns an input that no corpus has, or one of the known inputs with one to four changes.
+    /// Returns random bytes, or one of the known inputs with one to four changes.
     fn input(&mut self, known: &[Vec<u8>]) -> Vec<u8> {
         if known.is_empty() || self.below(8) == 0 {
             let length = self.below(64);

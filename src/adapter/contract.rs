@@ -26,7 +26,8 @@ pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Se
 /// same two free keys, one gets both. A store that claims all keys of a call in one atomic step gives that.
 /// Another store claims a [later identity](CallTerms::later_identity_of) only after it has claimed the
 /// earlier one for the same call. Otherwise it only reads the later one, and a free key is
-/// [`InFlight`](Claimed::InFlight). Without this rule, two processes may get one key each. Both deliveries
+/// [`InFlight`](Claimed::InFlight), unless the earlier one has been complete for 60 s: then the call that
+/// claimed it has ended. Without this rule, two processes may get one key each. Both deliveries
 /// are duplicates then, no handler runs, and the event is lost.
 ///
 /// [`claim`](Self::claim) and [`release`](Self::release) under [`Permanence::OnClaim`] are all that

@@ -90,7 +90,8 @@ impl<L> DedupLayer<L> {
     ///
     /// # Panics
     ///
-    /// If `bound` is zero; [`try_store_timeout`](Self::try_store_timeout) returns an error instead.
+    /// If `bound` is zero or longer than 30 s; [`try_store_timeout`](Self::try_store_timeout) returns an error
+    /// instead.
     #[track_caller]
     pub fn store_timeout(self, bound: Duration) -> Self {
         valid(self.try_store_timeout(bound))

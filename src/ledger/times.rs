@@ -34,6 +34,10 @@ impl Default for Times {
     }
 }
 
+/// Half of the time after which a store takes a claim of two identities for ended (`PAIR_SETTLED` in
+/// `adapter::terms`): the claim must have ended by then.
+const LONGEST_STORE_TIMEOUT: Duration = Duration::from_secs(30);
+
 impl Times {
     pub(crate) fn set_retention(&mut self, retention: Duration) -> Result<(), ConfigError> {
         check(!retention.is_zero(), "retention", NOT_ZERO)?;
@@ -48,7 +52,8 @@ impl Times {
     }
 
     pub(crate) fn set_store_timeout(&mut self, bound: Duration) -> Result<(), ConfigError> {
-        check(!bound.is_zero(), "store_timeout", NOT_ZERO)?;
+        let is_valid = !bound.is_zero() && bound <= LONGEST_STORE_TIMEOUT;
+        check(is_valid, "store_timeout", "longer than zero and at most 30 s")?;
         self.store_timeout = bound;
         Ok(())
     }

@@ -406,7 +406,7 @@ async fn cut_off_at_commit<L: Ledger>(layer: impl FnOnce(PostgresAdapter) -> Ded
     let (proxy, pool) = database.proxied(2).await;
     let adapter = PostgresAdapter::new(pool);
     adapter.migrate().await.unwrap();
-    let service = layer(adapter).store_timeout(MINUTE).layer(apart(&database));
+    let service = layer(adapter).store_timeout(MINUTE / 2).layer(apart(&database));
     let gate = database.gate("COMMIT AFTER INSERT ON webhook_deliveries").await;
     // The messages: is the connection alive; prepare the statement; execute it.
     proxy.set(2, Cut::Abandoned);
@@ -423,7 +423,7 @@ async fn cut_off_at_commit<L: Ledger>(layer: impl FnOnce(PostgresAdapter) -> Ded
 #[tokio::test]
 async fn session_terminated_at_any_statement_loses_and_doubles_nothing() {
     let database = Database::fresh().await;
-    let layer = transactional(&database.pool(3)).store_timeout(MINUTE);
+    let layer = transactional(&database.pool(3)).store_timeout(MINUTE / 2);
     let service = layer.layer(tower::service_fn(write));
     send(&service, request("the schema is there")).await;
     for at in [

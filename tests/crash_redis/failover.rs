@@ -170,7 +170,7 @@ async fn killed(
             primaries.restart(primary).await;
         }
         recovered.push(recover(&loads).await);
-        tokio::join!(loads[0].until_told(killed_at), loads[1].until_told(killed_at));
+        tokio::join!(loads[0].until_reported(killed_at), loads[1].until_reported(killed_at));
         if !waits_for_replicas {
             primaries.restart(primary).await;
         }
@@ -192,12 +192,12 @@ async fn killed_five_times(primaries: &impl Primaries) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn sentinel_primary_killed_five_times_loses_no_event_and_tells_what_runs_again() {
+async fn sentinel_primary_killed_five_times_loses_no_event_and_reports_what_runs_again() {
     killed_five_times(&SentinelSet::start()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn cluster_primary_killed_five_times_loses_no_event_and_tells_what_runs_again() {
+async fn cluster_primary_killed_five_times_loses_no_event_and_reports_what_runs_again() {
     killed_five_times(&Cluster::start()).await;
 }
 

@@ -184,16 +184,16 @@ impl Load {
     }
 
     /// Waits until each adapter has reported a loss that it found at this time or later.
-    pub(super) async fn until_told(&self, since: SystemTime) {
-        let told =
+    pub(super) async fn until_reported(&self, since: SystemTime) {
+        let has_reported =
             |adapter: &RedisAdapter| adapter.losses().iter().any(|loss| loss.found_at >= since);
         let all = async {
-            while !self.adapters.iter().all(told) {
+            while !self.adapters.iter().all(has_reported) {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
         let done = tokio::time::timeout(RECOVERED, all).await;
-        assert!(done.is_ok(), "no loss is told: {:?}", self.losses());
+        assert!(done.is_ok(), "no loss is reported: {:?}", self.losses());
     }
 
     pub(super) fn losses(&self) -> Vec<StoreLoss> {
@@ -235,8 +235,12 @@ impl Load {
             runs.sort_by_key(|run| run.start);
             // A later run begins because an earlier one, which may still run, has lost a write.
             for run in &runs[..runs.len() - 1] {
-                let told = losses.iter().any(|loss| overlap(run, loss));
-                assert!(told, "{:?}: {id} ran again, untold: {runs:#?}; {losses:#?}", self.kind);
+                let is_reported = losses.iter().any(|loss| overlap(run, loss));
+                assert!(
+                    is_reported,
+                    "{:?}: {id} ran again, not reported: {runs:#?}; {losses:#?}",
+                    self.kind
+                );
             }
         }
         println!(

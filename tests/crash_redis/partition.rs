@@ -24,7 +24,7 @@ async fn sentinel_silent_primary_is_replaced_and_loses_no_event() {
     set.failover_from(primary).await;
     let took = recover(&loads).await;
     println!("recovered after {took:?}");
-    tokio::join!(loads[0].until_told(stopped_at), loads[1].until_told(stopped_at));
+    tokio::join!(loads[0].until_reported(stopped_at), loads[1].until_reported(stopped_at));
     set.servers()[primary].cont();
     set.settled(2).await;
     go_on(&loads).await;
@@ -42,10 +42,10 @@ async fn cluster_silent_primary_is_replaced_and_loses_no_event() {
     let (primary, stopped_at) = (cluster.primary_of(key).await, SystemTime::now());
     cluster.nodes()[primary].stop();
     assert_fails_in_time(&loads[0].adapters[0], "silent").await;
-    // The nodes cannot agree while one of them is silent: the load tells when it is replaced.
+    // The nodes cannot agree while one of them is silent: the load shows when it is replaced.
     let took = recover(&loads).await;
     println!("recovered after {took:?}");
-    tokio::join!(loads[0].until_told(stopped_at), loads[1].until_told(stopped_at));
+    tokio::join!(loads[0].until_reported(stopped_at), loads[1].until_reported(stopped_at));
     cluster.nodes()[primary].cont();
     cluster.settled().await;
     go_on(&loads).await;
@@ -57,7 +57,7 @@ async fn cluster_silent_primary_is_replaced_and_loses_no_event() {
 /// The primary is cut from its replicas and from the Sentinels. Clients still reach it, and it
 /// acknowledges writes that are lost when the network heals.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn sentinel_two_primaries_lose_no_event_and_the_losing_side_is_told() {
+async fn sentinel_two_primaries_lose_no_event_and_the_losing_side_reports_it() {
     let set = SentinelSet::start_linked(&[]);
     let first = adapters(&set.url(), 1).await.remove(0);
     first.claim(&[dedup_key("warm")], &terms()).await.unwrap();
@@ -80,7 +80,7 @@ async fn sentinel_two_primaries_lose_no_event_and_the_losing_side_is_told() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     set.heal(primary);
     set.settled(2).await;
-    tokio::join!(loads[0].until_told(cut_at), loads[1].until_told(cut_at));
+    tokio::join!(loads[0].until_reported(cut_at), loads[1].until_reported(cut_at));
     recover(&loads).await;
     for verdict in end(&loads).await {
         assert!(verdict.doubled > 0, "both primaries served: {verdict:#?}");
@@ -158,7 +158,7 @@ async fn cluster_primary_in_a_minority_loses_no_event() {
     cluster.heal();
     cluster.settled().await;
     recover(&loads).await;
-    tokio::join!(loads[0].until_told(cut_at), loads[1].until_told(cut_at));
+    tokio::join!(loads[0].until_reported(cut_at), loads[1].until_reported(cut_at));
     end(&loads).await;
 }
 

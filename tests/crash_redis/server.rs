@@ -19,7 +19,7 @@ fn assert_undisturbed(verdict: &Verdict) {
     assert!(only_suspected, "{verdict:#?}");
 }
 
-fn assert_told(verdict: &Verdict, kind: LossKind) {
+fn assert_reported(verdict: &Verdict, kind: LossKind) {
     assert!(verdict.doubled > 0, "no acknowledged write was lost: {verdict:#?}");
     assert!(verdict.losses.iter().any(|loss| loss.kind == kind), "{verdict:#?}");
 }
@@ -43,12 +43,12 @@ async fn script_flush_in_a_loop_under_load_fails_no_call() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn flushall_under_load_is_told_and_loses_no_event() {
+async fn flushall_under_load_is_reported_and_loses_no_event() {
     emptied_under_load(|server| server.run::<()>(&["FLUSHALL"])).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn restart_without_data_under_load_is_told_and_loses_no_event() {
+async fn restart_without_data_under_load_is_reported_and_loses_no_event() {
     emptied_under_load(Server::restart_empty).await;
 }
 
@@ -61,10 +61,10 @@ async fn emptied_under_load(empty: impl Fn(&Server)) {
         let emptied_at = SystemTime::now();
         empty(&server);
         recover(&loads).await;
-        tokio::join!(loads[0].until_told(emptied_at), loads[1].until_told(emptied_at));
+        tokio::join!(loads[0].until_reported(emptied_at), loads[1].until_reported(emptied_at));
     }
     for verdict in end(&loads).await {
-        assert_told(&verdict, LossKind::Emptied);
+        assert_reported(&verdict, LossKind::Emptied);
     }
 }
 

@@ -407,6 +407,7 @@ fn setting_without_meaning_is_refused() {
     assert!(dedup().try_lease(Duration::from_millis(99)).is_err());
     assert!(dedup().try_lease(Duration::from_millis(100)).is_ok());
     assert!(dedup().try_store_timeout(Duration::ZERO).is_err());
+    assert!(dedup().try_store_timeout(Duration::from_millis(30_001)).is_err());
     assert!(dedup().try_handler_timeout(Duration::ZERO).is_err());
     assert!(std::panic::catch_unwind(|| dedup().lease(Duration::ZERO)).is_err());
 }

@@ -490,7 +490,7 @@ async fn many_callers_drain_at_once() {
 async fn extreme_settings_do_no_harm() {
     let (store, handler) = (store(), Handler::default());
     let extreme = DedupLayer::new(by_header(), Arc::clone(&store))
-        .store_timeout(Duration::MAX)
+        .store_timeout(Duration::from_secs(30))
         .lease(Duration::MAX)
         .retention(Duration::MAX)
         .body_timeout(Duration::MAX)

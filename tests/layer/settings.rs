@@ -40,7 +40,11 @@ fn setter_with_a_value_without_meaning_panics_and_its_twin_returns_an_error() {
         (refused!(body_timeout, try_body_timeout, zero), "body_timeout", "longer than zero"),
         (refused!(retention, try_retention, zero), "retention", "longer than zero"),
         (refused!(lease, try_lease, Duration::from_micros(99_999)), "lease", "at least 100 ms"),
-        (refused!(store_timeout, try_store_timeout, zero), "store_timeout", "longer than zero"),
+        (
+            refused!(store_timeout, try_store_timeout, zero),
+            "store_timeout",
+            "longer than zero and at most 30 s",
+        ),
         (
             refused!(handler_timeout, try_handler_timeout, zero),
             "handler_timeout",

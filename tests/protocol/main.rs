@@ -1,5 +1,5 @@
-//! A model check of the lease and on-arrival protocols: every interleaving of two deliveries, two processes
-//! and one store, within a bounded number of faults.
+//! A model check of the lease and on-arrival protocols: every interleaving of two or three deliveries, two
+//! processes and one store, within a bounded number of faults.
 //!
 //! The store executes one key of a call at a time, as Redis does. A SQL store that executes all keys of a call
 //! in one statement has a part of these interleavings. Faults: a reply is lost, a call is not executed, executed
@@ -27,6 +27,9 @@
 //! | a duplicate by its second identity completes its key | `resolve` | `STORED_KEY` |
 //! | a duplicate by its key releases its second identity | `resolve` | `RAN` |
 //!
+//! The lease ledger also releases a claim of unknown outcome. This frees the key sooner. No property needs it, so
+//! the table has no row for it.
+//!
 //! | rule of the on-arrival ledger | code | broken: found by |
 //! |---|---|---|
 //! | a claim is complete at once | `claim.lua`, `claim_complete_*.sql` | `AT_MOST_ONCE` |
@@ -45,8 +48,6 @@
 //!
 //! - A release in the background is one job for each key, and ends for each key by itself. The code
 //!   ends it for all keys at once: a key is in release for longer.
-//! - Under a lease, a claim of unknown outcome is released too. This frees the key sooner, and no property
-//!   needs it.
 //! - A lease lapses for each key by itself.
 //! - Under a lease, the SQL adapters do not follow the rule of the pair. They claim both identities in one
 //!   call, and each call of two may get one: both deliveries are in flight (`pairs: false`).

@@ -1,6 +1,6 @@
 //! What must hold in every state, and what must be reachable.
 //!
-//! What the guide admits must be reachable. Otherwise the model would be too harmless to show anything.
+//! What the guide admits must be reachable: this shows that the model reaches the faults.
 
 use stateright::Property;
 

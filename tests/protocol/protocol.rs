@@ -66,7 +66,8 @@ pub(crate) struct Protocol {
     pub(crate) processes: Process,
     /// How often a sender sends.
     pub(crate) attempts: u8,
-    /// The adapter knows which keys are the identities of one event, as the Redis adapter does.
+    /// The adapter only looks at a second identity if the first was not claimed: Redis under both ledgers, SQL on
+    /// arrival.
     pub(crate) pairs: bool,
     /// Other deliveries may come between a lost reply and the end of its `store_timeout`.
     pub(crate) slow: bool,

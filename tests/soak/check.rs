@@ -1,5 +1,4 @@
-//! The checks of the verdict, which the small soak runs first. A soak that finds nothing proves nothing if
-//! its verdict cannot fail.
+//! The checks of the verdict, which the small soak runs first. They show that the verdict can fail.
 
 use crate::effects::Database;
 use crate::log::{Faults, Kind, Window};
@@ -49,7 +48,7 @@ async fn assert_counts(row: &str, effects: &[Effect], faults: &Faults, expected:
     assert_eq!(counts, expected, "{row}, {effects:?}, {faults:?}");
     let is_fine = expected[0] == expected[1] && expected[2] == expected[3];
     let stray = effects.iter().any(|effect| effect.0 != EVENT.0);
-    assert_eq!(verdict.faults().is_empty(), is_fine && !stray, "{:?}", verdict.faults());
+    assert_eq!(verdict.failures().is_empty(), is_fine && !stray, "{:?}", verdict.failures());
 }
 
 pub(crate) async fn verdict() {

@@ -104,7 +104,7 @@ pub(crate) async fn inflict(
             break;
         }
         let from = now();
-        // Until it has ended, it explains what happens.
+        // Without an end until the fault has ended, so that the verdict sees it if the row stops now.
         log.faults().store.push((kind, Window(from, u64::MAX)));
         store.inflict(kind, turn).await;
         let silent = if kind == Kind::Silence { SILENT.as_secs() * 1_000 } else { 0 };

@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::log::{Millis, now};
 use crate::receivers::RECEIVERS;
 
-/// Of each event.
+/// Deliveries of each event.
 pub(crate) const COPIES: u64 = 4;
 /// Senders. Each has two deliveries under way at most.
 const SENDERS: u64 = 64;
@@ -50,7 +50,7 @@ pub(crate) struct Load {
     pub(crate) hang_ups: AtomicU64,
     /// When the next fault is due, in acknowledged deliveries. The load waits for a fault that is late.
     pub(crate) due: [AtomicU64; 2],
-    /// How far the load may be before a fault that is due.
+    /// How many acknowledgements the load may be ahead of a fault that is due.
     slack: u64,
     stopped: AtomicBool,
     ended: AtomicBool,

@@ -50,7 +50,7 @@ const RUN: &str = "run";
 #[command(name = "scripts/soak")]
 struct Options {
     /// Acknowledged deliveries per row; four of them are one event.
-    #[arg(long, default_value_t = 1_000_000)]
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(4..))]
     deliveries: u64,
     /// A row to run, such as `postgres/lease`. Can be repeated. By default, all rows.
     #[arg(long = "row")]
@@ -83,7 +83,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let plan = Plan {
-        deliveries: options.deliveries.max(4),
+        deliveries: options.deliveries,
         seed: options.seed.unwrap_or_else(|| u64::from(rand::random::<u32>())),
         time: options.minutes.map(|minutes| Duration::from_secs_f64(minutes * 60.0)),
     };
@@ -122,8 +122,8 @@ fn soak(rows: &[Row], plan: Plan) -> bool {
         let report = row::run(*row, plan);
         match &report {
             Ok(report) => {
-                for fault in &report.faults {
-                    eprintln!("{row}: {fault}");
+                for failure in &report.failures {
+                    eprintln!("{row}: {failure}");
                     failed = true;
                 }
             }

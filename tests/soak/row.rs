@@ -120,7 +120,7 @@ pub(crate) struct Report {
     pub(crate) time: Duration,
     pub(crate) version: String,
     /// Why the row has failed, if it has.
-    pub(crate) faults: Vec<String>,
+    pub(crate) failures: Vec<String>,
 }
 
 /// Runs a row, with servers and receivers of its own.
@@ -142,7 +142,7 @@ async fn run_in(row: Row, plan: Plan) -> Result<Report, String> {
     let load = Arc::new(Load::new(receivers.ports(), plan.deliveries, plan.seed));
     let hostile = Requests::default();
     let start = Instant::now();
-    // Its parts block their thread for a moment.
+    // `Store::inflict` blocks its thread while servers start.
     let store = {
         let faults = faults::of_store(row.store, plan.deliveries, plan.seed);
         let (load, log, runtime) =
@@ -175,12 +175,12 @@ async fn run_in(row: Row, plan: Plan) -> Result<Report, String> {
     let verdict = verdict::judge(row, &mut database, &events, &done).await;
     let verdict = verdict.map_err(|error| format!("the counts: {error}"))?;
     drop(receivers);
-    let mut faults = verdict.faults();
+    let mut failures = verdict.failures();
     for (answer, count) in load.wrong.lock().unwrap().iter() {
-        faults.push(format!("{count} deliveries got a wrong answer: {answer}"));
+        failures.push(format!("{count} deliveries got a wrong answer: {answer}"));
     }
     for (answer, count) in hostile.wrong.lock().unwrap().iter() {
-        faults.push(format!("{count} hostile requests got a wrong answer: {answer}"));
+        failures.push(format!("{count} hostile requests got a wrong answer: {answer}"));
     }
     Ok(Report {
         deliveries: load.acknowledged(),
@@ -196,14 +196,14 @@ async fn run_in(row: Row, plan: Plan) -> Result<Report, String> {
         verdict,
         time,
         version,
-        faults,
+        failures,
     })
 }
 
 /// Prints the progress, and ends the load when its time is over. Returns why the row cannot go on.
 async fn watch(row: Row, load: &Load, log: &Log, plan: Plan) -> String {
     let start = Instant::now();
-    let (mut last, mut moved, mut told) = (0, start, start);
+    let (mut last, mut moved, mut shown) = (0, start, start);
     loop {
         sleep(Duration::from_millis(200)).await;
         if plan.time.is_some_and(|time| start.elapsed() > time) {
@@ -232,8 +232,8 @@ async fn watch(row: Row, load: &Load, log: &Log, plan: Plan) -> String {
         if moved.elapsed() > PROGRESS {
             return format!("no delivery was acknowledged for {PROGRESS:?}: {}", summary());
         }
-        if told.elapsed() > Duration::from_secs(10) {
-            told = Instant::now();
+        if shown.elapsed() > Duration::from_secs(10) {
+            shown = Instant::now();
             eprintln!("{row}: {:.0} s: {}", start.elapsed().as_secs_f64(), summary());
         }
     }

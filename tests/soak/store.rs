@@ -166,7 +166,7 @@ impl Store {
     /// Returns the program and its version.
     pub(crate) async fn version(&self) -> String {
         match self {
-            Self::Sqlite(_) => "SQLite".to_owned(),
+            Self::Sqlite(dir) => sqlite_version(&sqlite_url(dir.path())).await,
             Self::Postgres(server, _) => postgres_version(&server.url()).await,
             Self::PostgresSync(cluster, _) => postgres_version(&cluster.primary.url()).await,
             Self::Redis(server, ..) => redis_version(server),
@@ -225,7 +225,18 @@ async fn postgres_version(url: &str) -> String {
     format!("Postgres {}", version.split(' ').next().unwrap_or(&version))
 }
 
+async fn sqlite_version(url: &str) -> String {
+    let options: SqliteConnectOptions = url.parse().expect("a URL");
+    let mut file = options.connect().await.expect("the file");
+    let version = "SELECT sqlite_version()";
+    let version: String =
+        sqlx::query_scalar(version).fetch_one(&mut file).await.expect("a version");
+    format!("SQLite {version}")
+}
+
 fn redis_version(server: &redis::Server) -> String {
-    let (major, minor, patch) = server.version();
-    format!("Redis {major}.{minor}.{patch}")
+    // Valkey also has the field of Redis, with the version with which it is compatible.
+    let of = |name: &str, field| server.info(field).map(|version| format!("{name} {version}"));
+    let version = of("Valkey", "valkey_version").or_else(|| of("Redis", "redis_version"));
+    version.expect("a version")
 }

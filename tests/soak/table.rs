@@ -6,7 +6,7 @@ use chrono::Utc;
 
 use crate::row::{Plan, Report, Row};
 
-/// The head of the table. The guide has it as well.
+/// The head of the table.
 const HEAD: [&str; 17] = [
     "store",
     "ledger",

@@ -41,7 +41,7 @@ pub(crate) struct Verdict {
     pub(crate) lost_explained: usize,
     pub(crate) doubled: usize,
     pub(crate) doubled_explained: usize,
-    /// Effects of events that nobody had sent.
+    /// Effects of events that were not acknowledged.
     strays: usize,
     /// Some of the events that nothing explains.
     unexplained: Vec<String>,
@@ -49,21 +49,21 @@ pub(crate) struct Verdict {
 
 impl Verdict {
     /// Returns what the promise of the ledger excludes.
-    pub(crate) fn faults(&self) -> Vec<String> {
-        let mut faults = Vec::new();
+    pub(crate) fn failures(&self) -> Vec<String> {
+        let mut failures = Vec::new();
         let (lost, doubled) =
             (self.lost - self.lost_explained, self.doubled - self.doubled_explained);
         if lost > 0 {
-            faults.push(format!("{lost} events are lost without an explanation"));
+            failures.push(format!("{lost} events are lost without an explanation"));
         }
         if doubled > 0 {
-            faults.push(format!("{doubled} events are doubled without an explanation"));
+            failures.push(format!("{doubled} events are doubled without an explanation"));
         }
         if self.strays > 0 {
-            faults.push(format!("{} effects have no event", self.strays));
+            failures.push(format!("{} effects have no event", self.strays));
         }
-        faults.extend(self.unexplained.iter().take(SHOWN).cloned());
-        faults
+        failures.extend(self.unexplained.iter().take(SHOWN).cloned());
+        failures
     }
 }
 
@@ -119,7 +119,7 @@ pub(crate) async fn judge(
     if !verdict.unexplained.is_empty() {
         verdict.unexplained.push(format!("{faults:?}"));
     }
-    // Deliveries of an event may all have been interrupted by the end of the time.
+    // Every event that was sent is acknowledged before the row is judged.
     let strays = "SELECT count(*) FROM effects e LEFT JOIN acknowledged a ON a.id = e.id \
          WHERE a.id IS NULL";
     let strays = database.rows(strays.to_owned()).await?[0][0];

@@ -17,6 +17,7 @@ mod purging;
 mod queue;
 mod queue_order;
 mod queue_processes;
+mod queue_runtimes;
 mod redis_failovers;
 mod redis_links;
 mod redis_losses;

@@ -129,7 +129,7 @@ async fn deliveries_leave_no_lock_and_no_setting_behind() {
         let ran = lend(&request).await.execute(sqlx::raw_sql(AssertSqlSafe(sql))).await;
         Ok::<Response<Body>, Infallible>(answer(ran.is_ok()))
     });
-    let service = transactional(&watch.pool).store_timeout(MINUTE).replay(Replay::new());
+    let service = transactional(&watch.pool).store_timeout(MINUTE / 2).replay(Replay::new());
     let service = service.layer(handler);
     for (id, sql, status) in [
         ("a", "SELECT 1", 200),

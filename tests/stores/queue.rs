@@ -21,13 +21,13 @@ fn pool(schema: &Schema) -> PgPool {
     PgPoolOptions::new().max_connections(4).connect_lazy(&schema.url()).unwrap()
 }
 
-async fn postgres(schema: &Schema) -> PostgresAdapter {
+pub(super) async fn postgres(schema: &Schema) -> PostgresAdapter {
     let adapter = PostgresAdapter::connect(&schema.url()).await.unwrap();
     adapter.migrate().await.unwrap();
     adapter
 }
 
-async fn sqlite(dir: &tempfile::TempDir) -> SqliteAdapter {
+pub(super) async fn sqlite(dir: &tempfile::TempDir) -> SqliteAdapter {
     let adapter = SqliteAdapter::connect(&sqlite_url(dir.path())).await.unwrap();
     adapter.migrate().await.unwrap();
     adapter
@@ -44,7 +44,11 @@ where
     all.expect("every call gets a reply").into_iter().map(Result::unwrap).collect()
 }
 
-async fn claim<A: DedupAdapter>(adapter: A, id: String, mine: CallTerms) -> Result<Claimed, Error> {
+pub(super) async fn claim<A: DedupAdapter>(
+    adapter: A,
+    id: String,
+    mine: CallTerms,
+) -> Result<Claimed, Error> {
     adapter.claim(&[dedup_key(&id)], &mine).await.map(|mut claimed| claimed.remove(0))
 }
 
@@ -451,35 +455,6 @@ async fn plans_stay_index_plans_while_the_table_grows() {
     // For a thousand keys out of a few thousand rows, a scan is the best plan.
     assert!(before < 5_000_000, "{before} rows were read in sequence while it grew");
     assert_eq!(after - before, 0, "the large table was scanned");
-}
-
-/// Runtimes come and go over one adapter, each with unfinished calls when it ends.
-fn several_runtimes<A: DedupAdapter + Clone>(connect: impl Future<Output = A>) {
-    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let adapter = runtime().block_on(connect);
-    for round in 0..20 {
-        runtime().block_on(async {
-            for at in 0..100 {
-                // The calls are not awaited: they end with their runtime.
-                tokio::spawn(claim(adapter.clone(), format!("{round}-left-{at}"), terms()));
-            }
-            let claimed = claim(adapter.clone(), format!("{round}"), terms());
-            let claimed = tokio::time::timeout(Duration::from_secs(10), claimed).await;
-            assert_eq!(claimed.expect("a reply").unwrap(), Claimed::first(1, false));
-        });
-    }
-}
-
-#[test]
-fn adapter_outlives_its_runtimes_on_postgres() {
-    let schema = Schema::fresh();
-    several_runtimes(postgres(&schema));
-}
-
-#[test]
-fn adapter_outlives_its_runtimes_on_sqlite() {
-    let dir = tempfile::tempdir().unwrap();
-    several_runtimes(sqlite(&dir));
 }
 
 /// Without batching, the adapter opens no connection of its own.

@@ -1,4 +1,4 @@
-//! What a failover of Redis loses is told with its window: Sentinel and Cluster.
+//! What a failover of Redis loses is reported with its window: Sentinel and Cluster.
 
 use std::time::{Duration, SystemTime};
 
@@ -58,8 +58,8 @@ async fn lost(
     lost
 }
 
-/// Asserts that each lost write lies in the window of a loss of this kind that was told.
-fn assert_told(lost: &[(usize, SystemTime)], losses: &[StoreLoss], kind: LossKind) {
+/// Asserts that each lost write lies in the window of a reported loss of this kind.
+fn assert_reported(lost: &[(usize, SystemTime)], losses: &[StoreLoss], kind: LossKind) {
     for (id, at) in lost {
         let covers =
             |loss: &StoreLoss| loss.kind == kind && loss.since <= *at && *at <= loss.found_at;
@@ -77,7 +77,7 @@ async fn seconds(seconds: u64) {
 
 /// The primary is cut from the others, and goes on replying to us until Sentinel has replaced it.
 #[tokio::test]
-async fn writes_to_a_cut_primary_of_sentinel_are_told_with_their_window() {
+async fn writes_to_a_cut_primary_of_sentinel_are_reported_with_their_window() {
     let set = SentinelSet::start_linked(&[]);
     let adapter = connect(&set.url()).await;
     let before = load(&adapter, 0.., {
@@ -93,8 +93,8 @@ async fn writes_to_a_cut_primary_of_sentinel_are_told_with_their_window() {
     assert_eq!(kinds(&adapter), [LossKind::Rewound], "{losses:#?}");
     let lost_then = lost(&adapter, &during).await;
     assert!(lost_then.len() >= 50, "only {} writes are lost", lost_then.len());
-    assert_told(&lost_then, &losses, LossKind::Rewound);
-    assert_told(&lost(&adapter, &before).await, &losses, LossKind::Rewound);
+    assert_reported(&lost_then, &losses, LossKind::Rewound);
+    assert_reported(&lost(&adapter, &before).await, &losses, LossKind::Rewound);
     // The window is no longer than it must be.
     let early = cut_at.duration_since(losses[0].since).unwrap_or_default();
     assert!(early < Duration::from_secs(1), "{early:?} before the cut");
@@ -108,7 +108,7 @@ async fn writes_to_a_cut_primary_of_sentinel_are_told_with_their_window() {
 
 /// `SENTINEL FAILOVER` promotes a replica while the primary goes on acknowledging writes.
 #[tokio::test]
-async fn writes_that_a_failover_by_command_loses_are_told_with_their_window() {
+async fn writes_that_a_failover_by_command_loses_are_reported_with_their_window() {
     let set = SentinelSet::start();
     let adapter = connect(&set.url()).await;
     assert!(claim(&adapter, 0).await);
@@ -120,7 +120,7 @@ async fn writes_that_a_failover_by_command_loses_are_told_with_their_window() {
     seconds(1).await;
     let (lost, losses) = (lost(&adapter, &acknowledged).await, adapter.losses());
     let kind = if lost.is_empty() { losses[0].kind } else { LossKind::Rewound };
-    assert_told(&lost, &losses, kind);
+    assert_reported(&lost, &losses, kind);
     assert!(!kinds(&adapter).contains(&LossKind::Emptied), "{losses:#?}");
 }
 
@@ -142,7 +142,7 @@ async fn killed_primary_of_sentinel_whose_replicas_have_every_write_is_suspected
 }
 
 #[tokio::test]
-async fn writes_to_a_cut_primary_of_a_cluster_are_told_with_their_window() {
+async fn writes_to_a_cut_primary_of_a_cluster_are_reported_with_their_window() {
     let cluster = Cluster::start_linked(&[]);
     let adapter = connect(&cluster.url()).await;
     let before = load(&adapter, 0.., {
@@ -158,8 +158,8 @@ async fn writes_to_a_cut_primary_of_a_cluster_are_told_with_their_window() {
     assert_eq!(kinds(&adapter), [LossKind::Rewound], "{losses:#?}");
     let lost_then = lost(&adapter, &during).await;
     assert!(lost_then.len() >= 10, "only {} writes are lost", lost_then.len());
-    assert_told(&lost_then, &losses, LossKind::Rewound);
-    assert_told(&lost(&adapter, &before).await, &losses, LossKind::Rewound);
+    assert_reported(&lost_then, &losses, LossKind::Rewound);
+    assert_reported(&lost(&adapter, &before).await, &losses, LossKind::Rewound);
     let early = cut_at.duration_since(losses[0].since).unwrap_or_default();
     assert!(early < Duration::from_secs(1), "{early:?} before the cut");
     cluster.heal();

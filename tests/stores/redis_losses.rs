@@ -1,4 +1,4 @@
-//! Losses of one Redis server, and of a primary with Sentinel, are told.
+//! Losses of one Redis server, and of a primary with Sentinel, are reported.
 
 use std::time::{Duration, SystemTime};
 
@@ -65,7 +65,7 @@ fn kinds(adapter: &RedisAdapter) -> Vec<LossKind> {
 }
 
 #[tokio::test]
-async fn flush_is_told_once_each_time_and_stored() {
+async fn flush_is_reported_once_each_time_and_stored() {
     let server = Server::start();
     let (log, _guard) = Log::of_this_thread();
     let adapter = followed(&server, options()).await;
@@ -102,7 +102,7 @@ async fn flush_is_told_once_each_time_and_stored() {
 }
 
 #[tokio::test]
-async fn restart_without_data_is_told_as_emptied() {
+async fn restart_without_data_is_reported_as_emptied() {
     let server = Server::start();
     let adapter = followed(&server, options()).await;
     server.restart_empty();
@@ -126,7 +126,7 @@ async fn restart_with_all_data_is_suspected() {
 }
 
 #[tokio::test]
-async fn restart_with_older_data_is_told_with_its_window() {
+async fn restart_with_older_data_is_reported_with_its_window() {
     let server = Server::start();
     let adapter = followed(&server, options()).await;
     let before = SystemTime::now();
@@ -175,7 +175,7 @@ async fn primary_of_another_replication_id_takes_no_number() {
 }
 
 #[tokio::test]
-async fn eviction_is_told() {
+async fn eviction_is_reported() {
     let server = Server::start_with(&["maxmemory 4mb", "maxmemory-policy volatile-ttl"]);
     let adapter = followed(&server, options().evictable(true)).await;
     let value = "x".repeat(10_000);
@@ -193,7 +193,7 @@ async fn eviction_is_told() {
     .await;
     let found = loss(&adapter).await;
     assert_eq!((found.kind, found.since), (LossKind::Evicted, SystemTime::UNIX_EPOCH));
-    // The minute in which no further one is told.
+    // The minute in which no further one is reported.
     for _ in 0..50 {
         fill();
     }
@@ -202,7 +202,7 @@ async fn eviction_is_told() {
 }
 
 #[tokio::test]
-async fn flush_is_told_where_info_is_refused() {
+async fn flush_is_reported_where_info_is_refused() {
     let server = Server::start();
     server.run::<()>(&["ACL", "SETUSER", "app", "on", ">secret", "allkeys", "+@all", "-info"]);
     let url = format!("redis://app:secret@{}", server.address());

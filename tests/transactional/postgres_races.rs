@@ -45,7 +45,7 @@ async fn duplicates_of_a_slow_delivery_delay_no_other_delivery() {
         }
     });
     let layers = [(); 2].map(|()| {
-        transactional(&pool).on_in_flight(OnInFlight::Wait(10 * MINUTE)).store_timeout(MINUTE)
+        transactional(&pool).on_in_flight(OnInFlight::Wait(10 * MINUTE)).store_timeout(MINUTE / 2)
     });
     let handles = layers.each_ref().map(DedupLayer::handle);
     let services = layers.map(|layer| layer.layer(handler.clone()));
@@ -103,7 +103,7 @@ async fn is_in_flight(adapter: &PostgresAdapter, held: &DedupKey) {
                 assert_eq!(claimed, if key == held { Claimed::InFlight } else { granted });
             }
         }
-        let lease = DedupLayer::new(by_header(), adapter.clone()).store_timeout(MINUTE);
+        let lease = DedupLayer::new(by_header(), adapter.clone()).store_timeout(MINUTE / 2);
         let service = lease.on_in_flight(OnInFlight::Reject).layer(tower::service_fn(write));
         let answered = send(&service, request(held.id())).await;
         assert_eq!((answered.status().as_u16(), result(&answered)), (503, Some("in-flight")));
@@ -145,7 +145,7 @@ async fn claim_does_not_wait_for_a_users_transaction() {
     let adapter = PostgresAdapter::new(pool.clone());
     adapter.migrate().await.unwrap();
     let transactional = transactional(&pool).on_in_flight(OnInFlight::Reject);
-    let transactional = transactional.store_timeout(MINUTE).layer(tower::service_fn(write));
+    let transactional = transactional.store_timeout(MINUTE / 2).layer(tower::service_fn(write));
 
     let mut theirs = database.effects.pool().begin().await.unwrap();
     sqlx::query(INSERT).bind("inserted").execute(&mut *theirs).await.unwrap();
@@ -183,7 +183,7 @@ async fn key_of_another_schema_is_another_key() {
     let delivery = tokio::spawn(async move { send(&slow, request("a")).await.status() });
     held.running(1).await;
     let twin = transactional(&other.pool(3)).on_in_flight(OnInFlight::Reject);
-    let twin = twin.store_timeout(MINUTE).layer(tower::service_fn(write));
+    let twin = twin.store_timeout(MINUTE / 2).layer(tower::service_fn(write));
     assert_eq!(send(&twin, request("a")).await.status(), 200);
     held.release();
     assert_eq!(delivery.await.unwrap(), 200);

@@ -204,7 +204,7 @@ async fn statement_that_takes_too_long_is_no_success() {
             }
         }
     });
-    let service = transactional(&pool).store_timeout(MINUTE).layer(handler);
+    let service = transactional(&pool).store_timeout(MINUTE / 2).layer(handler);
     for id in ["told", "swallowed", "completion"] {
         slow.store(true, Ordering::SeqCst);
         let gate = match id {

@@ -10,13 +10,14 @@
 //!    such bound.
 //! 3. Every statement is as durable as `synchronous_commit = on`, whatever a role or a database is set
 //!    to; except claims, by choice.
-//! 4. The clock is `clock_timestamp()`, which advances while a statement waits. An insertion reads the
-//!    clock once a row, before it waits for a row that is then rolled back: no longer than rule 2 allows.
+//! 4. The clock is `clock_timestamp()`, which advances while a statement waits. An insertion of several keys reads
+//!    the clock once a row, before it waits for a row that is then rolled back: no longer than rule 2 allows.
 //!    One reading for all rows would be earlier by the waits for all rows, and saves nothing measurable.
 //! 5. Rows are inserted and locked in the order of `key`, so that two batches never deadlock. Insertions
 //!    have no ORDER BY: the arrays are sorted, and `unnest` keeps their order. A nested loop with the one
 //!    row of `settings` keeps it too, and without a join condition Postgres has no other join.
-//!    `set_config` is not parallel safe, so no worker shares the loop.
+//!    `set_config` is not parallel safe, so no worker shares the loop. `renew_many` seldom inserts; it has its
+//!    ORDER BY.
 //! 6. `key` is the only indexed column. So every update is a HOT update if its page has room, and no
 //!    index on `expires_at` slows each insertion: a purge walks through the table instead.
 //! 7. Statements that run with every delivery do not join the table. Postgres plans the others again
@@ -31,7 +32,7 @@
 //! that set a lease, `$7` is the lease in milliseconds. In statements that store data, `$7` to `$10` are
 //! the payload's SHA-256 and the response's status, headers and body; null for no data. In both, the
 //! last one is the event's type. In the `_many` form of insertions, namespace, retention and lease are
-//! plain values, and no data is stored.
+//! plain values, and no data is stored; `renew_many` has arrays.
 
 use std::sync::Arc;
 

@@ -18,7 +18,7 @@ use super::moment::Moment;
 
 /// How many marks are kept: with polls of 1 s, they are at most 5 % of their age apart for years.
 const MAX_MARKS: usize = 1024;
-/// How often evictions are told: a server that evicts does so all the time.
+/// How often evictions are reported: a server that evicts does so all the time.
 const EVICTIONS_EVERY: Duration = Duration::from_secs(60);
 /// A primary that has had no replica for `repl-backlog-ttl` takes a new id without any loss. Between two
 /// polls that are this close, it cannot have been a replica and have lost the trace of it, because that
@@ -107,8 +107,8 @@ pub(super) struct History {
     offsets: Marks,
     /// When slots came last.
     gained_at: Option<Moment>,
-    evictions_told: Option<Moment>,
-    has_untold_evictions: bool,
+    evictions_reported: Option<Moment>,
+    has_unreported_evictions: bool,
 }
 
 impl History {
@@ -123,8 +123,8 @@ impl History {
     }
 
     /// Returns `true` until the next verdict [`Evicted`](LossKind::Evicted).
-    pub(super) fn has_untold_evictions(&self) -> bool {
-        self.has_untold_evictions
+    pub(super) fn has_unreported_evictions(&self) -> bool {
+        self.has_unreported_evictions
     }
 
     /// Takes in that the primary has slots that it did not have at the last poll.
@@ -144,11 +144,12 @@ impl History {
         let (Some(last), Some(now)) = (&self.last, now) else { return by_canary(canary) };
         if now.id == last.id {
             let evicts = has_evicted(last, now);
-            let tells = (evicts || self.has_untold_evictions) && self.may_tell_evictions(now);
+            let reports =
+                (evicts || self.has_unreported_evictions) && self.may_report_evictions(now);
             return match canary {
                 // The server may have evicted the canary itself.
                 Canary::Missing(_) if evicts => Verdict::new(LossKind::Evicted, None),
-                Canary::New | Canary::Intact(_) if tells => Verdict::new(LossKind::Evicted, None),
+                Canary::New | Canary::Intact(_) if reports => Verdict::new(LossKind::Evicted, None),
                 canary => by_canary(canary),
             };
         }
@@ -191,10 +192,10 @@ impl History {
     /// Takes a poll in, after [`judge`](Self::judge) has returned the kind.
     pub(super) fn record(&mut self, now: Observation, kind: Option<LossKind>) {
         if kind == Some(LossKind::Evicted) {
-            self.evictions_told = Some(now.at);
-            self.has_untold_evictions = false;
+            self.evictions_reported = Some(now.at);
+            self.has_unreported_evictions = false;
         } else {
-            self.has_untold_evictions |=
+            self.has_unreported_evictions |=
                 self.last.as_ref().is_some_and(|last| has_evicted(last, &now));
         }
         if self.last.as_ref().is_none_or(|last| last.id != now.id) {
@@ -204,8 +205,8 @@ impl History {
         self.last = Some(now);
     }
 
-    fn may_tell_evictions(&self, now: &Observation) -> bool {
-        self.evictions_told.is_none_or(|told| told.until(now.at) >= EVICTIONS_EVERY)
+    fn may_report_evictions(&self, now: &Observation) -> bool {
+        self.evictions_reported.is_none_or(|told| told.until(now.at) >= EVICTIONS_EVERY)
     }
 }
 
@@ -452,7 +453,10 @@ mod tests {
             if poll(&mut history, now, intact(second - 1)).is_some() {
                 told.push(second);
             }
-            assert_eq!(history.has_untold_evictions(), second < 124 && ![4, 64].contains(&second));
+            assert_eq!(
+                history.has_unreported_evictions(),
+                second < 124 && ![4, 64].contains(&second)
+            );
         }
         assert_eq!(told, [4, 64, 124]);
     }
@@ -466,12 +470,12 @@ mod tests {
         // Within the minute.
         assert_eq!(poll(&mut history, p(5, 1), missing), Some(Emptied));
         assert_eq!(poll(&mut history, p(6, 2), intact(5)), None);
-        assert!(history.has_untold_evictions());
+        assert!(history.has_unreported_evictions());
         assert_eq!(poll(&mut history, p(7, 2), missing), Some(Emptied));
         assert_eq!(poll(&mut history, p(8, 3), missing), Some(Evicted));
-        assert!(!history.has_untold_evictions());
+        assert!(!history.has_unreported_evictions());
         assert_eq!(poll(&mut history, p(9, 4), Canary::Behind(None)), Some(Rewound));
-        // After the minute: another loss is told first.
+        // After the minute: another loss is reported first.
         assert_eq!(poll(&mut history, p(68, 4), Canary::Behind(None)), Some(Rewound));
         assert_eq!(poll(&mut history, p(69, 4), intact(68)), Some(Evicted));
         // The old primary's, before a failover.

@@ -188,7 +188,7 @@ impl Poller<'_> {
         if let Some(now) = now {
             shard.history.record(now, loss.as_ref().map(|loss| loss.kind));
         }
-        if checked.is_some() && knows_evictions && !shard.history.has_untold_evictions() {
+        if checked.is_some() && knows_evictions && !shard.history.has_unreported_evictions() {
             shard.intact_at = polled_at;
         }
         if let Some(loss) = &loss {

@@ -1,10 +1,10 @@
 //! What the queue needs of a runtime. The model in `model` replaces this file.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::task::Poll;
 use std::time::Duration;
 
 pub(super) use std::sync::Mutex;
-pub(super) use tokio::task::yield_now;
 
 pub(super) type RuntimeId = tokio::runtime::Id;
 
@@ -18,6 +18,21 @@ pub(super) fn current() -> RuntimeId {
 
 pub(super) fn spawn(task: impl Future<Output = ()> + Send + 'static) {
     drop(tokio::spawn(task));
+}
+
+/// Lets the tasks run that are ready now.
+///
+/// The task wakes itself, and goes to the end of a queue from which every worker thread takes tasks.
+/// `tokio::task::yield_now` would leave it to its own thread, which a caller that has its reply may block.
+pub(super) fn yield_now() -> impl Future<Output = ()> {
+    let mut has_yielded = false;
+    poll_fn(move |context| {
+        if std::mem::replace(&mut has_yielded, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
 }
 
 /// Waits until a batch that is sent now is late.
