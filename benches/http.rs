@@ -313,6 +313,8 @@ impl Connection {
 
     async fn send(&mut self, request: http::request::Builder, body: Bytes) -> Bytes {
         let request = request.header("host", "localhost").body(Full::new(body));
+        // The last response may be read before its connection takes the next request.
+        self.0.ready().await.expect("a connection");
         let response = self.0.send_request(request.expect("a request")).await.expect("a response");
         assert_eq!(response.status(), StatusCode::OK);
         response.into_body().collect().await.expect("a body").to_bytes()
