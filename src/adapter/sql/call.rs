@@ -173,7 +173,6 @@ impl BatchItem for Call {
 #[derive(Clone, Copy)]
 pub(in crate::adapter) struct RowCall<'c> {
     pub(in crate::adapter) key: &'c DedupKey,
-    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite searches by name"))]
     pub(in crate::adapter) hash: u128,
     pub(in crate::adapter) terms: &'c CallTerms,
     /// The most stored data that any call of the batch fetches for the key.
