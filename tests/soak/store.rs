@@ -166,7 +166,7 @@ impl Store {
     /// Returns the program and its version.
     pub(crate) async fn version(&self) -> String {
         match self {
-            Self::Sqlite(dir) => sqlite_version(&sqlite_url(dir.path())).await,
+            Self::Sqlite(_) => sqlite_version().await,
             Self::Postgres(server, _) => postgres_version(&server.url()).await,
             Self::PostgresSync(cluster, _) => postgres_version(&cluster.primary.url()).await,
             Self::Redis(server, ..) => redis_version(server),
@@ -225,9 +225,9 @@ async fn postgres_version(url: &str) -> String {
     format!("Postgres {}", version.split(' ').next().unwrap_or(&version))
 }
 
-async fn sqlite_version(url: &str) -> String {
-    let options: SqliteConnectOptions = url.parse().expect("a URL");
-    let mut file = options.connect().await.expect("the file");
+async fn sqlite_version() -> String {
+    let options = SqliteConnectOptions::new().in_memory(true);
+    let mut file = options.connect().await.expect("a database in memory");
     let version = "SELECT sqlite_version()";
     let version: String =
         sqlx::query_scalar(version).fetch_one(&mut file).await.expect("a version");
