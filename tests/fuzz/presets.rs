@@ -70,7 +70,10 @@ impl Outcome {
     /// Returns `true` if another form of the same JSON has another outcome: an id is the digest of the
     /// bytes, or the preset reads forms.
     fn depends_on_bytes(&self, preset: Preset) -> bool {
-        let is_digest = |id: &String| id.contains("body_");
+        // A long id is hashed, and may have had a digest in it.
+        let is_hashed =
+            |id: &str| id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let is_digest = |id: &String| id.contains("body_") || is_hashed(id);
         matches!(self, Self::Ids(ids) if ids.iter().any(is_digest))
             || preset.name().starts_with("twilio")
     }
