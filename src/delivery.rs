@@ -317,8 +317,7 @@ impl Delivery {
     }
 
     /// Returns `true` if the attempt before this one lost its lease: its process died, hung, or did not
-    /// reach the store. The
-    /// earlier handler may have half-run, or may still be running.
+    /// reach the store. The earlier handler may have half-run, or may still be running.
     ///
     /// An attempt that fails releases the key, so the attempt after it is no takeover, even if the failed
     /// attempt was one. A handler that must know whether any earlier attempt may have had an effect asks
