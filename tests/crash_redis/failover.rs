@@ -37,7 +37,7 @@ impl Primaries for SentinelSet {
     }
 
     fn primary(&self, _: usize) -> (usize, Vec<usize>) {
-        let primary = master_of(self);
+        let primary = self.primary_by_role().expect("a primary");
         (primary, (0..3).filter(|number| *number != primary).collect())
     }
 
@@ -47,14 +47,7 @@ impl Primaries for SentinelSet {
 
     async fn restart(&self, number: usize) {
         self.restart_as_replica(number).await;
-        self.settled(2).await;
     }
-}
-
-/// Returns the server that says it is the master.
-fn master_of(set: &SentinelSet) -> usize {
-    let is_master = |server: &Server| server.info("role").as_deref() == Some("master");
-    set.servers().iter().position(is_master).expect("a master")
 }
 
 impl Primaries for Cluster {

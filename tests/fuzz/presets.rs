@@ -79,6 +79,15 @@ impl Outcome {
     }
 }
 
+/// Returns `true` if the sender's own text may be a `|`, as it is or as `%7C` or `\u007c`.
+fn has_bar(head: &request::Parts, body: &Bytes) -> bool {
+    let has = |text: &[u8]| {
+        text.contains(&b'|') || text.windows(2).any(|pair| pair.eq_ignore_ascii_case(b"7c"))
+    };
+    let query = head.uri.query().unwrap_or_default();
+    has(body) || has(query.as_bytes()) || head.headers.values().any(|value| has(value.as_bytes()))
+}
+
 /// Reads the keys twice, and checks what holds for all keys.
 fn outcome(sample: &Sample, head: &request::Parts, body: &Bytes) -> Outcome {
     let extracted = sample.extractor.extract(&RequestRef::new(head, body));
@@ -92,12 +101,15 @@ fn outcome(sample: &Sample, head: &request::Parts, body: &Bytes) -> Outcome {
     assert!(!keys.events().is_empty());
     assert!(keys.is_multi_event() || keys.events().len() == 1);
     assert!(sample.preset.is_multi_event() || !keys.is_multi_event());
+    let has_bar = has_bar(head, body);
     let within = body.as_ptr_range();
     let mut ids = Vec::new();
     for event in keys.events() {
         let [id, namespace] = [event.key().id(), event.key().namespace()];
         assert_eq!(namespace, sample.preset.name());
         assert!((1..=MAX_ID_LEN).contains(&id.len()) && !id.contains('\0'), "{id:?}");
+        // Not only separators: that would be the id of many events.
+        assert!(has_bar || id.bytes().any(|byte| byte != b'|'), "{id:?}");
         if let Some(payload) = event.payload() {
             let payload = payload.as_ptr_range();
             assert!(within.start <= payload.start && payload.end <= within.end, "a copy");

@@ -179,13 +179,10 @@ impl Store {
 /// Kills the master, waits for its successor, starts it again as a replica, and waits until the failover has
 /// ended everywhere.
 async fn sentinel_failover(set: &SentinelSet) {
-    let is_master = |server: &redis::Server| server.info("role").as_deref() == Some("master");
-    let master = || set.servers().iter().position(is_master);
-    let old = redis::wait_until("a master", master).await;
+    let old = redis::wait_until("a primary", || set.primary_by_role()).await;
     set.servers()[old].kill();
     set.failover_from(old).await;
     set.restart_as_replica(old).await;
-    set.settled(2).await;
 }
 
 /// Kills one backend of Postgres by SIGKILL. Returns when the server accepts connections again.

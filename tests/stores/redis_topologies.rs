@@ -43,7 +43,6 @@ async fn calls_reach_the_new_master_after_sentinel_has_chosen_it() {
     let new = set.failover_from(0).await;
     // The new master becomes a replica: its connections are closed, or refused as READONLY.
     set.restart_as_replica(0).await;
-    set.settled(2).await;
     let words = ["SENTINEL", "FAILOVER", set.name()];
     wait_until("another failover", || set.sentinels()[0].ask::<()>(&words).ok()).await;
     set.failover_from(new).await;

@@ -101,6 +101,12 @@ impl SentinelSet {
         named.iter().all(|next| *next == first).then_some(first)
     }
 
+    /// Returns the number of the first server that says it is a primary.
+    pub(crate) fn primary_by_role(&self) -> Option<usize> {
+        let is_primary = |server: &Server| server.info("role").as_deref() == Some("master");
+        self.servers.iter().position(is_primary)
+    }
+
     /// Returns the number of the server that each running Sentinel names as the primary.
     fn named(&self) -> Vec<usize> {
         let named = self.sentinels.iter().filter_map(|sentinel| {
@@ -140,12 +146,12 @@ impl SentinelSet {
         primary
     }
 
-    /// Starts a killed server as a replica of the primary. Returns when it follows it.
-    pub(crate) async fn restart_as_replica(&self, number: usize) {
+    /// Starts a killed server as a replica of the primary. Returns the primary when it has two replicas and the
+    /// failover has ended everywhere: the next one may not begin before.
+    pub(crate) async fn restart_as_replica(&self, number: usize) -> usize {
         let primary = wait_until("a primary", || self.primary()).await;
-        let server = &self.servers[number];
-        server.start_again_with(&[&self.follow(primary)]);
-        wait_until("a replica that follows", || follows(server).then_some(())).await;
+        self.servers[number].start_again_with(&[&self.follow(primary)]);
+        self.settled(2).await
     }
 
     /// Cuts a server from the other servers and from the Sentinels. Clients still reach it.
