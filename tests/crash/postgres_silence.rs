@@ -177,6 +177,7 @@ async fn silenced(
     runtime.spawn(async move { pool.close().await }).await.unwrap();
     until(|| std::future::ready(metrics.num_alive_tasks() == 0)).await;
     runtime.shutdown_background();
+    proxy.close();
     proxy.all_messages()
 }
 

@@ -7,6 +7,7 @@ use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 /// Which connection breaks, and when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +40,7 @@ pub(crate) struct Proxy {
     trap: Arc<Mutex<Trap>>,
     /// How often all connections were silenced.
     silenced: watch::Sender<u32>,
+    closed: CancellationToken,
 }
 
 impl Proxy {
@@ -52,24 +54,33 @@ impl Proxy {
         let server = (host.to_owned(), port);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let proxy = Self { port, trap: Arc::default(), silenced: watch::Sender::new(0) };
-        let trap = Arc::clone(&proxy.trap);
-        let silenced = proxy.silenced.clone();
-        tokio::spawn(async move {
+        let proxy = Self {
+            port,
+            trap: Arc::default(),
+            silenced: watch::Sender::new(0),
+            closed: CancellationToken::new(),
+        };
+        let Self { trap, silenced, closed, .. } = proxy.clone();
+        let accept = async move {
             while let Ok((client, _)) = listener.accept().await {
                 // The server does not listen: the drop closes the client's connection.
                 let Ok(server) = TcpStream::connect(&server).await else { continue };
-                let (trap, mut silenced) = (Arc::clone(&trap), silenced.subscribe());
+                let (trap, closed) = (Arc::clone(&trap), closed.clone());
+                let mut silenced = silenced.subscribe();
                 // If either side is gone, the drop closes the other.
                 tokio::spawn(async move {
                     let (mut client, mut server) = (client, server);
-                    tokio::select! {
-                        _ = pass(&mut client, &mut server, &trap) => {}
-                        Ok(()) = silenced.changed() => pending().await,
-                    }
+                    let passed = async {
+                        tokio::select! {
+                            _ = pass(&mut client, &mut server, &trap) => {}
+                            Ok(()) = silenced.changed() => pending().await,
+                        }
+                    };
+                    closed.run_until_cancelled(passed).await;
                 });
             }
-        });
+        };
+        tokio::spawn(proxy.closed.clone().run_until_cancelled_owned(accept));
         proxy
     }
 
@@ -92,6 +103,12 @@ impl Proxy {
     /// Silences all connections that are open now; new connections work.
     pub(crate) fn silence(&self) {
         self.silenced.send_modify(|times| *times += 1);
+    }
+
+    /// Closes all connections, also the silent ones. Otherwise a silent connection keeps its session of
+    /// the server until the test ends, and the server has a limit of sessions.
+    pub(crate) fn close(&self) {
+        self.closed.cancel();
     }
 
     /// Returns the number of messages since the trap was set, without those that only ask whether
