@@ -221,3 +221,15 @@ pub(super) fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&'static str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a value")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_of_a_panic_is_read_and_another_payload_is_named() {
+        assert_eq!(panic_message(&"text"), "text");
+        assert_eq!(panic_message(&"a string".to_owned()), "a string");
+        assert_eq!(panic_message(&7), "a value");
+    }
+}

@@ -314,4 +314,38 @@ mod tests {
         let held: Vec<_> = std::iter::from_fn(|| bound.try_acquire()).collect();
         assert_eq!((held.len(), bound.held()), (2, 2));
     }
+
+    fn key(id: &str) -> DedupKey {
+        DedupKey::new("test", id).unwrap()
+    }
+
+    #[tokio::test]
+    async fn end_of_a_delivery_wakes_the_waiters_of_its_keys_only() {
+        let waiters = Waiters::default();
+        let [a, b] = [key("a"), key("b")];
+        waiters.wake([&a].into_iter());
+        let waiter = waiters.wait_for(&a);
+        let notify = waiter.notify();
+        let mut woken = std::pin::pin!(notify.notified());
+        woken.as_mut().enable();
+        waiters.wake([&b].into_iter());
+        assert!(futures_util::poll!(woken.as_mut()).is_pending());
+        waiters.wake([&b, &a].into_iter());
+        assert!(futures_util::poll!(woken).is_ready());
+    }
+
+    #[test]
+    fn last_waiter_of_a_key_removes_its_entry() {
+        let waiters = Waiters::default();
+        let left = || (waiters.lock().len(), waiters.count.load(Ordering::Acquire));
+        let [first, second] = [(); 2].map(|()| waiters.wait_for(&key("a")));
+        let other = waiters.wait_for(&key("b"));
+        assert_eq!(left(), (2, 2));
+        drop(first);
+        assert_eq!(left(), (2, 2));
+        drop(second);
+        assert_eq!(left(), (1, 1));
+        drop(other);
+        assert_eq!(left(), (0, 0));
+    }
 }

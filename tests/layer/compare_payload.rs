@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, StatusCode};
+use sha2::Digest;
 use sqlx::postgres::PgPoolOptions;
 use tower::Layer;
 use tower_dedup::adapter::{
@@ -13,9 +14,10 @@ use tower_dedup::adapter::{
 };
 use tower_dedup::key::{self, DedupKey, Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::testing::{Fault, StoreCall};
-use tower_dedup::{DedupLayer, OnMismatch, OnUnavailable, Replay, provider};
+use tower_dedup::{DedupLayer, Mode, OnMismatch, OnUnavailable, Replay, provider};
 
 use crate::support::ledgers::{AnyLayer, Setup};
+use crate::support::log::Log;
 use crate::support::postgres::Schema;
 use crate::support::{Body, Handler, by_header, dedup_key, faulty, result, send, stored_data};
 
@@ -150,6 +152,20 @@ fn by_word() -> KeyExtractor {
 
 fn words(words: &'static str) -> Request<Body> {
     Request::post("/hook").body(Body::from(words)).unwrap()
+}
+
+/// Without `compare_payload`, the record has the digest of the whole body.
+#[tokio::test]
+async fn record_in_shadow_has_the_digest_of_the_first_events_payload() {
+    let (log, _guard) = Log::of_this_thread();
+    let layer = DedupLayer::new(by_word(), MemoryAdapter::new()).mode(Mode::Shadow);
+    let compares = layer.clone().compare_payload(key::body_digest(), OnMismatch::Report);
+    for (layer, payload) in [(layer, "c=1 a=2"), (compares, "1")] {
+        send(&layer.layer(Handler::default().service()), words("c=1 a=2")).await;
+        let digest = sha2::Sha256::digest(payload);
+        let start: String = digest[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(log.last("delivery")["payload"], start, "of {payload}");
+    }
 }
 
 #[tokio::test]

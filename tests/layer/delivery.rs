@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 use http::StatusCode;
 use tokio::sync::Notify;
 use tower::{Layer, ServiceExt};
-use tower_dedup::adapter::{EntryState, MaintenanceAdapter, SqliteAdapter};
+use tower_dedup::adapter::{EntryState, MaintenanceAdapter, MemoryAdapter, SqliteAdapter};
+use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{DedupLayer, DedupResult, OnInFlight};
 
+use crate::support::log::Log;
 use crate::support::{
-    Body, Handler, by_header, dedup_key, memory, request, result, send, sqlite_url, until,
+    Body, Handler, by_header, dedup_key, faulty, memory, request, result, send, sqlite_url, until,
 };
 
 #[tokio::test]
@@ -470,4 +472,30 @@ async fn ledgers_can_be_mixed_on_one_store() {
     handler.release();
     assert_eq!(first.await.unwrap(), 200);
     assert_eq!(result(&send(&arrival, request("a")).await), Some("duplicate"));
+}
+
+#[tokio::test]
+async fn failed_handler_releases_its_key_once() {
+    let store = faulty(MemoryAdapter::new());
+    let layer = DedupLayer::new(by_header(), Arc::clone(&store));
+    let handler = Handler::default().then(500);
+    assert_eq!(send(&layer.layer(handler.service()), request("a")).await.status(), 500);
+    layer.handle().drain().await;
+    assert_eq!(store.calls(StoreCall::Release), 1);
+}
+
+/// A renewal after the completion finds no lease. No other delivery has it.
+#[tokio::test(start_paused = true)]
+async fn completion_without_a_reply_is_no_lost_lease() {
+    let (log, _guard) = Log::of_this_thread();
+    let store = faulty(MemoryAdapter::new());
+    let layer = DedupLayer::new(by_header(), Arc::clone(&store)).lease(Duration::from_secs(3));
+    let service = layer.layer(Handler::default().service());
+    store.set(StoreCall::Complete, Fault::ExecuteAndFail);
+    assert_eq!(send(&service, request("a")).await.status(), 200);
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    store.set(StoreCall::Complete, Fault::None);
+    layer.handle().drain().await;
+    assert!(store.calls(StoreCall::Renew) > 0, "no renewal came after the completion");
+    assert!(log.beginning("lease lost").is_empty(), "{:?}", log.beginning("lease lost"));
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
-use tower::Layer;
+use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::{
     AtCapacity, CallTerms, DedupAdapter, MaintenanceAdapter, MemoryAdapter, Token,
 };
@@ -106,7 +106,7 @@ fn every_outcome_is_counted_under_its_name() {
         let deliver = async |id: &str| {
             let service = service.clone();
             let request = request(id);
-            tokio::spawn(async move { tower::ServiceExt::oneshot(service, request).await }).await
+            tokio::spawn(async move { ServiceExt::oneshot(service, request).await }).await
         };
         let outcome = || log.last("delivery")["outcome"].clone();
 
@@ -122,7 +122,7 @@ fn every_outcome_is_counted_under_its_name() {
         drop(failing);
 
         handler.hold();
-        let running = tokio::spawn(tower::ServiceExt::oneshot(service.clone(), request("held")));
+        let running = tokio::spawn(ServiceExt::oneshot(service.clone(), request("held")));
         handler.running(1).await;
         let _ = deliver("held").await;
         assert_eq!(outcome(), "in_flight");
@@ -146,7 +146,7 @@ fn every_outcome_is_counted_under_its_name() {
         assert_eq!(log.last("delivery")["error"], "header webhook-id is empty");
         let mut large = request("large");
         *large.body_mut() = "x".repeat(101).into();
-        let _ = tower::ServiceExt::oneshot(service.clone(), large).await;
+        let _ = ServiceExt::oneshot(service.clone(), large).await;
         assert_eq!(outcome(), "too_large");
         let full = layer.clone().max_running(0).layer(handler.service());
         send(&full, request("d")).await;
@@ -189,7 +189,7 @@ fn every_outcome_is_counted_under_its_name() {
 
         // A lease that is lost.
         handler.hold();
-        let losing = tokio::spawn(tower::ServiceExt::oneshot(service.clone(), request("lost")));
+        let losing = tokio::spawn(ServiceExt::oneshot(service.clone(), request("lost")));
         handler.running(1).await;
         store.get_ref().advance(Duration::from_secs(61));
         let keys = [crate::support::dedup_key("lost")];
@@ -287,6 +287,52 @@ fn every_duplicate_on_another_path_is_counted() {
 }
 
 #[test]
+fn panic_whose_client_has_gone_is_logged_with_its_text() {
+    observed(async |log, _| {
+        let (layer, handler) = (DedupLayer::new(by_header(), store()), Handler::default().then(0));
+        handler.hold();
+        let call = tokio::spawn(layer.layer(handler.service()).oneshot(request("a")));
+        handler.running(1).await;
+        call.abort();
+        assert!(call.await.unwrap_err().is_cancelled());
+        handler.release();
+        layer.handle().drain().await;
+        let record = log.last("a handler panicked after its client had gone");
+        assert_eq!((&*record["level"], &*record["namespace"]), ("ERROR", "test"));
+        assert_eq!(record["panic"], "the handler was told to panic");
+    });
+}
+
+/// Only an answer that acknowledges the event can hide that this path never runs it.
+#[test]
+fn event_in_flight_on_another_path_is_counted_if_it_is_acknowledged() {
+    observed(async |_, snapshotter| {
+        let handler = Handler::default();
+        handler.hold();
+        let layer = DedupLayer::new(by_header(), store());
+        let path = |path: &str| {
+            let mut event = request("in flight on another path");
+            *event.uri_mut() = path.parse().unwrap();
+            event
+        };
+        let running = tokio::spawn(layer.layer(handler.service()).oneshot(path("/first")));
+        handler.running(1).await;
+        let count = ("tower_dedup_other_path_total".to_owned(), vec!["test".to_owned()]);
+        for (policy, status, counted) in
+            [(OnInFlight::Reject, 503, None), (OnInFlight::Acknowledge, 200, Some(1.0))]
+        {
+            let layer = layer.clone().on_in_flight(policy);
+            let answer = send(&layer.layer(handler.service()), path("/second")).await;
+            assert_eq!(answer.status(), status);
+            assert_eq!(measured(&snapshotter).get(&count).copied(), counted);
+        }
+        handler.release();
+        assert_eq!(running.await.unwrap().unwrap().status(), 200);
+        assert_eq!(handler.runs(), 1);
+    });
+}
+
+#[test]
 fn gauge_counts_running_handlers() {
     observed(async |_, snapshotter| {
         let handler = Handler::default();
@@ -351,7 +397,7 @@ fn refusal_of_a_request_is_logged_without_its_values() {
                 request = request.header("x-hub-signature-256", signature);
             }
             let request = request.body(axum::body::Body::from("body")).unwrap();
-            let response = tower::ServiceExt::oneshot(service.clone(), request).await.unwrap();
+            let response = ServiceExt::oneshot(service.clone(), request).await.unwrap();
             assert_eq!((response.status().as_u16(), response.into_body()), (401, String::new()));
             let record = log.last("not verified");
             let [level, why] = ["level", "reason"].map(|field| record[field].as_str());

@@ -17,7 +17,7 @@ use tower_dedup::adapter::{
     Abilities, CallTerms, Claimed, Completed, DedupAdapter, EntryState, MaintenanceAdapter,
     MemoryAdapter, Released, Renewed, StoreFuture, StoredData, Token,
 };
-use tower_dedup::key::{DedupKey, Event, Extracted, KeyExtractor, Keys};
+use tower_dedup::key::{self, DedupKey, Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{BoxError, ConfigError, DedupLayer, DedupResult, Replay};
 
@@ -236,6 +236,28 @@ async fn body_at_the_limit_is_stored_and_a_larger_one_is_not() {
     let answer = seen(service.clone().oneshot(request("c")).await.unwrap()).await;
     assert_eq!(&answer.3[..], b"abcdefg");
     assert_eq!(seen(service.oneshot(request("c")).await.unwrap()).await, empty());
+}
+
+/// Both identities are complete, by different events: the response of the key is the right one.
+#[tokio::test]
+async fn response_of_the_key_goes_before_that_of_the_second_identity() {
+    let (handler, keys) =
+        (Counted::default(), by_header().second_identity("body", key::body_digest()));
+    let run = handler.clone();
+    let service = DedupLayer::new(keys, MemoryAdapter::new())
+        .replay(Replay::new())
+        .layer(tower::service_fn(move |_: Request<Body>| run.clone().answer()));
+    let event = |id: &str, body: &'static str| request(id).map(|_| Body::from(body));
+    for (id, body, expected) in [
+        ("k1", "one", first("<Response>1</Response>")),
+        ("k2", "two", first("<Response>2</Response>")),
+        ("k1", "two", again("<Response>1</Response>")),
+        ("k2", "one", again("<Response>2</Response>")),
+        ("k3", "one", again("<Response>1</Response>")),
+    ] {
+        assert_eq!(seen(service.clone().oneshot(event(id, body)).await.unwrap()).await, expected);
+    }
+    assert_eq!(handler.runs(), 2);
 }
 
 #[tokio::test]

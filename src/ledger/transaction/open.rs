@@ -197,3 +197,42 @@ impl Savepoints {
         self.keys.iter().filter(move |(_, by)| *by <= savepoint).map(|(key, _)| key)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(id: &str) -> DedupKey {
+        DedupKey::new("test", id).unwrap()
+    }
+
+    fn ids(marks: &Savepoints, savepoint: u32) -> Vec<&str> {
+        marks.keys_by(savepoint).map(DedupKey::id).collect()
+    }
+
+    #[test]
+    fn savepoint_of_unknown_outcome_is_not_replaced() {
+        let mut marks = Savepoints::default();
+        assert_eq!(marks.send(&key("a")), (1, None));
+        marks.replied(1, &Ok(()));
+        assert_eq!(marks.send(&key("b")), (2, Some(1)));
+        marks.replied(2, &Err(Error::new(ErrorKind::Unavailable, "no reply")));
+        assert_eq!(marks.send(&key("c")), (3, None));
+        assert_eq!((marks.confirmed, marks.sent), (1, 3));
+        assert_eq!((ids(&marks, 1), ids(&marks, 3)), (vec!["a"], vec!["a", "b", "c"]));
+    }
+
+    #[test]
+    fn refused_savepoint_marks_no_key() {
+        let mut marks = Savepoints::default();
+        for (id, savepoint) in [("a", 1), ("b", 2)] {
+            assert_eq!(marks.send(&key(id)).0, savepoint);
+            marks.replied(savepoint, &Ok(()));
+        }
+        assert_eq!(marks.send(&key("c")), (3, Some(2)));
+        marks.replied(3, &Err(Error::new(ErrorKind::Transaction, "refused")));
+        assert_eq!((marks.confirmed, marks.sent), (2, 2));
+        assert_eq!(ids(&marks, u32::MAX), ["a", "b"]);
+        assert_eq!(marks.send(&key("d")), (3, Some(2)));
+    }
+}
