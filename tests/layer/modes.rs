@@ -140,6 +140,45 @@ fn every_verdict_is_reported_and_the_client_gets_the_handlers_response() {
     });
 }
 
+/// `PassThrough` is for requests that are verified.
+#[tokio::test]
+async fn request_without_a_key_passes_in_shadow_if_it_is_verified() {
+    let (log, _guard) = Log::of_this_thread();
+    let layer = shadow(&store()).require_verified().on_missing_key(OnMissingKey::PassThrough);
+    let handler = Handler::default();
+    let service = layer.layer(handler.service());
+    for (is_verified, outcome, verdict) in
+        [(false, "completed", Some("unverified")), (true, "bypass", None)]
+    {
+        let mut request = without_key("body");
+        if is_verified {
+            request.extensions_mut().insert(Verified);
+        }
+        assert_eq!(send(&service, request).await.status(), StatusCode::OK);
+        let record = log.last("delivery");
+        assert_eq!(record["outcome"], outcome);
+        assert_eq!(record.get("verdict").map(String::as_str), verdict);
+    }
+    assert_eq!(handler.runs(), 2);
+}
+
+#[tokio::test]
+async fn faulty_request_takes_no_permit_in_shadow() {
+    let (layer, handler) = (shadow(&store()).max_running(1), Handler::default());
+    handler.hold();
+    let service = layer.layer(handler.service());
+    let faulty = tokio::spawn(service.clone().oneshot(without_key("body")));
+    handler.running(1).await;
+    assert_eq!(layer.handle().running(), 0);
+    let sound = tokio::spawn(service.oneshot(request("a")));
+    handler.running(2).await;
+    assert_eq!(layer.handle().running(), 1);
+    handler.release();
+    for ended in [faulty, sound] {
+        assert_eq!(ended.await.unwrap().unwrap().status(), StatusCode::OK);
+    }
+}
+
 /// The layer that fails open completes the key afterwards, as under `Enforce`.
 #[tokio::test(start_paused = true)]
 async fn layer_that_fails_open_completes_its_key_in_shadow_too() {

@@ -7,14 +7,14 @@ use tempfile::TempDir;
 use tower::Layer;
 use tower_dedup::adapter::{MemoryAdapter, SqliteAdapter};
 use tower_dedup::ledger::Transactional;
-use tower_dedup::{DedupLayer, Deduplicator, Mode};
+use tower_dedup::{DedupLayer, Deduplicator, LogIds, Mode};
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::with_default;
 use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::support::log::{Fields, ask_all_subscribers};
+use crate::support::log::{Fields, Log, ask_all_subscribers};
 use crate::support::{Handler, by_header, dedup_key, request, send, sqlite_url};
 
 /// A span: its name, its parent, its fields.
@@ -212,6 +212,25 @@ fn without_the_spans_the_task_stays_in_the_span_of_the_request() {
         assert_eq!(spans.around(message), ["request"], "{message}");
     }
     assert!(spans.named("delivery").is_empty() && spans.named("store").is_empty());
+}
+
+/// With spans, the record takes the id from its span.
+#[test]
+fn without_the_spans_the_record_has_the_hashed_id_unless_the_plain_one_is_wanted() {
+    let log = Log::default();
+    let wanted = filter_fn(|metadata| metadata.is_event());
+    with_default(tracing_subscriber::registry().with(wanted).with(log.clone()), || {
+        runtime().block_on(async {
+            for (ids, id) in [
+                (LogIds::Hash, dedup_key("a").log_id().to_string()),
+                (LogIds::Plain, "a".to_owned()),
+            ] {
+                let layer = DedupLayer::new(by_header(), MemoryAdapter::new()).log_ids(ids);
+                send(&layer.layer(Handler::default().service()), request("a")).await;
+                assert_eq!(log.last("delivery")["id"], id, "{ids:?}");
+            }
+        });
+    });
 }
 
 #[test]
