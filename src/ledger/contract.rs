@@ -323,3 +323,20 @@ impl HandlerSuccess {
         Some(claimed.clone().with_response(Arc::clone(response)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::DedupKey;
+
+    /// A store finds the second identity of a key by binary search.
+    #[test]
+    fn pairs_are_those_events_with_two_identities_and_are_sorted() {
+        let key = |id: &str| DedupKey::new("test", id).unwrap();
+        let event = |id: &str, second: &str| Event::new(key(id)).with_second_identity(key(second));
+        assert!(pairs(&[Event::new(key("a"))]).is_none());
+        let events = [event("y", "x"), Event::new(key("a")), event("b", "c")];
+        let expected = [(key("b"), key("c")), (key("x"), key("y"))];
+        assert_eq!(pairs(&events).unwrap()[..], expected);
+    }
+}

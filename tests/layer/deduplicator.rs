@@ -13,7 +13,9 @@ use tower_dedup::ledger::internals::{self, Begin, BeginContext, Claim, HandlerSu
 use tower_dedup::ledger::{Lease, Ledger};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{Deduplicator, Delivery, OnUnavailable, RunContext, RunError, RunOutcome};
+use tracing_subscriber::layer::SubscriberExt;
 
+use crate::support::log::Log;
 use crate::support::{Faulty, dedup_key, faulty, polled, until};
 
 type FaultyStore = Arc<Faulty<MemoryAdapter>>;
@@ -200,13 +202,18 @@ async fn begin_dropped_while_it_reads_stored_data_frees_what_was_granted() {
 }
 
 #[tokio::test]
-async fn claim_dropped_outside_a_runtime_does_not_panic() {
+async fn claim_dropped_outside_a_runtime_is_reported_and_does_not_panic() {
+    let log = Log::default();
+    let subscriber = tracing_subscriber::registry().with(log.clone());
     let ledger = internals::lease(store()).unwrap();
     let keys = Keys::one(dedup_key("a"));
     let context = BeginContext::new(HOUR, HOUR, HOUR);
     let Begin::First { claim, .. } = ledger.begin(&keys, &context).await.unwrap() else { panic!() };
     assert!(claim.delivery().mark_done(&dedup_key("a")));
-    std::thread::spawn(move || drop(claim)).join().unwrap();
+    let drops = move || tracing::subscriber::with_default(subscriber, || drop(claim));
+    std::thread::spawn(drops).join().unwrap();
+    let reported = log.beginning("gave up at once");
+    assert!(!reported.is_empty() && reported.iter().all(|record| record["level"] == "ERROR"));
 }
 
 /// Otherwise the next delivery would be a duplicate of a run that never happened.

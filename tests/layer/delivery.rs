@@ -499,3 +499,26 @@ async fn completion_without_a_reply_is_no_lost_lease() {
     assert!(store.calls(StoreCall::Renew) > 0, "no renewal came after the completion");
     assert!(log.beginning("lease lost").is_empty(), "{:?}", log.beginning("lease lost"));
 }
+
+/// The answer does not wait until the bound.
+#[tokio::test(start_paused = true)]
+async fn waiting_delivery_is_answered_as_soon_as_the_event_is_decided() {
+    for (status, runs, expected) in [(200, 1, Some("duplicate")), (500, 2, None)] {
+        let handler = Handler::default().then(status);
+        handler.hold();
+        let wait = OnInFlight::Wait(Duration::from_secs(30));
+        let layer = DedupLayer::new(by_header(), memory()).on_in_flight(wait);
+        let service = layer.layer(handler.service());
+        let first = tokio::spawn(service.clone().oneshot(request("a")));
+        handler.running(1).await;
+        let waits = tokio::spawn(service.oneshot(request("a")));
+        until(|| layer.handle().waiting() == 1).await;
+        let start = tokio::time::Instant::now();
+        handler.release();
+        assert_eq!(first.await.unwrap().unwrap().status().as_u16(), status);
+        let answer = waits.await.unwrap().unwrap();
+        assert_eq!((answer.status(), result(&answer)), (StatusCode::OK, expected));
+        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+        assert_eq!(handler.runs(), runs);
+    }
+}

@@ -17,7 +17,9 @@ use tower_dedup::adapter::{
 };
 use tower_dedup::key::{self, KeyPart};
 use tower_dedup::testing::{Fault, StoreCall};
-use tower_dedup::{ConfigError, DedupKey, DedupLayer, DedupResult, OnMissingKey, provider};
+use tower_dedup::{
+    ConfigError, DedupKey, DedupLayer, DedupResult, OnMismatch, OnMissingKey, provider,
+};
 
 use crate::support::ledgers::{Inner, Outer};
 use crate::support::postgres::Schema;
@@ -568,4 +570,7 @@ async fn settings_without_meaning_are_refused() {
         let refused = DedupLayer::try_idempotency_key(principal(), Bare(abilities)).unwrap_err();
         assert!(matches!(refused, ConfigError::UnsupportedByAdapter(_)), "{refused:?}");
     }
+    let on_arrival = DedupLayer::on_arrival(provider::STANDARD_WEBHOOKS, Bare(Abilities::new()));
+    let refused = on_arrival.try_compare_payload(key::body_digest(), OnMismatch::Refuse);
+    assert!(matches!(refused, Err(ConfigError::UnsupportedByAdapter(_))));
 }
