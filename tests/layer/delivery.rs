@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::{EntryState, MaintenanceAdapter, MemoryAdapter, SqliteAdapter};
 use tower_dedup::testing::{Fault, StoreCall};
-use tower_dedup::{DedupLayer, DedupResult, OnInFlight};
+use tower_dedup::{DedupLayer, DedupResult, OnInFlight, OnUnavailable};
 
 use crate::support::log::Log;
 use crate::support::{
@@ -503,11 +503,17 @@ async fn completion_without_a_reply_is_no_lost_lease() {
 /// The answer does not wait until the bound.
 #[tokio::test(start_paused = true)]
 async fn waiting_delivery_is_answered_as_soon_as_the_event_is_decided() {
-    for (status, runs, expected) in [(200, 1, Some("duplicate")), (500, 2, None)] {
+    for (status, runs, expected, on_unavailable) in [
+        (200, 1, Some("duplicate"), OnUnavailable::Closed),
+        (200, 1, Some("duplicate"), OnUnavailable::Open),
+        (500, 2, None, OnUnavailable::Closed),
+        (500, 2, None, OnUnavailable::Open),
+    ] {
         let handler = Handler::default().then(status);
         handler.hold();
         let wait = OnInFlight::Wait(Duration::from_secs(30));
         let layer = DedupLayer::new(by_header(), memory()).on_in_flight(wait);
+        let layer = layer.on_unavailable(on_unavailable);
         let service = layer.layer(handler.service());
         let first = tokio::spawn(service.clone().oneshot(request("a")));
         handler.running(1).await;
@@ -520,5 +526,31 @@ async fn waiting_delivery_is_answered_as_soon_as_the_event_is_decided() {
         assert_eq!((answer.status(), result(&answer)), (StatusCode::OK, expected));
         assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
         assert_eq!(handler.runs(), runs);
+    }
+}
+
+/// Another delivery runs the event, so a store that fails does not start it again.
+#[tokio::test(start_paused = true)]
+async fn waiting_delivery_is_not_run_because_the_store_fails() {
+    for (on_unavailable, expected) in [
+        (OnUnavailable::Closed, DedupResult::Unavailable),
+        (OnUnavailable::Open, DedupResult::InFlight),
+    ] {
+        let (store, handler) = (faulty(MemoryAdapter::new()), Handler::default());
+        handler.hold();
+        let wait = OnInFlight::Wait(Duration::from_secs(10));
+        let layer = DedupLayer::new(by_header(), Arc::clone(&store)).on_in_flight(wait);
+        let layer = layer.on_unavailable(on_unavailable);
+        let service = layer.layer(handler.service());
+        let first = tokio::spawn(service.clone().oneshot(request("a")));
+        handler.running(1).await;
+        let waits = tokio::spawn(service.oneshot(request("a")));
+        until(|| layer.handle().waiting() == 1).await;
+        store.set(StoreCall::Claim, Fault::Fail);
+        let answer = waits.await.unwrap().unwrap();
+        assert_eq!(answer.extensions().get(), Some(&expected));
+        assert_eq!((answer.status(), handler.runs()), (StatusCode::SERVICE_UNAVAILABLE, 1));
+        handler.release();
+        assert_eq!(first.await.unwrap().unwrap().status(), 200);
     }
 }
