@@ -216,6 +216,23 @@ async fn claim_dropped_outside_a_runtime_is_reported_and_does_not_panic() {
     assert!(!reported.is_empty() && reported.iter().all(|record| record["level"] == "ERROR"));
 }
 
+/// Only the key that is being released is in flight meanwhile.
+#[tokio::test]
+async fn on_arrival_release_that_hangs_leaves_the_duplicates_of_other_events_alone() {
+    let store = store();
+    let worker = Deduplicator::on_arrival(Arc::clone(&store));
+    assert!(matches!(delivery_of(&worker, "b").await, RunOutcome::First(_)));
+    store.set(StoreCall::Release, Fault::Hang);
+    store.set(StoreCall::Claim, Fault::LoseReply);
+    assert!(polled(delivery_of(&worker, "a"), 1, false).await.is_none());
+    store.set(StoreCall::Claim, Fault::None);
+    assert!(matches!(delivery_of(&worker, "a").await, RunOutcome::InFlight));
+    let other = delivery_of(&worker, "b").await;
+    assert!(matches!(other, RunOutcome::Duplicate { .. }), "{other:?}");
+    store.set(StoreCall::Release, Fault::None);
+    drained(&worker).await;
+}
+
 /// Otherwise the next delivery would be a duplicate of a run that never happened.
 #[tokio::test]
 async fn on_arrival_deduplicator_dropped_while_claiming_frees_its_key() {
