@@ -266,4 +266,38 @@ mod tests {
         assert!(!is_bounded(Kind::ReleaseComplete, &terms));
         assert!(!is_bounded(Kind::ClaimComplete, &terms.holding_keys()));
     }
+
+    const KINDS: [Kind; 6] = [
+        Kind::Claim,
+        Kind::ClaimComplete,
+        Kind::Renew,
+        Kind::Complete,
+        Kind::Release,
+        Kind::ReleaseComplete,
+    ];
+
+    /// What the queue asks a call.
+    #[test]
+    fn calls_of_one_kind_join_and_claims_may_share_a_key() {
+        let keys = ["a", "b"].map(|id| DedupKey::new("n", id).unwrap());
+        let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
+        let hash = |key: &DedupKey| if key.id() == "a" { (7 << 64) | 1 } else { (8 << 64) | 1 };
+        let call = |kind| Call::new(kind, &keys, &terms, hash);
+        for one in KINDS {
+            for other in KINDS {
+                assert_eq!(call(one).can_join(&call(other)), one == other, "{one:?} {other:?}");
+            }
+            let is_claim = matches!(one, Kind::Claim | Kind::ClaimComplete);
+            assert_eq!(call(one).allows_shared_keys(), is_claim, "{one:?}");
+            assert_eq!(call(one).key_hashes(), [7, 8], "the first halves");
+        }
+    }
+
+    #[test]
+    fn errors_name_the_operation() {
+        let named = KINDS.map(Kind::context);
+        let (claiming, releasing) = ("claiming keys", "releasing keys");
+        let [renewing, completing] = ["renewing leases", "completing keys"];
+        assert_eq!(named, [claiming, claiming, renewing, completing, releasing, releasing]);
+    }
 }
