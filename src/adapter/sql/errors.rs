@@ -29,3 +29,67 @@ pub(in crate::adapter) fn cause(error: &Error) -> Option<&sqlx::Error> {
     let shared = source.downcast_ref::<Arc<dyn StdError + Send + Sync>>();
     source.downcast_ref().or_else(|| shared?.downcast_ref())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fmt;
+
+    use sqlx::error::{DatabaseError, ErrorKind as SqlKind};
+
+    use super::*;
+
+    #[derive(Debug)]
+    struct Refusal(bool);
+
+    impl fmt::Display for Refusal {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.message())
+        }
+    }
+
+    impl StdError for Refusal {}
+
+    impl DatabaseError for Refusal {
+        fn message(&self) -> &'static str {
+            if self.0 { "refused" } else { "broken" }
+        }
+
+        fn as_error(&self) -> &(dyn StdError + Send + Sync + 'static) {
+            self
+        }
+
+        fn as_error_mut(&mut self) -> &mut (dyn StdError + Send + Sync + 'static) {
+            self
+        }
+
+        fn into_error(self: Box<Self>) -> Box<dyn StdError + Send + Sync + 'static> {
+            self
+        }
+
+        fn kind(&self) -> SqlKind {
+            SqlKind::Other
+        }
+    }
+
+    #[test]
+    fn only_a_refusal_says_that_a_statement_changed_nothing() {
+        let refusal = |is_refused| sqlx::Error::Database(Box::new(Refusal(is_refused)));
+        for (error, kind) in [
+            (sqlx::Error::PoolTimedOut, ErrorKind::Timeout),
+            (sqlx::Error::ColumnNotFound("key".to_owned()), ErrorKind::Corrupt),
+            (sqlx::Error::Decode("no number".into()), ErrorKind::Corrupt),
+            (refusal(true), ErrorKind::Refused),
+            (refusal(false), ErrorKind::Unavailable),
+            (sqlx::Error::PoolClosed, ErrorKind::Unavailable),
+        ] {
+            let text = error.to_string();
+            let error = store_error("testing", error, |error| error.message() == "refused");
+            assert_eq!(error.kind(), kind, "{text}");
+            assert_eq!(error.is_unknown(), kind != ErrorKind::Refused, "{text}");
+            assert_eq!(cause(&error).map(ToString::to_string).as_ref(), Some(&text));
+            let shared = error.shared();
+            assert_eq!(cause(&shared()).map(ToString::to_string), Some(text));
+        }
+        assert!(cause(&Error::new(ErrorKind::Refused, "testing")).is_none());
+    }
+}

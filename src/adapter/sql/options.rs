@@ -98,6 +98,14 @@ mod tests {
     use super::*;
     use crate::fuzz::fuzz;
 
+    #[test]
+    fn timeout_is_at_least_a_millisecond() {
+        let shortest = Duration::from_millis(1);
+        assert_eq!(checked_timeout("statement_timeout", shortest), Ok(shortest));
+        let refused = checked_timeout("statement_timeout", Duration::from_micros(999));
+        assert!(matches!(refused, Err(ConfigError::InvalidSetting { .. })));
+    }
+
     /// What is left of a URL is the URL without the named parameters, in its order.
     #[test]
     fn fuzz_url_identifiers() {
