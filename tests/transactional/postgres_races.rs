@@ -2,6 +2,7 @@
 //! transaction, every isolation level.
 
 use std::convert::Infallible;
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use http::{Request, Response};
@@ -59,6 +60,14 @@ async fn duplicates_of_a_slow_delivery_delay_no_other_delivery() {
         (0..240).map(|copy| deliver(usize::from(copy % 6 == 0), "slow".to_owned())).collect();
     held.running(1).await;
     until(|| handles.iter().map(|handle| handle.waiting()).sum::<usize>() == 239).await;
+    // A duplicate that waited in the database would keep its connection.
+    let waiting = "SELECT count(*) FROM pg_stat_activity \
+        WHERE datname = current_database() AND wait_event = 'transactionid'";
+    for _ in 0..50 {
+        let waiting = sqlx::query_scalar::<_, i64>(waiting).fetch_one(database.effects.pool());
+        assert_eq!(waiting.await.unwrap(), 0);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     for service in 0..2 {
         let others = (0..50).map(|event| deliver(service, format!("{service}-{event}")));
         let others = join_all(others.collect::<Vec<_>>());

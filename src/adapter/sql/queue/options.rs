@@ -122,3 +122,23 @@ impl Default for Batching {
         Self::new()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_those_that_were_set_and_zero_is_refused() {
+        let seen = |batching: Batching| {
+            (batching.lane_count(), batching.batch_keys(), batching.queued_keys())
+        };
+        let set = Batching::new().lanes(3).max_batch_keys(64).max_queued_keys(1_000);
+        assert_eq!(seen(set), (Some(3), 64, 1_000));
+        assert_eq!(seen(Batching::default()), (Some(2), 1_024, 16_384));
+        assert_eq!(seen(Batching::off()), (None, 1_024, 16_384));
+        assert_eq!(seen(Batching::off().lanes(1)), (Some(1), 1_024, 16_384));
+        for refused in [set.try_lanes(0), set.try_max_batch_keys(0), set.try_max_queued_keys(0)] {
+            assert!(matches!(refused, Err(ConfigError::InvalidSetting { .. })), "{refused:?}");
+        }
+    }
+}
