@@ -7,7 +7,7 @@ use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
+use tokio::task::{AbortHandle, JoinSet};
 
 /// Which connection breaks, and when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +40,8 @@ pub(crate) struct Proxy {
     trap: Arc<Mutex<Trap>>,
     /// How often all connections were silenced.
     silenced: watch::Sender<u32>,
-    closed: CancellationToken,
+    /// Accepts connections.
+    task: AbortHandle,
 }
 
 impl Proxy {
@@ -54,34 +55,26 @@ impl Proxy {
         let server = (host.to_owned(), port);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let proxy = Self {
-            port,
-            trap: Arc::default(),
-            silenced: watch::Sender::new(0),
-            closed: CancellationToken::new(),
-        };
-        let Self { trap, silenced, closed, .. } = proxy.clone();
-        let accept = async move {
+        let (trap, silenced) = (Arc::<Mutex<Trap>>::default(), watch::Sender::new(0));
+        let (set, silences) = (Arc::clone(&trap), silenced.clone());
+        // The task owns the connections: they close with it.
+        let task = tokio::spawn(async move {
+            let mut connections = JoinSet::new();
             while let Ok((client, _)) = listener.accept().await {
                 // The server does not listen: the drop closes the client's connection.
                 let Ok(server) = TcpStream::connect(&server).await else { continue };
-                let (trap, closed) = (Arc::clone(&trap), closed.clone());
-                let mut silenced = silenced.subscribe();
+                let (trap, mut silenced) = (Arc::clone(&set), silences.subscribe());
                 // If either side is gone, the drop closes the other.
-                tokio::spawn(async move {
+                connections.spawn(async move {
                     let (mut client, mut server) = (client, server);
-                    let passed = async {
-                        tokio::select! {
-                            _ = pass(&mut client, &mut server, &trap) => {}
-                            Ok(()) = silenced.changed() => pending().await,
-                        }
-                    };
-                    closed.run_until_cancelled(passed).await;
+                    tokio::select! {
+                        _ = pass(&mut client, &mut server, &trap) => {}
+                        Ok(()) = silenced.changed() => pending().await,
+                    }
                 });
             }
-        };
-        tokio::spawn(proxy.closed.clone().run_until_cancelled_owned(accept));
-        proxy
+        });
+        Self { port, trap, silenced, task: task.abort_handle() }
     }
 
     pub(crate) fn port(&self) -> u16 {
@@ -108,7 +101,7 @@ impl Proxy {
     /// Closes all connections, also the silent ones. Otherwise a silent connection keeps its session of
     /// the server until the test ends, and the server has a limit of sessions.
     pub(crate) fn close(&self) {
-        self.closed.cancel();
+        self.task.abort();
     }
 
     /// Returns the number of messages since the trap was set, without those that only ask whether
