@@ -13,7 +13,6 @@ use tower_dedup::ledger::internals::{self, Begin, BeginContext, Claim, HandlerSu
 use tower_dedup::ledger::{Lease, Ledger};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{Deduplicator, Delivery, OnUnavailable, RunContext, RunError, RunOutcome};
-use tracing_subscriber::layer::SubscriberExt;
 
 use crate::support::log::Log;
 use crate::support::{Faulty, dedup_key, faulty, polled, until};
@@ -203,16 +202,17 @@ async fn begin_dropped_while_it_reads_stored_data_frees_what_was_granted() {
 
 #[tokio::test]
 async fn claim_dropped_outside_a_runtime_is_reported_and_does_not_panic() {
-    let log = Log::default();
-    let subscriber = tracing_subscriber::registry().with(log.clone());
     let ledger = internals::lease(store()).unwrap();
     let keys = Keys::one(dedup_key("a"));
     let context = BeginContext::new(HOUR, HOUR, HOUR);
     let Begin::First { claim, .. } = ledger.begin(&keys, &context).await.unwrap() else { panic!() };
     assert!(claim.delivery().mark_done(&dedup_key("a")));
-    let drops = move || tracing::subscriber::with_default(subscriber, || drop(claim));
-    std::thread::spawn(drops).join().unwrap();
-    let reported = log.beginning("gave up at once");
+    let reported = std::thread::spawn(move || {
+        let (log, _guard) = Log::of_this_thread();
+        drop(claim);
+        log.beginning("gave up at once")
+    });
+    let reported = reported.join().unwrap();
     assert!(!reported.is_empty() && reported.iter().all(|record| record["level"] == "ERROR"));
 }
 

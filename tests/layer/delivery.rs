@@ -142,11 +142,17 @@ async fn duplicate_of_a_run_that_fails_is_never_200() {
 /// fails.
 #[tokio::test]
 async fn waiting_duplicate_is_answered_by_the_end_of_the_first_run() {
-    for (first_status, runs, told) in [(200, 1, Some("duplicate")), (500, 2, None)] {
+    for (first_status, runs, told, on_unavailable) in [
+        (200, 1, Some("duplicate"), OnUnavailable::Closed),
+        (200, 1, Some("duplicate"), OnUnavailable::Open),
+        (500, 2, None, OnUnavailable::Closed),
+        (500, 2, None, OnUnavailable::Open),
+    ] {
         let handler = Handler::default().then(first_status);
         handler.hold();
         let layer = DedupLayer::new(by_header(), memory())
-            .on_in_flight(OnInFlight::Wait(Duration::from_secs(10)));
+            .on_in_flight(OnInFlight::Wait(Duration::from_secs(10)))
+            .on_unavailable(on_unavailable);
         let (handle, service) = (layer.handle(), layer.layer(handler.service()));
         let start = |id: &'static str| {
             let service = service.clone();
@@ -498,35 +504,6 @@ async fn completion_without_a_reply_is_no_lost_lease() {
     layer.handle().drain().await;
     assert!(store.calls(StoreCall::Renew) > 0, "no renewal came after the completion");
     assert!(log.beginning("lease lost").is_empty(), "{:?}", log.beginning("lease lost"));
-}
-
-/// The answer does not wait until the bound.
-#[tokio::test(start_paused = true)]
-async fn waiting_delivery_is_answered_as_soon_as_the_event_is_decided() {
-    for (status, runs, expected, on_unavailable) in [
-        (200, 1, Some("duplicate"), OnUnavailable::Closed),
-        (200, 1, Some("duplicate"), OnUnavailable::Open),
-        (500, 2, None, OnUnavailable::Closed),
-        (500, 2, None, OnUnavailable::Open),
-    ] {
-        let handler = Handler::default().then(status);
-        handler.hold();
-        let wait = OnInFlight::Wait(Duration::from_secs(30));
-        let layer = DedupLayer::new(by_header(), memory()).on_in_flight(wait);
-        let layer = layer.on_unavailable(on_unavailable);
-        let service = layer.layer(handler.service());
-        let first = tokio::spawn(service.clone().oneshot(request("a")));
-        handler.running(1).await;
-        let waits = tokio::spawn(service.oneshot(request("a")));
-        until(|| layer.handle().waiting() == 1).await;
-        let start = tokio::time::Instant::now();
-        handler.release();
-        assert_eq!(first.await.unwrap().unwrap().status().as_u16(), status);
-        let answer = waits.await.unwrap().unwrap();
-        assert_eq!((answer.status(), result(&answer)), (StatusCode::OK, expected));
-        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
-        assert_eq!(handler.runs(), runs);
-    }
 }
 
 /// Another delivery runs the event, so a store that fails does not start it again.

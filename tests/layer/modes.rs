@@ -18,8 +18,8 @@ use crate::observe::{measured, observed};
 use crate::support::log::Log;
 use crate::support::multi_event::by_word;
 use crate::support::{
-    Body, Faulty, Handler, by_header, dedup_key, faulty, polled, request, result, send, sqlite_url,
-    until,
+    Body, Faulty, Handler, by_header, dedup_key, faulty, polled, request, request_to, result, send,
+    sqlite_url, until,
 };
 
 type Store = Arc<Faulty<MemoryAdapter>>;
@@ -473,9 +473,7 @@ async fn duplicate_on_another_path_is_reported_in_shadow_and_runs() {
     }
     assert!(log.beginning("handled on another path").is_empty());
     for id in &ids {
-        let mut other = request(id);
-        *other.uri_mut() = "/other".parse().unwrap();
-        assert_eq!(result(&send(&service, other).await), None);
+        assert_eq!(result(&send(&service, request_to("/other", id)).await), None);
     }
     // Once a minute. Five events, because a delivery of another test may take the place of a noted path.
     assert_eq!((handler.runs(), log.beginning("handled on another path").len()), (15, 1));

@@ -16,7 +16,9 @@ use tower_dedup::{
 };
 
 use crate::support::log::Log;
-use crate::support::{FIRST, Faulty, Handler, by_header, faulty, on_claim, request, send};
+use crate::support::{
+    FIRST, Faulty, Handler, by_header, faulty, on_claim, request, request_to, send,
+};
 
 /// Runs on one thread, with a log and metrics of its own. Every metric has to be described.
 pub(crate) fn observed(run: impl AsyncFnOnce(Log, Snapshotter)) {
@@ -271,22 +273,30 @@ fn mismatches_and_responses_that_are_not_stored_are_reported() {
     });
 }
 
-/// The deliveries of another test may take the place of a noted path, so a few may be missing.
+/// Checks how often each event was counted on another path. A few may be missing, because a delivery
+/// of another test may take the place of a noted path.
+fn assert_counted_on_another_path(counts: &[f64], expected: f64) {
+    assert!(counts.iter().all(|count| *count <= expected), "{counts:?}");
+    let exact = counts.iter().filter(|count| **count == expected).count();
+    assert!(exact * 2 > counts.len(), "{counts:?}");
+}
+
+const ON_ANOTHER_PATH: &str = "tower_dedup_other_path_total";
+
 #[test]
 fn every_duplicate_on_another_path_is_counted() {
     observed(async |_, snapshotter| {
         let handler = Handler::default();
         let service = DedupLayer::new(by_header(), store()).layer(handler.service());
-        for id in 0..10 {
+        let mut counts = Vec::new();
+        for number in 0..10 {
             for path in ["/counted", "/other", "/counted", "/other"] {
-                let mut event = request(&format!("other path {id}"));
-                *event.uri_mut() = path.parse().unwrap();
+                let event = request_to(path, &format!("other path {number}"));
                 assert_eq!(send(&service, event).await.status(), 200);
             }
+            counts.push(value(&measured(&snapshotter), ON_ANOTHER_PATH, &["test"]));
         }
-        let count = ("tower_dedup_other_path_total".to_owned(), vec!["test".to_owned()]);
-        let counted = measured(&snapshotter)[&count];
-        assert!((15.0..=20.0).contains(&counted), "{counted}");
+        assert_counted_on_another_path(&counts, 2.0);
         assert_eq!(handler.runs(), 10);
     });
 }
@@ -315,25 +325,21 @@ fn event_in_flight_on_another_path_is_counted_if_it_is_acknowledged() {
         let handler = Handler::default();
         handler.hold();
         let layer = DedupLayer::new(by_header(), store());
-        let event = |number: u32, path: &str| {
-            let mut event = request(&format!("in flight on another path {number}"));
-            *event.uri_mut() = path.parse().unwrap();
-            event
-        };
+        let event = |number, path| request_to(path, &format!("in flight on another path {number}"));
         let run =
             |number| tokio::spawn(layer.layer(handler.service()).oneshot(event(number, "/first")));
         let running: Vec<_> = (0..5).map(run).collect();
         handler.running(5).await;
-        let count = ("tower_dedup_other_path_total".to_owned(), vec!["test".to_owned()]);
-        for (policy, status, counted) in
-            [(OnInFlight::Reject, 503, 0.0..=0.0), (OnInFlight::Acknowledge, 200, 3.0..=5.0)]
+        for (policy, status, expected) in
+            [(OnInFlight::Reject, 503, 0.0), (OnInFlight::Acknowledge, 200, 1.0)]
         {
             let service = layer.clone().on_in_flight(policy).layer(handler.service());
+            let mut counts = Vec::new();
             for number in 0..5 {
                 assert_eq!(send(&service, event(number, "/second")).await.status(), status);
+                counts.push(value(&measured(&snapshotter), ON_ANOTHER_PATH, &["test"]));
             }
-            let found = measured(&snapshotter).get(&count).copied().unwrap_or_default();
-            assert!(counted.contains(&found), "{found} with {policy:?}");
+            assert_counted_on_another_path(&counts, expected);
         }
         handler.release();
         for ended in futures_util::future::join_all(running).await {

@@ -230,9 +230,16 @@ async fn body_at_the_limit_is_stored_and_a_larger_one_is_not() {
     let answer = seen(service.clone().oneshot(request("b")).await.unwrap()).await;
     assert_eq!(&answer.3[..], b"abcdefghijk");
     assert_eq!(seen(service.oneshot(request("b")).await.unwrap()).await, empty());
-    // A body that announces its length is not read at all.
-    let told = || BodyExt::boxed_unsync(Full::from("abcdefg").map_err(|never| match never {}));
-    let service = layer.layer(with_body(told));
+    // A body that announces a larger length is not read at all.
+    let told = |body: &'static str| {
+        with_body(move || BodyExt::boxed_unsync(Full::from(body).map_err(|never| match never {})))
+    };
+    let service = layer.layer(told("abcdef"));
+    for result in [None, Some("duplicate".to_owned())] {
+        let answer = seen(service.clone().oneshot(request("d")).await.unwrap()).await;
+        assert_eq!((answer.1, &answer.3[..]), (result, &b"abcdef"[..]));
+    }
+    let service = layer.layer(told("abcdefg"));
     let answer = seen(service.clone().oneshot(request("c")).await.unwrap()).await;
     assert_eq!(&answer.3[..], b"abcdefg");
     assert_eq!(seen(service.oneshot(request("c")).await.unwrap()).await, empty());

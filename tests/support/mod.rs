@@ -103,6 +103,13 @@ pub(crate) fn request(id: &str) -> Request<Body> {
     Request::post("/hook").header("webhook-id", id).body(Full::from("payload")).unwrap()
 }
 
+/// Returns the same request for another path.
+pub(crate) fn request_to(path: &'static str, id: &str) -> Request<Body> {
+    let mut request = request(id);
+    *request.uri_mut() = http::Uri::from_static(path);
+    request
+}
+
 /// Sends one request to a clone of the service, and waits for readiness first.
 pub(crate) async fn send<S, R, B>(service: &S, request: Request<R>) -> Response<B>
 where
