@@ -17,12 +17,10 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
-use super::super::replies::{Claimed, Forgotten, Released, Renewed};
-use super::super::rerun::{RerunOrder, RerunReply};
-use super::super::stored::Fetch;
-use super::super::terms::{CallTerms, Token};
+use super::super::replies::{Claimed, Released, Renewed};
+use super::super::rerun::RerunOrder;
 use super::call::{Call, Kind, RowCall, RowReply, Rows, missing_reply, more};
-use super::rounds::{KeyReply, ROUNDS, Rounds, RowStatements};
+use super::rounds::{KeyReply, Rounds, RowStatements};
 use crate::error::Error;
 use crate::key::DedupKey;
 
@@ -343,106 +341,151 @@ async fn split_locked<D: Dialect>(
     Ok(free.chunks(size).rev().map(<[usize]>::to_vec).collect())
 }
 
-/// Forgets a key, unless a live lease or an open transaction holds it.
-pub(in crate::adapter) async fn forget<D: Dialect>(
-    dialect: &mut D,
-    key: &DedupKey,
-    hash: impl Fn(&DedupKey) -> u128,
-) -> Result<Forgotten, Error> {
-    const CONTEXT: &str = "forgetting a key";
-    // The statement does not use its terms.
-    let terms = CallTerms::on_claim(Token::from([0; 16]), Duration::ZERO);
-    let rows = Rows::of_call(std::slice::from_ref(key), &terms, hash);
-    for _ in 0..ROUNDS {
-        let deleted = dialect.delete(&rows).await;
-        if deleted.map_err(|error| dialect.error(CONTEXT, error))? == [true] {
-            return Ok(Forgotten::Removed);
-        }
-        let read = dialect.read(&rows, Fetch::Nothing).await;
-        let read = read.map_err(|error| dialect.error(CONTEXT, error))?;
-        match read.into_iter().flatten().next() {
-            None => {
-                // A transaction that runs the key holds its lock, and has no visible row yet.
-                let held = dialect.held_by_transactions(&rows).await;
-                let held = held.map_err(|error| dialect.error(CONTEXT, error))?;
-                let is_held = held == [true];
-                return Ok(if is_held { Forgotten::InFlight } else { Forgotten::Missing });
-            }
-            Some(row) if row.is_leased()? => return Ok(Forgotten::InFlight),
-            // Another call wrote the row after the DELETE: try again.
-            Some(_) => {}
-        }
-    }
-    Ok(Forgotten::InFlight)
-}
-
-/// Lets keys run again that no live lease and no open transaction holds.
-pub(in crate::adapter) async fn allow_rerun<D: Dialect>(
-    dialect: &mut D,
-    keys: &[DedupKey],
-    order: &RerunOrder,
-    hash: impl Fn(&DedupKey) -> u128,
-) -> Result<Vec<RerunReply>, Error> {
-    // The statement does not use its terms.
-    let terms = CallTerms::on_claim(Token::from([0; 16]), Duration::ZERO);
-    let all = Rows::of_call(keys, &terms, hash);
-    let mut replies: Vec<Option<RerunReply>> = vec![None; keys.len()];
-    for _ in 0..ROUNDS {
-        let open: Vec<usize> = (0..keys.len()).filter(|index| replies[*index].is_none()).collect();
-        if open.is_empty() {
-            break;
-        }
-        if let Err(error) = allow_free(dialect, &all, &open, order, &mut replies).await {
-            let is_unknown = replies.contains(&Some(RerunReply::Allowed));
-            return Err(if is_unknown { error.with_unknown_outcome() } else { error });
-        }
-    }
-    // An open transaction holds the row, or other calls write it again and again.
-    Ok(replies.into_iter().map(|reply| reply.unwrap_or(RerunReply::InFlight)).collect())
-}
-
-/// Sends [`allow_rerun`] once for the rows at the indexes `open`. A row that has changed since has no
-/// reply.
-async fn allow_free<D: Dialect>(
-    dialect: &mut D,
-    all: &Rows<'_>,
-    open: &[usize],
-    order: &RerunOrder,
-    replies: &mut [Option<RerunReply>],
-) -> Result<(), Error> {
-    const CONTEXT: &str = "allowing a rerun";
-    let allowed = dialect.allow_rerun(&all.select(open), order).await;
-    let allowed = allowed.map_err(|error| dialect.error(CONTEXT, error))?;
-    let mut rest = Vec::new();
-    for (index, allowed) in open.iter().zip(allowed) {
-        if allowed {
-            replies[*index] = Some(RerunReply::Allowed);
-        } else {
-            rest.push(*index);
-        }
-    }
-    if rest.is_empty() {
-        return Ok(());
-    }
-    let rows = all.select(&rest);
-    let read = dialect.read(&rows, Fetch::Nothing).await;
-    let read = read.map_err(|error| dialect.error(CONTEXT, error))?;
-    // A transaction that runs a key holds its lock, and has no visible row yet.
-    let held = dialect.held_by_transactions(&rows).await;
-    let held = held.map_err(|error| dialect.error(CONTEXT, error))?;
-    for ((index, row), held) in rest.into_iter().zip(read).zip(held) {
-        let refusal = row.map_or(Ok(Some(RerunReply::Missing)), |row| row.rerun_refusal())?;
-        replies[index] = if held { Some(RerunReply::InFlight) } else { refusal };
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use http::{HeaderMap, StatusCode};
 
     use super::super::super::stored::StoredResponse;
+    use super::super::super::terms::{CallTerms, Token};
+    use super::super::table::Table;
     use super::*;
+
+    fn call_of(kind: Kind, ids: &[u128]) -> Call {
+        let key = |id: &u128| DedupKey::new("a", &id.to_string()).unwrap();
+        let keys: Vec<_> = ids.iter().map(key).collect();
+        let (token, minute) = (Token::random(), Duration::from_secs(60));
+        let terms = match kind {
+            Kind::ClaimComplete => CallTerms::on_claim(token, minute),
+            _ => CallTerms::on_completion(token, minute, minute),
+        };
+        Call::new(kind, &keys, &terms, |key| key.id().parse().unwrap())
+    }
+
+    fn calls(kind: Kind, count: u128) -> Vec<Call> {
+        (0..count).map(|id| call_of(kind, &[id])).collect()
+    }
+
+    /// Returns a letter for the reply to each call.
+    async fn execute(table: &mut Table, calls: &[Call]) -> String {
+        let replies = execute_batch(table, calls).await;
+        let letter = |reply| match reply {
+            RowReply::Claimed(Claimed::First { .. }) => 'F',
+            RowReply::Claimed(Claimed::Duplicate(_)) => 'D',
+            RowReply::Claimed(Claimed::InFlight) => 'I',
+            _ => 'H',
+        };
+        let text = |reply: Result<Vec<RowReply>, Error>| match reply {
+            Ok(replies) => replies.into_iter().map(letter).collect(),
+            Err(error) => if error.is_unknown() { "?" } else { "E" }.to_owned(),
+        };
+        replies.into_iter().map(text).collect()
+    }
+
+    /// The replies to 64 calls, of which one differs.
+    fn except(at: usize, one: char, others: char) -> String {
+        (0..64).map(|index| if index == at { one } else { others }).collect()
+    }
+
+    #[tokio::test]
+    async fn claims_beside_a_row_that_is_known_to_be_held_are_sent_once_more() {
+        let mut table = Table { held: HashMap::from([(17, true)]), ..Table::default() };
+        let replies = execute(&mut table, &calls(Kind::Claim, 64)).await;
+        assert_eq!((replies, &*table.writes), (except(17, 'I', 'F'), &[64, 63][..]));
+        assert_eq!(table.noted.into_inner().unwrap(), Some((0, 64)));
+    }
+
+    #[tokio::test]
+    async fn claims_beside_a_row_that_another_program_holds_are_sent_in_parts() {
+        let mut table = Table { held: HashMap::from([(17, false)]), ..Table::default() };
+        let replies = execute(&mut table, &calls(Kind::Claim, 64)).await;
+        let writes = [64, 8, 8, 8, 1, 1, 1, 1, 1, 1, 1, 1, 8, 8, 8, 8, 8];
+        assert_eq!((replies, &*table.writes), (except(17, 'I', 'F'), &writes[..]));
+    }
+
+    #[tokio::test]
+    async fn claim_of_a_row_that_is_held_is_in_flight() {
+        let mut table = Table { held: HashMap::from([(0, false)]), ..Table::default() };
+        assert_eq!(execute(&mut table, &calls(Kind::Claim, 1)).await, "I");
+        assert_eq!(table.writes, [1]);
+    }
+
+    #[tokio::test]
+    async fn row_of_a_transaction_that_commits_meanwhile_is_a_duplicate() {
+        let held = HashMap::from([(17, false)]);
+        let mut table = Table { held, commits: true, ..Table::default() };
+        let mut calls = calls(Kind::ClaimComplete, 64);
+        calls[3].reads_first = true;
+        let known = call_of(Kind::ClaimComplete, &[40]);
+        assert_eq!(execute(&mut table, &[known]).await, "F");
+        let replies = execute(&mut table, &calls).await;
+        let duplicates = [17, 40];
+        for (index, letter) in replies.chars().enumerate() {
+            assert_eq!(letter, if duplicates.contains(&index) { 'D' } else { 'F' }, "{index}");
+        }
+        assert_eq!(table.noted.into_inner().unwrap(), Some((2, 64)), "40, and 17 in its part");
+    }
+
+    /// The rows may be free: a sender has to repeat these deliveries.
+    #[tokio::test]
+    async fn claims_are_errors_when_the_time_to_split_them_is_over() {
+        let held = HashMap::from([(17, false)]);
+        let mut table = Table { held, waits: SPLIT_TIME, ..Table::default() };
+        assert_eq!(execute(&mut table, &calls(Kind::Claim, 64)).await, "E".repeat(64));
+        assert_eq!(table.writes, [64]);
+    }
+
+    #[tokio::test]
+    async fn failure_after_a_part_was_written_leaves_the_outcome_unknown() {
+        let held = HashMap::from([(17, false)]);
+        let mut table = Table { held, refused: Some(3), ..Table::default() };
+        assert_eq!(execute(&mut table, &calls(Kind::Claim, 64)).await, "?".repeat(64));
+        assert_eq!(table.writes, [64, 8, 8]);
+        let mut table = Table { refused: Some(1), ..Table::default() };
+        assert_eq!(execute(&mut table, &calls(Kind::Claim, 64)).await, "E".repeat(64));
+    }
+
+    #[tokio::test]
+    async fn row_that_cannot_be_written_fails_its_own_call_only() {
+        for kind in [Kind::Claim, Kind::Complete] {
+            let mut table = Table { bad: Some(17), ..Table::default() };
+            let replies = execute(&mut table, &calls(kind, 64)).await;
+            let others = if kind == Kind::Claim { 'F' } else { 'H' };
+            assert_eq!(replies, except(17, 'E', others), "{kind:?}");
+            // The eight parts, and then the calls of the part with the bad row.
+            assert_eq!(table.writes, [&[64][..], &[8; 8], &[1; 8]].concat(), "{kind:?}");
+            assert_eq!(table.noted.into_inner().unwrap().is_some(), kind == Kind::Claim);
+        }
+    }
+
+    #[tokio::test]
+    async fn completion_of_a_row_that_is_held_fails_its_own_call_only() {
+        let mut table = Table { held: HashMap::from([(17, true)]), ..Table::default() };
+        let replies = execute(&mut table, &calls(Kind::Complete, 64)).await;
+        assert_eq!(replies, except(17, 'E', 'H'));
+    }
+
+    #[tokio::test]
+    async fn calls_that_name_one_key_share_its_row() {
+        let same = |kind| [&[1][..], &[1, 2]].map(|ids| call_of(kind, ids));
+        for (kind, replies) in [(Kind::ClaimComplete, "FDF"), (Kind::Claim, "FIF")] {
+            let mut table = Table::default();
+            assert_eq!(execute(&mut table, &same(kind)).await, replies, "{kind:?}");
+            assert_eq!(table.writes, [2], "{kind:?}");
+        }
+    }
+
+    /// The first call's row does not say when its key was first seen, so the second call is sent again.
+    /// That call has got its other key already.
+    #[tokio::test]
+    async fn refusal_of_a_call_that_holds_a_key_leaves_its_outcome_unknown() {
+        let calls = [&[1][..], &[1, 2]].map(|ids| call_of(Kind::ClaimComplete, ids));
+        let mut table = Table { attempt: 2, ..Table::default() };
+        assert_eq!(execute(&mut table, &calls).await, "FIF");
+        let mut table = Table { attempt: 2, refused: Some(2), ..Table::default() };
+        assert_eq!(execute(&mut table, &calls).await, "F?");
+    }
 
     fn call(bytes: usize, keys: usize) -> Call {
         let keys: Vec<_> = (0..keys as u64).map(|id| DedupKey::new("a", &id.to_string())).collect();

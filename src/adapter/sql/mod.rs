@@ -6,6 +6,7 @@
 pub(super) mod call;
 pub(super) mod engine;
 pub(super) mod errors;
+pub(super) mod maintenance;
 mod options;
 pub(super) mod pairs;
 pub(super) mod purge;
@@ -15,6 +16,8 @@ pub(super) mod responses;
 pub(super) mod rounds;
 pub(super) mod row;
 pub(super) mod statement;
+#[cfg(test)]
+mod table;
 
 pub use options::Identifier;
 pub(super) use options::{checked_timeout, take_identifiers};

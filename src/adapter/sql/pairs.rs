@@ -132,18 +132,18 @@ mod tests {
         /// The keys that are not free, and how long ago they were completed.
         complete: Vec<(&'static str, i64)>,
         in_flight: Vec<&'static str>,
-        /// The number of the call that is refused.
-        refused: Option<usize>,
+        /// The number of the call that fails, and its error.
+        fails: Option<(usize, ErrorKind)>,
     }
 
     impl Fake {
         fn call(&self, name: &str, keys: &[DedupKey]) -> Result<(), Error> {
             let mut calls = self.calls.lock().unwrap();
             calls.push(keys.iter().fold(name.to_owned(), |text, key| text + " " + key.id()));
-            if self.refused == Some(calls.len()) {
-                return Err(Error::new(ErrorKind::Refused, "claiming keys"));
+            match self.fails {
+                Some((at, kind)) if at == calls.len() => Err(Error::new(kind, "claiming keys")),
+                _ => Ok(()),
             }
-            Ok(())
         }
 
         fn row(&self, key: &DedupKey) -> Option<Row> {
@@ -250,16 +250,19 @@ mod tests {
     #[tokio::test]
     async fn error_after_a_claim_leaves_the_outcome_unknown() {
         let keys = ["a", "b", "c"].map(key);
-        for (complete, refused, kind, is_noted) in [
-            (&[][..], 1, ErrorKind::Refused, false),
-            (&["a"], 2, ErrorKind::Unavailable, true),
-            (&["c"], 2, ErrorKind::Unavailable, true),
-            (&[], 2, ErrorKind::Unavailable, false),
+        let [corrupt, refused] = [ErrorKind::Corrupt, ErrorKind::Refused];
+        for (complete, fails, kind, is_noted) in [
+            (&[][..], (1, refused), refused, false),
+            (&["a"], (2, refused), ErrorKind::Unavailable, true),
+            (&["c"], (2, refused), ErrorKind::Unavailable, true),
+            (&[], (2, refused), ErrorKind::Unavailable, false),
             // Nothing is claimed.
-            (&["a", "c"], 2, ErrorKind::Refused, true),
+            (&["a", "c"], (2, refused), refused, true),
+            (&["a", "c"], (2, ErrorKind::Timeout), refused, true),
+            (&["a", "c"], (2, corrupt), corrupt, true),
         ] {
             let complete = complete.iter().map(|id| (*id, 0)).collect();
-            let fake = Fake { complete, refused: Some(refused), ..Fake::default() };
+            let fake = Fake { complete, fails: Some(fails), ..Fake::default() };
             let note = Arc::default();
             let terms = with_pairs(terms(), &[("a", "b")]).with_duplicate_note(Arc::clone(&note));
             let error = claim_pairs(&fake, &keys, &terms).await.unwrap_err();

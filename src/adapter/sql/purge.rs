@@ -248,6 +248,9 @@ mod tests {
         assert_eq!(table.purge(&state, 3).await, Purged::new(0, false));
         let last = table.purge(&state, 3).await;
         assert_eq!((last.deleted, last.is_round_complete), (1, true));
+        // Also if it may delete nothing: a step there would be repeated for ever.
+        assert_eq!(table.purge(&state, 0).await, Purged::new(0, false));
+        assert!(table.purge(&state, 0).await.is_round_complete);
     }
 
     #[tokio::test]

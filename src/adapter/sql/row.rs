@@ -307,3 +307,21 @@ fn wall(ms: i64) -> SystemTime {
     let since = Duration::from_millis(u64::try_from(ms).unwrap_or_default());
     UNIX_EPOCH.checked_add(since).unwrap_or(UNIX_EPOCH)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lease_and_retention_have_passed_at_their_last_instant() {
+        let (key, token) = (DedupKey::new("a", "1").unwrap(), Token::random());
+        let (second, minute) = (Duration::from_secs(1), Duration::from_secs(60));
+        let leased = CallTerms::on_completion(token, minute, second);
+        let complete = CallTerms::on_claim(token, minute);
+        let at = |terms, now| Row { now, ..Row::row_after(&key, terms, &first(1, false, false)) };
+        assert!(at(&leased, 999).is_leased().unwrap());
+        assert!(!at(&leased, 1_000).is_leased().unwrap());
+        assert_eq!(at(&complete, 59_999).since_completion(), Some(Duration::from_millis(59_999)));
+        assert_eq!(at(&complete, 60_000).since_completion(), None, "expired");
+    }
+}

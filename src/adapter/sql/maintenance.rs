@@ -1,0 +1,141 @@
+//! What an operator does to keys: forgets one, or lets some run again.
+
+use std::time::Duration;
+
+use super::super::replies::Forgotten;
+use super::super::rerun::{RerunOrder, RerunReply};
+use super::super::stored::Fetch;
+use super::super::terms::{CallTerms, Token};
+use super::call::Rows;
+use super::engine::Dialect;
+use super::rounds::ROUNDS;
+use crate::error::Error;
+use crate::key::DedupKey;
+
+/// Forgets a key, unless a live lease or an open transaction holds it.
+pub(in crate::adapter) async fn forget<D: Dialect>(
+    dialect: &mut D,
+    key: &DedupKey,
+    hash: impl Fn(&DedupKey) -> u128,
+) -> Result<Forgotten, Error> {
+    const CONTEXT: &str = "forgetting a key";
+    // The statement does not use its terms.
+    let terms = CallTerms::on_claim(Token::from([0; 16]), Duration::ZERO);
+    let rows = Rows::of_call(std::slice::from_ref(key), &terms, hash);
+    for _ in 0..ROUNDS {
+        let deleted = dialect.delete(&rows).await;
+        if deleted.map_err(|error| dialect.error(CONTEXT, error))? == [true] {
+            return Ok(Forgotten::Removed);
+        }
+        let read = dialect.read(&rows, Fetch::Nothing).await;
+        let read = read.map_err(|error| dialect.error(CONTEXT, error))?;
+        match read.into_iter().flatten().next() {
+            None => {
+                // A transaction that runs the key holds its lock, and has no visible row yet.
+                let held = dialect.held_by_transactions(&rows).await;
+                let held = held.map_err(|error| dialect.error(CONTEXT, error))?;
+                let is_held = held == [true];
+                return Ok(if is_held { Forgotten::InFlight } else { Forgotten::Missing });
+            }
+            Some(row) if row.is_leased()? => return Ok(Forgotten::InFlight),
+            // Another call wrote the row after the DELETE: try again.
+            Some(_) => {}
+        }
+    }
+    Ok(Forgotten::InFlight)
+}
+
+/// Lets keys run again that no live lease and no open transaction holds.
+pub(in crate::adapter) async fn allow_rerun<D: Dialect>(
+    dialect: &mut D,
+    keys: &[DedupKey],
+    order: &RerunOrder,
+    hash: impl Fn(&DedupKey) -> u128,
+) -> Result<Vec<RerunReply>, Error> {
+    // The statement does not use its terms.
+    let terms = CallTerms::on_claim(Token::from([0; 16]), Duration::ZERO);
+    let all = Rows::of_call(keys, &terms, hash);
+    let mut replies: Vec<Option<RerunReply>> = vec![None; keys.len()];
+    for _ in 0..ROUNDS {
+        let open: Vec<usize> = (0..keys.len()).filter(|index| replies[*index].is_none()).collect();
+        if open.is_empty() {
+            break;
+        }
+        if let Err(error) = allow_free(dialect, &all, &open, order, &mut replies).await {
+            let is_unknown = replies.contains(&Some(RerunReply::Allowed));
+            return Err(if is_unknown { error.with_unknown_outcome() } else { error });
+        }
+    }
+    // An open transaction holds the row, or other calls write it again and again.
+    Ok(replies.into_iter().map(|reply| reply.unwrap_or(RerunReply::InFlight)).collect())
+}
+
+/// Sends [`allow_rerun`] once for the rows at the indexes `open`. A row that has changed since has no
+/// reply.
+async fn allow_free<D: Dialect>(
+    dialect: &mut D,
+    all: &Rows<'_>,
+    open: &[usize],
+    order: &RerunOrder,
+    replies: &mut [Option<RerunReply>],
+) -> Result<(), Error> {
+    const CONTEXT: &str = "allowing a rerun";
+    let allowed = dialect.allow_rerun(&all.select(open), order).await;
+    let allowed = allowed.map_err(|error| dialect.error(CONTEXT, error))?;
+    let mut rest = Vec::new();
+    for (index, allowed) in open.iter().zip(allowed) {
+        if allowed {
+            replies[*index] = Some(RerunReply::Allowed);
+        } else {
+            rest.push(*index);
+        }
+    }
+    if rest.is_empty() {
+        return Ok(());
+    }
+    let rows = all.select(&rest);
+    let read = dialect.read(&rows, Fetch::Nothing).await;
+    let read = read.map_err(|error| dialect.error(CONTEXT, error))?;
+    // A transaction that runs a key holds its lock, and has no visible row yet.
+    let held = dialect.held_by_transactions(&rows).await;
+    let held = held.map_err(|error| dialect.error(CONTEXT, error))?;
+    for ((index, row), held) in rest.into_iter().zip(read).zip(held) {
+        let refusal = row.map_or(Ok(Some(RerunReply::Missing)), |row| row.rerun_refusal())?;
+        replies[index] = if held { Some(RerunReply::InFlight) } else { refusal };
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::super::super::replies::Claimed;
+    use super::super::row::Row;
+    use super::super::table::Table;
+    use super::*;
+
+    /// Another call writes the row after a DELETE that did not find it free.
+    #[tokio::test]
+    async fn forgetting_is_repeated_only_if_the_row_has_become_free() {
+        let minute = Duration::from_secs(60);
+        let complete = CallTerms::on_claim(Token::random(), minute);
+        let leased = CallTerms::on_completion(Token::random(), minute, minute);
+        let key = DedupKey::new("a", "1").unwrap();
+        let row = |terms| Row::row_after(&key, terms, &Claimed::first(1, false));
+        for (row, held, deletes, reply, sent) in [
+            (Some(row(&complete)), None, Some(1), Forgotten::Removed, 1),
+            (Some(row(&complete)), None, Some(2), Forgotten::Removed, 2),
+            (Some(row(&complete)), None, None, Forgotten::InFlight, ROUNDS),
+            (Some(row(&leased)), None, Some(2), Forgotten::InFlight, 1),
+            (None, None, Some(2), Forgotten::Missing, 1),
+            (None, Some(true), Some(2), Forgotten::InFlight, 1),
+        ] {
+            let rows: HashMap<_, _> = row.map(|row| (1, row)).into_iter().collect();
+            let held = held.map(|shown| (1, shown)).into_iter().collect();
+            let mut table = Table { rows, held, deletes, ..Table::default() };
+            assert_eq!(forget(&mut table, &key, |_| 1).await.unwrap(), reply);
+            assert_eq!(table.sent_deletes, sent);
+        }
+    }
+}

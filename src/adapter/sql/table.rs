@@ -1,0 +1,141 @@
+//! A store for the tests of this module: its statements fail as those of a database do.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use super::super::replies::{Claimed, Completed};
+use super::super::rerun::RerunOrder;
+use super::super::stored::Fetch;
+use super::super::terms::{CallTerms, Token};
+use super::call::{Kind, RowCall, RowReply, Rows};
+use super::engine::Dialect;
+use super::rounds::{RowStatements, Written};
+use super::row::Row;
+use crate::error::{Error, ErrorKind};
+
+/// A table in memory, with other programs around it. Its keys are numbers.
+#[derive(Default)]
+pub(super) struct Table {
+    pub(super) rows: HashMap<u128, Row>,
+    /// Rows that open transactions hold, and whether the database shows it.
+    pub(super) held: HashMap<u128, bool>,
+    /// Whether those transactions commit after the first statement that meets them.
+    pub(super) commits: bool,
+    /// How long a statement waits for a row that is held.
+    pub(super) waits: Duration,
+    /// A row that no statement can write.
+    pub(super) bad: Option<u128>,
+    /// The number of the writing statement that is refused for no row's sake.
+    pub(super) refused: Option<usize>,
+    /// The number of the DELETE that finds its row free.
+    pub(super) deletes: Option<usize>,
+    /// How many DELETEs were sent.
+    pub(super) sent_deletes: usize,
+    /// The attempt that a claim gets.
+    pub(super) attempt: u32,
+    /// How many rows each writing statement had.
+    pub(super) writes: Vec<usize>,
+    pub(super) noted: Mutex<Option<(usize, usize)>>,
+}
+
+const HELD: &str = "a row is held";
+const BAD: &str = "a row is bad";
+
+fn failure<T>(reason: &str) -> Result<T, sqlx::Error> {
+    Err(sqlx::Error::Protocol(reason.to_owned()))
+}
+
+fn is(error: &sqlx::Error, reason: &str) -> bool {
+    matches!(error, sqlx::Error::Protocol(text) if text == reason)
+}
+
+impl RowStatements for Table {
+    async fn write(&mut self, kind: Kind, rows: &Rows<'_>) -> Result<Vec<Written>, sqlx::Error> {
+        self.writes.push(rows.len());
+        if self.refused == Some(self.writes.len()) {
+            return failure("a trigger refuses the statement");
+        }
+        if let Some(row) = rows.iter().find(|row| self.held.contains_key(&row.hash)) {
+            std::thread::sleep(self.waits);
+            if self.commits {
+                self.held.remove(&row.hash);
+                let other = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
+                let committed = Row::row_after(row.key, &other, &Claimed::first(1, false));
+                self.rows.insert(row.hash, committed);
+            }
+            return failure(HELD);
+        }
+        if rows.iter().any(|row| self.bad == Some(row.hash)) {
+            return failure(BAD);
+        }
+        let write = rows.iter().map(|row| {
+            if !kind.is_claim() {
+                return Written::Yes(RowReply::Completed(Completed::Held));
+            }
+            if self.rows.contains_key(&row.hash) {
+                return Written::No;
+            }
+            let first = Claimed::first(self.attempt.max(1), false);
+            self.rows.insert(row.hash, Row::row_after(row.key, row.terms, &first));
+            Written::Yes(RowReply::Claimed(first))
+        });
+        Ok(write.collect())
+    }
+
+    async fn claim_existing(
+        &mut self,
+        _: Kind,
+        rows: &Rows<'_>,
+    ) -> Result<Vec<Option<Claimed>>, sqlx::Error> {
+        Ok(rows.iter().map(|_| None).collect())
+    }
+
+    async fn read(&mut self, rows: &Rows<'_>, _: Fetch) -> Result<Vec<Option<Row>>, sqlx::Error> {
+        Ok(rows.iter().map(|row| self.rows.get(&row.hash).cloned()).collect())
+    }
+}
+
+impl Dialect for Table {
+    async fn update_by_token(
+        &mut self,
+        _: Kind,
+        rows: &Rows<'_>,
+    ) -> Result<Vec<bool>, sqlx::Error> {
+        Ok(vec![true; rows.len()])
+    }
+
+    async fn delete(&mut self, rows: &Rows<'_>) -> Result<Vec<bool>, sqlx::Error> {
+        self.sent_deletes += 1;
+        Ok(vec![self.deletes == Some(self.sent_deletes); rows.len()])
+    }
+
+    async fn allow_rerun(
+        &mut self,
+        rows: &Rows<'_>,
+        _: &RerunOrder,
+    ) -> Result<Vec<bool>, sqlx::Error> {
+        Ok(vec![false; rows.len()])
+    }
+
+    async fn held_by_transactions(&mut self, rows: &Rows<'_>) -> Result<Vec<bool>, sqlx::Error> {
+        let is_shown = |row: &RowCall<'_>| self.held.get(&row.hash).copied();
+        Ok(rows.iter().map(|row| is_shown(row).unwrap_or_default()).collect())
+    }
+
+    fn note_known_rows(&self, known: usize, rows: usize) {
+        *self.noted.lock().unwrap() = Some((known, rows));
+    }
+
+    fn error(&self, context: &'static str, error: sqlx::Error) -> Error {
+        Error::new(ErrorKind::Refused, context).with_source(error)
+    }
+
+    fn is_row_error(error: &sqlx::Error) -> bool {
+        is(error, HELD) || is(error, BAD)
+    }
+
+    fn is_locked(error: &sqlx::Error) -> bool {
+        is(error, HELD)
+    }
+}
