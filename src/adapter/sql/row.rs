@@ -312,16 +312,104 @@ fn wall(ms: i64) -> SystemTime {
 mod tests {
     use super::*;
 
+    const SECOND: Duration = Duration::from_secs(1);
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn key() -> DedupKey {
+        DedupKey::new("a", "1").unwrap()
+    }
+
+    /// The row of a claim at time 0, read at another time. Its lease is a second, its retention a minute.
+    fn row_at(terms: &CallTerms, now: i64) -> Row {
+        Row { now, ..Row::row_after(&key(), terms, &Claimed::first(1, false)) }
+    }
+
     #[test]
     fn lease_and_retention_have_passed_at_their_last_instant() {
-        let (key, token) = (DedupKey::new("a", "1").unwrap(), Token::random());
-        let (second, minute) = (Duration::from_secs(1), Duration::from_secs(60));
-        let leased = CallTerms::on_completion(token, minute, second);
-        let complete = CallTerms::on_claim(token, minute);
-        let at = |terms, now| Row { now, ..Row::row_after(&key, terms, &first(1, false, false)) };
-        assert!(at(&leased, 999).is_leased().unwrap());
-        assert!(!at(&leased, 1_000).is_leased().unwrap());
-        assert_eq!(at(&complete, 59_999).since_completion(), Some(Duration::from_millis(59_999)));
-        assert_eq!(at(&complete, 60_000).since_completion(), None, "expired");
+        let token = Token::random();
+        let leased = CallTerms::on_completion(token, MINUTE, SECOND);
+        let complete = CallTerms::on_claim(token, MINUTE);
+        assert!(row_at(&leased, 999).is_leased().unwrap());
+        assert!(!row_at(&leased, 1_000).is_leased().unwrap());
+        let since = |now| row_at(&complete, now).since_completion();
+        assert_eq!(since(59_999), Some(Duration::from_millis(59_999)));
+        assert_eq!(since(60_000), None, "expired");
+    }
+
+    /// The replies to a claim by the row's token and by another one, under a lease and on arrival; to a
+    /// completion by both tokens; and to an operator who allows a rerun.
+    #[test]
+    fn replies_follow_from_the_state_of_the_row() {
+        let [mine, other] = [Token::random(), Token::random()];
+        let on_completion = |token| CallTerms::on_completion(token, MINUTE, SECOND);
+        let on_claim = |token| CallTerms::on_claim(token, MINUTE);
+        let (leased, complete) = (row_at(&on_completion(mine), 0), row_at(&on_claim(mine), 0));
+        let lapsed = Row { now: 1_000, ..leased.clone() };
+        let released = Row { token: None, ..lapsed.clone() };
+        let again = |row: &Row| Row { rerun: true, ..row.clone() };
+        let expired = |row: &Row| Row { now: 60_000, ..row.clone() };
+        for (row, claims, completions, rerun) in [
+            (leased.clone(), "- I I I", "- -", "I"),
+            (again(&leased), "- I I I", "- L", "I"),
+            (lapsed.clone(), "- - - -", "- -", "-"),
+            (again(&lapsed), "- - - -", "- L", "-"),
+            (released.clone(), "- - - -", "- -", "-"),
+            (again(&released), "- - - -", "L L", "-"),
+            (complete.clone(), "D D F D", "H L", "-"),
+            (again(&complete), "D D F D", "H L", "-"),
+            (expired(&leased), "- - - -", "- -", "M"),
+            (expired(&again(&leased)), "- - - -", "- -", "M"),
+            (expired(&complete), "- - - -", "- -", "M"),
+        ] {
+            let terms =
+                [on_completion(mine), on_completion(other), on_claim(mine), on_claim(other)];
+            let claimed = terms.map(|terms| match row.claimed(&terms).unwrap() {
+                None => "-",
+                Some(Claimed::First { .. }) => "F",
+                Some(Claimed::Duplicate(_)) => "D",
+                Some(Claimed::InFlight) => "I",
+            });
+            let completed = [mine, other].map(|token| match row.completed(token).unwrap() {
+                None => "-",
+                Some(Completed::Held) => "H",
+                Some(Completed::LeaseLost) => "L",
+                Some(_) => "?",
+            });
+            let refused = match row.rerun_refusal().unwrap() {
+                None => "-",
+                Some(RerunReply::InFlight) => "I",
+                Some(RerunReply::Missing) => "M",
+                Some(_) => "?",
+            };
+            let replies = (&*claimed.join(" "), &*completed.join(" "), refused);
+            assert_eq!(replies, (claims, completions, rerun), "{row:?}");
+        }
+    }
+
+    #[test]
+    fn unreadable_row_has_no_state() {
+        let row = Row::unreadable(sqlx::Error::RowNotFound);
+        let terms = CallTerms::on_claim(Token::random(), MINUTE);
+        let errors = [
+            row.is_leased().err(),
+            row.rerun_refusal().err(),
+            row.claimed(&terms).err(),
+            row.completed(terms.token()).err(),
+            row.entry(Labels::default()).err(),
+        ];
+        for error in errors {
+            assert_eq!(error.map(|error| error.kind()), Some(ErrorKind::Corrupt));
+        }
+    }
+
+    /// Another call of the batch may be a duplicate of the claim.
+    #[test]
+    fn row_after_a_claim_knows_what_the_reply_says() {
+        let terms = CallTerms::on_claim(Token::random(), MINUTE);
+        let reply = Claimed::First { attempt: 3, takeover: true, rerun: true };
+        let row = Row::row_after(&key(), &terms, &reply);
+        assert_eq!((row.attempts, row.takeover, row.rerun), (3, true, true));
+        assert_eq!(row.first_seen_at, None, "an earlier claim has seen the key");
+        assert_eq!(row_at(&terms, 0).first_seen_at, Some(0));
     }
 }
