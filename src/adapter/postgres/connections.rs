@@ -513,6 +513,18 @@ impl<'c> BoundedConnection<'c> {
         Self::new(connections, PoolOrLane::Pooled(connection))
     }
 
+    /// Returns the connection of the pool after a statement that the server has answered. The caller
+    /// has to bound what it does with it.
+    pub(super) fn into_pooled(mut self) -> Option<PoolConnection<Postgres>> {
+        match (self.connection.take(), &self.state) {
+            (Some(PoolOrLane::Pooled(connection)), State::Usable) => Some(connection),
+            (connection, _) => {
+                self.connection = connection;
+                None
+            }
+        }
+    }
+
     /// Runs one statement within `bound`. The connection is closed after a timeout, and after an error
     /// for which `breaks` returns `true`.
     pub(super) async fn run<'s, T, F>(

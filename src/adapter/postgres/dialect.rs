@@ -12,7 +12,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sqlx::Row as _;
-use sqlx::postgres::PgRow;
+use sqlx::pool::PoolConnection;
+use sqlx::postgres::{PgRow, Postgres};
 
 use super::super::replies::Claimed;
 use super::super::rerun::RerunOrder;
@@ -22,7 +23,7 @@ use super::super::sql::queue::BatchExecutor;
 use super::super::sql::rounds::{RowStatements, Written};
 use super::super::sql::row::{Row, completed};
 use super::super::stored::Fetch;
-use super::connections::Source;
+use super::connections::{BoundedConnection, Source};
 use super::errors::{is_locked, is_row_error, store_error};
 use super::params::{
     Extra, ExtraColumns, KeyColumns, KeyIndexes, Params, SameTermsColumns, Uuid, advisory_lock,
@@ -36,13 +37,22 @@ use crate::error::Error;
 pub(super) struct PostgresDialect<'s> {
     store: &'s PostgresStore,
     source: Source,
+    /// Whether the connection of the last statement is held after it.
+    keeps_connection: bool,
+    connection: Option<BoundedConnection<'s>>,
     /// Whether a statement may have written rows whose reply was lost.
     lost_reply: bool,
 }
 
 impl PostgresStore {
     pub(super) fn dialect(&self, source: Source) -> PostgresDialect<'_> {
-        PostgresDialect { store: self, source, lost_reply: false }
+        PostgresDialect {
+            store: self,
+            source,
+            keeps_connection: false,
+            connection: None,
+            lost_reply: false,
+        }
     }
 }
 
@@ -58,7 +68,17 @@ impl BatchExecutor<Call> for PostgresStore {
     }
 }
 
-impl PostgresDialect<'_> {
+impl<'s> PostgresDialect<'s> {
+    /// Holds the connection of the last statement, for [`into_pooled`](Self::into_pooled).
+    pub(super) fn keeping_connection(self) -> Self {
+        Self { keeps_connection: true, ..self }
+    }
+
+    /// Returns the pool's connection of the last statement, if there was one.
+    pub(super) fn into_pooled(self) -> Option<PoolConnection<Postgres>> {
+        self.connection.and_then(BoundedConnection::into_pooled)
+    }
+
     fn statements(&self) -> Arc<Statements> {
         self.store.statements()
     }
@@ -69,8 +89,11 @@ impl PostgresDialect<'_> {
         params: Params<'_>,
     ) -> Result<Vec<PgRow>, sqlx::Error> {
         let bound = self.store.options.statement_timeout;
+        // No call waits for a connection while it holds another.
+        drop(self.connection.take());
         let fetched = self.store.fetch_on(self.source, bound, sql, params).await?;
         self.lost_reply |= fetched.lost_reply;
+        self.connection = self.keeps_connection.then_some(fetched.connection);
         Ok(fetched.rows)
     }
 

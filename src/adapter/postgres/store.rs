@@ -12,7 +12,7 @@ use super::super::sql::call::Call;
 use super::super::sql::purge::PurgeState;
 use super::super::sql::purge_task::PurgeTask;
 use super::super::sql::queue::Batcher;
-use super::connections::{Connections, Source, backoff};
+use super::connections::{BoundedConnection, Connections, Source, backoff};
 use super::errors::{
     is_broken, is_conflict, is_read_only, is_timed_out, is_without_table, store_error,
 };
@@ -55,8 +55,10 @@ pub(super) struct PostgresStore {
 }
 
 /// The rows that a statement returned.
-pub(super) struct Fetched {
+pub(super) struct Fetched<'s> {
     pub(super) rows: Vec<PgRow>,
+    /// The connection that returned them. It returns to its source when it is dropped.
+    pub(super) connection: BoundedConnection<'s>,
     /// An earlier try of the statement lost its reply: the rows may show what that try wrote.
     pub(super) lost_reply: bool,
 }
@@ -293,7 +295,7 @@ impl PostgresStore {
         bound: Duration,
         sql: &Arc<str>,
         params: Params<'_>,
-    ) -> Result<Fetched, sqlx::Error> {
+    ) -> Result<Fetched<'_>, sqlx::Error> {
         let sql = &self.replanner.text(sql);
         let mut pauses = repeats();
         let mut lost = None;
@@ -311,7 +313,10 @@ impl PostgresStore {
             };
             let is_gone = |error: &sqlx::Error| is_broken(error) || is_read_only(error);
             let error = match session.run(bound, is_gone, fetch).await {
-                Ok(rows) => return Ok(Fetched { rows, lost_reply: lost.is_some() }),
+                Ok(rows) => {
+                    let lost_reply = lost.is_some();
+                    return Ok(Fetched { rows, connection: session, lost_reply });
+                }
                 Err(error) => error,
             };
             if is_gone(&error) {

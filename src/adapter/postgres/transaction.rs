@@ -18,6 +18,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnection, Postgres};
 use sqlx::{AssertSqlSafe, Row as _};
 
@@ -200,11 +201,13 @@ impl PostgresAdapter {
 }
 
 impl PostgresStore {
-    /// Reads first: duplicates need no transaction.
+    /// Reads first: duplicates need no transaction. A transaction begins on the connection of the read,
+    /// because the pool tests each connection that it lends, and each that returns.
     async fn open(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Opened<Postgres>, Error> {
         let fault = |error| store_error("opening a transaction", error);
         let rows = Rows::of_call(keys, terms, key_hash);
-        let known = read_rows(&mut self.dialect(Source::Pool), &rows).await.map_err(fault)?;
+        let mut reader = self.dialect(Source::Pool).keeping_connection();
+        let known = read_rows(&mut reader, &rows).await.map_err(fault)?;
         let mut replies = Vec::with_capacity(rows.len());
         for row in known {
             replies.push(row.map(|row| row.claimed(terms)).transpose()?.flatten());
@@ -213,7 +216,8 @@ impl PostgresStore {
         let unanswered: Vec<usize> = unanswered.collect();
         let mut transaction = None;
         if !unanswered.is_empty() || keys.is_empty() {
-            let (claimed, begun) = self.claim_in_new_transaction(&rows.select(&unanswered)).await?;
+            let (connection, rows) = (reader.into_pooled(), rows.select(&unanswered));
+            let (claimed, begun) = self.claim_in_new_transaction(connection, &rows).await?;
             transaction = begun;
             for (index, claimed) in unanswered.into_iter().zip(claimed) {
                 replies[index] = Some(claimed);
@@ -224,16 +228,20 @@ impl PostgresStore {
     }
 
     /// Claims in a new transaction; in another one after a conflict. Returns the transaction if anything
-    /// was granted, or if there is no row.
+    /// was granted, or if there is no row. The first transaction begins on `connection`, if it is given.
     async fn claim_in_new_transaction(
         &self,
+        mut connection: Option<PoolConnection<Postgres>>,
         rows: &Rows<'_>,
     ) -> Result<(Vec<Claimed>, Option<OpenTransaction<Postgres>>), Error> {
         let fault = |error| store_error("opening a transaction", error);
         let statements = self.statements();
         let mut pauses = repeats();
         loop {
-            let connection = self.connections.pooled().await.map_err(fault)?;
+            let connection = match connection.take() {
+                Some(connection) => connection,
+                None => self.connections.pooled().await.map_err(fault)?,
+            };
             let (connections, lock) = (Arc::clone(&self.connections), rand::random());
             let timeout = self.options.statement_timeout;
             let lost = move |lost| server_session::end(connections, timeout, lock, lost);
