@@ -347,6 +347,7 @@ mod tests {
 
     use http::{HeaderMap, StatusCode};
 
+    use super::super::super::replies::Completed;
     use super::super::super::stored::StoredResponse;
     use super::super::super::terms::{CallTerms, Token};
     use super::super::table::Table;
@@ -374,6 +375,7 @@ mod tests {
             RowReply::Claimed(Claimed::First { .. }) => 'F',
             RowReply::Claimed(Claimed::Duplicate(_)) => 'D',
             RowReply::Claimed(Claimed::InFlight) => 'I',
+            RowReply::Completed(Completed::LeaseLost) => 'L',
             _ => 'H',
         };
         let text = |reply: Result<Vec<RowReply>, Error>| match reply {
@@ -393,6 +395,7 @@ mod tests {
         let mut table = Table { held: HashMap::from([(17, true)]), ..Table::default() };
         let replies = execute(&mut table, &calls(Kind::Claim, 64)).await;
         assert_eq!((replies, &*table.writes), (except(17, 'I', 'F'), &[64, 63][..]));
+        assert_eq!(table.reads, 0, "no call reads first");
         assert_eq!(table.noted.into_inner().unwrap(), Some((0, 64)));
     }
 
@@ -464,6 +467,29 @@ mod tests {
         let mut table = Table { held: HashMap::from([(17, true)]), ..Table::default() };
         let replies = execute(&mut table, &calls(Kind::Complete, 64)).await;
         assert_eq!(replies, except(17, 'E', 'H'));
+    }
+
+    /// The row is free again when the completion reads it, or another run has completed it.
+    #[tokio::test]
+    async fn completion_that_finds_a_changed_row_is_repeated_unless_the_row_is_complete() {
+        for (other, reply, writes) in [(Kind::Claim, "H", 2), (Kind::ClaimComplete, "L", 1)] {
+            let mut table = Table::default();
+            assert_eq!(execute(&mut table, &[call_of(other, &[1])]).await, "F");
+            (table.misses, table.writes) = (1, Vec::new());
+            assert_eq!(execute(&mut table, &[call_of(Kind::Complete, &[1])]).await, reply);
+            assert_eq!(table.writes, vec![1; writes], "{other:?}");
+        }
+    }
+
+    /// The batch has written other rows before it failed because of row 60.
+    #[tokio::test]
+    async fn row_that_cannot_be_written_has_an_unknown_outcome_after_a_part_was_written() {
+        let held = HashMap::from([(17, false)]);
+        let mut table = Table { held, bad: Some(60), ..Table::default() };
+        let replies = execute(&mut table, &calls(Kind::Claim, 64)).await;
+        let mut expected = except(17, 'I', 'F');
+        expected.replace_range(60..61, "?");
+        assert_eq!(replies, expected);
     }
 
     #[tokio::test]

@@ -13,6 +13,7 @@ use crate::error::{Error, ErrorKind};
 
 #[path = "../batcher.rs"]
 mod batcher;
+mod counts;
 #[path = "../lane.rs"]
 mod lane;
 #[path = "../queue.rs"]

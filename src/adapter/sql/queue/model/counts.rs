@@ -1,0 +1,118 @@
+//! What the queue counts, step by step: waiting keys, keys that are being sent, lanes and late batches.
+
+use tokio::sync::oneshot;
+
+use super::queue::{Queue, QueueReply, Queues, Waiting};
+use super::{Item, MAX_BATCH_KEYS};
+
+type Reply = oneshot::Receiver<QueueReply<Item>>;
+
+/// Queues an exclusive call with these keys in a runtime. Its caller waits until the reply is dropped.
+fn push(queues: &mut Queues<Item>, runtime: u8, keys: &[u64]) -> Reply {
+    let (reply, receiver) = oneshot::channel();
+    let item = Item { number: 0, kind: 1, keys: keys.to_vec() };
+    queues.push(runtime, Waiting { item, reply });
+    receiver
+}
+
+fn opens_lane(queues: &mut Queues<Item>, runtime: u8, lanes: usize, min_keys: usize) -> bool {
+    let queue: &mut Queue<Item> = queues.by_runtime.get_mut(&runtime).unwrap();
+    queue.opens_lane(lanes, min_keys)
+}
+
+/// Returns the keys of the next batch.
+fn take(queues: &mut Queues<Item>, runtime: u8, lanes: usize) -> Vec<u64> {
+    let batch = queues.take(runtime, lanes, MAX_BATCH_KEYS);
+    batch.into_iter().flat_map(|waiting| waiting.item.keys).collect()
+}
+
+#[test]
+fn calls_have_room_up_to_the_bound_over_all_runtimes() {
+    let mut queues = Queues::default();
+    assert!(queues.has_room(9, 5), "one call may be larger than the bound");
+    let _first = push(&mut queues, 0, &[1, 2]);
+    let _second = push(&mut queues, 1, &[3]);
+    assert_eq!(queues.keys, 3);
+    for (more, has_room) in [(1, true), (2, true), (3, false)] {
+        assert_eq!(queues.has_room(more, 5), has_room, "{more}");
+    }
+    assert_eq!(queues.keys, 3, "no call was abandoned");
+}
+
+#[test]
+fn abandoned_calls_give_their_room_back_when_it_is_needed() {
+    let mut queues = Queues::default();
+    let abandoned = push(&mut queues, 0, &[1, 2, 3]);
+    let _waits = push(&mut queues, 1, &[4]);
+    drop(abandoned);
+    assert!(queues.has_room(1, 5));
+    assert_eq!(queues.keys, 4, "the room was not needed");
+    assert!(queues.has_room(1, 4));
+    assert_eq!(queues.keys, 1);
+    // And a lane that meets one counts it out.
+    drop(push(&mut queues, 1, &[5, 6]));
+    assert!(opens_lane(&mut queues, 1, 1, 1));
+    assert_eq!((take(&mut queues, 1, 1), queues.keys), (vec![4], 0));
+}
+
+#[test]
+fn keys_are_counted_until_they_are_sent_and_wait_while_they_are_being_sent() {
+    let mut queues = Queues::default();
+    let _replies = [&[1][..], &[2], &[1]].map(|keys| push(&mut queues, 0, keys));
+    assert!(opens_lane(&mut queues, 0, 2, 1));
+    assert_eq!((take(&mut queues, 0, 2), queues.keys), (vec![1, 2], 1));
+    assert!(queues.has_waiting(0));
+    assert!(!queues.has_waiting(1));
+    assert_eq!((take(&mut queues, 0, 2), queues.keys), (vec![], 1), "1 is being sent");
+    queues.finish_batch(0, &[1, 2], false);
+    assert_eq!((take(&mut queues, 0, 2), queues.keys), (vec![1], 0));
+    assert!(!queues.has_waiting(0));
+}
+
+#[test]
+fn only_the_last_lane_gives_the_waiting_calls_back() {
+    let mut queues = Queues::default();
+    let _other = push(&mut queues, 1, &[9]);
+    let _reply = push(&mut queues, 0, &[1, 2]);
+    for _ in 0..2 {
+        assert!(opens_lane(&mut queues, 0, 2, 1));
+    }
+    assert_eq!((queues.close_lane(0).len(), queues.keys), (0, 3));
+    assert!(opens_lane(&mut queues, 0, 2, 1), "one lane has ended");
+    assert_eq!((queues.close_lane(0).len(), queues.keys), (0, 3));
+    assert_eq!((queues.close_lane(0).len(), queues.keys), (1, 1));
+    assert!(!queues.by_runtime.contains_key(&0));
+    assert_eq!(queues.close_lane(0).len(), 0, "the runtime has no queue any more");
+}
+
+#[test]
+fn a_second_lane_is_worth_some_keys_and_a_late_batch_one_more_lane() {
+    let mut queues = Queues::default();
+    let _first = push(&mut queues, 0, &[1, 2]);
+    assert!(opens_lane(&mut queues, 0, 2, 3), "the first lane needs no number of keys");
+    assert!(!opens_lane(&mut queues, 0, 2, 3));
+    assert!(opens_lane(&mut queues, 0, 2, 2));
+    assert!(!opens_lane(&mut queues, 0, 2, 1), "two lanes at most");
+    assert_eq!(take(&mut queues, 0, 2), [1, 2]);
+    // While a batch is late, a call that waits opens one more lane.
+    queues.by_runtime.get_mut(&0).unwrap().add_late();
+    assert!(!opens_lane(&mut queues, 0, 2, 0), "nothing waits");
+    let _second = push(&mut queues, 0, &[3]);
+    assert!(opens_lane(&mut queues, 0, 2, 9));
+    assert!(!opens_lane(&mut queues, 0, 2, 9));
+    queues.finish_batch(0, &[1, 2], true);
+    // The lane that was started beside the late batch ends, and leaves the call to the others.
+    assert!(take(&mut queues, 0, 2).is_empty());
+    assert_eq!((queues.close_lane(0).len(), take(&mut queues, 0, 2)), (0, vec![3]));
+}
+
+#[test]
+fn as_many_late_batches_as_lanes_open_a_lane_each() {
+    let mut queues = Queues::default();
+    let _reply = push(&mut queues, 0, &[1]);
+    for _ in 0..3 {
+        queues.by_runtime.get_mut(&0).unwrap().add_late();
+    }
+    let opened = (0..9).filter(|_| opens_lane(&mut queues, 0, 2, 1)).count();
+    assert_eq!(opened, 4);
+}
