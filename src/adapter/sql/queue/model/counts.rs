@@ -50,7 +50,7 @@ fn abandoned_calls_give_their_room_back_when_it_is_needed() {
     assert!(queues.has_room(1, 4));
     assert_eq!(queues.keys, 1);
     // And a lane that meets one counts it out.
-    drop(push(&mut queues, 1, &[5, 6]));
+    drop(push(&mut queues, 1, &[5]));
     assert!(opens_lane(&mut queues, 1, 1, 1));
     assert_eq!((take(&mut queues, 1, 1), queues.keys), (vec![4], 0));
 }
@@ -70,17 +70,44 @@ fn keys_are_counted_until_they_are_sent_and_wait_while_they_are_being_sent() {
 }
 
 #[test]
+fn a_batch_is_full_with_its_last_key_and_a_larger_call_goes_alone() {
+    let mut queues = Queues::default();
+    let calls = [&[1][..], &[2], &[3, 4], &[5], &[6, 7, 8, 9, 10], &[11]];
+    let _replies = calls.map(|keys| push(&mut queues, 0, keys));
+    assert!(opens_lane(&mut queues, 0, 1, 1));
+    for batch in [&[1, 2, 3, 4][..], &[5], &[6, 7, 8, 9, 10], &[11]] {
+        assert_eq!(take(&mut queues, 0, 1), batch);
+    }
+}
+
+#[test]
+fn a_lane_passes_over_four_batches_of_keys_that_are_being_sent() {
+    for (skipped, batch) in [(4 * MAX_BATCH_KEYS, vec![2, 3]), (4 * MAX_BATCH_KEYS + 1, vec![2])] {
+        let mut queues = Queues::default();
+        let _sending = push(&mut queues, 0, &[1]);
+        assert!(opens_lane(&mut queues, 0, 1, 1));
+        assert_eq!(take(&mut queues, 0, 1), [1]);
+        let keys = std::iter::once(2).chain(std::iter::repeat_n(1, skipped)).chain([3]);
+        let _replies: Vec<_> = keys.map(|key| push(&mut queues, 0, &[key])).collect();
+        assert_eq!(take(&mut queues, 0, 1), batch, "{skipped}");
+        // The calls that were passed over keep their place.
+        queues.finish_batch(0, &[1], false);
+        assert_eq!(take(&mut queues, 0, 1)[0], 1);
+    }
+}
+
+#[test]
 fn only_the_last_lane_gives_the_waiting_calls_back() {
     let mut queues = Queues::default();
-    let _other = push(&mut queues, 1, &[9]);
+    let _other = push(&mut queues, 1, &[7, 8, 9]);
     let _reply = push(&mut queues, 0, &[1, 2]);
     for _ in 0..2 {
         assert!(opens_lane(&mut queues, 0, 2, 1));
     }
-    assert_eq!((queues.close_lane(0).len(), queues.keys), (0, 3));
+    assert_eq!((queues.close_lane(0).len(), queues.keys), (0, 5));
     assert!(opens_lane(&mut queues, 0, 2, 1), "one lane has ended");
-    assert_eq!((queues.close_lane(0).len(), queues.keys), (0, 3));
-    assert_eq!((queues.close_lane(0).len(), queues.keys), (1, 1));
+    assert_eq!((queues.close_lane(0).len(), queues.keys), (0, 5));
+    assert_eq!((queues.close_lane(0).len(), queues.keys), (1, 3));
     assert!(!queues.by_runtime.contains_key(&0));
     assert_eq!(queues.close_lane(0).len(), 0, "the runtime has no queue any more");
 }
