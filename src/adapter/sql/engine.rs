@@ -395,7 +395,7 @@ mod tests {
         let mut table = Table { held: HashMap::from([(17, true)]), ..Table::default() };
         let replies = execute(&mut table, &calls(Kind::Claim, 64)).await;
         assert_eq!((replies, &*table.writes), (except(17, 'I', 'F'), &[64, 63][..]));
-        assert_eq!(table.reads, 0, "no call reads first");
+        assert_eq!(table.reads, [], "no call reads first");
         assert_eq!(table.noted.into_inner().unwrap(), Some((0, 64)));
     }
 

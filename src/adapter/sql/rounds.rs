@@ -216,3 +216,35 @@ pub(in crate::adapter) async fn read_rows<S: RowStatements>(
     }
     Ok(found)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::super::terms::{CallTerms, Token};
+    use super::super::call::RowCall;
+    use super::super::table::Table;
+    use super::*;
+    use crate::key::DedupKey;
+
+    #[tokio::test]
+    async fn each_row_is_read_once_with_what_its_call_fetches() {
+        const ALL: Fetch = Fetch::DigestAndResponse;
+        let terms = [(Fetch::Digest, 2), (ALL, MAX_RESPONSES + 1), (Fetch::Nothing, 3)];
+        let terms = terms.map(|(fetch, count)| {
+            let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
+            (terms.with_fetch(fetch), count)
+        });
+        let key = DedupKey::new("a", "1").unwrap();
+        let calls = terms.iter().flat_map(|(terms, count)| std::iter::repeat_n(terms, *count));
+        let rows = calls.zip(1..).map(|(terms, hash)| RowCall::new(&key, hash, terms)).collect();
+        let mut table = Table::default();
+        table.rows.insert(70, Row::row_after(&key, &terms[0].0, &Claimed::first(1, false)));
+        let found = read_rows(&mut table, &Rows { rows, is_batch: true }).await.unwrap();
+        let places: Vec<_> =
+            (1..).zip(found).filter_map(|(place, row)| row.map(|_| place)).collect();
+        assert_eq!(places, [70]);
+        let reads = [(Fetch::Nothing, 3), (Fetch::Digest, 2), (ALL, MAX_RESPONSES), (ALL, 1)];
+        assert_eq!(table.reads, reads);
+    }
+}

@@ -38,8 +38,9 @@ pub(super) struct Table {
     pub(super) attempt: u32,
     /// How many rows each writing statement had.
     pub(super) writes: Vec<usize>,
-    /// How many reading statements were sent.
-    pub(super) reads: usize,
+    /// What each reading statement fetched, and of how many rows.
+    pub(super) reads: Vec<(Fetch, usize)>,
+    /// How many of how many rows of the last claim were known before it.
     pub(super) noted: Mutex<Option<(usize, usize)>>,
 }
 
@@ -74,12 +75,11 @@ impl RowStatements for Table {
             return failure(BAD);
         }
         let write = rows.iter().map(|row| {
-            if !kind.is_claim() && self.misses > 0 {
-                self.misses -= 1;
-                return Written::No;
-            }
             if !kind.is_claim() {
-                return Written::Yes(RowReply::Completed(Completed::Held));
+                let misses = self.misses > 0;
+                self.misses -= usize::from(misses);
+                let held = RowReply::Completed(Completed::Held);
+                return if misses { Written::No } else { Written::Yes(held) };
             }
             if self.rows.contains_key(&row.hash) {
                 return Written::No;
@@ -103,8 +103,12 @@ impl RowStatements for Table {
         Ok(rows.iter().map(mine).collect())
     }
 
-    async fn read(&mut self, rows: &Rows<'_>, _: Fetch) -> Result<Vec<Option<Row>>, sqlx::Error> {
-        self.reads += 1;
+    async fn read(
+        &mut self,
+        rows: &Rows<'_>,
+        fetch: Fetch,
+    ) -> Result<Vec<Option<Row>>, sqlx::Error> {
+        self.reads.push((fetch, rows.len()));
         Ok(rows.iter().map(|row| self.rows.get(&row.hash).cloned()).collect())
     }
 }
