@@ -223,10 +223,16 @@ async fn replica_refuses_until_it_is_a_primary_again() {
     let adapter = connect(&server.url()).await;
     let (terms, port) = (terms(), other.port().to_string());
     server.run::<()>(&["REPLICAOF", "127.0.0.1", &port]);
-    let begun = Instant::now();
-    let error = claim(&adapter, "a", &terms).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Refused, "{error:?}");
-    assert!(begun.elapsed() < CALL + SLACK, "{:?}", begun.elapsed());
+    let mut kinds = Vec::new();
+    // A try that is under way when the time of a call is up makes that call's outcome unknown.
+    while !kinds.contains(&ErrorKind::Refused) && kinds.len() < 5 {
+        let begun = Instant::now();
+        kinds.push(claim(&adapter, "a", &terms).await.unwrap_err().kind());
+        assert!(begun.elapsed() < CALL + SLACK, "{:?}", begun.elapsed());
+    }
+    let (last, earlier) = kinds.split_last().unwrap();
+    assert_eq!(*last, ErrorKind::Refused);
+    assert!(earlier.iter().all(|kind| *kind == ErrorKind::Timeout), "{earlier:?}");
     // A call that waits for the end of the failover succeeds.
     let (claimed, ()) = tokio::join!(claim(&adapter, "a", &terms), async {
         sleep(Duration::from_millis(500)).await;
