@@ -61,11 +61,12 @@ async fn duplicates_of_a_slow_delivery_delay_no_other_delivery() {
     held.running(1).await;
     until(|| handles.iter().map(|handle| handle.waiting()).sum::<usize>() == 239).await;
     // A duplicate that waited in the database would keep its connection.
-    let waiting = "SELECT count(*) FROM pg_stat_activity \
-        WHERE datname = current_database() AND wait_event = 'transactionid'";
+    // Other tests use other tables of the same database.
+    let waiting = "SELECT query FROM pg_stat_activity JOIN pg_locks USING (pid) \
+        WHERE wait_event = 'transactionid' AND relation = 'webhook_deliveries'::regclass";
     for _ in 0..50 {
-        let waiting = sqlx::query_scalar::<_, i64>(waiting).fetch_one(database.effects.pool());
-        assert_eq!(waiting.await.unwrap(), 0);
+        let waiting = sqlx::query_scalar::<_, String>(waiting).fetch_all(database.effects.pool());
+        assert_eq!(waiting.await.unwrap(), [""; 0]);
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     for service in 0..2 {
