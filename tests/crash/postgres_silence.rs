@@ -65,21 +65,23 @@ where
     }))
 }
 
+fn under_lease(adapter: PostgresAdapter) -> DedupLayer {
+    DedupLayer::new(by_header(), adapter).store_timeout(STORE_TIMEOUT)
+}
+
 pub(super) fn lease(adapter: PostgresAdapter, handler: Boxed) -> (DedupHandle, Boxed) {
-    let layer = DedupLayer::new(by_header(), adapter).store_timeout(STORE_TIMEOUT);
+    let layer = under_lease(adapter);
     (layer.handle(), boxed(layer.layer(handler)))
 }
 
 fn short_lease(adapter: PostgresAdapter, handler: Boxed) -> (DedupHandle, Boxed) {
-    let layer = DedupLayer::new(by_header(), adapter).store_timeout(STORE_TIMEOUT);
-    let layer = layer.lease(SHORT_LEASE);
+    let layer = under_lease(adapter).lease(SHORT_LEASE);
     (layer.handle(), boxed(layer.layer(handler)))
 }
 
 /// The handler fails the first time, so that its key is released.
 fn failing_lease(adapter: PostgresAdapter, handler: Boxed) -> (DedupHandle, Boxed) {
-    let layer = DedupLayer::new(by_header(), adapter).store_timeout(STORE_TIMEOUT);
-    let layer = layer.lease(SHORT_LEASE);
+    let layer = under_lease(adapter).lease(SHORT_LEASE);
     let handler = tower::service_fn(move |request: Request<Body>| {
         let mut handler = handler.clone();
         async move {

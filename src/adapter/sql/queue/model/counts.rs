@@ -2,7 +2,7 @@
 
 use tokio::sync::oneshot;
 
-use super::queue::{Queue, QueueReply, Queues, Waiting};
+use super::queue::{QueueReply, Queues, Waiting};
 use super::{Item, MAX_BATCH_KEYS};
 
 type Reply = oneshot::Receiver<QueueReply<Item>>;
@@ -16,8 +16,7 @@ fn push(queues: &mut Queues<Item>, runtime: u8, keys: &[u64]) -> Reply {
 }
 
 fn opens_lane(queues: &mut Queues<Item>, runtime: u8, lanes: usize, min_keys: usize) -> bool {
-    let queue: &mut Queue<Item> = queues.by_runtime.get_mut(&runtime).unwrap();
-    queue.opens_lane(lanes, min_keys)
+    queues.by_runtime.get_mut(&runtime).unwrap().opens_lane(lanes, min_keys)
 }
 
 /// Returns the keys of the next batch.
