@@ -17,7 +17,7 @@ use tower_dedup::adapter::{
 use tower_dedup::conformance::{SharedStore, Store};
 
 use super::redis_stores::{Redis, RedisCluster, RedisReplicated, RedisSentinel};
-use crate::support::postgres::{Schema, create_partitions, shared};
+use crate::support::postgres::{Schema, create_partitions};
 use crate::support::time_travel::{milliseconds, shift_file, shift_schema};
 
 struct Memory(Arc<MemoryAdapter>);
@@ -182,30 +182,31 @@ impl Store for Boxed {
     }
 }
 
-/// A schema of its own in a database.
+/// A schema, named by the options and not by the search path.
 struct Postgres {
     adapter: Arc<PostgresAdapter>,
     schema: Schema,
 }
 
-async fn connect_shared(options: PostgresOptions) -> PostgresAdapter {
-    PostgresAdapter::connect_with(shared(), options).await.unwrap()
+async fn connect_in(schema: &Schema, options: PostgresOptions) -> PostgresAdapter {
+    PostgresAdapter::connect_with(schema.database_url(), options).await.unwrap()
 }
 
 impl Postgres {
     /// `connect` makes an adapter with these options.
     async fn over(
         options: PostgresOptions,
-        connect: impl AsyncFnOnce(PostgresOptions) -> PostgresAdapter,
+        connect: impl AsyncFnOnce(&Schema, PostgresOptions) -> PostgresAdapter,
     ) -> Self {
         let schema = Schema::fresh();
-        let adapter = connect(options.schema(Identifier::new(schema.name()).unwrap())).await;
+        let options = options.schema(Identifier::new(schema.name()).unwrap());
+        let adapter = connect(&schema, options).await;
         adapter.migrate().await.unwrap();
         Self { adapter: Arc::new(adapter), schema }
     }
 
     async fn shift(&self, by: i64) {
-        let mut connection = PgConnection::connect(shared()).await.unwrap();
+        let mut connection = PgConnection::connect(self.schema.database_url()).await.unwrap();
         shift_schema(&mut connection, self.schema.name(), by).await;
     }
 }
@@ -214,7 +215,7 @@ impl Store for Postgres {
     type Adapter = PostgresAdapter;
 
     async fn create() -> Self {
-        Self::over(PostgresOptions::new(), connect_shared).await
+        Self::over(PostgresOptions::new(), connect_in).await
     }
 
     fn adapter(&self) -> Arc<PostgresAdapter> {
@@ -234,7 +235,7 @@ impl SharedStore for Postgres {
     const PROCESSES: usize = 8;
 
     fn address(&self) -> String {
-        format!("{} {}", shared(), self.schema.name())
+        format!("{} {}", self.schema.database_url(), self.schema.name())
     }
 
     async fn attach(address: &str) -> Arc<PostgresAdapter> {
@@ -252,13 +253,15 @@ impl Store for Serializable {
     type Adapter = PostgresAdapter;
 
     async fn create() -> Self {
-        let options = PgConnectOptions::from_str(shared()).unwrap().options([
-            ("default_transaction_isolation", "serializable"),
-            ("synchronous_commit", "off"),
-        ]);
-        let pool = PgPoolOptions::new().max_connections(8).connect_with(options).await.unwrap();
+        let connect = async |schema: &Schema, options| {
+            let to = PgConnectOptions::from_str(schema.database_url()).unwrap().options([
+                ("default_transaction_isolation", "serializable"),
+                ("synchronous_commit", "off"),
+            ]);
+            let pool = PgPoolOptions::new().max_connections(8).connect_with(to).await.unwrap();
+            PostgresAdapter::with_options(pool, options)
+        };
         let options = PostgresOptions::new().asynchronous_claims(true);
-        let connect = async |options| PostgresAdapter::with_options(pool, options);
         Self(Postgres::over(options, connect).await)
     }
 
@@ -283,7 +286,7 @@ impl Store for Unbatched {
 
     async fn create() -> Self {
         let options = PostgresOptions::new().batching(Batching::off());
-        Self(Postgres::over(options, connect_shared).await)
+        Self(Postgres::over(options, connect_in).await)
     }
 
     fn adapter(&self) -> Arc<PostgresAdapter> {
@@ -306,9 +309,9 @@ impl Store for Partitioned {
     type Adapter = PostgresAdapter;
 
     async fn create() -> Self {
-        let connect = async |options: PostgresOptions| {
-            let adapter = connect_shared(options).await;
-            let mut connection = PgConnection::connect(shared()).await.unwrap();
+        let connect = async |schema: &Schema, options: PostgresOptions| {
+            let adapter = connect_in(schema, options).await;
+            let mut connection = PgConnection::connect(schema.database_url()).await.unwrap();
             create_partitions(&mut connection, &adapter.schema_sql(), 4).await;
             adapter
         };

@@ -12,7 +12,7 @@ use tower_dedup::adapter::{
 };
 use tower_dedup::{ConfigError, DedupKey, ErrorKind};
 
-use crate::support::postgres::{Schema, Server, shared};
+use crate::support::postgres::{Schema, Server};
 use crate::support::{FIRST, dedup_key, on_claim, rows, terms};
 
 fn keys(ids: std::ops::Range<u32>) -> Vec<DedupKey> {
@@ -66,19 +66,16 @@ async fn many_connections_create_the_schema_at_once() {
         let schema = Schema::fresh();
         let name = Identifier::new(&format!("{}_new", schema.name())).unwrap();
         let all = (0..8).map(|_| {
-            let name = name.clone();
+            let (name, database) = (name.clone(), schema.database_url().to_owned());
             tokio::spawn(async move {
                 let options = PostgresOptions::new().schema(name);
-                let adapter = PostgresAdapter::connect_with(shared(), options).await.unwrap();
+                let adapter = PostgresAdapter::connect_with(&database, options).await.unwrap();
                 adapter.claim(&[dedup_key("a")], &on_claim(&terms())).await.unwrap()
             })
         });
         let answers = join_all(all).await;
         let first = answers.iter().filter(|answer| **answer.as_ref().unwrap() == [FIRST]);
         assert_eq!(first.count(), 1);
-        let mut connection = PgConnection::connect(shared()).await.unwrap();
-        let drop = AssertSqlSafe(format!("DROP SCHEMA {name} CASCADE"));
-        sqlx::query(drop).execute(&mut connection).await.unwrap();
     }
 }
 
@@ -87,7 +84,7 @@ async fn many_connections_create_the_schema_at_once() {
 async fn migration_that_failed_is_retried() {
     let schema = Schema::fresh();
     let role = format!("{}_role", schema.name());
-    let mut admin = PgConnection::connect(shared()).await.unwrap();
+    let mut admin = PgConnection::connect(schema.database_url()).await.unwrap();
     let run = async |admin: &mut PgConnection, sql: String| {
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(admin).await.unwrap();
     };
@@ -114,7 +111,7 @@ async fn schema_created_by_the_user_works() {
     let schema = Schema::fresh();
     let (name, table) = (schema.name(), Identifier::new("order").unwrap());
     let options = PostgresOptions::new().table(table).schema(Identifier::new(name).unwrap());
-    let pool = pool(shared()).await;
+    let pool = pool(schema.database_url()).await;
     let adapter = PostgresAdapter::with_options(pool.clone(), options);
     for statement in adapter.schema_sql() {
         sqlx::raw_sql(AssertSqlSafe(statement)).execute(&pool).await.unwrap();

@@ -381,9 +381,9 @@ async fn sqlite_response_that_fails_is_503_even_if_the_layer_fails_open() {
 #[tokio::test]
 async fn connect_reads_table_and_schema_from_the_url() {
     let schema = Schema::fresh();
-    let server = crate::support::postgres::shared();
-    let and = if server.contains('?') { '&' } else { '?' };
-    let url = format!("{server}{and}dedup_table=seen&dedup_schema={}", schema.name());
+    let database = schema.database_url();
+    let and = if database.contains('?') { '&' } else { '?' };
+    let url = format!("{database}{and}dedup_table=seen&dedup_schema={}", schema.name());
     let adapter = PostgresAdapter::connect(&url).await.unwrap();
     let claimed = adapter.claim(&[dedup_key("a")], &terms()).await.unwrap();
     assert_eq!(claimed, [Claimed::first(1, false)]);

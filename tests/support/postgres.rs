@@ -10,9 +10,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, PgConnection};
 
-/// Names a server to use in place of a private one. The tests create and drop schemas in it.
+/// Names a server to use in place of a private one. The tests create and drop databases in it, so its
+/// role needs CREATEDB.
 pub(crate) const URL: &str = "TEST_POSTGRES_URL";
 
 const MISSING: &str = "no PostgreSQL server programs (initdb, pg_ctl, postgres) are found. \
@@ -306,31 +308,60 @@ pub(crate) fn shared() -> &'static str {
 
 /// A schema of one test, so that tests can share a server. The drop removes it.
 pub(crate) struct Schema {
-    server: String,
+    /// The URL of its database.
+    database: String,
     name: String,
+    /// Whether the database has the name of the schema, and is removed with it.
+    is_alone: bool,
 }
 
 impl Schema {
-    /// Creates a schema in the [`shared`] server.
+    /// Creates a schema in a database of its own, in the [`shared`] server. The adapter waits for
+    /// abandoned statements of its database, also those of another process. In a shared database it
+    /// would wait for the statements that other tests hold up.
     pub(crate) fn fresh() -> Self {
-        Self::fresh_in(shared())
+        let name = fresh_name();
+        let create = format!("CREATE DATABASE {name} TEMPLATE template0");
+        execute(shared(), create).expect("a fresh database");
+        let database = with_path(shared(), &name);
+        execute(&database, format!("CREATE SCHEMA {name}")).expect("a fresh schema");
+        Self { database, name, is_alone: true }
     }
 
-    pub(crate) fn fresh_in(server: &str) -> Self {
-        let name = format!("tower_dedup_test_{:016x}", rand::random::<u64>());
-        execute(server, format!("CREATE SCHEMA {name}")).expect("a fresh schema");
-        Self { server: server.to_owned(), name }
+    /// Creates a schema in this database.
+    pub(crate) fn fresh_in(database: &str) -> Self {
+        let name = fresh_name();
+        execute(database, format!("CREATE SCHEMA {name}")).expect("a fresh schema");
+        Self { database: database.to_owned(), name, is_alone: false }
     }
 
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns the server's URL, with this schema as the search path.
-    pub(crate) fn url(&self) -> String {
-        let and = if self.server.contains('?') { '&' } else { '?' };
-        format!("{}{and}options[search_path]={}", self.server, self.name)
+    /// Returns the URL of the database, with the server's default search path.
+    pub(crate) fn database_url(&self) -> &str {
+        &self.database
     }
+
+    /// Returns the URL of the database, with this schema as the search path.
+    pub(crate) fn url(&self) -> String {
+        let and = if self.database.contains('?') { '&' } else { '?' };
+        format!("{}{and}options[search_path]={}", self.database, self.name)
+    }
+}
+
+/// Returns the URL with this path. Its other parts stay.
+fn with_path(url: &str, path: &str) -> String {
+    let uri: http::Uri = url.parse().expect("a URL");
+    let query = uri.query().map(|query| format!("?{query}")).unwrap_or_default();
+    let mut parts = uri.into_parts();
+    parts.path_and_query = Some(format!("/{path}{query}").parse().expect("a path"));
+    http::Uri::from_parts(parts).expect("a URL").to_string()
+}
+
+fn fresh_name() -> String {
+    format!("tower_dedup_test_{:016x}", rand::random::<u64>())
 }
 
 /// Runs the statements that make the schema, with a table of so many partitions, as the guide says.
@@ -363,8 +394,13 @@ impl Drop for Schema {
     fn drop(&mut self) {
         // A transaction that a test has left open must not block the drop. The drop must not panic:
         // the server may be gone, and a failing test passes here too.
-        let sql = format!("SET lock_timeout = '5s'; DROP SCHEMA {} CASCADE", self.name);
-        if let Err(error) = execute(&self.server, sql) {
+        let dropped = if self.is_alone {
+            execute(shared(), format!("DROP DATABASE {} WITH (FORCE)", self.name))
+        } else {
+            let sql = format!("SET lock_timeout = '5s'; DROP SCHEMA {} CASCADE", self.name);
+            execute(&self.database, sql)
+        };
+        if let Err(error) = dropped {
             eprintln!("the schema {} is left: {error}", self.name);
         }
     }
@@ -380,7 +416,7 @@ fn execute(url: &str, sql: String) -> sqlx::Result<()> {
 }
 
 async fn connect(url: &str) -> sqlx::Result<PgConnection> {
-    let options: sqlx::postgres::PgConnectOptions = url.parse()?;
+    let options: PgConnectOptions = url.parse()?;
     options.connect().await
 }
 

@@ -14,7 +14,6 @@ use tower_dedup::adapter::{
 use tower_dedup::{DedupTx, Delivery, ErrorKind, Replay};
 
 use crate::support::effects::{Boxed, Database, MINUTE, answer, effect, lend, transactional};
-use crate::support::postgres::Schema;
 use crate::support::{
     Body, FIRST, by_header, dedup_key, on_claim, request, result, rows, send, terms,
 };
@@ -73,7 +72,7 @@ async fn commits_once(database: &Database, sql: &str) {
 async fn search_path_of_a_handler_does_not_hide_the_table() {
     let database = Database::fresh().await;
     // One schema without such a table, and one with it.
-    let (without, with) = (Schema::fresh(), Schema::fresh());
+    let (without, with) = (database.other_schema(), database.other_schema());
     PostgresAdapter::connect(&with.url()).await.unwrap().migrate().await.unwrap();
     for path in [without.name(), with.name(), "''"] {
         commits_once(&database, &format!("SET LOCAL search_path = {path}")).await;
@@ -205,7 +204,7 @@ async fn completion_that_is_not_allowed_is_uncommitted() {
 #[tokio::test]
 async fn search_path_of_a_session_does_not_change_the_table() {
     let database = Database::fresh().await;
-    let with = Schema::fresh();
+    let with = database.other_schema();
     PostgresAdapter::connect(&with.url()).await.unwrap().migrate().await.unwrap();
     let service = transactional(&database.pool(1));
     let service = service.layer(tower::service_fn(async |request: Request<Body>| {
