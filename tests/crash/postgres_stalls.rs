@@ -9,7 +9,7 @@ use http::Request;
 use sqlx::postgres::PgPoolOptions;
 use tower::Layer;
 use tower_dedup::adapter::{
-    Batching, CallTerms, DedupAdapter, MaintenanceAdapter, Released, Token,
+    Batching, CallTerms, DedupAdapter, MaintenanceAdapter, PostgresAdapter, Released, Token,
 };
 use tower_dedup::{DedupLayer, ErrorKind};
 
@@ -112,6 +112,54 @@ async fn unbatched_lease_on_a_locked_table_piles_up_no_sessions() {
 #[tokio::test]
 async fn transactions_on_a_locked_table_pile_up_no_sessions() {
     locked_table_piles_up_no_sessions(Batching::new(), in_a_transaction).await;
+}
+
+/// An adapter whose statement was abandoned goes on after that statement has ended, also while other
+/// processes always run statements that take long.
+#[tokio::test]
+async fn an_abandoned_statement_is_waited_for_and_no_later_one() {
+    let database = Database::fresh().await;
+    adapter(&database.pool(1), Batching::off()).migrate().await.unwrap();
+    database
+        .run(
+            "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+             PERFORM pg_sleep(split_part(NEW.id, '-', 1)::float8); RETURN NEW; END $$; \
+             CREATE TRIGGER wait BEFORE INSERT ON webhook_deliveries \
+             FOR EACH ROW EXECUTE FUNCTION wait()",
+        )
+        .await;
+    let claim = async |adapter: &PostgresAdapter, id: String| {
+        let terms = CallTerms::on_claim(rand_token(), MINUTE);
+        adapter.claim(&[dedup_key(&id)], &terms).await
+    };
+    for batching in [Batching::new().lanes(1), Batching::off()] {
+        // The statements of the others overlap, and each takes most of `statement_timeout`.
+        let others = (0..4).map(|number| {
+            let other = adapter(&database.pool(1), Batching::off());
+            let start = number * STATEMENT_TIMEOUT / 4;
+            async move {
+                tokio::time::sleep(start).await;
+                for round in 0.. {
+                    let id = format!("0.7-{number}-{round}-{batching:?}");
+                    assert_eq!(claim(&other, id).await.unwrap(), [FIRST]);
+                }
+            }
+        });
+        let mine = adapter(&database.pool(1), batching);
+        let recovers = async {
+            assert_eq!(claim(&mine, format!("0-{batching:?}")).await.unwrap(), [FIRST]);
+            let abandoned = claim(&mine, format!("2-{batching:?}"));
+            assert!(tokio::time::timeout(STORE_TIMEOUT, abandoned).await.is_err());
+            let start = Instant::now();
+            let next = claim(&mine, format!("0-next-{batching:?}"));
+            let next = tokio::time::timeout(IN_TIME, next).await.expect("the next call runs");
+            assert_eq!(next.unwrap(), [FIRST], "after {:?}", start.elapsed());
+        };
+        tokio::select! {
+            _ = join_all(others) => unreachable!("the others go on"),
+            () = recovers => {}
+        }
+    }
 }
 
 /// COMMIT stalls, as with an absent standby or a hanging disk. Sessions that wait in COMMIT are not

@@ -53,6 +53,8 @@ const CLOSE: Duration = Duration::from_secs(1);
 const OTHER_IDLE: Duration = Duration::from_secs(60);
 /// A statement that has run for less than this does not count as abandoned.
 const YOUNG: Duration = Duration::from_millis(250);
+/// A statement may reach the server this long after its caller has abandoned it.
+const ARRIVAL: Duration = Duration::from_secs(1);
 /// The longest pause between two questions to the server.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
@@ -278,17 +280,17 @@ impl Connections {
         asked.await.unwrap_or_else(|_| Err(timed_out()))
     }
 
-    /// Waits until the server runs no abandoned statement. Cancels statements that have waited for a lock
-    /// for longer than `bound`; a purge, statistics, or a call of a process with a longer timeout may fail
-    /// by that.
+    /// Waits until the server runs no statement that began before this call: so the abandoned one has
+    /// ended. On a slow server there may always be a later one. Cancels statements that have waited for a
+    /// lock for longer than `bound`; a purge, statistics, or a call with a longer timeout may fail by that.
     ///
     /// The caller's lane, or its place in the pool, stays taken until then. Otherwise each statement that
     /// waits for a lock or for a standby would leave one more session on the server.
     pub(super) async fn wait_for_outstanding(&self, bound: Duration) {
-        let mut pauses = pauses();
+        let (abandoned, bound, mut pauses) = (Instant::now(), as_ms(bound.max(YOUNG)), pauses());
         loop {
-            let outstanding =
-                self.query_server(&OUTSTANDING, Some(as_ms(bound)), as_ms(YOUNG)).await;
+            let age = as_ms(abandoned.elapsed().saturating_sub(ARRIVAL).max(YOUNG));
+            let outstanding = self.query_server(&OUTSTANDING, Some(bound), age).await;
             match outstanding.and_then(|row| row.try_get::<i64, _>(0)) {
                 Ok(1..) => tokio::time::sleep(pauses.next().unwrap_or(LONGEST_PAUSE)).await,
                 // A server that cannot be asked takes no further session either.

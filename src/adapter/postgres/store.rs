@@ -288,7 +288,6 @@ impl PostgresStore {
     /// statement that is repeated with its token has the same result. A repetition may be refused
     /// because the server still runs the statement whose reply was lost: the outcome is unknown then.
     /// A statement that has used up its time is not repeated, because its caller has stopped waiting.
-    ///
     pub(super) async fn fetch_on(
         &self,
         source: Source,
