@@ -104,11 +104,15 @@ pub(crate) struct Database {
 
 impl Database {
     pub(crate) async fn fresh() -> Self {
-        let schema = Schema::fresh();
+        Self::of(Schema::fresh()).await
+    }
+
+    /// Creates the effects table in this schema.
+    pub(crate) async fn of(schema: Schema) -> Self {
         Self { effects: Effects::create(&schema.url()).await, schema }
     }
 
-    /// Creates another schema in the database.
+    /// Creates another schema in the same database.
     pub(crate) fn other_schema(&self) -> Schema {
         Schema::fresh_in(self.schema.database_url())
     }

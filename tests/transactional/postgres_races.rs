@@ -186,7 +186,8 @@ async fn claim_does_not_wait_for_a_users_transaction() {
 /// other.
 #[tokio::test]
 async fn key_of_another_schema_is_another_key() {
-    let (one, other) = (Database::fresh().await, Database::fresh().await);
+    let one = Database::fresh().await;
+    let other = Database::of(one.other_schema()).await;
     let held = Handler::default();
     held.hold();
     let slow = transactional(&one.pool(3)).layer(writes_and_waits(&held));
