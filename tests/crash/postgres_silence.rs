@@ -35,7 +35,11 @@ pub(super) fn adapter(pool: &PgPool, batching: Batching) -> PostgresAdapter {
     adapter_with(pool, batching, STATEMENT_TIMEOUT)
 }
 
-fn adapter_with(pool: &PgPool, batching: Batching, statement: Duration) -> PostgresAdapter {
+pub(super) fn adapter_with(
+    pool: &PgPool,
+    batching: Batching,
+    statement: Duration,
+) -> PostgresAdapter {
     let options = PostgresOptions::new().batching(batching).statement_timeout(statement);
     PostgresAdapter::with_options(pool.clone(), options)
 }

@@ -2,7 +2,7 @@
 //! the next calls succeed.
 
 use std::convert::Infallible;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use http::Request;
@@ -14,8 +14,8 @@ use tower_dedup::adapter::{
 use tower_dedup::{DedupLayer, ErrorKind};
 
 use super::postgres_silence::{
-    Build, IN_TIME, STATEMENT_TIMEOUT, STORE_TIMEOUT, WARM, adapter, in_a_transaction, lease,
-    sound, until,
+    Build, IN_TIME, STATEMENT_TIMEOUT, STORE_TIMEOUT, WARM, adapter, adapter_with,
+    in_a_transaction, lease, sound, until,
 };
 use crate::support::effects::{
     Database, MINUTE, answer, effect, lend, transactional, until_acknowledged, write,
@@ -215,6 +215,21 @@ async fn on_arrival_claim_that_waits_in_its_commit_is_not_reported_absent() {
         until(undone).await;
         assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [FIRST]);
     }
+}
+
+/// The ledger stops asking after 20 s, also if a statement may take longer.
+#[tokio::test]
+async fn slow_claim_on_arrival_is_not_reported_absent_under_a_long_statement_timeout() {
+    let database = Database::fresh().await;
+    let adapter = adapter_with(&database.pool(3), Batching::off(), MINUTE);
+    adapter.migrate().await.unwrap();
+    let _gate = database.gate("COMMIT AFTER INSERT ON webhook_deliveries").await;
+    let (keys, mine) = ([dedup_key("a")], CallTerms::on_claim(rand_token(), MINUTE));
+    let claim = tokio::time::timeout(STORE_TIMEOUT, adapter.claim(&keys, &mine));
+    assert!(claim.await.is_err(), "the claim waits in its COMMIT");
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    let released = adapter.release(&keys, &mine).await;
+    assert!(released.is_err(), "{released:?}");
 }
 
 fn rand_token() -> Token {

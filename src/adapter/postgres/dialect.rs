@@ -9,7 +9,7 @@
 //! room for 6,400 locks of all sessions, which a few processes with full batches would use up.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sqlx::Row as _;
 use sqlx::pool::PoolConnection;
@@ -168,7 +168,7 @@ impl<'s> PostgresDialect<'s> {
     /// be waiting in its COMMIT, and its row is not visible yet. If the release returned `NotHeld`, the
     /// key would appear later, and its event would be lost.
     async fn check_outstanding(&self) -> Result<(), sqlx::Error> {
-        let bound = self.store.options.statement_timeout;
+        let bound = self.store.options.statement_timeout.min(CLAIM_AGE);
         let outstanding = self.store.connections.is_outstanding(bound).await;
         // Whatever the server answers, the outcome of the release is unknown.
         if outstanding.map_err(unknown)? {
@@ -177,6 +177,10 @@ impl<'s> PostgresDialect<'s> {
         Ok(())
     }
 }
+
+/// A statement that has run for longer may be an abandoned claim, whatever the statement timeout. This
+/// is less than the time for which a release is repeated.
+const CLAIM_AGE: Duration = Duration::from_secs(10);
 
 /// An error that leaves the outcome unknown.
 fn unknown(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> sqlx::Error {
