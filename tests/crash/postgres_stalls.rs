@@ -15,7 +15,7 @@ use tower_dedup::{DedupLayer, ErrorKind};
 
 use super::postgres_silence::{
     Build, IN_TIME, STATEMENT_TIMEOUT, STORE_TIMEOUT, WARM, adapter, adapter_with,
-    in_a_transaction, lease, sound, until,
+    in_a_transaction, lease, patient_lease, sound, until,
 };
 use crate::support::effects::{
     Database, MINUTE, answer, effect, lend, transactional, until_acknowledged, write,
@@ -163,21 +163,27 @@ async fn an_abandoned_statement_is_waited_for_and_no_later_one() {
 }
 
 /// COMMIT stalls, as with an absent standby or a hanging disk. Sessions that wait in COMMIT are not
-/// terminated. The adapter opens no further sessions beside them.
-#[tokio::test]
-async fn stalled_commits_pile_up_no_sessions() {
+/// terminated. The adapter opens no further sessions beside those of the pool, of the lanes, and of the
+/// questions to the server.
+async fn stalled_commits(batching: Batching, build: Build, table: &str, sessions: i64) {
     let database = Database::fresh().await;
     let pool = database.pool(3);
-    let (_, service) = in_a_transaction(adapter(&pool, Batching::new()), sound(&database));
+    let (_, service) = build(adapter(&pool, batching), sound(&database));
     until_acknowledged(&service, WARM).await;
-    let gate = database.gate("COMMIT AFTER INSERT ON effects").await;
+    let gate = database.gate(&format!("COMMIT AFTER INSERT ON {table}")).await;
     let (start, mut most, mut sent) = (Instant::now(), 0, 0);
     while start.elapsed() < 8 * STATEMENT_TIMEOUT {
-        assert_eq!(send(&service, request(&format!("event-{sent}"))).await.status(), 503);
-        sent += 1;
+        let crowd = (sent..sent + 3).map(|number| {
+            let service = service.clone();
+            async move { send(&service, request(&format!("event-{number}"))).await.status() }
+        });
+        for answered in join_all(crowd).await {
+            assert_eq!(answered, 503);
+        }
+        sent += 3;
         most = most.max(database.sessions("true").await);
     }
-    assert!(most <= 3 + 2 + 3, "{most} sessions");
+    assert!(most <= sessions, "{most} sessions");
     drop(gate);
     for number in 0..sent {
         until_acknowledged(&service, &format!("event-{number}")).await;
@@ -185,6 +191,16 @@ async fn stalled_commits_pile_up_no_sessions() {
     let ids = (0..sent).map(|number| format!("event-{number}"));
     database.effects.assert_once(ids.chain([WARM.to_owned()])).await;
     database.until_no_transaction_is_open().await;
+}
+
+#[tokio::test]
+async fn stalled_commits_pile_up_no_sessions() {
+    stalled_commits(Batching::new(), in_a_transaction, "effects", 3 + 2 + 3).await;
+}
+
+#[tokio::test]
+async fn stalled_claims_pile_up_no_sessions() {
+    stalled_commits(Batching::off(), patient_lease, "webhook_deliveries", 3 + 3).await;
 }
 
 /// The COMMIT of the claim stalls for longer than its statement may take. No other session sees the

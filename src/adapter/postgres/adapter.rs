@@ -316,10 +316,10 @@ impl MaintenanceAdapter for PostgresAdapter {
 #[cfg(test)]
 mod tests {
     use super::super::super::sql::statement::check_golden;
-    use super::super::connections::texts;
     use super::super::options::Durability;
     use super::super::schema::{TableName, migration};
     use super::super::statements::{Statements, tagged};
+    use super::super::{abandoned, server_session};
     use super::*;
 
     #[test]
@@ -337,7 +337,7 @@ mod tests {
             ("migration", &*migration),
             ("create_schema", &*create[0]),
         ]);
-        let others = texts();
+        let others = [abandoned::text(), server_session::text()];
         all.extend(others.iter().map(|(name, text)| (*name, &**text)));
         check_golden("src/adapter/postgres/sql/golden.txt", &all);
     }

@@ -16,7 +16,7 @@
 //! 6. New connections follow the pool's connect options of that moment, so that rotated credentials
 //!    and a new host take effect.
 //! 7. The server may still run an abandoned statement. Its lane, or its place in the pool, stays taken
-//!    until the statement [has ended](Connections::wait_for_outstanding), so that sessions do not pile up.
+//!    until the statement [has ended](Connections::hold_until_ended), so that sessions do not pile up.
 //! 8. The lanes' connections are closed with the pool. Otherwise a database could not be dropped after
 //!    its pool was closed, as `#[sqlx::test]` does, while a handle to the adapter exists.
 
@@ -24,7 +24,7 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use backon::{BackoffBuilder, ExponentialBuilder};
@@ -32,13 +32,12 @@ use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgRow, Postgres};
 use sqlx::{Connection, Row};
 use tokio::runtime::{Handle, Id};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::super::sql::statement::render;
 use super::super::transaction::return_to_pool;
 use super::errors::{is_timed_out, timed_out};
-use super::statements::TAG;
 use crate::observe;
 
 /// How long a test of an idle connection may take.
@@ -51,24 +50,8 @@ const CONNECT: Duration = Duration::from_secs(2);
 const CLOSE: Duration = Duration::from_secs(1);
 /// How long an idle connection of another runtime stays open. That runtime may have ended.
 const OTHER_IDLE: Duration = Duration::from_secs(60);
-/// A statement that has run for less than this does not count as abandoned.
-const YOUNG: Duration = Duration::from_millis(250);
-/// A statement may reach the server this long after its caller has abandoned it.
-const ARRIVAL: Duration = Duration::from_secs(1);
 /// The longest pause between two questions to the server.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-
-/// Counts and cancels abandoned statements; terminates lost sessions. These texts have no tag, so that
-/// they do not find each other.
-static OUTSTANDING: LazyLock<String> =
-    LazyLock::new(|| render(include_str!("sql/outstanding.sql"), &[("tag", TAG)]));
-static TERMINATE: LazyLock<String> =
-    LazyLock::new(|| render(include_str!("sql/terminate.sql"), &[("tag", TAG)]));
-
-#[cfg(test)]
-pub(super) fn texts() -> [(&'static str, String); 2] {
-    [("outstanding", OUTSTANDING.clone()), ("terminate", TERMINATE.clone())]
-}
 
 /// Where a statement runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,6 +81,8 @@ struct LanePool {
     idle: HashMap<Id, Vec<Idle>>,
     /// One task in each runtime that has used a lane: it waits until the pool is closed.
     watchers: HashMap<Id, AbortOnDropHandle<()>>,
+    /// See [`Connections::lane_place`].
+    places: HashMap<Id, Arc<Semaphore>>,
 }
 
 /// Opens connections as the pool does, with its `after_connect`, and holds none.
@@ -179,6 +164,25 @@ impl Connections {
 
     fn millis(&self) -> u64 {
         millis(self.created.elapsed())
+    }
+
+    /// Takes one of the places for the batches of this runtime. A batch whose statement was abandoned keeps
+    /// its place, and sends no further calls, until the server has ended the statement.
+    pub(super) async fn lane_place(&self) -> Result<OwnedSemaphorePermit, sqlx::Error> {
+        let places = {
+            let (mut lane_pool, runtime) = (self.lock(), current_runtime());
+            // Without a taken place, a semaphore is as a new one.
+            let is_used = |of: &Id, places: &mut Arc<Semaphore>| {
+                *of == runtime || Arc::strong_count(places) > 1
+            };
+            lane_pool.places.retain(is_used);
+            // There are as many late lanes as others.
+            let all = self.lanes.saturating_mul(2).min(Semaphore::MAX_PERMITS);
+            let places = lane_pool.places.entry(runtime);
+            Arc::clone(places.or_insert_with(|| Arc::new(Semaphore::new(all))))
+        };
+        // The semaphore is never closed.
+        places.acquire_owned().await.map_err(|_| sqlx::Error::PoolClosed)
     }
 
     async fn lane(self: &Arc<Self>) -> Result<BoundedConnection<'_>, sqlx::Error> {
@@ -265,7 +269,7 @@ impl Connections {
     }
 
     /// Opens a connection, reads one row, and closes the connection, within twice [`CONNECT`].
-    async fn query_server(
+    pub(super) async fn query_server(
         &self,
         sql: &'static str,
         first: Option<i64>,
@@ -280,50 +284,8 @@ impl Connections {
         asked.await.unwrap_or_else(|_| Err(timed_out()))
     }
 
-    /// Waits until the server runs no statement that began before this call: so the abandoned one has
-    /// ended. On a slow server there may always be a later one. Cancels statements that have waited for a
-    /// lock for longer than `bound`; a purge, statistics, or a call with a longer timeout may fail by that.
-    ///
-    /// The caller's lane, or its place in the pool, stays taken until then. Otherwise each statement that
-    /// waits for a lock or for a standby would leave one more session on the server.
-    pub(super) async fn wait_for_outstanding(&self, bound: Duration) {
-        let (abandoned, bound, mut pauses) = (Instant::now(), as_ms(bound.max(YOUNG)), pauses());
-        loop {
-            let age = as_ms(abandoned.elapsed().saturating_sub(ARRIVAL).max(YOUNG));
-            let outstanding = self.query_server(&OUTSTANDING, Some(bound), age).await;
-            match outstanding.and_then(|row| row.try_get::<i64, _>(0)) {
-                Ok(1..) => tokio::time::sleep(pauses.next().unwrap_or(LONGEST_PAUSE)).await,
-                // A server that cannot be asked takes no further session either.
-                Ok(_) | Err(_) => return,
-            }
-        }
-    }
-
-    /// Returns `true` if the server still runs an abandoned statement, whose outcome is unknown.
-    pub(super) async fn is_outstanding(&self, bound: Duration) -> Result<bool, sqlx::Error> {
-        let row = self.query_server(&OUTSTANDING, None, as_ms(bound)).await?;
-        Ok(row.try_get::<i64, _>(0)? > 0)
-    }
-
     pub(super) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire) || self.pool.is_closed()
-    }
-
-    /// Terminates the session whose open transaction holds this advisory lock, unless it commits.
-    ///
-    /// A transaction without a lock has written nothing. Those of this crate that have done nothing for
-    /// `age` are terminated too: a claim takes less.
-    pub(super) async fn terminate(
-        &self,
-        lock: i64,
-        age: Duration,
-    ) -> Result<SessionEnd, sqlx::Error> {
-        let row = self.query_server(&TERMINATE, Some(lock), as_ms(age)).await?;
-        Ok(match (row.try_get::<i64, _>(0)?, row.try_get::<i64, _>(1)?) {
-            (1.., _) => SessionEnd::Commits,
-            (_, 1..) => SessionEnd::Terminated,
-            _ => SessionEnd::NotFound,
-        })
     }
 
     /// Keeps a lane's connection for the next statement, unless there are enough or it is too old.
@@ -412,15 +374,6 @@ fn current_runtime() -> Id {
     Handle::current().id()
 }
 
-/// What [`Connections::terminate`] found of a session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum SessionEnd {
-    NotFound,
-    Terminated,
-    /// The session ends by itself.
-    Commits,
-}
-
 /// Returns growing pauses between questions to the server, without an end.
 pub(super) fn pauses() -> impl Iterator<Item = Duration> + Send {
     backoff(Duration::from_millis(50), LONGEST_PAUSE)
@@ -440,7 +393,7 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn as_ms(duration: Duration) -> i64 {
+pub(super) fn as_ms(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
@@ -495,7 +448,7 @@ pub(super) struct BoundedConnection<'c> {
 
 enum State {
     Usable,
-    /// A statement is under way, with this timeout.
+    /// A statement is under way, with this timeout, or was abandoned.
     Busy(Duration),
     Broken,
 }
@@ -545,7 +498,8 @@ impl<'c> BoundedConnection<'c> {
         let run = timeout(bound, statement(connection)).await;
         let run = run.unwrap_or_else(|_| Err(timed_out()));
         self.state = match &run {
-            Err(error) if breaks(error) || is_timed_out(error) => State::Broken,
+            Err(error) if is_timed_out(error) => State::Busy(bound),
+            Err(error) if breaks(error) => State::Broken,
             _ => State::Usable,
         };
         run
@@ -561,16 +515,8 @@ impl Drop for BoundedConnection<'_> {
             }
             (Some(PoolOrLane::Pooled(connection)), State::Busy(bound)) => {
                 let held = Guard(Some(connection));
-                // Without a runtime the place is released at once.
-                if let Ok(runtime) = Handle::try_current() {
-                    let (connections, bound) = (Arc::clone(self.connections), *bound);
-                    runtime.spawn(async move {
-                        connections.test_idle();
-                        tokio::time::sleep(YOUNG).await;
-                        connections.wait_for_outstanding(bound).await;
-                        drop(held);
-                    });
-                }
+                self.connections.test_idle();
+                self.connections.hold_until_ended(held, *bound);
             }
             (Some(PoolOrLane::Pooled(connection)), State::Broken) => drop(connection.detach()),
             (Some(PoolOrLane::Lane(..)), _) => observe::lane_restarted("postgres"),

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use sqlx::Row as _;
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgRow, Postgres};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::super::replies::Claimed;
 use super::super::rerun::RerunOrder;
@@ -24,7 +25,7 @@ use super::super::sql::rounds::{RowStatements, Written};
 use super::super::sql::row::{Row, completed};
 use super::super::stored::Fetch;
 use super::connections::{BoundedConnection, Source};
-use super::errors::{is_locked, is_row_error, store_error};
+use super::errors::{is_locked, is_row_error, is_timed_out, store_error};
 use super::params::{
     Extra, ExtraColumns, KeyColumns, KeyIndexes, Params, SameTermsColumns, Uuid, advisory_lock,
     advisory_locks, claimed_row, read_row, uuids,
@@ -42,6 +43,8 @@ pub(super) struct PostgresDialect<'s> {
     connection: Option<BoundedConnection<'s>>,
     /// Whether a statement may have written rows whose reply was lost.
     lost_reply: bool,
+    /// Whether the server may still run a statement.
+    has_abandoned: bool,
 }
 
 impl PostgresStore {
@@ -52,19 +55,30 @@ impl PostgresStore {
             keeps_connection: false,
             connection: None,
             lost_reply: false,
+            has_abandoned: false,
         }
     }
 }
 
 impl BatchExecutor<Call> for PostgresStore {
-    type SendGuard = ();
+    type SendGuard = OwnedSemaphorePermit;
 
-    async fn send_guard(&self) -> Result<(), Error> {
-        Ok(())
+    async fn send_guard(&self) -> Result<OwnedSemaphorePermit, Error> {
+        let place = self.connections.lane_place().await;
+        place.map_err(|error| store_error("waiting for abandoned statements", error))
     }
 
-    async fn execute(&self, (): (), batch: Vec<Call>) -> Vec<Result<Vec<RowReply>, Error>> {
-        execute_batch(&mut self.dialect(Source::Lane), &batch).await
+    async fn execute(
+        &self,
+        place: OwnedSemaphorePermit,
+        batch: Vec<Call>,
+    ) -> Vec<Result<Vec<RowReply>, Error>> {
+        let mut dialect = self.dialect(Source::Lane);
+        let replies = execute_batch(&mut dialect, &batch).await;
+        if dialect.has_abandoned {
+            self.connections.hold_until_ended(place, self.options.statement_timeout);
+        }
+        replies
     }
 }
 
@@ -91,7 +105,9 @@ impl<'s> PostgresDialect<'s> {
         let bound = self.store.options.statement_timeout;
         // No call waits for a connection while it holds another.
         drop(self.connection.take());
-        let fetched = self.store.fetch_on(self.source, bound, sql, params).await?;
+        let fetched = self.store.fetch_on(self.source, bound, sql, params).await;
+        self.has_abandoned |= fetched.as_ref().is_err_and(is_timed_out);
+        let fetched = fetched?;
         self.lost_reply |= fetched.lost_reply;
         self.connection = self.keeps_connection.then_some(fetched.connection);
         Ok(fetched.rows)

@@ -37,6 +37,7 @@
 //! # }
 //! ```
 
+mod abandoned;
 mod adapter;
 mod connections;
 mod dialect;

@@ -1,18 +1,30 @@
 //! The server's side of a transaction that was lost.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
+use sqlx::Row;
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::Postgres;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::connections::{Connections, Guard, LONGEST_PAUSE, SessionEnd, pauses};
+use super::super::sql::statement::render;
+use super::connections::{Connections, Guard, LONGEST_PAUSE, as_ms, pauses};
+use super::statements::TAG;
 use crate::observe;
 
 /// The statement that begins a transaction. Its tag distinguishes the session from others.
 pub(super) const BEGIN: &str = "/* tower-dedup */ BEGIN";
+
+/// Terminates lost sessions. The text has no tag, so that it does not find itself.
+static TERMINATE: LazyLock<String> =
+    LazyLock::new(|| render(include_str!("sql/terminate.sql"), &[("tag", TAG)]));
+
+#[cfg(test)]
+pub(super) fn text() -> (&'static str, String) {
+    ("terminate", TERMINATE.clone())
+}
 
 /// For how long a session is looked for while the server cannot be reached.
 const LOOK_FOR: Duration = Duration::from_secs(60);
@@ -70,4 +82,28 @@ async fn terminate(
     // A session that began and did nothing else is found by its age only.
     tokio::time::sleep(age).await;
     let _ = connections.terminate(lock, age).await;
+}
+
+/// What [`Connections::terminate`] found of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SessionEnd {
+    NotFound,
+    Terminated,
+    /// The session ends by itself.
+    Commits,
+}
+
+impl Connections {
+    /// Terminates the session whose open transaction holds this advisory lock, unless it commits.
+    ///
+    /// A transaction without a lock has written nothing. Those of this crate that have done nothing for
+    /// `age` are terminated too: a claim takes less.
+    async fn terminate(&self, lock: i64, age: Duration) -> Result<SessionEnd, sqlx::Error> {
+        let row = self.query_server(&TERMINATE, Some(lock), as_ms(age)).await?;
+        Ok(match (row.try_get::<i64, _>(0)?, row.try_get::<i64, _>(1)?) {
+            (1.., _) => SessionEnd::Commits,
+            (_, 1..) => SessionEnd::Terminated,
+            _ => SessionEnd::NotFound,
+        })
+    }
 }

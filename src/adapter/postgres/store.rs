@@ -323,8 +323,7 @@ impl PostgresStore {
                 self.connections.test_idle();
             }
             if is_timed_out(&error) {
-                self.connections.wait_for_outstanding(bound).await;
-                return Err(lost.unwrap_or(error));
+                return Err(error);
             }
             drop(session);
             match pauses.next() {

@@ -161,7 +161,7 @@ impl BatchItem for Call {
     }
 
     fn is_bounded(&self) -> bool {
-        self.kind != Kind::ReleaseComplete && !self.terms.holds_keys()
+        self.kind.is_claim() && !self.terms.holds_keys()
     }
 
     fn allows_shared_keys(&self) -> bool {
@@ -262,8 +262,10 @@ mod tests {
         let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
         let is_bounded =
             |kind, terms: &CallTerms| Call::new(kind, &keys, terms, |_| 1).is_bounded();
-        assert!(is_bounded(Kind::ClaimComplete, &terms));
-        assert!(!is_bounded(Kind::ReleaseComplete, &terms));
+        for kind in KINDS {
+            let begins = matches!(kind, Kind::Claim | Kind::ClaimComplete);
+            assert_eq!(is_bounded(kind, &terms), begins, "{kind:?}");
+        }
         assert!(!is_bounded(Kind::ClaimComplete, &terms.holding_keys()));
     }
 

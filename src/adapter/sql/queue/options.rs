@@ -79,8 +79,9 @@ impl Batching {
         Ok(Self { max_batch_keys: at_least_one("max_batch_keys", keys)?, ..self })
     }
 
-    /// Sets how many keys may wait; past that, calls are refused. A single call with more keys waits
-    /// if no other call does.
+    /// Sets how many keys may wait; past that, claims are refused. A single claim with more keys waits
+    /// if no other call does. Renewals, completions and releases are not refused, because a running event
+    /// depends on them.
     ///
     /// # Panics
     ///

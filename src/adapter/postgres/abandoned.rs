@@ -1,0 +1,63 @@
+//! Statements that the server still runs after their callers have stopped waiting.
+
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
+
+use sqlx::Row;
+use tokio::runtime::Handle;
+
+use super::super::sql::statement::render;
+use super::connections::{Connections, LONGEST_PAUSE, as_ms, pauses};
+use super::statements::TAG;
+
+/// A statement that has run for less than this does not count as abandoned.
+const YOUNG: Duration = Duration::from_millis(250);
+/// A statement may reach the server this long after its caller has abandoned it.
+const ARRIVAL: Duration = Duration::from_secs(1);
+
+/// Counts and cancels abandoned statements. The text has no tag, so that it does not find itself.
+static OUTSTANDING: LazyLock<String> =
+    LazyLock::new(|| render(include_str!("sql/outstanding.sql"), &[("tag", TAG)]));
+
+#[cfg(test)]
+pub(super) fn text() -> (&'static str, String) {
+    ("outstanding", OUTSTANDING.clone())
+}
+
+impl Connections {
+    /// Holds a place in the pool, or one for batches, until the statement that was abandoned now has ended.
+    /// Otherwise each statement that waits for a lock or for a standby would leave one more session on the
+    /// server.
+    pub(super) fn hold_until_ended(self: &Arc<Self>, place: impl Send + 'static, bound: Duration) {
+        // Without a runtime the place is released at once.
+        let Ok(runtime) = Handle::try_current() else { return };
+        let connections = Arc::clone(self);
+        runtime.spawn(async move {
+            tokio::time::sleep(YOUNG).await;
+            connections.wait_for_outstanding(bound).await;
+            drop(place);
+        });
+    }
+
+    /// Waits until the server runs no statement that began before this call: so the abandoned one has
+    /// ended. On a slow server there may always be a later one. Cancels statements that have waited for a
+    /// lock for longer than `bound`; a purge, statistics, or a call with a longer timeout may fail by that.
+    pub(super) async fn wait_for_outstanding(&self, bound: Duration) {
+        let (abandoned, bound, mut pauses) = (Instant::now(), as_ms(bound.max(YOUNG)), pauses());
+        loop {
+            let age = as_ms(abandoned.elapsed().saturating_sub(ARRIVAL).max(YOUNG));
+            let outstanding = self.query_server(&OUTSTANDING, Some(bound), age).await;
+            match outstanding.and_then(|row| row.try_get::<i64, _>(0)) {
+                Ok(1..) => tokio::time::sleep(pauses.next().unwrap_or(LONGEST_PAUSE)).await,
+                // A server that cannot be asked takes no further session either.
+                Ok(_) | Err(_) => return,
+            }
+        }
+    }
+
+    /// Returns `true` if the server still runs an abandoned statement, whose outcome is unknown.
+    pub(super) async fn is_outstanding(&self, bound: Duration) -> Result<bool, sqlx::Error> {
+        let row = self.query_server(&OUTSTANDING, None, as_ms(bound)).await?;
+        Ok(row.try_get::<i64, _>(0)? > 0)
+    }
+}
