@@ -5,8 +5,8 @@
 //! 2. A claim whose reply was lost is released by its token. The sender got 503, and its retry must
 //!    find the key free; otherwise the event is lost without a run.
 //! 3. The claim may still be on its way to the store. So a store that does not hold it is asked again
-//!    for 20 s or ten times `store_timeout`, whichever is longer. A store that does not reply is asked
-//!    again for 10 min.
+//!    for 20 s or ten times `store_timeout`, whichever is longer, and after an outage for about as long
+//!    as the outage took, up to 130 s. A store that does not reply is asked again for 10 min.
 //! 4. Until the release has ended, this process treats the key as in flight where the store replies
 //!    "complete". Another process gets "complete" in that time; where that matters, use the lease
 //!    ledger.
@@ -40,7 +40,7 @@ use super::retry::{PendingWrites, RetryJob, RetryPool, RetryResult};
 use crate::adapter::{CallTerms, DedupAdapter, Permanence};
 use crate::delivery::{Delivery, Protection};
 use crate::error::{Error, ErrorKind};
-use crate::key::{DedupKey, Event, Keys};
+use crate::key::{DedupKey, Event, Keys, List};
 use crate::observe;
 
 /// After this time, the release of a claim of unknown outcome is not repeated.
@@ -177,8 +177,12 @@ impl Ledger for OnArrival {
         // Reserved before the claim, because a refused release loses an event.
         let slot = self.pool.reserve();
         if slot.is_none() {
-            let context = "reserving a slot for a release";
-            return Err(Error::new(ErrorKind::Unavailable, context));
+            let error = Error::new(ErrorKind::Unavailable, "reserving a slot for a release");
+            return if context.fails_open(&error) {
+                unprotected(events, &error)
+            } else {
+                Err(error)
+            };
         }
         let removals = self.releasing.removals();
         let has_second_identities = flat.len() > events.len();
@@ -189,11 +193,8 @@ impl Ledger for OnArrival {
         let replies = match claim(&*self.adapter, &flat, &terms, store_timeout).await {
             Ok(replies) => replies,
             Err(error) if context.fails_open(&error) => {
-                observe::unprotected(keys.first(), &error);
                 self.spawn_claim(release.disarm(), &flat, terms.clone(), store_timeout);
-                let delivery = Delivery::new(events, 1, false, Protection::Unprotected);
-                let (claim, others) = (ArrivalClaim { delivery }, Remainder::default());
-                return Ok(Begin::First { claim, others });
+                return unprotected(events, &error);
             }
             Err(error) => {
                 release.claim_failed(&error);
@@ -230,6 +231,13 @@ impl Ledger for OnArrival {
     fn pending_writes(&self) -> PendingWrites {
         PendingWrites::of(&[&self.pool])
     }
+}
+
+/// Lets the handler run, although the store has not replied.
+fn unprotected(events: List<Event>, error: &Error) -> Result<Begin<ArrivalClaim>, Error> {
+    let delivery = Delivery::new(events, 1, false, Protection::Unprotected);
+    observe::unprotected(delivery.key(), error);
+    Ok(Begin::First { claim: ArrivalClaim { delivery }, others: Remainder::default() })
 }
 
 impl FailOpen for OnArrival {}

@@ -17,6 +17,8 @@ use crate::observe;
 
 const FIRST_DELAY: Duration = Duration::from_millis(50);
 const LONGEST_DELAY: Duration = Duration::from_secs(5);
+/// Lost bytes are sent again after pauses that double, up to this one on Linux (`TCP_RTO_MAX`).
+const LONGEST_RETRANSMISSION: Duration = Duration::from_secs(120);
 
 /// Runs jobs in the background: calls of one kind, each repeated until it succeeds.
 pub(super) struct RetryPool {
@@ -35,9 +37,24 @@ pub(super) struct RetryJob {
     pub(super) store_timeout: Duration,
     /// The bound of the job.
     pub(super) bound: Duration,
-    /// After this time of [`RetryResult::NotHeld`] the job is done. `None` for a job that is not a
-    /// release, and never has this result.
+    /// After this time of [`RetryResult::NotHeld`] the job is done; see [`grace_after`](Self::grace_after).
+    /// `None` for a job that is not a release, and never has this result.
     pub(super) not_held_grace: Option<Duration>,
+}
+
+impl RetryJob {
+    /// Returns how long a store is asked again that could not be reached for the time of `outage`.
+    ///
+    /// The bytes of a claim may still be on their way when new connections work again. They arrive within
+    /// the time that the outage took, because the pauses between retransmissions double.
+    fn grace_after(&self, outage: Duration) -> Duration {
+        match self.not_held_grace {
+            Some(grace) if !grace.is_zero() && !outage.is_zero() => {
+                grace.max(outage.min(LONGEST_RETRANSMISSION) + 2 * LONGEST_DELAY)
+            }
+            grace => grace.unwrap_or_default(),
+        }
+    }
 }
 
 /// The result of one attempt.
@@ -92,7 +109,7 @@ impl RetryPool {
         let pending = job.keys.first().map(observe::pending_write);
         let task = async move {
             let start = Instant::now();
-            let mut not_held_since = None;
+            let (mut not_held_since, mut outage) = (None, Duration::ZERO);
             let mut delays = ExponentialBuilder::new()
                 .with_min_delay(FIRST_DELAY)
                 .with_max_delay(LONGEST_DELAY)
@@ -104,11 +121,13 @@ impl RetryPool {
                     RetryResult::Done => break observe::Background::Done,
                     RetryResult::NotHeld => {
                         let since: &mut Instant = not_held_since.get_or_insert_with(Instant::now);
-                        if job.not_held_grace.is_none_or(|grace| since.elapsed() >= grace) {
+                        if since.elapsed() >= job.grace_after(outage) {
                             break observe::Background::Done;
                         }
                     }
-                    RetryResult::Again => not_held_since = None,
+                    RetryResult::Again => {
+                        (not_held_since, outage) = (None, start.elapsed() + job.store_timeout);
+                    }
                 }
                 let left = job.bound.saturating_sub(start.elapsed());
                 if left.is_zero() {

@@ -1,11 +1,19 @@
-//! The on-arrival ledger never sends a claim that it could not release.
+//! The on-arrival ledger never sends a claim that it could not release, and releases a claim that arrives
+//! late.
 
+use std::future::pending;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use tower::Layer;
-use tower_dedup::DedupLayer;
-use tower_dedup::adapter::{MaintenanceAdapter, MemoryAdapter};
+use tower_dedup::adapter::{
+    Abilities, CallTerms, Claimed, DedupAdapter, MaintenanceAdapter, MemoryAdapter, Released,
+    StoreFuture,
+};
 use tower_dedup::testing::{Fault, StoreCall};
+use tower_dedup::{DedupKey, DedupLayer, OnUnavailable};
 
 use crate::support::{Handler, by_header, dedup_key, faulty, request, result, send};
 
@@ -35,6 +43,87 @@ async fn claim_without_room_for_its_release_is_503_and_is_not_sent() {
 
     store.set_all(Fault::None);
     handle.drain().await;
+    assert_eq!(result(&send(&service, request("a")).await), None);
+    assert_eq!(handler.runs(), 1);
+}
+
+/// The same without a store that replies: the handler of a layer that fails open runs all the same.
+#[tokio::test(start_paused = true)]
+async fn layer_that_fails_open_runs_without_room_for_a_release() {
+    let (store, handler) = (faulty(MemoryAdapter::new()), Handler::default());
+    let layer = DedupLayer::on_arrival(by_header(), Arc::clone(&store)).max_running(SLOTS + 1);
+    let layer = layer.on_unavailable(OnUnavailable::Open);
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    store.set(StoreCall::Claim, Fault::Fail);
+    for number in 0..SLOTS + 10 {
+        let answered = send(&service, request(&number.to_string())).await;
+        assert_eq!((answered.status().as_u16(), handler.runs()), (200, number + 1));
+        assert!(handler.last().is_unprotected());
+    }
+    assert_eq!(handle.pending_writes(), SLOTS);
+    store.set_all(Fault::None);
+    handle.drain().await;
+}
+
+const OUTAGE: Duration = Duration::from_secs(60);
+
+/// A store behind a network that fails while the first claim is sent. New connections work after
+/// [`OUTAGE`]. The bytes of the claim arrive later, with the next retransmission.
+struct Partitioned {
+    store: Arc<MemoryAdapter>,
+    claims: AtomicUsize,
+    start: Instant,
+}
+
+impl DedupAdapter for Partitioned {
+    fn abilities(&self) -> Abilities {
+        self.store.abilities()
+    }
+
+    fn claim<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Claimed>> {
+        if self.claims.fetch_add(1, Ordering::SeqCst) > 0 {
+            return self.store.claim(keys, terms);
+        }
+        let (store, keys, terms) = (Arc::clone(&self.store), keys.to_vec(), terms.clone());
+        tokio::spawn(async move {
+            tokio::time::sleep(2 * OUTAGE - Duration::from_secs(5)).await;
+            store.claim(&keys, &terms).await
+        });
+        Box::pin(pending())
+    }
+
+    fn release<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Released>> {
+        if self.start.elapsed() < OUTAGE {
+            Box::pin(pending())
+        } else {
+            self.store.release(keys, terms)
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn claim_that_arrives_after_an_outage_does_not_lose_its_event() {
+    let store = Arc::new(MemoryAdapter::new());
+    let partitioned = Partitioned {
+        store: Arc::clone(&store),
+        claims: AtomicUsize::new(0),
+        start: Instant::now(),
+    };
+    let handler = Handler::default();
+    let layer = DedupLayer::on_arrival(by_header(), partitioned);
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    assert_eq!(send(&service, request("a")).await.status(), 503);
+    handle.drain().await;
+    assert!(store.get(&dedup_key("a")).await.unwrap().is_none(), "the claim was released");
+    tokio::time::sleep(OUTAGE).await;
     assert_eq!(result(&send(&service, request("a")).await), None);
     assert_eq!(handler.runs(), 1);
 }

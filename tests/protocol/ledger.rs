@@ -191,7 +191,7 @@ impl Protocol {
 
     /// Returns `true` if a job goes on after this reply: `RetryPool::repeat` in `retry.rs`.
     ///
-    /// On arrival, the grace of 20 s is longer than a claim can be late. Under a lease, a claim that comes
+    /// On arrival, the grace (20 s, and longer after an outage) is longer than a claim can be late. Under a lease, a claim that comes
     /// after the grace of 5 s blocks its key for a lease, and loses nothing: so the model needs no grace.
     pub(crate) fn is_repeated(&self, state: &State, job: Job, reply: Reply) -> bool {
         let Call { token, key, .. } = job.call;
