@@ -27,6 +27,28 @@ use super::target::warn_without_info;
 /// [`store_timeout`](crate::DedupLayer::store_timeout). A `MultiplexedConnection` does not connect again
 /// after an error; the other two do.
 ///
+/// A `ConnectionManager` does not connect again after a timeout. Over a connection that has fallen silent,
+/// every call fails until the operating system closes it: on Linux after about 15 minutes
+/// (`net.ipv4.tcp_retries2`). An on-arrival event is lost if its release cannot be sent for 10 minutes. So set
+/// `TCP_USER_TIMEOUT`, as a connection by URL has it:
+///
+/// ```
+/// # #[cfg(target_os = "linux")]
+/// # fn client() -> Result<(), redis::RedisError> {
+/// use std::time::Duration;
+/// use redis::IntoConnectionInfo;
+/// use redis::io::tcp::TcpSettings;
+///
+/// let tcp = TcpSettings::default().set_user_timeout(Duration::from_secs(5));
+/// let server = "redis://127.0.0.1".into_connection_info()?.set_tcp_settings(tcp);
+/// let client = redis::Client::open(server)?;
+/// // Then `client.get_connection_manager().await?`.
+/// # Ok(())
+/// # }
+/// # #[cfg(target_os = "linux")]
+/// # client().unwrap();
+/// ```
+///
 /// The server holds up all commands behind `WAIT` on its connection, yours too. So on a
 /// `MultiplexedConnection` or a `ConnectionManager`, one call at a time waits for replicas. An on-arrival release
 /// waits for at most 100 ms, and a call with [`wait_replicas`](RedisOptions::wait_replicas) for the time given
