@@ -162,6 +162,34 @@ async fn an_abandoned_statement_is_waited_for_and_no_later_one() {
     }
 }
 
+/// The user's own migration makes the table in a transaction that stays open. Calls that find no table fail in
+/// time and wait for one migration of theirs.
+#[tokio::test]
+async fn open_migration_piles_up_no_sessions() {
+    for batching in [Batching::new(), Batching::off()] {
+        let database = Database::fresh().await;
+        let adapter = adapter(&database.pool(4), batching);
+        let mut theirs = database.effects.pool().begin().await.unwrap();
+        for statement in adapter.schema_sql() {
+            sqlx::raw_sql(sqlx::AssertSqlSafe(statement)).execute(&mut *theirs).await.unwrap();
+        }
+        let (_, service) = lease(adapter, sound(&database));
+        let (start, mut most) = (Instant::now(), 0);
+        while start.elapsed() < 8 * STATEMENT_TIMEOUT {
+            let crowd = (0..4).map(|number| {
+                let (service, id) = (service.clone(), format!("{number}-{:?}", start.elapsed()));
+                async move { assert_eq!(send(&service, request(&id)).await.status(), 503) }
+            });
+            join_all(crowd).await;
+            most = most.max(database.sessions("true").await);
+        }
+        assert!(most <= 4 + 2, "{most} sessions with {batching:?}");
+        theirs.commit().await.unwrap();
+        until_acknowledged(&service, "after").await;
+        assert_eq!(database.effects.of("after").await, 1);
+    }
+}
+
 /// COMMIT stalls, as with an absent standby or a hanging disk. Sessions that wait in COMMIT are not
 /// terminated. The adapter opens no further sessions beside those of the pool, of the lanes, and of the
 /// questions to the server.

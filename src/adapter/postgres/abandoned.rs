@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use sqlx::Row;
 use tokio::runtime::Handle;
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::super::sql::statement::render;
 use super::connections::{Connections, LONGEST_PAUSE, as_ms, pauses};
@@ -14,6 +15,9 @@ use super::statements::TAG;
 const YOUNG: Duration = Duration::from_millis(250);
 /// A statement may reach the server this long after its caller has abandoned it.
 const ARRIVAL: Duration = Duration::from_secs(1);
+
+/// How long a migration waits on the server for another one.
+pub(super) const MIGRATION_WAIT: Duration = Duration::from_secs(5);
 
 /// Counts and cancels abandoned statements. The text has no tag, so that it does not find itself.
 static OUTSTANDING: LazyLock<String> =
@@ -59,5 +63,31 @@ impl Connections {
     pub(super) async fn is_outstanding(&self, bound: Duration) -> Result<bool, sqlx::Error> {
         let row = self.query_server(&OUTSTANDING, None, as_ms(bound)).await?;
         Ok(row.try_get::<i64, _>(0)? > 0)
+    }
+}
+
+/// The place of a migration. If it is dropped before the server has replied, it stays taken until the server
+/// has stopped waiting: otherwise each call would leave one more session on the server.
+pub(super) struct MigrationPlace(Option<OwnedSemaphorePermit>);
+
+impl MigrationPlace {
+    pub(super) fn new(place: OwnedSemaphorePermit) -> Self {
+        Self(Some(place))
+    }
+
+    /// Gives the place to the next call at once.
+    pub(super) fn release(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for MigrationPlace {
+    fn drop(&mut self) {
+        if let (Some(place), Ok(runtime)) = (self.0.take(), Handle::try_current()) {
+            runtime.spawn(async move {
+                tokio::time::sleep(MIGRATION_WAIT).await;
+                drop(place);
+            });
+        }
     }
 }

@@ -327,7 +327,7 @@ mod tests {
         let name = TableName::default();
         let statements = Statements::new(&name, Durability::Synchronous);
         let asynchronous = Statements::new(&name, Durability::Asynchronous);
-        let (find, migration) = (tagged(&name.find()), migration(&name));
+        let (find, migration) = (tagged(&name.find()), migration(&name, None));
         let named = TableName { schema: Some("webhooks".to_owned()), ..name };
         let create = create_sql(&named);
         let mut all = statements.all();

@@ -62,6 +62,15 @@ pub(super) enum Source {
     Lane,
 }
 
+/// Work with a bounded number of places in each runtime.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Work {
+    /// The batch of a lane.
+    Batch,
+    /// Finding or making the table.
+    Preparation,
+}
+
 /// The pool, and the connections that are beside it.
 pub(super) struct Connections {
     pub(super) pool: PgPool,
@@ -81,8 +90,8 @@ struct LanePool {
     idle: HashMap<Id, Vec<Idle>>,
     /// One task in each runtime that has used a lane: it waits until the pool is closed.
     watchers: HashMap<Id, AbortOnDropHandle<()>>,
-    /// See [`Connections::lane_place`].
-    places: HashMap<Id, Arc<Semaphore>>,
+    /// See [`Connections::place`].
+    places: HashMap<(Id, Work), Arc<Semaphore>>,
 }
 
 /// Opens connections as the pool does, with its `after_connect`, and holds none.
@@ -166,19 +175,21 @@ impl Connections {
         millis(self.created.elapsed())
     }
 
-    /// Takes one of the places for the batches of this runtime. A batch whose statement was abandoned keeps
-    /// its place, and sends no further calls, until the server has ended the statement.
-    pub(super) async fn lane_place(&self) -> Result<OwnedSemaphorePermit, sqlx::Error> {
+    /// Waits for one of the places for this work in this runtime. What was abandoned keeps its place for as
+    /// long as the server may execute it.
+    pub(super) async fn place(&self, work: Work) -> Result<OwnedSemaphorePermit, sqlx::Error> {
         let places = {
             let (mut lane_pool, runtime) = (self.lock(), current_runtime());
             // Without a taken place, a semaphore is as a new one.
-            let is_used = |of: &Id, places: &mut Arc<Semaphore>| {
-                *of == runtime || Arc::strong_count(places) > 1
+            lane_pool
+                .places
+                .retain(|(of, _), places| *of == runtime || Arc::strong_count(places) > 1);
+            let all = match work {
+                // There are as many late lanes as others.
+                Work::Batch => self.lanes.saturating_mul(2).min(Semaphore::MAX_PERMITS),
+                Work::Preparation => 1,
             };
-            lane_pool.places.retain(is_used);
-            // There are as many late lanes as others.
-            let all = self.lanes.saturating_mul(2).min(Semaphore::MAX_PERMITS);
-            let places = lane_pool.places.entry(runtime);
+            let places = lane_pool.places.entry((runtime, work));
             Arc::clone(places.or_insert_with(|| Arc::new(Semaphore::new(all))))
         };
         // The semaphore is never closed.

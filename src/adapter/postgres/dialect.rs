@@ -24,7 +24,7 @@ use super::super::sql::queue::BatchExecutor;
 use super::super::sql::rounds::{RowStatements, Written};
 use super::super::sql::row::{Row, completed};
 use super::super::stored::Fetch;
-use super::connections::{BoundedConnection, Source};
+use super::connections::{BoundedConnection, Source, Work};
 use super::errors::{is_locked, is_row_error, is_timed_out, store_error};
 use super::params::{
     Extra, ExtraColumns, KeyColumns, KeyIndexes, Params, SameTermsColumns, Uuid, advisory_lock,
@@ -64,7 +64,7 @@ impl BatchExecutor<Call> for PostgresStore {
     type SendGuard = OwnedSemaphorePermit;
 
     async fn send_guard(&self) -> Result<OwnedSemaphorePermit, Error> {
-        let place = self.connections.lane_place().await;
+        let place = self.connections.place(Work::Batch).await;
         place.map_err(|error| store_error("waiting for abandoned statements", error))
     }
 

@@ -12,7 +12,8 @@ use super::super::sql::call::Call;
 use super::super::sql::purge::PurgeState;
 use super::super::sql::purge_task::PurgeTask;
 use super::super::sql::queue::Batcher;
-use super::connections::{BoundedConnection, Connections, Source, backoff};
+use super::abandoned::{MIGRATION_WAIT, MigrationPlace};
+use super::connections::{BoundedConnection, Connections, Source, Work, backoff};
 use super::errors::{
     is_broken, is_conflict, is_read_only, is_timed_out, is_without_table, store_error,
 };
@@ -121,7 +122,7 @@ impl PostgresStore {
         self.check_open()?;
         self.ensure_purge();
         if !self.has_schema.load(Ordering::Acquire) {
-            self.prepare(self.options.makes_table).await?;
+            self.prepare(self.options.makes_table, Some(MIGRATION_WAIT)).await?;
         }
         Ok(self.statements())
     }
@@ -162,7 +163,7 @@ impl PostgresStore {
         if !found.exists
             || scalar::<i32>(&statements.version, connection).await.map_err(fault)? < VERSION
         {
-            self.prepare(self.options.makes_table).await?;
+            self.prepare(self.options.makes_table, Some(MIGRATION_WAIT)).await?;
             return Ok(self.statements());
         }
         // A transaction that has written may have made the schema, and may roll it back. And a
@@ -175,12 +176,18 @@ impl PostgresStore {
 
     /// Finds the table, or makes it.
     pub(super) async fn migrate(&self) -> Result<(), Error> {
-        self.prepare(true).await
+        self.prepare(true, None).await
     }
 
-    /// Finds the table. Makes it if it is missing and this is allowed.
-    async fn prepare(&self, may_make: bool) -> Result<(), Error> {
+    /// Finds the table. Makes it if it is missing and this is allowed. A migration waits for `lock_timeout`
+    /// for another one.
+    async fn prepare(&self, may_make: bool, lock_timeout: Option<Duration>) -> Result<(), Error> {
         let fault = |error| store_error("preparing the Postgres schema", error);
+        // One call of a runtime, because each abandoned migration may leave a session on the server.
+        let place = self.connections.place(Work::Preparation).await.map_err(fault)?;
+        if lock_timeout.is_some() && self.has_schema.load(Ordering::Acquire) {
+            return Ok(());
+        }
         let found = self.fetch(&self.find, Params::None).await.map_err(fault)?;
         let found = found.first().ok_or(sqlx::Error::RowNotFound).map_err(fault)?;
         let found = self.found(found)?;
@@ -197,9 +204,14 @@ impl PostgresStore {
         if !is_current {
             let mut session = self.connections.get(Source::Pool).await.map_err(fault)?;
             // One message: if the call is dropped, the server still commits all of it or nothing.
-            let sql = AssertSqlSafe(migration(&found.name));
+            let sql = AssertSqlSafe(migration(&found.name, lock_timeout));
             let migrate = |connection| sqlx::raw_sql(sql).execute(connection);
-            session.run(MAINTENANCE_TIMEOUT, is_broken, migrate).await.map_err(fault)?;
+            let place = MigrationPlace::new(place);
+            let migrated = session.run(MAINTENANCE_TIMEOUT, is_broken, migrate).await;
+            if !migrated.as_ref().is_err_and(is_timed_out) {
+                place.release();
+            }
+            migrated.map_err(fault)?;
         }
         self.warn_of_plain_text(&statements).await;
         self.set_statements(&statements);
