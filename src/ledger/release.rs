@@ -7,10 +7,13 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::call;
 use super::pending::Pending;
-use super::retry::{RetryJob, RetryPool};
+use super::retry::{RetryJob, RetryPool, RetryResult};
 use crate::adapter::{CallTerms, DedupAdapter};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
+
+/// A store that needs 100 ms for each key, because it waits for a replica, takes 1.6 s.
+const KEYS_IN_A_CALL: usize = 16;
 
 /// A release that starts in the background when it is dropped, unless it is disarmed.
 pub(super) struct Release<'l> {
@@ -53,11 +56,7 @@ impl Release<'_> {
             not_held_grace: Some(self.not_held_grace),
         };
         let guard = self.releasing.map(|releasing| releasing.add(Arc::clone(&job.keys)));
-        self.pool.repeat(self.slot.take(), job, guard, |job| {
-            Box::pin(async {
-                call::release(&*job.adapter, &job.keys, &job.terms, job.store_timeout).await.into()
-            })
-        });
+        self.pool.repeat(self.slot.take(), job, guard, |job| Box::pin(release_all(job)));
     }
 
     /// Adapts the release to the error with which its claim ended.
@@ -71,6 +70,20 @@ impl Release<'_> {
             self.not_held_grace = Duration::ZERO;
         }
     }
+}
+
+/// Releases the keys, a few in each call. A store may go through them one by one: if it could not finish
+/// within `store_timeout`, the last ones would never be released.
+async fn release_all(job: &RetryJob) -> RetryResult {
+    let mut result = RetryResult::Done;
+    for keys in job.keys.chunks(KEYS_IN_A_CALL) {
+        match call::release(&*job.adapter, keys, &job.terms, job.store_timeout).await.into() {
+            RetryResult::Done => {}
+            RetryResult::NotHeld => result = RetryResult::NotHeld,
+            RetryResult::Again => return RetryResult::Again,
+        }
+    }
+    result
 }
 
 impl Drop for Release<'_> {

@@ -15,7 +15,8 @@ use tower_dedup::adapter::{
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{DedupKey, DedupLayer, OnUnavailable};
 
-use crate::support::{Handler, by_header, dedup_key, faulty, request, result, send};
+use crate::support::multi_event::by_word;
+use crate::support::{Body, Handler, by_header, dedup_key, faulty, request, result, send};
 
 /// The number of claims that may wait for their reply, or for their release, at once.
 const SLOTS: usize = 16_384;
@@ -126,4 +127,54 @@ async fn claim_that_arrives_after_an_outage_does_not_lose_its_event() {
     tokio::time::sleep(OUTAGE).await;
     assert_eq!(result(&send(&service, request("a")).await), None);
     assert_eq!(handler.runs(), 1);
+}
+
+/// A store that takes 100 ms to release a key, and loses the reply of the first claim.
+struct Slow(Arc<MemoryAdapter>, AtomicUsize);
+
+impl DedupAdapter for Slow {
+    fn abilities(&self) -> Abilities {
+        self.0.abilities()
+    }
+
+    fn claim<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Claimed>> {
+        Box::pin(async {
+            let claimed = self.0.claim(keys, terms).await;
+            if self.1.fetch_add(1, Ordering::SeqCst) == 0 { pending().await } else { claimed }
+        })
+    }
+
+    fn release<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Released>> {
+        Box::pin(async {
+            let mut released = Vec::new();
+            for key in keys.chunks(1) {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                released.extend(self.0.release(key, terms).await?);
+            }
+            Ok(released)
+        })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_key_of_a_delivery_is_released_by_a_store_that_is_slow() {
+    let handler = Handler::default();
+    let slow = Slow(Arc::new(MemoryAdapter::new()), AtomicUsize::new(0));
+    let layer = DedupLayer::on_arrival(by_word(), slow).store_timeout(Duration::from_secs(2));
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    let events = (0..100).map(|number| format!("event-{number} ")).collect::<String>();
+    let deliver = || http::Request::post("/").body(Body::from(events.clone())).unwrap();
+    assert_eq!(send(&service, deliver()).await.status(), 503);
+    let drained = tokio::time::timeout(Duration::from_secs(60), handle.drain());
+    drained.await.expect("every key is released");
+    assert_eq!(result(&send(&service, deliver()).await), None);
+    assert_eq!(handler.last().keys().count(), 100);
 }
