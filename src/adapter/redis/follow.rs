@@ -1,8 +1,8 @@
 //! [`Follower`]: the task that looks for writes that the store has lost.
 //!
 //! The first call of an adapter starts the task on the runtime of that call. The task ends with the adapter,
-//! with `close` and with that runtime; a later call on another runtime starts it again. It does nothing
-//! while tokio's clock is paused.
+//! with `close` and with that runtime; a later call on another runtime starts it again, also if the first
+//! runtime exists and is not driven. It does nothing while tokio's clock is paused.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
