@@ -75,18 +75,12 @@ async fn calls_for_one_key_keep_their_order_on_sqlite() {
     calls_for_one_key_keep_their_order(sqlite(&tempfile::tempdir().unwrap()).await).await;
 }
 
-/// Each of these callers claims one key, and all are dropped at once.
-async fn some_go<A: DedupAdapter>(adapter: &A, round: usize, many: usize) -> Vec<[DedupKey; 1]> {
-    let gone: Vec<_> = (0..many).map(|at| one(&format!("gone-{round}-{at}"))).collect();
-    for key in &gone {
-        assert!(polled(adapter.renew(key, &terms()), 1, false).await.is_none());
-    }
-    gone
-}
-
 async fn dropped_caller_is_not_sent<A: MaintenanceAdapter>(adapter: A) {
     for round in 0..20 {
-        let gone = some_go(&adapter, round, 4).await;
+        let gone: Vec<_> = (0..4).map(|at| one(&format!("gone-{round}-{at}"))).collect();
+        for key in &gone {
+            assert!(polled(adapter.renew(key, &terms()), 1, false).await.is_none());
+        }
         let stays = one(&format!("stays-{round}"));
         assert_eq!(adapter.renew(&stays, &terms()).await.unwrap(), [Renewed::Held]);
         for [key] in &gone {
@@ -108,13 +102,16 @@ async fn dropped_caller_is_not_sent_on_sqlite() {
 /// Dropped callers take no room from waiting callers.
 async fn dropped_caller_takes_no_room<A: DedupAdapter>(adapter: A) {
     for round in 0..20 {
-        some_go(&adapter, round, 8).await;
+        for at in 0..8 {
+            let gone = one(&format!("gone-{round}-{at}"));
+            assert!(polled(adapter.claim(&gone, &terms()), 1, false).await.is_none());
+        }
         let stay: Vec<_> = (0..8).map(|at| one(&format!("stays-{round}-{at}"))).collect();
         let (mine, late) = (terms(), one(&format!("late-{round}")));
-        let all = join_all(stay.iter().map(|key| adapter.renew(key, &mine)));
-        let (renewed, refused) = join(all, adapter.renew(&late, &mine)).await;
-        for renewed in renewed {
-            assert_eq!(renewed.unwrap(), [Renewed::Held]);
+        let all = join_all(stay.iter().map(|key| adapter.claim(key, &mine)));
+        let (claimed, refused) = join(all, adapter.claim(&late, &mine)).await;
+        for claimed in claimed {
+            assert_eq!(claimed.unwrap(), [Claimed::first(1, false)]);
         }
         assert_eq!(refused.unwrap_err().kind(), ErrorKind::Overloaded);
     }
