@@ -66,17 +66,33 @@ async fn layer_that_fails_open_runs_without_room_for_a_release() {
     handle.drain().await;
 }
 
-const OUTAGE: Duration = Duration::from_secs(60);
-
-/// A store behind a network that fails while the first claim is sent. New connections work after
-/// [`OUTAGE`]. The bytes of the claim arrive later, with the next retransmission.
-struct Partitioned {
+/// A store that loses the reply of the first claim.
+struct LosesFirstClaim {
     store: Arc<MemoryAdapter>,
     claims: AtomicUsize,
     start: Instant,
+    /// How long after it was sent the first claim reaches the store.
+    claim_arrives: Duration,
+    /// Until then, the store cannot be reached.
+    outage: Duration,
+    /// How long the release of one key takes.
+    release: Duration,
 }
 
-impl DedupAdapter for Partitioned {
+impl LosesFirstClaim {
+    fn new() -> Self {
+        Self {
+            store: Arc::default(),
+            claims: AtomicUsize::new(0),
+            start: Instant::now(),
+            claim_arrives: Duration::ZERO,
+            outage: Duration::ZERO,
+            release: Duration::ZERO,
+        }
+    }
+}
+
+impl DedupAdapter for LosesFirstClaim {
     fn abilities(&self) -> Abilities {
         self.store.abilities()
     }
@@ -90,8 +106,9 @@ impl DedupAdapter for Partitioned {
             return self.store.claim(keys, terms);
         }
         let (store, keys, terms) = (Arc::clone(&self.store), keys.to_vec(), terms.clone());
+        let late = tokio::time::sleep(self.claim_arrives);
         tokio::spawn(async move {
-            tokio::time::sleep(2 * OUTAGE - Duration::from_secs(5)).await;
+            late.await;
             store.claim(&keys, &terms).await
         });
         Box::pin(pending())
@@ -102,72 +119,42 @@ impl DedupAdapter for Partitioned {
         keys: &'a [DedupKey],
         terms: &'a CallTerms,
     ) -> StoreFuture<'a, Vec<Released>> {
-        if self.start.elapsed() < OUTAGE {
-            Box::pin(pending())
-        } else {
-            self.store.release(keys, terms)
-        }
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn claim_that_arrives_after_an_outage_does_not_lose_its_event() {
-    let store = Arc::new(MemoryAdapter::new());
-    let partitioned = Partitioned {
-        store: Arc::clone(&store),
-        claims: AtomicUsize::new(0),
-        start: Instant::now(),
-    };
-    let handler = Handler::default();
-    let layer = DedupLayer::on_arrival(by_header(), partitioned);
-    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-    assert_eq!(send(&service, request("a")).await.status(), 503);
-    handle.drain().await;
-    assert!(store.get(&dedup_key("a")).await.unwrap().is_none(), "the claim was released");
-    tokio::time::sleep(OUTAGE).await;
-    assert_eq!(result(&send(&service, request("a")).await), None);
-    assert_eq!(handler.runs(), 1);
-}
-
-/// A store that takes 100 ms to release a key, and loses the reply of the first claim.
-struct Slow(Arc<MemoryAdapter>, AtomicUsize);
-
-impl DedupAdapter for Slow {
-    fn abilities(&self) -> Abilities {
-        self.0.abilities()
-    }
-
-    fn claim<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Claimed>> {
         Box::pin(async {
-            let claimed = self.0.claim(keys, terms).await;
-            if self.1.fetch_add(1, Ordering::SeqCst) == 0 { pending().await } else { claimed }
-        })
-    }
-
-    fn release<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Released>> {
-        Box::pin(async {
+            if self.start.elapsed() < self.outage {
+                return pending().await;
+            }
             let mut released = Vec::new();
             for key in keys.chunks(1) {
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                released.extend(self.0.release(key, terms).await?);
+                tokio::time::sleep(self.release).await;
+                released.extend(self.store.release(key, terms).await?);
             }
             Ok(released)
         })
     }
 }
 
+/// The network fails while the claim is sent. New connections work after the outage, and the bytes of the
+/// claim arrive later, with the next retransmission.
+#[tokio::test(start_paused = true)]
+async fn claim_that_arrives_after_an_outage_does_not_lose_its_event() {
+    let outage = Duration::from_secs(60);
+    let claim_arrives = 2 * outage - Duration::from_secs(5);
+    let late = LosesFirstClaim { claim_arrives, outage, ..LosesFirstClaim::new() };
+    let (store, handler) = (Arc::clone(&late.store), Handler::default());
+    let layer = DedupLayer::on_arrival(by_header(), late);
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    assert_eq!(send(&service, request("a")).await.status(), 503);
+    handle.drain().await;
+    assert!(store.get(&dedup_key("a")).await.unwrap().is_none(), "the claim was released");
+    tokio::time::sleep(outage).await;
+    assert_eq!(result(&send(&service, request("a")).await), None);
+    assert_eq!(handler.runs(), 1);
+}
+
 #[tokio::test(start_paused = true)]
 async fn every_key_of_a_delivery_is_released_by_a_store_that_is_slow() {
     let handler = Handler::default();
-    let slow = Slow(Arc::new(MemoryAdapter::new()), AtomicUsize::new(0));
+    let slow = LosesFirstClaim { release: Duration::from_millis(100), ..LosesFirstClaim::new() };
     let layer = DedupLayer::on_arrival(by_word(), slow).store_timeout(Duration::from_secs(2));
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
     let events = (0..100).map(|number| format!("event-{number} ")).collect::<String>();

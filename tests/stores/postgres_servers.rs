@@ -14,7 +14,7 @@ use tower_dedup::{DedupKey, ErrorKind};
 
 use crate::support::dedup_key;
 use crate::support::effects::{Database, MINUTE, transactional, write};
-use crate::support::postgres::{Schema, Server, create_partitions, shared};
+use crate::support::postgres::{Schema, Server, create_partitions, fresh_name, shared, with_path};
 use crate::support::{FIRST, on_claim, request, result, rows, send, terms};
 
 fn one(id: &str) -> [DedupKey; 1] {
@@ -158,16 +158,12 @@ async fn table_partitioned_by_hash_of_the_key_works() {
 #[tokio::test]
 async fn database_without_all_characters_is_refused() {
     let mut admin = PgConnection::connect(shared()).await.unwrap();
-    let name = format!("tower_dedup_test_{:016x}", rand::random::<u64>());
-    let url = |name: &str| {
-        let (server, _) = shared().rsplit_once('/').unwrap();
-        format!("{server}/{name}")
-    };
+    let name = fresh_name();
     for (encoding, works) in [("LATIN1", false), ("SQL_ASCII", true)] {
         let create =
             format!("CREATE DATABASE {name} TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'");
         admin.execute(AssertSqlSafe(create)).await.unwrap();
-        let pool = pool(&url(&name)).await;
+        let pool = pool(&with_path(shared(), &name)).await;
         let adapter = PostgresAdapter::new(pool.clone());
         let claimed = adapter.claim(&one("ключ"), &terms()).await;
         match claimed {

@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 use tower_dedup::adapter::{DedupAdapter, MaintenanceAdapter, PostgresAdapter};
 use tower_dedup::{DedupLayer, provider, testing};
 
-use crate::support::postgres::shared;
+use crate::support::postgres::{fresh_name, shared};
 use crate::support::{dedup_key, terms};
 
 /// PostgreSQL itself waits up to 5 s for sessions that are about to end.
@@ -25,7 +25,7 @@ struct Database {
 
 impl Database {
     async fn create() -> Self {
-        let name = format!("tower_dedup_test_{:016x}", rand::random::<u64>());
+        let name = fresh_name();
         let mut server = PgConnection::connect(shared()).await.unwrap();
         server.execute(AssertSqlSafe(format!("CREATE DATABASE {name}"))).await.unwrap();
         let options: PgConnectOptions = shared().parse().unwrap();

@@ -323,16 +323,17 @@ impl Schema {
         let name = fresh_name();
         let create = format!("CREATE DATABASE {name} TEMPLATE template0");
         execute(shared(), create).expect("a fresh database");
-        let database = with_path(shared(), &name);
-        execute(&database, format!("CREATE SCHEMA {name}")).expect("a fresh schema");
-        Self { database, name, is_alone: true }
+        Self::create(with_path(shared(), &name), name, true)
     }
 
     /// Creates a schema in this database.
     pub(crate) fn fresh_in(database: &str) -> Self {
-        let name = fresh_name();
-        execute(database, format!("CREATE SCHEMA {name}")).expect("a fresh schema");
-        Self { database: database.to_owned(), name, is_alone: false }
+        Self::create(database.to_owned(), fresh_name(), false)
+    }
+
+    fn create(database: String, name: String, is_alone: bool) -> Self {
+        execute(&database, format!("CREATE SCHEMA {name}")).expect("a fresh schema");
+        Self { database, name, is_alone }
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -352,7 +353,7 @@ impl Schema {
 }
 
 /// Returns the URL with this path. Its other parts stay.
-fn with_path(url: &str, path: &str) -> String {
+pub(crate) fn with_path(url: &str, path: &str) -> String {
     let uri: http::Uri = url.parse().expect("a URL");
     let query = uri.query().map(|query| format!("?{query}")).unwrap_or_default();
     let mut parts = uri.into_parts();
@@ -360,7 +361,8 @@ fn with_path(url: &str, path: &str) -> String {
     http::Uri::from_parts(parts).expect("a URL").to_string()
 }
 
-fn fresh_name() -> String {
+/// Returns a name for a schema or a database of one test.
+pub(crate) fn fresh_name() -> String {
     format!("tower_dedup_test_{:016x}", rand::random::<u64>())
 }
 
