@@ -62,11 +62,9 @@ impl BackgroundTask {
         F: Future<Output = ()> + Send + 'static,
     {
         let (Ok(runtime), Some(running)) = (Handle::try_current(), &self.running) else { return };
-        if self.stop.is_cancelled() || is_clock_paused() {
-            return;
-        }
+        // Read first: a task that begins after it is not replaced.
         let last = running.number.load(Ordering::Acquire);
-        if last != 0 && !running.is_overdue() {
+        if self.stop.is_cancelled() || is_clock_paused() || self.is_running() {
             return;
         }
         let number = running.started.fetch_add(1, Ordering::AcqRel) + 1;

@@ -180,10 +180,10 @@ impl Connections {
     pub(super) async fn place(&self, work: Work) -> Result<OwnedSemaphorePermit, sqlx::Error> {
         let places = {
             let (mut lane_pool, runtime) = (self.lock(), current_runtime());
-            // Without a taken place, a semaphore is as a new one.
-            lane_pool
-                .places
-                .retain(|(of, _), places| *of == runtime || Arc::strong_count(places) > 1);
+            if !lane_pool.places.contains_key(&(runtime, work)) {
+                // Those of runtimes that have ended: without a taken place, a semaphore is as a new one.
+                lane_pool.places.retain(|_, places| Arc::strong_count(places) > 1);
+            }
             let all = match work {
                 // There are as many late lanes as others.
                 Work::Batch => self.lanes.saturating_mul(2).min(Semaphore::MAX_PERMITS),
