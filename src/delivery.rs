@@ -359,8 +359,9 @@ impl Delivery {
     /// service that the handler calls.
     ///
     /// The key has 32 lower-case hex digits: the first 16 bytes of the SHA-256 over namespace, id
-    /// and step, each preceded by its length. Namespace and id are those of the second identity if
-    /// the event has one, because two deliveries of one event may share nothing else.
+    /// and step, each preceded by its length. Namespace and id are those of the alias
+    /// ([`second_identity`](crate::KeyExtractor::second_identity)) if the event has one, because two
+    /// deliveries of one event may share nothing else.
     ///
     /// In a multi-event delivery, the SHA-256 is over the namespaces and ids of *all* events of the
     /// request, sorted and without repetition. Events that do not run this time are included, so
@@ -377,7 +378,7 @@ impl Delivery {
     }
 
     /// Returns the [`idempotency_key`](Self::idempotency_key) of one event of a multi-event
-    /// delivery: from the event's second identity if it has one, else from `key`.
+    /// delivery: from the event's alias if it has one, else from `key`.
     #[must_use]
     pub fn idempotency_key_of(&self, key: &DedupKey, step: &str) -> String {
         derived([self.event(key).map_or(key, shared_name)], step)
@@ -422,10 +423,10 @@ impl Delivery {
     }
 }
 
-/// Returns the name that all deliveries of an event share: its second identity if it has one, else its
-/// key.
+/// Returns the name that all deliveries of an event share: its alias if it has one, else its key. A digest of
+/// the body is no such name: a sender may put a counter of attempts into the body.
 fn shared_name(event: &Event) -> &DedupKey {
-    event.second_identity().unwrap_or_else(|| event.key())
+    event.alias().unwrap_or_else(|| event.key())
 }
 
 fn derived<'k>(names: impl IntoIterator<Item = &'k DedupKey>, step: &str) -> String {

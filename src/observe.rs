@@ -54,8 +54,9 @@
 //! | `handled on another path` | error, once a minute at most | a duplicate came on a path on which its event was not handled |
 //! | `mode changed` | info | [`set_mode`](crate::DedupHandle::set_mode) was called; `from` and `to` are the modes |
 //! | `nested layers` | warn, once | an outer layer uses the same keys |
-//! | `unsigned id` | warn, once a layer | [`require_verified`](crate::DedupLayer::require_verified) is set, the sender does not sign the id, and there is no [second identity](crate::guide::keys#an-id-that-is-not-signed) |
+//! | `unsigned id` | warn, once a layer | [`require_verified`](crate::DedupLayer::require_verified) is set, the sender does not sign the id, and there is no [content identity](crate::guide::keys#an-id-that-is-not-signed) |
 //! | `not verified` | warn | a [`VerifyLayer`](crate::verify::VerifyLayer) refused the request; `reason` says why |
+//! | `same body` | warn | the event is a duplicate by its [content identity](crate::KeyExtractor::content_identity) only: a replay under another id, or two events with the same bytes |
 //! | `payload mismatch` | warn | the event was handled with another payload |
 //! | `response not stored` | warn | duplicates of this event get an empty response |
 //! | `completed in the background` | info | a store call succeeded after its delivery had ended |
@@ -228,7 +229,9 @@ pub(crate) use background::{Background, background, orphaned_panic, pending_writ
 pub(crate) use delivery::Report;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) use event::marks_not_committed;
-pub(crate) use event::{lease_lost, mismatch, rerun, response_not_stored, takeover, unprotected};
+pub(crate) use event::{
+    lease_lost, mismatch, rerun, response_not_stored, same_body, takeover, unprotected,
+};
 #[cfg(feature = "redis")]
 pub(crate) use losses::{losses_followed_again, losses_not_followed, store_loss};
 #[cfg(feature = "memory")]

@@ -8,7 +8,7 @@
 //!    `lib` exports (`crate::DedupKey`) belongs to the highest level, so no module may use it.
 //! 5. A glob import of our own modules hides what is used, so it fails the test.
 //! 6. Types of `sqlx` and `axum_core` appear only in the modules of [`FOREIGN`].
-//! 7. A file has at most 600 lines, in `src`, `tests`, `benches` and `examples`.
+//! 7. A file has at most 800 lines, in `src`, `tests`, `benches` and `examples`.
 //!
 //! Rules 1 to 6 apply to the library as it ships: tests and comments are left out. The command in
 //! `src/bin` is a crate of its own: the compiler lets it use the public API only.
@@ -123,7 +123,7 @@ const FOREIGN: &[(&str, &[&str])] = &[
     ("redis", &["adapter", "lib"]),
 ];
 
-const MAX_LINES: usize = 600;
+const MAX_LINES: usize = 800;
 
 #[test]
 fn every_module_has_a_level() {
@@ -167,7 +167,7 @@ fn foreign_types_stay_in_their_modules() {
 }
 
 #[test]
-fn no_file_is_longer_than_600_lines() {
+fn no_file_is_longer_than_800_lines() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut files = Vec::new();
     for folder in ["src", "tests", "benches", "examples"] {

@@ -78,14 +78,9 @@ pub(crate) type Payloads = Arc<[(DedupKey, [u8; 32])]>;
 /// The type of each key's event, sorted by key.
 pub(crate) type EventTypes = Arc<[(DedupKey, Arc<str>)]>;
 
-/// The two identities of each event that has two, in their order; sorted by the first one. No two pairs
-/// share a key.
+/// The second identity and the key of each event that has both; sorted by the second identity. No two pairs
+/// share an identity.
 pub(crate) type Pairs = Arc<[(DedupKey, DedupKey)]>;
-
-/// A key that was claimed complete this long ago, by one call for two identities, has its second identity
-/// by now: the call has ended. Its age does not tell: it counts from the first of several claims.
-#[cfg(any(feature = "postgres", feature = "sqlite", feature = "redis"))]
-pub(super) const PAIR_SETTLED: Duration = Duration::from_secs(60);
 
 impl CallTerms {
     /// Returns terms under [`Permanence::OnClaim`].
@@ -163,15 +158,14 @@ impl CallTerms {
         Some(&types[index].1)
     }
 
-    /// Adds the pairs of keys that are identities of one event. A store that claims key by key needs them:
-    /// of two calls with the same pair, one must get both keys.
+    /// Adds the pairs of keys that are identities of one event.
     pub(crate) fn with_sorted_pairs(mut self, pairs: Pairs) -> Self {
         self.pairs = Some(pairs);
         self
     }
 
-    /// Returns the later identity of the event whose earlier identity this key is, in the order of the keys;
-    /// `None` if there is none. See [`DedupAdapter`](super::DedupAdapter) for when a store needs it.
+    /// Returns the identity that is claimed after this one, if both are identities of one event: the event's
+    /// key after its second identity. See [`DedupAdapter`](super::DedupAdapter) for the rule.
     #[must_use]
     pub fn later_identity_of(&self, key: &DedupKey) -> Option<&DedupKey> {
         let pairs = self.pairs.as_deref()?;

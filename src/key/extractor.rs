@@ -12,7 +12,7 @@ use super::each::{EachKey, Found, FoundEvent, check_id_bytes};
 use super::event_part::{EventPart, FoundId, read_type};
 use super::id::{DedupKey, Event, Keys, MAX_NAMESPACE_LEN, check_namespace};
 use super::idempotency;
-use super::part::KeyPart;
+use super::part::{KeyPart, body_digest};
 use super::request::RequestRef;
 use crate::error::{ConfigError, KeyError, KeyErrorKind};
 
@@ -46,12 +46,21 @@ pub struct KeyExtractor {
     rule: Rule,
     /// Reads the type of an event to which the rule gives none.
     event_type: Option<KeyPart>,
-    second: Option<(Arc<str>, KeyPart)>,
+    second: Option<Second>,
     bypass: Option<Arc<BypassFn>>,
     methods: Option<Arc<[Method]>>,
     retention_floor: Option<Duration>,
     max_body: Option<usize>,
     unsigned_id: bool,
+}
+
+/// A second identity.
+#[derive(Clone)]
+struct Second {
+    namespace: Arc<str>,
+    part: KeyPart,
+    /// Whether the part is a digest of the body.
+    is_content: bool,
 }
 
 #[derive(Clone)]
@@ -197,11 +206,11 @@ impl KeyExtractor {
             check_namespace(namespace).unwrap_or_else(|error| panic!("{namespace:?}: {error}"));
         };
         check(namespace);
-        if let Some((second, _)) = &mut self.second {
-            let label = second.rsplit('.').next().unwrap_or_default();
+        if let Some(second) = &mut self.second {
+            let label = second.namespace.rsplit('.').next().unwrap_or_default();
             let moved = format!("{namespace}.{label}");
             check(&moved);
-            *second = moved.into();
+            second.namespace = moved.into();
         }
         self.namespace = namespace.into();
         self.check_room();
@@ -268,16 +277,18 @@ impl KeyExtractor {
     /// Panics if the namespace leaves no room for a value of [`namespace_by`](Self::namespace_by).
     #[track_caller]
     fn check_room(&self) {
-        let second = self.second.as_ref().map(|(namespace, _)| namespace);
+        let second = self.second.as_ref().map(|second| &second.namespace);
         for namespace in std::iter::once(&self.namespace).chain(second) {
             let fits = self.namespace_by.is_none() || namespace.len() <= MAX_SCOPED_LEN;
             assert!(fits, "{namespace:?}: longer than {MAX_SCOPED_LEN} bytes");
         }
     }
 
-    /// Gives every event a second identity: the event is a duplicate if *either* is complete.
+    /// Gives every event another name, an *alias*: the event is a duplicate if *either* of its identities is
+    /// complete.
     ///
-    /// This is for senders that report one change by two events with different ids. The second
+    /// This is for senders that report one change by two events with different ids. For a sender that does
+    /// not sign the id, see [`content_identity`](Self::content_identity). The second
     /// identity is in the namespace `{namespace}.{label}`. An [`EachKey`] reads it from the event,
     /// as it reads the key. A closure ([`from_fn`](Self::from_fn)) sets the second identities of a
     /// multi-event delivery itself. An event without the value has one identity.
@@ -288,14 +299,60 @@ impl KeyExtractor {
     /// # Panics
     ///
     /// If `label` is empty, holds a `.` or a control character, or makes the namespace longer than
-    /// 64 bytes, or 47 under [`namespace_by`](Self::namespace_by).
+    /// 64 bytes, or 47 under [`namespace_by`](Self::namespace_by). If `part` reads a
+    /// [`body_digest`](super::body_digest), which is a content identity.
     #[must_use]
     #[track_caller]
-    pub fn second_identity(mut self, label: &str, part: KeyPart) -> Self {
+    pub fn second_identity(self, label: &str, part: KeyPart) -> Self {
+        let is_alias = !part.reads_body_digest();
+        assert!(is_alias, "{label:?}: a digest of the body is a `content_identity`");
+        self.with_second(label, part, false)
+    }
+
+    /// Makes the SHA-256 of the body a second identity of every event: an event is a duplicate if its key
+    /// *or* its body is complete.
+    ///
+    /// This is for senders that sign the body and not the id
+    /// ([`Preset::signed_id`](crate::provider::Preset::signed_id)). Whoever reads one delivery, and cannot
+    /// sign, could send it again under another id; it is a duplicate by its body, and the other id stays
+    /// free. Two real events with the same bytes are one event. A body that differs on a retry only costs:
+    /// the key decides then.
+    ///
+    /// The identity is `body_` and 64 hex digits in the namespace `{namespace}.body`. An
+    /// [`EachKey`] takes the bytes of each event. An empty body has no digest.
+    /// [`Delivery::idempotency_key`](crate::Delivery::idempotency_key) does not derive from it.
+    ///
+    /// # Panics
+    ///
+    /// If `.body` makes the namespace longer than 64 bytes, or 47 under
+    /// [`namespace_by`](Self::namespace_by).
+    ///
+    /// # Example
+    ///
+    /// ```
+    /// use tower_dedup::{KeyExtractor, provider};
+    ///
+    /// let github = KeyExtractor::from(provider::GITHUB).content_identity();
+    /// # let (head, body) = http::Request::post("/").header("x-github-delivery", "1").body("{}".into())?.into_parts();
+    /// # let found = github.extract(&tower_dedup::key::RequestRef::new(&head, &body));
+    /// # let Ok(tower_dedup::key::Extracted::Keys(keys)) = found else { panic!("keys") };
+    /// # let second = keys.events()[0].second_identity().unwrap();
+    /// # assert_eq!(second.namespace(), "github.body");
+    /// # assert!(second.id().starts_with("body_44136fa3"));
+    /// # Ok::<(), http::Error>(())
+    /// ```
+    #[must_use]
+    #[track_caller]
+    pub fn content_identity(self) -> Self {
+        self.with_second("body", body_digest(), true)
+    }
+
+    #[track_caller]
+    fn with_second(mut self, label: &str, part: KeyPart, is_content: bool) -> Self {
         let namespace = format!("{}.{label}", self.namespace);
         let fits = !label.is_empty() && !label.contains('.');
         assert!(fits && check_namespace(&namespace).is_ok(), "{label:?}: not a label");
-        self.second = Some((namespace.into(), part));
+        self.second = Some(Second { namespace: namespace.into(), part, is_content });
         self.check_room();
         self
     }
@@ -401,7 +458,7 @@ impl KeyExtractor {
 
     /// Returns the namespaces of a request's keys and of their second identities.
     fn namespaces(&self, request: &RequestRef<'_>) -> Result<Namespaces<'_>, KeyError> {
-        let second = self.second.as_ref().map_or("", |(namespace, _)| namespace);
+        let second = self.second.as_ref().map_or("", |second| &second.namespace);
         let Some(read) = &self.namespace_by else {
             return Ok(Namespaces { key: Cow::Borrowed(&self.namespace), second: second.into() });
         };
@@ -416,11 +473,11 @@ impl KeyExtractor {
         let namespaces = self.namespaces(request)?;
         let event = Event::new(DedupKey::in_namespace(&namespaces.key, &found.id)?);
         let event = event.with_checked_type(self.type_of(found.event_type, request));
-        let Some((_, part)) = &self.second else {
+        let Some(second) = &self.second else {
             return Ok(Extracted::Keys(event.into()));
         };
-        let second = part.read(request)?;
-        Ok(Extracted::Keys(with_second(event, &namespaces.second, second)?.into()))
+        let id = second.part.read(request)?;
+        Ok(Extracted::Keys(second.add_to(event, &namespaces.second, id)?.into()))
     }
 
     /// Returns the type that the rule has found, else the type that the part reads.
@@ -435,15 +492,15 @@ impl KeyExtractor {
         request: &RequestRef<'_>,
     ) -> Result<Vec<Event>, KeyError> {
         let namespaces = self.namespaces(request)?;
-        let second = self.second.as_ref().map(|(_, part)| part.with_head_of(request));
+        let second = self.second.as_ref().map(|second| (second, second.part.with_head_of(request)));
         let mut id_bytes = 0;
         let event = |found: FoundEvent| {
             let mut event = Event::new(DedupKey::in_namespace(&namespaces.key, &found.id)?);
-            if let Some(part) = &second {
+            if let Some((second, part)) = &second {
                 let id = part.read(&request.with_body(&found.body))?;
                 id_bytes += id.as_ref().map_or(0, |id| id.len());
                 check_id_bytes(id_bytes)?;
-                event = with_second(event, &namespaces.second, id)?;
+                event = second.add_to(event, &namespaces.second, id)?;
             }
             let event_type = self.type_of(found.event_type, &request.with_body(&found.body));
             let event = event.with_checked_type(event_type);
@@ -463,9 +520,9 @@ impl KeyExtractor {
         let [event] = keys.events() else { return Ok(extracted) };
         let event_type = self.type_of(event.shared_event_type().cloned(), request);
         let mut event = event.clone().with_checked_type(event_type);
-        if let (Some((_, part)), None) = (&self.second, event.second_identity()) {
+        if let (Some(second), None) = (&self.second, event.second_identity()) {
             let namespace = self.namespaces(request)?.second;
-            event = with_second(event, &namespace, part.read(request)?)?;
+            event = second.add_to(event, &namespace, second.part.read(request)?)?;
         }
         Ok(Extracted::Keys(keys.with_only(event)))
     }
@@ -534,9 +591,22 @@ fn scoped(namespace: &str, value: &str) -> Cow<'static, str> {
     }
 }
 
-fn with_second(event: Event, namespace: &str, id: Option<Cow<'_, str>>) -> Result<Event, KeyError> {
-    let Some(id) = id else { return Ok(event) };
-    Ok(event.with_second_identity(DedupKey::in_namespace(namespace, &id)?))
+impl Second {
+    /// Adds the second identity with this id, if there is one.
+    fn add_to(
+        &self,
+        event: Event,
+        namespace: &str,
+        id: Option<Cow<'_, str>>,
+    ) -> Result<Event, KeyError> {
+        let Some(id) = id else { return Ok(event) };
+        let second = DedupKey::in_namespace(namespace, &id)?;
+        Ok(if self.is_content {
+            event.with_content_identity(second)
+        } else {
+            event.with_second_identity(second)
+        })
+    }
 }
 
 impl fmt::Debug for KeyExtractor {
@@ -550,8 +620,8 @@ impl fmt::Debug for KeyExtractor {
             Rule::Fn(_) => out.field("key", &"closure"),
             Rule::IdempotencyKey(scope) => out.field("scope", scope),
         };
-        if let Some((_, part)) = &self.second {
-            out.field("second_identity", part);
+        if let Some(second) = &self.second {
+            out.field("second_identity", &second.part);
         }
         out.field("methods", &self.methods)
             .field("retention_floor", &self.retention_floor)

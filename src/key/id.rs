@@ -111,12 +111,14 @@ impl fmt::Debug for DedupKey {
 /// One event of a delivery: its key and, for some senders, a second identity.
 ///
 /// An event is a duplicate if *any* of its identities is complete, and in flight if any identity
-/// is in flight. All its identities are claimed in one call. If the event runs, they are completed in one
-/// call. If it does not run, the store may hold its key without its second identity.
+/// is in flight. If the event runs, all its identities are completed in one call. If it does not run, none
+/// is.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Event {
     key: DedupKey,
     second: Option<DedupKey>,
+    /// Whether the second identity is a digest of the body.
+    is_content: bool,
     payload: Option<Bytes>,
     event_type: Option<Arc<str>>,
 }
@@ -139,14 +141,24 @@ impl Event {
     /// Makes an event with one identity.
     #[must_use]
     pub fn new(key: DedupKey) -> Self {
-        Self { key, second: None, payload: None, event_type: None }
+        Self { key, second: None, is_content: false, payload: None, event_type: None }
     }
 
-    /// Adds the second identity. A second identity that equals the key is ignored.
+    /// Adds the second identity: another name of this event. A second identity that equals the key is
+    /// ignored.
+    ///
+    /// A digest of the body is no name of the event: see
+    /// [`content_identity`](super::KeyExtractor::content_identity).
     #[must_use]
     pub fn with_second_identity(mut self, second: DedupKey) -> Self {
         self.second = (second != self.key).then_some(second);
+        self.is_content = false;
         self
+    }
+
+    /// Adds the digest of the body as the second identity.
+    pub(super) fn with_content_identity(self, digest: DedupKey) -> Self {
+        Self { is_content: true, ..self.with_second_identity(digest) }
     }
 
     /// Adds the event's own bytes within the body of a multi-event delivery. A layer that compares
@@ -192,6 +204,11 @@ impl Event {
     #[must_use]
     pub fn second_identity(&self) -> Option<&DedupKey> {
         self.second.as_ref()
+    }
+
+    /// Returns the second identity, if it is another name of the event and not the digest of its body.
+    pub(crate) fn alias(&self) -> Option<&DedupKey> {
+        self.second.as_ref().filter(|_| !self.is_content)
     }
 
     /// Returns the event's own bytes within the body of a multi-event delivery, if the extractor

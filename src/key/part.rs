@@ -178,6 +178,21 @@ impl KeyPart {
         Ok(self.read(request)?.map(|value| digest::sha256(value.as_bytes())))
     }
 
+    /// Returns `true` if a digest of the body is a part of the value.
+    pub(super) fn reads_body_digest(&self) -> bool {
+        match &self.0 {
+            Node::BodyDigest => true,
+            Node::And(parts) | Node::Or(parts) => parts.iter().any(Self::reads_body_digest),
+            Node::Optional(part) => part.reads_body_digest(),
+            Node::Header(_)
+            | Node::Json(_)
+            | Node::Form(_)
+            | Node::Query(_)
+            | Node::Fn(_)
+            | Node::Known(_) => false,
+        }
+    }
+
     /// Reads the value.
     pub(crate) fn read<'r>(
         &self,

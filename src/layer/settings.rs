@@ -225,7 +225,7 @@ impl<L> DedupLayer<L> {
     /// outside this one, and the order is easy to reverse.
     ///
     /// Logs a warning if the preset's sender does not sign the id and the key has no
-    /// [second identity](crate::guide::keys#an-id-that-is-not-signed).
+    /// [content identity](crate::guide::keys#an-id-that-is-not-signed).
     pub fn require_verified(mut self) -> Self {
         if self.config.key.is_replayable() {
             observe::unsigned_id(self.config.key.namespace_str());

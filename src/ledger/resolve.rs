@@ -6,14 +6,9 @@
 //!    one order.
 //! 3. An event that shares an identity with an earlier event of the same delivery is a duplicate of
 //!    that event.
-//! 4. Each identity that the call has claimed is then held, released or completed:
-//!
-//!    | the event is | its key | its second identity |
-//!    |---|---|---|
-//!    | new | held | held |
-//!    | in flight | released | released |
-//!    | a duplicate | completed: it was handled under its second identity | released: nothing was handled under it |
-//!
+//! 4. The identities that the call has claimed of a new event are held. Those of every other event are
+//!    released, never completed: whoever cannot sign may send a body that was handled under the id of an
+//!    event that was not.
 //! 5. Payloads are compared under the key of an event, not under its second identity, under which
 //!    another event may have been handled. Only payloads of complete keys are compared: an attempt
 //!    that failed had no effect that could differ. A mismatch is a duplicate, and is reported.
@@ -110,8 +105,6 @@ pub(super) struct Resolution {
     response: Option<Arc<StoredResponse>>,
     /// Claimed keys to release: rule 4.
     pub(super) release: Vec<DedupKey>,
-    /// Claimed keys to complete: rule 4.
-    pub(super) complete: Vec<DedupKey>,
 }
 
 impl Resolution {
@@ -175,7 +168,7 @@ pub(super) fn resolve(
     for event in events {
         let (mut claimed, mut attempts, mut took_over, mut runs_again) =
             (Vec::new(), 0, false, false);
-        let (mut seen, mut in_flight) = (None, false);
+        let (mut seen, mut in_flight, mut is_known_by_key) = (None, false, false);
         for key in event.identities() {
             let place = flat.binary_search(key).ok();
             match place.and_then(|place| states.get(place)) {
@@ -197,6 +190,7 @@ pub(super) fn resolve(
                     if is_wanted && (resolution.response.is_none() || key == event.key()) {
                         resolution.response = response.or(resolution.response);
                     }
+                    is_known_by_key |= key == event.key();
                     seen = Some(found.clone());
                 }
                 // A missing reply claims nothing.
@@ -204,14 +198,12 @@ pub(super) fn resolve(
             }
         }
         if let Some(seen) = seen {
+            if !is_known_by_key && event.alias().is_none() {
+                observe::same_body(event.key());
+            }
             resolution.duplicate.get_or_insert(seen);
-            let (key, second): (Vec<_>, Vec<_>) =
-                claimed.into_iter().partition(|claimed| claimed == event.key());
-            resolution.complete.extend(key);
-            resolution.release.extend(second);
         } else if in_flight {
             resolution.in_flight = true;
-            resolution.release.append(&mut claimed);
         } else {
             resolution.attempt = resolution.attempt.max(attempts);
             resolution.takeover |= took_over;
@@ -219,7 +211,9 @@ pub(super) fn resolve(
                 resolution.reruns.push(event.key().clone());
             }
             new.push(event);
+            continue;
         }
+        resolution.release.append(&mut claimed);
     }
     resolution.new = new.into();
     resolution
@@ -279,23 +273,22 @@ mod tests {
         let resolution = resolve(events, &flat, &states, &terms());
         assert_eq!(*resolution.new, [with_second("e", "f")]);
         assert!(resolution.in_flight && resolution.duplicate.is_some());
-        assert_eq!(resolution.complete, [key("a")]);
-        assert_eq!(resolution.release, [key("d")]);
+        assert_eq!(resolution.release, ["a", "d"].map(key));
     }
 
     #[test]
-    fn claimed_key_of_a_duplicate_is_completed_and_claimed_second_identity_is_released() {
+    fn claimed_identities_of_a_duplicate_are_released() {
         let keys = Keys::new(vec![with_second("a", "b"), with_second("c", "d")]).unwrap();
         let (events, flat) = flatten(&keys);
         let resolution = resolve(events, &flat, &[FIRST, DUPLICATE, DUPLICATE, FIRST], &terms());
-        assert_eq!((resolution.complete, resolution.release), (vec![key("a")], vec![key("d")]));
+        assert_eq!(resolution.release, ["a", "d"].map(key));
         let (events, flat) = flatten(&keys);
         let stored = Arc::new(StoredData::new(Some([1; 32]), None));
         let other = KeyState::Duplicate(Seen::new(Duration::ZERO).with_stored(stored));
         let terms = terms().with_payloads([(key("c"), [2; 32])]);
         let resolution = resolve(events, &flat, &[FIRST, DUPLICATE, other, FIRST], &terms);
         assert!(resolution.mismatch);
-        assert_eq!((resolution.complete, resolution.release), (vec![key("a")], vec![key("d")]));
+        assert_eq!(resolution.release, ["a", "d"].map(key));
     }
 
     #[test]

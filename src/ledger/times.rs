@@ -34,8 +34,7 @@ impl Default for Times {
     }
 }
 
-/// Half of the time after which a store takes a claim of two identities for ended (`PAIR_SETTLED` in
-/// `adapter::terms`): the claim must have ended by then.
+/// Senders have given up by then: the longest time-outs of [`provider`](crate::provider) are 30 s.
 const LONGEST_STORE_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Times {

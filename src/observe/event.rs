@@ -36,6 +36,10 @@ pub(crate) fn unprotected(key: &DedupKey, error: &Error) {
 }
 
 /// Reports that an event was handled before with another payload.
+pub(crate) fn same_body(key: &DedupKey) {
+    log!(WARN, key, "same body: it was handled under another id, and this id stays free");
+}
+
 pub(crate) fn mismatch(key: &DedupKey) {
     count("tower_dedup_mismatches_total", key);
     log!(WARN, key, "payload mismatch: this event was handled with another payload");

@@ -23,7 +23,7 @@ pub(crate) fn unsigned_id(namespace: &str) {
         target: "tower_dedup",
         namespace,
         "unsigned id: this sender does not sign the id, so a captured delivery runs again under \
-         another id; add a second identity, such as the digest of the body"
+         another id; add a `content_identity`"
     );
 }
 

@@ -18,6 +18,7 @@ mod on_arrival;
 mod purger;
 mod readiness;
 mod replay;
+mod replayed_body;
 mod rerun;
 mod routes;
 mod settings;

@@ -383,7 +383,7 @@ fn unsigned_id_is_reported_once_if_verification_is_required() {
             first
         };
         let _ = layer(github.clone());
-        let by_body = github.clone().second_identity("body", key::body_digest());
+        let by_body = github.clone().content_identity();
         let _ = layer(by_body).require_verified();
         let _ = layer(provider::STRIPE.into()).require_verified();
         let _ = layer(by_header()).require_verified();

@@ -17,7 +17,7 @@ use tower_dedup::adapter::{
     Abilities, CallTerms, Claimed, Completed, DedupAdapter, EntryState, MaintenanceAdapter,
     MemoryAdapter, Released, Renewed, StoreFuture, StoredData, Token,
 };
-use tower_dedup::key::{self, DedupKey, Event, Extracted, KeyExtractor, Keys};
+use tower_dedup::key::{DedupKey, Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{BoxError, ConfigError, DedupLayer, DedupResult, Replay};
 
@@ -248,8 +248,7 @@ async fn body_at_the_limit_is_stored_and_a_larger_one_is_not() {
 /// Both identities are complete, by different events: the response of the key is the right one.
 #[tokio::test]
 async fn response_of_the_key_goes_before_that_of_the_second_identity() {
-    let (handler, keys) =
-        (Counted::default(), by_header().second_identity("body", key::body_digest()));
+    let (handler, keys) = (Counted::default(), by_header().content_identity());
     let run = handler.clone();
     let service = DedupLayer::new(keys, MemoryAdapter::new())
         .replay(Replay::new())

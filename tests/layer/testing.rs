@@ -24,7 +24,7 @@ use tower_dedup::testing::{
 };
 use tower_dedup::verify::VerifyLayer;
 use tower_dedup::{
-    DedupLayer, DedupResult, Delivery, ErrorKind, OnInFlight, Replay, key, provider, testing,
+    DedupLayer, DedupResult, Delivery, ErrorKind, OnInFlight, Replay, provider, testing,
 };
 
 use crate::support::{
@@ -210,7 +210,7 @@ async fn copies_of_a_dropped_call_end() {
 #[tokio::test(start_paused = true)]
 async fn abandoned_event_is_in_flight_then_taken_over() {
     let (store, handler) = (memory(), Handler::default());
-    let extractor = by_header().second_identity("body", key::body_digest());
+    let extractor = by_header().content_identity();
     let dedup = DedupLayer::new(extractor, Arc::clone(&store))
         .lease(LEASE)
         .on_in_flight(OnInFlight::Reject);

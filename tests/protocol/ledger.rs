@@ -140,13 +140,7 @@ impl Protocol {
             if !matches!(replies[place], Reply::First { .. }) {
                 continue;
             }
-            // Its event was handled under its second identity; nothing was handled under that one.
-            let completes = is_duplicate
-                && if place == self.key_at {
-                    self.holds(Rule::DuplicateCompletesItsKey)
-                } else {
-                    !self.holds(Rule::DuplicateReleasesItsSecondIdentity)
-                };
+            let completes = is_duplicate && !self.holds(Rule::DuplicateReleasesItsClaims);
             match (completes, self.ledger) {
                 (false, _) => self.spawn(state, process, Action::Release, token, *key),
                 (true, Ledger::Lease) => self.spawn(state, process, Action::Complete, token, *key),

@@ -6,7 +6,7 @@ use stateright::Property;
 
 use super::delivery::{Delivery, Phase};
 use super::protocol::{Faults, Ledger, Protocol, State};
-use super::store::{Action, Call, Key, Reply, Row};
+use super::store::{Action, Call, Reply, Row};
 
 pub(crate) const RAN: &str = "an event that was acknowledged has run";
 pub(crate) const ONCE: &str =
@@ -16,8 +16,6 @@ pub(crate) const KEPT: &str = "a completed key is not claimed before its retenti
 pub(crate) const HELD: &str = "a live lease does not go to another token";
 pub(crate) const STORED: &str =
     "an identity of an acknowledged event is complete in the store, or its completion is pending";
-pub(crate) const STORED_KEY: &str =
-    "the key of an acknowledged event is complete in the store, or its completion is pending";
 pub(crate) const RUNS: &str = "an event that was acknowledged has run, or its claim will run it";
 pub(crate) const PENDING: &str = "no event runs in a process that has to complete it";
 
@@ -50,22 +48,11 @@ fn lease(protocol: &Protocol, properties: &mut Vec<Property<Protocol>>) {
                 |phase: &Phase| matches!(phase, Phase::Running { view, .. } if view.pending > 0);
             !any(state, runs)
         }),
-        Property::always(STORED, |protocol, state| {
-            is_stored(protocol, state, |keys, is_known| keys.iter().copied().any(is_known))
-        }),
+        Property::always(STORED, |protocol, state| is_stored(protocol, state)),
         Property::sometimes("an event is in flight", |_, state| {
             any(state, |phase| *phase == Phase::Idle { in_flight: true })
         }),
     ]);
-    // Otherwise an earlier claim may have the key, and release it later.
-    if protocol.attempts == 1
-        && protocol.faults == Faults::default()
-        && is_pair_with_own_keys(protocol)
-    {
-        properties.push(Property::always(STORED_KEY, |protocol, state| {
-            is_stored(protocol, state, |keys, is_known| is_known(keys[protocol.key_at]))
-        }));
-    }
     if calls > 0 {
         properties.push(Property::sometimes("a completion is pending", |_, state: &State| {
             state.jobs.iter().any(|job| job.call.action == Action::Complete)
@@ -173,25 +160,25 @@ fn lost_lease(protocol: &Protocol, state: &State) -> bool {
     })
 }
 
-/// Returns `true` if each acknowledged event has one of these deliveries.
+/// Returns `true` if each acknowledged event has one of these deliveries, which share an identity with it.
 ///
-/// A delivery reports the event of another one if they share an identity. It does too if the event of its key
-/// has a second identity that the other one has. The contrary does not hold: under its second identity,
-/// another event may be handled.
+/// On arrival, another process may meet a second identity that is claimed for a moment. So an event is also that
+/// of the key with which its second identity is claimed. The contrary does not hold: whoever cannot sign may send
+/// a body that was handled under the key of an event that was not.
 fn each_event_has(protocol: &Protocol, state: &State, has: impl Fn(&Delivery) -> bool) -> bool {
-    let keys = &protocol.deliveries;
+    let (keys, all) = (&protocol.deliveries, 0..state.deliveries.len());
+    let may_meet_a_short_claim = protocol.ledger == Ledger::OnArrival && protocol.processes > 1;
     let reports = |a: usize, b: usize| {
-        let links = |via: &Vec<Key>| {
-            let second = via.iter().copied().find(|key| *key != via[protocol.key_at]);
-            keys[a].contains(&via[protocol.key_at])
-                && second.is_some_and(|key| keys[b].contains(&key))
+        let links = |via: usize| {
+            let second = protocol.second_of(via);
+            second.is_some_and(|second| keys[a].contains(&second))
+                && keys[b].contains(&protocol.key_of(via))
         };
-        protocol.share_an_identity(a, b) || keys.iter().any(links)
+        protocol.share_an_identity(a, b) || may_meet_a_short_claim && all.clone().any(links)
     };
     state.deliveries.iter().enumerate().all(|(index, delivery)| {
         !matches!(delivery.phase, Phase::Acknowledged { .. })
-            || (0..state.deliveries.len())
-                .any(|other| reports(index, other) && has(&state.deliveries[other]))
+            || all.clone().any(|other| reports(index, other) && has(&state.deliveries[other]))
     })
 }
 
@@ -233,19 +220,9 @@ fn runs_at_most_once(protocol: &Protocol, state: &State) -> bool {
     (all.expiries, all.failovers) != (left.expiries, left.failovers) || has_one_run(protocol, state)
 }
 
-/// Two events of which each claims a key that no other has.
-fn is_pair_with_own_keys(protocol: &Protocol) -> bool {
-    matches!(&*protocol.deliveries, [a, b] if !b.contains(&a[protocol.key_at])
-        && !a.contains(&b[protocol.key_at]))
-}
-
-/// Returns `true` if `is_enough` for the keys of each acknowledged event. A process that dies, a completion
-/// that is given up, and a store that forgets make this untrue.
-fn is_stored(
-    protocol: &Protocol,
-    state: &State,
-    is_enough: impl Fn(&[Key], &dyn Fn(Key) -> bool) -> bool,
-) -> bool {
+/// Returns `true` if an identity of each acknowledged event is complete, or its completion is pending. A process
+/// that dies, a completion that is given up, and a store that forgets make this untrue.
+fn is_stored(protocol: &Protocol, state: &State) -> bool {
     let (all, left) = (protocol.faults, state.left);
     let may_be_lost = (all.crashes, all.expiries, all.failovers, all.outages)
         != (left.crashes, left.expiries, left.failovers, left.outages);
@@ -256,6 +233,7 @@ fn is_stored(
     };
     may_be_lost
         || state.deliveries.iter().zip(&protocol.deliveries).all(|(delivery, keys)| {
-            !matches!(delivery.phase, Phase::Acknowledged { .. }) || is_enough(keys, &is_known)
+            !matches!(delivery.phase, Phase::Acknowledged { .. })
+                || keys.iter().copied().any(is_known)
         })
 }

@@ -35,8 +35,7 @@ pub(crate) enum Rule {
     ClaimRespectsLeases,
     CompleteIsADuplicate,
     CompletionCountsAfterTheLease,
-    DuplicateCompletesItsKey,
-    DuplicateReleasesItsSecondIdentity,
+    DuplicateReleasesItsClaims,
     FailureIsReleased,
     InFlightIsNoDuplicate,
     LostCompletionIsRepeated,
@@ -59,15 +58,15 @@ pub(crate) enum Rule {
 #[derive(Debug, Clone)]
 pub(crate) struct Protocol {
     pub(crate) ledger: Ledger,
-    /// The identities of each delivery's event, sorted.
+    /// The identities of each delivery's event, in the order in which they are claimed.
     pub(crate) deliveries: Vec<Vec<Key>>,
-    /// The place of each event's key; the other place has its second identity.
-    pub(crate) key_at: usize,
+    /// The second identity of an event is claimed before its key: Redis under both ledgers, SQL on arrival.
+    pub(crate) second_first: bool,
     pub(crate) processes: Process,
     /// How often a sender sends.
     pub(crate) attempts: u8,
-    /// The adapter only looks at a second identity if the first was not claimed: Redis under both ledgers, SQL on
-    /// arrival.
+    /// The adapter only looks at the later identity if the earlier one was not claimed: Redis under both ledgers,
+    /// SQL on arrival.
     pub(crate) pairs: bool,
     /// Other deliveries may come between a lost reply and the end of its `store_timeout`.
     pub(crate) slow: bool,
@@ -129,7 +128,7 @@ impl Protocol {
         Self {
             ledger,
             deliveries: deliveries.iter().map(|keys| keys.to_vec()).collect(),
-            key_at: 0,
+            second_first: false,
             processes: 2,
             attempts: 2,
             pairs: true,
@@ -145,6 +144,15 @@ impl Protocol {
 
     pub(crate) fn execute(&self, state: &mut State, call: Call) -> Reply {
         state.store.execute(call, self.ledger, self.broken)
+    }
+
+    pub(crate) fn key_of(&self, index: usize) -> Key {
+        let keys = &self.deliveries[index];
+        if self.second_first { keys[keys.len() - 1] } else { keys[0] }
+    }
+
+    pub(crate) fn second_of(&self, index: usize) -> Option<Key> {
+        self.deliveries[index].iter().copied().find(|key| *key != self.key_of(index))
     }
 
     /// Two deliveries with a common identity report one event.
@@ -193,9 +201,8 @@ impl Protocol {
         let is_pair_of_other = match replies.last() {
             // The pending key was not asked for.
             Some(_) if view.pending != 0 => false,
-            Some(Reply::InFlight) => true,
-            Some(Reply::Duplicate) => self.ledger == Ledger::OnArrival,
-            _ => false,
+            Some(reply) => matches!(reply, Reply::InFlight | Reply::Duplicate),
+            None => false,
         };
         let only_looks = *action == Action::Claim
             && is_pair_of_other

@@ -236,8 +236,7 @@ async fn the_body_is_buffered_once() {
 /// GitHub signs no id: a replay under another id runs, unless the body is a second identity.
 #[tokio::test]
 async fn replay_under_a_fresh_id_is_a_duplicate_by_its_body() {
-    let by_id_or_body =
-        || KeyExtractor::from(provider::GITHUB).second_identity("body", key::body_digest());
+    let by_id_or_body = || KeyExtractor::from(provider::GITHUB).content_identity();
     for app in 0..2 {
         let site = Site::new(provider::GITHUB, github_verifier());
         let plain = &site.right()[app];

@@ -1,5 +1,6 @@
 //! [`Table`]: the shards that a call locks, and the changes of their rows.
 
+use std::collections::HashSet;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -73,7 +74,38 @@ impl Table {
         self.shards.len()
     }
 
+    /// On arrival, claims the later identities of events in a second step: see
+    /// [`DedupAdapter`](super::super::DedupAdapter).
     pub(super) fn claim(&self, keys: &[DedupKey], terms: &CallTerms) -> Replies<Claimed> {
+        let later_of = |key: &DedupKey| match terms.permanence() {
+            Permanence::OnClaim => terms.later_identity_of(key).cloned(),
+            Permanence::OnCompletion { .. } => None,
+        };
+        let later: HashSet<DedupKey> = keys.iter().filter_map(later_of).collect();
+        let mut replies = self.claim_unless(&later, keys, terms)?;
+        if later.is_empty() {
+            return Ok(replies);
+        }
+        let firsts =
+            keys.iter().zip(&replies).filter(|(_, reply)| matches!(reply, Claimed::First { .. }));
+        let mut granted: Vec<DedupKey> = firsts.filter_map(|(key, _)| later_of(key)).collect();
+        granted.retain(|key| keys.binary_search(key).is_ok());
+        let claimed = self.claim_unless(&HashSet::new(), &granted, terms);
+        for (key, reply) in granted.iter().zip(claimed.map_err(Error::with_unknown_outcome)?) {
+            if let Ok(place) = keys.binary_search(key) {
+                replies[place] = reply;
+            }
+        }
+        Ok(replies)
+    }
+
+    /// Claims the keys that are free. A free key of `others` is in flight.
+    fn claim_unless(
+        &self,
+        others: &HashSet<DedupKey>,
+        keys: &[DedupKey],
+        terms: &CallTerms,
+    ) -> Replies<Claimed> {
         let on_claim = terms.permanence() == Permanence::OnClaim;
         self.each(keys, terms, true, |row, mut new, key, now| {
             if let Some(old) = row {
@@ -99,6 +131,9 @@ impl Table {
                     }
                     RowState::Expired => {}
                 }
+            }
+            if others.contains(key) {
+                return (Claimed::InFlight, Change::None);
             }
             if on_claim {
                 new.complete(key, terms, now);

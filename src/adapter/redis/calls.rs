@@ -18,7 +18,7 @@ use redis::Value;
 use super::super::replies::{Claimed, Completed, Forgotten, Released, Renewed, Seen};
 use super::super::rerun::{RerunOrder, RerunReply};
 use super::super::stored::Fetch;
-use super::super::terms::{CallTerms, PAIR_SETTLED, Permanence};
+use super::super::terms::{CallTerms, Permanence};
 use super::adapter::Shared;
 use super::script::{self, Script, ScriptCall};
 use super::value::{Data, data_sections, event_type_section, rerun_section};
@@ -42,7 +42,7 @@ impl Shared {
         terms: &CallTerms,
     ) -> Result<Vec<Claimed>, Error> {
         if let [key] = keys {
-            return Ok(vec![self.claim_one(key, terms, false).await?.0]);
+            return Ok(vec![self.claim_one(key, terms, false).await?]);
         }
         let (pairs, places): (Vec<_>, Vec<_>) = pairs(keys, terms).into_iter().unzip();
         let calls = pairs.into_iter().map(|(key, second)| self.claim_pair(key, second, terms));
@@ -58,35 +58,26 @@ impl Shared {
         replies.into_iter().collect::<Option<_>>().ok_or_else(|| unreadable(CLAIMING))
     }
 
-    /// Claims a key, and then the other identity of its event.
+    /// Claims a key, and then the later identity of its event if the key was free.
     async fn claim_pair(
         &self,
         key: &DedupKey,
-        second: Option<&DedupKey>,
+        later: Option<&DedupKey>,
         terms: &CallTerms,
     ) -> Result<(Claimed, Option<Claimed>), Error> {
-        let (first, since_completion) = self.claim_one(key, terms, false).await?;
-        let Some(second) = second else { return Ok((first, None)) };
-        let only_look = match &first {
-            Claimed::First { .. } => false,
-            Claimed::InFlight => true,
-            // Under a lease, the event of a complete key has run, and its call has both keys no more. A
-            // claim that is complete at once may still be about to claim the second one.
-            Claimed::Duplicate(_) => {
-                terms.permanence() == Permanence::OnClaim && since_completion < PAIR_SETTLED
-            }
-        };
-        let second = self.claim_one(second, terms, only_look).await;
-        Ok((first, Some(second.map_err(Error::with_unknown_outcome)?.0)))
+        let first = self.claim_one(key, terms, false).await?;
+        let Some(later) = later else { return Ok((first, None)) };
+        let only_look = !matches!(first, Claimed::First { .. });
+        let later = self.claim_one(later, terms, only_look).await;
+        Ok((first, Some(later.map_err(Error::with_unknown_outcome)?)))
     }
 
-    /// Also returns the time since the completion of a duplicate.
     async fn claim_one(
         &self,
         key: &DedupKey,
         terms: &CallTerms,
         only_look: bool,
-    ) -> Result<(Claimed, Duration), Error> {
+    ) -> Result<Claimed, Error> {
         let (lease, stored) = match terms.permanence() {
             Permanence::OnClaim => (String::new(), terms.stored_data_for(key)),
             Permanence::OnCompletion { .. } => (terms.lease_ms().to_string(), None),
@@ -111,7 +102,7 @@ impl Shared {
         let claimed =
             reply.and_then(|reply| claimed(&Reply::read(reply, CLAIMING)?, terms.fetch()));
         let may_be_duplicate = match &claimed {
-            Ok((claimed, _)) => matches!(claimed, Claimed::Duplicate(_)),
+            Ok(claimed) => matches!(claimed, Claimed::Duplicate(_)),
             Err(error) => error.kind() == ErrorKind::Corrupt,
         };
         if may_be_duplicate {
@@ -330,9 +321,8 @@ impl Reply {
     }
 }
 
-/// Also returns the time since the completion of a duplicate.
-fn claimed(reply: &Reply, fetch: Fetch) -> Result<(Claimed, Duration), Error> {
-    let claimed = match reply.case {
+fn claimed(reply: &Reply, fetch: Fetch) -> Result<Claimed, Error> {
+    Ok(match reply.case {
         0 => Claimed::First {
             attempt: reply.number(1)?,
             takeover: reply.number::<u8>(2)? != 0,
@@ -340,9 +330,8 @@ fn claimed(reply: &Reply, fetch: Fetch) -> Result<(Claimed, Duration), Error> {
         },
         1 => {
             let seen = Seen::new(Duration::from_millis(reply.number(1)?));
-            let since_completion = Duration::from_millis(reply.number(4)?);
             if fetch == Fetch::Nothing {
-                return Ok((Claimed::Duplicate(seen), since_completion));
+                return Ok(Claimed::Duplicate(seen));
             }
             let flags = reply.number(2)?;
             let data = match reply.values.get(3) {
@@ -351,11 +340,10 @@ fn claimed(reply: &Reply, fetch: Fetch) -> Result<(Claimed, Duration), Error> {
             };
             let data = data.ok_or_else(|| unreadable(CLAIMING))?;
             let stored = data.stored(fetch == Fetch::DigestAndResponse)?;
-            return Ok((Claimed::Duplicate(seen.with_stored(stored.into())), since_completion));
+            Claimed::Duplicate(seen.with_stored(stored.into()))
         }
         _ => Claimed::InFlight,
-    };
-    Ok((claimed, Duration::ZERO))
+    })
 }
 
 pub(super) fn unreadable(context: &'static str) -> Error {

@@ -4,15 +4,16 @@
 //!    are duplicates then, and no handler runs.
 //! 2. One statement inserts the missing rows, and another one claims the free rows. Each commits by itself,
 //!    so another process may claim a key of the pair in between.
-//! 3. So the later key of a pair waits for the reply to the earlier one. The later key is claimed if the
-//!    earlier one was. Otherwise its row is only read, and a free key is in flight.
+//! 3. So the later key of a pair, the key of the event, waits for the reply to the earlier one, the second
+//!    identity. The later key is claimed if the earlier one was. Otherwise its row is only read, for the
+//!    digest of its payload, and a free key is in flight.
 //! 4. A call under a lease claims both keys at once: a delivery that does not get both is in flight, and its
 //!    sender retries.
 
 use std::future::Future;
 
 use super::super::replies::Claimed;
-use super::super::terms::{CallTerms, PAIR_SETTLED, Permanence};
+use super::super::terms::{CallTerms, Permanence};
 use super::call::missing_reply;
 use super::row::Row;
 use crate::error::{Error, ErrorKind};
@@ -78,18 +79,10 @@ pub(in crate::adapter) async fn claim_pairs<A: PairClaims>(
         _ => Error::new(ErrorKind::Refused, "looking up keys").with_source(error),
     };
     if !others.is_empty() {
-        let both: Vec<usize> = others.iter().flat_map(|(one, other)| [*one, *other]).collect();
-        let rows = adapter.look_up(&select(&both), terms).await.map_err(failed)?;
-        for ((_, later), rows) in others.into_iter().zip(rows.chunks(2)) {
-            let [earlier, row] = rows else { return Err(missing_reply()) };
-            let reply = row.as_ref().map(|row| row.claimed(terms)).transpose()?.flatten();
-            let is_settled = || {
-                let since = earlier.as_ref().and_then(Row::since_completion);
-                since.is_some_and(|since| since >= PAIR_SETTLED)
-            };
-            if reply.is_none() && is_settled() {
-                places.push(later);
-            }
+        let others: Vec<usize> = others.into_iter().map(|(_, later)| later).collect();
+        let rows = adapter.look_up(&select(&others), terms).await.map_err(failed)?;
+        for (later, row) in others.into_iter().zip(rows) {
+            let reply = row.map(|row| row.claimed(terms)).transpose()?.flatten();
             replies[later] = Some(reply.unwrap_or(Claimed::InFlight));
         }
     }
@@ -129,8 +122,7 @@ mod tests {
     #[derive(Default)]
     struct Fake {
         calls: Mutex<Vec<String>>,
-        /// The keys that are not free, and how long ago they were completed.
-        complete: Vec<(&'static str, i64)>,
+        complete: Vec<&'static str>,
         in_flight: Vec<&'static str>,
         /// The number of the call that fails, and its error.
         fails: Option<(usize, ErrorKind)>,
@@ -147,8 +139,7 @@ mod tests {
         }
 
         fn row(&self, key: &DedupKey) -> Option<Row> {
-            let (_, ago) = *self.complete.iter().find(|(id, _)| *id == key.id())?;
-            Some(Row { now: ago, ..Row::row_after(key, &terms(), &FIRST) })
+            self.complete.contains(&key.id()).then(|| Row::row_after(key, &terms(), &FIRST))
         }
     }
 
@@ -203,19 +194,16 @@ mod tests {
 
     #[tokio::test]
     async fn later_key_is_claimed_only_after_the_earlier_one() {
-        let settled = i64::try_from(PAIR_SETTLED.as_millis()).unwrap();
         let fake = |complete: &[_]| Fake { complete: complete.to_vec(), ..Fake::default() };
         let in_flight = Fake { in_flight: vec!["a"], ..fake(&[]) };
-        let beside_complete = Fake { in_flight: vec!["a"], ..fake(&[("b", 0)]) };
+        let beside_complete = Fake { in_flight: vec!["a"], ..fake(&["b"]) };
         for (fake, calls, replies) in [
             (fake(&[]), &["claim a", "claim also b"][..], "FF"),
-            (fake(&[("b", 0)]), &["claim a", "claim also b"], "FD"),
-            (fake(&[("a", 0)]), &["claim a", "read a b"], "DI"),
-            (fake(&[("a", settled - 1)]), &["claim a", "read a b"], "DI"),
-            (fake(&[("a", settled)]), &["claim a", "read a b", "claim b"], "DF"),
-            (fake(&[("a", settled), ("b", 0)]), &["claim a", "read a b"], "DD"),
-            (in_flight, &["claim a", "read a b"], "II"),
-            (beside_complete, &["claim a", "read a b"], "ID"),
+            (fake(&["b"]), &["claim a", "claim also b"], "FD"),
+            (fake(&["a"]), &["claim a", "read b"], "DI"),
+            (fake(&["a", "b"]), &["claim a", "read b"], "DD"),
+            (in_flight, &["claim a", "read b"], "II"),
+            (beside_complete, &["claim a", "read b"], "ID"),
         ] {
             let claimed = claim(&fake, &["a", "b"], &with_pairs(terms(), &[("a", "b")])).await;
             assert_eq!(claimed.0, calls);
@@ -230,15 +218,15 @@ mod tests {
         let claimed = claim(&Fake::default(), &keys, &pairs).await;
         assert_eq!(claimed.0, ["claim a b e", "claim also c d"]);
         assert_eq!(claimed.1, "FFFFF");
-        let fake = Fake { complete: vec![("b", 0)], ..Fake::default() };
+        let fake = Fake { complete: vec!["b"], ..Fake::default() };
         let claimed = claim(&fake, &keys, &pairs).await;
-        assert_eq!(claimed.0, ["claim a b e", "read b c", "claim also d"]);
+        assert_eq!(claimed.0, ["claim a b e", "read c", "claim also d"]);
         assert_eq!(claimed.1, "FDIFF");
     }
 
     #[tokio::test]
     async fn call_under_a_lease_or_without_pairs_claims_all_keys_at_once() {
-        let lease = CallTerms::on_completion(Token::random(), PAIR_SETTLED, PAIR_SETTLED);
+        let lease = CallTerms::on_completion(Token::random(), Duration::MAX, Duration::MAX);
         let of_others = with_pairs(terms(), &[("a", "x"), ("A", "b")]);
         for terms in [terms(), with_pairs(lease, &[("a", "b")]), of_others] {
             let claimed = claim(&Fake::default(), &["a", "b"], &terms).await;
@@ -261,8 +249,7 @@ mod tests {
             (&["a", "c"], (2, ErrorKind::Timeout), refused, true),
             (&["a", "c"], (2, corrupt), corrupt, true),
         ] {
-            let complete = complete.iter().map(|id| (*id, 0)).collect();
-            let fake = Fake { complete, fails: Some(fails), ..Fake::default() };
+            let fake = Fake { complete: complete.to_vec(), fails: Some(fails), ..Fake::default() };
             let note = Arc::default();
             let terms = with_pairs(terms(), &[("a", "b")]).with_duplicate_note(Arc::clone(&note));
             let error = claim_pairs(&fake, &keys, &terms).await.unwrap_err();

@@ -146,13 +146,6 @@ impl Row {
         Ok(matches!(self.state(), RowState::Leased))
     }
 
-    /// Returns the time since the completion of a complete row; `None` for another row.
-    pub(super) fn since_completion(&self) -> Option<Duration> {
-        let RowState::Complete = self.state() else { return None };
-        let since = self.now.saturating_sub(self.completed_at?);
-        Some(Duration::from_millis(since.try_into().unwrap_or_default()))
-    }
-
     /// Returns the reply to an operator who allows a rerun; `None` for a row that may run again.
     ///
     /// # Errors
@@ -331,9 +324,10 @@ mod tests {
         let complete = CallTerms::on_claim(token, MINUTE);
         assert!(row_at(&leased, 999).is_leased().unwrap());
         assert!(!row_at(&leased, 1_000).is_leased().unwrap());
-        let since = |now| row_at(&complete, now).since_completion();
-        assert_eq!(since(59_999), Some(Duration::from_millis(59_999)));
-        assert_eq!(since(60_000), None, "expired");
+        let other = CallTerms::on_claim(Token::random(), MINUTE);
+        let claimed = |now| row_at(&complete, now).claimed(&other).unwrap();
+        assert!(matches!(claimed(59_999), Some(Claimed::Duplicate(_))));
+        assert_eq!(claimed(60_000), None, "expired");
     }
 
     /// The replies to a claim by the row's token and by another one, under a lease and on arrival; to a

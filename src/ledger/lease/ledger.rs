@@ -85,9 +85,6 @@ impl Lease {
         claimed_at: Instant,
     ) -> (Begin<LeaseClaim>, bool) {
         self.release(&resolution.release, &terms, store_timeout).start();
-        if !resolution.complete.is_empty() {
-            self.spawn_complete(&resolution.complete, terms.clone(), store_timeout, None, None);
-        }
         if resolution.new.is_empty() {
             return (resolution.without_new(), false);
         }

@@ -69,10 +69,15 @@ impl<DB: Database> Ledger for Transactional<DB> {
             return Err(Error::new(ErrorKind::Corrupt, "counting the replies of the store"));
         }
         let states = states(&flat, opened.replies, pending, |_| KeyState::InFlight);
-        let mut resolution = resolve(events, &flat, &states, &terms);
+        let resolution = resolve(events, &flat, &states, &terms);
         let Some(mut transaction) = opened.transaction else {
             return Ok(resolution.without_new());
         };
+        if resolution.new.is_empty() {
+            let rollback = || adapter.rollback(transaction);
+            bounded(&["rollback", "rolling back"], store_timeout, rollback).await?;
+            return Ok(resolution.without_new());
+        }
         if !resolution.release.is_empty() {
             let keys = &resolution.release;
             bounded(&["release_in", "releasing keys"], store_timeout, || {
@@ -80,22 +85,9 @@ impl<DB: Database> Ledger for Transactional<DB> {
             })
             .await?;
         }
-        let complete = std::mem::take(&mut resolution.complete);
-        if resolution.new.is_empty() {
-            if complete.is_empty() {
-                let rollback = || adapter.rollback(transaction);
-                bounded(&["rollback", "rolling back"], store_timeout, rollback).await?;
-            } else {
-                let commit = || adapter.commit(transaction, &complete, &terms);
-                bounded(&["commit", "completing keys"], store_timeout, commit).await?;
-            }
-            return Ok(resolution.without_new());
-        }
         resolution.report_run();
         let others = resolution.others();
-        let mut keys = resolution.held().into_vec();
-        keys.extend(complete);
-        keys.sort_unstable();
+        let keys = resolution.held().into_vec();
         let running = self.running.add((*keys).into());
         let delivery: Delivery = resolution.delivery(Protection::Transactional, ()).into();
         let adapter = Arc::clone(&self.adapter);

@@ -3,8 +3,7 @@
 -- ARGV: 2 token, 3 retention, 4 lease ('' for a claim that is complete at once), 5 the data that a
 -- duplicate carries (0 nothing, 1 digest, 2 all), 6 section of the event type, 7 flags and 8 sections of
 -- the data to store, 9 '1' to claim nothing: a free key is in flight then.
--- Replies: {0, attempts, takeover, rerun} first; {1, age, flags, sections, time since its completion} duplicate;
--- {2} in flight.
+-- Replies: {0, attempts, takeover, rerun} first; {1, age, flags, sections} duplicate; {2} in flight.
 local at_once = ARGV[4] == ''
 local is_mine = token == ARGV[2]
 local is_repeated = is_mine and complete == at_once
@@ -17,7 +16,7 @@ if state == 'complete' then
     elseif ARGV[5] == '2' then
       flags, sections = data_flags, data
     end
-    return {1, math.max(now - first_seen_at, 0), flags, sections, math.max(now - ends_at, 0)}
+    return {1, math.max(now - first_seen_at, 0), flags, sections}
   end
 elseif state == 'leased' and (at_once or not is_mine) then
   return {2}
