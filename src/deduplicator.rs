@@ -31,7 +31,7 @@ use crate::observe::{Meters, MetersByNamespace, Outcome, RunReport};
 ///
 /// It runs the handler once a call and repeats nothing: the caller delivers a failed event again. The
 /// [ledger](crate::ledger) decides how often one event takes effect. Under a lease: at least once, and
-/// once while no process and no store dies. On arrival: at most once. In a transaction: exactly once,
+/// twice only if a process or the store dies in between. On arrival: at most once. In a transaction: exactly once,
 /// for the handler's writes there.
 ///
 /// | setting | default |

@@ -35,8 +35,8 @@ const MOST_RELEASES: usize = 4_096;
 /// later blocks its key for a lease, and loses nothing.
 const NOT_HELD_GRACE: Duration = Duration::from_secs(5);
 
-/// Claims keys under a lease, and completes them after success: no event is lost, and none runs twice
-/// while no process and no store dies.
+/// Claims keys under a lease, and completes them after success: no event is lost, and one runs
+/// twice only if a process or the store dies in between.
 ///
 /// [`DedupLayer::new`](crate::DedupLayer::new) selects it.
 pub struct Lease {
