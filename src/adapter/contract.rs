@@ -317,6 +317,9 @@ pub trait MaintenanceAdapter: DedupAdapter {
 
     /// Deletes one key, so that its event can be delivered again. A live lease stays.
     ///
+    /// Postgres and Redis do not repeat the call after a lost reply: a repetition could delete the key of
+    /// a later delivery. The outcome is then unknown, and [`get`](Self::get) shows the key.
+    ///
     /// # Errors
     ///
     /// The store's own errors.

@@ -220,18 +220,25 @@ impl KeyExtractor {
     /// Adds a value that a closure reads from the request to the namespace: `{namespace}:{value}`.
     ///
     /// The value can be the route. This is for one layer over several routes that receive one event,
-    /// if each route's handler has to see the event. The first 16 hex digits of its SHA-256 replace
-    /// a value with a control character. They also replace a value that makes the namespace longer
-    /// than 64 bytes. If the value is missing or empty, the layer answers 400, because a key in the
-    /// wrong namespace would lose the event. The value is part of the key: a renamed route has no
-    /// keys.
+    /// if each route's handler has to see the event. If the value is missing or empty, the layer
+    /// answers 400, because a key in the wrong namespace would lose the event. The value is part of
+    /// the key: a renamed route has no keys.
+    ///
+    /// Two different pairs of namespace and value never give one namespace:
+    ///
+    /// 1. In the namespace, `%` becomes `%25` and `:` becomes `%3A`. The value stays as it is.
+    /// 2. The first 16 hex digits of its SHA-256 replace a value with a control character, and a value
+    ///    that makes the namespace longer than 64 bytes.
+    /// 3. They also replace a value of 16 digits from `0` to `9` and `a` to `f`, which could be the
+    ///    digest of another value.
     ///
     /// It does not change the keys of an extractor made by [`from_fn`](Self::from_fn): its closure gives
     /// them their namespace.
     ///
     /// # Panics
     ///
-    /// If the namespace, or the namespace of a second identity, is longer than 47 bytes.
+    /// If the namespace, or the namespace of a second identity, is longer than 47 bytes once it is
+    /// escaped.
     ///
     /// # Example
     ///
@@ -279,7 +286,7 @@ impl KeyExtractor {
     fn check_room(&self) {
         let second = self.second.as_ref().map(|second| &second.namespace);
         for namespace in std::iter::once(&self.namespace).chain(second) {
-            let fits = self.namespace_by.is_none() || namespace.len() <= MAX_SCOPED_LEN;
+            let fits = self.namespace_by.is_none() || escaped(namespace).len() <= MAX_SCOPED_LEN;
             assert!(fits, "{namespace:?}: longer than {MAX_SCOPED_LEN} bytes");
         }
     }
@@ -579,16 +586,31 @@ struct Namespaces<'e> {
     second: Cow<'e, str>,
 }
 
-/// The longest namespace to which the digest of a value can be added.
+/// The longest namespace, escaped, to which the digest of a value can be added.
 const MAX_SCOPED_LEN: usize = MAX_NAMESPACE_LEN - 1 - VALUE_DIGITS;
 const VALUE_DIGITS: usize = 16;
 
 fn scoped(namespace: &str, value: &str) -> Cow<'static, str> {
+    let namespace = escaped(namespace);
     let scoped = format!("{namespace}:{value}");
-    match check_namespace(&scoped) {
-        Ok(()) => scoped.into(),
-        Err(_) => format!("{namespace}:{}", &sha256_hex(value.as_bytes())[..VALUE_DIGITS]).into(),
+    if check_namespace(&scoped).is_ok() && !is_digest(value) {
+        return scoped.into();
     }
+    format!("{namespace}:{}", &sha256_hex(value.as_bytes())[..VALUE_DIGITS]).into()
+}
+
+/// Escapes `%` and `:`, so that the first `:` of the joined namespace ends this one.
+fn escaped(namespace: &str) -> Cow<'_, str> {
+    if !namespace.contains(['%', ':']) {
+        return namespace.into();
+    }
+    namespace.replace('%', "%25").replace(':', "%3A").into()
+}
+
+/// Returns `true` if the value looks like the digest of another value.
+fn is_digest(value: &str) -> bool {
+    value.len() == VALUE_DIGITS
+        && value.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 impl Second {

@@ -44,6 +44,8 @@ pub enum DedupResult {
     Uncommitted,
     /// The handler's response was to be stored, and its body ended in an error.
     BrokenResponse,
+    /// The request with this `Idempotency-Key` was handled before, and its response was not stored.
+    ResponseNotStored,
     /// The layer requires verified requests, and this request is not verified.
     Unverified,
     /// The request has an `Idempotency-Key`, and no [scope](crate::DedupLayer::idempotency_key).
@@ -65,9 +67,17 @@ impl DedupResult {
             Self::SlowBody => "slow-body",
             Self::HandlerTimeout => "handler-timeout",
             Self::Uncommitted => "uncommitted",
-            Self::BrokenResponse => "broken-response",
+            Self::BrokenResponse | Self::ResponseNotStored => "broken-response",
             Self::Unverified => "unverified",
             Self::Unscoped => "unscoped",
+        }
+    }
+
+    /// Returns the fragment of a problem's `type`.
+    const fn fragment(self) -> &'static str {
+        match self {
+            Self::ResponseNotStored => "response-not-stored",
+            _ => self.as_str(),
         }
     }
 
@@ -78,7 +88,8 @@ impl DedupResult {
             Self::InFlight => config.in_flight_status,
             Self::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
             Self::InvalidKey | Self::BrokenBody => StatusCode::BAD_REQUEST,
-            Self::Mismatch => StatusCode::UNPROCESSABLE_ENTITY,
+            // Client libraries repeat a request after a 5xx.
+            Self::Mismatch | Self::ResponseNotStored => StatusCode::UNPROCESSABLE_ENTITY,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::SlowBody => StatusCode::REQUEST_TIMEOUT,
             Self::HandlerTimeout => StatusCode::GATEWAY_TIMEOUT,
@@ -95,9 +106,10 @@ impl DedupResult {
         const FAILED: &str = "The server could not process the request";
         const BODY: &str = "The body of the request could not be read";
         match self {
-            Self::Duplicate => (
+            Self::Duplicate | Self::ResponseNotStored => (
                 "The response is no longer available",
-                "A request with this Idempotency-Key was processed. Its response was not stored.",
+                "A request with this Idempotency-Key was processed. Its response was not stored. A new \
+                 key would process the request again.",
             ),
             Self::InFlight => ("A request with this Idempotency-Key is in progress", SAME),
             Self::Unavailable => ("The service is temporarily unavailable", SAME),
@@ -173,7 +185,7 @@ fn problem<B>(
     let status = result.status(config);
     let (title, detail) = result.problem();
     let (kind, title) = match &problems.docs {
-        Some(docs) => (format!("{docs}#{}", result.as_str()), title),
+        Some(docs) => (format!("{docs}#{}", result.fragment()), title),
         // Section 4.2.1: the title of this type is the status's.
         None => ("about:blank".to_owned(), status.canonical_reason().unwrap_or(title)),
     };

@@ -38,7 +38,7 @@ use tower_service::Service;
 
 use super::answer::{DedupResult, Ending};
 use super::body::{Buffered, ResponseBody, buffer_response};
-use super::config::ServiceState;
+use super::config::{Config, ServiceState};
 use super::gate::{NotAdmitted, Permit, release_readiness};
 use super::paths::{LAST_PATHS, Path};
 use super::policy::{OnInFlight, OnMismatch, OnUnavailable, Replay};
@@ -125,12 +125,14 @@ where
             Ok(Begin::First { claim, others }) => self.run_handler(claim, others).await,
             Ok(Begin::Duplicate(info)) => {
                 self.report.age = Some(info.age);
-                (Outcome::Duplicate, duplicate(info))
+                (Outcome::Duplicate, duplicate(info, &self.service.config))
             }
             Ok(Begin::Mismatch(info)) => {
                 self.report.age = Some(info.age);
                 match self.service.config.on_mismatch() {
-                    OnMismatch::Report => (Outcome::Mismatch, duplicate(info)),
+                    OnMismatch::Report => {
+                        (Outcome::Mismatch, duplicate(info, &self.service.config))
+                    }
                     OnMismatch::Refuse => own(Outcome::Mismatch, DedupResult::Mismatch),
                 }
             }
@@ -359,8 +361,12 @@ const fn own<B, E>(outcome: Outcome, result: DedupResult) -> (Outcome, Ending<B,
 }
 
 /// Returns the stored response to the first delivery, if there is one.
-fn duplicate<B, E>(info: DuplicateInfo) -> Ending<B, E> {
-    info.response.map_or(Ending::Own(DedupResult::Duplicate), Ending::Replay)
+fn duplicate<B, E>(info: DuplicateInfo, config: &Config) -> Ending<B, E> {
+    match info.response {
+        Some(response) => Ending::Replay(response),
+        None if config.duplicate_status.is_success() => Ending::Own(DedupResult::Duplicate),
+        None => Ending::Own(DedupResult::ResponseNotStored),
+    }
 }
 
 /// Reads a response. Returns the response to send, and the stored response if it can be stored.

@@ -42,7 +42,7 @@ impl DedupLayer {
     /// | [`compare_payload`](Self::compare_payload) | the query string and the body; another payload is answered 422 |
     /// | [`replay`](Self::replay) | a body of up to 256 KiB with its `content-…` headers, `etag`, `last-modified`, `link` and `location` |
     /// | [`success_when`](Self::success_when) | any status below 500 but 401, 408, 409, 425 and 429 |
-    /// | [`duplicate_status`](Self::duplicate_status) | 500, for a duplicate whose response was not stored |
+    /// | duplicate whose response was not stored | 422, `broken-response`; [`duplicate_status`](Self::duplicate_status) sets a 2xx |
     /// | [`retention`](Self::retention) | 24 h |
     /// | answers of the layer | problem details (RFC 9457) |
     /// | replayed responses | have the header `idempotent-replayed: true` |
@@ -114,7 +114,8 @@ impl DedupLayer {
 impl<L> DedupLayer<L> {
     /// Sets the page on which the API documents its use of `Idempotency-Key`. The `type` of a problem
     /// is this URL with the value of the result header as its fragment:
-    /// `https://api.example.com/docs#mismatch`. Without a page, the `type` is `about:blank`.
+    /// `https://api.example.com/docs#mismatch`. One fragment differs: a duplicate whose response was
+    /// not stored has `#response-not-stored`. Without a page, the `type` is `about:blank`.
     ///
     /// # Panics
     ///
@@ -161,7 +162,7 @@ impl<L: CanReplay> DedupLayer<L> {
             .try_compare_payload(whole_payload(), OnMismatch::Refuse)?
             .try_replay(replay)?;
         // The setter refuses this status, because webhook senders retry after it. A client of an API
-        // must not take an empty 2xx for the response.
+        // must not take an empty 2xx for the response: a duplicate without one is `ResponseNotStored`.
         layer.config.duplicate_status = StatusCode::INTERNAL_SERVER_ERROR;
         layer.config.problems = Some(Problems::default());
         Ok(layer)

@@ -55,8 +55,12 @@ pub enum Scheme {
     ///
     /// If the body is no form, the URL has its digest. The signed text has no separators: `a=bc` and
     /// `ab=c` have the same signature, and so have the end of the query and the beginning of the form.
-    /// Let the handler refuse an invalid SID or status. A GET with a body is refused, because the end
-    /// of its query would count as its form.
+    /// Let the handler refuse an invalid SID or status.
+    ///
+    /// The method is not signed. So a GET must have `AccountSid=AC…` in its query, and every other
+    /// request must not have it in its URL or fields: a captured GET cannot be sent as a POST, nor a
+    /// captured POST with an `AccountSid` as a GET. Do not put an `AccountSid` into the URL of a webhook
+    /// that Twilio sends by POST.
     Twilio,
     /// [Meta](https://developers.facebook.com/docs/graph-api/webhooks/getting-started), WhatsApp
     /// included: HMAC-SHA256 over the body, which has the ids. No time is signed.

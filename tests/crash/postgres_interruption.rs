@@ -8,20 +8,26 @@ use std::time::Duration;
 
 use http::{Extensions, Request, Response};
 use sqlx::Postgres;
+use sqlx::postgres::PgPoolOptions;
+use tokio::sync::Semaphore;
 use tower::{Layer, Service, ServiceExt};
 use tower_dedup::TxHandle;
-use tower_dedup::adapter::PostgresAdapter;
-use tower_dedup::key::{Event, Extracted, KeyExtractor, Keys};
+use tower_dedup::adapter::{
+    CallTerms, Claimed, DedupAdapter, Forgotten, MaintenanceAdapter, PostgresAdapter, Token,
+};
+use tower_dedup::key::{DedupKey, Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::ledger::internals::{self, Begin, BeginContext, Claim, HandlerSuccess};
 use tower_dedup::ledger::{Ledger, Transactional};
-use tower_dedup::{DedupLayer, Delivery, OnInFlight, ResponseBody};
+use tower_dedup::{DedupLayer, Delivery, ErrorKind, OnInFlight, ResponseBody};
 
 use crate::support::effects::{
     AT_A_GATE, Database, MINUTE, answer, apart, effect, lend, transactional, until_acknowledged,
     until_acknowledged_as, write, writes_and_waits,
 };
 use crate::support::proxy::{Cut, Proxy};
-use crate::support::{Body, Handler, by_header, dedup_key, polled, request, result, send};
+use crate::support::{
+    Body, FIRST, Handler, by_header, dedup_key, polled, request, result, send, until,
+};
 
 #[tokio::test]
 async fn request_dropped_at_any_poll_leaves_nothing_behind() {
@@ -526,4 +532,50 @@ async fn leases_terminated_under_load_lose_and_double_nothing() {
         DedupLayer::new(by_header(), adapter).layer(apart(&database))
     });
     storm_with_terminations(&database, services).await;
+}
+
+/// A repetition would delete the row of the later delivery, and the next delivery of its event would run.
+#[tokio::test]
+async fn forget_whose_reply_is_lost_keeps_the_row_of_a_later_delivery() {
+    let database = Database::fresh().await;
+    let direct = PostgresAdapter::new(database.pool(2));
+    let proxy = Proxy::start(&database.options()).await;
+    // The second connection opens after the later delivery.
+    let gate = Arc::new(Semaphore::new(1));
+    let closed = Arc::clone(&gate);
+    let pool = PgPoolOptions::new().max_connections(1).after_connect(move |_, _| {
+        let gate = Arc::clone(&closed);
+        Box::pin(async move {
+            gate.acquire().await.unwrap().forget();
+            Ok(())
+        })
+    });
+    let pool = pool.connect_lazy_with(proxy.options(database.options()));
+    let adapter = PostgresAdapter::new(pool.clone());
+    let terms = || CallTerms::on_claim(Token::random(), 10 * MINUTE);
+    let complete = async |key: &DedupKey| {
+        direct.claim(std::slice::from_ref(key), &terms()).await.unwrap().remove(0)
+    };
+    let [first, key] = [dedup_key("first"), dedup_key("a")];
+    assert_eq!(complete(&key).await, FIRST);
+    // These calls look for the table and prepare the statement.
+    for _ in 0..2 {
+        assert_eq!(complete(&first).await, FIRST);
+        assert_eq!(adapter.forget(&first).await.unwrap(), Forgotten::Removed);
+        until(|| pool.num_idle() == 1).await;
+    }
+    // The first message asks whether the connection is alive.
+    proxy.set(1, Cut::Unanswered);
+
+    let forgetting = tokio::spawn({
+        let (adapter, key) = (adapter.clone(), key.clone());
+        async move { adapter.forget(&key).await }
+    });
+    let later = async { while complete(&key).await != FIRST {} };
+    tokio::time::timeout(MINUTE, later).await.expect("the row is deleted");
+    gate.add_permits(1);
+    let error = forgetting.await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(proxy.sprung().is_some_and(|message| !message.starts_with('S')));
+    assert!(matches!(complete(&key).await, Claimed::Duplicate(_)));
 }

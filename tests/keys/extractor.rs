@@ -1,6 +1,7 @@
 //! Extractors: namespaces, second identities, handshakes, errors.
 #![expect(clippy::unwrap_used, reason = "what cannot be unwrapped fails the test")]
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bytes::Bytes;
@@ -112,6 +113,39 @@ fn namespace_by_adds_a_value_to_the_namespaces_of_all_identities() {
 }
 
 #[test]
+fn namespace_by_gives_two_pairs_of_namespace_and_value_two_namespaces() {
+    let key = |namespace: &str, value: &str| {
+        let value = value.to_owned();
+        let extractor =
+            key::header("a").namespace(namespace).namespace_by(move |_| Some(value.clone()));
+        let Extracted::Keys(keys) = extract(&extractor, letters(&[("a", "1")])) else {
+            panic!("keys")
+        };
+        keys.first().clone()
+    };
+    let long = "x".repeat(64);
+    let digest = &sha256(long.as_bytes())[..16];
+    let words = ["a", "a:b", "a%3Ab", "a%", "a%25", "b", "b:a", ":", "::a", "%3A", "3A", "a.b"];
+    let mut seen = BTreeMap::new();
+    for namespace in words {
+        for value in words.into_iter().chain([&*long, digest, "a\n"]) {
+            let found = key(namespace, value).namespace().to_owned();
+            let other = seen.insert(found.clone(), (namespace, value));
+            assert_eq!(other, None, "{namespace} by {value}: {found}");
+        }
+    }
+    // These names must not change.
+    for (namespace, value, expected) in [
+        ("stripe", "/stripe/billing", "stripe:/stripe/billing"),
+        ("stripe", "eu:acme", "stripe:eu:acme"),
+        ("stripe:eu", "acme", "stripe%3Aeu:acme"),
+        ("50%", "acme", "50%25:acme"),
+    ] {
+        assert_eq!(key(namespace, value).namespace(), expected);
+    }
+}
+
+#[test]
 fn namespace_by_without_a_value_is_malformed() {
     for value in [None, Some(String::new())] {
         let extractor = key::header("a").namespace("acme").namespace_by(move |_| value.clone());
@@ -129,6 +163,9 @@ fn namespace_by_refuses_a_namespace_without_room_for_a_value() {
     assert!(!scoped(47) && scoped(48));
     let by = || key::header("a").namespace("n").namespace_by(|_| None);
     assert!(panics(|| by().namespace(&"n".repeat(48))));
+    // `%3A` is three bytes.
+    assert!(!panics(|| by().namespace(&format!("{}:", "n".repeat(44)))));
+    assert!(panics(|| by().namespace(&format!("{}:", "n".repeat(45)))));
     assert!(panics(|| by().second_identity(&"l".repeat(46), key::header("b"))));
 }
 

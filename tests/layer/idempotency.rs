@@ -7,7 +7,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{CONTENT_LANGUAGE, CONTENT_TYPE, LOCATION, RETRY_AFTER, SET_COOKIE};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Full};
+use http_body::Frame;
+use http_body_util::{BodyExt, Full, StreamBody};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use tower::{Layer, ServiceExt};
@@ -18,7 +19,7 @@ use tower_dedup::adapter::{
 use tower_dedup::key::{self, KeyPart};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{
-    ConfigError, DedupKey, DedupLayer, DedupResult, OnMismatch, OnMissingKey, provider,
+    BoxError, ConfigError, DedupKey, DedupLayer, DedupResult, OnMismatch, OnMissingKey, provider,
 };
 
 use crate::support::ledgers::{Inner, Outer};
@@ -428,23 +429,44 @@ async fn scope_can_be_any_part() {
     assert_eq!(ask(&service, pay(UUID)).await.problem(), (500, "unscoped"));
 }
 
-/// The client must not take an empty 200 for the response to its request.
+/// The client must not take an empty 200 for the response, and its library must not repeat the request.
 #[tokio::test]
-async fn duplicate_whose_response_was_not_stored_is_500() {
+async fn duplicate_whose_response_was_not_stored_is_422() {
     let handler = Handler::default();
     let inner = handler.service().map_response(|response: Response<Body>| {
         response.map(|_| Full::from(vec![b'x'; 256 * 1024 + 1]))
     });
     let layer = layer(MemoryAdapter::new());
-    let service = layer.clone().layer(inner.clone());
+    let service = layer.clone().problem_docs(DOCS).layer(inner.clone());
     let first = ask(&service, pay(UUID)).await;
     assert_eq!((first.status, first.body.len()), (200, 256 * 1024 + 1));
-    assert_eq!(ask(&service, pay(UUID)).await.problem(), (500, "duplicate"));
+    let again = ask(&service, pay(UUID)).await;
+    assert_eq!(again.problem(), (422, "broken-response"));
+    let problem: Value = serde_json::from_slice(&again.body).unwrap();
+    assert_eq!(problem["type"], format!("{DOCS}#response-not-stored"));
     // By choice, a 2xx, which is no problem.
-    let service = layer.duplicate_status(StatusCode::ACCEPTED).layer(inner);
+    let service = layer.clone().duplicate_status(StatusCode::ACCEPTED).layer(inner);
     let again = ask(&service, pay(UUID)).await;
     assert_eq!((again.status, again.header(CONTENT_TYPE), again.body.len()), (202, None, 0));
-    assert_eq!(handler.runs(), 1);
+    assert_eq!((again.header("x-dedup-result"), handler.runs()), (Some("duplicate"), 1));
+}
+
+/// The first run has failed and its key is free, so the client's library may repeat the request.
+#[tokio::test]
+async fn response_whose_body_breaks_is_500_and_the_repetition_runs() {
+    let handler = Handler::default();
+    let layer = layer(MemoryAdapter::new()).problem_docs(DOCS);
+    let broken = handler.service().map_response(|response: Response<Body>| {
+        let frames = [Ok(Frame::data(Bytes::from("a"))), Err(BoxError::from("broken"))];
+        response.map(|_| StreamBody::new(futures_util::stream::iter(frames)))
+    });
+    let answer = layer.layer(broken).oneshot(pay(UUID)).await.unwrap();
+    assert_eq!(answer.headers()["x-dedup-result"], "broken-response");
+    let body = answer.into_body().collect().await.unwrap().to_bytes();
+    let problem: Value = serde_json::from_slice(&body).unwrap();
+    let kind = format!("{DOCS}#broken-response");
+    assert_eq!((&problem["status"], &problem["type"]), (&json!(500), &json!(kind)));
+    assert_eq!(ask(&layer.layer(payments(&handler)), pay(UUID)).await.run(), (201, 2));
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
 use chrono::{DateTime, SecondsFormat};
 use hmac::{Hmac, KeyInit, Mac};
 use http::request::Parts;
@@ -331,6 +332,73 @@ fn twilio_signature_does_not_cover_boundaries_between_parameters() {
     }
 }
 
+/// The signed text of a GET is also the text of a POST with the end of the query in its form, and the
+/// reverse. The text can contain a message that a stranger wrote.
+#[test]
+fn twilio_signature_of_one_method_is_refused_for_the_other_at_every_cut() {
+    const ORIGIN: &str = "https://example.com";
+    let signed = |method: &str, target: &str, body: &str| {
+        let sample = case(Scheme::Twilio, "sms-inbound-get");
+        let request = Request::builder().method(method).uri(target);
+        let request = request.body(Bytes::copy_from_slice(body.as_bytes())).unwrap();
+        let request = Scheme::Twilio.sign(&sample.secret, Some(ORIGIN), at(0), request).unwrap();
+        let signature = request.headers()["x-twilio-signature"].to_str().unwrap().to_owned();
+        Case {
+            method: method.to_owned(),
+            url: format!("{ORIGIN}{target}"),
+            headers: [("X-Twilio-Signature".to_owned(), signature)].into(),
+            body_utf8: body.to_owned(),
+            ..sample
+        }
+    };
+    let recut = |case: &Case, method: &str, url: &str, body: &str| {
+        let (method, url, body_utf8) = (method.to_owned(), url.to_owned(), body.to_owned());
+        Case { method, url, body_utf8, ..case.clone() }.verdict(Scheme::Twilio)
+    };
+    let encoded = |text: &str| text.bytes().map(|byte| format!("%{byte:02X}")).collect::<String>();
+    let account = "AccountSid=AC00000000000000000000000000000001";
+    let in_form = account.replace('=', "");
+    let refused = Err(Refusal::Malformed("AccountSid"));
+
+    for (get, verdict) in [
+        (case(Scheme::Twilio, "sms-inbound-get"), Ok(())),
+        (signed("GET", &format!("/sms?{account}&Body=AccountSid&MessageSid=SM1"), ""), Ok(())),
+        (signed("GET", &format!("/sms?Body={in_form}MessageSidSM2&{account}"), ""), refused),
+    ] {
+        assert_eq!(get.verdict(Scheme::Twilio), verdict, "{}", get.url);
+        for cut in ORIGIN.len() + 1..=get.url.len() {
+            let (url, form) = get.url.split_at(cut);
+            for method in ["POST", "PUT"] {
+                assert_eq!(recut(&get, method, url, &encoded(form)), refused, "{method} {url}");
+            }
+        }
+    }
+
+    let json = case(Scheme::Twilio, "helper-lib-json-bodySHA256");
+    let digest = json.url.split_once("bodySHA256=").unwrap().1;
+    let form = |message: &str| format!("{account}&Body={}&MessageSid=SM1", encoded(message));
+    for (post, verdict) in [
+        (case(Scheme::Twilio, "sms-status-sent"), Ok(())),
+        (case(Scheme::Twilio, "helper-lib-voice"), Ok(())),
+        (signed("POST", "/sms?tenant=1", &form("x&MessageSid=SM2")), Ok(())),
+        (signed("POST", "/sms?tenant=1", &form(&format!("x&bodySHA256={digest}&"))), Ok(())),
+        (signed("POST", "/sms?tenant=1", &form(&format!("x&{account}&MessageSid=SM2&"))), refused),
+    ] {
+        assert_eq!(post.verdict(Scheme::Twilio), verdict, "{}", post.body_utf8);
+        let fields = form_urlencoded::parse(post.body_utf8.as_bytes());
+        let text: String = fields.map(|(name, value)| format!("{name}{value}")).collect();
+        for cut in 0..=text.len() {
+            let (query, form) = text.split_at(cut);
+            let url = format!("{}{query}", post.url);
+            for method in ["GET", "HEAD"] {
+                assert!(recut(&post, method, &url, &encoded(form)).is_err(), "{method} {url}");
+            }
+        }
+        let url = format!("{}{text}", post.url);
+        assert!(recut(&post, "POST", &url, &json.body_utf8).is_err(), "{url}");
+    }
+}
+
 /// The configured URL is verified, whatever host the request names.
 #[test]
 fn twilio_signature_needs_the_public_url() {
@@ -357,7 +425,7 @@ fn twilio_signature_needs_the_public_url() {
     let mut mac = Hmac::<Sha1>::new_from_slice(b"12345").unwrap();
     mac.update(b"http://[::1]:8080/hook");
     let signature = STANDARD.encode(mac.finalize().into_bytes());
-    let (mut head, ()) = Request::get("/hook").body(()).unwrap().into_parts();
+    let (mut head, ()) = Request::post("/hook").body(()).unwrap().into_parts();
     head.headers.insert("x-twilio-signature", signature.parse().unwrap());
     for (public_url, verdict) in [
         ("http://[::1]:8080", Ok(())),

@@ -310,8 +310,11 @@ impl Dialect for PostgresDialect<'_> {
     }
 
     async fn delete(&mut self, rows: &Rows<'_>) -> Result<Vec<bool>, sqlx::Error> {
-        let deleted = self.write_many(&self.statements().forget, rows, Extra::Nothing).await?;
-        Ok(was_returned(rows, &deleted))
+        let (columns, extra) = (KeyColumns::new(rows), ExtraColumns::new(Extra::Nothing, rows));
+        let params = Params::Mixed(&columns, self.lock_timeout(rows), &extra);
+        // After a lost reply, a repetition could delete the row of a later delivery.
+        let deleted = self.store.fetch_once(&self.statements().forget, params).await?;
+        Ok(was_returned(rows, &KeyIndexes::new(rows).of_rows(deleted)?))
     }
 
     async fn allow_rerun(

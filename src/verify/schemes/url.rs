@@ -16,9 +16,12 @@ use crate::verify::received::{HmacSha256, Received, base64, hex, signed};
 ///
 /// Twilio signs the URL sometimes with the port and sometimes without it, so both are tried, as in
 /// Twilio's libraries.
+///
+/// Twilio does not sign the method: see [`twilio_method`].
 pub(in crate::verify) fn twilio(key: &[u8], request: &Received<'_>) -> Result<(), Refusal> {
     let signature = base64(request.header("x-twilio-signature")?);
     let text = twilio_text(request)?;
+    twilio_method(request, &text)?;
     let by = |url: &String| {
         signed::<Hmac<Sha1>>(key, &[url.as_bytes(), text.as_bytes()], signature.clone())
     };
@@ -36,7 +39,7 @@ pub(in crate::verify) fn twilio_text(request: &Received<'_>) -> Result<String, R
         if hex(&digest).is_none_or(|digest| digest[..] != Sha256::digest(request.body)[..]) {
             return Err(Refusal::Forged);
         }
-    } else if request.head.method == Method::GET || request.head.method == Method::HEAD {
+    } else if is_get(request) {
         // Otherwise an attacker could move the end of the query into a form.
         if !request.body.is_empty() {
             return Err(Refusal::Forged);
@@ -49,6 +52,38 @@ pub(in crate::verify) fn twilio_text(request: &Received<'_>) -> Result<String, R
         }
     }
     Ok(text)
+}
+
+/// Checks that Twilio has signed this text for the method of the request.
+///
+/// The URL of a GET is also the text of a POST to the beginning of that URL, with the rest as fields.
+/// Twilio states the account in each request: as `AccountSid=AC…` in the query of a GET, and as
+/// `AccountSidAC…` in the text of a form. A GET needs the first, and no other request may have it. A
+/// text without fields must not have the second. The rule reads the signed text only, so it does not
+/// depend on where the text is cut, and no text of Twilio passes for both methods.
+fn twilio_method(request: &Received<'_>, text: &str) -> Result<(), Refusal> {
+    const ACCOUNT: &str = "AccountSid";
+    let has = |name| has_account_after(name, text);
+    if text == target(&request.head.uri) && has(ACCOUNT) {
+        return Err(Refusal::Malformed(ACCOUNT));
+    }
+    match (is_get(request), has("?AccountSid=") || has("&AccountSid=")) {
+        (true, false) => Err(Refusal::Missing(ACCOUNT)),
+        (false, true) => Err(Refusal::Malformed(ACCOUNT)),
+        _ => Ok(()),
+    }
+}
+
+/// Returns `true` if the name is followed by the id of an account: `AC` and 32 hexadecimal digits.
+fn has_account_after(name: &str, text: &str) -> bool {
+    text.split(name)
+        .skip(1)
+        .filter_map(|rest| rest.strip_prefix("AC")?.as_bytes().get(..32))
+        .any(|id| id.iter().all(u8::is_ascii_hexdigit))
+}
+
+fn is_get(request: &Received<'_>) -> bool {
+    request.head.method == Method::GET || request.head.method == Method::HEAD
 }
 
 /// Square: HMAC-SHA256 in base64 over URL and body.

@@ -6,8 +6,8 @@ use tokio::sync::oneshot;
 
 use super::lane::{BatchExecutor, BatcherState, Lane, no_reply};
 use super::options::Batching;
-use super::queue::{BatchItem, QueueReply, Queues, Waiting};
-use super::runtime::{Mutex, current};
+use super::queue::{BatchItem, QueueReply, Queues};
+use super::runtime::{Mutex, RuntimeId, current};
 use crate::error::{Error, ErrorKind};
 
 /// How many keys wait when another lane starts; a full batch, if that has fewer. Below, the keys
@@ -39,7 +39,7 @@ impl<I: BatchItem> Batcher<I> {
         mut item: I,
     ) -> Result<I::Reply, Error> {
         for _ in 0..MAX_TRIES {
-            match self.push(executor, item)?.await {
+            match self.push(executor, item)?.reply().await {
                 Ok(QueueReply::Executed(reply)) => return reply,
                 Ok(QueueReply::NotSent(again)) => item = again,
                 Err(_) => return Err(no_reply()),
@@ -53,22 +53,24 @@ impl<I: BatchItem> Batcher<I> {
         &self,
         executor: &Arc<E>,
         item: I,
-    ) -> Result<oneshot::Receiver<QueueReply<I>>, Error> {
+    ) -> Result<Queued<'_, I>, Error> {
         let (runtime, shared) = (current(), &self.0);
         let (reply, receiver) = oneshot::channel();
-        let opens = {
+        let (ticket, opens) = {
             let mut queues = shared.lock();
             let keys = item.key_hashes().len();
             if item.is_bounded() && !queues.has_room(keys, shared.max_queued_keys) {
                 return Err(Error::new(ErrorKind::Overloaded, "queueing a call"));
             }
-            let queue = queues.push(runtime, Waiting { item, reply });
-            queue.opens_lane(shared.lanes, KEYS_WORTH_A_LANE.min(shared.max_batch_keys))
+            let (ticket, queue) = queues.push(runtime, item, reply);
+            let min_keys = KEYS_WORTH_A_LANE.min(shared.max_batch_keys);
+            (ticket, queue.opens_lane(shared.lanes, min_keys))
         };
+        let queued = Queued { shared, runtime, ticket: Some(ticket), receiver };
         if opens {
             Lane::start(Arc::clone(shared), Arc::clone(executor), runtime);
         }
-        Ok(receiver)
+        Ok(queued)
     }
 
     /// Returns how many keys wait; `None` if there are no lanes.
@@ -77,5 +79,30 @@ impl<I: BatchItem> Batcher<I> {
     pub(super) fn waiting(&self) -> Option<usize> {
         let queues = self.0.lock();
         (!queues.by_runtime.is_empty()).then_some(queues.keys)
+    }
+}
+
+/// A call that was queued. If it is dropped before the reply, the call is forgotten if it was not sent.
+struct Queued<'b, I: BatchItem> {
+    shared: &'b BatcherState<I>,
+    runtime: RuntimeId,
+    /// `None` once the call has its reply.
+    ticket: Option<u64>,
+    receiver: oneshot::Receiver<QueueReply<I>>,
+}
+
+impl<I: BatchItem> Queued<'_, I> {
+    async fn reply(mut self) -> Result<QueueReply<I>, oneshot::error::RecvError> {
+        let reply = (&mut self.receiver).await;
+        self.ticket = None;
+        reply
+    }
+}
+
+impl<I: BatchItem> Drop for Queued<'_, I> {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket {
+            self.shared.lock().abandon(self.runtime, ticket);
+        }
     }
 }

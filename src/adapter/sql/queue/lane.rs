@@ -101,7 +101,7 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
         drop(queues);
         let hashes = batch.iter().flat_map(|waiting| waiting.item.key_hashes());
         self.sending = hashes.copied().collect();
-        Some(batch.into_iter().map(|Waiting { item, reply }| (item, reply)).unzip())
+        Some(batch.into_iter().map(|Waiting { item, reply, .. }| (item, reply)).unzip())
     }
 
     async fn send(
@@ -177,7 +177,7 @@ impl<I: BatchItem, E: BatchExecutor<I>> Drop for Lane<I, E> {
         }
         self.finish_batch();
         let not_sent = self.shared.lock().close_lane(self.runtime);
-        for Waiting { item, reply } in not_sent {
+        for Waiting { item, reply, .. } in not_sent {
             let _ = reply.send(QueueReply::NotSent(item));
         }
     }

@@ -15,7 +15,8 @@
 //! 5. A caller that drops its future does not affect other callers. A call that was not sent yet is not
 //!    sent; one that was sent is finished by its lane.
 //! 6. The number of waiting keys is bounded. Past the bound a call is refused with
-//!    [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded) and nothing was claimed. The bound does not
+//!    [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded) and nothing was claimed. A refusal looks at
+//!    no waiting call: a caller that drops its future gives its room back itself. The bound does not
 //!    hold for what ends a claim that is complete at once, or claims the second identity of its event:
 //!    until then, another process takes the event for a duplicate.
 //! 7. Each runtime has lanes of its own, in tasks of that runtime. When a runtime ends, the outcome

@@ -38,6 +38,8 @@ pub(super) enum QueueReply<I: BatchItem> {
 }
 
 pub(super) struct Waiting<I: BatchItem> {
+    /// The number of the call.
+    pub(super) ticket: u64,
     pub(super) item: I,
     pub(super) reply: ReplySender<I>,
 }
@@ -48,9 +50,11 @@ pub(super) struct Queues<I: BatchItem> {
     pub(super) by_runtime: HashMap<RuntimeId, Queue<I>>,
     /// How many keys wait, in all queues.
     pub(super) keys: usize,
+    next_ticket: u64,
 }
 
 pub(super) struct Queue<I: BatchItem> {
+    /// In the order of their tickets.
     waiting: VecDeque<Waiting<I>>,
     /// How many keys wait.
     keys: usize,
@@ -63,31 +67,43 @@ pub(super) struct Queue<I: BatchItem> {
 
 impl<I: BatchItem> Default for Queues<I> {
     fn default() -> Self {
-        Self { by_runtime: HashMap::new(), keys: 0 }
+        Self { by_runtime: HashMap::new(), keys: 0, next_ticket: 0 }
     }
 }
 
 impl<I: BatchItem> Queues<I> {
-    /// Returns `true` if `keys` more may wait. Forgets abandoned calls first, if that is needed.
-    pub(super) fn has_room(&mut self, keys: usize, max: usize) -> bool {
-        if self.keys > 0 && self.keys + keys > max {
-            for queue in self.by_runtime.values_mut() {
-                queue.waiting.retain(|waiting| !waiting.reply.is_closed());
-                queue.keys =
-                    queue.waiting.iter().map(|waiting| waiting.item.key_hashes().len()).sum();
-            }
-            self.keys = self.by_runtime.values().map(|queue| queue.keys).sum();
-        }
+    /// Returns `true` if `keys` more may wait. Looks at no call that waits, because callers are refused
+    /// while the store is slow.
+    pub(super) fn has_room(&self, keys: usize, max: usize) -> bool {
         self.keys == 0 || self.keys + keys <= max
     }
 
-    pub(super) fn push(&mut self, runtime: RuntimeId, waiting: Waiting<I>) -> &mut Queue<I> {
-        let keys = waiting.item.key_hashes().len();
+    /// Returns the call's ticket, and its queue.
+    pub(super) fn push(
+        &mut self,
+        runtime: RuntimeId,
+        item: I,
+        reply: ReplySender<I>,
+    ) -> (u64, &mut Queue<I>) {
+        let (keys, ticket) = (item.key_hashes().len(), self.next_ticket);
+        self.next_ticket += 1;
         let queue = self.by_runtime.entry(runtime).or_default();
         self.keys += keys;
         queue.keys += keys;
-        queue.waiting.push_back(waiting);
-        queue
+        queue.waiting.push_back(Waiting { ticket, item, reply });
+        (ticket, queue)
+    }
+
+    /// Forgets an abandoned call, if it still waits: its room is free at once.
+    pub(super) fn abandon(&mut self, runtime: RuntimeId, ticket: u64) {
+        let Some(queue) = self.by_runtime.get_mut(&runtime) else { return };
+        let found = queue.waiting.binary_search_by_key(&ticket, |waiting| waiting.ticket);
+        let Some(waiting) = found.ok().and_then(|index| queue.waiting.remove(index)) else {
+            return;
+        };
+        let keys = waiting.item.key_hashes().len();
+        queue.keys -= keys;
+        self.keys -= keys;
     }
 
     /// Takes the next batch, and counts its keys as being sent. Returns an empty batch if the lane
@@ -176,10 +192,6 @@ impl<I: BatchItem> Queue<I> {
         let mut blocked = KeyHashes::default();
         while let Some(waiting) = self.waiting.pop_front() {
             let keys = waiting.item.key_hashes();
-            if waiting.reply.is_closed() {
-                self.keys -= keys.len();
-                continue;
-            }
             let is_full = taken_keys + keys.len() > max_keys;
             if !batch.is_empty() && (is_full || skipped_keys > max_keys * LOOK_AHEAD) {
                 self.waiting.push_front(waiting);

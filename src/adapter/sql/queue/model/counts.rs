@@ -1,17 +1,20 @@
 //! What the queue counts, step by step: waiting keys, keys that are being sent, lanes and late batches.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use tokio::sync::oneshot;
 
-use super::queue::{QueueReply, Queues, Waiting};
+use super::queue::{BatchItem, QueueReply, Queues};
 use super::{Item, MAX_BATCH_KEYS};
 
 type Reply = oneshot::Receiver<QueueReply<Item>>;
 
-/// Queues an exclusive call with these keys in a runtime. Its caller waits until the reply is dropped.
+/// Queues an exclusive call with these keys in a runtime.
 fn push(queues: &mut Queues<Item>, runtime: u8, keys: &[u64]) -> Reply {
     let (reply, receiver) = oneshot::channel();
     let item = Item { number: 0, kind: 1, keys: keys.to_vec() };
-    queues.push(runtime, Waiting { item, reply });
+    queues.push(runtime, item, reply);
     receiver
 }
 
@@ -39,19 +42,67 @@ fn calls_have_room_up_to_the_bound_over_all_runtimes() {
 }
 
 #[test]
-fn abandoned_calls_give_their_room_back_when_it_is_needed() {
+fn abandoned_call_gives_its_room_back_unless_it_was_sent() {
     let mut queues = Queues::default();
-    let abandoned = push(&mut queues, 0, &[1, 2, 3]);
-    let _waits = push(&mut queues, 1, &[4]);
-    drop(abandoned);
-    assert!(queues.has_room(1, 5));
-    assert_eq!(queues.keys, 4, "the room was not needed");
-    assert!(queues.has_room(1, 4));
-    assert_eq!(queues.keys, 1);
-    // And a lane that meets one counts it out.
-    drop(push(&mut queues, 1, &[5]));
+    // Their tickets count from 0.
+    let calls = [(0, &[1, 2][..]), (1, &[4]), (0, &[3]), (1, &[5])];
+    let _replies = calls.map(|(runtime, keys)| push(&mut queues, runtime, keys));
+    assert!(!queues.has_room(1, 5));
+    queues.abandon(0, 0);
+    assert_eq!(queues.keys, 3);
+    assert!(queues.has_room(2, 5) && !queues.has_room(3, 5));
+    for (runtime, ticket) in [(0, 0), (0, 1), (0, 9), (2, 0)] {
+        queues.abandon(runtime, ticket);
+        assert_eq!(queues.keys, 3, "{runtime} has no call {ticket}");
+    }
     assert!(opens_lane(&mut queues, 1, 1, 1));
-    assert_eq!((take(&mut queues, 1, 1), queues.keys), (vec![4], 0));
+    assert_eq!((take(&mut queues, 1, 1), queues.keys), (vec![4, 5], 1));
+    queues.abandon(1, 3);
+    assert_eq!(queues.keys, 1, "the call was sent");
+    assert!(opens_lane(&mut queues, 0, 1, 1));
+    assert_eq!((take(&mut queues, 0, 1), queues.keys), (vec![3], 0));
+}
+
+/// A call that counts how often the queue looks at it.
+struct Looked(Arc<AtomicUsize>);
+
+impl BatchItem for Looked {
+    type Reply = ();
+
+    fn can_join(&self, _: &Self) -> bool {
+        true
+    }
+
+    fn key_hashes(&self) -> &[u64] {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        &[1]
+    }
+
+    fn is_bounded(&self) -> bool {
+        true
+    }
+
+    fn allows_shared_keys(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn refused_call_looks_at_no_call_that_waits() {
+    const CALLS: usize = 10_000;
+    let (mut queues, looks) = (Queues::default(), Arc::new(AtomicUsize::new(0)));
+    let _replies: Vec<_> = (0..CALLS)
+        .map(|_| {
+            let (reply, receiver) = oneshot::channel();
+            queues.push(0, Looked(Arc::clone(&looks)), reply);
+            receiver
+        })
+        .collect();
+    let pushed = looks.load(Ordering::Relaxed);
+    for _ in 0..100 {
+        assert!(!queues.has_room(1, CALLS));
+    }
+    assert_eq!(looks.load(Ordering::Relaxed), pushed);
 }
 
 #[test]
