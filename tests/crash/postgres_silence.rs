@@ -28,8 +28,6 @@ pub(super) const STATEMENT_TIMEOUT: Duration = Duration::from_millis(900);
 /// The sum of several bounds, on a busy machine.
 pub(super) const IN_TIME: Duration = Duration::from_secs(10);
 const CONNECTIONS: u32 = 2;
-/// The task that renews leases ends a third of a lease after the last delivery, and the tests wait for it.
-const SHORT_LEASE: Duration = Duration::from_secs(12);
 
 pub(super) fn adapter(pool: &PgPool, batching: Batching) -> PostgresAdapter {
     adapter_with(pool, batching, STATEMENT_TIMEOUT)
@@ -78,11 +76,6 @@ pub(super) fn lease(adapter: PostgresAdapter, handler: Boxed) -> (DedupHandle, B
     (layer.handle(), boxed(layer.layer(handler)))
 }
 
-fn short_lease(adapter: PostgresAdapter, handler: Boxed) -> (DedupHandle, Boxed) {
-    let layer = under_lease(adapter).lease(SHORT_LEASE);
-    (layer.handle(), boxed(layer.layer(handler)))
-}
-
 /// A statement is abandoned at its own timeout, and not because its delivery ends.
 pub(super) fn patient_lease(adapter: PostgresAdapter, handler: Boxed) -> (DedupHandle, Boxed) {
     let layer = under_lease(adapter).store_timeout(2 * STATEMENT_TIMEOUT);
@@ -91,7 +84,7 @@ pub(super) fn patient_lease(adapter: PostgresAdapter, handler: Boxed) -> (DedupH
 
 /// The handler fails the first time, so that its key is released.
 fn failing_lease(adapter: PostgresAdapter, handler: Boxed) -> (DedupHandle, Boxed) {
-    let layer = under_lease(adapter).lease(SHORT_LEASE);
+    let layer = under_lease(adapter);
     let handler = tower::service_fn(move |request: Request<Body>| {
         let mut handler = handler.clone();
         async move {
@@ -236,12 +229,12 @@ async fn silent_at_every_message(batching: Batching, build: Build, at_least: usi
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lease_over_a_silent_connection_loses_and_doubles_nothing() {
-    silent_at_every_message(Batching::new(), short_lease, 4).await;
+    silent_at_every_message(Batching::new(), lease, 4).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unbatched_lease_over_a_silent_connection_loses_and_doubles_nothing() {
-    silent_at_every_message(Batching::off(), short_lease, 4).await;
+    silent_at_every_message(Batching::off(), lease, 4).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,7 +5,8 @@ use reqwest::{RequestBuilder, Response};
 use serde_json::Value;
 use sqlx::{Connection, SqliteConnection};
 
-use super::programs::{Server, example};
+use super::programs::example;
+use super::server::Server;
 use crate::support::sqlite_url;
 
 const UUID: &str = "\"8e03978e-40d5-43e8-bc93-6894a57f9324\"";

@@ -4,5 +4,6 @@ mod idempotency;
 mod programs;
 mod quickstart;
 mod receiver_page;
+mod server;
 #[path = "../support/mod.rs"]
 mod support;

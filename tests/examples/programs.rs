@@ -5,43 +5,24 @@
 
 use std::env::consts::EXE_SUFFIX;
 use std::path::PathBuf;
-use std::process::Stdio;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
-use hmac::{Hmac, KeyInit, Mac};
-use reqwest::{Client, RequestBuilder, Response};
-use serde_json::{Value, json};
-use sha2::Sha256;
+use serde_json::json;
 use sqlx::{Connection, PgConnection, SqliteConnection};
-use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
-use tokio::process::{Child, Command};
-use tokio::task::JoinHandle;
+use tokio::process::Command;
 use tower_dedup::provider;
 
+use crate::server::{Server, answer, duplicate, effect, first, program};
 use crate::support::postgres::Schema;
 use crate::support::redis::{fresh_prefix, shared, with_prefix};
 use crate::support::sqlite_url;
-
-const KEY: &[u8] = b"what ack_fast is told to ask for";
 
 pub(super) fn example(name: &str) -> Command {
     let test = std::env::current_exe().unwrap();
     let profile = test.ancestors().nth(2).unwrap();
     let path: PathBuf = profile.join("examples").join(format!("{name}{EXE_SUFFIX}"));
     assert!(path.exists(), "{} is missing: cargo build --examples", path.display());
-    let mut command = Command::new(path);
-    command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-    command.env_remove("RUST_LOG");
-    for (name, _) in std::env::vars_os() {
-        let name = name.to_string_lossy().into_owned();
-        if name.starts_with("WEBHOOK_SECRET_") || name == "STRIPE_WEBHOOK_SECRET" {
-            command.env_remove(name);
-        }
-    }
-    command
+    program(&path)
 }
 
 /// Runs an example to its end. Returns whether it succeeded, and its output.
@@ -53,144 +34,9 @@ pub(super) async fn run(name: &str, args: &[&str]) -> (bool, String) {
     (output.status.success(), String::from_utf8(said).unwrap())
 }
 
-/// An example that serves.
-pub(super) struct Server {
-    process: Child,
-    address: String,
-    said: Arc<Mutex<String>>,
-    readers: [JoinHandle<()>; 2],
-    client: Client,
-}
-
-impl Server {
-    pub(super) async fn start(name: &str, args: &[&str]) -> Self {
-        Self::spawn(example(name).args(args)).await
-    }
-
-    pub(super) async fn spawn(command: &mut Command) -> Self {
-        let mut process = command.args(["--listen", "127.0.0.1:0"]).spawn().unwrap();
-        let said = Arc::<Mutex<String>>::default();
-        let readers = [
-            collect(process.stdout.take().unwrap(), &said),
-            collect(process.stderr.take().unwrap(), &said),
-        ];
-        let address = || {
-            let said = said.lock().unwrap();
-            let (_, rest) = said.split_once("listening on ")?;
-            Some(rest.split_once('\n')?.0.to_owned())
-        };
-        eventually(|| address().is_some() || readers.iter().all(JoinHandle::is_finished)).await;
-        let address = address().unwrap_or_else(|| panic!("{command:?}: {}", said.lock().unwrap()));
-        let client = Client::builder().no_proxy().timeout(Duration::from_secs(30)).build();
-        Self { process, address, said, readers, client: client.unwrap() }
-    }
-
-    fn said(&self) -> String {
-        self.said.lock().unwrap().clone()
-    }
-
-    pub(super) fn post(&self, path: &str) -> RequestBuilder {
-        self.client.post(format!("{}{path}", self.address))
-    }
-
-    /// A GET request.
-    pub(super) fn request(&self, path: &str) -> RequestBuilder {
-        self.client.get(format!("{}{path}", self.address))
-    }
-
-    pub(super) async fn get(&self, path: &str) -> Value {
-        let answer = self.request(path).send().await.unwrap();
-        answer.error_for_status().unwrap().json().await.unwrap()
-    }
-
-    /// Delivers to a receiver.
-    pub(super) async fn deliver(&self, id: &str, query: &str) -> Answer {
-        let request =
-            self.post(&format!("/webhooks/standard-webhooks{query}")).header("webhook-id", id);
-        answer(&request.send().await.unwrap())
-    }
-
-    /// Delivers to `ack_fast`, signed at this time with this key.
-    async fn deliver_signed(&self, id: &str, body: &str, at: SystemTime, key: &[u8]) -> Answer {
-        let time = at.duration_since(UNIX_EPOCH).unwrap().as_secs();
-        let mut mac = Hmac::<Sha256>::new_from_slice(key).unwrap();
-        mac.update(format!("{id}.{time}.{body}").as_bytes());
-        let signature = STANDARD.encode(mac.finalize().into_bytes());
-        let request = self
-            .post("/webhooks")
-            .header("webhook-id", id)
-            .header("webhook-timestamp", time)
-            .header("webhook-signature", format!("v1,{signature}"))
-            .header("content-type", "application/json")
-            .body(body.to_owned());
-        answer(&request.send().await.unwrap())
-    }
-
-    /// Sends SIGKILL, and waits for the end.
-    pub(super) async fn kill(mut self) {
-        self.process.kill().await.unwrap();
-    }
-
-    /// Sends SIGTERM, and waits for an orderly end, which the program logs.
-    pub(super) async fn stop(self) {
-        let said = self.end().await;
-        assert!(said.contains("stopped"), "{said}");
-    }
-
-    /// Sends SIGTERM, and waits for the end. Returns the output.
-    pub(super) async fn end(mut self) -> String {
-        let id = self.process.id().unwrap().to_string();
-        assert!(std::process::Command::new("kill").arg(id).status().unwrap().success());
-        let ended = tokio::time::timeout(Duration::from_secs(30), self.process.wait()).await;
-        for reader in &mut self.readers {
-            reader.await.unwrap();
-        }
-        assert!(ended.expect("the process ends").unwrap().success(), "{}", self.said());
-        self.said()
-    }
-}
-
-/// Waits for processes, which are slow on a busy machine.
-async fn eventually(condition: impl Fn() -> bool) {
-    let waited = tokio::time::timeout(Duration::from_secs(60), async {
-        while !condition() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    });
-    waited.await.expect("the condition holds in time");
-}
-
-fn collect(
-    stream: impl AsyncRead + Unpin + Send + 'static,
-    said: &Arc<Mutex<String>>,
-) -> JoinHandle<()> {
-    let (mut lines, said) = (BufReader::new(stream).lines(), Arc::clone(said));
-    tokio::spawn(async move {
-        while let Ok(Some(line)) = lines.next_line().await {
-            *said.lock().unwrap() += &(line + "\n");
-        }
-    })
-}
-
-/// The status, and the result header.
-pub(super) type Answer = (u16, Option<String>);
-
-pub(super) fn answer(response: &Response) -> Answer {
-    let result = response.headers().get("x-dedup-result");
-    let result = result.map(|result| result.to_str().unwrap().to_owned());
-    (response.status().as_u16(), result)
-}
-
-pub(super) fn first() -> Answer {
-    (200, None)
-}
-
-pub(super) fn duplicate() -> Answer {
-    (200, Some("duplicate".to_owned()))
-}
-
-pub(super) fn effect(id: &str, count: u64) -> Value {
-    json!({ "namespace": "standard-webhooks", "id": id, "count": count })
+/// Starts an example that serves.
+pub(super) async fn start(name: &str, args: &[&str]) -> Server {
+    Server::spawn(example(name).args(args)).await
 }
 
 /// Two receivers on one store: every event takes effect once.
@@ -200,7 +46,7 @@ async fn receivers(store: &str, ledger: &str) {
 
 async fn receivers_with(args: &[&str], ledger: &str) {
     // The receivers start together and race to create their tables.
-    let start = || Server::start("receiver", args);
+    let start = || start("receiver", args);
     let (one, other) = tokio::join!(start(), start());
     assert_eq!(one.deliver("msg_1", "").await, first());
     assert_eq!(other.deliver("msg_1", "").await, duplicate());
@@ -258,7 +104,7 @@ async fn receivers_on_redis_keep_their_effects_elsewhere() {
         let args = ["--store", &store, "--ledger", ledger, "--effects", &effects];
         receivers_with(&args, ledger).await;
         let effects = ["--store", "memory:", "--effects", &effects];
-        let receiver = Server::start("receiver", &effects).await;
+        let receiver = start("receiver", &effects).await;
         assert_eq!(receiver.deliver("msg_1", "").await, first());
         let counted = receiver.get("/effects").await;
         assert!(counted.as_array().unwrap().contains(&effect("msg_1", 2)), "{counted}");
@@ -300,7 +146,7 @@ async fn receiver_waits_for_a_file_of_effects_that_another_process_holds() {
         sqlx::raw_sql("COMMIT").execute(&mut other).await.unwrap();
     };
     let args = ["--store", "memory:", "--effects", &effects];
-    let (receiver, ()) = tokio::join!(Server::start("receiver", &args), end);
+    let (receiver, ()) = tokio::join!(start("receiver", &args), end);
     assert_eq!(receiver.deliver("msg_1", "").await, first());
     assert_eq!(receiver.get("/effects").await, json!([effect("msg_1", 1)]));
     receiver.stop().await;
@@ -423,7 +269,7 @@ async fn receiver_that_is_killed_leaves_nothing_of_its_transaction() {
     let schema = Schema::fresh();
     let url = schema.url();
     let args = ["--store", &url, "--ledger", "transactional"];
-    let killed = Server::start("receiver", &args).await;
+    let killed = start("receiver", &args).await;
     let slow =
         killed.post("/webhooks/standard-webhooks?delay_ms=60000").header("webhook-id", "msg_1");
     let slow = tokio::spawn(slow.send());
@@ -443,66 +289,8 @@ async fn receiver_that_is_killed_leaves_nothing_of_its_transaction() {
     killed.kill().await;
     assert!(slow.await.unwrap().is_err(), "the connection was cut");
 
-    let receiver = Server::start("receiver", &args).await;
+    let receiver = start("receiver", &args).await;
     assert_eq!(receiver.deliver("msg_1", "").await, first());
     assert_eq!(receiver.get("/effects").await, json!([effect("msg_1", 1)]));
     receiver.stop().await;
-}
-
-#[tokio::test]
-async fn ack_fast_runs_the_job_of_every_event_once_and_keeps_dead_letters() {
-    let schema = Schema::fresh();
-    let (url, name) = (schema.url(), schema.name());
-    let secret = format!("whsec_{}", STANDARD.encode(KEY));
-    let args = ["--database-url", &url, "--jobs-schema", name, "--max-attempts=2"];
-    let secret = ("WEBHOOK_SECRET_STANDARD_WEBHOOKS", secret);
-    let server = Server::spawn(example("ack_fast").args(args).env(secret.0, secret.1)).await;
-    let now = SystemTime::now();
-
-    // A request without a signature, or with an old one, claims no key.
-    let unverified = (401, None);
-    let body = r#"{"paid": 42}"#;
-    assert_eq!(server.deliver_signed("msg_1", body, now, b"another key").await, unverified);
-    let old = now - Duration::from_secs(10 * 60);
-    assert_eq!(server.deliver_signed("msg_1", body, old, KEY).await, unverified);
-    let unsigned = server.post("/webhooks").header("webhook-id", "msg_1").send().await.unwrap();
-    assert_eq!(answer(&unsigned), unverified);
-    let mut connection = PgConnection::connect(&url).await.unwrap();
-    let keys = sqlx::query_scalar("SELECT count(*) FROM webhook_deliveries");
-    let keys: i64 = keys.fetch_one(&mut connection).await.unwrap();
-    assert_eq!(keys, 0);
-
-    // The key and the job are committed together. If the job cannot be enqueued, the event can be
-    // delivered again.
-    assert_eq!(server.deliver_signed("msg_1", "no JSON", now, KEY).await, (400, None));
-    assert_eq!(server.deliver_signed("msg_1", body, now, KEY).await, (202, None));
-    assert_eq!(server.deliver_signed("msg_1", body, now, KEY).await, duplicate());
-    assert_eq!(server.deliver_signed("msg_2", r#"{"fail": 1}"#, now, KEY).await, (202, None));
-    assert_eq!(server.deliver_signed("msg_3", r#"{"fail": 9}"#, now, KEY).await, (202, None));
-
-    let done = |id: &str| {
-        let said = server.said();
-        let job = format!("standard-webhooks/{id}\"");
-        said.lines().filter(|line| line.contains("is done") && line.contains(&job)).count()
-    };
-    eventually(|| done("msg_2") == 1 && server.said().contains("a dead letter")).await;
-    assert_eq!((done("msg_1"), done("msg_3")), (1, 0));
-    let letters = server.get("/dead-letters").await;
-    assert_eq!(letters.as_array().map(Vec::len), Some(1), "{letters}");
-    assert_eq!(letters[0]["key"], "standard-webhooks/msg_3");
-    assert_eq!(letters[0]["attempts"], 2);
-    // Every other job has run and is deleted. The queue deletes a job after the job has logged its end.
-    let left = format!("SELECT count(*) FROM {name}.jobs");
-    let jobs = async |connection: &mut PgConnection| -> i64 {
-        let left = sqlx::query_scalar(sqlx::AssertSqlSafe(left.clone()));
-        left.fetch_one(connection).await.unwrap()
-    };
-    let deleted = tokio::time::timeout(Duration::from_secs(60), async {
-        while jobs(&mut connection).await > 1 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    });
-    deleted.await.expect("the jobs that have run are deleted");
-    assert_eq!(jobs(&mut connection).await, 1);
-    server.stop().await;
 }

@@ -9,7 +9,8 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use sqlx::{Connection, PgConnection, SqliteConnection};
 
-use super::programs::{Answer, Server, answer, duplicate, example, first};
+use super::programs::example;
+use super::server::{Answer, Server, answer, duplicate, first};
 use crate::support::postgres::Schema;
 use crate::support::sqlite_url;
 

@@ -8,7 +8,8 @@ use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-use crate::programs::{Server, answer, duplicate, effect, first, run};
+use crate::programs::{run, start};
+use crate::server::{Server, answer, duplicate, effect, first};
 use crate::support::postgres::Schema;
 use crate::support::redis::{fresh_prefix, shared, with_prefix};
 use crate::support::sqlite_url;
@@ -69,7 +70,7 @@ async fn buttons(store: &str, ledger: &str) {
 
 async fn buttons_with(args: &[&str], ledger: &str) {
     let args = [args, &["--ledger", ledger, "--compare-payload"]].concat();
-    let receiver = Server::start("receiver", &args).await;
+    let receiver = start("receiver", &args).await;
     let page = receiver.page("").await;
     assert!(page.contains(r#"<meta http-equiv="refresh" content="2">"#), "{page}");
     assert!(deliveries(&page).is_empty());
@@ -166,7 +167,7 @@ async fn buttons_on_redis() {
 #[tokio::test]
 async fn verdicts_in_shadow_are_on_the_page() {
     let args = ["--store", "memory:", "--mode", "shadow", "--compare-payload"];
-    let receiver = Server::start("receiver", &args).await;
+    let receiver = start("receiver", &args).await;
     let page = receiver.press("once", "").await;
     let once = id(&rows(&page, "Try it")[0]).to_owned();
     assert_eq!(deliveries(&page)[0], delivery("first", "completed", "1", "200"));
@@ -191,7 +192,7 @@ async fn slow_event_is_in_flight_on_the_page() {
     for args in
         [["--store", &url, "--ledger", "lease"], ["--store", "memory:", "--ledger", "lease"]]
     {
-        let receiver = Server::start("receiver", &args).await;
+        let receiver = start("receiver", &args).await;
         assert!(rows(&receiver.page("").await, "In flight or lapsed").is_empty());
         let page = receiver.press("slowly", "").await;
         let slow = id(&rows(&page, "Try it")[0]).to_owned();
@@ -222,7 +223,7 @@ async fn slow_event_is_in_flight_on_the_page() {
 #[tokio::test]
 async fn look_up_shows_the_type_of_an_event() {
     let dir = tempfile::tempdir().unwrap();
-    let receiver = Server::start("receiver", &["--store", &sqlite_url(dir.path())]).await;
+    let receiver = start("receiver", &["--store", &sqlite_url(dir.path())]).await;
     let request = receiver.post("/webhooks/github").header("x-github-delivery", "72d3162e");
     let request = request.header("x-github-event", "push").body("{}");
     assert_eq!(answer(&request.send().await.unwrap()), first());
@@ -238,10 +239,10 @@ async fn event_of_a_killed_receiver_lapses_on_the_page() {
     let dir = tempfile::tempdir().unwrap();
     let url = sqlite_url(dir.path());
     let args = ["--store", &url, "--lease-seconds", "1"];
-    let killed = Server::start("receiver", &args).await;
+    let killed = start("receiver", &args).await;
     let page = killed.press("slowly", "").await;
     let slow = id(&rows(&page, "Try it")[0]).to_owned();
-    let receiver = Server::start("receiver", &args).await;
+    let receiver = start("receiver", &args).await;
     let until = async |state: &str| {
         let shown = tokio::time::timeout(Duration::from_secs(30), async {
             loop {
@@ -292,7 +293,7 @@ async fn deliveries_without_a_store_are_on_the_page() {
     assert!(url.contains(&server), "{server}");
     let (port, connections) = forward_to(server.clone()).await;
     let url = url.replace(&server, &format!("127.0.0.1:{port}"));
-    let receiver = Server::start("receiver", &["--store", &url]).await;
+    let receiver = start("receiver", &["--store", &url]).await;
     let page = receiver.press("once", "").await;
     assert_eq!(deliveries(&page)[0], delivery("first", "completed", "1", "200"));
     drop(connections);
@@ -315,7 +316,7 @@ async fn deliveries_without_a_store_are_on_the_page() {
 
 #[tokio::test]
 async fn page_escapes_what_comes_from_outside() {
-    let receiver = Server::start("receiver", &["--store", "memory:"]).await;
+    let receiver = start("receiver", &["--store", "memory:"]).await;
     let hostile = r#"<script>alert("1")</script>'&"#;
     assert_eq!(receiver.deliver(hostile, "").await, first());
     let pressed = receiver.press("again", hostile).await;
@@ -339,7 +340,7 @@ async fn page_escapes_what_comes_from_outside() {
 #[tokio::test]
 async fn page_refuses_foreign_sites() {
     let args = ["--store", "memory:", "--public-url", "https://hooks.example.com"];
-    let receiver = Server::start("receiver", &args).await;
+    let receiver = start("receiver", &args).await;
     let pressed = async |headers: &[(&str, &str)]| {
         let request = receiver.post("/try").form(&[("button", "once")]);
         let request =
@@ -373,7 +374,7 @@ async fn page_refuses_foreign_sites() {
 /// Every line is a comment or a sample, and every name is documented.
 #[tokio::test]
 async fn metrics_are_what_prometheus_reads() {
-    let receiver = Server::start("receiver", &["--store", "memory:"]).await;
+    let receiver = start("receiver", &["--store", "memory:"]).await;
     assert_eq!(receiver.deliver("msg_1", "").await, first());
     assert_eq!(receiver.deliver("msg_1", "").await, duplicate());
     let answer = receiver.request("/metrics").send().await.unwrap();

@@ -28,7 +28,7 @@ pub(crate) struct Faults {
     pub(crate) outages: u8,
 }
 
-/// The rules that are broken on purpose. The table in `main.rs` has each of them.
+/// The rules that are broken on purpose. The table in `check.rs` has each of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rule {
     ClaimIsCompleteAtOnce,

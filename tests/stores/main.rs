@@ -1,5 +1,6 @@
 //! The adapters: the conformance suite, the queue, and each store.
 
+mod adapters;
 mod conformance;
 mod memory;
 mod postgres_adapter;
@@ -23,6 +24,7 @@ mod redis_links;
 mod redis_losses;
 mod redis_scripts;
 mod redis_servers;
+#[allow(dead_code, reason = "`tests/configurations` uses the other topologies")]
 mod redis_stores;
 #[cfg(any(feature = "tls-rustls", feature = "tls-native-tls"))]
 mod redis_tls;

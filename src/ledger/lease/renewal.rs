@@ -4,8 +4,8 @@
 //! 2. The sweeper is a task of its own, so the lease of a handler that blocks its thread is renewed.
 //! 3. A sweeper renews the leases that were claimed in its own runtime. A runtime that no
 //!    thread drives stops no other runtime's renewals.
-//! 4. The sweeper starts with the runtime's first claim. It ends when it wakes and no delivery runs. So
-//!    it holds the adapter for up to a third of a lease after the last handler.
+//! 4. The sweeper starts with the runtime's first claim. It ends when it wakes and no delivery runs. It
+//!    wakes at least every [`LINGER`], so it holds the adapter no longer than that after the last handler.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,6 +22,10 @@ use crate::adapter::{CallTerms, DedupAdapter, Renewed};
 use crate::delivery::Inner;
 use crate::key::{DedupKey, List};
 use crate::observe;
+
+/// A sweeper that ended with each last delivery would start again with the next one, and a start makes
+/// its delivery yield.
+const LINGER: Duration = Duration::from_millis(250);
 
 #[derive(Default)]
 pub(super) struct Renewals {
@@ -203,16 +207,16 @@ impl Sweeper {
             return Next::End;
         };
         let now = Instant::now();
-        let (mut due, mut next) = (Vec::new(), None);
+        let (mut due, mut next) = (Vec::new(), now + LINGER);
         for (place, running) in &mut state.running {
             if running.due <= now {
                 running.due = running.lease.held.of_ledger.due(now);
                 due.push((place, running.lease.clone()));
             }
-            next = next.min(Some(running.due)).or(Some(running.due));
+            next = next.min(running.due);
         }
-        state.wakes_at = next;
-        Next::Renew(due, next.unwrap_or(now), Arc::clone(&state.earlier))
+        state.wakes_at = Some(next);
+        Next::Renew(due, next, Arc::clone(&state.earlier))
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! scripts/postgres                       # in another terminal: prints the URL of a database
-//! cargo run --example ack_fast -- --database-url postgres://…
+//! cargo run -p ack_fast -- --database-url postgres://…
 //! ```
 //!
 //! Many senders wait for a few seconds only, and some never retry. So the handler does no work: it
@@ -49,6 +49,7 @@ use tower_dedup::adapter::{MaintenanceAdapter, PostgresAdapter};
 use tower_dedup::verify::VerifyLayer;
 use tower_dedup::{DedupLayer, DedupTx, Delivery, provider};
 
+#[path = "../../shared/mod.rs"]
 mod shared;
 
 /// The worker's connections: one to listen for new jobs, the others for running jobs.

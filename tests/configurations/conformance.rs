@@ -1,0 +1,269 @@
+//! The published conformance suite, on stores that differ from the default.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
+use sqlx::{Connection, PgConnection, SqlitePool};
+use tempfile::TempDir;
+use tower_dedup::adapter::{
+    Batching, MaintenanceAdapter, MemoryAdapter, PostgresAdapter, PostgresOptions, SqliteAdapter,
+    SqliteOptions,
+};
+use tower_dedup::conformance::{SharedStore, Store};
+
+use super::adapters::{Memory, Postgres, Sqlite, connect_in, everything, inspection, shift, url};
+use super::redis_stores::{RedisCluster, RedisReplicated, RedisSentinel};
+use crate::support::postgres::{Schema, create_partitions};
+use crate::support::time_travel::milliseconds;
+
+/// Another number of shards, so that sets spread in another way.
+struct FewShards(Memory);
+
+impl Store for FewShards {
+    type Adapter = MemoryAdapter;
+
+    async fn create() -> Self {
+        Self(Memory(Arc::new(MemoryAdapter::with_capacity(3 * 2_000))))
+    }
+
+    fn adapter(&self) -> Arc<MemoryAdapter> {
+        self.0.adapter()
+    }
+
+    async fn advance(&self, by: Duration) {
+        self.0.advance(by).await;
+    }
+
+    async fn set_back(&self, by: Duration) {
+        self.0.set_back(by).await;
+    }
+}
+
+/// A pool of the user, with several connections.
+struct UsersPool {
+    adapter: Arc<SqliteAdapter>,
+    path: PathBuf,
+    _dir: TempDir,
+}
+
+impl Store for UsersPool {
+    type Adapter = SqliteAdapter;
+
+    async fn create() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("app.db");
+        let options = SqliteConnectOptions::new()
+            .filename(&path)
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            .synchronous(SqliteSynchronous::Normal)
+            .busy_timeout(Duration::from_secs(1));
+        let pool = SqlitePool::connect_with(options).await.unwrap();
+        let adapter = SqliteAdapter::new(pool);
+        // `shift` needs the table.
+        adapter.migrate().await.unwrap();
+        Self { adapter: Arc::new(adapter), path, _dir: dir }
+    }
+
+    fn adapter(&self) -> Arc<SqliteAdapter> {
+        Arc::clone(&self.adapter)
+    }
+
+    async fn advance(&self, by: Duration) {
+        shift(&self.path, -milliseconds(by)).await;
+    }
+
+    async fn set_back(&self, by: Duration) {
+        shift(&self.path, milliseconds(by)).await;
+    }
+}
+
+/// An adapter without its type.
+struct Boxed(Sqlite, Arc<dyn MaintenanceAdapter>);
+
+impl Store for Boxed {
+    type Adapter = dyn MaintenanceAdapter;
+
+    async fn create() -> Self {
+        let store = Sqlite::create().await;
+        let adapter = tower_dedup::adapter::connect(&url(&store.path)).await.unwrap();
+        Self(store, adapter)
+    }
+
+    fn adapter(&self) -> Arc<Self::Adapter> {
+        Arc::clone(&self.1)
+    }
+
+    async fn advance(&self, by: Duration) {
+        self.0.advance(by).await;
+    }
+
+    async fn set_back(&self, by: Duration) {
+        self.0.set_back(by).await;
+    }
+}
+
+/// A pool whose transactions are serializable by default, as a role or a database may define. Its
+/// commits do not wait for the disk.
+struct Serializable(Postgres);
+
+impl Store for Serializable {
+    type Adapter = PostgresAdapter;
+
+    async fn create() -> Self {
+        let connect = async |schema: &Schema, options| {
+            let to = PgConnectOptions::from_str(schema.database_url()).unwrap().options([
+                ("default_transaction_isolation", "serializable"),
+                ("synchronous_commit", "off"),
+            ]);
+            let pool = PgPoolOptions::new().max_connections(8).connect_with(to).await.unwrap();
+            PostgresAdapter::with_options(pool, options)
+        };
+        let options = PostgresOptions::new().asynchronous_claims(true);
+        Self(Postgres::over(options, connect).await)
+    }
+
+    fn adapter(&self) -> Arc<PostgresAdapter> {
+        self.0.adapter()
+    }
+
+    async fn advance(&self, by: Duration) {
+        self.0.advance(by).await;
+    }
+
+    async fn set_back(&self, by: Duration) {
+        self.0.set_back(by).await;
+    }
+}
+
+/// Every call is a statement of its own.
+struct Unbatched(Postgres);
+
+impl Store for Unbatched {
+    type Adapter = PostgresAdapter;
+
+    async fn create() -> Self {
+        let options = PostgresOptions::new().batching(Batching::off());
+        Self(Postgres::over(options, connect_in).await)
+    }
+
+    fn adapter(&self) -> Arc<PostgresAdapter> {
+        self.0.adapter()
+    }
+
+    async fn advance(&self, by: Duration) {
+        self.0.advance(by).await;
+    }
+
+    async fn set_back(&self, by: Duration) {
+        self.0.set_back(by).await;
+    }
+}
+
+/// A table that is partitioned by hash of the key. It exists before the adapter.
+struct Partitioned(Postgres);
+
+impl Store for Partitioned {
+    type Adapter = PostgresAdapter;
+
+    async fn create() -> Self {
+        let connect = async |schema: &Schema, options: PostgresOptions| {
+            let adapter = connect_in(schema, options).await;
+            let mut connection = PgConnection::connect(schema.database_url()).await.unwrap();
+            create_partitions(&mut connection, &adapter.schema_sql(), 4).await;
+            adapter
+        };
+        Self(Postgres::over(PostgresOptions::new(), connect).await)
+    }
+
+    fn adapter(&self) -> Arc<PostgresAdapter> {
+        self.0.adapter()
+    }
+
+    async fn advance(&self, by: Duration) {
+        self.0.advance(by).await;
+    }
+
+    async fn set_back(&self, by: Duration) {
+        self.0.set_back(by).await;
+    }
+}
+
+impl SharedStore for Partitioned {
+    const PROCESSES: usize = 8;
+
+    fn address(&self) -> String {
+        self.0.address()
+    }
+
+    async fn attach(address: &str) -> Arc<PostgresAdapter> {
+        Postgres::attach(address).await
+    }
+}
+
+/// Every call on a file is a statement of its own.
+struct UnbatchedFile(Sqlite, Arc<SqliteAdapter>);
+
+impl Store for UnbatchedFile {
+    type Adapter = SqliteAdapter;
+
+    async fn create() -> Self {
+        let store = Sqlite::create().await;
+        let options = SqliteOptions::new().batching(Batching::off());
+        let adapter = SqliteAdapter::connect_with(&url(&store.path), options).await.unwrap();
+        Self(store, Arc::new(adapter))
+    }
+
+    fn adapter(&self) -> Arc<SqliteAdapter> {
+        Arc::clone(&self.1)
+    }
+
+    async fn advance(&self, by: Duration) {
+        self.0.advance(by).await;
+    }
+
+    async fn set_back(&self, by: Duration) {
+        self.0.set_back(by).await;
+    }
+}
+
+everything!(
+    memory_few_shards = FewShards,
+    sqlite_users_pool = UsersPool,
+    postgres_serializable = Serializable,
+    postgres_unbatched = Unbatched,
+    postgres_partitioned = Partitioned,
+    sqlite_unbatched = UnbatchedFile,
+    boxed = Boxed,
+    redis_sentinel = RedisSentinel,
+    redis_cluster = RedisCluster,
+    redis_replicated = RedisReplicated,
+);
+
+inspection!(
+    sqlite_users_pool = UsersPool,
+    postgres_serializable = Serializable,
+    postgres_unbatched = Unbatched,
+    postgres_partitioned = Partitioned,
+    sqlite_unbatched = UnbatchedFile,
+    boxed = Boxed,
+    redis_sentinel = RedisSentinel,
+    redis_cluster = RedisCluster,
+    redis_replicated = RedisReplicated,
+);
+
+mod postgres_partitioned_processes {
+    tower_dedup::process_conformance_suite!(super::Partitioned);
+}
+
+mod redis_sentinel_processes {
+    tower_dedup::process_conformance_suite!(super::RedisSentinel);
+}
+
+mod redis_cluster_processes {
+    tower_dedup::process_conformance_suite!(super::RedisCluster);
+}

@@ -1,0 +1,180 @@
+//! The stores that the conformance suite runs on, in their default configuration. `tests/configurations` makes
+//! its stores from these.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::sqlite::SqliteConnectOptions;
+use sqlx::{ConnectOptions, Connection, PgConnection};
+use tempfile::TempDir;
+use tower_dedup::adapter::{
+    Identifier, MemoryAdapter, PostgresAdapter, PostgresOptions, SqliteAdapter,
+};
+use tower_dedup::conformance::{SharedStore, Store};
+
+use crate::support::postgres::Schema;
+use crate::support::time_travel::{milliseconds, shift_file, shift_schema};
+
+pub(crate) struct Memory(pub(crate) Arc<MemoryAdapter>);
+
+impl Store for Memory {
+    type Adapter = MemoryAdapter;
+
+    async fn create() -> Self {
+        Self(Arc::new(MemoryAdapter::new()))
+    }
+
+    fn adapter(&self) -> Arc<MemoryAdapter> {
+        Arc::clone(&self.0)
+    }
+
+    async fn advance(&self, by: Duration) {
+        self.0.advance(by);
+    }
+
+    async fn set_back(&self, by: Duration) {
+        self.0.set_back(by);
+    }
+}
+
+/// A file in a folder of its own.
+pub(crate) struct Sqlite {
+    adapter: Arc<SqliteAdapter>,
+    pub(crate) path: PathBuf,
+    dir: TempDir,
+}
+
+pub(crate) fn url(path: &Path) -> String {
+    format!("sqlite://{}", path.display())
+}
+
+pub(crate) async fn shift(path: &Path, by: i64) {
+    let options = SqliteConnectOptions::new().filename(path).busy_timeout(Duration::from_secs(5));
+    let mut connection = options.connect().await.unwrap();
+    shift_file(&mut connection, by).await;
+    connection.close().await.unwrap();
+}
+
+impl Store for Sqlite {
+    type Adapter = SqliteAdapter;
+
+    async fn create() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("dedup.db");
+        let adapter = SqliteAdapter::connect(&url(&path)).await.unwrap();
+        adapter.migrate().await.unwrap();
+        Self { adapter: Arc::new(adapter), path, dir }
+    }
+
+    fn adapter(&self) -> Arc<SqliteAdapter> {
+        Arc::clone(&self.adapter)
+    }
+
+    async fn advance(&self, by: Duration) {
+        shift(&self.path, -milliseconds(by)).await;
+    }
+
+    async fn set_back(&self, by: Duration) {
+        shift(&self.path, milliseconds(by)).await;
+    }
+}
+
+impl SharedStore for Sqlite {
+    fn address(&self) -> String {
+        assert!(self.dir.path().exists());
+        url(&self.path)
+    }
+
+    async fn attach(address: &str) -> Arc<SqliteAdapter> {
+        Arc::new(SqliteAdapter::connect(address).await.unwrap())
+    }
+}
+
+/// A schema, named by the options and not by the search path.
+pub(crate) struct Postgres {
+    adapter: Arc<PostgresAdapter>,
+    schema: Schema,
+}
+
+pub(crate) async fn connect_in(schema: &Schema, options: PostgresOptions) -> PostgresAdapter {
+    PostgresAdapter::connect_with(schema.database_url(), options).await.unwrap()
+}
+
+impl Postgres {
+    /// `connect` makes an adapter with these options.
+    pub(crate) async fn over(
+        options: PostgresOptions,
+        connect: impl AsyncFnOnce(&Schema, PostgresOptions) -> PostgresAdapter,
+    ) -> Self {
+        let schema = Schema::fresh();
+        let options = options.schema(Identifier::new(schema.name()).unwrap());
+        let adapter = connect(&schema, options).await;
+        adapter.migrate().await.unwrap();
+        Self { adapter: Arc::new(adapter), schema }
+    }
+
+    async fn shift(&self, by: i64) {
+        let mut connection = PgConnection::connect(self.schema.database_url()).await.unwrap();
+        shift_schema(&mut connection, self.schema.name(), by).await;
+    }
+}
+
+impl Store for Postgres {
+    type Adapter = PostgresAdapter;
+
+    async fn create() -> Self {
+        Self::over(PostgresOptions::new(), connect_in).await
+    }
+
+    fn adapter(&self) -> Arc<PostgresAdapter> {
+        Arc::clone(&self.adapter)
+    }
+
+    async fn advance(&self, by: Duration) {
+        self.shift(-milliseconds(by)).await;
+    }
+
+    async fn set_back(&self, by: Duration) {
+        self.shift(milliseconds(by)).await;
+    }
+}
+
+impl SharedStore for Postgres {
+    const PROCESSES: usize = 8;
+
+    fn address(&self) -> String {
+        format!("{} {}", self.schema.database_url(), self.schema.name())
+    }
+
+    async fn attach(address: &str) -> Arc<PostgresAdapter> {
+        let (url, schema) = address.split_once(' ').unwrap();
+        let url = format!("{url}?dedup_schema={schema}");
+        Arc::new(PostgresAdapter::connect(&url).await.unwrap())
+    }
+}
+
+/// Expands every macro for an adapter with all abilities.
+macro_rules! everything {
+    ($($name:ident = $store:ident),+ $(,)?) => {$(
+        mod $name {
+            tower_dedup::conformance_suite!(super::$store);
+            tower_dedup::lease_conformance_suite!(super::$store);
+            tower_dedup::stored_data_conformance_suite!(super::$store);
+            tower_dedup::maintenance_conformance_suite!(super::$store);
+        }
+    )+};
+}
+pub(crate) use everything;
+
+/// Expands the macro for an adapter with the ability `inspection`.
+macro_rules! inspection {
+    ($($name:ident = $store:ident),+ $(,)?) => {
+        mod inspection {$(
+            mod $name {
+                tower_dedup::inspection_conformance_suite!(super::super::$store);
+            }
+        )+}
+    };
+}
+pub(crate) use inspection;
