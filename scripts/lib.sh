@@ -19,7 +19,7 @@ say() {
 }
 finish() {
     local status=$?
-    [ "$status" = 0 ] || took
+    took
     printf '\n== times of %s\n%s%6d s  together\n' "$0" "$times" "$SECONDS"
     if [ "$status" = 0 ]; then
         printf '== all passed\n'
