@@ -10,12 +10,13 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, S
 use sqlx::{AssertSqlSafe, Connection, SqliteConnection, SqlitePool};
 use tower::Layer;
 use tower_dedup::adapter::{
-    DedupAdapter, EntryState, Identifier, MaintenanceAdapter, SqliteAdapter, SqliteOptions,
+    DedupAdapter, EntryState, Identifier, MaintenanceAdapter, Purging, SqliteAdapter, SqliteOptions,
 };
 use tower_dedup::{ConfigError, DedupLayer, ErrorKind, OnInFlight};
 
 use crate::support::{
     FIRST, Handler, by_header, dedup_key, on_claim, request, result, rows, send, sqlite_url, terms,
+    until,
 };
 
 /// A SQLite file in a folder of its own.
@@ -348,6 +349,35 @@ async fn duplicate_writes_nothing() {
     assert_eq!(wal(&file.path()), before);
     handler.release();
     assert_eq!(running.await.unwrap(), StatusCode::OK);
+}
+
+/// SQLite removes `-wal` and `-shm` when the last connection closes, and the pool closes idle connections.
+#[cfg(unix)]
+#[tokio::test]
+async fn wal_stays_while_the_pool_has_no_connection_until_the_adapter_is_closed() {
+    use std::os::unix::fs::MetadataExt;
+
+    let file = File::new();
+    let files = || {
+        let inode = |end: &str| {
+            let path = format!("{}{end}", file.path().display());
+            Some((end.to_owned(), std::fs::metadata(path).ok()?.ino()))
+        };
+        ["", "-wal", "-shm"].into_iter().filter_map(inode).collect::<Vec<_>>()
+    };
+    let options = SqliteConnectOptions::new().filename(file.path()).create_if_missing(true);
+    let pool = SqlitePoolOptions::new().idle_timeout(Duration::from_millis(1));
+    let pool = pool.connect_lazy_with(options.journal_mode(SqliteJournalMode::Wal));
+    let options = SqliteOptions::new().purging(Purging::off());
+    let adapter = SqliteAdapter::with_options(pool.clone(), options);
+    let keys = [dedup_key("a")];
+    assert_eq!(adapter.claim(&keys, &on_claim(&terms())).await.unwrap(), [FIRST]);
+    let opened = files();
+    assert_eq!(opened.len(), 3);
+    until(|| pool.size() == 0).await;
+    assert_eq!(files(), opened);
+    adapter.close().await;
+    assert_eq!(files(), opened[..1]);
 }
 
 /// Look-ups by key, and the walks of lists and purges, are index searches.

@@ -43,6 +43,15 @@ const OPEN_RETRIES: usize = 6;
 
 /// Keeps keys in a SQLite file.
 ///
+/// **While a process uses the file, never delete, rename, replace or restore the file, its `-wal` or its
+/// `-shm`.** The process goes on with the removed files, and another process makes new ones. Both run the same
+/// events, and acknowledged commits are lost. Stop every process first. Copy the file with `VACUUM INTO`, and
+/// not with `cp`.
+///
+/// SQLite itself removes `-wal` and `-shm` when the last connection closes. So the adapter holds one connection
+/// outside the pool from its first use on, until [`close`](MaintenanceAdapter::close) or until the last clone is
+/// dropped.
+///
 /// A clone is another handle to the same connections and the same state.
 #[derive(Clone)]
 pub struct SqliteAdapter(pub(super) Arc<SqliteStore>);

@@ -19,7 +19,8 @@
 //!    no other caller.
 //! 7. A file that is deleted or replaced while it is open is noticed within a second (on Unix). Every
 //!    call is refused until the file is back, because two processes would take one key, each in its own
-//!    file.
+//!    file. A removed `-wal` or `-shm` is not noticed: never remove them while a process runs. SQLite
+//!    does not remove them either, because the adapter holds one connection outside the pool.
 //! 8. No index covers `expires_at`. A purge walks through the primary key and reads 20,000 rows in a step.
 //!    Only the deletion takes the write lock, and lets every other writer of the process go first.
 //! 9. `list` and `stats` read 20,000 and 100,000 rows at most, and wait for no writer. A larger file is

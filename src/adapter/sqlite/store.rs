@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use sqlx::AssertSqlSafe;
 use sqlx::sqlite::{SqliteConnection, SqlitePool};
-use tokio::sync::{OwnedMutexGuard, Semaphore, oneshot};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection};
+use tokio::sync::{Mutex, OwnedMutexGuard, Semaphore, oneshot};
 
 use super::super::sql::call::{Call, short_hash, without_response};
 use super::super::sql::purge::PurgeState;
@@ -51,6 +51,9 @@ pub(super) struct SqliteStore {
     /// Leaves connections for lookups while other callers read large responses.
     pub(super) response_reads: Semaphore,
     file: WatchedFile,
+    /// Open from the first use on. When the last connection to a file closes, SQLite removes `-wal` and
+    /// `-shm`, and the pools close idle connections.
+    held: Mutex<Option<SqliteConnection>>,
     has_schema: AtomicBool,
     closed: AtomicBool,
 }
@@ -120,6 +123,7 @@ impl SqliteStore {
             purge_state: PurgeState::default(),
             purge_task: PurgeTask::new(options.purging),
             response_reads: Semaphore::new(RESPONSE_READS),
+            held: Mutex::default(),
             has_schema: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             readers,
@@ -191,9 +195,23 @@ impl SqliteStore {
         if self.user_pool {
             self.check_settings().await.map_err(fault)?;
         }
+        self.hold_file().await?;
         // A pool of the user's may have made the file just now.
         self.file.note();
         self.has_schema.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    async fn hold_file(&self) -> Result<(), Error> {
+        let fault = |error| store_error("holding the SQLite file open", error);
+        let mut held = self.held.lock().await;
+        if held.is_none() && !self.closed.load(Ordering::Acquire) {
+            let mut connection = self.readers.connect_options().connect().await.map_err(fault)?;
+            // A connection uses `-wal` and `-shm` from its first read on.
+            let read = sqlx::query(AssertSqlSafe(Arc::clone(&self.statements.tables)));
+            read.fetch_one(&mut connection).await.map_err(fault)?;
+            *held = Some(connection);
+        }
         Ok(())
     }
 
@@ -386,6 +404,10 @@ impl SqliteStore {
         if !self.user_pool {
             self.readers.close().await;
             self.writer.close().await;
+        }
+        if let Some(held) = self.held.lock().await.take() {
+            // The file is closed in any case.
+            let _ = held.close().await;
         }
     }
 }
