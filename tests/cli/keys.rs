@@ -354,20 +354,77 @@ async fn hash_ids_prints_the_ids_of_the_logs() {
     }
 }
 
-/// An id comes from outside: it must not command the operator's terminal.
+/// An id comes from outside: it must not command the operator's terminal, nor show text in another order.
 #[tokio::test]
-async fn control_characters_of_ids_are_escaped() {
+async fn control_characters_and_direction_overrides_of_ids_are_escaped() {
+    const HOSTILE: &str = "\u{7f}\u{80}\u{9b}\u{9f}\u{61c}\u{200e}\u{200f}\u{202a}\u{202b}\u{202c}\
+                           \u{202d}\u{202e}\u{2066}\u{2067}\u{2068}\u{2069}\u{1b}[2J";
     for place in Place::all() {
-        let id = "\u{1b}[2Jevil\n";
+        let id = format!("{HOSTILE}evil\n");
+        let id = id.as_str();
         let on_claim = CallTerms::on_claim(Token::random(), Duration::from_secs(3_600));
         place.adapter().await.claim(&[dedup_key(id)], &on_claim).await.unwrap();
-        for args in [&["get", "test", id][..], &["list"]] {
+        let rerun = ["rerun", "test", id, "--by", "a\u{202e}b", "--reason", "\u{2066}x"];
+        for (args, words) in [
+            (&["get", "test", id][..], "\\u{1b}[2Jevil\\n"),
+            (&["list"], "\\u{202e}\\u{2066}"),
+            (&["forget", "test", id], "\\u{202e}\\u{2066}"),
+            (&rerun, "allowed by a\\u{202e}b?"),
+            (&[&rerun[..], &["--yes"]].concat(), "by a\\u{202e}b: \\u{2066}x"),
+            (&["get", "test", id, "--json"], "\\u007f\\u0080\\u009b\\u009f\\u061c"),
+            (&["list", "--json"], "\\u202e\\u2066"),
+            (&["forget", "test", id, "--yes", "--json"], "\\u202e\\u2066"),
+        ] {
             let ran = place.run(args).await;
-            ran.assert(0, "\\u{1b}[2Jevil\\n");
-            assert!(!ran.said().contains('\u{1b}'), "{ran:?}");
+            assert!(ran.said().contains(words), "{words:?} in {ran:?}");
+            for char in HOSTILE.chars().take(17) {
+                assert!(!ran.said().contains(char), "{char:?} in {ran:?}");
+            }
+            if args.contains(&"--json") {
+                let id_of = |line: &Value| line["id"].as_str().map(str::to_owned);
+                assert!(
+                    ran.json().iter().all(|line| id_of(line).as_deref() == Some(id)),
+                    "{ran:?}"
+                );
+            }
         }
-        let listed = place.run(&["list", "--json"]).await.json();
-        assert_eq!(listed[0]["id"], id);
+    }
+    // An error repeats what it was given.
+    for args in [&["key", HOSTILE][..], &["key", "stripe", HOSTILE], &["list", "--state", HOSTILE]]
+    {
+        let ran = run("", args).await;
+        assert_eq!(ran.code, 2, "{ran:?}");
+        assert!(!HOSTILE.chars().take(17).any(|char| ran.said().contains(char)), "{ran:?}");
+    }
+    let body = json!({ "id": format!("evt_{}", &HOSTILE[1..]) }).to_string();
+    let request = json!({ "body_utf8": body }).to_string();
+    let ran = run_with("", &["key", "stripe"], &request).await;
+    assert!(!HOSTILE.chars().take(17).any(|char| ran.said().contains(char)), "{ran:?}");
+}
+
+/// A row of the on-arrival ledger is complete while its handler runs, so no command sees the run.
+#[tokio::test]
+async fn forget_says_that_a_run_on_arrival_is_not_refused() {
+    run("", &["forget", "--help"]).await.assert(0, "on-arrival ledger");
+    for place in Place::all() {
+        let adapter = place.adapter().await;
+        let handler = Handler::default();
+        let layer = DedupLayer::on_arrival(by_header(), adapter);
+        let runs = handler.clone();
+        let service =
+            ServiceBuilder::new().layer(layer).service(tower::service_fn(move |request| {
+                let run = runs.clone().run(request);
+                async move { Ok::<_, Infallible>(run.await.unwrap()) }
+            }));
+        handler.hold();
+        let slow = service.clone();
+        let slow = tokio::spawn(async move { send(&slow, request("msg_1")).await.status() });
+        handler.running(1).await;
+        let asked = run_with(&place.url(), &["forget", "test", "msg_1"], "y\n").await;
+        asked.assert(0, "forgotten");
+        assert!(asked.stderr.contains("on-arrival ledger"), "{asked:?}");
+        handler.release();
+        assert_eq!(slow.await.unwrap(), StatusCode::OK);
     }
 }
 
@@ -404,5 +461,35 @@ async fn broken_pipe_keeps_the_exit_code() {
         }
         // Nothing was changed.
         place.adapter().await.complete(&[dedup_key("run")], &live).await.unwrap();
+    }
+}
+
+/// Nobody reads stderr: each command ends as it would, and `forget` without an answer changes nothing.
+#[cfg(unix)]
+#[tokio::test]
+async fn closed_stderr_ends_no_command_in_a_panic() {
+    for place in Place::all() {
+        let _ = fill(&place).await;
+        let url = place.url();
+        for (args, store, code) in [
+            (&["list", "--limit", "1"][..], &*url, 0),
+            (&["forget", "test", "done"], &url, 2),
+            (&["rerun", "test", "done", "--reason", "x"], &url, 2),
+            (&["get", "test", "none"], &url, 1),
+            (&["get", "test", "done"], "memory:", 2),
+            (&["get"], &url, 2),
+            (&["list", "--state", "postgres://x"], &url, 2),
+        ] {
+            let (reader, writer) = std::io::pipe().unwrap();
+            drop(reader);
+            let mut command = command();
+            command.env("TOWER_DEDUP_STORE", store).args(args).stderr(writer);
+            command.stdin(Stdio::null()).stdout(Stdio::null());
+            let mut process =
+                tokio::process::Command::from(command).kill_on_drop(true).spawn().unwrap();
+            let ended = tokio::time::timeout(Duration::from_secs(60), process.wait()).await;
+            assert_eq!(ended.expect("the command ends").unwrap().code(), Some(code), "{args:?}");
+        }
+        place.run(&["get", "test", "done"]).await.assert(0, "complete since");
     }
 }

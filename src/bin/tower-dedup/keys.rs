@@ -5,10 +5,13 @@ use tower_dedup::adapter::{Forgotten, KeyState, ListFilter, RerunOrder, RerunRep
 
 use crate::failure::Failure;
 use crate::options::{EventId, List, Rerun};
-use crate::output::{Output, confirm, printable, table};
+use crate::output::{Output, confirm, printable, table, tell};
 use crate::store::{Access, Store, Target};
 use crate::view::{KeyView, RerunView};
 
+/// A row of the on-arrival ledger is complete before its handler runs, so the store does not see the run.
+const FORGET: &str = "The on-arrival ledger: the event may be running now, because its key is complete from \
+                      the start.\nForget this key? Its next delivery runs again.";
 /// How many keys one call of a list returns.
 const PORTION: u32 = 1_000;
 
@@ -44,10 +47,10 @@ pub(crate) async fn list(target: &Target, options: &List, output: Output) -> Res
         output.print(&(), || text)?;
     }
     if unreadable > 0 {
-        eprintln!("{unreadable} keys are left out, because their data is unreadable");
+        tell(&format!("{unreadable} keys are left out, because their data is unreadable"));
     }
     if !is_complete {
-        eprintln!("--limit {} is reached: there may be more keys", options.limit);
+        tell(&format!("--limit {} is reached: there may be more keys", options.limit));
     }
     Ok(true)
 }
@@ -139,8 +142,8 @@ async fn forget_open(
         let Some(entry) = store.adapter.get(key).await? else {
             return Ok(Some(Forgotten::Missing));
         };
-        eprintln!("{}", KeyView::new(output, key, Some(&entry), None).text());
-        if !confirm("Forget this key? Its next delivery runs again.")? {
+        tell(&KeyView::new(output, key, Some(&entry), None).text());
+        if !confirm(FORGET)? {
             return Ok(None);
         }
     }
@@ -180,11 +183,12 @@ async fn rerun_open(
             let entry = store.adapter.get(key).await?;
             let state = KeyView::new(output, key, entry.as_ref(), None).state;
             let state = state.unwrap_or_else(|| "unknown".to_owned());
-            eprintln!("{}/{}: {state}", printable(key.namespace()), printable(&output.id(key)));
+            let (namespace, id) = (printable(key.namespace()), printable(&output.id(key)));
+            tell(&format!("{namespace}/{id}: {state}"));
         }
         let count = keys.len();
         if !confirm(&format!("Let {count} event(s) run once more, allowed by {}?", order.by()))? {
-            eprintln!("nothing was changed");
+            tell("nothing was changed");
             return Ok(false);
         }
     }

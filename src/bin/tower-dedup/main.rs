@@ -17,7 +17,6 @@ mod table;
 mod view;
 mod watch;
 
-use std::io::{self, Write};
 use std::process::{self, ExitCode};
 
 use clap::error::ErrorKind;
@@ -51,12 +50,16 @@ fn refuse(error: &clap::Error) -> ! {
         error.kind(),
         DisplayHelp | DisplayHelpOnMissingArgumentOrSubcommand | DisplayVersion
     );
-    if is_help || !error.to_string().contains("://") {
+    if is_help {
         error.exit();
     }
-    let usage = Options::command().render_usage();
-    // Nobody is left to tell if stderr is closed.
-    let _ = writeln!(io::stderr(), "error: {} (a URL is not printed)\n\n{usage}", error.kind());
+    let text = error.render().to_string();
+    if text.contains("://") {
+        let usage = Options::command().render_usage();
+        output::tell(&format!("error: {} (a URL is not printed)\n\n{usage}", error.kind()));
+    } else {
+        output::tell(text.trim_end());
+    }
     process::exit(failure::USAGE.into())
 }
 

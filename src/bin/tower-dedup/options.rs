@@ -78,6 +78,9 @@ pub(crate) enum Command {
     /// Prints how many keys are in each state. An estimate for a large table.
     Stats,
     /// Forgets an event, so that its next delivery runs. Refused while the event is running.
+    ///
+    /// Not refused under the on-arrival ledger: its keys are complete while their handlers run. Look at the
+    /// service first, or two handlers may run.
     Forget {
         #[command(flatten)]
         event: EventId,

@@ -41,7 +41,7 @@ impl Output {
         object: &impl Serialize,
         text: impl FnOnce() -> String,
     ) -> Result<(), Failure> {
-        let line = if self.json { json(object)? } else { text() };
+        let line = if self.json { json(object)? } else { lines(&text()) };
         Ok(writeln!(io::stdout(), "{line}")?)
     }
 
@@ -49,8 +49,7 @@ impl Output {
         let Failure { code, message, .. } = failure;
         let line = ErrorLine { error: message, exit_code: *code };
         let line = if self.json { json(&line) } else { Ok(format!("error: {message}")) };
-        // Nobody is left to tell if stderr is closed.
-        let _ = writeln!(io::stderr(), "{}", line.unwrap_or_default());
+        tell(&line.unwrap_or_default());
     }
 
     /// Returns the id for the eyes of the operator, or its hash.
@@ -59,8 +58,19 @@ impl Output {
     }
 }
 
-fn json(object: &impl Serialize) -> Result<String, Failure> {
-    serde_json::to_string(object).map_err(|error| Failure::from(io::Error::from(error)))
+/// Returns one line of JSON. `serde_json` escapes no character above U+001F, and a terminal obeys some.
+pub(crate) fn json(object: &impl Serialize) -> Result<String, Failure> {
+    let line = serde_json::to_string(object).map_err(io::Error::from)?;
+    let escape = |char: char| match is_unprintable(char) {
+        true => format!("\\u{:04x}", u32::from(char)),
+        false => char.to_string(),
+    };
+    Ok(line.chars().map(escape).collect())
+}
+
+/// Prints a line on stderr. Nobody is left to tell if stderr is closed.
+pub(crate) fn tell(line: &str) {
+    let _ = writeln!(io::stderr(), "{}", lines(line));
 }
 
 /// Asks a question that only `y` or `yes` confirms. The end of the input does not.
@@ -70,7 +80,7 @@ pub(crate) fn confirm(question: &str) -> Result<bool, Failure> {
 }
 
 fn ask(question: &str) -> io::Result<bool> {
-    write!(io::stderr(), "{question} [y/N] ")?;
+    write!(io::stderr(), "{} [y/N] ", printable(question))?;
     io::stderr().flush()?;
     let mut reply = String::new();
     if io::stdin().lock().read_line(&mut reply)? == 0 {
@@ -129,12 +139,27 @@ pub(crate) fn table(rows: impl IntoIterator<Item = Vec<String>>) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Escapes control characters: an id comes from outside, and must not command the terminal.
+/// Escapes control characters and direction overrides: an id comes from outside, and must not command the
+/// terminal or show text in another order.
 pub(crate) fn printable(text: &str) -> String {
-    let escape = |char: char| {
-        if char.is_control() { char.escape_default().to_string() } else { char.to_string() }
+    let escape = |char: char| match is_unprintable(char) {
+        true => char.escape_default().to_string(),
+        false => char.to_string(),
     };
     text.chars().map(escape).collect()
+}
+
+/// Escapes as [`printable`] does, and keeps the lines.
+pub(crate) fn lines(text: &str) -> String {
+    text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
+}
+
+/// Returns `true` for control characters (U+0000 to U+001F, U+007F to U+009F) and for the characters that
+/// change the direction of text (Unicode Standard Annex 9).
+fn is_unprintable(char: char) -> bool {
+    let is_direction = matches!(char,
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    char.is_control() || is_direction
 }
 
 #[cfg(test)]

@@ -34,6 +34,7 @@ use tower_dedup::provider::{self, Preset};
 
 use crate::failure::{Failure, in_one_line};
 use crate::options::Key;
+use crate::output::json;
 
 /// A captured request.
 #[derive(Debug, Deserialize)]
@@ -104,7 +105,8 @@ fn outcome_line(preset: Preset, file: Option<&Path>) -> Result<String, Box<dyn E
     let capture: Capture =
         serde_json::from_slice(&text).map_err(|error| format!("{name}: {error}"))?;
     let (head, body) = capture.into_request().map_err(|error| format!("{name}: {error}"))?;
-    Ok(serde_json::to_string(&outcome(preset, &head, &body))? + "\n")
+    let line = json(&outcome(preset, &head, &body)).map_err(|failure| failure.message)?;
+    Ok(line + "\n")
 }
 
 impl Capture {
