@@ -308,19 +308,6 @@ impl Postgres {
         let adapter = PostgresAdapter::with_options(pool.clone(), self.options.clone());
         Store { adapter: Arc::new(adapter), timeout: self.timeout, pools: Pools::Postgres(pool) }
     }
-
-    /// Returns the server, the database and the user; no password.
-    pub(crate) fn describe(&self) -> String {
-        let connect = &self.connect;
-        let database = connect.get_database().unwrap_or(connect.get_username());
-        let user = connect.get_username();
-        match connect.get_socket() {
-            Some(socket) => format!("{database} on {} as {user}", socket.display()),
-            None => {
-                format!("{database} on {}:{} as {user}", connect.get_host(), connect.get_port())
-            }
-        }
-    }
 }
 
 impl Sqlite {

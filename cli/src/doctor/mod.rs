@@ -1,10 +1,7 @@
-//! `doctor`: facts are gathered ([`postgres`], [`sqlite`], [`redis`]), then judged ([`judge_postgres`],
-//! [`judge_sqlite`], [`judge_redis`]).
+//! `doctor`: ten checks, each of which finds a mistake that loses events, runs them twice or refuses them. A
+//! check is a table of faults ([`finding::Fault`]); the first that exists is reported.
 
 mod finding;
-mod judge_postgres;
-mod judge_redis;
-mod judge_sqlite;
 mod postgres;
 mod redis;
 mod sqlite;
@@ -22,11 +19,9 @@ pub(crate) async fn doctor(
     output: Output,
 ) -> Result<bool, Failure> {
     let findings = match target {
-        Target::Postgres(postgres) => {
-            judge_postgres::judge(&postgres::gather(postgres).await?, options)
-        }
-        Target::Sqlite(sqlite) => judge_sqlite::judge(&sqlite::gather(sqlite).await?),
-        Target::Redis(redis) => judge_redis::judge(&redis::gather(redis).await?),
+        Target::Postgres(postgres) => postgres::findings(postgres, options).await?,
+        Target::Sqlite(sqlite) => sqlite::findings(sqlite).await?,
+        Target::Redis(redis) => redis::findings(redis).await?,
     };
     for finding in &findings {
         output.print(finding, || finding.text())?;

@@ -1,99 +1,59 @@
-//! The facts of a Postgres store.
-
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+//! The checks of a Postgres store.
 
 use serde::Deserialize;
-use tower_dedup::adapter::Stats;
 use tower_dedup::sqlx::postgres::PgConnection;
 use tower_dedup::sqlx::{self, AssertSqlSafe, Connection, Decode, Row, Type};
 
-use crate::failure::{Failure, REFUSED, in_one_line, within};
+use super::finding::Level::{Error, Warning};
+use super::finding::{self, Finding};
+use crate::failure::{Failure, REFUSED, within};
+use crate::options::Doctor;
 use crate::store::{Postgres, TableState};
 
-/// How often the round trip is measured. The fastest counts.
-const ROUND_TRIPS: usize = 5;
-
-#[derive(Debug, Clone)]
-pub(super) struct Facts {
-    /// The server, the database and the user.
-    pub(super) name: String,
-    pub(super) round_trip: Duration,
-    /// The server's clock minus this machine's, in seconds.
-    pub(super) clock_ahead: f64,
-    pub(super) pooler: Pooler,
-    pub(super) server: Server,
-    pub(super) state: Result<TableState, String>,
-    /// `None` if there is no table.
-    pub(super) table: Option<Table>,
-    /// `None` if the table is not usable.
-    pub(super) stats: Option<Result<Stats, String>>,
-}
-
-/// What stands between this command and the server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Pooler {
-    None,
-    /// Two open connections share a session of the server.
-    Transaction,
-    /// And prepared statements fail.
-    TransactionWithoutPrepared,
-}
+/// A lane is a connection beside the pool. A runtime has two, and four while the store is slow.
+const LANES: u64 = 4;
 
 #[derive(Debug, Clone, Deserialize)]
-pub(super) struct Server {
-    pub(super) version_num: i32,
-    pub(super) version: String,
-    pub(super) is_standby: bool,
-    pub(super) is_read_only: bool,
-    pub(super) encoding: String,
-    pub(super) synchronous_commit: String,
-    pub(super) fsync: bool,
-    pub(super) full_page_writes: bool,
-    pub(super) isolation: String,
-    pub(super) autovacuum: bool,
-    pub(super) statement_timeout_ms: u64,
-    pub(super) idle_in_transaction_ms: u64,
-    pub(super) transaction_timeout_ms: u64,
-    pub(super) max_connections: u64,
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
+struct Server {
+    is_standby: bool,
+    is_read_only: bool,
+    fsync: bool,
+    full_page_writes: bool,
+    max_connections: u64,
     /// Connections that only superusers, or roles with a right of their own, may take.
-    pub(super) reserved: u64,
+    reserved: u64,
     /// Sessions of other roles.
-    pub(super) others: u64,
+    others: u64,
     /// Those of this database.
-    pub(super) database_others: u64,
+    database_others: u64,
     /// Negative if there is no limit.
-    pub(super) role_limit: i64,
-    pub(super) database_limit: i64,
-    pub(super) tls: Option<bool>,
-    pub(super) tls_version: Option<String>,
+    role_limit: i64,
+    database_limit: i64,
+    tls: Option<bool>,
     /// The connection comes from the server's own machine.
-    pub(super) is_local: bool,
+    is_local: bool,
 }
 
 #[derive(Debug, Clone, Deserialize)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
-pub(super) struct Table {
-    pub(super) may_use_schema: bool,
-    pub(super) may_select: bool,
-    pub(super) may_insert: bool,
-    pub(super) may_update: bool,
-    pub(super) may_delete: bool,
-    pub(super) may_select_version: bool,
-    pub(super) is_unlogged: bool,
-    pub(super) autovacuum_is_off: bool,
-    pub(super) dead: u64,
-    pub(super) live: u64,
-    pub(super) autovacuum_seconds_ago: Option<i64>,
+struct Table {
+    may_use_schema: bool,
+    may_select: bool,
+    may_insert: bool,
+    may_update: bool,
+    may_delete: bool,
+    may_select_version: bool,
+    is_unlogged: bool,
 }
 
-pub(super) async fn gather(postgres: &Postgres) -> Result<Facts, Failure> {
+pub(super) async fn findings(postgres: &Postgres, asked: &Doctor) -> Result<Vec<Finding>, Failure> {
     let timeout = postgres.timeout;
     let mut connection = postgres.connect().await?;
     let work = async {
-        let (round_trip, clock_ahead) = clock(&mut connection).await?;
-        let server = json(&mut connection, include_str!("../sql/server.sql")).await?;
+        let server: Server = json(&mut connection, include_str!("../sql/server.sql")).await?;
         let found = postgres.find(&mut connection).await?;
-        let table = match &found {
+        let table: Option<Table> = match &found {
             Some(table) => {
                 let sql =
                     include_str!("../sql/table_facts.sql").replace("$1", &table.oid.to_string());
@@ -101,9 +61,9 @@ pub(super) async fn gather(postgres: &Postgres) -> Result<Facts, Failure> {
             }
             None => None,
         };
-        Ok((round_trip, clock_ahead, server, found, table))
+        Ok((server, found, table))
     };
-    let (round_trip, clock_ahead, server, found, table) = within(timeout, work).await?;
+    let (server, found, table) = within(timeout, work).await?;
     let pooler = within(timeout, pooler(postgres, &mut connection)).await?;
     // The last, because a lock of the version table leaves the connection unusable.
     let work = async {
@@ -113,35 +73,134 @@ pub(super) async fn gather(postgres: &Postgres) -> Result<Facts, Failure> {
         state
     };
     let state = within(timeout, work).await.map_err(|failure| failure.message);
-    let mut stats = None;
+    let is_unlogged = table.as_ref().is_some_and(|table| table.is_unlogged);
+    let mut findings = vec![tls(&server), primary(&server), durability(&server), pooler];
+    findings.push(finding::table(&state, is_unlogged));
+    findings.extend(table.as_ref().map(rights));
     if state == Ok(TableState::Current) {
         let store = postgres.open_pool();
-        stats = Some(store.adapter.stats().await.map_err(|error| in_one_line(&error)));
+        findings.push(finding::purge(&store.adapter.stats().await));
         store.close().await;
     }
-    let name = postgres.describe();
-    Ok(Facts { name, round_trip, clock_ahead, pooler, server, state, table, stats })
+    findings.push(connections(&server, asked));
+    Ok(findings)
 }
 
-/// Returns the fastest round trip, and how far the server's clock is ahead by it.
-async fn clock(connection: &mut PgConnection) -> Result<(Duration, f64), Failure> {
-    let mut best = (Duration::MAX, 0.0);
-    for _ in 0..ROUND_TRIPS {
-        let (wall, started) = (SystemTime::now(), Instant::now());
-        let now = "SELECT extract(epoch FROM clock_timestamp())::float8";
-        let now: f64 = scalar(connection, now).await?;
-        let took = started.elapsed();
-        if took < best.0 {
-            let wall = wall.duration_since(UNIX_EPOCH).unwrap_or_default() + took / 2;
-            best = (took, now - wall.as_secs_f64());
-        }
+fn tls(server: &Server) -> Finding {
+    const ADVICE: &str = "add sslmode=verify-full to the URL, and a feature tls-… to the service";
+    let ok = match server.tls {
+        Some(true) => "the connection is encrypted",
+        _ => "none, and the server is on this machine",
+    };
+    let is_remote = !server.is_local;
+    let faults = [
+        (
+            is_remote && server.tls == Some(false),
+            Warning,
+            "the connection to another machine is not encrypted",
+            ADVICE,
+        ),
+        (
+            is_remote && server.tls.is_none(),
+            Warning,
+            "the server does not say whether the connection is encrypted",
+            ADVICE,
+        ),
+    ];
+    Finding::first("tls", ok, &faults)
+}
+
+fn primary(server: &Server) -> Finding {
+    let faults = [
+        (
+            server.is_standby,
+            Error,
+            "the server is a standby",
+            "use an address that leads to the primary: deliveries get 503 here",
+        ),
+        (
+            server.is_read_only,
+            Error,
+            "the server takes no writes (default_transaction_read_only)",
+            "set default_transaction_read_only = off for the role, or use the primary's address",
+        ),
+    ];
+    Finding::first("primary", "the server is a primary and takes writes", &faults)
+}
+
+fn durability(server: &Server) -> Finding {
+    let faults = [
+        (
+            !server.fsync,
+            Error,
+            "fsync is off",
+            "set fsync = on: a crash of the server loses completed keys, and their events run again",
+        ),
+        (
+            !server.full_page_writes,
+            Warning,
+            "full_page_writes is off",
+            "set full_page_writes = on, unless the file system never tears a page",
+        ),
+    ];
+    Finding::first("durability", "fsync and full_page_writes are on", &faults)
+}
+
+fn rights(table: &Table) -> Finding {
+    let needed = [
+        (table.may_use_schema, "USAGE on the schema"),
+        (table.may_select, "SELECT"),
+        (table.may_insert, "INSERT"),
+        (table.may_update, "UPDATE"),
+        (table.may_select_version, "SELECT on the version table"),
+    ];
+    let missing = needed.iter().filter(|(has, _)| !has).map(|(_, name)| *name);
+    let missing = missing.collect::<Vec<_>>().join(", ");
+    let faults = [
+        (
+            !missing.is_empty(),
+            Error,
+            &*format!("the role lacks {missing}"),
+            "grant them, and run doctor with the role of the service",
+        ),
+        (
+            !table.may_delete,
+            Warning,
+            "the role lacks DELETE",
+            "grant it, or purge with another role; forget and on-arrival releases need it too",
+        ),
+    ];
+    Finding::first("rights", "SELECT, INSERT, UPDATE, DELETE", &faults)
+}
+
+fn connections(server: &Server, asked: &Doctor) -> Finding {
+    const CHECK: &str = "connections";
+    let (processes, pool) = (u64::from(asked.processes), u64::from(asked.pool));
+    let needed = processes.saturating_mul(pool.saturating_add(LANES));
+    let shared = server.max_connections.saturating_sub(server.reserved);
+    let free = shared.saturating_sub(server.others);
+    let mut limits = vec![(free, "the server leaves")];
+    for (limit, others, name) in [
+        (server.role_limit, 0, "the role may have"),
+        (server.database_limit, server.database_others, "the database takes"),
+    ] {
+        let limit = u64::try_from(limit).ok();
+        limits.extend(limit.map(|limit| (limit.saturating_sub(others), name)));
     }
-    Ok(best)
+    let (limit, name) = limits.into_iter().min().unwrap_or((free, "the server leaves"));
+    let found = format!(
+        "{processes} process(es) with a pool of {pool} and up to {LANES} lanes need {needed}; \
+         {name} {limit} (max_connections {}, reserved {}, other roles {})",
+        server.max_connections, server.reserved, server.others
+    );
+    let advice = "make the pools smaller, raise the limit, or put PgBouncer between";
+    let is_near = needed > limit / 10 * 8;
+    let faults = [(needed > limit, Error, &*found, advice), (is_near, Warning, &*found, advice)];
+    Finding::first(CHECK, &*found, &faults)
 }
-
 /// Two open connections to a server have two sessions. PgBouncer in transaction mode lends both
 /// connections the session that it used last.
-async fn pooler(postgres: &Postgres, first: &mut PgConnection) -> Result<Pooler, Failure> {
+async fn pooler(postgres: &Postgres, first: &mut PgConnection) -> Result<Finding, Failure> {
     let mut second = postgres.connect().await?;
     let mut fails = false;
     let mut pids = [0, 0];
@@ -159,11 +218,18 @@ async fn pooler(postgres: &Postgres, first: &mut PgConnection) -> Result<Pooler,
     }
     let [first, second_pid]: [i32; 2] = pids;
     second.close().await?;
-    Ok(match (fails, first == second_pid) {
-        (true, _) => Pooler::TransactionWithoutPrepared,
-        (false, true) => Pooler::Transaction,
-        (false, false) => Pooler::None,
-    })
+    let ok = if first == second_pid {
+        "connections share sessions, as with PgBouncer in transaction mode; prepared statements work"
+    } else {
+        "each connection has its own session"
+    };
+    let faults = [(
+        fails,
+        Error,
+        "connections share sessions, and prepared statements fail",
+        "use PgBouncer 1.21 or later with max_prepared_statements above 0, or session mode",
+    )];
+    Ok(Finding::first("pooler", ok, &faults))
 }
 
 /// Returns `true` if another client has prepared a statement of this name, or the statement is in another
@@ -189,4 +255,57 @@ where
 {
     let row = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_one(connection).await?;
     row.try_get(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finding::Level::{self, Ok as Fine};
+    use super::*;
+
+    fn server() -> Server {
+        Server {
+            is_standby: false,
+            is_read_only: false,
+            fsync: true,
+            full_page_writes: true,
+            max_connections: 100,
+            reserved: 3,
+            others: 7,
+            database_others: 5,
+            role_limit: -1,
+            database_limit: -1,
+            tls: Some(true),
+            is_local: false,
+        }
+    }
+
+    #[test]
+    fn plain_text_to_another_machine_is_a_warning() {
+        for (told, is_local, level) in [
+            (Some(true), false, Fine),
+            (Some(false), true, Fine),
+            (Some(false), false, Warning),
+            (None, false, Warning),
+        ] {
+            assert_eq!(tls(&Server { tls: told, is_local, ..server() }).level, level, "{told:?}");
+        }
+    }
+
+    #[test]
+    fn connections_asked_for_must_fit_every_limit() {
+        let judged = |server: &Server, pool, processes| -> Level {
+            connections(server, &Doctor { pool, processes }).level
+        };
+        // 100 - 3 - 7 = 90 are free; a process needs its pool and four lanes.
+        assert_eq!(judged(&server(), 10, 5), Fine);
+        assert_eq!(judged(&server(), 71, 1), Warning);
+        assert_eq!(judged(&server(), 86, 1), Warning);
+        assert_eq!(judged(&server(), 87, 1), Error);
+        assert_eq!(judged(&Server { role_limit: 13, ..server() }, 10, 1), Error);
+        // 5 sessions of other roles are in the database.
+        assert_eq!(judged(&Server { database_limit: 18, ..server() }, 10, 1), Error);
+        assert_eq!(judged(&Server { database_limit: 19, ..server() }, 10, 1), Warning);
+        assert_eq!(judged(&Server { max_connections: 2, ..server() }, 10, 1), Error);
+        assert_eq!(judged(&server(), u32::MAX, u32::MAX), Error);
+    }
 }

@@ -1,19 +1,20 @@
-//! The facts of a Redis store.
+//! The checks of a Redis store.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use tower_dedup::adapter::{
-    CallTerms, DedupAdapter, ListFilter, MaintenanceAdapter, RedisAdapter, StoredLoss, Token,
+    CallTerms, DedupAdapter, ListFilter, MaintenanceAdapter, RedisAdapter, Token,
 };
 use tower_dedup::redis::{Cmd, Value, cmd};
 use tower_dedup::{DedupKey, Error};
 
+use super::finding::Finding;
+use super::finding::Level::{self, Warning};
 use crate::failure::{Failure, in_one_line, within};
+use crate::output::bytes;
 use crate::store::Redis;
 
-/// How often the round trip is measured. The fastest counts.
-const ROUND_TRIPS: usize = 5;
 /// How many keys are claimed and released again, so that each primary of a cluster gets some.
 const KEYS: u32 = 16;
 /// The namespace of these keys.
@@ -21,135 +22,186 @@ const NAMESPACE: &str = "tower-dedup.doctor";
 /// How long these keys are remembered if their release fails.
 const RETENTION: Duration = Duration::from_secs(60);
 
-#[derive(Debug, Clone)]
-pub(super) struct Facts {
-    pub(super) topology: Topology,
-    pub(super) is_encrypted: bool,
-    /// How long the slowest primary took for its fastest reply.
-    pub(super) round_trip: Duration,
-    pub(super) primaries: Vec<Primary>,
-    /// What the service does, and why the server refuses it.
-    pub(super) rights: Vec<(Right, Result<(), String>)>,
-    pub(super) losses: Result<Vec<StoredLoss>, String>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Topology {
-    Server,
-    Sentinel,
-    Cluster,
-}
-
-/// One primary, as it describes itself.
-#[derive(Debug, Clone)]
-pub(super) struct Primary {
-    pub(super) address: String,
-    /// The server's clock minus this machine's, in seconds.
-    pub(super) clock_ahead: f64,
-    /// The fields of `INFO`, or why the server refuses it.
-    pub(super) info: Result<Fields, String>,
-    /// The fields of `CLUSTER INFO`, of a server in a cluster.
-    pub(super) cluster: Option<Result<Fields, String>>,
-    /// `None` if the role may not read it, as on managed services.
-    pub(super) appendfsync: Option<String>,
-}
-
 /// A reply with lines of the form `name:value`.
-pub(super) type Fields = BTreeMap<String, String>;
+type Fields = BTreeMap<String, String>;
 
-/// A right that the service needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Right {
-    /// Claim, complete and release: `EVALSHA`, and the commands of the scripts.
-    Claim,
-    /// `EVAL`, after a restart of the server or a failover.
-    Eval,
-    /// `INFO`.
-    Info,
-    /// `WAIT`, for releases under the on-arrival ledger and for `wait_replicas`.
-    Wait,
-    /// `SCAN`, `GETRANGE` and `DBSIZE`, for `list` and `stats`.
-    List,
-    /// `LRANGE`, for the losses that the service has stored.
-    Losses,
-}
-
-pub(super) async fn gather(redis: &Redis) -> Result<Facts, Failure> {
+pub(super) async fn findings(redis: &Redis) -> Result<Vec<Finding>, Failure> {
     let adapter = redis.connect().await?;
-    let facts = within(redis.timeout * 6, async { Ok(facts(redis, &adapter).await?) }).await;
+    let work = async { Ok(checks(redis, &adapter).await?) };
+    let findings = within(redis.timeout * 6, work).await;
     // What was read stands.
     let _ = tokio::time::timeout(redis.timeout, adapter.close()).await;
-    facts
+    findings
 }
 
-async fn facts(redis: &Redis, adapter: &RedisAdapter) -> Result<Facts, Error> {
-    let (round_trip, clocks) = clocks(adapter).await?;
-    let mut primaries = Vec::new();
-    for (address, info) in adapter.ask_primaries(&cmd("INFO")).await? {
-        let info = info.map_err(|error| in_one_line(&error)).map(|value| fields(&value));
-        let clock_ahead = clocks.get(&address).copied().unwrap_or_default();
-        primaries.push(Primary { address, clock_ahead, info, cluster: None, appendfsync: None });
-    }
-    let is = |primary: &Primary, name: &str, value: &str| {
-        primary.info.as_ref().is_ok_and(|info| info.get(name).is_some_and(|is| is == value))
-    };
-    let mut cluster_info = cmd("CLUSTER");
-    cluster_info.arg("INFO");
-    if primaries.iter().any(|primary| is(primary, "cluster_enabled", "1")) {
-        for (address, reply) in adapter.ask_primaries(&cluster_info).await? {
-            if let Some(primary) = find(&mut primaries, &address) {
-                let reply = reply.map_err(|error| in_one_line(&error));
-                primary.cluster = Some(reply.map(|value| fields(&value)));
-            }
-        }
-    }
-    let mut appendfsync = cmd("CONFIG");
-    appendfsync.arg("GET").arg("appendfsync");
-    for (address, reply) in adapter.ask_primaries(&appendfsync).await? {
-        if let Some(primary) = find(&mut primaries, &address) {
-            primary.appendfsync = reply.ok().and_then(|value| second_text(&value));
-        }
-    }
+async fn checks(redis: &Redis, adapter: &RedisAdapter) -> Result<Vec<Finding>, Error> {
     let (server, topology) = redis.scheme();
-    let topology = match topology {
-        "cluster" => Topology::Cluster,
-        "sentinel" => Topology::Sentinel,
-        _ => Topology::Server,
-    };
+    let replies = adapter.ask_primaries(&cmd("INFO")).await?;
+    let is_local = replies.iter().all(|(address, _)| is_local(address));
     let is_encrypted = matches!(server, "rediss" | "valkeys");
-    let rights = rights(adapter, &primaries).await;
-    let losses = adapter.stored_losses().await.map_err(|error| in_one_line(&error));
-    Ok(Facts { topology, is_encrypted, round_trip, primaries, rights, losses })
-}
-
-fn find<'a>(primaries: &'a mut [Primary], address: &str) -> Option<&'a mut Primary> {
-    primaries.iter_mut().find(|primary| primary.address == address)
-}
-
-/// Returns the fastest round trip, and how far the clock of each primary is ahead by it.
-async fn clocks(adapter: &RedisAdapter) -> Result<(Duration, BTreeMap<String, f64>), Error> {
-    let mut best = (Duration::MAX, BTreeMap::new());
-    for _ in 0..ROUND_TRIPS {
-        let (wall, started) = (SystemTime::now(), Instant::now());
-        let replies = adapter.ask_primaries(&cmd("TIME")).await?;
-        let took = started.elapsed();
-        if took >= best.0 {
-            continue;
+    let ok = if is_encrypted { "encrypted" } else { "none, and the server is on this machine" };
+    let faults = [(
+        !is_encrypted && !is_local,
+        Warning,
+        "another machine, and no TLS",
+        "use rediss:// (rediss+sentinel://, rediss+cluster://)",
+    )];
+    let mut findings = vec![Finding::first("tls", ok, &faults)];
+    let mut info_error = Ok(());
+    for (at, info) in &replies {
+        match info {
+            Ok(info) => {
+                let info = fields(info);
+                findings.extend([
+                    primary(at, &info),
+                    memory(at, &info),
+                    durability(at, &info, topology == "sentinel"),
+                ]);
+            }
+            Err(error) => info_error = Err(in_one_line(error)),
         }
-        let wall = (wall.duration_since(UNIX_EPOCH).unwrap_or_default() + took / 2).as_secs_f64();
-        let ahead = replies
-            .into_iter()
-            .filter_map(|(address, reply)| Some((address, seconds(&reply.ok()?)? - wall)));
-        best = (took, ahead.collect());
     }
-    Ok(best)
+    findings.push(rights(adapter, info_error).await);
+    Ok(findings)
 }
 
-/// Reads the reply to `TIME`: seconds and microseconds.
-fn seconds(time: &Value) -> Option<f64> {
-    let Value::Array(parts) = time else { return None };
-    let number = |value: &Value| text(value)?.parse::<f64>().ok();
-    Some(number(parts.first()?)? + number(parts.get(1)?)? / 1e6)
+fn is_local(address: &str) -> bool {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    host.starts_with('/')
+        || host == "localhost"
+        || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+fn field<'a>(fields: &'a Fields, name: &str) -> &'a str {
+    fields.get(name).map_or("", String::as_str)
+}
+
+fn primary(at: &str, info: &Fields) -> Finding {
+    let replica = format!("{at}: the server is a replica");
+    let loading = format!("{at}: the server is loading its data");
+    let faults = [
+        (
+            field(info, "role") != "master",
+            Level::Error,
+            &*replica,
+            "name the primary, or use redis+sentinel:// or redis+cluster://",
+        ),
+        (
+            field(info, "loading") == "1",
+            Level::Error,
+            &loading,
+            "wait: claims get 503 until it has loaded",
+        ),
+    ];
+    Finding::first("primary", format!("{at}: the server is a primary"), &faults)
+}
+
+fn memory(at: &str, info: &Fields) -> Finding {
+    let number = |name| field(info, name).parse::<u64>().unwrap_or_default();
+    let (used, max) = (number("used_memory"), number("maxmemory"));
+    let policy = field(info, "maxmemory_policy");
+    let found = match max {
+        0 => format!("{at}: {} used, maxmemory is not set", bytes(used)),
+        max => format!("{at}: {} of {} used, {policy}", bytes(used), bytes(max)),
+    };
+    let faults = [
+        (
+            max > 0 && policy != "noeviction",
+            Level::Error,
+            &*found,
+            "set maxmemory-policy noeviction: an event whose key is evicted runs again",
+        ),
+        (
+            max > 0 && used >= max / 5 * 4,
+            Warning,
+            &found,
+            "raise maxmemory or shorten the retention: a full server refuses new events with 503",
+        ),
+    ];
+    Finding::first("memory", &*found, &faults)
+}
+
+fn durability(at: &str, info: &Fields, is_sentinel: bool) -> Finding {
+    let failed =
+        |name: &str| info.get(name).is_some_and(|status| !status.is_empty() && status != "ok");
+    let failed = failed("aof_last_write_status") || failed("rdb_last_bgsave_status");
+    let text = |fact: &str| format!("{at}: {fact}");
+    let texts = [
+        text("the last write to the disk failed"),
+        text("there is no append-only file"),
+        text("min-replicas-to-write is 0"),
+    ];
+    let faults = [
+        (
+            failed,
+            Level::Error,
+            &*texts[0],
+            "see the server's log: it refuses writes until it can write to its disk",
+        ),
+        (
+            field(info, "aof_enabled") != "1",
+            Warning,
+            &texts[1],
+            "set appendonly yes: a restart loses the keys since the last snapshot, and a primary that \
+             restarts empty empties its replicas",
+        ),
+        (
+            is_sentinel && !info.contains_key("min_slaves_good_slaves"),
+            Warning,
+            &texts[2],
+            "set min-replicas-to-write 1 and min-replicas-max-lag 10: a primary that is cut off from \
+             its replicas then refuses claims",
+        ),
+    ];
+    Finding::first("durability", text("append-only file"), &faults)
+}
+
+/// Tries what the service needs. Leaves no key behind.
+async fn rights(adapter: &RedisAdapter, info: Result<(), String>) -> Finding {
+    let mut eval = cmd("EVAL");
+    eval.arg("return 1").arg(0);
+    let mut wait = cmd("WAIT");
+    wait.arg(0).arg(0);
+    let (claim, list) = claim_and_list(adapter).await;
+    let list = match list {
+        Ok(()) => ask(adapter, &cmd("DBSIZE")).await,
+        Err(error) => Err(in_one_line(&error)),
+    };
+    let losses = shown(adapter.stored_losses().await.map(drop));
+    let tried = [
+        (
+            "a claim",
+            shown(claim),
+            Level::Error,
+            "see this error; the guide's page `redis` lists the rights",
+        ),
+        (
+            "EVAL",
+            ask(adapter, &eval).await,
+            Level::Error,
+            "grant +eval: after a restart of the server no claim works without it",
+        ),
+        ("INFO", info, Warning, "grant +info: memory, durability and losses are not checked"),
+        (
+            "WAIT",
+            ask(adapter, &wait).await,
+            Warning,
+            "grant +wait: a failover may lose releases of the on-arrival ledger, and so events",
+        ),
+        ("a list", list, Warning, "grant +scan, +getrange and +dbsize for `list` and `stats`"),
+        ("reading the stored losses", losses, Warning, "grant +lrange"),
+    ];
+    let told = |what: &str, tried: &Result<(), String>| match tried {
+        Err(error) => format!("{what} fails: {error}"),
+        Ok(()) => String::new(),
+    };
+    let texts = tried.each_ref().map(|(what, tried, ..)| told(what, tried));
+    let faults = tried.iter().zip(&texts);
+    let faults =
+        faults.map(|((_, tried, level, advice), text)| (tried.is_err(), *level, &**text, *advice));
+    let ok = "claims, releases, lists and INFO are permitted";
+    Finding::first("rights", ok, &faults.collect::<Vec<_>>())
 }
 
 fn text(value: &Value) -> Option<String> {
@@ -160,41 +212,10 @@ fn text(value: &Value) -> Option<String> {
     }
 }
 
-/// Returns the value in the reply to `CONFIG GET`.
-fn second_text(value: &Value) -> Option<String> {
-    match value {
-        Value::Array(parts) => parts.get(1).and_then(text),
-        Value::Map(pairs) => pairs.first().and_then(|(_, value)| text(value)),
-        _ => None,
-    }
-}
-
 fn fields(value: &Value) -> Fields {
     let lines = text(value).unwrap_or_default();
     let fields = lines.lines().filter_map(|line| line.trim_end().split_once(':'));
     fields.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
-}
-
-/// Tries what the service needs. Leaves no key behind.
-async fn rights(adapter: &RedisAdapter, primaries: &[Primary]) -> Vec<(Right, Result<(), String>)> {
-    let mut eval = cmd("EVAL");
-    eval.arg("return 1").arg(0);
-    let mut wait = cmd("WAIT");
-    wait.arg(0).arg(0);
-    let (claim, list) = claim_and_list(adapter).await;
-    let list = match list {
-        Ok(()) => ask(adapter, &cmd("DBSIZE")).await,
-        Err(error) => Err(in_one_line(&error)),
-    };
-    let info = primaries.iter().map(|primary| primary.info.as_ref().map(drop));
-    vec![
-        (Right::Claim, shown(claim)),
-        (Right::Eval, ask(adapter, &eval).await),
-        (Right::Info, info.collect::<Result<(), _>>().map_err(Clone::clone)),
-        (Right::Wait, ask(adapter, &wait).await),
-        (Right::List, list),
-        (Right::Losses, shown(adapter.stored_losses().await.map(drop))),
-    ]
 }
 
 /// Claims keys as the on-arrival ledger does, reads one, lists them, and releases them, which deletes them.
@@ -233,12 +254,5 @@ mod tests {
         let fields = fields(&Value::BulkString(reply.into()));
         assert_eq!(fields.len(), 2);
         assert_eq!(fields["maxmemory_policy"], "noeviction");
-    }
-
-    #[test]
-    fn time_is_seconds_and_microseconds() {
-        let part = |text: &str| Value::BulkString(text.into());
-        assert_eq!(seconds(&Value::Array(vec![part("100"), part("250000")])), Some(100.25));
-        assert_eq!(seconds(&Value::Nil), None);
     }
 }

@@ -1,68 +1,136 @@
-//! The facts of a SQLite store.
+//! The checks of a SQLite store.
 
 use std::fs::{self, OpenOptions};
 use std::io;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::time::Duration;
 
-use tower_dedup::adapter::Stats;
+use tower_dedup::sqlx;
+use tower_dedup::sqlx::Connection;
 use tower_dedup::sqlx::sqlite::SqliteConnection;
-use tower_dedup::sqlx::{self, Connection};
 
+use super::finding::Level::{Error, Warning};
+use super::finding::{self, Finding};
 use crate::failure::{Failure, in_one_line};
 use crate::store::{Sqlite, TableState};
 
-#[derive(Debug, Clone)]
-pub(super) struct Facts {
-    pub(super) path: PathBuf,
-    /// Why the file or its folder cannot be written.
-    pub(super) file_error: Option<String>,
-    pub(super) folder_error: Option<String>,
-    /// The type of the file system, where the system tells it.
-    pub(super) file_system: Option<String>,
-    pub(super) wal_bytes: u64,
-    /// Or why the file cannot be opened.
-    pub(super) database: Result<Database, String>,
-}
+/// File systems of a network: WAL mode needs memory that all processes share.
+const NETWORK: [&str; 12] = [
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "smbfs",
+    "ncpfs",
+    "afs",
+    "ceph",
+    "lustre",
+    "glusterfs",
+    "fuse.glusterfs",
+    "fuse.sshfs",
+];
 
-#[derive(Debug, Clone)]
-pub(super) struct Database {
-    pub(super) version: String,
-    pub(super) journal_mode: String,
-    pub(super) state: Result<TableState, String>,
-    pub(super) quick_check: QuickCheck,
-    /// `None` if the table is not usable.
-    pub(super) stats: Option<Result<Stats, String>>,
-}
-
-#[derive(Debug, Clone)]
-pub(super) enum QuickCheck {
-    Passed(Duration),
-    /// The first fault.
-    Failed(String),
-    /// It did not end within this time.
-    Unfinished(Duration),
-}
-
-pub(super) async fn gather(sqlite: &Sqlite) -> Result<Facts, Failure> {
+pub(super) async fn findings(sqlite: &Sqlite) -> Result<Vec<Finding>, Failure> {
     let path = sqlite.path();
     if !path.exists() {
         // The same error as of every other command.
         sqlite.connect().await?;
     }
     let path = fs::canonicalize(&path)?;
-    let folder = path.parent().unwrap_or(Path::new("/"));
-    let wal = PathBuf::from(format!("{}-wal", path.display()));
-    Ok(Facts {
-        file_error: file_error(&path).map(|error| error.to_string()),
-        folder_error: folder_error(folder).map(|error| error.to_string()),
-        file_system: fs::read_to_string("/proc/self/mounts")
-            .ok()
-            .and_then(|mounts| file_system(&mounts, &path)),
-        wal_bytes: fs::metadata(wal).map(|wal| wal.len()).unwrap_or_default(),
-        database: database(sqlite).await.map_err(|failure| failure.message),
-        path,
-    })
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let mut findings = vec![rights(&path), durability(file_system(&mounts, &path).as_deref())];
+    match sqlite.connect().await {
+        Ok(connection) => findings.extend(database(sqlite, connection).await),
+        Err(failure) => findings.push(damage(Err(failure.message), sqlite.timeout)),
+    }
+    Ok(findings)
+}
+
+fn rights(path: &Path) -> Finding {
+    const ADVICE: &str =
+        "give the service's user the right to write both: SQLite makes files beside its own";
+    let folder = folder_error(path.parent().unwrap_or(Path::new("/")));
+    let (file, path) = (file_error(path), path.display());
+    let text = |error: &Option<io::Error>, what: &str| {
+        error.as_ref().map(|error| format!("{what} cannot be written: {error}")).unwrap_or_default()
+    };
+    let file_text = text(&file, &path.to_string());
+    let folder_text = text(&folder, &format!("the folder of {path}"));
+    let faults = [
+        (file.is_some(), Error, &*file_text, ADVICE),
+        (folder.is_some(), Error, &folder_text, ADVICE),
+    ];
+    Finding::first("rights", format!("{path} and its folder can be written"), &faults)
+}
+
+fn durability(file_system: Option<&str>) -> Finding {
+    let kind = file_system.unwrap_or("its type is not known here");
+    let network = format!("{kind} is a network file system");
+    let faults = [
+        (
+            NETWORK.contains(&kind),
+            Error,
+            &*network,
+            "move the file to a local disk, or use Postgres: processes of two machines would both \
+             claim one event",
+        ),
+        (
+            ["tmpfs", "ramfs"].contains(&kind),
+            Warning,
+            "the file is in memory",
+            "move the file to a disk: a restart of the machine loses all keys",
+        ),
+    ];
+    Finding::first("durability", format!("file system: {kind}"), &faults)
+}
+
+async fn database(sqlite: &Sqlite, mut connection: SqliteConnection) -> Vec<Finding> {
+    let state = sqlite.table(&mut connection).await.map_err(|failure| failure.message);
+    let mut findings = vec![finding::table(&state, false)];
+    if state == Ok(TableState::Current) {
+        let store = sqlite.open_reader();
+        findings.push(finding::purge(&store.adapter.stats().await));
+        store.close().await;
+    }
+    // The connection is not closed after its time: a check that goes on would keep it.
+    let check = async {
+        let check = sqlx::query_scalar("PRAGMA quick_check(1)");
+        let reply: Result<String, _> = check.fetch_one(&mut connection).await;
+        let _ = connection.close().await;
+        reply.map(|reply| (reply != "ok").then_some(reply))
+    };
+    let ended = tokio::time::timeout(sqlite.timeout, check).await;
+    let fault = match ended {
+        Ok(Ok(fault)) => Ok(fault),
+        Ok(Err(error)) => Ok(Some(in_one_line(&error))),
+        Err(_) => Err(String::new()),
+    };
+    findings.push(damage(fault, sqlite.timeout));
+    findings
+}
+
+/// Judges the fault of the file. `Err` is the reason why there was no check: none if its time was up.
+fn damage(fault: Result<Option<String>, String>, bound: Duration) -> Finding {
+    let (error, fault) = (fault.as_ref().err(), fault.as_ref().ok().and_then(Option::as_ref));
+    let late = format!("the check did not end within {bound:?}");
+    let unopened = format!("the file cannot be opened: {}", error.map_or("", |error| error));
+    let damaged = format!("the file is damaged: {}", fault.map_or("", |fault| fault));
+    let faults = [
+        (error.is_some_and(String::is_empty), Warning, &*late, "give it more time with --timeout"),
+        (
+            error.is_some(),
+            Error,
+            &unopened,
+            "see the other lines; if it is no SQLite file, restore it or move it away",
+        ),
+        (
+            fault.is_some(),
+            Error,
+            &damaged,
+            "stop the service and restore the file, or dump it with `sqlite3 FILE .recover`",
+        ),
+    ];
+    Finding::first("damage", "PRAGMA quick_check passed", &faults)
 }
 
 /// Opens the file for writing, and writes nothing.
@@ -89,47 +157,20 @@ fn file_system(mounts: &str, path: &Path) -> Option<String> {
     mounts.max_by_key(|(length, _)| *length).map(|(_, kind)| kind.to_owned())
 }
 
-async fn database(sqlite: &Sqlite) -> Result<Database, Failure> {
-    let mut connection = sqlite.connect().await?;
-    let version = scalar(&mut connection, "SELECT sqlite_version()").await?;
-    let journal_mode = scalar(&mut connection, "PRAGMA journal_mode").await?;
-    let state = sqlite.table(&mut connection).await.map_err(|failure| failure.message);
-    let mut stats = None;
-    if state == Ok(TableState::Current) {
-        let store = sqlite.open_reader();
-        stats = Some(store.adapter.stats().await.map_err(|error| in_one_line(&error)));
-        store.close().await;
-    }
-    // The connection is not closed: a check that goes on would keep it.
-    let quick_check = quick_check(connection, sqlite.timeout).await;
-    Ok(Database { version, journal_mode, state, quick_check, stats })
-}
-
-async fn quick_check(mut connection: SqliteConnection, longest: Duration) -> QuickCheck {
-    let started = Instant::now();
-    let check = async {
-        let fault = scalar(&mut connection, "PRAGMA quick_check(1)").await;
-        let _ = connection.close().await;
-        fault
-    };
-    match tokio::time::timeout(longest, check).await {
-        Ok(Ok(reply)) if reply == "ok" => QuickCheck::Passed(started.elapsed()),
-        Ok(Ok(fault)) => QuickCheck::Failed(fault),
-        Ok(Err(error)) => QuickCheck::Failed(in_one_line(&error)),
-        Err(_) => QuickCheck::Unfinished(longest),
-    }
-}
-
-async fn scalar(
-    connection: &mut SqliteConnection,
-    sql: &'static str,
-) -> Result<String, sqlx::Error> {
-    sqlx::query_scalar(sql).fetch_one(connection).await
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::finding::Level::Ok as Fine;
     use super::*;
+
+    #[test]
+    fn file_must_be_on_a_local_disk() {
+        for network in NETWORK {
+            assert_eq!(durability(Some(network)).level, Error, "{network}");
+        }
+        assert_eq!(durability(Some("tmpfs")).level, Warning);
+        assert_eq!(durability(Some("overlay")).level, Fine);
+        assert_eq!(durability(None).level, Fine);
+    }
 
     #[test]
     fn file_system_is_that_of_the_longest_mount_point() {

@@ -1,22 +1,10 @@
 -- The server's facts, as one JSON object. Every role may read them.
 SELECT to_json(f)::text FROM (
   SELECT
-    current_setting('server_version_num')::int AS version_num,
-    current_setting('server_version') AS version,
     pg_is_in_recovery() AS is_standby,
     current_setting('transaction_read_only') = 'on' AS is_read_only,
-    current_setting('server_encoding') AS encoding,
-    current_setting('synchronous_commit') AS synchronous_commit,
     current_setting('fsync') = 'on' AS fsync,
     current_setting('full_page_writes') = 'on' AS full_page_writes,
-    current_setting('default_transaction_isolation') AS isolation,
-    current_setting('autovacuum') = 'on' AND current_setting('track_counts') = 'on' AS autovacuum,
-    (SELECT s.setting::bigint FROM pg_settings AS s WHERE s.name = 'statement_timeout')
-      AS statement_timeout_ms,
-    (SELECT s.setting::bigint FROM pg_settings AS s
-      WHERE s.name = 'idle_in_transaction_session_timeout') AS idle_in_transaction_ms,
-    coalesce((SELECT s.setting::bigint FROM pg_settings AS s
-      WHERE s.name = 'transaction_timeout'), 0) AS transaction_timeout_ms,
     current_setting('max_connections')::bigint AS max_connections,
     current_setting('superuser_reserved_connections')::bigint
       + coalesce(current_setting('reserved_connections', true), '0')::bigint AS reserved,
@@ -29,7 +17,6 @@ SELECT to_json(f)::text FROM (
     (SELECT d.datconnlimit FROM pg_database AS d WHERE d.datname = current_database())
       AS database_limit,
     (SELECT s.ssl FROM pg_stat_ssl AS s WHERE s.pid = pg_backend_pid()) AS tls,
-    (SELECT s.version FROM pg_stat_ssl AS s WHERE s.pid = pg_backend_pid()) AS tls_version,
     inet_client_addr() IS NULL OR inet_client_addr() <<= '127.0.0.0/8'
       OR inet_client_addr() = '::1' AS is_local
 ) AS f

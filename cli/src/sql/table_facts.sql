@@ -15,17 +15,7 @@ SELECT to_json(f)::text FROM (
       WHERE v.relnamespace = c.relnamespace AND v.relname = c.relname || '_schema'
     ), true) AS may_select_version,
     (SELECT bool_or(r.relpersistence <> 'p') FROM part AS p JOIN pg_class AS r ON r.oid = p.oid)
-      AS is_unlogged,
-    EXISTS (
-      SELECT FROM part AS p JOIN pg_class AS r ON r.oid = p.oid, unnest(r.reloptions) AS o
-      WHERE lower(o) ~ '^autovacuum_enabled=(f|n|0|of)'
-    ) AS autovacuum_is_off,
-    s.dead, s.live,
-    extract(epoch FROM clock_timestamp() - s.last_autovacuum)::bigint AS autovacuum_seconds_ago
-  FROM pg_class AS c, (
-    SELECT coalesce(sum(t.n_dead_tup), 0)::bigint AS dead, coalesce(sum(t.n_live_tup), 0)::bigint AS live,
-      max(t.last_autovacuum) AS last_autovacuum
-    FROM part AS p JOIN pg_stat_all_tables AS t ON t.relid = p.oid
-  ) AS s
+      AS is_unlogged
+  FROM pg_class AS c
   WHERE c.oid = $1::bigint::oid
 ) AS f

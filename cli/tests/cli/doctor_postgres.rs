@@ -1,9 +1,6 @@
 //! `doctor` on Postgres: a test makes each misconfiguration, and sees its line.
 //!
-//! The rest is in the unit tests of the judgement, which take facts: an old version, TLS to another
-//! machine, a clock difference, a slow round trip, PgBouncer.
-
-use std::time::Duration;
+//! TLS to another machine is in a unit test. PgBouncer that fails prepared statements is not run here.
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
@@ -46,20 +43,16 @@ async fn settings_of_the_server() {
     let server = set(server, &["fsync = on"]).await;
     let ran = run(&url, &["doctor"]).await;
     ran.assert(0, "0 error(s), 0 warning(s)");
-    assert_line(&ran, "connection", "ok", "postgres on 127.0.0.1:");
-    assert_line(&ran, "version", "ok", "PostgreSQL 1");
     assert_line(&ran, "tls", "ok", "on this machine");
     assert_line(&ran, "pooler", "ok", "its own session");
-    assert_line(&ran, "clock", "ok", "agrees");
     let json = run(&url, &["doctor", "--json"]).await.json();
-    assert!(json.len() > 10 && json.iter().all(|finding| finding["level"] == "ok"), "{json:?}");
+    assert!(json.len() == 8 && json.iter().all(|finding| finding["level"] == "ok"), "{json:?}");
 
-    let bad = &["full_page_writes = off", "autovacuum = off", "max_connections = 20"];
+    let bad = &["full_page_writes = off", "max_connections = 20"];
     let server = set(server, bad).await;
     let ran = run(&url, &["doctor", "--pool", "14"]).await;
     assert_eq!(ran.code, 1);
     assert_line(&ran, "durability", "warning", "full_page_writes is off");
-    assert_line(&ran, "autovacuum", "error", "off on the server");
     assert_line(&ran, "connections", "error", "need 18; the server leaves 17");
     let ran = run(&url, &["doctor", "--pool", "5", "--processes", "2"]).await;
     assert_line(&ran, "connections", "error", "2 process(es) with a pool of 5");
@@ -97,29 +90,9 @@ async fn settings_of_the_role() {
     let role = Role::fresh().await;
     role.grant("SELECT, INSERT, UPDATE, DELETE").await;
     let (url, name) = (role.url(), role.name.clone());
-    assert_line(&run(&url, &["doctor"]).await, "timeouts", "ok", "none");
-    for (setting, check, level, words) in [
-        ("synchronous_commit = off", "durability", "", "off"),
-        ("default_transaction_isolation = 'repeatable read'", "isolation", "warning", "repeatable"),
-        ("default_transaction_read_only = on", "primary", "error", "takes no writes"),
-        ("statement_timeout = '2s'", "timeouts", "warning", "statement_timeout is 2000 ms"),
-        (
-            "idle_in_transaction_session_timeout = '1s'",
-            "timeouts",
-            "warning",
-            "idle_in_transaction_session_timeout is 1000 ms",
-        ),
-    ] {
-        role.admin(&format!("ALTER ROLE {name} SET {setting}")).await;
-        let ran = run(&url, &["doctor"]).await;
-        // The tests' server has fsync off, which hides the setting of the commit.
-        if level.is_empty() {
-            assert_eq!(line(&ran, check).0, "error");
-        } else {
-            assert_line(&ran, check, level, words);
-        }
-        role.admin(&format!("ALTER ROLE {name} RESET ALL")).await;
-    }
+    role.admin(&format!("ALTER ROLE {name} SET default_transaction_read_only = on")).await;
+    assert_line(&run(&url, &["doctor"]).await, "primary", "error", "takes no writes");
+    role.admin(&format!("ALTER ROLE {name} RESET ALL")).await;
     role.admin(&format!("ALTER ROLE {name} CONNECTION LIMIT 13")).await;
     let ran = run(&url, &["doctor"]).await;
     assert_line(&ran, "connections", "error", "need 14; the role may have 13");
@@ -131,7 +104,7 @@ async fn each_missing_privilege_has_a_line() {
     let role = Role::fresh().await;
     role.grant("SELECT, INSERT, UPDATE, DELETE").await;
     let (url, name, schema) = (role.url(), role.name.clone(), role.schema.name().to_owned());
-    assert_line(&run(&url, &["doctor"]).await, "privileges", "ok", "DELETE");
+    assert_line(&run(&url, &["doctor"]).await, "rights", "ok", "DELETE");
     let table = format!("{schema}.webhook_deliveries");
     for (right, on, level, words) in [
         ("SELECT", table.clone(), "error", "lacks SELECT"),
@@ -141,12 +114,12 @@ async fn each_missing_privilege_has_a_line() {
         ("SELECT", format!("{table}_schema"), "error", "lacks SELECT on the version table"),
     ] {
         role.admin(&format!("REVOKE {right} ON {on} FROM {name}")).await;
-        assert_line(&run(&url, &["doctor"]).await, "privileges", level, words);
+        assert_line(&run(&url, &["doctor"]).await, "rights", level, words);
         role.admin(&format!("GRANT {right} ON {on} TO {name}")).await;
     }
     role.admin(&format!("REVOKE USAGE ON SCHEMA {schema} FROM {name}")).await;
     let ran = run(&url, &["doctor", "--schema", &schema]).await;
-    assert_line(&ran, "privileges", "error", "lacks USAGE on the schema");
+    assert_line(&ran, "rights", "error", "lacks USAGE on the schema");
     role.remove().await;
 }
 
@@ -159,17 +132,9 @@ async fn state_of_the_table() {
     run(&url, &["migrate"]).await.assert(0, "made");
     let ran = run(&url, &["doctor"]).await;
     assert_line(&ran, "table", "ok", "exists");
-    assert_line(&ran, "persistence", "ok", "logged");
-    assert_line(&ran, "autovacuum", "ok", "none has run yet");
     assert_line(&ran, "purge", "ok", "no expired key");
     for (sql, check, level, words) in [
-        (
-            "ALTER TABLE webhook_deliveries SET (autovacuum_enabled = false)",
-            "autovacuum",
-            "error",
-            "off for the table",
-        ),
-        ("ALTER TABLE webhook_deliveries SET UNLOGGED", "persistence", "error", "unlogged"),
+        ("ALTER TABLE webhook_deliveries SET UNLOGGED", "table", "error", "unlogged"),
         (
             "INSERT INTO webhook_deliveries (key, namespace, id, attempts, takeover, first_seen_at, \
              completed_at, expires_at) SELECT gen_random_uuid(), 'test', 'old', 1, false, now(), \
@@ -183,43 +148,6 @@ async fn state_of_the_table() {
         execute(&url, sql).await;
         assert_line(&run(&url, &["doctor"]).await, check, level, words);
     }
-}
-
-#[tokio::test]
-async fn dead_rows_that_no_vacuum_removes() {
-    let schema = Schema::fresh();
-    let url = schema.url();
-    run(&url, &["migrate"]).await.assert(0, "made");
-    execute(
-        &url,
-        "ALTER TABLE webhook_deliveries SET (autovacuum_enabled = false);
-         INSERT INTO webhook_deliveries (key, namespace, id, attempts, takeover, first_seen_at, \
-         completed_at, expires_at) SELECT gen_random_uuid(), 'test', n::text, 1, false, now(), \
-         now(), now() + interval '1 h' FROM generate_series(1, 12000) AS n;
-         DELETE FROM webhook_deliveries;
-         ALTER TABLE webhook_deliveries RESET (autovacuum_enabled)",
-    )
-    .await;
-    // The server publishes its statistics within a second.
-    for _ in 0..100 {
-        let ran = run(&url, &["doctor"]).await;
-        if line(&ran, "autovacuum").1.contains("12000 dead") {
-            assert_line(&ran, "autovacuum", "warning", "12000 dead");
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    panic!("the server publishes no statistics");
-}
-
-#[tokio::test]
-async fn encoding_of_the_database() {
-    let server = blocking(Server::start).await;
-    let sql = "CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0";
-    execute(&server.url(), sql).await;
-    let url = server.url().replace("/postgres", "/latin").replace("//latin", "//postgres");
-    let ran = run(&url, &["doctor"]).await;
-    assert_line(&ran, "encoding", "error", "LATIN1");
 }
 
 async fn execute(url: &str, sql: &str) {

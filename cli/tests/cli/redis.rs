@@ -77,12 +77,8 @@ async fn doctor_describes_every_topology_and_leaves_no_key() {
     let prefix = fresh_prefix();
     let url = with_prefix(shared(), &prefix);
     let one = run(&url, &["doctor"]).await;
-    one.assert(0, "ok       connection    one server; a round trip takes ");
     one.assert(0, "ok       tls           none, and the server is on this machine");
-    one.assert(0, "0 replica(s) connected");
-    one.assert(0, "ok       clock         the server's clock agrees with this machine's");
     one.assert(0, "ok       rights        ");
-    one.assert(0, "ok       losses        none was found in the last 30 days");
     one.assert(0, "there is no append-only file\n                       -> set appendonly yes");
     let left = blocking(move || {
         let mut connection = crate::support::redis::connection(shared()).unwrap();
@@ -93,18 +89,13 @@ async fn doctor_describes_every_topology_and_leaves_no_key() {
 
     let [_, sentinel, cluster] = topologies().await;
     let sentinel = run(&sentinel, &["doctor"]).await;
-    sentinel.assert(0, "the master that Sentinel names");
-    sentinel.assert(0, "2 replica(s) connected; min-replicas-to-write is 0");
+    sentinel.assert(0, "warning  durability    ");
     let cluster = run(&cluster, &["doctor", "--json"]).await;
     assert_eq!(cluster.code, 0, "{cluster:?}");
     let lines = cluster.json();
-    let slots = findings(&lines, "cluster");
-    assert_eq!(slots.len(), 3, "{lines:?}");
-    for slots in slots {
-        let found = slots["found"].as_str().unwrap();
-        assert!(found.ends_with("state ok, 16384 of 16384 slots served"), "{found}");
+    for check in ["primary", "memory", "durability"] {
+        assert_eq!(findings(&lines, check).len(), 3, "{lines:?}");
     }
-    assert_eq!(findings(&lines, "replicas").len(), 3);
 }
 
 #[tokio::test]
@@ -117,46 +108,17 @@ async fn doctor_finds_what_a_server_lacks() {
     let evicting = run(&url, &["doctor"]).await;
     evicting.assert(1, "error    memory");
     evicting.assert(1, "set maxmemory-policy noeviction");
-    evicting.assert(1, "append-only file, flushed every second");
+    evicting.assert(1, "append-only file\n");
     // The other commands work beside it.
     run(&url, &["stats"]).await.assert(0, "keys       0");
 
     server.run::<()>(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
-    server.run::<()>(&["CONFIG", "SET", "appendfsync", "always"]);
-    run(&url, &["doctor"]).await.assert(0, "flushed before each reply");
+    run(&url, &["doctor"]).await.assert(0, "noeviction");
     let used: u64 = server.info("used_memory").unwrap().parse().unwrap();
     server.run::<()>(&["CONFIG", "SET", "maxmemory", &(used + 200_000).to_string()]);
     run(&url, &["doctor"]).await.assert(0, "a full server refuses new events with 503");
     server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
     run(&url, &["doctor"]).await.assert(1, "a claim fails");
-}
-
-#[tokio::test]
-async fn doctor_prints_the_losses_that_the_service_has_found() {
-    let server = blocking(Server::start).await;
-    let url = server.url();
-    let service = RedisAdapter::connect(&url).await.unwrap();
-    service.claim(&sorted_keys("test", 3), &terms()).await.unwrap();
-    let told = async |is: &dyn Fn() -> bool| {
-        let told = tokio::time::timeout(Duration::from_secs(30), async {
-            while !is() {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        });
-        told.await.expect("the service finds it");
-    };
-    // The service has a canary.
-    told(&|| server.run::<u64>(&["DBSIZE"]) > 3).await;
-    server.run::<()>(&["FLUSHALL"]);
-    told(&|| !service.losses().is_empty()).await;
-    told(&|| server.run::<u64>(&["EXISTS", "dedup::losses"]) == 1).await;
-    let doctor = run(&url, &["doctor"]).await;
-    doctor.assert(
-        0,
-        "warning  losses        keys are gone: a flush, or a restart without data (emptied)",
-    );
-    doctor.assert(0, ", of any age, found 2");
-    service.close().await;
 }
 
 /// A server that accepts connections and never replies ends no wait; `--timeout` does.
