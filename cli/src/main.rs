@@ -1,6 +1,6 @@
 //! The command `tower-dedup`: operates a store.
 //!
-//! 1. A command that only reads (`doctor`, `schema`, `migrate --check`, `get`, `list`, `stats`)
+//! 1. A command that only reads (`doctor`, `migrate --check`, `get`, `list`, `stats`)
 //!    never makes the table, never starts a purge, and needs no right but SELECT.
 //! 2. No output contains the URL of the store or a part of its password.
 //! 3. `doctor` gathers facts apart from the judgement of the facts, so that each judgement has a test.
@@ -67,9 +67,9 @@ async fn run(Options { global, command }: Options, output: Output) -> Result<boo
     let target = || store::Target::new(&global);
     match command {
         Command::Key(options) => key::run(&options),
-        Command::Schema => table::schema(&target()?, output),
-        Command::Migrate { check: true } => table::check(&target()?, output).await,
-        Command::Migrate { check: false } => table::migrate(&target()?, output).await,
+        Command::Migrate { print: true, .. } => table::print(&target()?, output),
+        Command::Migrate { check: true, .. } => table::check(&target()?, output).await,
+        Command::Migrate { .. } => table::migrate(&target()?, output).await,
         Command::Stats => table::stats(&target()?, output).await,
         Command::Get(event) => keys::get(&target()?, &event, output).await,
         Command::List(options) => keys::list(&target()?, &options, output).await,

@@ -63,13 +63,14 @@ pub(crate) struct Global {
 pub(crate) enum Command {
     /// Checks the store and its settings, and says what to do. Changes nothing.
     Doctor(Doctor),
-    /// Prints the statements that make the table. Needs no connection.
-    Schema,
     /// Makes the table, if it does not exist.
     Migrate {
         /// Changes nothing; exits with 1 if the table is missing or of an older version.
-        #[arg(long)]
+        #[arg(long, conflicts_with = "print")]
         check: bool,
+        /// Changes nothing; prints the statements that make the table. Needs no connection.
+        #[arg(long)]
+        print: bool,
     },
     /// Prints the state of one event.
     Get(EventId),

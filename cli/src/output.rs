@@ -78,7 +78,7 @@ pub(crate) fn confirm(question: &str) -> Result<bool, Failure> {
 }
 
 fn ask(question: &str) -> io::Result<bool> {
-    write!(io::stderr(), "{} [y/N] ", printable(question))?;
+    write!(io::stderr(), "{} [y/N] ", lines(question))?;
     io::stderr().flush()?;
     let mut reply = String::new();
     if io::stdin().lock().read_line(&mut reply)? == 0 {

@@ -1,4 +1,4 @@
-//! `schema`, `migrate` and `stats`.
+//! `migrate` and `stats`.
 
 use serde::Serialize;
 use tower_dedup::adapter::Stats;
@@ -15,7 +15,7 @@ struct Schema {
     statements: Vec<String>,
 }
 
-pub(crate) fn schema(target: &Target, output: Output) -> Result<bool, Failure> {
+pub(crate) fn print(target: &Target, output: Output) -> Result<bool, Failure> {
     let schema = Schema { table: target.table_name(), statements: target.schema_sql() };
     output.print(&schema, || {
         if !target.has_table() {

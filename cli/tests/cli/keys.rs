@@ -1,4 +1,4 @@
-//! `get`, `list`, `stats`, `forget` and `rerun` on every store; `migrate`, `schema` and `purge` on both SQL
+//! `get`, `list`, `stats`, `forget` and `rerun` on every store; `migrate` and `purge` on both SQL
 //! stores.
 
 use std::convert::Infallible;
@@ -219,17 +219,18 @@ async fn commands_make_no_table() {
 }
 
 #[tokio::test]
-async fn schema_prints_what_makes_the_table() {
+async fn migrate_print_prints_what_makes_the_table() {
     let [sqlite, postgres] = Place::both();
-    let printed = sqlite.run(&["schema", "--table", "seen"]).await;
+    let printed = sqlite.run(&["migrate", "--print", "--table", "seen"]).await;
     printed.assert(0, "CREATE TABLE IF NOT EXISTS \"seen\"");
     let Place::Postgres(schema) = &postgres else { unreachable!() };
-    let printed = postgres.run(&["schema"]).await;
+    let printed = postgres.run(&["migrate", "--print"]).await;
     let mut connection = PgConnection::connect(&schema.url()).await.unwrap();
     sqlx::raw_sql(AssertSqlSafe(printed.stdout)).execute(&mut connection).await.unwrap();
     postgres.run(&["migrate", "--check"]).await.assert(0, "current");
     // It needs no server.
-    let nowhere = run("postgres://nobody@127.0.0.1:1/none", &["schema", "--json"]).await;
+    let nowhere =
+        run("postgres://nobody@127.0.0.1:1/none", &["migrate", "--print", "--json"]).await;
     assert_eq!(nowhere.json()[0]["table"], "webhook_deliveries");
 }
 
@@ -421,7 +422,9 @@ async fn forget_says_that_a_run_on_arrival_is_not_refused() {
         handler.running(1).await;
         let asked = run_with(&place.url(), &["forget", "test", "msg_1"], "y\n").await;
         asked.assert(0, "forgotten");
-        assert!(asked.stderr.contains("on-arrival ledger"), "{asked:?}");
+        let question = "from the start.\nForget this key? Its next delivery runs again. [y/N] ";
+        assert!(asked.stderr.contains(question), "{asked:?}");
+        assert!(asked.stderr.contains("The on-arrival ledger: "), "{asked:?}");
         handler.release();
         assert_eq!(slow.await.unwrap(), StatusCode::OK);
     }
