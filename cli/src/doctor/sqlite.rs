@@ -41,7 +41,7 @@ pub(super) async fn findings(sqlite: &Sqlite) -> Result<Vec<Finding>, Failure> {
     let mut findings = vec![rights(&path), durability(file_system(&mounts, &path).as_deref())];
     match sqlite.connect().await {
         Ok(connection) => findings.extend(database(sqlite, connection).await),
-        Err(failure) => findings.push(damage(Err(failure.message), sqlite.timeout)),
+        Err(failure) => findings.push(damage(&Err(failure.message), sqlite.timeout)),
     }
     Ok(findings)
 }
@@ -105,12 +105,12 @@ async fn database(sqlite: &Sqlite, mut connection: SqliteConnection) -> Vec<Find
         Ok(Err(error)) => Ok(Some(in_one_line(&error))),
         Err(_) => Err(String::new()),
     };
-    findings.push(damage(fault, sqlite.timeout));
+    findings.push(damage(&fault, sqlite.timeout));
     findings
 }
 
 /// Judges the fault of the file. `Err` is the reason why there was no check: none if its time was up.
-fn damage(fault: Result<Option<String>, String>, bound: Duration) -> Finding {
+fn damage(fault: &Result<Option<String>, String>, bound: Duration) -> Finding {
     let (error, fault) = (fault.as_ref().err(), fault.as_ref().ok().and_then(Option::as_ref));
     let late = format!("the check did not end within {bound:?}");
     let unopened = format!("the file cannot be opened: {}", error.map_or("", |error| error));
