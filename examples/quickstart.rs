@@ -1,7 +1,5 @@
 //! A Stripe receiver: verified, each event once, in the transaction of its payment.
 
-use std::time::Duration;
-
 use axum::{Router, body::Bytes, http::StatusCode, routing::post};
 use clap::Parser;
 use serde_json::Value;
@@ -55,16 +53,18 @@ async fn main() -> Result<(), BoxError> {
         tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
     };
     axum::serve(listener, app).with_graceful_shutdown(stop).await?;
-    tokio::time::timeout(Duration::from_secs(30), handle.drain()).await?; // clients that hung up
+    tokio::time::timeout(std::time::Duration::from_secs(30), handle.drain()).await?;
     Ok(())
 }
 
 async fn on_postgres(mut tx: DedupTx<Postgres>, event: Delivery, body: Bytes) -> StatusCode {
+    let Some("payment_intent.succeeded") = event.event_type() else { return StatusCode::OK };
     let insert = sqlx::query(INSERT).bind(event.id()).bind(amount(&body));
     status(insert.execute(&mut *tx).await.err())
 }
 
 async fn on_sqlite(mut tx: DedupTx<Sqlite>, event: Delivery, body: Bytes) -> StatusCode {
+    let Some("payment_intent.succeeded") = event.event_type() else { return StatusCode::OK };
     let insert = sqlx::query(INSERT).bind(event.id()).bind(amount(&body));
     status(insert.execute(&mut *tx).await.err())
 }

@@ -19,8 +19,9 @@
 //! `effects.db`, which the receivers of one folder share.
 //!
 //! `GET /` is a page for the browser: it shows every delivery and its outcome, and has buttons that
-//! deliver events. It is served under an IP address, `localhost` or `--public-url` only. Whoever reaches
-//! the receiver reaches the page, so `--listen` is loopback by default. `GET /metrics` is for Prometheus.
+//! deliver events. `GET /metrics` is for Prometheus. The page, `/effects` and `/metrics` are served under an
+//! IP address, `localhost` or `--public-url` only. Whoever reaches the receiver reaches them, so `--listen`
+//! is loopback by default.
 //!
 //! # Signatures
 //!
@@ -62,7 +63,7 @@
 //!   Or `kill -9` the receiver, start it again, and deliver again. Under `lease`, the event is in flight
 //!   until the lease lapses (`--lease-seconds 5`), then a takeover runs. Under `transactional`, the
 //!   handler runs at once, as if for the first time.
-//! - `fail=500` responds with that status, and has no effect. The retry runs at once.
+//! - `fail=500` responds with that status (400 to 599), and has no effect. The retry runs at once.
 //!
 //! Under `transactional`, a running delivery holds its transaction. On Postgres, it holds one of ten
 //! connections. On SQLite, it holds the file's write lock, so handlers run one after another.
@@ -98,8 +99,9 @@ use clap::{Parser, ValueEnum};
 use effects::{Effect, Effects, Table, bounded};
 use page::records::Records;
 use page::running::{self, Running};
-use page::{Page, Setup};
-use serde::Deserialize;
+use page::{Page, Setup, guard};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 use shared::{in_one_line, stop_signal};
 use sqlx::{Postgres, Sqlite};
 use tokio::net::TcpListener;
@@ -237,9 +239,15 @@ async fn run(options: Options, records: Records) -> Result<(), Box<dyn Error>> {
         is_verified: routes.verifiers.contains_key(provider::STANDARD_WEBHOOKS.name()),
     };
     let page = Page { store: store.clone(), effects: effects.clone(), records, running, setup };
-    let app = webhooks.route("/effects", get(list_effects)).with_state(effects.clone());
-    let page = page.routes(app.clone(), options.public_url.as_deref());
-    let app = app.merge(page).merge(metrics::routes(metrics));
+    let webhooks = webhooks.with_state(effects.clone());
+    // A foreign site must read none of these under a name of its own.
+    let public = guard::authority(options.public_url.as_deref());
+    let shown = page
+        .routes(webhooks.clone())
+        .merge(metrics::routes(metrics))
+        .merge(Router::new().route("/effects", get(list_effects)).with_state(effects.clone()));
+    let shown = shown.layer(middleware::from_fn_with_state(public, guard::known_host));
+    let app = webhooks.merge(shown);
 
     let stop_signal = stop_signal()?;
     let listener = TcpListener::bind(options.listen)
@@ -380,16 +388,23 @@ impl Routes {
 struct Misbehaviour {
     #[serde(default)]
     delay_ms: u64,
-    fail: Option<u16>,
+    #[serde(default, deserialize_with = "failure")]
+    fail: Option<StatusCode>,
+}
+
+/// Reads a status that is no success: a success acknowledges the event without its effect.
+fn failure<'de, D: Deserializer<'de>>(status: D) -> Result<Option<StatusCode>, D::Error> {
+    let status = StatusCode::from_u16(u16::deserialize(status)?).ok();
+    match status.filter(|status| status.is_client_error() || status.is_server_error()) {
+        None => Err(D::Error::custom("a status of 400 to 599 is needed")),
+        failure => Ok(failure),
+    }
 }
 
 impl Misbehaviour {
     async fn act(&self) -> Result<(), StatusCode> {
         tokio::time::sleep(Duration::from_millis(self.delay_ms)).await;
-        match self.fail.map(StatusCode::from_u16) {
-            None => Ok(()),
-            Some(status) => Err(status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)),
-        }
+        self.fail.map_or(Ok(()), Err)
     }
 }
 

@@ -6,7 +6,7 @@ use crate::paths::lines_with;
 fn sample(files: &[(&str, &str)]) -> Crate {
     let lib = ("lib.rs".to_owned(), String::new());
     let files = files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned()));
-    Crate::of(files.chain([lib]))
+    Crate::of("src", files.chain([lib]))
 }
 
 /// The fault of one file among others that exist, as the line and the path that breaks a rule.

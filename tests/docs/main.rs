@@ -4,6 +4,7 @@ mod guards;
 mod guide;
 mod metrics;
 mod observability;
+mod presets;
 mod readme;
 mod recipes;
 mod records;

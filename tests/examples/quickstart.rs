@@ -23,10 +23,12 @@ async fn start(store: &str) -> Server {
     Server::spawn(command.args(["--store", store]).env("STRIPE_WEBHOOK_SECRET", SECRET)).await
 }
 
-fn charge(id: &str, amount: i64) -> String {
-    format!(
-        r#"{{"id":"{id}","type":"charge.succeeded","data":{{"object":{{"amount":{amount}}}}}}}"#
-    )
+fn event(id: &str, event_type: &str, amount: i64) -> String {
+    format!(r#"{{"id":"{id}","type":"{event_type}","data":{{"object":{{"amount":{amount}}}}}}}"#)
+}
+
+fn payment(id: &str, amount: i64) -> String {
+    event(id, "payment_intent.succeeded", amount)
 }
 
 /// Returns the value of `Stripe-Signature`.
@@ -52,11 +54,11 @@ async fn signed(server: &Server, body: String) -> Answer {
 /// First, retry, forged, tampered, replayed, concurrent; then another process on the same store.
 async fn receives_each_event_once(store: &str) {
     let (server, now) = (start(store).await, SystemTime::now());
-    let body = charge("evt_1", 4_200);
+    let body = payment("evt_1", 4_200);
     let forged = signature("whsec_another", now, &body);
     assert_eq!(deliver(&server, body.clone(), forged).await, UNVERIFIED);
     let genuine = signature(SECRET, now, &body);
-    assert_eq!(deliver(&server, charge("evt_1", 1), genuine.clone()).await, UNVERIFIED);
+    assert_eq!(deliver(&server, payment("evt_1", 1), genuine.clone()).await, UNVERIFIED);
     let old = signature(SECRET, now - Duration::from_secs(600), &body);
     assert_eq!(deliver(&server, body.clone(), old).await, UNVERIFIED);
     let unsigned = server.post("").body(body.clone()).send().await.unwrap();
@@ -69,11 +71,22 @@ async fn receives_each_event_once(store: &str) {
     // A retry is signed at its own time.
     assert_eq!(signed(&server, body.clone()).await, duplicate());
 
-    let copies = join_all((0..16).map(|_| signed(&server, charge("evt_2", 7)))).await;
+    let copies = join_all((0..16).map(|_| signed(&server, payment("evt_2", 7)))).await;
     assert_eq!(copies.iter().filter(|answer| **answer == first()).count(), 1, "{copies:?}");
     assert!(copies.iter().all(|(status, _)| [200, 503].contains(status)), "{copies:?}");
-    let without_amount = r#"{"id":"evt_3","type":"customer.created","data":{"object":{}}}"#;
+    let without_amount = r#"{"id":"evt_3","type":"payment_intent.succeeded","data":{"object":{}}}"#;
     assert_eq!(signed(&server, without_amount.to_owned()).await, first());
+    // Of one payment, Stripe sends several events that have its amount. One of them is the payment.
+    for event_type in [
+        "payment_intent.created",
+        "payment_intent.payment_failed",
+        "charge.succeeded",
+        "refund.created",
+    ] {
+        let other = event(&format!("evt_{event_type}"), event_type, 4_200);
+        assert_eq!(signed(&server, other.clone()).await, first());
+        assert_eq!(signed(&server, other).await, duplicate());
+    }
     server.end().await;
 
     let server = start(store).await;

@@ -361,6 +361,15 @@ async fn page_refuses_foreign_sites() {
     for host in ["localhost:3000", "127.0.0.1", "[::1]:3000", "hooks.example.com"] {
         assert_eq!(shown(host).await, 200, "{host}");
     }
+    // Nor the ids and the numbers. A sender delivers under any name.
+    for path in ["/effects", "/metrics"] {
+        for (host, status) in [("evil.example", 403), ("localhost:3000", 200), ("127.0.0.1", 200)] {
+            let request = receiver.request(path).header("host", host);
+            assert_eq!(answer(&request.send().await.unwrap()).0, status, "{path} {host}");
+        }
+    }
+    let webhook = receiver.post("/webhooks/standard-webhooks").header("webhook-id", "msg_1");
+    assert_eq!(answer(&webhook.header("host", "any.example").send().await.unwrap()), first());
     assert_eq!(pressed(&[("sec-fetch-site", "same-origin")]).await, 200);
     assert_eq!(pressed(&[]).await, 200, "curl is no browser");
     // A header that is no text, and a button that does not exist.
@@ -369,6 +378,34 @@ async fn page_refuses_foreign_sites() {
     let request = receiver.post("/try").form(&[("button", "other")]);
     assert_eq!(answer(&request.send().await.unwrap()).0, 422);
     receiver.stop().await;
+}
+
+/// A status of a success would acknowledge the event without its effect.
+#[tokio::test]
+async fn fail_needs_a_status_that_is_no_success() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = sqlite_url(dir.path());
+    for args in [
+        ["--store", "memory:", "--ledger", "lease"],
+        ["--store", &url, "--ledger", "transactional"],
+    ] {
+        let receiver = Server::start("receiver", &args).await;
+        for status in ["200", "204", "302", "399", "600", "99", "x"] {
+            let path = format!("/webhooks/standard-webhooks?fail={status}");
+            let request = receiver.post(&path).header("webhook-id", "msg_1");
+            let answer = request.send().await.unwrap();
+            assert_eq!(answer.status(), 400, "{status}");
+            let text = answer.text().await.unwrap();
+            assert!(text.contains("fail: "), "{text}");
+            assert!(status == "x" || text.contains("a status of 400 to 599"), "{text}");
+        }
+        assert_eq!(receiver.deliver("msg_1", "?fail=400").await, (400, None));
+        assert_eq!(receiver.deliver("msg_1", "?fail=599").await, (599, None));
+        assert_eq!(receiver.get("/effects").await, json!([]));
+        assert_eq!(receiver.deliver("msg_1", "").await, first());
+        assert_eq!(receiver.get("/effects").await, json!([effect("msg_1", 1)]));
+        receiver.stop().await;
+    }
 }
 
 /// Every line is a comment or a sample, and every name is documented.

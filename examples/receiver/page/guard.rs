@@ -1,4 +1,4 @@
-//! Who may see the page and press its buttons.
+//! Who may see the page, the effects and the metrics, and press the buttons.
 
 use std::net::IpAddr;
 
@@ -24,7 +24,7 @@ pub(crate) async fn known_host(
     if host.is_some_and(|host| is_local(&host) || Some(host) == public) {
         return next.run(request).await;
     }
-    let text = "this page is served under an IP address, localhost or --public-url only\n";
+    let text = "this is served under an IP address, localhost or --public-url only\n";
     (StatusCode::FORBIDDEN, text).into_response()
 }
 

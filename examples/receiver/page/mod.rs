@@ -5,7 +5,7 @@
 //! ([`running`]). The buttons send requests through the receiver's own router ([`attempts`]).
 
 mod attempts;
-mod guard;
+pub(crate) mod guard;
 pub(crate) mod records;
 pub(crate) mod running;
 mod style;
@@ -20,7 +20,7 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
 use axum::http::{HeaderName, StatusCode};
 use axum::response::{IntoResponse, Redirect};
 use axum::routing::{get, post};
-use axum::{Form, Router, middleware};
+use axum::{Form, Router};
 use serde::Deserialize;
 use tokio::time::timeout;
 use tower_dedup::adapter::{Entry, EntryState, KeyState, ListFilter, MaintenanceAdapter};
@@ -68,20 +68,17 @@ struct Shown {
 
 impl Page {
     /// Returns the routes of the page. `webhooks` is the router that the buttons deliver to.
-    pub(crate) fn routes(self, webhooks: Router, public_url: Option<&str>) -> Router {
+    pub(crate) fn routes(self, webhooks: Router) -> Router {
         const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; \
              base-uri 'none'; frame-ancestors 'none'";
         let headers: [(HeaderName, &str); 2] =
             [(CACHE_CONTROL, "no-store"), (CONTENT_SECURITY_POLICY, POLICY)];
         let shown = Shown { page: self, attempts: Attempts::new(webhooks) };
-        let known_host =
-            middleware::from_fn_with_state(guard::authority(public_url), guard::known_host);
         Router::new()
             .route("/", get(async move |state, query| (headers, show(state, query).await)))
             .route("/try", post(press))
             // A foreign site must not press the buttons.
             .layer(CsrfLayer::new())
-            .layer(known_host)
             .with_state(shown)
     }
 }

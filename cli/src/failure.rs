@@ -1,0 +1,113 @@
+//! [`Failure`]: why a command could not answer, and its exit code.
+
+use std::error::Error as _;
+use std::io;
+use std::time::Duration;
+
+use tower_dedup::{ConfigError, Error, ErrorKind, KeyError, sqlx};
+
+pub(crate) const NO_TABLE: &str = "the store has no table: run `tower-dedup migrate`";
+
+/// A usage error: an option, an argument, a file.
+pub(crate) const USAGE: u8 = 2;
+/// The store cannot be reached, or did not reply in time.
+pub(crate) const UNAVAILABLE: u8 = 3;
+/// The store refused the call.
+pub(crate) const REFUSED: u8 = 4;
+
+/// Why a command could not answer.
+pub(crate) struct Failure {
+    pub(crate) code: u8,
+    pub(crate) message: String,
+    /// The reader of stdout has gone, as `head` does: nothing is wrong.
+    pub(crate) is_broken_pipe: bool,
+}
+
+impl Failure {
+    pub(crate) fn new(code: u8, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), is_broken_pipe: false }
+    }
+
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Self::new(USAGE, message)
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let cause = error.source().and_then(|source| source.downcast_ref::<sqlx::Error>());
+        if cause.is_some_and(is_without_table) {
+            return Self::new(REFUSED, NO_TABLE);
+        }
+        let code = match error.kind() {
+            ErrorKind::Unavailable | ErrorKind::Timeout | ErrorKind::Overloaded => UNAVAILABLE,
+            ErrorKind::Config => USAGE,
+            _ => REFUSED,
+        };
+        Self::new(code, in_one_line(&error))
+    }
+}
+
+impl From<ConfigError> for Failure {
+    fn from(error: ConfigError) -> Self {
+        Self::usage(error.to_string())
+    }
+}
+
+impl From<KeyError> for Failure {
+    fn from(error: KeyError) -> Self {
+        Self::usage(error.to_string())
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        let is_broken_pipe = error.kind() == io::ErrorKind::BrokenPipe;
+        Self { code: USAGE, message: error.to_string(), is_broken_pipe }
+    }
+}
+
+/// The command's own statements. A server that replies with an error has refused the call, unless it ends
+/// or starts (class 57P).
+impl From<sqlx::Error> for Failure {
+    fn from(error: sqlx::Error) -> Self {
+        if is_without_table(&error) {
+            return Self::new(REFUSED, NO_TABLE);
+        }
+        let code = error.as_database_error().map(|error| error.code().unwrap_or_default());
+        let is_refusal = code.is_some_and(|code| !code.starts_with("57P"));
+        // sqlx's own texts for these contain no parameter of the connection.
+        Self::new(if is_refusal { REFUSED } else { UNAVAILABLE }, in_one_line(&error))
+    }
+}
+
+/// Returns `true` if a table of Postgres was dropped.
+fn is_without_table(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
+    code.is_some_and(|code| code == "42P01")
+}
+
+/// Ends this work after `--timeout`. sqlx itself waits without end for a lock or a silent network. Work
+/// that has ended leaves its connection unusable.
+pub(crate) async fn within<T>(
+    timeout: Duration,
+    work: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    let ended = tokio::time::timeout(timeout, work).await;
+    ended.unwrap_or_else(|_| Err(Failure::new(UNAVAILABLE, "the store timed out")))
+}
+
+/// Returns the error and its causes in one line, without causes that the line already contains.
+pub(crate) fn in_one_line(error: &dyn std::error::Error) -> String {
+    let mut line = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let text = cause.to_string();
+        if !line.contains(&text) {
+            line.push_str(": ");
+            line.push_str(&text);
+        }
+        next = cause.source();
+    }
+    line
+}

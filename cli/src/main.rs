@@ -1,0 +1,83 @@
+//! The command `tower-dedup`: operates a store.
+//!
+//! 1. A command that only reads (`doctor`, `migrate --check`, `get`, `list`, `stats`)
+//!    never makes the table, never starts a purge, and needs no right but SELECT.
+//! 2. No output contains the URL of the store or a part of its password.
+//! 3. `doctor` gathers facts apart from the judgement of the facts, so that each judgement has a test.
+
+mod doctor;
+mod failure;
+mod key;
+mod keys;
+mod options;
+mod output;
+mod purge;
+mod store;
+mod table;
+mod view;
+
+use std::process::{self, ExitCode};
+
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
+
+use failure::Failure;
+use options::{Command, Options};
+use output::Output;
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    let options = Options::try_parse().unwrap_or_else(|error| refuse(&error));
+    let output = Output { json: options.global.json, hash_ids: options.global.hash_ids };
+    match run(options, output).await {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(failure) if failure.is_broken_pipe => ExitCode::SUCCESS,
+        Err(failure) => {
+            output.failure(&failure);
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+/// Ends the process with help or a usage error. The error names the arguments, and one may be a URL with
+/// its password.
+fn refuse(error: &clap::Error) -> ! {
+    use ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion};
+
+    let is_help = matches!(
+        error.kind(),
+        DisplayHelp | DisplayHelpOnMissingArgumentOrSubcommand | DisplayVersion
+    );
+    if is_help {
+        error.exit();
+    }
+    let text = error.render().to_string();
+    if text.contains("://") {
+        let usage = Options::command().render_usage();
+        output::tell(&format!("error: {} (a URL is not printed)\n\n{usage}", error.kind()));
+    } else {
+        output::tell(text.trim_end());
+    }
+    process::exit(failure::USAGE.into())
+}
+
+/// Runs a command. Returns `false` if the answer is no.
+async fn run(Options { global, command }: Options, output: Output) -> Result<bool, Failure> {
+    let target = || store::Target::new(&global);
+    match command {
+        Command::Key(options) => key::run(&options),
+        Command::Migrate { print: true, .. } => table::print(&target()?, output),
+        Command::Migrate { check: true, .. } => table::check(&target()?, output).await,
+        Command::Migrate { .. } => table::migrate(&target()?, output).await,
+        Command::Stats => table::stats(&target()?, output).await,
+        Command::Get(event) => keys::get(&target()?, &event, output).await,
+        Command::List(options) => keys::list(&target()?, &options, output).await,
+        Command::Forget { event, yes } => keys::forget(&target()?, &event, yes, output).await,
+        Command::Rerun(options) => keys::rerun(&target()?, &options, output).await,
+        Command::Purge { keys_per_statement } => {
+            purge::purge(&target()?, keys_per_statement, output).await
+        }
+        Command::Doctor(options) => doctor::doctor(&target()?, &options, output).await,
+    }
+}

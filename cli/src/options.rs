@@ -1,0 +1,243 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use tower_dedup::adapter::{Identifier, KeyState};
+
+const AFTER_HELP: &str = "\
+Exit codes:
+  0  done; the answer is yes
+  1  the answer is no: the key is unknown or in flight, you did not confirm, `doctor` found an error,
+     `migrate --check` found work
+  2  usage: an option, an argument, the URL, or a file that cannot be read
+  3  the store cannot be reached, or did not reply in time
+  4  the store refused the call: the password, a privilege, a missing table, a damaged file
+
+Set the store in TOWER_DEDUP_STORE: other users of the machine can read a command line. Ids are printed
+plainly, because you ask for them; --hash-ids prints their hashes, as the logs do.";
+
+/// Operates a store of tower-dedup: looks keys up, repairs, checks the set-up.
+#[derive(Parser)]
+#[command(name = "tower-dedup", version, after_help = AFTER_HELP)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Args)]
+pub(crate) struct Global {
+    /// The store: `sqlite://FILE`, `postgres://…`, `redis://…`, `redis+sentinel://…` or
+    /// `redis+cluster://…`.
+    // The text is no value of clap's, whose errors and help would print it with its password.
+    #[arg(
+        long,
+        global = true,
+        value_name = "URL",
+        env = "TOWER_DEDUP_STORE",
+        hide_env_values = true
+    )]
+    pub(crate) store: Option<String>,
+    /// The table, if not `webhook_deliveries`; SQLite and Postgres only.
+    #[arg(long, global = true, value_name = "NAME", value_parser = Identifier::new)]
+    pub(crate) table: Option<Identifier>,
+    /// The table's schema, if not found by the search path; Postgres only.
+    #[arg(long, global = true, value_name = "NAME", value_parser = Identifier::new)]
+    pub(crate) schema: Option<Identifier>,
+    /// Prints JSON: one object, or one for each key or finding, one a line.
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// Prints the first 16 hex digits of an id's SHA-256, as the logs do, in place of the id.
+    #[arg(long, global = true)]
+    pub(crate) hash_ids: bool,
+    /// How long to connect, and how long one statement may take: `500ms`, `10s`, `2m`. A statement over a
+    /// part of the table has six times as long.
+    #[arg(long, global = true, value_name = "TIME", default_value = "10s", value_parser = timeout)]
+    pub(crate) timeout: Duration,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Checks the store and its settings, and says what to do. Changes nothing.
+    Doctor(Doctor),
+    /// Makes the table, if it does not exist.
+    Migrate {
+        /// Changes nothing; exits with 1 if the table is missing or of an older version.
+        #[arg(long, conflicts_with = "print")]
+        check: bool,
+        /// Changes nothing; prints the statements that make the table. Needs no connection.
+        #[arg(long)]
+        print: bool,
+    },
+    /// Prints the state of one event.
+    Get(EventId),
+    /// Lists keys, in the store's physical order.
+    List(List),
+    /// Prints how many keys are in each state. An estimate for a large table.
+    Stats,
+    /// Forgets an event, so that its next delivery runs. Refused while the event is running.
+    ///
+    /// Not refused under the on-arrival ledger: its keys are complete while their handlers run. Look at the
+    /// service first, or two handlers may run.
+    Forget {
+        #[command(flatten)]
+        event: EventId,
+        /// Does not ask.
+        #[arg(long)]
+        yes: bool,
+    },
+    /// Lets known events run once more, and stores who allowed it and why.
+    ///
+    /// The next delivery of each event runs. Refused for an event that is running. An event with two
+    /// identities runs only if both are given.
+    Rerun(Rerun),
+    /// Deletes keys that expired at least an hour ago. Redis deletes them by itself.
+    Purge {
+        /// How many keys one statement deletes. Fewer keys hold locks for a shorter time.
+        #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
+        keys_per_statement: u32,
+    },
+    /// Prints the keys of a captured request, as one line of JSON. Needs no store.
+    Key(Key),
+}
+
+#[derive(Args)]
+pub(crate) struct Doctor {
+    /// The connections of the pool of one process.
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub(crate) pool: u32,
+    /// How many processes serve deliveries.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) processes: u32,
+}
+
+#[derive(Args)]
+pub(crate) struct EventId {
+    /// The namespace: a preset's is its name (`github`, `stripe`).
+    pub(crate) namespace: String,
+    /// The id, as the sender gives it.
+    pub(crate) id: String,
+}
+
+#[derive(Args)]
+pub(crate) struct List {
+    /// Only keys in this state.
+    #[arg(long)]
+    pub(crate) state: Option<State>,
+    /// Only keys of this namespace.
+    #[arg(long)]
+    pub(crate) namespace: Option<String>,
+    /// Only keys first seen within this time: `30m`, `2h`, `7d`.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub(crate) since: Option<Duration>,
+    /// Only keys with more attempts than this.
+    #[arg(long, value_name = "N")]
+    pub(crate) attempts_over: Option<u32>,
+    /// Prints at most this many keys.
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) limit: u32,
+}
+
+#[derive(Args)]
+pub(crate) struct Rerun {
+    /// The namespace: a preset's is its name (`github`, `stripe`).
+    pub(crate) namespace: String,
+    /// The ids, as the sender gives them.
+    #[arg(required = true, value_name = "ID")]
+    pub(crate) ids: Vec<String>,
+    /// Who allows it.
+    #[arg(long, value_name = "NAME", env = "USER", hide_env_values = true)]
+    pub(crate) by: String,
+    /// Why.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) reason: String,
+    /// Does not ask.
+    #[arg(long)]
+    pub(crate) yes: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct Key {
+    /// The preset's name, or an alias.
+    #[arg(required_unless_present = "list")]
+    pub(crate) provider: Option<String>,
+    /// The captured request in JSON; `-` or no argument reads stdin.
+    pub(crate) file: Option<PathBuf>,
+    /// Lists the presets with their retention floors.
+    #[arg(long, conflicts_with = "provider")]
+    pub(crate) list: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum State {
+    /// A live lease holds the key.
+    InFlight,
+    /// The lease has lapsed: the process died or lost the store.
+    Lapsed,
+    /// The handler failed, or a rerun was allowed.
+    Failed,
+    /// Every further delivery is a duplicate.
+    Complete,
+}
+
+impl From<State> for KeyState {
+    fn from(state: State) -> Self {
+        match state {
+            State::InFlight => Self::InFlight,
+            State::Lapsed => Self::Lapsed,
+            State::Failed => Self::Released,
+            State::Complete => Self::Complete,
+        }
+    }
+}
+
+fn timeout(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        Duration::ZERO => Err("at least 1 ms is needed".to_owned()),
+        time => Ok(time),
+    }
+}
+
+/// Reads a whole number and a unit: `500ms`, `10s`, `2m`, `2h`, `7d`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let unit_at = text.find(|char: char| !char.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(unit_at);
+    let unit_ms = match unit {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        "d" => 86_400_000,
+        _ => return Err("a number with ms, s, m, h or d is needed".to_owned()),
+    };
+    let number = number.parse::<u64>().map_err(|_| "a whole number is needed".to_owned())?;
+    let ms = number.checked_mul(unit_ms).filter(|ms| *ms <= 36_500 * 86_400_000);
+    ms.map(Duration::from_millis).ok_or_else(|| "at most 100 years".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn command_line_is_consistent() {
+        Options::command().debug_assert();
+    }
+
+    #[test]
+    fn duration_needs_a_number_and_a_unit() {
+        for (text, ms) in [("500ms", 500), ("10s", 10_000), ("2h", 7_200_000), ("7d", 604_800_000)]
+        {
+            assert_eq!(duration(text), Ok(Duration::from_millis(ms)));
+        }
+        for text in ["", "2", "h", "2.5h", "-2h", "2 h", "2w", "99999999999999999999d", "40000d"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+        assert!(timeout("0s").is_err() && timeout("1ms").is_ok());
+    }
+}

@@ -1,0 +1,496 @@
+//! `get`, `list`, `stats`, `forget` and `rerun` on every store; `migrate` and `purge` on both SQL
+//! stores.
+
+use std::convert::Infallible;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use http::{HeaderMap, StatusCode};
+use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection};
+use tempfile::TempDir;
+use tower::ServiceBuilder;
+use tower_dedup::adapter::{self, CallTerms, MaintenanceAdapter, StoredResponse, Token};
+use tower_dedup::{DedupKey, DedupLayer};
+
+use crate::command::{Ran, command, run, run_with};
+use crate::support::postgres::Schema;
+use crate::support::redis::{connection, fresh_prefix, shared, with_prefix};
+use crate::support::{Handler, by_header, dedup_key, request, result, send, sqlite_url, terms};
+
+/// A fresh store of each kind.
+enum Place {
+    Sqlite(TempDir),
+    Postgres(Schema),
+    /// With the prefix of its keys.
+    Redis(String),
+}
+
+impl Place {
+    fn both() -> [Self; 2] {
+        [Self::Sqlite(tempfile::tempdir().unwrap()), Self::Postgres(Schema::fresh())]
+    }
+
+    fn all() -> [Self; 3] {
+        let [sqlite, postgres] = Self::both();
+        [sqlite, postgres, Self::Redis(fresh_prefix())]
+    }
+
+    fn url(&self) -> String {
+        match self {
+            Self::Sqlite(dir) => sqlite_url(dir.path()),
+            Self::Postgres(schema) => schema.url(),
+            Self::Redis(prefix) => with_prefix(shared(), prefix),
+        }
+    }
+
+    async fn adapter(&self) -> Arc<dyn MaintenanceAdapter> {
+        adapter::connect(&self.url()).await.unwrap()
+    }
+
+    async fn run(&self, args: &[&str]) -> Ran {
+        run(&self.url(), args).await
+    }
+
+    /// Sets a column of a key to a time in the past, in seconds.
+    async fn set_past(&self, column: &str, id: &str, seconds: u32) {
+        match self {
+            Self::Sqlite(_) => {
+                let mut connection = SqliteConnection::connect(&self.url()).await.unwrap();
+                let sql = format!(
+                    "UPDATE webhook_deliveries SET {column} = (unixepoch() - {seconds}) * 1000 WHERE id = '{id}'"
+                );
+                sqlx::query(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
+            }
+            Self::Postgres(_) => {
+                let mut connection = PgConnection::connect(&self.url()).await.unwrap();
+                let sql = format!(
+                    "UPDATE webhook_deliveries SET {column} = now() - interval '{seconds} s' WHERE id = '{id}'"
+                );
+                sqlx::query(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
+            }
+            // The place of the time in the value.
+            Self::Redis(prefix) => {
+                let offset = if column == "first_seen_at" { 5 } else { 11 };
+                let past = SystemTime::now() - Duration::from_secs(seconds.into());
+                let ms = past.duration_since(UNIX_EPOCH).unwrap().as_millis();
+                let mut set = redis::cmd("SETRANGE");
+                set.arg(format!("{prefix}:test:{id}")).arg(offset).arg(&ms.to_be_bytes()[10..]);
+                set.exec(&mut connection(shared()).unwrap()).unwrap();
+            }
+        }
+    }
+}
+
+/// Claims one key of each state: `run`, `gone`, `bad` and `done`.
+async fn fill(place: &Place) -> CallTerms {
+    let adapter = place.adapter().await;
+    let live = terms();
+    adapter.claim(&[dedup_key("run")], &live).await.unwrap();
+    let lapsed = CallTerms::on_completion(
+        Token::random(),
+        Duration::from_secs(3_600),
+        Duration::from_millis(1),
+    );
+    adapter.claim(&[dedup_key("gone")], &lapsed).await.unwrap();
+    let failed = terms();
+    adapter.claim(&[dedup_key("bad")], &failed).await.unwrap();
+    adapter.release(&[dedup_key("bad")], &failed).await.unwrap();
+    let done = terms();
+    adapter.claim(&[dedup_key("done")], &done).await.unwrap();
+    adapter.complete(&[dedup_key("done")], &done).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    adapter.close().await;
+    live
+}
+
+#[tokio::test]
+async fn command_looks_up_forgets_counts_and_purges() {
+    for place in Place::both() {
+        place.run(&["migrate"]).await.assert(0, "made");
+        place.run(&["get", "test", "msg_1"]).await.assert(1, "there is no such key\n");
+        place.run(&["forget", "test", "msg_1"]).await.assert(1, "there is no such key\n");
+
+        let adapter = place.adapter().await;
+        let handler = Handler::default();
+        let layer = DedupLayer::new(by_header(), adapter);
+        let runs = handler.clone();
+        let service =
+            ServiceBuilder::new().layer(layer).service(tower::service_fn(move |request| {
+                let run = runs.clone().run(request);
+                async move { Ok::<_, Infallible>(run.await.unwrap()) }
+            }));
+        let first = send(&service, request("msg_1")).await;
+        assert_eq!((first.status(), result(&first)), (StatusCode::OK, None));
+        let got = place.run(&["get", "test", "msg_1"]).await;
+        got.assert(0, "complete since 2");
+
+        place.run(&["forget", "test", "msg_1", "--yes"]).await.assert(0, "forgotten");
+        let again = send(&service, request("msg_1")).await;
+        assert_eq!((again.status(), result(&again)), (StatusCode::OK, None));
+        assert_eq!(handler.runs(), 2);
+
+        handler.hold();
+        let slow = service.clone();
+        let slow = tokio::spawn(async move { send(&slow, request("msg_2")).await.status() });
+        handler.running(1).await;
+        let running = place.run(&["get", "test", "msg_2"]).await;
+        running.assert(0, "running, under a lease until 2");
+        place.run(&["forget", "test", "msg_2", "--yes"]).await.assert(1, "is running");
+
+        place.run(&["stats"]).await.assert(0, "keys       2 ");
+        place.set_past("expires_at", "msg_1", 3_600).await;
+        let purged = place.run(&["purge", "--keys-per-statement", "1"]).await;
+        purged.assert(0, "1 keys purged\n");
+        place.run(&["stats"]).await.assert(0, "keys       1 ");
+        handler.release();
+        assert_eq!(slow.await.unwrap(), StatusCode::OK);
+    }
+}
+
+#[tokio::test]
+async fn get_prints_the_stored_data_of_a_complete_key() {
+    for place in Place::all() {
+        let adapter = place.adapter().await;
+        let key = DedupKey::new("stripe", "evt_1").unwrap();
+        let response = StoredResponse::new(StatusCode::CREATED, HeaderMap::new(), "private".into());
+        let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(3_600))
+            .with_payloads([(key.clone(), [0xab; 32])])
+            .with_response(response.into());
+        adapter.complete(&[key], &terms).await.unwrap();
+        let got = place.run(&["get", "stripe", "evt_1"]).await;
+        got.assert(0, &format!("sha256 {}", "ab".repeat(32)));
+        got.assert(0, "response    201 Created, 7 bytes");
+        assert!(!got.said().contains("private"), "{got:?}");
+        let json = &place.run(&["get", "stripe", "evt_1", "--json"]).await.json()[0];
+        assert_eq!(json["response"], json!({ "status": 201, "bytes": 7 }));
+        assert_eq!(json["state"], "complete");
+    }
+}
+
+#[tokio::test]
+async fn get_of_an_unknown_key_is_one_object_without_a_state() {
+    for place in Place::all() {
+        place.run(&["migrate"]).await.assert(0, "");
+        let got = place.run(&["get", "test", "a", "--json"]).await;
+        assert_eq!(got.code, 1);
+        assert_eq!(got.json(), [json!({ "namespace": "test", "id": "a", "state": null })]);
+    }
+}
+
+#[tokio::test]
+async fn migrate_check_reports_work_and_changes_nothing() {
+    for place in Place::both() {
+        for _ in 0..2 {
+            place.run(&["migrate", "--check"]).await.assert(1, "missing");
+        }
+        place.run(&["migrate"]).await.assert(0, "made");
+        place.run(&["migrate", "--check"]).await.assert(0, "current");
+        place.run(&["migrate"]).await.assert(0, "is current");
+        let other = ["migrate", "--check", "--table", "other"];
+        place.run(&other).await.assert(1, "missing");
+    }
+}
+
+/// Every command that only reads is refused without a table, and makes none.
+#[tokio::test]
+async fn commands_make_no_table() {
+    for place in Place::both() {
+        if let Place::Sqlite(dir) = &place {
+            place.run(&["stats"]).await.assert(4, "there is no file");
+            assert_eq!(dir.path().read_dir().unwrap().count(), 0);
+            // A file without the table.
+            place.run(&["migrate", "--table", "other"]).await.assert(0, "");
+        }
+        for args in [
+            &["get", "test", "a"][..],
+            &["list"],
+            &["stats"],
+            &["forget", "test", "a", "--yes"],
+            &["rerun", "test", "a", "--reason", "x", "--yes"],
+            &["purge"],
+        ] {
+            place.run(args).await.assert(4, "run `tower-dedup migrate`");
+        }
+        place.run(&["doctor"]).await.assert(1, "is missing");
+        place.run(&["migrate", "--check"]).await.assert(1, "missing");
+    }
+}
+
+#[tokio::test]
+async fn migrate_print_prints_what_makes_the_table() {
+    let [sqlite, postgres] = Place::both();
+    let printed = sqlite.run(&["migrate", "--print", "--table", "seen"]).await;
+    printed.assert(0, "CREATE TABLE IF NOT EXISTS \"seen\"");
+    let Place::Postgres(schema) = &postgres else { unreachable!() };
+    let printed = postgres.run(&["migrate", "--print"]).await;
+    let mut connection = PgConnection::connect(&schema.url()).await.unwrap();
+    sqlx::raw_sql(AssertSqlSafe(printed.stdout)).execute(&mut connection).await.unwrap();
+    postgres.run(&["migrate", "--check"]).await.assert(0, "current");
+    // It needs no server.
+    let nowhere =
+        run("postgres://nobody@127.0.0.1:1/none", &["migrate", "--print", "--json"]).await;
+    assert_eq!(nowhere.json()[0]["table"], "webhook_deliveries");
+}
+
+#[tokio::test]
+async fn stats_counts_each_state() {
+    for place in Place::all() {
+        fill(&place).await;
+        let stats = &place.run(&["stats", "--json"]).await.json()[0];
+        let counts = ["rows", "in_flight", "lapsed", "failed", "complete", "expired"];
+        assert_eq!(counts.map(|name| stats[name].as_u64().unwrap()), [4, 1, 1, 1, 1, 0]);
+        assert_eq!(stats["is_exact"], true);
+        place.run(&["stats"]).await.assert(0, "in flight  1  oldest 0 s");
+    }
+}
+
+fn ids(keys: &[Value]) -> Vec<&str> {
+    let mut ids: Vec<_> = keys.iter().map(|key| key["id"].as_str().unwrap()).collect();
+    ids.sort_unstable();
+    ids
+}
+
+#[tokio::test]
+async fn list_selects_by_state_namespace_time_and_attempts() {
+    for place in Place::all() {
+        fill(&place).await;
+        place.adapter().await.claim(&[dedup_key("bad")], &terms()).await.unwrap();
+        place.set_past("first_seen_at", "done", 7_200).await;
+        for (args, expected) in [
+            (&[][..], &["bad", "done", "gone", "run"][..]),
+            (&["--state", "in-flight"], &["bad", "run"]),
+            (&["--state", "lapsed"], &["gone"]),
+            (&["--state", "failed"], &[]),
+            (&["--state", "complete"], &["done"]),
+            (&["--since", "1h"], &["bad", "gone", "run"]),
+            (&["--attempts-over", "1"], &["bad"]),
+            (&["--namespace", "test", "--since", "1d"], &["bad", "done", "gone", "run"]),
+            (&["--namespace", "tes"], &[]),
+        ] {
+            let listed = place.run(&[&["list", "--json"], args].concat()).await;
+            assert_eq!((listed.code, ids(&listed.json())), (0, expected.to_vec()), "{args:?}");
+        }
+        let table = place.run(&["list", "--state", "lapsed"]).await;
+        table.assert(0, "lapsed  test       gone  -     1         2");
+        place.run(&["list", "--namespace", "none"]).await.assert(0, "no keys\n");
+        let limited = place.run(&["list", "--limit", "3", "--json"]).await;
+        assert_eq!(limited.json().len(), 3);
+        limited.assert(0, "--limit 3 is reached");
+        place.run(&["list", "--state", "gone"]).await.assert(2, "in-flight");
+    }
+}
+
+#[tokio::test]
+async fn forget_asks_and_only_yes_confirms() {
+    for place in Place::all() {
+        fill(&place).await;
+        let forget = async |stdin| run_with(&place.url(), &["forget", "test", "done"], stdin).await;
+        for stdin in ["", "\n", "n\n", "yess\n"] {
+            let ran = forget(stdin).await;
+            ran.assert(1, "nothing was changed");
+            ran.assert(1, "complete since");
+        }
+        forget("y\n").await.assert(0, "forgotten");
+        forget("").await.assert(1, "there is no such key");
+    }
+}
+
+#[tokio::test]
+async fn rerun_lets_a_known_event_run_once_more_and_prints_the_audit() {
+    for place in Place::all() {
+        fill(&place).await;
+        let reason = "invoice \u{1f9fe} was not sent";
+        let args = ["rerun", "test", "done", "--by", "ada", "--reason", reason];
+        let declined = run_with(&place.url(), &args, "n\n").await;
+        declined.assert(1, "test/done: complete");
+        place.run(&["get", "test", "done"]).await.assert(0, "complete since");
+
+        let allowed = place.run(&[&args[..], &["--yes"]].concat()).await;
+        allowed.assert(0, "test/done: the next delivery runs\n  allowed at 2");
+        allowed.assert(0, &format!("by ada: {reason}\n"));
+        allowed.assert(0, "a second identity of the event needs a rerun too");
+        let got = place.run(&["get", "test", "done"]).await;
+        got.assert(0, &format!("by ada: {reason}\n"));
+        got.assert(0, "a rerun was allowed: the next delivery runs");
+        let claimed =
+            place.adapter().await.claim(&[dedup_key("done")], &terms()).await.unwrap().remove(0);
+        assert!(format!("{claimed:?}").contains("rerun: true"), "{claimed:?}");
+
+        let json = ["rerun", "test", "run", "bad", "none", "--reason", "x", "--yes", "--json"];
+        let ran = place.run(&json).await;
+        assert_eq!(ran.code, 1);
+        let results: Vec<_> = ran.json().iter().map(|line| line["result"].clone()).collect();
+        // In the order of the keys.
+        assert_eq!(results, ["allowed", "missing", "in-flight"]);
+        // The default of --by.
+        assert_eq!(ran.json()[0]["key"]["rerun"]["by"], "grace");
+        place.run(&["list", "--state", "failed"]).await.assert(0, "grace");
+        let long = "x".repeat(501);
+        for reason in ["", "a\nb", &long] {
+            let args = ["rerun", "test", "bad", "--reason", reason, "--yes"];
+            place.run(&args).await.assert(2, "1 to 500 bytes");
+        }
+    }
+}
+
+#[tokio::test]
+async fn hash_ids_prints_the_ids_of_the_logs() {
+    for place in Place::all() {
+        fill(&place).await;
+        let hash = format!("#{}", dedup_key("done").log_id());
+        for args in [
+            &["get", "test", "done"][..],
+            &["list", "--state", "complete"],
+            &["list", "--state", "complete", "--json"],
+            &["rerun", "test", "done", "--reason", "x", "--yes"],
+        ] {
+            let ran = place.run(&[args, &["--hash-ids"]].concat()).await;
+            ran.assert(0, &hash);
+            let said = ran.said().replace(&hash, "").replace("done", "DONE");
+            assert!(!said.contains("DONE"), "{ran:?}");
+        }
+    }
+}
+
+/// An id comes from outside: it must not command the operator's terminal, nor show text in another order.
+#[tokio::test]
+async fn control_characters_and_direction_overrides_of_ids_are_escaped() {
+    const HOSTILE: &str = "\u{7f}\u{80}\u{9b}\u{9f}\u{61c}\u{200e}\u{200f}\u{202a}\u{202b}\u{202c}\
+                           \u{202d}\u{202e}\u{2066}\u{2067}\u{2068}\u{2069}\u{1b}[2J";
+    for place in Place::all() {
+        let id = format!("{HOSTILE}evil\n");
+        let id = id.as_str();
+        let on_claim = CallTerms::on_claim(Token::random(), Duration::from_secs(3_600));
+        place.adapter().await.claim(&[dedup_key(id)], &on_claim).await.unwrap();
+        let rerun = ["rerun", "test", id, "--by", "a\u{202e}b", "--reason", "\u{2066}x"];
+        for (args, words) in [
+            (&["get", "test", id][..], "\\u{1b}[2Jevil\\n"),
+            (&["list"], "\\u{202e}\\u{2066}"),
+            (&["forget", "test", id], "\\u{202e}\\u{2066}"),
+            (&rerun, "allowed by a\\u{202e}b?"),
+            (&[&rerun[..], &["--yes"]].concat(), "by a\\u{202e}b: \\u{2066}x"),
+            (&["get", "test", id, "--json"], "\\u007f\\u0080\\u009b\\u009f\\u061c"),
+            (&["list", "--json"], "\\u202e\\u2066"),
+            (&["forget", "test", id, "--yes", "--json"], "\\u202e\\u2066"),
+        ] {
+            let ran = place.run(args).await;
+            assert!(ran.said().contains(words), "{words:?} in {ran:?}");
+            for char in HOSTILE.chars().take(17) {
+                assert!(!ran.said().contains(char), "{char:?} in {ran:?}");
+            }
+            if args.contains(&"--json") {
+                let id_of = |line: &Value| line["id"].as_str().map(str::to_owned);
+                assert!(
+                    ran.json().iter().all(|line| id_of(line).as_deref() == Some(id)),
+                    "{ran:?}"
+                );
+            }
+        }
+    }
+    // An error repeats what it was given.
+    for args in [&["key", HOSTILE][..], &["key", "stripe", HOSTILE], &["list", "--state", HOSTILE]]
+    {
+        let ran = run("", args).await;
+        assert_eq!(ran.code, 2, "{ran:?}");
+        assert!(!HOSTILE.chars().take(17).any(|char| ran.said().contains(char)), "{ran:?}");
+    }
+    let body = json!({ "id": format!("evt_{}", &HOSTILE[1..]) }).to_string();
+    let request = json!({ "body_utf8": body }).to_string();
+    let ran = run_with("", &["key", "stripe"], &request).await;
+    assert!(!HOSTILE.chars().take(17).any(|char| ran.said().contains(char)), "{ran:?}");
+}
+
+/// A row of the on-arrival ledger is complete while its handler runs, so no command sees the run.
+#[tokio::test]
+async fn forget_says_that_a_run_on_arrival_is_not_refused() {
+    run("", &["forget", "--help"]).await.assert(0, "on-arrival ledger");
+    for place in Place::all() {
+        let adapter = place.adapter().await;
+        let handler = Handler::default();
+        let layer = DedupLayer::on_arrival(by_header(), adapter);
+        let runs = handler.clone();
+        let service =
+            ServiceBuilder::new().layer(layer).service(tower::service_fn(move |request| {
+                let run = runs.clone().run(request);
+                async move { Ok::<_, Infallible>(run.await.unwrap()) }
+            }));
+        handler.hold();
+        let slow = service.clone();
+        let slow = tokio::spawn(async move { send(&slow, request("msg_1")).await.status() });
+        handler.running(1).await;
+        let asked = run_with(&place.url(), &["forget", "test", "msg_1"], "y\n").await;
+        asked.assert(0, "forgotten");
+        let question = "from the start.\nForget this key? Its next delivery runs again. [y/N] ";
+        assert!(asked.stderr.contains(question), "{asked:?}");
+        assert!(asked.stderr.contains("The on-arrival ledger: "), "{asked:?}");
+        handler.release();
+        assert_eq!(slow.await.unwrap(), StatusCode::OK);
+    }
+}
+
+/// A reader of stdout that has gone, as `head` has, does not turn a no into a yes.
+#[cfg(unix)]
+#[tokio::test]
+async fn broken_pipe_keeps_the_exit_code() {
+    for place in Place::all() {
+        let live = fill(&place).await;
+        let url = place.url();
+        // Redis has no table that could be missing.
+        let doctor = if let Place::Redis(_) = place { 2 } else { 1 };
+        for (args, code) in [
+            (&["rerun", "test", "run", "--reason", "x", "--yes"][..], 1),
+            (&["forget", "test", "run", "--yes"], 1),
+            (&["doctor", "--table", "other"], doctor),
+            (&["get", "test", "none"], 1),
+            (&["get", "test", "run"], 0),
+            (&["list", "--json"], 0),
+        ] {
+            let (reader, writer) = std::io::pipe().unwrap();
+            drop(reader);
+            let mut command = command();
+            command.env("TOWER_DEDUP_STORE", &url).args(args).stdout(writer);
+            let mut process = tokio::process::Command::from(command)
+                .stdin(Stdio::null())
+                .stderr(Stdio::null())
+                .kill_on_drop(true)
+                .spawn()
+                .unwrap();
+            let ended = tokio::time::timeout(Duration::from_secs(60), process.wait()).await;
+            assert_eq!(ended.expect("the command ends").unwrap().code(), Some(code), "{args:?}");
+        }
+        // Nothing was changed.
+        place.adapter().await.complete(&[dedup_key("run")], &live).await.unwrap();
+    }
+}
+
+/// Nobody reads stderr: each command ends as it would, and `forget` without an answer changes nothing.
+#[cfg(unix)]
+#[tokio::test]
+async fn closed_stderr_ends_no_command_in_a_panic() {
+    for place in Place::all() {
+        let _ = fill(&place).await;
+        let url = place.url();
+        for (args, store, code) in [
+            (&["list", "--limit", "1"][..], &*url, 0),
+            (&["forget", "test", "done"], &url, 2),
+            (&["rerun", "test", "done", "--reason", "x"], &url, 2),
+            (&["get", "test", "none"], &url, 1),
+            (&["get", "test", "done"], "memory:", 2),
+            (&["get"], &url, 2),
+            (&["list", "--state", "postgres://x"], &url, 2),
+        ] {
+            let (reader, writer) = std::io::pipe().unwrap();
+            drop(reader);
+            let mut command = command();
+            command.env("TOWER_DEDUP_STORE", store).args(args).stderr(writer);
+            command.stdin(Stdio::null()).stdout(Stdio::null());
+            let mut process =
+                tokio::process::Command::from(command).kill_on_drop(true).spawn().unwrap();
+            let ended = tokio::time::timeout(Duration::from_secs(60), process.wait()).await;
+            assert_eq!(ended.expect("the command ends").unwrap().code(), Some(code), "{args:?}");
+        }
+        place.run(&["get", "test", "done"]).await.assert(0, "complete since");
+    }
+}

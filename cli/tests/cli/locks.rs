@@ -1,0 +1,39 @@
+//! A table that is dropped or locked.
+
+use sqlx::{Connection, PgConnection};
+
+use crate::command::run;
+use crate::support::postgres::Schema;
+
+/// A command that reads does not make a table again that was dropped.
+#[tokio::test]
+async fn dropped_table_stays_dropped() {
+    let schema = Schema::fresh();
+    let url = schema.url();
+    run(&url, &["migrate"]).await.assert(0, "made");
+    let mut connection = PgConnection::connect(&url).await.unwrap();
+    let drop = "DROP TABLE webhook_deliveries, webhook_deliveries_schema";
+    sqlx::raw_sql(drop).execute(&mut connection).await.unwrap();
+    run(&url, &["stats"]).await.assert(4, "the store has no table");
+    run(&url, &["migrate", "--check"]).await.assert(1, "missing");
+}
+
+/// A lock that another session holds ends no wait; `--timeout` does.
+#[tokio::test]
+async fn locked_table_is_waited_for_until_the_timeout() {
+    let schema = Schema::fresh();
+    let url = schema.url();
+    run(&url, &["migrate"]).await.assert(0, "made");
+    let mut connection = PgConnection::connect(&url).await.unwrap();
+    let mut lock = connection.begin().await.unwrap();
+    let sql = "LOCK TABLE webhook_deliveries_schema IN ACCESS EXCLUSIVE MODE";
+    sqlx::raw_sql(sql).execute(&mut *lock).await.unwrap();
+    for args in [&["get", "test", "a"][..], &["stats"], &["migrate", "--check"]] {
+        let ran = run(&url, &[args, &["--timeout", "300ms"]].concat()).await;
+        ran.assert(3, "the store timed out");
+    }
+    let ran = run(&url, &["doctor", "--timeout", "300ms"]).await;
+    ran.assert(1, "error    table         cannot be read: the store timed out");
+    lock.rollback().await.unwrap();
+    run(&url, &["stats", "--timeout", "10s"]).await.assert(0, "keys");
+}

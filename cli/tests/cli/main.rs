@@ -1,0 +1,14 @@
+//! The command `tower-dedup`, run as a program.
+
+mod command;
+mod doctor_postgres;
+mod doctor_sqlite;
+mod key;
+mod keys;
+mod locks;
+mod redis;
+mod redis_rights;
+mod roles;
+mod secrets;
+#[path = "../../../tests/support/mod.rs"]
+mod support;

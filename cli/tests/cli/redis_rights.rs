@@ -1,0 +1,133 @@
+//! The rights of the guide are enough, and each of them is needed.
+
+use std::time::Duration;
+
+use tower_dedup::Error;
+use tower_dedup::adapter::{
+    DedupAdapter, ListFilter, MaintenanceAdapter, RedisAdapter, RedisOptions, RerunOrder,
+};
+
+use crate::command::{Ran, run};
+use crate::support::cluster::blocking;
+use crate::support::redis::{Cluster, Server};
+use crate::support::{dedup_key, on_claim, terms};
+
+/// Returns the rights of the guide, without the password.
+fn rights() -> Vec<&'static str> {
+    let page = include_str!("../../../src/docs/redis.md");
+    let (_, rest) = page.split_once("\nACL SETUSER app on >PASSWORD ").expect("a line of rights");
+    let (line, _) = rest.split_once("\n```").expect("the line ends");
+    line.split_whitespace().collect()
+}
+
+fn set_user(server: &Server, rights: impl Iterator<Item = &'static str>) {
+    let words: Vec<_> = ["ACL", "SETUSER", "app", "reset", "on", ">pw"].into_iter().collect();
+    server.run::<()>(&words.into_iter().chain(rights).collect::<Vec<_>>());
+    server.run::<()>(&["ACL", "LOG", "RESET"]);
+}
+
+/// Returns `true` if the server has refused this command to the user.
+fn was_refused(server: &Server, command: &str) -> bool {
+    let log: Vec<Vec<redis::Value>> = server.run(&["ACL", "LOG"]);
+    let is = |value: &redis::Value| {
+        redis::from_redis_value::<String>(value.clone()).is_ok_and(|text| text == command)
+    };
+    log.iter().any(|entry| entry.iter().any(is))
+}
+
+async fn connect(url: &str) -> Result<RedisAdapter, Error> {
+    let often = RedisOptions::new().follow_every(Some(Duration::from_millis(100)));
+    RedisAdapter::connect_with(url, often).await
+}
+
+/// Calls every method, and `doctor`.
+async fn use_everything(url: &str) -> (Vec<Error>, Ran) {
+    let mut errors = Vec::new();
+    match connect(url).await {
+        Err(error) => errors.push(error),
+        Ok(adapter) => {
+            let mine = terms();
+            let [a, b] = ["a", "b"].map(|id| [dedup_key(id)]);
+            let order = RerunOrder::new("ada", "x").unwrap();
+            errors.extend(adapter.claim(&a, &on_claim(&mine)).await.err());
+            errors.extend(adapter.release(&a, &on_claim(&mine)).await.err());
+            errors.extend(adapter.claim(&b, &mine).await.err());
+            errors.extend(adapter.renew(&b, &mine).await.err());
+            errors.extend(adapter.complete(&b, &mine).await.err());
+            errors.extend(adapter.release(&b, &mine).await.err());
+            errors.extend(adapter.allow_rerun(&b, &order).await.err());
+            errors.extend(adapter.get(&b[0]).await.err());
+            errors.extend(adapter.list(&ListFilter::new(), None, 10).await.err());
+            errors.extend(adapter.stats().await.err());
+            errors.extend(adapter.forget(&b[0]).await.err());
+            errors.extend(adapter.stored_losses().await.err());
+            adapter.close().await;
+        }
+    }
+    (errors, run(url, &["doctor"]).await)
+}
+
+/// Deletes all keys beside an adapter until this is true.
+async fn lose_until(url: &str, server: &Server, is: impl Fn() -> bool) {
+    let adapter = connect(url).await.unwrap();
+    let told = tokio::time::timeout(Duration::from_secs(30), async {
+        while !is() {
+            // The first call starts the canary.
+            let _ = adapter.get(&dedup_key("a")).await;
+            tokio::time::sleep(Duration::from_millis(150)).await;
+            if server.run::<u64>(&["EXISTS", "dedup::losses"]) == 0 {
+                server.run::<()>(&["FLUSHALL"]);
+            }
+            tokio::time::sleep(Duration::from_millis(150)).await;
+        }
+    });
+    told.await.expect("a loss is stored, or refused");
+    adapter.close().await;
+}
+
+#[tokio::test]
+async fn guide_rights_are_enough_and_each_is_needed() {
+    let server = blocking(Server::start).await;
+    let url = format!("redis://app:pw@{}", server.address());
+    set_user(&server, rights().into_iter());
+    let (errors, doctor) = use_everything(&url).await;
+    assert!(errors.is_empty(), "{errors:?}");
+    doctor.assert(0, "ok       rights        claims, releases, lists and INFO are permitted");
+    lose_until(&url, &server, || server.run::<u64>(&["EXISTS", "dedup::losses"]) == 1).await;
+
+    let commands = rights().into_iter().filter_map(|right| right.strip_prefix('+'));
+    let commands: Vec<_> = commands.collect();
+    assert!(commands.len() >= 10, "{commands:?}");
+    for command in commands {
+        let others = rights().into_iter().filter(|right| right.strip_prefix('+') != Some(command));
+        server.run::<()>(&["FLUSHALL"]);
+        set_user(&server, others);
+        if ["lpos", "lpush", "ltrim", "pexpire"].contains(&command) {
+            lose_until(&url, &server, || was_refused(&server, command)).await;
+            continue;
+        }
+        server.run::<()>(&["SCRIPT", "FLUSH"]);
+        let (errors, doctor) = use_everything(&url).await;
+        assert!(was_refused(&server, command), "{command}: {errors:?} {doctor:?}");
+        assert!(!doctor.stdout.contains("ok       rights"), "{command}: {doctor:?}");
+    }
+}
+
+#[tokio::test]
+async fn guide_rights_are_enough_in_a_cluster() {
+    let page = include_str!("../../../src/docs/redis.md");
+    let (_, rest) = page.split_once("A cluster needs `").expect("the rights for a cluster");
+    let more = rest.split('`').next().expect("the rights end").split_whitespace();
+    let cluster = blocking(Cluster::shared).await;
+    for node in cluster.nodes() {
+        set_user(node, rights().into_iter().chain(more.clone()));
+    }
+    let url = cluster.url().replace("://", "://app:pw@");
+    let (errors, doctor) = use_everything(&url).await;
+    assert!(errors.is_empty(), "{errors:?}");
+    doctor.assert(0, "ok       rights");
+    for node in cluster.nodes() {
+        let refused = ["asking", "cluster|slots", "get", "info"];
+        assert!(!refused.iter().any(|command| was_refused(node, command)));
+    }
+}

@@ -1,0 +1,97 @@
+//! The rights that the commands need on Postgres.
+
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
+
+use crate::command::run;
+use crate::support::postgres::Schema;
+
+/// A role of one test, with a password that its URL has.
+pub(crate) struct Role {
+    pub(crate) schema: Schema,
+    pub(crate) name: String,
+}
+
+impl Role {
+    /// Makes the table in a fresh schema, and a role without rights.
+    pub(crate) async fn fresh() -> Self {
+        let schema = Schema::fresh();
+        run(&schema.url(), &["migrate"]).await.assert(0, "made");
+        let name = format!("tower_dedup_role_{:016x}", rand::random::<u64>());
+        let role = Self { schema, name };
+        let Self { name, .. } = &role;
+        role.admin(&format!("CREATE ROLE {name} LOGIN PASSWORD 'pw'")).await;
+        role
+    }
+
+    /// Grants what the guide lists, with these rights on the table.
+    pub(crate) async fn grant(&self, rights: &str) {
+        let (schema, name) = (self.schema.name(), &self.name);
+        self.admin(&format!(
+            "GRANT USAGE ON SCHEMA {schema} TO {name};
+             GRANT {rights} ON {schema}.webhook_deliveries TO {name};
+             GRANT SELECT ON {schema}.webhook_deliveries_schema TO {name}"
+        ))
+        .await;
+    }
+
+    /// Runs statements as the owner of the schema.
+    pub(crate) async fn admin(&self, sql: &str) {
+        let mut connection = PgConnection::connect(&self.schema.url()).await.unwrap();
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
+    }
+
+    pub(crate) fn url(&self) -> String {
+        let (scheme, rest) = self.schema.url().split_once("://").map(owned).unwrap();
+        let rest = rest.split_once('@').map_or(&*rest, |(_, rest)| rest).to_owned();
+        format!("{scheme}://{}:pw@{rest}", self.name)
+    }
+
+    pub(crate) async fn remove(self) {
+        let name = &self.name;
+        self.admin(&format!("DROP OWNED BY {name}; DROP ROLE {name}")).await;
+    }
+}
+
+fn owned((a, b): (&str, &str)) -> (String, String) {
+    (a.to_owned(), b.to_owned())
+}
+
+const KEY: &str = "INSERT INTO webhook_deliveries
+    (key, namespace, id, attempts, takeover, first_seen_at, completed_at, expires_at)
+    SELECT encode(substring(sha256(convert_to('test' || E'\\n' || id, 'UTF8')) FROM 1 FOR 16), 'hex')::uuid,
+      'test', id, 1, false, now(), now(), now() + age
+    FROM (VALUES ('a', interval '1 h'), ('b', interval '1 h'), ('old', interval '-2 h')) AS v(id, age)";
+
+#[tokio::test]
+async fn commands_that_read_need_select_only() {
+    let role = Role::fresh().await;
+    role.admin(KEY).await;
+    role.grant("SELECT").await;
+    let url = role.url();
+    run(&url, &["get", "test", "a"]).await.assert(0, "complete");
+    run(&url, &["list"]).await.assert(0, "complete");
+    run(&url, &["stats"]).await.assert(0, "keys       3 ");
+    run(&url, &["migrate", "--check"]).await.assert(0, "current");
+    run(&url, &["migrate"]).await.assert(0, "current");
+    run(&url, &["doctor"]).await.assert(1, "the role lacks INSERT, UPDATE");
+    for args in [
+        &["forget", "test", "a", "--yes"][..],
+        &["rerun", "test", "a", "--reason", "x", "--yes"],
+        &["purge"],
+    ] {
+        run(&url, args).await.assert(4, "permission denied");
+    }
+    role.remove().await;
+}
+
+#[tokio::test]
+async fn commands_that_repair_need_the_rights_of_the_service() {
+    let role = Role::fresh().await;
+    role.admin(KEY).await;
+    role.grant("SELECT, INSERT, UPDATE, DELETE").await;
+    let url = role.url();
+    run(&url, &["forget", "test", "a", "--yes"]).await.assert(0, "forgotten");
+    run(&url, &["rerun", "test", "b", "--reason", "x", "--yes"]).await.assert(0, "by grace: x");
+    run(&url, &["purge"]).await.assert(0, "1 keys purged");
+    role.remove().await;
+}
