@@ -389,7 +389,7 @@ async fn fail_needs_a_status_that_is_no_success() {
         ["--store", "memory:", "--ledger", "lease"],
         ["--store", &url, "--ledger", "transactional"],
     ] {
-        let receiver = Server::start("receiver", &args).await;
+        let receiver = start("receiver", &args).await;
         for status in ["200", "204", "302", "399", "600", "99", "x"] {
             let path = format!("/webhooks/standard-webhooks?fail={status}");
             let request = receiver.post(&path).header("webhook-id", "msg_1");
