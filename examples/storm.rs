@@ -33,7 +33,6 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::error::Error;
-use std::fmt;
 use std::io::{self, Write};
 use std::iter;
 use std::process::ExitCode;
@@ -42,12 +41,8 @@ use std::time::{Duration, Instant};
 use backon::{ExponentialBuilder, Retryable};
 use clap::Parser;
 use futures_util::{StreamExt, stream};
-use indicatif::{ProgressBar, ProgressStyle};
 use reqwest::{Client, Url};
 use serde::Deserialize;
-use tabled::builder::Builder;
-use tabled::settings::object::Columns;
-use tabled::settings::{Alignment, Style};
 
 /// The time limit of a request; many senders have a shorter one.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -110,13 +105,12 @@ async fn run(options: Options) -> Result<bool, Box<dyn Error>> {
     stream::iter((0..keys).flat_map(|key| iter::repeat_n(key, copies)))
         .map(|key| storm.deliver(key))
         .buffer_unordered(concurrency)
-        .for_each(async |()| storm.bar.inc(1))
+        .count()
         .await;
     let took = started.elapsed();
-    storm.bar.finish_and_clear();
 
     let verdict = storm.verdict(&storm.effects().await?);
-    writeln!(io::stdout(), "{}", storm.table(&verdict, took))?;
+    write!(io::stdout(), "{}", storm.table(&verdict, took))?;
     for (what, keys) in [("lost", &verdict.lost), ("doubled", &verdict.doubled)] {
         for key in keys.iter().take(MAX_PRINTED) {
             writeln!(io::stdout(), "{what}: {}", storm.id(*key))?;
@@ -134,7 +128,6 @@ struct Storm {
     /// The prefix of all ids of this run.
     prefix: String,
     tally: RefCell<Tally>,
-    bar: ProgressBar,
 }
 
 /// Counts of the responses so far.
@@ -173,14 +166,9 @@ impl Storm {
             .build()?;
         let effects = options.urls.first().ok_or("no URL")?.join("/effects")?;
         let tally = Tally { acknowledged: vec![false; options.keys], ..Tally::default() };
-        let deliveries = options.keys.saturating_mul(options.copies);
-        let bar = ProgressBar::new(u64::try_from(deliveries)?);
-        bar.set_style(ProgressStyle::with_template(
-            "{bar:40} {pos}/{len} {per_sec} {elapsed} {msg}",
-        )?);
         let prefix = format!("storm_{:016x}_", rand::random::<u64>());
         let (tally, sent) = (RefCell::new(tally), Cell::new(0));
-        Ok(Self { options, client, effects, sent, prefix, tally, bar })
+        Ok(Self { options, client, effects, sent, prefix, tally })
     }
 
     /// Returns the URL of the next request.
@@ -253,7 +241,6 @@ impl Storm {
             Err(_) => "connection broken".to_owned(),
         };
         *tally.failed.entry(failure).or_default() += 1;
-        self.bar.set_message(format!("{} failed", tally.failed.values().sum::<u64>()));
         Err(NotAcknowledged)
     }
 
@@ -301,13 +288,13 @@ impl Storm {
         }
     }
 
-    fn table(&self, verdict: &Verdict, took: Duration) -> impl fmt::Display {
+    fn table(&self, verdict: &Verdict, took: Duration) -> String {
         let tally = self.tally.borrow();
         let acknowledged = tally.acknowledged.iter().filter(|yes| **yes).count();
         let rate = tally.sent as f64 / took.as_secs_f64();
         let ms = |latency: Duration| format!("{:.1} ms", latency.as_secs_f64() * 1_000.0);
-        let mut table = Builder::new();
-        let mut row = |what: &str, value: String| table.push_record([what.to_owned(), value]);
+        let mut table = String::new();
+        let mut row = |what: &str, value: String| table += &format!("{what:<18}{value:>12}\n");
         row("sent", tally.sent.to_string());
         row("first", tally.first.to_string());
         row("duplicate", tally.duplicate.to_string());
@@ -324,10 +311,6 @@ impl Storm {
         row("requests/s", format!("{rate:.0}"));
         row("latency p50", ms(tally.latencies.percentile(50)));
         row("latency p99", ms(tally.latencies.percentile(99)));
-        let mut table = table.build();
-        table
-            .with(Style::rounded().remove_horizontals())
-            .modify(Columns::last(), Alignment::right());
         table
     }
 }
