@@ -194,6 +194,8 @@ async fn slow_event_is_in_flight_on_the_page() {
     {
         let receiver = start("receiver", &args).await;
         assert!(rows(&receiver.page("").await, "In flight or lapsed").is_empty());
+        // The store in memory has no list.
+        let state = if args[1] == "memory:" { "handler runs here" } else { "in-flight" };
         let page = receiver.press("slowly", "").await;
         let slow = id(&rows(&page, "Try it")[0]).to_owned();
         assert_eq!(rows(&page, "Try it")[0][2], "under way");
@@ -201,7 +203,8 @@ async fn slow_event_is_in_flight_on_the_page() {
             let page = receiver.page("").await;
             assert_eq!(rows(&page, "Try it")[0][2], "under way", "the handler ended unseen");
             let flights = rows(&page, "In flight or lapsed");
-            if !flights.is_empty() {
+            // A page that reads the store before the claim shows what runs in its process.
+            if flights.first().is_some_and(|flight| flight[1] == state) {
                 break flights;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -209,9 +212,6 @@ async fn slow_event_is_in_flight_on_the_page() {
         assert_eq!((flights.len(), id(&flights[0]), &*flights[0][2]), (1, &*slow, "1"));
         let facts = receiver.page(&format!("?id={slow}")).await;
         assert!(facts.contains("in flight; the lease lapses in"), "{facts}");
-        // The store in memory has no list.
-        let has_list = args[1] != "memory:";
-        assert_eq!(flights[0][1], if has_list { "in-flight" } else { "handler runs here" });
         // A second delivery waits for 2 s.
         let page = receiver.press("again", &slow).await;
         assert_eq!(deliveries(&page)[0], delivery("in_flight", "in_flight", "", "503"));

@@ -48,7 +48,7 @@ fn lease(protocol: &Protocol, properties: &mut Vec<Property<Protocol>>) {
                 |phase: &Phase| matches!(phase, Phase::Running { view, .. } if view.pending > 0);
             !any(state, runs)
         }),
-        Property::always(STORED, |protocol, state| is_stored(protocol, state)),
+        Property::always(STORED, is_stored),
         Property::sometimes("an event is in flight", |_, state| {
             any(state, |phase| *phase == Phase::Idle { in_flight: true })
         }),
