@@ -34,7 +34,7 @@ impl Default for Times {
     }
 }
 
-/// Senders have given up by then: the longest time-outs of [`provider`](crate::provider) are 30 s.
+/// A longer call would keep its sender, and a permit of `max_running`, waiting for a store that does not reply.
 const LONGEST_STORE_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Times {
