@@ -69,7 +69,7 @@ fn tests_of_each_guard_exist() {
     for Guard { id, binary, fails, .. } in guards() {
         let mut sources = String::new();
         match binary {
-            "lib" => add_sources(&root().join("src"), &mut sources),
+            "lib" | "shuttle" => add_sources(&root().join("src"), &mut sources),
             _ => add_sources(&root().join("tests").join(binary), &mut sources),
         }
         if fails.contains("conformance::") {
