@@ -64,6 +64,8 @@ need_servers() {
         # scripts/redis prints the packages to install.
         ./scripts/redis --find >/dev/null || stop "the tests start Redis servers of their own"
     fi
+    # One test makes certificates.
+    command -v openssl >/dev/null || install_packages openssl || stop "openssl is missing: install openssl"
     # One test starts a server with German messages, because the code must not parse messages.
     { command -v localedef >/dev/null && [ -e /usr/share/i18n/locales/de_DE ]; } || install_packages locales ||
         stop "the source of the locale de_DE is missing: install locales (Debian) or glibc-locale-source (Fedora)"

@@ -1,7 +1,7 @@
 //! The header `Idempotency-Key`, and the ids of requests that carry it.
 //!
 //! 1. The header is an Item whose value is a String (draft-ietf-httpapi-idempotency-key-header, section
-//!    2.1; RFC 9651, section 3.3.3): `"8e03978e"`. The crate `sfv` is the reference of a test.
+//!    2.1; RFC 9651, section 3.3.3): `"8e03978e"`.
 //! 2. The value without quotes is accepted too, because many clients send it so. Both forms of one
 //!    value give one key.
 //! 3. Parameters (`"8e03978e";x=1`) are malformed. The draft defines none, so a client that sends one
@@ -87,8 +87,27 @@ mod tests {
     use super::*;
     use crate::fuzz::fuzz;
 
-    /// A value is read as the crate `sfv` reads a String without parameters. Without quotes it is read as
-    /// it is.
+    /// Parses an Item that is a String without parameters, by the steps of RFC 9651, section 4.2.5.
+    fn string(input: &[u8]) -> Option<String> {
+        let mut bytes = input.iter().copied();
+        if bytes.next()? != b'"' {
+            return None;
+        }
+        let mut output = String::new();
+        loop {
+            match bytes.next()? {
+                b'\\' => match bytes.next()? {
+                    escaped @ (b'"' | b'\\') => output.push(char::from(escaped)),
+                    _ => return None,
+                },
+                b'"' => return bytes.next().is_none().then_some(output),
+                0x00..=0x1F | 0x7F..=0xFF => return None,
+                byte => output.push(char::from(byte)),
+            }
+        }
+    }
+
+    /// A value is read as the specification parses a String. Without quotes it is read as it is.
     #[test]
     fn fuzz_idempotency_key() {
         let seeds = [r#""8e03978e-40d5""#, r#""a\"b\\";x=1"#, " 8e03978e ", r#""a", "b""#, "a,b"];
@@ -99,12 +118,8 @@ mod tests {
             }
             let found = value(input);
             let trimmed = input.trim_ascii();
-            let item = sfv::Parser::new(trimmed).parse::<sfv::Item>().ok();
-            let string = item.filter(|item| item.params.is_empty());
-            let string =
-                string.and_then(|item| Some(item.bare_item.as_string()?.as_str().to_owned()));
             let is_bare = |byte: &u8| matches!(byte, b'!'..=b'~') && !b"\"\\,;".contains(byte);
-            let expected = match string {
+            let expected = match string(trimmed) {
                 Some(text) => Some(text),
                 None if !trimmed.iter().all(is_bare) => None,
                 None => Some(String::from_utf8(trimmed.to_vec()).expect("ASCII")),

@@ -1,7 +1,7 @@
 //! `tests/guards.txt`: each guard stands in its file, its tests exist, and the page of guarantees names it.
 //! `scripts/guards` takes the guards out.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 const TABLE: &str = include_str!("../guards.txt");
@@ -66,16 +66,21 @@ fn words(text: &str) -> BTreeSet<&str> {
 /// A macro makes some tests of a function and the name of a module, so only the words are looked for.
 #[test]
 fn tests_of_each_guard_exist() {
+    let mut texts = BTreeMap::new();
     for Guard { id, binary, fails, .. } in guards() {
-        let mut sources = String::new();
-        match binary {
-            "lib" => add_sources(&root().join("src"), &mut sources),
-            _ => add_sources(&root().join("tests").join(binary), &mut sources),
-        }
-        if fails.contains("conformance::") {
-            add_sources(&root().join("src/conformance"), &mut sources);
-        }
-        let words = words(&sources);
+        let from_suite = fails.contains("conformance::");
+        let (sources, words) = texts.entry((binary, from_suite)).or_insert_with(|| {
+            let mut sources = String::new();
+            match binary {
+                "lib" | "shuttle" => add_sources(&root().join("src"), &mut sources),
+                _ => add_sources(&root().join("tests").join(binary), &mut sources),
+            }
+            if from_suite {
+                add_sources(&root().join("src/conformance"), &mut sources);
+            }
+            let words: BTreeSet<_> = words(&sources).into_iter().map(str::to_owned).collect();
+            (sources, words)
+        });
         assert!(!fails.is_empty(), "{id}");
         for test in fails.split(' ') {
             let name = test.rsplit("::").next().unwrap();

@@ -19,16 +19,14 @@ mod queue;
 mod queue_order;
 mod queue_processes;
 mod queue_runtimes;
-mod redis_failovers;
+mod redis_calls;
 mod redis_links;
 mod redis_losses;
 mod redis_scripts;
-mod redis_servers;
 #[allow(dead_code, reason = "`tests/configurations` uses the other topologies")]
 mod redis_stores;
 #[cfg(any(feature = "tls-rustls", feature = "tls-native-tls"))]
 mod redis_tls;
-mod redis_topologies;
 mod sqlite;
 mod sqlite_faults;
 mod sqlite_large;

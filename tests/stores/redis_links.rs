@@ -1,17 +1,16 @@
 //! The connections of the Redis adapter: they break, fall silent and are refused.
 
-use std::error::Error as _;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use tokio::time::{sleep, timeout};
 use tower_dedup::adapter::{
-    CallTerms, Claimed, DedupAdapter, MaintenanceAdapter, RedisAdapter, RedisConnection,
-    RedisOptions, Released,
+    Claimed, DedupAdapter, MaintenanceAdapter, RedisAdapter, RedisConnection, RedisOptions,
+    Released,
 };
-use tower_dedup::{ConfigError, Error, ErrorKind};
+use tower_dedup::{ConfigError, ErrorKind};
 
+use super::redis_calls::{attempt, claim, config_error, connect, options};
 use crate::support::log::Log;
 use crate::support::proxy::{Cut, Proxy};
 use crate::support::redis::{Server, fresh_prefix, shared, wait_until};
@@ -20,36 +19,6 @@ use crate::support::{dedup_key, on_claim, terms};
 /// The adapter's default bound of a call, and something for a busy machine.
 const CALL: Duration = Duration::from_millis(1_800);
 const SLACK: Duration = Duration::from_millis(700);
-
-pub(crate) fn options() -> RedisOptions {
-    RedisOptions::new().prefix(&fresh_prefix()).follow_every(None)
-}
-
-pub(crate) async fn connect(url: &str) -> Arc<RedisAdapter> {
-    Arc::new(RedisAdapter::connect_with(url, options()).await.unwrap())
-}
-
-pub(crate) async fn claim(
-    adapter: &RedisAdapter,
-    id: &str,
-    terms: &CallTerms,
-) -> Result<Claimed, Error> {
-    let mut claimed = adapter.claim(&[dedup_key(id)], terms).await?;
-    Ok(claimed.pop().unwrap())
-}
-
-/// Returns the attempt of a claim that was granted.
-#[track_caller]
-pub(crate) fn attempt(claimed: Result<Claimed, Error>) -> u32 {
-    match claimed {
-        Ok(Claimed::First { attempt, .. }) => attempt,
-        other => panic!("not claimed: {other:?}"),
-    }
-}
-
-pub(crate) fn config_error(error: &Error) -> &ConfigError {
-    error.source().unwrap().downcast_ref().unwrap_or_else(|| panic!("{error:?}"))
-}
 
 async fn refused(url: &str) -> ConfigError {
     let error = RedisAdapter::connect_with(url, options()).await.unwrap_err();

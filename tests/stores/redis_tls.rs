@@ -1,12 +1,30 @@
 //! Encrypted connections of the Redis adapter.
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use std::path::Path;
+use std::process::Command;
+
 use tower_dedup::adapter::{RedisAdapter, RedisOptions};
 use tower_dedup::{ConfigError, ErrorKind};
 
-use super::redis_links::{attempt, claim, config_error, options};
+use super::redis_calls::{attempt, claim, config_error, options};
 use crate::support::redis::Server;
 use crate::support::terms;
+
+/// Makes NAME.pem and NAME.key in the folder, and returns their texts.
+fn certificate(folder: &Path, name: &str, options: &[&str]) -> (String, String) {
+    let (certificate, key) = (format!("{name}.pem"), format!("{name}.key"));
+    let output = Command::new("openssl")
+        .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"])
+        .args(["-nodes", "-days", "2", "-subj", &format!("/CN={name}")])
+        .args(["-keyout", &key, "-out", &certificate])
+        .args(options)
+        .current_dir(folder)
+        .output()
+        .expect("the program openssl: install it");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = |file: &str| std::fs::read_to_string(folder.join(file)).unwrap();
+    (text(&certificate), text(&key))
+}
 
 /// A server that takes encrypted connections on a port of its own, and asks for a certificate.
 struct TlsServer {
@@ -21,33 +39,23 @@ struct TlsServer {
 impl TlsServer {
     fn start() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
-        // A certificate whose issuer has its own name counts as signed by itself.
-        params.distinguished_name.push(DnType::CommonName, "authority");
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        let signed = |name: &str| {
-            let key = KeyPair::generate().unwrap();
-            let params = CertificateParams::new([name.to_owned()]).unwrap();
-            (params.signed_by(&key, &authority).unwrap().pem(), key.serialize_pem())
-        };
-        let (certificate, key) = signed("localhost");
-        let write = |name: &str, text: &str| {
-            let path = folder.path().join(name);
-            std::fs::write(&path, text).unwrap();
-            path.display().to_string()
-        };
-        let authority_file = write("ca.pem", &authority.pem());
-        let (certificate, key) = (write("server.pem", &certificate), write("server.key", &key));
+        let signed = |name: &str, options: &[&str]| certificate(folder.path(), name, options);
+        // Without `-CA`, a certificate is signed by itself.
+        let (authority, _) = signed("authority", &[]);
+        let by_authority = ["-CA", "authority.pem", "-CAkey", "authority.key"];
+        let host =
+            ["-addext", "subjectAltName=DNS:localhost", "-addext", "basicConstraints=CA:FALSE"];
+        signed("localhost", &[by_authority, host].concat());
+        let client = signed("client", &by_authority);
+        let file = |name: &str| folder.path().join(name).display().to_string();
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let server = Server::start_with(&[
             &format!("tls-port {port}"),
-            &format!("tls-ca-cert-file {authority_file}"),
-            &format!("tls-cert-file {certificate}"),
-            &format!("tls-key-file {key}"),
+            &format!("tls-ca-cert-file {}", file("authority.pem")),
+            &format!("tls-cert-file {}", file("localhost.pem")),
+            &format!("tls-key-file {}", file("localhost.key")),
         ]);
-        let client = signed("client");
-        Self { server, port, authority: authority.pem(), client, _folder: folder }
+        Self { server, port, authority, client, _folder: folder }
     }
 
     fn options(&self) -> RedisOptions {

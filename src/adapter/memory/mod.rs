@@ -32,6 +32,7 @@ mod clock;
 mod expiry;
 mod pressure;
 #[cfg(test)]
+#[cfg(shuttle)]
 #[allow(clippy::duplicate_mod, reason = "the model compiles the table over another mutex")]
 mod races;
 mod row;

@@ -26,6 +26,7 @@
 mod batcher;
 mod lane;
 #[cfg(test)]
+#[cfg(shuttle)]
 #[allow(clippy::duplicate_mod, reason = "the model compiles the same source over another runtime")]
 mod model;
 mod options;

@@ -10,7 +10,7 @@ use tower_dedup::adapter::{
 };
 use tower_dedup::{ConfigError, ErrorKind};
 
-use super::redis_links::{attempt, claim, config_error, connect, options};
+use super::redis_calls::{attempt, claim, config_error, connect, options};
 use crate::support::redis::{Cluster, SentinelSet, Server, fresh_prefix, keys_of, wait_until};
 use crate::support::{dedup_key, on_claim, terms};
 

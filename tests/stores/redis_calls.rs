@@ -1,0 +1,40 @@
+//! Calls of the Redis adapter.
+
+use std::error::Error as _;
+use std::sync::Arc;
+
+use tower_dedup::adapter::{CallTerms, Claimed, DedupAdapter, RedisAdapter, RedisOptions};
+use tower_dedup::{ConfigError, Error};
+
+use crate::support::dedup_key;
+use crate::support::redis::fresh_prefix;
+
+pub(crate) fn options() -> RedisOptions {
+    RedisOptions::new().prefix(&fresh_prefix()).follow_every(None)
+}
+
+pub(crate) async fn connect(url: &str) -> Arc<RedisAdapter> {
+    Arc::new(RedisAdapter::connect_with(url, options()).await.unwrap())
+}
+
+pub(crate) async fn claim(
+    adapter: &RedisAdapter,
+    id: &str,
+    terms: &CallTerms,
+) -> Result<Claimed, Error> {
+    let mut claimed = adapter.claim(&[dedup_key(id)], terms).await?;
+    Ok(claimed.pop().unwrap())
+}
+
+/// Returns the attempt of a claim that was granted.
+#[track_caller]
+pub(crate) fn attempt(claimed: Result<Claimed, Error>) -> u32 {
+    match claimed {
+        Ok(Claimed::First { attempt, .. }) => attempt,
+        other => panic!("not claimed: {other:?}"),
+    }
+}
+
+pub(crate) fn config_error(error: &Error) -> &ConfigError {
+    error.source().unwrap().downcast_ref().unwrap_or_else(|| panic!("{error:?}"))
+}
