@@ -4,7 +4,7 @@
 
 use super::delivery::{Job, Phase, Process};
 use super::protocol::{Ledger, Protocol, Rule, State};
-use super::store::{Action, Call, Key, Reply, Row, Token};
+use super::store::{Action, Call, Key, Reply, Token};
 
 impl Protocol {
     /// Returns one bit for each place whose key has a pending completion: `Pending::split` in `Lease::begin`.
@@ -183,28 +183,11 @@ impl Protocol {
         }
     }
 
-    /// Returns `true` if a job goes on after this reply: `RetryPool::repeat` in `retry.rs`.
+    /// Returns `true` if the reply to a release waits for the replica: `run_durably` in `Shared::release_one`.
     ///
-    /// On arrival, the grace (20 s, and longer after an outage) is longer than a claim can be late. Under a lease, a claim that comes
-    /// after the grace of 5 s blocks its key for a lease, and loses nothing: so the model needs no grace.
-    pub(crate) fn is_repeated(&self, state: &State, job: Job, reply: Reply) -> bool {
-        let Call { token, key, .. } = job.call;
-        let is_claim = |call: &Call| {
-            matches!(call.action, Action::Claim | Action::Look)
-                && (call.token, call.key) == (token, key)
-        };
-        self.ledger == Ledger::OnArrival
-            && reply == Reply::NotHeld
-            && state.late.iter().any(is_claim)
-            && self.holds(Rule::ReleaseWaitsForTheClaim)
-    }
-
-    /// Returns `true` if the reply to a job waits for the replica: `run_durably` in `Shared::release_one`. It
-    /// waits also for the write of an earlier attempt, but not if another token has claimed the key since.
-    pub(crate) fn waits_for_replica(&self, state: &State, job: Job) -> bool {
-        self.ledger == Ledger::OnArrival
-            && !matches!(state.store.row(job.call.key), Row::Complete(_))
-            && self.holds(Rule::ReleaseIsReplicated)
+    /// A release always writes, so there is always a write to wait for: also if another token holds the row.
+    pub(crate) fn waits_for_replica(&self) -> bool {
+        self.ledger == Ledger::OnArrival && self.holds(Rule::ReleaseIsReplicated)
     }
 
     /// Ends a job: the drop of `PendingGuard` in `pending.rs`.

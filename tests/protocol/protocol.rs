@@ -37,14 +37,19 @@ pub(crate) enum Rule {
     CompletionCountsAfterTheLease,
     DuplicateReleasesItsClaims,
     FailureIsReleased,
+    ForgetKeepsTheRow,
     InFlightIsNoDuplicate,
+    LastReadIsUnknown,
     LostCompletionIsRepeated,
     PairIsClaimedByOne,
     PendingIsADuplicate,
+    ReleaseInserts,
+    ReleaseIsAFence,
     ReleaseIsReplicated,
+    ReleaseKeepsTheRow,
     ReleaseNeedsTheToken,
+    ReleaseRaisesOthers,
     ReleaseSparesCompletions,
-    ReleaseWaitsForTheClaim,
     ReleasingIsInFlight,
     RemovalIsNoticed,
     RenewalRespectsOthers,
@@ -52,7 +57,10 @@ pub(crate) enum Rule {
     RepeatedClaimIsFirst,
     SharedClaimIsInFlight,
     SuccessIsCompleted,
+    TakeNamesTheVersion,
+    TakeNeedsItsCaller,
     UnknownClaimIsReleased,
+    VersionStartsAtTheClock,
 }
 
 #[derive(Debug, Clone)]
@@ -236,6 +244,9 @@ impl Protocol {
             }
         };
         let Some(reply) = reply else { return self.unknown(state, index) };
+        if reply != Reply::Lost {
+            self.fence(state, call);
+        }
         if let Phase::Calling { replies, .. } = &mut state.deliveries[index].phase {
             replies.push(reply);
         }
@@ -249,15 +260,27 @@ impl Protocol {
             state.late.insert(job.call);
             return;
         }
-        let reply = self.execute(state, job.call);
+        self.execute(state, job.call);
         if fate != Fate::Replied {
             return;
         }
-        if self.waits_for_replica(state, job) {
+        if self.waits_for_replica() {
             state.store.replicate();
         }
-        if !self.is_repeated(state, job, reply) {
-            self.end_job(state, job);
+        self.fence(state, job.call);
+        self.end_job(state, job);
+    }
+
+    /// A call has returned. After a release, no claim and no renewal of its token has an effect: `fence::FENCE`. A
+    /// release that the replica lacks is none after a failover.
+    fn fence(&self, state: &mut State, call: Call) {
+        let may_be_lost = state.left.failovers > 0 && state.store.is_ahead();
+        let has_returned = call.action == Action::Release && !may_be_lost;
+        if has_returned && self.holds(Rule::ReleaseIsAFence) {
+            state.late.retain(|late| {
+                (late.token, late.key) != (call.token, call.key)
+                    || matches!(late.action, Action::Complete | Action::Release)
+            });
         }
     }
 

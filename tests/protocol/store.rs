@@ -51,8 +51,6 @@ pub(crate) enum Reply {
     Duplicate,
     InFlight,
     Done,
-    /// Of a release.
-    NotHeld,
     /// The store has executed the call, and its reply does not arrive.
     Lost,
 }
@@ -93,10 +91,7 @@ impl Store {
     pub(crate) fn execute(&mut self, call: Call, ledger: Ledger, broken: Option<Rule>) -> Reply {
         let Call { action, token, key } = call;
         let (row, place) = (self.row(key), usize::from(key));
-        let (after, reply) = match ledger {
-            Ledger::Lease => under_lease(action, row, token, broken),
-            Ledger::OnArrival => on_arrival(action, row, token, broken),
-        };
+        let (after, reply) = decide(ledger, action, row, token, broken);
         let is_first = matches!(reply, Reply::First { .. });
         self.forgot |= is_first && self.completed[place] && row != Row::Complete(token);
         self.stole |= matches!((row, after), (Row::Leased(a), Row::Leased(b)) if a != b);
@@ -162,7 +157,20 @@ impl Store {
     }
 }
 
-/// Returns the row after the call, and the reply.
+/// Returns the row after a call, and the reply.
+pub(crate) fn decide(
+    ledger: Ledger,
+    action: Action,
+    row: Row,
+    token: Token,
+    broken: Option<Rule>,
+) -> (Row, Reply) {
+    match ledger {
+        Ledger::Lease => under_lease(action, row, token, broken),
+        Ledger::OnArrival => on_arrival(action, row, token, broken),
+    }
+}
+
 fn under_lease(action: Action, row: Row, token: Token, broken: Option<Rule>) -> (Row, Reply) {
     let holds = |rule| broken != Some(rule);
     let is_mine = matches!(row, Row::Leased(holder) | Row::Lapsed(holder) if holder == token);
@@ -208,11 +216,11 @@ fn under_lease(action: Action, row: Row, token: Token, broken: Option<Rule>) -> 
         {
             (Row::Released, Reply::Done)
         }
-        (Action::Release, _) => (row, Reply::NotHeld),
+        (Action::Release, Row::Absent) => (Row::Released, Reply::Done),
+        (Action::Release, _) => (row, Reply::Done),
     }
 }
 
-/// Returns the row after the call, and the reply.
 fn on_arrival(action: Action, row: Row, token: Token, broken: Option<Rule>) -> (Row, Reply) {
     let holds = |rule| broken != Some(rule);
     let is_mine = row == Row::Complete(token);
@@ -231,9 +239,10 @@ fn on_arrival(action: Action, row: Row, token: Token, broken: Option<Rule>) -> (
         }
         (Action::Claim, _) => (row, Reply::First { takeover: false }),
         (Action::Release, Row::Complete(_)) if is_mine || !holds(Rule::ReleaseNeedsTheToken) => {
-            (Row::Absent, Reply::Done)
+            (Row::Released, Reply::Done)
         }
-        (Action::Release, _) => (row, Reply::NotHeld),
+        (Action::Release, Row::Absent) => (Row::Released, Reply::Done),
+        (Action::Release, _) => (row, Reply::Done),
         (Action::Renew | Action::Complete, _) => (row, Reply::Done),
     }
 }
