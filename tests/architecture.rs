@@ -53,7 +53,7 @@ const LEVELS: &[(&str, Levels)] = &[
             &["stored", "rerun"],
             &["terms", "replies"],
             &["inspection"],
-            &["contract"],
+            &["contract", "serialize"],
             &["background", "purging", "transaction"],
             &["sql"],
             &["memory", "sqlite", "postgres", "redis"],

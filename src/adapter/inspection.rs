@@ -10,6 +10,8 @@ use crate::key::DedupKey;
 
 /// A state of a key, as [`MaintenanceAdapter::list`](super::MaintenanceAdapter::list) selects it and
 /// [`Stats`] counts it.
+///
+/// With the feature `serde`, it is serialized as the name that [`Display`](fmt::Display) writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum KeyState {
@@ -125,7 +127,12 @@ impl fmt::Display for Cursor {
 /// table. `is_exact` is `false` then, and every number is an estimate. Keys in flight, lapsed and released
 /// keys are few: a sample of a large table may contain none of them, and an `oldest_…` time is that of the
 /// sample. [`Purged::stats`] and [`list`](super::MaintenanceAdapter::list) read every key.
+///
+/// With the feature `serde`, the fields are serialized under their names, with two exceptions. `released` has
+/// the name of its [state](KeyState), `failed`. A time is in whole seconds, and `_seconds` follows its name:
+/// `oldest_lapsed_seconds`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Stats {
     /// Whether the whole store was read.
@@ -137,17 +144,30 @@ pub struct Stats {
     /// Keys whose lease has lapsed.
     pub lapsed: u64,
     /// Keys that were released and not claimed again.
+    #[cfg_attr(feature = "serde", serde(rename = "failed"))]
     pub released: u64,
     /// Complete keys that have not expired.
     pub complete: u64,
     /// Expired keys that are not purged yet.
     pub expired: u64,
     /// The time since the oldest live lease was first claimed.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "oldest_in_flight_seconds", serialize_with = "as_seconds")
+    )]
     pub oldest_in_flight: Option<Duration>,
     /// The time since the oldest lapsed lease lapsed.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "oldest_lapsed_seconds", serialize_with = "as_seconds")
+    )]
     pub oldest_lapsed: Option<Duration>,
     /// The time since the oldest expired key expired: the purge lag, with
     /// [`PURGE_GRACE`](super::PURGE_GRACE).
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "oldest_expired_seconds", serialize_with = "as_seconds")
+    )]
     pub oldest_expired: Option<Duration>,
     /// The bytes of the table with its indexes, or of the file.
     pub bytes: Option<u64>,
@@ -187,6 +207,11 @@ impl Stats {
             &mut self.expired,
         ]
     }
+}
+
+#[cfg(feature = "serde")]
+fn as_seconds<S: serde::Serializer>(time: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
+    serde::Serialize::serialize(&time.map(|time| time.as_secs()), to)
 }
 
 /// The reply to [`MaintenanceAdapter::purge`](super::MaintenanceAdapter::purge).

@@ -49,6 +49,8 @@ mod purging;
 mod redis;
 mod replies;
 mod rerun;
+#[cfg(feature = "serde")]
+mod serialize;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod sql;
 #[cfg(feature = "sqlite")]

@@ -115,6 +115,18 @@ pub enum Forgotten {
 
 /// The state and the stored data of one key: the reply to
 /// [`MaintenanceAdapter::get`](super::MaintenanceAdapter::get).
+///
+/// With the feature `serde`, it is serialized as one flat object:
+///
+/// | member | |
+/// |---|---|
+/// | `state` | the name of a [`KeyState`](super::KeyState); this machine's clock decides whether a lease has lapsed |
+/// | `event_type`, `attempts`, `takeover`, `response_is_unreadable` | the fields |
+/// | `first_seen_at`, `expires_at` | the fields, in UTC and whole seconds: `2026-01-31T12:00:00Z` |
+/// | `lease_until` | the same of a key that is in flight or lapsed, or null |
+/// | `completed_at` | the same of a complete key, or null |
+/// | `payload_sha256` | the digest in hex, or null |
+/// | `response` | `status` and `bytes` of a stored response, or null; its headers and body may be personal data |
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Entry {
