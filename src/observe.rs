@@ -41,7 +41,8 @@
 //! | `unverified` | error | the marker `Verified` is missing: the layers are in the wrong order |
 //! | `unscoped` | error | a request with an `Idempotency-Key` has no [scope](crate::DedupLayer::idempotency_key): no layer outside has set it |
 //! | `cancelled` | warn | the caller dropped the future of [`Deduplicator::run`](crate::Deduplicator::run) before its end; [its documentation](crate::Deduplicator#cancel-safety) says what happens to the key |
-//! | `bypass` | debug | a handshake, a missing key that passes through, or a delivery that an outer layer already runs. Under a transactional ledger, the record of the first two comes after the handler, and `uncommitted`, `panicked` and `handler_timeout` apply to them too |
+//! | `handshake` | info | the layer answered a [handshake](crate::KeyExtractor::handshake_when), such as GitHub's ping |
+//! | `bypass` | debug | a request without an event for the handler, a missing key that passes through, or a delivery that an outer layer already runs. Under a transactional ledger, the record of the first two comes after the handler, and `uncommitted`, `panicked` and `handler_timeout` apply to them too |
 //!
 //! Other records, with the same target. A record about one event names it by the hash of its id:
 //!

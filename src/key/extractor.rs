@@ -18,7 +18,7 @@ use crate::error::{ConfigError, KeyError, KeyErrorKind};
 
 type ExtractFn = dyn Fn(&RequestRef<'_>) -> Result<Extracted, KeyError> + Send + Sync;
 type NamespaceFn = dyn Fn(&RequestRef<'_>) -> Option<String> + Send + Sync;
-type BypassFn = dyn Fn(&RequestRef<'_>) -> bool + Send + Sync;
+type ConditionFn = dyn Fn(&RequestRef<'_>) -> bool + Send + Sync;
 
 /// The result of an extractor on a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,7 +26,8 @@ type BypassFn = dyn Fn(&RequestRef<'_>) -> bool + Send + Sync;
 pub enum Extracted {
     /// The delivery's keys.
     Keys(Keys),
-    /// A handshake or a ping: the request reaches the handler without deduplication.
+    /// No event: a [handshake](KeyExtractor::handshake_when), or a request that reaches the handler
+    /// without [deduplication](KeyExtractor::bypass_when).
     Bypass,
     /// The key is missing: the layer's policy decides.
     Missing,
@@ -47,7 +48,8 @@ pub struct KeyExtractor {
     /// Reads the type of an event to which the rule gives none.
     event_type: Option<KeyPart>,
     second: Option<Second>,
-    bypass: Option<Arc<BypassFn>>,
+    bypass: Option<Arc<ConditionFn>>,
+    handshake: Option<Arc<ConditionFn>>,
     methods: Option<Arc<[Method]>>,
     retention_floor: Option<Duration>,
     max_body: Option<usize>,
@@ -134,6 +136,7 @@ impl KeyExtractor {
             event_type: None,
             second: None,
             bypass: None,
+            handshake: None,
             methods: None,
             retention_floor: None,
             max_body: None,
@@ -392,18 +395,40 @@ impl KeyExtractor {
         self
     }
 
-    /// Lets the requests for which `is_handshake` returns `true` reach the handler without
-    /// deduplication.
+    /// Lets the requests for which `is_no_event` returns `true` reach the handler without
+    /// deduplication. A second call adds to the first.
+    ///
+    /// For requests that carry no event and need the handler's response, such as the challenge of Slack.
     #[must_use]
-    pub fn bypass_when<F>(mut self, is_handshake: F) -> Self
+    pub fn bypass_when<F>(mut self, is_no_event: F) -> Self
     where
         F: Fn(&RequestRef<'_>) -> bool + Send + Sync + 'static,
     {
-        self.bypass = Some(match self.bypass.take() {
-            None => Arc::new(is_handshake),
-            Some(earlier) => Arc::new(move |request| earlier(request) || is_handshake(request)),
-        });
+        add_condition(&mut self.bypass, is_no_event);
         self
+    }
+
+    /// Lets the layer answer the requests for which `is_handshake` returns `true`: 200, with the result
+    /// `handshake`. A second call adds to the first.
+    ///
+    /// For requests that carry no event and need no more than a 2xx, such as the ping of GitHub. So a
+    /// handler that takes a [`Delivery`](crate::Delivery) serves the hook from its first request on. An
+    /// answer follows [`require_verified`](crate::DedupLayer::require_verified). In
+    /// [shadow](crate::Mode::Shadow), and with
+    /// [`handshakes_to_handler`](crate::DedupLayer::handshakes_to_handler), the request reaches the
+    /// handler as under [`bypass_when`](Self::bypass_when).
+    #[must_use]
+    pub fn handshake_when<F>(mut self, is_handshake: F) -> Self
+    where
+        F: Fn(&RequestRef<'_>) -> bool + Send + Sync + 'static,
+    {
+        add_condition(&mut self.handshake, is_handshake);
+        self
+    }
+
+    /// Returns `true` for a request that the layer answers by itself.
+    pub(crate) fn is_handshake(&self, request: &RequestRef<'_>) -> bool {
+        holds(self.handshake.as_ref(), request) && !holds(self.bypass.as_ref(), request)
     }
 
     /// Sets the methods by which this sender delivers. Without a call, the layer's default holds.
@@ -436,7 +461,7 @@ impl KeyExtractor {
     ///
     /// [`KeyError`] if a value is malformed: the layer answers 400.
     pub fn extract(&self, request: &RequestRef<'_>) -> Result<Extracted, KeyError> {
-        if self.bypass.as_ref().is_some_and(|is_handshake| is_handshake(request)) {
+        if holds(self.bypass.as_ref(), request) || holds(self.handshake.as_ref(), request) {
             return Ok(Extracted::Bypass);
         }
         let found = match &self.rule {
@@ -589,6 +614,21 @@ struct Namespaces<'e> {
 /// The longest namespace, escaped, to which the digest of a value can be added.
 const MAX_SCOPED_LEN: usize = MAX_NAMESPACE_LEN - 1 - VALUE_DIGITS;
 const VALUE_DIGITS: usize = 16;
+
+/// Makes `condition` hold also for the requests for which `other` returns `true`.
+fn add_condition<F>(condition: &mut Option<Arc<ConditionFn>>, other: F)
+where
+    F: Fn(&RequestRef<'_>) -> bool + Send + Sync + 'static,
+{
+    *condition = Some(match condition.take() {
+        None => Arc::new(other),
+        Some(earlier) => Arc::new(move |request| earlier(request) || other(request)),
+    });
+}
+
+fn holds(condition: Option<&Arc<ConditionFn>>, request: &RequestRef<'_>) -> bool {
+    condition.is_some_and(|condition| condition(request))
+}
 
 fn scoped(namespace: &str, value: &str) -> Cow<'static, str> {
     let namespace = escaped(namespace);

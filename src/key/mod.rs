@@ -6,7 +6,7 @@
 //!    a closure ([`from_fn`]). Parts are composed with [`and`](KeyPart::and) (all of them),
 //!    [`or`](KeyPart::or) (the first that is present) and [`optional`](KeyPart::optional).
 //! 3. [`namespace`](KeyPart::namespace) turns a part into a [`KeyExtractor`], which the layer
-//!    takes. An extractor returns keys, *bypass* (a handshake) or *missing*.
+//!    takes. An extractor returns keys, *bypass* (no event) or *missing*.
 //! 4. [`each`] makes an [`EachKey`]: it reads a part from every event of a JSON array.
 //! 5. A value that is repeated, empty, not UTF-8, or holds a NUL is malformed. The layer answers
 //!    400 and claims nothing, because a guess could lose an event.

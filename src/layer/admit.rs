@@ -132,7 +132,12 @@ where
     fn enforce(mut self, body: Bytes, cx: &mut Context<'_>) -> Dispatch<S, B, ResBody> {
         let config = &self.service.config;
         if !self.is_verified() {
-            return self.refuse(Outcome::Unverified, DedupResult::Unverified, None).into();
+            return self.answer(Outcome::Unverified, DedupResult::Unverified, None).into();
+        }
+        if !config.handshakes_to_handler
+            && config.key.is_handshake(&RequestRef::new(&self.head, &body))
+        {
+            return self.answer(Outcome::Handshake, DedupResult::Handshake, None).into();
         }
         let work = match self.request_keys(&body) {
             Ok(Some(request)) => Work::Delivery(request),
@@ -151,7 +156,7 @@ where
                     _ => (Outcome::InvalidKey, DedupResult::InvalidKey),
                 };
                 self.report.error = Some(error.into());
-                return self.refuse(outcome, result, None).into();
+                return self.answer(outcome, result, None).into();
             }
         };
         if let Work::Delivery(request) = &work
@@ -165,7 +170,7 @@ where
             None if config.waits_for_permit => {
                 Dispatch::Permit(Box::pin(self.wait_for_permit(body, work).instrument(span)))
             }
-            None => self.refuse(Outcome::Overloaded, DedupResult::Unavailable, work.keys()).into(),
+            None => self.answer(Outcome::Overloaded, DedupResult::Unavailable, work.keys()).into(),
         }
     }
 
@@ -318,10 +323,10 @@ impl<S, L, B> Admission<S, L, B> {
                 (Outcome::BrokenBody, DedupResult::BrokenBody)
             }
         };
-        self.refuse(outcome, result, None)
+        self.answer(outcome, result, None)
     }
 
-    fn refuse(
+    fn answer(
         &mut self,
         outcome: Outcome,
         result: DedupResult,

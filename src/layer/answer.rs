@@ -24,6 +24,8 @@ const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 pub enum DedupResult {
     /// The event was handled before.
     Duplicate,
+    /// The request is a [handshake](crate::KeyExtractor::handshake_when), which carries no event.
+    Handshake,
     /// The event is in flight.
     InFlight,
     /// The store failed, or the layer is at one of its bounds.
@@ -58,6 +60,7 @@ impl DedupResult {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Duplicate => "duplicate",
+            Self::Handshake => "handshake",
             Self::InFlight => "in-flight",
             Self::Unavailable => "unavailable",
             Self::InvalidKey => "invalid-key",
@@ -85,6 +88,7 @@ impl DedupResult {
     pub(super) const fn status(self, config: &Config) -> StatusCode {
         match self {
             Self::Duplicate => config.duplicate_status,
+            Self::Handshake => StatusCode::OK,
             Self::InFlight => config.in_flight_status,
             Self::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
             Self::InvalidKey | Self::BrokenBody => StatusCode::BAD_REQUEST,
@@ -111,6 +115,7 @@ impl DedupResult {
                 "A request with this Idempotency-Key was processed. Its response was not stored. A new \
                  key would process the request again.",
             ),
+            Self::Handshake => ("A handshake", "The request carries no event."),
             Self::InFlight => ("A request with this Idempotency-Key is in progress", SAME),
             Self::Unavailable => ("The service is temporarily unavailable", SAME),
             Self::InvalidKey => (

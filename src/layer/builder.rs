@@ -38,6 +38,7 @@ use crate::ledger::{Lease, Ledger, OnArrival};
 /// | [`max_keys`](Self::max_keys) | 4,096 a request |
 /// | [`success_when`](Self::success_when) | 2xx |
 /// | [`on_missing_key`](Self::on_missing_key) | 400 |
+/// | [`handshakes_to_handler`](Self::handshakes_to_handler) | off: the layer answers them |
 /// | [`on_in_flight`](Self::on_in_flight) | wait 2 s, then answer |
 /// | [`in_flight_status`](Self::in_flight_status) | 503 |
 /// | [`retry_after_in_flight`](Self::retry_after_in_flight) | 5 s |

@@ -172,6 +172,14 @@ impl<L> DedupLayer<L> {
         self
     }
 
+    /// Lets [handshakes](crate::KeyExtractor::handshake_when) reach the handler, for example to learn of
+    /// a new hook. They have no [`Delivery`](crate::Delivery), so the handler takes an
+    /// `Option<Delivery>`. Without this call, the layer answers them by 200 with the result `handshake`.
+    pub fn handshakes_to_handler(mut self) -> Self {
+        self.config.handshakes_to_handler = true;
+        self
+    }
+
     /// Sets what to do with a delivery whose event is in flight.
     pub fn on_in_flight(mut self, policy: OnInFlight) -> Self {
         self.config.on_in_flight = policy;

@@ -81,6 +81,7 @@ impl Report<'_> {
             | Outcome::Failed
             | Outcome::Partial
             | Outcome::Duplicate
+            | Outcome::Handshake
             | Outcome::InFlight => match self.shadow {
                 Some(shadow) if shadow.is_fault => event!(WARN),
                 _ => event!(INFO),

@@ -22,6 +22,7 @@ pub(crate) enum Outcome {
     Unverified,
     Unscoped,
     Cancelled,
+    Handshake,
     Bypass,
 }
 
@@ -47,6 +48,7 @@ impl Outcome {
             Self::Unverified => "unverified",
             Self::Unscoped => "unscoped",
             Self::Cancelled => "cancelled",
+            Self::Handshake => "handshake",
             Self::Bypass => "bypass",
         }
     }

@@ -23,6 +23,7 @@ pub const SLACK: Preset = Preset {
         words: "`/type` is `url_verification` or `app_rate_limited`; forms (slash commands, \
                 interactivity)",
         is: is_no_slack_event,
+        needs_only_2xx: false,
     }),
     floor: Floor(12 * MINUTE, "twice the 6 min of the schedule"),
     how: "three times: at once, after 1 min and after 5 min",
@@ -68,7 +69,11 @@ pub const TWILIO: Preset = Preset {
     key: "form or query `AccountSid?|MessageSid|MessageStatus or SmsStatus?`, else \
           `AccountSid?|CallSid|CallStatus?|SequenceNumber?|RecordingSid?|RecordingStatus?`",
     rule: Rule::Part(twilio_fields),
-    handshake: Some(Handshake { words: "a HEAD without a key", is: is_head_without_fields }),
+    handshake: Some(Handshake {
+        words: "a HEAD without a key",
+        is: is_head_without_fields,
+        needs_only_2xx: false,
+    }),
     methods: &[Method::POST, Method::GET],
     floor: Floor(DAY, "our estimate: no schedule is documented"),
     retries: Retries::ConnectionFailure,
@@ -90,7 +95,11 @@ pub const TWILIO_BY_TOKEN: Preset = Preset {
     title: "Twilio, by token",
     key: "header `I-Twilio-Idempotency-Token`, else as `twilio`",
     rule: Rule::Part(twilio_by_token),
-    handshake: Some(Handshake { words: "a HEAD without a key", is: is_head_without_token }),
+    handshake: Some(Handshake {
+        words: "a HEAD without a key",
+        is: is_head_without_token,
+        needs_only_2xx: false,
+    }),
     signed_id: false,
     unverified: "the meaning of the token (third parties); the one retry (third parties)",
     ..TWILIO
@@ -163,6 +172,7 @@ pub const TWITCH: Preset = Preset {
         words: "`Twitch-Eventsub-Message-Type` is `webhook_callback_verification` or \
                 `revocation`, and the body has no `/event`",
         is: is_no_twitch_event,
+        needs_only_2xx: false,
     }),
     floor: Floor(7 * DAY, "our estimate: no schedule is documented"),
     how: "when it is not sure that the message arrived",

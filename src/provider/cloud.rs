@@ -25,6 +25,7 @@ pub const AWS_SNS: Preset = Preset {
     handshake: Some(Handshake {
         words: "`/Type` is `SubscriptionConfirmation` or `UnsubscribeConfirmation`",
         is: is_sns_confirmation,
+        needs_only_2xx: false,
     }),
     floor: Floor(2 * HOUR, "twice the 1 h that a delivery policy may take"),
     how: "three times, 20 s apart; by a delivery policy for up to 1 h",
@@ -101,6 +102,7 @@ pub const AZURE_EVENT_GRID: Preset = Preset {
             header_is(request, "aeg-event-type", "SubscriptionValidation")
                 && value(request, "/0/data/validationCode").is_some()
         },
+        needs_only_2xx: false,
     }),
     floor: Floor(48 * HOUR, "twice the 24 h of the schedule"),
     how: "for 24 h, but never after a 400, 401, 403 or 413",

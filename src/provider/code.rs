@@ -18,8 +18,8 @@ use crate::key::{self, RequestRef};
 /// GitHub sends bodies of up to 25 MB (its
 /// [payload cap](https://docs.github.com/en/webhooks/webhook-events-and-payloads#payload-cap)).
 ///
-/// A `ping` is a handshake if the signed body is a ping too. A ping that is sent as a form has its own
-/// id and is deduplicated.
+/// The first request to a new hook is a `ping`. The layer answers it, if the signed body is a ping too.
+/// A ping that is sent as a form has its own id and is deduplicated.
 pub const GITHUB: Preset = Preset {
     name: "github",
     title: "GitHub",
@@ -27,9 +27,10 @@ pub const GITHUB: Preset = Preset {
     rule: Rule::Part(|| key::header("x-github-delivery")),
     event_type: EventType::new("header `X-GitHub-Event`", || key::header("x-github-event")),
     handshake: Some(Handshake {
-        words: "`X-GitHub-Event: ping` with `/zen` and `/hook_id` in a JSON body (choose the content type \
-                `application/json`: the ping of a form is an event)",
+        words: "[`X-GitHub-Event: ping`](https://docs.github.com/en/webhooks/webhook-events-and-payloads#ping) \
+                with `/zen` and `/hook_id` in a JSON body (the ping of a form is an event with an id)",
         is: is_ping,
+        needs_only_2xx: true,
     }),
     floor: Floor(3 * DAY, "a person can send it again for 3 days"),
     body: Some(LargestBody(

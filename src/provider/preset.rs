@@ -86,6 +86,8 @@ impl EventType {
 pub(super) struct Handshake {
     pub(super) words: &'static str,
     pub(super) is: fn(&RequestRef<'_>) -> bool,
+    /// Whether the sender needs no more than a 2xx, so that the layer answers.
+    pub(super) needs_only_2xx: bool,
 }
 
 /// The shortest retention, and why.
@@ -187,6 +189,7 @@ impl Preset {
             None => keys,
         };
         match self.handshake {
+            Some(handshake) if handshake.needs_only_2xx => keys.handshake_when(handshake.is),
             Some(handshake) => keys.bypass_when(handshake.is),
             None => keys,
         }
@@ -261,13 +264,12 @@ impl Preset {
         self.signed_id
     }
 
-    /// Returns, in words, which requests carry no event and reach the handler without
-    /// deduplication.
+    /// Returns, in words, which requests carry no event, and `true` if the layer answers them.
     #[doc(hidden)]
     #[must_use]
-    pub const fn handshakes(&self) -> Option<&'static str> {
+    pub const fn handshakes(&self) -> Option<(&'static str, bool)> {
         match self.handshake {
-            Some(handshake) => Some(handshake.words),
+            Some(handshake) => Some((handshake.words, handshake.needs_only_2xx)),
             None => None,
         }
     }

@@ -74,7 +74,9 @@ fn section(preset: &Preset) -> String {
         format!("- Body: up to {} MiB ({})", bytes / (1024 * 1024), preset.max_body_basis())
     }));
     lines.extend(preset.event_type_in_words().map(|words| format!("- Event type: {words}")));
-    lines.extend(preset.handshakes().map(|words| format!("- Handshakes: {words}")));
+    lines.extend(preset.handshakes().map(|(words, is_for_layer)| {
+        format!("- Handshakes, for the {}: {words}", if is_for_layer { "layer" } else { "handler" })
+    }));
     lines.extend(preset.unverified().map(|words| format!("- Not verified: {words}")));
     lines.push(format!("- [Source]({}); test `{test}`", preset.source()));
     format!("\n# {}\n\n{}\n", preset.title(), lines.join("\n"))
@@ -161,7 +163,8 @@ const PAGE_RULES: &str = "
   [`body_limit`](crate::DedupLayer::body_limit) is not below it.
 - **Event type**: where the sender names the kind of an event. Operators see it in lists, and
   [`Delivery::event_type`](crate::Delivery::event_type) returns it.
-- **Handshakes** reach the handler without deduplication.
+- **Handshakes** carry no event. The layer answers 200 if the sender needs no more than a 2xx; other
+  handshakes are for the handler.
 - **Not verified**: what the sender's own documentation does not state.
 - **Test**: the test in `tests/providers` that runs the preset on its samples.
 

@@ -13,9 +13,11 @@ use http_body_util::{BodyExt, StreamBody};
 use tower::Layer;
 use tower_dedup::adapter::MaintenanceAdapter;
 use tower_dedup::{
-    ConfigError, DedupKey, DedupLayer, LogIds, OnMissingKey, Verified, key, provider,
+    ConfigError, DedupKey, DedupLayer, KeyExtractor, LogIds, Mode, OnMissingKey, Verified, key,
+    provider,
 };
 
+use crate::support::log::Log;
 use crate::support::{Handler, by_header, dedup_key, memory, request, result, rows, send};
 
 type Chunks = Vec<Result<Frame<Bytes>, std::io::Error>>;
@@ -251,6 +253,46 @@ async fn presets_bring_their_methods_and_handshakes_pass() {
         assert_eq!(result(&send(&service, challenge()).await), None);
     }
     assert_eq!(handler.runs(), before + 3);
+}
+
+/// The first request to a new hook must be no 500 for a handler that takes a `Delivery`.
+#[tokio::test]
+async fn handshake_that_needs_only_a_2xx_is_answered_by_the_layer() {
+    let (log, _collecting) = Log::of_this_thread();
+    let (adapter, handler) = (memory(), Handler::default());
+    let layer = || DedupLayer::new(provider::GITHUB, Arc::clone(&adapter));
+    let ping = || {
+        let head = Request::post("/").header("x-github-event", "ping");
+        let head = head.header("x-github-delivery", "1");
+        head.body(crate::support::Body::from(r#"{"zen": "Keep it", "hook_id": 1}"#)).unwrap()
+    };
+    let answer = async |layer: DedupLayer<_>, request| {
+        let response = send(&layer.layer(handler.service()), request).await;
+        (response.status().as_u16(), result(&response).map(str::to_owned), handler.runs())
+    };
+    let handshake = || Some("handshake".to_owned());
+    assert_eq!(answer(layer(), ping()).await, (200, handshake(), 0));
+    let created = layer().duplicate_status(201.try_into().unwrap());
+    assert_eq!(answer(created, ping()).await, (200, handshake(), 0));
+
+    let strict = || layer().require_verified();
+    let unverified = (500, Some("unverified".to_owned()), 0);
+    assert_eq!(answer(strict(), ping()).await, unverified, "after verification only");
+    let mut verified = ping();
+    verified.extensions_mut().insert(Verified);
+    assert_eq!(answer(strict(), verified).await, (200, handshake(), 0));
+
+    let own = || KeyExtractor::from(provider::GITHUB).bypass_when(|_| true);
+    let bypassed = DedupLayer::new(own(), Arc::clone(&adapter));
+    assert_eq!(answer(bypassed, ping()).await, (200, None, 1), "what is bypassed stays so");
+    assert_eq!(answer(layer().handshakes_to_handler(), ping()).await, (200, None, 2));
+    assert_eq!(answer(layer().mode(Mode::Shadow), ping()).await, (200, None, 3));
+    assert_eq!(answer(layer().mode(Mode::Off), ping()).await, (200, None, 4));
+    assert_eq!(rows(&adapter).await, 0);
+    let outcomes: Vec<_> = log.all("delivery").iter().map(|r| r["outcome"].clone()).collect();
+    let bypasses = ["bypass", "bypass", "bypass"];
+    let expected = ["handshake", "handshake", "unverified", "handshake"];
+    assert_eq!(outcomes, [&expected[..], &bypasses[..]].concat());
 }
 
 #[tokio::test]
