@@ -132,6 +132,11 @@ async fn assert_layer_runs_each_event_once(preset: Preset, cases: &[Case]) {
         }
         let (status, expected) = match &case.expect {
             Outcome::Missing | Outcome::Malformed => (StatusCode::BAD_REQUEST, vec![]),
+            Outcome::Bypass
+                if preset.handshakes().is_some_and(|(_, is_for_layer)| is_for_layer) =>
+            {
+                (StatusCode::OK, vec![])
+            }
             Outcome::Bypass => (StatusCode::OK, vec![vec![]]),
             _ if fresh.is_empty() => (StatusCode::OK, vec![]),
             _ => (StatusCode::OK, vec![fresh]),
