@@ -12,14 +12,15 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
 
-/// Returns the program at this path, without the secrets of this process.
+/// Returns the program at this path, without the secrets and settings of this process.
 pub(crate) fn program(path: &Path) -> Command {
     let mut command = Command::new(path);
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     command.env_remove("RUST_LOG");
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy().into_owned();
-        if name.starts_with("WEBHOOK_SECRET_") || name == "STRIPE_WEBHOOK_SECRET" {
+        let of_an_example = ["DATABASE_URL", "LISTEN", "PUBLIC_URL", "TWILIO_AUTH_TOKEN"];
+        if name.contains("WEBHOOK_SECRET") || of_an_example.contains(&&*name) {
             command.env_remove(name);
         }
     }
@@ -36,8 +37,18 @@ pub(crate) struct Server {
 }
 
 impl Server {
+    /// Starts a program that takes its address from an option.
     pub(crate) async fn spawn(command: &mut Command) -> Self {
-        let mut process = command.args(["--listen", "127.0.0.1:0"]).spawn().unwrap();
+        Self::start(command.args(["--listen", "127.0.0.1:0"])).await
+    }
+
+    /// Starts a program that takes its address from the environment.
+    pub(crate) async fn spawn_with_env(command: &mut Command) -> Self {
+        Self::start(command.env("LISTEN", "127.0.0.1:0")).await
+    }
+
+    async fn start(command: &mut Command) -> Self {
+        let mut process = command.spawn().unwrap();
         let said = Arc::<Mutex<String>>::default();
         let readers = [
             collect(process.stdout.take().unwrap(), &said),
@@ -91,9 +102,19 @@ impl Server {
     }
 
     /// Sends SIGTERM, and waits for the end. Returns the output.
-    pub(crate) async fn end(mut self) -> String {
+    pub(crate) async fn end(self) -> String {
+        self.end_by("-TERM").await
+    }
+
+    /// Sends SIGINT, as Ctrl-C does, and waits for the end. Returns the output.
+    pub(crate) async fn interrupt(self) -> String {
+        self.end_by("-INT").await
+    }
+
+    async fn end_by(mut self, signal: &str) -> String {
         let id = self.process.id().unwrap().to_string();
-        assert!(std::process::Command::new("kill").arg(id).status().unwrap().success());
+        let killed = std::process::Command::new("kill").args([signal, &id]).status();
+        assert!(killed.unwrap().success());
         let ended = tokio::time::timeout(Duration::from_secs(30), self.process.wait()).await;
         for reader in &mut self.readers {
             reader.await.unwrap();

@@ -1,0 +1,49 @@
+//! A GitHub receiver on Postgres: verified, each push once, in the transaction of its row.
+
+use std::{env, time::Duration};
+
+use axum::{Json, Router, http::StatusCode, routing::post};
+use serde_json::Value;
+use tower_dedup::adapter::PostgresAdapter;
+use tower_dedup::sqlx::{self, Connection, PgConnection, Postgres};
+use tower_dedup::verify::VerifyLayer;
+use tower_dedup::{BoxError, DedupLayer, DedupTx, Delivery, KeyExtractor, provider::GITHUB};
+
+const CREATE: &str = "CREATE TABLE IF NOT EXISTS pushes (delivery TEXT, branch TEXT, head TEXT)";
+const INSERT: &str = "INSERT INTO pushes (delivery, branch, head) VALUES ($1, $2, $3)";
+
+#[tokio::main]
+async fn main() -> Result<(), BoxError> {
+    tracing_subscriber::fmt::init();
+    let secret = env::var("GITHUB_WEBHOOK_SECRET").map_err(|_| "set GITHUB_WEBHOOK_SECRET")?;
+    let url = env::var("DATABASE_URL").map_err(|_| "set DATABASE_URL to postgres://…")?;
+    let listen = env::var("LISTEN").unwrap_or("127.0.0.1:3000".to_owned());
+    let store = PostgresAdapter::connect(&url).await?;
+    sqlx::raw_sql(CREATE).execute(&mut PgConnection::connect(&url).await?).await?;
+
+    let verify = VerifyLayer::new(GITHUB.verifier(&secret)?);
+    // GitHub signs the body and not the id. So a signed body that comes again under another id is a
+    // duplicate, too.
+    let key = KeyExtractor::from(GITHUB).content_identity();
+    let dedup = DedupLayer::transactional(key, store).require_verified();
+    let handle = dedup.handle();
+    // Of a tuple, the first layer is the outermost: a forged request uses up no id. The layer answers the
+    // ping of a new hook.
+    let app = Router::new().route("/webhooks/github", post(on_event).layer((verify, dedup)));
+    let listener = tokio::net::TcpListener::bind(&listen).await?;
+    println!("listening on http://{}/webhooks/github", listener.local_addr()?);
+    let stop = async { _ = tokio::signal::ctrl_c().await };
+    axum::serve(listener, app).with_graceful_shutdown(stop).await?;
+    // GitHub sends no event again by itself, so let the running handlers end.
+    tokio::time::timeout(Duration::from_secs(30), handle.drain()).await?;
+    Ok(())
+}
+
+async fn on_event(mut tx: DedupTx<Postgres>, event: Delivery, body: Json<Value>) -> StatusCode {
+    let Some("push") = event.event_type() else { return StatusCode::OK };
+    let insert = sqlx::query(INSERT).bind(event.id());
+    let insert = insert.bind(body["ref"].as_str()).bind(body["after"].as_str());
+    let Err(error) = insert.execute(&mut *tx).await else { return StatusCode::OK };
+    tracing::error!(%error, "writing a push");
+    StatusCode::INTERNAL_SERVER_ERROR // rolled back with the key
+}

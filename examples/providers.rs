@@ -1,0 +1,51 @@
+//! Three senders on one store, each verified, each with a namespace of its own.
+//!
+//! GitHub's id is in a header (`X-GitHub-Delivery`), Twilio's in a form (`MessageSid`), and Stripe's in the
+//! JSON body. The presets know where, and what is signed.
+
+use std::env;
+
+use axum::routing::{MethodRouter, post};
+use axum::{Router, body::Bytes};
+use tower_dedup::adapter::SqliteAdapter;
+use tower_dedup::provider::{GITHUB, STRIPE, TWILIO};
+use tower_dedup::verify::{Verifier, VerifyLayer};
+use tower_dedup::{BoxError, DedupLayer, Delivery, KeyExtractor};
+
+#[tokio::main]
+async fn main() -> Result<(), BoxError> {
+    tracing_subscriber::fmt::init();
+    let url = env::var("DATABASE_URL").unwrap_or("sqlite://providers.db".to_owned());
+    let listen = env::var("LISTEN").unwrap_or("127.0.0.1:3000".to_owned());
+    let github = GITHUB.verifier(&set("GITHUB_WEBHOOK_SECRET")?)?;
+    let stripe = STRIPE.verifier(&set("STRIPE_WEBHOOK_SECRET")?)?;
+    // Twilio signs the URL that it calls: PUBLIC_URL is `https://example.com`, without a path.
+    let twilio = TWILIO.verifier_at(&set("PUBLIC_URL")?, &set("TWILIO_AUTH_TOKEN")?)?;
+
+    let store = SqliteAdapter::connect(&url).await?;
+    // GitHub does not sign the id, so the body identifies the event, too.
+    let key_of_github = KeyExtractor::from(GITHUB).content_identity();
+    let app = Router::new()
+        .route("/webhooks/github", route(github, key_of_github, &store))
+        .route("/webhooks/stripe", route(stripe, STRIPE, &store))
+        .route("/webhooks/twilio", route(twilio, TWILIO, &store));
+    let listener = tokio::net::TcpListener::bind(&listen).await?;
+    println!("listening on http://{}/webhooks", listener.local_addr()?);
+    let stop = async { _ = tokio::signal::ctrl_c().await };
+    axum::serve(listener, app).with_graceful_shutdown(stop).await?;
+    Ok(())
+}
+
+fn set(variable: &str) -> Result<String, String> {
+    env::var(variable).map_err(|_| format!("set {variable}"))
+}
+
+fn route(verifier: Verifier, key: impl Into<KeyExtractor>, store: &SqliteAdapter) -> MethodRouter {
+    let dedup = DedupLayer::new(key, store.clone()).require_verified();
+    post(on_event).layer((VerifyLayer::new(verifier), dedup))
+}
+
+async fn on_event(event: Delivery, body: Bytes) {
+    let (sender, kind) = (event.key().namespace(), event.event_type().unwrap_or("event"));
+    println!("{sender} {} {kind}: {} bytes", event.id(), body.len());
+}

@@ -1,0 +1,150 @@
+//! The examples `github` and `providers`, and what each example says that cannot start. The requests are
+//! signed by the crate `hmac` as the senders' documentation says, and not by this crate.
+
+use std::process::Stdio;
+use std::time::{Duration, SystemTime};
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use hmac::{Hmac, KeyInit, Mac};
+use reqwest::RequestBuilder;
+use sha1::Sha1;
+use sha2::Sha256;
+use sqlx::{Connection, PgConnection};
+
+use super::programs::example;
+use super::quickstart;
+use super::server::{Answer, Server, answer, duplicate, first};
+use crate::support::postgres::Schema;
+use crate::support::sqlite_url;
+
+const SECRET: &str = "the_secret_of_this_test";
+const PUBLIC_URL: &str = "https://hooks.example.com";
+const PUSH: &str = r#"{"ref":"refs/heads/main","after":"6113728f27ae"}"#;
+const UNVERIFIED: Answer = (401, None);
+
+/// Returns the code in hexadecimal digits.
+pub(super) fn hmac_sha256(secret: &str, text: &str) -> String {
+    let mut mac = Hmac::<Sha256>::new_from_slice(secret.as_bytes()).unwrap();
+    mac.update(text.as_bytes());
+    base16ct::lower::encode_string(&mac.finalize().into_bytes())
+}
+
+fn from_github(server: &Server, event: &str, id: &str, body: &'static str) -> RequestBuilder {
+    let request = server.post("").header("content-type", "application/json");
+    let request = request.header("x-github-event", event).header("x-github-delivery", id);
+    request
+        .header("x-hub-signature-256", format!("sha256={}", hmac_sha256(SECRET, body)))
+        .body(body)
+}
+
+async fn sent(request: RequestBuilder) -> Answer {
+    answer(&request.send().await.unwrap())
+}
+
+#[tokio::test]
+async fn github_answers_the_ping_and_writes_each_push_once() {
+    let schema = Schema::fresh();
+    let mut command = example("github");
+    command.env("DATABASE_URL", schema.url()).env("GITHUB_WEBHOOK_SECRET", SECRET);
+    let server = Server::spawn_with_env(&mut command).await;
+
+    let ping = include_str!("../payloads/github/ping.payload.json");
+    let handshake = (200, Some("handshake".to_owned()));
+    assert_eq!(sent(from_github(&server, "ping", "g0", ping)).await, handshake);
+    let forged = from_github(&server, "push", "g1", PUSH).body(PUSH.replace("main", "other"));
+    assert_eq!(sent(forged).await, UNVERIFIED);
+    assert_eq!(sent(from_github(&server, "push", "g1", PUSH)).await, first());
+    assert_eq!(sent(from_github(&server, "push", "g1", PUSH)).await, duplicate());
+    // GitHub does not sign the id.
+    assert_eq!(sent(from_github(&server, "push", "g2", PUSH)).await, duplicate());
+    let star = r#"{"action":"created"}"#;
+    assert_eq!(sent(from_github(&server, "star", "g3", star)).await, first());
+    server.interrupt().await;
+
+    let mut connection = PgConnection::connect(&schema.url()).await.unwrap();
+    let rows: Vec<(String, String, String)> =
+        sqlx::query_as("SELECT delivery, branch, head FROM pushes")
+            .fetch_all(&mut connection)
+            .await
+            .unwrap();
+    let row = ["g1", "refs/heads/main", "6113728f27ae"].map(str::to_owned);
+    assert_eq!(rows, [row.into()]);
+}
+
+#[tokio::test]
+async fn providers_have_one_store_and_a_namespace_each() {
+    let dir = tempfile::tempdir().unwrap();
+    let start = async || {
+        let mut command = example("providers");
+        command.env("DATABASE_URL", sqlite_url(dir.path())).env("PUBLIC_URL", PUBLIC_URL);
+        for variable in ["GITHUB_WEBHOOK_SECRET", "STRIPE_WEBHOOK_SECRET", "TWILIO_AUTH_TOKEN"] {
+            command.env(variable, SECRET);
+        }
+        let mut server = Server::spawn_with_env(&mut command).await;
+        let root = server.address.strip_suffix("/webhooks").unwrap().to_owned();
+        server.address = root;
+        server
+    };
+    // One id for all three: each sender has its own namespace.
+    let deliver = async |server: &Server| {
+        let github = server.post("/webhooks/github").header("x-github-event", "push");
+        let github = github.header("x-github-delivery", "evt_1");
+        let github = github
+            .header("x-hub-signature-256", format!("sha256={}", hmac_sha256(SECRET, PUSH)))
+            .body(PUSH);
+        let event = r#"{"id":"evt_1","type":"charge.succeeded"}"#;
+        let signature = quickstart::signature(SECRET, SystemTime::now(), event);
+        let stripe = server.post("/webhooks/stripe").header("stripe-signature", signature);
+        let stripe = stripe.body(event);
+        let mut mac = Hmac::<Sha1>::new_from_slice(SECRET.as_bytes()).unwrap();
+        mac.update(format!("{PUBLIC_URL}/webhooks/twilioMessageSidevt_1").as_bytes());
+        let signature = BASE64_STANDARD.encode(mac.finalize().into_bytes());
+        let twilio = server.post("/webhooks/twilio").header("x-twilio-signature", signature);
+        let twilio = twilio.form(&[("MessageSid", "evt_1")]);
+        [sent(github).await, sent(stripe).await, sent(twilio).await]
+    };
+    let server = start().await;
+    assert_eq!(deliver(&server).await, [first(), first(), first()]);
+    assert_eq!(deliver(&server).await, [duplicate(), duplicate(), duplicate()]);
+    let said = server.interrupt().await;
+    for run in ["github evt_1 push: 48 bytes", "stripe evt_1 charge", "twilio |evt_1| event"] {
+        assert_eq!(said.matches(run).count(), 1, "{run}: {said}");
+    }
+    let server = start().await;
+    assert_eq!(deliver(&server).await, [duplicate(), duplicate(), duplicate()]);
+    server.interrupt().await;
+}
+
+/// Runs an example that cannot start. Returns what it says.
+async fn refused(name: &str, variables: &[(&str, &str)]) -> String {
+    let mut command = example(name);
+    let command = command.stdin(Stdio::null()).envs(variables.iter().copied()).output();
+    let output = tokio::time::timeout(Duration::from_secs(60), command).await.unwrap().unwrap();
+    assert!(!output.status.success(), "{name}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[tokio::test]
+async fn examples_say_which_variable_to_set() {
+    let secret = |variable| (variable, SECRET);
+    let (github, stripe) = (secret("GITHUB_WEBHOOK_SECRET"), secret("STRIPE_WEBHOOK_SECRET"));
+    let cases: &[(&str, &[(&str, &str)], &str)] = &[
+        ("quickstart", &[], "set STRIPE_WEBHOOK_SECRET"),
+        ("github", &[], "set GITHUB_WEBHOOK_SECRET"),
+        ("github", &[github], "set DATABASE_URL"),
+        ("providers", &[], "set GITHUB_WEBHOOK_SECRET"),
+        ("providers", &[github], "set STRIPE_WEBHOOK_SECRET"),
+        ("providers", &[github, stripe], "set PUBLIC_URL"),
+    ];
+    for (name, variables, said) in cases {
+        let output = refused(name, variables).await;
+        assert!(output.contains(said), "{name}: {output}");
+    }
+    // No server listens on port 1.
+    let nowhere = ("DATABASE_URL", "postgres://127.0.0.1:1/none");
+    for (name, secret) in [("github", github), ("quickstart", stripe)] {
+        let output = refused(name, &[secret, nowhere]).await;
+        assert!(output.contains("connecting to Postgres"), "{name}: {output}");
+    }
+}
