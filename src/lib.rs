@@ -1,3 +1,5 @@
+// The crate page begins with the README.
+#![doc = include_str!("../README.md")]
 #![doc = include_str!("docs/guide.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // The guide links to items behind features, so rustdoc checks its links with these features only.
