@@ -161,7 +161,7 @@
 //!
 //! | span | level | fields | around |
 //! |---|---|---|---|
-//! | `delivery` | info | `namespace`, `id`, `outcome`, `attempt`, `mode`, `verdict` | a delivery, from its keys to its end: waiting, store calls and the handler. It goes along into the task of the delivery. Records of the handler are inside it |
+//! | `delivery` | info | `namespace`, `id`, `outcome`, `attempt`, `mode`, `verdict` | a delivery, from its keys to its end: waiting, store calls and the handler. It goes along into the task of the delivery. Records of the handler are inside it; the record `delivery` has the fields itself and is in the span around it |
 //! | `store` | debug | `operation`, `result` | one call to the store, with its wait in the queue |
 //!
 //! A request that is refused before its keys are known, or that passes through, has no span `delivery`.
@@ -253,7 +253,7 @@ pub(crate) use settings::not_verified;
 pub(crate) use settings::rejected;
 pub(crate) use settings::{short_retention, small_body_limit, unsigned_id};
 pub(crate) use shadow::{ShadowFields, mode_changed, shadow};
-pub(crate) use span::{delivery_span, store_span};
+pub(crate) use span::{DeliverySpan, store_span};
 #[cfg(feature = "postgres")]
 pub(crate) use store::lane_restarted;
 pub(crate) use store::store_call;

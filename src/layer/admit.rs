@@ -253,7 +253,7 @@ where
         cx: &mut Context<'_>,
     ) -> Dispatch<S, B, ResBody> {
         let Self { inner, head, service, report, inner_body } = self;
-        let span = report.span.clone();
+        let span = report.span.span.clone();
         let RequestKeys { keys, payloads } = match work {
             Work::Delivery(request) => request,
             Work::Keyless(claim) => {

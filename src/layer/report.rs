@@ -9,15 +9,13 @@ use super::config::Config;
 use super::policy::LogIds;
 use crate::error::BoxError;
 use crate::key::Keys;
-use crate::observe::{self, Outcome, Report, ShadowFields};
+use crate::observe::{DeliverySpan, Outcome, Report, ShadowFields};
 
 /// The fields of a delivery's log record. Each is set when it is known.
 pub(super) struct ReportFields {
     started: Instant,
     /// Disabled until the keys are known.
-    pub(super) span: Span,
-    /// The id that the span shows.
-    id: Option<String>,
+    pub(super) span: DeliverySpan,
     /// The attempt, and whether it is a takeover and a rerun.
     pub(super) attempt: Option<(u32, bool, bool)>,
     pub(super) age: Option<Duration>,
@@ -31,8 +29,7 @@ impl ReportFields {
     pub(super) fn started_now() -> Self {
         Self {
             started: Instant::now(),
-            span: Span::none(),
-            id: None,
+            span: DeliverySpan::none(),
             attempt: None,
             age: None,
             status: None,
@@ -44,9 +41,8 @@ impl ReportFields {
     /// Opens the span of the delivery, which the rest of its work enters.
     pub(super) fn open_span(&mut self, keys: Option<&Keys>, config: &Config) -> Span {
         let plain_ids = config.log_ids == LogIds::Plain;
-        (self.span, self.id) =
-            observe::delivery_span(&config.meters, keys.map(Keys::first), plain_ids);
-        self.span.clone()
+        self.span = DeliverySpan::open(&config.meters, keys.map(Keys::first), plain_ids);
+        self.span.span.clone()
     }
 
     /// Emits the record and counts the delivery.
@@ -56,7 +52,6 @@ impl ReportFields {
             meters: &config.meters,
             span: &self.span,
             key: keys.map(Keys::first),
-            id: self.id.as_deref(),
             event_type: keys.and_then(|keys| keys.events()[0].event_type()),
             keys: keys.map_or(0, |keys| keys.events().len()),
             plain_ids: config.log_ids == LogIds::Plain,

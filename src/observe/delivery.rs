@@ -4,22 +4,20 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use http::StatusCode;
-use tracing::Span;
 
 use super::error_text::chain;
 use super::meters::Meters;
 use super::outcome::Outcome;
 use super::shadow::ShadowFields;
+use super::span::DeliverySpan;
 use crate::key::DedupKey;
 
 /// The facts about a delivery that has ended.
 pub(crate) struct Report<'a> {
     pub(crate) outcome: Outcome,
     pub(crate) meters: &'a Meters,
-    pub(crate) span: &'a Span,
+    pub(crate) span: &'a DeliverySpan,
     pub(crate) key: Option<&'a DedupKey>,
-    /// The id of `key` as the span shows it, if a span was made.
-    pub(crate) id: Option<&'a str>,
     pub(crate) event_type: Option<&'a str>,
     pub(crate) keys: usize,
     pub(crate) plain_ids: bool,
@@ -35,7 +33,8 @@ pub(crate) struct Report<'a> {
 impl Report<'_> {
     fn shown_id(&self) -> Option<Cow<'_, str>> {
         let key = self.key?;
-        Some(self.id.map_or_else(|| shown(key, self.plain_ids).into(), Cow::Borrowed))
+        let of_span = self.span.id.as_deref().map(Cow::Borrowed);
+        Some(of_span.unwrap_or_else(|| shown(key, self.plain_ids).into()))
     }
 
     pub(crate) fn emit(&self) {
@@ -46,16 +45,18 @@ impl Report<'_> {
             self.attempt.map(|(attempt, ..)| attempt),
             self.age,
         );
-        self.span.record("outcome", self.outcome.as_str());
-        self.span.record("attempt", self.attempt.map(|(attempt, ..)| attempt));
+        let span = &self.span.span;
+        span.record("outcome", self.outcome.as_str());
+        span.record("attempt", self.attempt.map(|(attempt, ..)| attempt));
         if let Some(shadow) = self.shadow {
-            self.span.record("mode", "shadow");
-            self.span.record("verdict", shadow.verdict);
+            span.record("mode", "shadow");
+            span.record("verdict", shadow.verdict);
         }
         macro_rules! event {
             ($level:ident) => {
                 tracing::event!(
                     target: "tower_dedup",
+                    parent: self.span.of_record(),
                     tracing::Level::$level,
                     outcome = self.outcome.as_str(),
                     namespace = &*self.meters.namespace,

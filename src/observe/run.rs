@@ -3,20 +3,17 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tracing::Span;
-
 use super::delivery::Report;
 use super::meters::{Counted, Meters};
 use super::outcome::Outcome;
-use super::span::delivery_span;
+use super::span::DeliverySpan;
 use crate::error::Error;
 use crate::key::{DedupKey, Event};
 
 /// Reports one run: when it ends, or when it is dropped before.
 pub(crate) struct RunReport {
     pub(crate) meters: Arc<Meters>,
-    pub(crate) span: Span,
-    id: Option<String>,
+    pub(crate) span: DeliverySpan,
     /// The attempt, and whether it is a takeover and a rerun.
     pub(crate) attempt: Option<(u32, bool, bool)>,
     key: DedupKey,
@@ -28,10 +25,8 @@ pub(crate) struct RunReport {
 
 impl RunReport {
     pub(crate) fn start(meters: Arc<Meters>, event: &Event) -> Self {
-        let (span, id) = delivery_span(&meters, Some(event.key()), false);
         Self {
-            span,
-            id,
+            span: DeliverySpan::open(&meters, Some(event.key()), false),
             attempt: None,
             key: event.key().clone(),
             event_type: event.event_type().map(str::to_owned),
@@ -50,7 +45,6 @@ impl RunReport {
             meters: &self.meters,
             span: &self.span,
             key: Some(&self.key),
-            id: self.id.as_deref(),
             event_type: self.event_type.as_deref(),
             keys: 1,
             plain_ids: false,

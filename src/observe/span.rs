@@ -8,28 +8,43 @@ use super::delivery::shown;
 use super::meters::Meters;
 use crate::key::DedupKey;
 
-/// Makes the span of a delivery. Returns also the id that the span shows, for the record: it is hashed
-/// once, and only if a subscriber wants the span.
-pub(crate) fn delivery_span(
-    meters: &Meters,
-    key: Option<&DedupKey>,
-    plain_ids: bool,
-) -> (Span, Option<String>) {
-    let mut id = None;
-    if !may_be_wanted(Level::INFO) {
-        return (Span::none(), id);
+/// The span of a delivery.
+pub(crate) struct DeliverySpan {
+    pub(crate) span: Span,
+    /// The span around `span`; `None` before that is opened.
+    around: Option<Span>,
+    /// The id that the span shows. It is hashed once, and only if a subscriber wants the span.
+    pub(super) id: Option<String>,
+}
+
+impl DeliverySpan {
+    pub(crate) const fn none() -> Self {
+        Self { span: Span::none(), around: None, id: None }
     }
-    let span = tracing::info_span!(
-        target: "tower_dedup",
-        "delivery",
-        namespace = &*meters.namespace,
-        id = key.map(|key| &**id.insert(shown(key, plain_ids))),
-        outcome = Empty,
-        attempt = Empty,
-        mode = Empty,
-        verdict = Empty,
-    );
-    (span, id)
+
+    pub(crate) fn open(meters: &Meters, key: Option<&DedupKey>, plain_ids: bool) -> Self {
+        if !may_be_wanted(Level::INFO) {
+            return Self::none();
+        }
+        let mut id = None;
+        let span = tracing::info_span!(
+            target: "tower_dedup",
+            "delivery",
+            namespace = &*meters.namespace,
+            id = key.map(|key| &**id.insert(shown(key, plain_ids))),
+            outcome = Empty,
+            attempt = Empty,
+            mode = Empty,
+            verdict = Empty,
+        );
+        Self { span, around: Some(Span::current()), id }
+    }
+
+    /// Returns the span for the record of the delivery. The record has the fields of the delivery's span
+    /// itself, and many subscribers show an event with the fields of the spans around it.
+    pub(super) fn of_record(&self) -> Span {
+        self.around.clone().unwrap_or_else(Span::current)
+    }
 }
 
 /// Makes the span of a store call.

@@ -21,7 +21,8 @@ impl Drop for Hello {
 fn deliver() -> String {
     let mut stream = TcpStream::connect(ADDRESS).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-    let head = "POST /acme HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nwebhook-id: msg_1\r\n";
+    let head =
+        "POST /acme HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nwebhook-id: msg_1\r\n";
     write!(stream, "{head}content-length: 4\r\n\r\npaid").unwrap();
     let mut response = String::new();
     stream.read_to_string(&mut response).unwrap();
