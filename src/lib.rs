@@ -107,9 +107,6 @@ pub mod ledger;
 pub mod observe;
 pub mod provider;
 mod purger;
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-mod readme {}
 #[cfg(feature = "testing")]
 pub mod testing;
 #[cfg(feature = "verify")]

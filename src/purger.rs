@@ -1,30 +1,4 @@
 //! [`Purger`]: deletes expired keys in the background, for an adapter that does not purge by itself.
-//!
-//! The SQL adapters purge by themselves ([`Purging`]), and a memory adapter removes expired keys while it
-//! claims new ones. A purger over one of them does no harm: each key is deleted and counted once.
-//!
-//! 1. Rounds, portions, pauses and log records are those of [`Purging`].
-//! 2. Expired keys stay for another hour ([`PURGE_GRACE`](crate::adapter::PURGE_GRACE)). On the SQL
-//!    adapters, a round fails while the store's clock is more than an hour ahead of its expected time.
-//!    So a clock that is wrong for a while deletes nothing.
-//! 3. If the handle is dropped, the purger stops at its next pause. [`PurgerHandle::stop`] waits for
-//!    that.
-//!
-//! # Example
-//!
-//! ```
-//! # tokio::runtime::Runtime::new().unwrap().block_on(async {
-//! use std::sync::Arc;
-//! use std::time::Duration;
-//! use tower_dedup::Purger;
-//! use tower_dedup::adapter::MemoryAdapter;
-//!
-//! let adapter = Arc::new(MemoryAdapter::new());
-//! let purger = Purger::new(Arc::clone(&adapter)).every(Duration::from_secs(600)).spawn();
-//! // … serve …
-//! purger.stop().await;
-//! # });
-//! ```
 
 use std::fmt;
 use std::sync::Arc;
@@ -37,6 +11,31 @@ use crate::adapter::{MaintenanceAdapter, PURGE_TIMEOUT, Purged, Purging, StoreFu
 use crate::error::{ConfigError, valid};
 
 /// Deletes expired keys from a store, at an interval.
+///
+/// For an adapter that does not purge by itself. The SQL adapters purge by themselves ([`Purging`]), and a memory
+/// adapter removes expired keys while it claims new ones. A purger over one of them does no harm: each key is deleted
+/// and counted once.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use std::sync::Arc;
+/// use tower_dedup::adapter::MemoryAdapter;
+/// use tower_dedup::{DedupLayer, Purger, provider};
+///
+/// let store = Arc::new(MemoryAdapter::new());
+/// let dedup = DedupLayer::new(provider::STRIPE, Arc::clone(&store));
+/// let purger = Purger::new(store).spawn();
+/// // … serve …
+/// purger.stop().await;
+/// # let _ = dedup;
+/// # });
+/// ```
+///
+/// 1. Rounds, portions, pauses and log records are those of [`Purging`].
+/// 2. Expired keys stay for another hour ([`PURGE_GRACE`](crate::adapter::PURGE_GRACE)). On the SQL adapters, a round
+///    fails while the store's clock is more than an hour ahead of its expected time. So a clock that is wrong for a
+///    while deletes nothing.
+/// 3. If the handle is dropped, the purger stops at its next pause. [`PurgerHandle::stop`] waits for that.
 #[derive(Clone)]
 #[must_use = "a purger does nothing until it is spawned"]
 pub struct Purger {

@@ -40,6 +40,14 @@ pub(crate) type Reader = Arc<dyn Fn(&RequestRef<'_>) -> Result<Found, KeyError> 
 ///
 /// It is made by [`KeyPart::namespace`], [`EachKey::namespace`] or [`KeyExtractor::from_fn`], or
 /// from a preset of [`provider`](crate::provider). Cloning is cheap.
+///
+/// ```
+/// use tower_dedup::{KeyExtractor, key, provider};
+///
+/// let own = key::header("webhook-id").or(key::json("/event/id")).namespace("acme");
+/// let of_preset = KeyExtractor::from(provider::GITHUB).content_identity();
+/// # let _ = (own, of_preset);
+/// ```
 #[derive(Clone)]
 pub struct KeyExtractor {
     namespace: Arc<str>,

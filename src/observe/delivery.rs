@@ -9,7 +9,7 @@ use super::error_text::chain;
 use super::meters::Meters;
 use super::outcome::Outcome;
 use super::shadow::ShadowFields;
-use super::span::DeliverySpan;
+use super::span::{DeliverySpan, shown};
 use crate::key::DedupKey;
 
 /// The facts about a delivery that has ended.
@@ -104,10 +104,6 @@ impl Report<'_> {
             Outcome::Bypass => event!(DEBUG),
         }
     }
-}
-
-pub(super) fn shown(key: &DedupKey, plain: bool) -> String {
-    if plain { key.id().to_owned() } else { key.log_id() }
 }
 
 fn ms(duration: Duration) -> u64 {

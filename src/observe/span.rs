@@ -4,7 +4,6 @@ use tracing::field::Empty;
 use tracing::level_filters::LevelFilter;
 use tracing::{Level, Span};
 
-use super::delivery::shown;
 use super::meters::Meters;
 use crate::key::DedupKey;
 
@@ -45,6 +44,11 @@ impl DeliverySpan {
     pub(super) fn of_record(&self) -> Span {
         self.around.clone().unwrap_or_else(Span::current)
     }
+}
+
+/// Returns the id as logs show it.
+pub(super) fn shown(key: &DedupKey, plain: bool) -> String {
+    if plain { key.id().to_owned() } else { key.log_id() }
 }
 
 /// Makes the span of a store call.

@@ -30,6 +30,24 @@ type Clock = dyn Fn() -> SystemTime + Send + Sync;
 /// It belongs *outside* the [`DedupLayer`](crate::DedupLayer): added after it to an axum route, or
 /// before it to a `ServiceBuilder`. Then an unverified request uses up no id.
 ///
+/// ```
+/// # #[cfg(feature = "memory")] {
+/// use axum::Router;
+/// use axum::routing::post;
+/// use tower_dedup::adapter::MemoryAdapter;
+/// use tower_dedup::verify::VerifyLayer;
+/// use tower_dedup::{DedupLayer, provider};
+///
+/// let secret = "whsec_test_secret"; // from the environment, not from the source
+/// let verify = VerifyLayer::new(provider::STRIPE.verifier(secret)?);
+/// let dedup = DedupLayer::new(provider::STRIPE, MemoryAdapter::new()).require_verified();
+/// // The first layer of the tuple is outermost: an unsigned request uses up no id.
+/// let app: Router = Router::new().route("/hook", post(async || "done").layer((verify, dedup)));
+/// # let _ = app;
+/// # }
+/// # Ok::<(), tower_dedup::verify::VerifierError>(())
+/// ```
+///
 /// It takes every request body whose data is [`Bytes`]. It wraps every service that takes
 /// [`Full<Bytes>`]: an axum route, a [`Dedup`](crate::Dedup), a hyper service.
 ///

@@ -17,26 +17,6 @@
 //!
 //! [The guide](crate::guide::verification) has the order of the layers, and a table of what each sender
 //! signs.
-//!
-//! # Example
-//!
-//! ```
-//! # #[cfg(feature = "memory")] {
-//! use axum::Router;
-//! use axum::routing::post;
-//! use tower_dedup::adapter::MemoryAdapter;
-//! use tower_dedup::verify::VerifyLayer;
-//! use tower_dedup::{DedupLayer, provider};
-//!
-//! let secret = "whsec_test_secret"; // from the environment, not from the source
-//! let verify = VerifyLayer::new(provider::STRIPE.verifier(secret)?);
-//! let dedup = DedupLayer::new(provider::STRIPE, MemoryAdapter::new()).require_verified();
-//! // The first layer of the tuple is outermost: an unsigned request uses up no id.
-//! let app: Router = Router::new().route("/hook", post(async || "done").layer((verify, dedup)));
-//! # let _ = app;
-//! # }
-//! # Ok::<(), tower_dedup::verify::VerifierError>(())
-//! ```
 
 mod error;
 mod layer;

@@ -11,3 +11,4 @@ mod records;
 mod shadow;
 #[path = "../support/mod.rs"]
 mod support;
+mod types;

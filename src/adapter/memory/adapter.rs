@@ -17,7 +17,24 @@ use crate::key::DedupKey;
 
 const DEFAULT_CAPACITY: usize = 1_000_000;
 
-/// Stores keys in this process.
+/// Stores keys in this process, for tests, development and services of a single process.
+///
+/// ```
+/// use tower_dedup::adapter::MemoryAdapter;
+/// use tower_dedup::{DedupLayer, provider};
+///
+/// let store = MemoryAdapter::with_capacity(10_000);
+/// let dedup = DedupLayer::new(provider::STRIPE, store);
+/// # let _ = dedup;
+/// ```
+///
+/// 1. Nothing survives a restart, and no other process sees the keys. **Behind a load balancer with two replicas,
+///    every event can run twice.**
+/// 2. The adapter is bounded. At capacity it refuses a new key with a typed error (the layer answers 503), unless
+///    [`AtCapacity::EvictOldest`] was chosen. It logs a warning when it becomes fuller than four fifths; evicted keys
+///    are counted, and logged with their age.
+/// 3. A live lease is never evicted, purged or expired.
+/// 4. The keys of one call are claimed in one atomic step.
 ///
 /// Not `Clone`: share the adapter in an [`Arc`](std::sync::Arc), which is an adapter too.
 ///
@@ -26,25 +43,6 @@ const DEFAULT_CAPACITY: usize = 1_000_000;
 /// The clock is monotonic, and follows `tokio::time::pause` and `tokio::time::advance` on the
 /// threads of the paused runtime: leases lapse and keys expire with paused time. Threads without a
 /// runtime use real time. [`advance`](Self::advance) works with and without paused time.
-///
-/// # Example
-///
-/// ```
-/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
-/// use std::time::Duration;
-/// use tower_dedup::DedupKey;
-/// use tower_dedup::adapter::{CallTerms, Claimed, DedupAdapter, MemoryAdapter, Token};
-///
-/// let adapter = MemoryAdapter::with_capacity(10_000);
-/// let keys = [DedupKey::new("acme", "evt_1").unwrap()];
-/// let (hour, lease) = (Duration::from_secs(3_600), Duration::from_secs(60));
-/// let mine = CallTerms::on_completion(Token::random(), hour, lease);
-/// assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [Claimed::first(1, false)]);
-///
-/// let theirs = CallTerms::on_completion(Token::random(), hour, lease);
-/// assert_eq!(adapter.claim(&keys, &theirs).await.unwrap(), [Claimed::InFlight]);
-/// # });
-/// ```
 pub struct MemoryAdapter {
     table: Table,
     closed: AtomicBool,

@@ -1,17 +1,5 @@
 //! [`MemoryAdapter`]: keys in this process, for tests, development and single-process services.
 //!
-//! 1. Nothing survives a restart, and no other process sees the keys. Behind a load balancer with
-//!    two replicas every event can run twice.
-//! 2. The adapter is bounded. At capacity it refuses a new key with a typed error (the layer answers
-//!    503), unless [`AtCapacity::EvictOldest`] was chosen. It logs a warning when it becomes fuller
-//!    than four fifths; evicted keys are counted, and logged with their age.
-//! 3. A live lease is never evicted, purged or expired.
-//! 4. The keys of one call are claimed in one atomic step.
-//! 5. The clock is monotonic and follows `tokio::time::pause` and `tokio::time::advance`, so leases
-//!    and retention run on the paused time of a test.
-//!
-//! # Structure
-//!
 //! 1. The table stores a fingerprint of each key: 128 bits of `SipHash` under random bits of this
 //!    adapter. Two of a million keys collide with a probability of 1.5 in 10²⁷. An attacker who does
 //!    not know the random bits cannot construct a collision.

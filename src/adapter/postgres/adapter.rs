@@ -37,7 +37,37 @@ use crate::observe;
 const CONNECTIONS: u32 = 10;
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Keeps keys in a table of a Postgres database.
+/// Keeps keys in a table of a Postgres database, for all processes of a service.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), tower_dedup::Error> {
+/// use tower_dedup::adapter::PostgresAdapter;
+/// use tower_dedup::{DedupLayer, provider};
+///
+/// let store = PostgresAdapter::connect("postgres://app@localhost/app").await?;
+/// let dedup = DedupLayer::transactional(provider::STRIPE, store);
+/// # let _ = dedup;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// 1. A complete key is on disk, and on the disk of a synchronous standby where there is one, whatever
+///    `synchronous_commit` a role has. A [failover](crate::guide::postgres#failover) to an asynchronous standby
+///    can lose it. After a failover, a server in recovery answers no claim.
+/// 2. A duplicate writes nothing: no WAL, no wait for a disk. A stored response is read by one more statement, on
+///    a connection of the pool.
+/// 3. A key that an open transaction holds is in flight after 100 ms (`lock_timeout`, set for the statement only).
+///    So no call waits with a connection for a handler to end.
+/// 4. Calls that arrive while a statement is in progress are sent [together](crate::adapter::Batching), over connections
+///    beside the pool ([sizing](crate::guide::sizing#connections)).
+/// 5. The clock is Postgres's.
+/// 6. The first call makes the schema, or [`migrate`](Self::migrate), safely from many processes at once; a failed
+///    migration is tried again by the next call. Where the table exists, a role with SELECT, INSERT, UPDATE and
+///    DELETE is enough. Statements name the table with its schema. If the table is dropped, the next call looks
+///    for it again.
+///
+/// The guide has the [rights](crate::guide::postgres) of a role, PgBouncer, and how to look up an event
+/// ([incident](crate::guide::incident)).
 ///
 /// A clone is another handle to the same connections and the same state.
 #[derive(Clone)]

@@ -23,6 +23,18 @@ use crate::key::DedupKey;
 
 /// Keeps keys in Redis or Valkey: one server, Sentinel, or Cluster.
 ///
+/// ```no_run
+/// # async fn example() -> Result<(), tower_dedup::Error> {
+/// use tower_dedup::adapter::RedisAdapter;
+/// use tower_dedup::{DedupLayer, provider};
+///
+/// let store = RedisAdapter::connect("redis://127.0.0.1").await?;
+/// let dedup = DedupLayer::new(provider::STRIPE, store);
+/// # let _ = dedup;
+/// # Ok(())
+/// # }
+/// ```
+///
 /// 1. Each key is one string of Redis, `PREFIX:NAMESPACE:ID`, with a value of 39 bytes and what is stored
 ///    with the key. Redis deletes the string [`PURGE_GRACE`](crate::adapter::PURGE_GRACE) after the key has
 ///    expired.

@@ -41,12 +41,49 @@ const CHECKPOINT: &str = "4000";
 const OPEN_DELAY: Duration = Duration::from_millis(50);
 const OPEN_RETRIES: usize = 6;
 
-/// Keeps keys in a SQLite file.
+/// Keeps keys in a SQLite file, for the processes of one machine.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
+/// use tower_dedup::adapter::SqliteAdapter;
+/// use tower_dedup::{DedupLayer, provider};
+///
+/// let store = SqliteAdapter::connect(&url).await?; // "sqlite://dedup.db"
+/// let dedup = DedupLayer::new(provider::STRIPE, store);
+/// # let _ = dedup;
+/// # Ok::<(), tower_dedup::Error>(())
+/// # }).unwrap();
+/// ```
+///
+/// **Do not use a file on a network file system**: SQLite's locks do not work there.
 ///
 /// **While a process uses the file, never delete, rename, replace or restore the file, its `-wal` or its
 /// `-shm`.** The process goes on with the removed files, and another process makes new ones. Both run the same
 /// events, and acknowledged commits are lost. Stop every process first. Copy the file with `VACUUM INTO`, and
 /// not with `cp`.
+///
+/// 1. One writer at a time in this process, in the order of arrival; SQLite's busy timeout waits for other
+///    processes. Calls that wait for the writer are sent [together](crate::adapter::Batching). The transactional ledger runs
+///    one delivery at a time.
+/// 2. Duplicates are read and never written: they are answered while another process holds the file, while the disk
+///    is full, and while the file is read-only. A stored response is read by one more statement, for at most two
+///    callers at the same time.
+/// 3. A connection that this adapter opens runs in WAL mode at `synchronous = FULL`: a commit survives a power cut.
+///    A pool of yours with less causes a warning. The WAL of a file that the adapter opens grows to 16 MiB between
+///    checkpoints, because writers stand still during one (`wal_autocheckpoint` of your pool is yours).
+/// 4. The clock is SQLite's, read inside the statement, after any wait for the lock.
+/// 5. The first call makes the schema, or [`migrate`](Self::migrate), safely from many processes at once; a failed
+///    migration is tried again by the next call. Where the table exists, no right to create one is needed. A dropped
+///    table is made again by the call that misses it.
+/// 6. A file that is deleted or replaced while it is open is noticed within a second (on Unix). Every call is refused
+///    until the file is back, because two processes would take one key, each in its own file. A removed `-wal` or
+///    `-shm` is not noticed.
+/// 7. [`list`](MaintenanceAdapter::list) and [`stats`](MaintenanceAdapter::stats) read 20,000 and 100,000 rows at
+///    most, and wait for no writer. A larger file is estimated from a sample of its ids' prefixes. A state with few
+///    rows is estimated coarsely, or not found at all: `list` finds every key. The first 10,000 namespaces are
+///    counted.
 ///
 /// SQLite itself removes `-wal` and `-shm` when the last connection closes. So the adapter holds one connection
 /// outside the pool from its first use on, until [`close`](MaintenanceAdapter::close) or until the last clone is

@@ -307,6 +307,17 @@ impl<DB: Database> fmt::Debug for TxHandle<DB> {
 /// The delivery's transaction: a connection that commits together with the event's key if the handler
 /// succeeds, and rolls back if it fails.
 ///
+/// ```
+/// use tower_dedup::sqlx::{self, Postgres};
+/// use tower_dedup::{BoxError, DedupTx, Delivery};
+///
+/// async fn on_paid(mut tx: DedupTx<Postgres>, event: Delivery) -> Result<(), BoxError> {
+///     sqlx::query("INSERT INTO payments (event) VALUES ($1)").bind(event.id()).execute(&mut *tx).await?;
+///     Ok(()) // committed together with the key
+/// }
+/// # let _ = on_paid;
+/// ```
+///
 /// It is an extractor with the feature `axum`. Drop it before the handler returns. If a task still
 /// holds it then, the answer is 500 and the transaction is rolled back.
 ///

@@ -1,0 +1,53 @@
+//! The types that a program names first have an example on their page of the documentation.
+
+use std::path::{Path, PathBuf};
+
+/// Beside the adapters and layers.
+const TYPES: [&str; 8] = [
+    "DedupHandle",
+    "DedupTx",
+    "Deduplicator",
+    "Delivery",
+    "KeyExtractor",
+    "Purger",
+    "Replay",
+    "Verifier",
+];
+
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+#[test]
+fn pages_of_types_have_an_example() {
+    let mut files = Vec::new();
+    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut files);
+    let mut seen = Vec::new();
+    for file in files {
+        let source = std::fs::read_to_string(&file).unwrap();
+        let mut has_example = false;
+        for line in source.lines() {
+            if let Some(name) = line.strip_prefix("pub struct ") {
+                let end = name.find(|letter: char| !letter.is_alphanumeric());
+                let name = &name[..end.unwrap_or(name.len())];
+                let is_store_or_layer = name.ends_with("Adapter") || name.ends_with("Layer");
+                if is_store_or_layer || TYPES.contains(&name) {
+                    assert!(has_example, "{name} has no example: {}", file.display());
+                    seen.push(name.to_owned());
+                }
+            }
+            let is_doc = line.starts_with("///");
+            has_example =
+                (has_example || line.starts_with("/// ```")) && (is_doc || line.starts_with('#'));
+        }
+    }
+    assert!(TYPES.iter().all(|name| seen.iter().any(|seen| seen == name)), "{seen:?}");
+    assert!(seen.len() >= TYPES.len() + 7, "adapters and layers: {seen:?}");
+}
