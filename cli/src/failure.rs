@@ -19,13 +19,11 @@ pub(crate) const REFUSED: u8 = 4;
 pub(crate) struct Failure {
     pub(crate) code: u8,
     pub(crate) message: String,
-    /// The reader of stdout has gone, as `head` does: nothing is wrong.
-    pub(crate) is_broken_pipe: bool,
 }
 
 impl Failure {
     pub(crate) fn new(code: u8, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), is_broken_pipe: false }
+        Self { code, message: message.into() }
     }
 
     pub(crate) fn usage(message: impl Into<String>) -> Self {
@@ -62,8 +60,7 @@ impl From<KeyError> for Failure {
 
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
-        let is_broken_pipe = error.kind() == io::ErrorKind::BrokenPipe;
-        Self { code: USAGE, message: error.to_string(), is_broken_pipe }
+        Self::usage(error.to_string())
     }
 }
 

@@ -1,13 +1,17 @@
-//! `get`, `list`, `forget` and `rerun`.
+//! `get`, `list` and `forget`.
 
+use std::time::SystemTime;
+
+use chrono::{DateTime, SecondsFormat, Utc};
+use serde::Serialize;
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{Forgotten, KeyState, ListFilter, RerunOrder, RerunReply};
+use tower_dedup::adapter::{Forgotten, ListFilter};
 
 use crate::failure::Failure;
-use crate::options::{EventId, List, Rerun};
+use crate::line::Line;
+use crate::options::{EventId, List};
 use crate::output::{Output, confirm, printable, table, tell};
 use crate::store::{Access, Store, Target};
-use crate::view::{KeyView, RerunView};
 
 /// A row of the on-arrival ledger is complete before its handler runs, so the store does not see the run.
 const FORGET: &str = "The on-arrival ledger: the event may be running now, because its key is complete from \
@@ -21,28 +25,28 @@ pub(crate) async fn get(target: &Target, event: &EventId, output: Output) -> Res
     let entry = store.adapter.get(&key).await;
     store.close().await;
     let entry = entry?;
-    let view = KeyView::new(output, &key, entry.as_ref(), None);
-    output.print(&view, || view.text())?;
+    let line = Line::new(output, &key, entry.as_ref(), None);
+    output.print(&line, || line.text())?;
     Ok(entry.is_some())
 }
 
 pub(crate) async fn list(target: &Target, options: &List, output: Output) -> Result<bool, Failure> {
     let mut filter = ListFilter::new();
-    filter.state = options.state.map(KeyState::from);
+    filter.state = options.state;
     filter.namespace.clone_from(&options.namespace);
     filter.since = options.since;
     filter.attempts_over = options.attempts_over;
     let store = target.open(Access::Read).await?;
     let listed = list_open(&store, &filter, options.limit, output).await;
     store.close().await;
-    let (views, is_complete, unreadable) = listed?;
+    let (lines, is_complete, unreadable) = listed?;
     if !output.json {
-        let head = ["STATE", "NAMESPACE", "ID", "TYPE", "ATTEMPTS", "FIRST SEEN", "RERUN BY"];
+        let head = ["STATE", "NAMESPACE", "ID", "TYPE", "ATTEMPTS", "FIRST SEEN"];
         let head = head.map(str::to_owned).to_vec();
-        let text = if views.is_empty() {
+        let text = if lines.is_empty() {
             "no keys".to_owned()
         } else {
-            table([head].into_iter().chain(views.iter().map(row)))
+            table([head].into_iter().chain(lines.iter().map(row)))
         };
         output.print(&(), || text)?;
     }
@@ -62,53 +66,54 @@ async fn list_open(
     filter: &ListFilter,
     limit: u32,
     output: Output,
-) -> Result<(Vec<KeyView>, bool, u64), Failure> {
-    let (mut views, mut left, mut after, mut unreadable) = (Vec::new(), limit, None, 0);
+) -> Result<(Vec<Line>, bool, u64), Failure> {
+    let (mut lines, mut left, mut after, mut unreadable) = (Vec::new(), limit, None, 0);
     loop {
         let portion = store.adapter.list(filter, after.as_ref(), left.min(PORTION)).await?;
         unreadable += portion.unreadable;
         left = left.saturating_sub(u32::try_from(portion.keys.len()).unwrap_or(u32::MAX));
         for (key, entry) in portion.keys {
-            let view = KeyView::new(output, &key, Some(&entry), filter.state);
-            if output.json {
-                output.stream(&view, String::new)?;
-            } else {
-                views.push(view);
+            let line = Line::new(output, &key, Some(&entry), filter.state);
+            if !output.json {
+                lines.push(line);
+            } else if !output.print(&line, String::new)? {
+                return Ok((lines, true, unreadable));
             }
         }
         match portion.next {
-            None => return Ok((views, true, unreadable)),
-            Some(_) if left == 0 => return Ok((views, false, unreadable)),
+            None => return Ok((lines, true, unreadable)),
+            Some(_) if left == 0 => return Ok((lines, false, unreadable)),
             next => after = next,
         }
     }
 }
 
-fn row(view: &KeyView) -> Vec<String> {
-    let entry = view.entry.as_ref();
+fn row(line: &Line) -> Vec<String> {
+    let fact = |name| line.get(name).unwrap_or_else(|| "-".to_owned());
     vec![
-        view.state.clone().unwrap_or_default(),
-        view.namespace.clone(),
-        view.id.clone(),
-        entry.and_then(|entry| entry.event_type.clone()).unwrap_or_else(|| "-".to_owned()),
-        entry.map(|entry| entry.attempts.to_string()).unwrap_or_default(),
-        entry.map(|entry| entry.first_seen_at.clone()).unwrap_or_default(),
-        entry.and_then(|entry| entry.rerun.as_ref()).map_or("-", |rerun| &rerun.by).to_owned(),
+        line.state.clone().unwrap_or_default(),
+        line.namespace.clone(),
+        line.id.clone(),
+        fact("event_type"),
+        fact("attempts"),
+        fact("first_seen_at"),
     ]
 }
 
-#[derive(serde::Serialize)]
+/// What became of `forget`. It is the only record of the reason.
+#[derive(Serialize)]
 struct Outcome {
     namespace: String,
     id: String,
     result: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    key: Option<KeyView>,
+    at: String,
+    reason: Option<String>,
 }
 
 pub(crate) async fn forget(
     target: &Target,
     event: &EventId,
+    reason: Option<String>,
     yes: bool,
     output: Output,
 ) -> Result<bool, Failure> {
@@ -125,10 +130,20 @@ pub(crate) async fn forget(
         Some(Forgotten::InFlight) => ("in-flight", "refused: the event is running"),
         Some(_) => ("missing", "there is no such key"),
     };
-    let object =
-        Outcome { namespace: event.namespace.clone(), id: output.id(&key), result, key: None };
-    output.print(&object, || text.to_owned())?;
+    let at = DateTime::<Utc>::from(SystemTime::now()).to_rfc3339_opts(SecondsFormat::Secs, true);
+    let outcome =
+        Outcome { namespace: event.namespace.clone(), id: output.id(&key), result, at, reason };
+    output.print(&outcome, || outcome.text(text))?;
     Ok(result == "forgotten")
+}
+
+impl Outcome {
+    fn text(&self, text: &str) -> String {
+        let Self { namespace, id, at, .. } = self;
+        let reason = self.reason.iter().map(|reason| format!("\nreason: {}", printable(reason)));
+        let (namespace, id) = (printable(namespace), printable(id));
+        format!("{at} {namespace}/{id}: {text}{}", reason.collect::<String>())
+    }
 }
 
 /// Returns `None` if the operator did not confirm.
@@ -142,79 +157,10 @@ async fn forget_open(
         let Some(entry) = store.adapter.get(key).await? else {
             return Ok(Some(Forgotten::Missing));
         };
-        tell(&KeyView::new(output, key, Some(&entry), None).text());
+        tell(&Line::new(output, key, Some(&entry), None).text());
         if !confirm(FORGET)? {
             return Ok(None);
         }
     }
     Ok(Some(store.adapter.forget(key).await?))
-}
-
-pub(crate) async fn rerun(
-    target: &Target,
-    options: &Rerun,
-    output: Output,
-) -> Result<bool, Failure> {
-    let order = RerunOrder::new(&options.by, &options.reason).map_err(|_| {
-        Failure::usage(format!(
-            "--by and --reason need 1 to {} bytes without control characters",
-            RerunOrder::MAX_BYTES
-        ))
-    })?;
-    let keys = options.ids.iter().map(|id| DedupKey::new(&options.namespace, id));
-    let mut keys = keys.collect::<Result<Vec<_>, _>>()?;
-    keys.sort();
-    keys.dedup();
-    let store = target.open(Access::Write).await?;
-    let allowed = rerun_open(&store, &keys, &order, options.yes, output).await;
-    store.close().await;
-    allowed
-}
-
-async fn rerun_open(
-    store: &Store,
-    keys: &[DedupKey],
-    order: &RerunOrder,
-    yes: bool,
-    output: Output,
-) -> Result<bool, Failure> {
-    if !yes {
-        for key in keys {
-            let entry = store.adapter.get(key).await?;
-            let state = KeyView::new(output, key, entry.as_ref(), None).state;
-            let state = state.unwrap_or_else(|| "unknown".to_owned());
-            let (namespace, id) = (printable(key.namespace()), printable(&output.id(key)));
-            tell(&format!("{namespace}/{id}: {state}"));
-        }
-        let count = keys.len();
-        if !confirm(&format!("Let {count} event(s) run once more, allowed by {}?", order.by()))? {
-            tell("nothing was changed");
-            return Ok(false);
-        }
-    }
-    let replies = store.adapter.allow_rerun(keys, order).await?;
-    let mut is_allowed = true;
-    for (key, reply) in keys.iter().zip(replies) {
-        let (result, text) = match reply {
-            RerunReply::Allowed => ("allowed", "the next delivery runs"),
-            RerunReply::InFlight => ("in-flight", "refused: the event is running"),
-            _ => ("missing", "there is no such key: the next delivery runs anyway"),
-        };
-        is_allowed &= reply == RerunReply::Allowed;
-        let mut view = None;
-        let mut audit = String::new();
-        if reply == RerunReply::Allowed {
-            // As the store has it. The rerun is allowed, whatever becomes of this call.
-            let entry = store.adapter.get(key).await.ok().flatten();
-            view = entry.map(|entry| KeyView::new(output, key, Some(&entry), None));
-            let rerun = view.as_ref().and_then(|view| view.entry.as_ref()?.rerun.as_ref());
-            let text = rerun.map_or_else(|| "the audit cannot be read".to_owned(), RerunView::text);
-            audit = format!("\n  {text}\n  a second identity of the event needs a rerun too");
-        }
-        let id = output.id(key);
-        let line = format!("{}/{}: {text}{audit}", printable(key.namespace()), printable(&id));
-        let object = Outcome { namespace: key.namespace().to_owned(), id, result, key: view };
-        output.print(&object, || line)?;
-    }
-    Ok(is_allowed)
 }

@@ -9,12 +9,11 @@ mod doctor;
 mod failure;
 mod key;
 mod keys;
+mod line;
 mod options;
 mod output;
-mod purge;
 mod store;
 mod table;
-mod view;
 
 use std::process::{self, ExitCode};
 
@@ -32,7 +31,6 @@ async fn main() -> ExitCode {
     match run(options, output).await {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
-        Err(failure) if failure.is_broken_pipe => ExitCode::SUCCESS,
         Err(failure) => {
             output.failure(&failure);
             ExitCode::from(failure.code)
@@ -73,11 +71,12 @@ async fn run(Options { global, command }: Options, output: Output) -> Result<boo
         Command::Stats => table::stats(&target()?, output).await,
         Command::Get(event) => keys::get(&target()?, &event, output).await,
         Command::List(options) => keys::list(&target()?, &options, output).await,
-        Command::Forget { event, yes } => keys::forget(&target()?, &event, yes, output).await,
-        Command::Rerun(options) => keys::rerun(&target()?, &options, output).await,
-        Command::Purge { keys_per_statement } => {
-            purge::purge(&target()?, keys_per_statement, output).await
+        Command::Forget { event, reason, yes } => {
+            keys::forget(&target()?, &event, reason, yes, output).await
         }
-        Command::Doctor(options) => doctor::doctor(&target()?, &options, output).await,
+        Command::Purge { keys_per_statement } => {
+            table::purge(&target()?, keys_per_statement, output).await
+        }
+        Command::Doctor => doctor::doctor(&target()?, output).await,
     }
 }

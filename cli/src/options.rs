@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, Parser, Subcommand};
 use tower_dedup::adapter::{Identifier, KeyState};
 
 const AFTER_HELP: &str = "\
@@ -62,7 +63,7 @@ pub(crate) struct Global {
 #[derive(Subcommand)]
 pub(crate) enum Command {
     /// Checks the store and its settings, and says what to do. Changes nothing.
-    Doctor(Doctor),
+    Doctor,
     /// Makes the table, if it does not exist.
     Migrate {
         /// Changes nothing; exits with 1 if the table is missing or of an older version.
@@ -80,20 +81,22 @@ pub(crate) enum Command {
     Stats,
     /// Forgets an event, so that its next delivery runs. Refused while the event is running.
     ///
+    /// This lets a complete event run again: forget it, then let the sender deliver it again. The output is
+    /// the record of it, because the store keeps neither the time nor the reason. An event with two
+    /// identities runs again only if both are forgotten.
+    ///
     /// Not refused under the on-arrival ledger: its keys are complete while their handlers run. Look at the
     /// service first, or two handlers may run.
     Forget {
         #[command(flatten)]
         event: EventId,
+        /// Why. It is printed, and stored nowhere.
+        #[arg(long, value_name = "TEXT")]
+        reason: Option<String>,
         /// Does not ask.
         #[arg(long)]
         yes: bool,
     },
-    /// Lets known events run once more, and stores who allowed it and why.
-    ///
-    /// The next delivery of each event runs. Refused for an event that is running. An event with two
-    /// identities runs only if both are given.
-    Rerun(Rerun),
     /// Deletes keys that expired at least an hour ago. Redis deletes them by itself.
     Purge {
         /// How many keys one statement deletes. Fewer keys hold locks for a shorter time.
@@ -102,16 +105,6 @@ pub(crate) enum Command {
     },
     /// Prints the keys of a captured request, as one line of JSON. Needs no store.
     Key(Key),
-}
-
-#[derive(Args)]
-pub(crate) struct Doctor {
-    /// The connections of the pool of one process.
-    #[arg(long, value_name = "N", default_value_t = 10)]
-    pub(crate) pool: u32,
-    /// How many processes serve deliveries.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub(crate) processes: u32,
 }
 
 #[derive(Args)]
@@ -124,9 +117,10 @@ pub(crate) struct EventId {
 
 #[derive(Args)]
 pub(crate) struct List {
-    /// Only keys in this state.
-    #[arg(long)]
-    pub(crate) state: Option<State>,
+    /// Only keys in this state: a live lease holds the key; the lease has lapsed, because the process died or
+    /// lost the store; the handler failed; every further delivery is a duplicate.
+    #[arg(long, value_parser = state())]
+    pub(crate) state: Option<KeyState>,
     /// Only keys of this namespace.
     #[arg(long)]
     pub(crate) namespace: Option<String>,
@@ -142,24 +136,6 @@ pub(crate) struct List {
 }
 
 #[derive(Args)]
-pub(crate) struct Rerun {
-    /// The namespace: a preset's is its name (`github`, `stripe`).
-    pub(crate) namespace: String,
-    /// The ids, as the sender gives them.
-    #[arg(required = true, value_name = "ID")]
-    pub(crate) ids: Vec<String>,
-    /// Who allows it.
-    #[arg(long, value_name = "NAME", env = "USER", hide_env_values = true)]
-    pub(crate) by: String,
-    /// Why.
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) reason: String,
-    /// Does not ask.
-    #[arg(long)]
-    pub(crate) yes: bool,
-}
-
-#[derive(Args)]
 pub(crate) struct Key {
     /// The preset's name, or an alias.
     #[arg(required_unless_present = "list")]
@@ -171,27 +147,9 @@ pub(crate) struct Key {
     pub(crate) list: bool,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-pub(crate) enum State {
-    /// A live lease holds the key.
-    InFlight,
-    /// The lease has lapsed: the process died or lost the store.
-    Lapsed,
-    /// The handler failed, or a rerun was allowed.
-    Failed,
-    /// Every further delivery is a duplicate.
-    Complete,
-}
-
-impl From<State> for KeyState {
-    fn from(state: State) -> Self {
-        match state {
-            State::InFlight => Self::InFlight,
-            State::Lapsed => Self::Lapsed,
-            State::Failed => Self::Released,
-            State::Complete => Self::Complete,
-        }
-    }
+fn state() -> impl TypedValueParser<Value = KeyState> {
+    let names = ["in-flight", "lapsed", "failed", "complete"];
+    PossibleValuesParser::new(names).try_map(|name| name.parse())
 }
 
 fn timeout(text: &str) -> Result<Duration, String> {

@@ -1,9 +1,8 @@
 //! Text or JSON on stdout, questions and errors on stderr.
 
 use std::io::{self, BufRead, Write};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-use chrono::{DateTime, SecondsFormat};
 use serde::Serialize;
 use tower_dedup::DedupKey;
 
@@ -22,29 +21,22 @@ struct ErrorLine<'a> {
 }
 
 impl Output {
-    /// Prints one object as a line of JSON, or its text. A reader of stdout that has gone does not change
-    /// the answer of the command.
+    /// Prints one object as a line of JSON, or its text. Returns `false` if the reader of stdout has gone,
+    /// as `head` does: that changes no answer.
     pub(crate) fn print(
         self,
         object: &impl Serialize,
         text: impl FnOnce() -> String,
-    ) -> Result<(), Failure> {
-        self.stream(object, text)
-            .or_else(|failure| if failure.is_broken_pipe { Ok(()) } else { Err(failure) })
-    }
-
-    /// Prints one of many objects. A reader of stdout that has gone ends the command.
-    pub(crate) fn stream(
-        self,
-        object: &impl Serialize,
-        text: impl FnOnce() -> String,
-    ) -> Result<(), Failure> {
+    ) -> Result<bool, Failure> {
         let line = if self.json { json(object)? } else { lines(&text()) };
-        Ok(writeln!(io::stdout(), "{line}")?)
+        match writeln!(io::stdout(), "{line}") {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+            written => Ok(written.map(|()| true)?),
+        }
     }
 
     pub(crate) fn failure(self, failure: &Failure) {
-        let Failure { code, message, .. } = failure;
+        let Failure { code, message } = failure;
         let line = ErrorLine { error: message, exit_code: *code };
         let line = if self.json { json(&line) } else { Ok(format!("error: {message}")) };
         tell(&line.unwrap_or_default());
@@ -59,11 +51,7 @@ impl Output {
 /// Returns one line of JSON. `serde_json` escapes no character above U+001F, and a terminal obeys some.
 pub(crate) fn json(object: &impl Serialize) -> Result<String, Failure> {
     let line = serde_json::to_string(object).map_err(io::Error::from)?;
-    let escape = |char: char| match is_unprintable(char) {
-        true => format!("\\u{:04x}", u32::from(char)),
-        false => char.to_string(),
-    };
-    Ok(line.chars().map(escape).collect())
+    Ok(escaped(&line, |char| format!("\\u{:04x}", u32::from(char))))
 }
 
 /// Prints a line on stderr. Nobody is left to tell if stderr is closed.
@@ -87,18 +75,8 @@ fn ask(question: &str) -> io::Result<bool> {
     Ok(matches!(reply.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
 }
 
-/// Returns a time for people and programs: `2026-01-31T12:00:00Z`.
-pub(crate) fn utc(time: SystemTime) -> String {
-    let since_epoch = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let seconds = i64::try_from(since_epoch.as_secs()).unwrap_or(i64::MAX);
-    match DateTime::from_timestamp(seconds, 0) {
-        Some(time) => time.to_rfc3339_opts(SecondsFormat::Secs, true),
-        None => "the end of time".to_owned(),
-    }
-}
-
-/// Returns a duration in its two largest units: `2 d 3 h`, `15 min`, `0 s`.
-pub(crate) fn span(time: Duration) -> String {
+/// Returns a duration in so many units from the largest one on: `2 d 3 h`, `15 min`, `0 s`.
+pub(crate) fn span(time: Duration, units: usize) -> String {
     let seconds = time.as_secs();
     let parts = [
         (seconds / 86_400, "d"),
@@ -107,7 +85,7 @@ pub(crate) fn span(time: Duration) -> String {
         (seconds % 60, "s"),
     ];
     let first = parts.iter().position(|(count, _)| *count > 0).unwrap_or(3);
-    let shown = parts[first..].iter().take(2).enumerate();
+    let shown = parts[first..].iter().take(units).enumerate();
     let shown = shown.filter(|(index, (count, _))| *index == 0 || *count > 0);
     shown.map(|(_, (count, unit))| format!("{count} {unit}")).collect::<Vec<_>>().join(" ")
 }
@@ -141,10 +119,11 @@ pub(crate) fn table(rows: impl IntoIterator<Item = Vec<String>>) -> String {
 /// Escapes control characters and direction overrides: an id comes from outside, and must not command the
 /// terminal or show text in another order.
 pub(crate) fn printable(text: &str) -> String {
-    let escape = |char: char| match is_unprintable(char) {
-        true => char.escape_default().to_string(),
-        false => char.to_string(),
-    };
+    escaped(text, |char| char.escape_default().to_string())
+}
+
+fn escaped(text: &str, escape: impl Fn(char) -> String) -> String {
+    let escape = |char| if is_unprintable(char) { escape(char) } else { char.to_string() };
     text.chars().map(escape).collect()
 }
 
@@ -166,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn span_has_two_units_at_most() {
+    fn span_begins_with_the_largest_unit() {
         for (seconds, text) in [
             (0, "0 s"),
             (59, "59 s"),
@@ -175,8 +154,9 @@ mod tests {
             (3_660, "1 h 1 min"),
             (200_000, "2 d 7 h"),
         ] {
-            assert_eq!(span(Duration::from_secs(seconds)), text);
+            assert_eq!(span(Duration::from_secs(seconds), 2), text);
         }
+        assert_eq!(span(Duration::from_secs(200_000), 4), "2 d 7 h 33 min 20 s");
     }
 
     #[test]

@@ -1,27 +1,25 @@
-//! `migrate` and `stats`.
+//! `migrate`, `stats` and `purge`.
+
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use serde_json::json;
 use tower_dedup::adapter::Stats;
 
 use crate::failure::Failure;
 use crate::output::{Output, bytes, span, table};
-use crate::store::{Access, TableState, Target};
+use crate::store::{Access, Store, TableState, Target};
 
 const WITHOUT_TABLE: &str = "a Redis store has no table: there is nothing to make";
 
-#[derive(Serialize)]
-struct Schema {
-    table: String,
-    statements: Vec<String>,
-}
-
 pub(crate) fn print(target: &Target, output: Output) -> Result<bool, Failure> {
-    let schema = Schema { table: target.table_name(), statements: target.schema_sql() };
-    output.print(&schema, || {
+    let statements = target.schema_sql();
+    let object = json!({ "table": target.table_name(), "statements": statements });
+    output.print(&object, || {
         if !target.has_table() {
             return format!("-- {WITHOUT_TABLE}");
         }
-        let statements = schema.statements.iter().map(|statement| statement.trim_end());
+        let statements = statements.iter().map(|statement| statement.trim_end());
         statements.map(|statement| format!("{statement};")).collect::<Vec<_>>().join("\n")
     })?;
     Ok(true)
@@ -62,64 +60,58 @@ pub(crate) async fn migrate(target: &Target, output: Output) -> Result<bool, Fai
     Ok(true)
 }
 
-/// The numbers of [`Stats`], with times in seconds.
-#[derive(Serialize)]
-pub(crate) struct StatsView {
-    is_exact: bool,
-    rows: u64,
-    in_flight: u64,
-    lapsed: u64,
-    failed: u64,
-    complete: u64,
-    expired: u64,
-    oldest_in_flight_seconds: Option<u64>,
-    oldest_lapsed_seconds: Option<u64>,
-    oldest_expired_seconds: Option<u64>,
-    bytes: Option<u64>,
-}
-
-impl From<&Stats> for StatsView {
-    fn from(stats: &Stats) -> Self {
-        let seconds = |time: std::time::Duration| time.as_secs();
-        Self {
-            is_exact: stats.is_exact,
-            rows: stats.rows,
-            in_flight: stats.in_flight,
-            lapsed: stats.lapsed,
-            failed: stats.released,
-            complete: stats.complete,
-            expired: stats.expired,
-            oldest_in_flight_seconds: stats.oldest_in_flight.map(seconds),
-            oldest_lapsed_seconds: stats.oldest_lapsed.map(seconds),
-            oldest_expired_seconds: stats.oldest_expired.map(seconds),
-            bytes: stats.bytes,
-        }
-    }
-}
-
 pub(crate) async fn stats(target: &Target, output: Output) -> Result<bool, Failure> {
     let store = target.open(Access::Read).await?;
     let stats = store.adapter.stats().await;
     store.close().await;
     let stats = stats?;
-    output.print(&StatsView::from(&stats), || stats_text(&stats))?;
+    output.print(&stats, || stats_text(&stats))?;
     Ok(true)
 }
 
 /// Returns a line for each state.
-pub(crate) fn stats_text(stats: &Stats) -> String {
+fn stats_text(stats: &Stats) -> String {
     let about = if stats.is_exact { "" } else { "about " };
-    let count = |count: u64| format!("{about}{count}");
-    let oldest = |time: Option<std::time::Duration>, words: &str| {
-        time.map(|time| format!("{words} {}", span(time))).unwrap_or_default()
+    let oldest = |time: Option<Duration>, words: &str| {
+        time.map(|time| format!("{words} {}", span(time, 2))).unwrap_or_default()
     };
     let rows = [
-        ("keys", count(stats.rows), stats.bytes.map(bytes).unwrap_or_default()),
-        ("in flight", count(stats.in_flight), oldest(stats.oldest_in_flight, "oldest")),
-        ("lapsed", count(stats.lapsed), oldest(stats.oldest_lapsed, "oldest")),
-        ("failed", count(stats.released), String::new()),
-        ("complete", count(stats.complete), String::new()),
-        ("expired", count(stats.expired), oldest(stats.oldest_expired, "purge lag")),
+        ("keys", stats.rows, stats.bytes.map(bytes).unwrap_or_default()),
+        ("in flight", stats.in_flight, oldest(stats.oldest_in_flight, "oldest")),
+        ("lapsed", stats.lapsed, oldest(stats.oldest_lapsed, "oldest")),
+        ("failed", stats.released, String::new()),
+        ("complete", stats.complete, String::new()),
+        ("expired", stats.expired, oldest(stats.oldest_expired, "purge lag")),
     ];
-    table(rows.map(|(name, count, more)| vec![name.to_owned(), count, more]))
+    table(rows.map(|(name, count, more)| vec![name.to_owned(), format!("{about}{count}"), more]))
+}
+
+/// Purges one round. Ctrl-C is safe: each statement is a transaction of its own.
+pub(crate) async fn purge(
+    target: &Target,
+    keys_per_statement: u32,
+    output: Output,
+) -> Result<bool, Failure> {
+    let store = target.open(Access::Write).await?;
+    let purged = purge_open(&store, keys_per_statement).await;
+    store.close().await;
+    let purged = purged?;
+    let note = if target.has_table() { "" } else { ": the store deletes expired keys by itself" };
+    output.print(&json!({ "purged": purged }), || format!("{purged} keys purged{note}"))?;
+    Ok(true)
+}
+
+async fn purge_open(store: &Store, keys_per_statement: u32) -> Result<u64, Failure> {
+    let mut total = 0;
+    loop {
+        let started = Instant::now();
+        let step = store.adapter.purge(keys_per_statement).await?;
+        total += step.deleted;
+        // A store that deletes expired keys by itself has no rounds.
+        if step.is_round_complete || store.adapter.abilities().expires_keys {
+            return Ok(total);
+        }
+        // Leaves the store to deliveries for the other half of the time.
+        tokio::time::sleep(started.elapsed()).await;
+    }
 }

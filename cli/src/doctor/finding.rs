@@ -97,7 +97,7 @@ pub(super) fn purge(stats: &Result<Stats, Error>) -> Finding {
     let lag = stats.as_ref().ok().and_then(|stats| stats.oldest_expired);
     let found = match (stats, lag) {
         (Err(error), _) => format!("the statistics cannot be read: {}", in_one_line(error)),
-        (_, Some(lag)) => format!("the oldest expired key expired {} ago", span(lag)),
+        (_, Some(lag)) => format!("the oldest expired key expired {} ago", span(lag, 2)),
         _ => "no expired key waits for its purge".to_owned(),
     };
     let faults = [

@@ -1,4 +1,4 @@
-//! `doctor`: ten checks, each of which finds a mistake that loses events, runs them twice or refuses them. A
+//! `doctor`: eight checks, each of which finds a mistake that loses events, runs them twice or refuses them. A
 //! check is a table of faults ([`finding::Fault`]); the first that exists is reported.
 
 mod finding;
@@ -7,19 +7,14 @@ mod redis;
 mod sqlite;
 
 use crate::failure::Failure;
-use crate::options::Doctor;
 use crate::output::Output;
 use crate::store::Target;
 use finding::Level;
 
 /// Returns `false` if a finding is an error.
-pub(crate) async fn doctor(
-    target: &Target,
-    options: &Doctor,
-    output: Output,
-) -> Result<bool, Failure> {
+pub(crate) async fn doctor(target: &Target, output: Output) -> Result<bool, Failure> {
     let findings = match target {
-        Target::Postgres(postgres) => postgres::findings(postgres, options).await?,
+        Target::Postgres(postgres) => postgres::findings(postgres).await?,
         Target::Sqlite(sqlite) => sqlite::findings(sqlite).await?,
         Target::Redis(redis) => redis::findings(redis).await?,
     };

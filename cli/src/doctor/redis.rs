@@ -168,7 +168,6 @@ async fn rights(adapter: &RedisAdapter, info: Result<(), String>) -> Finding {
         Ok(()) => ask(adapter, &cmd("DBSIZE")).await,
         Err(error) => Err(in_one_line(&error)),
     };
-    let losses = shown(adapter.stored_losses().await.map(drop));
     let tried = [
         (
             "a claim",
@@ -182,7 +181,7 @@ async fn rights(adapter: &RedisAdapter, info: Result<(), String>) -> Finding {
             Level::Error,
             "grant +eval: after a restart of the server no claim works without it",
         ),
-        ("INFO", info, Warning, "grant +info: memory, durability and losses are not checked"),
+        ("INFO", info, Warning, "grant +info: memory and durability are not checked"),
         (
             "WAIT",
             ask(adapter, &wait).await,
@@ -190,7 +189,6 @@ async fn rights(adapter: &RedisAdapter, info: Result<(), String>) -> Finding {
             "grant +wait: a failover may lose releases of the on-arrival ledger, and so events",
         ),
         ("a list", list, Warning, "grant +scan, +getrange and +dbsize for `list` and `stats`"),
-        ("reading the stored losses", losses, Warning, "grant +lrange"),
     ];
     let told = |what: &str, tried: &Result<(), String>| match tried {
         Err(error) => format!("{what} fails: {error}"),

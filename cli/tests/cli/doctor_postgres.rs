@@ -1,6 +1,6 @@
 //! `doctor` on Postgres: a test makes each misconfiguration, and sees its line.
 //!
-//! TLS to another machine is in a unit test. PgBouncer that fails prepared statements is not run here.
+//! TLS to another machine is in a unit test.
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
@@ -44,28 +44,13 @@ async fn settings_of_the_server() {
     let ran = run(&url, &["doctor"]).await;
     ran.assert(0, "0 error(s), 0 warning(s)");
     assert_line(&ran, "tls", "ok", "on this machine");
-    assert_line(&ran, "pooler", "ok", "its own session");
     let json = run(&url, &["doctor", "--json"]).await.json();
-    assert!(json.len() == 8 && json.iter().all(|finding| finding["level"] == "ok"), "{json:?}");
+    assert!(json.len() == 6 && json.iter().all(|finding| finding["level"] == "ok"), "{json:?}");
 
-    let bad = &["full_page_writes = off", "max_connections = 20"];
-    let server = set(server, bad).await;
-    let ran = run(&url, &["doctor", "--pool", "14"]).await;
-    assert_eq!(ran.code, 1);
-    assert_line(&ran, "durability", "warning", "full_page_writes is off");
-    assert_line(&ran, "connections", "error", "need 18; the server leaves 17");
-    let ran = run(&url, &["doctor", "--pool", "5", "--processes", "2"]).await;
-    assert_line(&ran, "connections", "error", "2 process(es) with a pool of 5");
-    assert_line(&run(&url, &["doctor"]).await, "connections", "warning", "need 14;");
-
-    // Sessions of other roles take connections of the database's limit, too.
-    execute(&url, "CREATE ROLE app SUPERUSER LOGIN; ALTER DATABASE postgres CONNECTION LIMIT 14")
-        .await;
-    let other = url.replace("//postgres", "//app");
-    let _session = PgConnection::connect(&other).await.unwrap();
+    let server = set(server, &["full_page_writes = off"]).await;
     let ran = run(&url, &["doctor"]).await;
-    assert_line(&ran, "connections", "error", "need 14; the database takes 13");
-    execute(&url, "ALTER DATABASE postgres CONNECTION LIMIT -1").await;
+    assert_eq!(ran.code, 0);
+    assert_line(&ran, "durability", "warning", "full_page_writes is off");
 
     let (standby, _server) = blocking(move || (server.standby(), server)).await;
     let ran = run(&standby.url(), &["doctor"]).await;
@@ -93,9 +78,6 @@ async fn settings_of_the_role() {
     role.admin(&format!("ALTER ROLE {name} SET default_transaction_read_only = on")).await;
     assert_line(&run(&url, &["doctor"]).await, "primary", "error", "takes no writes");
     role.admin(&format!("ALTER ROLE {name} RESET ALL")).await;
-    role.admin(&format!("ALTER ROLE {name} CONNECTION LIMIT 13")).await;
-    let ran = run(&url, &["doctor"]).await;
-    assert_line(&ran, "connections", "error", "need 14; the role may have 13");
     role.remove().await;
 }
 

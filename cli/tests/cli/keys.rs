@@ -161,7 +161,7 @@ async fn get_prints_the_stored_data_of_a_complete_key() {
         adapter.complete(&[key], &terms).await.unwrap();
         let got = place.run(&["get", "stripe", "evt_1"]).await;
         got.assert(0, &format!("sha256 {}", "ab".repeat(32)));
-        got.assert(0, "response    201 Created, 7 bytes");
+        got.assert(0, "response    status 201, 7 bytes");
         assert!(!got.said().contains("private"), "{got:?}");
         let json = &place.run(&["get", "stripe", "evt_1", "--json"]).await.json()[0];
         assert_eq!(json["response"], json!({ "status": 201, "bytes": 7 }));
@@ -208,7 +208,6 @@ async fn commands_make_no_table() {
             &["list"],
             &["stats"],
             &["forget", "test", "a", "--yes"],
-            &["rerun", "test", "a", "--reason", "x", "--yes"],
             &["purge"],
         ] {
             place.run(args).await.assert(4, "run `tower-dedup migrate`");
@@ -297,40 +296,27 @@ async fn forget_asks_and_only_yes_confirms() {
     }
 }
 
+/// The output is the only record of the reason.
 #[tokio::test]
-async fn rerun_lets_a_known_event_run_once_more_and_prints_the_audit() {
+async fn forget_prints_when_and_why_and_lets_a_complete_event_run() {
     for place in Place::all() {
         fill(&place).await;
         let reason = "invoice \u{1f9fe} was not sent";
-        let args = ["rerun", "test", "done", "--by", "ada", "--reason", reason];
-        let declined = run_with(&place.url(), &args, "n\n").await;
-        declined.assert(1, "test/done: complete");
-        place.run(&["get", "test", "done"]).await.assert(0, "complete since");
-
-        let allowed = place.run(&[&args[..], &["--yes"]].concat()).await;
-        allowed.assert(0, "test/done: the next delivery runs\n  allowed at 2");
-        allowed.assert(0, &format!("by ada: {reason}\n"));
-        allowed.assert(0, "a second identity of the event needs a rerun too");
-        let got = place.run(&["get", "test", "done"]).await;
-        got.assert(0, &format!("by ada: {reason}\n"));
-        got.assert(0, "a rerun was allowed: the next delivery runs");
+        let forgotten = place.run(&["forget", "test", "done", "--reason", reason, "--yes"]).await;
+        forgotten.assert(0, "test/done: forgotten: the next delivery runs");
+        forgotten.assert(0, &format!("reason: {reason}\n"));
         let claimed =
             place.adapter().await.claim(&[dedup_key("done")], &terms()).await.unwrap().remove(0);
-        assert!(format!("{claimed:?}").contains("rerun: true"), "{claimed:?}");
+        assert!(format!("{claimed:?}").starts_with("First"), "{claimed:?}");
 
-        let json = ["rerun", "test", "run", "bad", "none", "--reason", "x", "--yes", "--json"];
-        let ran = place.run(&json).await;
-        assert_eq!(ran.code, 1);
-        let results: Vec<_> = ran.json().iter().map(|line| line["result"].clone()).collect();
-        // In the order of the keys.
-        assert_eq!(results, ["allowed", "missing", "in-flight"]);
-        // The default of --by.
-        assert_eq!(ran.json()[0]["key"]["rerun"]["by"], "grace");
-        place.run(&["list", "--state", "failed"]).await.assert(0, "grace");
-        let long = "x".repeat(501);
-        for reason in ["", "a\nb", &long] {
-            let args = ["rerun", "test", "bad", "--reason", reason, "--yes"];
-            place.run(&args).await.assert(2, "1 to 500 bytes");
+        for (id, code, result) in
+            [("bad", 1, "missing"), ("run", 1, "in-flight"), ("gone", 0, "forgotten")]
+        {
+            let ran = place.run(&["forget", "test", id, "--reason", "x", "--yes", "--json"]).await;
+            assert_eq!(ran.code, code, "{ran:?}");
+            let line = &ran.json()[0];
+            assert_eq!((&line["result"], &line["reason"]), (&json!(result), &json!("x")));
+            assert!(line["at"].as_str().is_some_and(|at| at.ends_with('Z')), "{line}");
         }
     }
 }
@@ -344,7 +330,7 @@ async fn hash_ids_prints_the_ids_of_the_logs() {
             &["get", "test", "done"][..],
             &["list", "--state", "complete"],
             &["list", "--state", "complete", "--json"],
-            &["rerun", "test", "done", "--reason", "x", "--yes"],
+            &["forget", "test", "done", "--reason", "x", "--yes"],
         ] {
             let ran = place.run(&[args, &["--hash-ids"]].concat()).await;
             ran.assert(0, &hash);
@@ -364,16 +350,15 @@ async fn control_characters_and_direction_overrides_of_ids_are_escaped() {
         let id = id.as_str();
         let on_claim = CallTerms::on_claim(Token::random(), Duration::from_secs(3_600));
         place.adapter().await.claim(&[dedup_key(id)], &on_claim).await.unwrap();
-        let rerun = ["rerun", "test", id, "--by", "a\u{202e}b", "--reason", "\u{2066}x"];
+        let forget = ["forget", "test", id, "--reason", "\u{2066}x"];
         for (args, words) in [
             (&["get", "test", id][..], "\\u{1b}[2Jevil\\n"),
             (&["list"], "\\u{202e}\\u{2066}"),
-            (&["forget", "test", id], "\\u{202e}\\u{2066}"),
-            (&rerun, "allowed by a\\u{202e}b?"),
-            (&[&rerun[..], &["--yes"]].concat(), "by a\\u{202e}b: \\u{2066}x"),
+            (&forget, "\\u{202e}\\u{2066}"),
             (&["get", "test", id, "--json"], "\\u007f\\u0080\\u009b\\u009f\\u061c"),
             (&["list", "--json"], "\\u202e\\u2066"),
-            (&["forget", "test", id, "--yes", "--json"], "\\u202e\\u2066"),
+            (&[&forget[..], &["--yes", "--json"]].concat(), "\\u202e\\u2066"),
+            (&[&forget[..], &["--yes"]].concat(), "reason: \\u{2066}x"),
         ] {
             let ran = place.run(args).await;
             assert!(ran.said().contains(words), "{words:?} in {ran:?}");
@@ -440,8 +425,7 @@ async fn broken_pipe_keeps_the_exit_code() {
         // Redis has no table that could be missing.
         let doctor = if let Place::Redis(_) = place { 2 } else { 1 };
         for (args, code) in [
-            (&["rerun", "test", "run", "--reason", "x", "--yes"][..], 1),
-            (&["forget", "test", "run", "--yes"], 1),
+            (&["forget", "test", "run", "--yes"][..], 1),
             (&["doctor", "--table", "other"], doctor),
             (&["get", "test", "none"], 1),
             (&["get", "test", "run"], 0),
@@ -475,7 +459,6 @@ async fn closed_stderr_ends_no_command_in_a_panic() {
         for (args, store, code) in [
             (&["list", "--limit", "1"][..], &*url, 0),
             (&["forget", "test", "done"], &url, 2),
-            (&["rerun", "test", "done", "--reason", "x"], &url, 2),
             (&["get", "test", "none"], &url, 1),
             (&["get", "test", "done"], "memory:", 2),
             (&["get"], &url, 2),

@@ -74,11 +74,7 @@ async fn commands_that_read_need_select_only() {
     run(&url, &["migrate", "--check"]).await.assert(0, "current");
     run(&url, &["migrate"]).await.assert(0, "current");
     run(&url, &["doctor"]).await.assert(1, "the role lacks INSERT, UPDATE");
-    for args in [
-        &["forget", "test", "a", "--yes"][..],
-        &["rerun", "test", "a", "--reason", "x", "--yes"],
-        &["purge"],
-    ] {
+    for args in [&["forget", "test", "a", "--yes"][..], &["purge"]] {
         run(&url, args).await.assert(4, "permission denied");
     }
     role.remove().await;
@@ -91,7 +87,6 @@ async fn commands_that_repair_need_the_rights_of_the_service() {
     role.grant("SELECT, INSERT, UPDATE, DELETE").await;
     let url = role.url();
     run(&url, &["forget", "test", "a", "--yes"]).await.assert(0, "forgotten");
-    run(&url, &["rerun", "test", "b", "--reason", "x", "--yes"]).await.assert(0, "by grace: x");
     run(&url, &["purge"]).await.assert(0, "1 keys purged");
     role.remove().await;
 }
