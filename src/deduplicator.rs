@@ -65,8 +65,7 @@ use crate::observe::{Meters, MetersByNamespace, Outcome, RunReport};
 /// the background; [`drain`](Self::drain) waits for it:
 ///
 /// - dropped while the keys are claimed, or while the handler runs: the keys are released, as after a
-///   failure. On arrival, an event whose handler has started is lost. An event that the handler has
-///   [marked](Delivery::mark_done) stays complete.
+///   failure. On arrival, an event whose handler has started is lost.
 /// - dropped while a success is completed: the keys become complete. In a transaction, the COMMIT
 ///   decides; the next `run` is a duplicate, or runs the handler.
 /// - dropped while a failure is released: the keys are released.

@@ -1,10 +1,10 @@
 //! [`Delivery`]: the delivery that a handler runs.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::key::{DedupKey, Event, Keys, List, derive};
@@ -49,7 +49,6 @@ pub(crate) struct Inner<T: ?Sized> {
     /// `None` if the layer enforces its verdict.
     unenforced: Option<Unenforced>,
     lost: AtomicBool,
-    done: Mutex<HashSet<DedupKey>>,
     /// The positions of the keys, if there are too many to search.
     index: OnceLock<HashMap<DedupKey, usize>>,
     /// The names of all events of the request for idempotency keys, if there are several.
@@ -76,7 +75,6 @@ impl<T> Inner<T> {
             protection,
             unenforced,
             lost: AtomicBool::new(false),
-            done: Mutex::default(),
             index: OnceLock::new(),
             request: OnceLock::new(),
             of_ledger,
@@ -102,8 +100,6 @@ impl<T: Send + Sync + UnwindSafe + RefUnwindSafe + 'static> From<Arc<Inner<T>>> 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Protection {
     Claimed,
-    /// Only the handler's transaction can complete events.
-    Transactional,
     /// The store did not reply.
     Unprotected,
 }
@@ -248,15 +244,15 @@ impl Delivery {
         self.0.events.iter().map(Event::key)
     }
 
-    /// Returns `true` if this event is to run and is not [marked as done](Self::mark_done). So a
-    /// handler runs an event once that a multi-event delivery carries twice.
+    /// Returns `true` if this event is to run. A multi-event delivery may carry an event twice: the
+    /// answer is the same both times, and [`keys`](Self::keys) lists the event once.
     ///
     /// Always returns `true` under [`Mode::Shadow`](crate::Mode::Shadow) and
     /// [`Mode::Off`](crate::Mode::Off). Under a wrong key, two different events have one key, and a
     /// handler that skipped the second event would lose it.
     #[must_use]
     pub fn needs_run(&self, key: &DedupKey) -> bool {
-        self.0.unenforced.is_some() || (self.runs(key) && !self.is_done(key))
+        self.0.unenforced.is_some() || self.runs(key)
     }
 
     /// Returns how the layer judged the delivery.
@@ -384,38 +380,6 @@ impl Delivery {
         derived([self.event(key).map_or(key, shared_name)], step)
     }
 
-    /// Marks one event as done, and returns `true`. The layer completes the event even if the
-    /// handler fails over a later one, so the retry skips it.
-    ///
-    /// Returns `false` and marks nothing if the event is not one of [`keys`](Self::keys). The same
-    /// holds under the transactional ledger, because a failure rolls back the event's writes. There,
-    /// call `DedupTx::mark_done`. Under the on-arrival ledger every event is complete before the
-    /// handler runs.
-    ///
-    /// Under [`Mode::Shadow`](crate::Mode::Shadow) and [`Mode::Off`](crate::Mode::Off), the layer
-    /// completes the event only if the delivery holds its claim.
-    pub fn mark_done(&self, key: &DedupKey) -> bool {
-        let marks = self.0.protection != Protection::Transactional && self.runs(key);
-        if marks {
-            let mut done = self.0.done.lock().unwrap_or_else(PoisonError::into_inner);
-            done.insert(key.clone());
-            drop(done);
-            if let Some(Unenforced { claim: Some(claim), .. }) = &self.0.unenforced {
-                claim.mark_done(key);
-            }
-        }
-        marks
-    }
-
-    /// Returns `true` if the handler has marked this event as done.
-    pub(crate) fn is_done(&self, key: &DedupKey) -> bool {
-        self.marked().contains(key)
-    }
-
-    pub(crate) fn marked(&self) -> MutexGuard<'_, HashSet<DedupKey>> {
-        self.0.done.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Marks the lease as lost. Returns `true` the first time.
     #[must_use = "losing a lease is counted once"]
     pub(crate) fn mark_lease_lost(&self) -> bool {
@@ -520,38 +484,12 @@ mod tests {
     }
 
     #[test]
-    fn mark_done_takes_only_events_of_this_delivery() {
-        let delivery = delivery("evt_1");
-        assert!(!delivery.mark_done(&DedupKey::new("acme", "evt_2").unwrap()));
-        let mine = DedupKey::new("acme", "evt_1").unwrap();
-        assert!(delivery.needs_run(&mine) && delivery.mark_done(&mine) && delivery.is_done(&mine));
-        assert!(
-            !delivery.needs_run(&mine) && delivery.mark_done(&mine),
-            "done, and still one of its events"
-        );
-    }
-
-    #[test]
-    fn delivery_in_shadow_passes_marks_and_lost_leases_between_handler_and_claim() {
+    fn delivery_in_shadow_holds_the_events_and_the_lease_of_its_claim() {
         let claim = delivery("b");
         let events = List::from_vec(vec![event("a"), event("b")]);
         let all = Delivery::unenforced(events, Verdict::First, Some(&claim));
         let keys = ["a", "b"].map(|id| event(id).key().clone());
-        assert!(keys.iter().all(|key| all.mark_done(key)));
-        assert!(claim.is_done(&keys[1]) && !claim.is_done(&keys[0]), "the claim holds `b` only");
-        assert!(!all.holds(&keys[0]) && all.holds(&keys[1]));
+        assert!(!all.holds(&keys[0]) && all.holds(&keys[1]), "the claim holds `b` only");
         assert!(!all.lease_lost() && claim.mark_lease_lost() && all.lease_lost());
-    }
-
-    #[test]
-    fn mark_done_returns_false_under_the_transactional_ledger() {
-        let mine = DedupKey::new("acme", "evt_1").unwrap();
-        let delivery = {
-            let events = List::from([Event::new(mine.clone())]);
-            Delivery::new(events, 1, false, Protection::Transactional)
-        };
-        assert!(
-            delivery.needs_run(&mine) && !delivery.mark_done(&mine) && !delivery.is_done(&mine)
-        );
     }
 }

@@ -52,8 +52,8 @@ pub enum ErrorKind {
     /// The store returned data that this version cannot read. It has executed the call, so it claims no
     /// further key for this call later. Which keys it claimed is unknown.
     Corrupt,
-    /// The handler ended, broke or kept the transaction that the layer lent it. Only the events that
-    /// it had marked as done before may be committed.
+    /// The handler ended, broke or kept the transaction that the layer lent it. The layer commits
+    /// nothing of it.
     Transaction,
     /// The adapter does not support the call. Nothing was stored.
     Unsupported,

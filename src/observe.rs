@@ -29,9 +29,8 @@
 //! | `handler_timeout` | warn | the handler ran for longer than [`handler_timeout`](crate::DedupLayer::handler_timeout) and was dropped; the key is free for the retry (on arrival: the event is lost) |
 //! | `panicked` | error | the handler panicked; the key is free for the retry (on arrival: the event is lost) |
 //! | `uncommitted` | error | the handler succeeded, but the ledger could not commit |
-//! | `partial` | info | a multi-event delivery: the new events are complete; other deliveries still run the rest |
 //! | `duplicate` | info | every event is complete; the handler did not run |
-//! | `in_flight` | info | another delivery runs the event, or may run it; the handler did not run |
+//! | `in_flight` | info | another delivery runs an event, or may run it. Without `attempt`, the handler did not run; with it, the handler ran, and the events that it ran are complete |
 //! | `mismatch` | warn | the id is complete with another payload, and the layer [compares](crate::DedupLayer::compare_payload) payloads |
 //! | `broken_response` | error | the body of a response to be stored ended in an error; the key is free for the retry |
 //! | `unavailable` | warn | the store did not reply in time, or returned an error |
@@ -64,7 +63,6 @@
 //! | `gave up in the background` | error | such a call never succeeded |
 //! | `gave up at once` | error | such a call was not started: too many are pending, or the runtime has ended |
 //! | `a handler panicked after its client had gone` | error | no caller is left that the panic could reach |
-//! | `the events that the handler marked` | warn | a handler failed after [`mark_done`](crate::Delivery::mark_done), and the outcome of the COMMIT of its marked events is unknown |
 //! | `the retention is shorter` | warn | a layer is built, and the retention is below the preset's floor |
 //! | `the body limit is smaller` | warn | a layer is built, and its body limit is below the sender's largest body |
 //! | `purged` | debug | expired keys were deleted |
@@ -105,7 +103,7 @@
 //! | `tower_dedup_waiting` | gauge | `namespace` | deliveries that wait for another delivery of their event, or for a permit |
 //! | `tower_dedup_pending_writes` | gauge | `namespace` | completions and releases of ended deliveries that have not reached the store |
 //! | `tower_dedup_delivery_duration_seconds` | histogram | `namespace`, `outcome` | the time from the head of the request to the head of the response, or of the run |
-//! | `tower_dedup_store_duration_seconds` | histogram | `operation`, `result` | store calls: `claim`, `renew`, `complete`, `release`; in transactions `begin`, `release_in`, `savepoint`, `commit`, `rollback`. `result` is `ok` or the kind of the error |
+//! | `tower_dedup_store_duration_seconds` | histogram | `operation`, `result` | store calls: `claim`, `renew`, `complete`, `release`; in transactions `begin`, `release_in`, `commit`, `rollback`. `result` is `ok` or the kind of the error |
 //! | `tower_dedup_duplicate_age_seconds` | histogram | `namespace` | the time since the event of a duplicate was first seen. Ages near the retention mean that the retention is too short |
 //! | `tower_dedup_first_attempts_total` | counter | `namespace`, `result` | first attempts that ended; `result` is `completed` if the events of the attempt are complete, else `failed`; `cancelled` counts as `failed`. A handler that ran unprotected counts as a first attempt |
 //! | `tower_dedup_takeovers_total` | counter | `namespace` | runs after another lease lapsed |
@@ -228,8 +226,6 @@ mod table;
 
 pub(crate) use background::{Background, background, orphaned_panic, pending_write};
 pub(crate) use delivery::Report;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub(crate) use event::marks_not_committed;
 pub(crate) use event::{
     lease_lost, mismatch, rerun, response_not_stored, same_body, takeover, unprotected,
 };

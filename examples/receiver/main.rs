@@ -421,7 +421,6 @@ async fn receive(
     if let Some(delivery) = delivery {
         for key in delivery.keys() {
             effects.add(key, delivery.attempt()).await.map_err(|error| failed(&error))?;
-            delivery.mark_done(key);
         }
     }
     Ok(respond(&headers, &body))

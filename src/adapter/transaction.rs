@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use sqlx::SqlSafeStr;
 use sqlx::pool::PoolConnection;
-use sqlx::{AssertSqlSafe, Database, Pool};
+use sqlx::{Database, Pool};
 // `sqlx` names the type of a database's transaction manager, but not the trait.
 use sqlx_core::transaction::TransactionManager;
 
@@ -30,9 +30,7 @@ use crate::key::DedupKey;
 ///    with [`ErrorKind::Transaction`], and nothing is committed.
 ///    Without keys, `commit` detects the same.
 /// 4. A transaction that is dropped is rolled back.
-/// 5. A [`savepoint`](Self::savepoint) of the layer separates the writes that may commit from the writes
-///    that are rolled back. If its call was dropped or timed out, the savepoint may exist or not.
-/// 6. A duplicate carries the stored data that the terms ask for, as
+/// 5. A duplicate carries the stored data that the terms ask for, as
 ///    [`DedupAdapter::claim`](super::DedupAdapter::claim) does. No call asks for a second connection
 ///    while it holds a transaction, because a pool of waiting transactions would lock up.
 #[diagnostic::on_unimplemented(
@@ -78,33 +76,6 @@ pub trait TransactionAdapter: Send + Sync + 'static {
         keys: &'a [DedupKey],
         terms: &'a CallTerms,
     ) -> StoreFuture<'a, ()>;
-
-    /// Sets the savepoint with this number. It replaces the savepoint `replaces`, which is the last
-    /// one, if that is given.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Transaction`] if the database refuses, because the handler has ended or broken the
-    /// transaction: there is no such savepoint. After every other error, the savepoint may exist or not.
-    fn savepoint<'a>(
-        &'a self,
-        transaction: &'a mut OpenTransaction<Self::Database>,
-        savepoint: u32,
-        replaces: Option<u32>,
-    ) -> StoreFuture<'a, ()>;
-
-    /// Rolls back the writes after this savepoint, even if an error has aborted the
-    /// transaction. Returns `true` if the savepoint is there. If it is not, nothing is rolled back, but
-    /// the transaction may be aborted.
-    ///
-    /// # Errors
-    ///
-    /// The store's own errors.
-    fn rollback_to<'a>(
-        &'a self,
-        transaction: &'a mut OpenTransaction<Self::Database>,
-        savepoint: u32,
-    ) -> StoreFuture<'a, bool>;
 
     /// Completes the keys in the transaction, and commits it. There are no keys if
     /// [`open`](Self::open) had none.
@@ -162,23 +133,6 @@ impl<A: TransactionAdapter + ?Sized> TransactionAdapter for Arc<A> {
         terms: &'a CallTerms,
     ) -> StoreFuture<'a, ()> {
         (**self).release_in(transaction, keys, terms)
-    }
-
-    fn savepoint<'a>(
-        &'a self,
-        transaction: &'a mut OpenTransaction<Self::Database>,
-        savepoint: u32,
-        replaces: Option<u32>,
-    ) -> StoreFuture<'a, ()> {
-        (**self).savepoint(transaction, savepoint, replaces)
-    }
-
-    fn rollback_to<'a>(
-        &'a self,
-        transaction: &'a mut OpenTransaction<Self::Database>,
-        savepoint: u32,
-    ) -> StoreFuture<'a, bool> {
-        (**self).rollback_to(transaction, savepoint)
     }
 
     fn commit<'a>(
@@ -400,19 +354,6 @@ impl<DB: Database> fmt::Debug for OpenTransaction<DB> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OpenTransaction").finish_non_exhaustive()
     }
-}
-
-/// Returns the statements that set a savepoint, as one message.
-pub(super) fn savepoint_sql(savepoint: u32, replaces: Option<u32>) -> AssertSqlSafe<String> {
-    let set = format!("SAVEPOINT tower_dedup_{savepoint}");
-    AssertSqlSafe(match replaces {
-        Some(last) => format!("RELEASE SAVEPOINT tower_dedup_{last}; {set}"),
-        None => set,
-    })
-}
-
-pub(super) fn rollback_to_sql(savepoint: u32) -> AssertSqlSafe<String> {
-    AssertSqlSafe(format!("ROLLBACK TO SAVEPOINT tower_dedup_{savepoint}"))
 }
 
 /// Returns the error of a transaction that the handler has ended, broken or kept.

@@ -47,7 +47,7 @@ use crate::adapter::{Payloads, StoredResponse};
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys};
 use crate::ledger::{
-    Begin, Claim, DuplicateInfo, HandlerSuccess, Ledger, Remainder, deadline_in, poll_delays,
+    Begin, Claim, DuplicateInfo, HandlerSuccess, Ledger, deadline_in, poll_delays,
 };
 use crate::observe::{self, Outcome};
 
@@ -122,7 +122,20 @@ where
             self.service.config.meters.handled_on_another_path(self.keys.first());
         }
         match begun {
-            Ok(Begin::First { claim, others }) => self.run_handler(claim, others).await,
+            Ok(Begin::First { claim, in_flight, mismatch }) => {
+                let (outcome, ending) = self.run_handler(claim).await;
+                // The retry finds the events of this run complete, and runs the others.
+                if outcome == Outcome::Completed && in_flight {
+                    return own(Outcome::InFlight, DedupResult::InFlight);
+                }
+                if outcome == Outcome::Completed
+                    && mismatch
+                    && self.service.config.on_mismatch() == OnMismatch::Refuse
+                {
+                    return own(Outcome::Mismatch, DedupResult::Mismatch);
+                }
+                (outcome, ending)
+            }
             Ok(Begin::Duplicate(info)) => {
                 self.report.age = Some(info.age);
                 (Outcome::Duplicate, duplicate(info, &self.service.config))
@@ -202,11 +215,7 @@ where
     }
 
     /// Runs the handler, settles the claim, and wakes the deliveries that wait for this event.
-    async fn run_handler(
-        &mut self,
-        mut claim: L::Claim,
-        others: Remainder,
-    ) -> (Outcome, Ending<ResBody, S::Error>) {
+    async fn run_handler(&mut self, mut claim: L::Claim) -> (Outcome, Ending<ResBody, S::Error>) {
         let delivery = claim.delivery().clone();
         // Set before the handler runs: under the on-arrival ledger, a delivery of this event on another
         // path is a duplicate from now on.
@@ -240,7 +249,7 @@ where
         }
         let result = settle(outcome, claim, &success).await;
         self.service.gate.waiters.wake(delivery.events().iter().flat_map(Event::identities));
-        self.conclude(outcome, ending, result, others)
+        self.conclude(outcome, ending, result)
     }
 
     /// Calls the inner service, within its timeout, and catches its panic.
@@ -266,7 +275,6 @@ where
         outcome: Outcome,
         ending: Ending<ResBody, S::Error>,
         result: Result<(), Error>,
-        others: Remainder,
     ) -> (Outcome, Ending<ResBody, S::Error>) {
         if let Err(error) = result {
             let is_handlers = error.kind() == ErrorKind::Transaction;
@@ -274,15 +282,6 @@ where
             // A release that failed changes the log record only.
             if outcome == Outcome::Completed {
                 return uncommitted(is_handlers);
-            }
-        }
-        if outcome == Outcome::Completed {
-            // The retry finds the events of this run complete, and runs the others.
-            if others.in_flight {
-                return own(Outcome::Partial, DedupResult::InFlight);
-            }
-            if others.mismatch && self.service.config.on_mismatch() == OnMismatch::Refuse {
-                return own(Outcome::Mismatch, DedupResult::Mismatch);
             }
         }
         (outcome, ending)

@@ -56,11 +56,10 @@ pub enum Mode {
     ///    [`handler_timeout`](crate::DedupLayer::handler_timeout) do not apply. An event that was
     ///    completed in shadow has no stored response after the switch.
     /// 5. The claim delays the handler, and the completion delays its response, each by
-    ///    [`store_timeout`](crate::DedupLayer::store_timeout) at most; a failed handler that has
-    ///    [marked](crate::Delivery::mark_done) events, by twice that.
+    ///    [`store_timeout`](crate::DedupLayer::store_timeout) at most.
     /// 6. A request whose key is missing by choice
-    ///    ([`PassThrough`](crate::OnMissingKey::PassThrough)), a handshake and a method that is not
-    ///    deduplicated are treated as under `Enforce`.
+    ///    ([`PassThrough`](crate::OnMissingKey::PassThrough)) and a method that is not deduplicated are
+    ///    treated as under `Enforce`. Every handshake reaches the handler.
     /// 7. The handler's [`Delivery`](crate::Delivery) has all events of the request and the
     ///    [`verdict`](crate::Delivery::verdict). A request without a valid key has the SHA-256 of its
     ///    body as its key, which is never claimed. If the body is empty too, or the namespace or scope is

@@ -31,7 +31,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::call::claim;
 use super::contract::{
-    Begin, BeginContext, CanShadow, Claim, FailOpen, HandlerSuccess, Ledger, Remainder, Sealed,
+    Begin, BeginContext, CanShadow, Claim, FailOpen, HandlerSuccess, Ledger, Sealed,
 };
 use super::pending::Pending;
 use super::release::Release;
@@ -219,9 +219,9 @@ impl Ledger for OnArrival {
             return Ok(resolution.without_new());
         }
         resolution.report_run();
-        let others = resolution.others();
+        let (in_flight, mismatch) = (resolution.in_flight, resolution.mismatch);
         let delivery = resolution.delivery(Protection::Claimed, ()).into();
-        Ok(Begin::First { claim: ArrivalClaim { delivery }, others })
+        Ok(Begin::First { claim: ArrivalClaim { delivery }, in_flight, mismatch })
     }
 
     fn stores_data(&self) -> bool {
@@ -237,7 +237,7 @@ impl Ledger for OnArrival {
 fn unprotected(events: List<Event>, error: &Error) -> Result<Begin<ArrivalClaim>, Error> {
     let delivery = Delivery::new(events, 1, false, Protection::Unprotected);
     observe::unprotected(delivery.key(), error);
-    Ok(Begin::First { claim: ArrivalClaim { delivery }, others: Remainder::default() })
+    Ok(Begin::First { claim: ArrivalClaim { delivery }, in_flight: false, mismatch: false })
 }
 
 impl FailOpen for OnArrival {}

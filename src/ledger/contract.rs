@@ -89,8 +89,7 @@ pub trait Claim: Send + 'static {
     /// The transaction with the handler's effect could not be committed. The layer answers 500 or 503.
     fn commit(self, success: &HandlerSuccess) -> impl Future<Output = Result<(), Error>> + Send;
 
-    /// Releases the keys, because the handler failed. Events that the handler marked as
-    /// [done](Delivery::mark_done) are completed.
+    /// Releases the keys, because the handler failed.
     ///
     /// # Errors
     ///
@@ -152,8 +151,10 @@ pub enum Begin<C> {
     First {
         /// The claim of the events that run.
         claim: C,
-        /// The events that do not run.
-        others: Remainder,
+        /// Another delivery runs another event of the request: the final answer must not be a 2xx.
+        in_flight: bool,
+        /// Another event of the request was handled with another payload.
+        mismatch: bool,
     },
     /// Other deliveries run every event that is not complete.
     InFlight,
@@ -161,15 +162,6 @@ pub enum Begin<C> {
     Duplicate(DuplicateInfo),
     /// Every event is complete, and one was handled with another payload.
     Mismatch(DuplicateInfo),
-}
-
-/// The events of a delivery that do not run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Remainder {
-    /// Another delivery runs an event: the final answer must not be a 2xx.
-    pub in_flight: bool,
-    /// An event was handled with another payload.
-    pub mismatch: bool,
 }
 
 /// A delivery of which no event is new.

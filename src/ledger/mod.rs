@@ -13,9 +13,10 @@
 //! 4. If the store fails after the handler's success: *lease*: the answer is the handler's, and the
 //!    completion continues in the background. *On arrival*: no call follows the handler.
 //!    *Transactional*: the answer is 503, because the writes of the handler may not be committed.
-//! 5. A claim that is dropped without `commit` or `rollback`: *lease, transactional*: it is rolled back,
-//!    and events that the handler marked as done are completed. *On arrival*: the key stays complete.
-//! 6. A `commit` that is dropped: *lease*: the completion continues. *Transactional*: the database
+//! 5. A claim that is dropped without `commit` or `rollback`: *lease, transactional*: it is rolled back.
+//!    *On arrival*: the key stays complete.
+//! 6. The events of a delivery complete or are released together.
+//! 7. A `commit` that is dropped: *lease*: the completion continues. *Transactional*: the database
 //!    decides whether the COMMIT took place.
 
 mod arrival;
@@ -36,7 +37,7 @@ pub use arrival::OnArrival;
 pub use contract::Ledger;
 pub(crate) use contract::{
     Begin, BeginContext, CanReplay, CanShadow, Claim, DuplicateInfo, FailOpen, HandlerSuccess,
-    KeylessClaim, Remainder,
+    KeylessClaim,
 };
 pub use lease::Lease;
 pub(crate) use retry::PendingWrites;

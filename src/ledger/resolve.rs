@@ -17,7 +17,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::contract::{Begin, DuplicateInfo, Remainder};
+use super::contract::{Begin, DuplicateInfo};
 use crate::adapter::{CallTerms, Claimed, Fetch, Seen, StoredData, StoredResponse};
 use crate::delivery::{Inner, Protection};
 use crate::key::{DedupKey, Event, Keys, List};
@@ -63,7 +63,7 @@ pub(super) fn flatten(keys: &Keys) -> (List<Event>, List<DedupKey>) {
 }
 
 /// Returns all identities of these events, sorted.
-pub(super) fn identities<'e>(events: impl IntoIterator<Item = &'e Event>) -> Vec<DedupKey> {
+fn identities<'e>(events: impl IntoIterator<Item = &'e Event>) -> Vec<DedupKey> {
     let mut keys: Vec<DedupKey> = events.into_iter().flat_map(Event::identities).cloned().collect();
     keys.sort_unstable();
     keys
@@ -99,20 +99,15 @@ pub(super) struct Resolution {
     pub(super) takeover: bool,
     /// The keys of new events that run because an operator allowed it.
     reruns: Vec<DedupKey>,
-    in_flight: bool,
+    pub(super) in_flight: bool,
     duplicate: Option<Seen>,
-    mismatch: bool,
+    pub(super) mismatch: bool,
     response: Option<Arc<StoredResponse>>,
     /// Claimed keys to release: rule 4.
     pub(super) release: Vec<DedupKey>,
 }
 
 impl Resolution {
-    /// Returns the events that do not run.
-    pub(super) fn others(&self) -> Remainder {
-        Remainder { in_flight: self.in_flight, mismatch: self.mismatch }
-    }
-
     /// Returns the verdict on a delivery without a new event.
     pub(super) fn without_new<C>(self) -> Begin<C> {
         match self.duplicate {

@@ -80,7 +80,6 @@ impl Report<'_> {
         match self.outcome {
             Outcome::Completed
             | Outcome::Failed
-            | Outcome::Partial
             | Outcome::Duplicate
             | Outcome::Handshake
             | Outcome::InFlight => match self.shadow {

@@ -50,14 +50,3 @@ pub(crate) fn response_not_stored(key: &DedupKey, why: &'static str) {
     count("tower_dedup_responses_not_stored_total", key);
     log!(WARN, key, why, "response not stored: duplicates of this event get an empty response");
 }
-
-/// Reports that the events which a failed handler marked as done may not be committed.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub(crate) fn marks_not_committed(key: &DedupKey, error: &Error) {
-    log!(
-        WARN,
-        key,
-        error = chain(error),
-        "the events that the handler marked as done may not be committed"
-    );
-}

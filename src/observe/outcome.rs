@@ -8,7 +8,6 @@ pub(crate) enum Outcome {
     HandlerTimeout,
     Panicked,
     Uncommitted,
-    Partial,
     Duplicate,
     InFlight,
     Mismatch,
@@ -34,7 +33,6 @@ impl Outcome {
             Self::HandlerTimeout => "handler_timeout",
             Self::Panicked => "panicked",
             Self::Uncommitted => "uncommitted",
-            Self::Partial => "partial",
             Self::Duplicate => "duplicate",
             Self::InFlight => "in_flight",
             Self::Mismatch => "mismatch",
@@ -56,7 +54,8 @@ impl Outcome {
     /// Returns `true` if the events whose handler ran are complete.
     #[cfg(feature = "metrics")]
     pub(super) fn ends_completed(self) -> bool {
-        // A run ends in a mismatch only after its success: another event of the delivery is refused.
-        matches!(self, Self::Completed | Self::Partial | Self::Mismatch)
+        // A run ends in a mismatch, or in flight, only after its success: it is another event that was
+        // handled with another payload, or that another delivery runs.
+        matches!(self, Self::Completed | Self::InFlight | Self::Mismatch)
     }
 }

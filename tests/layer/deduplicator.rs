@@ -71,24 +71,6 @@ async fn deduplicator_dropped_while_its_work_runs_frees_its_key() {
 }
 
 #[tokio::test]
-async fn deduplicator_dropped_after_done_completes_its_key() {
-    let store = store();
-    let worker = worker(&store);
-    let (key, marked) = (dedup_key("a"), AtomicUsize::new(0));
-    let run = worker.run(&key, async |work: RunContext| {
-        marked.fetch_add(usize::from(work.delivery().mark_done(&key)), Ordering::SeqCst);
-        pending::<Result<(), ()>>().await
-    });
-    assert!(polled(run, 2, false).await.is_none());
-    assert_eq!(marked.load(Ordering::SeqCst), 1);
-    // This process knows the completion at once. The store knows it later.
-    assert!(matches!(delivery_of(&worker, "a").await, RunOutcome::Duplicate(_)));
-    drained(&worker).await;
-    let entry = store.get(&key).await.unwrap().unwrap();
-    assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
-}
-
-#[tokio::test]
 async fn deduplicator_dropped_while_completing_completes_its_key() {
     for fault in [Fault::Hang, Fault::LoseReply] {
         let store = store();
@@ -119,66 +101,19 @@ async fn deduplicator_dropped_while_releasing_frees_its_key() {
 }
 
 #[tokio::test]
-async fn deduplicator_dropped_while_completing_a_done_key_completes_it() {
-    let store = store();
-    let worker = worker(&store);
-    store.set(StoreCall::Complete, Fault::Hang);
-    let key = dedup_key("a");
-    let run = worker.run(&key, async |work: RunContext| {
-        assert!(work.delivery().mark_done(&key));
-        Err::<(), _>("it fails")
-    });
-    assert!(polled(run, 2, false).await.is_none());
-    assert_eq!(store.calls(StoreCall::Complete), 1);
-    store.set(StoreCall::Complete, Fault::None);
-    drained(&worker).await;
-    assert!(matches!(delivery_of(&worker, "a").await, RunOutcome::Duplicate(_)));
-}
-
-#[tokio::test]
-async fn claim_of_several_events_dropped_completes_those_that_are_done() {
+async fn claim_of_several_events_dropped_releases_all_identities() {
     let store = store();
     let ledger = internals::lease(Arc::clone(&store)).unwrap();
     let twin = Event::new(dedup_key("a")).with_second_identity(dedup_key("a2"));
     let keys = Keys::new(vec![twin, Event::new(dedup_key("b"))]).unwrap();
     let context = BeginContext::new(HOUR, HOUR, HOUR);
     let Begin::First { claim, .. } = ledger.begin(&keys, &context).await.unwrap() else { panic!() };
-    assert!(claim.delivery().mark_done(&dedup_key("a")));
     drop(claim);
     ledger.pending_writes().drain().await;
-    for (id, is_complete) in [("a", true), ("a2", true), ("b", false)] {
+    for id in ["a", "a2", "b"] {
         let entry = store.get(&dedup_key(id)).await.unwrap();
-        let state = entry.map(|entry| entry.state);
-        assert_eq!(matches!(state, Some(EntryState::Complete { .. })), is_complete, "{id}");
-        assert!(!matches!(state, Some(EntryState::InFlight { .. })), "{id} is held");
+        assert_eq!(entry.map(|entry| entry.state), Some(EntryState::Released), "{id}");
     }
-}
-
-/// The store takes renewals only. One event is renewed until its completion is stored; the renewal must
-/// not hold the events whose release failed.
-#[tokio::test(start_paused = true)]
-async fn renewal_of_done_events_leaves_released_events_free() {
-    let store = store();
-    let ledger = internals::lease(Arc::clone(&store)).unwrap();
-    let keys = Keys::new(["a", "b", "c"].map(|id| Event::new(dedup_key(id))).to_vec()).unwrap();
-    let context = BeginContext::new(HOUR, Duration::from_millis(300), HOUR);
-    let Begin::First { claim, .. } = ledger.begin(&keys, &context).await.unwrap() else { panic!() };
-    assert!(claim.delivery().mark_done(&dedup_key("b")));
-    store.set(StoreCall::Complete, Fault::Fail);
-    store.set(StoreCall::Release, Fault::Fail);
-    claim.rollback().await.unwrap_err();
-    let renewals = store.calls(StoreCall::Renew);
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    assert!(store.calls(StoreCall::Renew) > renewals, "the done event is renewed");
-    for (id, in_flight) in [("a", false), ("b", true), ("c", false)] {
-        let other = CallTerms::on_completion(Token::random(), HOUR, Duration::ZERO);
-        let claimed = store.get_ref().claim(&[dedup_key(id)], &other).await.unwrap();
-        assert_eq!(claimed[0] == Claimed::InFlight, in_flight, "{id}: {claimed:?}");
-    }
-    store.set_all(Fault::None);
-    ledger.pending_writes().drain().await;
-    let done = store.get(&dedup_key("b")).await.unwrap().unwrap().state;
-    assert!(matches!(done, EntryState::Complete { .. }), "{done:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -206,7 +141,6 @@ async fn claim_dropped_outside_a_runtime_is_reported_and_does_not_panic() {
     let keys = Keys::one(dedup_key("a"));
     let context = BeginContext::new(HOUR, HOUR, HOUR);
     let Begin::First { claim, .. } = ledger.begin(&keys, &context).await.unwrap() else { panic!() };
-    assert!(claim.delivery().mark_done(&dedup_key("a")));
     let reported = std::thread::spawn(move || {
         let (log, _guard) = Log::of_this_thread();
         drop(claim);

@@ -420,35 +420,6 @@ async fn releases_do_not_starve_completions() {
     becomes_complete(&store, "success").await;
 }
 
-/// A failed handler has marked an event as done. The lease of the event is renewed until its
-/// completion is stored.
-#[tokio::test(start_paused = true)]
-async fn done_key_keeps_its_lease_until_its_completion_is_stored() {
-    let (store, handler) = (store(), Handler::default().then(500));
-    handler.hold();
-    let layer = lease(&store).lease(Duration::from_millis(300));
-    let service = layer.layer(handler.service());
-    let first = tokio::spawn({
-        let service = service.clone();
-        async move { send(&service, request("a")).await.status() }
-    });
-    handler.running(1).await;
-    assert!(handler.last().mark_done(&dedup_key("a")));
-    store.set(StoreCall::Complete, Fault::Fail);
-    handler.release();
-    assert_eq!(first.await.unwrap(), 500);
-    for _ in 0..6 {
-        tokio::time::sleep(SOON).await;
-        let minute = Duration::from_secs(60);
-        let other = CallTerms::on_completion(Token::random(), minute, Duration::ZERO);
-        let claimed = store.get_ref().claim(&[dedup_key("a")], &other).await.unwrap();
-        assert_eq!(claimed, [tower_dedup::adapter::Claimed::InFlight]);
-    }
-    assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
-    store.set(StoreCall::Complete, Fault::None);
-    becomes_complete(&store, "a").await;
-}
-
 /// An unprotected run that fails frees its key, even if its claim arrives after the release.
 #[tokio::test]
 async fn unprotected_failure_leaves_no_late_claim_behind() {

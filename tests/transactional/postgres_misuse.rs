@@ -2,14 +2,13 @@
 
 use std::convert::Infallible;
 
-use http::{HeaderValue, Request};
+use http::Request;
 use sqlx::{AssertSqlSafe, Connection, Executor};
 use tower::Layer;
+use tower_dedup::OnInFlight;
 use tower_dedup::adapter::{DedupAdapter, PostgresAdapter};
-use tower_dedup::{Delivery, OnInFlight};
 
 use crate::support::effects::{Database, answer, effect, lend, transactional};
-use crate::support::log::Log;
 use crate::support::{Body, FIRST, Handler, dedup_key, on_claim, request, result, send, terms};
 
 /// A handler that ends the transaction, or begins another one, is no success. Its connection is
@@ -101,39 +100,4 @@ async fn leaked_savepoint_leaves_no_connection_in_its_transaction() {
         assert_eq!(database.effects.of("leaks").await, 0);
         database.until_no_transaction_is_open().await;
     }
-}
-
-/// A mark counts only if the transaction is committed.
-#[tokio::test]
-async fn mark_in_a_session_that_ends_is_reported_and_its_event_runs_again() {
-    let (log, _guard) = Log::of_this_thread();
-    let database = Database::fresh().await;
-    let pool = database.pool(2);
-    let handler = tower::service_fn(async |request: Request<Body>| {
-        let mut tx = lend(&request).await;
-        let delivery: &Delivery = request.extensions().get().unwrap();
-        effect(&mut tx, delivery).await.unwrap();
-        let is_first_run = request.headers().contains_key("ends-its-session");
-        if delivery.key().id() == "marked" {
-            assert!(tx.mark_done(delivery.key()).await.unwrap());
-        }
-        if is_first_run {
-            let ends = "SELECT pg_terminate_backend(pg_backend_pid())";
-            sqlx::raw_sql(ends).execute(&mut *tx).await.unwrap_err();
-        }
-        Ok::<_, Infallible>(answer(!is_first_run))
-    });
-    let service = transactional(&pool).layer(handler);
-    for id in ["not marked", "marked"] {
-        let mut ends = request(id);
-        ends.headers_mut().insert("ends-its-session", HeaderValue::from_static("1"));
-        assert_eq!(send(&service, ends).await.status(), 500);
-        database.until_no_transaction_is_open().await;
-        assert_eq!(database.effects_and_key(id).await, 0, "{id}");
-        assert_eq!(send(&service, request(id)).await.status(), 200);
-        assert_eq!(database.effects_and_key(id).await, 1, "{id}");
-    }
-    let reported = log.beginning("the events that the handler marked as done");
-    let [reported] = &reported[..] else { panic!("{reported:?}") };
-    assert_eq!((&*reported["level"], &*reported["id"]), ("WARN", &*dedup_key("marked").log_id()));
 }

@@ -310,7 +310,7 @@ async fn forget_prints_when_and_why_and_lets_a_complete_event_run() {
         assert!(format!("{claimed:?}").starts_with("First"), "{claimed:?}");
 
         for (id, code, result) in
-            [("bad", 1, "missing"), ("run", 1, "in-flight"), ("gone", 0, "forgotten")]
+            [("none", 1, "missing"), ("run", 1, "in-flight"), ("gone", 0, "forgotten")]
         {
             let ran = place.run(&["forget", "test", id, "--reason", "x", "--yes", "--json"]).await;
             assert_eq!(ran.code, code, "{ran:?}");

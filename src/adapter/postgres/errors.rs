@@ -14,8 +14,6 @@ const IN_FAILED_TRANSACTION: &str = "25P02";
 const READ_ONLY_TRANSACTION: &str = "25006";
 const UNDEFINED_TABLE: &str = "42P01";
 const INSUFFICIENT_PRIVILEGE: &str = "42501";
-const NO_SUCH_SAVEPOINT: &str = "3B001";
-const NO_ACTIVE_TRANSACTION: &str = "25P01";
 
 pub(super) fn store_error(context: &'static str, error: sqlx::Error) -> Error {
     errors::store_error(context, error, is_refusal)
@@ -75,11 +73,6 @@ pub(super) fn is_read_only(error: &sqlx::Error) -> bool {
 /// deferred constraint (class 23), or left a session that cannot name or write the table (class 42).
 pub(super) fn is_broken_transaction(error: &sqlx::Error) -> bool {
     has_class(error, &[IN_FAILED_TRANSACTION, "23", "42"])
-}
-
-/// Returns `true` if the savepoint does not exist, or no transaction is open.
-pub(super) fn is_no_savepoint(error: &sqlx::Error) -> bool {
-    has_code(error, &[NO_SUCH_SAVEPOINT, NO_ACTIVE_TRANSACTION])
 }
 
 /// Returns `true` if the connection is gone, as all connections of a pool are after a restart of the

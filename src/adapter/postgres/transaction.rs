@@ -11,8 +11,6 @@
 //!    this is the transaction that claimed. An aborted transaction returns an error, and another
 //!    transaction returns no row. COMMIT alone shows neither: an aborted transaction returns ROLLBACK,
 //!    which sqlx takes for success.
-//! 4. A savepoint replaces the one before it, because each savepoint is one more level that every
-//!    statement searches.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,16 +27,11 @@ use super::super::sql::rounds::{Rounds, RowStatements, Written, read_rows};
 use super::super::sql::row::Row;
 use super::super::stored::Fetch;
 use super::super::terms::{CallTerms, Token};
-use super::super::transaction::{
-    OpenTransaction, Opened, TransactionAdapter, not_ours, rollback_to_sql, savepoint_sql,
-};
+use super::super::transaction::{OpenTransaction, Opened, TransactionAdapter, not_ours};
 use super::adapter::PostgresAdapter;
 use super::connections::Source;
 use super::dialect;
-use super::errors::{
-    is_broken, is_broken_transaction, is_conflict, is_locked, is_no_savepoint, is_read_only,
-    store_error,
-};
+use super::errors::{is_broken_transaction, is_conflict, is_locked, is_read_only, store_error};
 use super::params::{
     DataColumns, KeyColumns, KeyIndexes, Params, Uuid, advisory_locks, claimed_row, key_hash,
     retention_ms, row_keys,
@@ -80,43 +73,6 @@ impl TransactionAdapter for PostgresAdapter {
             let release = sqlx::raw_sql(AssertSqlSafe(release)).execute(transaction.connection());
             release.await.map_err(|error| store_error("releasing keys in a transaction", error))?;
             Ok(())
-        })
-    }
-
-    fn savepoint<'a>(
-        &'a self,
-        transaction: &'a mut OpenTransaction<Postgres>,
-        savepoint: u32,
-        replaces: Option<u32>,
-    ) -> StoreFuture<'a, ()> {
-        Box::pin(async move {
-            let set = sqlx::raw_sql(savepoint_sql(savepoint, replaces));
-            set.execute(transaction.connection()).await.map(drop).map_err(|error| {
-                let refused = matches!(&error, sqlx::Error::Database(_)) && !is_broken(&error);
-                let error = store_error("setting a savepoint", error);
-                if refused { error.of_the_transaction() } else { error }
-            })
-        })
-    }
-
-    fn rollback_to<'a>(
-        &'a self,
-        transaction: &'a mut OpenTransaction<Postgres>,
-        savepoint: u32,
-    ) -> StoreFuture<'a, bool> {
-        Box::pin(async move {
-            let mut repeats = repeats();
-            loop {
-                let back = sqlx::raw_sql(rollback_to_sql(savepoint));
-                match back.execute(transaction.connection()).await {
-                    Ok(_) => return Ok(true),
-                    Err(error) if is_no_savepoint(&error) => return Ok(false),
-                    // The error of a statement that the handler did not wait for: sqlx returns it to
-                    // the next statement, and does not send that one.
-                    Err(sqlx::Error::Database(_)) if repeats.next().is_some() => {}
-                    Err(error) => return Err(store_error("rolling back to a savepoint", error)),
-                }
-            }
         })
     }
 

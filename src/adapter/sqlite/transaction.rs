@@ -27,9 +27,7 @@ use super::super::sql::rounds::{Rounds, RowStatements, Written};
 use super::super::sql::row::Row;
 use super::super::stored::Fetch;
 use super::super::terms::{CallTerms, Token};
-use super::super::transaction::{
-    OpenTransaction, Opened, TransactionAdapter, not_ours, rollback_to_sql, savepoint_sql,
-};
+use super::super::transaction::{OpenTransaction, Opened, TransactionAdapter, not_ours};
 use super::adapter::SqliteAdapter;
 use super::errors::{is_constraint, is_refused_commit, store_error};
 use super::params::{claimed_row, key_hash, keys_json, rows_in_order, rows_json, with_indexes};
@@ -103,36 +101,6 @@ impl TransactionAdapter for SqliteAdapter {
                 change(transaction.connection(), CONTEXT, statement, keys, terms).await?;
             }
             Ok(())
-        })
-    }
-
-    fn savepoint<'a>(
-        &'a self,
-        transaction: &'a mut OpenTransaction<Sqlite>,
-        savepoint: u32,
-        replaces: Option<u32>,
-    ) -> StoreFuture<'a, ()> {
-        Box::pin(async move {
-            set_savepoint(transaction, savepoint, replaces).await.map_err(|error| {
-                let refused = matches!(&error, sqlx::Error::Database(_));
-                let error = store_error("setting a savepoint", error);
-                if refused { error.of_the_transaction() } else { error }
-            })
-        })
-    }
-
-    fn rollback_to<'a>(
-        &'a self,
-        transaction: &'a mut OpenTransaction<Sqlite>,
-        savepoint: u32,
-    ) -> StoreFuture<'a, bool> {
-        Box::pin(async move {
-            let back = sqlx::raw_sql(rollback_to_sql(savepoint));
-            match back.execute(transaction.connection()).await {
-                Ok(_) => Ok(true),
-                Err(sqlx::Error::Database(_)) => Ok(false),
-                Err(error) => Err(store_error("rolling back to a savepoint", error)),
-            }
         })
     }
 
@@ -230,8 +198,8 @@ impl SqliteStore {
         if keys.is_empty() {
             let guard = self.write_lock(ErrorKind::Timeout).await?;
             let mut transaction = self.begin(guard).await?;
-            // The ledger's own savepoints begin with 1.
-            if let Err(error) = set_savepoint(&mut transaction, 0, None).await {
+            let set = sqlx::raw_sql("SAVEPOINT tower_dedup");
+            if let Err(error) = set.execute(transaction.connection()).await {
                 let _ = self.rollback(transaction).await;
                 return Err(store_error("opening a transaction", error));
             }
@@ -444,19 +412,10 @@ async fn change(
     Ok(rows.len())
 }
 
-async fn set_savepoint(
-    transaction: &mut OpenTransaction<Sqlite>,
-    savepoint: u32,
-    replaces: Option<u32>,
-) -> Result<(), sqlx::Error> {
-    let set = sqlx::raw_sql(savepoint_sql(savepoint, replaces));
-    set.execute(transaction.connection()).await.map(drop)
-}
-
 /// Returns `true` if the transaction without keys goes on. If the handler has ended it, its savepoint
 /// is gone, also from a transaction that the handler has begun since.
 async fn is_same(connection: &mut SqliteConnection) -> bool {
-    sqlx::raw_sql("RELEASE SAVEPOINT tower_dedup_0").execute(connection).await.is_ok()
+    sqlx::raw_sql("RELEASE SAVEPOINT tower_dedup").execute(connection).await.is_ok()
 }
 
 /// Closes the idle connections that sqlx believes to be in a transaction. No caller holds that transaction:

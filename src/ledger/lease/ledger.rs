@@ -9,14 +9,13 @@ use tokio::time::Instant;
 
 use super::super::call;
 use super::super::contract::{
-    Begin, BeginContext, CanReplay, CanShadow, Claim, FailOpen, HandlerSuccess, Ledger, Remainder,
-    Sealed,
+    Begin, BeginContext, CanReplay, CanShadow, Claim, FailOpen, HandlerSuccess, Ledger, Sealed,
 };
 use super::super::pending::Pending;
 use super::super::release::Release;
-use super::super::resolve::{KeyState, Resolution, flatten, identities, resolve, states};
+use super::super::resolve::{KeyState, Resolution, flatten, resolve, states};
 use super::super::retry::{PendingWrites, RetryJob, RetryPool, RetryResult};
-use super::renewal::{HeldLease, LeaseTerms, RenewalGuard, Renewals, RenewedLease};
+use super::renewal::{HeldLease, LeaseTerms, RenewalGuard, Renewals};
 use crate::adapter::{CallTerms, Completed, DedupAdapter, Seen};
 use crate::delivery::{Delivery, Inner, Protection};
 use crate::error::{ConfigError, Error};
@@ -89,12 +88,13 @@ impl Lease {
             return (resolution.without_new(), false);
         }
         resolution.report_run();
-        let (keys, others) = (resolution.held(), resolution.others());
-        let lease = LeaseTerms::new(keys, terms, store_timeout);
+        let (in_flight, mismatch) = (resolution.in_flight, resolution.mismatch);
+        let lease = LeaseTerms::new(resolution.held(), terms, store_timeout);
         let lease = resolution.delivery(Protection::Claimed, lease);
-        let renewed = RenewedLease { held: Arc::clone(&lease), only: None };
+        let renewed = Arc::clone(&lease);
         let (renewal, yields) = self.renewals.start_renewal(&self.adapter, renewed, claimed_at);
-        (Begin::First { claim: LeaseClaim::new(self, lease, renewal), others }, yields)
+        let claim = LeaseClaim::new(self, lease, renewal);
+        (Begin::First { claim, in_flight, mismatch }, yields)
     }
 
     /// Completes in the background. Until the job has ended, this process treats the keys as complete,
@@ -105,7 +105,7 @@ impl Lease {
         terms: CallTerms,
         store_timeout: Duration,
         renewal: Option<RenewalGuard>,
-        delivery: Option<Delivery>,
+        delivery: Delivery,
     ) {
         let job = RetryJob {
             operation: "complete",
@@ -124,30 +124,13 @@ impl Lease {
                 let (keys, terms) = (&*job.keys, &job.terms);
                 match call::complete(&*job.adapter, keys, terms, job.store_timeout).await {
                     Ok(replies) => {
-                        if let Some(delivery) = &delivery {
-                            report_lost(keys, &replies, delivery);
-                        }
+                        report_lost(keys, &replies, &delivery);
                         RetryResult::Done
                     }
                     Err(_) => RetryResult::Again,
                 }
             })
         });
-    }
-
-    /// Completes in the background the events that a failed handler marked as done. Until then their
-    /// lease is renewed.
-    fn spawn_complete_done(&self, done: &[DedupKey], lease: &Arc<HeldLease>) {
-        if done.is_empty() {
-            return;
-        }
-        let LeaseTerms { terms, store_timeout, .. } = &lease.of_ledger;
-        lease.of_ledger.mark_handler_ended();
-        let renewed = RenewedLease { held: Arc::clone(lease), only: Some(done.into()) };
-        // The caller runs no handler, so it need not yield.
-        let (renewal, _) = self.renewals.start_renewal(&self.adapter, renewed, Instant::now());
-        let delivery = Some(Arc::clone(lease).into());
-        self.spawn_complete(done, terms.clone(), *store_timeout, renewal, delivery);
     }
 
     /// Returns the release of these keys, which ends when the lease would have lapsed.
@@ -209,7 +192,7 @@ impl Ledger for Lease {
                 let run = (1, false, false);
                 let lease = Inner::new(events, run, Protection::Unprotected, None, lease);
                 let claim = LeaseClaim::new(self, Arc::new(lease), None);
-                return Ok(Begin::First { claim, others: Remainder::default() });
+                return Ok(Begin::First { claim, in_flight: false, mismatch: false });
             }
             Err(error) => {
                 release.claim_failed(&error);
@@ -256,8 +239,8 @@ fn report_lost(keys: &[DedupKey], replies: &[Completed], delivery: &Delivery) {
 
 /// The claim of a delivery under a lease.
 ///
-/// If it is dropped, its end continues in the background. A success is completed. Otherwise events that
-/// are marked as done are completed, and the others are released.
+/// If it is dropped, its end continues in the background: a success is completed, and anything else is
+/// released.
 pub struct LeaseClaim {
     ledger: Arc<Lease>,
     lease: Arc<HeldLease>,
@@ -275,26 +258,17 @@ struct Held {
 
 /// The calls that the end of a claim still needs.
 enum Left {
-    /// The handler has not ended: its marks decide which keys are completed.
-    Undecided,
+    /// The handler has not succeeded.
+    Release,
     /// The handler succeeded. Contains the terms of the completion if a response is stored.
     Completion(Option<Box<CallTerms>>),
-    /// The handler failed.
-    Release(Vec<DedupKey>),
 }
 
 impl LeaseClaim {
     fn new(ledger: &Arc<Lease>, lease: Arc<HeldLease>, renewal: Option<RenewalGuard>) -> Self {
         let (ledger, delivery) = (Arc::clone(ledger), Arc::clone(&lease).into());
-        Self { ledger, lease, delivery, held: Some(Held { renewal, left: Left::Undecided }) }
+        Self { ledger, lease, delivery, held: Some(Held { renewal, left: Left::Release }) }
     }
-}
-
-/// Returns all identities of the events that are marked as done, and those of the other events.
-fn by_done(delivery: &Delivery) -> (Vec<DedupKey>, Vec<DedupKey>) {
-    let (done, rest): (Vec<_>, Vec<_>) =
-        delivery.events().iter().partition(|event| delivery.is_done(event.key()));
-    (identities(done), identities(rest))
 }
 
 impl Claim for LeaseClaim {
@@ -331,33 +305,15 @@ impl Claim for LeaseClaim {
         let Some(held) = &mut self.held else { return Ok(()) };
         // The renewal ends before the release, because a renewal after it would report a lost lease.
         drop(held.renewal.take());
-        let delivery = &self.delivery;
-        let LeaseTerms { terms, store_timeout, .. } = &self.lease.of_ledger;
-        let (done, rest) = by_done(delivery);
-        let mut result = Ok(());
-        if !done.is_empty() {
-            match call::complete(&*self.ledger.adapter, &done, terms, *store_timeout).await {
-                Ok(replies) => report_lost(&done, &replies, delivery),
-                Err(error) => {
-                    self.ledger.spawn_complete_done(&done, &self.lease);
-                    result = Err(error);
-                }
-            }
-        }
-        if rest.is_empty() {
+        let lease = &self.lease.of_ledger;
+        // A claim that is dropped from here on, or whose release fails, is released in the background.
+        let adapter = &*self.ledger.adapter;
+        call::release(adapter, lease.keys(), &lease.terms, lease.store_timeout).await?;
+        // The claim of an unprotected delivery may still be on its way.
+        if !self.delivery.is_unprotected() {
             self.held = None;
-            return result;
         }
-        // From here on, a claim that is dropped releases the rest in the background.
-        if let Some(held) = &mut self.held {
-            held.left = Left::Release(rest.clone());
-        }
-        match call::release(&*self.ledger.adapter, &rest, terms, *store_timeout).await {
-            // The claim of an unprotected delivery may still be on its way.
-            Ok(_) if !delivery.is_unprotected() => self.held = None,
-            released => result = result.and(released.map(drop)),
-        }
-        result
+        Ok(())
     }
 }
 
@@ -365,23 +321,18 @@ impl Drop for LeaseClaim {
     fn drop(&mut self) {
         let Some(Held { renewal, left }) = self.held.take() else { return };
         let (ledger, lease) = (&self.ledger, &self.lease.of_ledger);
-        let store_timeout = lease.store_timeout;
-        let rest = match left {
+        let (keys, store_timeout) = (lease.keys(), lease.store_timeout);
+        match left {
+            Left::Release => {
+                drop(renewal);
+                ledger.release(keys, &lease.terms, store_timeout).start();
+            }
             Left::Completion(with_response) => {
                 let terms = with_response.map_or_else(|| lease.terms.clone(), |boxed| *boxed);
-                let delivery = Some(self.delivery.clone());
-                ledger.spawn_complete(lease.keys(), terms, store_timeout, renewal, delivery);
-                return;
+                let delivery = self.delivery.clone();
+                ledger.spawn_complete(keys, terms, store_timeout, renewal, delivery);
             }
-            Left::Release(rest) => rest,
-            Left::Undecided => {
-                let (done, rest) = by_done(&self.delivery);
-                ledger.spawn_complete_done(&done, &self.lease);
-                rest
-            }
-        };
-        drop(renewal);
-        ledger.release(&rest, &lease.terms, store_timeout).start();
+        }
     }
 }
 

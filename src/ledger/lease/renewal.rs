@@ -44,20 +44,12 @@ struct RuntimeLeases {
 }
 
 struct Running {
-    lease: RenewedLease,
+    lease: Arc<HeldLease>,
     due: Instant,
 }
 
 /// Leases to renew, with their places.
-type Due = Vec<(usize, RenewedLease)>;
-
-/// A lease that is renewed.
-#[derive(Clone)]
-pub(super) struct RenewedLease {
-    pub(super) held: Arc<HeldLease>,
-    /// The keys that are renewed, if these are not all: the other ones are released.
-    pub(super) only: Option<Arc<[DedupKey]>>,
-}
+type Due = Vec<(usize, Arc<HeldLease>)>;
 
 /// A delivery with its lease, shared with its claim.
 pub(super) type HeldLease = Inner<LeaseTerms>;
@@ -125,7 +117,7 @@ impl Renewals {
     pub(super) fn start_renewal(
         self: &Arc<Self>,
         adapter: &Arc<dyn DedupAdapter>,
-        lease: RenewedLease,
+        lease: Arc<HeldLease>,
         since: Instant,
     ) -> (Option<RenewalGuard>, bool) {
         let Ok(runtime) = Handle::try_current() else { return (None, false) };
@@ -146,10 +138,10 @@ impl Renewals {
     fn add(
         self: &Arc<Self>,
         runtime: runtime::Id,
-        lease: RenewedLease,
+        lease: Arc<HeldLease>,
         since: Instant,
     ) -> (RenewalGuard, bool, Option<Arc<Notify>>) {
-        let due = lease.held.of_ledger.due(since);
+        let due = lease.of_ledger.due(since);
         let mut states = self.lock();
         let state = states.entry(runtime).or_default();
         let place = state.running.insert(Running { lease, due });
@@ -210,8 +202,8 @@ impl Sweeper {
         let (mut due, mut next) = (Vec::new(), now + LINGER);
         for (place, running) in &mut state.running {
             if running.due <= now {
-                running.due = running.lease.held.of_ledger.due(now);
-                due.push((place, running.lease.clone()));
+                running.due = running.lease.of_ledger.due(now);
+                due.push((place, Arc::clone(&running.lease)));
             }
             next = next.min(running.due);
         }
@@ -242,15 +234,15 @@ async fn renew(
     runtime: runtime::Id,
     adapter: Arc<dyn DedupAdapter>,
     place: usize,
-    RenewedLease { held: lease, only }: RenewedLease,
+    lease: Arc<HeldLease>,
 ) {
     let held = &lease.of_ledger;
-    let keys = only.as_deref().unwrap_or(&held.keys);
+    let keys = held.keys();
     let replies = call::renew(&*adapter, keys, &held.terms, held.store_timeout).await;
     let mut states = renewals.lock();
     let Some(state) = states.get_mut(&runtime) else { return };
     // The delivery may have ended during the call, and another delivery may have its place.
-    let running = state.running.get_mut(place).filter(|now| Arc::ptr_eq(&now.lease.held, &lease));
+    let running = state.running.get_mut(place).filter(|now| Arc::ptr_eq(&now.lease, &lease));
     let Some(running) = running else { return };
     match replies {
         Ok(replies) if replies.iter().all(|renewed| *renewed == Renewed::Held) => {}

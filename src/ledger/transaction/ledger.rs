@@ -86,18 +86,15 @@ impl<DB: Database> Ledger for Transactional<DB> {
             .await?;
         }
         resolution.report_run();
-        let others = resolution.others();
+        let (in_flight, mismatch) = (resolution.in_flight, resolution.mismatch);
         let keys = resolution.held().into_vec();
         let running = self.running.add((*keys).into());
-        let delivery: Delivery = resolution.delivery(Protection::Transactional, ()).into();
+        let delivery = resolution.delivery(Protection::Claimed, ()).into();
         let adapter = Arc::clone(&self.adapter);
-        let marking = Some(delivery.clone());
-        let open = OpenDelivery { adapter, delivery: marking, keys, terms, store_timeout };
+        let open = OpenDelivery { adapter, keys, terms, store_timeout };
         let lending = Lending(LendSlot::new(open, Some(transaction)));
-        Ok(Begin::First {
-            claim: TransactionClaim { lending, delivery, _running: running },
-            others,
-        })
+        let claim = TransactionClaim { lending, delivery, _running: running };
+        Ok(Begin::First { claim, in_flight, mismatch })
     }
 
     fn begin_without_key(
@@ -112,7 +109,7 @@ impl<DB: Database> Ledger for Transactional<DB> {
         }
         let (adapter, terms) = (Arc::clone(&self.adapter), context.leased_terms(&[], false));
         let store_timeout = context.store_timeout;
-        let open = OpenDelivery { adapter, delivery: None, keys: Vec::new(), terms, store_timeout };
+        let open = OpenDelivery { adapter, keys: Vec::new(), terms, store_timeout };
         Some(Box::new(Lending(LendSlot::new(open, None))))
     }
 
@@ -159,9 +156,7 @@ struct Lending<DB: Database>(Arc<LendSlot<DB>>);
 impl<DB: Database> Lending<DB> {
     async fn commit(&self, success: &HandlerSuccess) -> Result<(), Error> {
         match self.0.close() {
-            Closed::Open(transaction, marks) => {
-                self.0.open().commit(transaction, &marks, success).await
-            }
+            Closed::Open(transaction) => self.0.open().commit(transaction, success).await,
             Closed::Unopened => Ok(()),
             Closed::Lent => {
                 let context = "committing: the handler has kept its transaction";
@@ -172,7 +167,7 @@ impl<DB: Database> Lending<DB> {
 
     async fn rollback(&self) -> Result<(), Error> {
         match self.0.close() {
-            Closed::Open(transaction, marks) => self.0.open().rollback(transaction, &marks).await,
+            Closed::Open(transaction) => self.0.open().rollback(transaction).await,
             // A transaction that is still lent is rolled back when its holder drops it.
             Closed::Unopened | Closed::Lent => Ok(()),
         }
@@ -195,8 +190,8 @@ impl<DB: Database> KeylessClaim for Lending<DB> {
 
 impl<DB: Database> Drop for Lending<DB> {
     fn drop(&mut self) {
-        if let Closed::Open(transaction, marks) = self.0.close() {
-            self.0.end_detached(transaction, marks);
+        if let Closed::Open(transaction) = self.0.close() {
+            self.0.end_detached(transaction);
         }
     }
 }

@@ -20,10 +20,9 @@ use http::Extensions;
 use sqlx::Database;
 use tokio::runtime::Handle;
 
-use super::open::{OpenDelivery, Savepoints};
+use super::open::OpenDelivery;
 use crate::adapter::OpenTransaction;
-use crate::error::{Error, ErrorKind};
-use crate::key::DedupKey;
+use crate::error::Error;
 
 /// Why a transaction cannot be lent.
 #[derive(Debug, Clone)]
@@ -122,7 +121,6 @@ impl Clone for CopyMark {
 /// Holds a transaction while its handler may borrow it.
 pub(super) struct LendSlot<DB: Database> {
     state: Mutex<State<DB>>,
-    marks: Mutex<Savepoints>,
     open: OpenDelivery<DB>,
     /// Ends a transaction whose holder drops it on a thread without a runtime.
     runtime: Handle,
@@ -141,7 +139,7 @@ enum State<DB: Database> {
 pub(super) enum Closed<DB: Database> {
     /// There is nothing to end: no transaction was opened, or it has ended.
     Unopened,
-    Open(OpenTransaction<DB>, Savepoints),
+    Open(OpenTransaction<DB>),
     Lent,
 }
 
@@ -156,8 +154,7 @@ impl<DB: Database> LendSlot<DB> {
         transaction: Option<OpenTransaction<DB>>,
     ) -> Arc<Self> {
         let state = transaction.map_or(State::Unopened, State::Available);
-        let (state, marks) = (Mutex::new(state), Mutex::default());
-        Arc::new(Self { state, marks, open, runtime: Handle::current() })
+        Arc::new(Self { state: Mutex::new(state), open, runtime: Handle::current() })
     }
 
     pub(super) fn open(&self) -> &OpenDelivery<DB> {
@@ -167,26 +164,20 @@ impl<DB: Database> LendSlot<DB> {
     /// Ends the lending.
     pub(super) fn close(&self) -> Closed<DB> {
         match std::mem::replace(&mut *lock(&self.state), State::Closed) {
-            State::Available(transaction) => {
-                Closed::Open(transaction, std::mem::take(&mut lock(&self.marks)))
-            }
+            State::Available(transaction) => Closed::Open(transaction),
             State::Lent => Closed::Lent,
             State::Unopened | State::Closed => Closed::Unopened,
         }
     }
 
-    /// Rolls a transaction back in a task of its own; marked events are committed.
-    pub(super) fn end_detached(
-        self: &Arc<Self>,
-        transaction: OpenTransaction<DB>,
-        marks: Savepoints,
-    ) {
+    /// Rolls a transaction back in a task of its own.
+    pub(super) fn end_detached(self: &Arc<Self>, transaction: OpenTransaction<DB>) {
         let slot = Arc::clone(self);
         // sqlx panics when a connection is dropped on a thread without a runtime. A runtime that has
         // ended drops the task, with its connection, on this thread.
         let _entered = self.runtime.enter();
         self.runtime.spawn(async move {
-            let _ = slot.open.rollback(transaction, &marks).await;
+            let _ = slot.open.rollback(transaction).await;
         });
     }
 
@@ -211,8 +202,8 @@ impl<DB: Database> LendSlot<DB> {
             *state = transaction.map_or(State::Unopened, State::Available);
         } else if let Some(transaction) = transaction {
             drop(state);
-            // Everything is rolled back, because the delivery has answered 500.
-            self.end_detached(transaction, Savepoints::default());
+            // The delivery has answered 500.
+            self.end_detached(transaction);
         }
     }
 
@@ -322,55 +313,11 @@ impl<DB: Database> fmt::Debug for TxHandle<DB> {
 /// holds it then, the answer is 500 and the transaction is rolled back.
 ///
 /// Only the layer sends `COMMIT` and `ROLLBACK`. For a savepoint of your own, call
-/// [`begin`](sqlx::Connection::begin). In a multi-event delivery, [`mark_done`](Self::mark_done)
-/// commits an event even if a later one fails.
+/// [`begin`](sqlx::Connection::begin). The events of a multi-event delivery commit together, or none does.
 pub struct DedupTx<DB: Database> {
     /// `None` until it is open. Taken when dropped.
     transaction: Option<OpenTransaction<DB>>,
     slot: Arc<LendSlot<DB>>,
-}
-
-impl<DB: Database> DedupTx<DB> {
-    /// Marks one event of a multi-event delivery as done. **All** earlier writes in this transaction are
-    /// committed with its key, even if the handler then fails, and the retry skips the event. Returns
-    /// `true` if this delivery runs the event.
-    ///
-    /// Nothing is durable before the delivery has ended: if the process dies, the retry runs every
-    /// event.
-    ///
-    /// First roll back the writes of events that failed. For that, run each event under a savepoint of
-    /// [`begin`](sqlx::Connection::begin), as
-    /// [the guide](crate::guide::transactions#multi-event-deliveries) shows.
-    ///
-    /// # Errors
-    ///
-    /// The database did not reply in time, or refused because the transaction is broken, or the
-    /// delivery has ended. The handler should fail; events that were marked before stay marked.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the call is dropped, the event counts as done if its savepoint was set, or once a later one
-    /// is.
-    pub async fn mark_done(&mut self, key: &DedupKey) -> Result<bool, Error> {
-        let slot = &self.slot;
-        let Some(delivery) = slot.open.delivery.as_ref().filter(|delivery| delivery.runs(key))
-        else {
-            return Ok(false);
-        };
-        let Some(transaction) = &mut self.transaction else { return Ok(false) };
-        if slot.is_closed() {
-            return Err(Error::new(
-                ErrorKind::Transaction,
-                "marking an event: the delivery has ended",
-            ));
-        }
-        let (savepoint, replaces) = lock(&slot.marks).send(key);
-        let reply = slot.open.savepoint(transaction, savepoint, replaces).await;
-        lock(&slot.marks).replied(savepoint, &reply);
-        reply?;
-        delivery.marked().insert(key.clone());
-        Ok(true)
-    }
 }
 
 impl<DB: Database> Deref for DedupTx<DB> {

@@ -10,18 +10,9 @@
 //! 4. A failed commit is 503 if a retry may succeed. A commit of unknown outcome is 503 too, because
 //!    the retry finds the key complete or free. The layer never runs a handler again by itself.
 //! 5. An event that this process runs already is in flight, without a call to the store.
-//! 6. [`DedupTx::mark_done`] sets a savepoint. After a failure, writes after the last savepoint are
-//!    rolled back. Earlier writes are committed with the keys that were marked by then. The other
-//!    keys are free. If a call to `mark_done` was dropped, the database decides whether its savepoint
-//!    exists. Without a savepoint, everything is rolled back.
-//! 7. A request without a key (a handshake, a missing key that passes through) gets a transaction
+//! 6. A request without a key (a handshake, a missing key that passes through) gets a transaction
 //!    without a key when its handler borrows one. It is committed and rolled back by the same rules. So
 //!    one handler serves deliveries and handshakes.
-//!
-//! # Why not one savepoint per event?
-//!
-//! Savepoints that never end nest, and each level makes every statement slower. No mark is ever undone
-//! by itself, so there is one savepoint at a time, and the next one replaces it.
 
 mod ledger;
 mod lend;
