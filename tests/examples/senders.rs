@@ -129,16 +129,16 @@ async fn refused(name: &str, variables: &[(&str, &str)]) -> String {
 async fn examples_say_which_variable_to_set() {
     let secret = |variable| (variable, SECRET);
     let (github, stripe) = (secret("GITHUB_WEBHOOK_SECRET"), secret("STRIPE_WEBHOOK_SECRET"));
-    let cases: &[(&str, &[(&str, &str)], &str)] = &[
-        ("quickstart", &[], "set STRIPE_WEBHOOK_SECRET"),
-        ("github", &[], "set GITHUB_WEBHOOK_SECRET"),
-        ("github", &[github], "set DATABASE_URL"),
-        ("providers", &[], "set GITHUB_WEBHOOK_SECRET"),
-        ("providers", &[github], "set STRIPE_WEBHOOK_SECRET"),
-        ("providers", &[github, stripe], "set PUBLIC_URL"),
+    let cases = [
+        ("quickstart", vec![], "set STRIPE_WEBHOOK_SECRET"),
+        ("github", vec![], "set GITHUB_WEBHOOK_SECRET"),
+        ("github", vec![github], "set DATABASE_URL"),
+        ("providers", vec![], "set GITHUB_WEBHOOK_SECRET"),
+        ("providers", vec![github], "set STRIPE_WEBHOOK_SECRET"),
+        ("providers", vec![github, stripe], "set PUBLIC_URL"),
     ];
     for (name, variables, said) in cases {
-        let output = refused(name, variables).await;
+        let output = refused(name, &variables).await;
         assert!(output.contains(said), "{name}: {output}");
     }
     // No server listens on port 1.
