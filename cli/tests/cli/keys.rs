@@ -1,4 +1,4 @@
-//! `get`, `list`, `stats`, `forget` and `rerun` on every store; `migrate` and `purge` on both SQL
+//! `get`, `list`, `stats` and `forget` on every store; `migrate` and `purge` on both SQL
 //! stores.
 
 use std::convert::Infallible;
