@@ -313,7 +313,7 @@ impl<L: Ledger> Deduplicator<L> {
         let mut extensions = Extensions::new();
         claim.attach(&mut extensions);
         let delivery = claim.delivery().clone();
-        report.attempt = Some((delivery.attempt(), delivery.is_takeover(), delivery.is_rerun()));
+        report.attempt = Some((delivery.attempt(), delivery.is_takeover()));
         let handled = handler(RunContext { delivery, extensions });
         let handled = match self.settings.times.handler_timeout {
             None => handled.await.map_err(RunError::Handler),

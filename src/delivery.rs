@@ -44,7 +44,6 @@ pub(crate) struct Inner<T: ?Sized> {
     events: List<Event>,
     attempt: u32,
     takeover: bool,
-    rerun: bool,
     protection: Protection,
     /// `None` if the layer enforces its verdict.
     unenforced: Option<Unenforced>,
@@ -61,7 +60,7 @@ impl<T> Inner<T> {
     /// attempt of any event; `takeover` is `true` if any event is a takeover.
     pub(crate) fn new(
         events: List<Event>,
-        (attempt, takeover, rerun): (u32, bool, bool),
+        (attempt, takeover): (u32, bool),
         protection: Protection,
         unenforced: Option<Unenforced>,
         of_ledger: T,
@@ -71,7 +70,6 @@ impl<T> Inner<T> {
             events,
             attempt,
             takeover,
-            rerun,
             protection,
             unenforced,
             lost: AtomicBool::new(false),
@@ -187,7 +185,7 @@ impl Delivery {
         takeover: bool,
         protection: Protection,
     ) -> Self {
-        Self(Arc::new(Inner::new(events, (attempt, takeover, false), protection, None, ())))
+        Self(Arc::new(Inner::new(events, (attempt, takeover), protection, None, ())))
     }
 
     /// Makes the delivery of all events of a request that the handler runs under every verdict.
@@ -195,10 +193,10 @@ impl Delivery {
     pub(crate) fn unenforced(events: List<Event>, verdict: Verdict, claim: Option<&Self>) -> Self {
         let (run, protection) = match claim {
             Some(claim) => {
-                let run = (claim.attempt(), claim.is_takeover(), claim.is_rerun());
+                let run = (claim.attempt(), claim.is_takeover());
                 (run, claim.0.protection)
             }
-            None => ((1, false, false), Protection::Unprotected),
+            None => ((1, false), Protection::Unprotected),
         };
         let unenforced = Unenforced { verdict, claim: claim.cloned() };
         Self(Arc::new(Inner::new(events, run, protection, Some(unenforced), ())))
@@ -324,16 +322,6 @@ impl Delivery {
         self.0.takeover
     }
 
-    /// Returns `true` if an operator has allowed an event of this delivery to
-    /// [run again](crate::adapter::MaintenanceAdapter::allow_rerun). The event may have taken effect before.
-    ///
-    /// The idempotency keys are those of the first run. So a service that got such a key does nothing
-    /// again. If the rerun has to repeat an outbound call, give the call another `step`.
-    #[must_use]
-    pub fn is_rerun(&self) -> bool {
-        self.0.rerun
-    }
-
     /// Returns `true` if no claim protects the delivery, so that it may be a duplicate: the store did
     /// not reply, the layer is [off](crate::Mode::Off), or the layer is in
     /// [shadow](crate::Mode::Shadow) and the verdict is not [`Verdict::First`].
@@ -404,7 +392,6 @@ impl fmt::Debug for Delivery {
             .field("events", &self.0.events)
             .field("attempt", &self.0.attempt)
             .field("takeover", &self.0.takeover)
-            .field("rerun", &self.0.rerun)
             .field("unprotected", &self.is_unprotected())
             .field("verdict", &self.verdict())
             .field("lease_lost", &self.lease_lost())

@@ -14,7 +14,7 @@
 //! | `namespace`, `id` | the first key; `id` is the first 16 hex digits of its SHA-256, or the id itself by choice ([`LogIds`](crate::LogIds)) |
 //! | `event_type` | the type of the first event, as the sender names it |
 //! | `keys` | the number of events in the delivery (each event has one key, and one second identity at most) |
-//! | `attempt`, `takeover`, `rerun` | of a run: see [`Delivery`](crate::Delivery) |
+//! | `attempt`, `takeover` | of a run: see [`Delivery`](crate::Delivery) |
 //! | `age_ms` | of a duplicate: the time since the event was first seen |
 //! | `mode`, `verdict` | in [shadow](crate::Mode::Shadow): `shadow`, and the [verdict](crate::Verdict); `outcome` says how the handler ended. The level is warn at least if the verdict is `no_key`, `unavailable`, `overloaded` or `unverified` |
 //! | `payload` | in shadow: the first 16 hex digits of the SHA-256 of the body, or of the part that [`compare_payload`](crate::DedupLayer::compare_payload) names |
@@ -49,7 +49,6 @@
 //! |---|---|---|
 //! | `lease lost` | warn | another handler may have run this event too |
 //! | `takeover` | warn | an earlier handler of this event died or lost its lease |
-//! | `rerun` | info | the handler runs because an operator [allowed](crate::adapter::MaintenanceAdapter::allow_rerun) it; the row of the event says who and why |
 //! | `running unprotected` | warn | the handler runs although the store did not reply |
 //! | `handled on another path` | error, once a minute at most | a duplicate came on a path on which its event was not handled |
 //! | `mode changed` | info | [`set_mode`](crate::DedupHandle::set_mode) was called; `from` and `to` are the modes |
@@ -107,7 +106,6 @@
 //! | `tower_dedup_duplicate_age_seconds` | histogram | `namespace` | the time since the event of a duplicate was first seen. Ages near the retention mean that the retention is too short |
 //! | `tower_dedup_first_attempts_total` | counter | `namespace`, `result` | first attempts that ended; `result` is `completed` if the events of the attempt are complete, else `failed`; `cancelled` counts as `failed`. A handler that ran unprotected counts as a first attempt |
 //! | `tower_dedup_takeovers_total` | counter | `namespace` | runs after another lease lapsed |
-//! | `tower_dedup_reruns_total` | counter | `namespace` | events that ran because an operator allowed it |
 //! | `tower_dedup_leases_lost_total` | counter | `namespace` | handlers that lost their lease |
 //! | `tower_dedup_unprotected_total` | counter | `namespace` | handlers that ran although the store did not reply |
 //! | `tower_dedup_other_path_total` | counter | `namespace` | duplicates that came on another path than their event |
@@ -227,7 +225,7 @@ mod table;
 pub(crate) use background::{Background, background, orphaned_panic, pending_write};
 pub(crate) use delivery::Report;
 pub(crate) use event::{
-    lease_lost, mismatch, rerun, response_not_stored, same_body, takeover, unprotected,
+    lease_lost, mismatch, response_not_stored, same_body, takeover, unprotected,
 };
 #[cfg(feature = "redis")]
 pub(crate) use losses::{losses_followed_again, losses_not_followed, store_loss};

@@ -50,7 +50,7 @@ const LEVELS: &[(&str, Levels)] = &[
     (
         "adapter",
         &[
-            &["stored", "rerun"],
+            &["stored"],
             &["terms", "replies"],
             &["inspection"],
             &["contract", "serialize"],
@@ -75,13 +75,13 @@ const LEVELS: &[(&str, Levels)] = &[
     (
         "conformance::cases",
         &[&[
+            "event_type",
             "inspection",
             "lease",
             "maintenance",
             "on_claim",
             "races",
             "refusal",
-            "rerun",
             "stored",
         ]],
     ),

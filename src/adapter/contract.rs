@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
 use super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
-use super::rerun::{RerunOrder, RerunReply};
 use super::stored::Fetch;
 use super::terms::{CallTerms, Permanence};
 use crate::error::{Error, ErrorKind};
@@ -165,8 +164,7 @@ pub trait DedupAdapter: Send + Sync + 'static {
     ///
     /// - [`Permanence::OnCompletion`]: only an incomplete row of this token, because a late release
     ///   must never undo a completion. The row stays, without token and with its attempts.
-    /// - [`Permanence::OnClaim`]: only a complete row of this token. The row is deleted; a row with the
-    ///   audit of a [rerun](MaintenanceAdapter::allow_rerun) stays instead, without token.
+    /// - [`Permanence::OnClaim`]: only a complete row of this token. The row is deleted.
     ///
     /// # Errors
     ///
@@ -198,10 +196,6 @@ pub trait DedupAdapter: Send + Sync + 'static {
     /// The retention counts from the claim. If it has ended, a new retention begins, because a completion
     /// must not be expired when it is written.
     ///
-    /// A key whose event an operator lets [run again](MaintenanceAdapter::allow_rerun) is completed by its
-    /// holder only. For another token, nothing changes, and the reply is
-    /// [`LeaseLost`](Completed::LeaseLost): a handler that ran before is not the rerun.
-    ///
     /// # Errors
     ///
     /// [`ErrorKind::Unsupported`] by default. Otherwise the store's own errors.
@@ -225,8 +219,7 @@ pub struct Abilities {
     /// The store holds payload digests and responses with complete keys, and returns them with
     /// duplicates: see [`Fetch`].
     pub stored_data: bool,
-    /// The store implements [`list`](MaintenanceAdapter::list) and
-    /// [`allow_rerun`](MaintenanceAdapter::allow_rerun): it holds the names of its keys, and the
+    /// The store implements [`list`](MaintenanceAdapter::list): it holds the names of its keys, and the
     /// [types](CallTerms::event_type_for) of their events.
     pub inspection: bool,
     /// The store deletes expired keys by itself, [`PURGE_GRACE`] after they have expired:
@@ -315,7 +308,9 @@ pub trait MaintenanceAdapter: DedupAdapter {
     /// ahead for `PURGE_GRACE` is accepted.
     fn purge(&self, limit: u32) -> StoreFuture<'_, Purged>;
 
-    /// Deletes one key, so that its event can be delivered again. A live lease stays.
+    /// Deletes one key: an operator lets its event run again. A live lease stays.
+    ///
+    /// An earlier run that still succeeds, or whose completion is under way, completes the key again.
     ///
     /// Postgres and Redis do not repeat the call after a lost reply: a repetition could delete the key of
     /// a later delivery. The outcome is then unknown, and [`get`](Self::get) shows the key.
@@ -364,37 +359,6 @@ pub trait MaintenanceAdapter: DedupAdapter {
     ///
     /// The store's own errors.
     fn stats(&self) -> StoreFuture<'_, Stats>;
-
-    /// Lets the events of these keys run once more, and stores who allowed it and why. An event with
-    /// two identities runs only if both keys are given. The keys are sorted and distinct; one reply per
-    /// key, in their order.
-    ///
-    /// Every claim of such a key is [`First`](Claimed::First) with `rerun` until one is completed, and its
-    /// attempts go on. The stored data of the first run is deleted. The key is remembered for at least 7
-    /// days from now on. A live lease stays, and the key of an open transaction.
-    ///
-    /// After an error with an unknown outcome, [`get`](Self::get) shows whether the rerun was allowed. A
-    /// second call beside a redelivery could let the event run twice, so no store repeats it.
-    ///
-    /// # What cannot be excluded
-    ///
-    /// - The handler of a lapsed lease may still run. If it succeeds before the rerun begins, the event is
-    ///   complete, and the redelivery is a duplicate.
-    /// - A handler whose first run has succeeded, but whose completion has not reached the store: its
-    ///   process treats the event as complete, and the redelivery is a duplicate there.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Unsupported`] unless the store announces [`inspection`](Abilities::inspection), which
-    /// is the default; else the store's own errors.
-    fn allow_rerun<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        order: &'a RerunOrder,
-    ) -> StoreFuture<'a, Vec<RerunReply>> {
-        let _ = (keys, order);
-        Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "allowing a rerun")) })
-    }
 
     /// Closes the adapter's connections, after all calls that are under way.
     ///
@@ -468,14 +432,6 @@ impl<A: MaintenanceAdapter + ?Sized> MaintenanceAdapter for Arc<A> {
 
     fn stats(&self) -> StoreFuture<'_, Stats> {
         (**self).stats()
-    }
-
-    fn allow_rerun<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        order: &'a RerunOrder,
-    ) -> StoreFuture<'a, Vec<RerunReply>> {
-        (**self).allow_rerun(keys, order)
     }
 
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {

@@ -19,8 +19,7 @@ pub enum KeyState {
     InFlight,
     /// The lease has lapsed: the handler's process died or lost the store. The next delivery takes over.
     Lapsed,
-    /// The handler failed, or an operator [allowed a rerun](super::MaintenanceAdapter::allow_rerun).
-    /// The next delivery runs.
+    /// The handler failed. The next delivery runs.
     Released,
     /// Every further delivery is a duplicate.
     Complete,

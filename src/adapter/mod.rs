@@ -48,7 +48,6 @@ mod purging;
 #[cfg(feature = "redis")]
 mod redis;
 mod replies;
-mod rerun;
 #[cfg(feature = "serde")]
 mod serialize;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
@@ -74,7 +73,6 @@ pub use postgres::{PostgresAdapter, PostgresOptions};
 pub use purging::Purging;
 pub(crate) use purging::TIMEOUT as PURGE_TIMEOUT;
 pub use replies::{Claimed, Completed, Entry, EntryState, Forgotten, Released, Renewed, Seen};
-pub use rerun::{Rerun, RerunOrder, RerunReply};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use sql::{Batching, Identifier};
 #[cfg(feature = "sqlite")]

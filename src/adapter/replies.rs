@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use super::rerun::Rerun;
 use super::stored::StoredData;
 
 /// The facts about an event that was seen before.
@@ -44,8 +43,6 @@ pub enum Claimed {
         attempt: u32,
         /// An earlier lease lapsed: its handler may have half-run.
         takeover: bool,
-        /// An operator [allowed](super::MaintenanceAdapter::allow_rerun) the event to run again.
-        rerun: bool,
     },
     /// The key is complete.
     Duplicate(Seen),
@@ -57,14 +54,7 @@ impl Claimed {
     /// Returns the reply to a claim that holds the key. `attempt` counts from 1.
     #[must_use]
     pub const fn first(attempt: u32, takeover: bool) -> Self {
-        Self::First { attempt, takeover, rerun: false }
-    }
-
-    /// Returns the same for a key that an operator
-    /// [allowed](super::MaintenanceAdapter::allow_rerun) to run again.
-    #[must_use]
-    pub const fn rerun(attempt: u32, takeover: bool) -> Self {
-        Self::First { attempt, takeover, rerun: true }
+        Self::First { attempt, takeover }
     }
 }
 
@@ -84,8 +74,7 @@ pub enum Renewed {
 pub enum Completed {
     /// The caller held the key. The key is complete now.
     Held,
-    /// The caller did not hold the key: another handler may have run. The key is complete, unless an
-    /// operator lets its event [run again](super::MaintenanceAdapter::allow_rerun).
+    /// The caller did not hold the key: another handler may have run. The key is complete.
     LeaseLost,
     /// The store did not know the key. The key is complete now.
     Inserted,
@@ -148,8 +137,6 @@ pub struct Entry {
     pub response_is_unreadable: bool,
     /// The event's type, as the sender names it; `None` if the preset does not know it.
     pub event_type: Option<String>,
-    /// The last rerun that an operator [allowed](super::MaintenanceAdapter::allow_rerun).
-    pub rerun: Option<Rerun>,
 }
 
 impl Entry {
@@ -165,7 +152,6 @@ impl Entry {
             stored: None,
             response_is_unreadable: false,
             event_type: None,
-            rerun: None,
         }
     }
 
@@ -188,13 +174,6 @@ impl Entry {
     #[must_use]
     pub fn with_event_type(mut self, event_type: impl Into<String>) -> Self {
         self.event_type = Some(event_type.into());
-        self
-    }
-
-    /// Adds the last rerun that an operator allowed.
-    #[must_use]
-    pub fn with_rerun(mut self, rerun: Rerun) -> Self {
-        self.rerun = Some(rerun);
         self
     }
 }

@@ -165,7 +165,6 @@ macro_rules! maintenance_conformance_suite {
             stats_count_each_state_and_its_oldest_key,
             purge_deletes_every_expired_key_in_a_round,
             list_is_unsupported_without_the_ability,
-            rerun_is_unsupported_without_the_ability,
         }
     };
 }
@@ -181,17 +180,6 @@ macro_rules! inspection_conformance_suite {
             list_in_pages_has_every_key_once,
             list_beside_writes_has_every_key_that_is_not_written,
             foreign_cursor_is_refused,
-            complete_key_runs_again_once_and_keeps_its_audit,
-            rerun_of_a_missing_or_expired_key_changes_nothing,
-            rerun_of_a_live_lease_changes_nothing,
-            rerun_of_a_lapsed_key_is_a_takeover,
-            retry_of_a_failed_rerun_is_a_rerun,
-            key_complete_at_once_runs_again_once,
-            audit_ends_with_the_retention,
-            earlier_token_does_not_complete_a_rerun,
-            rerun_of_several_keys_replies_key_by_key,
-            workers_racing_for_a_rerun_have_one_winner,
-            reruns_beside_load_never_run_twice,
             event_type_is_stored_with_a_new_key,
         }
     };

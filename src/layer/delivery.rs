@@ -220,8 +220,7 @@ where
         // Set before the handler runs: under the on-arrival ledger, a delivery of this event on another
         // path is a duplicate from now on.
         delivery.keys().for_each(|key| LAST_PATHS.insert(key, self.path));
-        self.report.attempt =
-            Some((delivery.attempt(), delivery.is_takeover(), delivery.is_rerun()));
+        self.report.attempt = Some((delivery.attempt(), delivery.is_takeover()));
         // The response to a HEAD has no body, where the response to a GET has one.
         let is_head = self.head.as_ref().is_some_and(|head| head.method == Method::HEAD);
         let called = self.call_handler(&mut claim).await;

@@ -16,8 +16,8 @@ pub(super) struct ReportFields {
     started: Instant,
     /// Disabled until the keys are known.
     pub(super) span: DeliverySpan,
-    /// The attempt, and whether it is a takeover and a rerun.
-    pub(super) attempt: Option<(u32, bool, bool)>,
+    /// The attempt, and whether it is a takeover.
+    pub(super) attempt: Option<(u32, bool)>,
     pub(super) age: Option<Duration>,
     pub(super) status: Option<StatusCode>,
     pub(super) error: Option<BoxError>,

@@ -80,7 +80,7 @@ where
             let held = claim.as_ref().map(Claim::delivery);
             if let Some(held) = held {
                 held.keys().for_each(|key| LAST_PATHS.insert(key, path));
-                report.attempt = Some((held.attempt(), held.is_takeover(), held.is_rerun()));
+                report.attempt = Some((held.attempt(), held.is_takeover()));
             }
             let delivery = Delivery::unenforced(keys.events().into(), verdict, held);
             delivery.set_request(keys);

@@ -26,7 +26,7 @@ use crate::observe;
 /// The state of one key, as the store and this process know it.
 #[derive(Debug, Clone)]
 pub(super) enum KeyState {
-    First { attempt: u32, takeover: bool, rerun: bool },
+    First { attempt: u32, takeover: bool },
     InFlight,
     Duplicate(Seen),
 }
@@ -34,7 +34,7 @@ pub(super) enum KeyState {
 impl From<Claimed> for KeyState {
     fn from(claimed: Claimed) -> Self {
         match claimed {
-            Claimed::First { attempt, takeover, rerun } => Self::First { attempt, takeover, rerun },
+            Claimed::First { attempt, takeover } => Self::First { attempt, takeover },
             Claimed::InFlight => Self::InFlight,
             Claimed::Duplicate(seen) => Self::Duplicate(seen),
         }
@@ -97,8 +97,6 @@ pub(super) struct Resolution {
     pub(super) new: List<Event>,
     pub(super) attempt: u32,
     pub(super) takeover: bool,
-    /// The keys of new events that run because an operator allowed it.
-    reruns: Vec<DedupKey>,
     pub(super) in_flight: bool,
     duplicate: Option<Seen>,
     pub(super) mismatch: bool,
@@ -119,19 +117,16 @@ impl Resolution {
         }
     }
 
-    /// Reports the takeover, if the events that run are one, and each rerun among them.
+    /// Reports the takeover, if the events that run are one.
     pub(super) fn report_run(&self) {
         if let (true, Some(event)) = (self.takeover, self.new.first()) {
             observe::takeover(event.key(), self.attempt);
-        }
-        for key in &self.reruns {
-            observe::rerun(key, self.attempt);
         }
     }
 
     /// Makes the delivery of the events that run, of which there is at least one.
     pub(super) fn delivery<T>(self, protection: Protection, of_ledger: T) -> Arc<Inner<T>> {
-        let run = (self.attempt, self.takeover, !self.reruns.is_empty());
+        let run = (self.attempt, self.takeover);
         Arc::new(Inner::new(self.new, run, protection, None, of_ledger))
     }
 
@@ -153,25 +148,22 @@ pub(super) fn resolve(
 ) -> Resolution {
     let mut resolution = Resolution::default();
     // Most deliveries carry one event with one identity.
-    if let ([KeyState::First { attempt, takeover, rerun }], [only]) = (states, &*events) {
+    if let ([KeyState::First { attempt, takeover }], [_]) = (states, &*events) {
         let (attempt, takeover) = (*attempt, *takeover);
-        let reruns = if *rerun { vec![only.key().clone()] } else { Vec::new() };
-        return Resolution { new: events, attempt, takeover, reruns, ..resolution };
+        return Resolution { new: events, attempt, takeover, ..resolution };
     }
     let is_single = events.len() == 1;
     let mut new = Vec::new();
     for event in events {
-        let (mut claimed, mut attempts, mut took_over, mut runs_again) =
-            (Vec::new(), 0, false, false);
+        let (mut claimed, mut attempts, mut took_over) = (Vec::new(), 0, false);
         let (mut seen, mut in_flight, mut is_known_by_key) = (None, false, false);
         for key in event.identities() {
             let place = flat.binary_search(key).ok();
             match place.and_then(|place| states.get(place)) {
-                Some(KeyState::First { attempt, takeover, rerun }) => {
+                Some(KeyState::First { attempt, takeover }) => {
                     claimed.push(key.clone());
                     attempts = attempts.max(*attempt);
                     took_over |= *takeover;
-                    runs_again |= *rerun;
                 }
                 Some(KeyState::Duplicate(found)) => {
                     if is_mismatch(key, found, terms) {
@@ -202,9 +194,6 @@ pub(super) fn resolve(
         } else {
             resolution.attempt = resolution.attempt.max(attempts);
             resolution.takeover |= took_over;
-            if runs_again {
-                resolution.reruns.push(event.key().clone());
-            }
             new.push(event);
             continue;
         }
@@ -235,7 +224,7 @@ mod tests {
         Event::new(key(id)).with_second_identity(key(second))
     }
 
-    const FIRST: KeyState = KeyState::First { attempt: 1, takeover: false, rerun: false };
+    const FIRST: KeyState = KeyState::First { attempt: 1, takeover: false };
     const DUPLICATE: KeyState = KeyState::Duplicate(Seen::new(Duration::ZERO));
 
     fn terms() -> CallTerms {

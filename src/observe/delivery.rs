@@ -21,8 +21,8 @@ pub(crate) struct Report<'a> {
     pub(crate) event_type: Option<&'a str>,
     pub(crate) keys: usize,
     pub(crate) plain_ids: bool,
-    /// The attempt, and whether it is a takeover and a rerun.
-    pub(crate) attempt: Option<(u32, bool, bool)>,
+    /// The attempt, and whether it is a takeover.
+    pub(crate) attempt: Option<(u32, bool)>,
     pub(crate) age: Option<Duration>,
     pub(crate) status: Option<StatusCode>,
     pub(crate) duration: Duration,
@@ -42,7 +42,7 @@ impl Report<'_> {
         self.meters.count(
             self.outcome,
             self.duration,
-            self.attempt.map(|(attempt, ..)| attempt),
+            self.attempt.map(|(attempt, _)| attempt),
             self.age,
         );
         let span = &self.span.span;
@@ -64,8 +64,7 @@ impl Report<'_> {
                     event_type = self.event_type,
                     keys = self.keys,
                     attempt = self.attempt.map(|(attempt, ..)| attempt),
-                    takeover = self.attempt.map(|(_, takeover, _)| takeover),
-                    rerun = self.attempt.map(|(.., rerun)| rerun),
+                    takeover = self.attempt.map(|(_, takeover)| takeover),
                     age_ms = self.age.map(ms),
                     mode = self.shadow.map(|_| "shadow"),
                     verdict = self.shadow.map(|shadow| shadow.verdict),

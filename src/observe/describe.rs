@@ -72,7 +72,6 @@ const METRICS: &[(&str, Kind, Unit, &str)] = &[
         Count,
         "Connections of the queue's lanes that were lost and opened again",
     ),
-    ("tower_dedup_reruns_total", Counter, Count, "Events that ran because an operator allowed it"),
     ("tower_dedup_shadow_total", Counter, Count, "Deliveries in shadow by verdict"),
     ("tower_dedup_purged_total", Counter, Count, "Expired keys that were deleted"),
     (

@@ -17,12 +17,6 @@ pub(crate) fn takeover(key: &DedupKey, attempt: u32) {
     log!(WARN, key, attempt, "takeover: an earlier handler of this event died or lost its lease");
 }
 
-/// Reports that a handler starts because an operator lets its event run again.
-pub(crate) fn rerun(key: &DedupKey, attempt: u32) {
-    count("tower_dedup_reruns_total", key);
-    log!(INFO, key, attempt, "rerun: an operator lets this event run again");
-}
-
 /// Reports that a handler lost its lease while it ran.
 pub(crate) fn lease_lost(key: &DedupKey) {
     count("tower_dedup_leases_lost_total", key);

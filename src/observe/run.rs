@@ -14,8 +14,8 @@ use crate::key::{DedupKey, Event};
 pub(crate) struct RunReport {
     pub(crate) meters: Arc<Meters>,
     pub(crate) span: DeliverySpan,
-    /// The attempt, and whether it is a takeover and a rerun.
-    pub(crate) attempt: Option<(u32, bool, bool)>,
+    /// The attempt, and whether it is a takeover.
+    pub(crate) attempt: Option<(u32, bool)>,
     key: DedupKey,
     event_type: Option<String>,
     started: Instant,

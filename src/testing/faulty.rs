@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use crate::adapter::{
     Abilities, CallTerms, Claimed, Completed, Cursor, DedupAdapter, Entry, Fetch, Forgotten,
-    ListFilter, Listing, MaintenanceAdapter, Purged, Released, Renewed, RerunOrder, RerunReply,
-    Stats, StoreFuture,
+    ListFilter, Listing, MaintenanceAdapter, Purged, Released, Renewed, Stats, StoreFuture,
 };
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
@@ -254,14 +253,6 @@ impl<A: MaintenanceAdapter> MaintenanceAdapter for FaultyAdapter<A> {
 
     fn stats(&self) -> StoreFuture<'_, Stats> {
         self.inner.stats()
-    }
-
-    fn allow_rerun<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        order: &'a RerunOrder,
-    ) -> StoreFuture<'a, Vec<RerunReply>> {
-        self.inner.allow_rerun(keys, order)
     }
 
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {

@@ -12,9 +12,8 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_dedup::adapter::{
-    CallTerms, Claimed, Completed, Cursor, DedupAdapter, EntryState, Fetch, Forgotten, ListFilter,
-    MaintenanceAdapter, RedisAdapter, RedisOptions, Released, Renewed, RerunOrder, RerunReply,
-    StoredResponse, Token,
+    CallTerms, Claimed, Completed, Cursor, DedupAdapter, Fetch, Forgotten, ListFilter,
+    MaintenanceAdapter, RedisAdapter, RedisOptions, Released, Renewed, StoredResponse, Token,
 };
 use tower_dedup::key::{DedupKey, Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::{BoxError, DedupLayer, ErrorKind, OnUnavailable};
@@ -73,10 +72,6 @@ fn name(id: &str) -> String {
     format!("dedup:test:{id}")
 }
 
-fn order() -> RerunOrder {
-    RerunOrder::new("ada", "why").unwrap()
-}
-
 #[tokio::test]
 async fn calls_that_change_nothing_write_nothing() {
     let own = Own::new().await;
@@ -112,7 +107,6 @@ async fn calls_that_change_nothing_write_nothing() {
     assert_eq!(adapter.renew(&complete, &mine).await.unwrap(), [Renewed::Lost]);
     assert_eq!(adapter.forget(&held[0]).await.unwrap(), Forgotten::InFlight);
     assert_eq!(adapter.forget(&dedup_key("missing")).await.unwrap(), Forgotten::Missing);
-    assert_eq!(adapter.allow_rerun(&held, &order()).await.unwrap(), [RerunReply::InFlight]);
     for key in [&held[0], &complete[0], &at_once[0]] {
         adapter.get(key).await.unwrap().unwrap();
     }
@@ -137,10 +131,10 @@ async fn forced_call_writes_again_what_it_has_written_before() {
         let at_once: [&[u8]; 9] = [force, token, retention, b"", b"0", b"", b"0", b"", b"0"];
         writes("claim", &at_once)
     };
-    assert_eq!(claim(b"0", &token), (vec![0, 1, 0, 0], 1));
+    assert_eq!(claim(b"0", &token), (vec![0, 1, 0], 1));
     let value = own.value("a");
-    assert_eq!(claim(b"0", &token), (vec![0, 1, 0, 0], 0));
-    assert_eq!(claim(b"1", &token), (vec![0, 1, 0, 0], 1));
+    assert_eq!(claim(b"0", &token), (vec![0, 1, 0], 0));
+    assert_eq!(claim(b"1", &token), (vec![0, 1, 0], 1));
     let complete = |force, token| writes("complete", &[force, token, retention, b"", b"0", b""]);
     assert_eq!(complete(b"0", &token), (vec![0], 0));
     assert_eq!(complete(b"1", &token), (vec![0], 1));
@@ -154,37 +148,6 @@ async fn forced_call_writes_again_what_it_has_written_before() {
     let (reply, changes) = release(b"1", &token);
     assert!(reply == [1] && changes > 0, "{reply:?}, {changes}");
     assert_eq!(own.server.run::<u32>(&["EXISTS", &name("a")]), 0);
-}
-
-/// A cluster's client repeats commands by itself, also after an error of the connection.
-#[tokio::test]
-async fn repeated_command_allows_one_rerun() {
-    let own = Own::new().await;
-    let (adapter, keys) = (&own.adapter, [dedup_key("a")]);
-    let run = async |rerun| {
-        let mine = terms();
-        let claimed = adapter.claim(&keys, &mine).await.unwrap();
-        assert!(matches!(claimed[..], [Claimed::First { rerun: is, .. }] if is == rerun));
-        assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
-    };
-    let allow = |nonce: u8| {
-        let section = [&[nonce; 16][..], b"\0\x03ada\0\x03why"].concat();
-        own.eval("allow_rerun", "a", &[b"0", &section])
-    };
-    assert_eq!(allow(1), [1], "an unknown key");
-    run(false).await;
-    assert_eq!(allow(1), [0]);
-    run(true).await;
-    // The reply to the first command was lost, and the client sends it again.
-    let value = own.value("a");
-    assert_eq!(allow(1), [0]);
-    assert_eq!(own.value("a"), value);
-    let entry = adapter.get(&keys[0]).await.unwrap().unwrap();
-    assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
-    assert_eq!(entry.rerun.unwrap().order, order());
-    // Another order is another rerun.
-    assert_eq!(allow(2), [0]);
-    run(true).await;
 }
 
 /// A key is small, and Redis deletes it an hour after its retention and after its lease.
@@ -231,14 +194,13 @@ async fn kinds(adapter: &RedisAdapter, id: &str) -> Vec<Option<ErrorKind>> {
         adapter.complete(&keys, &mine).await.map(drop),
         adapter.release(&keys, &mine).await.map(drop),
         adapter.release(&keys, &at_once).await.map(drop),
-        adapter.allow_rerun(&keys, &order()).await.map(drop),
     ];
     results.into_iter().map(|result| result.err().map(|error| error.kind())).collect()
 }
 
 /// Every call but a release, because no token has claimed an unreadable value.
-const CORRUPT: [Option<ErrorKind>; 8] = {
-    let mut kinds = [Some(ErrorKind::Corrupt); 8];
+const CORRUPT: [Option<ErrorKind>; 7] = {
+    let mut kinds = [Some(ErrorKind::Corrupt); 7];
     (kinds[5], kinds[6]) = (None, None);
     kinds
 };
@@ -323,12 +285,9 @@ fn scripts_and_the_decoder_agree_on_every_value() {
             .with_event_types(keys.iter().map(|key| (key.clone(), "order.paid")))
             .with_payloads([(keys[1].clone(), [7; 32]), (keys[2].clone(), [8; 32])]);
         own.adapter.claim(&keys, &mine).await.unwrap();
-        own.adapter.complete(&keys[2..], &mine).await.unwrap();
-        own.adapter.allow_rerun(&keys[2..], &order()).await.unwrap();
-        own.adapter.claim(&keys[2..], &mine).await.unwrap();
         let done = mine.with_response(Arc::new(response));
         own.adapter.complete(&keys[1..], &done).await.unwrap();
-        for (id, flags) in [("a", 0x12), ("b", 0x73), ("c", 0x7b)] {
+        for (id, flags) in [("a", 0x12), ("b", 0x73), ("c", 0x73)] {
             assert_eq!(own.value(id)[1], flags, "{id}");
             values.push(own.value(id));
         }
@@ -504,15 +463,16 @@ async fn one_of_racing_processes_gets_both_identities_of_an_event() {
     let own = Own::new().await;
     let runs = runs_of_pairs!(DedupLayer::on_arrival, own);
     assert!(runs.iter().all(|runs| *runs == 1), "on arrival: {runs:?}");
-    // Long after, an operator lets all of them run again.
+    // Long after, an operator forgets all of them.
     let mut connection = own.server.connection().unwrap();
     shift_redis(&mut connection, "dedup", -2 * 86_400_000);
     let listed = own.adapter.list(&ListFilter::new(), None, 10_000).await.unwrap();
     let mut keys: Vec<_> = listed.keys.into_iter().map(|(key, _)| key).collect();
     keys.sort();
     assert_eq!((keys.len(), listed.next), (600, None));
-    let allowed = own.adapter.allow_rerun(&keys, &order()).await.unwrap();
-    assert!(allowed.iter().all(|reply| *reply == RerunReply::Allowed));
+    for key in &keys {
+        assert_eq!(own.adapter.forget(key).await.unwrap(), Forgotten::Removed);
+    }
     let runs = runs_of_pairs!(DedupLayer::on_arrival, own);
     assert!(runs.iter().all(|runs| *runs == 1), "again: {runs:?}");
     own.server.run::<()>(&["FLUSHALL"]);

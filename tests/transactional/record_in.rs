@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tower_dedup::ErrorKind;
 use tower_dedup::adapter::{
-    CallTerms, Claimed, DedupAdapter, Forgotten, MaintenanceAdapter, RerunOrder, RerunReply, Token,
+    CallTerms, Claimed, DedupAdapter, Forgotten, MaintenanceAdapter, Token,
 };
 
 use super::fixture::{Db, Lite, Pg, World, send, transactional};
@@ -95,24 +95,23 @@ async fn forget_of_a_key_in_an_open_transaction_is_refused() {
     assert_eq!(running.await.unwrap().status(), 200);
 }
 
-/// A rerun is used up with the COMMIT, and not by a rollback. An open transaction holds the key.
+/// A forgotten event runs again with the COMMIT, and not by a rollback. An open transaction holds the key.
 #[tokio::test]
 async fn record_in_runs_an_event_again_once() {
     let (key, hour) = (dedup_key("a"), Duration::from_secs(3_600));
     let keys = std::slice::from_ref(&key);
-    let order = RerunOrder::new("ada", "the invoice was not sent").unwrap();
     let (pg, lite) = (Pg::create().await, Lite::create().await);
     let (on_pg, on_lite) = (pg.adapter(), lite.adapter());
     let stores: [&dyn MaintenanceAdapter; 2] = [&on_pg, &on_lite];
     for store in stores {
         store.claim(keys, &CallTerms::on_claim(Token::random(), hour)).await.unwrap();
-        assert_eq!(store.allow_rerun(keys, &order).await.unwrap(), [RerunReply::Allowed]);
+        assert_eq!(store.forget(&key).await.unwrap(), Forgotten::Removed);
     }
     for commits in [false, true] {
         let mut tx = pg.pool.begin().await.unwrap();
         let claimed = on_pg.record_in(&mut tx, &key, hour).await.unwrap();
-        assert_eq!(claimed, Claimed::rerun(2, false));
-        assert_eq!(on_pg.allow_rerun(keys, &order).await.unwrap(), [RerunReply::InFlight]);
+        assert_eq!(claimed, FIRST);
+        assert_eq!(on_pg.forget(&key).await.unwrap(), Forgotten::InFlight);
         if commits {
             tx.commit().await.unwrap();
         } else {
@@ -121,7 +120,7 @@ async fn record_in_runs_an_event_again_once() {
 
         let mut tx = lite.pool.begin_with("BEGIN IMMEDIATE").await.unwrap();
         let claimed = on_lite.record_in(&mut tx, &key, hour).await.unwrap();
-        assert_eq!(claimed, Claimed::rerun(2, false));
+        assert_eq!(claimed, FIRST);
         if commits {
             tx.commit().await.unwrap();
         } else {
@@ -131,7 +130,5 @@ async fn record_in_runs_an_event_again_once() {
     for store in stores {
         let again = store.claim(keys, &CallTerms::on_claim(Token::random(), hour)).await.unwrap();
         assert!(matches!(again[..], [Claimed::Duplicate(_)]), "{again:?}");
-        let entry = store.get(&key).await.unwrap().unwrap();
-        assert_eq!(entry.rerun.map(|audit| audit.order), Some(order.clone()));
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tower_dedup::Error;
 use tower_dedup::adapter::{
-    DedupAdapter, ListFilter, MaintenanceAdapter, RedisAdapter, RedisOptions, RerunOrder,
+    DedupAdapter, ListFilter, MaintenanceAdapter, RedisAdapter, RedisOptions,
 };
 
 use crate::command::{Ran, run};
@@ -48,14 +48,12 @@ async fn use_everything(url: &str) -> (Vec<Error>, Ran) {
         Ok(adapter) => {
             let mine = terms();
             let [a, b] = ["a", "b"].map(|id| [dedup_key(id)]);
-            let order = RerunOrder::new("ada", "x").unwrap();
             errors.extend(adapter.claim(&a, &on_claim(&mine)).await.err());
             errors.extend(adapter.release(&a, &on_claim(&mine)).await.err());
             errors.extend(adapter.claim(&b, &mine).await.err());
             errors.extend(adapter.renew(&b, &mine).await.err());
             errors.extend(adapter.complete(&b, &mine).await.err());
             errors.extend(adapter.release(&b, &mine).await.err());
-            errors.extend(adapter.allow_rerun(&b, &order).await.err());
             errors.extend(adapter.get(&b[0]).await.err());
             errors.extend(adapter.list(&ListFilter::new(), None, 10).await.err());
             errors.extend(adapter.stats().await.err());

@@ -248,11 +248,6 @@ fn facts_of(entry: &Entry) -> Vec<(&'static str, String)> {
         ("first seen", format!("{} ago", view::duration(since(entry.first_seen_at)))),
     ];
     facts.extend(entry.event_type.clone().map(|event_type| ("type", event_type)));
-    if let Some(rerun) = &entry.rerun {
-        let (by, reason) = (rerun.order.by(), rerun.order.reason());
-        let at = view::duration(since(rerun.at));
-        facts.push(("rerun", format!("allowed {at} ago by {by}: {reason}")));
-    }
     facts
 }
 

@@ -13,10 +13,9 @@ use sqlx::{ConnectOptions, Connection};
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
 use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
-use super::super::rerun::{RerunOrder, RerunReply};
 use super::super::sql::call::{Call, Kind, RowReply, Rows, replies, without_response};
 use super::super::sql::engine::execute_one;
-use super::super::sql::maintenance::{allow_rerun, forget};
+use super::super::sql::maintenance::forget;
 use super::super::sql::pairs::{PairClaims, claim_pairs};
 use super::super::sql::responses::add_responses;
 use super::super::sql::rounds::read_rows;
@@ -302,19 +301,6 @@ impl MaintenanceAdapter for PostgresAdapter {
 
     fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
         Box::pin(self.0.with_table(move || Box::pin(self.0.get(key))))
-    }
-
-    fn allow_rerun<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        order: &'a RerunOrder,
-    ) -> StoreFuture<'a, Vec<RerunReply>> {
-        let store = &self.0;
-        Box::pin(store.with_table(move || {
-            Box::pin(async move {
-                allow_rerun(&mut store.dialect(Source::Pool), keys, order, key_hash).await
-            })
-        }))
     }
 
     fn list<'a>(

@@ -17,7 +17,6 @@ use sqlx::postgres::{PgRow, Postgres};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::super::replies::Claimed;
-use super::super::rerun::RerunOrder;
 use super::super::sql::call::{Call, Kind, RowReply, Rows};
 use super::super::sql::engine::{Dialect, execute_batch};
 use super::super::sql::queue::BatchExecutor;
@@ -315,17 +314,6 @@ impl Dialect for PostgresDialect<'_> {
         // After a lost reply, a repetition could delete the row of a later delivery.
         let deleted = self.store.fetch_once(&self.statements().forget, params).await?;
         Ok(was_returned(rows, &KeyIndexes::new(rows).of_rows(deleted)?))
-    }
-
-    async fn allow_rerun(
-        &mut self,
-        rows: &Rows<'_>,
-        order: &RerunOrder,
-    ) -> Result<Vec<bool>, sqlx::Error> {
-        let keys = uuids(rows);
-        let params = Params::Rerun(&keys, order);
-        let allowed = self.store.fetch_once(&self.statements().allow_rerun, params).await?;
-        Ok(was_returned(rows, &KeyIndexes::new(rows).of_rows(allowed)?))
     }
 
     async fn held_by_transactions(&mut self, rows: &Rows<'_>) -> Result<Vec<bool>, sqlx::Error> {

@@ -15,7 +15,6 @@ use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, Decode, Encode, Row as _, Type};
 
 use super::super::replies::Claimed;
-use super::super::rerun::RerunOrder;
 use super::super::sql::call::{RowCall, Rows};
 use super::super::sql::row::{Labels, Row, StoredColumns, first};
 use super::super::stored::{Fetch, StoredData, StoredResponse};
@@ -241,7 +240,6 @@ pub(super) enum Params<'k> {
     Mixed(&'k KeyColumns<'k>, &'static str, &'k ExtraColumns),
     Keys(&'k [Uuid]),
     Locks(&'k [i64]),
-    Rerun(&'k [Uuid], &'k RerunOrder),
     Blocks(&'k Blocks),
     /// The blocks, and how many keys.
     Purge(&'k Blocks, i64),
@@ -296,7 +294,6 @@ impl<'k> Params<'k> {
             }
             Self::Keys(keys) => query.bind(keys),
             Self::Locks(locks) => query.bind(locks),
-            Self::Rerun(keys, order) => query.bind(keys).bind(order.by()).bind(order.reason()),
             Self::Blocks(blocks) => query.bind(&*blocks.from).bind(&*blocks.until),
             Self::Purge(blocks, limit) => {
                 query.bind(&*blocks.from).bind(&*blocks.until).bind(limit)
@@ -477,7 +474,6 @@ fn try_read_row(row: &PgRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
         expires_at: time(6)?,
         lease_until: maybe(7)?,
         now: time(8)?,
-        rerun: row.try_get(9)?,
         stored,
         unreadable: None,
     })
@@ -493,19 +489,14 @@ fn response_columns(row: &PgRow) -> Result<Option<(i64, String, Vec<u8>)>, sqlx:
 
 /// Returns the columns of a row that only operators see.
 pub(super) fn read_labels(row: &PgRow) -> Result<Labels, sqlx::Error> {
-    let rerun_at: Option<Time> = row.try_get("rerun_at")?;
-    let rerun = match rerun_at {
-        Some(at) => Some((at.into(), row.try_get("rerun_by")?, row.try_get("rerun_reason")?)),
-        None => None,
-    };
-    Ok(Labels { event_type: row.try_get("event_type")?, rerun })
+    Ok(Labels { event_type: row.try_get("event_type")? })
 }
 
-/// Returns the reply of a row that a claim wrote: its key, attempts, takeover and rerun.
+/// Returns the reply of a row that a claim wrote: its key, attempts and takeover.
 pub(super) fn claimed_row(row: &PgRow) -> Result<Claimed, sqlx::Error> {
     // By position, in the order of RETURNING in `sql/*claim*.sql`.
     let attempts: i32 = row.try_get(1)?;
-    Ok(first(attempts.into(), row.try_get(2)?, row.try_get(3)?))
+    Ok(first(attempts.into(), row.try_get(2)?))
 }
 
 #[cfg(test)]

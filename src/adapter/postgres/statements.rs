@@ -67,7 +67,6 @@ statements! {
         release,
         release_complete,
         forget,
-        allow_rerun,
         read,
         read_digest,
         read_response,

@@ -11,7 +11,6 @@ use redis::{Cmd, Value};
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
 use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
-use super::super::rerun::{RerunOrder, RerunReply};
 use super::super::terms::CallTerms;
 use super::connections::{Connections, RedisConnection};
 use super::follow::Follower;
@@ -244,14 +243,6 @@ impl MaintenanceAdapter for RedisAdapter {
     /// bytes is not known.
     fn stats(&self) -> StoreFuture<'_, Stats> {
         Box::pin(async move { self.shared()?.stats().await })
-    }
-
-    fn allow_rerun<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        order: &'a RerunOrder,
-    ) -> StoreFuture<'a, Vec<RerunReply>> {
-        Box::pin(async move { self.shared()?.allow_rerun(keys, order).await })
     }
 
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {

@@ -16,12 +16,11 @@ use futures_util::stream::FuturesUnordered;
 use redis::Value;
 
 use super::super::replies::{Claimed, Completed, Forgotten, Released, Renewed, Seen};
-use super::super::rerun::{RerunOrder, RerunReply};
 use super::super::stored::Fetch;
 use super::super::terms::{CallTerms, Permanence};
 use super::adapter::Shared;
 use super::script::{self, Script, ScriptCall};
-use super::value::{Data, data_sections, event_type_section, rerun_section};
+use super::value::{Data, data_sections, event_type_section};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -30,7 +29,6 @@ const RELEASING: &str = "releasing keys";
 const RENEWING: &str = "renewing leases";
 const COMPLETING: &str = "completing keys";
 const FORGETTING: &str = "forgetting a key";
-const ALLOWING: &str = "allowing a rerun";
 
 /// How many keys of one call are sent at once.
 const MAX_CONCURRENT: usize = 64;
@@ -191,28 +189,6 @@ impl Shared {
         ])
     }
 
-    pub(super) async fn allow_rerun(
-        &self,
-        keys: &[DedupKey],
-        order: &RerunOrder,
-    ) -> Result<Vec<RerunReply>, Error> {
-        all(keys.iter().map(|key| self.allow_rerun_of(key, order)).collect(), AfterError::Stop)
-            .await
-    }
-
-    async fn allow_rerun_of(
-        &self,
-        key: &DedupKey,
-        order: &RerunOrder,
-    ) -> Result<RerunReply, Error> {
-        // One for each call: a repetition of the command by the client is no second rerun.
-        let section = rerun_section(rand::random(), order);
-        let call = self.call(&script::ALLOW_RERUN, key).arg(section);
-        // If a failover loses it, the redelivery is a duplicate.
-        let reply = Reply::read(self.connections.run_durably(&call, ALLOWING).await?, ALLOWING)?;
-        reply.one_of(&[RerunReply::Allowed, RerunReply::Missing, RerunReply::InFlight])
-    }
-
     pub(super) fn call(&self, script: &'static Script, key: &DedupKey) -> ScriptCall {
         ScriptCall::new(script, self.names.name(key))
     }
@@ -323,11 +299,7 @@ impl Reply {
 
 fn claimed(reply: &Reply, fetch: Fetch) -> Result<Claimed, Error> {
     Ok(match reply.case {
-        0 => Claimed::First {
-            attempt: reply.number(1)?,
-            takeover: reply.number::<u8>(2)? != 0,
-            rerun: reply.number::<u8>(3)? != 0,
-        },
+        0 => Claimed::First { attempt: reply.number(1)?, takeover: reply.number::<u8>(2)? != 0 },
         1 => {
             let seen = Seen::new(Duration::from_millis(reply.number(1)?));
             if fetch == Fetch::Nothing {

@@ -40,7 +40,6 @@ scripts! {
     RENEW = "lua/renew.lua", ALLOW_OOM;
     COMPLETE = "lua/complete.lua", ALLOW_OOM;
     RELEASE = "lua/release.lua", ALLOW_OOM;
-    ALLOW_RERUN = "lua/allow_rerun.lua", "";
 }
 
 /// Deletes a key.

@@ -12,7 +12,7 @@
 //! | 11 | 6 | expires at |
 //! | 17 | 6 | completed at; the end of the lease of an incomplete row; 0 of a released row |
 //! | 23 | 16 | token, zeros without |
-//! | 39 | | the sections: rerun, event type, payload digest, response |
+//! | 39 | | the sections: event type, payload digest, response |
 //!
 //! The first rule that applies decides the state of a row:
 //!
@@ -27,24 +27,22 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::super::inspection::KeyState;
 use super::super::replies::{Entry, EntryState};
-use super::super::rerun::{Rerun, RerunOrder};
 use super::super::stored::{StoredData, StoredResponse};
 use crate::error::{Error, ErrorKind};
 
 const VERSION: u8 = 1;
 /// The bytes before the sections.
 const HEADER: usize = 39;
-/// The longest value without stored data: its header, the audit of a rerun, and the type of the event.
-pub(super) const MOST_WITHOUT_DATA: usize =
-    HEADER + 6 + 16 + 2 * (2 + RerunOrder::MAX_BYTES) + 1 + 255;
+/// The longest value without stored data: its header, and the type of the event.
+pub(super) const MOST_WITHOUT_DATA: usize = HEADER + 1 + 255;
 
 const COMPLETE: u8 = 0x01;
 const HAS_TOKEN: u8 = 0x02;
 const TAKEOVER: u8 = 0x04;
-const RERUN: u8 = 0x08;
 const EVENT_TYPE: u8 = 0x10;
 const PAYLOAD_DIGEST: u8 = 0x20;
 const RESPONSE: u8 = 0x40;
+const FLAGS: u8 = COMPLETE | HAS_TOKEN | TAKEOVER | EVENT_TYPE | PAYLOAD_DIGEST | RESPONSE;
 
 /// A row, as its value holds it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,8 +54,6 @@ pub(super) struct Row<'v> {
     first_seen_at: u64,
     expires_at: u64,
     ends_at: u64,
-    /// When a rerun was allowed, who allowed it, and why.
-    rerun: Option<(u64, &'v str, &'v str)>,
     event_type: Option<&'v str>,
     data: Data<'v>,
 }
@@ -102,12 +98,6 @@ impl<'v> Row<'v> {
         let (first_seen_at, expires_at, ends_at) =
             (rest.number(6)?, rest.number(6)?, rest.number(6)?);
         rest.take(16)?;
-        let mut rerun = None;
-        if flags & RERUN != 0 {
-            let at = rest.number(6)?;
-            rest.take(16)?;
-            rerun = Some((at, rest.text(2)?, rest.text(2)?));
-        }
         let event_type = if flags & EVENT_TYPE == 0 { None } else { Some(rest.text(1)?) };
         let row = Self {
             is_complete: flags & COMPLETE != 0,
@@ -117,11 +107,10 @@ impl<'v> Row<'v> {
             first_seen_at,
             expires_at,
             ends_at,
-            rerun,
             event_type,
             data: Data::default(),
         };
-        (flags < 0x80).then_some((row, flags, rest))
+        (flags & !FLAGS == 0).then_some((row, flags, rest))
     }
 
     pub(super) fn attempts(&self) -> u32 {
@@ -169,9 +158,6 @@ impl<'v> Row<'v> {
             entry.stored = Some(Arc::new(stored));
         }
         entry.event_type = self.event_type.map(str::to_owned);
-        entry.rerun = self.rerun.map(|(at, by, reason)| {
-            Rerun::new(wall(at), RerunOrder::stored(by.to_owned(), reason.to_owned()))
-        });
         Some(entry)
     }
 }
@@ -245,18 +231,6 @@ pub(super) fn data_sections(stored: Option<&StoredData>) -> Result<(u8, Vec<u8>)
         }
     }
     Ok((flags, sections))
-}
-
-/// Returns the section of a rerun without its time, which the server adds.
-pub(super) fn rerun_section(nonce: [u8; 16], order: &RerunOrder) -> Vec<u8> {
-    let mut section = nonce.to_vec();
-    for text in [order.by(), order.reason()] {
-        // An order has at most 500 bytes of each.
-        let length = u16::try_from(text.len()).unwrap_or(u16::MAX);
-        section.extend(length.to_be_bytes());
-        section.extend_from_slice(&text.as_bytes()[..length.into()]);
-    }
-    section
 }
 
 /// The bytes of a value that are not read yet. Every read fails at the end.
@@ -359,10 +333,10 @@ mod tests {
     }
 
     /// Returns the bytes of a row: the reference for [`Row::read`].
-    fn written(row: &Row<'_>, token: &[u8], nonce: &[u8]) -> Vec<u8> {
+    fn written(row: &Row<'_>, token: &[u8]) -> Vec<u8> {
         let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
         let mut flags = flag(row.is_complete, COMPLETE) | flag(row.has_token, HAS_TOKEN);
-        flags |= flag(row.takeover, TAKEOVER) | flag(row.rerun.is_some(), RERUN);
+        flags |= flag(row.takeover, TAKEOVER);
         flags |= flag(row.event_type.is_some(), EVENT_TYPE);
         let (of_data, data) = written_data(&row.data);
         let mut value = vec![VERSION, flags | of_data];
@@ -371,14 +345,6 @@ mod tests {
             value.extend_from_slice(&time.to_be_bytes()[2..]);
         }
         value.extend_from_slice(token);
-        if let Some((at, by, reason)) = row.rerun {
-            value.extend_from_slice(&at.to_be_bytes()[2..]);
-            value.extend_from_slice(nonce);
-            for text in [by, reason] {
-                value.extend(u16::try_from(text.len()).unwrap().to_be_bytes());
-                value.extend_from_slice(text.as_bytes());
-            }
-        }
         value.extend(event_type_section(row.event_type));
         [value, data].concat()
     }
@@ -401,20 +367,17 @@ mod tests {
     #[test]
     fn fuzz_packed_value() {
         let seeds = (0..128).map(|flags| {
-            let rerun = [&[1; 22][..], b"\0\x02me\0\x01r"].concat();
-            let rerun = if flags & RERUN == 0 { Vec::new() } else { rerun };
             let kind = if flags & EVENT_TYPE == 0 { &[][..] } else { b"\x01t" };
             let digest = if flags & PAYLOAD_DIGEST == 0 { &[][..] } else { &[3; 32] };
             let response = b"\0\xC8\0\0\0\x0B[[\"a\",\"b\"]]\0\0\0\x01x";
             let response = if flags & RESPONSE == 0 { &[][..] } else { &response[..] };
-            [&[0; 8][..], &header(flags), &rerun, kind, digest, response].concat()
+            [&[0; 8][..], &header(flags), kind, digest, response].concat()
         });
         fuzz("packed_value", 20_000, &seeds.collect::<Vec<_>>(), |input| {
             let Some((now, value)) = input.split_first_chunk() else { return };
             let now = u64::from_be_bytes(*now);
             if let Some(row) = Row::read(value) {
-                let nonce = value.get(HEADER + 6..HEADER + 22).unwrap_or_default();
-                assert_eq!(written(&row, &value[23..HEADER], nonce), value);
+                assert_eq!(written(&row, &value[23..HEADER]), value);
                 let entry = row.entry(now);
                 assert_eq!(entry.is_some(), row.standing(now).state.is_some());
                 let is_unreadable = row.data.stored(true).is_err();

@@ -18,7 +18,6 @@ use std::future::Future;
 use std::time::{Duration, Instant};
 
 use super::super::replies::{Claimed, Released, Renewed};
-use super::super::rerun::RerunOrder;
 use super::call::{Call, Kind, RowCall, RowReply, Rows, missing_reply, more};
 use super::rounds::{KeyReply, Rounds, RowStatements};
 use crate::error::Error;
@@ -45,14 +44,6 @@ pub(in crate::adapter) trait Dialect: RowStatements {
     fn delete(
         &mut self,
         rows: &Rows<'_>,
-    ) -> impl Future<Output = Result<Vec<bool>, sqlx::Error>> + Send;
-
-    /// Lets rows run again that no live lease and no open transaction holds. Returns which rows it wrote.
-    /// It is sent once: a repetition could let an event run twice.
-    fn allow_rerun(
-        &mut self,
-        rows: &Rows<'_>,
-        order: &RerunOrder,
     ) -> impl Future<Output = Result<Vec<bool>, sqlx::Error>> + Send;
 
     /// Returns which of these keys a transaction of this crate holds, as far as the database shows it.

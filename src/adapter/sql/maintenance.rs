@@ -1,9 +1,8 @@
-//! What an operator does to keys: forgets one, or lets some run again.
+//! How an operator lets an event run again: forgetting its key.
 
 use std::time::Duration;
 
 use super::super::replies::Forgotten;
-use super::super::rerun::{RerunOrder, RerunReply};
 use super::super::stored::Fetch;
 use super::super::terms::{CallTerms, Token};
 use super::call::Rows;
@@ -43,67 +42,6 @@ pub(in crate::adapter) async fn forget<D: Dialect>(
         }
     }
     Ok(Forgotten::InFlight)
-}
-
-/// Lets keys run again that no live lease and no open transaction holds.
-pub(in crate::adapter) async fn allow_rerun<D: Dialect>(
-    dialect: &mut D,
-    keys: &[DedupKey],
-    order: &RerunOrder,
-    hash: impl Fn(&DedupKey) -> u128,
-) -> Result<Vec<RerunReply>, Error> {
-    // The statement does not use its terms.
-    let terms = CallTerms::on_claim(Token::from([0; 16]), Duration::ZERO);
-    let all = Rows::of_call(keys, &terms, hash);
-    let mut replies: Vec<Option<RerunReply>> = vec![None; keys.len()];
-    for _ in 0..ROUNDS {
-        let open: Vec<usize> = (0..keys.len()).filter(|index| replies[*index].is_none()).collect();
-        if open.is_empty() {
-            break;
-        }
-        if let Err(error) = allow_free(dialect, &all, &open, order, &mut replies).await {
-            let is_unknown = replies.contains(&Some(RerunReply::Allowed));
-            return Err(if is_unknown { error.with_unknown_outcome() } else { error });
-        }
-    }
-    // An open transaction holds the row, or other calls write it again and again.
-    Ok(replies.into_iter().map(|reply| reply.unwrap_or(RerunReply::InFlight)).collect())
-}
-
-/// Sends [`allow_rerun`] once for the rows at the indexes `open`. A row that has changed since has no
-/// reply.
-async fn allow_free<D: Dialect>(
-    dialect: &mut D,
-    all: &Rows<'_>,
-    open: &[usize],
-    order: &RerunOrder,
-    replies: &mut [Option<RerunReply>],
-) -> Result<(), Error> {
-    const CONTEXT: &str = "allowing a rerun";
-    let allowed = dialect.allow_rerun(&all.select(open), order).await;
-    let allowed = allowed.map_err(|error| dialect.error(CONTEXT, error))?;
-    let mut rest = Vec::new();
-    for (index, allowed) in open.iter().zip(allowed) {
-        if allowed {
-            replies[*index] = Some(RerunReply::Allowed);
-        } else {
-            rest.push(*index);
-        }
-    }
-    if rest.is_empty() {
-        return Ok(());
-    }
-    let rows = all.select(&rest);
-    let read = dialect.read(&rows, Fetch::Nothing).await;
-    let read = read.map_err(|error| dialect.error(CONTEXT, error))?;
-    // A transaction that runs a key holds its lock, and has no visible row yet.
-    let held = dialect.held_by_transactions(&rows).await;
-    let held = held.map_err(|error| dialect.error(CONTEXT, error))?;
-    for ((index, row), held) in rest.into_iter().zip(read).zip(held) {
-        let refusal = row.map_or(Ok(Some(RerunReply::Missing)), |row| row.rerun_refusal())?;
-        replies[index] = if held { Some(RerunReply::InFlight) } else { refusal };
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::super::replies::{Claimed, Completed, Entry, EntryState, Seen};
-use super::super::rerun::{Rerun, RerunOrder, RerunReply};
 use super::super::stored::{Fetch, StoredData, StoredResponse};
 use super::super::terms::{CallTerms, Permanence, Token};
 use crate::error::{Error, ErrorKind};
@@ -30,8 +29,6 @@ pub(in crate::adapter) struct Row {
     pub(in crate::adapter) expires_at: i64,
     pub(in crate::adapter) lease_until: Option<i64>,
     pub(in crate::adapter) now: i64,
-    /// Whether an operator has allowed a rerun since the key was new.
-    pub(in crate::adapter) rerun: bool,
     pub(in crate::adapter) stored: StoredColumns,
     /// Set if a column is unreadable: the row has no state then.
     pub(in crate::adapter) unreadable: Option<Arc<sqlx::Error>>,
@@ -49,8 +46,6 @@ pub(in crate::adapter) struct StoredColumns {
 #[derive(Debug, Default)]
 pub(in crate::adapter) struct Labels {
     pub(in crate::adapter) event_type: Option<String>,
-    /// When a rerun was allowed, who allowed it, and why.
-    pub(in crate::adapter) rerun: Option<(i64, Option<String>, Option<String>)>,
 }
 
 impl StoredColumns {
@@ -122,7 +117,6 @@ impl Row {
             expires_at: 0,
             lease_until: None,
             now: 0,
-            rerun: false,
             stored: StoredColumns::default(),
             unreadable: Some(Arc::new(error)),
         }
@@ -146,20 +140,6 @@ impl Row {
         Ok(matches!(self.state(), RowState::Leased))
     }
 
-    /// Returns the reply to an operator who allows a rerun; `None` for a row that may run again.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Corrupt`] for an unreadable row.
-    pub(in crate::adapter) fn rerun_refusal(&self) -> Result<Option<RerunReply>, Error> {
-        self.check_readable()?;
-        Ok(match self.state() {
-            RowState::Leased => Some(RerunReply::InFlight),
-            RowState::Expired => Some(RerunReply::Missing),
-            RowState::Complete | RowState::Lapsed | RowState::Released => None,
-        })
-    }
-
     /// Returns the reply to a claim that finds this row, if the claim need not write and the row is known
     /// well enough.
     ///
@@ -175,7 +155,7 @@ impl Row {
             // Repeated with its token: the first reply may be lost.
             RowState::Complete if on_claim && is_mine => {
                 // A row that a completion inserted has no attempts.
-                Some(first(self.attempts.max(1), self.takeover, self.rerun))
+                Some(first(self.attempts.max(1), self.takeover))
             }
             RowState::Complete => {
                 let Some(first_seen_at) = self.first_seen_at else { return Ok(None) };
@@ -189,8 +169,8 @@ impl Row {
         })
     }
 
-    /// Returns the reply to a completion that finds this row complete, or to be run again by another
-    /// token. `None` for another row: it has changed since the completion.
+    /// Returns the reply to a completion that finds this row complete. `None` for another row: it
+    /// has changed since the completion.
     ///
     /// # Errors
     ///
@@ -200,11 +180,6 @@ impl Row {
         Ok(match self.state() {
             RowState::Complete if self.is_by(token) => Some(Completed::Held),
             RowState::Complete => Some(Completed::LeaseLost),
-            RowState::Leased | RowState::Lapsed | RowState::Released
-                if self.rerun && !self.is_by(token) =>
-            {
-                Some(Completed::LeaseLost)
-            }
             _ => None,
         })
     }
@@ -216,9 +191,9 @@ impl Row {
         reply: &Claimed,
     ) -> Self {
         let on_claim = terms.permanence() == Permanence::OnClaim;
-        let (attempts, takeover, rerun) = match reply {
-            Claimed::First { attempt, takeover, rerun } => (i64::from(*attempt), *takeover, *rerun),
-            _ => (1, false, false),
+        let (attempts, takeover) = match reply {
+            Claimed::First { attempt, takeover } => (i64::from(*attempt), *takeover),
+            _ => (1, false),
         };
         let stored = if on_claim { terms.stored_data_for(key) } else { None }.unwrap_or_default();
         Self {
@@ -231,7 +206,6 @@ impl Row {
             expires_at: terms.retention_ms(),
             lease_until: (!on_claim).then(|| terms.lease_ms()),
             now: 0,
-            rerun,
             stored: StoredColumns {
                 payload_sha256: stored.payload_sha256,
                 response: stored.response.map(Ok),
@@ -267,11 +241,6 @@ impl Row {
             entry.stored = Some(Arc::new(StoredData::new(self.stored.payload_sha256, response)));
         }
         entry.event_type = labels.event_type;
-        entry.rerun = labels.rerun.map(|(at, by, reason)| {
-            // Somebody may have written the columns by hand.
-            let (by, reason) = (by.unwrap_or_default(), reason.unwrap_or_default());
-            Rerun::new(wall(at), RerunOrder::stored(by, reason))
-        });
         Ok(Some(entry))
     }
 }
@@ -286,8 +255,8 @@ pub(in crate::adapter) fn completed(attempts: i64, is_held: bool) -> Completed {
 }
 
 /// Returns the reply to a claim that got its key.
-pub(in crate::adapter) fn first(attempts: i64, takeover: bool, rerun: bool) -> Claimed {
-    Claimed::First { attempt: attempt(attempts), takeover, rerun }
+pub(in crate::adapter) fn first(attempts: i64, takeover: bool) -> Claimed {
+    Claimed::First { attempt: attempt(attempts), takeover }
 }
 
 /// Returns a column of attempts as a reply shows it.
@@ -330,8 +299,8 @@ mod tests {
         assert_eq!(claimed(60_000), None, "expired");
     }
 
-    /// The replies to a claim by the row's token and by another one, under a lease and on arrival; to a
-    /// completion by both tokens; and to an operator who allows a rerun.
+    /// The replies to a claim by the row's token and by another one, under a lease and on arrival; and to
+    /// a completion by both tokens.
     #[test]
     fn replies_follow_from_the_state_of_the_row() {
         let [mine, other] = [Token::random(), Token::random()];
@@ -340,20 +309,14 @@ mod tests {
         let (leased, complete) = (row_at(&on_completion(mine), 0), row_at(&on_claim(mine), 0));
         let lapsed = Row { now: 1_000, ..leased.clone() };
         let released = Row { token: None, ..lapsed.clone() };
-        let again = |row: &Row| Row { rerun: true, ..row.clone() };
         let expired = |row: &Row| Row { now: 60_000, ..row.clone() };
-        for (row, claims, completions, rerun) in [
-            (leased.clone(), "- I I I", "- -", "I"),
-            (again(&leased), "- I I I", "- L", "I"),
-            (lapsed.clone(), "- - - -", "- -", "-"),
-            (again(&lapsed), "- - - -", "- L", "-"),
-            (released.clone(), "- - - -", "- -", "-"),
-            (again(&released), "- - - -", "L L", "-"),
-            (complete.clone(), "D D F D", "H L", "-"),
-            (again(&complete), "D D F D", "H L", "-"),
-            (expired(&leased), "- - - -", "- -", "M"),
-            (expired(&again(&leased)), "- - - -", "- -", "M"),
-            (expired(&complete), "- - - -", "- -", "M"),
+        for (row, claims, completions) in [
+            (leased.clone(), "- I I I", "- -"),
+            (lapsed.clone(), "- - - -", "- -"),
+            (released.clone(), "- - - -", "- -"),
+            (complete.clone(), "D D F D", "H L"),
+            (expired(&leased), "- - - -", "- -"),
+            (expired(&complete), "- - - -", "- -"),
         ] {
             let terms =
                 [on_completion(mine), on_completion(other), on_claim(mine), on_claim(other)];
@@ -369,14 +332,8 @@ mod tests {
                 Some(Completed::LeaseLost) => "L",
                 Some(_) => "?",
             });
-            let refused = match row.rerun_refusal().unwrap() {
-                None => "-",
-                Some(RerunReply::InFlight) => "I",
-                Some(RerunReply::Missing) => "M",
-                Some(_) => "?",
-            };
-            let replies = (&*claimed.join(" "), &*completed.join(" "), refused);
-            assert_eq!(replies, (claims, completions, rerun), "{row:?}");
+            let replies = (&*claimed.join(" "), &*completed.join(" "));
+            assert_eq!(replies, (claims, completions), "{row:?}");
         }
     }
 
@@ -386,7 +343,6 @@ mod tests {
         let terms = CallTerms::on_claim(Token::random(), MINUTE);
         let errors = [
             row.is_leased().err(),
-            row.rerun_refusal().err(),
             row.claimed(&terms).err(),
             row.completed(terms.token()).err(),
             row.entry(Labels::default()).err(),
@@ -400,9 +356,9 @@ mod tests {
     #[test]
     fn row_after_a_claim_knows_what_the_reply_says() {
         let terms = CallTerms::on_claim(Token::random(), MINUTE);
-        let reply = Claimed::First { attempt: 3, takeover: true, rerun: true };
+        let reply = Claimed::first(3, true);
         let row = Row::row_after(&key(), &terms, &reply);
-        assert_eq!((row.attempts, row.takeover, row.rerun), (3, true, true));
+        assert_eq!((row.attempts, row.takeover), (3, true));
         assert_eq!(row.first_seen_at, None, "an earlier claim has seen the key");
         assert_eq!(row_at(&terms, 0).first_seen_at, Some(0));
     }

@@ -5,7 +5,6 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use super::super::replies::{Claimed, Completed};
-use super::super::rerun::RerunOrder;
 use super::super::stored::Fetch;
 use super::super::terms::{CallTerms, Token};
 use super::call::{Kind, RowCall, RowReply, Rows};
@@ -125,14 +124,6 @@ impl Dialect for Table {
     async fn delete(&mut self, rows: &Rows<'_>) -> Result<Vec<bool>, sqlx::Error> {
         self.sent_deletes += 1;
         Ok(vec![self.deletes == Some(self.sent_deletes); rows.len()])
-    }
-
-    async fn allow_rerun(
-        &mut self,
-        rows: &Rows<'_>,
-        _: &RerunOrder,
-    ) -> Result<Vec<bool>, sqlx::Error> {
-        Ok(vec![false; rows.len()])
     }
 
     async fn held_by_transactions(&mut self, rows: &Rows<'_>) -> Result<Vec<bool>, sqlx::Error> {

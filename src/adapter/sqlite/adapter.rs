@@ -13,10 +13,9 @@ use sqlx::sqlite::{SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynch
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
 use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
-use super::super::rerun::{RerunOrder, RerunReply};
 use super::super::sql::call::{Call, Kind, RowReply, replies, without_response};
 use super::super::sql::engine::execute_one;
-use super::super::sql::maintenance::{allow_rerun, forget};
+use super::super::sql::maintenance::forget;
 use super::super::sql::pairs::{PairClaims, claim_pairs};
 use super::super::sql::responses::add_responses;
 use super::super::sql::row::Row;
@@ -326,20 +325,6 @@ impl MaintenanceAdapter for SqliteAdapter {
             let Some(row) = row.map_err(fault)? else { return Ok(None) };
             read_row(&row, Fetch::DigestAndResponse).entry(read_labels(&row).map_err(fault)?)
         }))
-    }
-
-    fn allow_rerun<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        order: &'a RerunOrder,
-    ) -> StoreFuture<'a, Vec<RerunReply>> {
-        let allow_once = || {
-            let (keys, order) = (keys.to_vec(), order.clone());
-            self.0.write_in_task(|store, guard| async move {
-                allow_rerun(&mut store.writer(guard), &keys, &order, key_hash).await
-            })
-        };
-        Box::pin(self.0.with_table(allow_once))
     }
 
     fn list<'a>(

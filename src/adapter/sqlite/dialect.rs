@@ -13,7 +13,6 @@ use sqlx::sqlite::SqliteRow;
 use sqlx::{AssertSqlSafe, Row as _};
 
 use super::super::replies::Claimed;
-use super::super::rerun::RerunOrder;
 use super::super::sql::call::{Call, Kind, RowReply, Rows};
 use super::super::sql::engine::{Dialect, execute_batch};
 use super::super::sql::queue::BatchExecutor;
@@ -21,7 +20,7 @@ use super::super::sql::rounds::{RowStatements, Written};
 use super::super::sql::row::{Row, completed};
 use super::super::stored::Fetch;
 use super::errors::{is_row_error, store_error};
-use super::params::{claimed_row, keys_json, rows_json, with_indexes};
+use super::params::{claimed_row, rows_json, with_indexes};
 use super::store::{Lookup, SqliteStore, WriteGuard};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
@@ -178,35 +177,13 @@ impl Dialect for Writer<'_> {
         let all = &self.store.statements;
         match kind {
             Kind::Renew => self.returned(&all.renew, rows).await,
-            Kind::ReleaseComplete => {
-                let mut released = self.returned(&all.release_complete, rows).await?;
-                if released.contains(&false) {
-                    let with_audit = self.returned(&all.release_rerun, rows).await?;
-                    for (released, with_audit) in released.iter_mut().zip(with_audit) {
-                        *released |= with_audit;
-                    }
-                }
-                Ok(released)
-            }
+            Kind::ReleaseComplete => self.returned(&all.release_complete, rows).await,
             _ => self.returned(&all.release, rows).await,
         }
     }
 
     async fn delete(&mut self, rows: &Rows<'_>) -> Result<Vec<bool>, sqlx::Error> {
         self.returned(&self.store.statements.forget, rows).await
-    }
-
-    async fn allow_rerun(
-        &mut self,
-        rows: &Rows<'_>,
-        order: &RerunOrder,
-    ) -> Result<Vec<bool>, sqlx::Error> {
-        let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.store.statements.allow_rerun)))
-            .bind(keys_json(rows.iter().map(|row| row.key)))
-            .bind(order.by())
-            .bind(order.reason());
-        let allowed = query.fetch_all(&self.store.writer).await?;
-        was_returned(rows, &allowed)
     }
 
     /// An open transaction holds the file and not a key, and whoever writes has waited for it.

@@ -77,7 +77,6 @@ fn try_read_row(row: &SqliteRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
         expires_at: row.try_get("expires_at")?,
         lease_until: row.try_get("lease_until")?,
         now: row.try_get("now")?,
-        rerun: row.try_get("rerun")?,
         stored,
         unreadable: None,
     })
@@ -125,17 +124,12 @@ fn response_columns(row: &SqliteRow) -> Result<Option<(i64, String, Vec<u8>)>, s
 
 /// Returns the columns of a row that only operators see.
 pub(super) fn read_labels(row: &SqliteRow) -> Result<Labels, sqlx::Error> {
-    let rerun_at: Option<i64> = row.try_get("rerun_at")?;
-    let rerun = match rerun_at {
-        Some(at) => Some((at, row.try_get("rerun_by")?, row.try_get("rerun_reason")?)),
-        None => None,
-    };
-    Ok(Labels { event_type: row.try_get("event_type")?, rerun })
+    Ok(Labels { event_type: row.try_get("event_type")? })
 }
 
 /// Returns the reply of a row that a claim wrote.
 pub(super) fn claimed_row(row: &SqliteRow) -> Result<Claimed, sqlx::Error> {
-    Ok(first(row.try_get("attempts")?, row.try_get("takeover")?, row.try_get("rerun")?))
+    Ok(first(row.try_get("attempts")?, row.try_get("takeover")?))
 }
 
 /// Returns the hash of a key in a batch.

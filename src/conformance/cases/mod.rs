@@ -1,14 +1,15 @@
 //! The cases. Each takes a fresh store and panics where the store breaks a rule.
 
+mod event_type;
 mod inspection;
 mod lease;
 mod maintenance;
 mod on_claim;
 mod races;
 mod refusal;
-mod rerun;
 mod stored;
 
+pub use event_type::event_type_is_stored_with_a_new_key;
 pub use inspection::{
     foreign_cursor_is_refused, list_beside_writes_has_every_key_that_is_not_written,
     list_filters_by_state_namespace_age_and_attempts, list_in_pages_has_every_key_once,
@@ -51,15 +52,6 @@ pub use races::{
     workers_racing_for_a_lapsed_lease_have_one_winner, workers_racing_for_a_lease_have_one_winner,
 };
 pub use refusal::unsupported_terms_are_refused_before_anything_is_written;
-pub use rerun::{
-    audit_ends_with_the_retention, complete_key_runs_again_once_and_keeps_its_audit,
-    earlier_token_does_not_complete_a_rerun, event_type_is_stored_with_a_new_key,
-    key_complete_at_once_runs_again_once, rerun_is_unsupported_without_the_ability,
-    rerun_of_a_lapsed_key_is_a_takeover, rerun_of_a_live_lease_changes_nothing,
-    rerun_of_a_missing_or_expired_key_changes_nothing, rerun_of_several_keys_replies_key_by_key,
-    reruns_beside_load_never_run_twice, retry_of_a_failed_rerun_is_a_rerun,
-    workers_racing_for_a_rerun_have_one_winner,
-};
 pub use stored::{
     claim_that_is_complete_at_once_stores_payloads, completion_stores_what_it_carries,
     duplicate_beside_completions_carries_whole_stored_data,

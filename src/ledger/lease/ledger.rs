@@ -189,7 +189,7 @@ impl Ledger for Lease {
                 release.disarm();
                 observe::unprotected(keys.first(), &error);
                 let lease = LeaseTerms::new(flat.clone(), terms.clone(), store_timeout);
-                let run = (1, false, false);
+                let run = (1, false);
                 let lease = Inner::new(events, run, Protection::Unprotected, None, lease);
                 let claim = LeaseClaim::new(self, Arc::new(lease), None);
                 return Ok(Begin::First { claim, in_flight: false, mismatch: false });

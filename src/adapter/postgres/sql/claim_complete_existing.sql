@@ -35,14 +35,10 @@ UPDATE {table} AS t SET
     ELSE t.first_seen_at END,
   completed_at = clock_timestamp(),
   expires_at = clock_timestamp() + l.retention,
-  -- A key that is claimed again after it has expired loses its audit.
   event_type = CASE WHEN t.expires_at > clock_timestamp() THEN t.event_type
     ELSE l.event_type END,
-  (rerun_at, rerun_by, rerun_reason) = (
-    SELECT t.rerun_at, t.rerun_by, t.rerun_reason WHERE t.expires_at > clock_timestamp()
-  ),
   payload_sha256 = l.payload_sha256, response_status = l.response_status,
   response_headers = l.response_headers, response_body = l.response_body
 FROM locked AS l
 WHERE t.key = l.key
-RETURNING t.key, t.attempts, t.takeover, t.rerun_at IS NOT NULL AS rerun
+RETURNING t.key, t.attempts, t.takeover

@@ -35,16 +35,11 @@ UPDATE {table} AS t SET
       AND t.expires_at <= clock_timestamp() THEN clock_timestamp() ELSE t.first_seen_at END,
   completed_at = NULL,
   expires_at = clock_timestamp() + l.retention,
-  -- A key that is claimed again after it has expired loses its stored data and its audit.
+  -- A key that is claimed again after it has expired loses its stored data.
   event_type = CASE WHEN t.expires_at > clock_timestamp()
       OR t.completed_at IS NULL AND t.token IS NOT DISTINCT FROM l.token
     THEN t.event_type ELSE l.event_type END,
-  (rerun_at, rerun_by, rerun_reason) = (
-    SELECT t.rerun_at, t.rerun_by, t.rerun_reason
-    WHERE t.expires_at > clock_timestamp()
-      OR t.completed_at IS NULL AND t.token IS NOT DISTINCT FROM l.token
-  ),
   payload_sha256 = NULL, response_status = NULL, response_headers = NULL, response_body = NULL
 FROM locked AS l
 WHERE t.key = l.key
-RETURNING t.key, t.attempts, t.takeover, t.rerun_at IS NOT NULL AS rerun
+RETURNING t.key, t.attempts, t.takeover

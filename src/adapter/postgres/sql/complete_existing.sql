@@ -2,7 +2,6 @@
 --
 -- The holder's token stays: it shows whether the caller held the key. An inserted row has no
 -- attempts: that shows that it was inserted. A row that was complete before is not written again.
--- After a rerun was allowed, only the key's holder completes it: an earlier handler may still run.
 -- `expires_at` stays unless the row has expired: the retention counts from the claim.
 ON CONFLICT (key) DO UPDATE SET
   completed_at = excluded.completed_at,
@@ -15,13 +14,9 @@ ON CONFLICT (key) DO UPDATE SET
   expires_at = CASE WHEN t.expires_at <= clock_timestamp() THEN excluded.expires_at
     ELSE t.expires_at END,
   event_type = CASE WHEN t.completed_at IS NULL THEN t.event_type ELSE excluded.event_type END,
-  rerun_at = CASE WHEN t.completed_at IS NULL THEN t.rerun_at END,
-  rerun_by = CASE WHEN t.completed_at IS NULL THEN t.rerun_by END,
-  rerun_reason = CASE WHEN t.completed_at IS NULL THEN t.rerun_reason END,
   payload_sha256 = excluded.payload_sha256,
   response_status = excluded.response_status,
   response_headers = excluded.response_headers,
   response_body = excluded.response_body
-WHERE t.completed_at IS NULL AND (t.rerun_at IS NULL OR t.token = excluded.token)
-  OR t.expires_at <= clock_timestamp()
+WHERE t.completed_at IS NULL OR t.expires_at <= clock_timestamp()
 RETURNING t.key, t.attempts, t.token

@@ -1,7 +1,7 @@
 -- Reads rows with all their stored data, on any server.
 SELECT t.key, t.token, t.attempts, t.takeover, t.first_seen_at, t.completed_at,
-  t.expires_at, t.lease_until, clock_timestamp() AS now, t.rerun_at IS NOT NULL AS rerun,
-  t.event_type, t.rerun_at, t.rerun_by, t.rerun_reason,
+  t.expires_at, t.lease_until, clock_timestamp() AS now,
+  t.event_type,
   t.payload_sha256, t.response_status::int8 AS response_status, t.response_headers,
   t.response_body
 FROM {table} AS t

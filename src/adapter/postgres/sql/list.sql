@@ -2,8 +2,8 @@
 -- `$2`: in the state `$5`, of the namespace `$6`, first seen in the last `$7` milliseconds, with more
 -- attempts than `$8`. Null selects all.
 SELECT t.key, t.token, t.attempts, t.takeover, t.first_seen_at, t.completed_at,
-  t.expires_at, t.lease_until, t.now, t.rerun_at IS NOT NULL AS rerun,
-  t.event_type, t.rerun_at, t.rerun_by, t.rerun_reason,
+  t.expires_at, t.lease_until, t.now,
+  t.event_type,
   t.namespace, t.id, t.place::text AS place, t.partition
 FROM (
   SELECT t.*, c.now, {state} AS state, t.ctid AS place, t.tableoid::int8 AS partition

@@ -42,16 +42,13 @@ WITH settings AS MATERIALIZED (
       ELSE t.first_seen_at END,
     completed_at = clock_timestamp(),
     expires_at = clock_timestamp() + l.retention,
-    -- A key that is claimed again after it has expired loses its stored data and its audit.
+    -- A key that is claimed again after it has expired loses its stored data.
     event_type = CASE WHEN t.expires_at > clock_timestamp() THEN t.event_type
       ELSE l.event_type END,
-    (rerun_at, rerun_by, rerun_reason) = (
-      SELECT t.rerun_at, t.rerun_by, t.rerun_reason WHERE t.expires_at > clock_timestamp()
-    ),
     payload_sha256 = NULL, response_status = NULL, response_headers = NULL, response_body = NULL
   FROM locked AS l
   WHERE t.key = l.key
-  RETURNING t.key, t.attempts, t.takeover, t.rerun_at IS NOT NULL AS rerun
+  RETURNING t.key, t.attempts, t.takeover
 ), written AS MATERIALIZED (
   SELECT count(*) AS rows FROM claimed
 ), restored AS MATERIALIZED (
@@ -62,4 +59,4 @@ WITH settings AS MATERIALIZED (
   WHERE written.rows >= 0
 )
 -- The outer join evaluates `restored` even if no row was claimed: then the key is null.
-SELECT s.key, s.attempts, s.takeover, s.rerun FROM restored LEFT JOIN claimed AS s ON true
+SELECT s.key, s.attempts, s.takeover FROM restored LEFT JOIN claimed AS s ON true

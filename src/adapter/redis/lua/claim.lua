@@ -3,7 +3,7 @@
 -- ARGV: 2 token, 3 retention, 4 lease ('' for a claim that is complete at once), 5 the data that a
 -- duplicate carries (0 nothing, 1 digest, 2 all), 6 section of the event type, 7 flags and 8 sections of
 -- the data to store, 9 '1' to claim nothing: a free key is in flight then.
--- Replies: {0, attempts, takeover, rerun} first; {1, age, flags, sections} duplicate; {2} in flight.
+-- Replies: {0, attempts, takeover} first; {1, age, flags, sections} duplicate; {2} in flight.
 local at_once = ARGV[4] == ''
 local is_mine = token == ARGV[2]
 local is_repeated = is_mine and complete == at_once
@@ -24,7 +24,7 @@ else
   if at_once or not is_repeated then
     if ARGV[9] == '1' then return {2} end
     if state == 'missing' or state == 'expired' then
-      attempts, takeover, first_seen_at, rerun, event_type = 1, false, now, '', ARGV[6]
+      attempts, takeover, first_seen_at, event_type = 1, false, now, ARGV[6]
     else
       attempts = math.min(attempts + 1, 16777215)
       -- A released row is not taken over.
@@ -36,6 +36,6 @@ else
   ends_at = at_once and now or math.min(now + ARGV[4], MAX_TIME)
   data_flags, data = tonumber(ARGV[7]), ARGV[8]
 end
-local reply = {0, math.max(attempts, 1), takeover and 1 or 0, rerun ~= '' and 1 or 0}
+local reply = {0, math.max(attempts, 1), takeover and 1 or 0}
 -- Repeated with its token: the first reply may be lost.
 if state == 'complete' and not force then return reply end

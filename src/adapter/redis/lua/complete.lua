@@ -1,7 +1,6 @@
 -- Completes a key, whoever holds it; a missing row is inserted.
 --
 -- The holder's token stays: it shows whether the caller held the key. An inserted row has no attempts.
--- After a rerun was allowed, only the key's holder completes it: an earlier handler may still run.
 --
 -- ARGV: 2 token, 3 retention, 4 section of the event type, 5 flags and 6 sections of the data to store.
 -- Replies: {0} held; {1} lease lost; {2} inserted.
@@ -12,9 +11,8 @@ local reply = {is_mine and 0 or 1}
 if complete and not is_over then
   if not force then return reply end
 else
-  if rerun ~= '' and not is_mine and not is_over then return reply end
   if state == 'missing' or complete then
-    attempts, takeover, first_seen_at, rerun, event_type = 0, false, now, '', ARGV[4]
+    attempts, takeover, first_seen_at, event_type = 0, false, now, ARGV[4]
     token, reply = ARGV[2], {2}
   end
   if is_over then

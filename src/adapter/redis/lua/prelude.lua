@@ -9,7 +9,7 @@
 -- since the Unix epoch. They are exact, because a Lua number is exact up to 2^53.
 --
 -- The value, big endian: u8 version, u8 flags, u24 attempts, u48 first_seen_at, u48 expires_at,
--- u48 ends_at, 16 bytes token, then the sections that the flags name: 0x08 rerun, 0x10 event type,
+-- u48 ends_at, 16 bytes token, then the sections that the flags name: 0x10 event type,
 -- 0x20 payload digest, 0x40 response. `src/adapter/redis/value.rs` reads and writes the same.
 local HEADER = '>BBI3I6I6I6c16'
 local MAX_TIME = 281474976710655
@@ -23,7 +23,7 @@ local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local state = 'missing'
 local complete, token, takeover, attempts = false, nil, false, 1
 local first_seen_at, expires_at, ends_at = now, 0, 0
-local rerun, event_type, data_flags, data = '', '', 0, ''
+local event_type, data_flags, data = '', 0, ''
 
 local stored = redis.call('GET', key)
 if stored then
@@ -32,23 +32,21 @@ if stored then
     version, flags, attempts, first_seen_at, expires_at, ends_at, token = struct.unpack(HEADER, stored)
   end
   -- Unreadable, or of another version: nothing is decided and nothing is written.
-  if version ~= 1 or flags > 0x7f then return {-1} end
+  if version ~= 1 or flags > 0x7f or bit.band(flags, 0x08) ~= 0 then return {-1} end
   local at = 40
-  if flags >= 0x08 then
+  if flags >= 0x10 then
     -- Returns the position after a text whose length, of `size` bytes, stands at `at`.
     local function skip_text(at, size)
       if not at or #stored < at + size - 1 then return nil end
       local length = struct.unpack('>I' .. size, stored, at)
       return at + size + length
     end
-    if bit.band(flags, 0x08) ~= 0 then at = skip_text(skip_text(at + 22, 2), 2) end
-    local type_at = at
     if bit.band(flags, 0x10) ~= 0 then at = skip_text(at, 1) end
     local data_at = at
     if at and bit.band(flags, 0x20) ~= 0 then at = at + 32 end
     if at and bit.band(flags, 0x40) ~= 0 then at = skip_text(skip_text(at + 2, 4), 4) end
     if at then
-      rerun, event_type = string.sub(stored, 40, type_at - 1), string.sub(stored, type_at, data_at - 1)
+      event_type = string.sub(stored, 40, data_at - 1)
       data_flags, data = bit.band(flags, 0x60), string.sub(stored, data_at)
     end
   end

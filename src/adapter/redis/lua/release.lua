@@ -13,11 +13,10 @@ if token ~= ARGV[2] or complete ~= (ARGV[3] == '1') then
     redis.call('DEL', key)
     return reply
   end
-elseif complete and rerun == '' then
+elseif complete then
   redis.call('DEL', key)
   return reply
 else
-  -- The row stays, with its attempts and the audit of a rerun.
-  token, complete, ends_at = nil, false, 0
-  data_flags, data = 0, ''
+  -- The row stays, with its attempts.
+  token, ends_at = nil, 0
 end

@@ -1,5 +1,4 @@
 -- Claims rows that no live lease holds, and missing rows, complete at once, with their stored data.
--- A key that is claimed again after it has expired loses its audit.
 INSERT INTO {table} AS t (
   namespace, id, token, lease_until, attempts, takeover,
   first_seen_at, completed_at, expires_at, event_type,
@@ -20,13 +19,10 @@ ON CONFLICT (namespace, id) DO UPDATE SET
   completed_at = excluded.completed_at,
   expires_at = excluded.expires_at,
   event_type = CASE WHEN t.expires_at > {now} THEN t.event_type ELSE excluded.event_type END,
-  (rerun_at, rerun_by, rerun_reason) = (
-    SELECT t.rerun_at, t.rerun_by, t.rerun_reason WHERE t.expires_at > {now}
-  ),
   payload_sha256 = excluded.payload_sha256,
   response_status = excluded.response_status,
   response_headers = excluded.response_headers,
   response_body = excluded.response_body
 WHERE (t.completed_at IS NULL AND (t.token IS NULL OR t.lease_until <= {now}))
   OR (t.completed_at IS NOT NULL AND t.expires_at <= {now})
-RETURNING namespace, id, attempts, takeover, rerun_at IS NOT NULL AS rerun
+RETURNING namespace, id, attempts, takeover

@@ -1,6 +1,6 @@
 -- Claims rows that no live lease holds, those that the caller's own token holds, and missing rows.
 -- A claim that is repeated with its token counts no attempt. A key that is claimed again after it has
--- expired loses its stored data and its audit.
+-- expired loses its stored data.
 INSERT INTO {table} AS t (
   namespace, id, token, lease_until, attempts, takeover,
   first_seen_at, completed_at, expires_at, event_type
@@ -23,12 +23,8 @@ ON CONFLICT (namespace, id) DO UPDATE SET
   event_type = CASE
     WHEN t.expires_at > {now} OR (t.completed_at IS NULL AND t.token IS excluded.token)
     THEN t.event_type ELSE excluded.event_type END,
-  (rerun_at, rerun_by, rerun_reason) = (
-    SELECT t.rerun_at, t.rerun_by, t.rerun_reason
-    WHERE t.expires_at > {now} OR (t.completed_at IS NULL AND t.token IS excluded.token)
-  ),
   payload_sha256 = NULL, response_status = NULL, response_headers = NULL, response_body = NULL
 WHERE (t.completed_at IS NULL AND (t.token IS NULL OR t.lease_until <= {now}))
   OR (t.completed_at IS NOT NULL AND t.expires_at <= {now})
   OR (t.completed_at IS NULL AND t.token IS excluded.token)
-RETURNING namespace, id, attempts, takeover, rerun_at IS NOT NULL AS rerun
+RETURNING namespace, id, attempts, takeover

@@ -2,12 +2,12 @@
 -- first `?8` of them. They are in the state `?5`, were first seen within `?6` milliseconds, and have more
 -- than `?7` attempts. A null selects every row.
 SELECT namespace, id, token, attempts, takeover, first_seen_at, completed_at, expires_at, lease_until,
-  now, rerun_at IS NOT NULL AS rerun, event_type, rerun_at, rerun_by, rerun_reason
+  now, event_type
 FROM (
   SELECT *, {state} AS state
   FROM (
     SELECT (SELECT {now}) AS now, namespace, id, token, attempts, takeover, first_seen_at,
-      completed_at, expires_at, lease_until, event_type, rerun_at, rerun_by, rerun_reason
+      completed_at, expires_at, lease_until, event_type
     FROM {table}
     WHERE (namespace, id) >= (?1, ?2) AND (namespace, id) < (?3, ?4)
   )

@@ -4,6 +4,6 @@ WHERE (namespace, id) IN (
   SELECT e.namespace, e.id
   FROM json_each(?1)
   CROSS JOIN {table} AS e ON e.namespace = value ->> 0 AND e.id = value ->> 1
-  WHERE e.token = unhex(value ->> 2) AND e.completed_at IS NOT NULL AND e.rerun_at IS NULL
+  WHERE e.token = unhex(value ->> 2) AND e.completed_at IS NOT NULL
 )
 RETURNING namespace, id
