@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::Request;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 use metrics_util::debugging::{DebugValue, Snapshotter};
 use tower::Layer;
-use tower_dedup::adapter::MemoryAdapter;
+use tower_dedup::adapter::{DedupAdapter, MemoryAdapter};
 use tower_dedup::key::Event;
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{DedupLayer, Deduplicator, OnInFlight, RunContext, RunError};
@@ -14,7 +15,10 @@ use tower_dedup::{DedupLayer, Deduplicator, OnInFlight, RunContext, RunError};
 use crate::observe::{measured, observed, value};
 use crate::spans::transactional;
 use crate::support::log::Log;
-use crate::support::{Faulty, Handler, by_header, dedup_key, faulty, polled, request, send};
+use crate::support::multi_event::by_word;
+use crate::support::{
+    Body, Faulty, Handler, by_header, dedup_key, faulty, polled, request, send, terms,
+};
 
 const WAITING: &str = "tower_dedup_waiting";
 const PENDING: &str = "tower_dedup_pending_writes";
@@ -199,6 +203,23 @@ fn first_attempts_are_counted_by_their_result() {
         let results = ["failed", "completed"]
             .map(|result| value(&sums, "tower_dedup_first_attempts_total", &["test", result]));
         assert_eq!(results, [1.0, 1.0]);
+    });
+}
+
+/// The record says that the handler ran, and that another delivery runs the rest.
+#[test]
+fn list_with_an_event_in_flight_elsewhere_is_a_completed_attempt() {
+    observed(async |log, snapshotter| {
+        let store = store();
+        store.claim(&[dedup_key("b")], &terms()).await.unwrap();
+        let service = DedupLayer::new(by_word(), store).layer(Handler::default().service());
+        let list = Request::post("/").body(Body::from("a b".to_owned())).unwrap();
+        assert_eq!(send(&service, list).await.status(), 503);
+        let fields = ["outcome", "attempt", "status", "level"].map(|field| last(&log, field));
+        assert_eq!(fields, ["in_flight", "1", "503", "INFO"]);
+        let sums = measured(&snapshotter);
+        let first = |result| value(&sums, "tower_dedup_first_attempts_total", &["test", result]);
+        assert_eq!([first("completed"), first("failed")], [1.0, 0.0]);
     });
 }
 

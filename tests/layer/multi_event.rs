@@ -37,6 +37,7 @@ under_every_ledger!(
     new_events_run_and_no_others,
     poison_event_releases_the_whole_delivery,
     handler_that_fails_half_way_releases_the_whole_delivery,
+    list_whose_process_died_runs_whole_as_a_takeover,
     event_in_flight_under_another_claim_is_503_after_the_new_ones,
     retries_in_other_groups_process_only_new_events,
     overlapping_deliveries_race_and_every_event_takes_effect_once,
@@ -118,6 +119,14 @@ async fn handler_that_fails_half_way_releases_the_whole_delivery(fixture: Fixtur
     }
     let all = fixture.effects.all().await;
     assert_eq!(all.iter().collect::<HashSet<_>>().len(), all.len(), "{all:?}");
+}
+
+async fn list_whose_process_died_runs_whole_as_a_takeover(fixture: Fixture) {
+    let dead = CallTerms::on_completion(Token::random(), terms().retention(), Duration::ZERO);
+    fixture.store.claim(&["a", "b"].map(dedup_key), &dead).await.unwrap();
+    assert_eq!(fixture.send("a b c").await, own(200));
+    assert_eq!((fixture.news(), fixture.last().is_takeover()), (ids("a b c"), true));
+    assert_eq!(fixture.send("a b c").await, layers(200, "duplicate"));
 }
 
 async fn event_in_flight_under_another_claim_is_503_after_the_new_ones(fixture: Fixture) {

@@ -84,7 +84,6 @@ statements! {
         tx_claim_existing,
         tx_claim_complete_insert,
         tx_claim_complete_existing,
-        tx_release_role,
         tx_release_inserted,
         tx_release_existing,
         tx_begin_end,

@@ -69,7 +69,7 @@ impl TransactionAdapter for PostgresAdapter {
     ) -> StoreFuture<'a, ()> {
         Box::pin(async move {
             let (statements, token) = (self.0.statements(), terms.token().into());
-            let release = statements.release_in(begun(transaction)?, &row_keys(keys), token);
+            let release = statements.release_in(&row_keys(keys), token);
             let release = sqlx::raw_sql(AssertSqlSafe(release)).execute(transaction.connection());
             release.await.map_err(|error| store_error("releasing keys in a transaction", error))?;
             Ok(())

@@ -37,13 +37,12 @@ fn uuids(keys: &[Uuid]) -> String {
 }
 
 impl Statements {
-    /// Returns the message that releases keys while their transaction goes on.
-    pub(super) fn release_in(&self, begun: &Begun, keys: &[Uuid], token: Uuid) -> String {
-        let role = fill(&self.tx_release_role, &[("set_role", &begun.set_role())]);
+    /// Returns the message that releases keys while their transaction goes on, before a handler has it.
+    pub(super) fn release_in(&self, keys: &[Uuid], token: Uuid) -> String {
         let values = [("keys", &*uuids(keys)), ("token", &*token.to_string())];
         let inserted = fill(&self.tx_release_inserted, &values);
         let existing = fill(&self.tx_release_existing, &values);
-        format!("{role}; {inserted}; {existing}; {}", self.tx_restore_role)
+        format!("{inserted}; {existing}")
     }
 
     /// Returns the statement that comes before a statement that completes keys.
@@ -84,11 +83,12 @@ mod tests {
     fn every_statement_of_a_message_begins_with_the_tag() {
         assert!(BEGIN.starts_with(TAG));
         let statements = Statements::new(&TableName::default(), Durability::Synchronous);
+        let release = statements.release_in(&[Uuid([1; 16])], Uuid([2; 16]));
+        assert!(release.starts_with(TAG) && release.matches(TAG).count() == 2, "{release}");
         for role in ["none", "a \"role\"", "{keys}"] {
             let begun = Begun { xid: 7, role: role.to_owned() };
             let (keys, token) = (&[Uuid([1; 16])], Uuid([2; 16]));
             for (message, statements) in [
-                (statements.release_in(&begun, keys, token), 4),
                 (statements.complete_in(&begun, keys, token, 1), 3),
                 (statements.complete_in(&begun, &[], token, 1), 3),
             ] {

@@ -341,6 +341,7 @@ mod tests {
     use super::super::super::replies::Completed;
     use super::super::super::stored::StoredResponse;
     use super::super::super::terms::{CallTerms, Token};
+    use super::super::rounds::ROUNDS;
     use super::super::table::Table;
     use super::*;
 
@@ -470,6 +471,16 @@ mod tests {
             assert_eq!(execute(&mut table, &[call_of(Kind::Complete, &[1])]).await, reply);
             assert_eq!(table.writes, vec![1; writes], "{other:?}");
         }
+    }
+
+    /// The event may not be complete, so its ledger has to repeat the completion.
+    #[tokio::test]
+    async fn completion_without_a_reply_has_an_unknown_outcome() {
+        let mut table = Table { misses: ROUNDS, ..Table::default() };
+        assert_eq!(execute(&mut table, &[call_of(Kind::Complete, &[1])]).await, "?");
+        assert_eq!(table.writes, [1; ROUNDS]);
+        let mut table = Table { misses: ROUNDS - 1, ..Table::default() };
+        assert_eq!(execute(&mut table, &[call_of(Kind::Complete, &[1])]).await, "H");
     }
 
     /// The batch has written other rows before it failed because of row 60.

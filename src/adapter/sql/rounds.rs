@@ -8,15 +8,15 @@
 //! 3. Insert the missing rows. A completion also updates rows that are not complete.
 //!
 //! A row that was written in step 2 or 3 has its reply. After [`ROUNDS`] rounds, a claim of a row without
-//! a reply is in flight, and a completion has lost its lease.
+//! a reply is in flight. A completion without a reply is an error of unknown outcome, so that it is repeated.
 
 use std::future::Future;
 
-use super::super::replies::{Claimed, Completed};
+use super::super::replies::Claimed;
 use super::super::stored::Fetch;
 use super::call::{Kind, RowCall, RowReply, Rows, replies};
 use super::row::Row;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 
 /// The number of rounds: another caller may change a row between two statements.
 pub(in crate::adapter) const ROUNDS: usize = 5;
@@ -106,7 +106,7 @@ impl<'r, 'c> Rounds<'r, 'c> {
                 for (index, written) in unwritten.into_iter().zip(written) {
                     match written {
                         Written::No => {}
-                        Written::Locked => self.replies[index] = Some(self.in_flight()),
+                        Written::Locked => self.replies[index] = Some(self.held_by_others()),
                         Written::Yes(reply) => self.wrote(index, reply),
                     }
                 }
@@ -171,19 +171,20 @@ impl<'r, 'c> Rounds<'r, 'c> {
         (0..self.replies.len()).filter(|index| self.replies[*index].is_none()).collect()
     }
 
-    /// The reply for a row that another call or an open transaction holds.
-    fn in_flight(&self) -> KeyReply {
+    /// The reply for a row that other calls or an open transaction hold.
+    fn held_by_others(&self) -> KeyReply {
         let reply = if self.kind.is_claim() {
-            RowReply::Claimed(Claimed::InFlight)
+            Ok(RowReply::Claimed(Claimed::InFlight))
         } else {
-            RowReply::Completed(Completed::LeaseLost)
+            // Others wrote the row in each round: nobody knows whether it is complete now.
+            Err(Error::new(ErrorKind::Unavailable, self.kind.context()).with_unknown_outcome())
         };
-        KeyReply { reply: Ok(reply), row: None }
+        KeyReply { reply, row: None }
     }
 
     pub(super) fn finish(mut self) -> Vec<KeyReply> {
         let replies = std::mem::take(&mut self.replies).into_iter();
-        replies.map(|reply| reply.unwrap_or_else(|| self.in_flight())).collect()
+        replies.map(|reply| reply.unwrap_or_else(|| self.held_by_others())).collect()
     }
 
     /// Returns the replies to a claim.
