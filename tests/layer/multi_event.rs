@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use sqlx::postgres::{PgPoolOptions, Postgres};
-use tower_dedup::adapter::{DedupAdapter, PostgresAdapter};
+use tower_dedup::adapter::{CallTerms, DedupAdapter, PostgresAdapter, Token};
 use tower_dedup::testing::StoreCall;
 use tower_dedup::{DedupKey, DedupLayer};
 
