@@ -8,8 +8,8 @@ use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Executor};
 use tower::Layer;
 use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, Completed, DedupAdapter, Fetch, Forgotten, MaintenanceAdapter,
-    PostgresAdapter, PostgresOptions, Token, TransactionAdapter,
+    Batching, Claimed, Completed, DedupAdapter, Fetch, Forgotten, MaintenanceAdapter,
+    PostgresAdapter, PostgresOptions,
 };
 use tower_dedup::{DedupTx, Delivery, ErrorKind, Replay};
 
@@ -159,26 +159,6 @@ async fn deferred_triggers_run_as_the_role_of_the_handler() {
         .await
         .unwrap();
     assert_eq!((roles.len(), roles.last()), (2, Some(&role.name)));
-    role.drop().await;
-}
-
-/// Two events, of which the handler marks one as done before it fails: the key of the other one is
-/// released.
-#[tokio::test]
-async fn release_works_under_a_role_and_search_path_of_the_handler() {
-    let database = Database::fresh().await;
-    let role = Role::fresh(&database).await;
-    let adapter = PostgresAdapter::new(database.pool(2));
-    let mine = CallTerms::on_completion(Token::random(), MINUTE, MINUTE);
-    let (done, rest) = ([dedup_key("a")], [dedup_key("b")]);
-    let both = [done[0].clone(), rest[0].clone()];
-    let mut transaction = adapter.open(&both, &mine).await.unwrap().transaction.unwrap();
-    let set = format!("SET LOCAL search_path = ''; SET LOCAL ROLE {}", role.name);
-    transaction.connection().execute(AssertSqlSafe(set)).await.unwrap();
-    adapter.release_in(&mut transaction, &rest, &mine).await.unwrap();
-    adapter.commit(transaction, &done, &mine).await.unwrap();
-    let claimed = adapter.claim(&both, &mine).await.unwrap();
-    assert!(matches!(claimed[..], [Claimed::Duplicate(_), Claimed::First { attempt: 1, .. }]));
     role.drop().await;
 }
 
