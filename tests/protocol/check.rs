@@ -81,7 +81,7 @@
 //! - A lease lapses for each key by itself.
 //! - Under a lease, the SQL adapters do not follow the rule of the pair. They claim both identities in one
 //!   call, and each call of two may get one: both deliveries are in flight (`pairs: false`).
-//! - Not in the model: deliveries of several events, marks, runs without protection, stored data, a failover
+//! - Not in the model: deliveries of several events, runs without protection, stored data, a failover
 //!   together with the messages of the fence, and a message that is under way for longer than an hour.
 
 mod delivery;

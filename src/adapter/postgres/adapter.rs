@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use sqlx::postgres::{PgPool, PgPoolOptions};
-use sqlx::{ConnectOptions, Connection};
+use sqlx::{ConnectOptions, Connection, Row as _};
 
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
 use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
@@ -25,7 +25,7 @@ use super::super::terms::CallTerms;
 use super::connections::Source;
 use super::errors::{is_not_permitted, store_error};
 use super::options::PostgresOptions;
-use super::params::{Params, Uuid, key_hash, read_labels, read_row};
+use super::params::{Params, Uuid, key_hash, read_row};
 use super::schema::create_sql;
 use super::store::PostgresStore;
 use super::walk::Place;
@@ -279,7 +279,7 @@ impl PostgresStore {
         let keys = [Uuid::from(key_hash(key))];
         let rows = self.fetch(&self.statements().get, Params::Keys(&keys)).await.map_err(fault)?;
         let Some(row) = rows.first() else { return Ok(None) };
-        read_row(row, Fetch::DigestAndResponse).entry(read_labels(row).map_err(fault)?)
+        read_row(row, Fetch::DigestAndResponse).entry(row.try_get("event_type").map_err(fault)?)
     }
 }
 

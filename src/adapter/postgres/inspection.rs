@@ -12,7 +12,7 @@ use super::super::sql::purge::Step;
 use super::super::stored::Fetch;
 use super::connections::Source;
 use super::errors::store_error;
-use super::params::{Params, Selection, read_labels, read_row};
+use super::params::{Params, Selection, read_row};
 use super::store::PostgresStore;
 use super::walk::{Blocks, Place, TableSize, row_id};
 use crate::error::{Error, ErrorKind};
@@ -217,7 +217,7 @@ fn listed(row: &PgRow) -> Result<Option<(DedupKey, Entry)>, Error> {
     let key = DedupKey::new(namespace, id).map_err(|error| {
         Error::new(ErrorKind::Corrupt, "listing keys: a key is not readable").with_source(error)
     })?;
-    let entry = read_row(row, Fetch::Nothing).entry(read_labels(row).map_err(fault)?)?;
+    let entry = read_row(row, Fetch::Nothing).entry(row.try_get("event_type").map_err(fault)?)?;
     Ok(entry.map(|entry| (key, Entry { stored: None, ..entry })))
 }
 

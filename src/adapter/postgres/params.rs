@@ -16,7 +16,7 @@ use sqlx::{AssertSqlSafe, Decode, Encode, Row as _, Type};
 
 use super::super::replies::Claimed;
 use super::super::sql::call::{RowCall, Rows};
-use super::super::sql::row::{Labels, Row, StoredColumns, first};
+use super::super::sql::row::{Row, StoredColumns, first};
 use super::super::stored::{Fetch, StoredData, StoredResponse};
 use super::super::terms::{CallTerms, Token};
 use super::walk::Blocks;
@@ -485,11 +485,6 @@ fn response_columns(row: &PgRow) -> Result<Option<(i64, String, Vec<u8>)>, sqlx:
     let headers: Option<String> = row.try_get("response_headers")?;
     let body: Option<Vec<u8>> = row.try_get("response_body")?;
     Ok(status.zip(headers).zip(body).map(|((status, headers), body)| (status, headers, body)))
-}
-
-/// Returns the columns of a row that only operators see.
-pub(super) fn read_labels(row: &PgRow) -> Result<Labels, sqlx::Error> {
-    Ok(Labels { event_type: row.try_get("event_type")? })
 }
 
 /// Returns the reply of a row that a claim wrote: its key, attempts and takeover.

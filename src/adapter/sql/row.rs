@@ -42,12 +42,6 @@ pub(in crate::adapter) struct StoredColumns {
     response: Option<Result<Arc<StoredResponse>, Arc<Error>>>,
 }
 
-/// The columns of a row that only operators see.
-#[derive(Debug, Default)]
-pub(in crate::adapter) struct Labels {
-    pub(in crate::adapter) event_type: Option<String>,
-}
-
 impl StoredColumns {
     /// `response` is the status, the headers and the body, or why they do not decode.
     pub(in crate::adapter) fn new(
@@ -219,7 +213,10 @@ impl Row {
     /// # Errors
     ///
     /// [`ErrorKind::Corrupt`] for an unreadable row. An unreadable response is a part of the entry.
-    pub(in crate::adapter) fn entry(&self, labels: Labels) -> Result<Option<Entry>, Error> {
+    pub(in crate::adapter) fn entry(
+        &self,
+        event_type: Option<String>,
+    ) -> Result<Option<Entry>, Error> {
         self.check_readable()?;
         let state = match self.state() {
             RowState::Expired => return Ok(None),
@@ -240,7 +237,7 @@ impl Row {
             let response = response.and_then(|response| response.as_ref().ok().cloned());
             entry.stored = Some(Arc::new(StoredData::new(self.stored.payload_sha256, response)));
         }
-        entry.event_type = labels.event_type;
+        entry.event_type = event_type;
         Ok(Some(entry))
     }
 }
@@ -345,7 +342,7 @@ mod tests {
             row.is_leased().err(),
             row.claimed(&terms).err(),
             row.completed(terms.token()).err(),
-            row.entry(Labels::default()).err(),
+            row.entry(None).err(),
         ];
         for error in errors {
             assert_eq!(error.map(|error| error.kind()), Some(ErrorKind::Corrupt));

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable};
-use sqlx::AssertSqlSafe;
 use sqlx::sqlite::{SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
+use sqlx::{AssertSqlSafe, Row as _};
 
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
 use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
@@ -23,7 +23,7 @@ use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
 use super::errors::{is_busy, store_error};
 use super::options::SqliteOptions;
-use super::params::{key_hash, keys_json, read_labels, read_row};
+use super::params::{key_hash, keys_json, read_row};
 use super::store::{Lookup, SqliteStore};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
@@ -323,7 +323,8 @@ impl MaintenanceAdapter for SqliteAdapter {
             let get = sqlx::query(AssertSqlSafe(Arc::clone(&self.0.statements.get)));
             let row = get.bind(keys_json([key])).fetch_optional(&self.0.readers).await;
             let Some(row) = row.map_err(fault)? else { return Ok(None) };
-            read_row(&row, Fetch::DigestAndResponse).entry(read_labels(&row).map_err(fault)?)
+            read_row(&row, Fetch::DigestAndResponse)
+                .entry(row.try_get("event_type").map_err(fault)?)
         }))
     }
 

@@ -16,7 +16,7 @@ use super::super::inspection::{Cursor, ListFilter, Listing, Stats};
 use super::super::replies::Entry;
 use super::super::stored::Fetch;
 use super::errors::store_error;
-use super::params::{read_labels, read_row};
+use super::params::read_row;
 use super::place::Place;
 use super::sample::Sample;
 use super::store::SqliteStore;
@@ -138,7 +138,7 @@ fn listed(row: &SqliteRow) -> Result<Option<(DedupKey, Entry)>, Error> {
     let place = read_place(row).map_err(fault)?;
     let key = DedupKey::new(&place.namespace, &place.id)
         .map_err(|error| Error::new(ErrorKind::Corrupt, LISTING).with_source(error))?;
-    let entry = read_row(row, Fetch::Nothing).entry(read_labels(row).map_err(fault)?)?;
+    let entry = read_row(row, Fetch::Nothing).entry(row.try_get("event_type").map_err(fault)?)?;
     Ok(entry.map(|entry| (key, Entry { stored: None, ..entry })))
 }
 

@@ -8,7 +8,7 @@ use sqlx::sqlite::SqliteRow;
 
 use super::super::replies::Claimed;
 use super::super::sql::call::{RowCall, Rows};
-use super::super::sql::row::{Labels, Row, StoredColumns, first};
+use super::super::sql::row::{Row, StoredColumns, first};
 use super::super::stored::{Fetch, StoredResponse};
 use crate::key::{DedupKey, hex};
 
@@ -120,11 +120,6 @@ fn response_columns(row: &SqliteRow) -> Result<Option<(i64, String, Vec<u8>)>, s
     let headers: Option<String> = row.try_get("response_headers")?;
     let body: Option<Vec<u8>> = row.try_get("response_body")?;
     Ok(status.zip(headers).zip(body).map(|((status, headers), body)| (status, headers, body)))
-}
-
-/// Returns the columns of a row that only operators see.
-pub(super) fn read_labels(row: &SqliteRow) -> Result<Labels, sqlx::Error> {
-    Ok(Labels { event_type: row.try_get("event_type")? })
 }
 
 /// Returns the reply of a row that a claim wrote.
