@@ -354,6 +354,7 @@ impl<L: Ledger> Deduplicator<L> {
         let context = |fail_open| {
             let fetch = if payloads.is_some() { Fetch::Digest } else { Fetch::Nothing };
             BeginContext::new(times.retention, times.lease, times.store_timeout)
+                .with_handler_bound(times.handler_timeout)
                 .with_payloads(payloads.clone())
                 .with_fetch(fetch)
                 .fail_open(fail_open)

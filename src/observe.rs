@@ -75,7 +75,6 @@
 //! | `nearly full` | warn, once an hour at most | a `MemoryAdapter` has reached four fifths of its capacity |
 //! | `evicted` | warn, once a minute at most | a full `MemoryAdapter` has forgotten `keys` live keys; `age_s` is the age of the youngest |
 //! | `rejected` | warn | an argument of a handler, `Delivery` or `DedupTx`, is not available; `fix` says what to change |
-//! | `could not terminate the session` | warn | Postgres: the server may hold the key of a lost transaction until its own keepalive ends the session |
 //! | `the SQLite file was deleted or replaced` | error | every call is refused until the file is back |
 //! | `the SQLite file is back` | warn | calls are no longer refused |
 //! | `the table of the SQLite store is gone` | warn | the table is made again, without its keys |
@@ -234,7 +233,7 @@ pub(crate) use memory::{evicted, evicting, nearly_full};
 pub(crate) use meters::{Meters, MetersByNamespace};
 pub(crate) use outcome::Outcome;
 #[cfg(feature = "postgres")]
-pub(crate) use postgres::{not_encrypted, session_not_terminated};
+pub(crate) use postgres::not_encrypted;
 #[cfg(feature = "postgres")]
 pub(crate) use purge::purge_not_permitted;
 pub(crate) use purge::{purge_failed, purge_stuck, purged};

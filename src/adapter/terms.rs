@@ -53,6 +53,8 @@ pub struct CallTerms {
     holds_keys: bool,
     response: Option<Arc<StoredResponse>>,
     duplicate_note: Option<DuplicateNote>,
+    /// Zero for no bound.
+    transaction_bound_ms: i32,
 }
 
 /// Set once the store has returned that a key of the call is complete. The caller reads it after an
@@ -107,6 +109,7 @@ impl CallTerms {
             holds_keys: false,
             response: None,
             duplicate_note: None,
+            transaction_bound_ms: 0,
         }
     }
 
@@ -200,6 +203,18 @@ impl CallTerms {
     pub(crate) fn with_duplicate_note(mut self, note: DuplicateNote) -> Self {
         self.duplicate_note = Some(note);
         self
+    }
+
+    /// Sets for how many milliseconds a lent transaction may be idle. Zero is no bound.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(crate) const fn with_transaction_bound_ms(mut self, bound: i32) -> Self {
+        self.transaction_bound_ms = bound;
+        self
+    }
+
+    #[cfg(feature = "postgres")]
+    pub(super) const fn transaction_bound_ms(&self) -> i32 {
+        self.transaction_bound_ms
     }
 
     /// Notes that a key of the call is complete, before its response and the other keys are read.

@@ -5,8 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::SqlSafeStr;
 use sqlx::pool::PoolConnection;
+use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
 use sqlx::{Database, Pool};
 // `sqlx` names the type of a database's transaction manager, but not the trait.
 use sqlx_core::transaction::TransactionManager;
@@ -211,7 +211,7 @@ impl<DB: Database> OpenTransaction<DB> {
             let connection = pool.acquire().await?;
             let mut transaction =
                 Self { connection: Some(connection), on_drop: None, attachment: None };
-            transaction.start(statement).await?;
+            transaction.start(statement.map(SqlSafeStr::into_sql_str)).await?;
             Ok(transaction)
         });
         begun.await.map_err(|_| sqlx::Error::WorkerCrashed)?
@@ -221,25 +221,25 @@ impl<DB: Database> OpenTransaction<DB> {
     ///
     /// A transaction that is dropped before its end, or while a statement is under way, hands its
     /// connection to `on_drop`. `on_drop` must not return the connection to the pool, because the
-    /// state of the transaction on the server is unknown.
+    /// state of the transaction on the server is unknown. `statement` begins the transaction, and may be
+    /// several statements.
     ///
     /// # Errors
     ///
     /// The errors of sqlx.
     pub async fn begin_on(
         connection: PoolConnection<DB>,
-        statement: Option<&'static str>,
+        statement: String,
         on_drop: impl FnOnce(PoolConnection<DB>) + Send + Sync + 'static,
     ) -> Result<Self, sqlx::Error> {
         let on_drop: Option<Box<OnDrop<DB>>> = Some(Box::new(on_drop));
         let mut transaction = Self { connection: Some(connection), on_drop, attachment: None };
-        transaction.start(statement).await?;
+        transaction.start(Some(AssertSqlSafe(statement).into_sql_str())).await?;
         Ok(transaction)
     }
 
-    async fn start(&mut self, statement: Option<&'static str>) -> Result<(), sqlx::Error> {
-        DB::TransactionManager::begin(self.connection(), statement.map(SqlSafeStr::into_sql_str))
-            .await
+    async fn start(&mut self, statement: Option<SqlStr>) -> Result<(), sqlx::Error> {
+        DB::TransactionManager::begin(self.connection(), statement).await
     }
 
     /// Attaches a value of the adapter's, which lives until the transaction has ended.
@@ -315,9 +315,14 @@ impl<DB: Database> OpenTransaction<DB> {
     ///
     /// The errors of sqlx.
     pub async fn rollback(mut self) -> Result<(), sqlx::Error> {
-        DB::TransactionManager::rollback(self.connection()).await?;
-        self.end();
-        Ok(())
+        let rolled_back = DB::TransactionManager::rollback(self.connection()).await;
+        match &rolled_back {
+            Ok(()) => self.end(),
+            // The server has answered: it notices that the connection is closed, and nothing is lost.
+            Err(sqlx::Error::Database(_)) if self.on_drop.is_some() => self.close(),
+            Err(_) => {}
+        }
+        rolled_back
     }
 
     /// Closes the connection. The server rolls back.

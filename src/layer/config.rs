@@ -121,8 +121,11 @@ impl Config {
             (None, Some(_)) => Fetch::Digest,
             (None, None) => Fetch::Nothing,
         };
-        let Times { retention, lease, store_timeout, .. } = self.times;
+        let Times { retention, lease, store_timeout, handler_timeout } = self.times;
+        // A response to be stored is read after the handler has returned.
+        let after = if self.replay.is_some() { self.body_timeout } else { Duration::ZERO };
         BeginContext::new(retention, lease, store_timeout)
+            .with_handler_bound(handler_timeout.map(|bound| bound.saturating_add(after)))
             .with_fetch(fetch)
             .with_payloads(payloads.cloned())
     }

@@ -189,6 +189,8 @@ pub struct BeginContext {
     duplicate_note: Option<DuplicateNote>,
     fetch: Fetch,
     payloads: Option<Payloads>,
+    /// For how many milliseconds a lent transaction may be idle. Zero for no bound.
+    transaction_bound_ms: i32,
 }
 
 impl BeginContext {
@@ -204,7 +206,17 @@ impl BeginContext {
             duplicate_note: None,
             fetch: Fetch::Nothing,
             payloads: None,
+            transaction_bound_ms: 0,
         }
+    }
+
+    /// Sets the bound on the handler and on what follows it before the commit.
+    pub(crate) fn with_handler_bound(mut self, bound: Option<Duration>) -> Self {
+        let most = |bound: Duration| bound.saturating_add(self.store_timeout).as_millis();
+        // No honest handler is ended by it. The setting of Postgres has 31 bits.
+        let ms = |bound| i32::try_from(most(bound)).unwrap_or(i32::MAX);
+        self.transaction_bound_ms = bound.map_or(0, ms);
+        self
     }
 
     /// Sets the SHA-256 of each key's payload, sorted by key.
@@ -275,6 +287,12 @@ impl BeginContext {
     /// Returns [`terms`](Self::terms) under the lease.
     pub(super) fn leased_terms(&self, events: &[Event], labels: bool) -> CallTerms {
         self.terms(Permanence::OnCompletion { lease: self.lease }, events, labels)
+    }
+
+    /// Returns the terms of a lent transaction.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(super) fn transaction_terms(&self, events: &[Event], labels: bool) -> CallTerms {
+        self.leased_terms(events, labels).with_transaction_bound_ms(self.transaction_bound_ms)
     }
 }
 

@@ -105,7 +105,8 @@ fn on_arrival(adapter: PostgresAdapter, handler: Boxed) -> (DedupHandle, Boxed) 
 
 /// The handler bounds the time that it waits for its statement.
 pub(super) fn in_a_transaction(adapter: PostgresAdapter, _: Boxed) -> (DedupHandle, Boxed) {
-    let layer = DedupLayer::transactional(by_header(), adapter).store_timeout(STORE_TIMEOUT);
+    let layer = DedupLayer::transactional(by_header(), adapter);
+    let layer = layer.store_timeout(STORE_TIMEOUT).handler_timeout(2 * STORE_TIMEOUT);
     let handler = tower::service_fn(async |request: Request<Body>| {
         match tokio::time::timeout(STORE_TIMEOUT, write(request)).await {
             Ok(written) => written,
@@ -117,7 +118,8 @@ pub(super) fn in_a_transaction(adapter: PostgresAdapter, _: Boxed) -> (DedupHand
 
 /// The same, but the first run fails after its write.
 fn rolled_back(adapter: PostgresAdapter, _: Boxed) -> (DedupHandle, Boxed) {
-    let layer = DedupLayer::transactional(by_header(), adapter).store_timeout(STORE_TIMEOUT);
+    let layer = DedupLayer::transactional(by_header(), adapter);
+    let layer = layer.store_timeout(STORE_TIMEOUT).handler_timeout(2 * STORE_TIMEOUT);
     let failed = Arc::new(AtomicBool::new(false));
     let handler = tower::service_fn(move |request: Request<Body>| {
         let failed = Arc::clone(&failed);

@@ -90,7 +90,7 @@ async fn locked_table_piles_up_no_sessions(batching: Batching, build: Build) {
             join_all(crowd).await;
             most = most.max(database.sessions("true").await);
         }
-        // The sessions of the pool, of the lanes, and of the statements that terminate others.
+        // The sessions of the pool, of the lanes, and of the statements that cancel others.
         assert!(most <= 16, "{most} sessions under {mode}");
         locked.rollback().await.unwrap();
         until_acknowledged(&service, "after").await;
@@ -190,9 +190,8 @@ async fn open_migration_piles_up_no_sessions() {
     }
 }
 
-/// COMMIT stalls, as with an absent standby or a hanging disk. Sessions that wait in COMMIT are not
-/// terminated. The adapter opens no further sessions beside those of the pool, of the lanes, and of the
-/// questions to the server.
+/// COMMIT stalls, as with an absent standby or a hanging disk. The adapter opens no further sessions beside
+/// those of the pool, of the lanes, and of the questions to the server.
 async fn stalled_commits(batching: Batching, build: Build, table: &str, sessions: i64) {
     let database = Database::fresh().await;
     let pool = database.pool(3);

@@ -157,7 +157,7 @@ async fn guide_privileges_are_enough() {
     assert_eq!(app.purge(10).await.unwrap().deleted, 1);
     assert_eq!(rows(&app).await, 0);
 
-    // Under the transactional ledger, also the calls that end in `pg_terminate_backend`.
+    // Under the transactional ledger, also with a handler that leaks a savepoint.
     let handler = async |mut tx: DedupTx<Postgres>, script: String| {
         if script == "leak" {
             std::mem::forget(tx.begin().await.unwrap());

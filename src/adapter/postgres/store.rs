@@ -19,6 +19,7 @@ use super::errors::{
 };
 use super::options::{PostgresOptions, may_be_plain_text};
 use super::params::Params;
+use super::places::Places;
 use super::schema::{TableName, VERSION, migration};
 use super::statements::{Statements, tagged};
 use super::tuning::{LockWait, ReadFirst, Replanner};
@@ -46,6 +47,7 @@ pub(super) struct PostgresStore {
     pub(super) replanner: Replanner,
     pub(super) read_first: ReadFirst,
     pub(super) lock_wait: LockWait,
+    pub(super) transactions: Places,
     pub(super) purge_state: PurgeState<Place>,
     pub(super) purge_task: PurgeTask,
     /// Whether this adapter has warned that its role may not purge.
@@ -78,6 +80,7 @@ impl PostgresStore {
         let statements = Statements::new(&options.name, options.claims);
         let lanes = options.batching.lane_count();
         let batcher = lanes.map(|lanes| Batcher::new(lanes, options.batching));
+        let transactions = Places::new(pool.options().get_max_connections());
         Self {
             connections: Arc::new(Connections::new(pool, lanes.unwrap_or(1))),
             find: tagged(&options.name.find()),
@@ -86,6 +89,7 @@ impl PostgresStore {
             replanner: Replanner::default(),
             read_first: ReadFirst::default(),
             lock_wait: LockWait::default(),
+            transactions,
             purge_state: PurgeState::default(),
             purge_task: PurgeTask::new(options.purging),
             has_warned_of_purge: AtomicBool::new(false),

@@ -3,8 +3,7 @@
 //! 1. A second claim on a key that an open transaction holds is in flight at once. An insertion would
 //!    wait for that transaction, with a connection, as long as a handler runs. So the claim first tries
 //!    for an advisory lock, which ends with its transaction, also behind PgBouncer. A transaction takes
-//!    63 locks at most: the last keys of a larger delivery share one. One more lock names the session, so
-//!    that another connection can terminate it.
+//!    63 locks at most: the last keys of a larger delivery share one.
 //! 2. The user's isolation level stays. Where a snapshot hides the winner (40001), the claim is made
 //!    again in a new transaction, a bounded number of times.
 //! 3. The row is inserted incomplete, under a lease. The last message before COMMIT completes it, if
@@ -36,7 +35,6 @@ use super::params::{
     DataColumns, KeyColumns, KeyIndexes, Params, Uuid, advisory_locks, claimed_row, key_hash,
     retention_ms, row_keys,
 };
-use super::server_session::{self, BEGIN};
 use super::statements::{Statements, TAG};
 use super::store::{PostgresStore, repeats};
 use super::transaction_end::Begun;
@@ -82,13 +80,19 @@ impl TransactionAdapter for PostgresAdapter {
         keys: &'a [DedupKey],
         terms: &'a CallTerms,
     ) -> StoreFuture<'a, ()> {
-        Box::pin(commit(self.0.statements(), transaction, keys, terms))
+        Box::pin(async move {
+            commit(self.0.statements(), transaction, keys, terms).await?;
+            self.0.transactions.has_ended();
+            Ok(())
+        })
     }
 
     fn rollback(&self, transaction: OpenTransaction<Postgres>) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             let rolled_back = end(transaction).await;
-            rolled_back.map_err(|error| store_error("rolling the transaction back", error))
+            rolled_back.map_err(|error| store_error("rolling the transaction back", error))?;
+            self.0.transactions.has_ended();
+            Ok(())
         })
     }
 
@@ -144,7 +148,7 @@ impl PostgresAdapter {
         let statements = self.0.ready_within(connection).await?;
         let terms = CallTerms::on_claim(Token::random(), retention);
         let rows = Rows::of_call(std::slice::from_ref(key), &terms, key_hash);
-        let mut session = InTransaction::new(connection, &statements, &rows, rand::random());
+        let mut session = InTransaction::new(connection, &statements, &rows);
         let mut rounds = Rounds::new(Kind::ClaimComplete, &rows);
         rounds.run(&mut session, false).await.map_err(|error| {
             let error = store_error("claiming a key in a transaction", error);
@@ -173,7 +177,7 @@ impl PostgresStore {
         let mut transaction = None;
         if !unanswered.is_empty() || keys.is_empty() {
             let (connection, rows) = (reader.into_pooled(), rows.select(&unanswered));
-            let (claimed, begun) = self.claim_in_new_transaction(connection, &rows).await?;
+            let (claimed, begun) = self.claim_in_new_transaction(connection, &rows, terms).await?;
             transaction = begun;
             for (index, claimed) in unanswered.into_iter().zip(claimed) {
                 replies[index] = Some(claimed);
@@ -189,21 +193,21 @@ impl PostgresStore {
         &self,
         mut connection: Option<PoolConnection<Postgres>>,
         rows: &Rows<'_>,
+        terms: &CallTerms,
     ) -> Result<(Vec<Claimed>, Option<OpenTransaction<Postgres>>), Error> {
         let fault = |error| store_error("opening a transaction", error);
         let statements = self.statements();
         let mut pauses = repeats();
         loop {
+            let place = self.transactions.place().await;
             let connection = match connection.take() {
                 Some(connection) => connection,
                 None => self.connections.pooled().await.map_err(fault)?,
             };
-            let (connections, lock) = (Arc::clone(&self.connections), rand::random());
-            let timeout = self.options.statement_timeout;
-            let lost = move |lost| server_session::end(connections, timeout, lock, lost);
-            let transaction = OpenTransaction::begin_on(connection, Some(BEGIN), lost).await;
+            let begin = statements.begin(terms);
+            let transaction = OpenTransaction::begin_on(connection, begin, place.lost()).await;
             let mut transaction = transaction.map_err(fault)?;
-            let mut session = InTransaction::new(transaction.connection(), &statements, rows, lock);
+            let mut session = InTransaction::new(transaction.connection(), &statements, rows);
             let mut rounds = Rounds::new(Kind::Claim, rows);
             let ran = if rows.is_empty() {
                 session.open_without_keys().await
@@ -255,25 +259,18 @@ struct InTransaction<'t> {
     statements: &'t Statements,
     /// The lock of each key, made once: a repeated statement asks for the same locks.
     locks: HashMap<u128, i64>,
-    /// The lock that names the session.
-    session: i64,
     begun: Option<Begun>,
 }
 
 impl<'t> InTransaction<'t> {
-    fn new(
-        connection: &'t mut PgConnection,
-        statements: &'t Statements,
-        rows: &Rows<'_>,
-        session: i64,
-    ) -> Self {
+    fn new(connection: &'t mut PgConnection, statements: &'t Statements, rows: &Rows<'_>) -> Self {
         let locks = rows.iter().map(|row| row.hash).zip(advisory_locks(rows)).collect();
-        Self { connection, statements, locks, session, begun: None }
+        Self { connection, statements, locks, begun: None }
     }
 
     async fn open_without_keys(&mut self) -> Result<(), sqlx::Error> {
         let open = sqlx::query(AssertSqlSafe(Arc::clone(&self.statements.tx_open)));
-        let row = open.bind(self.session).fetch_one(&mut *self.connection).await?;
+        let row = open.fetch_one(&mut *self.connection).await?;
         self.begun = Some(Begun::new(&row)?);
         Ok(())
     }
@@ -289,7 +286,6 @@ impl<'t> InTransaction<'t> {
         columns
             .bind_in_transaction(sql, row.terms)
             .bind(locks)
-            .bind(self.session)
             .bind(&columns.event_types)
             .fetch_all(&mut *self.connection)
             .await

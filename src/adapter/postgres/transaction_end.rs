@@ -1,13 +1,14 @@
-//! The messages that complete or release the keys of a transaction. Several statements share one message,
+//! The messages that begin a transaction, and complete or release its keys. Several statements share one message,
 //! so that they cost one round trip. They have no parameters, so the keys are in the text.
 
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 
 use super::super::sql::statement::{fill, render};
+use super::super::terms::CallTerms;
 use super::params::Uuid;
 use super::schema::literal;
-use super::statements::Statements;
+use super::statements::{Statements, TAG};
 
 /// The transaction that claimed.
 #[derive(Debug)]
@@ -37,6 +38,12 @@ fn uuids(keys: &[Uuid]) -> String {
 }
 
 impl Statements {
+    /// Returns the message that begins a lent transaction.
+    pub(super) fn begin(&self, terms: &CallTerms) -> String {
+        let idle_ms = terms.transaction_bound_ms().to_string();
+        format!("{TAG}BEGIN; {}", fill(&self.tx_begin, &[("idle_ms", &*idle_ms)]))
+    }
+
     /// Returns the message that releases keys while their transaction goes on, before a handler has it.
     pub(super) fn release_in(&self, keys: &[Uuid], token: Uuid) -> String {
         let values = [("keys", &*uuids(keys)), ("token", &*token.to_string())];
@@ -73,16 +80,20 @@ impl Statements {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use super::super::super::terms::Token;
     use super::super::options::Durability;
     use super::super::schema::TableName;
-    use super::super::server_session::BEGIN;
-    use super::super::statements::TAG;
     use super::*;
 
     #[test]
     fn every_statement_of_a_message_begins_with_the_tag() {
-        assert!(BEGIN.starts_with(TAG));
         let statements = Statements::new(&TableName::default(), Durability::Synchronous);
+        let terms = CallTerms::on_claim(Token::random(), Duration::ZERO);
+        let begin = statements.begin(&terms.with_transaction_bound_ms(i32::MAX));
+        assert!(begin.starts_with(TAG) && begin.matches(TAG).count() == 2, "{begin}");
+        assert!(begin.contains("nullif(2147483647 *"), "{begin}");
         let release = statements.release_in(&[Uuid([1; 16])], Uuid([2; 16]));
         assert!(release.starts_with(TAG) && release.matches(TAG).count() == 2, "{release}");
         for role in ["none", "a \"role\"", "{keys}"] {

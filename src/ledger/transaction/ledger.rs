@@ -60,7 +60,7 @@ impl<DB: Database> Ledger for Transactional<DB> {
             return Ok(Begin::InFlight);
         }
         let (adapter, store_timeout) = (&*self.adapter, context.store_timeout);
-        let terms = context.leased_terms(&events, true);
+        let terms = context.transaction_terms(&events, true);
         let bound = store_timeout.saturating_add(adapter.open_timeout());
         let opened =
             bounded(&["begin", "opening a transaction"], bound, || adapter.open(&asked, &terms))
@@ -107,7 +107,7 @@ impl<DB: Database> Ledger for Transactional<DB> {
         if extensions.get::<TxHandle<DB>>().is_some() {
             return None;
         }
-        let (adapter, terms) = (Arc::clone(&self.adapter), context.leased_terms(&[], false));
+        let (adapter, terms) = (Arc::clone(&self.adapter), context.transaction_terms(&[], false));
         let store_timeout = context.store_timeout;
         let open = OpenDelivery { adapter, keys: Vec::new(), terms, store_timeout };
         Some(Box::new(Lending(LendSlot::new(open, None))))

@@ -1,15 +1,13 @@
 -- Within a transaction: claims rows that no live lease holds.
 --
 -- `$1` to `$3` are keys, namespaces and ids; `$4` the token, `$5` the retention and `$6` the lease
--- of all of them; `$7` the keys' parts of the advisory locks; `$8` the lock that names the session;
--- `$9` the events' types.
+-- of all of them; `$7` the keys' parts of the advisory locks;
+-- `$8` the events' types.
 WITH settings AS MATERIALIZED (
-  SELECT current_setting('lock_timeout') AS lock_timeout_before,
+  SELECT {handler_lock_timeout} AS lock_timeout_before,
     current_setting('role') AS role,
     set_config('lock_timeout', '{lock_timeout}', true) AS lock_timeout,
     {durable} AS durability,
-    -- Another connection finds the session by this lock.
-    pg_try_advisory_xact_lock($8::int8) AS named,
     $4::uuid AS token,
     $5::int8 * interval '1 millisecond' AS retention,
     $6::int8 * interval '1 millisecond' AS lease
@@ -18,7 +16,7 @@ WITH settings AS MATERIALIZED (
   SELECT a.key, a.namespace, a.id, a.event_type, a.ordinal, s.token, s.retention, s.lease,
     pg_try_advisory_xact_lock(a.lock # {table_number}::oid::int8) AS locked
   FROM settings AS s,
-    unnest($1::uuid[], $2::text[], $3::text[], $7::int8[], $9::text[]) WITH ORDINALITY
+    unnest($1::uuid[], $2::text[], $3::text[], $7::int8[], $8::text[]) WITH ORDINALITY
       AS a (key, namespace, id, lock, event_type, ordinal)
 ), locked AS MATERIALIZED (
   -- In the order of `key`: an UPDATE locks in any order.

@@ -1,5 +1,5 @@
--- Within a transaction that claims no key: names the session, and returns which transaction it is.
---
--- `$1` is the lock that names the session. A server in recovery returns 25006, as to an insertion.
+-- Within a transaction that claims no key: returns which transaction it is, and restores the handler's
+-- `lock_timeout`. A server in recovery returns 25006, as to an insertion.
 SELECT pg_current_xact_id()::text AS xid, current_setting('role') AS role,
-  pg_try_advisory_xact_lock($1::int8) AS named
+  set_config('lock_timeout', s.handlers, true) AS lock_timeout
+FROM (SELECT {handler_lock_timeout} AS handlers) AS s
