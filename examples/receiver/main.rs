@@ -220,7 +220,10 @@ async fn run(options: Options, records: Records) -> Result<(), Box<dyn Error>> {
         }
         LedgerKind::Transactional if url.starts_with("postgres") => {
             let store = PostgresAdapter::connect(url).await?;
-            let layer = |preset| DedupLayer::transactional(preset, store.clone());
+            // If a proxy falls silent, Postgres ends an idle transaction after this and `store_timeout`.
+            let bound = Duration::from_secs(20);
+            let layer =
+                |preset| DedupLayer::transactional(preset, store.clone()).handler_timeout(bound);
             (Arc::new(store.clone()), routes.over(layer, receive_in::<Postgres>))
         }
         LedgerKind::Transactional => {

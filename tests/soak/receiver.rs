@@ -37,6 +37,7 @@ pub(crate) const LOSS: &str = "loss ";
 pub(crate) const LEASE: Duration = Duration::from_secs(3);
 pub(crate) const BODY_LIMIT: usize = 16 * 1_024;
 const BODY_TIMEOUT: Duration = Duration::from_secs(1);
+const HANDLER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Three receivers with this many connections each, and those that are silent, stay below the server's
 /// `max_connections`.
 const CONNECTIONS: u32 = 12;
@@ -139,7 +140,9 @@ fn within<A: TransactionAdapter>(app: Arc<App>, adapter: A, hook: Hook) -> Route
 where
     tower_dedup::ledger::Transactional<A::Database>: Ledger,
 {
-    router(app, DedupLayer::transactional(by_header(), adapter), hook)
+    // Behind the link, which stays up, the server ends an idle transaction by this.
+    let layer = DedupLayer::transactional(by_header(), adapter);
+    router(app, layer.handler_timeout(HANDLER_TIMEOUT), hook)
 }
 
 type Hook = axum::routing::MethodRouter<Arc<App>>;

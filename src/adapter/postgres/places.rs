@@ -1,12 +1,12 @@
 //! How many transactions may be under way, those that were lost included.
 //!
-//! The server may still run the COMMIT of a connection that was closed: it waits for a disk or for a
-//! standby. Nothing searches for it on the server. So the place of a lost transaction stays taken for
-//! [`FIRST`], and then each time twice as long until a transaction ends well: otherwise each delivery
-//! would leave one more session on the server.
+//! The server notices within seconds that a connection was closed, except during a COMMIT, which may wait
+//! for a disk or for a standby. Nothing searches for it on the server. So the place of a transaction that
+//! was lost in its COMMIT stays taken for [`FIRST`], and then each time twice as long until a transaction
+//! ends well: otherwise each delivery would leave one more session on the server.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use sqlx::pool::PoolConnection;
@@ -27,6 +27,7 @@ pub(super) struct Places {
 /// The place of one transaction.
 pub(super) struct Place {
     permit: Option<OwnedSemaphorePermit>,
+    commits: Arc<AtomicBool>,
     doubled: Arc<AtomicU32>,
 }
 
@@ -42,7 +43,7 @@ impl Places {
     pub(super) async fn place(&self) -> Place {
         // The semaphore is never closed.
         let permit = Arc::clone(&self.free).acquire_owned().await.ok();
-        Place { permit, doubled: Arc::clone(&self.doubled) }
+        Place { permit, commits: Arc::default(), doubled: Arc::clone(&self.doubled) }
     }
 
     /// Notes that a transaction has ended well.
@@ -52,11 +53,19 @@ impl Places {
 }
 
 impl Place {
+    /// To be set when the COMMIT is sent.
+    pub(super) fn commits(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.commits)
+    }
+
     /// Returns what to do with the connection of a transaction that was lost.
     pub(super) fn lost(self) -> impl FnOnce(PoolConnection<Postgres>) + Send + Sync + 'static {
         move |connection| {
             // The server notices a closed connection, unless nothing reaches it.
             drop(connection.detach());
+            if !self.commits.load(Ordering::Relaxed) {
+                return;
+            }
             let doubled = self.doubled.load(Ordering::Relaxed);
             // Without a runtime, the place is released at once.
             if let (Some(permit), Ok(runtime)) = (self.permit, Handle::try_current()) {

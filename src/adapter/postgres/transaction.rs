@@ -13,6 +13,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use sqlx::pool::PoolConnection;
@@ -200,6 +201,7 @@ impl PostgresStore {
         let mut pauses = repeats();
         loop {
             let place = self.transactions.place().await;
+            let commits = place.commits();
             let connection = match connection.take() {
                 Some(connection) => connection,
                 None => self.connections.pooled().await.map_err(fault)?,
@@ -225,6 +227,7 @@ impl PostgresStore {
                     let granted = rows.is_empty()
                         || claimed.iter().any(|reply| matches!(reply, Claimed::First { .. }));
                     if let Some(begun) = begun.filter(|_| granted) {
+                        let begun = Begun { commits, ..begun };
                         return Ok((claimed, Some(transaction.with(begun))));
                     }
                     transaction.rollback().await.map_err(fault)?;
@@ -378,6 +381,7 @@ async fn commit(
         transaction.close();
         return Err(not_ours("committing: the handler has leaked a savepoint"));
     }
+    begun(&transaction)?.commits.store(true, Ordering::Relaxed);
     transaction.commit().await.map_err(fault)
 }
 
