@@ -226,8 +226,8 @@ impl PostgresStore {
                 (Ok(()), Ok(claimed)) => {
                     let granted = rows.is_empty()
                         || claimed.iter().any(|reply| matches!(reply, Claimed::First { .. }));
-                    if let Some(begun) = begun.filter(|_| granted) {
-                        let begun = Begun { commits, ..begun };
+                    if let Some(mut begun) = begun.filter(|_| granted) {
+                        begun.commits = commits;
                         return Ok((claimed, Some(transaction.with(begun))));
                     }
                     transaction.rollback().await.map_err(fault)?;
