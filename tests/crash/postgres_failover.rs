@@ -494,7 +494,8 @@ async fn writes_of_a_role_that_does_not_wait_for_the_standby_wait_for_it() {
 }
 
 /// If a waiting COMMIT's session were terminated, the commit would become visible without the
-/// standby, and a duplicate of it would be acknowledged.
+/// standby, and a duplicate of it would be acknowledged. So the sessions stay, and a delivery may not leave
+/// one more: the server does not notice that their clients have gone.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_commit_that_waits_for_the_standby_is_not_acknowledged_before_it() {
     let cluster = Cluster::synchronous().await;
@@ -516,10 +517,18 @@ async fn a_commit_that_waits_for_the_standby_is_not_acknowledged_before_it() {
         assert_eq!(scalar::<i64>(&mut admin, commits).await, 1);
         assert_eq!(effects.of("event").await, 0, "visible without the standby");
     }
+    let others: Vec<_> = (0..8).map(|number| format!("other-{number}")).collect();
+    for id in &others {
+        assert_eq!(send(&service, request(id)).await.status(), 503);
+    }
+    let waiting = scalar::<i64>(&mut admin, commits).await;
+    assert!(waiting <= 4, "{waiting} sessions of a pool of 4 connections");
     let standby = Arc::clone(&cluster.standby);
     blocking(move || standby.start_again()).await;
-    crate::support::effects::until_acknowledged(&service, "event").await;
-    assert_eq!(effects.of("event").await, 1);
-    let response = send(&service, request("event")).await;
-    assert_eq!(result(&response), Some("duplicate"));
+    for id in others.iter().map(String::as_str).chain(["event"]) {
+        crate::support::effects::until_acknowledged(&service, id).await;
+        assert_eq!(effects.of(id).await, 1, "{id}");
+        let response = send(&service, request(id)).await;
+        assert_eq!(result(&response), Some("duplicate"), "{id}");
+    }
 }
