@@ -184,9 +184,11 @@ pub struct OpenTransaction<DB: Database> {
     on_drop: Option<Box<OnDrop<DB>>>,
     /// Dropped after the connection was returned or closed.
     attachment: Option<Box<dyn Any + Send + Sync>>,
+    /// Whether the COMMIT was sent.
+    commits: bool,
 }
 
-type OnDrop<DB> = dyn FnOnce(PoolConnection<DB>) + Send + Sync;
+type OnDrop<DB> = dyn FnOnce(PoolConnection<DB>, bool) + Send + Sync;
 
 /// The time after which a connection that has not returned to its pool is closed.
 const RETURN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -209,8 +211,12 @@ impl<DB: Database> OpenTransaction<DB> {
         let pool = pool.clone();
         let begun = tokio::spawn(async move {
             let connection = pool.acquire().await?;
-            let mut transaction =
-                Self { connection: Some(connection), on_drop: None, attachment: None };
+            let mut transaction = Self {
+                connection: Some(connection),
+                on_drop: None,
+                attachment: None,
+                commits: false,
+            };
             transaction.start(statement.map(SqlSafeStr::into_sql_str)).await?;
             Ok(transaction)
         });
@@ -220,7 +226,7 @@ impl<DB: Database> OpenTransaction<DB> {
     /// Begins a transaction on this connection, for a database that is reached over a network.
     ///
     /// A transaction that is dropped before its end, or while a statement is under way, hands its
-    /// connection to `on_drop`. `on_drop` must not return the connection to the pool, because the
+    /// connection to `on_drop`, with `true` if its COMMIT was sent. `on_drop` must not return the connection to the pool, because the
     /// state of the transaction on the server is unknown. `statement` begins the transaction, and may be
     /// several statements.
     ///
@@ -230,10 +236,11 @@ impl<DB: Database> OpenTransaction<DB> {
     pub async fn begin_on(
         connection: PoolConnection<DB>,
         statement: String,
-        on_drop: impl FnOnce(PoolConnection<DB>) + Send + Sync + 'static,
+        on_drop: impl FnOnce(PoolConnection<DB>, bool) + Send + Sync + 'static,
     ) -> Result<Self, sqlx::Error> {
         let on_drop: Option<Box<OnDrop<DB>>> = Some(Box::new(on_drop));
-        let mut transaction = Self { connection: Some(connection), on_drop, attachment: None };
+        let mut transaction =
+            Self { connection: Some(connection), on_drop, attachment: None, commits: false };
         transaction.start(Some(AssertSqlSafe(statement).into_sql_str())).await?;
         Ok(transaction)
     }
@@ -293,6 +300,7 @@ impl<DB: Database> OpenTransaction<DB> {
     ///
     /// The errors of sqlx.
     pub async fn commit(mut self) -> Result<(), sqlx::Error> {
+        self.commits = true;
         let committed = DB::TransactionManager::commit(self.connection()).await;
         // A COMMIT that the database refuses has ended the transaction, or leaves it open. In both
         // cases the connection is usable.
@@ -349,7 +357,7 @@ impl<DB: Database> Drop for OpenTransaction<DB> {
     fn drop(&mut self) {
         let Some(mut connection) = self.connection.take() else { return };
         match self.on_drop.take() {
-            Some(on_drop) => on_drop(connection),
+            Some(on_drop) => on_drop(connection, self.commits),
             None => DB::TransactionManager::start_rollback(&mut connection),
         }
     }

@@ -10,13 +10,14 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use http::{Request, Response};
-use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
+use sqlx::{PgPool, Postgres};
 use tower::{Layer, Service, ServiceExt};
 use tower_dedup::adapter::{
     Batching, CallTerms, Claimed, DedupAdapter, MaintenanceAdapter, PostgresAdapter,
     PostgresOptions,
 };
+use tower_dedup::ledger::Transactional;
 use tower_dedup::{DedupHandle, DedupLayer, OnInFlight};
 
 use crate::support::effects::{Boxed, Database, MINUTE, answer, apart, until_acknowledged, write};
@@ -103,10 +104,14 @@ fn on_arrival(adapter: PostgresAdapter, handler: Boxed) -> (DedupHandle, Boxed) 
     (layer.handle(), boxed(layer.layer(handler)))
 }
 
+fn transactional(adapter: PostgresAdapter) -> DedupLayer<Transactional<Postgres>> {
+    let layer = DedupLayer::transactional(by_header(), adapter).store_timeout(STORE_TIMEOUT);
+    layer.handler_timeout(2 * STORE_TIMEOUT)
+}
+
 /// The handler bounds the time that it waits for its statement.
 pub(super) fn in_a_transaction(adapter: PostgresAdapter, _: Boxed) -> (DedupHandle, Boxed) {
-    let layer = DedupLayer::transactional(by_header(), adapter);
-    let layer = layer.store_timeout(STORE_TIMEOUT).handler_timeout(2 * STORE_TIMEOUT);
+    let layer = transactional(adapter);
     let handler = tower::service_fn(async |request: Request<Body>| {
         match tokio::time::timeout(STORE_TIMEOUT, write(request)).await {
             Ok(written) => written,
@@ -118,8 +123,7 @@ pub(super) fn in_a_transaction(adapter: PostgresAdapter, _: Boxed) -> (DedupHand
 
 /// The same, but the first run fails after its write.
 fn rolled_back(adapter: PostgresAdapter, _: Boxed) -> (DedupHandle, Boxed) {
-    let layer = DedupLayer::transactional(by_header(), adapter);
-    let layer = layer.store_timeout(STORE_TIMEOUT).handler_timeout(2 * STORE_TIMEOUT);
+    let layer = transactional(adapter);
     let failed = Arc::new(AtomicBool::new(false));
     let handler = tower::service_fn(move |request: Request<Body>| {
         let failed = Arc::clone(&failed);

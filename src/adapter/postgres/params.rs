@@ -127,7 +127,8 @@ pub(super) fn advisory_lock(hash: u128) -> i64 {
     i64::from_be_bytes([a, b, c, d, e, f, g, h])
 }
 
-/// How many advisory locks a transaction takes for its keys. The server's lock table has by default room for 64 locks for each connection.
+/// How many advisory locks a transaction takes for its keys. The server's lock table has by default room for 64
+/// locks for each connection.
 const MAX_LOCKS: usize = 63;
 
 /// Returns the locks that a transaction takes for its keys, in the order of the keys.

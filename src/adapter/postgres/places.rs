@@ -6,7 +6,7 @@
 //! ends well: otherwise each delivery would leave one more session on the server.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use sqlx::pool::PoolConnection;
@@ -27,7 +27,6 @@ pub(super) struct Places {
 /// The place of one transaction.
 pub(super) struct Place {
     permit: Option<OwnedSemaphorePermit>,
-    commits: Arc<AtomicBool>,
     doubled: Arc<AtomicU32>,
 }
 
@@ -43,7 +42,7 @@ impl Places {
     pub(super) async fn place(&self) -> Place {
         // The semaphore is never closed.
         let permit = Arc::clone(&self.free).acquire_owned().await.ok();
-        Place { permit, commits: Arc::default(), doubled: Arc::clone(&self.doubled) }
+        Place { permit, doubled: Arc::clone(&self.doubled) }
     }
 
     /// Notes that a transaction has ended well.
@@ -53,17 +52,14 @@ impl Places {
 }
 
 impl Place {
-    /// To be set when the COMMIT is sent.
-    pub(super) fn commits(&self) -> Arc<AtomicBool> {
-        Arc::clone(&self.commits)
-    }
-
-    /// Returns what to do with the connection of a transaction that was lost.
-    pub(super) fn lost(self) -> impl FnOnce(PoolConnection<Postgres>) + Send + Sync + 'static {
-        move |connection| {
+    /// Returns what to do with the connection of a transaction that was lost, in its COMMIT or before.
+    pub(super) fn lost(
+        self,
+    ) -> impl FnOnce(PoolConnection<Postgres>, bool) + Send + Sync + 'static {
+        move |connection, commits| {
             // The server notices a closed connection, unless nothing reaches it.
             drop(connection.detach());
-            if !self.commits.load(Ordering::Relaxed) {
+            if !commits {
                 return;
             }
             let doubled = self.doubled.load(Ordering::Relaxed);

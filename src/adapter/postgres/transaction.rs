@@ -13,7 +13,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use sqlx::pool::PoolConnection;
@@ -201,7 +200,6 @@ impl PostgresStore {
         let mut pauses = repeats();
         loop {
             let place = self.transactions.place().await;
-            let commits = place.commits();
             let connection = match connection.take() {
                 Some(connection) => connection,
                 None => self.connections.pooled().await.map_err(fault)?,
@@ -226,8 +224,7 @@ impl PostgresStore {
                 (Ok(()), Ok(claimed)) => {
                     let granted = rows.is_empty()
                         || claimed.iter().any(|reply| matches!(reply, Claimed::First { .. }));
-                    if let Some(mut begun) = begun.filter(|_| granted) {
-                        begun.commits = commits;
+                    if let Some(begun) = begun.filter(|_| granted) {
                         return Ok((claimed, Some(transaction.with(begun))));
                     }
                     transaction.rollback().await.map_err(fault)?;
@@ -381,7 +378,6 @@ async fn commit(
         transaction.close();
         return Err(not_ours("committing: the handler has leaked a savepoint"));
     }
-    begun(&transaction)?.commits.store(true, Ordering::Relaxed);
     transaction.commit().await.map_err(fault)
 }
 

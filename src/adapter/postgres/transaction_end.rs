@@ -1,9 +1,6 @@
 //! The messages that begin a transaction, and complete or release its keys. Several statements share one message,
 //! so that they cost one round trip. They have no parameters, so the keys are in the text.
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 
@@ -19,15 +16,13 @@ pub(super) struct Begun {
     xid: u64,
     /// The role of the claim, as `current_setting` returns it: a name, or `none`.
     role: String,
-    /// Set when the COMMIT is sent.
-    pub(super) commits: Arc<AtomicBool>,
 }
 
 impl Begun {
     pub(super) fn new(row: &PgRow) -> Result<Self, sqlx::Error> {
         let xid: &str = row.try_get("xid")?;
         let xid = xid.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
-        Ok(Self { xid, role: row.try_get("role")?, commits: Arc::default() })
+        Ok(Self { xid, role: row.try_get("role")? })
     }
 
     /// Returns an expression that sets the role of the claim again. Its value is never the empty string.
@@ -102,7 +97,7 @@ mod tests {
         let release = statements.release_in(&[Uuid([1; 16])], Uuid([2; 16]));
         assert!(release.starts_with(TAG) && release.matches(TAG).count() == 2, "{release}");
         for role in ["none", "a \"role\"", "{keys}"] {
-            let begun = Begun { xid: 7, role: role.to_owned(), commits: Arc::default() };
+            let begun = Begun { xid: 7, role: role.to_owned() };
             let (keys, token) = (&[Uuid([1; 16])], Uuid([2; 16]));
             for (message, statements) in [
                 (statements.complete_in(&begun, keys, token, 1), 3),
