@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
-use super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
+use super::replies::{Claimed, Completed, Entry, Forgotten, Renewed};
 use super::stored::Fetch;
 use super::terms::{CallTerms, Permanence};
 use crate::error::{Error, ErrorKind};
@@ -51,7 +51,7 @@ pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Se
 /// use http_body_util::Full;
 /// use tower::{ServiceBuilder, ServiceExt, service_fn};
 /// use tower_dedup::adapter::{
-///     CallTerms, Claimed, DedupAdapter, Released, Seen, StoreFuture, Token,
+///     CallTerms, Claimed, DedupAdapter, Seen, StoreFuture, Token,
 /// };
 /// use tower_dedup::{BoxError, DedupKey, DedupLayer, key};
 ///
@@ -83,17 +83,11 @@ pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Se
 ///         &'a self,
 ///         keys: &'a [DedupKey],
 ///         terms: &'a CallTerms,
-///     ) -> StoreFuture<'a, Vec<Released>> {
+///     ) -> StoreFuture<'a, ()> {
 ///         Box::pin(async move {
 ///             let mut seen = self.0.lock().unwrap();
-///             let released = keys.iter().map(|key| {
-///                 if seen.get(key) != Some(&terms.token()) {
-///                     return Released::NotHeld;
-///                 }
-///                 seen.remove(key);
-///                 Released::Released
-///             });
-///             Ok(released.collect())
+///             seen.retain(|key, token| !(keys.contains(key) && *token == terms.token()));
+///             Ok(())
 ///         })
 ///     }
 /// }
@@ -160,20 +154,23 @@ pub trait DedupAdapter: Send + Sync + 'static {
         terms: &'a CallTerms,
     ) -> StoreFuture<'a, Vec<Claimed>>;
 
-    /// Releases each key that this token claimed.
+    /// Releases each key that this token claimed. Otherwise a key stays as it is.
     ///
     /// - [`Permanence::OnCompletion`]: only an incomplete row of this token, because a late release
     ///   must never undo a completion. The row stays, without token and with its attempts.
-    /// - [`Permanence::OnClaim`]: only a complete row of this token. The row is deleted.
+    /// - [`Permanence::OnClaim`]: only a complete row of this token. The key is new then.
+    ///
+    /// A release is a fence. Once it has returned, no claim and no renewal with this token that was called
+    /// before it has an effect, however late it arrives at the store. The layer drops such a call before it
+    /// releases, and a wrapper drops the inner call with its own. A store whose calls travel over a network
+    /// gives each row a version that every write raises. A release writes in every case: it raises the version of a
+    /// row of others, and leaves an expired row where there was none. A claim takes an existing row at the version
+    /// that it has read, and only while its caller waits.
     ///
     /// # Errors
     ///
     /// The store's own errors.
-    fn release<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Released>>;
+    fn release<'a>(&'a self, keys: &'a [DedupKey], terms: &'a CallTerms) -> StoreFuture<'a, ()>;
 
     /// Moves the end of the lease of every key that this token holds. A lapsed or missing row is
     /// revived if no other token took the key.
@@ -382,11 +379,7 @@ impl<A: DedupAdapter + ?Sized> DedupAdapter for Arc<A> {
         (**self).claim(keys, terms)
     }
 
-    fn release<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Released>> {
+    fn release<'a>(&'a self, keys: &'a [DedupKey], terms: &'a CallTerms) -> StoreFuture<'a, ()> {
         (**self).release(keys, terms)
     }
 

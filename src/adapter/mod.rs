@@ -9,6 +9,7 @@
 //! 4. A live lease is never expired, evicted or purged. A purge deletes a key [`PURGE_GRACE`] after it
 //!    has expired, and not before.
 //! 5. A completion counts whoever holds the lease; renew and release need the token that holds it.
+//!    A [release](DedupAdapter::release) is a fence: no earlier call with its token has an effect after it.
 //! 6. Stored data comes with the duplicate, in the same call. A store may read it in a second step, if
 //!    this step finds the row complete again. Otherwise the reply is [`InFlight`](Claimed::InFlight).
 //! 7. A store that cannot answer returns an [`Error`](crate::Error). It never guesses.
@@ -72,7 +73,7 @@ pub use memory::{AtCapacity, MemoryAdapter};
 pub use postgres::{PostgresAdapter, PostgresOptions};
 pub use purging::Purging;
 pub(crate) use purging::TIMEOUT as PURGE_TIMEOUT;
-pub use replies::{Claimed, Completed, Entry, EntryState, Forgotten, Released, Renewed, Seen};
+pub use replies::{Claimed, Completed, Entry, EntryState, Forgotten, Renewed, Seen};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use sql::{Batching, Identifier};
 #[cfg(feature = "sqlite")]

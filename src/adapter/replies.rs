@@ -80,16 +80,6 @@ pub enum Completed {
     Inserted,
 }
 
-/// The reply to a release of one key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Released {
-    /// The caller held the key, and holds it no longer.
-    Released,
-    /// The caller did not hold the key. Nothing changed.
-    NotHeld,
-}
-
 /// The reply to [`MaintenanceAdapter::forget`](super::MaintenanceAdapter::forget).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]

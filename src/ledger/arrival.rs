@@ -4,14 +4,11 @@
 //!    this only for effects that are worse twice than never.
 //! 2. A claim whose reply was lost is released by its token. The sender got 503, and its retry must
 //!    find the key free; otherwise the event is lost without a run.
-//! 3. The claim may still be on its way to the store. So a store that does not hold it is asked again
-//!    for 20 s or ten times `store_timeout`, whichever is longer, and after an outage for about as long
-//!    as the outage took, up to 130 s. A store that does not reply is asked again for 10 min.
+//! 3. The claim may still be on its way to the store. Once the release has returned, the claim has no effect
+//!    any more, however late it arrives. A store that does not reply is asked again for 10 min.
 //! 4. Until the release has ended, this process treats the key as in flight where the store replies
 //!    "complete". Another process gets "complete" in that time; where that matters, use the lease
 //!    ledger.
-//! 5. A claim that fails because stored data is unreadable is released by one call, because the store
-//!    has executed it already.
 //!
 //! # Timeline of a claim whose reply is lost
 //!
@@ -36,7 +33,7 @@ use super::contract::{
 use super::pending::Pending;
 use super::release::Release;
 use super::resolve::{KeyState, flatten, resolve, states};
-use super::retry::{PendingWrites, RetryJob, RetryPool, RetryResult};
+use super::retry::{PendingWrites, RetryJob, RetryPool};
 use crate::adapter::{CallTerms, DedupAdapter, Permanence};
 use crate::delivery::{Delivery, Protection};
 use crate::error::{Error, ErrorKind};
@@ -48,9 +45,6 @@ const RELEASE_BOUND: Duration = Duration::from_secs(600);
 
 /// The number of claims that may wait for their reply, or for their release, at once.
 const MOST_RELEASES: usize = 16_384;
-
-/// For at least this time, a store that does not hold a claim is asked again.
-const NOT_HELD_GRACE: Duration = Duration::from_secs(20);
 
 /// Claims keys that are complete at once: no event runs twice, and an event whose handler fails is
 /// lost.
@@ -90,14 +84,10 @@ impl OnArrival {
             terms,
             store_timeout,
             bound: RELEASE_BOUND,
-            not_held_grace: None,
         };
         self.pool.repeat(slot, job, (), |job| {
             Box::pin(async {
-                match claim(&*job.adapter, &job.keys, &job.terms, job.store_timeout).await {
-                    Ok(_) => RetryResult::Done,
-                    Err(_) => RetryResult::Again,
-                }
+                claim(&*job.adapter, &job.keys, &job.terms, job.store_timeout).await.map(drop)
             })
         });
     }
@@ -118,7 +108,6 @@ impl OnArrival {
             terms,
             store_timeout,
             bound: RELEASE_BOUND,
-            not_held_grace: NOT_HELD_GRACE.max(store_timeout.saturating_mul(10)),
             slot,
             releasing: Some(&self.releasing),
         }

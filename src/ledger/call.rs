@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::task::coop::unconstrained;
 
-use crate::adapter::{CallTerms, Claimed, Completed, DedupAdapter, Released, Renewed, StoreFuture};
+use crate::adapter::{CallTerms, Claimed, Completed, DedupAdapter, Renewed, StoreFuture};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 use crate::observe;
@@ -16,7 +16,7 @@ use crate::observe;
 /// the future of a delivery stores it.
 type Operation = &'static [&'static str; 2];
 
-/// Generates one bounded call for each method of the adapter.
+/// Generates one bounded call for each method of the adapter that replies for each key.
 macro_rules! calls {
     ($($method:ident $context:literal $reply:ty),+) => {$(
         pub(super) fn $method<'c>(
@@ -33,14 +33,22 @@ macro_rules! calls {
     )+};
 }
 
-calls!(claim "claiming keys" Claimed, release "releasing keys" Released,
-    renew "renewing leases" Renewed, complete "completing keys" Completed);
+calls!(claim "claiming keys" Claimed, renew "renewing leases" Renewed,
+    complete "completing keys" Completed);
+
+pub(super) fn release<'c>(
+    adapter: &'c dyn DedupAdapter,
+    keys: &'c [DedupKey],
+    terms: &'c CallTerms,
+    bound: Duration,
+) -> impl Future<Output = Result<(), Error>> + Send + 'c {
+    bounded(&["release", "releasing keys"], bound, move || adapter.release(keys, terms))
+}
 
 /// Runs `call` within `bound`, and measures it.
 ///
 /// A call that outlives its bound is dropped, and its outcome is unknown. A call that panics fails
 /// with [`ErrorKind::Unavailable`].
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(super) fn bounded<'c, T: 'c>(
     operation: Operation,
     bound: Duration,

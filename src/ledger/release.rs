@@ -7,9 +7,9 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::call;
 use super::pending::Pending;
-use super::retry::{RetryJob, RetryPool, RetryResult};
+use super::retry::{RetryJob, RetryPool};
 use crate::adapter::{CallTerms, DedupAdapter};
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::key::DedupKey;
 
 /// A store that needs 100 ms for each key, because it waits for a replica, takes 1.6 s.
@@ -25,8 +25,6 @@ pub(super) struct Release<'l> {
     pub(super) store_timeout: Duration,
     /// How long a store that does not reply is asked again.
     pub(super) bound: Duration,
-    /// How long a store that does not hold every key is asked again: a claim may arrive late.
-    pub(super) not_held_grace: Duration,
     /// A slot of the pool, if the pool must not refuse this release.
     pub(super) slot: Option<OwnedSemaphorePermit>,
     /// Contains the keys until they are released.
@@ -53,37 +51,26 @@ impl Release<'_> {
             terms: self.terms.clone(),
             store_timeout: self.store_timeout,
             bound: self.bound,
-            not_held_grace: Some(self.not_held_grace),
         };
         let guard = self.releasing.map(|releasing| releasing.add(Arc::clone(&job.keys)));
         self.pool.repeat(self.slot.take(), job, guard, |job| Box::pin(release_all(job)));
     }
 
-    /// Adapts the release to the error with which its claim ended.
+    /// Disarms the release if its claim ended with an error after which nothing is claimed.
     pub(super) fn claim_failed(&mut self, error: &Error) {
         if !error.is_unknown() {
             self.disarm();
-        }
-        // The store executed the claim before it replied. A key that it does not hold now was not
-        // granted, so one call releases every key that was.
-        if error.kind() == ErrorKind::Corrupt {
-            self.not_held_grace = Duration::ZERO;
         }
     }
 }
 
 /// Releases the keys, a few in each call. A store may go through them one by one: if it could not finish
 /// within `store_timeout`, the last ones would never be released.
-async fn release_all(job: &RetryJob) -> RetryResult {
-    let mut result = RetryResult::Done;
+async fn release_all(job: &RetryJob) -> Result<(), Error> {
     for keys in job.keys.chunks(KEYS_IN_A_CALL) {
-        match call::release(&*job.adapter, keys, &job.terms, job.store_timeout).await.into() {
-            RetryResult::Done => {}
-            RetryResult::NotHeld => result = RetryResult::NotHeld,
-            RetryResult::Again => return RetryResult::Again,
-        }
+        call::release(&*job.adapter, keys, &job.terms, job.store_timeout).await?;
     }
-    result
+    Ok(())
 }
 
 impl Drop for Release<'_> {

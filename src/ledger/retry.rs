@@ -10,15 +10,13 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use crate::adapter::{CallTerms, DedupAdapter, Released};
+use crate::adapter::{CallTerms, DedupAdapter};
 use crate::error::Error;
 use crate::key::DedupKey;
 use crate::observe;
 
 const FIRST_DELAY: Duration = Duration::from_millis(50);
 const LONGEST_DELAY: Duration = Duration::from_secs(5);
-/// Lost bytes are sent again after pauses that double, up to this one on Linux (`TCP_RTO_MAX`).
-const LONGEST_RETRANSMISSION: Duration = Duration::from_secs(120);
 
 /// Runs jobs in the background: calls of one kind, each repeated until it succeeds.
 pub(super) struct RetryPool {
@@ -37,42 +35,6 @@ pub(super) struct RetryJob {
     pub(super) store_timeout: Duration,
     /// The bound of the job.
     pub(super) bound: Duration,
-    /// After this time of [`RetryResult::NotHeld`] the job is done; see [`grace_after`](Self::grace_after).
-    /// `None` for a job that is not a release, and never has this result.
-    pub(super) not_held_grace: Option<Duration>,
-}
-
-impl RetryJob {
-    /// Returns how long a store is asked again that could not be reached for the time of `outage`.
-    ///
-    /// The bytes of a claim may still be on their way when new connections work again. They arrive within
-    /// the time that the outage took, because the pauses between retransmissions double.
-    fn grace_after(&self, outage: Duration) -> Duration {
-        match self.not_held_grace {
-            Some(grace) if !grace.is_zero() && !outage.is_zero() => {
-                grace.max(outage.min(LONGEST_RETRANSMISSION) + 2 * LONGEST_DELAY)
-            }
-            grace => grace.unwrap_or_default(),
-        }
-    }
-}
-
-/// The result of one attempt.
-pub(super) enum RetryResult {
-    Done,
-    /// The store does not hold every key to release: a claim was not granted, or has not arrived yet.
-    NotHeld,
-    Again,
-}
-
-impl From<Result<Vec<Released>, Error>> for RetryResult {
-    fn from(replies: Result<Vec<Released>, Error>) -> Self {
-        match replies {
-            Ok(all) if all.iter().all(|one| *one == Released::Released) => Self::Done,
-            Ok(_) => Self::NotHeld,
-            Err(_) => Self::Again,
-        }
-    }
 }
 
 impl RetryPool {
@@ -89,7 +51,7 @@ impl RetryPool {
         Arc::clone(&self.slots).try_acquire_owned().ok()
     }
 
-    /// Repeats `attempt` with growing pauses until it is done or its bound has passed. Then drops
+    /// Repeats `attempt` with growing pauses until it succeeds or its bound has passed. Then drops
     /// `guard`.
     ///
     /// Reserves a slot unless the caller has one. Without a runtime or a free slot, the job is refused,
@@ -101,7 +63,7 @@ impl RetryPool {
         guard: G,
         attempt: A,
     ) where
-        A: for<'j> Fn(&'j RetryJob) -> BoxFuture<'j, RetryResult> + Send + 'static,
+        A: for<'j> Fn(&'j RetryJob) -> BoxFuture<'j, Result<(), Error>> + Send + 'static,
         G: Send + 'static,
     {
         let Some(slot) = slot.or_else(|| self.reserve()) else { return refuse(&job) };
@@ -109,7 +71,6 @@ impl RetryPool {
         let pending = job.keys.first().map(observe::pending_write);
         let task = async move {
             let start = Instant::now();
-            let (mut not_held_since, mut outage) = (None, Duration::ZERO);
             let mut delays = ExponentialBuilder::new()
                 .with_min_delay(FIRST_DELAY)
                 .with_max_delay(LONGEST_DELAY)
@@ -117,17 +78,8 @@ impl RetryPool {
                 .without_max_times()
                 .build();
             let result = loop {
-                match attempt(&job).await {
-                    RetryResult::Done => break observe::Background::Done,
-                    RetryResult::NotHeld => {
-                        let since: &mut Instant = not_held_since.get_or_insert_with(Instant::now);
-                        if since.elapsed() >= job.grace_after(outage) {
-                            break observe::Background::Done;
-                        }
-                    }
-                    RetryResult::Again => {
-                        (not_held_since, outage) = (None, start.elapsed() + job.store_timeout);
-                    }
+                if attempt(&job).await.is_ok() {
+                    break observe::Background::Done;
                 }
                 let left = job.bound.saturating_sub(start.elapsed());
                 if left.is_zero() {

@@ -4,17 +4,13 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use crate::adapter::{
     Abilities, CallTerms, Claimed, Completed, Cursor, DedupAdapter, Entry, Fetch, Forgotten,
-    ListFilter, Listing, MaintenanceAdapter, Purged, Released, Renewed, Stats, StoreFuture,
+    ListFilter, Listing, MaintenanceAdapter, Purged, Renewed, Stats, StoreFuture,
 };
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
-
-/// How long after its call an [`ExecuteLate`](Fault::ExecuteLate) executes it.
-const LATE: Duration = Duration::from_millis(500);
 
 /// What a [`FaultyAdapter`] does with a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -29,8 +25,6 @@ pub enum Fault {
     Hang,
     /// Executes the call and never replies.
     LoseReply,
-    /// Executes the call half a second later and never replies.
-    ExecuteLate,
     /// Executes the call and returns [`ErrorKind::Corrupt`], as if its reply were unreadable.
     ExecuteAndFail,
     /// Panics and executes nothing.
@@ -172,13 +166,6 @@ impl<A> FaultyAdapter<A> {
                 let _ = call.await;
                 std::future::pending().await
             }
-            Fault::ExecuteLate => {
-                tokio::spawn(async move {
-                    tokio::time::sleep(LATE).await;
-                    let _ = call.await;
-                });
-                std::future::pending().await
-            }
             Fault::ExecuteAndFail => {
                 let _ = call.await;
                 Err(Error::new(ErrorKind::Corrupt, "calling a faulty adapter"))
@@ -206,7 +193,7 @@ macro_rules! dedup_adapter {
                 &'a self,
                 keys: &'a [DedupKey],
                 terms: &'a CallTerms,
-            ) -> StoreFuture<'a, Vec<$reply>> {
+            ) -> StoreFuture<'a, $reply> {
                 Box::pin(async move {
                     let mut fault = self.next(StoreCall::$call);
                     if StoreCall::$call == StoreCall::Claim && terms.fetch() != Fetch::Nothing {
@@ -222,8 +209,8 @@ macro_rules! dedup_adapter {
     };
 }
 
-dedup_adapter!(claim Claim Claimed, renew Renew Renewed, complete Complete Completed,
-    release Release Released);
+dedup_adapter!(claim Claim Vec<Claimed>, renew Renew Vec<Renewed>,
+    complete Complete Vec<Completed>, release Release ());
 
 /// Forwards every method. Only a purge can have a fault.
 impl<A: MaintenanceAdapter> MaintenanceAdapter for FaultyAdapter<A> {

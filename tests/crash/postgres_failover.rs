@@ -20,8 +20,8 @@ use tokio::task::JoinHandle;
 use tower::Layer;
 use tower::util::BoxCloneSyncService;
 use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, Completed, DedupAdapter, PostgresAdapter, PostgresOptions,
-    Released, Token, TransactionAdapter,
+    Batching, CallTerms, Claimed, Completed, DedupAdapter, PostgresAdapter, PostgresOptions, Token,
+    TransactionAdapter,
 };
 use tower_dedup::{DedupLayer, OnInFlight, ResponseBody};
 
@@ -439,8 +439,7 @@ async fn writes_of_a_role_that_does_not_wait_for_the_standby_wait_for_it() {
                     end("a completion");
                 },
                 async {
-                    let released = single.release(&undone, &on_claim(&mine)).await.unwrap();
-                    assert_eq!(released, [Released::Released]);
+                    single.release(&undone, &on_claim(&mine)).await.unwrap();
                     end("an undone record");
                 },
                 async {

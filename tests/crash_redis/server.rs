@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tower_dedup::ErrorKind;
 use tower_dedup::adapter::{
-    CallTerms, Completed, DedupAdapter, LossKind, MaintenanceAdapter, RedisAdapter, Released, Token,
+    CallTerms, Completed, DedupAdapter, LossKind, MaintenanceAdapter, RedisAdapter, Token,
 };
 
 use super::failover::{adapters, end, go_on, loads, recover};
@@ -141,9 +141,8 @@ async fn completions_and_releases_go_through_when_memory_is_full() {
     if server.version() >= (7, 0, 0) {
         let completed = adapter.complete(&complete, &on_completion).await.unwrap();
         assert_eq!(completed, [Completed::Held]);
-        let released = adapter.release(&release, &on_completion).await.unwrap();
-        assert_eq!(released, [Released::Released]);
-        assert_eq!(adapter.release(&undo, &at_once).await.unwrap(), [Released::Released]);
+        adapter.release(&release, &on_completion).await.unwrap();
+        adapter.release(&undo, &at_once).await.unwrap();
     } else {
         let refused = adapter.complete(&complete, &on_completion).await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Full);

@@ -10,7 +10,7 @@ use sqlx::postgres::PgPoolOptions;
 use tower::Layer;
 use tower_dedup::adapter::{
     Abilities, CallTerms, Claimed, Completed, DedupAdapter, EntryState, Fetch, MaintenanceAdapter,
-    MemoryAdapter, PostgresAdapter, Released, Renewed, StoreFuture, Token,
+    MemoryAdapter, PostgresAdapter, Renewed, StoreFuture, Token,
 };
 use tower_dedup::key::{self, DedupKey, Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::testing::{Fault, StoreCall};
@@ -385,11 +385,7 @@ impl DedupAdapter for RecordsFetches {
         self.inner.claim(keys, terms)
     }
 
-    fn release<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Released>> {
+    fn release<'a>(&'a self, keys: &'a [DedupKey], terms: &'a CallTerms) -> StoreFuture<'a, ()> {
         self.inner.release(keys, terms)
     }
 

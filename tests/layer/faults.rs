@@ -51,7 +51,7 @@ async fn becomes_complete(store: &FaultyStore, id: &str) {
 
 #[tokio::test]
 async fn store_that_fails_hangs_or_loses_its_reply_is_503_in_time() {
-    for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply, Fault::ExecuteLate] {
+    for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
         let (store, handler) = (store(), Handler::default());
         let (lease, arrival) =
             (lease(&store).layer(handler.service()), arrival(&store).layer(handler.service()));
@@ -77,44 +77,38 @@ async fn store_that_fails_hangs_or_loses_its_reply_is_503_in_time() {
     }
 }
 
-/// The store executed a claim, perhaps late, and its reply was lost. The layer releases the claim
+/// The store executed a claim, and its reply was lost. The layer releases the claim
 /// by its token. The retry runs before the lease of 60 s lapses.
 #[tokio::test]
 async fn claim_whose_reply_was_lost_does_not_block_its_key() {
-    for fault in [Fault::LoseReply, Fault::ExecuteLate] {
-        let (store, handler) = (store(), Handler::default());
-        let layer = lease(&store).on_in_flight(tower_dedup::OnInFlight::Reject);
-        let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-        store.set(StoreCall::Claim, fault);
-        assert_eq!(send(&service, request("a")).await.status(), 503);
-        store.set(StoreCall::Claim, Fault::None);
-        // The drain ends after the claim was found and released, also if the store executed it
-        // late.
-        tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("released");
-        assert_eq!(send(&service, request("a")).await.status(), 200, "{fault:?}");
-        assert_eq!(handler.runs(), 1);
-        assert!(!handler.last().is_takeover(), "released, not lapsed");
-    }
+    let (store, handler) = (store(), Handler::default());
+    let layer = lease(&store).on_in_flight(tower_dedup::OnInFlight::Reject);
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    store.set(StoreCall::Claim, Fault::LoseReply);
+    assert_eq!(send(&service, request("a")).await.status(), 503);
+    store.set(StoreCall::Claim, Fault::None);
+    // The drain ends after the claim was released.
+    tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("released");
+    assert_eq!(send(&service, request("a")).await.status(), 200);
+    assert_eq!(handler.runs(), 1);
+    assert!(!handler.last().is_takeover(), "released, not lapsed");
 }
 
 /// An on-arrival claim is released if its sender got 503. Otherwise the retry would be a duplicate
 /// of a run that never happened.
 #[tokio::test]
 async fn on_arrival_claim_whose_reply_was_lost_does_not_lose_its_event() {
-    for fault in [Fault::LoseReply, Fault::ExecuteLate] {
-        let (store, handler) = (store(), Handler::default());
-        let layer = arrival(&store);
-        let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-        store.set(StoreCall::Claim, fault);
-        assert_eq!(send(&service, request("a")).await.status(), 503);
-        store.set(StoreCall::Claim, Fault::None);
-        // The drain ends after the claim was found and released, also if the store executed it
-        // late.
-        tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("undone");
-        let retry = send(&service, request("a")).await;
-        assert_eq!((retry.status(), result(&retry)), (StatusCode::OK, None), "{fault:?}");
-        assert_eq!(handler.runs(), 1);
-    }
+    let (store, handler) = (store(), Handler::default());
+    let layer = arrival(&store);
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    store.set(StoreCall::Claim, Fault::LoseReply);
+    assert_eq!(send(&service, request("a")).await.status(), 503);
+    store.set(StoreCall::Claim, Fault::None);
+    // The drain ends after the claim was released.
+    tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("undone");
+    let retry = send(&service, request("a")).await;
+    assert_eq!((retry.status(), result(&retry)), (StatusCode::OK, None));
+    assert_eq!(handler.runs(), 1);
 }
 
 /// After success the answer is the handler's. The completion is repeated in the background. Until
@@ -420,15 +414,15 @@ async fn releases_do_not_starve_completions() {
     becomes_complete(&store, "success").await;
 }
 
-/// An unprotected run that fails frees its key, even if its claim arrives after the release.
+/// An unprotected run that fails frees its key, which the store has claimed.
 #[tokio::test]
-async fn unprotected_failure_leaves_no_late_claim_behind() {
+async fn unprotected_failure_leaves_no_claim_behind() {
     let (store, handler) = (store(), Handler::default().then(500));
     let layer = lease(&store)
         .on_unavailable(OnUnavailable::Open)
         .on_in_flight(tower_dedup::OnInFlight::Reject);
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-    store.set(StoreCall::Claim, Fault::ExecuteLate);
+    store.set(StoreCall::Claim, Fault::LoseReply);
     assert_eq!(send(&service, request("a")).await.status(), 500);
     store.set(StoreCall::Claim, Fault::None);
     tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("released");

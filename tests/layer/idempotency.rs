@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::{
     Abilities, CallTerms, Claimed, DedupAdapter, MaintenanceAdapter, MemoryAdapter,
-    PostgresAdapter, Released, SqliteAdapter, StoreFuture,
+    PostgresAdapter, SqliteAdapter, StoreFuture,
 };
 use tower_dedup::key::{self, KeyPart};
 use tower_dedup::testing::{Fault, StoreCall};
@@ -578,11 +578,7 @@ async fn settings_without_meaning_are_refused() {
         ) -> StoreFuture<'a, Vec<Claimed>> {
             unreachable!()
         }
-        fn release<'a>(
-            &'a self,
-            _: &'a [DedupKey],
-            _: &'a CallTerms,
-        ) -> StoreFuture<'a, Vec<Released>> {
+        fn release<'a>(&'a self, _: &'a [DedupKey], _: &'a CallTerms) -> StoreFuture<'a, ()> {
             unreachable!()
         }
     }

@@ -160,14 +160,13 @@ where
 
 /// Gives the store one fault after another, until the result is dropped.
 fn faults(store: &Store) -> tokio::task::JoinHandle<()> {
-    const FAULTS: [Fault; 9] = [
+    const FAULTS: [Fault; 8] = [
         Fault::None,
         Fault::Fail,
         Fault::None,
         Fault::Hang,
         Fault::LoseReply,
         Fault::None,
-        Fault::ExecuteLate,
         Fault::ExecuteAndFail,
         Fault::Panic,
     ];

@@ -7,8 +7,8 @@ use http::{Request, StatusCode};
 use tokio::sync::Semaphore;
 use tower::Layer;
 use tower_dedup::adapter::{
-    CallTerms, Claimed, DedupAdapter, EntryState, MaintenanceAdapter, MemoryAdapter, Released,
-    StoreFuture, Token,
+    CallTerms, Claimed, DedupAdapter, EntryState, MaintenanceAdapter, MemoryAdapter, StoreFuture,
+    Token,
 };
 use tower_dedup::key::{self, DedupKey, Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::ledger::Ledger;
@@ -307,11 +307,7 @@ impl DedupAdapter for Gated {
         })
     }
 
-    fn release<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Released>> {
+    fn release<'a>(&'a self, keys: &'a [DedupKey], terms: &'a CallTerms) -> StoreFuture<'a, ()> {
         Box::pin(async move {
             self.releases.pass().await;
             self.inner.release(keys, terms).await

@@ -1,16 +1,13 @@
-//! The on-arrival ledger never sends a claim that it could not release, and releases a claim that arrives
-//! late.
+//! The on-arrival ledger never sends a claim that it could not release, and releases every key of a claim.
 
 use std::future::pending;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tokio::time::Instant;
 use tower::Layer;
 use tower_dedup::adapter::{
-    Abilities, CallTerms, Claimed, DedupAdapter, MaintenanceAdapter, MemoryAdapter, Released,
-    StoreFuture,
+    Abilities, CallTerms, Claimed, DedupAdapter, MaintenanceAdapter, MemoryAdapter, StoreFuture,
 };
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{DedupKey, DedupLayer, OnUnavailable};
@@ -66,30 +63,11 @@ async fn layer_that_fails_open_runs_without_room_for_a_release() {
     handle.drain().await;
 }
 
-/// A store that loses the reply of the first claim.
+/// A store that loses the reply of the first claim, and needs 100 ms to release a key.
+#[derive(Default)]
 struct LosesFirstClaim {
-    store: Arc<MemoryAdapter>,
+    store: MemoryAdapter,
     claims: AtomicUsize,
-    start: Instant,
-    /// How long after it was sent the first claim reaches the store.
-    claim_arrives: Duration,
-    /// Until then, the store cannot be reached.
-    outage: Duration,
-    /// How long the release of one key takes.
-    release: Duration,
-}
-
-impl LosesFirstClaim {
-    fn new() -> Self {
-        Self {
-            store: Arc::default(),
-            claims: AtomicUsize::new(0),
-            start: Instant::now(),
-            claim_arrives: Duration::ZERO,
-            outage: Duration::ZERO,
-            release: Duration::ZERO,
-        }
-    }
 }
 
 impl DedupAdapter for LosesFirstClaim {
@@ -102,59 +80,27 @@ impl DedupAdapter for LosesFirstClaim {
         keys: &'a [DedupKey],
         terms: &'a CallTerms,
     ) -> StoreFuture<'a, Vec<Claimed>> {
-        if self.claims.fetch_add(1, Ordering::SeqCst) > 0 {
-            return self.store.claim(keys, terms);
-        }
-        let (store, keys, terms) = (Arc::clone(&self.store), keys.to_vec(), terms.clone());
-        let late = tokio::time::sleep(self.claim_arrives);
-        tokio::spawn(async move {
-            late.await;
-            store.claim(&keys, &terms).await
-        });
-        Box::pin(pending())
-    }
-
-    fn release<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Released>> {
         Box::pin(async {
-            if self.start.elapsed() < self.outage {
-                return pending().await;
-            }
-            let mut released = Vec::new();
-            for key in keys.chunks(1) {
-                tokio::time::sleep(self.release).await;
-                released.extend(self.store.release(key, terms).await?);
-            }
-            Ok(released)
+            let claimed = self.store.claim(keys, terms).await;
+            if self.claims.fetch_add(1, Ordering::SeqCst) == 0 { pending().await } else { claimed }
         })
     }
-}
 
-/// The network fails while the claim is sent. New connections work after the outage, and the bytes of the
-/// claim arrive later, with the next retransmission.
-#[tokio::test(start_paused = true)]
-async fn claim_that_arrives_after_an_outage_does_not_lose_its_event() {
-    let outage = Duration::from_secs(60);
-    let claim_arrives = 2 * outage - Duration::from_secs(5);
-    let late = LosesFirstClaim { claim_arrives, outage, ..LosesFirstClaim::new() };
-    let (store, handler) = (Arc::clone(&late.store), Handler::default());
-    let layer = DedupLayer::on_arrival(by_header(), late);
-    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-    assert_eq!(send(&service, request("a")).await.status(), 503);
-    handle.drain().await;
-    assert!(store.get(&dedup_key("a")).await.unwrap().is_none(), "the claim was released");
-    tokio::time::sleep(outage).await;
-    assert_eq!(result(&send(&service, request("a")).await), None);
-    assert_eq!(handler.runs(), 1);
+    fn release<'a>(&'a self, keys: &'a [DedupKey], terms: &'a CallTerms) -> StoreFuture<'a, ()> {
+        Box::pin(async {
+            for key in keys.chunks(1) {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                self.store.release(key, terms).await?;
+            }
+            Ok(())
+        })
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn every_key_of_a_delivery_is_released_by_a_store_that_is_slow() {
     let handler = Handler::default();
-    let slow = LosesFirstClaim { release: Duration::from_millis(100), ..LosesFirstClaim::new() };
+    let slow = LosesFirstClaim::default();
     let layer = DedupLayer::on_arrival(by_word(), slow).store_timeout(Duration::from_secs(2));
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
     let events = (0..100).map(|number| format!("event-{number} ")).collect::<String>();

@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tower_dedup::adapter::{
     CallTerms, Claimed, DedupAdapter, Entry, Forgotten, MaintenanceAdapter, PURGE_GRACE,
-    PostgresAdapter, Purged, Released, Stats, StoreFuture, Token,
+    PostgresAdapter, Purged, Stats, StoreFuture, Token,
 };
 use tower_dedup::{ConfigError, DedupKey, Error, ErrorKind, Purger};
 
@@ -54,11 +54,7 @@ impl DedupAdapter for Scripted {
         unreachable!("the purger never claims")
     }
 
-    fn release<'a>(
-        &'a self,
-        _: &'a [DedupKey],
-        _: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Released>> {
+    fn release<'a>(&'a self, _: &'a [DedupKey], _: &'a CallTerms) -> StoreFuture<'a, ()> {
         unreachable!("the purger never releases")
     }
 }

@@ -15,8 +15,8 @@ use tokio::sync::Semaphore;
 use tower::limit::GlobalConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt};
 use tower_dedup::adapter::{
-    Abilities, CallTerms, Claimed, Completed, DedupAdapter, PostgresAdapter, Released,
-    SqliteAdapter, SqliteOptions, StoreFuture, Token, TransactionAdapter,
+    Abilities, CallTerms, Claimed, Completed, DedupAdapter, PostgresAdapter, SqliteAdapter,
+    SqliteOptions, StoreFuture, Token, TransactionAdapter,
 };
 use tower_dedup::ledger::Transactional;
 use tower_dedup::{DedupKey, DedupLayer, OnInFlight};
@@ -113,12 +113,8 @@ impl DedupAdapter for HeldByAnother {
         Box::pin(async move { Ok(vec![reply; keys.len()]) })
     }
 
-    fn release<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        _: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Released>> {
-        Box::pin(async move { Ok(vec![Released::Released; keys.len()]) })
+    fn release<'a>(&'a self, _: &'a [DedupKey], _: &'a CallTerms) -> StoreFuture<'a, ()> {
+        Box::pin(async { Ok(()) })
     }
 
     fn complete<'a>(

@@ -15,7 +15,7 @@ use http_body_util::{BodyExt, Full, StreamBody};
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::{
     Abilities, CallTerms, Claimed, Completed, DedupAdapter, EntryState, MaintenanceAdapter,
-    MemoryAdapter, Released, Renewed, StoreFuture, StoredData, Token,
+    MemoryAdapter, Renewed, StoreFuture, StoredData, Token,
 };
 use tower_dedup::key::{DedupKey, Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::testing::{Fault, StoreCall};
@@ -524,11 +524,7 @@ impl DedupAdapter for Forgetful {
         })
     }
 
-    fn release<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Released>> {
+    fn release<'a>(&'a self, keys: &'a [DedupKey], terms: &'a CallTerms) -> StoreFuture<'a, ()> {
         self.0.release(keys, terms)
     }
 

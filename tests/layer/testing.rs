@@ -17,7 +17,7 @@ use tower::limit::ConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, service_fn};
 use tower_dedup::adapter::{
     Abilities, DedupAdapter, EntryState, Fetch, Forgotten, MaintenanceAdapter, MemoryAdapter,
-    Released, Renewed,
+    Renewed,
 };
 use tower_dedup::testing::{
     Fault, FaultyAdapter, StoreCall, abandon, redeliver, redeliver_at_once,
@@ -285,7 +285,6 @@ async fn each_fault_executes_what_it_says() {
         (Fault::Fail, false, Some(ErrorKind::Unavailable)),
         (Fault::Hang, false, None),
         (Fault::LoseReply, true, None),
-        (Fault::ExecuteLate, true, None),
         (Fault::ExecuteAndFail, true, Some(ErrorKind::Corrupt)),
     ] {
         let store = faulty(MemoryAdapter::new());
@@ -320,7 +319,7 @@ async fn faulty_adapter_forwards_every_method() {
     let (keys, mine) = ([dedup_key("a")], terms());
     assert_eq!(store.claim(&keys, &mine).await.unwrap(), [FIRST]);
     assert_eq!(store.renew(&keys, &mine).await.unwrap(), [Renewed::Held]);
-    assert_eq!(store.release(&keys, &mine).await.unwrap(), [Released::Released]);
+    store.release(&keys, &mine).await.unwrap();
     assert_eq!(store.complete(&keys, &mine).await.unwrap().len(), 1);
     let entry = store.get(&keys[0]).await.unwrap().unwrap();
     assert!(matches!(entry.state, EntryState::Complete { .. }));

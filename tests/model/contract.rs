@@ -1,6 +1,6 @@
 //! The model: replies and rows of one key, written from the text of the contract.
 
-use tower_dedup::adapter::{Completed, Forgotten, Released, Renewed};
+use tower_dedup::adapter::{Completed, Forgotten, Renewed};
 
 use super::call::{Call, FOR_EVER, Terms};
 
@@ -34,6 +34,12 @@ impl Row {
 
     fn completed(terms: Terms, now: u32) -> Self {
         Self { complete: true, payload: terms.payload, ..Self::claimed(terms, now) }
+    }
+
+    /// What a release or `forget` may leave where a key has no row: it fences calls that are on their way.
+    fn fence(now: u32) -> Self {
+        let terms = Terms { token: 0, retention: 0, lease: 0, payload: None, fetches: false };
+        Self { token: None, attempts: 0, ..Self::claimed(terms, now) }
     }
 
     fn is_leased(&self, now: u32) -> bool {
@@ -83,7 +89,7 @@ pub(crate) enum Reply {
     InFlight,
     Renewed(Renewed),
     Completed(Completed),
-    Released(Released),
+    Released,
     Forgotten(Forgotten),
     /// State, attempts, takeover, first seen this many steps ago, expires in this many.
     Entry(Option<(State, u32, bool, i64, i64)>),
@@ -97,8 +103,24 @@ pub(crate) enum State {
     Complete,
 }
 
+/// Returns the reply for one key, and the rows that the call may leave behind.
+///
+/// A release and `forget` may leave a row that has expired in place of none, and a row whose retention has ended for
+/// longer.
+pub(crate) fn outcome(call: &Call, stored: Option<Row>, now: u32) -> (Reply, Vec<Option<Row>>) {
+    let (reply, left) = contract(call, stored, now);
+    let fence = match (&reply, &left) {
+        (Reply::Released, None) | (Reply::Forgotten(Forgotten::Removed), _) => Row::fence(now),
+        (Reply::Released, Some(row)) if row.expires_at < now => {
+            Row { expires_at: now, ..row.clone() }
+        }
+        _ => return (reply, vec![left]),
+    };
+    (reply, vec![left, Some(fence)])
+}
+
 /// Returns the reply for one key, and the row that the call leaves behind.
-pub(crate) fn contract(call: &Call, stored: Option<Row>, now: u32) -> (Reply, Option<Row>) {
+fn contract(call: &Call, stored: Option<Row>, now: u32) -> (Reply, Option<Row>) {
     // An expired row counts as absent, except for the call that holds it.
     let live = stored.clone().filter(|row| !row.is_expired(now));
     match (call, stored) {
@@ -117,10 +139,8 @@ pub(crate) fn contract(call: &Call, stored: Option<Row>, now: u32) -> (Reply, Op
             (Reply::Granted(claim.attempts, claim.takeover), Some(claim))
         }
         (Call::ReleaseAtOnce(_, terms), stored) => match stored {
-            Some(row) if row.complete && row.token == Some(terms.token) => {
-                (Reply::Released(Released::Released), None)
-            }
-            stored => (Reply::Released(Released::NotHeld), stored),
+            Some(row) if row.complete && row.token == Some(terms.token) => (Reply::Released, None),
+            stored => (Reply::Released, stored),
         },
         (Call::Claim(_, terms), stored) => {
             let fresh = Row::claimed(*terms, now);
@@ -151,7 +171,10 @@ pub(crate) fn contract(call: &Call, stored: Option<Row>, now: u32) -> (Reply, Op
         }
         (Call::Complete(_, terms), stored) => {
             let fresh = Row::completed(*terms, now);
-            let Some(row) = stored.filter(|row| !row.complete || row.expires_at > now) else {
+            let is_known = |row: &Row| {
+                if row.complete { row.expires_at > now } else { row.attempts > 0 }
+            };
+            let Some(row) = stored.filter(is_known) else {
                 let inserted = Row { attempts: 0, ..fresh };
                 return (Reply::Completed(Completed::Inserted), Some(inserted));
             };
@@ -169,9 +192,9 @@ pub(crate) fn contract(call: &Call, stored: Option<Row>, now: u32) -> (Reply, Op
         }
         (Call::Release(_, terms), stored) => match stored {
             Some(row) if row.is_claim_of(*terms) => {
-                (Reply::Released(Released::Released), Some(Row { token: None, ..row }))
+                (Reply::Released, Some(Row { token: None, ..row }))
             }
-            stored => (Reply::Released(Released::NotHeld), stored),
+            stored => (Reply::Released, stored),
         },
         (Call::Get(_), stored) => {
             let entry = live.map(|row| {
@@ -187,6 +210,7 @@ pub(crate) fn contract(call: &Call, stored: Option<Row>, now: u32) -> (Reply, Op
         }
         (Call::Forget(_), stored) => match stored {
             None => (Reply::Forgotten(Forgotten::Missing), None),
+            Some(row) if row.is_expired(now) => (Reply::Forgotten(Forgotten::Missing), Some(row)),
             Some(row) if row.is_leased(now) => (Reply::Forgotten(Forgotten::InFlight), Some(row)),
             Some(_) => (Reply::Forgotten(Forgotten::Removed), None),
         },

@@ -42,8 +42,8 @@ pub(crate) async fn execute<A: MaintenanceAdapter>(
         Call::ReleaseAtOnce(places, terms) => {
             let keys = keys(places);
             let terms = at_once(&keys, *terms);
-            let released = adapter.release(&keys, &terms).await.map_err(text)?;
-            (places.clone(), all(released, Reply::Released))
+            adapter.release(&keys, &terms).await.map_err(text)?;
+            (places.clone(), vec![Reply::Released; keys.len()])
         }
         Call::Claim(places, terms) => {
             let keys = keys(places);
@@ -63,9 +63,8 @@ pub(crate) async fn execute<A: MaintenanceAdapter>(
         }
         Call::Release(places, terms) => {
             let keys = keys(places);
-            let released =
-                adapter.release(&keys, &call_terms(&keys, *terms)).await.map_err(text)?;
-            (places.clone(), all(released, Reply::Released))
+            adapter.release(&keys, &call_terms(&keys, *terms)).await.map_err(text)?;
+            (places.clone(), vec![Reply::Released; keys.len()])
         }
         Call::Get(place) => {
             let entry = adapter.get(&key(*place)).await.map_err(text)?;

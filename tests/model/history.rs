@@ -20,7 +20,7 @@ use proptest::prelude::*;
 
 use super::backends::Backend;
 use super::call::{Call, asked, purge};
-use super::contract::{Reply, Row, contract};
+use super::contract::{Reply, Row, outcome};
 use super::driver::{Replies, STEP, execute};
 use super::sequence::{Rows, clear};
 
@@ -158,9 +158,9 @@ fn explain(stored: &Rows, events: &[&Event], now: u32, loosely: bool) -> Option<
                     continue;
                 }
                 for row in &rows {
-                    let (reply, left) = contract(&event.call, row.clone(), now);
+                    let (reply, left) = outcome(&event.call, row.clone(), now);
                     if reply == event.reply || (loosely && is_read_apart(&reply, event)) {
-                        next.entry(been | 1 << place).or_default().insert(left);
+                        next.entry(been | 1 << place).or_default().extend(left);
                     }
                 }
             }
@@ -184,7 +184,7 @@ fn is_read_apart(reply: &Reply, event: &Event) -> bool {
 /// first sending, if that granted this key.
 fn is_sent_again(event: &Event, row: &Option<Row>, now: u32) -> Option<Option<Row>> {
     let (Call::Claim(keys, _) | Call::ClaimAtOnce(keys, _)) = &event.call else { return None };
-    let (reply, left) = contract(&event.call, row.clone(), now);
+    let (reply, mut left) = outcome(&event.call, row.clone(), now);
     let granted = matches!(reply, Reply::Granted(..));
-    (keys.len() > 1 && granted).then_some(left)
+    if keys.len() > 1 && granted { left.pop() } else { None }
 }

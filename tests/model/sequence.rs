@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use super::backends::Backend;
 use super::call::{Call, KEYS};
-use super::contract::{Reply, Row, contract};
+use super::contract::{Reply, Row, outcome};
 use super::driver::{Replies, STEP, execute};
 
 /// All rows of a key that may be stored.
@@ -64,13 +64,13 @@ impl Model {
     }
 
     fn answered(&mut self, call: &Call, key: usize, reply: &Reply) -> Result<(), String> {
-        let outcomes = self.keys[key].iter().map(|row| contract(call, row.clone(), self.now));
+        let outcomes = self.keys[key].iter().map(|row| outcome(call, row.clone(), self.now));
         let (right, wrong): (Vec<_>, Vec<_>) = outcomes.partition(|(right, _)| right == reply);
         if right.is_empty() {
             let allowed: Vec<_> = wrong.into_iter().map(|(reply, _)| reply).collect();
             return Err(format!("key {key}: {reply:?}, but the contract says {allowed:?}"));
         }
-        self.keys[key] = right.into_iter().map(|(_, row)| row).collect();
+        self.keys[key] = right.into_iter().flat_map(|(_, rows)| rows).collect();
         Ok(())
     }
 

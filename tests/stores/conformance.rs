@@ -5,9 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{
-    CallTerms, Claimed, DedupAdapter, MemoryAdapter, Released, StoreFuture,
-};
+use tower_dedup::adapter::{CallTerms, Claimed, DedupAdapter, MemoryAdapter, StoreFuture};
 use tower_dedup::conformance::Store;
 
 use super::adapters::{Memory, Postgres, Sqlite, everything, inspection};
@@ -28,11 +26,7 @@ impl DedupAdapter for Plain {
         })
     }
 
-    fn release<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Released>> {
+    fn release<'a>(&'a self, keys: &'a [DedupKey], terms: &'a CallTerms) -> StoreFuture<'a, ()> {
         self.0.release(keys, terms)
     }
 }

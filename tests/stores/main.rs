@@ -6,6 +6,7 @@ mod memory;
 mod postgres_adapter;
 mod postgres_clock;
 mod postgres_encryption;
+mod postgres_fence;
 mod postgres_lanes;
 mod postgres_queue;
 mod postgres_restart;

@@ -9,7 +9,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection, PgConnection, PgPool, SqliteConnection};
 use tower_dedup::adapter::{
     Batching, CallTerms, Claimed, Completed, DedupAdapter, MaintenanceAdapter, PostgresAdapter,
-    PostgresOptions, Released, Renewed, SqliteAdapter, SqliteOptions, StoredResponse, Token,
+    PostgresOptions, Renewed, SqliteAdapter, SqliteOptions, StoredResponse, Token,
     TransactionAdapter,
 };
 use tower_dedup::{DedupKey, Error, ErrorKind};
@@ -81,8 +81,7 @@ async fn one_winner<A: DedupAdapter + Clone>(adapter: A) {
             if won && at % 2 == 0 {
                 assert_eq!(adapter.complete(&key, &mine).await.unwrap(), [Completed::Held]);
             } else {
-                let released = if won { Released::Released } else { Released::NotHeld };
-                assert_eq!(adapter.release(&key, &mine).await.unwrap(), [released]);
+                adapter.release(&key, &mine).await.unwrap();
             }
         }
     });
@@ -257,7 +256,7 @@ async fn calls_while_the_queue_is_full<A: DedupAdapter>(adapter: A) -> Result<()
     );
     let (renewed, (released, completed, claimed)) = join(renewals, others).await;
     assert!(renewed.iter().all(Result::is_ok), "{renewed:?}");
-    assert_eq!(released.unwrap(), [Released::Released]);
+    released.unwrap();
     completed.unwrap();
     claimed.map(drop).map_err(|error| error.kind())
 }

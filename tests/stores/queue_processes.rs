@@ -19,7 +19,7 @@ use sqlx::{Connection, PgConnection};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 use tower_dedup::adapter::{
-    CallTerms, Claimed, Completed, DedupAdapter, PostgresAdapter, Released, Renewed, Token,
+    CallTerms, Claimed, Completed, DedupAdapter, PostgresAdapter, Renewed, Token,
 };
 use tower_dedup::{DedupKey, Error, ErrorKind};
 
@@ -254,7 +254,6 @@ async fn claim(
         assert_eq!(completed, expected, "{}", key.id());
     }
     failed.shuffle(&mut rand::rng());
-    let released = again(|| adapter.release(&failed, &mine)).await;
-    assert!(released.iter().all(|one| *one == Released::Released), "{released:?}");
+    again(|| adapter.release(&failed, &mine)).await;
     known
 }

@@ -6,7 +6,6 @@ use futures_util::future::join_all;
 use tokio::time::{sleep, timeout};
 use tower_dedup::adapter::{
     Claimed, DedupAdapter, MaintenanceAdapter, RedisAdapter, RedisConnection, RedisOptions,
-    Released,
 };
 use tower_dedup::{ConfigError, ErrorKind};
 
@@ -322,8 +321,7 @@ async fn own(connection: impl Into<RedisConnection>) -> RedisAdapter {
     assert!(matches!(claimed, Claimed::InFlight), "{claimed:?}");
     let arrival = on_claim(&self::terms());
     claim(&adapter, "b", &arrival).await.unwrap();
-    let released = adapter.release(&[dedup_key("b")], &arrival).await.unwrap();
-    assert_eq!(released, [Released::Released]);
+    adapter.release(&[dedup_key("b")], &arrival).await.unwrap();
     adapter
 }
 

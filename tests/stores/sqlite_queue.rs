@@ -7,8 +7,8 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use sqlx::SqliteConnection;
 use tower_dedup::adapter::{
-    Claimed, Completed, DedupAdapter, EntryState, MaintenanceAdapter, Released, Renewed,
-    SqliteAdapter, StoredData,
+    Claimed, Completed, DedupAdapter, EntryState, MaintenanceAdapter, Renewed, SqliteAdapter,
+    StoredData,
 };
 use tower_dedup::{Error, ErrorKind};
 
@@ -233,7 +233,7 @@ async fn completion_stores_its_own_data_and_not_that_of_the_claim() {
     let keys = [dedup_key("released"), dedup_key("new")];
     let failed = terms();
     adapter.claim(&keys[..1], &failed).await.unwrap();
-    assert_eq!(adapter.release(&keys[..1], &failed).await.unwrap(), [Released::Released]);
+    adapter.release(&keys[..1], &failed).await.unwrap();
     let plain = terms();
     let carries = plain.clone().with_payloads(keys.iter().map(|key| (key.clone(), [7; 32])));
     let claimed = adapter.claim(&keys, &carries).await.unwrap();

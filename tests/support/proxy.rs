@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
 /// Which connection breaks, and when.
@@ -24,6 +24,8 @@ pub(crate) enum Cut {
     Silent,
     /// The same, but the message reaches the server.
     SilentUnanswered,
+    /// The message reaches the server when the test [delivers](Proxy::deliver) it. Then the connection goes on.
+    Late,
 }
 
 #[derive(Default)]
@@ -34,12 +36,20 @@ struct Trap {
     messages: Vec<Vec<u8>>,
 }
 
+#[derive(Default)]
+struct Delivery {
+    delivered: Notify,
+    replied: Notify,
+}
+
 #[derive(Clone)]
 pub(crate) struct Proxy {
     port: u16,
     trap: Arc<Mutex<Trap>>,
     /// How often all connections were silenced.
     silenced: watch::Sender<u32>,
+    /// Holds a late message back.
+    delivery: Arc<Delivery>,
     /// Accepts connections.
     task: AbortHandle,
 }
@@ -57,6 +67,8 @@ impl Proxy {
         let port = listener.local_addr().unwrap().port();
         let (trap, silenced) = (Arc::<Mutex<Trap>>::default(), watch::Sender::new(0));
         let (set, silences) = (Arc::clone(&trap), silenced.clone());
+        let delivery = Arc::<Delivery>::default();
+        let late = Arc::clone(&delivery);
         // The task owns the connections: they close with it.
         let task = tokio::spawn(async move {
             let mut connections = JoinSet::new();
@@ -64,17 +76,18 @@ impl Proxy {
                 // The server does not listen: the drop closes the client's connection.
                 let Ok(server) = TcpStream::connect(&server).await else { continue };
                 let (trap, mut silenced) = (Arc::clone(&set), silences.subscribe());
+                let late = Arc::clone(&late);
                 // If either side is gone, the drop closes the other.
                 connections.spawn(async move {
                     let (mut client, mut server) = (client, server);
                     tokio::select! {
-                        _ = pass(&mut client, &mut server, &trap) => {}
+                        _ = pass(&mut client, &mut server, &trap, &late) => {}
                         Ok(()) = silenced.changed() => pending().await,
                     }
                 });
             }
         });
-        Self { port, trap, silenced, task: task.abort_handle() }
+        Self { port, trap, silenced, delivery, task: task.abort_handle() }
     }
 
     pub(crate) fn port(&self) -> u16 {
@@ -91,6 +104,12 @@ impl Proxy {
     /// `spared` messages.
     pub(crate) fn set(&self, spared: usize, cut: Cut) {
         *self.trap.lock().unwrap() = Trap { set: Some((spared, cut)), messages: Vec::new() };
+    }
+
+    /// Delivers a late message to the server, and waits for the server's reply.
+    pub(crate) async fn deliver(&self) {
+        self.delivery.delivered.notify_one();
+        self.delivery.replied.notified().await;
     }
 
     /// Silences all connections that are open now; new connections work.
@@ -131,6 +150,7 @@ async fn pass(
     client: &mut TcpStream,
     server: &mut TcpStream,
     trap: &Mutex<Trap>,
+    late: &Delivery,
 ) -> std::io::Result<()> {
     let (mut up, mut down) = (vec![0; 65_536], vec![0; 65_536]);
     loop {
@@ -153,6 +173,13 @@ async fn pass(
                     Some(Cut::SilentUnanswered) => {
                         server.write_all(message).await?;
                         pending::<()>().await;
+                    }
+                    Some(Cut::Late) => {
+                        late.delivered.notified().await;
+                        server.write_all(message).await?;
+                        let read = server.read(&mut down).await?;
+                        late.replied.notify_one();
+                        client.write_all(&down[..read]).await?;
                     }
                 }
             }

@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
 use super::super::inspection::{Purged, Stats};
-use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
+use super::super::replies::{Claimed, Completed, Entry, Forgotten, Renewed};
 use super::super::terms::CallTerms;
 use super::row::KeyHasher;
 use super::table::{AtCapacity, Table};
@@ -126,7 +126,10 @@ impl DedupAdapter for MemoryAdapter {
     }
 
     call!(claim -> Claimed);
-    call!(release -> Released);
+    fn release<'a>(&'a self, keys: &'a [DedupKey], terms: &'a CallTerms) -> StoreFuture<'a, ()> {
+        Box::pin(async move { self.table()?.release(keys, terms) })
+    }
+
     call!(renew -> Renewed);
     call!(complete -> Completed);
 }

@@ -11,9 +11,7 @@ use super::shard::{Change, MAX_SHARD_KEYS, Shard};
 use super::sync::{Mutex, MutexGuard};
 use crate::adapter::contract::PURGE_GRACE;
 use crate::adapter::inspection::Stats;
-use crate::adapter::replies::{
-    Claimed, Completed, Entry, EntryState, Forgotten, Released, Renewed,
-};
+use crate::adapter::replies::{Claimed, Completed, Entry, EntryState, Forgotten, Renewed};
 use crate::adapter::stored::Fetch;
 use crate::adapter::terms::{CallTerms, Permanence};
 use crate::error::{Error, ErrorKind};
@@ -169,15 +167,16 @@ impl Table {
         })
     }
 
-    pub(super) fn release(&self, keys: &[DedupKey], terms: &CallTerms) -> Replies<Released> {
+    pub(super) fn release(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<(), Error> {
         let on_claim = terms.permanence() == Permanence::OnClaim;
         self.each(keys, terms, false, |row, _, _, _| match row {
             Some(row) if row.is_complete == on_claim && row.is_by(terms.token()) => {
                 row.token = None;
-                (Released::Released, if on_claim { Change::Remove } else { Change::None })
+                ((), if on_claim { Change::Remove } else { Change::None })
             }
-            _ => (Released::NotHeld, Change::None),
+            _ => ((), Change::None),
         })
+        .map(drop)
     }
 
     pub(super) fn get(&self, key: &DedupKey) -> Option<Entry> {
@@ -206,8 +205,8 @@ impl Table {
     pub(super) fn forget(&self, key: &DedupKey) -> Forgotten {
         self.change(key, |row, now| match row.map(|row| row.state(now)) {
             Some(RowState::Leased) => (Forgotten::InFlight, Change::None),
+            Some(RowState::Expired) | None => (Forgotten::Missing, Change::None),
             Some(_) => (Forgotten::Removed, Change::Remove),
-            None => (Forgotten::Missing, Change::None),
         })
     }
 

@@ -58,12 +58,6 @@ impl Connections {
             }
         }
     }
-
-    /// Returns `true` if the server still runs an abandoned statement, whose outcome is unknown.
-    pub(super) async fn is_outstanding(&self, bound: Duration) -> Result<bool, sqlx::Error> {
-        let row = self.query_server(&OUTSTANDING, None, as_ms(bound)).await?;
-        Ok(row.try_get::<i64, _>(0)? > 0)
-    }
 }
 
 /// The place of a migration. If it is dropped before the server has replied, it stays taken until the server

@@ -12,7 +12,7 @@ use sqlx::{ConnectOptions, Connection, Row as _};
 
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
 use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
-use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
+use super::super::replies::{Claimed, Completed, Entry, Forgotten, Renewed};
 use super::super::sql::call::{Call, Kind, RowReply, Rows, replies, without_response};
 use super::super::sql::engine::execute_one;
 use super::super::sql::maintenance::forget;
@@ -198,12 +198,9 @@ impl DedupAdapter for PostgresAdapter {
         })
     }
 
-    fn release<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Released>> {
-        Box::pin(self.call(Kind::release(terms), keys, terms, RowReply::released))
+    fn release<'a>(&'a self, keys: &'a [DedupKey], terms: &'a CallTerms) -> StoreFuture<'a, ()> {
+        let call = self.call(Kind::release(terms), keys, terms, RowReply::released);
+        Box::pin(async move { call.await.map(drop) })
     }
 
     fn renew<'a>(

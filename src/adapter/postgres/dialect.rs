@@ -9,7 +9,7 @@
 //! room for 6,400 locks of all sessions, which a few processes with full batches would use up.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use sqlx::Row as _;
 use sqlx::pool::PoolConnection;
@@ -19,7 +19,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::super::replies::Claimed;
 use super::super::sql::call::{Call, Kind, RowReply, Rows};
 use super::super::sql::engine::{Dialect, execute_batch};
-use super::super::sql::queue::BatchExecutor;
+use super::super::sql::queue::{BatchExecutor, Waits};
 use super::super::sql::rounds::{RowStatements, Written};
 use super::super::sql::row::{Row, completed};
 use super::super::stored::Fetch;
@@ -71,9 +71,10 @@ impl BatchExecutor<Call> for PostgresStore {
         &self,
         place: OwnedSemaphorePermit,
         batch: Vec<Call>,
+        waits: &Waits<'_>,
     ) -> Vec<Result<Vec<RowReply>, Error>> {
         let mut dialect = self.dialect(Source::Lane);
-        let replies = execute_batch(&mut dialect, &batch).await;
+        let replies = execute_batch(&mut dialect, &batch, waits).await;
         if dialect.has_abandoned {
             self.connections.hold_until_ended(place, self.options.statement_timeout);
         }
@@ -175,31 +176,37 @@ impl<'s> PostgresDialect<'s> {
         Ok(written.into_iter().map(|row| (0, row)).collect())
     }
 
+    /// Sends the statement that takes rows at these versions. Returns its rows, each with the index of its key.
+    async fn write_at(
+        &mut self,
+        sql: &Arc<str>,
+        rows: &Rows<'_>,
+        extra: Extra,
+        versions: &[i64],
+    ) -> Result<Vec<(usize, PgRow)>, sqlx::Error> {
+        let (columns, extra) = (KeyColumns::new(rows), ExtraColumns::new(extra, rows));
+        let params = Params::Versions(&columns, self.lock_timeout(rows), &extra, versions);
+        KeyIndexes::new(rows).of_rows(self.send_writing(sql, params).await?)
+    }
+
     fn lock_timeout(&self, rows: &Rows<'_>) -> &'static str {
         if rows.is_batch { self.store.lock_wait.timeout() } else { LOCK_TIMEOUT }
     }
 
-    /// Fails while the server still runs an abandoned statement. The abandoned statement of a claim may
-    /// be waiting in its COMMIT, and its row is not visible yet. If the release returned `NotHeld`, the
-    /// key would appear later, and its event would be lost.
-    async fn check_outstanding(&self) -> Result<(), sqlx::Error> {
-        let bound = self.store.options.statement_timeout.min(CLAIM_AGE);
-        let outstanding = self.store.connections.is_outstanding(bound).await;
-        // Whatever the server answers, the outcome of the release is unknown.
-        if outstanding.map_err(unknown)? {
-            return Err(unknown("an abandoned statement is still running"));
-        }
-        Ok(())
+    /// Releases rows, held or not. A key that is complete at once and never ran is a duplicate for other
+    /// processes, until its release has the row. So this release, once it is sent alone, waits for the row nearly as
+    /// long as the statement may run: then the server ends the wait.
+    async fn release(&mut self, kind: Kind, rows: &Rows<'_>) -> Result<(), sqlx::Error> {
+        let all = self.statements();
+        let (sql, waits) = match kind {
+            Kind::ReleaseComplete => (&all.release_complete, !rows.is_batch),
+            _ => (&all.release, false),
+        };
+        let wait = format!("{}ms", self.store.options.statement_timeout.as_millis() * 9 / 10);
+        let lock_timeout = if waits { &*wait } else { self.lock_timeout(rows) };
+        let (columns, extra) = (KeyColumns::new(rows), ExtraColumns::Nothing);
+        self.send(sql, Params::Mixed(&columns, lock_timeout, &extra)).await.map(drop)
     }
-}
-
-/// A statement that has run for longer may be an abandoned claim, whatever the statement timeout. This
-/// is less than the time for which a release is repeated.
-const CLAIM_AGE: Duration = Duration::from_secs(10);
-
-/// An error that leaves the outcome unknown.
-fn unknown(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> sqlx::Error {
-    sqlx::Error::Io(std::io::Error::other(error))
 }
 
 impl RowStatements for PostgresDialect<'_> {
@@ -240,12 +247,14 @@ impl RowStatements for PostgresDialect<'_> {
         &mut self,
         kind: Kind,
         rows: &Rows<'_>,
+        versions: &[i64],
     ) -> Result<Vec<Option<Claimed>>, sqlx::Error> {
         let all = self.statements();
-        let existing = match kind {
-            Kind::Claim => self.write_many(&all.claim_existing, rows, Extra::Lease).await?,
-            _ => self.write_many(&all.claim_complete_existing, rows, Extra::Data).await?,
+        let (sql, extra) = match kind {
+            Kind::Claim => (&all.claim_existing, Extra::Lease),
+            _ => (&all.claim_complete_existing, Extra::Data),
         };
+        let existing = self.write_at(sql, rows, extra, versions).await?;
         let mut claimed: Vec<Option<Claimed>> = rows.iter().map(|_| None).collect();
         for (index, row) in existing {
             claimed[index] = Some(claimed_row(&row)?);
@@ -291,29 +300,25 @@ impl Dialect for PostgresDialect<'_> {
         kind: Kind,
         rows: &Rows<'_>,
     ) -> Result<Vec<bool>, sqlx::Error> {
+        if kind != Kind::Renew {
+            self.release(kind, rows).await?;
+            return Ok(vec![true; rows.len()]);
+        }
         let all = self.statements();
-        let updated = match kind {
-            Kind::Renew => {
-                self.write_any([&all.renew_one, &all.renew_many], rows, Extra::Lease).await?
-            }
-            Kind::ReleaseComplete => {
-                let released = self.write_many(&all.release_complete, rows, Extra::Nothing).await?;
-                if released.len() < rows.len() {
-                    self.check_outstanding().await?;
-                }
-                released
-            }
-            _ => self.write_many(&all.release, rows, Extra::Nothing).await?,
-        };
-        Ok(was_returned(rows, &updated))
+        let renew = [&all.renew_one, &all.renew_many];
+        Ok(was_returned(rows, &self.write_any(renew, rows, Extra::Lease).await?))
     }
 
-    async fn delete(&mut self, rows: &Rows<'_>) -> Result<Vec<bool>, sqlx::Error> {
-        let (columns, extra) = (KeyColumns::new(rows), ExtraColumns::new(Extra::Nothing, rows));
-        let params = Params::Mixed(&columns, self.lock_timeout(rows), &extra);
-        // After a lost reply, a repetition could delete the row of a later delivery.
-        let deleted = self.store.fetch_once(&self.statements().forget, params).await?;
-        Ok(was_returned(rows, &KeyIndexes::new(rows).of_rows(deleted)?))
+    async fn forget(
+        &mut self,
+        rows: &Rows<'_>,
+        versions: &[i64],
+    ) -> Result<Vec<bool>, sqlx::Error> {
+        let (columns, extra) = (KeyColumns::new(rows), ExtraColumns::Nothing);
+        let params = Params::Versions(&columns, self.lock_timeout(rows), &extra, versions);
+        // After a lost reply, a repetition would say that there is no such key.
+        let forgotten = self.store.fetch_once(&self.statements().forget, params).await?;
+        Ok(was_returned(rows, &KeyIndexes::new(rows).of_rows(forgotten)?))
     }
 
     async fn held_by_transactions(&mut self, rows: &Rows<'_>) -> Result<Vec<bool>, sqlx::Error> {

@@ -193,7 +193,6 @@ type Bound<'k> = Query<'k, Postgres, PgArguments>;
 /// every statement that may insert a row.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Extra {
-    Nothing,
     Lease,
     Data,
 }
@@ -208,7 +207,6 @@ pub(super) enum ExtraColumns {
 impl ExtraColumns {
     pub(super) fn new(extra: Extra, rows: &Rows<'_>) -> Self {
         match extra {
-            Extra::Nothing => Self::Nothing,
             Extra::Lease => Self::Leases(rows.iter().map(|row| lease_ms(row.terms)).collect()),
             Extra::Data => Self::Data(DataColumns::new(rows)),
         }
@@ -233,11 +231,13 @@ pub(super) struct Selection<'f> {
 pub(super) enum Params<'k> {
     None,
     /// One key, its `lock_timeout`, and the parameters after these.
-    One(&'k RowCall<'k>, &'static str, Extra),
+    One(&'k RowCall<'k>, &'k str, Extra),
     /// Several keys with the same terms and without data to store, and their `lock_timeout`.
-    Many(&'k SameTermsColumns<'k>, &'static str, Extra),
+    Many(&'k SameTermsColumns<'k>, &'k str, Extra),
     /// Several keys, their `lock_timeout`, and the parameters after these.
-    Mixed(&'k KeyColumns<'k>, &'static str, &'k ExtraColumns),
+    Mixed(&'k KeyColumns<'k>, &'k str, &'k ExtraColumns),
+    /// The same, and the versions of the rows, which come last.
+    Versions(&'k KeyColumns<'k>, &'k str, &'k ExtraColumns, &'k [i64]),
     Keys(&'k [Uuid]),
     Locks(&'k [i64]),
     Blocks(&'k Blocks),
@@ -260,7 +260,6 @@ impl<'k> Params<'k> {
                     .bind(retention_ms(terms))
                     .bind(lock_timeout);
                 let query = match extra {
-                    Extra::Nothing => return query,
                     Extra::Lease => query.bind(lease_ms(terms)),
                     Extra::Data => {
                         bind_data(query, &terms.stored_data_for(key).unwrap_or_default())
@@ -279,18 +278,15 @@ impl<'k> Params<'k> {
                     .bind(lock_timeout);
                 let query = match extra {
                     Extra::Lease => query.bind(lease_ms(terms)),
-                    Extra::Nothing | Extra::Data => query,
+                    Extra::Data => query,
                 };
                 query.bind(&columns.event_types)
             }
             Self::Mixed(columns, lock_timeout, extra) => {
-                let query = columns.bind(query).bind(lock_timeout);
-                let query = match extra {
-                    ExtraColumns::Nothing => return query,
-                    ExtraColumns::Leases(leases) => query.bind(leases),
-                    ExtraColumns::Data(data) => data.bind(query),
-                };
-                query.bind(&columns.event_types)
+                columns.bind_with(query, lock_timeout, extra)
+            }
+            Self::Versions(columns, lock_timeout, extra, versions) => {
+                columns.bind_with(query, lock_timeout, extra).bind(versions)
             }
             Self::Keys(keys) => query.bind(keys),
             Self::Locks(locks) => query.bind(locks),
@@ -383,6 +379,21 @@ impl<'k> KeyColumns<'k> {
             .bind(&self.retentions)
     }
 
+    fn bind_with<'q>(
+        &'q self,
+        query: Bound<'q>,
+        lock_timeout: &'q str,
+        extra: &'q ExtraColumns,
+    ) -> Bound<'q> {
+        let query = self.bind(query).bind(lock_timeout);
+        let query = match extra {
+            ExtraColumns::Nothing => return query,
+            ExtraColumns::Leases(leases) => query.bind(leases),
+            ExtraColumns::Data(data) => data.bind(query),
+        };
+        query.bind(&self.event_types)
+    }
+
     /// Binds the keys of one call, in a transaction.
     pub(super) fn bind_in_transaction<'q>(
         &'q self,
@@ -446,8 +457,15 @@ impl DataColumns {
 /// Returns a row that was read with as much of its stored data. Only the callers of the row fail if a
 /// column does not decode.
 pub(super) fn read_row(row: &PgRow, fetch: Fetch) -> Row {
-    try_read_row(row, fetch).unwrap_or_else(Row::unreadable)
+    let unreadable = |error| {
+        // A row that is forgotten is named by its version.
+        Row { version: row.try_get(VERSION).unwrap_or_default(), ..Row::unreadable(error) }
+    };
+    try_read_row(row, fetch).unwrap_or_else(unreadable)
 }
+
+/// The position of the version in a row that is read.
+const VERSION: usize = 9;
 
 fn try_read_row(row: &PgRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
     let time = |column: usize| row.try_get::<Time, _>(column).map(i64::from);
@@ -467,6 +485,7 @@ fn try_read_row(row: &PgRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
     let attempts: i32 = row.try_get(2)?;
     Ok(Row {
         token: token.map(|token| token.0),
+        version: row.try_get(VERSION)?,
         attempts: attempts.into(),
         takeover: row.try_get(3)?,
         first_seen_at: Some(time(4)?),

@@ -322,6 +322,7 @@ impl RowStatements for InTransaction<'_> {
         &mut self,
         kind: Kind,
         rows: &Rows<'_>,
+        _: &[i64],
     ) -> Result<Vec<Option<Claimed>>, sqlx::Error> {
         let statements = self.statements;
         let statement = match kind {

@@ -10,7 +10,7 @@ use redis::{Cmd, Value};
 
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
 use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
-use super::super::replies::{Claimed, Completed, Entry, Forgotten, Released, Renewed};
+use super::super::replies::{Claimed, Completed, Entry, Forgotten, Renewed};
 use super::super::terms::CallTerms;
 use super::connections::{Connections, RedisConnection};
 use super::follow::Follower;
@@ -208,7 +208,10 @@ impl DedupAdapter for RedisAdapter {
     }
 
     call!(claim -> Claimed);
-    call!(release -> Released);
+    fn release<'a>(&'a self, keys: &'a [DedupKey], terms: &'a CallTerms) -> StoreFuture<'a, ()> {
+        Box::pin(async move { self.shared()?.release(keys, terms).await.map(drop) })
+    }
+
     call!(renew -> Renewed);
     call!(complete -> Completed);
 }

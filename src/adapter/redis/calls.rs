@@ -15,7 +15,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use redis::Value;
 
-use super::super::replies::{Claimed, Completed, Forgotten, Released, Renewed, Seen};
+use super::super::replies::{Claimed, Completed, Forgotten, Renewed, Seen};
 use super::super::stored::Fetch;
 use super::super::terms::{CallTerms, Permanence};
 use super::adapter::Shared;
@@ -114,11 +114,11 @@ impl Shared {
         &self,
         keys: &[DedupKey],
         terms: &CallTerms,
-    ) -> Result<Vec<Released>, Error> {
+    ) -> Result<Vec<()>, Error> {
         all(keys.iter().map(|key| self.release_one(key, terms)).collect(), AfterError::GoOn).await
     }
 
-    async fn release_one(&self, key: &DedupKey, terms: &CallTerms) -> Result<Released, Error> {
+    async fn release_one(&self, key: &DedupKey, terms: &CallTerms) -> Result<(), Error> {
         let on_claim = terms.permanence() == Permanence::OnClaim;
         let call =
             self.call(&script::RELEASE, key).arg(terms.token().as_bytes()).arg(u8::from(on_claim));
@@ -128,12 +128,10 @@ impl Shared {
         } else {
             self.connections.run(&call, RELEASING).await
         };
-        let released = reply.and_then(|reply| {
-            Reply::read(reply, RELEASING)?.one_of(&[Released::Released, Released::NotHeld])
-        });
+        let released = reply.and_then(|reply| Reply::read(reply, RELEASING).map(drop));
         match released {
             // This token has not claimed an unreadable value. An error would be repeated for minutes.
-            Err(error) if error.kind() == ErrorKind::Corrupt => Ok(Released::NotHeld),
+            Err(error) if error.kind() == ErrorKind::Corrupt => Ok(()),
             released => released,
         }
     }

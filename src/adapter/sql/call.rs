@@ -5,10 +5,10 @@ use std::ops::Deref;
 
 use smallvec::SmallVec;
 
-use super::super::replies::{Claimed, Completed, Released, Renewed};
+use super::super::replies::{Claimed, Completed, Renewed};
 use super::super::stored::Fetch;
 use super::super::terms::{CallTerms, Permanence, Token};
-use super::queue::BatchItem;
+use super::queue::{BatchItem, Waits};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -61,7 +61,7 @@ pub(in crate::adapter) enum RowReply {
     Claimed(Claimed),
     Renewed(Renewed),
     Completed(Completed),
-    Released(Released),
+    Released,
 }
 
 impl RowReply {
@@ -77,8 +77,8 @@ impl RowReply {
         if let Self::Completed(completed) = self { Some(completed) } else { None }
     }
 
-    pub(in crate::adapter) fn released(self) -> Option<Released> {
-        if let Self::Released(released) = self { Some(released) } else { None }
+    pub(in crate::adapter) fn released(self) -> Option<()> {
+        matches!(self, Self::Released).then_some(())
     }
 }
 
@@ -130,10 +130,11 @@ impl Call {
         Self { reads_first, ..self }
     }
 
-    pub(super) fn rows(&self, is_batch: bool) -> Rows<'_> {
+    /// Returns the rows of a call that is sent by itself.
+    pub(super) fn rows<'c>(&'c self, index: usize, waits: &'c Waits<'c>) -> Rows<'c> {
         let keys = self.keys.iter().zip(&self.hashes);
-        let row = |(key, hash): (_, &u128)| RowCall::new(key, *hash, &self.terms);
-        Rows { rows: keys.map(row).collect(), is_batch }
+        let row = |(key, hash): (_, &u128)| RowCall::new(key, *hash, &self.terms, index);
+        Rows { rows: keys.map(row).collect(), is_batch: false, waits }
     }
 
     /// Returns the size of the responses that its rows store.
@@ -175,13 +176,15 @@ pub(in crate::adapter) struct RowCall<'c> {
     pub(in crate::adapter) key: &'c DedupKey,
     pub(in crate::adapter) hash: u128,
     pub(in crate::adapter) terms: &'c CallTerms,
+    /// The index of the call in its batch.
+    call: usize,
     /// The most stored data that any call of the batch fetches for the key.
     pub(super) fetch: Fetch,
 }
 
 impl<'c> RowCall<'c> {
-    pub(in crate::adapter) fn new(key: &'c DedupKey, hash: u128, terms: &'c CallTerms) -> Self {
-        Self { key, hash, terms, fetch: terms.fetch() }
+    pub(super) fn new(key: &'c DedupKey, hash: u128, terms: &'c CallTerms, call: usize) -> Self {
+        Self { key, hash, terms, call, fetch: terms.fetch() }
     }
 
     pub(in crate::adapter) fn token(&self) -> Token {
@@ -195,6 +198,8 @@ pub(in crate::adapter) struct Rows<'c> {
     pub(super) rows: Vec<RowCall<'c>>,
     /// Whether they are those of a batch. Otherwise all have the terms of one call.
     pub(in crate::adapter) is_batch: bool,
+    /// Whether the caller of a call still waits.
+    pub(super) waits: &'c Waits<'c>,
 }
 
 impl<'c> Rows<'c> {
@@ -204,8 +209,13 @@ impl<'c> Rows<'c> {
         terms: &'c CallTerms,
         hash: impl Fn(&DedupKey) -> u128,
     ) -> Self {
-        let row = |key| RowCall::new(key, hash(key), terms);
-        Self { rows: keys.iter().map(row).collect(), is_batch: false }
+        let row = |key| RowCall::new(key, hash(key), terms, 0);
+        Self { rows: keys.iter().map(row).collect(), is_batch: false, waits: &|_| true }
+    }
+
+    /// Returns `true` if the caller of this row still waits.
+    pub(super) fn has_caller(&self, row: usize) -> bool {
+        (self.waits)(self.rows[row].call)
     }
 
     /// Returns `true` if any row has data to store.
@@ -227,7 +237,7 @@ impl<'c> Rows<'c> {
     /// Returns the rows at these indexes.
     pub(in crate::adapter) fn select(&self, indexes: &[usize]) -> Self {
         let rows = indexes.iter().map(|index| self.rows[*index]).collect();
-        Self { rows, is_batch: self.is_batch }
+        Self { rows, ..*self }
     }
 }
 

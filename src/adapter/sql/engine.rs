@@ -17,8 +17,9 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
-use super::super::replies::{Claimed, Released, Renewed};
+use super::super::replies::{Claimed, Renewed};
 use super::call::{Call, Kind, RowCall, RowReply, Rows, missing_reply, more};
+use super::queue::Waits;
 use super::rounds::{KeyReply, Rounds, RowStatements};
 use crate::error::Error;
 use crate::key::DedupKey;
@@ -40,10 +41,11 @@ pub(in crate::adapter) trait Dialect: RowStatements {
         rows: &Rows<'_>,
     ) -> impl Future<Output = Result<Vec<bool>, sqlx::Error>> + Send;
 
-    /// Deletes rows that no live lease holds. Returns which rows it deleted.
-    fn delete(
+    /// Forgets rows at these versions that no live lease holds. Returns which rows it forgot.
+    fn forget(
         &mut self,
         rows: &Rows<'_>,
+        versions: &[i64],
     ) -> impl Future<Output = Result<Vec<bool>, sqlx::Error>> + Send;
 
     /// Returns which of these keys a transaction of this crate holds, as far as the database shows it.
@@ -73,12 +75,22 @@ struct Failed {
     is_row_error: bool,
 }
 
-/// Sends one call as it would be sent without the queue.
+/// Sends one call without the queue: its caller polls this future.
 pub(in crate::adapter) async fn execute_one<D: Dialect>(
     dialect: &mut D,
     call: &Call,
 ) -> Result<Vec<RowReply>, Error> {
-    let rows = call.rows(false);
+    execute_alone(dialect, call, 0, &|_| true).await
+}
+
+/// Sends one call as it would be sent without the queue. `index` is its place in its batch.
+async fn execute_alone<D: Dialect>(
+    dialect: &mut D,
+    call: &Call,
+    index: usize,
+    waits: &Waits<'_>,
+) -> Result<Vec<RowReply>, Error> {
+    let rows = call.rows(index, waits);
     match execute_rows(dialect, call.kind, &rows, call.reads_first).await {
         Ok(replies) => replies.into_iter().map(|reply| reply.reply).collect(),
         Err(failed) => Err(failed.error),
@@ -89,6 +101,7 @@ pub(in crate::adapter) async fn execute_one<D: Dialect>(
 pub(in crate::adapter) async fn execute_batch<D: Dialect>(
     dialect: &mut D,
     calls: &[Call],
+    waits: &Waits<'_>,
 ) -> Vec<Result<Vec<RowReply>, Error>> {
     let mut replies: Vec<Option<Result<Vec<RowReply>, Error>>> =
         calls.iter().map(|_| None).collect();
@@ -97,14 +110,14 @@ pub(in crate::adapter) async fn execute_batch<D: Dialect>(
     let mut parts = split_by_size(calls);
     while let Some(part) = parts.pop_front() {
         if let [one] = part[..] {
-            let reply = execute_one(dialect, &calls[one]).await;
+            let reply = execute_alone(dialect, &calls[one], one, waits).await;
             let unknown = |error: Error| {
                 if may_be_granted[one] { error.with_unknown_outcome() } else { error }
             };
             replies[one] = Some(reply.map_err(unknown));
             continue;
         }
-        let layout = Layout::new(calls, &part);
+        let layout = Layout::new(calls, &part, waits);
         let reads_first = part.iter().any(|call| calls[*call].reads_first);
         match execute_rows(dialect, layout.kind, &layout.rows, reads_first).await {
             Ok(rows) => {
@@ -171,7 +184,7 @@ struct Layout<'c> {
 
 impl<'c> Layout<'c> {
     /// `part` are the indexes of calls of one kind.
-    fn new(calls: &'c [Call], part: &[usize]) -> Self {
+    fn new(calls: &'c [Call], part: &[usize], waits: &'c Waits<'c>) -> Self {
         let calls: Vec<&Call> = part.iter().map(|index| &calls[*index]).collect();
         let mut sorted: Vec<(u128, &DedupKey, usize, usize)> = Vec::with_capacity(calls.len());
         for (index, call) in calls.iter().enumerate() {
@@ -192,12 +205,12 @@ impl<'c> Layout<'c> {
                 _ => true,
             };
             if is_first {
-                rows.push(RowCall::new(key, hash, terms));
+                rows.push(RowCall::new(key, hash, terms, part[call]));
             }
             named[at] = (rows.len() - 1, is_first);
         }
         let kind = calls.first().map_or(Kind::Claim, |call| call.kind);
-        Self { kind, rows: Rows { rows, is_batch: true }, calls, named }
+        Self { kind, rows: Rows { rows, is_batch: true, waits }, calls, named }
     }
 
     /// Returns the reply to each call; `None` for a call that the rows do not answer.
@@ -263,8 +276,7 @@ fn updated_reply(kind: Kind, updated: bool) -> RowReply {
     match (kind, updated) {
         (Kind::Renew, true) => RowReply::Renewed(Renewed::Held),
         (Kind::Renew, false) => RowReply::Renewed(Renewed::Lost),
-        (_, true) => RowReply::Released(Released::Released),
-        (_, false) => RowReply::Released(Released::NotHeld),
+        _ => RowReply::Released,
     }
 }
 
@@ -277,7 +289,8 @@ async fn run_rounds<D: Dialect>(
 ) -> Result<(), sqlx::Error> {
     let Err(error) = rounds.run(dialect, reads_first).await else { return Ok(()) };
     // The last part is the next one to send.
-    let mut parts = split_locked(dialect, rounds, rounds.unanswered(), error, deadline).await?;
+    let unanswered = rounds.unanswered();
+    let mut parts = split_locked(dialect, rounds, unanswered, error, deadline).await?;
     while let Some(indexes) = parts.pop() {
         let rows = rounds.rows.select(&indexes);
         let mut part = Rounds::new(rounds.kind, &rows);
@@ -296,14 +309,14 @@ async fn run_rounds<D: Dialect>(
 }
 
 /// Returns the parts in which to send the unanswered rows of a claim again that failed with `error`,
-/// without the rows that a transaction of this crate holds. A row without a reply is in flight.
+/// without the rows that a transaction of this crate holds: those are in flight.
 ///
 /// # Errors
 ///
 /// `error`, if no open transaction caused it, or after the deadline.
 async fn split_locked<D: Dialect>(
     dialect: &mut D,
-    rounds: &Rounds<'_, '_>,
+    rounds: &mut Rounds<'_, '_>,
     unanswered: Vec<usize>,
     error: sqlx::Error,
     deadline: Instant,
@@ -313,19 +326,21 @@ async fn split_locked<D: Dialect>(
     }
     // A statement of one row: the open transaction holds this row.
     if unanswered.len() <= 1 {
+        unanswered.into_iter().for_each(|index| rounds.set_held(index));
         return Ok(Vec::new());
     }
     if Instant::now() >= deadline {
         return Err(error);
     }
     let held = dialect.held_by_transactions(&rounds.rows.select(&unanswered)).await?;
-    let all = unanswered.len();
-    let free: Vec<usize> = unanswered
-        .into_iter()
-        .zip(held)
-        .filter(|(_, held)| !held)
-        .map(|(index, _)| index)
-        .collect();
+    let (all, mut free) = (unanswered.len(), Vec::new());
+    for (index, held) in unanswered.into_iter().zip(held) {
+        if held {
+            rounds.set_held(index);
+        } else {
+            free.push(index);
+        }
+    }
     // If no row is known to be held, a transaction of another program holds one: smaller parts find it.
     let parts = if free.len() == all { PARTS } else { 1 };
     let size = free.len().div_ceil(parts).max(1);
@@ -362,7 +377,7 @@ mod tests {
 
     /// Returns a letter for the reply to each call.
     async fn execute(table: &mut Table, calls: &[Call]) -> String {
-        let replies = execute_batch(table, calls).await;
+        let replies = execute_batch(table, calls, &|_| true).await;
         let letter = |reply| match reply {
             RowReply::Claimed(Claimed::First { .. }) => 'F',
             RowReply::Claimed(Claimed::Duplicate(_)) => 'D',
@@ -509,9 +524,10 @@ mod tests {
     #[tokio::test]
     async fn refusal_of_a_call_that_holds_a_key_leaves_its_outcome_unknown() {
         let calls = [&[1][..], &[1, 2]].map(|ids| call_of(Kind::ClaimComplete, ids));
-        let mut table = Table { attempt: 2, ..Table::default() };
-        assert_eq!(execute(&mut table, &calls).await, "FIF");
         let mut table = Table { attempt: 2, refused: Some(2), ..Table::default() };
+        assert_eq!(execute(&mut table, &calls).await, "F?");
+        // Without the refusal, no read says when.
+        let mut table = Table { attempt: 2, ..Table::default() };
         assert_eq!(execute(&mut table, &calls).await, "F?");
     }
 

@@ -22,23 +22,25 @@ pub(in crate::adapter) async fn forget<D: Dialect>(
     let terms = CallTerms::on_claim(Token::from([0; 16]), Duration::ZERO);
     let rows = Rows::of_call(std::slice::from_ref(key), &terms, hash);
     for _ in 0..ROUNDS {
-        let deleted = dialect.delete(&rows).await;
-        if deleted.map_err(|error| dialect.error(CONTEXT, error))? == [true] {
-            return Ok(Forgotten::Removed);
-        }
         let read = dialect.read(&rows, Fetch::Nothing).await;
         let read = read.map_err(|error| dialect.error(CONTEXT, error))?;
         match read.into_iter().flatten().next() {
-            None => {
+            Some(row) if row.is_leased().unwrap_or(false) => return Ok(Forgotten::InFlight),
+            // An unreadable row is forgotten too: it blocks its event.
+            Some(row) if !row.is_expired() => {
+                let forgotten = dialect.forget(&rows, &[row.version]).await;
+                if forgotten.map_err(|error| dialect.error(CONTEXT, error))? == [true] {
+                    return Ok(Forgotten::Removed);
+                }
+                // Another call has written the row since: try again.
+            }
+            _ => {
                 // A transaction that runs the key holds its lock, and has no visible row yet.
                 let held = dialect.held_by_transactions(&rows).await;
                 let held = held.map_err(|error| dialect.error(CONTEXT, error))?;
                 let is_held = held == [true];
                 return Ok(if is_held { Forgotten::InFlight } else { Forgotten::Missing });
             }
-            Some(row) if row.is_leased()? => return Ok(Forgotten::InFlight),
-            // Another call wrote the row after the DELETE: try again.
-            Some(_) => {}
         }
     }
     Ok(Forgotten::InFlight)
@@ -53,7 +55,7 @@ mod tests {
     use super::super::table::Table;
     use super::*;
 
-    /// Another call writes the row after a DELETE that did not find it free.
+    /// Another call writes the row after it was read.
     #[tokio::test]
     async fn forgetting_is_repeated_only_if_the_row_has_become_free() {
         let minute = Duration::from_secs(60);
@@ -61,19 +63,21 @@ mod tests {
         let leased = CallTerms::on_completion(Token::random(), minute, minute);
         let key = DedupKey::new("a", "1").unwrap();
         let row = |terms| Row::row_after(&key, terms, &Claimed::first(1, false));
-        for (row, held, deletes, reply, sent) in [
+        let expired = Row { now: i64::MAX, ..row(&complete) };
+        for (row, held, forgets, reply, sent) in [
             (Some(row(&complete)), None, Some(1), Forgotten::Removed, 1),
             (Some(row(&complete)), None, Some(2), Forgotten::Removed, 2),
             (Some(row(&complete)), None, None, Forgotten::InFlight, ROUNDS),
-            (Some(row(&leased)), None, Some(2), Forgotten::InFlight, 1),
-            (None, None, Some(2), Forgotten::Missing, 1),
-            (None, Some(true), Some(2), Forgotten::InFlight, 1),
+            (Some(row(&leased)), None, Some(1), Forgotten::InFlight, 0),
+            (Some(expired), None, Some(1), Forgotten::Missing, 0),
+            (None, None, Some(1), Forgotten::Missing, 0),
+            (None, Some(true), Some(1), Forgotten::InFlight, 0),
         ] {
             let rows: HashMap<_, _> = row.map(|row| (1, row)).into_iter().collect();
             let held = held.map(|shown| (1, shown)).into_iter().collect();
-            let mut table = Table { rows, held, deletes, ..Table::default() };
+            let mut table = Table { rows, held, forgets, ..Table::default() };
             assert_eq!(forget(&mut table, &key, |_| 1).await.unwrap(), reply);
-            assert_eq!(table.sent_deletes, sent);
+            assert_eq!(table.sent_forgets, sent);
         }
     }
 }

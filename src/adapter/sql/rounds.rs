@@ -4,11 +4,13 @@
 //!
 //! 1. Read the rows. A row that decides the reply gives it. The first round begins at step 3, unless
 //!    the call reads first.
-//! 2. Claim the existing rows that are free. A completion has no such step.
+//! 2. Take the existing rows that are free, each at the version that was read, and only for a caller that still
+//!    waits. A caller releases after it has stopped waiting, and the release raises the version. So a release is
+//!    a fence: a late take finds another version. A completion has no such step.
 //! 3. Insert the missing rows. A completion also updates rows that are not complete.
 //!
-//! A row that was written in step 2 or 3 has its reply. After [`ROUNDS`] rounds, a claim of a row without
-//! a reply is in flight. A completion without a reply is an error of unknown outcome, so that it is repeated.
+//! A row that was written in step 2 or 3 has its reply. After [`ROUNDS`] rounds, a row without a reply is an
+//! error of unknown outcome: a claim is then released, and a completion is repeated.
 
 use std::future::Future;
 
@@ -43,12 +45,13 @@ pub(in crate::adapter) trait RowStatements: Send {
         rows: &Rows<'_>,
     ) -> impl Future<Output = Result<Vec<Written>, sqlx::Error>> + Send;
 
-    /// Claims existing rows that are free; may also insert rows that are missing. Returns the reply for
+    /// Takes existing rows at these versions; may also insert rows that are missing. Returns the reply for
     /// each row that it wrote.
     fn claim_existing(
         &mut self,
         kind: Kind,
         rows: &Rows<'_>,
+        versions: &[i64],
     ) -> impl Future<Output = Result<Vec<Option<Claimed>>, sqlx::Error>> + Send;
 
     /// Reads rows with the stored data that `fetch` names.
@@ -106,7 +109,7 @@ impl<'r, 'c> Rounds<'r, 'c> {
                 for (index, written) in unwritten.into_iter().zip(written) {
                     match written {
                         Written::No => {}
-                        Written::Locked => self.replies[index] = Some(self.held_by_others()),
+                        Written::Locked => self.set_held(index),
                         Written::Yes(reply) => self.wrote(index, reply),
                     }
                 }
@@ -125,7 +128,7 @@ impl<'r, 'c> Rounds<'r, 'c> {
         // A statement of its own: the statement that found a row may have begun before the row was
         // committed, and would not see it.
         let found = read_rows(statements, &self.rows.select(&indexes)).await?;
-        let (mut unwritten, mut free) = (Vec::new(), Vec::new());
+        let (mut unwritten, mut free, mut versions) = (Vec::new(), Vec::new(), Vec::new());
         for (index, row) in indexes.into_iter().zip(found) {
             let Some(row) = row else {
                 unwritten.push(index);
@@ -142,12 +145,21 @@ impl<'r, 'c> Rounds<'r, 'c> {
                     self.known += 1;
                     self.replies[index] = Some(KeyReply { reply, row: Some(row) });
                 }
-                None if self.kind.is_claim() => free.push(index),
-                None => unwritten.push(index),
+                None if !self.kind.is_claim() => unwritten.push(index),
+                None if self.rows.has_caller(index) => {
+                    free.push(index);
+                    versions.push(row.version);
+                }
+                // Another call of the batch that names the key is sent again.
+                None => {
+                    let reply = Err(self.unknown());
+                    self.replies[index] = Some(KeyReply { reply, row: Some(row) });
+                }
             }
         }
         if !free.is_empty() {
-            let existing = statements.claim_existing(self.kind, &self.rows.select(&free)).await?;
+            let rows = self.rows.select(&free);
+            let existing = statements.claim_existing(self.kind, &rows, &versions).await?;
             for (index, claimed) in free.into_iter().zip(existing) {
                 if let Some(claimed) = claimed {
                     self.wrote(index, RowReply::Claimed(claimed));
@@ -171,20 +183,20 @@ impl<'r, 'c> Rounds<'r, 'c> {
         (0..self.replies.len()).filter(|index| self.replies[*index].is_none()).collect()
     }
 
-    /// The reply for a row that other calls or an open transaction hold.
-    fn held_by_others(&self) -> KeyReply {
-        let reply = if self.kind.is_claim() {
-            Ok(RowReply::Claimed(Claimed::InFlight))
-        } else {
-            // Others wrote the row in each round: nobody knows whether it is complete now.
-            Err(Error::new(ErrorKind::Unavailable, self.kind.context()).with_unknown_outcome())
-        };
-        KeyReply { reply, row: None }
+    /// Sets the reply for the row of a claim that an open transaction holds.
+    pub(super) fn set_held(&mut self, index: usize) {
+        let reply = Ok(RowReply::Claimed(Claimed::InFlight));
+        self.replies[index] = Some(KeyReply { reply, row: None });
+    }
+
+    fn unknown(&self) -> Error {
+        Error::new(ErrorKind::Unavailable, self.kind.context()).with_unknown_outcome()
     }
 
     pub(super) fn finish(mut self) -> Vec<KeyReply> {
         let replies = std::mem::take(&mut self.replies).into_iter();
-        replies.map(|reply| reply.unwrap_or_else(|| self.held_by_others())).collect()
+        let unknown = || KeyReply { reply: Err(self.unknown()), row: None };
+        replies.map(|reply| reply.unwrap_or_else(unknown)).collect()
     }
 
     /// Returns the replies to a claim.
@@ -238,10 +250,11 @@ mod tests {
         });
         let key = DedupKey::new("a", "1").unwrap();
         let calls = terms.iter().flat_map(|(terms, count)| std::iter::repeat_n(terms, *count));
-        let rows = calls.zip(1..).map(|(terms, hash)| RowCall::new(&key, hash, terms)).collect();
+        let rows = calls.zip(1..).map(|(terms, hash)| RowCall::new(&key, hash, terms, 0)).collect();
         let mut table = Table::default();
         table.rows.insert(70, Row::row_after(&key, &terms[0].0, &Claimed::first(1, false)));
-        let found = read_rows(&mut table, &Rows { rows, is_batch: true }).await.unwrap();
+        let found =
+            read_rows(&mut table, &Rows { rows, is_batch: true, waits: &|_| true }).await.unwrap();
         let places: Vec<_> =
             (1..).zip(found).filter_map(|(place, row)| row.map(|_| place)).collect();
         assert_eq!(places, [70]);

@@ -5,8 +5,8 @@
 //! 1. *leased*: `completed_at` is null, `token` is set, and `lease_until` is in the future.
 //! 2. *expired*: `expires_at` has passed.
 //! 3. *complete*: `completed_at` is set.
-//! 4. *lapsed*: `token` is set.
-//! 5. *released*: `token` is null.
+//! 4. *lapsed*: `lease_until` is set.
+//! 5. *released*: `lease_until` is null.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -21,6 +21,8 @@ use crate::key::DedupKey;
 #[derive(Debug, Clone)]
 pub(in crate::adapter) struct Row {
     pub(in crate::adapter) token: Option<[u8; 16]>,
+    /// Every write raises it. Zero in SQLite, where no claim is late.
+    pub(in crate::adapter) version: i64,
     pub(in crate::adapter) attempts: i64,
     pub(in crate::adapter) takeover: bool,
     /// `None` if the statement that wrote the row did not return it.
@@ -86,9 +88,8 @@ enum RowState {
 
 impl Row {
     fn state(&self) -> RowState {
-        let is_live = self.lease_until.is_some_and(|until| until > self.now);
-        match (self.completed_at, self.token) {
-            (None, Some(_)) if is_live => RowState::Leased,
+        match (self.completed_at, self.lease_until) {
+            (None, Some(until)) if self.token.is_some() && until > self.now => RowState::Leased,
             _ if self.expires_at <= self.now => RowState::Expired,
             (Some(_), _) => RowState::Complete,
             (None, Some(_)) => RowState::Lapsed,
@@ -104,6 +105,7 @@ impl Row {
     pub(in crate::adapter) fn unreadable(error: sqlx::Error) -> Self {
         Self {
             token: None,
+            version: 0,
             attempts: 0,
             takeover: false,
             first_seen_at: None,
@@ -122,6 +124,11 @@ impl Row {
                 .with_source(Arc::clone(error))),
             None => Ok(()),
         }
+    }
+
+    /// Returns `true` if the retention of the row has ended, and no live lease holds it.
+    pub(in crate::adapter) fn is_expired(&self) -> bool {
+        self.unreadable.is_none() && matches!(self.state(), RowState::Expired)
     }
 
     /// Returns `true` if a live lease holds the row.
@@ -192,6 +199,7 @@ impl Row {
         let stored = if on_claim { terms.stored_data_for(key) } else { None }.unwrap_or_default();
         Self {
             token: Some(*terms.token().as_bytes()),
+            version: 0,
             attempts,
             takeover,
             // An earlier claim may have seen the key first, and the statement does not return when.
@@ -305,7 +313,7 @@ mod tests {
         let on_claim = |token| CallTerms::on_claim(token, MINUTE);
         let (leased, complete) = (row_at(&on_completion(mine), 0), row_at(&on_claim(mine), 0));
         let lapsed = Row { now: 1_000, ..leased.clone() };
-        let released = Row { token: None, ..lapsed.clone() };
+        let released = Row { token: None, lease_until: None, ..lapsed.clone() };
         let expired = |row: &Row| Row { now: 60_000, ..row.clone() };
         for (row, claims, completions) in [
             (leased.clone(), "- I I I", "- -"),

@@ -29,10 +29,10 @@ pub(super) struct Table {
     pub(super) refused: Option<usize>,
     /// How many completions still find a row that another call has just changed.
     pub(super) misses: usize,
-    /// The number of the DELETE that finds its row free.
-    pub(super) deletes: Option<usize>,
-    /// How many DELETEs were sent.
-    pub(super) sent_deletes: usize,
+    /// The number of the statement that forgets its row.
+    pub(super) forgets: Option<usize>,
+    /// How many statements that forget were sent.
+    pub(super) sent_forgets: usize,
     /// The attempt that a claim gets.
     pub(super) attempt: u32,
     /// How many rows each writing statement had.
@@ -94,6 +94,7 @@ impl RowStatements for Table {
         &mut self,
         _: Kind,
         rows: &Rows<'_>,
+        _: &[i64],
     ) -> Result<Vec<Option<Claimed>>, sqlx::Error> {
         let mine = |row: &RowCall<'_>| {
             let found = self.rows.get(&row.hash)?;
@@ -121,9 +122,9 @@ impl Dialect for Table {
         Ok(vec![true; rows.len()])
     }
 
-    async fn delete(&mut self, rows: &Rows<'_>) -> Result<Vec<bool>, sqlx::Error> {
-        self.sent_deletes += 1;
-        Ok(vec![self.deletes == Some(self.sent_deletes); rows.len()])
+    async fn forget(&mut self, rows: &Rows<'_>, _: &[i64]) -> Result<Vec<bool>, sqlx::Error> {
+        self.sent_forgets += 1;
+        Ok(vec![self.forgets == Some(self.sent_forgets); rows.len()])
     }
 
     async fn held_by_transactions(&mut self, rows: &Rows<'_>) -> Result<Vec<bool>, sqlx::Error> {

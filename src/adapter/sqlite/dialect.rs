@@ -15,7 +15,7 @@ use sqlx::{AssertSqlSafe, Row as _};
 use super::super::replies::Claimed;
 use super::super::sql::call::{Call, Kind, RowReply, Rows};
 use super::super::sql::engine::{Dialect, execute_batch};
-use super::super::sql::queue::BatchExecutor;
+use super::super::sql::queue::{BatchExecutor, Waits};
 use super::super::sql::rounds::{RowStatements, Written};
 use super::super::sql::row::{Row, completed};
 use super::super::stored::Fetch;
@@ -32,7 +32,12 @@ impl BatchExecutor<Lookup> for SqliteStore {
         Ok(())
     }
 
-    async fn execute(&self, (): (), batch: Vec<Lookup>) -> Vec<Result<Vec<Option<Row>>, Error>> {
+    async fn execute(
+        &self,
+        (): (),
+        batch: Vec<Lookup>,
+        _: &Waits<'_>,
+    ) -> Vec<Result<Vec<Option<Row>>, Error>> {
         let fetch = batch.first().map_or(Fetch::Nothing, |lookup| lookup.fetch);
         let keys: Vec<&DedupKey> = batch.iter().flat_map(|lookup| &lookup.keys).collect();
         match self.read(&keys, fetch).await {
@@ -61,8 +66,9 @@ impl BatchExecutor<Call> for SqliteStore {
         &self,
         guard: WriteGuard,
         batch: Vec<Call>,
+        waits: &Waits<'_>,
     ) -> Vec<Result<Vec<RowReply>, Error>> {
-        execute_batch(&mut self.writer(guard), &batch).await
+        execute_batch(&mut self.writer(guard), &batch, waits).await
     }
 }
 
@@ -146,6 +152,7 @@ impl RowStatements for Writer<'_> {
         &mut self,
         kind: Kind,
         rows: &Rows<'_>,
+        _: &[i64],
     ) -> Result<Vec<Option<Claimed>>, sqlx::Error> {
         let all = &self.store.statements;
         let statement =
@@ -182,7 +189,7 @@ impl Dialect for Writer<'_> {
         }
     }
 
-    async fn delete(&mut self, rows: &Rows<'_>) -> Result<Vec<bool>, sqlx::Error> {
+    async fn forget(&mut self, rows: &Rows<'_>, _: &[i64]) -> Result<Vec<bool>, sqlx::Error> {
         self.returned(&self.store.statements.forget, rows).await
     }
 

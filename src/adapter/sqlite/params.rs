@@ -70,6 +70,7 @@ fn try_read_row(row: &SqliteRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
     Ok(Row {
         // A token of another length equals no caller's token.
         token: token.map(|token| token.try_into().unwrap_or_default()),
+        version: 0,
         attempts: row.try_get("attempts")?,
         takeover: row.try_get("takeover")?,
         first_seen_at: Some(row.try_get("first_seen_at")?),

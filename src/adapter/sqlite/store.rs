@@ -353,7 +353,8 @@ impl SqliteStore {
     /// Runs `write` under the write lock, in a task of its own: a caller may leave its future unpolled,
     /// and every other caller would wait for the lock in that future.
     ///
-    /// A caller that is dropped before it gets the lock has changed nothing.
+    /// A caller that is dropped before it gets the lock has changed nothing, and changes nothing: a release by its
+    /// token that follows needs the lock after it.
     pub(super) async fn write_in_task<T, F>(
         self: &Arc<Self>,
         write: impl FnOnce(Arc<Self>, WriteGuard) -> F + Send + 'static,
@@ -366,8 +367,9 @@ impl SqliteStore {
         let store = Arc::clone(self);
         tokio::spawn(async move {
             let guard = tokio::select! {
-                guard = store.write_lock(ErrorKind::Refused) => guard,
+                biased;
                 () = reply.closed() => return,
+                guard = store.write_lock(ErrorKind::Refused) => guard,
             };
             let written = match guard {
                 Ok(guard) => write(store, guard).await,

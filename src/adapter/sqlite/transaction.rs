@@ -348,7 +348,7 @@ struct InTransaction<'t> {
 impl RowStatements for InTransaction<'_> {
     async fn write(&mut self, kind: Kind, rows: &Rows<'_>) -> Result<Vec<Written>, sqlx::Error> {
         // It inserts missing rows too.
-        let claimed = self.claim_existing(kind, rows).await?.into_iter();
+        let claimed = self.claim_existing(kind, rows, &[]).await?.into_iter();
         let written = claimed.map(|claimed| match claimed {
             Some(claimed) => Written::Yes(RowReply::Claimed(claimed)),
             None => Written::No,
@@ -360,6 +360,7 @@ impl RowStatements for InTransaction<'_> {
         &mut self,
         kind: Kind,
         rows: &Rows<'_>,
+        _: &[i64],
     ) -> Result<Vec<Option<Claimed>>, sqlx::Error> {
         let statement = match kind {
             Kind::Claim => &self.statements.claim_upsert,

@@ -4,7 +4,7 @@ use super::super::driver::{
     FIRST, LEASE, RETENTION, SLACK, complete_at_once, is_duplicate, key, leased,
 };
 use super::super::store::Store;
-use crate::adapter::{CallTerms, Claimed, Completed, DedupAdapter, Released, Renewed, Token};
+use crate::adapter::{CallTerms, Claimed, Completed, DedupAdapter, Renewed, Token};
 use crate::key::DedupKey;
 
 /// A key that is complete at once is a duplicate for a claim under a lease too.
@@ -36,8 +36,8 @@ pub async fn claim_complete_at_once_counts_attempts_and_takeovers<S: Store>(stor
             assert_eq!(claimed, std::slice::from_ref(&expected));
         }
         assert!(is_duplicate(&adapter.claim(&keys, &complete_at_once()).await.unwrap()));
-        // A release deletes the row, with its attempts.
-        assert_eq!(adapter.release(&keys, &mine).await.unwrap(), [Released::Released]);
+        // A release undoes the row, with its attempts.
+        adapter.release(&keys, &mine).await.unwrap();
         assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [FIRST]);
     }
 }
@@ -49,21 +49,21 @@ pub async fn release_follows_the_permanence_of_its_terms<S: Store>(store: S) {
     let (claim, lease) = (complete_at_once(), leased());
     adapter.claim(&at_once, &claim).await.unwrap();
     let under_lease = CallTerms::on_completion(claim.token(), claim.retention(), LEASE);
-    assert_eq!(adapter.release(&at_once, &under_lease).await.unwrap(), [Released::NotHeld]);
+    adapter.release(&at_once, &under_lease).await.unwrap();
     assert!(is_duplicate(&adapter.claim(&at_once, &complete_at_once()).await.unwrap()));
-    assert_eq!(adapter.release(&at_once, &claim).await.unwrap(), [Released::Released]);
+    adapter.release(&at_once, &claim).await.unwrap();
     assert_eq!(adapter.claim(&at_once, &complete_at_once()).await.unwrap(), [FIRST]);
 
     adapter.claim(&held, &lease).await.unwrap();
     let as_complete = as_on_claim(&lease);
-    assert_eq!(adapter.release(&held, &as_complete).await.unwrap(), [Released::NotHeld]);
+    adapter.release(&held, &as_complete).await.unwrap();
     assert_eq!(adapter.claim(&held, &leased()).await.unwrap(), [Claimed::InFlight]);
-    assert_eq!(adapter.release(&held, &lease).await.unwrap(), [Released::Released]);
+    adapter.release(&held, &lease).await.unwrap();
     // The row stays, with its attempts.
     assert_eq!(adapter.claim(&held, &lease).await.unwrap(), [Claimed::first(2, false)]);
     assert_eq!(adapter.complete(&held, &lease).await.unwrap(), [Completed::Held]);
     // A late release never undoes a completion.
-    assert_eq!(adapter.release(&held, &lease).await.unwrap(), [Released::NotHeld]);
+    adapter.release(&held, &lease).await.unwrap();
     assert!(is_duplicate(&adapter.claim(&held, &leased()).await.unwrap()));
 }
 
@@ -84,10 +84,7 @@ pub async fn claim_complete_at_once_respects_leases<S: Store>(store: S) {
     let again = adapter.claim(&released, &complete_at_once()).await.unwrap();
     assert_eq!(again, [Claimed::first(2, false)]);
     // A release under `OnClaim` never releases a lease.
-    assert_eq!(
-        adapter.release(&live, &as_on_claim(&live_terms)).await.unwrap(),
-        [Released::NotHeld]
-    );
+    adapter.release(&live, &as_on_claim(&live_terms)).await.unwrap();
     assert_eq!(adapter.claim(&live, &leased()).await.unwrap(), [Claimed::InFlight]);
 }
 
@@ -142,8 +139,8 @@ pub async fn released_key_is_free_and_counts_its_attempts<S: Store>(store: S) {
     for attempt in 1..=4 {
         let mine = leased();
         assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [Claimed::first(attempt, false)]);
-        assert_eq!(adapter.release(&keys, &mine).await.unwrap(), [Released::Released]);
-        assert_eq!(adapter.release(&keys, &mine).await.unwrap(), [Released::NotHeld]);
+        adapter.release(&keys, &mine).await.unwrap();
+        adapter.release(&keys, &mine).await.unwrap();
     }
 }
 
@@ -174,9 +171,8 @@ pub async fn stale_token_changes_nothing<S: Store>(store: S) {
             assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
         }
         assert_eq!(adapter.renew(&keys, &stale).await.unwrap(), [Renewed::Lost]);
-        assert_eq!(adapter.release(&keys, &stale).await.unwrap(), [Released::NotHeld]);
-        let release = adapter.release(&keys, &as_on_claim(&stale)).await.unwrap();
-        assert_eq!(release, [Released::NotHeld]);
+        adapter.release(&keys, &stale).await.unwrap();
+        adapter.release(&keys, &as_on_claim(&stale)).await.unwrap();
         let next = adapter.claim(&keys, &leased()).await.unwrap();
         if complete {
             assert!(is_duplicate(&next), "{next:?}");
@@ -185,7 +181,7 @@ pub async fn stale_token_changes_nothing<S: Store>(store: S) {
         }
     }
     // Nor can the current token, once it has completed the key.
-    assert_eq!(adapter.release(&keys, &mine).await.unwrap(), [Released::NotHeld]);
+    adapter.release(&keys, &mine).await.unwrap();
     assert_eq!(adapter.renew(&keys, &mine).await.unwrap(), [Renewed::Lost]);
 }
 
@@ -200,7 +196,7 @@ pub async fn late_completion_counts_and_returns_lease_lost<S: Store>(store: S) {
     assert_eq!(adapter.complete(&keys, &late).await.unwrap(), [Completed::LeaseLost]);
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
     // A release by the second token does not undo the completion.
-    assert_eq!(adapter.release(&keys, &taker).await.unwrap(), [Released::NotHeld]);
+    adapter.release(&keys, &taker).await.unwrap();
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
 
     // A released lease is no longer held either.
@@ -312,8 +308,7 @@ pub async fn call_with_several_keys_replies_key_by_key<S: Store>(store: S) {
     assert_eq!(claimed[1..], rest);
     let renewed = adapter.renew(&keys, &mine).await.unwrap();
     assert_eq!(renewed, [Renewed::Lost, Renewed::Held, Renewed::Lost, Renewed::Held]);
-    let released = adapter.release(&keys[..2], &mine).await.unwrap();
-    assert_eq!(released, [Released::NotHeld, Released::Released]);
+    adapter.release(&keys[..2], &mine).await.unwrap();
     let completed = adapter.complete(&keys[2..], &mine).await.unwrap();
     assert_eq!(completed, [Completed::LeaseLost, Completed::Held]);
     let claimed = adapter.claim(&keys, &complete_at_once()).await.unwrap();

@@ -14,7 +14,7 @@ use super::super::contract::{
 use super::super::pending::Pending;
 use super::super::release::Release;
 use super::super::resolve::{KeyState, Resolution, flatten, resolve, states};
-use super::super::retry::{PendingWrites, RetryJob, RetryPool, RetryResult};
+use super::super::retry::{PendingWrites, RetryJob, RetryPool};
 use super::renewal::{HeldLease, LeaseTerms, RenewalGuard, Renewals};
 use crate::adapter::{CallTerms, Completed, DedupAdapter, Seen};
 use crate::delivery::{Delivery, Inner, Protection};
@@ -29,10 +29,6 @@ const COMPLETION_BOUND: Duration = Duration::from_secs(600);
 /// Background writes of each kind at once.
 const MOST_COMPLETIONS: usize = 16_384;
 const MOST_RELEASES: usize = 4_096;
-
-/// For at least this time, a store that does not hold a claim is asked again. A claim that arrives
-/// later blocks its key for a lease, and loses nothing.
-const NOT_HELD_GRACE: Duration = Duration::from_secs(5);
 
 /// Claims keys under a lease, and completes them after success: no event is lost, and one runs
 /// twice only if a process or the store dies in between.
@@ -114,7 +110,6 @@ impl Lease {
             terms,
             store_timeout,
             bound: COMPLETION_BOUND,
-            not_held_grace: None,
         };
         let stored_data_for = |key: &_| job.terms.stored_data_for(key);
         let pending = self.completing.add_with(Arc::clone(&job.keys), stored_data_for);
@@ -122,13 +117,8 @@ impl Lease {
             let delivery = delivery.clone();
             Box::pin(async move {
                 let (keys, terms) = (&*job.keys, &job.terms);
-                match call::complete(&*job.adapter, keys, terms, job.store_timeout).await {
-                    Ok(replies) => {
-                        report_lost(keys, &replies, &delivery);
-                        RetryResult::Done
-                    }
-                    Err(_) => RetryResult::Again,
-                }
+                let completed = call::complete(&*job.adapter, keys, terms, job.store_timeout).await;
+                completed.map(|replies| report_lost(keys, &replies, &delivery))
             })
         });
     }
@@ -147,7 +137,6 @@ impl Lease {
             terms,
             store_timeout,
             bound: terms.lease(),
-            not_held_grace: NOT_HELD_GRACE.max(store_timeout.saturating_mul(2)),
             slot: None,
             releasing: None,
         }
@@ -309,10 +298,7 @@ impl Claim for LeaseClaim {
         // A claim that is dropped from here on, or whose release fails, is released in the background.
         let adapter = &*self.ledger.adapter;
         call::release(adapter, lease.keys(), &lease.terms, lease.store_timeout).await?;
-        // The claim of an unprotected delivery may still be on its way.
-        if !self.delivery.is_unprotected() {
-            self.held = None;
-        }
+        self.held = None;
         Ok(())
     }
 }

@@ -1,44 +1,36 @@
--- Claims rows that no live lease holds, and those that the caller's own token holds.
+-- Takes rows at the versions that were read: rows that were free then, and those of the caller's own token.
 WITH settings AS MATERIALIZED (
   SELECT set_config('lock_timeout', $6::text, true) AS lock_timeout, {claim_durable} AS durability
 ), locked AS MATERIALIZED (
-  -- In the order of `key`: an UPDATE locks in any order.
-  SELECT t.key, a.token, a.retention, a.lease, a.event_type
+  -- In the order of `key`: an UPDATE locks in any order. A claim that is repeated with its token counts no attempt.
+  SELECT t.key, a.token, a.retention, a.lease, a.event_type,
+    t.token = a.token AND t.completed_at IS NULL AND t.lease_until IS NOT NULL AS is_own,
+    t.expires_at <= clock_timestamp() AS is_expired
   FROM (
-    SELECT a.key, a.namespace, a.id, a.token,
-      a.retention * interval '1 millisecond' AS retention,
-      a.lease * interval '1 millisecond' AS lease, a.event_type
+    SELECT a.key, a.token, a.retention * interval '1 millisecond' AS retention,
+      a.lease * interval '1 millisecond' AS lease, a.event_type, a.version
     FROM settings, unnest(
-      $1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[], $7::int8[], $8::text[]
+      $1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[], $7::int8[], $8::text[], $9::int8[]
     ) AS a (
-      key, namespace, id, token, retention, lease, event_type
+      key, namespace, id, token, retention, lease, event_type, version
     )
   ) AS a
   JOIN {table} AS t ON t.key = a.key
-  WHERE (
-      t.completed_at IS NULL
-        AND (t.token IS NULL OR t.lease_until <= clock_timestamp() OR t.token = a.token)
-      OR t.completed_at IS NOT NULL AND t.expires_at <= clock_timestamp()
-    )
+  WHERE t.version = a.version
   ORDER BY t.key
   FOR UPDATE OF t
 )
 UPDATE {table} AS t SET
+  version = t.version + 1,
   token = l.token,
   lease_until = clock_timestamp() + l.lease,
-  -- A claim that is repeated with its token counts no attempt.
-  attempts = CASE WHEN t.completed_at IS NULL AND t.token IS NOT DISTINCT FROM l.token THEN t.attempts
-    WHEN t.expires_at <= clock_timestamp() THEN 1 ELSE t.attempts + 1 END,
-  takeover = CASE WHEN t.completed_at IS NULL AND t.token IS NOT DISTINCT FROM l.token THEN t.takeover
-    WHEN t.expires_at <= clock_timestamp() THEN false ELSE t.token IS NOT NULL END,
-  first_seen_at = CASE WHEN NOT (t.completed_at IS NULL AND t.token IS NOT DISTINCT FROM l.token)
-      AND t.expires_at <= clock_timestamp() THEN clock_timestamp() ELSE t.first_seen_at END,
+  attempts = CASE WHEN l.is_own THEN t.attempts WHEN l.is_expired THEN 1 ELSE t.attempts + 1 END,
+  takeover = CASE WHEN l.is_own THEN t.takeover ELSE NOT l.is_expired AND t.lease_until IS NOT NULL END,
+  first_seen_at = CASE WHEN l.is_expired AND l.is_own IS NOT TRUE THEN clock_timestamp() ELSE t.first_seen_at END,
   completed_at = NULL,
   expires_at = clock_timestamp() + l.retention,
   -- A key that is claimed again after it has expired loses its stored data.
-  event_type = CASE WHEN t.expires_at > clock_timestamp()
-      OR t.completed_at IS NULL AND t.token IS NOT DISTINCT FROM l.token
-    THEN t.event_type ELSE l.event_type END,
+  event_type = CASE WHEN l.is_expired AND l.is_own IS NOT TRUE THEN l.event_type ELSE t.event_type END,
   payload_sha256 = NULL, response_status = NULL, response_headers = NULL, response_body = NULL
 FROM locked AS l
 WHERE t.key = l.key

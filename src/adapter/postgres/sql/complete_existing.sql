@@ -1,19 +1,21 @@
 -- The end of each `complete_*.sql`. Returns the rows that were written.
 --
 -- The holder's token stays: it shows whether the caller held the key. An inserted row has no
--- attempts: that shows that it was inserted. A row that was complete before is not written again.
+-- attempts: that shows that it was inserted. So has a row that only a release has made. A row that was complete
+-- before is not written again.
 -- `expires_at` stays unless the row has expired: the retention counts from the claim.
 ON CONFLICT (key) DO UPDATE SET
+  version = t.version + 1,
   completed_at = excluded.completed_at,
   lease_until = NULL,
-  token = CASE WHEN t.completed_at IS NULL THEN t.token ELSE excluded.token END,
+  token = CASE WHEN t.completed_at IS NULL AND t.attempts > 0 THEN t.token ELSE excluded.token END,
   attempts = CASE WHEN t.completed_at IS NULL THEN t.attempts ELSE 0 END,
   takeover = t.completed_at IS NULL AND t.takeover,
-  first_seen_at = CASE WHEN t.completed_at IS NULL THEN t.first_seen_at
+  first_seen_at = CASE WHEN t.completed_at IS NULL AND t.attempts > 0 THEN t.first_seen_at
     ELSE excluded.first_seen_at END,
   expires_at = CASE WHEN t.expires_at <= clock_timestamp() THEN excluded.expires_at
     ELSE t.expires_at END,
-  event_type = CASE WHEN t.completed_at IS NULL THEN t.event_type ELSE excluded.event_type END,
+  event_type = CASE WHEN t.completed_at IS NULL AND t.attempts > 0 THEN t.event_type ELSE excluded.event_type END,
   payload_sha256 = excluded.payload_sha256,
   response_status = excluded.response_status,
   response_headers = excluded.response_headers,

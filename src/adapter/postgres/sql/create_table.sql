@@ -3,8 +3,11 @@
 -- default a fifth of the table may be dead before a vacuum: six days of a retention of 30. Here it is a
 -- fiftieth, and 1,000 rows so that a small table is not vacuumed every minute. The first vacuum after
 -- inserts freezes rows early, so that no vacuum freezes all of them at once.
+-- version: a new row starts at the clock, in microseconds, and every update adds 1. So a row that was purged and made
+-- again never has an old version.
 CREATE TABLE IF NOT EXISTS {table} (
     key uuid PRIMARY KEY,
+    version bigint NOT NULL DEFAULT (date_part('epoch', clock_timestamp()) * 1000000),
     namespace text NOT NULL,
     id text NOT NULL,
     token uuid,

@@ -1,18 +1,16 @@
--- Deletes rows that no live lease holds.
+-- Makes rows expire, at the versions that were read, unless a live lease holds them. Rows stay, so that a claim that
+-- was made before cannot insert its row again.
 WITH settings AS MATERIALIZED (
   SELECT set_config('lock_timeout', $6::text, true) AS lock_timeout, {durable} AS durability
-), locked AS MATERIALIZED (
-  -- In the order of `key`: an UPDATE locks in any order.
-  SELECT t.key
-  FROM settings
-  CROSS JOIN unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[])
-    AS a (key, namespace, id, token, retention)
-  JOIN {table} AS t ON t.key = a.key
-  WHERE t.completed_at IS NOT NULL OR t.token IS NULL OR t.lease_until <= clock_timestamp()
-  ORDER BY t.key
-  FOR UPDATE OF t
 )
-DELETE FROM {table} AS t
-USING locked AS l
-WHERE t.key = l.key
+UPDATE {table} AS t SET
+  version = t.version + 1,
+  token = NULL, lease_until = NULL, attempts = 0, takeover = false,
+  completed_at = NULL, expires_at = clock_timestamp(), event_type = NULL,
+  payload_sha256 = NULL, response_status = NULL, response_headers = NULL, response_body = NULL
+FROM settings
+CROSS JOIN unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[], $7::int8[])
+  AS a (key, namespace, id, token, retention, version)
+WHERE t.key = a.key AND t.version = a.version
+  AND (t.completed_at IS NOT NULL OR t.lease_until IS NULL OR t.lease_until <= clock_timestamp())
 RETURNING t.key

@@ -2,7 +2,7 @@
 -- `$2`: in the state `$5`, of the namespace `$6`, first seen in the last `$7` milliseconds, with more
 -- attempts than `$8`. Null selects all.
 SELECT t.key, t.token, t.attempts, t.takeover, t.first_seen_at, t.completed_at,
-  t.expires_at, t.lease_until, t.now,
+  t.expires_at, t.lease_until, t.now, t.version,
   t.event_type,
   t.namespace, t.id, t.place::text AS place, t.partition
 FROM (

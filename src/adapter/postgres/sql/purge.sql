@@ -12,7 +12,7 @@ WITH expired AS MATERIALIZED (
     AND t.expires_at <= (SELECT clock_timestamp() - {grace_ms} * interval '1 millisecond')
     AND (
       t.completed_at IS NOT NULL
-      OR t.token IS NULL
+      OR t.lease_until IS NULL
       OR t.lease_until <= (SELECT clock_timestamp() - {grace_ms} * interval '1 millisecond')
     )
   LIMIT $3

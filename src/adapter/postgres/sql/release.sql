@@ -1,18 +1,21 @@
 -- Releases the leases of these tokens. The row stays, with its attempts.
+--
+-- A release is a fence: it raises the version of each row, and inserts an expired row where there is none. So no
+-- claim of the token takes effect any more that was made before it. The inserted row has the token, because
+-- `excluded` must name it, and no lease, because a row without a lease is nobody's.
 WITH settings AS MATERIALIZED (
   SELECT set_config('lock_timeout', $6::text, true) AS lock_timeout, {durable} AS durability
-), locked AS MATERIALIZED (
-  -- In the order of `key`: an UPDATE locks in any order.
-  SELECT t.key
-  FROM settings
-  CROSS JOIN unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[])
-    AS a (key, namespace, id, token, retention)
-  JOIN {table} AS t ON t.key = a.key
-  WHERE t.token = a.token AND t.completed_at IS NULL
-  ORDER BY t.key
-  FOR UPDATE OF t
 )
-UPDATE {table} AS t SET token = NULL, lease_until = NULL
-FROM locked AS l
-WHERE t.key = l.key
-RETURNING t.key
+INSERT INTO {table} AS t (
+  key, namespace, id, token, attempts, takeover, first_seen_at, expires_at
+)
+SELECT a.key, a.namespace, a.id, a.token, 0, false, clock_timestamp(), clock_timestamp()
+FROM settings
+CROSS JOIN unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[])
+  AS a (key, namespace, id, token, retention)
+ORDER BY a.key
+ON CONFLICT (key) DO UPDATE SET
+  version = t.version + 1,
+  token = CASE WHEN t.completed_at IS NULL THEN nullif(t.token, excluded.token) ELSE t.token END,
+  lease_until = CASE WHEN t.completed_at IS NULL AND t.token = excluded.token THEN NULL ELSE t.lease_until END,
+  expires_at = greatest(t.expires_at, clock_timestamp())

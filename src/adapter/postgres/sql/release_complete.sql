@@ -1,18 +1,25 @@
--- Undoes claims that were complete at once: deletes the complete rows of these tokens.
+-- Undoes claims that were complete at once: the complete rows of these tokens expire. Otherwise as `release.sql`.
 WITH settings AS MATERIALIZED (
   SELECT set_config('lock_timeout', $6::text, true) AS lock_timeout, {durable} AS durability
-), locked AS MATERIALIZED (
-  -- In the order of `key`: a DELETE locks in any order.
-  SELECT t.key
-  FROM settings
-  CROSS JOIN unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[])
-    AS a (key, namespace, id, token, retention)
-  JOIN {table} AS t ON t.key = a.key
-  WHERE t.token = a.token AND t.completed_at IS NOT NULL
-  ORDER BY t.key
-  FOR UPDATE OF t
 )
-DELETE FROM {table} AS t
-USING locked AS l
-WHERE t.key = l.key
-RETURNING t.key
+INSERT INTO {table} AS t (
+  key, namespace, id, token, attempts, takeover, first_seen_at, expires_at
+)
+SELECT a.key, a.namespace, a.id, a.token, 0, false, clock_timestamp(), clock_timestamp()
+FROM settings
+CROSS JOIN unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[])
+  AS a (key, namespace, id, token, retention)
+ORDER BY a.key
+ON CONFLICT (key) DO UPDATE SET
+  version = t.version + 1,
+  token = CASE WHEN t.completed_at IS NOT NULL AND t.token = excluded.token THEN NULL ELSE t.token END,
+  attempts = CASE WHEN t.completed_at IS NOT NULL AND t.token = excluded.token THEN 0 ELSE t.attempts END,
+  takeover = t.takeover AND (t.completed_at IS NOT NULL AND t.token = excluded.token) IS NOT TRUE,
+  completed_at = CASE WHEN t.completed_at IS NOT NULL AND t.token = excluded.token THEN NULL ELSE t.completed_at END,
+  expires_at = CASE WHEN t.completed_at IS NOT NULL AND t.token = excluded.token THEN clock_timestamp()
+    ELSE greatest(t.expires_at, clock_timestamp()) END,
+  event_type = CASE WHEN t.completed_at IS NOT NULL AND t.token = excluded.token THEN NULL ELSE t.event_type END,
+  payload_sha256 = CASE WHEN t.completed_at IS NOT NULL AND t.token = excluded.token THEN NULL ELSE t.payload_sha256 END,
+  response_status = CASE WHEN t.completed_at IS NOT NULL AND t.token = excluded.token THEN NULL ELSE t.response_status END,
+  response_headers = CASE WHEN t.completed_at IS NOT NULL AND t.token = excluded.token THEN NULL ELSE t.response_headers END,
+  response_body = CASE WHEN t.completed_at IS NOT NULL AND t.token = excluded.token THEN NULL ELSE t.response_body END

@@ -20,6 +20,7 @@ FROM (
   )
 ) AS a
 ORDER BY a.key
-ON CONFLICT (key) DO UPDATE SET lease_until = excluded.lease_until
-WHERE t.completed_at IS NULL AND t.token = excluded.token
+ON CONFLICT (key) DO UPDATE SET version = t.version + 1, lease_until = excluded.lease_until
+-- A release leaves a row without a lease, which no renewal revives.
+WHERE t.completed_at IS NULL AND t.token = excluded.token AND t.lease_until IS NOT NULL
 RETURNING t.key

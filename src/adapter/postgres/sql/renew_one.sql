@@ -16,6 +16,7 @@ FROM (
   WHERE set_config('lock_timeout', $6::text, true) IS NOT NULL
     AND ({durable}) IS DISTINCT FROM ''
 ) AS a
-ON CONFLICT (key) DO UPDATE SET lease_until = excluded.lease_until
-WHERE t.completed_at IS NULL AND t.token = excluded.token
+ON CONFLICT (key) DO UPDATE SET version = t.version + 1, lease_until = excluded.lease_until
+-- A release leaves a row without a lease, which no renewal revives.
+WHERE t.completed_at IS NULL AND t.token = excluded.token AND t.lease_until IS NOT NULL
 RETURNING t.key

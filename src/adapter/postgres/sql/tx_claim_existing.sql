@@ -25,20 +25,21 @@ WITH settings AS MATERIALIZED (
   JOIN {table} AS t ON t.key = a.key
   WHERE (
       t.completed_at IS NULL
-        AND (t.token IS NULL OR t.lease_until <= clock_timestamp() OR t.token = a.token)
+        AND (t.lease_until IS NULL OR t.lease_until <= clock_timestamp() OR t.token = a.token)
       OR t.completed_at IS NOT NULL AND t.expires_at <= clock_timestamp()
     )
   ORDER BY t.key
   FOR UPDATE OF t
 ), claimed AS (
   UPDATE {table} AS t SET
+    version = t.version + 1,
     token = l.token,
     lease_until = clock_timestamp() + l.lease,
     -- A claim that is repeated with its token counts no attempt.
     attempts = CASE WHEN t.completed_at IS NULL AND t.token IS NOT DISTINCT FROM l.token THEN t.attempts
       WHEN t.expires_at <= clock_timestamp() THEN 1 ELSE t.attempts + 1 END,
     takeover = CASE WHEN t.completed_at IS NULL AND t.token IS NOT DISTINCT FROM l.token THEN t.takeover
-      WHEN t.expires_at <= clock_timestamp() THEN false ELSE t.token IS NOT NULL END,
+      WHEN t.expires_at <= clock_timestamp() THEN false ELSE t.lease_until IS NOT NULL END,
     first_seen_at = CASE WHEN NOT (t.completed_at IS NULL AND t.token IS NOT DISTINCT FROM l.token)
         AND t.expires_at <= clock_timestamp() THEN clock_timestamp() ELSE t.first_seen_at END,
     completed_at = NULL,

@@ -3,6 +3,7 @@
 -- A completion must not be expired when it is written: the retention counts from the claim, and a
 -- handler may run for longer.
 UPDATE {table} AS t SET
+  version = t.version + 1,
   completed_at = clock_timestamp(),
   lease_until = NULL,
   expires_at = CASE WHEN t.expires_at <= clock_timestamp()

@@ -12,6 +12,9 @@ use super::queue::{BatchItem, QueueReply, Queues, ReplySender, Waiting};
 use super::runtime::{Mutex, RuntimeId, late, spawn, yield_now};
 use crate::error::{Error, ErrorKind};
 
+/// Returns whether the caller of the call with this index in its batch still waits.
+pub(in crate::adapter) type Waits<'b> = dyn Fn(usize) -> bool + Sync + 'b;
+
 /// Sends batches to the store.
 pub(in crate::adapter) trait BatchExecutor<I: BatchItem>:
     Send + Sync + 'static
@@ -23,11 +26,12 @@ pub(in crate::adapter) trait BatchExecutor<I: BatchItem>:
     /// Acquires the guard. An error is the reply to all calls of the batch that the lane takes then.
     fn send_guard(&self) -> impl Future<Output = Result<Self::SendGuard, Error>> + Send;
 
-    /// Returns one reply for each call, in their order.
+    /// Returns one reply for each call, in their order. A batch goes on if a caller stops waiting.
     fn execute(
         &self,
         guard: Self::SendGuard,
         batch: Vec<I>,
+        waits: &Waits<'_>,
     ) -> impl Future<Output = Vec<Result<I::Reply, Error>>> + Send;
 }
 
@@ -113,7 +117,10 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
         let replies = match guard {
             Ok(guard) => {
                 let executor = Arc::clone(&self.executor);
-                let executed = AssertUnwindSafe(executor.execute(guard, items)).catch_unwind();
+                let waits =
+                    |call: usize| senders.get(call).is_some_and(|sender| !sender.is_closed());
+                let executed = AssertUnwindSafe(executor.execute(guard, items, &waits));
+                let executed = executed.catch_unwind();
                 self.watch(executed).await.unwrap_or_default()
             }
             Err(error) => {

@@ -35,6 +35,6 @@ mod queue;
 mod runtime;
 
 pub(in crate::adapter) use batcher::Batcher;
-pub(in crate::adapter) use lane::BatchExecutor;
+pub(in crate::adapter) use lane::{BatchExecutor, Waits};
 pub use options::Batching;
 pub(in crate::adapter) use queue::BatchItem;

@@ -107,7 +107,12 @@ impl BatchExecutor<Item> for Store {
         Ok(())
     }
 
-    async fn execute(&self, (): (), batch: Vec<Item>) -> Vec<Result<usize, Error>> {
+    async fn execute(
+        &self,
+        (): (),
+        batch: Vec<Item>,
+        _: &lane::Waits<'_>,
+    ) -> Vec<Result<usize, Error>> {
         self.unused_guards.fetch_sub(1, Ordering::SeqCst);
         let count: usize = batch.iter().map(|item| item.keys.len()).sum();
         assert!(batch.len() == 1 || count <= MAX_BATCH_KEYS, "{count} keys in one batch");
