@@ -160,12 +160,13 @@ where
 
 /// Gives the store one fault after another, until the result is dropped.
 fn faults(store: &Store) -> tokio::task::JoinHandle<()> {
-    const FAULTS: [Fault; 8] = [
+    const FAULTS: [Fault; 9] = [
         Fault::None,
         Fault::Fail,
         Fault::None,
         Fault::Hang,
         Fault::LoseReply,
+        Fault::None,
         Fault::None,
         Fault::ExecuteAndFail,
         Fault::Panic,

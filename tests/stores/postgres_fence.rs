@@ -12,10 +12,10 @@ use tower_dedup::adapter::{
     PURGE_GRACE, PostgresAdapter, PostgresOptions, Purging, Renewed, Token,
 };
 
+use crate::support::dedup_key;
 use crate::support::postgres::Schema;
 use crate::support::proxy::{Cut, Proxy};
 use crate::support::time_travel::age_schema;
-use crate::support::dedup_key;
 
 const LEASE: Duration = Duration::from_secs(60);
 const RETENTION: Duration = Duration::from_secs(1_800);
@@ -87,7 +87,7 @@ impl World {
             }
             "expired" => {
                 self.other.claim(key, &on_arrival()).await.unwrap();
-                self.age(RETENTION).await;
+                self.age(RETENTION + PURGE_GRACE / 2).await;
             }
             other => panic!("{other}"),
         }

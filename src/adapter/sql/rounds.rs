@@ -199,12 +199,14 @@ impl<'r, 'c> Rounds<'r, 'c> {
         replies.map(|reply| reply.unwrap_or_else(unknown)).collect()
     }
 
-    /// Returns the replies to a claim.
+    /// Returns the replies to a claim in a transaction. A row that others changed in every round is in flight: no
+    /// statement of the claim is late, because it ends with the transaction.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Corrupt`] for a duplicate whose stored data is unreadable.
-    pub(in crate::adapter) fn claimed(self) -> Result<Vec<Claimed>, Error> {
+    pub(in crate::adapter) fn claimed(mut self) -> Result<Vec<Claimed>, Error> {
+        self.unanswered().into_iter().for_each(|index| self.set_held(index));
         let rows = self.finish().into_iter().map(|reply| reply.reply);
         replies(rows.collect::<Result<_, _>>()?, RowReply::claimed)
     }
