@@ -534,8 +534,8 @@ async fn forget_whose_reply_is_lost_keeps_the_row_of_a_later_delivery() {
         assert_eq!(adapter.forget(&first).await.unwrap(), Forgotten::Removed);
         until(|| pool.num_idle() == 1).await;
     }
-    // The first message asks whether the connection is alive.
-    proxy.set(1, Cut::Unanswered);
+    // The row is read first. The pool asks whether the connection is alive before that, after it, and again.
+    proxy.set(4, Cut::Unanswered);
 
     let forgetting = tokio::spawn({
         let (adapter, key) = (adapter.clone(), key.clone());

@@ -115,7 +115,13 @@ async fn late_claim_has_no_effect(
     };
     is_held.await;
     if claim.is_finished() {
-        world.proxy.sprung();
+        // The pool may ask whether the connection is alive that the claim has returned.
+        if let Some(message) = world.proxy.sprung() {
+            assert!(message.starts_with('S'), "{label}: {message}");
+            world.proxy.deliver().await;
+        }
+        let claimed = claim.await.unwrap().unwrap();
+        assert!(matches!(claimed[..], [Claimed::First { .. }]), "{label}: {claimed:?}");
         return false;
     }
     claim.abort();
