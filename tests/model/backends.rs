@@ -11,6 +11,7 @@ use tower_dedup::adapter::{
     RedisAdapter, SqliteAdapter, SqliteOptions,
 };
 
+use super::contract::{Contract, contract, fenced_contract};
 use super::support::postgres::Schema;
 use super::support::redis::{command, connection, fresh_prefix, keys_of, shared, with_prefix};
 use super::support::time_travel::{age_file, age_schema, milliseconds, shift_redis};
@@ -20,6 +21,8 @@ pub(crate) trait Backend {
 
     /// `true` if other callers may see a call as more than one step.
     const IN_SEVERAL_STATEMENTS: bool = true;
+
+    const CONTRACT: Contract = contract;
 
     /// Deletes everything.
     async fn empty(&mut self);
@@ -170,8 +173,10 @@ impl Redis {
 impl Backend for Redis {
     type Adapter = RedisAdapter;
 
-    /// One script for each key.
+    /// One script decides each reply.
     const IN_SEVERAL_STATEMENTS: bool = false;
+
+    const CONTRACT: Contract = fenced_contract;
 
     async fn empty(&mut self) {
         for key in keys_of(&mut self.connection, &self.prefix).unwrap() {

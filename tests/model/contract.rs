@@ -68,6 +68,20 @@ impl Row {
         }
     }
 
+    /// The row that a release leaves where nothing else is left: it is expired, and nobody's.
+    fn fence(now: u32) -> Self {
+        Self {
+            token: None,
+            lease_until: 0,
+            attempts: 0,
+            takeover: false,
+            first_seen_at: now,
+            complete: false,
+            expires_at: now,
+            payload: None,
+        }
+    }
+
     fn is_claim_of(&self, terms: Terms) -> bool {
         !self.complete && self.token == Some(terms.token)
     }
@@ -96,6 +110,9 @@ pub(crate) enum State {
     Released,
     Complete,
 }
+
+/// [`contract`], or that of a store that keeps more.
+pub(crate) type Contract = fn(&Call, Option<Row>, u32) -> (Reply, Option<Row>);
 
 /// Returns the reply for one key, and the row that the call leaves behind.
 pub(crate) fn contract(call: &Call, stored: Option<Row>, now: u32) -> (Reply, Option<Row>) {
@@ -192,6 +209,33 @@ pub(crate) fn contract(call: &Call, stored: Option<Row>, now: u32) -> (Reply, Op
         },
         (Call::Purge(_) | Call::Count | Call::Advance(_), _) => {
             unreachable!("these calls have no key")
+        }
+    }
+}
+
+/// The contract of a store that keeps a row where a key was released or forgotten, because a claim of
+/// that token may arrive later.
+pub(crate) fn fenced_contract(call: &Call, stored: Option<Row>, now: u32) -> (Reply, Option<Row>) {
+    let fence = Row::fence(now);
+    let is_fence = |row: &Row| !row.complete && row.attempts == 0;
+    match (call, stored) {
+        (Call::Forget(_), Some(row)) if row.is_expired(now) => {
+            (Reply::Forgotten(Forgotten::Missing), Some(row))
+        }
+        (Call::Complete(..), Some(row)) if is_fence(&row) => contract(call, None, now),
+        (call, stored) => {
+            let (reply, left) = contract(call, stored, now);
+            let left = match (call, left) {
+                (Call::Release(..) | Call::ReleaseAtOnce(..), left) => {
+                    let left = left.unwrap_or(fence);
+                    Some(Row { expires_at: left.expires_at.max(now), ..left })
+                }
+                (Call::Forget(_), None) if reply == Reply::Forgotten(Forgotten::Removed) => {
+                    Some(fence)
+                }
+                (_, left) => left,
+            };
+            (reply, left)
         }
     }
 }

@@ -87,7 +87,7 @@ pub(crate) async fn is_explained<W: Backend>(
         for (key, rows) in keys.iter_mut().enumerate() {
             let events: Vec<_> = events.iter().filter(|event| event.key == key).collect();
             past[key] += &format!("\nwave {number}, at step {now}: {events:?}");
-            *rows = explain(rows, &events, now, W::IN_SEVERAL_STATEMENTS).ok_or_else(|| {
+            *rows = explain::<W>(rows, &events, now).ok_or_else(|| {
                 format!("key {key}: no order explains the last wave, after {rows:?}{}", past[key])
             })?;
         }
@@ -137,7 +137,8 @@ async fn run<W: Backend>(backend: &W, wave: &Wave) -> Result<Vec<Event>, String>
 }
 
 /// Returns the rows that may be stored in the end. For `loosely`, see [`is_sent_again`].
-fn explain(stored: &Rows, events: &[&Event], now: u32, loosely: bool) -> Option<Rows> {
+fn explain<W: Backend>(stored: &Rows, events: &[&Event], now: u32) -> Option<Rows> {
+    let loosely = W::IN_SEVERAL_STATEMENTS;
     let before: Vec<u32> =
         events.iter().map(|event| mask(events, |other| other.ended < event.began)).collect();
     // The rows that each set of past events (as bits) can leave.
@@ -158,7 +159,7 @@ fn explain(stored: &Rows, events: &[&Event], now: u32, loosely: bool) -> Option<
                     continue;
                 }
                 for row in &rows {
-                    let (reply, left) = contract(&event.call, row.clone(), now);
+                    let (reply, left) = (W::CONTRACT)(&event.call, row.clone(), now);
                     if reply == event.reply || (loosely && is_read_apart(&reply, event)) {
                         next.entry(been | 1 << place).or_default().insert(left);
                     }

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use super::backends::Backend;
 use super::call::{Call, KEYS};
-use super::contract::{Reply, Row, contract};
+use super::contract::{Contract, Reply, Row};
 use super::driver::{Replies, STEP, execute};
 
 /// All rows of a key that may be stored.
@@ -25,7 +25,7 @@ pub(crate) fn clear(rows: &mut Rows, now: u32) {
 /// The calls go to its adapters in turn.
 pub(crate) async fn follows<W: Backend>(backend: &mut W, schedule: &[Call]) -> Result<(), String> {
     backend.empty().await;
-    let (adapters, mut model) = (backend.adapters(), Model::new());
+    let (adapters, mut model) = (backend.adapters(), Model::new(W::CONTRACT));
     for (number, call) in schedule.iter().enumerate() {
         if let Call::Advance(steps) = call {
             backend.advance(STEP * *steps).await;
@@ -44,13 +44,14 @@ pub(crate) async fn follows<W: Backend>(backend: &mut W, schedule: &[Call]) -> R
 }
 
 struct Model {
+    contract: Contract,
     now: u32,
     keys: Vec<Rows>,
 }
 
 impl Model {
-    fn new() -> Self {
-        Self { now: 0, keys: vec![BTreeSet::from([None]); KEYS] }
+    fn new(contract: Contract) -> Self {
+        Self { contract, now: 0, keys: vec![BTreeSet::from([None]); KEYS] }
     }
 
     fn replied(&mut self, call: &Call, replied: Replies) -> Result<(), String> {
@@ -64,7 +65,8 @@ impl Model {
     }
 
     fn answered(&mut self, call: &Call, key: usize, reply: &Reply) -> Result<(), String> {
-        let outcomes = self.keys[key].iter().map(|row| contract(call, row.clone(), self.now));
+        let outcomes =
+            self.keys[key].iter().map(|row| (self.contract)(call, row.clone(), self.now));
         let (right, wrong): (Vec<_>, Vec<_>) = outcomes.partition(|(right, _)| right == reply);
         if right.is_empty() {
             let allowed: Vec<_> = wrong.into_iter().map(|(reply, _)| reply).collect();
