@@ -241,6 +241,28 @@ async fn late_claim_changes_nothing_for_an_hour() {
     late_claim_changes_nothing(|| on_claim(&terms()), 59 * MINUTE).await;
 }
 
+/// A claim was repeated after an error of the connection, and its first message arrives after the release.
+#[tokio::test]
+async fn late_copy_of_a_claim_changes_nothing() {
+    let fence = Fence::new().await;
+    for of_terms in [terms, || on_claim(&terms())] {
+        for row in ROWS {
+            let (keys, mine) = ([dedup_key("copied")], of_terms());
+            fence.prepare(row, &keys).await;
+            fence.late.holds_back(0, fence.slow.claim(&keys, &mine)).await;
+            let claimed = fence.adapter.claim(&keys, &mine).await.unwrap();
+            assert!(matches!(claimed[..], [Claimed::First { .. }]), "{row:?}: {claimed:?}");
+            fence.adapter.release(&keys, &mine).await.unwrap();
+            let before = fence.value(&keys[0]);
+            fence.late.deliver().await;
+            assert_eq!(fence.value(&keys[0]), before, "{row:?}");
+            let claimed = fence.adapter.claim(&keys, &of_terms()).await.unwrap();
+            assert!(matches!(claimed[..], [Claimed::First { .. }]), "{row:?}: {claimed:?}");
+            fence.server.run::<()>(&["FLUSHDB"]);
+        }
+    }
+}
+
 /// A release keeps a row for an hour more that was about to be deleted.
 #[tokio::test]
 async fn release_of_a_row_that_is_nearly_deleted_keeps_it_for_an_hour() {
