@@ -462,6 +462,7 @@ mod tests {
             array(Vec::new()),
             array(vec![Value::Int(-1)]),
             array(vec![Value::Int(3)]),
+            array(vec![Value::Int(4)]),
             array(vec![Value::Nil]),
             array(vec![Value::Int(0)]),
             array(vec![Value::Int(0), Value::Int(-1), Value::Int(0), Value::Int(0)]),

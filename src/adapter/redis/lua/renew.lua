@@ -1,5 +1,5 @@
--- Moves the end of a lease that the token holds. A lapsed or missing row is revived. A released row is not,
--- whenever it expired: the release may be that of this token.
+-- Moves the end of a lease that the token holds. A lapsed or missing row is revived. A released row is not, even
+-- after it has expired: the release may be that of this token.
 --
 -- ARGV: 2 token, 3 retention, 4 lease, 5 section of the event type.
 -- Replies: {0} held; {1} lost.
