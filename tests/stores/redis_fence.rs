@@ -309,6 +309,23 @@ async fn release_of_another_token_raises_the_version_only() {
     }
 }
 
+/// Versions have five bytes. The one after the last is 0, and a claim names it as any other.
+#[tokio::test]
+async fn row_of_the_last_version_is_released_and_claimed() {
+    let fence = Fence::new().await;
+    let keys = [dedup_key("a")];
+    fence.prepare(Row::Released, &keys).await;
+    let mut value = fence.value(&keys[0]);
+    value[23..28].fill(0xff);
+    let mut set = command(&["SET", "dedup:test:a"]);
+    set.arg(&value).exec(&mut fence.server.connection().unwrap()).unwrap();
+    fence.adapter.release(&keys, &terms()).await.unwrap();
+    assert_eq!(fence.value(&keys[0])[23..28], [0; 5]);
+    let claimed = fence.adapter.claim(&keys, &terms()).await.unwrap();
+    assert_eq!(claimed, [Claimed::first(2, false)]);
+    assert_eq!(fence.value(&keys[0])[23..28], [0, 0, 0, 0, 1]);
+}
+
 #[tokio::test]
 async fn late_renewal_changes_nothing() {
     let fence = Fence::new().await;

@@ -25,6 +25,9 @@
 //! 3. *complete*: complete.
 //! 4. *lapsed*: with a token.
 //! 5. *released*: without a token.
+//!
+//! A *fence row* is left where a key was released or forgotten and no other row is: incomplete, without a token,
+//! without attempts, and expired since it was written.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
