@@ -110,10 +110,10 @@ async fn cluster_has_two_primaries_of_a_slot_while_the_first_one_is_cut_off() {
     assert_eq!(cluster.nodes()[new].run::<String>(&["GET", "a"]), "new");
 }
 
-/// Returns a packed value of these times: version, flags and attempts before them, a token after them.
+/// Returns a packed value of these times: format, flags and attempts before them, version and token after them.
 fn packed(times: [u64; 3]) -> Vec<u8> {
     let times = times.iter().flat_map(|time| time.to_be_bytes()[2..].to_vec());
-    [1, 0, 0, 0, 7].into_iter().chain(times).chain([9; 16]).collect()
+    [2, 0, 0, 0, 7].into_iter().chain(times).chain([9; 5 + 16]).collect()
 }
 
 #[test]

@@ -170,7 +170,7 @@ impl Redis {
 impl Backend for Redis {
     type Adapter = RedisAdapter;
 
-    /// One script for each key.
+    /// One script decides each reply.
     const IN_SEVERAL_STATEMENTS: bool = false;
 
     async fn empty(&mut self) {

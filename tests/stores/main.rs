@@ -21,6 +21,7 @@ mod queue_order;
 mod queue_processes;
 mod queue_runtimes;
 mod redis_calls;
+mod redis_fence;
 mod redis_links;
 mod redis_losses;
 mod redis_scripts;

@@ -47,7 +47,7 @@ pub(crate) fn milliseconds(by: Duration) -> i64 {
 /// Redis before 7.0 has no PEXPIRETIME.
 const SHIFT_KEY: &str = r"
 local value, by, never = redis.call('GET', KEYS[1]), tonumber(ARGV[1]), 2^48 - 1
-if not value or value:byte(1) ~= 1 then return 0 end
+if not value or value:byte(1) ~= 2 then return 0 end
 local function moved(at)
     if at == 0 or at == never then return at end
     return math.max(1, math.min(at + by, never))

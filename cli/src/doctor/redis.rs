@@ -157,7 +157,7 @@ fn durability(at: &str, info: &Fields, is_sentinel: bool) -> Finding {
     Finding::first("durability", text("append-only file"), &faults)
 }
 
-/// Tries what the service needs. Leaves no key behind.
+/// Tries what the service needs. Leaves expired rows behind, for an hour.
 async fn rights(adapter: &RedisAdapter, info: Result<(), String>) -> Finding {
     let mut eval = cmd("EVAL");
     eval.arg("return 1").arg(0);
@@ -216,7 +216,7 @@ fn fields(value: &Value) -> Fields {
     fields.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
-/// Claims keys as the on-arrival ledger does, reads one, lists them, and releases them, which deletes them.
+/// Claims keys as the on-arrival ledger does, reads one, lists them, and releases them, after which they are expired.
 async fn claim_and_list(adapter: &RedisAdapter) -> (Result<(), Error>, Result<(), Error>) {
     let run = rand::random::<u64>();
     let key = |n| DedupKey::new(NAMESPACE, &format!("{run:016x}-{n:02}")).expect("a key");

@@ -34,7 +34,7 @@ use crate::key::DedupKey;
 /// # }
 /// ```
 ///
-/// 1. Each key is one string of Redis, `PREFIX:NAMESPACE:ID`, with a value of 39 bytes and what is stored
+/// 1. Each key is one string of Redis, `PREFIX:NAMESPACE:ID`, with a value of 44 bytes and what is stored
 ///    with the key. Redis deletes the string [`PURGE_GRACE`](crate::adapter::PURGE_GRACE) after the key has
 ///    expired.
 /// 2. All times are those of the server's clock, in milliseconds. After a failover it is the clock of another
@@ -42,14 +42,17 @@ use crate::key::DedupKey;
 /// 3. A server that is restarted without persistence, flushed, or replaced in a failover may lose writes
 ///    that it had acknowledged. Under the lease ledger, an event of that time may run twice, and none is
 ///    lost. [`losses`](Self::losses) returns the losses that were found.
-/// 4. A call over several keys is no transaction: see [`DedupAdapter`]. If one key fails after another was
+/// 4. After a release has returned, no claim and no renewal of its token has an effect, if its message arrives
+///    within an hour. For this, a released or forgotten key leaves a row for an hour at least, and a claim of a
+///    free row sends a second command.
+/// 5. A call over several keys is no transaction: see [`DedupAdapter`]. If one key fails after another was
 ///    sent, the outcome of the call is unknown.
 ///
 /// # Errors
 ///
 /// [`Refused`](ErrorKind::Refused) for a refusal of the server, such as `READONLY`, `NOPERM` or
 /// `CLUSTERDOWN`; [`Full`](ErrorKind::Full) for a claim at `maxmemory`;
-/// [`Corrupt`](ErrorKind::Corrupt) for a value of a newer version, of another program, or of another type.
+/// [`Corrupt`](ErrorKind::Corrupt) for a value of another format, of another program, or of another type.
 /// After [`Timeout`](ErrorKind::Timeout) and [`Unavailable`](ErrorKind::Unavailable) the outcome is
 /// unknown.
 ///

@@ -4,7 +4,10 @@
 //! 2. The two identities of one event go one after the other, in key order. The second one is claimed only
 //!    if the first one was; otherwise it is only looked at. So of two deliveries with the same pair, one
 //!    gets both keys: without this rule each could get one, and no handler would run.
-//! 3. After an error of one key, a claim sends no further key, and waits for the calls under way. The other
+//! 3. A claim inserts a row. A free row it takes by a second message, which names the version that it has read.
+//!    So a claim that arrives after its release finds another version, and changes nothing. `forget` writes in
+//!    the same way.
+//! 4. After an error of one key, a claim sends no further key, and waits for the calls under way. The other
 //!    operations send every key. The outcome of the call is unknown if the outcome of any key is, or if any
 //!    key has its reply.
 
@@ -14,6 +17,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use redis::Value;
+use tokio::time::timeout_at;
 
 use super::super::replies::{Claimed, Completed, Forgotten, Renewed, Seen};
 use super::super::stored::Fetch;
@@ -32,6 +36,8 @@ const FORGETTING: &str = "forgetting a key";
 
 /// How many keys of one call are sent at once.
 const MAX_CONCURRENT: usize = 64;
+/// How many versions a call names for one key, if the row changes each time.
+const MOST_VERSIONS: usize = 5;
 
 impl Shared {
     pub(super) async fn claim(
@@ -86,19 +92,21 @@ impl Shared {
             Fetch::Digest => 1,
             Fetch::DigestAndResponse => 2,
         };
-        let call = self
-            .call(&script::CLAIM, key)
-            .arg(terms.token().as_bytes())
-            .arg(terms.retention_ms())
-            .arg(lease)
-            .arg(fetch)
-            .arg(event_type_section(terms.event_type_for(key)))
-            .arg(flags)
-            .arg(sections)
-            .arg(u8::from(only_look));
-        let reply = self.connections.run(&call, CLAIMING).await;
-        let claimed =
-            reply.and_then(|reply| claimed(&Reply::read(reply, CLAIMING)?, terms.fetch()));
+        let reply = self.at_version(CLAIMING, |version| {
+            let call = self
+                .call(&script::CLAIM, key)
+                .arg(terms.token().as_bytes())
+                .arg(terms.retention_ms())
+                .arg(&lease)
+                .arg(fetch)
+                .arg(event_type_section(terms.event_type_for(key)))
+                .arg(flags)
+                .arg(&sections)
+                .arg(u8::from(only_look))
+                .arg(version);
+            async move { self.connections.run(&call, CLAIMING).await }
+        });
+        let claimed = reply.await.and_then(|reply| claimed(&reply, terms.fetch()));
         let may_be_duplicate = match &claimed {
             Ok(claimed) => matches!(claimed, Claimed::Duplicate(_)),
             Err(error) => error.kind() == ErrorKind::Corrupt,
@@ -177,14 +185,46 @@ impl Shared {
     }
 
     pub(super) async fn forget(&self, key: &DedupKey) -> Result<Forgotten, Error> {
-        let call = self.call(&script::FORGET, key);
-        // If a failover loses it, the redelivery is a duplicate.
-        let reply = self.connections.run_durably_once(&call, FORGETTING).await?;
-        Reply::read(reply, FORGETTING)?.one_of(&[
-            Forgotten::Removed,
-            Forgotten::Missing,
-            Forgotten::InFlight,
-        ])
+        let reply = self.at_version(FORGETTING, |version| {
+            let call = self.call(&script::FORGET, key).arg(version);
+            async move {
+                match version {
+                    // Without a version, it only reads.
+                    None => self.connections.run_at_once(&call, FORGETTING).await,
+                    // If a failover loses it, the redelivery is a duplicate.
+                    Some(_) => self.connections.run_durably_once(&call, FORGETTING).await,
+                }
+            }
+        });
+        reply.await?.one_of(&[Forgotten::Removed, Forgotten::Missing, Forgotten::InFlight])
+    }
+
+    /// Sends a call that names no version, then the version of each reply that names one.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unavailable`] if the row changes each time.
+    async fn at_version<F>(
+        &self,
+        context: &'static str,
+        send: impl Fn(Option<i64>) -> F,
+    ) -> Result<Reply, Error>
+    where
+        F: Future<Output = Result<Value, Error>>,
+    {
+        let deadline = self.connections.deadline();
+        let mut reply = Reply::read(send(None).await?, context)?;
+        for _ in 0..MOST_VERSIONS {
+            let Some(version) = reply.version()? else { return Ok(reply) };
+            let late = |_| Error::new(ErrorKind::Timeout, context);
+            let sent = timeout_at(deadline, send(Some(version))).await.map_err(late)?;
+            reply = Reply::read(sent?, context)?;
+        }
+        match reply.version()? {
+            None => Ok(reply),
+            Some(_) => Err(Error::new(ErrorKind::Unavailable, context)
+                .with_source("the row has changed before each write")),
+        }
     }
 
     pub(super) fn call(&self, script: &'static Script, key: &DedupKey) -> ScriptCall {
@@ -222,7 +262,7 @@ pub(super) enum AfterError {
     GoOn,
 }
 
-/// Waits for the calls of several keys: rules 1 and 3. Returns their replies in the same order.
+/// Waits for the calls of several keys: rules 1 and 4. Returns their replies in the same order.
 pub(super) async fn all<T, F: Future<Output = Result<T, Error>>>(
     calls: Vec<F>,
     after_error: AfterError,
@@ -275,7 +315,7 @@ impl Reply {
     fn read(reply: Value, context: &'static str) -> Result<Self, Error> {
         let Value::Array(values) = reply else { return Err(unreadable(context)) };
         match values.first() {
-            Some(Value::Int(case @ 0..=2)) => {
+            Some(Value::Int(case @ 0..=3)) => {
                 let case = usize::try_from(*case).map_err(|_| unreadable(context))?;
                 Ok(Self { values, case, context })
             }
@@ -285,6 +325,11 @@ impl Reply {
 
     fn one_of<T: Copy>(&self, replies: &[T]) -> Result<T, Error> {
         replies.get(self.case).copied().ok_or_else(|| unreadable(self.context))
+    }
+
+    /// Returns the version of the row, if the call must name it.
+    fn version(&self) -> Result<Option<i64>, Error> {
+        (self.case == 3).then(|| self.number(1)).transpose()
     }
 
     fn number<T: TryFrom<i64>>(&self, place: usize) -> Result<T, Error> {
@@ -312,7 +357,8 @@ fn claimed(reply: &Reply, fetch: Fetch) -> Result<Claimed, Error> {
             let stored = data.stored(fetch == Fetch::DigestAndResponse)?;
             Claimed::Duplicate(seen.with_stored(stored.into()))
         }
-        _ => Claimed::InFlight,
+        2 => Claimed::InFlight,
+        _ => return Err(unreadable(CLAIMING)),
     })
 }
 
@@ -414,6 +460,7 @@ mod tests {
             array(Vec::new()),
             array(vec![Value::Int(-1)]),
             array(vec![Value::Int(3)]),
+            array(vec![Value::Int(4)]),
             array(vec![Value::Nil]),
             array(vec![Value::Int(0)]),
             array(vec![Value::Int(0), Value::Int(-1), Value::Int(0), Value::Int(0)]),

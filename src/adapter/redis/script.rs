@@ -27,7 +27,6 @@ macro_rules! scripts {
         #[cfg(test)]
         const ALL: &[(&str, &LazyLock<Script>)] = &[
             $(($file, &$name),)+
-            ("lua/forget.lua", &FORGET),
             ("lua/get.lua", &GET),
             ("lua/canary.lua", &CANARY),
             ("lua/push_loss.lua", &PUSH_LOSS),
@@ -40,11 +39,8 @@ scripts! {
     RENEW = "lua/renew.lua", ALLOW_OOM;
     COMPLETE = "lua/complete.lua", ALLOW_OOM;
     RELEASE = "lua/release.lua", ALLOW_OOM;
+    FORGET = "lua/forget.lua", ALLOW_OOM;
 }
-
-/// Deletes a key.
-pub(super) static FORGET: LazyLock<Script> =
-    LazyLock::new(|| Script::new(&code(include_str!("lua/forget.lua")), ALLOW_OOM));
 
 /// Reads a key.
 pub(super) static GET: LazyLock<Script> =

@@ -5,14 +5,18 @@
 //!
 //! | offset | bytes | |
 //! |---|---|---|
-//! | 0 | 1 | the version of the layout: 1 |
+//! | 0 | 1 | the format: 2 |
 //! | 1 | 1 | flags: complete, has a token, takeover, and one for each section |
 //! | 2 | 3 | attempts, saturating |
 //! | 5 | 6 | first seen at |
 //! | 11 | 6 | expires at |
 //! | 17 | 6 | completed at; the end of the lease of an incomplete row; 0 of a released row |
-//! | 23 | 16 | token, zeros without |
-//! | 39 | | the sections: event type, payload digest, response |
+//! | 23 | 5 | version: starts at the microseconds of the server's clock, plus 1 with each write, modulo 2^40 |
+//! | 28 | 16 | token, zeros without |
+//! | 44 | | the sections: event type, payload digest, response |
+//!
+//! Redis stores a value of up to 44 bytes in one allocation. So a version has the five bytes that are left:
+//! they repeat after 12 days, and it must not repeat within an hour.
 //!
 //! The first rule that applies decides the state of a row:
 //!
@@ -21,6 +25,9 @@
 //! 3. *complete*: complete.
 //! 4. *lapsed*: with a token.
 //! 5. *released*: without a token.
+//!
+//! A *fence row* is left where a key was released or forgotten and no other row is: incomplete, without a token,
+//! without attempts, and expired since it was written.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -30,9 +37,9 @@ use super::super::replies::{Entry, EntryState};
 use super::super::stored::{StoredData, StoredResponse};
 use crate::error::{Error, ErrorKind};
 
-const VERSION: u8 = 1;
+const FORMAT: u8 = 2;
 /// The bytes before the sections.
-const HEADER: usize = 39;
+const HEADER: usize = 44;
 /// The longest value without stored data: its header, and the type of the event.
 pub(super) const MOST_WITHOUT_DATA: usize = HEADER + 1 + 255;
 
@@ -75,7 +82,7 @@ pub(super) struct Standing {
 }
 
 impl<'v> Row<'v> {
-    /// Reads a value; `None` for one that is unreadable, or of another version.
+    /// Reads a value; `None` for one that is unreadable, or of another format.
     pub(super) fn read(value: &'v [u8]) -> Option<Self> {
         let (mut row, flags, mut rest) = Self::read_before_data(value)?;
         row.data = Data::read(flags & (PAYLOAD_DIGEST | RESPONSE), &mut rest)?;
@@ -90,14 +97,15 @@ impl<'v> Row<'v> {
     /// Also returns the flags, and the bytes of the stored data.
     fn read_before_data(value: &'v [u8]) -> Option<(Self, u8, Reader<'v>)> {
         let mut rest = Reader(value);
-        if rest.number(1)? != u64::from(VERSION) {
+        if rest.number(1)? != u64::from(FORMAT) {
             return None;
         }
         let flags = rest.take(1)?[0];
         let attempts = u32::try_from(rest.number(3)?).ok()?;
         let (first_seen_at, expires_at, ends_at) =
             (rest.number(6)?, rest.number(6)?, rest.number(6)?);
-        rest.take(16)?;
+        // The version, which is for the scripts only, and the token.
+        rest.take(5 + 16)?;
         let event_type = if flags & EVENT_TYPE == 0 { None } else { Some(rest.text(1)?) };
         let row = Self {
             is_complete: flags & COMPLETE != 0,
@@ -272,11 +280,11 @@ mod tests {
     use crate::fuzz::fuzz;
 
     fn header(flags: u8) -> Vec<u8> {
-        let mut value = vec![VERSION, flags, 0, 0, 2];
+        let mut value = vec![FORMAT, flags, 0, 0, 2];
         for time in [1_u64, 5, 3] {
             value.extend_from_slice(&time.to_be_bytes()[2..]);
         }
-        value.extend([9; 16]);
+        value.extend([9; 5 + 16]);
         value
     }
 
@@ -328,23 +336,23 @@ mod tests {
         let value = [header(COMPLETE | RESPONSE), response].concat();
         let entry = Row::read(&value).unwrap().entry(4).unwrap();
         assert!(entry.response_is_unreadable);
-        let data = Data::from_reply(RESPONSE, &value[39..]).unwrap();
+        let data = Data::from_reply(RESPONSE, &value[HEADER..]).unwrap();
         assert_eq!(data.stored(true).unwrap_err().kind(), ErrorKind::Corrupt);
     }
 
     /// Returns the bytes of a row: the reference for [`Row::read`].
-    fn written(row: &Row<'_>, token: &[u8]) -> Vec<u8> {
+    fn written(row: &Row<'_>, version_and_token: &[u8]) -> Vec<u8> {
         let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
         let mut flags = flag(row.is_complete, COMPLETE) | flag(row.has_token, HAS_TOKEN);
         flags |= flag(row.takeover, TAKEOVER);
         flags |= flag(row.event_type.is_some(), EVENT_TYPE);
         let (of_data, data) = written_data(&row.data);
-        let mut value = vec![VERSION, flags | of_data];
+        let mut value = vec![FORMAT, flags | of_data];
         value.extend_from_slice(&row.attempts.to_be_bytes()[1..]);
         for time in [row.first_seen_at, row.expires_at, row.ends_at] {
             value.extend_from_slice(&time.to_be_bytes()[2..]);
         }
-        value.extend_from_slice(token);
+        value.extend_from_slice(version_and_token);
         value.extend(event_type_section(row.event_type));
         [value, data].concat()
     }

@@ -138,15 +138,10 @@ impl Lane {
     async fn send_once(
         &self,
         live: &Arc<Live>,
-        mut batch: Vec<Waiting>,
+        batch: Vec<Waiting>,
         replicas: u32,
         by_text: bool,
     ) -> (Vec<Waiting>, bool) {
-        // A caller that has gone may have released its claim by now: this claim must not follow.
-        batch.retain(|waiting| !waiting.reply.is_closed());
-        if batch.is_empty() {
-            return (batch, true);
-        }
         let form = live.form(true);
         let mut pipeline = Pipeline::with_capacity(batch.len() + 1);
         for Waiting { call, asking, .. } in &batch {

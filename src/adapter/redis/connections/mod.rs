@@ -4,7 +4,8 @@
 //! 2. A connection is dropped after an error of the connection, and after a reply that did not come in
 //!    time. A silent connection costs one call, not the process.
 //! 3. A call is repeated within [`RedisOptions::call_timeout`], because every script is idempotent by its
-//!    token. If one attempt may have been executed, the outcome of the call is unknown.
+//!    token: a claim finds its own row, or another version than it names. If one attempt may have been
+//!    executed, the outcome of the call is unknown.
 //! 4. Every server is asked at every connection whether it may be used.
 
 mod cluster;
@@ -179,6 +180,11 @@ impl Connections {
         value.unwrap_or(Err(Failure::TimedOut)).map_err(|failure| failure.into_error(context))
     }
 
+    /// Returns the time at which a call ends that begins now.
+    pub(super) fn deadline(&self) -> Instant {
+        Instant::now() + self.call_timeout
+    }
+
     async fn attempt(&self, call: &ScriptCall, durably: bool) -> Result<Value, Failure> {
         let sent = Sent::Script { call, durably };
         match &self.topology {
@@ -295,7 +301,7 @@ impl Connections {
     where
         F: Future<Output = Result<T, Failure>>,
     {
-        let deadline = Instant::now() + self.call_timeout;
+        let deadline = self.deadline();
         let mut pauses = ExponentialBuilder::new()
             .with_min_delay(FIRST_PAUSE)
             .with_max_delay(LONGEST_PAUSE)

@@ -20,7 +20,6 @@ use crate::observe;
 const KEEPALIVE: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// After this time without an acknowledgement, the kernel gives up a connection and what it still has to send.
-/// Much less than the time for which a release is repeated that finds nothing: no claim arrives after it.
 #[cfg(target_os = "linux")]
 const UNACKNOWLEDGED: Duration = Duration::from_secs(5);
 
@@ -46,11 +45,7 @@ pub(super) fn client(
         ConnectionAddr::Tcp(host, port)
     };
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE_INTERVAL);
-    // A connection that is dropped sends nothing more: a claim must not arrive after its release.
-    let tcp = TcpSettings::default()
-        .set_nodelay(true)
-        .set_keepalive(keepalive)
-        .set_linger_time(Duration::ZERO);
+    let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
     #[cfg(target_os = "linux")]
     let tcp = tcp.set_user_timeout(UNACKNOWLEDGED);
     let invalid = |_| Error::from(ConfigError::InvalidUrl);

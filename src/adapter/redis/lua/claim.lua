@@ -1,9 +1,14 @@
--- Claims a key that is neither complete nor under a live lease of another token.
+-- Claims a key that is neither complete nor under a live lease of another token: inserts a row, or takes a
+-- free one at the version that the caller has read. So a claim that arrives after its release changes
+-- nothing: the release has left a row, of another version.
 --
 -- ARGV: 2 token, 3 retention, 4 lease ('' for a claim that is complete at once), 5 the data that a
 -- duplicate carries (0 nothing, 1 digest, 2 all), 6 section of the event type, 7 flags and 8 sections of
--- the data to store, 9 '1' to claim nothing: a free key is in flight then.
--- Replies: {0, attempts, takeover} first; {1, age, flags, sections} duplicate; {2} in flight.
+-- the data to store, 9 '1' to claim nothing: a free key is in flight then, 10 the version of the free row,
+-- once it is known.
+-- Replies: {0, attempts, takeover} first; {1, age, flags, sections} duplicate; {2} in flight; {3, version}
+-- a free row of another version than the call names.
+if state == 'unreadable' then return {-1} end
 local at_once = ARGV[4] == ''
 local is_mine = token == ARGV[2]
 local is_repeated = is_mine and complete == at_once
@@ -23,6 +28,7 @@ elseif state == 'leased' and (at_once or not is_mine) then
 else
   if at_once or not is_repeated then
     if ARGV[9] == '1' then return {2} end
+    if stored and tonumber(ARGV[10]) ~= version then return {3, version} end
     if state == 'missing' or state == 'expired' then
       attempts, takeover, first_seen_at, event_type = 1, false, now, ARGV[6]
     else

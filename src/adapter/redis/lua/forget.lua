@@ -1,17 +1,15 @@
--- Deletes a key, unless a live lease holds it. Without the prelude, because an unreadable value is deleted too:
--- it blocks its event.
+-- Makes a row a fence row, unless a live lease holds it: a release by a caller without a token. The fence row
+-- stays for the claims that are still under way. An unreadable value is replaced too: it blocks its event.
 --
--- A repetition could delete the row of a later delivery, so the call is sent once.
+-- A call that named no version could undo a later delivery.
 --
--- Replies: {0} removed; {1} missing; {2} in flight.
-local stored = redis.call('GET', KEYS[1])
-if not stored then return {1} end
-if #stored >= 39 and string.byte(stored, 1) == 1 then
-  local clock = redis.call('TIME')
-  local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-  -- Incomplete, with a token, until `ends_at`.
-  local flags, ends_at = string.byte(stored, 2), struct.unpack('>I6', stored, 18)
-  if bit.band(flags, 0x03) == 0x02 and ends_at > now then return {2} end
-end
-redis.call('DEL', KEYS[1])
-return {0}
+-- ARGV: 2 the version of the row, once it is known; -1 for an unreadable value.
+-- Replies: {0} removed; {1} missing; {2} in flight; {3, version} a row of another version than the call names.
+if state == 'missing' or state == 'expired' then return {1} end
+if is_leased then return {2} end
+local found = state == 'unreadable' and -1 or version
+if tonumber(ARGV[2]) ~= found then return {3, found} end
+complete, token, takeover, attempts = false, nil, false, 0
+first_seen_at, expires_at, ends_at = now, now, 0
+event_type, data_flags, data = '', 0, ''
+local reply = {0}

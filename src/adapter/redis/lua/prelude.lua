@@ -3,59 +3,69 @@
 -- `ARGV[1]` is '1' if a positive reply must write the row again: the caller waits for replicas.
 --
 -- A script returns at once if it writes nothing. Otherwise it changes the variables of the row, and
--- `epilogue.lua` writes them.
+-- `epilogue.lua` writes them, at the next version.
 --
 -- Every script takes the time once, so that all its decisions have one `now`. Times are milliseconds
 -- since the Unix epoch. They are exact, because a Lua number is exact up to 2^53.
 --
--- The value, big endian: u8 version, u8 flags, u24 attempts, u48 first_seen_at, u48 expires_at,
--- u48 ends_at, 16 bytes token, then the sections that the flags name: 0x10 event type,
+-- The value, big endian: u8 format, u8 flags, u24 attempts, u48 first_seen_at, u48 expires_at,
+-- u48 ends_at, u40 version, 16 bytes token, then the sections that the flags name: 0x10 event type,
 -- 0x20 payload digest, 0x40 response. `src/adapter/redis/value.rs` reads and writes the same.
-local HEADER = '>BBI3I6I6I6c16'
+local HEADER = '>BBI3I6I6I6I5c16'
 local MAX_TIME = 281474976710655
+-- The microseconds of 12 days. Versions are only compared for equality, and no message is under way for
+-- longer than an hour.
+local VERSIONS = 1099511627776
 
 local key = KEYS[1]
 local force = ARGV[1] == '1'
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 
--- The row. These are the values of a key that is new from now on.
+-- The row. These are the values of a key that is new from now on. They are those of a fence row too: no
+-- token, incomplete, no attempts, expired.
 local state = 'missing'
-local complete, token, takeover, attempts = false, nil, false, 1
-local first_seen_at, expires_at, ends_at = now, 0, 0
+local complete, token, takeover, attempts = false, nil, false, 0
+local first_seen_at, expires_at, ends_at = now, now, 0
+local version = (clock[1] * 1000000 + clock[2]) % VERSIONS
 local event_type, data_flags, data = '', 0, ''
+local is_leased = false
 
 local stored = redis.call('GET', key)
 if stored then
-  local version, flags
-  if #stored >= 39 then
-    version, flags, attempts, first_seen_at, expires_at, ends_at, token = struct.unpack(HEADER, stored)
+  local format, flags, at
+  if #stored >= 44 then
+    format, flags, attempts, first_seen_at, expires_at, ends_at, version, token =
+      struct.unpack(HEADER, stored)
   end
-  -- Unreadable, or of another version: nothing is decided and nothing is written.
-  if version ~= 1 or flags > 0x7f or bit.band(flags, 0x08) ~= 0 then return {-1} end
-  local at = 40
-  if flags >= 0x10 then
-    -- Returns the position after a text whose length, of `size` bytes, stands at `at`.
-    local function skip_text(at, size)
-      if not at or #stored < at + size - 1 then return nil end
-      local length = struct.unpack('>I' .. size, stored, at)
-      return at + size + length
+  if format == 2 then
+    complete = bit.band(flags, 0x01) ~= 0
+    if bit.band(flags, 0x02) == 0 then token = nil end
+    takeover = bit.band(flags, 0x04) ~= 0
+    is_leased = not complete and token and ends_at > now
+    at = 45
+    if flags >= 0x10 then
+      -- Returns the position after a text whose length, of `size` bytes, stands at `at`.
+      local function skip_text(at, size)
+        if not at or #stored < at + size - 1 then return nil end
+        local length = struct.unpack('>I' .. size, stored, at)
+        return at + size + length
+      end
+      if bit.band(flags, 0x10) ~= 0 then at = skip_text(at, 1) end
+      local data_at = at
+      if at and bit.band(flags, 0x20) ~= 0 then at = at + 32 end
+      if at and bit.band(flags, 0x40) ~= 0 then at = skip_text(skip_text(at + 2, 4), 4) end
+      if at then
+        event_type = string.sub(stored, 45, data_at - 1)
+        data_flags, data = bit.band(flags, 0x60), string.sub(stored, data_at)
+      end
     end
-    if bit.band(flags, 0x10) ~= 0 then at = skip_text(at, 1) end
-    local data_at = at
-    if at and bit.band(flags, 0x20) ~= 0 then at = at + 32 end
-    if at and bit.band(flags, 0x40) ~= 0 then at = skip_text(skip_text(at + 2, 4), 4) end
-    if at then
-      event_type = string.sub(stored, 40, data_at - 1)
-      data_flags, data = bit.band(flags, 0x60), string.sub(stored, data_at)
-    end
+    if flags > 0x7f or bit.band(flags, 0x08) ~= 0 then at = nil end
   end
-  if at ~= #stored + 1 then return {-1} end
-  complete = bit.band(flags, 0x01) ~= 0
-  if bit.band(flags, 0x02) == 0 then token = nil end
-  takeover = bit.band(flags, 0x04) ~= 0
-  -- The first rule that applies decides the state, as in `src/adapter/redis/value.rs`.
-  if not complete and token and ends_at > now then state = 'leased'
+  -- The first rule that applies decides the state, as in `src/adapter/redis/value.rs`. For an unreadable
+  -- value, and for one of another format, nothing is decided and nothing is written.
+  if at ~= #stored + 1 then state = 'unreadable'
+  elseif is_leased then state = 'leased'
   elseif expires_at <= now then state = 'expired'
   elseif complete then state = 'complete'
   else state = token and 'lapsed' or 'released' end

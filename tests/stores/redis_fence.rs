@@ -1,0 +1,401 @@
+//! The fence: messages that arrive at Redis after the release of their token has returned.
+
+use std::future::Future;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
+use tokio::time::timeout;
+use tower_dedup::adapter::{
+    CallTerms, Claimed, Completed, DedupAdapter, EntryState, Forgotten, MaintenanceAdapter,
+    RedisAdapter, RedisOptions, Renewed,
+};
+use tower_dedup::key::DedupKey;
+
+use crate::support::redis::{Server, command};
+use crate::support::time_travel::{milliseconds, shift_redis};
+use crate::support::{FIRST, dedup_key, on_claim, terms};
+
+const BOUND: Duration = Duration::from_secs(10);
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// A proxy that holds back one call of a script, while other connections to the server work.
+#[derive(Clone, Default)]
+struct Late(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    /// How many calls of scripts pass before one is held back.
+    spared: Mutex<Option<usize>>,
+    is_held: Notify,
+    delivers: Notify,
+    has_replied: Notify,
+}
+
+impl Late {
+    /// Starts a proxy. Returns its port.
+    async fn start(&self, server: u16) -> u16 {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let late = self.clone();
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let server = TcpStream::connect(("127.0.0.1", server)).await.unwrap();
+                let late = late.clone();
+                tokio::spawn(async move { late.pass(client, server).await });
+            }
+        });
+        port
+    }
+
+    async fn pass(self, mut client: TcpStream, mut server: TcpStream) -> std::io::Result<()> {
+        let (mut up, mut down) = (vec![0; 65_536], vec![0; 65_536]);
+        loop {
+            tokio::select! {
+                read = client.read(&mut up) => {
+                    let message = &up[..read?];
+                    if message.is_empty() {
+                        return Ok(());
+                    }
+                    let is_held = self.holds(message);
+                    if is_held {
+                        self.0.is_held.notify_one();
+                        self.0.delivers.notified().await;
+                    }
+                    server.write_all(message).await?;
+                    if is_held {
+                        let read = server.read(&mut down).await?;
+                        self.0.has_replied.notify_one();
+                        client.write_all(&down[..read]).await?;
+                    }
+                }
+                read = server.read(&mut down) => {
+                    let message = &down[..read?];
+                    if message.is_empty() {
+                        return Ok(());
+                    }
+                    client.write_all(message).await?;
+                }
+            }
+        }
+    }
+
+    fn holds(&self, message: &[u8]) -> bool {
+        let mut spared = self.0.spared.lock().unwrap();
+        let is_script = message.windows(7).any(|word| word == b"EVALSHA");
+        let Some(left) = spared.as_mut().filter(|_| is_script) else { return false };
+        if *left > 0 {
+            *left -= 1;
+            return false;
+        }
+        *spared = None;
+        true
+    }
+
+    /// Makes a call whose message is held back after `spared` messages. Its caller goes away.
+    async fn holds_back<T: std::fmt::Debug>(&self, spared: usize, call: impl Future<Output = T>) {
+        *self.0.spared.lock().unwrap() = Some(spared);
+        let held = async {
+            tokio::select! {
+                reply = call => panic!("not held back: {reply:?}"),
+                () = self.0.is_held.notified() => {}
+            }
+        };
+        timeout(BOUND, held).await.expect("a message that is held back");
+    }
+
+    /// Returns once the server has executed the message.
+    async fn deliver(&self) {
+        self.0.delivers.notify_one();
+        timeout(BOUND, self.0.has_replied.notified()).await.expect("a reply");
+    }
+}
+
+/// A process whose message is late, and another process.
+struct Fence {
+    late: Late,
+    slow: RedisAdapter,
+    adapter: RedisAdapter,
+    server: Server,
+}
+
+impl Fence {
+    async fn new() -> Self {
+        let (server, late) = (Server::start(), Late::default());
+        let port = late.start(server.port()).await;
+        let connect = async |port| {
+            let options = RedisOptions::new().follow_every(None).call_timeout(BOUND);
+            let options = options.response_timeout(BOUND / 2);
+            let url = format!("redis://127.0.0.1:{port}");
+            RedisAdapter::connect_with(&url, options).await.unwrap()
+        };
+        let (slow, adapter) = (connect(port).await, connect(server.port()).await);
+        let fence = Self { late, slow, adapter, server };
+        fence.warm().await;
+        fence
+    }
+
+    /// The server knows all scripts, and the connections are open.
+    async fn warm(&self) {
+        let (keys, mine) = ([dedup_key("warm")], terms());
+        self.slow.claim(&keys, &mine).await.unwrap();
+        self.slow.renew(&keys, &mine).await.unwrap();
+        self.slow.release(&keys, &mine).await.unwrap();
+        self.slow.forget(&keys[0]).await.unwrap();
+    }
+
+    fn pass(&self, time: Duration) {
+        shift_redis(&mut self.server.connection().unwrap(), "dedup", -milliseconds(time));
+    }
+
+    fn value(&self, key: &DedupKey) -> Vec<u8> {
+        let name = format!("dedup:test:{}", key.id());
+        command(&["GET", &name]).query(&mut self.server.connection().unwrap()).unwrap()
+    }
+
+    /// The row before the claim.
+    async fn prepare(&self, row: Row, keys: &[DedupKey]) {
+        let other = terms();
+        if row == Row::Missing {
+            return;
+        }
+        self.adapter.claim(keys, &other).await.unwrap();
+        match row {
+            Row::Missing => {}
+            Row::Released => drop(self.adapter.release(keys, &other).await.unwrap()),
+            Row::Lapsed => self.pass(2 * MINUTE),
+            Row::Expired => {
+                self.adapter.complete(keys, &other).await.unwrap();
+                self.pass(61 * MINUTE);
+            }
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Row {
+    Missing,
+    Released,
+    Lapsed,
+    Expired,
+}
+
+const ROWS: [Row; 4] = [Row::Missing, Row::Released, Row::Lapsed, Row::Expired];
+
+/// The token of a packed value.
+fn token(value: &[u8]) -> &[u8] {
+    &value[28..44]
+}
+
+/// A claim arrives after its release, or after the next claim as well.
+async fn late_claim_changes_nothing(of_terms: impl Fn() -> CallTerms, age: Duration) {
+    let fence = Fence::new().await;
+    // The message that inserts or reads is late, or the message that takes the row.
+    let cases = ROWS.into_iter().flat_map(|row| [(row, 0), (row, 1)]);
+    for (row, spared) in cases.filter(|case| *case != (Row::Missing, 1)) {
+        for claimed_again in [false, true] {
+            let what = format!("{row:?}, message {spared}, claimed again: {claimed_again}");
+            let (keys, mine) = ([dedup_key(&what)], of_terms());
+            fence.prepare(row, &keys).await;
+            fence.late.holds_back(spared, fence.slow.claim(&keys, &mine)).await;
+            fence.adapter.release(&keys, &mine).await.unwrap();
+            fence.pass(age);
+            let next = of_terms();
+            let claim = async || {
+                let claimed = fence.adapter.claim(&keys, &next).await.unwrap();
+                assert!(matches!(claimed[..], [Claimed::First { .. }]), "{what}: {claimed:?}");
+            };
+            if claimed_again {
+                claim().await;
+            }
+            let before = fence.value(&keys[0]);
+            fence.late.deliver().await;
+            assert_eq!(fence.value(&keys[0]), before, "{what}");
+            assert_ne!(token(&before), mine.token().as_bytes(), "{what}");
+            if !claimed_again {
+                let entry = fence.adapter.get(&keys[0]).await.unwrap();
+                let is_free = |state| !matches!(state, EntryState::Complete { .. });
+                assert!(entry.is_none_or(|entry| is_free(entry.state)), "{what}");
+                claim().await;
+            }
+            assert_eq!(token(&fence.value(&keys[0])), next.token().as_bytes(), "{what}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn late_claim_under_a_lease_changes_nothing() {
+    late_claim_changes_nothing(terms, Duration::ZERO).await;
+}
+
+#[tokio::test]
+async fn late_claim_that_is_complete_at_once_changes_nothing() {
+    late_claim_changes_nothing(|| on_claim(&terms()), Duration::ZERO).await;
+}
+
+#[tokio::test]
+async fn late_claim_changes_nothing_for_an_hour() {
+    late_claim_changes_nothing(terms, 59 * MINUTE).await;
+    late_claim_changes_nothing(|| on_claim(&terms()), 59 * MINUTE).await;
+}
+
+/// A claim was repeated after an error of the connection, and its first message arrives after the release.
+#[tokio::test]
+async fn late_copy_of_a_claim_changes_nothing() {
+    let fence = Fence::new().await;
+    for of_terms in [terms, || on_claim(&terms())] {
+        for row in ROWS {
+            let (keys, mine) = ([dedup_key("copied")], of_terms());
+            fence.prepare(row, &keys).await;
+            fence.late.holds_back(0, fence.slow.claim(&keys, &mine)).await;
+            let claimed = fence.adapter.claim(&keys, &mine).await.unwrap();
+            assert!(matches!(claimed[..], [Claimed::First { .. }]), "{row:?}: {claimed:?}");
+            fence.adapter.release(&keys, &mine).await.unwrap();
+            let before = fence.value(&keys[0]);
+            fence.late.deliver().await;
+            assert_eq!(fence.value(&keys[0]), before, "{row:?}");
+            let claimed = fence.adapter.claim(&keys, &of_terms()).await.unwrap();
+            assert!(matches!(claimed[..], [Claimed::First { .. }]), "{row:?}: {claimed:?}");
+            fence.server.run::<()>(&["FLUSHDB"]);
+        }
+    }
+}
+
+/// A release keeps a row for an hour more that was about to be deleted.
+#[tokio::test]
+async fn release_of_a_row_that_is_nearly_deleted_keeps_it_for_an_hour() {
+    let fence = Fence::new().await;
+    for of_terms in [terms, || on_claim(&terms())] {
+        let (keys, mine) = ([dedup_key("old")], of_terms());
+        let other = CallTerms::on_claim(terms().token(), MINUTE);
+        fence.adapter.claim(&keys, &other).await.unwrap();
+        fence.pass(59 * MINUTE);
+        fence.late.holds_back(1, fence.slow.claim(&keys, &mine)).await;
+        fence.adapter.release(&keys, &mine).await.unwrap();
+        fence.pass(59 * MINUTE);
+        let before = fence.value(&keys[0]);
+        fence.late.deliver().await;
+        assert_eq!(fence.value(&keys[0]), before);
+        assert_eq!(fence.adapter.forget(&keys[0]).await.unwrap(), Forgotten::Missing);
+        fence.server.run::<()>(&["FLUSHDB"]);
+    }
+}
+
+/// A release changes only the version of the row of another token.
+#[tokio::test]
+async fn release_of_another_token_raises_the_version_only() {
+    let fence = Fence::new().await;
+    let payloads = |key: &DedupKey| [(key.clone(), [7; 32])];
+    for (id, is_complete) in [("leased", false), ("complete", true)] {
+        let (keys, mine) = ([dedup_key(id)], terms());
+        let mine = mine.with_event_types([(keys[0].clone(), "order.paid")]);
+        fence.adapter.claim(&keys, &mine).await.unwrap();
+        if is_complete {
+            let done = mine.with_payloads(payloads(&keys[0]));
+            fence.adapter.complete(&keys, &done).await.unwrap();
+        }
+        for other in [terms(), on_claim(&terms())] {
+            let before = fence.value(&keys[0]);
+            fence.adapter.release(&keys, &other).await.unwrap();
+            let after = fence.value(&keys[0]);
+            let version = |value: &[u8]| {
+                value[23..28].iter().fold(0_u64, |sum, byte| sum << 8 | u64::from(*byte))
+            };
+            assert_eq!(version(&after), version(&before) + 1, "{id}");
+            assert_eq!((&after[..23], &after[28..]), (&before[..23], &before[28..]), "{id}");
+        }
+    }
+}
+
+/// Versions have five bytes. The one after the last is 0, and a claim names it as any other.
+#[tokio::test]
+async fn row_of_the_last_version_is_released_and_claimed() {
+    let fence = Fence::new().await;
+    let keys = [dedup_key("a")];
+    fence.prepare(Row::Released, &keys).await;
+    let mut value = fence.value(&keys[0]);
+    value[23..28].fill(0xff);
+    let mut set = command(&["SET", "dedup:test:a"]);
+    set.arg(&value).exec(&mut fence.server.connection().unwrap()).unwrap();
+    fence.adapter.release(&keys, &terms()).await.unwrap();
+    assert_eq!(fence.value(&keys[0])[23..28], [0; 5]);
+    let claimed = fence.adapter.claim(&keys, &terms()).await.unwrap();
+    assert_eq!(claimed, [Claimed::first(2, false)]);
+    assert_eq!(fence.value(&keys[0])[23..28], [0, 0, 0, 0, 1]);
+}
+
+#[tokio::test]
+async fn late_renewal_changes_nothing() {
+    let fence = Fence::new().await;
+    for (id, is_gone) in [("held", false), ("gone", true)] {
+        let (keys, mine) = ([dedup_key(id)], terms());
+        assert_eq!(fence.adapter.claim(&keys, &mine).await.unwrap(), [FIRST]);
+        if is_gone {
+            fence.server.run::<()>(&["DEL", &format!("dedup:test:{id}")]);
+        }
+        fence.late.holds_back(0, fence.slow.renew(&keys, &mine)).await;
+        fence.adapter.release(&keys, &mine).await.unwrap();
+        let before = fence.value(&keys[0]);
+        fence.late.deliver().await;
+        assert_eq!(fence.value(&keys[0]), before, "{id}");
+        assert_eq!(fence.adapter.renew(&keys, &mine).await.unwrap(), [Renewed::Lost], "{id}");
+        let claimed = fence.adapter.claim(&keys, &terms()).await.unwrap();
+        assert!(matches!(claimed[..], [Claimed::First { .. }]), "{id}: {claimed:?}");
+    }
+}
+
+#[tokio::test]
+async fn late_forget_undoes_no_later_completion() {
+    let fence = Fence::new().await;
+    let (keys, mine) = ([dedup_key("a")], terms());
+    fence.adapter.claim(&keys, &mine).await.unwrap();
+    fence.pass(2 * MINUTE);
+    // It has read the lapsed row.
+    fence.late.holds_back(1, fence.slow.forget(&keys[0])).await;
+    assert_eq!(fence.adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
+    let before = fence.value(&keys[0]);
+    fence.late.deliver().await;
+    assert_eq!(fence.value(&keys[0]), before);
+    let claimed = fence.adapter.claim(&keys, &terms()).await.unwrap();
+    assert!(matches!(claimed[..], [Claimed::Duplicate(_)]), "{claimed:?}");
+}
+
+/// A forgotten key is a release too: a claim that had read the row before does not take it.
+#[tokio::test]
+async fn late_claim_of_a_forgotten_row_changes_nothing() {
+    let fence = Fence::new().await;
+    for of_terms in [terms, || on_claim(&terms())] {
+        let (keys, mine) = ([dedup_key("a")], of_terms());
+        fence.prepare(Row::Lapsed, &keys).await;
+        fence.late.holds_back(1, fence.slow.claim(&keys, &mine)).await;
+        assert_eq!(fence.adapter.forget(&keys[0]).await.unwrap(), Forgotten::Removed);
+        let before = fence.value(&keys[0]);
+        fence.late.deliver().await;
+        assert_eq!(fence.value(&keys[0]), before);
+        assert_eq!(fence.adapter.claim(&keys, &terms()).await.unwrap(), [FIRST]);
+        fence.server.run::<()>(&["FLUSHDB"]);
+    }
+}
+
+/// A row that changes before each write leaves the outcome unknown, and not in flight.
+#[tokio::test]
+async fn claim_of_a_row_that_changes_each_time_is_of_unknown_outcome() {
+    let fence = Fence::new().await;
+    let (keys, mine) = ([dedup_key("a")], terms());
+    fence.prepare(Row::Released, &keys).await;
+    let mut claim = Box::pin(fence.slow.claim(&keys, &mine));
+    for number in 0..6 {
+        *fence.late.0.spared.lock().unwrap() = Some(0);
+        tokio::select! {
+            reply = &mut claim => panic!("after {number}: {reply:?}"),
+            () = fence.late.0.is_held.notified() => {}
+        }
+        fence.adapter.release(&keys, &terms()).await.unwrap();
+        fence.late.deliver().await;
+    }
+    let error = timeout(BOUND, claim).await.unwrap().unwrap_err();
+    assert!(error.is_transient() && error.kind() == tower_dedup::ErrorKind::Unavailable);
+    assert_eq!(fence.adapter.claim(&keys, &terms()).await.unwrap().len(), 1);
+}
