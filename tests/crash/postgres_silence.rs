@@ -370,23 +370,7 @@ async fn calls_behind_a_silent_lane_go_out_on_another() {
 /// The lease is renewed over a fresh connection, so that no other process takes the event over.
 #[tokio::test]
 async fn lease_is_renewed_when_all_connections_fall_silent() {
-    lease_is_renewed(&Database::fresh().await).await;
-}
-
-/// The abandoned renewal keeps its place for batches until the statement of the other process has ended,
-/// and delays no other renewal of the key.
-#[tokio::test]
-async fn lease_is_renewed_while_another_process_runs_a_long_statement() {
     let database = Database::fresh().await;
-    let long = "/* tower-dedup */ SELECT pg_sleep(60)";
-    let pool = database.pool(1);
-    let other = tokio::spawn(async move { sqlx::raw_sql(long).execute(&pool).await });
-    lease_is_renewed(&database).await;
-    assert!(!other.is_finished());
-    other.abort();
-}
-
-async fn lease_is_renewed(database: &Database) {
     let (proxy, pool) = database.proxied(2).await;
     let held = Handler::default();
     let lease = Duration::from_secs(4);

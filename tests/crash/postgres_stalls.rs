@@ -8,9 +8,7 @@ use futures_util::future::join_all;
 use http::Request;
 use sqlx::postgres::PgPoolOptions;
 use tower::Layer;
-use tower_dedup::adapter::{
-    Batching, CallTerms, DedupAdapter, MaintenanceAdapter, PostgresAdapter, Token,
-};
+use tower_dedup::adapter::{Batching, CallTerms, DedupAdapter, MaintenanceAdapter, Token};
 use tower_dedup::{DedupLayer, ErrorKind};
 
 use super::postgres_silence::{
@@ -91,7 +89,7 @@ async fn locked_table_piles_up_no_sessions(batching: Batching, build: Build) {
             join_all(crowd).await;
             most = most.max(database.sessions("true").await);
         }
-        // The sessions of the pool, of the lanes, and of the statements that cancel others.
+        // The sessions of the pool and of the lanes.
         assert!(most <= 16, "{most} sessions under {mode}");
         locked.rollback().await.unwrap();
         until_acknowledged(&service, "after").await;
@@ -113,54 +111,6 @@ async fn unbatched_lease_on_a_locked_table_piles_up_no_sessions() {
 #[tokio::test]
 async fn transactions_on_a_locked_table_pile_up_no_sessions() {
     locked_table_piles_up_no_sessions(Batching::new(), in_a_transaction).await;
-}
-
-/// An adapter whose statement was abandoned goes on after that statement has ended, also while other
-/// processes always run statements that take long.
-#[tokio::test]
-async fn an_abandoned_statement_is_waited_for_and_no_later_one() {
-    let database = Database::fresh().await;
-    adapter(&database.pool(1), Batching::off()).migrate().await.unwrap();
-    database
-        .run(
-            "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
-             PERFORM pg_sleep(split_part(NEW.id, '-', 1)::float8); RETURN NEW; END $$; \
-             CREATE TRIGGER wait BEFORE INSERT ON webhook_deliveries \
-             FOR EACH ROW EXECUTE FUNCTION wait()",
-        )
-        .await;
-    let claim = async |adapter: &PostgresAdapter, id: String| {
-        let terms = CallTerms::on_claim(rand_token(), MINUTE);
-        adapter.claim(&[dedup_key(&id)], &terms).await
-    };
-    for batching in [Batching::new().lanes(1), Batching::off()] {
-        // The statements of the others overlap, and each takes most of `statement_timeout`.
-        let others = (0..4).map(|number| {
-            let other = adapter(&database.pool(1), Batching::off());
-            let start = number * STATEMENT_TIMEOUT / 4;
-            async move {
-                tokio::time::sleep(start).await;
-                for round in 0.. {
-                    let id = format!("0.7-{number}-{round}-{batching:?}");
-                    assert_eq!(claim(&other, id).await.unwrap(), [FIRST]);
-                }
-            }
-        });
-        let mine = adapter(&database.pool(1), batching);
-        let recovers = async {
-            assert_eq!(claim(&mine, format!("0-{batching:?}")).await.unwrap(), [FIRST]);
-            let abandoned = claim(&mine, format!("2-{batching:?}"));
-            assert!(tokio::time::timeout(STORE_TIMEOUT, abandoned).await.is_err());
-            let start = Instant::now();
-            let next = claim(&mine, format!("0-next-{batching:?}"));
-            let next = tokio::time::timeout(IN_TIME, next).await.expect("the next call runs");
-            assert_eq!(next.unwrap(), [FIRST], "after {:?}", start.elapsed());
-        };
-        tokio::select! {
-            _ = join_all(others) => unreachable!("the others go on"),
-            () = recovers => {}
-        }
-    }
 }
 
 /// The user's own migration makes the table in a transaction that stays open. Calls that find no table fail in
@@ -192,7 +142,7 @@ async fn open_migration_piles_up_no_sessions() {
 }
 
 /// COMMIT stalls, as with an absent standby or a hanging disk. The adapter opens no further sessions beside
-/// those of the pool, of the lanes, and of the questions to the server.
+/// those of the pool and of the lanes.
 async fn stalled_commits(batching: Batching, build: Build, table: &str, sessions: i64) {
     let database = Database::fresh().await;
     let pool = database.pool(3);

@@ -316,9 +316,7 @@ pub(crate) struct Schema {
 }
 
 impl Schema {
-    /// Creates a schema in a database of its own, in the [`shared`] server. The adapter waits for
-    /// abandoned statements of its database, also those of another process. In a shared database it
-    /// would wait for the statements that other tests hold up.
+    /// Creates a schema in a database of its own, in the [`shared`] server.
     pub(crate) fn fresh() -> Self {
         let name = fresh_name();
         let create = format!("CREATE DATABASE {name} TEMPLATE template0");

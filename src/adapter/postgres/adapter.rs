@@ -329,7 +329,6 @@ impl MaintenanceAdapter for PostgresAdapter {
 #[cfg(test)]
 mod tests {
     use super::super::super::sql::statement::check_golden;
-    use super::super::abandoned;
     use super::super::options::Durability;
     use super::super::schema::{TableName, migration};
     use super::super::statements::{Statements, tagged};
@@ -350,8 +349,6 @@ mod tests {
             ("migration", &*migration),
             ("create_schema", &*create[0]),
         ]);
-        let (name, text) = abandoned::text();
-        all.push((name, &*text));
         check_golden("src/adapter/postgres/sql/golden.txt", &all);
     }
 }

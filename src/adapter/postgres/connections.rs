@@ -16,7 +16,7 @@
 //! 6. New connections follow the pool's connect options of that moment, so that rotated credentials
 //!    and a new host take effect.
 //! 7. The server may still run an abandoned statement. Its lane, or its place in the pool, stays taken
-//!    until the statement [has ended](Connections::hold_until_ended), so that sessions do not pile up.
+//!    [for a while](super::places), so that sessions do not pile up.
 //! 8. The lanes' connections are closed with the pool. Otherwise a database could not be dropped after
 //!    its pool was closed, as `#[sqlx::test]` does, while a handle to the adapter exists.
 
@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 
 use backon::{BackoffBuilder, ExponentialBuilder};
 use sqlx::pool::PoolConnection;
-use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgRow, Postgres};
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, Postgres};
 use sqlx::{Connection, Row};
 use tokio::runtime::{Handle, Id};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -38,6 +38,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::super::transaction::return_to_pool;
 use super::errors::{is_timed_out, timed_out};
+use super::places::Holds;
 use crate::observe;
 
 /// How long a test of an idle connection may take.
@@ -50,8 +51,6 @@ const CONNECT: Duration = Duration::from_secs(2);
 const CLOSE: Duration = Duration::from_secs(1);
 /// How long an idle connection of another runtime stays open. That runtime may have ended.
 const OTHER_IDLE: Duration = Duration::from_secs(60);
-/// The longest pause between two questions to the server.
-pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Where a statement runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,6 +77,7 @@ pub(super) struct Connections {
     lanes: usize,
     lane_pool: Mutex<LanePool>,
     closed: AtomicBool,
+    pub(super) holds: Holds,
     /// When the pool last lent a connection, in milliseconds since `created`.
     lent: AtomicU64,
     created: Instant,
@@ -116,6 +116,7 @@ impl Connections {
             lanes,
             lane_pool: Mutex::default(),
             closed: AtomicBool::new(false),
+            holds: Holds::default(),
             lent: AtomicU64::new(0),
             created: Instant::now(),
         }
@@ -175,8 +176,7 @@ impl Connections {
         millis(self.created.elapsed())
     }
 
-    /// Waits for one of the places for this work in this runtime. What was abandoned keeps its place for as
-    /// long as the server may execute it.
+    /// Waits for one of the places for this work in this runtime. What was abandoned keeps its place for a while.
     pub(super) async fn place(&self, work: Work) -> Result<OwnedSemaphorePermit, sqlx::Error> {
         let places = {
             let (mut lane_pool, runtime) = (self.lock(), current_runtime());
@@ -279,20 +279,9 @@ impl Connections {
         }
     }
 
-    /// Opens a connection, reads one row, and closes the connection, within twice [`CONNECT`].
-    pub(super) async fn query_server(
-        &self,
-        sql: &'static str,
-        first: Option<i64>,
-        second: i64,
-    ) -> Result<PgRow, sqlx::Error> {
-        let asked = timeout(CONNECT + CONNECT, async {
-            let mut connection = self.open().await?;
-            let row = sqlx::query(sql).bind(first).bind(second).fetch_one(&mut connection).await?;
-            connection.close().await?;
-            Ok(row)
-        });
-        asked.await.unwrap_or_else(|_| Err(timed_out()))
+    /// Holds the place of a statement that was abandoned now.
+    pub(super) fn hold(&self, place: impl Send + 'static) {
+        self.holds.hold(place, self.pool.close_event());
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -385,11 +374,6 @@ fn current_runtime() -> Id {
     Handle::current().id()
 }
 
-/// Returns growing pauses between questions to the server, without an end.
-pub(super) fn pauses() -> impl Iterator<Item = Duration> + Send {
-    backoff(Duration::from_millis(50), LONGEST_PAUSE)
-}
-
 /// Returns growing pauses with jitter, without an end.
 pub(super) fn backoff(first: Duration, longest: Duration) -> impl Iterator<Item = Duration> + Send {
     ExponentialBuilder::new()
@@ -402,10 +386,6 @@ pub(super) fn backoff(first: Duration, longest: Duration) -> impl Iterator<Item 
 
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
-pub(super) fn as_ms(duration: Duration) -> i64 {
-    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
 /// Returns an idle connection to the pool if it leads to a primary that replies in time.
@@ -459,8 +439,8 @@ pub(super) struct BoundedConnection<'c> {
 
 enum State {
     Usable,
-    /// A statement is under way, with this timeout, or was abandoned.
-    Busy(Duration),
+    /// A statement is under way, or was abandoned.
+    Busy,
     Broken,
 }
 
@@ -502,14 +482,14 @@ impl<'c> BoundedConnection<'c> {
     where
         F: Future<Output = Result<T, sqlx::Error>>,
     {
-        self.state = State::Busy(bound);
+        self.state = State::Busy;
         let Some(connection) = self.connection.as_mut() else {
             return Err(sqlx::Error::PoolClosed);
         };
         let run = timeout(bound, statement(connection)).await;
         let run = run.unwrap_or_else(|_| Err(timed_out()));
         self.state = match &run {
-            Err(error) if is_timed_out(error) => State::Busy(bound),
+            Err(error) if is_timed_out(error) => State::Busy,
             Err(error) if breaks(error) => State::Broken,
             _ => State::Usable,
         };
@@ -524,10 +504,10 @@ impl Drop for BoundedConnection<'_> {
             (Some(PoolOrLane::Lane(connection, opened, options)), State::Usable) => {
                 self.connections.store_idle(connection, opened, options);
             }
-            (Some(PoolOrLane::Pooled(connection)), State::Busy(bound)) => {
+            (Some(PoolOrLane::Pooled(connection)), State::Busy) => {
                 let held = Guard(Some(connection));
                 self.connections.test_idle();
-                self.connections.hold_until_ended(held, *bound);
+                self.connections.hold(held);
             }
             (Some(PoolOrLane::Pooled(connection)), State::Broken) => drop(connection.detach()),
             (Some(PoolOrLane::Lane(..)), _) => observe::lane_restarted("postgres"),

@@ -64,7 +64,7 @@ impl BatchExecutor<Call> for PostgresStore {
 
     async fn send_guard(&self) -> Result<OwnedSemaphorePermit, Error> {
         let place = self.connections.place(Work::Batch).await;
-        place.map_err(|error| store_error("waiting for abandoned statements", error))
+        place.map_err(|error| store_error("waiting for a connection", error))
     }
 
     async fn execute(
@@ -76,7 +76,7 @@ impl BatchExecutor<Call> for PostgresStore {
         let mut dialect = self.dialect(Source::Lane);
         let replies = execute_batch(&mut dialect, &batch, waits).await;
         if dialect.has_abandoned {
-            self.connections.hold_until_ended(place, self.options.statement_timeout);
+            self.connections.hold(place);
         }
         replies
     }
@@ -121,6 +121,7 @@ impl<'s> PostgresDialect<'s> {
     ) -> Result<Vec<PgRow>, sqlx::Error> {
         let start = Instant::now();
         let rows = self.send(sql, params).await?;
+        self.store.connections.holds.has_ended();
         if !rows.is_empty() {
             self.store.lock_wait.note(start.elapsed());
         }

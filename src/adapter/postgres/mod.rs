@@ -8,7 +8,6 @@
 //!    be in flight at once, a transaction of this crate holds advisory locks, 64 at most.
 //! 3. No error is recognised by its text. A unique violation never happens.
 
-mod abandoned;
 mod adapter;
 mod connections;
 mod dialect;

@@ -1,9 +1,9 @@
-//! How many transactions may be under way, those that were lost included.
+//! How many statements and transactions may be under way, those that were lost included.
 //!
-//! The server notices within seconds that a connection was closed, except during a COMMIT, which may wait
-//! for a disk or for a standby. Nothing searches for it on the server. So the place of a transaction that
-//! was lost in its COMMIT stays taken for [`FIRST`], and then each time twice as long until a transaction
-//! ends well: otherwise each delivery would leave one more session on the server.
+//! The session of a statement that was lost may stay on the server: it waits for a lock, a disk or a standby. The
+//! server notices within seconds that the connection of an open transaction was closed, except during its COMMIT.
+//! Nothing searches for such a session. Its place stays taken for [`FIRST`], and then each time twice as long until one
+//! ends well. Otherwise each call would leave one more session on the server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,37 +17,67 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 const FIRST: Duration = Duration::from_secs(10);
 const LONGEST: Duration = Duration::from_secs(60);
 
+/// How long a lost place stays taken. A clone is another handle to the same state.
+#[derive(Clone, Default)]
+pub(super) struct Holds {
+    /// How often the time was doubled since a statement or a transaction ended well.
+    doubled: Arc<AtomicU32>,
+}
+
+impl Holds {
+    /// Notes that a statement or a transaction has ended well.
+    pub(super) fn has_ended(&self) {
+        self.doubled.store(0, Ordering::Relaxed);
+    }
+
+    /// Holds a place until its time is over, or until `end`. Without a runtime, it is free at once.
+    pub(super) fn hold(
+        &self,
+        place: impl Send + 'static,
+        end: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let Ok(runtime) = Handle::try_current() else { return };
+        let (doubled, before) = (Arc::clone(&self.doubled), self.doubled.load(Ordering::Relaxed));
+        runtime.spawn(async move {
+            tokio::select! {
+                () = tokio::time::sleep(time(before)) => {}
+                () = end => {}
+            }
+            // Those that were lost together double the time once.
+            let (next, order) = (before.saturating_add(1), Ordering::Relaxed);
+            let _ = doubled.compare_exchange(before, next, order, order);
+            drop(place);
+        });
+    }
+}
+
+fn time(doubled: u32) -> Duration {
+    FIRST.saturating_mul(1 << doubled.min(8)).min(LONGEST)
+}
+
 /// The places of an adapter's transactions: as many as its pool has connections.
 pub(super) struct Places {
     free: Arc<Semaphore>,
-    /// How often the pause was doubled since a transaction ended well.
-    doubled: Arc<AtomicU32>,
+    pub(super) holds: Holds,
 }
 
 /// The place of one transaction.
 pub(super) struct Place {
     permit: Option<OwnedSemaphorePermit>,
-    doubled: Arc<AtomicU32>,
+    holds: Holds,
 }
 
 impl Places {
     pub(super) fn new(connections: u32) -> Self {
         let places = usize::try_from(connections).unwrap_or(usize::MAX);
-        Self {
-            free: Arc::new(Semaphore::new(places.min(Semaphore::MAX_PERMITS))),
-            doubled: Arc::default(),
-        }
+        let free = Arc::new(Semaphore::new(places.min(Semaphore::MAX_PERMITS)));
+        Self { free, holds: Holds::default() }
     }
 
     pub(super) async fn place(&self) -> Place {
         // The semaphore is never closed.
         let permit = Arc::clone(&self.free).acquire_owned().await.ok();
-        Place { permit, doubled: Arc::clone(&self.doubled) }
-    }
-
-    /// Notes that a transaction has ended well.
-    pub(super) fn has_ended(&self) {
-        self.doubled.store(0, Ordering::Relaxed);
+        Place { permit, holds: self.holds.clone() }
     }
 }
 
@@ -59,31 +89,36 @@ impl Place {
         move |connection, commits| {
             // The server notices a closed connection, unless nothing reaches it.
             drop(connection.detach());
-            if !commits {
-                return;
-            }
-            let doubled = self.doubled.load(Ordering::Relaxed);
-            // Without a runtime, the place is released at once.
-            if let (Some(permit), Ok(runtime)) = (self.permit, Handle::try_current()) {
-                runtime.spawn(async move {
-                    tokio::time::sleep(pause(doubled)).await;
-                    // Those that were lost together double the pause once.
-                    let next = doubled.saturating_add(1);
-                    let _ = self.doubled.compare_exchange(
-                        doubled,
-                        next,
-                        Ordering::Relaxed,
-                        Ordering::Relaxed,
-                    );
-                    drop(permit);
-                });
+            if commits {
+                self.holds.hold(self.permit, std::future::pending());
             }
         }
     }
 }
 
-fn pause(doubled: u32) -> Duration {
-    FIRST.saturating_mul(1 << doubled.min(8)).min(LONGEST)
+/// The place of a migration. If it is dropped before the server has replied, it stays taken for a while.
+pub(super) struct MigrationPlace {
+    permit: Option<OwnedSemaphorePermit>,
+    holds: Holds,
+}
+
+impl MigrationPlace {
+    pub(super) fn new(permit: OwnedSemaphorePermit, holds: &Holds) -> Self {
+        Self { permit: Some(permit), holds: holds.clone() }
+    }
+
+    /// Gives the place to the next call at once.
+    pub(super) fn release(mut self) {
+        self.permit = None;
+    }
+}
+
+impl Drop for MigrationPlace {
+    fn drop(&mut self) {
+        if let Some(permit) = self.permit.take() {
+            self.holds.hold(permit, std::future::pending());
+        }
+    }
 }
 
 #[cfg(test)]
@@ -91,8 +126,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn place_of_a_lost_transaction_is_taken_for_10_to_60_s() {
-        let pauses = [0, 1, 2, 3, u32::MAX].map(|doubled| pause(doubled).as_secs());
-        assert_eq!(pauses, [10, 20, 40, 60, 60]);
+    fn lost_place_is_taken_for_10_to_60_s() {
+        let times = [0, 1, 2, 3, u32::MAX].map(|doubled| time(doubled).as_secs());
+        assert_eq!(times, [10, 20, 40, 60, 60]);
     }
 }

@@ -12,14 +12,13 @@ use super::super::sql::call::Call;
 use super::super::sql::purge::PurgeState;
 use super::super::sql::purge_task::PurgeTask;
 use super::super::sql::queue::Batcher;
-use super::abandoned::{MIGRATION_WAIT, MigrationPlace};
 use super::connections::{BoundedConnection, Connections, Source, Work, backoff};
 use super::errors::{
     is_broken, is_conflict, is_read_only, is_timed_out, is_without_table, store_error,
 };
 use super::options::{PostgresOptions, may_be_plain_text};
 use super::params::Params;
-use super::places::Places;
+use super::places::{MigrationPlace, Places};
 use super::schema::{TableName, VERSION, migration};
 use super::statements::{Statements, tagged};
 use super::tuning::{LockWait, ReadFirst, Replanner};
@@ -27,6 +26,8 @@ use super::walk::Place;
 use crate::error::{Error, ErrorKind};
 use crate::observe;
 
+/// How long a migration waits on the server for another one.
+const MIGRATION_WAIT: Duration = Duration::from_secs(5);
 /// For how long a migration may run.
 const MAINTENANCE_TIMEOUT: Duration = Duration::from_secs(600);
 
@@ -210,7 +211,7 @@ impl PostgresStore {
             // One message: if the call is dropped, the server still commits all of it or nothing.
             let sql = AssertSqlSafe(migration(&found.name, lock_timeout));
             let migrate = |connection| sqlx::raw_sql(sql).execute(connection);
-            let place = MigrationPlace::new(place);
+            let place = MigrationPlace::new(place, &self.connections.holds);
             let migrated = session.run(MAINTENANCE_TIMEOUT, is_broken, migrate).await;
             if !migrated.as_ref().is_err_and(is_timed_out) {
                 place.release();

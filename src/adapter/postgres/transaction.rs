@@ -82,7 +82,7 @@ impl TransactionAdapter for PostgresAdapter {
     ) -> StoreFuture<'a, ()> {
         Box::pin(async move {
             commit(self.0.statements(), transaction, keys, terms).await?;
-            self.0.transactions.has_ended();
+            self.0.transactions.holds.has_ended();
             Ok(())
         })
     }
@@ -91,7 +91,7 @@ impl TransactionAdapter for PostgresAdapter {
         Box::pin(async move {
             let rolled_back = end(transaction).await;
             rolled_back.map_err(|error| store_error("rolling the transaction back", error))?;
-            self.0.transactions.has_ended();
+            self.0.transactions.holds.has_ended();
             Ok(())
         })
     }
