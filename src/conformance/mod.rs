@@ -9,7 +9,7 @@
 //! # Example
 //!
 //! ```
-//! # #[cfg(feature = "memory")] mod example {
+//! # #[cfg(all(feature = "memory", feature = "testing"))] mod example {
 //! use std::sync::Arc;
 //! use std::time::Duration;
 //! use tower_dedup::adapter::MemoryAdapter;
@@ -48,7 +48,7 @@
 //! #     tower_dedup::conformance::run(tower_dedup::conformance::cases::claim_complete_at_once_is_first_once::<Memory>);
 //! # }
 //! # }
-//! # #[cfg(feature = "memory")]
+//! # #[cfg(all(feature = "memory", feature = "testing"))]
 //! # example::one();
 //! ```
 

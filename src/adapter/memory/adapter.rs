@@ -1,21 +1,33 @@
-//! [`MemoryAdapter`]: the table behind the traits.
+//! [`MemoryAdapter`]: the shards, and the operations on the keys of a call.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::iter;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+#[cfg(any(test, feature = "testing"))]
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use siphasher::sip128::SipHasher13;
 
-use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
-use super::super::inspection::{Purged, Stats};
-use super::super::replies::{Claimed, Completed, Entry, Forgotten, Renewed};
-use super::super::terms::CallTerms;
-use super::row::KeyHasher;
-use super::table::{AtCapacity, Table};
+use super::clock::{Clock, ms};
+use super::gauge::Gauge;
+use super::row::{Call, Row};
+use super::shard::{AtCapacity, Fingerprint, Room, Shard, fingerprint, full, shard_of};
+use super::sync::{Mutex, MutexGuard};
+use crate::adapter::contract::{
+    Abilities, DedupAdapter, MaintenanceAdapter, PURGE_GRACE, StoreFuture,
+};
+use crate::adapter::inspection::{Purged, Stats};
+use crate::adapter::replies::{Claimed, Completed, Entry, Forgotten, Renewed};
+use crate::adapter::terms::{CallTerms, Permanence};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
 const DEFAULT_CAPACITY: usize = 1_000_000;
+/// A shard holds so many keys, or up to twice as many: a call may wait while a shard grows.
+const SHARD_KEYS: usize = 2_048;
 
 /// Stores keys in this process, for tests, development and services of a single process.
 ///
@@ -42,9 +54,15 @@ const DEFAULT_CAPACITY: usize = 1_000_000;
 ///
 /// The clock is monotonic, and follows `tokio::time::pause` and `tokio::time::advance` on the
 /// threads of the paused runtime: leases lapse and keys expire with paused time. Threads without a
-/// runtime use real time. [`advance`](Self::advance) works with and without paused time.
+/// runtime use real time. With the feature `testing`, `advance` and `set_back` move the clock, paused or not.
 pub struct MemoryAdapter {
-    table: Table,
+    shards: Box<[Mutex<Shard>]>,
+    at_capacity: AtCapacity,
+    clock: Clock,
+    gauge: Gauge,
+    hasher: SipHasher13,
+    /// The shard at which the next purge begins, so that small purges reach all shards.
+    purge_at: AtomicUsize,
     closed: AtomicBool,
 }
 
@@ -57,37 +75,171 @@ impl MemoryAdapter {
 
     /// Creates an adapter for up to `capacity` keys, at least one.
     ///
-    /// From 2,048 keys on, a keyed hash spreads the keys over shards, each with its share of the
+    /// From 4,096 keys on, a keyed hash spreads the keys over shards, each with its share of the
     /// capacity. The first refusal may therefore come a few per cent early.
     #[must_use]
     pub fn with_capacity(capacity: usize) -> Self {
-        Self { table: Table::new(capacity, KeyHasher::random()), closed: AtomicBool::new(false) }
+        Self::with_secret(capacity, rand::random())
+    }
+
+    /// `secret` keys the hash: only this adapter knows it.
+    pub(super) fn with_secret(capacity: usize, secret: [u8; 16]) -> Self {
+        let shards = (capacity / SHARD_KEYS).max(1);
+        let shard = || Mutex::new(Shard::new(capacity.max(1).div_ceil(shards)));
+        Self {
+            shards: iter::repeat_with(shard).take(shards).collect(),
+            at_capacity: AtCapacity::default(),
+            clock: Clock::new(),
+            gauge: Gauge::default(),
+            hasher: SipHasher13::new_with_key(&secret),
+            purge_at: AtomicUsize::new(0),
+            closed: AtomicBool::new(false),
+        }
     }
 
     /// Sets whether a full adapter refuses a new key or evicts an old one. By default it refuses.
     #[must_use]
     pub fn at_capacity(mut self, at_capacity: AtCapacity) -> Self {
-        self.table.at_capacity = at_capacity;
+        self.at_capacity = at_capacity;
         self
     }
 
-    /// Moves this adapter's clock forward, for tests: leases lapse and keys expire as if `by` had
-    /// passed.
+    /// Moves this adapter's clock forward: leases lapse and keys expire as if `by` had passed.
+    #[cfg(any(test, feature = "testing"))]
     pub fn advance(&self, by: Duration) {
-        self.table.clock.advance(by);
+        self.clock.advance(by);
     }
 
     /// Sets this adapter's clock back, for tests of a store's clock that jumps. Leases and
     /// retention last longer. All calls together set it back by one year at most.
+    #[cfg(any(test, feature = "testing"))]
     pub fn set_back(&self, by: Duration) {
-        self.table.clock.set_back(by);
+        self.clock.set_back(by);
     }
 
-    fn table(&self) -> Result<&Table, Error> {
+    /// Runs an operation on the row of one key.
+    fn one<T>(
+        &self,
+        key: &DedupKey,
+        operation: impl FnOnce(&mut Option<Row>, u64) -> T,
+    ) -> Result<T, Error> {
+        self.check_open()?;
+        let (number, fingerprint) = self.place(key);
+        let room = Room { at_capacity: self.at_capacity, ..Room::default() };
+        let mut shard = self.lock(number);
+        let now = self.clock.now();
+        let mut row = shard.get(fingerprint);
+        let reply = operation(&mut row, now);
+        let pressure = shard.put(fingerprint, row, &room, now)?;
+        drop(shard);
+        self.gauge.report(pressure, now);
+        Ok(reply)
+    }
+
+    /// Runs an operation on the row of every key, in one atomic step. If the new rows have no room, the call
+    /// fails and changes nothing.
+    fn each<T>(
+        &self,
+        keys: &[DedupKey],
+        terms: &CallTerms,
+        operation: impl Fn(Call<'_>, &mut Option<Row>) -> T,
+    ) -> Result<Vec<T>, Error> {
+        match keys {
+            // Almost every call has one key.
+            [key] => {
+                let reply = self.one(key, |row, now| operation(Call { key, terms, now }, row))?;
+                Ok(vec![reply])
+            }
+            keys => self.several(keys, |key, row, now| operation(Call { key, terms, now }, row)),
+        }
+    }
+
+    /// Runs an operation on the rows of all keys while their shards are locked.
+    fn several<T>(
+        &self,
+        keys: &[DedupKey],
+        operation: impl Fn(&DedupKey, &mut Option<Row>, u64) -> T,
+    ) -> Result<Vec<T>, Error> {
+        self.check_open()?;
+        let places: Vec<(usize, Fingerprint)> = keys.iter().map(|key| self.place(key)).collect();
+        let kept = places.iter().map(|(_, fingerprint)| *fingerprint).collect();
+        let room = Room { at_capacity: self.at_capacity, kept };
+        let numbers: BTreeSet<usize> = places.iter().map(|(number, _)| *number).collect();
+        // In ascending order, so that two calls never wait for each other.
+        let mut shards: BTreeMap<usize, MutexGuard<'_, Shard>> =
+            numbers.into_iter().map(|number| (number, self.lock(number))).collect();
+        let now = self.clock.now();
+        let mut new_rows = BTreeMap::<usize, usize>::new();
+        let (mut rows, mut replies) = (Vec::new(), Vec::new());
+        for (key, (number, fingerprint)) in keys.iter().zip(&places) {
+            let mut row = shards[number].get(*fingerprint);
+            let is_known = row.is_some();
+            replies.push(operation(key, &mut row, now));
+            *new_rows.entry(*number).or_default() += usize::from(!is_known && row.is_some());
+            rows.push(row);
+        }
+        if !new_rows.iter().all(|(number, new)| shards[number].has_room(*new, &room, now)) {
+            return Err(full());
+        }
+        let mut pressures = Vec::new();
+        for ((number, fingerprint), row) in places.into_iter().zip(rows) {
+            if let Some(shard) = shards.get_mut(&number) {
+                pressures.push(shard.put(fingerprint, row, &room, now)?);
+            }
+        }
+        drop(shards);
+        pressures.into_iter().for_each(|pressure| self.gauge.report(pressure, now));
+        Ok(replies)
+    }
+
+    /// On arrival, claims the later identities of events in a second step: see [`DedupAdapter`].
+    fn claim_each(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Claimed>, Error> {
+        let later_of = |key: &DedupKey| match terms.permanence() {
+            Permanence::OnClaim => terms.later_identity_of(key).cloned(),
+            Permanence::OnCompletion { .. } => None,
+        };
+        let later: BTreeSet<DedupKey> = keys.iter().filter_map(later_of).collect();
+        let mut replies = self.each(keys, terms, |call, row| {
+            if !later.contains(call.key) {
+                return call.claim(row);
+            }
+            match call.claim(&mut row.clone()) {
+                Claimed::First { .. } => Claimed::InFlight,
+                reply => reply,
+            }
+        })?;
+        if later.is_empty() {
+            return Ok(replies);
+        }
+        let firsts =
+            keys.iter().zip(&replies).filter(|(_, reply)| matches!(reply, Claimed::First { .. }));
+        let mut granted: Vec<DedupKey> = firsts.filter_map(|(key, _)| later_of(key)).collect();
+        granted.retain(|key| keys.binary_search(key).is_ok());
+        let claimed = self.each(&granted, terms, |call, row| call.claim(row));
+        for (key, reply) in granted.iter().zip(claimed.map_err(Error::with_unknown_outcome)?) {
+            if let Ok(place) = keys.binary_search(key) {
+                replies[place] = reply;
+            }
+        }
+        Ok(replies)
+    }
+
+    fn check_open(&self) -> Result<(), Error> {
         if self.closed.load(Ordering::Acquire) {
             return Err(Error::new(ErrorKind::Unavailable, "using an adapter that was closed"));
         }
-        Ok(&self.table)
+        Ok(())
+    }
+
+    /// Returns the number of the key's shard, and the key's fingerprint.
+    pub(super) fn place(&self, key: &DedupKey) -> (usize, Fingerprint) {
+        let fingerprint = fingerprint(self.hasher, key);
+        (shard_of(fingerprint, self.shards.len()), fingerprint)
+    }
+
+    fn lock(&self, number: usize) -> MutexGuard<'_, Shard> {
+        // No step leaves a shard half-changed when it panics.
+        self.shards[number].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -100,14 +252,13 @@ impl Default for MemoryAdapter {
 impl fmt::Debug for MemoryAdapter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryAdapter")
-            .field("shards", &self.table.shards())
-            .field("shard_capacity", &self.table.shard_capacity)
-            .field("at_capacity", &self.table.at_capacity)
+            .field("shards", &self.shards.len())
+            .field("at_capacity", &self.at_capacity)
             .finish_non_exhaustive()
     }
 }
 
-/// Defines the method as a call of the table.
+/// Defines the method by an operation on the row of one key.
 macro_rules! call {
     ($method:ident -> $reply:ty) => {
         fn $method<'a>(
@@ -115,7 +266,7 @@ macro_rules! call {
             keys: &'a [DedupKey],
             terms: &'a CallTerms,
         ) -> StoreFuture<'a, Vec<$reply>> {
-            Box::pin(async move { self.table()?.$method(keys, terms) })
+            Box::pin(async move { self.each(keys, terms, |call, row| call.$method(row)) })
         }
     };
 }
@@ -125,33 +276,56 @@ impl DedupAdapter for MemoryAdapter {
         Abilities::new().with_leases().with_stored_data()
     }
 
-    call!(claim -> Claimed);
-    fn release<'a>(&'a self, keys: &'a [DedupKey], terms: &'a CallTerms) -> StoreFuture<'a, ()> {
-        Box::pin(async move { self.table()?.release(keys, terms) })
+    fn claim<'a>(
+        &'a self,
+        keys: &'a [DedupKey],
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, Vec<Claimed>> {
+        Box::pin(async move { self.claim_each(keys, terms) })
     }
 
     call!(renew -> Renewed);
     call!(complete -> Completed);
+
+    fn release<'a>(&'a self, keys: &'a [DedupKey], terms: &'a CallTerms) -> StoreFuture<'a, ()> {
+        Box::pin(async move { self.each(keys, terms, |call, row| call.release(row)).map(drop) })
+    }
 }
 
 impl MaintenanceAdapter for MemoryAdapter {
+    /// Locks a shard for one row at a time.
     fn purge(&self, limit: u32) -> StoreFuture<'_, Purged> {
         Box::pin(async move {
-            let deleted = self.table()?.purge(limit);
+            self.check_open()?;
+            let until = self.clock.now().saturating_sub(ms(PURGE_GRACE));
+            let (start, count) = (self.purge_at.fetch_add(1, Ordering::Relaxed), self.shards.len());
+            let shards = (0..count).map(|number| start.wrapping_add(number) % count);
+            let purged = shards
+                .flat_map(|number| iter::from_fn(move || self.lock(number).remove_due(until)));
+            let deleted = (0..limit).zip(purged).count() as u64;
             Ok(Purged::new(deleted, deleted < u64::from(limit)))
         })
     }
 
     fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
-        Box::pin(async move { Ok(self.table()?.forget(key)) })
+        Box::pin(async move { self.one(key, Row::forget) })
     }
 
     fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
-        Box::pin(async move { Ok(self.table()?.get(key)) })
+        Box::pin(async move { self.one(key, |row, _| row.as_ref()?.entry(&self.clock)) })
     }
 
+    /// Locks a shard while its rows are counted.
     fn stats(&self) -> StoreFuture<'_, Stats> {
-        Box::pin(async move { Ok(self.table()?.stats()) })
+        Box::pin(async move {
+            self.check_open()?;
+            let now = self.clock.now();
+            let mut stats = Stats { is_exact: true, ..Stats::default() };
+            for number in 0..self.shards.len() {
+                self.lock(number).rows().for_each(|row| row.add_to(&mut stats, now));
+            }
+            Ok(stats)
+        })
     }
 
     /// Every later call fails. The keys stay in memory until the adapter is dropped.

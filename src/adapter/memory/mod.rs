@@ -1,15 +1,11 @@
 //! [`MemoryAdapter`]: keys in this process, for tests, development and single-process services.
 //!
-//! 1. The table stores a fingerprint of each key: 128 bits of `SipHash` under random bits of this
+//! 1. A shard has a lock of its own. A call holds it for one step, never across an `.await`.
+//! 2. A row is found by a fingerprint of its key: 128 bits of `SipHash` under random bits of the
 //!    adapter. Two of a million keys collide with a probability of 1.5 in 10²⁷. An attacker who does
 //!    not know the random bits cannot construct a collision.
-//! 2. A shard holds at most 7,168 rows of 72 bytes, a `hashbrown` table that finds them, and a heap
-//!    of their due times. At 1,000,000 keys a key takes about 93 bytes.
-//! 3. Each shard has its own lock. A call holds it for one step, never across an `.await`, and
-//!    locks its shards in ascending order.
-//! 4. Every new key removes up to two expired keys of its shard. Only `stats` reads every row, one shard
-//!    at a time.
-//! 5. A shard reuses the rows of removed keys, and frees its memory when it is empty.
+//! 3. Each operation is a method of [`row::Call`] on the row of one key. `MemoryAdapter::each` maps it
+//!    over the keys of a call.
 //!
 //! # Why not a cache crate?
 //!
@@ -17,16 +13,23 @@
 
 mod adapter;
 mod clock;
-mod expiry;
-mod pressure;
-#[cfg(test)]
-#[cfg(shuttle)]
-#[allow(clippy::duplicate_mod, reason = "the model compiles the table over another mutex")]
+mod gauge;
+#[cfg(all(test, shuttle))]
+#[allow(clippy::duplicate_mod, reason = "the model compiles the adapter over another mutex")]
 mod races;
 mod row;
 mod shard;
 mod sync;
-mod table;
 
 pub use adapter::MemoryAdapter;
-pub use table::AtCapacity;
+pub use shard::AtCapacity;
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn fingerprints_of_two_adapters_differ() {
+        let key = crate::key::DedupKey::new("n", "a").unwrap();
+        let of = || super::MemoryAdapter::new().place(&key).1;
+        assert_ne!(of(), of());
+    }
+}

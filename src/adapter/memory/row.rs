@@ -1,4 +1,4 @@
-//! [`Row`]: the data of one key in the table, and its state.
+//! [`Row`]: the data of one key. [`Call`]: the operations on it.
 //!
 //! [`Row::state`] has the same rule as the rows of a database, which `sql::row` states. The conformance
 //! suite tests both.
@@ -6,126 +6,39 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use siphasher::sip128::SipHasher13;
-
-use super::super::replies::Seen;
+use super::super::inspection::{KeyState, Stats};
+use super::super::replies::{Claimed, Completed, Entry, EntryState, Forgotten, Renewed, Seen};
 use super::super::stored::{Fetch, StoredData};
-use super::super::terms::{CallTerms, Token};
-use super::clock::after;
+use super::super::terms::{CallTerms, Permanence, Token};
+use super::clock::{Clock, after};
 use crate::key::DedupKey;
 
-/// 128 bits that identify a key in one adapter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Fingerprint([u64; 2]);
-
-impl Fingerprint {
-    /// Returns the half that the index of a shard uses.
-    pub(super) const fn hash(self) -> u64 {
-        self.0[0]
-    }
-
-    /// Returns one of `count` shards, chosen by the other half.
-    pub(super) fn shard(self, count: usize) -> usize {
-        // The upper half of the product is below `count`.
-        let product = u128::from(self.0[1]) * (count as u128);
-        usize::try_from(product >> 64).unwrap_or_default()
-    }
-}
-
-/// SipHash-1-3 with 128 bits, keyed with random bits that only this adapter knows.
-///
-/// Two of n keys have the same fingerprint with a probability of about n² / 2¹²⁹. The later one
-/// would be taken for a duplicate of the earlier one.
-pub(super) struct KeyHasher(SipHasher13);
-
-impl KeyHasher {
-    pub(super) fn random() -> Self {
-        Self::new(rand::random())
-    }
-
-    pub(super) fn new(secret: [u8; 16]) -> Self {
-        Self(SipHasher13::new_with_key(&secret))
-    }
-
-    pub(super) fn fingerprint(&self, key: &DedupKey) -> Fingerprint {
-        let hash = self.0.hash(key.as_bytes());
-        Fingerprint([hash.h1, hash.h2])
-    }
-}
-
-/// Times are milliseconds of the adapter's [`Clock`](super::clock::Clock).
+/// Times are milliseconds of the adapter's [`Clock`].
+#[derive(Clone)]
 pub(super) struct Row {
-    pub(super) fingerprint: Fingerprint,
     /// `None` once the claim was released.
-    pub(super) token: Option<Token>,
-    pub(super) is_complete: bool,
+    token: Option<Token>,
+    is_complete: bool,
     /// `completed_at` of a complete row; `lease_until` of any other row.
-    pub(super) ends_at: u64,
+    ends_at: u64,
     pub(super) first_seen_at: u64,
-    pub(super) expires_at: u64,
-    pub(super) attempts: u32,
-    pub(super) takeover: bool,
+    expires_at: u64,
+    attempts: u32,
+    takeover: bool,
     /// Set only on complete rows.
-    pub(super) stored: Option<Arc<StoredData>>,
-}
-
-/// A larger row misses the budget of 96 bytes a key.
-const _: () = assert!(size_of::<Row>() == 72);
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum RowState {
-    Complete,
-    Leased,
-    /// Claimed, and the lease has run out.
-    Lapsed,
-    Released,
-    /// Equivalent to a missing row. Never a live lease.
-    Expired,
+    stored: Option<Arc<StoredData>>,
 }
 
 impl Row {
-    pub(super) fn leased(fingerprint: Fingerprint, terms: &CallTerms, now: u64) -> Self {
-        Self {
-            fingerprint,
-            token: Some(terms.token()),
-            is_complete: false,
-            ends_at: after(now, terms.lease()),
-            first_seen_at: now,
-            expires_at: expiry(terms, now),
-            attempts: 1,
-            takeover: false,
-            stored: None,
-        }
-    }
-
-    /// Marks the row complete. A row that has expired by now is remembered for another retention.
-    pub(super) fn complete(&mut self, key: &DedupKey, terms: &CallTerms, now: u64) {
-        self.is_complete = true;
-        self.ends_at = now;
-        self.stored = terms.stored_data_for(key).map(Arc::new);
-        if self.expires_at <= now {
-            self.expires_at = expiry(terms, now);
-        }
-    }
-
-    pub(super) fn state(&self, now: u64) -> RowState {
+    /// Returns `None` for an expired row, which is equivalent to a missing one. A live lease never expires.
+    pub(super) fn state(&self, now: u64) -> Option<KeyState> {
         match (self.is_complete, self.token) {
-            (false, Some(_)) if self.ends_at > now => RowState::Leased,
-            _ if self.expires_at <= now => RowState::Expired,
-            (true, _) => RowState::Complete,
-            (false, Some(_)) => RowState::Lapsed,
-            (false, None) => RowState::Released,
+            (false, Some(_)) if self.ends_at > now => Some(KeyState::InFlight),
+            _ if self.expires_at <= now => None,
+            (true, _) => Some(KeyState::Complete),
+            (false, Some(_)) => Some(KeyState::Lapsed),
+            (false, None) => Some(KeyState::Released),
         }
-    }
-
-    /// Returns `true` if this token has claimed the key, and has neither completed nor released it.
-    pub(super) fn is_claimed_by(&self, token: Token) -> bool {
-        !self.is_complete && self.is_by(token)
-    }
-
-    /// Returns `true` if this token holds the key or was the last to hold it before its completion.
-    pub(super) fn is_by(&self, token: Token) -> bool {
-        self.token == Some(token)
     }
 
     /// Returns the time from which the row can be purged: a lease may outlive the retention.
@@ -134,62 +47,178 @@ impl Row {
         if leased { self.expires_at.max(self.ends_at) } else { self.expires_at }
     }
 
-    pub(super) fn seen(&self, now: u64, fetch: Fetch) -> Seen {
-        let mut seen = Seen::new(Duration::from_millis(now.saturating_sub(self.first_seen_at)));
-        seen.stored = StoredData::fetched(self.stored.as_ref(), fetch);
-        seen
-    }
-}
-
-fn expiry(terms: &CallTerms, now: u64) -> u64 {
-    after(now, terms.retention())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn key(namespace: &str, id: &str) -> DedupKey {
-        DedupKey::new(namespace, id).unwrap()
+    /// Returns `None` for an expired row.
+    pub(super) fn entry(&self, clock: &Clock) -> Option<Entry> {
+        let ends_at = clock.wall(self.ends_at);
+        let state = match self.state(clock.now())? {
+            KeyState::Complete => EntryState::Complete { completed_at: ends_at },
+            KeyState::Released => EntryState::Released,
+            KeyState::InFlight | KeyState::Lapsed => EntryState::InFlight { lease_until: ends_at },
+        };
+        let entry = Entry::new(state, clock.wall(self.first_seen_at), clock.wall(self.expires_at));
+        let mut entry = entry.with_attempts(self.attempts, self.takeover);
+        if self.is_complete {
+            entry.stored = StoredData::fetched(self.stored.as_ref(), Fetch::DigestAndResponse);
+        }
+        Some(entry)
     }
 
-    #[test]
-    fn fingerprint_depends_on_where_the_namespace_ends() {
-        let hasher = KeyHasher::random();
-        let of = |namespace, id| hasher.fingerprint(&key(namespace, id));
-        assert_eq!(of("ab", "c"), of("ab", "c"));
-        for (namespace, id) in [("a", "bc"), ("abc", "c"), ("ab", "C"), ("ab ", "c"), ("c", "ab")] {
-            assert_ne!(of("ab", "c"), of(namespace, id), "{namespace} {id}");
+    /// Counts the row by its state.
+    pub(super) fn add_to(&self, stats: &mut Stats, now: u64) {
+        stats.rows += 1;
+        match self.state(now) {
+            Some(KeyState::InFlight) => {
+                stats.in_flight += 1;
+                let age = Some(since(self.first_seen_at, now));
+                stats.oldest_in_flight = stats.oldest_in_flight.max(age);
+            }
+            Some(KeyState::Lapsed) => {
+                stats.lapsed += 1;
+                stats.oldest_lapsed = stats.oldest_lapsed.max(Some(since(self.ends_at, now)));
+            }
+            Some(KeyState::Released) => stats.released += 1,
+            Some(KeyState::Complete) => stats.complete += 1,
+            None => {
+                stats.expired += 1;
+                stats.oldest_expired = stats.oldest_expired.max(Some(since(self.due(), now)));
+            }
         }
     }
 
-    #[test]
-    fn fingerprints_of_two_adapters_differ() {
-        let of = || KeyHasher::random().fingerprint(&key("n", "a"));
-        assert_ne!(of(), of());
-    }
-
-    #[test]
-    fn keys_spread_evenly_over_shards() {
-        let hasher = KeyHasher::random();
-        let mut counts = [0_u32; 7];
-        for id in 0..7_000 {
-            counts[hasher.fingerprint(&key("n", &id.to_string())).shard(7)] += 1;
+    /// Removes a row that is not under a live lease.
+    pub(super) fn forget(row: &mut Option<Self>, now: u64) -> Forgotten {
+        match row.as_ref().and_then(|row| row.state(now)) {
+            None => Forgotten::Missing,
+            Some(KeyState::InFlight) => Forgotten::InFlight,
+            Some(_) => {
+                *row = None;
+                Forgotten::Removed
+            }
         }
-        assert!(counts.iter().all(|count| (800..1_200).contains(count)), "{counts:?}");
-        let most = Fingerprint([0, u64::MAX]);
-        assert_eq!((most.shard(7), most.shard(1)), (6, 0));
     }
 
-    #[test]
-    fn lease_is_due_after_both_the_lease_and_the_retention() {
-        let (retention, lease) = (Duration::from_millis(4), Duration::from_millis(7));
-        let terms = CallTerms::on_completion(Token::random(), retention, lease);
-        let leased = || Row::leased(Fingerprint([0; 2]), &terms, 3);
-        assert_eq!((leased().expires_at, leased().due()), (7, 10));
-        assert_eq!(leased().state(9), RowState::Leased);
-        assert_eq!(leased().state(10), RowState::Expired);
-        assert_eq!(Row { token: None, ..leased() }.due(), 7);
-        assert_eq!(Row { is_complete: true, ..leased() }.due(), 7);
+    fn is_by(&self, token: Token) -> bool {
+        self.token == Some(token)
+    }
+
+    fn is_claimed_by(&self, token: Token) -> bool {
+        !self.is_complete && self.is_by(token)
+    }
+}
+
+fn since(at: u64, now: u64) -> Duration {
+    Duration::from_millis(now.saturating_sub(at))
+}
+
+/// A call for one key. Its operations get the row of the key, and change it.
+#[derive(Clone, Copy)]
+pub(super) struct Call<'a> {
+    pub(super) key: &'a DedupKey,
+    pub(super) terms: &'a CallTerms,
+    pub(super) now: u64,
+}
+
+impl Call<'_> {
+    pub(super) fn claim(self, row: &mut Option<Row>) -> Claimed {
+        let (on_claim, token, mut new) = (self.is_on_claim(), self.terms.token(), self.leased());
+        if let Some(old) = row {
+            (new.attempts, new.takeover, new.first_seen_at) = match old.state(self.now) {
+                Some(KeyState::Complete) if on_claim && old.is_by(token) => {
+                    // A completion without a claim has counted no attempt.
+                    return Claimed::first(old.attempts.max(1), old.takeover);
+                }
+                Some(KeyState::Complete) => {
+                    let mut seen = Seen::new(since(old.first_seen_at, self.now));
+                    seen.stored = StoredData::fetched(old.stored.as_ref(), self.terms.fetch());
+                    return Claimed::Duplicate(seen);
+                }
+                _ if !on_claim && old.is_claimed_by(token) => {
+                    (old.attempts, old.takeover, old.first_seen_at)
+                }
+                Some(KeyState::InFlight) => return Claimed::InFlight,
+                Some(state) => {
+                    let takeover = state == KeyState::Lapsed;
+                    (old.attempts.saturating_add(1), takeover, old.first_seen_at)
+                }
+                None => (1, false, self.now),
+            };
+        }
+        if on_claim {
+            self.mark_complete(&mut new);
+        }
+        let reply = Claimed::first(new.attempts, new.takeover);
+        *row = Some(new);
+        reply
+    }
+
+    pub(super) fn renew(self, row: &mut Option<Row>) -> Renewed {
+        match row {
+            Some(row) if row.is_claimed_by(self.terms.token()) => {
+                row.ends_at = self.leased().ends_at;
+            }
+            Some(_) => return Renewed::Lost,
+            None => *row = Some(self.leased()),
+        }
+        Renewed::Held
+    }
+
+    pub(super) fn complete(self, row: &mut Option<Row>) -> Completed {
+        // An expired complete row counts as missing. An incomplete row does not.
+        match row {
+            Some(row) if !row.is_complete || row.expires_at > self.now => {
+                if !row.is_complete {
+                    self.mark_complete(row);
+                }
+                let is_held = row.is_by(self.terms.token());
+                if is_held { Completed::Held } else { Completed::LeaseLost }
+            }
+            _ => {
+                let mut new = Row { attempts: 0, ..self.leased() };
+                self.mark_complete(&mut new);
+                *row = Some(new);
+                Completed::Inserted
+            }
+        }
+    }
+
+    /// A call in memory is never late, so a release needs no row of its own.
+    pub(super) fn release(self, row: &mut Option<Row>) {
+        let on_claim = self.is_on_claim();
+        match row {
+            Some(held) if held.is_complete == on_claim && held.is_by(self.terms.token()) => {
+                held.token = None;
+            }
+            _ => return,
+        }
+        if on_claim {
+            *row = None;
+        }
+    }
+
+    fn is_on_claim(self) -> bool {
+        self.terms.permanence() == Permanence::OnClaim
+    }
+
+    fn leased(self) -> Row {
+        Row {
+            token: Some(self.terms.token()),
+            is_complete: false,
+            ends_at: after(self.now, self.terms.lease()),
+            first_seen_at: self.now,
+            expires_at: after(self.now, self.terms.retention()),
+            attempts: 1,
+            takeover: false,
+            stored: None,
+        }
+    }
+
+    /// Marks the row complete. A row that has expired by now is remembered for another retention.
+    fn mark_complete(self, row: &mut Row) {
+        row.is_complete = true;
+        row.ends_at = self.now;
+        row.stored = self.terms.stored_data_for(self.key).map(Arc::new);
+        if row.expires_at <= self.now {
+            row.expires_at = after(self.now, self.terms.retention());
+        }
     }
 }

@@ -1,198 +1,310 @@
-//! [`Shard`]: the rows under one lock, the index that finds them, and their expiry order.
+//! [`Shard`]: the rows under one lock, the index that finds them, and the order in which they are due.
 
-use std::time::Duration;
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap};
 
 use hashbrown::HashTable;
+use siphasher::sip128::SipHasher13;
 use slab::Slab;
 
 use super::clock::END;
-use super::expiry::{ExpiryOrder, Slot};
-use super::pressure::Pressure;
-use super::row::{Fingerprint, Row, RowState};
-use crate::adapter::inspection::Stats;
-use crate::key::List;
+use super::gauge::Pressure;
+use super::row::Row;
+use crate::adapter::inspection::KeyState;
+use crate::error::{Error, ErrorKind};
+use crate::key::DedupKey;
 
-/// A shard has at most this many rows: as many as an index of 8,192 buckets takes.
-pub(super) const MAX_SHARD_KEYS: usize = 7_168;
 /// How many expired keys are removed for a new one. More than one, so that a store that is only
 /// written to stays clean without a purger.
 const PURGED_PER_INSERT: usize = 2;
-/// An empty shard reserves memory for this many rows.
-const RESERVED_ROWS: usize = 128;
+/// An empty shard keeps memory for this many rows.
+const KEPT_ROWS: usize = 128;
+/// The order may have this many outdated entries, and as many more as there are rows.
+const MAX_OUTDATED: usize = 16;
+
+/// How a full [`MemoryAdapter`](super::MemoryAdapter) treats a new key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum AtCapacity {
+    /// Refuses the key with [`ErrorKind::Full`]; the layer answers 503, so the sender retries.
+    /// Duplicates are still recognised; every *new* event is refused until keys expire.
+    #[default]
+    Refuse,
+    /// Evicts the key of the same shard that is nearest to its expiry and not in flight. The event
+    /// of that key would run again. Each eviction is counted (`tower_dedup_evicted_total`), and a
+    /// warning is logged, once a minute at most.
+    EvictOldest,
+}
+
+/// What a full shard does for a new row.
+#[derive(Default)]
+pub(super) struct Room {
+    pub(super) at_capacity: AtCapacity,
+    /// The keys of the call, whose rows are not evicted.
+    pub(super) kept: BTreeSet<Fingerprint>,
+}
+
+impl Room {
+    /// Returns the time by which a row must be due, to go for a new one.
+    fn until(&self, now: u64) -> u64 {
+        match self.at_capacity {
+            AtCapacity::Refuse => now,
+            AtCapacity::EvictOldest => END,
+        }
+    }
+
+    fn may_go(&self, (fingerprint, row): &(Fingerprint, Row), now: u64) -> bool {
+        row.state(now) != Some(KeyState::InFlight) && !self.kept.contains(fingerprint)
+    }
+}
+
+/// 128 bits that identify a key in one adapter.
+pub(super) type Fingerprint = [u64; 2];
+
+pub(super) fn fingerprint(hasher: SipHasher13, key: &DedupKey) -> Fingerprint {
+    let hash = hasher.hash(key.as_bytes());
+    [hash.h1, hash.h2]
+}
+
+/// Returns the number of one of `shards`, by the half of the fingerprint that the index does not use.
+pub(super) fn shard_of(fingerprint: Fingerprint, shards: usize) -> usize {
+    // The upper half of the product is below `shards`.
+    let product = u128::from(fingerprint[1]) * (shards as u128);
+    usize::try_from(product >> 64).unwrap_or_default()
+}
+
+/// The number of a row in its shard.
+type Slot = u16;
+
+const _: () = assert!(END >> (u64::BITS - Slot::BITS) == 0);
+
+/// Returns when the row is due, with its slot in the lower bits.
+fn due(slot: Slot, row: &Row) -> Reverse<u64> {
+    Reverse(row.due() << Slot::BITS | u64::from(slot))
+}
 
 pub(super) struct Shard {
     capacity: usize,
-    rows: Slab<Row>,
+    rows: Slab<(Fingerprint, Row)>,
     index: HashTable<Slot>,
-    expiry: ExpiryOrder,
-    /// Since the caller took it.
-    pub(super) pressure: Pressure,
-}
-
-/// The change of a key beyond the change of its row in place.
-pub(super) enum Change {
-    None,
-    /// Inserts the row, or replaces the row of the key.
-    Put(Row),
-    Remove,
+    /// Every row has its present entry. Other entries are outdated.
+    ///
+    /// A timing wheel does not know which row of a bucket is due first. A `BTreeSet` needs fewer lines, 37 bytes
+    /// a key more, and a third more time for a new key.
+    order: BinaryHeap<Reverse<u64>>,
 }
 
 impl Shard {
     pub(super) fn new(capacity: usize) -> Self {
-        let (rows, index, expiry) = (Slab::new(), HashTable::new(), ExpiryOrder::default());
-        Self { capacity, rows, index, expiry, pressure: Pressure::default() }
+        let (rows, index, order) = (Slab::new(), HashTable::new(), BinaryHeap::new());
+        Self { capacity, rows, index, order }
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.rows.len()
+    pub(super) fn rows(&self) -> impl Iterator<Item = &Row> {
+        self.rows.iter().map(|(_, (_, row))| row)
     }
 
-    /// Counts the rows by their states.
-    pub(super) fn add_to(&self, stats: &mut Stats, now: u64) {
-        for (_, row) in &self.rows {
-            let (number, oldest, since) = match row.state(now) {
-                RowState::Leased => {
-                    (&mut stats.in_flight, Some(&mut stats.oldest_in_flight), row.first_seen_at)
-                }
-                RowState::Lapsed => {
-                    (&mut stats.lapsed, Some(&mut stats.oldest_lapsed), row.ends_at)
-                }
-                RowState::Released => (&mut stats.released, None, now),
-                RowState::Complete => (&mut stats.complete, None, now),
-                RowState::Expired => {
-                    (&mut stats.expired, Some(&mut stats.oldest_expired), row.due())
-                }
-            };
-            *number += 1;
-            let age = Duration::from_millis(now.saturating_sub(since));
-            if let Some(oldest) = oldest {
-                *oldest = (*oldest).max(Some(age));
-            }
-        }
-        stats.rows += self.rows.len() as u64;
+    pub(super) fn get(&self, fingerprint: Fingerprint) -> Option<Row> {
+        self.find(fingerprint).map(|slot| self.rows[usize::from(slot)].1.clone())
     }
 
-    /// Passes the row of the key to `step`, and makes the change that `step` returns. A new row needs
-    /// [`room_for`](Self::room_for) its key.
-    pub(super) fn change<T>(
+    /// Stores the row of a key, or removes it. A new row without room is refused.
+    pub(super) fn put(
         &mut self,
         fingerprint: Fingerprint,
-        step: impl FnOnce(Option<&mut Row>) -> (T, Change),
-    ) -> T {
-        let Some(slot) = self.find(fingerprint) else {
-            let (reply, change) = step(None);
-            if let Change::Put(row) = change {
-                self.insert(row);
+        row: Option<Row>,
+        room: &Room,
+        now: u64,
+    ) -> Result<Pressure, Error> {
+        let mut pressure = Pressure::default();
+        match (self.find(fingerprint), row) {
+            (None, None) => {}
+            (None, Some(row)) => {
+                pressure = self.make_room(room, now)?;
+                self.insert(fingerprint, row);
             }
-            return reply;
-        };
-        let row = &mut self.rows[usize::from(slot)];
-        let due = row.due();
-        let (reply, change) = step(Some(row));
-        match change {
-            Change::None => {}
-            Change::Put(new) => *row = new,
-            Change::Remove => {
-                self.remove(slot);
-                return reply;
+            (Some(slot), None) => drop(self.remove(slot)),
+            (Some(slot), Some(new)) => {
+                let row = &mut self.rows[usize::from(slot)].1;
+                let is_due_as_before = row.due() == new.due();
+                *row = new;
+                if !is_due_as_before {
+                    self.push(slot);
+                }
             }
         }
-        if row.due() != due {
-            self.expiry.push(&self.rows, slot);
+        Ok(pressure)
+    }
+
+    /// Returns `true` if so many new rows have room.
+    pub(super) fn has_room(&self, new: usize, room: &Room, now: u64) -> bool {
+        let free = self.capacity.saturating_sub(self.rows.len());
+        let is_due = |row: &Row| row.due() <= room.until(now);
+        let others = self.rows.iter().map(|(_, row)| row);
+        let others = others.filter(|row| is_due(&row.1) && room.may_go(row, now));
+        free + others.take(new.saturating_sub(free)).count() >= new
+    }
+
+    /// Removes the row that is due first, if it is due by `until`.
+    pub(super) fn remove_due(&mut self, until: u64) -> Option<Row> {
+        self.pop(until).map(|slot| self.remove(slot))
+    }
+
+    fn make_room(&mut self, room: &Room, now: u64) -> Result<Pressure, Error> {
+        for _ in 0..PURGED_PER_INSERT {
+            self.remove_due(now);
         }
-        reply
+        let mut evicted_age_ms = None;
+        if self.rows.len() >= self.capacity {
+            let first_seen_at = self.evict(room, now).ok_or_else(full)?.first_seen_at;
+            evicted_age_ms = Some(now.saturating_sub(first_seen_at));
+        }
+        let nearly_full = self.rows.len() == 4 * self.capacity / 5;
+        Ok(Pressure { evicted_age_ms, nearly_full })
+    }
+
+    fn evict(&mut self, room: &Room, now: u64) -> Option<Row> {
+        let mut spared = Vec::new();
+        let mut evicted = None;
+        while evicted.is_none()
+            && let Some(slot) = self.pop(room.until(now))
+        {
+            let may_go = room.may_go(&self.rows[slot.into()], now);
+            if may_go { evicted = Some(slot) } else { spared.push(slot) }
+        }
+        spared.into_iter().for_each(|slot| self.push(slot));
+        evicted.map(|slot| self.remove(slot))
     }
 
     fn find(&self, fingerprint: Fingerprint) -> Option<Slot> {
-        let is_same = |slot: &Slot| self.rows[usize::from(*slot)].fingerprint == fingerprint;
-        self.index.find(fingerprint.hash(), is_same).copied()
+        let is_same = |slot: &Slot| self.rows[usize::from(*slot)].0 == fingerprint;
+        self.index.find(fingerprint[0], is_same).copied()
     }
 
-    fn insert(&mut self, row: Row) {
-        let hash = row.fingerprint.hash();
+    fn insert(&mut self, fingerprint: Fingerprint, row: Row) {
         let len = self.rows.len();
         if len == self.rows.capacity() {
             // Doubled, but not beyond the capacity of the shard.
             let more = len.max(8).min(self.capacity.saturating_sub(len));
             self.rows.reserve_exact(more);
-            self.expiry.reserve(more);
+            self.order.reserve_exact(more);
         }
         // A shard has fewer rows than `Slot` has values.
-        let slot = Slot::try_from(self.rows.insert(row)).unwrap_or(Slot::MAX);
-        self.expiry.push(&self.rows, slot);
+        let slot = Slot::try_from(self.rows.insert((fingerprint, row))).unwrap_or(Slot::MAX);
+        self.push(slot);
         let rows = &self.rows;
-        self.index.insert_unique(hash, slot, |slot| rows[usize::from(*slot)].fingerprint.hash());
-        self.pressure.nearly_full |= len == 4 * self.capacity / 5;
+        self.index.insert_unique(fingerprint[0], slot, |slot| rows[usize::from(*slot)].0[0]);
     }
 
     fn remove(&mut self, slot: Slot) -> Row {
-        let row = self.rows.remove(slot.into());
-        if let Ok(entry) = self.index.find_entry(row.fingerprint.hash(), |other| *other == slot) {
-            entry.remove();
+        let (fingerprint, row) = self.rows.remove(slot.into());
+        if let Ok(found) = self.index.find_entry(fingerprint[0], |other| *other == slot) {
+            found.remove();
         }
-        if self.rows.is_empty() && self.rows.capacity() > RESERVED_ROWS {
-            let pressure = std::mem::take(&mut self.pressure);
-            *self = Self { pressure, ..Self::new(self.capacity) };
+        if self.rows.is_empty() && self.rows.capacity() > KEPT_ROWS {
+            *self = Self::new(self.capacity);
         }
         row
     }
 
-    /// Removes up to `limit` rows that are due by `until`, and returns how many.
-    pub(super) fn purge(&mut self, limit: usize, until: u64) -> usize {
-        let mut purged = 0;
-        while purged < limit
-            && let Some(slot) = self.expiry.pop(&self.rows, until)
-        {
-            self.remove(slot);
-            purged += 1;
+    /// Adds the row to the order.
+    fn push(&mut self, slot: Slot) {
+        if self.order.len() > 2 * self.rows.len() + MAX_OUTDATED {
+            let rows =
+                self.rows.iter().filter_map(|(at, (_, row))| Some((at.try_into().ok()?, row)));
+            self.order = rows.map(|(slot, row)| due(slot, row)).collect();
+        } else {
+            self.order.push(due(slot, &self.rows[slot.into()].1));
         }
-        purged
     }
 
-    /// Returns the rows to evict for these keys, and purges some expired rows. `None` if the keys have
-    /// no room: a live lease is not evicted, nor is a row of the keys.
-    pub(super) fn room_for(
-        &mut self,
-        keys: &[(usize, Fingerprint)],
-        may_evict: bool,
-        now: u64,
-    ) -> Option<List<Slot>> {
-        let count_missing = |shard: &Self| {
-            keys.iter().filter(|(_, fingerprint)| shard.find(*fingerprint).is_none()).count()
-        };
-        let mut missing = count_missing(self);
-        if self.purge(missing.saturating_mul(PURGED_PER_INSERT), now) > 0 {
-            // The purge may have removed some of the keys.
-            missing = count_missing(self);
-        }
-        let excess = (self.len() + missing).saturating_sub(self.capacity);
-        if excess > 0 && !may_evict {
-            return None;
-        }
-        let (mut popped, mut evicted) = (List::new(), List::new());
-        while evicted.len() < excess
-            && let Some(slot) = self.expiry.pop(&self.rows, END)
+    /// Takes the row that is due first out of the order, if it is due by `until`.
+    fn pop(&mut self, until: u64) -> Option<Slot> {
+        while let Some(&Reverse(first)) = self.order.peek()
+            && first >> Slot::BITS <= until
         {
-            popped.push(slot);
-            let row = &self.rows[usize::from(slot)];
-            let is_own = keys.iter().any(|(_, fingerprint)| *fingerprint == row.fingerprint);
-            if !is_own && row.state(now) != RowState::Leased {
-                evicted.push(slot);
+            self.order.pop();
+            let [low, high, ..] = first.to_le_bytes();
+            let slot = Slot::from_le_bytes([low, high]);
+            let row = self.rows.get(slot.into());
+            if row.is_some_and(|(_, row)| due(slot, row) == Reverse(first)) {
+                return Some(slot);
             }
         }
-        // The call may still fail for another shard.
-        for slot in popped {
-            self.expiry.push(&self.rows, slot);
-        }
-        (evicted.len() == excess).then_some(evicted)
+        None
+    }
+}
+
+/// The error of a call whose new keys have no room.
+pub(super) fn full() -> Error {
+    Error::new(ErrorKind::Full, "claiming keys")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::super::row::Call;
+    use super::*;
+    use crate::adapter::terms::{CallTerms, Token};
+
+    fn fingerprint_of(secret: u8, namespace: &str, id: &str) -> Fingerprint {
+        let key = DedupKey::new(namespace, id).unwrap();
+        fingerprint(SipHasher13::new_with_key(&[secret; 16]), &key)
     }
 
-    pub(super) fn evict(&mut self, slots: List<Slot>, now: u64) {
-        for slot in slots {
-            let row = self.remove(slot);
-            if row.state(now) != RowState::Expired {
-                self.pressure.add_evicted(now.saturating_sub(row.first_seen_at));
+    #[test]
+    fn fingerprint_depends_on_the_secret_and_on_where_the_namespace_ends() {
+        let of = |namespace, id| fingerprint_of(1, namespace, id);
+        assert_eq!(of("ab", "c"), of("ab", "c"));
+        assert_ne!(of("ab", "c"), fingerprint_of(2, "ab", "c"));
+        for (namespace, id) in [("a", "bc"), ("abc", "c"), ("ab", "C"), ("ab ", "c"), ("c", "ab")] {
+            assert_ne!(of("ab", "c"), of(namespace, id), "{namespace} {id}");
+        }
+    }
+
+    #[test]
+    fn keys_spread_evenly_over_shards() {
+        let mut counts = [0_u32; 7];
+        for id in 0..7_000 {
+            counts[shard_of(fingerprint_of(1, "n", &id.to_string()), 7)] += 1;
+        }
+        assert!(counts.iter().all(|count| (800..1_200).contains(count)), "{counts:?}");
+        let most = [0, u64::MAX];
+        assert_eq!((shard_of(most, 7), shard_of(most, 1)), (6, 0));
+    }
+
+    proptest! {
+        #[test]
+        fn rows_come_in_the_order_in_which_they_are_due(
+            steps in prop::collection::vec((0_u64..8, 1_u64..20, any::<bool>()), 1..200),
+            until in 0_u64..25,
+        ) {
+            let (mut shard, mut times) = (Shard::new(8), BTreeMap::new());
+            for (id, due, stays) in steps {
+                let terms = CallTerms::on_claim(Token::random(), Duration::from_millis(due));
+                let key = DedupKey::new("n", "a").unwrap();
+                let (mut row, mut is_pushed) = (None, false);
+                if stays {
+                    Call { key: &key, terms: &terms, now: 0 }.claim(&mut row);
+                    is_pushed = times.insert(id, due) != Some(due);
+                } else {
+                    times.remove(&id);
+                }
+                shard.put([id; 2], row, &Room::default(), 0).unwrap();
+                prop_assert!(!is_pushed || shard.order.len() <= 2 * times.len() + MAX_OUTDATED + 1);
             }
+            let mut expected: Vec<u64> = times.into_values().collect();
+            expected.sort_unstable();
+            let late = expected.split_off(expected.partition_point(|due| *due <= until));
+            let mut purged = |until| -> Vec<u64> {
+                std::iter::from_fn(|| shard.remove_due(until)).map(|row| row.due()).collect()
+            };
+            prop_assert_eq!(purged(until), expected);
+            prop_assert_eq!(purged(END), late);
         }
     }
 }
