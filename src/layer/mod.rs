@@ -33,9 +33,8 @@
 //!    were no task.
 //!
 //! The other modules: `policy`, `mode`, `config`, `builder`, `settings` and `fallible` hold the settings,
-//! `idempotency` those for `Idempotency-Key`; `keyless` and `shadow` run the handler of a request without
-//! a key, and of every request in shadow; `paths` has the paths of events, `report` the log record,
-//! `handle` the public counters.
+//! `idempotency` those for `Idempotency-Key`; `paths` has the paths of events, `report` the log record, `handle`
+//! the public counters.
 
 mod admit;
 mod answer;
@@ -48,14 +47,12 @@ mod future;
 mod gate;
 mod handle;
 mod idempotency;
-mod keyless;
 mod mode;
 mod paths;
 mod policy;
 mod report;
 mod service;
 mod settings;
-mod shadow;
 
 pub use answer::DedupResult;
 pub use body::ResponseBody;

@@ -8,7 +8,7 @@ use tracing::Span;
 use super::config::Config;
 use super::policy::LogIds;
 use crate::error::BoxError;
-use crate::key::Keys;
+use crate::key::Event;
 use crate::observe::{DeliverySpan, Outcome, Report, ShadowFields};
 
 /// The fields of a delivery's log record. Each is set when it is known.
@@ -39,21 +39,21 @@ impl ReportFields {
     }
 
     /// Opens the span of the delivery, which the rest of its work enters.
-    pub(super) fn open_span(&mut self, keys: Option<&Keys>, config: &Config) -> Span {
+    pub(super) fn open_span(&mut self, events: &[Event], config: &Config) -> Span {
         let plain_ids = config.log_ids == LogIds::Plain;
-        self.span = DeliverySpan::open(&config.meters, keys.map(Keys::first), plain_ids);
+        self.span = DeliverySpan::open(&config.meters, events.first().map(Event::key), plain_ids);
         self.span.span.clone()
     }
 
     /// Emits the record and counts the delivery.
-    pub(super) fn emit(&self, outcome: Outcome, keys: Option<&Keys>, config: &Config) {
+    pub(super) fn emit(&self, outcome: Outcome, events: &[Event], config: &Config) {
         Report {
             outcome,
             meters: &config.meters,
             span: &self.span,
-            key: keys.map(Keys::first),
-            event_type: keys.and_then(|keys| keys.events()[0].event_type()),
-            keys: keys.map_or(0, |keys| keys.events().len()),
+            key: events.first().map(Event::key),
+            event_type: events.first().and_then(Event::event_type),
+            keys: events.len(),
             plain_ids: config.log_ids == LogIds::Plain,
             attempt: self.attempt,
             age: self.age,
