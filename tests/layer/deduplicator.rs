@@ -228,13 +228,13 @@ async fn lose_a_lease(subscriber_claim: &EndsClaimOnWarning) {
     let claim = async |id, lease| {
         let context = BeginContext::new(HOUR, lease, HOUR);
         match ledger.begin(&Keys::one(dedup_key(id)), &context).await.unwrap() {
-            Begin::First { claim, .. } => claim,
+            Begin::First { claim, delivery, .. } => (claim, delivery),
             other => panic!("{other:?}"),
         }
     };
-    *subscriber_claim.0.lock().unwrap() = Some(claim("ends", HOUR).await);
+    *subscriber_claim.0.lock().unwrap() = Some(claim("ends", HOUR).await.0);
     store.set(StoreCall::Renew, Fault::Fail);
-    let loses = claim("a", Duration::from_millis(100)).await;
+    let (loses, delivery) = claim("a", Duration::from_millis(100)).await;
     let other = CallTerms::on_completion(Token::random(), HOUR, HOUR);
     while !matches!(
         store.claim(&[dedup_key("a")], &other).await.unwrap()[..],
@@ -243,7 +243,7 @@ async fn lose_a_lease(subscriber_claim: &EndsClaimOnWarning) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     store.set(StoreCall::Renew, Fault::None);
-    until(|| loses.delivery().lease_lost() && subscriber_claim.0.lock().unwrap().is_none()).await;
+    until(|| delivery.lease_lost() && subscriber_claim.0.lock().unwrap().is_none()).await;
     loses.commit(&HandlerSuccess::default()).await.unwrap();
 }
 
