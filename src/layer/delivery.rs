@@ -100,6 +100,9 @@ struct Claimed<C> {
 /// How a delivery ended, for its log record and for its caller.
 type Ended<B, E> = (Outcome, Ending<B, E>);
 
+/// A claim after its wait, or the ending of a delivery that may not go on.
+type Waited<C, B, E> = Result<Result<Begin<C>, Error>, Box<Ended<B, E>>>;
+
 impl<S, L, B, ResBody> Run<S, L, B>
 where
     S: Service<Request<B>, Response = Response<ResBody>> + Clone,
@@ -135,9 +138,10 @@ where
 
     async fn deliver(&mut self) -> Ended<ResBody, S::Error> {
         let Claimed { claim, delivery, instead } = match self.judged {
-            Judged::Enforced => match self.claim().await {
-                Ok(claimed) => claimed,
-                Err(ended) => return ended,
+            Judged::Enforced => match self.claim().await.map(|begun| self.judge_claim(begun)) {
+                Ok(Ok(claimed)) => claimed,
+                Ok(Err(ended)) => return ended,
+                Err(ended) => return *ended,
             },
             // Boxed, because most deliveries are enforced and their future stays small.
             Judged::InShadow(known) => Box::pin(self.claim_in_shadow(known)).await,
@@ -157,16 +161,18 @@ where
         self.conclude(ran, instead)
     }
 
-    /// Claims the keys, and waits if the policy says so. Returns an ending if the handler does not run.
-    async fn claim(&mut self) -> Result<Claimed<L::Claim>, Ended<ResBody, S::Error>> {
+    /// Claims the keys, and waits if the policy says so. Returns an ending if the delivery may not wait, or
+    /// not go on.
+    async fn claim(&mut self) -> Waited<L::Claim, ResBody, S::Error> {
         let context = self.context();
-        let mut begun = self.service.ledger.begin(&self.request.keys, &context).await;
-        let policy = self.service.config.on_in_flight;
-        if let (Ok(Begin::InFlight), OnInFlight::Wait(bound)) = (&begun, policy) {
+        let begun = self.service.ledger.begin(&self.request.keys, &context).await;
+        match (&begun, self.service.config.on_in_flight) {
             // Boxed, because most deliveries do not wait and their future stays small.
-            begun = Box::pin(self.wait(bound, context)).await?;
+            (Ok(Begin::InFlight), OnInFlight::Wait(bound)) => {
+                Box::pin(self.wait(bound, context)).await
+            }
+            _ => Ok(begun),
         }
-        self.judge_claim(begun)
     }
 
     fn context(&self) -> BeginContext {
@@ -180,12 +186,12 @@ where
         &mut self,
         bound: Duration,
         context: BeginContext,
-    ) -> Result<Result<Begin<L::Claim>, Error>, Ended<ResBody, S::Error>> {
+    ) -> Waited<L::Claim, ResBody, S::Error> {
         let service = Arc::clone(&self.service);
         let gate = &service.gate;
         self.permit = None;
         let Some(_place) = gate.try_wait() else {
-            return Err(own(Outcome::Overloaded, DedupResult::InFlight));
+            return Err(Box::new(own(Outcome::Overloaded, DedupResult::InFlight)));
         };
         let _waiting = service.config.meters.waiting();
         let waiter = gate.waiters.wait_for(self.request.keys.first());
@@ -205,7 +211,7 @@ where
             woken.set(notify.notified());
             woken.as_mut().enable();
             let permit = gate.run_by(&mut self.inner, wait.deadline()).await;
-            self.permit = Some(permit.map_err(refused)?);
+            self.permit = Some(permit.map_err(|reason| Box::new(refused(reason)))?);
             let again = wait.claim(&service.ledger, &self.request.keys, &context);
             if let Some(begun) = again.await {
                 return Ok(begun);

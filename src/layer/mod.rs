@@ -8,10 +8,10 @@
 //! | buffer the body | `ResponseFuture::poll` | `future`, `body` |
 //! | read the keys, take a permit | `Admission::dispatch` | `admit`, `gate` |
 //! | start the delivery; move it to a task at its first wait | `Admission::start` | `admit` |
-//! | claim, wait, call the handler, settle the claim | `Run::to_the_end` | `delivery` |
+//! | claim, wait, handle, settle | `Run::to_the_end` | `delivery`, and [`run`](crate::run) |
 //! | turn the ending into a response, an error or a panic | `ResponseFuture::poll` | `future`, `answer` |
 //!
-//! `delivery` says what happens if a future is dropped on this way.
+//! `run` and `delivery` say what happens if a future is dropped on this way.
 //!
 //! # Rules
 //!
