@@ -152,13 +152,17 @@ where
             delivery.keys().for_each(|key| LAST_PATHS.insert(key, self.path));
             self.report.attempt = Some((delivery.attempt(), delivery.is_takeover()));
         }
-        let (this, held) = (&mut *self, delivery.as_ref());
-        let ran = run(claim, move |claim: Option<&L::Claim>| this.handle(claim, held)).await;
+        // The handler's place: its ending is moved as little as possible.
+        let mut ended = own(Outcome::Unavailable, DedupResult::Unavailable);
+        let (this, held, to) = (&mut *self, delivery.as_ref(), &mut ended);
+        let ran = run(claim, move |claim: Option<&L::Claim>| this.handle(claim, held, to));
+        let ((), settled) = ran.await;
         if let Some(delivery) = &delivery {
             let identities = delivery.events().iter().flat_map(Event::identities);
             self.service.gate.waiters.wake(identities);
         }
-        self.conclude(ran, instead)
+        self.conclude(&mut ended, settled, instead);
+        ended
     }
 
     /// Claims the keys, and waits if the policy says so. Returns an ending if the delivery may not wait, or
@@ -321,13 +325,13 @@ where
         (verdict, None)
     }
 
-    /// Calls the inner service, and judges its response.
+    /// Calls the inner service, judges its response, and writes the ending to `ended`.
     fn handle<'r>(
         &'r mut self,
         claim: Option<&L::Claim>,
         delivery: Option<&Delivery>,
-    ) -> impl Future<Output = (Ended<ResBody, S::Error>, Option<HandlerSuccess>)>
-    + use<'r, S, L, B, ResBody> {
+        ended: &'r mut Ended<ResBody, S::Error>,
+    ) -> impl Future<Output = ((), Option<HandlerSuccess>)> + use<'r, S, L, B, ResBody> {
         let Self { inner, head, body, request: RequestKeys { keys, .. }, judged, .. } = self;
         let (config, report, judged) = (&self.service.config, &mut self.report, *judged);
         let mut is_head = false;
@@ -347,28 +351,26 @@ where
                 let head = head.take().unwrap_or_else(|| Request::new(()).into_parts().0);
                 inner.call(Request::from_parts(head, B::from(std::mem::take(body))))
             });
-            let (outcome, ending) = judge(called.await, config, judged, report);
-            match (outcome, ending, replay, keys.events()) {
+            *ended = judge(called.await, config, judged, report);
+            let success = match (ended.0, replay, keys.events()) {
                 // The response to a HEAD has no body, where the response to a GET has one.
-                (Outcome::Completed, Ending::Inner(Ok(response)), Some(replay), [only])
-                    if !is_head =>
-                {
-                    Box::pin(store(response, replay, config.body_timeout, only.key())).await
+                (Outcome::Completed, Some(replay), [only]) if !is_head => {
+                    Box::pin(store(ended, replay, config.body_timeout, only.key())).await
                 }
-                (Outcome::Completed, ending, ..) => {
-                    ((outcome, ending), Some(HandlerSuccess::default()))
-                }
-                (_, ending, ..) => ((outcome, ending), None),
-            }
+                (Outcome::Completed, ..) => Some(HandlerSuccess::default()),
+                _ => None,
+            };
+            ((), success)
         }
     }
 
     /// Decides how a delivery ends whose handler has run.
     fn conclude(
         &mut self,
-        ((outcome, ending), settled): (Ended<ResBody, S::Error>, Result<(), Error>),
+        ended: &mut Ended<ResBody, S::Error>,
+        settled: Result<(), Error>,
         instead: Option<(Outcome, DedupResult)>,
-    ) -> Ended<ResBody, S::Error> {
+    ) {
         if let Judged::InShadow(Some(verdict)) = self.judged {
             observe::shadow(self.service.config.key.namespace_str(), verdict.as_str());
         }
@@ -377,18 +379,18 @@ where
             self.report.error = Some(error.into());
             is_handlers
         });
-        match (outcome, self.judged, failure, instead) {
+        match (ended.0, self.judged, failure, instead) {
             (Outcome::Completed, Judged::Enforced, Some(is_handlers), _) => {
-                uncommitted(is_handlers)
+                *ended = uncommitted(is_handlers);
             }
-            (Outcome::Completed, _, _, Some((outcome, result))) => own(outcome, result),
+            (Outcome::Completed, _, _, Some((outcome, result))) => *ended = own(outcome, result),
             (Outcome::Completed | Outcome::Failed, Judged::Enforced, ..)
                 if self.request.keys.is_empty() =>
             {
-                (Outcome::Bypass, ending)
+                ended.0 = Outcome::Bypass;
             }
             // A release that failed changes the log record only.
-            _ => (outcome, ending),
+            _ => {}
         }
     }
 
@@ -467,21 +469,24 @@ const fn own<B, E>(outcome: Outcome, result: DedupResult) -> Ended<B, E> {
 
 /// Reads the response of a success, so that duplicates get it.
 async fn store<ResBody: Body<Data = Bytes>, E>(
-    response: Response<ResponseBody<ResBody>>,
+    ended: &mut Ended<ResBody, E>,
     replay: &Replay,
     time: Duration,
     key: &DedupKey,
-) -> (Ended<ResBody, E>, Option<HandlerSuccess>) {
+) -> Option<HandlerSuccess> {
+    let Ending::Inner(Ok(response)) = &mut ended.1 else { return Some(HandlerSuccess::default()) };
+    let stored = store_response(std::mem::take(response), replay, time, key);
     // A panic of the body counts as a panic of the handler.
-    let stored = AssertUnwindSafe(store_response(response, replay, time, key)).catch_unwind();
-    match stored.await {
+    let (next, success) = match AssertUnwindSafe(stored).catch_unwind().await {
         Ok(Some((response, stored))) => {
-            let ended = (Outcome::Completed, Ending::Inner(Ok(response)));
-            (ended, Some(HandlerSuccess { response: stored }))
+            let success = HandlerSuccess { response: stored };
+            ((Outcome::Completed, Ending::Inner(Ok(response))), Some(success))
         }
         Ok(None) => (own(Outcome::BrokenResponse, DedupResult::BrokenResponse), None),
         Err(panic) => ((Outcome::Panicked, Ending::Panicked(panic)), None),
-    }
+    };
+    *ended = next;
+    success
 }
 
 /// Reads a response. Returns the response to send, and the stored response if it can be stored.
