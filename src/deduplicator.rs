@@ -16,7 +16,7 @@ use crate::adapter::TransactionAdapter;
 use crate::adapter::{DedupAdapter, Fetch, Payloads, Seen};
 use crate::delivery::Delivery;
 use crate::error::{ConfigError, Error, ErrorKind, valid};
-use crate::key::{Event, Keys};
+use crate::key::Event;
 use crate::layer::OnUnavailable;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::ledger::Transactional;
@@ -25,7 +25,7 @@ use crate::ledger::transaction::{DedupTx, TxHandle, TxUnavailable};
 use crate::ledger::{
     Begin, BeginContext, Claim, FailOpen, HandlerSuccess, Lease, Ledger, OnArrival, Times,
 };
-use crate::observe::{Meters, MetersByNamespace, Outcome, RunReport};
+use crate::observe::{MetersByNamespace, Outcome, RunReport};
 use crate::run::{Called, Wait, call, run};
 
 /// Runs a handler for an event, unless the event is a duplicate or in flight.
@@ -279,7 +279,7 @@ impl<L: Ledger> Deduplicator<L> {
         let event = event.into();
         let meters = self.meters.get(event.key().namespace());
         let report = RunReport::start(meters, &event);
-        let span = report.span.span.clone();
+        let span = report.fields.span.span.clone();
         self.run_reported(event, handler, report).instrument(span).await
     }
 
@@ -292,27 +292,29 @@ impl<L: Ledger> Deduplicator<L> {
     where
         F: Future<Output = Result<T, E>>,
     {
-        let (claim, delivery) = match self.claim(event, &report.meters).await {
+        let (claim, delivery) = match self.claim(&event, &report).await {
             Ok(Begin::First { claim, delivery, .. }) => (claim, delivery),
             Ok(Begin::Duplicate(info)) => {
-                report.end(Outcome::Duplicate, Some(info.age), None);
+                report.fields.age = Some(info.age);
+                report.end(Outcome::Duplicate, None);
                 return Ok(RunOutcome::Duplicate(Seen::new(info.age)));
             }
             Ok(Begin::Mismatch(info)) => {
-                report.end(Outcome::Mismatch, Some(info.age), None);
+                report.fields.age = Some(info.age);
+                report.end(Outcome::Mismatch, None);
                 return Ok(RunOutcome::Mismatch(Seen::new(info.age)));
             }
             // An event has a key.
             Ok(Begin::InFlight | Begin::WithoutKey(_)) => {
-                report.end(Outcome::InFlight, None, None);
+                report.end(Outcome::InFlight, None);
                 return Ok(RunOutcome::InFlight);
             }
             Err(error) => {
-                report.end(Outcome::Unavailable, None, Some(&error));
+                report.end(Outcome::Unavailable, Some(&error));
                 return Err(RunError::Store(error));
             }
         };
-        report.attempt = Some((delivery.attempt(), delivery.is_takeover()));
+        report.fields.attempt = Some((delivery.attempt(), delivery.is_takeover()));
         let bound = self.settings.times.handler_timeout;
         let ran = run(Some(claim), |claim: Option<&L::Claim>| {
             let mut extensions = Extensions::new();
@@ -333,7 +335,7 @@ impl<L: Ledger> Deduplicator<L> {
             (Called::TimedOut, _) => Outcome::HandlerTimeout,
             (Called::Panicked(_), _) => Outcome::Panicked,
         };
-        report.end(outcome, None, settled.as_ref().err());
+        report.end(outcome, settled.as_ref().err());
         match called {
             Called::Returned(Ok(value)) => {
                 settled.map(|()| RunOutcome::First(value)).map_err(RunError::Store)
@@ -345,14 +347,13 @@ impl<L: Ledger> Deduplicator<L> {
     }
 
     /// Claims the event. While it is in flight, claims it again until the wait is over.
-    async fn claim(&self, event: Event, meters: &Meters) -> Result<Begin<L::Claim>, Error> {
+    async fn claim(&self, event: &Event, report: &RunReport) -> Result<Begin<L::Claim>, Error> {
         let payloads: Option<Payloads> = event
             .payload()
             .map(|bytes| [(event.key().clone(), Sha256::digest(bytes).into())].into());
         if payloads.is_some() && !self.ledger.stores_data() {
             return Err(Error::new(ErrorKind::Unsupported, "comparing a payload"));
         }
-        let keys = Keys::from(event).without_payloads();
         let Settings { times, wait, fail_open } = self.settings;
         let fetch = if payloads.is_some() { Fetch::Digest } else { Fetch::Nothing };
         let context = BeginContext::new(times.retention, times.lease, times.store_timeout)
@@ -360,15 +361,15 @@ impl<L: Ledger> Deduplicator<L> {
             .with_payloads(payloads)
             .with_fetch(fetch)
             .fail_open(fail_open);
-        let begun = self.ledger.begin(&keys, &context).await?;
+        let begun = self.ledger.begin(&report.keys, &context).await?;
         if !matches!(begun, Begin::InFlight) || wait.is_zero() {
             return Ok(begun);
         }
-        let _waiting = meters.waiting();
+        let _waiting = report.meters.waiting();
         let mut wait = Wait::within(wait);
         loop {
             sleep_until(wait.next()).await;
-            if let Some(begun) = wait.claim(&self.ledger, &keys, &context).await {
+            if let Some(begun) = wait.claim(&self.ledger, &report.keys, &context).await {
                 return begun;
             }
         }

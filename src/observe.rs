@@ -246,7 +246,7 @@ pub(crate) use settings::not_verified;
 pub(crate) use settings::rejected;
 pub(crate) use settings::{short_retention, small_body_limit, unsigned_id};
 pub(crate) use shadow::{ShadowFields, mode_changed, shadow};
-pub(crate) use span::{DeliverySpan, store_span};
+pub(crate) use span::store_span;
 #[cfg(feature = "postgres")]
 pub(crate) use store::lane_restarted;
 pub(crate) use store::store_call;

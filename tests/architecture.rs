@@ -104,7 +104,7 @@ const LEVELS: &[(&str, Levels)] = &[
             &["mode"],
             &["policy", "body", "gate", "paths"],
             &["config"],
-            &["answer", "report"],
+            &["answer"],
             &["delivery"],
             &["admit"],
             &["future"],

@@ -29,13 +29,12 @@ use super::gate::{NotAdmitted, Permit, release_readiness};
 use super::mode::Mode;
 use super::paths::LAST_PATHS;
 use super::policy::{OnMissingKey, Verified};
-use super::report::ReportFields;
 use crate::adapter::Payloads;
 use crate::delivery::{Delivery, Verdict};
 use crate::error::{KeyError, KeyErrorKind};
 use crate::key::{DedupKey, Event, Extracted, KeyPart, Keys, RequestRef};
 use crate::ledger::{Ledger, deadline_in};
-use crate::observe::{self, Outcome};
+use crate::observe::{self, Outcome, Report};
 
 /// A request that has claimed nothing.
 pub(super) struct Admission<S, L, B> {
@@ -43,7 +42,7 @@ pub(super) struct Admission<S, L, B> {
     inner: S,
     head: request::Parts,
     service: Arc<ServiceState<L>>,
-    report: ReportFields,
+    report: Report,
     inner_body: PhantomData<fn() -> B>,
 }
 
@@ -64,7 +63,7 @@ where
 
 impl<S, L, B> Admission<S, L, B> {
     pub(super) fn new(inner: S, head: request::Parts, service: Arc<ServiceState<L>>) -> Self {
-        let report = ReportFields::started_now();
+        let report = Report::started_now();
         Self { inner, head, service, report, inner_body: PhantomData }
     }
 
@@ -130,7 +129,7 @@ where
         if is_nested {
             return self.forward_nested(&request.keys, body);
         }
-        let span = self.report.open_span(request.keys.events(), config);
+        let span = config.open_span(&mut self.report, request.keys.events());
         match self.service.gate.try_run() {
             Some(permit) => self.start(body, request, Judged::Enforced, Some(permit), cx),
             None if config.waits_for_permit => {
@@ -148,7 +147,7 @@ where
         let is_verified = self.is_verified();
         let (request, fault) = self.read_leniently(&body);
         if request.keys.is_empty() && fault.is_none() && is_verified {
-            self.report.emit(Outcome::Bypass, &[], &self.service.config);
+            self.service.config.emit(&self.report, Outcome::Bypass, &[]);
             return self.forward(body);
         }
         if self.is_nested(&request.keys, Delivery::is_judged) {
@@ -169,7 +168,7 @@ where
         self.report.error = fault.map(Into::into);
         let is_named = verdict.is_none_or(Verdict::is_of_a_key);
         let named = if is_named { request.keys.events() } else { &[] };
-        self.report.open_span(named, &self.service.config);
+        self.service.config.open_span(&mut self.report, named);
         self.start(body, request, Judged::InShadow(verdict), permit, cx)
     }
 
@@ -197,7 +196,7 @@ where
         if !keys.is_empty() {
             config.meters.nested();
         }
-        self.report.emit(Outcome::Bypass, keys.events(), config);
+        config.emit(&self.report, Outcome::Bypass, keys.events());
         self.forward(body)
     }
 
@@ -257,7 +256,7 @@ where
         };
         let config = &self.service.config;
         self.report.status = ending.own_status(config);
-        self.report.emit(outcome, request.keys.events(), config);
+        config.emit(&self.report, outcome, request.keys.events());
         Dispatch::Ended(ending)
     }
 
@@ -283,7 +282,7 @@ impl<S, L, B> Admission<S, L, B> {
     fn answer(&mut self, outcome: Outcome, result: DedupResult, events: &[Event]) -> DedupResult {
         let config = &self.service.config;
         self.report.status = Some(result.status(config));
-        self.report.emit(outcome, events, config);
+        config.emit(&self.report, outcome, events);
         result
     }
 

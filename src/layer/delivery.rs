@@ -45,7 +45,6 @@ use super::config::{Config, ServiceState};
 use super::gate::{NotAdmitted, Permit, release_readiness};
 use super::paths::{LAST_PATHS, Path};
 use super::policy::{OnInFlight, OnMismatch, OnUnavailable, Replay};
-use super::report::ReportFields;
 use crate::adapter::{Fetch, Payloads, StoredResponse};
 use crate::delivery::{Delivery, Verdict};
 use crate::error::{Error, ErrorKind};
@@ -53,7 +52,7 @@ use crate::key::{DedupKey, Event, Keys, hex, sha256};
 use crate::ledger::{
     Begin, BeginContext, Claim, DuplicateInfo, HandlerSuccess, Ledger, RunsWithoutKey,
 };
-use crate::observe::{self, Outcome, ShadowFields};
+use crate::observe::{self, Outcome, Report, ShadowFields};
 use crate::run::{Called, Wait, call, run};
 
 /// The keys of a request. Without a key, there are none.
@@ -84,7 +83,7 @@ pub(super) struct Run<S, L, B> {
     pub(super) service: Arc<ServiceState<L>>,
     /// `None` while the delivery waits for another one, and in shadow if none was free.
     pub(super) permit: Option<Permit>,
-    pub(super) report: ReportFields,
+    pub(super) report: Report,
     pub(super) inner_body: PhantomData<fn() -> B>,
 }
 
@@ -131,7 +130,7 @@ where
                 _ => true,
             };
             let events = if is_named { self.request.keys.events() } else { &[] };
-            self.report.emit(outcome, events, config);
+            config.emit(&self.report, outcome, events);
             ending
         }
     }
@@ -425,7 +424,7 @@ fn judge<ResBody, E>(
     called: Called<Response<ResBody>, E>,
     config: &Config,
     judged: Judged,
-    report: &mut ReportFields,
+    report: &mut Report,
 ) -> Ended<ResBody, E> {
     let response = match called {
         Called::Returned(Ok(response)) => response,
@@ -467,55 +466,41 @@ const fn own<B, E>(outcome: Outcome, result: DedupResult) -> Ended<B, E> {
     (outcome, Ending::Own(result))
 }
 
-/// Reads the response of a success, so that duplicates get it.
+/// Reads the response of a success, so that duplicates get it. A body that ends in an error or panics is no
+/// success.
 async fn store<ResBody: Body<Data = Bytes>, E>(
     ended: &mut Ended<ResBody, E>,
     replay: &Replay,
     time: Duration,
     key: &DedupKey,
 ) -> Option<HandlerSuccess> {
-    let Ending::Inner(Ok(response)) = &mut ended.1 else { return Some(HandlerSuccess::default()) };
-    let stored = store_response(std::mem::take(response), replay, time, key);
-    // A panic of the body counts as a panic of the handler.
-    let (next, success) = match AssertUnwindSafe(stored).catch_unwind().await {
-        Ok(Some((response, stored))) => {
-            let success = HandlerSuccess { response: stored };
-            ((Outcome::Completed, Ending::Inner(Ok(response))), Some(success))
-        }
-        Ok(None) => (own(Outcome::BrokenResponse, DedupResult::BrokenResponse), None),
-        Err(panic) => ((Outcome::Panicked, Ending::Panicked(panic)), None),
+    let (head, body) = match &mut ended.1 {
+        Ending::Inner(Ok(response)) => std::mem::take(response).into_parts(),
+        _ => return Some(HandlerSuccess::default()),
     };
-    *ended = next;
-    success
-}
-
-/// Reads a response. Returns the response to send, and the stored response if it can be stored.
-/// Returns `None` if its body ends in an error.
-async fn store_response<ResBody: Body<Data = Bytes>>(
-    response: Response<ResponseBody<ResBody>>,
-    replay: &Replay,
-    time: Duration,
-    key: &DedupKey,
-) -> Option<(Response<ResponseBody<ResBody>>, Option<Arc<StoredResponse>>)> {
-    let (head, body) = response.into_parts();
     let Some(body) = body.into_inner() else {
-        return Some((Response::from_parts(head, ResponseBody::own()), None));
+        ended.1 = Ending::Inner(Ok(Response::from_parts(head, ResponseBody::own())));
+        return Some(HandlerSuccess::default());
     };
-    let (selected, body) = match buffer_response(body, replay.limit(), time).await.ok()? {
-        Buffered::Whole(bytes, body) => {
+    let read = buffer_response(body, replay.limit(), time);
+    let (stored, body) = match AssertUnwindSafe(read).catch_unwind().await {
+        Ok(Ok(Buffered::Whole(bytes, body))) => {
             let headers = replay.select(&head.headers);
             (headers.map(|headers| StoredResponse::new(head.status, headers, bytes)), body)
         }
-        Buffered::Not(reason, body) => (Err(reason), body),
-    };
-    let stored = match selected {
-        Ok(stored) => Some(Arc::new(stored)),
-        Err(reason) => {
-            observe::response_not_stored(key, reason);
-            None
+        Ok(Ok(Buffered::Not(reason, body))) => (Err(reason), body),
+        Ok(Err(_)) => {
+            *ended = own(Outcome::BrokenResponse, DedupResult::BrokenResponse);
+            return None;
+        }
+        Err(panic) => {
+            *ended = (Outcome::Panicked, Ending::Panicked(panic));
+            return None;
         }
     };
-    Some((Response::from_parts(head, body), stored))
+    ended.1 = Ending::Inner(Ok(Response::from_parts(head, body)));
+    let stored = stored.inspect_err(|reason| observe::response_not_stored(key, reason));
+    Some(HandlerSuccess { response: stored.ok().map(Arc::new) })
 }
 
 /// Returns the first 16 hex digits of the SHA-256 of the part of the payload that is compared, or else

@@ -33,8 +33,7 @@
 //!    were no task.
 //!
 //! The other modules: `policy`, `mode`, `config`, `builder`, `settings` and `fallible` hold the settings,
-//! `idempotency` those for `Idempotency-Key`; `paths` has the paths of events, `report` the log record, `handle`
-//! the public counters.
+//! `idempotency` those for `Idempotency-Key`; `paths` has the paths of events, `handle` the public counters.
 
 mod admit;
 mod answer;
@@ -50,7 +49,6 @@ mod idempotency;
 mod mode;
 mod paths;
 mod policy;
-mod report;
 mod service;
 mod settings;
 
