@@ -268,6 +268,10 @@ impl<L: Ledger> Deduplicator<L> {
     ///   adapter has no [`stored_data`](crate::adapter::Abilities::stored_data).
     ///
     /// After any of them, do not acknowledge the message.
+    ///
+    /// # Panics
+    ///
+    /// A panic of the handler is resumed once its key is released.
     pub async fn run<T, E, F>(
         &self,
         event: impl Into<Event>,
