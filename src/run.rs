@@ -6,8 +6,8 @@
 //! 4. [`run`] commits the claim of a success, and rolls back any other claim.
 //!
 //! A layer adds its bounds and its answers. In shadow, it calls the handler under every verdict. A request
-//! without a key has nothing to claim. A [`Deduplicator`](crate::Deduplicator) has no bounds, and nothing
-//! wakes it while it waits.
+//! without a key has nothing to claim. A [`Deduplicator`](crate::Deduplicator) has no bounds on running
+//! deliveries, and nothing wakes it while it waits.
 //!
 //! # What happens if a future is dropped?
 //!

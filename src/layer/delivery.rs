@@ -7,7 +7,7 @@
 //!    duplicates get it.
 //! 3. Deliveries that wait for the event are woken once the claim is settled.
 //!
-//! A request without a key has nothing to claim, and the same way.
+//! A request without a key takes the same way, with nothing to claim.
 //!
 //! # Shadow
 //!
@@ -151,7 +151,7 @@ where
             delivery.keys().for_each(|key| LAST_PATHS.insert(key, self.path));
             self.report.attempt = Some((delivery.attempt(), delivery.is_takeover()));
         }
-        // The handler's place: its ending is moved as little as possible.
+        // `handle` writes the ending here. As an output it would be moved four times.
         let mut ended = own(Outcome::Unavailable, DedupResult::Unavailable);
         let (this, held, to) = (&mut *self, delivery.as_ref(), &mut ended);
         let ran = run(claim, move |claim: Option<&L::Claim>| this.handle(claim, held, to));
@@ -223,6 +223,7 @@ where
         }
     }
 
+    /// Returns the delivery whose handler runs, or the answer.
     fn judge_claim(
         &mut self,
         begun: Result<Begin<L::Claim>, Error>,

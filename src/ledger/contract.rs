@@ -46,6 +46,7 @@ pub trait Ledger: Sealed + Send + Sync + 'static {
 
     /// Returns `true` if an outer layer runs this request, which has no key here, as this layer would.
     #[doc(hidden)]
+    #[must_use]
     fn runs_outside(extensions: &Extensions) -> bool {
         extensions.get::<RunsWithoutKey>().is_some()
     }
