@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::future::Future;
+use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::Extensions;
 use sha2::{Digest, Sha256};
-use tokio::time::Instant;
+use tokio::time::sleep_until;
 use tracing::Instrument;
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
@@ -15,7 +16,7 @@ use crate::adapter::TransactionAdapter;
 use crate::adapter::{DedupAdapter, Fetch, Payloads, Seen};
 use crate::delivery::Delivery;
 use crate::error::{ConfigError, Error, ErrorKind, valid};
-use crate::key::{Event, Keys};
+use crate::key::Event;
 use crate::layer::OnUnavailable;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::ledger::Transactional;
@@ -23,9 +24,9 @@ use crate::ledger::Transactional;
 use crate::ledger::transaction::{DedupTx, TxHandle, TxUnavailable};
 use crate::ledger::{
     Begin, BeginContext, Claim, FailOpen, HandlerSuccess, Lease, Ledger, OnArrival, Times,
-    deadline_in, poll_delays,
 };
-use crate::observe::{Meters, MetersByNamespace, Outcome, RunReport};
+use crate::observe::{MetersByNamespace, Outcome, RunReport};
+use crate::run::{Called, Wait, call, run};
 
 /// Runs a handler for an event, unless the event is a duplicate or in flight.
 ///
@@ -267,6 +268,10 @@ impl<L: Ledger> Deduplicator<L> {
     ///   adapter has no [`stored_data`](crate::adapter::Abilities::stored_data).
     ///
     /// After any of them, do not acknowledge the message.
+    ///
+    /// # Panics
+    ///
+    /// A panic of the handler is resumed once its key is released.
     pub async fn run<T, E, F>(
         &self,
         event: impl Into<Event>,
@@ -278,7 +283,7 @@ impl<L: Ledger> Deduplicator<L> {
         let event = event.into();
         let meters = self.meters.get(event.key().namespace());
         let report = RunReport::start(meters, &event);
-        let span = report.span.span.clone();
+        let span = report.fields.span.span.clone();
         self.run_reported(event, handler, report).instrument(span).await
     }
 
@@ -291,91 +296,87 @@ impl<L: Ledger> Deduplicator<L> {
     where
         F: Future<Output = Result<T, E>>,
     {
-        let claim = match self.begin(event, &report.meters).await {
-            Ok(Begin::First { claim, .. }) => claim,
+        let (claim, delivery) = match self.claim(&event, &report).await {
+            Ok(Begin::First { claim, delivery, .. }) => (claim, delivery),
             Ok(Begin::Duplicate(info)) => {
-                report.end(Outcome::Duplicate, Some(info.age), None);
+                report.fields.age = Some(info.age);
+                report.end(Outcome::Duplicate, None);
                 return Ok(RunOutcome::Duplicate(Seen::new(info.age)));
             }
             Ok(Begin::Mismatch(info)) => {
-                report.end(Outcome::Mismatch, Some(info.age), None);
+                report.fields.age = Some(info.age);
+                report.end(Outcome::Mismatch, None);
                 return Ok(RunOutcome::Mismatch(Seen::new(info.age)));
             }
-            Ok(Begin::InFlight) => {
-                report.end(Outcome::InFlight, None, None);
+            // An event has a key.
+            Ok(Begin::InFlight | Begin::WithoutKey(_)) => {
+                report.end(Outcome::InFlight, None);
                 return Ok(RunOutcome::InFlight);
             }
             Err(error) => {
-                report.end(Outcome::Unavailable, None, Some(&error));
+                report.end(Outcome::Unavailable, Some(&error));
                 return Err(RunError::Store(error));
             }
         };
-        let mut extensions = Extensions::new();
-        claim.attach(&mut extensions);
-        let delivery = claim.delivery().clone();
-        report.attempt = Some((delivery.attempt(), delivery.is_takeover()));
-        let handled = handler(RunContext { delivery, extensions });
-        let handled = match self.settings.times.handler_timeout {
-            None => handled.await.map_err(RunError::Handler),
-            Some(bound) => match tokio::time::timeout(bound, handled).await {
-                Ok(handled) => handled.map_err(RunError::Handler),
-                Err(_elapsed) => Err(RunError::TimedOut),
-            },
+        report.fields.attempt = Some((delivery.attempt(), delivery.is_takeover()));
+        let bound = self.settings.times.handler_timeout;
+        let ran = run(Some(claim), |claim: Option<&L::Claim>| {
+            let mut extensions = Extensions::new();
+            if let Some(claim) = claim {
+                claim.attach(&mut extensions);
+            }
+            async move {
+                let called = call(bound, || handler(RunContext { delivery, extensions })).await;
+                let is_success = matches!(called, Called::Returned(Ok(_)));
+                (called, is_success.then(HandlerSuccess::default))
+            }
+        });
+        let (called, settled) = ran.await;
+        let outcome = match (&called, &settled) {
+            (Called::Returned(Ok(_)), Ok(())) => Outcome::Completed,
+            (Called::Returned(Ok(_)), Err(_)) => Outcome::Uncommitted,
+            (Called::Returned(Err(_)), _) => Outcome::Failed,
+            (Called::TimedOut, _) => Outcome::HandlerTimeout,
+            (Called::Panicked(_), _) => Outcome::Panicked,
         };
-        match handled {
-            Ok(value) => {
-                let committed = claim.commit(&HandlerSuccess::default()).await;
-                let is_committed = committed.is_ok();
-                let outcome = if is_committed { Outcome::Completed } else { Outcome::Uncommitted };
-                report.end(outcome, None, committed.as_ref().err());
-                committed.map(|()| RunOutcome::First(value)).map_err(RunError::Store)
+        report.end(outcome, settled.as_ref().err());
+        match called {
+            Called::Returned(Ok(value)) => {
+                settled.map(|()| RunOutcome::First(value)).map_err(RunError::Store)
             }
-            Err(error) => {
-                let released = claim.rollback().await;
-                let is_timeout = matches!(error, RunError::TimedOut);
-                let outcome = if is_timeout { Outcome::HandlerTimeout } else { Outcome::Failed };
-                report.end(outcome, None, released.as_ref().err());
-                Err(error)
-            }
+            Called::Returned(Err(error)) => Err(RunError::Handler(error)),
+            Called::TimedOut => Err(RunError::TimedOut),
+            Called::Panicked(panic) => resume_unwind(panic),
         }
     }
 
     /// Claims the event. While it is in flight, claims it again until the wait is over.
-    async fn begin(&self, event: Event, meters: &Meters) -> Result<Begin<L::Claim>, Error> {
+    async fn claim(&self, event: &Event, report: &RunReport) -> Result<Begin<L::Claim>, Error> {
         let payloads: Option<Payloads> = event
             .payload()
             .map(|bytes| [(event.key().clone(), Sha256::digest(bytes).into())].into());
         if payloads.is_some() && !self.ledger.stores_data() {
             return Err(Error::new(ErrorKind::Unsupported, "comparing a payload"));
         }
-        let keys = Keys::from(event).without_payloads();
         let Settings { times, wait, fail_open } = self.settings;
-        // A new token for every claim: an earlier one may still be released in the background.
-        let context = |fail_open| {
-            let fetch = if payloads.is_some() { Fetch::Digest } else { Fetch::Nothing };
-            BeginContext::new(times.retention, times.lease, times.store_timeout)
-                .with_handler_bound(times.handler_timeout)
-                .with_payloads(payloads.clone())
-                .with_fetch(fetch)
-                .fail_open(fail_open)
-        };
-        let deadline = deadline_in(wait);
-        let mut begun = self.ledger.begin(&keys, &context(fail_open)).await?;
-        let mut delays = poll_delays();
-        let waits = matches!(begun, Begin::InFlight) && Instant::now() < deadline;
-        let _waiting = waits.then(|| meters.waiting());
-        while matches!(begun, Begin::InFlight) && Instant::now() < deadline {
-            let delay = delays.next().unwrap_or_default();
-            tokio::time::sleep_until(deadline.min(Instant::now() + delay)).await;
-            // Closed, whatever the policy: another delivery runs this event, so an error of the store
-            // must not start it unprotected.
-            match self.ledger.begin(&keys, &context(false)).await {
-                Ok(again) => begun = again,
-                Err(error) if Instant::now() >= deadline && !fail_open => return Err(error),
-                Err(_) => {}
+        let fetch = if payloads.is_some() { Fetch::Digest } else { Fetch::Nothing };
+        let context = BeginContext::new(times.retention, times.lease, times.store_timeout)
+            .with_handler_bound(times.handler_timeout)
+            .with_payloads(payloads)
+            .with_fetch(fetch)
+            .fail_open(fail_open);
+        let begun = self.ledger.begin(&report.keys, &context).await?;
+        if !matches!(begun, Begin::InFlight) || wait.is_zero() {
+            return Ok(begun);
+        }
+        let _waiting = report.meters.waiting();
+        let mut wait = Wait::within(wait);
+        loop {
+            sleep_until(wait.next()).await;
+            if let Some(begun) = wait.claim(&self.ledger, &report.keys, &context).await {
+                return begun;
             }
         }
-        Ok(begun)
     }
 }
 

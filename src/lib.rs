@@ -107,6 +107,7 @@ pub mod ledger;
 pub mod observe;
 pub mod provider;
 mod purger;
+mod run;
 #[cfg(feature = "testing")]
 pub mod testing;
 #[cfg(feature = "verify")]

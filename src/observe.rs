@@ -41,7 +41,7 @@
 //! | `unscoped` | error | a request with an `Idempotency-Key` has no [scope](crate::DedupLayer::idempotency_key): no layer outside has set it |
 //! | `cancelled` | warn | the caller dropped the future of [`Deduplicator::run`](crate::Deduplicator::run) before its end; [its documentation](crate::Deduplicator#cancel-safety) says what happens to the key |
 //! | `handshake` | info | the layer answered a [handshake](crate::KeyExtractor::handshake_when), such as GitHub's ping |
-//! | `bypass` | debug | a request without an event for the handler, a missing key that passes through, or a delivery that an outer layer already runs. Under a transactional ledger, the record of the first two comes after the handler, and `uncommitted`, `panicked` and `handler_timeout` apply to them too |
+//! | `bypass` | debug | a request without an event for the handler, a missing key that passes through, or a delivery that an outer layer already runs. The record of the first two comes after the handler, and `uncommitted`, `panicked`, `handler_timeout` and `overloaded` apply to them too |
 //!
 //! Other records, with the same target. A record about one event names it by the hash of its id:
 //!
@@ -159,7 +159,7 @@
 //! | `delivery` | info | `namespace`, `id`, `outcome`, `attempt`, `mode`, `verdict` | a delivery, from its keys to its end: waiting, store calls and the handler. It goes along into the task of the delivery. Records of the handler are inside it; the record `delivery` has the fields itself and is in the span around it |
 //! | `store` | debug | `operation`, `result` | one call to the store, with its wait in the queue |
 //!
-//! A request that is refused before its keys are known, or that passes through, has no span `delivery`.
+//! A request that is refused before its keys are known, or that an outer layer runs, has no span `delivery`.
 //! `outcome` and `attempt` are set at the end. A background write has a span `store` outside of any
 //! `delivery`.
 //!
@@ -246,7 +246,7 @@ pub(crate) use settings::not_verified;
 pub(crate) use settings::rejected;
 pub(crate) use settings::{short_retention, small_body_limit, unsigned_id};
 pub(crate) use shadow::{ShadowFields, mode_changed, shadow};
-pub(crate) use span::{DeliverySpan, store_span};
+pub(crate) use span::store_span;
 #[cfg(feature = "postgres")]
 pub(crate) use store::lane_restarted;
 pub(crate) use store::store_call;

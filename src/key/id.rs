@@ -239,7 +239,7 @@ impl fmt::Debug for Event {
 /// The events of one delivery with their keys: at least one event, in the order of the request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Keys {
-    /// Never empty.
+    /// Empty for [`Keys::none`] only.
     events: List<Event>,
     multi_event: bool,
 }
@@ -255,6 +255,16 @@ impl Keys {
     #[must_use]
     pub fn new(events: Vec<Event>) -> Option<Self> {
         (!events.is_empty()).then(|| Self { events: events.into(), multi_event: true })
+    }
+
+    /// Returns the keys of a request without an event. Only the layer's way of a delivery knows such keys.
+    pub(crate) fn none() -> Self {
+        Self { events: List::new(), multi_event: false }
+    }
+
+    /// Returns `true` for [`none`](Self::none).
+    pub(crate) fn is_empty(&self) -> bool {
+        self.events.is_empty()
     }
 
     /// Replaces the events by this one; the delivery stays a multi-event delivery if it was one.
@@ -285,7 +295,7 @@ impl Keys {
     /// Returns the first event's key, which log records name.
     #[must_use]
     pub fn first(&self) -> &DedupKey {
-        // No constructor makes an empty list.
+        // No public constructor makes an empty list.
         self.events[0].key()
     }
 

@@ -24,20 +24,17 @@ use super::body::BodyFault;
 #[cfg(feature = "axum")]
 use super::body::{BODY_LIMIT, raise_limit_of_axum};
 use super::config::ServiceState;
-use super::delivery::Run;
+use super::delivery::{Judged, RequestKeys, Run, refused};
 use super::gate::{NotAdmitted, Permit, release_readiness};
-use super::keyless::run_without_key;
 use super::mode::Mode;
 use super::paths::LAST_PATHS;
 use super::policy::{OnMissingKey, Verified};
-use super::report::ReportFields;
-use super::shadow::{ReadKeys, ShadowRun};
 use crate::adapter::Payloads;
 use crate::delivery::{Delivery, Verdict};
 use crate::error::{KeyError, KeyErrorKind};
-use crate::key::{DedupKey, Extracted, KeyPart, Keys, RequestRef};
-use crate::ledger::{KeylessClaim, Ledger, deadline_in};
-use crate::observe::{self, Outcome};
+use crate::key::{DedupKey, Event, Extracted, KeyPart, Keys, RequestRef};
+use crate::ledger::{Ledger, deadline_in};
+use crate::observe::{self, Outcome, Report};
 
 /// A request that has claimed nothing.
 pub(super) struct Admission<S, L, B> {
@@ -45,7 +42,7 @@ pub(super) struct Admission<S, L, B> {
     inner: S,
     head: request::Parts,
     service: Arc<ServiceState<L>>,
-    report: ReportFields,
+    report: Report,
     inner_body: PhantomData<fn() -> B>,
 }
 
@@ -64,32 +61,9 @@ where
     Ended(Ending<ResBody, S::Error>),
 }
 
-/// The keys of a request.
-struct RequestKeys {
-    keys: Keys,
-    /// The digests of the payloads, if the layer compares payloads.
-    payloads: Option<Payloads>,
-}
-
-/// What a request asks of the layer.
-enum Work {
-    Delivery(RequestKeys),
-    /// A request without a key, whose handler may take a transaction.
-    Keyless(Box<dyn KeylessClaim>),
-}
-
-impl Work {
-    fn keys(&self) -> Option<&Keys> {
-        match self {
-            Self::Delivery(request) => Some(&request.keys),
-            Self::Keyless(_) => None,
-        }
-    }
-}
-
 impl<S, L, B> Admission<S, L, B> {
     pub(super) fn new(inner: S, head: request::Parts, service: Arc<ServiceState<L>>) -> Self {
-        let report = ReportFields::started_now();
+        let report = Report::started_now();
         Self { inner, head, service, report, inner_body: PhantomData }
     }
 
@@ -126,69 +100,58 @@ where
     }
 
     /// Reads the keys, takes a permit, and starts the delivery.
-    ///
-    /// Under a transactional ledger, a request without a key takes the same way, because its handler
-    /// may take a connection of the same pool.
     fn enforce(mut self, body: Bytes, cx: &mut Context<'_>) -> Dispatch<S, B, ResBody> {
         let config = &self.service.config;
         if !self.is_verified() {
-            return self.answer(Outcome::Unverified, DedupResult::Unverified, None).into();
+            return self.answer(Outcome::Unverified, DedupResult::Unverified, &[]).into();
         }
         if !config.handshakes_to_handler
             && config.key.is_handshake(&RequestRef::new(&self.head, &body))
         {
-            return self.answer(Outcome::Handshake, DedupResult::Handshake, None).into();
+            return self.answer(Outcome::Handshake, DedupResult::Handshake, &[]).into();
         }
-        let work = match self.request_keys(&body) {
-            Ok(Some(request)) => Work::Delivery(request),
-            Ok(None) => {
-                let context = config.begin_context(None);
-                let claim = self.service.ledger.begin_without_key(&self.head.extensions, context);
-                let Some(claim) = claim else {
-                    self.report.emit(Outcome::Bypass, None, config);
-                    return self.forward(body);
-                };
-                Work::Keyless(claim)
-            }
+        let request = match self.request_keys(&body) {
+            Ok(request) => request,
             Err(error) => {
                 let (outcome, result) = match error.kind() {
                     KeyErrorKind::MissingScope => (Outcome::Unscoped, DedupResult::Unscoped),
                     _ => (Outcome::InvalidKey, DedupResult::InvalidKey),
                 };
                 self.report.error = Some(error.into());
-                return self.answer(outcome, result, None).into();
+                return self.answer(outcome, result, &[]).into();
             }
         };
-        if let Work::Delivery(request) = &work
-            && self.is_nested(&request.keys, Delivery::holds)
-        {
+        let is_nested = if request.keys.is_empty() {
+            L::runs_outside(&self.head.extensions)
+        } else {
+            self.is_nested(&request.keys, Delivery::holds)
+        };
+        if is_nested {
             return self.forward_nested(&request.keys, body);
         }
-        let span = self.report.open_span(work.keys(), config);
+        let span = config.open_span(&mut self.report, request.keys.events());
         match self.service.gate.try_run() {
-            Some(permit) => self.start(body, work, permit, cx),
+            Some(permit) => self.start(body, request, Judged::Enforced, Some(permit), cx),
             None if config.waits_for_permit => {
-                Dispatch::Permit(Box::pin(self.wait_for_permit(body, work).instrument(span)))
+                Dispatch::Permit(Box::pin(self.wait_for_permit(body, request).instrument(span)))
             }
-            None => self.answer(Outcome::Overloaded, DedupResult::Unavailable, work.keys()).into(),
+            None => {
+                let events = request.keys.events();
+                self.answer(Outcome::Overloaded, DedupResult::Unavailable, events).into()
+            }
         }
     }
 
     /// Starts a delivery in shadow, whatever is wrong with it.
     fn observe(mut self, body: Bytes, cx: &mut Context<'_>) -> Dispatch<S, B, ResBody> {
         let is_verified = self.is_verified();
-        let (read, fault) = match self.read_leniently(&body) {
-            Some(read) => read,
-            None if is_verified => {
-                self.report.emit(Outcome::Bypass, None, &self.service.config);
-                return self.forward(body);
-            }
-            None => (ReadKeys { keys: None, payloads: None }, None),
-        };
-        if let Some(keys) = &read.keys
-            && self.is_nested(keys, Delivery::is_judged)
-        {
-            return self.forward_nested(keys, body);
+        let (request, fault) = self.read_leniently(&body);
+        if request.keys.is_empty() && fault.is_none() && is_verified {
+            self.service.config.emit(&self.report, Outcome::Bypass, &[]);
+            return self.forward(body);
+        }
+        if self.is_nested(&request.keys, Delivery::is_judged) {
+            return self.forward_nested(&request.keys, body);
         }
         // Under `Enforce`, a faulty request is refused before it takes a permit.
         let is_sound = is_verified && fault.is_none();
@@ -203,22 +166,10 @@ where
             None
         };
         self.report.error = fault.map(Into::into);
-        let named = read.keys.as_ref().filter(|_| verdict.is_none_or(Verdict::is_of_a_key));
-        let span = self.report.open_span(named, &self.service.config);
-        let Self { inner, head, service, report, inner_body } = self;
-        let delivery = ShadowRun {
-            inner,
-            body,
-            read,
-            verdict,
-            permit,
-            path: LAST_PATHS.path(head.uri.path()),
-            head,
-            service: Arc::clone(&service),
-            report,
-            inner_body,
-        };
-        run_detached(Box::pin(delivery.run()), service, span, cx)
+        let is_named = verdict.is_none_or(Verdict::is_of_a_key);
+        let named = if is_named { request.keys.events() } else { &[] };
+        self.service.config.open_span(&mut self.report, named);
+        self.start(body, request, Judged::InShadow(verdict), permit, cx)
     }
 
     /// Calls the inner service as if the layer were not there, except that a handler which takes a
@@ -227,7 +178,10 @@ where
         // The `Delivery` of an outer layer stays: it knows which events are complete.
         let outer = self.head.extensions.get::<Delivery>();
         let is_judged = outer.is_some_and(|outer| outer.verdict() != Verdict::Off);
-        if !is_judged && let Some((Some(keys), _)) = self.extract_leniently(&body) {
+        if !is_judged
+            && let (keys, _) = self.extract_leniently(&body)
+            && !keys.is_empty()
+        {
             let keys = keys.without_payloads();
             let delivery = Delivery::unenforced(keys.events().into(), Verdict::Off, None);
             delivery.set_request(&keys);
@@ -239,48 +193,47 @@ where
     /// Lets a request through that an outer layer runs.
     fn forward_nested(self, keys: &Keys, body: Bytes) -> Dispatch<S, B, ResBody> {
         let config = &self.service.config;
-        config.meters.nested();
-        self.report.emit(Outcome::Bypass, Some(keys), config);
+        if !keys.is_empty() {
+            config.meters.nested();
+        }
+        config.emit(&self.report, Outcome::Bypass, keys.events());
         self.forward(body)
     }
 
-    /// Starts a delivery that has its permit. It runs to its end, whatever the caller does.
+    /// Starts a delivery that has its permit, if it needs one. It runs to its end, whatever the caller
+    /// does.
     fn start(
         self,
         body: Bytes,
-        work: Work,
-        permit: Permit,
+        request: RequestKeys,
+        judged: Judged,
+        permit: Option<Permit>,
         cx: &mut Context<'_>,
     ) -> Dispatch<S, B, ResBody> {
         let Self { inner, head, service, report, inner_body } = self;
         let span = report.span.span.clone();
-        let RequestKeys { keys, payloads } = match work {
-            Work::Delivery(request) => request,
-            Work::Keyless(claim) => {
-                let request = Request::from_parts(head, B::from(body));
-                let run =
-                    run_without_key(inner, request, Arc::clone(&service), permit, report, claim);
-                return run_detached(Box::pin(run), service, span, cx);
-            }
-        };
         // Two boxes, each below 1 KiB, because common allocators are faster below that size.
         let run = Box::new(Run {
             inner,
             body,
-            keys,
-            payloads,
+            request,
+            judged,
             report,
             inner_body,
             path: LAST_PATHS.path(head.uri.path()),
             head: Some(head),
             service: Arc::clone(&service),
-            permit: Some(permit),
+            permit,
         });
         run_detached(Box::pin(run.to_the_end()), service, span, cx)
     }
 
     /// Waits for a permit, then starts the delivery.
-    async fn wait_for_permit(mut self, body: Bytes, work: Work) -> Dispatch<S, B, ResBody> {
+    async fn wait_for_permit(
+        mut self,
+        body: Bytes,
+        request: RequestKeys,
+    ) -> Dispatch<S, B, ResBody> {
         let gate = Arc::clone(&self.service.gate);
         // A drain waits for this delivery too.
         let _counted = gate.tasks.token();
@@ -296,14 +249,14 @@ where
             Ok(permit) => {
                 // The delivery may wait again, for another delivery of its event.
                 drop(place);
-                return lazy(|cx| self.start(body, work, permit, cx)).await;
+                let judged = Judged::Enforced;
+                return lazy(|cx| self.start(body, request, judged, Some(permit), cx)).await;
             }
-            Err(NotAdmitted::Full) => (Outcome::Overloaded, Ending::Own(DedupResult::Unavailable)),
-            Err(NotAdmitted::Inner(error)) => (Outcome::Failed, Ending::Inner(Err(error))),
+            Err(reason) => refused(reason),
         };
         let config = &self.service.config;
         self.report.status = ending.own_status(config);
-        self.report.emit(outcome, work.keys(), config);
+        config.emit(&self.report, outcome, request.keys.events());
         Dispatch::Ended(ending)
     }
 
@@ -323,18 +276,13 @@ impl<S, L, B> Admission<S, L, B> {
                 (Outcome::BrokenBody, DedupResult::BrokenBody)
             }
         };
-        self.answer(outcome, result, None)
+        self.answer(outcome, result, &[])
     }
 
-    fn answer(
-        &mut self,
-        outcome: Outcome,
-        result: DedupResult,
-        keys: Option<&Keys>,
-    ) -> DedupResult {
+    fn answer(&mut self, outcome: Outcome, result: DedupResult, events: &[Event]) -> DedupResult {
         let config = &self.service.config;
         self.report.status = Some(result.status(config));
-        self.report.emit(outcome, keys, config);
+        config.emit(&self.report, outcome, events);
         result
     }
 
@@ -350,53 +298,50 @@ impl<S, L, B> Admission<S, L, B> {
         !self.service.config.require_verified || self.head.extensions.get::<Verified>().is_some()
     }
 
-    /// Returns `None` for a request that is not deduplicated.
-    fn request_keys(&self, body: &Bytes) -> Result<Option<RequestKeys>, KeyError> {
-        let Some(keys) = self.extract(body)? else { return Ok(None) };
+    fn request_keys(&self, body: &Bytes) -> Result<RequestKeys, KeyError> {
+        let keys = self.extract(body)?;
         let payloads = self.bounded_payloads(&keys, body)?;
         // A background write may hold the keys, and must not hold the body.
-        Ok(Some(RequestKeys { keys: keys.without_payloads(), payloads }))
+        Ok(RequestKeys { keys: keys.without_payloads(), payloads })
     }
 
-    /// Reads a request in shadow, and returns the fault of its keys too. Returns `None` for a request
-    /// that is not deduplicated.
-    fn read_leniently(&self, body: &Bytes) -> Option<(ReadKeys, Option<KeyError>)> {
-        let (keys, mut fault) = self.extract_leniently(body)?;
+    /// Reads a request in shadow, and returns the fault of its keys too.
+    fn read_leniently(&self, body: &Bytes) -> (RequestKeys, Option<KeyError>) {
+        let (keys, mut fault) = self.extract_leniently(body);
         let mut payloads = None;
-        if let (Some(keys), None) = (&keys, &fault) {
-            match caught(|| self.bounded_payloads(keys, body)) {
+        if fault.is_none() {
+            match caught(|| self.bounded_payloads(&keys, body)) {
                 Ok(digests) => payloads = digests,
                 Err(error) => fault = Some(error),
             }
         }
-        Some((ReadKeys { keys: keys.map(Keys::without_payloads), payloads }, fault))
+        (RequestKeys { keys: keys.without_payloads(), payloads }, fault)
     }
 
     /// Returns the keys of a request that reaches the handler whatever is wrong with them. If there is a
-    /// fault, returns the fault and the digest of the body as the key, unless the body is empty. Returns
-    /// `None` for a request that is not deduplicated.
-    fn extract_leniently(&self, body: &Bytes) -> Option<(Option<Keys>, Option<KeyError>)> {
+    /// fault, returns the fault and the digest of the body as the key, unless the body is empty.
+    fn extract_leniently(&self, body: &Bytes) -> (Keys, Option<KeyError>) {
         match caught(|| self.extract(body)) {
-            Ok(keys) => keys.map(|keys| (Some(keys), None)),
+            Ok(keys) => (keys, None),
             Err(fault) => {
                 let request = RequestRef::new(&self.head, body);
                 let digest = caught(|| self.service.config.key.body_digest(&request));
-                Some((digest.ok(), Some(fault)))
+                (digest.unwrap_or_else(|_| Keys::none()), Some(fault))
             }
         }
     }
 
-    /// Returns the keys, or `None` for a request that is not deduplicated.
-    fn extract(&self, body: &Bytes) -> Result<Option<Keys>, KeyError> {
+    /// Returns the keys, or [`Keys::none`] for a request that reaches the handler without one.
+    fn extract(&self, body: &Bytes) -> Result<Keys, KeyError> {
         let config = &self.service.config;
         let request = RequestRef::new(&self.head, body);
         match config.key.extract(&request)? {
-            Extracted::Keys(keys) => Ok(Some(keys)),
-            Extracted::Bypass => Ok(None),
+            Extracted::Keys(keys) => Ok(keys),
+            Extracted::Bypass => Ok(Keys::none()),
             Extracted::Missing => match config.on_missing_key {
                 OnMissingKey::Reject => Err(KeyError::new(KeyErrorKind::Missing, "the key")),
-                OnMissingKey::PassThrough => Ok(None),
-                OnMissingKey::BodyDigest => config.key.body_digest(&request).map(Some),
+                OnMissingKey::PassThrough => Ok(Keys::none()),
+                OnMissingKey::BodyDigest => config.key.body_digest(&request),
             },
         }
     }

@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderName, Method, StatusCode};
+use tracing::Span;
 
 use super::body::{BODY_LIMIT, BODY_TIMEOUT};
 use super::gate::Gate;
 use super::policy::{LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Success};
 use crate::adapter::{Fetch, Payloads};
-use crate::key::{KeyExtractor, KeyPart};
+use crate::key::{Event, KeyExtractor, KeyPart};
 use crate::ledger::{BeginContext, Times};
-use crate::observe::Meters;
+use crate::observe::{Meters, Outcome, Report};
 
 /// The state that all deliveries of one service share.
 pub(super) struct ServiceState<L> {
@@ -112,6 +113,16 @@ impl Config {
     pub(super) fn deduplicates(&self, method: &Method) -> bool {
         self.methods.contains(method)
             || (method == Method::HEAD && self.methods.contains(&Method::GET))
+    }
+
+    /// Opens the span of a delivery of these events, which the rest of its work enters.
+    pub(super) fn open_span(&self, report: &mut Report, events: &[Event]) -> Span {
+        report.open_span(events, &self.meters, self.log_ids == LogIds::Plain)
+    }
+
+    /// Emits the log record of a delivery of these events, and counts the delivery.
+    pub(super) fn emit(&self, report: &Report, outcome: Outcome, events: &[Event]) {
+        report.emit(outcome, events, &self.meters, self.log_ids == LogIds::Plain);
     }
 
     /// Returns the terms for one `begin`, with a token of its own. They do not fail open.

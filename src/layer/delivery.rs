@@ -1,27 +1,30 @@
 //! [`Run`]: one delivery, from its claim to its ending.
 //!
-//! [`Run::to_the_end`] takes these steps:
+//! [`Run::to_the_end`] takes the way of [`run`](crate::run). To its steps it adds these:
 //!
-//! 1. `begin` claims the keys.
-//! 2. `wait`: while another delivery runs the event, it waits and begins again.
-//! 3. `call_handler` calls the handler. `judge` decides whether the handler succeeded.
-//! 4. `store_response` reads the response of a success, if duplicates get it.
-//! 5. `settle` commits the claim of a success, and rolls back any other claim.
-//! 6. `conclude` decides how the delivery ends.
+//! 1. While the delivery waits for another one, it gives up its permit and the inner service's readiness.
+//! 2. `judge` decides whether the handler succeeded. `store_response` reads the response of a success, if
+//!    duplicates get it.
+//! 3. Deliveries that wait for the event are woken once the claim is settled.
+//!
+//! A request without a key takes the same way, with nothing to claim.
+//!
+//! # Shadow
+//!
+//! In [`Mode::Shadow`](super::Mode::Shadow), the handler runs once, under every verdict, and its response,
+//! error or panic is the ending. The result of the settling changes the log record only. A delivery whose
+//! verdict is not `First` runs without a claim.
 //!
 //! # What happens if a future is dropped?
 //!
 //! - *The caller's future*, because the client hangs up: nothing. The delivery runs in its own task,
-//!   and no one drops it. A request that is not deduplicated has no [`Run`]: the inner service's future is
-//!   dropped with the caller's.
-//! - *The handler's future*, because it runs longer than `handler_timeout`, or panics: `call_handler`
-//!   drops it before step 5. Step 5 then rolls the claim back.
+//!   and no one drops it. A request by a method that is not deduplicated has no [`Run`]: the inner service's
+//!   future is dropped with the caller's.
 //! - *The delivery itself*, because the runtime shuts down: a caller that still waits answers 503. The
 //!   claim is dropped, but the runtime starts no task that could release it. So a lease lapses, and the
 //!   retry runs as a takeover. A transaction is rolled back. On arrival, an event whose handler has not
 //!   ended is lost.
 
-use std::any::Any;
 use std::future::Future;
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,9 +34,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use http::{Method, Request, Response, request, response};
+use http::{Extensions, Method, Request, Response, request};
 use http_body::Body;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::sleep_until;
 use tower_service::Service;
 
 use super::answer::{DedupResult, Ending};
@@ -42,14 +45,30 @@ use super::config::{Config, ServiceState};
 use super::gate::{NotAdmitted, Permit, release_readiness};
 use super::paths::{LAST_PATHS, Path};
 use super::policy::{OnInFlight, OnMismatch, OnUnavailable, Replay};
-use super::report::ReportFields;
-use crate::adapter::{Payloads, StoredResponse};
+use crate::adapter::{Fetch, Payloads, StoredResponse};
+use crate::delivery::{Delivery, Verdict};
 use crate::error::{Error, ErrorKind};
-use crate::key::{DedupKey, Event, Keys};
+use crate::key::{DedupKey, Event, Keys, hex, sha256};
 use crate::ledger::{
-    Begin, Claim, DuplicateInfo, HandlerSuccess, Ledger, deadline_in, poll_delays,
+    Begin, BeginContext, Claim, DuplicateInfo, HandlerSuccess, Ledger, RunsWithoutKey,
 };
-use crate::observe::{self, Outcome};
+use crate::observe::{self, Outcome, Report, ShadowFields};
+use crate::run::{Called, Wait, call, run};
+
+/// The keys of a request. Without a key, there are none.
+pub(super) struct RequestKeys {
+    pub(super) keys: Keys,
+    /// The digests of the payloads, if the layer compares payloads.
+    pub(super) payloads: Option<Payloads>,
+}
+
+/// How the layer treats the verdict on a delivery.
+#[derive(Clone, Copy)]
+pub(super) enum Judged {
+    Enforced,
+    /// The handler runs under every verdict. A verdict that is known before claims nothing.
+    InShadow(Option<Verdict>),
+}
 
 /// A delivery that runs.
 pub(super) struct Run<S, L, B> {
@@ -58,16 +77,30 @@ pub(super) struct Run<S, L, B> {
     /// Taken when the handler is called.
     pub(super) head: Option<request::Parts>,
     pub(super) body: Bytes,
-    pub(super) keys: Keys,
-    /// The digests of the payloads, if the layer compares payloads.
-    pub(super) payloads: Option<Payloads>,
+    pub(super) request: RequestKeys,
+    pub(super) judged: Judged,
     pub(super) path: Path,
     pub(super) service: Arc<ServiceState<L>>,
-    /// `None` while the delivery waits for another one.
+    /// `None` while the delivery waits for another one, and in shadow if none was free.
     pub(super) permit: Option<Permit>,
-    pub(super) report: ReportFields,
+    pub(super) report: Report,
     pub(super) inner_body: PhantomData<fn() -> B>,
 }
+
+/// A delivery whose handler runs.
+struct Claimed<C> {
+    claim: Option<C>,
+    /// The events that `claim` holds.
+    delivery: Option<Delivery>,
+    /// The ending of a success, if another event of the request must come again.
+    instead: Option<(Outcome, DedupResult)>,
+}
+
+/// How a delivery ended, for its log record and for its caller.
+type Ended<B, E> = (Outcome, Ending<B, E>);
+
+/// A claim after its wait, or the ending of a delivery that may not go on.
+type Waited<C, B, E> = Result<Result<Begin<C>, Error>, Box<Ended<B, E>>>;
 
 impl<S, L, B, ResBody> Run<S, L, B>
 where
@@ -83,8 +116,8 @@ where
     ) -> impl Future<Output = Ending<ResBody, S::Error>> {
         async move {
             let running = self.service.config.meters.running();
-            // A panic in `success_when`, in an extension or in a response body counts as a panic of the
-            // handler. The dropped claim is released. The ledger catches the panics of an adapter.
+            // A panic in an extension or in a response body counts as a panic of the handler. The dropped
+            // claim is released. The ledger catches the panics of an adapter.
             let (outcome, ending) = match AssertUnwindSafe(self.deliver()).catch_unwind().await {
                 Ok(ended) => ended,
                 Err(panic) => (Outcome::Panicked, Ending::Panicked(panic)),
@@ -92,64 +125,129 @@ where
             drop(running);
             let config = &self.service.config;
             self.report.status = ending.own_status(config).or(self.report.status);
-            self.report.emit(outcome, Some(&self.keys), config);
+            let is_named = match self.judged {
+                Judged::InShadow(Some(verdict)) => verdict.is_of_a_key(),
+                _ => true,
+            };
+            let events = if is_named { self.request.keys.events() } else { &[] };
+            config.emit(&self.report, outcome, events);
             ending
         }
     }
 
-    async fn deliver(&mut self) -> (Outcome, Ending<ResBody, S::Error>) {
-        let policy = self.service.config.on_in_flight;
-        let mut begun = self.begin(self.service.config.on_unavailable).await;
-        if let (Ok(Begin::InFlight), OnInFlight::Wait(bound)) = (&begun, policy) {
-            // Boxed, because most deliveries do not wait and their future stays small.
-            begun = match Box::pin(self.wait(bound)).await {
-                Waited::Begun(begun) => begun,
-                Waited::NoPlace => return own(Outcome::Overloaded, DedupResult::InFlight),
-                Waited::NotAdmitted(NotAdmitted::Full) => {
-                    return own(Outcome::Overloaded, DedupResult::Unavailable);
-                }
-                Waited::NotAdmitted(NotAdmitted::Inner(error)) => {
-                    return (Outcome::Failed, Ending::Inner(Err(error)));
-                }
-            };
-        }
-        let is_acknowledged = match &begun {
-            Ok(Begin::Duplicate(_) | Begin::Mismatch(_)) => true,
-            Ok(Begin::InFlight) => policy == OnInFlight::Acknowledge,
-            Ok(Begin::First { .. }) | Err(_) => false,
+    async fn deliver(&mut self) -> Ended<ResBody, S::Error> {
+        let Claimed { claim, delivery, instead } = match self.judged {
+            Judged::Enforced => match self.claim().await.map(|begun| self.judge_claim(begun)) {
+                Ok(Ok(claimed)) => claimed,
+                Ok(Err(ended)) => return ended,
+                Err(ended) => return *ended,
+            },
+            // Boxed, because most deliveries are enforced and their future stays small.
+            Judged::InShadow(known) => Box::pin(self.claim_in_shadow(known)).await,
         };
-        if is_acknowledged && LAST_PATHS.is_elsewhere(self.keys.first(), self.path) {
-            self.service.config.meters.handled_on_another_path(self.keys.first());
+        if let Some(delivery) = &delivery {
+            // Set before the handler runs: under the on-arrival ledger, a delivery of this event on another
+            // path is a duplicate from now on.
+            delivery.keys().for_each(|key| LAST_PATHS.insert(key, self.path));
+            self.report.attempt = Some((delivery.attempt(), delivery.is_takeover()));
         }
-        match begun {
-            Ok(Begin::First { claim, in_flight, mismatch }) => {
-                let (outcome, ending) = self.run_handler(claim).await;
+        // `handle` writes the ending here. As an output it would be moved four times.
+        let mut ended = own(Outcome::Unavailable, DedupResult::Unavailable);
+        let (this, held, to) = (&mut *self, delivery.as_ref(), &mut ended);
+        let ran = run(claim, move |claim: Option<&L::Claim>| this.handle(claim, held, to));
+        let ((), settled) = ran.await;
+        if let Some(delivery) = &delivery {
+            let identities = delivery.events().iter().flat_map(Event::identities);
+            self.service.gate.waiters.wake(identities);
+        }
+        self.conclude(&mut ended, settled, instead);
+        ended
+    }
+
+    /// Claims the keys, and waits if the policy says so. Returns an ending if the delivery may not wait, or
+    /// not go on.
+    async fn claim(&mut self) -> Waited<L::Claim, ResBody, S::Error> {
+        let context = self.context();
+        let begun = self.service.ledger.begin(&self.request.keys, &context).await;
+        match (&begun, self.service.config.on_in_flight) {
+            // Boxed, because most deliveries do not wait and their future stays small.
+            (Ok(Begin::InFlight), OnInFlight::Wait(bound)) => {
+                Box::pin(self.wait(bound, context)).await
+            }
+            _ => Ok(begun),
+        }
+    }
+
+    fn context(&self) -> BeginContext {
+        let config = &self.service.config;
+        let is_open = config.on_unavailable == OnUnavailable::Open;
+        config.begin_context(self.request.payloads.as_ref()).fail_open(is_open)
+    }
+
+    /// Waits until the event's other delivery has ended, and claims again.
+    async fn wait(
+        &mut self,
+        bound: Duration,
+        context: BeginContext,
+    ) -> Waited<L::Claim, ResBody, S::Error> {
+        let service = Arc::clone(&self.service);
+        let gate = &service.gate;
+        self.permit = None;
+        let Some(_place) = gate.try_wait() else {
+            return Err(Box::new(own(Outcome::Overloaded, DedupResult::InFlight)));
+        };
+        let _waiting = service.config.meters.waiting();
+        let waiter = gate.waiters.wait_for(self.request.keys.first());
+        let notify = waiter.notify();
+        let mut woken = pin!(notify.notified());
+        woken.as_mut().enable();
+        let mut wait = Wait::within(bound);
+        loop {
+            release_readiness(&mut self.inner);
+            let next = wait.next();
+            tokio::select! {
+                () = woken.as_mut() => {}
+                () = sleep_until(next) => {}
+            }
+            // Registered before the next claim: the other delivery may end between that and the next
+            // wait, and must wake this one.
+            woken.set(notify.notified());
+            woken.as_mut().enable();
+            let permit = gate.run_by(&mut self.inner, wait.deadline()).await;
+            self.permit = Some(permit.map_err(|reason| Box::new(refused(reason)))?);
+            let again = wait.claim(&service.ledger, &self.request.keys, &context);
+            if let Some(begun) = again.await {
+                return Ok(begun);
+            }
+            self.permit = None;
+        }
+    }
+
+    /// Returns the delivery whose handler runs, or the answer.
+    fn judge_claim(
+        &mut self,
+        begun: Result<Begin<L::Claim>, Error>,
+    ) -> Result<Claimed<L::Claim>, Ended<ResBody, S::Error>> {
+        let is_acknowledged = self.service.config.on_in_flight == OnInFlight::Acknowledge;
+        let refuses = self.service.config.on_mismatch() == OnMismatch::Refuse;
+        let refusal = (Outcome::Mismatch, DedupResult::Mismatch);
+        Err(match begun {
+            Ok(Begin::First { claim, delivery, in_flight, mismatch }) => {
                 // The retry finds the events of this run complete, and runs the others.
-                if outcome == Outcome::Completed && in_flight {
-                    return own(Outcome::InFlight, DedupResult::InFlight);
-                }
-                if outcome == Outcome::Completed
-                    && mismatch
-                    && self.service.config.on_mismatch() == OnMismatch::Refuse
-                {
-                    return own(Outcome::Mismatch, DedupResult::Mismatch);
-                }
-                (outcome, ending)
+                let in_flight = in_flight.then_some((Outcome::InFlight, DedupResult::InFlight));
+                let instead = in_flight.or((mismatch && refuses).then_some(refusal));
+                return Ok(Claimed { claim: Some(claim), delivery: Some(delivery), instead });
             }
-            Ok(Begin::Duplicate(info)) => {
-                self.report.age = Some(info.age);
-                (Outcome::Duplicate, duplicate(info, &self.service.config))
+            Ok(Begin::WithoutKey(claim)) => {
+                return Ok(Claimed { claim, delivery: None, instead: None });
             }
+            Ok(Begin::Duplicate(info)) => self.answer_known(info, Outcome::Duplicate, None),
             Ok(Begin::Mismatch(info)) => {
-                self.report.age = Some(info.age);
-                match self.service.config.on_mismatch() {
-                    OnMismatch::Report => {
-                        (Outcome::Mismatch, duplicate(info, &self.service.config))
-                    }
-                    OnMismatch::Refuse => own(Outcome::Mismatch, DedupResult::Mismatch),
-                }
+                let refusal = refuses.then_some(DedupResult::Mismatch);
+                self.answer_known(info, Outcome::Mismatch, refusal)
             }
-            Ok(Begin::InFlight) if policy == OnInFlight::Acknowledge => {
+            Ok(Begin::InFlight) if is_acknowledged => {
+                self.note_other_path();
                 own(Outcome::InFlight, DedupResult::Duplicate)
             }
             Ok(Begin::InFlight) => own(Outcome::InFlight, DedupResult::InFlight),
@@ -157,259 +255,263 @@ where
                 self.report.error = Some(error.into());
                 own(Outcome::Unavailable, DedupResult::Unavailable)
             }
-        }
-    }
-
-    /// Claims the keys under a new token: an earlier call of this delivery may still be released in
-    /// the background.
-    async fn begin(&mut self, on_unavailable: OnUnavailable) -> Result<Begin<L::Claim>, Error> {
-        let ServiceState { ledger, config, .. } = &*self.service;
-        let context = config.begin_context(self.payloads.as_ref());
-        let fail_open = on_unavailable == OnUnavailable::Open;
-        ledger.begin(&self.keys, &context.fail_open(fail_open)).await
-    }
-
-    /// Waits until the event's other delivery has ended, and begins again. Past the bound, the event
-    /// counts as in flight.
-    async fn wait(&mut self, bound: Duration) -> Waited<L::Claim, S::Error> {
-        let service = Arc::clone(&self.service);
-        let gate = &service.gate;
-        self.permit = None;
-        let Some(_place) = gate.try_wait() else { return Waited::NoPlace };
-        let _waiting = service.config.meters.waiting();
-        release_readiness(&mut self.inner);
-
-        let waiter = gate.waiters.wait_for(self.keys.first());
-        let notify = waiter.notify();
-        let mut woken = pin!(notify.notified());
-        woken.as_mut().enable();
-        let deadline = deadline_in(bound);
-        let mut delays = poll_delays();
-        loop {
-            let poll = Instant::now() + delays.next().unwrap_or_default();
-            tokio::select! {
-                () = woken.as_mut() => {}
-                () = sleep_until(poll.min(deadline)) => {}
-            }
-            // Registered before the next `begin`: the other delivery may end between that and the next
-            // wait, and must wake this one.
-            woken.set(notify.notified());
-            woken.as_mut().enable();
-            match gate.run_by(&mut self.inner, deadline).await {
-                Ok(permit) => self.permit = Some(permit),
-                Err(not_admitted) => return Waited::NotAdmitted(not_admitted),
-            }
-            // Closed, whatever the policy: another delivery runs this event, so an error of the store
-            // must not start it unprotected.
-            let begun = self.begin(OnUnavailable::Closed).await;
-            let is_undecided = matches!(begun, Ok(Begin::InFlight) | Err(_));
-            let may_wait_longer = Instant::now() < deadline;
-            if !(is_undecided && may_wait_longer) {
-                let is_open = service.config.on_unavailable == OnUnavailable::Open;
-                let begun = if begun.is_err() && is_open { Ok(Begin::InFlight) } else { begun };
-                return Waited::Begun(begun);
-            }
-            self.permit = None;
-            release_readiness(&mut self.inner);
-        }
-    }
-
-    /// Runs the handler, settles the claim, and wakes the deliveries that wait for this event.
-    async fn run_handler(&mut self, mut claim: L::Claim) -> (Outcome, Ending<ResBody, S::Error>) {
-        let delivery = claim.delivery().clone();
-        // Set before the handler runs: under the on-arrival ledger, a delivery of this event on another
-        // path is a duplicate from now on.
-        delivery.keys().for_each(|key| LAST_PATHS.insert(key, self.path));
-        self.report.attempt = Some((delivery.attempt(), delivery.is_takeover()));
-        // The response to a HEAD has no body, where the response to a GET has one.
-        let is_head = self.head.as_ref().is_some_and(|head| head.method == Method::HEAD);
-        let called = self.call_handler(&mut claim).await;
-        let (mut outcome, mut ending) =
-            judge(called, |head| self.service.config.success.is(head), &mut self.report);
-        let mut success = HandlerSuccess::default();
-        if let (Ending::Inner(Ok(response)), Some(replay), [only]) =
-            (&mut ending, &self.service.config.replay, self.keys.events())
-            && outcome == Outcome::Completed
-            && !is_head
-        {
-            let (response, time) = (std::mem::take(response), self.service.config.body_timeout);
-            let stored = Box::pin(store_response(response, replay, time, only.key()));
-            // A panic of the body counts as a panic of the handler.
-            match AssertUnwindSafe(stored).catch_unwind().await {
-                Ok(Some((response, stored))) => {
-                    success.response = stored;
-                    ending = Ending::Inner(Ok(response));
-                }
-                Ok(None) => {
-                    (outcome, ending) = own(Outcome::BrokenResponse, DedupResult::BrokenResponse);
-                }
-                Err(panic) => (outcome, ending) = (Outcome::Panicked, Ending::Panicked(panic)),
-            }
-        }
-        let result = settle(outcome, claim, &success).await;
-        self.service.gate.waiters.wake(delivery.events().iter().flat_map(Event::identities));
-        self.conclude(outcome, ending, result)
-    }
-
-    /// Calls the inner service, within its timeout, and catches its panic.
-    fn call_handler(
-        &mut self,
-        claim: &mut L::Claim,
-    ) -> impl Future<Output = Called<S::Response, S::Error>> {
-        let Self { inner, head, body, keys, service, .. } = self;
-        call(service.config.times.handler_timeout, move || {
-            let head = head.take().unwrap_or_else(|| Request::new(()).into_parts().0);
-            let mut request = Request::from_parts(head, B::from(std::mem::take(body)));
-            let delivery = claim.delivery().clone();
-            delivery.set_request(keys);
-            request.extensions_mut().insert(delivery);
-            claim.attach(request.extensions_mut());
-            inner.call(request)
         })
     }
 
-    /// Decides how a delivery ends whose claim was settled with `result`.
-    fn conclude(
+    /// Answers a delivery of which every event is complete: by the refusal if there is one, or else as a
+    /// duplicate.
+    fn answer_known(
         &mut self,
+        info: DuplicateInfo,
         outcome: Outcome,
-        ending: Ending<ResBody, S::Error>,
-        result: Result<(), Error>,
-    ) -> (Outcome, Ending<ResBody, S::Error>) {
-        if let Err(error) = result {
-            let is_handlers = error.kind() == ErrorKind::Transaction;
-            self.report.error = Some(error.into());
-            // A release that failed changes the log record only.
-            if outcome == Outcome::Completed {
-                return uncommitted(is_handlers);
+        refusal: Option<DedupResult>,
+    ) -> Ended<ResBody, S::Error> {
+        self.note_other_path();
+        self.report.age = Some(info.age);
+        let ending = match (refusal, info.response) {
+            (Some(refusal), _) => Ending::Own(refusal),
+            // The stored response to the first delivery.
+            (None, Some(response)) => Ending::Replay(response),
+            (None, None) if self.service.config.duplicate_status.is_success() => {
+                Ending::Own(DedupResult::Duplicate)
+            }
+            (None, None) => Ending::Own(DedupResult::ResponseNotStored),
+        };
+        (outcome, ending)
+    }
+
+    /// Claims the keys, unless the verdict is known, and reports the verdict.
+    async fn claim_in_shadow(&mut self, known: Option<Verdict>) -> Claimed<L::Claim> {
+        let (verdict, claimed) = match known {
+            Some(verdict) => (verdict, None),
+            None => self.verdict().await,
+        };
+        self.judged = Judged::InShadow(Some(verdict));
+        self.report.age = verdict.age();
+        self.report.shadow = Some(ShadowFields {
+            verdict: verdict.as_str(),
+            is_fault: matches!(
+                verdict,
+                Verdict::NoKey | Verdict::Unavailable | Verdict::Overloaded | Verdict::Unverified
+            ),
+            payload: payload_digest(&self.request, &self.body),
+        });
+        let (claim, delivery) = claimed.unzip();
+        Claimed { claim, delivery, instead: None }
+    }
+
+    /// Returns the verdict, and the claim of the events that are new.
+    async fn verdict(&mut self) -> (Verdict, Option<(L::Claim, Delivery)>) {
+        let ServiceState { ledger, config, .. } = &*self.service;
+        // Responses are not replayed, so an unreadable one must not hide the verdict.
+        let fetch = if config.compare_payload.is_some() { Fetch::Digest } else { Fetch::Nothing };
+        let context = self.context().with_fetch(fetch);
+        let verdict = match ledger.begin(&self.request.keys, &context).await {
+            Ok(Begin::First { claim, delivery, .. }) => {
+                return (delivery.verdict(), Some((claim, delivery)));
+            }
+            Ok(Begin::WithoutKey(_)) => Verdict::NoKey,
+            Ok(Begin::InFlight) => Verdict::InFlight,
+            Ok(Begin::Duplicate(info)) => Verdict::Duplicate { age: info.age },
+            Ok(Begin::Mismatch(info)) => Verdict::Mismatch { age: info.age },
+            Err(error) => {
+                self.report.error = Some(error.into());
+                Verdict::Unavailable
+            }
+        };
+        if verdict.age().is_some() {
+            self.note_other_path();
+        }
+        (verdict, None)
+    }
+
+    /// Calls the inner service, judges its response, and writes the ending to `ended`.
+    fn handle<'r>(
+        &'r mut self,
+        claim: Option<&L::Claim>,
+        delivery: Option<&Delivery>,
+        ended: &'r mut Ended<ResBody, S::Error>,
+    ) -> impl Future<Output = ((), Option<HandlerSuccess>)> + use<'r, S, L, B, ResBody> {
+        let Self { inner, head, body, request: RequestKeys { keys, .. }, judged, .. } = self;
+        let (config, report, judged) = (&self.service.config, &mut self.report, *judged);
+        let mut is_head = false;
+        if let Some(head) = head {
+            is_head = head.method == Method::HEAD;
+            extend(&mut head.extensions, keys, judged, delivery);
+            if let Some(claim) = claim {
+                claim.attach(&mut head.extensions);
             }
         }
-        (outcome, ending)
+        let (bound, replay) = match judged {
+            Judged::Enforced => (config.times.handler_timeout, config.replay.as_ref()),
+            Judged::InShadow(_) => (None, None),
+        };
+        async move {
+            let called = call(bound, || {
+                let head = head.take().unwrap_or_else(|| Request::new(()).into_parts().0);
+                inner.call(Request::from_parts(head, B::from(std::mem::take(body))))
+            });
+            *ended = judge(called.await, config, judged, report);
+            let success = match (ended.0, replay, keys.events()) {
+                // The response to a HEAD has no body, where the response to a GET has one.
+                (Outcome::Completed, Some(replay), [only]) if !is_head => {
+                    Box::pin(store(ended, replay, config.body_timeout, only.key())).await
+                }
+                (Outcome::Completed, ..) => Some(HandlerSuccess::default()),
+                _ => None,
+            };
+            ((), success)
+        }
+    }
+
+    /// Decides how a delivery ends whose handler has run.
+    fn conclude(
+        &mut self,
+        ended: &mut Ended<ResBody, S::Error>,
+        settled: Result<(), Error>,
+        instead: Option<(Outcome, DedupResult)>,
+    ) {
+        if let Judged::InShadow(Some(verdict)) = self.judged {
+            observe::shadow(self.service.config.key.namespace_str(), verdict.as_str());
+        }
+        let failure = settled.err().map(|error| {
+            let is_handlers = error.kind() == ErrorKind::Transaction;
+            self.report.error = Some(error.into());
+            is_handlers
+        });
+        match (ended.0, self.judged, failure, instead) {
+            (Outcome::Completed, Judged::Enforced, Some(is_handlers), _) => {
+                *ended = uncommitted(is_handlers);
+            }
+            (Outcome::Completed, _, _, Some((outcome, result))) => *ended = own(outcome, result),
+            (Outcome::Completed | Outcome::Failed, Judged::Enforced, ..)
+                if self.request.keys.is_empty() =>
+            {
+                ended.0 = Outcome::Bypass;
+            }
+            // A release that failed changes the log record only.
+            _ => {}
+        }
+    }
+
+    /// Reports a duplicate whose event was handled on another path.
+    fn note_other_path(&self) {
+        let key = self.request.keys.first();
+        if LAST_PATHS.is_elsewhere(key, self.path) {
+            self.service.config.meters.handled_on_another_path(key);
+        }
     }
 }
 
-/// How waiting for another delivery ended.
-enum Waited<C, E> {
-    /// The delivery began again.
-    Begun(Result<Begin<C>, Error>),
-    /// `max_waiting` deliveries wait already.
-    NoPlace,
-    NotAdmitted(NotAdmitted<E>),
-}
-
-/// How the call of the handler ended.
-pub(super) enum Called<R, E> {
-    Returned(Result<R, E>),
-    Panicked(Box<dyn Any + Send>),
-    TimedOut,
-}
-
-/// Calls the handler, within its timeout, and catches its panic. The handler is dropped before this
-/// returns: nothing runs once the claim is settled.
-pub(super) async fn call<F, R, E>(
-    bound: Option<Duration>,
-    handler: impl FnOnce() -> F,
-) -> Called<R, E>
-where
-    F: Future<Output = Result<R, E>>,
-{
-    let handler = match catch_unwind(AssertUnwindSafe(handler)) {
-        Ok(handler) => handler,
-        Err(panic) => return Called::Panicked(panic),
+/// Adds the delivery to a request.
+fn extend(extensions: &mut Extensions, keys: &Keys, judged: Judged, delivery: Option<&Delivery>) {
+    let delivery = match (judged, delivery) {
+        (Judged::Enforced, None) => {
+            extensions.insert(RunsWithoutKey);
+            return;
+        }
+        (Judged::Enforced, Some(delivery)) => delivery.clone(),
+        (Judged::InShadow(Some(verdict)), claim) if !keys.is_empty() => {
+            Delivery::unenforced(keys.events().into(), verdict, claim)
+        }
+        (Judged::InShadow(_), _) => return,
     };
-    let mut handler = pin!(AssertUnwindSafe(handler).catch_unwind());
-    let returned = match bound {
-        None => handler.await,
-        Some(bound) => match timeout(bound, handler.as_mut()).await {
-            Ok(returned) => returned,
-            Err(_elapsed) => return Called::TimedOut,
-        },
-    };
-    returned.map_or_else(Called::Panicked, Called::Returned)
+    delivery.set_request(keys);
+    extensions.insert(delivery);
 }
 
 /// Decides whether the handler succeeded.
-pub(super) fn judge<ResBody, E>(
+fn judge<ResBody, E>(
     called: Called<Response<ResBody>, E>,
-    is_success: impl FnOnce(&response::Parts) -> bool,
-    report: &mut ReportFields,
-) -> (Outcome, Ending<ResBody, E>) {
-    match called {
-        Called::Returned(Ok(response)) => {
-            let (head, body) = response.into_parts();
-            report.status = Some(head.status);
-            let outcome = if is_success(&head) { Outcome::Completed } else { Outcome::Failed };
-            let response = Response::from_parts(head, ResponseBody::inner(body));
-            (outcome, Ending::Inner(Ok(response)))
+    config: &Config,
+    judged: Judged,
+    report: &mut Report,
+) -> Ended<ResBody, E> {
+    let response = match called {
+        Called::Returned(Ok(response)) => response,
+        Called::Returned(Err(error)) => return (Outcome::Failed, Ending::Inner(Err(error))),
+        Called::Panicked(panic) => return (Outcome::Panicked, Ending::Panicked(panic)),
+        Called::TimedOut => return own(Outcome::HandlerTimeout, DedupResult::HandlerTimeout),
+    };
+    let (head, body) = response.into_parts();
+    report.status = Some(head.status);
+    let is_success = catch_unwind(AssertUnwindSafe(|| config.success.is(&head)));
+    let response = Ending::Inner(Ok(Response::from_parts(head, ResponseBody::inner(body))));
+    match (is_success, judged) {
+        (Ok(true), _) => (Outcome::Completed, response),
+        (Ok(false), _) => (Outcome::Failed, response),
+        (Err(panic), Judged::Enforced) => (Outcome::Panicked, Ending::Panicked(panic)),
+        (Err(_panic), Judged::InShadow(_)) => {
+            report.error = Some("`success_when` panicked".into());
+            (Outcome::Failed, response)
         }
-        Called::Returned(Err(error)) => (Outcome::Failed, Ending::Inner(Err(error))),
-        Called::Panicked(panic) => (Outcome::Panicked, Ending::Panicked(panic)),
-        Called::TimedOut => own(Outcome::HandlerTimeout, DedupResult::HandlerTimeout),
     }
 }
 
 /// Returns the answer to a success that was not committed, because of the handler or of the store. If
 /// the store failed the commit, a retry may succeed.
-pub(super) const fn uncommitted<B, E>(is_handlers: bool) -> (Outcome, Ending<B, E>) {
+const fn uncommitted<B, E>(is_handlers: bool) -> Ended<B, E> {
     let result = if is_handlers { DedupResult::Uncommitted } else { DedupResult::Unavailable };
     own(Outcome::Uncommitted, result)
 }
 
-const fn own<B, E>(outcome: Outcome, result: DedupResult) -> (Outcome, Ending<B, E>) {
+/// Returns the ending of a delivery that may not run.
+pub(super) fn refused<B, E>(reason: NotAdmitted<E>) -> Ended<B, E> {
+    match reason {
+        NotAdmitted::Full => own(Outcome::Overloaded, DedupResult::Unavailable),
+        NotAdmitted::Inner(error) => (Outcome::Failed, Ending::Inner(Err(error))),
+    }
+}
+
+const fn own<B, E>(outcome: Outcome, result: DedupResult) -> Ended<B, E> {
     (outcome, Ending::Own(result))
 }
 
-/// Returns the stored response to the first delivery, if there is one.
-fn duplicate<B, E>(info: DuplicateInfo, config: &Config) -> Ending<B, E> {
-    match info.response {
-        Some(response) => Ending::Replay(response),
-        None if config.duplicate_status.is_success() => Ending::Own(DedupResult::Duplicate),
-        None => Ending::Own(DedupResult::ResponseNotStored),
-    }
-}
-
-/// Reads a response. Returns the response to send, and the stored response if it can be stored.
-/// Returns `None` if its body ends in an error.
-async fn store_response<ResBody: Body<Data = Bytes>>(
-    response: Response<ResponseBody<ResBody>>,
+/// Reads the response of a success, so that duplicates get it. A body that ends in an error or panics is no
+/// success.
+async fn store<ResBody: Body<Data = Bytes>, E>(
+    ended: &mut Ended<ResBody, E>,
     replay: &Replay,
     time: Duration,
     key: &DedupKey,
-) -> Option<(Response<ResponseBody<ResBody>>, Option<Arc<StoredResponse>>)> {
-    let (head, body) = response.into_parts();
-    let Some(body) = body.into_inner() else {
-        return Some((Response::from_parts(head, ResponseBody::own()), None));
+) -> Option<HandlerSuccess> {
+    let (head, body) = match &mut ended.1 {
+        Ending::Inner(Ok(response)) => std::mem::take(response).into_parts(),
+        _ => return Some(HandlerSuccess::default()),
     };
-    let (selected, body) = match buffer_response(body, replay.limit(), time).await.ok()? {
-        Buffered::Whole(bytes, body) => {
+    let Some(body) = body.into_inner() else {
+        ended.1 = Ending::Inner(Ok(Response::from_parts(head, ResponseBody::own())));
+        return Some(HandlerSuccess::default());
+    };
+    let read = buffer_response(body, replay.limit(), time);
+    let (stored, body) = match AssertUnwindSafe(read).catch_unwind().await {
+        Ok(Ok(Buffered::Whole(bytes, body))) => {
             let headers = replay.select(&head.headers);
             (headers.map(|headers| StoredResponse::new(head.status, headers, bytes)), body)
         }
-        Buffered::Not(reason, body) => (Err(reason), body),
-    };
-    let stored = match selected {
-        Ok(stored) => Some(Arc::new(stored)),
-        Err(reason) => {
-            observe::response_not_stored(key, reason);
-            None
+        Ok(Ok(Buffered::Not(reason, body))) => (Err(reason), body),
+        Ok(Err(_)) => {
+            *ended = own(Outcome::BrokenResponse, DedupResult::BrokenResponse);
+            return None;
+        }
+        Err(panic) => {
+            *ended = (Outcome::Panicked, Ending::Panicked(panic));
+            return None;
         }
     };
-    Some((Response::from_parts(head, body), stored))
+    ended.1 = Ending::Inner(Ok(Response::from_parts(head, body)));
+    let stored = stored.inspect_err(|reason| observe::response_not_stored(key, reason));
+    Some(HandlerSuccess { response: stored.ok().map(Arc::new) })
 }
 
-/// Commits the claim of a handler that succeeded, and rolls back any other.
-#[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
-pub(super) fn settle<C: Claim>(
-    outcome: Outcome,
-    claim: C,
-    success: &HandlerSuccess,
-) -> impl Future<Output = Result<(), Error>> {
-    async move {
-        match outcome {
-            Outcome::Completed => claim.commit(success).await,
-            // Boxed, because most deliveries succeed and their future stays small.
-            _ => Box::pin(claim.rollback()).await,
-        }
-    }
+/// Returns the first 16 hex digits of the SHA-256 of the part of the payload that is compared, or else
+/// of the body.
+fn payload_digest(request: &RequestKeys, body: &Bytes) -> String {
+    let compared = || {
+        let first = request.keys.events().first()?.key();
+        request.payloads.as_ref()?.iter().find(|(key, _)| key == first).map(|(_, digest)| *digest)
+    };
+    hex(&compared().unwrap_or_else(|| sha256(body))[..8])
 }
 
 #[cfg(test)]

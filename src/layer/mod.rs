@@ -8,10 +8,10 @@
 //! | buffer the body | `ResponseFuture::poll` | `future`, `body` |
 //! | read the keys, take a permit | `Admission::dispatch` | `admit`, `gate` |
 //! | start the delivery; move it to a task at its first wait | `Admission::start` | `admit` |
-//! | claim, wait, call the handler, settle the claim | `Run::to_the_end` | `delivery` |
+//! | claim, wait, handle, settle | `Run::to_the_end` | `delivery`, and [`run`](crate::run) |
 //! | turn the ending into a response, an error or a panic | `ResponseFuture::poll` | `future`, `answer` |
 //!
-//! `delivery` says what happens if a future is dropped on this way.
+//! `run` and `delivery` say what happens if a future is dropped on this way.
 //!
 //! # Rules
 //!
@@ -33,9 +33,7 @@
 //!    were no task.
 //!
 //! The other modules: `policy`, `mode`, `config`, `builder`, `settings` and `fallible` hold the settings,
-//! `idempotency` those for `Idempotency-Key`; `keyless` and `shadow` run the handler of a request without
-//! a key, and of every request in shadow; `paths` has the paths of events, `report` the log record,
-//! `handle` the public counters.
+//! `idempotency` those for `Idempotency-Key`; `paths` has the paths of events, `handle` the public counters.
 
 mod admit;
 mod answer;
@@ -48,14 +46,11 @@ mod future;
 mod gate;
 mod handle;
 mod idempotency;
-mod keyless;
 mod mode;
 mod paths;
 mod policy;
-mod report;
 mod service;
 mod settings;
-mod shadow;
 
 pub use answer::DedupResult;
 pub use body::ResponseBody;

@@ -58,8 +58,8 @@ pub enum Mode {
     /// 5. The claim delays the handler, and the completion delays its response, each by
     ///    [`store_timeout`](crate::DedupLayer::store_timeout) at most.
     /// 6. A request whose key is missing by choice
-    ///    ([`PassThrough`](crate::OnMissingKey::PassThrough)) and a method that is not deduplicated are
-    ///    treated as under `Enforce`. Every handshake reaches the handler.
+    ///    ([`PassThrough`](crate::OnMissingKey::PassThrough)), a handshake, and a method that is not
+    ///    deduplicated reach the handler as if there were no layer.
     /// 7. The handler's [`Delivery`](crate::Delivery) has all events of the request and the
     ///    [`verdict`](crate::Delivery::verdict). A request without a valid key has the SHA-256 of its
     ///    body as its key, which is never claimed. If the body is empty too, or the namespace or scope is

@@ -15,7 +15,7 @@ pub enum OnMissingKey {
     /// Answer 400 and claim nothing.
     #[default]
     Reject,
-    /// Run the handler without protection from duplicates.
+    /// Run the handler without protection from duplicates. The bounds of a delivery hold.
     PassThrough,
     /// Use the SHA-256 of the raw body as the key. An empty body is answered 400, because all empty
     /// bodies have one digest and the second such delivery would be lost.

@@ -160,6 +160,9 @@ impl Ledger for OnArrival {
         keys: &Keys,
         context: &BeginContext,
     ) -> Result<Begin<Self::Claim>, Error> {
+        if keys.is_empty() {
+            return Ok(Begin::WithoutKey(None));
+        }
         let (events, flat) = flatten(keys);
         let (terms, store_timeout) =
             (context.terms(Permanence::OnClaim, &events, self.labels), context.store_timeout);
@@ -210,7 +213,7 @@ impl Ledger for OnArrival {
         resolution.report_run();
         let (in_flight, mismatch) = (resolution.in_flight, resolution.mismatch);
         let delivery = resolution.delivery(Protection::Claimed, ()).into();
-        Ok(Begin::First { claim: ArrivalClaim { delivery }, in_flight, mismatch })
+        Ok(Begin::First { claim: ArrivalClaim, delivery, in_flight, mismatch })
     }
 
     fn stores_data(&self) -> bool {
@@ -226,7 +229,7 @@ impl Ledger for OnArrival {
 fn unprotected(events: List<Event>, error: &Error) -> Result<Begin<ArrivalClaim>, Error> {
     let delivery = Delivery::new(events, 1, false, Protection::Unprotected);
     observe::unprotected(delivery.key(), error);
-    Ok(Begin::First { claim: ArrivalClaim { delivery }, in_flight: false, mismatch: false })
+    Ok(Begin::First { claim: ArrivalClaim, delivery, in_flight: false, mismatch: false })
 }
 
 impl FailOpen for OnArrival {}
@@ -235,15 +238,9 @@ impl CanShadow for OnArrival {}
 
 /// The claim of a delivery whose keys are permanent: there is nothing to commit or to roll back.
 #[derive(Debug)]
-pub struct ArrivalClaim {
-    delivery: Delivery,
-}
+pub struct ArrivalClaim;
 
 impl Claim for ArrivalClaim {
-    fn delivery(&self) -> &Delivery {
-        &self.delivery
-    }
-
     async fn commit(self, _: &HandlerSuccess) -> Result<(), Error> {
         Ok(())
     }

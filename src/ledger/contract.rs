@@ -4,7 +4,6 @@
 //! cannot implement them.
 
 use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,7 +29,7 @@ pub trait Ledger: Sealed + Send + Sync + 'static {
     #[doc(hidden)]
     type Claim: Claim;
 
-    /// Begins a delivery of these keys.
+    /// Begins a delivery of these keys. Without a key, it returns [`Begin::WithoutKey`], and asks no store.
     ///
     /// If the future is dropped, the keys that it may have claimed are released in the background.
     ///
@@ -45,15 +44,11 @@ pub trait Ledger: Sealed + Send + Sync + 'static {
         context: &BeginContext,
     ) -> impl Future<Output = Result<Begin<Self::Claim>, Error>> + Send;
 
-    /// Begins a request without a key. Returns `None` if there is nothing to settle after its handler.
+    /// Returns `true` if an outer layer runs this request, which has no key here, as this layer would.
     #[doc(hidden)]
-    fn begin_without_key(
-        &self,
-        extensions: &Extensions,
-        context: BeginContext,
-    ) -> Option<Box<dyn KeylessClaim>> {
-        let _ = (extensions, context);
-        None
+    #[must_use]
+    fn runs_outside(extensions: &Extensions) -> bool {
+        extensions.get::<RunsWithoutKey>().is_some()
     }
 
     /// Whether the ledger is a [`CanShadow`], for code that does not know its type.
@@ -74,9 +69,6 @@ pub trait Ledger: Sealed + Send + Sync + 'static {
 /// If it is dropped before `commit`, it is rolled back in the background. If `commit` is dropped, the
 /// completion continues in the background, unless the handler's effect is in the same transaction.
 pub trait Claim: Send + 'static {
-    /// Returns the delivery, which the layer puts into the request's extensions.
-    fn delivery(&self) -> &Delivery;
-
     /// Adds the lent transaction to the request, if there is one.
     fn attach(&self, extensions: &mut Extensions) {
         let _ = extensions;
@@ -97,29 +89,9 @@ pub trait Claim: Send + 'static {
     fn rollback(self) -> impl Future<Output = Result<(), Error>> + Send;
 }
 
-/// A request without a key, whose handler may borrow a transaction. Nothing is open before the handler
-/// does. If it is dropped, the transaction is rolled back in the background.
-pub trait KeylessClaim: Send {
-    /// Adds the lent transaction to the request.
-    fn attach(&self, extensions: &mut Extensions);
-
-    /// Commits the transaction, because the handler succeeded.
-    ///
-    /// # Errors
-    ///
-    /// The transaction could not be committed. The layer answers 500 or 503.
-    fn commit(self: Box<Self>) -> Settled;
-
-    /// Rolls the transaction back, because the handler failed.
-    ///
-    /// # Errors
-    ///
-    /// The store did not reply. The error is for logs only.
-    fn rollback(self: Box<Self>) -> Settled;
-}
-
-/// The settling of a [`KeylessClaim`].
-pub(super) type Settled = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
+/// An extension of a request without a key that a layer runs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RunsWithoutKey;
 
 /// A ledger that can run a handler while its store does not reply.
 #[diagnostic::on_unimplemented(
@@ -151,11 +123,15 @@ pub enum Begin<C> {
     First {
         /// The claim of the events that run.
         claim: C,
+        /// The events that run, for the handler.
+        delivery: Delivery,
         /// Another delivery runs another event of the request: the final answer must not be a 2xx.
         in_flight: bool,
         /// Another event of the request was handled with another payload.
         mismatch: bool,
     },
+    /// The request has no key, and the handler runs. The claim lends it a transaction.
+    WithoutKey(Option<C>),
     /// Other deliveries run every event that is not complete.
     InFlight,
     /// Every event is complete.
@@ -230,6 +206,17 @@ impl BeginContext {
     pub fn with_fetch(mut self, fetch: Fetch) -> Self {
         self.fetch = fetch;
         self
+    }
+
+    /// Returns these terms for another claim, which does not fail open. It has a token of its own, because
+    /// the claim before it may still be released in the background.
+    pub(crate) fn again(&self) -> Self {
+        Self { token: Token::random(), fail_open: false, duplicate_note: None, ..self.clone() }
+    }
+
+    /// Returns whether to run the handler unprotected if the store does not reply.
+    pub(crate) const fn is_open(&self) -> bool {
+        self.fail_open
     }
 
     /// Sets whether to run the handler unprotected if the store does not reply.

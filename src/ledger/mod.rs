@@ -37,10 +37,10 @@ pub use arrival::OnArrival;
 pub use contract::Ledger;
 pub(crate) use contract::{
     Begin, BeginContext, CanReplay, CanShadow, Claim, DuplicateInfo, FailOpen, HandlerSuccess,
-    KeylessClaim,
+    RunsWithoutKey,
 };
 pub use lease::Lease;
 pub(crate) use retry::PendingWrites;
-pub(crate) use times::{Times, deadline_in, poll_delays};
+pub(crate) use times::{PollDelays, Times, deadline_in, poll_delays};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use transaction::Transactional;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use backon::{BackoffBuilder, ExponentialBuilder};
+use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use tokio::time::Instant;
 
 use crate::error::{ConfigError, NOT_ZERO, check};
@@ -70,12 +70,15 @@ pub(crate) fn deadline_in(bound: Duration) -> Instant {
     Instant::now() + bound.min(DAY)
 }
 
+/// The delays of [`poll_delays`].
+pub(crate) type PollDelays = ExponentialBackoff;
+
 /// Returns the delays after which a waiting delivery claims its event again, without end: first 2 to
 /// 4 ms, each base 1.5 times the one before, at last 250 to 500 ms. These are 16 claims in a wait of 2 s.
 ///
 /// A delivery in another process wakes no delivery in this one. Within one process, the layer wakes
 /// the deliveries that wait. Most handlers are short, so the first delays are.
-pub(crate) fn poll_delays() -> impl Iterator<Item = Duration> + Send {
+pub(crate) fn poll_delays() -> PollDelays {
     const FIRST: Duration = Duration::from_millis(2);
     const LONGEST: Duration = Duration::from_millis(250);
     let delays =

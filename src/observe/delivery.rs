@@ -1,87 +1,107 @@
 //! [`Report`]: the log record of a delivery.
 
 use std::borrow::Cow;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http::StatusCode;
+use tracing::Span;
 
 use super::error_text::chain;
 use super::meters::Meters;
 use super::outcome::Outcome;
 use super::shadow::ShadowFields;
 use super::span::{DeliverySpan, shown};
-use crate::key::DedupKey;
+use crate::error::BoxError;
+use crate::key::Event;
 
-/// The facts about a delivery that has ended.
-pub(crate) struct Report<'a> {
-    pub(crate) outcome: Outcome,
-    pub(crate) meters: &'a Meters,
-    pub(crate) span: &'a DeliverySpan,
-    pub(crate) key: Option<&'a DedupKey>,
-    pub(crate) event_type: Option<&'a str>,
-    pub(crate) keys: usize,
-    pub(crate) plain_ids: bool,
+/// The fields of a delivery's log record. Each is set when it is known.
+pub(crate) struct Report {
+    started: Instant,
+    /// Disabled until the keys are known.
+    pub(crate) span: DeliverySpan,
     /// The attempt, and whether it is a takeover.
     pub(crate) attempt: Option<(u32, bool)>,
     pub(crate) age: Option<Duration>,
     pub(crate) status: Option<StatusCode>,
-    pub(crate) duration: Duration,
-    pub(crate) error: Option<&'a (dyn std::error::Error + 'static)>,
-    pub(crate) shadow: Option<&'a ShadowFields>,
+    pub(crate) error: Option<BoxError>,
+    /// Of a delivery in shadow.
+    pub(crate) shadow: Option<ShadowFields>,
 }
 
-impl Report<'_> {
-    fn shown_id(&self) -> Option<Cow<'_, str>> {
-        let key = self.key?;
-        let of_span = self.span.id.as_deref().map(Cow::Borrowed);
-        Some(of_span.unwrap_or_else(|| shown(key, self.plain_ids).into()))
+impl Report {
+    pub(crate) fn started_now() -> Self {
+        Self {
+            started: Instant::now(),
+            span: DeliverySpan::none(),
+            attempt: None,
+            age: None,
+            status: None,
+            error: None,
+            shadow: None,
+        }
     }
 
-    pub(crate) fn emit(&self) {
+    /// Opens the span of the delivery, which the rest of its work enters.
+    pub(crate) fn open_span(&mut self, events: &[Event], meters: &Meters, plain_ids: bool) -> Span {
+        self.span = DeliverySpan::open(meters, events.first().map(Event::key), plain_ids);
+        self.span.span.clone()
+    }
+
+    /// Emits the record and counts the delivery.
+    pub(crate) fn emit(
+        &self,
+        outcome: Outcome,
+        events: &[Event],
+        meters: &Meters,
+        plain_ids: bool,
+    ) {
+        let duration = self.started.elapsed();
         #[cfg(feature = "metrics")]
-        self.meters.count(
-            self.outcome,
-            self.duration,
-            self.attempt.map(|(attempt, _)| attempt),
-            self.age,
-        );
+        meters.count(outcome, duration, self.attempt.map(|(attempt, _)| attempt), self.age);
         let span = &self.span.span;
-        span.record("outcome", self.outcome.as_str());
+        span.record("outcome", outcome.as_str());
         span.record("attempt", self.attempt.map(|(attempt, ..)| attempt));
-        if let Some(shadow) = self.shadow {
+        if let Some(shadow) = &self.shadow {
             span.record("mode", "shadow");
             span.record("verdict", shadow.verdict);
         }
+        let first = events.first();
+        // The span has hashed the id, if a subscriber wants the span.
+        let shown_id = || {
+            let key = first?.key();
+            let of_span = self.span.id.as_deref().map(Cow::Borrowed);
+            Some(of_span.unwrap_or_else(|| shown(key, plain_ids).into()))
+        };
         macro_rules! event {
             ($level:ident) => {
                 tracing::event!(
                     target: "tower_dedup",
                     parent: self.span.of_record(),
                     tracing::Level::$level,
-                    outcome = self.outcome.as_str(),
-                    namespace = &*self.meters.namespace,
-                    id = self.shown_id().as_deref(),
-                    event_type = self.event_type,
-                    keys = self.keys,
+                    outcome = outcome.as_str(),
+                    namespace = &*meters.namespace,
+                    id = shown_id().as_deref(),
+                    event_type = first.and_then(Event::event_type),
+                    keys = events.len(),
                     attempt = self.attempt.map(|(attempt, ..)| attempt),
                     takeover = self.attempt.map(|(_, takeover)| takeover),
                     age_ms = self.age.map(ms),
-                    mode = self.shadow.map(|_| "shadow"),
-                    verdict = self.shadow.map(|shadow| shadow.verdict),
-                    payload = self.shadow.map(|shadow| &*shadow.payload),
+                    mode = self.shadow.as_ref().map(|_| "shadow"),
+                    verdict = self.shadow.as_ref().map(|shadow| shadow.verdict),
+                    payload = self.shadow.as_ref().map(|shadow| &*shadow.payload),
                     status = self.status.map(|status| status.as_u16()),
-                    duration_ms = rounded_ms(self.duration),
-                    error = self.error.map(chain),
+                    duration_ms = rounded_ms(duration),
+                    error = self.error.as_deref().map(|error| chain(error)),
                     "delivery"
                 )
             };
         }
-        match self.outcome {
+        match outcome {
             Outcome::Completed
             | Outcome::Failed
             | Outcome::Duplicate
             | Outcome::Handshake
-            | Outcome::InFlight => match self.shadow {
+            | Outcome::InFlight => match &self.shadow {
                 Some(shadow) if shadow.is_fault => event!(WARN),
                 _ => event!(INFO),
             },

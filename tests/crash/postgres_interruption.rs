@@ -89,11 +89,11 @@ async fn cut_off(
     let (keys, context) = (Keys::one(dedup_key(id)), BeginContext::new(MINUTE, MINUTE, MINUTE));
     let begun = polled(ledger.begin(&keys, &context), polls_of(Stage::Begin), again).await;
     let Some(begun) = begun else { return false };
-    let Ok(Begin::First { claim, .. }) = begun else { panic!("{begun:?}") };
+    let Ok(Begin::First { claim, delivery, .. }) = begun else { panic!("{begun:?}") };
     let mut extensions = Extensions::new();
     claim.attach(&mut extensions);
     let mut tx = extensions.get::<TxHandle<Postgres>>().unwrap().lend().await.unwrap();
-    effect(&mut tx, claim.delivery()).await.unwrap();
+    effect(&mut tx, &delivery).await.unwrap();
     drop(tx);
     let ended = match stage {
         Stage::Begin => return true,

@@ -1,10 +1,12 @@
 //! `Deduplicator`: keys after a dropped future, and leases of several runtimes.
 
 use std::future::pending;
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tower_dedup::adapter::{
     CallTerms, Claimed, DedupAdapter, EntryState, Fetch, MaintenanceAdapter, MemoryAdapter, Token,
 };
@@ -222,13 +224,13 @@ async fn lose_a_lease(subscriber_claim: &EndsClaimOnWarning) {
     let claim = async |id, lease| {
         let context = BeginContext::new(HOUR, lease, HOUR);
         match ledger.begin(&Keys::one(dedup_key(id)), &context).await.unwrap() {
-            Begin::First { claim, .. } => claim,
+            Begin::First { claim, delivery, .. } => (claim, delivery),
             other => panic!("{other:?}"),
         }
     };
-    *subscriber_claim.0.lock().unwrap() = Some(claim("ends", HOUR).await);
+    *subscriber_claim.0.lock().unwrap() = Some(claim("ends", HOUR).await.0);
     store.set(StoreCall::Renew, Fault::Fail);
-    let loses = claim("a", Duration::from_millis(100)).await;
+    let (loses, delivery) = claim("a", Duration::from_millis(100)).await;
     let other = CallTerms::on_completion(Token::random(), HOUR, HOUR);
     while !matches!(
         store.claim(&[dedup_key("a")], &other).await.unwrap()[..],
@@ -237,7 +239,7 @@ async fn lose_a_lease(subscriber_claim: &EndsClaimOnWarning) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     store.set(StoreCall::Renew, Fault::None);
-    until(|| loses.delivery().lease_lost() && subscriber_claim.0.lock().unwrap().is_none()).await;
+    until(|| delivery.lease_lost() && subscriber_claim.0.lock().unwrap().is_none()).await;
     loses.commit(&HandlerSuccess::default()).await.unwrap();
 }
 
@@ -312,6 +314,19 @@ async fn handler_past_its_timeout_is_dropped_and_its_key_released() {
     assert!(matches!(late, Err(RunError::TimedOut)), "{late:?}");
     let RunOutcome::First(delivery) = delivery_of(&dedup, "a").await else { panic!() };
     assert_eq!((delivery.attempt(), delivery.is_takeover()), (2, false));
+}
+
+#[tokio::test]
+async fn panic_of_a_handler_is_resumed_once_its_key_is_released() {
+    let (log, _collecting) = Log::of_this_thread();
+    let store = store();
+    let (worker, key) = (worker(&store), dedup_key("a"));
+    let run = worker.run(&key, async |_| -> Result<(), ()> { panic!("told to") });
+    let panic = AssertUnwindSafe(run).catch_unwind().await.unwrap_err();
+    assert_eq!(panic.downcast_ref(), Some(&"told to"));
+    assert_eq!(log.last("delivery")["outcome"], "panicked");
+    assert_eq!(worker.pending_writes(), 0);
+    assert_runs(&delivery_of(&worker, "a").await);
 }
 
 #[tokio::test]

@@ -27,3 +27,4 @@ mod success;
 #[path = "../support/mod.rs"]
 mod support;
 mod testing;
+mod without_key;

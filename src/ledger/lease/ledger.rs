@@ -89,8 +89,9 @@ impl Lease {
         let lease = resolution.delivery(Protection::Claimed, lease);
         let renewed = Arc::clone(&lease);
         let (renewal, yields) = self.renewals.start_renewal(&self.adapter, renewed, claimed_at);
+        let delivery = Arc::clone(&lease).into();
         let claim = LeaseClaim::new(self, lease, renewal);
-        (Begin::First { claim, in_flight, mismatch }, yields)
+        (Begin::First { claim, delivery, in_flight, mismatch }, yields)
     }
 
     /// Completes in the background. Until the job has ended, this process treats the keys as complete,
@@ -159,6 +160,9 @@ impl Ledger for Lease {
         keys: &Keys,
         context: &BeginContext,
     ) -> Result<Begin<Self::Claim>, Error> {
+        if keys.is_empty() {
+            return Ok(Begin::WithoutKey(None));
+        }
         let (events, flat) = flatten(keys);
         let (terms, store_timeout) =
             (context.leased_terms(&events, self.labels), context.store_timeout);
@@ -180,8 +184,10 @@ impl Ledger for Lease {
                 let lease = LeaseTerms::new(flat.clone(), terms.clone(), store_timeout);
                 let run = (1, false);
                 let lease = Inner::new(events, run, Protection::Unprotected, None, lease);
-                let claim = LeaseClaim::new(self, Arc::new(lease), None);
-                return Ok(Begin::First { claim, in_flight: false, mismatch: false });
+                let lease = Arc::new(lease);
+                let delivery = Arc::clone(&lease).into();
+                let claim = LeaseClaim::new(self, lease, None);
+                return Ok(Begin::First { claim, delivery, in_flight: false, mismatch: false });
             }
             Err(error) => {
                 release.claim_failed(&error);
@@ -261,10 +267,6 @@ impl LeaseClaim {
 }
 
 impl Claim for LeaseClaim {
-    fn delivery(&self) -> &Delivery {
-        &self.delivery
-    }
-
     /// Completes the keys in one attempt, or else in the background. Returns no error, because the
     /// handler succeeded.
     #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]

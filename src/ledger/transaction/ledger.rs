@@ -8,17 +8,17 @@ use sqlx::Database;
 
 use super::super::call::bounded;
 use super::super::contract::{
-    Begin, BeginContext, CanReplay, Claim, HandlerSuccess, KeylessClaim, Ledger, Sealed, Settled,
+    Begin, BeginContext, CanReplay, Claim, HandlerSuccess, Ledger, Sealed,
 };
 use super::super::pending::{Pending, PendingGuard};
 use super::super::resolve::{KeyState, flatten, resolve, states};
 use super::super::retry::PendingWrites;
 use super::lend::{Closed, LendSlot, TxHandle};
 use super::open::OpenDelivery;
-use crate::adapter::TransactionAdapter;
-use crate::delivery::{Delivery, Protection};
+use crate::adapter::{CallTerms, OpenTransaction, TransactionAdapter};
+use crate::delivery::Protection;
 use crate::error::{Error, ErrorKind};
-use crate::key::Keys;
+use crate::key::{DedupKey, Keys};
 
 /// Commits a key together with its handler's writes: every effect in that database exists exactly
 /// once.
@@ -33,6 +33,20 @@ pub struct Transactional<DB: Database> {
 impl<DB: Database> Transactional<DB> {
     pub(crate) fn new(adapter: Arc<dyn TransactionAdapter<Database = DB>>) -> Self {
         Self { adapter, running: Arc::default() }
+    }
+
+    /// Lends `transaction`, or the one that its handler opens.
+    fn claim(
+        &self,
+        keys: Vec<DedupKey>,
+        terms: CallTerms,
+        context: &BeginContext,
+        transaction: Option<OpenTransaction<DB>>,
+    ) -> TransactionClaim<DB> {
+        let running = self.running.add((*keys).into());
+        let (adapter, store_timeout) = (Arc::clone(&self.adapter), context.store_timeout);
+        let open = OpenDelivery { adapter, keys, terms, store_timeout };
+        TransactionClaim { slot: LendSlot::new(open, transaction), _running: running }
     }
 }
 
@@ -54,6 +68,10 @@ impl<DB: Database> Ledger for Transactional<DB> {
         keys: &Keys,
         context: &BeginContext,
     ) -> Result<Begin<Self::Claim>, Error> {
+        if keys.is_empty() {
+            let claim = self.claim(Vec::new(), context.transaction_terms(&[], true), context, None);
+            return Ok(Begin::WithoutKey(Some(claim)));
+        }
         let (events, flat) = flatten(keys);
         let (asked, pending) = self.running.split(&flat);
         if asked.is_empty() {
@@ -88,29 +106,15 @@ impl<DB: Database> Ledger for Transactional<DB> {
         resolution.report_run();
         let (in_flight, mismatch) = (resolution.in_flight, resolution.mismatch);
         let keys = resolution.held().into_vec();
-        let running = self.running.add((*keys).into());
         let delivery = resolution.delivery(Protection::Claimed, ()).into();
-        let adapter = Arc::clone(&self.adapter);
-        let open = OpenDelivery { adapter, keys, terms, store_timeout };
-        let lending = Lending(LendSlot::new(open, Some(transaction)));
-        let claim = TransactionClaim { lending, delivery, _running: running };
-        Ok(Begin::First { claim, in_flight, mismatch })
+        let claim = self.claim(keys, terms, context, Some(transaction));
+        Ok(Begin::First { claim, delivery, in_flight, mismatch })
     }
 
-    fn begin_without_key(
-        &self,
-        extensions: &Extensions,
-        context: BeginContext,
-    ) -> Option<Box<dyn KeylessClaim>> {
-        // An outer layer lends its transaction. A second one would take another connection, and on
-        // SQLite it would wait for the first.
-        if extensions.get::<TxHandle<DB>>().is_some() {
-            return None;
-        }
-        let (adapter, terms) = (Arc::clone(&self.adapter), context.transaction_terms(&[], false));
-        let store_timeout = context.store_timeout;
-        let open = OpenDelivery { adapter, keys: Vec::new(), terms, store_timeout };
-        Some(Box::new(Lending(LendSlot::new(open, None))))
+    /// An outer layer may lend its transaction. A second one would take another connection, and on SQLite
+    /// it would wait for the first.
+    fn runs_outside(extensions: &Extensions) -> bool {
+        extensions.get::<TxHandle<DB>>().is_some()
     }
 
     fn stores_data(&self) -> bool {
@@ -124,39 +128,21 @@ impl<DB: Database> Ledger for Transactional<DB> {
 
 impl<DB: Database> CanReplay for Transactional<DB> {}
 
-/// The claim of a delivery whose keys are claimed in a transaction.
+/// Lends a transaction to a handler, and ends it. Dropped, it rolls the transaction back.
 pub struct TransactionClaim<DB: Database> {
-    lending: Lending<DB>,
-    delivery: Delivery,
+    slot: Arc<LendSlot<DB>>,
     /// Dropped last: a delivery that does not find the key here must find its row in the database.
     _running: PendingGuard,
 }
 
 impl<DB: Database> Claim for TransactionClaim<DB> {
-    fn delivery(&self) -> &Delivery {
-        &self.delivery
-    }
-
     fn attach(&self, extensions: &mut Extensions) {
-        self.lending.attach(extensions);
+        TxHandle::attach(&self.slot, extensions);
     }
 
     async fn commit(self, success: &HandlerSuccess) -> Result<(), Error> {
-        self.lending.commit(success).await
-    }
-
-    async fn rollback(self) -> Result<(), Error> {
-        self.lending.rollback().await
-    }
-}
-
-/// Lends a transaction to a handler, and ends it. Dropped, it rolls the transaction back.
-struct Lending<DB: Database>(Arc<LendSlot<DB>>);
-
-impl<DB: Database> Lending<DB> {
-    async fn commit(&self, success: &HandlerSuccess) -> Result<(), Error> {
-        match self.0.close() {
-            Closed::Open(transaction) => self.0.open().commit(transaction, success).await,
+        match self.slot.close() {
+            Closed::Open(transaction) => self.slot.open().commit(transaction, success).await,
             Closed::Unopened => Ok(()),
             Closed::Lent => {
                 let context = "committing: the handler has kept its transaction";
@@ -165,41 +151,25 @@ impl<DB: Database> Lending<DB> {
         }
     }
 
-    async fn rollback(&self) -> Result<(), Error> {
-        match self.0.close() {
-            Closed::Open(transaction) => self.0.open().rollback(transaction).await,
+    async fn rollback(self) -> Result<(), Error> {
+        match self.slot.close() {
+            Closed::Open(transaction) => self.slot.open().rollback(transaction).await,
             // A transaction that is still lent is rolled back when its holder drops it.
             Closed::Unopened | Closed::Lent => Ok(()),
         }
     }
 }
 
-impl<DB: Database> KeylessClaim for Lending<DB> {
-    fn attach(&self, extensions: &mut Extensions) {
-        TxHandle::attach(&self.0, extensions);
-    }
-
-    fn commit(self: Box<Self>) -> Settled {
-        Box::pin(async move { (*self).commit(&HandlerSuccess::default()).await })
-    }
-
-    fn rollback(self: Box<Self>) -> Settled {
-        Box::pin(async move { (*self).rollback().await })
-    }
-}
-
-impl<DB: Database> Drop for Lending<DB> {
+impl<DB: Database> Drop for TransactionClaim<DB> {
     fn drop(&mut self) {
-        if let Closed::Open(transaction) = self.0.close() {
-            self.0.end_detached(transaction);
+        if let Closed::Open(transaction) = self.slot.close() {
+            self.slot.end_detached(transaction);
         }
     }
 }
 
 impl<DB: Database> fmt::Debug for TransactionClaim<DB> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TransactionClaim")
-            .field("delivery", self.delivery())
-            .finish_non_exhaustive()
+        f.debug_struct("TransactionClaim").finish_non_exhaustive()
     }
 }

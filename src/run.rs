@@ -1,0 +1,128 @@
+//! The way of one delivery: claim, wait, handle, settle.
+//!
+//! 1. [`Ledger::begin`] claims the keys of the delivery.
+//! 2. [`Wait`]: while another delivery runs the event, the delivery waits and claims again.
+//! 3. [`call`] calls the handler, within its bound. The caller decides whether the handler succeeded.
+//! 4. [`run`] commits the claim of a success, and rolls back any other claim.
+//!
+//! A layer adds its bounds and its answers. In shadow, it calls the handler under every verdict. A request
+//! without a key has nothing to claim. A [`Deduplicator`](crate::Deduplicator) has no bounds on running
+//! deliveries, and nothing wakes it while it waits.
+//!
+//! # What happens if a future is dropped?
+//!
+//! - *While it claims or waits*: the ledger releases the keys that it may have claimed.
+//! - *The handler's future*, because it runs longer than its bound, or panics: [`call`] drops it before
+//!   step 4. Step 4 then rolls the claim back.
+//! - *While the handler runs*: the claim is dropped with it, and rolled back in the background. On arrival,
+//!   the event is lost.
+//! - *While the claim is settled*: the ledger ends it in the background, or the database decides.
+
+use std::any::Any;
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::time::{Instant, timeout};
+
+use crate::error::Error;
+use crate::key::Keys;
+use crate::ledger::{
+    Begin, BeginContext, Claim, HandlerSuccess, Ledger, PollDelays, deadline_in, poll_delays,
+};
+
+/// The wait of a delivery for another one that runs its event.
+pub(crate) struct Wait {
+    deadline: Instant,
+    delays: PollDelays,
+}
+
+impl Wait {
+    pub(crate) fn within(bound: Duration) -> Self {
+        Self { deadline: deadline_in(bound), delays: poll_delays() }
+    }
+
+    pub(crate) fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    /// Returns when to claim again, if nothing wakes the delivery before.
+    pub(crate) fn next(&mut self) -> Instant {
+        let delay = self.delays.next().unwrap_or_default();
+        self.deadline.min(Instant::now() + delay)
+    }
+
+    /// Claims the keys again. Returns `None` if the delivery must wait longer. Past the deadline, the event
+    /// counts as in flight.
+    pub(crate) async fn claim<L: Ledger>(
+        &self,
+        ledger: &Arc<L>,
+        keys: &Keys,
+        context: &BeginContext,
+    ) -> Option<Result<Begin<L::Claim>, Error>> {
+        // Closed, whatever the policy: another delivery runs this event, so an error of the store must not
+        // start it unprotected.
+        let begun = ledger.begin(keys, &context.again()).await;
+        let is_undecided = matches!(begun, Ok(Begin::InFlight) | Err(_));
+        if is_undecided && Instant::now() < self.deadline {
+            return None;
+        }
+        Some(if begun.is_err() && context.is_open() { Ok(Begin::InFlight) } else { begun })
+    }
+}
+
+/// How the call of the handler ended.
+pub(crate) enum Called<R, E> {
+    Returned(Result<R, E>),
+    Panicked(Box<dyn Any + Send>),
+    TimedOut,
+}
+
+/// Calls the handler, within its bound, and catches its panic. The handler is dropped before this returns:
+/// nothing runs once the claim is settled.
+pub(crate) async fn call<F, R, E>(
+    bound: Option<Duration>,
+    handler: impl FnOnce() -> F,
+) -> Called<R, E>
+where
+    F: Future<Output = Result<R, E>>,
+{
+    let handler = match catch_unwind(AssertUnwindSafe(handler)) {
+        Ok(handler) => handler,
+        Err(panic) => return Called::Panicked(panic),
+    };
+    let mut handler = pin!(AssertUnwindSafe(handler).catch_unwind());
+    let returned = match bound {
+        None => handler.await,
+        Some(bound) => match timeout(bound, handler.as_mut()).await {
+            Ok(returned) => returned,
+            Err(_elapsed) => return Called::TimedOut,
+        },
+    };
+    returned.map_or_else(Called::Panicked, Called::Returned)
+}
+
+/// Runs the handler, then commits the claim if there is a [`HandlerSuccess`], and otherwise rolls it back.
+/// Returns the handler's output, and the result of the settling.
+#[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
+pub(crate) fn run<C: Claim, F, T>(
+    claim: Option<C>,
+    handler: impl FnOnce(Option<&C>) -> F,
+) -> impl Future<Output = (T, Result<(), Error>)>
+where
+    F: Future<Output = (T, Option<HandlerSuccess>)>,
+{
+    async move {
+        let (output, success) = handler(claim.as_ref()).await;
+        let Some(claim) = claim else { return (output, Ok(())) };
+        let settled = match success {
+            Some(success) => claim.commit(&success).await,
+            // Boxed, because most deliveries succeed and their future stays small.
+            None => Box::pin(claim.rollback()).await,
+        };
+        (output, settled)
+    }
+}
