@@ -54,8 +54,6 @@ pub(super) struct Lane<I: BatchItem, E: BatchExecutor<I>> {
     shared: Arc<BatcherState<I>>,
     executor: Arc<E>,
     runtime: RuntimeId,
-    /// The keys that this lane is sending.
-    sending: Vec<u64>,
     /// Whether the queue counts this lane.
     open: bool,
     /// Whether the batch is late.
@@ -65,7 +63,7 @@ pub(super) struct Lane<I: BatchItem, E: BatchExecutor<I>> {
 impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
     /// Starts a lane that the queue counts already.
     pub(super) fn start(shared: Arc<BatcherState<I>>, executor: Arc<E>, runtime: RuntimeId) {
-        let lane = Self { shared, executor, runtime, sending: Vec::new(), open: true, late: false };
+        let lane = Self { shared, executor, runtime, open: true, late: false };
         spawn(lane.run());
     }
 
@@ -92,8 +90,7 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
         !self.open
     }
 
-    /// Takes the next batch, or closes the lane. Calls that still wait then wait for a batch that
-    /// another lane is sending.
+    /// Takes the next batch, or closes the lane. Other lanes send the calls that still wait then.
     fn take(&mut self) -> Option<(Vec<I>, Vec<ReplySender<I>>)> {
         let mut queues = self.shared.lock();
         let batch = queues.take(self.runtime, self.shared.lanes, self.shared.max_batch_keys);
@@ -103,8 +100,6 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
             return None;
         }
         drop(queues);
-        let hashes = batch.iter().flat_map(|waiting| waiting.item.key_hashes());
-        self.sending = hashes.copied().collect();
         Some(batch.into_iter().map(|Waiting { item, reply, .. }| (item, reply)).unzip())
     }
 
@@ -129,7 +124,7 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
             }
         };
         // The replies follow: the last caller's runtime may stop running tasks after its reply. The
-        // lane is open then, but it sends no keys and is not late.
+        // lane is open then, but it is not late.
         self.finish_batch();
         let mut replies = replies.into_iter();
         for sender in senders {
@@ -172,8 +167,7 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
     /// Counts the batch as sent.
     fn finish_batch(&mut self) {
         let is_late = std::mem::take(&mut self.late);
-        self.shared.lock().finish_batch(self.runtime, &self.sending, is_late);
-        self.sending.clear();
+        self.shared.lock().finish_batch(self.runtime, is_late);
     }
 }
 

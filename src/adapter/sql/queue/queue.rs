@@ -1,13 +1,13 @@
 //! [`Queue`]: the calls that wait in one runtime, and which of them form the next batch.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 
 use tokio::sync::oneshot;
 
 use super::runtime::RuntimeId;
 use crate::error::Error;
 
-/// How many batches a lane looks ahead for calls that it can send.
+/// How many batches a lane looks ahead for calls that can join its batch.
 const LOOK_AHEAD: usize = 4;
 
 /// One call.
@@ -17,7 +17,7 @@ pub(in crate::adapter) trait BatchItem: Send + 'static {
     /// Returns `true` if one statement can do both calls.
     fn can_join(&self, other: &Self) -> bool;
 
-    /// Returns a hash of each key. Two keys with the same hash only wait for each other.
+    /// Returns a hash of each key. Keys with the same hash count as one key.
     fn key_hashes(&self) -> &[u64];
 
     /// Returns `true` if the call is refused while too many keys wait: it begins something.
@@ -26,8 +26,6 @@ pub(in crate::adapter) trait BatchItem: Send + 'static {
     /// Returns `true` if other calls that also return `true` may name the same keys in one batch.
     fn allows_shared_keys(&self) -> bool;
 }
-
-pub(super) type KeyHashes = HashSet<u64>;
 
 pub(super) type ReplySender<I> = oneshot::Sender<QueueReply<I>>;
 
@@ -58,8 +56,6 @@ pub(super) struct Queue<I: BatchItem> {
     waiting: VecDeque<Waiting<I>>,
     /// How many keys wait.
     keys: usize,
-    /// The keys of the batches that are being sent.
-    sending: KeyHashes,
     lanes: usize,
     /// How many lanes wait for a batch that is late.
     late: usize,
@@ -106,8 +102,7 @@ impl<I: BatchItem> Queues<I> {
         self.keys -= keys;
     }
 
-    /// Takes the next batch, and counts its keys as being sent. Returns an empty batch if the lane
-    /// is not needed any more.
+    /// Takes the next batch. Returns an empty batch if the lane is not needed any more.
     pub(super) fn take(
         &mut self,
         runtime: RuntimeId,
@@ -122,17 +117,12 @@ impl<I: BatchItem> Queues<I> {
         let before = queue.keys;
         let batch = queue.take(max_keys);
         self.keys -= before - queue.keys;
-        let hashes = batch.iter().flat_map(|waiting| waiting.item.key_hashes());
-        queue.sending.extend(hashes);
         batch
     }
 
     /// Counts a batch as sent.
-    pub(super) fn finish_batch(&mut self, runtime: RuntimeId, keys: &[u64], late: bool) {
+    pub(super) fn finish_batch(&mut self, runtime: RuntimeId, late: bool) {
         let Some(queue) = self.by_runtime.get_mut(&runtime) else { return };
-        for key in keys {
-            queue.sending.remove(key);
-        }
         queue.late -= usize::from(late);
     }
 
@@ -154,7 +144,7 @@ impl<I: BatchItem> Queues<I> {
 
 impl<I: BatchItem> Default for Queue<I> {
     fn default() -> Self {
-        Self { waiting: VecDeque::new(), keys: 0, sending: KeyHashes::default(), lanes: 0, late: 0 }
+        Self { waiting: VecDeque::new(), keys: 0, lanes: 0, late: 0 }
     }
 }
 
@@ -185,11 +175,8 @@ impl<I: BatchItem> Queue<I> {
     fn take(&mut self, max_keys: usize) -> Vec<Waiting<I>> {
         let (mut batch, mut skipped): (Vec<Waiting<I>>, Vec<_>) = (Vec::new(), Vec::new());
         let (mut taken_keys, mut skipped_keys) = (0, 0);
-        let mut batched = KeyHashes::default();
-        // Keys of the batch that may not be shared.
-        let mut exclusive = KeyHashes::default();
-        // Keys of skipped calls, which later calls must not overtake.
-        let mut blocked = KeyHashes::default();
+        // The keys of the batch, and whether other calls may name them too.
+        let mut batched: HashMap<u64, bool> = HashMap::new();
         while let Some(waiting) = self.waiting.pop_front() {
             let keys = waiting.item.key_hashes();
             let is_full = taken_keys + keys.len() > max_keys;
@@ -199,22 +186,13 @@ impl<I: BatchItem> Queue<I> {
             }
             let joins = batch.first().is_none_or(|first| waiting.item.can_join(&first.item));
             let shares = waiting.item.allows_shared_keys();
-            let is_free = |key: &u64| {
-                !self.sending.contains(key)
-                    && !blocked.contains(key)
-                    && !exclusive.contains(key)
-                    && (shares || !batched.contains(key))
-            };
+            let is_free = |key: &u64| batched.get(key).is_none_or(|shared| shares && *shared);
             if joins && keys.iter().all(is_free) {
-                if !shares {
-                    exclusive.extend(keys);
-                }
                 taken_keys += keys.len();
-                batched.extend(keys);
+                batched.extend(keys.iter().map(|key| (*key, shares)));
                 batch.push(waiting);
             } else {
                 skipped_keys += keys.len();
-                blocked.extend(keys);
                 skipped.push(waiting);
             }
         }
