@@ -18,9 +18,11 @@
 //!    no waiting call: a caller that drops its future gives its room back itself. The bound does not
 //!    hold for what ends a claim that is complete at once, or claims the second identity of its event:
 //!    until then, another process takes the event for a duplicate.
-//! 6. Each runtime has lanes of its own, in tasks of that runtime. When a runtime ends, the outcome
-//!    of calls that were being sent is unknown; callers that still wait send the others again. A lane of a
-//!    runtime that is not driven keeps the store open, and delays nobody.
+//! 6. All runtimes share the queue. A lane is a task of the runtime that started it, and sends calls of
+//!    every runtime. A caller whose runtime has no lane starts one, so nobody waits for a runtime that
+//!    stopped after its last reply; such a lane keeps the store open. When a runtime ends, the outcome of
+//!    the calls that its lanes were sending is unknown. If they were the last lanes, callers that still
+//!    wait send the others again.
 
 mod batcher;
 mod lane;
