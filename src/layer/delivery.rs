@@ -104,6 +104,9 @@ impl<C> Claimed<C> {
 /// How a delivery ended, for its log record and for its caller.
 type Ended<B, E> = (Outcome, Ending<B, E>);
 
+/// The verdict, with what the handler runs on, or with the answer.
+type Judgment<C, B, E> = (Verdict, Result<Claimed<C>, Ended<B, E>>);
+
 /// A claim after its wait, or the ending of a delivery that may not go on.
 type Waited<C, B, E> = Result<Result<Begin<C>, Error>, Box<Ended<B, E>>>;
 
@@ -233,11 +236,10 @@ where
         }
     }
 
-    /// Returns the verdict, with what the handler runs on, or with the answer.
     fn judge_claim(
         &mut self,
         begun: Result<Begin<L::Claim>, Error>,
-    ) -> (Verdict, Result<Claimed<L::Claim>, Ended<ResBody, S::Error>>) {
+    ) -> Judgment<L::Claim, ResBody, S::Error> {
         let is_acknowledged = self.service.config.on_in_flight == OnInFlight::Acknowledge;
         let refuses = self.service.config.on_mismatch() == OnMismatch::Refuse;
         match begun {
