@@ -305,12 +305,13 @@ pub trait MaintenanceAdapter: DedupAdapter {
     /// ahead for `PURGE_GRACE` is accepted.
     fn purge(&self, limit: u32) -> StoreFuture<'_, Purged>;
 
-    /// Deletes one key: an operator lets its event run again. A live lease stays.
+    /// Forgets one key: an operator lets its event run again. A live lease stays.
     ///
     /// An earlier run that still succeeds, or whose completion is under way, completes the key again.
     ///
-    /// Postgres and Redis do not repeat the call after a lost reply: a repetition could delete the key of
-    /// a later delivery. The outcome is then unknown, and [`get`](Self::get) shows the key.
+    /// On Postgres and Redis an expired row stays in place of the key for [`PURGE_GRACE`], so that a claim which
+    /// is still on its way has no effect. They do not repeat the call after a lost reply: the outcome is then
+    /// unknown, and [`get`](Self::get) shows the key.
     ///
     /// # Errors
     ///
