@@ -82,6 +82,11 @@ impl DedupKey {
         self.text.as_bytes()
     }
 
+    /// Returns the SHA-256 of the namespace, a zero byte and the id. Stores hold it, so it never changes.
+    pub(crate) fn sha256(&self) -> [u8; 32] {
+        sha256(self.text.as_bytes())
+    }
+
     /// Returns the namespace: the provider or endpoint that the id belongs to.
     #[must_use]
     pub fn namespace(&self) -> &str {
