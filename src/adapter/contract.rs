@@ -207,7 +207,8 @@ pub struct Abilities {
     /// [`complete`](DedupAdapter::complete).
     pub leases: bool,
     /// The store holds payload digests and responses with complete keys, and returns them with
-    /// duplicates: see [`Fetch`].
+    /// duplicates: see [`Fetch`]. With a second identity it holds the digest of its event's key. Without this
+    /// ability, a complete second identity makes every event a duplicate, and no record tells a replayed body.
     pub stored_data: bool,
     /// The store implements [`list`](MaintenanceAdapter::list): it holds the names of its keys, and the
     /// [types](CallTerms::event_type_for) of their events.

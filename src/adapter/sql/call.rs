@@ -162,7 +162,7 @@ impl BatchItem for Call {
     }
 
     fn is_bounded(&self) -> bool {
-        self.kind.is_claim()
+        Kind::is_claim(self.kind)
     }
 
     fn allows_shared_keys(&self) -> bool {
