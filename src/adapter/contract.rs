@@ -21,13 +21,6 @@ pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Se
 /// keys. Each key stands alone, so a store without multi-key operations may go through the keys one by
 /// one, in the order given.
 ///
-/// The two identities of an event do not stand alone under [`Permanence::OnClaim`]. A store claims a [later
-/// identity](CallTerms::later_identity_of) only after it has claimed the earlier one for the same call.
-/// Otherwise it only reads the later one, and a free key is [`InFlight`](Claimed::InFlight). Without this
-/// rule, two processes may get one key each: both deliveries are duplicates, no handler runs, and the event is
-/// lost. A store that claims all keys of a call in one atomic step may claim them all; but then a replayed
-/// body holds the key of an event that never ran, until the layer has released that key.
-///
 /// [`claim`](Self::claim) and [`release`](Self::release) under [`Permanence::OnClaim`] are all that
 /// the `on_arrival` ledger needs. A store that also implements [`renew`](Self::renew) and
 /// [`complete`](Self::complete) announces [`leases`](Abilities::leases).
@@ -214,7 +207,8 @@ pub struct Abilities {
     /// [`complete`](DedupAdapter::complete).
     pub leases: bool,
     /// The store holds payload digests and responses with complete keys, and returns them with
-    /// duplicates: see [`Fetch`].
+    /// duplicates: see [`Fetch`]. With a second identity it holds the digest of its event's key. Without this
+    /// ability, a complete second identity makes every event a duplicate, and no record tells a replayed body.
     pub stored_data: bool,
     /// The store implements [`list`](MaintenanceAdapter::list): it holds the names of its keys, and the
     /// [types](CallTerms::event_type_for) of their events.
