@@ -197,6 +197,7 @@ impl<'c> RowCall<'c> {
 pub(in crate::adapter) struct Rows<'c> {
     pub(super) rows: Vec<RowCall<'c>>,
     /// Whether they are those of a batch. Otherwise all have the terms of one call.
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite locks the file"))]
     pub(in crate::adapter) is_batch: bool,
     /// Whether the caller of a call still waits.
     pub(super) waits: &'c Waits<'c>,
