@@ -66,7 +66,7 @@ const LEVELS: &[(&str, Levels)] = &[
         &[
             &["retry", "times"],
             &["contract"],
-            &["call", "pending", "resolve"],
+            &["call", "claiming", "pending", "resolve"],
             &["release"],
             &["arrival", "lease", "transaction"],
             &["internals"],

@@ -123,10 +123,7 @@ pub(crate) async fn forget(
     store.close().await;
     let (result, text) = match forgotten? {
         None => ("declined", "nothing was changed"),
-        Some(Forgotten::Removed) => (
-            "forgotten",
-            "forgotten: the next delivery runs; forget a second identity of the event too",
-        ),
+        Some(Forgotten::Removed) => ("forgotten", "forgotten: the next delivery runs"),
         Some(Forgotten::InFlight) => ("in-flight", "refused: the event is running"),
         Some(_) => ("missing", "there is no such key"),
     };

@@ -21,13 +21,6 @@ pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Se
 /// keys. Each key stands alone, so a store without multi-key operations may go through the keys one by
 /// one, in the order given.
 ///
-/// The two identities of an event do not stand alone under [`Permanence::OnClaim`]. A store claims a [later
-/// identity](CallTerms::later_identity_of) only after it has claimed the earlier one for the same call.
-/// Otherwise it only reads the later one, and a free key is [`InFlight`](Claimed::InFlight). Without this
-/// rule, two processes may get one key each: both deliveries are duplicates, no handler runs, and the event is
-/// lost. A store that claims all keys of a call in one atomic step may claim them all; but then a replayed
-/// body holds the key of an event that never ran, until the layer has released that key.
-///
 /// [`claim`](Self::claim) and [`release`](Self::release) under [`Permanence::OnClaim`] are all that
 /// the `on_arrival` ledger needs. A store that also implements [`renew`](Self::renew) and
 /// [`complete`](Self::complete) announces [`leases`](Abilities::leases).
@@ -214,7 +207,8 @@ pub struct Abilities {
     /// [`complete`](DedupAdapter::complete).
     pub leases: bool,
     /// The store holds payload digests and responses with complete keys, and returns them with
-    /// duplicates: see [`Fetch`].
+    /// duplicates: see [`Fetch`]. With a second identity it holds the digest of its event's key. Without this
+    /// ability, a complete second identity makes every event a duplicate, and no record tells a replayed body.
     pub stored_data: bool,
     /// The store implements [`list`](MaintenanceAdapter::list): it holds the names of its keys, and the
     /// [types](CallTerms::event_type_for) of their events.
@@ -305,12 +299,13 @@ pub trait MaintenanceAdapter: DedupAdapter {
     /// ahead for `PURGE_GRACE` is accepted.
     fn purge(&self, limit: u32) -> StoreFuture<'_, Purged>;
 
-    /// Deletes one key: an operator lets its event run again. A live lease stays.
+    /// Forgets one key: an operator lets its event run again. A live lease stays.
     ///
     /// An earlier run that still succeeds, or whose completion is under way, completes the key again.
     ///
-    /// Postgres and Redis do not repeat the call after a lost reply: a repetition could delete the key of
-    /// a later delivery. The outcome is then unknown, and [`get`](Self::get) shows the key.
+    /// On Postgres and Redis an expired row stays in place of the key for [`PURGE_GRACE`], so that a claim which
+    /// is still on its way has no effect. They do not repeat the call after a lost reply: the outcome is then
+    /// unknown, and [`get`](Self::get) shows the key.
     ///
     /// # Errors
     ///

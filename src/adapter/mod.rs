@@ -80,6 +80,6 @@ pub use sql::{Batching, Identifier};
 pub use sqlite::{SqliteAdapter, SqliteOptions};
 pub use stored::{Fetch, StoredData, StoredResponse};
 pub use terms::{CallTerms, Permanence, Token};
-pub(crate) use terms::{DuplicateNote, EventTypes, Pairs, Payloads};
+pub(crate) use terms::{DuplicateNote, EventTypes, Payloads};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use transaction::{OpenTransaction, Opened, TransactionAdapter};

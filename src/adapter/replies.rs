@@ -84,9 +84,9 @@ pub enum Completed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Forgotten {
-    /// The key was deleted.
+    /// The key was there, and is new now.
     Removed,
-    /// There was no such key.
+    /// There was no such key, or it had expired.
     Missing,
     /// The key is under a live lease and stays: otherwise two handlers could run.
     InFlight,

@@ -49,8 +49,6 @@ pub struct CallTerms {
     fetch: Fetch,
     payloads: Option<Payloads>,
     event_types: Option<EventTypes>,
-    pairs: Option<Pairs>,
-    holds_keys: bool,
     response: Option<Arc<StoredResponse>>,
     duplicate_note: Option<DuplicateNote>,
     /// Zero for no bound.
@@ -80,10 +78,6 @@ pub(crate) type Payloads = Arc<[(DedupKey, [u8; 32])]>;
 /// The type of each key's event, sorted by key.
 pub(crate) type EventTypes = Arc<[(DedupKey, Arc<str>)]>;
 
-/// The second identity and the key of each event that has both; sorted by the second identity. No two pairs
-/// share an identity.
-pub(crate) type Pairs = Arc<[(DedupKey, DedupKey)]>;
-
 impl CallTerms {
     /// Returns terms under [`Permanence::OnClaim`].
     #[must_use]
@@ -105,8 +99,6 @@ impl CallTerms {
             fetch: Fetch::Nothing,
             payloads: None,
             event_types: None,
-            pairs: None,
-            holds_keys: false,
             response: None,
             duplicate_note: None,
             transaction_bound_ms: 0,
@@ -120,11 +112,13 @@ impl CallTerms {
         self
     }
 
-    /// Adds the SHA-256 of each key's payload, which the store holds with the key once it is complete.
+    /// Adds the SHA-256 of each key's payload, which the store holds with the key once it is complete. Of
+    /// several payloads of one key, the first counts.
     #[must_use]
     pub fn with_payloads(self, payloads: impl IntoIterator<Item = (DedupKey, [u8; 32])>) -> Self {
         let mut payloads: Vec<_> = payloads.into_iter().collect();
-        payloads.sort_unstable();
+        payloads.sort_by(|(one, _), (other, _)| one.cmp(other));
+        payloads.dedup_by(|(later, _), (earlier, _)| later == earlier);
         self.with_sorted_payloads(payloads.into())
     }
 
@@ -159,33 +153,6 @@ impl CallTerms {
         let types = self.event_types.as_deref()?;
         let index = types.binary_search_by(|(other, _)| other.cmp(key)).ok()?;
         Some(&types[index].1)
-    }
-
-    /// Adds the pairs of keys that are identities of one event.
-    pub(crate) fn with_sorted_pairs(mut self, pairs: Pairs) -> Self {
-        self.pairs = Some(pairs);
-        self
-    }
-
-    /// Returns the identity that is claimed after this one, if both are identities of one event: the event's
-    /// key after its second identity. See [`DedupAdapter`](super::DedupAdapter) for the rule.
-    #[must_use]
-    pub fn later_identity_of(&self, key: &DedupKey) -> Option<&DedupKey> {
-        let pairs = self.pairs.as_deref()?;
-        let index = pairs.binary_search_by(|(first, _)| first.cmp(key)).ok()?;
-        Some(&pairs[index].1)
-    }
-
-    /// Marks a part of a call whose other part has claimed keys: a queue that is full does not refuse it.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    pub(super) fn holding_keys(mut self) -> Self {
-        self.holds_keys = true;
-        self
-    }
-
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    pub(super) fn holds_keys(&self) -> bool {
-        self.holds_keys
     }
 
     #[cfg(feature = "postgres")]

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use super::store::Store;
-use crate::adapter::{CallTerms, Claimed, DedupAdapter, MaintenanceAdapter, Token};
+use crate::adapter::{CallTerms, Claimed, MaintenanceAdapter, Token};
 use crate::key::DedupKey;
 
 /// Longer than any test takes, shorter than [`RETENTION`].
@@ -37,30 +36,6 @@ pub(super) fn leased_for(lease: Duration) -> CallTerms {
 /// Returns `true` if there is one reply, and it is a duplicate.
 pub(super) fn is_duplicate(replies: &[Claimed]) -> bool {
     matches!(replies, [Claimed::Duplicate(_)])
-}
-
-/// Returns the two identities of an event.
-fn pair(event: usize) -> [DedupKey; 2] {
-    ["a", "b"].map(|identity| key(&format!("pair-{event}-{identity}")))
-}
-
-/// Makes the rows of events: of each third event the first identity has expired, of each third one the
-/// second. The other identities have no row.
-pub(super) async fn half_expired_pairs<S: Store>(store: &S, events: usize) {
-    let adapter = store.adapter();
-    for event in (0..events).filter(|event| event % 3 < 2) {
-        let keys = [pair(event)[event % 3].clone()];
-        assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [FIRST]);
-    }
-    store.advance(RETENTION).await;
-}
-
-/// Claims both identities of an event, complete at once. Returns `true` if the call gets both.
-pub(super) async fn wins_pair<A: DedupAdapter + ?Sized>(adapter: &A, event: usize) -> bool {
-    let keys = pair(event);
-    let [first, second] = keys.clone();
-    let terms = complete_at_once().with_sorted_pairs([(first, second)].into());
-    adapter.claim(&keys, &terms).await.unwrap() == [FIRST, FIRST]
 }
 
 /// Returns the number of stored keys, with expired keys that are not purged yet.

@@ -78,7 +78,6 @@ macro_rules! conformance_suite {
             key_complete_at_once_is_first_again_after_its_release,
             key_complete_at_once_is_first_again_after_its_retention,
             workers_racing_for_a_claim_complete_at_once_have_one_winner,
-            one_of_racing_claims_gets_both_identities_of_an_event,
             dropped_claim_complete_at_once_can_be_released,
         }
     };

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 
-use super::driver::{complete_at_once, half_expired_pairs, key, leased, wins_pair};
+use super::driver::{complete_at_once, key, leased};
 use super::store::{SharedStore, runtime};
 use crate::adapter::{Claimed, Completed, DedupAdapter};
 
@@ -17,8 +17,7 @@ const KEYS: usize = 200;
 const MARK: &str = "conformance-worker:";
 
 /// Starts [`PROCESSES`](SharedStore::PROCESSES) processes of four tasks each, which claim the same keys
-/// under a lease and complete at once, and events with two identities at once. Asserts that each key and
-/// each event has exactly one winner.
+/// under a lease and complete at once. Asserts that each key has exactly one winner.
 ///
 /// A worker process is the same test, started again: `name` is the full path of the test.
 pub fn processes_race_for_keys<S: SharedStore>(name: &str) {
@@ -32,7 +31,6 @@ pub fn processes_race_for_keys<S: SharedStore>(name: &str) {
 
 async fn lead<S: SharedStore>(name: &str) {
     let store = S::create().await;
-    half_expired_pairs(&store, KEYS).await;
     let address = store.address();
     let test = name.split_once("::").map_or(name, |(_crate, test)| test);
     let program = std::env::current_exe().expect("the path of this test");
@@ -60,11 +58,9 @@ async fn lead<S: SharedStore>(name: &str) {
         worker.stdin.take().expect("a worker's input").write_all(b"go\n").await.expect("a start");
     }
     let (mut by_lease, mut at_once) = (vec![0; KEYS], vec![0; KEYS]);
-    let mut pairs = vec![0; KEYS];
     for output in &mut lines {
         add(&mut by_lease, &expect_line(output, "leased").await);
         add(&mut at_once, &expect_line(output, "complete").await);
-        add(&mut pairs, &expect_line(output, "pairs").await);
     }
     for worker in &mut workers {
         let status = tokio::time::timeout(Duration::from_secs(60), worker.wait()).await;
@@ -72,7 +68,6 @@ async fn lead<S: SharedStore>(name: &str) {
     }
     assert!(by_lease.iter().all(|winners| *winners == 1), "winners under a lease: {by_lease:?}");
     assert!(at_once.iter().all(|winners| *winners == 1), "winners at once: {at_once:?}");
-    assert!(pairs.iter().all(|winners| *winners == 1), "winners of both identities: {pairs:?}");
 }
 
 fn add(sums: &mut [u32], line: &str) {
@@ -107,7 +102,6 @@ async fn work<S: SharedStore>(address: &str) {
         let adapter = adapter.clone();
         tokio::spawn(async move {
             let (mut won_leased, mut won_complete) = (vec![0_u32; KEYS], vec![0_u32; KEYS]);
-            let mut won_pairs = vec![0_u32; KEYS];
             for round in 0..KEYS {
                 let (keys, mine) = ([key(&format!("leased-{round}"))], leased());
                 let claimed = adapter.claim(&keys, &mine).await.expect("a claim");
@@ -121,21 +115,17 @@ async fn work<S: SharedStore>(address: &str) {
                 if let [Claimed::First { .. }] = claimed[..] {
                     won_complete[round] += 1;
                 }
-                won_pairs[round] += u32::from(wins_pair(&*adapter, round).await);
             }
-            (won_leased, won_complete, won_pairs)
+            (won_leased, won_complete)
         })
     });
     let (mut by_lease, mut at_once) = (vec![0; KEYS], vec![0; KEYS]);
-    let mut pairs = vec![0; KEYS];
     for task in tasks.collect::<Vec<_>>() {
-        let (won_leased, won_complete, won_pairs) = task.await.expect("a task");
-        pairs.iter_mut().zip(won_pairs).for_each(|(sum, won)| *sum += won);
+        let (won_leased, won_complete) = task.await.expect("a task");
         by_lease.iter_mut().zip(won_leased).for_each(|(sum, won)| *sum += won);
         at_once.iter_mut().zip(won_complete).for_each(|(sum, won)| *sum += won);
     }
     let text = |wins: &[u32]| wins.iter().map(|n| format!("{n} ")).collect::<String>();
     println!("\n{MARK}leased {}", text(&by_lease));
     println!("\n{MARK}complete {}", text(&at_once));
-    println!("\n{MARK}pairs {}", text(&pairs));
 }

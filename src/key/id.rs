@@ -82,6 +82,11 @@ impl DedupKey {
         self.text.as_bytes()
     }
 
+    /// Returns the SHA-256 of the namespace, a zero byte and the id. Stores hold it, so it never changes.
+    pub(crate) fn sha256(&self) -> [u8; 32] {
+        sha256(self.text.as_bytes())
+    }
+
     /// Returns the namespace: the provider or endpoint that the id belongs to.
     #[must_use]
     pub fn namespace(&self) -> &str {
@@ -110,9 +115,10 @@ impl fmt::Debug for DedupKey {
 
 /// One event of a delivery: its key and, for some senders, a second identity.
 ///
-/// An event is a duplicate if *any* of its identities is complete, and in flight if any identity
-/// is in flight. If the event runs, all its identities are completed in one call. If it does not run, none
-/// is.
+/// The second identity is claimed first, then the key. An event is a duplicate if *either* is complete, and in
+/// flight if either is in flight. A second identity that is complete for this very key says nothing: the key
+/// decides. If the event runs, the identities that it has claimed are completed in one call. If it does not run,
+/// they are released.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Event {
     key: DedupKey,

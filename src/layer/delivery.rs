@@ -96,8 +96,16 @@ struct Claimed<C> {
     instead: Option<(Outcome, DedupResult)>,
 }
 
+impl<C> Claimed<C> {
+    /// Of a delivery in shadow whose verdict is not `First`.
+    const NOTHING: Self = Self { claim: None, delivery: None, instead: None };
+}
+
 /// How a delivery ended, for its log record and for its caller.
 type Ended<B, E> = (Outcome, Ending<B, E>);
+
+/// The verdict, with what the handler runs on, or with the answer.
+type Judgment<C, B, E> = (Verdict, Result<Claimed<C>, Ended<B, E>>);
 
 /// A claim after its wait, or the ending of a delivery that may not go on.
 type Waited<C, B, E> = Result<Result<Begin<C>, Error>, Box<Ended<B, E>>>;
@@ -136,14 +144,18 @@ where
     }
 
     async fn deliver(&mut self) -> Ended<ResBody, S::Error> {
-        let Claimed { claim, delivery, instead } = match self.judged {
-            Judged::Enforced => match self.claim().await.map(|begun| self.judge_claim(begun)) {
-                Ok(Ok(claimed)) => claimed,
-                Ok(Err(ended)) => return ended,
+        let (verdict, claimed) = match self.judged {
+            Judged::InShadow(Some(verdict)) => (verdict, Ok(Claimed::NOTHING)),
+            _ => match self.claim().await {
+                Ok(begun) => self.judge_claim(begun),
                 Err(ended) => return *ended,
             },
-            // Boxed, because most deliveries are enforced and their future stays small.
-            Judged::InShadow(known) => Box::pin(self.claim_in_shadow(known)).await,
+        };
+        self.note(verdict);
+        let Claimed { claim, delivery, instead } = match (claimed, self.judged) {
+            (Ok(claimed), _) => claimed,
+            (Err(_), Judged::InShadow(_)) => Claimed::NOTHING,
+            (Err(answer), Judged::Enforced) => return answer,
         };
         if let Some(delivery) = &delivery {
             // Set before the handler runs: under the on-arrival ledger, a delivery of this event on another
@@ -167,21 +179,22 @@ where
     /// Claims the keys, and waits if the policy says so. Returns an ending if the delivery may not wait, or
     /// not go on.
     async fn claim(&mut self) -> Waited<L::Claim, ResBody, S::Error> {
-        let context = self.context();
-        let begun = self.service.ledger.begin(&self.request.keys, &context).await;
-        match (&begun, self.service.config.on_in_flight) {
+        let ServiceState { ledger, config, .. } = &*self.service;
+        let is_open = config.on_unavailable == OnUnavailable::Open;
+        let mut context = config.begin_context(self.request.payloads.as_ref()).fail_open(is_open);
+        if let Judged::InShadow(_) = self.judged {
+            // Responses are not replayed, so an unreadable one must not hide the verdict.
+            let compares = config.compare_payload.is_some();
+            context = context.with_fetch(if compares { Fetch::Digest } else { Fetch::Nothing });
+        }
+        let begun = ledger.begin(&self.request.keys, &context).await;
+        match (&begun, self.judged, self.service.config.on_in_flight) {
             // Boxed, because most deliveries do not wait and their future stays small.
-            (Ok(Begin::InFlight), OnInFlight::Wait(bound)) => {
+            (Ok(Begin::InFlight), Judged::Enforced, OnInFlight::Wait(bound)) => {
                 Box::pin(self.wait(bound, context)).await
             }
             _ => Ok(begun),
         }
-    }
-
-    fn context(&self) -> BeginContext {
-        let config = &self.service.config;
-        let is_open = config.on_unavailable == OnUnavailable::Open;
-        config.begin_context(self.request.payloads.as_ref()).fail_open(is_open)
     }
 
     /// Waits until the event's other delivery has ended, and claims again.
@@ -223,106 +236,86 @@ where
         }
     }
 
-    /// Returns the delivery whose handler runs, or the answer.
     fn judge_claim(
         &mut self,
         begun: Result<Begin<L::Claim>, Error>,
-    ) -> Result<Claimed<L::Claim>, Ended<ResBody, S::Error>> {
+    ) -> Judgment<L::Claim, ResBody, S::Error> {
         let is_acknowledged = self.service.config.on_in_flight == OnInFlight::Acknowledge;
         let refuses = self.service.config.on_mismatch() == OnMismatch::Refuse;
-        let refusal = (Outcome::Mismatch, DedupResult::Mismatch);
-        Err(match begun {
+        match begun {
             Ok(Begin::First { claim, delivery, in_flight, mismatch }) => {
                 // The retry finds the events of this run complete, and runs the others.
                 let in_flight = in_flight.then_some((Outcome::InFlight, DedupResult::InFlight));
+                let refusal = (Outcome::Mismatch, DedupResult::Mismatch);
                 let instead = in_flight.or((mismatch && refuses).then_some(refusal));
-                return Ok(Claimed { claim: Some(claim), delivery: Some(delivery), instead });
+                let verdict = delivery.verdict();
+                (verdict, Ok(Claimed { claim: Some(claim), delivery: Some(delivery), instead }))
             }
             Ok(Begin::WithoutKey(claim)) => {
-                return Ok(Claimed { claim, delivery: None, instead: None });
+                (Verdict::NoKey, Ok(Claimed { claim, delivery: None, instead: None }))
             }
-            Ok(Begin::Duplicate(info)) => self.answer_known(info, Outcome::Duplicate, None),
+            Ok(Begin::Duplicate(info)) => {
+                let verdict = Verdict::Duplicate { age: info.age };
+                (verdict, Err((Outcome::Duplicate, self.answer_known(info))))
+            }
             Ok(Begin::Mismatch(info)) => {
-                let refusal = refuses.then_some(DedupResult::Mismatch);
-                self.answer_known(info, Outcome::Mismatch, refusal)
+                let verdict = Verdict::Mismatch { age: info.age };
+                let refusal = Ending::Own(DedupResult::Mismatch);
+                let answer = if refuses { refusal } else { self.answer_known(info) };
+                (verdict, Err((Outcome::Mismatch, answer)))
             }
             Ok(Begin::InFlight) if is_acknowledged => {
-                self.note_other_path();
-                own(Outcome::InFlight, DedupResult::Duplicate)
+                (Verdict::InFlight, Err(own(Outcome::InFlight, DedupResult::Duplicate)))
             }
-            Ok(Begin::InFlight) => own(Outcome::InFlight, DedupResult::InFlight),
+            Ok(Begin::InFlight) => {
+                (Verdict::InFlight, Err(own(Outcome::InFlight, DedupResult::InFlight)))
+            }
             Err(error) => {
                 self.report.error = Some(error.into());
-                own(Outcome::Unavailable, DedupResult::Unavailable)
+                (Verdict::Unavailable, Err(own(Outcome::Unavailable, DedupResult::Unavailable)))
             }
-        })
+        }
     }
 
-    /// Answers a delivery of which every event is complete: by the refusal if there is one, or else as a
-    /// duplicate.
-    fn answer_known(
-        &mut self,
-        info: DuplicateInfo,
-        outcome: Outcome,
-        refusal: Option<DedupResult>,
-    ) -> Ended<ResBody, S::Error> {
-        self.note_other_path();
-        self.report.age = Some(info.age);
-        let ending = match (refusal, info.response) {
-            (Some(refusal), _) => Ending::Own(refusal),
-            // The stored response to the first delivery.
-            (None, Some(response)) => Ending::Replay(response),
-            (None, None) if self.service.config.duplicate_status.is_success() => {
+    /// Answers a delivery of which every event is complete.
+    fn answer_known(&self, info: DuplicateInfo) -> Ending<ResBody, S::Error> {
+        match info.response {
+            Some(response) => Ending::Replay(response),
+            None if self.service.config.duplicate_status.is_success() => {
                 Ending::Own(DedupResult::Duplicate)
             }
-            (None, None) => Ending::Own(DedupResult::ResponseNotStored),
-        };
-        (outcome, ending)
-    }
-
-    /// Claims the keys, unless the verdict is known, and reports the verdict.
-    async fn claim_in_shadow(&mut self, known: Option<Verdict>) -> Claimed<L::Claim> {
-        let (verdict, claimed) = match known {
-            Some(verdict) => (verdict, None),
-            None => self.verdict().await,
-        };
-        self.judged = Judged::InShadow(Some(verdict));
-        self.report.age = verdict.age();
-        self.report.shadow = Some(ShadowFields {
-            verdict: verdict.as_str(),
-            is_fault: matches!(
-                verdict,
-                Verdict::NoKey | Verdict::Unavailable | Verdict::Overloaded | Verdict::Unverified
-            ),
-            payload: payload_digest(&self.request, &self.body),
-        });
-        let (claim, delivery) = claimed.unzip();
-        Claimed { claim, delivery, instead: None }
-    }
-
-    /// Returns the verdict, and the claim of the events that are new.
-    async fn verdict(&mut self) -> (Verdict, Option<(L::Claim, Delivery)>) {
-        let ServiceState { ledger, config, .. } = &*self.service;
-        // Responses are not replayed, so an unreadable one must not hide the verdict.
-        let fetch = if config.compare_payload.is_some() { Fetch::Digest } else { Fetch::Nothing };
-        let context = self.context().with_fetch(fetch);
-        let verdict = match ledger.begin(&self.request.keys, &context).await {
-            Ok(Begin::First { claim, delivery, .. }) => {
-                return (delivery.verdict(), Some((claim, delivery)));
-            }
-            Ok(Begin::WithoutKey(_)) => Verdict::NoKey,
-            Ok(Begin::InFlight) => Verdict::InFlight,
-            Ok(Begin::Duplicate(info)) => Verdict::Duplicate { age: info.age },
-            Ok(Begin::Mismatch(info)) => Verdict::Mismatch { age: info.age },
-            Err(error) => {
-                self.report.error = Some(error.into());
-                Verdict::Unavailable
-            }
-        };
-        if verdict.age().is_some() {
-            self.note_other_path();
+            None => Ending::Own(DedupResult::ResponseNotStored),
         }
-        (verdict, None)
+    }
+
+    /// Puts the verdict into the log record. Reports a delivery that is acknowledged on another path than
+    /// the one on which its event was handled.
+    fn note(&mut self, verdict: Verdict) {
+        let config = &self.service.config;
+        self.report.age = verdict.age();
+        let is_acknowledged = match self.judged {
+            Judged::Enforced if verdict == Verdict::InFlight => {
+                config.on_in_flight == OnInFlight::Acknowledge
+            }
+            _ => verdict.age().is_some(),
+        };
+        if is_acknowledged && LAST_PATHS.is_elsewhere(self.request.keys.first(), self.path) {
+            config.meters.handled_on_another_path(self.request.keys.first());
+        }
+        if let Judged::InShadow(_) = self.judged {
+            self.judged = Judged::InShadow(Some(verdict));
+            self.report.shadow = Some(ShadowFields {
+                verdict: verdict.as_str(),
+                is_fault: matches!(
+                    verdict,
+                    Verdict::NoKey
+                        | Verdict::Unavailable
+                        | Verdict::Overloaded
+                        | Verdict::Unverified
+                ),
+                payload: payload_digest(&self.request, &self.body),
+            });
+        }
     }
 
     /// Calls the inner service, judges its response, and writes the ending to `ended`.
@@ -383,7 +376,9 @@ where
             (Outcome::Completed, Judged::Enforced, Some(is_handlers), _) => {
                 *ended = uncommitted(is_handlers);
             }
-            (Outcome::Completed, _, _, Some((outcome, result))) => *ended = own(outcome, result),
+            (Outcome::Completed, Judged::Enforced, _, Some((outcome, result))) => {
+                *ended = own(outcome, result);
+            }
             (Outcome::Completed | Outcome::Failed, Judged::Enforced, ..)
                 if self.request.keys.is_empty() =>
             {
@@ -391,14 +386,6 @@ where
             }
             // A release that failed changes the log record only.
             _ => {}
-        }
-    }
-
-    /// Reports a duplicate whose event was handled on another path.
-    fn note_other_path(&self) {
-        let key = self.request.keys.first();
-        if LAST_PATHS.is_elsewhere(key, self.path) {
-            self.service.config.meters.handled_on_another_path(key);
         }
     }
 }

@@ -9,6 +9,12 @@
 //! 4. Until the release has ended, this process treats the key as in flight where the store replies
 //!    "complete". Another process gets "complete" in that time; where that matters, use the lease
 //!    ledger.
+//! 5. A second identity is complete before its event's key is claimed. It is released if the key is not
+//!    claimed. Until that is decided, this process treats the second identity as in flight.
+//! 6. A second identity that is complete for the very key of an event says nothing about the event once the
+//!    claim that completed it can no longer be released: 12 min later. Before, it makes the event a duplicate.
+//!    Otherwise that claim could lose the key to this one, and release the second identity of an event that
+//!    runs, and a twin would run.
 //!
 //! # Timeline of a claim whose reply is lost
 //!
@@ -27,14 +33,15 @@ use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::call::claim;
+use super::claiming::{Claiming, ClaimingGuard};
 use super::contract::{
     Begin, BeginContext, CanShadow, Claim, FailOpen, HandlerSuccess, Ledger, Sealed,
 };
 use super::pending::Pending;
 use super::release::Release;
-use super::resolve::{KeyState, flatten, resolve, states};
+use super::resolve::{KeyState, Resolution, States, flatten, identities, resolve};
 use super::retry::{PendingWrites, RetryJob, RetryPool};
-use crate::adapter::{CallTerms, DedupAdapter, Permanence};
+use crate::adapter::{Abilities, CallTerms, DedupAdapter, Permanence};
 use crate::delivery::{Delivery, Protection};
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys, List};
@@ -42,6 +49,10 @@ use crate::observe;
 
 /// After this time, the release of a claim of unknown outcome is not repeated.
 const RELEASE_BOUND: Duration = Duration::from_secs(600);
+
+/// After this time, no second identity that an earlier claim has completed is released: the claims of the
+/// identities and a release take less than 2 min before and after the bound.
+const MAY_BE_RELEASED: Duration = Duration::from_secs(720);
 
 /// The number of claims that may wait for their reply, or for their release, at once.
 const MOST_RELEASES: usize = 16_384;
@@ -52,21 +63,18 @@ const MOST_RELEASES: usize = 16_384;
 /// [`DedupLayer::on_arrival`](crate::DedupLayer::on_arrival) selects it.
 pub struct OnArrival {
     adapter: Arc<dyn DedupAdapter>,
-    /// Whether the adapter stores types of events.
-    labels: bool,
+    abilities: Abilities,
     /// Keys that deliveries with a 503 may have claimed.
     releasing: Arc<Pending>,
-    /// Keys of events with two identities, while they are claimed. A claimed identity is released if
-    /// another delivery runs the event under the other identity.
-    claiming: Arc<Pending>,
+    claiming: Arc<Claiming>,
     pool: RetryPool,
 }
 
 impl OnArrival {
     pub(crate) fn new(adapter: Arc<dyn DedupAdapter>) -> Self {
         let (releasing, claiming) = (Arc::default(), Arc::default());
-        let labels = adapter.abilities().inspection;
-        Self { adapter, labels, releasing, claiming, pool: RetryPool::new(MOST_RELEASES) }
+        let abilities = adapter.abilities();
+        Self { adapter, abilities, releasing, claiming, pool: RetryPool::new(MOST_RELEASES) }
     }
 
     /// Claims the keys of an unprotected delivery as soon as the store replies.
@@ -113,33 +121,86 @@ impl OnArrival {
         }
     }
 
-    /// Returns `true` if a claim of this key is being released, or any claim was since `removals` was
-    /// read.
-    fn may_be_released(&self, key: &DedupKey, removals: usize) -> bool {
-        self.releasing.contains(key) || self.releasing.removals() != removals
+    /// Claims the keys of events whose second identities the first call has claimed, or found complete for
+    /// these keys. After an error, and if the future is dropped, both are released.
+    async fn claim_later(
+        &self,
+        slot: &mut Option<OwnedSemaphorePermit>,
+        keys: List<DedupKey>,
+        first: &States,
+        terms: &CallTerms,
+        context: &BeginContext,
+    ) -> Result<States, Error> {
+        let store_timeout = context.store_timeout;
+        let mut held: Vec<DedupKey> = first.claimed().chain(&keys).cloned().collect();
+        held.sort_unstable();
+        let mut release = self.release(slot.take(), &held, terms, store_timeout);
+        let replies = claim(&*self.adapter, &keys, terms, store_timeout).await;
+        let runs = |error| context.fails_open(error) && first.are_claimed();
+        if replies.as_ref().map_or_else(runs, |_| true) {
+            *slot = release.disarm();
+        }
+        Ok(States::new(keys, replies?, Vec::new(), |_| KeyState::InFlight))
     }
 
-    /// Treats a complete identity as in flight if another delivery claims it now and the event's
-    /// other identity is not complete. That delivery may release it.
-    fn treat_shared_as_in_flight(
+    /// Goes on after the first call, for a delivery of events with second identities.
+    async fn go_on(
         &self,
-        events: &[Event],
-        flat: &[DedupKey],
-        states: &mut [KeyState],
-    ) {
-        for event in events.iter().filter(|event| event.second_identity().is_some()) {
-            let places: Vec<usize> =
-                event.identities().filter_map(|key| flat.binary_search(key).ok()).collect();
-            let is_duplicate = |place: &usize| matches!(states[*place], KeyState::Duplicate(_));
-            if places.iter().all(is_duplicate) {
-                continue;
-            }
-            let complete: Vec<usize> = places.into_iter().filter(is_duplicate).collect();
-            for place in complete {
-                if self.claiming.is_shared(&flat[place]) {
-                    states[place] = KeyState::InFlight;
+        mut slot: Option<OwnedSemaphorePermit>,
+        events: List<Event>,
+        first: States,
+        terms: CallTerms,
+        context: &BeginContext,
+        removals: usize,
+    ) -> Result<Begin<ArrivalClaim>, Error> {
+        let store_timeout = context.store_timeout;
+        let keys = first.later_keys(&events);
+        let mut later = States::default();
+        if !keys.is_empty() {
+            later = match self.claim_later(&mut slot, keys, &first, &terms, context).await {
+                Ok(later) => later,
+                Err(error) if context.fails_open(&error) && first.are_claimed() => {
+                    self.spawn_claim(slot, &identities(&events), terms, store_timeout);
+                    return unprotected(events, &error);
                 }
+                Err(error) => return Err(error),
+            };
+            self.doubt(&mut later, removals, None);
+        }
+        let resolution = resolve(events, &first, &later, &terms);
+        let mut release = self.release(slot, &resolution.release, &terms, store_timeout);
+        if resolution.new.is_empty() {
+            // Whoever waits holds nothing.
+            release.finish().await;
+        } else {
+            release.start();
+            drop(release);
+        }
+        Ok(run(resolution))
+    }
+
+    /// Treats a complete key as in flight if the claim that completed it may be released, because its handler
+    /// never ran: any claim was released since `removals` was read, or the claim of a second identity goes on.
+    fn doubt(&self, states: &mut States, removals: usize, claiming: Option<&ClaimingGuard>) {
+        for (key, state) in states.iter_mut() {
+            let KeyState::Duplicate(seen) = state else { continue };
+            let is_released = self.releasing.contains(key) || self.releasing.removals() != removals;
+            if is_released || claiming.is_some_and(|claiming| claiming.is_shared(key, seen.age)) {
+                *state = KeyState::InFlight;
             }
+        }
+    }
+}
+
+/// Makes second identities say for no key that they are complete for it, while they may still be released:
+/// rule 6.
+fn disregard_recent(states: &mut States, claiming: &ClaimingGuard) {
+    for (key, state) in states.iter_mut() {
+        if let KeyState::Duplicate(seen) = state
+            && claiming.contains(key)
+            && seen.age < MAY_BE_RELEASED
+        {
+            seen.stored = None;
         }
     }
 }
@@ -163,9 +224,9 @@ impl Ledger for OnArrival {
         if keys.is_empty() {
             return Ok(Begin::WithoutKey(None));
         }
-        let (events, flat) = flatten(keys);
+        let (events, first) = flatten(keys);
         let (terms, store_timeout) =
-            (context.terms(Permanence::OnClaim, &events, self.labels), context.store_timeout);
+            (context.terms(Permanence::OnClaim, &events, self.abilities), context.store_timeout);
         // Reserved before the claim, because a refused release loses an event.
         let slot = self.pool.reserve();
         if slot.is_none() {
@@ -177,15 +238,16 @@ impl Ledger for OnArrival {
             };
         }
         let removals = self.releasing.removals();
-        let has_second_identities = flat.len() > events.len();
+        let has_seconds = events.iter().any(|event| event.second_identity().is_some());
         // Held until `releasing` contains the keys to release.
-        let _claiming = has_second_identities.then(|| self.claiming.add((*flat).into()));
+        let claiming = has_seconds.then(|| self.claiming.add(&events));
         // Starts if this future is dropped, or if the outcome of the claim is unknown.
-        let mut release = self.release(slot, &flat, &terms, store_timeout);
-        let replies = match claim(&*self.adapter, &flat, &terms, store_timeout).await {
+        let mut release = self.release(slot, &first, &terms, store_timeout);
+        let replies = match claim(&*self.adapter, &first, &terms, store_timeout).await {
             Ok(replies) => replies,
             Err(error) if context.fails_open(&error) => {
-                self.spawn_claim(release.disarm(), &flat, terms.clone(), store_timeout);
+                let slot = release.disarm();
+                self.spawn_claim(slot, &identities(&events), terms.clone(), store_timeout);
                 return unprotected(events, &error);
             }
             Err(error) => {
@@ -193,27 +255,21 @@ impl Ledger for OnArrival {
                 return Err(error);
             }
         };
-        // No `.await` follows, so the future cannot be dropped between the claim and its release.
+        // The next `.await` comes after another release holds the keys.
         let slot = release.disarm();
-        let mut states = states(&flat, replies, Vec::new(), |_| KeyState::InFlight);
-        for (key, state) in flat.iter().zip(states.iter_mut()) {
-            // The claim that completed the key may be in release: its handler never ran.
-            if matches!(state, KeyState::Duplicate(_)) && self.may_be_released(key, removals) {
-                *state = KeyState::InFlight;
-            }
+        drop(release);
+        let mut first = States::new(first, replies, Vec::new(), |_| KeyState::InFlight);
+        self.doubt(&mut first, removals, claiming.as_ref());
+        if let Some(claiming) = claiming {
+            disregard_recent(&mut first, &claiming);
+            // Boxed, because most events have one identity.
+            let begun = Box::pin(self.go_on(slot, events, first, terms, context, removals)).await;
+            // `releasing` has what goes on to be released.
+            drop(claiming);
+            return begun;
         }
-        if has_second_identities {
-            self.treat_shared_as_in_flight(&events, &flat, &mut states);
-        }
-        let resolution = resolve(events, &flat, &states, &terms);
-        self.release(slot, &resolution.release, &terms, store_timeout).start();
-        if resolution.new.is_empty() {
-            return Ok(resolution.without_new());
-        }
-        resolution.report_run();
-        let (in_flight, mismatch) = (resolution.in_flight, resolution.mismatch);
-        let delivery = resolution.delivery(Protection::Claimed, ()).into();
-        Ok(Begin::First { claim: ArrivalClaim, delivery, in_flight, mismatch })
+        // Nothing is to be released of events with one identity.
+        Ok(run(resolve(events, &first, &States::default(), &terms)))
     }
 
     fn stores_data(&self) -> bool {
@@ -223,6 +279,17 @@ impl Ledger for OnArrival {
     fn pending_writes(&self) -> PendingWrites {
         PendingWrites::of(&[&self.pool])
     }
+}
+
+/// Makes the claim of the events that run.
+fn run(resolution: Resolution) -> Begin<ArrivalClaim> {
+    if resolution.new.is_empty() {
+        return resolution.without_new();
+    }
+    resolution.report_run();
+    let (in_flight, mismatch) = (resolution.in_flight, resolution.mismatch);
+    let delivery = resolution.delivery(Protection::Claimed, ()).into();
+    Begin::First { claim: ArrivalClaim, delivery, in_flight, mismatch }
 }
 
 /// Lets the handler run, although the store has not replied.

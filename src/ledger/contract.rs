@@ -11,11 +11,12 @@ use http::Extensions;
 
 use super::retry::PendingWrites;
 use crate::adapter::{
-    CallTerms, DuplicateNote, EventTypes, Fetch, Pairs, Payloads, Permanence, StoredResponse, Token,
+    Abilities, CallTerms, DuplicateNote, EventTypes, Fetch, Payloads, Permanence, StoredResponse,
+    Token,
 };
 use crate::delivery::Delivery;
 use crate::error::{Error, ErrorKind};
-use crate::key::{Event, Keys};
+use crate::key::{DedupKey, Event, Keys};
 
 /// Prevents implementations of [`Ledger`] in other crates.
 pub trait Sealed {}
@@ -236,17 +237,19 @@ impl BeginContext {
         self.fail_open && !found_duplicate && error.kind() != ErrorKind::Corrupt
     }
 
-    /// Returns the terms for the store, for a delivery of these events. `labels` adds their types.
+    /// Returns the terms for a store of these abilities, for a delivery of these events.
     ///
     /// The response to a multi-event delivery answered for other events too, so it is not replayed.
     pub(super) fn terms(
         &self,
         permanence: Permanence,
         events: &[Event],
-        labels: bool,
+        abilities: Abilities,
     ) -> CallTerms {
+        let keys = if abilities.stored_data { keys_of_seconds(events) } else { Vec::new() };
         let fetch = match self.fetch {
             Fetch::DigestAndResponse if events.len() != 1 => Fetch::Digest,
+            Fetch::Nothing if !keys.is_empty() => Fetch::Digest,
             fetch => fetch,
         };
         let terms = match permanence {
@@ -259,27 +262,28 @@ impl BeginContext {
         if let Some(note) = &self.duplicate_note {
             terms = terms.with_duplicate_note(Arc::clone(note));
         }
-        if let Some(types) = labels.then(|| event_types(events)).flatten() {
+        if let Some(types) = abilities.inspection.then(|| event_types(events)).flatten() {
             terms = terms.with_sorted_event_types(types);
         }
-        if let Some(pairs) = pairs(events) {
-            terms = terms.with_sorted_pairs(pairs);
-        }
         match &self.payloads {
-            Some(payloads) => terms.with_sorted_payloads(Arc::clone(payloads)),
-            None => terms,
+            Some(payloads) if keys.is_empty() => terms.with_sorted_payloads(Arc::clone(payloads)),
+            None if keys.is_empty() => terms,
+            payloads => {
+                let payloads = payloads.iter().flat_map(|payloads| payloads.iter().cloned());
+                terms.with_payloads(keys.into_iter().chain(payloads))
+            }
         }
     }
 
     /// Returns [`terms`](Self::terms) under the lease.
-    pub(super) fn leased_terms(&self, events: &[Event], labels: bool) -> CallTerms {
-        self.terms(Permanence::OnCompletion { lease: self.lease }, events, labels)
+    pub(super) fn leased_terms(&self, events: &[Event], abilities: Abilities) -> CallTerms {
+        self.terms(Permanence::OnCompletion { lease: self.lease }, events, abilities)
     }
 
     /// Returns the terms of a lent transaction.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    pub(super) fn transaction_terms(&self, events: &[Event], labels: bool) -> CallTerms {
-        self.leased_terms(events, labels).with_transaction_bound_ms(self.transaction_bound_ms)
+    pub(super) fn transaction_terms(&self, events: &[Event], abilities: Abilities) -> CallTerms {
+        self.leased_terms(events, abilities).with_transaction_bound_ms(self.transaction_bound_ms)
     }
 }
 
@@ -295,15 +299,11 @@ fn event_types(events: &[Event]) -> Option<EventTypes> {
     (!types.is_empty()).then(|| types.into())
 }
 
-/// Returns the identities of the events that have two, the second one first; `None` if no event has.
-///
-/// In this order, whoever sends a body that was handled under the id of another event meets a duplicate before
-/// the store has touched that id.
-fn pairs(events: &[Event]) -> Option<Pairs> {
-    let pair = |event: &Event| Some((event.second_identity()?.clone(), event.key().clone()));
-    let mut pairs: Vec<_> = events.iter().filter_map(pair).collect();
-    pairs.sort_unstable();
-    (!pairs.is_empty()).then(|| pairs.into())
+/// Returns the second identities, each with the SHA-256 of its event's key. The store holds it where it
+/// holds the digest of a payload with a key.
+fn keys_of_seconds(events: &[Event]) -> Vec<(DedupKey, [u8; 32])> {
+    let second = |event: &Event| Some((event.second_identity()?.clone(), event.key().sha256()));
+    events.iter().filter_map(second).collect()
 }
 
 /// How a handler succeeded.
@@ -318,22 +318,5 @@ impl HandlerSuccess {
     pub(super) fn terms(&self, claimed: &CallTerms) -> Option<CallTerms> {
         let response = self.response.as_ref()?;
         Some(claimed.clone().with_response(Arc::clone(response)))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::key::DedupKey;
-
-    /// A store finds the second identity of a key by binary search.
-    #[test]
-    fn pairs_are_those_events_with_two_identities_and_are_sorted() {
-        let key = |id: &str| DedupKey::new("test", id).unwrap();
-        let event = |id: &str, second: &str| Event::new(key(id)).with_second_identity(key(second));
-        assert!(pairs(&[Event::new(key("a"))]).is_none());
-        let events = [event("y", "x"), Event::new(key("a")), event("b", "c")];
-        let expected = [(key("c"), key("b")), (key("x"), key("y"))];
-        assert_eq!(pairs(&events).unwrap()[..], expected);
     }
 }

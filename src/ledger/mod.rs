@@ -21,6 +21,7 @@
 
 mod arrival;
 mod call;
+mod claiming;
 mod contract;
 #[doc(hidden)]
 pub mod internals;

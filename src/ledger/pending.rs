@@ -53,11 +53,6 @@ impl Pending {
         !self.is_empty() && self.lock().contains_key(key)
     }
 
-    /// Returns `true` if a key that the caller added was added by another caller too.
-    pub(super) fn is_shared(&self, key: &DedupKey) -> bool {
-        self.lock().get(key).is_some_and(|entry| entry.times > 1)
-    }
-
     /// Returns a number that changes whenever keys are removed. If the number is unchanged and a key is
     /// absent now, the key was absent all the time.
     pub(super) fn removals(&self) -> usize {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::timeout;
 
 use super::call;
 use super::pending::Pending;
@@ -40,20 +41,39 @@ impl Release<'_> {
 
     /// Starts the release in the background, unless it has no keys.
     pub(super) fn start(&mut self) {
-        let keys = std::mem::take(&mut self.keys);
-        if keys.is_empty() {
+        if self.keys.is_empty() {
             return;
         }
-        let job = RetryJob {
+        let job = self.job();
+        self.keys = &[];
+        let guard = self.releasing.map(|releasing| releasing.add(Arc::clone(&job.keys)));
+        self.pool.repeat(self.slot.take(), job, guard, |job| Box::pin(release_all(job)));
+    }
+
+    /// Releases the keys, within `store_timeout`. The release continues in the background if it has not
+    /// succeeded then, or if this future is dropped.
+    pub(super) async fn finish(mut self) {
+        if self.keys.is_empty() {
+            return;
+        }
+        let job = self.job();
+        let _guard = self.releasing.map(|releasing| releasing.add(Arc::clone(&job.keys)));
+        if let Ok(Ok(())) = timeout(self.store_timeout, release_all(&job)).await {
+            self.disarm();
+        }
+        // Before the guard ends.
+        self.start();
+    }
+
+    fn job(&self) -> RetryJob {
+        RetryJob {
             operation: "release",
             adapter: Arc::clone(self.adapter),
-            keys: keys.into(),
+            keys: self.keys.into(),
             terms: self.terms.clone(),
             store_timeout: self.store_timeout,
             bound: self.bound,
-        };
-        let guard = self.releasing.map(|releasing| releasing.add(Arc::clone(&job.keys)));
-        self.pool.repeat(self.slot.take(), job, guard, |job| Box::pin(release_all(job)));
+        }
     }
 
     /// Disarms the release if its claim ended with an error after which nothing is claimed.

@@ -1,18 +1,25 @@
-//! From one reply per key to one verdict per delivery.
+//! From the replies of the store to one verdict per delivery.
 //!
-//! 1. An event is a duplicate if any of its identities is complete, else in flight if any is in
-//!    flight, else new.
-//! 2. All identities of all events are claimed in one call, sorted, so that every store sees them in
-//!    one order.
-//! 3. An event that shares an identity with an earlier event of the same delivery is a duplicate of
+//! 1. The identities of an event are claimed in two calls: first its second identity, then its key. Whoever
+//!    sends a body that was handled under the id of another event meets a duplicate before the store has
+//!    touched that id. An event with one identity is claimed in the first call. The keys of a call are
+//!    sorted.
+//! 2. The key is claimed if the second identity was. It is also claimed if the second identity is complete
+//!    for this very key: then the key alone decides, and an operator forgets one key to let the event run
+//!    again. So the row of a second identity names its key, by a SHA-256.
+//! 3. An event is new if its key was claimed. It is a duplicate if its key is complete, or its second identity
+//!    is complete for another key, or for one that the store does not name. Otherwise it is in flight.
+//! 4. An event that shares an identity with an earlier event of the same delivery is a duplicate of
 //!    that event.
-//! 4. The identities that the call has claimed of a new event are held. Those of every other event are
+//! 5. The identities that the calls have claimed of a new event are held. Those of every other event are
 //!    released, never completed: whoever cannot sign may send a body that was handled under the id of an
 //!    event that was not.
-//! 5. Payloads are compared under the key of an event, not under its second identity, under which
-//!    another event may have been handled. Only payloads of complete keys are compared: an attempt
-//!    that failed had no effect that could differ. A mismatch is a duplicate, and is reported.
-//! 6. A response is replayed to a delivery of one event only.
+//! 6. Payloads are compared under the key of an event. Only payloads of complete keys are compared: an
+//!    attempt that failed had no effect that could differ. A mismatch is a duplicate, and is reported.
+//! 7. A response is replayed to a delivery of one event only.
+//!
+//! The transactional ledger claims all identities in one call, inside one transaction: nobody sees a claim
+//! that does not commit.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -41,12 +48,11 @@ impl From<Claimed> for KeyState {
     }
 }
 
-/// Returns the events without repetitions, and all their identities, sorted.
+/// Returns the events without repetitions, and the identities that are claimed first, sorted.
 pub(super) fn flatten(keys: &Keys) -> (List<Event>, List<DedupKey>) {
-    if let [only] = keys.events()
-        && only.second_identity().is_none()
-    {
-        return (List::from([only.clone()]), List::from([only.key().clone()]));
+    if let [only] = keys.events() {
+        let first = only.second_identity().unwrap_or(only.key());
+        return (List::from([only.clone()]), List::from([first.clone()]));
     }
     let mut seen = HashSet::new();
     let mut events = Vec::with_capacity(keys.events().len());
@@ -54,40 +60,92 @@ pub(super) fn flatten(keys: &Keys) -> (List<Event>, List<DedupKey>) {
         if event.identities().any(|key| seen.contains(key)) {
             continue;
         }
-        seen.extend(event.identities().cloned());
+        seen.extend(event.identities());
         events.push(event.clone());
     }
-    let mut flat: Vec<DedupKey> = seen.into_iter().collect();
-    flat.sort_unstable();
-    (events.into(), flat.into())
+    let first = |event: &Event| event.second_identity().unwrap_or(event.key()).clone();
+    let mut first: Vec<DedupKey> = events.iter().map(first).collect();
+    first.sort_unstable();
+    (events.into(), first.into())
 }
 
 /// Returns all identities of these events, sorted.
-fn identities<'e>(events: impl IntoIterator<Item = &'e Event>) -> Vec<DedupKey> {
-    let mut keys: Vec<DedupKey> = events.into_iter().flat_map(Event::identities).cloned().collect();
+pub(super) fn identities<'e>(events: impl IntoIterator<Item = &'e Event>) -> List<DedupKey> {
+    let mut keys: List<DedupKey> =
+        events.into_iter().flat_map(Event::identities).cloned().collect();
     keys.sort_unstable();
     keys
 }
 
-/// Returns the state of every key of `flat`: `known` for the keys that are `pending` in this process,
-/// and the store's replies for the others. All three lists are in the order of `flat`.
-pub(super) fn states(
-    flat: &[DedupKey],
-    replies: Vec<Claimed>,
-    pending: Vec<(DedupKey, Arc<StoredData>)>,
-    known: impl Fn(Arc<StoredData>) -> KeyState,
-) -> List<KeyState> {
-    let mut replies = replies.into_iter().map(KeyState::from);
-    let mut pending = pending.into_iter().peekable();
-    if let ([_], None) = (flat, pending.peek()) {
-        return replies.next().into_iter().collect();
-    }
-    let states =
-        flat.iter().map_while(|key| match pending.next_if(|(pending, _)| pending == key) {
+/// The states of the keys of one call.
+#[derive(Debug, Default)]
+pub(super) struct States {
+    /// Sorted.
+    keys: List<DedupKey>,
+    /// In the order of the keys.
+    pub(super) states: List<KeyState>,
+}
+
+impl States {
+    /// `known` is the state of the keys that are `pending` in this process, and `replies` are the store's for
+    /// the others. All three lists are in the same order.
+    pub(super) fn new(
+        keys: List<DedupKey>,
+        replies: Vec<Claimed>,
+        pending: Vec<(DedupKey, Arc<StoredData>)>,
+        known: impl Fn(Arc<StoredData>) -> KeyState,
+    ) -> Self {
+        let mut replies = replies.into_iter().map(KeyState::from);
+        let mut pending = pending.into_iter().peekable();
+        let state = |key| match pending.next_if(|(pending, _)| pending == key) {
             Some((_, stored)) => Some(known(stored)),
             None => replies.next(),
-        });
-    states.collect()
+        };
+        let states = keys.iter().map_while(state).collect();
+        Self { keys, states }
+    }
+
+    fn of(&self, key: &DedupKey) -> Option<&KeyState> {
+        self.states.get(self.keys.binary_search(key).ok()?)
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (&DedupKey, &mut KeyState)> {
+        self.keys.iter().zip(&mut self.states)
+    }
+
+    /// Returns the keys that the call has claimed.
+    pub(super) fn claimed(&self) -> impl Iterator<Item = &DedupKey> {
+        let states = self.keys.iter().zip(&self.states);
+        states.filter_map(|(key, state)| matches!(state, KeyState::First { .. }).then_some(key))
+    }
+
+    /// Returns `true` if the call has claimed all its keys.
+    pub(super) fn are_claimed(&self) -> bool {
+        self.claimed().count() == self.keys.len()
+    }
+
+    /// Returns the keys to claim after this first call, sorted: rule 2.
+    pub(super) fn later_keys(&self, events: &[Event]) -> List<DedupKey> {
+        let is_later = |event: &&Event| match event.second_identity().map(|second| self.of(second))
+        {
+            Some(Some(KeyState::First { .. })) => true,
+            Some(Some(KeyState::Duplicate(seen))) => is_complete_for(event.key(), seen),
+            _ => false,
+        };
+        let mut later: List<DedupKey> =
+            events.iter().filter(is_later).map(|event| event.key().clone()).collect();
+        later.sort_unstable();
+        later
+    }
+}
+
+/// Returns `true` if a second identity is complete for this very key.
+fn is_complete_for(key: &DedupKey, second: &Seen) -> bool {
+    named_key(second) == Some(key.sha256())
+}
+
+fn named_key(second: &Seen) -> Option<[u8; 32]> {
+    second.stored.as_ref()?.payload_sha256
 }
 
 /// The verdict on a delivery.
@@ -95,13 +153,15 @@ pub(super) fn states(
 pub(super) struct Resolution {
     /// The events that run.
     pub(super) new: List<Event>,
+    /// The claimed identities of the events that run, sorted.
+    pub(super) held: List<DedupKey>,
     pub(super) attempt: u32,
     pub(super) takeover: bool,
     pub(super) in_flight: bool,
     duplicate: Option<Seen>,
     pub(super) mismatch: bool,
     response: Option<Arc<StoredResponse>>,
-    /// Claimed keys to release: rule 4.
+    /// Claimed keys to release: rule 5.
     pub(super) release: Vec<DedupKey>,
 }
 
@@ -130,76 +190,81 @@ impl Resolution {
         Arc::new(Inner::new(self.new, run, protection, None, of_ledger))
     }
 
-    /// Returns all identities of the events that run, sorted.
-    pub(super) fn held(&self) -> List<DedupKey> {
-        match &*self.new {
-            [only] if only.second_identity().is_none() => List::from([only.key().clone()]),
-            new => identities(new).into(),
+    /// Notes that a key of `event` is complete.
+    fn add_duplicate(&mut self, event: &Event, key: &DedupKey, seen: &Seen, terms: &CallTerms) {
+        let is_key = key == event.key();
+        if is_key && is_mismatch(key, seen, terms) {
+            self.mismatch = true;
+            observe::mismatch(key);
         }
+        if !is_key && event.alias().is_none() && named_key(seen).is_some() {
+            observe::same_body(event.key());
+        }
+        self.duplicate.get_or_insert_with(|| seen.clone());
     }
 }
 
-/// Resolves the states of the keys of `flat`, which is sorted, for these events.
+/// Resolves the states after the first and the later call for these events.
 pub(super) fn resolve(
     events: List<Event>,
-    flat: &[DedupKey],
-    states: &[KeyState],
+    first: &States,
+    later: &States,
     terms: &CallTerms,
 ) -> Resolution {
     let mut resolution = Resolution::default();
     // Most deliveries carry one event with one identity.
-    if let ([KeyState::First { attempt, takeover }], [_]) = (states, &*events) {
+    if let ([KeyState::First { attempt, takeover }], [only]) = (&*first.states, &*events)
+        && only.second_identity().is_none()
+    {
         let (attempt, takeover) = (*attempt, *takeover);
-        return Resolution { new: events, attempt, takeover, ..resolution };
+        let held = first.keys.clone();
+        return Resolution { new: events, held, attempt, takeover, ..resolution };
     }
     let is_single = events.len() == 1;
     let mut new = Vec::new();
-    for event in events {
-        let (mut claimed, mut attempts, mut took_over) = (Vec::new(), 0, false);
-        let (mut seen, mut in_flight, mut is_known_by_key) = (None, false, false);
-        for key in event.identities() {
-            let place = flat.binary_search(key).ok();
-            match place.and_then(|place| states.get(place)) {
-                Some(KeyState::First { attempt, takeover }) => {
-                    claimed.push(key.clone());
-                    attempts = attempts.max(*attempt);
-                    took_over |= *takeover;
-                }
-                Some(KeyState::Duplicate(found)) => {
-                    if is_mismatch(key, found, terms) {
-                        resolution.mismatch = true;
-                        observe::mismatch(key);
-                    }
-                    let response = found.stored.as_ref().and_then(|stored| stored.response.clone());
-                    // A pending completion of another layer may carry a response that this one does not
-                    // replay.
-                    let is_wanted = is_single && terms.fetch() == Fetch::DigestAndResponse;
-                    if is_wanted && (resolution.response.is_none() || key == event.key()) {
-                        resolution.response = response.or(resolution.response);
-                    }
-                    is_known_by_key |= key == event.key();
-                    seen = Some(found.clone());
-                }
-                // A missing reply claims nothing.
-                Some(KeyState::InFlight) | None => in_flight = true,
+    for event in &events {
+        let of_key = if event.second_identity().is_some() { later } else { first };
+        let of_key = (event.key(), of_key.of(event.key()));
+        let of_second = event.second_identity().map(|second| (second, first.of(second)));
+        let identities = [Some(of_key), of_second].into_iter().flatten();
+        let claimed = identities.clone().filter_map(|(key, state)| match state? {
+            KeyState::First { attempt, takeover } => Some((key.clone(), *attempt, *takeover)),
+            _ => None,
+        });
+        let mut deciding = identities.filter(|(key, state)| match state {
+            // Rule 2.
+            Some(KeyState::Duplicate(seen)) if *key != event.key() => {
+                !is_complete_for(event.key(), seen)
             }
-        }
-        if let Some(seen) = seen {
-            if !is_known_by_key && event.alias().is_none() {
-                observe::same_body(event.key());
+            _ => true,
+        });
+        let duplicate = deciding.clone().find_map(|(key, state)| match state? {
+            KeyState::Duplicate(seen) => Some((key, seen)),
+            _ => None,
+        });
+        if let Some((key, seen)) = duplicate {
+            resolution.add_duplicate(event, key, seen, terms);
+            if is_single && terms.fetch() == Fetch::DigestAndResponse {
+                let stored = seen.stored.as_ref();
+                resolution.response = stored.and_then(|stored| stored.response.clone());
             }
-            resolution.duplicate.get_or_insert(seen);
-        } else if in_flight {
-            resolution.in_flight = true;
-        } else {
-            resolution.attempt = resolution.attempt.max(attempts);
-            resolution.takeover |= took_over;
-            new.push(event);
+        } else if deciding.all(|(_, state)| matches!(state, Some(KeyState::First { .. }))) {
+            for (key, attempt, takeover) in claimed {
+                resolution.held.push(key);
+                resolution.attempt = resolution.attempt.max(attempt);
+                resolution.takeover |= takeover;
+            }
+            new.push(event.clone());
             continue;
+        } else {
+            // A missing reply claims nothing.
+            resolution.in_flight = true;
         }
-        resolution.release.append(&mut claimed);
+        resolution.release.extend(claimed.map(|(key, ..)| key));
     }
     resolution.new = new.into();
+    resolution.held.sort_unstable();
+    resolution.release.sort_unstable();
     resolution
 }
 
@@ -227,8 +292,20 @@ mod tests {
     const FIRST: KeyState = KeyState::First { attempt: 1, takeover: false };
     const DUPLICATE: KeyState = KeyState::Duplicate(Seen::new(Duration::ZERO));
 
+    /// A key that is complete with this digest.
+    fn complete_with(digest: [u8; 32]) -> KeyState {
+        let stored = Arc::new(StoredData::new(Some(digest), None));
+        KeyState::Duplicate(Seen::new(Duration::ZERO).with_stored(stored))
+    }
+
     fn terms() -> CallTerms {
         CallTerms::on_claim([0; 16].into(), Duration::ZERO)
+    }
+
+    /// The states of these keys.
+    fn states<const N: usize>(states: [(&str, KeyState); N]) -> States {
+        let keys = states.iter().map(|(id, _)| key(id)).collect();
+        States { keys, states: states.into_iter().map(|(_, state)| state).collect() }
     }
 
     #[test]
@@ -239,40 +316,80 @@ mod tests {
         for (fetch, expected) in
             [(Fetch::Nothing, false), (Fetch::Digest, false), (Fetch::DigestAndResponse, true)]
         {
-            let (events, flat) = flatten(&Keys::one(key("a")));
-            let states = [state.clone()];
-            let resolution = resolve(events, &flat, &states, &terms().with_fetch(fetch));
+            let (events, _) = flatten(&Keys::one(key("a")));
+            let first = states([("a", state.clone())]);
+            let terms = terms().with_fetch(fetch);
+            let resolution = resolve(events, &first, &States::default(), &terms);
             assert_eq!(resolution.response.is_some(), expected, "{fetch:?}");
         }
     }
 
     #[test]
-    fn complete_identity_makes_an_event_a_duplicate_and_running_identity_makes_it_in_flight() {
-        let keys =
-            Keys::new(vec![with_second("a", "b"), with_second("c", "d"), with_second("e", "f")])
-                .unwrap();
-        let (events, flat) = flatten(&keys);
-        assert_eq!(*flat, ["a", "b", "c", "d", "e", "f"].map(key));
-        let states = [FIRST, DUPLICATE, KeyState::InFlight, FIRST, FIRST, FIRST];
-        let resolution = resolve(events, &flat, &states, &terms());
-        assert_eq!(*resolution.new, [with_second("e", "f")]);
+    fn second_identity_is_claimed_first_and_the_key_only_after_it() {
+        let events = [("a", "s"), ("b", "t"), ("c", "u"), ("d", "v"), ("e", "w")];
+        let mut events: Vec<_> = events.map(|(id, second)| with_second(id, second)).into();
+        events.push(Event::new(key("f")));
+        let (events, first) = flatten(&Keys::new(events).unwrap());
+        assert_eq!(*first, ["f", "s", "t", "u", "v", "w"].map(key));
+        let first = states([
+            ("f", FIRST),
+            ("s", FIRST),
+            ("t", DUPLICATE),
+            ("u", KeyState::InFlight),
+            ("v", complete_with(key("d").sha256())),
+            ("w", complete_with(key("a").sha256())),
+        ]);
+        assert_eq!(*first.later_keys(&events), ["a", "d"].map(key));
+        let resolution = resolve(events, &first, &states([("a", FIRST), ("d", FIRST)]), &terms());
+        let expected = [with_second("a", "s"), with_second("d", "v"), Event::new(key("f"))];
+        assert_eq!(*resolution.new, expected);
+        assert_eq!(*resolution.held, ["a", "d", "f", "s"].map(key));
         assert!(resolution.in_flight && resolution.duplicate.is_some());
-        assert_eq!(resolution.release, ["a", "d"].map(key));
+        assert_eq!(resolution.release, []);
     }
 
     #[test]
-    fn claimed_identities_of_a_duplicate_are_released() {
-        let keys = Keys::new(vec![with_second("a", "b"), with_second("c", "d")]).unwrap();
-        let (events, flat) = flatten(&keys);
-        let resolution = resolve(events, &flat, &[FIRST, DUPLICATE, DUPLICATE, FIRST], &terms());
-        assert_eq!(resolution.release, ["a", "d"].map(key));
-        let (events, flat) = flatten(&keys);
-        let stored = Arc::new(StoredData::new(Some([1; 32]), None));
-        let other = KeyState::Duplicate(Seen::new(Duration::ZERO).with_stored(stored));
-        let terms = terms().with_payloads([(key("c"), [2; 32])]);
-        let resolution = resolve(events, &flat, &[FIRST, DUPLICATE, other, FIRST], &terms);
-        assert!(resolution.mismatch);
-        assert_eq!(resolution.release, ["a", "d"].map(key));
+    fn second_identity_is_released_if_the_key_is_not_claimed() {
+        let keys = ["a", "b", "c"].map(|id| with_second(id, &id.repeat(2)));
+        let (events, _) = flatten(&Keys::new(keys.into()).unwrap());
+        let first = || states([("aa", FIRST), ("bb", FIRST), ("cc", FIRST)]);
+        // The reply to `c` is missing.
+        let later = states([("a", complete_with([1; 32])), ("b", KeyState::InFlight)]);
+        let terms = terms().with_payloads([(key("a"), [2; 32])]);
+        let resolution = resolve(events, &first(), &later, &terms);
+        assert!(resolution.new.is_empty() && resolution.held.is_empty());
+        assert!(resolution.in_flight && resolution.mismatch);
+        assert_eq!(resolution.release, ["aa", "bb", "cc"].map(key));
+    }
+
+    #[test]
+    fn key_decides_about_an_event_whose_second_identity_is_complete_for_it() {
+        let (event, second) = (with_second("a", "s"), complete_with(key("a").sha256()));
+        let first = || states([("s", second.clone())]);
+        for (state, new, in_flight, duplicate) in [
+            (FIRST, 1, false, false),
+            (DUPLICATE, 0, false, true),
+            (KeyState::InFlight, 0, true, false),
+        ] {
+            let (events, _) = flatten(&Keys::from(event.clone()));
+            let resolution = resolve(events, &first(), &states([("a", state)]), &terms());
+            let found = (resolution.new.len(), resolution.in_flight);
+            assert_eq!((found, resolution.duplicate.is_some()), ((new, in_flight), duplicate));
+            // The row of the second identity belongs to another claim.
+            assert!(!resolution.held.contains(&key("s")) && resolution.release.is_empty());
+        }
+    }
+
+    /// The transactional ledger claims both at once.
+    #[test]
+    fn key_that_is_claimed_beside_its_complete_second_identity_is_released() {
+        for second in [DUPLICATE, KeyState::InFlight] {
+            let (events, _) = flatten(&Keys::from(with_second("a", "s")));
+            let all = || states([("a", FIRST), ("s", second.clone())]);
+            let resolution = resolve(events, &all(), &all(), &terms());
+            assert!(resolution.new.is_empty());
+            assert_eq!(resolution.release, [key("a")]);
+        }
     }
 
     #[test]
@@ -280,15 +397,17 @@ mod tests {
         let keys =
             Keys::new(vec![with_second("a", "x"), with_second("b", "x"), Event::new(key("a"))])
                 .unwrap();
-        let (events, flat) = flatten(&keys);
+        let (events, first) = flatten(&keys);
         assert_eq!(*events, [with_second("a", "x")]);
-        assert_eq!(*flat, ["a", "x"].map(key));
+        assert_eq!(*first, [key("x")]);
+        assert_eq!(*identities(&events), ["a", "x"].map(key));
     }
 
     #[test]
     fn missing_reply_makes_the_event_in_flight() {
-        let (events, flat) = flatten(&Keys::one(key("a")));
-        let resolution = resolve(events, &flat, &[], &terms());
+        let (events, first) = flatten(&Keys::one(key("a")));
+        let first = States::new(first, Vec::new(), Vec::new(), |_| KeyState::InFlight);
+        let resolution = resolve(events, &first, &States::default(), &terms());
         assert!(resolution.new.is_empty() && resolution.in_flight);
     }
 }

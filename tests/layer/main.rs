@@ -27,4 +27,5 @@ mod success;
 #[path = "../support/mod.rs"]
 mod support;
 mod testing;
+mod two_identities;
 mod without_key;

@@ -119,12 +119,48 @@ async fn any_complete_identity_makes_a_duplicate() {
     assert_eq!(result(&send(&service, events("evt_1")).await), Some("duplicate"));
     send(&service, events("evt_3=invoice|voided")).await;
     assert_eq!(handler.runs(), 2);
-    // Nothing was handled under the twin's own id.
-    crate::support::until(|| {
-        let state = futures_util::FutureExt::now_or_never(state(&adapter, "evt_2"));
-        state == Some(Some(EntryState::Released))
-    })
-    .await;
+    // The twin's own id was not touched.
+    assert_eq!(state(&adapter, "evt_2").await, None);
+}
+
+/// A delivery that waits holds nothing: the second identity is free before the answer.
+#[tokio::test]
+async fn second_identity_is_released_before_the_answer_if_the_key_is_not_claimed() {
+    let (adapter, handler) = (memory(), Handler::default());
+    let service = DedupLayer::new(by_word(), Arc::clone(&adapter))
+        .on_in_flight(OnInFlight::Reject)
+        .layer(handler.service());
+    let other =
+        CallTerms::on_completion(Token::random(), Duration::from_secs(60), Duration::from_secs(60));
+    adapter.claim(&[dedup_key("g")], &other).await.unwrap();
+    let second = DedupKey::new("test.second", "w").unwrap();
+    for expected in ["in-flight", "duplicate"] {
+        assert_eq!(result(&send(&service, events("g=w")).await), Some(expected));
+        let entry = adapter.get(&second).await.unwrap().unwrap();
+        assert_eq!(entry.state, EntryState::Released, "{expected}");
+        adapter.complete(&[dedup_key("g")], &other).await.unwrap();
+    }
+    // So another event with this second identity runs.
+    assert_eq!(send(&service, events("h=w")).await.status(), 200);
+    assert_eq!(handler.runs(), 1);
+}
+
+/// An operator forgets the key. The second identity is complete for this key only.
+#[tokio::test]
+async fn forgotten_event_runs_again_and_its_twin_stays_a_duplicate() {
+    let (adapter, handler) = (memory(), Handler::default());
+    let service = DedupLayer::new(by_word(), Arc::clone(&adapter)).layer(handler.service());
+    send(&service, events("evt_1=x evt_2")).await;
+    for runs in 2..4 {
+        adapter.forget(&dedup_key("evt_1")).await.unwrap();
+        assert_eq!(result(&send(&service, events("evt_3=x")).await), Some("duplicate"));
+        assert_eq!(send(&service, events("evt_2 evt_1=x")).await.status(), 200);
+        assert_eq!((ids(&handler.last()), handler.runs()), (vec!["evt_1"], runs));
+        assert!(!handler.last().lease_lost());
+        for twin in ["evt_1=x", "evt_3=x"] {
+            assert_eq!(result(&send(&service, events(twin)).await), Some("duplicate"));
+        }
+    }
 }
 
 #[tokio::test]
@@ -335,38 +371,41 @@ async fn on_arrival_released_key_is_never_a_duplicate() {
             })
         };
         let first = begin();
-        store.claims.came(0).await;
+        // The second identity, then the key.
+        store.claims.open(0).await;
+        store.claims.came(1).await;
         store.inner.release(&key, &other).await.unwrap();
         if released_in_between {
-            store.claims.open(0).await;
-            assert!(matches!(first.await.unwrap(), Begin::InFlight));
             // This delivery sees the claim, and gets its reply once the claim is released.
             let twin = begin();
-            store.claims.came(1).await;
-            store.releases.open(0).await;
-            crate::support::until(|| ledger.pending_writes().count() == 0).await;
+            store.claims.came(2).await;
             store.claims.open(1).await;
+            store.releases.open(0).await;
+            assert!(matches!(first.await.unwrap(), Begin::InFlight));
+            store.claims.open(2).await;
             assert!(matches!(twin.await.unwrap(), Begin::InFlight));
         } else {
             // This delivery gets its reply before the delivery that made the claim.
             let twin = begin();
-            store.claims.open(1).await;
+            store.claims.open(2).await;
             assert!(matches!(twin.await.unwrap(), Begin::InFlight));
-            store.claims.open(0).await;
-            assert!(matches!(first.await.unwrap(), Begin::InFlight));
+            store.claims.open(1).await;
             store.releases.open(0).await;
+            assert!(matches!(first.await.unwrap(), Begin::InFlight));
         }
-        ledger.pending_writes().drain().await;
+        assert_eq!(ledger.pending_writes().count(), 0);
         let retry = begin();
-        store.claims.open(2).await;
+        store.claims.open(3).await;
+        store.claims.open(4).await;
         assert!(matches!(retry.await.unwrap(), Begin::First { .. }));
         // An event that is complete under both identities is a duplicate, however many deliveries
         // ask at once.
+        store.inner.advance(Duration::from_secs(1));
         let [one, other] = [begin(), begin()];
-        store.claims.came(4).await;
-        store.claims.open(3).await;
+        store.claims.came(6).await;
+        store.claims.open(5).await;
         assert!(matches!(one.await.unwrap(), Begin::Duplicate(_)));
-        store.claims.open(4).await;
+        store.claims.open(6).await;
         assert!(matches!(other.await.unwrap(), Begin::Duplicate(_)));
     }
 }

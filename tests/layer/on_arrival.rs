@@ -13,7 +13,7 @@ use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{DedupKey, DedupLayer, OnUnavailable};
 
 use crate::support::multi_event::by_word;
-use crate::support::{Body, Handler, by_header, dedup_key, faulty, request, result, send};
+use crate::support::{Body, Handler, by_header, dedup_key, faulty, memory, request, result, send};
 
 /// The number of claims that may wait for their reply, or for their release, at once.
 const SLOTS: usize = 16_384;
@@ -110,4 +110,24 @@ async fn every_key_of_a_delivery_is_released_by_a_store_that_is_slow() {
     drained.await.expect("every key is released");
     assert_eq!(result(&send(&service, deliver()).await), None);
     assert_eq!(handler.last().keys().count(), 100);
+}
+
+/// An operator forgets a key. The claim that has completed the second identity may release it for a while: so the
+/// event does not run without it.
+#[tokio::test(start_paused = true)]
+async fn recent_second_identity_makes_a_duplicate_of_its_own_event() {
+    let (store, handler) = (memory(), Handler::default());
+    let keys = by_header().content_identity();
+    let service = DedupLayer::on_arrival(keys, Arc::clone(&store)).layer(handler.service());
+    send(&service, request("a")).await;
+    store.forget(&dedup_key("a")).await.unwrap();
+    tokio::time::advance(Duration::from_secs(719)).await;
+    assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
+    assert!(store.get(&dedup_key("a")).await.unwrap().is_none());
+    tokio::time::advance(Duration::from_secs(1)).await;
+    assert_eq!(result(&send(&service, request("a")).await), None);
+    for id in ["a", "b"] {
+        assert_eq!(result(&send(&service, request(id)).await), Some("duplicate"));
+    }
+    assert_eq!(handler.runs(), 2);
 }

@@ -1,5 +1,7 @@
 //! How an operator lets an event run again, under every ledger; and the types of events.
 
+use std::time::Duration;
+
 use futures_util::future::join_all;
 use http::Request;
 use tower::Layer;
@@ -54,8 +56,8 @@ async fn one_of_many_deliveries_runs_again<S: Operated>(setup: S) {
     }
 }
 
-/// An event with two identities runs if both are forgotten.
-async fn both_identities_of_an_event_are_needed<S: Operated>(setup: S) {
+/// The second identity is complete for this very key. So the key alone decides.
+async fn forgotten_key_is_enough_for_an_event_with_two_identities<S: Operated>(setup: S) {
     let (handler, operator) = (Handler::default(), setup.operator().await);
     let keys = by_header().content_identity();
     let layer = setup.layer(keys).await;
@@ -64,16 +66,22 @@ async fn both_identities_of_an_event_are_needed<S: Operated>(setup: S) {
     let second = DedupKey::new("test.body", &body_id()).unwrap();
     assert!(operator.get(&second).await.unwrap().is_some());
 
-    for [one, other] in [[dedup_key("a"), second.clone()], [second, dedup_key("a")]] {
-        forget(&*operator, &one).await;
-        assert_eq!(answer!(&service, request("a")), duplicate(), "{one:?}");
-        // What the duplicate has claimed is released in the background.
-        handle.drain().await;
-        forget(&*operator, &other).await;
+    // On arrival, the claim of the second identity may be released for a while.
+    setup.age(Duration::from_secs(720)).await;
+    for _ in 0..2 {
+        forget(&*operator, &dedup_key("a")).await;
+        // The same body under another id.
+        assert_eq!(answer!(&service, request("b")), duplicate());
         assert_eq!(answer!(&service, request("a")), ran());
         assert_eq!(answer!(&service, request("a")), duplicate());
     }
-    assert_eq!(handler.runs(), 3);
+    forget(&*operator, &second).await;
+    assert_eq!(answer!(&service, request("a")), duplicate(), "the key decides");
+    assert_eq!(handle.pending_writes(), 0);
+    forget(&*operator, &dedup_key("a")).await;
+    assert_eq!(answer!(&service, request("a")), ran());
+    assert_eq!(answer!(&service, request("b")), duplicate());
+    assert_eq!(handler.runs(), 4);
 }
 
 /// Returns the digest of the body of [`request`].
@@ -144,7 +152,7 @@ crate::on_ledgers!(
     ],
     forgotten_event_runs_once_more,
     one_of_many_deliveries_runs_again,
-    both_identities_of_an_event_are_needed,
+    forgotten_key_is_enough_for_an_event_with_two_identities,
     type_of_an_event_is_stored,
 );
 

@@ -69,8 +69,8 @@
 //! | a key in release is in flight in its process | `OnArrival::may_be_released` | `RUNS` |
 //! | so is a key whose release ended during the claim | `Pending::removals` | `RUNS` |
 //! | a duplicate releases the identities that it has claimed | `resolve` | `RUNS` |
-//! | the key of an event is only looked at if its second identity was not claimed | `Shared::claim_pair`, `claim_pairs` | `RUNS` |
-//! | a complete identity that a claim of this process shares is in flight | `treat_shared_as_in_flight` | `RUNS` |
+//! | the key of an event is claimed only if its second identity was | `States::later_keys` | `RUNS` |
+//! | a second identity that a claim of this process has completed, and may release, is in flight | `ClaimingGuard::is_shared` | `RUNS` |
 //!
 //! What differs from the code:
 //!
@@ -79,8 +79,9 @@
 //! - A release in the background is one job for each key, and ends for each key by itself. The code
 //!   ends it for all keys at once: a key is in release for longer.
 //! - A lease lapses for each key by itself.
-//! - Under a lease, the SQL adapters do not follow the rule of the pair. They claim both identities in one
-//!   call, and each call of two may get one: both deliveries are in flight (`pairs: false`).
+//! - A second identity that is complete for the very key of an event says nothing in the code, and the key decides as
+//!   if it were the only identity. The model has no operator who forgets the key: such an event is a duplicate.
+//! - The code releases what it has claimed before it answers. The model releases it at any time later.
 //! - Not in the model: deliveries of several events, runs without protection, stored data, a failover
 //!   together with the messages of the fence, and a message that is under way for longer than an hour.
 
@@ -140,30 +141,22 @@ fn one_key(faults: Faults) -> Protocol {
 
 /// Two events with an identity of their own, and with a second identity that they share.
 fn shared_identity(faults: Faults) -> Protocol {
-    Protocol { faults, ..Protocol::of(Ledger::Lease, &[&[0, 2], &[1, 2]]) }
+    Protocol { faults, ..Protocol::of(Ledger::Lease, &[&[2, 0], &[2, 1]]) }
 }
 
 /// Two deliveries of one event with two identities.
 fn two_identities(faults: Faults) -> Protocol {
-    Protocol { faults, ..Protocol::of(Ledger::Lease, &[&[0, 1], &[0, 1]]) }
+    Protocol { faults, ..Protocol::of(Ledger::Lease, &[&[1, 0], &[1, 0]]) }
 }
 
 /// An event without a second identity, the same with one, and another event with this one.
 fn second_identity_once() -> Protocol {
-    Protocol { attempts: 1, ..Protocol::of(Ledger::Lease, &[&[0], &[0, 2], &[1, 2]]) }
+    Protocol { attempts: 1, ..Protocol::of(Ledger::Lease, &[&[0], &[2, 0], &[2, 1]]) }
 }
 
 /// A body that was handled, sent again under the key of another event, and this event.
 fn replayed_body(faults: Faults) -> Protocol {
-    Protocol { attempts: 1, faults, ..Protocol::of(Ledger::Lease, &[&[0, 2], &[1, 2], &[1]]) }
-}
-
-/// Claims the second identity of each event before its key.
-fn second_first(mut protocol: Protocol) -> Protocol {
-    for keys in &mut protocol.deliveries {
-        keys.reverse();
-    }
-    Protocol { second_first: true, ..protocol }
+    Protocol { attempts: 1, faults, ..Protocol::of(Ledger::Lease, &[&[2, 0], &[2, 1], &[1]]) }
 }
 
 fn one_attempt(protocol: Protocol) -> Protocol {
@@ -171,7 +164,7 @@ fn one_attempt(protocol: Protocol) -> Protocol {
 }
 
 fn on_arrival(protocol: Protocol) -> Protocol {
-    second_first(Protocol { ledger: Ledger::OnArrival, ..protocol })
+    Protocol { ledger: Ledger::OnArrival, ..protocol }
 }
 
 fn in_one_process(protocol: Protocol) -> Protocol {
@@ -301,17 +294,13 @@ fn lease_of_two_identities_with_each_fault() {
     check("shared identity, a crash", shared_identity(crash));
     let lapse = Faults { lapses: 1, ..NO_FAULTS };
     check("shared identity, a lapse", shared_identity(lapse));
-    let without_pairs = Protocol { pairs: false, ..two_identities(NO_FAULTS) };
-    check("two identities, an adapter without pairs", without_pairs);
     check("two identities, 2 lapses", two_identities(Faults { lapses: 2, ..NO_FAULTS }));
     let failover = Faults { failovers: 1, ..NO_FAULTS };
     check("shared identity, a failover", shared_identity(failover));
     check("second identity once", second_identity_once());
     check("shared identity, one attempt", one_attempt(shared_identity(NO_FAULTS)));
     check("replayed body", replayed_body(NO_FAULTS));
-    for protocol in [shared_identity(call), two_identities(call), replayed_body(NO_FAULTS)] {
-        check("second identity first", second_first(protocol));
-    }
+    check("replayed body, a call fails", replayed_body(call));
 }
 
 #[test]
@@ -345,11 +334,8 @@ fn on_arrival_in_one_process_runs_what_is_acknowledged() {
     let faults = Faults { calls: 2, failovers: 1, ..NO_FAULTS };
     check("on arrival, one process, a failover", on_arrival(in_one_process(one_key(faults))));
     let faults = Faults { calls: 1, ..NO_FAULTS };
-    for pairs in [true, false] {
-        for protocol in [shared_identity(faults), two_identities(faults)] {
-            let protocol = on_arrival(in_one_process(Protocol { pairs, ..protocol }));
-            check(&format!("on arrival, one process, two identities, pairs {pairs}"), protocol);
-        }
+    for protocol in [shared_identity(faults), two_identities(faults)] {
+        check("on arrival, one process, two identities", on_arrival(in_one_process(protocol)));
     }
     let slow = Protocol { slow: true, ..in_one_process(one_key(faults)) };
     check("on arrival, one process, a duplicate before the time-out", on_arrival(slow));
@@ -373,7 +359,6 @@ fn lease_with_a_broken_rule_is_found() {
         (Rule::RenewalSparesCompletions, one_key(both), properties::KEPT),
         (Rule::LostCompletionIsRepeated, one_key(calls(1)), properties::STORED),
         (Rule::PendingIsADuplicate, one_key(both), properties::PENDING),
-        (Rule::DuplicateReleasesItsClaims, replayed_body(NO_FAULTS), properties::RAN),
         (Rule::DuplicateReleasesItsClaims, second_identity_once(), properties::RAN),
     ] {
         check_broken(rule, Protocol { broken: Some(rule), ..protocol }, property);
@@ -385,8 +370,6 @@ fn on_arrival_with_a_broken_rule_is_found() {
     let calls = |calls| Faults { calls, ..NO_FAULTS };
     let failover = Faults { failovers: 1, ..calls(1) };
     let one = |faults| in_one_process(one_key(faults));
-    let without_pairs =
-        |faults| Protocol { pairs: false, ..in_one_process(two_identities(faults)) };
     for (rule, protocol, property) in [
         (Rule::ClaimIsCompleteAtOnce, one_key(NO_FAULTS), properties::AT_MOST_ONCE),
         (Rule::CompleteIsADuplicate, one_key(NO_FAULTS), properties::AT_MOST_ONCE),
@@ -396,12 +379,12 @@ fn on_arrival_with_a_broken_rule_is_found() {
         (Rule::ReleasingIsInFlight, one(calls(1)), properties::RUNS),
         (Rule::ReleaseIsAFence, one(calls(1)), properties::RUNS),
         (Rule::ReleaseIsReplicated, one(failover), properties::RUNS),
-        (Rule::RemovalIsNoticed, in_one_process(two_identities(calls(1))), properties::RUNS),
-        (Rule::PairIsClaimedByOne, two_identities(NO_FAULTS), properties::RUNS),
-        (Rule::SharedClaimIsInFlight, without_pairs(NO_FAULTS), properties::RUNS),
+        (Rule::RemovalIsNoticed, one(calls(2)), properties::RUNS),
+        (Rule::KeyNeedsItsSecond, two_identities(NO_FAULTS), properties::RUNS),
+        (Rule::SharedClaimIsInFlight, in_one_process(two_identities(calls(1))), properties::RUNS),
         (
             Rule::DuplicateReleasesItsClaims,
-            Protocol { pairs: false, ..in_one_process(replayed_body(NO_FAULTS)) },
+            in_one_process(second_identity_once()),
             properties::RUNS,
         ),
     ] {

@@ -4,7 +4,7 @@
 
 use super::delivery::{Job, Phase, Process};
 use super::protocol::{Ledger, Protocol, Rule, State};
-use super::store::{Action, Call, Key, Reply, Token};
+use super::store::{Action, Call, Key, Reply, Row, Token};
 
 impl Protocol {
     /// Returns one bit for each place whose key has a pending completion: `Pending::split` in `Lease::begin`.
@@ -49,6 +49,13 @@ impl Protocol {
         state.jobs.insert(Job { process, call: Call { action, token, key } });
     }
 
+    /// Returns `true` if the key is not claimed after these replies, because its second identity was not:
+    /// `States::later_keys` in `resolve.rs`.
+    pub(crate) fn ends_early(&self, action: Action, replies: &[Reply]) -> bool {
+        let is_refused = matches!(replies.last(), Some(Reply::Duplicate | Reply::InFlight));
+        action == Action::Claim && is_refused && self.holds(Rule::KeyNeedsItsSecond)
+    }
+
     /// Goes on after the last reply of a call.
     pub(crate) fn end_of_call(&self, state: &mut State, index: usize) {
         let keys = &self.deliveries[index];
@@ -57,13 +64,13 @@ impl Protocol {
         else {
             return;
         };
-        if replies.len() < keys.len() {
+        if replies.len() < keys.len() && !self.ends_early(*action, replies) {
             return;
         }
         let (process, token, view) = (*process, *token, *view);
         let phase = match action {
             Action::Complete => Phase::Acknowledged { duplicate: false },
-            Action::Release | Action::Renew | Action::Look => Phase::Idle { in_flight: false },
+            Action::Release | Action::Renew => Phase::Idle { in_flight: false },
             Action::Claim => {
                 let replies = self.adjusted(state, index, process, replies.clone());
                 match self.resolve(state, index, (process, token), &replies) {
@@ -81,8 +88,8 @@ impl Protocol {
         state.deliveries[index].phase = phase;
     }
 
-    /// Treats a complete key as in flight if its claim may be released: `may_be_released` and
-    /// `treat_shared_as_in_flight` in `arrival.rs`.
+    /// Treats a complete key as in flight if its claim may be released: `OnArrival::doubt`, and
+    /// `ClaimingGuard::is_shared`.
     fn adjusted(
         &self,
         state: &State,
@@ -103,20 +110,17 @@ impl Protocol {
                 *reply = Reply::InFlight;
             }
         }
-        let is_duplicate = |reply: &Reply| *reply == Reply::Duplicate;
-        if keys.len() == 1 || replies.iter().all(is_duplicate) {
+        if keys.len() == 1 {
             return replies;
         }
-        for (key, reply) in keys.iter().zip(&mut replies) {
-            let is_shared = state.deliveries.iter().enumerate().any(|(other, delivery)| {
-                let is_claiming = matches!(&delivery.phase,
-                    Phase::Calling { process: at, action: Action::Claim, .. } if *at == process);
-                let other_keys = &self.deliveries[other];
-                other != index && is_claiming && other_keys.len() > 1 && other_keys.contains(key)
-            });
-            if is_duplicate(reply) && is_shared && self.holds(Rule::SharedClaimIsInFlight) {
-                *reply = Reply::InFlight;
-            }
+        let row = state.store.row(keys[0]);
+        let is_shared = state.deliveries.iter().enumerate().any(|(other, delivery)| {
+            matches!(&delivery.phase,
+                Phase::Calling { process: at, action: Action::Claim, token, .. }
+                    if other != index && *at == process && row == Row::Complete(*token))
+        });
+        if replies[0] == Reply::Duplicate && is_shared && self.holds(Rule::SharedClaimIsInFlight) {
+            replies[0] = Reply::InFlight;
         }
         replies
     }
@@ -137,7 +141,7 @@ impl Protocol {
             return None;
         }
         for (place, key) in self.deliveries[index].iter().enumerate() {
-            if !matches!(replies[place], Reply::First { .. }) {
+            if !matches!(replies.get(place), Some(Reply::First { .. })) {
                 continue;
             }
             let completes = is_duplicate && !self.holds(Rule::DuplicateReleasesItsClaims);

@@ -39,9 +39,9 @@ pub(crate) enum Rule {
     FailureIsReleased,
     ForgetKeepsTheRow,
     InFlightIsNoDuplicate,
+    KeyNeedsItsSecond,
     LastReadIsUnknown,
     LostCompletionIsRepeated,
-    PairIsClaimedByOne,
     PendingIsADuplicate,
     ReleaseInserts,
     ReleaseIsAFence,
@@ -66,16 +66,11 @@ pub(crate) enum Rule {
 #[derive(Debug, Clone)]
 pub(crate) struct Protocol {
     pub(crate) ledger: Ledger,
-    /// The identities of each delivery's event, in the order in which they are claimed.
+    /// The identities of each delivery's event, in the order in which they are claimed: the key is the last one.
     pub(crate) deliveries: Vec<Vec<Key>>,
-    /// The second identity of an event is claimed before its key: Redis under both ledgers, SQL on arrival.
-    pub(crate) second_first: bool,
     pub(crate) processes: Process,
     /// How often a sender sends.
     pub(crate) attempts: u8,
-    /// The adapter only looks at the later identity if the earlier one was not claimed: Redis under both ledgers,
-    /// SQL on arrival.
-    pub(crate) pairs: bool,
     /// Other deliveries may come between a lost reply and the end of its `store_timeout`.
     pub(crate) slow: bool,
     pub(crate) faults: Faults,
@@ -97,6 +92,8 @@ pub(crate) struct State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
     Replied,
+    /// The reply arrives later.
+    Slow,
     /// The client repeats it; the reply to the second execution arrives.
     Repeated,
     ReplyLost,
@@ -111,6 +108,8 @@ pub(crate) enum Fate {
 pub(crate) enum Step {
     Deliver(usize, Process),
     Call(usize, Fate),
+    /// A slow reply arrives.
+    Reply(usize),
     /// The caller of a call that hangs gives up.
     TimeOut(usize),
     Handler(usize, bool),
@@ -136,10 +135,8 @@ impl Protocol {
         Self {
             ledger,
             deliveries: deliveries.iter().map(|keys| keys.to_vec()).collect(),
-            second_first: false,
             processes: 2,
             attempts: 2,
-            pairs: true,
             slow: false,
             faults: Faults::default(),
             broken: None,
@@ -156,7 +153,7 @@ impl Protocol {
 
     pub(crate) fn key_of(&self, index: usize) -> Key {
         let keys = &self.deliveries[index];
-        if self.second_first { keys[keys.len() - 1] } else { keys[0] }
+        keys[keys.len() - 1]
     }
 
     pub(crate) fn second_of(&self, index: usize) -> Option<Key> {
@@ -202,29 +199,21 @@ impl Protocol {
 
     /// Returns the call that is under way.
     fn current(&self, delivery: &Delivery, keys: &[Key]) -> Option<Call> {
-        let Phase::Calling { token, action, replies, view, .. } = &delivery.phase else {
+        let Phase::Calling { token, action, replies, .. } = &delivery.phase else {
             return None;
         };
+        if self.ends_early(*action, replies) {
+            return None;
+        }
         let key = *keys.get(replies.len())?;
-        let is_pair_of_other = match replies.last() {
-            // The pending key was not asked for.
-            Some(_) if view.pending != 0 => false,
-            Some(reply) => matches!(reply, Reply::InFlight | Reply::Duplicate),
-            None => false,
-        };
-        let only_looks = *action == Action::Claim
-            && is_pair_of_other
-            && self.pairs
-            && self.holds(Rule::PairIsClaimedByOne);
-        let action = if only_looks { Action::Look } else { *action };
-        Some(Call { action, token: *token, key })
+        Some(Call { action: *action, token: *token, key })
     }
 
     fn call(&self, state: &mut State, index: usize, fate: Fate) {
         let keys = &self.deliveries[index];
         let Some(call) = self.current(&state.deliveries[index], keys) else { return };
         let reply = match fate {
-            Fate::Replied => Some(self.execute(state, call)),
+            Fate::Replied | Fate::Slow => Some(self.execute(state, call)),
             Fate::Repeated => {
                 self.execute(state, call);
                 Some(self.execute(state, call))
@@ -250,7 +239,7 @@ impl Protocol {
         if let Phase::Calling { replies, .. } = &mut state.deliveries[index].phase {
             replies.push(reply);
         }
-        if reply != Reply::Lost {
+        if reply != Reply::Lost && fate != Fate::Slow {
             self.skip_pending(state, index);
         }
     }
@@ -357,11 +346,17 @@ impl Model for Protocol {
                 Phase::Calling { replies, .. } if replies.last() == Some(&Reply::Lost) => {
                     steps.push(Step::TimeOut(index));
                 }
+                Phase::Calling { .. }
+                    if self.current(delivery, &self.deliveries[index]).is_none() =>
+                {
+                    steps.push(Step::Reply(index));
+                }
                 Phase::Calling { .. } => {
                     steps.push(Step::Call(index, Fate::Replied));
                     if left.calls > 0 {
                         let lost = if self.slow { Fate::Hangs } else { Fate::ReplyLost };
-                        let fates = [Fate::Repeated, lost, Fate::NotExecuted, Fate::Late];
+                        let fates =
+                            [Fate::Repeated, Fate::Slow, lost, Fate::NotExecuted, Fate::Late];
                         steps.extend(fates.map(|fate| Step::Call(index, fate)));
                     }
                 }
@@ -413,6 +408,7 @@ impl Model for Protocol {
                 state.left.calls -= u8::from(fate != Fate::Replied);
                 self.call(&mut state, index, fate);
             }
+            Step::Reply(index) => self.skip_pending(&mut state, index),
             Step::TimeOut(index) => self.unknown(&mut state, index),
             Step::Handler(index, success) => self.handler(&mut state, index, success),
             Step::Renew(index) => {

@@ -27,9 +27,6 @@ pub(crate) enum Row {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Action {
     Claim,
-    /// Finds a free key in flight: `only_look` of `Shared::claim_pair` in `src/adapter/redis/calls.rs`, and
-    /// `claim_pairs` in `src/adapter/sql/pairs.rs`.
-    Look,
     Renew,
     Complete,
     Release,
@@ -177,17 +174,14 @@ fn under_lease(action: Action, row: Row, token: Token, broken: Option<Rule>) -> 
     let leased = Row::Leased(token);
     let first = |takeover| (leased, Reply::First { takeover });
     match (action, row) {
-        (Action::Claim | Action::Look, Row::Complete(_)) if holds(Rule::CompleteIsADuplicate) => {
+        (Action::Claim, Row::Complete(_)) if holds(Rule::CompleteIsADuplicate) => {
             (row, Reply::Duplicate)
         }
-        (Action::Claim | Action::Look, Row::Leased(_))
-            if !is_mine && holds(Rule::ClaimRespectsLeases) =>
-        {
+        (Action::Claim, Row::Leased(_)) if !is_mine && holds(Rule::ClaimRespectsLeases) => {
             (row, Reply::InFlight)
         }
-        (Action::Look, _) if !is_mine => (row, Reply::InFlight),
         (Action::Claim, Row::Lapsed(_)) => first(!is_mine),
-        (Action::Claim | Action::Look, _) => first(false),
+        (Action::Claim, _) => first(false),
         (Action::Renew, Row::Absent) => (leased, Reply::Done),
         (Action::Renew, Row::Complete(_)) if !holds(Rule::RenewalSparesCompletions) => {
             (leased, Reply::Done)
@@ -225,15 +219,12 @@ fn on_arrival(action: Action, row: Row, token: Token, broken: Option<Rule>) -> (
     let holds = |rule| broken != Some(rule);
     let is_mine = row == Row::Complete(token);
     match (action, row) {
-        (Action::Claim | Action::Look, Row::Complete(_))
-            if is_mine && holds(Rule::RepeatedClaimIsFirst) =>
-        {
+        (Action::Claim, Row::Complete(_)) if is_mine && holds(Rule::RepeatedClaimIsFirst) => {
             (row, Reply::First { takeover: false })
         }
-        (Action::Claim | Action::Look, Row::Complete(_)) if holds(Rule::CompleteIsADuplicate) => {
+        (Action::Claim, Row::Complete(_)) if holds(Rule::CompleteIsADuplicate) => {
             (row, Reply::Duplicate)
         }
-        (Action::Look, _) => (row, Reply::InFlight),
         (Action::Claim, _) if holds(Rule::ClaimIsCompleteAtOnce) => {
             (Row::Complete(token), Reply::First { takeover: false })
         }

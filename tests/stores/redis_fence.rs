@@ -164,7 +164,7 @@ impl Fence {
         self.adapter.claim(keys, &other).await.unwrap();
         match row {
             Row::Missing => {}
-            Row::Released => drop(self.adapter.release(keys, &other).await.unwrap()),
+            Row::Released => self.adapter.release(keys, &other).await.unwrap(),
             Row::Lapsed => self.pass(2 * MINUTE),
             Row::Expired => {
                 self.adapter.complete(keys, &other).await.unwrap();

@@ -6,6 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Request, Response};
+use sqlx::postgres::PgConnection;
+use sqlx::sqlite::SqliteConnectOptions;
+use sqlx::{ConnectOptions, Connection};
 use tower::Service;
 use tower_dedup::adapter::{MaintenanceAdapter, MemoryAdapter, PostgresAdapter, SqliteAdapter};
 use tower_dedup::key::KeyPart;
@@ -16,6 +19,7 @@ use tower_dedup::{
 
 use super::Body;
 use super::postgres::Schema;
+use super::time_travel::{age_file, age_schema};
 
 /// A service that any layer can wrap.
 pub(crate) trait Inner:
@@ -129,6 +133,9 @@ pub(crate) trait Operated: Setup {
 
     /// Returns an adapter with connections of its own, as the command of an operator has.
     fn operator(&self) -> impl Future<Output = Arc<dyn MaintenanceAdapter>>;
+
+    /// Moves the times of all rows back.
+    fn age(&self, by: Duration) -> impl Future<Output = ()>;
 }
 
 macro_rules! operated {
@@ -139,6 +146,11 @@ macro_rules! operated {
             async fn operator(&self) -> Arc<dyn MaintenanceAdapter> {
                 let $this = self;
                 Arc::new($store.adapter().await)
+            }
+
+            async fn age(&self, by: Duration) {
+                let $this = self;
+                $store.age_rows(by).await;
             }
         }
     )+};
@@ -174,6 +186,11 @@ impl OnSqlite {
         let file = self.0.path().join("dedup.db");
         SqliteAdapter::connect(&format!("sqlite://{}", file.display())).await.unwrap()
     }
+
+    async fn age_rows(&self, by: Duration) {
+        let options = SqliteConnectOptions::new().filename(self.0.path().join("dedup.db"));
+        age_file(&mut options.connect().await.unwrap(), by).await;
+    }
 }
 
 impl Setup for OnSqlite {
@@ -207,6 +224,11 @@ pub(crate) struct OnPostgres(Schema);
 impl OnPostgres {
     async fn adapter(&self) -> PostgresAdapter {
         PostgresAdapter::connect(&self.0.url()).await.unwrap()
+    }
+
+    async fn age_rows(&self, by: Duration) {
+        let mut connection = PgConnection::connect(&self.0.url()).await.unwrap();
+        age_schema(&mut connection, self.0.name(), by).await;
     }
 }
 

@@ -151,7 +151,7 @@ fn rights(table: &Table) -> Finding {
             !table.may_delete,
             Warning,
             "the role lacks DELETE",
-            "grant it, or purge with another role; forget and on-arrival releases need it too",
+            "grant it, or purge with another role",
         ),
     ];
     Finding::first("rights", "SELECT, INSERT, UPDATE, DELETE", &faults)

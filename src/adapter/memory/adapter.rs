@@ -21,7 +21,7 @@ use crate::adapter::contract::{
 };
 use crate::adapter::inspection::{Purged, Stats};
 use crate::adapter::replies::{Claimed, Completed, Entry, Forgotten, Renewed};
-use crate::adapter::terms::{CallTerms, Permanence};
+use crate::adapter::terms::CallTerms;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -192,38 +192,6 @@ impl MemoryAdapter {
         Ok(replies)
     }
 
-    /// On arrival, claims the later identities of events in a second step: see [`DedupAdapter`].
-    fn claim_each(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Vec<Claimed>, Error> {
-        let later_of = |key: &DedupKey| match terms.permanence() {
-            Permanence::OnClaim => terms.later_identity_of(key).cloned(),
-            Permanence::OnCompletion { .. } => None,
-        };
-        let later: BTreeSet<DedupKey> = keys.iter().filter_map(later_of).collect();
-        let mut replies = self.each(keys, terms, |call, row| {
-            if !later.contains(call.key) {
-                return call.claim(row);
-            }
-            match call.claim(&mut row.clone()) {
-                Claimed::First { .. } => Claimed::InFlight,
-                reply => reply,
-            }
-        })?;
-        if later.is_empty() {
-            return Ok(replies);
-        }
-        let firsts =
-            keys.iter().zip(&replies).filter(|(_, reply)| matches!(reply, Claimed::First { .. }));
-        let mut granted: Vec<DedupKey> = firsts.filter_map(|(key, _)| later_of(key)).collect();
-        granted.retain(|key| keys.binary_search(key).is_ok());
-        let claimed = self.each(&granted, terms, |call, row| call.claim(row));
-        for (key, reply) in granted.iter().zip(claimed.map_err(Error::with_unknown_outcome)?) {
-            if let Ok(place) = keys.binary_search(key) {
-                replies[place] = reply;
-            }
-        }
-        Ok(replies)
-    }
-
     fn check_open(&self) -> Result<(), Error> {
         if self.closed.load(Ordering::Acquire) {
             return Err(Error::new(ErrorKind::Unavailable, "using an adapter that was closed"));
@@ -276,14 +244,7 @@ impl DedupAdapter for MemoryAdapter {
         Abilities::new().with_leases().with_stored_data()
     }
 
-    fn claim<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Claimed>> {
-        Box::pin(async move { self.claim_each(keys, terms) })
-    }
-
+    call!(claim -> Claimed);
     call!(renew -> Renewed);
     call!(complete -> Completed);
 

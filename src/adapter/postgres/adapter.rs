@@ -13,13 +13,11 @@ use sqlx::{ConnectOptions, Connection, Row as _};
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
 use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Renewed};
-use super::super::sql::call::{Call, Kind, RowReply, Rows, replies, without_response};
+use super::super::sql::call::{Call, Kind, RowReply, replies};
 use super::super::sql::engine::execute_one;
 use super::super::sql::maintenance::forget;
-use super::super::sql::pairs::{PairClaims, claim_pairs};
 use super::super::sql::responses::add_responses;
 use super::super::sql::rounds::read_rows;
-use super::super::sql::row::Row;
 use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
 use super::connections::Source;
@@ -189,7 +187,7 @@ impl DedupAdapter for PostgresAdapter {
         terms: &'a CallTerms,
     ) -> StoreFuture<'a, Vec<Claimed>> {
         Box::pin(async move {
-            let claimed = claim_pairs(self, keys, terms).await?;
+            let claimed = self.call(Kind::claim(terms), keys, terms, RowReply::claimed).await?;
             add_responses(keys, terms, key_hash, claimed, |rows| async move {
                 let read = read_rows(&mut self.0.dialect(Source::Pool), &rows).await;
                 read.map_err(|error| store_error("reading a stored response", error))
@@ -217,27 +215,6 @@ impl DedupAdapter for PostgresAdapter {
         terms: &'a CallTerms,
     ) -> StoreFuture<'a, Vec<Completed>> {
         Box::pin(self.call(Kind::Complete, keys, terms, RowReply::completed))
-    }
-}
-
-impl PairClaims for PostgresAdapter {
-    async fn claim_keys(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<Vec<Claimed>, Error> {
-        self.call(Kind::claim(terms), keys, terms, RowReply::claimed).await
-    }
-
-    async fn look_up(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<Vec<Option<Row>>, Error> {
-        let terms = terms.clone().with_fetch(without_response(terms.fetch()));
-        let rows = Rows::of_call(keys, &terms, key_hash);
-        let read = read_rows(&mut self.0.dialect(Source::Pool), &rows).await;
-        read.map_err(|error| store_error("looking up keys", error))
     }
 }
 

@@ -279,7 +279,7 @@ impl Connections {
         }
     }
 
-    /// Holds the place of a statement that was abandoned now.
+    /// Holds the place of a batch of which a statement was abandoned now.
     pub(super) fn hold(&self, place: impl Send + 'static) {
         self.holds.hold(place, self.pool.close_event());
     }
@@ -505,9 +505,10 @@ impl Drop for BoundedConnection<'_> {
                 self.connections.store_idle(connection, opened, options);
             }
             (Some(PoolOrLane::Pooled(connection)), State::Busy) => {
-                let held = Guard(Some(connection));
                 self.connections.test_idle();
-                self.connections.hold(held);
+                // Not longer each time: a pool of the user's serves other work too.
+                let closing = self.connections.pool.close_event();
+                Holds::default().hold(Guard(Some(connection)), closing);
             }
             (Some(PoolOrLane::Pooled(connection)), State::Broken) => drop(connection.detach()),
             (Some(PoolOrLane::Lane(..)), _) => observe::lane_restarted("postgres"),

@@ -1,13 +1,10 @@
 //! The calls of a layer: one script for each key.
 //!
 //! 1. The keys of a call go to their primaries at the same time, 64 at once: each key stands alone.
-//! 2. The two identities of one event go one after the other, in key order. The second one is claimed only
-//!    if the first one was; otherwise it is only looked at. So of two deliveries with the same pair, one
-//!    gets both keys: without this rule each could get one, and no handler would run.
-//! 3. A claim inserts a row. A free row it takes by a second message, which names the version that it has read.
+//! 2. A claim inserts a row. A free row it takes by a second message, which names the version that it has read.
 //!    So a claim that arrives after its release finds another version, and changes nothing. `forget` writes in
 //!    the same way.
-//! 4. After an error of one key, a claim sends no further key, and waits for the calls under way. The other
+//! 3. After an error of one key, a claim sends no further key, and waits for the calls under way. The other
 //!    operations send every key. The outcome of the call is unknown if the outcome of any key is, or if any
 //!    key has its reply.
 
@@ -45,43 +42,10 @@ impl Shared {
         keys: &[DedupKey],
         terms: &CallTerms,
     ) -> Result<Vec<Claimed>, Error> {
-        if let [key] = keys {
-            return Ok(vec![self.claim_one(key, terms, false).await?]);
-        }
-        let (pairs, places): (Vec<_>, Vec<_>) = pairs(keys, terms).into_iter().unzip();
-        let calls = pairs.into_iter().map(|(key, second)| self.claim_pair(key, second, terms));
-        let mut replies: Vec<_> = keys.iter().map(|_| None).collect();
-        for ((first, second), (place, second_place)) in
-            all(calls.collect(), AfterError::Stop).await?.into_iter().zip(places)
-        {
-            replies[place] = Some(first);
-            if let (Some(second), Some(place)) = (second, second_place) {
-                replies[place] = Some(second);
-            }
-        }
-        replies.into_iter().collect::<Option<_>>().ok_or_else(|| unreadable(CLAIMING))
+        all(keys.iter().map(|key| self.claim_one(key, terms)).collect(), AfterError::Stop).await
     }
 
-    /// Claims a key, and then the later identity of its event if the key was free.
-    async fn claim_pair(
-        &self,
-        key: &DedupKey,
-        later: Option<&DedupKey>,
-        terms: &CallTerms,
-    ) -> Result<(Claimed, Option<Claimed>), Error> {
-        let first = self.claim_one(key, terms, false).await?;
-        let Some(later) = later else { return Ok((first, None)) };
-        let only_look = !matches!(first, Claimed::First { .. });
-        let later = self.claim_one(later, terms, only_look).await;
-        Ok((first, Some(later.map_err(Error::with_unknown_outcome)?)))
-    }
-
-    async fn claim_one(
-        &self,
-        key: &DedupKey,
-        terms: &CallTerms,
-        only_look: bool,
-    ) -> Result<Claimed, Error> {
+    async fn claim_one(&self, key: &DedupKey, terms: &CallTerms) -> Result<Claimed, Error> {
         let (lease, stored) = match terms.permanence() {
             Permanence::OnClaim => (String::new(), terms.stored_data_for(key)),
             Permanence::OnCompletion { .. } => (terms.lease_ms().to_string(), None),
@@ -102,7 +66,6 @@ impl Shared {
                 .arg(event_type_section(terms.event_type_for(key)))
                 .arg(flags)
                 .arg(&sections)
-                .arg(u8::from(only_look))
                 .arg(version);
             async move { self.connections.run(&call, CLAIMING).await }
         });
@@ -232,27 +195,6 @@ impl Shared {
     }
 }
 
-/// A key and the later identity of its event, and the places of both in the call.
-type Pair<'k> = ((&'k DedupKey, Option<&'k DedupKey>), (usize, Option<usize>));
-
-/// Returns the keys of a claim, with each later identity beside the earlier one.
-fn pairs<'k>(keys: &'k [DedupKey], terms: &CallTerms) -> Vec<Pair<'k>> {
-    let mut is_second = vec![false; keys.len()];
-    let mut pairs = Vec::with_capacity(keys.len());
-    for (place, key) in keys.iter().enumerate() {
-        if is_second[place] {
-            continue;
-        }
-        let second = terms.later_identity_of(key);
-        let second = second.and_then(|second| keys.binary_search(second).ok());
-        if let Some(second) = second {
-            is_second[second] = true;
-        }
-        pairs.push(((key, second.map(|second| &keys[second])), (place, second)));
-    }
-    pairs
-}
-
 /// What happens after the error of one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AfterError {
@@ -262,7 +204,7 @@ pub(super) enum AfterError {
     GoOn,
 }
 
-/// Waits for the calls of several keys: rules 1 and 4. Returns their replies in the same order.
+/// Waits for the calls of several keys: rules 1 and 3. Returns their replies in the same order.
 pub(super) async fn all<T, F: Future<Output = Result<T, Error>>>(
     calls: Vec<F>,
     after_error: AfterError,
@@ -370,29 +312,7 @@ pub(super) fn unreadable(context: &'static str) -> Error {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use super::super::super::terms::Token;
     use super::*;
-
-    fn key(id: &str) -> DedupKey {
-        DedupKey::new("a", id).unwrap()
-    }
-
-    #[test]
-    fn later_identity_of_an_event_comes_with_the_earlier_one() {
-        let keys = ["a", "b", "c", "d", "e"].map(key);
-        let terms = CallTerms::on_claim(Token::random(), Duration::ZERO);
-        let pairs_of = |pairs: &[(&str, &str)]| {
-            let pairs = pairs.iter().map(|(key_, second)| (key(key_), key(second)));
-            let terms = terms.clone().with_sorted_pairs(pairs.collect());
-            super::pairs(&keys, &terms).into_iter().map(|(_, places)| places).collect::<Vec<_>>()
-        };
-        let alone = |place| (place, None);
-        assert_eq!(pairs_of(&[]), [0, 1, 2, 3, 4].map(alone));
-        let expected = [(0, Some(3)), (1, Some(2)), alone(4)];
-        assert_eq!(pairs_of(&[("a", "d"), ("b", "c")]), expected);
-        // A call without one of the two keys: it is known to be complete.
-        assert_eq!(pairs_of(&[("a", "x"), ("A", "b")]), [0, 1, 2, 3, 4].map(alone));
-    }
 
     #[tokio::test]
     async fn calls_run_together_up_to_a_bound_and_reply_in_order() {

@@ -8,7 +8,6 @@ pub(super) mod engine;
 pub(super) mod errors;
 pub(super) mod maintenance;
 mod options;
-pub(super) mod pairs;
 pub(super) mod purge;
 pub(super) mod purge_task;
 pub(super) mod queue;

@@ -16,7 +16,6 @@ use super::super::replies::{Claimed, Completed, Entry, Forgotten, Renewed};
 use super::super::sql::call::{Call, Kind, RowReply, replies, without_response};
 use super::super::sql::engine::execute_one;
 use super::super::sql::maintenance::forget;
-use super::super::sql::pairs::{PairClaims, claim_pairs};
 use super::super::sql::responses::add_responses;
 use super::super::sql::row::Row;
 use super::super::stored::Fetch;
@@ -180,7 +179,7 @@ impl SqliteAdapter {
         keys: &[DedupKey],
         terms: &CallTerms,
     ) -> Result<Vec<Claimed>, Error> {
-        let claimed = claim_pairs(self, keys, terms).await?;
+        let claimed = self.claim_keys(keys, terms).await?;
         add_responses(keys, terms, key_hash, claimed, |rows| async move {
             let _permit = self.0.response_reads.acquire().await;
             let keys: Vec<&DedupKey> = rows.iter().map(|row| row.key).collect();
@@ -188,6 +187,50 @@ impl SqliteAdapter {
             read.map_err(|error| store_error("reading a stored response", error))
         })
         .await
+    }
+
+    /// Claims the keys, without the responses of duplicates. Reads first: duplicates are not written, and wait
+    /// for no writer.
+    async fn claim_keys(
+        &self,
+        keys: &[DedupKey],
+        terms: &CallTerms,
+    ) -> Result<Vec<Claimed>, Error> {
+        let rows = self.look_up(keys, terms).await?;
+        let (mut claimed, mut unanswered, mut some_exist) = (Vec::new(), Vec::new(), false);
+        for (row, key) in rows.into_iter().zip(keys) {
+            let reply = row.as_ref().map(|row| row.claimed(terms)).transpose()?.flatten();
+            if reply.is_none() {
+                some_exist |= row.is_some();
+                unanswered.push(key.clone());
+            }
+            claimed.push(reply);
+        }
+        if !unanswered.is_empty() {
+            let call = Call::new(Kind::claim(terms), &unanswered, terms, key_hash);
+            let sent = self.send(call.reading_first(some_exist)).await?;
+            let mut sent = replies(sent, RowReply::claimed)?.into_iter();
+            for reply in claimed.iter_mut().filter(|reply| reply.is_none()) {
+                *reply = sent.next();
+            }
+        }
+        Ok(claimed.into_iter().map(|reply| reply.unwrap_or(Claimed::InFlight)).collect())
+    }
+
+    /// Reads the rows of keys, without responses.
+    async fn look_up(
+        &self,
+        keys: &[DedupKey],
+        terms: &CallTerms,
+    ) -> Result<Vec<Option<Row>>, Error> {
+        match &self.0.queues {
+            Some(queues) => queues.lookups.submit(&self.0, Lookup::new(keys, terms)).await,
+            None => {
+                let fetch = without_response(terms.fetch());
+                let rows = self.0.read(&keys.iter().collect::<Vec<_>>(), fetch).await;
+                rows.map_err(|error| store_error("looking up keys", error))
+            }
+        }
     }
 
     async fn call<T>(
@@ -252,50 +295,6 @@ impl DedupAdapter for SqliteAdapter {
         terms: &'a CallTerms,
     ) -> StoreFuture<'a, Vec<Completed>> {
         Box::pin(self.call(Kind::Complete, keys, terms, RowReply::completed))
-    }
-}
-
-impl PairClaims for SqliteAdapter {
-    /// Reads first: duplicates are not written, and wait for no writer.
-    async fn claim_keys(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<Vec<Claimed>, Error> {
-        let rows = self.look_up(keys, terms).await?;
-        let (mut claimed, mut unanswered, mut some_exist) = (Vec::new(), Vec::new(), false);
-        for (row, key) in rows.into_iter().zip(keys) {
-            let reply = row.as_ref().map(|row| row.claimed(terms)).transpose()?.flatten();
-            if reply.is_none() {
-                some_exist |= row.is_some();
-                unanswered.push(key.clone());
-            }
-            claimed.push(reply);
-        }
-        if !unanswered.is_empty() {
-            let call = Call::new(Kind::claim(terms), &unanswered, terms, key_hash);
-            let sent = self.send(call.reading_first(some_exist)).await?;
-            let mut sent = replies(sent, RowReply::claimed)?.into_iter();
-            for reply in claimed.iter_mut().filter(|reply| reply.is_none()) {
-                *reply = sent.next();
-            }
-        }
-        Ok(claimed.into_iter().map(|reply| reply.unwrap_or(Claimed::InFlight)).collect())
-    }
-
-    async fn look_up(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<Vec<Option<Row>>, Error> {
-        match &self.0.queues {
-            Some(queues) => queues.lookups.submit(&self.0, Lookup::new(keys, terms)).await,
-            None => {
-                let fetch = without_response(terms.fetch());
-                let rows = self.0.read(&keys.iter().collect::<Vec<_>>(), fetch).await;
-                rows.map_err(|error| store_error("looking up keys", error))
-            }
-        }
     }
 }
 

@@ -72,15 +72,12 @@ pub(super) struct Lookup {
     pub(super) keys: Vec<DedupKey>,
     hashes: Vec<u64>,
     pub(super) fetch: Fetch,
-    /// Whether the queue refuses the call while it is full.
-    is_bounded: bool,
 }
 
 impl Lookup {
     pub(super) fn new(keys: &[DedupKey], terms: &CallTerms) -> Self {
         let hashes = keys.iter().map(|key| short_hash(key_hash(key))).collect();
-        let (fetch, is_bounded) = (without_response(terms.fetch()), !terms.holds_keys());
-        Self { keys: keys.to_vec(), hashes, fetch, is_bounded }
+        Self { keys: keys.to_vec(), hashes, fetch: without_response(terms.fetch()) }
     }
 }
 
@@ -96,7 +93,7 @@ impl BatchItem for Lookup {
     }
 
     fn is_bounded(&self) -> bool {
-        self.is_bounded
+        true
     }
 
     fn allows_shared_keys(&self) -> bool {

@@ -299,7 +299,7 @@ where
                     adapter.claim(&keys, &mine).await.unwrap();
                     match turn % 3 {
                         0 => drop(adapter.complete(&keys, &mine).await.unwrap()),
-                        1 => drop(adapter.release(&keys, &mine).await.unwrap()),
+                        1 => adapter.release(&keys, &mine).await.unwrap(),
                         _ => drop(adapter.purge(5).await.unwrap()),
                     }
                 }

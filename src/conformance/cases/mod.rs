@@ -46,9 +46,8 @@ pub use races::{
     claims_of_overlapping_keys_do_not_deadlock,
     concurrent_calls_of_all_kinds_reply_for_their_own_keys, dropped_claim_can_be_released,
     dropped_claim_complete_at_once_can_be_released, dropped_completion_can_be_repeated,
-    hanging_calls_block_no_other_call, one_of_racing_claims_gets_both_identities_of_an_event,
-    purge_continues_after_a_dropped_call, purge_runs_beside_claims,
-    workers_racing_for_a_claim_complete_at_once_have_one_winner,
+    hanging_calls_block_no_other_call, purge_continues_after_a_dropped_call,
+    purge_runs_beside_claims, workers_racing_for_a_claim_complete_at_once_have_one_winner,
     workers_racing_for_a_lapsed_lease_have_one_winner, workers_racing_for_a_lease_have_one_winner,
 };
 pub use refusal::unsupported_terms_are_refused_before_anything_is_written;

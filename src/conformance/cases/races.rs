@@ -9,8 +9,7 @@ use futures_util::FutureExt;
 use futures_util::future::join_all;
 
 use super::super::driver::{
-    FIRST, LEASE, RETENTION, complete_at_once, half_expired_pairs, is_duplicate, key, leased, rows,
-    wins_pair,
+    FIRST, LEASE, RETENTION, complete_at_once, is_duplicate, key, leased, rows,
 };
 use super::super::store::Store;
 use crate::adapter::{Claimed, Completed, DedupAdapter, MaintenanceAdapter, PURGE_GRACE, Renewed};
@@ -62,13 +61,6 @@ pub async fn workers_racing_for_a_claim_complete_at_once_have_one_winner<S: Stor
         matches!(claimed[..], [Claimed::First { .. }])
     })
     .await;
-}
-
-/// 16 workers claim the two identities of 60 events, complete at once: one call gets both. Otherwise each
-/// of two deliveries may be a duplicate of the other, and no handler runs.
-pub async fn one_of_racing_claims_gets_both_identities_of_an_event<S: Store>(store: S) {
-    half_expired_pairs(&store, ROUNDS).await;
-    race(store.adapter(), |adapter, round| async move { wins_pair(&*adapter, round).await }).await;
 }
 
 /// 16 workers claim 60 keys whose lease lapsed: each key is taken over once.

@@ -13,13 +13,13 @@ use super::super::contract::{
 };
 use super::super::pending::Pending;
 use super::super::release::Release;
-use super::super::resolve::{KeyState, Resolution, flatten, resolve, states};
+use super::super::resolve::{KeyState, Resolution, States, flatten, identities, resolve};
 use super::super::retry::{PendingWrites, RetryJob, RetryPool};
 use super::renewal::{HeldLease, LeaseTerms, RenewalGuard, Renewals};
-use crate::adapter::{CallTerms, Completed, DedupAdapter, Seen};
+use crate::adapter::{Abilities, CallTerms, Completed, DedupAdapter, Seen, StoredData};
 use crate::delivery::{Delivery, Inner, Protection};
 use crate::error::{ConfigError, Error};
-use crate::key::{DedupKey, Keys};
+use crate::key::{DedupKey, Event, Keys, List};
 use crate::observe;
 
 /// After this time, a completion is not repeated. Until then its lease is renewed too, because a store
@@ -36,8 +36,7 @@ const MOST_RELEASES: usize = 4_096;
 /// [`DedupLayer::new`](crate::DedupLayer::new) selects it.
 pub struct Lease {
     adapter: Arc<dyn DedupAdapter>,
-    /// Whether the adapter stores types of events.
-    labels: bool,
+    abilities: Abilities,
     renewals: Arc<Renewals>,
     /// Keys that succeeded in this process and are not completed in the store yet.
     completing: Arc<Pending>,
@@ -56,7 +55,7 @@ impl Lease {
             return Err(ConfigError::UnsupportedByAdapter("leases"));
         }
         Ok(Self {
-            labels: adapter.abilities().inspection,
+            abilities: adapter.abilities(),
             adapter,
             renewals: Arc::default(),
             completing: Arc::default(),
@@ -70,8 +69,7 @@ impl Lease {
         &*self.adapter
     }
 
-    /// Makes the claim of the events that run, and writes the rest of the verdict in the background.
-    /// Returns `true` with it if the caller must yield.
+    /// Makes the claim of the events that run. Returns `true` with it if the caller must yield.
     fn begin_with(
         self: &Arc<Self>,
         resolution: Resolution,
@@ -79,19 +77,97 @@ impl Lease {
         store_timeout: Duration,
         claimed_at: Instant,
     ) -> (Begin<LeaseClaim>, bool) {
-        self.release(&resolution.release, &terms, store_timeout).start();
         if resolution.new.is_empty() {
             return (resolution.without_new(), false);
         }
         resolution.report_run();
         let (in_flight, mismatch) = (resolution.in_flight, resolution.mismatch);
-        let lease = LeaseTerms::new(resolution.held(), terms, store_timeout);
+        let lease = LeaseTerms::new(resolution.held.clone(), terms, store_timeout);
         let lease = resolution.delivery(Protection::Claimed, lease);
         let renewed = Arc::clone(&lease);
         let (renewal, yields) = self.renewals.start_renewal(&self.adapter, renewed, claimed_at);
         let delivery = Arc::clone(&lease).into();
         let claim = LeaseClaim::new(self, lease, renewal);
         (Begin::First { claim, delivery, in_flight, mismatch }, yields)
+    }
+
+    /// Goes on after the first call, for a delivery of events with second identities.
+    async fn go_on(
+        self: &Arc<Self>,
+        events: List<Event>,
+        first: States,
+        terms: CallTerms,
+        context: &BeginContext,
+        claimed_at: Instant,
+    ) -> Result<Begin<LeaseClaim>, Error> {
+        let store_timeout = context.store_timeout;
+        let keys = first.later_keys(&events);
+        let later = match self.claim_later(keys, &first, &terms, context).await {
+            Ok(later) => later,
+            Err(error) if context.fails_open(&error) && first.are_claimed() => {
+                return Ok(self.unprotected(events, terms, store_timeout, &error));
+            }
+            Err(error) => return Err(error),
+        };
+        let resolution = resolve(events, &first, &later, &terms);
+        let mut release = self.release(&resolution.release, &terms, store_timeout);
+        if resolution.new.is_empty() {
+            // Whoever waits holds nothing.
+            release.finish().await;
+        } else {
+            release.start();
+            drop(release);
+        }
+        let (begin, yields) = self.begin_with(resolution, terms, store_timeout, claimed_at);
+        if yields {
+            tokio::task::yield_now().await;
+        }
+        Ok(begin)
+    }
+
+    /// Claims the keys of events whose second identities the first call has claimed, or found complete for
+    /// these keys. After an error, and if the future is dropped, both are released.
+    async fn claim_later(
+        &self,
+        keys: List<DedupKey>,
+        first: &States,
+        terms: &CallTerms,
+        context: &BeginContext,
+    ) -> Result<States, Error> {
+        let store_timeout = context.store_timeout;
+        let (asked, pending) = self.completing.split(&keys);
+        let mut held: Vec<DedupKey> = first.claimed().chain(&*asked).cloned().collect();
+        held.sort_unstable();
+        let mut release = self.release(&held, terms, store_timeout);
+        let replies = if asked.is_empty() {
+            Ok(Vec::new())
+        } else {
+            call::claim(&*self.adapter, &asked, terms, store_timeout).await
+        };
+        let runs = |error| context.fails_open(error) && first.are_claimed();
+        if replies.as_ref().map_or_else(runs, |_| true) {
+            release.disarm();
+        }
+        let replies = replies?;
+        drop(release);
+        drop(asked);
+        Ok(States::new(keys, replies, pending, completing))
+    }
+
+    /// Lets the handler run, although the store has not replied.
+    fn unprotected(
+        self: &Arc<Self>,
+        events: List<Event>,
+        terms: CallTerms,
+        store_timeout: Duration,
+        error: &Error,
+    ) -> Begin<LeaseClaim> {
+        let lease = LeaseTerms::new(identities(&events), terms, store_timeout);
+        let lease = Arc::new(Inner::new(events, (1, false), Protection::Unprotected, None, lease));
+        let delivery = Delivery::from(Arc::clone(&lease));
+        observe::unprotected(delivery.key(), error);
+        let claim = LeaseClaim::new(self, lease, None);
+        Begin::First { claim, delivery, in_flight: false, mismatch: false }
     }
 
     /// Completes in the background. Until the job has ended, this process treats the keys as complete,
@@ -163,11 +239,11 @@ impl Ledger for Lease {
         if keys.is_empty() {
             return Ok(Begin::WithoutKey(None));
         }
-        let (events, flat) = flatten(keys);
+        let (events, first) = flatten(keys);
         let (terms, store_timeout) =
-            (context.leased_terms(&events, self.labels), context.store_timeout);
+            (context.leased_terms(&events, self.abilities), context.store_timeout);
         // An event whose completion is pending is complete for this process.
-        let (asked, pending) = self.completing.split(&flat);
+        let (asked, pending) = self.completing.split(&first);
         let claimed_at = Instant::now();
         // Starts if this future is dropped, or if the outcome of the claim is unknown.
         let mut release = self.release(&asked, &terms, store_timeout);
@@ -180,27 +256,24 @@ impl Ledger for Lease {
             Ok(replies) => replies,
             Err(error) if context.fails_open(&error) && pending.is_empty() => {
                 release.disarm();
-                observe::unprotected(keys.first(), &error);
-                let lease = LeaseTerms::new(flat.clone(), terms.clone(), store_timeout);
-                let run = (1, false);
-                let lease = Inner::new(events, run, Protection::Unprotected, None, lease);
-                let lease = Arc::new(lease);
-                let delivery = Arc::clone(&lease).into();
-                let claim = LeaseClaim::new(self, lease, None);
-                return Ok(Begin::First { claim, delivery, in_flight: false, mismatch: false });
+                return Ok(self.unprotected(events, terms.clone(), store_timeout, &error));
             }
             Err(error) => {
                 release.claim_failed(&error);
                 return Err(error);
             }
         };
-        // The next `.await` comes after the claim holds the keys.
+        // The next `.await` comes after a claim or another release holds the keys.
         release.disarm();
         drop(release);
-        let states = states(&flat, replies, pending, |stored| {
-            KeyState::Duplicate(Seen::new(Duration::ZERO).with_stored(stored))
-        });
-        let resolution = resolve(events, &flat, &states, &terms);
+        drop(asked);
+        let first = States::new(first, replies, pending, completing);
+        if events.iter().any(|event| event.second_identity().is_some()) {
+            // Boxed, because most events have one identity.
+            return Box::pin(self.go_on(events, first, terms, context, claimed_at)).await;
+        }
+        // Nothing is to be released of events with one identity.
+        let resolution = resolve(events, &first, &States::default(), &terms);
         let (begin, yields) = self.begin_with(resolution, terms, store_timeout, claimed_at);
         if yields {
             tokio::task::yield_now().await;
@@ -222,6 +295,11 @@ impl FailOpen for Lease {}
 impl CanShadow for Lease {}
 
 impl CanReplay for Lease {}
+
+/// The state of a key whose completion is pending: complete, as far as this process knows.
+fn completing(stored: Arc<StoredData>) -> KeyState {
+    KeyState::Duplicate(Seen::new(Duration::ZERO).with_stored(stored))
+}
 
 /// Counts lost leases, unless the delivery knew before.
 fn report_lost(keys: &[DedupKey], replies: &[Completed], delivery: &Delivery) {

@@ -11,11 +11,11 @@ use super::super::contract::{
     Begin, BeginContext, CanReplay, Claim, HandlerSuccess, Ledger, Sealed,
 };
 use super::super::pending::{Pending, PendingGuard};
-use super::super::resolve::{KeyState, flatten, resolve, states};
+use super::super::resolve::{KeyState, States, flatten, identities, resolve};
 use super::super::retry::PendingWrites;
 use super::lend::{Closed, LendSlot, TxHandle};
 use super::open::OpenDelivery;
-use crate::adapter::{CallTerms, OpenTransaction, TransactionAdapter};
+use crate::adapter::{Abilities, CallTerms, OpenTransaction, TransactionAdapter};
 use crate::delivery::Protection;
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Keys};
@@ -33,6 +33,11 @@ pub struct Transactional<DB: Database> {
 impl<DB: Database> Transactional<DB> {
     pub(crate) fn new(adapter: Arc<dyn TransactionAdapter<Database = DB>>) -> Self {
         Self { adapter, running: Arc::default() }
+    }
+
+    fn abilities(&self) -> Abilities {
+        let abilities = Abilities::new().with_leases().with_inspection();
+        Abilities { stored_data: self.adapter.stores_data(), ..abilities }
     }
 
     /// Lends `transaction`, or the one that its handler opens.
@@ -69,16 +74,18 @@ impl<DB: Database> Ledger for Transactional<DB> {
         context: &BeginContext,
     ) -> Result<Begin<Self::Claim>, Error> {
         if keys.is_empty() {
-            let claim = self.claim(Vec::new(), context.transaction_terms(&[], true), context, None);
+            let terms = context.transaction_terms(&[], self.abilities());
+            let claim = self.claim(Vec::new(), terms, context, None);
             return Ok(Begin::WithoutKey(Some(claim)));
         }
-        let (events, flat) = flatten(keys);
-        let (asked, pending) = self.running.split(&flat);
+        let (events, _) = flatten(keys);
+        let all = identities(&events);
+        let (asked, pending) = self.running.split(&all);
         if asked.is_empty() {
             return Ok(Begin::InFlight);
         }
         let (adapter, store_timeout) = (&*self.adapter, context.store_timeout);
-        let terms = context.transaction_terms(&events, true);
+        let terms = context.transaction_terms(&events, self.abilities());
         let bound = store_timeout.saturating_add(adapter.open_timeout());
         let opened =
             bounded(&["begin", "opening a transaction"], bound, || adapter.open(&asked, &terms))
@@ -86,8 +93,9 @@ impl<DB: Database> Ledger for Transactional<DB> {
         if opened.replies.len() != asked.len() {
             return Err(Error::new(ErrorKind::Corrupt, "counting the replies of the store"));
         }
-        let states = states(&flat, opened.replies, pending, |_| KeyState::InFlight);
-        let resolution = resolve(events, &flat, &states, &terms);
+        drop(asked);
+        let states = States::new(all, opened.replies, pending, |_| KeyState::InFlight);
+        let resolution = resolve(events, &states, &states, &terms);
         let Some(mut transaction) = opened.transaction else {
             return Ok(resolution.without_new());
         };
@@ -105,7 +113,7 @@ impl<DB: Database> Ledger for Transactional<DB> {
         }
         resolution.report_run();
         let (in_flight, mismatch) = (resolution.in_flight, resolution.mismatch);
-        let keys = resolution.held().into_vec();
+        let keys = resolution.held.to_vec();
         let delivery = resolution.delivery(Protection::Claimed, ()).into();
         let claim = self.claim(keys, terms, context, Some(transaction));
         Ok(Begin::First { claim, delivery, in_flight, mismatch })

@@ -4,8 +4,7 @@
 --
 -- ARGV: 2 token, 3 retention, 4 lease ('' for a claim that is complete at once), 5 the data that a
 -- duplicate carries (0 nothing, 1 digest, 2 all), 6 section of the event type, 7 flags and 8 sections of
--- the data to store, 9 '1' to claim nothing: a free key is in flight then, 10 the version of the free row,
--- once it is known.
+-- the data to store, 9 the version of the free row, once it is known.
 -- Replies: {0, attempts, takeover} first; {1, age, flags, sections} duplicate; {2} in flight; {3, version}
 -- a free row of another version than the call names.
 if state == 'unreadable' then return {-1} end
@@ -27,8 +26,7 @@ elseif state == 'leased' and (at_once or not is_mine) then
   return {2}
 else
   if at_once or not is_repeated then
-    if ARGV[9] == '1' then return {2} end
-    if stored and tonumber(ARGV[10]) ~= version then return {3, version} end
+    if stored and tonumber(ARGV[9]) ~= version then return {3, version} end
     if state == 'missing' or state == 'expired' then
       attempts, takeover, first_seen_at, event_type = 1, false, now, ARGV[6]
     else
