@@ -122,10 +122,13 @@ impl fmt::Display for Cursor {
 
 /// The numbers of keys in a store.
 ///
-/// [`MaintenanceAdapter::stats`](super::MaintenanceAdapter::stats) reads a bounded part of a large
-/// table. `is_exact` is `false` then, and every number is an estimate. Keys in flight, lapsed and released
-/// keys are few: a sample of a large table may contain none of them, and an `oldest_…` time is that of the
-/// sample. [`Purged::stats`] and [`list`](super::MaintenanceAdapter::list) read every key.
+/// [`MaintenanceAdapter::stats`](super::MaintenanceAdapter::stats) reads a bounded part of a large store.
+/// `is_exact` is `false` then. [`list`](super::MaintenanceAdapter::list) reads every key.
+///
+/// The SQL adapters count the 100,000 keys that expired first, and the 100,000 keys that expire last: with one
+/// retention, these were claimed last. A lapsed or released key between them is not counted as such. On Postgres,
+/// [`rows`](Self::rows) and [`complete`](Self::complete) follow the catalogue's estimate. On SQLite, each number is
+/// the least that there is.
 ///
 /// With the feature `serde`, the fields are serialized under their names, with two exceptions. `released` has
 /// the name of its [state](KeyState), `failed`. A time is in whole seconds, and `_seconds` follows its name:
@@ -134,7 +137,7 @@ impl fmt::Display for Cursor {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Stats {
-    /// Whether the whole store was read.
+    /// Whether every key was counted.
     pub is_exact: bool,
     /// All stored keys, with expired keys that are not purged yet.
     pub rows: u64,
@@ -217,27 +220,15 @@ fn as_seconds<S: serde::Serializer>(time: &Option<Duration>, to: S) -> Result<S:
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Purged {
-    /// How many keys this call deleted.
+    /// How many keys this call deleted. Fewer than its limit: no other key was left to delete.
     pub deleted: u64,
-    /// Whether a round ended with this call: every key was read since the round began.
-    pub is_round_complete: bool,
-    /// The keys that the round read and did not delete. `None` until the round is complete, and from a
-    /// store that does not count them.
-    pub stats: Option<Stats>,
 }
 
 impl Purged {
     /// Returns the reply of a call that deleted so many keys.
     #[must_use]
-    pub const fn new(deleted: u64, is_round_complete: bool) -> Self {
-        Self { deleted, is_round_complete, stats: None }
-    }
-
-    /// Adds the keys that the round read and did not delete.
-    #[must_use]
-    pub fn with_stats(mut self, stats: Stats) -> Self {
-        self.stats = Some(stats);
-        self
+    pub const fn new(deleted: u64) -> Self {
+        Self { deleted }
     }
 }
 

@@ -10,13 +10,9 @@
 mod adapter;
 mod dialect;
 mod errors;
-mod file;
 mod inspection;
 mod options;
 mod params;
-mod place;
-mod purge;
-mod sample;
 mod statements;
 mod store;
 mod transaction;
