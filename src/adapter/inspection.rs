@@ -175,9 +175,9 @@ pub struct Stats {
     pub bytes: Option<u64>,
 }
 
+#[cfg(feature = "redis")]
 impl Stats {
     /// Adds the keys of another part of the same store.
-    #[cfg(any(feature = "postgres", feature = "sqlite", feature = "redis"))]
     pub(super) fn add(&mut self, part: &Self) {
         let mut part = part.clone();
         for (sum, keys) in self.counts().into_iter().zip(part.counts()) {
@@ -190,7 +190,6 @@ impl Stats {
     }
 
     /// Returns the statistics with each number of keys changed, for an estimate.
-    #[cfg(any(feature = "postgres", feature = "sqlite", feature = "redis"))]
     pub(super) fn map_counts(mut self, change: impl Fn(u64) -> u64) -> Self {
         for keys in self.counts() {
             *keys = change(*keys);
@@ -198,7 +197,6 @@ impl Stats {
         self
     }
 
-    #[cfg(any(feature = "postgres", feature = "sqlite", feature = "redis"))]
     fn counts(&mut self) -> [&mut u64; 6] {
         [
             &mut self.rows,

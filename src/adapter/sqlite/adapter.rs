@@ -75,13 +75,8 @@ const OPEN_RETRIES: usize = 6;
 /// 5. The first call makes the schema, or [`migrate`](Self::migrate), safely from many processes at once; a failed
 ///    migration is tried again by the next call. Where the table exists, no right to create one is needed. A dropped
 ///    table is made again by the call that misses it.
-/// 6. A file that is deleted or replaced while it is open is noticed within a second (on Unix). Every call is refused
-///    until the file is back, because two processes would take one key, each in its own file. A removed `-wal` or
-///    `-shm` is not noticed.
-/// 7. [`list`](MaintenanceAdapter::list) and [`stats`](MaintenanceAdapter::stats) read 20,000 and 100,000 rows at
-///    most, and wait for no writer. A larger file is estimated from a sample of its ids' prefixes. A state with few
-///    rows is estimated coarsely, or not found at all: `list` finds every key. The first 10,000 namespaces are
-///    counted.
+/// 6. [`list`](MaintenanceAdapter::list) and [`stats`](MaintenanceAdapter::stats) read 10,000 and 200,000 rows at
+///    most, and wait for no writer. In a file with more keys, `stats` are the least that there is.
 ///
 /// SQLite itself removes `-wal` and `-shm` when the last connection closes. So the adapter holds one connection
 /// outside the pool from its first use on, until [`close`](MaintenanceAdapter::close) or until the last clone is
