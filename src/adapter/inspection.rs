@@ -33,6 +33,8 @@ pub struct ListFilter {
     pub state: Option<KeyState>,
     /// The namespace of the key; `None` selects every namespace.
     pub namespace: Option<String>,
+    /// A part of the key's id, as it is written; `None` selects every id.
+    pub id_part: Option<String>,
     /// Selects keys that were first seen within this time, by the store's clock.
     pub since: Option<Duration>,
     /// Selects keys with more attempts than this.
@@ -43,7 +45,7 @@ impl ListFilter {
     /// Returns a filter that selects every key that has not expired.
     #[must_use]
     pub const fn new() -> Self {
-        Self { state: None, namespace: None, since: None, attempts_over: None }
+        Self { state: None, namespace: None, id_part: None, since: None, attempts_over: None }
     }
 
     /// Selects keys in this state.
@@ -57,6 +59,13 @@ impl ListFilter {
     #[must_use]
     pub fn with_namespace(mut self, namespace: impl Into<String>) -> Self {
         self.namespace = Some(namespace.into());
+        self
+    }
+
+    /// Selects keys whose ids contain this text.
+    #[must_use]
+    pub fn with_id_part(mut self, part: impl Into<String>) -> Self {
+        self.id_part = Some(part.into());
         self
     }
 

@@ -79,6 +79,7 @@ impl PostgresStore {
             namespace: filter.namespace.as_deref(),
             since_ms: filter.since.map(since_ms),
             attempts_over: filter.attempts_over.map(Into::into),
+            id_part: filter.id_part.as_deref(),
             limit: limit.into(),
         };
         let rows = self.read_part(&self.statements().list, Params::List(&selection)).await;

@@ -220,6 +220,7 @@ pub(super) struct Selection<'f> {
     pub(super) namespace: Option<&'f str>,
     pub(super) since_ms: Option<i64>,
     pub(super) attempts_over: Option<i64>,
+    pub(super) id_part: Option<&'f str>,
     pub(super) limit: i64,
 }
 
@@ -293,6 +294,7 @@ impl<'k> Params<'k> {
                 .bind(list.namespace)
                 .bind(list.since_ms)
                 .bind(list.attempts_over)
+                .bind(list.id_part)
                 .bind(list.limit),
         }
     }

@@ -159,10 +159,11 @@ impl Shared {
         // A key of the adapter itself, and one of another program, is none.
         let keys =
             names.into_iter().filter_map(|name| Some((self.names.key(name.as_bytes())?, name)));
-        let is_of_namespace = |key: &DedupKey| {
+        let is_named = |key: &DedupKey| {
             filter.namespace.as_deref().is_none_or(|namespace| key.namespace() == namespace)
+                && filter.id_part.as_deref().is_none_or(|part| key.id().contains(part))
         };
-        let keys: Vec<_> = keys.filter(|(key, _)| is_of_namespace(key)).collect();
+        let keys: Vec<_> = keys.filter(|(key, _)| is_named(key)).collect();
         let values = keys.iter().map(|(_, name)| self.row_bytes(name, LISTING)).collect();
         let values = all(values, AfterError::Stop).await?;
         let mut unreadable = 0;

@@ -68,6 +68,7 @@ impl SqliteStore {
             .bind(filter.state.map(|state| state.to_string()))
             .bind(since)
             .bind(filter.attempts_over.map(i64::from))
+            .bind(filter.id_part.as_deref())
             .bind(i64::from(limit))
             .fetch_all(&self.readers)
             .await

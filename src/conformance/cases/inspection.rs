@@ -186,8 +186,8 @@ where
     }
 }
 
-/// Each part of a filter selects keys, and the parts are joined by "and".
-pub async fn list_filters_by_state_namespace_age_and_attempts<S: Store>(store: S)
+/// Each condition of a filter selects keys, and the conditions are joined by "and".
+pub async fn list_filters_by_state_namespace_id_age_and_attempts<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
 {
@@ -207,6 +207,18 @@ where
     for absent in ["othe", "other2", "o'ther", "%", "\u{10FFFF}", ""] {
         assert!(ids(&adapter, &all.clone().with_namespace(absent)).await.is_empty(), "{absent}");
     }
+    let parts: [(&str, &[&str]); 3] = [
+        ("for-long", &["in-flight-for-long"]),
+        ("t-o", &["complete-at-once"]),
+        ("ailed", &["failed"]),
+    ];
+    for (part, expected) in parts {
+        assert_eq!(ids(&adapter, &all.clone().with_id_part(part)).await, expected, "{part}");
+    }
+    for absent in ["%", "_", "*", "FAILED", "expired", "'", "\u{10FFFF}"] {
+        assert!(ids(&adapter, &all.clone().with_id_part(absent)).await.is_empty(), "{absent}");
+    }
+    assert_eq!(ids(&adapter, &all.clone().with_id_part("")).await.len(), 7);
     let recent = all.clone().with_since(RETENTION);
     let expected = ["complete-at-once", "complete-by-a-lease", "failed", "in-flight", "complete"];
     assert_eq!(ids(&adapter, &recent).await, expected);

@@ -1,6 +1,6 @@
--- Reads the {portion} rows after the key (`?1`, `?2`) and before the namespace `?3`, and returns at most `?7` of them:
--- those in the state `?4`, first seen within `?5` milliseconds, with more than `?6` attempts. Null selects all. The
--- last row of the portion is always returned, because the next portion begins after it.
+-- Reads the {portion} rows after the key (`?1`, `?2`) and before the namespace `?3`, and returns at most `?8` of them:
+-- those in the state `?4`, first seen within `?5` milliseconds, with more than `?6` attempts, with ids that contain
+-- `?7`. Null selects all. The last row of the portion is always returned, because the next portion begins after it.
 SELECT namespace, id, token, attempts, takeover, first_seen_at, completed_at, expires_at, lease_until,
   now, event_type, is_selected, number = {portion} AS is_last
 FROM (
@@ -8,7 +8,8 @@ FROM (
     state <> 'expired'
       AND (?4 IS NULL OR state = ?4)
       AND (?5 IS NULL OR first_seen_at >= now - ?5)
-      AND (?6 IS NULL OR attempts > ?6) AS is_selected
+      AND (?6 IS NULL OR attempts > ?6)
+      AND (?7 IS NULL OR instr(id, ?7) > 0) AS is_selected
   FROM (
     SELECT *, {state} AS state
     FROM (
@@ -23,4 +24,4 @@ FROM (
 )
 WHERE is_selected OR number = {portion}
 ORDER BY namespace, id
-LIMIT ?7
+LIMIT ?8
