@@ -280,8 +280,8 @@ async fn plans_of_a_purge_and_a_list_are_index_scans() {
             ("purge", "int8", "100", &["_expires_at", "_pkey"][..]),
             (
                 "list",
-                "uuid, int4, text, int8, int8, int8",
-                "'00000000-0000-0000-0000-000000000000', 1, NULL, NULL, NULL, 10",
+                "uuid, int4, text, int8, int8, text, int8",
+                "'00000000-0000-0000-0000-000000000000', 1, NULL, NULL, NULL, NULL, 10",
                 &["_pkey"],
             ),
         ] {
