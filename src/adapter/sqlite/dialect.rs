@@ -58,7 +58,10 @@ impl BatchExecutor<Call> for SqliteStore {
     type SendGuard = WriteGuard;
 
     async fn send_guard(&self) -> Result<WriteGuard, Error> {
-        // Nothing was sent to the file.
+        // A lane has the lock before it takes a batch: a write is executed only for a caller that still
+        // waits, and a release that follows needs the lock too. So it is a fence. The same with a second lane,
+        // of another runtime or beside a late batch.
+        // After an error nothing was sent to the file.
         self.write_lock(ErrorKind::Refused).await
     }
 

@@ -1,4 +1,4 @@
-//! Calls that wait for a batch: their order, and dropped callers.
+//! Calls that wait for a batch: dropped callers, and callers beside a batch that waits.
 //!
 //! "At once" means that one task makes all calls before any is sent. The lanes are tasks of the
 //! same thread.
@@ -6,7 +6,7 @@
 use std::pin::pin;
 use std::time::Duration;
 
-use futures_util::future::{Either, join, join_all, join3, select};
+use futures_util::future::{Either, join, join_all, select};
 use sqlx::postgres::PgPoolOptions;
 use tower_dedup::adapter::{
     Batching, CallTerms, Claimed, DedupAdapter, MaintenanceAdapter, PostgresAdapter,
@@ -44,35 +44,6 @@ async fn sqlite(dir: &tempfile::TempDir) -> SqliteAdapter {
     let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
     adapter.migrate().await.unwrap();
     adapter
-}
-
-/// A call for a key follows the earlier call for the same key, although it could join an earlier
-/// batch of its kind.
-async fn calls_for_one_key_keep_their_order<A: DedupAdapter>(adapter: A) {
-    for round in 0..20 {
-        let (mine, other) = (terms(), one(&format!("other-{round}")));
-        let key = one(&format!("key-{round}"));
-        assert_eq!(adapter.claim(&key, &mine).await.unwrap(), [Claimed::first(1, false)]);
-        let (first, released, renewed) = join3(
-            adapter.renew(&other, &mine),
-            adapter.release(&key, &mine),
-            adapter.renew(&key, &mine),
-        )
-        .await;
-        assert_eq!(first.unwrap(), [Renewed::Held]);
-        released.unwrap();
-        assert_eq!(renewed.unwrap(), [Renewed::Lost], "the claim overtook the release");
-    }
-}
-
-#[tokio::test]
-async fn calls_for_one_key_keep_their_order_on_postgres() {
-    calls_for_one_key_keep_their_order(postgres(&Schema::fresh(), few()).await).await;
-}
-
-#[tokio::test]
-async fn calls_for_one_key_keep_their_order_on_sqlite() {
-    calls_for_one_key_keep_their_order(sqlite(&tempfile::tempdir().unwrap()).await).await;
 }
 
 async fn dropped_caller_is_not_sent<A: MaintenanceAdapter>(adapter: A) {
