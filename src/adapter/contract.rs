@@ -162,7 +162,8 @@ pub trait DedupAdapter: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// The store's own errors.
+    /// The store's own errors. The layer repeats a release after a [transient](Error::is_transient) error, and after
+    /// no other.
     fn release<'a>(&'a self, keys: &'a [DedupKey], terms: &'a CallTerms) -> StoreFuture<'a, ()>;
 
     /// Moves the end of the lease of every key that this token holds. A lapsed or missing row is

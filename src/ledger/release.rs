@@ -73,6 +73,7 @@ impl Release<'_> {
             terms: self.terms.clone(),
             store_timeout: self.store_timeout,
             bound: self.bound,
+            repeats: Error::is_transient,
         }
     }
 
@@ -85,12 +86,18 @@ impl Release<'_> {
 }
 
 /// Releases the keys, a few in each call. A store may go through them one by one: if it could not finish
-/// within `store_timeout`, the last ones would never be released.
+/// within `store_timeout`, the last ones would never be released. The other calls follow an error that ends the
+/// release.
 async fn release_all(job: &RetryJob) -> Result<(), Error> {
+    let mut all = Ok(());
     for keys in job.keys.chunks(KEYS_IN_A_CALL) {
-        call::release(&*job.adapter, keys, &job.terms, job.store_timeout).await?;
+        match call::release(&*job.adapter, keys, &job.terms, job.store_timeout).await {
+            Ok(()) => {}
+            Err(error) if (job.repeats)(&error) => return Err(error),
+            Err(error) => all = Err(error),
+        }
     }
-    Ok(())
+    all
 }
 
 impl Drop for Release<'_> {
