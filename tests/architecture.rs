@@ -67,7 +67,7 @@ const LEVELS: &[(&str, Levels)] = &[
             &["retry", "times"],
             &["contract"],
             &["call", "claiming", "pending", "resolve"],
-            &["release"],
+            &["claims"],
             &["arrival", "lease", "transaction"],
             &["internals"],
         ],
