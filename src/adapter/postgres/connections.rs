@@ -63,18 +63,19 @@ pub(super) struct Connections {
 
 #[derive(Default)]
 struct Beside {
-    /// The newest last.
-    idle: Vec<Idle>,
+    /// The last used is the last.
+    idle: Vec<Own>,
     /// Waits until the user's pool is closed.
     watcher: Option<AbortOnDropHandle<()>>,
 }
 
-struct Idle {
+/// A connection beside the pool.
+struct Own {
     connection: PgConnection,
-    opened: Instant,
-    since: Instant,
-    /// The runtime that opened it, or used it last.
+    /// The runtime that opened it: the socket needs this runtime.
     runtime: Id,
+    opened: Instant,
+    used: Instant,
 }
 
 impl Connections {
@@ -103,7 +104,7 @@ impl Connections {
     ) -> Result<BoundedConnection<'_>, sqlx::Error> {
         let connection = match source {
             Source::Pool => Lent::Pooled(self.pooled().await?),
-            Source::Lane => self.beside().await?,
+            Source::Lane => Lent::Own(self.own().await?),
         };
         let connection = Some(connection);
         Ok(BoundedConnection { connections: self, connection, state: State::Usable })
@@ -124,46 +125,45 @@ impl Connections {
         self.pool.acquire().await
     }
 
-    /// Returns a connection beside the pool.
-    async fn beside(&self) -> Result<Lent, sqlx::Error> {
-        while let Some(mut idle) = self.idle()? {
-            if idle.since.elapsed() < TEST_AFTER
-                || matches!(timeout(TEST, idle.connection.ping()).await, Ok(Ok(())))
+    async fn own(&self) -> Result<Own, sqlx::Error> {
+        let runtime = Handle::current().id();
+        while let Some(mut own) = self.idle(runtime)? {
+            if own.used.elapsed() < TEST_AFTER
+                || matches!(timeout(TEST, own.connection.ping()).await, Ok(Ok(())))
             {
-                return Ok(Lent::Beside(idle.connection, idle.opened));
+                return Ok(own);
             }
-            drop(idle);
+            drop(own);
             observe::lane_restarted("postgres");
             self.test_idle();
         }
         self.private.set_connect_options((*self.pool.connect_options()).clone());
-        let connection = self.private.acquire().await?.detach();
-        Ok(Lent::Beside(connection, Instant::now()))
+        let (connection, now) = (self.private.acquire().await?.detach(), Instant::now());
+        Ok(Own { connection, runtime, opened: now, used: now })
     }
 
-    /// Returns an idle connection of this runtime; one of another runtime only if there are enough. That
-    /// runtime may not be driven. If it has ended, a statement fails at once and is repeated.
-    fn idle(&self) -> Result<Option<Idle>, sqlx::Error> {
-        let (mut beside, runtime) = (self.lock(), Handle::current().id());
+    /// Returns an idle connection of this runtime; that of another runtime only if there are enough, because
+    /// nobody may drive that runtime. If it has ended, the statement fails at once and is repeated.
+    fn idle(&self, runtime: Id) -> Result<Option<Own>, sqlx::Error> {
+        let mut beside = self.lock();
         if self.is_closed() {
             return Err(sqlx::Error::PoolClosed);
         }
-        let mine = beside.idle.iter().rposition(|idle| idle.runtime == runtime);
+        let mine = beside.idle.iter().rposition(|own| own.runtime == runtime);
         let found = mine.or_else(|| (beside.idle.len() >= self.batches.count).then_some(0));
         Ok(found.map(|index| beside.idle.remove(index)))
     }
 
     /// Keeps a connection for the next batch, unless there are enough or it is too old.
-    fn keep(self: &Arc<Self>, connection: PgConnection, opened: Instant) {
+    fn keep(self: &Arc<Self>, own: Own) {
         let longest = self.pool.options().get_max_lifetime();
-        let (runtime, since) = (Handle::current().id(), Instant::now());
+        let is_old = longest.is_some_and(|longest| own.opened.elapsed() > longest);
         let mut beside = self.lock();
-        beside.idle.retain(|idle| idle.since.elapsed() < SURPLUS);
-        let is_old = longest.is_some_and(|longest| opened.elapsed() > longest);
+        beside.idle.retain(|own| own.used.elapsed() < SURPLUS);
         if is_old || self.is_closed() || beside.idle.len() >= self.batches.count {
             return;
         }
-        beside.idle.push(Idle { connection, opened, since, runtime });
+        beside.idle.push(Own { used: Instant::now(), ..own });
         if beside.watcher.as_ref().is_none_or(AbortOnDropHandle::is_finished) {
             beside.watcher = Some(self.close_with_pool());
         }
@@ -264,8 +264,7 @@ enum State {
 
 enum Lent {
     Pooled(PoolConnection<Postgres>),
-    /// The time of its opening.
-    Beside(PgConnection, Instant),
+    Own(Own),
 }
 
 impl BoundedConnection<'_> {
@@ -295,7 +294,7 @@ impl BoundedConnection<'_> {
         self.state = State::Busy;
         let connection = match self.connection.as_mut() {
             Some(Lent::Pooled(connection)) => &mut **connection,
-            Some(Lent::Beside(connection, _)) => connection,
+            Some(Lent::Own(own)) => &mut own.connection,
             None => return Err(sqlx::Error::PoolClosed),
         };
         let run = timeout(bound, statement(connection)).await;
@@ -313,9 +312,7 @@ impl Drop for BoundedConnection<'_> {
     fn drop(&mut self) {
         match (self.connection.take(), &self.state) {
             (Some(Lent::Pooled(connection)), State::Usable) => return_to_pool(connection),
-            (Some(Lent::Beside(connection, opened)), State::Usable) => {
-                self.connections.keep(connection, opened);
-            }
+            (Some(Lent::Own(own)), State::Usable) => self.connections.keep(own),
             (Some(Lent::Pooled(connection)), State::Busy) => {
                 self.connections.test_idle();
                 // Not longer each time: a pool of the user's serves other work too.
@@ -323,7 +320,7 @@ impl Drop for BoundedConnection<'_> {
                 Holds::default().hold(Guard(Some(connection)), closing);
             }
             (Some(Lent::Pooled(connection)), State::Broken) => drop(connection.detach()),
-            (Some(Lent::Beside(..)), state) => {
+            (Some(Lent::Own(_)), state) => {
                 observe::lane_restarted("postgres");
                 match state {
                     State::Busy => self.connections.test_idle(),
