@@ -111,8 +111,8 @@ macro_rules! lease_conformance_suite {
             renewal_revives_a_lapsed_or_missing_row,
             renewal_of_a_released_or_complete_key_is_lost,
             further_claim_refreshes_the_retention,
-            call_with_several_keys_replies_key_by_key,
-            call_with_4096_keys_replies_key_by_key,
+            calls_for_several_keys_reply_key_by_key,
+            calls_for_4096_keys_reply_key_by_key,
             workers_racing_for_a_lease_have_one_winner,
             workers_racing_for_a_lapsed_lease_have_one_winner,
             claims_of_overlapping_keys_do_not_deadlock,
@@ -175,7 +175,7 @@ macro_rules! inspection_conformance_suite {
     ($store:ty) => {
         $crate::conformance_suite! { @cases $store:
             list_returns_the_state_of_each_key,
-            list_filters_by_state_namespace_age_and_attempts,
+            list_filters_by_state_namespace_id_age_and_attempts,
             list_in_pages_has_every_key_once,
             list_beside_writes_has_every_key_that_is_not_written,
             foreign_cursor_is_refused,

@@ -437,7 +437,7 @@ fn runtime_that_is_not_driven_delays_no_other() {
     let pool = second.block_on(async { database.pool(2) });
     let adapter = adapter(&pool, Batching::new());
     let claim = |id: &str| {
-        let (adapter, keys) = (adapter.clone(), [dedup_key(id)]);
+        let (adapter, keys) = (adapter.clone(), dedup_key(id));
         async move {
             let terms = CallTerms::on_completion([1; 16].into(), MINUTE, MINUTE);
             tokio::time::timeout(IN_TIME, adapter.claim(&keys, &terms)).await.expect("in time")
@@ -447,7 +447,7 @@ fn runtime_that_is_not_driven_delays_no_other() {
     for number in 0..20 {
         let start = Instant::now();
         let claimed = second.block_on(claim(&number.to_string())).unwrap();
-        assert!(matches!(claimed[..], [Claimed::First { .. }]), "{claimed:?}");
+        assert!(matches!(claimed, Claimed::First { .. }), "{claimed:?}");
         assert!(start.elapsed() < STATEMENT_TIMEOUT, "{number} after {:?}", start.elapsed());
     }
     drop(first);
@@ -476,7 +476,7 @@ async fn lanes_follow_the_connect_options_of_the_pool() {
     let adapter = adapter(&pool, Batching::new());
     let claim = async |id: &str| {
         let terms = CallTerms::on_completion([1; 16].into(), MINUTE, MINUTE);
-        adapter.claim(&[dedup_key(id)], &terms).await
+        adapter.claim(&dedup_key(id), &terms).await
     };
     claim("a").await.unwrap();
     pool.set_connect_options(options("new"));

@@ -20,10 +20,10 @@ fn named(schema: &Schema, options: PostgresOptions) -> (String, PostgresAdapter)
     (name, PostgresAdapter::with_options(pool, options))
 }
 
-async fn claims(adapter: &PostgresAdapter, round: &str) -> Vec<Result<Vec<Claimed>, Error>> {
+async fn claims(adapter: &PostgresAdapter, round: &str) -> Vec<Result<Claimed, Error>> {
     let all = (0..16).map(|id| {
         let (adapter, key) = (adapter.clone(), dedup_key(&format!("{round}-{id}")));
-        async move { adapter.claim(&[key], &on_claim(&terms())).await }
+        async move { adapter.claim(&key, &on_claim(&terms())).await }
     });
     join_all(all).await
 }
@@ -49,7 +49,7 @@ async fn claim_succeeds_after_all_lanes_lost_their_connections() {
     assert!(claims(&adapter, "before").await.iter().all(Result::is_ok));
     let lost = cut(&name).await;
     assert!(lost > 8, "{lost} sessions");
-    adapter.claim(&[dedup_key("after")], &on_claim(&terms())).await.unwrap();
+    adapter.claim(&dedup_key("after"), &on_claim(&terms())).await.unwrap();
 }
 
 #[test]

@@ -23,7 +23,7 @@ fn key(id: usize) -> DedupKey {
 
 async fn claim(adapter: &RedisAdapter, id: usize) -> bool {
     let terms = CallTerms::on_claim(Token::random(), RETENTION);
-    adapter.claim(&[key(id)], &terms).await.is_ok()
+    adapter.claim(&key(id), &terms).await.is_ok()
 }
 
 /// Returns an adapter whose follower has polled several times.

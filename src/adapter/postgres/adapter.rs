@@ -4,7 +4,6 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use sqlx::postgres::{PgPool, PgPoolOptions};
@@ -14,23 +13,21 @@ use tokio::time::timeout;
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
 use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Renewed};
-use super::super::sql::call::{Call, Kind, RowReply, replies};
+use super::super::sql::call::{Call, Kind, RowReply, reply};
 use super::super::sql::engine::execute_one;
 use super::super::sql::maintenance::forget;
-use super::super::sql::responses::add_responses;
+use super::super::sql::responses::add_response;
 use super::super::sql::rounds::read_rows;
 use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
 use super::connections::Source;
-use super::errors::{is_not_permitted, store_error, timed_out};
+use super::errors::{store_error, timed_out};
 use super::options::PostgresOptions;
 use super::params::{Params, Uuid, key_hash, read_row};
 use super::schema::create_sql;
 use super::store::PostgresStore;
-use super::walk::Place;
 use crate::error::Error;
 use crate::key::DedupKey;
-use crate::observe;
 
 const CONNECTIONS: u32 = 10;
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -158,14 +155,14 @@ impl PostgresAdapter {
     async fn call<T>(
         &self,
         kind: Kind,
-        keys: &[DedupKey],
+        key: &DedupKey,
         terms: &CallTerms,
-        reply: fn(RowReply) -> Option<T>,
-    ) -> Result<Vec<T>, Error> {
+        pick: fn(RowReply) -> Option<T>,
+    ) -> Result<T, Error> {
         let store = &self.0;
-        let call = || -> StoreFuture<'_, Vec<RowReply>> {
+        let call = || -> StoreFuture<'_, RowReply> {
             Box::pin(async move {
-                let call = Call::new(kind, keys, terms, key_hash);
+                let call = Call::new(kind, key, terms, key_hash);
                 let call = call.reading_first(store.read_first.is_on());
                 match &store.batcher {
                     Some(batcher) => batcher.submit(store, call).await,
@@ -173,7 +170,7 @@ impl PostgresAdapter {
                 }
             })
         };
-        replies(store.with_table(call).await?, reply)
+        reply(store.with_table(call).await?, pick)
     }
 }
 
@@ -188,14 +185,10 @@ impl DedupAdapter for PostgresAdapter {
         Abilities::new().with_leases().with_stored_data().with_inspection()
     }
 
-    fn claim<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Claimed>> {
+    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Claimed> {
         Box::pin(async move {
-            let claimed = self.call(Kind::claim(terms), keys, terms, RowReply::claimed).await?;
-            add_responses(keys, terms, key_hash, claimed, |rows| async move {
+            let claimed = self.call(Kind::claim(terms), key, terms, RowReply::claimed).await?;
+            add_response(key, terms, key_hash, claimed, |rows| async move {
                 let read = read_rows(&mut self.0.dialect(Source::Pool), &rows).await;
                 read.map_err(|error| store_error("reading a stored response", error))
             })
@@ -203,25 +196,20 @@ impl DedupAdapter for PostgresAdapter {
         })
     }
 
-    fn release<'a>(&'a self, keys: &'a [DedupKey], terms: &'a CallTerms) -> StoreFuture<'a, ()> {
-        let call = self.call(Kind::release(terms), keys, terms, RowReply::released);
-        Box::pin(async move { call.await.map(drop) })
+    fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()> {
+        Box::pin(self.call(Kind::release(terms), key, terms, RowReply::released))
     }
 
-    fn renew<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Renewed>> {
-        Box::pin(self.call(Kind::Renew, keys, terms, RowReply::renewed))
+    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Renewed> {
+        Box::pin(self.call(Kind::Renew, key, terms, RowReply::renewed))
     }
 
     fn complete<'a>(
         &'a self,
-        keys: &'a [DedupKey],
+        key: &'a DedupKey,
         terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Completed>> {
-        Box::pin(self.call(Kind::Complete, keys, terms, RowReply::completed))
+    ) -> StoreFuture<'a, Completed> {
+        Box::pin(self.call(Kind::Complete, key, terms, RowReply::completed))
     }
 }
 
@@ -232,26 +220,8 @@ impl PostgresStore {
             return;
         }
         let store = Arc::downgrade(self);
-        let closed = || self.connections.pool.close_event();
-        self.purge_task.ensure(closed, move |keys| {
-            let adapter = PostgresAdapter(store.upgrade()?);
-            Some(Box::pin(async move {
-                match adapter.purge(keys).await {
-                    Err(error) if is_not_permitted(&error) => {
-                        adapter.0.warn_of_purge(&error);
-                        Ok(None)
-                    }
-                    purged => purged.map(Some),
-                }
-            }))
-        });
-    }
-
-    /// Warns once that the role may not delete rows. A later GRANT takes effect by itself.
-    fn warn_of_purge(&self, error: &Error) {
-        if !self.has_warned_of_purge.swap(true, Ordering::Relaxed) {
-            observe::purge_not_permitted(error);
-        }
+        let adapter = move || store.upgrade().map(PostgresAdapter);
+        self.purge_task.ensure(|| self.connections.pool.close_event(), adapter);
     }
 
     /// Reads a key on any server.
@@ -267,10 +237,7 @@ impl PostgresStore {
 impl MaintenanceAdapter for PostgresAdapter {
     fn purge(&self, limit: u32) -> StoreFuture<'_, Purged> {
         let store = &self.0;
-        let step = move |at: Option<Place>| {
-            store.with_table(move || Box::pin(store.purge(limit, at.clone())))
-        };
-        Box::pin(store.purge_state.purge(limit, step))
+        Box::pin(store.with_table(move || Box::pin(store.purge(limit))))
     }
 
     fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {

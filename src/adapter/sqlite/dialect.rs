@@ -37,15 +37,11 @@ impl BatchExecutor<Lookup> for SqliteStore {
         (): (),
         batch: Vec<Lookup>,
         _: &Waits<'_>,
-    ) -> Vec<Result<Vec<Option<Row>>, Error>> {
+    ) -> Vec<Result<Option<Row>, Error>> {
         let fetch = batch.first().map_or(Fetch::Nothing, |lookup| lookup.fetch);
-        let keys: Vec<&DedupKey> = batch.iter().flat_map(|lookup| &lookup.keys).collect();
+        let keys: Vec<&DedupKey> = batch.iter().map(|lookup| &lookup.key).collect();
         match self.read(&keys, fetch).await {
-            Ok(rows) => {
-                let mut rows = rows.into_iter();
-                let mut reply = |lookup: &Lookup| rows.by_ref().take(lookup.keys.len()).collect();
-                batch.iter().map(|lookup| Ok(reply(lookup))).collect()
-            }
+            Ok(rows) => rows.into_iter().map(Ok).collect(),
             Err(error) => {
                 let error = store_error("looking up keys", error).shared();
                 batch.iter().map(|_| Err(error())).collect()
@@ -70,7 +66,7 @@ impl BatchExecutor<Call> for SqliteStore {
         guard: WriteGuard,
         batch: Vec<Call>,
         waits: &Waits<'_>,
-    ) -> Vec<Result<Vec<RowReply>, Error>> {
+    ) -> Vec<Result<RowReply, Error>> {
         execute_batch(&mut self.writer(guard), &batch, waits).await
     }
 }

@@ -58,13 +58,12 @@ impl<I: BatchItem> Batcher<I> {
         let (reply, receiver) = oneshot::channel();
         let (ticket, opens) = {
             let mut queue = shared.lock();
-            let keys = item.key_hashes().len();
-            if item.is_bounded() && !queue.has_room(keys, shared.max_queued_keys) {
+            if item.is_bounded() && queue.len() >= shared.max_queued_keys {
                 return Err(Error::new(ErrorKind::Overloaded, "queueing a call"));
             }
             let ticket = queue.push(item, reply);
-            let min_keys = KEYS_WORTH_A_LANE.min(shared.max_batch_keys);
-            (ticket, queue.opens_lane(runtime, shared.lanes, min_keys))
+            let min_calls = KEYS_WORTH_A_LANE.min(shared.max_batch_keys);
+            (ticket, queue.opens_lane(runtime, shared.lanes, min_calls))
         };
         let queued = Queued { shared, ticket: Some(ticket), receiver };
         if opens {
@@ -78,7 +77,7 @@ impl<I: BatchItem> Batcher<I> {
     #[allow(dead_code, reason = "used by the model, which compiles its own copy of this file")]
     pub(super) fn waiting(&self) -> Option<usize> {
         let queue = self.0.lock();
-        queue.has_lanes().then_some(queue.keys)
+        queue.has_lanes().then_some(queue.len())
     }
 }
 

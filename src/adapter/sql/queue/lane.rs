@@ -83,7 +83,7 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
 
     fn closes_if_nothing_waits(&mut self) -> bool {
         let mut queue = self.shared.lock();
-        self.open = queue.has_waiting();
+        self.open = queue.len() > 0;
         if !self.open {
             queue.close_lane(self.runtime);
         }
@@ -93,7 +93,7 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
     /// Takes the next batch, or closes the lane. Other lanes send the calls that still wait then.
     fn take(&mut self) -> Option<(Vec<I>, Vec<ReplySender<I>>)> {
         let mut queue = self.shared.lock();
-        self.open = queue.has_waiting() && !queue.has_surplus(self.runtime, self.shared.lanes);
+        self.open = queue.len() > 0 && !queue.has_surplus(self.runtime, self.shared.lanes);
         if !self.open {
             queue.close_lane(self.runtime);
             return None;

@@ -13,7 +13,7 @@
 //!    have no order, because a release is a fence.
 //! 4. A caller that drops its future does not affect other callers. A call that was not sent yet is not
 //!    sent; one that was sent is finished by its lane.
-//! 5. The number of waiting keys is bounded. Past the bound a call is refused with
+//! 5. The number of waiting calls is bounded. Past the bound a call is refused with
 //!    [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded) and nothing was claimed. A refusal looks at
 //!    no waiting call: a caller that drops its future gives its room back itself. The bound does not
 //!    hold for what ends a claim that is complete at once, or claims the second identity of its event:

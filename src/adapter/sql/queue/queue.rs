@@ -17,14 +17,14 @@ pub(in crate::adapter) trait BatchItem: Send + 'static {
     /// Returns `true` if one statement can do both calls.
     fn can_join(&self, other: &Self) -> bool;
 
-    /// Returns a hash of each key. Keys with the same hash count as one key.
-    fn key_hashes(&self) -> &[u64];
+    /// Returns a hash of the key. Keys with the same hash count as one key.
+    fn key_hash(&self) -> u64;
 
-    /// Returns `true` if the call is refused while too many keys wait: it begins something.
+    /// Returns `true` if the call is refused while too many calls wait: it begins something.
     fn is_bounded(&self) -> bool;
 
-    /// Returns `true` if other calls that also return `true` may name the same keys in one batch.
-    fn allows_shared_keys(&self) -> bool;
+    /// Returns `true` if other calls that also return `true` may name the same key in one batch.
+    fn shares_its_key(&self) -> bool;
 }
 
 pub(super) type ReplySender<I> = oneshot::Sender<QueueReply<I>>;
@@ -46,8 +46,6 @@ pub(super) struct Waiting<I: BatchItem> {
 pub(super) struct Queue<I: BatchItem> {
     /// In the order of their tickets.
     waiting: VecDeque<Waiting<I>>,
-    /// How many keys wait.
-    pub(super) keys: usize,
     next_ticket: u64,
     /// The runtime of each open lane.
     lanes: Vec<RuntimeId>,
@@ -57,26 +55,21 @@ pub(super) struct Queue<I: BatchItem> {
 
 impl<I: BatchItem> Default for Queue<I> {
     fn default() -> Self {
-        Self { waiting: VecDeque::new(), keys: 0, next_ticket: 0, lanes: Vec::new(), late: 0 }
+        Self { waiting: VecDeque::new(), next_ticket: 0, lanes: Vec::new(), late: 0 }
     }
 }
 
 impl<I: BatchItem> Queue<I> {
-    /// Returns `true` if `keys` more may wait. Looks at no call that waits, because callers are refused
-    /// while the store is slow.
-    pub(super) fn has_room(&self, keys: usize, max: usize) -> bool {
-        self.keys == 0 || self.keys + keys <= max
-    }
-
-    pub(super) fn has_waiting(&self) -> bool {
-        !self.waiting.is_empty()
+    /// Returns how many calls wait. A caller that drops its future gives its room back itself, so a refusal
+    /// looks at no call: callers are refused while the store is slow.
+    pub(super) fn len(&self) -> usize {
+        self.waiting.len()
     }
 
     /// Returns the call's ticket.
     pub(super) fn push(&mut self, item: I, reply: ReplySender<I>) -> u64 {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
-        self.keys += item.key_hashes().len();
         self.waiting.push_back(Waiting { ticket, item, reply });
         ticket
     }
@@ -84,20 +77,22 @@ impl<I: BatchItem> Queue<I> {
     /// Forgets an abandoned call, if it still waits: its room is free at once.
     pub(super) fn abandon(&mut self, ticket: u64) {
         let found = self.waiting.binary_search_by_key(&ticket, |waiting| waiting.ticket);
-        if let Some(waiting) = found.ok().and_then(|index| self.waiting.remove(index)) {
-            self.keys -= waiting.item.key_hashes().len();
-        }
+        found.ok().and_then(|index| self.waiting.remove(index));
     }
 
     /// Counts another lane if the queue needs one; the caller starts it.
     ///
     /// A runtime without a lane needs one, whatever the number: the runtimes of the other lanes may not
-    /// be driven. Otherwise `min_keys` have to wait, or any call while a batch is late.
-    pub(super) fn opens_lane(&mut self, runtime: RuntimeId, lanes: usize, min_keys: usize) -> bool {
-        let is_needed = self.keys >= min_keys || self.late > 0;
+    /// be driven. Otherwise `min_calls` have to wait, or any call while a batch is late.
+    pub(super) fn opens_lane(
+        &mut self,
+        runtime: RuntimeId,
+        lanes: usize,
+        min_calls: usize,
+    ) -> bool {
+        let is_needed = self.len() >= min_calls || self.late > 0;
         let has_place = self.lanes.len() < self.max_lanes(lanes);
-        let opens =
-            self.has_waiting() && (!self.lanes.contains(&runtime) || is_needed && has_place);
+        let opens = self.len() > 0 && (!self.lanes.contains(&runtime) || is_needed && has_place);
         if opens {
             self.lanes.push(runtime);
         }
@@ -112,7 +107,6 @@ impl<I: BatchItem> Queue<I> {
         if !self.lanes.is_empty() {
             return VecDeque::new();
         }
-        self.keys = 0;
         std::mem::take(&mut self.waiting)
     }
 
@@ -145,31 +139,23 @@ impl<I: BatchItem> Queue<I> {
     }
 
     /// Takes the calls that can be sent together, from the front.
-    pub(super) fn take(&mut self, max_keys: usize) -> Vec<Waiting<I>> {
+    pub(super) fn take(&mut self, max_calls: usize) -> Vec<Waiting<I>> {
         let (mut batch, mut skipped): (Vec<Waiting<I>>, Vec<_>) = (Vec::new(), Vec::new());
-        let (mut taken_keys, mut skipped_keys) = (0, 0);
         // The keys of the batch, and whether other calls may name them too.
         let mut batched: HashMap<u64, bool> = HashMap::new();
-        while let Some(waiting) = self.waiting.pop_front() {
-            let keys = waiting.item.key_hashes();
-            let is_full = taken_keys + keys.len() > max_keys;
-            if !batch.is_empty() && (is_full || skipped_keys > max_keys * LOOK_AHEAD) {
-                self.waiting.push_front(waiting);
-                break;
-            }
+        while batch.len() < max_calls
+            && skipped.len() <= max_calls * LOOK_AHEAD
+            && let Some(waiting) = self.waiting.pop_front()
+        {
+            let (key, shares) = (waiting.item.key_hash(), waiting.item.shares_its_key());
             let joins = batch.first().is_none_or(|first| waiting.item.can_join(&first.item));
-            let shares = waiting.item.allows_shared_keys();
-            let is_free = |key: &u64| batched.get(key).is_none_or(|shared| shares && *shared);
-            if joins && keys.iter().all(is_free) {
-                taken_keys += keys.len();
-                batched.extend(keys.iter().map(|key| (*key, shares)));
+            if joins && batched.get(&key).is_none_or(|shared| shares && *shared) {
+                batched.insert(key, shares);
                 batch.push(waiting);
             } else {
-                skipped_keys += keys.len();
                 skipped.push(waiting);
             }
         }
-        self.keys -= taken_keys;
         for waiting in skipped.into_iter().rev() {
             self.waiting.push_front(waiting);
         }

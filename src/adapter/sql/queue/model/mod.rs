@@ -29,11 +29,11 @@ const KEYS: u64 = 4;
 const MAX_BATCH_KEYS: usize = 4;
 const MAX_QUEUED_KEYS: usize = 12;
 
-/// A call of kind 0 shares its keys. Kind 1 does not, but joins batches of kind 0. Kind 2 does neither.
+/// A call of kind 0 shares its key. Kind 1 does not, but joins batches of kind 0. Kind 2 does neither.
 struct Item {
     number: usize,
     kind: u8,
-    keys: Vec<u64>,
+    key: u64,
 }
 
 impl BatchItem for Item {
@@ -43,15 +43,15 @@ impl BatchItem for Item {
         (self.kind == 2) == (other.kind == 2)
     }
 
-    fn key_hashes(&self) -> &[u64] {
-        &self.keys
+    fn key_hash(&self) -> u64 {
+        self.key
     }
 
     fn is_bounded(&self) -> bool {
         true
     }
 
-    fn allows_shared_keys(&self) -> bool {
+    fn shares_its_key(&self) -> bool {
         self.kind == 0
     }
 }
@@ -104,14 +104,13 @@ impl BatchExecutor<Item> for Store {
         _: &lane::Waits<'_>,
     ) -> Vec<Result<usize, Error>> {
         self.unused_guards.fetch_sub(1, Ordering::SeqCst);
-        let count: usize = batch.iter().map(|item| item.keys.len()).sum();
-        assert!(batch.len() == 1 || count <= MAX_BATCH_KEYS, "{count} keys in one batch");
+        assert!(batch.len() <= MAX_BATCH_KEYS, "{} keys in one batch", batch.len());
         assert!(batch.iter().all(|item| item.can_join(&batch[0])), "calls that cannot join");
-        let mut keys: Vec<u64> = batch.iter().flat_map(|item| item.keys.clone()).collect();
+        let mut keys: Vec<u64> = batch.iter().map(|item| item.key).collect();
         keys.sort_unstable();
         keys.dedup();
         let named_by = |key: &u64, exclusive: bool| {
-            let items = batch.iter().filter(|item| item.keys.contains(key));
+            let items = batch.iter().filter(|item| item.key == *key);
             items.filter(|item| (item.kind != 0) == exclusive).count()
         };
         let once =
@@ -159,7 +158,7 @@ struct World {
 
 /// Submits a call, and stops polling it until all others are done.
 async fn stall(batcher: Arc<Batcher<Item>>, store: Arc<Store>, all: usize) {
-    let item = Item { number: 0, kind: 0, keys: vec![0] };
+    let item = Item { number: 0, kind: 0, key: 0 };
     let mut reply = Box::pin(batcher.submit(&store, item));
     for _ in 0..thread_rng().gen_range(0..6) {
         if reply.as_mut().now_or_never().is_some() {
@@ -174,12 +173,10 @@ async fn stall(batcher: Arc<Batcher<Item>>, store: Arc<Store>, all: usize) {
 }
 
 async fn call(world: World, batcher: Arc<Batcher<Item>>, store: Arc<Store>, number: usize) {
-    let any = || thread_rng().gen_range(0..KEYS);
-    let (one, more) = (any(), any());
-    let keys = if thread_rng().gen_bool(0.3) && more != one { vec![one, more] } else { vec![one] };
+    let key = thread_rng().gen_range(0..KEYS);
     // No other call has the kind of a call that hangs, and joins its batch.
     let kind = thread_rng().gen_range(0..if world.hangs { 2 } else { 3 });
-    let item = Item { number, kind, keys };
+    let item = Item { number, kind, key };
     let mut reply = Box::pin(batcher.submit(&store, item));
     if world.leaves && thread_rng().gen_bool(0.4) {
         for _ in 0..thread_rng().gen_range(0..6) {
@@ -200,7 +197,7 @@ async fn call(world: World, batcher: Arc<Batcher<Item>>, store: Arc<Store>, numb
             assert_eq!(sent(), 1, "{error:?}");
         }
     }
-    assert!(batcher.waiting().unwrap_or_default() <= MAX_QUEUED_KEYS, "too many keys wait");
+    assert!(batcher.waiting().unwrap_or_default() <= MAX_QUEUED_KEYS, "too many calls wait");
 }
 
 fn check(world: World) {
@@ -230,7 +227,7 @@ fn check(world: World) {
                             return stall(batcher, store, world.callers - 1).await;
                         }
                         if world.hangs && caller == 0 {
-                            let item = Item { number: 0, kind: 2, keys: vec![0] };
+                            let item = Item { number: 0, kind: 2, key: 0 };
                             assert_eq!(batcher.submit(&store, item).await.unwrap(), 0);
                             return;
                         }
