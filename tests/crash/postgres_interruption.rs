@@ -470,6 +470,10 @@ where
     let mut terminated = 0;
     for _ in 0..50 {
         tokio::time::sleep(Duration::from_millis(rand::random_range(5..60))).await;
+        // Nobody opens a session any more.
+        if deliveries.iter().all(tokio::task::JoinHandle::is_finished) {
+            break;
+        }
         terminated += database.terminate("true").await;
     }
     for delivery in deliveries {

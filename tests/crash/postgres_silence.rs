@@ -453,6 +453,16 @@ fn runtime_that_is_not_driven_delays_no_other() {
     drop(first);
 }
 
+/// The host accepts the connection and says nothing.
+#[tokio::test]
+async fn connecting_to_a_silent_host_ends() {
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("postgres://app@{}/app", silent.local_addr().unwrap());
+    let connected = tokio::time::timeout(IN_TIME, PostgresAdapter::connect(&url)).await;
+    let error = connected.expect("an end").unwrap_err();
+    assert_eq!(error.kind(), tower_dedup::ErrorKind::Unavailable, "{error}");
+}
+
 /// Lanes use the rotated credentials of the pool, too.
 #[tokio::test]
 async fn lanes_follow_the_connect_options_of_the_pool() {

@@ -1,4 +1,4 @@
-//! The connections of the queue's lanes: one that is lost is counted.
+//! The connections of the queue's lanes: one that is lost is counted, and the others are not tried after it.
 
 use std::str::FromStr;
 
@@ -6,10 +6,51 @@ use futures_util::future::join_all;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
-use tower_dedup::adapter::{DedupAdapter, PostgresAdapter};
+use tower_dedup::Error;
+use tower_dedup::adapter::{Batching, Claimed, DedupAdapter, PostgresAdapter, PostgresOptions};
 
 use crate::support::postgres::{Schema, shared};
 use crate::support::{dedup_key, on_claim, terms};
+
+/// Returns the name of the adapter's sessions, and the adapter.
+fn named(schema: &Schema, options: PostgresOptions) -> (String, PostgresAdapter) {
+    let name = format!("{}_lanes", schema.name());
+    let connect = PgConnectOptions::from_str(&schema.url()).unwrap().application_name(&name);
+    let pool = PgPoolOptions::new().connect_lazy_with(connect);
+    (name, PostgresAdapter::with_options(pool, options))
+}
+
+async fn claims(adapter: &PostgresAdapter, round: &str) -> Vec<Result<Claimed, Error>> {
+    let all = (0..16).map(|id| {
+        let (adapter, key) = (adapter.clone(), dedup_key(&format!("{round}-{id}")));
+        async move { adapter.claim(&key, &on_claim(&terms())).await }
+    });
+    join_all(all).await
+}
+
+/// Terminates all sessions. Returns their number.
+async fn cut(name: &str) -> i64 {
+    let mut admin = PgConnection::connect(shared()).await.unwrap();
+    let cut = format!(
+        "WITH ours AS MATERIALIZED \
+         (SELECT pid FROM pg_stat_activity WHERE application_name = '{name}') \
+         SELECT count(*) FILTER (WHERE pg_terminate_backend(pid)) FROM ours"
+    );
+    sqlx::query_scalar(AssertSqlSafe(cut)).fetch_one(&mut admin).await.unwrap()
+}
+
+/// More connections are lost than a statement has tries.
+#[tokio::test]
+async fn claim_succeeds_after_all_lanes_lost_their_connections() {
+    let schema = Schema::fresh();
+    let batching = Batching::new().lanes(16).max_batch_keys(1);
+    let (name, adapter) = named(&schema, PostgresOptions::new().batching(batching));
+    adapter.migrate().await.unwrap();
+    assert!(claims(&adapter, "before").await.iter().all(Result::is_ok));
+    let lost = cut(&name).await;
+    assert!(lost > 8, "{lost} sessions");
+    adapter.claim(&dedup_key("after"), &on_claim(&terms())).await.unwrap();
+}
 
 #[test]
 fn lane_that_loses_its_connection_is_counted() {
@@ -33,25 +74,11 @@ fn lane_that_loses_its_connection_is_counted() {
     metrics::with_local_recorder(&recorder, || {
         runtime.block_on(async {
             let schema = Schema::fresh();
-            let name = format!("{}_lanes", schema.name());
-            let options =
-                PgConnectOptions::from_str(&schema.url()).unwrap().application_name(&name);
-            let adapter = PostgresAdapter::new(PgPoolOptions::new().connect_lazy_with(options));
-            let claims = async |round: &str| {
-                let all = (0..16).map(|id| {
-                    let (adapter, key) = (adapter.clone(), dedup_key(&format!("{round}-{id}")));
-                    async move { adapter.claim(&key, &on_claim(&terms())).await }
-                });
-                join_all(all).await
-            };
+            let (name, adapter) = named(&schema, PostgresOptions::new());
+            let claims = async |round: &str| claims(&adapter, round).await;
             assert!(claims("before").await.iter().all(Result::is_ok));
             assert_eq!(restarts(), 0);
-            let mut admin = PgConnection::connect(shared()).await.unwrap();
-            let cut = format!(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
-                 WHERE application_name = '{name}'"
-            );
-            sqlx::query(AssertSqlSafe(cut)).execute(&mut admin).await.unwrap();
+            cut(&name).await;
             let _ = claims("after").await;
             assert!(restarts() >= 1);
             assert!(claims("later").await.iter().all(Result::is_ok));

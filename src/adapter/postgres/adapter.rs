@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use sqlx::postgres::{PgPool, PgPoolOptions};
 use sqlx::{ConnectOptions, Connection, Row as _};
+use tokio::time::timeout;
 
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
 use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
@@ -20,7 +21,7 @@ use super::super::sql::rounds::read_rows;
 use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
 use super::connections::Source;
-use super::errors::store_error;
+use super::errors::{store_error, timed_out};
 use super::options::PostgresOptions;
 use super::params::{Params, Uuid, key_hash, read_row};
 use super::schema::create_sql;
@@ -85,7 +86,7 @@ impl PostgresAdapter {
     /// URL that cannot be read, and for a URL that names several hosts or has
     /// `target_session_attrs` or `load_balance_hosts`, because `sqlx` would not choose between
     /// servers. [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) if the database cannot be
-    /// reached.
+    /// reached within 5 s.
     ///
     /// [`ConfigError`]: crate::ConfigError
     pub async fn connect(url: &str) -> Result<Self, Error> {
@@ -100,17 +101,23 @@ impl PostgresAdapter {
     pub async fn connect_with(url: &str, options: PostgresOptions) -> Result<Self, Error> {
         let (options, connect) = options.read_url(url)?;
         // The pool would try until its time is up, and not say what was wrong.
-        let first = connect.connect().await;
+        let first = timeout(ACQUIRE_TIMEOUT, connect.connect()).await;
+        let first = first.unwrap_or_else(|_| Err(timed_out()));
         let first = first.map_err(|error| store_error("connecting to Postgres", error))?;
         let pool = PgPoolOptions::new()
             .max_connections(CONNECTIONS)
             .acquire_timeout(ACQUIRE_TIMEOUT)
             .connect_lazy_with(connect);
-        drop(first.close().await);
+        drop(timeout(ACQUIRE_TIMEOUT, first.close()).await);
         Ok(Self(Arc::new(PostgresStore::new(pool, options, false))))
     }
 
     /// Returns an adapter over a pool of yours, on the database that your service uses anyway.
+    ///
+    /// Beside the pool, the adapter opens connections of its own for [batches](crate::adapter::Batching): one for
+    /// each that is sent at the same time, 2 by default, and up to 4 while batches take longer than 500 ms. They
+    /// have the pool's hooks and connect options, and are closed with the pool. So claims of the other
+    /// ledgers take no connection of yours; transactions, maintenance and stored responses do.
     ///
     /// [`close`](MaintenanceAdapter::close) leaves the pool open. For the size of the pool, see
     /// [Connections](crate::guide::sizing#connections).

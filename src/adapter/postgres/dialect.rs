@@ -14,7 +14,6 @@ use std::time::Instant;
 use sqlx::Row as _;
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgRow, Postgres};
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::super::replies::Claimed;
 use super::super::sql::call::{Call, Kind, RowReply, Rows};
@@ -23,12 +22,13 @@ use super::super::sql::queue::{BatchExecutor, Waits};
 use super::super::sql::rounds::{RowStatements, Written};
 use super::super::sql::row::{Row, completed};
 use super::super::stored::Fetch;
-use super::connections::{BoundedConnection, Source, Work};
+use super::connections::{BoundedConnection, Source};
 use super::errors::{is_locked, is_row_error, is_timed_out, store_error};
 use super::params::{
     Extra, ExtraColumns, KeyColumns, KeyIndexes, Params, SameTermsColumns, Uuid, advisory_lock,
     advisory_locks, claimed_row, read_row, uuids,
 };
+use super::places::Place;
 use super::statements::{LOCK_TIMEOUT, Statements};
 use super::store::PostgresStore;
 use crate::error::Error;
@@ -60,23 +60,22 @@ impl PostgresStore {
 }
 
 impl BatchExecutor<Call> for PostgresStore {
-    type SendGuard = OwnedSemaphorePermit;
+    type SendGuard = Place;
 
-    async fn send_guard(&self) -> Result<OwnedSemaphorePermit, Error> {
-        let place = self.connections.place(Work::Batch).await;
-        place.map_err(|error| store_error("waiting for a connection", error))
+    async fn send_guard(&self) -> Result<Place, Error> {
+        Ok(self.connections.batches.place().await)
     }
 
     async fn execute(
         &self,
-        place: OwnedSemaphorePermit,
+        place: Place,
         batch: Vec<Call>,
         waits: &Waits<'_>,
     ) -> Vec<Result<RowReply, Error>> {
         let mut dialect = self.dialect(Source::Lane);
         let replies = execute_batch(&mut dialect, &batch, waits).await;
         if dialect.has_abandoned {
-            self.connections.hold(place);
+            place.hold(self.connections.pool.close_event());
         }
         replies
     }
@@ -121,7 +120,7 @@ impl<'s> PostgresDialect<'s> {
     ) -> Result<Vec<PgRow>, sqlx::Error> {
         let start = Instant::now();
         let rows = self.send(sql, params).await?;
-        self.store.connections.holds.has_ended();
+        self.store.connections.batches.holds.has_ended();
         if !rows.is_empty() {
             self.store.lock_wait.note(start.elapsed());
         }

@@ -55,23 +55,23 @@ fn time(doubled: u32) -> Duration {
     FIRST.saturating_mul(1 << doubled.min(8)).min(LONGEST)
 }
 
-/// The places of an adapter's transactions: as many as its pool has connections.
+/// The places of one kind of work.
 pub(super) struct Places {
+    pub(super) count: usize,
     free: Arc<Semaphore>,
     pub(super) holds: Holds,
 }
 
-/// The place of one transaction.
+/// The place of a batch, a transaction or a migration.
 pub(super) struct Place {
     permit: Option<OwnedSemaphorePermit>,
     holds: Holds,
 }
 
 impl Places {
-    pub(super) fn new(connections: u32) -> Self {
-        let places = usize::try_from(connections).unwrap_or(usize::MAX);
-        let free = Arc::new(Semaphore::new(places.min(Semaphore::MAX_PERMITS)));
-        Self { free, holds: Holds::default() }
+    pub(super) fn new(count: usize) -> Self {
+        let count = count.min(Semaphore::MAX_PERMITS);
+        Self { count, free: Arc::new(Semaphore::new(count)), holds: Holds::default() }
     }
 
     pub(super) async fn place(&self) -> Place {
@@ -82,6 +82,11 @@ impl Places {
 }
 
 impl Place {
+    /// Keeps the place taken until its time is over, or until `end`.
+    pub(super) fn hold(self, end: impl Future<Output = ()> + Send + 'static) {
+        self.holds.hold(self.permit, end);
+    }
+
     /// Returns what to do with the connection of a transaction that was lost, in its COMMIT or before.
     pub(super) fn lost(
         self,
@@ -90,33 +95,28 @@ impl Place {
             // The server notices a closed connection, unless nothing reaches it.
             drop(connection.detach());
             if commits {
-                self.holds.hold(self.permit, std::future::pending());
+                self.hold(std::future::pending());
             }
         }
     }
 }
 
 /// The place of a migration. If it is dropped before the server has replied, it stays taken for a while.
-pub(super) struct MigrationPlace {
-    permit: Option<OwnedSemaphorePermit>,
-    holds: Holds,
-}
+pub(super) struct MigrationPlace(pub(super) Option<Place>);
 
 impl MigrationPlace {
-    pub(super) fn new(permit: OwnedSemaphorePermit, holds: &Holds) -> Self {
-        Self { permit: Some(permit), holds: holds.clone() }
-    }
-
     /// Gives the place to the next call at once.
     pub(super) fn release(mut self) {
-        self.permit = None;
+        if let Some(place) = self.0.take() {
+            place.holds.has_ended();
+        }
     }
 }
 
 impl Drop for MigrationPlace {
     fn drop(&mut self) {
-        if let Some(permit) = self.permit.take() {
-            self.holds.hold(permit, std::future::pending());
+        if let Some(place) = self.0.take() {
+            place.hold(std::future::pending());
         }
     }
 }

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use backon::{BackoffBuilder, ExponentialBuilder};
 use futures_util::future::BoxFuture;
 use sqlx::postgres::{PgConnection, PgPool, PgRow, Postgres};
 use sqlx::{AssertSqlSafe, Decode, Row, Type};
@@ -11,7 +12,7 @@ use sqlx::{AssertSqlSafe, Decode, Row, Type};
 use super::super::sql::call::Call;
 use super::super::sql::purge::PurgeTask;
 use super::super::sql::queue::Batcher;
-use super::connections::{BoundedConnection, Connections, Source, Work, backoff};
+use super::connections::{BoundedConnection, Connections, Source};
 use super::errors::{
     is_broken, is_conflict, is_read_only, is_timed_out, is_without_table, store_error,
 };
@@ -78,7 +79,8 @@ impl PostgresStore {
         let statements = Statements::new(&options.name, options.claims);
         let lanes = options.batching.lane_count();
         let batcher = lanes.map(|lanes| Batcher::new(lanes, options.batching));
-        let transactions = Places::new(pool.options().get_max_connections());
+        let connections = pool.options().get_max_connections();
+        let transactions = Places::new(usize::try_from(connections).unwrap_or(usize::MAX));
         Self {
             connections: Arc::new(Connections::new(pool, lanes.unwrap_or(1))),
             find: tagged(&options.name.find()),
@@ -183,8 +185,8 @@ impl PostgresStore {
     /// for another one.
     async fn prepare(&self, may_make: bool, lock_timeout: Option<Duration>) -> Result<(), Error> {
         let fault = |error| store_error("preparing the Postgres schema", error);
-        // One call of a runtime, because each abandoned migration may leave a session on the server.
-        let place = self.connections.place(Work::Preparation).await.map_err(fault)?;
+        // One call, because each abandoned migration may leave a session on the server.
+        let place = self.connections.migration.place().await;
         if lock_timeout.is_some() && self.has_schema.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -213,7 +215,7 @@ impl PostgresStore {
             // One message: if the call is dropped, the server still commits all of it or nothing.
             let sql = AssertSqlSafe(migration(&found.name, lock_timeout));
             let migrate = |connection| sqlx::raw_sql(sql).execute(connection);
-            let place = MigrationPlace::new(place, &self.connections.holds);
+            let place = MigrationPlace(Some(place));
             let migrated = session.run(MAINTENANCE_TIMEOUT, is_broken, migrate).await;
             if !migrated.as_ref().is_err_and(is_timed_out) {
                 place.release();
@@ -338,8 +340,8 @@ impl PostgresStore {
                 }
                 Err(error) => error,
             };
-            if is_gone(&error) {
-                // All connections may have met the same.
+            if is_read_only(&error) || matches!(error, sqlx::Error::Protocol(_)) {
+                // All connections may lead to the same server.
                 self.connections.test_idle();
             }
             if is_timed_out(&error) {
@@ -361,7 +363,12 @@ impl PostgresStore {
 
 /// Returns the pauses between the repetitions of a statement or a transaction.
 pub(super) fn repeats() -> impl Iterator<Item = Duration> + Send {
-    backoff(Duration::from_millis(1), Duration::from_millis(50)).take(REPEATS)
+    ExponentialBuilder::new()
+        .with_min_delay(Duration::from_millis(1))
+        .with_max_delay(Duration::from_millis(50))
+        .with_jitter()
+        .with_max_times(REPEATS)
+        .build()
 }
 
 /// Returns `true` for a row from a server that only follows another.
