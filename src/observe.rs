@@ -203,7 +203,6 @@ mod delivery;
 pub(crate) mod describe;
 mod error_text;
 mod event;
-#[cfg(feature = "redis")]
 mod losses;
 #[cfg(feature = "memory")]
 mod memory;
@@ -226,8 +225,9 @@ pub(crate) use delivery::Report;
 pub(crate) use event::{
     lease_lost, mismatch, response_not_stored, same_body, takeover, unprotected,
 };
+pub(crate) use losses::claim_missing;
 #[cfg(feature = "redis")]
-pub(crate) use losses::{losses_followed_again, losses_not_followed, store_loss};
+pub(crate) use losses::store_loss_suspected;
 #[cfg(feature = "memory")]
 pub(crate) use memory::{evicted, evicting, nearly_full};
 pub(crate) use meters::{Meters, MetersByNamespace};
@@ -238,7 +238,7 @@ pub(crate) use postgres::not_encrypted;
 pub(crate) use purge::purge_not_permitted;
 pub(crate) use purge::{purge_failed, purge_stuck, purged};
 #[cfg(feature = "redis")]
-pub(crate) use redis_store::{redis_is_unfit, redis_without_info};
+pub(crate) use redis_store::{redis_hides_its_policy, redis_is_unfit};
 pub(crate) use run::RunReport;
 #[cfg(feature = "verify")]
 pub(crate) use settings::not_verified;

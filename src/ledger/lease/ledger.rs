@@ -190,12 +190,14 @@ impl Lease {
         };
         let stored_data_for = |key: &_| job.terms.stored_data_for(key);
         let pending = self.completing.add_with(Arc::clone(&job.keys), stored_data_for);
+        // An unprotected delivery has claimed nothing.
+        let is_claimed = renewal.is_some();
         self.completions.repeat(None, job, (pending, renewal), move |job| {
             let delivery = delivery.clone();
             Box::pin(async move {
                 let (keys, terms) = (&*job.keys, &job.terms);
                 let completed = call::complete(&*job.adapter, keys, terms, job.store_timeout).await;
-                completed.map(|replies| report_lost(keys, &replies, &delivery))
+                completed.map(|replies| report(keys, &replies, is_claimed, &delivery))
             })
         });
     }
@@ -301,8 +303,13 @@ fn completing(stored: Arc<StoredData>) -> KeyState {
     KeyState::Duplicate(Seen::new(Duration::ZERO).with_stored(stored))
 }
 
-/// Counts lost leases, unless the delivery knew before.
-fn report_lost(keys: &[DedupKey], replies: &[Completed], delivery: &Delivery) {
+/// Reports claims that the store has lost, and lost leases, unless the delivery knew before.
+fn report(keys: &[DedupKey], replies: &[Completed], is_claimed: bool, delivery: &Delivery) {
+    for (key, reply) in keys.iter().zip(replies) {
+        if is_claimed && *reply == Completed::Inserted {
+            observe::claim_missing(key);
+        }
+    }
     let lost = keys.iter().zip(replies).filter(|(_, reply)| **reply == Completed::LeaseLost);
     let mut lost = lost.map(|(key, _)| key).peekable();
     if lost.peek().is_some() && delivery.mark_lease_lost() {
@@ -361,10 +368,11 @@ impl Claim for LeaseClaim {
             // From here on, a claim that is dropped completes in the background.
             held.left = Left::Completion(with_response.clone());
             let terms = with_response.as_deref().unwrap_or(&lease.terms);
+            let is_claimed = held.renewal.is_some();
             let (adapter, keys) = (&*self.ledger.adapter, lease.keys());
             if let Ok(replies) = call::complete(adapter, keys, terms, lease.store_timeout).await {
                 self.held = None;
-                report_lost(keys, &replies, &self.delivery);
+                report(keys, &replies, is_claimed, &self.delivery);
             }
             Ok(())
         }
