@@ -123,6 +123,21 @@ impl Cluster {
         })
     }
 
+    /// Returns an id that begins so and whose key `dedup:test:ID` is in a slot. An adapter lets no part in braces
+    /// choose the slot.
+    pub(crate) fn id_in_slot(start: &str, slot: u16) -> String {
+        Self::id_with_prefix_in_slot("dedup", start, slot)
+    }
+
+    /// The same, for an adapter with another prefix of keys.
+    pub(crate) fn id_with_prefix_in_slot(prefix: &str, start: &str, slot: u16) -> String {
+        let known = crc(0, format!("{prefix}:test:{start}-").as_bytes());
+        let mut ends = (0..).map(|end: u32| format!("{end:x}"));
+        let end =
+            ends.find(|end| usize::from(crc(known, end.as_bytes())) % SLOTS == usize::from(slot));
+        format!("{start}-{}", end.expect("an end"))
+    }
+
     /// Returns the number of the node that owns a slot, if all running nodes agree on it.
     pub(crate) fn owner_of(&self, slot: u16) -> Option<usize> {
         let mut views = self.nodes.iter().filter_map(View::of);
@@ -258,6 +273,17 @@ impl Cluster {
         };
         self.serves_all() && self.nodes.iter().all(|node| is_well(node) && has_replica(node))
     }
+}
+
+/// CRC-16/XMODEM of these bytes, after those that `crc` is of.
+fn crc(mut crc: u16, bytes: &[u8]) -> u16 {
+    for byte in bytes {
+        crc ^= u16::from(*byte) << 8;
+        for _ in 0..8 {
+            crc = if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 };
+        }
+    }
+    crc
 }
 
 /// What one node knows of another.
