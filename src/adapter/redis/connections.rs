@@ -5,7 +5,7 @@
 //!    unknown.
 //! 2. `WAIT` holds up everything behind it on its connection, and waits for the writes of its own connection
 //!    only. So a call that waits for replicas is one script with its `WAIT`, on one of a few further connections.
-//! 3. In a cluster, the primaries are looked at again after a call that has failed by its connection has succeeded.
+//! 3. In a cluster, the primaries are looked at again after a call has failed, once calls succeed again.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -38,9 +38,9 @@ pub(super) struct Connections {
     /// For the calls that wait for replicas.
     waiting: Vec<Arc<Slot>>,
     turn: AtomicUsize,
-    /// A call has failed by its connection since the last look.
+    /// A call has failed since the last look, and may have met a failover.
     has_failed: Arc<AtomicBool>,
-    looked: Mutex<Instant>,
+    looked: Mutex<Option<Instant>>,
 }
 
 /// What bounds the attempts of a call.
@@ -62,7 +62,7 @@ impl Connections {
             opener,
             turn: AtomicUsize::new(0),
             has_failed: Arc::default(),
-            looked: Mutex::new(Instant::now()),
+            looked: Mutex::default(),
         }
     }
 
@@ -213,11 +213,12 @@ impl Connections {
     }
 
     fn note(&self, failure: &Failure, key: &[u8]) {
-        match failure.doubt() {
-            Some(Doubt::Broken | Doubt::Silent) => self.has_failed.store(true, Ordering::Relaxed),
-            // The other connections lead to the same server.
-            Some(doubt @ Doubt::Alone) => self.slots().for_each(|slot| slot.doubt(key, doubt)),
-            Some(Doubt::Demoted) | None => {}
+        if failure.is_worth_repeating() {
+            self.has_failed.store(true, Ordering::Relaxed);
+        }
+        // The other connections lead to the same server.
+        if let Some(doubt @ Doubt::Alone) = failure.doubt() {
+            self.slots().for_each(|slot| slot.doubt(key, doubt));
         }
     }
 
@@ -228,10 +229,10 @@ impl Connections {
         }
         {
             let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
-            if looked.elapsed() < LOOK_EVERY {
+            if looked.is_some_and(|at| at.elapsed() < LOOK_EVERY) {
                 return;
             }
-            *looked = Instant::now();
+            *looked = Some(Instant::now());
         }
         self.has_failed.store(false, Ordering::Relaxed);
         let (opener, main) = (Arc::clone(&self.opener), Arc::clone(&self.main));
