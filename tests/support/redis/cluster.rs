@@ -1,7 +1,7 @@
 //! [`Cluster`]: three primaries with one replica each.
 
 use std::ops::RangeInclusive;
-use std::sync::OnceLock;
+use std::sync::{LazyLock, OnceLock};
 
 use super::link::{Cut, Link};
 use super::{Server, block_until, field_of, wait_until};
@@ -131,11 +131,10 @@ impl Cluster {
 
     /// The same, for an adapter with another prefix of keys.
     pub(crate) fn id_with_prefix_in_slot(prefix: &str, start: &str, slot: u16) -> String {
-        let known = crc(0, format!("{prefix}:test:{start}-").as_bytes());
-        let mut ends = (0..).map(|end: u32| format!("{end:x}"));
-        let end =
-            ends.find(|end| usize::from(crc(known, end.as_bytes())) % SLOTS == usize::from(slot));
-        format!("{start}-{}", end.expect("an end"))
+        let start = format!("{start}-");
+        // A CRC is linear: that of the whole is that of the start, with zeros, and that of the end.
+        let known = crc(0, format!("{prefix}:test:{start}\0\0\0\0\0").as_bytes());
+        start + &ENDS[(usize::from(known) ^ usize::from(slot)) % SLOTS]
     }
 
     /// Returns the number of the node that owns a slot, if all running nodes agree on it.
@@ -274,6 +273,22 @@ impl Cluster {
         self.serves_all() && self.nodes.iter().all(|node| is_well(node) && has_replica(node))
     }
 }
+
+/// A text of five characters for each value of the CRC's last bits.
+static ENDS: LazyLock<Vec<String>> = LazyLock::new(|| {
+    let (mut ends, mut left) = (vec![String::new(); SLOTS], SLOTS);
+    for end in (0..).map(|number: u32| format!("{number:05x}")) {
+        let place = &mut ends[usize::from(crc(0, end.as_bytes())) % SLOTS];
+        if place.is_empty() {
+            *place = end;
+            left -= 1;
+        }
+        if left == 0 {
+            break;
+        }
+    }
+    ends
+});
 
 /// CRC-16/XMODEM of these bytes, after those that `crc` is of.
 fn crc(mut crc: u16, bytes: &[u8]) -> u16 {
