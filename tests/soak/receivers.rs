@@ -11,7 +11,7 @@ use tokio::sync::{Mutex, oneshot};
 use tokio::time::timeout;
 
 use crate::log::{Log, Window, now};
-use crate::receiver::{LISTENS, LOSS, SETUP, Setup};
+use crate::receiver::{LISTENS, SETUP, Setup};
 use crate::row::Row;
 use crate::support::postgres::free_port;
 

@@ -326,6 +326,16 @@ async fn full_server_refuses_claims_and_takes_completions_and_releases() {
     own.server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
     let error = adapter.claim(&[dedup_key("new")], &terms()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Full);
+    // Senders of events that are complete stop.
+    let fetch = terms().with_fetch(Fetch::DigestAndResponse);
+    for (terms, key) in [(terms(), &keys[3..]), (fetch, &keys[3..])] {
+        let claimed = adapter.claim(key, &terms).await.unwrap();
+        assert!(matches!(claimed[..], [Claimed::Duplicate(_)]), "{claimed:?}");
+    }
+    // The claim of this token may be one whose reply was lost.
+    for (terms, key) in [(&at_once, &keys[3..]), (&terms(), &keys[..1])] {
+        assert_eq!(adapter.claim(key, terms).await.unwrap_err().kind(), ErrorKind::Full);
+    }
     if own.server.version() < (7, 0, 0) {
         // This server refuses every script that writes.
         let error = adapter.complete(&keys[..1], &mine).await.unwrap_err();

@@ -21,7 +21,7 @@ use super::super::terms::{CallTerms, Permanence};
 use super::adapter::Shared;
 use super::connections::Bound;
 use super::script::{self, Script, ScriptCall};
-use super::value::{Data, data_sections, event_type_section};
+use super::value::{Data, Row, data_sections, event_type_section};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -56,7 +56,8 @@ impl Shared {
             Fetch::Digest => 1,
             Fetch::DigestAndResponse => 2,
         };
-        let reply = self.at_version(CLAIMING, MOST_VERSIONS, |version, bound| {
+        let bound = self.connections.bound();
+        let reply = self.at_version(CLAIMING, MOST_VERSIONS, |version| {
             let call = self
                 .call(&script::CLAIM, key)
                 .arg(terms.token().as_bytes())
@@ -69,7 +70,12 @@ impl Shared {
                 .arg(version);
             async move { self.connections.run(&call, CLAIMING, bound).await }
         });
-        let claimed = reply.await.and_then(|reply| claimed(&reply, terms.fetch()));
+        let mut claimed = reply.await.and_then(|reply| claimed(&reply, terms.fetch()));
+        if claimed.as_ref().is_err_and(|error| error.kind() == ErrorKind::Full)
+            && let Some(duplicate) = self.duplicate(key, terms, bound).await
+        {
+            claimed = Ok(duplicate);
+        }
         let may_be_duplicate = match &claimed {
             Ok(claimed) => matches!(claimed, Claimed::Duplicate(_)),
             Err(error) => error.kind() == ErrorKind::Corrupt,
@@ -79,6 +85,17 @@ impl Shared {
             terms.note_duplicate();
         }
         claimed
+    }
+
+    /// Returns the reply to a claim that a full server has refused before it looked, if the key is complete.
+    async fn duplicate(&self, key: &DedupKey, terms: &CallTerms, bound: Bound) -> Option<Claimed> {
+        let (now, value) = self.value(key, bound).await.ok()??;
+        let row = Row::read(&value)?;
+        // A row of this token is that of a claim whose reply was lost.
+        if row.token() == terms.token().as_bytes() {
+            return None;
+        }
+        row.duplicate(now, terms.fetch()).map(Claimed::Duplicate)
     }
 
     pub(super) async fn release(
@@ -146,7 +163,8 @@ impl Shared {
         // The client of a cluster repeats a command by itself. So a row that has changed since it was read may have
         // changed by this call, and what is there now is a later delivery's.
         let most = if self.connections.repeats_commands() { 1 } else { MOST_VERSIONS };
-        let reply = self.at_version(FORGETTING, most, |version, bound| {
+        let bound = self.connections.bound();
+        let reply = self.at_version(FORGETTING, most, |version| {
             let call = self.call(&script::FORGET, key).arg(version);
             async move {
                 match version {
@@ -175,16 +193,15 @@ impl Shared {
         &self,
         context: &'static str,
         most_versions: usize,
-        send: impl Fn(Option<i64>, Bound) -> F,
+        send: impl Fn(Option<i64>) -> F,
     ) -> Result<Reply, Error>
     where
         F: Future<Output = Result<Value, Error>>,
     {
-        let bound = self.connections.bound();
-        let mut reply = Reply::read(send(None, bound).await?, context)?;
+        let mut reply = Reply::read(send(None).await?, context)?;
         for _ in 0..most_versions {
             let Some(version) = reply.version()? else { return Ok(reply) };
-            reply = Reply::read(send(Some(version), bound).await?, context)?;
+            reply = Reply::read(send(Some(version)).await?, context)?;
         }
         match reply.version()? {
             None => Ok(reply),

@@ -17,6 +17,7 @@ use super::super::inspection::{Cursor, KeyState, ListFilter, Listing, Stats};
 use super::super::replies::Entry;
 use super::adapter::Shared;
 use super::calls::{AfterError, all, unreadable};
+use super::connections::Bound;
 use super::script;
 use super::value::{MOST_WITHOUT_DATA, Row};
 use crate::error::{Error, ErrorKind};
@@ -67,10 +68,19 @@ struct Primary {
 
 impl Shared {
     pub(super) async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
-        let reply = self
-            .connections
-            .read(&self.call(&script::GET, key), READING, self.connections.bound())
-            .await?;
+        let Some((now, value)) = self.value(key, self.connections.bound()).await? else {
+            return Ok(None);
+        };
+        Ok(Row::read(&value).ok_or_else(|| unreadable(READING))?.entry(now))
+    }
+
+    /// Returns the time and the value of a key; `None` for a missing key.
+    pub(super) async fn value(
+        &self,
+        key: &DedupKey,
+        bound: Bound,
+    ) -> Result<Option<(u64, Vec<u8>)>, Error> {
+        let reply = self.connections.read(&self.call(&script::GET, key), READING, bound).await?;
         let values = match reply {
             Value::Array(values) => <[Value; 2]>::try_from(values).ok(),
             _ => None,
@@ -80,8 +90,7 @@ impl Shared {
             Some([Value::Int(now), Value::BulkString(value)]) => (now, value),
             _ => return Err(unreadable(READING)),
         };
-        let now = u64::try_from(now).map_err(|_| unreadable(READING))?;
-        Ok(Row::read(&value).ok_or_else(|| unreadable(READING))?.entry(now))
+        Ok(Some((u64::try_from(now).map_err(|_| unreadable(READING))?, value)))
     }
 
     pub(super) async fn list(
