@@ -250,9 +250,9 @@ async fn test(run: &Run) {
     for number in 1..=10 {
         let key = DedupKey::new(NAMESPACE, &old_id(number)).expect("a key");
         let claimed = memory
-            .claim(&[key], &CallTerms::on_claim(Token::random(), Duration::from_secs(3_600)))
+            .claim(&key, &CallTerms::on_claim(Token::random(), Duration::from_secs(3_600)))
             .await;
-        assert_eq!(claimed.expect("a claim"), [Claimed::first(1, false)]);
+        assert_eq!(claimed.expect("a claim"), Claimed::first(1, false));
     }
     let store = Ours(memory);
     store.duplicate(&DedupKey::new(NAMESPACE, &old_id(1)).expect("a key")).await;

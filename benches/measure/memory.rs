@@ -136,8 +136,8 @@ fn moka_block(start: usize) -> Vec<(String, Value)> {
 fn claim(adapter: &MemoryAdapter, block: &[(DedupKey, CallTerms)]) -> Duration {
     let start = clock();
     for (key, terms) in block {
-        let claimed = adapter.claim(std::slice::from_ref(key), terms).now_or_never();
-        assert_eq!(claimed.expect("no wait").expect("room"), [FIRST]);
+        let claimed = adapter.claim(key, terms).now_or_never();
+        assert_eq!(claimed.expect("no wait").expect("room"), FIRST);
     }
     clock() - start
 }
@@ -145,11 +145,10 @@ fn claim(adapter: &MemoryAdapter, block: &[(DedupKey, CallTerms)]) -> Duration {
 fn lease(adapter: &MemoryAdapter, block: &[(DedupKey, CallTerms)]) -> Duration {
     let start = clock();
     for (key, terms) in block {
-        let keys = std::slice::from_ref(key);
-        let claimed = adapter.claim(keys, terms).now_or_never();
-        assert_eq!(claimed.expect("no wait").expect("room"), [FIRST]);
-        let completed = adapter.complete(keys, terms).now_or_never();
-        assert_eq!(completed.expect("no wait").expect("room"), [Completed::Held]);
+        let claimed = adapter.claim(key, terms).now_or_never();
+        assert_eq!(claimed.expect("no wait").expect("room"), FIRST);
+        let completed = adapter.complete(key, terms).now_or_never();
+        assert_eq!(completed.expect("no wait").expect("room"), Completed::Held);
     }
     clock() - start
 }
@@ -268,12 +267,12 @@ fn allocations() -> (f64, f64) {
     let (adapter, block) = (adapter(TURN), blocks(0, on_completion).flatten().collect::<Vec<_>>());
     let claims = allocation_counter::measure(|| {
         for (key, terms) in &block {
-            drop(adapter.claim(std::slice::from_ref(key), terms).now_or_never());
+            drop(adapter.claim(key, terms).now_or_never());
         }
     });
     let completions = allocation_counter::measure(|| {
         for (key, terms) in &block {
-            drop(adapter.complete(std::slice::from_ref(key), terms).now_or_never());
+            drop(adapter.complete(key, terms).now_or_never());
         }
     });
     let per_call = |count: u64| count as f64 / TURN as f64;

@@ -45,20 +45,20 @@ pub(crate) struct Ours<A>(pub(crate) A);
 
 impl<A: DedupAdapter + Clone> Store for Ours<A> {
     async fn claim(&self, key: &DedupKey, token: Token) {
-        let claimed = self.0.claim(std::slice::from_ref(key), &terms(token)).await;
+        let claimed = self.0.claim(key, &terms(token)).await;
         let claimed = claimed.expect("a claim");
-        assert!(matches!(claimed[..], [Claimed::First { .. }]), "{claimed:?}");
+        assert!(matches!(claimed, Claimed::First { .. }), "{claimed:?}");
     }
 
     async fn complete(&self, key: &DedupKey, token: Token) {
-        let completed = self.0.complete(std::slice::from_ref(key), &terms(token)).await;
-        assert_eq!(completed.expect("a completion"), [Completed::Held]);
+        let completed = self.0.complete(key, &terms(token)).await;
+        assert_eq!(completed.expect("a completion"), Completed::Held);
     }
 
     async fn duplicate(&self, key: &DedupKey) {
-        let claimed = self.0.claim(std::slice::from_ref(key), &terms(Token::random())).await;
+        let claimed = self.0.claim(key, &terms(Token::random())).await;
         let claimed = claimed.expect("a claim");
-        assert!(matches!(claimed[..], [Claimed::Duplicate(_)]), "{claimed:?}");
+        assert!(matches!(claimed, Claimed::Duplicate(_)), "{claimed:?}");
     }
 }
 

@@ -17,9 +17,8 @@ pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Se
 
 /// The contract of a store: claim a key, then complete or release it.
 ///
-/// The keys of a call are sorted and distinct. A call returns one reply per key, in the order of the
-/// keys. Each key stands alone, so a store without multi-key operations may go through the keys one by
-/// one, in the order given.
+/// A call names one key. The ledger makes the calls for the keys of a delivery at the same time; a store
+/// may send them together.
 ///
 /// [`claim`](Self::claim) and [`release`](Self::release) under [`Permanence::OnClaim`] are all that
 /// the `on_arrival` ledger needs. A store that also implements [`renew`](Self::renew) and
@@ -55,31 +54,30 @@ pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Se
 /// impl DedupAdapter for Forever {
 ///     fn claim<'a>(
 ///         &'a self,
-///         keys: &'a [DedupKey],
+///         key: &'a DedupKey,
 ///         terms: &'a CallTerms,
-///     ) -> StoreFuture<'a, Vec<Claimed>> {
+///     ) -> StoreFuture<'a, Claimed> {
 ///         Box::pin(async move {
 ///             // Refuses leases and stored data, before anything is written.
 ///             self.abilities().check(terms)?;
 ///             let mut seen = self.0.lock().unwrap();
-///             let claimed = keys.iter().map(|key| {
-///                 match *seen.entry(key.clone()).or_insert(terms.token()) {
-///                     token if token == terms.token() => Claimed::first(1, false),
-///                     _ => Claimed::Duplicate(Seen::new(Duration::ZERO)),
-///                 }
-///             });
-///             Ok(claimed.collect())
+///             Ok(match *seen.entry(key.clone()).or_insert(terms.token()) {
+///                 token if token == terms.token() => Claimed::first(1, false),
+///                 _ => Claimed::Duplicate(Seen::new(Duration::ZERO)),
+///             })
 ///         })
 ///     }
 ///
 ///     fn release<'a>(
 ///         &'a self,
-///         keys: &'a [DedupKey],
+///         key: &'a DedupKey,
 ///         terms: &'a CallTerms,
 ///     ) -> StoreFuture<'a, ()> {
 ///         Box::pin(async move {
 ///             let mut seen = self.0.lock().unwrap();
-///             seen.retain(|key, token| !(keys.contains(key) && *token == terms.token()));
+///             if seen.get(key) == Some(&terms.token()) {
+///                 seen.remove(key);
+///             }
 ///             Ok(())
 ///         })
 ///     }
@@ -87,16 +85,16 @@ pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Se
 ///
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// let adapter = Forever::default();
-/// let keys = [DedupKey::new("acme", "evt_1").unwrap()];
+/// let key = DedupKey::new("acme", "evt_1").unwrap();
 /// let day = Duration::from_secs(86_400);
 /// let mine = CallTerms::on_claim(Token::random(), day);
-/// assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [Claimed::first(1, false)]);
+/// assert_eq!(adapter.claim(&key, &mine).await.unwrap(), Claimed::first(1, false));
 /// // The same token again: the reply was lost, so the store repeats it.
-/// assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [Claimed::first(1, false)]);
+/// assert_eq!(adapter.claim(&key, &mine).await.unwrap(), Claimed::first(1, false));
 /// let other = CallTerms::on_claim(Token::random(), day);
-/// assert!(matches!(adapter.claim(&keys, &other).await.unwrap()[..], [Claimed::Duplicate(_)]));
+/// assert!(matches!(adapter.claim(&key, &other).await.unwrap(), Claimed::Duplicate(_)));
 /// let leased = CallTerms::on_completion(Token::random(), day, Duration::from_secs(60));
-/// assert!(adapter.claim(&keys, &leased).await.is_err());
+/// assert!(adapter.claim(&key, &leased).await.is_err());
 ///
 /// // A layer under a lease refuses the adapter; an on-arrival layer works.
 /// let by_header = key::header("webhook-id").namespace("acme");
@@ -123,7 +121,7 @@ pub trait DedupAdapter: Send + Sync + 'static {
         Abilities::default()
     }
 
-    /// Claims each key that is neither complete nor under a live lease of another token.
+    /// Claims a key that is neither complete nor under a live lease of another token.
     ///
     /// - [`Permanence::OnCompletion`]: the key is in flight until its lease lapses. A complete key is
     ///   always a [`Duplicate`](Claimed::Duplicate). A claim that is repeated with the token of the
@@ -141,13 +139,9 @@ pub trait DedupAdapter: Send + Sync + 'static {
     ///
     /// [`ErrorKind::Unsupported`] for terms that [`abilities`](Self::abilities) does not cover, before
     /// anything is written: see [`Abilities::check`]. Otherwise the store's own errors.
-    fn claim<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Claimed>>;
+    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Claimed>;
 
-    /// Releases each key that this token claimed. Otherwise a key stays as it is.
+    /// Releases the key if this token claimed it. Otherwise the key stays as it is.
     ///
     /// - [`Permanence::OnCompletion`]: only an incomplete row of this token, because a late release
     ///   must never undo a completion. The row stays, without token and with its attempts.
@@ -163,24 +157,20 @@ pub trait DedupAdapter: Send + Sync + 'static {
     /// # Errors
     ///
     /// The store's own errors.
-    fn release<'a>(&'a self, keys: &'a [DedupKey], terms: &'a CallTerms) -> StoreFuture<'a, ()>;
+    fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()>;
 
-    /// Moves the end of the lease of every key that this token holds. A lapsed or missing row is
-    /// revived if no other token took the key.
+    /// Moves the end of the key's lease, if this token holds it. A lapsed or missing row is revived if no
+    /// other token took the key.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Unsupported`] by default. Otherwise the store's own errors.
-    fn renew<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Renewed>> {
-        let _ = (keys, terms);
+    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Renewed> {
+        let _ = (key, terms);
         Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "renewing leases")) })
     }
 
-    /// Marks each key complete, whoever holds its lease; a missing row is inserted. The store holds
+    /// Marks the key complete, whoever holds its lease; a missing row is inserted. The store holds
     /// the data of [`CallTerms::stored_data_for`] from the same step on. A complete key does not change.
     ///
     /// The retention counts from the claim. If it has ended, a new retention begins, because a completion
@@ -191,10 +181,10 @@ pub trait DedupAdapter: Send + Sync + 'static {
     /// [`ErrorKind::Unsupported`] by default. Otherwise the store's own errors.
     fn complete<'a>(
         &'a self,
-        keys: &'a [DedupKey],
+        key: &'a DedupKey,
         terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Completed>> {
-        let _ = (keys, terms);
+    ) -> StoreFuture<'a, Completed> {
+        let _ = (key, terms);
         Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "completing keys")) })
     }
 }
@@ -366,32 +356,24 @@ impl<A: DedupAdapter + ?Sized> DedupAdapter for Arc<A> {
         (**self).abilities()
     }
 
-    fn claim<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Claimed>> {
-        (**self).claim(keys, terms)
+    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Claimed> {
+        (**self).claim(key, terms)
     }
 
-    fn release<'a>(&'a self, keys: &'a [DedupKey], terms: &'a CallTerms) -> StoreFuture<'a, ()> {
-        (**self).release(keys, terms)
+    fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()> {
+        (**self).release(key, terms)
     }
 
-    fn renew<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Renewed>> {
-        (**self).renew(keys, terms)
+    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Renewed> {
+        (**self).renew(key, terms)
     }
 
     fn complete<'a>(
         &'a self,
-        keys: &'a [DedupKey],
+        key: &'a DedupKey,
         terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Completed>> {
-        (**self).complete(keys, terms)
+    ) -> StoreFuture<'a, Completed> {
+        (**self).complete(key, terms)
     }
 }
 

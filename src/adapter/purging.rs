@@ -52,8 +52,8 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 /// How often a SQL adapter deletes its expired keys. It does so by itself, in the background.
 ///
 /// The first call of an adapter starts a task on the runtime of that call. The task ends with the
-/// adapter, with its pool and with that runtime; a later call on another runtime starts it again. The
-/// same if that runtime was not driven for 30 s. It does nothing while tokio's clock is paused.
+/// adapter, with its pool and with that runtime; a later call on another runtime starts it again. It
+/// purges only while that runtime is driven, and does nothing while tokio's clock is paused.
 ///
 /// Replicas that share a table do not disturb each other, and neither does a
 /// [`Purger`](crate::Purger) over the same adapter.

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::adapter::{CallTerms, Claimed, MaintenanceAdapter, Token};
+use futures_util::future::try_join_all;
+
+use crate::adapter::{CallTerms, Claimed, Completed, DedupAdapter, MaintenanceAdapter, Token};
 use crate::key::DedupKey;
 
 /// Longer than any test takes, shorter than [`RETENTION`].
@@ -33,9 +35,26 @@ pub(super) fn leased_for(lease: Duration) -> CallTerms {
     CallTerms::on_completion(Token::random(), RETENTION, lease)
 }
 
-/// Returns `true` if there is one reply, and it is a duplicate.
-pub(super) fn is_duplicate(replies: &[Claimed]) -> bool {
-    matches!(replies, [Claimed::Duplicate(_)])
+pub(super) fn is_duplicate(reply: &Claimed) -> bool {
+    matches!(reply, Claimed::Duplicate(_))
+}
+
+/// Claims several keys at the same time. Returns the reply for each.
+pub(super) async fn claim_all<A: DedupAdapter + ?Sized>(
+    adapter: &A,
+    keys: &[DedupKey],
+    terms: &CallTerms,
+) -> Vec<Claimed> {
+    try_join_all(keys.iter().map(|key| adapter.claim(key, terms))).await.unwrap()
+}
+
+/// Completes several keys at the same time. Returns the reply for each.
+pub(super) async fn complete_all<A: DedupAdapter + ?Sized>(
+    adapter: &A,
+    keys: &[DedupKey],
+    terms: &CallTerms,
+) -> Vec<Completed> {
+    try_join_all(keys.iter().map(|key| adapter.complete(key, terms))).await.unwrap()
 }
 
 /// Returns the number of stored keys, with expired keys that are not purged yet.

@@ -103,16 +103,16 @@ async fn work<S: SharedStore>(address: &str) {
         tokio::spawn(async move {
             let (mut won_leased, mut won_complete) = (vec![0_u32; KEYS], vec![0_u32; KEYS]);
             for round in 0..KEYS {
-                let (keys, mine) = ([key(&format!("leased-{round}"))], leased());
+                let (keys, mine) = (key(&format!("leased-{round}")), leased());
                 let claimed = adapter.claim(&keys, &mine).await.expect("a claim");
-                if let [Claimed::First { .. }] = claimed[..] {
+                if let Claimed::First { .. } = &claimed {
                     won_leased[round] += 1;
                     let done = adapter.complete(&keys, &mine).await.expect("a completion");
-                    assert_eq!(done, [Completed::Held]);
+                    assert_eq!(done, Completed::Held);
                 }
-                let keys = [key(&format!("complete-{round}"))];
+                let keys = key(&format!("complete-{round}"));
                 let claimed = adapter.claim(&keys, &complete_at_once()).await.expect("a claim");
-                if let [Claimed::First { .. }] = claimed[..] {
+                if let Claimed::First { .. } = &claimed {
                     won_complete[round] += 1;
                 }
             }

@@ -32,23 +32,20 @@ use std::time::Duration;
 
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::call::claim;
+use super::call::{all, claim};
 use super::claiming::{Claiming, ClaimingGuard};
+use super::claims::{Claims, RELEASE_BOUND};
 use super::contract::{
     Begin, BeginContext, CanShadow, Claim, FailOpen, HandlerSuccess, Ledger, Sealed,
 };
 use super::pending::Pending;
-use super::release::Release;
-use super::resolve::{KeyState, Resolution, States, flatten, identities, resolve};
+use super::resolve::{KeyState, States, fails_open, flatten, identities};
 use super::retry::{PendingWrites, RetryJob, RetryPool};
 use crate::adapter::{Abilities, CallTerms, DedupAdapter, Permanence};
 use crate::delivery::{Delivery, Protection};
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys, List};
 use crate::observe;
-
-/// After this time, the release of a claim of unknown outcome is not repeated.
-const RELEASE_BOUND: Duration = Duration::from_secs(600);
 
 /// After this time, no second identity that an earlier claim has completed is released: the claims of the
 /// identities and a release take less than 2 min before and after the bound.
@@ -95,88 +92,72 @@ impl OnArrival {
         };
         self.pool.repeat(slot, job, (), |job| {
             Box::pin(async {
-                claim(&*job.adapter, &job.keys, &job.terms, job.store_timeout).await.map(drop)
+                let replies = claim(&*job.adapter, &job.keys, &job.terms, job.store_timeout).await;
+                all(replies).map(drop)
             })
         });
     }
 
-    /// Returns the release of these keys. Until it has ended, this process treats the keys as in
-    /// flight.
-    fn release<'l>(
-        &'l self,
-        slot: Option<OwnedSemaphorePermit>,
-        keys: &'l [DedupKey],
-        terms: &'l CallTerms,
+    /// Returns the claims of a delivery. Until a key is released, this process treats it as in flight.
+    fn claims(
+        &self,
+        slot: OwnedSemaphorePermit,
+        terms: CallTerms,
         store_timeout: Duration,
-    ) -> Release<'l> {
-        Release {
+    ) -> Claims<'_> {
+        Claims {
             adapter: &self.adapter,
             pool: &self.pool,
-            keys,
+            held: List::new(),
             terms,
             store_timeout,
-            bound: RELEASE_BOUND,
-            slot,
+            slot: Some(slot),
             releasing: Some(&self.releasing),
+            completing: None,
         }
     }
 
-    /// Claims the keys of events whose second identities the first call has claimed, or found complete for
-    /// these keys. After an error, and if the future is dropped, both are released.
-    async fn claim_later(
-        &self,
-        slot: &mut Option<OwnedSemaphorePermit>,
-        keys: List<DedupKey>,
-        first: &States,
-        terms: &CallTerms,
-        context: &BeginContext,
-    ) -> Result<States, Error> {
-        let store_timeout = context.store_timeout;
-        let mut held: Vec<DedupKey> = first.claimed().chain(&keys).cloned().collect();
-        held.sort_unstable();
-        let mut release = self.release(slot.take(), &held, terms, store_timeout);
-        let replies = claim(&*self.adapter, &keys, terms, store_timeout).await;
-        let runs = |error| context.fails_open(error) && first.are_claimed();
-        if replies.as_ref().map_or_else(runs, |_| true) {
-            *slot = release.disarm();
-        }
-        Ok(States::new(keys, replies?, Vec::new(), |_| KeyState::InFlight))
-    }
-
-    /// Goes on after the first call, for a delivery of events with second identities.
+    /// Goes on after the first step, for events with second identities.
     async fn go_on(
         &self,
-        mut slot: Option<OwnedSemaphorePermit>,
+        mut claims: Claims<'_>,
         events: List<Event>,
         first: States,
-        terms: CallTerms,
         context: &BeginContext,
         removals: usize,
     ) -> Result<Begin<ArrivalClaim>, Error> {
-        let store_timeout = context.store_timeout;
-        let keys = first.later_keys(&events);
-        let mut later = States::default();
-        if !keys.is_empty() {
-            later = match self.claim_later(&mut slot, keys, &first, &terms, context).await {
-                Ok(later) => later,
-                Err(error) if context.fails_open(&error) && first.are_claimed() => {
-                    self.spawn_claim(slot, &identities(&events), terms, store_timeout);
-                    return unprotected(events, &error);
-                }
-                Err(error) => return Err(error),
-            };
-            self.doubt(&mut later, removals, None);
-        }
-        let resolution = resolve(events, &first, &later, &terms);
-        let mut release = self.release(slot, &resolution.release, &terms, store_timeout);
-        if resolution.new.is_empty() {
-            // Whoever waits holds nothing.
+        let mut later = claims.claim_later(&events, &first).await;
+        self.doubt(&mut later, removals, None);
+        let (begun, release) = self.conclude(claims, events, first, later, context);
+        if let Some(release) = release {
             release.finish().await;
-        } else {
-            release.start();
-            drop(release);
         }
-        Ok(run(resolution))
+        begun
+    }
+
+    /// Makes the claim of the events that run. Returns also what is to be released before the caller waits.
+    fn conclude<'l>(
+        &self,
+        mut claims: Claims<'l>,
+        events: List<Event>,
+        mut first: States,
+        mut later: States,
+        context: &BeginContext,
+    ) -> (Result<Begin<ArrivalClaim>, Error>, Option<Claims<'l>>) {
+        if let Some(error) = fails_open(&mut first, &mut later, context) {
+            let (terms, store_timeout) = (claims.terms.clone(), claims.store_timeout);
+            self.spawn_claim(claims.disarm(), &identities(&events), terms, store_timeout);
+            return (unprotected(events, &error), None);
+        }
+        let resolution = claims.resolve(events, first, later);
+        if resolution.new.is_empty() {
+            let release = resolution.waits().then_some(claims);
+            return (resolution.without_new(), release);
+        }
+        resolution.report_run();
+        let (in_flight, mismatch) = (resolution.in_flight, resolution.mismatch);
+        let delivery = resolution.delivery(Protection::Claimed, ()).into();
+        (Ok(Begin::First { claim: ArrivalClaim, delivery, in_flight, mismatch }), None)
     }
 
     /// Treats a complete key as in flight if the claim that completed it may be released, because its handler
@@ -225,51 +206,33 @@ impl Ledger for OnArrival {
             return Ok(Begin::WithoutKey(None));
         }
         let (events, first) = flatten(keys);
-        let (terms, store_timeout) =
-            (context.terms(Permanence::OnClaim, &events, self.abilities), context.store_timeout);
+        let terms = context.terms(Permanence::OnClaim, &events, self.abilities);
         // Reserved before the claim, because a refused release loses an event.
-        let slot = self.pool.reserve();
-        if slot.is_none() {
+        let Some(slot) = self.pool.reserve() else {
             let error = Error::new(ErrorKind::Unavailable, "reserving a slot for a release");
             return if context.fails_open(&error) {
                 unprotected(events, &error)
             } else {
                 Err(error)
             };
-        }
+        };
         let removals = self.releasing.removals();
         let has_seconds = events.iter().any(|event| event.second_identity().is_some());
         // Held until `releasing` contains the keys to release.
         let claiming = has_seconds.then(|| self.claiming.add(&events));
-        // Starts if this future is dropped, or if the outcome of the claim is unknown.
-        let mut release = self.release(slot, &first, &terms, store_timeout);
-        let replies = match claim(&*self.adapter, &first, &terms, store_timeout).await {
-            Ok(replies) => replies,
-            Err(error) if context.fails_open(&error) => {
-                let slot = release.disarm();
-                self.spawn_claim(slot, &identities(&events), terms.clone(), store_timeout);
-                return unprotected(events, &error);
-            }
-            Err(error) => {
-                release.claim_failed(&error);
-                return Err(error);
-            }
-        };
-        // The next `.await` comes after another release holds the keys.
-        let slot = release.disarm();
-        drop(release);
-        let mut first = States::new(first, replies, Vec::new(), |_| KeyState::InFlight);
+        let mut claims = self.claims(slot, terms, context.store_timeout);
+        let mut first = claims.claim(first).await;
         self.doubt(&mut first, removals, claiming.as_ref());
         if let Some(claiming) = claiming {
             disregard_recent(&mut first, &claiming);
             // Boxed, because most events have one identity.
-            let begun = Box::pin(self.go_on(slot, events, first, terms, context, removals)).await;
+            let begun = Box::pin(self.go_on(claims, events, first, context, removals)).await;
             // `releasing` has what goes on to be released.
             drop(claiming);
             return begun;
         }
-        // Nothing is to be released of events with one identity.
-        Ok(run(resolve(events, &first, &States::default(), &terms)))
+        // Nothing that waits is to be released of events with one identity.
+        self.conclude(claims, events, first, States::default(), context).0
     }
 
     fn stores_data(&self) -> bool {
@@ -279,17 +242,6 @@ impl Ledger for OnArrival {
     fn pending_writes(&self) -> PendingWrites {
         PendingWrites::of(&[&self.pool])
     }
-}
-
-/// Makes the claim of the events that run.
-fn run(resolution: Resolution) -> Begin<ArrivalClaim> {
-    if resolution.new.is_empty() {
-        return resolution.without_new();
-    }
-    resolution.report_run();
-    let (in_flight, mismatch) = (resolution.in_flight, resolution.mismatch);
-    let delivery = resolution.delivery(Protection::Claimed, ()).into();
-    Begin::First { claim: ArrivalClaim, delivery, in_flight, mismatch }
 }
 
 /// Lets the handler run, although the store has not replied.

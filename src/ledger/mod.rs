@@ -22,12 +22,12 @@
 mod arrival;
 mod call;
 mod claiming;
+mod claims;
 mod contract;
 #[doc(hidden)]
 pub mod internals;
 mod lease;
 mod pending;
-mod release;
 mod resolve;
 mod retry;
 mod times;

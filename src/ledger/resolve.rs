@@ -1,19 +1,20 @@
 //! From the replies of the store to one verdict per delivery.
 //!
-//! 1. The identities of an event are claimed in two calls: first its second identity, then its key. Whoever
+//! 1. The identities of an event are claimed in two steps: first its second identity, then its key. Whoever
 //!    sends a body that was handled under the id of another event meets a duplicate before the store has
-//!    touched that id. An event with one identity is claimed in the first call. The keys of a call are
-//!    sorted.
+//!    touched that id. An event with one identity is claimed in the first step. Each key is claimed by a call
+//!    of its own, and the calls of a step are made at the same time.
 //! 2. The key is claimed if the second identity was. It is also claimed if the second identity is complete
 //!    for this very key: then the key alone decides, and an operator forgets one key to let the event run
 //!    again. So the row of a second identity names its key, by a SHA-256.
 //! 3. An event is new if its key was claimed. It is a duplicate if its key is complete, or its second identity
-//!    is complete for another key, or for one that the store does not name. Otherwise it is in flight.
+//!    is complete for another key, or for one that the store does not name. Otherwise it is in flight, also
+//!    if a claim has failed. If no event is new, the error of a claim is the error of the delivery.
 //! 4. An event that shares an identity with an earlier event of the same delivery is a duplicate of
 //!    that event.
 //! 5. The identities that the calls have claimed of a new event are held. Those of every other event are
 //!    released, never completed: whoever cannot sign may send a body that was handled under the id of an
-//!    event that was not.
+//!    event that was not. An identity whose claim has an unknown outcome is released too.
 //! 6. Payloads are compared under the key of an event. Only payloads of complete keys are compared: an
 //!    attempt that failed had no effect that could differ. A mismatch is a duplicate, and is reported.
 //! 7. A response is replayed to a delivery of one event only.
@@ -24,18 +25,32 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::contract::{Begin, DuplicateInfo};
+use super::contract::{Begin, BeginContext, DuplicateInfo};
 use crate::adapter::{CallTerms, Claimed, Fetch, Seen, StoredData, StoredResponse};
 use crate::delivery::{Inner, Protection};
+use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys, List};
 use crate::observe;
 
 /// The state of one key, as the store and this process know it.
 #[derive(Debug, Clone)]
 pub(super) enum KeyState {
-    First { attempt: u32, takeover: bool },
+    First {
+        attempt: u32,
+        takeover: bool,
+    },
     InFlight,
     Duplicate(Seen),
+    /// The claim has failed. After an unknown outcome, the key may be held.
+    Failed {
+        unknown: bool,
+    },
+}
+
+impl KeyState {
+    fn may_be_held(&self) -> bool {
+        matches!(self, Self::First { .. } | Self::Failed { unknown: true })
+    }
 }
 
 impl From<Claimed> for KeyState {
@@ -77,13 +92,15 @@ pub(super) fn identities<'e>(events: impl IntoIterator<Item = &'e Event>) -> Lis
     keys
 }
 
-/// The states of the keys of one call.
+/// The states of the keys of one step.
 #[derive(Debug, Default)]
 pub(super) struct States {
     /// Sorted.
     keys: List<DedupKey>,
     /// In the order of the keys.
-    pub(super) states: List<KeyState>,
+    states: List<KeyState>,
+    /// The error of a claim, if one has failed.
+    error: Option<Error>,
 }
 
 impl States {
@@ -91,18 +108,30 @@ impl States {
     /// the others. All three lists are in the same order.
     pub(super) fn new(
         keys: List<DedupKey>,
-        replies: Vec<Claimed>,
+        replies: List<Result<Claimed, Error>>,
         pending: Vec<(DedupKey, Arc<StoredData>)>,
         known: impl Fn(Arc<StoredData>) -> KeyState,
     ) -> Self {
-        let mut replies = replies.into_iter().map(KeyState::from);
+        let mut error: Option<Error> = None;
+        let mut replies = replies.into_iter().map(|reply| match reply {
+            Ok(claimed) => KeyState::from(claimed),
+            Err(failed) => {
+                let unknown = failed.is_unknown();
+                // Unreadable data may belong to a duplicate, so this error decides whether a handler runs.
+                if error.is_none() || failed.kind() == ErrorKind::Corrupt {
+                    error = Some(failed);
+                }
+                KeyState::Failed { unknown }
+            }
+        });
         let mut pending = pending.into_iter().peekable();
         let state = |key| match pending.next_if(|(pending, _)| pending == key) {
             Some((_, stored)) => Some(known(stored)),
             None => replies.next(),
         };
         let states = keys.iter().map_while(state).collect();
-        Self { keys, states }
+        drop(replies);
+        Self { keys, states, error }
     }
 
     fn of(&self, key: &DedupKey) -> Option<&KeyState> {
@@ -113,18 +142,13 @@ impl States {
         self.keys.iter().zip(&mut self.states)
     }
 
-    /// Returns the keys that the call has claimed.
+    /// Returns the keys that were claimed.
     pub(super) fn claimed(&self) -> impl Iterator<Item = &DedupKey> {
         let states = self.keys.iter().zip(&self.states);
         states.filter_map(|(key, state)| matches!(state, KeyState::First { .. }).then_some(key))
     }
 
-    /// Returns `true` if the call has claimed all its keys.
-    pub(super) fn are_claimed(&self) -> bool {
-        self.claimed().count() == self.keys.len()
-    }
-
-    /// Returns the keys to claim after this first call, sorted: rule 2.
+    /// Returns the keys to claim after this first step, sorted: rule 2.
     pub(super) fn later_keys(&self, events: &[Event]) -> List<DedupKey> {
         let is_later = |event: &&Event| match event.second_identity().map(|second| self.of(second))
         {
@@ -137,6 +161,25 @@ impl States {
         later.sort_unstable();
         later
     }
+}
+
+/// Returns the error after which the handler runs unprotected: no claim of the last step has a reply, and the
+/// step before has claimed all.
+pub(super) fn fails_open(
+    first: &mut States,
+    later: &mut States,
+    context: &BeginContext,
+) -> Option<Error> {
+    let are_claimed = first.states.iter().all(|state| matches!(state, KeyState::First { .. }));
+    let last = if later.keys.is_empty() {
+        first
+    } else if are_claimed {
+        later
+    } else {
+        return None;
+    };
+    let have_failed = last.states.iter().all(|state| matches!(state, KeyState::Failed { .. }));
+    last.error.take_if(|error| have_failed && context.fails_open(error))
 }
 
 /// Returns `true` if a second identity is complete for this very key.
@@ -161,20 +204,34 @@ pub(super) struct Resolution {
     duplicate: Option<Seen>,
     pub(super) mismatch: bool,
     response: Option<Arc<StoredResponse>>,
-    /// Claimed keys to release: rule 5.
-    pub(super) release: Vec<DedupKey>,
+    /// Keys to release: rule 5.
+    pub(super) release: List<DedupKey>,
+    /// The error of a claim, if one has failed.
+    error: Option<Error>,
 }
 
 impl Resolution {
     /// Returns the verdict on a delivery without a new event.
-    pub(super) fn without_new<C>(self) -> Begin<C> {
-        match self.duplicate {
+    ///
+    /// # Errors
+    ///
+    /// The error of a claim.
+    pub(super) fn without_new<C>(self) -> Result<Begin<C>, Error> {
+        if let Some(error) = self.error {
+            return Err(error);
+        }
+        Ok(match self.duplicate {
             Some(seen) if !self.in_flight => {
                 let info = DuplicateInfo { age: seen.age, response: self.response };
                 if self.mismatch { Begin::Mismatch(info) } else { Begin::Duplicate(info) }
             }
             _ => Begin::InFlight,
-        }
+        })
+    }
+
+    /// Returns `true` if the delivery waits for others.
+    pub(super) fn waits(&self) -> bool {
+        self.new.is_empty() && self.error.is_none()
     }
 
     /// Reports the takeover, if the events that run are one.
@@ -204,7 +261,18 @@ impl Resolution {
     }
 }
 
-/// Resolves the states after the first and the later call for these events.
+/// Resolves the claims of the first and the later step for these events.
+pub(super) fn resolve_claims(
+    events: List<Event>,
+    first: States,
+    later: States,
+    terms: &CallTerms,
+) -> Resolution {
+    let resolution = resolve(events, &first, &later, terms);
+    Resolution { error: first.error.or(later.error), ..resolution }
+}
+
+/// Resolves the states after the first and the later step for these events.
 pub(super) fn resolve(
     events: List<Event>,
     first: &States,
@@ -231,7 +299,7 @@ pub(super) fn resolve(
             KeyState::First { attempt, takeover } => Some((key.clone(), *attempt, *takeover)),
             _ => None,
         });
-        let mut deciding = identities.filter(|(key, state)| match state {
+        let mut deciding = identities.clone().filter(|(key, state)| match state {
             // Rule 2.
             Some(KeyState::Duplicate(seen)) if *key != event.key() => {
                 !is_complete_for(event.key(), seen)
@@ -260,7 +328,8 @@ pub(super) fn resolve(
             // A missing reply claims nothing.
             resolution.in_flight = true;
         }
-        resolution.release.extend(claimed.map(|(key, ..)| key));
+        let may_be_held = identities.filter(|(_, state)| state.is_some_and(KeyState::may_be_held));
+        resolution.release.extend(may_be_held.map(|(key, _)| key.clone()));
     }
     resolution.new = new.into();
     resolution.held.sort_unstable();
@@ -305,7 +374,7 @@ mod tests {
     /// The states of these keys.
     fn states<const N: usize>(states: [(&str, KeyState); N]) -> States {
         let keys = states.iter().map(|(id, _)| key(id)).collect();
-        States { keys, states: states.into_iter().map(|(_, state)| state).collect() }
+        States { keys, states: states.into_iter().map(|(_, state)| state).collect(), error: None }
     }
 
     #[test]
@@ -345,7 +414,7 @@ mod tests {
         assert_eq!(*resolution.new, expected);
         assert_eq!(*resolution.held, ["a", "d", "f", "s"].map(key));
         assert!(resolution.in_flight && resolution.duplicate.is_some());
-        assert_eq!(resolution.release, []);
+        assert!(resolution.release.is_empty());
     }
 
     #[test]
@@ -359,7 +428,7 @@ mod tests {
         let resolution = resolve(events, &first(), &later, &terms);
         assert!(resolution.new.is_empty() && resolution.held.is_empty());
         assert!(resolution.in_flight && resolution.mismatch);
-        assert_eq!(resolution.release, ["aa", "bb", "cc"].map(key));
+        assert_eq!(*resolution.release, ["aa", "bb", "cc"].map(key));
     }
 
     #[test]
@@ -388,7 +457,7 @@ mod tests {
             let all = || states([("a", FIRST), ("s", second.clone())]);
             let resolution = resolve(events, &all(), &all(), &terms());
             assert!(resolution.new.is_empty());
-            assert_eq!(resolution.release, [key("a")]);
+            assert_eq!(*resolution.release, [key("a")]);
         }
     }
 
@@ -406,7 +475,7 @@ mod tests {
     #[test]
     fn missing_reply_makes_the_event_in_flight() {
         let (events, first) = flatten(&Keys::one(key("a")));
-        let first = States::new(first, Vec::new(), Vec::new(), |_| KeyState::InFlight);
+        let first = States::new(first, List::new(), Vec::new(), |_| KeyState::InFlight);
         let resolution = resolve(events, &first, &States::default(), &terms());
         assert!(resolution.new.is_empty() && resolution.in_flight);
     }

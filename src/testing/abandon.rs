@@ -9,7 +9,7 @@ use http_body::Body;
 
 use super::redeliver::buffered;
 use crate::adapter::Claimed;
-use crate::key::{DedupKey, Extracted, RequestRef};
+use crate::key::{Extracted, RequestRef};
 use crate::layer::DedupLayer;
 
 /// Claims the keys of a request as another process does that dies afterwards. No process renews,
@@ -58,10 +58,11 @@ where
     };
     let identities: BTreeSet<_> =
         keys.events().iter().flat_map(|event| event.identities()).collect();
-    let identities: Vec<DedupKey> = identities.into_iter().cloned().collect();
-    match adapter.claim(&identities, &terms).await {
-        Ok(replies) if replies.iter().all(|reply| matches!(reply, Claimed::First { .. })) => {}
-        Ok(replies) => panic!("the keys of the request were claimed before: {replies:?}"),
-        Err(error) => panic!("the store returned an error: {error}"),
+    for identity in identities {
+        match adapter.claim(identity, &terms).await {
+            Ok(Claimed::First { .. }) => {}
+            Ok(reply) => panic!("the keys of the request were claimed before: {reply:?}"),
+            Err(error) => panic!("the store returned an error: {error}"),
+        }
     }
 }

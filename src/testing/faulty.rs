@@ -191,7 +191,7 @@ macro_rules! dedup_adapter {
 
             $(fn $method<'a>(
                 &'a self,
-                keys: &'a [DedupKey],
+                key: &'a DedupKey,
                 terms: &'a CallTerms,
             ) -> StoreFuture<'a, $reply> {
                 Box::pin(async move {
@@ -200,17 +200,17 @@ macro_rules! dedup_adapter {
                         let of_fetch = self.next(StoreCall::Fetch);
                         fault = if of_fetch == Fault::None { fault } else { of_fetch };
                     }
-                    let (inner, keys, terms) =
-                        (Arc::clone(&self.inner), keys.to_vec(), terms.clone());
-                    Self::call(fault, async move { inner.$method(&keys, &terms).await }).await
+                    let (inner, key, terms) =
+                        (Arc::clone(&self.inner), key.clone(), terms.clone());
+                    Self::call(fault, async move { inner.$method(&key, &terms).await }).await
                 })
             })+
         }
     };
 }
 
-dedup_adapter!(claim Claim Vec<Claimed>, renew Renew Vec<Renewed>,
-    complete Complete Vec<Completed>, release Release ());
+dedup_adapter!(claim Claim Claimed, renew Renew Renewed, complete Complete Completed,
+    release Release ());
 
 /// Forwards every method. Only a purge can have a fault.
 impl<A: MaintenanceAdapter> MaintenanceAdapter for FaultyAdapter<A> {

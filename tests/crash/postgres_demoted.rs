@@ -56,13 +56,11 @@ async fn a_pool_full_of_connections_to_a_demoted_server_recovers() {
                 PostgresOptions::new().batching(batching),
             )
         };
-        let recorded = adapter()
-            .await
-            .claim(&[dedup_key(&format!("{name} record"))], &on_claim(&terms()))
-            .await;
-        assert_eq!(recorded.unwrap(), [FIRST]);
-        let claimed = adapter().await.claim(&[dedup_key(&format!("{name} claim"))], &terms()).await;
-        assert_eq!(claimed.unwrap(), [Claimed::first(1, false)]);
+        let recorded =
+            adapter().await.claim(&dedup_key(&format!("{name} record")), &on_claim(&terms())).await;
+        assert_eq!(recorded.unwrap(), FIRST);
+        let claimed = adapter().await.claim(&dedup_key(&format!("{name} claim")), &terms()).await;
+        assert_eq!(claimed.unwrap(), Claimed::first(1, false));
     }
 }
 

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::convert::Infallible;
 use std::future::Future;
+use std::slice;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -411,16 +412,16 @@ async fn writes_of_a_role_that_does_not_wait_for_the_standby_wait_for_it() {
         let adapter = PostgresAdapter::new(pool.clone());
         let unbatched = PostgresOptions::new().batching(Batching::off());
         let single = PostgresAdapter::with_options(pool.clone(), unbatched.clone());
-        let key = |name: &str| [dedup_key(&format!("{setting} {name}"))];
+        let key = |name: &str| dedup_key(&format!("{setting} {name}"));
         let (batched, one, undone, open, user) =
             (key("batched"), key("one"), key("undone"), key("open"), key("user"));
         let (claimed, recorded, mine) = (key("claimed"), key("recorded"), terms());
         adapter.claim(&batched, &mine).await.unwrap();
         single.claim(&one, &mine).await.unwrap();
         single.claim(&undone, &on_claim(&mine)).await.unwrap();
-        let opened = single.open(&open, &mine).await.unwrap().transaction.unwrap();
+        let opened = single.open(slice::from_ref(&open), &mine).await.unwrap().transaction.unwrap();
         let mut transaction = pool.begin().await.unwrap();
-        let first = single.record_in(&mut transaction, &user[0], HOUR).await.unwrap();
+        let first = single.record_in(&mut transaction, &user, HOUR).await.unwrap();
         assert_eq!(first, FIRST);
 
         let standby = Arc::clone(&cluster.standby);
@@ -431,11 +432,11 @@ async fn writes_of_a_role_that_does_not_wait_for_the_standby_wait_for_it() {
             tokio::join!(
                 async {
                     let complete = adapter.complete(&batched, &mine).await.unwrap();
-                    assert_eq!(complete, [Completed::Held]);
+                    assert_eq!(complete, Completed::Held);
                     end("a completion in a batch");
                 },
                 async {
-                    assert_eq!(single.complete(&one, &mine).await.unwrap(), [Completed::Held]);
+                    assert_eq!(single.complete(&one, &mine).await.unwrap(), Completed::Held);
                     end("a completion");
                 },
                 async {
@@ -443,7 +444,7 @@ async fn writes_of_a_role_that_does_not_wait_for_the_standby_wait_for_it() {
                     end("an undone record");
                 },
                 async {
-                    single.commit(opened, &open, &mine).await.unwrap();
+                    single.commit(opened, slice::from_ref(&open), &mine).await.unwrap();
                     end("a transactional commit");
                 },
                 async {
@@ -451,12 +452,12 @@ async fn writes_of_a_role_that_does_not_wait_for_the_standby_wait_for_it() {
                     end("a commit of the user's");
                 },
                 async {
-                    assert_eq!(single.claim(&recorded, &on_claim(&mine)).await.unwrap(), [FIRST]);
+                    assert_eq!(single.claim(&recorded, &on_claim(&mine)).await.unwrap(), FIRST);
                     end("a record");
                 },
                 async {
                     let first = single.claim(&claimed, &mine).await.unwrap();
-                    assert_eq!(first, [Claimed::first(1, false)]);
+                    assert_eq!(first, Claimed::first(1, false));
                     end("a claim");
                 },
             )
@@ -472,7 +473,7 @@ async fn writes_of_a_role_that_does_not_wait_for_the_standby_wait_for_it() {
             let options = unbatched.asynchronous_claims(true);
             let free = PostgresAdapter::with_options(pool.clone(), options);
             let first = free.claim(&key("free"), &mine).await.unwrap();
-            assert_eq!(first, [Claimed::first(1, false)]);
+            assert_eq!(first, Claimed::first(1, false));
             assert_eq!(*ended.lock().unwrap(), [""; 0], "{setting}: acknowledged too early");
             let standby = Arc::clone(&cluster.standby);
             blocking(move || standby.start_again()).await;
@@ -480,15 +481,15 @@ async fn writes_of_a_role_that_does_not_wait_for_the_standby_wait_for_it() {
         let both = Box::pin(async { tokio::join!(writes, nothing_ends) });
         tokio::time::timeout(FOR_EVER, both).await.expect("an end");
         cluster.until_followed().await;
-        complete.extend([batched, one, open, user, recorded].into_iter().flatten());
+        complete.extend([batched, one, open, user, recorded]);
     }
     let primary = Arc::clone(&cluster.primary);
     blocking(move || primary.stop_immediately()).await;
     cluster.promote().await;
     let promoted = PostgresAdapter::connect(&cluster.primary.url()).await.unwrap();
     for key in complete {
-        let again = promoted.claim(std::slice::from_ref(&key), &terms()).await.unwrap();
-        assert!(matches!(again[..], [Claimed::Duplicate(_)]), "{key:?}: {again:?}");
+        let again = promoted.claim(&key, &terms()).await.unwrap();
+        assert!(matches!(again, Claimed::Duplicate(_)), "{key:?}: {again:?}");
     }
 }
 

@@ -523,9 +523,7 @@ async fn forget_whose_reply_is_lost_keeps_the_row_of_a_later_delivery() {
     let pool = pool.connect_lazy_with(proxy.options(database.options()));
     let adapter = PostgresAdapter::new(pool.clone());
     let terms = || CallTerms::on_claim(Token::random(), 10 * MINUTE);
-    let complete = async |key: &DedupKey| {
-        direct.claim(std::slice::from_ref(key), &terms()).await.unwrap().remove(0)
-    };
+    let complete = async |key: &DedupKey| direct.claim(key, &terms()).await.unwrap();
     let [first, key] = [dedup_key("first"), dedup_key("a")];
     assert_eq!(complete(&key).await, FIRST);
     // These calls look for the table and prepare the statement.

@@ -191,7 +191,7 @@ async fn on_arrival_claim_that_waits_in_its_commit_is_not_reported_absent() {
         adapter.migrate().await.unwrap();
         let gate = database.gate("COMMIT AFTER INSERT ON webhook_deliveries").await;
         let (keys, mine) =
-            ([dedup_key(&format!("{batching:?}"))], CallTerms::on_claim(rand_token(), MINUTE));
+            (dedup_key(&format!("{batching:?}")), CallTerms::on_claim(rand_token(), MINUTE));
         let recorded = tokio::time::timeout(2 * STATEMENT_TIMEOUT, adapter.claim(&keys, &mine));
         assert!(!matches!(recorded.await, Ok(Ok(_))), "the record cannot have ended");
         let start = Instant::now();
@@ -203,7 +203,7 @@ async fn on_arrival_claim_that_waits_in_its_commit_is_not_reported_absent() {
         drop(gate);
         // The row appears when the COMMIT of the claim ends.
         until(async || adapter.release(&keys, &mine).await.is_ok()).await;
-        assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [FIRST]);
+        assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), FIRST);
     }
 }
 
@@ -228,7 +228,7 @@ async fn claim_that_waits_in_its_commit_is_released_under_another_role() {
         adapter(&pool, Batching::new())
     });
     let gate = database.gate("COMMIT AFTER INSERT ON webhook_deliveries").await;
-    let (keys, mine) = ([dedup_key("a")], CallTerms::on_claim(rand_token(), MINUTE));
+    let (keys, mine) = (dedup_key("a"), CallTerms::on_claim(rand_token(), MINUTE));
     let claim = tokio::time::timeout(STORE_TIMEOUT, first.claim(&keys, &mine));
     assert!(claim.await.is_err(), "the claim waits in its COMMIT");
     for adapter in [&second, &third] {
@@ -238,7 +238,7 @@ async fn claim_that_waits_in_its_commit_is_released_under_another_role() {
     drop(gate);
     until(async || third.release(&keys, &mine).await.is_ok()).await;
     let again = CallTerms::on_claim(rand_token(), MINUTE);
-    assert_eq!(third.claim(&keys, &again).await.unwrap(), [FIRST]);
+    assert_eq!(third.claim(&keys, &again).await.unwrap(), FIRST);
 }
 
 fn rand_token() -> Token {
@@ -293,10 +293,10 @@ async fn a_closed_adapter_opens_no_connection() {
             let pool = database.pool(2);
             let adapter = adapter(&pool, batching);
             let terms = CallTerms::on_claim([1; 16].into(), MINUTE);
-            let record = async |id: &str| adapter.claim(&[dedup_key(id)], &on_claim(&terms)).await;
+            let record = async |id: &str| adapter.claim(&dedup_key(id), &on_claim(&terms)).await;
             if opened {
                 let id = format!("{batching:?}");
-                assert_eq!(record(&id).await.unwrap(), [FIRST]);
+                assert_eq!(record(&id).await.unwrap(), FIRST);
             }
             adapter.close().await;
             let error = record("after").await.unwrap_err();

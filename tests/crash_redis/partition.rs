@@ -62,7 +62,7 @@ async fn cluster_silent_primary_is_replaced_and_loses_no_event() {
 async fn sentinel_two_primaries_lose_no_event_and_the_losing_side_reports_it() {
     let set = SentinelSet::start_linked(&[]);
     let first = adapters(&set.url(), 1).await.remove(0);
-    first.claim(&[dedup_key("warm")], &terms()).await.unwrap();
+    first.claim(&dedup_key("warm"), &terms()).await.unwrap();
     let primary = set.primary().unwrap();
     let mut admin = set.servers()[primary].connection().unwrap();
     let known = clients(&mut admin);
@@ -93,8 +93,8 @@ async fn sentinel_two_primaries_lose_no_event_and_the_losing_side_reports_it() {
 /// replica has it: here the new primary has the claim, and it never gets the first release.
 async fn release_survives(set: &SentinelSet, isolate: impl Fn(usize), heal: impl Fn(usize)) {
     let adapter = adapters_with(&set.url(), 1, durable()).await.remove(0);
-    let (key, claim) = ([dedup_key("undone")], on_claim(&terms()));
-    assert_eq!(adapter.claim(&key, &claim).await.unwrap(), [FIRST]);
+    let (key, claim) = (dedup_key("undone"), on_claim(&terms()));
+    assert_eq!(adapter.claim(&key, &claim).await.unwrap(), FIRST);
     let primary = set.primary().unwrap();
     let has_claim = |number: &usize| set.servers()[*number].run(&["EXISTS", "dedup:test:undone"]);
     until(|| (0..3).all(|number| has_claim(&number))).await;
@@ -108,7 +108,7 @@ async fn release_survives(set: &SentinelSet, isolate: impl Fn(usize), heal: impl
     // As the layer does, which repeats a release until its outcome is known.
     let released = async { while adapter.release(&key, &claim).await.is_err() {} };
     tokio::time::timeout(RECOVERED, released).await.expect("an end");
-    assert_eq!(adapter.claim(&key, &on_claim(&terms())).await.unwrap(), [FIRST]);
+    assert_eq!(adapter.claim(&key, &on_claim(&terms())).await.unwrap(), FIRST);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

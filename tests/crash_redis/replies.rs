@@ -119,14 +119,14 @@ fn other(terms: &CallTerms) -> CallTerms {
 }
 
 async fn claim_is_first_to_its_own_token(lossy: &Lossy, adapter: RedisAdapter) {
-    adapter.claim(&[dedup_key("warm")], &terms()).await.unwrap();
+    adapter.claim(&dedup_key("warm"), &terms()).await.unwrap();
     for replies in [1, 2] {
         for terms in [terms(), on_claim(&terms())] {
-            let key = [dedup_key(&format!("{replies}-{:?}", terms.token()))];
+            let key = dedup_key(&format!("{replies}-{:?}", terms.token()));
             let claimed = lossy.losing(replies, adapter.claim(&key, &terms)).await.unwrap();
-            assert_eq!(claimed, [FIRST], "{terms:?}");
+            assert_eq!(claimed, FIRST, "{terms:?}");
             let other = adapter.claim(&key, &other(&terms)).await.unwrap();
-            let duplicate = matches!(&other[..], [Claimed::Duplicate(_) | Claimed::InFlight]);
+            let duplicate = matches!(&other, Claimed::Duplicate(_) | Claimed::InFlight);
             assert!(duplicate, "{other:?}");
             // The first reply was lost: the second one may say that nothing is held any more.
             lossy.losing(1, adapter.release(&key, &terms)).await.unwrap();

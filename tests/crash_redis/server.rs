@@ -119,7 +119,7 @@ async fn silent_server_fails_calls_in_time_and_serves_again() {
 /// Asserts that a call ends by itself, although the server is silent.
 pub(super) async fn assert_fails_in_time(adapter: &RedisAdapter, id: &str) {
     let start = Instant::now();
-    let claim = adapter.claim(&[dedup_key(id)], &terms()).await;
+    let claim = adapter.claim(&dedup_key(id), &terms()).await;
     let took = start.elapsed();
     let kind = claim.unwrap_err().kind();
     assert!(matches!(kind, ErrorKind::Timeout | ErrorKind::Unavailable), "{kind:?}");
@@ -133,19 +133,19 @@ async fn completions_and_releases_go_through_when_memory_is_full() {
     let adapter = RedisAdapter::connect(&server.url()).await.unwrap();
     let on_completion = terms();
     let at_once = CallTerms::on_claim(Token::random(), on_completion.retention());
-    let (complete, release, undo) = ([dedup_key("c")], [dedup_key("r")], [dedup_key("u")]);
-    assert_eq!(adapter.claim(&complete, &on_completion).await.unwrap(), [FIRST]);
-    assert_eq!(adapter.claim(&release, &on_completion).await.unwrap(), [FIRST]);
-    assert_eq!(adapter.claim(&undo, &at_once).await.unwrap(), [FIRST]);
+    let (complete, release, undo) = (dedup_key("c"), dedup_key("r"), dedup_key("u"));
+    assert_eq!(adapter.claim(&complete, &on_completion).await.unwrap(), FIRST);
+    assert_eq!(adapter.claim(&release, &on_completion).await.unwrap(), FIRST);
+    assert_eq!(adapter.claim(&undo, &at_once).await.unwrap(), FIRST);
 
     server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
     for new in [terms(), on_claim(&terms())] {
-        let refused = adapter.claim(&[dedup_key("new")], &new).await.unwrap_err();
+        let refused = adapter.claim(&dedup_key("new"), &new).await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Full);
     }
     if server.version() >= (7, 0, 0) {
         let completed = adapter.complete(&complete, &on_completion).await.unwrap();
-        assert_eq!(completed, [Completed::Held]);
+        assert_eq!(completed, Completed::Held);
         adapter.release(&release, &on_completion).await.unwrap();
         adapter.release(&undo, &at_once).await.unwrap();
     } else {
@@ -153,7 +153,7 @@ async fn completions_and_releases_go_through_when_memory_is_full() {
         assert_eq!(refused.kind(), ErrorKind::Full);
     }
     server.run::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
-    assert_eq!(adapter.claim(&[dedup_key("new")], &terms()).await.unwrap(), [FIRST]);
+    assert_eq!(adapter.claim(&dedup_key("new"), &terms()).await.unwrap(), FIRST);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -181,7 +181,7 @@ fn closed_adapter_leaves_no_task_behind() {
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     runtime.block_on(async {
         let adapter = adapters(&server.url(), 1).await.remove(0);
-        assert_eq!(adapter.claim(&[dedup_key("a")], &terms()).await.unwrap(), [FIRST]);
+        assert_eq!(adapter.claim(&dedup_key("a"), &terms()).await.unwrap(), FIRST);
         server.stop();
         assert_fails_in_time(&adapter, "b").await;
         server.cont();

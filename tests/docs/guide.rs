@@ -42,17 +42,17 @@ fn sql(words: &str) -> String {
 }
 
 /// The event that the guide looks for, among others.
-fn the_event() -> [DedupKey; 1] {
-    [DedupKey::new("github", "THE-ID").unwrap()]
+fn the_event() -> DedupKey {
+    DedupKey::new("github", "THE-ID").unwrap()
 }
 
 async fn record<A: DedupAdapter>(adapter: &A) {
     let others = [("github", "THE-OTHER-ID"), ("acme", "THE-ID")];
     for (namespace, id) in others {
-        let key = [DedupKey::new(namespace, id).unwrap()];
-        assert_eq!(adapter.claim(&key, &on_claim(&terms())).await.unwrap(), [FIRST]);
+        let key = DedupKey::new(namespace, id).unwrap();
+        assert_eq!(adapter.claim(&key, &on_claim(&terms())).await.unwrap(), FIRST);
     }
-    assert_eq!(adapter.claim(&the_event(), &on_claim(&terms())).await.unwrap(), [FIRST]);
+    assert_eq!(adapter.claim(&the_event(), &on_claim(&terms())).await.unwrap(), FIRST);
 }
 
 #[tokio::test]
@@ -77,7 +77,7 @@ async fn guide_query_finds_the_event_on_postgres() {
             .fetch_one(&mut connection)
             .await
             .unwrap();
-    assert_eq!(fingerprint, the_event()[0].log_id());
+    assert_eq!(fingerprint, the_event().log_id());
 }
 
 #[tokio::test]
@@ -138,20 +138,20 @@ async fn guide_privileges_are_enough() {
 
     let (app, mine) = (adapter("app"), terms());
     app.migrate().await.unwrap();
-    let [a, b, c] = ["a", "b", "c"].map(|id| [dedup_key(id)]);
-    assert_eq!(app.claim(&a, &on_claim(&mine)).await.unwrap(), [FIRST]);
+    let [a, b, c] = ["a", "b", "c"].map(dedup_key);
+    assert_eq!(app.claim(&a, &on_claim(&mine)).await.unwrap(), FIRST);
     app.release(&a, &on_claim(&mine)).await.unwrap();
-    assert_eq!(app.claim(&b, &mine).await.unwrap(), [Claimed::first(1, false)]);
-    assert_eq!(app.renew(&b, &mine).await.unwrap(), [Renewed::Held]);
+    assert_eq!(app.claim(&b, &mine).await.unwrap(), Claimed::first(1, false));
+    assert_eq!(app.renew(&b, &mine).await.unwrap(), Renewed::Held);
     app.release(&b, &mine).await.unwrap();
-    assert_eq!(app.claim(&b, &mine).await.unwrap(), [Claimed::first(2, false)]);
-    assert_eq!(app.complete(&b, &mine).await.unwrap(), [Completed::Held]);
-    assert!(app.get(&b[0]).await.unwrap().is_some());
+    assert_eq!(app.claim(&b, &mine).await.unwrap(), Claimed::first(2, false));
+    assert_eq!(app.complete(&b, &mine).await.unwrap(), Completed::Held);
+    assert!(app.get(&b).await.unwrap().is_some());
     let listed = app.list(&ListFilter::new(), None, 10).await.unwrap();
-    assert!(listed.keys.iter().map(|(key, _)| key).eq(&b), "{listed:?}");
-    assert_eq!(app.forget(&b[0]).await.unwrap(), Forgotten::Removed);
+    assert!(listed.keys.iter().map(|(key, _)| key).eq([&b]), "{listed:?}");
+    assert_eq!(app.forget(&b).await.unwrap(), Forgotten::Removed);
     let past = CallTerms::on_claim(Token::random(), Duration::ZERO);
-    assert_eq!(app.claim(&c, &on_claim(&past)).await.unwrap(), [FIRST]);
+    assert_eq!(app.claim(&c, &on_claim(&past)).await.unwrap(), FIRST);
     let aged = "UPDATE webhooks.webhook_deliveries SET expires_at = now() - interval '1 hour'";
     run(&mut admin, aged.to_owned()).await;
     // With the rows of the released and of the forgotten key.

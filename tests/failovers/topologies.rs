@@ -172,7 +172,7 @@ async fn cluster_moves_slots_under_load_without_an_error() {
     assert_eq!(attempt(claim(&adapter, &asked, &terms_of_asked).await), 1);
     let arrival = on_claim(&terms());
     assert_eq!(attempt(claim(&adapter, &released, &arrival).await), 1);
-    adapter.release(&[dedup_key(&released)], &arrival).await.unwrap();
+    adapter.release(&dedup_key(&released), &arrival).await.unwrap();
     for node in [source, target] {
         node.run::<()>(&["CLUSTER", "SETSLOT", &text, "STABLE"]);
     }
@@ -212,7 +212,7 @@ async fn cluster_client_of_the_user_works() {
             let arrival = on_claim(&self::terms());
             let id = format!("b{number}");
             claim(&adapter, &id, &arrival).await.unwrap();
-            adapter.release(&[dedup_key(&id)], &arrival).await.unwrap();
+            adapter.release(&dedup_key(&id), &arrival).await.unwrap();
         }
         adapter.close().await;
     }
@@ -286,7 +286,7 @@ async fn release_of_a_claim_on_arrival_waits_for_replicas() {
     let options = options().wait_replicas(1, Duration::from_millis(500));
     let adapter = RedisAdapter::connect_with(&primary.url(), options).await.unwrap();
     let arrival = on_claim(&terms());
-    let keys = [dedup_key("a")];
+    let keys = dedup_key("a");
     claim(&adapter, "a", &arrival).await.unwrap();
     replica.stop();
     let error = adapter.release(&keys, &arrival).await.unwrap_err();

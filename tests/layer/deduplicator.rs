@@ -129,7 +129,7 @@ async fn begin_dropped_while_it_reads_stored_data_frees_what_was_granted() {
     let events = ["a", "b"].map(|id| Event::new(dedup_key(id))).to_vec();
     let keys = Keys::new(events).unwrap();
     assert!(polled(ledger.begin(&keys, &context()), 1, false).await.is_none());
-    assert_eq!(store.calls(StoreCall::Fetch), before + 1);
+    assert_eq!(store.calls(StoreCall::Fetch), before + 2);
     ledger.pending_writes().drain().await;
     let entry = store.get(&dedup_key("b")).await.unwrap().unwrap();
     assert_eq!(entry.state, EntryState::Released);
@@ -232,10 +232,7 @@ async fn lose_a_lease(subscriber_claim: &EndsClaimOnWarning) {
     store.set(StoreCall::Renew, Fault::Fail);
     let (loses, delivery) = claim("a", Duration::from_millis(100)).await;
     let other = CallTerms::on_completion(Token::random(), HOUR, HOUR);
-    while !matches!(
-        store.claim(&[dedup_key("a")], &other).await.unwrap()[..],
-        [Claimed::First { .. }]
-    ) {
+    while !matches!(store.claim(&dedup_key("a"), &other).await.unwrap(), Claimed::First { .. }) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     store.set(StoreCall::Renew, Fault::None);

@@ -131,9 +131,9 @@ async fn success_is_answered_even_if_the_store_goes_away() {
             assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
             let minute = Duration::from_secs(60);
             let other = CallTerms::on_completion(Token::random(), minute, Duration::ZERO);
-            let claimed = store.get_ref().claim(&[dedup_key("a")], &other).await.unwrap();
+            let claimed = store.get_ref().claim(&dedup_key("a"), &other).await.unwrap();
             assert!(
-                !matches!(claimed[..], [tower_dedup::adapter::Claimed::First { .. }]),
+                !matches!(claimed, tower_dedup::adapter::Claimed::First { .. }),
                 "{fault:?}: another process may not run it"
             );
         }
@@ -259,8 +259,8 @@ async fn handler_that_blocks_its_thread_keeps_its_lease() {
     until(|| store.calls(StoreCall::Renew) >= 3).await;
     let minute = Duration::from_secs(60);
     let twin = CallTerms::on_completion(Token::random(), minute, Duration::ZERO);
-    let twin = store.get_ref().claim(&[dedup_key("a")], &twin).await.unwrap();
-    assert_eq!(twin, [tower_dedup::adapter::Claimed::InFlight]);
+    let twin = store.get_ref().claim(&dedup_key("a"), &twin).await.unwrap();
+    assert_eq!(twin, tower_dedup::adapter::Claimed::InFlight);
     release.send(()).unwrap();
     assert_eq!(run.await.unwrap(), 200);
 }
@@ -283,16 +283,16 @@ async fn lost_lease_is_reported_and_undoes_nothing() {
             Duration::from_secs(60),
             Duration::from_secs(60),
         );
-        let keys = [dedup_key("a")];
+        let keys = dedup_key("a");
         let taken = store.get_ref().claim(&keys, &taker).await.unwrap();
-        assert_eq!(taken, [tower_dedup::adapter::Claimed::first(2, true)]);
+        assert_eq!(taken, tower_dedup::adapter::Claimed::first(2, true));
         assert!(!handler.last().lease_lost());
         store.set(StoreCall::Renew, Fault::None);
         let delivery = handler.last();
         until(|| delivery.lease_lost()).await;
         handler.release();
         assert_eq!(late.await.unwrap(), status);
-        let entry = store.get(&keys[0]).await.unwrap().unwrap();
+        let entry = store.get(&keys).await.unwrap().unwrap();
         if status == 200 {
             assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
         } else {
@@ -520,7 +520,7 @@ async fn purger_goes_on_after_the_store_fails() {
     let store = store();
     for id in 0..250 {
         let brief = CallTerms::on_claim(Token::random(), Duration::from_secs(3_600));
-        let keys = [dedup_key(&id.to_string())];
+        let keys = dedup_key(&id.to_string());
         store.claim(&keys, &brief).await.unwrap();
     }
     store.get_ref().advance(Duration::from_secs(7_200));

@@ -571,14 +571,10 @@ async fn settings_without_meaning_are_refused() {
         fn abilities(&self) -> Abilities {
             self.0
         }
-        fn claim<'a>(
-            &'a self,
-            _: &'a [DedupKey],
-            _: &'a CallTerms,
-        ) -> StoreFuture<'a, Vec<Claimed>> {
+        fn claim<'a>(&'a self, _: &'a DedupKey, _: &'a CallTerms) -> StoreFuture<'a, Claimed> {
             unreachable!()
         }
-        fn release<'a>(&'a self, _: &'a [DedupKey], _: &'a CallTerms) -> StoreFuture<'a, ()> {
+        fn release<'a>(&'a self, _: &'a DedupKey, _: &'a CallTerms) -> StoreFuture<'a, ()> {
             unreachable!()
         }
     }

@@ -211,7 +211,7 @@ fn first_attempts_are_counted_by_their_result() {
 fn list_with_an_event_in_flight_elsewhere_is_a_completed_attempt() {
     observed(async |log, snapshotter| {
         let store = store();
-        store.claim(&[dedup_key("b")], &terms()).await.unwrap();
+        store.claim(&dedup_key("b"), &terms()).await.unwrap();
         let service = DedupLayer::new(by_word(), store).layer(Handler::default().service());
         let list = Request::post("/").body(Body::from("a b".to_owned())).unwrap();
         assert_eq!(send(&service, list).await.status(), 503);

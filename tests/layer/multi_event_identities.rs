@@ -100,11 +100,11 @@ async fn delivery_with_an_event_in_flight_under_another_claim_is_503_after_the_n
     let service = DedupLayer::new(by_word(), Arc::clone(&adapter)).layer(handler.service());
     let other =
         CallTerms::on_completion(Token::random(), Duration::from_secs(60), Duration::from_secs(60));
-    adapter.claim(&[dedup_key("b")], &other).await.unwrap();
+    adapter.claim(&dedup_key("b"), &other).await.unwrap();
     let partial = send(&service, events("a b c")).await;
     assert_eq!((partial.status(), result(&partial)), (503.try_into().unwrap(), Some("in-flight")));
     assert_eq!(ids(&handler.last()), ["a", "c"]);
-    adapter.complete(&[dedup_key("b")], &other).await.unwrap();
+    adapter.complete(&dedup_key("b"), &other).await.unwrap();
     assert_eq!(result(&send(&service, events("a b c")).await), Some("duplicate"));
     assert_eq!(handler.runs(), 1);
 }
@@ -132,13 +132,13 @@ async fn second_identity_is_released_before_the_answer_if_the_key_is_not_claimed
         .layer(handler.service());
     let other =
         CallTerms::on_completion(Token::random(), Duration::from_secs(60), Duration::from_secs(60));
-    adapter.claim(&[dedup_key("g")], &other).await.unwrap();
+    adapter.claim(&dedup_key("g"), &other).await.unwrap();
     let second = DedupKey::new("test.second", "w").unwrap();
     for expected in ["in-flight", "duplicate"] {
         assert_eq!(result(&send(&service, events("g=w")).await), Some(expected));
         let entry = adapter.get(&second).await.unwrap().unwrap();
         assert_eq!(entry.state, EntryState::Released, "{expected}");
-        adapter.complete(&[dedup_key("g")], &other).await.unwrap();
+        adapter.complete(&dedup_key("g"), &other).await.unwrap();
     }
     // So another event with this second identity runs.
     assert_eq!(send(&service, events("h=w")).await.status(), 200);
@@ -245,7 +245,7 @@ async fn on_arrival_multi_event_deliveries_and_second_identities_behave_alike() 
     assert_eq!(ids(&handler.last()), ["d"]);
     let other =
         CallTerms::on_completion(Token::random(), Duration::from_secs(60), Duration::from_secs(60));
-    adapter.claim(&[dedup_key("e")], &other).await.unwrap();
+    adapter.claim(&dedup_key("e"), &other).await.unwrap();
     assert_eq!(send(&service, events("e f")).await.status(), 503);
     assert_eq!(ids(&handler.last()), ["f"]);
     assert_eq!(result(&send(&service, events("f d")).await), Some("duplicate"));
@@ -331,22 +331,18 @@ impl Gate {
 }
 
 impl DedupAdapter for Gated {
-    fn claim<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Claimed>> {
+    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Claimed> {
         Box::pin(async move {
-            let replies = self.inner.claim(keys, terms).await;
+            let replies = self.inner.claim(key, terms).await;
             self.claims.pass().await;
             replies
         })
     }
 
-    fn release<'a>(&'a self, keys: &'a [DedupKey], terms: &'a CallTerms) -> StoreFuture<'a, ()> {
+    fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()> {
         Box::pin(async move {
             self.releases.pass().await;
-            self.inner.release(keys, terms).await
+            self.inner.release(key, terms).await
         })
     }
 }
@@ -360,7 +356,7 @@ async fn on_arrival_released_key_is_never_a_duplicate() {
         let ledger = internals::on_arrival(Arc::clone(&store));
         let minute = Duration::from_secs(60);
         let other = CallTerms::on_completion(Token::random(), minute, minute);
-        let key = [dedup_key("g")];
+        let key = dedup_key("g");
         store.inner.claim(&key, &other).await.unwrap();
         let second = DedupKey::new("test.second", "w").unwrap();
         let event = Event::new(dedup_key("g")).with_second_identity(second);

@@ -17,7 +17,7 @@ use tower_dedup::{
 
 use crate::support::log::Log;
 use crate::support::{
-    FIRST, Faulty, Handler, by_header, faulty, on_claim, request, request_to, send,
+    FIRST, Faulty, Handler, by_header, claim_all, faulty, on_claim, request, request_to, send,
 };
 
 /// Runs on one thread, with a log and metrics of its own. Every metric has to be described.
@@ -182,7 +182,7 @@ fn every_outcome_is_counted_under_its_name() {
         assert!(ended.iter().any(|event| event["operation"] == "complete"), "{ended:?}");
         let hour = Duration::from_secs(3_600);
         let dying = CallTerms::on_completion(Token::random(), hour, Duration::ZERO);
-        let keys = [crate::support::dedup_key("taken")];
+        let keys = crate::support::dedup_key("taken");
         store.claim(&keys, &dying).await.unwrap();
         let _ = deliver("taken").await;
         let takeover = "takeover: an earlier handler of this event died or lost its lease";
@@ -194,7 +194,7 @@ fn every_outcome_is_counted_under_its_name() {
         let losing = tokio::spawn(ServiceExt::oneshot(service.clone(), request("lost")));
         handler.running(1).await;
         store.get_ref().advance(Duration::from_secs(61));
-        let keys = [crate::support::dedup_key("lost")];
+        let keys = crate::support::dedup_key("lost");
         store.claim(&keys, &dying).await.unwrap();
         handler.release();
         let _ = losing.await.unwrap();
@@ -430,9 +430,9 @@ const NEARLY_FULL: &str = "nearly full: the memory store has reached four fifths
 
 async fn record(adapter: &MemoryAdapter, ids: std::ops::Range<usize>) {
     for id in ids {
-        let keys = [crate::support::dedup_key(&id.to_string())];
+        let keys = crate::support::dedup_key(&id.to_string());
         let day = CallTerms::on_claim(Token::random(), Duration::from_secs(86_400));
-        assert_eq!(adapter.claim(&keys, &on_claim(&day)).await.unwrap(), [FIRST]);
+        assert_eq!(adapter.claim(&keys, &on_claim(&day)).await.unwrap(), FIRST);
     }
 }
 
@@ -464,7 +464,7 @@ fn evictions_of_a_full_memory_store_are_counted_and_logged_with_their_age() {
             (20..22).map(|id| crate::support::dedup_key(&id.to_string())).collect();
         set.sort();
         let day = CallTerms::on_claim(Token::random(), Duration::from_secs(86_400));
-        adapter.claim(&set, &on_claim(&day)).await.unwrap();
+        claim_all(&adapter, &set, &on_claim(&day)).await.unwrap();
         assert_eq!(measured(&snapshotter).get(&evicted), Some(&2.0));
     });
 }

@@ -63,36 +63,32 @@ async fn layer_that_fails_open_runs_without_room_for_a_release() {
     handle.drain().await;
 }
 
-/// A store that loses the reply of the first claim, and needs 100 ms to release a key.
+/// A store that loses the replies of the first hundred claims. It releases one key after the other, and needs
+/// 100 ms for each.
 #[derive(Default)]
-struct LosesFirstClaim {
+struct LosesFirstClaims {
     store: MemoryAdapter,
     claims: AtomicUsize,
+    releases: tokio::sync::Mutex<()>,
 }
 
-impl DedupAdapter for LosesFirstClaim {
+impl DedupAdapter for LosesFirstClaims {
     fn abilities(&self) -> Abilities {
         self.store.abilities()
     }
 
-    fn claim<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Claimed>> {
+    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Claimed> {
         Box::pin(async {
-            let claimed = self.store.claim(keys, terms).await;
-            if self.claims.fetch_add(1, Ordering::SeqCst) == 0 { pending().await } else { claimed }
+            let claimed = self.store.claim(key, terms).await;
+            if self.claims.fetch_add(1, Ordering::SeqCst) < 100 { pending().await } else { claimed }
         })
     }
 
-    fn release<'a>(&'a self, keys: &'a [DedupKey], terms: &'a CallTerms) -> StoreFuture<'a, ()> {
+    fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()> {
         Box::pin(async {
-            for key in keys.chunks(1) {
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                self.store.release(key, terms).await?;
-            }
-            Ok(())
+            let _turn = self.releases.lock().await;
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            self.store.release(key, terms).await
         })
     }
 }
@@ -100,7 +96,7 @@ impl DedupAdapter for LosesFirstClaim {
 #[tokio::test(start_paused = true)]
 async fn every_key_of_a_delivery_is_released_by_a_store_that_is_slow() {
     let handler = Handler::default();
-    let slow = LosesFirstClaim::default();
+    let slow = LosesFirstClaims::default();
     let layer = DedupLayer::on_arrival(by_word(), slow).store_timeout(Duration::from_secs(2));
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
     let events = (0..100).map(|number| format!("event-{number} ")).collect::<String>();

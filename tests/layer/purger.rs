@@ -50,11 +50,11 @@ impl Scripted {
 }
 
 impl DedupAdapter for Scripted {
-    fn claim<'a>(&'a self, _: &'a [DedupKey], _: &'a CallTerms) -> StoreFuture<'a, Vec<Claimed>> {
+    fn claim<'a>(&'a self, _: &'a DedupKey, _: &'a CallTerms) -> StoreFuture<'a, Claimed> {
         unreachable!("the purger never claims")
     }
 
-    fn release<'a>(&'a self, _: &'a [DedupKey], _: &'a CallTerms) -> StoreFuture<'a, ()> {
+    fn release<'a>(&'a self, _: &'a DedupKey, _: &'a CallTerms) -> StoreFuture<'a, ()> {
         unreachable!("the purger never releases")
     }
 }
@@ -205,13 +205,13 @@ async fn purge_on_postgres_is_refused_while_the_clock_has_jumped() {
     let schema = Schema::fresh();
     let pool = with_a_clock(&schema).await;
     let adapter = PostgresAdapter::new(pool.clone());
-    let keys = [dedup_key("a")];
+    let keys = dedup_key("a");
     let day = CallTerms::on_claim(Token::random(), 24 * PURGE_GRACE);
     adapter.claim(&keys, &on_claim(&day)).await.unwrap();
     assert_eq!(adapter.purge(10).await.unwrap().deleted, 0);
     set_ahead(&pool, "1 month").await;
     // To claims, the clock has jumped.
-    assert_eq!(adapter.get(&keys[0]).await.unwrap(), None);
+    assert_eq!(adapter.get(&keys).await.unwrap(), None);
     for _ in 0..2 {
         let refused = adapter.purge(10).await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Refused);
@@ -219,7 +219,7 @@ async fn purge_on_postgres_is_refused_while_the_clock_has_jumped() {
     }
     set_ahead(&pool, "0").await;
     assert_eq!(adapter.purge(10).await.unwrap().deleted, 0);
-    assert!(adapter.get(&keys[0]).await.unwrap().is_some(), "the key is known again");
+    assert!(adapter.get(&keys).await.unwrap().is_some(), "the key is known again");
     // Within the hour of grace, a purge continues and deletes nothing too early.
     set_ahead(&pool, "24 hours 59 minutes").await;
     let other = PostgresAdapter::new(pool.clone());
@@ -235,14 +235,14 @@ async fn purge_on_postgres_goes_on_where_the_last_portion_ended_and_misses_nothi
     let adapter = PostgresAdapter::new(pool.clone());
     let record = async |ids: std::ops::Range<u32>, expired: &str| {
         for id in ids {
-            let keys = [dedup_key(&format!("{expired}-{id}"))];
+            let keys = dedup_key(&format!("{expired}-{id}"));
             adapter
                 .claim(&keys, &on_claim(&CallTerms::on_claim(Token::random(), PURGE_GRACE)))
                 .await
                 .unwrap();
             let at = "UPDATE webhook_deliveries \
                 SET expires_at = now() - $1::text::interval WHERE id = $2";
-            let at = sqlx::query(at).bind(expired).bind(keys[0].id());
+            let at = sqlx::query(at).bind(expired).bind(keys.id());
             at.execute(&pool).await.unwrap();
         }
     };

@@ -101,28 +101,20 @@ impl DedupAdapter for HeldByAnother {
         Abilities::new().with_leases()
     }
 
-    fn claim<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        _: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Claimed>> {
+    fn claim<'a>(&'a self, _: &'a DedupKey, _: &'a CallTerms) -> StoreFuture<'a, Claimed> {
         let ready = self.0.ready.load(Ordering::SeqCst);
         self.0.ready_at_begin.lock().unwrap().push(ready);
         let is_free = self.0.is_free.load(Ordering::SeqCst);
         let reply = if is_free { Claimed::first(1, false) } else { Claimed::InFlight };
-        Box::pin(async move { Ok(vec![reply; keys.len()]) })
+        Box::pin(async move { Ok(reply) })
     }
 
-    fn release<'a>(&'a self, _: &'a [DedupKey], _: &'a CallTerms) -> StoreFuture<'a, ()> {
+    fn release<'a>(&'a self, _: &'a DedupKey, _: &'a CallTerms) -> StoreFuture<'a, ()> {
         Box::pin(async { Ok(()) })
     }
 
-    fn complete<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        _: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Completed>> {
-        Box::pin(async move { Ok(vec![Completed::Held; keys.len()]) })
+    fn complete<'a>(&'a self, _: &'a DedupKey, _: &'a CallTerms) -> StoreFuture<'a, Completed> {
+        Box::pin(async move { Ok(Completed::Held) })
     }
 }
 

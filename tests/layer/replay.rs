@@ -395,7 +395,7 @@ async fn response_is_replayed_while_its_completion_is_pending() {
 async fn event_without_a_stored_response_is_a_plain_duplicate() {
     let adapter = Arc::new(MemoryAdapter::new());
     let earlier = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
-    adapter.complete(&[dedup_key("a")], &earlier).await.unwrap();
+    adapter.complete(&dedup_key("a"), &earlier).await.unwrap();
     let handler = Counted::default();
     let run = handler.clone();
     let service = replaying(&adapter, Replay::new())
@@ -509,41 +509,31 @@ impl DedupAdapter for Forgetful {
         self.0.abilities()
     }
 
-    fn claim<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Claimed>> {
+    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Claimed> {
         Box::pin(async move {
-            let mut replies = self.0.claim(keys, terms).await?;
-            for (key, reply) in keys.iter().zip(&mut replies) {
-                if matches!(reply, Claimed::Duplicate(_)) {
-                    self.0.forget(key).await?;
-                    *reply = Claimed::InFlight;
-                }
+            let claimed = self.0.claim(key, terms).await?;
+            if matches!(claimed, Claimed::Duplicate(_)) {
+                self.0.forget(key).await?;
+                return Ok(Claimed::InFlight);
             }
-            Ok(replies)
+            Ok(claimed)
         })
     }
 
-    fn release<'a>(&'a self, keys: &'a [DedupKey], terms: &'a CallTerms) -> StoreFuture<'a, ()> {
-        self.0.release(keys, terms)
+    fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()> {
+        self.0.release(key, terms)
     }
 
-    fn renew<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Renewed>> {
-        self.0.renew(keys, terms)
+    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Renewed> {
+        self.0.renew(key, terms)
     }
 
     fn complete<'a>(
         &'a self,
-        keys: &'a [DedupKey],
+        key: &'a DedupKey,
         terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Completed>> {
-        self.0.complete(keys, terms)
+    ) -> StoreFuture<'a, Completed> {
+        self.0.complete(key, terms)
     }
 }
 

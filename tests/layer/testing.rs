@@ -253,17 +253,17 @@ async fn nth_call_has_its_fault_and_no_other() {
     store.set_nth(StoreCall::Claim, 3, Fault::None);
     let mut claimed = Vec::new();
     for id in ["a", "b", "c", "d"] {
-        claimed.push(store.claim(&[dedup_key(id)], &terms()).await.is_ok());
+        claimed.push(store.claim(&dedup_key(id), &terms()).await.is_ok());
     }
     assert_eq!(claimed, [true, false, true, true]);
     assert_eq!((store.calls(StoreCall::Claim), store.calls(StoreCall::Fetch)), (4, 0));
     // It counts from now on.
     store.set_nth(StoreCall::Claim, 1, Fault::Fail);
-    assert!(store.claim(&[dedup_key("e")], &terms()).await.is_err());
+    assert!(store.claim(&dedup_key("e"), &terms()).await.is_err());
     // `set` holds for all others.
     store.set(StoreCall::Release, Fault::Fail);
     store.set_nth(StoreCall::Release, 2, Fault::None);
-    let (keys, mine) = ([dedup_key("f")], terms());
+    let (keys, mine) = (dedup_key("f"), terms());
     store.claim(&keys, &mine).await.unwrap();
     let mut released = Vec::new();
     for _ in 0..3 {
@@ -290,7 +290,7 @@ async fn each_fault_executes_what_it_says() {
         let store = faulty(MemoryAdapter::new());
         store.set_nth(StoreCall::Claim, 1, fault);
         let reply =
-            tokio::time::timeout(lasting, async { store.claim(&[dedup_key("a")], &terms()).await });
+            tokio::time::timeout(lasting, async { store.claim(&dedup_key("a"), &terms()).await });
         let reply = reply.await.ok().map(|reply| reply.unwrap_err().kind());
         assert_eq!(reply, kind, "{fault:?}");
         let entry = store.get_ref().get(&dedup_key("a")).await.unwrap();
@@ -306,7 +306,7 @@ async fn fault_of_a_fetch_hides_that_of_its_claim() {
     store.set_nth(StoreCall::Fetch, 1, Fault::ExecuteAndFail);
     let fetching = || terms().with_fetch(Fetch::Digest);
     for kind in [ErrorKind::Corrupt, ErrorKind::Unavailable] {
-        let reply = store.claim(&[dedup_key("a")], &fetching()).await;
+        let reply = store.claim(&dedup_key("a"), &fetching()).await;
         assert_eq!(reply.unwrap_err().kind(), kind);
     }
     assert_eq!((store.calls(StoreCall::Claim), store.calls(StoreCall::Fetch)), (2, 2));
@@ -316,15 +316,15 @@ async fn fault_of_a_fetch_hides_that_of_its_claim() {
 async fn faulty_adapter_forwards_every_method() {
     let store = faulty(MemoryAdapter::new());
     assert_eq!(store.abilities(), Abilities::new().with_leases().with_stored_data());
-    let (keys, mine) = ([dedup_key("a")], terms());
-    assert_eq!(store.claim(&keys, &mine).await.unwrap(), [FIRST]);
-    assert_eq!(store.renew(&keys, &mine).await.unwrap(), [Renewed::Held]);
+    let (keys, mine) = (dedup_key("a"), terms());
+    assert_eq!(store.claim(&keys, &mine).await.unwrap(), FIRST);
+    assert_eq!(store.renew(&keys, &mine).await.unwrap(), Renewed::Held);
     store.release(&keys, &mine).await.unwrap();
-    assert_eq!(store.complete(&keys, &mine).await.unwrap().len(), 1);
-    let entry = store.get(&keys[0]).await.unwrap().unwrap();
+    store.complete(&keys, &mine).await.unwrap();
+    let entry = store.get(&keys).await.unwrap().unwrap();
     assert!(matches!(entry.state, EntryState::Complete { .. }));
     assert_eq!(rows(&store).await, 1);
-    assert_eq!(store.forget(&keys[0]).await.unwrap(), Forgotten::Removed);
+    assert_eq!(store.forget(&keys).await.unwrap(), Forgotten::Removed);
     assert_eq!(store.purge(10).await.unwrap().deleted, 0);
     store.set(StoreCall::Purge, Fault::Fail);
     assert_eq!(store.purge(10).await.unwrap_err().kind(), ErrorKind::Unavailable);

@@ -40,7 +40,7 @@ async fn one_of_racing_deliveries_runs_over_expired_rows<S: Operated>(setup: S) 
     for round in (0..ROUNDS).filter(|round| round % 3 < 2) {
         let name = [("test.change", format!("change-{round}")), ("test", format!("{round}-0"))];
         let (namespace, id) = &name[round % 3];
-        let keys = [DedupKey::new(namespace, id).unwrap()];
+        let keys = DedupKey::new(namespace, id).unwrap();
         let terms = CallTerms::on_claim(Token::random(), Duration::from_millis(1));
         operator.claim(&keys, &terms).await.unwrap();
     }

@@ -3,6 +3,7 @@
 use std::fmt::Debug;
 use std::time::{Duration, SystemTime};
 
+use futures_util::future::try_join_all;
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::{
     CallTerms, Claimed, Entry, EntryState, Fetch, MaintenanceAdapter, PURGE_GRACE, StoredData,
@@ -11,6 +12,7 @@ use tower_dedup::adapter::{
 
 use super::call::{Call, FOR_EVER, Terms};
 use super::contract::{Reply, State};
+use super::support::{claim_all, complete_all, release_all};
 
 /// A schedule runs for less than one step, so the model needs no times between two steps. A purge
 /// spares an expired key for one step.
@@ -36,34 +38,37 @@ pub(crate) async fn execute<A: MaintenanceAdapter>(
         Call::ClaimAtOnce(places, terms) => {
             let keys = keys(places);
             let terms = at_once(&keys, *terms);
-            let claimed = adapter.claim(&keys, &terms).await.map_err(text)?;
+            let claimed = claim_all(adapter, &keys, &terms).await.map_err(text)?;
             (places.clone(), all(claimed, read_claimed))
         }
         Call::ReleaseAtOnce(places, terms) => {
             let keys = keys(places);
             let terms = at_once(&keys, *terms);
-            adapter.release(&keys, &terms).await.map_err(text)?;
+            release_all(adapter, &keys, &terms).await.map_err(text)?;
             (places.clone(), vec![Reply::Released; keys.len()])
         }
         Call::Claim(places, terms) => {
             let keys = keys(places);
-            let claimed = adapter.claim(&keys, &call_terms(&keys, *terms)).await.map_err(text)?;
+            let terms = call_terms(&keys, *terms);
+            let claimed = claim_all(adapter, &keys, &terms).await.map_err(text)?;
             (places.clone(), all(claimed, read_claimed))
         }
         Call::Renew(places, terms) => {
             let keys = keys(places);
-            let renewed = adapter.renew(&keys, &call_terms(&keys, *terms)).await.map_err(text)?;
+            let terms = call_terms(&keys, *terms);
+            let renewed = keys.iter().map(|key| adapter.renew(key, &terms));
+            let renewed = try_join_all(renewed).await.map_err(text)?;
             (places.clone(), all(renewed, Reply::Renewed))
         }
         Call::Complete(places, terms) => {
             let keys = keys(places);
-            let completed =
-                adapter.complete(&keys, &call_terms(&keys, *terms)).await.map_err(text)?;
+            let terms = call_terms(&keys, *terms);
+            let completed = complete_all(adapter, &keys, &terms).await.map_err(text)?;
             (places.clone(), all(completed, Reply::Completed))
         }
         Call::Release(places, terms) => {
             let keys = keys(places);
-            adapter.release(&keys, &call_terms(&keys, *terms)).await.map_err(text)?;
+            release_all(adapter, &keys, &call_terms(&keys, *terms)).await.map_err(text)?;
             (places.clone(), vec![Reply::Released; keys.len()])
         }
         Call::Get(place) => {

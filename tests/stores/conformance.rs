@@ -15,19 +15,15 @@ use super::redis_stores::Redis;
 struct Plain(MemoryAdapter);
 
 impl DedupAdapter for Plain {
-    fn claim<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Claimed>> {
+    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Claimed> {
         Box::pin(async move {
             self.abilities().check(terms)?;
-            self.0.claim(keys, terms).await
+            self.0.claim(key, terms).await
         })
     }
 
-    fn release<'a>(&'a self, keys: &'a [DedupKey], terms: &'a CallTerms) -> StoreFuture<'a, ()> {
-        self.0.release(keys, terms)
+    fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()> {
+        self.0.release(key, terms)
     }
 }
 

@@ -17,7 +17,7 @@ mod postgres_url;
 mod postgres_walk;
 mod purging;
 mod queue;
-mod queue_order;
+mod queue_callers;
 mod queue_processes;
 mod queue_runtimes;
 mod redis_calls;

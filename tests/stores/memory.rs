@@ -41,9 +41,9 @@ fn now<T>(call: impl Future<Output = T>) -> T {
     call.now_or_never().expect("the memory adapter never waits")
 }
 
-/// Claims keys that are complete at once.
-fn remember(adapter: &MemoryAdapter, keys: &[DedupKey]) -> Result<Vec<Claimed>, Error> {
-    now(adapter.claim(keys, &on_claim()))
+/// Claims a key that is complete at once.
+fn remember(adapter: &MemoryAdapter, key: &DedupKey) -> Result<Claimed, Error> {
+    now(adapter.claim(key, &on_claim()))
 }
 
 fn is_full<T>(reply: Result<T, Error>) -> bool {
@@ -65,9 +65,9 @@ fn complete_key_takes_96_bytes_at_most() {
     // Claims leave nothing behind.
     let info = measure(|| {
         for id in 0..KEYS {
-            let (keys, mine) = ([key(id)], terms());
-            assert_eq!(now(adapter.claim(&keys, &mine)).unwrap(), [FIRST]);
-            assert_eq!(now(adapter.complete(&keys, &mine)).unwrap(), [Completed::Held]);
+            let (key, mine) = (key(id), terms());
+            assert_eq!(now(adapter.claim(&key, &mine)).unwrap(), FIRST);
+            assert_eq!(now(adapter.complete(&key, &mine)).unwrap(), Completed::Held);
         }
     });
     assert_eq!(now(rows(&adapter)), KEYS as u64);
@@ -81,11 +81,11 @@ fn completed_claims_take_no_more_than_other_keys() {
     let mine = terms();
     let info = measure(|| {
         let keys = keys(0..KEYS);
-        for keys in keys.chunks(4_096) {
-            now(adapter.claim(keys, &mine)).unwrap();
+        for key in &keys {
+            now(adapter.claim(key, &mine)).unwrap();
         }
-        for keys in keys.chunks(1_000) {
-            assert_eq!(now(adapter.complete(keys, &mine)).unwrap(), [Completed::Held; 1_000]);
+        for key in &keys {
+            assert_eq!(now(adapter.complete(key, &mine)).unwrap(), Completed::Held);
         }
     });
     let bytes = info.bytes_current as f64 / KEYS as f64;
@@ -98,7 +98,7 @@ fn purge_frees_memory_in_every_cycle() {
     let cycle = |start: usize| {
         let info = measure(|| {
             for id in start..start + KEYS {
-                remember(&adapter, &[key(id)]).unwrap();
+                remember(&adapter, &key(id)).unwrap();
             }
             adapter.advance(RETENTION + PURGE_GRACE);
             assert_eq!(now(adapter.purge(u32::MAX)).unwrap().deleted, KEYS as u64);
@@ -115,7 +115,7 @@ fn insertions_reuse_the_memory_of_expired_keys() {
     let fill = |start: usize| {
         let info = measure(|| {
             for id in start..start + KEYS {
-                remember(&adapter, &[key(id)]).unwrap();
+                remember(&adapter, &key(id)).unwrap();
             }
         });
         adapter.advance(RETENTION);
@@ -130,18 +130,18 @@ fn insertions_reuse_the_memory_of_expired_keys() {
 }
 
 #[test]
-fn call_allocates_its_replies_and_little_else() {
+fn call_allocates_its_future_and_little_else() {
     let (adapter, keys) = (roomy(), keys(0..10_000));
-    let allocations = |call: &dyn Fn(&[DedupKey])| {
-        measure(|| keys.chunks(1).for_each(call)).count_total as f64 / keys.len() as f64
+    let allocations = |call: &dyn Fn(&DedupKey)| {
+        measure(|| keys.iter().for_each(call)).count_total as f64 / keys.len() as f64
     };
     let mine = terms();
     let claims = allocations(&|key| drop(now(adapter.claim(key, &mine))));
     let completions = allocations(&|key| drop(now(adapter.complete(key, &mine))));
     let duplicates = allocations(&|key| drop(remember(&adapter, key)));
-    // One box for the future and one for the replies.
-    assert!(claims < 2.2 && completions < 2.1, "{claims} {completions}");
-    assert_eq!(duplicates.to_bits(), 2_f64.to_bits());
+    // One box for the future.
+    assert!(claims < 1.2 && completions < 1.1, "{claims} {completions}");
+    assert_eq!(duplicates.to_bits(), 1_f64.to_bits());
 }
 
 #[test]
@@ -149,15 +149,15 @@ fn small_adapters_hold_exactly_their_capacity() {
     for (asked, held) in [(0, 1), (1, 1), (2, 2), (17, 17), (2_047, 2_047)] {
         let adapter = MemoryAdapter::with_capacity(asked);
         for id in 0..held {
-            assert_eq!(remember(&adapter, &[key(id)]).unwrap(), [FIRST], "{asked} {id}");
+            assert_eq!(remember(&adapter, &key(id)).unwrap(), FIRST, "{asked} {id}");
         }
-        assert!(is_full(remember(&adapter, &[key(held)])), "{asked}");
-        assert!(is_full(now(adapter.claim(&[key(held)], &terms()))), "{asked}");
-        assert!(is_full(now(adapter.renew(&[key(held)], &terms()))), "{asked}");
-        assert!(is_full(now(adapter.complete(&[key(held)], &terms()))), "{asked}");
+        assert!(is_full(remember(&adapter, &key(held))), "{asked}");
+        assert!(is_full(now(adapter.claim(&key(held), &terms()))), "{asked}");
+        assert!(is_full(now(adapter.renew(&key(held), &terms()))), "{asked}");
+        assert!(is_full(now(adapter.complete(&key(held), &terms()))), "{asked}");
         // Known keys still get a reply.
-        let again = remember(&adapter, &[key(0)]).unwrap();
-        assert!(matches!(again[..], [Claimed::Duplicate(_)]), "{asked}");
+        let again = remember(&adapter, &key(0)).unwrap();
+        assert!(matches!(again, Claimed::Duplicate(_)), "{asked}");
     }
 }
 
@@ -166,20 +166,19 @@ fn sharded_adapters_hold_at_least_85_per_cent_of_their_capacity() {
     for capacity in [2_048, 5_000, 20_000, 100_000] {
         let adapter = MemoryAdapter::with_capacity(capacity);
         let first_refused =
-            (0..=capacity).find(|id| is_full(remember(&adapter, &[key(*id)]))).unwrap();
+            (0..=capacity).find(|id| is_full(remember(&adapter, &key(*id)))).unwrap();
         assert!(first_refused > capacity * 85 / 100, "{capacity}: {first_refused}");
     }
 }
 
 #[test]
-fn call_that_fits_exactly_is_claimed_and_one_key_more_is_refused() {
+fn full_adapter_refuses_only_the_keys_without_room() {
     for at_capacity in [AtCapacity::Refuse, AtCapacity::EvictOldest] {
         let adapter = MemoryAdapter::with_capacity(8).at_capacity(at_capacity);
-        assert!(is_full(remember(&adapter, &keys(0..9))), "{at_capacity:?}");
-        assert_eq!(now(rows(&adapter)), 0);
-        assert_eq!(remember(&adapter, &keys(0..8)).unwrap(), vec![FIRST; 8]);
-        // Seven of these eight keys are known, and one known key is not among them.
-        let refused = is_full(remember(&adapter, &keys(1..9)));
+        for key in keys(0..8) {
+            assert_eq!(remember(&adapter, &key).unwrap(), FIRST);
+        }
+        let refused = is_full(remember(&adapter, &key(8)));
         assert_eq!(refused, at_capacity == AtCapacity::Refuse);
         let known = (0..9).filter(|id| now(adapter.get(&key(*id))).unwrap().is_some());
         let expected = if refused { 0..8 } else { 1..9 };
@@ -188,31 +187,22 @@ fn call_that_fits_exactly_is_claimed_and_one_key_more_is_refused() {
 }
 
 #[test]
-fn call_that_does_not_fit_evicts_nothing() {
+fn claim_that_does_not_fit_evicts_nothing() {
     let adapter = MemoryAdapter::with_capacity(4).at_capacity(AtCapacity::EvictOldest);
-    remember(&adapter, &keys(0..3)).unwrap();
-    now(adapter.claim(&[key(3)], &terms())).unwrap();
+    for key in keys(0..3) {
+        remember(&adapter, &key).unwrap();
+    }
+    now(adapter.claim(&key(3), &terms())).unwrap();
     // Only three keys may be evicted for four new ones.
-    assert!(is_full(remember(&adapter, &keys(10..14))));
-    assert!(is_full(now(adapter.claim(&keys(10..14), &terms()))));
-    for id in 0..4 {
-        assert!(now(adapter.get(&key(id))).unwrap().is_some(), "{id}");
+    for key in keys(10..13) {
+        assert_eq!(now(adapter.claim(&key, &terms())).unwrap(), FIRST);
     }
-    assert_eq!(remember(&adapter, &keys(10..13)).unwrap(), vec![FIRST; 3]);
-    assert_eq!(now(adapter.claim(&[key(3)], &terms())).unwrap(), [Claimed::InFlight]);
-}
-
-#[test]
-fn call_evicts_none_of_its_own_keys() {
-    let adapter = MemoryAdapter::with_capacity(4).at_capacity(AtCapacity::EvictOldest);
-    for id in 0..4 {
-        remember(&adapter, &[key(id)]).unwrap();
-    }
-    // The oldest key is one of the call.
-    let replies = remember(&adapter, &[key(0), key(10)]).unwrap();
-    assert!(matches!(replies[..], [Claimed::Duplicate(_), Claimed::First { .. }]), "{replies:?}");
-    assert!(now(adapter.get(&key(1))).unwrap().is_none());
+    assert!(is_full(remember(&adapter, &key(13))));
+    assert!(is_full(now(adapter.claim(&key(13), &terms()))));
     assert_eq!(now(rows(&adapter)), 4);
+    for id in [3, 10, 11, 12] {
+        assert_eq!(now(adapter.claim(&key(id), &terms())).unwrap(), Claimed::InFlight, "{id}");
+    }
 }
 
 #[test]
@@ -220,7 +210,7 @@ fn eviction_takes_the_key_nearest_to_its_expiry() {
     let adapter = MemoryAdapter::with_capacity(6).at_capacity(AtCapacity::EvictOldest);
     let keep = |id: usize, seconds: u64| {
         let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(seconds));
-        assert_eq!(now(adapter.claim(&[key(id)], &terms)).unwrap(), [FIRST]);
+        assert_eq!(now(adapter.claim(&key(id), &terms)).unwrap(), FIRST);
     };
     for (id, seconds) in [(0, 500), (1, 100), (2, 300), (3, 600), (4, 200), (5, 400)] {
         keep(id, seconds);
@@ -239,22 +229,22 @@ fn extreme_times_do_not_panic_and_expire_in_order() {
     let odd = odd.map(|time| [time, Duration::from_secs(600 * 365 * 86_400)]);
     for (id, retention) in odd.into_iter().flatten().enumerate() {
         for lease in odd.into_iter().flatten() {
-            let keys = [key(id)];
+            let key = key(id);
             let mine = CallTerms::on_completion(Token::random(), retention, lease);
-            now(adapter.claim(&keys, &mine)).unwrap();
-            now(adapter.renew(&keys, &mine)).unwrap();
-            now(adapter.get(&keys[0])).unwrap();
-            now(adapter.complete(&keys, &mine)).unwrap();
+            now(adapter.claim(&key, &mine)).unwrap();
+            now(adapter.renew(&key, &mine)).unwrap();
+            now(adapter.get(&key)).unwrap();
+            now(adapter.complete(&key, &mine)).unwrap();
             let again = CallTerms::on_claim(Token::random(), retention);
-            now(adapter.claim(&keys, &again.with_fetch(Fetch::DigestAndResponse))).unwrap();
+            now(adapter.claim(&key, &again.with_fetch(Fetch::DigestAndResponse))).unwrap();
             now(adapter.purge(10)).unwrap();
         }
     }
     for by in [Duration::from_secs(600 * 365 * 86_400), Duration::MAX, Duration::MAX] {
         adapter.advance(by);
         now(adapter.purge(10)).unwrap();
-        let claimed = remember(&adapter, &[key(100)]).unwrap();
-        assert!(matches!(claimed[..], [Claimed::First { .. }]), "{claimed:?}");
+        let claimed = remember(&adapter, &key(100)).unwrap();
+        assert!(matches!(claimed, Claimed::First { .. }), "{claimed:?}");
     }
     // The clock stands at its maximum, so the purge's grace never passes.
     assert_eq!(now(adapter.purge(10)).unwrap().deleted, 0);
@@ -264,90 +254,70 @@ fn extreme_times_do_not_panic_and_expire_in_order() {
 #[tokio::test(start_paused = true)]
 async fn leases_and_retention_follow_paused_time() {
     let adapter = MemoryAdapter::new();
-    let (keys, mine) = ([key(0)], terms());
-    adapter.claim(&keys, &mine).await.unwrap();
+    let (key, mine) = (key(0), terms());
+    adapter.claim(&key, &mine).await.unwrap();
     tokio::time::advance(LEASE - Duration::from_millis(1)).await;
-    assert_eq!(adapter.claim(&keys, &terms()).await.unwrap(), [Claimed::InFlight]);
+    assert_eq!(adapter.claim(&key, &terms()).await.unwrap(), Claimed::InFlight);
     tokio::time::sleep(Duration::from_millis(1)).await;
-    assert_eq!(adapter.claim(&keys, &terms()).await.unwrap(), [Claimed::first(2, true)]);
-    adapter.complete(&keys, &mine).await.unwrap();
+    assert_eq!(adapter.claim(&key, &terms()).await.unwrap(), Claimed::first(2, true));
+    adapter.complete(&key, &mine).await.unwrap();
     // A claim sets a new `expires_at`, so the retention counts from the takeover.
     tokio::time::advance(RETENTION - Duration::from_millis(1)).await;
-    assert!(matches!(adapter.claim(&keys, &terms()).await.unwrap()[..], [Claimed::Duplicate(_)]));
+    assert!(matches!(adapter.claim(&key, &terms()).await.unwrap(), Claimed::Duplicate(_)));
     tokio::time::advance(Duration::from_millis(1)).await;
-    assert_eq!(adapter.claim(&keys, &terms()).await.unwrap(), [FIRST]);
+    assert_eq!(adapter.claim(&key, &terms()).await.unwrap(), FIRST);
 }
 
 #[tokio::test(start_paused = true)]
 async fn paused_time_stands_still_for_leases() {
     let adapter = MemoryAdapter::new();
     let brief = leased_for(Duration::from_millis(1));
-    adapter.claim(&[key(0)], &brief).await.unwrap();
+    adapter.claim(&key(0), &brief).await.unwrap();
     // Real time passes; paused time does not.
     std::thread::sleep(Duration::from_millis(5));
-    assert_eq!(adapter.claim(&[key(0)], &terms()).await.unwrap(), [Claimed::InFlight]);
+    assert_eq!(adapter.claim(&key(0), &terms()).await.unwrap(), Claimed::InFlight);
     adapter.advance(Duration::from_millis(1));
-    assert_eq!(adapter.claim(&[key(0)], &terms()).await.unwrap(), [Claimed::first(2, true)]);
+    assert_eq!(adapter.claim(&key(0), &terms()).await.unwrap(), Claimed::first(2, true));
 }
 
 #[test]
 fn threads_without_a_runtime_use_real_time() {
     let adapter = MemoryAdapter::new();
     let brief = leased_for(Duration::from_millis(1));
-    now(adapter.claim(&[key(0)], &brief)).unwrap();
+    now(adapter.claim(&key(0), &brief)).unwrap();
     // The lease lapses by the real clock.
     std::thread::sleep(Duration::from_millis(2));
-    assert_eq!(now(adapter.claim(&[key(0)], &terms())).unwrap(), [Claimed::first(2, true)]);
+    assert_eq!(now(adapter.claim(&key(0), &terms())).unwrap(), Claimed::first(2, true));
 }
 
 #[tokio::test]
 async fn claim_at_capacity_is_refused_and_evicts_nothing() {
     let adapter = MemoryAdapter::with_capacity(3);
     for id in 0..3 {
-        adapter.claim(&[key(id)], &on_claim()).await.unwrap();
+        adapter.claim(&key(id), &on_claim()).await.unwrap();
     }
-    let full = adapter.claim(&[key(3)], &on_claim()).await.unwrap_err();
+    let full = adapter.claim(&key(3), &on_claim()).await.unwrap_err();
     assert_eq!(full.kind(), ErrorKind::Full);
     for id in 0..3 {
-        let again = adapter.claim(&[key(id)], &on_claim()).await.unwrap();
-        assert!(matches!(again[..], [Claimed::Duplicate(_)]));
+        let again = adapter.claim(&key(id), &on_claim()).await.unwrap();
+        assert!(matches!(again, Claimed::Duplicate(_)));
     }
     adapter.advance(RETENTION);
-    assert_eq!(adapter.claim(&[key(3)], &on_claim()).await.unwrap(), [FIRST]);
-}
-
-#[tokio::test]
-async fn call_that_does_not_fit_inserts_none_of_its_keys() {
-    let set: Vec<DedupKey> = keys(0..5);
-    for at_capacity in [AtCapacity::Refuse, AtCapacity::EvictOldest] {
-        let adapter = MemoryAdapter::with_capacity(4).at_capacity(at_capacity);
-        adapter.claim(&set[..1], &on_claim()).await.unwrap();
-        let full = adapter.claim(&set, &on_claim()).await.unwrap_err();
-        assert_eq!(full.kind(), ErrorKind::Full);
-        let full = adapter.claim(&set, &terms()).await.unwrap_err();
-        assert_eq!(full.kind(), ErrorKind::Full);
-        for (index, key) in set.iter().enumerate() {
-            let entry = adapter.get(key).await.unwrap();
-            assert_eq!(entry.is_some(), index == 0, "{at_capacity:?} {index}");
-        }
-        // The rest fits.
-        let rest = adapter.claim(&set[1..4], &on_claim()).await.unwrap();
-        assert_eq!(rest, vec![FIRST; 3]);
-    }
+    assert_eq!(adapter.claim(&key(3), &on_claim()).await.unwrap(), FIRST);
 }
 
 #[tokio::test]
 async fn eviction_spares_keys_in_flight() {
     let adapter = MemoryAdapter::with_capacity(2).at_capacity(AtCapacity::EvictOldest);
-    adapter.claim(&[key(0)], &terms()).await.unwrap();
-    adapter.claim(&[key(1)], &on_claim()).await.unwrap();
-    adapter.claim(&[key(2)], &on_claim()).await.unwrap();
-    assert_eq!(adapter.claim(&[key(0)], &terms()).await.unwrap(), [Claimed::InFlight]);
+    adapter.claim(&key(0), &terms()).await.unwrap();
+    adapter.claim(&key(1), &on_claim()).await.unwrap();
+    adapter.claim(&key(2), &on_claim()).await.unwrap();
+    assert_eq!(adapter.claim(&key(0), &terms()).await.unwrap(), Claimed::InFlight);
     assert_eq!(adapter.get(&key(1)).await.unwrap(), None);
-    adapter.claim(&[key(2)], &terms()).await.unwrap();
+    adapter.claim(&key(2), &terms()).await.unwrap();
     adapter.forget(&key(2)).await.unwrap();
-    adapter.claim(&[key(3)], &terms()).await.unwrap();
-    let full = adapter.claim(&[key(4)], &on_claim()).await.unwrap_err();
+    adapter.claim(&key(3), &terms()).await.unwrap();
+    let full = adapter.claim(&key(4), &on_claim()).await.unwrap_err();
     assert_eq!(full.kind(), ErrorKind::Full);
 }
 
@@ -357,8 +327,8 @@ fn key_claimed_many_times_takes_the_memory_of_one() {
     let info = measure(|| {
         for _ in 0..20_000 {
             let mine = terms();
-            now(adapter.claim(&[key(0)], &mine)).unwrap();
-            now(adapter.release(&[key(0)], &mine)).unwrap();
+            now(adapter.claim(&key(0), &mine)).unwrap();
+            now(adapter.release(&key(0), &mine)).unwrap();
             adapter.advance(Duration::from_millis(1));
         }
     });
@@ -372,10 +342,10 @@ async fn lease_longer_than_retention_is_purged_one_hour_after_it_lapses() {
     let adapter = MemoryAdapter::new();
     let retention = Duration::from_secs(1);
     let brief = CallTerms::on_completion(Token::random(), retention, 2 * PURGE_GRACE);
-    adapter.claim(&[key(0)], &brief).await.unwrap();
+    adapter.claim(&key(0), &brief).await.unwrap();
     adapter.advance(PURGE_GRACE + Duration::from_secs(5));
     assert_eq!(adapter.purge(10).await.unwrap().deleted, 0);
-    adapter.renew(&[key(0)], &brief).await.unwrap();
+    adapter.renew(&key(0), &brief).await.unwrap();
     adapter.advance(3 * PURGE_GRACE - Duration::from_secs(5));
     assert_eq!(adapter.purge(10).await.unwrap().deleted, 0);
     adapter.advance(Duration::from_secs(6));
@@ -386,11 +356,11 @@ async fn lease_longer_than_retention_is_purged_one_hour_after_it_lapses() {
 async fn insertions_remove_expired_keys_without_a_purger() {
     let adapter = MemoryAdapter::new();
     for id in 0..2_000 {
-        adapter.claim(&[key(id)], &on_claim()).await.unwrap();
+        adapter.claim(&key(id), &on_claim()).await.unwrap();
     }
     adapter.advance(RETENTION);
     for id in 2_000..4_000 {
-        adapter.claim(&[key(id)], &on_claim()).await.unwrap();
+        adapter.claim(&key(id), &on_claim()).await.unwrap();
     }
     let count = rows(&adapter).await;
     assert!((2_000..2_300).contains(&count), "{count}");

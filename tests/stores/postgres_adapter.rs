@@ -1,5 +1,6 @@
 //! The Postgres adapter: its schema, its cost for the server, and servers that refuse.
 
+use std::slice;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use tower_dedup::adapter::{
 use tower_dedup::{ConfigError, DedupKey, ErrorKind};
 
 use crate::support::postgres::{Schema, Server};
-use crate::support::{FIRST, dedup_key, on_claim, rows, terms};
+use crate::support::{FIRST, claim_all, complete_all, dedup_key, on_claim, rows, terms};
 
 fn keys(ids: std::ops::Range<u32>) -> Vec<DedupKey> {
     let mut keys: Vec<_> = ids.map(|id| dedup_key(&id.to_string())).collect();
@@ -37,11 +38,11 @@ async fn only_migrate_makes_the_table_without_make_table() {
     let pool = pool(&schema.url()).await;
     let adapter =
         PostgresAdapter::with_options(pool.clone(), PostgresOptions::new().make_table(false));
-    let key = [dedup_key("a")];
+    let key = dedup_key("a");
     for _ in 0..2 {
         for error in [
             adapter.claim(&key, &terms()).await.unwrap_err(),
-            adapter.open(&key, &terms()).await.map(drop).unwrap_err(),
+            adapter.open(slice::from_ref(&key), &terms()).await.map(drop).unwrap_err(),
             adapter.list(&ListFilter::new(), None, 1).await.map(drop).unwrap_err(),
             adapter.stats().await.map(drop).unwrap_err(),
         ] {
@@ -49,7 +50,7 @@ async fn only_migrate_makes_the_table_without_make_table() {
         }
         adapter.migrate().await.unwrap();
         assert_eq!(rows(&adapter).await, 0);
-        assert_eq!(adapter.claim(&key, &terms()).await.unwrap().len(), 1);
+        assert_eq!(adapter.claim(&key, &terms()).await.unwrap(), FIRST);
         let older = "UPDATE webhook_deliveries_schema SET version = 0";
         sqlx::query(older).execute(&pool).await.unwrap();
         let other =
@@ -70,11 +71,11 @@ async fn many_connections_create_the_schema_at_once() {
             tokio::spawn(async move {
                 let options = PostgresOptions::new().schema(name);
                 let adapter = PostgresAdapter::connect_with(&database, options).await.unwrap();
-                adapter.claim(&[dedup_key("a")], &on_claim(&terms())).await.unwrap()
+                adapter.claim(&dedup_key("a"), &on_claim(&terms())).await.unwrap()
             })
         });
         let answers = join_all(all).await;
-        let first = answers.iter().filter(|answer| **answer.as_ref().unwrap() == [FIRST]);
+        let first = answers.iter().filter(|answer| *answer.as_ref().unwrap() == FIRST);
         assert_eq!(first.count(), 1);
     }
 }
@@ -96,12 +97,12 @@ async fn migration_that_failed_is_retried() {
     let options = PgConnectOptions::from_str(&schema.url()).unwrap().username(&role).password("");
     let adapter = PostgresAdapter::new(PgPoolOptions::new().connect_lazy_with(options));
     for _ in 0..2 {
-        let refused = adapter.claim(&[dedup_key("a")], &on_claim(&terms())).await.unwrap_err();
+        let refused = adapter.claim(&dedup_key("a"), &on_claim(&terms())).await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Refused, "{refused:?}");
     }
     run(&mut admin, format!("GRANT CREATE ON SCHEMA {} TO {role}", schema.name())).await;
-    let recorded = adapter.claim(&[dedup_key("a")], &on_claim(&terms())).await.unwrap();
-    assert_eq!(recorded, [FIRST]);
+    let recorded = adapter.claim(&dedup_key("a"), &on_claim(&terms())).await.unwrap();
+    assert_eq!(recorded, FIRST);
     run(&mut admin, format!("DROP OWNED BY {role}; DROP ROLE {role}")).await;
 }
 
@@ -116,7 +117,7 @@ async fn schema_created_by_the_user_works() {
     for statement in adapter.schema_sql() {
         sqlx::raw_sql(AssertSqlSafe(statement)).execute(&pool).await.unwrap();
     }
-    let claimed = adapter.claim(&keys(0..3), &terms()).await.unwrap();
+    let claimed = claim_all(&adapter, &keys(0..3), &terms()).await.unwrap();
     assert_eq!(claimed, vec![FIRST; 3]);
     assert_eq!(rows(&adapter).await, 3);
     adapter.close().await;
@@ -144,10 +145,10 @@ async fn duplicates_write_no_wal() {
     let server = Server::start();
     let adapter = PostgresAdapter::connect(&server.url()).await.unwrap();
     let (known, mine) = (keys(0..100), terms());
-    adapter.claim(&known, &mine).await.unwrap();
-    adapter.complete(&known, &mine).await.unwrap();
+    claim_all(&adapter, &known, &mine).await.unwrap();
+    complete_all(&adapter, &known, &mine).await.unwrap();
     let in_flight = keys(100..200);
-    adapter.claim(&in_flight, &terms()).await.unwrap();
+    claim_all(&adapter, &in_flight, &terms()).await.unwrap();
     let pool = pool(&server.url()).await;
     // Vacuum and checkpoints write WAL, too.
     for sql in
@@ -160,14 +161,14 @@ async fn duplicates_write_no_wal() {
         sqlx::query_scalar(sql).fetch_one(&pool).await.unwrap()
     };
     // The first read may set hint bits, or clean a page.
-    adapter.claim(&known, &terms()).await.unwrap();
+    claim_all(&adapter, &known, &terms()).await.unwrap();
     let before = position().await;
     for round in 0..50 {
-        let claimed = adapter.claim(&known, &terms()).await.unwrap();
+        let claimed = claim_all(&adapter, &known, &terms()).await.unwrap();
         assert!(claimed.iter().all(|one| matches!(one, Claimed::Duplicate(_))), "{round}");
-        let claimed = adapter.claim(&in_flight, &terms()).await.unwrap();
+        let claimed = claim_all(&adapter, &in_flight, &terms()).await.unwrap();
         assert_eq!(claimed, vec![Claimed::InFlight; 100]);
-        adapter.claim(&known, &on_claim(&terms())).await.unwrap();
+        claim_all(&adapter, &known, &on_claim(&terms())).await.unwrap();
         let opened = adapter.open(&known, &terms()).await.unwrap();
         assert!(opened.transaction.is_none());
     }
@@ -183,9 +184,9 @@ async fn completions_are_heap_only_updates() {
     let schema = Schema::fresh();
     let (adapter, pool) = (adapter(&schema).await, pool(&schema.url()).await);
     for id in 0..EVENTS {
-        let (keys, mine) = (keys(id..id + 1), terms());
-        adapter.claim(&keys, &mine).await.unwrap();
-        assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
+        let (key, mine) = (dedup_key(&id.to_string()), terms());
+        adapter.claim(&key, &mine).await.unwrap();
+        assert_eq!(adapter.complete(&key, &mine).await.unwrap(), Completed::Held);
     }
     let counted = async || -> (i64, i64) {
         sqlx::query_as(
@@ -227,16 +228,16 @@ async fn crash_of_the_server_loses_nothing_that_was_acknowledged() {
         let ids = |part: u32| keys(round * 300 + part * 100..round * 300 + part * 100 + 100);
         let (completed, recorded, committed) = (ids(0), ids(1), ids(2));
         let mine = terms();
-        adapter.claim(&completed, &mine).await.unwrap();
-        adapter.complete(&completed, &mine).await.unwrap();
-        adapter.claim(&recorded, &on_claim(&terms())).await.unwrap();
+        claim_all(&adapter, &completed, &mine).await.unwrap();
+        complete_all(&adapter, &completed, &mine).await.unwrap();
+        claim_all(&adapter, &recorded, &on_claim(&terms())).await.unwrap();
         let opened = adapter.open(&committed, &mine).await.unwrap();
         adapter.commit(opened.transaction.unwrap(), &committed, &mine).await.unwrap();
         // An immediate restart loses unflushed writes.
         server.restart_immediately();
         let adapter = PostgresAdapter::new(connect());
         for keys in [&completed, &recorded, &committed] {
-            let again = adapter.claim(keys, &terms()).await.unwrap();
+            let again = claim_all(&adapter, keys, &terms()).await.unwrap();
             assert!(again.iter().all(|one| matches!(one, Claimed::Duplicate(_))), "{again:?}");
         }
     }
@@ -248,44 +249,44 @@ async fn crash_of_the_server_loses_nothing_that_was_acknowledged() {
 async fn standby_is_refused_until_it_is_promoted() {
     let primary = Server::start();
     let adapter = PostgresAdapter::connect(&primary.url()).await.unwrap();
-    let (known, new, mine) = ([dedup_key("known")], [dedup_key("new")], terms());
+    let (known, new, mine) = (dedup_key("known"), dedup_key("new"), terms());
     adapter.claim(&known, &on_claim(&mine)).await.unwrap();
     let standby = primary.standby();
     let other = PostgresAdapter::new(pool(&standby.url()).await);
     // Operators may read.
-    assert!(other.get(&known[0]).await.unwrap().is_some());
-    for keys in [&known, &new] {
-        assert!(other.claim(keys, &on_claim(&terms())).await.unwrap_err().is_transient());
-        assert!(other.claim(keys, &terms()).await.unwrap_err().is_transient());
-        assert!(other.complete(keys, &terms()).await.unwrap_err().is_transient());
-        assert!(other.open(keys, &terms()).await.unwrap_err().is_transient());
+    assert!(other.get(&known).await.unwrap().is_some());
+    for key in [&known, &new] {
+        assert!(other.claim(key, &on_claim(&terms())).await.unwrap_err().is_transient());
+        assert!(other.claim(key, &terms()).await.unwrap_err().is_transient());
+        assert!(other.complete(key, &terms()).await.unwrap_err().is_transient());
+        assert!(other.open(slice::from_ref(key), &terms()).await.unwrap_err().is_transient());
     }
     primary.stop_immediately();
     standby.promote();
     // The same pool, without a restart.
     let again = other.claim(&known, &on_claim(&terms())).await.unwrap();
-    assert!(matches!(again[..], [Claimed::Duplicate(_)]), "{again:?}");
-    assert_eq!(other.claim(&new, &terms()).await.unwrap(), [Claimed::first(1, false)]);
+    assert!(matches!(again, Claimed::Duplicate(_)), "{again:?}");
+    assert_eq!(other.claim(&new, &terms()).await.unwrap(), Claimed::first(1, false));
 }
 
 /// A database refuses writes for a while.
 #[tokio::test]
 async fn read_only_database_is_unavailable_and_recovers() {
     let schema = Schema::fresh();
-    let (known, new) = ([dedup_key("known")], [dedup_key("new")]);
+    let (known, new) = (dedup_key("known"), dedup_key("new"));
     let writing = adapter(&schema).await;
     writing.claim(&known, &on_claim(&terms())).await.unwrap();
     let read_only = PgConnectOptions::from_str(&schema.url())
         .unwrap()
         .options([("default_transaction_read_only", "on")]);
     let adapter = PostgresAdapter::new(PgPoolOptions::new().connect_lazy_with(read_only));
-    for keys in [&known, &new] {
-        let refused = adapter.claim(keys, &terms()).await.unwrap_err();
+    for key in [&known, &new] {
+        let refused = adapter.claim(key, &terms()).await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Refused);
-        let refused = adapter.open(keys, &terms()).await;
-        assert!(refused.is_ok_and(|opened| opened.transaction.is_none()) || keys == &new);
+        let refused = adapter.open(slice::from_ref(key), &terms()).await;
+        assert!(refused.is_ok_and(|opened| opened.transaction.is_none()) || key == &new);
     }
-    assert_eq!(writing.claim(&new, &terms()).await.unwrap(), [Claimed::first(1, false)]);
+    assert_eq!(writing.claim(&new, &terms()).await.unwrap(), Claimed::first(1, false));
 }
 
 /// Every connection is cut, as by a restart behind a proxy: the next call succeeds.
@@ -304,14 +305,15 @@ async fn pool_of_dead_connections_fails_no_call() {
     let mut admin = PgConnection::connect(&server.url()).await.unwrap();
     for round in 0..5 {
         // All connections are open.
-        let open = (0..4).map(|id| {
-            let adapter = adapter.clone();
-            async move {
-                adapter.claim(&[dedup_key(&format!("{round}-{id}"))], &on_claim(&terms())).await
-            }
-        });
+        let open =
+            (0..4).map(|id| {
+                let adapter = adapter.clone();
+                async move {
+                    adapter.claim(&dedup_key(&format!("{round}-{id}")), &on_claim(&terms())).await
+                }
+            });
         for answer in join_all(open).await {
-            assert_eq!(answer.unwrap(), [FIRST], "round {round}");
+            assert_eq!(answer.unwrap(), FIRST, "round {round}");
         }
         let cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
                    WHERE application_name = 'cut'";
@@ -323,8 +325,8 @@ async fn pool_of_dead_connections_fails_no_call() {
 async fn many_replicas_purge_at_once() {
     let schema = Schema::fresh();
     let (adapter, pool) = (adapter(&schema).await, pool(&schema.url()).await);
-    adapter.claim(&keys(0..2_000), &on_claim(&terms())).await.unwrap();
-    let live = [dedup_key("live")];
+    claim_all(&adapter, &keys(0..2_000), &on_claim(&terms())).await.unwrap();
+    let live = dedup_key("live");
     adapter.claim(&live, &terms()).await.unwrap();
     let sql = "UPDATE webhook_deliveries SET expires_at = expires_at - interval '2 hours'";
     sqlx::query(sql).execute(&pool).await.unwrap();
@@ -346,14 +348,14 @@ async fn many_replicas_purge_at_once() {
     let purged: u64 = join_all(all).await.into_iter().map(Result::unwrap).sum();
     assert_eq!(purged + adapter.purge(5_000).await.unwrap().deleted, 2_000);
     assert_eq!(rows(&adapter).await, 1);
-    assert_eq!(adapter.forget(&live[0]).await.unwrap(), Forgotten::InFlight);
+    assert_eq!(adapter.forget(&live).await.unwrap(), Forgotten::InFlight);
 }
 
 #[tokio::test]
 async fn release_with_another_token_changes_nothing() {
     let schema = Schema::fresh();
     let adapter = adapter(&schema).await;
-    let (key, mine) = ([dedup_key("a")], terms());
+    let (key, mine) = (dedup_key("a"), terms());
     adapter.claim(&key, &mine).await.unwrap();
     adapter.release(&key, &terms()).await.unwrap();
     adapter.release(&key, &mine).await.unwrap();

@@ -4,14 +4,13 @@ use std::time::{Duration, SystemTime};
 
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
-use tower_dedup::DedupKey;
 use tower_dedup::adapter::{
     Batching, CallTerms, Claimed, Completed, DedupAdapter, Entry, EntryState, Forgotten,
     MaintenanceAdapter, PostgresAdapter, PostgresOptions, Renewed, Token, TransactionAdapter,
 };
 
 use crate::support::effects::{AT_A_GATE, Database, MINUTE};
-use crate::support::{FIRST, dedup_key, on_claim, rows};
+use crate::support::{FIRST, claim_all, dedup_key, on_claim, rows};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 const DAY: Duration = Duration::from_secs(86_400);
@@ -20,10 +19,6 @@ const SECOND: Duration = Duration::from_secs(1);
 /// A lease of a minute, and a day's retention.
 fn terms() -> CallTerms {
     CallTerms::on_completion(Token::random(), DAY, MINUTE)
-}
-
-fn one(id: &str) -> [DedupKey; 1] {
-    [dedup_key(id)]
 }
 
 /// Gives the sessions a clock of the test, in place of the server's: the search path finds the
@@ -67,13 +62,13 @@ async fn leases_and_retention_follow_the_clock_of_the_store() {
             if hours < 0 { now - HOUR } else { now + HOUR }
         };
         let (mine, before) = (terms(), store_now());
-        let set: Vec<_> = ["a", "b", "c"].into_iter().flat_map(one).collect();
-        let claimed = adapter.claim(&set, &mine).await.unwrap();
+        let set = ["a", "b", "c"].map(dedup_key);
+        let claimed = claim_all(&adapter, &set, &mine).await.unwrap();
         assert_eq!(claimed, vec![FIRST; 3]);
-        let transaction =
-            adapter.open(&one("transactional"), &mine).await.unwrap().transaction.unwrap();
-        adapter.commit(transaction, &one("transactional"), &mine).await.unwrap();
-        assert_eq!(adapter.claim(&one("recorded"), &on_claim(&mine)).await.unwrap(), [FIRST]);
+        let keys = [dedup_key("transactional")];
+        let transaction = adapter.open(&keys, &mine).await.unwrap().transaction.unwrap();
+        adapter.commit(transaction, &keys, &mine).await.unwrap();
+        assert_eq!(adapter.claim(&dedup_key("recorded"), &on_claim(&mine)).await.unwrap(), FIRST);
         // Times are reported as the store knows them, within the duration of a test.
         let told = entry(&adapter, "a").await;
         let EntryState::InFlight { lease_until } = told.state else { panic!("{told:?}") };
@@ -84,15 +79,17 @@ async fn leases_and_retention_follow_the_clock_of_the_store() {
 
         // The lease has a second left.
         set_clock(&database, start + 30).await;
-        assert_eq!(adapter.claim(&set, &terms()).await.unwrap(), vec![Claimed::InFlight; 3]);
-        assert_eq!(adapter.open(&one("a"), &terms()).await.unwrap().replies, [Claimed::InFlight]);
+        let claimed = claim_all(&adapter, &set, &terms()).await.unwrap();
+        assert_eq!(claimed, vec![Claimed::InFlight; 3]);
+        let opened = adapter.open(&set[..1], &terms()).await.unwrap();
+        assert_eq!(opened.replies, [Claimed::InFlight]);
         assert_eq!(adapter.forget(&dedup_key("a")).await.unwrap(), Forgotten::InFlight);
-        assert_eq!(adapter.renew(&one("b"), &mine).await.unwrap(), [Renewed::Held]);
-        assert_eq!(adapter.complete(&one("c"), &mine).await.unwrap(), [Completed::Held]);
+        assert_eq!(adapter.renew(&dedup_key("b"), &mine).await.unwrap(), Renewed::Held);
+        assert_eq!(adapter.complete(&dedup_key("c"), &mine).await.unwrap(), Completed::Held);
         // The lease has lapsed, except the renewed one.
         set_clock(&database, start + 61).await;
         let others = terms();
-        let claimed = adapter.claim(&set, &others).await.unwrap();
+        let claimed = claim_all(&adapter, &set, &others).await.unwrap();
         assert_eq!(claimed[..2], [Claimed::first(2, true), Claimed::InFlight]);
         assert!(matches!(claimed[2], Claimed::Duplicate(_)));
 
@@ -100,11 +97,14 @@ async fn leases_and_retention_follow_the_clock_of_the_store() {
         set_clock(&database, start + 86_400 - 600).await;
         assert_eq!(adapter.purge(100).await.unwrap().deleted, 0);
         for id in ["c", "recorded", "transactional"] {
-            let claimed = adapter.claim(&one(id), &terms()).await.unwrap();
-            assert!(matches!(claimed[..], [Claimed::Duplicate(_)]), "{id}: {claimed:?}");
+            let claimed = adapter.claim(&dedup_key(id), &terms()).await.unwrap();
+            assert!(matches!(claimed, Claimed::Duplicate(_)), "{id}: {claimed:?}");
         }
         set_clock(&database, start + 86_400 + 61 * 2).await;
-        assert_eq!(adapter.claim(&one("c"), &terms()).await.unwrap(), [Claimed::first(1, false)]);
+        assert_eq!(
+            adapter.claim(&dedup_key("c"), &terms()).await.unwrap(),
+            Claimed::first(1, false)
+        );
         // The other keys have expired with their leases. The adapter of another process sees a jump
         // of the store's clock.
         set_clock(&database, start + 86_400 + 61 * 2 + 3_600).await;
@@ -145,16 +145,16 @@ async fn claim_that_waited_for_a_connection_gets_its_whole_lease() {
             let id = format!("{batched}-{transactional}");
             let mut taken = pool.acquire().await.unwrap();
             let claim = tokio::spawn({
-                let (adapter, keys) = (adapter.clone(), one(&id));
+                let (adapter, key) = (adapter.clone(), dedup_key(&id));
                 async move {
                     if transactional {
-                        let opened = adapter.open(&keys, &terms()).await.unwrap();
+                        let opened = adapter.open(&[key], &terms()).await.unwrap();
                         // The row is visible once the claim's transaction commits.
                         let mut transaction = opened.transaction.unwrap();
                         transaction.connection().execute("COMMIT").await.unwrap();
-                        opened.replies
+                        opened.replies[0].clone()
                     } else {
-                        adapter.claim(&keys, &terms()).await.unwrap()
+                        adapter.claim(&key, &terms()).await.unwrap()
                     }
                 }
             });
@@ -164,7 +164,7 @@ async fn claim_that_waited_for_a_connection_gets_its_whole_lease() {
             }
             let released = now(&mut taken).await;
             drop(taken);
-            assert_eq!(claim.await.unwrap(), [Claimed::first(1, false)]);
+            assert_eq!(claim.await.unwrap(), Claimed::first(1, false));
             let until = lease_until(database.effects.pool(), &id).await;
             assert!(until >= released + 60.0, "{until} {released}");
         }
@@ -185,15 +185,15 @@ async fn claim_that_waited_for_a_row_gets_its_whole_lease() {
     // On a busy machine, the claim may have reached its limit.
     for attempt in 0..50 {
         let (id, mine) = (format!("{attempt}"), terms());
-        adapter.claim(&one(&id), &mine).await.unwrap();
-        adapter.release(&one(&id), &mine).await.unwrap();
+        adapter.claim(&dedup_key(&id), &mine).await.unwrap();
+        adapter.release(&dedup_key(&id), &mine).await.unwrap();
         let mut theirs = database.effects.pool().begin().await.unwrap();
         let lock =
             AssertSqlSafe(format!("SELECT FROM webhook_deliveries WHERE id = '{id}' FOR UPDATE"));
         theirs.execute(lock).await.unwrap();
         let claim = tokio::spawn({
-            let (adapter, keys) = (adapter.clone(), one(&id));
-            async move { adapter.claim(&keys, &terms()).await.unwrap() }
+            let (adapter, key) = (adapter.clone(), dedup_key(&id));
+            async move { adapter.claim(&key, &terms()).await.unwrap() }
         });
         let waits = "SELECT count(*) FROM pg_stat_activity \
                      WHERE application_name = $1 AND wait_event_type = 'Lock'";
@@ -205,7 +205,7 @@ async fn claim_that_waited_for_a_row_gets_its_whole_lease() {
         }
         let released = now(&mut theirs).await;
         theirs.commit().await.unwrap();
-        if claim.await.unwrap() == [Claimed::first(2, false)] {
+        if claim.await.unwrap() == Claimed::first(2, false) {
             let until = lease_until(database.effects.pool(), &id).await;
             assert!(until >= released + 60.0, "{until} {released}");
             granted = true;
@@ -221,42 +221,45 @@ async fn claim_that_waited_for_a_row_gets_its_whole_lease() {
 async fn claim_meets_a_row_that_was_committed_since_its_statement_began() {
     let database = Database::fresh().await;
     for batching in [Batching::new(), Batching::off()] {
-        for case in ["claim", "claim of a set", "record", "open", "record_in"] {
+        for case in ["claim", "claims of a batch", "record", "open", "record_in"] {
             let adapter = PostgresAdapter::with_options(
                 database.pool(3),
                 PostgresOptions::new().batching(batching),
             );
             adapter.migrate().await.unwrap();
             database.run("TRUNCATE webhook_deliveries").await;
-            // Two keys in one call: the first one blocks, and the second one was looked up before.
-            let keys = if case == "claim of a set" {
-                vec![dedup_key("0"), dedup_key("a")]
-            } else {
-                one("a").into()
-            };
+            if case == "claims of a batch" && batching == Batching::off() {
+                continue;
+            }
+            let key = dedup_key("a");
             let gate = database.gate("BEFORE INSERT ON webhook_deliveries").await;
             let call = tokio::spawn({
-                let (adapter, keys, pool) = (adapter.clone(), keys.clone(), database.pool(1));
+                let (adapter, pool) = (adapter.clone(), database.pool(1));
                 async move {
                     match case {
                         "record" => {
-                            let recorded = adapter.claim(&keys, &on_claim(&terms())).await.unwrap();
-                            matches!(recorded[..], [Claimed::Duplicate(_)])
+                            let recorded = adapter.claim(&key, &on_claim(&terms())).await.unwrap();
+                            matches!(recorded, Claimed::Duplicate(_))
                         }
                         "open" => {
-                            let opened = adapter.open(&keys, &terms()).await.unwrap();
+                            let opened = adapter.open(&[key], &terms()).await.unwrap();
                             matches!(opened.replies[..], [Claimed::Duplicate(_)])
                                 && opened.transaction.is_none()
                         }
                         "record_in" => {
                             let mut transaction = pool.begin().await.unwrap();
-                            let key = &keys[0];
-                            let recorded = adapter.record_in(&mut transaction, key, DAY).await;
+                            let recorded = adapter.record_in(&mut transaction, &key, DAY).await;
                             matches!(recorded.unwrap(), Claimed::Duplicate(_))
                         }
+                        // The first key blocks, and the second one was looked up before.
+                        "claims of a batch" => {
+                            let keys = [dedup_key("0"), key];
+                            let claimed = claim_all(&adapter, &keys, &terms()).await.unwrap();
+                            matches!(claimed[..], [FIRST, Claimed::Duplicate(_)])
+                        }
                         _ => {
-                            let claimed = adapter.claim(&keys, &terms()).await.unwrap();
-                            matches!(claimed.last(), Some(Claimed::Duplicate(_)))
+                            let claimed = adapter.claim(&key, &terms()).await.unwrap();
+                            matches!(claimed, Claimed::Duplicate(_))
                         }
                     }
                 }

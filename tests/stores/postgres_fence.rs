@@ -56,13 +56,13 @@ impl World {
         other.migrate().await.unwrap();
         // Prepares the statements of each step, so that each is one message from now on.
         for terms in [under_lease, on_arrival] {
-            let (key, mine) = ([dedup_key("prepared")], terms());
+            let (key, mine) = (dedup_key("prepared"), terms());
             for _ in 0..2 {
                 late.claim(&key, &mine).await.unwrap();
                 late.release(&key, &mine).await.unwrap();
                 late.claim(&key, &terms()).await.unwrap();
                 late.release(&key, &mine).await.unwrap();
-                late.forget(&key[0]).await.unwrap();
+                late.forget(&key).await.unwrap();
             }
             late.renew(&key, &mine).await.unwrap();
         }
@@ -75,7 +75,7 @@ impl World {
     }
 
     /// Makes the row that a claim finds.
-    async fn begin(&self, key: &[DedupKey; 1], row: &str) {
+    async fn begin(&self, key: &DedupKey, row: &str) {
         let theirs = under_lease();
         match row {
             "none" => {}
@@ -105,7 +105,7 @@ async fn late_claim_has_no_effect(
     waits: Duration,
 ) -> bool {
     let label = format!("{row}, message {spared}, {waits:?}, {:?}", terms().permanence());
-    let (key, mine) = ([dedup_key(&label)], terms());
+    let (key, mine) = (dedup_key(&label), terms());
     world.begin(&key, row).await;
     world.proxy.set(spared, Cut::Late);
     let (late, sent) = (Arc::clone(&world.late), (key.clone(), mine.clone()));
@@ -123,7 +123,7 @@ async fn late_claim_has_no_effect(
             world.proxy.deliver().await;
         }
         let claimed = claim.await.unwrap().unwrap();
-        assert!(matches!(claimed[..], [Claimed::First { .. }]), "{label}: {claimed:?}");
+        assert!(matches!(claimed, Claimed::First { .. }), "{label}: {claimed:?}");
         return false;
     }
     claim.abort();
@@ -133,15 +133,15 @@ async fn late_claim_has_no_effect(
     world.other.purge(100).await.unwrap();
     world.proxy.deliver().await;
     // A batch goes on after the reply. Nothing of it follows the next call on the same adapter.
-    let probe = [dedup_key(&format!("{label}, probe"))];
+    let probe = dedup_key(&format!("{label}, probe"));
     for _ in 0..3 {
         world.late.claim(&probe, &under_lease()).await.unwrap();
     }
     let next = terms();
     let claimed = world.other.claim(&key, &next).await.unwrap();
-    assert!(matches!(claimed[..], [Claimed::First { .. }]), "{label}: {claimed:?}");
+    assert!(matches!(claimed, Claimed::First { .. }), "{label}: {claimed:?}");
     // A late renewal does not get the key back.
-    assert_eq!(world.late.renew(&key, &mine).await.unwrap(), [Renewed::Lost], "{label}");
+    assert_eq!(world.late.renew(&key, &mine).await.unwrap(), Renewed::Lost, "{label}");
     true
 }
 
@@ -179,24 +179,24 @@ async fn late_claims_have_no_effect_after_their_release() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn late_forget_keeps_a_later_completion() {
     let world = World::new(Batching::new()).await;
-    let key = [dedup_key("a")];
+    let key = dedup_key("a");
     world.other.claim(&key, &on_arrival()).await.unwrap();
     // The second message names the version that the first one has read.
     world.proxy.set(1, Cut::Late);
     let late = Arc::clone(&world.late);
-    let [forgotten] = key.clone();
+    let forgotten = key.clone();
     let forget = tokio::spawn(async move { late.forget(&forgotten).await });
     while world.proxy.all_messages() <= 1 {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    assert_eq!(world.other.forget(&key[0]).await.unwrap(), Forgotten::Removed);
+    assert_eq!(world.other.forget(&key).await.unwrap(), Forgotten::Removed);
     let mine = under_lease();
-    assert_eq!(world.other.claim(&key, &mine).await.unwrap(), [Claimed::first(1, false)]);
-    assert_eq!(world.other.complete(&key, &mine).await.unwrap(), [Completed::Held]);
+    assert_eq!(world.other.claim(&key, &mine).await.unwrap(), Claimed::first(1, false));
+    assert_eq!(world.other.complete(&key, &mine).await.unwrap(), Completed::Held);
     forget.abort();
     world.proxy.deliver().await;
     let again = world.other.claim(&key, &under_lease()).await.unwrap();
-    assert!(matches!(again[..], [Claimed::Duplicate(_)]), "{again:?}");
+    assert!(matches!(again, Claimed::Duplicate(_)), "{again:?}");
     world.proxy.close();
 }
 
@@ -205,7 +205,7 @@ async fn late_forget_keeps_a_later_completion() {
 async fn release_keeps_every_row_for_an_hour() {
     let world = World::new(Batching::new()).await;
     for mine in [under_lease(), on_arrival()] {
-        let key = [dedup_key(&format!("{:?}", mine.permanence()))];
+        let key = dedup_key(&format!("{:?}", mine.permanence()));
         world.other.claim(&key, &on_arrival()).await.unwrap();
         world.age(RETENTION + PURGE_GRACE - MINUTE).await;
         world.other.release(&key, &mine).await.unwrap();
@@ -226,16 +226,16 @@ async fn row_of_a_release_shows_nothing() {
     let adapter = PostgresAdapter::connect(&schema.url()).await.unwrap();
     adapter.migrate().await.unwrap();
     for mine in [under_lease(), on_arrival()] {
-        let key = [dedup_key(&format!("{:?}", mine.permanence()))];
+        let key = dedup_key(&format!("{:?}", mine.permanence()));
         adapter.release(&key, &mine).await.unwrap();
-        assert_eq!(adapter.get(&key[0]).await.unwrap(), None);
-        assert_eq!(adapter.forget(&key[0]).await.unwrap(), Forgotten::Missing);
+        assert_eq!(adapter.get(&key).await.unwrap(), None);
+        assert_eq!(adapter.forget(&key).await.unwrap(), Forgotten::Missing);
         // The token is that of the release.
-        assert_eq!(adapter.renew(&key, &mine).await.unwrap(), [Renewed::Lost]);
-        assert_eq!(adapter.claim(&key, &mine).await.unwrap(), [Claimed::first(1, false)]);
+        assert_eq!(adapter.renew(&key, &mine).await.unwrap(), Renewed::Lost);
+        assert_eq!(adapter.claim(&key, &mine).await.unwrap(), Claimed::first(1, false));
     }
-    let completed = [dedup_key("completed")];
+    let completed = dedup_key("completed");
     adapter.release(&completed, &under_lease()).await.unwrap();
-    assert_eq!(adapter.complete(&completed, &under_lease()).await.unwrap(), [Completed::Inserted]);
+    assert_eq!(adapter.complete(&completed, &under_lease()).await.unwrap(), Completed::Inserted);
     assert_eq!(adapter.stats().await.unwrap().rows, 3);
 }

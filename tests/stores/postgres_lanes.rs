@@ -40,7 +40,7 @@ fn lane_that_loses_its_connection_is_counted() {
             let claims = async |round: &str| {
                 let all = (0..16).map(|id| {
                     let (adapter, key) = (adapter.clone(), dedup_key(&format!("{round}-{id}")));
-                    async move { adapter.claim(&[key], &on_claim(&terms())).await }
+                    async move { adapter.claim(&key, &on_claim(&terms())).await }
                 });
                 join_all(all).await
             };

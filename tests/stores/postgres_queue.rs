@@ -11,10 +11,10 @@ use tower_dedup::adapter::{
 
 use crate::support::effects::{AT_A_GATE, Database};
 use crate::support::postgres::Server;
-use crate::support::{FIRST, dedup_key, on_claim, terms};
+use crate::support::{FIRST, claim_all, dedup_key, on_claim, terms};
 
-fn key(of: &str, id: usize) -> [DedupKey; 1] {
-    [dedup_key(&format!("{of}-{id}"))]
+fn key(of: &str, id: usize) -> DedupKey {
+    dedup_key(&format!("{of}-{id}"))
 }
 
 /// Duplicates, new claims and completions go in one batch. Too few keys are duplicates for the
@@ -31,10 +31,10 @@ async fn duplicate_beside_completions_neither_writes_nor_locks() {
     let mine = terms();
     for id in 0..DUPLICATES {
         let recorded = adapter.claim(&key("known", id), &on_claim(&terms())).await.unwrap();
-        assert_eq!(recorded, [FIRST]);
+        assert_eq!(recorded, FIRST);
     }
-    let held: Vec<_> = (0..OTHERS).flat_map(|id| key("held", id)).collect();
-    adapter.claim(&held, &mine).await.unwrap();
+    let held: Vec<_> = (0..OTHERS).map(|id| key("held", id)).collect();
+    claim_all(&adapter, &held, &mine).await.unwrap();
 
     // One claim blocks the only lane, so the other calls form one batch.
     let gate = database.gate("BEFORE INSERT ON webhook_deliveries").await;
@@ -62,16 +62,16 @@ async fn duplicate_beside_completions_neither_writes_nor_locks() {
         tokio::task::yield_now().await;
     }
     drop(gate);
-    assert_eq!(first.await.unwrap().unwrap(), [Claimed::first(1, false)]);
+    assert_eq!(first.await.unwrap().unwrap(), Claimed::first(1, false));
     for completed in completions.await {
-        assert_eq!(completed.unwrap(), [Completed::Held]);
+        assert_eq!(completed.unwrap(), Completed::Held);
     }
     for claimed in new.await {
-        assert_eq!(claimed.unwrap(), [Claimed::first(1, false)]);
+        assert_eq!(claimed.unwrap(), Claimed::first(1, false));
     }
     for claimed in duplicates.await {
         let claimed = claimed.unwrap();
-        assert!(matches!(claimed[..], [Claimed::Duplicate(_)]), "{claimed:?}");
+        assert!(matches!(claimed, Claimed::Duplicate(_)), "{claimed:?}");
     }
     let count = async |such: &str| -> i64 {
         let sql = format!("SELECT count(*) FROM webhook_deliveries WHERE {such}");
@@ -122,7 +122,7 @@ async fn batches_over_slow_commits_are_rarely_rolled_back() {
         });
         let mut first = 0;
         for claimed in join_all(copies.collect::<Vec<_>>()).await {
-            first += usize::from(claimed.unwrap() == [Claimed::first(1, false)]);
+            first += usize::from(claimed.unwrap() == Claimed::first(1, false));
         }
         assert_eq!(first, CALLERS);
         longest = longest.max(start.elapsed());

@@ -1,25 +1,23 @@
 //! Servers and tables with other settings: another language, another encoding, partitions, errors
 //! of a pooler.
 
+use std::slice;
 use std::time::Duration;
 
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
 use tower::Layer;
+use tower_dedup::ErrorKind;
 use tower_dedup::adapter::{
     Batching, CallTerms, Claimed, Completed, DedupAdapter, Forgotten, MaintenanceAdapter,
     PostgresAdapter, PostgresOptions, Renewed, Token, TransactionAdapter,
 };
-use tower_dedup::{DedupKey, ErrorKind};
 
-use crate::support::dedup_key;
 use crate::support::effects::{Database, MINUTE, transactional, write};
 use crate::support::postgres::{Schema, Server, create_partitions, fresh_name, shared, with_path};
-use crate::support::{FIRST, on_claim, request, result, rows, send, terms};
-
-fn one(id: &str) -> [DedupKey; 1] {
-    [dedup_key(id)]
-}
+use crate::support::{
+    FIRST, claim_all, complete_all, dedup_key, on_claim, request, result, rows, send, terms,
+};
 
 async fn pool(url: &str) -> PgPool {
     PgPoolOptions::new().max_connections(3).connect(url).await.unwrap()
@@ -28,37 +26,41 @@ async fn pool(url: &str) -> PgPool {
 /// Asserts the reply of each kind of call, and the answer of each ledger to a row that another
 /// session locks.
 async fn every_call_is_answered(adapter: &PostgresAdapter, pool: &PgPool) {
-    let (mine, key) = (terms(), one("leased"));
-    assert_eq!(adapter.claim(&key, &mine).await.unwrap(), [Claimed::first(1, false)]);
-    assert_eq!(adapter.claim(&key, &terms()).await.unwrap(), [Claimed::InFlight]);
-    assert_eq!(adapter.renew(&key, &mine).await.unwrap(), [Renewed::Held]);
+    let (mine, key) = (terms(), dedup_key("leased"));
+    assert_eq!(adapter.claim(&key, &mine).await.unwrap(), Claimed::first(1, false));
+    assert_eq!(adapter.claim(&key, &terms()).await.unwrap(), Claimed::InFlight);
+    assert_eq!(adapter.renew(&key, &mine).await.unwrap(), Renewed::Held);
     adapter.release(&key, &mine).await.unwrap();
-    assert_eq!(adapter.claim(&key, &mine).await.unwrap(), [Claimed::first(2, false)]);
-    assert_eq!(adapter.forget(&key[0]).await.unwrap(), Forgotten::InFlight);
-    assert_eq!(adapter.complete(&key, &mine).await.unwrap(), [Completed::Held]);
-    assert!(matches!(adapter.claim(&key, &mine).await.unwrap()[..], [Claimed::Duplicate(_)]));
-    let recorded = one("recorded");
-    assert_eq!(adapter.claim(&recorded, &on_claim(&mine)).await.unwrap(), [FIRST]);
+    assert_eq!(adapter.claim(&key, &mine).await.unwrap(), Claimed::first(2, false));
+    assert_eq!(adapter.forget(&key).await.unwrap(), Forgotten::InFlight);
+    assert_eq!(adapter.complete(&key, &mine).await.unwrap(), Completed::Held);
+    assert!(matches!(adapter.claim(&key, &mine).await.unwrap(), Claimed::Duplicate(_)));
+    let recorded = dedup_key("recorded");
+    assert_eq!(adapter.claim(&recorded, &on_claim(&mine)).await.unwrap(), FIRST);
     adapter.release(&recorded, &on_claim(&mine)).await.unwrap();
-    assert_eq!(adapter.claim(&recorded, &on_claim(&mine)).await.unwrap(), [FIRST]);
-    let many: Vec<_> = (10..40).flat_map(|id| one(&id.to_string())).collect();
-    let claimed = adapter.claim(&many, &mine).await.unwrap();
+    assert_eq!(adapter.claim(&recorded, &on_claim(&mine)).await.unwrap(), FIRST);
+    let many: Vec<_> = (10..40).map(|id| dedup_key(&id.to_string())).collect();
+    let claimed = claim_all(adapter, &many, &mine).await.unwrap();
     assert!(claimed.iter().all(|answer| *answer == Claimed::first(1, false)));
-    let completed = adapter.complete(&many, &mine).await.unwrap();
+    let completed = complete_all(adapter, &many, &mine).await.unwrap();
     assert!(completed.iter().all(|answer| *answer == Completed::Held));
 
-    let held = one("transactional");
-    let transaction = adapter.open(&held, &mine).await.unwrap().transaction.unwrap();
-    assert_eq!(adapter.claim(&held, &terms()).await.unwrap(), [Claimed::InFlight]);
-    assert_eq!(adapter.open(&held, &terms()).await.unwrap().replies, [Claimed::InFlight]);
-    adapter.commit(transaction, &held, &mine).await.unwrap();
+    let held = dedup_key("transactional");
+    let transaction =
+        adapter.open(slice::from_ref(&held), &mine).await.unwrap().transaction.unwrap();
+    assert_eq!(adapter.claim(&held, &terms()).await.unwrap(), Claimed::InFlight);
+    assert_eq!(
+        adapter.open(slice::from_ref(&held), &terms()).await.unwrap().replies,
+        [Claimed::InFlight]
+    );
+    adapter.commit(transaction, slice::from_ref(&held), &mine).await.unwrap();
     assert!(matches!(
-        adapter.open(&held, &terms()).await.unwrap().replies[..],
+        adapter.open(slice::from_ref(&held), &terms()).await.unwrap().replies[..],
         [Claimed::Duplicate(_)]
     ));
-    assert_eq!(adapter.forget(&held[0]).await.unwrap(), Forgotten::Removed);
+    assert_eq!(adapter.forget(&held).await.unwrap(), Forgotten::Removed);
     let short = CallTerms::on_claim(Token::random(), Duration::ZERO);
-    adapter.claim(&one("purged"), &on_claim(&short)).await.unwrap();
+    adapter.claim(&dedup_key("purged"), &on_claim(&short)).await.unwrap();
     let aged = "UPDATE webhook_deliveries SET expires_at = expires_at - interval '61 minutes' \
                 WHERE id = 'purged'";
     sqlx::query(aged).execute(pool).await.unwrap();
@@ -69,18 +71,18 @@ async fn every_call_is_answered(adapter: &PostgresAdapter, pool: &PgPool) {
 
 /// Another session locks the row without an advisory lock: error 55P03, which has a text.
 async fn lock_that_is_not_ours_is_in_flight(adapter: &PostgresAdapter, pool: &PgPool) {
-    let (key, mine) = (one("held"), terms());
+    let (key, mine) = (dedup_key("held"), terms());
     adapter.claim(&key, &mine).await.unwrap();
     adapter.release(&key, &mine).await.unwrap();
     let mut theirs = pool.begin().await.unwrap();
     let lock = "SELECT FROM webhook_deliveries WHERE id = 'held' FOR UPDATE";
     assert_eq!(theirs.execute(lock).await.unwrap().rows_affected(), 1);
-    let mut set = vec![key[0].clone(), dedup_key("in front"), dedup_key("z")];
+    let mut set = vec![key.clone(), dedup_key("in front"), dedup_key("z")];
     set.sort();
-    for answer in set.iter().zip(adapter.claim(&set, &terms()).await.unwrap()) {
-        assert_eq!(answer.1 == Claimed::InFlight, *answer.0 == key[0]);
+    for answer in set.iter().zip(claim_all(adapter, &set, &terms()).await.unwrap()) {
+        assert_eq!(answer.1 == Claimed::InFlight, *answer.0 == key);
     }
-    assert_eq!(adapter.open(&key, &terms()).await.unwrap().replies, [Claimed::InFlight]);
+    assert_eq!(adapter.open(&[key], &terms()).await.unwrap().replies, [Claimed::InFlight]);
     theirs.rollback().await.unwrap();
 }
 
@@ -125,8 +127,9 @@ async fn index_created_concurrently_delays_no_claim() {
     });
     database.until_sessions("wait_event_type = 'Lock'", 1).await;
     let mine = terms();
-    let claimed = tokio::time::timeout(MINUTE, adapter.claim(&one("a"), &mine)).await.unwrap();
-    assert_eq!(claimed.unwrap(), [Claimed::first(1, false)]);
+    let claimed =
+        tokio::time::timeout(MINUTE, adapter.claim(&dedup_key("a"), &mine)).await.unwrap();
+    assert_eq!(claimed.unwrap(), Claimed::first(1, false));
     assert!(!index.is_finished());
     theirs.rollback().await.unwrap();
     index.await.unwrap().unwrap();
@@ -166,9 +169,9 @@ async fn database_without_all_characters_is_refused() {
         admin.execute(AssertSqlSafe(create)).await.unwrap();
         let pool = pool(&with_path(shared(), &name)).await;
         let adapter = PostgresAdapter::new(pool.clone());
-        let claimed = adapter.claim(&one("ключ"), &terms()).await;
+        let claimed = adapter.claim(&dedup_key("ключ"), &terms()).await;
         match claimed {
-            Ok(claimed) => assert_eq!((works, claimed), (true, vec![Claimed::first(1, false)])),
+            Ok(claimed) => assert_eq!((works, claimed), (true, Claimed::first(1, false))),
             Err(error) => assert_eq!((works, error.kind()), (false, ErrorKind::Config)),
         }
         adapter.close().await;
@@ -198,7 +201,7 @@ async fn error_with_an_unknown_outcome_is_no_refusal() {
              FOR EACH ROW EXECUTE FUNCTION fail()"
         );
         pool.execute(sqlx::raw_sql(AssertSqlSafe(raise))).await.unwrap();
-        let error = adapter.claim(&one("a"), &terms()).await.unwrap_err();
+        let error = adapter.claim(&dedup_key("a"), &terms()).await.unwrap_err();
         assert_eq!(error.kind(), kind, "{code}");
     }
 }

@@ -3,6 +3,7 @@
 
 use std::convert::Infallible;
 
+use futures_util::future::try_join_all;
 use http::{Request, Response};
 use sqlx::{AssertSqlSafe, Executor, PgPool};
 use tower::Layer;
@@ -13,7 +14,10 @@ use tower_dedup::adapter::{
 };
 
 use crate::support::effects::{Database, MINUTE, answer, lend, transactional};
-use crate::support::{Body, dedup_key, on_claim, request, send, sorted_keys, terms};
+use crate::support::{
+    Body, claim_all, complete_all, dedup_key, on_claim, release_all, request, send, sorted_keys,
+    terms,
+};
 
 /// Returns every setting of the pool's one session.
 async fn settings(pool: &PgPool) -> Vec<(String, Option<String>)> {
@@ -66,33 +70,33 @@ async fn calls_leave_no_lock_and_no_setting_behind() {
         watch.nothing_is_left("migrate").await;
         for count in [1, 3, 100] {
             let (mine, leased) = (terms(), sorted_keys(&format!("leased{count}"), count));
-            adapter.claim(&leased, &mine).await.unwrap();
+            claim_all(&adapter, &leased, &mine).await.unwrap();
             watch.nothing_is_left("claim").await;
-            adapter.claim(&leased, &terms()).await.unwrap();
-            adapter.renew(&leased, &mine).await.unwrap();
+            claim_all(&adapter, &leased, &terms()).await.unwrap();
+            try_join_all(leased.iter().map(|key| adapter.renew(key, &mine))).await.unwrap();
             watch.nothing_is_left("renew").await;
-            adapter.release(&leased, &mine).await.unwrap();
+            release_all(&adapter, &leased, &mine).await.unwrap();
             watch.nothing_is_left("release").await;
-            asynchronous.claim(&leased, &mine).await.unwrap();
+            claim_all(&asynchronous, &leased, &mine).await.unwrap();
             watch.nothing_is_left("asynchronous claim").await;
-            adapter.complete(&leased, &mine).await.unwrap();
+            complete_all(&adapter, &leased, &mine).await.unwrap();
             watch.nothing_is_left("complete").await;
-            adapter.claim(&leased, &mine).await.unwrap();
+            claim_all(&adapter, &leased, &mine).await.unwrap();
             watch.nothing_is_left("duplicate").await;
             let fetching = terms().with_fetch(Fetch::DigestAndResponse);
-            adapter.claim(&leased, &fetching).await.unwrap();
+            claim_all(&adapter, &leased, &fetching).await.unwrap();
             watch.nothing_is_left("duplicate with stored data").await;
             let recorded = sorted_keys(&format!("recorded{count}"), count);
-            adapter.claim(&recorded, &on_claim(&mine)).await.unwrap();
+            claim_all(&adapter, &recorded, &on_claim(&mine)).await.unwrap();
             watch.nothing_is_left("record").await;
-            adapter.release(&recorded, &on_claim(&mine)).await.unwrap();
+            release_all(&adapter, &recorded, &on_claim(&mine)).await.unwrap();
             watch.nothing_is_left("unrecord").await;
 
             let opened = sorted_keys(&format!("opened{count}"), count);
             let transaction = adapter.open(&opened, &mine).await.unwrap().transaction.unwrap();
             // Batches leave locked rows out.
             if batching != Batching::off() {
-                adapter.claim(&opened[..1], &terms()).await.unwrap();
+                adapter.claim(&opened[0], &terms()).await.unwrap();
             }
             adapter.rollback(transaction).await.unwrap();
             watch.nothing_is_left("rollback").await;

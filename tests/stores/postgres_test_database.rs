@@ -48,7 +48,7 @@ async fn use_lanes(adapter: &PostgresAdapter) {
     let calls = (0..64).map(|id| {
         let adapter = adapter.clone();
         tokio::spawn(async move {
-            let keys = [dedup_key(&format!("evt_{id}"))];
+            let keys = dedup_key(&format!("evt_{id}"));
             adapter.claim(&keys, &terms()).await.unwrap()
         })
     });
@@ -73,7 +73,7 @@ async fn closing_the_pool_closes_the_lanes() {
     assert!(in_use > i64::from(pool.size()), "{in_use} sessions: no lane has a connection");
     pool.close().await;
     Database::assert_droppable(&name).await;
-    assert!(adapter.claim(&[dedup_key("late")], &terms()).await.is_err());
+    assert!(adapter.claim(&dedup_key("late"), &terms()).await.is_err());
 }
 
 #[test]

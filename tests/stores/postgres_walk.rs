@@ -5,14 +5,13 @@ use std::time::Duration;
 
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row as _};
-use tower_dedup::DedupKey;
 use tower_dedup::adapter::{
     Claimed, Cursor, DedupAdapter, Forgotten, KeyState, ListFilter, MaintenanceAdapter,
     PostgresAdapter, PostgresOptions, Purging, Stats,
 };
 
 use crate::support::postgres::{Schema, create_partitions};
-use crate::support::{dedup_key, sorted_keys, terms};
+use crate::support::{claim_all, complete_all, dedup_key, sorted_keys, terms};
 
 /// A table without an adapter that purges by itself.
 struct Table {
@@ -147,11 +146,11 @@ async fn purges_beside_batches_that_claim_expired_keys_never_fail() {
     let expire = "UPDATE webhook_deliveries SET expires_at = now() - interval '2 hours', \
         lease_until = now() - interval '2 hours'";
     for _ in 0..6 {
-        table.adapter.claim(&keys, &terms()).await.unwrap();
+        claim_all(&table.adapter, &keys, &terms()).await.unwrap();
         table.execute(expire).await;
         let claims = keys.chunks(100).map(|keys| {
             let (adapter, keys) = (table.adapter.clone(), keys.to_vec());
-            tokio::spawn(async move { adapter.claim(&keys, &terms()).await.unwrap() })
+            tokio::spawn(async move { claim_all(&adapter, &keys, &terms()).await.unwrap() })
         });
         let purges = (0..4).map(|_| {
             let adapter = table.adapter.clone();
@@ -208,7 +207,7 @@ async fn a_list_of_a_large_table_has_every_key_once() {
     for partitions in [0, 4] {
         let table = Table::new(partitions).await;
         table.fill("evt_", 3_000).await;
-        table.adapter.claim(&[dedup_key("stuck")], &terms()).await.unwrap();
+        table.adapter.claim(&dedup_key("stuck"), &terms()).await.unwrap();
         let complete = ListFilter::new().with_state(KeyState::Complete);
         let live: BTreeSet<String> =
             (1..=3_000).filter(|id| id % 3 != 0).map(|id| format!("evt_{id}")).collect();
@@ -253,10 +252,10 @@ async fn rights_on_the_partitioned_table_are_enough() {
     assert_eq!(adapter.stats().await.unwrap().rows, 30);
     assert_eq!(adapter.purge(100).await.unwrap().deleted, 10);
     assert_eq!(adapter.list(&ListFilter::new(), None, 100).await.unwrap().keys.len(), 20);
-    let (keys, mine): (Vec<DedupKey>, _) = (sorted_keys("new", 20), terms());
-    let claimed = adapter.claim(&keys, &mine).await.unwrap();
+    let (keys, mine) = (sorted_keys("new", 20), terms());
+    let claimed = claim_all(&adapter, &keys, &mine).await.unwrap();
     assert!(claimed.iter().all(|reply| *reply == Claimed::first(1, false)), "{claimed:?}");
-    adapter.complete(&keys, &mine).await.unwrap();
+    complete_all(&adapter, &keys, &mine).await.unwrap();
     assert_eq!(adapter.forget(&keys[0]).await.unwrap(), Forgotten::Removed);
     pool.close().await;
     table.execute(&format!("DROP OWNED BY {role}")).await;

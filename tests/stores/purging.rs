@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,7 @@ use tower_dedup::adapter::{
 use crate::support::log::Log;
 use crate::support::postgres::{Schema, Server};
 use crate::support::time_travel::{age_file, age_schema};
-use crate::support::{FIRST, dedup_key, sorted_keys, terms, until};
+use crate::support::{FIRST, claim_all, dedup_key, sorted_keys, terms, until};
 
 const OFTEN: Duration = Duration::from_millis(5);
 /// Time for many rounds.
@@ -65,9 +66,9 @@ impl Place {
         let brief = |retention| CallTerms::on_claim(Token::random(), retention);
         if expired > 0 {
             let keys = sorted_keys(&format!("{:x}", rand::random::<u32>()), expired);
-            adapter.claim(&keys, &brief(PURGE_GRACE)).await.unwrap();
+            claim_all(&*adapter, &keys, &brief(PURGE_GRACE)).await.unwrap();
         }
-        adapter.claim(&[dedup_key("live")], &brief(1_000 * PURGE_GRACE)).await.unwrap();
+        adapter.claim(&dedup_key("live"), &brief(1_000 * PURGE_GRACE)).await.unwrap();
         adapter.close().await;
         match self {
             Self::File(dir) => age_file(&mut Self::file(dir).await, 3 * PURGE_GRACE).await,
@@ -222,11 +223,11 @@ fn replicas_and_a_purger_purge_one_table_without_errors() {
                 let purger = Purger::new(Arc::clone(&replicas[0]));
                 let purger = purger.every(OFTEN).keys_per_statement(50).spawn();
                 for id in 0..200 {
-                    let keys = [dedup_key(&format!("evt_{id}"))];
+                    let keys = dedup_key(&format!("evt_{id}"));
                     let (terms, replica) = (terms(), &replicas[id % 4]);
-                    assert_eq!(replica.claim(&keys, &terms).await.unwrap(), [FIRST]);
+                    assert_eq!(replica.claim(&keys, &terms).await.unwrap(), FIRST);
                     replica.complete(&keys, &terms).await.unwrap();
-                    assert_eq!(replica.forget(&keys[0]).await.unwrap(), Forgotten::Removed);
+                    assert_eq!(replica.forget(&keys).await.unwrap(), Forgotten::Removed);
                 }
                 place.is_purged().await;
                 purger.stop().await;
@@ -254,8 +255,8 @@ async fn sqlite_purge_lets_writers_go_first_warns_and_recovers() {
     let url = format!("sqlite://{}", Place::path(dir).display());
     let other = SqliteOptions::new().purging(Purging::off());
     let other = SqliteAdapter::connect_with(&url, other).await.unwrap();
-    let (one, two) = ([dedup_key("evt_1")], [dedup_key("evt_2")]);
-    let first = other.open(&one, &terms()).await.unwrap().transaction.unwrap();
+    let (one, two) = (dedup_key("evt_1"), dedup_key("evt_2"));
+    let first = other.open(&[one], &terms()).await.unwrap().transaction.unwrap();
 
     let options = SqliteOptions::new().purging(often());
     let options = options.write_lock_timeout(Duration::from_secs(1));
@@ -264,7 +265,7 @@ async fn sqlite_purge_lets_writers_go_first_warns_and_recovers() {
     until(|| !log.beginning("purging does not succeed").is_empty()).await;
     // The next round begins earlier than this delivery, and this delivery goes first.
     tokio::time::sleep(Duration::from_millis(100)).await;
-    let second = async { other.open(&two, &terms()).await.unwrap().transaction.unwrap() };
+    let second = async { other.open(&[two], &terms()).await.unwrap().transaction.unwrap() };
     let first_ends = async {
         tokio::time::sleep(WHILE).await;
         other.rollback(first).await.unwrap();
@@ -340,7 +341,7 @@ async fn transactions_and_record_in_start_the_task() {
         file.fill(3).await;
         schema.fill(3).await;
         let (Place::File(dir), Place::Schema(of)) = (&file, &schema) else { unreachable!() };
-        let key = [dedup_key("evt_1")];
+        let key = dedup_key("evt_1");
 
         let options = SqliteConnectOptions::new().filename(Place::path(dir));
         let pool = SqlitePool::connect_with(options).await.unwrap();
@@ -348,13 +349,13 @@ async fn transactions_and_record_in_start_the_task() {
         let adapter = SqliteAdapter::with_options(pool.clone(), options);
         if records {
             let mut connection = pool.acquire().await.unwrap();
-            adapter.record_in(&mut connection, &key[0], hour).await.unwrap();
+            adapter.record_in(&mut connection, &key, hour).await.unwrap();
             sqlx::query("DELETE FROM webhook_deliveries WHERE id = 'evt_1'")
                 .execute(&mut *connection)
                 .await
                 .unwrap();
         } else {
-            let opened = adapter.open(&key, &terms()).await.unwrap();
+            let opened = adapter.open(slice::from_ref(&key), &terms()).await.unwrap();
             adapter.rollback(opened.transaction.unwrap()).await.unwrap();
         }
         file.is_purged().await;
@@ -364,10 +365,10 @@ async fn transactions_and_record_in_start_the_task() {
         let adapter = PostgresAdapter::with_options(pool.clone(), options);
         if records {
             let mut transaction = pool.begin().await.unwrap();
-            adapter.record_in(&mut transaction, &key[0], hour).await.unwrap();
+            adapter.record_in(&mut transaction, &key, hour).await.unwrap();
             transaction.rollback().await.unwrap();
         } else {
-            let opened = adapter.open(&key, &terms()).await.unwrap();
+            let opened = adapter.open(slice::from_ref(&key), &terms()).await.unwrap();
             adapter.rollback(opened.transaction.unwrap()).await.unwrap();
         }
         schema.is_purged().await;
@@ -437,10 +438,10 @@ async fn a_round_reports_the_table() {
         let _recorder = metrics::set_default_local_recorder(&recorder);
         let adapter = place.adapter(often()).await;
         let mine = CallTerms::on_completion(Token::random(), PURGE_GRACE, Duration::from_millis(1));
-        adapter.claim(&[dedup_key("lapsed")], &mine).await.unwrap();
-        adapter.claim(&[dedup_key("in flight")], &terms()).await.unwrap();
+        adapter.claim(&dedup_key("lapsed"), &mine).await.unwrap();
+        adapter.claim(&dedup_key("in flight"), &terms()).await.unwrap();
         let brief = CallTerms::on_claim(Token::random(), Duration::ZERO);
-        adapter.claim(&[dedup_key("expired")], &brief).await.unwrap();
+        adapter.claim(&dedup_key("expired"), &brief).await.unwrap();
         until(|| {
             let gauges = gauges(&snapshotter);
             let gauge = |name: &str| gauges.get(name).copied().unwrap_or(-1.0);

@@ -1,8 +1,8 @@
-//! Four processes share one Postgres, and their small sets of keys overlap. No deadlock occurs, and
+//! Four processes share one Postgres, and the keys of their batches overlap. No deadlock occurs, and
 //! each key has one holder at a time.
 //!
 //! 1. The server detects deadlocks before a statement's wait for a lock ends. Otherwise the adapter
-//!    would split the sets and try again, and the test would not see the deadlock.
+//!    would split the batches and try again, and the test would not see the deadlock.
 //! 2. Each key belongs to an epoch and ends complete. Until then every process claims, renews,
 //!    releases and completes it, and claims it on arrival. No lease lapses during a test. So the
 //!    attempts of a key show its holders: each attempt has one holder, and follows the release of
@@ -46,7 +46,7 @@ fn key(epoch: usize, number: usize) -> DedupKey {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn overlapping_sets_of_four_processes_do_not_deadlock() {
+async fn overlapping_batches_of_four_processes_do_not_deadlock() {
     let server = Server::start();
     let mut admin = PgConnection::connect(&server.url()).await.unwrap();
     for sql in [
@@ -173,12 +173,10 @@ async fn call(adapter: PostgresAdapter, caller: usize) -> Vec<String> {
             if open.is_empty() {
                 break;
             }
-            // In a random order, except where the contract demands sorted keys.
             open.shuffle(&mut rand::rng());
-            let mut some = open[..rand::random_range(1..=open.len().min(KEYS / 2))].to_vec();
-            some.sort();
+            let some = open[..rand::random_range(1..=open.len().min(KEYS / 2))].to_vec();
             let known = if (round + caller).is_multiple_of(8) {
-                record(&adapter, some, &mut said).await
+                record(&adapter, &some, &mut said).await
             } else {
                 claim(&adapter, some, &mut said).await
             };
@@ -200,27 +198,37 @@ async fn again<T, F: Future<Output = Result<T, Error>>>(call: impl Fn() -> F) ->
     panic!("the call is refused every time");
 }
 
+/// Makes the call for every key at the same time. Returns each key with its reply.
+async fn all<'k, T, F: Future<Output = Result<T, Error>>>(
+    keys: &'k [DedupKey],
+    call: impl Fn(&'k DedupKey) -> F,
+) -> Vec<(&'k DedupKey, T)> {
+    let call = &call;
+    join_all(keys.iter().map(async |key| (key, again(|| call(key)).await))).await
+}
+
 /// Returns the keys that are complete.
 async fn record(
     adapter: &PostgresAdapter,
-    mut some: Vec<DedupKey>,
+    some: &[DedupKey],
     said: &mut Vec<String>,
 ) -> Vec<DedupKey> {
     let mine = on_claim(&terms());
-    let recorded = again(|| adapter.claim(&some, &mine)).await;
-    for (key, recorded) in some.iter().zip(&recorded) {
+    let mut known = Vec::new();
+    for (key, recorded) in all(some, |key| adapter.claim(key, &mine)).await {
         if matches!(recorded, Claimed::First { .. }) {
             said.push(format!("completed {}", key.id()));
         }
+        if recorded != Claimed::InFlight {
+            known.push(key.clone());
+        }
     }
-    let mut recorded = recorded.iter();
-    some.retain(|_| *recorded.next().unwrap() != Claimed::InFlight);
-    some
+    known
 }
 
 /// The same under a lease. A claim is renewed and completed, or the first holders release it, so
 /// that many keys are free at once. Renewals and completions also name keys of other callers, so
-/// that sets without a common holder meet, too.
+/// that batches without a common holder meet, too.
 async fn claim(
     adapter: &PostgresAdapter,
     mut some: Vec<DedupKey>,
@@ -228,7 +236,7 @@ async fn claim(
 ) -> Vec<DedupKey> {
     let mine = terms();
     let (mut done, mut failed, mut known) = (Vec::new(), Vec::new(), Vec::new());
-    for (key, claimed) in some.iter().zip(again(|| adapter.claim(&some, &mine)).await) {
+    for (key, claimed) in all(&some, |key| adapter.claim(key, &mine)).await {
         match claimed {
             Claimed::First { attempt, takeover, .. } => {
                 assert!(!takeover, "{} is taken over from a live holder", key.id());
@@ -240,20 +248,18 @@ async fn claim(
         }
     }
     some.shuffle(&mut rand::rng());
-    let renewed = again(|| adapter.renew(&some, &mine)).await;
-    for (key, renewed) in some.iter().zip(renewed) {
+    for (key, renewed) in all(&some, |key| adapter.renew(key, &mine)).await {
         let held = done.contains(key) || failed.contains(key);
         assert_eq!(renewed == Renewed::Held, held, "{}: {renewed:?}", key.id());
     }
     said.extend(done.iter().map(|key| format!("completed {}", key.id())));
     known.extend_from_slice(&done);
     known.shuffle(&mut rand::rng());
-    let completed = again(|| adapter.complete(&known, &mine)).await;
-    for (key, completed) in known.iter().zip(completed) {
+    for (key, completed) in all(&known, |key| adapter.complete(key, &mine)).await {
         let expected = if done.contains(key) { Completed::Held } else { Completed::LeaseLost };
         assert_eq!(completed, expected, "{}", key.id());
     }
     failed.shuffle(&mut rand::rng());
-    again(|| adapter.release(&failed, &mine)).await;
+    all(&failed, |key| adapter.release(key, &mine)).await;
     known
 }

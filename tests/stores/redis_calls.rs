@@ -22,8 +22,7 @@ pub(crate) async fn claim(
     id: &str,
     terms: &CallTerms,
 ) -> Result<Claimed, Error> {
-    let mut claimed = adapter.claim(&[dedup_key(id)], terms).await?;
-    Ok(claimed.pop().unwrap())
+    adapter.claim(&dedup_key(id), terms).await
 }
 
 /// Returns the attempt of a claim that was granted.

@@ -139,11 +139,11 @@ impl Fence {
 
     /// The server knows all scripts, and the connections are open.
     async fn warm(&self) {
-        let (keys, mine) = ([dedup_key("warm")], terms());
+        let (keys, mine) = (dedup_key("warm"), terms());
         self.slow.claim(&keys, &mine).await.unwrap();
         self.slow.renew(&keys, &mine).await.unwrap();
         self.slow.release(&keys, &mine).await.unwrap();
-        self.slow.forget(&keys[0]).await.unwrap();
+        self.slow.forget(&keys).await.unwrap();
     }
 
     fn pass(&self, time: Duration) {
@@ -156,7 +156,7 @@ impl Fence {
     }
 
     /// The row before the claim.
-    async fn prepare(&self, row: Row, keys: &[DedupKey]) {
+    async fn prepare(&self, row: Row, keys: &DedupKey) {
         let other = terms();
         if row == Row::Missing {
             return;
@@ -197,7 +197,7 @@ async fn late_claim_changes_nothing(of_terms: impl Fn() -> CallTerms, age: Durat
     for (row, spared) in cases.filter(|case| *case != (Row::Missing, 1)) {
         for claimed_again in [false, true] {
             let what = format!("{row:?}, message {spared}, claimed again: {claimed_again}");
-            let (keys, mine) = ([dedup_key(&what)], of_terms());
+            let (keys, mine) = (dedup_key(&what), of_terms());
             fence.prepare(row, &keys).await;
             fence.late.holds_back(spared, fence.slow.claim(&keys, &mine)).await;
             fence.adapter.release(&keys, &mine).await.unwrap();
@@ -205,22 +205,22 @@ async fn late_claim_changes_nothing(of_terms: impl Fn() -> CallTerms, age: Durat
             let next = of_terms();
             let claim = async || {
                 let claimed = fence.adapter.claim(&keys, &next).await.unwrap();
-                assert!(matches!(claimed[..], [Claimed::First { .. }]), "{what}: {claimed:?}");
+                assert!(matches!(claimed, Claimed::First { .. }), "{what}: {claimed:?}");
             };
             if claimed_again {
                 claim().await;
             }
-            let before = fence.value(&keys[0]);
+            let before = fence.value(&keys);
             fence.late.deliver().await;
-            assert_eq!(fence.value(&keys[0]), before, "{what}");
+            assert_eq!(fence.value(&keys), before, "{what}");
             assert_ne!(token(&before), mine.token().as_bytes(), "{what}");
             if !claimed_again {
-                let entry = fence.adapter.get(&keys[0]).await.unwrap();
+                let entry = fence.adapter.get(&keys).await.unwrap();
                 let is_free = |state| !matches!(state, EntryState::Complete { .. });
                 assert!(entry.is_none_or(|entry| is_free(entry.state)), "{what}");
                 claim().await;
             }
-            assert_eq!(token(&fence.value(&keys[0])), next.token().as_bytes(), "{what}");
+            assert_eq!(token(&fence.value(&keys)), next.token().as_bytes(), "{what}");
         }
     }
 }
@@ -247,17 +247,17 @@ async fn late_copy_of_a_claim_changes_nothing() {
     let fence = Fence::new().await;
     for of_terms in [terms, || on_claim(&terms())] {
         for row in ROWS {
-            let (keys, mine) = ([dedup_key("copied")], of_terms());
+            let (keys, mine) = (dedup_key("copied"), of_terms());
             fence.prepare(row, &keys).await;
             fence.late.holds_back(0, fence.slow.claim(&keys, &mine)).await;
             let claimed = fence.adapter.claim(&keys, &mine).await.unwrap();
-            assert!(matches!(claimed[..], [Claimed::First { .. }]), "{row:?}: {claimed:?}");
+            assert!(matches!(claimed, Claimed::First { .. }), "{row:?}: {claimed:?}");
             fence.adapter.release(&keys, &mine).await.unwrap();
-            let before = fence.value(&keys[0]);
+            let before = fence.value(&keys);
             fence.late.deliver().await;
-            assert_eq!(fence.value(&keys[0]), before, "{row:?}");
+            assert_eq!(fence.value(&keys), before, "{row:?}");
             let claimed = fence.adapter.claim(&keys, &of_terms()).await.unwrap();
-            assert!(matches!(claimed[..], [Claimed::First { .. }]), "{row:?}: {claimed:?}");
+            assert!(matches!(claimed, Claimed::First { .. }), "{row:?}: {claimed:?}");
             fence.server.run::<()>(&["FLUSHDB"]);
         }
     }
@@ -268,17 +268,17 @@ async fn late_copy_of_a_claim_changes_nothing() {
 async fn release_of_a_row_that_is_nearly_deleted_keeps_it_for_an_hour() {
     let fence = Fence::new().await;
     for of_terms in [terms, || on_claim(&terms())] {
-        let (keys, mine) = ([dedup_key("old")], of_terms());
+        let (keys, mine) = (dedup_key("old"), of_terms());
         let other = CallTerms::on_claim(terms().token(), MINUTE);
         fence.adapter.claim(&keys, &other).await.unwrap();
         fence.pass(59 * MINUTE);
         fence.late.holds_back(1, fence.slow.claim(&keys, &mine)).await;
         fence.adapter.release(&keys, &mine).await.unwrap();
         fence.pass(59 * MINUTE);
-        let before = fence.value(&keys[0]);
+        let before = fence.value(&keys);
         fence.late.deliver().await;
-        assert_eq!(fence.value(&keys[0]), before);
-        assert_eq!(fence.adapter.forget(&keys[0]).await.unwrap(), Forgotten::Missing);
+        assert_eq!(fence.value(&keys), before);
+        assert_eq!(fence.adapter.forget(&keys).await.unwrap(), Forgotten::Missing);
         fence.server.run::<()>(&["FLUSHDB"]);
     }
 }
@@ -289,17 +289,17 @@ async fn release_of_another_token_raises_the_version_only() {
     let fence = Fence::new().await;
     let payloads = |key: &DedupKey| [(key.clone(), [7; 32])];
     for (id, is_complete) in [("leased", false), ("complete", true)] {
-        let (keys, mine) = ([dedup_key(id)], terms());
-        let mine = mine.with_event_types([(keys[0].clone(), "order.paid")]);
+        let (keys, mine) = (dedup_key(id), terms());
+        let mine = mine.with_event_types([(keys.clone(), "order.paid")]);
         fence.adapter.claim(&keys, &mine).await.unwrap();
         if is_complete {
-            let done = mine.with_payloads(payloads(&keys[0]));
+            let done = mine.with_payloads(payloads(&keys));
             fence.adapter.complete(&keys, &done).await.unwrap();
         }
         for other in [terms(), on_claim(&terms())] {
-            let before = fence.value(&keys[0]);
+            let before = fence.value(&keys);
             fence.adapter.release(&keys, &other).await.unwrap();
-            let after = fence.value(&keys[0]);
+            let after = fence.value(&keys);
             let version = |value: &[u8]| {
                 value[23..28].iter().fold(0_u64, |sum, byte| sum << 8 | u64::from(*byte))
             };
@@ -313,53 +313,53 @@ async fn release_of_another_token_raises_the_version_only() {
 #[tokio::test]
 async fn row_of_the_last_version_is_released_and_claimed() {
     let fence = Fence::new().await;
-    let keys = [dedup_key("a")];
+    let keys = dedup_key("a");
     fence.prepare(Row::Released, &keys).await;
-    let mut value = fence.value(&keys[0]);
+    let mut value = fence.value(&keys);
     value[23..28].fill(0xff);
     let mut set = command(&["SET", "dedup:test:a"]);
     set.arg(&value).exec(&mut fence.server.connection().unwrap()).unwrap();
     fence.adapter.release(&keys, &terms()).await.unwrap();
-    assert_eq!(fence.value(&keys[0])[23..28], [0; 5]);
+    assert_eq!(fence.value(&keys)[23..28], [0; 5]);
     let claimed = fence.adapter.claim(&keys, &terms()).await.unwrap();
-    assert_eq!(claimed, [Claimed::first(2, false)]);
-    assert_eq!(fence.value(&keys[0])[23..28], [0, 0, 0, 0, 1]);
+    assert_eq!(claimed, Claimed::first(2, false));
+    assert_eq!(fence.value(&keys)[23..28], [0, 0, 0, 0, 1]);
 }
 
 #[tokio::test]
 async fn late_renewal_changes_nothing() {
     let fence = Fence::new().await;
     for (id, is_gone) in [("held", false), ("gone", true)] {
-        let (keys, mine) = ([dedup_key(id)], terms());
-        assert_eq!(fence.adapter.claim(&keys, &mine).await.unwrap(), [FIRST]);
+        let (keys, mine) = (dedup_key(id), terms());
+        assert_eq!(fence.adapter.claim(&keys, &mine).await.unwrap(), FIRST);
         if is_gone {
             fence.server.run::<()>(&["DEL", &format!("dedup:test:{id}")]);
         }
         fence.late.holds_back(0, fence.slow.renew(&keys, &mine)).await;
         fence.adapter.release(&keys, &mine).await.unwrap();
-        let before = fence.value(&keys[0]);
+        let before = fence.value(&keys);
         fence.late.deliver().await;
-        assert_eq!(fence.value(&keys[0]), before, "{id}");
-        assert_eq!(fence.adapter.renew(&keys, &mine).await.unwrap(), [Renewed::Lost], "{id}");
+        assert_eq!(fence.value(&keys), before, "{id}");
+        assert_eq!(fence.adapter.renew(&keys, &mine).await.unwrap(), Renewed::Lost, "{id}");
         let claimed = fence.adapter.claim(&keys, &terms()).await.unwrap();
-        assert!(matches!(claimed[..], [Claimed::First { .. }]), "{id}: {claimed:?}");
+        assert!(matches!(claimed, Claimed::First { .. }), "{id}: {claimed:?}");
     }
 }
 
 #[tokio::test]
 async fn late_forget_undoes_no_later_completion() {
     let fence = Fence::new().await;
-    let (keys, mine) = ([dedup_key("a")], terms());
+    let (keys, mine) = (dedup_key("a"), terms());
     fence.adapter.claim(&keys, &mine).await.unwrap();
     fence.pass(2 * MINUTE);
     // It has read the lapsed row.
-    fence.late.holds_back(1, fence.slow.forget(&keys[0])).await;
-    assert_eq!(fence.adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
-    let before = fence.value(&keys[0]);
+    fence.late.holds_back(1, fence.slow.forget(&keys)).await;
+    assert_eq!(fence.adapter.complete(&keys, &mine).await.unwrap(), Completed::Held);
+    let before = fence.value(&keys);
     fence.late.deliver().await;
-    assert_eq!(fence.value(&keys[0]), before);
+    assert_eq!(fence.value(&keys), before);
     let claimed = fence.adapter.claim(&keys, &terms()).await.unwrap();
-    assert!(matches!(claimed[..], [Claimed::Duplicate(_)]), "{claimed:?}");
+    assert!(matches!(claimed, Claimed::Duplicate(_)), "{claimed:?}");
 }
 
 /// A forgotten key is a release too: a claim that had read the row before does not take it.
@@ -367,14 +367,14 @@ async fn late_forget_undoes_no_later_completion() {
 async fn late_claim_of_a_forgotten_row_changes_nothing() {
     let fence = Fence::new().await;
     for of_terms in [terms, || on_claim(&terms())] {
-        let (keys, mine) = ([dedup_key("a")], of_terms());
+        let (keys, mine) = (dedup_key("a"), of_terms());
         fence.prepare(Row::Lapsed, &keys).await;
         fence.late.holds_back(1, fence.slow.claim(&keys, &mine)).await;
-        assert_eq!(fence.adapter.forget(&keys[0]).await.unwrap(), Forgotten::Removed);
-        let before = fence.value(&keys[0]);
+        assert_eq!(fence.adapter.forget(&keys).await.unwrap(), Forgotten::Removed);
+        let before = fence.value(&keys);
         fence.late.deliver().await;
-        assert_eq!(fence.value(&keys[0]), before);
-        assert_eq!(fence.adapter.claim(&keys, &terms()).await.unwrap(), [FIRST]);
+        assert_eq!(fence.value(&keys), before);
+        assert_eq!(fence.adapter.claim(&keys, &terms()).await.unwrap(), FIRST);
         fence.server.run::<()>(&["FLUSHDB"]);
     }
 }
@@ -383,7 +383,7 @@ async fn late_claim_of_a_forgotten_row_changes_nothing() {
 #[tokio::test]
 async fn claim_of_a_row_that_changes_each_time_is_of_unknown_outcome() {
     let fence = Fence::new().await;
-    let (keys, mine) = ([dedup_key("a")], terms());
+    let (keys, mine) = (dedup_key("a"), terms());
     fence.prepare(Row::Released, &keys).await;
     let mut claim = Box::pin(fence.slow.claim(&keys, &mine));
     for number in 0..6 {
@@ -397,5 +397,5 @@ async fn claim_of_a_row_that_changes_each_time_is_of_unknown_outcome() {
     }
     let error = timeout(BOUND, claim).await.unwrap().unwrap_err();
     assert!(error.is_transient() && error.kind() == tower_dedup::ErrorKind::Unavailable);
-    assert_eq!(fence.adapter.claim(&keys, &terms()).await.unwrap().len(), 1);
+    fence.adapter.claim(&keys, &terms()).await.unwrap();
 }

@@ -312,7 +312,7 @@ async fn own(client: impl Into<RedisClient>) -> RedisAdapter {
     assert!(matches!(claimed, Claimed::InFlight), "{claimed:?}");
     let arrival = on_claim(&self::terms());
     claim(&adapter, "b", &arrival).await.unwrap();
-    adapter.release(&[dedup_key("b")], &arrival).await.unwrap();
+    adapter.release(&dedup_key("b"), &arrival).await.unwrap();
     adapter
 }
 

@@ -20,7 +20,7 @@ use tower_dedup::{BoxError, DedupLayer, ErrorKind, KeyError, OnUnavailable};
 
 use crate::support::redis::{Server, command};
 use crate::support::time_travel::shift_redis;
-use crate::support::{FIRST, dedup_key, on_claim, sorted_keys, terms};
+use crate::support::{FIRST, claim_all, complete_all, dedup_key, on_claim, sorted_keys, terms};
 
 const HOUR: u64 = 3_600_000;
 
@@ -60,10 +60,10 @@ fn name(id: &str) -> String {
 async fn calls_that_change_nothing_write_nothing() {
     let own = Own::new().await;
     let (adapter, mine) = (&own.adapter, terms());
-    let [held, complete, at_once] = ["held", "complete", "at once"].map(|id| [dedup_key(id)]);
+    let [held, complete, at_once] = ["held", "complete", "at once"].map(dedup_key);
     let payloads = |key: &DedupKey| [(key.clone(), [7; 32])];
-    let done = mine.clone().with_payloads(payloads(&complete[0]));
-    let arrived = on_claim(&terms()).with_payloads(payloads(&at_once[0]));
+    let done = mine.clone().with_payloads(payloads(&complete));
+    let arrived = on_claim(&terms()).with_payloads(payloads(&at_once));
     adapter.claim(&held, &mine).await.unwrap();
     adapter.claim(&complete, &mine).await.unwrap();
     adapter.complete(&complete, &done).await.unwrap();
@@ -72,19 +72,19 @@ async fn calls_that_change_nothing_write_nothing() {
     assert!(before >= 4, "{before}");
     for other in [terms(), on_claim(&terms())] {
         let other = other.with_fetch(Fetch::DigestAndResponse);
-        assert_eq!(adapter.claim(&held, &other).await.unwrap(), [Claimed::InFlight]);
+        assert_eq!(adapter.claim(&held, &other).await.unwrap(), Claimed::InFlight);
         for keys in [&complete, &at_once] {
             let claimed = adapter.claim(keys, &other).await.unwrap();
-            assert!(matches!(claimed[..], [Claimed::Duplicate(_)]), "{claimed:?}");
+            assert!(matches!(claimed, Claimed::Duplicate(_)), "{claimed:?}");
         }
         for keys in [&held, &complete, &at_once] {
-            assert_eq!(adapter.renew(keys, &other).await.unwrap(), [Renewed::Lost]);
+            assert_eq!(adapter.renew(keys, &other).await.unwrap(), Renewed::Lost);
         }
     }
-    assert_eq!(adapter.renew(&complete, &mine).await.unwrap(), [Renewed::Lost]);
-    assert_eq!(adapter.forget(&held[0]).await.unwrap(), Forgotten::InFlight);
+    assert_eq!(adapter.renew(&complete, &mine).await.unwrap(), Renewed::Lost);
+    assert_eq!(adapter.forget(&held).await.unwrap(), Forgotten::InFlight);
     assert_eq!(adapter.forget(&dedup_key("missing")).await.unwrap(), Forgotten::Missing);
-    for key in [&held[0], &complete[0], &at_once[0]] {
+    for key in [&held, &complete, &at_once] {
         adapter.get(key).await.unwrap().unwrap();
     }
     adapter.list(&ListFilter::new(), None, 100).await.unwrap();
@@ -97,14 +97,14 @@ async fn calls_that_change_nothing_write_nothing() {
 #[tokio::test]
 async fn repeated_call_writes_again_what_it_has_written_before() {
     let own = Own::new().await;
-    let (adapter, keys) = (&own.adapter, [dedup_key("a")]);
+    let (adapter, key) = (&own.adapter, dedup_key("a"));
     let (mine, other) = (on_claim(&terms()), terms());
     let written = async |call: StoreFuture<'_, ()>| {
         let before = own.changes();
         call.await.unwrap();
         assert_eq!(own.changes() - before, 1);
     };
-    let claim = || async { adapter.claim(&keys, &mine).await.map(|it| assert_eq!(it, [FIRST])) };
+    let claim = || async { adapter.claim(&key, &mine).await.map(|it| assert_eq!(it, FIRST)) };
     written(Box::pin(claim())).await;
     // All but the version.
     let value = || [&own.value("a")[..23], &own.value("a")[28..]].concat();
@@ -113,12 +113,12 @@ async fn repeated_call_writes_again_what_it_has_written_before() {
     // Another attempt of a call may have completed the row.
     for (terms, reply) in [(&mine, Completed::Held), (&other, Completed::LeaseLost)] {
         let complete =
-            async { adapter.complete(&keys, terms).await.map(|it| assert_eq!(it, [reply])) };
+            async { adapter.complete(&key, terms).await.map(|it| assert_eq!(it, reply)) };
         written(Box::pin(complete)).await;
     }
     assert_eq!(value(), claimed);
     for terms in [&other, &mine, &mine] {
-        written(adapter.release(&keys, terms)).await;
+        written(adapter.release(&key, terms)).await;
     }
 }
 
@@ -130,7 +130,7 @@ async fn value_has_44_bytes_and_outlives_retention_and_lease_by_an_hour() {
     let long = CallTerms::on_completion(Token::from([7; 16]), minute, 10 * minute);
     let short = CallTerms::on_completion(Token::from([7; 16]), 10 * minute, minute);
     let left = || own.server.run::<u64>(&["PTTL", &name("a")]);
-    let keys = [dedup_key("a")];
+    let keys = dedup_key("a");
     for (mine, ms) in [(&long, 600_000), (&short, 600_000)] {
         adapter.claim(&keys, mine).await.unwrap();
         let value = own.value("a");
@@ -147,7 +147,7 @@ async fn value_has_44_bytes_and_outlives_retention_and_lease_by_an_hour() {
         adapter.release(&keys, mine).await.unwrap();
         let most = mine.retention() + Duration::from_millis(HOUR);
         assert!(Duration::from_millis(left()) <= most);
-        assert_eq!(adapter.forget(&keys[0]).await.unwrap(), Forgotten::Removed);
+        assert_eq!(adapter.forget(&keys).await.unwrap(), Forgotten::Removed);
     }
     adapter.claim(&keys, &on_claim(&long)).await.unwrap();
     assert_eq!(own.value("a")[..5], [2, 3, 0, 0, 1]);
@@ -156,10 +156,10 @@ async fn value_has_44_bytes_and_outlives_retention_and_lease_by_an_hour() {
 
 /// Calls each method on a key, except `forget`. Returns the kinds of the errors.
 async fn kinds(adapter: &RedisAdapter, id: &str) -> Vec<Option<ErrorKind>> {
-    let (keys, mine) = ([dedup_key(id)], terms());
+    let (keys, mine) = (dedup_key(id), terms());
     let at_once = on_claim(&mine);
     let results = [
-        adapter.get(&keys[0]).await.map(drop),
+        adapter.get(&keys).await.map(drop),
         adapter.claim(&keys, &mine).await.map(drop),
         adapter.claim(&keys, &at_once).await.map(drop),
         adapter.renew(&keys, &mine).await.map(drop),
@@ -181,7 +181,7 @@ const CORRUPT: [Option<ErrorKind>; 7] = {
 async fn unreadable_value_is_corrupt_and_stays_until_it_is_forgotten() {
     let own = Own::new().await;
     let adapter = &own.adapter;
-    adapter.claim(&[dedup_key("good")], &terms()).await.unwrap();
+    adapter.claim(&dedup_key("good"), &terms()).await.unwrap();
     let good = own.value("good");
     let with = |place: usize, byte: u8| {
         let mut value = good.clone();
@@ -222,12 +222,17 @@ async fn unreadable_value_is_corrupt_and_stays_until_it_is_forgotten() {
         assert_eq!(adapter.forget(&dedup_key("bad")).await.unwrap(), expected, "{value:?}");
     }
     own.set("bad", b"none");
-    // One bad key among good ones: which of those were claimed is unknown.
+    // One bad key among good ones.
     let mut keys = sorted_keys("many", 200);
     keys.push(dedup_key("bad"));
-    keys.sort();
-    let error = adapter.claim(&keys, &terms()).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Corrupt);
+    let mine = terms();
+    let claims = join_all(keys.iter().map(|key| adapter.claim(key, &mine))).await;
+    for (key, claimed) in keys.iter().zip(claims) {
+        match claimed {
+            Ok(claimed) => assert_eq!((claimed, key.id() == "bad"), (FIRST, false)),
+            Err(error) => assert_eq!((error.kind(), key.id()), (ErrorKind::Corrupt, "bad")),
+        }
+    }
 }
 
 #[tokio::test]
@@ -257,9 +262,9 @@ fn scripts_and_the_decoder_agree_on_every_value() {
         let mine = terms()
             .with_event_types(keys.iter().map(|key| (key.clone(), "order.paid")))
             .with_payloads([(keys[1].clone(), [7; 32]), (keys[2].clone(), [8; 32])]);
-        own.adapter.claim(&keys, &mine).await.unwrap();
+        claim_all(&own.adapter, &keys, &mine).await.unwrap();
         let done = mine.with_response(Arc::new(response));
-        own.adapter.complete(&keys[1..], &done).await.unwrap();
+        complete_all(&own.adapter, &keys[1..], &done).await.unwrap();
         for (id, flags) in [("a", 0x12), ("b", 0x73), ("c", 0x73)] {
             assert_eq!(own.value(id)[1], flags, "{id}");
             values.push(own.value(id));
@@ -285,10 +290,10 @@ fn scripts_and_the_decoder_agree_on_every_value() {
             value.truncate(length);
         }
         own.set("x", &value);
-        let (keys, mine) = ([dedup_key("x")], terms());
+        let (keys, mine) = (dedup_key("x"), terms());
         let kind = |error: Option<tower_dedup::Error>| error.map(|error| error.kind());
         let (read, renewed) = runtime.block_on(async {
-            let read = own.adapter.get(&keys[0]).await;
+            let read = own.adapter.get(&keys).await;
             (kind(read.err()), kind(own.adapter.renew(&keys, &mine).await.err()))
         });
         // Changed lengths may make a text of other bytes, and the scripts do not check the encoding.
@@ -306,7 +311,7 @@ fn scripts_and_the_decoder_agree_on_every_value() {
         let counts = if read.is_none() { &readable } else { &unreadable };
         counts.fetch_add(1, Ordering::Relaxed);
         if read.is_none() {
-            runtime.block_on(own.adapter.get(&keys[0])).unwrap().unwrap();
+            runtime.block_on(own.adapter.get(&keys)).unwrap().unwrap();
         }
         Ok(())
     });
@@ -321,33 +326,32 @@ async fn full_server_refuses_claims_and_takes_completions_and_releases() {
     let (adapter, mine) = (&own.adapter, terms());
     let keys = ["a", "b", "c", "d"].map(dedup_key);
     let at_once = on_claim(&mine);
-    adapter.claim(&keys[..3], &mine).await.unwrap();
-    adapter.claim(&keys[3..], &at_once).await.unwrap();
+    claim_all(adapter, &keys[..3], &mine).await.unwrap();
+    adapter.claim(&keys[3], &at_once).await.unwrap();
     own.server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
-    let error = adapter.claim(&[dedup_key("new")], &terms()).await.unwrap_err();
+    let error = adapter.claim(&dedup_key("new"), &terms()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Full);
     // Senders of events that are complete stop.
-    let fetch = terms().with_fetch(Fetch::DigestAndResponse);
-    for (terms, key) in [(terms(), &keys[3..]), (fetch, &keys[3..])] {
-        let claimed = adapter.claim(key, &terms).await.unwrap();
-        assert!(matches!(claimed[..], [Claimed::Duplicate(_)]), "{claimed:?}");
+    for terms in [terms(), terms().with_fetch(Fetch::DigestAndResponse)] {
+        let claimed = adapter.claim(&keys[3], &terms).await.unwrap();
+        assert!(matches!(claimed, Claimed::Duplicate(_)), "{claimed:?}");
     }
     // The claim of this token may be one whose reply was lost.
-    for (terms, key) in [(&at_once, &keys[3..]), (&terms(), &keys[..1])] {
+    for (terms, key) in [(&at_once, &keys[3]), (&terms(), &keys[0])] {
         assert_eq!(adapter.claim(key, terms).await.unwrap_err().kind(), ErrorKind::Full);
     }
     if own.server.version() < (7, 0, 0) {
         // This server refuses every script that writes.
-        let error = adapter.complete(&keys[..1], &mine).await.unwrap_err();
+        let error = adapter.complete(&keys[0], &mine).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Full);
         return;
     }
-    assert_eq!(adapter.complete(&keys[..1], &mine).await.unwrap(), [Completed::Held]);
-    adapter.release(&keys[1..2], &mine).await.unwrap();
-    adapter.release(&keys[3..], &at_once).await.unwrap();
+    assert_eq!(adapter.complete(&keys[0], &mine).await.unwrap(), Completed::Held);
+    adapter.release(&keys[1], &mine).await.unwrap();
+    adapter.release(&keys[3], &at_once).await.unwrap();
     adapter.get(&keys[2]).await.unwrap().unwrap();
     own.server.run::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
-    let claimed = adapter.claim(&keys[..2], &terms()).await.unwrap();
+    let claimed = claim_all(adapter, &keys[..2], &terms()).await.unwrap();
     assert!(matches!(claimed[..], [Claimed::Duplicate(_), Claimed::First { .. }]), "{claimed:?}");
 }
 
@@ -355,10 +359,7 @@ async fn full_server_refuses_claims_and_takes_completions_and_releases() {
 async fn missing_right_is_a_refusal() {
     let own = Own::new().await;
     own.server.run::<()>(&["ACL", "SETUSER", "default", "-evalsha", "-eval"]);
-    let error = own.adapter.claim(&[dedup_key("a")], &terms()).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Refused);
-    // Certain for all keys of a call, so the call is certain too.
-    let error = own.adapter.claim(&sorted_keys("many", 300), &terms()).await.unwrap_err();
+    let error = own.adapter.claim(&dedup_key("a"), &terms()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Refused);
 }
 
@@ -367,7 +368,7 @@ async fn missing_right_is_a_refusal() {
 #[tokio::test]
 async fn known_duplicate_never_runs_unprotected() {
     let own = Own::new().await;
-    own.adapter.complete(&[dedup_key("known")], &terms()).await.unwrap();
+    own.adapter.complete(&dedup_key("known"), &terms()).await.unwrap();
     own.server.run::<()>(&[
         "ACL",
         "SETUSER",
@@ -475,8 +476,8 @@ async fn statistics_of_a_large_database_are_estimated() {
     }
     let keys = sorted_keys("many", 4_096);
     let mine = terms();
-    adapter.claim(&keys, &mine).await.unwrap();
-    adapter.complete(&keys[..3_000], &mine).await.unwrap();
+    claim_all(adapter, &keys, &mine).await.unwrap();
+    complete_all(adapter, &keys[..3_000], &mine).await.unwrap();
     let stats = adapter.stats().await.unwrap();
     assert!(!stats.is_exact);
     for (found, expected) in
@@ -502,7 +503,7 @@ async fn statistics_of_a_large_database_are_estimated() {
 #[tokio::test]
 async fn cursor_of_another_primary_is_refused() {
     let own = Own::new().await;
-    own.adapter.claim(&sorted_keys("many", 100), &terms()).await.unwrap();
+    claim_all(&own.adapter, &sorted_keys("many", 100), &terms()).await.unwrap();
     let page = own.adapter.list(&ListFilter::new(), None, 1).await.unwrap();
     let cursor = page.next.unwrap();
     let address = own.server.address();

@@ -2,6 +2,7 @@
 //! are not polled, replaced files.
 
 use std::convert::Infallible;
+use std::slice;
 use std::time::{Duration, Instant};
 
 use http::{Request, Response, StatusCode};
@@ -126,28 +127,28 @@ async fn deferred_foreign_key_violated_at_commit_is_500_uncommitted() {
 async fn transactional_completion_after_its_retention_is_remembered_for_another() {
     let file = File::new();
     let adapter = SqliteAdapter::new(file.pool(2).await);
-    let (keys, mine) = ([dedup_key("a")], terms());
-    let mut open = adapter.open(&keys, &mine).await.unwrap().transaction.unwrap();
+    let (key, mine) = (dedup_key("a"), terms());
+    let mut open = adapter.open(slice::from_ref(&key), &mine).await.unwrap().transaction.unwrap();
     // The handler ran for longer than the retention.
     sqlx::query("UPDATE webhook_deliveries SET expires_at = 1")
         .execute(open.connection())
         .await
         .unwrap();
-    adapter.commit(open, &keys, &mine).await.unwrap();
-    let again = adapter.claim(&keys, &terms()).await.unwrap();
-    assert!(matches!(again[..], [Claimed::Duplicate(_)]), "{again:?}");
-    let entry = adapter.get(&keys[0]).await.unwrap().unwrap();
+    adapter.commit(open, slice::from_ref(&key), &mine).await.unwrap();
+    let again = adapter.claim(&key, &terms()).await.unwrap();
+    assert!(matches!(again, Claimed::Duplicate(_)), "{again:?}");
+    let entry = adapter.get(&key).await.unwrap().unwrap();
     let left = entry.expires_at.duration_since(std::time::SystemTime::now()).unwrap();
     assert!(left > HOUR / 2 && left <= HOUR, "{left:?}");
     // The expiry of an unexpired key does not change.
-    let (keys, mine) = ([dedup_key("b")], terms());
-    let mut open = adapter.open(&keys, &mine).await.unwrap().transaction.unwrap();
+    let (key, mine) = (dedup_key("b"), terms());
+    let mut open = adapter.open(slice::from_ref(&key), &mine).await.unwrap().transaction.unwrap();
     sqlx::query("UPDATE webhook_deliveries SET expires_at = expires_at + 7200000 WHERE id = 'b'")
         .execute(open.connection())
         .await
         .unwrap();
-    adapter.commit(open, &keys, &mine).await.unwrap();
-    let entry = adapter.get(&keys[0]).await.unwrap().unwrap();
+    adapter.commit(open, slice::from_ref(&key), &mine).await.unwrap();
+    let entry = adapter.get(&key).await.unwrap().unwrap();
     assert!(entry.expires_at > std::time::SystemTime::now() + 2 * HOUR);
 }
 
@@ -156,7 +157,7 @@ async fn purge_that_does_not_get_the_write_lock_is_refused() {
     let file = File::new();
     let options = SqliteOptions::new().write_lock_timeout(Duration::from_millis(50));
     let adapter = SqliteAdapter::connect_with(&file.url(), options).await.unwrap();
-    adapter.claim(&[dedup_key("old")], &on_claim(&terms())).await.unwrap();
+    adapter.claim(&dedup_key("old"), &on_claim(&terms())).await.unwrap();
     sqlx::query("UPDATE webhook_deliveries SET expires_at = 1")
         .execute(&file.pool(1).await)
         .await
@@ -186,14 +187,13 @@ async fn unpolled_call_does_not_stop_other_calls(batching: Batching) {
     adapter.migrate().await.unwrap();
     let other = file.connect().await;
     other.migrate().await.unwrap();
-    let (keys, mine) = ([dedup_key("a")], terms());
-    let dedup = dedup_key("a");
-    let renewal = left_unpolled(adapter.renew(&keys, &mine)).await;
-    let forgotten = left_unpolled(adapter.forget(&dedup)).await;
+    let (key, mine) = (dedup_key("a"), terms());
+    let renewal = left_unpolled(adapter.renew(&key, &mine)).await;
+    let forgotten = left_unpolled(adapter.forget(&key)).await;
     let purge = left_unpolled(adapter.purge(10)).await;
     let started = Instant::now();
-    let claimed = other.claim(&[dedup_key("b")], &terms()).await.unwrap();
-    assert_eq!(claimed, [Claimed::first(1, false)]);
+    let claimed = other.claim(&dedup_key("b"), &terms()).await.unwrap();
+    assert_eq!(claimed, Claimed::first(1, false));
     let opened = other.open(&[dedup_key("c")], &terms()).await.unwrap();
     other.rollback(opened.transaction.unwrap()).await.unwrap();
     assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
@@ -218,29 +218,30 @@ async fn dropped_table_is_created_again_by_the_call_that_misses_it() {
             file.pool(2).await,
             SqliteOptions::new().batching(batching),
         );
-        let keys = [dedup_key("a")];
+        let key = dedup_key("a");
         let drop_it = "DROP TABLE webhook_deliveries; DROP TABLE webhook_deliveries_schema";
-        assert_eq!(adapter.claim(&keys, &on_claim(&terms())).await.unwrap(), [FIRST]);
+        assert_eq!(adapter.claim(&key, &on_claim(&terms())).await.unwrap(), FIRST);
         let mut other = file.connection().await;
         sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
-        assert_eq!(adapter.claim(&keys, &on_claim(&terms())).await.unwrap(), [FIRST]);
+        assert_eq!(adapter.claim(&key, &on_claim(&terms())).await.unwrap(), FIRST);
         sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
-        let claimed = adapter.claim(&keys, &terms()).await.unwrap();
-        assert_eq!(claimed, [Claimed::first(1, false)]);
+        let claimed = adapter.claim(&key, &terms()).await.unwrap();
+        assert_eq!(claimed, Claimed::first(1, false));
         sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
         assert_eq!(adapter.purge(10).await.unwrap().deleted, 0);
         sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
-        let open = adapter.open(&keys, &terms()).await.unwrap().transaction.unwrap();
-        adapter.commit(open, &keys, &terms()).await.unwrap_err();
+        let open =
+            adapter.open(slice::from_ref(&key), &terms()).await.unwrap().transaction.unwrap();
+        adapter.commit(open, slice::from_ref(&key), &terms()).await.unwrap_err();
         sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
-        assert_eq!(adapter.get(&keys[0]).await.unwrap(), None);
+        assert_eq!(adapter.get(&key).await.unwrap(), None);
         sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
         let mut tx = other.begin_with("BEGIN IMMEDIATE").await.unwrap();
-        let first = adapter.record_in(&mut tx, &keys[0], HOUR).await.unwrap();
+        let first = adapter.record_in(&mut tx, &key, HOUR).await.unwrap();
         assert_eq!(first, FIRST);
         tx.commit().await.unwrap();
-        let again = adapter.claim(&keys, &on_claim(&terms())).await.unwrap();
-        assert!(matches!(again[..], [Claimed::Duplicate(_)]), "{again:?}");
+        let again = adapter.claim(&key, &on_claim(&terms())).await.unwrap();
+        assert!(matches!(again, Claimed::Duplicate(_)), "{again:?}");
     }
 }
 
@@ -259,7 +260,7 @@ async fn dropped_table_is_created_again_for_many_callers_at_once() {
             let drop_it = "DROP TABLE webhook_deliveries; DROP TABLE webhook_deliveries_schema";
             sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
             let calls = (0..20).map(|at| {
-                let (adapter, key) = (adapter.clone(), [dedup_key(&format!("{round}-{at}"))]);
+                let (adapter, key) = (adapter.clone(), dedup_key(&format!("{round}-{at}")));
                 tokio::spawn(async move {
                     for _ in 0..at * 20 {
                         tokio::task::yield_now().await;
@@ -268,7 +269,7 @@ async fn dropped_table_is_created_again_for_many_callers_at_once() {
                 })
             });
             for completed in futures_util::future::join_all(calls).await {
-                assert_eq!(completed.unwrap().unwrap(), [Completed::Inserted]);
+                assert_eq!(completed.unwrap().unwrap(), Completed::Inserted);
             }
         }
     }
@@ -278,7 +279,7 @@ async fn dropped_table_is_created_again_for_many_callers_at_once() {
 async fn refuses(adapter: &SqliteAdapter) {
     let until = Instant::now() + Duration::from_secs(10);
     loop {
-        let refused = adapter.claim(&[dedup_key("probe")], &terms()).await;
+        let refused = adapter.claim(&dedup_key("probe"), &terms()).await;
         match refused {
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::Refused, "{error:?}");
@@ -292,12 +293,12 @@ async fn refuses(adapter: &SqliteAdapter) {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     // Every other call is refused, too.
-    let keys = [dedup_key("a")];
-    adapter.claim(&keys, &on_claim(&terms())).await.unwrap_err();
-    adapter.complete(&keys, &terms()).await.unwrap_err();
+    let key = dedup_key("a");
+    adapter.claim(&key, &on_claim(&terms())).await.unwrap_err();
+    adapter.complete(&key, &terms()).await.unwrap_err();
     adapter.purge(1).await.unwrap_err();
-    adapter.get(&keys[0]).await.unwrap_err();
-    adapter.open(&keys, &terms()).await.unwrap_err();
+    adapter.get(&key).await.unwrap_err();
+    adapter.open(slice::from_ref(&key), &terms()).await.unwrap_err();
 }
 
 #[cfg(unix)]
@@ -307,8 +308,8 @@ async fn replaced_file_is_refused_until_the_first_file_is_back() {
     let users = file.pool(2).await;
     let adapters = [file.connect().await, SqliteAdapter::new(users)];
     for (at, adapter) in adapters.iter().enumerate() {
-        let keys = [dedup_key(&format!("k{at}"))];
-        assert_eq!(adapter.claim(&keys, &on_claim(&terms())).await.unwrap(), [FIRST]);
+        let key = dedup_key(&format!("k{at}"));
+        assert_eq!(adapter.claim(&key, &on_claim(&terms())).await.unwrap(), FIRST);
     }
     other.connect().await.migrate().await.unwrap();
     let aside = file.dir.path().join("aside.db");
@@ -324,8 +325,8 @@ async fn replaced_file_is_refused_until_the_first_file_is_back() {
     std::fs::rename(&aside, file.path()).unwrap();
     for (at, adapter) in adapters.iter().enumerate() {
         let again =
-            adapter.claim(&[dedup_key(&format!("k{at}"))], &on_claim(&terms())).await.unwrap();
-        assert!(matches!(again[..], [Claimed::Duplicate(_)]), "{again:?}");
+            adapter.claim(&dedup_key(&format!("k{at}")), &on_claim(&terms())).await.unwrap();
+        assert!(matches!(again, Claimed::Duplicate(_)), "{again:?}");
     }
 }
 
@@ -334,10 +335,10 @@ async fn replaced_file_is_refused_until_the_first_file_is_back() {
 async fn in_memory_pool_is_not_taken_for_a_replaced_file() {
     let pool = SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await;
     let adapter = SqliteAdapter::new(pool.unwrap());
-    let keys = [dedup_key("a")];
-    assert_eq!(adapter.claim(&keys, &on_claim(&terms())).await.unwrap(), [FIRST]);
+    let key = dedup_key("a");
+    assert_eq!(adapter.claim(&key, &on_claim(&terms())).await.unwrap(), FIRST);
     // The adapter checks the identity of the file once a second, by the real clock.
     tokio::time::sleep(Duration::from_millis(1_100)).await;
-    let again = adapter.claim(&keys, &on_claim(&terms())).await.unwrap();
-    assert!(matches!(again[..], [Claimed::Duplicate(_)]), "{again:?}");
+    let again = adapter.claim(&key, &on_claim(&terms())).await.unwrap();
+    assert!(matches!(again, Claimed::Duplicate(_)), "{again:?}");
 }

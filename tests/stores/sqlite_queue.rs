@@ -13,7 +13,9 @@ use tower_dedup::adapter::{
 use tower_dedup::{Error, ErrorKind};
 
 use super::sqlite::{File, run};
-use crate::support::{FIRST, dedup_key, on_claim, rows, stored_data, terms};
+use crate::support::{
+    FIRST, claim_all, complete_all, dedup_key, on_claim, rows, stored_data, terms,
+};
 
 /// Enough callers to form batches.
 const CALLERS: usize = 40;
@@ -87,10 +89,10 @@ async fn insert_rows_of_another_process(mut other: SqliteConnection) -> SqliteCo
 async fn claims_find_rows_written_after_their_lookup() {
     let (_dir, adapter, other) = file().await;
     let calls = (0..CALLERS).map(|at| {
-        let (adapter, mine, key) = (adapter.clone(), terms(), [dedup_key(&format!("k{at}"))]);
+        let (adapter, mine, key) = (adapter.clone(), terms(), dedup_key(&format!("k{at}")));
         async move {
             let claimed = patiently(|| adapter.claim(&key, &mine)).await;
-            (claimed[0].clone(), adapter.renew(&key, &mine).await.unwrap()[0])
+            (claimed.clone(), adapter.renew(&key, &mine).await.unwrap())
         }
     });
     let claimed = while_held(other, calls, insert_rows_of_another_process).await;
@@ -113,11 +115,11 @@ async fn claims_find_rows_written_after_their_lookup() {
 async fn on_arrival_claims_find_rows_written_after_their_lookup() {
     let (_dir, adapter, other) = file().await;
     let calls = (0..CALLERS).map(|at| {
-        let (adapter, mine, key) = (adapter.clone(), terms(), [dedup_key(&format!("k{at}"))]);
+        let (adapter, mine, key) = (adapter.clone(), terms(), dedup_key(&format!("k{at}")));
         async move {
             let mine = on_claim(&mine);
-            let recorded = patiently(|| adapter.claim(&key, &mine)).await.remove(0);
-            let again = adapter.claim(&key, &mine).await.unwrap().remove(0);
+            let recorded = patiently(|| adapter.claim(&key, &mine)).await;
+            let again = adapter.claim(&key, &mine).await.unwrap();
             let is_first = |claimed: &Claimed| matches!(claimed, Claimed::First { .. });
             assert_eq!(is_first(&recorded), is_first(&again));
             if is_first(&recorded) {
@@ -149,9 +151,9 @@ async fn claims_spare_rows_that_another_process_takes_over_after_they_were_read(
         insert(&mut other, "held", true, "-1", false).await;
         insert(&mut other, "done", true, "-1", false).await;
         let calls = ["held", "done"].map(|id| {
-            let (adapter, key) = (adapter.clone(), [dedup_key(id)]);
+            let (adapter, key) = (adapter.clone(), dedup_key(id));
             let mine = if at_once { on_claim(&terms()) } else { terms() };
-            async move { patiently(|| adapter.claim(&key, &mine)).await.remove(0) }
+            async move { patiently(|| adapter.claim(&key, &mine)).await }
         });
         let claimed = while_held(other, calls, async |mut other| {
             let update = "UPDATE webhook_deliveries SET token = randomblob(16)";
@@ -185,7 +187,7 @@ const CHANGES: [(&str, Completed); 7] = [
 
 async fn completions(changes: &[(&str, Completed)]) {
     let (_dir, adapter, other) = file().await;
-    let key = |at: usize| [dedup_key(&format!("k{at}"))];
+    let key = |at: usize| dedup_key(&format!("k{at}"));
     let call_terms: Vec<_> = (0..CALLERS).map(|_| terms()).collect();
     let claims = call_terms.iter().enumerate().map(|(at, mine)| {
         let (adapter, key) = (adapter.clone(), key(at));
@@ -194,7 +196,7 @@ async fn completions(changes: &[(&str, Completed)]) {
     join_all(claims).await;
     let calls = call_terms.iter().enumerate().map(|(at, mine)| {
         let (adapter, mine, key) = (adapter.clone(), mine.clone(), key(at));
-        async move { patiently(|| adapter.complete(&key, &mine)).await[0] }
+        async move { patiently(|| adapter.complete(&key, &mine)).await }
     });
     // The first call goes alone.
     let completed = while_held(other, calls, async |mut other| {
@@ -209,7 +211,7 @@ async fn completions(changes: &[(&str, Completed)]) {
             at => changes.get(at - 1).map_or(Completed::Held, |(_, expected)| *expected),
         };
         assert_eq!(completed, expected, "{at} of {changes:?}");
-        let entry = adapter.get(&key(at)[0]).await.unwrap().expect("a key that is remembered");
+        let entry = adapter.get(&key(at)).await.unwrap().expect("a key that is remembered");
         assert!(
             matches!(entry.state, EntryState::Complete { .. }),
             "{at} of {changes:?}: {entry:?}"
@@ -232,13 +234,13 @@ async fn completion_stores_its_own_data_and_not_that_of_the_claim() {
     let (_dir, adapter, _other) = file().await;
     let keys = [dedup_key("released"), dedup_key("new")];
     let failed = terms();
-    adapter.claim(&keys[..1], &failed).await.unwrap();
-    adapter.release(&keys[..1], &failed).await.unwrap();
+    adapter.claim(&keys[0], &failed).await.unwrap();
+    adapter.release(&keys[0], &failed).await.unwrap();
     let plain = terms();
     let carries = plain.clone().with_payloads(keys.iter().map(|key| (key.clone(), [7; 32])));
-    let claimed = adapter.claim(&keys, &carries).await.unwrap();
+    let claimed = claim_all(&adapter, &keys, &carries).await.unwrap();
     assert_eq!(claimed, [Claimed::first(2, false), Claimed::first(1, false)]);
-    assert_eq!(adapter.complete(&keys, &plain).await.unwrap(), [Completed::Held; 2]);
+    assert_eq!(complete_all(&adapter, &keys, &plain).await.unwrap(), [Completed::Held; 2]);
     for key in &keys {
         assert_eq!(stored_data(&adapter, key).await, Some(StoredData::default()));
     }

@@ -49,7 +49,7 @@ async fn complete<A: DedupAdapter>(adapter: &A) {
         let key = dedup_key(&id.to_string());
         let payload = (key.clone(), [u8::try_from(id).unwrap(); 32]);
         let mine = terms().with_payloads([payload]).with_response(response(id).into());
-        assert_eq!(adapter.complete(&[key], &mine).await.unwrap(), [Completed::Inserted]);
+        assert_eq!(adapter.complete(&key, &mine).await.unwrap(), Completed::Inserted);
     }
 }
 
@@ -58,8 +58,8 @@ async fn claim_all<A: DedupAdapter>(adapter: &A) -> Vec<(usize, Fetch, Result<Cl
     let fetches = [Fetch::Nothing, Fetch::Digest, Fetch::DigestAndResponse];
     let calls = (0..KEYS).flat_map(|id| fetches.map(|fetch| (id, fetch)));
     join_all(calls.map(|(id, fetch)| async move {
-        let (key, mine) = ([dedup_key(&id.to_string())], terms().with_fetch(fetch));
-        (id, fetch, adapter.claim(&key, &mine).await.map(|mut claimed| claimed.remove(0)))
+        let (key, mine) = (dedup_key(&id.to_string()), terms().with_fetch(fetch));
+        (id, fetch, adapter.claim(&key, &mine).await)
     }))
     .await
 }
@@ -77,15 +77,6 @@ async fn each_caller_gets_the_data_it_asked_for<A: DedupAdapter>(adapter: &A) {
             };
             assert_eq!(stored(&claimed.unwrap()), expected.map(Arc::new), "{id} {fetch:?}");
         }
-    }
-    // One call for all keys reads as much.
-    let mut keys: Vec<_> = (0..KEYS).map(|id| dedup_key(&id.to_string())).collect();
-    keys.sort();
-    let all = terms().with_fetch(Fetch::DigestAndResponse);
-    for (key, claimed) in keys.iter().zip(adapter.claim(&keys, &all).await.unwrap()) {
-        let data = stored(&claimed).unwrap();
-        let body = format!("body {}", key.id());
-        assert_eq!(data.response.as_deref().unwrap().body, body);
     }
 }
 
@@ -105,13 +96,13 @@ async fn unreadable_row_fails_only_its_callers<A: MaintenanceAdapter>(
             }
         }
         let completions = (0..KEYS).map(|id| async move {
-            (id, adapter.complete(&[dedup_key(&id.to_string())], &terms()).await)
+            (id, adapter.complete(&dedup_key(&id.to_string()), &terms()).await)
         });
         for (id, completed) in join_all(completions).await {
             if id == 7 {
                 assert_eq!(completed.unwrap_err().kind(), ErrorKind::Corrupt);
             } else {
-                assert_eq!(completed.unwrap(), [Completed::LeaseLost]);
+                assert_eq!(completed.unwrap(), Completed::LeaseLost);
             }
         }
     }
@@ -241,18 +232,18 @@ async fn postgres_new_key_is_claimed_while_duplicates_wait_for_their_responses()
                 let adapter = adapter.clone();
                 let terms = terms().with_fetch(Fetch::DigestAndResponse);
                 let claim = async move {
-                    adapter.claim(&[dedup_key(&id.to_string())], &terms).await.unwrap()
+                    adapter.claim(&dedup_key(&id.to_string()), &terms).await.unwrap()
                 };
                 tokio::spawn(claim)
             })
             .collect();
         let new = terms().with_fetch(Fetch::DigestAndResponse);
         let key = dedup_key(&format!("new {round}"));
-        assert_eq!(adapter.claim(&[key], &new).await.unwrap(), [FIRST]);
+        assert_eq!(adapter.claim(&key, &new).await.unwrap(), FIRST);
         assert!(duplicates.iter().all(|duplicate| !duplicate.is_finished()));
         drop(taken);
         for (id, duplicate) in duplicates.into_iter().enumerate() {
-            let data = stored(&duplicate.await.unwrap()[0]).unwrap();
+            let data = stored(&duplicate.await.unwrap()).unwrap();
             assert_eq!(data.response, Some(Arc::new(response(id))));
         }
     }
@@ -270,10 +261,10 @@ async fn only_duplicates_read_responses<A: DedupAdapter>(
         let ids = (0..KEYS).map(|id| id.to_string()).chain([format!("new {round}")]);
         let claims = join_all(ids.map(|id| async move {
             let terms = terms().with_fetch(Fetch::DigestAndResponse);
-            adapter.claim(&[dedup_key(&id)], &terms).await
+            adapter.claim(&dedup_key(&id), &terms).await
         }));
         let mut claims = claims.await;
-        assert_eq!(claims.pop().unwrap().unwrap(), [FIRST]);
+        assert_eq!(claims.pop().unwrap().unwrap(), FIRST);
         assert!(claims.iter().all(Result::is_err));
     }
 }
@@ -385,8 +376,8 @@ async fn connect_reads_table_and_schema_from_the_url() {
     let and = if database.contains('?') { '&' } else { '?' };
     let url = format!("{database}{and}dedup_table=seen&dedup_schema={}", schema.name());
     let adapter = PostgresAdapter::connect(&url).await.unwrap();
-    let claimed = adapter.claim(&[dedup_key("a")], &terms()).await.unwrap();
-    assert_eq!(claimed, [Claimed::first(1, false)]);
+    let claimed = adapter.claim(&dedup_key("a"), &terms()).await.unwrap();
+    assert_eq!(claimed, Claimed::first(1, false));
     let mut connection = PgConnection::connect(&schema.url()).await.unwrap();
     let rows = sqlx::query_scalar::<_, i64>("SELECT count(*) FROM seen");
     assert_eq!(rows.fetch_one(&mut connection).await.unwrap(), 1);
@@ -395,7 +386,7 @@ async fn connect_reads_table_and_schema_from_the_url() {
     let path = dir.path().join("dedup.db");
     let url = format!("sqlite://{}?dedup_table=seen", path.display());
     let adapter = SqliteAdapter::connect(&url).await.unwrap();
-    adapter.claim(&[dedup_key("a")], &terms()).await.unwrap();
+    adapter.claim(&dedup_key("a"), &terms()).await.unwrap();
     let mut connection = SqliteConnectOptions::new().filename(&path).connect().await.unwrap();
     let rows = sqlx::query_scalar::<_, i64>("SELECT count(*) FROM seen");
     assert_eq!(rows.fetch_one(&mut connection).await.unwrap(), 1);

@@ -22,15 +22,17 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::try_join_all;
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use tokio::sync::Notify;
 use tower::{Service, ServiceExt};
 use tower_dedup::adapter::{
-    CallTerms, Claimed, DedupAdapter, Fetch, MaintenanceAdapter, MemoryAdapter, StoredData, Token,
+    CallTerms, Claimed, Completed, DedupAdapter, Fetch, MaintenanceAdapter, MemoryAdapter,
+    StoredData, Token,
 };
 use tower_dedup::testing::FaultyAdapter;
-use tower_dedup::{DedupKey, Delivery, KeyExtractor, key};
+use tower_dedup::{DedupKey, Delivery, Error, KeyExtractor, key};
 
 pub(crate) type Body = Full<Bytes>;
 
@@ -78,18 +80,44 @@ pub(crate) async fn rows<A: MaintenanceAdapter + ?Sized>(adapter: &A) -> u64 {
     stats.rows
 }
 
+/// Claims several keys at the same time. Returns the reply for each.
+pub(crate) async fn claim_all<A: DedupAdapter + ?Sized>(
+    adapter: &A,
+    keys: &[DedupKey],
+    terms: &CallTerms,
+) -> Result<Vec<Claimed>, Error> {
+    try_join_all(keys.iter().map(|key| adapter.claim(key, terms))).await
+}
+
+/// Completes several keys at the same time. Returns the reply for each.
+pub(crate) async fn complete_all<A: DedupAdapter + ?Sized>(
+    adapter: &A,
+    keys: &[DedupKey],
+    terms: &CallTerms,
+) -> Result<Vec<Completed>, Error> {
+    try_join_all(keys.iter().map(|key| adapter.complete(key, terms))).await
+}
+
+/// Releases several keys at the same time.
+pub(crate) async fn release_all<A: DedupAdapter + ?Sized>(
+    adapter: &A,
+    keys: &[DedupKey],
+    terms: &CallTerms,
+) -> Result<(), Error> {
+    try_join_all(keys.iter().map(|key| adapter.release(key, terms))).await.map(drop)
+}
+
 /// Returns the stored data of this key, if the key is complete.
 pub(crate) async fn stored_data<A: DedupAdapter + ?Sized>(
     adapter: &A,
     key: &DedupKey,
 ) -> Option<StoredData> {
-    let keys = std::slice::from_ref(key);
     let terms = CallTerms::on_claim(Token::random(), Duration::ZERO);
     let terms = terms.with_fetch(Fetch::DigestAndResponse);
-    match adapter.claim(keys, &terms).await.unwrap().pop() {
-        Some(Claimed::Duplicate(seen)) => seen.stored.map(|stored| (*stored).clone()),
-        Some(Claimed::First { .. }) => {
-            adapter.release(keys, &terms).await.unwrap();
+    match adapter.claim(key, &terms).await.unwrap() {
+        Claimed::Duplicate(seen) => seen.stored.map(|stored| (*stored).clone()),
+        Claimed::First { .. } => {
+            adapter.release(key, &terms).await.unwrap();
             None
         }
         _ => None,

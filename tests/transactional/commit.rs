@@ -194,11 +194,11 @@ async fn multi_event_delivery_commits_its_new_events<D: Db>() {
     // Another process leases one of the keys: the rest commits, and the answer is 503.
     let lease =
         CallTerms::on_completion(Token::random(), Duration::from_secs(60), Duration::from_secs(60));
-    db.adapter().claim(&[dedup_key("e")], &lease).await.unwrap();
+    db.adapter().claim(&dedup_key("e"), &lease).await.unwrap();
     let partial = send_events(&app, "e f", "insert").await;
     assert_eq!((partial.status().as_u16(), result(&partial)), (503, Some("in-flight")));
     assert_eq!(ids(&world.last()), ["f"]);
-    db.adapter().release(&[dedup_key("e")], &lease).await.unwrap();
+    db.adapter().release(&dedup_key("e"), &lease).await.unwrap();
     assert_eq!(send_events(&app, "e f", "insert").await.status(), 200);
     assert_eq!(ids(&world.last()), ["e"]);
     assert_eq!(db.effects().await, ["a", "d", "e", "f"]);
@@ -216,11 +216,11 @@ async fn second_identities_commit_with_the_first<D: Db>() {
     let second = DedupKey::new("test.second", "z").unwrap();
     let lease =
         CallTerms::on_completion(Token::random(), Duration::from_secs(60), Duration::from_secs(60));
-    db.adapter().claim(std::slice::from_ref(&second), &lease).await.unwrap();
+    db.adapter().claim(&second, &lease).await.unwrap();
     assert_eq!(result(&send_events(&app, "c=z", "insert").await), Some("in-flight"));
     let partial = send_events(&app, "c=z d", "insert").await;
     assert_eq!((partial.status().as_u16(), ids(&world.last())), (503, vec!["d"]));
-    db.adapter().release(&[second], &lease).await.unwrap();
+    db.adapter().release(&second, &lease).await.unwrap();
     assert_eq!(send_events(&app, "c=z", "insert").await.status(), 200);
     assert!(!world.last().is_takeover());
     assert_eq!(db.effects().await, ["a", "b", "c", "d"]);
@@ -237,7 +237,7 @@ async fn transaction_respects_leases_on_the_same_table<D: Db>() {
             Duration::from_secs(60),
         )
     };
-    let (live, released) = ([dedup_key("live")], [dedup_key("released")]);
+    let (live, released) = (dedup_key("live"), dedup_key("released"));
     db.adapter().claim(&live, &lease()).await.unwrap();
     let mine = lease();
     db.adapter().claim(&released, &mine).await.unwrap();

@@ -47,10 +47,10 @@ async fn failed_delivery_leaves_each_key_as_it_was(fixture: Fixture) {
     let mine = terms();
     let dead = CallTerms::on_completion(Token::random(), mine.retention(), Duration::ZERO);
     for _ in 0..2 {
-        fixture.store.claim(&[dedup_key("released")], &mine).await.unwrap();
-        fixture.store.release(&[dedup_key("released")], &mine).await.unwrap();
+        fixture.store.claim(&dedup_key("released"), &mine).await.unwrap();
+        fixture.store.release(&dedup_key("released"), &mine).await.unwrap();
     }
-    fixture.store.claim(&[dedup_key("lapsed")], &dead).await.unwrap();
+    fixture.store.claim(&dedup_key("lapsed"), &dead).await.unwrap();
     let entry = async |id| fixture.store.get(&dedup_key(id)).await.unwrap();
     for _ in 0..2 {
         assert_eq!(fixture.send("done0 fresh released:fail lapsed").await, own(500));

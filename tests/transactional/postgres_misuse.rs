@@ -84,7 +84,7 @@ async fn leaked_savepoint_leaves_no_connection_in_its_transaction() {
         let delivery = tokio::spawn(async move { send(&service, request("leaks")).await.status() });
         held.running(1).await;
         let records = (0..5).map(|record| {
-            let (adapter, keys) = (adapter.clone(), [dedup_key(&record.to_string())]);
+            let (adapter, keys) = (adapter.clone(), dedup_key(&record.to_string()));
             tokio::spawn(async move { adapter.claim(&keys, &on_claim(&terms())).await.unwrap() })
         });
         let records: Vec<_> = records.collect();
@@ -92,7 +92,7 @@ async fn leaked_savepoint_leaves_no_connection_in_its_transaction() {
         held.release();
         assert_eq!(delivery.await.unwrap(), 500);
         for record in records {
-            assert_eq!(record.await.unwrap(), [FIRST]);
+            assert_eq!(record.await.unwrap(), FIRST);
         }
         let complete = "SELECT count(completed_at) FROM webhook_deliveries";
         let complete = sqlx::query_scalar::<_, i64>(complete).fetch_one(database.effects.pool());

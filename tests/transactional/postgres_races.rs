@@ -19,7 +19,8 @@ use crate::support::effects::{
     Database, MINUTE, apart, transactional, until_acknowledged, write, writes_and_waits,
 };
 use crate::support::{
-    Body, FIRST, Handler, by_header, dedup_key, on_claim, request, result, send, terms, until,
+    Body, FIRST, Handler, by_header, claim_all, dedup_key, on_claim, request, result, send, terms,
+    until,
 };
 
 pub(super) type Deduplicated =
@@ -95,19 +96,17 @@ const INSERT: &str = "INSERT INTO webhook_deliveries \
     'test', $1, 1, false, now(), now() + interval '1 day'";
 
 /// Asserts that a claim does not wait for the open transaction that holds this key. The key is in
-/// flight, and the other keys of a call are granted.
+/// flight, and the other keys of a batch are granted.
 async fn is_in_flight(adapter: &PostgresAdapter, held: &DedupKey) {
     let soon = async {
-        let one = std::slice::from_ref(held);
-        assert_eq!(adapter.claim(one, &terms()).await.unwrap(), [Claimed::InFlight]);
-        assert_eq!(adapter.claim(one, &on_claim(&terms())).await.unwrap(), [Claimed::InFlight]);
+        assert_eq!(adapter.claim(held, &terms()).await.unwrap(), Claimed::InFlight);
+        assert_eq!(adapter.claim(held, &on_claim(&terms())).await.unwrap(), Claimed::InFlight);
         // The held key is one of 16, at different places in the order of rows.
         for _ in 0..3 {
             let mut keys: Vec<_> =
                 (0..15).map(|_| dedup_key(&format!("{:016x}", rand::random::<u64>()))).collect();
             keys.push(held.clone());
-            keys.sort_unstable();
-            let claimed = adapter.claim(&keys, &terms()).await.unwrap();
+            let claimed = claim_all(adapter, &keys, &terms()).await.unwrap();
             for (key, claimed) in keys.iter().zip(claimed) {
                 let granted = Claimed::first(1, false);
                 assert_eq!(claimed, if key == held { Claimed::InFlight } else { granted });
@@ -131,8 +130,8 @@ async fn claim_does_not_wait_for_a_transactional_delivery() {
     let adapter = PostgresAdapter::new(database.pool(3));
     // A new row, and a row that was released.
     let claimed = terms();
-    adapter.claim(&[dedup_key("released")], &claimed).await.unwrap();
-    adapter.release(&[dedup_key("released")], &claimed).await.unwrap();
+    adapter.claim(&dedup_key("released"), &claimed).await.unwrap();
+    adapter.release(&dedup_key("released"), &claimed).await.unwrap();
     for id in ["new", "released"] {
         held.hold();
         let delivery = tokio::spawn({
@@ -143,8 +142,8 @@ async fn claim_does_not_wait_for_a_transactional_delivery() {
         is_in_flight(&adapter, &dedup_key(id)).await;
         held.release();
         assert_eq!(delivery.await.unwrap(), 200);
-        let claimed = adapter.claim(&[dedup_key(id)], &terms()).await.unwrap();
-        assert!(matches!(claimed[..], [Claimed::Duplicate(_)]), "{claimed:?}");
+        let claimed = adapter.claim(&dedup_key(id), &terms()).await.unwrap();
+        assert!(matches!(claimed, Claimed::Duplicate(_)), "{claimed:?}");
     }
 }
 
@@ -166,8 +165,8 @@ async fn claim_does_not_wait_for_a_users_transaction() {
     assert_eq!(send(&transactional, request("inserted")).await.status(), 200);
 
     let claimed = terms();
-    adapter.claim(&[dedup_key("locked")], &claimed).await.unwrap();
-    adapter.release(&[dedup_key("locked")], &claimed).await.unwrap();
+    adapter.claim(&dedup_key("locked"), &claimed).await.unwrap();
+    adapter.release(&dedup_key("locked"), &claimed).await.unwrap();
     let mut theirs = database.effects.pool().begin().await.unwrap();
     let lock = "SELECT FROM webhook_deliveries WHERE id IN ('locked', 'inserted') FOR UPDATE";
     assert_eq!(theirs.execute(lock).await.unwrap().rows_affected(), 2);
@@ -175,8 +174,8 @@ async fn claim_does_not_wait_for_a_users_transaction() {
     let twin = send(&transactional, request("locked")).await;
     assert_eq!(result(&twin), Some("in-flight"));
     // A complete row is not written again, so nothing asks for its lock.
-    let complete = adapter.claim(&[dedup_key("inserted")], &terms()).await.unwrap();
-    assert!(matches!(complete[..], [Claimed::Duplicate(_)]), "{complete:?}");
+    let complete = adapter.claim(&dedup_key("inserted"), &terms()).await.unwrap();
+    assert!(matches!(complete, Claimed::Duplicate(_)), "{complete:?}");
     assert_eq!(result(&send(&transactional, request("inserted")).await), Some("duplicate"));
     theirs.commit().await.unwrap();
     assert_eq!(send(&transactional, request("locked")).await.status(), 200);

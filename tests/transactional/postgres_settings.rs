@@ -22,7 +22,8 @@ use crate::support::effects::{
 };
 use crate::support::postgres::Server;
 use crate::support::{
-    Body, FIRST, Handler, by_header, dedup_key, on_claim, request, result, rows, send, terms,
+    Body, FIRST, Handler, by_header, claim_all, dedup_key, on_claim, request, result, rows, send,
+    terms,
 };
 
 /// Acknowledged writes wait for the disk, and for the disk of a synchronous standby, although
@@ -105,9 +106,9 @@ async fn lock_timeout_of_the_user_applies_in_the_handler() {
         // A new row, a row that was released, a row that is taken over.
         for (id, lease) in [("released", MINUTE), ("lapsed", Duration::ZERO)] {
             let claimed = CallTerms::on_completion(Token::random(), MINUTE, lease);
-            adapter.claim(&[dedup_key(id)], &claimed).await.unwrap();
+            adapter.claim(&dedup_key(id), &claimed).await.unwrap();
             if lease == MINUTE {
-                adapter.release(&[dedup_key(id)], &claimed).await.unwrap();
+                adapter.release(&dedup_key(id), &claimed).await.unwrap();
             }
         }
         for id in ["new", "released", "lapsed"] {
@@ -133,8 +134,8 @@ async fn lock_timeout_of_the_user_is_restored_after_a_claim_that_finds_the_row_t
     let adapter = PostgresAdapter::new(pool.clone());
     for id in ["event", "a"] {
         let claimed = CallTerms::on_completion(Token::random(), MINUTE, MINUTE);
-        adapter.claim(&[dedup_key(id)], &claimed).await.unwrap();
-        adapter.release(&[dedup_key(id)], &claimed).await.unwrap();
+        adapter.claim(&dedup_key(id), &claimed).await.unwrap();
+        adapter.release(&dedup_key(id), &claimed).await.unwrap();
     }
     let skip = "CREATE FUNCTION skip() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
                 RETURN NULL; END $$; CREATE TRIGGER skip BEFORE UPDATE ON webhook_deliveries \
@@ -255,31 +256,31 @@ async fn role_needs_select_insert_update_and_delete_only() {
 
     adapter.migrate().await.unwrap();
     let none = CallTerms::on_completion(Token::random(), MINUTE, Duration::ZERO);
-    let ([a, b, c], mine) = (["a", "b", "c"].map(|id| [dedup_key(id)]), terms());
-    assert_eq!(adapter.claim(&a, &on_claim(&mine)).await.unwrap(), [FIRST]);
+    let ([a, b, c], mine) = (["a", "b", "c"].map(dedup_key), terms());
+    assert_eq!(adapter.claim(&a, &on_claim(&mine)).await.unwrap(), FIRST);
     adapter.release(&a, &on_claim(&mine)).await.unwrap();
-    assert_eq!(adapter.claim(&a, &mine).await.unwrap(), [FIRST]);
-    assert_eq!(adapter.renew(&a, &mine).await.unwrap(), [Renewed::Held]);
-    assert_eq!(adapter.forget(&a[0]).await.unwrap(), Forgotten::InFlight);
-    assert_eq!(adapter.complete(&a, &mine).await.unwrap(), [Completed::Held]);
-    assert_eq!(adapter.claim(&b, &none).await.unwrap(), [FIRST]);
-    assert_eq!(adapter.claim(&b, &mine).await.unwrap(), [Claimed::first(2, true)]);
+    assert_eq!(adapter.claim(&a, &mine).await.unwrap(), FIRST);
+    assert_eq!(adapter.renew(&a, &mine).await.unwrap(), Renewed::Held);
+    assert_eq!(adapter.forget(&a).await.unwrap(), Forgotten::InFlight);
+    assert_eq!(adapter.complete(&a, &mine).await.unwrap(), Completed::Held);
+    assert_eq!(adapter.claim(&b, &none).await.unwrap(), FIRST);
+    assert_eq!(adapter.claim(&b, &mine).await.unwrap(), Claimed::first(2, true));
     adapter.release(&b, &mine).await.unwrap();
-    assert_eq!(adapter.forget(&b[0]).await.unwrap(), Forgotten::Removed);
+    assert_eq!(adapter.forget(&b).await.unwrap(), Forgotten::Removed);
     let brief = CallTerms::on_claim(Token::random(), Duration::ZERO);
-    assert_eq!(adapter.claim(&c, &on_claim(&brief)).await.unwrap(), [FIRST]);
+    assert_eq!(adapter.claim(&c, &on_claim(&brief)).await.unwrap(), FIRST);
     let aged = "UPDATE keys.webhook_deliveries SET expires_at = now() - interval '1 hour' \
         WHERE id = 'c'";
     sqlx::query(aged).execute(&admin).await.unwrap();
     assert_eq!(adapter.purge(10).await.unwrap().deleted, 1);
-    assert!(adapter.get(&a[0]).await.unwrap().is_some());
+    assert!(adapter.get(&a).await.unwrap().is_some());
     // The row of the forgotten key stays for an hour.
     assert_eq!(rows(&adapter).await, 2);
     let mut transaction = pool.begin().await.unwrap();
     let key = dedup_key("d");
     assert_eq!(adapter.record_in(&mut transaction, &key, MINUTE).await.unwrap(), FIRST);
-    // A duplicate that claims a set of keys looks up which of them is held.
-    let claimed = adapter.claim(&[b[0].clone(), key], &mine).await.unwrap();
+    // A batch looks up which of its keys is held.
+    let claimed = claim_all(&adapter, &[b, key], &mine).await.unwrap();
     assert_eq!(claimed, [FIRST, Claimed::InFlight]);
     transaction.commit().await.unwrap();
 

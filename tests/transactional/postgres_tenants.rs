@@ -218,7 +218,7 @@ async fn dropped_table_is_created_again() {
             database.pool(3),
             PostgresOptions::new().batching(batching),
         );
-        let (key, mine) = ([dedup_key("a")], terms());
+        let (key, mine) = (dedup_key("a"), terms());
         let service = tower_dedup::DedupLayer::transactional(by_header(), adapter.clone());
         let service = service.layer(writes_and_runs("SELECT"));
         adapter.migrate().await.unwrap();
@@ -227,29 +227,29 @@ async fn dropped_table_is_created_again() {
             match case {
                 0 => {
                     let claimed = adapter.claim(&key, &mine).await.unwrap();
-                    assert_eq!(claimed, [Claimed::first(1, false)]);
+                    assert_eq!(claimed, Claimed::first(1, false));
                 }
                 1 => {
                     let recorded = adapter.claim(&key, &on_claim(&mine)).await.unwrap();
-                    assert_eq!(recorded, [FIRST]);
+                    assert_eq!(recorded, FIRST);
                 }
                 2 => {
                     let completed = adapter.complete(&key, &mine).await.unwrap();
-                    assert_eq!(completed, [Completed::Inserted]);
+                    assert_eq!(completed, Completed::Inserted);
                 }
-                3 => assert_eq!(adapter.get(&key[0]).await.unwrap(), None),
+                3 => assert_eq!(adapter.get(&key).await.unwrap(), None),
                 4 => assert_eq!(adapter.purge(10).await.unwrap().deleted, 0),
-                5 => assert_eq!(adapter.forget(&key[0]).await.unwrap(), Forgotten::Missing),
+                5 => assert_eq!(adapter.forget(&key).await.unwrap(), Forgotten::Missing),
                 6 => assert_eq!(send(&service, request("a")).await.status(), 200),
                 7 => {
                     let fetching = mine.clone().with_fetch(Fetch::Digest);
-                    assert_eq!(adapter.claim(&key, &fetching).await.unwrap(), [FIRST]);
+                    assert_eq!(adapter.claim(&key, &fetching).await.unwrap(), FIRST);
                 }
                 _ => {
                     // The caller's transaction is lost; the next one succeeds.
                     let once = async || {
                         let mut tx = database.effects.pool().begin().await.unwrap();
-                        let recorded = adapter.record_in(&mut tx, &key[0], MINUTE).await;
+                        let recorded = adapter.record_in(&mut tx, &key, MINUTE).await;
                         tx.rollback().await.unwrap();
                         recorded
                     };
@@ -270,10 +270,10 @@ async fn table_dropped_under_many_callers_is_created_again() {
     database.run("DROP TABLE webhook_deliveries, webhook_deliveries_schema").await;
     let claims = (0..200).map(|id| {
         let adapter = adapter.clone();
-        tokio::spawn(async move { adapter.claim(&[dedup_key(&id.to_string())], &terms()).await })
+        tokio::spawn(async move { adapter.claim(&dedup_key(&id.to_string()), &terms()).await })
     });
     let claims = futures_util::future::join_all(claims.collect::<Vec<_>>());
     for claimed in tokio::time::timeout(MINUTE, claims).await.unwrap() {
-        assert_eq!(claimed.unwrap().unwrap(), [Claimed::first(1, false)]);
+        assert_eq!(claimed.unwrap().unwrap(), Claimed::first(1, false));
     }
 }

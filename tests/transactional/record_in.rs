@@ -40,7 +40,7 @@ async fn record_in_postgres_transaction_commits_or_rolls_back_with_it() {
     three.rollback().await.unwrap();
     // A lease that has lapsed is taken over, a live lease is not.
     let lease = CallTerms::on_completion(Token::random(), hour, Duration::from_secs(60));
-    adapter.claim(&[dedup_key("b")], &lease).await.unwrap();
+    adapter.claim(&dedup_key("b"), &lease).await.unwrap();
     let mut four = db.pool.begin().await.unwrap();
     let live = adapter.record_in(&mut four, &dedup_key("b"), hour).await.unwrap();
     assert_eq!(live, Claimed::InFlight);
@@ -99,12 +99,11 @@ async fn forget_of_a_key_in_an_open_transaction_is_refused() {
 #[tokio::test]
 async fn record_in_runs_an_event_again_once() {
     let (key, hour) = (dedup_key("a"), Duration::from_secs(3_600));
-    let keys = std::slice::from_ref(&key);
     let (pg, lite) = (Pg::create().await, Lite::create().await);
     let (on_pg, on_lite) = (pg.adapter(), lite.adapter());
     let stores: [&dyn MaintenanceAdapter; 2] = [&on_pg, &on_lite];
     for store in stores {
-        store.claim(keys, &CallTerms::on_claim(Token::random(), hour)).await.unwrap();
+        store.claim(&key, &CallTerms::on_claim(Token::random(), hour)).await.unwrap();
         assert_eq!(store.forget(&key).await.unwrap(), Forgotten::Removed);
     }
     for commits in [false, true] {
@@ -128,7 +127,7 @@ async fn record_in_runs_an_event_again_once() {
         }
     }
     for store in stores {
-        let again = store.claim(keys, &CallTerms::on_claim(Token::random(), hour)).await.unwrap();
-        assert!(matches!(again[..], [Claimed::Duplicate(_)]), "{again:?}");
+        let again = store.claim(&key, &CallTerms::on_claim(Token::random(), hour)).await.unwrap();
+        assert!(matches!(again, Claimed::Duplicate(_)), "{again:?}");
     }
 }

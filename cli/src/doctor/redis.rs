@@ -223,14 +223,21 @@ async fn claim_and_list(adapter: &RedisAdapter) -> (Result<(), Error>, Result<()
     let keys: Vec<_> = (0..KEYS).map(key).collect();
     let terms = CallTerms::on_claim(Token::random(), RETENTION);
     let claimed = async {
-        adapter.claim(&keys, &terms).await?;
+        for key in &keys {
+            adapter.claim(key, &terms).await?;
+        }
         adapter.get(&keys[0]).await
     };
     let claimed = claimed.await.map(drop);
     let filter = ListFilter::new().with_namespace(NAMESPACE);
     let listed = adapter.list(&filter, None, 1).await.map(drop);
-    let released = adapter.release(&keys, &terms).await.map(drop);
-    (claimed.and(released), listed)
+    let released = async {
+        for key in &keys {
+            adapter.release(key, &terms).await?;
+        }
+        Ok(())
+    };
+    (claimed.and(released.await), listed)
 }
 
 async fn ask(adapter: &RedisAdapter, command: &Cmd) -> Result<(), String> {

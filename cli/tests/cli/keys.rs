@@ -87,19 +87,19 @@ impl Place {
 async fn fill(place: &Place) -> CallTerms {
     let adapter = place.adapter().await;
     let live = terms();
-    adapter.claim(&[dedup_key("run")], &live).await.unwrap();
+    adapter.claim(&dedup_key("run"), &live).await.unwrap();
     let lapsed = CallTerms::on_completion(
         Token::random(),
         Duration::from_secs(3_600),
         Duration::from_millis(1),
     );
-    adapter.claim(&[dedup_key("gone")], &lapsed).await.unwrap();
+    adapter.claim(&dedup_key("gone"), &lapsed).await.unwrap();
     let failed = terms();
-    adapter.claim(&[dedup_key("bad")], &failed).await.unwrap();
-    adapter.release(&[dedup_key("bad")], &failed).await.unwrap();
+    adapter.claim(&dedup_key("bad"), &failed).await.unwrap();
+    adapter.release(&dedup_key("bad"), &failed).await.unwrap();
     let done = terms();
-    adapter.claim(&[dedup_key("done")], &done).await.unwrap();
-    adapter.complete(&[dedup_key("done")], &done).await.unwrap();
+    adapter.claim(&dedup_key("done"), &done).await.unwrap();
+    adapter.complete(&dedup_key("done"), &done).await.unwrap();
     tokio::time::sleep(Duration::from_millis(5)).await;
     adapter.close().await;
     live
@@ -158,7 +158,7 @@ async fn get_prints_the_stored_data_of_a_complete_key() {
         let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(3_600))
             .with_payloads([(key.clone(), [0xab; 32])])
             .with_response(response.into());
-        adapter.complete(&[key], &terms).await.unwrap();
+        adapter.complete(&key, &terms).await.unwrap();
         let got = place.run(&["get", "stripe", "evt_1"]).await;
         got.assert(0, &format!("sha256 {}", "ab".repeat(32)));
         got.assert(0, "response    status 201, 7 bytes");
@@ -255,7 +255,7 @@ fn ids(keys: &[Value]) -> Vec<&str> {
 async fn list_selects_by_state_namespace_time_and_attempts() {
     for place in Place::all() {
         fill(&place).await;
-        place.adapter().await.claim(&[dedup_key("bad")], &terms()).await.unwrap();
+        place.adapter().await.claim(&dedup_key("bad"), &terms()).await.unwrap();
         place.set_past("first_seen_at", "done", 7_200).await;
         for (args, expected) in [
             (&[][..], &["bad", "done", "gone", "run"][..]),
@@ -305,8 +305,7 @@ async fn forget_prints_when_and_why_and_lets_a_complete_event_run() {
         let forgotten = place.run(&["forget", "test", "done", "--reason", reason, "--yes"]).await;
         forgotten.assert(0, "test/done: forgotten: the next delivery runs");
         forgotten.assert(0, &format!("reason: {reason}\n"));
-        let claimed =
-            place.adapter().await.claim(&[dedup_key("done")], &terms()).await.unwrap().remove(0);
+        let claimed = place.adapter().await.claim(&dedup_key("done"), &terms()).await.unwrap();
         assert!(format!("{claimed:?}").starts_with("First"), "{claimed:?}");
 
         for (id, code, result) in
@@ -349,7 +348,7 @@ async fn control_characters_and_direction_overrides_of_ids_are_escaped() {
         let id = format!("{HOSTILE}evil\n");
         let id = id.as_str();
         let on_claim = CallTerms::on_claim(Token::random(), Duration::from_secs(3_600));
-        place.adapter().await.claim(&[dedup_key(id)], &on_claim).await.unwrap();
+        place.adapter().await.claim(&dedup_key(id), &on_claim).await.unwrap();
         let forget = ["forget", "test", id, "--reason", "\u{2066}x"];
         for (args, words) in [
             (&["get", "test", id][..], "\\u{1b}[2Jevil\\n"),
@@ -445,7 +444,7 @@ async fn broken_pipe_keeps_the_exit_code() {
             assert_eq!(ended.expect("the command ends").unwrap().code(), Some(code), "{args:?}");
         }
         // Nothing was changed.
-        place.adapter().await.complete(&[dedup_key("run")], &live).await.unwrap();
+        place.adapter().await.complete(&dedup_key("run"), &live).await.unwrap();
     }
 }
 

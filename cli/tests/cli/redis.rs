@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use serde_json::Value;
-use tower_dedup::adapter::{DedupAdapter, MaintenanceAdapter, RedisAdapter};
+use tower_dedup::adapter::{MaintenanceAdapter, RedisAdapter};
 
 use crate::command::run;
 use crate::support::cluster::blocking;
 use crate::support::redis::{
     Cluster, SentinelSet, Server, fresh_prefix, keys_of, shared, with_prefix,
 };
-use crate::support::{sorted_keys, terms};
+use crate::support::{claim_all, complete_all, sorted_keys, terms};
 
 /// Returns a URL with a fresh prefix for each topology.
 async fn topologies() -> [String; 3] {
@@ -26,9 +26,9 @@ async fn every_command_works_on_every_topology() {
         let adapter = RedisAdapter::connect(&url).await.unwrap();
         let (held, done) = (terms(), terms());
         let keys = sorted_keys("test", 40);
-        adapter.claim(&keys, &held).await.unwrap();
-        adapter.claim(&sorted_keys("done", 20), &done).await.unwrap();
-        adapter.complete(&sorted_keys("done", 20), &done).await.unwrap();
+        claim_all(&adapter, &keys, &held).await.unwrap();
+        claim_all(&adapter, &sorted_keys("done", 20), &done).await.unwrap();
+        complete_all(&adapter, &sorted_keys("done", 20), &done).await.unwrap();
 
         let id = keys[0].id();
         run(&url, &["get", "test", id]).await.assert(0, "running, under a lease until 2");

@@ -38,17 +38,17 @@ async fn use_everything(url: &str) -> (Vec<Error>, Ran) {
         Err(error) => errors.push(error),
         Ok(adapter) => {
             let mine = terms();
-            let [a, b] = ["a", "b"].map(|id| [dedup_key(id)]);
+            let [a, b] = ["a", "b"].map(dedup_key);
             errors.extend(adapter.claim(&a, &on_claim(&mine)).await.err());
             errors.extend(adapter.release(&a, &on_claim(&mine)).await.err());
             errors.extend(adapter.claim(&b, &mine).await.err());
             errors.extend(adapter.renew(&b, &mine).await.err());
             errors.extend(adapter.complete(&b, &mine).await.err());
             errors.extend(adapter.release(&b, &mine).await.err());
-            errors.extend(adapter.get(&b[0]).await.err());
+            errors.extend(adapter.get(&b).await.err());
             errors.extend(adapter.list(&ListFilter::new(), None, 10).await.err());
             errors.extend(adapter.stats().await.err());
-            errors.extend(adapter.forget(&b[0]).await.err());
+            errors.extend(adapter.forget(&b).await.err());
             adapter.close().await;
         }
     }

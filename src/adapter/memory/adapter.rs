@@ -1,6 +1,5 @@
-//! [`MemoryAdapter`]: the shards, and the operations on the keys of a call.
+//! [`MemoryAdapter`]: the shards, and the operations on the row of a key.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::iter;
 use std::sync::PoisonError;
@@ -14,7 +13,7 @@ use siphasher::sip128::SipHasher13;
 use super::clock::{Clock, ms};
 use super::gauge::Gauge;
 use super::row::{Call, Row};
-use super::shard::{AtCapacity, Fingerprint, Room, Shard, fingerprint, full, shard_of};
+use super::shard::{AtCapacity, Fingerprint, Shard, fingerprint, shard_of};
 use super::sync::{Mutex, MutexGuard};
 use crate::adapter::contract::{
     Abilities, DedupAdapter, MaintenanceAdapter, PURGE_GRACE, StoreFuture,
@@ -46,7 +45,6 @@ const SHARD_KEYS: usize = 2_048;
 ///    [`AtCapacity::EvictOldest`] was chosen. It logs a warning when it becomes fuller than four fifths; evicted keys
 ///    are counted, and logged with their age.
 /// 3. A live lease is never evicted, purged or expired.
-/// 4. The keys of one call are claimed in one atomic step.
 ///
 /// Not `Clone`: share the adapter in an [`Arc`](std::sync::Arc), which is an adapter too.
 ///
@@ -125,71 +123,14 @@ impl MemoryAdapter {
     ) -> Result<T, Error> {
         self.check_open()?;
         let (number, fingerprint) = self.place(key);
-        let room = Room { at_capacity: self.at_capacity, ..Room::default() };
         let mut shard = self.lock(number);
         let now = self.clock.now();
         let mut row = shard.get(fingerprint);
         let reply = operation(&mut row, now);
-        let pressure = shard.put(fingerprint, row, &room, now)?;
+        let pressure = shard.put(fingerprint, row, self.at_capacity, now)?;
         drop(shard);
         self.gauge.report(pressure, now);
         Ok(reply)
-    }
-
-    /// Runs an operation on the row of every key, in one atomic step. If the new rows have no room, the call
-    /// fails and changes nothing.
-    fn each<T>(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-        operation: impl Fn(Call<'_>, &mut Option<Row>) -> T,
-    ) -> Result<Vec<T>, Error> {
-        match keys {
-            // Almost every call has one key.
-            [key] => {
-                let reply = self.one(key, |row, now| operation(Call { key, terms, now }, row))?;
-                Ok(vec![reply])
-            }
-            keys => self.several(keys, |key, row, now| operation(Call { key, terms, now }, row)),
-        }
-    }
-
-    /// Runs an operation on the rows of all keys while their shards are locked.
-    fn several<T>(
-        &self,
-        keys: &[DedupKey],
-        operation: impl Fn(&DedupKey, &mut Option<Row>, u64) -> T,
-    ) -> Result<Vec<T>, Error> {
-        self.check_open()?;
-        let places: Vec<(usize, Fingerprint)> = keys.iter().map(|key| self.place(key)).collect();
-        let kept = places.iter().map(|(_, fingerprint)| *fingerprint).collect();
-        let room = Room { at_capacity: self.at_capacity, kept };
-        let numbers: BTreeSet<usize> = places.iter().map(|(number, _)| *number).collect();
-        // In ascending order, so that two calls never wait for each other.
-        let mut shards: BTreeMap<usize, MutexGuard<'_, Shard>> =
-            numbers.into_iter().map(|number| (number, self.lock(number))).collect();
-        let now = self.clock.now();
-        let mut new_rows = BTreeMap::<usize, usize>::new();
-        let (mut rows, mut replies) = (Vec::new(), Vec::new());
-        for (key, (number, fingerprint)) in keys.iter().zip(&places) {
-            let mut row = shards[number].get(*fingerprint);
-            let is_known = row.is_some();
-            replies.push(operation(key, &mut row, now));
-            *new_rows.entry(*number).or_default() += usize::from(!is_known && row.is_some());
-            rows.push(row);
-        }
-        if !new_rows.iter().all(|(number, new)| shards[number].has_room(*new, &room, now)) {
-            return Err(full());
-        }
-        let mut pressures = Vec::new();
-        for ((number, fingerprint), row) in places.into_iter().zip(rows) {
-            if let Some(shard) = shards.get_mut(&number) {
-                pressures.push(shard.put(fingerprint, row, &room, now)?);
-            }
-        }
-        drop(shards);
-        pressures.into_iter().for_each(|pressure| self.gauge.report(pressure, now));
-        Ok(replies)
     }
 
     fn check_open(&self) -> Result<(), Error> {
@@ -226,17 +167,19 @@ impl fmt::Debug for MemoryAdapter {
     }
 }
 
-/// Defines the method by an operation on the row of one key.
+/// Defines the method by an operation on the row of the key.
 macro_rules! call {
-    ($method:ident -> $reply:ty) => {
+    ($($method:ident -> $reply:ty),+) => {$(
         fn $method<'a>(
             &'a self,
-            keys: &'a [DedupKey],
+            key: &'a DedupKey,
             terms: &'a CallTerms,
-        ) -> StoreFuture<'a, Vec<$reply>> {
-            Box::pin(async move { self.each(keys, terms, |call, row| call.$method(row)) })
+        ) -> StoreFuture<'a, $reply> {
+            Box::pin(async move {
+                self.one(key, |row, now| Call { key, terms, now }.$method(row))
+            })
         }
-    };
+    )+};
 }
 
 impl DedupAdapter for MemoryAdapter {
@@ -244,13 +187,7 @@ impl DedupAdapter for MemoryAdapter {
         Abilities::new().with_leases().with_stored_data()
     }
 
-    call!(claim -> Claimed);
-    call!(renew -> Renewed);
-    call!(complete -> Completed);
-
-    fn release<'a>(&'a self, keys: &'a [DedupKey], terms: &'a CallTerms) -> StoreFuture<'a, ()> {
-        Box::pin(async move { self.each(keys, terms, |call, row| call.release(row)).map(drop) })
-    }
+    call!(claim -> Claimed, release -> (), renew -> Renewed, complete -> Completed);
 }
 
 impl MaintenanceAdapter for MemoryAdapter {

@@ -61,7 +61,7 @@ fn now<T>(call: StoreFuture<'_, T>) -> T {
 }
 
 fn claim(store: &MemoryAdapter, id: &str, terms: &CallTerms) -> Claimed {
-    now(store.claim(&[key(id)], terms)).remove(0)
+    now(store.claim(&key(id), terms))
 }
 
 fn is_complete(store: &MemoryAdapter, id: &str) -> bool {
@@ -108,7 +108,7 @@ fn three_callers_have_one_first() {
         if claim(store, "a", &terms(thread)) != FIRST {
             return false;
         }
-        assert_eq!(now(store.complete(&[key("a")], &terms(thread))), [Completed::Held]);
+        assert_eq!(now(store.complete(&key("a"), &terms(thread))), Completed::Held);
         true
     }
     explore(3, one_key, each, |store, firsts| {
@@ -158,9 +158,9 @@ fn completion_survives_a_takeover_that_fails() {
         store
     }
     fn each(store: &MemoryAdapter, thread: u8) {
-        let (keys, mine) = ([key("a")], terms(thread));
+        let (keys, mine) = (key("a"), terms(thread));
         if thread == 1 {
-            assert_ne!(now(store.complete(&keys, &mine)), [Completed::Inserted]);
+            assert_ne!(now(store.complete(&keys, &mine)), Completed::Inserted);
             return;
         }
         if let Claimed::First { takeover, .. } = claim(store, "a", &mine) {
@@ -177,7 +177,7 @@ fn released_on_arrival_claim_leaves_the_key_to_one_other() {
         let claimed = claim(store, "a", &on_claim(thread));
         if thread == 1 {
             // A caller whose call timed out releases the key.
-            now(store.release(&[key("a")], &on_claim(thread)));
+            now(store.release(&key("a"), &on_claim(thread)));
         }
         claimed
     }
@@ -198,17 +198,17 @@ fn live_lease_is_not_purged_evicted_or_forgotten() {
         store
     }
     fn each(store: &MemoryAdapter, thread: u8) {
-        let keys = [key("a")];
+        let live = key("a");
         if thread == 1 {
             assert_eq!(claim(store, "a", &brief()), FIRST);
-            assert_eq!(now(store.renew(&keys, &brief())), [Renewed::Held]);
-            assert_eq!(now(store.complete(&keys, &brief())), [Completed::Held]);
+            assert_eq!(now(store.renew(&live, &brief())), Renewed::Held);
+            assert_eq!(now(store.complete(&live, &brief())), Completed::Held);
             return;
         }
         for id in ["x", "y"] {
             claim(store, id, &on_claim(thread));
         }
-        if thread == 2 && now(store.forget(&keys[0])) == Forgotten::InFlight {
+        if thread == 2 && now(store.forget(&live)) == Forgotten::InFlight {
             now(store.purge(10));
         }
     }
@@ -225,7 +225,7 @@ fn renewal_during_a_purge_keeps_the_lease() {
     }
     fn each(store: &MemoryAdapter, thread: u8) -> bool {
         match thread {
-            1 => now(store.renew(&[key("a")], &terms(thread))) == [Renewed::Held],
+            1 => now(store.renew(&key("a"), &terms(thread))) == Renewed::Held,
             2 => now(store.purge(1)).deleted == 0,
             _ => claim(store, "a", &terms(thread)) == FIRST,
         }

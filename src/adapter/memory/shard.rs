@@ -1,7 +1,7 @@
 //! [`Shard`]: the rows under one lock, the index that finds them, and the order in which they are due.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap};
+use std::collections::BinaryHeap;
 
 use hashbrown::HashTable;
 use siphasher::sip128::SipHasher13;
@@ -36,25 +36,13 @@ pub enum AtCapacity {
     EvictOldest,
 }
 
-/// What a full shard does for a new row.
-#[derive(Default)]
-pub(super) struct Room {
-    pub(super) at_capacity: AtCapacity,
-    /// The keys of the call, whose rows are not evicted.
-    pub(super) kept: BTreeSet<Fingerprint>,
-}
-
-impl Room {
+impl AtCapacity {
     /// Returns the time by which a row must be due, to go for a new one.
-    fn until(&self, now: u64) -> u64 {
-        match self.at_capacity {
-            AtCapacity::Refuse => now,
-            AtCapacity::EvictOldest => END,
+    fn until(self, now: u64) -> u64 {
+        match self {
+            Self::Refuse => now,
+            Self::EvictOldest => END,
         }
-    }
-
-    fn may_go(&self, (fingerprint, row): &(Fingerprint, Row), now: u64) -> bool {
-        row.state(now) != Some(KeyState::InFlight) && !self.kept.contains(fingerprint)
     }
 }
 
@@ -113,14 +101,14 @@ impl Shard {
         &mut self,
         fingerprint: Fingerprint,
         row: Option<Row>,
-        room: &Room,
+        at_capacity: AtCapacity,
         now: u64,
     ) -> Result<Pressure, Error> {
         let mut pressure = Pressure::default();
         match (self.find(fingerprint), row) {
             (None, None) => {}
             (None, Some(row)) => {
-                pressure = self.make_room(room, now)?;
+                pressure = self.make_room(at_capacity, now)?;
                 self.insert(fingerprint, row);
             }
             (Some(slot), None) => drop(self.remove(slot)),
@@ -136,41 +124,32 @@ impl Shard {
         Ok(pressure)
     }
 
-    /// Returns `true` if so many new rows have room.
-    pub(super) fn has_room(&self, new: usize, room: &Room, now: u64) -> bool {
-        let free = self.capacity.saturating_sub(self.rows.len());
-        let is_due = |row: &Row| row.due() <= room.until(now);
-        let others = self.rows.iter().map(|(_, row)| row);
-        let others = others.filter(|row| is_due(&row.1) && room.may_go(row, now));
-        free + others.take(new.saturating_sub(free)).count() >= new
-    }
-
     /// Removes the row that is due first, if it is due by `until`.
     pub(super) fn remove_due(&mut self, until: u64) -> Option<Row> {
         self.pop(until).map(|slot| self.remove(slot))
     }
 
-    fn make_room(&mut self, room: &Room, now: u64) -> Result<Pressure, Error> {
+    fn make_room(&mut self, at_capacity: AtCapacity, now: u64) -> Result<Pressure, Error> {
         for _ in 0..PURGED_PER_INSERT {
             self.remove_due(now);
         }
         let mut evicted_age_ms = None;
         if self.rows.len() >= self.capacity {
-            let first_seen_at = self.evict(room, now).ok_or_else(full)?.first_seen_at;
+            let first_seen_at = self.evict(at_capacity, now).ok_or_else(full)?.first_seen_at;
             evicted_age_ms = Some(now.saturating_sub(first_seen_at));
         }
         let nearly_full = self.rows.len() == 4 * self.capacity / 5;
         Ok(Pressure { evicted_age_ms, nearly_full })
     }
 
-    fn evict(&mut self, room: &Room, now: u64) -> Option<Row> {
+    fn evict(&mut self, at_capacity: AtCapacity, now: u64) -> Option<Row> {
         let mut spared = Vec::new();
         let mut evicted = None;
         while evicted.is_none()
-            && let Some(slot) = self.pop(room.until(now))
+            && let Some(slot) = self.pop(at_capacity.until(now))
         {
-            let may_go = room.may_go(&self.rows[slot.into()], now);
-            if may_go { evicted = Some(slot) } else { spared.push(slot) }
+            let is_in_flight = self.rows[slot.into()].1.state(now) == Some(KeyState::InFlight);
+            if !is_in_flight { evicted = Some(slot) } else { spared.push(slot) }
         }
         spared.into_iter().for_each(|slot| self.push(slot));
         evicted.map(|slot| self.remove(slot))
@@ -235,8 +214,8 @@ impl Shard {
     }
 }
 
-/// The error of a call whose new keys have no room.
-pub(super) fn full() -> Error {
+/// The error of a call whose new key has no room.
+fn full() -> Error {
     Error::new(ErrorKind::Full, "claiming keys")
 }
 
@@ -294,7 +273,7 @@ mod tests {
                 } else {
                     times.remove(&id);
                 }
-                shard.put([id; 2], row, &Room::default(), 0).unwrap();
+                shard.put([id; 2], row, AtCapacity::Refuse, 0).unwrap();
                 prop_assert!(!is_pushed || shard.order.len() <= 2 * times.len() + MAX_OUTDATED + 1);
             }
             let mut expected: Vec<u64> = times.into_values().collect();

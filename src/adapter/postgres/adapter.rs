@@ -13,10 +13,10 @@ use sqlx::{ConnectOptions, Connection, Row as _};
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
 use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Renewed};
-use super::super::sql::call::{Call, Kind, RowReply, replies};
+use super::super::sql::call::{Call, Kind, RowReply, reply};
 use super::super::sql::engine::execute_one;
 use super::super::sql::maintenance::forget;
-use super::super::sql::responses::add_responses;
+use super::super::sql::responses::add_response;
 use super::super::sql::rounds::read_rows;
 use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
@@ -151,14 +151,14 @@ impl PostgresAdapter {
     async fn call<T>(
         &self,
         kind: Kind,
-        keys: &[DedupKey],
+        key: &DedupKey,
         terms: &CallTerms,
-        reply: fn(RowReply) -> Option<T>,
-    ) -> Result<Vec<T>, Error> {
+        pick: fn(RowReply) -> Option<T>,
+    ) -> Result<T, Error> {
         let store = &self.0;
-        let call = || -> StoreFuture<'_, Vec<RowReply>> {
+        let call = || -> StoreFuture<'_, RowReply> {
             Box::pin(async move {
-                let call = Call::new(kind, keys, terms, key_hash);
+                let call = Call::new(kind, key, terms, key_hash);
                 let call = call.reading_first(store.read_first.is_on());
                 match &store.batcher {
                     Some(batcher) => batcher.submit(store, call).await,
@@ -166,7 +166,7 @@ impl PostgresAdapter {
                 }
             })
         };
-        replies(store.with_table(call).await?, reply)
+        reply(store.with_table(call).await?, pick)
     }
 }
 
@@ -181,14 +181,10 @@ impl DedupAdapter for PostgresAdapter {
         Abilities::new().with_leases().with_stored_data().with_inspection()
     }
 
-    fn claim<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Claimed>> {
+    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Claimed> {
         Box::pin(async move {
-            let claimed = self.call(Kind::claim(terms), keys, terms, RowReply::claimed).await?;
-            add_responses(keys, terms, key_hash, claimed, |rows| async move {
+            let claimed = self.call(Kind::claim(terms), key, terms, RowReply::claimed).await?;
+            add_response(key, terms, key_hash, claimed, |rows| async move {
                 let read = read_rows(&mut self.0.dialect(Source::Pool), &rows).await;
                 read.map_err(|error| store_error("reading a stored response", error))
             })
@@ -196,25 +192,20 @@ impl DedupAdapter for PostgresAdapter {
         })
     }
 
-    fn release<'a>(&'a self, keys: &'a [DedupKey], terms: &'a CallTerms) -> StoreFuture<'a, ()> {
-        let call = self.call(Kind::release(terms), keys, terms, RowReply::released);
-        Box::pin(async move { call.await.map(drop) })
+    fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()> {
+        Box::pin(self.call(Kind::release(terms), key, terms, RowReply::released))
     }
 
-    fn renew<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Renewed>> {
-        Box::pin(self.call(Kind::Renew, keys, terms, RowReply::renewed))
+    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Renewed> {
+        Box::pin(self.call(Kind::Renew, key, terms, RowReply::renewed))
     }
 
     fn complete<'a>(
         &'a self,
-        keys: &'a [DedupKey],
+        key: &'a DedupKey,
         terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Completed>> {
-        Box::pin(self.call(Kind::Complete, keys, terms, RowReply::completed))
+    ) -> StoreFuture<'a, Completed> {
+        Box::pin(self.call(Kind::Complete, key, terms, RowReply::completed))
     }
 }
 

@@ -72,7 +72,7 @@ impl BatchExecutor<Call> for PostgresStore {
         place: OwnedSemaphorePermit,
         batch: Vec<Call>,
         waits: &Waits<'_>,
-    ) -> Vec<Result<Vec<RowReply>, Error>> {
+    ) -> Vec<Result<RowReply, Error>> {
         let mut dialect = self.dialect(Source::Lane);
         let replies = execute_batch(&mut dialect, &batch, waits).await;
         if dialect.has_abandoned {

@@ -92,9 +92,9 @@ impl PostgresOptions {
 
     /// Sets how concurrent calls are sent together; [`Batching::off`] sends each on its own.
     ///
-    /// Batches use connections beside the pool, with the options of the pool. Each runtime has one
-    /// connection per lane: 2 by default, and up to 4 while batches take longer than 500 ms. A
-    /// connection is opened when a batch needs it.
+    /// Batches use connections beside the pool, with the options of the pool: one for each lane, 2 by
+    /// default, and up to 4 while batches take longer than 500 ms. A connection is opened when a batch
+    /// needs it.
     pub fn batching(mut self, batching: Batching) -> Self {
         self.batching = batching;
         self

@@ -45,8 +45,6 @@ use crate::key::DedupKey;
 /// 4. After a release has returned, no claim and no renewal of its token has an effect, if its message arrives
 ///    within an hour. For this, a released or forgotten key leaves a row for an hour at least, and a claim of a
 ///    free row sends a second command.
-/// 5. A call over several keys is no transaction: see [`DedupAdapter`]. If one key fails after another was
-///    sent, the outcome of the call is unknown.
 ///
 /// # Errors
 ///
@@ -165,15 +163,15 @@ impl fmt::Debug for RedisAdapter {
 
 /// Defines the method as a call of the scripts.
 macro_rules! call {
-    ($method:ident -> $reply:ty) => {
+    ($($method:ident -> $reply:ty),+) => {$(
         fn $method<'a>(
             &'a self,
-            keys: &'a [DedupKey],
+            key: &'a DedupKey,
             terms: &'a CallTerms,
-        ) -> StoreFuture<'a, Vec<$reply>> {
-            Box::pin(async move { self.shared()?.$method(keys, terms).await })
+        ) -> StoreFuture<'a, $reply> {
+            Box::pin(async move { self.shared()?.$method(key, terms).await })
         }
-    };
+    )+};
 }
 
 impl DedupAdapter for RedisAdapter {
@@ -181,13 +179,7 @@ impl DedupAdapter for RedisAdapter {
         Abilities::new().with_leases().with_stored_data().with_inspection().with_expires_keys()
     }
 
-    call!(claim -> Claimed);
-    fn release<'a>(&'a self, keys: &'a [DedupKey], terms: &'a CallTerms) -> StoreFuture<'a, ()> {
-        Box::pin(async move { self.shared()?.release(keys, terms).await.map(drop) })
-    }
-
-    call!(renew -> Renewed);
-    call!(complete -> Completed);
+    call!(claim -> Claimed, release -> (), renew -> Renewed, complete -> Completed);
 }
 
 impl MaintenanceAdapter for RedisAdapter {

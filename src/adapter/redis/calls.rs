@@ -1,18 +1,12 @@
-//! The calls of a layer: one script for each key.
+//! The calls of a layer: one script for one key.
 //!
-//! 1. The keys of a call go to their primaries at the same time, 64 at once: each key stands alone.
-//! 2. A claim inserts a row. A free row it takes by a second message, which names the version that it has read.
-//!    So a claim that arrives after its release finds another version, and changes nothing. `forget` writes in
-//!    the same way.
-//! 3. After an error of one key, a claim sends no further key, and waits for the calls under way. The other
-//!    operations send every key. The outcome of the call is unknown if the outcome of any key is, or if any
-//!    key has its reply.
+//! A claim inserts a row. A free row it takes by a second message, which names the version that it has read. So
+//! a claim that arrives after its release finds another version, and changes nothing. `forget` writes in the
+//! same way.
 
 use std::future::Future;
 use std::time::Duration;
 
-use futures_util::StreamExt;
-use futures_util::stream::FuturesUnordered;
 use redis::Value;
 
 use super::super::replies::{Claimed, Completed, Forgotten, Renewed, Seen};
@@ -31,21 +25,11 @@ const RENEWING: &str = "renewing leases";
 const COMPLETING: &str = "completing keys";
 const FORGETTING: &str = "forgetting a key";
 
-/// How many keys of one call are sent at once.
-const MAX_CONCURRENT: usize = 64;
 /// How many versions a call names for one key, if the row changes each time.
 const MOST_VERSIONS: usize = 5;
 
 impl Shared {
-    pub(super) async fn claim(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<Vec<Claimed>, Error> {
-        all(keys.iter().map(|key| self.claim_one(key, terms)).collect(), AfterError::Stop).await
-    }
-
-    async fn claim_one(&self, key: &DedupKey, terms: &CallTerms) -> Result<Claimed, Error> {
+    pub(super) async fn claim(&self, key: &DedupKey, terms: &CallTerms) -> Result<Claimed, Error> {
         let (lease, stored) = match terms.permanence() {
             Permanence::OnClaim => (String::new(), terms.stored_data_for(key)),
             Permanence::OnCompletion { .. } => (terms.lease_ms().to_string(), None),
@@ -81,7 +65,7 @@ impl Shared {
             Err(error) => error.kind() == ErrorKind::Corrupt,
         };
         if may_be_duplicate {
-            // Another key of the call may fail, and no handler may run for a known duplicate.
+            // The call may still fail, and no handler may run for a known duplicate.
             terms.note_duplicate();
         }
         claimed
@@ -98,15 +82,7 @@ impl Shared {
         row.duplicate(now, terms.fetch()).map(Claimed::Duplicate)
     }
 
-    pub(super) async fn release(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<Vec<()>, Error> {
-        all(keys.iter().map(|key| self.release_one(key, terms)).collect(), AfterError::GoOn).await
-    }
-
-    async fn release_one(&self, key: &DedupKey, terms: &CallTerms) -> Result<(), Error> {
+    pub(super) async fn release(&self, key: &DedupKey, terms: &CallTerms) -> Result<(), Error> {
         let on_claim = terms.permanence() == Permanence::OnClaim;
         let call =
             self.call(&script::RELEASE, key).arg(terms.token().as_bytes()).arg(u8::from(on_claim));
@@ -119,15 +95,7 @@ impl Shared {
         }
     }
 
-    pub(super) async fn renew(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<Vec<Renewed>, Error> {
-        all(keys.iter().map(|key| self.renew_one(key, terms)).collect(), AfterError::GoOn).await
-    }
-
-    async fn renew_one(&self, key: &DedupKey, terms: &CallTerms) -> Result<Renewed, Error> {
+    pub(super) async fn renew(&self, key: &DedupKey, terms: &CallTerms) -> Result<Renewed, Error> {
         let call = self
             .call(&script::RENEW, key)
             .arg(terms.token().as_bytes())
@@ -140,13 +108,9 @@ impl Shared {
 
     pub(super) async fn complete(
         &self,
-        keys: &[DedupKey],
+        key: &DedupKey,
         terms: &CallTerms,
-    ) -> Result<Vec<Completed>, Error> {
-        all(keys.iter().map(|key| self.complete_one(key, terms)).collect(), AfterError::GoOn).await
-    }
-
-    async fn complete_one(&self, key: &DedupKey, terms: &CallTerms) -> Result<Completed, Error> {
+    ) -> Result<Completed, Error> {
         let (flags, sections) = data_sections(terms.stored_data_for(key).as_ref())?;
         let call = self
             .call(&script::COMPLETE, key)
@@ -212,53 +176,6 @@ impl Shared {
 
     pub(super) fn call(&self, script: &'static Script, key: &DedupKey) -> ScriptCall {
         ScriptCall::new(script, self.names.name(key))
-    }
-}
-
-/// What happens after the error of one key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum AfterError {
-    /// No further key is sent: each key that is claimed now must be released later.
-    Stop,
-    /// The other keys are sent: a repetition would meet the same error first.
-    GoOn,
-}
-
-/// Waits for the calls of several keys: rules 1 and 3. Returns their replies in the same order.
-pub(super) async fn all<T, F: Future<Output = Result<T, Error>>>(
-    calls: Vec<F>,
-    after_error: AfterError,
-) -> Result<Vec<T>, Error> {
-    let mut replies: Vec<Option<T>> = calls.iter().map(|_| None).collect();
-    let mut waiting = calls.into_iter().enumerate();
-    let mut running = FuturesUnordered::new();
-    let mut failed: Option<Error> = None;
-    loop {
-        while (failed.is_none() || after_error == AfterError::GoOn)
-            && running.len() < MAX_CONCURRENT
-            && let Some((place, call)) = waiting.next()
-        {
-            running.push(async move { (place, call.await) });
-        }
-        match running.next().await {
-            Some((place, Ok(reply))) => replies[place] = Some(reply),
-            Some((_, Err(error))) => failed = Some(more_uncertain(failed, error)),
-            None => break,
-        }
-    }
-    match failed {
-        Some(error) if replies.iter().any(Option::is_some) => Err(error.with_unknown_outcome()),
-        Some(error) => Err(error),
-        None => Ok(replies.into_iter().flatten().collect()),
-    }
-}
-
-/// Returns the error after which less is known. After unreadable data the store executes nothing later.
-fn more_uncertain(one: Option<Error>, other: Error) -> Error {
-    let rank = |error: &Error| (error.is_unknown(), error.kind() != ErrorKind::Corrupt);
-    match one {
-        Some(one) if rank(&one) >= rank(&other) => one,
-        _ => other,
     }
 }
 
@@ -330,65 +247,7 @@ pub(super) fn unreadable(context: &'static str) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
     use super::*;
-
-    #[tokio::test]
-    async fn calls_run_together_up_to_a_bound_and_reply_in_order() {
-        let (running, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let call = async |place: usize| {
-            let now = running.fetch_add(1, Ordering::Relaxed) + 1;
-            most.fetch_max(now, Ordering::Relaxed);
-            for _ in 0..place % 7 {
-                tokio::task::yield_now().await;
-            }
-            running.fetch_sub(1, Ordering::Relaxed);
-            Ok(place)
-        };
-        let replies = all((0..500).map(call).collect(), AfterError::Stop).await.unwrap();
-        assert_eq!(replies, (0..500).collect::<Vec<_>>());
-        assert_eq!(most.into_inner(), MAX_CONCURRENT);
-        assert_eq!(
-            all(Vec::<std::future::Ready<Result<(), Error>>>::new(), AfterError::Stop)
-                .await
-                .unwrap(),
-            []
-        );
-    }
-
-    #[tokio::test]
-    async fn error_of_a_key_says_what_is_known_of_all() {
-        use ErrorKind::{Corrupt, Full, Refused, Timeout, Unavailable};
-        let sent = AtomicUsize::new(0);
-        let call = async |reply: Result<(), ErrorKind>| {
-            sent.fetch_add(1, Ordering::Relaxed);
-            reply.map_err(|kind| Error::new(kind, CLAIMING))
-        };
-        let cases = [
-            (vec![Err(Refused)], Refused),
-            (vec![Err(Full), Err(Full)], Full),
-            // One key was claimed.
-            (vec![Ok(()), Err(Refused)], Unavailable),
-            (vec![Err(Refused), Err(Timeout)], Timeout),
-            (vec![Err(Timeout), Err(Refused)], Timeout),
-            (vec![Err(Corrupt), Err(Refused), Ok(())], Corrupt),
-            (vec![Err(Corrupt), Err(Timeout)], Timeout),
-        ];
-        for (replies, expected) in cases {
-            let error = all(replies.iter().copied().map(call).collect(), AfterError::Stop)
-                .await
-                .unwrap_err();
-            assert_eq!(error.kind(), expected, "{replies:?}");
-        }
-        // The rest is not sent.
-        sent.store(0, Ordering::Relaxed);
-        let refused = || vec![Err(Refused); 500].into_iter().map(call).collect();
-        all(refused(), AfterError::Stop).await.unwrap_err();
-        assert_eq!(sent.swap(0, Ordering::Relaxed), MAX_CONCURRENT);
-        all(refused(), AfterError::GoOn).await.unwrap_err();
-        assert_eq!(sent.into_inner(), 500);
-    }
 
     #[test]
     fn reply_of_another_shape_is_corrupt() {

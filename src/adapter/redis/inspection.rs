@@ -11,12 +11,13 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use futures_util::{StreamExt, TryStreamExt, stream};
 use redis::{Cmd, Value};
 
 use super::super::inspection::{Cursor, KeyState, ListFilter, Listing, Stats};
 use super::super::replies::Entry;
 use super::adapter::Shared;
-use super::calls::{AfterError, all, unreadable};
+use super::calls::unreadable;
 use super::connections::Bound;
 use super::script;
 use super::value::{MOST_WITHOUT_DATA, Row};
@@ -27,6 +28,8 @@ const READING: &str = "reading a key";
 const COUNTING: &str = "reading statistics";
 const LISTING: &str = "listing keys";
 
+/// How many values are read at once.
+const MAX_CONCURRENT: usize = 64;
 /// How many keys one call of a list visits, about.
 const PORTION: usize = 20_000;
 /// How many keys of a primary are counted one by one.
@@ -170,7 +173,7 @@ impl Shared {
         };
         let keys: Vec<_> = keys.filter(|(key, _)| is_of_namespace(key)).collect();
         let values = keys.iter().map(|(_, name)| self.row_bytes(name, LISTING)).collect();
-        let values = all(values, AfterError::Stop).await?;
+        let values = all(values).await?;
         let mut unreadable = 0;
         for ((key, _), value) in keys.into_iter().zip(values) {
             if value.is_empty() {
@@ -227,8 +230,8 @@ impl Shared {
         let mut stats = Stats::default();
         let names: Vec<String> = names.into_iter().collect();
         for names in names.chunks(STEP) {
-            let values = names.iter().map(|name| self.row_bytes(name, COUNTING)).collect();
-            let values = all(values, AfterError::Stop).await?;
+            let values =
+                all(names.iter().map(|name| self.row_bytes(name, COUNTING)).collect()).await?;
             for value in values.into_iter().filter(|value| !value.is_empty()) {
                 count(&mut stats, &value, primary.now);
             }
@@ -327,4 +330,9 @@ fn selects(filter: &ListFilter, row: &Row<'_>, now: u64) -> bool {
         && (filter.state.is_none() || filter.state == state)
         && filter.since.is_none_or(since)
         && filter.attempts_over.is_none_or(|attempts| row.attempts() > attempts)
+}
+
+/// Waits for the reads of several keys, some at once. Returns their replies in the same order.
+async fn all<T, F: Future<Output = Result<T, Error>>>(reads: Vec<F>) -> Result<Vec<T>, Error> {
+    stream::iter(reads).buffered(MAX_CONCURRENT).try_collect().await
 }

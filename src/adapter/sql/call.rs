@@ -3,8 +3,6 @@
 use std::borrow::Cow;
 use std::ops::Deref;
 
-use smallvec::SmallVec;
-
 use super::super::replies::{Claimed, Completed, Renewed};
 use super::super::stored::Fetch;
 use super::super::terms::{CallTerms, Permanence, Token};
@@ -82,16 +80,16 @@ impl RowReply {
     }
 }
 
-/// Returns the replies to a call, if all are of the kind that `reply` picks.
+/// Returns the reply to a call, if it is of the kind that `reply` picks.
 ///
 /// # Errors
 ///
 /// [`ErrorKind::Corrupt`] for a reply of another kind.
-pub(in crate::adapter) fn replies<T>(
-    replies: Vec<RowReply>,
-    reply: impl Fn(RowReply) -> Option<T>,
-) -> Result<Vec<T>, Error> {
-    replies.into_iter().map(reply).collect::<Option<Vec<T>>>().ok_or_else(missing_reply)
+pub(in crate::adapter) fn reply<T>(
+    reply: RowReply,
+    pick: impl Fn(RowReply) -> Option<T>,
+) -> Result<T, Error> {
+    pick(reply).ok_or_else(missing_reply)
 }
 
 pub(super) fn missing_reply() -> Error {
@@ -101,12 +99,9 @@ pub(super) fn missing_reply() -> Error {
 /// One caller's call.
 pub(in crate::adapter) struct Call {
     pub(super) kind: Kind,
-    // Most calls name one key, and need no allocation for it.
-    pub(super) keys: SmallVec<[DedupKey; 1]>,
-    /// The hash of each key. A batch is sorted by it.
-    pub(super) hashes: SmallVec<[u128; 1]>,
-    /// The first half of each hash, for the queue.
-    short_hashes: SmallVec<[u64; 1]>,
+    pub(super) key: DedupKey,
+    /// A batch is sorted by it.
+    pub(super) hash: u128,
     pub(super) terms: CallTerms,
     pub(super) reads_first: bool,
 }
@@ -114,34 +109,29 @@ pub(in crate::adapter) struct Call {
 impl Call {
     pub(in crate::adapter) fn new(
         kind: Kind,
-        keys: &[DedupKey],
+        key: &DedupKey,
         terms: &CallTerms,
         hash: impl Fn(&DedupKey) -> u128,
     ) -> Self {
-        let hashes: SmallVec<[u128; 1]> = keys.iter().map(hash).collect();
-        let short_hashes = hashes.iter().copied().map(short_hash).collect();
         // Responses are large, and would delay the other calls of a batch: see `responses`.
         let terms = terms.clone().with_fetch(without_response(terms.fetch()));
-        Self { kind, keys: keys.into(), hashes, short_hashes, terms, reads_first: false }
+        Self { kind, key: key.clone(), hash: hash(key), terms, reads_first: false }
     }
 
-    /// Sets whether a claim reads before it inserts, because some of its keys are likely to have a row.
+    /// Sets whether a claim reads before it inserts, because its key is likely to have a row.
     pub(in crate::adapter) fn reading_first(self, reads_first: bool) -> Self {
         Self { reads_first, ..self }
     }
 
-    /// Returns the rows of a call that is sent by itself.
-    pub(super) fn rows<'c>(&'c self, index: usize, waits: &'c Waits<'c>) -> Rows<'c> {
-        let keys = self.keys.iter().zip(&self.hashes);
-        let row = |(key, hash): (_, &u128)| RowCall::new(key, *hash, &self.terms, index);
-        Rows { rows: keys.map(row).collect(), is_batch: false, waits }
+    /// Returns the row of the call. `index` is the place of the call in its batch.
+    pub(super) fn row(&self, index: usize) -> RowCall<'_> {
+        RowCall::new(&self.key, self.hash, &self.terms, index)
     }
 
-    /// Returns the size of the responses that its rows store.
+    /// Returns the size of the response that its row stores.
     pub(super) fn bytes(&self) -> usize {
-        let stored = self.keys.first().and_then(|key| self.terms.stored_data_for(key));
-        let response = stored.and_then(|stored| stored.response);
-        response.map_or(0, |response| response.body.len().saturating_mul(self.keys.len()))
+        let stored = self.terms.stored_data_for(&self.key);
+        stored.and_then(|stored| stored.response).map_or(0, |response| response.body.len())
     }
 }
 
@@ -151,21 +141,21 @@ pub(in crate::adapter) fn short_hash(hash: u128) -> u64 {
 }
 
 impl BatchItem for Call {
-    type Reply = Vec<RowReply>;
+    type Reply = RowReply;
 
     fn can_join(&self, other: &Self) -> bool {
         self.kind == other.kind
     }
 
-    fn key_hashes(&self) -> &[u64] {
-        &self.short_hashes
+    fn key_hash(&self) -> u64 {
+        short_hash(self.hash)
     }
 
     fn is_bounded(&self) -> bool {
         Kind::is_claim(self.kind)
     }
 
-    fn allows_shared_keys(&self) -> bool {
+    fn shares_its_key(&self) -> bool {
         self.kind.is_claim()
     }
 }
@@ -269,11 +259,11 @@ mod tests {
 
     #[test]
     fn queue_that_is_full_refuses_no_call_on_which_an_event_depends() {
-        let keys = [DedupKey::new("n", "a").unwrap()];
+        let key = DedupKey::new("n", "a").unwrap();
         let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
         for kind in KINDS {
             let begins = matches!(kind, Kind::Claim | Kind::ClaimComplete);
-            let call = Call::new(kind, &keys, &terms, |_| 1);
+            let call = Call::new(kind, &key, &terms, |_| 1);
             assert_eq!(call.is_bounded(), begins, "{kind:?}");
         }
     }
@@ -290,17 +280,16 @@ mod tests {
     /// What the queue asks a call.
     #[test]
     fn calls_of_one_kind_join_and_claims_may_share_a_key() {
-        let keys = ["a", "b"].map(|id| DedupKey::new("n", id).unwrap());
+        let key = DedupKey::new("n", "a").unwrap();
         let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
-        let hash = |key: &DedupKey| if key.id() == "a" { (7 << 64) | 1 } else { (8 << 64) | 1 };
-        let call = |kind| Call::new(kind, &keys, &terms, hash);
+        let call = |kind| Call::new(kind, &key, &terms, |_| (7 << 64) | 1);
         for one in KINDS {
             for other in KINDS {
                 assert_eq!(call(one).can_join(&call(other)), one == other, "{one:?} {other:?}");
             }
             let is_claim = matches!(one, Kind::Claim | Kind::ClaimComplete);
-            assert_eq!(call(one).allows_shared_keys(), is_claim, "{one:?}");
-            assert_eq!(call(one).key_hashes(), [7, 8], "the first halves");
+            assert_eq!(call(one).shares_its_key(), is_claim, "{one:?}");
+            assert_eq!(call(one).key_hash(), 7, "the first half");
         }
     }
 

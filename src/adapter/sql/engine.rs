@@ -22,7 +22,6 @@ use super::call::{Call, Kind, RowCall, RowReply, Rows, missing_reply, more};
 use super::queue::Waits;
 use super::rounds::{KeyReply, Rounds, RowStatements};
 use crate::error::Error;
-use crate::key::DedupKey;
 
 /// How many parts a refused batch becomes. With more parts, fewer statements wait for a lock.
 const PARTS: usize = 8;
@@ -79,7 +78,7 @@ struct Failed {
 pub(in crate::adapter) async fn execute_one<D: Dialect>(
     dialect: &mut D,
     call: &Call,
-) -> Result<Vec<RowReply>, Error> {
+) -> Result<RowReply, Error> {
     execute_alone(dialect, call, 0, &|_| true).await
 }
 
@@ -89,10 +88,10 @@ async fn execute_alone<D: Dialect>(
     call: &Call,
     index: usize,
     waits: &Waits<'_>,
-) -> Result<Vec<RowReply>, Error> {
-    let rows = call.rows(index, waits);
+) -> Result<RowReply, Error> {
+    let rows = Rows { rows: vec![call.row(index)], is_batch: false, waits };
     match execute_rows(dialect, call.kind, &rows, call.reads_first).await {
-        Ok(replies) => replies.into_iter().map(|reply| reply.reply).collect(),
+        Ok(replies) => replies.into_iter().next().ok_or_else(missing_reply)?.reply,
         Err(failed) => Err(failed.error),
     }
 }
@@ -102,9 +101,8 @@ pub(in crate::adapter) async fn execute_batch<D: Dialect>(
     dialect: &mut D,
     calls: &[Call],
     waits: &Waits<'_>,
-) -> Vec<Result<Vec<RowReply>, Error>> {
-    let mut replies: Vec<Option<Result<Vec<RowReply>, Error>>> =
-        calls.iter().map(|_| None).collect();
+) -> Vec<Result<RowReply, Error>> {
+    let mut replies: Vec<Option<Result<RowReply, Error>>> = calls.iter().map(|_| None).collect();
     // After a statement may have granted a key to a call, the outcome of a failure is unknown.
     let mut may_be_granted = vec![false; calls.len()];
     let mut parts = split_by_size(calls);
@@ -125,10 +123,7 @@ pub(in crate::adapter) async fn execute_batch<D: Dialect>(
                 for (call, reply) in part.into_iter().zip(layout.replies(rows)) {
                     match reply {
                         Some(reply) => replies[call] = Some(reply),
-                        None => {
-                            may_be_granted[call] = true;
-                            unanswered.push(call);
-                        }
+                        None => unanswered.push(call),
                     }
                 }
                 if !unanswered.is_empty() {
@@ -173,66 +168,50 @@ fn split_by_size(calls: &[Call]) -> VecDeque<Vec<usize>> {
     parts
 }
 
-/// The rows of a batch, each key once, and which of them each call names.
+/// The rows of a batch, each key once.
 struct Layout<'c> {
     kind: Kind,
     rows: Rows<'c>,
-    calls: Vec<&'c Call>,
-    /// For each key of each call: the row, and whether the row is sent for this call.
-    named: Vec<(usize, bool)>,
+    /// Each call, its row, and whether the row is sent for this call.
+    calls: Vec<(&'c Call, usize, bool)>,
 }
 
 impl<'c> Layout<'c> {
     /// `part` are the indexes of calls of one kind.
     fn new(calls: &'c [Call], part: &[usize], waits: &'c Waits<'c>) -> Self {
         let calls: Vec<&Call> = part.iter().map(|index| &calls[*index]).collect();
-        let mut sorted: Vec<(u128, &DedupKey, usize, usize)> = Vec::with_capacity(calls.len());
-        for (index, call) in calls.iter().enumerate() {
-            let (keys, first) = (call.hashes.iter().zip(&call.keys), sorted.len());
-            sorted.extend(keys.zip(first..).map(|((hash, key), at)| (*hash, key, index, at)));
-        }
+        let mut sorted: Vec<usize> = (0..calls.len()).collect();
         // The first call of those that name a key comes first.
-        sorted.sort_unstable();
+        sorted.sort_unstable_by_key(|at| (calls[*at].hash, &calls[*at].key, *at));
         let mut rows: Vec<RowCall<'c>> = Vec::with_capacity(sorted.len());
-        let mut named = vec![(0, false); sorted.len()];
-        for (hash, key, call, at) in sorted {
-            let terms = &calls[call].terms;
-            let is_first = match rows.last_mut() {
-                Some(last) if last.key == key => {
-                    last.fetch = more(last.fetch, terms.fetch());
-                    false
-                }
-                _ => true,
-            };
-            if is_first {
-                rows.push(RowCall::new(key, hash, terms, part[call]));
+        let mut named: Vec<_> = calls.iter().map(|call| (*call, 0, false)).collect();
+        for at in sorted {
+            let call = calls[at];
+            let shared = rows.last_mut().filter(|row| *row.key == call.key);
+            let is_first = shared.is_none();
+            match shared {
+                Some(row) => row.fetch = more(row.fetch, call.terms.fetch()),
+                None => rows.push(call.row(part[at])),
             }
-            named[at] = (rows.len() - 1, is_first);
+            named[at] = (call, rows.len() - 1, is_first);
         }
         let kind = calls.first().map_or(Kind::Claim, |call| call.kind);
-        Self { kind, rows: Rows { rows, is_batch: true, waits }, calls, named }
+        Self { kind, rows: Rows { rows, is_batch: true, waits }, calls: named }
     }
 
     /// Returns the reply to each call; `None` for a call that the rows do not answer.
-    fn replies(&self, rows: Vec<KeyReply>) -> Vec<Option<Result<Vec<RowReply>, Error>>> {
+    fn replies(&self, rows: Vec<KeyReply>) -> Vec<Option<Result<RowReply, Error>>> {
         let (mut own, rows): (Vec<_>, Vec<_>) =
             rows.into_iter().map(|reply| (Some(reply.reply), reply.row)).unzip();
-        let mut named = &self.named[..];
-        let mut reply_to = |call: &Call| {
-            let (mine, others) = named.split_at(call.keys.len());
-            named = others;
-            let replies = mine.iter().map(|(row, is_own)| match rows.get(*row)? {
-                _ if *is_own => own[*row].take(),
-                Some(row) => {
-                    let claimed = row.claimed(&call.terms).transpose();
-                    claimed.map(|claimed| claimed.map(RowReply::Claimed))
-                }
-                None => Some(Ok(RowReply::Claimed(Claimed::InFlight))),
-            });
-            // A call without a reply for every key is sent again, even if one reply is an error.
-            replies.collect::<Option<Vec<_>>>().map(|replies| replies.into_iter().collect())
+        let reply_to = |(call, row, is_own): &(&Call, usize, bool)| match rows.get(*row)? {
+            _ if *is_own => own[*row].take(),
+            Some(row) => {
+                let claimed = row.claimed(&call.terms).transpose();
+                claimed.map(|claimed| claimed.map(RowReply::Claimed))
+            }
+            None => Some(Ok(RowReply::Claimed(Claimed::InFlight))),
         };
-        self.calls.iter().map(|call| reply_to(call)).collect()
+        self.calls.iter().map(reply_to).collect()
     }
 }
 
@@ -359,20 +338,20 @@ mod tests {
     use super::super::rounds::ROUNDS;
     use super::super::table::Table;
     use super::*;
+    use crate::key::DedupKey;
 
-    fn call_of(kind: Kind, ids: &[u128]) -> Call {
-        let key = |id: &u128| DedupKey::new("a", &id.to_string()).unwrap();
-        let keys: Vec<_> = ids.iter().map(key).collect();
+    fn call_of(kind: Kind, id: u128) -> Call {
+        let key = DedupKey::new("a", &id.to_string()).unwrap();
         let (token, minute) = (Token::random(), Duration::from_secs(60));
         let terms = match kind {
             Kind::ClaimComplete => CallTerms::on_claim(token, minute),
             _ => CallTerms::on_completion(token, minute, minute),
         };
-        Call::new(kind, &keys, &terms, |key| key.id().parse().unwrap())
+        Call::new(kind, &key, &terms, |_| id)
     }
 
     fn calls(kind: Kind, count: u128) -> Vec<Call> {
-        (0..count).map(|id| call_of(kind, &[id])).collect()
+        (0..count).map(|id| call_of(kind, id)).collect()
     }
 
     /// Returns a letter for the reply to each call.
@@ -385,9 +364,10 @@ mod tests {
             RowReply::Completed(Completed::LeaseLost) => 'L',
             _ => 'H',
         };
-        let text = |reply: Result<Vec<RowReply>, Error>| match reply {
-            Ok(replies) => replies.into_iter().map(letter).collect(),
-            Err(error) => if error.is_unknown() { "?" } else { "E" }.to_owned(),
+        let text = |reply: Result<RowReply, Error>| match reply {
+            Ok(reply) => letter(reply),
+            Err(error) if error.is_unknown() => '?',
+            Err(_) => 'E',
         };
         replies.into_iter().map(text).collect()
     }
@@ -427,7 +407,7 @@ mod tests {
         let mut table = Table { held, commits: true, ..Table::default() };
         let mut calls = calls(Kind::ClaimComplete, 64);
         calls[3].reads_first = true;
-        let known = call_of(Kind::ClaimComplete, &[40]);
+        let known = call_of(Kind::ClaimComplete, 40);
         assert_eq!(execute(&mut table, &[known]).await, "F");
         let replies = execute(&mut table, &calls).await;
         let duplicates = [17, 40];
@@ -481,9 +461,9 @@ mod tests {
     async fn completion_that_finds_a_changed_row_is_repeated_unless_the_row_is_complete() {
         for (other, reply, writes) in [(Kind::Claim, "H", 2), (Kind::ClaimComplete, "L", 1)] {
             let mut table = Table::default();
-            assert_eq!(execute(&mut table, &[call_of(other, &[1])]).await, "F");
+            assert_eq!(execute(&mut table, &[call_of(other, 1)]).await, "F");
             (table.misses, table.writes) = (1, Vec::new());
-            assert_eq!(execute(&mut table, &[call_of(Kind::Complete, &[1])]).await, reply);
+            assert_eq!(execute(&mut table, &[call_of(Kind::Complete, 1)]).await, reply);
             assert_eq!(table.writes, vec![1; writes], "{other:?}");
         }
     }
@@ -492,10 +472,10 @@ mod tests {
     #[tokio::test]
     async fn completion_without_a_reply_has_an_unknown_outcome() {
         let mut table = Table { misses: ROUNDS, ..Table::default() };
-        assert_eq!(execute(&mut table, &[call_of(Kind::Complete, &[1])]).await, "?");
+        assert_eq!(execute(&mut table, &[call_of(Kind::Complete, 1)]).await, "?");
         assert_eq!(table.writes, [1; ROUNDS]);
         let mut table = Table { misses: ROUNDS - 1, ..Table::default() };
-        assert_eq!(execute(&mut table, &[call_of(Kind::Complete, &[1])]).await, "H");
+        assert_eq!(execute(&mut table, &[call_of(Kind::Complete, 1)]).await, "H");
     }
 
     /// The batch has written other rows before it failed because of row 60.
@@ -511,7 +491,7 @@ mod tests {
 
     #[tokio::test]
     async fn calls_that_name_one_key_share_its_row() {
-        let same = |kind| [&[1][..], &[1, 2]].map(|ids| call_of(kind, ids));
+        let same = |kind| [1, 1, 2].map(|id| call_of(kind, id));
         for (kind, replies) in [(Kind::ClaimComplete, "FDF"), (Kind::Claim, "FIF")] {
             let mut table = Table::default();
             assert_eq!(execute(&mut table, &same(kind)).await, replies, "{kind:?}");
@@ -519,35 +499,33 @@ mod tests {
         }
     }
 
-    /// The first call's row does not say when its key was first seen, so the second call is sent again.
-    /// That call has got its other key already.
+    /// The first call's row does not say when its key was first seen.
     #[tokio::test]
-    async fn refusal_of_a_call_that_holds_a_key_leaves_its_outcome_unknown() {
-        let calls = [&[1][..], &[1, 2]].map(|ids| call_of(Kind::ClaimComplete, ids));
+    async fn call_that_the_row_of_another_call_does_not_answer_is_sent_again() {
+        let calls = [1, 1].map(|id| call_of(Kind::ClaimComplete, id));
         let mut table = Table { attempt: 2, refused: Some(2), ..Table::default() };
-        assert_eq!(execute(&mut table, &calls).await, "F?");
+        assert_eq!(execute(&mut table, &calls).await, "FE");
         // Without the refusal, no read says when.
         let mut table = Table { attempt: 2, ..Table::default() };
         assert_eq!(execute(&mut table, &calls).await, "F?");
     }
 
-    fn call(bytes: usize, keys: usize) -> Call {
-        let keys: Vec<_> = (0..keys as u64).map(|id| DedupKey::new("a", &id.to_string())).collect();
-        let keys = keys.into_iter().collect::<Result<Vec<_>, _>>().unwrap();
+    fn call(bytes: usize) -> Call {
+        let key = DedupKey::new("a", "1").unwrap();
         let terms = CallTerms::on_claim(Token::random(), Duration::ZERO);
         let body = vec![0; bytes].into();
         let response = StoredResponse::new(StatusCode::OK, HeaderMap::new(), body);
         let terms = terms.with_response(response.into());
-        Call::new(Kind::Complete, &keys, &terms, |_| 0)
+        Call::new(Kind::Complete, &key, &terms, |_| 0)
     }
 
     #[test]
     fn batch_with_large_responses_is_sent_in_parts() {
-        let small: Vec<_> = (0..1_024).map(|_| call(100, 1)).collect();
+        let small: Vec<_> = (0..1_024).map(|_| call(100)).collect();
         assert_eq!(split_by_size(&small), [(0..1_024).collect::<Vec<_>>()]);
         let half = MAX_BYTES / 2;
-        let sizes = [(half, 1), (half, 1), (1, 1), (MAX_BYTES * 2, 1), (half / 2, 4), (1, 1)];
-        let large: Vec<_> = sizes.into_iter().map(|(bytes, keys)| call(bytes, keys)).collect();
+        let sizes = [half, half, 1, MAX_BYTES * 2, MAX_BYTES, 1];
+        let large: Vec<_> = sizes.map(call).into();
         let parts = [vec![0, 1], vec![2], vec![3], vec![4], vec![5]];
         assert_eq!(split_by_size(&large), parts);
         assert!(split_by_size(&[]).is_empty());

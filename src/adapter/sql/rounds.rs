@@ -16,7 +16,7 @@ use std::future::Future;
 
 use super::super::replies::Claimed;
 use super::super::stored::Fetch;
-use super::call::{Kind, RowCall, RowReply, Rows, replies};
+use super::call::{Kind, RowCall, RowReply, Rows, reply};
 use super::row::Row;
 use crate::error::{Error, ErrorKind};
 
@@ -207,8 +207,8 @@ impl<'r, 'c> Rounds<'r, 'c> {
     /// [`ErrorKind::Corrupt`] for a duplicate whose stored data is unreadable.
     pub(in crate::adapter) fn claimed(mut self) -> Result<Vec<Claimed>, Error> {
         self.unanswered().into_iter().for_each(|index| self.set_held(index));
-        let rows = self.finish().into_iter().map(|reply| reply.reply);
-        replies(rows.collect::<Result<_, _>>()?, RowReply::claimed)
+        let claimed = |row: KeyReply| reply(row.reply?, RowReply::claimed);
+        self.finish().into_iter().map(claimed).collect()
     }
 }
 

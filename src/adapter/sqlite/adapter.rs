@@ -13,10 +13,10 @@ use sqlx::{AssertSqlSafe, Row as _};
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
 use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Renewed};
-use super::super::sql::call::{Call, Kind, RowReply, replies, without_response};
+use super::super::sql::call::{Call, Kind, RowReply, reply, without_response};
 use super::super::sql::engine::execute_one;
 use super::super::sql::maintenance::forget;
-use super::super::sql::responses::add_responses;
+use super::super::sql::responses::add_response;
 use super::super::sql::row::Row;
 use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
@@ -174,61 +174,37 @@ impl SqliteAdapter {
         self.0.statements.create().into_iter().map(|sql| sql.to_string()).collect()
     }
 
-    async fn claim_once(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<Vec<Claimed>, Error> {
-        let claimed = self.claim_keys(keys, terms).await?;
-        add_responses(keys, terms, key_hash, claimed, |rows| async move {
+    async fn claim_once(&self, key: &DedupKey, terms: &CallTerms) -> Result<Claimed, Error> {
+        let claimed = self.claim_key(key, terms).await?;
+        add_response(key, terms, key_hash, claimed, |_| async move {
             let _permit = self.0.response_reads.acquire().await;
-            let keys: Vec<&DedupKey> = rows.iter().map(|row| row.key).collect();
-            let read = self.0.read(&keys, Fetch::DigestAndResponse).await;
+            let read = self.0.read(&[key], Fetch::DigestAndResponse).await;
             read.map_err(|error| store_error("reading a stored response", error))
         })
         .await
     }
 
-    /// Claims the keys, without the responses of duplicates. Reads first: duplicates are not written, and wait
+    /// Claims the key, without the response of a duplicate. Reads first: a duplicate is not written, and waits
     /// for no writer.
-    async fn claim_keys(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<Vec<Claimed>, Error> {
-        let rows = self.look_up(keys, terms).await?;
-        let (mut claimed, mut unanswered, mut some_exist) = (Vec::new(), Vec::new(), false);
-        for (row, key) in rows.into_iter().zip(keys) {
-            let reply = row.as_ref().map(|row| row.claimed(terms)).transpose()?.flatten();
-            if reply.is_none() {
-                some_exist |= row.is_some();
-                unanswered.push(key.clone());
-            }
-            claimed.push(reply);
+    async fn claim_key(&self, key: &DedupKey, terms: &CallTerms) -> Result<Claimed, Error> {
+        let row = self.look_up(key, terms).await?;
+        let exists = row.is_some();
+        if let Some(claimed) = row.map(|row| row.claimed(terms)).transpose()?.flatten() {
+            return Ok(claimed);
         }
-        if !unanswered.is_empty() {
-            let call = Call::new(Kind::claim(terms), &unanswered, terms, key_hash);
-            let sent = self.send(call.reading_first(some_exist)).await?;
-            let mut sent = replies(sent, RowReply::claimed)?.into_iter();
-            for reply in claimed.iter_mut().filter(|reply| reply.is_none()) {
-                *reply = sent.next();
-            }
-        }
-        Ok(claimed.into_iter().map(|reply| reply.unwrap_or(Claimed::InFlight)).collect())
+        let call = Call::new(Kind::claim(terms), key, terms, key_hash);
+        reply(self.send(call.reading_first(exists)).await?, RowReply::claimed)
     }
 
-    /// Reads the rows of keys, without responses.
-    async fn look_up(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-    ) -> Result<Vec<Option<Row>>, Error> {
+    /// Reads the row of a key, without its response.
+    async fn look_up(&self, key: &DedupKey, terms: &CallTerms) -> Result<Option<Row>, Error> {
         match &self.0.queues {
-            Some(queues) => queues.lookups.submit(&self.0, Lookup::new(keys, terms)).await,
+            Some(queues) => queues.lookups.submit(&self.0, Lookup::new(key, terms)).await,
             None => {
                 let fetch = without_response(terms.fetch());
-                let rows = self.0.read(&keys.iter().collect::<Vec<_>>(), fetch).await;
-                rows.map_err(|error| store_error("looking up keys", error))
+                let rows = self.0.read(&[key], fetch).await;
+                let rows = rows.map_err(|error| store_error("looking up keys", error))?;
+                Ok(rows.into_iter().flatten().next())
             }
         }
     }
@@ -236,15 +212,15 @@ impl SqliteAdapter {
     async fn call<T>(
         &self,
         kind: Kind,
-        keys: &[DedupKey],
+        key: &DedupKey,
         terms: &CallTerms,
-        reply: fn(RowReply) -> Option<T>,
-    ) -> Result<Vec<T>, Error> {
-        let call = || self.send(Call::new(kind, keys, terms, key_hash));
-        replies(self.0.with_table(call).await?, reply)
+        pick: fn(RowReply) -> Option<T>,
+    ) -> Result<T, Error> {
+        let call = || self.send(Call::new(kind, key, terms, key_hash));
+        reply(self.0.with_table(call).await?, pick)
     }
 
-    async fn send(&self, call: Call) -> Result<Vec<RowReply>, Error> {
+    async fn send(&self, call: Call) -> Result<RowReply, Error> {
         match &self.0.queues {
             Some(queues) => queues.calls.submit(&self.0, call).await,
             None => {
@@ -268,33 +244,24 @@ impl DedupAdapter for SqliteAdapter {
         Abilities::new().with_leases().with_stored_data().with_inspection()
     }
 
-    fn claim<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Claimed>> {
-        Box::pin(self.0.with_table(|| self.claim_once(keys, terms)))
+    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Claimed> {
+        Box::pin(self.0.with_table(|| self.claim_once(key, terms)))
     }
 
-    fn release<'a>(&'a self, keys: &'a [DedupKey], terms: &'a CallTerms) -> StoreFuture<'a, ()> {
-        let call = self.call(Kind::release(terms), keys, terms, RowReply::released);
-        Box::pin(async move { call.await.map(drop) })
+    fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()> {
+        Box::pin(self.call(Kind::release(terms), key, terms, RowReply::released))
     }
 
-    fn renew<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Renewed>> {
-        Box::pin(self.call(Kind::Renew, keys, terms, RowReply::renewed))
+    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Renewed> {
+        Box::pin(self.call(Kind::Renew, key, terms, RowReply::renewed))
     }
 
     fn complete<'a>(
         &'a self,
-        keys: &'a [DedupKey],
+        key: &'a DedupKey,
         terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Vec<Completed>> {
-        Box::pin(self.call(Kind::Complete, keys, terms, RowReply::completed))
+    ) -> StoreFuture<'a, Completed> {
+        Box::pin(self.call(Kind::Complete, key, terms, RowReply::completed))
     }
 }
 
@@ -374,7 +341,7 @@ mod tests {
             let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
             let options = SqliteOptions::new().batching(batching);
             let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
-            let key = |id: usize| [DedupKey::new("n", &id.to_string()).unwrap()];
+            let key = |id: usize| DedupKey::new("n", &id.to_string()).unwrap();
             let terms = || {
                 let terms = CallTerms::on_claim(Token::random(), PURGE_GRACE);
                 terms.with_fetch(Fetch::DigestAndResponse)
@@ -389,11 +356,11 @@ mod tests {
                 tokio::spawn(async move { adapter.claim(&key, &terms).await.unwrap() })
             };
             let duplicates: Vec<_> = (0..80).map(claim).collect();
-            assert_eq!(claim(80).await.unwrap(), [Claimed::first(1, false)]);
+            assert_eq!(claim(80).await.unwrap(), Claimed::first(1, false));
             assert!(duplicates.iter().all(|duplicate| !duplicate.is_finished()));
             drop(reads);
             for duplicate in duplicates {
-                assert!(matches!(duplicate.await.unwrap()[..], [Claimed::Duplicate(_)]));
+                assert!(matches!(duplicate.await.unwrap(), Claimed::Duplicate(_)));
             }
         }
     }
@@ -405,7 +372,7 @@ mod tests {
         let options = SqliteOptions::new().purging(Purging::off());
         let mut adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
         let day = CallTerms::on_claim(Token::random(), 24 * PURGE_GRACE);
-        adapter.claim(&[DedupKey::new("n", "a").unwrap()], &day).await.unwrap();
+        adapter.claim(&DedupKey::new("n", "a").unwrap(), &day).await.unwrap();
         assert_eq!(adapter.purge(10).await.unwrap().deleted, 0);
         set_ahead(&mut adapter, 30 * 86_400);
         for _ in 0..2 {

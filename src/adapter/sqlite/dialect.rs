@@ -37,15 +37,11 @@ impl BatchExecutor<Lookup> for SqliteStore {
         (): (),
         batch: Vec<Lookup>,
         _: &Waits<'_>,
-    ) -> Vec<Result<Vec<Option<Row>>, Error>> {
+    ) -> Vec<Result<Option<Row>, Error>> {
         let fetch = batch.first().map_or(Fetch::Nothing, |lookup| lookup.fetch);
-        let keys: Vec<&DedupKey> = batch.iter().flat_map(|lookup| &lookup.keys).collect();
+        let keys: Vec<&DedupKey> = batch.iter().map(|lookup| &lookup.key).collect();
         match self.read(&keys, fetch).await {
-            Ok(rows) => {
-                let mut rows = rows.into_iter();
-                let mut reply = |lookup: &Lookup| rows.by_ref().take(lookup.keys.len()).collect();
-                batch.iter().map(|lookup| Ok(reply(lookup))).collect()
-            }
+            Ok(rows) => rows.into_iter().map(Ok).collect(),
             Err(error) => {
                 let error = store_error("looking up keys", error).shared();
                 batch.iter().map(|_| Err(error())).collect()
@@ -58,7 +54,10 @@ impl BatchExecutor<Call> for SqliteStore {
     type SendGuard = WriteGuard;
 
     async fn send_guard(&self) -> Result<WriteGuard, Error> {
-        // Nothing was sent to the file.
+        // A lane has the lock before it takes a batch: a write is executed only for a caller that still
+        // waits, and a release that follows needs the lock too. So it is a fence. The same with a second lane,
+        // of another runtime or beside a late batch.
+        // After an error nothing was sent to the file.
         self.write_lock(ErrorKind::Refused).await
     }
 
@@ -67,7 +66,7 @@ impl BatchExecutor<Call> for SqliteStore {
         guard: WriteGuard,
         batch: Vec<Call>,
         waits: &Waits<'_>,
-    ) -> Vec<Result<Vec<RowReply>, Error>> {
+    ) -> Vec<Result<RowReply, Error>> {
         execute_batch(&mut self.writer(guard), &batch, waits).await
     }
 }

@@ -67,36 +67,36 @@ pub(super) struct Queues {
 /// The right to write to the file.
 pub(super) type WriteGuard = OwnedMutexGuard<()>;
 
-/// One caller's question for rows.
+/// One caller's question for a row.
 pub(super) struct Lookup {
-    pub(super) keys: Vec<DedupKey>,
-    hashes: Vec<u64>,
+    pub(super) key: DedupKey,
+    hash: u64,
     pub(super) fetch: Fetch,
 }
 
 impl Lookup {
-    pub(super) fn new(keys: &[DedupKey], terms: &CallTerms) -> Self {
-        let hashes = keys.iter().map(|key| short_hash(key_hash(key))).collect();
-        Self { keys: keys.to_vec(), hashes, fetch: without_response(terms.fetch()) }
+    pub(super) fn new(key: &DedupKey, terms: &CallTerms) -> Self {
+        let (hash, fetch) = (short_hash(key_hash(key)), without_response(terms.fetch()));
+        Self { key: key.clone(), hash, fetch }
     }
 }
 
 impl BatchItem for Lookup {
-    type Reply = Vec<Option<Row>>;
+    type Reply = Option<Row>;
 
     fn can_join(&self, other: &Self) -> bool {
         self.fetch == other.fetch
     }
 
-    fn key_hashes(&self) -> &[u64] {
-        &self.hashes
+    fn key_hash(&self) -> u64 {
+        self.hash
     }
 
     fn is_bounded(&self) -> bool {
         true
     }
 
-    fn allows_shared_keys(&self) -> bool {
+    fn shares_its_key(&self) -> bool {
         true
     }
 }

@@ -1,6 +1,8 @@
 //! The type of an event, which operators see.
 
-use super::super::driver::{LEASE, RETENTION, SLACK, complete_at_once, is_duplicate, key, leased};
+use super::super::driver::{
+    LEASE, RETENTION, SLACK, claim_all, complete_at_once, is_duplicate, key, leased,
+};
 use super::super::store::Store;
 use crate::adapter::{Claimed, Completed, DedupAdapter, MaintenanceAdapter};
 use crate::key::DedupKey;
@@ -13,7 +15,6 @@ where
     let adapter = store.adapter();
     let keys = ["a leased", "b at once", "c completed", "d renewed", "e none"].map(key);
     let [leases, at_once, completed, renewed, none] = &keys;
-    let one = std::slice::from_ref::<DedupKey>;
     let types = |name: &str| {
         keys[..4]
             .iter()
@@ -23,11 +24,11 @@ where
     let stored =
         async |key: &DedupKey| adapter.get(key).await.unwrap().expect("an entry").event_type;
     let mine = leased().with_event_types(types("first"));
-    adapter.claim(&[leases.clone(), none.clone()], &mine).await.unwrap();
+    claim_all(&*adapter, &[leases.clone(), none.clone()], &mine).await;
     let claim = complete_at_once().with_event_types(types("first"));
-    adapter.claim(one(at_once), &claim).await.unwrap();
-    adapter.complete(one(completed), &mine).await.unwrap();
-    adapter.renew(one(renewed), &mine).await.unwrap();
+    adapter.claim(at_once, &claim).await.unwrap();
+    adapter.complete(completed, &mine).await.unwrap();
+    adapter.renew(renewed, &mine).await.unwrap();
     let all_are = async |name: &str| {
         for key in &keys[..4] {
             assert_eq!(stored(key).await, Some(format!("{name} {}", key.id())));
@@ -40,11 +41,11 @@ where
     store.advance(LEASE + SLACK).await;
     let other = leased().with_event_types(types("other"));
     for key in [leases, renewed] {
-        assert_eq!(adapter.claim(one(key), &other).await.unwrap(), [Claimed::first(2, true)]);
-        assert_eq!(adapter.complete(one(key), &other).await.unwrap(), [Completed::Held]);
+        assert_eq!(adapter.claim(key, &other).await.unwrap(), Claimed::first(2, true));
+        assert_eq!(adapter.complete(key, &other).await.unwrap(), Completed::Held);
     }
     for key in &keys[..4] {
-        assert!(is_duplicate(&adapter.claim(one(key), &other).await.unwrap()));
+        assert!(is_duplicate(&adapter.claim(key, &other).await.unwrap()));
     }
     all_are("first").await;
 
@@ -52,8 +53,8 @@ where
     store.advance(RETENTION + SLACK).await;
     let new = leased().with_event_types(types("new"));
     let claim = complete_at_once().with_event_types(types("new"));
-    adapter.claim(&[leases.clone(), renewed.clone(), none.clone()], &new).await.unwrap();
-    adapter.claim(one(at_once), &claim).await.unwrap();
-    adapter.complete(one(completed), &new).await.unwrap();
+    claim_all(&*adapter, &[leases.clone(), renewed.clone(), none.clone()], &new).await;
+    adapter.claim(at_once, &claim).await.unwrap();
+    adapter.complete(completed, &new).await.unwrap();
     all_are("new").await;
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::driver::{
-    FIRST, LEASE, RETENTION, SLACK, complete_at_once, key, leased, leased_for, rows,
+    FIRST, LEASE, RETENTION, SLACK, claim_all, complete_at_once, key, leased, leased_for, rows,
 };
 use super::super::store::Store;
 use crate::adapter::{
@@ -58,28 +58,28 @@ async fn populate<S: Store>(store: &S) {
     let adapter = store.adapter();
     let long = |lease| CallTerms::on_completion(Token::random(), 4 * RETENTION, lease);
     let brief = |lease| CallTerms::on_completion(Token::random(), Duration::from_millis(1), lease);
-    adapter.claim(&[key("lapsed")], &long(LEASE)).await.unwrap();
+    adapter.claim(&key("lapsed"), &long(LEASE)).await.unwrap();
     // A live lease does not expire.
-    adapter.claim(&[key("in-flight-for-long")], &brief(4 * RETENTION)).await.unwrap();
+    adapter.claim(&key("in-flight-for-long"), &brief(4 * RETENTION)).await.unwrap();
     store.advance(RETENTION + LEASE).await;
-    adapter.claim(&[key("in-flight")], &leased()).await.unwrap();
-    let failed = [key("failed")];
+    adapter.claim(&key("in-flight"), &leased()).await.unwrap();
+    let failed = key("failed");
     for _ in 0..3 {
         let mine = leased();
         adapter.claim(&failed, &mine).await.unwrap();
         adapter.release(&failed, &mine).await.unwrap();
     }
-    let (done, mine) = ([key("complete-by-a-lease")], leased());
+    let (done, mine) = (key("complete-by-a-lease"), leased());
     adapter.claim(&done, &mine).await.unwrap();
     adapter.complete(&done, &mine).await.unwrap();
-    adapter.claim(&[key("complete-at-once")], &complete_at_once()).await.unwrap();
-    let other = [in_namespace("other", "complete")];
+    adapter.claim(&key("complete-at-once"), &complete_at_once()).await.unwrap();
+    let other = in_namespace("other", "complete");
     adapter.claim(&other, &complete_at_once()).await.unwrap();
     // The last claims, because a store may delete expired keys with every claim.
-    let with_its_lease = [key("expired-with-its-lease")];
+    let with_its_lease = key("expired-with-its-lease");
     adapter.claim(&with_its_lease, &brief(LAST - EXPIRED / 2)).await.unwrap();
     let expiring = CallTerms::on_claim(Token::random(), LAST - EXPIRED);
-    adapter.claim(&[key("expired")], &expiring).await.unwrap();
+    adapter.claim(&key("expired"), &expiring).await.unwrap();
     store.advance(LAST).await;
 }
 
@@ -125,7 +125,7 @@ where
                 (0..10).map(|number| in_namespace(namespace, &id(number))).collect();
             keys.sort();
             let terms = if turn % 2 == 0 { &complete_at_once() } else { &long };
-            adapter.claim(&keys, terms).await.unwrap();
+            claim_all(&*adapter, &keys, terms).await;
         }
     }
     assert_eq!(rows(&adapter).await, 400);
@@ -236,7 +236,7 @@ where
         .flat_map(|id| namespaces.map(|namespace| in_namespace(namespace, &id)))
         .collect();
     keys.sort();
-    let claimed = adapter.claim(&keys, &complete_at_once()).await.unwrap();
+    let claimed = claim_all(&*adapter, &keys, &complete_at_once()).await;
     assert!(claimed.iter().all(|claimed| *claimed == FIRST));
     for limit in [1, 7, 1_000, 1_080, u32::MAX] {
         let listed = list(&adapter, &ListFilter::new(), limit).await;
@@ -247,11 +247,11 @@ where
         assert!(listed.keys().eq(keys.iter().filter(|key| key.namespace() == namespace)));
     }
     // A filter that selects few keys.
-    let few = [in_namespace("a", "\\7")];
-    adapter.forget(&few[0]).await.unwrap();
+    let few = in_namespace("a", "\\7");
+    adapter.forget(&few).await.unwrap();
     adapter.claim(&few, &leased()).await.unwrap();
     let listed = list(&adapter, &ListFilter::new().with_state(KeyState::InFlight), 7).await;
-    assert!(listed.keys().eq(&few));
+    assert!(listed.keys().eq([&few]));
 }
 
 /// A cursor that is not of this store is refused, and nothing is listed.
@@ -261,7 +261,7 @@ where
 {
     let adapter = store.adapter();
     let keys = ["a", "b", "c"].map(key);
-    adapter.claim(&keys, &complete_at_once()).await.unwrap();
+    claim_all(&*adapter, &keys, &complete_at_once()).await;
     let all = ListFilter::new();
     let page = adapter.list(&all, None, 1).await.unwrap();
     let own = page.next.expect("a second page");
@@ -286,16 +286,16 @@ where
     let mut old: Vec<DedupKey> = (0..200).map(|id| key(&format!("{id}-old"))).collect();
     stuck.sort();
     old.sort();
-    adapter.claim(&old, &complete_at_once()).await.unwrap();
+    claim_all(&*adapter, &old, &complete_at_once()).await;
     store.advance(RETENTION + PURGE_GRACE).await;
-    adapter.claim(&stuck, &leased_for(RETENTION)).await.unwrap();
+    claim_all(&*adapter, &stuck, &leased_for(RETENTION)).await;
     let writers: Vec<_> = (0..4)
         .map(|writer| {
             let adapter = Arc::clone(&adapter);
             tokio::spawn(async move {
                 // Not for ever: a list may follow keys that are inserted faster than it reads.
                 for turn in 0..150 {
-                    let (keys, mine) = ([key(&format!("{turn}-{writer}"))], leased());
+                    let (keys, mine) = (key(&format!("{turn}-{writer}")), leased());
                     adapter.claim(&keys, &mine).await.unwrap();
                     match turn % 3 {
                         0 => drop(adapter.complete(&keys, &mine).await.unwrap()),

@@ -1,7 +1,10 @@
 //! Claims under a lease, one caller at a time.
 
+use futures_util::future::{try_join, try_join_all};
+
 use super::super::driver::{
-    FIRST, LEASE, RETENTION, SLACK, complete_at_once, is_duplicate, key, leased,
+    FIRST, LEASE, RETENTION, SLACK, claim_all, complete_all, complete_at_once, is_duplicate, key,
+    leased,
 };
 use super::super::store::Store;
 use crate::adapter::{CallTerms, Claimed, Completed, DedupAdapter, Renewed, Token};
@@ -9,15 +12,15 @@ use crate::key::DedupKey;
 
 /// A key that is complete at once is a duplicate for a claim under a lease too.
 pub async fn lease_claim_of_a_key_complete_at_once_is_a_duplicate<S: Store>(store: S) {
-    let (adapter, keys) = (store.adapter(), [key("a")]);
-    assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [FIRST]);
+    let (adapter, keys) = (store.adapter(), key("a"));
+    assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), FIRST);
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
 }
 
 /// A claim that is complete at once counts attempts and takeovers, as a claim under a lease does.
 pub async fn claim_complete_at_once_counts_attempts_and_takeovers<S: Store>(store: S) {
     let adapter = store.adapter();
-    let [released, lapsed, expired] = ["released", "lapsed", "expired"].map(|id| [key(id)]);
+    let [released, lapsed, expired] = ["released", "lapsed", "expired"].map(key);
     let brief = CallTerms::on_completion(Token::random(), LEASE, LEASE);
     adapter.claim(&expired, &brief).await.unwrap();
     adapter.claim(&lapsed, &leased()).await.unwrap();
@@ -33,35 +36,35 @@ pub async fn claim_complete_at_once_counts_attempts_and_takeovers<S: Store>(stor
         let mine = complete_at_once();
         for _ in 0..3 {
             let claimed = adapter.claim(&keys, &mine).await.unwrap();
-            assert_eq!(claimed, std::slice::from_ref(&expected));
+            assert_eq!(claimed, expected);
         }
         assert!(is_duplicate(&adapter.claim(&keys, &complete_at_once()).await.unwrap()));
         // A release undoes the row, with its attempts.
         adapter.release(&keys, &mine).await.unwrap();
-        assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [FIRST]);
+        assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), FIRST);
     }
 }
 
 /// A release under `OnCompletion` releases only an incomplete row of its token. A release under
 /// `OnClaim` releases only a complete row of its token.
 pub async fn release_follows_the_permanence_of_its_terms<S: Store>(store: S) {
-    let (adapter, at_once, held) = (store.adapter(), [key("at once")], [key("held")]);
+    let (adapter, at_once, held) = (store.adapter(), key("at once"), key("held"));
     let (claim, lease) = (complete_at_once(), leased());
     adapter.claim(&at_once, &claim).await.unwrap();
     let under_lease = CallTerms::on_completion(claim.token(), claim.retention(), LEASE);
     adapter.release(&at_once, &under_lease).await.unwrap();
     assert!(is_duplicate(&adapter.claim(&at_once, &complete_at_once()).await.unwrap()));
     adapter.release(&at_once, &claim).await.unwrap();
-    assert_eq!(adapter.claim(&at_once, &complete_at_once()).await.unwrap(), [FIRST]);
+    assert_eq!(adapter.claim(&at_once, &complete_at_once()).await.unwrap(), FIRST);
 
     adapter.claim(&held, &lease).await.unwrap();
     let as_complete = as_on_claim(&lease);
     adapter.release(&held, &as_complete).await.unwrap();
-    assert_eq!(adapter.claim(&held, &leased()).await.unwrap(), [Claimed::InFlight]);
+    assert_eq!(adapter.claim(&held, &leased()).await.unwrap(), Claimed::InFlight);
     adapter.release(&held, &lease).await.unwrap();
     // The row stays, with its attempts.
-    assert_eq!(adapter.claim(&held, &lease).await.unwrap(), [Claimed::first(2, false)]);
-    assert_eq!(adapter.complete(&held, &lease).await.unwrap(), [Completed::Held]);
+    assert_eq!(adapter.claim(&held, &lease).await.unwrap(), Claimed::first(2, false));
+    assert_eq!(adapter.complete(&held, &lease).await.unwrap(), Completed::Held);
     // A late release never undoes a completion.
     adapter.release(&held, &lease).await.unwrap();
     assert!(is_duplicate(&adapter.claim(&held, &leased()).await.unwrap()));
@@ -71,47 +74,47 @@ pub async fn release_follows_the_permanence_of_its_terms<S: Store>(store: S) {
 /// lapsed or was released is free.
 pub async fn claim_complete_at_once_respects_leases<S: Store>(store: S) {
     let adapter = store.adapter();
-    let (live, lapsed, released) = ([key("live")], [key("lapsed")], [key("released")]);
+    let (live, lapsed, released) = (key("live"), key("lapsed"), key("released"));
     let (mine, live_terms) = (leased(), leased());
     adapter.claim(&lapsed, &leased()).await.unwrap();
     store.advance(LEASE + SLACK).await;
     adapter.claim(&live, &live_terms).await.unwrap();
     adapter.claim(&released, &mine).await.unwrap();
     adapter.release(&released, &mine).await.unwrap();
-    assert_eq!(adapter.claim(&live, &complete_at_once()).await.unwrap(), [Claimed::InFlight]);
+    assert_eq!(adapter.claim(&live, &complete_at_once()).await.unwrap(), Claimed::InFlight);
     let taken_over = adapter.claim(&lapsed, &complete_at_once()).await.unwrap();
-    assert_eq!(taken_over, [Claimed::first(2, true)]);
+    assert_eq!(taken_over, Claimed::first(2, true));
     let again = adapter.claim(&released, &complete_at_once()).await.unwrap();
-    assert_eq!(again, [Claimed::first(2, false)]);
+    assert_eq!(again, Claimed::first(2, false));
     // A release under `OnClaim` never releases a lease.
     adapter.release(&live, &as_on_claim(&live_terms)).await.unwrap();
-    assert_eq!(adapter.claim(&live, &leased()).await.unwrap(), [Claimed::InFlight]);
+    assert_eq!(adapter.claim(&live, &leased()).await.unwrap(), Claimed::InFlight);
 }
 
 /// A complete key is a duplicate until its retention ends. Then the key is new, whether a claim or a
 /// completion made it complete.
 pub async fn completed_key_is_first_again_after_its_retention<S: Store>(store: S) {
-    let (adapter, at_once, completed) = (store.adapter(), [key("r")], [key("c")]);
+    let (adapter, at_once, completed) = (store.adapter(), key("r"), key("c"));
     let mine = leased();
     adapter.claim(&at_once, &complete_at_once()).await.unwrap();
     adapter.claim(&completed, &mine).await.unwrap();
     adapter.complete(&completed, &mine).await.unwrap();
     store.advance(RETENTION - SLACK).await;
     let again = adapter.claim(&at_once, &complete_at_once()).await.unwrap();
-    assert!(matches!(again[..], [Claimed::Duplicate(_)]), "{again:?}");
+    assert!(matches!(again, Claimed::Duplicate(_)), "{again:?}");
     assert!(is_duplicate(&adapter.claim(&completed, &leased()).await.unwrap()));
     store.advance(SLACK).await;
-    assert_eq!(adapter.claim(&at_once, &complete_at_once()).await.unwrap(), [FIRST]);
+    assert_eq!(adapter.claim(&at_once, &complete_at_once()).await.unwrap(), FIRST);
     let again = adapter.claim(&completed, &leased()).await.unwrap();
-    assert_eq!(again, [Claimed::first(1, false)]);
+    assert_eq!(again, Claimed::first(1, false));
 }
 
 /// A claimed key is in flight until it is completed. Then the key is a duplicate.
 pub async fn claim_is_first_then_in_flight_then_duplicate<S: Store>(store: S) {
-    let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
-    assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [Claimed::first(1, false)]);
-    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), [Claimed::InFlight]);
-    assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
+    let (adapter, keys, mine) = (store.adapter(), key("a"), leased());
+    assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), Claimed::first(1, false));
+    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), Claimed::InFlight);
+    assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), Completed::Held);
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
     // After the completion, even the token of the claim gets a duplicate.
     assert!(is_duplicate(&adapter.claim(&keys, &mine).await.unwrap()));
@@ -120,25 +123,25 @@ pub async fn claim_is_first_then_in_flight_then_duplicate<S: Store>(store: S) {
 /// A claim that is repeated with its token returns the same reply, because the first reply may be
 /// lost. Once another token holds the key, the repeated claim is in flight.
 pub async fn claim_repeated_with_its_token_returns_the_same_reply<S: Store>(store: S) {
-    let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
+    let (adapter, keys, mine) = (store.adapter(), key("a"), leased());
     for _ in 0..3 {
-        assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [Claimed::first(1, false)]);
+        assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), Claimed::first(1, false));
     }
-    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), [Claimed::InFlight]);
+    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), Claimed::InFlight);
     store.advance(LEASE + SLACK).await;
     let theirs = leased();
     for _ in 0..3 {
-        assert_eq!(adapter.claim(&keys, &theirs).await.unwrap(), [Claimed::first(2, true)]);
+        assert_eq!(adapter.claim(&keys, &theirs).await.unwrap(), Claimed::first(2, true));
     }
-    assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [Claimed::InFlight]);
+    assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), Claimed::InFlight);
 }
 
 /// A released key is free at once. The next claim counts an attempt and is no takeover.
 pub async fn released_key_is_free_and_counts_its_attempts<S: Store>(store: S) {
-    let (adapter, keys) = (store.adapter(), [key("a")]);
+    let (adapter, keys) = (store.adapter(), key("a"));
     for attempt in 1..=4 {
         let mine = leased();
-        assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [Claimed::first(attempt, false)]);
+        assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), Claimed::first(attempt, false));
         adapter.release(&keys, &mine).await.unwrap();
         adapter.release(&keys, &mine).await.unwrap();
     }
@@ -146,141 +149,141 @@ pub async fn released_key_is_free_and_counts_its_attempts<S: Store>(store: S) {
 
 /// A key whose lease lapsed goes to the next claim, which is a takeover. Then the key is in flight.
 pub async fn lapsed_lease_is_taken_over_once<S: Store>(store: S) {
-    let (adapter, keys) = (store.adapter(), [key("a")]);
+    let (adapter, keys) = (store.adapter(), key("a"));
     adapter.claim(&keys, &leased()).await.unwrap();
     store.advance(LEASE - SLACK).await;
-    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), [Claimed::InFlight]);
+    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), Claimed::InFlight);
     store.advance(SLACK).await;
     let taker = leased();
-    assert_eq!(adapter.claim(&keys, &taker).await.unwrap(), [Claimed::first(2, true)]);
-    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), [Claimed::InFlight]);
+    assert_eq!(adapter.claim(&keys, &taker).await.unwrap(), Claimed::first(2, true));
+    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), Claimed::InFlight);
     adapter.release(&keys, &taker).await.unwrap();
     // The lease was released, so the third attempt is no takeover.
-    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), [Claimed::first(3, false)]);
+    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), Claimed::first(3, false));
 }
 
 /// A token that lost its lease cannot renew or release the key.
 pub async fn stale_token_changes_nothing<S: Store>(store: S) {
-    let (adapter, keys, stale) = (store.adapter(), [key("a")], leased());
+    let (adapter, keys, stale) = (store.adapter(), key("a"), leased());
     adapter.claim(&keys, &stale).await.unwrap();
     store.advance(LEASE).await;
     let mine = leased();
     adapter.claim(&keys, &mine).await.unwrap();
     for complete in [false, true] {
         if complete {
-            assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
+            assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), Completed::Held);
         }
-        assert_eq!(adapter.renew(&keys, &stale).await.unwrap(), [Renewed::Lost]);
+        assert_eq!(adapter.renew(&keys, &stale).await.unwrap(), Renewed::Lost);
         adapter.release(&keys, &stale).await.unwrap();
         adapter.release(&keys, &as_on_claim(&stale)).await.unwrap();
         let next = adapter.claim(&keys, &leased()).await.unwrap();
         if complete {
             assert!(is_duplicate(&next), "{next:?}");
         } else {
-            assert_eq!(next, [Claimed::InFlight]);
+            assert_eq!(next, Claimed::InFlight);
         }
     }
     // Nor can the current token, once it has completed the key.
     adapter.release(&keys, &mine).await.unwrap();
-    assert_eq!(adapter.renew(&keys, &mine).await.unwrap(), [Renewed::Lost]);
+    assert_eq!(adapter.renew(&keys, &mine).await.unwrap(), Renewed::Lost);
 }
 
 /// A completion counts after its lease was lost, because the handler succeeded. The reply says that
 /// the lease was lost.
 pub async fn late_completion_counts_and_returns_lease_lost<S: Store>(store: S) {
-    let (adapter, keys, late) = (store.adapter(), [key("a")], leased());
+    let (adapter, keys, late) = (store.adapter(), key("a"), leased());
     adapter.claim(&keys, &late).await.unwrap();
     store.advance(LEASE).await;
     let taker = leased();
     adapter.claim(&keys, &taker).await.unwrap();
-    assert_eq!(adapter.complete(&keys, &late).await.unwrap(), [Completed::LeaseLost]);
+    assert_eq!(adapter.complete(&keys, &late).await.unwrap(), Completed::LeaseLost);
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
     // A release by the second token does not undo the completion.
     adapter.release(&keys, &taker).await.unwrap();
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
 
     // A released lease is no longer held either.
-    let (keys, mine) = ([key("b")], leased());
+    let (keys, mine) = (key("b"), leased());
     adapter.claim(&keys, &mine).await.unwrap();
     adapter.release(&keys, &mine).await.unwrap();
-    assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::LeaseLost]);
+    assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), Completed::LeaseLost);
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
 
     // A lapsed lease is still held if no other token took the key.
-    let (keys, mine) = ([key("c")], leased());
+    let (keys, mine) = (key("c"), leased());
     adapter.claim(&keys, &mine).await.unwrap();
     store.advance(LEASE).await;
-    assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
+    assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), Completed::Held);
 }
 
 /// The completion of a key without a row inserts a complete row.
 pub async fn completion_of_a_missing_row_inserts_the_row<S: Store>(store: S) {
-    let (adapter, keys) = (store.adapter(), [key("a")]);
-    assert_eq!(adapter.complete(&keys, &leased()).await.unwrap(), [Completed::Inserted]);
+    let (adapter, keys) = (store.adapter(), key("a"));
+    assert_eq!(adapter.complete(&keys, &leased()).await.unwrap(), Completed::Inserted);
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
     store.advance(RETENTION).await;
     // An expired row counts as missing.
-    assert_eq!(adapter.complete(&keys, &leased()).await.unwrap(), [Completed::Inserted]);
+    assert_eq!(adapter.complete(&keys, &leased()).await.unwrap(), Completed::Inserted);
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
 }
 
 /// A completion that is repeated with its token returns the same reply, because the first reply may be
 /// lost.
 pub async fn repeated_completion_returns_the_same_reply<S: Store>(store: S) {
-    let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
+    let (adapter, keys, mine) = (store.adapter(), key("a"), leased());
     adapter.claim(&keys, &mine).await.unwrap();
     for _ in 0..3 {
-        assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
+        assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), Completed::Held);
     }
-    assert_eq!(adapter.complete(&keys, &leased()).await.unwrap(), [Completed::LeaseLost]);
+    assert_eq!(adapter.complete(&keys, &leased()).await.unwrap(), Completed::LeaseLost);
 }
 
 /// Renewals extend the lease of a handler that runs for longer than one lease.
 pub async fn renewal_keeps_the_lease<S: Store>(store: S) {
-    let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
+    let (adapter, keys, mine) = (store.adapter(), key("a"), leased());
     adapter.claim(&keys, &mine).await.unwrap();
     for _ in 0..5 {
         store.advance(LEASE - SLACK).await;
-        assert_eq!(adapter.renew(&keys, &mine).await.unwrap(), [Renewed::Held]);
-        assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), [Claimed::InFlight]);
+        assert_eq!(adapter.renew(&keys, &mine).await.unwrap(), Renewed::Held);
+        assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), Claimed::InFlight);
     }
-    assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
+    assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), Completed::Held);
 }
 
 /// A renewal revives a lapsed lease and a missing row if no other token took the key.
 pub async fn renewal_revives_a_lapsed_or_missing_row<S: Store>(store: S) {
-    let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
+    let (adapter, keys, mine) = (store.adapter(), key("a"), leased());
     adapter.claim(&keys, &mine).await.unwrap();
     store.advance(LEASE).await;
-    assert_eq!(adapter.renew(&keys, &mine).await.unwrap(), [Renewed::Held]);
-    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), [Claimed::InFlight]);
+    assert_eq!(adapter.renew(&keys, &mine).await.unwrap(), Renewed::Held);
+    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), Claimed::InFlight);
 
-    let (missing, mine) = ([key("missing")], leased());
-    assert_eq!(adapter.renew(&missing, &mine).await.unwrap(), [Renewed::Held]);
-    assert_eq!(adapter.claim(&missing, &leased()).await.unwrap(), [Claimed::InFlight]);
-    assert_eq!(adapter.complete(&missing, &mine).await.unwrap(), [Completed::Held]);
+    let (missing, mine) = (key("missing"), leased());
+    assert_eq!(adapter.renew(&missing, &mine).await.unwrap(), Renewed::Held);
+    assert_eq!(adapter.claim(&missing, &leased()).await.unwrap(), Claimed::InFlight);
+    assert_eq!(adapter.complete(&missing, &mine).await.unwrap(), Completed::Held);
 }
 
 /// A renewal does not change a released or complete key, because it may cross the release or the
 /// completion.
 pub async fn renewal_of_a_released_or_complete_key_is_lost<S: Store>(store: S) {
-    let (adapter, released, completed) = (store.adapter(), [key("r")], [key("c")]);
+    let (adapter, released, completed) = (store.adapter(), key("r"), key("c"));
     let mine = leased();
     adapter.claim(&released, &mine).await.unwrap();
     adapter.release(&released, &mine).await.unwrap();
-    assert_eq!(adapter.renew(&released, &mine).await.unwrap(), [Renewed::Lost]);
+    assert_eq!(adapter.renew(&released, &mine).await.unwrap(), Renewed::Lost);
     let again = adapter.claim(&released, &leased()).await.unwrap();
-    assert_eq!(again, [Claimed::first(2, false)]);
+    assert_eq!(again, Claimed::first(2, false));
 
     adapter.claim(&completed, &mine).await.unwrap();
     adapter.complete(&completed, &mine).await.unwrap();
-    assert_eq!(adapter.renew(&completed, &mine).await.unwrap(), [Renewed::Lost]);
+    assert_eq!(adapter.renew(&completed, &mine).await.unwrap(), Renewed::Lost);
     assert!(is_duplicate(&adapter.claim(&completed, &leased()).await.unwrap()));
 }
 
 /// A further claim of a key starts its retention again.
 pub async fn further_claim_refreshes_the_retention<S: Store>(store: S) {
-    let (adapter, keys) = (store.adapter(), [key("a")]);
+    let (adapter, keys) = (store.adapter(), key("a"));
     let mine = leased();
     adapter.claim(&keys, &mine).await.unwrap();
     adapter.release(&keys, &mine).await.unwrap();
@@ -292,47 +295,48 @@ pub async fn further_claim_refreshes_the_retention<S: Store>(store: S) {
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
 }
 
-/// A call with new, released, complete and in-flight keys returns the reply of each key.
-pub async fn call_with_several_keys_replies_key_by_key<S: Store>(store: S) {
+/// Calls with one token for new, released, complete and in-flight keys, made at the same time, return the reply
+/// of each key.
+pub async fn calls_for_several_keys_reply_key_by_key<S: Store>(store: S) {
     let adapter = store.adapter();
     let keys = ["a", "b", "c", "d"].map(key);
+    let [complete, released, _, new] = &keys;
     let theirs = leased();
-    adapter.claim(&keys[..3], &theirs).await.unwrap();
-    adapter.complete(&keys[..1], &theirs).await.unwrap();
-    adapter.release(&keys[1..2], &theirs).await.unwrap();
-    // a: complete, b: released, c: in flight, d: new
+    claim_all(&*adapter, &keys[..3], &theirs).await;
+    adapter.complete(complete, &theirs).await.unwrap();
+    adapter.release(released, &theirs).await.unwrap();
     let mine = leased();
-    let claimed = adapter.claim(&keys, &mine).await.unwrap();
-    assert!(is_duplicate(&claimed[..1]), "{claimed:?}");
+    let claimed = claim_all(&*adapter, &keys, &mine).await;
+    assert!(is_duplicate(&claimed[0]), "{claimed:?}");
     let rest = [Claimed::first(2, false), Claimed::InFlight, Claimed::first(1, false)];
     assert_eq!(claimed[1..], rest);
-    let renewed = adapter.renew(&keys, &mine).await.unwrap();
+    let renewed = try_join_all(keys.iter().map(|key| adapter.renew(key, &mine))).await.unwrap();
     assert_eq!(renewed, [Renewed::Lost, Renewed::Held, Renewed::Lost, Renewed::Held]);
-    adapter.release(&keys[..2], &mine).await.unwrap();
-    let completed = adapter.complete(&keys[2..], &mine).await.unwrap();
+    let (one, other) = (adapter.release(complete, &mine), adapter.release(released, &mine));
+    try_join(one, other).await.unwrap();
+    let completed = complete_all(&*adapter, &keys[2..], &mine).await;
     assert_eq!(completed, [Completed::LeaseLost, Completed::Held]);
-    let claimed = adapter.claim(&keys, &complete_at_once()).await.unwrap();
+    let claimed = claim_all(&*adapter, &keys, &complete_at_once()).await;
     assert_eq!(claimed[1], Claimed::first(3, false));
     for place in [0, 2, 3] {
-        assert!(is_duplicate(&claimed[place..=place]), "{claimed:?}");
+        assert!(is_duplicate(&claimed[place]), "{claimed:?}");
     }
+    adapter.release(new, &mine).await.unwrap();
+    assert!(is_duplicate(&adapter.claim(new, &leased()).await.unwrap()));
 }
 
-/// A call with 4,096 keys, of which half are complete, returns the reply of each key.
-pub async fn call_with_4096_keys_replies_key_by_key<S: Store>(store: S) {
+/// 4,096 calls at the same time, half of them for complete keys, return the reply of each key.
+pub async fn calls_for_4096_keys_reply_key_by_key<S: Store>(store: S) {
     let adapter = store.adapter();
-    let mut keys: Vec<DedupKey> = (0..4_096).map(|id| key(&id.to_string())).collect();
-    keys.sort();
+    let keys: Vec<DedupKey> = (0..4_096).map(|id| key(&id.to_string())).collect();
     let (mine, theirs) = (leased(), leased());
     let half: Vec<DedupKey> = keys.iter().step_by(2).cloned().collect();
-    adapter.claim(&half, &theirs).await.unwrap();
-    adapter.complete(&half, &theirs).await.unwrap();
-    let claimed = adapter.claim(&keys, &mine).await.unwrap();
-    for (place, reply) in claimed.iter().enumerate() {
-        assert_eq!(matches!(reply, Claimed::Duplicate(_)), place % 2 == 0, "{place}");
+    claim_all(&*adapter, &half, &theirs).await;
+    complete_all(&*adapter, &half, &theirs).await;
+    for (place, reply) in claim_all(&*adapter, &keys, &mine).await.iter().enumerate() {
+        assert_eq!(is_duplicate(reply), place % 2 == 0, "{place}");
     }
-    let completed = adapter.complete(&keys, &mine).await.unwrap();
-    for (place, reply) in completed.iter().enumerate() {
+    for (place, reply) in complete_all(&*adapter, &keys, &mine).await.iter().enumerate() {
         assert_eq!(*reply == Completed::Held, place % 2 == 1, "{place}");
     }
 }

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::super::driver::{
-    FIRST, LEASE, RETENTION, SLACK, complete_at_once, is_duplicate, key, leased, leased_for, rows,
+    FIRST, LEASE, RETENTION, SLACK, claim_all, complete_at_once, is_duplicate, key, leased,
+    leased_for, rows,
 };
 use super::super::store::Store;
 use crate::adapter::{
@@ -19,16 +20,16 @@ where
     S::Adapter: MaintenanceAdapter,
 {
     let adapter = store.adapter();
-    let (lapsed, released) = ([key("lapsed")], [key("released")]);
+    let (lapsed, released) = (key("lapsed"), key("released"));
     adapter.claim(&lapsed, &leased()).await.unwrap();
     let mine = leased();
     adapter.claim(&released, &mine).await.unwrap();
     adapter.release(&released, &mine).await.unwrap();
     store.advance(RETENTION).await;
     for keys in [lapsed, released] {
-        assert_eq!(adapter.get(&keys[0]).await.unwrap(), None);
+        assert_eq!(adapter.get(&keys).await.unwrap(), None);
         let again = adapter.claim(&keys, &leased()).await.unwrap();
-        assert_eq!(again, [Claimed::first(1, false)]);
+        assert_eq!(again, Claimed::first(1, false));
     }
 }
 
@@ -37,18 +38,18 @@ pub async fn live_lease_outlives_its_retention<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
 {
-    let (adapter, keys) = (store.adapter(), [key("a")]);
+    let (adapter, keys) = (store.adapter(), key("a"));
     let brief =
         CallTerms::on_completion(Token::random(), Duration::from_millis(1), 3 * PURGE_GRACE);
     adapter.claim(&keys, &brief).await.unwrap();
     store.advance(PURGE_GRACE + SLACK).await;
     assert_eq!(adapter.purge(100).await.unwrap().deleted, 0);
-    assert_eq!(adapter.forget(&keys[0]).await.unwrap(), Forgotten::InFlight);
-    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), [Claimed::InFlight]);
-    assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [Claimed::InFlight]);
-    let entry = adapter.get(&keys[0]).await.unwrap().expect("a live lease is an entry");
+    assert_eq!(adapter.forget(&keys).await.unwrap(), Forgotten::InFlight);
+    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), Claimed::InFlight);
+    assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), Claimed::InFlight);
+    let entry = adapter.get(&keys).await.unwrap().expect("a live lease is an entry");
     assert!(matches!(entry.state, EntryState::InFlight { .. }), "{entry:?}");
-    assert_eq!(adapter.renew(&keys, &brief).await.unwrap(), [Renewed::Held]);
+    assert_eq!(adapter.renew(&keys, &brief).await.unwrap(), Renewed::Held);
 }
 
 /// A completion after the retention has ended starts another retention.
@@ -56,10 +57,10 @@ pub async fn completion_after_the_retention_is_remembered<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
 {
-    let (adapter, keys, mine) = (store.adapter(), [key("a")], leased_for(4 * RETENTION));
+    let (adapter, keys, mine) = (store.adapter(), key("a"), leased_for(4 * RETENTION));
     adapter.claim(&keys, &mine).await.unwrap();
     store.advance(RETENTION + PURGE_GRACE + SLACK).await;
-    assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
+    assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), Completed::Held);
     assert_eq!(adapter.purge(100).await.unwrap().deleted, 0);
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
 }
@@ -71,23 +72,23 @@ where
 {
     let adapter = store.adapter();
     let longest = CallTerms::on_completion(Token::random(), Duration::MAX, Duration::MAX);
-    let keys = [key("longest")];
+    let keys = key("longest");
     adapter.claim(&keys, &longest).await.unwrap();
-    assert_eq!(adapter.renew(&keys, &longest).await.unwrap(), [Renewed::Held]);
-    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), [Claimed::InFlight]);
-    adapter.get(&keys[0]).await.unwrap().expect("an entry");
-    assert_eq!(adapter.complete(&keys, &longest).await.unwrap(), [Completed::Held]);
+    assert_eq!(adapter.renew(&keys, &longest).await.unwrap(), Renewed::Held);
+    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), Claimed::InFlight);
+    adapter.get(&keys).await.unwrap().expect("an entry");
+    assert_eq!(adapter.complete(&keys, &longest).await.unwrap(), Completed::Held);
     store.advance(Duration::from_secs(100 * 365 * 86_400)).await;
     assert_eq!(adapter.purge(10).await.unwrap().deleted, 0);
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
 
     let nothing = || CallTerms::on_claim(Token::random(), Duration::ZERO);
-    let keys = [key("nothing")];
-    assert_eq!(adapter.claim(&keys, &nothing()).await.unwrap(), [FIRST]);
-    assert_eq!(adapter.claim(&keys, &nothing()).await.unwrap(), [FIRST]);
+    let keys = key("nothing");
+    assert_eq!(adapter.claim(&keys, &nothing()).await.unwrap(), FIRST);
+    assert_eq!(adapter.claim(&keys, &nothing()).await.unwrap(), FIRST);
     let no_lease = CallTerms::on_completion(Token::random(), Duration::ZERO, Duration::ZERO);
     let claimed = adapter.claim(&keys, &no_lease).await.unwrap();
-    assert_eq!(claimed, [Claimed::first(1, false)]);
+    assert_eq!(claimed, Claimed::first(1, false));
 }
 
 /// Keys that look like SQL or JSON, or like each other, are stored as they are and stay distinct.
@@ -129,19 +130,18 @@ where
         .map(|(namespace, id)| DedupKey::new(namespace, id).expect("a key"))
         .collect();
     keys.sort();
-    // One key a call, then all keys in one call.
+    // One after the other, then all at the same time.
     for key in &keys {
-        let one = std::slice::from_ref(key);
-        let first = adapter.claim(one, &complete_at_once()).await.unwrap();
-        assert_eq!(first, [FIRST], "{key:?}");
+        let first = adapter.claim(key, &complete_at_once()).await.unwrap();
+        assert_eq!(first, FIRST, "{key:?}");
     }
-    let again = adapter.claim(&keys, &complete_at_once()).await.unwrap();
-    assert!(again.iter().all(|reply| matches!(reply, Claimed::Duplicate(_))), "{again:?}");
+    let again = claim_all(&*adapter, &keys, &complete_at_once()).await;
+    assert!(again.iter().all(is_duplicate), "{again:?}");
     assert_eq!(rows(&adapter).await, keys.len() as u64);
     for key in &keys {
         assert_eq!(adapter.forget(key).await.unwrap(), Forgotten::Removed, "{key:?}");
     }
-    let claimed = adapter.claim(&keys, &leased()).await.unwrap();
+    let claimed = claim_all(&*adapter, &keys, &leased()).await;
     assert!(claimed.iter().all(|reply| *reply == Claimed::first(1, false)), "{claimed:?}");
 }
 
@@ -153,7 +153,7 @@ where
 {
     let adapter = store.adapter();
     let [lapsed, at_once, claimed, released, new] =
-        ["lapsed", "at once", "claimed", "released", "new"].map(|id| [key(id)]);
+        ["lapsed", "at once", "claimed", "released", "new"].map(key);
     adapter.claim(&lapsed, &leased()).await.unwrap();
     store.advance(LEASE + SLACK).await;
     let mine = leased();
@@ -163,32 +163,32 @@ where
     adapter.release(&released, &mine).await.unwrap();
     store.set_back(RETENTION).await;
 
-    match &adapter.claim(&at_once, &complete_at_once()).await.unwrap()[..] {
+    match &adapter.claim(&at_once, &complete_at_once()).await.unwrap() {
         // The key was first seen in the future.
-        [Claimed::Duplicate(seen)] => assert!(seen.age < SLACK, "{:?}", seen.age),
+        Claimed::Duplicate(seen) => assert!(seen.age < SLACK, "{:?}", seen.age),
         ref other => panic!("{other:?}"),
     }
     // The lapsed lease is live again.
     for keys in [&lapsed, &claimed] {
-        assert_eq!(adapter.claim(keys, &leased()).await.unwrap(), [Claimed::InFlight]);
+        assert_eq!(adapter.claim(keys, &leased()).await.unwrap(), Claimed::InFlight);
     }
-    assert_eq!(adapter.renew(&claimed, &mine).await.unwrap(), [Renewed::Held]);
-    assert_eq!(adapter.claim(&claimed, &leased()).await.unwrap(), [Claimed::InFlight]);
-    assert_eq!(adapter.complete(&claimed, &mine).await.unwrap(), [Completed::Held]);
+    assert_eq!(adapter.renew(&claimed, &mine).await.unwrap(), Renewed::Held);
+    assert_eq!(adapter.claim(&claimed, &leased()).await.unwrap(), Claimed::InFlight);
+    assert_eq!(adapter.complete(&claimed, &mine).await.unwrap(), Completed::Held);
     assert!(is_duplicate(&adapter.claim(&claimed, &leased()).await.unwrap()));
     let again = adapter.claim(&released, &mine).await.unwrap();
-    assert_eq!(again, [Claimed::first(2, false)]);
-    assert_eq!(adapter.claim(&new, &mine).await.unwrap(), [Claimed::first(1, false)]);
-    assert_eq!(adapter.complete(&new, &mine).await.unwrap(), [Completed::Held]);
+    assert_eq!(again, Claimed::first(2, false));
+    assert_eq!(adapter.claim(&new, &mine).await.unwrap(), Claimed::first(1, false));
+    assert_eq!(adapter.complete(&new, &mine).await.unwrap(), Completed::Held);
     assert!(is_duplicate(&adapter.claim(&new, &leased()).await.unwrap()));
     assert_eq!(adapter.purge(100).await.unwrap().deleted, 0);
-    let entry = adapter.get(&claimed[0]).await.unwrap().expect("an entry");
+    let entry = adapter.get(&claimed).await.unwrap().expect("an entry");
     assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
 
     store.advance(2 * RETENTION - LEASE).await;
     assert!(is_duplicate(&adapter.claim(&at_once, &leased()).await.unwrap()));
     store.advance(LEASE + SLACK).await;
-    assert_eq!(adapter.claim(&at_once, &complete_at_once()).await.unwrap(), [FIRST]);
+    assert_eq!(adapter.claim(&at_once, &complete_at_once()).await.unwrap(), FIRST);
 }
 
 /// A purge deletes keys that expired an hour ago, up to the limit. Keys that expired later stay,
@@ -200,17 +200,17 @@ where
 {
     let adapter = store.adapter();
     for id in 0..10 {
-        adapter.claim(&[key(&format!("old-{id}"))], &complete_at_once()).await.unwrap();
+        adapter.claim(&key(&format!("old-{id}")), &complete_at_once()).await.unwrap();
     }
-    adapter.claim(&[key("lapsed")], &leased()).await.unwrap();
+    adapter.claim(&key("lapsed"), &leased()).await.unwrap();
     // The lease ends after the retention.
     let brief = CallTerms::on_completion(Token::random(), SLACK, RETENTION);
-    adapter.claim(&[key("brief")], &brief).await.unwrap();
+    adapter.claim(&key("brief"), &brief).await.unwrap();
     store.advance(RETENTION - SLACK).await;
     let fresh = CallTerms::on_claim(Token::random(), 4 * PURGE_GRACE);
-    adapter.claim(&[key("fresh")], &fresh).await.unwrap();
+    adapter.claim(&key("fresh"), &fresh).await.unwrap();
     let long = CallTerms::on_completion(Token::random(), 4 * PURGE_GRACE, 4 * PURGE_GRACE);
-    adapter.claim(&[key("leased")], &long).await.unwrap();
+    adapter.claim(&key("leased"), &long).await.unwrap();
     assert_eq!(adapter.purge(100).await.unwrap().deleted, 0);
     store.advance(SLACK).await;
     for id in ["old-0", "lapsed", "brief"] {
@@ -228,10 +228,10 @@ where
     }
     assert_eq!(adapter.purge(100).await.unwrap().deleted, 0);
     assert_eq!(rows(&adapter).await, 2);
-    let fresh = adapter.claim(&[key("fresh")], &complete_at_once()).await.unwrap();
-    assert!(matches!(fresh[..], [Claimed::Duplicate(_)]));
-    let leased = adapter.claim(&[key("leased")], &leased()).await.unwrap();
-    assert_eq!(leased, [Claimed::InFlight]);
+    let fresh = adapter.claim(&key("fresh"), &complete_at_once()).await.unwrap();
+    assert!(matches!(fresh, Claimed::Duplicate(_)));
+    let leased = adapter.claim(&key("leased"), &leased()).await.unwrap();
+    assert_eq!(leased, Claimed::InFlight);
 }
 
 /// After `close`, every call fails at once with `Unavailable`.
@@ -239,7 +239,7 @@ pub async fn calls_after_close_fail<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
 {
-    let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
+    let (adapter, keys, mine) = (store.adapter(), key("a"), leased());
     adapter.claim(&keys, &mine).await.unwrap();
     let closed_and_asked = async {
         adapter.close().await;
@@ -251,8 +251,8 @@ where
             adapter.claim(&keys, &complete_at_once()).await.map(drop),
             adapter.release(&keys, &complete_at_once()).await.map(drop),
             adapter.purge(10).await.map(drop),
-            adapter.forget(&keys[0]).await.map(drop),
-            adapter.get(&keys[0]).await.map(drop),
+            adapter.forget(&keys).await.map(drop),
+            adapter.get(&keys).await.map(drop),
             adapter.stats().await.map(drop),
         ]
         .map(|ended| ended.map_err(|error| error.kind()));
@@ -269,20 +269,20 @@ pub async fn forget_get_and_stats_follow_the_state_of_a_key<S: Store>(store: S)
 where
     S::Adapter: MaintenanceAdapter,
 {
-    let (adapter, keys, mine) = (store.adapter(), [key("a")], leased());
-    assert_eq!(adapter.get(&keys[0]).await.unwrap(), None);
-    assert_eq!(adapter.forget(&keys[0]).await.unwrap(), Forgotten::Missing);
+    let (adapter, keys, mine) = (store.adapter(), key("a"), leased());
+    assert_eq!(adapter.get(&keys).await.unwrap(), None);
+    assert_eq!(adapter.forget(&keys).await.unwrap(), Forgotten::Missing);
     assert_eq!(rows(&adapter).await, 0);
 
     adapter.claim(&keys, &mine).await.unwrap();
-    let entry = adapter.get(&keys[0]).await.unwrap().expect("an entry");
+    let entry = adapter.get(&keys).await.unwrap().expect("an entry");
     let EntryState::InFlight { lease_until } = entry.state else { panic!("{entry:?}") };
     assert!(lease_until > entry.first_seen_at && entry.expires_at > lease_until, "{entry:?}");
     assert_eq!((entry.attempts, entry.takeover), (1, false));
-    assert_eq!(adapter.forget(&keys[0]).await.unwrap(), Forgotten::InFlight);
+    assert_eq!(adapter.forget(&keys).await.unwrap(), Forgotten::InFlight);
 
     adapter.release(&keys, &mine).await.unwrap();
-    let entry = adapter.get(&keys[0]).await.unwrap().expect("an entry");
+    let entry = adapter.get(&keys).await.unwrap().expect("an entry");
     assert_eq!(entry.state, EntryState::Released);
 
     adapter.claim(&keys, &mine).await.unwrap();
@@ -290,22 +290,22 @@ where
     let taker = leased();
     adapter.claim(&keys, &taker).await.unwrap();
     adapter.complete(&keys, &taker).await.unwrap();
-    let entry = adapter.get(&keys[0]).await.unwrap().expect("an entry");
+    let entry = adapter.get(&keys).await.unwrap().expect("an entry");
     assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
     assert_eq!((entry.attempts, entry.takeover), (3, true));
     assert_eq!(rows(&adapter).await, 1);
 
-    assert_eq!(adapter.forget(&keys[0]).await.unwrap(), Forgotten::Removed);
-    assert_eq!(adapter.get(&keys[0]).await.unwrap(), None);
+    assert_eq!(adapter.forget(&keys).await.unwrap(), Forgotten::Removed);
+    assert_eq!(adapter.get(&keys).await.unwrap(), None);
     // A store may keep an expired row, which fences the calls that are still on their way.
     let stats = adapter.stats().await.unwrap();
     assert_eq!(stats.rows, stats.expired, "{stats:?}");
-    assert_eq!(adapter.forget(&keys[0]).await.unwrap(), Forgotten::Missing);
+    assert_eq!(adapter.forget(&keys).await.unwrap(), Forgotten::Missing);
     // The key is new, so the event can be delivered again.
     let again = adapter.claim(&keys, &leased()).await.unwrap();
-    assert_eq!(again, [Claimed::first(1, false)]);
+    assert_eq!(again, Claimed::first(1, false));
 
     // A key whose lease lapsed can be forgotten.
     store.advance(LEASE).await;
-    assert_eq!(adapter.forget(&keys[0]).await.unwrap(), Forgotten::Removed);
+    assert_eq!(adapter.forget(&keys).await.unwrap(), Forgotten::Removed);
 }

@@ -17,7 +17,7 @@ pub use inspection::{
     purge_deletes_every_expired_key_in_a_round, stats_count_each_state_and_its_oldest_key,
 };
 pub use lease::{
-    call_with_4096_keys_replies_key_by_key, call_with_several_keys_replies_key_by_key,
+    calls_for_4096_keys_reply_key_by_key, calls_for_several_keys_reply_key_by_key,
     claim_complete_at_once_counts_attempts_and_takeovers, claim_complete_at_once_respects_leases,
     claim_is_first_then_in_flight_then_duplicate,
     claim_repeated_with_its_token_returns_the_same_reply,

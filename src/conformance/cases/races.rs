@@ -9,7 +9,7 @@ use futures_util::FutureExt;
 use futures_util::future::join_all;
 
 use super::super::driver::{
-    FIRST, LEASE, RETENTION, complete_at_once, is_duplicate, key, leased, rows,
+    FIRST, LEASE, RETENTION, claim_all, complete_at_once, is_duplicate, key, leased, rows,
 };
 use super::super::store::Store;
 use crate::adapter::{Claimed, Completed, DedupAdapter, MaintenanceAdapter, PURGE_GRACE, Renewed};
@@ -47,8 +47,8 @@ where
 /// 16 workers claim 60 keys under a lease: each key is first once.
 pub async fn workers_racing_for_a_lease_have_one_winner<S: Store>(store: S) {
     race(store.adapter(), |adapter, round| async move {
-        let claimed = adapter.claim(&[key(&round.to_string())], &leased()).await.unwrap();
-        matches!(claimed[..], [Claimed::First { .. }])
+        let claimed = adapter.claim(&key(&round.to_string()), &leased()).await.unwrap();
+        matches!(claimed, Claimed::First { .. })
     })
     .await;
 }
@@ -56,9 +56,9 @@ pub async fn workers_racing_for_a_lease_have_one_winner<S: Store>(store: S) {
 /// 16 workers claim 60 keys that are complete at once: each key is first once.
 pub async fn workers_racing_for_a_claim_complete_at_once_have_one_winner<S: Store>(store: S) {
     race(store.adapter(), |adapter, round| async move {
-        let claimed = adapter.claim(&[key(&round.to_string())], &complete_at_once()).await.unwrap();
+        let claimed = adapter.claim(&key(&round.to_string()), &complete_at_once()).await.unwrap();
         // Of any attempt: a second winner may have counted the first one.
-        matches!(claimed[..], [Claimed::First { .. }])
+        matches!(claimed, Claimed::First { .. })
     })
     .await;
 }
@@ -67,19 +67,19 @@ pub async fn workers_racing_for_a_claim_complete_at_once_have_one_winner<S: Stor
 pub async fn workers_racing_for_a_lapsed_lease_have_one_winner<S: Store>(store: S) {
     let adapter = store.adapter();
     for round in 0..ROUNDS {
-        adapter.claim(&[key(&round.to_string())], &leased()).await.unwrap();
+        adapter.claim(&key(&round.to_string()), &leased()).await.unwrap();
     }
     store.advance(LEASE).await;
     race(adapter, |adapter, round| async move {
-        let claimed = adapter.claim(&[key(&round.to_string())], &leased()).await.unwrap();
-        let is_first = matches!(claimed[..], [Claimed::First { .. }]);
-        assert!(!is_first || claimed == [Claimed::first(2, true)], "taken over again: {claimed:?}");
+        let claimed = adapter.claim(&key(&round.to_string()), &leased()).await.unwrap();
+        let is_first = matches!(claimed, Claimed::First { .. });
+        assert!(!is_first || claimed == Claimed::first(2, true), "taken over again: {claimed:?}");
         is_first
     })
     .await;
 }
 
-/// Workers claim overlapping lists of keys at the same time. No call deadlocks, and no key is first
+/// Workers claim overlapping keys, several at the same time. No call deadlocks, and no key is first
 /// twice.
 pub async fn claims_of_overlapping_keys_do_not_deadlock<S: Store>(store: S) {
     let adapter = store.adapter();
@@ -94,7 +94,7 @@ pub async fn claims_of_overlapping_keys_do_not_deadlock<S: Store>(store: S) {
                     ids.iter().map(|id| (key(&format!("{id:02}")), *id)).collect();
                 keys.sort();
                 let set: Vec<DedupKey> = keys.iter().map(|(key, _)| key.clone()).collect();
-                let claimed = adapter.claim(&set, &leased()).await.unwrap();
+                let claimed = claim_all(&*adapter, &set, &leased()).await;
                 for (reply, (_, id)) in claimed.iter().zip(&keys) {
                     if matches!(reply, Claimed::First { .. }) {
                         firsts[*id].fetch_add(1, Ordering::Relaxed);
@@ -119,7 +119,7 @@ where
 {
     let adapter = store.adapter();
     for polls in 0..24_usize {
-        let keys = [key(&format!("dropped-{polls}"))];
+        let keys = key(&format!("dropped-{polls}"));
         let mine = leased();
         {
             let mut claim = Box::pin(adapter.claim(&keys, &mine));
@@ -133,15 +133,15 @@ where
         // The claim may reach the store after the release, which is a fence.
         adapter.release(&keys, &mine).await.unwrap();
         let claimed = adapter.claim(&keys, &leased()).await.unwrap();
-        assert!(matches!(claimed[..], [Claimed::First { .. }]), "{polls}: {claimed:?}");
+        assert!(matches!(claimed, Claimed::First { .. }), "{polls}: {claimed:?}");
     }
     // A future that was never polled claims nothing.
-    let keys = [key("never-polled")];
+    let keys = key("never-polled");
     drop(adapter.claim(&keys, &leased()));
-    assert_eq!(adapter.get(&keys[0]).await.unwrap(), None);
+    assert_eq!(adapter.get(&keys).await.unwrap(), None);
     // The store still replies.
     assert!(adapter.stats().now_or_never().is_none_or(|stats| stats.is_ok()));
-    assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [FIRST]);
+    assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), FIRST);
 }
 
 /// Calls that hang, because no task polls them, block no other call. Later calls of every kind
@@ -153,7 +153,7 @@ where
     const BOUND: Duration = Duration::from_secs(20);
     let adapter = store.adapter();
     for polls in 1..12_usize {
-        let key = |name: &str| [key(&format!("{name}-{polls}"))];
+        let key = |name: &str| key(&format!("{name}-{polls}"));
         let (mine, held, at_once) = (leased(), key("held"), key("at once"));
         adapter.claim(&held, &mine).await.unwrap();
         let (claimed, other) = (key("claimed"), leased());
@@ -168,24 +168,22 @@ where
         let later = async {
             let (terms, free) = (leased(), key("free"));
             let first = adapter.claim(&at_once, &complete_at_once()).await.unwrap();
-            assert_eq!(first, [FIRST]);
+            assert_eq!(first, FIRST);
             let first = adapter.claim(&free, &terms).await.unwrap();
-            assert!(matches!(first[..], [Claimed::First { .. }]), "{first:?}");
-            assert_eq!(adapter.renew(&free, &terms).await.unwrap(), [Renewed::Held]);
-            assert_eq!(adapter.complete(&free, &terms).await.unwrap(), [Completed::Held]);
-            assert!(adapter.get(&free[0]).await.unwrap().is_some());
+            assert!(matches!(first, Claimed::First { .. }), "{first:?}");
+            assert_eq!(adapter.renew(&free, &terms).await.unwrap(), Renewed::Held);
+            assert_eq!(adapter.complete(&free, &terms).await.unwrap(), Completed::Held);
+            assert!(adapter.get(&free).await.unwrap().is_some());
             adapter.purge(10).await.unwrap();
-            // A call without keys does not wait.
-            assert_eq!(adapter.renew(&[], &terms).await.unwrap(), []);
         };
         tokio::time::timeout(BOUND, later).await.expect("later calls do not wait");
         let rest = async {
             if hangs.0 {
                 let claimed = claim.await.unwrap();
-                assert!(matches!(claimed[..], [Claimed::First { .. }]), "{claimed:?}");
+                assert!(matches!(claimed, Claimed::First { .. }), "{claimed:?}");
             }
             if hangs.1 {
-                assert_eq!(renew.await.unwrap(), [Renewed::Held]);
+                assert_eq!(renew.await.unwrap(), Renewed::Held);
             }
         };
         tokio::time::timeout(BOUND, rest).await.expect("hanging calls end");
@@ -219,16 +217,16 @@ async fn soon(mut is_so: impl AsyncFnMut() -> bool) {
 pub async fn dropped_claim_complete_at_once_can_be_released<S: Store>(store: S) {
     let adapter = store.adapter();
     for polls in 0..24_usize {
-        let (keys, mine) = ([key(&format!("dropped-{polls}"))], complete_at_once());
+        let (keys, mine) = (key(&format!("dropped-{polls}")), complete_at_once());
         dropped_after(polls, adapter.claim(&keys, &mine)).await;
         adapter.release(&keys, &mine).await.unwrap();
-        assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [FIRST], "{polls}");
+        assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), FIRST, "{polls}");
 
-        let (keys, mine) = ([key(&format!("undone-{polls}"))], complete_at_once());
+        let (keys, mine) = (key(&format!("undone-{polls}")), complete_at_once());
         adapter.claim(&keys, &mine).await.unwrap();
         dropped_after(polls, adapter.release(&keys, &mine)).await;
         adapter.release(&keys, &mine).await.unwrap();
-        assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [FIRST], "{polls}");
+        assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), FIRST, "{polls}");
     }
 }
 
@@ -237,16 +235,16 @@ pub async fn dropped_claim_complete_at_once_can_be_released<S: Store>(store: S) 
 pub async fn dropped_completion_can_be_repeated<S: Store>(store: S) {
     let adapter = store.adapter();
     for polls in 0..24_usize {
-        let (keys, mine) = ([key(&format!("dropped-{polls}"))], leased());
+        let (keys, mine) = (key(&format!("dropped-{polls}")), leased());
         adapter.claim(&keys, &mine).await.unwrap();
         dropped_after(polls, adapter.renew(&keys, &mine)).await;
-        assert_eq!(adapter.renew(&keys, &mine).await.unwrap(), [Renewed::Held]);
+        assert_eq!(adapter.renew(&keys, &mine).await.unwrap(), Renewed::Held);
         dropped_after(polls, adapter.complete(&keys, &mine)).await;
-        match adapter.claim(&keys, &leased()).await.unwrap()[..] {
-            [Claimed::InFlight | Claimed::Duplicate(_)] => {}
+        match adapter.claim(&keys, &leased()).await.unwrap() {
+            Claimed::InFlight | Claimed::Duplicate(_) => {}
             ref other => panic!("{polls}: {other:?}"),
         }
-        assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), [Completed::Held]);
+        assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), Completed::Held);
         assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
         // A release after the completion changes nothing.
         dropped_after(polls, adapter.release(&keys, &mine)).await;
@@ -262,7 +260,7 @@ pub async fn concurrent_calls_of_all_kinds_reply_for_their_own_keys<S: Store>(st
         let adapter = Arc::clone(&adapter);
         tokio::spawn(async move {
             for round in 0..ROUNDS / 4 {
-                let keys = [key(&format!("{worker}-{round}"))];
+                let keys = key(&format!("{worker}-{round}"));
                 one_of_all_kinds(&*adapter, &keys, worker + round).await;
             }
         })
@@ -273,41 +271,41 @@ pub async fn concurrent_calls_of_all_kinds_reply_for_their_own_keys<S: Store>(st
     }
 }
 
-async fn one_of_all_kinds<A: DedupAdapter + ?Sized>(adapter: &A, keys: &[DedupKey], kind: usize) {
+async fn one_of_all_kinds<A: DedupAdapter + ?Sized>(adapter: &A, keys: &DedupKey, kind: usize) {
     let (mine, theirs) = (leased(), leased());
     match kind % 5 {
         0 => {
             let claimed = adapter.claim(keys, &mine).await.unwrap();
-            assert_eq!(claimed, [Claimed::first(1, false)]);
-            assert_eq!(adapter.claim(keys, &theirs).await.unwrap(), [Claimed::InFlight]);
-            assert_eq!(adapter.complete(keys, &mine).await.unwrap(), [Completed::Held]);
+            assert_eq!(claimed, Claimed::first(1, false));
+            assert_eq!(adapter.claim(keys, &theirs).await.unwrap(), Claimed::InFlight);
+            assert_eq!(adapter.complete(keys, &mine).await.unwrap(), Completed::Held);
             assert!(is_duplicate(&adapter.claim(keys, &theirs).await.unwrap()));
         }
         1 => {
             adapter.claim(keys, &mine).await.unwrap();
             adapter.release(keys, &mine).await.unwrap();
-            assert_eq!(adapter.complete(keys, &mine).await.unwrap(), [Completed::LeaseLost]);
+            assert_eq!(adapter.complete(keys, &mine).await.unwrap(), Completed::LeaseLost);
             adapter.release(keys, &mine).await.unwrap();
         }
         2 => {
             let (mine, theirs) = (complete_at_once(), complete_at_once());
-            assert_eq!(adapter.claim(keys, &mine).await.unwrap(), [FIRST]);
+            assert_eq!(adapter.claim(keys, &mine).await.unwrap(), FIRST);
             adapter.release(keys, &theirs).await.unwrap();
             adapter.release(keys, &mine).await.unwrap();
-            assert_eq!(adapter.claim(keys, &theirs).await.unwrap(), [FIRST]);
+            assert_eq!(adapter.claim(keys, &theirs).await.unwrap(), FIRST);
         }
         3 => {
-            assert_eq!(adapter.renew(keys, &mine).await.unwrap(), [Renewed::Held]);
-            assert_eq!(adapter.renew(keys, &theirs).await.unwrap(), [Renewed::Lost]);
+            assert_eq!(adapter.renew(keys, &mine).await.unwrap(), Renewed::Held);
+            assert_eq!(adapter.renew(keys, &theirs).await.unwrap(), Renewed::Lost);
             let claimed = adapter.claim(keys, &complete_at_once()).await.unwrap();
-            assert_eq!(claimed, [Claimed::InFlight]);
-            assert_eq!(adapter.complete(keys, &mine).await.unwrap(), [Completed::Held]);
+            assert_eq!(claimed, Claimed::InFlight);
+            assert_eq!(adapter.complete(keys, &mine).await.unwrap(), Completed::Held);
         }
         _ => {
-            assert_eq!(adapter.complete(keys, &mine).await.unwrap(), [Completed::Inserted]);
-            assert_eq!(adapter.complete(keys, &theirs).await.unwrap(), [Completed::LeaseLost]);
+            assert_eq!(adapter.complete(keys, &mine).await.unwrap(), Completed::Inserted);
+            assert_eq!(adapter.complete(keys, &theirs).await.unwrap(), Completed::LeaseLost);
             assert!(is_duplicate(&adapter.claim(keys, &theirs).await.unwrap()));
-            assert_eq!(adapter.renew(keys, &mine).await.unwrap(), [Renewed::Lost]);
+            assert_eq!(adapter.renew(keys, &mine).await.unwrap(), Renewed::Lost);
         }
     }
 }
@@ -320,9 +318,9 @@ where
     let adapter = store.adapter();
     let mut old: Vec<DedupKey> = (0..300).map(|id| key(&format!("old-{id}"))).collect();
     old.sort();
-    adapter.claim(&old, &complete_at_once()).await.unwrap();
+    claim_all(&*adapter, &old, &complete_at_once()).await;
     store.advance(RETENTION + PURGE_GRACE).await;
-    adapter.claim(&[key("fresh")], &complete_at_once()).await.unwrap();
+    adapter.claim(&key("fresh"), &complete_at_once()).await.unwrap();
     for polls in 0..12 {
         dropped_after(polls, adapter.purge(10)).await;
     }
@@ -331,8 +329,8 @@ where
         rows(&adapter).await == 1
     })
     .await;
-    let fresh = adapter.claim(&[key("fresh")], &complete_at_once()).await.unwrap();
-    assert!(matches!(fresh[..], [Claimed::Duplicate(_)]), "{fresh:?}");
+    let fresh = adapter.claim(&key("fresh"), &complete_at_once()).await.unwrap();
+    assert!(matches!(fresh, Claimed::Duplicate(_)), "{fresh:?}");
 }
 
 /// A purge and claims run at the same time. Both end, and no live key is deleted.
@@ -343,7 +341,7 @@ where
     let adapter = store.adapter();
     let mut old: Vec<DedupKey> = (0..500).map(|id| key(&format!("old-{id}"))).collect();
     old.sort();
-    adapter.claim(&old, &complete_at_once()).await.unwrap();
+    claim_all(&*adapter, &old, &complete_at_once()).await;
     store.advance(RETENTION + PURGE_GRACE).await;
     let purging = {
         let adapter = Arc::clone(&adapter);
@@ -356,7 +354,7 @@ where
     };
     let mut live = Vec::new();
     for id in 0..100 {
-        let (keys, mine) = ([key(&format!("live-{id}"))], leased());
+        let (keys, mine) = (key(&format!("live-{id}")), leased());
         adapter.claim(&keys, &mine).await.unwrap();
         if id % 2 == 0 {
             adapter.complete(&keys, &mine).await.unwrap();
@@ -371,7 +369,7 @@ where
         if id % 2 == 0 {
             assert!(is_duplicate(&again), "{id}: {again:?}");
         } else {
-            assert_eq!(again, [Claimed::InFlight], "{id}");
+            assert_eq!(again, Claimed::InFlight, "{id}");
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::error::ErrorKind;
 /// An adapter without leases or without stored data refuses the terms that need them, and writes
 /// nothing.
 pub async fn unsupported_terms_are_refused_before_anything_is_written<S: Store>(store: S) {
-    let (adapter, keys) = (store.adapter(), [key("a")]);
+    let (adapter, keys) = (store.adapter(), key("a"));
     let abilities = adapter.abilities();
     assert!(!abilities.leases || !abilities.stored_data, "the adapter supports everything");
     let mut refused = Vec::new();
@@ -23,11 +23,11 @@ pub async fn unsupported_terms_are_refused_before_anything_is_written<S: Store>(
     }
     if !abilities.stored_data {
         refused.push(complete_at_once().with_fetch(Fetch::Digest));
-        refused.push(complete_at_once().with_payloads([(keys[0].clone(), [7; 32])]));
+        refused.push(complete_at_once().with_payloads([(keys.clone(), [7; 32])]));
     }
     for terms in refused {
         let error = adapter.claim(&keys, &terms).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{terms:?}");
     }
-    assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), [FIRST]);
+    assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), FIRST);
 }

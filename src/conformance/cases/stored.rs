@@ -1,5 +1,6 @@
 //! Stored data: payload digests and responses, which come back with duplicates.
 
+use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,7 +8,9 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{HeaderMap, HeaderValue, StatusCode};
 
-use super::super::driver::{FIRST, LEASE, RETENTION, SLACK, complete_at_once, key, leased, rows};
+use super::super::driver::{
+    FIRST, LEASE, RETENTION, SLACK, claim_all, complete_all, complete_at_once, key, leased, rows,
+};
 use super::super::store::Store;
 use crate::adapter::{
     CallTerms, Claimed, Completed, DedupAdapter, Fetch, MaintenanceAdapter, StoredData,
@@ -27,25 +30,29 @@ fn data(payload: u8, response: Option<&Arc<StoredResponse>>) -> StoredData {
     StoredData::new(Some([payload; 32]), response.cloned())
 }
 
+/// Adds this payload of the key.
+fn with_payload(terms: CallTerms, key: &DedupKey, payload: u8) -> CallTerms {
+    with_payloads(terms, slice::from_ref(key), payload)
+}
+
 /// Adds this payload for each of these keys.
-fn with_payload(terms: CallTerms, keys: &[DedupKey], payload: u8) -> CallTerms {
+fn with_payloads(terms: CallTerms, keys: &[DedupKey], payload: u8) -> CallTerms {
     terms.with_payloads(keys.iter().map(|key| (key.clone(), [payload; 32])))
 }
 
-/// Claims the keys by this call, and returns the stored data of those that are complete. A key that this
-/// call claims is released again.
+/// Claims the keys, and returns the stored data of those that are complete. A key that is claimed now is
+/// released again.
 async fn fetched<A: DedupAdapter + ?Sized>(
     adapter: &A,
     keys: &[DedupKey],
     terms: CallTerms,
 ) -> Vec<Option<StoredData>> {
     let fetch = terms.fetch();
-    let claimed = adapter.claim(keys, &terms).await.unwrap();
-    assert_eq!(claimed.len(), keys.len());
-    let firsts = keys.iter().zip(&claimed).filter(|(_, c)| matches!(c, Claimed::First { .. }));
-    let firsts: Vec<DedupKey> = firsts.map(|(key, _)| key.clone()).collect();
-    if !firsts.is_empty() {
-        adapter.release(&firsts, &terms).await.unwrap();
+    let claimed = claim_all(adapter, keys, &terms).await;
+    for (key, claimed) in keys.iter().zip(&claimed) {
+        if matches!(claimed, Claimed::First { .. }) {
+            adapter.release(key, &terms).await.unwrap();
+        }
     }
     let stored = claimed.into_iter().map(|claimed| match claimed {
         Claimed::Duplicate(seen) => {
@@ -57,7 +64,12 @@ async fn fetched<A: DedupAdapter + ?Sized>(
     stored.collect()
 }
 
-async fn all_of<A: DedupAdapter + ?Sized>(
+/// Returns the stored data of a complete key.
+async fn all_of<A: DedupAdapter + ?Sized>(adapter: &A, key: &DedupKey) -> Option<StoredData> {
+    all_of_each(adapter, slice::from_ref(key)).await.remove(0)
+}
+
+async fn all_of_each<A: DedupAdapter + ?Sized>(
     adapter: &A,
     keys: &[DedupKey],
 ) -> Vec<Option<StoredData>> {
@@ -66,76 +78,75 @@ async fn all_of<A: DedupAdapter + ?Sized>(
 
 /// A completion stores its data, and a duplicate returns it. Later completions change nothing.
 pub async fn completion_stores_what_it_carries<S: Store>(store: S) {
-    let (adapter, keys) = (store.adapter(), [key("a")]);
+    let (adapter, keys) = (store.adapter(), key("a"));
     let mine = with_payload(leased(), &keys, 7);
-    assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [FIRST]);
+    assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), FIRST);
     // In flight: nothing is returned yet.
-    assert_eq!(all_of(&*adapter, &keys).await, [None]);
+    assert_eq!(all_of(&*adapter, &keys).await, None);
     let stored_response = response("<Response/>");
     let done = mine.clone().with_response(Arc::clone(&stored_response));
-    assert_eq!(adapter.complete(&keys, &done).await.unwrap(), [Completed::Held]);
-    assert_eq!(all_of(&*adapter, &keys).await, [Some(data(7, Some(&stored_response)))]);
+    assert_eq!(adapter.complete(&keys, &done).await.unwrap(), Completed::Held);
+    assert_eq!(all_of(&*adapter, &keys).await, Some(data(7, Some(&stored_response))));
     // Neither a repeated completion nor another token's changes it.
     adapter.complete(&keys, &mine).await.unwrap();
     let late = with_payload(leased(), &keys, 8).with_response(response("other"));
-    assert_eq!(adapter.complete(&keys, &late).await.unwrap(), [Completed::LeaseLost]);
-    assert_eq!(all_of(&*adapter, &keys).await, [Some(data(7, Some(&stored_response)))]);
+    assert_eq!(adapter.complete(&keys, &late).await.unwrap(), Completed::LeaseLost);
+    assert_eq!(all_of(&*adapter, &keys).await, Some(data(7, Some(&stored_response))));
     // A duplicate without stored data returns empty stored data.
-    let plain = [key("plain")];
+    let plain = key("plain");
     adapter.complete(&plain, &leased()).await.unwrap();
-    assert_eq!(all_of(&*adapter, &plain).await, [Some(StoredData::default())]);
+    assert_eq!(all_of(&*adapter, &plain).await, Some(StoredData::default()));
 }
 
 /// A claim under `OnClaim` stores payloads; its release deletes them with the key.
 pub async fn claim_that_is_complete_at_once_stores_payloads<S: Store>(store: S) {
-    let (adapter, keys) = (store.adapter(), [key("a")]);
+    let (adapter, keys) = (store.adapter(), key("a"));
     let mine = with_payload(complete_at_once(), &keys, 7);
-    assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), [FIRST]);
+    assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), FIRST);
     let theirs = with_payload(complete_at_once(), &keys, 8).with_fetch(Fetch::Digest);
     let duplicate = adapter.claim(&keys, &theirs).await.unwrap();
-    let [Claimed::Duplicate(seen)] = &duplicate[..] else { panic!("{duplicate:?}") };
+    let Claimed::Duplicate(seen) = &duplicate else { panic!("{duplicate:?}") };
     assert_eq!(seen.stored.as_deref(), Some(&data(7, None)));
-    assert_eq!(all_of(&*adapter, &keys).await, [Some(data(7, None))]);
+    assert_eq!(all_of(&*adapter, &keys).await, Some(data(7, None)));
     adapter.release(&keys, &mine).await.unwrap();
-    assert_eq!(all_of(&*adapter, &keys).await, [None]);
+    assert_eq!(all_of(&*adapter, &keys).await, None);
     // The same over the row of a failed handler.
-    let (failed, mine) = ([key("failed")], leased());
+    let (failed, mine) = (key("failed"), leased());
     adapter.claim(&failed, &mine).await.unwrap();
     adapter.release(&failed, &mine).await.unwrap();
     let again = with_payload(complete_at_once(), &failed, 9);
-    assert_eq!(adapter.claim(&failed, &again).await.unwrap(), [Claimed::first(2, false)]);
-    assert_eq!(all_of(&*adapter, &failed).await, [Some(data(9, None))]);
+    assert_eq!(adapter.claim(&failed, &again).await.unwrap(), Claimed::first(2, false));
+    assert_eq!(all_of(&*adapter, &failed).await, Some(data(9, None)));
 }
 
-/// Each key of a call has its own stored data, and the replies are in the order of the keys.
+/// Each key has its own stored data, also if the calls have the same terms.
 pub async fn each_key_has_its_own_stored_data<S: Store>(store: S) {
     let adapter = store.adapter();
     let keys: Vec<DedupKey> = (b'a'..=b'f').map(|id| key(&char::from(id).to_string())).collect();
     let some = || keys.iter().zip(0..4).map(|(key, payload)| (key.clone(), [payload; 32]));
     let mine = leased().with_payloads(some());
     let (at_once, claimed) = keys.split_at(2);
-    adapter.claim(at_once, &complete_at_once().with_payloads(some())).await.unwrap();
-    adapter.claim(claimed, &mine).await.unwrap();
-    adapter.complete(&claimed[..3], &mine).await.unwrap();
+    claim_all(&*adapter, at_once, &complete_at_once().with_payloads(some())).await;
+    claim_all(&*adapter, claimed, &mine).await;
+    complete_all(&*adapter, &claimed[..3], &mine).await;
     let stored = |payload| Some(data(payload, None));
     let empty = Some(StoredData::default());
     let expected = [stored(0), stored(1), stored(2), stored(3), empty, None];
-    assert_eq!(all_of(&*adapter, &keys).await, expected);
+    assert_eq!(all_of_each(&*adapter, &keys).await, expected);
 }
 
 /// A late completion of a missing or lapsed key stores its data too.
 pub async fn late_completion_stores_what_it_carries<S: Store>(store: S) {
-    let (adapter, missing, lapsed) = (store.adapter(), [key("missing")], [key("lapsed")]);
+    let (adapter, missing, lapsed) = (store.adapter(), key("missing"), key("lapsed"));
     let stored_response = response(Bytes::from_static(b"\0\xff"));
-    let late = |keys: &[DedupKey]| {
-        with_payload(leased(), keys, 5).with_response(Arc::clone(&stored_response))
-    };
-    assert_eq!(adapter.complete(&missing, &late(&missing)).await.unwrap(), [Completed::Inserted]);
+    let late =
+        |key: &DedupKey| with_payload(leased(), key, 5).with_response(Arc::clone(&stored_response));
+    assert_eq!(adapter.complete(&missing, &late(&missing)).await.unwrap(), Completed::Inserted);
     adapter.claim(&lapsed, &leased()).await.unwrap();
     store.advance(LEASE + SLACK).await;
     adapter.complete(&lapsed, &late(&lapsed)).await.unwrap();
     for keys in [&missing, &lapsed] {
-        assert_eq!(all_of(&*adapter, keys).await, [Some(data(5, Some(&stored_response)))]);
+        assert_eq!(all_of(&*adapter, keys).await, Some(data(5, Some(&stored_response))));
     }
 }
 
@@ -143,10 +154,10 @@ pub async fn late_completion_stores_what_it_carries<S: Store>(store: S) {
 pub async fn duplicate_carries_what_the_call_fetches<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), ["?", "both", "plain", "running"].map(key));
     let stored_response = response("<Response/>");
-    let mine = with_payload(leased(), &keys[1..2], 7);
-    adapter.claim(&keys[1..], &mine).await.unwrap();
+    let mine = with_payload(leased(), &keys[1], 7);
+    claim_all(&*adapter, &keys[1..], &mine).await;
     let done = mine.with_response(Arc::clone(&stored_response));
-    adapter.complete(&keys[1..3], &done).await.unwrap();
+    complete_all(&*adapter, &keys[1..3], &done).await;
     let plain = StoredData::new(None, Some(Arc::clone(&stored_response)));
     let digests = [None, Some(data(7, None)), Some(StoredData::default()), None];
     let all = [None, Some(data(7, Some(&stored_response))), Some(plain), None];
@@ -166,17 +177,17 @@ where
     S::Adapter: MaintenanceAdapter,
 {
     let (adapter, keys) = (store.adapter(), ["claimed", "completed", "once"].map(key));
-    let mine = with_payload(leased(), &keys, 7).with_response(response("old"));
-    adapter.complete(&keys, &mine).await.unwrap();
+    let mine = with_payloads(leased(), &keys, 7).with_response(response("old"));
+    complete_all(&*adapter, &keys, &mine).await;
     store.advance(RETENTION).await;
     let second = leased();
-    assert_eq!(adapter.claim(&keys[..1], &second).await.unwrap(), [FIRST]);
-    assert_eq!(all_of(&*adapter, &keys[..1]).await, [None]);
-    adapter.complete(&keys[..2], &second).await.unwrap();
-    assert_eq!(adapter.claim(&keys[2..], &complete_at_once()).await.unwrap(), [FIRST]);
-    assert_eq!(all_of(&*adapter, &keys).await, vec![Some(StoredData::default()); 3]);
+    assert_eq!(adapter.claim(&keys[0], &second).await.unwrap(), FIRST);
+    assert_eq!(all_of(&*adapter, &keys[0]).await, None);
+    complete_all(&*adapter, &keys[..2], &second).await;
+    assert_eq!(adapter.claim(&keys[2], &complete_at_once()).await.unwrap(), FIRST);
+    assert_eq!(all_of_each(&*adapter, &keys).await, vec![Some(StoredData::default()); 3]);
     adapter.forget(&keys[0]).await.unwrap();
-    assert_eq!(all_of(&*adapter, &keys[..1]).await, [None]);
+    assert_eq!(all_of(&*adapter, &keys[0]).await, None);
 }
 
 /// `get` returns the stored data of a complete key, and of no other key. It changes nothing.
@@ -186,11 +197,11 @@ where
 {
     let (adapter, keys) = (store.adapter(), ["full", "plain", "released", "running"].map(key));
     let stored_response = response("<Response/>");
-    let mine = with_payload(leased(), &keys, 7).with_response(Arc::clone(&stored_response));
-    adapter.claim(&keys, &mine).await.unwrap();
-    adapter.complete(&keys[..1], &mine).await.unwrap();
-    adapter.complete(&keys[1..2], &leased()).await.unwrap();
-    adapter.release(&keys[2..3], &mine).await.unwrap();
+    let mine = with_payloads(leased(), &keys, 7).with_response(Arc::clone(&stored_response));
+    claim_all(&*adapter, &keys, &mine).await;
+    adapter.complete(&keys[0], &mine).await.unwrap();
+    adapter.complete(&keys[1], &leased()).await.unwrap();
+    adapter.release(&keys[2], &mine).await.unwrap();
     let full = data(7, Some(&stored_response));
     for _ in 0..2 {
         let mut stored = Vec::new();
@@ -213,8 +224,8 @@ pub async fn duplicate_beside_completions_carries_whole_stored_data<S: Store>(st
     for round in 0..20_u8 {
         let keys = [key(&format!("{round}-a")), key(&format!("{round}-b"))];
         let (mine, stored_response) =
-            (with_payload(leased(), &keys, round), response(vec![round; 10_000]));
-        adapter.claim(&keys, &mine).await.unwrap();
+            (with_payloads(leased(), &keys, round), response(vec![round; 10_000]));
+        claim_all(&*adapter, &keys, &mine).await;
         let whole = data(round, Some(&stored_response));
         let readers = (0..4).map(|reader| {
             let (adapter, keys, whole) = (store.adapter(), keys.clone(), whole.clone());
@@ -222,7 +233,7 @@ pub async fn duplicate_beside_completions_carries_whole_stored_data<S: Store>(st
                 loop {
                     let terms = if reader % 2 == 0 { leased() } else { complete_at_once() };
                     let terms = terms.with_fetch(Fetch::DigestAndResponse);
-                    let claimed = adapter.claim(&keys, &terms).await.unwrap();
+                    let claimed = claim_all(&*adapter, &keys, &terms).await;
                     let duplicates = claimed.iter().filter(|claimed| match claimed {
                         Claimed::Duplicate(seen) => {
                             assert_eq!(seen.stored.as_deref(), Some(&whole));
@@ -240,7 +251,7 @@ pub async fn duplicate_beside_completions_carries_whole_stored_data<S: Store>(st
         let readers: Vec<_> = readers.collect();
         tokio::task::yield_now().await;
         let done = mine.with_response(stored_response);
-        assert_eq!(adapter.complete(&keys, &done).await.unwrap(), [Completed::Held; 2]);
+        assert_eq!(complete_all(&*adapter, &keys, &done).await, [Completed::Held; 2]);
         for reader in readers {
             let read = tokio::time::timeout(Duration::from_secs(10), reader).await;
             read.expect("the completion shows").expect("a reader");
@@ -251,22 +262,22 @@ pub async fn duplicate_beside_completions_carries_whole_stored_data<S: Store>(st
 /// Races of claims that are complete at once: the losers get the stored data of the one winner.
 pub async fn losers_of_a_race_get_the_stored_data_of_the_winner<S: Store>(store: S) {
     for round in 0..30 {
-        let keys = [key(&round.to_string())];
+        let keys = key(&round.to_string());
         let racers = (0..8_u8).map(|payload| {
             let (adapter, keys) = (store.adapter(), keys.clone());
             tokio::spawn(async move {
                 let terms = with_payload(complete_at_once(), &keys, payload);
                 let terms = terms.with_fetch(Fetch::Digest);
                 loop {
-                    match adapter.claim(&keys, &terms).await.unwrap().pop() {
-                        Some(Claimed::First { .. }) => break (true, payload),
-                        Some(Claimed::Duplicate(seen)) => {
+                    match adapter.claim(&keys, &terms).await.unwrap() {
+                        Claimed::First { .. } => break (true, payload),
+                        Claimed::Duplicate(seen) => {
                             let stored = seen.stored.expect("a duplicate carries stored data");
                             let digest = stored.payload_sha256.expect("the winner's digest");
                             break (false, digest[0]);
                         }
                         // Another racer is about to win.
-                        _ => tokio::task::yield_now().await,
+                        Claimed::InFlight => tokio::task::yield_now().await,
                     }
                 }
             })
@@ -286,7 +297,7 @@ pub async fn hostile_responses_come_back_unchanged<S: Store>(store: S) {
     let bodies: [Vec<u8>; 4] =
         [Vec::new(), every_byte, b"'; DROP TABLE x; --\"}]".to_vec(), vec![b'x'; 300_000]];
     for (number, body) in bodies.into_iter().enumerate() {
-        let keys = [key(&number.to_string())];
+        let keys = key(&number.to_string());
         let mut headers = HeaderMap::new();
         let odd = HeaderValue::from_bytes("\u{e9}\u{1f600}\t\\\"';".as_bytes()).unwrap();
         headers.append("x-odd", odd);
@@ -295,6 +306,6 @@ pub async fn hostile_responses_come_back_unchanged<S: Store>(store: S) {
         let long = CallTerms::on_completion(Token::random(), Duration::from_secs(60), LEASE);
         adapter.complete(&keys, &long.with_response(Arc::clone(&stored_response))).await.unwrap();
         let stored = all_of(&*adapter, &keys).await;
-        assert_eq!(stored, [Some(StoredData::new(None, Some(stored_response)))], "{number}");
+        assert_eq!(stored, Some(StoredData::new(None, Some(stored_response))), "{number}");
     }
 }

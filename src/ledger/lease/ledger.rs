@@ -8,15 +8,15 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::super::call;
+use super::super::claims::Claims;
 use super::super::contract::{
     Begin, BeginContext, CanReplay, CanShadow, Claim, FailOpen, HandlerSuccess, Ledger, Sealed,
 };
 use super::super::pending::Pending;
-use super::super::release::Release;
-use super::super::resolve::{KeyState, Resolution, States, flatten, identities, resolve};
+use super::super::resolve::{States, fails_open, flatten, identities};
 use super::super::retry::{PendingWrites, RetryJob, RetryPool};
 use super::renewal::{HeldLease, LeaseTerms, RenewalGuard, Renewals};
-use crate::adapter::{Abilities, CallTerms, Completed, DedupAdapter, Seen, StoredData};
+use crate::adapter::{Abilities, CallTerms, Completed, DedupAdapter};
 use crate::delivery::{Delivery, Inner, Protection};
 use crate::error::{ConfigError, Error};
 use crate::key::{DedupKey, Event, Keys, List};
@@ -69,16 +69,47 @@ impl Lease {
         &*self.adapter
     }
 
-    /// Makes the claim of the events that run. Returns `true` with it if the caller must yield.
-    fn begin_with(
+    /// Goes on after the first step, for events with second identities.
+    async fn go_on(
         self: &Arc<Self>,
-        resolution: Resolution,
-        terms: CallTerms,
-        store_timeout: Duration,
+        mut claims: Claims<'_>,
+        events: List<Event>,
+        first: States,
+        context: &BeginContext,
         claimed_at: Instant,
-    ) -> (Begin<LeaseClaim>, bool) {
+    ) -> Result<Begin<LeaseClaim>, Error> {
+        let later = claims.claim_later(&events, &first).await;
+        let (begun, release) = self.conclude(claims, events, first, later, context, claimed_at);
+        if let Some(release) = release {
+            release.finish().await;
+        }
+        let (begin, yields) = begun?;
+        if yields {
+            tokio::task::yield_now().await;
+        }
+        Ok(begin)
+    }
+
+    /// Makes the claim of the events that run. Returns `true` with it if the caller must yield, and what is to
+    /// be released before the caller waits.
+    fn conclude<'l>(
+        self: &Arc<Self>,
+        mut claims: Claims<'l>,
+        events: List<Event>,
+        mut first: States,
+        mut later: States,
+        context: &BeginContext,
+        claimed_at: Instant,
+    ) -> (Result<(Begin<LeaseClaim>, bool), Error>, Option<Claims<'l>>) {
+        let (terms, store_timeout) = (claims.terms.clone(), claims.store_timeout);
+        if let Some(error) = fails_open(&mut first, &mut later, context) {
+            claims.disarm();
+            return (Ok((self.unprotected(events, terms, store_timeout, &error), false)), None);
+        }
+        let resolution = claims.resolve(events, first, later);
         if resolution.new.is_empty() {
-            return (resolution.without_new(), false);
+            let release = resolution.waits().then_some(claims);
+            return (resolution.without_new().map(|begin| (begin, false)), release);
         }
         resolution.report_run();
         let (in_flight, mismatch) = (resolution.in_flight, resolution.mismatch);
@@ -88,70 +119,7 @@ impl Lease {
         let (renewal, yields) = self.renewals.start_renewal(&self.adapter, renewed, claimed_at);
         let delivery = Arc::clone(&lease).into();
         let claim = LeaseClaim::new(self, lease, renewal);
-        (Begin::First { claim, delivery, in_flight, mismatch }, yields)
-    }
-
-    /// Goes on after the first call, for a delivery of events with second identities.
-    async fn go_on(
-        self: &Arc<Self>,
-        events: List<Event>,
-        first: States,
-        terms: CallTerms,
-        context: &BeginContext,
-        claimed_at: Instant,
-    ) -> Result<Begin<LeaseClaim>, Error> {
-        let store_timeout = context.store_timeout;
-        let keys = first.later_keys(&events);
-        let later = match self.claim_later(keys, &first, &terms, context).await {
-            Ok(later) => later,
-            Err(error) if context.fails_open(&error) && first.are_claimed() => {
-                return Ok(self.unprotected(events, terms, store_timeout, &error));
-            }
-            Err(error) => return Err(error),
-        };
-        let resolution = resolve(events, &first, &later, &terms);
-        let mut release = self.release(&resolution.release, &terms, store_timeout);
-        if resolution.new.is_empty() {
-            // Whoever waits holds nothing.
-            release.finish().await;
-        } else {
-            release.start();
-            drop(release);
-        }
-        let (begin, yields) = self.begin_with(resolution, terms, store_timeout, claimed_at);
-        if yields {
-            tokio::task::yield_now().await;
-        }
-        Ok(begin)
-    }
-
-    /// Claims the keys of events whose second identities the first call has claimed, or found complete for
-    /// these keys. After an error, and if the future is dropped, both are released.
-    async fn claim_later(
-        &self,
-        keys: List<DedupKey>,
-        first: &States,
-        terms: &CallTerms,
-        context: &BeginContext,
-    ) -> Result<States, Error> {
-        let store_timeout = context.store_timeout;
-        let (asked, pending) = self.completing.split(&keys);
-        let mut held: Vec<DedupKey> = first.claimed().chain(&*asked).cloned().collect();
-        held.sort_unstable();
-        let mut release = self.release(&held, terms, store_timeout);
-        let replies = if asked.is_empty() {
-            Ok(Vec::new())
-        } else {
-            call::claim(&*self.adapter, &asked, terms, store_timeout).await
-        };
-        let runs = |error| context.fails_open(error) && first.are_claimed();
-        if replies.as_ref().map_or_else(runs, |_| true) {
-            release.disarm();
-        }
-        let replies = replies?;
-        drop(release);
-        drop(asked);
-        Ok(States::new(keys, replies, pending, completing))
+        (Ok((Begin::First { claim, delivery, in_flight, mismatch }, yields)), None)
     }
 
     /// Lets the handler run, although the store has not replied.
@@ -195,29 +163,27 @@ impl Lease {
         self.completions.repeat(None, job, (pending, renewal), move |job| {
             let delivery = delivery.clone();
             Box::pin(async move {
-                let (keys, terms) = (&*job.keys, &job.terms);
-                let completed = call::complete(&*job.adapter, keys, terms, job.store_timeout).await;
-                completed.map(|replies| report(keys, &replies, is_claimed, &delivery))
+                for keys in job.keys.chunks(call::MOST_IN_BACKGROUND) {
+                    let replies =
+                        call::complete(&*job.adapter, keys, &job.terms, job.store_timeout).await;
+                    report(keys, &call::all(replies)?, is_claimed, &delivery);
+                }
+                Ok(())
             })
         });
     }
 
-    /// Returns the release of these keys, which ends when the lease would have lapsed.
-    fn release<'l>(
-        &'l self,
-        keys: &'l [DedupKey],
-        terms: &'l CallTerms,
-        store_timeout: Duration,
-    ) -> Release<'l> {
-        Release {
+    /// Returns the claims of a delivery.
+    fn claims(&self, terms: CallTerms, store_timeout: Duration) -> Claims<'_> {
+        Claims {
             adapter: &self.adapter,
             pool: &self.releases,
-            keys,
+            held: List::new(),
             terms,
             store_timeout,
-            bound: terms.lease(),
             slot: None,
             releasing: None,
+            completing: Some(&self.completing),
         }
     }
 }
@@ -242,41 +208,18 @@ impl Ledger for Lease {
             return Ok(Begin::WithoutKey(None));
         }
         let (events, first) = flatten(keys);
-        let (terms, store_timeout) =
-            (context.leased_terms(&events, self.abilities), context.store_timeout);
-        // An event whose completion is pending is complete for this process.
-        let (asked, pending) = self.completing.split(&first);
+        let terms = context.leased_terms(&events, self.abilities);
         let claimed_at = Instant::now();
-        // Starts if this future is dropped, or if the outcome of the claim is unknown.
-        let mut release = self.release(&asked, &terms, store_timeout);
-        let replies = if asked.is_empty() {
-            Ok(Vec::new())
-        } else {
-            call::claim(&*self.adapter, &asked, &terms, store_timeout).await
-        };
-        let replies = match replies {
-            Ok(replies) => replies,
-            Err(error) if context.fails_open(&error) && pending.is_empty() => {
-                release.disarm();
-                return Ok(self.unprotected(events, terms.clone(), store_timeout, &error));
-            }
-            Err(error) => {
-                release.claim_failed(&error);
-                return Err(error);
-            }
-        };
-        // The next `.await` comes after a claim or another release holds the keys.
-        release.disarm();
-        drop(release);
-        drop(asked);
-        let first = States::new(first, replies, pending, completing);
+        let mut claims = self.claims(terms, context.store_timeout);
+        let first = claims.claim(first).await;
         if events.iter().any(|event| event.second_identity().is_some()) {
             // Boxed, because most events have one identity.
-            return Box::pin(self.go_on(events, first, terms, context, claimed_at)).await;
+            return Box::pin(self.go_on(claims, events, first, context, claimed_at)).await;
         }
-        // Nothing is to be released of events with one identity.
-        let resolution = resolve(events, &first, &States::default(), &terms);
-        let (begin, yields) = self.begin_with(resolution, terms, store_timeout, claimed_at);
+        let later = States::default();
+        // Nothing that waits is to be released of events with one identity.
+        let (begun, _) = self.conclude(claims, events, first, later, context, claimed_at);
+        let (begin, yields) = begun?;
         if yields {
             tokio::task::yield_now().await;
         }
@@ -297,11 +240,6 @@ impl FailOpen for Lease {}
 impl CanShadow for Lease {}
 
 impl CanReplay for Lease {}
-
-/// The state of a key whose completion is pending: complete, as far as this process knows.
-fn completing(stored: Arc<StoredData>) -> KeyState {
-    KeyState::Duplicate(Seen::new(Duration::ZERO).with_stored(stored))
-}
 
 /// Reports claims that the store has lost, and lost leases, unless the delivery knew before.
 fn report(keys: &[DedupKey], replies: &[Completed], is_claimed: bool, delivery: &Delivery) {
@@ -370,7 +308,8 @@ impl Claim for LeaseClaim {
             let terms = with_response.as_deref().unwrap_or(&lease.terms);
             let is_claimed = held.renewal.is_some();
             let (adapter, keys) = (&*self.ledger.adapter, lease.keys());
-            if let Ok(replies) = call::complete(adapter, keys, terms, lease.store_timeout).await {
+            let replies = call::complete(adapter, keys, terms, lease.store_timeout).await;
+            if let Ok(replies) = call::all(replies) {
                 self.held = None;
                 report(keys, &replies, is_claimed, &self.delivery);
             }
@@ -385,7 +324,7 @@ impl Claim for LeaseClaim {
         let lease = &self.lease.of_ledger;
         // A claim that is dropped from here on, or whose release fails, is released in the background.
         let adapter = &*self.ledger.adapter;
-        call::release(adapter, lease.keys(), &lease.terms, lease.store_timeout).await?;
+        call::all(call::release(adapter, lease.keys(), &lease.terms, lease.store_timeout).await)?;
         self.held = None;
         Ok(())
     }
@@ -399,7 +338,8 @@ impl Drop for LeaseClaim {
         match left {
             Left::Release => {
                 drop(renewal);
-                ledger.release(keys, &lease.terms, store_timeout).start();
+                // Released when it is dropped.
+                ledger.claims(lease.terms.clone(), store_timeout).held = keys.into();
             }
             Left::Completion(with_response) => {
                 let terms = with_response.map_or_else(|| lease.terms.clone(), |boxed| *boxed);

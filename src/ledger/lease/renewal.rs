@@ -244,7 +244,7 @@ async fn renew(
     // The delivery may have ended during the call, and another delivery may have its place.
     let running = state.running.get_mut(place).filter(|now| Arc::ptr_eq(&now.lease, &lease));
     let Some(running) = running else { return };
-    match replies {
+    match call::all(replies) {
         Ok(replies) if replies.iter().all(|renewed| *renewed == Renewed::Held) => {}
         Ok(_) if held.handler_ended.load(Ordering::Acquire) => {}
         Ok(replies) => {

@@ -94,15 +94,16 @@ impl<DB: Database> Ledger for Transactional<DB> {
             return Err(Error::new(ErrorKind::Corrupt, "counting the replies of the store"));
         }
         drop(asked);
-        let states = States::new(all, opened.replies, pending, |_| KeyState::InFlight);
+        let replies = opened.replies.into_iter().map(Ok).collect();
+        let states = States::new(all, replies, pending, |_| KeyState::InFlight);
         let resolution = resolve(events, &states, &states, &terms);
         let Some(mut transaction) = opened.transaction else {
-            return Ok(resolution.without_new());
+            return resolution.without_new();
         };
         if resolution.new.is_empty() {
             let rollback = || adapter.rollback(transaction);
             bounded(&["rollback", "rolling back"], store_timeout, rollback).await?;
-            return Ok(resolution.without_new());
+            return resolution.without_new();
         }
         if !resolution.release.is_empty() {
             let keys = &resolution.release;

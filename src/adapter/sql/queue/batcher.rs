@@ -6,8 +6,8 @@ use tokio::sync::oneshot;
 
 use super::lane::{BatchExecutor, BatcherState, Lane, no_reply};
 use super::options::Batching;
-use super::queue::{BatchItem, QueueReply, Queues};
-use super::runtime::{Mutex, RuntimeId, current};
+use super::queue::{BatchItem, Queue, QueueReply};
+use super::runtime::{Mutex, current};
 use crate::error::{Error, ErrorKind};
 
 /// How many keys wait when another lane starts; a full batch, if that has fewer. Below, the keys
@@ -26,7 +26,7 @@ impl<I: BatchItem> Batcher<I> {
             lanes,
             max_batch_keys: batching.batch_keys(),
             max_queued_keys: batching.queued_keys(),
-            queues: Mutex::new(Queues::default()),
+            queue: Mutex::new(Queue::default()),
         }))
     }
 
@@ -48,7 +48,7 @@ impl<I: BatchItem> Batcher<I> {
         Err(Error::new(ErrorKind::Refused, "sending a batch: the runtime is ending"))
     }
 
-    /// Adds the call to the queue of this runtime, and starts a lane if the queue needs one.
+    /// Adds the call to the queue, and starts a lane of this runtime if the queue needs one.
     fn push<E: BatchExecutor<I>>(
         &self,
         executor: &Arc<E>,
@@ -57,16 +57,15 @@ impl<I: BatchItem> Batcher<I> {
         let (runtime, shared) = (current(), &self.0);
         let (reply, receiver) = oneshot::channel();
         let (ticket, opens) = {
-            let mut queues = shared.lock();
-            let keys = item.key_hashes().len();
-            if item.is_bounded() && !queues.has_room(keys, shared.max_queued_keys) {
+            let mut queue = shared.lock();
+            if item.is_bounded() && queue.len() >= shared.max_queued_keys {
                 return Err(Error::new(ErrorKind::Overloaded, "queueing a call"));
             }
-            let (ticket, queue) = queues.push(runtime, item, reply);
-            let min_keys = KEYS_WORTH_A_LANE.min(shared.max_batch_keys);
-            (ticket, queue.opens_lane(shared.lanes, min_keys))
+            let ticket = queue.push(item, reply);
+            let min_calls = KEYS_WORTH_A_LANE.min(shared.max_batch_keys);
+            (ticket, queue.opens_lane(runtime, shared.lanes, min_calls))
         };
-        let queued = Queued { shared, runtime, ticket: Some(ticket), receiver };
+        let queued = Queued { shared, ticket: Some(ticket), receiver };
         if opens {
             Lane::start(Arc::clone(shared), Arc::clone(executor), runtime);
         }
@@ -77,15 +76,14 @@ impl<I: BatchItem> Batcher<I> {
     #[cfg(test)]
     #[allow(dead_code, reason = "used by the model, which compiles its own copy of this file")]
     pub(super) fn waiting(&self) -> Option<usize> {
-        let queues = self.0.lock();
-        (!queues.by_runtime.is_empty()).then_some(queues.keys)
+        let queue = self.0.lock();
+        queue.has_lanes().then_some(queue.len())
     }
 }
 
 /// A call that was queued. If it is dropped before the reply, the call is forgotten if it was not sent.
 struct Queued<'b, I: BatchItem> {
     shared: &'b BatcherState<I>,
-    runtime: RuntimeId,
     /// `None` once the call has its reply.
     ticket: Option<u64>,
     receiver: oneshot::Receiver<QueueReply<I>>,
@@ -102,7 +100,7 @@ impl<I: BatchItem> Queued<'_, I> {
 impl<I: BatchItem> Drop for Queued<'_, I> {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket {
-            self.shared.lock().abandon(self.runtime, ticket);
+            self.shared.lock().abandon(ticket);
         }
     }
 }

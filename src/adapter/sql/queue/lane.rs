@@ -8,7 +8,7 @@ use std::task::Poll;
 
 use futures_util::FutureExt;
 
-use super::queue::{BatchItem, QueueReply, Queues, ReplySender, Waiting};
+use super::queue::{BatchItem, Queue, QueueReply, ReplySender, Waiting};
 use super::runtime::{Mutex, RuntimeId, late, spawn, yield_now};
 use crate::error::{Error, ErrorKind};
 
@@ -35,17 +35,17 @@ pub(in crate::adapter) trait BatchExecutor<I: BatchItem>:
     ) -> impl Future<Output = Vec<Result<I::Reply, Error>>> + Send;
 }
 
-/// The limits of a batcher, and its queues.
+/// The limits of a batcher, and its queue.
 pub(super) struct BatcherState<I: BatchItem> {
     pub(super) lanes: usize,
     pub(super) max_batch_keys: usize,
     pub(super) max_queued_keys: usize,
-    pub(super) queues: Mutex<Queues<I>>,
+    pub(super) queue: Mutex<Queue<I>>,
 }
 
 impl<I: BatchItem> BatcherState<I> {
-    pub(super) fn lock(&self) -> impl std::ops::DerefMut<Target = Queues<I>> + '_ {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn lock(&self) -> impl std::ops::DerefMut<Target = Queue<I>> + '_ {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -54,8 +54,6 @@ pub(super) struct Lane<I: BatchItem, E: BatchExecutor<I>> {
     shared: Arc<BatcherState<I>>,
     executor: Arc<E>,
     runtime: RuntimeId,
-    /// The keys that this lane is sending.
-    sending: Vec<u64>,
     /// Whether the queue counts this lane.
     open: bool,
     /// Whether the batch is late.
@@ -65,7 +63,7 @@ pub(super) struct Lane<I: BatchItem, E: BatchExecutor<I>> {
 impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
     /// Starts a lane that the queue counts already.
     pub(super) fn start(shared: Arc<BatcherState<I>>, executor: Arc<E>, runtime: RuntimeId) {
-        let lane = Self { shared, executor, runtime, sending: Vec::new(), open: true, late: false };
+        let lane = Self { shared, executor, runtime, open: true, late: false };
         spawn(lane.run());
     }
 
@@ -84,27 +82,24 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
     }
 
     fn closes_if_nothing_waits(&mut self) -> bool {
-        let mut queues = self.shared.lock();
-        self.open = queues.has_waiting(self.runtime);
+        let mut queue = self.shared.lock();
+        self.open = queue.len() > 0;
         if !self.open {
-            queues.close_lane(self.runtime);
+            queue.close_lane(self.runtime);
         }
         !self.open
     }
 
-    /// Takes the next batch, or closes the lane. Calls that still wait then wait for a batch that
-    /// another lane is sending.
+    /// Takes the next batch, or closes the lane. Other lanes send the calls that still wait then.
     fn take(&mut self) -> Option<(Vec<I>, Vec<ReplySender<I>>)> {
-        let mut queues = self.shared.lock();
-        let batch = queues.take(self.runtime, self.shared.lanes, self.shared.max_batch_keys);
-        if batch.is_empty() {
-            self.open = false;
-            queues.close_lane(self.runtime);
+        let mut queue = self.shared.lock();
+        self.open = queue.len() > 0 && !queue.has_surplus(self.runtime, self.shared.lanes);
+        if !self.open {
+            queue.close_lane(self.runtime);
             return None;
         }
-        drop(queues);
-        let hashes = batch.iter().flat_map(|waiting| waiting.item.key_hashes());
-        self.sending = hashes.copied().collect();
+        let batch = queue.take(self.shared.max_batch_keys);
+        drop(queue);
         Some(batch.into_iter().map(|Waiting { item, reply, .. }| (item, reply)).unzip())
     }
 
@@ -129,7 +124,7 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
             }
         };
         // The replies follow: the last caller's runtime may stop running tasks after its reply. The
-        // lane is open then, but it sends no keys and is not late.
+        // lane is open then, but it is not late, and another runtime starts a lane of its own.
         self.finish_batch();
         let mut replies = replies.into_iter();
         for sender in senders {
@@ -159,10 +154,9 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
     fn report_late(&mut self) {
         self.late = true;
         let opens = {
-            let mut queues = self.shared.lock();
-            let Some(queue) = queues.by_runtime.get_mut(&self.runtime) else { return };
+            let mut queue = self.shared.lock();
             queue.add_late();
-            queue.opens_lane(self.shared.lanes, 1)
+            queue.opens_lane(self.runtime, self.shared.lanes, 1)
         };
         if opens {
             Self::start(Arc::clone(&self.shared), Arc::clone(&self.executor), self.runtime);
@@ -172,8 +166,7 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
     /// Counts the batch as sent.
     fn finish_batch(&mut self) {
         let is_late = std::mem::take(&mut self.late);
-        self.shared.lock().finish_batch(self.runtime, &self.sending, is_late);
-        self.sending.clear();
+        self.shared.lock().finish_batch(is_late);
     }
 }
 

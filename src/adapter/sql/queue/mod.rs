@@ -9,19 +9,20 @@
 //!    count, up to the configured number of lanes.
 //! 3. A batch holds calls that one statement can do together. It holds a key once, unless all calls
 //!    that name the key allow it to be shared: the store is asked for one of them, and the reply
-//!    decides the others.
-//! 4. Calls that name the same key are sent in the order in which they arrived. A call waits while
-//!    one of its keys is being sent, or is named by a call that waits before it.
-//! 5. A caller that drops its future does not affect other callers. A call that was not sent yet is not
+//!    decides the others. A call that cannot join waits for a later batch. Calls that name the same key
+//!    have no order, because a release is a fence.
+//! 4. A caller that drops its future does not affect other callers. A call that was not sent yet is not
 //!    sent; one that was sent is finished by its lane.
-//! 6. The number of waiting keys is bounded. Past the bound a call is refused with
+//! 5. The number of waiting calls is bounded. Past the bound a call is refused with
 //!    [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded) and nothing was claimed. A refusal looks at
 //!    no waiting call: a caller that drops its future gives its room back itself. The bound does not
 //!    hold for what ends a claim that is complete at once, or claims the second identity of its event:
 //!    until then, another process takes the event for a duplicate.
-//! 7. Each runtime has lanes of its own, in tasks of that runtime. When a runtime ends, the outcome
-//!    of calls that were being sent is unknown; callers that still wait send the others again. A lane of a
-//!    runtime that is not driven keeps the store open, and delays nobody.
+//! 6. All runtimes share the queue. A lane is a task of the runtime that started it, and sends calls of
+//!    every runtime. A caller whose runtime has no lane starts one, so nobody waits for a runtime that
+//!    stopped after its last reply; such a lane keeps the store open. When a runtime ends, the outcome of
+//!    the calls that its lanes were sending is unknown. If they were the last lanes, callers that still
+//!    wait send the others again.
 
 mod batcher;
 mod lane;

@@ -40,8 +40,8 @@ impl Batching {
     /// database.
     ///
     /// While batches take longer than 500 ms, up to as many more are sent, because their connections
-    /// may have fallen silent. Each runtime has lanes of its own. SQLite has one writer, and
-    /// therefore always one lane.
+    /// may have fallen silent. A runtime without a lane starts one. SQLite has one writer, and
+    /// therefore one lane.
     ///
     /// # Panics
     ///

@@ -25,15 +25,15 @@ use lane::BatchExecutor;
 use options::Batching;
 use queue::BatchItem;
 
-const KEYS: usize = 4;
+const KEYS: u64 = 4;
 const MAX_BATCH_KEYS: usize = 4;
 const MAX_QUEUED_KEYS: usize = 12;
 
-/// A call of kind 0 shares its keys. Kind 1 does not, but joins batches of kind 0. Kind 2 does neither.
+/// A call of kind 0 shares its key. Kind 1 does not, but joins batches of kind 0. Kind 2 does neither.
 struct Item {
     number: usize,
     kind: u8,
-    keys: Vec<u64>,
+    key: u64,
 }
 
 impl BatchItem for Item {
@@ -43,15 +43,15 @@ impl BatchItem for Item {
         (self.kind == 2) == (other.kind == 2)
     }
 
-    fn key_hashes(&self) -> &[u64] {
-        &self.keys
+    fn key_hash(&self) -> u64 {
+        self.key
     }
 
     fn is_bounded(&self) -> bool {
         true
     }
 
-    fn allows_shared_keys(&self) -> bool {
+    fn shares_its_key(&self) -> bool {
         self.kind == 0
     }
 }
@@ -61,8 +61,6 @@ impl BatchItem for Item {
 struct Store {
     /// How often each call was sent.
     sent: Vec<AtomicUsize>,
-    /// How many lanes are sending each key.
-    sending: [AtomicUsize; KEYS],
     lanes: AtomicUsize,
     max_lanes: usize,
     fails: bool,
@@ -79,23 +77,15 @@ struct Store {
 /// Ends the sending of a batch, also if the batch is dropped.
 struct Sending<'s> {
     store: &'s Store,
-    keys: Vec<u64>,
     ended: bool,
 }
 
 impl Drop for Sending<'_> {
     fn drop(&mut self) {
-        for key in &self.keys {
-            self.store.sending[index(*key)].fetch_sub(1, Ordering::SeqCst);
-        }
         self.store.lanes.fetch_sub(1, Ordering::SeqCst);
         let panics = std::thread::panicking();
         assert!(self.ended || self.store.stops || panics, "dropped while it was being sent");
     }
-}
-
-fn index(key: u64) -> usize {
-    usize::try_from(key).unwrap()
 }
 
 impl BatchExecutor<Item> for Store {
@@ -114,25 +104,20 @@ impl BatchExecutor<Item> for Store {
         _: &lane::Waits<'_>,
     ) -> Vec<Result<usize, Error>> {
         self.unused_guards.fetch_sub(1, Ordering::SeqCst);
-        let count: usize = batch.iter().map(|item| item.keys.len()).sum();
-        assert!(batch.len() == 1 || count <= MAX_BATCH_KEYS, "{count} keys in one batch");
+        assert!(batch.len() <= MAX_BATCH_KEYS, "{} keys in one batch", batch.len());
         assert!(batch.iter().all(|item| item.can_join(&batch[0])), "calls that cannot join");
-        let mut keys: Vec<u64> = batch.iter().flat_map(|item| item.keys.clone()).collect();
+        let mut keys: Vec<u64> = batch.iter().map(|item| item.key).collect();
         keys.sort_unstable();
         keys.dedup();
         let named_by = |key: &u64, exclusive: bool| {
-            let items = batch.iter().filter(|item| item.keys.contains(key));
+            let items = batch.iter().filter(|item| item.key == *key);
             items.filter(|item| (item.kind != 0) == exclusive).count()
         };
         let once =
             |key: &u64| named_by(key, true) == 0 || named_by(key, true) + named_by(key, false) == 1;
         assert!(keys.iter().all(once), "a key twice in one batch");
         assert!(self.lanes.fetch_add(1, Ordering::SeqCst) < self.max_lanes, "too many lanes");
-        for key in &keys {
-            let others = self.sending[index(*key)].fetch_add(1, Ordering::SeqCst);
-            assert_eq!(others, 0, "a key in two batches");
-        }
-        let mut sending = Sending { store: self, keys, ended: false };
+        let mut sending = Sending { store: self, ended: false };
         for item in &batch {
             let before = self.sent[item.number].fetch_add(1, Ordering::SeqCst);
             assert_eq!(before, 0, "sent twice");
@@ -159,6 +144,7 @@ struct World {
     callers: usize,
     calls: usize,
     lanes: usize,
+    runtimes: u8,
     stops: u32,
     fails: bool,
     leaves: bool,
@@ -172,7 +158,7 @@ struct World {
 
 /// Submits a call, and stops polling it until all others are done.
 async fn stall(batcher: Arc<Batcher<Item>>, store: Arc<Store>, all: usize) {
-    let item = Item { number: 0, kind: 0, keys: vec![0] };
+    let item = Item { number: 0, kind: 0, key: 0 };
     let mut reply = Box::pin(batcher.submit(&store, item));
     for _ in 0..thread_rng().gen_range(0..6) {
         if reply.as_mut().now_or_never().is_some() {
@@ -187,13 +173,10 @@ async fn stall(batcher: Arc<Batcher<Item>>, store: Arc<Store>, all: usize) {
 }
 
 async fn call(world: World, batcher: Arc<Batcher<Item>>, store: Arc<Store>, number: usize) {
-    // No other call has the key or the kind of a call that hangs.
-    let hangs = usize::from(world.hangs);
-    let any = || u64::try_from(thread_rng().gen_range(hangs..KEYS)).unwrap();
-    let (one, more) = (any(), any());
-    let keys = if thread_rng().gen_bool(0.3) && more != one { vec![one, more] } else { vec![one] };
+    let key = thread_rng().gen_range(0..KEYS);
+    // No other call has the kind of a call that hangs, and joins its batch.
     let kind = thread_rng().gen_range(0..if world.hangs { 2 } else { 3 });
-    let item = Item { number, kind, keys };
+    let item = Item { number, kind, key };
     let mut reply = Box::pin(batcher.submit(&store, item));
     if world.leaves && thread_rng().gen_bool(0.4) {
         for _ in 0..thread_rng().gen_range(0..6) {
@@ -214,12 +197,13 @@ async fn call(world: World, batcher: Arc<Batcher<Item>>, store: Arc<Store>, numb
             assert_eq!(sent(), 1, "{error:?}");
         }
     }
-    assert!(batcher.waiting().unwrap_or_default() <= MAX_QUEUED_KEYS, "too many keys wait");
+    assert!(batcher.waiting().unwrap_or_default() <= MAX_QUEUED_KEYS, "too many calls wait");
 }
 
 fn check(world: World) {
     shuttle::check_random(
         move || {
+            runtime::RUNTIMES.set(world.runtimes);
             runtime::STOPS.set(world.stops);
             runtime::LATE.set(world.late);
             let batching =
@@ -227,7 +211,9 @@ fn check(world: World) {
             let batcher = Arc::new(Batcher::new(world.lanes, batching));
             let store = Arc::new(Store {
                 sent: (0..world.callers * world.calls).map(|_| AtomicUsize::new(0)).collect(),
-                max_lanes: world.lanes * if world.late { 2 } else { 1 },
+                // Each runtime may have one more than the bound allows.
+                max_lanes: world.lanes * if world.late { 2 } else { 1 }
+                    + usize::from(world.runtimes - 1),
                 fails: world.fails,
                 stops: world.stops > 0,
                 hangs: world.hangs.then_some(world.callers - 1),
@@ -241,7 +227,7 @@ fn check(world: World) {
                             return stall(batcher, store, world.callers - 1).await;
                         }
                         if world.hangs && caller == 0 {
-                            let item = Item { number: 0, kind: 2, keys: vec![0] };
+                            let item = Item { number: 0, kind: 2, key: 0 };
                             assert_eq!(batcher.submit(&store, item).await.unwrap(), 0);
                             return;
                         }
@@ -264,7 +250,7 @@ fn check(world: World) {
             });
             assert_eq!(store.lanes.load(Ordering::SeqCst), 0);
             // Two lanes may wait for one call. A lane alone takes a guard only if a call waits.
-            if world.lanes == 1 && !world.leaves && !world.late {
+            if world.lanes == 1 && world.runtimes == 1 && !world.leaves && !world.late {
                 assert_eq!(store.unused_guards.load(Ordering::SeqCst), 0);
             }
         },
@@ -276,6 +262,7 @@ const CALM: World = World {
     callers: 4,
     calls: 3,
     lanes: 2,
+    runtimes: 1,
     stops: 0,
     fails: false,
     leaves: false,
@@ -316,7 +303,14 @@ fn late_batches_start_lanes_and_every_caller_gets_its_own_reply() {
 }
 
 #[test]
-fn hanging_batch_delays_no_other_key() {
+fn hanging_batch_delays_no_other_batch() {
     check(World { late: true, hangs: true, ..CALM });
     check(World { late: true, hangs: true, lanes: 1, ..CALM });
+}
+
+#[test]
+fn runtimes_share_the_queue_and_every_caller_gets_its_own_reply() {
+    check(World { runtimes: 2, ..CALM });
+    check(World { runtimes: 3, lanes: 1, leaves: true, fails: true, ..CALM });
+    check(World { runtimes: 2, stops: 2, late: true, leaves: true, ..CALM });
 }

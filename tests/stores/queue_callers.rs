@@ -1,4 +1,4 @@
-//! Calls that wait for a batch: their order, and dropped callers.
+//! Calls that wait for a batch: dropped callers, and callers beside a batch that waits.
 //!
 //! "At once" means that one task makes all calls before any is sent. The lanes are tasks of the
 //! same thread.
@@ -6,13 +6,13 @@
 use std::pin::pin;
 use std::time::Duration;
 
-use futures_util::future::{Either, join, join_all, join3, select};
+use futures_util::future::{Either, join, join_all, select};
 use sqlx::postgres::PgPoolOptions;
+use tower_dedup::ErrorKind;
 use tower_dedup::adapter::{
     Batching, CallTerms, Claimed, DedupAdapter, MaintenanceAdapter, PostgresAdapter,
     PostgresOptions, Renewed, SqliteAdapter, SqliteOptions, Token,
 };
-use tower_dedup::{DedupKey, ErrorKind};
 
 use crate::support::postgres::Schema;
 use crate::support::{dedup_key, polled};
@@ -20,10 +20,6 @@ use crate::support::{dedup_key, polled};
 fn terms() -> CallTerms {
     let hour = Duration::from_secs(3_600);
     CallTerms::on_completion(Token::random(), hour, hour)
-}
-
-fn one(id: &str) -> [DedupKey; 1] {
-    [dedup_key(id)]
 }
 
 /// Room for eight rows that wait.
@@ -46,44 +42,15 @@ async fn sqlite(dir: &tempfile::TempDir) -> SqliteAdapter {
     adapter
 }
 
-/// A call for a key follows the earlier call for the same key, although it could join an earlier
-/// batch of its kind.
-async fn calls_for_one_key_keep_their_order<A: DedupAdapter>(adapter: A) {
-    for round in 0..20 {
-        let (mine, other) = (terms(), one(&format!("other-{round}")));
-        let key = one(&format!("key-{round}"));
-        assert_eq!(adapter.claim(&key, &mine).await.unwrap(), [Claimed::first(1, false)]);
-        let (first, released, renewed) = join3(
-            adapter.renew(&other, &mine),
-            adapter.release(&key, &mine),
-            adapter.renew(&key, &mine),
-        )
-        .await;
-        assert_eq!(first.unwrap(), [Renewed::Held]);
-        released.unwrap();
-        assert_eq!(renewed.unwrap(), [Renewed::Lost], "the claim overtook the release");
-    }
-}
-
-#[tokio::test]
-async fn calls_for_one_key_keep_their_order_on_postgres() {
-    calls_for_one_key_keep_their_order(postgres(&Schema::fresh(), few()).await).await;
-}
-
-#[tokio::test]
-async fn calls_for_one_key_keep_their_order_on_sqlite() {
-    calls_for_one_key_keep_their_order(sqlite(&tempfile::tempdir().unwrap()).await).await;
-}
-
 async fn dropped_caller_is_not_sent<A: MaintenanceAdapter>(adapter: A) {
     for round in 0..20 {
-        let gone: Vec<_> = (0..4).map(|at| one(&format!("gone-{round}-{at}"))).collect();
+        let gone: Vec<_> = (0..4).map(|at| dedup_key(&format!("gone-{round}-{at}"))).collect();
         for key in &gone {
             assert!(polled(adapter.renew(key, &terms()), 1, false).await.is_none());
         }
-        let stays = one(&format!("stays-{round}"));
-        assert_eq!(adapter.renew(&stays, &terms()).await.unwrap(), [Renewed::Held]);
-        for [key] in &gone {
+        let stays = dedup_key(&format!("stays-{round}"));
+        assert_eq!(adapter.renew(&stays, &terms()).await.unwrap(), Renewed::Held);
+        for key in &gone {
             assert_eq!(adapter.get(key).await.unwrap(), None, "{}", key.id());
         }
     }
@@ -103,15 +70,15 @@ async fn dropped_caller_is_not_sent_on_sqlite() {
 async fn dropped_caller_takes_no_room<A: DedupAdapter>(adapter: A) {
     for round in 0..20 {
         for at in 0..8 {
-            let gone = one(&format!("gone-{round}-{at}"));
+            let gone = dedup_key(&format!("gone-{round}-{at}"));
             assert!(polled(adapter.claim(&gone, &terms()), 1, false).await.is_none());
         }
-        let stay: Vec<_> = (0..8).map(|at| one(&format!("stays-{round}-{at}"))).collect();
-        let (mine, late) = (terms(), one(&format!("late-{round}")));
+        let stay: Vec<_> = (0..8).map(|at| dedup_key(&format!("stays-{round}-{at}"))).collect();
+        let (mine, late) = (terms(), dedup_key(&format!("late-{round}")));
         let all = join_all(stay.iter().map(|key| adapter.claim(key, &mine)));
         let (claimed, refused) = join(all, adapter.claim(&late, &mine)).await;
         for claimed in claimed {
-            assert_eq!(claimed.unwrap(), [Claimed::first(1, false)]);
+            assert_eq!(claimed.unwrap(), Claimed::first(1, false));
         }
         assert_eq!(refused.unwrap_err().kind(), ErrorKind::Overloaded);
     }
@@ -134,19 +101,19 @@ async fn dropped_caller_takes_no_room_on_sqlite() {
 async fn callers_do_not_wait_for_the_batch_before_theirs() {
     let schema = Schema::fresh();
     let adapter = postgres(&schema, Batching::new()).await;
-    let held = one("held");
+    let held = dedup_key("held");
     adapter.claim(&held, &terms()).await.unwrap();
     let pool = PgPoolOptions::new().max_connections(1).connect_lazy(&schema.url()).unwrap();
     let mut theirs = pool.begin().await.unwrap();
     sqlx::query("SELECT 1 FROM webhook_deliveries FOR UPDATE").execute(&mut *theirs).await.unwrap();
     for round in 0..50 {
         let mine = terms();
-        let keys: Vec<_> = (0..40).map(|at| one(&format!("{round}-{at}"))).collect();
+        let keys: Vec<_> = (0..40).map(|at| dedup_key(&format!("{round}-{at}"))).collect();
         let waits = pin!(adapter.renew(&held, &mine));
         let many = join_all(keys.iter().map(|key| adapter.claim(key, &mine)));
         match select(waits, pin!(many)).await {
             Either::Right((claimed, waits)) => {
-                let first = |claimed: &Vec<Claimed>| claimed[..] == [Claimed::first(1, false)];
+                let first = |claimed: &Claimed| *claimed == Claimed::first(1, false);
                 assert!(claimed.iter().all(|claimed| claimed.as_ref().is_ok_and(first)));
                 assert_eq!(waits.await.unwrap_err().kind(), ErrorKind::Refused);
                 return;
