@@ -71,7 +71,7 @@
 //! | `purging is not permitted` | warn, once | the role of a `PostgresAdapter` may not delete rows |
 //! | `not encrypted` | warn, once | a `PostgresAdapter` is connected to another host without TLS |
 //! | `the Redis server may not be used` | error | it evicts keys, is too old, or is of another kind than the URL says: every call is refused until it is mended |
-//! | `the Redis server refuses INFO` | warn, once | its access rules hide evictions, replicas, and losses that only replication offsets show: releases do not wait for a replica |
+//! | `the Redis server hides its eviction policy` | warn, once an adapter | it may evict keys. Its access rules or its service hide the policy: set it to `noeviction` |
 //! | `nearly full` | warn, once an hour at most | a `MemoryAdapter` has reached four fifths of its capacity |
 //! | `evicted` | warn, once a minute at most | a full `MemoryAdapter` has forgotten `keys` live keys; `age_s` is the age of the youngest |
 //! | `rejected` | warn | an argument of a handler, `Delivery` or `DedupTx`, is not available; `fix` says what to change |
@@ -80,10 +80,8 @@
 //! | `the table of the SQLite store is gone` | warn | the table is made again, without its keys |
 //! | `the SQLite pool runs below` | warn | `synchronous` is below `FULL`: a power cut can lose a completed key |
 //! | `the SQLite file is not in WAL mode` | warn | duplicates wait for writers |
-//! | `the store lost acknowledged writes` | error | Redis has an older state than it had acknowledged (`kind` `rewound`), or was emptied (`emptied`). `primary` is the server. What was acknowledged from `since_ms` on may be lost (Unix time in ms, 0 for any time). The loss happened after `last_intact_ms` |
-//! | `the store may have lost acknowledged writes` | warn | Redis evicted keys (`evicted`, once a minute at most), or has a new replication history (`suspected`); the fields are the same |
-//! | `losses of the store are not followed` | warn, once until it works again | Redis does not reply to the poll that looks for losses, or refuses it, or the slot of the canary is moving |
-//! | `losses of the store are followed again` | info | the poll works again |
+//! | `the store lost a claim` | error | a handler succeeded, and the row of its claim was gone (`kind` `missing`): another handler may have run this event too |
+//! | `the store may have lost acknowledged writes` | warn | Redis is another process or has another history than before (`kind` `suspected`), or has evicted keys (`evicted`). `primary` is the server |
 //!
 //! Filter the whole subscriber, not each of its layers. With a filter for each layer
 //! (`Layer::with_filter`), a record can be lost after sqlx has asked whether its own record is wanted, for
