@@ -118,7 +118,7 @@
 //! | `tower_dedup_oldest_lapsed_seconds` | gauge | | the time since the oldest lapsed lease lapsed, at the last round; 0 if no lease has lapsed |
 //! | `tower_dedup_table_bytes` | gauge | | the size of the table with its indexes, or of the file, when the last round began |
 //! | `tower_dedup_evicted_total` | counter | | live keys that a full `MemoryAdapter` has forgotten |
-//! | `tower_dedup_store_losses_total` | counter | `kind` | losses of acknowledged writes that a `RedisAdapter` has found; `kind` is `rewound`, `emptied`, `evicted` or `suspected` |
+//! | `tower_dedup_store_losses_total` | counter | `kind` | signs of lost writes: `kind` is `missing` (the row of a claim was gone when its handler had succeeded), or, of a `RedisAdapter`, `suspected` or `evicted` |
 //!
 //! A gauge counts a delivery or a call exactly once, and until its future ends or is dropped.
 //!
