@@ -59,7 +59,7 @@
 //! | `payload mismatch` | warn | the event was handled with another payload |
 //! | `response not stored` | warn | duplicates of this event get an empty response |
 //! | `completed in the background` | info | a store call succeeded after its delivery had ended |
-//! | `gave up in the background` | error | such a call never succeeded |
+//! | `gave up in the background` | error | such a call never succeeded, or a release met an error that does not pass by itself; `error` is the last one |
 //! | `gave up at once` | error | such a call was not started: too many are pending, or the runtime has ended |
 //! | `a handler panicked after its client had gone` | error | no caller is left that the panic could reach |
 //! | `the retention is shorter` | warn | a layer is built, and the retention is below the preset's floor |

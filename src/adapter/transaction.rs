@@ -317,13 +317,24 @@ impl<DB: Database> OpenTransaction<DB> {
         committed
     }
 
-    /// Rolls back.
+    /// Rolls back. If sqlx does not count exactly this transaction, the connection is closed: the handler
+    /// has leaked the guard of a savepoint, or dropped a `begin` half-way. sqlx would roll back to that
+    /// savepoint, or nothing, and the connection would be in its pool with the transaction open.
     ///
     /// # Errors
     ///
     /// The errors of sqlx.
     pub async fn rollback(mut self) -> Result<(), sqlx::Error> {
-        let rolled_back = DB::TransactionManager::rollback(self.connection()).await;
+        if DB::TransactionManager::get_transaction_depth(self.get()) != 1 {
+            self.close();
+            return Ok(());
+        }
+        let mut rolled_back = DB::TransactionManager::rollback(self.connection()).await;
+        // sqlx's Postgres driver returns the error of a dropped statement to the next one, which it does
+        // not send.
+        if let Err(sqlx::Error::Database(_)) = rolled_back {
+            rolled_back = DB::TransactionManager::rollback(self.connection()).await;
+        }
         match &rolled_back {
             Ok(()) => self.end(),
             // The server has answered: it notices that the connection is closed, and nothing is lost.

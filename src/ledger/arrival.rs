@@ -89,6 +89,7 @@ impl OnArrival {
             terms,
             store_timeout,
             bound: RELEASE_BOUND,
+            repeats: |_| true,
         };
         self.pool.repeat(slot, job, (), |job| {
             Box::pin(async {

@@ -112,15 +112,24 @@ impl Claims<'_> {
                 // The lease has lapsed then.
                 Permanence::OnCompletion { lease } => lease,
             },
+            repeats: Error::is_transient,
         }
     }
 }
 
+/// Releases the keys, a few at a time. The other keys follow an error that ends the release.
 async fn release_all(job: &RetryJob) -> Result<(), Error> {
+    let mut all = Ok(());
     for keys in job.keys.chunks(call::MOST_IN_BACKGROUND) {
-        call::all(call::release(&*job.adapter, keys, &job.terms, job.store_timeout).await)?;
+        let released = call::release(&*job.adapter, keys, &job.terms, job.store_timeout).await;
+        for error in released.into_iter().filter_map(Result::err) {
+            if (job.repeats)(&error) {
+                return Err(error);
+            }
+            all = Err(error);
+        }
     }
-    Ok(())
+    all
 }
 
 impl Drop for Claims<'_> {

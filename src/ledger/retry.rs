@@ -35,6 +35,8 @@ pub(super) struct RetryJob {
     pub(super) store_timeout: Duration,
     /// The bound of the job.
     pub(super) bound: Duration,
+    /// Whether the call is repeated after this error.
+    pub(super) repeats: fn(&Error) -> bool,
 }
 
 impl RetryPool {
@@ -51,8 +53,8 @@ impl RetryPool {
         Arc::clone(&self.slots).try_acquire_owned().ok()
     }
 
-    /// Repeats `attempt` with growing pauses until it succeeds or its bound has passed. Then drops
-    /// `guard`.
+    /// Repeats `attempt` with growing pauses until it succeeds, its bound has passed, or an error ends it.
+    /// Then drops `guard`.
     ///
     /// Reserves a slot unless the caller has one. Without a runtime or a free slot, the job is refused,
     /// which is logged.
@@ -78,12 +80,10 @@ impl RetryPool {
                 .without_max_times()
                 .build();
             let result = loop {
-                if attempt(&job).await.is_ok() {
-                    break observe::Background::Done;
-                }
+                let Err(error) = attempt(&job).await else { break observe::Background::Done };
                 let left = job.bound.saturating_sub(start.elapsed());
-                if left.is_zero() {
-                    break observe::Background::GaveUp;
+                if left.is_zero() || !(job.repeats)(&error) {
+                    break observe::Background::GaveUp(error);
                 }
                 tokio::time::sleep(delays.next().unwrap_or(LONGEST_DELAY).min(left)).await;
             };

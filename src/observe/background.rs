@@ -1,13 +1,16 @@
 //! Records and counters about work that outlives its delivery.
 
+use super::error_text::chain;
 use super::meters::Counted;
+use crate::error::Error;
 use crate::key::DedupKey;
 
 /// How a store call ended that outlived its delivery.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum Background {
     Done,
-    GaveUp,
+    /// The last error.
+    GaveUp(Error),
     /// Too many such calls are pending.
     Refused,
 }
@@ -28,9 +31,9 @@ pub(crate) fn pending_write(key: &DedupKey) -> Counted {
 pub(crate) fn background(operation: &'static str, result: Background, key: Option<&DedupKey>) {
     #[cfg(feature = "metrics")]
     {
-        let result = match result {
+        let result = match &result {
             Background::Done => "ok",
-            Background::GaveUp => "gave_up",
+            Background::GaveUp(_) => "gave_up",
             Background::Refused => "refused",
         };
         metrics::counter!(
@@ -46,8 +49,9 @@ pub(crate) fn background(operation: &'static str, result: Background, key: Optio
         Background::Done => tracing::info!(
             target: "tower_dedup", operation, namespace, id, "completed in the background"
         ),
-        Background::GaveUp => tracing::error!(
-            target: "tower_dedup", operation, namespace, id, "gave up in the background"
+        Background::GaveUp(error) => tracing::error!(
+            target: "tower_dedup", operation, namespace, id, error = chain(&error),
+            "gave up in the background"
         ),
         Background::Refused => tracing::error!(
             target: "tower_dedup", operation, namespace, id,

@@ -116,6 +116,35 @@ async fn claim_of_several_events_dropped_releases_all_identities() {
     }
 }
 
+/// Each call of the release is made once, and the record names the error.
+#[tokio::test(start_paused = true)]
+async fn release_ends_after_an_error_that_does_not_pass() {
+    let store = store();
+    let events = (0..40).map(|id| Event::new(dedup_key(&id.to_string()))).collect();
+    let keys = Keys::new(events).unwrap();
+    let context = BeginContext::new(HOUR, HOUR, HOUR);
+    store.set(StoreCall::Release, Fault::ExecuteAndFail);
+    let ledger = internals::lease(Arc::clone(&store)).unwrap();
+    let Begin::First { claim, .. } = ledger.begin(&keys, &context).await.unwrap() else { panic!() };
+    drop(claim);
+    assert_eq!(releases_given_up(&store, &*ledger).await, 3);
+    let ledger = internals::on_arrival(Arc::clone(&store));
+    store.set(StoreCall::Claim, Fault::LoseReply);
+    assert!(polled(ledger.begin(&keys, &context), 1, false).await.is_none());
+    assert_eq!(releases_given_up(&store, &*ledger).await, 3);
+}
+
+/// Returns how many calls a release needs to give up.
+async fn releases_given_up(store: &FaultyStore, ledger: &impl Ledger) -> u64 {
+    let (log, _guard) = Log::of_this_thread();
+    let before = store.calls(StoreCall::Release);
+    ledger.pending_writes().drain().await;
+    let record = log.last("gave up in the background");
+    assert_eq!(record["level"], "ERROR");
+    assert!(record["error"].starts_with("calling a faulty adapter"), "{record:?}");
+    store.calls(StoreCall::Release) - before
+}
+
 #[tokio::test(start_paused = true)]
 async fn begin_dropped_while_it_reads_stored_data_frees_what_was_granted() {
     let store = store();

@@ -48,8 +48,8 @@ async fn use_lanes(adapter: &PostgresAdapter) {
     let calls = (0..64).map(|id| {
         let adapter = adapter.clone();
         tokio::spawn(async move {
-            let keys = dedup_key(&format!("evt_{id}"));
-            adapter.claim(&keys, &terms()).await.unwrap()
+            let key = dedup_key(&format!("evt_{id}"));
+            adapter.claim(&key, &terms()).await.unwrap()
         })
     });
     for call in calls.collect::<Vec<_>>() {

@@ -223,11 +223,11 @@ fn replicas_and_a_purger_purge_one_table_without_errors() {
                 let purger = Purger::new(Arc::clone(&replicas[0]));
                 let purger = purger.every(OFTEN).keys_per_statement(50).spawn();
                 for id in 0..200 {
-                    let keys = dedup_key(&format!("evt_{id}"));
+                    let key = dedup_key(&format!("evt_{id}"));
                     let (terms, replica) = (terms(), &replicas[id % 4]);
-                    assert_eq!(replica.claim(&keys, &terms).await.unwrap(), FIRST);
-                    replica.complete(&keys, &terms).await.unwrap();
-                    assert_eq!(replica.forget(&keys).await.unwrap(), Forgotten::Removed);
+                    assert_eq!(replica.claim(&key, &terms).await.unwrap(), FIRST);
+                    replica.complete(&key, &terms).await.unwrap();
+                    assert_eq!(replica.forget(&key).await.unwrap(), Forgotten::Removed);
                 }
                 place.is_purged().await;
                 purger.stop().await;

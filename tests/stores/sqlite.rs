@@ -153,8 +153,8 @@ async fn full_file_recovers_when_there_is_room() {
     let filler = "x".repeat(200);
     let full = async {
         for n in 0..10_000 {
-            let keys = dedup_key(&format!("{filler}{n}"));
-            if adapter.claim(&keys, &on_claim(&terms())).await.is_err() {
+            let key = dedup_key(&format!("{filler}{n}"));
+            if adapter.claim(&key, &on_claim(&terms())).await.is_err() {
                 return;
             }
         }
@@ -185,14 +185,14 @@ async fn migration_that_failed_is_tried_again() {
     let adapter = file.connect().await;
     let mut other = file.connection().await;
     run(&mut other, "BEGIN EXCLUSIVE").await;
-    let keys = dedup_key("a");
+    let key = dedup_key("a");
     assert_eq!(
-        adapter.claim(&keys, &on_claim(&terms())).await.unwrap_err().kind(),
+        adapter.claim(&key, &on_claim(&terms())).await.unwrap_err().kind(),
         ErrorKind::Refused
     );
     assert_eq!(adapter.migrate().await.unwrap_err().kind(), ErrorKind::Refused);
     run(&mut other, "ROLLBACK").await;
-    assert_eq!(adapter.claim(&keys, &on_claim(&terms())).await.unwrap(), FIRST);
+    assert_eq!(adapter.claim(&key, &on_claim(&terms())).await.unwrap(), FIRST);
 }
 
 /// Many tasks and many processes migrate one file at once.
@@ -280,8 +280,8 @@ async fn table_name_may_be_a_word_of_sql() {
         pool.clone(),
         SqliteOptions::new().table(Identifier::new("order").unwrap()),
     );
-    let keys = dedup_key("a");
-    assert_eq!(adapter.claim(&keys, &on_claim(&terms())).await.unwrap(), FIRST);
+    let key = dedup_key("a");
+    assert_eq!(adapter.claim(&key, &on_claim(&terms())).await.unwrap(), FIRST);
     assert_eq!(adapter.purge(1).await.unwrap().deleted + rows(&adapter).await, 1);
     adapter.close().await;
     let _: i64 = sqlx::query_scalar("SELECT 1").fetch_one(&pool).await.unwrap();
@@ -300,10 +300,10 @@ async fn schema_created_by_hand_works() {
     for statement in adapter.schema_sql() {
         sqlx::query(AssertSqlSafe(statement)).execute(&mut connection).await.unwrap();
     }
-    let keys = dedup_key("a");
-    assert_eq!(adapter.claim(&keys, &on_claim(&terms())).await.unwrap(), FIRST);
+    let key = dedup_key("a");
+    assert_eq!(adapter.claim(&key, &on_claim(&terms())).await.unwrap(), FIRST);
     let other = file.connect().await;
-    assert_eq!(other.claim(&keys, &on_claim(&terms())).await.unwrap(), FIRST);
+    assert_eq!(other.claim(&key, &on_claim(&terms())).await.unwrap(), FIRST);
 }
 
 #[tokio::test]
@@ -370,8 +370,8 @@ async fn wal_stays_while_the_pool_has_no_connection_until_the_adapter_is_closed(
     let pool = pool.connect_lazy_with(options.journal_mode(SqliteJournalMode::Wal));
     let options = SqliteOptions::new().purging(Purging::off());
     let adapter = SqliteAdapter::with_options(pool.clone(), options);
-    let keys = dedup_key("a");
-    assert_eq!(adapter.claim(&keys, &on_claim(&terms())).await.unwrap(), FIRST);
+    let key = dedup_key("a");
+    assert_eq!(adapter.claim(&key, &on_claim(&terms())).await.unwrap(), FIRST);
     let opened = files();
     assert_eq!(opened.len(), 3);
     until(|| pool.size() == 0).await;

@@ -421,6 +421,20 @@ impl Fixture {
         self.last().keys().map(|key| key.id().to_owned()).collect()
     }
 
+    /// Waits until no transaction on Postgres holds a key. A transaction that ends releases its keys one
+    /// after another, so a delivery of several keys could get a part of them, and run that part.
+    pub(crate) async fn until_free(&self) {
+        const HELD: &str = "SELECT EXISTS (SELECT FROM pg_locks JOIN pg_database AS d ON d.oid = database \
+                            WHERE locktype = 'advisory' AND d.datname = current_database())";
+        let Effects::Pg(pool) = &self.effects else { return };
+        let free = async {
+            while sqlx::query_scalar(HELD).fetch_one(pool).await.unwrap() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(LATE * 3, free).await.expect("every transaction ends");
+    }
+
     /// Delivers until the delivery is acknowledged, as a sender does.
     pub(crate) async fn send_until_done(&self, words: &str) {
         let done = async {

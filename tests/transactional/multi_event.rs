@@ -98,35 +98,22 @@ async fn transaction_ended_by_its_handler_keeps_nothing(fixture: Fixture) {
     }
 }
 
-/// Sends a request whose keys a closed connection may still hold: its server session ends a moment later.
-async fn send_when_free(fixture: &Fixture, words: &str) -> (u16, String) {
-    let free = tokio::time::timeout(Duration::from_secs(60), async {
-        loop {
-            let reply = fixture.send(words).await;
-            if reply != layers(503, "in-flight") {
-                return reply;
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    });
-    free.await.expect("the session of the closed connection ends")
-}
-
 async fn savepoint_that_is_leaked_is_found(fixture: Fixture) {
+    // The server session of a closed connection ends a moment later.
+    let send_when_free = async |words: &str| {
+        fixture.until_free().await;
+        fixture.send(words).await
+    };
     for words in ["x:leak a", "a x:leak", "a x:leak b", "x:leak a b", "a b x:leak c d"] {
         for _ in 0..4 {
-            assert_eq!(
-                send_when_free(&fixture, words).await,
-                layers(500, "uncommitted"),
-                "{words}"
-            );
+            assert_eq!(send_when_free(words).await, layers(500, "uncommitted"), "{words}");
             assert!(fixture.effects.all().await.is_empty(), "{words}");
         }
-        assert_eq!(send_when_free(&fixture, &format!("{words} z:500")).await, own(500));
+        assert_eq!(send_when_free(&format!("{words} z:500")).await, own(500));
         assert!(fixture.effects.all().await.is_empty(), "{words}");
         assert_eq!(rows(&fixture.store).await, 0, "{words}");
     }
-    assert_eq!(send_when_free(&fixture, "a f:fail b g:sql h:sql c").await, own(500));
+    assert_eq!(send_when_free("a f:fail b g:sql h:sql c").await, own(500));
     assert_eq!(fixture.send("a b c").await, own(200));
     assert_eq!(fixture.effects.all().await, ids("a b c"));
 }
@@ -214,6 +201,7 @@ async fn hasty<DB: Sql>(_: &Fixture, ledger: &Arc<Transactional<DB>>, statements
 async fn claim_that_is_dropped_keeps_nothing(fixture: Fixture) {
     with_ledger!(fixture, dropped);
     // The delivery's end runs in a task of its own.
+    fixture.until_free().await;
     fixture.send_until_done("a b").await;
     assert_eq!((fixture.news(), fixture.effects.all().await), (ids("a b"), ids("a b")));
 }
@@ -228,6 +216,7 @@ async fn dropped<DB: Sql>(_: &Fixture, ledger: &Arc<Transactional<DB>>) {
 
 async fn transaction_held_beyond_the_answer_is_rolled_back(fixture: Fixture) {
     with_ledger!(fixture, held_beyond_the_answer);
+    fixture.until_free().await;
     fixture.send_until_done("a b").await;
     assert_eq!((fixture.news(), fixture.effects.all().await), (ids("a b"), ids("a b")));
 }
@@ -287,6 +276,7 @@ async fn process_that_is_killed_leaves_nothing(fixture: Fixture) {
         assert_eq!(fixture.state(id).await, None, "{id}");
     }
     // The server has to notice that the client is gone.
+    fixture.until_free().await;
     fixture.send_until_done("a b c").await;
     assert_eq!((fixture.news(), fixture.effects.all().await), (ids("a b c"), ids("a b c")));
 }

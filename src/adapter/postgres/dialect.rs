@@ -140,12 +140,11 @@ impl<'s> PostgresDialect<'s> {
             let inserted = self.send_writing(one, Params::One(row, lock_timeout, extra)).await?;
             return Ok(inserted.into_iter().map(|row| (0, row)).collect());
         }
-        // The statement inserts in the order of its arrays.
-        let sorted = rows.sorted();
-        let inserted = if let Some(columns) = SameTermsColumns::new(&sorted, extra) {
+        // The statement inserts in the order of its arrays, and the rows of a batch are sorted.
+        let inserted = if let Some(columns) = SameTermsColumns::new(rows, extra) {
             self.send_writing(many, Params::Many(&columns, lock_timeout, extra)).await?
         } else {
-            let (columns, extra) = (KeyColumns::new(&sorted), ExtraColumns::new(extra, &sorted));
+            let (columns, extra) = (KeyColumns::new(rows), ExtraColumns::new(extra, rows));
             self.send_writing(mixed, Params::Mixed(&columns, lock_timeout, &extra)).await?
         };
         KeyIndexes::new(rows).of_rows(inserted)

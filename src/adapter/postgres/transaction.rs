@@ -35,7 +35,7 @@ use super::params::{
     DataColumns, KeyColumns, KeyIndexes, Params, Uuid, advisory_locks, claimed_row, key_hash,
     retention_ms, row_keys,
 };
-use super::statements::{Statements, TAG};
+use super::statements::Statements;
 use super::store::{PostgresStore, repeats};
 use super::transaction_end::Begun;
 use crate::error::Error;
@@ -89,7 +89,7 @@ impl TransactionAdapter for PostgresAdapter {
 
     fn rollback(&self, transaction: OpenTransaction<Postgres>) -> StoreFuture<'_, ()> {
         Box::pin(async move {
-            let rolled_back = end(transaction).await;
+            let rolled_back = transaction.rollback().await;
             rolled_back.map_err(|error| store_error("rolling the transaction back", error))?;
             self.0.transactions.holds.has_ended();
             Ok(())
@@ -409,15 +409,5 @@ async fn complete(
 
 /// Rolls back after another error, which is the one to report.
 async fn end_badly(transaction: OpenTransaction<Postgres>) {
-    let _ = end(transaction).await;
-}
-
-/// Rolls back all of a handler's transaction. If the handler has leaked a savepoint guard, sqlx rolls
-/// back to that savepoint and no further; it does not find the savepoint in the new transaction, and
-/// closes the connection.
-async fn end(mut transaction: OpenTransaction<Postgres>) -> Result<(), sqlx::Error> {
-    // An error if the handler has ended the transaction by itself.
-    let rollback = AssertSqlSafe(format!("{TAG}ROLLBACK AND CHAIN"));
-    let _ = sqlx::raw_sql(rollback).execute(transaction.connection()).await;
-    transaction.rollback().await
+    let _ = transaction.rollback().await;
 }

@@ -1,6 +1,5 @@
 //! The calls of a store, and the rows of a statement.
 
-use std::borrow::Cow;
 use std::ops::Deref;
 
 use super::super::replies::{Claimed, Completed, Renewed};
@@ -183,7 +182,6 @@ impl<'c> RowCall<'c> {
 }
 
 /// The keys of a statement.
-#[derive(Clone)]
 pub(in crate::adapter) struct Rows<'c> {
     pub(super) rows: Vec<RowCall<'c>>,
     /// Whether they are those of a batch. Otherwise all have the terms of one call.
@@ -212,17 +210,6 @@ impl<'c> Rows<'c> {
     /// Returns `true` if any row has data to store.
     pub(in crate::adapter) fn stores_data(&self) -> bool {
         self.rows.iter().any(|row| row.terms.stores_data())
-    }
-
-    /// Returns the rows in the order in which every batch locks them.
-    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite locks the file"))]
-    pub(in crate::adapter) fn sorted(&self) -> Cow<'_, Self> {
-        if self.rows.is_sorted_by_key(|row| row.hash) {
-            return Cow::Borrowed(self);
-        }
-        let mut rows = self.clone();
-        rows.rows.sort_unstable_by_key(|row| row.hash);
-        Cow::Owned(rows)
     }
 
     /// Returns the rows at these indexes.

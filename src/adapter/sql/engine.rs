@@ -181,7 +181,7 @@ impl<'c> Layout<'c> {
     fn new(calls: &'c [Call], part: &[usize], waits: &'c Waits<'c>) -> Self {
         let calls: Vec<&Call> = part.iter().map(|index| &calls[*index]).collect();
         let mut sorted: Vec<usize> = (0..calls.len()).collect();
-        // The first call of those that name a key comes first.
+        // Every batch locks its rows in this order. The first call of those that name a key comes first.
         sorted.sort_unstable_by_key(|at| (calls[*at].hash, &calls[*at].key, *at));
         let mut rows: Vec<RowCall<'c>> = Vec::with_capacity(sorted.len());
         let mut named: Vec<_> = calls.iter().map(|call| (*call, 0, false)).collect();

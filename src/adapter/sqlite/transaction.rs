@@ -311,31 +311,15 @@ impl SqliteStore {
         Err(not_ours("committing: nothing was committed"))
     }
 
-    /// Rolls back all of a handler's transaction. If the handler has leaked a savepoint guard, sqlx
-    /// would roll back to that savepoint and no further: the connection would be in the pool with the
-    /// transaction open, and the file locked.
+    /// Rolls back all of a handler's transaction.
     async fn rollback(&self, mut transaction: OpenTransaction<Sqlite>) -> Result<(), Error> {
         // An error if the transaction has silently ended.
         let _ = sqlx::query("ROLLBACK").execute(transaction.connection()).await;
-        if !transaction.has_leaked_savepoint() {
-            // sqlx does not know of that ROLLBACK. Without another transaction, its own ROLLBACK
-            // would fail, and it would believe for ever to be in one.
-            let _ = sqlx::query("BEGIN").execute(transaction.connection()).await;
-            return transaction
-                .rollback()
-                .await
-                .map_err(|error| store_error("rolling the transaction back", error));
-        }
-        // sqlx finds no savepoint to roll back to, and still counts one.
-        let _ = transaction.rollback().await;
-        for attempt in 0..ATTEMPTS {
-            if close_stuck(&self.writer).await > 0 {
-                break;
-            }
-            // On its way back to the pool. A caller that gets it first is in no transaction.
-            tokio::time::sleep(Duration::from_millis(1 << attempt)).await;
-        }
-        Ok(())
+        // sqlx does not know of that ROLLBACK. Without another transaction, its own ROLLBACK would
+        // fail, and it would believe for ever to be in one.
+        let _ = sqlx::query("BEGIN").execute(transaction.connection()).await;
+        let rolled_back = transaction.rollback().await;
+        rolled_back.map_err(|error| store_error("rolling the transaction back", error))
     }
 }
 

@@ -155,6 +155,7 @@ impl Lease {
             terms,
             store_timeout,
             bound: COMPLETION_BOUND,
+            repeats: |_| true,
         };
         let stored_data_for = |key: &_| job.terms.stored_data_for(key);
         let pending = self.completing.add_with(Arc::clone(&job.keys), stored_data_for);
