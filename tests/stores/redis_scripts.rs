@@ -337,9 +337,7 @@ async fn full_server_refuses_claims_and_takes_completions_and_releases() {
         assert!(matches!(claimed, Claimed::Duplicate(_)), "{claimed:?}");
     }
     // The claim of this token may be one whose reply was lost.
-    for (terms, key) in [(&at_once, &keys[3]), (&terms(), &keys[0])] {
-        assert_eq!(adapter.claim(key, terms).await.unwrap_err().kind(), ErrorKind::Full);
-    }
+    assert_eq!(adapter.claim(&keys[3], &at_once).await.unwrap_err().kind(), ErrorKind::Full);
     if own.server.version() < (7, 0, 0) {
         // This server refuses every script that writes.
         let error = adapter.complete(&keys[0], &mine).await.unwrap_err();
@@ -476,7 +474,10 @@ async fn statistics_of_a_large_database_are_estimated() {
     }
     let keys = sorted_keys("many", 4_096);
     let mine = terms();
-    claim_all(adapter, &keys, &mine).await.unwrap();
+    // Each call has its bound, and the machine may be busy.
+    for some in keys.chunks(256) {
+        claim_all(adapter, some, &mine).await.unwrap();
+    }
     complete_all(adapter, &keys[..3_000], &mine).await.unwrap();
     let stats = adapter.stats().await.unwrap();
     assert!(!stats.is_exact);

@@ -1,7 +1,7 @@
 //! [`RedisClient`]: what opens connections, and [`Connection`]: one that is open.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::cluster::{ClusterClient, ClusterClientBuilder, ClusterConfig};
@@ -48,8 +48,30 @@ pub struct RedisClient(Leads);
 #[derive(Clone)]
 enum Leads {
     Server(Box<Client>),
-    Sentinel(Arc<Mutex<SentinelClient>>),
+    Sentinel(Arc<Mutex<Sentinels>>),
     Cluster(Box<ClusterClient>),
+}
+
+struct Sentinels {
+    client: SentinelClient,
+    /// The client of the master that they have named last, and when.
+    named: Option<(Client, Instant)>,
+}
+
+impl Sentinels {
+    /// Returns the client of the master. A reply that came after `since` stands for all that have waited for it: a
+    /// silent Sentinel costs a second.
+    async fn master(&mut self, since: Instant) -> RedisResult<Client> {
+        if let Some((client, at)) = &self.named
+            && *at >= since
+        {
+            return Ok(client.clone());
+        }
+        // Asks the master too whether it is one.
+        let client = self.client.async_get_client().await?;
+        self.named = Some((client.clone(), Instant::now()));
+        Ok(client)
+    }
 }
 
 impl std::fmt::Debug for RedisClient {
@@ -70,7 +92,7 @@ impl From<Client> for RedisClient {
 
 impl From<SentinelClient> for RedisClient {
     fn from(client: SentinelClient) -> Self {
-        Self(Leads::Sentinel(Arc::new(Mutex::new(client))))
+        Self(Leads::Sentinel(Arc::new(Mutex::new(Sentinels { client, named: None }))))
     }
 }
 
@@ -121,8 +143,10 @@ impl RedisClient {
             .set_pipeline_buffer_size(QUEUED);
         let client = match &self.0 {
             Leads::Server(client) => Client::clone(client),
-            // Asks the Sentinels, and the master whether it is one.
-            Leads::Sentinel(client) => client.lock().await.async_get_client().await?,
+            Leads::Sentinel(sentinels) => {
+                let since = Instant::now();
+                sentinels.lock().await.master(since).await?
+            }
             Leads::Cluster(client) => {
                 let config = ClusterConfig::new()
                     .set_connection_timeout(options.connect_timeout)

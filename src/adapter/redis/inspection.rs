@@ -165,13 +165,10 @@ impl Shared {
         now: u64,
         selected: &mut Vec<(DedupKey, Entry)>,
     ) -> Result<u64, Error> {
-        // A key of the adapter itself, and one of another program, is none.
+        // A key of another program may be none of ours.
         let keys =
             names.into_iter().filter_map(|name| Some((self.names.key(name.as_bytes())?, name)));
-        let is_of_namespace = |key: &DedupKey| {
-            filter.namespace.as_deref().is_none_or(|namespace| key.namespace() == namespace)
-        };
-        let keys: Vec<_> = keys.filter(|(key, _)| is_of_namespace(key)).collect();
+        let keys: Vec<_> = keys.collect();
         let values = keys.iter().map(|(_, name)| self.row_bytes(name, LISTING)).collect();
         let values = all(values).await?;
         let mut unreadable = 0;

@@ -23,12 +23,6 @@ macro_rules! scripts {
         $(pub(super) static $name: LazyLock<Script> = LazyLock::new(|| {
             Script::new(&[PRELUDE, include_str!($file), EPILOGUE].map(code).join("\n"), $flags)
         });)+
-
-        #[cfg(test)]
-        const ALL: &[(&str, &LazyLock<Script>)] = &[
-            $(($file, &$name),)+
-            ("lua/get.lua", &GET),
-        ];
     };
 }
 
@@ -131,19 +125,5 @@ impl ScriptCall {
             }
         }
         command
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn plain_form_differs_by_the_first_line_only() {
-        for (name, script) in ALL {
-            let (first, rest) = script.flagged.lua.split_once('\n').unwrap();
-            assert!(first.starts_with("#!lua") && rest == script.plain.lua, "{name}");
-            assert_ne!(script.flagged.sha1, script.plain.sha1);
-        }
     }
 }
