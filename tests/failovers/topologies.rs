@@ -101,7 +101,7 @@ async fn sentinels_have_a_password_of_their_own() {
     let nodes = set.sentinels().iter();
     let nodes = nodes.map(|node| ConnectionAddr::Tcp("127.0.0.1".to_owned(), node.port()));
     let master = SentinelServerType::Master;
-    let client = SentinelClientBuilder::new(nodes, set.name().to_owned(), master)
+    let client = SentinelClientBuilder::new(nodes, set.name(), master)
         .unwrap()
         .set_client_to_sentinel_username("app")
         .set_client_to_sentinel_password("secret")

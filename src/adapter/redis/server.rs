@@ -30,7 +30,7 @@ pub(super) struct Servers {
     in_cluster: bool,
     /// By address; under one name outside of a cluster, because a failover changes the address.
     known: Mutex<HashMap<String, Identity>>,
-    /// The fault that was told last, until a server without a fault is found.
+    /// The fault that was told last.
     fault: Mutex<Option<ConfigError>>,
     is_hiding_told: AtomicBool,
 }
@@ -62,14 +62,19 @@ impl Servers {
     pub(super) async fn look(&self, connection: &Connection, address: &str) -> Result<(), Failure> {
         let mut info = Cmd::new();
         info.arg("INFO");
-        let mut fault = None;
         for (address, reply) in connection.ask_all(address, &info).await? {
             let info = self.info(reply)?;
-            fault = info.fault(self.evictable, self.in_cluster).or(fault);
+            if let Some(fault) = info.fault(self.evictable, self.in_cluster) {
+                // Told once, until the servers are mended.
+                if lock(&self.fault).replace(fault.clone()).as_ref() != Some(&fault) {
+                    observe::redis_is_unfit(&address, &fault);
+                }
+                return Err(Failure::Unfit(fault));
+            }
             self.compare(&address, info);
         }
-        self.tell_fault(&address, fault.as_ref());
-        fault.map_or(Ok(()), |fault| Err(Failure::Unfit(fault)))
+        lock(&self.fault).take();
+        Ok(())
     }
 
     fn info(&self, reply: RedisResult<Value>) -> Result<ServerInfo, RedisError> {
@@ -104,17 +109,6 @@ impl Servers {
         if let Some(kind) = loss {
             observe::store_loss_suspected(kind, address);
         }
-    }
-
-    /// Tells each fault once.
-    fn tell_fault(&self, address: &str, fault: Option<&ConfigError>) {
-        let mut told = lock(&self.fault);
-        if let Some(fault) = fault
-            && told.as_ref() != Some(fault)
-        {
-            observe::redis_is_unfit(&address, fault);
-        }
-        *told = fault.cloned();
     }
 }
 
