@@ -36,7 +36,7 @@
 //! # }).unwrap();
 //! ```
 
-#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod background;
 mod connect;
 mod contract;
