@@ -67,16 +67,12 @@
 //! | `purged` | debug | expired keys were deleted |
 //! | `purging failed` | warn | a round of a purge failed, and the round before it did not |
 //! | `purging failed` | debug | a further round failed |
-//! | `purging does not succeed` | warn, once until a round succeeds | no portion has been deleted or read for three intervals |
-//! | `purging is not permitted` | warn, once | the role of a `PostgresAdapter` may not delete rows |
 //! | `not encrypted` | warn, once | a `PostgresAdapter` is connected to another host without TLS |
 //! | `the Redis server may not be used` | error | it evicts keys, is too old, or is of another kind than the URL says: every call is refused until it is mended |
 //! | `the Redis server hides its eviction policy` | warn, once an adapter | it may evict keys. Its access rules or its service hide the policy: set it to `noeviction` |
 //! | `nearly full` | warn, once an hour at most | a `MemoryAdapter` has reached four fifths of its capacity |
 //! | `evicted` | warn, once a minute at most | a full `MemoryAdapter` has forgotten `keys` live keys; `age_s` is the age of the youngest |
 //! | `rejected` | warn | an argument of a handler, `Delivery` or `DedupTx`, is not available; `fix` says what to change |
-//! | `the SQLite file was deleted or replaced` | error | every call is refused until the file is back |
-//! | `the SQLite file is back` | warn | calls are no longer refused |
 //! | `the table of the SQLite store is gone` | warn | the table is made again, without its keys |
 //! | `the SQLite pool runs below` | warn | `synchronous` is below `FULL`: a power cut can lose a completed key |
 //! | `the SQLite file is not in WAL mode` | warn | duplicates wait for writers |
@@ -112,11 +108,11 @@
 //! | `tower_dedup_lane_restarts_total` | counter | `store` | connections that a lane of the queue has lost; the lane opens another one. `store` is `postgres`; the lanes of SQLite have no connection of their own |
 //! | `tower_dedup_shadow_total` | counter | `namespace`, `verdict` | deliveries in [shadow](crate::Mode::Shadow) by [verdict](crate::Verdict) |
 //! | `tower_dedup_purged_total` | counter | | expired keys that were deleted |
-//! | `tower_dedup_last_purge_timestamp_seconds` | gauge | | the Unix time at which the last round of a purge succeeded, or at which the first round began |
-//! | `tower_dedup_rows` | gauge | `state` | keys in the store's table, as the last round of a purge left them. Two SQL stores in one process share these gauges, and the last round counts; `state` is `in_flight`, `lapsed`, `released`, `complete` or `expired` |
-//! | `tower_dedup_expired_rows` | gauge | | expired keys that the last round did not delete: they expired less than an hour ago |
+//! | `tower_dedup_last_purge_timestamp_seconds` | gauge | | the Unix time at which the last round of a purge succeeded; before the first round, at which purging began |
+//! | `tower_dedup_rows` | gauge | `state` | keys in the store after the last round of a purge; an estimate for a large store. Two SQL stores in one process share these gauges, and the last round counts; `state` is `in_flight`, `lapsed`, `released`, `complete` or `expired` |
+//! | `tower_dedup_expired_rows` | gauge | | expired keys after the last round: they expired less than an hour ago |
 //! | `tower_dedup_oldest_lapsed_seconds` | gauge | | the time since the oldest lapsed lease lapsed, at the last round; 0 if no lease has lapsed |
-//! | `tower_dedup_table_bytes` | gauge | | the size of the table with its indexes, or of the file, when the last round began |
+//! | `tower_dedup_table_bytes` | gauge | | the size of the table with its indexes, or of the file, after the last round |
 //! | `tower_dedup_evicted_total` | counter | | live keys that a full `MemoryAdapter` has forgotten |
 //! | `tower_dedup_store_losses_total` | counter | `kind` | signs of lost writes: `kind` is `missing` (the row of a claim was gone when its handler had succeeded), or, of a `RedisAdapter`, `suspected` or `evicted` |
 //!
@@ -232,9 +228,7 @@ pub(crate) use meters::{Meters, MetersByNamespace};
 pub(crate) use outcome::Outcome;
 #[cfg(feature = "postgres")]
 pub(crate) use postgres::not_encrypted;
-#[cfg(feature = "postgres")]
-pub(crate) use purge::purge_not_permitted;
-pub(crate) use purge::{purge_failed, purge_stuck, purged};
+pub(crate) use purge::{purge_failed, purged};
 #[cfg(feature = "redis")]
 pub(crate) use redis_store::{redis_hides_its_policy, redis_is_unfit};
 pub(crate) use run::RunReport;
@@ -248,4 +242,4 @@ pub(crate) use span::store_span;
 #[cfg(feature = "postgres")]
 pub(crate) use store::lane_restarted;
 pub(crate) use store::store_call;
-pub(crate) use table::{TableCounts, purge_begins, purge_round};
+pub(crate) use table::{TableCounts, set_last_purge, table};

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::adapter::{MaintenanceAdapter, PURGE_TIMEOUT, Purged, Purging, StoreFuture};
+use crate::adapter::{MaintenanceAdapter, PURGE_TIMEOUT, Purging};
 use crate::error::{ConfigError, valid};
 
 /// Deletes expired keys from a store, at an interval.
@@ -31,10 +31,9 @@ use crate::error::{ConfigError, valid};
 /// # });
 /// ```
 ///
-/// 1. Rounds, portions, pauses and log records are those of [`Purging`].
-/// 2. Expired keys stay for another hour ([`PURGE_GRACE`](crate::adapter::PURGE_GRACE)). On the SQL adapters, a round
-///    fails while the store's clock is more than an hour ahead of its expected time. So a clock that is wrong for a
-///    while deletes nothing.
+/// 1. Rounds, pauses and log records are those of [`Purging`].
+/// 2. Expired keys stay for another hour ([`PURGE_GRACE`](crate::adapter::PURGE_GRACE)). So a clock that is ahead by
+///    less than an hour makes no purge delete a key too early.
 /// 3. If the handle is dropped, the purger stops at its next pause. [`PurgerHandle::stop`] waits for that.
 #[derive(Clone)]
 #[must_use = "a purger does nothing until it is spawned"]
@@ -103,11 +102,8 @@ impl Purger {
     pub fn spawn(self) -> PurgerHandle {
         let stop = CancellationToken::new();
         let Self { adapter, purging, timeout } = self;
-        let portion = move |keys| -> Option<StoreFuture<'static, Option<Purged>>> {
-            let adapter = Arc::clone(&adapter);
-            Some(Box::pin(async move { adapter.purge(keys).await.map(Some) }))
-        };
-        let task = tokio::spawn(purging.run(timeout, Arc::new(portion), stop.clone()));
+        let adapter = move || Some(Arc::clone(&adapter));
+        let task = tokio::spawn(purging.run(timeout, adapter, stop.clone()));
         PurgerHandle { _stops: stop.drop_guard(), task }
     }
 }
@@ -131,7 +127,7 @@ impl PurgerHandle {
     pub async fn stop(self) {
         let Self { _stops: stops, task } = self;
         drop(stops);
-        // The task never panics, because every round runs in its own task.
+        // The task never panics: it catches the panics of the store.
         let _ = task.await;
     }
 }

@@ -34,6 +34,7 @@ pub(crate) async fn list(target: &Target, options: &List, output: Output) -> Res
     let mut filter = ListFilter::new();
     filter.state = options.state;
     filter.namespace.clone_from(&options.namespace);
+    filter.id_part.clone_from(&options.id);
     filter.since = options.since;
     filter.attempts_over = options.attempts_over;
     let store = target.open(Access::Read).await?;

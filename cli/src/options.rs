@@ -124,6 +124,9 @@ pub(crate) struct List {
     /// Only keys of this namespace.
     #[arg(long)]
     pub(crate) namespace: Option<String>,
+    /// Only keys whose ids contain this text.
+    #[arg(long, value_name = "PART")]
+    pub(crate) id: Option<String>,
     /// Only keys first seen within this time: `30m`, `2h`, `7d`.
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub(crate) since: Option<Duration>,

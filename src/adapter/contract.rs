@@ -276,18 +276,12 @@ pub trait MaintenanceAdapter: DedupAdapter {
     /// Deletes at most `limit` keys that expired [`PURGE_GRACE`] ago or earlier. A live lease is never
     /// deleted, nor is a lease that lapsed less than `PURGE_GRACE` ago.
     ///
-    /// A call does one step of a round. A round reads every key once. A step reads a bounded part of
-    /// the store, and the next call of this adapter goes on after it: also if this call deleted nothing.
-    /// [`Purged::is_round_complete`] shows the end of the round. A store that fits into one step is
-    /// complete once a call has deleted fewer keys than `limit`. A key that another call has locked is
-    /// left to the next round.
+    /// A call that deletes fewer keys than `limit` has left no key to delete, except those that another call has
+    /// locked. A store may [delete expired keys by itself](Abilities::expires_keys); then a call deletes nothing.
     ///
     /// # Errors
     ///
-    /// The store's own errors; the next call continues. The SQL adapters return
-    /// [`ErrorKind::Refused`] while the store's clock is ahead by more than `PURGE_GRACE`. They compare
-    /// it with the clock at the last purge of this process plus the time since. A clock that stays
-    /// ahead for `PURGE_GRACE` is accepted.
+    /// The store's own errors.
     fn purge(&self, limit: u32) -> StoreFuture<'_, Purged>;
 
     /// Forgets one key: an operator lets its event run again. A live lease stays.
@@ -316,10 +310,10 @@ pub trait MaintenanceAdapter: DedupAdapter {
     /// Returns one portion of the keys that `filter` selects, at most `limit` of them (at least one),
     /// and where the next portion begins. The first call passes no cursor.
     ///
-    /// A call reads a bounded part of the store, in the store's physical order: beside load, a list
-    /// costs little at a time. A key that is written during the list may be absent or occur twice. A key
-    /// that is stuck is not written, so the list has it. An unreadable key is left out, and
-    /// [counted](Listing::unreadable). Changes nothing.
+    /// A call reads a bounded part of the store, also if the filter selects few keys. The SQL adapters read 10,000
+    /// keys, in the order of the primary key, and a [`Cursor`] is the last of them. A key that is written during the
+    /// list may be absent; on Redis it may occur twice. A key that is stuck is not written, so the list has it. An
+    /// unreadable key is left out, and [counted](Listing::unreadable). Changes nothing.
     ///
     /// # Errors
     ///
@@ -335,8 +329,8 @@ pub trait MaintenanceAdapter: DedupAdapter {
         Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "listing keys")) })
     }
 
-    /// Returns how many keys are in each state. It is exact for a small store, and an estimate for a
-    /// large one, of which a bounded part is read. Changes nothing.
+    /// Returns how many keys are in each state: exactly for a small store, and about for a large one, of which a
+    /// bounded part is read ([`Stats`]). Changes nothing.
     ///
     /// # Errors
     ///

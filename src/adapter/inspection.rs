@@ -33,6 +33,8 @@ pub struct ListFilter {
     pub state: Option<KeyState>,
     /// The namespace of the key; `None` selects every namespace.
     pub namespace: Option<String>,
+    /// A part of the key's id, as it is written; `None` selects every id.
+    pub id_part: Option<String>,
     /// Selects keys that were first seen within this time, by the store's clock.
     pub since: Option<Duration>,
     /// Selects keys with more attempts than this.
@@ -43,7 +45,7 @@ impl ListFilter {
     /// Returns a filter that selects every key that has not expired.
     #[must_use]
     pub const fn new() -> Self {
-        Self { state: None, namespace: None, since: None, attempts_over: None }
+        Self { state: None, namespace: None, id_part: None, since: None, attempts_over: None }
     }
 
     /// Selects keys in this state.
@@ -57,6 +59,13 @@ impl ListFilter {
     #[must_use]
     pub fn with_namespace(mut self, namespace: impl Into<String>) -> Self {
         self.namespace = Some(namespace.into());
+        self
+    }
+
+    /// Selects keys whose ids contain this text.
+    #[must_use]
+    pub fn with_id_part(mut self, part: impl Into<String>) -> Self {
+        self.id_part = Some(part.into());
         self
     }
 
@@ -122,10 +131,13 @@ impl fmt::Display for Cursor {
 
 /// The numbers of keys in a store.
 ///
-/// [`MaintenanceAdapter::stats`](super::MaintenanceAdapter::stats) reads a bounded part of a large
-/// table. `is_exact` is `false` then, and every number is an estimate. Keys in flight, lapsed and released
-/// keys are few: a sample of a large table may contain none of them, and an `oldest_…` time is that of the
-/// sample. [`Purged::stats`] and [`list`](super::MaintenanceAdapter::list) read every key.
+/// [`MaintenanceAdapter::stats`](super::MaintenanceAdapter::stats) reads a bounded part of a large store.
+/// `is_exact` is `false` then. [`list`](super::MaintenanceAdapter::list) reads every key.
+///
+/// The SQL adapters count the 100,000 keys that expired first, and the 100,000 keys that expire last: with one
+/// retention, these were claimed last. A lapsed or released key between them is not counted as such. On Postgres,
+/// [`rows`](Self::rows) and [`complete`](Self::complete) follow the catalogue's estimate. On SQLite, each number is
+/// the least that there is.
 ///
 /// With the feature `serde`, the fields are serialized under their names, with two exceptions. `released` has
 /// the name of its [state](KeyState), `failed`. A time is in whole seconds, and `_seconds` follows its name:
@@ -134,7 +146,7 @@ impl fmt::Display for Cursor {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Stats {
-    /// Whether the whole store was read.
+    /// Whether every key was counted.
     pub is_exact: bool,
     /// All stored keys, with expired keys that are not purged yet.
     pub rows: u64,
@@ -172,9 +184,9 @@ pub struct Stats {
     pub bytes: Option<u64>,
 }
 
+#[cfg(feature = "redis")]
 impl Stats {
     /// Adds the keys of another part of the same store.
-    #[cfg(any(feature = "postgres", feature = "sqlite", feature = "redis"))]
     pub(super) fn add(&mut self, part: &Self) {
         let mut part = part.clone();
         for (sum, keys) in self.counts().into_iter().zip(part.counts()) {
@@ -187,7 +199,6 @@ impl Stats {
     }
 
     /// Returns the statistics with each number of keys changed, for an estimate.
-    #[cfg(any(feature = "postgres", feature = "sqlite", feature = "redis"))]
     pub(super) fn map_counts(mut self, change: impl Fn(u64) -> u64) -> Self {
         for keys in self.counts() {
             *keys = change(*keys);
@@ -195,7 +206,6 @@ impl Stats {
         self
     }
 
-    #[cfg(any(feature = "postgres", feature = "sqlite", feature = "redis"))]
     fn counts(&mut self) -> [&mut u64; 6] {
         [
             &mut self.rows,
@@ -217,27 +227,15 @@ fn as_seconds<S: serde::Serializer>(time: &Option<Duration>, to: S) -> Result<S:
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Purged {
-    /// How many keys this call deleted.
+    /// How many keys this call deleted. Fewer than its limit: no other key was left to delete.
     pub deleted: u64,
-    /// Whether a round ended with this call: every key was read since the round began.
-    pub is_round_complete: bool,
-    /// The keys that the round read and did not delete. `None` until the round is complete, and from a
-    /// store that does not count them.
-    pub stats: Option<Stats>,
 }
 
 impl Purged {
     /// Returns the reply of a call that deleted so many keys.
     #[must_use]
-    pub const fn new(deleted: u64, is_round_complete: bool) -> Self {
-        Self { deleted, is_round_complete, stats: None }
-    }
-
-    /// Adds the keys that the round read and did not delete.
-    #[must_use]
-    pub fn with_stats(mut self, stats: Stats) -> Self {
-        self.stats = Some(stats);
-        self
+    pub const fn new(deleted: u64) -> Self {
+        Self { deleted }
     }
 }
 

@@ -2,33 +2,28 @@
 //!
 //! The loop belongs to a SQL adapter, or to a [`Purger`](crate::Purger).
 //!
-//! 1. A round deletes in portions until the store says that the round is complete. Then the loop waits
-//!    for the interval, or for nine times the length of the round if that is longer, up to six hours.
-//!    So the rounds over a large table take a tenth of the time. After each portion the loop pauses for
-//!    as long as the portion took, and for half a second at least unless the portion was full. So it
-//!    uses a connection for half of the time at most, and a walk through a large table reads a bounded
-//!    number of bytes a second.
+//! 1. A round repeats a statement until it deletes fewer keys than it may. Then the round reads statistics, for the
+//!    gauges.
 //! 2. The first round starts within a minute, or within the interval if that is shorter. Every pause is
 //!    jittered, so that replicas that start together do not purge together.
 //! 3. An error, a hang or a panic of the store ends one round; the loop goes on. The next round starts
-//!    after a second. After each further failure the pause doubles, up to the interval. Portions that
-//!    were deleted before the failure are counted.
-//! 4. The first failure is logged at WARN, and the next ones at DEBUG. If no portion succeeds for three
-//!    intervals, or three of the longer pauses, that is logged at WARN once. After a round that
-//!    succeeds, both may be logged again.
+//!    after a second. After each further failure the pause doubles, up to the interval.
+//! 4. The first failure is logged at WARN, and the next ones at DEBUG, until a round succeeds.
 
-use std::sync::Arc;
+use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use rand::RngExt;
-use tokio::time::Instant;
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use super::contract::StoreFuture;
-use super::inspection::{Purged, Stats};
+use super::contract::{MaintenanceAdapter, StoreFuture};
+use super::inspection::Stats;
 use crate::error::{ConfigError, Error, ErrorKind, check, valid};
 use crate::observe::{self, TableCounts};
 
+const PURGING: &str = "purging keys";
 /// The latest start of the first round. The earliest is half of it: a test or a command that counts rows
 /// has ended before.
 const FIRST_WITHIN: Duration = Duration::from_secs(60);
@@ -37,15 +32,6 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(365 * 86_400);
 /// The pause after the first failed round.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
-/// How many times longer than a round the pause after it is, at least.
-const PAUSE_PER_ROUND: u32 = 9;
-/// The longest pause because of a long round, if the interval is shorter.
-const LONGEST_PAUSE_OF_ROUND: Duration = Duration::from_secs(6 * 3_600);
-/// After how many intervals without a successful portion the loop warns.
-const STUCK_AFTER: u32 = 3;
-/// The shortest pause after a portion that was not full. Such a portion has read a bounded part of the
-/// table, so this bounds how much of it a second reads.
-const STEP_PAUSE: Duration = Duration::from_millis(500);
 /// How long one statement may take by default.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -77,8 +63,8 @@ pub struct Purging {
 }
 
 impl Purging {
-    /// Deletes up to 1,000 keys in a statement, every ten minutes; in a large table less often, because
-    /// the pause is at least nine times as long as the round before it, up to six hours.
+    /// Deletes up to 1,000 keys in a statement, every ten minutes. A statement that deletes so many is repeated at
+    /// once.
     pub const fn new() -> Self {
         Self { every: Some(Duration::from_secs(600)), keys_per_statement: 1_000 }
     }
@@ -136,53 +122,63 @@ impl Purging {
         self.every.is_none()
     }
 
-    /// Purges until `stop`, or until `portion` returns `None`. A statement may take `timeout`.
-    pub(crate) async fn run(self, timeout: Duration, portion: Portion, stop: CancellationToken) {
+    /// Purges until `stop`, or until `adapter` returns `None`: it is asked before each statement, which may take
+    /// `timeout`.
+    pub(crate) async fn run<A: MaintenanceAdapter>(
+        self,
+        timeout: Duration,
+        adapter: impl Fn() -> Option<A>,
+        stop: CancellationToken,
+    ) {
         let Some(every) = self.every else { return };
-        let round = Round { portion, keys: self.keys_per_statement, timeout };
         let mut pause = every.min(FIRST_WITHIN).mul_f64(rand::rng().random_range(0.5..=1.0));
-        let mut retry = FIRST_RETRY;
-        let (mut succeeded_at, mut has_failed, mut is_stuck) = (Instant::now(), false, false);
-        // The interval, or the pause after the last round if that was longer.
-        let mut interval = every;
-        let mut is_first = true;
-        while stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
-            if std::mem::take(&mut is_first) {
-                observe::purge_begins();
-            }
-            let begun_at = Instant::now();
-            // A task of its own, so that a panic of the store ends this round only.
-            let ended = tokio::spawn(round.clone().run(stop.clone())).await;
-            let (has_succeeded, ended) = ended.unwrap_or_else(|panic| {
-                let error = Error::new(ErrorKind::Unavailable, "purging keys").with_source(panic);
-                (false, Err(error))
-            });
-            if has_succeeded {
-                succeeded_at = Instant::now();
-            }
-            match ended {
-                Ok(Ended::Gone | Ended::Stopped) => return,
+        let (mut retry, mut has_failed) = (FIRST_RETRY, false);
+        // For an alert on a purge that never succeeds.
+        observe::set_last_purge();
+        while stop.run_until_cancelled(sleep(pause)).await.is_some() {
+            let round = AssertUnwindSafe(self.round(timeout, &adapter, &stop)).catch_unwind();
+            let panicked = |_| Err(Error::new(ErrorKind::Unavailable, "purging keys: a panic"));
+            match round.await.unwrap_or_else(panicked) {
+                Ok(Ended::Stopped) => return,
+                Ok(Ended::Done) => (pause, retry, has_failed) = (every, FIRST_RETRY, false),
                 // The adapter may be closed.
                 Err(_) if stop.is_cancelled() => return,
-                Ok(Ended::Done) => {
-                    let of_round = begun_at.elapsed().saturating_mul(PAUSE_PER_ROUND);
-                    interval = every.max(of_round.min(LONGEST_PAUSE_OF_ROUND));
-                    pause = interval;
-                    (retry, has_failed, is_stuck) = (FIRST_RETRY, false, false);
-                }
                 Err(error) => {
                     observe::purge_failed(&error, !has_failed);
-                    let since = succeeded_at.elapsed();
-                    if !is_stuck && since >= interval.saturating_mul(STUCK_AFTER) {
-                        observe::purge_stuck(&error, since);
-                        is_stuck = true;
-                    }
                     has_failed = true;
                     (pause, retry) = (retry.min(every), retry.saturating_mul(2).min(every));
                 }
             }
             pause = pause.mul_f64(rand::rng().random_range(0.9..=1.1));
         }
+    }
+
+    /// Deletes every key that can be purged. A stop waits for the current statement.
+    async fn round<A: MaintenanceAdapter>(
+        self,
+        timeout: Duration,
+        adapter: &impl Fn() -> Option<A>,
+        stop: &CancellationToken,
+    ) -> Result<Ended, Error> {
+        while let Some(adapter) = adapter()
+            && !stop.is_cancelled()
+        {
+            let deleted = within(timeout, adapter.purge(self.keys_per_statement)).await?.deleted;
+            if deleted > 0 {
+                observe::purged(deleted);
+            }
+            if deleted < u64::from(self.keys_per_statement) {
+                observe::set_last_purge();
+                // A store without rows to purge is not read.
+                if !adapter.abilities().expires_keys {
+                    observe::table(&counts(&within(timeout, adapter.stats()).await?));
+                }
+                return Ok(Ended::Done);
+            }
+            // A store in memory never waits.
+            tokio::task::yield_now().await;
+        }
+        Ok(Ended::Stopped)
     }
 }
 
@@ -192,64 +188,15 @@ impl Default for Purging {
     }
 }
 
-/// Deletes at most so many keys: [`MaintenanceAdapter::purge`](super::MaintenanceAdapter::purge).
-/// Returns `None` if the adapter is gone; and `Ok(None)` if its role may not purge, which it has logged.
-pub(crate) type Portion =
-    Arc<dyn Fn(u32) -> Option<StoreFuture<'static, Option<Purged>>> + Send + Sync>;
-
 /// How a round ended that has not failed.
 enum Ended {
     Done,
     Stopped,
-    Gone,
 }
 
-#[derive(Clone)]
-struct Round {
-    portion: Portion,
-    keys: u32,
-    timeout: Duration,
-}
-
-impl Round {
-    /// Deletes until the store says that the round is complete. A stop waits for the current portion.
-    /// Returns whether any portion has succeeded, too.
-    async fn run(self, stop: CancellationToken) -> (bool, Result<Ended, Error>) {
-        let mut has_succeeded = false;
-        let ended = self.portions(stop, &mut has_succeeded).await;
-        (has_succeeded, ended)
-    }
-
-    async fn portions(
-        self,
-        stop: CancellationToken,
-        has_succeeded: &mut bool,
-    ) -> Result<Ended, Error> {
-        loop {
-            let started = Instant::now();
-            let Some(portion) = (self.portion)(self.keys) else { return Ok(Ended::Gone) };
-            let purged = tokio::time::timeout(self.timeout, portion)
-                .await
-                .unwrap_or_else(|_| Err(Error::new(ErrorKind::Timeout, "purging keys")))?;
-            *has_succeeded = true;
-            let Some(purged) = purged else { return Ok(Ended::Done) };
-            if purged.deleted > 0 {
-                observe::purged(purged.deleted);
-            }
-            if purged.is_round_complete {
-                observe::purge_round(purged.stats.as_ref().map(counts).as_ref());
-                return Ok(Ended::Done);
-            }
-            // Leaves the store to deliveries for the other half of the time.
-            let mut pause = started.elapsed();
-            if purged.deleted < u64::from(self.keys) {
-                pause = pause.max(STEP_PAUSE);
-            }
-            if stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
-                return Ok(Ended::Stopped);
-            }
-        }
-    }
+async fn within<T>(timeout: Duration, call: StoreFuture<'_, T>) -> Result<T, Error> {
+    let called = tokio::time::timeout(timeout, call).await;
+    called.unwrap_or_else(|_| Err(Error::new(ErrorKind::Timeout, PURGING)))
 }
 
 fn counts(stats: &Stats) -> TableCounts {

@@ -175,7 +175,7 @@ macro_rules! inspection_conformance_suite {
     ($store:ty) => {
         $crate::conformance_suite! { @cases $store:
             list_returns_the_state_of_each_key,
-            list_filters_by_state_namespace_age_and_attempts,
+            list_filters_by_state_namespace_id_age_and_attempts,
             list_in_pages_has_every_key_once,
             list_beside_writes_has_every_key_that_is_not_written,
             foreign_cursor_is_refused,

@@ -102,7 +102,7 @@ impl OnArrival {
     /// Returns the claims of a delivery. Until a key is released, this process treats it as in flight.
     fn claims(
         &self,
-        slot: OwnedSemaphorePermit,
+        slot: Option<OwnedSemaphorePermit>,
         terms: CallTerms,
         store_timeout: Duration,
     ) -> Claims<'_> {
@@ -112,7 +112,7 @@ impl OnArrival {
             held: List::new(),
             terms,
             store_timeout,
-            slot: Some(slot),
+            slot,
             releasing: Some(&self.releasing),
             completing: None,
         }
@@ -209,7 +209,8 @@ impl Ledger for OnArrival {
         let (events, first) = flatten(keys);
         let terms = context.terms(Permanence::OnClaim, &events, self.abilities);
         // Reserved before the claim, because a refused release loses an event.
-        let Some(slot) = self.pool.reserve() else {
+        let slot = self.pool.reserve();
+        if slot.is_none() {
             let error = Error::new(ErrorKind::Unavailable, "reserving a slot for a release");
             return if context.fails_open(&error) {
                 unprotected(events, &error)

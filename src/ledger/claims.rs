@@ -63,7 +63,7 @@ impl Claims<'_> {
         if later.is_empty() {
             return States::default();
         }
-        self.held = first.claimed().cloned().collect();
+        self.held = first.may_be_held().cloned().collect();
         self.claim(later).await
     }
 

@@ -142,10 +142,10 @@ impl States {
         self.keys.iter().zip(&mut self.states)
     }
 
-    /// Returns the keys that were claimed.
-    pub(super) fn claimed(&self) -> impl Iterator<Item = &DedupKey> {
+    /// Returns the keys that were claimed, or whose claim has an unknown outcome.
+    pub(super) fn may_be_held(&self) -> impl Iterator<Item = &DedupKey> {
         let states = self.keys.iter().zip(&self.states);
-        states.filter_map(|(key, state)| matches!(state, KeyState::First { .. }).then_some(key))
+        states.filter_map(|(key, state)| state.may_be_held().then_some(key))
     }
 
     /// Returns the keys to claim after this first step, sorted: rule 2.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// The keys of a store by state, as a complete round of a purge left them.
+/// The keys of a store by state, after a round of a purge.
 #[cfg_attr(not(feature = "metrics"), expect(dead_code, reason = "metrics only"))]
 pub(crate) struct TableCounts {
     pub(crate) in_flight: u64,
@@ -14,23 +14,8 @@ pub(crate) struct TableCounts {
     pub(crate) bytes: Option<u64>,
 }
 
-/// Reports that a round of a purge has succeeded, and what it left if the store has counted it.
-#[cfg_attr(not(feature = "metrics"), expect(unused_variables, reason = "metrics only"))]
-pub(crate) fn purge_round(table: Option<&TableCounts>) {
-    set_last_purge();
-    #[cfg(feature = "metrics")]
-    if let Some(table) = table {
-        set(table);
-    }
-}
-
-/// Reports that the first round of a purge begins. Its time stands for the last success, so that an alert
-/// sees a purge that never succeeds.
-pub(crate) fn purge_begins() {
-    set_last_purge();
-}
-
-fn set_last_purge() {
+/// Reports that a round of a purge has succeeded, or that the first one is still to come.
+pub(crate) fn set_last_purge() {
     #[cfg(feature = "metrics")]
     {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
@@ -39,9 +24,14 @@ fn set_last_purge() {
     }
 }
 
+/// Reports the keys of a store.
+#[cfg(not(feature = "metrics"))]
+pub(crate) fn table(_: &TableCounts) {}
+
+/// Reports the keys of a store.
 #[cfg(feature = "metrics")]
 #[expect(clippy::cast_precision_loss, reason = "a gauge is a float")]
-fn set(table: &TableCounts) {
+pub(crate) fn table(table: &TableCounts) {
     for (state, rows) in [
         ("in_flight", table.in_flight),
         ("lapsed", table.lapsed),

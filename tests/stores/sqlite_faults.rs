@@ -1,5 +1,5 @@
 //! Faults of SQLite that raise no error: open transactions, rows that expire at once, futures that
-//! are not polled, replaced files.
+//! are not polled, dropped tables.
 
 use std::convert::Infallible;
 use std::slice;
@@ -273,72 +273,4 @@ async fn dropped_table_is_created_again_for_many_callers_at_once() {
             }
         }
     }
-}
-
-/// Waits until the adapter has noticed, which may take a second.
-async fn refuses(adapter: &SqliteAdapter) {
-    let until = Instant::now() + Duration::from_secs(10);
-    loop {
-        let refused = adapter.claim(&dedup_key("probe"), &terms()).await;
-        match refused {
-            Err(error) => {
-                assert_eq!(error.kind(), ErrorKind::Refused, "{error:?}");
-                assert!(error.to_string().contains("deleted or replaced"), "{error}");
-                break;
-            }
-            Ok(_) => {
-                assert!(Instant::now() < until, "the adapter has not noticed the replaced file");
-            }
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    // Every other call is refused, too.
-    let key = dedup_key("a");
-    adapter.claim(&key, &on_claim(&terms())).await.unwrap_err();
-    adapter.complete(&key, &terms()).await.unwrap_err();
-    adapter.purge(1).await.unwrap_err();
-    adapter.get(&key).await.unwrap_err();
-    adapter.open(slice::from_ref(&key), &terms()).await.unwrap_err();
-}
-
-#[cfg(unix)]
-#[tokio::test]
-async fn replaced_file_is_refused_until_the_first_file_is_back() {
-    let (file, other) = (File::new(), File::new());
-    let users = file.pool(2).await;
-    let adapters = [file.connect().await, SqliteAdapter::new(users)];
-    for (at, adapter) in adapters.iter().enumerate() {
-        let key = dedup_key(&format!("k{at}"));
-        assert_eq!(adapter.claim(&key, &on_claim(&terms())).await.unwrap(), FIRST);
-    }
-    other.connect().await.migrate().await.unwrap();
-    let aside = file.dir.path().join("aside.db");
-    std::fs::rename(file.path(), &aside).unwrap();
-    std::fs::copy(other.path(), file.path()).unwrap();
-    for adapter in &adapters {
-        refuses(adapter).await;
-    }
-    std::fs::remove_file(file.path()).unwrap();
-    for adapter in &adapters {
-        refuses(adapter).await;
-    }
-    std::fs::rename(&aside, file.path()).unwrap();
-    for (at, adapter) in adapters.iter().enumerate() {
-        let again =
-            adapter.claim(&dedup_key(&format!("k{at}")), &on_claim(&terms())).await.unwrap();
-        assert!(matches!(again, Claimed::Duplicate(_)), "{again:?}");
-    }
-}
-
-/// The check of the file's identity does not apply to a database that is in no file.
-#[tokio::test]
-async fn in_memory_pool_is_not_taken_for_a_replaced_file() {
-    let pool = SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await;
-    let adapter = SqliteAdapter::new(pool.unwrap());
-    let key = dedup_key("a");
-    assert_eq!(adapter.claim(&key, &on_claim(&terms())).await.unwrap(), FIRST);
-    // The adapter checks the identity of the file once a second, by the real clock.
-    tokio::time::sleep(Duration::from_millis(1_100)).await;
-    let again = adapter.claim(&key, &on_claim(&terms())).await.unwrap();
-    assert!(matches!(again, Claimed::Duplicate(_)), "{again:?}");
 }

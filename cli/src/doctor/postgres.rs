@@ -31,6 +31,7 @@ struct Table {
     may_delete: bool,
     may_select_version: bool,
     is_unlogged: bool,
+    has_index: bool,
 }
 
 pub(super) async fn findings(postgres: &Postgres) -> Result<Vec<Finding>, Failure> {
@@ -62,6 +63,7 @@ pub(super) async fn findings(postgres: &Postgres) -> Result<Vec<Finding>, Failur
     let mut findings = vec![tls(&server), primary(&server), durability(&server)];
     findings.push(finding::table(&state, is_unlogged));
     findings.extend(table.as_ref().map(rights));
+    findings.extend(table.as_ref().map(index));
     if state == Ok(TableState::Current) {
         let store = postgres.open_pool();
         findings.push(finding::purge(&store.adapter.stats().await));
@@ -155,6 +157,16 @@ fn rights(table: &Table) -> Finding {
         ),
     ];
     Finding::first("rights", "SELECT, INSERT, UPDATE, DELETE", &faults)
+}
+
+fn index(table: &Table) -> Finding {
+    let fault = (
+        !table.has_index,
+        Warning,
+        "none on expires_at: each purge reads the whole table",
+        "run the CREATE INDEX of `tower-dedup migrate --print`",
+    );
+    Finding::first("index", "expires_at has one", &[fault])
 }
 
 async fn json<T: for<'de> Deserialize<'de>>(

@@ -15,7 +15,11 @@ SELECT to_json(f)::text FROM (
       WHERE v.relnamespace = c.relnamespace AND v.relname = c.relname || '_schema'
     ), true) AS may_select_version,
     (SELECT bool_or(r.relpersistence <> 'p') FROM part AS p JOIN pg_class AS r ON r.oid = p.oid)
-      AS is_unlogged
+      AS is_unlogged,
+    EXISTS (
+      SELECT FROM pg_index AS i JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+      WHERE i.indrelid = c.oid AND a.attname = 'expires_at'
+    ) AS has_index
   FROM pg_class AS c
   WHERE c.oid = $1::bigint::oid
 ) AS f

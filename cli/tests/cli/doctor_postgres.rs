@@ -45,7 +45,7 @@ async fn settings_of_the_server() {
     ran.assert(0, "0 error(s), 0 warning(s)");
     assert_line(&ran, "tls", "ok", "on this machine");
     let json = run(&url, &["doctor", "--json"]).await.json();
-    assert!(json.len() == 6 && json.iter().all(|finding| finding["level"] == "ok"), "{json:?}");
+    assert!(json.len() == 7 && json.iter().all(|finding| finding["level"] == "ok"), "{json:?}");
 
     let server = set(server, &["full_page_writes = off"]).await;
     let ran = run(&url, &["doctor"]).await;
@@ -115,7 +115,9 @@ async fn state_of_the_table() {
     let ran = run(&url, &["doctor"]).await;
     assert_line(&ran, "table", "ok", "exists");
     assert_line(&ran, "purge", "ok", "no expired key");
+    assert_line(&ran, "index", "ok", "expires_at");
     for (sql, check, level, words) in [
+        ("DROP INDEX webhook_deliveries_expires_at", "index", "warning", "none on expires_at"),
         ("ALTER TABLE webhook_deliveries SET UNLOGGED", "table", "error", "unlogged"),
         (
             "INSERT INTO webhook_deliveries (key, namespace, id, attempts, takeover, first_seen_at, \

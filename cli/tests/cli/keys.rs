@@ -252,7 +252,7 @@ fn ids(keys: &[Value]) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn list_selects_by_state_namespace_time_and_attempts() {
+async fn list_selects_by_state_namespace_id_time_and_attempts() {
     for place in Place::all() {
         fill(&place).await;
         place.adapter().await.claim(&dedup_key("bad"), &terms()).await.unwrap();
@@ -265,6 +265,7 @@ async fn list_selects_by_state_namespace_time_and_attempts() {
             (&["--state", "complete"], &["done"]),
             (&["--since", "1h"], &["bad", "gone", "run"]),
             (&["--attempts-over", "1"], &["bad"]),
+            (&["--id", "on"], &["done", "gone"]),
             (&["--namespace", "test", "--since", "1d"], &["bad", "done", "gone", "run"]),
             (&["--namespace", "tes"], &[]),
         ] {

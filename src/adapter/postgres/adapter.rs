@@ -4,7 +4,6 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use sqlx::postgres::{PgPool, PgPoolOptions};
@@ -21,15 +20,13 @@ use super::super::sql::rounds::read_rows;
 use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
 use super::connections::Source;
-use super::errors::{is_not_permitted, store_error};
+use super::errors::store_error;
 use super::options::PostgresOptions;
 use super::params::{Params, Uuid, key_hash, read_row};
 use super::schema::create_sql;
 use super::store::PostgresStore;
-use super::walk::Place;
 use crate::error::Error;
 use crate::key::DedupKey;
-use crate::observe;
 
 const CONNECTIONS: u32 = 10;
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -216,26 +213,8 @@ impl PostgresStore {
             return;
         }
         let store = Arc::downgrade(self);
-        let closed = || self.connections.pool.close_event();
-        self.purge_task.ensure(closed, move |keys| {
-            let adapter = PostgresAdapter(store.upgrade()?);
-            Some(Box::pin(async move {
-                match adapter.purge(keys).await {
-                    Err(error) if is_not_permitted(&error) => {
-                        adapter.0.warn_of_purge(&error);
-                        Ok(None)
-                    }
-                    purged => purged.map(Some),
-                }
-            }))
-        });
-    }
-
-    /// Warns once that the role may not delete rows. A later GRANT takes effect by itself.
-    fn warn_of_purge(&self, error: &Error) {
-        if !self.has_warned_of_purge.swap(true, Ordering::Relaxed) {
-            observe::purge_not_permitted(error);
-        }
+        let adapter = move || store.upgrade().map(PostgresAdapter);
+        self.purge_task.ensure(|| self.connections.pool.close_event(), adapter);
     }
 
     /// Reads a key on any server.
@@ -251,10 +230,7 @@ impl PostgresStore {
 impl MaintenanceAdapter for PostgresAdapter {
     fn purge(&self, limit: u32) -> StoreFuture<'_, Purged> {
         let store = &self.0;
-        let step = move |at: Option<Place>| {
-            store.with_table(move || Box::pin(store.purge(limit, at.clone())))
-        };
-        Box::pin(store.purge_state.purge(limit, step))
+        Box::pin(store.with_table(move || Box::pin(store.purge(limit))))
     }
 
     fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {

@@ -13,7 +13,6 @@ const DEADLOCK_DETECTED: &str = "40P01";
 const IN_FAILED_TRANSACTION: &str = "25P02";
 const READ_ONLY_TRANSACTION: &str = "25006";
 const UNDEFINED_TABLE: &str = "42P01";
-const INSUFFICIENT_PRIVILEGE: &str = "42501";
 
 pub(super) fn store_error(context: &'static str, error: sqlx::Error) -> Error {
     errors::store_error(context, error, is_refusal)
@@ -30,11 +29,6 @@ fn is_refusal(error: &dyn DatabaseError) -> bool {
 /// Returns `true` if the table does not exist.
 pub(super) fn is_without_table(error: &Error) -> bool {
     errors::cause(error).is_some_and(|error| has_code(error, &[UNDEFINED_TABLE]))
-}
-
-/// Returns `true` if the role may not do this.
-pub(super) fn is_not_permitted(error: &Error) -> bool {
-    errors::cause(error).is_some_and(|error| has_code(error, &[INSUFFICIENT_PRIVILEGE]))
 }
 
 fn has_code(error: &sqlx::Error, codes: &[&str]) -> bool {

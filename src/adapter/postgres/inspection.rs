@@ -1,4 +1,4 @@
-//! The statements that read or purge a part of the table: purge, statistics, lists.
+//! Purge, statistics and lists.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,98 +6,60 @@ use std::time::Duration;
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
-use super::super::inspection::{Cursor, KeyState, ListFilter, Listing, Stats};
+use super::super::inspection::{Cursor, KeyState, ListFilter, Listing, Purged, Stats};
 use super::super::replies::Entry;
-use super::super::sql::purge::Step;
 use super::super::stored::Fetch;
 use super::connections::Source;
 use super::errors::store_error;
-use super::params::{Params, Selection, read_row};
+use super::params::{Params, Selection, Uuid, read_row};
 use super::store::PostgresStore;
-use super::walk::{Blocks, Place, TableSize, row_id};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
-/// Where a list goes on: after this row id, in this partition. Its text is four numbers with dots between.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Position {
-    block: u32,
-    item: u16,
-    partition: u32,
-    /// The number of blocks when the list began. Rows in later blocks are newer: a list that read them
-    /// would never end if writers are faster.
-    end: u32,
-}
-
-impl Position {
-    fn parse(cursor: &Cursor) -> Result<Self, Error> {
-        let foreign =
-            || Error::new(ErrorKind::Refused, "listing keys: the cursor is not of this store");
-        let mut parts = cursor.as_str().split('.');
-        let mut next =
-            || parts.next().filter(|part| part.bytes().all(|byte| byte.is_ascii_digit()));
-        let (block, item, partition, end) = (next(), next(), next(), next());
-        let position = || {
-            let (block, item) = (block?.parse().ok()?, item?.parse().ok()?);
-            let (partition, end) = (partition?.parse().ok()?, end?.parse().ok()?);
-            Some(Self { block, item, partition, end })
-        };
-        let position = position().ok_or_else(foreign)?;
-        if parts.next().is_some() { Err(foreign()) } else { Ok(position) }
-    }
-
-    /// Reads the position of a row, in the same list.
-    fn at(self, row: &PgRow) -> Result<Self, sqlx::Error> {
-        let place: &str = row.try_get("place")?;
-        let partition: i64 = row.try_get("partition")?;
-        let numbers = || {
-            let (block, item) = place.strip_prefix('(')?.strip_suffix(')')?.split_once(',')?;
-            let (block, item) = (block.parse().ok()?, item.parse().ok()?);
-            Some(Self { block, item, partition: partition.try_into().ok()?, ..self })
-        };
-        numbers().ok_or_else(|| sqlx::Error::Decode("a row id of another form".into()))
-    }
-
-    fn cursor(self) -> Cursor {
-        Cursor::new(format!("{}.{}.{}.{}", self.block, self.item, self.partition, self.end))
-    }
-}
-
 impl PostgresStore {
-    /// Does one step of a purge.
-    pub(super) async fn purge(&self, limit: u32, at: Option<Place>) -> Result<Step<Place>, Error> {
+    /// Deletes at most `limit` expired keys.
+    pub(super) async fn purge(&self, limit: u32) -> Result<Purged, Error> {
         let fault = |error| store_error("purging", error);
-        let statements = self.statements();
-        let clock = self.fetch(&statements.clock, Params::None).await.map_err(fault)?;
-        if let Some(row) = clock.first() {
-            self.purge_state.check_clock(row.try_get(0).map_err(fault)?)?;
-        }
-        let at = match at {
-            Some(at) => at,
-            None => Place::begin(&self.size().await.map_err(fault)?),
-        };
-        let blocks = Blocks::from(&at.range());
-        let purge = Params::Purge(&blocks, limit.into());
-        let rows = self.read_part(&statements.purge, purge).await.map_err(fault)?;
-        let deleted = rows.first().map_or(Ok(0), |row| number(row, 0)).map_err(fault)?;
-        // More may be there: the step is done again, and then counts.
-        if deleted > 0 && deleted >= u64::from(limit) {
-            return Ok(Step { next: Some(at.clone()), at, deleted, left: Stats::default() });
-        }
-        let left = self.count(&blocks).await.map_err(fault)?;
-        let left = Stats { bytes: Some(at.bytes()), ..left };
-        Ok(Step { next: at.next(), at, deleted, left })
+        let rows = self.read_part(&self.statements().purge, Params::Purge(limit.into())).await;
+        let rows = rows.map_err(fault)?;
+        Ok(Purged::new(rows.first().map_or(Ok(0), |row| number(row, 0)).map_err(fault)?))
     }
 
-    /// Reads statistics: of the whole table, or of a sample of a large table.
     pub(super) async fn stats(&self) -> Result<Stats, Error> {
-        let fault = |error| store_error("reading statistics", error);
-        let size = self.size().await.map_err(fault)?;
-        let (sample, mut stats) = (size.sample(), Stats::default());
-        for range in &sample.ranges {
-            stats.add(&self.count(&range.into()).await.map_err(fault)?);
+        self.count().await.map_err(|error| store_error("reading statistics", error))
+    }
+
+    async fn count(&self) -> Result<Stats, sqlx::Error> {
+        let statements = self.statements();
+        let size = self.fetch(&statements.size, Params::None).await?;
+        let rows = self.read_part(&statements.stats, Params::None).await?;
+        let (Some(size), Some(row)) = (size.first(), rows.first()) else {
+            return Ok(Stats::default());
+        };
+        let age = |at| {
+            let ms: Option<i64> = row.try_get(at)?;
+            Ok::<_, sqlx::Error>(ms.map(|ms| Duration::from_millis(u64::try_from(ms).unwrap_or(0))))
+        };
+        let mut stats = Stats {
+            is_exact: row.try_get("is_exact")?,
+            rows: number(row, 0)?,
+            in_flight: number(row, 1)?,
+            lapsed: number(row, 2)?,
+            released: number(row, 3)?,
+            complete: number(row, 4)?,
+            expired: number(row, 5)?,
+            oldest_in_flight: age(6)?,
+            oldest_lapsed: age(7)?,
+            oldest_expired: age(8)?,
+            bytes: Some(number(size, 1)?),
+        };
+        if !stats.is_exact {
+            // Nearly all of the rows that were not counted are complete.
+            let more = number(size, 0)?.saturating_sub(stats.rows);
+            stats.rows += more;
+            stats.complete += more;
         }
-        Ok(Stats { bytes: Some(size.bytes), ..sample.scale(&stats) })
+        Ok(stats)
     }
 
     /// Reads one portion of a list.
@@ -110,32 +72,29 @@ impl PostgresStore {
         let fault = |error| store_error("listing keys", error);
         // With 0, the list would never end.
         let limit = limit.max(1);
-        let from = after.map(Position::parse).transpose()?;
-        let size = self.size().await.map_err(fault)?;
-        let from = from.unwrap_or_else(|| Position { end: size.length(), ..Position::default() });
-        let blocks = size.list_range(from.block, from.end);
         let selection = Selection {
-            blocks: (&blocks).into(),
-            after: row_id(from.block.into(), from.item),
-            partition: from.partition.into(),
+            // No key is 0: it is a part of a SHA-256.
+            after: after.map_or(Ok(Uuid([0; 16])), read_cursor)?,
             state: filter.state.map(state_number),
             namespace: filter.namespace.as_deref(),
             since_ms: filter.since.map(since_ms),
             attempts_over: filter.attempts_over.map(Into::into),
+            id_part: filter.id_part.as_deref(),
             limit: limit.into(),
         };
         let rows = self.read_part(&self.statements().list, Params::List(&selection)).await;
         let rows = rows.map_err(fault)?;
-        let next = if rows.len() >= limit as usize {
-            let last = rows.last().map_or(Ok(from), |row| from.at(row)).map_err(fault)?;
-            Some(last.cursor())
-        } else {
-            let block = u32::try_from(blocks.end).unwrap_or(u32::MAX);
-            let next = Position { block, end: from.end, ..Position::default() };
-            (block < from.end).then(|| next.cursor())
-        };
-        let mut listing = Listing::new(Vec::new(), next);
+        let mut listing = Listing::default();
+        if let Some(last) = rows.last()
+            && (rows.len() >= limit as usize || last.try_get("is_last").map_err(fault)?)
+        {
+            let key: Uuid = last.try_get("key").map_err(fault)?;
+            listing.next = Some(Cursor::new(key.to_string()));
+        }
         for row in &rows {
+            if !row.try_get("is_selected").map_err(fault)? {
+                continue;
+            }
             match listed(row) {
                 Ok(Some(key)) => listing.keys.push(key),
                 Ok(None) => {}
@@ -145,41 +104,7 @@ impl PostgresStore {
         Ok(listing)
     }
 
-    /// Counts rows by their states.
-    async fn count(&self, blocks: &Blocks) -> Result<Stats, sqlx::Error> {
-        let rows = self.read_part(&self.statements().stats, Params::Blocks(blocks)).await?;
-        let Some(row) = rows.first() else { return Ok(Stats::default()) };
-        let age = |at| {
-            let ms: Option<i64> = row.try_get(at)?;
-            Ok::<_, sqlx::Error>(ms.map(|ms| Duration::from_millis(u64::try_from(ms).unwrap_or(0))))
-        };
-        Ok(Stats {
-            is_exact: false,
-            rows: number(row, 0)?,
-            in_flight: number(row, 1)?,
-            lapsed: number(row, 2)?,
-            released: number(row, 3)?,
-            complete: number(row, 4)?,
-            expired: number(row, 5)?,
-            oldest_in_flight: age(6)?,
-            oldest_lapsed: age(7)?,
-            oldest_expired: age(8)?,
-            bytes: None,
-        })
-    }
-
-    async fn size(&self) -> Result<TableSize, sqlx::Error> {
-        let rows = self.fetch(&self.statements().size, Params::None).await?;
-        let mut size = TableSize { blocks: Vec::with_capacity(rows.len()), bytes: 0 };
-        for row in &rows {
-            size.blocks.push(number(row, 0)?);
-            size.bytes += number(row, 1)?;
-        }
-        Ok(size)
-    }
-
-    /// Runs a statement over a part of the table. It has six times as long as another statement, because
-    /// Postgres 13 reads the whole table.
+    /// Runs a statement over many rows, which has six times as long as another statement.
     async fn read_part(
         &self,
         sql: &Arc<str>,
@@ -188,6 +113,14 @@ impl PostgresStore {
         let bound = self.options.statement_timeout.saturating_mul(6);
         Ok(self.fetch_on(Source::Pool, bound, sql, params).await?.rows)
     }
+}
+
+/// Reads a cursor: the last key, as 32 hexadecimal digits.
+fn read_cursor(cursor: &Cursor) -> Result<Uuid, Error> {
+    let key = u128::from_str_radix(cursor.as_str(), 16).map(Uuid::from).ok();
+    key.filter(|key| key.to_string() == cursor.as_str()).ok_or_else(|| {
+        Error::new(ErrorKind::Refused, "listing keys: the cursor is not of this store")
+    })
 }
 
 fn number(row: &PgRow, at: usize) -> Result<u64, sqlx::Error> {
@@ -226,39 +159,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cursor_is_read_as_it_was_written() {
-        for position in [
-            Position::default(),
-            Position { block: 7, item: 42, partition: 16_384, end: 8 },
-            Position { block: u32::MAX, item: u16::MAX, partition: u32::MAX, end: u32::MAX },
-        ] {
-            assert_eq!(Position::parse(&position.cursor()).unwrap(), position);
+    fn cursor_is_read_only_as_it_was_written() {
+        for key in [0, 1, u128::MAX].map(Uuid::from) {
+            assert_eq!(read_cursor(&Cursor::new(key.to_string())).unwrap(), key);
         }
-    }
-
-    #[test]
-    fn foreign_cursor_is_refused() {
-        for text in [
-            "",
-            ".",
-            "...",
-            "1",
-            "1.2.3",
-            "1.2.3.4.5",
-            "1.2.3.4.",
-            "-1.2.3.4",
-            "+1.2.3.4",
-            "1.2.x.4",
-            " 1.2.3.4",
-            "1.70000.3.4",
-            "4294967296.1.1.1",
-            "stripe\nevt_1",
-            "(1,2).3.4",
-            "1.2.3.4\0",
-            "1,2,3,4",
-            "٣.1.1.1",
-        ] {
-            let refused = Position::parse(&Cursor::new(text)).unwrap_err();
+        let key = "00112233445566778899aabbccddeeff";
+        assert!(read_cursor(&Cursor::new(key)).is_ok());
+        let upper = key.to_uppercase();
+        let foreign =
+            ["", "0", &key[1..], &upper, &format!("{key}0"), &format!("+{}", &key[1..]), "(0,1)"];
+        for text in foreign {
+            let refused = read_cursor(&Cursor::new(text)).unwrap_err();
             assert_eq!(refused.kind(), ErrorKind::Refused, "{text:?}");
         }
     }

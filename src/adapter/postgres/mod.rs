@@ -22,7 +22,6 @@ mod store;
 mod transaction;
 mod transaction_end;
 mod tuning;
-mod walk;
 
 pub use adapter::PostgresAdapter;
 pub use options::PostgresOptions;

@@ -19,7 +19,6 @@ use super::super::sql::call::{RowCall, Rows};
 use super::super::sql::row::{Row, StoredColumns, first};
 use super::super::stored::{Fetch, StoredData, StoredResponse};
 use super::super::terms::{CallTerms, Token};
-use super::walk::Blocks;
 use crate::key::DedupKey;
 
 /// A `uuid`, without sqlx's feature of that name.
@@ -216,13 +215,12 @@ impl ExtraColumns {
 /// What `list` selects.
 #[derive(Debug)]
 pub(super) struct Selection<'f> {
-    pub(super) blocks: Blocks,
-    pub(super) after: String,
-    pub(super) partition: i64,
+    pub(super) after: Uuid,
     pub(super) state: Option<i32>,
     pub(super) namespace: Option<&'f str>,
     pub(super) since_ms: Option<i64>,
     pub(super) attempts_over: Option<i64>,
+    pub(super) id_part: Option<&'f str>,
     pub(super) limit: i64,
 }
 
@@ -240,9 +238,8 @@ pub(super) enum Params<'k> {
     Versions(&'k KeyColumns<'k>, &'k str, &'k ExtraColumns, &'k [i64]),
     Keys(&'k [Uuid]),
     Locks(&'k [i64]),
-    Blocks(&'k Blocks),
-    /// The blocks, and how many keys.
-    Purge(&'k Blocks, i64),
+    /// How many keys.
+    Purge(i64),
     List(&'k Selection<'k>),
 }
 
@@ -290,19 +287,14 @@ impl<'k> Params<'k> {
             }
             Self::Keys(keys) => query.bind(keys),
             Self::Locks(locks) => query.bind(locks),
-            Self::Blocks(blocks) => query.bind(&*blocks.from).bind(&*blocks.until),
-            Self::Purge(blocks, limit) => {
-                query.bind(&*blocks.from).bind(&*blocks.until).bind(limit)
-            }
+            Self::Purge(limit) => query.bind(limit),
             Self::List(list) => query
-                .bind(&*list.blocks.from)
-                .bind(&*list.blocks.until)
-                .bind(&*list.after)
-                .bind(list.partition)
+                .bind(list.after)
                 .bind(list.state)
                 .bind(list.namespace)
                 .bind(list.since_ms)
                 .bind(list.attempts_over)
+                .bind(list.id_part)
                 .bind(list.limit),
         }
     }

@@ -67,6 +67,7 @@ pub(super) fn create_sql(name: &TableName) -> Vec<String> {
     let values = [
         ("table", &*name.quoted("")),
         ("version_table", &*name.quoted("_schema")),
+        ("index", &*format!("\"{}_expires_at\"", name.table)),
         ("version", &*VERSION.to_string()),
         ("schema_literal", &*schema.as_deref().map(literal).unwrap_or_default()),
         ("schema", schema.as_deref().unwrap_or_default()),
@@ -74,6 +75,7 @@ pub(super) fn create_sql(name: &TableName) -> Vec<String> {
     let create_schema = schema.is_some().then_some(include_str!("sql/create_schema.sql"));
     let tables = [
         include_str!("sql/create_table.sql"),
+        include_str!("sql/create_index.sql"),
         include_str!("sql/create_version_table.sql"),
         include_str!("sql/create_version.sql"),
     ];

@@ -18,8 +18,8 @@
 //!    row of `settings` keeps it too, and without a join condition Postgres has no other join.
 //!    `set_config` is not parallel safe, so no worker shares the loop. `renew_many` seldom inserts; it has its
 //!    ORDER BY.
-//! 6. `key` is the only indexed column. So every update is a HOT update if its page has room, and no
-//!    index on `expires_at` slows each insertion: a purge walks through the table instead.
+//! 6. `key` and `expires_at` are the only indexed columns. An update that leaves `expires_at` as it is, such as a
+//!    renewal or a completion, is a HOT update if its page has room.
 //! 7. Statements that run with every delivery do not join the table. Postgres plans the others again
 //!    each time, because a plan for any number of keys looks too expensive, and planning takes five
 //!    times as long as inserting a row.
@@ -44,6 +44,12 @@ use super::schema::TableName;
 
 /// The start of every statement: `pg_stat_activity` and the server's log show whose it is.
 pub(super) const TAG: &str = "/* tower-dedup */ ";
+
+/// How many rows `stats` counts at each end of the index.
+const COUNTED: u32 = 100_000;
+
+/// How many rows a call of `list` reads.
+const PORTION: u32 = 10_000;
 
 /// How long a statement outside of a batch waits for a row that an open transaction holds.
 pub(super) const LOCK_TIMEOUT: &str = "100ms";
@@ -72,7 +78,6 @@ statements! {
         read_response,
         get,
         locks,
-        clock,
         purge,
         stats,
         size,
@@ -111,6 +116,8 @@ impl Statements {
             ("lock_timeout", LOCK_TIMEOUT),
             ("handler_lock_timeout", &*render(include_str!("sql/handler_lock_timeout.sql"), &[])),
             ("grace_ms", &*grace_ms().to_string()),
+            ("counted", &*COUNTED.to_string()),
+            ("portion", &*PORTION.to_string()),
             ("state", &*render(include_str!("sql/state.sql"), &[])),
             ("complete_existing", &*render(include_str!("sql/complete_existing.sql"), &[])),
         ];

@@ -9,8 +9,7 @@ use sqlx::postgres::{PgConnection, PgPool, PgRow, Postgres};
 use sqlx::{AssertSqlSafe, Decode, Row, Type};
 
 use super::super::sql::call::Call;
-use super::super::sql::purge::PurgeState;
-use super::super::sql::purge_task::PurgeTask;
+use super::super::sql::purge::PurgeTask;
 use super::super::sql::queue::Batcher;
 use super::connections::{BoundedConnection, Connections, Source, Work, backoff};
 use super::errors::{
@@ -22,7 +21,6 @@ use super::places::{MigrationPlace, Places};
 use super::schema::{TableName, VERSION, migration};
 use super::statements::{Statements, tagged};
 use super::tuning::{LockWait, ReadFirst, Replanner};
-use super::walk::Place;
 use crate::error::{Error, ErrorKind};
 use crate::observe;
 
@@ -49,10 +47,7 @@ pub(super) struct PostgresStore {
     pub(super) read_first: ReadFirst,
     pub(super) lock_wait: LockWait,
     pub(super) transactions: Places,
-    pub(super) purge_state: PurgeState<Place>,
     pub(super) purge_task: PurgeTask,
-    /// Whether this adapter has warned that its role may not purge.
-    pub(super) has_warned_of_purge: AtomicBool,
     /// Whether it is known if the connections are encrypted.
     has_checked_encryption: AtomicBool,
     has_schema: AtomicBool,
@@ -72,6 +67,8 @@ struct FoundTable {
     name: TableName,
     /// Whether it exists, with its version.
     exists: bool,
+    /// Whether it has an index on `expires_at`.
+    has_index: bool,
     /// Whether the session has the `search_path` that it began with.
     own_path: bool,
 }
@@ -91,9 +88,7 @@ impl PostgresStore {
             read_first: ReadFirst::default(),
             lock_wait: LockWait::default(),
             transactions,
-            purge_state: PurgeState::default(),
             purge_task: PurgeTask::new(options.purging),
-            has_warned_of_purge: AtomicBool::new(false),
             has_checked_encryption: AtomicBool::new(false),
             has_schema: AtomicBool::new(false),
             options,
@@ -196,6 +191,13 @@ impl PostgresStore {
         let found = self.fetch(&self.find, Params::None).await.map_err(fault)?;
         let found = found.first().ok_or(sqlx::Error::RowNotFound).map_err(fault)?;
         let found = self.found(found)?;
+        // Not for a call: a claim needs no index.
+        if lock_timeout.is_none() && found.exists && !found.has_index {
+            return Err(Error::new(
+                ErrorKind::Refused,
+                "preparing the Postgres schema: the table has no index on expires_at",
+            ));
+        }
         let statements = Arc::new(Statements::new(&found.name, self.options.claims));
         // Without the table, and without the right to make it, the server's error says so.
         let is_current = (found.exists || !may_make)
@@ -258,6 +260,7 @@ impl PostgresStore {
         Ok(FoundTable {
             name: TableName { schema, ..self.options.name.clone() },
             exists: row.try_get("there").map_err(fault)?,
+            has_index: row.try_get("has_index").map_err(fault)?,
             own_path: row.try_get("own_path").map_err(fault)?,
         })
     }

@@ -3,7 +3,8 @@
 //! 1. A second claim on a key that an open transaction holds is in flight at once. An insertion would
 //!    wait for that transaction, with a connection, as long as a handler runs. So the claim first tries
 //!    for an advisory lock, which ends with its transaction, also behind PgBouncer. A transaction takes
-//!    63 locks at most: the last keys of a larger delivery share one.
+//!    63 locks at most: the last keys of a larger delivery share one. A transaction that ends frees its locks one
+//!    after another, so a delivery that arrives meanwhile may get a part of its keys.
 //! 2. The user's isolation level stays. Where a snapshot hides the winner (40001), the claim is made
 //!    again in a new transaction, a bounded number of times.
 //! 3. The row is inserted incomplete, under a lease. The last message before COMMIT completes it, if

@@ -185,7 +185,7 @@ impl DedupAdapter for RedisAdapter {
 impl MaintenanceAdapter for RedisAdapter {
     /// Deletes nothing, because Redis deletes each key by itself, `PURGE_GRACE` after it has expired.
     fn purge(&self, _limit: u32) -> StoreFuture<'_, Purged> {
-        Box::pin(async move { self.shared().map(|_| Purged::new(0, true)) })
+        Box::pin(async move { self.shared().map(|_| Purged::new(0)) })
     }
 
     fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {

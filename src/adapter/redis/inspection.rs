@@ -168,7 +168,9 @@ impl Shared {
         // A key of another program may be none of ours.
         let keys =
             names.into_iter().filter_map(|name| Some((self.names.key(name.as_bytes())?, name)));
-        let keys: Vec<_> = keys.collect();
+        let has_part =
+            |key: &DedupKey| filter.id_part.as_deref().is_none_or(|part| key.id().contains(part));
+        let keys: Vec<_> = keys.filter(|(key, _)| has_part(key)).collect();
         let values = keys.iter().map(|(_, name)| self.row_bytes(name, LISTING)).collect();
         let values = all(values).await?;
         let mut unreadable = 0;

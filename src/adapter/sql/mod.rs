@@ -9,7 +9,6 @@ pub(super) mod errors;
 pub(super) mod maintenance;
 mod options;
 pub(super) mod purge;
-pub(super) mod purge_task;
 pub(super) mod queue;
 pub(super) mod responses;
 pub(super) mod rounds;

@@ -1,37 +1,46 @@
-//! Lists and statistics of a file, for operators.
-//!
-//! 1. They read on the connections that only read, and wait for no writer.
-//! 2. A portion of a list is a range of the primary key. The range is fixed before its rows are read, so
-//!    that writes beside the list skip no key that they do not touch.
-//! 3. Up to [`MAX_COUNTED`] rows are counted one by one. Of more rows, a [`Sample`] is counted.
+//! Purge, statistics and lists. Statistics and lists are read on the connections that only read, and wait for no
+//! writer.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::query::Query;
-use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteRow};
+use sqlx::sqlite::SqliteRow;
 use sqlx::{AssertSqlSafe, Row as _};
 
-use super::super::inspection::{Cursor, ListFilter, Listing, Stats};
+use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
 use super::super::replies::Entry;
 use super::super::stored::Fetch;
 use super::errors::store_error;
 use super::params::read_row;
-use super::place::Place;
-use super::sample::Sample;
 use super::store::SqliteStore;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
-const READING: &str = "reading statistics";
 const LISTING: &str = "listing keys";
-/// How many rows one call of a list reads at most.
-const PORTION: u32 = 20_000;
-/// How many rows are counted one by one.
-const MAX_COUNTED: u32 = 100_000;
 
 impl SqliteStore {
-    /// Returns one portion of a list.
+    /// Deletes at most `limit` expired keys.
+    pub(super) async fn purge(self: &Arc<Self>, limit: u32) -> Result<Purged, Error> {
+        self.write_in_task(move |store, _guard| async move {
+            let purge = sqlx::query(AssertSqlSafe(Arc::clone(&store.statements.purge)));
+            let done = purge.bind(limit).execute(&store.writer).await;
+            done.map(|done| Purged::new(done.rows_affected()))
+                .map_err(|error| store_error("purging", error))
+        })
+        .await
+    }
+
+    pub(super) async fn stats(&self) -> Result<Stats, Error> {
+        let fault = |error| store_error("reading statistics", error);
+        let stats = sqlx::query(AssertSqlSafe(Arc::clone(&self.statements.stats)));
+        let stats = stats.fetch_one(&self.readers).await.map_err(fault)?;
+        let bytes = sqlx::query_scalar(AssertSqlSafe(Arc::clone(&self.statements.bytes)));
+        let bytes: i64 = bytes.fetch_one(&self.readers).await.map_err(fault)?;
+        let stats = read_stats(&stats).map_err(fault)?;
+        Ok(Stats { bytes: u64::try_from(bytes).ok(), ..stats })
+    }
+
+    /// Reads one portion of a list.
     pub(super) async fn list(
         &self,
         filter: &ListFilter,
@@ -39,32 +48,40 @@ impl SqliteStore {
         limit: u32,
     ) -> Result<Listing, Error> {
         let fault = |error| store_error(LISTING, error);
-        let (mut from, mut end) = (Place::default(), Place::end());
+        // A namespace has at most 64 bytes, so none is greater.
+        let (mut from, mut end) = (Place::default(), char::MAX.to_string().repeat(17));
         if let Some(namespace) = &filter.namespace {
-            (from, end) = (Place::before_namespace(namespace), Place::after_namespace(namespace));
+            from.0.clone_from(namespace);
+            // No namespace holds a NUL, so none lies between.
+            end = format!("{namespace}\0");
         }
         if let Some(cursor) = after {
             from = from.max(Place::read(cursor)?);
         }
-        let next = self.key_at(&from, &end, PORTION).await.map_err(fault)?;
         let since = filter.since.map(|since| i64::try_from(since.as_millis()).unwrap_or(i64::MAX));
         // With 0, the list would never end.
         let limit = limit.max(1);
-        let rows = self
-            .in_range(&self.statements.list, &from, next.as_ref().unwrap_or(&end))
+        let rows = sqlx::query(AssertSqlSafe(Arc::clone(&self.statements.list)))
+            .bind(from.0)
+            .bind(from.1)
+            .bind(end)
             .bind(filter.state.map(|state| state.to_string()))
             .bind(since)
             .bind(filter.attempts_over.map(i64::from))
-            // With the first row of the next portion.
-            .bind(i64::from(limit) + 1)
+            .bind(filter.id_part.as_deref())
+            .bind(i64::from(limit))
             .fetch_all(&self.readers)
             .await
             .map_err(fault)?;
-        let mut listing = Listing::new(Vec::new(), next.map(|next| next.cursor()));
-        for (row, number) in rows.iter().zip(0..) {
-            if number == limit {
-                listing.next = Some(read_place(row).map_err(fault)?.cursor());
-                break;
+        let mut listing = Listing::default();
+        if let Some(last) = rows.last()
+            && (rows.len() >= limit as usize || last.try_get("is_last").map_err(fault)?)
+        {
+            listing.next = Some(Place::of(last).map_err(fault)?.cursor());
+        }
+        for row in &rows {
+            if !row.try_get("is_selected").map_err(fault)? {
+                continue;
             }
             match listed(row) {
                 Ok(Some(key)) => listing.keys.push(key),
@@ -74,76 +91,49 @@ impl SqliteStore {
         }
         Ok(listing)
     }
+}
 
-    pub(super) async fn stats(&self) -> Result<Stats, Error> {
-        let (from, end) = (Place::default(), Place::end());
-        let fault = |error| store_error(READING, error);
-        let mut stats = match self.key_at(&from, &end, MAX_COUNTED).await.map_err(fault)? {
-            Some(_) => Sample::new(self).stats().await.map_err(fault)?,
-            None => {
-                let counted = self.count(&from, &end, u32::MAX).await.map_err(fault)?;
-                Stats { is_exact: true, ..counted }
-            }
+/// The namespace and the id of a key, which exists or not: a place in the order of the primary key.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Place(String, String);
+
+impl Place {
+    fn of(row: &SqliteRow) -> Result<Self, sqlx::Error> {
+        Ok(Self(row.try_get("namespace")?, row.try_get("id")?))
+    }
+
+    /// Returns the cursor of this place: its names as JSON, which escapes whatever they hold.
+    fn cursor(&self) -> Cursor {
+        // Strings always serialize.
+        Cursor::new(serde_json::to_string(&(&self.0, &self.1)).unwrap_or_default())
+    }
+
+    /// Reads a cursor.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Refused`] for a text that [`cursor`](Self::cursor) does not make of a key.
+    fn read(cursor: &Cursor) -> Result<Self, Error> {
+        let names = serde_json::from_str::<(String, String)>(cursor.as_str()).ok();
+        let place = names.map(|(namespace, id)| Self(namespace, id));
+        let is_own = |place: &Self| {
+            place.cursor() == *cursor
+                && DedupKey::new(&place.0, &place.1).is_ok_and(|key| key.id() == place.1)
         };
-        stats.bytes = self.bytes().await.map_err(fault)?;
-        Ok(stats)
-    }
-
-    /// Returns the size of the file.
-    pub(super) async fn bytes(&self) -> Result<Option<u64>, sqlx::Error> {
-        let bytes = sqlx::query_scalar(AssertSqlSafe(Arc::clone(&self.statements.bytes)));
-        bytes.fetch_one(&self.readers).await.map(|bytes: i64| u64::try_from(bytes).ok())
-    }
-
-    /// Returns the key before which a range has so many keys, if it has more.
-    pub(super) async fn key_at(
-        &self,
-        from: &Place,
-        end: &Place,
-        keys: u32,
-    ) -> Result<Option<Place>, sqlx::Error> {
-        let key = self.in_range(&self.statements.key_at, from, end).bind(i64::from(keys));
-        key.fetch_optional(&self.readers).await?.as_ref().map(read_place).transpose()
-    }
-
-    /// Counts the first `limit` rows of a range.
-    pub(super) async fn count(
-        &self,
-        from: &Place,
-        end: &Place,
-        limit: u32,
-    ) -> Result<Stats, sqlx::Error> {
-        let count = self.in_range(&self.statements.stats, from, end).bind(i64::from(limit));
-        read_stats(&count.fetch_one(&self.readers).await?)
-    }
-
-    /// Returns a statement over the keys from one place to another.
-    pub(super) fn in_range<'q>(
-        &self,
-        sql: &Arc<str>,
-        from: &'q Place,
-        end: &'q Place,
-    ) -> Query<'q, Sqlite, SqliteArguments> {
-        sqlx::query(AssertSqlSafe(Arc::clone(sql)))
-            .bind(&from.namespace)
-            .bind(&from.id)
-            .bind(&end.namespace)
-            .bind(&end.id)
+        place.filter(is_own).ok_or_else(|| {
+            Error::new(ErrorKind::Refused, "listing keys: the cursor is not one of this store")
+        })
     }
 }
 
 /// Returns the key and the entry of a row; `None` for an expired row.
 fn listed(row: &SqliteRow) -> Result<Option<(DedupKey, Entry)>, Error> {
     let fault = |error| store_error(LISTING, error);
-    let place = read_place(row).map_err(fault)?;
-    let key = DedupKey::new(&place.namespace, &place.id)
+    let Place(namespace, id) = Place::of(row).map_err(fault)?;
+    let key = DedupKey::new(&namespace, &id)
         .map_err(|error| Error::new(ErrorKind::Corrupt, LISTING).with_source(error))?;
     let entry = read_row(row, Fetch::Nothing).entry(row.try_get("event_type").map_err(fault)?)?;
     Ok(entry.map(|entry| (key, Entry { stored: None, ..entry })))
-}
-
-pub(super) fn read_place(row: &SqliteRow) -> Result<Place, sqlx::Error> {
-    Ok(Place { namespace: row.try_get("namespace")?, id: row.try_get("id")? })
 }
 
 fn read_stats(row: &SqliteRow) -> Result<Stats, sqlx::Error> {
@@ -155,6 +145,7 @@ fn read_stats(row: &SqliteRow) -> Result<Stats, sqlx::Error> {
         Ok::<_, sqlx::Error>(ms)
     };
     Ok(Stats {
+        is_exact: row.try_get("is_exact")?,
         rows: number("rows")?,
         in_flight: number("in_flight")?,
         lapsed: number("lapsed")?,
@@ -164,6 +155,41 @@ fn read_stats(row: &SqliteRow) -> Result<Stats, sqlx::Error> {
         oldest_in_flight: age("oldest_in_flight")?,
         oldest_lapsed: age("oldest_lapsed")?,
         oldest_expired: age("oldest_expired")?,
-        ..Stats::default()
+        bytes: None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cursor_is_read_only_as_it_was_written() {
+        for (namespace, id) in [("a", "b"), ("a\"", "\\"), ("\u{10ffff}", "\n\u{7f}"), ("[", "]")] {
+            let place = Place(namespace.to_owned(), id.to_owned());
+            assert_eq!(Place::read(&place.cursor()).unwrap(), place);
+        }
+        let long = format!("[\"a\",\"{}\"]", "x".repeat(256));
+        let foreign = [
+            "",
+            "0",
+            "1:2",
+            "null",
+            "[]",
+            "{}",
+            "[\"a\"]",
+            "[\"a\",\"\"]",
+            "[\"\",\"a\"]",
+            "[\"a\",\"b\",\"c\"]",
+            "[\"a\", \"b\"]",
+            "[\"a\",\"\\u0062\"]",
+            "[\"a\",\"\\u0000\"]",
+            "[\"a\\nb\",\"c\"]",
+            &long,
+        ];
+        for text in foreign {
+            let refused = Place::read(&Cursor::new(text)).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::Refused, "{text}");
+        }
+    }
 }

@@ -4,19 +4,14 @@
 //!    no transaction is upgraded from reading to writing, which fails at once whatever the timeout.
 //! 2. A statement that writes runs in a task of its own: a caller that leaves its future unpolled delays
 //!    no other caller.
-//! 3. No index covers `expires_at`. A purge walks through the primary key and reads 20,000 rows in a step.
-//!    Only the deletion takes the write lock, and lets every other writer of the process go first.
+//! 3. `expires_at` has an index, by which a purge finds its rows.
 
 mod adapter;
 mod dialect;
 mod errors;
-mod file;
 mod inspection;
 mod options;
 mod params;
-mod place;
-mod purge;
-mod sample;
 mod statements;
 mod store;
 mod transaction;

@@ -3,25 +3,21 @@
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use sqlx::sqlite::{SqliteConnection, SqlitePool};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection};
 use tokio::sync::{Mutex, OwnedMutexGuard, Semaphore, oneshot};
 
 use super::super::sql::call::{Call, short_hash, without_response};
-use super::super::sql::purge::PurgeState;
-use super::super::sql::purge_task::PurgeTask;
+use super::super::sql::purge::PurgeTask;
 use super::super::sql::queue::{BatchItem, Batcher};
 use super::super::sql::rounds::MAX_RESPONSES;
 use super::super::sql::row::Row;
 use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
 use super::errors::{is_sql_error, store_error};
-use super::file::WatchedFile;
 use super::options::SqliteOptions;
 use super::params::{key_hash, keys_json, rows_in_order};
-use super::place::Walk;
 use super::statements::{Statements, VERSION};
 use super::write_lock::{WriteLock, write_lock_of};
 use crate::error::{Error, ErrorKind};
@@ -32,8 +28,6 @@ const PREPARING: &str = "preparing the SQLite schema";
 const LOOKUP_LANES: usize = 2;
 /// How many callers read stored responses at the same time.
 const RESPONSE_READS: usize = 2;
-/// The pause of a purge that found the write lock taken. A writer takes less for one batch.
-const TRY_AGAIN: Duration = Duration::from_millis(10);
 
 /// The state that all handles of an adapter share.
 pub(super) struct SqliteStore {
@@ -46,11 +40,9 @@ pub(super) struct SqliteStore {
     write_lock: Arc<WriteLock>,
     pub(super) statements: Statements,
     pub(super) queues: Option<Queues>,
-    pub(super) purge_state: PurgeState<Walk>,
-    purge_task: PurgeTask,
+    pub(super) purge_task: PurgeTask,
     /// Leaves connections for lookups while other callers read large responses.
     pub(super) response_reads: Semaphore,
-    file: WatchedFile,
     /// Open from the first use on. When the last connection to a file closes, SQLite removes `-wal` and
     /// `-shm`, and the pools close idle connections.
     held: Mutex<Option<SqliteConnection>>,
@@ -114,10 +106,8 @@ impl SqliteStore {
         });
         Self {
             write_lock: write_lock_of(&writer.connect_options()),
-            file: WatchedFile::new(&readers.connect_options()),
             statements: Statements::new(&options.table),
             queues,
-            purge_state: PurgeState::default(),
             purge_task: PurgeTask::new(options.purging),
             response_reads: Semaphore::new(RESPONSE_READS),
             held: Mutex::default(),
@@ -150,25 +140,7 @@ impl SqliteStore {
     async fn ready(self: &Arc<Self>) -> Result<(), Error> {
         self.check_open()?;
         self.ensure_purge();
-        self.file.check()?;
         if self.has_schema.load(Ordering::Acquire) { Ok(()) } else { self.make_schema().await }
-    }
-
-    /// Purges in the background from now on.
-    fn ensure_purge(self: &Arc<Self>) {
-        if self.purge_task.is_running() {
-            return;
-        }
-        let store = Arc::downgrade(self);
-        self.purge_task.ensure(
-            || self.writer.close_event(),
-            move |keys| {
-                let store = store.upgrade()?;
-                Some(Box::pin(async move {
-                    store.with_table(|| store.purge(keys, true)).await.map(Some)
-                }))
-            },
-        );
     }
 
     fn check_open(&self) -> Result<(), Error> {
@@ -180,7 +152,6 @@ impl SqliteStore {
 
     pub(super) async fn migrate(self: &Arc<Self>) -> Result<(), Error> {
         self.check_open()?;
-        self.file.check()?;
         self.make_schema().await
     }
 
@@ -193,8 +164,6 @@ impl SqliteStore {
             self.check_settings().await.map_err(fault)?;
         }
         self.hold_file().await?;
-        // A pool of the user's may have made the file just now.
-        self.file.note();
         self.has_schema.store(true, Ordering::Release);
         Ok(())
     }
@@ -266,7 +235,7 @@ impl SqliteStore {
     pub(super) async fn lacks_table(&self, connection: &mut SqliteConnection) -> bool {
         let tables = AssertSqlSafe(Arc::clone(&self.statements.tables));
         let tables: Result<i64, _> = sqlx::query_scalar(tables).fetch_one(connection).await;
-        let is_gone = tables.is_ok_and(|tables| tables != 2);
+        let is_gone = tables.is_ok_and(|tables| tables != 3);
         if is_gone {
             self.forget_schema();
         }
@@ -289,7 +258,7 @@ impl SqliteStore {
                 .fetch_one(&self.readers)
                 .await
         };
-        Ok(scalar(&self.statements.tables).await? == 2
+        Ok(scalar(&self.statements.tables).await? == 3
             && scalar(&self.statements.version).await? >= VERSION)
     }
 
@@ -325,26 +294,6 @@ impl SqliteStore {
         let lock = Arc::clone(&self.write_lock).lock_owned();
         let lock = tokio::time::timeout(self.options.write_lock_timeout, lock).await;
         lock.map_err(|_| Error::new(kind, "waiting for the write lock of the SQLite file"))
-    }
-
-    /// Returns the write lock once nobody holds it or waits for it.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Refused`] after `write_lock_timeout`.
-    pub(super) async fn free_write_lock(&self) -> Result<WriteGuard, Error> {
-        let free = async {
-            loop {
-                match Arc::clone(&self.write_lock).try_lock_owned() {
-                    Ok(guard) => return guard,
-                    Err(_) => tokio::time::sleep(TRY_AGAIN).await,
-                }
-            }
-        };
-        let free = tokio::time::timeout(self.options.write_lock_timeout, free).await;
-        free.map_err(|_| {
-            Error::new(ErrorKind::Refused, "trying for the write lock of the SQLite file")
-        })
     }
 
     /// Runs `write` under the write lock, in a task of its own: a caller may leave its future unpolled,

@@ -404,16 +404,14 @@ async fn is_same(connection: &mut SqliteConnection) -> bool {
 }
 
 /// Closes the idle connections that sqlx believes to be in a transaction. No caller holds that transaction:
-/// it ended without sqlx's knowledge, and the connection was dropped then. Returns how many.
-async fn close_stuck(pool: &SqlitePool) -> usize {
-    let (mut sound, mut closed) = (Vec::new(), 0);
+/// it ended without sqlx's knowledge, and the connection was dropped then.
+async fn close_stuck(pool: &SqlitePool) {
+    let mut sound = Vec::new();
     while let Some(connection) = pool.try_acquire() {
         if connection.is_in_transaction() {
             let _ = connection.close().await;
-            closed += 1;
         } else {
             sound.push(connection);
         }
     }
-    closed
 }

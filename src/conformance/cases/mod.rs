@@ -12,7 +12,7 @@ mod stored;
 pub use event_type::event_type_is_stored_with_a_new_key;
 pub use inspection::{
     foreign_cursor_is_refused, list_beside_writes_has_every_key_that_is_not_written,
-    list_filters_by_state_namespace_age_and_attempts, list_in_pages_has_every_key_once,
+    list_filters_by_state_namespace_id_age_and_attempts, list_in_pages_has_every_key_once,
     list_is_unsupported_without_the_ability, list_returns_the_state_of_each_key,
     purge_deletes_every_expired_key_in_a_round, stats_count_each_state_and_its_oldest_key,
 };

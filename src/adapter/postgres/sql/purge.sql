@@ -1,26 +1,24 @@
--- Deletes at most `$3` expired rows of the blocks from `$1` to before `$2`; of a partitioned table, from
--- these blocks of every partition.
+-- Deletes at most `$1` expired rows, the oldest first.
 --
--- Rows are found and deleted by their place, so no index is read. Postgres 13 reads the whole table for
--- that, and later versions read these blocks only. The clock is read once, in a subquery.
 -- Rows that another statement has locked are skipped. So a purge waits for no row, and deadlocks with
--- no batch, although it locks rows in another order. `key` names the partition.
-WITH expired AS MATERIALIZED (
-  SELECT t.ctid, t.key
-  FROM {table} AS t
-  WHERE t.ctid >= $1::text::tid AND t.ctid < $2::text::tid
-    AND t.expires_at <= (SELECT clock_timestamp() - {grace_ms} * interval '1 millisecond')
-    AND (
-      t.completed_at IS NOT NULL
-      OR t.lease_until IS NULL
-      OR t.lease_until <= (SELECT clock_timestamp() - {grace_ms} * interval '1 millisecond')
-    )
-  LIMIT $3
-  FOR UPDATE SKIP LOCKED
-), purged AS (
-  DELETE FROM {table} AS t
-  USING expired AS e
-  WHERE t.ctid = e.ctid AND t.key = e.key
+-- no batch, although it locks rows in another order. A lease may outlive the retention.
+-- The clock is read in a subquery, because an index needs one value. With an array, Postgres finds the rows by their
+-- key whatever it expects of their number.
+WITH purged AS (
+  DELETE FROM {table}
+  WHERE key = ANY (ARRAY(
+    SELECT t.key
+    FROM {table} AS t
+    WHERE t.expires_at <= (SELECT clock_timestamp() - {grace_ms} * interval '1 millisecond')
+      AND (
+        t.completed_at IS NOT NULL
+        OR t.lease_until IS NULL
+        OR t.lease_until <= (SELECT clock_timestamp() - {grace_ms} * interval '1 millisecond')
+      )
+    ORDER BY t.expires_at
+    LIMIT $1
+    FOR UPDATE SKIP LOCKED
+  ))
   RETURNING 1
 )
 SELECT count(*) FROM purged

@@ -60,7 +60,7 @@ impl Batching {
         Ok(Self { lanes: Some(at_least_one("lanes", lanes)?), ..self })
     }
 
-    /// Sets how many keys one statement takes. A call with more keys is a batch by itself.
+    /// Sets how many calls one statement takes; each names one key.
     ///
     /// # Panics
     ///
@@ -79,9 +79,8 @@ impl Batching {
         Ok(Self { max_batch_keys: at_least_one("max_batch_keys", keys)?, ..self })
     }
 
-    /// Sets how many keys may wait; past that, claims are refused. A single claim with more keys waits
-    /// if no other call does. Renewals, completions and releases are not refused, because a running event
-    /// depends on them.
+    /// Sets how many calls may wait; past that, claims are refused. Renewals, completions and releases are
+    /// not refused, because a running event depends on them.
     ///
     /// # Panics
     ///

@@ -1,20 +1,27 @@
--- Reads rows that have not expired: from the key (`?1`, `?2`) to the last key before (`?3`, `?4`), the
--- first `?8` of them. They are in the state `?5`, were first seen within `?6` milliseconds, and have more
--- than `?7` attempts. A null selects every row.
+-- Reads the {portion} rows after the key (`?1`, `?2`) and before the namespace `?3`, and returns at most `?8` of them:
+-- those in the state `?4`, first seen within `?5` milliseconds, with more than `?6` attempts, with ids that contain
+-- `?7`. Null selects all. The last row of the portion is always returned, because the next portion begins after it.
 SELECT namespace, id, token, attempts, takeover, first_seen_at, completed_at, expires_at, lease_until,
-  now, event_type
+  now, event_type, is_selected, number = {portion} AS is_last
 FROM (
-  SELECT *, {state} AS state
+  SELECT *, row_number() OVER (ORDER BY namespace, id) AS number,
+    state <> 'expired'
+      AND (?4 IS NULL OR state = ?4)
+      AND (?5 IS NULL OR first_seen_at >= now - ?5)
+      AND (?6 IS NULL OR attempts > ?6)
+      AND (?7 IS NULL OR instr(id, ?7) > 0) AS is_selected
   FROM (
-    SELECT (SELECT {now}) AS now, namespace, id, token, attempts, takeover, first_seen_at,
-      completed_at, expires_at, lease_until, event_type
-    FROM {table}
-    WHERE (namespace, id) >= (?1, ?2) AND (namespace, id) < (?3, ?4)
+    SELECT *, {state} AS state
+    FROM (
+      SELECT (SELECT {now}) AS now, namespace, id, token, attempts, takeover, first_seen_at,
+        completed_at, expires_at, lease_until, event_type
+      FROM {table}
+      WHERE (namespace, id) > (?1, ?2) AND (namespace, id) < (?3, '')
+      ORDER BY namespace, id
+      LIMIT {portion}
+    )
   )
 )
-WHERE state <> 'expired'
-  AND (?5 IS NULL OR state = ?5)
-  AND (?6 IS NULL OR first_seen_at >= now - ?6)
-  AND (?7 IS NULL OR attempts > ?7)
+WHERE is_selected OR number = {portion}
 ORDER BY namespace, id
 LIMIT ?8

@@ -1,5 +1,5 @@
--- Counts rows by their states: from the key (`?1`, `?2`) to the last key before (`?3`, `?4`), the first
--- `?5` of them.
+-- Counts rows by their states: the {counted} rows that expired first, and the {counted} rows that expire last. These
+-- are all rows unless one of the two parts is full.
 SELECT count(*) AS rows,
   count(*) FILTER (WHERE state = 'in-flight') AS in_flight,
   count(*) FILTER (WHERE state = 'lapsed') AS lapsed,
@@ -10,14 +10,26 @@ SELECT count(*) AS rows,
   max(now - lease_until) FILTER (WHERE state = 'lapsed') AS oldest_lapsed,
   -- An incomplete key expires with its lease, if that ends later.
   max(now - max(expires_at, iif(completed_at IS NULL, coalesce(lease_until, 0), 0)))
-    FILTER (WHERE state = 'expired') AS oldest_expired
+    FILTER (WHERE state = 'expired') AS oldest_expired,
+  max(count(*) FILTER (WHERE expires_at <= now), count(*) FILTER (WHERE expires_at > now)) < {counted}
+    AS is_exact
 FROM (
-  SELECT now, lease_until, first_seen_at, completed_at, expires_at, {state} AS state
+  SELECT *, {state} AS state
   FROM (
-    SELECT (SELECT {now}) AS now, token, lease_until, first_seen_at, completed_at, expires_at
-    FROM {table}
-    WHERE (namespace, id) >= (?1, ?2) AND (namespace, id) < (?3, ?4)
-    ORDER BY namespace, id
-    LIMIT ?5
+    SELECT * FROM (
+      SELECT (SELECT {now}) AS now, token, lease_until, first_seen_at, completed_at, expires_at
+      FROM {table}
+      WHERE expires_at <= (SELECT {now})
+      ORDER BY expires_at
+      LIMIT {counted}
+    )
+    UNION ALL
+    SELECT * FROM (
+      SELECT (SELECT {now}) AS now, token, lease_until, first_seen_at, completed_at, expires_at
+      FROM {table}
+      WHERE expires_at > (SELECT {now})
+      ORDER BY expires_at DESC
+      LIMIT {counted}
+    )
   )
 )

@@ -1,2 +1,0 @@
--- The store's clock, in milliseconds since the Unix epoch.
-SELECT {now}

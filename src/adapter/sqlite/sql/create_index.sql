@@ -1,0 +1,2 @@
+-- By this index a purge finds its rows, and statistics find the keys that expired first and those that expire last.
+CREATE INDEX IF NOT EXISTS "{name}_expires_at" ON {table} (expires_at)
