@@ -340,7 +340,7 @@ pub enum ConfigError {
         /// The scheme for this server, without TLS.
         scheme: &'static str,
     },
-    /// The Redis server is older than version 6.2, or the Valkey server is a copy of such a version.
+    /// The Redis server is older than version 6.0, or the Valkey server is a copy of such a version.
     RedisTooOld,
     /// The Redis server evicts keys when its memory is full, and an evicted key is forgotten. Set
     /// `maxmemory-policy noeviction` on the server, or accept the evictions by
@@ -420,7 +420,7 @@ impl fmt::Display for ConfigError {
             Self::WrongRedisScheme { scheme } => {
                 write!(f, "the server is of another kind: use the scheme `{scheme}`")
             }
-            Self::RedisTooOld => f.write_str("the Redis server is older than version 6.2"),
+            Self::RedisTooOld => f.write_str("the Redis server is older than version 6.0"),
             Self::RedisEvictsKeys => f.write_str(
                 "the Redis server evicts keys: set `maxmemory-policy noeviction`, or accept it with \
                  `evictable`",

@@ -153,9 +153,9 @@ pub use purger::{Purger, PurgerHandle};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use sqlx;
 
-/// The crate redis, in the version whose connections this crate takes.
+/// The crate redis, in the version whose clients this crate takes.
 ///
-/// Use this name, or depend on the same version. Under another version of redis, a connection is a type that
+/// Use this name, or depend on the same version. Under another version of redis, a client is a type that
 /// this crate does not know, and the compiler reports "mismatched types".
 ///
 /// ```no_run
@@ -164,7 +164,7 @@ pub use sqlx;
 /// use tower_dedup::redis::Client;
 ///
 /// let client = Client::open("redis://127.0.0.1:6379/0")?;
-/// let adapter = RedisAdapter::new(client.get_multiplexed_async_connection().await?);
+/// let adapter = RedisAdapter::new(client);
 /// # let _ = adapter;
 /// # Ok(())
 /// # }

@@ -69,17 +69,15 @@
 //! | `purging failed` | debug | a further round failed |
 //! | `not encrypted` | warn, once | a `PostgresAdapter` is connected to another host without TLS |
 //! | `the Redis server may not be used` | error | it evicts keys, is too old, or is of another kind than the URL says: every call is refused until it is mended |
-//! | `the Redis server refuses INFO` | warn, once | its access rules hide evictions, replicas, and losses that only replication offsets show: releases do not wait for a replica |
+//! | `the Redis server hides its eviction policy` | warn, once an adapter | it may evict keys. Its access rules or its service hide the policy: set it to `noeviction` |
 //! | `nearly full` | warn, once an hour at most | a `MemoryAdapter` has reached four fifths of its capacity |
 //! | `evicted` | warn, once a minute at most | a full `MemoryAdapter` has forgotten `keys` live keys; `age_s` is the age of the youngest |
 //! | `rejected` | warn | an argument of a handler, `Delivery` or `DedupTx`, is not available; `fix` says what to change |
 //! | `the table of the SQLite store is gone` | warn | the table is made again, without its keys |
 //! | `the SQLite pool runs below` | warn | `synchronous` is below `FULL`: a power cut can lose a completed key |
 //! | `the SQLite file is not in WAL mode` | warn | duplicates wait for writers |
-//! | `the store lost acknowledged writes` | error | Redis has an older state than it had acknowledged (`kind` `rewound`), or was emptied (`emptied`). `primary` is the server. What was acknowledged from `since_ms` on may be lost (Unix time in ms, 0 for any time). The loss happened after `last_intact_ms` |
-//! | `the store may have lost acknowledged writes` | warn | Redis evicted keys (`evicted`, once a minute at most), or has a new replication history (`suspected`); the fields are the same |
-//! | `losses of the store are not followed` | warn, once until it works again | Redis does not reply to the poll that looks for losses, or refuses it, or the slot of the canary is moving |
-//! | `losses of the store are followed again` | info | the poll works again |
+//! | `the store lost a claim` | error | a handler succeeded, and the row of its claim was gone (`kind` `missing`): another handler may have run this event too |
+//! | `the store may have lost acknowledged writes` | warn | Redis is another process or has another history than before (`kind` `suspected`), or has evicted keys (`evicted`). `primary` is the server |
 //!
 //! Filter the whole subscriber, not each of its layers. With a filter for each layer
 //! (`Layer::with_filter`), a record can be lost after sqlx has asked whether its own record is wanted, for
@@ -116,7 +114,7 @@
 //! | `tower_dedup_oldest_lapsed_seconds` | gauge | | the time since the oldest lapsed lease lapsed, at the last round; 0 if no lease has lapsed |
 //! | `tower_dedup_table_bytes` | gauge | | the size of the table with its indexes, or of the file, after the last round |
 //! | `tower_dedup_evicted_total` | counter | | live keys that a full `MemoryAdapter` has forgotten |
-//! | `tower_dedup_store_losses_total` | counter | `kind` | losses of acknowledged writes that a `RedisAdapter` has found; `kind` is `rewound`, `emptied`, `evicted` or `suspected` |
+//! | `tower_dedup_store_losses_total` | counter | `kind` | signs of lost writes: `kind` is `missing` (the row of a claim was gone when its handler had succeeded), or, of a `RedisAdapter`, `suspected` or `evicted` |
 //!
 //! A gauge counts a delivery or a call exactly once, and until its future ends or is dropped.
 //!
@@ -199,7 +197,6 @@ mod delivery;
 pub(crate) mod describe;
 mod error_text;
 mod event;
-#[cfg(feature = "redis")]
 mod losses;
 #[cfg(feature = "memory")]
 mod memory;
@@ -222,8 +219,9 @@ pub(crate) use delivery::Report;
 pub(crate) use event::{
     lease_lost, mismatch, response_not_stored, same_body, takeover, unprotected,
 };
+pub(crate) use losses::claim_missing;
 #[cfg(feature = "redis")]
-pub(crate) use losses::{losses_followed_again, losses_not_followed, store_loss};
+pub(crate) use losses::store_loss_suspected;
 #[cfg(feature = "memory")]
 pub(crate) use memory::{evicted, evicting, nearly_full};
 pub(crate) use meters::{Meters, MetersByNamespace};
@@ -232,7 +230,7 @@ pub(crate) use outcome::Outcome;
 pub(crate) use postgres::not_encrypted;
 pub(crate) use purge::{purge_failed, purged};
 #[cfg(feature = "redis")]
-pub(crate) use redis_store::{redis_is_unfit, redis_without_info};
+pub(crate) use redis_store::{redis_hides_its_policy, redis_is_unfit};
 pub(crate) use run::RunReport;
 #[cfg(feature = "verify")]
 pub(crate) use settings::not_verified;

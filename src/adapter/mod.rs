@@ -36,7 +36,7 @@
 //! # }).unwrap();
 //! ```
 
-#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod background;
 mod connect;
 mod contract;
@@ -61,9 +61,7 @@ mod terms;
 mod transaction;
 
 #[cfg(feature = "redis")]
-pub use self::redis::{
-    LossKind, RedisAdapter, RedisConnection, RedisOptions, StoreLoss, StoredLoss,
-};
+pub use self::redis::{RedisAdapter, RedisClient, RedisOptions};
 pub use connect::connect;
 pub use contract::{Abilities, DedupAdapter, MaintenanceAdapter, PURGE_GRACE, StoreFuture};
 pub use inspection::{Cursor, KeyState, ListFilter, Listing, Purged, Stats};

@@ -109,7 +109,7 @@ const METRICS: &[(&str, Kind, Unit, &str)] = &[
         "tower_dedup_store_losses_total",
         Counter,
         Count,
-        "Losses of acknowledged writes that Redis has shown, by kind",
+        "Signs of lost writes that a store has shown, by kind",
     ),
 ];
 

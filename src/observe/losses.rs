@@ -1,49 +1,33 @@
 //! Records and counters of writes that a store has lost.
 
-use super::error_text::chain;
-use crate::error::Error;
+use crate::key::DedupKey;
 
-/// Reports a loss. `since` is 0 if writes of any age may be lost.
-pub(crate) fn store_loss(
-    kind: &'static str,
-    is_certain: bool,
-    primary: &str,
-    since_ms: u64,
-    last_intact_ms: u64,
-) {
-    #[cfg(feature = "metrics")]
-    metrics::counter!("tower_dedup_store_losses_total", "kind" => kind).increment(1);
-    if is_certain {
-        tracing::error!(
-            target: "tower_dedup",
-            kind,
-            primary,
-            since_ms,
-            last_intact_ms,
-            "the store lost acknowledged writes: events of this time may run again"
-        );
-    } else {
-        tracing::warn!(
-            target: "tower_dedup",
-            kind,
-            primary,
-            since_ms,
-            last_intact_ms,
-            "the store may have lost acknowledged writes: events of this time may run again"
-        );
-    }
-}
-
-/// Reports that losses cannot be looked for, because the store does not reply or refuses.
-pub(crate) fn losses_not_followed(error: &Error) {
-    tracing::warn!(
-        target: "tower_dedup",
-        error = chain(error),
-        "losses of the store are not followed; it is tried again"
+/// Reports that the row of a claim of this process was gone when its completion came.
+pub(crate) fn claim_missing(key: &DedupKey) {
+    count("missing");
+    log!(
+        ERROR,
+        key,
+        kind = "missing",
+        "the store lost a claim: another handler may have run this event too"
     );
 }
 
-/// Reports that losses are looked for again.
-pub(crate) fn losses_followed_again() {
-    tracing::info!(target: "tower_dedup", "losses of the store are followed again");
+/// Reports that a server shows signs of a loss.
+#[cfg(feature = "redis")]
+pub(crate) fn store_loss_suspected(kind: &'static str, primary: &str) {
+    count(kind);
+    tracing::warn!(
+        target: "tower_dedup",
+        kind,
+        primary,
+        "the store may have lost acknowledged writes: events of the last time may run again"
+    );
+}
+
+fn count(kind: &'static str) {
+    #[cfg(feature = "metrics")]
+    metrics::counter!("tower_dedup_store_losses_total", "kind" => kind).increment(1);
+    #[cfg(not(feature = "metrics"))]
+    let _ = kind;
 }

@@ -14,10 +14,10 @@ pub(crate) fn redis_is_unfit(server: &impl Display, fault: &(dyn std::error::Err
     );
 }
 
-/// Reports that a server does not say whether it evicts keys and has replicas.
-pub(crate) fn redis_without_info() {
+/// Reports that a server does not say whether it evicts keys.
+pub(crate) fn redis_hides_its_policy() {
     tracing::warn!(
         target: "tower_dedup",
-        "the Redis server refuses INFO: evictions are not noticed, and releases do not wait for a replica"
+        "the Redis server hides its eviction policy: set it to noeviction"
     );
 }

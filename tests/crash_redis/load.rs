@@ -1,11 +1,11 @@
 //! Load on Redis: senders that repeat every delivery until it is acknowledged, services that count
-//! their effects in this process, and the losses that the adapters report.
+//! their effects in this process, and the signs of losses that the log records show.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant, SystemTime};
+use std::sync::{Arc, LazyLock, Mutex};
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
@@ -13,11 +13,16 @@ use http::{Request, Response};
 use tokio::task::JoinHandle;
 use tower::Layer;
 use tower::util::BoxCloneSyncService;
-use tower_dedup::adapter::{RedisAdapter, StoreLoss};
+use tower_dedup::adapter::RedisAdapter;
 use tower_dedup::{DedupHandle, DedupLayer, Delivery, ResponseBody};
+use tracing_subscriber::Layer as _;
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::layer::SubscriberExt;
 
 use crate::support::effects::answer;
-use crate::support::{Body, by_header, request, result, send};
+use crate::support::log::Log;
+use crate::support::redis::Cluster;
+use crate::support::{Body, by_header, dedup_key, request, result, send};
 
 /// A run ends long before this bound. Only a test that hangs reaches it.
 pub(super) const FOR_EVER: Duration = Duration::from_secs(60);
@@ -28,8 +33,6 @@ const LEASE: Duration = Duration::from_secs(60);
 /// Every call to the store is bounded, and a delivery makes a few. The rest is a busy machine.
 const ANSWERED: Duration = Duration::from_secs(20);
 const SENDERS: usize = 8;
-/// The number of the run, in the handler's response.
-const RUN: &str = "x-run";
 
 type Service = BoxCloneSyncService<Request<Body>, Response<ResponseBody<Body>>, Infallible>;
 
@@ -39,22 +42,40 @@ pub(super) enum LedgerKind {
     OnArrival,
 }
 
-/// One run of a handler that took effect.
-#[derive(Debug, Clone, Copy)]
-struct Run {
-    /// The claim was acknowledged before.
-    start: SystemTime,
-    /// The time of the answer. The completion was acknowledged before, or goes on in the background.
-    end: SystemTime,
+/// How often the handler of each event took effect.
+type Runs = Mutex<HashMap<String, usize>>;
+
+/// The warnings and errors of all tests of this process.
+static LOG: LazyLock<Log> = LazyLock::new(|| {
+    let log = Log::default();
+    let subscriber =
+        tracing_subscriber::registry().with(log.clone().with_filter(LevelFilter::WARN));
+    tracing::subscriber::set_global_default(subscriber).expect("no other subscriber");
+    log
+});
+
+/// Returns how often one of these servers was suspected of a loss.
+pub(super) fn suspicions(servers: &[String]) -> usize {
+    let records = LOG.beginning("the store may have lost acknowledged writes");
+    records.iter().filter(|record| servers.contains(&record["primary"])).count()
 }
 
-type Runs = Mutex<HashMap<String, Vec<Run>>>;
+/// Waits until one of these servers is suspected more often than before.
+pub(super) async fn until_suspected(servers: &[String], before: usize) {
+    let told = async {
+        while suspicions(servers) <= before {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(RECOVERED, told).await.expect("a suspicion");
+}
 
 /// Senders that deliver each event until it is acknowledged.
 pub(super) struct Load {
     kind: LedgerKind,
     /// Before the number of each event. The loads of one test share a server.
     tag: String,
+    slot: Option<u16>,
     pub(super) adapters: Vec<RedisAdapter>,
     services: Vec<Service>,
     handles: Vec<DedupHandle>,
@@ -67,12 +88,15 @@ pub(super) struct Load {
     senders: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// What the effects of a load show, and the losses that its adapters have reported.
+/// What the effects of a load show.
 #[derive(Debug)]
 pub(super) struct Verdict {
     /// The events that took effect more than once.
     pub(super) doubled: usize,
-    pub(super) losses: Vec<StoreLoss>,
+    /// The events that were acknowledged and never took effect.
+    pub(super) lost: Vec<String>,
+    /// How many claims were gone when they were completed.
+    pub(super) missing: usize,
     pub(super) answers: BTreeMap<String, usize>,
 }
 
@@ -83,20 +107,22 @@ impl Load {
     /// arrival each event is delivered to one service: another process may treat a claim of unknown
     /// outcome as complete.
     pub(super) fn start(kind: LedgerKind, adapters: Vec<RedisAdapter>) -> Arc<Self> {
-        Self::start_tagged(kind, adapters, "event")
+        Self::start_in_slot(kind, adapters, None)
     }
 
-    /// The same, with ids that begin with this text.
-    pub(super) fn start_tagged(
+    /// The same, with all keys in this slot of a cluster.
+    pub(super) fn start_in_slot(
         kind: LedgerKind,
         adapters: Vec<RedisAdapter>,
-        tag: &str,
+        slot: Option<u16>,
     ) -> Arc<Self> {
+        LazyLock::force(&LOG);
         let runs: Arc<Runs> = Arc::default();
         let (services, handles) =
             adapters.iter().map(|adapter| service(kind, adapter.clone(), &runs)).unzip();
         let load = Arc::new(Self {
-            tag: format!("{tag}-{kind:?}"),
+            tag: format!("{kind:?}-{:08x}", rand::random::<u32>()),
+            slot,
             kind,
             adapters,
             services,
@@ -141,10 +167,6 @@ impl Load {
             let why = result(&response).unwrap_or("handler");
             let shown = format!("{} {why}", response.status().as_u16());
             *self.answers.lock().unwrap().entry(shown).or_default() += 1;
-            if let Some(run) = response.headers().get(RUN) {
-                let run: usize = run.to_str().unwrap().parse().unwrap();
-                self.runs.lock().unwrap().get_mut(&id).unwrap()[run].end = SystemTime::now();
-            }
             if response.status() == 200 {
                 self.acknowledged.fetch_add(1, Ordering::SeqCst);
                 return;
@@ -154,7 +176,8 @@ impl Load {
     }
 
     fn id(&self, event: usize) -> String {
-        format!("{}-{event}", self.tag)
+        let id = format!("{}-{event}", self.tag);
+        self.slot.map_or_else(|| id.clone(), |slot| Cluster::id_in_slot(&id, slot))
     }
 
     /// Delivers this many new events, each until it is acknowledged. Returns how long that took.
@@ -183,25 +206,15 @@ impl Load {
         self.answers.lock().unwrap().clone()
     }
 
-    /// Waits until each adapter has reported a loss that it found at this time or later.
-    pub(super) async fn until_reported(&self, since: SystemTime) {
-        let has_reported =
-            |adapter: &RedisAdapter| adapter.losses().iter().any(|loss| loss.found_at >= since);
-        let all = async {
-            while !self.adapters.iter().all(has_reported) {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        };
-        let done = tokio::time::timeout(RECOVERED, all).await;
-        assert!(done.is_ok(), "no loss is reported: {:?}", self.losses());
+    /// Returns how many claims of this load were gone when they were completed.
+    pub(super) fn missing(&self) -> usize {
+        let sent = self.sent.load(Ordering::SeqCst);
+        let ids: HashSet<_> = (0..sent).map(|event| dedup_key(&self.id(event)).log_id()).collect();
+        let records = LOG.beginning("the store lost a claim");
+        records.iter().filter(|record| ids.contains(&record["id"])).count()
     }
 
-    pub(super) fn losses(&self) -> Vec<StoreLoss> {
-        self.adapters.iter().flat_map(RedisAdapter::losses).collect()
-    }
-
-    /// Ends the senders, delivers every event once more, and judges the effects: no event is lost, and
-    /// every event that ran again had run while the store was losing writes, as an adapter has reported.
+    /// Ends the senders, delivers every event once more, and judges the effects.
     pub(super) async fn end(&self) -> Verdict {
         self.stop.store(true, Ordering::SeqCst);
         let senders = std::mem::take(&mut *self.senders.lock().unwrap());
@@ -224,34 +237,13 @@ impl Load {
         let slowest = *self.slowest.lock().unwrap();
         assert!(slowest < ANSWERED, "a delivery was answered after {slowest:?}");
 
-        let (runs, losses) = (self.runs.lock().unwrap(), self.losses());
-        let lost: Vec<_> =
-            (0..sent).map(|event| self.id(event)).filter(|id| !runs.contains_key(id)).collect();
-        assert!(lost.is_empty(), "{:?}: lost {lost:?}; {losses:#?}; {answers:?}", self.kind);
-        let mut doubled = 0;
-        for (id, runs) in runs.iter().filter(|(_, runs)| runs.len() > 1) {
-            doubled += 1;
-            let mut runs = runs.clone();
-            runs.sort_by_key(|run| run.start);
-            // A later run begins because an earlier one, which may still run, has lost a write.
-            for run in &runs[..runs.len() - 1] {
-                let is_reported = losses.iter().any(|loss| overlap(run, loss));
-                assert!(
-                    is_reported,
-                    "{:?}: {id} ran again, not reported: {runs:#?}; {losses:#?}",
-                    self.kind
-                );
-            }
-        }
-        println!(
-            "{:?}: {sent} events, {doubled} doubled, slowest {slowest:?}, {answers:?}",
-            self.kind
-        );
-        for loss in &losses {
-            let lasts = loss.found_at.duration_since(loss.since).unwrap_or_default();
-            println!("  {} at {}, {lasts:?}", loss.kind.as_str(), loss.primary);
-        }
-        Verdict { doubled, losses, answers }
+        let runs = self.runs.lock().unwrap().clone();
+        let ids = (0..sent).map(|event| self.id(event));
+        let lost = ids.filter(|id| !runs.contains_key(id)).collect();
+        let doubled = runs.values().filter(|runs| **runs > 1).count();
+        let verdict = Verdict { doubled, lost, missing: self.missing(), answers };
+        println!("{:?}: {sent} events, slowest {slowest:?}, {verdict:?}", self.kind);
+        verdict
     }
 
     /// Waits until no write continues in the background. On arrival a release continues for 20 s if
@@ -265,12 +257,6 @@ impl Load {
     }
 }
 
-/// A lost write of the run was acknowledged between its start and its answer. A reported loss holds the
-/// writes from `since` until `found_at`.
-fn overlap(run: &Run, loss: &StoreLoss) -> bool {
-    run.start <= loss.found_at && loss.since <= run.end
-}
-
 pub(super) async fn pause(most: u64) {
     tokio::time::sleep(Duration::from_millis(rand::random_range(0..=most))).await;
 }
@@ -280,18 +266,13 @@ fn service(kind: LedgerKind, adapter: RedisAdapter, runs: &Arc<Runs>) -> (Servic
     let handler = tower::service_fn(move |request: Request<Body>| {
         let runs = Arc::clone(&runs);
         async move {
-            let start = SystemTime::now();
             let delivery: &Delivery = request.extensions().get().unwrap();
             pause(10).await;
             if kind == LedgerKind::Lease && rand::random_ratio(1, 8) {
                 return Ok(answer(false));
             }
-            let mut runs = runs.lock().unwrap();
-            let runs = runs.entry(delivery.id().to_owned()).or_default();
-            let mut response = answer(true);
-            response.headers_mut().insert(RUN, runs.len().into());
-            runs.push(Run { start, end: SystemTime::now() });
-            Ok(response)
+            *runs.lock().unwrap().entry(delivery.id().to_owned()).or_default() += 1;
+            Ok(answer(true))
         }
     });
     match kind {

@@ -1,13 +1,15 @@
 //! Primaries that fall silent or are cut from the other servers, and come back: two servers take
 //! themselves for the primary for a while. And slots that move under load.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use redis::Connection;
-use tower_dedup::adapter::{DedupAdapter, LossKind};
+use tower_dedup::adapter::DedupAdapter;
 
-use super::failover::{adapters, end, go_on, loads, recover};
-use super::load::{LedgerKind, Load, RECOVERED};
+use super::failover::{
+    Primaries, adapters, adapters_with, durable, end, end_with_failovers, go_on, loads, recover,
+};
+use super::load::{LedgerKind, Load, RECOVERED, suspicions, until_suspected};
 use super::server::assert_fails_in_time;
 use crate::support::redis::{Cluster, SentinelSet};
 use crate::support::{FIRST, dedup_key, on_claim, terms, until};
@@ -18,17 +20,17 @@ async fn sentinel_silent_primary_is_replaced_and_loses_no_event() {
     let set = SentinelSet::start();
     let loads = loads(&set.url()).await;
     go_on(&loads).await;
-    let (primary, stopped_at) = (set.primary().unwrap(), SystemTime::now());
+    let (primary, before) = (set.primary().unwrap(), suspicions(&set.addresses()));
     set.servers()[primary].stop();
     assert_fails_in_time(&loads[0].adapters[0], "silent").await;
     set.failover_from(primary).await;
     let took = recover(&loads).await;
     println!("recovered after {took:?}");
-    tokio::join!(loads[0].until_reported(stopped_at), loads[1].until_reported(stopped_at));
+    until_suspected(&set.addresses(), before).await;
     set.servers()[primary].cont();
     set.settled(2).await;
     go_on(&loads).await;
-    for verdict in end(&loads).await {
+    for verdict in end_with_failovers(&loads).await {
         assert!(verdict.answers.contains_key("503 unavailable"), "{verdict:#?}");
     }
 }
@@ -39,17 +41,17 @@ async fn cluster_silent_primary_is_replaced_and_loses_no_event() {
     let loads = loads(&cluster.url()).await;
     go_on(&loads).await;
     let key = "dedup:test:silent";
-    let (primary, stopped_at) = (cluster.primary_of(key).await, SystemTime::now());
+    let (primary, before) = (cluster.primary_of(key).await, suspicions(&cluster.addresses()));
     cluster.nodes()[primary].stop();
     assert_fails_in_time(&loads[0].adapters[0], "silent").await;
     // The nodes cannot agree while one of them is silent: the load shows when it is replaced.
     let took = recover(&loads).await;
     println!("recovered after {took:?}");
-    tokio::join!(loads[0].until_reported(stopped_at), loads[1].until_reported(stopped_at));
+    until_suspected(&cluster.addresses(), before).await;
     cluster.nodes()[primary].cont();
     cluster.settled().await;
     go_on(&loads).await;
-    for verdict in end(&loads).await {
+    for verdict in end_with_failovers(&loads).await {
         assert!(verdict.answers.contains_key("503 unavailable"), "{verdict:#?}");
     }
 }
@@ -69,7 +71,7 @@ async fn sentinel_two_primaries_lose_no_event_and_the_losing_side_reports_it() {
     let loads = kinds.map(|kind| Load::start(kind, vec![first.clone(), second.clone()]));
     go_on(&loads).await;
 
-    let cut_at = SystemTime::now();
+    let before = suspicions(&set.addresses());
     set.cut_from_peers(primary);
     set.failover_from(primary).await;
     // The second process connects again, and finds the new primary.
@@ -80,18 +82,17 @@ async fn sentinel_two_primaries_lose_no_event_and_the_losing_side_reports_it() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     set.heal(primary);
     set.settled(2).await;
-    tokio::join!(loads[0].until_reported(cut_at), loads[1].until_reported(cut_at));
+    until_suspected(&set.addresses(), before).await;
     recover(&loads).await;
-    for verdict in end(&loads).await {
+    for verdict in end_with_failovers(&loads).await {
         assert!(verdict.doubled > 0, "both primaries served: {verdict:#?}");
-        assert!(verdict.losses.iter().any(|loss| loss.kind == LossKind::Rewound), "{verdict:#?}");
     }
 }
 
-/// On arrival, a lost release is the one way to lose an event. A release counts only once a replica has
-/// it: here the new primary has the claim, and it never gets the first release.
+/// On arrival, a lost release is the one way to lose an event. With `wait_replicas`, a release counts only once a
+/// replica has it: here the new primary has the claim, and it never gets the first release.
 async fn release_survives(set: &SentinelSet, isolate: impl Fn(usize), heal: impl Fn(usize)) {
-    let adapter = adapters(&set.url(), 1).await.remove(0);
+    let adapter = adapters_with(&set.url(), 1, durable()).await.remove(0);
     let (key, claim) = (dedup_key("undone"), on_claim(&terms()));
     assert_eq!(adapter.claim(&key, &claim).await.unwrap(), FIRST);
     let primary = set.primary().unwrap();
@@ -143,7 +144,8 @@ async fn cluster_primary_in_a_minority_loses_no_event() {
     let cluster = Cluster::start_linked(&[]);
     let loads = loads(&cluster.url()).await;
     go_on(&loads).await;
-    let (primary, cut_at) = (cluster.primary_of("dedup:test:a").await, SystemTime::now());
+    let primary = cluster.primary_of("dedup:test:a").await;
+    let before = suspicions(&cluster.addresses());
     cluster.cut_from_peers(primary);
     let took = recover(&loads).await;
     println!("recovered after {took:?}");
@@ -151,8 +153,8 @@ async fn cluster_primary_in_a_minority_loses_no_event() {
     cluster.heal();
     cluster.settled().await;
     recover(&loads).await;
-    tokio::join!(loads[0].until_reported(cut_at), loads[1].until_reported(cut_at));
-    end(&loads).await;
+    until_suspected(&cluster.addresses(), before).await;
+    end_with_failovers(&loads).await;
 }
 
 /// Slots move to and fro. No delivery notices, and nothing is reported as lost.
@@ -160,9 +162,9 @@ async fn cluster_primary_in_a_minority_loses_no_event() {
 async fn slots_that_move_under_load_lose_and_double_nothing() {
     let cluster = Cluster::start();
     let url = cluster.url();
-    let tagged = async |kind| Load::start_tagged(kind, adapters(&url, 2).await, "{moves}");
-    let loads = [tagged(LedgerKind::Lease).await, tagged(LedgerKind::OnArrival).await];
-    let slot = cluster.slot_of("{moves}");
+    let slot = cluster.slot_of("moves");
+    let moved = async |kind| Load::start_in_slot(kind, adapters(&url, 2).await, Some(slot));
+    let loads = [moved(LedgerKind::Lease).await, moved(LedgerKind::OnArrival).await];
     go_on(&loads).await;
     for _ in 0..4 {
         let from = cluster.owner_of(slot).expect("an owner");
@@ -170,7 +172,7 @@ async fn slots_that_move_under_load_lose_and_double_nothing() {
         recover(&loads).await;
     }
     for verdict in end(&loads).await {
-        assert_eq!(verdict.doubled, 0, "{verdict:#?}");
-        assert!(verdict.losses.is_empty(), "{verdict:#?}");
+        assert_eq!((verdict.doubled, verdict.missing), (0, 0), "{verdict:#?}");
     }
+    assert_eq!(suspicions(&cluster.addresses()), 0);
 }

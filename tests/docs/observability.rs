@@ -233,7 +233,7 @@ fn panels_say_what_they_show_and_have_their_own_place() {
 /// Values for the labels of a metric, so that every query has a result.
 fn samples(label: &str) -> &'static [&'static str] {
     match label {
-        "kind" => &["rewound", "suspected"],
+        "kind" => &["missing", "suspected"],
         "namespace" => &["stripe"],
         "outcome" => &["completed", "failed", "duplicate", "in_flight", "unavailable"],
         "operation" => &["claim", "complete"],

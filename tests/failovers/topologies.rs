@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
+use redis::ConnectionAddr;
 use redis::cluster::ClusterClientBuilder;
+use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
 use tower_dedup::adapter::{Claimed, DedupAdapter, MaintenanceAdapter, RedisAdapter, RedisOptions};
 use tower_dedup::{ConfigError, ErrorKind};
 
@@ -54,17 +56,19 @@ async fn silent_sentinel_costs_a_short_bound() {
     set.sentinels()[1].stop();
     let begun = Instant::now();
     let adapter = connect(&set.url()).await;
-    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    // `redis` asks three at once, and takes up to 1.5 s for each.
+    assert!(begun.elapsed() < Duration::from_millis(2_500), "{:?}", begun.elapsed());
     assert_eq!(attempt(claim(&adapter, "a", &terms()).await), 1);
     set.sentinels()[0].cont();
     set.sentinels()[1].cont();
 }
 
 /// Claims events until the new master has one of them.
-async fn leaves_the_old_master(options: impl FnOnce(RedisOptions) -> RedisOptions) {
+#[tokio::test]
+async fn durable_call_leaves_a_master_that_is_cut_off_from_the_others() {
     let set = SentinelSet::start_linked(&[]);
     let prefix = fresh_prefix();
-    let options = options(RedisOptions::new().prefix(&prefix));
+    let options = RedisOptions::new().prefix(&prefix).wait_replicas(1, Duration::from_millis(500));
     let adapter = RedisAdapter::connect_with(&set.url(), options).await.unwrap();
     assert_eq!(attempt(claim(&adapter, "a", &terms()).await), 1);
     // The old master still takes the writes of its clients.
@@ -86,18 +90,6 @@ async fn leaves_the_old_master(options: impl FnOnce(RedisOptions) -> RedisOption
 }
 
 #[tokio::test]
-async fn follower_leaves_a_master_that_is_cut_off_from_the_others() {
-    let often = Some(Duration::from_millis(200));
-    leaves_the_old_master(|options| options.follow_every(often)).await;
-}
-
-#[tokio::test]
-async fn durable_call_leaves_a_master_that_is_cut_off_from_the_others() {
-    let bound = Duration::from_millis(500);
-    leaves_the_old_master(|options| options.follow_every(None).wait_replicas(1, bound)).await;
-}
-
-#[tokio::test]
 async fn sentinels_have_a_password_of_their_own() {
     let set = SentinelSet::start();
     for sentinel in set.sentinels() {
@@ -106,9 +98,16 @@ async fn sentinels_have_a_password_of_their_own() {
     }
     let error = RedisAdapter::connect_with(&set.url(), options()).await.unwrap_err();
     assert!(error.is_transient(), "{error:?}");
-    let options = options().sentinel_username("app").sentinel_password("secret");
-    assert!(!format!("{options:?}").contains("secret"));
-    let adapter = RedisAdapter::connect_with(&set.url(), options).await.unwrap();
+    let nodes = set.sentinels().iter();
+    let nodes = nodes.map(|node| ConnectionAddr::Tcp("127.0.0.1".to_owned(), node.port()));
+    let master = SentinelServerType::Master;
+    let client = SentinelClientBuilder::new(nodes, set.name(), master)
+        .unwrap()
+        .set_client_to_sentinel_username("app")
+        .set_client_to_sentinel_password("secret")
+        .build()
+        .unwrap();
+    let adapter = RedisAdapter::with_options(client, options()).unwrap();
     assert_eq!(attempt(claim(&adapter, "a", &terms()).await), 1);
 }
 
@@ -123,10 +122,19 @@ async fn sentinel_behind_the_scheme_of_a_server_names_the_scheme() {
     ));
 }
 
+/// Returns an adapter, and what returns an id whose key is in a slot.
+async fn in_slots(cluster: &Cluster) -> (Arc<RedisAdapter>, impl Fn(&str, u16) -> String + use<>) {
+    let prefix = fresh_prefix();
+    let options = RedisOptions::new().prefix(&prefix);
+    let adapter = RedisAdapter::connect_with(&cluster.url(), options).await.unwrap();
+    let id = move |start: &str, slot| Cluster::id_with_prefix_in_slot(&prefix, start, slot);
+    (Arc::new(adapter), id)
+}
+
 #[tokio::test]
 async fn cluster_recovers_from_killed_and_silent_primaries() {
     let cluster = Cluster::start();
-    let adapter = connect(&cluster.url()).await;
+    let (adapter, id) = in_slots(&cluster).await;
     let (ids, terms) = ((0..100).map(|id| id.to_string()).collect::<Vec<_>>(), terms());
     for claimed in join_all(ids.iter().map(|id| claim(&adapter, id, &terms))).await {
         assert_eq!(attempt(claimed), 1);
@@ -135,7 +143,7 @@ async fn cluster_recovers_from_killed_and_silent_primaries() {
         assert!(node.run::<u32>(&["DBSIZE"]) > 10);
     }
     let old = cluster.kill_primary_of("{x}").await;
-    claim_again(&adapter, "{x}1").await;
+    claim_again(&adapter, &id("x", cluster.slot_of("{x}"))).await;
     cluster.failover_from(old, "{x}").await;
     // Slots of the others were served all the time; now a silent primary.
     let silent = cluster.primary_of("{y}").await;
@@ -150,7 +158,7 @@ async fn cluster_recovers_from_killed_and_silent_primaries() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cluster_moves_slots_under_load_without_an_error() {
     let cluster = Arc::new(Cluster::start());
-    let adapter = connect(&cluster.url()).await;
+    let (adapter, id) = in_slots(&cluster).await;
     let slot = cluster.slot_of("{a}");
     let from = cluster.primary_of("{a}").await;
     // A slot that is on its way: keys that are gone are answered by ASK.
@@ -159,12 +167,12 @@ async fn cluster_moves_slots_under_load_without_an_error() {
     let text = slot.to_string();
     target.run::<()>(&["CLUSTER", "SETSLOT", &text, "IMPORTING", &ids[from]]);
     source.run::<()>(&["CLUSTER", "SETSLOT", &text, "MIGRATING", &ids[(from + 1) % 3]]);
-    let terms_of_asked = terms();
-    assert_eq!(attempt(claim(&adapter, "{a}asked", &terms_of_asked).await), 1);
-    assert_eq!(attempt(claim(&adapter, "{a}asked", &terms_of_asked).await), 1);
+    let (terms_of_asked, asked, released) = (terms(), id("asked", slot), id("released", slot));
+    assert_eq!(attempt(claim(&adapter, &asked, &terms_of_asked).await), 1);
+    assert_eq!(attempt(claim(&adapter, &asked, &terms_of_asked).await), 1);
     let arrival = on_claim(&terms());
-    assert_eq!(attempt(claim(&adapter, "{a}released", &arrival).await), 1);
-    adapter.release(&dedup_key("{a}released"), &arrival).await.unwrap();
+    assert_eq!(attempt(claim(&adapter, &released, &arrival).await), 1);
+    adapter.release(&dedup_key(&released), &arrival).await.unwrap();
     for node in [source, target] {
         node.run::<()>(&["CLUSTER", "SETSLOT", &text, "STABLE"]);
     }
@@ -174,7 +182,7 @@ async fn cluster_moves_slots_under_load_without_an_error() {
             let mut claimed = 0;
             let begun = Instant::now();
             while begun.elapsed() < Duration::from_secs(3) {
-                let ids: Vec<_> = (0..20).map(|id| format!("{{a}}{claimed}-{id}")).collect();
+                let ids: Vec<_> = (0..20).map(|n| id(&format!("{claimed}-{n}"), slot)).collect();
                 let terms = terms();
                 for one in join_all(ids.iter().map(|id| claim(&adapter, id, &terms))).await {
                     assert_eq!(attempt(one), 1);
@@ -195,9 +203,8 @@ async fn cluster_client_of_the_user_works() {
     let cluster = Cluster::start();
     let nodes: Vec<_> = cluster.nodes().iter().map(Server::url).collect();
     let client = ClusterClientBuilder::new(nodes).build().unwrap();
-    let connection = client.get_async_connection().await.unwrap();
     for options in [options(), options().wait_replicas(1, Duration::from_secs(1))] {
-        let adapter = RedisAdapter::with_options(connection.clone(), options).unwrap();
+        let adapter = RedisAdapter::with_options(client.clone(), options).unwrap();
         let terms = terms();
         for number in 0..30 {
             let id = format!("a{number}");
@@ -230,7 +237,7 @@ async fn pair() -> (Server, Server) {
 async fn claim_that_waits_for_replicas_is_on_them() {
     let (primary, replica) = pair().await;
     let prefix = fresh_prefix();
-    let options = RedisOptions::new().prefix(&prefix).follow_every(None);
+    let options = RedisOptions::new().prefix(&prefix);
     let options = options.wait_replicas(1, Duration::from_secs(1));
     let adapter = RedisAdapter::connect_with(&primary.url(), options).await.unwrap();
     let ids: Vec<_> = (0..300).map(|id| id.to_string()).collect();
@@ -239,11 +246,6 @@ async fn claim_that_waits_for_replicas_is_on_them() {
         assert_eq!(attempt(claimed), 1);
     }
     assert_eq!(keys_of(&mut replica.connection().unwrap(), &prefix).unwrap().len(), 300);
-    // Many claims share one WAIT.
-    let stats: String = primary.run(&["INFO", "commandstats"]);
-    let waits = stats.lines().find_map(|line| line.strip_prefix("cmdstat_wait:calls="));
-    let waits: u32 = waits.unwrap().split(',').next().unwrap().parse().unwrap();
-    assert!(waits <= 20, "{waits}");
 }
 
 #[tokio::test]
@@ -279,9 +281,10 @@ async fn claim_until_durable(
 }
 
 #[tokio::test]
-async fn release_of_a_claim_on_arrival_waits_for_the_replica_that_there_is() {
+async fn release_of_a_claim_on_arrival_waits_for_replicas() {
     let (primary, replica) = pair().await;
-    let adapter = connect(&primary.url()).await;
+    let options = options().wait_replicas(1, Duration::from_millis(500));
+    let adapter = RedisAdapter::connect_with(&primary.url(), options).await.unwrap();
     let arrival = on_claim(&terms());
     let keys = dedup_key("a");
     claim(&adapter, "a", &arrival).await.unwrap();
@@ -292,14 +295,6 @@ async fn release_of_a_claim_on_arrival_waits_for_the_replica_that_there_is() {
     // The key is gone: the first call has deleted it.
     adapter.release(&keys, &arrival).await.unwrap();
     assert_eq!(attempt(claim(&adapter, "a", &terms()).await), 1);
-
-    // A server without replicas does not wait.
-    let alone = Server::start();
-    let adapter = connect(&alone.url()).await;
-    claim(&adapter, "a", &arrival).await.unwrap();
-    let begun = Instant::now();
-    adapter.release(&keys, &arrival).await.unwrap();
-    assert!(begun.elapsed() < Duration::from_millis(400), "{:?}", begun.elapsed());
 }
 
 #[tokio::test]

@@ -28,10 +28,6 @@ fn failed(kind: Kind, from: u64, until: u64) -> Faults {
     Faults { store: vec![(kind, Window(from, until))], ..Faults::default() }
 }
 
-fn lost_by_a_failover(since: u64, found: u64) -> Faults {
-    Faults { losses: vec![Window(since, found)], ..failed(Kind::Failover, 11_000, 14_000) }
-}
-
 /// Judges event 1, and asserts: lost, explained, doubled, explained.
 async fn assert_counts(row: &str, effects: &[Effect], faults: &Faults, expected: [usize; 4]) {
     let row: Row = row.parse().expect("a row");
@@ -96,9 +92,9 @@ pub(crate) async fn verdict() {
     }
     // A failover that loses writes.
     for (faults, explained) in [
-        (lost_by_a_failover(10_000, 14_000), 1),
-        (lost_by_a_failover(12_000, 14_000), 0),
-        (failed(Kind::Failover, 11_000, 14_000), 0),
+        (failed(Kind::Failover, 11_000, 14_000), 1),
+        (failed(Kind::Failover, 16_000, 18_000), 0),
+        (failed(Kind::Restart, 11_000, 14_000), 0),
     ] {
         for row in ["sentinel/lease", "sentinel/on-arrival", "cluster/lease"] {
             let expected = [0, 0, 1, explained];

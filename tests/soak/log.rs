@@ -32,8 +32,6 @@ pub(crate) struct Faults {
     pub(crate) deaths: Vec<(u32, Window)>,
     /// The faults of the store: from the first action until the store serves again.
     pub(crate) store: Vec<(Kind, Window)>,
-    /// The losses that the receivers' adapters have reported.
-    pub(crate) losses: Vec<Window>,
     /// A receiver ended, and nobody had killed it.
     pub(crate) ended: Vec<u32>,
 }

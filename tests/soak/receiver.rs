@@ -1,6 +1,5 @@
 //! A receiver: the process that is killed.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -16,13 +15,12 @@ use serde::{Deserialize, Serialize};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Postgres, Sqlite};
 use tower_dedup::adapter::{
-    DedupAdapter, PostgresAdapter, RedisAdapter, RedisOptions, SqliteAdapter, TransactionAdapter,
+    DedupAdapter, PostgresAdapter, RedisAdapter, SqliteAdapter, TransactionAdapter,
 };
 use tower_dedup::ledger::Ledger;
 use tower_dedup::{DedupHandle, DedupLayer, DedupTx, Delivery};
 
 use crate::effects::{self, Effect, EffectWriter};
-use crate::log::millis;
 use crate::row::{LedgerKind, Row};
 use crate::support::by_header;
 
@@ -30,8 +28,6 @@ use crate::support::by_header;
 pub(crate) const SETUP: &str = "TOWER_DEDUP_SOAK_RECEIVER";
 /// The line that a receiver prints when it listens.
 pub(crate) const LISTENS: &str = "listens";
-/// Before the two times of a loss of the store, in milliseconds.
-pub(crate) const LOSS: &str = "loss ";
 
 /// Short, so that the events of a killed receiver do not wait for long.
 pub(crate) const LEASE: Duration = Duration::from_secs(3);
@@ -100,9 +96,7 @@ async fn serve(setup: Setup) {
             }
         }
         _ => {
-            let options = RedisOptions::new().follow_every(Some(Duration::from_millis(200)));
-            let adapter = until_ok(|| RedisAdapter::connect_with(&url, options.clone())).await;
-            tokio::spawn(report_losses(adapter.clone()));
+            let adapter = until_ok(|| RedisAdapter::connect(&url)).await;
             beside(app, adapter)
         }
     };
@@ -231,17 +225,3 @@ macro_rules! write_in_transaction {
 
 write_in_transaction!(write_postgres, Postgres, effects::POSTGRES_NOW);
 write_in_transaction!(write_sqlite, Sqlite, effects::SQLITE_NOW);
-
-/// Prints each loss that the adapter reports.
-async fn report_losses(adapter: RedisAdapter) {
-    let mut known = HashSet::new();
-    loop {
-        for loss in adapter.losses() {
-            let times = (millis(loss.since), millis(loss.found_at));
-            if known.insert(times) {
-                println!("{LOSS}{} {}", times.0, times.1);
-            }
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-}

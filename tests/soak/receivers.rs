@@ -11,7 +11,7 @@ use tokio::sync::{Mutex, oneshot};
 use tokio::time::timeout;
 
 use crate::log::{Log, Window, now};
-use crate::receiver::{LISTENS, LOSS, SETUP, Setup};
+use crate::receiver::{LISTENS, SETUP, Setup};
 use crate::row::Row;
 use crate::support::postgres::free_port;
 
@@ -121,11 +121,6 @@ async fn spawn(setup: &Setup, log: &Log) -> Result<Receiver, String> {
         while let Ok(Some(line)) = lines.next_line().await {
             if line == LISTENS {
                 listening.take().map(|listening| listening.send(()));
-            } else if let Some((since, found)) =
-                line.strip_prefix(LOSS).and_then(|times| times.split_once(' '))
-            {
-                let time = |text: &str| text.parse().expect("a time");
-                log.faults().losses.push(Window(time(since), time(found)));
             }
         }
         let mut faults = log.faults();

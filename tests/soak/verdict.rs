@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | transactional | never | never |
 //! | lease | never | explained as below |
-//! | on arrival | explained as below | only by a loss of Redis |
+//! | on arrival | explained as below | only by a failover of Redis |
 //!
 //! A doubled event under the lease ledger is explained if for each two runs in the order of their attempts
 //! one of these holds:
@@ -17,8 +17,7 @@
 //!    the later effect, and no later than a lease and 5 s after the earlier effect.
 //! 2. The same, and the store had a fault in this time, which begins 4 s before the first of the two
 //!    effects.
-//! 3. On Sentinel and Cluster: a receiver's adapter reported a loss that holds the time of the earlier
-//!    effect, and this effect is from 5 s before a failover began to 1 s after it had ended.
+//! 3. On Sentinel and Cluster: the earlier effect is from 5 s before a failover began to 1 s after it had ended.
 //!
 //! A lost event under the on-arrival ledger is explained if a receiver was killed, or the store had a
 //! fault, between its first request and 1 s after the last acknowledgement of its first three copies. The
@@ -140,7 +139,6 @@ fn is_double_explained(row: Row, earlier: Effect, later: Effect, faults: &Faults
         };
         matches!(row.store, StoreKind::Sentinel | StoreKind::Cluster)
             && faults.store.iter().any(|fault| fault.0 == Kind::Failover && during(fault.1))
-            && faults.losses.iter().any(|loss| loss.meets(Window(earlier.at, earlier.at + 1_000)))
     };
     if row.ledger == LedgerKind::Transactional {
         return false;

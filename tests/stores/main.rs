@@ -23,7 +23,6 @@ mod queue_runtimes;
 mod redis_calls;
 mod redis_fence;
 mod redis_links;
-mod redis_losses;
 mod redis_scripts;
 #[allow(dead_code, reason = "`tests/configurations` uses the other topologies")]
 mod redis_stores;

@@ -10,7 +10,7 @@ use crate::support::dedup_key;
 use crate::support::redis::fresh_prefix;
 
 pub(crate) fn options() -> RedisOptions {
-    RedisOptions::new().prefix(&fresh_prefix()).follow_every(None)
+    RedisOptions::new().prefix(&fresh_prefix())
 }
 
 pub(crate) async fn connect(url: &str) -> Arc<RedisAdapter> {

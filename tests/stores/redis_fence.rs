@@ -126,7 +126,7 @@ impl Fence {
         let (server, late) = (Server::start(), Late::default());
         let port = late.start(server.port()).await;
         let connect = async |port| {
-            let options = RedisOptions::new().follow_every(None).call_timeout(BOUND);
+            let options = RedisOptions::new().call_timeout(BOUND);
             let options = options.response_timeout(BOUND / 2);
             let url = format!("redis://127.0.0.1:{port}");
             RedisAdapter::connect_with(&url, options).await.unwrap()

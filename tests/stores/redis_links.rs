@@ -3,17 +3,20 @@
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
+use http::Request;
 use tokio::time::{sleep, timeout};
+use tower::Layer;
 use tower_dedup::adapter::{
-    Claimed, DedupAdapter, MaintenanceAdapter, RedisAdapter, RedisConnection, RedisOptions,
+    Claimed, DedupAdapter, MaintenanceAdapter, RedisAdapter, RedisClient, RedisOptions,
 };
-use tower_dedup::{ConfigError, ErrorKind};
+use tower_dedup::{ConfigError, DedupLayer, ErrorKind};
 
 use super::redis_calls::{attempt, claim, config_error, connect, options};
+use crate::support::effects::answer;
 use crate::support::log::Log;
 use crate::support::proxy::{Cut, Proxy};
-use crate::support::redis::{Server, fresh_prefix, shared, wait_until};
-use crate::support::{dedup_key, on_claim, terms};
+use crate::support::redis::{Server, fresh_prefix, wait_until};
+use crate::support::{Body, by_header, dedup_key, on_claim, request, send, terms};
 
 /// The adapter's default bound of a call, and something for a busy machine.
 const CALL: Duration = Duration::from_millis(1_800);
@@ -242,19 +245,6 @@ async fn server_that_begins_to_evict_refuses_calls_until_it_is_mended() {
 }
 
 #[tokio::test]
-async fn follower_finds_a_server_that_begins_to_evict() {
-    let server = Server::start_with(&["maxmemory 100mb"]);
-    let often = options().follow_every(Some(Duration::from_millis(100)));
-    let adapter = RedisAdapter::connect_with(&server.url(), often).await.unwrap();
-    let terms = terms();
-    assert_eq!(attempt(claim(&adapter, "a", &terms).await), 1);
-    server.run::<()>(&["CONFIG", "SET", "maxmemory-policy", "volatile-ttl"]);
-    sleep(Duration::from_secs(1)).await;
-    let error = claim(&adapter, "b", &terms).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Refused, "{error:?}");
-}
-
-#[tokio::test]
 async fn server_of_another_kind_names_the_scheme() {
     let server = Server::start_with(&["cluster-enabled yes"]);
     let scheme = |error| match error {
@@ -291,7 +281,7 @@ async fn server_that_refuses_info_is_used() {
     // The rights that the guide names, without INFO.
     let user = ["ACL", "SETUSER", "app", "on", ">pw", &keys, "+evalsha", "+eval", "+get"];
     server.run::<()>(&[&user[..], &["+set", "+pexpireat", "+time"]].concat());
-    let options = RedisOptions::new().prefix(&prefix).follow_every(None);
+    let options = RedisOptions::new().prefix(&prefix);
     let url = format!("redis://app:pw@{}", server.address());
     let adapter = RedisAdapter::connect_with(&url, options).await.unwrap();
     assert_eq!(attempt(claim(&adapter, "a", &terms()).await), 1);
@@ -312,8 +302,9 @@ async fn closed_adapter_refuses_calls() {
     .await;
 }
 
-async fn own(connection: impl Into<RedisConnection>) -> RedisAdapter {
-    let adapter = RedisAdapter::with_options(connection, options()).unwrap();
+/// Uses a client of the user.
+async fn own(client: impl Into<RedisClient>) -> RedisAdapter {
+    let adapter = RedisAdapter::with_options(client, options()).unwrap();
     let terms = terms();
     assert_eq!(attempt(claim(&adapter, "a", &terms).await), 1);
     assert_eq!(attempt(claim(&adapter, "a", &terms).await), 1);
@@ -326,39 +317,81 @@ async fn own(connection: impl Into<RedisConnection>) -> RedisAdapter {
 }
 
 #[tokio::test]
-async fn connection_of_the_user_works_and_stays_open() {
-    let client = redis::Client::open(shared()).unwrap();
-    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
-    let adapter = own(connection.clone()).await;
-    adapter.close().await;
-    let error = claim(&adapter, "c", &terms()).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable);
-    redis::cmd("PING").query_async::<String>(&mut connection).await.unwrap();
-}
-
-#[tokio::test]
-async fn connection_of_the_user_that_broke_fails_at_once() {
+async fn client_of_the_user_connects_again() {
     let server = Server::start();
-    let client = redis::Client::open(server.url()).unwrap();
-    let adapter = own(client.get_multiplexed_async_connection().await.unwrap()).await;
-    let managed = own(client.get_connection_manager().await.unwrap()).await;
+    let adapter = own(redis::Client::open(server.url()).unwrap()).await;
     disconnect(&server);
-    for _ in 0..3 {
-        let begun = Instant::now();
-        let error = claim(&adapter, "c", &terms()).await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unavailable);
-        assert!(begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
-    }
-    assert_eq!(attempt(claim(&managed, "c", &terms()).await), 1);
+    assert_eq!(attempt(claim(&adapter, "c", &terms()).await), 1);
+    adapter.close().await;
+    let error = claim(&adapter, "d", &terms()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
 }
 
 #[tokio::test]
-async fn server_of_the_users_connection_is_checked_before_the_first_call() {
+async fn server_of_the_users_client_is_checked_before_the_first_call() {
     let server = Server::start_with(&["maxmemory 100mb", "maxmemory-policy allkeys-lru"]);
     let client = redis::Client::open(server.url()).unwrap();
-    let connection = client.get_multiplexed_async_connection().await.unwrap();
-    let adapter = RedisAdapter::with_options(connection, options()).unwrap();
+    let adapter = RedisAdapter::with_options(client, options()).unwrap();
     let error = claim(&adapter, "a", &terms()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Refused);
     assert_eq!(config_error(&error), &ConfigError::RedisEvictsKeys);
+}
+
+#[tokio::test]
+async fn another_process_or_history_and_evictions_are_told_once_when_a_connection_opens() {
+    let (log, _guard) = Log::of_this_thread();
+    let server = Server::start_with(&["appendonly yes", "appendfsync always"]);
+    let adapter = RedisAdapter::connect_with(&server.url(), options().evictable(true)).await;
+    let adapter = adapter.unwrap();
+    let told = || log.beginning("the store may have lost acknowledged writes");
+    let reconnects = async || {
+        disconnect(&server);
+        wait_until_claimed(&adapter).await;
+    };
+    reconnects().await;
+    assert_eq!(told().len(), 0);
+    server.restart();
+    for _ in 0..2 {
+        reconnects().await;
+        assert_eq!(told().len(), 1);
+    }
+    server.run::<()>(&["SET", "large", &"x".repeat(1_000_000), "EX", "1000"]);
+    server.run::<()>(&["CONFIG", "SET", "maxmemory-policy", "volatile-ttl"]);
+    server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+    let _ = server.ask::<()>(&["SET", "more", "1"]);
+    server.run::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
+    for _ in 0..2 {
+        reconnects().await;
+        let told = told();
+        let kinds: Vec<_> = told.iter().map(|record| &*record["kind"]).collect();
+        assert_eq!(kinds, ["suspected", "evicted"]);
+        assert_eq!(told[1]["primary"], server.address());
+    }
+}
+
+/// Claims until a call succeeds: a connection that breaks costs one attempt.
+async fn wait_until_claimed(adapter: &RedisAdapter) {
+    let begun = Instant::now();
+    while claim(adapter, "until", &terms()).await.is_err() {
+        assert!(begun.elapsed() < CALL + SLACK, "the connection stays broken");
+    }
+}
+
+/// The completion of a key whose claim the store has forgotten.
+#[tokio::test]
+async fn claim_that_the_store_has_lost_is_told_when_it_is_completed() {
+    let (log, _guard) = Log::of_this_thread();
+    let server = std::sync::Arc::new(Server::start());
+    let adapter = connect(&server.url()).await;
+    let service = tower::service_fn(move |_: Request<Body>| {
+        server.run::<()>(&["FLUSHALL"]);
+        async { Ok::<_, std::convert::Infallible>(answer(true)) }
+    });
+    let service = DedupLayer::new(by_header(), adapter).layer(service);
+    for (id, told) in [("a", 1), ("b", 2)] {
+        assert_eq!(send(&service, request(id)).await.status(), 200);
+        let records = log.beginning("the store lost a claim");
+        assert_eq!(records.len(), told);
+        assert_eq!(records[0]["kind"], "missing");
+    }
 }

@@ -30,10 +30,9 @@ impl Redis {
         let options = RedisOptions::new()
             // `doctor` reports it. The other commands work on such a server too.
             .evictable(true)
-            .follow_every(None)
-            .try_call_timeout(global.timeout)?
-            .try_response_timeout(global.timeout)?
-            .try_connect_timeout(global.timeout)?;
+            .call_timeout(global.timeout)
+            .response_timeout(global.timeout)
+            .connect_timeout(global.timeout);
         Ok(Self { url: url.to_owned(), options, timeout: global.timeout })
     }
 

@@ -5,18 +5,17 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use futures_util::future::join_all;
 use redis::{Cmd, Value};
 
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
 use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Renewed};
 use super::super::terms::CallTerms;
-use super::connections::{Connections, RedisConnection};
-use super::follow::Follower;
+use super::client::RedisClient;
+use super::connections::Connections;
 use super::key_names::KeyNames;
-use super::losses::{StoreLoss, StoredLoss};
 use super::options::RedisOptions;
+use super::url::Endpoint;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -41,7 +40,8 @@ use crate::key::DedupKey;
 ///    machine: leases and retentions move by the difference.
 /// 3. A server that is restarted without persistence, flushed, or replaced in a failover may lose writes
 ///    that it had acknowledged. Under the lease ledger, an event of that time may run twice, and none is
-///    lost. [`losses`](Self::losses) returns the losses that were found.
+///    lost. On arrival, the lost release of a claim is a lost event, unless
+///    [`wait_replicas`](RedisOptions::wait_replicas) is set.
 /// 4. After a release has returned, no claim and no renewal of its token has an effect, if its message arrives
 ///    within an hour. For this, a released or forgotten key leaves a row for an hour at least, and a claim of a
 ///    free row sends a second command.
@@ -74,9 +74,8 @@ use crate::key::DedupKey;
 pub struct RedisAdapter(Arc<Shared>);
 
 pub(super) struct Shared {
-    pub(super) connections: Arc<Connections>,
+    pub(super) connections: Connections,
     pub(super) names: KeyNames,
-    follower: Follower,
     closed: AtomicBool,
 }
 
@@ -87,7 +86,7 @@ impl RedisAdapter {
     ///
     /// [`ErrorKind::Config`](crate::ErrorKind::Config), with a [`ConfigError`](crate::ConfigError) as its
     /// source, for a URL that cannot be read, and for a server that evicts keys, is older than version
-    /// 6.2, or is of another kind than the URL says.
+    /// 6.0, or is of another kind than the URL says.
     /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) or
     /// [`ErrorKind::Timeout`](crate::ErrorKind::Timeout) if the server cannot be reached.
     pub async fn connect(url: &str) -> Result<Self, Error> {
@@ -98,88 +97,60 @@ impl RedisAdapter {
     ///
     /// # Errors
     ///
-    /// Those of [`connect`](Self::connect).
+    /// Those of [`connect`](Self::connect), and [`ErrorKind::Config`](crate::ErrorKind::Config) for an option
+    /// that is not valid.
     pub async fn connect_with(url: &str, options: RedisOptions) -> Result<Self, Error> {
-        let options = options.with_url(url)?;
-        let connections = Connections::from_url(url, &options)?;
-        connections.connect().await?;
-        Ok(Self::of(connections, &options))
+        let endpoint = Endpoint::read(url)?;
+        let options = options.with_url(&endpoint).checked()?;
+        let adapter = Self::of(RedisClient::of_url(&endpoint)?, &options);
+        adapter.0.connections.connect().await?;
+        Ok(adapter)
     }
 
-    /// Returns an adapter over a connection of yours.
+    /// Returns an adapter over a client of yours: a `redis::Client`, a `SentinelClient` or a `ClusterClient`.
     ///
-    /// Its servers are checked before the first call: a server that may not be used refuses every call
-    /// with [`ErrorKind::Refused`](crate::ErrorKind::Refused). [`close`](MaintenanceAdapter::close)
-    /// leaves the connection open.
+    /// The first call connects. A server that may not be used refuses every call with
+    /// [`ErrorKind::Refused`](crate::ErrorKind::Refused).
     #[must_use]
-    pub fn new(connection: impl Into<RedisConnection>) -> Self {
-        let options = RedisOptions::new();
-        Self::of(Connections::from_own(connection.into(), &options), &options)
+    pub fn new(client: impl Into<RedisClient>) -> Self {
+        Self::of(client.into(), &RedisOptions::new())
     }
 
-    /// Returns an adapter over a connection of yours, with these options. Those of the connection itself
-    /// have no effect: its timeouts, passwords and certificates are yours.
+    /// Returns an adapter over a client of yours, with these options.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Config`](crate::ErrorKind::Config) for options that do not fit together.
-    #[expect(clippy::needless_pass_by_value, reason = "as the other adapters take their options")]
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config) for an option that is not valid.
     pub fn with_options(
-        connection: impl Into<RedisConnection>,
+        client: impl Into<RedisClient>,
         options: RedisOptions,
     ) -> Result<Self, Error> {
-        options.checked()?;
-        Ok(Self::of(Connections::from_own(connection.into(), &options), &options))
+        Ok(Self::of(client.into(), &options.checked()?))
     }
 
-    fn of(connections: Connections, options: &RedisOptions) -> Self {
-        let (connections, closed) = (Arc::new(connections), AtomicBool::new(false));
-        let names = KeyNames::new(&options.prefix);
-        let follower = Follower::new(options);
-        Self(Arc::new(Shared { connections, names, follower, closed }))
-    }
-
-    /// Returns the losses that this process has found, the newest last, 64 at most.
-    #[must_use]
-    pub fn losses(&self) -> Vec<StoreLoss> {
-        self.0.follower.losses()
-    }
-
-    /// Returns the losses that all processes with this store and prefix have found, the newest last, 64 at
-    /// most. The store keeps them for 30 days after the last one, unless it loses them too.
-    ///
-    /// # Errors
-    ///
-    /// The store could not be read.
-    pub async fn stored_losses(&self) -> Result<Vec<StoredLoss>, Error> {
-        let shared = self.shared()?;
-        shared.follower.stored_losses(&shared.connections).await
+    fn of(client: RedisClient, options: &RedisOptions) -> Self {
+        let connections = Connections::new(client, options);
+        let (names, closed) = (KeyNames::new(&options.prefix), AtomicBool::new(false));
+        Self(Arc::new(Shared { connections, names, closed }))
     }
 
     /// Sends a command without a key, such as `INFO`, to every primary, all at once. Returns the address
-    /// (`host:port`) and the reply of each. A reply that does not come ends with the call's timeout.
+    /// (`host:port`) and the reply of each.
     ///
     /// # Errors
     ///
-    /// The primaries are not known: neither a Sentinel nor a node of the cluster replies.
+    /// A primary does not reply. A refusal is a reply.
     pub async fn ask_primaries(
         &self,
         command: &Cmd,
     ) -> Result<Vec<(String, Result<Value, Error>)>, Error> {
-        let Shared { connections, .. } = self.shared()?;
-        let primaries = connections.primaries().await?;
-        let replies = primaries.into_iter().map(|primary| async move {
-            let reply = connections.ask(&primary, command, "asking a primary").await;
-            (primary.address, reply)
-        });
-        Ok(join_all(replies).await)
+        self.shared()?.connections.ask_all(command, "asking a primary").await
     }
 
     fn shared(&self) -> Result<&Shared, Error> {
         if self.0.closed.load(Ordering::Acquire) {
             return Err(Error::new(ErrorKind::Unavailable, "using an adapter that was closed"));
         }
-        self.0.follower.ensure(&self.0.connections);
         Ok(&self.0)
     }
 }
@@ -246,8 +217,7 @@ impl MaintenanceAdapter for RedisAdapter {
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(async move {
             self.0.closed.store(true, Ordering::Release);
-            self.0.follower.stop();
-            self.0.connections.close().await;
+            self.0.connections.close();
         })
     }
 }

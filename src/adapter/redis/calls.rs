@@ -8,14 +8,14 @@ use std::future::Future;
 use std::time::Duration;
 
 use redis::Value;
-use tokio::time::timeout_at;
 
 use super::super::replies::{Claimed, Completed, Forgotten, Renewed, Seen};
 use super::super::stored::Fetch;
 use super::super::terms::{CallTerms, Permanence};
 use super::adapter::Shared;
+use super::connections::Bound;
 use super::script::{self, Script, ScriptCall};
-use super::value::{Data, data_sections, event_type_section};
+use super::value::{Data, Row, data_sections, event_type_section};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -40,7 +40,8 @@ impl Shared {
             Fetch::Digest => 1,
             Fetch::DigestAndResponse => 2,
         };
-        let reply = self.at_version(CLAIMING, |version| {
+        let bound = self.connections.bound();
+        let reply = self.at_version(CLAIMING, MOST_VERSIONS, |version| {
             let call = self
                 .call(&script::CLAIM, key)
                 .arg(terms.token().as_bytes())
@@ -51,9 +52,14 @@ impl Shared {
                 .arg(flags)
                 .arg(&sections)
                 .arg(version);
-            async move { self.connections.run(&call, CLAIMING).await }
+            async move { self.connections.run(&call, CLAIMING, bound).await }
         });
-        let claimed = reply.await.and_then(|reply| claimed(&reply, terms.fetch()));
+        let mut claimed = reply.await.and_then(|reply| claimed(&reply, terms.fetch()));
+        if claimed.as_ref().is_err_and(|error| error.kind() == ErrorKind::Full)
+            && let Some(duplicate) = self.duplicate(key, terms, bound).await
+        {
+            claimed = Ok(duplicate);
+        }
         let may_be_duplicate = match &claimed {
             Ok(claimed) => matches!(claimed, Claimed::Duplicate(_)),
             Err(error) => error.kind() == ErrorKind::Corrupt,
@@ -65,16 +71,22 @@ impl Shared {
         claimed
     }
 
+    /// Returns the reply to a claim that a full server has refused before it looked, if the key is complete.
+    async fn duplicate(&self, key: &DedupKey, terms: &CallTerms, bound: Bound) -> Option<Claimed> {
+        let (now, value) = self.value(key, bound).await.ok()??;
+        let row = Row::read(&value)?;
+        // A row of this token is that of a claim whose reply was lost.
+        if row.token() == terms.token().as_bytes() {
+            return None;
+        }
+        row.duplicate(now, terms.fetch()).map(Claimed::Duplicate)
+    }
+
     pub(super) async fn release(&self, key: &DedupKey, terms: &CallTerms) -> Result<(), Error> {
         let on_claim = terms.permanence() == Permanence::OnClaim;
         let call =
             self.call(&script::RELEASE, key).arg(terms.token().as_bytes()).arg(u8::from(on_claim));
-        // If a failover loses this release, the retry is a duplicate, and its handler never runs.
-        let reply = if on_claim {
-            self.connections.run_durably(&call, RELEASING).await
-        } else {
-            self.connections.run(&call, RELEASING).await
-        };
+        let reply = self.run(&call, RELEASING).await;
         let released = reply.and_then(|reply| Reply::read(reply, RELEASING).map(drop));
         match released {
             // This token has not claimed an unreadable value. An error would be repeated for minutes.
@@ -90,7 +102,7 @@ impl Shared {
             .arg(terms.retention_ms())
             .arg(terms.lease_ms())
             .arg(event_type_section(terms.event_type_for(key)));
-        let reply = Reply::read(self.connections.run(&call, RENEWING).await?, RENEWING)?;
+        let reply = Reply::read(self.run(&call, RENEWING).await?, RENEWING)?;
         reply.one_of(&[Renewed::Held, Renewed::Lost])
     }
 
@@ -107,23 +119,33 @@ impl Shared {
             .arg(event_type_section(terms.event_type_for(key)))
             .arg(flags)
             .arg(sections);
-        let reply = Reply::read(self.connections.run(&call, COMPLETING).await?, COMPLETING)?;
+        let reply = Reply::read(self.run(&call, COMPLETING).await?, COMPLETING)?;
         reply.one_of(&[Completed::Held, Completed::LeaseLost, Completed::Inserted])
     }
 
     pub(super) async fn forget(&self, key: &DedupKey) -> Result<Forgotten, Error> {
-        let reply = self.at_version(FORGETTING, |version| {
+        // The client of a cluster repeats a command by itself. So a row that has changed since it was read may have
+        // changed by this call, and what is there now is a later delivery's.
+        let most = if self.connections.repeats_commands() { 1 } else { MOST_VERSIONS };
+        let bound = self.connections.bound();
+        let reply = self.at_version(FORGETTING, most, |version| {
             let call = self.call(&script::FORGET, key).arg(version);
             async move {
                 match version {
                     // Without a version, it only reads.
-                    None => self.connections.run_at_once(&call, FORGETTING).await,
-                    // If a failover loses it, the redelivery is a duplicate.
-                    Some(_) => self.connections.run_durably_once(&call, FORGETTING).await,
+                    None => self.connections.read(&call, FORGETTING, bound).await,
+                    Some(_) => {
+                        let once = Bound { is_once: true, ..bound };
+                        self.connections.run(&call, FORGETTING, once).await
+                    }
                 }
             }
         });
         reply.await?.one_of(&[Forgotten::Removed, Forgotten::Missing, Forgotten::InFlight])
+    }
+
+    async fn run(&self, call: &ScriptCall, context: &'static str) -> Result<Value, Error> {
+        self.connections.run(call, context, self.connections.bound()).await
     }
 
     /// Sends a call that names no version, then the version of each reply that names one.
@@ -134,18 +156,16 @@ impl Shared {
     async fn at_version<F>(
         &self,
         context: &'static str,
+        most_versions: usize,
         send: impl Fn(Option<i64>) -> F,
     ) -> Result<Reply, Error>
     where
         F: Future<Output = Result<Value, Error>>,
     {
-        let deadline = self.connections.deadline();
         let mut reply = Reply::read(send(None).await?, context)?;
-        for _ in 0..MOST_VERSIONS {
+        for _ in 0..most_versions {
             let Some(version) = reply.version()? else { return Ok(reply) };
-            let late = |_| Error::new(ErrorKind::Timeout, context);
-            let sent = timeout_at(deadline, send(Some(version))).await.map_err(late)?;
-            reply = Reply::read(sent?, context)?;
+            reply = Reply::read(send(Some(version)).await?, context)?;
         }
         match reply.version()? {
             None => Ok(reply),

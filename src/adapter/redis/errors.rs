@@ -1,15 +1,116 @@
-//! The classes of Redis's errors.
+//! [`Failure`]: why an attempt of a call has failed, and the classes of Redis's errors.
 //!
 //! A reply of the server that refuses a command is certain: nothing was stored. After an error of the
 //! connection or a timeout the outcome is unknown.
 
-use redis::RedisError;
+use redis::{RedisError, ServerErrorKind};
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{ConfigError, Error, ErrorKind};
 
-/// Returns the error of an operation.
-pub(super) fn store_error(context: &'static str, error: RedisError) -> Error {
-    Error::new(kind(&error), context).with_source(error)
+/// Why an attempt of a call has failed.
+#[derive(Debug, Clone)]
+pub(super) enum Failure {
+    /// The server refused it, or the connection has failed.
+    Redis(RedisError),
+    /// The server may not be used. Nothing was sent.
+    Unfit(ConfigError),
+    /// The script ran, and too few replicas have its write.
+    TooFewReplicas,
+    /// No reply came in time.
+    TimedOut,
+    /// The task that opens the connection has ended without a result, with its runtime.
+    Interrupted,
+    /// The adapter is closed. Nothing was sent.
+    Closed,
+}
+
+impl From<RedisError> for Failure {
+    fn from(error: RedisError) -> Self {
+        Self::Redis(error)
+    }
+}
+
+/// What a failure says of its connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Doubt {
+    /// The connection carries nothing any more.
+    Broken,
+    /// The connection may be silent.
+    Silent,
+    /// The server is no primary, or not yet.
+    Demoted,
+    /// The server has too few replicas: it may be cut off from them, and they may have another primary.
+    Alone,
+}
+
+impl Failure {
+    /// Returns `true` if the same call may succeed within its time.
+    pub(super) fn is_worth_repeating(&self) -> bool {
+        match self {
+            Self::Redis(error) => {
+                is_of_the_connection(error)
+                    // A redirection is followed; one that is left comes from slots that are moving.
+                    || has_code(error, &["CLUSTERDOWN", "TRYAGAIN", "MOVED", "ASK"])
+                    || has_code(error, &["LOADING", "READONLY", "MASTERDOWN"])
+            }
+            Self::Interrupted | Self::TimedOut => true,
+            Self::Unfit(_) | Self::TooFewReplicas | Self::Closed => false,
+        }
+    }
+
+    /// Returns what the failure says of its connection, if it says anything.
+    pub(super) fn doubt(&self) -> Option<Doubt> {
+        match self {
+            Self::Redis(error) if is_of_the_connection(error) => Some(Doubt::Broken),
+            Self::Redis(error) if has_code(error, &["READONLY", "MASTERDOWN"]) => {
+                Some(Doubt::Demoted)
+            }
+            Self::Redis(error) => has_code(error, &["NOREPLICAS"]).then_some(Doubt::Alone),
+            Self::TooFewReplicas => Some(Doubt::Alone),
+            Self::TimedOut => Some(Doubt::Silent),
+            Self::Unfit(_) | Self::Interrupted | Self::Closed => None,
+        }
+    }
+
+    pub(super) fn into_error(self, context: &'static str) -> Error {
+        match self {
+            Self::Redis(error) => Error::new(kind(&error), context).with_source(error),
+            Self::Unfit(reason) => Error::new(ErrorKind::Refused, context).with_source(reason),
+            Self::TooFewReplicas => Error::new(ErrorKind::Unavailable, context)
+                .with_source("too few replicas have the write"),
+            Self::TimedOut => Error::new(ErrorKind::Timeout, context),
+            Self::Interrupted => Error::new(ErrorKind::Unavailable, context)
+                .with_source("the task of the connection has ended"),
+            Self::Closed => {
+                Error::new(ErrorKind::Unavailable, context).with_source("the adapter is closed")
+            }
+        }
+    }
+}
+
+/// Returns `true` if the connection is of no use any more. The outcome of the call is unknown.
+fn is_of_the_connection(error: &RedisError) -> bool {
+    matches!(
+        error.kind(),
+        redis::ErrorKind::Io
+            | redis::ErrorKind::Parse
+            | redis::ErrorKind::ClusterConnectionNotFound
+            | redis::ErrorKind::MasterNameNotFoundBySentinel
+    )
+}
+
+fn has_code(error: &RedisError, codes: &[&str]) -> bool {
+    code(error).is_some_and(|code| codes.contains(&code))
+}
+
+/// Returns `true` if the server does not know the script that a call names by its hash.
+pub(super) fn is_unknown_script(error: &RedisError) -> bool {
+    error.kind() == redis::ErrorKind::Server(ServerErrorKind::NoScript)
+}
+
+/// Returns `true` for an error of a command or a script itself, not of the server's state.
+pub(super) fn is_of_the_command(error: &RedisError) -> bool {
+    code(error) == Some("ERR")
 }
 
 fn kind(error: &RedisError) -> ErrorKind {
@@ -29,7 +130,7 @@ fn kind(error: &RedisError) -> ErrorKind {
 }
 
 /// Returns the code of a refusal: `READONLY`, `OOM`, `NOPERM`.
-pub(super) fn code(error: &RedisError) -> Option<&str> {
+fn code(error: &RedisError) -> Option<&str> {
     let code = error.code()?;
     // Before 7.0, the error of a command in a script is a part of the script's error:
     // `ERR Error running script (call to f_…): @user_script:1: -OOM command not allowed …`.

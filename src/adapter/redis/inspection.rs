@@ -4,8 +4,8 @@
 //!    `SCAN`. `SCAN` returns every key that is there all the time.
 //! 2. One step of `SCAN` may return more keys than the portion has place for. The cursor then names the
 //!    keys that are left.
-//! 3. A cursor of a primary that is gone or has restarted is refused: positions of `SCAN` mean nothing to
-//!    another process. If a slot moves during a list, its keys may be absent or occur twice.
+//! 3. A cursor of a primary that is gone is refused. If a primary restarts or a slot moves during a list, keys may be
+//!    absent or occur twice.
 //! 4. Stored data is not read: it may be large.
 
 use std::collections::BTreeSet;
@@ -18,7 +18,7 @@ use super::super::inspection::{Cursor, KeyState, ListFilter, Listing, Stats};
 use super::super::replies::Entry;
 use super::adapter::Shared;
 use super::calls::unreadable;
-use super::connections::Primary;
+use super::connections::Bound;
 use super::script;
 use super::value::{MOST_WITHOUT_DATA, Row};
 use crate::error::{Error, ErrorKind};
@@ -40,8 +40,6 @@ const STEP: usize = 1_000;
 /// Where a list goes on. Its text is a JSON array of its fields.
 struct Place {
     primary: String,
-    /// The name of the primary's process: a position means nothing to another one.
-    run_id: String,
     /// The position of `SCAN`; `None` after the last one.
     scan: Option<u64>,
     /// The keys of Redis that the step before has returned too many.
@@ -49,26 +47,43 @@ struct Place {
 }
 
 impl Place {
-    fn start_of(primary: &Primary, run_id: String) -> Self {
-        Self { primary: primary.address.clone(), run_id, scan: Some(0), left: Vec::new() }
+    fn start_of(primary: &Primary) -> Self {
+        Self { primary: primary.address.clone(), scan: Some(0), left: Vec::new() }
     }
 
     fn text(&self) -> String {
         // Texts and numbers always serialize.
-        serde_json::to_string(&(&self.primary, &self.run_id, self.scan, &self.left))
-            .unwrap_or_default()
+        serde_json::to_string(&(&self.primary, self.scan, &self.left)).unwrap_or_default()
     }
 
     fn read(cursor: &Cursor) -> Option<Self> {
-        let (primary, run_id, scan, left) = serde_json::from_str(cursor.as_str()).ok()?;
-        let place = Self { primary, run_id, scan, left };
+        let (primary, scan, left) = serde_json::from_str(cursor.as_str()).ok()?;
+        let place = Self { primary, scan, left };
         (place.text() == cursor.as_str()).then_some(place)
     }
 }
 
+/// A primary, and its clock when its calls began.
+struct Primary {
+    address: String,
+    now: u64,
+}
+
 impl Shared {
     pub(super) async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
-        let reply = self.connections.run_at_once(&self.call(&script::GET, key), READING).await?;
+        let Some((now, value)) = self.value(key, self.connections.bound()).await? else {
+            return Ok(None);
+        };
+        Ok(Row::read(&value).ok_or_else(|| unreadable(READING))?.entry(now))
+    }
+
+    /// Returns the time and the value of a key; `None` for a missing key.
+    pub(super) async fn value(
+        &self,
+        key: &DedupKey,
+        bound: Bound,
+    ) -> Result<Option<(u64, Vec<u8>)>, Error> {
+        let reply = self.connections.read(&self.call(&script::GET, key), READING, bound).await?;
         let values = match reply {
             Value::Array(values) => <[Value; 2]>::try_from(values).ok(),
             _ => None,
@@ -78,8 +93,7 @@ impl Shared {
             Some([Value::Int(now), Value::BulkString(value)]) => (now, value),
             _ => return Err(unreadable(READING)),
         };
-        let now = u64::try_from(now).map_err(|_| unreadable(READING))?;
-        Ok(Row::read(&value).ok_or_else(|| unreadable(READING))?.entry(now))
+        Ok(Some((u64::try_from(now).map_err(|_| unreadable(READING))?, value)))
     }
 
     pub(super) async fn list(
@@ -89,20 +103,16 @@ impl Shared {
         limit: u32,
     ) -> Result<Listing, Error> {
         let refused = || Error::new(ErrorKind::Refused, "listing keys after a cursor");
-        let primaries = self.sorted_primaries().await?;
+        let primaries = self.primaries(LISTING).await?;
         let (mut at, mut place) = match after {
             None => match primaries.first() {
-                Some(first) => (0, Place::start_of(first, self.run_id(first).await?)),
+                Some(first) => (0, Place::start_of(first)),
                 None => return Ok(Listing::default()),
             },
             Some(cursor) => {
                 let place = Place::read(cursor).ok_or_else(refused)?;
                 let at = primaries.iter().position(|primary| primary.address == place.primary);
-                let at = at.ok_or_else(refused)?;
-                if self.run_id(&primaries[at]).await? != place.run_id {
-                    return Err(refused());
-                }
-                (at, place)
+                (at.ok_or_else(refused)?, place)
             }
         };
         // With 0, the list would never end.
@@ -114,12 +124,8 @@ impl Shared {
             if names.is_empty() {
                 let Some(position) = place.scan else {
                     at += 1;
-                    match primaries.get(at) {
-                        Some(primary) => {
-                            place = Place::start_of(primary, self.run_id(primary).await?);
-                        }
-                        None => return Ok(listing),
-                    }
+                    let Some(primary) = primaries.get(at) else { return Ok(listing) };
+                    place = Place::start_of(primary);
                     continue;
                 };
                 if visited >= PORTION || listing.keys.len() == limit {
@@ -132,7 +138,6 @@ impl Shared {
                 place.scan = (next != 0).then_some(next);
                 names = found.into_iter().collect();
             }
-            let now = self.now(&primaries[at], LISTING).await?;
             let mut names = names.into_iter();
             while listing.keys.len() < limit {
                 let rest = limit - listing.keys.len();
@@ -140,7 +145,8 @@ impl Shared {
                 if some.is_empty() {
                     break;
                 }
-                listing.unreadable += self.select(filter, some, now, &mut listing.keys).await?;
+                listing.unreadable +=
+                    self.select(filter, some, primaries[at].now, &mut listing.keys).await?;
             }
             place.left = names.collect();
             if !place.left.is_empty() {
@@ -159,14 +165,12 @@ impl Shared {
         now: u64,
         selected: &mut Vec<(DedupKey, Entry)>,
     ) -> Result<u64, Error> {
-        // A key of the adapter itself, and one of another program, is none.
+        // A key of another program may be none of ours.
         let keys =
             names.into_iter().filter_map(|name| Some((self.names.key(name.as_bytes())?, name)));
-        let is_named = |key: &DedupKey| {
-            filter.namespace.as_deref().is_none_or(|namespace| key.namespace() == namespace)
-                && filter.id_part.as_deref().is_none_or(|part| key.id().contains(part))
-        };
-        let keys: Vec<_> = keys.filter(|(key, _)| is_named(key)).collect();
+        let has_part =
+            |key: &DedupKey| filter.id_part.as_deref().is_none_or(|part| key.id().contains(part));
+        let keys: Vec<_> = keys.filter(|(key, _)| has_part(key)).collect();
         let values = keys.iter().map(|(_, name)| self.row_bytes(name, LISTING)).collect();
         let values = all(values).await?;
         let mut unreadable = 0;
@@ -191,7 +195,7 @@ impl Shared {
 
     pub(super) async fn stats(&self) -> Result<Stats, Error> {
         let mut stats = Stats { is_exact: true, ..Stats::default() };
-        for primary in self.sorted_primaries().await? {
+        for primary in self.primaries(COUNTING).await? {
             let (is_exact, part) = self.stats_of(&primary).await?;
             stats.is_exact &= is_exact;
             stats.add(&part);
@@ -203,10 +207,9 @@ impl Shared {
     async fn stats_of(&self, primary: &Primary) -> Result<(bool, Stats), Error> {
         let mut size = Cmd::new();
         size.arg("DBSIZE");
-        let size = self.connections.ask(primary, &size, COUNTING).await?;
+        let size = self.connections.ask(&primary.address, &size, COUNTING).await?;
         let Value::Int(size) = size else { return Err(unreadable(COUNTING)) };
         let size = u64::try_from(size).unwrap_or_default();
-        let now = self.now(primary, COUNTING).await?;
         // In a small database a key could be visited twice while it is resized.
         let (mut position, mut visited, mut names) = (0, 0_u64, BTreeSet::new());
         let is_exact = loop {
@@ -229,7 +232,7 @@ impl Shared {
             let values =
                 all(names.iter().map(|name| self.row_bytes(name, COUNTING)).collect()).await?;
             for value in values.into_iter().filter(|value| !value.is_empty()) {
-                count(&mut stats, &value, now);
+                count(&mut stats, &value, primary.now);
             }
         }
         if !is_exact {
@@ -242,20 +245,19 @@ impl Shared {
         Ok((is_exact, stats))
     }
 
-    async fn sorted_primaries(&self) -> Result<Vec<Primary>, Error> {
-        let mut primaries = self.connections.primaries().await?;
-        primaries.sort_by(|one, other| one.address.cmp(&other.address));
-        Ok(primaries)
-    }
-
-    /// Returns the clock of a primary.
-    async fn now(&self, primary: &Primary, context: &'static str) -> Result<u64, Error> {
+    /// Returns the primaries in the order of their addresses.
+    async fn primaries(&self, context: &'static str) -> Result<Vec<Primary>, Error> {
         let mut time = Cmd::new();
         time.arg("TIME");
-        let reply = self.connections.ask(primary, &time, context).await?;
-        let read: Result<(u64, u64), _> = redis::from_redis_value(reply);
-        let (seconds, microseconds) = read.map_err(|_| unreadable(context))?;
-        Ok(seconds.saturating_mul(1_000).saturating_add(microseconds / 1_000))
+        let mut primaries = Vec::new();
+        for (address, reply) in self.connections.ask_all(&time, context).await? {
+            let read: Result<(u64, u64), _> = redis::from_redis_value(reply?);
+            let (seconds, microseconds) = read.map_err(|_| unreadable(context))?;
+            let now = seconds.saturating_mul(1_000).saturating_add(microseconds / 1_000);
+            primaries.push(Primary { address, now });
+        }
+        primaries.sort_by(|one, other| one.address.cmp(&other.address));
+        Ok(primaries)
     }
 
     /// Takes a step of `SCAN` on a primary. Returns the next position, 0 at the end, and keys of Redis. A
@@ -275,7 +277,7 @@ impl Shared {
         }
         // Keys of another type are not of this crate.
         scan.arg("COUNT").arg(step).arg("TYPE").arg("string");
-        let reply = self.connections.ask(primary, &scan, context).await?;
+        let reply = self.connections.ask(&primary.address, &scan, context).await?;
         let read: Result<(u64, Vec<Vec<u8>>), _> = redis::from_redis_value(reply);
         let (next, names) = read.map_err(|_| unreadable(context))?;
         Ok((next, names.into_iter().filter_map(|name| String::from_utf8(name).ok()).collect()))
@@ -285,25 +287,11 @@ impl Shared {
     async fn row_bytes(&self, name: &str, context: &'static str) -> Result<Vec<u8>, Error> {
         let mut get = Cmd::new();
         get.arg("GETRANGE").arg(name).arg(0).arg(MOST_WITHOUT_DATA - 1);
-        match self.connections.send(&get, context).await? {
+        match self.connections.send(name.as_bytes(), &get, context).await? {
             Value::Nil => Ok(Vec::new()),
             Value::BulkString(value) => Ok(value),
             _ => Err(unreadable(context)),
         }
-    }
-
-    /// Returns the name of a primary's process. A position of `SCAN` means nothing to another process. Empty
-    /// if the user may not ask.
-    async fn run_id(&self, primary: &Primary) -> Result<String, Error> {
-        let mut info = Cmd::new();
-        info.arg("INFO").arg("server");
-        let text: String = match self.connections.ask(primary, &info, LISTING).await {
-            Ok(reply) => redis::from_redis_value(reply).map_err(|_| unreadable(LISTING))?,
-            Err(error) if error.kind() == ErrorKind::Refused => String::new(),
-            Err(error) => return Err(error),
-        };
-        let run_id = text.lines().find_map(|line| line.strip_prefix("run_id:"));
-        Ok(run_id.unwrap_or_default().to_owned())
     }
 }
 

@@ -10,28 +10,22 @@
 //!    it ends [`PURGE_GRACE`](super::PURGE_GRACE) after the retention and after the lease.
 //! 4. All times are those of the server's clock, by `TIME` in the script.
 //! 5. A duplicate writes nothing.
-//! 6. The two identities of one event are claimed in their order; the keys of different events are not:
-//!    see `calls`.
+//! 6. An idle adapter sends nothing. `redis` does the connecting: see `slot` for what it leaves to us.
 
 mod adapter;
 mod calls;
-mod canary;
+mod client;
 mod connections;
 mod errors;
-mod follow;
-mod history;
 mod inspection;
 mod key_names;
-mod losses;
-mod moment;
 mod options;
-mod rounds;
 mod script;
-mod topology;
+mod server;
+mod slot;
 mod url;
 mod value;
 
 pub use adapter::RedisAdapter;
-pub use connections::RedisConnection;
-pub use losses::{LossKind, StoreLoss, StoredLoss};
+pub use client::RedisClient;
 pub use options::RedisOptions;

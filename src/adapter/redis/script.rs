@@ -23,14 +23,6 @@ macro_rules! scripts {
         $(pub(super) static $name: LazyLock<Script> = LazyLock::new(|| {
             Script::new(&[PRELUDE, include_str!($file), EPILOGUE].map(code).join("\n"), $flags)
         });)+
-
-        #[cfg(test)]
-        const ALL: &[(&str, &LazyLock<Script>)] = &[
-            $(($file, &$name),)+
-            ("lua/get.lua", &GET),
-            ("lua/canary.lua", &CANARY),
-            ("lua/push_loss.lua", &PUSH_LOSS),
-        ];
     };
 }
 
@@ -45,14 +37,6 @@ scripts! {
 /// Reads a key.
 pub(super) static GET: LazyLock<Script> =
     LazyLock::new(|| Script::new(&code(include_str!("lua/get.lua")), " flags=no-writes"));
-
-/// Reads a canary, and writes its next number.
-pub(super) static CANARY: LazyLock<Script> =
-    LazyLock::new(|| Script::new(&code(include_str!("lua/canary.lua")), ALLOW_OOM));
-
-/// Adds a record to the list of losses.
-pub(super) static PUSH_LOSS: LazyLock<Script> =
-    LazyLock::new(|| Script::new(&code(include_str!("lua/push_loss.lua")), ALLOW_OOM));
 
 /// Returns a file without lines of comment and without empty lines.
 fn code(file: &str) -> String {
@@ -93,16 +77,6 @@ impl Script {
     }
 }
 
-/// How a call is sent.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Form {
-    /// The server knows flags of scripts: it is of version 7.0 or later.
-    pub(super) knows_flags: bool,
-    /// The script writes the value also if it changes nothing, unless it refuses the call. `WAIT` waits
-    /// for writes of its own connection only: the first write may have been on another one.
-    pub(super) force_write: bool,
-}
-
 /// One call of a script. Repeated as it is, it has the same effect.
 #[derive(Debug, Clone)]
 pub(super) struct ScriptCall {
@@ -117,8 +91,7 @@ impl ScriptCall {
         Self { script, key, args: Cmd::with_capacity(8, 128) }
     }
 
-    /// Adds an argument: the script's `ARGV[2]` and so on. `ARGV[1]` is `1` for
-    /// [`force_write`](Form::force_write), else `0`.
+    /// Adds an argument.
     pub(super) fn arg(mut self, arg: impl ToRedisArgs) -> Self {
         self.args.arg(arg);
         self
@@ -130,58 +103,27 @@ impl ScriptCall {
     }
 
     /// Returns the call by the script's hash.
-    pub(super) fn by_hash(&self, form: Form) -> Cmd {
-        self.command("EVALSHA", &self.text(form).sha1, form)
+    pub(super) fn by_hash(&self, knows_flags: bool) -> Cmd {
+        self.command("EVALSHA", &self.text(knows_flags).sha1)
     }
 
     /// Returns the call with the script's text, for a server that does not know the hash.
-    pub(super) fn by_text(&self, form: Form) -> Cmd {
-        self.command("EVAL", &self.text(form).lua, form)
+    pub(super) fn by_text(&self, knows_flags: bool) -> Cmd {
+        self.command("EVAL", &self.text(knows_flags).lua)
     }
 
-    fn text(&self, form: Form) -> &'static Text {
-        if form.knows_flags { &self.script.flagged } else { &self.script.plain }
+    fn text(&self, knows_flags: bool) -> &'static Text {
+        if knows_flags { &self.script.flagged } else { &self.script.plain }
     }
 
-    fn command(&self, name: &str, script: &str, form: Form) -> Cmd {
+    fn command(&self, name: &str, script: &str) -> Cmd {
         let mut command = Cmd::with_capacity(16, script.len() + self.key.len() + 128);
-        command.arg(name).arg(script).arg(1).arg(&self.key).arg(u8::from(form.force_write));
+        command.arg(name).arg(script).arg(1).arg(&self.key);
         for arg in self.args.args_iter() {
             if let Arg::Simple(arg) = arg {
                 command.arg(arg);
             }
         }
         command
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// `UPDATE_GOLDEN=1 cargo test --lib --all-features golden` rewrites the file.
-    #[test]
-    fn scripts_are_those_of_the_golden_file() {
-        const FILE: &str = "src/adapter/redis/lua/golden.txt";
-        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(FILE);
-        let texts = ALL.iter().map(|(name, script)| format!("-- {name}\n{}\n", script.flagged.lua));
-        let found = texts.collect::<Vec<_>>().join("\n");
-        if std::env::var_os("UPDATE_GOLDEN").is_some() {
-            std::fs::write(&path, &found).unwrap();
-        }
-        let golden = std::fs::read_to_string(&path).unwrap_or_default();
-        assert!(
-            golden == found,
-            "the scripts differ from {FILE}; after a review, run `UPDATE_GOLDEN=1 cargo test golden`"
-        );
-    }
-
-    #[test]
-    fn plain_form_differs_by_the_first_line_only() {
-        for (name, script) in ALL {
-            let (first, rest) = script.flagged.lua.split_once('\n').unwrap();
-            assert!(first.starts_with("#!lua") && rest == script.plain.lua, "{name}");
-            assert_ne!(script.flagged.sha1, script.plain.sha1);
-        }
     }
 }

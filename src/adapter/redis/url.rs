@@ -32,21 +32,6 @@ impl fmt::Display for Address {
     }
 }
 
-impl Address {
-    /// Reads `host:port` as a server names it, with or without brackets. An empty host stands for the
-    /// host of the server that names it.
-    pub(super) fn named_by(&self, text: &str) -> Option<Self> {
-        let (host, port) = text.rsplit_once(':')?;
-        Some(Self { host: self.host_or_own(host), port: port.parse().ok()? })
-    }
-
-    /// Returns this host, or our own if a server names none.
-    pub(super) fn host_or_own(&self, host: &str) -> String {
-        let host = host.trim_start_matches('[').trim_end_matches(']');
-        if matches!(host, "" | "?") { self.host.clone() } else { host.to_owned() }
-    }
-}
-
 /// What is at the addresses of a URL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -332,14 +317,5 @@ mod tests {
         for url in ["rediss://h", "rediss+sentinel://h/m", "valkeys+cluster://h"] {
             assert_eq!(config_error(url), expected);
         }
-    }
-
-    #[test]
-    fn a_host_that_a_server_leaves_out_is_its_own() {
-        let own = Address { host: "10.0.0.1".to_owned(), port: 1 };
-        assert_eq!(own.named_by(":7001").unwrap().to_string(), "10.0.0.1:7001");
-        assert_eq!(own.named_by("fe80::2:7001").unwrap().to_string(), "[fe80::2]:7001");
-        assert_eq!(own.named_by("node-2:7001").unwrap().to_string(), "node-2:7001");
-        assert_eq!(own.named_by("node-2"), None);
     }
 }

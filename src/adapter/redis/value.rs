@@ -33,8 +33,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::super::inspection::KeyState;
-use super::super::replies::{Entry, EntryState};
-use super::super::stored::{StoredData, StoredResponse};
+use super::super::replies::{Entry, EntryState, Seen};
+use super::super::stored::{Fetch, StoredData, StoredResponse};
 use crate::error::{Error, ErrorKind};
 
 const FORMAT: u8 = 2;
@@ -56,6 +56,7 @@ const FLAGS: u8 = COMPLETE | HAS_TOKEN | TAKEOVER | EVENT_TYPE | PAYLOAD_DIGEST 
 pub(super) struct Row<'v> {
     is_complete: bool,
     has_token: bool,
+    token: &'v [u8],
     takeover: bool,
     attempts: u32,
     first_seen_at: u64,
@@ -104,12 +105,14 @@ impl<'v> Row<'v> {
         let attempts = u32::try_from(rest.number(3)?).ok()?;
         let (first_seen_at, expires_at, ends_at) =
             (rest.number(6)?, rest.number(6)?, rest.number(6)?);
-        // The version, which is for the scripts only, and the token.
-        rest.take(5 + 16)?;
+        // The version is for the scripts only.
+        rest.take(5)?;
+        let token = rest.take(16)?;
         let event_type = if flags & EVENT_TYPE == 0 { None } else { Some(rest.text(1)?) };
         let row = Self {
             is_complete: flags & COMPLETE != 0,
             has_token: flags & HAS_TOKEN != 0,
+            token,
             takeover: flags & TAKEOVER != 0,
             attempts,
             first_seen_at,
@@ -119,6 +122,25 @@ impl<'v> Row<'v> {
             data: Data::default(),
         };
         (flags & !FLAGS == 0).then_some((row, flags, rest))
+    }
+
+    /// Returns the token of the row's last claim; zeros without one.
+    pub(super) fn token(&self) -> &[u8] {
+        self.token
+    }
+
+    /// Returns what a duplicate carries, if the row is complete.
+    pub(super) fn duplicate(&self, now: u64, fetch: Fetch) -> Option<Seen> {
+        let standing = self.standing(now);
+        let seen = Seen::new(Duration::from_millis(standing.for_ms));
+        match fetch {
+            _ if standing.state != Some(KeyState::Complete) => None,
+            Fetch::Nothing => Some(seen),
+            fetch => {
+                let stored = self.data.stored(fetch == Fetch::DigestAndResponse).ok()?;
+                Some(seen.with_stored(stored.into()))
+            }
+        }
     }
 
     pub(super) fn attempts(&self) -> u32 {

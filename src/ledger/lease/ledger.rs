@@ -159,13 +159,15 @@ impl Lease {
         };
         let stored_data_for = |key: &_| job.terms.stored_data_for(key);
         let pending = self.completing.add_with(Arc::clone(&job.keys), stored_data_for);
+        // An unprotected delivery has claimed nothing.
+        let is_claimed = renewal.is_some();
         self.completions.repeat(None, job, (pending, renewal), move |job| {
             let delivery = delivery.clone();
             Box::pin(async move {
                 for keys in job.keys.chunks(call::MOST_IN_BACKGROUND) {
                     let replies =
                         call::complete(&*job.adapter, keys, &job.terms, job.store_timeout).await;
-                    report_lost(keys, &call::all(replies)?, &delivery);
+                    report(keys, &call::all(replies)?, is_claimed, &delivery);
                 }
                 Ok(())
             })
@@ -240,8 +242,13 @@ impl CanShadow for Lease {}
 
 impl CanReplay for Lease {}
 
-/// Counts lost leases, unless the delivery knew before.
-fn report_lost(keys: &[DedupKey], replies: &[Completed], delivery: &Delivery) {
+/// Reports claims that the store has lost, and lost leases, unless the delivery knew before.
+fn report(keys: &[DedupKey], replies: &[Completed], is_claimed: bool, delivery: &Delivery) {
+    for (key, reply) in keys.iter().zip(replies) {
+        if is_claimed && *reply == Completed::Inserted {
+            observe::claim_missing(key);
+        }
+    }
     let lost = keys.iter().zip(replies).filter(|(_, reply)| **reply == Completed::LeaseLost);
     let mut lost = lost.map(|(key, _)| key).peekable();
     if lost.peek().is_some() && delivery.mark_lease_lost() {
@@ -300,11 +307,12 @@ impl Claim for LeaseClaim {
             // From here on, a claim that is dropped completes in the background.
             held.left = Left::Completion(with_response.clone());
             let terms = with_response.as_deref().unwrap_or(&lease.terms);
+            let is_claimed = held.renewal.is_some();
             let (adapter, keys) = (&*self.ledger.adapter, lease.keys());
             let replies = call::complete(adapter, keys, terms, lease.store_timeout).await;
             if let Ok(replies) = call::all(replies) {
                 self.held = None;
-                report_lost(keys, &replies, &self.delivery);
+                report(keys, &replies, is_claimed, &self.delivery);
             }
             Ok(())
         }

@@ -1,7 +1,7 @@
 //! [`Cluster`]: three primaries with one replica each.
 
 use std::ops::RangeInclusive;
-use std::sync::OnceLock;
+use std::sync::{LazyLock, OnceLock};
 
 use super::link::{Cut, Link};
 use super::{Server, block_until, field_of, wait_until};
@@ -121,6 +121,20 @@ impl Cluster {
         block_until("a slot", || {
             self.nodes.iter().find_map(|node| node.ask(&["CLUSTER", "KEYSLOT", key]).ok())
         })
+    }
+
+    /// Returns an id that begins so and whose key `dedup:test:ID` is in a slot. An adapter lets no part in braces
+    /// choose the slot.
+    pub(crate) fn id_in_slot(start: &str, slot: u16) -> String {
+        Self::id_with_prefix_in_slot("dedup", start, slot)
+    }
+
+    /// The same, for an adapter with another prefix of keys.
+    pub(crate) fn id_with_prefix_in_slot(prefix: &str, start: &str, slot: u16) -> String {
+        let start = format!("{start}-");
+        // A CRC is linear: that of the whole is that of the start, with zeros, and that of the end.
+        let known = crc(0, format!("{prefix}:test:{start}\0\0\0\0\0").as_bytes());
+        start + &ENDS[(usize::from(known) ^ usize::from(slot)) % SLOTS]
     }
 
     /// Returns the number of the node that owns a slot, if all running nodes agree on it.
@@ -258,6 +272,33 @@ impl Cluster {
         };
         self.serves_all() && self.nodes.iter().all(|node| is_well(node) && has_replica(node))
     }
+}
+
+/// A text of five characters for each value of the CRC's last bits.
+static ENDS: LazyLock<Vec<String>> = LazyLock::new(|| {
+    let (mut ends, mut left) = (vec![String::new(); SLOTS], SLOTS);
+    for end in (0..).map(|number: u32| format!("{number:05x}")) {
+        let place = &mut ends[usize::from(crc(0, end.as_bytes())) % SLOTS];
+        if place.is_empty() {
+            *place = end;
+            left -= 1;
+        }
+        if left == 0 {
+            break;
+        }
+    }
+    ends
+});
+
+/// CRC-16/XMODEM of these bytes, after those that `crc` is of.
+fn crc(mut crc: u16, bytes: &[u8]) -> u16 {
+    for byte in bytes {
+        crc ^= u16::from(*byte) << 8;
+        for _ in 0..8 {
+            crc = if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 };
+        }
+    }
+    crc
 }
 
 /// What one node knows of another.

@@ -2,22 +2,22 @@
 -- free one at the version that the caller has read. So a claim that arrives after its release changes
 -- nothing: the release has left a row, of another version.
 --
--- ARGV: 2 token, 3 retention, 4 lease ('' for a claim that is complete at once), 5 the data that a
--- duplicate carries (0 nothing, 1 digest, 2 all), 6 section of the event type, 7 flags and 8 sections of
--- the data to store, 9 the version of the free row, once it is known.
+-- ARGV: 1 token, 2 retention, 3 lease ('' for a claim that is complete at once), 4 the data that a
+-- duplicate carries (0 nothing, 1 digest, 2 all), 5 section of the event type, 6 flags and 7 sections of
+-- the data to store, 8 the version of the free row, once it is known.
 -- Replies: {0, attempts, takeover} first; {1, age, flags, sections} duplicate; {2} in flight; {3, version}
 -- a free row of another version than the call names.
 if state == 'unreadable' then return {-1} end
-local at_once = ARGV[4] == ''
-local is_mine = token == ARGV[2]
+local at_once = ARGV[3] == ''
+local is_mine = token == ARGV[1]
 local is_repeated = is_mine and complete == at_once
 
 if state == 'complete' then
   if not is_repeated then
     local flags, sections = 0, ''
-    if ARGV[5] == '1' and bit.band(data_flags, 0x20) ~= 0 then
+    if ARGV[4] == '1' and bit.band(data_flags, 0x20) ~= 0 then
       flags, sections = 0x20, string.sub(data, 1, 32)
-    elseif ARGV[5] == '2' then
+    elseif ARGV[4] == '2' then
       flags, sections = data_flags, data
     end
     return {1, math.max(now - first_seen_at, 0), flags, sections}
@@ -26,20 +26,20 @@ elseif state == 'leased' and (at_once or not is_mine) then
   return {2}
 else
   if at_once or not is_repeated then
-    if stored and tonumber(ARGV[9]) ~= version then return {3, version} end
+    if stored and tonumber(ARGV[8]) ~= version then return {3, version} end
     if state == 'missing' or state == 'expired' then
-      attempts, takeover, first_seen_at, event_type = 1, false, now, ARGV[6]
+      attempts, takeover, first_seen_at, event_type = 1, false, now, ARGV[5]
     else
       attempts = math.min(attempts + 1, 16777215)
       -- A released row is not taken over.
       takeover = token ~= nil
     end
   end
-  token, complete = ARGV[2], at_once
-  expires_at = math.min(now + ARGV[3], MAX_TIME)
-  ends_at = at_once and now or math.min(now + ARGV[4], MAX_TIME)
-  data_flags, data = tonumber(ARGV[7]), ARGV[8]
+  token, complete = ARGV[1], at_once
+  expires_at = math.min(now + ARGV[2], MAX_TIME)
+  ends_at = at_once and now or math.min(now + ARGV[3], MAX_TIME)
+  data_flags, data = tonumber(ARGV[6]), ARGV[7]
 end
+-- A claim that is repeated with its token writes again: `WAIT` waits for writes of its own connection only, and
+-- the first write may have been on another one.
 local reply = {0, math.max(attempts, 1), takeover and 1 or 0}
--- Repeated with its token: the first reply may be lost.
-if state == 'complete' and not force then return reply end

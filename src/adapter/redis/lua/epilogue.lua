@@ -7,7 +7,7 @@ if takeover then flags = flags + 0x04 end
 if event_type ~= '' then flags = flags + 0x10 end
 local value = struct.pack(HEADER, 2, flags, attempts, first_seen_at, expires_at, ends_at, version,
   token or string.rep('\0', 16)) .. event_type .. data
--- A live lease is not purged, whatever its retention. 3600000 is `PURGE_GRACE`.
-local purge_at = math.max(expires_at, complete and 0 or ends_at) + 3600000
-redis.call('SET', key, value, 'PXAT', string.format('%.0f', purge_at))
+-- A live lease is not purged, whatever its retention. 3600000 is `PURGE_GRACE`. Before 6.2 there is no `PXAT`.
+local purge_in = math.max(expires_at, complete and 0 or ends_at) - now + 3600000
+redis.call('SET', key, value, 'PX', string.format('%.0f', purge_in))
 return reply

@@ -1,6 +1,5 @@
 -- Stands before every script that writes. Reads the row of `KEYS[1]` into local variables, because a table
 -- of each row and functions cost a fifth of the server's time for a claim.
--- `ARGV[1]` is '1' if a positive reply must write the row again: the caller waits for replicas.
 --
 -- A script returns at once if it writes nothing. Otherwise it changes the variables of the row, and
 -- `epilogue.lua` writes them, at the next version.
@@ -18,7 +17,6 @@ local MAX_TIME = 281474976710655
 local VERSIONS = 1099511627776
 
 local key = KEYS[1]
-local force = ARGV[1] == '1'
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 

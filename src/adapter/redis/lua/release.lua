@@ -2,11 +2,11 @@
 -- finds a row, and not of the version that it names. A missing row becomes a fence row, and a row of
 -- another token only gets the next version.
 --
--- ARGV: 2 token, 3 '1' to release a row that is complete at once, '0' to release an incomplete row.
+-- ARGV: 1 token, 2 '1' to release a row that is complete at once, '0' to release an incomplete row.
 -- Replies: {0} released; {1} not held.
 if state == 'unreadable' then return {-1} end
 local reply = {1}
-if token == ARGV[2] and complete == (ARGV[3] == '1') then
+if token == ARGV[1] and complete == (ARGV[2] == '1') then
   reply = {0}
   token, ends_at = nil, 0
   if complete then
