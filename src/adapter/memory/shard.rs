@@ -1,9 +1,11 @@
-//! [`Shard`]: the rows under one lock, and the order in which they are due.
+//! [`Shard`]: the rows under one lock, the index that finds them, and the order in which they are due.
 
-use std::collections::{BTreeSet, HashMap};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 
+use hashbrown::HashTable;
 use siphasher::sip128::SipHasher13;
+use slab::Slab;
 
 use super::clock::END;
 use super::gauge::Pressure;
@@ -17,6 +19,8 @@ use crate::key::DedupKey;
 const PURGED_PER_INSERT: usize = 2;
 /// An empty shard keeps memory for this many rows.
 const KEPT_ROWS: usize = 128;
+/// The order may have this many outdated entries, and as many more as there are rows.
+const MAX_OUTDATED: usize = 16;
 
 /// How a full [`MemoryAdapter`](super::MemoryAdapter) treats a new key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -57,43 +61,39 @@ pub(super) fn shard_of(fingerprint: Fingerprint, shards: usize) -> usize {
     usize::try_from(product >> 64).unwrap_or_default()
 }
 
-/// Hashes a fingerprint, which is a keyed hash already, to its first half.
-#[derive(Default)]
-struct FirstHalf(u64);
+/// The number of a row in its shard.
+type Slot = u16;
 
-impl Hasher for FirstHalf {
-    fn write(&mut self, fingerprint: &[u8]) {
-        if let Some((half, _)) = fingerprint.split_first_chunk() {
-            self.0 = u64::from_ne_bytes(*half);
-        }
-    }
+const _: () = assert!(END >> (u64::BITS - Slot::BITS) == 0);
 
-    /// The length of the fingerprint.
-    fn write_usize(&mut self, _: usize) {}
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
+/// Returns when the row is due, with its slot in the lower bits.
+fn due(slot: Slot, row: &Row) -> Reverse<u64> {
+    Reverse(row.due() << Slot::BITS | u64::from(slot))
 }
 
 pub(super) struct Shard {
     capacity: usize,
-    rows: HashMap<Fingerprint, Row, BuildHasherDefault<FirstHalf>>,
-    /// When each row is due.
-    order: BTreeSet<(u64, Fingerprint)>,
+    rows: Slab<(Fingerprint, Row)>,
+    index: HashTable<Slot>,
+    /// Every row has its present entry. Other entries are outdated.
+    ///
+    /// A timing wheel does not know which row of a bucket is due first. A `BTreeSet` needs fewer lines, 37 bytes
+    /// a key more, and a third more time for a new key.
+    order: BinaryHeap<Reverse<u64>>,
 }
 
 impl Shard {
     pub(super) fn new(capacity: usize) -> Self {
-        Self { capacity, rows: HashMap::default(), order: BTreeSet::new() }
+        let (rows, index, order) = (Slab::new(), HashTable::new(), BinaryHeap::new());
+        Self { capacity, rows, index, order }
     }
 
     pub(super) fn rows(&self) -> impl Iterator<Item = &Row> {
-        self.rows.values()
+        self.rows.iter().map(|(_, (_, row))| row)
     }
 
     pub(super) fn get(&self, fingerprint: Fingerprint) -> Option<Row> {
-        self.rows.get(&fingerprint).cloned()
+        self.find(fingerprint).map(|slot| self.rows[usize::from(slot)].1.clone())
     }
 
     /// Stores the row of a key, or removes it. A new row without room is refused.
@@ -104,28 +104,29 @@ impl Shard {
         at_capacity: AtCapacity,
         now: u64,
     ) -> Result<Pressure, Error> {
-        let old = self.rows.get(&fingerprint).map(Row::due);
-        let new = row.as_ref().map(Row::due);
         let mut pressure = Pressure::default();
-        if old.is_none() && new.is_some() {
-            pressure = self.make_room(at_capacity, now)?;
-        }
-        if old != new {
-            old.map(|due| self.order.remove(&(due, fingerprint)));
-            new.map(|due| self.order.insert((due, fingerprint)));
-        }
-        match row {
-            Some(row) => drop(self.rows.insert(fingerprint, row)),
-            None => drop(self.remove(fingerprint)),
+        match (self.find(fingerprint), row) {
+            (None, None) => {}
+            (None, Some(row)) => {
+                pressure = self.make_room(at_capacity, now)?;
+                self.insert(fingerprint, row);
+            }
+            (Some(slot), None) => drop(self.remove(slot)),
+            (Some(slot), Some(new)) => {
+                let row = &mut self.rows[usize::from(slot)].1;
+                let is_due_as_before = row.due() == new.due();
+                *row = new;
+                if !is_due_as_before {
+                    self.push(slot);
+                }
+            }
         }
         Ok(pressure)
     }
 
     /// Removes the row that is due first, if it is due by `until`.
     pub(super) fn remove_due(&mut self, until: u64) -> Option<Row> {
-        self.order.first().filter(|(due, _)| *due <= until)?;
-        let (_, fingerprint) = self.order.pop_first()?;
-        self.remove(fingerprint)
+        self.pop(until).map(|slot| self.remove(slot))
     }
 
     fn make_room(&mut self, at_capacity: AtCapacity, now: u64) -> Result<Pressure, Error> {
@@ -141,22 +142,75 @@ impl Shard {
         Ok(Pressure { evicted_age_ms, nearly_full })
     }
 
-    /// Removes the row that is due first among those that are not in flight.
     fn evict(&mut self, at_capacity: AtCapacity, now: u64) -> Option<Row> {
-        let due = self.order.iter().take_while(|(due, _)| *due <= at_capacity.until(now));
-        let is_in_flight = |row: &Row| row.state(now) == Some(KeyState::InFlight);
-        let mut due = due.filter(|(_, of)| !self.rows.get(of).is_some_and(is_in_flight));
-        let first = due.next().copied()?;
-        self.order.remove(&first);
-        self.remove(first.1)
+        let mut spared = Vec::new();
+        let mut evicted = None;
+        while evicted.is_none()
+            && let Some(slot) = self.pop(at_capacity.until(now))
+        {
+            let is_in_flight = self.rows[slot.into()].1.state(now) == Some(KeyState::InFlight);
+            if !is_in_flight { evicted = Some(slot) } else { spared.push(slot) }
+        }
+        spared.into_iter().for_each(|slot| self.push(slot));
+        evicted.map(|slot| self.remove(slot))
     }
 
-    fn remove(&mut self, fingerprint: Fingerprint) -> Option<Row> {
-        let row = self.rows.remove(&fingerprint);
+    fn find(&self, fingerprint: Fingerprint) -> Option<Slot> {
+        let is_same = |slot: &Slot| self.rows[usize::from(*slot)].0 == fingerprint;
+        self.index.find(fingerprint[0], is_same).copied()
+    }
+
+    fn insert(&mut self, fingerprint: Fingerprint, row: Row) {
+        let len = self.rows.len();
+        if len == self.rows.capacity() {
+            // Doubled, but not beyond the capacity of the shard.
+            let more = len.max(8).min(self.capacity.saturating_sub(len));
+            self.rows.reserve_exact(more);
+            self.order.reserve_exact(more);
+        }
+        // A shard has fewer rows than `Slot` has values.
+        let slot = Slot::try_from(self.rows.insert((fingerprint, row))).unwrap_or(Slot::MAX);
+        self.push(slot);
+        let rows = &self.rows;
+        self.index.insert_unique(fingerprint[0], slot, |slot| rows[usize::from(*slot)].0[0]);
+    }
+
+    fn remove(&mut self, slot: Slot) -> Row {
+        let (fingerprint, row) = self.rows.remove(slot.into());
+        if let Ok(found) = self.index.find_entry(fingerprint[0], |other| *other == slot) {
+            found.remove();
+        }
         if self.rows.is_empty() && self.rows.capacity() > KEPT_ROWS {
-            self.rows = HashMap::default();
+            *self = Self::new(self.capacity);
         }
         row
+    }
+
+    /// Adds the row to the order.
+    fn push(&mut self, slot: Slot) {
+        if self.order.len() > 2 * self.rows.len() + MAX_OUTDATED {
+            let rows =
+                self.rows.iter().filter_map(|(at, (_, row))| Some((at.try_into().ok()?, row)));
+            self.order = rows.map(|(slot, row)| due(slot, row)).collect();
+        } else {
+            self.order.push(due(slot, &self.rows[slot.into()].1));
+        }
+    }
+
+    /// Takes the row that is due first out of the order, if it is due by `until`.
+    fn pop(&mut self, until: u64) -> Option<Slot> {
+        while let Some(&Reverse(first)) = self.order.peek()
+            && first >> Slot::BITS <= until
+        {
+            self.order.pop();
+            let [low, high, ..] = first.to_le_bytes();
+            let slot = Slot::from_le_bytes([low, high]);
+            let row = self.rows.get(slot.into());
+            if row.is_some_and(|(_, row)| due(slot, row) == Reverse(first)) {
+                return Some(slot);
+            }
+        }
+        None
     }
 }
 
@@ -168,7 +222,6 @@ fn full() -> Error {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
-    use std::hash::BuildHasher;
     use std::time::Duration;
 
     use proptest::prelude::*;
@@ -203,12 +256,6 @@ mod tests {
         assert_eq!((shard_of(most, 7), shard_of(most, 1)), (6, 0));
     }
 
-    #[test]
-    fn hash_of_a_fingerprint_is_its_first_half() {
-        let hasher = BuildHasherDefault::<FirstHalf>::default();
-        assert_eq!(hasher.hash_one([3_u64, 4]), 3);
-    }
-
     proptest! {
         #[test]
         fn rows_come_in_the_order_in_which_they_are_due(
@@ -219,15 +266,15 @@ mod tests {
             for (id, due, stays) in steps {
                 let terms = CallTerms::on_claim(Token::random(), Duration::from_millis(due));
                 let key = DedupKey::new("n", "a").unwrap();
-                let mut row = None;
+                let (mut row, mut is_pushed) = (None, false);
                 if stays {
                     Call { key: &key, terms: &terms, now: 0 }.claim(&mut row);
-                    times.insert(id, due);
+                    is_pushed = times.insert(id, due) != Some(due);
                 } else {
                     times.remove(&id);
                 }
                 shard.put([id; 2], row, AtCapacity::Refuse, 0).unwrap();
-                prop_assert_eq!(shard.order.len(), times.len());
+                prop_assert!(!is_pushed || shard.order.len() <= 2 * times.len() + MAX_OUTDATED + 1);
             }
             let mut expected: Vec<u64> = times.into_values().collect();
             expected.sort_unstable();
