@@ -108,7 +108,7 @@ impl Error {
     ///
     /// [`ErrorKind::Corrupt`] stays: which keys were claimed is unknown already, and a layer must not fail
     /// open after it.
-    #[cfg(any(test, feature = "postgres", feature = "sqlite", feature = "redis"))]
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
     #[must_use]
     pub(crate) fn with_unknown_outcome(mut self) -> Self {
         if self.kind != ErrorKind::Corrupt {

@@ -127,11 +127,11 @@ async fn release_ends_after_an_error_that_does_not_pass() {
     let ledger = internals::lease(Arc::clone(&store)).unwrap();
     let Begin::First { claim, .. } = ledger.begin(&keys, &context).await.unwrap() else { panic!() };
     drop(claim);
-    assert_eq!(releases_given_up(&store, &*ledger).await, 3);
+    assert_eq!(releases_given_up(&store, &*ledger).await, 40);
     let ledger = internals::on_arrival(Arc::clone(&store));
     store.set(StoreCall::Claim, Fault::LoseReply);
     assert!(polled(ledger.begin(&keys, &context), 1, false).await.is_none());
-    assert_eq!(releases_given_up(&store, &*ledger).await, 3);
+    assert_eq!(releases_given_up(&store, &*ledger).await, 40);
 }
 
 /// Returns how many calls a release needs to give up.

@@ -163,6 +163,10 @@ impl BatchItem for Call {
 #[derive(Clone, Copy)]
 pub(in crate::adapter) struct RowCall<'c> {
     pub(in crate::adapter) key: &'c DedupKey,
+    #[cfg_attr(
+        not(feature = "postgres"),
+        expect(dead_code, reason = "SQLite names keys by their texts")
+    )]
     pub(in crate::adapter) hash: u128,
     pub(in crate::adapter) terms: &'c CallTerms,
     /// The index of the call in its batch.

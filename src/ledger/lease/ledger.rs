@@ -46,6 +46,9 @@ pub struct Lease {
     releases: RetryPool,
 }
 
+/// A claim that begins, and `true` if the caller must yield.
+type Concluded = Result<(Begin<LeaseClaim>, bool), Error>;
+
 impl Lease {
     /// # Errors
     ///
@@ -100,7 +103,7 @@ impl Lease {
         mut later: States,
         context: &BeginContext,
         claimed_at: Instant,
-    ) -> (Result<(Begin<LeaseClaim>, bool), Error>, Option<Claims<'l>>) {
+    ) -> (Concluded, Option<Claims<'l>>) {
         let (terms, store_timeout) = (claims.terms.clone(), claims.store_timeout);
         if let Some(error) = fails_open(&mut first, &mut later, context) {
             claims.disarm();
