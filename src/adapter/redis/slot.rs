@@ -115,7 +115,9 @@ impl Slot {
             if let Some(key) = state.doubted.take()
                 && state.opening.is_none()
             {
-                drop(self.start(&mut state, vec![key]));
+                // A command without a key has the rights to none.
+                let keys = if key.is_empty() { self.opener.probe_keys() } else { vec![key] };
+                drop(self.start(&mut state, keys));
             }
             if let Some(live) = &state.current
                 && (state.opening.is_none()
