@@ -26,8 +26,8 @@ use super::super::stored::Fetch;
 use super::connections::{BoundedConnection, Source, Work};
 use super::errors::{is_locked, is_row_error, is_timed_out, store_error};
 use super::params::{
-    Extra, ExtraColumns, KeyColumns, KeyIndexes, Params, SameTermsColumns, Uuid, advisory_lock,
-    advisory_locks, claimed_row, read_row, uuids,
+    DataColumns, Extra, KeyColumns, KeyIndexes, Params, Uuid, advisory_lock, advisory_locks,
+    claimed_row, read_row, uuids,
 };
 use super::statements::{LOCK_TIMEOUT, Statements};
 use super::store::PostgresStore;
@@ -128,64 +128,20 @@ impl<'s> PostgresDialect<'s> {
         Ok(rows)
     }
 
-    /// Sends the form of an insertion that fits the rows. Returns its rows, each with the index of its key.
-    async fn insert(
+    /// Sends a statement that writes. Returns its rows, each with the index of its key.
+    async fn write_rows(
         &mut self,
-        [one, many, mixed]: [&Arc<str>; 3],
+        sql: &Arc<str>,
         rows: &Rows<'_>,
         extra: Extra,
+        versions: Option<&[i64]>,
     ) -> Result<Vec<(usize, PgRow)>, sqlx::Error> {
-        let lock_timeout = self.lock_timeout(rows);
-        if let [row] = &rows[..] {
-            let inserted = self.send_writing(one, Params::One(row, lock_timeout, extra)).await?;
-            return Ok(inserted.into_iter().map(|row| (0, row)).collect());
-        }
         // The statement inserts in the order of its arrays, and the rows of a batch are sorted.
-        let inserted = if let Some(columns) = SameTermsColumns::new(rows, extra) {
-            self.send_writing(many, Params::Many(&columns, lock_timeout, extra)).await?
-        } else {
-            let (columns, extra) = (KeyColumns::new(rows), ExtraColumns::new(extra, rows));
-            self.send_writing(mixed, Params::Mixed(&columns, lock_timeout, &extra)).await?
+        let (columns, lock_timeout) = (KeyColumns::new(rows), self.lock_timeout(rows));
+        let params = match versions {
+            None => Params::Rows(&columns, lock_timeout, &extra),
+            Some(versions) => Params::Versions(&columns, lock_timeout, &extra, versions),
         };
-        KeyIndexes::new(rows).of_rows(inserted)
-    }
-
-    /// Sends the statement for several keys. Returns its rows, each with the index of its key.
-    async fn write_many(
-        &mut self,
-        sql: &Arc<str>,
-        rows: &Rows<'_>,
-        extra: Extra,
-    ) -> Result<Vec<(usize, PgRow)>, sqlx::Error> {
-        let (columns, extra) = (KeyColumns::new(rows), ExtraColumns::new(extra, rows));
-        let params = Params::Mixed(&columns, self.lock_timeout(rows), &extra);
-        KeyIndexes::new(rows).of_rows(self.send_writing(sql, params).await?)
-    }
-
-    /// Sends the statement for one key or that for several. Returns its rows, each with the index of
-    /// its key.
-    async fn write_any(
-        &mut self,
-        [one, many]: [&Arc<str>; 2],
-        rows: &Rows<'_>,
-        extra: Extra,
-    ) -> Result<Vec<(usize, PgRow)>, sqlx::Error> {
-        let [row] = &rows[..] else { return self.write_many(many, rows, extra).await };
-        let params = Params::One(row, self.lock_timeout(rows), extra);
-        let written = self.send_writing(one, params).await?;
-        Ok(written.into_iter().map(|row| (0, row)).collect())
-    }
-
-    /// Sends the statement that takes rows at these versions. Returns its rows, each with the index of its key.
-    async fn write_at(
-        &mut self,
-        sql: &Arc<str>,
-        rows: &Rows<'_>,
-        extra: Extra,
-        versions: &[i64],
-    ) -> Result<Vec<(usize, PgRow)>, sqlx::Error> {
-        let (columns, extra) = (KeyColumns::new(rows), ExtraColumns::new(extra, rows));
-        let params = Params::Versions(&columns, self.lock_timeout(rows), &extra, versions);
         KeyIndexes::new(rows).of_rows(self.send_writing(sql, params).await?)
     }
 
@@ -204,30 +160,21 @@ impl<'s> PostgresDialect<'s> {
         };
         let wait = format!("{}ms", self.store.options.statement_timeout.as_millis() * 9 / 10);
         let lock_timeout = if waits { &*wait } else { self.lock_timeout(rows) };
-        let (columns, extra) = (KeyColumns::new(rows), ExtraColumns::Nothing);
-        self.send(sql, Params::Mixed(&columns, lock_timeout, &extra)).await.map(drop)
+        let params = KeyColumns::new(rows);
+        self.send(sql, Params::Rows(&params, lock_timeout, &Extra::Nothing)).await.map(drop)
     }
 }
 
 impl RowStatements for PostgresDialect<'_> {
     async fn write(&mut self, kind: Kind, rows: &Rows<'_>) -> Result<Vec<Written>, sqlx::Error> {
         let all = self.statements();
-        let (statements, extra) = match kind {
-            Kind::Claim => (
-                [&all.claim_insert_one, &all.claim_insert_many, &all.claim_insert_mixed],
-                Extra::Lease,
-            ),
-            Kind::ClaimComplete => (
-                [
-                    &all.claim_complete_insert_one,
-                    &all.claim_complete_insert_many,
-                    &all.claim_complete_insert_mixed,
-                ],
-                Extra::Data,
-            ),
-            _ => ([&all.complete_one, &all.complete_many, &all.complete_mixed], Extra::Data),
+        let data = || Extra::Data(DataColumns::new(rows));
+        let (sql, extra) = match kind {
+            Kind::Claim => (&all.claim_insert, Extra::lease(rows)),
+            Kind::ClaimComplete => (&all.claim_complete_insert, data()),
+            _ => (&all.complete, data()),
         };
-        let returned = self.insert(statements, rows, extra).await?;
+        let returned = self.write_rows(sql, rows, extra, None).await?;
         let mut written = vec![Written::No; rows.len()];
         if kind == Kind::Complete {
             for (index, row) in returned {
@@ -251,10 +198,10 @@ impl RowStatements for PostgresDialect<'_> {
     ) -> Result<Vec<Option<Claimed>>, sqlx::Error> {
         let all = self.statements();
         let (sql, extra) = match kind {
-            Kind::Claim => (&all.claim_existing, Extra::Lease),
-            _ => (&all.claim_complete_existing, Extra::Data),
+            Kind::Claim => (&all.claim_existing, Extra::lease(rows)),
+            _ => (&all.claim_complete_existing, Extra::Data(DataColumns::new(rows))),
         };
-        let existing = self.write_at(sql, rows, extra, versions).await?;
+        let existing = self.write_rows(sql, rows, extra, Some(versions)).await?;
         let mut claimed: Vec<Option<Claimed>> = rows.iter().map(|_| None).collect();
         for (index, row) in existing {
             claimed[index] = Some(claimed_row(&row)?);
@@ -288,7 +235,7 @@ pub(super) fn rows_in_order(
 
 /// Returns the reply of a row that a completion wrote: its key, attempts and token.
 fn completion(row: &PgRow, mine: Uuid) -> Result<RowReply, sqlx::Error> {
-    // By position, in the order of RETURNING in `sql/complete_*.sql`.
+    // By position, in the order of RETURNING in `sql/complete.sql`.
     let attempts: i32 = row.try_get(1)?;
     let token: Option<Uuid> = row.try_get(2)?;
     Ok(RowReply::Completed(completed(attempts.into(), token == Some(mine))))
@@ -305,8 +252,8 @@ impl Dialect for PostgresDialect<'_> {
             return Ok(vec![true; rows.len()]);
         }
         let all = self.statements();
-        let renew = [&all.renew_one, &all.renew_many];
-        Ok(was_returned(rows, &self.write_any(renew, rows, Extra::Lease).await?))
+        let renewed = self.write_rows(&all.renew, rows, Extra::lease(rows), None).await?;
+        Ok(was_returned(rows, &renewed))
     }
 
     async fn forget(
@@ -314,8 +261,8 @@ impl Dialect for PostgresDialect<'_> {
         rows: &Rows<'_>,
         versions: &[i64],
     ) -> Result<Vec<bool>, sqlx::Error> {
-        let (columns, extra) = (KeyColumns::new(rows), ExtraColumns::Nothing);
-        let params = Params::Versions(&columns, self.lock_timeout(rows), &extra, versions);
+        let columns = KeyColumns::new(rows);
+        let params = Params::Versions(&columns, self.lock_timeout(rows), &Extra::Nothing, versions);
         // After a lost reply, a repetition would say that there is no such key.
         let forgotten = self.store.fetch_once(&self.statements().forget, params).await?;
         Ok(was_returned(rows, &KeyIndexes::new(rows).of_rows(forgotten)?))

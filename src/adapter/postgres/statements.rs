@@ -16,23 +16,21 @@
 //! 5. Rows are inserted and locked in the order of `key`, so that two batches never deadlock. Insertions
 //!    have no ORDER BY: the arrays are sorted, and `unnest` keeps their order. A nested loop with the one
 //!    row of `settings` keeps it too, and without a join condition Postgres has no other join.
-//!    `set_config` is not parallel safe, so no worker shares the loop. `renew_many` seldom inserts; it has its
+//!    `set_config` is not parallel safe, so no worker shares the loop. `renew` seldom inserts; it has its
 //!    ORDER BY.
 //! 6. `key` and `expires_at` are the only indexed columns. An update that leaves `expires_at` as it is, such as a
 //!    renewal or a completion, is a HOT update if its page has room.
 //! 7. Statements that run with every delivery do not join the table. Postgres plans the others again
 //!    each time, because a plan for any number of keys looks too expensive, and planning takes five
 //!    times as long as inserting a row.
-//! 8. Statements that run with every delivery come in forms. `_one` is for one key. `_many` is for several
-//!    keys with the same namespace, retention and lease, and without data to store. `_mixed` is for
-//!    all other batches: its further arrays cost a fifth of the time of a row.
+//! 8. Every statement takes any number of keys, and one `lock_timeout`, retention and lease, because the calls of
+//!    a batch have equal terms. A batch of one call is the same statement.
 //!
-//! In statements for one key, `$1` to `$5` are key, namespace, id, token, and retention in milliseconds.
-//! In statements for several keys, they are arrays of these. `$6` is the `lock_timeout`. In statements
-//! that set a lease, `$7` is the lease in milliseconds. In statements that store data, `$7` to `$10` are
-//! the payload's SHA-256 and the response's status, headers and body; null for no data. In both, the
-//! last one is the event's type. In the `_many` form of insertions, namespace, retention and lease are
-//! plain values, and no data is stored; `renew_many` has arrays.
+//! `$1` to `$4` are the arrays of keys, namespaces, ids and tokens. `$5` is the retention in milliseconds, and `$6`
+//! the `lock_timeout`. In statements that set a lease, `$7` is the lease in milliseconds. In statements that store
+//! data, `$7` to `$10` are arrays of the payload's SHA-256 and of the response's status, headers and body. In both,
+//! the array of the events' types follows. An array without a value is null as a whole, which `unnest` fills
+//! with nulls. The versions that were read come last.
 
 use std::sync::Arc;
 
@@ -57,19 +55,12 @@ pub(super) const LOCK_TIMEOUT: &str = "100ms";
 statements! {
     /// Every statement, with the table's name. A field is named after its file.
     pub(super) struct Statements {
-        claim_insert_one,
-        claim_insert_many,
-        claim_insert_mixed,
+        claim_insert,
         claim_existing,
-        claim_complete_insert_one,
-        claim_complete_insert_many,
-        claim_complete_insert_mixed,
+        claim_complete_insert,
         claim_complete_existing,
-        renew_one,
-        renew_many,
-        complete_one,
-        complete_many,
-        complete_mixed,
+        renew,
+        complete,
         release,
         release_complete,
         forget,
@@ -119,7 +110,6 @@ impl Statements {
             ("counted", &*COUNTED.to_string()),
             ("portion", &*PORTION.to_string()),
             ("state", &*render(include_str!("sql/state.sql"), &[])),
-            ("complete_existing", &*render(include_str!("sql/complete_existing.sql"), &[])),
         ];
         Self::from_files(|file| tagged(&render(file, &values)))
     }

@@ -7,8 +7,7 @@ INSERT INTO {table} AS t (
 )
 SELECT a.key, a.namespace, a.id, a.token, 0, false, clock_timestamp(), clock_timestamp()
 FROM settings
-CROSS JOIN unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[])
-  AS a (key, namespace, id, token, retention)
+CROSS JOIN unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[]) AS a (key, namespace, id, token)
 ORDER BY a.key
 ON CONFLICT (key) DO UPDATE SET
   version = t.version + 1,
