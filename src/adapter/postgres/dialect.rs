@@ -1,15 +1,12 @@
 //! [`PostgresDialect`]: the Postgres statement for each step of the engine.
 //!
-//! A batch waits for a lock as long as recent commits suggest ([`LockWait`](super::tuning::LockWait)),
-//! and a single call for 100 ms. The keys that a transaction of this crate has locked are found by
-//! their advisory locks.
+//! The keys that a transaction of this crate has locked are found by their advisory locks.
 //!
 //! Why are the advisory locks not read first? `pg_locks` reads the lock table of the whole server, and
 //! blocks every other lock during the read. To take the locks would be worse: by default the lock table has
 //! room for 6,400 locks of all sessions, which a few processes with full batches would use up.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use sqlx::Row as _;
 use sqlx::pool::PoolConnection;
@@ -113,21 +110,6 @@ impl<'s> PostgresDialect<'s> {
         Ok(fetched.rows)
     }
 
-    /// Sends a statement that may write. The time of its COMMIT shows how long others hold their rows.
-    async fn send_writing(
-        &mut self,
-        sql: &Arc<str>,
-        params: Params<'_>,
-    ) -> Result<Vec<PgRow>, sqlx::Error> {
-        let start = Instant::now();
-        let rows = self.send(sql, params).await?;
-        self.store.connections.holds.has_ended();
-        if !rows.is_empty() {
-            self.store.lock_wait.note(start.elapsed());
-        }
-        Ok(rows)
-    }
-
     /// Sends a statement that writes. Returns its rows, each with the index of its key.
     async fn write_rows(
         &mut self,
@@ -137,16 +119,14 @@ impl<'s> PostgresDialect<'s> {
         versions: Option<&[i64]>,
     ) -> Result<Vec<(usize, PgRow)>, sqlx::Error> {
         // The statement inserts in the order of its arrays, and the rows of a batch are sorted.
-        let (columns, lock_timeout) = (KeyColumns::new(rows), self.lock_timeout(rows));
+        let columns = KeyColumns::new(rows);
         let params = match versions {
-            None => Params::Rows(&columns, lock_timeout, &extra),
-            Some(versions) => Params::Versions(&columns, lock_timeout, &extra, versions),
+            None => Params::Rows(&columns, &extra),
+            Some(versions) => Params::Versions(&columns, &extra, versions),
         };
-        KeyIndexes::new(rows).of_rows(self.send_writing(sql, params).await?)
-    }
-
-    fn lock_timeout(&self, rows: &Rows<'_>) -> &'static str {
-        if rows.is_batch { self.store.lock_wait.timeout() } else { LOCK_TIMEOUT }
+        let written = self.send(sql, params).await?;
+        self.store.connections.holds.has_ended();
+        KeyIndexes::new(rows).of_rows(written)
     }
 
     /// Releases rows, held or not. A key that is complete at once and never ran is a duplicate for other
@@ -154,14 +134,17 @@ impl<'s> PostgresDialect<'s> {
     /// long as the statement may run: then the server ends the wait.
     async fn release(&mut self, kind: Kind, rows: &Rows<'_>) -> Result<(), sqlx::Error> {
         let all = self.statements();
-        let (sql, waits) = match kind {
-            Kind::ReleaseComplete => (&all.release_complete, !rows.is_batch),
-            _ => (&all.release, false),
+        let (sql, extra) = match kind {
+            Kind::ReleaseComplete if rows.is_batch => {
+                (&all.release_complete, Extra::LockTimeout(LOCK_TIMEOUT.to_owned()))
+            }
+            Kind::ReleaseComplete => {
+                let wait = self.store.options.statement_timeout.as_millis() * 9 / 10;
+                (&all.release_complete, Extra::LockTimeout(format!("{wait}ms")))
+            }
+            _ => (&all.release, Extra::Nothing),
         };
-        let wait = format!("{}ms", self.store.options.statement_timeout.as_millis() * 9 / 10);
-        let lock_timeout = if waits { &*wait } else { self.lock_timeout(rows) };
-        let params = KeyColumns::new(rows);
-        self.send(sql, Params::Rows(&params, lock_timeout, &Extra::Nothing)).await.map(drop)
+        self.send(sql, Params::Rows(&KeyColumns::new(rows), &extra)).await.map(drop)
     }
 }
 
@@ -262,7 +245,7 @@ impl Dialect for PostgresDialect<'_> {
         versions: &[i64],
     ) -> Result<Vec<bool>, sqlx::Error> {
         let columns = KeyColumns::new(rows);
-        let params = Params::Versions(&columns, self.lock_timeout(rows), &Extra::Nothing, versions);
+        let params = Params::Versions(&columns, &Extra::Nothing, versions);
         // After a lost reply, a repetition would say that there is no such key.
         let forgotten = self.store.fetch_once(&self.statements().forget, params).await?;
         Ok(was_returned(rows, &KeyIndexes::new(rows).of_rows(forgotten)?))
