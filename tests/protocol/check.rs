@@ -47,8 +47,8 @@
 //! | a success is completed, a failure is released | `LeaseClaim::commit`, `rollback` | `ONCE`, `RAN` |
 //! | a release needs the token | `release.lua`, `release.sql` | `ONCE` |
 //! | a late release does not undo a completion, which keeps the holder's token | the same | `KEPT` |
-//! | a completion counts after its lease | `complete.lua`, `complete_one.sql` | `KEPT` |
-//! | a renewal respects the lease of another token | `renew.lua`, `renew_one.sql` | `HELD` |
+//! | a completion counts after its lease | `complete.lua`, `complete.sql` | `KEPT` |
+//! | a renewal respects the lease of another token | `renew.lua`, `renew.sql` | `HELD` |
 //! | a late renewal does not undo a completion | the same | `KEPT` |
 //! | a completion of unknown outcome is repeated | the drop of `LeaseClaim`, `Lease::spawn_complete` | `STORED` |
 //! | a key whose completion is pending is complete in its process | `Pending::split` in `Lease::begin` | `PENDING` |

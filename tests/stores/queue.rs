@@ -503,10 +503,10 @@ async fn sessions(pool: &PgPool) -> i64 {
     sqlx::query_scalar(sql).fetch_one(pool).await.unwrap()
 }
 
-/// Calls of two layers share a batch. Each row gets the namespace, the retention and the lease of its
+/// Calls of several layers wait at once. Each row gets the namespace, the retention and the lease of its
 /// own call, with or without data to store.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_with_different_terms_share_a_batch_on_postgres() {
+async fn calls_with_different_terms_keep_them_on_postgres() {
     let schema = Schema::fresh();
     let adapter = postgres(&schema).await;
     let (hour, day) = (Duration::from_secs(3_600), Duration::from_secs(86_400));

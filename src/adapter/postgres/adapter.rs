@@ -295,7 +295,7 @@ mod tests {
         let create = create_sql(&named);
         let mut all = statements.all();
         all.extend([
-            ("claim_insert_many, asynchronous", &*asynchronous.claim_insert_many),
+            ("claim_insert, asynchronous", &*asynchronous.claim_insert),
             ("find", &*find),
             ("migration", &*migration),
             ("create_schema", &*create[0]),

@@ -1,15 +1,12 @@
 //! [`PostgresDialect`]: the Postgres statement for each step of the engine.
 //!
-//! A batch waits for a lock as long as recent commits suggest ([`LockWait`](super::tuning::LockWait)),
-//! and a single call for 100 ms. The keys that a transaction of this crate has locked are found by
-//! their advisory locks.
+//! The keys that a transaction of this crate has locked are found by their advisory locks.
 //!
 //! Why are the advisory locks not read first? `pg_locks` reads the lock table of the whole server, and
 //! blocks every other lock during the read. To take the locks would be worse: by default the lock table has
 //! room for 6,400 locks of all sessions, which a few processes with full batches would use up.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use sqlx::Row as _;
 use sqlx::pool::PoolConnection;
@@ -25,8 +22,8 @@ use super::super::stored::Fetch;
 use super::connections::{BoundedConnection, Source};
 use super::errors::{is_locked, is_row_error, is_timed_out, store_error};
 use super::params::{
-    Extra, ExtraColumns, KeyColumns, KeyIndexes, Params, SameTermsColumns, Uuid, advisory_lock,
-    advisory_locks, claimed_row, read_row, uuids,
+    DataColumns, Extra, KeyColumns, KeyIndexes, Params, Uuid, advisory_lock, advisory_locks,
+    claimed_row, read_row, uuids,
 };
 use super::places::Place;
 use super::statements::{LOCK_TIMEOUT, Statements};
@@ -112,84 +109,23 @@ impl<'s> PostgresDialect<'s> {
         Ok(fetched.rows)
     }
 
-    /// Sends a statement that may write. The time of its COMMIT shows how long others hold their rows.
-    async fn send_writing(
+    /// Sends a statement that writes. Returns its rows, each with the index of its key.
+    async fn write_rows(
         &mut self,
         sql: &Arc<str>,
-        params: Params<'_>,
-    ) -> Result<Vec<PgRow>, sqlx::Error> {
-        let start = Instant::now();
-        let rows = self.send(sql, params).await?;
-        self.store.connections.batches.holds.has_ended();
-        if !rows.is_empty() {
-            self.store.lock_wait.note(start.elapsed());
-        }
-        Ok(rows)
-    }
-
-    /// Sends the form of an insertion that fits the rows. Returns its rows, each with the index of its key.
-    async fn insert(
-        &mut self,
-        [one, many, mixed]: [&Arc<str>; 3],
         rows: &Rows<'_>,
         extra: Extra,
+        versions: Option<&[i64]>,
     ) -> Result<Vec<(usize, PgRow)>, sqlx::Error> {
-        let lock_timeout = self.lock_timeout(rows);
-        if let [row] = &rows[..] {
-            let inserted = self.send_writing(one, Params::One(row, lock_timeout, extra)).await?;
-            return Ok(inserted.into_iter().map(|row| (0, row)).collect());
-        }
         // The statement inserts in the order of its arrays, and the rows of a batch are sorted.
-        let inserted = if let Some(columns) = SameTermsColumns::new(rows, extra) {
-            self.send_writing(many, Params::Many(&columns, lock_timeout, extra)).await?
-        } else {
-            let (columns, extra) = (KeyColumns::new(rows), ExtraColumns::new(extra, rows));
-            self.send_writing(mixed, Params::Mixed(&columns, lock_timeout, &extra)).await?
+        let columns = KeyColumns::new(rows);
+        let params = match versions {
+            None => Params::Rows(&columns, &extra),
+            Some(versions) => Params::Versions(&columns, &extra, versions),
         };
-        KeyIndexes::new(rows).of_rows(inserted)
-    }
-
-    /// Sends the statement for several keys. Returns its rows, each with the index of its key.
-    async fn write_many(
-        &mut self,
-        sql: &Arc<str>,
-        rows: &Rows<'_>,
-        extra: Extra,
-    ) -> Result<Vec<(usize, PgRow)>, sqlx::Error> {
-        let (columns, extra) = (KeyColumns::new(rows), ExtraColumns::new(extra, rows));
-        let params = Params::Mixed(&columns, self.lock_timeout(rows), &extra);
-        KeyIndexes::new(rows).of_rows(self.send_writing(sql, params).await?)
-    }
-
-    /// Sends the statement for one key or that for several. Returns its rows, each with the index of
-    /// its key.
-    async fn write_any(
-        &mut self,
-        [one, many]: [&Arc<str>; 2],
-        rows: &Rows<'_>,
-        extra: Extra,
-    ) -> Result<Vec<(usize, PgRow)>, sqlx::Error> {
-        let [row] = &rows[..] else { return self.write_many(many, rows, extra).await };
-        let params = Params::One(row, self.lock_timeout(rows), extra);
-        let written = self.send_writing(one, params).await?;
-        Ok(written.into_iter().map(|row| (0, row)).collect())
-    }
-
-    /// Sends the statement that takes rows at these versions. Returns its rows, each with the index of its key.
-    async fn write_at(
-        &mut self,
-        sql: &Arc<str>,
-        rows: &Rows<'_>,
-        extra: Extra,
-        versions: &[i64],
-    ) -> Result<Vec<(usize, PgRow)>, sqlx::Error> {
-        let (columns, extra) = (KeyColumns::new(rows), ExtraColumns::new(extra, rows));
-        let params = Params::Versions(&columns, self.lock_timeout(rows), &extra, versions);
-        KeyIndexes::new(rows).of_rows(self.send_writing(sql, params).await?)
-    }
-
-    fn lock_timeout(&self, rows: &Rows<'_>) -> &'static str {
-        if rows.is_batch { self.store.lock_wait.timeout() } else { LOCK_TIMEOUT }
+        let written = self.send(sql, params).await?;
+        self.store.connections.batches.holds.has_ended();
+        KeyIndexes::new(rows).of_rows(written)
     }
 
     /// Releases rows, held or not. A key that is complete at once and never ran is a duplicate for other
@@ -197,36 +133,30 @@ impl<'s> PostgresDialect<'s> {
     /// long as the statement may run: then the server ends the wait.
     async fn release(&mut self, kind: Kind, rows: &Rows<'_>) -> Result<(), sqlx::Error> {
         let all = self.statements();
-        let (sql, waits) = match kind {
-            Kind::ReleaseComplete => (&all.release_complete, !rows.is_batch),
-            _ => (&all.release, false),
+        let (sql, extra) = match kind {
+            Kind::ReleaseComplete if rows.is_batch => {
+                (&all.release_complete, Extra::LockTimeout(LOCK_TIMEOUT.to_owned()))
+            }
+            Kind::ReleaseComplete => {
+                let wait = self.store.options.statement_timeout.as_millis() * 9 / 10;
+                (&all.release_complete, Extra::LockTimeout(format!("{wait}ms")))
+            }
+            _ => (&all.release, Extra::Nothing),
         };
-        let wait = format!("{}ms", self.store.options.statement_timeout.as_millis() * 9 / 10);
-        let lock_timeout = if waits { &*wait } else { self.lock_timeout(rows) };
-        let (columns, extra) = (KeyColumns::new(rows), ExtraColumns::Nothing);
-        self.send(sql, Params::Mixed(&columns, lock_timeout, &extra)).await.map(drop)
+        self.send(sql, Params::Rows(&KeyColumns::new(rows), &extra)).await.map(drop)
     }
 }
 
 impl RowStatements for PostgresDialect<'_> {
     async fn write(&mut self, kind: Kind, rows: &Rows<'_>) -> Result<Vec<Written>, sqlx::Error> {
         let all = self.statements();
-        let (statements, extra) = match kind {
-            Kind::Claim => (
-                [&all.claim_insert_one, &all.claim_insert_many, &all.claim_insert_mixed],
-                Extra::Lease,
-            ),
-            Kind::ClaimComplete => (
-                [
-                    &all.claim_complete_insert_one,
-                    &all.claim_complete_insert_many,
-                    &all.claim_complete_insert_mixed,
-                ],
-                Extra::Data,
-            ),
-            _ => ([&all.complete_one, &all.complete_many, &all.complete_mixed], Extra::Data),
+        let data = || Extra::Data(DataColumns::new(rows));
+        let (sql, extra) = match kind {
+            Kind::Claim => (&all.claim_insert, Extra::lease(rows)),
+            Kind::ClaimComplete => (&all.claim_complete_insert, data()),
+            _ => (&all.complete, data()),
         };
-        let returned = self.insert(statements, rows, extra).await?;
+        let returned = self.write_rows(sql, rows, extra, None).await?;
         let mut written = vec![Written::No; rows.len()];
         if kind == Kind::Complete {
             for (index, row) in returned {
@@ -250,10 +180,10 @@ impl RowStatements for PostgresDialect<'_> {
     ) -> Result<Vec<Option<Claimed>>, sqlx::Error> {
         let all = self.statements();
         let (sql, extra) = match kind {
-            Kind::Claim => (&all.claim_existing, Extra::Lease),
-            _ => (&all.claim_complete_existing, Extra::Data),
+            Kind::Claim => (&all.claim_existing, Extra::lease(rows)),
+            _ => (&all.claim_complete_existing, Extra::Data(DataColumns::new(rows))),
         };
-        let existing = self.write_at(sql, rows, extra, versions).await?;
+        let existing = self.write_rows(sql, rows, extra, Some(versions)).await?;
         let mut claimed: Vec<Option<Claimed>> = rows.iter().map(|_| None).collect();
         for (index, row) in existing {
             claimed[index] = Some(claimed_row(&row)?);
@@ -287,7 +217,7 @@ pub(super) fn rows_in_order(
 
 /// Returns the reply of a row that a completion wrote: its key, attempts and token.
 fn completion(row: &PgRow, mine: Uuid) -> Result<RowReply, sqlx::Error> {
-    // By position, in the order of RETURNING in `sql/complete_*.sql`.
+    // By position, in the order of RETURNING in `sql/complete.sql`.
     let attempts: i32 = row.try_get(1)?;
     let token: Option<Uuid> = row.try_get(2)?;
     Ok(RowReply::Completed(completed(attempts.into(), token == Some(mine))))
@@ -304,8 +234,8 @@ impl Dialect for PostgresDialect<'_> {
             return Ok(vec![true; rows.len()]);
         }
         let all = self.statements();
-        let renew = [&all.renew_one, &all.renew_many];
-        Ok(was_returned(rows, &self.write_any(renew, rows, Extra::Lease).await?))
+        let renewed = self.write_rows(&all.renew, rows, Extra::lease(rows), None).await?;
+        Ok(was_returned(rows, &renewed))
     }
 
     async fn forget(
@@ -313,8 +243,8 @@ impl Dialect for PostgresDialect<'_> {
         rows: &Rows<'_>,
         versions: &[i64],
     ) -> Result<Vec<bool>, sqlx::Error> {
-        let (columns, extra) = (KeyColumns::new(rows), ExtraColumns::Nothing);
-        let params = Params::Versions(&columns, self.lock_timeout(rows), &extra, versions);
+        let columns = KeyColumns::new(rows);
+        let params = Params::Versions(&columns, &Extra::Nothing, versions);
         // After a lost reply, a repetition would say that there is no such key.
         let forgotten = self.store.fetch_once(&self.statements().forget, params).await?;
         Ok(was_returned(rows, &KeyIndexes::new(rows).of_rows(forgotten)?))

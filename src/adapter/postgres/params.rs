@@ -188,27 +188,20 @@ fn lease_ms(terms: &CallTerms) -> i64 {
 
 type Bound<'k> = Query<'k, Postgres, PgArguments>;
 
-/// The parameters of a statement that follow those of every statement. The event's type comes last, in
-/// every statement that may insert a row.
-#[derive(Debug, Clone, Copy)]
+/// The parameters of a statement that follow those of every statement. The types of the events come after them.
 pub(super) enum Extra {
-    Lease,
-    Data,
-}
-
-/// [`Extra`] for several keys.
-pub(super) enum ExtraColumns {
     Nothing,
-    Leases(Vec<i64>),
+    /// A lease in milliseconds.
+    Lease(i64),
+    /// How long to wait for a row.
+    LockTimeout(String),
     Data(DataColumns),
 }
 
-impl ExtraColumns {
-    pub(super) fn new(extra: Extra, rows: &Rows<'_>) -> Self {
-        match extra {
-            Extra::Lease => Self::Leases(rows.iter().map(|row| lease_ms(row.terms)).collect()),
-            Extra::Data => Self::Data(DataColumns::new(rows)),
-        }
+impl Extra {
+    /// The lease of calls with equal terms.
+    pub(super) fn lease(rows: &[RowCall<'_>]) -> Self {
+        Self::Lease(rows.first().map_or(0, |row| lease_ms(row.terms)))
     }
 }
 
@@ -228,14 +221,10 @@ pub(super) struct Selection<'f> {
 #[derive(Clone, Copy)]
 pub(super) enum Params<'k> {
     None,
-    /// One key, its `lock_timeout`, and the parameters after these.
-    One(&'k RowCall<'k>, &'k str, Extra),
-    /// Several keys with the same terms and without data to store, and their `lock_timeout`.
-    Many(&'k SameTermsColumns<'k>, &'k str, Extra),
-    /// Several keys, their `lock_timeout`, and the parameters after these.
-    Mixed(&'k KeyColumns<'k>, &'k str, &'k ExtraColumns),
+    /// Keys with equal terms, and the parameters after these.
+    Rows(&'k KeyColumns<'k>, &'k Extra),
     /// The same, and the versions of the rows, which come last.
-    Versions(&'k KeyColumns<'k>, &'k str, &'k ExtraColumns, &'k [i64]),
+    Versions(&'k KeyColumns<'k>, &'k Extra, &'k [i64]),
     Keys(&'k [Uuid]),
     Locks(&'k [i64]),
     /// How many keys.
@@ -248,42 +237,9 @@ impl<'k> Params<'k> {
         let query = sqlx::query(AssertSqlSafe(Arc::clone(sql)));
         match self {
             Self::None => query,
-            Self::One(RowCall { key, hash, terms, .. }, lock_timeout, extra) => {
-                let query = query
-                    .bind(Uuid::from(*hash))
-                    .bind(key.namespace())
-                    .bind(key.id())
-                    .bind(Uuid::from(terms.token()))
-                    .bind(retention_ms(terms))
-                    .bind(lock_timeout);
-                let query = match extra {
-                    Extra::Lease => query.bind(lease_ms(terms)),
-                    Extra::Data => {
-                        bind_data(query, &terms.stored_data_for(key).unwrap_or_default())
-                    }
-                };
-                query.bind(terms.event_type_for(key))
-            }
-            Self::Many(columns, lock_timeout, extra) => {
-                let terms = columns.first.terms;
-                let query = query
-                    .bind(&columns.keys)
-                    .bind(columns.first.key.namespace())
-                    .bind(&columns.ids)
-                    .bind(&columns.tokens)
-                    .bind(retention_ms(terms))
-                    .bind(lock_timeout);
-                let query = match extra {
-                    Extra::Lease => query.bind(lease_ms(terms)),
-                    Extra::Data => query,
-                };
-                query.bind(&columns.event_types)
-            }
-            Self::Mixed(columns, lock_timeout, extra) => {
-                columns.bind_with(query, lock_timeout, extra)
-            }
-            Self::Versions(columns, lock_timeout, extra, versions) => {
-                columns.bind_with(query, lock_timeout, extra).bind(versions)
+            Self::Rows(columns, extra) => columns.bind_with(query, extra),
+            Self::Versions(columns, extra, versions) => {
+                columns.bind_with(query, extra).bind(versions)
             }
             Self::Keys(keys) => query.bind(keys),
             Self::Locks(locks) => query.bind(locks),
@@ -300,34 +256,6 @@ impl<'k> Params<'k> {
     }
 }
 
-/// Keys whose terms are the same, and that have no data to store.
-pub(super) struct SameTermsColumns<'k> {
-    keys: Vec<Uuid>,
-    ids: Vec<&'k str>,
-    tokens: Vec<Uuid>,
-    event_types: Option<Vec<Option<&'k str>>>,
-    first: &'k RowCall<'k>,
-}
-
-impl<'k> SameTermsColumns<'k> {
-    /// Returns `None` if the terms differ, or if the statement stores data.
-    pub(super) fn new(rows: &'k Rows<'k>, extra: Extra) -> Option<Self> {
-        let first = rows.first()?;
-        let terms =
-            |row: &RowCall<'k>| (row.key.namespace(), retention_ms(row.terms), lease_ms(row.terms));
-        let same = terms(first);
-        let stores_data = matches!(extra, Extra::Data) && rows.stores_data();
-        let is_same = !stores_data && rows.iter().all(|row| terms(row) == same);
-        is_same.then(|| Self {
-            keys: uuids(rows),
-            ids: rows.iter().map(|row| row.key.id()).collect(),
-            tokens: rows.iter().map(|row| row.token().into()).collect(),
-            event_types: event_types(rows),
-            first,
-        })
-    }
-}
-
 /// Returns the primary keys of rows.
 pub(super) fn uuids(rows: &[RowCall<'_>]) -> Vec<Uuid> {
     rows.iter().map(|row| row.hash.into()).collect()
@@ -339,13 +267,13 @@ fn event_types<'k>(rows: &'k [RowCall<'k>]) -> Option<Vec<Option<&'k str>>> {
     has_types.then(|| rows.iter().map(|row| row.terms.event_type_for(row.key)).collect())
 }
 
-/// Keys and their terms, as arrays.
+/// Keys as arrays, with their terms, which are equal.
 pub(super) struct KeyColumns<'k> {
     keys: Vec<Uuid>,
     namespaces: Vec<&'k str>,
     ids: Vec<&'k str>,
     tokens: Vec<Uuid>,
-    retentions: Vec<i64>,
+    retention: i64,
     /// `None` if no event has a type.
     pub(super) event_types: Option<Vec<Option<&'k str>>>,
 }
@@ -357,31 +285,23 @@ impl<'k> KeyColumns<'k> {
             namespaces: rows.iter().map(|row| row.key.namespace()).collect(),
             ids: rows.iter().map(|row| row.key.id()).collect(),
             tokens: rows.iter().map(|row| row.token().into()).collect(),
-            retentions: rows.iter().map(|row| retention_ms(row.terms)).collect(),
+            retention: rows.first().map_or(0, |row| retention_ms(row.terms)),
             event_types: event_types(rows),
         }
     }
 
-    fn bind<'q>(&'q self, query: Bound<'q>) -> Bound<'q> {
-        query
+    fn bind_with<'q>(&'q self, query: Bound<'q>, extra: &'q Extra) -> Bound<'q> {
+        let query = query
             .bind(&self.keys)
             .bind(&self.namespaces)
             .bind(&self.ids)
             .bind(&self.tokens)
-            .bind(&self.retentions)
-    }
-
-    fn bind_with<'q>(
-        &'q self,
-        query: Bound<'q>,
-        lock_timeout: &'q str,
-        extra: &'q ExtraColumns,
-    ) -> Bound<'q> {
-        let query = self.bind(query).bind(lock_timeout);
+            .bind(self.retention);
         let query = match extra {
-            ExtraColumns::Nothing => return query,
-            ExtraColumns::Leases(leases) => query.bind(leases),
-            ExtraColumns::Data(data) => data.bind(query),
+            Extra::Nothing => return query,
+            Extra::LockTimeout(timeout) => return query.bind(timeout),
+            Extra::Lease(lease) => query.bind(lease),
+            Extra::Data(data) => data.bind(query),
         };
         query.bind(&self.event_types)
     }
@@ -400,15 +320,6 @@ impl<'k> KeyColumns<'k> {
             .bind(retention_ms(terms))
             .bind(lease_ms(terms))
     }
-}
-
-fn bind_data<'k>(query: Bound<'k>, data: &StoredData) -> Bound<'k> {
-    let response = data.response.as_deref();
-    query
-        .bind(data.payload_sha256.map(|digest| digest.to_vec()))
-        .bind(response.and_then(status))
-        .bind(response.map(StoredResponse::headers_json))
-        .bind(response.map(|response| response.body.to_vec()))
 }
 
 fn status(response: &StoredResponse) -> Option<i16> {

@@ -4,10 +4,9 @@
 //!
 //! 1. `key` is the first 16 bytes of the SHA-256 over namespace, line feed and id (a namespace holds no
 //!    control character). The names stand beside it to be read; no index covers them.
-//! 2. Every statement waits for a row for 100 ms at most; in a batch, as long as commits take
-//!    ([`LockWait`](super::tuning::LockWait)). Statements hold row locks until they end, but an open
-//!    transaction may hold them as long as a handler runs. The table's lock, which DDL takes, has no
-//!    such bound.
+//! 2. Every statement waits for a row for [`LOCK_TIMEOUT`] at most, except `release_complete` if it is sent alone.
+//!    Statements hold row locks until they end, but an open transaction may hold them as long as a handler
+//!    runs. The table's lock, which DDL takes, has no such bound.
 //! 3. Every statement is as durable as `synchronous_commit = on`, whatever a role or a database is set
 //!    to; except claims, by choice.
 //! 4. The clock is `clock_timestamp()`, which advances while a statement waits. An insertion of several keys reads
@@ -16,23 +15,21 @@
 //! 5. Rows are inserted and locked in the order of `key`, so that two batches never deadlock. Insertions
 //!    have no ORDER BY: the arrays are sorted, and `unnest` keeps their order. A nested loop with the one
 //!    row of `settings` keeps it too, and without a join condition Postgres has no other join.
-//!    `set_config` is not parallel safe, so no worker shares the loop. `renew_many` seldom inserts; it has its
+//!    `set_config` is not parallel safe, so no worker shares the loop. `renew` seldom inserts; it has its
 //!    ORDER BY.
 //! 6. `key` and `expires_at` are the only indexed columns. An update that leaves `expires_at` as it is, such as a
 //!    renewal or a completion, is a HOT update if its page has room.
 //! 7. Statements that run with every delivery do not join the table. Postgres plans the others again
 //!    each time, because a plan for any number of keys looks too expensive, and planning takes five
 //!    times as long as inserting a row.
-//! 8. Statements that run with every delivery come in forms. `_one` is for one key. `_many` is for several
-//!    keys with the same namespace, retention and lease, and without data to store. `_mixed` is for
-//!    all other batches: its further arrays cost a fifth of the time of a row.
+//! 8. Every statement takes any number of keys, and one retention and lease, because the calls of a batch have
+//!    equal terms. A batch of one call is the same statement.
 //!
-//! In statements for one key, `$1` to `$5` are key, namespace, id, token, and retention in milliseconds.
-//! In statements for several keys, they are arrays of these. `$6` is the `lock_timeout`. In statements
-//! that set a lease, `$7` is the lease in milliseconds. In statements that store data, `$7` to `$10` are
-//! the payload's SHA-256 and the response's status, headers and body; null for no data. In both, the
-//! last one is the event's type. In the `_many` form of insertions, namespace, retention and lease are
-//! plain values, and no data is stored; `renew_many` has arrays.
+//! `$1` to `$4` are the arrays of keys, namespaces, ids and tokens. `$5` is the retention in milliseconds. In
+//! statements that set a lease, `$6` is the lease in milliseconds. In statements that store data, `$6` to `$9` are
+//! arrays of the payload's SHA-256 and of the response's status, headers and body. In both, the array of the
+//! events' types follows. An array without a value is null as a whole, which `unnest` fills with nulls. The
+//! versions that were read come last.
 
 use std::sync::Arc;
 
@@ -51,25 +48,19 @@ const COUNTED: u32 = 100_000;
 /// How many rows a call of `list` reads.
 const PORTION: u32 = 10_000;
 
-/// How long a statement outside of a batch waits for a row that an open transaction holds.
+/// How long a statement waits for a row that an open transaction holds: longer than a COMMIT over a slow disk or to
+/// a standby takes, and shorter than a sender waits.
 pub(super) const LOCK_TIMEOUT: &str = "100ms";
 
 statements! {
     /// Every statement, with the table's name. A field is named after its file.
     pub(super) struct Statements {
-        claim_insert_one,
-        claim_insert_many,
-        claim_insert_mixed,
+        claim_insert,
         claim_existing,
-        claim_complete_insert_one,
-        claim_complete_insert_many,
-        claim_complete_insert_mixed,
+        claim_complete_insert,
         claim_complete_existing,
-        renew_one,
-        renew_many,
-        complete_one,
-        complete_many,
-        complete_mixed,
+        renew,
+        complete,
         release,
         release_complete,
         forget,
@@ -119,7 +110,6 @@ impl Statements {
             ("counted", &*COUNTED.to_string()),
             ("portion", &*PORTION.to_string()),
             ("state", &*render(include_str!("sql/state.sql"), &[])),
-            ("complete_existing", &*render(include_str!("sql/complete_existing.sql"), &[])),
         ];
         Self::from_files(|file| tagged(&render(file, &values)))
     }

@@ -142,8 +142,13 @@ pub(in crate::adapter) fn short_hash(hash: u128) -> u64 {
 impl BatchItem for Call {
     type Reply = RowReply;
 
+    /// A batch has equal terms, except for tokens and data to store: each statement has one retention, one lease
+    /// and one class of stored data.
     fn can_join(&self, other: &Self) -> bool {
-        self.kind == other.kind
+        let terms = |call: &Self| {
+            (call.kind, call.terms.retention(), call.terms.lease(), call.terms.fetch())
+        };
+        terms(self) == terms(other)
     }
 
     fn key_hash(&self) -> u64 {
@@ -171,13 +176,11 @@ pub(in crate::adapter) struct RowCall<'c> {
     pub(in crate::adapter) terms: &'c CallTerms,
     /// The index of the call in its batch.
     call: usize,
-    /// The most stored data that any call of the batch fetches for the key.
-    pub(super) fetch: Fetch,
 }
 
 impl<'c> RowCall<'c> {
     pub(super) fn new(key: &'c DedupKey, hash: u128, terms: &'c CallTerms, call: usize) -> Self {
-        Self { key, hash, terms, call, fetch: terms.fetch() }
+        Self { key, hash, terms, call }
     }
 
     pub(in crate::adapter) fn token(&self) -> Token {
@@ -185,10 +188,10 @@ impl<'c> RowCall<'c> {
     }
 }
 
-/// The keys of a statement.
+/// The keys of a statement. Their terms are equal, except for tokens and data to store.
 pub(in crate::adapter) struct Rows<'c> {
     pub(super) rows: Vec<RowCall<'c>>,
-    /// Whether they are those of a batch. Otherwise all have the terms of one call.
+    /// Whether they are those of a batch.
     #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite locks the file"))]
     pub(in crate::adapter) is_batch: bool,
     /// Whether the caller of a call still waits.
@@ -236,12 +239,6 @@ pub(in crate::adapter) fn without_response(fetch: Fetch) -> Fetch {
     if fetch == Fetch::Nothing { Fetch::Nothing } else { Fetch::Digest }
 }
 
-pub(super) fn more(one: Fetch, other: Fetch) -> Fetch {
-    let both = [one, other];
-    let order = [Fetch::DigestAndResponse, Fetch::Digest];
-    order.into_iter().find(|fetch| both.contains(fetch)).unwrap_or(Fetch::Nothing)
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -270,9 +267,11 @@ mod tests {
 
     /// What the queue asks a call.
     #[test]
-    fn calls_of_one_kind_join_and_claims_may_share_a_key() {
+    fn calls_of_one_kind_with_equal_terms_join_and_claims_may_share_a_key() {
+        const SHORT: Duration = Duration::from_secs(60);
+        const LONG: Duration = Duration::from_secs(61);
         let key = DedupKey::new("n", "a").unwrap();
-        let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
+        let terms = CallTerms::on_claim(Token::random(), SHORT);
         let call = |kind| Call::new(kind, &key, &terms, |_| (7 << 64) | 1);
         for one in KINDS {
             for other in KINDS {
@@ -281,6 +280,20 @@ mod tests {
             let is_claim = matches!(one, Kind::Claim | Kind::ClaimComplete);
             assert_eq!(call(one).shares_its_key(), is_claim, "{one:?}");
             assert_eq!(call(one).key_hash(), 7, "the first half");
+        }
+        let call = |retention, lease, fetch| {
+            let terms = CallTerms::on_completion(Token::random(), retention, lease);
+            let terms = terms.with_payloads([(key.clone(), rand::random())]);
+            Call::new(Kind::Claim, &key, &terms.with_fetch(fetch), |_| 1)
+        };
+        let one = call(SHORT, SHORT, Fetch::Digest);
+        for (retention, lease, fetch, joins) in [
+            (SHORT, SHORT, Fetch::DigestAndResponse, true),
+            (SHORT, SHORT, Fetch::Nothing, false),
+            (LONG, SHORT, Fetch::Digest, false),
+            (SHORT, LONG, Fetch::Digest, false),
+        ] {
+            assert_eq!(one.can_join(&call(retention, lease, fetch)), joins);
         }
     }
 

@@ -18,7 +18,7 @@ use std::future::Future;
 use std::time::{Duration, Instant};
 
 use super::super::replies::{Claimed, Renewed};
-use super::call::{Call, Kind, RowCall, RowReply, Rows, missing_reply, more};
+use super::call::{Call, Kind, RowCall, RowReply, Rows, missing_reply};
 use super::queue::Waits;
 use super::rounds::{KeyReply, Rounds, RowStatements};
 use crate::error::Error;
@@ -177,7 +177,7 @@ struct Layout<'c> {
 }
 
 impl<'c> Layout<'c> {
-    /// `part` are the indexes of calls of one kind.
+    /// `part` are the indexes of calls that may join.
     fn new(calls: &'c [Call], part: &[usize], waits: &'c Waits<'c>) -> Self {
         let calls: Vec<&Call> = part.iter().map(|index| &calls[*index]).collect();
         let mut sorted: Vec<usize> = (0..calls.len()).collect();
@@ -187,11 +187,9 @@ impl<'c> Layout<'c> {
         let mut named: Vec<_> = calls.iter().map(|call| (*call, 0, false)).collect();
         for at in sorted {
             let call = calls[at];
-            let shared = rows.last_mut().filter(|row| *row.key == call.key);
-            let is_first = shared.is_none();
-            match shared {
-                Some(row) => row.fetch = more(row.fetch, call.terms.fetch()),
-                None => rows.push(call.row(part[at])),
+            let is_first = rows.last().is_none_or(|row| *row.key != call.key);
+            if is_first {
+                rows.push(call.row(part[at]));
             }
             named[at] = (call, rows.len() - 1, is_first);
         }
@@ -215,7 +213,7 @@ impl<'c> Layout<'c> {
     }
 }
 
-/// Sends the rows of calls of one kind.
+/// Sends the rows of calls that may join.
 async fn execute_rows<D: Dialect>(
     dialect: &mut D,
     kind: Kind,

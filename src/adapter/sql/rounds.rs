@@ -212,22 +212,17 @@ impl<'r, 'c> Rounds<'r, 'c> {
     }
 }
 
-/// Reads rows, each with the stored data that its calls fetch: rule 5 of [`engine`](super::engine).
+/// Reads rows with the stored data that their calls fetch: rule 5 of [`engine`](super::engine).
 pub(in crate::adapter) async fn read_rows<S: RowStatements>(
     statements: &mut S,
     rows: &Rows<'_>,
 ) -> Result<Vec<Option<Row>>, sqlx::Error> {
-    let mut found: Vec<Option<Row>> = rows.iter().map(|_| None).collect();
-    for fetch in [Fetch::Nothing, Fetch::Digest, Fetch::DigestAndResponse] {
-        let indexes = (0..rows.len()).filter(|index| rows[*index].fetch == fetch);
-        let indexes: Vec<usize> = indexes.collect();
-        let most = if fetch == Fetch::DigestAndResponse { MAX_RESPONSES } else { usize::MAX };
-        for indexes in indexes.chunks(most) {
-            let read = statements.read(&rows.select(indexes), fetch).await?;
-            for (index, row) in indexes.iter().zip(read) {
-                found[*index] = row;
-            }
-        }
+    let Some(first) = rows.first() else { return Ok(Vec::new()) };
+    let fetch = first.terms.fetch();
+    let most = if fetch == Fetch::DigestAndResponse { MAX_RESPONSES } else { usize::MAX };
+    let mut found = Vec::with_capacity(rows.len());
+    for part in (0..rows.len()).collect::<Vec<_>>().chunks(most) {
+        found.extend(statements.read(&rows.select(part), fetch).await?);
     }
     Ok(found)
 }
@@ -245,22 +240,24 @@ mod tests {
     #[tokio::test]
     async fn each_row_is_read_once_with_what_its_call_fetches() {
         const ALL: Fetch = Fetch::DigestAndResponse;
-        let terms = [(Fetch::Digest, 2), (ALL, MAX_RESPONSES + 1), (Fetch::Nothing, 3)];
-        let terms = terms.map(|(fetch, count)| {
-            let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
-            (terms.with_fetch(fetch), count)
-        });
+        const MANY: usize = MAX_RESPONSES + 1;
         let key = DedupKey::new("a", "1").unwrap();
-        let calls = terms.iter().flat_map(|(terms, count)| std::iter::repeat_n(terms, *count));
-        let rows = calls.zip(1..).map(|(terms, hash)| RowCall::new(&key, hash, terms, 0)).collect();
-        let mut table = Table::default();
-        table.rows.insert(70, Row::row_after(&key, &terms[0].0, &Claimed::first(1, false)));
-        let found =
-            read_rows(&mut table, &Rows { rows, is_batch: true, waits: &|_| true }).await.unwrap();
-        let places: Vec<_> =
-            (1..).zip(found).filter_map(|(place, row)| row.map(|_| place)).collect();
-        assert_eq!(places, [70]);
-        let reads = [(Fetch::Nothing, 3), (Fetch::Digest, 2), (ALL, MAX_RESPONSES), (ALL, 1)];
-        assert_eq!(table.reads, reads);
+        for (fetch, reads) in [
+            (Fetch::Nothing, &[(Fetch::Nothing, MANY)][..]),
+            (Fetch::Digest, &[(Fetch::Digest, MANY)]),
+            (ALL, &[(ALL, MAX_RESPONSES), (ALL, 1)]),
+        ] {
+            let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
+            let terms = terms.with_fetch(fetch);
+            let calls = std::iter::repeat_n(&terms, MANY).zip(1..);
+            let rows = calls.map(|(terms, hash)| RowCall::new(&key, hash, terms, 0)).collect();
+            let mut table = Table::default();
+            table.rows.insert(65, Row::row_after(&key, &terms, &Claimed::first(1, false)));
+            let rows = Rows { rows, is_batch: true, waits: &|_| true };
+            let found = read_rows(&mut table, &rows).await.unwrap();
+            let places: Vec<_> =
+                (1..).zip(found).filter_map(|(place, row)| row.map(|_| place)).collect();
+            assert_eq!((places, &*table.reads), (vec![65], reads));
+        }
     }
 }

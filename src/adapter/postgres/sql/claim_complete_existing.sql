@@ -1,19 +1,20 @@
 -- Takes rows that were free, at the versions that were read: complete at once, with their stored data.
 WITH settings AS MATERIALIZED (
-  SELECT set_config('lock_timeout', $6::text, true) AS lock_timeout, {durable} AS durability
+  SELECT set_config('lock_timeout', '{lock_timeout}', true) AS lock_timeout, {durable} AS durability,
+    $5::int8 * interval '1 millisecond' AS retention
 ), locked AS MATERIALIZED (
   -- In the order of `key`: an UPDATE locks in any order.
   SELECT t.key, a.token, a.retention, a.event_type,
     a.payload_sha256, a.response_status, a.response_headers, a.response_body,
     t.expires_at <= clock_timestamp() AS is_expired
   FROM (
-    SELECT a.key, a.token, a.retention * interval '1 millisecond' AS retention, a.event_type,
+    SELECT a.key, a.token, s.retention, a.event_type,
       a.payload_sha256, a.response_status, a.response_headers, a.response_body, a.version
-    FROM settings, unnest(
-      $1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[],
-      $7::bytea[], $8::int2[], $9::text[], $10::bytea[], $11::text[], $12::int8[]
+    FROM settings AS s, unnest(
+      $1::uuid[], $4::uuid[],
+      $6::bytea[], $7::int2[], $8::text[], $9::bytea[], $10::text[], $11::int8[]
     ) AS a (
-      key, namespace, id, token, retention,
+      key, token,
       payload_sha256, response_status, response_headers, response_body, event_type, version
     )
   ) AS a

@@ -1,19 +1,16 @@
 -- Takes rows at the versions that were read: rows that were free then, and those of the caller's own token.
 WITH settings AS MATERIALIZED (
-  SELECT set_config('lock_timeout', $6::text, true) AS lock_timeout, {claim_durable} AS durability
+  SELECT set_config('lock_timeout', '{lock_timeout}', true) AS lock_timeout, {claim_durable} AS durability,
+    $5::int8 * interval '1 millisecond' AS retention, $6::int8 * interval '1 millisecond' AS lease
 ), locked AS MATERIALIZED (
   -- In the order of `key`: an UPDATE locks in any order. A claim that is repeated with its token counts no attempt.
   SELECT t.key, a.token, a.retention, a.lease, a.event_type,
     t.token = a.token AND t.completed_at IS NULL AND t.lease_until IS NOT NULL AS is_own,
     t.expires_at <= clock_timestamp() AS is_expired
   FROM (
-    SELECT a.key, a.token, a.retention * interval '1 millisecond' AS retention,
-      a.lease * interval '1 millisecond' AS lease, a.event_type, a.version
-    FROM settings, unnest(
-      $1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[], $7::int8[], $8::text[], $9::int8[]
-    ) AS a (
-      key, namespace, id, token, retention, lease, event_type, version
-    )
+    SELECT a.key, a.token, s.retention, s.lease, a.event_type, a.version
+    FROM settings AS s, unnest($1::uuid[], $4::uuid[], $7::text[], $8::int8[])
+      AS a (key, token, event_type, version)
   ) AS a
   JOIN {table} AS t ON t.key = a.key
   WHERE t.version = a.version

@@ -4,15 +4,14 @@
 -- claim of the token takes effect any more that was made before it. The inserted row has the token, because
 -- `excluded` must name it, and no lease, because a row without a lease is nobody's.
 WITH settings AS MATERIALIZED (
-  SELECT set_config('lock_timeout', $6::text, true) AS lock_timeout, {durable} AS durability
+  SELECT set_config('lock_timeout', '{lock_timeout}', true) AS lock_timeout, {durable} AS durability
 )
 INSERT INTO {table} AS t (
   key, namespace, id, token, attempts, takeover, first_seen_at, expires_at
 )
 SELECT a.key, a.namespace, a.id, a.token, 0, false, clock_timestamp(), clock_timestamp()
 FROM settings
-CROSS JOIN unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[])
-  AS a (key, namespace, id, token, retention)
+CROSS JOIN unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[]) AS a (key, namespace, id, token)
 ORDER BY a.key
 ON CONFLICT (key) DO UPDATE SET
   version = t.version + 1,

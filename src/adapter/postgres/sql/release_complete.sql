@@ -1,4 +1,5 @@
 -- Undoes claims that were complete at once: the complete rows of these tokens expire. Otherwise as `release.sql`.
+-- `$6` is the `lock_timeout`.
 WITH settings AS MATERIALIZED (
   SELECT set_config('lock_timeout', $6::text, true) AS lock_timeout, {durable} AS durability
 )
@@ -7,8 +8,7 @@ INSERT INTO {table} AS t (
 )
 SELECT a.key, a.namespace, a.id, a.token, 0, false, clock_timestamp(), clock_timestamp()
 FROM settings
-CROSS JOIN unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[])
-  AS a (key, namespace, id, token, retention)
+CROSS JOIN unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[]) AS a (key, namespace, id, token)
 ORDER BY a.key
 ON CONFLICT (key) DO UPDATE SET
   version = t.version + 1,

@@ -7,7 +7,7 @@
 //!    wait, because then one more statement is worth its fixed cost; or when a batch is late
 //!    (500 ms), because its connection may have fallen silent. Lanes whose batches are late do not
 //!    count, up to the configured number of lanes.
-//! 3. A batch holds calls that one statement can do together. It holds a key once, unless all calls
+//! 3. A batch holds calls that one statement can do together: of one kind and with equal terms. It holds a key once, unless all calls
 //!    that name the key allow it to be shared: the store is asked for one of them, and the reply
 //!    decides the others. A call that cannot join waits for a later batch. Calls that name the same key
 //!    have no order, because a release is a fence.

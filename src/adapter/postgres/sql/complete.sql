@@ -1,9 +1,34 @@
--- The end of each `complete_*.sql`. Returns the rows that were written.
+-- Completes keys, whoever holds them, and inserts missing rows. Returns the rows that it wrote.
+-- Rows are inserted in the order of the arrays.
 --
 -- The holder's token stays: it shows whether the caller held the key. An inserted row has no
 -- attempts: that shows that it was inserted. So has a row that only a release has made. A row that was complete
 -- before is not written again.
 -- `expires_at` stays unless the row has expired: the retention counts from the claim.
+WITH settings AS MATERIALIZED (
+  SELECT set_config('lock_timeout', '{lock_timeout}', true) AS lock_timeout, {durable} AS durability,
+    $5::int8 * interval '1 millisecond' AS retention
+)
+INSERT INTO {table} AS t (
+  key, namespace, id, token, lease_until, attempts, takeover,
+  first_seen_at, completed_at, expires_at, event_type,
+  payload_sha256, response_status, response_headers, response_body
+)
+SELECT a.key, a.namespace, a.id, a.token, NULL, 0, false,
+  a.now, a.now, a.now + a.retention, a.event_type,
+  a.payload_sha256, a.response_status, a.response_headers, a.response_body
+FROM (
+  SELECT a.key, a.namespace, a.id, a.token, s.retention, a.event_type,
+    a.payload_sha256, a.response_status, a.response_headers, a.response_body,
+    clock_timestamp() AS now
+  FROM settings AS s, unnest(
+    $1::uuid[], $2::text[], $3::text[], $4::uuid[],
+    $6::bytea[], $7::int2[], $8::text[], $9::bytea[], $10::text[]
+  ) AS a (
+    key, namespace, id, token,
+    payload_sha256, response_status, response_headers, response_body, event_type
+  )
+) AS a
 ON CONFLICT (key) DO UPDATE SET
   version = t.version + 1,
   completed_at = excluded.completed_at,

@@ -1,8 +1,8 @@
 -- Claims keys that have no row, complete at once, with their stored data. Returns those.
--- A key that has a row is neither locked nor written.
--- Several keys, each with its own terms. Rows are inserted in the order of the arrays.
+-- A key that has a row is neither locked nor written. Rows are inserted in the order of the arrays.
 WITH settings AS MATERIALIZED (
-  SELECT set_config('lock_timeout', $6::text, true) AS lock_timeout, {durable} AS durability
+  SELECT set_config('lock_timeout', '{lock_timeout}', true) AS lock_timeout, {durable} AS durability,
+    $5::int8 * interval '1 millisecond' AS retention
 )
 INSERT INTO {table} AS t (
   key, namespace, id, token, lease_until, attempts, takeover,
@@ -13,15 +13,14 @@ SELECT a.key, a.namespace, a.id, a.token, NULL, 1, false,
   a.now, a.now, a.now + a.retention, a.event_type,
   a.payload_sha256, a.response_status, a.response_headers, a.response_body
 FROM (
-  SELECT a.key, a.namespace, a.id, a.token,
-    a.retention * interval '1 millisecond' AS retention, a.event_type,
+  SELECT a.key, a.namespace, a.id, a.token, s.retention, a.event_type,
     a.payload_sha256, a.response_status, a.response_headers, a.response_body,
     clock_timestamp() AS now
-  FROM settings, unnest(
-    $1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::int8[],
-    $7::bytea[], $8::int2[], $9::text[], $10::bytea[], $11::text[]
+  FROM settings AS s, unnest(
+    $1::uuid[], $2::text[], $3::text[], $4::uuid[],
+    $6::bytea[], $7::int2[], $8::text[], $9::bytea[], $10::text[]
   ) AS a (
-    key, namespace, id, token, retention,
+    key, namespace, id, token,
     payload_sha256, response_status, response_headers, response_body, event_type
   )
 ) AS a
