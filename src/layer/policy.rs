@@ -56,6 +56,9 @@ pub enum OnUnavailable {
     Closed,
     /// Run the handler without protection from duplicates. The key is completed (on arrival:
     /// claimed) afterwards, if the store is available by then.
+    ///
+    /// This is for a store that has replied to no claim of the delivery. If it has replied to some, the
+    /// events that it has claimed run, and the answer is 503.
     Open,
 }
 
