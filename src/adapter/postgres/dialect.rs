@@ -1,15 +1,6 @@
 //! [`PostgresDialect`]: the Postgres statement for each step of the engine.
-//!
-//! A batch waits for a lock as long as recent commits suggest ([`LockWait`](super::tuning::LockWait)),
-//! and a single call for 100 ms. The keys that a transaction of this crate has locked are found by
-//! their advisory locks.
-//!
-//! Why are the advisory locks not read first? `pg_locks` reads the lock table of the whole server, and
-//! blocks every other lock during the read. To take the locks would be worse: by default the lock table has
-//! room for 6,400 locks of all sessions, which a few processes with full batches would use up.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use sqlx::Row as _;
 use sqlx::pool::PoolConnection;
@@ -17,7 +8,7 @@ use sqlx::postgres::{PgRow, Postgres};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::super::replies::Claimed;
-use super::super::sql::call::{Call, Kind, RowReply, Rows};
+use super::super::sql::call::{Call, Kind, RowCall, RowReply, Rows};
 use super::super::sql::engine::{Dialect, execute_batch};
 use super::super::sql::queue::{BatchExecutor, Waits};
 use super::super::sql::rounds::{RowStatements, Written};
@@ -26,8 +17,8 @@ use super::super::stored::Fetch;
 use super::connections::{BoundedConnection, Source, Work};
 use super::errors::{is_locked, is_row_error, is_timed_out, store_error};
 use super::params::{
-    DataColumns, Extra, KeyColumns, KeyIndexes, Params, Uuid, advisory_lock, advisory_locks,
-    claimed_row, read_row, uuids,
+    DataColumns, Extra, KeyColumns, KeyIndexes, Params, Uuid, advisory_lock, claimed_row, read_row,
+    uuids,
 };
 use super::statements::{LOCK_TIMEOUT, Statements};
 use super::store::PostgresStore;
@@ -113,21 +104,6 @@ impl<'s> PostgresDialect<'s> {
         Ok(fetched.rows)
     }
 
-    /// Sends a statement that may write. The time of its COMMIT shows how long others hold their rows.
-    async fn send_writing(
-        &mut self,
-        sql: &Arc<str>,
-        params: Params<'_>,
-    ) -> Result<Vec<PgRow>, sqlx::Error> {
-        let start = Instant::now();
-        let rows = self.send(sql, params).await?;
-        self.store.connections.holds.has_ended();
-        if !rows.is_empty() {
-            self.store.lock_wait.note(start.elapsed());
-        }
-        Ok(rows)
-    }
-
     /// Sends a statement that writes. Returns its rows, each with the index of its key.
     async fn write_rows(
         &mut self,
@@ -137,16 +113,14 @@ impl<'s> PostgresDialect<'s> {
         versions: Option<&[i64]>,
     ) -> Result<Vec<(usize, PgRow)>, sqlx::Error> {
         // The statement inserts in the order of its arrays, and the rows of a batch are sorted.
-        let (columns, lock_timeout) = (KeyColumns::new(rows), self.lock_timeout(rows));
+        let columns = KeyColumns::new(rows);
         let params = match versions {
-            None => Params::Rows(&columns, lock_timeout, &extra),
-            Some(versions) => Params::Versions(&columns, lock_timeout, &extra, versions),
+            None => Params::Rows(&columns, &extra),
+            Some(versions) => Params::Versions(&columns, &extra, versions),
         };
-        KeyIndexes::new(rows).of_rows(self.send_writing(sql, params).await?)
-    }
-
-    fn lock_timeout(&self, rows: &Rows<'_>) -> &'static str {
-        if rows.is_batch { self.store.lock_wait.timeout() } else { LOCK_TIMEOUT }
+        let written = self.send(sql, params).await?;
+        self.store.connections.holds.has_ended();
+        KeyIndexes::new(rows).of_rows(written)
     }
 
     /// Releases rows, held or not. A key that is complete at once and never ran is a duplicate for other
@@ -154,14 +128,17 @@ impl<'s> PostgresDialect<'s> {
     /// long as the statement may run: then the server ends the wait.
     async fn release(&mut self, kind: Kind, rows: &Rows<'_>) -> Result<(), sqlx::Error> {
         let all = self.statements();
-        let (sql, waits) = match kind {
-            Kind::ReleaseComplete => (&all.release_complete, !rows.is_batch),
-            _ => (&all.release, false),
+        let (sql, extra) = match kind {
+            Kind::ReleaseComplete if rows.len() > 1 => {
+                (&all.release_complete, Extra::LockTimeout(LOCK_TIMEOUT.to_owned()))
+            }
+            Kind::ReleaseComplete => {
+                let wait = self.store.options.statement_timeout.as_millis() * 9 / 10;
+                (&all.release_complete, Extra::LockTimeout(format!("{wait}ms")))
+            }
+            _ => (&all.release, Extra::Nothing),
         };
-        let wait = format!("{}ms", self.store.options.statement_timeout.as_millis() * 9 / 10);
-        let lock_timeout = if waits { &*wait } else { self.lock_timeout(rows) };
-        let params = KeyColumns::new(rows);
-        self.send(sql, Params::Rows(&params, lock_timeout, &Extra::Nothing)).await.map(drop)
+        self.send(sql, Params::Rows(&KeyColumns::new(rows), &extra)).await.map(drop)
     }
 }
 
@@ -262,21 +239,17 @@ impl Dialect for PostgresDialect<'_> {
         versions: &[i64],
     ) -> Result<Vec<bool>, sqlx::Error> {
         let columns = KeyColumns::new(rows);
-        let params = Params::Versions(&columns, self.lock_timeout(rows), &Extra::Nothing, versions);
+        let params = Params::Versions(&columns, &Extra::Nothing, versions);
         // After a lost reply, a repetition would say that there is no such key.
         let forgotten = self.store.fetch_once(&self.statements().forget, params).await?;
         Ok(was_returned(rows, &KeyIndexes::new(rows).of_rows(forgotten)?))
     }
 
-    async fn held_by_transactions(&mut self, rows: &Rows<'_>) -> Result<Vec<bool>, sqlx::Error> {
-        let locks = if rows.is_batch {
-            rows.iter().map(|row| advisory_lock(row.hash)).collect()
-        } else {
-            // A copy of this delivery may hold some of these keys by a lock for all of them.
-            advisory_locks(rows)
-        };
-        let locks = self.send(&self.statements().locks, Params::Locks(&locks)).await?;
-        locks.iter().map(|row| row.try_get::<bool, _>("free").map(|free| !free)).collect()
+    async fn is_held_by_transaction(&mut self, row: &RowCall<'_>) -> Result<bool, sqlx::Error> {
+        let lock = Params::Lock(advisory_lock(row.hash));
+        let tried = self.send(&self.statements().try_lock, lock).await?;
+        let is_free = tried.first().map(|row| row.try_get(0)).transpose()?;
+        Ok(is_free == Some(false))
     }
 
     fn note_known_rows(&self, known: usize, rows: usize) {

@@ -193,6 +193,8 @@ pub(super) enum Extra {
     Nothing,
     /// A lease in milliseconds.
     Lease(i64),
+    /// How long to wait for a row.
+    LockTimeout(String),
     Data(DataColumns),
 }
 
@@ -219,12 +221,13 @@ pub(super) struct Selection<'f> {
 #[derive(Clone, Copy)]
 pub(super) enum Params<'k> {
     None,
-    /// Keys with equal terms, their `lock_timeout`, and the parameters after these.
-    Rows(&'k KeyColumns<'k>, &'k str, &'k Extra),
+    /// Keys with equal terms, and the parameters after these.
+    Rows(&'k KeyColumns<'k>, &'k Extra),
     /// The same, and the versions of the rows, which come last.
-    Versions(&'k KeyColumns<'k>, &'k str, &'k Extra, &'k [i64]),
+    Versions(&'k KeyColumns<'k>, &'k Extra, &'k [i64]),
     Keys(&'k [Uuid]),
-    Locks(&'k [i64]),
+    /// A key's part of its advisory lock.
+    Lock(i64),
     /// How many keys.
     Purge(i64),
     List(&'k Selection<'k>),
@@ -235,14 +238,12 @@ impl<'k> Params<'k> {
         let query = sqlx::query(AssertSqlSafe(Arc::clone(sql)));
         match self {
             Self::None => query,
-            Self::Rows(columns, lock_timeout, extra) => {
-                columns.bind_with(query, lock_timeout, extra)
-            }
-            Self::Versions(columns, lock_timeout, extra, versions) => {
-                columns.bind_with(query, lock_timeout, extra).bind(versions)
+            Self::Rows(columns, extra) => columns.bind_with(query, extra),
+            Self::Versions(columns, extra, versions) => {
+                columns.bind_with(query, extra).bind(versions)
             }
             Self::Keys(keys) => query.bind(keys),
-            Self::Locks(locks) => query.bind(locks),
+            Self::Lock(lock) => query.bind(lock),
             Self::Purge(limit) => query.bind(limit),
             Self::List(list) => query
                 .bind(list.after)
@@ -290,21 +291,16 @@ impl<'k> KeyColumns<'k> {
         }
     }
 
-    fn bind_with<'q>(
-        &'q self,
-        query: Bound<'q>,
-        lock_timeout: &'q str,
-        extra: &'q Extra,
-    ) -> Bound<'q> {
+    fn bind_with<'q>(&'q self, query: Bound<'q>, extra: &'q Extra) -> Bound<'q> {
         let query = query
             .bind(&self.keys)
             .bind(&self.namespaces)
             .bind(&self.ids)
             .bind(&self.tokens)
-            .bind(self.retention)
-            .bind(lock_timeout);
+            .bind(self.retention);
         let query = match extra {
             Extra::Nothing => return query,
+            Extra::LockTimeout(timeout) => return query.bind(timeout),
             Extra::Lease(lease) => query.bind(lease),
             Extra::Data(data) => data.bind(query),
         };

@@ -4,10 +4,9 @@
 //!
 //! 1. `key` is the first 16 bytes of the SHA-256 over namespace, line feed and id (a namespace holds no
 //!    control character). The names stand beside it to be read; no index covers them.
-//! 2. Every statement waits for a row for 100 ms at most; in a batch, as long as commits take
-//!    ([`LockWait`](super::tuning::LockWait)). Statements hold row locks until they end, but an open
-//!    transaction may hold them as long as a handler runs. The table's lock, which DDL takes, has no
-//!    such bound.
+//! 2. Every statement waits for a row for [`LOCK_TIMEOUT`] at most, except `release_complete` if it is sent alone.
+//!    Statements hold row locks until they end, but an open transaction may hold them as long as a handler
+//!    runs. The table's lock, which DDL takes, has no such bound.
 //! 3. Every statement is as durable as `synchronous_commit = on`, whatever a role or a database is set
 //!    to; except claims, by choice.
 //! 4. The clock is `clock_timestamp()`, which advances while a statement waits. An insertion of several keys reads
@@ -23,14 +22,14 @@
 //! 7. Statements that run with every delivery do not join the table. Postgres plans the others again
 //!    each time, because a plan for any number of keys looks too expensive, and planning takes five
 //!    times as long as inserting a row.
-//! 8. Every statement takes any number of keys, and one `lock_timeout`, retention and lease, because the calls of
-//!    a batch have equal terms. A batch of one call is the same statement.
+//! 8. Every statement takes any number of keys, and one retention and lease, because the calls of a batch have
+//!    equal terms. A batch of one call is the same statement.
 //!
-//! `$1` to `$4` are the arrays of keys, namespaces, ids and tokens. `$5` is the retention in milliseconds, and `$6`
-//! the `lock_timeout`. In statements that set a lease, `$7` is the lease in milliseconds. In statements that store
-//! data, `$7` to `$10` are arrays of the payload's SHA-256 and of the response's status, headers and body. In both,
-//! the array of the events' types follows. An array without a value is null as a whole, which `unnest` fills
-//! with nulls. The versions that were read come last.
+//! `$1` to `$4` are the arrays of keys, namespaces, ids and tokens. `$5` is the retention in milliseconds. In
+//! statements that set a lease, `$6` is the lease in milliseconds. In statements that store data, `$6` to `$9` are
+//! arrays of the payload's SHA-256 and of the response's status, headers and body. In both, the array of the
+//! events' types follows. An array without a value is null as a whole, which `unnest` fills with nulls. The
+//! versions that were read come last.
 
 use std::sync::Arc;
 
@@ -49,7 +48,8 @@ const COUNTED: u32 = 100_000;
 /// How many rows a call of `list` reads.
 const PORTION: u32 = 10_000;
 
-/// How long a statement outside of a batch waits for a row that an open transaction holds.
+/// How long a statement waits for a row that an open transaction holds: longer than a COMMIT over a slow disk or to
+/// a standby takes, and shorter than a sender waits.
 pub(super) const LOCK_TIMEOUT: &str = "100ms";
 
 statements! {
@@ -68,7 +68,7 @@ statements! {
         read_digest,
         read_response,
         get,
-        locks,
+        try_lock,
         purge,
         stats,
         size,
@@ -149,7 +149,6 @@ mod tests {
             &all.read,
             &all.read_digest,
             &all.read_response,
-            &all.locks,
             &all.stats,
             &all.size,
             &all.list,

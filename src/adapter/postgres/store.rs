@@ -20,7 +20,7 @@ use super::params::Params;
 use super::places::{MigrationPlace, Places};
 use super::schema::{TableName, VERSION, migration};
 use super::statements::{Statements, tagged};
-use super::tuning::{LockWait, ReadFirst, Replanner};
+use super::tuning::{ReadFirst, Replanner};
 use crate::error::{Error, ErrorKind};
 use crate::observe;
 
@@ -45,7 +45,6 @@ pub(super) struct PostgresStore {
     pub(super) batcher: Option<Batcher<Call>>,
     pub(super) replanner: Replanner,
     pub(super) read_first: ReadFirst,
-    pub(super) lock_wait: LockWait,
     pub(super) transactions: Places,
     pub(super) purge_task: PurgeTask,
     /// Whether it is known if the connections are encrypted.
@@ -86,7 +85,6 @@ impl PostgresStore {
             batcher,
             replanner: Replanner::default(),
             read_first: ReadFirst::default(),
-            lock_wait: LockWait::default(),
             transactions,
             purge_task: PurgeTask::new(options.purging),
             has_checked_encryption: AtomicBool::new(false),

@@ -1,7 +1,7 @@
-//! The adapter measures its statements to choose three things: the first statement of a claim, the time
-//! of the next plan, and the wait for a row.
+//! The adapter measures its statements to choose two things: the first statement of a claim, and the time of the
+//! next plan.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -101,42 +101,6 @@ impl Replanner {
     }
 }
 
-/// The wait of a batch for a row: four times the median duration of the last writing statements, with
-/// COMMIT, between 25 and 250 ms.
-///
-/// A row that another process is committing is worth the wait. A row that a transaction holds for the
-/// length of a handler is not. The median is used because a statement that waited for a lock took longer
-/// than a commit takes.
-#[derive(Debug, Default)]
-pub(super) struct LockWait {
-    median_us: AtomicU32,
-}
-
-/// The waits as `lock_timeout` takes them, in increasing order.
-const WAITS: [(u32, &str); 4] =
-    [(25_000, "25ms"), (50_000, "50ms"), (100_000, "100ms"), (u32::MAX, "250ms")];
-
-impl LockWait {
-    /// Notes how long a statement took that wrote rows.
-    pub(super) fn note(&self, took: Duration) {
-        let took = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
-        let median = self.median_us.load(Ordering::Relaxed);
-        // One step towards the value, whatever the distance.
-        let next = if took > median {
-            median.saturating_add(median / 2 + 1_000)
-        } else {
-            median - median / 3
-        };
-        // If two statements note at once, one of them is lost.
-        self.median_us.store(next, Ordering::Relaxed);
-    }
-
-    pub(super) fn timeout(&self) -> &'static str {
-        let least = self.median_us.load(Ordering::Relaxed).saturating_mul(4);
-        WAITS.iter().find(|(most, _)| least <= *most).map_or("250ms", |(_, wait)| wait)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -178,22 +142,5 @@ mod tests {
         assert!(half_an_hour < Some(20), "{half_an_hour:?} in half an hour");
         let day = (1_800..86_400).map(|second| generation(&replanner, second)).max();
         assert!(day < Some(60), "{day:?} in a day");
-    }
-
-    #[test]
-    fn lock_wait_follows_the_median_of_what_statements_take() {
-        let wait = LockWait::default();
-        assert_eq!(wait.timeout(), "25ms");
-        for (took_ms, timeout) in
-            [(2, "25ms"), (10, "50ms"), (20, "100ms"), (60, "250ms"), (5_000, "250ms"), (1, "25ms")]
-        {
-            for _ in 0..60 {
-                wait.note(Duration::from_millis(took_ms));
-            }
-            assert_eq!(wait.timeout(), timeout, "{took_ms} ms");
-        }
-        // One slow statement does not change the timeout.
-        wait.note(Duration::from_secs(3_600));
-        assert_eq!(wait.timeout(), "25ms");
     }
 }

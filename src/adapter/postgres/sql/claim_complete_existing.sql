@@ -1,6 +1,6 @@
 -- Takes rows that were free, at the versions that were read: complete at once, with their stored data.
 WITH settings AS MATERIALIZED (
-  SELECT set_config('lock_timeout', $6::text, true) AS lock_timeout, {durable} AS durability,
+  SELECT set_config('lock_timeout', '{lock_timeout}', true) AS lock_timeout, {durable} AS durability,
     $5::int8 * interval '1 millisecond' AS retention
 ), locked AS MATERIALIZED (
   -- In the order of `key`: an UPDATE locks in any order.
@@ -12,7 +12,7 @@ WITH settings AS MATERIALIZED (
       a.payload_sha256, a.response_status, a.response_headers, a.response_body, a.version
     FROM settings AS s, unnest(
       $1::uuid[], $4::uuid[],
-      $7::bytea[], $8::int2[], $9::text[], $10::bytea[], $11::text[], $12::int8[]
+      $6::bytea[], $7::int2[], $8::text[], $9::bytea[], $10::text[], $11::int8[]
     ) AS a (
       key, token,
       payload_sha256, response_status, response_headers, response_body, event_type, version

@@ -1,7 +1,7 @@
 -- Claims keys that have no row, complete at once, with their stored data. Returns those.
 -- A key that has a row is neither locked nor written. Rows are inserted in the order of the arrays.
 WITH settings AS MATERIALIZED (
-  SELECT set_config('lock_timeout', $6::text, true) AS lock_timeout, {durable} AS durability,
+  SELECT set_config('lock_timeout', '{lock_timeout}', true) AS lock_timeout, {durable} AS durability,
     $5::int8 * interval '1 millisecond' AS retention
 )
 INSERT INTO {table} AS t (
@@ -18,7 +18,7 @@ FROM (
     clock_timestamp() AS now
   FROM settings AS s, unnest(
     $1::uuid[], $2::text[], $3::text[], $4::uuid[],
-    $7::bytea[], $8::int2[], $9::text[], $10::bytea[], $11::text[]
+    $6::bytea[], $7::int2[], $8::text[], $9::bytea[], $10::text[]
   ) AS a (
     key, namespace, id, token,
     payload_sha256, response_status, response_headers, response_body, event_type

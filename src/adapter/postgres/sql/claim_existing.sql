@@ -1,7 +1,7 @@
 -- Takes rows at the versions that were read: rows that were free then, and those of the caller's own token.
 WITH settings AS MATERIALIZED (
-  SELECT set_config('lock_timeout', $6::text, true) AS lock_timeout, {claim_durable} AS durability,
-    $5::int8 * interval '1 millisecond' AS retention, $7::int8 * interval '1 millisecond' AS lease
+  SELECT set_config('lock_timeout', '{lock_timeout}', true) AS lock_timeout, {claim_durable} AS durability,
+    $5::int8 * interval '1 millisecond' AS retention, $6::int8 * interval '1 millisecond' AS lease
 ), locked AS MATERIALIZED (
   -- In the order of `key`: an UPDATE locks in any order. A claim that is repeated with its token counts no attempt.
   SELECT t.key, a.token, a.retention, a.lease, a.event_type,
@@ -9,7 +9,7 @@ WITH settings AS MATERIALIZED (
     t.expires_at <= clock_timestamp() AS is_expired
   FROM (
     SELECT a.key, a.token, s.retention, s.lease, a.event_type, a.version
-    FROM settings AS s, unnest($1::uuid[], $4::uuid[], $8::text[], $9::int8[])
+    FROM settings AS s, unnest($1::uuid[], $4::uuid[], $7::text[], $8::int8[])
       AS a (key, token, event_type, version)
   ) AS a
   JOIN {table} AS t ON t.key = a.key

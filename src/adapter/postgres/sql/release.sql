@@ -4,7 +4,7 @@
 -- claim of the token takes effect any more that was made before it. The inserted row has the token, because
 -- `excluded` must name it, and no lease, because a row without a lease is nobody's.
 WITH settings AS MATERIALIZED (
-  SELECT set_config('lock_timeout', $6::text, true) AS lock_timeout, {durable} AS durability
+  SELECT set_config('lock_timeout', '{lock_timeout}', true) AS lock_timeout, {durable} AS durability
 )
 INSERT INTO {table} AS t (
   key, namespace, id, token, attempts, takeover, first_seen_at, expires_at

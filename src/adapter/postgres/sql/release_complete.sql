@@ -1,4 +1,5 @@
 -- Undoes claims that were complete at once: the complete rows of these tokens expire. Otherwise as `release.sql`.
+-- `$6` is the `lock_timeout`.
 WITH settings AS MATERIALIZED (
   SELECT set_config('lock_timeout', $6::text, true) AS lock_timeout, {durable} AS durability
 )

@@ -1,8 +1,8 @@
 -- Moves the lease of rows that their token holds, and inserts missing rows. Returns those.
 -- Rows are inserted in the order of `key`, so that two batches never deadlock.
 WITH settings AS MATERIALIZED (
-  SELECT set_config('lock_timeout', $6::text, true) AS lock_timeout, {durable} AS durability,
-    $5::int8 * interval '1 millisecond' AS retention, $7::int8 * interval '1 millisecond' AS lease
+  SELECT set_config('lock_timeout', '{lock_timeout}', true) AS lock_timeout, {durable} AS durability,
+    $5::int8 * interval '1 millisecond' AS retention, $6::int8 * interval '1 millisecond' AS lease
 )
 INSERT INTO {table} AS t (
   key, namespace, id, token, lease_until, attempts, takeover,
@@ -11,7 +11,7 @@ INSERT INTO {table} AS t (
 SELECT a.key, a.namespace, a.id, a.token, clock_timestamp() + s.lease, 1, false,
   clock_timestamp(), NULL, clock_timestamp() + s.retention, a.event_type
 FROM settings AS s, unnest(
-  $1::uuid[], $2::text[], $3::text[], $4::uuid[], $8::text[]
+  $1::uuid[], $2::text[], $3::text[], $4::uuid[], $7::text[]
 ) AS a (
   key, namespace, id, token, event_type
 )
