@@ -83,8 +83,7 @@ async fn duplicate_beside_completions_neither_writes_nor_locks() {
 }
 
 /// Two adapters get copies of the same events, and each COMMIT takes 60 ms. A batch waits for row
-/// locks of the other batch until `lock_timeout`. The adapter derives `lock_timeout` from the
-/// duration of commits.
+/// locks of the other batch until `lock_timeout`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn batches_over_slow_commits_are_rarely_rolled_back() {
     const CALLERS: usize = 32;
@@ -105,7 +104,7 @@ async fn batches_over_slow_commits_are_rarely_rolled_back() {
     let rolled_back = || server.log().matches("due to lock timeout").count();
     let mut longest = Duration::ZERO;
     let mut counts = Vec::new();
-    // Rollbacks of the first third, in which the adapters measure the duration of commits.
+    // Rollbacks of the first third, in which the server takes up its settings.
     let mut before = 0;
     for round in 0..ATTEMPTS * ROUNDS {
         if round % ROUNDS == ROUNDS / 3 {
@@ -129,8 +128,8 @@ async fn batches_over_slow_commits_are_rarely_rolled_back() {
         if round % ROUNDS == ROUNDS - 1 {
             counts.push(rolled_back() - before);
             println!("{counts:?} rolled back, longest round {longest:?}");
-            // If `lock_timeout` did not follow the duration of commits, more than one batch a round
-            // would be rolled back in every attempt. A busy machine may spoil one attempt.
+            // If `lock_timeout` were shorter than a COMMIT, more than one batch a round would be rolled
+            // back in every attempt. A busy machine may spoil one attempt.
             if counts.last().is_some_and(|count| *count <= 6) {
                 return;
             }

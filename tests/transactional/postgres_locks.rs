@@ -136,7 +136,7 @@ async fn key_of_an_open_delivery_is_not_forgotten() {
     assert_eq!(adapter.forget(&all[0]).await.unwrap(), Forgotten::Missing);
 }
 
-/// A batch looks up which of its keys a transaction holds.
+/// A batch that meets the key is sent again in parts.
 #[tokio::test]
 async fn on_arrival_claim_beside_a_locked_key_is_first() {
     let database = Database::fresh().await;

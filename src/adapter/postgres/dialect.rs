@@ -1,10 +1,4 @@
 //! [`PostgresDialect`]: the Postgres statement for each step of the engine.
-//!
-//! The keys that a transaction of this crate has locked are found by their advisory locks.
-//!
-//! Why are the advisory locks not read first? `pg_locks` reads the lock table of the whole server, and
-//! blocks every other lock during the read. To take the locks would be worse: by default the lock table has
-//! room for 6,400 locks of all sessions, which a few processes with full batches would use up.
 
 use std::sync::Arc;
 
@@ -13,7 +7,7 @@ use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgRow, Postgres};
 
 use super::super::replies::Claimed;
-use super::super::sql::call::{Call, Kind, RowReply, Rows};
+use super::super::sql::call::{Call, Kind, RowCall, RowReply, Rows};
 use super::super::sql::engine::{Dialect, execute_batch};
 use super::super::sql::queue::{BatchExecutor, Waits};
 use super::super::sql::rounds::{RowStatements, Written};
@@ -22,8 +16,8 @@ use super::super::stored::Fetch;
 use super::connections::{BoundedConnection, Source};
 use super::errors::{is_locked, is_row_error, is_timed_out, store_error};
 use super::params::{
-    DataColumns, Extra, KeyColumns, KeyIndexes, Params, Uuid, advisory_lock, advisory_locks,
-    claimed_row, read_row, uuids,
+    DataColumns, Extra, KeyColumns, KeyIndexes, Params, Uuid, advisory_lock, claimed_row, read_row,
+    uuids,
 };
 use super::places::Place;
 use super::statements::{LOCK_TIMEOUT, Statements};
@@ -124,7 +118,7 @@ impl<'s> PostgresDialect<'s> {
             Some(versions) => Params::Versions(&columns, &extra, versions),
         };
         let written = self.send(sql, params).await?;
-        self.store.connections.batches.holds.has_ended();
+        self.store.connections.holds.has_ended();
         KeyIndexes::new(rows).of_rows(written)
     }
 
@@ -134,7 +128,7 @@ impl<'s> PostgresDialect<'s> {
     async fn release(&mut self, kind: Kind, rows: &Rows<'_>) -> Result<(), sqlx::Error> {
         let all = self.statements();
         let (sql, extra) = match kind {
-            Kind::ReleaseComplete if rows.is_batch => {
+            Kind::ReleaseComplete if rows.len() > 1 => {
                 (&all.release_complete, Extra::LockTimeout(LOCK_TIMEOUT.to_owned()))
             }
             Kind::ReleaseComplete => {
@@ -250,15 +244,11 @@ impl Dialect for PostgresDialect<'_> {
         Ok(was_returned(rows, &KeyIndexes::new(rows).of_rows(forgotten)?))
     }
 
-    async fn held_by_transactions(&mut self, rows: &Rows<'_>) -> Result<Vec<bool>, sqlx::Error> {
-        let locks = if rows.is_batch {
-            rows.iter().map(|row| advisory_lock(row.hash)).collect()
-        } else {
-            // A copy of this delivery may hold some of these keys by a lock for all of them.
-            advisory_locks(rows)
-        };
-        let locks = self.send(&self.statements().locks, Params::Locks(&locks)).await?;
-        locks.iter().map(|row| row.try_get::<bool, _>("free").map(|free| !free)).collect()
+    async fn is_held_by_transaction(&mut self, row: &RowCall<'_>) -> Result<bool, sqlx::Error> {
+        let lock = Params::Lock(advisory_lock(row.hash));
+        let tried = self.send(&self.statements().try_lock, lock).await?;
+        let is_free = tried.first().map(|row| row.try_get(0)).transpose()?;
+        Ok(is_free == Some(false))
     }
 
     fn note_known_rows(&self, known: usize, rows: usize) {

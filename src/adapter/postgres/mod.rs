@@ -4,7 +4,7 @@
 //!    statement, which inserts. A duplicate needs a second, which reads the row. A takeover needs a
 //!    third. A completion, a renewal and a release need one. While half of the keys are known, claims
 //!    read first. Calls that arrive while a statement is in progress are sent together.
-//! 2. A batch waits 25 to 250 ms for a row that another transaction holds, then goes on without the key. To
+//! 2. A statement waits 100 ms for a row that another transaction holds. A batch then goes on without the key. To
 //!    be in flight at once, a transaction of this crate holds advisory locks, 64 at most.
 //! 3. No error is recognised by its text. A unique violation never happens.
 

@@ -226,7 +226,8 @@ pub(super) enum Params<'k> {
     /// The same, and the versions of the rows, which come last.
     Versions(&'k KeyColumns<'k>, &'k Extra, &'k [i64]),
     Keys(&'k [Uuid]),
-    Locks(&'k [i64]),
+    /// A key's part of its advisory lock.
+    Lock(i64),
     /// How many keys.
     Purge(i64),
     List(&'k Selection<'k>),
@@ -242,7 +243,7 @@ impl<'k> Params<'k> {
                 columns.bind_with(query, extra).bind(versions)
             }
             Self::Keys(keys) => query.bind(keys),
-            Self::Locks(locks) => query.bind(locks),
+            Self::Lock(lock) => query.bind(lock),
             Self::Purge(limit) => query.bind(limit),
             Self::List(list) => query
                 .bind(list.after)

@@ -170,7 +170,7 @@ pub(in crate::adapter) struct RowCall<'c> {
     pub(in crate::adapter) key: &'c DedupKey,
     #[cfg_attr(
         not(feature = "postgres"),
-        expect(dead_code, reason = "SQLite names keys by their texts")
+        allow(dead_code, reason = "SQLite finds a row by its key")
     )]
     pub(in crate::adapter) hash: u128,
     pub(in crate::adapter) terms: &'c CallTerms,
@@ -191,9 +191,6 @@ impl<'c> RowCall<'c> {
 /// The keys of a statement. Their terms are equal, except for tokens and data to store.
 pub(in crate::adapter) struct Rows<'c> {
     pub(super) rows: Vec<RowCall<'c>>,
-    /// Whether they are those of a batch.
-    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite locks the file"))]
-    pub(in crate::adapter) is_batch: bool,
     /// Whether the caller of a call still waits.
     pub(super) waits: &'c Waits<'c>,
 }
@@ -206,7 +203,7 @@ impl<'c> Rows<'c> {
         hash: impl Fn(&DedupKey) -> u128,
     ) -> Self {
         let row = |key| RowCall::new(key, hash(key), terms, 0);
-        Self { rows: keys.iter().map(row).collect(), is_batch: false, waits: &|_| true }
+        Self { rows: keys.iter().map(row).collect(), waits: &|_| true }
     }
 
     /// Returns `true` if the caller of this row still waits.

@@ -5,11 +5,12 @@
 //! 1. A claim and a completion go in [rounds](super::rounds).
 //! 2. If several calls of a batch name one key, only the first call's row is sent. The resulting row
 //!    decides the replies to the other calls. A call without a reply is sent in the next statement.
-//! 3. A batch that fails because of one row is sent again in parts, until the bad row stands alone
-//!    and only its caller gets the error. After any other failure all callers get the same error.
-//! 4. A claim that meets a row of an open transaction is sent again without the keys that such a
-//!    transaction is known to hold, in parts while one of them is still held, for [`SPLIT_TIME`] at
-//!    most. After that the remaining keys are an error and not in flight, because they may be free.
+//! 3. A batch that fails because of one row is sent again in parts, and a part that fails one by one, without the rows
+//!    that have their reply, until the bad row stands alone and only its caller gets the error. So it goes with every kind of call, for
+//!    [`SPLIT_TIME`] at most: then the calls that are left get the error, and are repeated by their callers. After
+//!    any other failure all callers of the statement get the same error.
+//! 4. A claim that stands alone and meets a row of an open transaction is in flight. The claims that rule 3 leaves
+//!    are an error and not in flight, because their keys may be free.
 //! 5. A statement carries at most 8 MiB of responses, or one response that is larger. A batch reads
 //!    no [responses](super::responses). A statement that reads responses reads at most 64.
 
@@ -23,9 +24,8 @@ use super::queue::Waits;
 use super::rounds::{KeyReply, Rounds, RowStatements};
 use crate::error::Error;
 
-/// How many parts a refused batch becomes. With more parts, fewer statements wait for a lock.
-const PARTS: usize = 8;
-/// For how long claims are split to find the rows that an open transaction holds.
+/// For how long a refused batch is split, from the begin of the first refused statement on. Meanwhile its lane sends
+/// nothing else, and renewals wait for it.
 const SPLIT_TIME: Duration = Duration::from_secs(1);
 /// How many bytes of responses one statement carries. They are in memory three times while the
 /// statement is sent, and a message has at most 1 GiB.
@@ -47,11 +47,11 @@ pub(in crate::adapter) trait Dialect: RowStatements {
         versions: &[i64],
     ) -> impl Future<Output = Result<Vec<bool>, sqlx::Error>> + Send;
 
-    /// Returns which of these keys a transaction of this crate holds, as far as the database shows it.
-    fn held_by_transactions(
+    /// Returns `true` if a transaction of this crate holds the key, as far as the database shows it.
+    fn is_held_by_transaction(
         &mut self,
-        rows: &Rows<'_>,
-    ) -> impl Future<Output = Result<Vec<bool>, sqlx::Error>> + Send;
+        row: &RowCall<'_>,
+    ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
 
     /// Notes how many of the rows of a claim were known before the claim.
     fn note_known_rows(&self, known: usize, rows: usize) {
@@ -79,21 +79,8 @@ pub(in crate::adapter) async fn execute_one<D: Dialect>(
     dialect: &mut D,
     call: &Call,
 ) -> Result<RowReply, Error> {
-    execute_alone(dialect, call, 0, &|_| true).await
-}
-
-/// Sends one call as it would be sent without the queue. `index` is its place in its batch.
-async fn execute_alone<D: Dialect>(
-    dialect: &mut D,
-    call: &Call,
-    index: usize,
-    waits: &Waits<'_>,
-) -> Result<RowReply, Error> {
-    let rows = Rows { rows: vec![call.row(index)], is_batch: false, waits };
-    match execute_rows(dialect, call.kind, &rows, call.reads_first).await {
-        Ok(replies) => replies.into_iter().next().ok_or_else(missing_reply)?.reply,
-        Err(failed) => Err(failed.error),
-    }
+    let replies = execute_batch(dialect, std::slice::from_ref(call), &|_| true).await;
+    replies.into_iter().next().unwrap_or_else(|| Err(missing_reply()))
 }
 
 /// Sends a batch: rules 2, 3 and 5.
@@ -103,48 +90,44 @@ pub(in crate::adapter) async fn execute_batch<D: Dialect>(
     waits: &Waits<'_>,
 ) -> Vec<Result<RowReply, Error>> {
     let mut replies: Vec<Option<Result<RowReply, Error>>> = calls.iter().map(|_| None).collect();
-    // After a statement may have granted a key to a call, the outcome of a failure is unknown.
-    let mut may_be_granted = vec![false; calls.len()];
     let mut parts = split_by_size(calls);
+    // The end of the time to split, and the last refusal.
+    let mut refused: Option<(Instant, Box<dyn Fn() -> Error + Send + Sync>)> = None;
+    // After one, a statement may have granted a key to a call that is sent again.
+    let mut has_unknown = false;
     while let Some(part) = parts.pop_front() {
-        if let [one] = part[..] {
-            let reply = execute_alone(dialect, &calls[one], one, waits).await;
-            let unknown = |error: Error| {
-                if may_be_granted[one] { error.with_unknown_outcome() } else { error }
-            };
-            replies[one] = Some(reply.map_err(unknown));
+        let start = Instant::now();
+        if let Some((_, error)) = refused.as_ref().filter(|(deadline, _)| start >= *deadline) {
+            part.into_iter().for_each(|call| replies[call] = Some(Err(error())));
             continue;
         }
         let layout = Layout::new(calls, &part, waits);
         let reads_first = part.iter().any(|call| calls[*call].reads_first);
-        match execute_rows(dialect, layout.kind, &layout.rows, reads_first).await {
-            Ok(rows) => {
-                let mut unanswered = Vec::new();
-                for (call, reply) in part.into_iter().zip(layout.replies(rows)) {
-                    match reply {
-                        Some(reply) => replies[call] = Some(reply),
-                        None => unanswered.push(call),
-                    }
-                }
-                if !unanswered.is_empty() {
-                    parts.push_front(unanswered);
-                }
+        let (rows, failed) = execute_rows(dialect, &layout, reads_first).await;
+        let mut unanswered = Vec::new();
+        for (call, reply) in part.into_iter().zip(layout.replies(rows)) {
+            match reply {
+                Some(reply) => replies[call] = Some(reply),
+                None => unanswered.push(call),
             }
-            Err(Failed { error, is_row_error: true }) => {
-                for call in &part {
-                    may_be_granted[*call] |= error.is_unknown();
-                }
-                parts.extend(part.chunks(part.len().div_ceil(PARTS)).map(<[usize]>::to_vec));
-            }
-            Err(Failed { error, .. }) => {
-                let error = error.shared();
-                for call in part {
-                    let error = error();
-                    let error =
-                        if may_be_granted[call] { error.with_unknown_outcome() } else { error };
-                    replies[call] = Some(Err(error));
-                }
-            }
+        }
+        if unanswered.is_empty() {
+            continue;
+        }
+        let Some(Failed { error, is_row_error }) = failed else {
+            parts.push_front(unanswered);
+            continue;
+        };
+        has_unknown |= error.is_unknown();
+        let error = if has_unknown { error.with_unknown_outcome() } else { error }.shared();
+        if is_row_error && unanswered.len() > 1 {
+            // So a row that is locked is waited for in three statements.
+            let size = if refused.is_none() { unanswered.len().isqrt() } else { 1 };
+            let deadline = refused.map_or(start + SPLIT_TIME, |(deadline, _)| deadline);
+            refused = Some((deadline, Box::new(error)));
+            parts.extend(unanswered.chunks(size).map(<[usize]>::to_vec));
+        } else {
+            unanswered.into_iter().for_each(|call| replies[call] = Some(Err(error())));
         }
     }
     replies.into_iter().map(|reply| reply.unwrap_or_else(|| Err(missing_reply()))).collect()
@@ -194,59 +177,58 @@ impl<'c> Layout<'c> {
             named[at] = (call, rows.len() - 1, is_first);
         }
         let kind = calls.first().map_or(Kind::Claim, |call| call.kind);
-        Self { kind, rows: Rows { rows, is_batch: true, waits }, calls: named }
+        Self { kind, rows: Rows { rows, waits }, calls: named }
     }
 
     /// Returns the reply to each call; `None` for a call that the rows do not answer.
-    fn replies(&self, rows: Vec<KeyReply>) -> Vec<Option<Result<RowReply, Error>>> {
+    fn replies(&self, rows: Vec<Option<KeyReply>>) -> Vec<Option<Result<RowReply, Error>>> {
         let (mut own, rows): (Vec<_>, Vec<_>) =
-            rows.into_iter().map(|reply| (Some(reply.reply), reply.row)).unzip();
-        let reply_to = |(call, row, is_own): &(&Call, usize, bool)| match rows.get(*row)? {
-            _ if *is_own => own[*row].take(),
-            Some(row) => {
-                let claimed = row.claimed(&call.terms).transpose();
-                claimed.map(|claimed| claimed.map(RowReply::Claimed))
-            }
-            None => Some(Ok(RowReply::Claimed(Claimed::InFlight))),
-        };
+            rows.into_iter().map(|row| row.map(|row| (row.reply, row.row)).unzip()).unzip();
+        let reply_to =
+            |(call, row, is_own): &(&Call, usize, bool)| match rows.get(*row)?.as_ref()? {
+                _ if *is_own => own[*row].take(),
+                Some(row) => {
+                    let claimed = row.claimed(&call.terms).transpose();
+                    claimed.map(|claimed| claimed.map(RowReply::Claimed))
+                }
+                None => Some(Ok(RowReply::Claimed(Claimed::InFlight))),
+            };
         self.calls.iter().map(reply_to).collect()
     }
 }
 
-/// Sends the rows of calls that may join.
+/// Sends the rows of calls that may join. Returns the reply of each row that has one, and why the others have none.
 async fn execute_rows<D: Dialect>(
     dialect: &mut D,
-    kind: Kind,
-    rows: &Rows<'_>,
+    Layout { kind, rows, .. }: &Layout<'_>,
     reads_first: bool,
-) -> Result<Vec<KeyReply>, Failed> {
+) -> (Vec<Option<KeyReply>>, Option<Failed>) {
+    let failed = |dialect: &D, error| Failed {
+        is_row_error: D::is_row_error(&error),
+        error: dialect.error(kind.context(), error),
+    };
     if matches!(kind, Kind::Renew | Kind::Release | Kind::ReleaseComplete) {
-        let updated = dialect.update_by_token(kind, rows).await;
-        let updated = updated.map_err(|error| Failed {
-            is_row_error: D::is_row_error(&error),
-            error: dialect.error(kind.context(), error),
-        })?;
-        let reply = |updated| KeyReply { reply: Ok(updated_reply(kind, updated)), row: None };
-        return Ok(updated.into_iter().map(reply).collect());
+        let reply =
+            |updated| Some(KeyReply { reply: Ok(updated_reply(*kind, updated)), row: None });
+        return match dialect.update_by_token(*kind, rows).await {
+            Ok(updated) => (updated.into_iter().map(reply).collect(), None),
+            Err(error) => (rows.iter().map(|_| None).collect(), Some(failed(dialect, error))),
+        };
     }
-    let mut rounds = Rounds::new(kind, rows);
-    let deadline = Instant::now() + SPLIT_TIME;
-    match run_rounds(dialect, &mut rounds, reads_first && kind.is_claim(), deadline).await {
-        Ok(()) => {
-            if kind.is_claim() {
-                dialect.note_known_rows(rounds.known, rows.len());
-            }
-            Ok(rounds.finish())
-        }
-        Err(error) => {
-            // `run_rounds` has split locked claims already.
-            let is_row_error =
-                D::is_row_error(&error) && !(kind.is_claim() && D::is_locked(&error));
-            let error = dialect.error(kind.context(), error);
-            let error = if rounds.has_written { error.with_unknown_outcome() } else { error };
-            Err(Failed { error, is_row_error })
-        }
+    let mut rounds = Rounds::new(*kind, rows);
+    let ran = rounds.run(dialect, reads_first && kind.is_claim()).await;
+    if kind.is_claim() {
+        dialect.note_known_rows(rounds.known, rows.len() - rounds.unanswered().len());
     }
+    match (ran, &rounds.unanswered()[..]) {
+        (Ok(()), _) => {}
+        // Rule 4.
+        (Err(error), [index]) if kind.is_claim() && D::is_locked(&error) => {
+            rounds.set_held(*index);
+        }
+        (Err(error), _) => return (rounds.replies, Some(failed(dialect, error))),
+    }
+    (rounds.finish().into_iter().map(Some).collect(), None)
 }
 
 fn updated_reply(kind: Kind, updated: bool) -> RowReply {
@@ -257,76 +239,9 @@ fn updated_reply(kind: Kind, updated: bool) -> RowReply {
     }
 }
 
-/// Runs the rounds; those of a claim around rows that an open transaction holds: rule 4.
-async fn run_rounds<D: Dialect>(
-    dialect: &mut D,
-    rounds: &mut Rounds<'_, '_>,
-    reads_first: bool,
-    deadline: Instant,
-) -> Result<(), sqlx::Error> {
-    let Err(error) = rounds.run(dialect, reads_first).await else { return Ok(()) };
-    // The last part is the next one to send.
-    let unanswered = rounds.unanswered();
-    let mut parts = split_locked(dialect, rounds, unanswered, error, deadline).await?;
-    while let Some(indexes) = parts.pop() {
-        let rows = rounds.rows.select(&indexes);
-        let mut part = Rounds::new(rounds.kind, &rows);
-        let ran = part.run(dialect, reads_first).await;
-        rounds.has_written |= part.has_written;
-        rounds.known += part.known;
-        let unanswered = part.unanswered().into_iter().map(|at| indexes[at]).collect();
-        for (index, reply) in indexes.iter().zip(part.replies) {
-            rounds.replies[*index] = reply;
-        }
-        if let Err(error) = ran {
-            parts.extend(split_locked(dialect, rounds, unanswered, error, deadline).await?);
-        }
-    }
-    Ok(())
-}
-
-/// Returns the parts in which to send the unanswered rows of a claim again that failed with `error`,
-/// without the rows that a transaction of this crate holds: those are in flight.
-///
-/// # Errors
-///
-/// `error`, if no open transaction caused it, or after the deadline.
-async fn split_locked<D: Dialect>(
-    dialect: &mut D,
-    rounds: &mut Rounds<'_, '_>,
-    unanswered: Vec<usize>,
-    error: sqlx::Error,
-    deadline: Instant,
-) -> Result<Vec<Vec<usize>>, sqlx::Error> {
-    if !rounds.kind.is_claim() || !D::is_locked(&error) {
-        return Err(error);
-    }
-    // A statement of one row: the open transaction holds this row.
-    if unanswered.len() <= 1 {
-        unanswered.into_iter().for_each(|index| rounds.set_held(index));
-        return Ok(Vec::new());
-    }
-    if Instant::now() >= deadline {
-        return Err(error);
-    }
-    let held = dialect.held_by_transactions(&rounds.rows.select(&unanswered)).await?;
-    let (all, mut free) = (unanswered.len(), Vec::new());
-    for (index, held) in unanswered.into_iter().zip(held) {
-        if held {
-            rounds.set_held(index);
-        } else {
-            free.push(index);
-        }
-    }
-    // If no row is known to be held, a transaction of another program holds one: smaller parts find it.
-    let parts = if free.len() == all { PARTS } else { 1 };
-    let size = free.len().div_ceil(parts).max(1);
-    Ok(free.chunks(size).rev().map(<[usize]>::to_vec).collect())
-}
-
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
+    use std::collections::HashSet;
 
     use http::{HeaderMap, StatusCode};
 
@@ -376,37 +291,32 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn claims_beside_a_row_that_is_known_to_be_held_are_sent_once_more() {
-        let mut table = Table { held: HashMap::from([(17, true)]), ..Table::default() };
+    async fn claims_beside_a_row_that_is_held_are_sent_in_parts() {
+        let mut table = Table { held: HashSet::from([17]), ..Table::default() };
         let replies = execute(&mut table, &calls(Kind::Claim, 64)).await;
-        assert_eq!((replies, &*table.writes), (except(17, 'I', 'F'), &[64, 63][..]));
+        // The eight parts, and then the calls of the part with the row.
+        let writes = [&[64][..], &[8; 8], &[1; 8]].concat();
+        assert_eq!((replies, &table.writes), (except(17, 'I', 'F'), &writes));
         assert_eq!(table.reads, [], "no call reads first");
-        assert_eq!(table.noted.into_inner().unwrap(), Some((0, 64)));
-    }
-
-    #[tokio::test]
-    async fn claims_beside_a_row_that_another_program_holds_are_sent_in_parts() {
-        let mut table = Table { held: HashMap::from([(17, false)]), ..Table::default() };
-        let replies = execute(&mut table, &calls(Kind::Claim, 64)).await;
-        let writes = [64, 8, 8, 8, 1, 1, 1, 1, 1, 1, 1, 1, 8, 8, 8, 8, 8];
-        assert_eq!((replies, &*table.writes), (except(17, 'I', 'F'), &writes[..]));
+        assert_eq!(table.noted.into_inner().unwrap(), Some((0, 63)));
     }
 
     #[tokio::test]
     async fn claim_of_a_row_that_is_held_is_in_flight() {
-        let mut table = Table { held: HashMap::from([(0, false)]), ..Table::default() };
+        let mut table = Table { held: HashSet::from([0]), ..Table::default() };
         assert_eq!(execute(&mut table, &calls(Kind::Claim, 1)).await, "I");
         assert_eq!(table.writes, [1]);
     }
 
     #[tokio::test]
     async fn row_of_a_transaction_that_commits_meanwhile_is_a_duplicate() {
-        let held = HashMap::from([(17, false)]);
+        let held = HashSet::from([17]);
         let mut table = Table { held, commits: true, ..Table::default() };
         let mut calls = calls(Kind::ClaimComplete, 64);
         calls[3].reads_first = true;
         let known = call_of(Kind::ClaimComplete, 40);
         assert_eq!(execute(&mut table, &[known]).await, "F");
+        assert_eq!(table.noted.lock().unwrap().take(), Some((0, 1)));
         let replies = execute(&mut table, &calls).await;
         let duplicates = [17, 40];
         for (index, letter) in replies.chars().enumerate() {
@@ -415,21 +325,34 @@ mod tests {
         assert_eq!(table.noted.into_inner().unwrap(), Some((2, 64)), "40, and 17 in its part");
     }
 
-    /// The rows may be free: a sender has to repeat these deliveries.
+    /// The rows may be free: a sender has to repeat these deliveries, and a ledger these completions.
     #[tokio::test]
-    async fn claims_are_errors_when_the_time_to_split_them_is_over() {
-        let held = HashMap::from([(17, false)]);
-        let mut table = Table { held, waits: SPLIT_TIME, ..Table::default() };
-        assert_eq!(execute(&mut table, &calls(Kind::Claim, 64)).await, "E".repeat(64));
-        assert_eq!(table.writes, [64]);
+    async fn calls_are_errors_when_the_time_to_split_them_is_over() {
+        for kind in [Kind::Claim, Kind::Complete] {
+            let held = HashSet::from([17]);
+            let mut table = Table { held, waits: SPLIT_TIME, ..Table::default() };
+            assert_eq!(execute(&mut table, &calls(kind, 64)).await, "E".repeat(64), "{kind:?}");
+            assert_eq!(table.writes, [64], "{kind:?}");
+        }
+    }
+
+    /// The rows of the first part were written, and the next part is the one that waits too long.
+    #[tokio::test]
+    async fn parts_that_were_written_in_time_keep_their_replies() {
+        let mut table =
+            Table { held: HashSet::from([9]), waits: SPLIT_TIME * 2 / 3, ..Table::default() };
+        let replies = execute(&mut table, &calls(Kind::Complete, 64)).await;
+        assert_eq!(replies, "H".repeat(8) + &"E".repeat(56));
+        assert_eq!(table.writes, [64, 8, 8]);
     }
 
     #[tokio::test]
-    async fn failure_after_a_part_was_written_leaves_the_outcome_unknown() {
-        let held = HashMap::from([(17, false)]);
-        let mut table = Table { held, refused: Some(3), ..Table::default() };
-        assert_eq!(execute(&mut table, &calls(Kind::Claim, 64)).await, "?".repeat(64));
-        assert_eq!(table.writes, [64, 8, 8]);
+    async fn failure_of_a_part_leaves_the_replies_to_the_others() {
+        let mut table = Table { held: HashSet::from([17]), refused: Some(3), ..Table::default() };
+        let mut expected = except(17, 'I', 'F');
+        expected.replace_range(8..16, &"E".repeat(8));
+        assert_eq!(execute(&mut table, &calls(Kind::Claim, 64)).await, expected);
+        assert_eq!(table.writes, [&[64][..], &[8; 8], &[1; 8]].concat());
         let mut table = Table { refused: Some(1), ..Table::default() };
         assert_eq!(execute(&mut table, &calls(Kind::Claim, 64)).await, "E".repeat(64));
     }
@@ -449,7 +372,7 @@ mod tests {
 
     #[tokio::test]
     async fn completion_of_a_row_that_is_held_fails_its_own_call_only() {
-        let mut table = Table { held: HashMap::from([(17, true)]), ..Table::default() };
+        let mut table = Table { held: HashSet::from([17]), ..Table::default() };
         let replies = execute(&mut table, &calls(Kind::Complete, 64)).await;
         assert_eq!(replies, except(17, 'E', 'H'));
     }
@@ -476,14 +399,12 @@ mod tests {
         assert_eq!(execute(&mut table, &[call_of(Kind::Complete, 1)]).await, "H");
     }
 
-    /// The batch has written other rows before it failed because of row 60.
     #[tokio::test]
-    async fn row_that_cannot_be_written_has_an_unknown_outcome_after_a_part_was_written() {
-        let held = HashMap::from([(17, false)]);
-        let mut table = Table { held, bad: Some(60), ..Table::default() };
+    async fn row_that_cannot_be_written_fails_alone_beside_a_row_that_is_held() {
+        let mut table = Table { held: HashSet::from([17]), bad: Some(60), ..Table::default() };
         let replies = execute(&mut table, &calls(Kind::Claim, 64)).await;
         let mut expected = except(17, 'I', 'F');
-        expected.replace_range(60..61, "?");
+        expected.replace_range(60..61, "E");
         assert_eq!(replies, expected);
     }
 

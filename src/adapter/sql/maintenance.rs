@@ -36,9 +36,8 @@ pub(in crate::adapter) async fn forget<D: Dialect>(
             }
             _ => {
                 // A transaction that runs the key holds its lock, and has no visible row yet.
-                let held = dialect.held_by_transactions(&rows).await;
-                let held = held.map_err(|error| dialect.error(CONTEXT, error))?;
-                let is_held = held == [true];
+                let is_held = dialect.is_held_by_transaction(&rows[0]).await;
+                let is_held = is_held.map_err(|error| dialect.error(CONTEXT, error))?;
                 return Ok(if is_held { Forgotten::InFlight } else { Forgotten::Missing });
             }
         }
@@ -65,16 +64,16 @@ mod tests {
         let row = |terms| Row::row_after(&key, terms, &Claimed::first(1, false));
         let expired = Row { now: i64::MAX, ..row(&complete) };
         for (row, held, forgets, reply, sent) in [
-            (Some(row(&complete)), None, Some(1), Forgotten::Removed, 1),
-            (Some(row(&complete)), None, Some(2), Forgotten::Removed, 2),
-            (Some(row(&complete)), None, None, Forgotten::InFlight, ROUNDS),
-            (Some(row(&leased)), None, Some(1), Forgotten::InFlight, 0),
-            (Some(expired), None, Some(1), Forgotten::Missing, 0),
-            (None, None, Some(1), Forgotten::Missing, 0),
-            (None, Some(true), Some(1), Forgotten::InFlight, 0),
+            (Some(row(&complete)), false, Some(1), Forgotten::Removed, 1),
+            (Some(row(&complete)), false, Some(2), Forgotten::Removed, 2),
+            (Some(row(&complete)), false, None, Forgotten::InFlight, ROUNDS),
+            (Some(row(&leased)), false, Some(1), Forgotten::InFlight, 0),
+            (Some(expired), false, Some(1), Forgotten::Missing, 0),
+            (None, false, Some(1), Forgotten::Missing, 0),
+            (None, true, Some(1), Forgotten::InFlight, 0),
         ] {
             let rows: HashMap<_, _> = row.map(|row| (1, row)).into_iter().collect();
-            let held = held.map(|shown| (1, shown)).into_iter().collect();
+            let held = held.then_some(1).into_iter().collect();
             let mut table = Table { rows, held, forgets, ..Table::default() };
             assert_eq!(forget(&mut table, &key, |_| 1).await.unwrap(), reply);
             assert_eq!(table.sent_forgets, sent);

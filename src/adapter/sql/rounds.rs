@@ -76,8 +76,6 @@ pub(in crate::adapter) struct Rounds<'r, 'c> {
     pub(super) kind: Kind,
     pub(super) rows: &'r Rows<'c>,
     pub(super) replies: Vec<Option<KeyReply>>,
-    /// Whether a statement has changed a row. After that no failure means that nothing changed.
-    pub(in crate::adapter) has_written: bool,
     /// How many rows needed no write.
     pub(super) known: usize,
 }
@@ -85,7 +83,7 @@ pub(in crate::adapter) struct Rounds<'r, 'c> {
 impl<'r, 'c> Rounds<'r, 'c> {
     pub(in crate::adapter) fn new(kind: Kind, rows: &'r Rows<'c>) -> Self {
         let replies = rows.iter().map(|_| None).collect();
-        Self { kind, rows, replies, has_written: false, known: 0 }
+        Self { kind, rows, replies, known: 0 }
     }
 
     /// Runs the rounds. After an error, some rows may have their reply.
@@ -170,7 +168,6 @@ impl<'r, 'c> Rounds<'r, 'c> {
     }
 
     fn wrote(&mut self, index: usize, reply: RowReply) {
-        self.has_written = true;
         let RowCall { key, terms, .. } = self.rows[index];
         let row = match &reply {
             RowReply::Claimed(claimed) => Some(Row::row_after(key, terms, claimed)),
@@ -253,7 +250,7 @@ mod tests {
             let rows = calls.map(|(terms, hash)| RowCall::new(&key, hash, terms, 0)).collect();
             let mut table = Table::default();
             table.rows.insert(65, Row::row_after(&key, &terms, &Claimed::first(1, false)));
-            let rows = Rows { rows, is_batch: true, waits: &|_| true };
+            let rows = Rows { rows, waits: &|_| true };
             let found = read_rows(&mut table, &rows).await.unwrap();
             let places: Vec<_> =
                 (1..).zip(found).filter_map(|(place, row)| row.map(|_| place)).collect();

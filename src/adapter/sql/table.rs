@@ -1,6 +1,6 @@
 //! A store for the tests of this module: its statements fail as those of a database do.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ use crate::error::{Error, ErrorKind};
 #[derive(Default)]
 pub(super) struct Table {
     pub(super) rows: HashMap<u128, Row>,
-    /// Rows that open transactions hold, and whether the database shows it.
-    pub(super) held: HashMap<u128, bool>,
+    /// Rows that open transactions hold.
+    pub(super) held: HashSet<u128>,
     /// Whether those transactions commit after the first statement that meets them.
     pub(super) commits: bool,
     /// How long a statement waits for a row that is held.
@@ -39,7 +39,7 @@ pub(super) struct Table {
     pub(super) writes: Vec<usize>,
     /// What each reading statement fetched, and of how many rows.
     pub(super) reads: Vec<(Fetch, usize)>,
-    /// How many of how many rows of the last claim were known before it.
+    /// How many of how many claimed rows were known before.
     pub(super) noted: Mutex<Option<(usize, usize)>>,
 }
 
@@ -60,7 +60,7 @@ impl RowStatements for Table {
         if self.refused == Some(self.writes.len()) {
             return failure("a trigger refuses the statement");
         }
-        if let Some(row) = rows.iter().find(|row| self.held.contains_key(&row.hash)) {
+        if let Some(row) = rows.iter().find(|row| self.held.contains(&row.hash)) {
             std::thread::sleep(self.waits);
             if self.commits {
                 self.held.remove(&row.hash);
@@ -127,13 +127,14 @@ impl Dialect for Table {
         Ok(vec![self.forgets == Some(self.sent_forgets); rows.len()])
     }
 
-    async fn held_by_transactions(&mut self, rows: &Rows<'_>) -> Result<Vec<bool>, sqlx::Error> {
-        let is_shown = |row: &RowCall<'_>| self.held.get(&row.hash).copied();
-        Ok(rows.iter().map(|row| is_shown(row).unwrap_or_default()).collect())
+    async fn is_held_by_transaction(&mut self, row: &RowCall<'_>) -> Result<bool, sqlx::Error> {
+        Ok(self.held.contains(&row.hash))
     }
 
     fn note_known_rows(&self, known: usize, rows: usize) {
-        *self.noted.lock().unwrap() = Some((known, rows));
+        let mut noted = self.noted.lock().unwrap();
+        let (before, of) = noted.unwrap_or_default();
+        *noted = Some((before + known, of + rows));
     }
 
     fn error(&self, context: &'static str, error: sqlx::Error) -> Error {

@@ -13,7 +13,7 @@ use sqlx::sqlite::SqliteRow;
 use sqlx::{AssertSqlSafe, Row as _};
 
 use super::super::replies::Claimed;
-use super::super::sql::call::{Call, Kind, RowReply, Rows};
+use super::super::sql::call::{Call, Kind, RowCall, RowReply, Rows};
 use super::super::sql::engine::{Dialect, execute_batch};
 use super::super::sql::queue::{BatchExecutor, Waits};
 use super::super::sql::rounds::{RowStatements, Written};
@@ -193,8 +193,8 @@ impl Dialect for Writer<'_> {
     }
 
     /// An open transaction holds the file and not a key, and whoever writes has waited for it.
-    async fn held_by_transactions(&mut self, rows: &Rows<'_>) -> Result<Vec<bool>, sqlx::Error> {
-        Ok(vec![false; rows.len()])
+    async fn is_held_by_transaction(&mut self, _: &RowCall<'_>) -> Result<bool, sqlx::Error> {
+        Ok(false)
     }
 
     fn error(&self, context: &'static str, error: sqlx::Error) -> Error {
