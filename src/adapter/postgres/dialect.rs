@@ -118,7 +118,7 @@ impl<'s> PostgresDialect<'s> {
             Some(versions) => Params::Versions(&columns, &extra, versions),
         };
         let written = self.send(sql, params).await?;
-        self.store.connections.holds.has_ended();
+        self.store.connections.batches.holds.has_ended();
         KeyIndexes::new(rows).of_rows(written)
     }
 
