@@ -75,15 +75,15 @@ pub(crate) enum Command {
     },
     /// Prints the state of one event.
     Get(EventId),
-    /// Lists keys, in the store's physical order.
+    /// Lists keys, in no particular order.
     List(List),
     /// Prints how many keys are in each state. An estimate for a large table.
     Stats,
     /// Forgets an event, so that its next delivery runs. Refused while the event is running.
     ///
     /// This lets a complete event run again: forget it, then let the sender deliver it again. The output is
-    /// the record of it, because the store keeps neither the time nor the reason. An event with two
-    /// identities runs again only if both are forgotten.
+    /// the record of it, because the store keeps neither the time nor the reason. Of an event with two
+    /// identities, forget the key.
     ///
     /// Not refused under the on-arrival ledger: its keys are complete while their handlers run. Look at the
     /// service first, or two handlers may run.
