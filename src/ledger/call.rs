@@ -51,18 +51,37 @@ macro_rules! calls {
 calls!(claim "claiming keys" Claimed, renew "renewing leases" Renewed,
     complete "completing keys" Completed, release "releasing keys" ());
 
-/// Makes a call for each key, many of them at once, within one bound for all.
+/// Makes a call for each key, many of them at once, within one bound for all. Calls for which a store has no room
+/// beside the others are made again, because the store has executed nothing of them.
 async fn each<'k, T, F: Future<Output = Result<T, Error>>>(
     keys: &'k [DedupKey],
     bound: Duration,
     call: impl Fn(&'k DedupKey, Duration) -> F,
 ) -> List<Result<T, Error>> {
-    let (start, mut replies) = (Instant::now(), List::new());
-    for keys in keys.chunks(MOST_AT_ONCE) {
+    let start = Instant::now();
+    let mut replies: Vec<Option<Result<T, Error>>> = keys.iter().map(|_| None).collect();
+    let mut waiting: Vec<usize> = (0..keys.len()).collect();
+    while !waiting.is_empty() {
         let left = bound.saturating_sub(start.elapsed());
-        replies.extend(join_all(keys.iter().map(|key| call(key, left))).await);
+        let rest = waiting.split_off(waiting.len().min(MOST_AT_ONCE));
+        let made = join_all(waiting.iter().map(|at| call(&keys[*at], left))).await;
+        let has_room = made.iter().any(|reply| !is_refused(reply)) && !left.is_zero();
+        let mut again = Vec::new();
+        for (at, reply) in waiting.into_iter().zip(made) {
+            if has_room && is_refused(&reply) {
+                again.push(at);
+            } else {
+                replies[at] = Some(reply);
+            }
+        }
+        waiting = again;
+        waiting.extend(rest);
     }
-    replies
+    replies.into_iter().flatten().collect()
+}
+
+fn is_refused<T>(reply: &Result<T, Error>) -> bool {
+    reply.as_ref().is_err_and(|error| error.kind() == ErrorKind::Overloaded)
 }
 
 /// Returns all replies, or the first error.

@@ -117,19 +117,16 @@ impl Claims<'_> {
     }
 }
 
-/// Releases the keys, a few at a time. The other keys follow an error that ends the release.
+/// Releases the keys, a few at a time. Every key has its turn. Returns an error after which the release is repeated,
+/// if there is one.
 async fn release_all(job: &RetryJob) -> Result<(), Error> {
-    let mut all = Ok(());
+    let mut errors = Vec::new();
     for keys in job.keys.chunks(call::MOST_IN_BACKGROUND) {
         let released = call::release(&*job.adapter, keys, &job.terms, job.store_timeout).await;
-        for error in released.into_iter().filter_map(Result::err) {
-            if (job.repeats)(&error) {
-                return Err(error);
-            }
-            all = Err(error);
-        }
+        errors.extend(released.into_iter().filter_map(Result::err));
     }
-    all
+    let repeated = errors.iter().position(job.repeats).unwrap_or_default();
+    if errors.is_empty() { Ok(()) } else { Err(errors.swap_remove(repeated)) }
 }
 
 impl Drop for Claims<'_> {

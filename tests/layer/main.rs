@@ -8,6 +8,7 @@ mod deduplicator;
 mod delivery;
 mod faults;
 mod idempotency;
+mod lists;
 mod metrics;
 mod modes;
 mod modes_storm;

@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use sqlx::pool::PoolConnection;
-use sqlx::postgres::{PgConnection, PgPool, Postgres};
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, Postgres};
 use sqlx::{Connection, Row};
 use tokio::runtime::{Handle, Id};
 use tokio::time::timeout;
@@ -74,6 +74,8 @@ struct Own {
     connection: PgConnection,
     /// The runtime that opened it: the socket needs this runtime.
     runtime: Id,
+    /// How it was opened.
+    options: Arc<PgConnectOptions>,
     opened: Instant,
     used: Instant,
 }
@@ -137,9 +139,10 @@ impl Connections {
             observe::lane_restarted("postgres");
             self.test_idle();
         }
-        self.private.set_connect_options((*self.pool.connect_options()).clone());
+        let options = self.pool.connect_options();
+        self.private.set_connect_options((*options).clone());
         let (connection, now) = (self.private.acquire().await?.detach(), Instant::now());
-        Ok(Own { connection, runtime, opened: now, used: now })
+        Ok(Own { connection, runtime, options, opened: now, used: now })
     }
 
     /// Returns an idle connection of this runtime; that of another runtime only if there are enough, because
@@ -157,7 +160,8 @@ impl Connections {
     /// Keeps a connection for the next batch, unless there are enough or it is too old.
     fn keep(self: &Arc<Self>, own: Own) {
         let longest = self.pool.options().get_max_lifetime();
-        let is_old = longest.is_some_and(|longest| own.opened.elapsed() > longest);
+        let is_old = longest.is_some_and(|longest| own.opened.elapsed() > longest)
+            || !Arc::ptr_eq(&own.options, &self.pool.connect_options());
         let mut beside = self.lock();
         beside.idle.retain(|own| own.used.elapsed() < SURPLUS);
         if is_old || self.is_closed() || beside.idle.len() >= self.batches.count {

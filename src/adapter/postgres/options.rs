@@ -112,9 +112,9 @@ impl PostgresOptions {
     ///
     /// After that its connection is closed and its outcome is unknown, so that a connection that has
     /// fallen silent, without a reset, costs this time once and no more. Choose more than the layer's
-    /// `store_timeout`, which ends the wait of a caller. Choose less than a third of the lease: the renewal
-    /// of a key waits until an earlier statement about the key has ended. Statements of a purge, of
-    /// statistics and of a list have six times as long; migrating has ten minutes.
+    /// `store_timeout`, which ends the wait of a caller. Choose less than a third of the lease, so that a
+    /// renewal that was lost can be made again. Statements of a purge, of statistics and of a list have six
+    /// times as long; migrating has ten minutes.
     ///
     /// # Panics
     ///

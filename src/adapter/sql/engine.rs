@@ -118,6 +118,8 @@ pub(in crate::adapter) async fn execute_batch<D: Dialect>(
             parts.push_front(unanswered);
             continue;
         };
+        // The other parts would be lost too, and each would leave a statement behind on the server.
+        let ends = error.is_unknown() && !is_row_error;
         has_unknown |= error.is_unknown();
         let error = if has_unknown { error.with_unknown_outcome() } else { error }.shared();
         if is_row_error && unanswered.len() > 1 {
@@ -128,6 +130,8 @@ pub(in crate::adapter) async fn execute_batch<D: Dialect>(
             parts.extend(unanswered.chunks(size).map(<[usize]>::to_vec));
         } else {
             unanswered.into_iter().for_each(|call| replies[call] = Some(Err(error())));
+            let lost = if ends { std::mem::take(&mut parts) } else { VecDeque::new() };
+            lost.into_iter().flatten().for_each(|call| replies[call] = Some(Err(error())));
         }
     }
     replies.into_iter().map(|reply| reply.unwrap_or_else(|| Err(missing_reply()))).collect()
@@ -223,10 +227,17 @@ async fn execute_rows<D: Dialect>(
     match (ran, &rounds.unanswered()[..]) {
         (Ok(()), _) => {}
         // Rule 4.
-        (Err(error), [index]) if kind.is_claim() && D::is_locked(&error) => {
-            rounds.set_held(*index);
+        (Err(error), unanswered) => {
+            let is_locked = D::is_locked(&error);
+            let failed = failed(dialect, error);
+            // After a lost reply, the claim may hold the row itself.
+            match unanswered {
+                [index] if kind.is_claim() && is_locked && !failed.error.is_unknown() => {
+                    rounds.set_held(*index);
+                }
+                _ => return (rounds.replies, Some(failed)),
+            }
         }
-        (Err(error), _) => return (rounds.replies, Some(failed(dialect, error))),
     }
     (rounds.finish().into_iter().map(Some).collect(), None)
 }

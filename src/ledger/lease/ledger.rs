@@ -167,12 +167,15 @@ impl Lease {
         self.completions.repeat(None, job, (pending, renewal), move |job| {
             let delivery = delivery.clone();
             Box::pin(async move {
+                let mut all = Ok(());
+                // Every key has its turn: one that the store refuses delays no other.
                 for keys in job.keys.chunks(call::MOST_IN_BACKGROUND) {
                     let replies =
                         call::complete(&*job.adapter, keys, &job.terms, job.store_timeout).await;
-                    report(keys, &call::all(replies)?, is_claimed, &delivery);
+                    report(keys, &replies, is_claimed, &delivery);
+                    all = all.and(call::all(replies).map(drop));
                 }
-                Ok(())
+                all
             })
         });
     }
@@ -246,14 +249,21 @@ impl CanShadow for Lease {}
 impl CanReplay for Lease {}
 
 /// Reports claims that the store has lost, and lost leases, unless the delivery knew before.
-fn report(keys: &[DedupKey], replies: &[Completed], is_claimed: bool, delivery: &Delivery) {
-    for (key, reply) in keys.iter().zip(replies) {
-        if is_claimed && *reply == Completed::Inserted {
-            observe::claim_missing(key);
-        }
+fn report(
+    keys: &[DedupKey],
+    replies: &[Result<Completed, Error>],
+    is_claimed: bool,
+    delivery: &Delivery,
+) {
+    let with = |completed| {
+        let replies = keys.iter().zip(replies);
+        let replies = replies.filter(move |(_, reply)| matches!(reply, Ok(it) if *it == completed));
+        replies.map(|(key, _)| key)
+    };
+    if is_claimed {
+        with(Completed::Inserted).for_each(observe::claim_missing);
     }
-    let lost = keys.iter().zip(replies).filter(|(_, reply)| **reply == Completed::LeaseLost);
-    let mut lost = lost.map(|(key, _)| key).peekable();
+    let mut lost = with(Completed::LeaseLost).peekable();
     if lost.peek().is_some() && delivery.mark_lease_lost() {
         lost.for_each(observe::lease_lost);
     }
@@ -313,9 +323,9 @@ impl Claim for LeaseClaim {
             let is_claimed = held.renewal.is_some();
             let (adapter, keys) = (&*self.ledger.adapter, lease.keys());
             let replies = call::complete(adapter, keys, terms, lease.store_timeout).await;
-            if let Ok(replies) = call::all(replies) {
-                self.held = None;
-                report(keys, &replies, is_claimed, &self.delivery);
+            report(keys, &replies, is_claimed, &self.delivery);
+            if call::all(replies).is_ok() {
+                drop(self.held.take());
             }
             Ok(())
         }

@@ -16,6 +16,7 @@ use slab::Slab;
 use tokio::runtime::{self, Handle};
 use tokio::sync::Notify;
 use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::super::call;
 use crate::adapter::{CallTerms, DedupAdapter, Renewed};
@@ -46,6 +47,8 @@ struct RuntimeLeases {
 struct Running {
     lease: Arc<HeldLease>,
     due: Instant,
+    /// The last renewal. It ends with the lease: a release must follow it.
+    renewal: Option<AbortOnDropHandle<()>>,
 }
 
 /// Leases to renew, with their places.
@@ -144,7 +147,7 @@ impl Renewals {
         let due = lease.of_ledger.due(since);
         let mut states = self.lock();
         let state = states.entry(runtime).or_default();
-        let place = state.running.insert(Running { lease, due });
+        let place = state.running.insert(Running { lease, due, renewal: None });
         let starts = !std::mem::replace(&mut state.sweeping, true);
         let sleeps_too_long = state.wakes_at.is_some_and(|wakes_at| due < wakes_at);
         let earlier = sleeps_too_long.then(|| Arc::clone(&state.earlier));
@@ -179,13 +182,24 @@ impl Sweeper {
         while let Next::Renew(due, next, earlier) = self.next() {
             for (place, lease) in due {
                 let (renewals, adapter) = (Arc::clone(&self.renewals), Arc::clone(&self.adapter));
-                tokio::spawn(renew(renewals, self.runtime, adapter, place, lease));
+                let renewal = renew(renewals, self.runtime, adapter, place, Arc::clone(&lease));
+                self.attach(place, &lease, AbortOnDropHandle::new(tokio::spawn(renewal)));
             }
             tokio::select! {
                 () = tokio::time::sleep_until(next) => {}
                 () = earlier.notified() => {}
             }
         }
+    }
+
+    /// Makes the renewal end with the lease. It ends at once if the lease has ended.
+    fn attach(&self, place: usize, lease: &Arc<HeldLease>, renewal: AbortOnDropHandle<()>) {
+        let mut states = self.renewals.lock();
+        let running = states.get_mut(&self.runtime).and_then(|state| state.running.get_mut(place));
+        let running = running.filter(|running| Arc::ptr_eq(&running.lease, lease));
+        let before = running.and_then(|running| running.renewal.replace(renewal));
+        drop(states);
+        drop(before);
     }
 
     /// Takes the leases that are due.
