@@ -119,37 +119,6 @@ fn three_callers_have_one_first() {
 }
 
 #[test]
-fn overlapping_calls_are_atomic_whatever_the_order_of_their_keys() {
-    fn many_shards() -> MemoryAdapter {
-        store(4_096)
-    }
-    /// Returns a key in each of two shards.
-    fn two_keys(store: &MemoryAdapter) -> [DedupKey; 2] {
-        let shard = |key: &DedupKey| store.place(key).0;
-        let others = (0..).map(|id| key(&id.to_string()));
-        let mut keys = [
-            key("one"),
-            others.into_iter().find(|key| shard(key) != shard(&self::key("one"))).unwrap(),
-        ];
-        keys.sort_by_key(shard);
-        keys
-    }
-    fn each(store: &MemoryAdapter, thread: u8) -> Vec<Claimed> {
-        let mut keys = two_keys(store);
-        if thread == 2 {
-            keys.reverse();
-        }
-        now(store.claim(&keys, &terms(thread)))
-    }
-    explore(2, many_shards, each, |_, replies| {
-        let first = vec![FIRST; 2];
-        let in_flight = vec![Claimed::InFlight; 2];
-        let one_each = [[first.clone(), in_flight.clone()], [in_flight, first]];
-        assert!(one_each.iter().any(|expected| replies == *expected), "{replies:?}");
-    });
-}
-
-#[test]
 fn completion_survives_a_takeover_that_fails() {
     fn lapsed() -> MemoryAdapter {
         let store = one_key();
