@@ -2,11 +2,14 @@
 
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::task::Poll;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use futures_util::future::join_all;
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
 use tokio::task::coop::unconstrained;
+use tracing::Span;
 
 use crate::adapter::{CallTerms, Claimed, Completed, DedupAdapter, Renewed, StoreFuture};
 use crate::error::{Error, ErrorKind};
@@ -33,15 +36,13 @@ macro_rules! calls {
             terms: &'c CallTerms,
             bound: Duration,
         ) -> impl Future<Output = List<Result<$reply, Error>>> + Send + 'c {
-            let call = move |key, bound| {
-                let operation = &[stringify!($method), $context];
-                bounded(operation, bound, move || adapter.$method(key, terms))
-            };
+            let operation = &[stringify!($method), $context];
+            let call = move |key| adapter.$method(key, terms);
             async move {
                 match keys {
                     // Most deliveries have one key.
-                    [key] => List::from([call(key, bound).await]),
-                    keys => Box::pin(each(keys, bound, call)).await,
+                    [key] => List::from([bounded(operation, bound, move || call(key)).await]),
+                    keys => Box::pin(unconstrained(each(operation, keys, bound, call))).await,
                 }
             }
         }
@@ -53,28 +54,35 @@ calls!(claim "claiming keys" Claimed, renew "renewing leases" Renewed,
 
 /// Makes a call for each key, many of them at once, within one bound for all. Calls for which a store has no room
 /// beside the others are made again, because the store has executed nothing of them.
-async fn each<'k, T, F: Future<Output = Result<T, Error>>>(
+async fn each<'k, T>(
+    operation: Operation,
     keys: &'k [DedupKey],
     bound: Duration,
-    call: impl Fn(&'k DedupKey, Duration) -> F,
+    call: impl Fn(&'k DedupKey) -> StoreFuture<'k, T> + Copy + Send,
 ) -> List<Result<T, Error>> {
-    let start = Instant::now();
+    // One timer, because a list has up to a thousand calls.
+    let mut deadline = pin!(tokio::time::sleep(bound));
     let mut replies: Vec<Option<Result<T, Error>>> = keys.iter().map(|_| None).collect();
     let mut waiting: Vec<usize> = (0..keys.len()).collect();
     while !waiting.is_empty() {
-        let left = bound.saturating_sub(start.elapsed());
         let rest = waiting.split_off(waiting.len().min(MOST_AT_ONCE));
-        let made = join_all(waiting.iter().map(|at| call(&keys[*at], left))).await;
-        let has_room = made.iter().any(|reply| !is_refused(reply)) && !left.is_zero();
-        let mut again = Vec::new();
-        for (at, reply) in waiting.into_iter().zip(made) {
-            if has_room && is_refused(&reply) {
-                again.push(at);
-            } else {
+        let begin = |at: &usize| (*at, StoreCall::begin(operation, move || call(&keys[*at])));
+        let mut calls: FuturesUnordered<_> =
+            waiting.iter().map(begin).map(|(at, call)| Numbered { at, call }).collect();
+        let is_in_time = poll_fn(|cx| {
+            while let Poll::Ready(next) = calls.poll_next_unpin(cx) {
+                let Some((at, reply)) = next else { return Poll::Ready(true) };
                 replies[at] = Some(reply);
             }
+            deadline.as_mut().poll(cx).map(|()| false)
+        });
+        let is_in_time = is_in_time.await;
+        for Numbered { at, call } in &mut calls {
+            replies[*at] = Some(call.time_out());
         }
-        waiting = again;
+        let is_refused = |at: &usize| replies[*at].as_ref().is_some_and(is_refused);
+        let (refused, made): (Vec<_>, Vec<_>) = waiting.iter().copied().partition(is_refused);
+        waiting = if is_in_time && !made.is_empty() { refused } else { Vec::new() };
         waiting.extend(rest);
     }
     replies.into_iter().flatten().collect()
@@ -91,47 +99,92 @@ pub(super) fn all<T>(replies: List<Result<T, Error>>) -> Result<List<T>, Error> 
 
 /// Runs `call` within `bound`, and measures it.
 ///
-/// A call that outlives its bound is dropped, and its outcome is unknown. A call that panics fails
-/// with [`ErrorKind::Unavailable`].
+/// A call that outlives its bound is dropped, and its outcome is unknown.
 pub(super) fn bounded<'c, T: 'c>(
     operation: Operation,
     bound: Duration,
-    call: impl FnOnce() -> StoreFuture<'c, T> + Send,
+    call: impl FnOnce() -> StoreFuture<'c, T>,
 ) -> impl Future<Output = Result<T, Error>> + Send {
-    let start = Instant::now();
-    let span = observe::store_span(operation[0]);
-    // Outside of the future, which would store `call` beside its future. `None` after a panic.
-    let mut called = catch_unwind(AssertUnwindSafe(|| span.in_scope(call))).ok();
+    // Outside of the future, which would store `call` beside its future.
+    let mut call = StoreCall::begin(operation, call);
     async move {
-        let panicked = || {
-            // The panic hook has reported the panic itself.
-            let context = format!("{}: the adapter panicked", operation[1]);
-            Err(Error::new(ErrorKind::Unavailable, context))
-        };
-        let reply = if let Some(call) = &mut called {
-            // Set at the first wait: a store in memory replies without a timer.
-            let mut deadline = None;
-            let reply = poll_fn(|cx| {
-                let poll = || span.in_scope(|| call.as_mut().poll(cx));
-                match catch_unwind(AssertUnwindSafe(poll)) {
-                    Ok(Poll::Ready(reply)) => return Poll::Ready(reply),
-                    Ok(Poll::Pending) => {}
-                    Err(_panic) => return Poll::Ready(panicked()),
-                }
-                let deadline = deadline.get_or_insert_with(|| {
-                    let left = tokio::time::sleep(bound.saturating_sub(start.elapsed()));
-                    // Polled even if the call has used up the task's budget.
-                    Box::pin(unconstrained(left))
-                });
-                let error = || Error::new(ErrorKind::Timeout, operation[1]);
-                deadline.as_mut().poll(cx).map(|()| Err(error()))
+        // Set at the first wait: a store in memory replies without a timer.
+        let mut deadline = None;
+        let reply = poll_fn(|cx| {
+            if let Poll::Ready(reply) = call.poll_unpin(cx) {
+                return Poll::Ready(reply);
+            }
+            let deadline = deadline.get_or_insert_with(|| {
+                let left = tokio::time::sleep(bound.saturating_sub(call.start.elapsed()));
+                // Polled even if the call has used up the task's budget.
+                Box::pin(unconstrained(left))
             });
-            reply.await
-        } else {
-            panicked()
-        };
-        observe::store_call(operation[0], start, reply.as_ref().err(), &span);
+            deadline.as_mut().poll(cx).map(|()| call.time_out())
+        });
+        reply.await
+    }
+}
+
+/// A call that is measured. If it panics, it fails with [`ErrorKind::Unavailable`].
+struct StoreCall<'c, T> {
+    operation: Operation,
+    start: Instant,
+    span: Span,
+    /// `None` after a panic or a timeout.
+    call: Option<StoreFuture<'c, T>>,
+}
+
+impl<'c, T> StoreCall<'c, T> {
+    fn begin(operation: Operation, call: impl FnOnce() -> StoreFuture<'c, T>) -> Self {
+        let (start, span) = (Instant::now(), observe::store_span(operation[0]));
+        let call = catch_unwind(AssertUnwindSafe(|| span.in_scope(call))).ok();
+        Self { operation, start, span, call }
+    }
+
+    fn end(&self, reply: Result<T, Error>) -> Result<T, Error> {
+        observe::store_call(self.operation[0], self.start, reply.as_ref().err(), &self.span);
         reply
+    }
+
+    fn panicked(&self) -> Result<T, Error> {
+        // The panic hook has reported the panic itself.
+        let context = format!("{}: the adapter panicked", self.operation[1]);
+        self.end(Err(Error::new(ErrorKind::Unavailable, context)))
+    }
+
+    /// Drops the call.
+    fn time_out(&mut self) -> Result<T, Error> {
+        self.call = None;
+        self.end(Err(Error::new(ErrorKind::Timeout, self.operation[1])))
+    }
+}
+
+impl<T> Future for StoreCall<'_, T> {
+    type Output = Result<T, Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        let Some(call) = &mut this.call else { return Poll::Ready(this.panicked()) };
+        let poll = || this.span.in_scope(|| call.as_mut().poll(cx));
+        match catch_unwind(AssertUnwindSafe(poll)) {
+            Ok(Poll::Pending) => Poll::Pending,
+            Ok(Poll::Ready(reply)) => Poll::Ready(this.end(reply)),
+            Err(_panic) => Poll::Ready(this.panicked()),
+        }
+    }
+}
+
+/// The call for the key at this index.
+struct Numbered<'c, T> {
+    at: usize,
+    call: StoreCall<'c, T>,
+}
+
+impl<T> Future for Numbered<'_, T> {
+    type Output = (usize, Result<T, Error>);
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.call.poll_unpin(cx).map(|reply| (self.at, reply))
     }
 }
 

@@ -13,11 +13,9 @@ use tokio::time::timeout;
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
 use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Renewed};
-use super::super::sql::call::{Call, Kind, RowReply, reply};
-use super::super::sql::engine::execute_one;
-use super::super::sql::maintenance::forget;
+use super::super::sql::batch::execute_one;
+use super::super::sql::call::{Call, Kind, RowReply, Rows, reply};
 use super::super::sql::responses::add_response;
-use super::super::sql::rounds::read_rows;
 use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
 use super::connections::Source;
@@ -26,6 +24,7 @@ use super::options::PostgresOptions;
 use super::params::{Params, Uuid, key_hash, read_row};
 use super::schema::create_sql;
 use super::store::PostgresStore;
+use super::writing::read_rows;
 use crate::error::Error;
 use crate::key::DedupKey;
 
@@ -163,7 +162,6 @@ impl PostgresAdapter {
         let call = || -> StoreFuture<'_, RowReply> {
             Box::pin(async move {
                 let call = Call::new(kind, key, terms, key_hash);
-                let call = call.reading_first(store.read_first.is_on());
                 match &store.batcher {
                     Some(batcher) => batcher.submit(store, call).await,
                     None => execute_one(&mut store.dialect(Source::Pool), &call).await,
@@ -188,7 +186,8 @@ impl DedupAdapter for PostgresAdapter {
     fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Claimed> {
         Box::pin(async move {
             let claimed = self.call(Kind::claim(terms), key, terms, RowReply::claimed).await?;
-            add_response(key, terms, key_hash, claimed, |rows| async move {
+            add_response(terms, claimed, async {
+                let rows = Rows::of_call(std::slice::from_ref(key), terms, key_hash);
                 let read = read_rows(&mut self.0.dialect(Source::Pool), &rows).await;
                 read.map_err(|error| store_error("reading a stored response", error))
             })
@@ -242,9 +241,7 @@ impl MaintenanceAdapter for PostgresAdapter {
 
     fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
         let store = &self.0;
-        Box::pin(store.with_table(move || {
-            Box::pin(async move { forget(&mut store.dialect(Source::Pool), key, key_hash).await })
-        }))
+        Box::pin(store.with_table(move || Box::pin(store.forget(key))))
     }
 
     fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {

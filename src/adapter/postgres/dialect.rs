@@ -1,28 +1,31 @@
-//! [`PostgresDialect`]: the Postgres statement for each step of the engine.
+//! [`PostgresDialect`]: how a batch of calls is sent, and the statement for each step.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use sqlx::Row as _;
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgRow, Postgres};
 
-use super::super::replies::Claimed;
-use super::super::sql::call::{Call, Kind, RowCall, RowReply, Rows};
-use super::super::sql::engine::{Dialect, execute_batch};
+use super::super::replies::{Claimed, Forgotten, Renewed};
+use super::super::sql::batch::{Failed, Replied, RowExecutor, execute_batch};
+use super::super::sql::call::{Call, Kind, RowReply, Rows};
 use super::super::sql::queue::{BatchExecutor, Waits};
-use super::super::sql::rounds::{RowStatements, Written};
 use super::super::sql::row::{Row, completed};
 use super::super::stored::Fetch;
+use super::super::terms::{CallTerms, Token};
 use super::connections::{BoundedConnection, Source};
 use super::errors::{is_locked, is_row_error, is_timed_out, store_error};
 use super::params::{
-    DataColumns, Extra, KeyColumns, KeyIndexes, Params, Uuid, advisory_lock, claimed_row, read_row,
-    uuids,
+    DataColumns, Extra, KeyColumns, KeyIndexes, Params, Uuid, advisory_lock, claimed_row, key_hash,
+    read_row, uuids,
 };
 use super::places::Place;
 use super::statements::{LOCK_TIMEOUT, Statements};
 use super::store::PostgresStore;
+use super::writing::{RowStatements, TRIES, Writing};
 use crate::error::Error;
+use crate::key::DedupKey;
 
 /// The statements of one call or batch, on connections of one source.
 pub(super) struct PostgresDialect<'s> {
@@ -141,8 +144,44 @@ impl<'s> PostgresDialect<'s> {
     }
 }
 
+impl RowExecutor for PostgresDialect<'_> {
+    async fn execute(&mut self, kind: Kind, rows: &Rows<'_>) -> (Vec<Replied>, Option<Failed>) {
+        if matches!(kind, Kind::Renew | Kind::Release | Kind::ReleaseComplete) {
+            return match self.renew_or_release(kind, rows).await {
+                Ok(replies) => (replies.into_iter().map(|reply| Some(Ok(reply))).collect(), None),
+                Err(error) => (rows.iter().map(|_| None).collect(), Some(self.failed(kind, error))),
+            };
+        }
+        let reads_first = kind.is_claim() && self.store.read_first.is_on();
+        let mut writing = Writing::new(kind, rows);
+        let error = writing.run(self, reads_first).await.err();
+        let unanswered = writing.unanswered();
+        if kind.is_claim() {
+            self.store.read_first.note(writing.known, rows.len() - unanswered.len());
+        }
+        let Some(error) = error else { return (writing.finish(), None) };
+        let is_locked = is_locked(&error);
+        let failed = self.failed(kind, error);
+        // A claim that stands alone and meets a row of an open transaction is in flight. After a lost reply, the
+        // claim may hold the row itself.
+        if let [index] = &unanswered[..]
+            && kind.is_claim()
+            && is_locked
+            && !failed.error.is_unknown()
+        {
+            writing.replies[*index] = Some(Ok(RowReply::Claimed(Claimed::InFlight)));
+            return (writing.replies, None);
+        }
+        (writing.replies, Some(failed))
+    }
+}
+
 impl RowStatements for PostgresDialect<'_> {
-    async fn write(&mut self, kind: Kind, rows: &Rows<'_>) -> Result<Vec<Written>, sqlx::Error> {
+    async fn write(
+        &mut self,
+        kind: Kind,
+        rows: &Rows<'_>,
+    ) -> Result<Vec<Option<RowReply>>, sqlx::Error> {
         let all = self.statements();
         let data = || Extra::Data(DataColumns::new(rows));
         let (sql, extra) = match kind {
@@ -151,38 +190,33 @@ impl RowStatements for PostgresDialect<'_> {
             _ => (&all.complete, data()),
         };
         let returned = self.write_rows(sql, rows, extra, None).await?;
-        let mut written = vec![Written::No; rows.len()];
+        let mut written = vec![None; rows.len()];
         if kind == Kind::Complete {
             for (index, row) in returned {
-                let reply = completion(&row, rows[index].token().into())?;
-                written[index] = Written::Yes(reply);
+                written[index] = Some(completion(&row, rows[index].token().into())?);
             }
         } else {
             self.store.replanner.note_rows(returned.len());
             for (index, _) in returned {
-                written[index] = Written::Yes(RowReply::Claimed(Claimed::first(1, false)));
+                written[index] = Some(RowReply::Claimed(Claimed::first(1, false)));
             }
         }
         Ok(written)
     }
 
-    async fn claim_existing(
+    async fn take(
         &mut self,
         kind: Kind,
         rows: &Rows<'_>,
         versions: &[i64],
-    ) -> Result<Vec<Option<Claimed>>, sqlx::Error> {
+    ) -> Result<Vec<Option<RowReply>>, sqlx::Error> {
         let all = self.statements();
         let (sql, extra) = match kind {
             Kind::Claim => (&all.claim_existing, Extra::lease(rows)),
             _ => (&all.claim_complete_existing, Extra::Data(DataColumns::new(rows))),
         };
-        let existing = self.write_rows(sql, rows, extra, Some(versions)).await?;
-        let mut claimed: Vec<Option<Claimed>> = rows.iter().map(|_| None).collect();
-        for (index, row) in existing {
-            claimed[index] = Some(claimed_row(&row)?);
-        }
-        Ok(claimed)
+        let taken = self.write_rows(sql, rows, extra, Some(versions)).await?;
+        claimed_rows(rows, &taken)
     }
 
     async fn read(
@@ -194,6 +228,18 @@ impl RowStatements for PostgresDialect<'_> {
         let returned = self.send(self.statements().read(fetch), Params::Keys(&keys)).await?;
         rows_in_order(rows, returned, fetch)
     }
+}
+
+/// Returns the reply of each row that a claim returned.
+pub(super) fn claimed_rows(
+    rows: &Rows<'_>,
+    returned: &[(usize, PgRow)],
+) -> Result<Vec<Option<RowReply>>, sqlx::Error> {
+    let mut claimed = vec![None; rows.len()];
+    for (index, row) in returned {
+        claimed[*index] = Some(RowReply::Claimed(claimed_row(row)?));
+    }
+    Ok(claimed)
 }
 
 /// Returns rows that were read in the order of their keys.
@@ -217,63 +263,67 @@ fn completion(row: &PgRow, mine: Uuid) -> Result<RowReply, sqlx::Error> {
     Ok(RowReply::Completed(completed(attempts.into(), token == Some(mine))))
 }
 
-impl Dialect for PostgresDialect<'_> {
-    async fn update_by_token(
+impl PostgresDialect<'_> {
+    async fn renew_or_release(
         &mut self,
         kind: Kind,
         rows: &Rows<'_>,
-    ) -> Result<Vec<bool>, sqlx::Error> {
+    ) -> Result<Vec<RowReply>, sqlx::Error> {
         if kind != Kind::Renew {
             self.release(kind, rows).await?;
-            return Ok(vec![true; rows.len()]);
+            return Ok(vec![RowReply::Released; rows.len()]);
         }
         let all = self.statements();
         let renewed = self.write_rows(&all.renew, rows, Extra::lease(rows), None).await?;
-        Ok(was_returned(rows, &renewed))
+        let mut replies = vec![RowReply::Renewed(Renewed::Lost); rows.len()];
+        for (index, _) in renewed {
+            replies[index] = RowReply::Renewed(Renewed::Held);
+        }
+        Ok(replies)
     }
 
-    async fn forget(
-        &mut self,
-        rows: &Rows<'_>,
-        versions: &[i64],
-    ) -> Result<Vec<bool>, sqlx::Error> {
-        let columns = KeyColumns::new(rows);
-        let params = Params::Versions(&columns, &Extra::Nothing, versions);
-        // After a lost reply, a repetition would say that there is no such key.
-        let forgotten = self.store.fetch_once(&self.statements().forget, params).await?;
-        Ok(was_returned(rows, &KeyIndexes::new(rows).of_rows(forgotten)?))
-    }
-
-    async fn is_held_by_transaction(&mut self, row: &RowCall<'_>) -> Result<bool, sqlx::Error> {
-        let lock = Params::Lock(advisory_lock(row.hash));
-        let tried = self.send(&self.statements().try_lock, lock).await?;
-        let is_free = tried.first().map(|row| row.try_get(0)).transpose()?;
-        Ok(is_free == Some(false))
-    }
-
-    fn note_known_rows(&self, known: usize, rows: usize) {
-        self.store.read_first.note(known, rows);
-    }
-
-    fn error(&self, context: &'static str, error: sqlx::Error) -> Error {
-        let error = store_error(context, error);
-        if self.lost_reply { error.with_unknown_outcome() } else { error }
-    }
-
-    fn is_row_error(error: &sqlx::Error) -> bool {
-        is_row_error(error)
-    }
-
-    fn is_locked(error: &sqlx::Error) -> bool {
-        is_locked(error)
+    fn failed(&self, kind: Kind, error: sqlx::Error) -> Failed {
+        let is_row_error = is_row_error(&error);
+        let error = store_error(kind.context(), error);
+        let error = if self.lost_reply { error.with_unknown_outcome() } else { error };
+        Failed { error, is_row_error }
     }
 }
 
-/// Returns which rows a statement returned.
-fn was_returned(rows: &Rows<'_>, returned: &[(usize, PgRow)]) -> Vec<bool> {
-    let mut found = vec![false; rows.len()];
-    for (index, _) in returned {
-        found[*index] = true;
+impl PostgresStore {
+    /// Forgets a key, unless a live lease or an open transaction holds it.
+    pub(super) async fn forget(&self, key: &DedupKey) -> Result<Forgotten, Error> {
+        let fault = |error| store_error("forgetting a key", error);
+        // The statement does not use its terms.
+        let terms = CallTerms::on_claim(Token::from([0; 16]), Duration::ZERO);
+        let rows = Rows::of_call(std::slice::from_ref(key), &terms, key_hash);
+        let mut dialect = self.dialect(Source::Pool);
+        for _ in 0..TRIES {
+            let found = dialect.read(&rows, Fetch::Nothing).await.map_err(fault)?;
+            match found.into_iter().flatten().next() {
+                Some(row) if row.is_leased().unwrap_or(false) => return Ok(Forgotten::InFlight),
+                // An unreadable row is forgotten too: it blocks its event.
+                Some(row) if !row.is_expired() => {
+                    let (columns, versions) = (KeyColumns::new(&rows), [row.version]);
+                    let params = Params::Versions(&columns, &Extra::Nothing, &versions);
+                    // After a lost reply, a repetition would say that there is no such key.
+                    let forgotten = self.fetch_once(&self.statements().forget, params).await;
+                    if !forgotten.map_err(fault)?.is_empty() {
+                        return Ok(Forgotten::Removed);
+                    }
+                    // Another call has written the row since: try again.
+                }
+                _ => {
+                    // A transaction that runs the key holds its lock, and has no visible row yet.
+                    let lock = Params::Lock(advisory_lock(rows[0].hash));
+                    let tried = self.fetch(&self.statements().try_lock, lock).await;
+                    let is_free =
+                        tried.and_then(|rows| rows.first().map(|row| row.try_get(0)).transpose());
+                    let is_held = is_free.map_err(fault)? == Some(false);
+                    return Ok(if is_held { Forgotten::InFlight } else { Forgotten::Missing });
+                }
+            }
+        }
+        Ok(Forgotten::InFlight)
     }
-    found
 }

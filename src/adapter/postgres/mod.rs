@@ -22,6 +22,7 @@ mod store;
 mod transaction;
 mod transaction_end;
 mod tuning;
+mod writing;
 
 pub use adapter::PostgresAdapter;
 pub use options::PostgresOptions;

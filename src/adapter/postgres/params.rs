@@ -392,7 +392,7 @@ fn try_read_row(row: &PgRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
         version: row.try_get(VERSION)?,
         attempts: attempts.into(),
         takeover: row.try_get(3)?,
-        first_seen_at: Some(time(4)?),
+        first_seen_at: time(4)?,
         completed_at: maybe(5)?,
         expires_at: time(6)?,
         lease_until: maybe(7)?,

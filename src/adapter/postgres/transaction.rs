@@ -23,7 +23,6 @@ use sqlx::{AssertSqlSafe, Row as _};
 use super::super::contract::StoreFuture;
 use super::super::replies::Claimed;
 use super::super::sql::call::{Kind, RowReply, Rows};
-use super::super::sql::rounds::{Rounds, RowStatements, Written, read_rows};
 use super::super::sql::row::Row;
 use super::super::stored::Fetch;
 use super::super::terms::{CallTerms, Token};
@@ -33,12 +32,13 @@ use super::connections::Source;
 use super::dialect;
 use super::errors::{is_broken_transaction, is_conflict, is_locked, is_read_only, store_error};
 use super::params::{
-    DataColumns, KeyColumns, KeyIndexes, Params, Uuid, advisory_locks, claimed_row, key_hash,
-    retention_ms, row_keys,
+    DataColumns, KeyColumns, KeyIndexes, Params, Uuid, advisory_locks, key_hash, retention_ms,
+    row_keys,
 };
 use super::statements::Statements;
 use super::store::{PostgresStore, repeats};
 use super::transaction_end::Begun;
+use super::writing::{RowStatements, Writing, read_rows};
 use crate::error::Error;
 use crate::key::DedupKey;
 
@@ -150,14 +150,14 @@ impl PostgresAdapter {
         let terms = CallTerms::on_claim(Token::random(), retention);
         let rows = Rows::of_call(std::slice::from_ref(key), &terms, key_hash);
         let mut session = InTransaction::new(connection, &statements, &rows);
-        let mut rounds = Rounds::new(Kind::ClaimComplete, &rows);
-        rounds.run(&mut session, false).await.map_err(|error| {
+        let mut writing = Writing::new(Kind::ClaimComplete, &rows);
+        writing.run(&mut session, false).await.map_err(|error| {
             let error = store_error("claiming a key in a transaction", error);
             // The transaction is lost. The next one finds the table, or makes it.
             self.0.note_missing_table(&error, &statements);
             error
         })?;
-        Ok(rounds.claimed()?.into_iter().next().unwrap_or(Claimed::InFlight))
+        Ok(writing.claimed()?.into_iter().next().unwrap_or(Claimed::InFlight))
     }
 }
 
@@ -209,14 +209,14 @@ impl PostgresStore {
             let transaction = OpenTransaction::begin_on(connection, begin, place.lost()).await;
             let mut transaction = transaction.map_err(fault)?;
             let mut session = InTransaction::new(transaction.connection(), &statements, rows);
-            let mut rounds = Rounds::new(Kind::Claim, rows);
+            let mut writing = Writing::new(Kind::Claim, rows);
             let ran = if rows.is_empty() {
                 session.open_without_keys().await
             } else {
-                rounds.run(&mut session, false).await
+                writing.run(&mut session, false).await
             };
             let begun = session.begun.take();
-            let error = match (ran, rounds.claimed()) {
+            let error = match (ran, writing.claimed()) {
                 (Err(error), _) => error,
                 (Ok(()), Err(error)) => {
                     end_badly(transaction).await;
@@ -294,13 +294,17 @@ impl<'t> InTransaction<'t> {
 }
 
 impl RowStatements for InTransaction<'_> {
-    async fn write(&mut self, kind: Kind, rows: &Rows<'_>) -> Result<Vec<Written>, sqlx::Error> {
+    async fn write(
+        &mut self,
+        kind: Kind,
+        rows: &Rows<'_>,
+    ) -> Result<Vec<Option<RowReply>>, sqlx::Error> {
         let statements = self.statements;
         let insert = match kind {
             Kind::Claim => &statements.tx_claim_insert,
             _ => &statements.tx_claim_complete_insert,
         };
-        let mut written = vec![Written::No; rows.len()];
+        let mut written = vec![None; rows.len()];
         for row in self.send(insert, rows).await? {
             // `WITH ORDINALITY` counts from 1.
             let index = usize::try_from(row.try_get::<i64, _>("ordinal")? - 1);
@@ -308,9 +312,9 @@ impl RowStatements for InTransaction<'_> {
                 continue;
             };
             if !row.try_get::<bool, _>("locked")? {
-                *written = Written::Locked;
+                *written = Some(RowReply::Claimed(Claimed::InFlight));
             } else if row.try_get("granted")? {
-                *written = Written::Yes(RowReply::Claimed(Claimed::first(1, false)));
+                *written = Some(RowReply::Claimed(Claimed::first(1, false)));
             }
             if self.begun.is_none() {
                 self.begun = Some(Begun::new(&row)?);
@@ -319,22 +323,18 @@ impl RowStatements for InTransaction<'_> {
         Ok(written)
     }
 
-    async fn claim_existing(
+    async fn take(
         &mut self,
         kind: Kind,
         rows: &Rows<'_>,
         _: &[i64],
-    ) -> Result<Vec<Option<Claimed>>, sqlx::Error> {
-        let statements = self.statements;
+    ) -> Result<Vec<Option<RowReply>>, sqlx::Error> {
         let statement = match kind {
-            Kind::Claim => &statements.tx_claim_existing,
-            _ => &statements.tx_claim_complete_existing,
+            Kind::Claim => &self.statements.tx_claim_existing,
+            _ => &self.statements.tx_claim_complete_existing,
         };
-        let mut claimed: Vec<Option<Claimed>> = rows.iter().map(|_| None).collect();
-        for (index, row) in KeyIndexes::new(rows).of_rows(self.send(statement, rows).await?)? {
-            claimed[index] = Some(claimed_row(&row)?);
-        }
-        Ok(claimed)
+        let taken = self.send(statement, rows).await?;
+        dialect::claimed_rows(rows, &KeyIndexes::new(rows).of_rows(taken)?)
     }
 
     async fn read(

@@ -34,7 +34,7 @@ impl Kind {
     }
 
     /// Returns the operation, for the text of an error.
-    pub(super) fn context(self) -> &'static str {
+    pub(in crate::adapter) fn context(self) -> &'static str {
         match self {
             Self::Claim | Self::ClaimComplete => "claiming keys",
             Self::Renew => "renewing leases",
@@ -43,7 +43,7 @@ impl Kind {
         }
     }
 
-    pub(super) fn is_claim(self) -> bool {
+    pub(in crate::adapter) fn is_claim(self) -> bool {
         matches!(self, Self::Claim | Self::ClaimComplete)
     }
 }
@@ -99,10 +99,9 @@ pub(super) fn missing_reply() -> Error {
 pub(in crate::adapter) struct Call {
     pub(super) kind: Kind,
     pub(super) key: DedupKey,
-    /// A batch is sorted by it.
+    /// A batch is sorted by it, and then by key.
     pub(super) hash: u128,
     pub(super) terms: CallTerms,
-    pub(super) reads_first: bool,
 }
 
 impl Call {
@@ -114,12 +113,7 @@ impl Call {
     ) -> Self {
         // Responses are large, and would delay the other calls of a batch: see `responses`.
         let terms = terms.clone().with_fetch(without_response(terms.fetch()));
-        Self { kind, key: key.clone(), hash: hash(key), terms, reads_first: false }
-    }
-
-    /// Sets whether a claim reads before it inserts, because its key is likely to have a row.
-    pub(in crate::adapter) fn reading_first(self, reads_first: bool) -> Self {
-        Self { reads_first, ..self }
+        Self { kind, key: key.clone(), hash: hash(key), terms }
     }
 
     /// Returns the row of the call. `index` is the place of the call in its batch.
@@ -134,11 +128,6 @@ impl Call {
     }
 }
 
-/// Returns the hash of a key in the queue.
-pub(in crate::adapter) fn short_hash(hash: u128) -> u64 {
-    u64::try_from(hash >> 64).unwrap_or_default()
-}
-
 impl BatchItem for Call {
     type Reply = RowReply;
 
@@ -151,16 +140,8 @@ impl BatchItem for Call {
         terms(self) == terms(other)
     }
 
-    fn key_hash(&self) -> u64 {
-        short_hash(self.hash)
-    }
-
     fn is_bounded(&self) -> bool {
         Kind::is_claim(self.kind)
-    }
-
-    fn shares_its_key(&self) -> bool {
-        self.kind.is_claim()
     }
 }
 
@@ -207,7 +188,7 @@ impl<'c> Rows<'c> {
     }
 
     /// Returns `true` if the caller of this row still waits.
-    pub(super) fn has_caller(&self, row: usize) -> bool {
+    pub(in crate::adapter) fn has_caller(&self, row: usize) -> bool {
         (self.waits)(self.rows[row].call)
     }
 
@@ -262,21 +243,17 @@ mod tests {
         Kind::ReleaseComplete,
     ];
 
-    /// What the queue asks a call.
     #[test]
-    fn calls_of_one_kind_with_equal_terms_join_and_claims_may_share_a_key() {
+    fn calls_of_one_kind_with_equal_terms_join() {
         const SHORT: Duration = Duration::from_secs(60);
         const LONG: Duration = Duration::from_secs(61);
         let key = DedupKey::new("n", "a").unwrap();
         let terms = CallTerms::on_claim(Token::random(), SHORT);
-        let call = |kind| Call::new(kind, &key, &terms, |_| (7 << 64) | 1);
+        let call = |kind| Call::new(kind, &key, &terms, |_| 1);
         for one in KINDS {
             for other in KINDS {
                 assert_eq!(call(one).can_join(&call(other)), one == other, "{one:?} {other:?}");
             }
-            let is_claim = matches!(one, Kind::Claim | Kind::ClaimComplete);
-            assert_eq!(call(one).shares_its_key(), is_claim, "{one:?}");
-            assert_eq!(call(one).key_hash(), 7, "the first half");
         }
         let call = |retention, lease, fetch| {
             let terms = CallTerms::on_completion(Token::random(), retention, lease);

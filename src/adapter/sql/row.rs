@@ -15,18 +15,17 @@ use super::super::replies::{Claimed, Completed, Entry, EntryState, Seen};
 use super::super::stored::{Fetch, StoredData, StoredResponse};
 use super::super::terms::{CallTerms, Permanence, Token};
 use crate::error::{Error, ErrorKind};
-use crate::key::DedupKey;
 
 /// A row, as a statement returns it. Times are milliseconds since the Unix epoch.
 #[derive(Debug, Clone)]
 pub(in crate::adapter) struct Row {
     pub(in crate::adapter) token: Option<[u8; 16]>,
     /// Every write raises it. Zero in SQLite, where no claim is late.
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite has none"))]
     pub(in crate::adapter) version: i64,
     pub(in crate::adapter) attempts: i64,
     pub(in crate::adapter) takeover: bool,
-    /// `None` if the statement that wrote the row did not return it.
-    pub(in crate::adapter) first_seen_at: Option<i64>,
+    pub(in crate::adapter) first_seen_at: i64,
     pub(in crate::adapter) completed_at: Option<i64>,
     pub(in crate::adapter) expires_at: i64,
     pub(in crate::adapter) lease_until: Option<i64>,
@@ -108,7 +107,7 @@ impl Row {
             version: 0,
             attempts: 0,
             takeover: false,
-            first_seen_at: None,
+            first_seen_at: 0,
             completed_at: None,
             expires_at: 0,
             lease_until: None,
@@ -141,8 +140,7 @@ impl Row {
         Ok(matches!(self.state(), RowState::Leased))
     }
 
-    /// Returns the reply to a claim that finds this row, if the claim need not write and the row is known
-    /// well enough.
+    /// Returns the reply to a claim that finds this row, if the claim need not write.
     ///
     /// # Errors
     ///
@@ -159,8 +157,7 @@ impl Row {
                 Some(first(self.attempts.max(1), self.takeover))
             }
             RowState::Complete => {
-                let Some(first_seen_at) = self.first_seen_at else { return Ok(None) };
-                let age = self.now.saturating_sub(first_seen_at);
+                let age = self.now.saturating_sub(self.first_seen_at);
                 let mut seen = Seen::new(Duration::from_millis(age.try_into().unwrap_or_default()));
                 seen.stored = self.stored.fetch(terms.fetch())?;
                 Some(Claimed::Duplicate(seen))
@@ -185,37 +182,6 @@ impl Row {
         })
     }
 
-    /// Returns the row of a key that a claim with these terms has just got.
-    pub(in crate::adapter) fn row_after(
-        key: &DedupKey,
-        terms: &CallTerms,
-        reply: &Claimed,
-    ) -> Self {
-        let on_claim = terms.permanence() == Permanence::OnClaim;
-        let (attempts, takeover) = match reply {
-            Claimed::First { attempt, takeover } => (i64::from(*attempt), *takeover),
-            _ => (1, false),
-        };
-        let stored = if on_claim { terms.stored_data_for(key) } else { None }.unwrap_or_default();
-        Self {
-            token: Some(*terms.token().as_bytes()),
-            version: 0,
-            attempts,
-            takeover,
-            // An earlier claim may have seen the key first, and the statement does not return when.
-            first_seen_at: (attempts == 1).then_some(0),
-            completed_at: on_claim.then_some(0),
-            expires_at: terms.retention_ms(),
-            lease_until: (!on_claim).then(|| terms.lease_ms()),
-            now: 0,
-            stored: StoredColumns {
-                payload_sha256: stored.payload_sha256,
-                response: stored.response.map(Ok),
-            },
-            unreadable: None,
-        }
-    }
-
     /// Returns the entry of a row that was read with all its stored data; `None` for an expired row.
     ///
     /// # Errors
@@ -236,8 +202,7 @@ impl Row {
             }
             RowState::Released => EntryState::Released,
         };
-        let entry =
-            Entry::new(state, wall(self.first_seen_at.unwrap_or_default()), wall(self.expires_at));
+        let entry = Entry::new(state, wall(self.first_seen_at), wall(self.expires_at));
         let mut entry = entry.with_attempts(attempt(self.attempts), self.takeover);
         if matches!(entry.state, EntryState::Complete { .. }) {
             let response = self.stored.response.as_ref();
@@ -282,13 +247,22 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
     const MINUTE: Duration = Duration::from_secs(60);
 
-    fn key() -> DedupKey {
-        DedupKey::new("a", "1").unwrap()
-    }
-
     /// The row of a claim at time 0, read at another time. Its lease is a second, its retention a minute.
     fn row_at(terms: &CallTerms, now: i64) -> Row {
-        Row { now, ..Row::row_after(&key(), terms, &Claimed::first(1, false)) }
+        let on_claim = terms.permanence() == Permanence::OnClaim;
+        Row {
+            token: Some(*terms.token().as_bytes()),
+            version: 1,
+            attempts: 1,
+            takeover: false,
+            first_seen_at: 0,
+            completed_at: on_claim.then_some(0),
+            expires_at: terms.retention_ms(),
+            lease_until: (!on_claim).then(|| terms.lease_ms()),
+            now,
+            stored: StoredColumns::default(),
+            unreadable: None,
+        }
     }
 
     #[test]
@@ -355,16 +329,5 @@ mod tests {
         for error in errors {
             assert_eq!(error.map(|error| error.kind()), Some(ErrorKind::Corrupt));
         }
-    }
-
-    /// Another call of the batch may be a duplicate of the claim.
-    #[test]
-    fn row_after_a_claim_knows_what_the_reply_says() {
-        let terms = CallTerms::on_claim(Token::random(), MINUTE);
-        let reply = Claimed::first(3, true);
-        let row = Row::row_after(&key(), &terms, &reply);
-        assert_eq!((row.attempts, row.takeover), (3, true));
-        assert_eq!(row.first_seen_at, None, "an earlier claim has seen the key");
-        assert_eq!(row_at(&terms, 0).first_seen_at, Some(0));
     }
 }

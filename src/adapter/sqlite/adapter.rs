@@ -13,16 +13,15 @@ use sqlx::{AssertSqlSafe, Row as _};
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
 use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Renewed};
+use super::super::sql::batch::execute_one;
 use super::super::sql::call::{Call, Kind, RowReply, reply, without_response};
-use super::super::sql::engine::execute_one;
-use super::super::sql::maintenance::forget;
 use super::super::sql::responses::add_response;
 use super::super::sql::row::Row;
 use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
 use super::errors::{is_busy, store_error};
 use super::options::SqliteOptions;
-use super::params::{key_hash, keys_json, read_row};
+use super::params::{keys_json, read_row};
 use super::store::{Lookup, SqliteStore};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
@@ -171,7 +170,7 @@ impl SqliteAdapter {
 
     async fn claim_once(&self, key: &DedupKey, terms: &CallTerms) -> Result<Claimed, Error> {
         let claimed = self.claim_key(key, terms).await?;
-        add_response(key, terms, key_hash, claimed, |_| async move {
+        add_response(terms, claimed, async {
             let _permit = self.0.response_reads.acquire().await;
             let read = self.0.read(&[key], Fetch::DigestAndResponse).await;
             read.map_err(|error| store_error("reading a stored response", error))
@@ -183,12 +182,11 @@ impl SqliteAdapter {
     /// for no writer.
     async fn claim_key(&self, key: &DedupKey, terms: &CallTerms) -> Result<Claimed, Error> {
         let row = self.look_up(key, terms).await?;
-        let exists = row.is_some();
         if let Some(claimed) = row.map(|row| row.claimed(terms)).transpose()?.flatten() {
             return Ok(claimed);
         }
-        let call = Call::new(Kind::claim(terms), key, terms, key_hash);
-        reply(self.send(call.reading_first(exists)).await?, RowReply::claimed)
+        let call = Call::new(Kind::claim(terms), key, terms, |_| 0);
+        reply(self.send(call).await?, RowReply::claimed)
     }
 
     /// Reads the row of a key, without its response.
@@ -211,7 +209,7 @@ impl SqliteAdapter {
         terms: &CallTerms,
         pick: fn(RowReply) -> Option<T>,
     ) -> Result<T, Error> {
-        let call = || self.send(Call::new(kind, key, terms, key_hash));
+        let call = || self.send(Call::new(kind, key, terms, |_| 0));
         reply(self.0.with_table(call).await?, pick)
     }
 
@@ -280,9 +278,8 @@ impl MaintenanceAdapter for SqliteAdapter {
     fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
         let forget_once = || {
             let key = key.clone();
-            self.0.write_in_task(|store, guard| async move {
-                forget(&mut store.writer(guard), &key, key_hash).await
-            })
+            self.0
+                .write_in_task(|store, guard| async move { store.writer(guard).forget(&key).await })
         };
         Box::pin(self.0.with_table(forget_once))
     }

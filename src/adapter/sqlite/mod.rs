@@ -12,6 +12,7 @@ mod errors;
 mod inspection;
 mod options;
 mod params;
+mod session;
 mod statements;
 mod store;
 mod transaction;

@@ -1,7 +1,6 @@
 //! Parameters and columns: keys and their terms as JSON, rows as SQLite returns them.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
 use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
@@ -73,7 +72,7 @@ fn try_read_row(row: &SqliteRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
         version: 0,
         attempts: row.try_get("attempts")?,
         takeover: row.try_get("takeover")?,
-        first_seen_at: Some(row.try_get("first_seen_at")?),
+        first_seen_at: row.try_get("first_seen_at")?,
         completed_at: row.try_get("completed_at")?,
         expires_at: row.try_get("expires_at")?,
         lease_until: row.try_get("lease_until")?,
@@ -126,10 +125,4 @@ fn response_columns(row: &SqliteRow) -> Result<Option<(i64, String, Vec<u8>)>, s
 /// Returns the reply of a row that a claim wrote.
 pub(super) fn claimed_row(row: &SqliteRow) -> Result<Claimed, sqlx::Error> {
     Ok(first(row.try_get("attempts")?, row.try_get("takeover")?))
-}
-
-/// Returns the hash of a key in a batch.
-pub(super) fn key_hash(key: &DedupKey) -> u128 {
-    let hasher = BuildHasherDefault::<DefaultHasher>::default();
-    u128::from(hasher.hash_one(key)) << 64
 }

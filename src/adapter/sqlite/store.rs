@@ -8,16 +8,15 @@ use sqlx::sqlite::{SqliteConnection, SqlitePool};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection};
 use tokio::sync::{Mutex, OwnedMutexGuard, Semaphore, oneshot};
 
-use super::super::sql::call::{Call, short_hash, without_response};
+use super::super::sql::call::{Call, without_response};
 use super::super::sql::purge::PurgeTask;
 use super::super::sql::queue::{BatchItem, Batcher};
-use super::super::sql::rounds::MAX_RESPONSES;
 use super::super::sql::row::Row;
 use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
 use super::errors::{is_sql_error, store_error};
 use super::options::SqliteOptions;
-use super::params::{key_hash, keys_json, rows_in_order};
+use super::session::Session;
 use super::statements::{Statements, VERSION};
 use super::write_lock::{WriteLock, write_lock_of};
 use crate::error::{Error, ErrorKind};
@@ -62,14 +61,12 @@ pub(super) type WriteGuard = OwnedMutexGuard<()>;
 /// One caller's question for a row.
 pub(super) struct Lookup {
     pub(super) key: DedupKey,
-    hash: u64,
     pub(super) fetch: Fetch,
 }
 
 impl Lookup {
     pub(super) fn new(key: &DedupKey, terms: &CallTerms) -> Self {
-        let (hash, fetch) = (short_hash(key_hash(key)), without_response(terms.fetch()));
-        Self { key: key.clone(), hash, fetch }
+        Self { key: key.clone(), fetch: without_response(terms.fetch()) }
     }
 }
 
@@ -80,15 +77,7 @@ impl BatchItem for Lookup {
         self.fetch == other.fetch
     }
 
-    fn key_hash(&self) -> u64 {
-        self.hash
-    }
-
     fn is_bounded(&self) -> bool {
-        true
-    }
-
-    fn shares_its_key(&self) -> bool {
         true
     }
 }
@@ -334,16 +323,10 @@ impl SqliteStore {
         keys: &[&DedupKey],
         fetch: Fetch,
     ) -> Result<Vec<Option<Row>>, sqlx::Error> {
-        let most = if fetch == Fetch::DigestAndResponse { MAX_RESPONSES } else { usize::MAX };
-        let mut found = Vec::with_capacity(keys.len());
-        for keys in keys.chunks(most) {
-            let rows = sqlx::query(AssertSqlSafe(Arc::clone(self.statements.read(fetch))))
-                .bind(keys_json(keys.iter().copied()))
-                .fetch_all(&self.readers)
-                .await?;
-            found.extend(rows_in_order(keys.len(), &rows, fetch)?);
-        }
-        Ok(found)
+        let mut connection = self.readers.acquire().await?;
+        Session { connection: &mut connection, statements: &self.statements }
+            .read(keys, fetch)
+            .await
     }
 
     pub(super) async fn close(&self) {

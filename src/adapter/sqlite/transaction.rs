@@ -22,16 +22,14 @@ use sqlx::{AssertSqlSafe, Connection};
 
 use super::super::contract::StoreFuture;
 use super::super::replies::Claimed;
-use super::super::sql::call::{Kind, RowReply, Rows};
-use super::super::sql::rounds::{Rounds, RowStatements, Written};
-use super::super::sql::row::Row;
-use super::super::stored::Fetch;
+use super::super::sql::batch::Replied;
+use super::super::sql::call::{Kind, RowReply, Rows, reply};
 use super::super::terms::{CallTerms, Token};
 use super::super::transaction::{OpenTransaction, Opened, TransactionAdapter, not_ours};
 use super::adapter::SqliteAdapter;
 use super::errors::{is_constraint, is_refused_commit, store_error};
-use super::params::{claimed_row, key_hash, keys_json, rows_in_order, rows_json, with_indexes};
-use super::statements::Statements;
+use super::params::{keys_json, rows_json};
+use super::session::Session;
 use super::store::{SqliteStore, WriteGuard};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
@@ -171,7 +169,7 @@ impl SqliteAdapter {
         // Looked for on this connection: another one would wait for its transaction.
         store.ready_within(connection).await?;
         let terms = CallTerms::on_claim(Token::random(), retention);
-        let rows = Rows::of_call(std::slice::from_ref(key), &terms, key_hash);
+        let rows = Rows::of_call(std::slice::from_ref(key), &terms, |_| 0);
         let claimed = match store.claim_in(connection, Kind::ClaimComplete, &rows).await {
             Err(_) if store.lacks_table(connection).await => {
                 store.ready_within(connection).await?;
@@ -207,7 +205,7 @@ impl SqliteStore {
         } else if !unanswered.is_empty() {
             let guard = self.write_lock(ErrorKind::Timeout).await?;
             let mut transaction = self.begin(guard).await?;
-            let rows = Rows::of_call(keys, terms, key_hash).select(&unanswered);
+            let rows = Rows::of_call(keys, terms, |_| 0).select(&unanswered);
             match self.claim_in(transaction.connection(), Kind::Claim, &rows).await {
                 Ok(claimed) => {
                     for (index, claimed) in unanswered.into_iter().zip(claimed) {
@@ -232,11 +230,12 @@ impl SqliteStore {
         kind: Kind,
         rows: &Rows<'_>,
     ) -> Result<Vec<Claimed>, Error> {
-        let mut session = InTransaction { connection, statements: &self.statements };
-        let mut rounds = Rounds::new(kind, rows);
-        let ran = rounds.run(&mut session, true).await;
-        ran.map_err(|error| store_error("claiming keys in a transaction", error))?;
-        rounds.claimed()
+        let mut session = Session { connection, statements: &self.statements };
+        let written = session.write(kind, rows).await;
+        let written = written.map_err(|error| store_error("claiming keys in a transaction", error));
+        let claimed =
+            |row: Replied| row.map_or(Ok(Claimed::InFlight), |row| reply(row?, RowReply::claimed));
+        written?.into_iter().map(claimed).collect()
     }
 
     async fn begin(&self, guard: WriteGuard) -> Result<OpenTransaction<Sqlite>, Error> {
@@ -274,7 +273,7 @@ impl SqliteStore {
     ) -> Result<(), Error> {
         const CONTEXT: &str = "committing the handler's transaction";
         if terms.stores_data() {
-            let rows = Rows::of_call(keys, terms, key_hash);
+            let rows = Rows::of_call(keys, terms, |_| 0);
             let stored = sqlx::query(AssertSqlSafe(Arc::clone(&self.statements.tx_store)))
                 .bind(rows_json(&rows))
                 .execute(transaction.connection())
@@ -320,57 +319,6 @@ impl SqliteStore {
         let _ = sqlx::query("BEGIN").execute(transaction.connection()).await;
         let rolled_back = transaction.rollback().await;
         rolled_back.map_err(|error| store_error("rolling the transaction back", error))
-    }
-}
-
-/// The statements of a round, in a transaction that holds the file.
-struct InTransaction<'t> {
-    connection: &'t mut SqliteConnection,
-    statements: &'t Statements,
-}
-
-impl RowStatements for InTransaction<'_> {
-    async fn write(&mut self, kind: Kind, rows: &Rows<'_>) -> Result<Vec<Written>, sqlx::Error> {
-        // It inserts missing rows too.
-        let claimed = self.claim_existing(kind, rows, &[]).await?.into_iter();
-        let written = claimed.map(|claimed| match claimed {
-            Some(claimed) => Written::Yes(RowReply::Claimed(claimed)),
-            None => Written::No,
-        });
-        Ok(written.collect())
-    }
-
-    async fn claim_existing(
-        &mut self,
-        kind: Kind,
-        rows: &Rows<'_>,
-        _: &[i64],
-    ) -> Result<Vec<Option<Claimed>>, sqlx::Error> {
-        let statement = match kind {
-            Kind::Claim => &self.statements.claim_upsert,
-            _ => &self.statements.claim_complete_upsert,
-        };
-        let existing = sqlx::query(AssertSqlSafe(Arc::clone(statement)))
-            .bind(rows_json(rows))
-            .fetch_all(&mut *self.connection)
-            .await?;
-        let mut claimed: Vec<Option<Claimed>> = rows.iter().map(|_| None).collect();
-        for (index, row) in with_indexes(rows, &existing)? {
-            claimed[index] = Some(claimed_row(row)?);
-        }
-        Ok(claimed)
-    }
-
-    async fn read(
-        &mut self,
-        rows: &Rows<'_>,
-        fetch: Fetch,
-    ) -> Result<Vec<Option<Row>>, sqlx::Error> {
-        let read = sqlx::query(AssertSqlSafe(Arc::clone(self.statements.read(fetch))))
-            .bind(keys_json(rows.iter().map(|row| row.key)))
-            .fetch_all(&mut *self.connection)
-            .await?;
-        rows_in_order(rows.len(), &read, fetch)
     }
 }
 

@@ -10,8 +10,6 @@ use super::queue::{BatchItem, Queue, QueueReply};
 use super::runtime::{Mutex, current};
 use crate::error::{Error, ErrorKind};
 
-/// How many keys wait when another lane starts; a full batch, if that has fewer. Below, the keys
-/// are cheaper as a part of the next batch.
 const KEYS_WORTH_A_LANE: usize = 32;
 /// How often a call is queued whose lane ended before the call was sent.
 const MAX_TRIES: usize = 4;
@@ -26,6 +24,7 @@ impl<I: BatchItem> Batcher<I> {
             lanes,
             max_batch_keys: batching.batch_keys(),
             max_queued_keys: batching.queued_keys(),
+            keys_worth_a_lane: KEYS_WORTH_A_LANE.min(batching.batch_keys()),
             queue: Mutex::new(Queue::default()),
         }))
     }
@@ -62,8 +61,7 @@ impl<I: BatchItem> Batcher<I> {
                 return Err(Error::new(ErrorKind::Overloaded, "queueing a call"));
             }
             let ticket = queue.push(item, reply);
-            let min_calls = KEYS_WORTH_A_LANE.min(shared.max_batch_keys);
-            (ticket, queue.opens_lane(runtime, shared.lanes, min_calls))
+            (ticket, queue.opens_lane(runtime, shared.lanes, shared.keys_worth_a_lane))
         };
         let queued = Queued { shared, ticket: Some(ticket), receiver };
         if opens {

@@ -40,6 +40,9 @@ pub(super) struct BatcherState<I: BatchItem> {
     pub(super) lanes: usize,
     pub(super) max_batch_keys: usize,
     pub(super) max_queued_keys: usize,
+    /// How many keys wait when another lane starts; a full batch, if that has fewer. Below, the keys are cheaper
+    /// as a part of the next batch.
+    pub(super) keys_worth_a_lane: usize,
     pub(super) queue: Mutex<Queue<I>>,
 }
 
@@ -56,6 +59,8 @@ pub(super) struct Lane<I: BatchItem, E: BatchExecutor<I>> {
     runtime: RuntimeId,
     /// Whether the queue counts this lane.
     open: bool,
+    /// Whether it waits for the reply to a batch.
+    sends: bool,
     /// Whether the batch is late.
     late: bool,
 }
@@ -63,7 +68,7 @@ pub(super) struct Lane<I: BatchItem, E: BatchExecutor<I>> {
 impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
     /// Starts a lane that the queue counts already.
     pub(super) fn start(shared: Arc<BatcherState<I>>, executor: Arc<E>, runtime: RuntimeId) {
-        let lane = Self { shared, executor, runtime, open: true, late: false };
+        let lane = Self { shared, executor, runtime, open: true, sends: false, late: false };
         spawn(lane.run());
     }
 
@@ -98,8 +103,10 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
             queue.close_lane(self.runtime);
             return None;
         }
-        let batch = queue.take(self.shared.max_batch_keys);
+        let batch = queue.take(self.runtime, self.shared.max_batch_keys);
+        self.sends = true;
         drop(queue);
+        self.start_another(self.shared.keys_worth_a_lane);
         Some(batch.into_iter().map(|Waiting { item, reply, .. }| (item, reply)).unzip())
     }
 
@@ -153,20 +160,22 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
 
     fn report_late(&mut self) {
         self.late = true;
-        let opens = {
-            let mut queue = self.shared.lock();
-            queue.add_late();
-            queue.opens_lane(self.runtime, self.shared.lanes, 1)
-        };
-        if opens {
+        self.shared.lock().add_late();
+        self.start_another(1);
+    }
+
+    /// Starts another lane if the queue needs one for the calls that still wait.
+    fn start_another(&self, min_calls: usize) {
+        if self.shared.lock().opens_lane(self.runtime, self.shared.lanes, min_calls) {
             Self::start(Arc::clone(&self.shared), Arc::clone(&self.executor), self.runtime);
         }
     }
 
     /// Counts the batch as sent.
     fn finish_batch(&mut self) {
+        self.sends = false;
         let is_late = std::mem::take(&mut self.late);
-        self.shared.lock().finish_batch(is_late);
+        self.shared.lock().finish_batch(self.runtime, is_late);
     }
 }
 
@@ -175,7 +184,9 @@ impl<I: BatchItem, E: BatchExecutor<I>> Drop for Lane<I, E> {
         if !self.open {
             return;
         }
-        self.finish_batch();
+        if self.sends {
+            self.finish_batch();
+        }
         let not_sent = self.shared.lock().close_lane(self.runtime);
         for Waiting { item, reply, .. } in not_sent {
             let _ = reply.send(QueueReply::NotSent(item));

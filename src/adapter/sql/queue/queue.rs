@@ -1,6 +1,6 @@
 //! [`Queue`]: the calls that wait, and which of them form the next batch.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use tokio::sync::oneshot;
 
@@ -17,14 +17,8 @@ pub(in crate::adapter) trait BatchItem: Send + 'static {
     /// Returns `true` if one statement can do both calls.
     fn can_join(&self, other: &Self) -> bool;
 
-    /// Returns a hash of the key. Keys with the same hash count as one key.
-    fn key_hash(&self) -> u64;
-
     /// Returns `true` if the call is refused while too many calls wait: it begins something.
     fn is_bounded(&self) -> bool;
-
-    /// Returns `true` if other calls that also return `true` may name the same key in one batch.
-    fn shares_its_key(&self) -> bool;
 }
 
 pub(super) type ReplySender<I> = oneshot::Sender<QueueReply<I>>;
@@ -42,13 +36,18 @@ pub(super) struct Waiting<I: BatchItem> {
     pub(super) reply: ReplySender<I>,
 }
 
+struct OpenLane {
+    runtime: RuntimeId,
+    /// Whether it waits for the reply to a batch.
+    sends: bool,
+}
+
 /// The waiting calls of all runtimes, and the lanes that send them.
 pub(super) struct Queue<I: BatchItem> {
     /// In the order of their tickets.
     waiting: VecDeque<Waiting<I>>,
     next_ticket: u64,
-    /// The runtime of each open lane.
-    lanes: Vec<RuntimeId>,
+    lanes: Vec<OpenLane>,
     /// How many lanes wait for a batch that is late.
     late: usize,
 }
@@ -83,25 +82,28 @@ impl<I: BatchItem> Queue<I> {
     /// Counts another lane if the queue needs one; the caller starts it.
     ///
     /// A runtime without a lane needs one, whatever the number: the runtimes of the other lanes may not
-    /// be driven. Otherwise `min_calls` have to wait, or any call while a batch is late.
+    /// be driven. Otherwise `min_calls` have to wait, or any call while a batch is late; and all lanes of the
+    /// runtime have to be sending, because one that is not takes the waiting calls next.
     pub(super) fn opens_lane(
         &mut self,
         runtime: RuntimeId,
         lanes: usize,
         min_calls: usize,
     ) -> bool {
-        let is_needed = self.len() >= min_calls || self.late > 0;
+        let mut mine = self.lanes.iter().filter(|lane| lane.runtime == runtime).peekable();
+        let has_lane = mine.peek().is_some();
+        let is_needed = (self.len() >= min_calls || self.late > 0) && mine.all(|lane| lane.sends);
         let has_place = self.lanes.len() < self.max_lanes(lanes);
-        let opens = self.len() > 0 && (!self.lanes.contains(&runtime) || is_needed && has_place);
+        let opens = self.len() > 0 && (!has_lane || is_needed && has_place);
         if opens {
-            self.lanes.push(runtime);
+            self.lanes.push(OpenLane { runtime, sends: false });
         }
         opens
     }
 
-    /// Removes a lane. Returns the calls that wait, if it was the last one.
+    /// Removes a lane that is not sending. Returns the calls that wait, if it was the last one.
     pub(super) fn close_lane(&mut self, runtime: RuntimeId) -> VecDeque<Waiting<I>> {
-        if let Some(lane) = self.lanes.iter().position(|lane| *lane == runtime) {
+        if let Some(lane) = self.lane(runtime, false) {
             self.lanes.swap_remove(lane);
         }
         if !self.lanes.is_empty() {
@@ -121,9 +123,16 @@ impl<I: BatchItem> Queue<I> {
         self.late += 1;
     }
 
-    /// Counts a batch as sent.
-    pub(super) fn finish_batch(&mut self, late: bool) {
+    /// Counts a batch of this runtime as sent.
+    pub(super) fn finish_batch(&mut self, runtime: RuntimeId, late: bool) {
         self.late -= usize::from(late);
+        if let Some(lane) = self.lane(runtime, true) {
+            self.lanes[lane].sends = false;
+        }
+    }
+
+    fn lane(&self, runtime: RuntimeId, sends: bool) -> Option<usize> {
+        self.lanes.iter().position(|lane| lane.runtime == runtime && lane.sends == sends)
     }
 
     /// Lanes whose batches are late do not count, up to `lanes` of them.
@@ -134,23 +143,21 @@ impl<I: BatchItem> Queue<I> {
     /// Returns `true` if a lane of this runtime was started beside a late batch that is no longer late.
     /// The last lane of a runtime stays.
     pub(super) fn has_surplus(&self, runtime: RuntimeId, lanes: usize) -> bool {
-        let of_runtime = self.lanes.iter().filter(|lane| **lane == runtime).count();
+        let of_runtime = self.lanes.iter().filter(|lane| lane.runtime == runtime).count();
         self.lanes.len() > self.max_lanes(lanes) && of_runtime > 1
     }
 
-    /// Takes the calls that can be sent together, from the front.
-    pub(super) fn take(&mut self, max_calls: usize) -> Vec<Waiting<I>> {
+    /// Takes the calls that can be sent together, from the front, for a lane that sends them now.
+    pub(super) fn take(&mut self, runtime: RuntimeId, max_calls: usize) -> Vec<Waiting<I>> {
+        if let Some(lane) = self.lane(runtime, false) {
+            self.lanes[lane].sends = true;
+        }
         let (mut batch, mut skipped): (Vec<Waiting<I>>, Vec<_>) = (Vec::new(), Vec::new());
-        // The keys of the batch, and whether other calls may name them too.
-        let mut batched: HashMap<u64, bool> = HashMap::new();
         while batch.len() < max_calls
             && skipped.len() <= max_calls * LOOK_AHEAD
             && let Some(waiting) = self.waiting.pop_front()
         {
-            let (key, shares) = (waiting.item.key_hash(), waiting.item.shares_its_key());
-            let joins = batch.first().is_none_or(|first| waiting.item.can_join(&first.item));
-            if joins && batched.get(&key).is_none_or(|shared| shares && *shared) {
-                batched.insert(key, shares);
+            if batch.first().is_none_or(|first| waiting.item.can_join(&first.item)) {
                 batch.push(waiting);
             } else {
                 skipped.push(waiting);

@@ -25,34 +25,24 @@ use lane::BatchExecutor;
 use options::Batching;
 use queue::BatchItem;
 
-const KEYS: u64 = 4;
 const MAX_BATCH_KEYS: usize = 4;
 const MAX_QUEUED_KEYS: usize = 12;
 
-/// A call of kind 0 shares its key. Kind 1 does not, but joins batches of kind 0. Kind 2 does neither.
+/// Calls of one kind join.
 struct Item {
     number: usize,
     kind: u8,
-    key: u64,
 }
 
 impl BatchItem for Item {
     type Reply = usize;
 
     fn can_join(&self, other: &Self) -> bool {
-        (self.kind == 2) == (other.kind == 2)
-    }
-
-    fn key_hash(&self) -> u64 {
-        self.key
+        self.kind == other.kind
     }
 
     fn is_bounded(&self) -> bool {
         true
-    }
-
-    fn shares_its_key(&self) -> bool {
-        self.kind == 0
     }
 }
 
@@ -106,16 +96,6 @@ impl BatchExecutor<Item> for Store {
         self.unused_guards.fetch_sub(1, Ordering::SeqCst);
         assert!(batch.len() <= MAX_BATCH_KEYS, "{} keys in one batch", batch.len());
         assert!(batch.iter().all(|item| item.can_join(&batch[0])), "calls that cannot join");
-        let mut keys: Vec<u64> = batch.iter().map(|item| item.key).collect();
-        keys.sort_unstable();
-        keys.dedup();
-        let named_by = |key: &u64, exclusive: bool| {
-            let items = batch.iter().filter(|item| item.key == *key);
-            items.filter(|item| (item.kind != 0) == exclusive).count()
-        };
-        let once =
-            |key: &u64| named_by(key, true) == 0 || named_by(key, true) + named_by(key, false) == 1;
-        assert!(keys.iter().all(once), "a key twice in one batch");
         assert!(self.lanes.fetch_add(1, Ordering::SeqCst) < self.max_lanes, "too many lanes");
         let mut sending = Sending { store: self, ended: false };
         for item in &batch {
@@ -158,7 +138,7 @@ struct World {
 
 /// Submits a call, and stops polling it until all others are done.
 async fn stall(batcher: Arc<Batcher<Item>>, store: Arc<Store>, all: usize) {
-    let item = Item { number: 0, kind: 0, key: 0 };
+    let item = Item { number: 0, kind: 0 };
     let mut reply = Box::pin(batcher.submit(&store, item));
     for _ in 0..thread_rng().gen_range(0..6) {
         if reply.as_mut().now_or_never().is_some() {
@@ -173,10 +153,9 @@ async fn stall(batcher: Arc<Batcher<Item>>, store: Arc<Store>, all: usize) {
 }
 
 async fn call(world: World, batcher: Arc<Batcher<Item>>, store: Arc<Store>, number: usize) {
-    let key = thread_rng().gen_range(0..KEYS);
     // No other call has the kind of a call that hangs, and joins its batch.
     let kind = thread_rng().gen_range(0..if world.hangs { 2 } else { 3 });
-    let item = Item { number, kind, key };
+    let item = Item { number, kind };
     let mut reply = Box::pin(batcher.submit(&store, item));
     if world.leaves && thread_rng().gen_bool(0.4) {
         for _ in 0..thread_rng().gen_range(0..6) {
@@ -227,7 +206,7 @@ fn check(world: World) {
                             return stall(batcher, store, world.callers - 1).await;
                         }
                         if world.hangs && caller == 0 {
-                            let item = Item { number: 0, kind: 2, key: 0 };
+                            let item = Item { number: 0, kind: 2 };
                             assert_eq!(batcher.submit(&store, item).await.unwrap(), 0);
                             return;
                         }

@@ -1,0 +1,411 @@
+//! How the calls of a batch become statements, for every SQL database.
+//!
+//! 1. If several calls of a batch name one key, only the first call's row is sent. Its reply decides those of other
+//!    claims, as far as it can. A call without a reply is sent in the next statement.
+//! 2. A batch that fails because of one row is sent again in parts, and a part that fails one by one, without the
+//!    rows that have their reply, until the bad row stands alone and only its caller gets the error. So it goes with
+//!    every kind of call, for [`SPLIT_TIME`] at most: then the calls that are left get the error, and are repeated
+//!    by their callers. They are not in flight, because their keys may be free. After any other failure all callers
+//!    of the statement get the same error.
+//! 3. A statement carries at most 8 MiB of responses, or one response that is larger. A batch reads
+//!    no [responses](super::responses).
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use super::super::replies::Claimed;
+use super::call::{Call, Kind, RowCall, RowReply, Rows, missing_reply};
+use super::queue::Waits;
+use crate::error::Error;
+
+/// For how long a refused batch is split, from the begin of the first refused statement on. Meanwhile its lane sends
+/// nothing else, and renewals wait for it.
+const SPLIT_TIME: Duration = Duration::from_secs(1);
+/// How many bytes of responses one statement carries. They are in memory three times while the
+/// statement is sent, and a message has at most 1 GiB.
+const MAX_BYTES: usize = 8 * 1_024 * 1_024;
+
+/// The reply of a row; `None` for a row that has to be sent again.
+pub(in crate::adapter) type Replied = Option<Result<RowReply, Error>>;
+
+/// Sends rows of one kind to a database.
+pub(in crate::adapter) trait RowExecutor: Send {
+    /// Sends rows that name each key once. Returns the reply of each row that has one, and why the others have none.
+    fn execute(
+        &mut self,
+        kind: Kind,
+        rows: &Rows<'_>,
+    ) -> impl Future<Output = (Vec<Replied>, Option<Failed>)> + Send;
+}
+
+/// Why a statement failed.
+pub(in crate::adapter) struct Failed {
+    pub(in crate::adapter) error: Error,
+    /// Whether the other rows can go without one of them.
+    pub(in crate::adapter) is_row_error: bool,
+}
+
+/// Sends one call without the queue: its caller polls this future.
+pub(in crate::adapter) async fn execute_one<E: RowExecutor>(
+    executor: &mut E,
+    call: &Call,
+) -> Result<RowReply, Error> {
+    let replies = execute_batch(executor, std::slice::from_ref(call), &|_| true).await;
+    replies.into_iter().next().unwrap_or_else(|| Err(missing_reply()))
+}
+
+/// Sends a batch.
+pub(in crate::adapter) async fn execute_batch<E: RowExecutor>(
+    executor: &mut E,
+    calls: &[Call],
+    waits: &Waits<'_>,
+) -> Vec<Result<RowReply, Error>> {
+    let mut replies: Vec<Replied> = calls.iter().map(|_| None).collect();
+    // Each part, and whether it is one of a refused part.
+    let mut parts: VecDeque<_> =
+        split_by_size(calls).into_iter().map(|part| (part, false)).collect();
+    // The end of the time to split, and the last refusal.
+    let mut refused: Option<(Instant, Box<dyn Fn() -> Error + Send + Sync>)> = None;
+    // After one, a statement may have granted a key to a call that is sent again.
+    let mut has_unknown = false;
+    while let Some((part, is_split)) = parts.pop_front() {
+        let start = Instant::now();
+        if let Some((_, error)) = refused.as_ref().filter(|(deadline, _)| start >= *deadline) {
+            part.into_iter().for_each(|call| replies[call] = Some(Err(error())));
+            continue;
+        }
+        let layout = Layout::new(calls, &part, waits);
+        let (rows, failed) = executor.execute(layout.kind, &layout.rows).await;
+        let mut unanswered = Vec::new();
+        for (call, reply) in part.iter().zip(layout.replies(rows)) {
+            match reply {
+                Some(reply) => replies[*call] = Some(reply),
+                None => unanswered.push(*call),
+            }
+        }
+        if unanswered.is_empty() {
+            continue;
+        }
+        let Some(Failed { error, is_row_error }) = failed else {
+            if unanswered.len() < part.len() {
+                parts.push_front((unanswered, is_split));
+            }
+            continue;
+        };
+        // The other parts would be lost too, and each would leave a statement behind on the server.
+        let ends = error.is_unknown() && !is_row_error;
+        has_unknown |= error.is_unknown();
+        let error = if has_unknown { error.with_unknown_outcome() } else { error }.shared();
+        if is_row_error && unanswered.len() > 1 {
+            // So a row that is locked is waited for in three statements.
+            let size = if is_split { 1 } else { unanswered.len().isqrt() };
+            let deadline = refused.map_or(start + SPLIT_TIME, |(deadline, _)| deadline);
+            refused = Some((deadline, Box::new(error)));
+            parts.extend(unanswered.chunks(size).map(|part| (part.to_vec(), true)));
+        } else {
+            let lost = if ends { std::mem::take(&mut parts) } else { VecDeque::new() };
+            let lost = lost.into_iter().flat_map(|(part, _)| part);
+            unanswered.into_iter().chain(lost).for_each(|call| replies[call] = Some(Err(error())));
+        }
+    }
+    replies.into_iter().map(|reply| reply.unwrap_or_else(|| Err(missing_reply()))).collect()
+}
+
+/// Returns the indexes of all calls, in parts that are not too large.
+fn split_by_size(calls: &[Call]) -> Vec<Vec<usize>> {
+    let (mut parts, mut part, mut bytes) = (Vec::new(), Vec::new(), 0_usize);
+    for (index, call) in calls.iter().enumerate() {
+        let more = call.bytes();
+        if !part.is_empty() && bytes.saturating_add(more) > MAX_BYTES {
+            parts.push(std::mem::take(&mut part));
+            bytes = 0;
+        }
+        bytes = bytes.saturating_add(more);
+        part.push(index);
+    }
+    if !part.is_empty() {
+        parts.push(part);
+    }
+    parts
+}
+
+/// The rows of a part, each key once.
+struct Layout<'c> {
+    kind: Kind,
+    rows: Rows<'c>,
+    /// The call of each row.
+    sent: Vec<&'c Call>,
+    /// Each call, and its row.
+    calls: Vec<(&'c Call, usize)>,
+}
+
+impl<'c> Layout<'c> {
+    /// `part` are the indexes of calls that may join.
+    fn new(calls: &'c [Call], part: &[usize], waits: &'c Waits<'c>) -> Self {
+        let calls: Vec<&Call> = part.iter().map(|index| &calls[*index]).collect();
+        let mut sorted: Vec<usize> = (0..calls.len()).collect();
+        // Every batch locks its rows in this order. The first call of those that name a key comes first.
+        sorted.sort_unstable_by_key(|at| (calls[*at].hash, &calls[*at].key, *at));
+        let mut rows: Vec<RowCall<'c>> = Vec::with_capacity(sorted.len());
+        let (mut sent, mut named) = (Vec::with_capacity(sorted.len()), Vec::new());
+        named.extend(calls.iter().map(|call| (*call, 0)));
+        for at in sorted {
+            let call = calls[at];
+            if rows.last().is_none_or(|row| *row.key != call.key) {
+                rows.push(call.row(part[at]));
+                sent.push(call);
+            }
+            named[at].1 = rows.len() - 1;
+        }
+        let kind = calls.first().map_or(Kind::Claim, |call| call.kind);
+        Self { kind, rows: Rows { rows, waits }, sent, calls: named }
+    }
+
+    /// Returns the reply to each call; `None` for a call that the rows do not answer.
+    fn replies(&self, rows: Vec<Replied>) -> Vec<Replied> {
+        let rows = rows.into_iter().map(|row| row.map(|reply| reply.map_err(Error::shared)));
+        let rows: Vec<_> = rows.collect();
+        let reply_to = |(call, row): &(&Call, usize)| {
+            let reply = match rows.get(*row)?.as_ref()? {
+                Ok(reply) => Ok(reply.clone()),
+                Err(error) => Err(error()),
+            };
+            let sent = self.sent[*row];
+            if std::ptr::eq(*call, sent) {
+                return Some(reply);
+            }
+            // The row was not written for a caller that has gone.
+            let follows = sent.kind.is_claim() && self.rows.has_caller(*row);
+            follows.then(|| follow(sent, reply, call)).flatten()
+        };
+        self.calls.iter().map(reply_to).collect()
+    }
+}
+
+/// Returns the reply to a claim of a key that another claim of the batch has asked for; `None` if a claim that comes
+/// later gets another reply.
+fn follow(sent: &Call, reply: Result<RowReply, Error>, call: &Call) -> Replied {
+    let Ok(RowReply::Claimed(Claimed::First { .. })) = reply else { return Some(reply) };
+    let is_leased = sent.kind == Kind::Claim && sent.terms.token() != call.terms.token();
+    is_leased.then_some(Ok(RowReply::Claimed(Claimed::InFlight)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{HashMap, HashSet};
+
+    use http::{HeaderMap, StatusCode};
+
+    use super::super::super::replies::{Completed, Seen};
+    use super::super::super::stored::StoredResponse;
+    use super::super::super::terms::{CallTerms, Token};
+    use super::*;
+    use crate::error::ErrorKind;
+    use crate::key::DedupKey;
+
+    /// A table in memory, with other programs around it. Its keys are numbers.
+    #[derive(Default)]
+    struct Table {
+        rows: HashMap<u128, Token>,
+        /// Rows that open transactions hold.
+        held: HashSet<u128>,
+        /// How long a statement waits for a row that is held.
+        waits: Duration,
+        /// A row that no statement can write.
+        bad: Option<u128>,
+        /// The number of the statement that is refused for no row's sake.
+        refused: Option<usize>,
+        /// How many rows each statement had.
+        sent: Vec<usize>,
+    }
+
+    impl RowExecutor for Table {
+        async fn execute(&mut self, kind: Kind, rows: &Rows<'_>) -> (Vec<Replied>, Option<Failed>) {
+            self.sent.push(rows.len());
+            let none = || rows.iter().map(|_| None).collect();
+            let failed = |is_row_error| {
+                let error = Error::new(ErrorKind::Refused, "testing");
+                (none(), Some(Failed { error, is_row_error }))
+            };
+            if self.refused == Some(self.sent.len()) {
+                return failed(false);
+            }
+            if rows.iter().any(|row| self.held.contains(&row.hash)) {
+                std::thread::sleep(self.waits);
+                return match rows.len() {
+                    1 if kind.is_claim() => (vec![claimed(Claimed::InFlight)], None),
+                    _ => failed(true),
+                };
+            }
+            if rows.iter().any(|row| self.bad == Some(row.hash)) {
+                return failed(true);
+            }
+            let write = rows.iter().map(|row| {
+                if !kind.is_claim() {
+                    return Some(Ok(RowReply::Completed(Completed::Held)));
+                }
+                let seen = Claimed::Duplicate(Seen::new(Duration::ZERO));
+                let known = self.rows.insert(row.hash, row.token());
+                claimed(known.map_or(Claimed::first(1, false), |_| seen))
+            });
+            (write.collect(), None)
+        }
+    }
+
+    fn claimed(reply: Claimed) -> Replied {
+        Some(Ok(RowReply::Claimed(reply)))
+    }
+
+    fn call_of(kind: Kind, id: u128) -> Call {
+        let key = DedupKey::new("a", &id.to_string()).unwrap();
+        let (token, minute) = (Token::random(), Duration::from_secs(60));
+        let terms = match kind {
+            Kind::ClaimComplete => CallTerms::on_claim(token, minute),
+            _ => CallTerms::on_completion(token, minute, minute),
+        };
+        Call::new(kind, &key, &terms, |_| id)
+    }
+
+    fn calls(kind: Kind, count: u128) -> Vec<Call> {
+        (0..count).map(|id| call_of(kind, id)).collect()
+    }
+
+    /// Returns a letter for the reply to each call.
+    async fn execute(table: &mut Table, calls: &[Call]) -> String {
+        let replies = execute_batch(table, calls, &|_| true).await;
+        let letter = |reply| match reply {
+            Ok(RowReply::Claimed(Claimed::First { .. })) => 'F',
+            Ok(RowReply::Claimed(Claimed::Duplicate(_))) => 'D',
+            Ok(RowReply::Claimed(Claimed::InFlight)) => 'I',
+            Ok(_) => 'H',
+            Err(_) => 'E',
+        };
+        replies.into_iter().map(letter).collect()
+    }
+
+    /// The replies to 64 calls, of which one differs.
+    fn except(at: usize, one: char, others: char) -> String {
+        (0..64).map(|index| if index == at { one } else { others }).collect()
+    }
+
+    /// The eight parts, and then the calls of the part with the row.
+    fn parts() -> Vec<usize> {
+        [&[64][..], &[8; 8], &[1; 8]].concat()
+    }
+
+    #[tokio::test]
+    async fn row_that_is_held_delays_no_other_row() {
+        for (kind, replies) in
+            [(Kind::Claim, except(17, 'I', 'F')), (Kind::Complete, except(17, 'E', 'H'))]
+        {
+            let mut table = Table { held: HashSet::from([17]), ..Table::default() };
+            assert_eq!(execute(&mut table, &calls(kind, 64)).await, replies, "{kind:?}");
+            assert_eq!(table.sent, parts(), "{kind:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn row_that_cannot_be_written_fails_its_own_call_only() {
+        for (kind, replies) in
+            [(Kind::Claim, except(17, 'E', 'F')), (Kind::Complete, except(17, 'E', 'H'))]
+        {
+            let mut table = Table { bad: Some(17), ..Table::default() };
+            assert_eq!(execute(&mut table, &calls(kind, 64)).await, replies, "{kind:?}");
+            assert_eq!(table.sent, parts(), "{kind:?}");
+        }
+        let mut table = Table { held: HashSet::from([17]), bad: Some(60), ..Table::default() };
+        let mut expected = except(17, 'I', 'F');
+        expected.replace_range(60..61, "E");
+        assert_eq!(execute(&mut table, &calls(Kind::Claim, 64)).await, expected);
+    }
+
+    /// The rows may be free: a sender has to repeat these deliveries, and a ledger these completions.
+    #[tokio::test]
+    async fn calls_are_errors_when_the_time_to_split_them_is_over() {
+        for kind in [Kind::Claim, Kind::Complete] {
+            let held = HashSet::from([17]);
+            let mut table = Table { held, waits: SPLIT_TIME, ..Table::default() };
+            assert_eq!(execute(&mut table, &calls(kind, 64)).await, "E".repeat(64), "{kind:?}");
+            assert_eq!(table.sent, [64], "{kind:?}");
+        }
+    }
+
+    /// The rows of the first part were written, and the next part is the one that waits too long.
+    #[tokio::test]
+    async fn parts_that_were_written_in_time_keep_their_replies() {
+        let held = HashSet::from([9]);
+        let mut table = Table { held, waits: SPLIT_TIME * 2 / 3, ..Table::default() };
+        let replies = execute(&mut table, &calls(Kind::Complete, 64)).await;
+        assert_eq!(replies, "H".repeat(8) + &"E".repeat(56));
+        assert_eq!(table.sent, [64, 8, 8]);
+    }
+
+    #[tokio::test]
+    async fn failure_of_a_part_leaves_the_replies_to_the_others() {
+        let mut table = Table { held: HashSet::from([17]), refused: Some(3), ..Table::default() };
+        let mut expected = except(17, 'I', 'F');
+        expected.replace_range(8..16, &"E".repeat(8));
+        assert_eq!(execute(&mut table, &calls(Kind::Claim, 64)).await, expected);
+        assert_eq!(table.sent, parts());
+        let mut table = Table { refused: Some(1), ..Table::default() };
+        assert_eq!(execute(&mut table, &calls(Kind::Claim, 64)).await, "E".repeat(64));
+    }
+
+    #[tokio::test]
+    async fn calls_that_name_one_key_share_its_row() {
+        for (kind, replies, sent) in [
+            (Kind::ClaimComplete, "FDDF", &[2, 1][..]),
+            (Kind::Claim, "FIIF", &[2]),
+            (Kind::Complete, "HHHH", &[2, 1, 1]),
+        ] {
+            let mut table = Table::default();
+            let calls = [1, 1, 1, 2].map(|id| call_of(kind, id));
+            assert_eq!(execute(&mut table, &calls).await, replies, "{kind:?}");
+            assert_eq!(table.sent, sent, "{kind:?}");
+        }
+    }
+
+    /// Its row is not written.
+    #[tokio::test]
+    async fn call_is_sent_again_if_the_caller_of_its_row_has_gone() {
+        struct Gone;
+        impl RowExecutor for Gone {
+            async fn execute(
+                &mut self,
+                _: Kind,
+                rows: &Rows<'_>,
+            ) -> (Vec<Replied>, Option<Failed>) {
+                let unknown = || Some(Err(Error::new(ErrorKind::Unavailable, "testing")));
+                let reply = |row| {
+                    if rows.has_caller(row) { claimed(Claimed::first(1, false)) } else { unknown() }
+                };
+                ((0..rows.len()).map(reply).collect(), None)
+            }
+        }
+        let calls = [1, 1].map(|id| call_of(Kind::Claim, id));
+        let replies = execute_batch(&mut Gone, &calls, &|call| call == 1).await;
+        assert!(matches!(&replies[..], [Err(_), Ok(RowReply::Claimed(Claimed::First { .. }))]));
+    }
+
+    fn call(bytes: usize) -> Call {
+        let key = DedupKey::new("a", "1").unwrap();
+        let terms = CallTerms::on_claim(Token::random(), Duration::ZERO);
+        let body = vec![0; bytes].into();
+        let response = StoredResponse::new(StatusCode::OK, HeaderMap::new(), body);
+        let terms = terms.with_response(response.into());
+        Call::new(Kind::Complete, &key, &terms, |_| 0)
+    }
+
+    #[test]
+    fn batch_with_large_responses_is_sent_in_parts() {
+        let small: Vec<_> = (0..1_024).map(|_| call(100)).collect();
+        assert_eq!(split_by_size(&small), [(0..1_024).collect::<Vec<_>>()]);
+        let half = MAX_BYTES / 2;
+        let sizes = [half, half, 1, MAX_BYTES * 2, MAX_BYTES, 1];
+        let large: Vec<_> = sizes.map(call).into();
+        let parts = [vec![0, 1], vec![2], vec![3], vec![4], vec![5]];
+        assert_eq!(split_by_size(&large), parts);
+        assert!(split_by_size(&[]).is_empty());
+    }
+}

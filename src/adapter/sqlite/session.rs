@@ -1,0 +1,166 @@
+//! [`Session`]: the statements of a batch on a connection.
+//!
+//! The first statement is for the common case: claims of keys without a row, completions by the
+//! holder. It returns only how many rows it wrote. If those are all, nothing more is sent. If not, the
+//! statement for every case follows for all keys: a token that has got a key gets it again. A row that this
+//! statement does not write is read, and decides the reply.
+
+use std::sync::Arc;
+
+use sqlx::sqlite::{SqliteConnection, SqliteRow};
+use sqlx::{AssertSqlSafe, Row as _};
+
+use super::super::replies::{Claimed, Renewed};
+use super::super::sql::batch::Replied;
+use super::super::sql::call::{Kind, RowReply, Rows};
+use super::super::sql::row::{Row, completed};
+use super::super::stored::Fetch;
+use super::super::terms::Token;
+use super::params::{claimed_row, keys_json, rows_in_order, rows_json, with_indexes};
+use super::statements::Statements;
+use crate::error::{Error, ErrorKind};
+use crate::key::DedupKey;
+
+/// How often a statement is repeated, because another process has changed a row before it was read.
+const TRIES: usize = 5;
+/// How many responses one statement reads. A response is large.
+const MAX_RESPONSES: usize = 64;
+
+/// A connection that may write: under the write lock, or in a transaction that holds the file.
+pub(super) struct Session<'c> {
+    pub(super) connection: &'c mut SqliteConnection,
+    pub(super) statements: &'c Statements,
+}
+
+impl Session<'_> {
+    pub(super) async fn execute(
+        &mut self,
+        kind: Kind,
+        rows: &Rows<'_>,
+        has_written: &mut bool,
+    ) -> Result<Vec<Replied>, sqlx::Error> {
+        let all = self.statements;
+        let (common_case, reply) = match kind {
+            Kind::Renew => return self.update(&all.renew, rows, RENEWED).await,
+            Kind::Release => return self.update(&all.release, rows, RELEASED).await,
+            Kind::ReleaseComplete => {
+                return self.update(&all.release_complete, rows, RELEASED).await;
+            }
+            Kind::Claim => (&all.claim_insert, RowReply::Claimed(Claimed::first(1, false))),
+            Kind::ClaimComplete => {
+                (&all.claim_complete_insert, RowReply::Claimed(Claimed::first(1, false)))
+            }
+            Kind::Complete => (&all.complete_held, RowReply::Completed(completed(1, true))),
+        };
+        if kind.is_claim() || !rows.stores_data() {
+            let query = sqlx::query(AssertSqlSafe(Arc::clone(common_case))).bind(rows_json(rows));
+            let written = query.execute(&mut *self.connection).await?.rows_affected();
+            if usize::try_from(written) == Ok(rows.len()) {
+                return Ok(rows.iter().map(|_| Some(Ok(reply.clone()))).collect());
+            }
+            *has_written |= written > 0;
+        }
+        let unknown = || Error::new(ErrorKind::Unavailable, kind.context()).with_unknown_outcome();
+        let replies = self.write(kind, rows).await?.into_iter();
+        Ok(replies.map(|reply| reply.or_else(|| Some(Err(unknown())))).collect())
+    }
+
+    /// Renews or releases the rows of these tokens. `replies` are those for a row that was written, and for another.
+    async fn update(
+        &mut self,
+        sql: &Arc<str>,
+        rows: &Rows<'_>,
+        [written, other]: [RowReply; 2],
+    ) -> Result<Vec<Replied>, sqlx::Error> {
+        let returned = self.fetch(sql, rows).await?;
+        let mut replies: Vec<_> = rows.iter().map(|_| Some(Ok(other.clone()))).collect();
+        for (index, _) in with_indexes(rows, &returned)? {
+            replies[index] = Some(Ok(written.clone()));
+        }
+        Ok(replies)
+    }
+
+    /// Claims or completes rows in every state. A row without a reply was changed by other processes each time.
+    pub(super) async fn write(
+        &mut self,
+        kind: Kind,
+        rows: &Rows<'_>,
+    ) -> Result<Vec<Replied>, sqlx::Error> {
+        let statement = match kind {
+            Kind::Claim => &self.statements.claim_upsert,
+            Kind::ClaimComplete => &self.statements.claim_complete_upsert,
+            _ => &self.statements.complete,
+        };
+        let fetch = rows.first().map_or(Fetch::Nothing, |row| row.terms.fetch());
+        let mut replies: Vec<Replied> = rows.iter().map(|_| None).collect();
+        for _ in 0..TRIES {
+            let left = unanswered(&replies);
+            if left.is_empty() {
+                break;
+            }
+            let written = self.fetch(statement, &rows.select(&left)).await?;
+            for (index, row) in with_indexes(&rows.select(&left), &written)? {
+                let index = left[index];
+                replies[index] = Some(Ok(written_reply(kind, row, rows[index].token())?));
+            }
+            let left = unanswered(&replies);
+            let keys: Vec<_> = left.iter().map(|index| rows[*index].key).collect();
+            let found = self.read(&keys, fetch).await?;
+            for (index, row) in left.into_iter().zip(found) {
+                let (Some(row), terms) = (row, rows[index].terms) else { continue };
+                replies[index] = if kind.is_claim() {
+                    row.claimed(terms).map(|reply| reply.map(RowReply::Claimed)).transpose()
+                } else {
+                    let completed = row.completed(terms.token());
+                    completed.map(|reply| reply.map(RowReply::Completed)).transpose()
+                };
+            }
+        }
+        Ok(replies)
+    }
+
+    /// Sends a statement that writes. Returns its rows.
+    pub(super) async fn fetch(
+        &mut self,
+        sql: &Arc<str>,
+        rows: &Rows<'_>,
+    ) -> Result<Vec<SqliteRow>, sqlx::Error> {
+        let query = sqlx::query(AssertSqlSafe(Arc::clone(sql))).bind(rows_json(rows));
+        // All rows: SQLite commits at the end of the statement, after it has returned them.
+        query.fetch_all(&mut *self.connection).await
+    }
+
+    pub(super) async fn read(
+        &mut self,
+        keys: &[&DedupKey],
+        fetch: Fetch,
+    ) -> Result<Vec<Option<Row>>, sqlx::Error> {
+        let most = if fetch == Fetch::DigestAndResponse { MAX_RESPONSES } else { usize::MAX };
+        let mut found = Vec::with_capacity(keys.len());
+        for keys in keys.chunks(most) {
+            let rows = sqlx::query(AssertSqlSafe(Arc::clone(self.statements.read(fetch))))
+                .bind(keys_json(keys.iter().copied()))
+                .fetch_all(&mut *self.connection)
+                .await?;
+            found.extend(rows_in_order(keys.len(), &rows, fetch)?);
+        }
+        Ok(found)
+    }
+}
+
+const RENEWED: [RowReply; 2] = [RowReply::Renewed(Renewed::Held), RowReply::Renewed(Renewed::Lost)];
+const RELEASED: [RowReply; 2] = [RowReply::Released, RowReply::Released];
+
+fn unanswered(replies: &[Replied]) -> Vec<usize> {
+    (0..replies.len()).filter(|index| replies[*index].is_none()).collect()
+}
+
+/// Returns the reply of a row that a claim or a completion wrote.
+fn written_reply(kind: Kind, row: &SqliteRow, mine: Token) -> Result<RowReply, sqlx::Error> {
+    if kind.is_claim() {
+        return Ok(RowReply::Claimed(claimed_row(row)?));
+    }
+    let token: Option<Vec<u8>> = row.try_get("token")?;
+    let is_held = token.as_deref() == Some(mine.as_bytes());
+    Ok(RowReply::Completed(completed(row.try_get("attempts")?, is_held)))
+}
