@@ -8,8 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tower_dedup::adapter::{
-    Batching, MaintenanceAdapter, PostgresAdapter, PostgresOptions, Purging, SqliteAdapter,
-    SqliteOptions,
+    MaintenanceAdapter, PostgresAdapter, PostgresOptions, Purging, SqliteAdapter, SqliteOptions,
 };
 use tower_dedup::sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
 use tower_dedup::sqlx::sqlite::{
@@ -87,7 +86,6 @@ impl Target {
         match url.split(':').next().unwrap_or_default() {
             "postgres" | "postgresql" => {
                 let mut options = PostgresOptions::new()
-                    .batching(Batching::off())
                     .purging(Purging::off())
                     // A session that is set read-only would reach the service through a pooler.
                     .make_table(false)
@@ -104,10 +102,8 @@ impl Target {
             }
             "sqlite" if global.schema.is_some() => Err(Failure::usage("--schema is for Postgres")),
             "sqlite" => {
-                let mut options = SqliteOptions::new()
-                    .batching(Batching::off())
-                    .purging(Purging::off())
-                    .try_write_lock_timeout(timeout)?;
+                let mut options =
+                    SqliteOptions::new().purging(Purging::off()).try_write_lock_timeout(timeout)?;
                 if let Some(table) = global.table.clone() {
                     options = options.table(table);
                 }

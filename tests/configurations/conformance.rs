@@ -11,7 +11,6 @@ use sqlx::{Connection, PgConnection, SqlitePool};
 use tempfile::TempDir;
 use tower_dedup::adapter::{
     Batching, MaintenanceAdapter, MemoryAdapter, PostgresAdapter, PostgresOptions, SqliteAdapter,
-    SqliteOptions,
 };
 use tower_dedup::conformance::{SharedStore, Store};
 
@@ -141,13 +140,13 @@ impl Store for Serializable {
 }
 
 /// Every call is a statement of its own.
-struct Unbatched(Postgres);
+struct Single(Postgres);
 
-impl Store for Unbatched {
+impl Store for Single {
     type Adapter = PostgresAdapter;
 
     async fn create() -> Self {
-        let options = PostgresOptions::new().batching(Batching::off());
+        let options = PostgresOptions::new().batching(Batching::new().lanes(8).max_batch_keys(1));
         Self(Postgres::over(options, connect_in).await)
     }
 
@@ -205,39 +204,12 @@ impl SharedStore for Partitioned {
     }
 }
 
-/// Every call on a file is a statement of its own.
-struct UnbatchedFile(Sqlite, Arc<SqliteAdapter>);
-
-impl Store for UnbatchedFile {
-    type Adapter = SqliteAdapter;
-
-    async fn create() -> Self {
-        let store = Sqlite::create().await;
-        let options = SqliteOptions::new().batching(Batching::off());
-        let adapter = SqliteAdapter::connect_with(&url(&store.path), options).await.unwrap();
-        Self(store, Arc::new(adapter))
-    }
-
-    fn adapter(&self) -> Arc<SqliteAdapter> {
-        Arc::clone(&self.1)
-    }
-
-    async fn advance(&self, by: Duration) {
-        self.0.advance(by).await;
-    }
-
-    async fn set_back(&self, by: Duration) {
-        self.0.set_back(by).await;
-    }
-}
-
 everything!(
     memory_few_shards = FewShards,
     sqlite_users_pool = UsersPool,
     postgres_serializable = Serializable,
-    postgres_unbatched = Unbatched,
+    postgres_single = Single,
     postgres_partitioned = Partitioned,
-    sqlite_unbatched = UnbatchedFile,
     boxed = Boxed,
     redis_sentinel = RedisSentinel,
     redis_cluster = RedisCluster,
@@ -247,9 +219,8 @@ everything!(
 inspection!(
     sqlite_users_pool = UsersPool,
     postgres_serializable = Serializable,
-    postgres_unbatched = Unbatched,
+    postgres_single = Single,
     postgres_partitioned = Partitioned,
-    sqlite_unbatched = UnbatchedFile,
     boxed = Boxed,
     redis_sentinel = RedisSentinel,
     redis_cluster = RedisCluster,

@@ -3,9 +3,7 @@
 use futures_util::future::join_all;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection, PgConnection, PgPool};
-use tower_dedup::adapter::{
-    Batching, Claimed, DedupAdapter, PostgresAdapter, PostgresOptions, TransactionAdapter,
-};
+use tower_dedup::adapter::{Claimed, DedupAdapter, PostgresAdapter, TransactionAdapter};
 
 use crate::support::cluster::{Cluster, until_true};
 use crate::support::{FIRST, dedup_key, on_claim, terms, until};
@@ -49,19 +47,11 @@ impl Demoted {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pool_full_of_connections_to_a_demoted_server_recovers() {
     let demoted = Demoted::start().await;
-    for (name, batching) in [("batched", Batching::new()), ("single", Batching::off())] {
-        let adapter = async || {
-            PostgresAdapter::with_options(
-                demoted.pool().await,
-                PostgresOptions::new().batching(batching),
-            )
-        };
-        let recorded =
-            adapter().await.claim(&dedup_key(&format!("{name} record")), &on_claim(&terms())).await;
-        assert_eq!(recorded.unwrap(), FIRST);
-        let claimed = adapter().await.claim(&dedup_key(&format!("{name} claim")), &terms()).await;
-        assert_eq!(claimed.unwrap(), Claimed::first(1, false));
-    }
+    let adapter = async || PostgresAdapter::new(demoted.pool().await);
+    let recorded = adapter().await.claim(&dedup_key("record"), &on_claim(&terms())).await;
+    assert_eq!(recorded.unwrap(), FIRST);
+    let claimed = adapter().await.claim(&dedup_key("claim"), &terms()).await;
+    assert_eq!(claimed.unwrap(), Claimed::first(1, false));
 }
 
 #[tokio::test(flavor = "multi_thread")]

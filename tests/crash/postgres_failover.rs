@@ -410,8 +410,9 @@ async fn writes_of_a_role_that_does_not_wait_for_the_standby_wait_for_it() {
     for setting in ["local", "off"] {
         let pool = pool_of(&url, 8, setting);
         let adapter = PostgresAdapter::new(pool.clone());
-        let unbatched = PostgresOptions::new().batching(Batching::off());
-        let single = PostgresAdapter::with_options(pool.clone(), unbatched.clone());
+        let batching = Batching::new().lanes(8).max_batch_keys(1);
+        let options = PostgresOptions::new().batching(batching);
+        let single = PostgresAdapter::with_options(pool.clone(), options.clone());
         let key = |name: &str| dedup_key(&format!("{setting} {name}"));
         let (batched, one, undone, open, user) =
             (key("batched"), key("one"), key("undone"), key("open"), key("user"));
@@ -470,7 +471,7 @@ async fn writes_of_a_role_that_does_not_wait_for_the_standby_wait_for_it() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
             // The option `asynchronous_claims` removes the wait of a claim.
-            let options = unbatched.asynchronous_claims(true);
+            let options = options.asynchronous_claims(true);
             let free = PostgresAdapter::with_options(pool.clone(), options);
             let first = free.claim(&key("free"), &mine).await.unwrap();
             assert_eq!(first, Claimed::first(1, false));

@@ -239,20 +239,13 @@ async fn lease_over_a_silent_connection_loses_and_doubles_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unbatched_lease_over_a_silent_connection_loses_and_doubles_nothing() {
-    silent_at_every_message(Batching::off(), lease, 4).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn release_over_a_silent_connection_frees_the_key() {
     silent_at_every_message(Batching::new(), failing_lease, 4).await;
-    silent_at_every_message(Batching::off(), failing_lease, 4).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_arrival_over_a_silent_connection_loses_and_doubles_nothing() {
     silent_at_every_message(Batching::new(), on_arrival, 2).await;
-    silent_at_every_message(Batching::off(), on_arrival, 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -104,11 +104,6 @@ async fn lease_on_a_locked_table_piles_up_no_sessions() {
 }
 
 #[tokio::test]
-async fn unbatched_lease_on_a_locked_table_piles_up_no_sessions() {
-    locked_table_piles_up_no_sessions(Batching::off(), lease).await;
-}
-
-#[tokio::test]
 async fn transactions_on_a_locked_table_pile_up_no_sessions() {
     locked_table_piles_up_no_sessions(Batching::new(), in_a_transaction).await;
 }
@@ -117,28 +112,26 @@ async fn transactions_on_a_locked_table_pile_up_no_sessions() {
 /// time and wait for one migration of theirs.
 #[tokio::test]
 async fn open_migration_piles_up_no_sessions() {
-    for batching in [Batching::new(), Batching::off()] {
-        let database = Database::fresh().await;
-        let adapter = adapter(&database.pool(4), batching);
-        let mut theirs = database.effects.pool().begin().await.unwrap();
-        for statement in adapter.schema_sql() {
-            sqlx::raw_sql(sqlx::AssertSqlSafe(statement)).execute(&mut *theirs).await.unwrap();
-        }
-        let (_, service) = lease(adapter, sound(&database));
-        let (start, mut most) = (Instant::now(), 0);
-        while start.elapsed() < 8 * STATEMENT_TIMEOUT {
-            let crowd = (0..4).map(|number| {
-                let (service, id) = (service.clone(), format!("{number}-{:?}", start.elapsed()));
-                async move { assert_eq!(send(&service, request(&id)).await.status(), 503) }
-            });
-            join_all(crowd).await;
-            most = most.max(database.sessions("true").await);
-        }
-        assert!(most <= 4 + 2, "{most} sessions with {batching:?}");
-        theirs.commit().await.unwrap();
-        until_acknowledged(&service, "after").await;
-        assert_eq!(database.effects.of("after").await, 1);
+    let database = Database::fresh().await;
+    let adapter = adapter(&database.pool(4), Batching::new());
+    let mut theirs = database.effects.pool().begin().await.unwrap();
+    for statement in adapter.schema_sql() {
+        sqlx::raw_sql(sqlx::AssertSqlSafe(statement)).execute(&mut *theirs).await.unwrap();
     }
+    let (_, service) = lease(adapter, sound(&database));
+    let (start, mut most) = (Instant::now(), 0);
+    while start.elapsed() < 8 * STATEMENT_TIMEOUT {
+        let crowd = (0..4).map(|number| {
+            let (service, id) = (service.clone(), format!("{number}-{:?}", start.elapsed()));
+            async move { assert_eq!(send(&service, request(&id)).await.status(), 503) }
+        });
+        join_all(crowd).await;
+        most = most.max(database.sessions("true").await);
+    }
+    assert!(most <= 4 + 2, "{most} sessions");
+    theirs.commit().await.unwrap();
+    until_acknowledged(&service, "after").await;
+    assert_eq!(database.effects.of("after").await, 1);
 }
 
 /// COMMIT stalls, as with an absent standby or a hanging disk. The adapter opens no further sessions beside
@@ -178,7 +171,7 @@ async fn stalled_commits_pile_up_no_sessions() {
 
 #[tokio::test]
 async fn stalled_claims_pile_up_no_sessions() {
-    stalled_commits(Batching::off(), patient_lease, "webhook_deliveries", 3 + 3).await;
+    stalled_commits(Batching::new(), patient_lease, "webhook_deliveries", 3 + 4).await;
 }
 
 /// The COMMIT of the claim stalls for longer than its statement may take. No other session sees the
@@ -186,25 +179,22 @@ async fn stalled_claims_pile_up_no_sessions() {
 #[tokio::test]
 async fn on_arrival_claim_that_waits_in_its_commit_is_not_reported_absent() {
     let database = Database::fresh().await;
-    for batching in [Batching::new(), Batching::off()] {
-        let adapter = adapter(&database.pool(3), batching);
-        adapter.migrate().await.unwrap();
-        let gate = database.gate("COMMIT AFTER INSERT ON webhook_deliveries").await;
-        let (keys, mine) =
-            (dedup_key(&format!("{batching:?}")), CallTerms::on_claim(rand_token(), MINUTE));
-        let recorded = tokio::time::timeout(2 * STATEMENT_TIMEOUT, adapter.claim(&keys, &mine));
-        assert!(!matches!(recorded.await, Ok(Ok(_))), "the record cannot have ended");
-        let start = Instant::now();
-        while start.elapsed() < 3 * STATEMENT_TIMEOUT {
-            let undone = adapter.release(&keys, &mine);
-            let undone = tokio::time::timeout(STATEMENT_TIMEOUT, undone).await;
-            assert!(!matches!(undone, Ok(Ok(_))), "{undone:?} after {:?}", start.elapsed());
-        }
-        drop(gate);
-        // The row appears when the COMMIT of the claim ends.
-        until(async || adapter.release(&keys, &mine).await.is_ok()).await;
-        assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), FIRST);
+    let adapter = adapter(&database.pool(3), Batching::new());
+    adapter.migrate().await.unwrap();
+    let gate = database.gate("COMMIT AFTER INSERT ON webhook_deliveries").await;
+    let (keys, mine) = (dedup_key("a"), CallTerms::on_claim(rand_token(), MINUTE));
+    let recorded = tokio::time::timeout(2 * STATEMENT_TIMEOUT, adapter.claim(&keys, &mine));
+    assert!(!matches!(recorded.await, Ok(Ok(_))), "the record cannot have ended");
+    let start = Instant::now();
+    while start.elapsed() < 3 * STATEMENT_TIMEOUT {
+        let undone = adapter.release(&keys, &mine);
+        let undone = tokio::time::timeout(STATEMENT_TIMEOUT, undone).await;
+        assert!(!matches!(undone, Ok(Ok(_))), "{undone:?} after {:?}", start.elapsed());
     }
+    drop(gate);
+    // The row appears when the COMMIT of the claim ends.
+    until(async || adapter.release(&keys, &mine).await.is_ok()).await;
+    assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), FIRST);
 }
 
 /// The fence is in the row. It needs no look at the sessions of the server: these show no statement, and they are
@@ -213,7 +203,7 @@ async fn on_arrival_claim_that_waits_in_its_commit_is_not_reported_absent() {
 async fn claim_that_waits_in_its_commit_is_released_under_another_role() {
     let server = Server::start();
     let database = Database::of(Schema::fresh_in(&server.url())).await;
-    adapter(&database.pool(1), Batching::off()).migrate().await.unwrap();
+    adapter(&database.pool(1), Batching::new()).migrate().await.unwrap();
     let schema = database.name();
     for role in ["a", "b", "c"] {
         let role = format!(
@@ -288,23 +278,20 @@ async fn a_pool_with_a_parent_has_lanes() {
 #[tokio::test]
 async fn a_closed_adapter_opens_no_connection() {
     let database = Database::fresh().await;
-    for batching in [Batching::new(), Batching::off()] {
-        for opened in [false, true] {
-            let pool = database.pool(2);
-            let adapter = adapter(&pool, batching);
-            let terms = CallTerms::on_claim([1; 16].into(), MINUTE);
-            let record = async |id: &str| adapter.claim(&dedup_key(id), &on_claim(&terms)).await;
-            if opened {
-                let id = format!("{batching:?}");
-                assert_eq!(record(&id).await.unwrap(), FIRST);
-            }
-            adapter.close().await;
-            let error = record("after").await.unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Unavailable);
-            assert!(!pool.is_closed(), "the user's pool stays open");
-            pool.close().await;
-            database.until_sessions("true", 0).await;
+    for opened in [false, true] {
+        let pool = database.pool(2);
+        let adapter = adapter(&pool, Batching::new());
+        let terms = CallTerms::on_claim([1; 16].into(), MINUTE);
+        let record = async |id: &str| adapter.claim(&dedup_key(id), &on_claim(&terms)).await;
+        if opened {
+            assert_eq!(record("before").await.unwrap(), FIRST);
         }
+        adapter.close().await;
+        let error = record("after").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(!pool.is_closed(), "the user's pool stays open");
+        pool.close().await;
+        database.until_sessions("true", 0).await;
     }
 }
 

@@ -60,14 +60,9 @@ impl Backend for Memory {
     }
 }
 
-/// How the adapters of a backend batch: large batches, and small batches in several lanes; or not
-/// at all.
-pub(crate) fn batching(on: bool) -> [Batching; 2] {
-    if on {
-        [Batching::new(), Batching::new().lanes(3).max_batch_keys(3)]
-    } else {
-        [Batching::off(); 2]
-    }
+/// How the adapters of a backend batch: large batches, and small batches in several lanes.
+pub(crate) fn batching() -> [Batching; 2] {
+    [Batching::new(), Batching::new().lanes(3).max_batch_keys(3)]
 }
 
 pub(crate) struct File {

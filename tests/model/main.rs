@@ -82,22 +82,12 @@ fn memory_in_shards_follows_the_contract() {
 
 #[test]
 fn sqlite_follows_the_contract() {
-    follows(400, File::new(batching(true)));
-}
-
-#[test]
-fn sqlite_unbatched_follows_the_contract() {
-    follows(200, File::new(batching(false)));
+    follows(400, File::new(batching()));
 }
 
 #[test]
 fn postgres_follows_the_contract() {
-    follows(400, Server::new(batching(true)));
-}
-
-#[test]
-fn postgres_unbatched_follows_the_contract() {
-    follows(200, Server::new(batching(false)));
+    follows(400, Server::new(batching()));
 }
 
 #[test]
@@ -112,22 +102,12 @@ fn memory_is_linearizable() {
 
 #[test]
 fn sqlite_is_linearizable() {
-    is_explained(1_000, File::new(batching(true)));
-}
-
-#[test]
-fn sqlite_unbatched_is_linearizable() {
-    is_explained(300, File::new(batching(false)));
+    is_explained(1_000, File::new(batching()));
 }
 
 #[test]
 fn postgres_is_linearizable() {
-    is_explained(1_000, Server::new(batching(true)));
-}
-
-#[test]
-fn postgres_unbatched_is_linearizable() {
-    is_explained(300, Server::new(batching(false)));
+    is_explained(1_000, Server::new(batching()));
 }
 
 #[test]

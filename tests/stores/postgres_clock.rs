@@ -47,14 +47,11 @@ async fn entry(adapter: &PostgresAdapter, id: &str) -> Entry {
 /// never.
 #[tokio::test]
 async fn leases_and_retention_follow_the_clock_of_the_store() {
-    for (batching, hours) in
-        [(Batching::new(), -1), (Batching::new(), 1), (Batching::off(), -1), (Batching::off(), 1)]
-    {
+    for hours in [-1, 1] {
         let database = Database::fresh().await;
         let options = clock(&database).await;
         let pool = database.pool_with(3, options);
-        let adapter =
-            PostgresAdapter::with_options(pool.clone(), PostgresOptions::new().batching(batching));
+        let adapter = PostgresAdapter::new(pool.clone());
         let start = hours * 3_600;
         set_clock(&database, start).await;
         let store_now = || {
@@ -128,44 +125,26 @@ async fn lease_until(pool: &PgPool, id: &str) -> f64 {
 #[tokio::test]
 async fn claim_that_waited_for_a_connection_gets_its_whole_lease() {
     let database = Database::fresh().await;
-    for batched in [false, true] {
-        let batching = if batched { Batching::new() } else { Batching::off() };
-        let pool = database.pool(1);
-        let adapter =
-            PostgresAdapter::with_options(pool.clone(), PostgresOptions::new().batching(batching));
-        adapter.migrate().await.unwrap();
-        for transactional in [false, true] {
-            if batched && !transactional {
-                // A lane has a connection of its own.
-                continue;
-            }
-            let id = format!("{batched}-{transactional}");
-            let mut taken = pool.acquire().await.unwrap();
-            let claim = tokio::spawn({
-                let (adapter, key) = (adapter.clone(), dedup_key(&id));
-                async move {
-                    if transactional {
-                        let opened = adapter.open(&[key], &terms()).await.unwrap();
-                        // The row is visible once the claim's transaction commits.
-                        let mut transaction = opened.transaction.unwrap();
-                        transaction.connection().execute("COMMIT").await.unwrap();
-                        opened.replies[0].clone()
-                    } else {
-                        adapter.claim(&key, &terms()).await.unwrap()
-                    }
-                }
-            });
-            // The yields let the claim enter the pool's queue.
-            for _ in 0..50 {
-                tokio::task::yield_now().await;
-            }
-            let released = now(&mut taken).await;
-            drop(taken);
-            assert_eq!(claim.await.unwrap(), Claimed::first(1, false));
-            let until = lease_until(database.effects.pool(), &id).await;
-            assert!(until >= released + 60.0, "{until} {released}");
-        }
+    let pool = database.pool(1);
+    let adapter = PostgresAdapter::new(pool.clone());
+    adapter.migrate().await.unwrap();
+    let mut taken = pool.acquire().await.unwrap();
+    let claim = tokio::spawn(async move {
+        let opened = adapter.open(&[dedup_key("a")], &terms()).await.unwrap();
+        // The row is visible once the claim's transaction commits.
+        let mut transaction = opened.transaction.unwrap();
+        transaction.connection().execute("COMMIT").await.unwrap();
+        opened.replies[0].clone()
+    });
+    // The yields let the claim enter the pool's queue.
+    for _ in 0..50 {
+        tokio::task::yield_now().await;
     }
+    let released = now(&mut taken).await;
+    drop(taken);
+    assert_eq!(claim.await.unwrap(), Claimed::first(1, false));
+    let until = lease_until(database.effects.pool(), "a").await;
+    assert!(until >= released + 60.0, "{until} {released}");
 }
 
 /// Another session locks the row while the claim waits. The lease begins when the claim has the
@@ -173,10 +152,7 @@ async fn claim_that_waited_for_a_connection_gets_its_whole_lease() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn claim_that_waited_for_a_row_gets_its_whole_lease() {
     let database = Database::fresh().await;
-    let adapter = PostgresAdapter::with_options(
-        database.pool(2),
-        PostgresOptions::new().batching(Batching::off()),
-    );
+    let adapter = PostgresAdapter::new(database.pool(2));
     let mut watcher = PgConnection::connect_with(&database.options()).await.unwrap();
     let mut granted = false;
     // On a busy machine, the claim may have reached its limit.
@@ -217,64 +193,56 @@ async fn claim_that_waited_for_a_row_gets_its_whole_lease() {
 #[tokio::test]
 async fn claim_meets_a_row_that_was_committed_since_its_statement_began() {
     let database = Database::fresh().await;
-    for batching in [Batching::new(), Batching::off()] {
-        for case in ["claim", "claims of a batch", "record", "open", "record_in"] {
-            let adapter = PostgresAdapter::with_options(
-                database.pool(3),
-                PostgresOptions::new().batching(batching),
-            );
-            adapter.migrate().await.unwrap();
-            database.run("TRUNCATE webhook_deliveries").await;
-            if case == "claims of a batch" && batching == Batching::off() {
-                continue;
-            }
-            let key = dedup_key("a");
-            let gate = database.gate("BEFORE INSERT ON webhook_deliveries").await;
-            let call = tokio::spawn({
-                let (adapter, pool) = (adapter.clone(), database.pool(1));
-                async move {
-                    match case {
-                        "record" => {
-                            let recorded = adapter.claim(&key, &on_claim(&terms())).await.unwrap();
-                            matches!(recorded, Claimed::Duplicate(_))
-                        }
-                        "open" => {
-                            let opened = adapter.open(&[key], &terms()).await.unwrap();
-                            matches!(opened.replies[..], [Claimed::Duplicate(_)])
-                                && opened.transaction.is_none()
-                        }
-                        "record_in" => {
-                            let mut transaction = pool.begin().await.unwrap();
-                            let recorded = adapter.record_in(&mut transaction, &key, DAY).await;
-                            matches!(recorded.unwrap(), Claimed::Duplicate(_))
-                        }
-                        // The first key blocks, and the second one was looked up before.
-                        "claims of a batch" => {
-                            let keys = [dedup_key("0"), key];
-                            let claimed = claim_all(&adapter, &keys, &terms()).await.unwrap();
-                            matches!(claimed[..], [FIRST, Claimed::Duplicate(_)])
-                        }
-                        _ => {
-                            let claimed = adapter.claim(&key, &terms()).await.unwrap();
-                            matches!(claimed, Claimed::Duplicate(_))
-                        }
+    for case in ["claim", "claims of a batch", "record", "open", "record_in"] {
+        let adapter = PostgresAdapter::with_options(database.pool(3), PostgresOptions::new());
+        adapter.migrate().await.unwrap();
+        database.run("TRUNCATE webhook_deliveries").await;
+        let key = dedup_key("a");
+        let gate = database.gate("BEFORE INSERT ON webhook_deliveries").await;
+        let call = tokio::spawn({
+            let (adapter, pool) = (adapter.clone(), database.pool(1));
+            async move {
+                match case {
+                    "record" => {
+                        let recorded = adapter.claim(&key, &on_claim(&terms())).await.unwrap();
+                        matches!(recorded, Claimed::Duplicate(_))
+                    }
+                    "open" => {
+                        let opened = adapter.open(&[key], &terms()).await.unwrap();
+                        matches!(opened.replies[..], [Claimed::Duplicate(_)])
+                            && opened.transaction.is_none()
+                    }
+                    "record_in" => {
+                        let mut transaction = pool.begin().await.unwrap();
+                        let recorded = adapter.record_in(&mut transaction, &key, DAY).await;
+                        matches!(recorded.unwrap(), Claimed::Duplicate(_))
+                    }
+                    // The first key blocks, and the second one was looked up before.
+                    "claims of a batch" => {
+                        let keys = [dedup_key("0"), key];
+                        let claimed = claim_all(&adapter, &keys, &terms()).await.unwrap();
+                        matches!(claimed[..], [FIRST, Claimed::Duplicate(_)])
+                    }
+                    _ => {
+                        let claimed = adapter.claim(&key, &terms()).await.unwrap();
+                        matches!(claimed, Claimed::Duplicate(_))
                     }
                 }
-            });
-            database.until_sessions(AT_A_GATE, 1).await;
-            // Through a connection that no trigger blocks.
-            database
-                .run(
-                    "SET session_replication_role = replica; INSERT INTO webhook_deliveries \
-                     (key, namespace, id, attempts, takeover, first_seen_at, completed_at, expires_at) \
-                     SELECT encode(substring(sha256(convert_to(E'test\\na', 'UTF8')) from 1 for 16), \
-                     'hex')::uuid, 'test', 'a', 1, false, now(), now(), now() + interval '1 day'; \
-                     RESET session_replication_role",
-                )
-                .await;
-            drop(gate);
-            assert!(call.await.unwrap(), "{case}");
-            database.run("DROP TABLE webhook_deliveries, webhook_deliveries_schema").await;
-        }
+            }
+        });
+        database.until_sessions(AT_A_GATE, 1).await;
+        // Through a connection that no trigger blocks.
+        database
+            .run(
+                "SET session_replication_role = replica; INSERT INTO webhook_deliveries \
+                 (key, namespace, id, attempts, takeover, first_seen_at, completed_at, expires_at) \
+                 SELECT encode(substring(sha256(convert_to(E'test\\na', 'UTF8')) from 1 for 16), \
+                 'hex')::uuid, 'test', 'a', 1, false, now(), now(), now() + interval '1 day'; \
+                 RESET session_replication_role",
+            )
+            .await;
+        drop(gate);
+        assert!(call.await.unwrap(), "{case}");
+        database.run("DROP TABLE webhook_deliveries, webhook_deliveries_schema").await;
     }
 }

@@ -93,15 +93,12 @@ async fn server_in_another_language_changes_no_reply() {
     let pool = pool(&server.url()).await;
     let error = pool.execute("SELECT nonsense").await.unwrap_err().to_string();
     assert!(error.contains("existiert nicht"), "the server speaks German: {error}");
-    for batching in [Batching::new(), Batching::off()] {
-        let adapter =
-            PostgresAdapter::with_options(pool.clone(), PostgresOptions::new().batching(batching));
-        every_call_is_answered(&adapter, &pool).await;
-        lock_that_is_not_ours_is_in_flight(&adapter, &pool).await;
-        // The code also identifies a table that is missing.
-        pool.execute("DROP TABLE webhook_deliveries, webhook_deliveries_schema").await.unwrap();
-        assert_eq!(rows(&adapter).await, 0);
-    }
+    let adapter = PostgresAdapter::with_options(pool.clone(), PostgresOptions::new());
+    every_call_is_answered(&adapter, &pool).await;
+    lock_that_is_not_ours_is_in_flight(&adapter, &pool).await;
+    // The code also identifies a table that is missing.
+    pool.execute("DROP TABLE webhook_deliveries, webhook_deliveries_schema").await.unwrap();
+    assert_eq!(rows(&adapter).await, 0);
 }
 
 const PAGE: &str = include_str!("../../src/docs/postgres.md");
@@ -139,24 +136,19 @@ async fn index_created_concurrently_delays_no_claim() {
 /// Partitioned by hash of the key: every key has one partition, and is unique in the table.
 #[tokio::test]
 async fn table_partitioned_by_hash_of_the_key_works() {
-    for batching in [Batching::new(), Batching::off()] {
-        let database = Database::fresh().await;
-        let adapter = PostgresAdapter::with_options(
-            database.pool(3),
-            PostgresOptions::new().batching(batching),
-        );
-        let mut connection = database.effects.pool().acquire().await.unwrap();
-        create_partitions(&mut connection, &adapter.schema_sql(), 4).await;
-        drop(connection);
-        every_call_is_answered(&adapter, database.effects.pool()).await;
-        lock_that_is_not_ours_is_in_flight(&adapter, database.effects.pool()).await;
-        let service = transactional(&database.pool(3)).layer(tower::service_fn(write));
-        for expected in [None, Some("duplicate")] {
-            let answered = send(&service, request("layer")).await;
-            assert_eq!((answered.status().as_u16(), result(&answered)), (200, expected));
-        }
-        assert_eq!(database.effects_and_key("layer").await, 1);
+    let database = Database::fresh().await;
+    let adapter = PostgresAdapter::with_options(database.pool(3), PostgresOptions::new());
+    let mut connection = database.effects.pool().acquire().await.unwrap();
+    create_partitions(&mut connection, &adapter.schema_sql(), 4).await;
+    drop(connection);
+    every_call_is_answered(&adapter, database.effects.pool()).await;
+    lock_that_is_not_ours_is_in_flight(&adapter, database.effects.pool()).await;
+    let service = transactional(&database.pool(3)).layer(tower::service_fn(write));
+    for expected in [None, Some("duplicate")] {
+        let answered = send(&service, request("layer")).await;
+        assert_eq!((answered.status().as_u16(), result(&answered)), (200, expected));
     }
+    assert_eq!(database.effects_and_key("layer").await, 1);
 }
 
 #[tokio::test]

@@ -59,66 +59,59 @@ impl<'d> Watch<'d> {
 
 #[tokio::test]
 async fn calls_leave_no_lock_and_no_setting_behind() {
-    for batching in [Batching::new(), Batching::off()] {
-        let database = Database::fresh().await;
-        let watch = Watch::new(&database).await;
-        let options = PostgresOptions::new().batching(batching);
-        let adapter = PostgresAdapter::with_options(watch.pool.clone(), options.clone());
-        let asynchronous =
-            PostgresAdapter::with_options(watch.pool.clone(), options.asynchronous_claims(true));
-        adapter.migrate().await.unwrap();
-        watch.nothing_is_left("migrate").await;
-        for count in [1, 3, 100] {
-            let (mine, leased) = (terms(), sorted_keys(&format!("leased{count}"), count));
-            claim_all(&adapter, &leased, &mine).await.unwrap();
-            watch.nothing_is_left("claim").await;
-            claim_all(&adapter, &leased, &terms()).await.unwrap();
-            try_join_all(leased.iter().map(|key| adapter.renew(key, &mine))).await.unwrap();
-            watch.nothing_is_left("renew").await;
-            release_all(&adapter, &leased, &mine).await.unwrap();
-            watch.nothing_is_left("release").await;
-            claim_all(&asynchronous, &leased, &mine).await.unwrap();
-            watch.nothing_is_left("asynchronous claim").await;
-            complete_all(&adapter, &leased, &mine).await.unwrap();
-            watch.nothing_is_left("complete").await;
-            claim_all(&adapter, &leased, &mine).await.unwrap();
-            watch.nothing_is_left("duplicate").await;
-            let fetching = terms().with_fetch(Fetch::DigestAndResponse);
-            claim_all(&adapter, &leased, &fetching).await.unwrap();
-            watch.nothing_is_left("duplicate with stored data").await;
-            let recorded = sorted_keys(&format!("recorded{count}"), count);
-            claim_all(&adapter, &recorded, &on_claim(&mine)).await.unwrap();
-            watch.nothing_is_left("record").await;
-            release_all(&adapter, &recorded, &on_claim(&mine)).await.unwrap();
-            watch.nothing_is_left("unrecord").await;
+    let database = Database::fresh().await;
+    let watch = Watch::new(&database).await;
+    let options = PostgresOptions::new();
+    let adapter = PostgresAdapter::with_options(watch.pool.clone(), options.clone());
+    let asynchronous =
+        PostgresAdapter::with_options(watch.pool.clone(), options.asynchronous_claims(true));
+    adapter.migrate().await.unwrap();
+    watch.nothing_is_left("migrate").await;
+    for count in [1, 3, 100] {
+        let (mine, leased) = (terms(), sorted_keys(&format!("leased{count}"), count));
+        claim_all(&adapter, &leased, &mine).await.unwrap();
+        watch.nothing_is_left("claim").await;
+        claim_all(&adapter, &leased, &terms()).await.unwrap();
+        try_join_all(leased.iter().map(|key| adapter.renew(key, &mine))).await.unwrap();
+        watch.nothing_is_left("renew").await;
+        release_all(&adapter, &leased, &mine).await.unwrap();
+        watch.nothing_is_left("release").await;
+        claim_all(&asynchronous, &leased, &mine).await.unwrap();
+        watch.nothing_is_left("asynchronous claim").await;
+        complete_all(&adapter, &leased, &mine).await.unwrap();
+        watch.nothing_is_left("complete").await;
+        claim_all(&adapter, &leased, &mine).await.unwrap();
+        watch.nothing_is_left("duplicate").await;
+        let fetching = terms().with_fetch(Fetch::DigestAndResponse);
+        claim_all(&adapter, &leased, &fetching).await.unwrap();
+        watch.nothing_is_left("duplicate with stored data").await;
+        let recorded = sorted_keys(&format!("recorded{count}"), count);
+        claim_all(&adapter, &recorded, &on_claim(&mine)).await.unwrap();
+        watch.nothing_is_left("record").await;
+        release_all(&adapter, &recorded, &on_claim(&mine)).await.unwrap();
+        watch.nothing_is_left("unrecord").await;
 
-            let opened = sorted_keys(&format!("opened{count}"), count);
-            let transaction = adapter.open(&opened, &mine).await.unwrap().transaction.unwrap();
-            // Batches leave locked rows out.
-            if batching != Batching::off() {
-                adapter.claim(&opened[0], &terms()).await.unwrap();
-            }
-            adapter.rollback(transaction).await.unwrap();
-            watch.nothing_is_left("rollback").await;
-            let mut transaction = adapter.open(&opened, &mine).await.unwrap().transaction.unwrap();
-            adapter.release_in(&mut transaction, &opened[..1], &mine).await.unwrap();
-            adapter.commit(transaction, &opened[1..], &mine).await.unwrap();
-            watch.nothing_is_left("commit").await;
-            let mut theirs = watch.pool.begin().await.unwrap();
-            adapter
-                .record_in(&mut theirs, &dedup_key(&format!("in-{count}")), MINUTE)
-                .await
-                .unwrap();
-            theirs.commit().await.unwrap();
-            watch.nothing_is_left("record_in").await;
-        }
-        adapter.get(&dedup_key("leased1-0")).await.unwrap();
-        adapter.forget(&dedup_key("leased3-1")).await.unwrap();
-        adapter.stats().await.unwrap();
-        adapter.purge(10).await.unwrap();
-        watch.nothing_is_left("maintenance").await;
-        adapter.close().await;
+        let opened = sorted_keys(&format!("opened{count}"), count);
+        let transaction = adapter.open(&opened, &mine).await.unwrap().transaction.unwrap();
+        // Batches leave locked rows out.
+        adapter.claim(&opened[0], &terms()).await.unwrap();
+        adapter.rollback(transaction).await.unwrap();
+        watch.nothing_is_left("rollback").await;
+        let mut transaction = adapter.open(&opened, &mine).await.unwrap().transaction.unwrap();
+        adapter.release_in(&mut transaction, &opened[..1], &mine).await.unwrap();
+        adapter.commit(transaction, &opened[1..], &mine).await.unwrap();
+        watch.nothing_is_left("commit").await;
+        let mut theirs = watch.pool.begin().await.unwrap();
+        adapter.record_in(&mut theirs, &dedup_key(&format!("in-{count}")), MINUTE).await.unwrap();
+        theirs.commit().await.unwrap();
+        watch.nothing_is_left("record_in").await;
     }
+    adapter.get(&dedup_key("leased1-0")).await.unwrap();
+    adapter.forget(&dedup_key("leased3-1")).await.unwrap();
+    adapter.stats().await.unwrap();
+    adapter.purge(10).await.unwrap();
+    watch.nothing_is_left("maintenance").await;
+    adapter.close().await;
 }
 
 /// The handler's settings end with its transaction, too, however that ends.

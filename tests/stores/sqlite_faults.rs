@@ -206,71 +206,58 @@ async fn unpolled_call_delays_no_other_call() {
 }
 
 #[tokio::test]
-async fn unpolled_call_without_batching_delays_no_other_call() {
-    unpolled_call_does_not_stop_other_calls(Batching::off()).await;
-}
-
-#[tokio::test]
 async fn dropped_table_is_created_again_by_the_call_that_misses_it() {
-    for batching in [Batching::new(), Batching::off()] {
-        let file = File::new();
-        let adapter = SqliteAdapter::with_options(
-            file.pool(2).await,
-            SqliteOptions::new().batching(batching),
-        );
-        let key = dedup_key("a");
-        let drop_it = "DROP TABLE webhook_deliveries; DROP TABLE webhook_deliveries_schema";
-        assert_eq!(adapter.claim(&key, &on_claim(&terms())).await.unwrap(), FIRST);
-        let mut other = file.connection().await;
-        sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
-        assert_eq!(adapter.claim(&key, &on_claim(&terms())).await.unwrap(), FIRST);
-        sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
-        let claimed = adapter.claim(&key, &terms()).await.unwrap();
-        assert_eq!(claimed, Claimed::first(1, false));
-        sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
-        assert_eq!(adapter.purge(10).await.unwrap().deleted, 0);
-        sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
-        let open =
-            adapter.open(slice::from_ref(&key), &terms()).await.unwrap().transaction.unwrap();
-        adapter.commit(open, slice::from_ref(&key), &terms()).await.unwrap_err();
-        sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
-        assert_eq!(adapter.get(&key).await.unwrap(), None);
-        sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
-        let mut tx = other.begin_with("BEGIN IMMEDIATE").await.unwrap();
-        let first = adapter.record_in(&mut tx, &key, HOUR).await.unwrap();
-        assert_eq!(first, FIRST);
-        tx.commit().await.unwrap();
-        let again = adapter.claim(&key, &on_claim(&terms())).await.unwrap();
-        assert!(matches!(again, Claimed::Duplicate(_)), "{again:?}");
-    }
+    let file = File::new();
+    let adapter = SqliteAdapter::with_options(file.pool(2).await, SqliteOptions::new());
+    let key = dedup_key("a");
+    let drop_it = "DROP TABLE webhook_deliveries; DROP TABLE webhook_deliveries_schema";
+    assert_eq!(adapter.claim(&key, &on_claim(&terms())).await.unwrap(), FIRST);
+    let mut other = file.connection().await;
+    sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
+    assert_eq!(adapter.claim(&key, &on_claim(&terms())).await.unwrap(), FIRST);
+    sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
+    let claimed = adapter.claim(&key, &terms()).await.unwrap();
+    assert_eq!(claimed, Claimed::first(1, false));
+    sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
+    assert_eq!(adapter.purge(10).await.unwrap().deleted, 0);
+    sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
+    let open = adapter.open(slice::from_ref(&key), &terms()).await.unwrap().transaction.unwrap();
+    adapter.commit(open, slice::from_ref(&key), &terms()).await.unwrap_err();
+    sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
+    assert_eq!(adapter.get(&key).await.unwrap(), None);
+    sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
+    let mut tx = other.begin_with("BEGIN IMMEDIATE").await.unwrap();
+    let first = adapter.record_in(&mut tx, &key, HOUR).await.unwrap();
+    assert_eq!(first, FIRST);
+    tx.commit().await.unwrap();
+    let again = adapter.claim(&key, &on_claim(&terms())).await.unwrap();
+    assert!(matches!(again, Claimed::Duplicate(_)), "{again:?}");
 }
 
 /// Every caller that finds no table gets a reply. One of them creates the table again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dropped_table_is_created_again_for_many_callers_at_once() {
-    for batching in [Batching::new(), Batching::off()] {
-        let file = File::new();
-        let adapter = SqliteAdapter::with_options(
-            file.pool_with(4, Duration::from_secs(5)).await,
-            SqliteOptions::new().batching(batching),
-        );
-        adapter.migrate().await.unwrap();
-        let mut other = file.connection().await;
-        for round in 0..10 {
-            let drop_it = "DROP TABLE webhook_deliveries; DROP TABLE webhook_deliveries_schema";
-            sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
-            let calls = (0..20).map(|at| {
-                let (adapter, key) = (adapter.clone(), dedup_key(&format!("{round}-{at}")));
-                tokio::spawn(async move {
-                    for _ in 0..at * 20 {
-                        tokio::task::yield_now().await;
-                    }
-                    adapter.complete(&key, &terms()).await
-                })
-            });
-            for completed in futures_util::future::join_all(calls).await {
-                assert_eq!(completed.unwrap().unwrap(), Completed::Inserted);
-            }
+    let file = File::new();
+    let adapter = SqliteAdapter::with_options(
+        file.pool_with(4, Duration::from_secs(5)).await,
+        SqliteOptions::new(),
+    );
+    adapter.migrate().await.unwrap();
+    let mut other = file.connection().await;
+    for round in 0..10 {
+        let drop_it = "DROP TABLE webhook_deliveries; DROP TABLE webhook_deliveries_schema";
+        sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
+        let calls = (0..20).map(|at| {
+            let (adapter, key) = (adapter.clone(), dedup_key(&format!("{round}-{at}")));
+            tokio::spawn(async move {
+                for _ in 0..at * 20 {
+                    tokio::task::yield_now().await;
+                }
+                adapter.complete(&key, &terms()).await
+            })
+        });
+        for completed in futures_util::future::join_all(calls).await {
+            assert_eq!(completed.unwrap().unwrap(), Completed::Inserted);
         }
     }
 }

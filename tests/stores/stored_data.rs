@@ -137,81 +137,70 @@ const CORRUPT: &str = "UPDATE webhook_deliveries SET response_headers = 'none' W
 
 #[tokio::test]
 async fn postgres_duplicates_carry_the_data_that_their_callers_asked_for() {
-    for batching in [Batching::new(), Batching::off()] {
-        let schema = Schema::fresh();
-        let options = PostgresOptions::new().batching(batching);
-        let adapter = PostgresAdapter::connect_with(&schema.url(), options).await.unwrap();
-        each_caller_gets_the_data_it_asked_for(&adapter).await;
-    }
+    let schema = Schema::fresh();
+    let options = PostgresOptions::new();
+    let adapter = PostgresAdapter::connect_with(&schema.url(), options).await.unwrap();
+    each_caller_gets_the_data_it_asked_for(&adapter).await;
 }
 
 #[tokio::test]
 async fn sqlite_duplicates_carry_the_data_that_their_callers_asked_for() {
-    for batching in [Batching::new(), Batching::off()] {
-        let dir = tempfile::tempdir().unwrap();
-        let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
-        let options = SqliteOptions::new().batching(batching);
-        let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
-        each_caller_gets_the_data_it_asked_for(&adapter).await;
-    }
+    let dir = tempfile::tempdir().unwrap();
+    let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
+    let options = SqliteOptions::new();
+    let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
+    each_caller_gets_the_data_it_asked_for(&adapter).await;
 }
 
 #[tokio::test]
 async fn postgres_unreadable_response_fails_only_its_caller() {
-    for batching in [Batching::new(), Batching::off()] {
-        let schema = Schema::fresh();
-        let options = PostgresOptions::new().batching(batching);
-        let adapter = PostgresAdapter::connect_with(&schema.url(), options).await.unwrap();
-        let corrupt = async || {
-            let mut connection = PgConnection::connect(&schema.url()).await.unwrap();
-            sqlx::query(CORRUPT).execute(&mut connection).await.unwrap();
-        };
-        unreadable_response_fails_only_its_caller(&adapter, corrupt).await;
-    }
+    let schema = Schema::fresh();
+    let options = PostgresOptions::new();
+    let adapter = PostgresAdapter::connect_with(&schema.url(), options).await.unwrap();
+    let corrupt = async || {
+        let mut connection = PgConnection::connect(&schema.url()).await.unwrap();
+        sqlx::query(CORRUPT).execute(&mut connection).await.unwrap();
+    };
+    unreadable_response_fails_only_its_caller(&adapter, corrupt).await;
 }
 
 #[tokio::test]
 async fn sqlite_unreadable_response_fails_only_its_caller() {
-    for batching in [Batching::new(), Batching::off()] {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("dedup.db");
-        let options = SqliteOptions::new().batching(batching);
-        let url = format!("sqlite://{}", path.display());
-        let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
-        let corrupt = async || {
-            let file = SqliteConnectOptions::new().filename(&path);
-            let mut connection = file.connect().await.unwrap();
-            sqlx::query(CORRUPT).execute(&mut connection).await.unwrap();
-        };
-        unreadable_response_fails_only_its_caller(&adapter, corrupt).await;
-    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("dedup.db");
+    let options = SqliteOptions::new();
+    let url = format!("sqlite://{}", path.display());
+    let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
+    let corrupt = async || {
+        let file = SqliteConnectOptions::new().filename(&path);
+        let mut connection = file.connect().await.unwrap();
+        sqlx::query(CORRUPT).execute(&mut connection).await.unwrap();
+    };
+    unreadable_response_fails_only_its_caller(&adapter, corrupt).await;
 }
 
 /// SQLite stores any type in any column.
 #[tokio::test]
 async fn sqlite_column_that_does_not_decode_fails_only_the_callers_of_its_row() {
-    for batching in [Batching::new(), Batching::off()] {
-        for (column, is_response) in
-            [("response_status", true), ("response_body", true), ("attempts", false)]
-        {
-            let dir = tempfile::tempdir().unwrap();
-            let options = SqliteOptions::new().batching(batching);
-            let url = sqlite_url(dir.path());
-            let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
-            let corrupt = async || {
-                let file = SqliteConnectOptions::new().filename(dir.path().join("dedup.db"));
-                let mut connection = file.connect().await.unwrap();
-                let text = if column == "response_body" { "1.5" } else { "'abc'" };
-                let corrupt =
-                    format!("UPDATE webhook_deliveries SET {column} = {text} WHERE id = '7'");
-                let corrupt = sqlx::query(sqlx::AssertSqlSafe(corrupt));
-                corrupt.execute(&mut connection).await.unwrap();
-            };
-            if is_response {
-                unreadable_response_fails_only_its_caller(&adapter, corrupt).await;
-            } else {
-                unreadable_row_fails_only_its_callers(&adapter, corrupt).await;
-            }
+    for (column, is_response) in
+        [("response_status", true), ("response_body", true), ("attempts", false)]
+    {
+        let dir = tempfile::tempdir().unwrap();
+        let options = SqliteOptions::new();
+        let url = sqlite_url(dir.path());
+        let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
+        let corrupt = async || {
+            let file = SqliteConnectOptions::new().filename(dir.path().join("dedup.db"));
+            let mut connection = file.connect().await.unwrap();
+            let text = if column == "response_body" { "1.5" } else { "'abc'" };
+            let corrupt = format!("UPDATE webhook_deliveries SET {column} = {text} WHERE id = '7'");
+            let corrupt = sqlx::query(sqlx::AssertSqlSafe(corrupt));
+            corrupt.execute(&mut connection).await.unwrap();
+        };
+        if is_response {
+            unreadable_response_fails_only_its_caller(&adapter, corrupt).await;
+        } else {
+            unreadable_row_fails_only_its_callers(&adapter, corrupt).await;
         }
     }
 }
@@ -271,32 +260,28 @@ async fn only_duplicates_read_responses<A: DedupAdapter>(
 
 #[tokio::test]
 async fn postgres_batch_reads_no_responses() {
-    for batching in [Batching::new(), Batching::off()] {
-        let schema = Schema::fresh();
-        let options = PostgresOptions::new().batching(batching);
-        let adapter = PostgresAdapter::connect_with(&schema.url(), options).await.unwrap();
-        let rename = async |sql| {
-            let mut connection = PgConnection::connect(&schema.url()).await.unwrap();
-            sqlx::query(sql).execute(&mut connection).await.unwrap();
-        };
-        only_duplicates_read_responses(&adapter, rename).await;
-    }
+    let schema = Schema::fresh();
+    let options = PostgresOptions::new();
+    let adapter = PostgresAdapter::connect_with(&schema.url(), options).await.unwrap();
+    let rename = async |sql| {
+        let mut connection = PgConnection::connect(&schema.url()).await.unwrap();
+        sqlx::query(sql).execute(&mut connection).await.unwrap();
+    };
+    only_duplicates_read_responses(&adapter, rename).await;
 }
 
 #[tokio::test]
 async fn sqlite_batch_reads_no_responses() {
-    for batching in [Batching::new(), Batching::off()] {
-        let dir = tempfile::tempdir().unwrap();
-        let url = sqlite_url(dir.path());
-        let options = SqliteOptions::new().batching(batching);
-        let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
-        let rename = async |sql| {
-            let file = SqliteConnectOptions::new().filename(dir.path().join("dedup.db"));
-            let mut connection = file.connect().await.unwrap();
-            sqlx::query(sql).execute(&mut connection).await.unwrap();
-        };
-        only_duplicates_read_responses(&adapter, rename).await;
-    }
+    let dir = tempfile::tempdir().unwrap();
+    let url = sqlite_url(dir.path());
+    let options = SqliteOptions::new();
+    let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
+    let rename = async |sql| {
+        let file = SqliteConnectOptions::new().filename(dir.path().join("dedup.db"));
+        let mut connection = file.connect().await.unwrap();
+        sqlx::query(sql).execute(&mut connection).await.unwrap();
+    };
+    only_duplicates_read_responses(&adapter, rename).await;
 }
 
 /// A layer that replays and fails open, over a store with one complete event.
@@ -317,55 +302,48 @@ async fn replays_and_fails_open<A: DedupAdapter + Clone>(
 /// The store has found a duplicate: a handler must not run, whatever becomes of its response.
 #[tokio::test]
 async fn postgres_response_that_is_slow_or_fails_is_503_even_if_the_layer_fails_open() {
-    for batching in [Batching::new(), Batching::off()] {
-        let (schema, handler) = (Schema::fresh(), Handler::default());
-        let pool = PgPoolOptions::new().max_connections(2).connect(&schema.url()).await.unwrap();
-        let options = PostgresOptions::new().batching(batching);
-        let adapter = PostgresAdapter::with_options(pool.clone(), options);
-        let service = replays_and_fails_open(&adapter, &handler).await;
+    let (schema, handler) = (Schema::fresh(), Handler::default());
+    let pool = PgPoolOptions::new().max_connections(2).connect(&schema.url()).await.unwrap();
+    let options = PostgresOptions::new();
+    let adapter = PostgresAdapter::with_options(pool.clone(), options);
+    let service = replays_and_fails_open(&adapter, &handler).await;
 
-        let mut connection = pool.acquire().await.unwrap();
-        // Unbatched, the claim itself needs the other connection.
-        if batching != Batching::off() {
-            let other = pool.acquire().await.unwrap();
-            assert_eq!(send(&service, request("known")).await.status(), 503);
-            assert_eq!(result(&send(&service, request("known")).await), Some("unavailable"));
-            drop(other);
-        }
-        let rename = "ALTER TABLE webhook_deliveries RENAME COLUMN response_body TO renamed";
-        sqlx::query(rename).execute(&mut *connection).await.unwrap();
-        assert_eq!(send(&service, request("known")).await.status(), 503);
-        assert_eq!(handler.runs(), 1);
-        // A store that has not found a duplicate fails open.
-        sqlx::query("DROP TABLE webhook_deliveries").execute(&mut *connection).await.unwrap();
-        sqlx::query("CREATE VIEW webhook_deliveries AS SELECT 1 AS key")
-            .execute(&mut *connection)
-            .await
-            .unwrap();
-        assert_eq!(send(&service, request("known")).await.status(), 200);
-        assert_eq!(handler.runs(), 2);
-    }
+    let mut connection = pool.acquire().await.unwrap();
+    let other = pool.acquire().await.unwrap();
+    assert_eq!(send(&service, request("known")).await.status(), 503);
+    assert_eq!(result(&send(&service, request("known")).await), Some("unavailable"));
+    drop(other);
+    let rename = "ALTER TABLE webhook_deliveries RENAME COLUMN response_body TO renamed";
+    sqlx::query(rename).execute(&mut *connection).await.unwrap();
+    assert_eq!(send(&service, request("known")).await.status(), 503);
+    assert_eq!(handler.runs(), 1);
+    // A store that has not found a duplicate fails open.
+    sqlx::query("DROP TABLE webhook_deliveries").execute(&mut *connection).await.unwrap();
+    sqlx::query("CREATE VIEW webhook_deliveries AS SELECT 1 AS key")
+        .execute(&mut *connection)
+        .await
+        .unwrap();
+    assert_eq!(send(&service, request("known")).await.status(), 200);
+    assert_eq!(handler.runs(), 2);
 }
 
 #[tokio::test]
 async fn sqlite_response_that_fails_is_503_even_if_the_layer_fails_open() {
-    for batching in [Batching::new(), Batching::off()] {
-        for break_it in [
-            "ALTER TABLE webhook_deliveries RENAME COLUMN response_body TO renamed",
-            "UPDATE webhook_deliveries SET response_headers = 'none'",
-            "UPDATE webhook_deliveries SET response_status = 'abc'",
-        ] {
-            let (dir, handler) = (tempfile::tempdir().unwrap(), Handler::default());
-            let options = SqliteOptions::new().batching(batching);
-            let url = sqlite_url(dir.path());
-            let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
-            let service = replays_and_fails_open(&adapter, &handler).await;
-            let file = SqliteConnectOptions::new().filename(dir.path().join("dedup.db"));
-            let mut connection = file.connect().await.unwrap();
-            sqlx::query(break_it).execute(&mut connection).await.unwrap();
-            let answer = send(&service, request("known")).await;
-            assert_eq!((answer.status().as_u16(), handler.runs()), (503, 1), "{break_it}");
-        }
+    for break_it in [
+        "ALTER TABLE webhook_deliveries RENAME COLUMN response_body TO renamed",
+        "UPDATE webhook_deliveries SET response_headers = 'none'",
+        "UPDATE webhook_deliveries SET response_status = 'abc'",
+    ] {
+        let (dir, handler) = (tempfile::tempdir().unwrap(), Handler::default());
+        let options = SqliteOptions::new();
+        let url = sqlite_url(dir.path());
+        let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
+        let service = replays_and_fails_open(&adapter, &handler).await;
+        let file = SqliteConnectOptions::new().filename(dir.path().join("dedup.db"));
+        let mut connection = file.connect().await.unwrap();
+        sqlx::query(break_it).execute(&mut connection).await.unwrap();
+        let answer = send(&service, request("known")).await;
+        assert_eq!((answer.status().as_u16(), handler.runs()), (503, 1), "{break_it}");
     }
 }
 

@@ -212,50 +212,45 @@ async fn search_path_of_a_session_does_not_change_the_table() {
 /// same address.
 #[tokio::test]
 async fn dropped_table_is_created_again() {
-    for batching in [Batching::new(), Batching::off()] {
-        let database = Database::fresh().await;
-        let adapter = PostgresAdapter::with_options(
-            database.pool(3),
-            PostgresOptions::new().batching(batching),
-        );
-        let (key, mine) = (dedup_key("a"), terms());
-        let service = tower_dedup::DedupLayer::transactional(by_header(), adapter.clone());
-        let service = service.layer(writes_and_runs("SELECT"));
-        adapter.migrate().await.unwrap();
-        for case in 0..9 {
-            database.run("DROP TABLE webhook_deliveries, webhook_deliveries_schema").await;
-            match case {
-                0 => {
-                    let claimed = adapter.claim(&key, &mine).await.unwrap();
-                    assert_eq!(claimed, Claimed::first(1, false));
-                }
-                1 => {
-                    let recorded = adapter.claim(&key, &on_claim(&mine)).await.unwrap();
-                    assert_eq!(recorded, FIRST);
-                }
-                2 => {
-                    let completed = adapter.complete(&key, &mine).await.unwrap();
-                    assert_eq!(completed, Completed::Inserted);
-                }
-                3 => assert_eq!(adapter.get(&key).await.unwrap(), None),
-                4 => assert_eq!(adapter.purge(10).await.unwrap().deleted, 0),
-                5 => assert_eq!(adapter.forget(&key).await.unwrap(), Forgotten::Missing),
-                6 => assert_eq!(send(&service, request("a")).await.status(), 200),
-                7 => {
-                    let fetching = mine.clone().with_fetch(Fetch::Digest);
-                    assert_eq!(adapter.claim(&key, &fetching).await.unwrap(), FIRST);
-                }
-                _ => {
-                    // The caller's transaction is lost; the next one succeeds.
-                    let once = async || {
-                        let mut tx = database.effects.pool().begin().await.unwrap();
-                        let recorded = adapter.record_in(&mut tx, &key, MINUTE).await;
-                        tx.rollback().await.unwrap();
-                        recorded
-                    };
-                    assert_eq!(once().await.unwrap_err().kind(), ErrorKind::Refused);
-                    assert_eq!(once().await.unwrap(), FIRST);
-                }
+    let database = Database::fresh().await;
+    let adapter = PostgresAdapter::with_options(database.pool(3), PostgresOptions::new());
+    let (key, mine) = (dedup_key("a"), terms());
+    let service = tower_dedup::DedupLayer::transactional(by_header(), adapter.clone());
+    let service = service.layer(writes_and_runs("SELECT"));
+    adapter.migrate().await.unwrap();
+    for case in 0..9 {
+        database.run("DROP TABLE webhook_deliveries, webhook_deliveries_schema").await;
+        match case {
+            0 => {
+                let claimed = adapter.claim(&key, &mine).await.unwrap();
+                assert_eq!(claimed, Claimed::first(1, false));
+            }
+            1 => {
+                let recorded = adapter.claim(&key, &on_claim(&mine)).await.unwrap();
+                assert_eq!(recorded, FIRST);
+            }
+            2 => {
+                let completed = adapter.complete(&key, &mine).await.unwrap();
+                assert_eq!(completed, Completed::Inserted);
+            }
+            3 => assert_eq!(adapter.get(&key).await.unwrap(), None),
+            4 => assert_eq!(adapter.purge(10).await.unwrap().deleted, 0),
+            5 => assert_eq!(adapter.forget(&key).await.unwrap(), Forgotten::Missing),
+            6 => assert_eq!(send(&service, request("a")).await.status(), 200),
+            7 => {
+                let fetching = mine.clone().with_fetch(Fetch::Digest);
+                assert_eq!(adapter.claim(&key, &fetching).await.unwrap(), FIRST);
+            }
+            _ => {
+                // The caller's transaction is lost; the next one succeeds.
+                let once = async || {
+                    let mut tx = database.effects.pool().begin().await.unwrap();
+                    let recorded = adapter.record_in(&mut tx, &key, MINUTE).await;
+                    tx.rollback().await.unwrap();
+                    recorded
+                };
+                assert_eq!(once().await.unwrap_err().kind(), ErrorKind::Refused);
+                assert_eq!(once().await.unwrap(), FIRST);
             }
         }
     }

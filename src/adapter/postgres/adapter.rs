@@ -13,7 +13,6 @@ use tokio::time::timeout;
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
 use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Renewed};
-use super::super::sql::batch::execute_one;
 use super::super::sql::call::{Call, Kind, RowReply, Rows, reply};
 use super::super::sql::responses::add_response;
 use super::super::stored::Fetch;
@@ -162,10 +161,7 @@ impl PostgresAdapter {
         let call = || -> StoreFuture<'_, RowReply> {
             Box::pin(async move {
                 let call = Call::new(kind, key, terms, key_hash);
-                match &store.batcher {
-                    Some(batcher) => batcher.submit(store, call).await,
-                    None => execute_one(&mut store.dialect(Source::Pool), &call).await,
-                }
+                store.batcher.submit(store, call).await
             })
         };
         reply(store.with_table(call).await?, pick)

@@ -90,7 +90,7 @@ impl PostgresOptions {
         self
     }
 
-    /// Sets how concurrent calls are sent together; [`Batching::off`] sends each on its own.
+    /// Sets how concurrent calls are sent together.
     ///
     /// Batches use connections beside the pool, with the options of the pool: one for each lane, 2 by
     /// default, and up to 4 while batches take longer than 500 ms. A connection is opened when a batch

@@ -43,7 +43,7 @@ pub(super) struct PostgresStore {
     /// Names the schema after the table is found: a `search_path` that changes later names no other
     /// table.
     statements: RwLock<Arc<Statements>>,
-    pub(super) batcher: Option<Batcher<Call>>,
+    pub(super) batcher: Batcher<Call>,
     pub(super) replanner: Replanner,
     pub(super) read_first: ReadFirst,
     pub(super) transactions: Places,
@@ -77,11 +77,11 @@ impl PostgresStore {
     pub(super) fn new(pool: PgPool, options: PostgresOptions, user_pool: bool) -> Self {
         let statements = Statements::new(&options.name, options.claims);
         let lanes = options.batching.lane_count();
-        let batcher = lanes.map(|lanes| Batcher::new(lanes, options.batching));
+        let batcher = Batcher::new(lanes, options.batching);
         let connections = pool.options().get_max_connections();
         let transactions = Places::new(usize::try_from(connections).unwrap_or(usize::MAX));
         Self {
-            connections: Arc::new(Connections::new(pool, lanes.unwrap_or(1))),
+            connections: Arc::new(Connections::new(pool, lanes)),
             find: tagged(&options.name.find()),
             statements: RwLock::new(Arc::new(statements)),
             batcher,

@@ -46,15 +46,6 @@ pub(in crate::adapter) struct Failed {
     pub(in crate::adapter) is_row_error: bool,
 }
 
-/// Sends one call without the queue: its caller polls this future.
-pub(in crate::adapter) async fn execute_one<E: RowExecutor>(
-    executor: &mut E,
-    call: &Call,
-) -> Result<RowReply, Error> {
-    let replies = execute_batch(executor, std::slice::from_ref(call), &|_| true).await;
-    replies.into_iter().next().unwrap_or_else(|| Err(missing_reply()))
-}
-
 /// Sends a batch.
 pub(in crate::adapter) async fn execute_batch<E: RowExecutor>(
     executor: &mut E,

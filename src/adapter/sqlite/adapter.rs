@@ -13,10 +13,8 @@ use sqlx::{AssertSqlSafe, Row as _};
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
 use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Renewed};
-use super::super::sql::batch::execute_one;
-use super::super::sql::call::{Call, Kind, RowReply, reply, without_response};
+use super::super::sql::call::{Call, Kind, RowReply, reply};
 use super::super::sql::responses::add_response;
-use super::super::sql::row::Row;
 use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
 use super::errors::{is_busy, store_error};
@@ -181,25 +179,12 @@ impl SqliteAdapter {
     /// Claims the key, without the response of a duplicate. Reads first: a duplicate is not written, and waits
     /// for no writer.
     async fn claim_key(&self, key: &DedupKey, terms: &CallTerms) -> Result<Claimed, Error> {
-        let row = self.look_up(key, terms).await?;
+        let row = self.0.lookups.submit(&self.0, Lookup::new(key, terms)).await?;
         if let Some(claimed) = row.map(|row| row.claimed(terms)).transpose()?.flatten() {
             return Ok(claimed);
         }
         let call = Call::new(Kind::claim(terms), key, terms, |_| 0);
-        reply(self.send(call).await?, RowReply::claimed)
-    }
-
-    /// Reads the row of a key, without its response.
-    async fn look_up(&self, key: &DedupKey, terms: &CallTerms) -> Result<Option<Row>, Error> {
-        match &self.0.queues {
-            Some(queues) => queues.lookups.submit(&self.0, Lookup::new(key, terms)).await,
-            None => {
-                let fetch = without_response(terms.fetch());
-                let rows = self.0.read(&[key], fetch).await;
-                let rows = rows.map_err(|error| store_error("looking up keys", error))?;
-                Ok(rows.into_iter().flatten().next())
-            }
-        }
+        reply(self.0.calls.submit(&self.0, call).await?, RowReply::claimed)
     }
 
     async fn call<T>(
@@ -209,20 +194,8 @@ impl SqliteAdapter {
         terms: &CallTerms,
         pick: fn(RowReply) -> Option<T>,
     ) -> Result<T, Error> {
-        let call = || self.send(Call::new(kind, key, terms, |_| 0));
+        let call = || self.0.calls.submit(&self.0, Call::new(kind, key, terms, |_| 0));
         reply(self.0.with_table(call).await?, pick)
-    }
-
-    async fn send(&self, call: Call) -> Result<RowReply, Error> {
-        match &self.0.queues {
-            Some(queues) => queues.calls.submit(&self.0, call).await,
-            None => {
-                let send = |store: Arc<SqliteStore>, guard| async move {
-                    execute_one(&mut store.writer(guard), &call).await
-                };
-                self.0.write_in_task(send).await
-            }
-        }
     }
 }
 
@@ -323,32 +296,30 @@ mod tests {
 
     #[tokio::test]
     async fn new_key_is_claimed_while_duplicates_wait_for_their_responses() {
-        for batching in [Batching::new(), Batching::off()] {
-            let dir = tempfile::tempdir().unwrap();
-            let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
-            let options = SqliteOptions::new().batching(batching);
-            let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
-            let key = |id: usize| DedupKey::new("n", &id.to_string()).unwrap();
-            let terms = || {
-                let terms = CallTerms::on_claim(Token::random(), PURGE_GRACE);
-                terms.with_fetch(Fetch::DigestAndResponse)
-            };
-            for id in 0..80 {
-                adapter.claim(&key(id), &terms()).await.unwrap();
-            }
-            let reads = u32::try_from(adapter.0.response_reads.available_permits()).unwrap();
-            let reads = adapter.0.response_reads.acquire_many(reads).await.unwrap();
-            let claim = |id: usize| {
-                let (adapter, key, terms) = (adapter.clone(), key(id), terms());
-                tokio::spawn(async move { adapter.claim(&key, &terms).await.unwrap() })
-            };
-            let duplicates: Vec<_> = (0..80).map(claim).collect();
-            assert_eq!(claim(80).await.unwrap(), Claimed::first(1, false));
-            assert!(duplicates.iter().all(|duplicate| !duplicate.is_finished()));
-            drop(reads);
-            for duplicate in duplicates {
-                assert!(matches!(duplicate.await.unwrap(), Claimed::Duplicate(_)));
-            }
+        let dir = tempfile::tempdir().unwrap();
+        let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
+        let options = SqliteOptions::new();
+        let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
+        let key = |id: usize| DedupKey::new("n", &id.to_string()).unwrap();
+        let terms = || {
+            let terms = CallTerms::on_claim(Token::random(), PURGE_GRACE);
+            terms.with_fetch(Fetch::DigestAndResponse)
+        };
+        for id in 0..80 {
+            adapter.claim(&key(id), &terms()).await.unwrap();
+        }
+        let reads = u32::try_from(adapter.0.response_reads.available_permits()).unwrap();
+        let reads = adapter.0.response_reads.acquire_many(reads).await.unwrap();
+        let claim = |id: usize| {
+            let (adapter, key, terms) = (adapter.clone(), key(id), terms());
+            tokio::spawn(async move { adapter.claim(&key, &terms).await.unwrap() })
+        };
+        let duplicates: Vec<_> = (0..80).map(claim).collect();
+        assert_eq!(claim(80).await.unwrap(), Claimed::first(1, false));
+        assert!(duplicates.iter().all(|duplicate| !duplicate.is_finished()));
+        drop(reads);
+        for duplicate in duplicates {
+            assert!(matches!(duplicate.await.unwrap(), Claimed::Duplicate(_)));
         }
     }
 }

@@ -51,7 +51,7 @@ impl SqliteOptions {
         self
     }
 
-    /// Sets how concurrent calls are sent together; [`Batching::off`] sends each on its own.
+    /// Sets how concurrent calls are sent together.
     ///
     /// There is one lane, on the connection that writes. Lookups are sent together as well.
     pub fn batching(mut self, batching: Batching) -> Self {

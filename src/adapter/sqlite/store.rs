@@ -38,7 +38,8 @@ pub(super) struct SqliteStore {
     /// Serves writers in the order of arrival. SQLite's own lock does not.
     write_lock: Arc<WriteLock>,
     pub(super) statements: Statements,
-    pub(super) queues: Option<Queues>,
+    pub(super) lookups: Batcher<Lookup>,
+    pub(super) calls: Batcher<Call>,
     pub(super) purge_task: PurgeTask,
     /// Leaves connections for lookups while other callers read large responses.
     pub(super) response_reads: Semaphore,
@@ -47,12 +48,6 @@ pub(super) struct SqliteStore {
     held: Mutex<Option<SqliteConnection>>,
     has_schema: AtomicBool,
     closed: AtomicBool,
-}
-
-/// The calls that wait to be sent together.
-pub(super) struct Queues {
-    pub(super) lookups: Batcher<Lookup>,
-    pub(super) calls: Batcher<Call>,
 }
 
 /// The right to write to the file.
@@ -89,14 +84,11 @@ impl SqliteStore {
         options: SqliteOptions,
         user_pool: bool,
     ) -> Self {
-        let queues = options.batching.lane_count().map(|_| Queues {
-            lookups: Batcher::new(LOOKUP_LANES, options.batching),
-            calls: Batcher::new(1, options.batching),
-        });
         Self {
             write_lock: write_lock_of(&writer.connect_options()),
             statements: Statements::new(&options.table),
-            queues,
+            lookups: Batcher::new(LOOKUP_LANES, options.batching),
+            calls: Batcher::new(1, options.batching),
             purge_task: PurgeTask::new(options.purging),
             response_reads: Semaphore::new(RESPONSE_READS),
             held: Mutex::default(),

@@ -4,8 +4,7 @@ use crate::error::{ConfigError, check, valid};
 
 /// Configures how a SQL adapter sends concurrent calls together.
 ///
-/// Batching is on by default. A call that is alone is sent at once, as the plain statement that it
-/// would be without batching.
+/// A call that is alone is sent at once, as a statement of its own.
 ///
 /// # Example
 ///
@@ -19,8 +18,7 @@ use crate::error::{ConfigError, check, valid};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub struct Batching {
-    /// `None` if every call is a statement of its own.
-    lanes: Option<usize>,
+    lanes: usize,
     max_batch_keys: usize,
     max_queued_keys: usize,
 }
@@ -28,12 +26,7 @@ pub struct Batching {
 impl Batching {
     /// Two lanes, 1,024 keys a batch, 16,384 waiting keys.
     pub const fn new() -> Self {
-        Self { lanes: Some(2), max_batch_keys: 1_024, max_queued_keys: 16_384 }
-    }
-
-    /// No batching: every call is a statement of its own, on a connection of the pool.
-    pub const fn off() -> Self {
-        Self { lanes: None, ..Self::new() }
+        Self { lanes: 2, max_batch_keys: 1_024, max_queued_keys: 16_384 }
     }
 
     /// Sets how many batches are sent at the same time. Each needs a connection, and a core of the
@@ -57,7 +50,7 @@ impl Batching {
     ///
     /// [`ConfigError::InvalidSetting`] for 0.
     pub fn try_lanes(self, lanes: usize) -> Result<Self, ConfigError> {
-        Ok(Self { lanes: Some(at_least_one("lanes", lanes)?), ..self })
+        Ok(Self { lanes: at_least_one("lanes", lanes)?, ..self })
     }
 
     /// Sets how many calls one statement takes; each names one key.
@@ -99,7 +92,7 @@ impl Batching {
         Ok(Self { max_queued_keys: at_least_one("max_queued_keys", keys)?, ..self })
     }
 
-    pub(in crate::adapter) const fn lane_count(self) -> Option<usize> {
+    pub(in crate::adapter) const fn lane_count(self) -> usize {
         self.lanes
     }
 
@@ -133,10 +126,8 @@ mod tests {
             (batching.lane_count(), batching.batch_keys(), batching.queued_keys())
         };
         let set = Batching::new().lanes(3).max_batch_keys(64).max_queued_keys(1_000);
-        assert_eq!(seen(set), (Some(3), 64, 1_000));
-        assert_eq!(seen(Batching::default()), (Some(2), 1_024, 16_384));
-        assert_eq!(seen(Batching::off()), (None, 1_024, 16_384));
-        assert_eq!(seen(Batching::off().lanes(1)), (Some(1), 1_024, 16_384));
+        assert_eq!(seen(set), (3, 64, 1_000));
+        assert_eq!(seen(Batching::default()), (2, 1_024, 16_384));
         for refused in [set.try_lanes(0), set.try_max_batch_keys(0), set.try_max_queued_keys(0)] {
             assert!(matches!(refused, Err(ConfigError::InvalidSetting { .. })), "{refused:?}");
         }
