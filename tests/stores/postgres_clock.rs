@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
 use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, Completed, DedupAdapter, Entry, EntryState, Forgotten,
-    MaintenanceAdapter, PostgresAdapter, PostgresOptions, Renewed, Token, TransactionAdapter,
+    CallTerms, Claimed, Completed, DedupAdapter, Entry, EntryState, Forgotten, MaintenanceAdapter,
+    PostgresAdapter, PostgresOptions, Renewed, Token, TransactionAdapter,
 };
 
 use crate::support::effects::{AT_A_GATE, Database, MINUTE};

@@ -9,8 +9,8 @@ use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
 use tower::Layer;
 use tower_dedup::ErrorKind;
 use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, Completed, DedupAdapter, Forgotten, MaintenanceAdapter,
-    PostgresAdapter, PostgresOptions, Renewed, Token, TransactionAdapter,
+    CallTerms, Claimed, Completed, DedupAdapter, Forgotten, MaintenanceAdapter, PostgresAdapter,
+    PostgresOptions, Renewed, Token, TransactionAdapter,
 };
 
 use crate::support::effects::{Database, MINUTE, transactional, write};

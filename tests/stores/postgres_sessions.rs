@@ -9,8 +9,7 @@ use sqlx::{AssertSqlSafe, Executor, PgPool};
 use tower::Layer;
 use tower_dedup::Replay;
 use tower_dedup::adapter::{
-    Batching, DedupAdapter, Fetch, MaintenanceAdapter, PostgresAdapter, PostgresOptions,
-    TransactionAdapter,
+    DedupAdapter, Fetch, MaintenanceAdapter, PostgresAdapter, PostgresOptions, TransactionAdapter,
 };
 
 use crate::support::effects::{Database, MINUTE, answer, lend, transactional};

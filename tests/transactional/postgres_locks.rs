@@ -7,8 +7,8 @@ use futures_util::future::join_all;
 use sqlx::PgPool;
 use sqlx::postgres::{PgPoolOptions, Postgres};
 use tower_dedup::adapter::{
-    Batching, Claimed, DedupAdapter, Forgotten, MaintenanceAdapter, OpenTransaction,
-    PostgresAdapter, PostgresOptions, TransactionAdapter,
+    Claimed, DedupAdapter, Forgotten, MaintenanceAdapter, OpenTransaction, PostgresAdapter,
+    PostgresOptions, TransactionAdapter,
 };
 use tower_dedup::{DedupKey, ErrorKind};
 

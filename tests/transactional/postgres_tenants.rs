@@ -8,8 +8,8 @@ use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Executor};
 use tower::Layer;
 use tower_dedup::adapter::{
-    Batching, Claimed, Completed, DedupAdapter, Fetch, Forgotten, MaintenanceAdapter,
-    PostgresAdapter, PostgresOptions,
+    Claimed, Completed, DedupAdapter, Fetch, Forgotten, MaintenanceAdapter, PostgresAdapter,
+    PostgresOptions,
 };
 use tower_dedup::{DedupTx, Delivery, ErrorKind, Replay};
 

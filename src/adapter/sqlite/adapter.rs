@@ -290,7 +290,6 @@ impl MaintenanceAdapter for SqliteAdapter {
 #[cfg(test)]
 mod tests {
     use super::super::super::contract::PURGE_GRACE;
-    use super::super::super::sql::Batching;
     use super::super::super::terms::Token;
     use super::*;
 
