@@ -15,7 +15,7 @@ use tracing::Instrument;
 use crate::adapter::TransactionAdapter;
 use crate::adapter::{DedupAdapter, Fetch, Payloads, Seen};
 use crate::delivery::Delivery;
-use crate::error::{ConfigError, Error, ErrorKind, valid};
+use crate::error::{ConfigError, Error, ErrorKind};
 use crate::key::Event;
 use crate::layer::OnUnavailable;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
@@ -108,23 +108,9 @@ struct Settings {
 impl Deduplicator {
     /// Deduplicates under a lease: a key becomes permanent when its handler has succeeded.
     ///
-    /// # Panics
-    ///
-    /// If the adapter has no [`leases`](crate::adapter::Abilities::leases);
-    /// [`try_new`](Self::try_new) returns an error instead.
-    #[track_caller]
+    /// Invalid for an adapter without [`leases`](crate::adapter::Abilities::leases).
     pub fn new(adapter: impl DedupAdapter) -> Self {
-        valid(Self::try_new(adapter))
-    }
-
-    /// Does the same as [`new`](Self::new), for an adapter that is chosen at run time.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::UnsupportedByAdapter`] if the adapter has no
-    /// [`leases`](crate::adapter::Abilities::leases).
-    pub fn try_new(adapter: impl DedupAdapter) -> Result<Self, ConfigError> {
-        Ok(Self::with_ledger(Lease::new(Arc::new(adapter))?))
+        Self::with_ledger(Lease::new(Arc::new(adapter)))
     }
 
     /// Deduplicates on arrival: a key becomes permanent before its handler runs, and an event whose
@@ -151,88 +137,37 @@ impl<L: Ledger> Deduplicator<L> {
     /// Sets how long a key is remembered. The time counts from the key's last claim: every attempt
     /// claims it again.
     ///
-    /// # Panics
-    ///
-    /// If `retention` is zero; [`try_retention`](Self::try_retention) returns an error instead.
-    #[track_caller]
-    pub fn retention(self, retention: Duration) -> Self {
-        valid(self.try_retention(retention))
-    }
-
-    /// Does the same as [`retention`](Self::retention), for a value from outside.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::InvalidSetting`] if `retention` is zero.
-    pub fn try_retention(mut self, retention: Duration) -> Result<Self, ConfigError> {
-        self.settings.times.set_retention(retention)?;
-        Ok(self)
+    /// Zero is invalid.
+    pub fn retention(mut self, retention: Duration) -> Self {
+        self.settings.times.retention = retention;
+        self
     }
 
     /// Sets how long a claim holds without a renewal: how long an event waits for its retry after
     /// its process died. The claim is renewed at a third of that.
     ///
-    /// # Panics
-    ///
-    /// If `lease` is below 100 ms, because a busy process may renew later than that;
-    /// [`try_lease`](Self::try_lease) returns an error instead.
-    #[track_caller]
-    pub fn lease(self, lease: Duration) -> Self {
-        valid(self.try_lease(lease))
-    }
-
-    /// Does the same as [`lease`](Self::lease), for a value from outside.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::InvalidSetting`] if `lease` is below 100 ms.
-    pub fn try_lease(mut self, lease: Duration) -> Result<Self, ConfigError> {
-        self.settings.times.set_lease(lease)?;
-        Ok(self)
+    /// A lease below 100 ms is invalid, because a busy process may renew later than that.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.settings.times.lease = lease;
+        self
     }
 
     /// Sets the bound on every call to the store, waiting for a connection included.
     ///
-    /// # Panics
-    ///
-    /// If `bound` is zero or longer than 30 s; [`try_store_timeout`](Self::try_store_timeout) returns an error
-    /// instead.
-    #[track_caller]
-    pub fn store_timeout(self, bound: Duration) -> Self {
-        valid(self.try_store_timeout(bound))
-    }
-
-    /// Does the same as [`store_timeout`](Self::store_timeout), for a value from outside.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::InvalidSetting`] if `bound` is zero.
-    pub fn try_store_timeout(mut self, bound: Duration) -> Result<Self, ConfigError> {
-        self.settings.times.set_store_timeout(bound)?;
-        Ok(self)
+    /// Zero is invalid, and so are more than 30 s.
+    pub fn store_timeout(mut self, bound: Duration) -> Self {
+        self.settings.times.store_timeout = bound;
+        self
     }
 
     /// Sets how long a handler may run. Past that the handler is dropped at an `.await`, its key is
     /// released, and [`run`](Self::run) returns [`RunError::TimedOut`]. On arrival the key stays
     /// complete, and the event is lost.
     ///
-    /// # Panics
-    ///
-    /// If `bound` is zero; [`try_handler_timeout`](Self::try_handler_timeout) returns an error
-    /// instead.
-    #[track_caller]
-    pub fn handler_timeout(self, bound: Duration) -> Self {
-        valid(self.try_handler_timeout(bound))
-    }
-
-    /// Does the same as [`handler_timeout`](Self::handler_timeout), for a value from outside.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::InvalidSetting`] if `bound` is zero.
-    pub fn try_handler_timeout(mut self, bound: Duration) -> Result<Self, ConfigError> {
-        self.settings.times.set_handler_timeout(bound)?;
-        Ok(self)
+    /// Zero is invalid.
+    pub fn handler_timeout(mut self, bound: Duration) -> Self {
+        self.settings.times.handler_timeout = Some(bound);
+        self
     }
 
     /// Sets how long [`run`](Self::run) waits for an event in flight, a day at most. It asks the store
@@ -240,6 +175,21 @@ impl<L: Ledger> Deduplicator<L> {
     pub fn wait(mut self, bound: Duration) -> Self {
         self.settings.wait = bound;
         self
+    }
+
+    /// Returns the deduplicator, if it can run.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`] for the first setting with an invalid value, and for an adapter that lacks an ability.
+    pub fn checked(self) -> Result<Self, ConfigError> {
+        self.check()?;
+        Ok(self)
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        self.ledger.check()?;
+        self.settings.times.check()
     }
 
     /// Returns the number of completions and releases that continue in the background.
@@ -264,7 +214,8 @@ impl<L: Ledger> Deduplicator<L> {
     /// - [`RunError::Handler`] if the handler failed, [`RunError::TimedOut`] if it took too long: the
     ///   key is released for the next attempt.
     /// - [`RunError::Store`] if the store did not reply, or if the transaction could not be
-    ///   committed. Its kind is [`ErrorKind::Unsupported`] if the event has a payload and the
+    ///   committed. Its kind is [`ErrorKind::Config`] if [`checked`](Self::checked) returns an error, and
+    ///   [`ErrorKind::Unsupported`] if the event has a payload and the
     ///   adapter has no [`stored_data`](crate::adapter::Abilities::stored_data).
     ///
     /// After any of them, do not acknowledge the message.
@@ -352,6 +303,9 @@ impl<L: Ledger> Deduplicator<L> {
 
     /// Claims the event. While it is in flight, claims it again until the wait is over.
     async fn claim(&self, event: &Event, report: &RunReport) -> Result<Begin<L::Claim>, Error> {
+        self.check().map_err(|error| {
+            Error::new(ErrorKind::Config, "running an event").with_source(error)
+        })?;
         let payloads: Option<Payloads> = event
             .payload()
             .map(|bytes| [(event.key().clone(), Sha256::digest(bytes).into())].into());

@@ -8,7 +8,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::adapter::{MaintenanceAdapter, PURGE_TIMEOUT, Purging};
-use crate::error::{ConfigError, valid};
+use crate::error::valid;
 
 /// Deletes expired keys from a store, at an interval.
 ///
@@ -52,41 +52,17 @@ impl Purger {
 
     /// Sets the pause between two rounds.
     ///
-    /// # Panics
-    ///
-    /// For a pause below 1 ms or above 365 days: see [`try_every`](Self::try_every).
-    #[track_caller]
+    /// A pause below 1 ms or above 365 days is invalid.
     pub fn every(self, interval: Duration) -> Self {
-        valid(self.try_every(interval))
-    }
-
-    /// Sets the pause between two rounds, for a value from a file.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::InvalidSetting`] for a pause below 1 ms or above 365 days.
-    pub fn try_every(self, interval: Duration) -> Result<Self, ConfigError> {
-        Ok(Self { purging: self.purging.try_every(interval)?, ..self })
+        Self { purging: self.purging.every(interval), ..self }
     }
 
     /// Sets how many keys one statement deletes at most. A statement with fewer keys holds its locks
     /// for a shorter time.
     ///
-    /// # Panics
-    ///
-    /// For 0: see [`try_keys_per_statement`](Self::try_keys_per_statement).
-    #[track_caller]
+    /// 0 is invalid.
     pub fn keys_per_statement(self, keys: u32) -> Self {
-        valid(self.try_keys_per_statement(keys))
-    }
-
-    /// Sets how many keys one statement deletes at most, for a value from a file.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::InvalidSetting`] for 0.
-    pub fn try_keys_per_statement(self, keys: u32) -> Result<Self, ConfigError> {
-        Ok(Self { purging: self.purging.try_keys_per_statement(keys)?, ..self })
+        Self { purging: self.purging.keys_per_statement(keys), ..self }
     }
 
     /// Sets how long one statement may take before its round fails.
@@ -98,8 +74,10 @@ impl Purger {
     ///
     /// # Panics
     ///
-    /// Outside a tokio runtime.
+    /// Outside a tokio runtime, and for an invalid setting.
+    #[track_caller]
     pub fn spawn(self) -> PurgerHandle {
+        valid(self.purging.check());
         let stop = CancellationToken::new();
         let Self { adapter, purging, timeout } = self;
         let adapter = move || Some(Arc::clone(&adapter));

@@ -89,7 +89,7 @@ impl Target {
                     .purging(Purging::off())
                     // A session that is set read-only would reach the service through a pooler.
                     .make_table(false)
-                    .try_statement_timeout(timeout)?;
+                    .statement_timeout(timeout);
                 if let Some(table) = global.table.clone() {
                     options = options.table(table);
                 }
@@ -103,7 +103,7 @@ impl Target {
             "sqlite" if global.schema.is_some() => Err(Failure::usage("--schema is for Postgres")),
             "sqlite" => {
                 let mut options =
-                    SqliteOptions::new().purging(Purging::off()).try_write_lock_timeout(timeout)?;
+                    SqliteOptions::new().purging(Purging::off()).write_lock_timeout(timeout);
                 if let Some(table) = global.table.clone() {
                     options = options.table(table);
                 }

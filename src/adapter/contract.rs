@@ -98,7 +98,7 @@ pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Se
 ///
 /// // A layer under a lease refuses the adapter; an on-arrival layer works.
 /// let by_header = key::header("webhook-id").namespace("acme");
-/// assert!(DedupLayer::try_new(by_header.clone(), Forever::default()).is_err());
+/// assert!(DedupLayer::new(by_header.clone(), Forever::default()).checked().is_err());
 /// let service = ServiceBuilder::new()
 ///     .layer(DedupLayer::on_arrival(by_header, Forever::default()))
 ///     .service(service_fn(async |_: Request<Full<Bytes>>| {

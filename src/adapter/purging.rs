@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::contract::{MaintenanceAdapter, StoreFuture};
 use super::inspection::Stats;
-use crate::error::{ConfigError, Error, ErrorKind, check, valid};
+use crate::error::{ConfigError, Error, ErrorKind, check};
 use crate::observe::{self, TableCounts};
 
 const PURGING: &str = "purging keys";
@@ -52,7 +52,6 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 ///
 /// let hourly = Purging::new().every(Duration::from_secs(3_600)).keys_per_statement(100);
 /// assert_ne!(hourly, Purging::off());
-/// assert!(hourly.try_every(Duration::ZERO).is_err());
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
@@ -77,44 +76,24 @@ impl Purging {
 
     /// Sets the pause between two rounds.
     ///
-    /// # Panics
-    ///
-    /// For a pause below 1 ms or above 365 days: see [`try_every`](Self::try_every).
-    #[track_caller]
+    /// A pause below 1 ms or above 365 days is invalid.
     pub fn every(self, interval: Duration) -> Self {
-        valid(self.try_every(interval))
-    }
-
-    /// Sets the pause between two rounds, for a value from a file.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::InvalidSetting`] for a pause below 1 ms or above 365 days.
-    pub fn try_every(self, interval: Duration) -> Result<Self, ConfigError> {
-        let is_valid = (SHORTEST_PAUSE..=LONGEST_PAUSE).contains(&interval);
-        check(is_valid, "every", "from 1 ms to 365 days")?;
-        Ok(Self { every: Some(interval), ..self })
+        Self { every: Some(interval), ..self }
     }
 
     /// Sets how many keys one statement deletes at most. A statement with fewer keys holds its locks
     /// for a shorter time.
     ///
-    /// # Panics
-    ///
-    /// For 0: see [`try_keys_per_statement`](Self::try_keys_per_statement).
-    #[track_caller]
+    /// 0 is invalid.
     pub fn keys_per_statement(self, keys: u32) -> Self {
-        valid(self.try_keys_per_statement(keys))
+        Self { keys_per_statement: keys, ..self }
     }
 
-    /// Sets how many keys one statement deletes at most, for a value from a file.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::InvalidSetting`] for 0.
-    pub fn try_keys_per_statement(self, keys: u32) -> Result<Self, ConfigError> {
-        check(keys > 0, "keys_per_statement", "at least 1")?;
-        Ok(Self { keys_per_statement: keys, ..self })
+    pub(crate) fn check(self) -> Result<(), ConfigError> {
+        let pauses = SHORTEST_PAUSE..=LONGEST_PAUSE;
+        let is_pause = self.every.is_none_or(|every| pauses.contains(&every));
+        check(is_pause, "every", "from 1 ms to 365 days")?;
+        check(self.keys_per_statement > 0, "keys_per_statement", "at least 1")
     }
 
     #[cfg(any(feature = "postgres", feature = "sqlite"))]

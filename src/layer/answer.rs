@@ -11,7 +11,7 @@ use http::header::{CONTENT_LANGUAGE, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::{HeaderName, Response, StatusCode};
 
 use super::body::ResponseBody;
-use super::config::{Config, Problems};
+use super::config::Config;
 use crate::adapter::StoredResponse;
 
 /// Stripe's name for the header of a replayed response. The draft has none.
@@ -163,10 +163,11 @@ impl<B, E> Ending<B, E> {
 
 /// Returns a response of the layer's own.
 pub(super) fn own<B>(result: DedupResult, config: &Config) -> Response<ResponseBody<B>> {
-    let mut response = match &config.problems {
-        // By choice, a duplicate is answered 2xx, which is no problem.
-        Some(problems) if !result.status(config).is_success() => problem(result, config, problems),
-        _ => Response::new(ResponseBody::own()),
+    // By choice, a duplicate is answered 2xx, which is no problem.
+    let mut response = if config.problems && !result.status(config).is_success() {
+        problem(result, config)
+    } else {
+        Response::new(ResponseBody::own())
     };
     *response.status_mut() = result.status(config);
     let retry_after = match result {
@@ -182,14 +183,10 @@ pub(super) fn own<B>(result: DedupResult, config: &Config) -> Response<ResponseB
 }
 
 /// Returns problem details (RFC 9457) about an answer.
-fn problem<B>(
-    result: DedupResult,
-    config: &Config,
-    problems: &Problems,
-) -> Response<ResponseBody<B>> {
+fn problem<B>(result: DedupResult, config: &Config) -> Response<ResponseBody<B>> {
     let status = result.status(config);
     let (title, detail) = result.problem();
-    let (kind, title) = match &problems.docs {
+    let (kind, title) = match &config.problem_docs {
         Some(docs) => (format!("{docs}#{}", result.fragment()), title),
         // Section 4.2.1: the title of this type is the status's.
         None => ("about:blank".to_owned(), status.canonical_reason().unwrap_or(title)),
@@ -217,7 +214,7 @@ pub(super) fn replayed<B>(stored: &StoredResponse, config: &Config) -> Response<
     let mut response = Response::new(ResponseBody::full(stored.body.clone()));
     *response.status_mut() = stored.status;
     *response.headers_mut() = stored.headers.clone();
-    if config.problems.is_some() {
+    if config.problems {
         response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
     }
     mark(&mut response, DedupResult::Duplicate, config);

@@ -51,9 +51,9 @@ use crate::ledger::{Lease, Ledger, OnArrival};
 /// | [`require_verified`](Self::require_verified) | off |
 /// | [`log_ids`](Self::log_ids) | hashed |
 ///
-/// A setter panics on an invalid value. Its `try_` variant returns a
-/// [`ConfigError`](crate::ConfigError) instead, for values from a file. No setter changes a value
-/// silently.
+/// A setter stores its value, and changes no value silently. [`checked`](Self::checked) reports what is invalid, for
+/// values from a file or an adapter that is chosen at run time. A layer with an invalid value panics when it is applied
+/// to a service.
 ///
 /// # Where it goes
 ///
@@ -103,26 +103,9 @@ pub struct DedupLayer<L = Lease> {
 impl DedupLayer {
     /// Deduplicates under a lease: a key becomes permanent when its handler has succeeded.
     ///
-    /// # Panics
-    ///
-    /// If the adapter has no [`leases`](crate::adapter::Abilities::leases);
-    /// [`try_new`](Self::try_new) returns an error instead.
-    #[track_caller]
+    /// Invalid for an adapter without [`leases`](crate::adapter::Abilities::leases).
     pub fn new(key: impl Into<KeyExtractor>, adapter: impl DedupAdapter) -> Self {
-        valid(Self::try_new(key, adapter))
-    }
-
-    /// Does the same as [`new`](Self::new), for an adapter that is chosen at run time.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::UnsupportedByAdapter`] if the adapter has no
-    /// [`leases`](crate::adapter::Abilities::leases).
-    pub fn try_new(
-        key: impl Into<KeyExtractor>,
-        adapter: impl DedupAdapter,
-    ) -> Result<Self, ConfigError> {
-        Ok(Self::with_ledger(key, Lease::new(Arc::new(adapter))?))
+        Self::with_ledger(key, Lease::new(Arc::new(adapter)))
     }
 
     /// Deduplicates on arrival: a key becomes permanent before its handler runs, and an event
@@ -199,6 +182,42 @@ impl<L: Ledger> DedupLayer<L> {
         }
     }
 
+    /// Returns the layer, if it can be applied.
+    ///
+    /// ```
+    /// # #[cfg(feature = "memory")] {
+    /// use std::time::Duration;
+    /// use tower_dedup::{DedupLayer, adapter::MemoryAdapter, provider};
+    ///
+    /// let from_a_file = Duration::ZERO;
+    /// let dedup = DedupLayer::new(provider::STRIPE, MemoryAdapter::new()).lease(from_a_file);
+    /// assert_eq!(dedup.checked().unwrap_err().to_string(), "lease must be at least 100 ms");
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`] for the first setting with an invalid value, and for an adapter that lacks an ability which a
+    /// setting needs.
+    pub fn checked(self) -> Result<Self, ConfigError> {
+        self.check()?;
+        Ok(self)
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        self.ledger.check()?;
+        self.config.check(self.ledger.stores_data())
+    }
+
+    /// # Panics
+    ///
+    /// If the layer is invalid.
+    #[track_caller]
+    fn service<S, B>(&self, inner: S) -> Dedup<S, L, B> {
+        valid(self.check());
+        Dedup::new(inner, Arc::clone(&self.ledger), self.config.clone(), Arc::clone(&self.gate))
+    }
+
     /// Returns a handle that counts running deliveries and waits for them at shutdown.
     #[must_use]
     pub fn handle(&self) -> DedupHandle {
@@ -218,15 +237,12 @@ impl<L> DedupLayer<L> {
     pub fn inner_body<B>(self) -> WithInnerBody<L, B> {
         WithInnerBody { layer: self, inner_body: PhantomData }
     }
-
-    fn service<S, B>(&self, inner: S) -> Dedup<S, L, B> {
-        Dedup::new(inner, Arc::clone(&self.ledger), self.config.clone(), Arc::clone(&self.gate))
-    }
 }
 
-impl<S, L> Layer<S> for DedupLayer<L> {
+impl<S, L: Ledger> Layer<S> for DedupLayer<L> {
     type Service = Dedup<S, L>;
 
+    #[track_caller]
     fn layer(&self, inner: S) -> Self::Service {
         self.service(inner)
     }
@@ -261,9 +277,10 @@ pub struct WithInnerBody<L, B> {
     inner_body: PhantomData<fn() -> B>,
 }
 
-impl<S, L, B> Layer<S> for WithInnerBody<L, B> {
+impl<S, L: Ledger, B> Layer<S> for WithInnerBody<L, B> {
     type Service = Dedup<S, L, B>;
 
+    #[track_caller]
     fn layer(&self, inner: S) -> Self::Service {
         self.layer.service(inner)
     }

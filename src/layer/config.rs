@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{HeaderName, Method, StatusCode};
+use http::{HeaderName, Method, StatusCode, Uri};
 use tracing::Span;
 
 use super::body::{BODY_LIMIT, BODY_TIMEOUT};
 use super::gate::Gate;
 use super::policy::{LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Success};
 use crate::adapter::{Fetch, Payloads};
+use crate::error::{ConfigError, NOT_ZERO, check};
 use crate::key::{Event, KeyExtractor, KeyPart};
 use crate::ledger::{BeginContext, Times};
 use crate::observe::{Meters, Outcome, Report};
@@ -47,15 +48,11 @@ pub(super) struct Config {
     pub(super) log_ids: LogIds,
     pub(super) compare_payload: Option<ComparedPart>,
     pub(super) replay: Option<Replay>,
-    /// For a layer whose clients send the header `Idempotency-Key`.
-    pub(super) problems: Option<Problems>,
-}
-
-/// Makes the layer's own answers problem details (RFC 9457), and marks replayed responses.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Problems {
+    /// For a layer whose clients send the header `Idempotency-Key`: makes the layer's own answers problem details
+    /// (RFC 9457), and marks replayed responses.
+    pub(super) problems: bool,
     /// The URL of the API's documentation, from which the types of problems are made.
-    pub(super) docs: Option<Arc<str>>,
+    pub(super) problem_docs: Option<Arc<str>>,
 }
 
 /// The part of a payload that is compared, and the policy for a mismatch.
@@ -97,8 +94,38 @@ impl Config {
             log_ids: LogIds::default(),
             compare_payload: None,
             replay: None,
-            problems: None,
+            problems: false,
+            problem_docs: None,
         }
+    }
+
+    /// `stores_data` is whether the store holds payload digests and responses.
+    pub(super) fn check(&self, stores_data: bool) -> Result<(), ConfigError> {
+        self.times.check()?;
+        check(!self.methods.is_empty(), "methods", "at least one method")?;
+        check(self.body_limit > 0, "body_limit", "at least 1 byte")?;
+        check(!self.body_timeout.is_zero(), "body_timeout", NOT_ZERO)?;
+        check(self.max_keys > 0, "max_keys", "at least 1 key")?;
+        if self.in_flight_status.is_success() || self.in_flight_status.is_informational() {
+            return Err(ConfigError::InvalidInFlightStatus);
+        }
+        // A client of an API must not take an empty 2xx for the response.
+        if !self.duplicate_status.is_success() && !self.problems {
+            return Err(ConfigError::InvalidDuplicateStatus);
+        }
+        if let Some(docs) = &self.problem_docs {
+            const SETTING: &str = "problem_docs";
+            let is_url = docs.parse::<Uri>().is_ok() && !docs.contains('#');
+            check(is_url, SETTING, "a URL without a fragment")?;
+            check(self.problems, SETTING, "of a layer for `Idempotency-Key`")?;
+        }
+        if let Some(replay) = &self.replay {
+            replay.check()?;
+        }
+        if !stores_data && (self.compare_payload.is_some() || self.replay.is_some()) {
+            return Err(ConfigError::UnsupportedByAdapter("stored data"));
+        }
+        Ok(())
     }
 
     /// Returns what to do with an event that was handled with another payload.

@@ -2,15 +2,13 @@
 
 use std::time::Duration;
 
-use http::{StatusCode, Uri, header};
+use http::{StatusCode, header};
 
 use super::builder::DedupLayer;
-use super::config::Problems;
 use super::policy::{OnInFlight, OnMismatch, Replay};
 use crate::adapter::DedupAdapter;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::adapter::TransactionAdapter;
-use crate::error::{ConfigError, check, valid};
 use crate::key::{KeyExtractor, KeyPart, whole_payload};
 use crate::ledger::CanReplay;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
@@ -49,11 +47,8 @@ impl DedupLayer {
     ///
     /// [The guide](crate::guide::idempotency) has the reasons.
     ///
-    /// # Panics
-    ///
-    /// If the adapter has no [`leases`](crate::adapter::Abilities::leases) or no
-    /// [`stored_data`](crate::adapter::Abilities::stored_data);
-    /// [`try_idempotency_key`](Self::try_idempotency_key) returns an error instead.
+    /// Invalid for an adapter without [`leases`](crate::adapter::Abilities::leases) or without
+    /// [`stored_data`](crate::adapter::Abilities::stored_data).
     ///
     /// # Example
     ///
@@ -72,26 +67,10 @@ impl DedupLayer {
     /// # let _ = idempotency;
     /// # }
     /// ```
-    #[track_caller]
     pub fn idempotency_key(scope: KeyPart, adapter: impl DedupAdapter) -> Self {
-        valid(Self::try_idempotency_key(scope, adapter))
-    }
-
-    /// Does the same as [`idempotency_key`](Self::idempotency_key), for an adapter that is chosen at
-    /// run time.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::UnsupportedByAdapter`] if the adapter has no
-    /// [`leases`](crate::adapter::Abilities::leases) or no
-    /// [`stored_data`](crate::adapter::Abilities::stored_data).
-    pub fn try_idempotency_key(
-        scope: KeyPart,
-        adapter: impl DedupAdapter,
-    ) -> Result<Self, ConfigError> {
-        Ok(Self::try_new(KeyExtractor::idempotency_key(scope), adapter)?
-            .for_api_clients()?
-            .success_when(|response| is_final(response.status)))
+        Self::new(KeyExtractor::idempotency_key(scope), adapter)
+            .for_api_clients()
+            .success_when(|response| is_final(response.status))
     }
 
     /// Does the same as [`idempotency_key`](Self::idempotency_key), in the handler's own transaction,
@@ -100,13 +79,11 @@ impl DedupLayer {
     /// It commits after a 2xx only. After any other status the handler's writes are rolled back, no
     /// response is stored, and the same request runs again.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    #[track_caller]
     pub fn transactional_idempotency_key<A: TransactionAdapter>(
         scope: KeyPart,
         adapter: A,
     ) -> DedupLayer<Transactional<A::Database>> {
-        let layer = Self::transactional(KeyExtractor::idempotency_key(scope), adapter);
-        valid(layer.for_api_clients())
+        Self::transactional(KeyExtractor::idempotency_key(scope), adapter).for_api_clients()
     }
 }
 
@@ -117,34 +94,16 @@ impl<L> DedupLayer<L> {
     /// `https://api.example.com/docs#mismatch`. One fragment differs: a duplicate whose response was
     /// not stored has `#response-not-stored`. Without a page, the `type` is `about:blank`.
     ///
-    /// # Panics
-    ///
-    /// If `url` is no URL or has a fragment, and if the layer was not made for `Idempotency-Key`;
-    /// [`try_problem_docs`](Self::try_problem_docs) returns an error instead.
-    #[track_caller]
-    pub fn problem_docs(self, url: &str) -> Self {
-        valid(self.try_problem_docs(url))
-    }
-
-    /// Sets [`problem_docs`](Self::problem_docs).
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::InvalidSetting`] if `url` is no URL or has a fragment, and if the layer was not
-    /// made for `Idempotency-Key`.
-    pub fn try_problem_docs(mut self, url: &str) -> Result<Self, ConfigError> {
-        const SETTING: &str = "problem_docs";
-        let is_url = url.parse::<Uri>().is_ok() && !url.contains('#');
-        check(is_url, SETTING, "a URL without a fragment")?;
-        check(self.config.problems.is_some(), SETTING, "of a layer for `Idempotency-Key`")?;
-        self.config.problems = Some(Problems { docs: Some(url.into()) });
-        Ok(self)
+    /// A text that is no URL or has a fragment is invalid, and so is this setting of another layer.
+    pub fn problem_docs(mut self, url: &str) -> Self {
+        self.config.problem_docs = Some(url.into());
+        self
     }
 }
 
 impl<L: CanReplay> DedupLayer<L> {
-    fn for_api_clients(self) -> Result<Self, ConfigError> {
-        let replay = Replay::new().body_limit(LONGEST_RESPONSE).try_headers([
+    fn for_api_clients(self) -> Self {
+        let replay = Replay::new().body_limit(LONGEST_RESPONSE).headers([
             header::CONTENT_TYPE,
             header::CONTENT_ENCODING,
             header::CONTENT_LANGUAGE,
@@ -153,19 +112,19 @@ impl<L: CanReplay> DedupLayer<L> {
             header::LAST_MODIFIED,
             header::LINK,
             header::LOCATION,
-        ])?;
+        ]);
         let mut layer = self
-            .try_retention(RETENTION)?
+            .retention(RETENTION)
             .on_in_flight(OnInFlight::Reject)
-            .try_in_flight_status(StatusCode::CONFLICT)?
+            .in_flight_status(StatusCode::CONFLICT)
             .retry_after_in_flight(RETRY_AFTER)
-            .try_compare_payload(whole_payload(), OnMismatch::Refuse)?
-            .try_replay(replay)?;
-        // The setter refuses this status, because webhook senders retry after it. A client of an API
+            .compare_payload(whole_payload(), OnMismatch::Refuse)
+            .replay(replay);
+        // Invalid for other layers, because webhook senders retry after it. A client of an API
         // must not take an empty 2xx for the response: a duplicate without one is `ResponseNotStored`.
         layer.config.duplicate_status = StatusCode::INTERNAL_SERVER_ERROR;
-        layer.config.problems = Some(Problems::default());
-        Ok(layer)
+        layer.config.problems = true;
+        layer
     }
 }
 

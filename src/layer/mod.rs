@@ -41,7 +41,6 @@ mod body;
 mod builder;
 mod config;
 mod delivery;
-mod fallible;
 mod future;
 mod gate;
 mod handle;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, header, response};
 
-use crate::error::{ConfigError, valid};
+use crate::error::ConfigError;
 
 /// What to do with a delivery that carries no key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -110,12 +110,10 @@ pub enum Disposition {
 /// # Example
 ///
 /// ```
-/// use http::header::{CONTENT_LANGUAGE, CONTENT_TYPE, SET_COOKIE};
+/// use http::header::{CONTENT_LANGUAGE, CONTENT_TYPE};
 /// use tower_dedup::Replay;
 ///
 /// let replay = Replay::new().headers([CONTENT_TYPE, CONTENT_LANGUAGE]).body_limit(4 * 1024);
-/// // A cookie is for one client.
-/// assert!(Replay::new().try_headers([SET_COOKIE]).is_err());
 /// # let _ = replay;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -147,31 +145,19 @@ impl Replay {
 
     /// Stores these headers instead of `content-type`.
     ///
-    /// # Panics
-    ///
-    /// If a header cannot be replayed; [`try_headers`](Self::try_headers) returns an error instead.
+    /// `set-cookie` is invalid, and so are headers that belong to one connection or one moment: `connection`,
+    /// `content-length`, `date`, `transfer-encoding` and similar ones.
     #[must_use]
-    #[track_caller]
-    pub fn headers(self, headers: impl IntoIterator<Item = HeaderName>) -> Self {
-        valid(self.try_headers(headers))
+    pub fn headers(mut self, headers: impl IntoIterator<Item = HeaderName>) -> Self {
+        self.headers = headers.into_iter().collect();
+        self
     }
 
-    /// Stores these headers instead of `content-type`.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::InvalidReplayHeader`] for `set-cookie` and for headers that belong to one
-    /// connection or one moment: `connection`, `content-length`, `date`, `transfer-encoding` and
-    /// similar ones.
-    pub fn try_headers(
-        mut self,
-        headers: impl IntoIterator<Item = HeaderName>,
-    ) -> Result<Self, ConfigError> {
-        self.headers = headers.into_iter().collect();
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
         if self.headers.iter().any(|name| NEVER_STORED.contains(name)) {
             return Err(ConfigError::InvalidReplayHeader);
         }
-        Ok(self)
+        Ok(())
     }
 
     /// Sets the longest body that is stored, in bytes. A response with a longer body is not stored

@@ -1,13 +1,13 @@
-//! The setters of [`DedupLayer`]. `fallible` has their variants for values from a file.
+//! The setters of [`DedupLayer`]. Each stores its value; [`DedupLayer::checked`] reports what is wrong.
 
 use std::time::Duration;
 
 use http::{HeaderName, Method, StatusCode, response};
 
 use super::builder::DedupLayer;
+use super::config::ComparedPart;
 use super::mode::Mode;
 use super::policy::{LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Success};
-use crate::error::valid;
 use crate::key::KeyPart;
 use crate::ledger::{CanReplay, CanShadow, FailOpen, Ledger};
 use crate::observe;
@@ -17,12 +17,10 @@ impl<L> DedupLayer<L> {
     /// Sets the methods that are deduplicated; GET stands for HEAD too. A request by another method
     /// reaches the inner service with its body buffered, and otherwise as it is.
     ///
-    /// # Panics
-    ///
-    /// If there is no method; [`try_methods`](Self::try_methods) returns an error instead.
-    #[track_caller]
-    pub fn methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
-        valid(self.try_methods(methods))
+    /// Invalid without a method.
+    pub fn methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
+        self.config.methods = methods.into_iter().collect();
+        self
     }
 
     /// Sets the longest body, in bytes. A longer one is answered 413, whatever its method, and
@@ -36,23 +34,24 @@ impl<L> DedupLayer<L> {
     /// `axum`, a layer with a limit above 2 MiB raises axum's limit to its own, for the routes inside
     /// it. A `DefaultBodyLimit` inside this layer decides before it.
     ///
-    /// # Panics
-    ///
-    /// If `bytes` is 0; [`try_body_limit`](Self::try_body_limit) returns an error instead.
-    #[track_caller]
-    pub fn body_limit(self, bytes: usize) -> Self {
-        valid(self.try_body_limit(bytes))
+    /// 0 is invalid.
+    pub fn body_limit(mut self, bytes: usize) -> Self {
+        self.config.body_limit = bytes;
+        if let Some(largest) = self.config.key.largest_body()
+            && bytes < largest
+        {
+            observe::small_body_limit(self.config.key.namespace_str(), bytes, largest);
+        }
+        self
     }
 
     /// Sets how long a body may take to arrive. A slower one is answered 408, and nothing is
     /// claimed.
     ///
-    /// # Panics
-    ///
-    /// If `time` is zero; [`try_body_timeout`](Self::try_body_timeout) returns an error instead.
-    #[track_caller]
-    pub fn body_timeout(self, time: Duration) -> Self {
-        valid(self.try_body_timeout(time))
+    /// Zero is invalid.
+    pub fn body_timeout(mut self, time: Duration) -> Self {
+        self.config.body_timeout = time;
+        self
     }
 
     /// Sets how long a key is remembered. The time counts from the key's last claim: every attempt
@@ -61,12 +60,15 @@ impl<L> DedupLayer<L> {
     /// A retention below the preset's floor (the time in which its sender may deliver an event
     /// again) is used, and a warning is logged.
     ///
-    /// # Panics
-    ///
-    /// If `retention` is zero; [`try_retention`](Self::try_retention) returns an error instead.
-    #[track_caller]
-    pub fn retention(self, retention: Duration) -> Self {
-        valid(self.try_retention(retention))
+    /// Zero is invalid.
+    pub fn retention(mut self, retention: Duration) -> Self {
+        self.config.times.retention = retention;
+        if let Some(floor) = self.config.key.floor()
+            && retention < floor
+        {
+            observe::short_retention(self.config.key.namespace_str(), retention, floor);
+        }
+        self
     }
 
     /// Sets how long a claim holds unless it is renewed. If a process dies, the retry of its event
@@ -77,24 +79,18 @@ impl<L> DedupLayer<L> {
     /// process ends, unless [`handler_timeout`](Self::handler_timeout) drops it. A lease should be
     /// much longer than [`store_timeout`](Self::store_timeout).
     ///
-    /// # Panics
-    ///
-    /// If `lease` is below 100 ms, because a busy process may renew later than that;
-    /// [`try_lease`](Self::try_lease) returns an error instead.
-    #[track_caller]
-    pub fn lease(self, lease: Duration) -> Self {
-        valid(self.try_lease(lease))
+    /// A lease below 100 ms is invalid, because a busy process may renew later than that.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.config.times.lease = lease;
+        self
     }
 
     /// Sets the bound on every call to the store, waiting for a connection included.
     ///
-    /// # Panics
-    ///
-    /// If `bound` is zero or longer than 30 s; [`try_store_timeout`](Self::try_store_timeout) returns an error
-    /// instead.
-    #[track_caller]
-    pub fn store_timeout(self, bound: Duration) -> Self {
-        valid(self.try_store_timeout(bound))
+    /// Zero is invalid, and so are more than 30 s.
+    pub fn store_timeout(mut self, bound: Duration) -> Self {
+        self.config.times.store_timeout = bound;
+        self
     }
 
     /// Sets how long a handler may run, from its call to its response.
@@ -105,13 +101,10 @@ impl<L> DedupLayer<L> {
     /// spawned go on. The timeout does not cover the response's body, nor a handler that blocks its
     /// thread. Under the on-arrival ledger the key stays complete, and the event is lost.
     ///
-    /// # Panics
-    ///
-    /// If `bound` is zero; [`try_handler_timeout`](Self::try_handler_timeout) returns an error
-    /// instead.
-    #[track_caller]
-    pub fn handler_timeout(self, bound: Duration) -> Self {
-        valid(self.try_handler_timeout(bound))
+    /// Zero is invalid.
+    pub fn handler_timeout(mut self, bound: Duration) -> Self {
+        self.config.times.handler_timeout = Some(bound);
+        self
     }
 
     /// Sets how many deliveries may run at once, over all services and clones of this layer. A
@@ -136,12 +129,10 @@ impl<L> DedupLayer<L> {
     /// Sets how many keys one request may carry, second identities included. A request with more is
     /// answered 400.
     ///
-    /// # Panics
-    ///
-    /// If `keys` is 0; [`try_max_keys`](Self::try_max_keys) returns an error instead.
-    #[track_caller]
-    pub fn max_keys(self, keys: usize) -> Self {
-        valid(self.try_max_keys(keys))
+    /// 0 is invalid.
+    pub fn max_keys(mut self, keys: usize) -> Self {
+        self.config.max_keys = keys;
+        self
     }
 
     /// Sets which responses of the handler mean that the event was handled. Any other response
@@ -188,13 +179,11 @@ impl<L> DedupLayer<L> {
 
     /// Sets the status of the answer to a delivery whose event is in flight.
     ///
-    /// # Panics
-    ///
-    /// If it is a 1xx or a 2xx; [`try_in_flight_status`](Self::try_in_flight_status) returns an
-    /// error instead.
-    #[track_caller]
-    pub fn in_flight_status(self, status: StatusCode) -> Self {
-        valid(self.try_in_flight_status(status))
+    /// A 1xx is invalid, because it is no final response. So is a 2xx: after it the sender does not deliver again,
+    /// although the first run may fail.
+    pub fn in_flight_status(mut self, status: StatusCode) -> Self {
+        self.config.in_flight_status = status;
+        self
     }
 
     /// Sets the `Retry-After` of the answer to a delivery whose event is in flight, in whole
@@ -213,13 +202,10 @@ impl<L> DedupLayer<L> {
 
     /// Sets the status of the answer to a duplicate.
     ///
-    /// # Panics
-    ///
-    /// If it is not a 2xx; [`try_duplicate_status`](Self::try_duplicate_status) returns an error
-    /// instead.
-    #[track_caller]
-    pub fn duplicate_status(self, status: StatusCode) -> Self {
-        valid(self.try_duplicate_status(status))
+    /// All but a 2xx is invalid, because senders retry anything else, and some disable the endpoint.
+    pub fn duplicate_status(mut self, status: StatusCode) -> Self {
+        self.config.duplicate_status = status;
+        self
     }
 
     /// Sets the header in which the layer's own answers say why; `None` for no header.
@@ -308,13 +294,10 @@ impl<L: Ledger> DedupLayer<L> {
     /// # }
     /// ```
     ///
-    /// # Panics
-    ///
-    /// If the adapter has no [`stored_data`](crate::adapter::Abilities::stored_data);
-    /// [`try_compare_payload`](Self::try_compare_payload) returns an error instead.
-    #[track_caller]
-    pub fn compare_payload(self, part: KeyPart, on_mismatch: OnMismatch) -> Self {
-        valid(self.try_compare_payload(part, on_mismatch))
+    /// Invalid for an adapter without [`stored_data`](crate::adapter::Abilities::stored_data).
+    pub fn compare_payload(mut self, part: KeyPart, on_mismatch: OnMismatch) -> Self {
+        self.config.compare_payload = Some(ComparedPart { part, on_mismatch });
+        self
     }
 }
 
@@ -340,15 +323,12 @@ impl<L: Ledger> DedupLayer<L> {
     /// # }
     /// ```
     ///
-    /// # Panics
-    ///
-    /// If the adapter has no [`stored_data`](crate::adapter::Abilities::stored_data);
-    /// [`try_replay`](Self::try_replay) returns an error instead.
-    #[track_caller]
-    pub fn replay(self, replay: Replay) -> Self
+    /// Invalid for an adapter without [`stored_data`](crate::adapter::Abilities::stored_data).
+    pub fn replay(mut self, replay: Replay) -> Self
     where
         L: CanReplay,
     {
-        valid(self.try_replay(replay))
+        self.config.replay = Some(replay);
+        self
     }
 }

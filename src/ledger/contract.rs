@@ -15,7 +15,7 @@ use crate::adapter::{
     Token,
 };
 use crate::delivery::Delivery;
-use crate::error::{Error, ErrorKind};
+use crate::error::{ConfigError, Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys};
 
 /// Prevents implementations of [`Ledger`] in other crates.
@@ -55,6 +55,14 @@ pub trait Ledger: Sealed + Send + Sync + 'static {
     /// Whether the ledger is a [`CanShadow`], for code that does not know its type.
     #[doc(hidden)]
     const CAN_SHADOW: bool = true;
+
+    /// # Errors
+    ///
+    /// [`ConfigError::UnsupportedByAdapter`] for an adapter that lacks an ability which the ledger needs.
+    #[doc(hidden)]
+    fn check(&self) -> Result<(), ConfigError> {
+        Ok(())
+    }
 
     /// Returns `true` if the adapter stores payload digests and responses.
     #[doc(hidden)]

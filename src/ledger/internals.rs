@@ -10,13 +10,9 @@ use super::transaction::Transactional;
 use crate::adapter::DedupAdapter;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::adapter::TransactionAdapter;
-use crate::error::ConfigError;
 
-/// # Errors
-///
-/// [`ConfigError::UnsupportedByAdapter`] for an adapter without leases.
-pub fn lease(adapter: impl DedupAdapter) -> Result<Arc<Lease>, ConfigError> {
-    Lease::new(Arc::new(adapter)).map(Arc::new)
+pub fn lease(adapter: impl DedupAdapter) -> Arc<Lease> {
+    Arc::new(Lease::new(Arc::new(adapter)))
 }
 
 pub fn on_arrival(adapter: impl DedupAdapter) -> Arc<OnArrival> {

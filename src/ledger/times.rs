@@ -38,29 +38,13 @@ impl Default for Times {
 const LONGEST_STORE_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Times {
-    pub(crate) fn set_retention(&mut self, retention: Duration) -> Result<(), ConfigError> {
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        let Self { retention, lease, store_timeout, handler_timeout } = *self;
         check(!retention.is_zero(), "retention", NOT_ZERO)?;
-        self.retention = retention;
-        Ok(())
-    }
-
-    pub(crate) fn set_lease(&mut self, lease: Duration) -> Result<(), ConfigError> {
         check(lease >= MIN_LEASE, "lease", "at least 100 ms")?;
-        self.lease = lease;
-        Ok(())
-    }
-
-    pub(crate) fn set_store_timeout(&mut self, bound: Duration) -> Result<(), ConfigError> {
-        let is_valid = !bound.is_zero() && bound <= LONGEST_STORE_TIMEOUT;
-        check(is_valid, "store_timeout", "longer than zero and at most 30 s")?;
-        self.store_timeout = bound;
-        Ok(())
-    }
-
-    pub(crate) fn set_handler_timeout(&mut self, bound: Duration) -> Result<(), ConfigError> {
-        check(!bound.is_zero(), "handler_timeout", NOT_ZERO)?;
-        self.handler_timeout = Some(bound);
-        Ok(())
+        let is_bound = !store_timeout.is_zero() && store_timeout <= LONGEST_STORE_TIMEOUT;
+        check(is_bound, "store_timeout", "longer than zero and at most 30 s")?;
+        check(handler_timeout != Some(Duration::ZERO), "handler_timeout", NOT_ZERO)
     }
 }
 

@@ -328,7 +328,7 @@ async fn answers_of_the_layer_are_configurable() {
     assert_eq!(send(&none, request("b")).await.headers()["retry-after"], "9");
     // A duplicate is never an error to its sender.
     for status in [409, 301, 500] {
-        let refused = layer.clone().try_duplicate_status(status.try_into().unwrap());
-        assert_eq!(refused.unwrap_err(), ConfigError::InvalidDuplicateStatus);
+        let refused = layer.clone().duplicate_status(status.try_into().unwrap());
+        assert_eq!(refused.checked().unwrap_err(), ConfigError::InvalidDuplicateStatus);
     }
 }

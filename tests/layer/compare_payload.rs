@@ -413,7 +413,7 @@ async fn delivery_dropped_while_it_reads_stored_data_leaves_nothing_behind() {
     let minute = Duration::from_secs(60);
     let context =
         || BeginContext::new(DAY, minute, Duration::from_secs(1)).with_fetch(Fetch::Digest);
-    let lease = internals::lease(Arc::clone(&store)).unwrap();
+    let lease = internals::lease(Arc::clone(&store));
     let claimed = keys("claimed");
     let terms = context();
     let begun = tokio::time::timeout(Duration::from_millis(50), lease.begin(&claimed, &terms));

@@ -103,7 +103,7 @@ async fn deduplicator_dropped_while_releasing_frees_its_key() {
 #[tokio::test]
 async fn claim_of_several_events_dropped_releases_all_identities() {
     let store = store();
-    let ledger = internals::lease(Arc::clone(&store)).unwrap();
+    let ledger = internals::lease(Arc::clone(&store));
     let twin = Event::new(dedup_key("a")).with_second_identity(dedup_key("a2"));
     let keys = Keys::new(vec![twin, Event::new(dedup_key("b"))]).unwrap();
     let context = BeginContext::new(HOUR, HOUR, HOUR);
@@ -124,7 +124,7 @@ async fn release_ends_after_an_error_that_does_not_pass() {
     let keys = Keys::new(events).unwrap();
     let context = BeginContext::new(HOUR, HOUR, HOUR);
     store.set(StoreCall::Release, Fault::ExecuteAndFail);
-    let ledger = internals::lease(Arc::clone(&store)).unwrap();
+    let ledger = internals::lease(Arc::clone(&store));
     let Begin::First { claim, .. } = ledger.begin(&keys, &context).await.unwrap() else { panic!() };
     drop(claim);
     assert_eq!(releases_given_up(&store, &*ledger).await, 40);
@@ -148,7 +148,7 @@ async fn releases_given_up(store: &FaultyStore, ledger: &impl Ledger) -> u64 {
 #[tokio::test(start_paused = true)]
 async fn begin_dropped_while_it_reads_stored_data_frees_what_was_granted() {
     let store = store();
-    let ledger = internals::lease(Arc::clone(&store)).unwrap();
+    let ledger = internals::lease(Arc::clone(&store));
     let context = || BeginContext::new(24 * HOUR, HOUR, HOUR).with_fetch(Fetch::Digest);
     let known = ledger.begin(&Keys::one(dedup_key("a")), &context()).await.unwrap();
     let Begin::First { claim, .. } = known else { panic!("{known:?}") };
@@ -166,7 +166,7 @@ async fn begin_dropped_while_it_reads_stored_data_frees_what_was_granted() {
 
 #[tokio::test]
 async fn claim_dropped_outside_a_runtime_is_reported_and_does_not_panic() {
-    let ledger = internals::lease(store()).unwrap();
+    let ledger = internals::lease(store());
     let keys = Keys::one(dedup_key("a"));
     let context = BeginContext::new(HOUR, HOUR, HOUR);
     let Begin::First { claim, .. } = ledger.begin(&keys, &context).await.unwrap() else { panic!() };
@@ -249,7 +249,7 @@ fn subscriber_that_ends_a_claim_when_a_lease_is_lost_does_not_deadlock() {
 
 async fn lose_a_lease(subscriber_claim: &EndsClaimOnWarning) {
     let store = store();
-    let ledger = internals::lease(Arc::clone(&store)).unwrap();
+    let ledger = internals::lease(Arc::clone(&store));
     let claim = async |id, lease| {
         let context = BeginContext::new(HOUR, lease, HOUR);
         match ledger.begin(&Keys::one(dedup_key(id)), &context).await.unwrap() {
@@ -393,14 +393,24 @@ async fn store_failure_runs_the_handler_only_if_the_deduplicator_fails_open() {
     assert!(delivery.is_unprotected());
 }
 
-#[test]
-fn setting_without_meaning_is_refused() {
+#[tokio::test]
+async fn deduplicator_with_an_invalid_setting_runs_nothing() {
     let dedup = || Deduplicator::new(store());
-    assert!(dedup().try_retention(Duration::ZERO).is_err());
-    assert!(dedup().try_lease(Duration::from_millis(99)).is_err());
-    assert!(dedup().try_lease(Duration::from_millis(100)).is_ok());
-    assert!(dedup().try_store_timeout(Duration::ZERO).is_err());
-    assert!(dedup().try_store_timeout(Duration::from_millis(30_001)).is_err());
-    assert!(dedup().try_handler_timeout(Duration::ZERO).is_err());
-    assert!(std::panic::catch_unwind(|| dedup().lease(Duration::ZERO)).is_err());
+    assert!(dedup().lease(Duration::from_millis(100)).checked().is_ok());
+    for invalid in [
+        dedup().retention(Duration::ZERO),
+        dedup().lease(Duration::from_millis(99)),
+        dedup().store_timeout(Duration::ZERO),
+        dedup().store_timeout(Duration::from_millis(30_001)),
+        dedup().handler_timeout(Duration::ZERO),
+    ] {
+        let ran = invalid
+            .run(tower_dedup::DedupKey::new("n", "a").unwrap(), async |_| {
+                Ok::<_, std::convert::Infallible>(())
+            })
+            .await;
+        let Err(RunError::Store(error)) = ran else { panic!("{ran:?}") };
+        assert_eq!(error.kind(), tower_dedup::ErrorKind::Config);
+        assert!(invalid.checked().is_err());
+    }
 }

@@ -552,7 +552,7 @@ async fn webhook_answers_have_no_problem_details_and_no_mark() {
     assert!(!missing.headers.contains_key(CONTENT_TYPE));
     assert!(!missing.headers.contains_key(CONTENT_LANGUAGE));
 
-    let refused = layer.try_problem_docs(DOCS).unwrap_err();
+    let refused = layer.problem_docs(DOCS).checked().unwrap_err();
     assert!(matches!(refused, ConfigError::InvalidSetting { setting: "problem_docs", .. }));
 }
 
@@ -560,10 +560,10 @@ async fn webhook_answers_have_no_problem_details_and_no_mark() {
 async fn settings_without_meaning_are_refused() {
     let layer = layer(MemoryAdapter::new());
     for url in ["", "not a url", "https://api.example.com/docs#section"] {
-        let refused = layer.clone().try_problem_docs(url).unwrap_err();
+        let refused = layer.clone().problem_docs(url).checked().unwrap_err();
         assert!(matches!(refused, ConfigError::InvalidSetting { setting: "problem_docs", .. }));
     }
-    assert!(layer.try_problem_docs("/docs/idempotency").is_ok());
+    assert!(layer.problem_docs("/docs/idempotency").checked().is_ok());
 
     /// A store of keys only.
     struct Bare(Abilities);
@@ -581,10 +581,11 @@ async fn settings_without_meaning_are_refused() {
     let mut leases = Abilities::new();
     leases.leases = true;
     for abilities in [Abilities::new(), leases] {
-        let refused = DedupLayer::try_idempotency_key(principal(), Bare(abilities)).unwrap_err();
+        let layer = DedupLayer::idempotency_key(principal(), Bare(abilities));
+        let refused = layer.checked().unwrap_err();
         assert!(matches!(refused, ConfigError::UnsupportedByAdapter(_)), "{refused:?}");
     }
     let on_arrival = DedupLayer::on_arrival(provider::STANDARD_WEBHOOKS, Bare(Abilities::new()));
-    let refused = on_arrival.try_compare_payload(key::body_digest(), OnMismatch::Refuse);
-    assert!(matches!(refused, Err(ConfigError::UnsupportedByAdapter(_))));
+    let refused = on_arrival.compare_payload(key::body_digest(), OnMismatch::Refuse);
+    assert!(matches!(refused.checked(), Err(ConfigError::UnsupportedByAdapter(_))));
 }

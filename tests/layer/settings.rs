@@ -14,73 +14,68 @@ fn layer() -> DedupLayer {
     DedupLayer::new(by_header(), MemoryAdapter::new())
 }
 
-/// The text of a refused setter, by panic and by error.
-fn refused(
-    panics: impl FnOnce(DedupLayer) -> DedupLayer,
-    returns: impl FnOnce(DedupLayer) -> Result<DedupLayer, ConfigError>,
-) -> String {
-    let error = returns(layer()).unwrap_err().to_string();
-    let panic = catch_unwind(AssertUnwindSafe(|| drop(panics(layer())))).unwrap_err();
+/// The text of an invalid layer's error, and of its panic.
+fn refused(layer: DedupLayer) -> String {
+    let error = layer.clone().checked().unwrap_err().to_string();
+    let apply = || drop(layer.layer(tower::service_fn(async |_: ()| Ok::<_, ()>(()))));
+    let panic = catch_unwind(AssertUnwindSafe(apply)).unwrap_err();
     assert_eq!(panic.downcast_ref::<String>(), Some(&error));
     error
 }
 
-macro_rules! refused {
-    ($setter:ident, $twin:ident, $value:expr) => {
-        refused(|layer| layer.$setter($value), |layer| layer.$twin($value))
-    };
-}
-
 #[test]
-fn setter_with_a_value_without_meaning_panics_and_its_twin_returns_an_error() {
+fn layer_with_an_invalid_setting_is_an_error_when_checked_and_panics_when_applied() {
     let zero = Duration::ZERO;
-    for (said, setting, rule) in [
-        (refused!(methods, try_methods, [] as [Method; 0]), "methods", "at least one method"),
-        (refused!(body_limit, try_body_limit, 0), "body_limit", "at least 1 byte"),
-        (refused!(body_timeout, try_body_timeout, zero), "body_timeout", "longer than zero"),
-        (refused!(retention, try_retention, zero), "retention", "longer than zero"),
-        (refused!(lease, try_lease, Duration::from_micros(99_999)), "lease", "at least 100 ms"),
+    for (layer, setting, rule) in [
+        (layer().methods([]), "methods", "at least one method"),
+        (layer().body_limit(0), "body_limit", "at least 1 byte"),
+        (layer().body_timeout(zero), "body_timeout", "longer than zero"),
+        (layer().retention(zero), "retention", "longer than zero"),
+        (layer().lease(Duration::from_micros(99_999)), "lease", "at least 100 ms"),
+        (layer().store_timeout(zero), "store_timeout", "longer than zero and at most 30 s"),
         (
-            refused!(store_timeout, try_store_timeout, zero),
+            layer().store_timeout(Duration::from_millis(30_001)),
             "store_timeout",
             "longer than zero and at most 30 s",
         ),
-        (
-            refused!(handler_timeout, try_handler_timeout, zero),
-            "handler_timeout",
-            "longer than zero",
-        ),
-        (refused!(max_keys, try_max_keys, 0), "max_keys", "at least 1 key"),
+        (layer().handler_timeout(zero), "handler_timeout", "longer than zero"),
+        (layer().max_keys(0), "max_keys", "at least 1 key"),
     ] {
-        assert_eq!(said, format!("`{setting}` must be {rule}"));
+        assert_eq!(refused(layer), format!("`{setting}` must be {rule}"));
     }
     for status in [StatusCode::CONTINUE, StatusCode::OK, StatusCode::NO_CONTENT] {
-        let error = layer().try_in_flight_status(status).unwrap_err();
-        assert_eq!(error, ConfigError::InvalidInFlightStatus);
-        refused!(in_flight_status, try_in_flight_status, status);
+        let layer = layer().in_flight_status(status);
+        assert_eq!(layer.clone().checked().unwrap_err(), ConfigError::InvalidInFlightStatus);
+        refused(layer);
     }
-    refused!(duplicate_status, try_duplicate_status, StatusCode::CONFLICT);
+    refused(layer().duplicate_status(StatusCode::CONFLICT));
 }
 
 #[test]
-fn twin_of_a_setter_takes_the_values_that_the_setter_takes() {
-    let taken = layer()
-        .try_methods([Method::PUT])
-        .and_then(|layer| layer.try_body_limit(1))
-        .and_then(|layer| layer.try_body_timeout(Duration::from_nanos(1)))
-        .and_then(|layer| layer.try_retention(Duration::from_nanos(1)))
-        .and_then(|layer| layer.try_lease(Duration::from_millis(100)))
-        .and_then(|layer| layer.try_store_timeout(Duration::from_nanos(1)))
-        .and_then(|layer| layer.try_handler_timeout(Duration::MAX))
-        .and_then(|layer| layer.try_max_keys(1))
-        .and_then(|layer| layer.try_in_flight_status(StatusCode::TOO_MANY_REQUESTS))
-        .and_then(|layer| layer.try_duplicate_status(StatusCode::NO_CONTENT));
-    assert!(taken.is_ok());
+fn layer_with_valid_settings_is_checked() {
+    let layer = layer()
+        .methods([Method::PUT])
+        .body_limit(1)
+        .body_timeout(Duration::from_nanos(1))
+        .retention(Duration::from_nanos(1))
+        .lease(Duration::from_millis(100))
+        .store_timeout(Duration::from_nanos(1))
+        .handler_timeout(Duration::MAX)
+        .max_keys(1)
+        .in_flight_status(StatusCode::TOO_MANY_REQUESTS)
+        .duplicate_status(StatusCode::NO_CONTENT);
+    assert!(layer.checked().is_ok());
 }
 
-/// A setter names its caller, not the file that it is in.
+/// A later value replaces an invalid one.
 #[test]
-fn setter_that_panics_names_its_caller() {
+fn setting_that_was_invalid_can_be_mended() {
+    assert!(layer().lease(Duration::ZERO).lease(Duration::from_secs(1)).checked().is_ok());
+}
+
+/// The panic names the place where the layer is applied.
+#[test]
+fn layer_that_panics_names_its_caller() {
     let hook = std::panic::take_hook();
     let (sender, places) = std::sync::mpsc::channel();
     let test = std::thread::current().id();
@@ -89,7 +84,8 @@ fn setter_that_panics_names_its_caller() {
             let _ = sender.send(panic.location().map(|place| place.file().to_owned()));
         }
     }));
-    let panicked = catch_unwind(|| drop(layer().lease(Duration::ZERO)));
+    let inner = tower::service_fn(async |_: ()| Ok::<_, ()>(()));
+    let panicked = catch_unwind(|| drop(layer().lease(Duration::ZERO).layer(inner)));
     std::panic::set_hook(hook);
     assert!(panicked.is_err());
     assert_eq!(places.recv().unwrap().as_deref(), Some(file!()));

@@ -173,11 +173,6 @@ async fn late_claims_in_batches_have_no_effect_after_their_release() {
     late_claims_have_no_effect(Batching::new().lanes(100)).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn late_claims_have_no_effect_after_their_release() {
-    late_claims_have_no_effect(Batching::new().lanes(100).max_batch_keys(1)).await;
-}
-
 /// An operator's call that is late must not undo a completion that came after it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn late_forget_keeps_a_later_completion() {

@@ -95,8 +95,9 @@ impl PostgresAdapter {
     ///
     /// # Errors
     ///
-    /// Those of [`connect`](Self::connect).
+    /// Those of [`connect`](Self::connect), and [`ErrorKind::Config`](crate::ErrorKind::Config) for an invalid option.
     pub async fn connect_with(url: &str, options: PostgresOptions) -> Result<Self, Error> {
+        options.check()?;
         let (options, connect) = options.read_url(url)?;
         // The pool would try until its time is up, and not say what was wrong.
         let first = timeout(ACQUIRE_TIMEOUT, connect.connect()).await;
@@ -124,7 +125,8 @@ impl PostgresAdapter {
         Self::with_options(pool, PostgresOptions::new())
     }
 
-    /// Returns an adapter over a pool of yours, with these options.
+    /// Returns an adapter over a pool of yours, with these options. An invalid option is the error
+    /// ([`ErrorKind::Config`](crate::ErrorKind::Config)) of every call.
     #[must_use]
     pub fn with_options(pool: PgPool, options: PostgresOptions) -> Self {
         Self(Arc::new(PostgresStore::new(pool, options, true)))

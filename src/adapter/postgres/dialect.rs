@@ -148,7 +148,9 @@ impl RowExecutor for PostgresDialect<'_> {
     async fn execute(&mut self, kind: Kind, rows: &Rows<'_>) -> (Vec<Replied>, Option<Failed>) {
         if matches!(kind, Kind::Renew | Kind::Release | Kind::ReleaseComplete) {
             return match self.renew_or_release(kind, rows).await {
-                Ok(replies) => (replies.into_iter().map(|reply| Some(Ok(reply))).collect(), None),
+                Ok(replies) => {
+                    (replies.into_iter().map(|reply| Some(Ok(reply).into())).collect(), None)
+                }
                 Err(error) => (rows.iter().map(|_| None).collect(), Some(self.failed(kind, error))),
             };
         }
@@ -169,7 +171,7 @@ impl RowExecutor for PostgresDialect<'_> {
             && is_locked
             && !failed.error.is_unknown()
         {
-            writing.replies[*index] = Some(Ok(RowReply::Claimed(Claimed::InFlight)));
+            writing.replies[*index] = Some(Ok(RowReply::Claimed(Claimed::InFlight)).into());
             return (writing.replies, None);
         }
         (writing.replies, Some(failed))

@@ -12,9 +12,9 @@ use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use super::super::purging::Purging;
 use super::super::sql::Batching;
 use super::super::sql::statement::render;
-use super::super::sql::{Identifier, checked_timeout, take_identifiers};
+use super::super::sql::{Identifier, check_timeout, take_identifiers};
 use super::schema::TableName;
-use crate::error::{ConfigError, valid};
+use crate::error::ConfigError;
 
 /// The parameters by which libpq chooses between servers.
 const CHOOSES: [&str; 2] = ["target_session_attrs", "load_balance_hosts"];
@@ -30,7 +30,7 @@ const CHOOSES: [&str; 2] = ["target_session_attrs", "load_balance_hosts"];
 /// let options = PostgresOptions::new()
 ///     .table(Identifier::new("webhooks")?)
 ///     .statement_timeout(Duration::from_secs(3));
-/// assert!(options.try_statement_timeout(Duration::ZERO).is_err());
+/// assert_eq!(options.table_name().as_str(), "webhooks");
 /// # Ok::<(), tower_dedup::ConfigError>(())
 /// ```
 #[derive(Debug, Clone)]
@@ -116,22 +116,15 @@ impl PostgresOptions {
     /// renewal that was lost can be made again. Statements of a purge, of statistics and of a list have six
     /// times as long; migrating has ten minutes.
     ///
-    /// # Panics
-    ///
-    /// If the time is shorter than 1 ms: see
-    /// [`try_statement_timeout`](Self::try_statement_timeout).
-    #[track_caller]
+    /// A time below 1 ms is invalid.
     pub fn statement_timeout(self, timeout: Duration) -> Self {
-        valid(self.try_statement_timeout(timeout))
+        Self { statement_timeout: timeout, ..self }
     }
 
-    /// Sets how long one statement may take, for a value from a file.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::InvalidSetting`] if the time is shorter than 1 ms.
-    pub fn try_statement_timeout(self, timeout: Duration) -> Result<Self, ConfigError> {
-        Ok(Self { statement_timeout: checked_timeout("statement_timeout", timeout)?, ..self })
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        self.batching.check()?;
+        self.purging.check()?;
+        check_timeout("statement_timeout", self.statement_timeout)
     }
 
     /// Returns the table's name.

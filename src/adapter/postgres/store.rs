@@ -131,7 +131,8 @@ impl PostgresStore {
         if self.connections.is_closed() {
             return Err(Error::new(ErrorKind::Unavailable, "using an adapter that was closed"));
         }
-        Ok(())
+        let invalid = |error| Error::new(ErrorKind::Config, "using an adapter").with_source(error);
+        self.options.check().map_err(invalid)
     }
 
     /// Returns `true` if a statement found the table gone, as after a restore. The next call then looks for

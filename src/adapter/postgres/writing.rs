@@ -15,7 +15,7 @@
 use std::future::Future;
 
 use super::super::replies::Claimed;
-use super::super::sql::batch::Replied;
+use super::super::sql::batch::{KeyReply, Replied};
 use super::super::sql::call::{Kind, RowReply, Rows, reply};
 use super::super::sql::row::Row;
 use super::super::stored::Fetch;
@@ -114,14 +114,14 @@ impl<'r, 'c> Writing<'r, 'c> {
             match reply.transpose() {
                 Some(reply) => {
                     self.known += 1;
-                    self.replies[index] = Some(reply);
+                    self.replies[index] = Some(KeyReply { reply, token: row.token });
                 }
                 None if !self.kind.is_claim() => unwritten.push(index),
                 None if self.rows.has_caller(index) => {
                     free.push(index);
                     versions.push(row.version);
                 }
-                None => self.replies[index] = Some(Err(self.unknown())),
+                None => self.replies[index] = Some(Err(self.unknown()).into()),
             }
         }
         if !free.is_empty() {
@@ -133,7 +133,7 @@ impl<'r, 'c> Writing<'r, 'c> {
 
     fn set(&mut self, indexes: &[usize], replies: Vec<Option<RowReply>>) {
         for (index, reply) in indexes.iter().zip(replies) {
-            self.replies[*index] = reply.map(Ok);
+            self.replies[*index] = reply.map(|reply| Ok(reply).into());
         }
     }
 
@@ -148,7 +148,7 @@ impl<'r, 'c> Writing<'r, 'c> {
     /// Returns the reply of each row.
     pub(super) fn finish(mut self) -> Vec<Replied> {
         for index in self.unanswered() {
-            self.replies[index] = Some(Err(self.unknown()));
+            self.replies[index] = Some(Err(self.unknown()).into());
         }
         self.replies
     }
@@ -160,8 +160,9 @@ impl<'r, 'c> Writing<'r, 'c> {
     ///
     /// [`ErrorKind::Corrupt`] for a duplicate whose stored data is unreadable.
     pub(super) fn claimed(self) -> Result<Vec<Claimed>, Error> {
-        let claimed =
-            |row: Replied| row.map_or(Ok(Claimed::InFlight), |row| reply(row?, RowReply::claimed));
+        let claimed = |row: Replied| {
+            row.map_or(Ok(Claimed::InFlight), |row| reply(row.reply?, RowReply::claimed))
+        };
         self.replies.into_iter().map(claimed).collect()
     }
 }
@@ -240,7 +241,7 @@ mod tests {
             let mut table = Table { misses, ..Table::default() };
             let mut writing = Writing::new(Kind::Complete, &rows);
             writing.run(&mut table, false).await.unwrap();
-            let reply = writing.finish().remove(0).unwrap();
+            let reply = writing.finish().remove(0).unwrap().reply;
             assert_eq!(reply.is_err_and(|error| error.is_unknown()), is_unknown, "{misses}");
             assert_eq!(table.writes, TRIES, "{misses}");
         }

@@ -27,7 +27,21 @@ const SPLIT_TIME: Duration = Duration::from_secs(1);
 const MAX_BYTES: usize = 8 * 1_024 * 1_024;
 
 /// The reply of a row; `None` for a row that has to be sent again.
-pub(in crate::adapter) type Replied = Option<Result<RowReply, Error>>;
+pub(in crate::adapter) type Replied = Option<KeyReply>;
+
+/// The reply of a row.
+pub(in crate::adapter) struct KeyReply {
+    /// The reply to the call that sent the row.
+    pub(in crate::adapter) reply: Result<RowReply, Error>,
+    /// The token of the row, if the row was read.
+    pub(in crate::adapter) token: Option<[u8; 16]>,
+}
+
+impl From<Result<RowReply, Error>> for KeyReply {
+    fn from(reply: Result<RowReply, Error>) -> Self {
+        Self { reply, token: None }
+    }
+}
 
 /// Sends rows of one kind to a database.
 pub(in crate::adapter) trait RowExecutor: Send {
@@ -52,7 +66,7 @@ pub(in crate::adapter) async fn execute_batch<E: RowExecutor>(
     calls: &[Call],
     waits: &Waits<'_>,
 ) -> Vec<Result<RowReply, Error>> {
-    let mut replies: Vec<Replied> = calls.iter().map(|_| None).collect();
+    let mut replies: Vec<Option<Result<RowReply, Error>>> = calls.iter().map(|_| None).collect();
     // Each part, and whether it is one of a refused part.
     let mut parts: VecDeque<_> =
         split_by_size(calls).into_iter().map(|part| (part, false)).collect();
@@ -154,11 +168,12 @@ impl<'c> Layout<'c> {
     }
 
     /// Returns the reply to each call; `None` for a call that the rows do not answer.
-    fn replies(&self, rows: Vec<Replied>) -> Vec<Replied> {
-        let rows = rows.into_iter().map(|row| row.map(|reply| reply.map_err(Error::shared)));
-        let rows: Vec<_> = rows.collect();
+    fn replies(&self, rows: Vec<Replied>) -> Vec<Option<Result<RowReply, Error>>> {
+        let shared = |row: KeyReply| (row.reply.map_err(Error::shared), row.token);
+        let rows: Vec<_> = rows.into_iter().map(|row| row.map(shared)).collect();
         let reply_to = |(call, row): &(&Call, usize)| {
-            let reply = match rows.get(*row)?.as_ref()? {
+            let (reply, token) = rows.get(*row)?.as_ref()?;
+            let reply = match reply {
                 Ok(reply) => Ok(reply.clone()),
                 Err(error) => Err(error()),
             };
@@ -166,20 +181,27 @@ impl<'c> Layout<'c> {
             if std::ptr::eq(*call, sent) {
                 return Some(reply);
             }
-            // The row was not written for a caller that has gone.
-            let follows = sent.kind.is_claim() && self.rows.has_caller(*row);
-            follows.then(|| follow(sent, reply, call)).flatten()
+            // The row was not written for a caller that has gone. And a claim that is repeated with the token of
+            // the row gets its key again.
+            let mine = call.terms.token();
+            let follows = sent.kind.is_claim()
+                && self.rows.has_caller(*row)
+                && sent.terms.token() != mine
+                && token.as_ref() != Some(mine.as_bytes());
+            follows.then(|| follow(sent, reply)).flatten()
         };
         self.calls.iter().map(reply_to).collect()
     }
 }
 
-/// Returns the reply to a claim of a key that another claim of the batch has asked for; `None` if a claim that comes
-/// later gets another reply.
-fn follow(sent: &Call, reply: Result<RowReply, Error>, call: &Call) -> Replied {
-    let Ok(RowReply::Claimed(Claimed::First { .. })) = reply else { return Some(reply) };
-    let is_leased = sent.kind == Kind::Claim && sent.terms.token() != call.terms.token();
-    is_leased.then_some(Ok(RowReply::Claimed(Claimed::InFlight)))
+/// Returns the reply to another claim of the key; `None` if the row has to be read for it.
+fn follow(sent: &Call, reply: Result<RowReply, Error>) -> Option<Result<RowReply, Error>> {
+    match reply {
+        Ok(RowReply::Claimed(Claimed::First { .. })) => {
+            (sent.kind == Kind::Claim).then_some(Ok(RowReply::Claimed(Claimed::InFlight)))
+        }
+        reply => Some(reply),
+    }
 }
 
 #[cfg(test)]
@@ -234,18 +256,20 @@ mod tests {
             }
             let write = rows.iter().map(|row| {
                 if !kind.is_claim() {
-                    return Some(Ok(RowReply::Completed(Completed::Held)));
+                    return Some(Ok(RowReply::Completed(Completed::Held)).into());
                 }
+                let token = *self.rows.entry(row.hash).or_insert(row.token());
                 let seen = Claimed::Duplicate(Seen::new(Duration::ZERO));
-                let known = self.rows.insert(row.hash, row.token());
-                claimed(known.map_or(Claimed::first(1, false), |_| seen))
+                let reply = if token == row.token() { Claimed::first(1, false) } else { seen };
+                let reply = Ok(RowReply::Claimed(reply));
+                Some(KeyReply { reply, token: Some(*token.as_bytes()) })
             });
             (write.collect(), None)
         }
     }
 
     fn claimed(reply: Claimed) -> Replied {
-        Some(Ok(RowReply::Claimed(reply)))
+        Some(Ok(RowReply::Claimed(reply)).into())
     }
 
     fn call_of(kind: Kind, id: u128) -> Call {
@@ -357,6 +381,14 @@ mod tests {
         }
     }
 
+    /// The row is that of the second call, whose first reply was lost.
+    #[tokio::test]
+    async fn claim_that_is_repeated_behind_another_claim_of_its_key_gets_the_key_again() {
+        let calls = [1, 1, 1].map(|id| call_of(Kind::ClaimComplete, id));
+        let rows = HashMap::from([(1, calls[1].terms.token())]);
+        assert_eq!(execute(&mut Table { rows, ..Table::default() }, &calls).await, "DFD");
+    }
+
     /// Its row is not written.
     #[tokio::test]
     async fn call_is_sent_again_if_the_caller_of_its_row_has_gone() {
@@ -367,7 +399,7 @@ mod tests {
                 _: Kind,
                 rows: &Rows<'_>,
             ) -> (Vec<Replied>, Option<Failed>) {
-                let unknown = || Some(Err(Error::new(ErrorKind::Unavailable, "testing")));
+                let unknown = || Some(Err(Error::new(ErrorKind::Unavailable, "testing")).into());
                 let reply = |row| {
                     if rows.has_caller(row) { claimed(Claimed::first(1, false)) } else { unknown() }
                 };

@@ -12,5 +12,5 @@ pub(super) mod row;
 pub(super) mod statement;
 
 pub use options::Identifier;
-pub(super) use options::{checked_timeout, take_identifiers};
+pub(super) use options::{check_timeout, take_identifiers};
 pub use queue::Batching;

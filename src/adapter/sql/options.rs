@@ -60,13 +60,12 @@ impl fmt::Display for Identifier {
     }
 }
 
-/// Returns `timeout`, if it is at least 1 ms: the unit in which databases take it.
-pub(in crate::adapter) fn checked_timeout(
+/// Refuses a timeout below 1 ms: the unit in which databases take it.
+pub(in crate::adapter) fn check_timeout(
     setting: &'static str,
     timeout: Duration,
-) -> Result<Duration, ConfigError> {
-    check(timeout >= Duration::from_millis(1), setting, "at least 1 ms")?;
-    Ok(timeout)
+) -> Result<(), ConfigError> {
+    check(timeout >= Duration::from_millis(1), setting, "at least 1 ms")
 }
 
 /// Takes the parameters with these names out of a URL, which the database's own parser would refuse
@@ -101,8 +100,8 @@ mod tests {
     #[test]
     fn timeout_is_at_least_a_millisecond() {
         let shortest = Duration::from_millis(1);
-        assert_eq!(checked_timeout("statement_timeout", shortest), Ok(shortest));
-        let refused = checked_timeout("statement_timeout", Duration::from_micros(999));
+        assert_eq!(check_timeout("statement_timeout", shortest), Ok(()));
+        let refused = check_timeout("statement_timeout", Duration::from_micros(999));
         assert!(matches!(refused, Err(ConfigError::InvalidSetting { .. })));
     }
 

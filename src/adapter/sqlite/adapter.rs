@@ -103,8 +103,9 @@ impl SqliteAdapter {
     ///
     /// # Errors
     ///
-    /// Those of [`connect`](Self::connect).
+    /// Those of [`connect`](Self::connect), and [`ErrorKind::Config`] for an invalid option.
     pub async fn connect_with(url: &str, options: SqliteOptions) -> Result<Self, Error> {
+        options.check()?;
         let (options, connect) = options.read_url(url)?;
         let connect = connect.busy_timeout(BUSY_TIMEOUT);
         let writing = connect
@@ -141,7 +142,8 @@ impl SqliteAdapter {
         Self::with_options(pool, SqliteOptions::new())
     }
 
-    /// Returns an adapter over a pool of yours, with these options.
+    /// Returns an adapter over a pool of yours, with these options. An invalid option is the error
+    /// ([`ErrorKind::Config`]) of every call.
     #[must_use]
     pub fn with_options(pool: SqlitePool, options: SqliteOptions) -> Self {
         Self(Arc::new(SqliteStore::new(pool.clone(), pool, options, true)))

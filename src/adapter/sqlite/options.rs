@@ -7,8 +7,8 @@ use sqlx::sqlite::SqliteConnectOptions;
 
 use super::super::purging::Purging;
 use super::super::sql::Batching;
-use super::super::sql::{Identifier, checked_timeout, take_identifiers};
-use crate::error::{ConfigError, valid};
+use super::super::sql::{Identifier, check_timeout, take_identifiers};
+use crate::error::ConfigError;
 
 /// How a [`SqliteAdapter`](super::SqliteAdapter) works. Set before the adapter exists.
 ///
@@ -21,7 +21,7 @@ use crate::error::{ConfigError, valid};
 /// let options = SqliteOptions::new()
 ///     .table(Identifier::new("webhooks")?)
 ///     .write_lock_timeout(Duration::from_secs(3));
-/// assert!(options.try_write_lock_timeout(Duration::ZERO).is_err());
+/// assert_eq!(options.table_name().as_str(), "webhooks");
 /// # Ok::<(), tower_dedup::ConfigError>(())
 /// ```
 #[derive(Debug, Clone)]
@@ -75,22 +75,15 @@ impl SqliteOptions {
     /// Every other write to the file in this process waits as long, and is then refused. So is a
     /// handler that holds the transaction and calls the adapter beside it.
     ///
-    /// # Panics
-    ///
-    /// If the time is shorter than 1 ms: see
-    /// [`try_write_lock_timeout`](Self::try_write_lock_timeout).
-    #[track_caller]
+    /// A time below 1 ms is invalid.
     pub fn write_lock_timeout(self, timeout: Duration) -> Self {
-        valid(self.try_write_lock_timeout(timeout))
+        Self { write_lock_timeout: timeout, ..self }
     }
 
-    /// Sets how long to wait for the write lock, for a value from a file.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::InvalidSetting`] if the time is shorter than 1 ms.
-    pub fn try_write_lock_timeout(self, timeout: Duration) -> Result<Self, ConfigError> {
-        Ok(Self { write_lock_timeout: checked_timeout("write_lock_timeout", timeout)?, ..self })
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        self.batching.check()?;
+        self.purging.check()?;
+        check_timeout("write_lock_timeout", self.write_lock_timeout)
     }
 
     /// Returns the table's name.

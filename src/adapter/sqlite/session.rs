@@ -11,7 +11,7 @@ use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use sqlx::{AssertSqlSafe, Row as _};
 
 use super::super::replies::{Claimed, Renewed};
-use super::super::sql::batch::Replied;
+use super::super::sql::batch::{KeyReply, Replied};
 use super::super::sql::call::{Kind, RowReply, Rows};
 use super::super::sql::row::{Row, completed};
 use super::super::stored::Fetch;
@@ -56,13 +56,13 @@ impl Session<'_> {
             let query = sqlx::query(AssertSqlSafe(Arc::clone(common_case))).bind(rows_json(rows));
             let written = query.execute(&mut *self.connection).await?.rows_affected();
             if usize::try_from(written) == Ok(rows.len()) {
-                return Ok(rows.iter().map(|_| Some(Ok(reply.clone()))).collect());
+                return Ok(rows.iter().map(|_| Some(Ok(reply.clone()).into())).collect());
             }
             *has_written |= written > 0;
         }
         let unknown = || Error::new(ErrorKind::Unavailable, kind.context()).with_unknown_outcome();
         let replies = self.write(kind, rows).await?.into_iter();
-        Ok(replies.map(|reply| reply.or_else(|| Some(Err(unknown())))).collect())
+        Ok(replies.map(|reply| reply.or_else(|| Some(Err(unknown()).into()))).collect())
     }
 
     /// Renews or releases the rows of these tokens. `replies` are those for a row that was written, and for another.
@@ -73,9 +73,9 @@ impl Session<'_> {
         [written, other]: [RowReply; 2],
     ) -> Result<Vec<Replied>, sqlx::Error> {
         let returned = self.fetch(sql, rows).await?;
-        let mut replies: Vec<_> = rows.iter().map(|_| Some(Ok(other.clone()))).collect();
+        let mut replies: Vec<_> = rows.iter().map(|_| Some(Ok(other.clone()).into())).collect();
         for (index, _) in with_indexes(rows, &returned)? {
-            replies[index] = Some(Ok(written.clone()));
+            replies[index] = Some(Ok(written.clone()).into());
         }
         Ok(replies)
     }
@@ -101,19 +101,20 @@ impl Session<'_> {
             let written = self.fetch(statement, &rows.select(&left)).await?;
             for (index, row) in with_indexes(&rows.select(&left), &written)? {
                 let index = left[index];
-                replies[index] = Some(Ok(written_reply(kind, row, rows[index].token())?));
+                replies[index] = Some(Ok(written_reply(kind, row, rows[index].token())?).into());
             }
             let left = unanswered(&replies);
             let keys: Vec<_> = left.iter().map(|index| rows[*index].key).collect();
             let found = self.read(&keys, fetch).await?;
             for (index, row) in left.into_iter().zip(found) {
                 let (Some(row), terms) = (row, rows[index].terms) else { continue };
-                replies[index] = if kind.is_claim() {
+                let reply = if kind.is_claim() {
                     row.claimed(terms).map(|reply| reply.map(RowReply::Claimed)).transpose()
                 } else {
                     let completed = row.completed(terms.token());
                     completed.map(|reply| reply.map(RowReply::Completed)).transpose()
                 };
+                replies[index] = reply.map(|reply| KeyReply { reply, token: row.token });
             }
         }
         Ok(replies)

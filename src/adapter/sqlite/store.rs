@@ -128,7 +128,8 @@ impl SqliteStore {
         if self.closed.load(Ordering::Acquire) {
             return Err(Error::new(ErrorKind::Unavailable, "using an adapter that was closed"));
         }
-        Ok(())
+        let invalid = |error| Error::new(ErrorKind::Config, "using an adapter").with_source(error);
+        self.options.check().map_err(invalid)
     }
 
     pub(super) async fn migrate(self: &Arc<Self>) -> Result<(), Error> {

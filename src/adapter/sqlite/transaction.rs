@@ -233,8 +233,9 @@ impl SqliteStore {
         let mut session = Session { connection, statements: &self.statements };
         let written = session.write(kind, rows).await;
         let written = written.map_err(|error| store_error("claiming keys in a transaction", error));
-        let claimed =
-            |row: Replied| row.map_or(Ok(Claimed::InFlight), |row| reply(row?, RowReply::claimed));
+        let claimed = |row: Replied| {
+            row.map_or(Ok(Claimed::InFlight), |row| reply(row.reply?, RowReply::claimed))
+        };
         written?.into_iter().map(claimed).collect()
     }
 

@@ -50,21 +50,15 @@ pub struct Lease {
 type Concluded = Result<(Begin<LeaseClaim>, bool), Error>;
 
 impl Lease {
-    /// # Errors
-    ///
-    /// [`ConfigError::UnsupportedByAdapter`] for an adapter without leases.
-    pub(crate) fn new(adapter: Arc<dyn DedupAdapter>) -> Result<Self, ConfigError> {
-        if !adapter.abilities().leases {
-            return Err(ConfigError::UnsupportedByAdapter("leases"));
-        }
-        Ok(Self {
+    pub(crate) fn new(adapter: Arc<dyn DedupAdapter>) -> Self {
+        Self {
             abilities: adapter.abilities(),
             adapter,
             renewals: Arc::default(),
             completing: Arc::default(),
             completions: RetryPool::new(MOST_COMPLETIONS),
             releases: RetryPool::new(MOST_RELEASES),
-        })
+        }
     }
 
     #[cfg(feature = "testing")]
@@ -233,8 +227,13 @@ impl Ledger for Lease {
         Ok(begin)
     }
 
+    fn check(&self) -> Result<(), ConfigError> {
+        let has_leases = self.abilities.leases;
+        if has_leases { Ok(()) } else { Err(ConfigError::UnsupportedByAdapter("leases")) }
+    }
+
     fn stores_data(&self) -> bool {
-        self.adapter.abilities().stored_data
+        self.abilities.stored_data
     }
 
     fn pending_writes(&self) -> PendingWrites {

@@ -1,6 +1,6 @@
 //! [`Batching`]: how an adapter batches.
 
-use crate::error::{ConfigError, check, valid};
+use crate::error::{ConfigError, check};
 
 /// Configures how a SQL adapter sends concurrent calls together.
 ///
@@ -13,7 +13,6 @@ use crate::error::{ConfigError, check, valid};
 ///
 /// let small = Batching::new().lanes(1).max_batch_keys(64).max_queued_keys(1_000);
 /// assert_ne!(small, Batching::default());
-/// assert!(small.try_lanes(0).is_err());
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
@@ -36,60 +35,31 @@ impl Batching {
     /// may have fallen silent. A runtime without a lane starts one. SQLite has one writer, and
     /// therefore one lane.
     ///
-    /// # Panics
-    ///
-    /// For 0: see [`try_lanes`](Self::try_lanes).
-    #[track_caller]
+    /// 0 is invalid.
     pub fn lanes(self, lanes: usize) -> Self {
-        valid(self.try_lanes(lanes))
-    }
-
-    /// Sets how many batches are sent at the same time, for a value from a file.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::InvalidSetting`] for 0.
-    pub fn try_lanes(self, lanes: usize) -> Result<Self, ConfigError> {
-        Ok(Self { lanes: at_least_one("lanes", lanes)?, ..self })
+        Self { lanes, ..self }
     }
 
     /// Sets how many calls one statement takes; each names one key.
     ///
-    /// # Panics
-    ///
-    /// For 0: see [`try_max_batch_keys`](Self::try_max_batch_keys).
-    #[track_caller]
+    /// 0 is invalid.
     pub fn max_batch_keys(self, keys: usize) -> Self {
-        valid(self.try_max_batch_keys(keys))
-    }
-
-    /// Sets how many keys one statement takes, for a value from a file.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::InvalidSetting`] for 0.
-    pub fn try_max_batch_keys(self, keys: usize) -> Result<Self, ConfigError> {
-        Ok(Self { max_batch_keys: at_least_one("max_batch_keys", keys)?, ..self })
+        Self { max_batch_keys: keys, ..self }
     }
 
     /// Sets how many calls may wait; past that, claims are refused. Renewals, completions and releases are
     /// not refused, because a running event depends on them.
     ///
-    /// # Panics
-    ///
-    /// For 0: see [`try_max_queued_keys`](Self::try_max_queued_keys).
-    #[track_caller]
+    /// 0 is invalid.
     pub fn max_queued_keys(self, keys: usize) -> Self {
-        valid(self.try_max_queued_keys(keys))
+        Self { max_queued_keys: keys, ..self }
     }
 
-    /// Sets how many keys may wait, for a value from a file.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::InvalidSetting`] for 0.
-    pub fn try_max_queued_keys(self, keys: usize) -> Result<Self, ConfigError> {
-        Ok(Self { max_queued_keys: at_least_one("max_queued_keys", keys)?, ..self })
+    pub(in crate::adapter) fn check(self) -> Result<(), ConfigError> {
+        const RULE: &str = "at least 1";
+        check(self.lanes > 0, "lanes", RULE)?;
+        check(self.max_batch_keys > 0, "max_batch_keys", RULE)?;
+        check(self.max_queued_keys > 0, "max_queued_keys", RULE)
     }
 
     pub(in crate::adapter) const fn lane_count(self) -> usize {
@@ -103,11 +73,6 @@ impl Batching {
     pub(super) const fn queued_keys(self) -> usize {
         self.max_queued_keys
     }
-}
-
-fn at_least_one(setting: &'static str, value: usize) -> Result<usize, ConfigError> {
-    check(value > 0, setting, "at least 1")?;
-    Ok(value)
 }
 
 impl Default for Batching {
@@ -128,7 +93,9 @@ mod tests {
         let set = Batching::new().lanes(3).max_batch_keys(64).max_queued_keys(1_000);
         assert_eq!(seen(set), (3, 64, 1_000));
         assert_eq!(seen(Batching::default()), (2, 1_024, 16_384));
-        for refused in [set.try_lanes(0), set.try_max_batch_keys(0), set.try_max_queued_keys(0)] {
+        assert_eq!(set.check(), Ok(()));
+        for refused in [set.lanes(0), set.max_batch_keys(0), set.max_queued_keys(0)] {
+            let refused = refused.check();
             assert!(matches!(refused, Err(ConfigError::InvalidSetting { .. })), "{refused:?}");
         }
     }
