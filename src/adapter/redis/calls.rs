@@ -4,18 +4,17 @@
 //! a claim that arrives after its release finds another version, and changes nothing. `forget` writes in the
 //! same way.
 
-use std::future::Future;
 use std::time::Duration;
 
-use redis::Value;
+use redis::{FromRedisValue, Value};
 
-use super::super::replies::{Claimed, Completed, Forgotten, Renewed, Seen};
+use super::super::replies::{Claimed, Completed, Entry, Forgotten, Renewed};
 use super::super::stored::Fetch;
 use super::super::terms::{CallTerms, Permanence};
 use super::adapter::Shared;
 use super::connections::Bound;
 use super::script::{self, Script, ScriptCall};
-use super::value::{Data, Row, data_sections, event_type_section};
+use super::value::{Row, data_sections, event_type_section, seen};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -24,6 +23,7 @@ const RELEASING: &str = "releasing keys";
 const RENEWING: &str = "renewing leases";
 const COMPLETING: &str = "completing keys";
 const FORGETTING: &str = "forgetting a key";
+const READING: &str = "reading a key";
 
 /// How many versions a call names for one key, if the row changes each time.
 const MOST_VERSIONS: usize = 5;
@@ -40,21 +40,18 @@ impl Shared {
             Fetch::Digest => 1,
             Fetch::DigestAndResponse => 2,
         };
+        let call = self
+            .call(&script::CLAIM, key)
+            .arg(terms.token().as_bytes())
+            .arg(terms.retention_ms())
+            .arg(&lease)
+            .arg(fetch)
+            .arg(event_type_section(terms.event_type_for(key)))
+            .arg(flags)
+            .arg(&sections);
         let bound = self.connections.bound();
-        let reply = self.at_version(CLAIMING, MOST_VERSIONS, |version| {
-            let call = self
-                .call(&script::CLAIM, key)
-                .arg(terms.token().as_bytes())
-                .arg(terms.retention_ms())
-                .arg(&lease)
-                .arg(fetch)
-                .arg(event_type_section(terms.event_type_for(key)))
-                .arg(flags)
-                .arg(&sections)
-                .arg(version);
-            async move { self.connections.run(&call, CLAIMING, bound).await }
-        });
-        let mut claimed = reply.await.and_then(|reply| claimed(&reply, terms.fetch()));
+        let reply = self.at_version(&call, CLAIMING, bound, MOST_VERSIONS).await;
+        let mut claimed = reply.and_then(|reply| claimed(&reply, terms.fetch()));
         if claimed.as_ref().is_err_and(|error| error.kind() == ErrorKind::Full)
             && let Some(duplicate) = self.duplicate(key, terms, bound).await
         {
@@ -73,25 +70,22 @@ impl Shared {
 
     /// Returns the reply to a claim that a full server has refused before it looked, if the key is complete.
     async fn duplicate(&self, key: &DedupKey, terms: &CallTerms, bound: Bound) -> Option<Claimed> {
-        let (now, value) = self.value(key, bound).await.ok()??;
-        let row = Row::read(&value)?;
+        let row = self.row(self.names.name(key), true, READING, bound).await.ok()??;
         // A row of this token is that of a claim whose reply was lost.
-        if row.token() == terms.token().as_bytes() {
+        if row.token == terms.token().as_bytes() {
             return None;
         }
-        row.duplicate(now, terms.fetch()).map(Claimed::Duplicate)
+        row.duplicate(terms.fetch()).map(Claimed::Duplicate)
     }
 
     pub(super) async fn release(&self, key: &DedupKey, terms: &CallTerms) -> Result<(), Error> {
         let on_claim = terms.permanence() == Permanence::OnClaim;
         let call =
             self.call(&script::RELEASE, key).arg(terms.token().as_bytes()).arg(u8::from(on_claim));
-        let reply = self.run(&call, RELEASING).await;
-        let released = reply.and_then(|reply| Reply::read(reply, RELEASING).map(drop));
-        match released {
+        match self.run(&call, RELEASING).await {
             // This token has not claimed an unreadable value. An error would be repeated for minutes.
             Err(error) if error.kind() == ErrorKind::Corrupt => Ok(()),
-            released => released,
+            released => released.map(drop),
         }
     }
 
@@ -102,8 +96,7 @@ impl Shared {
             .arg(terms.retention_ms())
             .arg(terms.lease_ms())
             .arg(event_type_section(terms.event_type_for(key)));
-        let reply = Reply::read(self.run(&call, RENEWING).await?, RENEWING)?;
-        reply.one_of(&[Renewed::Held, Renewed::Lost])
+        self.run(&call, RENEWING).await?.one_of(&[Renewed::Held, Renewed::Lost])
     }
 
     pub(super) async fn complete(
@@ -119,7 +112,7 @@ impl Shared {
             .arg(event_type_section(terms.event_type_for(key)))
             .arg(flags)
             .arg(sections);
-        let reply = Reply::read(self.run(&call, COMPLETING).await?, COMPLETING)?;
+        let reply = self.run(&call, COMPLETING).await?;
         reply.one_of(&[Completed::Held, Completed::LeaseLost, Completed::Inserted])
     }
 
@@ -127,45 +120,56 @@ impl Shared {
         // The client of a cluster repeats a command by itself. So a row that has changed since it was read may have
         // changed by this call, and what is there now is a later delivery's.
         let most = if self.connections.repeats_commands() { 1 } else { MOST_VERSIONS };
+        let bound = Bound { is_once: true, ..self.connections.bound() };
+        let reply =
+            self.at_version(&self.call(&script::FORGET, key), FORGETTING, bound, most).await?;
+        reply.one_of(&[Forgotten::Removed, Forgotten::Missing, Forgotten::InFlight])
+    }
+
+    pub(super) async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
         let bound = self.connections.bound();
-        let reply = self.at_version(FORGETTING, most, |version| {
-            let call = self.call(&script::FORGET, key).arg(version);
-            async move {
-                match version {
-                    // Without a version, it only reads.
-                    None => self.connections.read(&call, FORGETTING, bound).await,
-                    Some(_) => {
-                        let once = Bound { is_once: true, ..bound };
-                        self.connections.run(&call, FORGETTING, once).await
-                    }
-                }
-            }
-        });
-        reply.await?.one_of(&[Forgotten::Removed, Forgotten::Missing, Forgotten::InFlight])
+        Ok(self.row(self.names.name(key), true, READING, bound).await?.and_then(Row::entry))
     }
 
-    async fn run(&self, call: &ScriptCall, context: &'static str) -> Result<Value, Error> {
-        self.connections.run(call, context, self.connections.bound()).await
+    /// Reads a key of Redis, with its stored data or without.
+    pub(super) async fn row(
+        &self,
+        name: Vec<u8>,
+        with_data: bool,
+        context: &'static str,
+        bound: Bound,
+    ) -> Result<Option<Row>, Error> {
+        let call = ScriptCall::new(&script::GET, name).arg(u8::from(with_data));
+        let reply = Reply::read(self.connections.read(&call, context, bound).await?, context)?;
+        if reply.case == 0 {
+            return Ok(None);
+        }
+        Row::read(reply.values()?).ok_or_else(|| unreadable(context)).map(Some)
     }
 
-    /// Sends a call that names no version, then the version of each reply that names one.
+    async fn run(&self, call: &ScriptCall, context: &'static str) -> Result<Reply, Error> {
+        Reply::read(self.connections.run(call, context, self.connections.bound()).await?, context)
+    }
+
+    /// Sends a call that names no version, then the version of each reply that names one. Without a version, the
+    /// call may be sent again in any case, because it changes no row that is there.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Unavailable`] if the row changes each time.
-    async fn at_version<F>(
+    async fn at_version(
         &self,
+        call: &ScriptCall,
         context: &'static str,
+        bound: Bound,
         most_versions: usize,
-        send: impl Fn(Option<i64>) -> F,
-    ) -> Result<Reply, Error>
-    where
-        F: Future<Output = Result<Value, Error>>,
-    {
-        let mut reply = Reply::read(send(None).await?, context)?;
+    ) -> Result<Reply, Error> {
+        let first = Bound { is_once: false, ..bound };
+        let mut reply = Reply::read(self.connections.run(call, context, first).await?, context)?;
         for _ in 0..most_versions {
             let Some(version) = reply.version()? else { return Ok(reply) };
-            reply = Reply::read(send(Some(version)).await?, context)?;
+            let call = call.clone().arg(version);
+            reply = Reply::read(self.connections.run(&call, context, bound).await?, context)?;
         }
         match reply.version()? {
             None => Ok(reply),
@@ -179,10 +183,10 @@ impl Shared {
     }
 }
 
-/// The reply of a script: integers, the first of which names the case, and bytes of stored data.
+/// The reply of a script: a number that names the case, and the values of the case.
 struct Reply {
-    values: Vec<Value>,
     case: usize,
+    values: Value,
     context: &'static str,
 }
 
@@ -192,14 +196,14 @@ impl Reply {
     /// [`ErrorKind::Corrupt`] for the reply of a script that cannot read the value, and for a reply of no
     /// script of this version.
     fn read(reply: Value, context: &'static str) -> Result<Self, Error> {
-        let Value::Array(values) = reply else { return Err(unreadable(context)) };
-        match values.first() {
-            Some(Value::Int(case @ 0..=3)) => {
-                let case = usize::try_from(*case).map_err(|_| unreadable(context))?;
-                Ok(Self { values, case, context })
-            }
-            _ => Err(unreadable(context)),
-        }
+        let Value::Array(mut values) = reply else { return Err(unreadable(context)) };
+        let case = match values.first() {
+            Some(Value::Int(case @ 0..=3)) => usize::try_from(*case).ok(),
+            _ => None,
+        };
+        let case = case.ok_or_else(|| unreadable(context))?;
+        values.remove(0);
+        Ok(Self { case, values: Value::Array(values), context })
     }
 
     fn one_of<T: Copy>(&self, replies: &[T]) -> Result<T, Error> {
@@ -208,37 +212,25 @@ impl Reply {
 
     /// Returns the version of the row, if the call must name it.
     fn version(&self) -> Result<Option<i64>, Error> {
-        (self.case == 3).then(|| self.number(1)).transpose()
+        (self.case == 3).then(|| self.values().map(|(version,)| version)).transpose()
     }
 
-    fn number<T: TryFrom<i64>>(&self, place: usize) -> Result<T, Error> {
-        match self.values.get(place) {
-            Some(Value::Int(number)) => T::try_from(*number).map_err(|_| unreadable(self.context)),
-            _ => Err(unreadable(self.context)),
-        }
+    fn values<T: FromRedisValue>(&self) -> Result<T, Error> {
+        T::from_redis_value_ref(&self.values).map_err(|_| unreadable(self.context))
     }
 }
 
 fn claimed(reply: &Reply, fetch: Fetch) -> Result<Claimed, Error> {
-    Ok(match reply.case {
-        0 => Claimed::First { attempt: reply.number(1)?, takeover: reply.number::<u8>(2)? != 0 },
+    match reply.case {
+        0 => reply.values().map(|(attempt, takeover)| Claimed::first(attempt, takeover)),
         1 => {
-            let seen = Seen::new(Duration::from_millis(reply.number(1)?));
-            if fetch == Fetch::Nothing {
-                return Ok(Claimed::Duplicate(seen));
-            }
-            let flags = reply.number(2)?;
-            let data = match reply.values.get(3) {
-                Some(Value::BulkString(sections)) => Data::from_reply(flags, sections),
-                _ => None,
-            };
-            let data = data.ok_or_else(|| unreadable(CLAIMING))?;
-            let stored = data.stored(fetch == Fetch::DigestAndResponse)?;
-            Claimed::Duplicate(seen.with_stored(stored.into()))
+            let (age, flags, sections): (_, _, Vec<u8>) = reply.values()?;
+            let seen = seen(Duration::from_millis(age), fetch, flags, &sections)?;
+            Ok(Claimed::Duplicate(seen))
         }
-        2 => Claimed::InFlight,
-        _ => return Err(unreadable(CLAIMING)),
-    })
+        2 => Ok(Claimed::InFlight),
+        _ => Err(unreadable(CLAIMING)),
+    }
 }
 
 pub(super) fn unreadable(context: &'static str) -> Error {

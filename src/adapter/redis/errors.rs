@@ -5,6 +5,7 @@
 
 use redis::{RedisError, ServerErrorKind};
 
+use super::client::RedisClient;
 use crate::error::{ConfigError, Error, ErrorKind};
 
 /// Why an attempt of a call has failed.
@@ -18,8 +19,6 @@ pub(super) enum Failure {
     TooFewReplicas,
     /// No reply came in time.
     TimedOut,
-    /// The task that opens the connection has ended without a result, with its runtime.
-    Interrupted,
     /// The adapter is closed. Nothing was sent.
     Closed,
 }
@@ -35,12 +34,8 @@ impl From<RedisError> for Failure {
 pub(super) enum Doubt {
     /// The connection carries nothing any more.
     Broken,
-    /// The connection may be silent.
+    /// The connection may be silent, or another server may be the primary.
     Silent,
-    /// The server is no primary, or not yet.
-    Demoted,
-    /// The server has too few replicas: it may be cut off from them, and they may have another primary.
-    Alone,
 }
 
 impl Failure {
@@ -53,23 +48,28 @@ impl Failure {
                     || has_code(error, &["CLUSTERDOWN", "TRYAGAIN", "MOVED", "ASK"])
                     || has_code(error, &["LOADING", "READONLY", "MASTERDOWN"])
             }
-            Self::Interrupted | Self::TimedOut => true,
+            Self::TimedOut => true,
             Self::Unfit(_) | Self::TooFewReplicas | Self::Closed => false,
         }
     }
 
+    pub(super) fn is_unfit(&self) -> bool {
+        matches!(self, Self::Unfit(_))
+    }
+
     /// Returns what the failure says of its connection, if it says anything.
-    pub(super) fn doubt(&self) -> Option<Doubt> {
-        match self {
-            Self::Redis(error) if is_of_the_connection(error) => Some(Doubt::Broken),
-            Self::Redis(error) if has_code(error, &["READONLY", "MASTERDOWN"]) => {
-                Some(Doubt::Demoted)
+    pub(super) fn doubt(&self, client: &RedisClient) -> Option<Doubt> {
+        let lacks_replicas = match self {
+            // The client of a cluster connects again by itself.
+            Self::Redis(error) if is_of_the_connection(error) && !client.is_cluster() => {
+                return Some(Doubt::Broken);
             }
-            Self::Redis(error) => has_code(error, &["NOREPLICAS"]).then_some(Doubt::Alone),
-            Self::TooFewReplicas => Some(Doubt::Alone),
-            Self::TimedOut => Some(Doubt::Silent),
-            Self::Unfit(_) | Self::Interrupted | Self::Closed => None,
-        }
+            Self::Redis(error) => has_code(error, &["NOREPLICAS"]),
+            _ => matches!(self, Self::TooFewReplicas),
+        };
+        // The server may be cut off from its replicas, and Sentinels know whether they have another primary.
+        let is_doubtful = self.is_worth_repeating() || lacks_replicas && client.is_sentinel();
+        is_doubtful.then_some(Doubt::Silent)
     }
 
     pub(super) fn into_error(self, context: &'static str) -> Error {
@@ -79,8 +79,6 @@ impl Failure {
             Self::TooFewReplicas => Error::new(ErrorKind::Unavailable, context)
                 .with_source("too few replicas have the write"),
             Self::TimedOut => Error::new(ErrorKind::Timeout, context),
-            Self::Interrupted => Error::new(ErrorKind::Unavailable, context)
-                .with_source("the task of the connection has ended"),
             Self::Closed => {
                 Error::new(ErrorKind::Unavailable, context).with_source("the adapter is closed")
             }
