@@ -11,9 +11,9 @@ use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Renewed};
 use super::super::terms::CallTerms;
 use super::client::RedisClient;
-use super::connections::Connections;
 use super::key_names::KeyNames;
 use super::options::RedisOptions;
+use super::slot::Slot;
 use super::url::Endpoint;
 use crate::error::Error;
 use crate::key::DedupKey;
@@ -41,7 +41,7 @@ use crate::key::DedupKey;
 pub struct RedisAdapter(Arc<Shared>);
 
 pub(super) struct Shared {
-    pub(super) connections: Connections,
+    pub(super) slot: Arc<Slot>,
     pub(super) names: KeyNames,
 }
 
@@ -66,10 +66,11 @@ impl RedisAdapter {
     /// Those of [`connect`](Self::connect), and [`ErrorKind::Config`](crate::ErrorKind::Config) for an option
     /// that is not valid.
     pub async fn connect_with(url: &str, options: RedisOptions) -> Result<Self, Error> {
-        let endpoint = Endpoint::read(url)?;
-        let options = options.with_url(&endpoint).checked()?;
-        let adapter = Self::of(RedisClient::of_url(endpoint)?, options);
-        adapter.0.connections.connect().await?;
+        let mut endpoint = Endpoint::read(url)?;
+        let prefix = endpoint.prefix.take();
+        let options = RedisOptions { prefix: prefix.unwrap_or(options.prefix), ..options };
+        let adapter = Self::with_options(RedisClient::of_url(endpoint)?, options)?;
+        adapter.0.slot.connect().await?;
         Ok(adapter)
     }
 
@@ -96,7 +97,7 @@ impl RedisAdapter {
 
     fn of(client: RedisClient, options: RedisOptions) -> Self {
         let names = KeyNames::new(&options.prefix);
-        Self(Arc::new(Shared { connections: Connections::new(client, options), names }))
+        Self(Arc::new(Shared { slot: Slot::new(client, options), names }))
     }
 
     /// Sends a command without a key, such as `INFO`, to every primary, all at once. Returns the address
@@ -109,7 +110,7 @@ impl RedisAdapter {
         &self,
         command: &Cmd,
     ) -> Result<Vec<(String, Result<Value, Error>)>, Error> {
-        self.0.connections.ask_all(command, "asking a primary").await
+        self.0.slot.ask_all(command, "asking a primary").await
     }
 }
 
@@ -143,9 +144,10 @@ impl DedupAdapter for RedisAdapter {
 impl MaintenanceAdapter for RedisAdapter {
     /// Deletes nothing, because Redis deletes each key by itself, `PURGE_GRACE` after it has expired.
     fn purge(&self, _limit: u32) -> StoreFuture<'_, Purged> {
-        Box::pin(
-            async move { self.0.connections.check_open("purging keys").map(|()| Purged::new(0)) },
-        )
+        Box::pin(async move {
+            let open = self.0.slot.check_open();
+            open.map(|()| Purged::new(0)).map_err(|failure| failure.into_error("purging keys"))
+        })
     }
 
     fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
@@ -175,6 +177,6 @@ impl MaintenanceAdapter for RedisAdapter {
     }
 
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
-        Box::pin(async move { self.0.connections.close() })
+        Box::pin(async move { self.0.slot.close() })
     }
 }

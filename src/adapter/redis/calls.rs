@@ -9,12 +9,12 @@ use std::time::Duration;
 use redis::{FromRedisValue, Value};
 
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Renewed};
-use super::super::stored::Fetch;
+use super::super::stored::{Fetch, StoredData};
 use super::super::terms::{CallTerms, Permanence};
 use super::adapter::Shared;
 use super::connections::Bound;
+use super::row::{Row, seen};
 use super::script::{self, Script, ScriptCall};
-use super::value::{Row, data_sections, event_type_section, seen};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -34,22 +34,9 @@ impl Shared {
             Permanence::OnClaim => (String::new(), terms.stored_data_for(key)),
             Permanence::OnCompletion { .. } => (terms.lease_ms().to_string(), None),
         };
-        let (flags, sections) = data_sections(stored.as_ref())?;
-        let fetch = match terms.fetch() {
-            Fetch::Nothing => 0,
-            Fetch::Digest => 1,
-            Fetch::DigestAndResponse => 2,
-        };
-        let call = self
-            .call(&script::CLAIM, key)
-            .arg(terms.token().as_bytes())
-            .arg(terms.retention_ms())
-            .arg(&lease)
-            .arg(fetch)
-            .arg(event_type_section(terms.event_type_for(key)))
-            .arg(flags)
-            .arg(&sections);
-        let bound = self.connections.bound();
+        let call = self.call_for(&script::CLAIM, key, terms);
+        let call = with_data(call, stored.as_ref()).arg(lease).arg(fetched(terms.fetch()));
+        let bound = self.slot.bound();
         let reply = self.at_version(&call, CLAIMING, bound, MOST_VERSIONS).await;
         let mut claimed = reply.and_then(|reply| claimed(&reply, terms.fetch()));
         if claimed.as_ref().is_err_and(|error| error.kind() == ErrorKind::Full)
@@ -70,7 +57,7 @@ impl Shared {
 
     /// Returns the reply to a claim that a full server has refused before it looked, if the key is complete.
     async fn duplicate(&self, key: &DedupKey, terms: &CallTerms, bound: Bound) -> Option<Claimed> {
-        let row = self.row(self.names.name(key), true, READING, bound).await.ok()??;
+        let row = self.row(self.names.name(key), terms.fetch(), READING, bound).await.ok()??;
         // A row of this token is that of a claim whose reply was lost.
         if row.token == terms.token().as_bytes() {
             return None;
@@ -90,12 +77,7 @@ impl Shared {
     }
 
     pub(super) async fn renew(&self, key: &DedupKey, terms: &CallTerms) -> Result<Renewed, Error> {
-        let call = self
-            .call(&script::RENEW, key)
-            .arg(terms.token().as_bytes())
-            .arg(terms.retention_ms())
-            .arg(terms.lease_ms())
-            .arg(event_type_section(terms.event_type_for(key)));
+        let call = self.call_for(&script::RENEW, key, terms).arg(terms.lease_ms());
         self.run(&call, RENEWING).await?.one_of(&[Renewed::Held, Renewed::Lost])
     }
 
@@ -104,14 +86,8 @@ impl Shared {
         key: &DedupKey,
         terms: &CallTerms,
     ) -> Result<Completed, Error> {
-        let (flags, sections) = data_sections(terms.stored_data_for(key).as_ref())?;
-        let call = self
-            .call(&script::COMPLETE, key)
-            .arg(terms.token().as_bytes())
-            .arg(terms.retention_ms())
-            .arg(event_type_section(terms.event_type_for(key)))
-            .arg(flags)
-            .arg(sections);
+        let call = self.call_for(&script::COMPLETE, key, terms);
+        let call = with_data(call, terms.stored_data_for(key).as_ref());
         let reply = self.run(&call, COMPLETING).await?;
         reply.one_of(&[Completed::Held, Completed::LeaseLost, Completed::Inserted])
     }
@@ -119,28 +95,29 @@ impl Shared {
     pub(super) async fn forget(&self, key: &DedupKey) -> Result<Forgotten, Error> {
         // The client of a cluster repeats a command by itself. So a row that has changed since it was read may have
         // changed by this call, and what is there now is a later delivery's.
-        let most = if self.connections.repeats_commands() { 1 } else { MOST_VERSIONS };
-        let bound = Bound { is_once: true, ..self.connections.bound() };
+        let most = if self.slot.client.is_cluster() { 1 } else { MOST_VERSIONS };
+        let bound = Bound { is_once: true, ..self.slot.bound() };
         let reply =
             self.at_version(&self.call(&script::FORGET, key), FORGETTING, bound, most).await?;
         reply.one_of(&[Forgotten::Removed, Forgotten::Missing, Forgotten::InFlight])
     }
 
     pub(super) async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
-        let bound = self.connections.bound();
-        Ok(self.row(self.names.name(key), true, READING, bound).await?.and_then(Row::entry))
+        let bound = self.slot.bound();
+        let row = self.row(self.names.name(key), Fetch::DigestAndResponse, READING, bound).await?;
+        Ok(row.and_then(Row::entry))
     }
 
     /// Reads a key of Redis, with its stored data or without.
     pub(super) async fn row(
         &self,
         name: Vec<u8>,
-        with_data: bool,
+        fetch: Fetch,
         context: &'static str,
         bound: Bound,
     ) -> Result<Option<Row>, Error> {
-        let call = ScriptCall::new(&script::GET, name).arg(u8::from(with_data));
-        let reply = Reply::read(self.connections.read(&call, context, bound).await?, context)?;
+        let call = ScriptCall::new(&script::GET, name).arg(fetched(fetch));
+        let reply = Reply::read(self.slot.read(&call, context, bound).await?, context)?;
         if reply.case == 0 {
             return Ok(None);
         }
@@ -148,7 +125,7 @@ impl Shared {
     }
 
     async fn run(&self, call: &ScriptCall, context: &'static str) -> Result<Reply, Error> {
-        Reply::read(self.connections.run(call, context, self.connections.bound()).await?, context)
+        Reply::read(self.slot.run(call, context, self.slot.bound()).await?, context)
     }
 
     /// Sends a call that names no version, then the version of each reply that names one. Without a version, the
@@ -165,11 +142,11 @@ impl Shared {
         most_versions: usize,
     ) -> Result<Reply, Error> {
         let first = Bound { is_once: false, ..bound };
-        let mut reply = Reply::read(self.connections.run(call, context, first).await?, context)?;
+        let mut reply = Reply::read(self.slot.run(call, context, first).await?, context)?;
         for _ in 0..most_versions {
             let Some(version) = reply.version()? else { return Ok(reply) };
             let call = call.clone().arg(version);
-            reply = Reply::read(self.connections.run(&call, context, bound).await?, context)?;
+            reply = Reply::read(self.slot.run(&call, context, bound).await?, context)?;
         }
         match reply.version()? {
             None => Ok(reply),
@@ -178,8 +155,32 @@ impl Shared {
         }
     }
 
-    pub(super) fn call(&self, script: &'static Script, key: &DedupKey) -> ScriptCall {
+    /// Returns a call with the token, the retention and the event type.
+    fn call_for(&self, script: &'static Script, key: &DedupKey, terms: &CallTerms) -> ScriptCall {
+        let call = self.call(script, key).arg(terms.token().as_bytes()).arg(terms.retention_ms());
+        call.arg(terms.event_type_for(key).unwrap_or_default())
+    }
+
+    fn call(&self, script: &'static Script, key: &DedupKey) -> ScriptCall {
         ScriptCall::new(script, self.names.name(key))
+    }
+}
+
+/// Adds the data to store: the digest, and the status, the headers and the body of the response.
+fn with_data(call: ScriptCall, stored: Option<&StoredData>) -> ScriptCall {
+    let digest = stored.and_then(|stored| stored.payload_sha256.as_ref());
+    let call = call.arg(digest.map_or(&[][..], |digest| digest));
+    match stored.and_then(|stored| stored.response.as_ref()) {
+        Some(it) => call.arg(it.status.as_u16()).arg(it.headers_json()).arg(&it.body[..]),
+        None => call.arg("").arg("").arg(""),
+    }
+}
+
+fn fetched(fetch: Fetch) -> u8 {
+    match fetch {
+        Fetch::Nothing => 0,
+        Fetch::Digest => 1,
+        Fetch::DigestAndResponse => 2,
     }
 }
 
@@ -224,9 +225,8 @@ fn claimed(reply: &Reply, fetch: Fetch) -> Result<Claimed, Error> {
     match reply.case {
         0 => reply.values().map(|(attempt, takeover)| Claimed::first(attempt, takeover)),
         1 => {
-            let (age, flags, sections): (_, _, Vec<u8>) = reply.values()?;
-            let seen = seen(Duration::from_millis(age), fetch, flags, &sections)?;
-            Ok(Claimed::Duplicate(seen))
+            let (age, stored) = reply.values()?;
+            seen(Duration::from_millis(age), fetch, stored).map(Claimed::Duplicate)
         }
         2 => Ok(Claimed::InFlight),
         _ => Err(unreadable(CLAIMING)),
@@ -244,6 +244,11 @@ mod tests {
     #[test]
     fn reply_of_another_shape_is_corrupt() {
         let array = Value::Array;
+        let stored = |digest: usize, status, headers: &[u8]| {
+            let (digest, body) = (vec![0; digest], Value::BulkString(Vec::new()));
+            let headers = Value::BulkString(headers.to_vec());
+            array(vec![Value::BulkString(digest), Value::Int(status), headers, body])
+        };
         for reply in [
             Value::Nil,
             Value::Int(0),
@@ -257,13 +262,10 @@ mod tests {
             array(vec![Value::Int(0), Value::Int(-1), Value::Int(0), Value::Int(0)]),
             array(vec![Value::Int(1)]),
             array(vec![Value::Int(1), Value::Int(-1)]),
-            array(vec![Value::Int(1), Value::Int(1), Value::Int(0x20), Value::Nil]),
-            array(vec![
-                Value::Int(1),
-                Value::Int(1),
-                Value::Int(0x20),
-                Value::BulkString(vec![0; 31]),
-            ]),
+            array(vec![Value::Int(1), Value::Int(1), Value::Nil]),
+            array(vec![Value::Int(1), Value::Int(1), stored(31, 0, b"")]),
+            array(vec![Value::Int(1), Value::Int(1), stored(0, 20, b"[]")]),
+            array(vec![Value::Int(1), Value::Int(1), stored(0, 200, b"\xff")]),
         ] {
             let claimed = Reply::read(reply.clone(), CLAIMING)
                 .and_then(|reply| claimed(&reply, Fetch::DigestAndResponse));

@@ -53,13 +53,10 @@ enum Leads {
     Cluster(Box<ClusterClient>),
 }
 
+/// Shows nothing of the client, which holds passwords.
 impl std::fmt::Debug for RedisClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self.0 {
-            Leads::Server(_) => "RedisClient(Client)",
-            Leads::Sentinel(_) => "RedisClient(SentinelClient)",
-            Leads::Cluster(_) => "RedisClient(ClusterClient)",
-        })
+        f.write_str("RedisClient")
     }
 }
 
@@ -203,10 +200,25 @@ pub(super) enum Connection {
 impl Connection {
     /// Sends a command over one key to the primary of the key.
     pub(super) async fn send(&self, key: &[u8], command: &Cmd) -> RedisResult<Value> {
+        self.route(command, || primary_of(key)).await
+    }
+
+    /// Sends a command without a key to the primary at `address`.
+    pub(super) async fn ask(&self, address: &str, command: &Cmd) -> RedisResult<Value> {
+        let (host, port) = address.rsplit_once(':').unwrap_or((address, ""));
+        let (host, port) = (host.to_owned(), port.parse().unwrap_or_default());
+        self.route(command, || SingleNodeRoutingInfo::ByAddress { host, port }).await
+    }
+
+    async fn route(
+        &self,
+        command: &Cmd,
+        node: impl FnOnce() -> SingleNodeRoutingInfo,
+    ) -> RedisResult<Value> {
         let reply = match self.clone() {
             Self::Server(mut connection) => connection.req_packed_command(command).await,
             Self::Cluster(mut connection) => {
-                let routing = RoutingInfo::SingleNode(primary_of(key));
+                let routing = RoutingInfo::SingleNode(node());
                 connection.route_command(command.clone(), routing).await
             }
         };
@@ -226,21 +238,6 @@ impl Connection {
                 connection.route_pipeline(pipeline, 0, count, primary_of(key)).await
             }
         }
-    }
-
-    /// Sends a command without a key to the primary at `address`.
-    pub(super) async fn ask(&self, address: &str, command: &Cmd) -> RedisResult<Value> {
-        let reply = match self.clone() {
-            Self::Server(mut connection) => connection.req_packed_command(command).await,
-            Self::Cluster(mut connection) => {
-                let (host, port) = address.rsplit_once(':').unwrap_or((address, ""));
-                let (host, port) = (host.to_owned(), port.parse().unwrap_or_default());
-                let node = SingleNodeRoutingInfo::ByAddress { host, port };
-                let routing = RoutingInfo::SingleNode(node);
-                connection.route_command(command.clone(), routing).await
-            }
-        };
-        reply.and_then(Value::extract_error)
     }
 
     /// Sends a command without a key to every primary. Returns the address and the reply of each. A refusal is

@@ -1,4 +1,4 @@
-//! [`Connections`]: the calls to the servers of one adapter.
+//! The calls to the servers of one adapter, over its [`Slot`].
 //!
 //! 1. A call is repeated within its time, because every script is idempotent by its token: a claim finds its own
 //!    row, or another version than it names. If one attempt may have been executed, the outcome of the call is
@@ -7,16 +7,15 @@
 //!    only. So a call that waits for replicas is one script with its `WAIT`, on one of a few further connections.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
 use redis::{Cmd, Pipeline, Value};
 use tokio::time::{Instant, sleep};
 
-use super::client::{Connection, RedisClient};
+use super::client::Connection;
 use super::errors::{Failure, is_unknown_script};
-use super::options::RedisOptions;
 use super::script::ScriptCall;
 use super::slot::{Live, Slot};
 use crate::error::Error;
@@ -24,12 +23,6 @@ use crate::error::Error;
 /// The pauses before a repetition.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
-
-/// The connections of one adapter.
-pub(super) struct Connections {
-    slot: Arc<Slot>,
-    turn: AtomicUsize,
-}
 
 /// What bounds the attempts of a call.
 #[derive(Clone, Copy)]
@@ -39,19 +32,15 @@ pub(super) struct Bound {
     pub(super) is_once: bool,
 }
 
-impl Connections {
-    pub(super) fn new(client: RedisClient, options: RedisOptions) -> Self {
-        Self { slot: Slot::new(client, options), turn: AtomicUsize::new(0) }
-    }
-
+impl Slot {
     /// Opens a connection, and checks the servers. Tries once.
     ///
     /// # Errors
     ///
     /// [`ConfigError`](crate::ConfigError) for a server that may not be used;
     /// [`Unavailable`](crate::ErrorKind::Unavailable) if none can be reached.
-    pub(super) async fn connect(&self) -> Result<(), Error> {
-        match self.slot.live(None).await {
+    pub(super) async fn connect(self: &Arc<Self>) -> Result<(), Error> {
+        match self.live(None).await {
             Ok(_) => Ok(()),
             Err(Failure::Unfit(fault)) => Err(fault.into()),
             Err(failure) => Err(failure.into_error("connecting to Redis")),
@@ -60,23 +49,18 @@ impl Connections {
 
     /// Returns the bound of a call that begins now.
     pub(super) fn bound(&self) -> Bound {
-        Bound { deadline: Instant::now() + self.slot.options.call_timeout, is_once: false }
-    }
-
-    /// Returns `true` if `redis` repeats a command whose reply was lost.
-    pub(super) fn repeats_commands(&self) -> bool {
-        self.slot.client.is_cluster()
+        Bound { deadline: Instant::now() + self.options.call_timeout, is_once: false }
     }
 
     /// Runs a script on the primary of its key. Waits for replicas, if the options say so.
     pub(super) async fn run(
-        &self,
+        self: &Arc<Self>,
         call: &ScriptCall,
         context: &'static str,
         bound: Bound,
     ) -> Result<Value, Error> {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        let wait = self.slot.options.wait_replicas;
+        let wait = self.options.wait_replicas;
         let send = |live: Arc<Live>| async move {
             let connection = if wait.is_some() { live.waiting(turn) } else { &live.main };
             run_script(&live, connection, call, wait).await
@@ -86,7 +70,7 @@ impl Connections {
 
     /// Runs a script as [`run`](Self::run) does, and never waits for replicas.
     pub(super) async fn read(
-        &self,
+        self: &Arc<Self>,
         call: &ScriptCall,
         context: &'static str,
         bound: Bound,
@@ -97,7 +81,7 @@ impl Connections {
 
     /// Sends a command without a key to the primary at `address`.
     pub(super) async fn ask(
-        &self,
+        self: &Arc<Self>,
         address: &str,
         command: &Cmd,
         context: &'static str,
@@ -112,7 +96,7 @@ impl Connections {
     ///
     /// Those of the connection to any primary. A refusal is a reply.
     pub(super) async fn ask_all(
-        &self,
+        self: &Arc<Self>,
         command: &Cmd,
         context: &'static str,
     ) -> Result<Vec<(String, Result<Value, Error>)>, Error> {
@@ -125,21 +109,9 @@ impl Connections {
         Ok(replies.into_iter().map(|(address, it)| (address, reply(it))).collect())
     }
 
-    /// Drops the connections. Every later call fails with [`Unavailable`](crate::ErrorKind::Unavailable).
-    pub(super) fn close(&self) {
-        self.slot.close();
-    }
-
-    /// # Errors
-    ///
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) after [`close`](Self::close).
-    pub(super) fn check_open(&self, context: &'static str) -> Result<(), Error> {
-        if self.slot.is_closed() { Err(Failure::Closed.into_error(context)) } else { Ok(()) }
-    }
-
     /// Repeats `send` until it succeeds, fails for good, or the time of the call is up.
     async fn repeat<T, F>(
-        &self,
+        self: &Arc<Self>,
         context: &'static str,
         bound: Bound,
         send: impl Fn(Arc<Live>) -> F,
@@ -152,7 +124,7 @@ impl Connections {
         // The last error after which the outcome is unknown: a later refusal does not change that.
         let mut unknown: Option<Error> = None;
         loop {
-            let failure = match self.slot.send(bound.deadline, &mut failed, &send).await {
+            let failure = match self.send(bound.deadline, &mut failed, &send).await {
                 Ok(reply) => return Ok(reply),
                 Err(failure) => failure,
             };

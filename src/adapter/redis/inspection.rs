@@ -13,11 +13,12 @@ use std::time::Duration;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use redis::{Cmd, FromRedisValue, Value};
 
-use super::super::inspection::{Cursor, KeyState, ListFilter, Listing, Stats};
+use super::super::inspection::{Cursor, ListFilter, Listing, Stats};
 use super::super::replies::Entry;
+use super::super::stored::Fetch;
 use super::adapter::Shared;
 use super::calls::unreadable;
-use super::value::Row;
+use super::row::Row;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -154,7 +155,11 @@ impl Shared {
         };
         let mut stats = Stats::default();
         for (_, _, row) in self.rows(names, None, COUNTING).await? {
-            count(&mut stats, row.as_ref());
+            // An unreadable row is counted without a state.
+            stats.rows += 1;
+            if let Some(row) = row {
+                stats.count(row.state, row.age());
+            }
         }
         if !is_exact {
             let scale = |keys: u64| {
@@ -171,7 +176,7 @@ impl Shared {
         let mut size = Cmd::new();
         size.arg("DBSIZE");
         let mut primaries = Vec::new();
-        for (address, reply) in self.connections.ask_all(&size, context).await? {
+        for (address, reply) in self.slot.ask_all(&size, context).await? {
             primaries.push((address, read(reply?, context)?));
         }
         primaries.sort();
@@ -192,7 +197,7 @@ impl Shared {
         scan.arg("SCAN").arg(position).arg("MATCH").arg(self.names.pattern(namespace));
         // Keys of another type are not of this crate.
         scan.arg("COUNT").arg(step).arg("TYPE").arg("string");
-        let reply = self.connections.ask(address, &scan, context).await?;
+        let reply = self.slot.ask(address, &scan, context).await?;
         let (next, names): (_, Vec<Vec<u8>>) = read(reply, context)?;
         let names: BTreeSet<_> =
             names.into_iter().filter_map(|name| String::from_utf8(name).ok()).collect();
@@ -213,8 +218,8 @@ impl Shared {
             Some((name, key))
         });
         let read = async |(name, key): (String, DedupKey)| {
-            let bound = self.connections.bound();
-            match self.row(name.clone().into_bytes(), false, context, bound).await {
+            let bound = self.slot.bound();
+            match self.row(name.clone().into_bytes(), Fetch::Nothing, context, bound).await {
                 Ok(row) => Ok(row.map(|row| (name, key, Some(row)))),
                 Err(error) if error.kind() == ErrorKind::Corrupt => Ok(Some((name, key, None))),
                 Err(error) => Err(error),
@@ -228,29 +233,6 @@ impl Shared {
 
 fn read<T: FromRedisValue>(reply: Value, context: &'static str) -> Result<T, Error> {
     redis::from_redis_value(reply).map_err(|_| unreadable(context))
-}
-
-/// Counts a row. An unreadable one is counted without a state.
-fn count(stats: &mut Stats, row: Option<&Row>) {
-    stats.rows += 1;
-    let Some(row) = row else { return };
-    let age = Some(row.age());
-    match row.state {
-        Some(KeyState::InFlight) => {
-            stats.in_flight += 1;
-            stats.oldest_in_flight = stats.oldest_in_flight.max(age);
-        }
-        Some(KeyState::Lapsed) => {
-            stats.lapsed += 1;
-            stats.oldest_lapsed = stats.oldest_lapsed.max(age);
-        }
-        Some(KeyState::Released) => stats.released += 1,
-        Some(KeyState::Complete) => stats.complete += 1,
-        None => {
-            stats.expired += 1;
-            stats.oldest_expired = stats.oldest_expired.max(age);
-        }
-    }
 }
 
 fn selects(filter: &ListFilter, row: &Row) -> bool {

@@ -6,6 +6,8 @@ use redis::{Arg, Cmd, ToRedisArgs};
 
 /// What every script begins with: it reads the row of the key.
 const PRELUDE: &str = include_str!("lua/prelude.lua");
+/// For a script that returns stored data.
+const DATA: &str = include_str!("lua/data.lua");
 /// What a script that writes ends with.
 const EPILOGUE: &str = include_str!("lua/epilogue.lua");
 
@@ -15,19 +17,19 @@ const ALLOW_OOM: &str = " flags=allow-oom";
 
 /// Declares scripts. Each is named after its file in the folder `lua`.
 macro_rules! scripts {
-    ($($name:ident = $file:literal, $epilogue:expr, $flags:expr;)+) => {
+    ($($name:ident = $before:expr, $file:literal, $after:expr, $flags:expr;)+) => {
         $(pub(super) static $name: LazyLock<Script> =
-            LazyLock::new(|| Script::new(&[PRELUDE, include_str!($file), $epilogue], $flags));)+
+            LazyLock::new(|| Script::new(&[PRELUDE, $before, include_str!($file), $after], $flags));)+
     };
 }
 
 scripts! {
-    CLAIM = "lua/claim.lua", EPILOGUE, "";
-    RENEW = "lua/renew.lua", EPILOGUE, ALLOW_OOM;
-    COMPLETE = "lua/complete.lua", EPILOGUE, ALLOW_OOM;
-    RELEASE = "lua/release.lua", EPILOGUE, ALLOW_OOM;
-    FORGET = "lua/forget.lua", EPILOGUE, ALLOW_OOM;
-    GET = "lua/get.lua", "", " flags=no-writes";
+    CLAIM = DATA, "lua/claim.lua", EPILOGUE, "";
+    RENEW = "", "lua/renew.lua", EPILOGUE, ALLOW_OOM;
+    COMPLETE = "", "lua/complete.lua", EPILOGUE, ALLOW_OOM;
+    RELEASE = "", "lua/release.lua", EPILOGUE, ALLOW_OOM;
+    FORGET = DATA, "lua/forget.lua", EPILOGUE, ALLOW_OOM;
+    GET = DATA, "lua/get.lua", "", " flags=no-writes";
 }
 
 /// A Lua script of this crate. Every script reads and writes one key.

@@ -21,10 +21,6 @@ const OLDEST: (u32, u32) = (6, 0);
 /// The oldest version of Redis that knows the flags of a script.
 const FLAGS: (u32, u32) = (7, 0);
 
-/// Has no effect. A server before 7.0 does not know its first line. It runs on a replica too.
-const FLAGGED_PROBE: &str = "#!lua flags=no-writes\nreturn 1";
-const PLAIN_PROBE: &str = "return 1";
-
 /// What is known of the servers of one adapter.
 pub(super) struct Servers {
     evictable: bool,
@@ -150,18 +146,16 @@ pub(super) async fn knows_flags(
     futures_util::future::select_ok(probes).await.map(|(knows_flags, _)| knows_flags)
 }
 
+/// Runs a script that has no effect. It runs on a replica too. A server before 7.0 does not know the first line.
 async fn probe(connection: &Connection, key: &[u8]) -> Result<bool, RedisError> {
-    let script = |text: &str| {
+    let eval = async |text: &str| {
         let mut eval = Cmd::new();
         eval.arg("EVAL").arg(text).arg(1).arg(key);
-        eval
+        connection.send(key, &eval).await
     };
-    match connection.send(key, &script(FLAGGED_PROBE)).await {
-        Ok(_) => Ok(true),
-        Err(error) if is_of_the_command(&error) => {
-            connection.send(key, &script(PLAIN_PROBE)).await.map(|_| false)
-        }
-        Err(error) => Err(error),
+    match eval("#!lua flags=no-writes\nreturn 1").await {
+        Err(error) if is_of_the_command(&error) => eval("return 1").await.map(|_| false),
+        reply => reply.map(|_| true),
     }
 }
 

@@ -13,6 +13,7 @@
 //!    for the slots again, and asks the silent primary too.
 //! 4. A failed opening is believed for a moment, and never for good.
 
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -53,11 +54,14 @@ impl Live {
     }
 }
 
+/// The connections of one adapter.
 pub(super) struct Slot {
     pub(super) client: RedisClient,
     pub(super) options: RedisOptions,
     servers: Servers,
     state: Mutex<State>,
+    /// How many calls have waited for replicas.
+    pub(super) turn: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -83,7 +87,8 @@ impl State {
 impl Slot {
     pub(super) fn new(client: RedisClient, options: RedisOptions) -> Arc<Self> {
         let servers = Servers::new(options.evictable, client.is_cluster());
-        Arc::new(Self { client, options, servers, state: Mutex::default() })
+        let (state, turn) = (Mutex::default(), AtomicUsize::new(0));
+        Arc::new(Self { client, options, servers, state, turn })
     }
 
     /// Sends something over the open connections, until `deadline` at most. On failure, `failed` are the connections.
@@ -149,13 +154,16 @@ impl Slot {
         }
     }
 
-    /// Closes the connections, for good.
+    /// Closes the connections. Every later call fails with [`Unavailable`](crate::ErrorKind::Unavailable).
     pub(super) fn close(&self) {
         *self.lock() = State { is_closed: true, ..State::default() };
     }
 
-    pub(super) fn is_closed(&self) -> bool {
-        self.lock().is_closed
+    /// # Errors
+    ///
+    /// [`Failure::Closed`].
+    pub(super) fn check_open(&self) -> Result<(), Failure> {
+        if self.lock().is_closed { Err(Failure::Closed) } else { Ok(()) }
     }
 
     /// Doubts connections, if they are the current ones.

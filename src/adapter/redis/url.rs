@@ -44,11 +44,13 @@ impl Endpoint {
             None => (scheme, Kind::Server),
             Some((server, "sentinel")) => (server, Kind::Sentinel),
             Some((server, "cluster")) => (server, Kind::Cluster),
-            Some(_) => return Err(ConfigError::UnknownScheme(scheme.to_owned()).into()),
+            Some(_) => ("", Kind::Server),
         };
         let tls = match server {
             "redis" | "valkey" => false,
             "rediss" | "valkeys" => true,
+            // Of a URL without a scheme, this may be the password.
+            _ if scheme.contains([':', '@']) => return Err(ConfigError::InvalidUrl.into()),
             _ => return Err(ConfigError::UnknownScheme(scheme.to_owned()).into()),
         };
         if tls && !cfg!(any(feature = "tls-rustls", feature = "tls-native-tls")) {
@@ -120,6 +122,8 @@ pub(super) fn checked_prefix(prefix: &str) -> Result<String, ConfigError> {
 
 #[cfg(test)]
 mod tests {
+    use redis::ConnectionAddr;
+
     use super::*;
     use crate::fuzz::fuzz;
 
@@ -140,8 +144,12 @@ mod tests {
                 assert!(endpoint.kind != Kind::Server || endpoint.nodes.len() == 1);
                 assert_eq!(endpoint.kind == Kind::Sentinel, !endpoint.master.is_empty());
                 for node in &endpoint.nodes {
-                    let address = node.addr().to_string();
-                    assert!(!address.starts_with(':') && !address.contains(char::is_whitespace));
+                    let (ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. }) =
+                        node.addr()
+                    else {
+                        panic!("{:?}", node.addr());
+                    };
+                    assert!(!host.is_empty() && !host.contains(char::is_whitespace));
                     assert!(node.redis_settings().db() >= 0);
                 }
             }
@@ -172,41 +180,31 @@ mod tests {
         use std::error::Error as _;
 
         let error = Endpoint::read(url).err().expect(url);
-        assert!(!format!("{error:?} {error}").contains("secret"), "{url}");
-        error.source().unwrap().downcast_ref::<ConfigError>().unwrap().clone()
-    }
-
-    fn addresses(url: &str) -> Vec<String> {
-        Endpoint::read(url).expect(url).nodes.iter().map(|node| node.addr().to_string()).collect()
+        let reason: &ConfigError = error.source().unwrap().downcast_ref().unwrap();
+        assert!(!format!("{error:?} {error} {reason:?} {reason}").contains("secret"), "{url}");
+        reason.clone()
     }
 
     #[test]
-    fn one_server_has_a_host_a_port_and_a_database() {
-        let endpoint = Endpoint::read("redis://me:p%40ss%2Fw@db.example:7000/3").ok().unwrap();
-        assert_eq!((endpoint.kind, endpoint.tls), (Kind::Server, false));
-        let settings = endpoint.nodes[0].redis_settings();
-        assert_eq!((settings.username(), settings.password()), (Some("me"), Some("p@ss/w")));
-        assert_eq!(settings.db(), 3);
-        assert_eq!(addresses("redis://h"), ["h:6379"]);
-        assert_eq!(addresses("valkey://:secret@[::1]"), ["::1:6379"]);
-        assert_eq!(addresses("redis://[fe80::2]:7001/"), ["fe80::2:7001"]);
-        let named = Endpoint::read("redis://:secret@h").ok().unwrap();
-        let settings = named.nodes[0].redis_settings();
-        assert_eq!((settings.username(), settings.password()), (None, Some("secret")));
-    }
-
-    #[test]
-    fn sentinel_and_cluster_have_several_hosts() {
-        let url = "redis+sentinel://u:p@a,b:1,[::1]:2,[::1]/the%20master/4";
-        let endpoint = Endpoint::read(url).ok().unwrap();
-        assert_eq!(endpoint.kind, Kind::Sentinel);
-        for node in &endpoint.nodes {
-            let settings = node.redis_settings();
-            assert_eq!((settings.password(), settings.db()), (Some("p"), 4));
+    fn hosts_and_credentials_are_those_of_the_url() {
+        let sentinel = "redis+sentinel://u:p@a,b:1,[::1]:2,[::1]/the%20master/4";
+        for (url, hosts, username, password, database) in [
+            ("redis://me:p%40ss%2Fw@db:7/3", &["db:7"][..], Some("me"), Some("p@ss/w"), 3),
+            ("redis://h", &["h:6379"], None, None, 0),
+            ("valkey://:secret@[::1]", &["::1:6379"], None, Some("secret"), 0),
+            ("redis://[fe80::2]:7001/", &["fe80::2:7001"], None, None, 0),
+            (sentinel, &["a:26379", "b:1", "::1:2", "::1:26379"], Some("u"), Some("p"), 4),
+            ("redis+cluster://a,b:7", &["a:6379", "b:7"], None, None, 0),
+        ] {
+            let nodes = Endpoint::read(url).expect(url).nodes;
+            let found: Vec<_> = nodes.iter().map(|node| node.addr().to_string()).collect();
+            assert_eq!(found, hosts);
+            for settings in nodes.iter().map(ConnectionInfo::redis_settings) {
+                assert_eq!((settings.username(), settings.password()), (username, password));
+                assert_eq!(settings.db(), database);
+            }
         }
-        assert_eq!(endpoint.master, "the master");
-        assert_eq!(addresses(url), ["a:26379", "b:1", "::1:2", "::1:26379"]);
-        assert_eq!(addresses("redis+cluster://a,b:7"), ["a:6379", "b:7"]);
+        assert_eq!(Endpoint::read(sentinel).ok().unwrap().master, "the master");
     }
 
     #[test]
@@ -226,6 +224,7 @@ mod tests {
     fn unreadable_urls_are_refused_without_their_text() {
         for url in [
             "redis:secret",
+            "default:secret@h?x=http://h",
             "redis://",
             "redis://:secret@",
             "redis://:secret@h:port",

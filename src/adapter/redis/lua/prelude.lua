@@ -18,11 +18,11 @@
 --       17      6  ends_at: of the lease; completed at; 0 of a released row
 --       23      5  version: starts at the microseconds of the clock, plus 1 with each write, modulo 2^40
 --       28     16  token, zeros without
---       44         sections: 0x10 event type (u8 length), 0x20 payload digest, 0x40 response
+--       44         sections: 0x10 event type (u8 length), 0x20 payload digest (32 bytes), 0x40 response
+--                  (u16 status, u32 length and headers, u32 length and body)
 --
 -- Redis stores a value of up to 44 bytes in one allocation. So a version has the five bytes that are left: they
--- repeat after 12 days, and must not repeat within an hour. `src/adapter/redis/value.rs` reads and writes the last
--- two sections.
+-- repeat after 12 days, and must not repeat within an hour.
 --
 -- A fence row is left where a key was released or forgotten and no other row is: incomplete, without a token,
 -- without attempts, and expired since it was written.
