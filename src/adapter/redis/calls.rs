@@ -36,8 +36,8 @@ impl Shared {
         };
         let call = self.call_for(&script::CLAIM, key, terms);
         let call = with_data(call, stored.as_ref()).arg(lease).arg(fetched(terms.fetch()));
-        let bound = self.slot.bound();
-        let reply = self.at_version(&call, CLAIMING, bound, MOST_VERSIONS).await;
+        let bound = self.slot.bound(CLAIMING);
+        let reply = self.at_version(&call, bound, MOST_VERSIONS).await;
         let mut claimed = reply.and_then(|reply| claimed(&reply, terms.fetch()));
         if claimed.as_ref().is_err_and(|error| error.kind() == ErrorKind::Full)
             && let Some(duplicate) = self.duplicate(key, terms, bound).await
@@ -57,7 +57,7 @@ impl Shared {
 
     /// Returns the reply to a claim that a full server has refused before it looked, if the key is complete.
     async fn duplicate(&self, key: &DedupKey, terms: &CallTerms, bound: Bound) -> Option<Claimed> {
-        let row = self.row(self.names.name(key), terms.fetch(), READING, bound).await.ok()??;
+        let row = self.row(self.names.name(key), terms.fetch(), bound).await.ok()??;
         // A row of this token is that of a claim whose reply was lost.
         if row.token == terms.token().as_bytes() {
             return None;
@@ -96,15 +96,14 @@ impl Shared {
         // The client of a cluster repeats a command by itself. So a row that has changed since it was read may have
         // changed by this call, and what is there now is a later delivery's.
         let most = if self.slot.client.is_cluster() { 1 } else { MOST_VERSIONS };
-        let bound = Bound { is_once: true, ..self.slot.bound() };
-        let reply =
-            self.at_version(&self.call(&script::FORGET, key), FORGETTING, bound, most).await?;
+        let bound = Bound { is_once: true, ..self.slot.bound(FORGETTING) };
+        let reply = self.at_version(&self.call(&script::FORGET, key), bound, most).await?;
         reply.one_of(&[Forgotten::Removed, Forgotten::Missing, Forgotten::InFlight])
     }
 
     pub(super) async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
-        let bound = self.slot.bound();
-        let row = self.row(self.names.name(key), Fetch::DigestAndResponse, READING, bound).await?;
+        let bound = self.slot.bound(READING);
+        let row = self.row(self.names.name(key), Fetch::DigestAndResponse, bound).await?;
         Ok(row.and_then(Row::entry))
     }
 
@@ -113,19 +112,18 @@ impl Shared {
         &self,
         name: Vec<u8>,
         fetch: Fetch,
-        context: &'static str,
         bound: Bound,
     ) -> Result<Option<Row>, Error> {
         let call = ScriptCall::new(&script::GET, name).arg(fetched(fetch));
-        let reply = Reply::read(self.slot.read(&call, context, bound).await?, context)?;
+        let reply = Reply::read(self.slot.read(&call, bound).await?, bound.context)?;
         if reply.case == 0 {
             return Ok(None);
         }
-        Row::read(reply.values()?).ok_or_else(|| unreadable(context)).map(Some)
+        Row::read(reply.values()?).ok_or_else(|| unreadable(bound.context)).map(Some)
     }
 
     async fn run(&self, call: &ScriptCall, context: &'static str) -> Result<Reply, Error> {
-        Reply::read(self.slot.run(call, context, self.slot.bound()).await?, context)
+        Reply::read(self.slot.run(call, self.slot.bound(context)).await?, context)
     }
 
     /// Sends a call that names no version, then the version of each reply that names one. Without a version, the
@@ -137,20 +135,19 @@ impl Shared {
     async fn at_version(
         &self,
         call: &ScriptCall,
-        context: &'static str,
         bound: Bound,
         most_versions: usize,
     ) -> Result<Reply, Error> {
         let first = Bound { is_once: false, ..bound };
-        let mut reply = Reply::read(self.slot.run(call, context, first).await?, context)?;
+        let mut reply = Reply::read(self.slot.run(call, first).await?, bound.context)?;
         for _ in 0..most_versions {
             let Some(version) = reply.version()? else { return Ok(reply) };
             let call = call.clone().arg(version);
-            reply = Reply::read(self.slot.run(&call, context, bound).await?, context)?;
+            reply = Reply::read(self.slot.run(&call, bound).await?, bound.context)?;
         }
         match reply.version()? {
             None => Ok(reply),
-            Some(_) => Err(Error::new(ErrorKind::Unavailable, context)
+            Some(_) => Err(Error::new(ErrorKind::Unavailable, bound.context)
                 .with_source("the row has changed before each write")),
         }
     }

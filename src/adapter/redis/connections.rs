@@ -27,6 +27,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 /// What bounds the attempts of a call.
 #[derive(Clone, Copy)]
 pub(super) struct Bound {
+    /// What the call does, for its error.
+    pub(super) context: &'static str,
     pub(super) deadline: Instant,
     /// The call may be sent once.
     pub(super) is_once: bool,
@@ -48,15 +50,14 @@ impl Slot {
     }
 
     /// Returns the bound of a call that begins now.
-    pub(super) fn bound(&self) -> Bound {
-        Bound { deadline: Instant::now() + self.options.call_timeout, is_once: false }
+    pub(super) fn bound(&self, context: &'static str) -> Bound {
+        Bound { context, deadline: Instant::now() + self.options.call_timeout, is_once: false }
     }
 
     /// Runs a script on the primary of its key. Waits for replicas, if the options say so.
     pub(super) async fn run(
         self: &Arc<Self>,
         call: &ScriptCall,
-        context: &'static str,
         bound: Bound,
     ) -> Result<Value, Error> {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
@@ -65,18 +66,17 @@ impl Slot {
             let connection = if wait.is_some() { live.waiting(turn) } else { &live.main };
             run_script(&live, connection, call, wait).await
         };
-        self.repeat(context, bound, send).await
+        self.repeat(bound, send).await
     }
 
     /// Runs a script as [`run`](Self::run) does, and never waits for replicas.
     pub(super) async fn read(
         self: &Arc<Self>,
         call: &ScriptCall,
-        context: &'static str,
         bound: Bound,
     ) -> Result<Value, Error> {
         let send = |live: Arc<Live>| async move { run_script(&live, &live.main, call, None).await };
-        self.repeat(context, bound, send).await
+        self.repeat(bound, send).await
     }
 
     /// Sends a command without a key to the primary at `address`.
@@ -87,7 +87,7 @@ impl Slot {
         context: &'static str,
     ) -> Result<Value, Error> {
         let send = |live: Arc<Live>| async move { Ok(live.main.ask(address, command).await?) };
-        self.repeat(context, self.bound(), send).await
+        self.repeat(self.bound(context), send).await
     }
 
     /// Sends a command without a key to every primary. Returns the address and the reply of each.
@@ -102,7 +102,7 @@ impl Slot {
     ) -> Result<Vec<(String, Result<Value, Error>)>, Error> {
         let send =
             |live: Arc<Live>| async move { Ok(live.main.ask_all(&live.address, command).await?) };
-        let replies = self.repeat(context, self.bound(), send).await?;
+        let replies = self.repeat(self.bound(context), send).await?;
         let reply = |reply: redis::RedisResult<Value>| {
             reply.map_err(|error| Failure::from(error).into_error(context))
         };
@@ -112,7 +112,6 @@ impl Slot {
     /// Repeats `send` until it succeeds, fails for good, or the time of the call is up.
     async fn repeat<T, F>(
         self: &Arc<Self>,
-        context: &'static str,
         bound: Bound,
         send: impl Fn(Arc<Live>) -> F,
     ) -> Result<T, Error>
@@ -132,7 +131,7 @@ impl Slot {
             let is_last = bound.is_once
                 || !failure.is_worth_repeating()
                 || Instant::now() + pause >= bound.deadline;
-            let error = match (unknown, failure.into_error(context)) {
+            let error = match (unknown, failure.into_error(bound.context)) {
                 (Some(unknown), error) if !error.is_unknown() => unknown,
                 (_, error) => error,
             };

@@ -218,8 +218,8 @@ impl Shared {
             Some((name, key))
         });
         let read = async |(name, key): (String, DedupKey)| {
-            let bound = self.slot.bound();
-            match self.row(name.clone().into_bytes(), Fetch::Nothing, context, bound).await {
+            let bound = self.slot.bound(context);
+            match self.row(name.clone().into_bytes(), Fetch::Nothing, bound).await {
                 Ok(row) => Ok(row.map(|row| (name, key, Some(row)))),
                 Err(error) if error.kind() == ErrorKind::Corrupt => Ok(Some((name, key, None))),
                 Err(error) => Err(error),

@@ -80,7 +80,7 @@ struct State {
 
 impl State {
     fn opening(&self) -> Option<watch::Receiver<()>> {
-        self.opening.clone().filter(|opening| opening.has_changed().is_ok())
+        self.opening.as_ref().filter(|opening| opening.has_changed().is_ok()).cloned()
     }
 }
 
@@ -195,6 +195,7 @@ impl Slot {
 
     fn take(&self, opened: Result<Live, Failure>) {
         let mut state = self.lock();
+        state.opening = None;
         match opened {
             _ if state.is_closed => {}
             Ok(live) => {
