@@ -7,7 +7,7 @@ use http::Request;
 use tokio::time::{sleep, timeout};
 use tower::Layer;
 use tower_dedup::adapter::{
-    Claimed, DedupAdapter, MaintenanceAdapter, RedisAdapter, RedisClient, RedisOptions,
+    Claimed, DedupAdapter, ListFilter, MaintenanceAdapter, RedisAdapter, RedisClient, RedisOptions,
 };
 use tower_dedup::{ConfigError, DedupLayer, ErrorKind};
 
@@ -280,11 +280,13 @@ async fn server_that_refuses_info_is_used() {
     let keys = format!("~{prefix}:*");
     // The rights that the guide names, without INFO.
     let user = ["ACL", "SETUSER", "app", "on", ">pw", &keys, "+evalsha", "+eval", "+get"];
-    server.run::<()>(&[&user[..], &["+set", "+pexpireat", "+time"]].concat());
+    server.run::<()>(&[&user[..], &["+set", "+time", "+scan", "+dbsize"]].concat());
     let options = RedisOptions::new().prefix(&prefix);
     let url = format!("redis://app:pw@{}", server.address());
     let adapter = RedisAdapter::connect_with(&url, options).await.unwrap();
     assert_eq!(attempt(claim(&adapter, "a", &terms()).await), 1);
+    let listed = adapter.list(&ListFilter::new(), None, 10).await.unwrap();
+    assert_eq!(listed.keys.len(), 1);
 }
 
 #[tokio::test]

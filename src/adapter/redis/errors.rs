@@ -36,6 +36,8 @@ pub(super) enum Doubt {
     Broken,
     /// The connection may be silent, or another server may be the primary.
     Silent,
+    /// The connection works, and the primaries of the cluster may be others now.
+    Moved,
 }
 
 impl Failure {
@@ -59,17 +61,22 @@ impl Failure {
 
     /// Returns what the failure says of its connection, if it says anything.
     pub(super) fn doubt(&self, client: &RedisClient) -> Option<Doubt> {
-        let lacks_replicas = match self {
-            // The client of a cluster connects again by itself.
-            Self::Redis(error) if is_of_the_connection(error) && !client.is_cluster() => {
-                return Some(Doubt::Broken);
+        match self {
+            // Sentinels know whether the replicas have another primary.
+            Self::TooFewReplicas => client.is_sentinel().then_some(Doubt::Silent),
+            Self::Redis(error) if has_code(error, &["NOREPLICAS"]) => {
+                client.is_sentinel().then_some(Doubt::Silent)
             }
-            Self::Redis(error) => has_code(error, &["NOREPLICAS"]),
-            _ => matches!(self, Self::TooFewReplicas),
-        };
-        // The server may be cut off from its replicas, and Sentinels know whether they have another primary.
-        let is_doubtful = self.is_worth_repeating() || lacks_replicas && client.is_sentinel();
-        is_doubtful.then_some(Doubt::Silent)
+            _ if !self.is_worth_repeating() => None,
+            // The client of a cluster connects again, and looks for the slots, by itself.
+            Self::Redis(error) if client.is_cluster() && !is_of_the_connection(error) => {
+                Some(Doubt::Moved)
+            }
+            Self::Redis(error) if !client.is_cluster() && is_of_the_connection(error) => {
+                Some(Doubt::Broken)
+            }
+            _ => Some(Doubt::Silent),
+        }
     }
 
     pub(super) fn into_error(self, context: &'static str) -> Error {

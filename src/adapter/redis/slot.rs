@@ -91,8 +91,8 @@ impl Slot {
         Arc::new(Self { client, options, servers, state, turn })
     }
 
-    /// Sends something over the open connections, until `deadline` at most. On failure, `failed` are the connections.
-    /// A later attempt of the same call waits for others, if they are being opened.
+    /// Sends something over the open connections, until `deadline` at most. `failed` are the connections if they have
+    /// failed. A later attempt of the same call waits for others, if they are being opened.
     pub(super) async fn send<T, F>(
         self: &Arc<Self>,
         deadline: Instant,
@@ -109,10 +109,10 @@ impl Slot {
         let reply = timeout_at(until, send(Arc::clone(&live))).await;
         let reply = reply.unwrap_or(Err(Failure::TimedOut));
         unanswered.doubt = reply.as_ref().err().and_then(|failure| failure.doubt(&self.client));
-        drop(unanswered);
-        if reply.is_err() {
-            *failed = Some(live);
-        }
+        *failed = match unanswered.doubt {
+            None | Some(Doubt::Moved) => None,
+            Some(_) => Some(Arc::clone(&live)),
+        };
         reply
     }
 
@@ -172,7 +172,7 @@ impl Slot {
         if state.current.as_ref().is_some_and(|current| Arc::ptr_eq(current, live)) {
             match doubt {
                 Doubt::Broken => state.current = None,
-                Doubt::Silent => state.is_doubted = true,
+                Doubt::Silent | Doubt::Moved => state.is_doubted = true,
             }
         }
     }
