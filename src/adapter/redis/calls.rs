@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use redis::{FromRedisValue, Value};
 
-use super::super::replies::{Claimed, Completed, Entry, Forgotten, Renewed};
+use super::super::replies::{Claimed, Completed, Entry, Forgotten, Renewed, Seen};
 use super::super::stored::{Fetch, StoredData};
 use super::super::terms::{CallTerms, Permanence};
 use super::adapter::Shared;
@@ -221,6 +221,10 @@ impl Reply {
 fn claimed(reply: &Reply, fetch: Fetch) -> Result<Claimed, Error> {
     match reply.case {
         0 => reply.values().map(|(attempt, takeover)| Claimed::first(attempt, takeover)),
+        1 if fetch == Fetch::Nothing => {
+            let (age,) = reply.values()?;
+            Ok(Claimed::Duplicate(Seen::new(Duration::from_millis(age))))
+        }
         1 => {
             let (age, stored) = reply.values()?;
             seen(Duration::from_millis(age), fetch, stored).map(Claimed::Duplicate)

@@ -6,8 +6,9 @@ use redis::{Arg, Cmd, ToRedisArgs};
 
 /// What every script begins with: it reads the row of the key.
 const PRELUDE: &str = include_str!("lua/prelude.lua");
-/// For a script that returns stored data.
-const DATA: &str = include_str!("lua/data.lua");
+/// For scripts that return stored data: their argument that says which.
+const CLAIM_DATA: &str = concat!("local fetch = ARGV[9]\n", include_str!("lua/data.lua"));
+const GET_DATA: &str = concat!("local fetch = ARGV[1]\n", include_str!("lua/data.lua"));
 /// What a script that writes ends with.
 const EPILOGUE: &str = include_str!("lua/epilogue.lua");
 
@@ -24,12 +25,12 @@ macro_rules! scripts {
 }
 
 scripts! {
-    CLAIM = DATA, "lua/claim.lua", EPILOGUE, "";
+    CLAIM = CLAIM_DATA, "lua/claim.lua", EPILOGUE, "";
     RENEW = "", "lua/renew.lua", EPILOGUE, ALLOW_OOM;
     COMPLETE = "", "lua/complete.lua", EPILOGUE, ALLOW_OOM;
     RELEASE = "", "lua/release.lua", EPILOGUE, ALLOW_OOM;
-    FORGET = DATA, "lua/forget.lua", EPILOGUE, ALLOW_OOM;
-    GET = DATA, "lua/get.lua", "", " flags=no-writes";
+    FORGET = GET_DATA, "lua/forget.lua", EPILOGUE, ALLOW_OOM;
+    GET = GET_DATA, "lua/get.lua", "", " flags=no-writes";
 }
 
 /// A Lua script of this crate. Every script reads and writes one key.

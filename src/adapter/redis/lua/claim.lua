@@ -4,8 +4,8 @@
 --
 -- ARGV: 1 token, 2 retention, 3 event type, 4 to 7 the data to store, 8 lease ('' for a claim that is complete at
 -- once), 9 the data that a duplicate carries, as in `data.lua`, 10 the version of the free row, once it is known.
--- Replies: {0, attempts, takeover} first; {1, age, {the stored data}} duplicate; {2} in flight; {3, version}
--- a free row of another version than the call names.
+-- Replies: {0, attempts, takeover} first; {1, age} or {1, age, {digest, status, headers, body}} duplicate; {2} in
+-- flight; {3, version} a free row of another version than the call names.
 if state == 'unreadable' then return {-1} end
 local at_once = ARGV[8] == ''
 local is_mine = token == ARGV[1]
@@ -13,7 +13,9 @@ local is_repeated = is_mine and complete == at_once
 
 if state == 'complete' then
   if not is_repeated then
-    return {1, math.max(now - first_seen_at, 0), {stored_data(ARGV[9])}}
+    local age = math.max(now - first_seen_at, 0)
+    if fetch == '0' then return {1, age} end
+    return {1, age, {digest, status, headers, body}}
   end
 elseif state == 'leased' and (at_once or not is_mine) then
   return {2}
