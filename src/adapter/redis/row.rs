@@ -41,11 +41,8 @@ impl Row {
         let (token, event_type, stored) = rest;
         let state = match &*state {
             "leased" => Some(KeyState::InFlight),
-            "lapsed" => Some(KeyState::Lapsed),
-            "released" => Some(KeyState::Released),
-            "complete" => Some(KeyState::Complete),
             "expired" => None,
-            _ => return None,
+            state => Some(state.parse().ok()?),
         };
         Some(Self {
             state,
