@@ -184,6 +184,25 @@ pub struct Stats {
     pub bytes: Option<u64>,
 }
 
+#[cfg(any(feature = "redis", feature = "memory"))]
+impl Stats {
+    /// Counts the state of a row, and the time since the row was first seen, since its lease lapsed, or since it
+    /// expired. `None` is an expired row.
+    pub(super) fn count(&mut self, state: Option<KeyState>, age: Duration) {
+        let (keys, oldest) = match state {
+            Some(KeyState::InFlight) => (&mut self.in_flight, Some(&mut self.oldest_in_flight)),
+            Some(KeyState::Lapsed) => (&mut self.lapsed, Some(&mut self.oldest_lapsed)),
+            Some(KeyState::Released) => (&mut self.released, None),
+            Some(KeyState::Complete) => (&mut self.complete, None),
+            None => (&mut self.expired, Some(&mut self.oldest_expired)),
+        };
+        *keys += 1;
+        if let Some(oldest) = oldest {
+            *oldest = (*oldest).max(Some(age));
+        }
+    }
+}
+
 #[cfg(feature = "redis")]
 impl Stats {
     /// Adds the keys of another part of the same store.

@@ -4,10 +4,12 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use http::Request;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 use tower::Layer;
 use tower_dedup::adapter::{
-    Claimed, DedupAdapter, MaintenanceAdapter, RedisAdapter, RedisClient, RedisOptions,
+    Claimed, DedupAdapter, ListFilter, MaintenanceAdapter, RedisAdapter, RedisClient, RedisOptions,
 };
 use tower_dedup::{ConfigError, DedupLayer, ErrorKind};
 
@@ -280,11 +282,13 @@ async fn server_that_refuses_info_is_used() {
     let keys = format!("~{prefix}:*");
     // The rights that the guide names, without INFO.
     let user = ["ACL", "SETUSER", "app", "on", ">pw", &keys, "+evalsha", "+eval", "+get"];
-    server.run::<()>(&[&user[..], &["+set", "+pexpireat", "+time"]].concat());
+    server.run::<()>(&[&user[..], &["+set", "+time", "+scan", "+dbsize"]].concat());
     let options = RedisOptions::new().prefix(&prefix);
     let url = format!("redis://app:pw@{}", server.address());
     let adapter = RedisAdapter::connect_with(&url, options).await.unwrap();
     assert_eq!(attempt(claim(&adapter, "a", &terms()).await), 1);
+    let listed = adapter.list(&ListFilter::new(), None, 10).await.unwrap();
+    assert_eq!(listed.keys.len(), 1);
 }
 
 #[tokio::test]
@@ -300,6 +304,45 @@ async fn closed_adapter_refuses_calls() {
         (clients.lines().count() == 1).then_some(())
     })
     .await;
+}
+
+/// Passes messages on, and says that the server is of version 6.
+async fn pass_as_old(client: TcpStream, server: TcpStream) -> std::io::Result<()> {
+    let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
+        (client.into_split(), server.into_split());
+    tokio::spawn(async move { tokio::io::copy(&mut from_client, &mut to_server).await });
+    let (mut buffer, name) = (vec![0; 65_536], b"redis_version:");
+    loop {
+        let read = from_server.read(&mut buffer).await?;
+        if read == 0 {
+            return Ok(());
+        }
+        let message = &mut buffer[..read];
+        if let Some(at) = message.windows(name.len()).position(|word| word == name) {
+            message[at + name.len()] = b'6';
+        }
+        to_client.write_all(message).await?;
+    }
+}
+
+/// In a cluster that is being upgraded, one primary may know the flags of scripts, and another not.
+#[tokio::test]
+async fn scripts_have_no_flags_if_a_primary_says_that_it_is_old() {
+    let server = Server::start();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (url, port) = (format!("redis://{}", listener.local_addr().unwrap()), server.port());
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let server = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+            tokio::spawn(pass_as_old(client, server));
+        }
+    });
+    let (adapter, terms) = (connect(&url).await, terms());
+    claim(&adapter, "a", &terms).await.unwrap();
+    // Without its flag, no script writes at `maxmemory`.
+    server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+    let error = adapter.complete(&dedup_key("a"), &terms).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Full);
 }
 
 /// Uses a client of the user.

@@ -188,7 +188,7 @@ async fn rights(adapter: &RedisAdapter, info: Result<(), String>) -> Finding {
             Warning,
             "grant +wait: a failover may lose releases of the on-arrival ledger, and so events",
         ),
-        ("a list", list, Warning, "grant +scan, +getrange and +dbsize for `list` and `stats`"),
+        ("a list", list, Warning, "grant +scan and +dbsize for `list` and `stats`"),
     ];
     let told = |what: &str, tried: &Result<(), String>| match tried {
         Err(error) => format!("{what} fails: {error}"),

@@ -66,23 +66,13 @@ impl Row {
     /// Counts the row by its state.
     pub(super) fn add_to(&self, stats: &mut Stats, now: u64) {
         stats.rows += 1;
-        match self.state(now) {
-            Some(KeyState::InFlight) => {
-                stats.in_flight += 1;
-                let age = Some(since(self.first_seen_at, now));
-                stats.oldest_in_flight = stats.oldest_in_flight.max(age);
-            }
-            Some(KeyState::Lapsed) => {
-                stats.lapsed += 1;
-                stats.oldest_lapsed = stats.oldest_lapsed.max(Some(since(self.ends_at, now)));
-            }
-            Some(KeyState::Released) => stats.released += 1,
-            Some(KeyState::Complete) => stats.complete += 1,
-            None => {
-                stats.expired += 1;
-                stats.oldest_expired = stats.oldest_expired.max(Some(since(self.due(), now)));
-            }
-        }
+        let state = self.state(now);
+        let at = match state {
+            Some(KeyState::Lapsed) => self.ends_at,
+            Some(_) => self.first_seen_at,
+            None => self.due(),
+        };
+        stats.count(state, since(at, now));
     }
 
     /// Removes a row that is not under a live lease.

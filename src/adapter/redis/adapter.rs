@@ -3,7 +3,6 @@
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis::{Cmd, Value};
 
@@ -12,11 +11,11 @@ use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
 use super::super::replies::{Claimed, Completed, Entry, Forgotten, Renewed};
 use super::super::terms::CallTerms;
 use super::client::RedisClient;
-use super::connections::Connections;
 use super::key_names::KeyNames;
 use super::options::RedisOptions;
+use super::slot::Slot;
 use super::url::Endpoint;
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::key::DedupKey;
 
 /// Keeps keys in Redis or Valkey: one server, Sentinel, or Cluster.
@@ -33,39 +32,7 @@ use crate::key::DedupKey;
 /// # }
 /// ```
 ///
-/// 1. Each key is one string of Redis, `PREFIX:NAMESPACE:ID`, with a value of 44 bytes and what is stored
-///    with the key. Redis deletes the string [`PURGE_GRACE`](crate::adapter::PURGE_GRACE) after the key has
-///    expired.
-/// 2. All times are those of the server's clock, in milliseconds. After a failover it is the clock of another
-///    machine: leases and retentions move by the difference.
-/// 3. A server that is restarted without persistence, flushed, or replaced in a failover may lose writes
-///    that it had acknowledged. Under the lease ledger, an event of that time may run twice, and none is
-///    lost. On arrival, the lost release of a claim is a lost event, unless
-///    [`wait_replicas`](RedisOptions::wait_replicas) is set.
-/// 4. After a release has returned, no claim and no renewal of its token has an effect, if its message arrives
-///    within an hour. For this, a released or forgotten key leaves a row for an hour at least, and a claim of a
-///    free row sends a second command.
-///
-/// # Errors
-///
-/// [`Refused`](ErrorKind::Refused) for a refusal of the server, such as `READONLY`, `NOPERM` or
-/// `CLUSTERDOWN`; [`Full`](ErrorKind::Full) for a claim at `maxmemory`;
-/// [`Corrupt`](ErrorKind::Corrupt) for a value of another format, of another program, or of another type.
-/// After [`Timeout`](ErrorKind::Timeout) and [`Unavailable`](ErrorKind::Unavailable) the outcome is
-/// unknown.
-///
-/// # Why not the transactional ledger?
-///
-/// The handler's writes are in another store, and no commit covers both. So this does not compile:
-///
-/// ```compile_fail,E0277
-/// # use tower_dedup::{DedupLayer, adapter::RedisAdapter, key};
-/// # async fn layer() -> Result<(), tower_dedup::Error> {
-/// let redis = RedisAdapter::connect("redis://127.0.0.1").await?;
-/// let dedup = DedupLayer::transactional(key::header("webhook-id").namespace("acme"), redis);
-/// # Ok(())
-/// # }
-/// ```
+#[doc = include_str!("../../docs/stores/redis.md")]
 ///
 /// # Clone
 ///
@@ -74,9 +41,8 @@ use crate::key::DedupKey;
 pub struct RedisAdapter(Arc<Shared>);
 
 pub(super) struct Shared {
-    pub(super) connections: Connections,
+    pub(super) slot: Arc<Slot>,
     pub(super) names: KeyNames,
-    closed: AtomicBool,
 }
 
 impl RedisAdapter {
@@ -100,10 +66,11 @@ impl RedisAdapter {
     /// Those of [`connect`](Self::connect), and [`ErrorKind::Config`](crate::ErrorKind::Config) for an option
     /// that is not valid.
     pub async fn connect_with(url: &str, options: RedisOptions) -> Result<Self, Error> {
-        let endpoint = Endpoint::read(url)?;
-        let options = options.with_url(&endpoint).checked()?;
-        let adapter = Self::of(RedisClient::of_url(&endpoint)?, &options);
-        adapter.0.connections.connect().await?;
+        let mut endpoint = Endpoint::read(url)?;
+        let prefix = endpoint.prefix.take();
+        let options = RedisOptions { prefix: prefix.unwrap_or(options.prefix), ..options };
+        let adapter = Self::with_options(RedisClient::of_url(endpoint)?, options)?;
+        adapter.0.slot.connect().await?;
         Ok(adapter)
     }
 
@@ -113,7 +80,7 @@ impl RedisAdapter {
     /// [`ErrorKind::Refused`](crate::ErrorKind::Refused).
     #[must_use]
     pub fn new(client: impl Into<RedisClient>) -> Self {
-        Self::of(client.into(), &RedisOptions::new())
+        Self::of(client.into(), RedisOptions::new())
     }
 
     /// Returns an adapter over a client of yours, with these options.
@@ -125,13 +92,12 @@ impl RedisAdapter {
         client: impl Into<RedisClient>,
         options: RedisOptions,
     ) -> Result<Self, Error> {
-        Ok(Self::of(client.into(), &options.checked()?))
+        Ok(Self::of(client.into(), options.checked()?))
     }
 
-    fn of(client: RedisClient, options: &RedisOptions) -> Self {
-        let connections = Connections::new(client, options);
-        let (names, closed) = (KeyNames::new(&options.prefix), AtomicBool::new(false));
-        Self(Arc::new(Shared { connections, names, closed }))
+    fn of(client: RedisClient, options: RedisOptions) -> Self {
+        let names = KeyNames::new(&options.prefix);
+        Self(Arc::new(Shared { slot: Slot::new(client, options), names }))
     }
 
     /// Sends a command without a key, such as `INFO`, to every primary, all at once. Returns the address
@@ -144,14 +110,7 @@ impl RedisAdapter {
         &self,
         command: &Cmd,
     ) -> Result<Vec<(String, Result<Value, Error>)>, Error> {
-        self.shared()?.connections.ask_all(command, "asking a primary").await
-    }
-
-    fn shared(&self) -> Result<&Shared, Error> {
-        if self.0.closed.load(Ordering::Acquire) {
-            return Err(Error::new(ErrorKind::Unavailable, "using an adapter that was closed"));
-        }
-        Ok(&self.0)
+        self.0.slot.ask_all(command, "asking a primary").await
     }
 }
 
@@ -169,7 +128,7 @@ macro_rules! call {
             key: &'a DedupKey,
             terms: &'a CallTerms,
         ) -> StoreFuture<'a, $reply> {
-            Box::pin(async move { self.shared()?.$method(key, terms).await })
+            Box::pin(async move { self.0.$method(key, terms).await })
         }
     )+};
 }
@@ -185,15 +144,18 @@ impl DedupAdapter for RedisAdapter {
 impl MaintenanceAdapter for RedisAdapter {
     /// Deletes nothing, because Redis deletes each key by itself, `PURGE_GRACE` after it has expired.
     fn purge(&self, _limit: u32) -> StoreFuture<'_, Purged> {
-        Box::pin(async move { self.shared().map(|_| Purged::new(0)) })
+        Box::pin(async move {
+            let open = self.0.slot.check_open();
+            open.map(|()| Purged::new(0)).map_err(|failure| failure.into_error("purging keys"))
+        })
     }
 
     fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
-        Box::pin(async move { self.shared()?.forget(key).await })
+        Box::pin(async move { self.0.forget(key).await })
     }
 
     fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
-        Box::pin(async move { self.shared()?.get(key).await })
+        Box::pin(async move { self.0.get(key).await })
     }
 
     /// Reads keys by `SCAN`, which visits every key of the database, those of other programs too. A call
@@ -204,20 +166,17 @@ impl MaintenanceAdapter for RedisAdapter {
         after: Option<&'a Cursor>,
         limit: u32,
     ) -> StoreFuture<'a, Listing> {
-        Box::pin(async move { self.shared()?.list(filter, after, limit).await })
+        Box::pin(async move { self.0.list(filter, after, limit).await })
     }
 
     /// Reads up to 100,000 keys of each primary by `SCAN` and `GET`: several seconds. If a primary has
     /// more keys, those of other programs included, the numbers are estimated by its `DBSIZE`. The size in
     /// bytes is not known.
     fn stats(&self) -> StoreFuture<'_, Stats> {
-        Box::pin(async move { self.shared()?.stats().await })
+        Box::pin(async move { self.0.stats().await })
     }
 
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
-        Box::pin(async move {
-            self.0.closed.store(true, Ordering::Release);
-            self.0.connections.close();
-        })
+        Box::pin(async move { self.0.slot.close() })
     }
 }

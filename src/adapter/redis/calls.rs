@@ -4,18 +4,17 @@
 //! a claim that arrives after its release finds another version, and changes nothing. `forget` writes in the
 //! same way.
 
-use std::future::Future;
 use std::time::Duration;
 
-use redis::Value;
+use redis::{FromRedisValue, Value};
 
-use super::super::replies::{Claimed, Completed, Forgotten, Renewed, Seen};
-use super::super::stored::Fetch;
+use super::super::replies::{Claimed, Completed, Entry, Forgotten, Renewed, Seen};
+use super::super::stored::{Fetch, StoredData};
 use super::super::terms::{CallTerms, Permanence};
 use super::adapter::Shared;
 use super::connections::Bound;
+use super::row::{Row, seen};
 use super::script::{self, Script, ScriptCall};
-use super::value::{Data, Row, data_sections, event_type_section};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -24,6 +23,7 @@ const RELEASING: &str = "releasing keys";
 const RENEWING: &str = "renewing leases";
 const COMPLETING: &str = "completing keys";
 const FORGETTING: &str = "forgetting a key";
+const READING: &str = "reading a key";
 
 /// How many versions a call names for one key, if the row changes each time.
 const MOST_VERSIONS: usize = 5;
@@ -34,27 +34,11 @@ impl Shared {
             Permanence::OnClaim => (String::new(), terms.stored_data_for(key)),
             Permanence::OnCompletion { .. } => (terms.lease_ms().to_string(), None),
         };
-        let (flags, sections) = data_sections(stored.as_ref())?;
-        let fetch = match terms.fetch() {
-            Fetch::Nothing => 0,
-            Fetch::Digest => 1,
-            Fetch::DigestAndResponse => 2,
-        };
-        let bound = self.connections.bound();
-        let reply = self.at_version(CLAIMING, MOST_VERSIONS, |version| {
-            let call = self
-                .call(&script::CLAIM, key)
-                .arg(terms.token().as_bytes())
-                .arg(terms.retention_ms())
-                .arg(&lease)
-                .arg(fetch)
-                .arg(event_type_section(terms.event_type_for(key)))
-                .arg(flags)
-                .arg(&sections)
-                .arg(version);
-            async move { self.connections.run(&call, CLAIMING, bound).await }
-        });
-        let mut claimed = reply.await.and_then(|reply| claimed(&reply, terms.fetch()));
+        let call = self.call_for(&script::CLAIM, key, terms);
+        let call = with_data(call, stored.as_ref()).arg(lease).arg(fetched(terms.fetch()));
+        let bound = self.slot.bound(CLAIMING);
+        let reply = self.at_version(&call, bound, MOST_VERSIONS).await;
+        let mut claimed = reply.and_then(|reply| claimed(&reply, terms.fetch()));
         if claimed.as_ref().is_err_and(|error| error.kind() == ErrorKind::Full)
             && let Some(duplicate) = self.duplicate(key, terms, bound).await
         {
@@ -73,37 +57,28 @@ impl Shared {
 
     /// Returns the reply to a claim that a full server has refused before it looked, if the key is complete.
     async fn duplicate(&self, key: &DedupKey, terms: &CallTerms, bound: Bound) -> Option<Claimed> {
-        let (now, value) = self.value(key, bound).await.ok()??;
-        let row = Row::read(&value)?;
+        let row = self.row(self.names.name(key), terms.fetch(), bound).await.ok()??;
         // A row of this token is that of a claim whose reply was lost.
-        if row.token() == terms.token().as_bytes() {
+        if row.token == terms.token().as_bytes() {
             return None;
         }
-        row.duplicate(now, terms.fetch()).map(Claimed::Duplicate)
+        row.duplicate(terms.fetch()).map(Claimed::Duplicate)
     }
 
     pub(super) async fn release(&self, key: &DedupKey, terms: &CallTerms) -> Result<(), Error> {
         let on_claim = terms.permanence() == Permanence::OnClaim;
         let call =
             self.call(&script::RELEASE, key).arg(terms.token().as_bytes()).arg(u8::from(on_claim));
-        let reply = self.run(&call, RELEASING).await;
-        let released = reply.and_then(|reply| Reply::read(reply, RELEASING).map(drop));
-        match released {
+        match self.run(&call, RELEASING).await {
             // This token has not claimed an unreadable value. An error would be repeated for minutes.
             Err(error) if error.kind() == ErrorKind::Corrupt => Ok(()),
-            released => released,
+            released => released.map(drop),
         }
     }
 
     pub(super) async fn renew(&self, key: &DedupKey, terms: &CallTerms) -> Result<Renewed, Error> {
-        let call = self
-            .call(&script::RENEW, key)
-            .arg(terms.token().as_bytes())
-            .arg(terms.retention_ms())
-            .arg(terms.lease_ms())
-            .arg(event_type_section(terms.event_type_for(key)));
-        let reply = Reply::read(self.run(&call, RENEWING).await?, RENEWING)?;
-        reply.one_of(&[Renewed::Held, Renewed::Lost])
+        let call = self.call_for(&script::RENEW, key, terms).arg(terms.lease_ms());
+        self.run(&call, RENEWING).await?.one_of(&[Renewed::Held, Renewed::Lost])
     }
 
     pub(super) async fn complete(
@@ -111,78 +86,105 @@ impl Shared {
         key: &DedupKey,
         terms: &CallTerms,
     ) -> Result<Completed, Error> {
-        let (flags, sections) = data_sections(terms.stored_data_for(key).as_ref())?;
-        let call = self
-            .call(&script::COMPLETE, key)
-            .arg(terms.token().as_bytes())
-            .arg(terms.retention_ms())
-            .arg(event_type_section(terms.event_type_for(key)))
-            .arg(flags)
-            .arg(sections);
-        let reply = Reply::read(self.run(&call, COMPLETING).await?, COMPLETING)?;
+        let call = self.call_for(&script::COMPLETE, key, terms);
+        let call = with_data(call, terms.stored_data_for(key).as_ref());
+        let reply = self.run(&call, COMPLETING).await?;
         reply.one_of(&[Completed::Held, Completed::LeaseLost, Completed::Inserted])
     }
 
     pub(super) async fn forget(&self, key: &DedupKey) -> Result<Forgotten, Error> {
         // The client of a cluster repeats a command by itself. So a row that has changed since it was read may have
         // changed by this call, and what is there now is a later delivery's.
-        let most = if self.connections.repeats_commands() { 1 } else { MOST_VERSIONS };
-        let bound = self.connections.bound();
-        let reply = self.at_version(FORGETTING, most, |version| {
-            let call = self.call(&script::FORGET, key).arg(version);
-            async move {
-                match version {
-                    // Without a version, it only reads.
-                    None => self.connections.read(&call, FORGETTING, bound).await,
-                    Some(_) => {
-                        let once = Bound { is_once: true, ..bound };
-                        self.connections.run(&call, FORGETTING, once).await
-                    }
-                }
-            }
-        });
-        reply.await?.one_of(&[Forgotten::Removed, Forgotten::Missing, Forgotten::InFlight])
+        let most = if self.slot.client.is_cluster() { 1 } else { MOST_VERSIONS };
+        let bound = Bound { is_once: true, ..self.slot.bound(FORGETTING) };
+        let reply = self.at_version(&self.call(&script::FORGET, key), bound, most).await?;
+        reply.one_of(&[Forgotten::Removed, Forgotten::Missing, Forgotten::InFlight])
     }
 
-    async fn run(&self, call: &ScriptCall, context: &'static str) -> Result<Value, Error> {
-        self.connections.run(call, context, self.connections.bound()).await
+    pub(super) async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
+        let bound = self.slot.bound(READING);
+        let row = self.row(self.names.name(key), Fetch::DigestAndResponse, bound).await?;
+        Ok(row.and_then(Row::entry))
     }
 
-    /// Sends a call that names no version, then the version of each reply that names one.
+    /// Reads a key of Redis, with its stored data or without.
+    pub(super) async fn row(
+        &self,
+        name: Vec<u8>,
+        fetch: Fetch,
+        bound: Bound,
+    ) -> Result<Option<Row>, Error> {
+        let call = ScriptCall::new(&script::GET, name).arg(fetched(fetch));
+        let reply = Reply::read(self.slot.read(&call, bound).await?, bound.context)?;
+        if reply.case == 0 {
+            return Ok(None);
+        }
+        Row::read(reply.values()?).ok_or_else(|| unreadable(bound.context)).map(Some)
+    }
+
+    async fn run(&self, call: &ScriptCall, context: &'static str) -> Result<Reply, Error> {
+        Reply::read(self.slot.run(call, self.slot.bound(context)).await?, context)
+    }
+
+    /// Sends a call that names no version, then the version of each reply that names one. Without a version, the
+    /// call may be sent again in any case, because it changes no row that is there.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Unavailable`] if the row changes each time.
-    async fn at_version<F>(
+    async fn at_version(
         &self,
-        context: &'static str,
+        call: &ScriptCall,
+        bound: Bound,
         most_versions: usize,
-        send: impl Fn(Option<i64>) -> F,
-    ) -> Result<Reply, Error>
-    where
-        F: Future<Output = Result<Value, Error>>,
-    {
-        let mut reply = Reply::read(send(None).await?, context)?;
+    ) -> Result<Reply, Error> {
+        let first = Bound { is_once: false, ..bound };
+        let mut reply = Reply::read(self.slot.run(call, first).await?, bound.context)?;
         for _ in 0..most_versions {
             let Some(version) = reply.version()? else { return Ok(reply) };
-            reply = Reply::read(send(Some(version)).await?, context)?;
+            let call = call.clone().arg(version);
+            reply = Reply::read(self.slot.run(&call, bound).await?, bound.context)?;
         }
         match reply.version()? {
             None => Ok(reply),
-            Some(_) => Err(Error::new(ErrorKind::Unavailable, context)
+            Some(_) => Err(Error::new(ErrorKind::Unavailable, bound.context)
                 .with_source("the row has changed before each write")),
         }
     }
 
-    pub(super) fn call(&self, script: &'static Script, key: &DedupKey) -> ScriptCall {
+    /// Returns a call with the token, the retention and the event type.
+    fn call_for(&self, script: &'static Script, key: &DedupKey, terms: &CallTerms) -> ScriptCall {
+        let call = self.call(script, key).arg(terms.token().as_bytes()).arg(terms.retention_ms());
+        call.arg(terms.event_type_for(key).unwrap_or_default())
+    }
+
+    fn call(&self, script: &'static Script, key: &DedupKey) -> ScriptCall {
         ScriptCall::new(script, self.names.name(key))
     }
 }
 
-/// The reply of a script: integers, the first of which names the case, and bytes of stored data.
+/// Adds the data to store: the digest, and the status, the headers and the body of the response.
+fn with_data(call: ScriptCall, stored: Option<&StoredData>) -> ScriptCall {
+    let digest = stored.and_then(|stored| stored.payload_sha256.as_ref());
+    let call = call.arg(digest.map_or(&[][..], |digest| digest));
+    match stored.and_then(|stored| stored.response.as_ref()) {
+        Some(it) => call.arg(it.status.as_u16()).arg(it.headers_json()).arg(&it.body[..]),
+        None => call.arg("").arg("").arg(""),
+    }
+}
+
+fn fetched(fetch: Fetch) -> u8 {
+    match fetch {
+        Fetch::Nothing => 0,
+        Fetch::Digest => 1,
+        Fetch::DigestAndResponse => 2,
+    }
+}
+
+/// The reply of a script: a number that names the case, and the values of the case.
 struct Reply {
-    values: Vec<Value>,
     case: usize,
+    values: Value,
     context: &'static str,
 }
 
@@ -192,14 +194,14 @@ impl Reply {
     /// [`ErrorKind::Corrupt`] for the reply of a script that cannot read the value, and for a reply of no
     /// script of this version.
     fn read(reply: Value, context: &'static str) -> Result<Self, Error> {
-        let Value::Array(values) = reply else { return Err(unreadable(context)) };
-        match values.first() {
-            Some(Value::Int(case @ 0..=3)) => {
-                let case = usize::try_from(*case).map_err(|_| unreadable(context))?;
-                Ok(Self { values, case, context })
-            }
-            _ => Err(unreadable(context)),
-        }
+        let Value::Array(mut values) = reply else { return Err(unreadable(context)) };
+        let case = match values.first() {
+            Some(Value::Int(case @ 0..=3)) => usize::try_from(*case).ok(),
+            _ => None,
+        };
+        let case = case.ok_or_else(|| unreadable(context))?;
+        values.remove(0);
+        Ok(Self { case, values: Value::Array(values), context })
     }
 
     fn one_of<T: Copy>(&self, replies: &[T]) -> Result<T, Error> {
@@ -208,37 +210,28 @@ impl Reply {
 
     /// Returns the version of the row, if the call must name it.
     fn version(&self) -> Result<Option<i64>, Error> {
-        (self.case == 3).then(|| self.number(1)).transpose()
+        (self.case == 3).then(|| self.values().map(|(version,)| version)).transpose()
     }
 
-    fn number<T: TryFrom<i64>>(&self, place: usize) -> Result<T, Error> {
-        match self.values.get(place) {
-            Some(Value::Int(number)) => T::try_from(*number).map_err(|_| unreadable(self.context)),
-            _ => Err(unreadable(self.context)),
-        }
+    fn values<T: FromRedisValue>(&self) -> Result<T, Error> {
+        T::from_redis_value_ref(&self.values).map_err(|_| unreadable(self.context))
     }
 }
 
 fn claimed(reply: &Reply, fetch: Fetch) -> Result<Claimed, Error> {
-    Ok(match reply.case {
-        0 => Claimed::First { attempt: reply.number(1)?, takeover: reply.number::<u8>(2)? != 0 },
-        1 => {
-            let seen = Seen::new(Duration::from_millis(reply.number(1)?));
-            if fetch == Fetch::Nothing {
-                return Ok(Claimed::Duplicate(seen));
-            }
-            let flags = reply.number(2)?;
-            let data = match reply.values.get(3) {
-                Some(Value::BulkString(sections)) => Data::from_reply(flags, sections),
-                _ => None,
-            };
-            let data = data.ok_or_else(|| unreadable(CLAIMING))?;
-            let stored = data.stored(fetch == Fetch::DigestAndResponse)?;
-            Claimed::Duplicate(seen.with_stored(stored.into()))
+    match reply.case {
+        0 => reply.values().map(|(attempt, takeover)| Claimed::first(attempt, takeover)),
+        1 if fetch == Fetch::Nothing => {
+            let (age,) = reply.values()?;
+            Ok(Claimed::Duplicate(Seen::new(Duration::from_millis(age))))
         }
-        2 => Claimed::InFlight,
-        _ => return Err(unreadable(CLAIMING)),
-    })
+        1 => {
+            let (age, stored) = reply.values()?;
+            seen(Duration::from_millis(age), fetch, stored).map(Claimed::Duplicate)
+        }
+        2 => Ok(Claimed::InFlight),
+        _ => Err(unreadable(CLAIMING)),
+    }
 }
 
 pub(super) fn unreadable(context: &'static str) -> Error {
@@ -252,6 +245,11 @@ mod tests {
     #[test]
     fn reply_of_another_shape_is_corrupt() {
         let array = Value::Array;
+        let stored = |digest: usize, status, headers: &[u8]| {
+            let (digest, body) = (vec![0; digest], Value::BulkString(Vec::new()));
+            let headers = Value::BulkString(headers.to_vec());
+            array(vec![Value::BulkString(digest), Value::Int(status), headers, body])
+        };
         for reply in [
             Value::Nil,
             Value::Int(0),
@@ -265,13 +263,10 @@ mod tests {
             array(vec![Value::Int(0), Value::Int(-1), Value::Int(0), Value::Int(0)]),
             array(vec![Value::Int(1)]),
             array(vec![Value::Int(1), Value::Int(-1)]),
-            array(vec![Value::Int(1), Value::Int(1), Value::Int(0x20), Value::Nil]),
-            array(vec![
-                Value::Int(1),
-                Value::Int(1),
-                Value::Int(0x20),
-                Value::BulkString(vec![0; 31]),
-            ]),
+            array(vec![Value::Int(1), Value::Int(1), Value::Nil]),
+            array(vec![Value::Int(1), Value::Int(1), stored(31, 0, b"")]),
+            array(vec![Value::Int(1), Value::Int(1), stored(0, 20, b"[]")]),
+            array(vec![Value::Int(1), Value::Int(1), stored(0, 200, b"\xff")]),
         ] {
             let claimed = Reply::read(reply.clone(), CLAIMING)
                 .and_then(|reply| claimed(&reply, Fetch::DigestAndResponse));

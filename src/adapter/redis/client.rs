@@ -1,8 +1,9 @@
 //! [`RedisClient`]: what opens connections, and [`Connection`]: one that is open.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use futures_util::future::try_join_all;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::cluster::{ClusterClient, ClusterClientBuilder, ClusterConfig};
 use redis::cluster_async::ClusterConnection;
@@ -10,10 +11,10 @@ use redis::cluster_routing::{
     MultipleNodeRoutingInfo, Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr,
 };
 use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
-use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
+use redis::sentinel::{SentinelClient, SentinelNodeConnectionInfo, SentinelServerType};
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo,
-    Pipeline, RedisConnectionInfo, RedisResult, Value,
+    AsyncConnectionConfig, Client, Cmd, ConnectionInfo, Pipeline, RedisConnectionInfo, RedisResult,
+    TlsMode, Value,
 };
 use tokio::sync::Mutex;
 
@@ -48,39 +49,14 @@ pub struct RedisClient(Leads);
 #[derive(Clone)]
 enum Leads {
     Server(Box<Client>),
-    Sentinel(Arc<Mutex<Sentinels>>),
+    Sentinel(Arc<Mutex<SentinelClient>>),
     Cluster(Box<ClusterClient>),
 }
 
-struct Sentinels {
-    client: SentinelClient,
-    /// The client of the master that they have named last, and when.
-    named: Option<(Client, Instant)>,
-}
-
-impl Sentinels {
-    /// Returns the client of the master. A reply that came after `since` stands for all that have waited for it: a
-    /// silent Sentinel costs a second.
-    async fn master(&mut self, since: Instant) -> RedisResult<Client> {
-        if let Some((client, at)) = &self.named
-            && *at >= since
-        {
-            return Ok(client.clone());
-        }
-        // Asks the master too whether it is one.
-        let client = self.client.async_get_client().await?;
-        self.named = Some((client.clone(), Instant::now()));
-        Ok(client)
-    }
-}
-
+/// Shows nothing of the client, which holds passwords.
 impl std::fmt::Debug for RedisClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self.0 {
-            Leads::Server(_) => "RedisClient(Client)",
-            Leads::Sentinel(_) => "RedisClient(SentinelClient)",
-            Leads::Cluster(_) => "RedisClient(ClusterClient)",
-        })
+        f.write_str("RedisClient")
     }
 }
 
@@ -92,7 +68,7 @@ impl From<Client> for RedisClient {
 
 impl From<SentinelClient> for RedisClient {
     fn from(client: SentinelClient) -> Self {
-        Self(Leads::Sentinel(Arc::new(Mutex::new(Sentinels { client, named: None }))))
+        Self(Leads::Sentinel(Arc::new(Mutex::new(client))))
     }
 }
 
@@ -108,17 +84,26 @@ impl RedisClient {
     /// # Errors
     ///
     /// [`ConfigError::InvalidUrl`] for a URL that `redis` cannot use.
-    pub(super) fn of_url(endpoint: &Endpoint) -> Result<Self, Error> {
+    pub(super) fn of_url(endpoint: Endpoint) -> Result<Self, Error> {
         // Without a provider, rustls panics at the first connection. `redis` takes that of the process.
         #[cfg(feature = "tls-rustls")]
         if endpoint.tls && rustls::crypto::CryptoProvider::get_default().is_none() {
             // Another task may have installed one just now.
             let _ = rustls::crypto::ring::default_provider().install_default();
         }
-        let client = match endpoint.kind {
-            Kind::Server => server(endpoint).map(Self::from),
-            Kind::Sentinel => sentinel(endpoint).map(Self::from),
-            Kind::Cluster => cluster(endpoint).map(Self::from),
+        let node = |node: ConnectionInfo| {
+            // The name needs a right of its own.
+            let settings = node.redis_settings().clone().set_skip_set_lib_name();
+            node.set_redis_settings(settings).set_tcp_settings(tcp_settings())
+        };
+        let nodes: Vec<_> = endpoint.nodes.into_iter().map(node).collect();
+        let client = match (endpoint.kind, &*nodes) {
+            (Kind::Server, [node, ..]) => Client::open(node.clone()).map(Self::from),
+            (Kind::Sentinel, [node, ..]) => {
+                let settings = node.redis_settings().clone();
+                sentinel(nodes, endpoint.master, settings, endpoint.tls).map(Self::from)
+            }
+            _ => cluster(nodes).map(Self::from),
         };
         client.map_err(|_| ConfigError::InvalidUrl.into())
     }
@@ -131,11 +116,12 @@ impl RedisClient {
         matches!(self.0, Leads::Sentinel(_))
     }
 
-    /// Opens a connection. Returns the address of its server too; empty for a cluster.
+    /// Opens a connection, and `more` to the same server. Returns its address too; empty for a cluster.
     pub(super) async fn connect(
         &self,
         options: &RedisOptions,
-    ) -> RedisResult<(Connection, String)> {
+        more: usize,
+    ) -> RedisResult<(Connection, Vec<Connection>, String)> {
         // The adapter bounds each command itself.
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(options.connect_timeout))
@@ -143,32 +129,34 @@ impl RedisClient {
             .set_pipeline_buffer_size(QUEUED);
         let client = match &self.0 {
             Leads::Server(client) => Client::clone(client),
-            Leads::Sentinel(sentinels) => {
-                let since = Instant::now();
-                sentinels.lock().await.master(since).await?
-            }
+            // Asks the master too whether it is one.
+            Leads::Sentinel(client) => client.lock().await.async_get_client().await?,
             Leads::Cluster(client) => {
-                let config = ClusterConfig::new()
-                    .set_connection_timeout(options.connect_timeout)
-                    // The client asks nodes for the slots too, and whether they live.
-                    .set_response_timeout(options.response_timeout);
-                let connection = client.get_async_connection_with_config(config).await?;
-                return Ok((Connection::Cluster(connection), String::new()));
+                let open = async || {
+                    let config = ClusterConfig::new()
+                        .set_connection_timeout(options.connect_timeout)
+                        // The client asks nodes for the slots too, and whether they live.
+                        .set_response_timeout(options.response_timeout);
+                    let connection = client.get_async_connection_with_config(config).await?;
+                    RedisResult::Ok(Connection::Cluster(connection))
+                };
+                let more = try_join_all((0..more).map(|_| open()));
+                let (main, more) = tokio::try_join!(open(), more)?;
+                return Ok((main, more, String::new()));
             }
         };
-        let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-        let address = client.get_connection_info().addr().to_string();
-        Ok((Connection::Server(connection), address))
+        let open = async || {
+            let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+            RedisResult::Ok(Connection::Server(connection))
+        };
+        let more = try_join_all((0..more).map(|_| open()));
+        let (main, more) = tokio::try_join!(open(), more)?;
+        Ok((main, more, client.get_connection_info().addr().to_string()))
     }
 }
 
-fn server(endpoint: &Endpoint) -> RedisResult<Client> {
-    Client::open(node(endpoint, 0)?)
-}
-
-fn cluster(endpoint: &Endpoint) -> RedisResult<ClusterClient> {
-    let nodes = (0..endpoint.addresses.len()).map(|at| node(endpoint, at));
-    ClusterClientBuilder::new(nodes.collect::<RedisResult<Vec<_>>>()?)
+fn cluster(nodes: Vec<ConnectionInfo>) -> RedisResult<ClusterClient> {
+    ClusterClientBuilder::new(nodes)
         .retries(3)
         .min_retry_wait(20)
         .max_retry_wait(200)
@@ -177,49 +165,21 @@ fn cluster(endpoint: &Endpoint) -> RedisResult<ClusterClient> {
         .build()
 }
 
-fn sentinel(endpoint: &Endpoint) -> RedisResult<SentinelClient> {
-    let nodes = (0..endpoint.addresses.len()).map(|at| address(endpoint, at));
-    let master = endpoint.master.clone();
-    let mut builder = SentinelClientBuilder::new(nodes, master, SentinelServerType::Master)?
-        .set_client_to_redis_db(endpoint.database)
-        .set_client_to_redis_tcp_settings(tcp_settings())
-        .set_client_to_sentinel_tcp_settings(tcp_settings());
-    if endpoint.tls {
-        builder = builder
-            .set_client_to_redis_tls_mode(redis::TlsMode::Secure)
-            .set_client_to_sentinel_tls_mode(redis::TlsMode::Secure);
+fn sentinel(
+    nodes: Vec<ConnectionInfo>,
+    master: String,
+    settings: RedisConnectionInfo,
+    tls: bool,
+) -> RedisResult<SentinelClient> {
+    let mut to_master = SentinelNodeConnectionInfo::default()
+        .set_redis_connection_info(settings)
+        .set_tcp_settings(tcp_settings());
+    if tls {
+        to_master = to_master.set_tls_mode(TlsMode::Secure);
     }
-    if let Some(username) = &endpoint.username {
-        builder = builder.set_client_to_redis_username(username);
-    }
-    if let Some(password) = &endpoint.password {
-        builder = builder.set_client_to_redis_password(password);
-    }
-    builder.build()
-}
-
-fn address(endpoint: &Endpoint, at: usize) -> ConnectionAddr {
-    let super::url::Address { host, port } = endpoint.addresses[at].clone();
-    if endpoint.tls {
-        ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None }
-    } else {
-        ConnectionAddr::Tcp(host, port)
-    }
-}
-
-fn node(endpoint: &Endpoint, at: usize) -> RedisResult<ConnectionInfo> {
-    let mut redis = RedisConnectionInfo::default()
-        .set_db(endpoint.database)
-        // The name needs a right of its own.
-        .set_skip_set_lib_name();
-    if let Some(username) = &endpoint.username {
-        redis = redis.set_username(username);
-    }
-    if let Some(password) = &endpoint.password {
-        redis = redis.set_password(password);
-    }
-    let info = address(endpoint, at).into_connection_info()?;
-    Ok(info.set_redis_settings(redis).set_tcp_settings(tcp_settings()))
+    // The user, the password and the database are those of the master.
+    let nodes = nodes.into_iter().map(|it| it.set_redis_settings(RedisConnectionInfo::default()));
+    SentinelClient::build(nodes.collect(), master, Some(to_master), SentinelServerType::Master)
 }
 
 fn tcp_settings() -> TcpSettings {
@@ -240,10 +200,25 @@ pub(super) enum Connection {
 impl Connection {
     /// Sends a command over one key to the primary of the key.
     pub(super) async fn send(&self, key: &[u8], command: &Cmd) -> RedisResult<Value> {
+        self.route(command, || primary_of(key)).await
+    }
+
+    /// Sends a command without a key to the primary at `address`.
+    pub(super) async fn ask(&self, address: &str, command: &Cmd) -> RedisResult<Value> {
+        let (host, port) = address.rsplit_once(':').unwrap_or((address, ""));
+        let (host, port) = (host.to_owned(), port.parse().unwrap_or_default());
+        self.route(command, || SingleNodeRoutingInfo::ByAddress { host, port }).await
+    }
+
+    async fn route(
+        &self,
+        command: &Cmd,
+        node: impl FnOnce() -> SingleNodeRoutingInfo,
+    ) -> RedisResult<Value> {
         let reply = match self.clone() {
             Self::Server(mut connection) => connection.req_packed_command(command).await,
             Self::Cluster(mut connection) => {
-                let routing = RoutingInfo::SingleNode(primary_of(key));
+                let routing = RoutingInfo::SingleNode(node());
                 connection.route_command(command.clone(), routing).await
             }
         };
@@ -263,21 +238,6 @@ impl Connection {
                 connection.route_pipeline(pipeline, 0, count, primary_of(key)).await
             }
         }
-    }
-
-    /// Sends a command without a key to the primary at `address`.
-    pub(super) async fn ask(&self, address: &str, command: &Cmd) -> RedisResult<Value> {
-        let reply = match self.clone() {
-            Self::Server(mut connection) => connection.req_packed_command(command).await,
-            Self::Cluster(mut connection) => {
-                let (host, port) = address.rsplit_once(':').unwrap_or((address, ""));
-                let (host, port) = (host.to_owned(), port.parse().unwrap_or_default());
-                let node = SingleNodeRoutingInfo::ByAddress { host, port };
-                let routing = RoutingInfo::SingleNode(node);
-                connection.route_command(command.clone(), routing).await
-            }
-        };
-        reply.and_then(Value::extract_error)
     }
 
     /// Sends a command without a key to every primary. Returns the address and the reply of each. A refusal is

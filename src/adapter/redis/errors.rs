@@ -5,6 +5,7 @@
 
 use redis::{RedisError, ServerErrorKind};
 
+use super::client::RedisClient;
 use crate::error::{ConfigError, Error, ErrorKind};
 
 /// Why an attempt of a call has failed.
@@ -18,8 +19,6 @@ pub(super) enum Failure {
     TooFewReplicas,
     /// No reply came in time.
     TimedOut,
-    /// The task that opens the connection has ended without a result, with its runtime.
-    Interrupted,
     /// The adapter is closed. Nothing was sent.
     Closed,
 }
@@ -35,12 +34,10 @@ impl From<RedisError> for Failure {
 pub(super) enum Doubt {
     /// The connection carries nothing any more.
     Broken,
-    /// The connection may be silent.
+    /// The connection may be silent, or another server may be the primary.
     Silent,
-    /// The server is no primary, or not yet.
-    Demoted,
-    /// The server has too few replicas: it may be cut off from them, and they may have another primary.
-    Alone,
+    /// The connection works, and the primaries of the cluster may be others now.
+    Moved,
 }
 
 impl Failure {
@@ -53,22 +50,32 @@ impl Failure {
                     || has_code(error, &["CLUSTERDOWN", "TRYAGAIN", "MOVED", "ASK"])
                     || has_code(error, &["LOADING", "READONLY", "MASTERDOWN"])
             }
-            Self::Interrupted | Self::TimedOut => true,
+            Self::TimedOut => true,
             Self::Unfit(_) | Self::TooFewReplicas | Self::Closed => false,
         }
     }
 
+    pub(super) fn is_unfit(&self) -> bool {
+        matches!(self, Self::Unfit(_))
+    }
+
     /// Returns what the failure says of its connection, if it says anything.
-    pub(super) fn doubt(&self) -> Option<Doubt> {
+    pub(super) fn doubt(&self, client: &RedisClient) -> Option<Doubt> {
         match self {
-            Self::Redis(error) if is_of_the_connection(error) => Some(Doubt::Broken),
-            Self::Redis(error) if has_code(error, &["READONLY", "MASTERDOWN"]) => {
-                Some(Doubt::Demoted)
+            // Sentinels know whether the replicas have another primary.
+            Self::TooFewReplicas => client.is_sentinel().then_some(Doubt::Silent),
+            Self::Redis(error) if has_code(error, &["NOREPLICAS"]) => {
+                client.is_sentinel().then_some(Doubt::Silent)
             }
-            Self::Redis(error) => has_code(error, &["NOREPLICAS"]).then_some(Doubt::Alone),
-            Self::TooFewReplicas => Some(Doubt::Alone),
-            Self::TimedOut => Some(Doubt::Silent),
-            Self::Unfit(_) | Self::Interrupted | Self::Closed => None,
+            _ if !self.is_worth_repeating() => None,
+            // The client of a cluster connects again, and looks for the slots, by itself.
+            Self::Redis(error) if client.is_cluster() && !is_of_the_connection(error) => {
+                Some(Doubt::Moved)
+            }
+            Self::Redis(error) if !client.is_cluster() && is_of_the_connection(error) => {
+                Some(Doubt::Broken)
+            }
+            _ => Some(Doubt::Silent),
         }
     }
 
@@ -79,8 +86,6 @@ impl Failure {
             Self::TooFewReplicas => Error::new(ErrorKind::Unavailable, context)
                 .with_source("too few replicas have the write"),
             Self::TimedOut => Error::new(ErrorKind::Timeout, context),
-            Self::Interrupted => Error::new(ErrorKind::Unavailable, context)
-                .with_source("the task of the connection has ended"),
             Self::Closed => {
                 Error::new(ErrorKind::Unavailable, context).with_source("the adapter is closed")
             }

@@ -20,11 +20,11 @@ mod errors;
 mod inspection;
 mod key_names;
 mod options;
+mod row;
 mod script;
 mod server;
 mod slot;
 mod url;
-mod value;
 
 pub use adapter::RedisAdapter;
 pub use client::RedisClient;

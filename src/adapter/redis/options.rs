@@ -2,36 +2,21 @@
 
 use std::time::Duration;
 
-use super::url::{Endpoint, checked_prefix};
+use super::url::checked_prefix;
 use crate::error::{ConfigError, check};
 
 /// The longest time of a setting. The end of each such time is an `Instant` that exists.
 const LONGEST: Duration = Duration::from_secs(86_400);
 
 /// How a [`RedisAdapter`](super::RedisAdapter) works. Checked when the adapter is made.
-///
-/// | option | default |
-/// |---|---|
-/// | [`prefix`](Self::prefix) | `dedup` |
-/// | [`call_timeout`](Self::call_timeout) | 1.8 s |
-/// | [`response_timeout`](Self::response_timeout) | 1 s |
-/// | [`connect_timeout`](Self::connect_timeout) | 500 ms |
-/// | [`wait_replicas`](Self::wait_replicas) | off |
-/// | [`evictable`](Self::evictable) | `false` |
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct RedisOptions {
-    /// Before every key of Redis.
     pub(super) prefix: String,
-    /// How long a call may take, with its repetitions.
     pub(super) call_timeout: Duration,
-    /// How long one command may take.
     pub(super) response_timeout: Duration,
-    /// How long a connection may take to open.
     pub(super) connect_timeout: Duration,
-    /// Whether a server that evicts keys is accepted.
     pub(super) evictable: bool,
-    /// How many replicas must have a write before it counts, and how long a call waits for them.
     pub(super) wait_replicas: Option<(u32, Duration)>,
 }
 
@@ -49,7 +34,7 @@ impl RedisOptions {
     }
 
     /// Sets what every key of Redis begins with, so that several programs can share a server:
-    /// `[A-Za-z0-9_.-]{1,32}`.
+    /// `[A-Za-z0-9_.-]{1,32}`; `dedup` by default.
     ///
     /// The parameter `dedup_prefix` of the URL replaces it.
     pub fn prefix(mut self, prefix: &str) -> Self {
@@ -57,7 +42,7 @@ impl RedisOptions {
         self
     }
 
-    /// Sets how long one call may take, with its repetitions: from 1 ms to 1 day.
+    /// Sets how long one call may take, with its repetitions: from 1 ms to 1 day; 1.8 s by default.
     ///
     /// Within this time, a call is repeated after an error of the connection and after a refusal that
     /// passes, such as `LOADING`. Keep it below the layer's
@@ -67,8 +52,8 @@ impl RedisOptions {
         self
     }
 
-    /// Sets how long the server may take to reply to one command: from 1 ms to 1 day. Then the connection is
-    /// replaced.
+    /// Sets how long the server may take to reply to one command: from 1 ms to 1 day; 1 s by default. Then the
+    /// connection is replaced.
     ///
     /// Keep it below [`call_timeout`](Self::call_timeout), so that a call whose connection fell silent
     /// has time for another connection.
@@ -77,7 +62,7 @@ impl RedisOptions {
         self
     }
 
-    /// Sets how long a connection may take to open, with TLS and the password: from 1 ms to 1 day.
+    /// Sets how long a connection may take to open, with TLS and the password: from 1 ms to 1 day; 500 ms by default.
     ///
     /// A Sentinel has times of its own, which `redis` sets: 1 s to connect and 500 ms to reply.
     pub fn connect_timeout(mut self, bound: Duration) -> Self {
@@ -107,14 +92,6 @@ impl RedisOptions {
     /// default such a server is refused.
     pub fn evictable(mut self, accepted: bool) -> Self {
         self.evictable = accepted;
-        self
-    }
-
-    /// Returns these options with those of the URL.
-    pub(super) fn with_url(mut self, endpoint: &Endpoint) -> Self {
-        if let Some(prefix) = &endpoint.prefix {
-            self.prefix.clone_from(prefix);
-        }
         self
     }
 
@@ -148,31 +125,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_bounded() {
-        let day = Duration::from_secs(86_400);
-        for (bound, is_valid) in
-            [(Duration::ZERO, false), (day, true), (day + Duration::from_nanos(1), false)]
-        {
-            let settings = [
-                RedisOptions::new().call_timeout(bound),
-                RedisOptions::new().response_timeout(bound),
-                RedisOptions::new().connect_timeout(bound),
-            ];
-            for options in settings {
-                assert_eq!(options.clone().checked().is_ok(), is_valid, "{options:?}");
-            }
-        }
-    }
-
-    #[test]
     fn settings_that_do_not_fit_are_refused() {
-        for options in [
-            RedisOptions::new().prefix(""),
-            RedisOptions::new().prefix("a:b"),
-            RedisOptions::new().wait_replicas(0, Duration::from_millis(1)),
-            RedisOptions::new().wait_replicas(1, Duration::from_secs(2)),
+        let (new, ms, day) = (RedisOptions::new, Duration::from_millis(1), LONGEST);
+        let more = day + Duration::from_nanos(1);
+        for (options, is_valid) in [
+            (new(), true),
+            (new().call_timeout(day).response_timeout(day).connect_timeout(day), true),
+            (new().call_timeout(Duration::ZERO), false),
+            (new().call_timeout(more), false),
+            (new().response_timeout(Duration::ZERO), false),
+            (new().response_timeout(more), false),
+            (new().connect_timeout(Duration::ZERO), false),
+            (new().connect_timeout(more), false),
+            (new().prefix(""), false),
+            (new().prefix("a:b"), false),
+            (new().wait_replicas(0, ms), false),
+            (new().wait_replicas(1, 2_000 * ms), false),
         ] {
-            assert!(options.clone().checked().is_err(), "{options:?}");
+            assert_eq!(options.clone().checked().is_ok(), is_valid, "{options:?}");
         }
     }
 }

@@ -1,47 +1,36 @@
 //! [`Script`]: a Lua script, and [`ScriptCall`]: one call of it over one key.
-//!
-//! A script is sent as it stands in its file, without lines of comment, between the prelude and the
-//! epilogue.
 
 use std::sync::LazyLock;
 
 use redis::{Arg, Cmd, ToRedisArgs};
 
-/// What most scripts begin with: it reads the row of the key.
+/// What every script begins with: it reads the row of the key.
 const PRELUDE: &str = include_str!("lua/prelude.lua");
-
-/// What most scripts end with: it writes the row.
+/// For scripts that return stored data: their argument that says which.
+const CLAIM_DATA: &str = concat!("local fetch = ARGV[9]\n", include_str!("lua/data.lua"));
+const GET_DATA: &str = concat!("local fetch = ARGV[1]\n", include_str!("lua/data.lua"));
+/// What a script that writes ends with.
 const EPILOGUE: &str = include_str!("lua/epilogue.lua");
 
-/// Scripts that need little memory, or free it soon, work at `maxmemory`: a renewal or a completion that is
-/// refused would lead to a second run.
+/// For scripts that need little memory, or free it soon: a renewal or a completion that is refused at `maxmemory`
+/// would lead to a second run.
 const ALLOW_OOM: &str = " flags=allow-oom";
 
-/// Declares scripts that write a row. Each is named after its file in the folder `lua`.
+/// Declares scripts. Each is named after its file in the folder `lua`.
 macro_rules! scripts {
-    ($($name:ident = $file:literal, $flags:expr;)+) => {
-        $(pub(super) static $name: LazyLock<Script> = LazyLock::new(|| {
-            Script::new(&[PRELUDE, include_str!($file), EPILOGUE].map(code).join("\n"), $flags)
-        });)+
+    ($($name:ident = $before:expr, $file:literal, $after:expr, $flags:expr;)+) => {
+        $(pub(super) static $name: LazyLock<Script> =
+            LazyLock::new(|| Script::new(&[PRELUDE, $before, include_str!($file), $after], $flags));)+
     };
 }
 
 scripts! {
-    CLAIM = "lua/claim.lua", "";
-    RENEW = "lua/renew.lua", ALLOW_OOM;
-    COMPLETE = "lua/complete.lua", ALLOW_OOM;
-    RELEASE = "lua/release.lua", ALLOW_OOM;
-    FORGET = "lua/forget.lua", ALLOW_OOM;
-}
-
-/// Reads a key.
-pub(super) static GET: LazyLock<Script> =
-    LazyLock::new(|| Script::new(&code(include_str!("lua/get.lua")), " flags=no-writes"));
-
-/// Returns a file without lines of comment and without empty lines.
-fn code(file: &str) -> String {
-    let is_code = |line: &&str| !line.is_empty() && !line.trim_start().starts_with("--");
-    file.lines().filter(is_code).collect::<Vec<_>>().join("\n")
+    CLAIM = CLAIM_DATA, "lua/claim.lua", EPILOGUE, "";
+    RENEW = "", "lua/renew.lua", EPILOGUE, ALLOW_OOM;
+    COMPLETE = "", "lua/complete.lua", EPILOGUE, ALLOW_OOM;
+    RELEASE = "", "lua/release.lua", EPILOGUE, ALLOW_OOM;
+    FORGET = GET_DATA, "lua/forget.lua", EPILOGUE, ALLOW_OOM;
+    GET = GET_DATA, "lua/get.lua", "", " flags=no-writes";
 }
 
 /// A Lua script of this crate. Every script reads and writes one key.
@@ -70,10 +59,12 @@ impl Text {
 }
 
 impl Script {
-    /// `flags` are the script's flags: `""`, or `" flags=allow-oom"`.
-    pub(super) fn new(lua: &str, flags: &str) -> Self {
-        let flagged = Text::new(format!("#!lua{flags}\n{lua}"));
-        Self { flagged, plain: Text::new(lua.to_owned()) }
+    /// Joins files, without lines of comment and without empty lines.
+    fn new(files: &[&str], flags: &str) -> Self {
+        let is_code = |line: &&str| !line.is_empty() && !line.trim_start().starts_with("--");
+        let lines = files.iter().flat_map(|file| file.lines()).filter(is_code);
+        let lua = lines.collect::<Vec<_>>().join("\n");
+        Self { flagged: Text::new(format!("#!lua{flags}\n{lua}")), plain: Text::new(lua) }
     }
 }
 
@@ -81,25 +72,19 @@ impl Script {
 #[derive(Debug, Clone)]
 pub(super) struct ScriptCall {
     script: &'static Script,
-    key: Vec<u8>,
+    /// The key of Redis.
+    pub(super) key: Vec<u8>,
     args: Cmd,
 }
 
 impl ScriptCall {
-    /// `key` is the key of Redis.
     pub(super) fn new(script: &'static Script, key: Vec<u8>) -> Self {
         Self { script, key, args: Cmd::with_capacity(8, 128) }
     }
 
-    /// Adds an argument.
     pub(super) fn arg(mut self, arg: impl ToRedisArgs) -> Self {
         self.args.arg(arg);
         self
-    }
-
-    /// Returns the key of Redis that the script reads and writes.
-    pub(super) fn key(&self) -> &[u8] {
-        &self.key
     }
 
     /// Returns the call by the script's hash.

@@ -6,31 +6,12 @@
 //! | `redis+sentinel://[user:password@]host[:port],host[:port]/master[/db]` | the master that Sentinel names |
 //! | `redis+cluster://[user:password@]host[:port],host[:port]` | a cluster |
 //!
-//! `rediss` is `redis` with TLS. `valkey` and `valkeys` are other names of both.
-
-use std::fmt;
+//! `rediss` is `redis` with TLS. `valkey` and `valkeys` are other names of both. `redis` reads the URL of each host.
 
 use percent_encoding::percent_decode_str;
+use redis::{ConnectionInfo, IntoConnectionInfo};
 
 use crate::error::{ConfigError, Error, check};
-
-const PORT: u16 = 6379;
-const SENTINEL_PORT: u16 = 26379;
-
-/// The host and the port of a server.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Address {
-    /// Without the brackets of an IPv6 address.
-    pub(super) host: String,
-    pub(super) port: u16,
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { host, port } = self;
-        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
-    }
-}
 
 /// What is at the addresses of a URL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,12 +25,10 @@ pub(super) enum Kind {
 pub(super) struct Endpoint {
     pub(super) kind: Kind,
     pub(super) tls: bool,
-    pub(super) addresses: Vec<Address>,
+    /// At least one; one for [`Kind::Server`].
+    pub(super) nodes: Vec<ConnectionInfo>,
     /// The name of the master, for Sentinel.
     pub(super) master: String,
-    pub(super) username: Option<String>,
-    pub(super) password: Option<String>,
-    pub(super) database: i64,
     pub(super) prefix: Option<String>,
 }
 
@@ -58,114 +37,74 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`]. None contains a part of the URL.
+    /// [`ConfigError`]. None contains a part of the URL but an unknown scheme.
     pub(super) fn read(url: &str) -> Result<Self, Error> {
         let (scheme, rest) = url.split_once("://").ok_or(ConfigError::InvalidUrl)?;
-        let (kind, tls) = scheme_of(scheme)?;
+        let (server, kind) = match scheme.split_once('+') {
+            None => (scheme, Kind::Server),
+            Some((server, "sentinel")) => (server, Kind::Sentinel),
+            Some((server, "cluster")) => (server, Kind::Cluster),
+            Some(_) => ("", Kind::Server),
+        };
+        let tls = match server {
+            "redis" | "valkey" => false,
+            "rediss" | "valkeys" => true,
+            // Of a URL without a scheme, this may be the password.
+            _ if scheme.contains([':', '@']) => return Err(ConfigError::InvalidUrl.into()),
+            _ => return Err(ConfigError::UnknownScheme(scheme.to_owned()).into()),
+        };
         if tls && !cfg!(any(feature = "tls-rustls", feature = "tls-native-tls")) {
             return Err(
                 ConfigError::FeatureDisabled { scheme: "rediss", feature: "tls-rustls" }.into()
             );
         }
+        // `redis` takes `#insecure`.
         if rest.contains('#') {
             return Err(ConfigError::InvalidUrl.into());
         }
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-        let (credentials, hosts) = match authority.rsplit_once('@') {
-            Some((credentials, hosts)) => (Some(credentials), hosts),
-            None => (None, authority),
+        let (credentials, hosts) = authority.split_at(authority.rfind('@').map_or(0, |at| at + 1));
+        let (master, database) = read_path(kind, path)?;
+        let node = |host: &str| {
+            let has_port = host.rsplit(']').next().is_some_and(|end| end.contains(':'));
+            let port = if kind == Kind::Sentinel && !has_port { ":26379" } else { "" };
+            format!("{server}://{credentials}{host}{port}/{database}").into_connection_info()
         };
-        let (username, password) = credentials.map_or(Ok((None, None)), read_credentials)?;
-        let port = if kind == Kind::Sentinel { SENTINEL_PORT } else { PORT };
-        let addresses: Vec<_> =
-            hosts.split(',').map(|host| read_host(host, port)).collect::<Result<_, _>>()?;
-        if kind == Kind::Server && addresses.len() > 1 {
+        let nodes = hosts.split(',').map(node).collect::<Result<Vec<_>, _>>();
+        let nodes = nodes.map_err(|_| ConfigError::InvalidUrl)?;
+        if kind == Kind::Server && nodes.len() > 1 {
             return Err(ConfigError::SeveralRedisHosts.into());
         }
-        let (master, database) = read_path(kind, path)?;
-        let prefix = read_query(query)?;
-        Ok(Self { kind, tls, addresses, master, username, password, database, prefix })
+        Ok(Self { kind, tls, nodes, master, prefix: read_query(query)? })
     }
-}
-
-fn scheme_of(scheme: &str) -> Result<(Kind, bool), ConfigError> {
-    let (server, kind) = match scheme.split_once('+') {
-        None => (scheme, Kind::Server),
-        Some((server, "sentinel")) => (server, Kind::Sentinel),
-        Some((server, "cluster")) => (server, Kind::Cluster),
-        Some(_) => return Err(ConfigError::UnknownScheme(scheme.to_owned())),
-    };
-    match server {
-        "redis" | "valkey" => Ok((kind, false)),
-        "rediss" | "valkeys" => Ok((kind, true)),
-        _ => Err(ConfigError::UnknownScheme(scheme.to_owned())),
-    }
-}
-
-type Credentials = (Option<String>, Option<String>);
-
-fn read_credentials(text: &str) -> Result<Credentials, ConfigError> {
-    let (username, password) = match text.split_once(':') {
-        Some((username, password)) => (username, Some(decode(password)?)),
-        None => (text, None),
-    };
-    let username = (!username.is_empty()).then(|| decode(username)).transpose()?;
-    Ok((username, password))
-}
-
-fn read_host(text: &str, default_port: u16) -> Result<Address, ConfigError> {
-    let (host, port) = match text.strip_prefix('[') {
-        Some(rest) => {
-            let (host, port) = rest.split_once(']').ok_or(ConfigError::InvalidUrl)?;
-            let is_ip = host.parse::<std::net::Ipv6Addr>().is_ok();
-            let port = match port.strip_prefix(':') {
-                Some(port) => Some(port),
-                None if port.is_empty() => None,
-                None => return Err(ConfigError::InvalidUrl),
-            };
-            (is_ip.then(|| host.to_owned()), port)
-        }
-        None => match text.split_once(':') {
-            Some((host, port)) => (Some(decode(host)?), Some(port)),
-            None => (Some(decode(text)?), None),
-        },
-    };
-    let is_host = |host: &String| {
-        !host.is_empty() && !host.contains(|char: char| char.is_whitespace() || char.is_control())
-    };
-    let host = host.filter(is_host).ok_or(ConfigError::InvalidUrl)?;
-    let port = port.map_or(Ok(default_port), str::parse).map_err(|_| ConfigError::InvalidUrl)?;
-    Ok(Address { host, port })
 }
 
 /// Returns the name of the master and the number of the database.
-fn read_path(kind: Kind, path: &str) -> Result<(String, i64), ConfigError> {
+fn read_path(kind: Kind, path: &str) -> Result<(String, u32), ConfigError> {
     let (master, database) = match kind {
         Kind::Sentinel => path.split_once('/').unwrap_or((path, "")),
         Kind::Server | Kind::Cluster => ("", path),
     };
     let database = match database {
         "" => 0,
-        number => number.parse::<u32>().map_err(|_| ConfigError::InvalidUrl)?,
+        number => number.parse().map_err(|_| ConfigError::InvalidUrl)?,
     };
+    let master = percent_decode_str(master).decode_utf8().map_err(|_| ConfigError::InvalidUrl)?;
     // A cluster has the database 0 only.
     let is_valid = match kind {
         Kind::Server => true,
         Kind::Sentinel => !master.is_empty(),
         Kind::Cluster => database == 0,
     };
-    if !is_valid {
-        return Err(ConfigError::InvalidUrl);
-    }
-    Ok((decode(master)?, i64::from(database)))
+    if is_valid { Ok((master.into_owned(), database)) } else { Err(ConfigError::InvalidUrl) }
 }
 
 fn read_query(query: &str) -> Result<Option<String>, ConfigError> {
     let mut prefix = None;
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         match pair.split_once('=') {
-            Some(("dedup_prefix", value)) => prefix = Some(checked_prefix(&decode(value)?)?),
+            Some(("dedup_prefix", value)) => prefix = Some(checked_prefix(value)?),
             // The name may be a part of a password with a `?`.
             _ => return Err(ConfigError::UnknownUrlParameter),
         }
@@ -181,13 +120,10 @@ pub(super) fn checked_prefix(prefix: &str) -> Result<String, ConfigError> {
     Ok(prefix.to_owned())
 }
 
-fn decode(text: &str) -> Result<String, ConfigError> {
-    let decoded = percent_decode_str(text).decode_utf8();
-    Ok(decoded.map_err(|_| ConfigError::InvalidUrl)?.into_owned())
-}
-
 #[cfg(test)]
 mod tests {
+    use redis::ConnectionAddr;
+
     use super::*;
     use crate::fuzz::fuzz;
 
@@ -204,13 +140,18 @@ mod tests {
         fuzz("redis_url", 20_000, &seeds, |input| {
             let url = String::from_utf8_lossy(input);
             if let Ok(endpoint) = Endpoint::read(&url) {
-                assert!(!endpoint.addresses.is_empty() && endpoint.database >= 0);
-                assert!(endpoint.kind != Kind::Server || endpoint.addresses.len() == 1);
+                assert!(!endpoint.nodes.is_empty());
+                assert!(endpoint.kind != Kind::Server || endpoint.nodes.len() == 1);
                 assert_eq!(endpoint.kind == Kind::Sentinel, !endpoint.master.is_empty());
-                let is_host = |address: &Address| {
-                    !address.host.is_empty() && !address.host.contains(char::is_whitespace)
-                };
-                assert!(endpoint.addresses.iter().all(is_host));
+                for node in &endpoint.nodes {
+                    let (ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. }) =
+                        node.addr()
+                    else {
+                        panic!("{:?}", node.addr());
+                    };
+                    assert!(!host.is_empty() && !host.contains(char::is_whitespace));
+                    assert!(node.redis_settings().db() >= 0);
+                }
             }
             // The password of any URL, wherever the rest of the text puts it. An error shows an unknown scheme.
             let Some((scheme, rest)) = url.split_once("://") else { return };
@@ -221,7 +162,8 @@ mod tests {
             match Endpoint::read(&url) {
                 Ok(endpoint) => {
                     // A later `@` makes the text before it a part of the password.
-                    assert!(endpoint.password.is_some_and(|it| it.starts_with("Geheim7")));
+                    let password = endpoint.nodes[0].redis_settings().password().unwrap();
+                    assert!(password.starts_with("Geheim7"));
                 }
                 Err(error) => {
                     use std::error::Error as _;
@@ -238,35 +180,31 @@ mod tests {
         use std::error::Error as _;
 
         let error = Endpoint::read(url).err().expect(url);
-        assert!(!format!("{error:?} {error}").contains("secret"), "{url}");
-        error.source().unwrap().downcast_ref::<ConfigError>().unwrap().clone()
-    }
-
-    fn addresses(url: &str) -> Vec<String> {
-        Endpoint::read(url).expect(url).addresses.iter().map(Address::to_string).collect()
+        let reason: &ConfigError = error.source().unwrap().downcast_ref().unwrap();
+        assert!(!format!("{error:?} {error} {reason:?} {reason}").contains("secret"), "{url}");
+        reason.clone()
     }
 
     #[test]
-    fn one_server_has_a_host_a_port_and_a_database() {
-        let endpoint = Endpoint::read("redis://me:p%40ss%2Fw@db.example:7000/3").ok().unwrap();
-        assert_eq!((endpoint.kind, endpoint.tls, endpoint.database), (Kind::Server, false, 3));
-        assert_eq!(endpoint.username.as_deref(), Some("me"));
-        assert_eq!(endpoint.password.as_deref(), Some("p@ss/w"));
-        assert_eq!(addresses("redis://h"), ["h:6379"]);
-        assert_eq!(addresses("valkey://:secret@[::1]"), ["[::1]:6379"]);
-        assert_eq!(addresses("redis://[fe80::2]:7001/"), ["[fe80::2]:7001"]);
-        let named = Endpoint::read("redis://:secret@h").ok().unwrap();
-        assert_eq!((named.username, named.password.as_deref()), (None, Some("secret")));
-    }
-
-    #[test]
-    fn sentinel_and_cluster_have_several_hosts() {
-        let url = "redis+sentinel://u:p@a,b:1,[::1]:2/the%20master/4";
-        let endpoint = Endpoint::read(url).ok().unwrap();
-        assert_eq!((endpoint.kind, endpoint.database), (Kind::Sentinel, 4));
-        assert_eq!(endpoint.master, "the master");
-        assert_eq!(addresses(url), ["a:26379", "b:1", "[::1]:2"]);
-        assert_eq!(addresses("redis+cluster://a,b:7"), ["a:6379", "b:7"]);
+    fn hosts_and_credentials_are_those_of_the_url() {
+        let sentinel = "redis+sentinel://u:p@a,b:1,[::1]:2,[::1]/the%20master/4";
+        for (url, hosts, username, password, database) in [
+            ("redis://me:p%40ss%2Fw@db:7/3", &["db:7"][..], Some("me"), Some("p@ss/w"), 3),
+            ("redis://h", &["h:6379"], None, None, 0),
+            ("valkey://:secret@[::1]", &["::1:6379"], None, Some("secret"), 0),
+            ("redis://[fe80::2]:7001/", &["fe80::2:7001"], None, None, 0),
+            (sentinel, &["a:26379", "b:1", "::1:2", "::1:26379"], Some("u"), Some("p"), 4),
+            ("redis+cluster://a,b:7", &["a:6379", "b:7"], None, None, 0),
+        ] {
+            let nodes = Endpoint::read(url).expect(url).nodes;
+            let found: Vec<_> = nodes.iter().map(|node| node.addr().to_string()).collect();
+            assert_eq!(found, hosts);
+            for settings in nodes.iter().map(ConnectionInfo::redis_settings) {
+                assert_eq!((settings.username(), settings.password()), (username, password));
+                assert_eq!(settings.db(), database);
+            }
+        }
+        assert_eq!(Endpoint::read(sentinel).ok().unwrap().master, "the master");
     }
 
     #[test]
@@ -286,6 +224,7 @@ mod tests {
     fn unreadable_urls_are_refused_without_their_text() {
         for url in [
             "redis:secret",
+            "default:secret@h?x=http://h",
             "redis://",
             "redis://:secret@",
             "redis://:secret@h:port",

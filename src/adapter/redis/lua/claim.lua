@@ -2,33 +2,28 @@
 -- free one at the version that the caller has read. So a claim that arrives after its release changes
 -- nothing: the release has left a row, of another version.
 --
--- ARGV: 1 token, 2 retention, 3 lease ('' for a claim that is complete at once), 4 the data that a
--- duplicate carries (0 nothing, 1 digest, 2 all), 5 section of the event type, 6 flags and 7 sections of
--- the data to store, 8 the version of the free row, once it is known.
--- Replies: {0, attempts, takeover} first; {1, age, flags, sections} duplicate; {2} in flight; {3, version}
--- a free row of another version than the call names.
+-- ARGV: 1 token, 2 retention, 3 event type, 4 to 7 the data to store, 8 lease ('' for a claim that is complete at
+-- once), 9 the data that a duplicate carries, as in `data.lua`, 10 the version of the free row, once it is known.
+-- Replies: {0, attempts, takeover} first; {1, age} or {1, age, {digest, status, headers, body}} duplicate; {2} in
+-- flight; {3, version} a free row of another version than the call names.
 if state == 'unreadable' then return {-1} end
-local at_once = ARGV[3] == ''
+local at_once = ARGV[8] == ''
 local is_mine = token == ARGV[1]
 local is_repeated = is_mine and complete == at_once
 
 if state == 'complete' then
   if not is_repeated then
-    local flags, sections = 0, ''
-    if ARGV[4] == '1' and bit.band(data_flags, 0x20) ~= 0 then
-      flags, sections = 0x20, string.sub(data, 1, 32)
-    elseif ARGV[4] == '2' then
-      flags, sections = data_flags, data
-    end
-    return {1, math.max(now - first_seen_at, 0), flags, sections}
+    local age = math.max(now - first_seen_at, 0)
+    if fetch == '0' then return {1, age} end
+    return {1, age, {digest, status, headers, body}}
   end
 elseif state == 'leased' and (at_once or not is_mine) then
   return {2}
 else
   if at_once or not is_repeated then
-    if stored and tonumber(ARGV[8]) ~= version then return {3, version} end
+    if stored and tonumber(ARGV[10]) ~= version then return {3, version} end
     if state == 'missing' or state == 'expired' then
-      attempts, takeover, first_seen_at, event_type = 1, false, now, ARGV[5]
+      attempts, takeover, first_seen_at, event_type = 1, false, now, nil
     else
       attempts = math.min(attempts + 1, 16777215)
       -- A released row is not taken over.
@@ -37,8 +32,8 @@ else
   end
   token, complete = ARGV[1], at_once
   expires_at = math.min(now + ARGV[2], MAX_TIME)
-  ends_at = at_once and now or math.min(now + ARGV[3], MAX_TIME)
-  data_flags, data = tonumber(ARGV[6]), ARGV[7]
+  ends_at = at_once and now or math.min(now + ARGV[8], MAX_TIME)
+  data_flags = nil
 end
 -- A claim that is repeated with its token writes again: `WAIT` waits for writes of its own connection only, and
 -- the first write may have been on another one.

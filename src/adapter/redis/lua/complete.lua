@@ -2,7 +2,7 @@
 --
 -- The holder's token stays: it shows whether the caller held the key. An inserted row has no attempts.
 --
--- ARGV: 1 token, 2 retention, 3 section of the event type, 4 flags and 5 sections of the data to store.
+-- ARGV: 1 token, 2 retention, 3 event type, 4 to 7 the data to store.
 -- Replies: {0} held; {1} lease lost; {2} inserted.
 if state == 'unreadable' then return {-1} end
 local is_mine = token == ARGV[1]
@@ -13,7 +13,7 @@ local reply = {is_mine and 0 or 1}
 if not complete or is_over then
   if complete or attempts == 0 then
     is_over = true
-    attempts, takeover, first_seen_at, event_type = 0, false, now, ARGV[3]
+    attempts, takeover, first_seen_at, event_type = 0, false, now, nil
     token, reply = ARGV[1], {2}
   end
   if is_over then
@@ -21,5 +21,5 @@ if not complete or is_over then
     expires_at = math.min(now + ARGV[2], MAX_TIME)
   end
   complete, ends_at = true, now
-  data_flags, data = tonumber(ARGV[4]), ARGV[5]
+  data_flags = nil
 end

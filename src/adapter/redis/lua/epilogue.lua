@@ -1,4 +1,15 @@
--- Stands after every script that begins with the prelude: writes the row, and returns `reply`.
+-- Stands after every script that writes: writes the row, and returns `reply`.
+--
+-- An event type, and flags of the stored data, that are nil stand for those of the call: ARGV[3] is the event type,
+-- ARGV[4] the digest, ARGV[5] to ARGV[7] the status, the headers and the body of a response. A missing one is ''.
+event_type = event_type or ARGV[3] ~= '' and string.char(#ARGV[3]) .. ARGV[3] or ''
+if not data_flags then
+  data_flags, data = ARGV[4] ~= '' and 0x20 or 0, ARGV[4]
+  if ARGV[5] ~= '' then
+    data_flags = data_flags + 0x40
+    data = data .. struct.pack('>I2I4', ARGV[5], #ARGV[6]) .. ARGV[6] .. struct.pack('>I4', #ARGV[7]) .. ARGV[7]
+  end
+end
 if stored then version = (version + 1) % VERSIONS end
 local flags = data_flags
 if complete then flags = flags + 0x01 end

@@ -1,5 +1,9 @@
--- Reads a key. Without the prelude: it decides nothing.
+-- Reads a key, and writes nothing.
 --
--- Replies: {the time, the value}; {the time, nil} for a missing key.
-local clock = redis.call('TIME')
-return {clock[1] * 1000 + math.floor(clock[2] / 1000), redis.call('GET', KEYS[1])}
+-- ARGV: 1 the stored data to fetch, as in `data.lua`.
+-- Replies: {0} missing; {1, state, now, first_seen_at, expires_at, ends_at, attempts, takeover,
+-- {token, event type, {digest, status, headers, body}}}.
+if state == 'unreadable' then return {-1} end
+if state == 'missing' then return {0} end
+return {1, state, now, first_seen_at, expires_at, ends_at, attempts, takeover and 1 or 0,
+  {token or '', string.sub(event_type, 2), {digest, status, headers, body}}}

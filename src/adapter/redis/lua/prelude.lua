@@ -1,4 +1,4 @@
--- Stands before every script that writes. Reads the row of `KEYS[1]` into local variables, because a table
+-- Stands before every script. Reads the row of `KEYS[1]` into local variables, because a table
 -- of each row and functions cost a fifth of the server's time for a claim.
 --
 -- A script returns at once if it writes nothing. Otherwise it changes the variables of the row, and
@@ -7,9 +7,25 @@
 -- Every script takes the time once, so that all its decisions have one `now`. Times are milliseconds
 -- since the Unix epoch. They are exact, because a Lua number is exact up to 2^53.
 --
--- The value, big endian: u8 format, u8 flags, u24 attempts, u48 first_seen_at, u48 expires_at,
--- u48 ends_at, u40 version, 16 bytes token, then the sections that the flags name: 0x10 event type,
--- 0x20 payload digest, 0x40 response. `src/adapter/redis/value.rs` reads and writes the same.
+-- The value, big endian, with times of at most 2^48 - 1:
+--
+--   offset  bytes
+--        0      1  the format: 2
+--        1      1  flags: 0x01 complete, 0x02 has a token, 0x04 takeover, and one for each section
+--        2      3  attempts, saturating
+--        5      6  first_seen_at
+--       11      6  expires_at
+--       17      6  ends_at: of the lease; completed at; 0 of a released row
+--       23      5  version: starts at the microseconds of the clock, plus 1 with each write, modulo 2^40
+--       28     16  token, zeros without
+--       44         sections: 0x10 event type (u8 length), 0x20 payload digest (32 bytes), 0x40 response
+--                  (u16 status, u32 length and headers, u32 length and body)
+--
+-- Redis stores a value of up to 44 bytes in one allocation. So a version has the five bytes that are left: they
+-- repeat after 12 days, and must not repeat within an hour.
+--
+-- A fence row is left where a key was released or forgotten and no other row is: incomplete, without a token,
+-- without attempts, and expired since it was written.
 local HEADER = '>BBI3I6I6I6I5c16'
 local MAX_TIME = 281474976710655
 -- The microseconds of 12 days. Versions are only compared for equality, and no message is under way for
@@ -60,8 +76,8 @@ if stored then
     end
     if flags > 0x7f or bit.band(flags, 0x08) ~= 0 then at = nil end
   end
-  -- The first rule that applies decides the state, as in `src/adapter/redis/value.rs`. For an unreadable
-  -- value, and for one of another format, nothing is decided and nothing is written.
+  -- The first rule that applies decides the state. For an unreadable value, and for one of another format,
+  -- nothing is decided and nothing is written.
   if at ~= #stored + 1 then state = 'unreadable'
   elseif is_leased then state = 'leased'
   elseif expires_at <= now then state = 'expired'
