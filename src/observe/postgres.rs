@@ -6,6 +6,6 @@ pub(crate) fn not_encrypted(host: &str) {
         target: "tower_dedup",
         host,
         "not encrypted: the connection to Postgres on another host has no TLS. Set \
-         `sslmode=verify-full`, and a feature `tls-rustls` or `tls-native-tls`"
+         `sslmode=verify-full`, and a feature: `tls-rustls`, `tls-rustls-aws-lc-rs` or `tls-native-tls`"
     );
 }

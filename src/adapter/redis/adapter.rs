@@ -46,6 +46,15 @@ use crate::key::DedupKey;
 ///    within an hour. For this, a released or forgotten key leaves a row for an hour at least, and a claim of a
 ///    free row sends a second command.
 ///
+/// # TLS
+///
+/// A URL with `rediss` in place of `redis` connects by TLS, with one of the TLS [features](crate#features). rustls
+/// takes the cryptographic provider of the process. Before its first encrypted connection, the adapter installs that of
+/// its feature for the process, **unless there is one already**. A program that is to use another provider installs it
+/// first: `rustls::crypto::aws_lc_rs::default_provider().install_default()` at the beginning of `main`. With
+/// `tls-rustls-no-provider`, the program must do so. So must a program that hands in a `SentinelClient` or a
+/// `ClusterClient` with TLS, if its crates bring two providers: the adapter does not see that they use TLS.
+///
 /// # Errors
 ///
 /// [`Refused`](ErrorKind::Refused) for a refusal of the server, such as `READONLY`, `NOPERM` or

@@ -23,6 +23,7 @@ mod options;
 mod script;
 mod server;
 mod slot;
+mod tls;
 mod url;
 mod value;
 

@@ -62,7 +62,7 @@ impl Endpoint {
     pub(super) fn read(url: &str) -> Result<Self, Error> {
         let (scheme, rest) = url.split_once("://").ok_or(ConfigError::InvalidUrl)?;
         let (kind, tls) = scheme_of(scheme)?;
-        if tls && !cfg!(any(feature = "tls-rustls", feature = "tls-native-tls")) {
+        if tls && !cfg!(any(feature = "tls-rustls-no-provider", feature = "tls-native-tls")) {
             return Err(
                 ConfigError::FeatureDisabled { scheme: "rediss", feature: "tls-rustls" }.into()
             );
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    #[cfg(not(any(feature = "tls-rustls", feature = "tls-native-tls")))]
+    #[cfg(not(any(feature = "tls-rustls-no-provider", feature = "tls-native-tls")))]
     fn tls_without_its_feature_names_the_feature() {
         let expected = ConfigError::FeatureDisabled { scheme: "rediss", feature: "tls-rustls" };
         for url in ["rediss://h", "rediss+sentinel://h/m", "valkeys+cluster://h"] {
