@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use http::Method;
 
+use super::scheme::Scheme;
 use crate::key::{self, EachKey, KeyExtractor, KeyPart, Reader, RequestRef};
 
 pub(super) const MINUTE: u64 = 60;
@@ -27,6 +28,8 @@ pub struct Preset {
     pub(super) body: Option<LargestBody>,
     pub(super) retries: Retries,
     pub(super) how: &'static str,
+    /// How the sender signs; `None` if this crate does not know it.
+    pub(crate) scheme: Option<Scheme>,
     pub(super) signed_id: bool,
     pub(super) answer_matters: bool,
     pub(super) source: &'static str,
@@ -47,6 +50,7 @@ pub(super) const DEFAULTS: Preset = Preset {
     body: None,
     retries: Retries::Automatic,
     how: "",
+    scheme: None,
     signed_id: false,
     answer_matters: false,
     source: "",
@@ -295,6 +299,15 @@ impl Preset {
         if self.unverified.is_empty() { None } else { Some(self.unverified) }
     }
 }
+
+/// By name, which is unique.
+impl PartialEq for Preset {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for Preset {}
 
 impl From<Preset> for KeyExtractor {
     fn from(preset: Preset) -> Self {

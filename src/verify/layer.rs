@@ -75,7 +75,7 @@ impl VerifyLayer {
     /// 10 s, and 2 MiB or the preset's [largest body](crate::provider::Preset::max_body) if that is
     /// larger.
     pub fn new(verifier: Verifier) -> Self {
-        let body_limit = BODY_LIMIT.max(verifier.max_body.unwrap_or_default());
+        let body_limit = BODY_LIMIT.max(verifier.preset().max_body().unwrap_or_default());
         let layer = Self::from_fn(move |head, body, now| verifier.verify(head, body, now));
         Self { body_limit, ..layer }
     }
