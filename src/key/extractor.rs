@@ -62,6 +62,7 @@ pub struct KeyExtractor {
     retention_floor: Option<Duration>,
     max_body: Option<usize>,
     unsigned_id: bool,
+    tried_once: bool,
 }
 
 /// A second identity.
@@ -149,6 +150,7 @@ impl KeyExtractor {
             retention_floor: None,
             max_body: None,
             unsigned_id: false,
+            tried_once: false,
         }
     }
 
@@ -605,6 +607,17 @@ impl KeyExtractor {
     /// Returns `true` if nothing that the sender signs identifies the event.
     pub(crate) fn is_replayable(&self) -> bool {
         self.unsigned_id && self.second.is_none()
+    }
+
+    /// States that the sender does not deliver again after a response, whatever the response is.
+    pub(crate) fn with_one_try(mut self) -> Self {
+        self.tried_once = true;
+        self
+    }
+
+    /// Returns `true` if the sender does not deliver again after a response.
+    pub(crate) fn is_tried_once(&self) -> bool {
+        self.tried_once
     }
 
     pub(crate) fn namespace_str(&self) -> &Arc<str> {

@@ -49,7 +49,7 @@ use crate::ledger::{Lease, Ledger, OnArrival};
 /// | [`compare_payload`](Self::compare_payload) | off: payloads are not compared |
 /// | [`replay`](Self::replay) | off: duplicates get an empty response |
 /// | [`require_verified`](Self::require_verified) | off |
-/// | [`log_ids`](Self::log_ids) | hashed |
+/// | [`log_ids`](Self::log_ids) | the id; hashed for `idempotency_key` |
 ///
 /// A setter panics on an invalid value. Its `try_` variant returns a
 /// [`ConfigError`](crate::ConfigError) instead, for values from a file. No setter changes a value

@@ -6,7 +6,7 @@ use http::{StatusCode, Uri, header};
 
 use super::builder::DedupLayer;
 use super::config::Problems;
-use super::policy::{OnInFlight, OnMismatch, Replay};
+use super::policy::{LogIds, OnInFlight, OnMismatch, Replay};
 use crate::adapter::DedupAdapter;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::adapter::TransactionAdapter;
@@ -165,6 +165,7 @@ impl<L: CanReplay> DedupLayer<L> {
         // must not take an empty 2xx for the response: a duplicate without one is `ResponseNotStored`.
         layer.config.duplicate_status = StatusCode::INTERNAL_SERVER_ERROR;
         layer.config.problems = Some(Problems::default());
+        layer.config.log_ids = LogIds::Hashed;
         Ok(layer)
     }
 }

@@ -44,7 +44,8 @@ pub(crate) fn background(operation: &'static str, result: Background, key: Optio
         .increment(1);
     }
     let namespace = key.map(DedupKey::namespace);
-    let id = key.map(DedupKey::log_id);
+    let id = key.map(DedupKey::shown_id);
+    let id = id.as_deref();
     match result {
         Background::Done => tracing::info!(
             target: "tower_dedup", operation, namespace, id, "completed in the background"

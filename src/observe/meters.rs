@@ -19,6 +19,8 @@ use crate::key::DedupKey;
 /// counting. The recorder is looked up each time, because it may be installed late.
 pub(crate) struct Meters {
     pub(super) namespace: Arc<str>,
+    /// The sender does not deliver again after a response.
+    pub(super) is_tried_once: bool,
     /// `true` once `nested layers` was logged.
     logged_nested: AtomicBool,
     /// When `handled on another path` was logged last.
@@ -49,12 +51,13 @@ static METADATA: metrics::Metadata<'_> =
     metrics::Metadata::new(module_path!(), metrics::Level::INFO, Some(module_path!()));
 
 impl Meters {
-    pub(crate) fn new(namespace: &Arc<str>) -> Self {
+    pub(crate) fn new(namespace: &Arc<str>, is_tried_once: bool) -> Self {
         #[cfg(feature = "metrics")]
         let attempts =
             |result| key("tower_dedup_first_attempts_total", namespace, Some(("result", result)));
         Self {
             namespace: Arc::clone(namespace),
+            is_tried_once,
             logged_nested: AtomicBool::new(false),
             logged_other_path: Mutex::default(),
             #[cfg(feature = "metrics")]
@@ -175,7 +178,7 @@ impl MetersByNamespace {
             return Arc::clone(meters);
         }
         let namespace = Arc::from(namespace);
-        let meters = Arc::new(Meters::new(&namespace));
+        let meters = Arc::new(Meters::new(&namespace, false));
         all.insert(namespace, Arc::clone(&meters));
         meters
     }

@@ -27,10 +27,24 @@ pub(crate) fn unsigned_id(namespace: &str) {
     );
 }
 
-/// Reports why a request is not verified.
+/// Counts and reports a request that is not verified. The URI grammar keeps control characters out of the path.
 #[cfg(feature = "verify")]
-pub(crate) fn not_verified(reason: &dyn std::fmt::Display) {
-    tracing::warn!(target: "tower_dedup", %reason, "not verified");
+pub(crate) fn not_verified(
+    preset: Option<&'static str>,
+    path: &str,
+    name: &'static str,
+    reason: &dyn std::fmt::Display,
+) {
+    #[cfg(feature = "metrics")]
+    metrics::counter!(
+        "tower_dedup_not_verified_total",
+        "preset" => preset.unwrap_or("other"),
+        "reason" => name
+    )
+    .increment(1);
+    #[cfg(not(feature = "metrics"))]
+    let _ = name;
+    tracing::warn!(target: "tower_dedup", preset, path, %reason, "not verified");
 }
 
 /// Reports a body limit below the largest body of the sender.

@@ -188,6 +188,10 @@ impl Preset {
         let keys =
             keys.methods(self.methods.iter().cloned()).retention_floor(self.retention_floor());
         let keys = if self.signed_id { keys } else { keys.with_unsigned_id() };
+        let keys = match self.retries {
+            Retries::Never | Retries::ConnectionFailure => keys.with_one_try(),
+            Retries::Automatic | Retries::Undocumented => keys,
+        };
         let keys = match self.body {
             Some(body) => keys.max_body(body.0),
             None => keys,
@@ -266,6 +270,12 @@ impl Preset {
     #[must_use]
     pub const fn signed_id(&self) -> bool {
         self.signed_id
+    }
+
+    /// Returns `true` if the feature `verify` verifies the requests of this sender.
+    #[must_use]
+    pub const fn has_verifier(&self) -> bool {
+        self.scheme.is_some()
     }
 
     /// Returns, in words, which requests carry no event, and `true` if the layer answers them.

@@ -23,6 +23,19 @@ pub enum Refusal {
     Forged,
 }
 
+impl Refusal {
+    /// Returns the name of the reason, as metrics have it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Missing(_) => "missing",
+            Self::Malformed(_) => "malformed",
+            Self::Ambiguous(_) => "ambiguous",
+            Self::OutOfTime => "out_of_time",
+            Self::Forged => "forged",
+        }
+    }
+}
+
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

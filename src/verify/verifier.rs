@@ -170,12 +170,6 @@ impl Preset {
         Verifier::new(*self, secret.as_ref(), Some(public_url))
     }
 
-    /// Returns `true` if this crate knows how the sender signs. [`verifier`](Self::verifier) fails otherwise.
-    #[must_use]
-    pub const fn has_verifier(&self) -> bool {
-        self.scheme.is_some()
-    }
-
     /// Returns `true` if a signed time limits how long a captured delivery can be sent again.
     #[must_use]
     pub fn signs_time(&self) -> bool {

@@ -209,7 +209,7 @@ impl Load {
     /// Returns how many claims of this load were gone when they were completed.
     pub(super) fn missing(&self) -> usize {
         let sent = self.sent.load(Ordering::SeqCst);
-        let ids: HashSet<_> = (0..sent).map(|event| dedup_key(&self.id(event)).log_id()).collect();
+        let ids: HashSet<_> = (0..sent).map(|event| self.id(event)).collect();
         let records = LOG.beginning("the store lost a claim");
         records.iter().filter(|record| ids.contains(&record["id"])).count()
     }
