@@ -20,6 +20,16 @@ type ExtractFn = dyn Fn(&RequestRef<'_>) -> Result<Extracted, KeyError> + Send +
 type NamespaceFn = dyn Fn(&RequestRef<'_>) -> Option<String> + Send + Sync;
 type ConditionFn = dyn Fn(&RequestRef<'_>) -> bool + Send + Sync;
 
+/// A key that a layer takes: a [`KeyExtractor`], or a [`Preset`](crate::provider::Preset).
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not the key of a layer",
+    label = "a `KeyExtractor` or a `Preset` is wanted",
+    note = "a `KeyPart` or an `EachKey` becomes a `KeyExtractor` by its namespace: add `.namespace(\"acme\")`"
+)]
+pub trait IntoKeyExtractor: Into<KeyExtractor> {}
+
+impl IntoKeyExtractor for KeyExtractor {}
+
 /// The result of an extractor on a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]

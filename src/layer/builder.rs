@@ -16,6 +16,8 @@ use crate::adapter::TransactionAdapter;
 #[cfg(feature = "testing")]
 use crate::adapter::{CallTerms, Token};
 use crate::error::{ConfigError, valid};
+use crate::key::IntoKeyExtractor;
+#[cfg(feature = "testing")]
 use crate::key::KeyExtractor;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::ledger::Transactional;
@@ -108,7 +110,7 @@ impl DedupLayer {
     /// If the adapter has no [`leases`](crate::adapter::Abilities::leases);
     /// [`try_new`](Self::try_new) returns an error instead.
     #[track_caller]
-    pub fn new(key: impl Into<KeyExtractor>, adapter: impl DedupAdapter) -> Self {
+    pub fn new(key: impl IntoKeyExtractor, adapter: impl DedupAdapter) -> Self {
         valid(Self::try_new(key, adapter))
     }
 
@@ -119,7 +121,7 @@ impl DedupLayer {
     /// [`ConfigError::UnsupportedByAdapter`] if the adapter has no
     /// [`leases`](crate::adapter::Abilities::leases).
     pub fn try_new(
-        key: impl Into<KeyExtractor>,
+        key: impl IntoKeyExtractor,
         adapter: impl DedupAdapter,
     ) -> Result<Self, ConfigError> {
         Ok(Self::with_ledger(key, Lease::new(Arc::new(adapter))?))
@@ -128,7 +130,7 @@ impl DedupLayer {
     /// Deduplicates on arrival: a key becomes permanent before its handler runs, and an event
     /// whose handler fails is lost.
     pub fn on_arrival(
-        key: impl Into<KeyExtractor>,
+        key: impl IntoKeyExtractor,
         adapter: impl DedupAdapter,
     ) -> DedupLayer<OnArrival> {
         DedupLayer::with_ledger(key, OnArrival::new(Arc::new(adapter)))
@@ -167,7 +169,7 @@ impl DedupLayer {
     /// ```
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub fn transactional<A: TransactionAdapter>(
-        key: impl Into<KeyExtractor>,
+        key: impl IntoKeyExtractor,
         adapter: A,
     ) -> DedupLayer<Transactional<A::Database>> {
         let max_running = adapter.default_max_running();
@@ -191,7 +193,7 @@ impl DedupLayer {
 }
 
 impl<L: Ledger> DedupLayer<L> {
-    fn with_ledger(key: impl Into<KeyExtractor>, ledger: L) -> Self {
+    fn with_ledger(key: impl IntoKeyExtractor, ledger: L) -> Self {
         Self {
             ledger: Arc::new(ledger),
             config: Config::new(key.into()),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use http::Method;
 
 use super::scheme::Scheme;
-use crate::key::{self, EachKey, KeyExtractor, KeyPart, Reader, RequestRef};
+use crate::key::{self, EachKey, IntoKeyExtractor, KeyExtractor, KeyPart, Reader, RequestRef};
 
 pub(super) const MINUTE: u64 = 60;
 pub(super) const HOUR: u64 = 60 * MINUTE;
@@ -318,6 +318,8 @@ impl PartialEq for Preset {
 }
 
 impl Eq for Preset {}
+
+impl IntoKeyExtractor for Preset {}
 
 impl From<Preset> for KeyExtractor {
     fn from(preset: Preset) -> Self {

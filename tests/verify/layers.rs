@@ -17,6 +17,7 @@ use tower::limit::ConcurrencyLimitLayer;
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_dedup::adapter::{MaintenanceAdapter, MemoryAdapter};
+use tower_dedup::key::IntoKeyExtractor;
 use tower_dedup::provider::Preset;
 use tower_dedup::verify::{Verifier, Verify, VerifyLayer};
 use tower_dedup::{Dedup, DedupKey, DedupLayer, KeyExtractor, Verified, key, provider};
@@ -57,11 +58,11 @@ struct Site {
 }
 
 impl Site {
-    fn new(key: impl Into<KeyExtractor>, verifier: Verifier) -> Self {
+    fn new(key: impl IntoKeyExtractor, verifier: Verifier) -> Self {
         Self::with(key, VerifyLayer::new(verifier))
     }
 
-    fn with(key: impl Into<KeyExtractor>, verify: VerifyLayer) -> Self {
+    fn with(key: impl IntoKeyExtractor, verify: VerifyLayer) -> Self {
         Self {
             store: Arc::new(MemoryAdapter::new()),
             bodies: Arc::default(),
