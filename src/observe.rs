@@ -165,55 +165,34 @@ macro_rules! log {
     };
 }
 
+/// Adds to a counter: one, or the number before its name.
+macro_rules! count {
+    ($number:expr; $name:literal $(, $label:literal => $value:expr)*) => {{
+        #[cfg(feature = "metrics")]
+        metrics::counter!($name $(, $label => $value)*).increment($number);
+        #[cfg(not(feature = "metrics"))]
+        let _ = || ($number, $($value),*);
+    }};
+    ($name:literal $($labels:tt)*) => { count!(1; $name $($labels)*) };
+}
+
 mod background;
 mod delivery;
 #[cfg(feature = "metrics")]
 pub(crate) mod describe;
 mod error_text;
-mod event;
-mod losses;
-#[cfg(feature = "memory")]
-mod memory;
 mod meters;
 mod outcome;
-#[cfg(feature = "postgres")]
-mod postgres;
-mod purge;
-#[cfg(feature = "redis")]
-mod redis_store;
+mod records;
 mod run;
-mod settings;
-mod shadow;
 mod span;
 mod store;
-mod table;
 
 pub(crate) use background::{Background, background, orphaned_panic, pending_write};
-pub(crate) use delivery::Report;
-pub(crate) use event::{
-    lease_lost, mismatch, response_not_stored, same_body, takeover, unprotected,
-};
-pub(crate) use losses::claim_missing;
-#[cfg(feature = "redis")]
-pub(crate) use losses::store_loss_suspected;
-#[cfg(feature = "memory")]
-pub(crate) use memory::{evicted, evicting, nearly_full};
+pub(crate) use delivery::{Report, ShadowFields};
 pub(crate) use meters::{Meters, MetersByNamespace};
 pub(crate) use outcome::Outcome;
-#[cfg(feature = "postgres")]
-pub(crate) use postgres::not_encrypted;
-pub(crate) use purge::{purge_failed, purged};
-#[cfg(feature = "redis")]
-pub(crate) use redis_store::{redis_hides_its_policy, redis_is_unfit};
+pub(crate) use records::*;
 pub(crate) use run::RunReport;
-#[cfg(feature = "verify")]
-pub(crate) use settings::not_verified;
-#[cfg(feature = "axum")]
-pub(crate) use settings::rejected;
-pub(crate) use settings::{short_retention, small_body_limit, unsigned_id};
-pub(crate) use shadow::{ShadowFields, mode_changed, shadow};
 pub(crate) use span::store_span;
-#[cfg(feature = "postgres")]
-pub(crate) use store::lane_restarted;
-pub(crate) use store::store_call;
-pub(crate) use table::{TableCounts, set_last_purge, table};
+pub(crate) use store::{TableCounts, set_last_purge, store_call, table};

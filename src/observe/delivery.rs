@@ -8,10 +8,18 @@ use tracing::Span;
 use super::error_text::chain;
 use super::meters::Meters;
 use super::outcome::Outcome;
-use super::shadow::ShadowFields;
 use super::span::DeliverySpan;
 use crate::error::BoxError;
 use crate::key::Event;
+
+/// The fields of the log record of a delivery in shadow.
+pub(crate) struct ShadowFields {
+    pub(crate) verdict: &'static str,
+    /// Whether the layer would have refused the delivery because of a fault.
+    pub(crate) is_fault: bool,
+    /// The beginning of the payload's SHA-256, in hex.
+    pub(crate) payload: String,
+}
 
 /// The fields of a delivery's log record. Each is set when it is known.
 pub(crate) struct Report {

@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::event::count;
 #[cfg(feature = "metrics")]
 use super::outcome::Outcome;
 use crate::key::DedupKey;
@@ -88,7 +87,7 @@ impl Meters {
     /// Reports a duplicate that came on another path than the path on which its event was handled.
     pub(crate) fn handled_on_another_path(&self, key: &DedupKey) {
         const PAUSE: Duration = Duration::from_secs(60);
-        count("tower_dedup_other_path_total", key);
+        count!("tower_dedup_other_path_total", "namespace" => key.namespace().to_owned());
         let mut logged = self.logged_other_path.lock().unwrap_or_else(PoisonError::into_inner);
         if logged.is_some_and(|logged| logged.elapsed() < PAUSE) {
             return;
