@@ -192,7 +192,20 @@ pub(crate) use background::{Background, background, orphaned_panic, pending_writ
 pub(crate) use delivery::{Report, ShadowFields};
 pub(crate) use meters::{Meters, MetersByNamespace};
 pub(crate) use outcome::Outcome;
-pub(crate) use records::*;
+#[cfg(feature = "verify")]
+pub(crate) use records::not_verified;
+#[cfg(feature = "axum")]
+pub(crate) use records::rejected;
+pub(crate) use records::{
+    claim_missing, lease_lost, mismatch, mode_changed, purge_failed, purged, response_not_stored,
+    same_body, shadow, short_retention, small_body_limit, takeover, unprotected, unsigned_id,
+};
+#[cfg(feature = "memory")]
+pub(crate) use records::{evicted, evicting, nearly_full};
+#[cfg(feature = "postgres")]
+pub(crate) use records::{lane_restarted, not_encrypted};
+#[cfg(feature = "redis")]
+pub(crate) use records::{redis_hides_its_policy, redis_is_unfit, store_loss_suspected};
 pub(crate) use run::RunReport;
 pub(crate) use span::store_span;
 pub(crate) use store::{TableCounts, set_last_purge, store_call, table};

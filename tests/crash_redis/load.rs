@@ -22,7 +22,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use crate::support::effects::answer;
 use crate::support::log::Log;
 use crate::support::redis::Cluster;
-use crate::support::{Body, by_header, dedup_key, request, result, send};
+use crate::support::{Body, by_header, request, result, send};
 
 /// A run ends long before this bound. Only a test that hangs reaches it.
 pub(super) const FOR_EVER: Duration = Duration::from_secs(60);
