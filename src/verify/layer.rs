@@ -101,44 +101,26 @@ impl VerifyLayer {
 
     /// Sets the largest body, in bytes. A larger body is answered 413. The smaller of this limit and
     /// the [limit](crate::DedupLayer::body_limit) of the `DedupLayer` applies: set both.
-    ///
-    /// # Panics
-    ///
-    /// For 0; [`try_body_limit`](Self::try_body_limit) returns an error instead.
-    #[track_caller]
-    pub fn body_limit(self, bytes: usize) -> Self {
-        valid(self.try_body_limit(bytes))
-    }
-
-    /// Sets [`body_limit`](Self::body_limit).
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::InvalidSetting`] for 0.
-    pub fn try_body_limit(mut self, bytes: usize) -> Result<Self, ConfigError> {
-        check(bytes > 0, "body_limit", "at least 1 byte")?;
+    pub fn body_limit(mut self, bytes: usize) -> Self {
         self.body_limit = bytes;
-        Ok(self)
+        self
     }
 
     /// Sets the time in which a body must arrive. A slower body is answered 408.
-    ///
-    /// # Panics
-    ///
-    /// For zero; [`try_body_timeout`](Self::try_body_timeout) returns an error instead.
-    #[track_caller]
-    pub fn body_timeout(self, time: Duration) -> Self {
-        valid(self.try_body_timeout(time))
+    pub fn body_timeout(mut self, time: Duration) -> Self {
+        self.body_timeout = time;
+        self
     }
 
-    /// Sets [`body_timeout`](Self::body_timeout).
+    /// Returns the layer if its settings are valid. A layer with an invalid setting panics when it wraps a service.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::InvalidSetting`] for zero.
-    pub fn try_body_timeout(mut self, time: Duration) -> Result<Self, ConfigError> {
-        check(!time.is_zero(), "body_timeout", NOT_ZERO)?;
-        self.body_timeout = time;
+    /// [`ConfigError::InvalidSetting`] for a [`body_limit`](Self::body_limit) of 0 bytes, or a
+    /// [`body_timeout`](Self::body_timeout) of zero.
+    pub fn checked(self) -> Result<Self, ConfigError> {
+        check(self.body_limit > 0, "body_limit", "at least 1 byte")?;
+        check(!self.body_timeout.is_zero(), "body_timeout", NOT_ZERO)?;
         Ok(self)
     }
 
@@ -183,7 +165,7 @@ impl<S> Layer<S> for VerifyLayer {
     type Service = Verify<S>;
 
     fn layer(&self, inner: S) -> Verify<S> {
-        Verify { inner, layer: self.clone() }
+        Verify { inner, layer: valid(self.clone().checked()) }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -20,7 +21,9 @@ use tower_dedup::adapter::{MaintenanceAdapter, MemoryAdapter};
 use tower_dedup::key::IntoKeyExtractor;
 use tower_dedup::provider::Preset;
 use tower_dedup::verify::{Verifier, Verify, VerifyLayer};
-use tower_dedup::{Dedup, DedupKey, DedupLayer, KeyExtractor, Verified, key, provider};
+use tower_dedup::{
+    ConfigError, Dedup, DedupKey, DedupLayer, KeyExtractor, Verified, key, provider,
+};
 
 use crate::vectors::{VECTORS, at, case, cases, signature_header};
 
@@ -344,6 +347,21 @@ async fn body_limit_of_both_layers_follows_the_preset() {
         let push = provider::GITHUB.sign(secret, None, std::time::SystemTime::now(), push).unwrap();
         assert_eq!(send(&site.right()[0], push.map(Body::from)).await, expected, "{bytes} bytes");
     }
+}
+
+#[test]
+fn invalid_setting_is_reported_by_checked_and_by_the_first_use() {
+    let layer = || VerifyLayer::from_fn(|_, _, _| Ok(()));
+    for (layer, setting) in [
+        (layer().body_limit(0), "body_limit"),
+        (layer().body_timeout(Duration::ZERO), "body_timeout"),
+    ] {
+        let error = layer.clone().checked().unwrap_err();
+        assert!(matches!(error, ConfigError::InvalidSetting { setting: it, .. } if it == setting));
+        let panic = catch_unwind(AssertUnwindSafe(|| layer.layer(()))).unwrap_err();
+        assert_eq!(panic.downcast_ref::<String>(), Some(&error.to_string()));
+    }
+    assert!(layer().body_limit(1).body_timeout(Duration::from_nanos(1)).checked().is_ok());
 }
 
 /// The layer calls the service that it polled ready.
