@@ -8,6 +8,7 @@ use std::env;
 use axum::routing::{MethodRouter, post};
 use axum::{Router, body::Bytes};
 use tower_dedup::adapter::SqliteAdapter;
+use tower_dedup::key::IntoKeyExtractor;
 use tower_dedup::provider::{GITHUB, STRIPE, TWILIO};
 use tower_dedup::verify::{Verifier, VerifyLayer};
 use tower_dedup::{BoxError, DedupLayer, Delivery, KeyExtractor};
@@ -40,7 +41,7 @@ fn set(variable: &str) -> Result<String, String> {
     env::var(variable).map_err(|_| format!("set {variable}"))
 }
 
-fn route(verifier: Verifier, key: impl Into<KeyExtractor>, store: &SqliteAdapter) -> MethodRouter {
+fn route(verifier: Verifier, key: impl IntoKeyExtractor, store: &SqliteAdapter) -> MethodRouter {
     let dedup = DedupLayer::new(key, store.clone()).require_verified();
     post(on_event).layer((VerifyLayer::new(verifier), dedup))
 }

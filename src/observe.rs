@@ -11,7 +11,7 @@
 //! | field | meaning |
 //! |---|---|
 //! | `outcome` | see below |
-//! | `namespace`, `id` | the first key; `id` is the first 16 hex digits of its SHA-256, or the id itself by choice ([`LogIds`](crate::LogIds)) |
+//! | `namespace`, `id` | the first key; `id` is the id itself with control characters escaped, or the first 16 hex digits of its SHA-256 ([`LogIds`](crate::LogIds)) |
 //! | `event_type` | the type of the first event, as the sender names it |
 //! | `keys` | the number of events in the delivery (each event has one key, and one second identity at most) |
 //! | `attempt`, `takeover` | of a run: see [`Delivery`](crate::Delivery) |
@@ -25,7 +25,7 @@
 //! | `outcome` | level | meaning |
 //! |---|---|---|
 //! | `completed` | info | the handler succeeded; the key is complete |
-//! | `failed` | info | the handler failed; the key is free for the retry (on arrival: the event is lost) |
+//! | `failed` | info; warn for a preset whose sender does not [retry](crate::provider::Preset::retries) after a response | the handler failed; the key is free for the retry (on arrival: the event is lost). Without a retry, the event is lost unless somebody sends it again |
 //! | `handler_timeout` | warn | the handler ran for longer than [`handler_timeout`](crate::DedupLayer::handler_timeout) and was dropped; the key is free for the retry (on arrival: the event is lost) |
 //! | `panicked` | error | the handler panicked; the key is free for the retry (on arrival: the event is lost) |
 //! | `uncommitted` | error | the handler succeeded, but the ledger could not commit |
@@ -43,7 +43,7 @@
 //! | `handshake` | info | the layer answered a [handshake](crate::KeyExtractor::handshake_when), such as GitHub's ping |
 //! | `bypass` | debug | a request without an event for the handler, a missing key that passes through, or a delivery that an outer layer already runs. The record of the first two comes after the handler, and `uncommitted`, `panicked`, `handler_timeout` and `overloaded` apply to them too |
 //!
-//! Other records, with the same target. A record about one event names it by the hash of its id:
+//! Other records, with the same target. A record about one event has `namespace` and `id` too:
 //!
 //! | message begins with | level | meaning |
 //! |---|---|---|
@@ -54,7 +54,7 @@
 //! | `mode changed` | info | [`set_mode`](crate::DedupHandle::set_mode) was called; `from` and `to` are the modes |
 //! | `nested layers` | warn, once | an outer layer uses the same keys |
 //! | `unsigned id` | warn, once a layer | [`require_verified`](crate::DedupLayer::require_verified) is set, the sender does not sign the id, and there is no [content identity](crate::guide::keys#an-id-that-is-not-signed) |
-//! | `not verified` | warn | a [`VerifyLayer`](crate::verify::VerifyLayer) refused the request; `reason` says why |
+//! | `not verified` | warn | a [`VerifyLayer`](crate::verify::VerifyLayer) refused the request; `preset` is the sender, `path` the path of the request, and `reason` says why |
 //! | `same body` | warn | the event is a duplicate by its [content identity](crate::KeyExtractor::content_identity) only: a replay under another id, or two events with the same bytes |
 //! | `payload mismatch` | warn | the event was handled with another payload |
 //! | `response not stored` | warn | duplicates of this event get an empty response |
@@ -88,33 +88,7 @@
 //!
 //! The feature `metrics` reports through the [`metrics`](https://docs.rs/metrics) facade:
 //!
-//! | name | kind | labels | meaning |
-//! |---|---|---|---|
-//! | `tower_dedup_deliveries_total` | counter | `namespace`, `outcome` | deliveries by outcome, as above |
-//! | `tower_dedup_running` | gauge | `namespace` | deliveries that have begun and not ended |
-//! | `tower_dedup_waiting` | gauge | `namespace` | deliveries that wait for another delivery of their event, or for a permit |
-//! | `tower_dedup_pending_writes` | gauge | `namespace` | completions and releases of ended deliveries that have not reached the store |
-//! | `tower_dedup_delivery_duration_seconds` | histogram | `namespace`, `outcome` | the time from the head of the request to the head of the response, or of the run |
-//! | `tower_dedup_store_duration_seconds` | histogram | `operation`, `result` | store calls: `claim`, `renew`, `complete`, `release`; in transactions `begin`, `release_in`, `commit`, `rollback`. `result` is `ok` or the kind of the error |
-//! | `tower_dedup_duplicate_age_seconds` | histogram | `namespace` | the time since the event of a duplicate was first seen. Ages near the retention mean that the retention is too short |
-//! | `tower_dedup_first_attempts_total` | counter | `namespace`, `result` | first attempts that ended; `result` is `completed` if the events of the attempt are complete, else `failed`; `cancelled` counts as `failed`. A handler that ran unprotected counts as a first attempt |
-//! | `tower_dedup_takeovers_total` | counter | `namespace` | runs after another lease lapsed |
-//! | `tower_dedup_leases_lost_total` | counter | `namespace` | handlers that lost their lease |
-//! | `tower_dedup_unprotected_total` | counter | `namespace` | handlers that ran although the store did not reply |
-//! | `tower_dedup_other_path_total` | counter | `namespace` | duplicates that came on another path than their event |
-//! | `tower_dedup_mismatches_total` | counter | `namespace` | events that came again with another payload |
-//! | `tower_dedup_responses_not_stored_total` | counter | `namespace` | responses that were to be stored and cannot be |
-//! | `tower_dedup_background_total` | counter | `operation`, `result` | store calls that ended after their delivery: `claim`, `complete`, `release`. `result` is `ok`, `gave_up` or `refused` |
-//! | `tower_dedup_lane_restarts_total` | counter | `store` | connections that a lane of the queue has lost; the lane opens another one. `store` is `postgres`; the lanes of SQLite have no connection of their own |
-//! | `tower_dedup_shadow_total` | counter | `namespace`, `verdict` | deliveries in [shadow](crate::Mode::Shadow) by [verdict](crate::Verdict) |
-//! | `tower_dedup_purged_total` | counter | | expired keys that were deleted |
-//! | `tower_dedup_last_purge_timestamp_seconds` | gauge | | the Unix time at which the last round of a purge succeeded; before the first round, at which purging began |
-//! | `tower_dedup_rows` | gauge | `state` | keys in the store after the last round of a purge; an estimate for a large store. Two SQL stores in one process share these gauges, and the last round counts; `state` is `in_flight`, `lapsed`, `released`, `complete` or `expired` |
-//! | `tower_dedup_expired_rows` | gauge | | expired keys after the last round: they expired less than an hour ago |
-//! | `tower_dedup_oldest_lapsed_seconds` | gauge | | the time since the oldest lapsed lease lapsed, at the last round; 0 if no lease has lapsed |
-//! | `tower_dedup_table_bytes` | gauge | | the size of the table with its indexes, or of the file, after the last round |
-//! | `tower_dedup_evicted_total` | counter | | live keys that a full `MemoryAdapter` has forgotten |
-//! | `tower_dedup_store_losses_total` | counter | `kind` | signs of lost writes: `kind` is `missing` (the row of a claim was gone when its handler had succeeded), or, of a `RedisAdapter`, `suspected` or `evicted` |
+#![doc = include_str!("observe/metrics.md")]
 //!
 //! A gauge counts a delivery or a call exactly once, and until its future ends or is dropped.
 //!
@@ -166,7 +140,7 @@
 //! |---|---|---|
 //! | span `delivery` | span `process {namespace}` of kind `CONSUMER`, `messaging.operation.type` = `process` | the conventions name a span by its operation and its destination |
 //! | `namespace` | `messaging.destination.name` | |
-//! | `id` | `messaging.message.id` | only with [`LogIds::Plain`](crate::LogIds::Plain): otherwise it is the hash of the id |
+//! | `id` | `messaging.message.id` | under [`LogIds::Hashed`](crate::LogIds::Hashed) it is the hash of the id |
 //! | `outcome`, if not `completed` or `duplicate` | `error.type` | |
 //! | `attempt`, `takeover`, `mode`, `verdict` | none | |
 //! | span `store` | span `{operation} {table}` of kind `CLIENT` | the conventions name a span by its operation and its target |
@@ -178,17 +152,28 @@
 //! | `tower_dedup_store_duration_seconds` | `db.client.operation.duration` | histogram in seconds |
 //! | every other metric | none | |
 
-/// Logs a record that names an event by its namespace and the hash of its id.
+/// Logs a record that names an event by its namespace and its id.
 macro_rules! log {
     ($level:ident, $key:expr, $($fields:tt)+) => {
         tracing::event!(
             target: "tower_dedup",
             tracing::Level::$level,
             namespace = $key.namespace(),
-            id = $key.log_id(),
+            id = &*$key.shown_id(),
             $($fields)+
         )
     };
+}
+
+/// Adds to a counter: one, or the number before its name.
+macro_rules! count {
+    ($number:expr; $name:literal $(, $label:literal => $value:expr)*) => {{
+        #[cfg(feature = "metrics")]
+        metrics::counter!($name $(, $label => $value)*).increment($number);
+        #[cfg(not(feature = "metrics"))]
+        let _ = || ($number, $($value),*);
+    }};
+    ($name:literal $($labels:tt)*) => { count!(1; $name $($labels)*) };
 }
 
 mod background;
@@ -196,50 +181,31 @@ mod delivery;
 #[cfg(feature = "metrics")]
 pub(crate) mod describe;
 mod error_text;
-mod event;
-mod losses;
-#[cfg(feature = "memory")]
-mod memory;
 mod meters;
 mod outcome;
-#[cfg(feature = "postgres")]
-mod postgres;
-mod purge;
-#[cfg(feature = "redis")]
-mod redis_store;
+mod records;
 mod run;
-mod settings;
-mod shadow;
 mod span;
 mod store;
-mod table;
 
 pub(crate) use background::{Background, background, orphaned_panic, pending_write};
-pub(crate) use delivery::Report;
-pub(crate) use event::{
-    lease_lost, mismatch, response_not_stored, same_body, takeover, unprotected,
-};
-pub(crate) use losses::claim_missing;
-#[cfg(feature = "redis")]
-pub(crate) use losses::store_loss_suspected;
-#[cfg(feature = "memory")]
-pub(crate) use memory::{evicted, evicting, nearly_full};
+pub(crate) use delivery::{Report, ShadowFields};
 pub(crate) use meters::{Meters, MetersByNamespace};
 pub(crate) use outcome::Outcome;
-#[cfg(feature = "postgres")]
-pub(crate) use postgres::not_encrypted;
-pub(crate) use purge::{purge_failed, purged};
-#[cfg(feature = "redis")]
-pub(crate) use redis_store::{redis_hides_its_policy, redis_is_unfit};
-pub(crate) use run::RunReport;
 #[cfg(feature = "verify")]
-pub(crate) use settings::not_verified;
+pub(crate) use records::not_verified;
 #[cfg(feature = "axum")]
-pub(crate) use settings::rejected;
-pub(crate) use settings::{short_retention, small_body_limit, unsigned_id};
-pub(crate) use shadow::{ShadowFields, mode_changed, shadow};
-pub(crate) use span::store_span;
+pub(crate) use records::rejected;
+pub(crate) use records::{
+    claim_missing, lease_lost, mismatch, mode_changed, purge_failed, purged, response_not_stored,
+    same_body, shadow, short_retention, small_body_limit, takeover, unprotected, unsigned_id,
+};
+#[cfg(feature = "memory")]
+pub(crate) use records::{evicted, evicting, nearly_full};
 #[cfg(feature = "postgres")]
-pub(crate) use store::lane_restarted;
-pub(crate) use store::store_call;
-pub(crate) use table::{TableCounts, set_last_purge, table};
+pub(crate) use records::{lane_restarted, not_encrypted};
+#[cfg(feature = "redis")]
+pub(crate) use records::{redis_hides_its_policy, redis_is_unfit, store_loss_suspected};
+pub(crate) use run::RunReport;
+pub(crate) use span::store_span;
+pub(crate) use store::{TableCounts, set_last_purge, store_call, table};

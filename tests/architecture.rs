@@ -93,7 +93,7 @@ const LEVELS: &[(&str, Levels)] = &[
             &["public_url"],
             &["received"],
             &["schemes"],
-            &["scheme"],
+            &["secret"],
             &["verifier"],
             &["layer", "sign"],
         ],

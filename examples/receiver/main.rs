@@ -110,9 +110,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tower_dedup::adapter::{self, MaintenanceAdapter, PostgresAdapter, SqliteAdapter};
 use tower_dedup::ledger::Ledger;
 use tower_dedup::verify::{Verifier, VerifyLayer};
-use tower_dedup::{
-    DedupHandle, DedupLayer, DedupTx, Delivery, LogIds, Mode, OnMismatch, key, provider,
-};
+use tower_dedup::{DedupHandle, DedupLayer, DedupTx, Delivery, Mode, OnMismatch, key, provider};
 
 /// The time limit of a shutdown.
 const SHUTDOWN: Duration = Duration::from_secs(30);
@@ -358,8 +356,7 @@ impl Routes {
     {
         let (mut router, mut handles) = (Router::new(), Vec::new());
         for preset in provider::ALL {
-            // The page shows the ids.
-            let mut dedup = layer(*preset).lease(self.lease).log_ids(LogIds::Plain);
+            let mut dedup = layer(*preset).lease(self.lease);
             if self.compare_payload {
                 dedup = dedup.compare_payload(key::body_digest(), OnMismatch::Report);
             }

@@ -57,7 +57,7 @@ pub(crate) fn verifiers(
 
 /// Returns the presets with a scheme.
 fn senders() -> impl Iterator<Item = &'static Preset> {
-    provider::ALL.iter().filter(|preset| preset.scheme().is_some())
+    provider::ALL.iter().filter(|preset| preset.has_verifier())
 }
 
 /// Returns `WEBHOOK_SECRET_STANDARD_WEBHOOKS` for `standard-webhooks`.

@@ -16,7 +16,7 @@ use crate::error::{ConfigError, Error};
 /// | `redis+sentinel://host:port,host:port/master` | `RedisAdapter` over the master that Sentinel names | `redis` |
 /// | `redis+cluster://host:port,host:port` | `RedisAdapter` over a cluster | `redis` |
 ///
-/// `rediss` in place of `redis` stands for TLS. It needs the feature `tls-rustls` or `tls-native-tls`.
+/// `rediss` in place of `redis` stands for TLS. It needs one of the TLS [features](crate#features).
 /// `valkey` and `valkeys` are other names of both.
 ///
 /// # Errors

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::id::event_type;
-use super::members::{Members, Names};
+use super::json::Pointers;
 use super::part::KeyPart;
 use super::request::RequestRef;
 use crate::error::KeyError;
@@ -16,7 +16,7 @@ pub(crate) struct EventPart {
     id: KeyPart,
     event_type: Option<KeyPart>,
     /// Set if there is more than one pointer.
-    names: Option<Names>,
+    pointers: Option<Pointers>,
 }
 
 /// The id of one event, without a namespace, and the event's type.
@@ -28,19 +28,19 @@ pub(crate) struct FoundId<'r> {
 
 impl EventPart {
     pub(crate) fn new(id: KeyPart) -> Self {
-        Self { id, event_type: None, names: None }.with_names()
+        Self { id, event_type: None, pointers: None }.with_pointers()
     }
 
     pub(crate) fn with_event_type(self, part: KeyPart) -> Self {
-        Self { event_type: Some(part), ..self }.with_names()
+        Self { event_type: Some(part), ..self }.with_pointers()
     }
 
-    fn with_names(mut self) -> Self {
-        let mut names = Names::default();
-        let parts = [Some(&self.id), self.event_type.as_ref()];
-        let pointers: usize =
-            parts.into_iter().flatten().map(|part| part.add_names(&mut names)).sum();
-        self.names = (pointers > 1).then_some(names);
+    fn with_pointers(mut self) -> Self {
+        let mut pointers = Pointers::default();
+        for part in std::iter::once(&self.id).chain(&self.event_type) {
+            part.add_pointers(&mut pointers);
+        }
+        self.pointers = (pointers.len() > 1).then_some(pointers);
         self
     }
 
@@ -54,7 +54,7 @@ impl EventPart {
         Self {
             id: self.id.with_head_of(request),
             event_type: self.event_type.as_ref().map(|part| part.with_head_of(request)),
-            names: self.names.clone(),
+            pointers: self.pointers.clone(),
         }
     }
 
@@ -62,11 +62,11 @@ impl EventPart {
         &self,
         request: &RequestRef<'r>,
     ) -> Result<Option<FoundId<'r>>, KeyError> {
-        let members = self.names.as_ref().and_then(|names| Members::read(request.body(), names));
-        if members.is_none() {
+        let values = self.pointers.as_ref().and_then(|pointers| pointers.read(request.body()));
+        if values.is_none() {
             return self.read_parts(request);
         }
-        let found = self.read_parts(&request.with_members(members.as_ref()))?;
+        let found = self.read_parts(&request.with_values(values.as_ref()))?;
         Ok(found.map(FoundId::into_owned))
     }
 
@@ -123,8 +123,8 @@ mod tests {
     #[test]
     fn one_walk_reads_two_or_more_pointers_only() {
         let one = EventPart::new(json("/id"));
-        assert!(one.names.is_none());
-        assert!(one.with_event_type(json("/type")).names.is_some());
-        assert!(EventPart::new(json("/id").and(json("/type"))).names.is_some());
+        assert!(one.pointers.is_none());
+        assert!(one.with_event_type(json("/type")).pointers.is_some());
+        assert!(EventPart::new(json("/id").and(json("/type"))).pointers.is_some());
     }
 }

@@ -20,6 +20,16 @@ type ExtractFn = dyn Fn(&RequestRef<'_>) -> Result<Extracted, KeyError> + Send +
 type NamespaceFn = dyn Fn(&RequestRef<'_>) -> Option<String> + Send + Sync;
 type ConditionFn = dyn Fn(&RequestRef<'_>) -> bool + Send + Sync;
 
+/// A key that a layer takes: a [`KeyExtractor`], or a [`Preset`](crate::provider::Preset).
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not the key of a layer",
+    label = "a `KeyExtractor` or a `Preset` is wanted",
+    note = "a `KeyPart` or an `EachKey` becomes a `KeyExtractor` by its namespace: add `.namespace(\"acme\")`"
+)]
+pub trait IntoKeyExtractor: Into<KeyExtractor> {}
+
+impl IntoKeyExtractor for KeyExtractor {}
+
 /// The result of an extractor on a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -62,6 +72,7 @@ pub struct KeyExtractor {
     retention_floor: Option<Duration>,
     max_body: Option<usize>,
     unsigned_id: bool,
+    tried_once: bool,
 }
 
 /// A second identity.
@@ -149,6 +160,7 @@ impl KeyExtractor {
             retention_floor: None,
             max_body: None,
             unsigned_id: false,
+            tried_once: false,
         }
     }
 
@@ -605,6 +617,17 @@ impl KeyExtractor {
     /// Returns `true` if nothing that the sender signs identifies the event.
     pub(crate) fn is_replayable(&self) -> bool {
         self.unsigned_id && self.second.is_none()
+    }
+
+    /// States that the sender does not deliver again after a response, whatever the response is.
+    pub(crate) fn with_one_try(mut self) -> Self {
+        self.tried_once = true;
+        self
+    }
+
+    /// Returns `true` if the sender does not deliver again after a response.
+    pub(crate) fn is_tried_once(&self) -> bool {
+        self.tried_once
     }
 
     pub(crate) fn namespace_str(&self) -> &Arc<str> {

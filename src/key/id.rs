@@ -1,7 +1,9 @@
 //! [`DedupKey`], and the events of one delivery with their keys.
 
 use std::borrow::Cow;
+use std::cmp::Ordering;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -19,13 +21,16 @@ pub(super) const MAX_NAMESPACE_LEN: usize = 64;
 ///
 /// Cloning is cheap and makes another handle to the same key. `Debug` shows the first 16 hex
 /// digits of the id's SHA-256 instead of the id, because ids of some senders are personal data.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone)]
 pub struct DedupKey {
     /// The namespace, a NUL and the id in one allocation, so that one call hashes all of it.
     /// Neither part holds a NUL. A namespace holds no control character, so keys sort by namespace
     /// first.
     text: Arc<str>,
-    id_at: usize,
+    /// At most 65.
+    id_at: u8,
+    /// Log records show the digest of the id. It is no part of the key's identity.
+    is_hashed_in_logs: bool,
 }
 
 impl DedupKey {
@@ -73,7 +78,8 @@ impl DedupKey {
         text[id_at..len].copy_from_slice(id.as_bytes());
         let text = std::str::from_utf8(&text[..len])
             .map_err(|_| KeyError::new(KeyErrorKind::NotUtf8, "the id"))?;
-        Ok(Self { text: text.into(), id_at })
+        let id_at = u8::try_from(id_at).unwrap_or_default();
+        Ok(Self { text: text.into(), id_at, is_hashed_in_logs: false })
     }
 
     /// Returns bytes that no other key has.
@@ -90,20 +96,51 @@ impl DedupKey {
     /// Returns the namespace: the provider or endpoint that the id belongs to.
     #[must_use]
     pub fn namespace(&self) -> &str {
-        &self.text[..self.id_at - 1]
+        &self.text[..usize::from(self.id_at) - 1]
     }
 
     /// Returns the id as it is stored.
     #[must_use]
     pub fn id(&self) -> &str {
-        &self.text[self.id_at..]
+        &self.text[self.id_at.into()..]
     }
 
-    /// Returns the first 16 hex digits of the id's SHA-256. Log records carry this instead of the
-    /// id by default. `printf %s "$ID" | sha256sum | cut -c1-16` computes the same.
+    /// Returns the first 16 hex digits of the id's SHA-256. Log records carry this instead of the id under
+    /// [`LogIds::Hashed`](crate::LogIds::Hashed). `printf %s "$ID" | sha256sum | cut -c1-16` computes the same.
     #[must_use]
     pub fn log_id(&self) -> String {
         hex(&sha256(self.id().as_bytes())[..8])
+    }
+
+    /// Returns the id as log records show it.
+    pub(crate) fn shown_id(&self) -> Cow<'_, str> {
+        if self.is_hashed_in_logs { self.log_id().into() } else { escaped(self.id()) }
+    }
+}
+
+impl PartialEq for DedupKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Eq for DedupKey {}
+
+impl PartialOrd for DedupKey {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for DedupKey {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.text.cmp(&other.text)
+    }
+}
+
+impl Hash for DedupKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.text.hash(state);
     }
 }
 
@@ -134,13 +171,26 @@ const MAX_TYPE_LEN: usize = 100;
 
 /// Returns `text` if it is the type of an event: 1 to 100 bytes without control characters.
 pub(crate) fn event_type(text: &str) -> Option<Arc<str>> {
-    // The type is shown on terminals, and it may be unverified: no control characters, and none that
-    // reorder a line.
-    let is_hidden = |char: char| {
-        char.is_control() || matches!(char, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-    };
     let fits = (1..=MAX_TYPE_LEN).contains(&text.len()) && !text.contains(is_hidden);
     fits.then(|| text.into())
+}
+
+/// Returns `true` for control characters, and for those that reorder a line. A text that a terminal shows, and that may
+/// be unverified, has none.
+fn is_hidden(char: char) -> bool {
+    char.is_control() || matches!(char, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// Escapes the hidden characters, so that an id makes no further line.
+fn escaped(text: &str) -> Cow<'_, str> {
+    if !text.contains(is_hidden) {
+        return text.into();
+    }
+    let mut shown = String::with_capacity(text.len() + 8);
+    for char in text.chars() {
+        if is_hidden(char) { shown.extend(char.escape_default()) } else { shown.push(char) }
+    }
+    shown.into()
 }
 
 impl Event {
@@ -286,6 +336,16 @@ impl Keys {
         self
     }
 
+    /// Lets log records show the digests of the ids.
+    pub(crate) fn with_hashed_log_ids(mut self) -> Self {
+        for event in &mut *self.events {
+            for key in std::iter::once(&mut event.key).chain(&mut event.second) {
+                key.is_hashed_in_logs = true;
+            }
+        }
+        self
+    }
+
     /// Returns `true` if the request carried a list of events, even a list of one.
     #[must_use]
     pub fn is_multi_event(&self) -> bool {
@@ -390,6 +450,16 @@ mod tests {
     fn log_id_is_the_start_of_the_published_sha256() {
         // FIPS 180-4, the one-block example.
         assert_eq!(DedupKey::new("n", "abc").unwrap().log_id(), "ba7816bf8f01cfea");
+    }
+
+    #[test]
+    fn shown_id_is_the_id_escaped_or_its_digest() {
+        let shown = |id| DedupKey::new("n", id).unwrap().shown_id().into_owned();
+        assert_eq!(shown("a b\u{e9}%\\"), "a b\u{e9}%\\");
+        assert_eq!(shown("a\nb\u{202e}\u{1b}"), r"a\nb\u{202e}\u{1b}");
+        let keys = Keys::one(DedupKey::new("n", "abc").unwrap()).with_hashed_log_ids();
+        assert_eq!(keys.first().shown_id(), "ba7816bf8f01cfea");
+        assert_eq!(*keys.first(), DedupKey::new("n", "abc").unwrap());
     }
 
     #[test]

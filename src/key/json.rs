@@ -1,7 +1,7 @@
 //! JSON pointers (RFC 6901), and the values that they name in a body.
 //!
-//! 1. One walk reads the body once and builds no tree. It skips values that the pointer does not
-//!    name, however deeply they nest.
+//! 1. A walk reads the body once, for one pointer or for several. It builds no tree of the body, and skips
+//!    values that no pointer names, however deeply they nest.
 //! 2. The whole body must be one JSON value. The escapes in skipped strings are not checked. The
 //!    content type does not matter, because some senders say `text/plain`.
 //! 3. A member name that occurs twice on the way is malformed. The handler's parser may return the
@@ -9,6 +9,8 @@
 //! 4. Strings, booleans and 64-bit integers are ids. Other numbers are malformed, because two ids
 //!    could become one floating point number. `null` is missing.
 //! 5. In a pointer to items, `*` stands for every item of an array.
+//! 6. A walk for several pointers finds no error: where one has a fault, each is read by a walk of its own.
+//!    So a pointer has the same result alone and with others.
 //!
 //! # Why own code?
 //!
@@ -20,12 +22,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use serde::Deserialize;
 use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
+use smallvec::{SmallVec, smallvec};
 
 use super::list::List;
-use super::members::{Lookup, Members, Token};
 use crate::error::{ConfigError, KeyError, KeyErrorKind};
 
 /// The most events of one delivery. The layer's default bound is lower; this bound is checked
@@ -36,7 +38,50 @@ pub(super) const MAX_EVENTS: usize = 65_536;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Pointer {
     text: Arc<str>,
-    tokens: Arc<[Token]>,
+    tree: Arc<Tree>,
+    is_to_items: bool,
+}
+
+/// One step of a JSON pointer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Token {
+    /// The name of a member, or the index of an item.
+    Name(String),
+    /// Every item of an array.
+    EachItem,
+}
+
+/// The steps of one pointer, or of several.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Tree {
+    /// The number of the pointer that ends here.
+    ends: Option<usize>,
+    below: Vec<(Token, Self)>,
+}
+
+impl Tree {
+    /// Adds the steps of a pointer, which gets this number unless it has one.
+    fn add(&mut self, pointer: &Self, number: usize) {
+        if pointer.ends.is_some() {
+            self.ends.get_or_insert(number);
+        }
+        for (token, rest) in &pointer.below {
+            let known = self.below.iter().position(|(known, _)| known == token);
+            let at = known.unwrap_or_else(|| {
+                self.below.push((token.clone(), Self::default()));
+                self.below.len() - 1
+            });
+            self.below[at].1.add(rest, number);
+        }
+    }
+}
+
+impl FromIterator<Token> for Tree {
+    fn from_iter<I: IntoIterator<Item = Token>>(tokens: I) -> Self {
+        let tokens: Vec<_> = tokens.into_iter().collect();
+        let end = Self { ends: Some(0), below: Vec::new() };
+        tokens.into_iter().rfold(end, |tree, token| Self { ends: None, below: vec![(token, tree)] })
+    }
 }
 
 impl Pointer {
@@ -47,8 +92,8 @@ impl Pointer {
     /// [`ConfigError::InvalidPointer`] if `text` is neither empty nor starts with `/`, or if a `~`
     /// is not part of `~0` or `~1`.
     pub(super) fn to_value(text: &str) -> Result<Self, ConfigError> {
-        let tokens: Vec<_> = names(text)?.into_iter().map(Token::Name).collect();
-        Ok(Self { text: text.into(), tokens: tokens.into() })
+        let tree: Tree = names(text)?.into_iter().map(Token::Name).collect();
+        Ok(Self { text: text.into(), tree: tree.into(), is_to_items: false })
     }
 
     /// Parses a pointer to the items of an array, or of several: `*` stands for every item of an
@@ -59,21 +104,16 @@ impl Pointer {
     /// As [`to_value`](Self::to_value).
     pub(super) fn to_items(text: &str) -> Result<Self, ConfigError> {
         let token = |name| if name == "*" { Token::EachItem } else { Token::Name(name) };
-        let tokens = names(text)?.into_iter().map(token).chain([Token::EachItem]);
-        Ok(Self { text: text.into(), tokens: tokens.collect() })
+        let tree: Tree = names(text)?.into_iter().map(token).chain([Token::EachItem]).collect();
+        Ok(Self { text: text.into(), tree: tree.into(), is_to_items: true })
     }
 
     /// Returns the pointer to the items of the array that these plain names lead to.
     pub(crate) fn to_items_of(names: &[&str]) -> Self {
+        let text: String = names.iter().map(|name| format!("/{name}")).collect();
         let tokens = names.iter().map(|&name| Token::Name(name.to_owned()));
-        Self {
-            text: names.iter().map(|name| format!("/{name}")).collect::<String>().into(),
-            tokens: tokens.chain([Token::EachItem]).collect(),
-        }
-    }
-
-    pub(super) fn tokens(&self) -> &[Token] {
-        &self.tokens
+        let tree: Tree = tokens.chain([Token::EachItem]).collect();
+        Self { text: text.into(), tree: tree.into(), is_to_items: true }
     }
 
     /// Returns the pointer as it was written.
@@ -83,13 +123,54 @@ impl Pointer {
 
     /// Returns an error about the value at the pointer.
     fn error(&self, kind: KeyErrorKind) -> KeyError {
-        let what = match (kind, &*self.tokens) {
+        let what = match (kind, self.is_to_items) {
             (KeyErrorKind::InvalidJson, _) => return KeyError::new(kind, "the body"),
-            (_, [.., Token::EachItem]) if self.text.is_empty() => "the body".to_owned(),
-            (_, [.., Token::EachItem]) => format!("JSON array {}", self.text),
-            _ => format!("JSON value {}", self.text),
+            (_, true) if self.text.is_empty() => "the body".to_owned(),
+            (_, true) => format!("JSON array {}", self.text),
+            (_, false) => format!("JSON value {}", self.text),
         };
         KeyError::new(kind, what)
+    }
+}
+
+/// Several pointers, each to one value.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Pointers {
+    texts: Vec<Arc<str>>,
+    tree: Tree,
+}
+
+/// The values of several pointers in one body.
+#[derive(Debug)]
+pub(crate) struct Values<'b> {
+    texts: &'b [Arc<str>],
+    /// In the order of the pointers.
+    values: Vec<Option<&'b str>>,
+}
+
+impl Pointers {
+    pub(super) fn add(&mut self, pointer: &Pointer) {
+        self.tree.add(&pointer.tree, self.texts.len());
+        self.texts.push(Arc::clone(&pointer.text));
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.texts.len()
+    }
+
+    /// Reads the values in one walk; `None` if a pointer has a fault.
+    pub(super) fn read<'b>(&'b self, body: &'b [u8]) -> Option<Values<'b>> {
+        let found = walk(body, &self.tree, self.texts.len()).ok()?;
+        let values = found.into_iter().map(|found| found.values.first().copied()).collect();
+        Some(Values { texts: &self.texts, values })
+    }
+}
+
+impl<'b> Values<'b> {
+    /// Returns the value of a pointer, if the pointer was read.
+    fn find(&self, pointer: &Pointer) -> Option<Option<&'b str>> {
+        let number = self.texts.iter().position(|text| *text == pointer.text)?;
+        Some(self.values[number])
     }
 }
 
@@ -116,47 +197,46 @@ fn unescape(token: &str) -> Result<String, ConfigError> {
     Ok(plain)
 }
 
-/// Returns the id at `pointer` in `body`, or `None` if it is missing or `null`. `members` are those of
+/// Returns the id at `pointer` in `body`, or `None` if it is missing or `null`. `values` are those of
 /// the body, if they were read.
 pub(super) fn read<'b>(
     body: &'b [u8],
-    members: Option<&Members<'b>>,
+    values: Option<&Values<'b>>,
     pointer: &Pointer,
 ) -> Result<Option<Cow<'b, str>>, KeyError> {
-    let known = members.map_or(Lookup::Unknown, |members| members.find(&pointer.tokens));
-    let found = match known {
-        Lookup::Unknown => select(body, pointer, &pointer.tokens)?,
-        Lookup::Missing => None,
-        Lookup::Value(json) => Some(List::from([json])),
-        Lookup::Below(json, tokens) => select(json.as_bytes(), pointer, tokens)?,
+    let value = match values.and_then(|values| values.find(pointer)) {
+        Some(value) => value,
+        None => select(body, pointer)?.values.first().copied(),
     };
-    let Some(&[json]) = found.as_deref() else { return Ok(None) };
+    let Some(json) = value else { return Ok(None) };
     id(json).map_err(|kind| pointer.error(kind))
 }
 
 /// Returns the items of all arrays that `pointer` names in `body`, as slices of `body` in its order.
 /// Returns `None` if one of the arrays is missing.
 pub(crate) fn items(body: &Bytes, pointer: &Pointer) -> Result<Option<Vec<Bytes>>, KeyError> {
-    let found = select(body, pointer, &pointer.tokens)?;
+    let Found { values, is_missing } = select(body, pointer)?;
     let slice = |item: &str| body.slice_ref(item.as_bytes());
-    Ok(found.map(|found| found.into_iter().map(slice).collect()))
+    Ok((!is_missing).then(|| values.into_iter().map(slice).collect()))
 }
 
-/// Returns the text of every value that `tokens`, the end of `pointer`, name in `body`, or `None` if one
-/// is missing.
-fn select<'b>(
-    body: &'b [u8],
-    pointer: &Pointer,
-    tokens: &[Token],
-) -> Result<Option<List<&'b str>>, KeyError> {
-    let mut found = Selection::default();
+/// Returns what one pointer names in `body`.
+fn select<'b>(body: &'b [u8], pointer: &Pointer) -> Result<Found<'b>, KeyError> {
+    let found = walk(body, &pointer.tree, 1).map_err(|kind| pointer.error(kind))?;
+    Ok(found.into_iter().next().unwrap_or_default())
+}
+
+/// Returns what each of `count` pointers names in `body`, by its number.
+fn walk<'b>(body: &'b [u8], tree: &Tree, count: usize) -> Result<List<Found<'b>>, KeyErrorKind> {
+    let found = std::iter::repeat_with(Found::default).take(count).collect();
+    let mut selection = Selection { found, fault: None };
     let mut json = serde_json::Deserializer::from_slice(body);
-    let walk = Walk { tokens, found: &mut found };
+    let walk = Walk { tree, selection: &mut selection };
     let read = walk.deserialize(&mut json).and_then(|()| json.end());
-    match (found.fault, read) {
-        (Some(kind), _) => Err(pointer.error(kind)),
-        (None, Err(_)) => Err(pointer.error(KeyErrorKind::InvalidJson)),
-        (None, Ok(())) => Ok((!found.missing).then_some(found.values)),
+    match (selection.fault, read) {
+        (Some(kind), _) => Err(kind),
+        (None, Err(_)) => Err(KeyErrorKind::InvalidJson),
+        (None, Ok(())) => Ok(selection.found),
     }
 }
 
@@ -184,11 +264,18 @@ fn id(json: &str) -> Result<Option<Cow<'_, str>>, KeyErrorKind> {
     }
 }
 
-/// The result of a walk.
-#[derive(Default)]
-struct Selection<'de> {
+/// What a pointer names, as it is written.
+#[derive(Debug, Default)]
+struct Found<'de> {
     values: List<&'de str>,
-    missing: bool,
+    /// A value is missing, on the way or at the end.
+    is_missing: bool,
+}
+
+/// The result of a walk.
+struct Selection<'de> {
+    /// By the numbers of the pointers.
+    found: List<Found<'de>>,
     /// An error that is not an error of the JSON syntax.
     fault: Option<KeyErrorKind>,
 }
@@ -198,49 +285,62 @@ impl Selection<'_> {
         self.fault = Some(kind);
         Err(E::custom("malformed key"))
     }
+
+    /// All pointers that lead through here name nothing.
+    fn miss(&mut self, tree: &Tree) {
+        if let Some(number) = tree.ends {
+            self.found[number].is_missing = true;
+        }
+        tree.below.iter().for_each(|(_, below)| self.miss(below));
+    }
 }
 
-/// Reads a value, and selects the values that the tokens name in it.
+/// Reads a value, and selects the values that the pointers name in it.
 struct Walk<'w, 'de> {
-    tokens: &'w [Token],
-    found: &'w mut Selection<'de>,
+    tree: &'w Tree,
+    selection: &'w mut Selection<'de>,
 }
 
 impl<'de> DeserializeSeed<'de> for Walk<'_, 'de> {
     type Value = ();
 
-    fn deserialize<D: serde::Deserializer<'de>>(self, json: D) -> Result<(), D::Error> {
-        let Self { tokens, found } = self;
-        if let Some((token, rest)) = tokens.split_first() {
-            return json.deserialize_any(Step { token, rest, found });
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<(), D::Error> {
+        let Self { tree, selection } = self;
+        let Some(number) = tree.ends else { return json.deserialize_any(Step { tree, selection }) };
+        if selection.found[number].values.len() == MAX_EVENTS {
+            return selection.fail(KeyErrorKind::TooMany);
         }
-        if found.values.len() == MAX_EVENTS {
-            return found.fail(KeyErrorKind::TooMany);
+        let value = <&RawValue>::deserialize(json)?.get();
+        selection.found[number].values.push(value);
+        if tree.below.is_empty() {
+            return Ok(());
         }
-        found.values.push(<&RawValue>::deserialize(json)?.get());
-        Ok(())
+        let mut json = serde_json::Deserializer::from_str(value);
+        (&mut json).deserialize_any(Step { tree, selection }).map_err(D::Error::custom)
     }
 }
 
-/// Follows one token into a value.
+/// Follows the pointers into a value.
 struct Step<'w, 'de> {
-    token: &'w Token,
-    rest: &'w [Token],
-    found: &'w mut Selection<'de>,
+    tree: &'w Tree,
+    selection: &'w mut Selection<'de>,
 }
 
-impl<'w, 'de> Step<'w, 'de> {
+impl<'de> Step<'_, 'de> {
     /// The value has neither members nor items.
     fn scalar<E: Error>(self) -> Result<(), E> {
-        if *self.token == Token::EachItem {
-            return self.found.fail(KeyErrorKind::NotAnArray);
+        if self.has_each_item() {
+            return self.selection.fail(KeyErrorKind::NotAnArray);
         }
-        self.found.missing = true;
-        Ok(())
+        self.visit_unit()
     }
 
-    fn walk(&mut self) -> Walk<'_, 'de> {
-        Walk { tokens: self.rest, found: self.found }
+    fn has_each_item(&self) -> bool {
+        self.tree.below.iter().any(|(token, _)| *token == Token::EachItem)
+    }
+
+    fn walk(&mut self, at: usize) -> Walk<'_, 'de> {
+        Walk { tree: &self.tree.below[at].1, selection: self.selection }
     }
 }
 
@@ -272,46 +372,58 @@ impl<'de> Visitor<'de> for Step<'_, 'de> {
     }
 
     fn visit_unit<E: Error>(self) -> Result<(), E> {
-        self.found.missing = true;
+        self.tree.below.iter().for_each(|(_, below)| self.selection.miss(below));
         Ok(())
     }
 
     fn visit_seq<A: SeqAccess<'de>>(mut self, mut items: A) -> Result<(), A::Error> {
-        let Token::Name(name) = self.token else {
-            while items.next_element_seed(self.walk())?.is_some() {}
-            return Ok(());
+        let wanted = |token: &Token, index| match token {
+            Token::EachItem => true,
+            Token::Name(name) => array_index(name) == Some(index),
         };
-        let mut met = false;
-        if let Some(index) = array_index(name) {
-            for _ in 0..index {
-                if items.next_element::<IgnoredAny>()?.is_none() {
-                    self.found.missing = true;
-                    return Ok(());
-                }
+        let mut length = 0;
+        loop {
+            let at = self.tree.below.iter().position(|(token, _)| wanted(token, length));
+            let item = match at {
+                Some(at) => items.next_element_seed(self.walk(at))?,
+                None => items.next_element::<IgnoredAny>()?.map(drop),
+            };
+            if item.is_none() {
+                break;
             }
-            met = items.next_element_seed(self.walk())?.is_some();
+            length += 1;
         }
-        self.found.missing |= !met;
-        while items.next_element::<IgnoredAny>()?.is_some() {}
+        for (token, below) in &self.tree.below {
+            let is_item = |name| array_index(name).is_some_and(|index| index < length);
+            if let Token::Name(name) = token
+                && !is_item(name)
+            {
+                self.selection.miss(below);
+            }
+        }
         Ok(())
     }
 
     fn visit_map<A: MapAccess<'de>>(mut self, mut members: A) -> Result<(), A::Error> {
-        let Token::Name(name) = self.token else {
-            return self.found.fail(KeyErrorKind::NotAnArray);
-        };
-        let mut met = false;
-        while let Some(matches) = members.next_key_seed(NameIs(name))? {
-            if !matches {
+        if self.has_each_item() {
+            return self.selection.fail(KeyErrorKind::NotAnArray);
+        }
+        let mut met: SmallVec<[bool; 8]> = smallvec![false; self.tree.below.len()];
+        while let Some(at) = members.next_key_seed(Place(self.tree))? {
+            let Some(at) = at else {
                 members.next_value::<IgnoredAny>()?;
-            } else if met {
-                return self.found.fail(KeyErrorKind::Repeated);
-            } else {
-                met = true;
-                members.next_value_seed(self.walk())?;
+                continue;
+            };
+            if std::mem::replace(&mut met[at], true) {
+                return self.selection.fail(KeyErrorKind::Repeated);
+            }
+            members.next_value_seed(self.walk(at))?;
+        }
+        for ((_, below), met) in self.tree.below.iter().zip(met) {
+            if !met {
+                self.selection.miss(below);
             }
         }
-        self.found.missing |= !met;
         Ok(())
     }
 }
@@ -322,31 +434,36 @@ fn array_index(token: &str) -> Option<usize> {
     if plain { token.parse().ok() } else { None }
 }
 
-/// Compares a member's name without copying it.
-struct NameIs<'t>(&'t str);
+/// Returns the place of a member's name in the tree, without copying the name.
+struct Place<'t>(&'t Tree);
 
-impl<'de> DeserializeSeed<'de> for NameIs<'_> {
-    type Value = bool;
+impl<'de> DeserializeSeed<'de> for Place<'_> {
+    type Value = Option<usize>;
 
-    fn deserialize<D: serde::Deserializer<'de>>(self, json: D) -> Result<bool, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Option<usize>, D::Error> {
         json.deserialize_str(self)
     }
 }
 
-impl Visitor<'_> for NameIs<'_> {
-    type Value = bool;
+impl Visitor<'_> for Place<'_> {
+    type Value = Option<usize>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a member name")
     }
 
-    fn visit_str<E: Error>(self, name: &str) -> Result<bool, E> {
-        Ok(name == self.0)
+    fn visit_str<E: Error>(self, name: &str) -> Result<Option<usize>, E> {
+        let is_name = |token: &Token| matches!(token, Token::Name(known) if known == name);
+        Ok(self.0.below.iter().position(|(token, _)| is_name(token)))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use http::Request;
+
+    use super::super::part::json;
+    use super::super::request::RequestRef;
     use super::*;
 
     fn at(pointer: &str, body: &str) -> Result<Option<String>, KeyErrorKind> {
@@ -523,5 +640,87 @@ mod tests {
         let deep = format!("{}{}", "[".repeat(200_000), "]".repeat(200_000));
         assert_eq!(items_at("", &format!("[{deep}]")), found(&[&deep]));
         assert_eq!(items_at("/e", &format!(r#"{{"x":{deep},"e":[1]}}"#)), found(&["1"]));
+    }
+
+    const POINTERS: [&str; 12] = [
+        "/id", "/a/id", "/a/b/id", "/a/b", "/a/b/0", "/a/b/01", "/type", "", "/", "/*", "/a~1b",
+        "/\u{e9}",
+    ];
+
+    /// Every pointer has the same result, alone and in a walk with all of these.
+    fn same(body: &[u8], pointers: &[&str]) {
+        let parts: Vec<_> = pointers.iter().map(|pointer| json(pointer)).collect();
+        let mut together = Pointers::default();
+        for part in &parts {
+            part.add_pointers(&mut together);
+        }
+        let (head, ()) = Request::new(()).into_parts();
+        let bytes = Bytes::copy_from_slice(body);
+        let alone = RequestRef::new(&head, &bytes);
+        let values = together.read(&bytes);
+        let together = alone.with_values(values.as_ref());
+        for (part, pointer) in parts.iter().zip(pointers) {
+            let text = String::from_utf8_lossy(body);
+            assert_eq!(part.read(&together), part.read(&alone), "{pointer} of {text}");
+        }
+    }
+
+    #[test]
+    fn one_walk_finds_the_members_of_an_object() {
+        let parts = ["/id", "/a/id", "/b"].map(json);
+        let mut together = Pointers::default();
+        for part in &parts {
+            part.add_pointers(&mut together);
+        }
+        let values = together.read(br#"{"x":0,"id":1,"a":{"y":2,"id":3}}"#).unwrap();
+        let found = |pointer| {
+            let pointer = Pointer::to_value(pointer).unwrap();
+            values.find(&pointer)
+        };
+        assert_eq!(
+            ["/id", "/a/id", "/b"].map(found),
+            [Some(Some("1")), Some(Some("3")), Some(None)]
+        );
+        assert_eq!(found("/a"), None);
+    }
+
+    #[test]
+    fn pointer_has_the_same_result_in_one_walk_with_others() {
+        let deep = format!(r#"{{"x":{0},"a":{0},"id":1}}"#, "[".repeat(300) + &"]".repeat(300));
+        for body in [
+            r#"{"id":"evt","a":{"id":2,"b":{"id":"x"}},"type":"t"}"#,
+            r#"{"type":"t","a":{"b":[{"id":1},2]},"id":null}"#,
+            r#"{"a":{"b":{"0":"zero","01":"one"}},"":"empty","*":"star","a/b":1,"é":2}"#,
+            r#"{"id":1,"id":2}"#,
+            r#"{"id":1,"\u0069d":2,"type":{"a":1}}"#,
+            r#"{"a":{"id":1,"id":2}}"#,
+            r#"{"a":{"id":1},"a":{"id":2}}"#,
+            r#"{"a":{"id":1},"a":1,"id":"x"}"#,
+            r#"{"a":"\ud800","id":"x"}"#,
+            r#"{"a":{"\ud800":1},"id":"x"}"#,
+            r#"{"id":"\ud800","type":"x"}"#,
+            r#"{"x":"\ud800","id":"x"}"#,
+            r#"{"a":1,"id":1.5}"#,
+            r#"{"a":null,"id":""}"#,
+            r#"{"a":true,"id":{}}"#,
+            r#"{"a":-1,"id":[]}"#,
+            r#"{"a":1.5,"id":"a\u0000b"}"#,
+            r#"{"a":[{"id":1}],"id":true}"#,
+            r#"{"id":1} x"#,
+            r#"{"id":1,"id":2} x"#,
+            r#"{"id":1,}"#,
+            r#"{"id":"#,
+            r#"[{"id":1}]"#,
+            r#""text""#,
+            "",
+            "{}",
+            &deep,
+        ] {
+            same(body.as_bytes(), &POINTERS);
+            same(body.as_bytes(), &["/id", "/a/b/id", "/a/id"]);
+            same(body.as_bytes(), &["/a/b/id", "/type"]);
+        }
+        same(b"{\"id\":\"\xff\",\"type\":1}", &POINTERS);
+        same(b"{\"x\":\"\xff\",\"type\":1}", &POINTERS);
     }
 }

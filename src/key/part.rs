@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use http::HeaderName;
 
-use super::json::Pointer;
-use super::members::Names;
+use super::json::{Pointer, Pointers};
 use super::query as query_parameter;
 use super::request::RequestRef;
 use super::{digest, form as form_field, header as header_value, json as json_value};
@@ -180,17 +179,7 @@ impl KeyPart {
 
     /// Returns `true` if a digest of the body is a part of the value.
     pub(super) fn reads_body_digest(&self) -> bool {
-        match &self.0 {
-            Node::BodyDigest => true,
-            Node::And(parts) | Node::Or(parts) => parts.iter().any(Self::reads_body_digest),
-            Node::Optional(part) => part.reads_body_digest(),
-            Node::Header(_)
-            | Node::Json(_)
-            | Node::Form(_)
-            | Node::Query(_)
-            | Node::Fn(_)
-            | Node::Known(_) => false,
-        }
+        matches!(self.0, Node::BodyDigest) || self.inner().iter().any(Self::reads_body_digest)
     }
 
     /// Reads the value.
@@ -200,7 +189,7 @@ impl KeyPart {
     ) -> Result<Option<Cow<'r, str>>, KeyError> {
         match &self.0 {
             Node::Header(name) => header_value::read(request.headers(), name),
-            Node::Json(pointer) => json_value::read(request.body(), request.members(), pointer),
+            Node::Json(pointer) => json_value::read(request.body(), request.values(), pointer),
             Node::Form(field) => form_field::read(request.headers(), request.body(), field),
             Node::Query(parameter) => query_parameter::read(request.uri(), parameter),
             Node::BodyDigest => {
@@ -230,24 +219,21 @@ impl KeyPart {
         }
     }
 
-    /// Adds the names of all JSON pointers. Returns how many pointers there are.
-    pub(super) fn add_names(&self, names: &mut Names) -> usize {
+    /// Returns the parts that this part is composed of.
+    fn inner(&self) -> &[Self] {
         match &self.0 {
-            Node::Json(pointer) => {
-                names.add(pointer.tokens());
-                1
-            }
-            Node::And(parts) | Node::Or(parts) => {
-                parts.iter().map(|part| part.add_names(names)).sum()
-            }
-            Node::Optional(part) => part.add_names(names),
-            Node::Header(_)
-            | Node::Form(_)
-            | Node::Query(_)
-            | Node::BodyDigest
-            | Node::Fn(_)
-            | Node::Known(_) => 0,
+            Node::And(parts) | Node::Or(parts) => parts,
+            Node::Optional(part) => std::slice::from_ref(part),
+            _ => &[],
         }
+    }
+
+    /// Adds all JSON pointers.
+    pub(super) fn add_pointers(&self, pointers: &mut Pointers) {
+        if let Node::Json(pointer) = &self.0 {
+            pointers.add(pointer);
+        }
+        self.inner().iter().for_each(|part| part.add_pointers(pointers));
     }
 
     /// Reads what the part reads from the head, so that a multi-event delivery reads it once

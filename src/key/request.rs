@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::members::Members;
+use super::json::Values;
 use bytes::Bytes;
 use http::{HeaderMap, Method, Uri, request};
 
@@ -11,15 +11,15 @@ use http::{HeaderMap, Method, Uri, request};
 pub struct RequestRef<'r> {
     head: &'r request::Parts,
     body: &'r Bytes,
-    /// The members of the body, if they were read.
-    members: Option<&'r Members<'r>>,
+    /// The JSON values of the body, if they were read.
+    values: Option<&'r Values<'r>>,
 }
 
 impl<'r> RequestRef<'r> {
     /// Returns a view of this head and this body.
     #[must_use]
     pub fn new(head: &'r request::Parts, body: &'r Bytes) -> Self {
-        Self { head, body, members: None }
+        Self { head, body, values: None }
     }
 
     /// Returns the request's method.
@@ -53,16 +53,16 @@ impl<'r> RequestRef<'r> {
         self.body
     }
 
-    /// Returns the same request, whose JSON values are looked up in the members of its body.
-    pub(crate) fn with_members<'m>(&self, members: Option<&'m Members<'m>>) -> RequestRef<'m>
+    /// Returns the same request, with JSON values of its body that were read.
+    pub(super) fn with_values<'v>(&self, values: Option<&'v Values<'v>>) -> RequestRef<'v>
     where
-        'r: 'm,
+        'r: 'v,
     {
-        RequestRef { head: self.head, body: self.body, members }
+        RequestRef { head: self.head, body: self.body, values }
     }
 
-    pub(super) fn members(&self) -> Option<&'r Members<'r>> {
-        self.members
+    pub(super) fn values(&self) -> Option<&'r Values<'r>> {
+        self.values
     }
 
     /// Returns the same head with another body, for a list of events inside another format.
@@ -71,7 +71,7 @@ impl<'r> RequestRef<'r> {
     where
         'r: 'b,
     {
-        RequestRef { head: self.head, body, members: None }
+        RequestRef { head: self.head, body, values: None }
     }
 }
 

@@ -28,7 +28,7 @@ use super::delivery::{Judged, RequestKeys, Run, refused};
 use super::gate::{NotAdmitted, Permit, release_readiness};
 use super::mode::Mode;
 use super::paths::LAST_PATHS;
-use super::policy::{OnMissingKey, Verified};
+use super::policy::{LogIds, OnMissingKey, Verified};
 use crate::adapter::Payloads;
 use crate::delivery::{Delivery, Verdict};
 use crate::error::{KeyError, KeyErrorKind};
@@ -301,8 +301,17 @@ impl<S, L, B> Admission<S, L, B> {
     fn request_keys(&self, body: &Bytes) -> Result<RequestKeys, KeyError> {
         let keys = self.extract(body)?;
         let payloads = self.bounded_payloads(&keys, body)?;
+        Ok(RequestKeys { keys: self.named(keys), payloads })
+    }
+
+    /// Returns the keys as the delivery and its log records hold them.
+    fn named(&self, keys: Keys) -> Keys {
         // A background write may hold the keys, and must not hold the body.
-        Ok(RequestKeys { keys: keys.without_payloads(), payloads })
+        let keys = keys.without_payloads();
+        match self.service.config.log_ids {
+            LogIds::Plain => keys,
+            LogIds::Hashed => keys.with_hashed_log_ids(),
+        }
     }
 
     /// Reads a request in shadow, and returns the fault of its keys too.
@@ -315,7 +324,7 @@ impl<S, L, B> Admission<S, L, B> {
                 Err(error) => fault = Some(error),
             }
         }
-        (RequestKeys { keys: keys.without_payloads(), payloads }, fault)
+        (RequestKeys { keys: self.named(keys), payloads }, fault)
     }
 
     /// Returns the keys of a request that reaches the handler whatever is wrong with them. If there is a

@@ -16,6 +16,8 @@ use crate::adapter::TransactionAdapter;
 #[cfg(feature = "testing")]
 use crate::adapter::{CallTerms, Token};
 use crate::error::{ConfigError, valid};
+use crate::key::IntoKeyExtractor;
+#[cfg(feature = "testing")]
 use crate::key::KeyExtractor;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::ledger::Transactional;
@@ -49,7 +51,7 @@ use crate::ledger::{Lease, Ledger, OnArrival};
 /// | [`compare_payload`](Self::compare_payload) | off: payloads are not compared |
 /// | [`replay`](Self::replay) | off: duplicates get an empty response |
 /// | [`require_verified`](Self::require_verified) | off |
-/// | [`log_ids`](Self::log_ids) | hashed |
+/// | [`log_ids`](Self::log_ids) | the id; hashed for `idempotency_key` |
 ///
 /// A setter stores its value, and changes no value silently. [`checked`](Self::checked) reports what is invalid, for
 /// values from a file or an adapter that is chosen at run time. A layer with an invalid value panics when it is applied
@@ -104,14 +106,14 @@ impl DedupLayer {
     /// Deduplicates under a lease: a key becomes permanent when its handler has succeeded.
     ///
     /// Invalid for an adapter without [`leases`](crate::adapter::Abilities::leases).
-    pub fn new(key: impl Into<KeyExtractor>, adapter: impl DedupAdapter) -> Self {
+    pub fn new(key: impl IntoKeyExtractor, adapter: impl DedupAdapter) -> Self {
         Self::with_ledger(key, Lease::new(Arc::new(adapter)))
     }
 
     /// Deduplicates on arrival: a key becomes permanent before its handler runs, and an event
     /// whose handler fails is lost.
     pub fn on_arrival(
-        key: impl Into<KeyExtractor>,
+        key: impl IntoKeyExtractor,
         adapter: impl DedupAdapter,
     ) -> DedupLayer<OnArrival> {
         DedupLayer::with_ledger(key, OnArrival::new(Arc::new(adapter)))
@@ -150,7 +152,7 @@ impl DedupLayer {
     /// ```
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub fn transactional<A: TransactionAdapter>(
-        key: impl Into<KeyExtractor>,
+        key: impl IntoKeyExtractor,
         adapter: A,
     ) -> DedupLayer<Transactional<A::Database>> {
         let max_running = adapter.default_max_running();
@@ -174,7 +176,7 @@ impl DedupLayer {
 }
 
 impl<L: Ledger> DedupLayer<L> {
-    fn with_ledger(key: impl Into<KeyExtractor>, ledger: L) -> Self {
+    fn with_ledger(key: impl IntoKeyExtractor, ledger: L) -> Self {
         Self {
             ledger: Arc::new(ledger),
             config: Config::new(key.into()),

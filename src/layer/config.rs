@@ -72,7 +72,7 @@ impl Config {
         times.retention = times.retention.max(key.floor().unwrap_or_default());
         let body_limit = BODY_LIMIT.max(key.largest_body().unwrap_or_default());
         Self {
-            meters: Arc::new(Meters::new(key.namespace_str())),
+            meters: Arc::new(Meters::new(key.namespace_str(), key.is_tried_once())),
             key,
             methods,
             body_limit,
@@ -144,12 +144,12 @@ impl Config {
 
     /// Opens the span of a delivery of these events, which the rest of its work enters.
     pub(super) fn open_span(&self, report: &mut Report, events: &[Event]) -> Span {
-        report.open_span(events, &self.meters, self.log_ids == LogIds::Plain)
+        report.open_span(events, &self.meters)
     }
 
     /// Emits the log record of a delivery of these events, and counts the delivery.
     pub(super) fn emit(&self, report: &Report, outcome: Outcome, events: &[Event]) {
-        report.emit(outcome, events, &self.meters, self.log_ids == LogIds::Plain);
+        report.emit(outcome, events, &self.meters);
     }
 
     /// Returns the terms for one `begin`, with a token of its own. They do not fail open.

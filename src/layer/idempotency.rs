@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::{StatusCode, header};
 
 use super::builder::DedupLayer;
-use super::policy::{OnInFlight, OnMismatch, Replay};
+use super::policy::{LogIds, OnInFlight, OnMismatch, Replay};
 use crate::adapter::DedupAdapter;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::adapter::TransactionAdapter;
@@ -124,6 +124,7 @@ impl<L: CanReplay> DedupLayer<L> {
         // must not take an empty 2xx for the response: a duplicate without one is `ResponseNotStored`.
         layer.config.duplicate_status = StatusCode::INTERNAL_SERVER_ERROR;
         layer.config.problems = true;
+        layer.config.log_ids = LogIds::Hashed;
         layer
     }
 }

@@ -203,12 +203,12 @@ impl Default for Replay {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum LogIds {
+    /// Log the id itself, with control characters escaped. Ids of some senders are personal data.
+    #[default]
+    Plain,
     /// Log the first 16 hex digits of the id's SHA-256
     /// ([`DedupKey::log_id`](crate::DedupKey::log_id)).
-    #[default]
-    Hash,
-    /// Log the id itself. Ids of some senders are personal data.
-    Plain,
+    Hashed,
 }
 
 /// Marks a request whose signature was verified.

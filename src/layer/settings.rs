@@ -228,7 +228,9 @@ impl<L> DedupLayer<L> {
         self
     }
 
-    /// Sets whether log records name an event by its id.
+    /// Sets how log records name an event. The default is its id; for
+    /// [`idempotency_key`](Self::idempotency_key) it is [`LogIds::Hashed`], because the keys of clients may name
+    /// persons.
     pub fn log_ids(mut self, ids: LogIds) -> Self {
         self.config.log_ids = ids;
         self

@@ -29,22 +29,15 @@ pub(crate) fn pending_write(key: &DedupKey) -> Counted {
 
 /// Reports a completion or release that ended in the background.
 pub(crate) fn background(operation: &'static str, result: Background, key: Option<&DedupKey>) {
-    #[cfg(feature = "metrics")]
-    {
-        let result = match &result {
-            Background::Done => "ok",
-            Background::GaveUp(_) => "gave_up",
-            Background::Refused => "refused",
-        };
-        metrics::counter!(
-            "tower_dedup_background_total",
-            "operation" => operation,
-            "result" => result
-        )
-        .increment(1);
-    }
+    let ended = match &result {
+        Background::Done => "ok",
+        Background::GaveUp(_) => "gave_up",
+        Background::Refused => "refused",
+    };
+    count!("tower_dedup_background_total", "operation" => operation, "result" => ended);
     let namespace = key.map(DedupKey::namespace);
-    let id = key.map(DedupKey::log_id);
+    let id = key.map(DedupKey::shown_id);
+    let id = id.as_deref();
     match result {
         Background::Done => tracing::info!(
             target: "tower_dedup", operation, namespace, id, "completed in the background"

@@ -1,6 +1,5 @@
 //! [`Report`]: the log record of a delivery.
 
-use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
 use http::StatusCode;
@@ -9,10 +8,18 @@ use tracing::Span;
 use super::error_text::chain;
 use super::meters::Meters;
 use super::outcome::Outcome;
-use super::shadow::ShadowFields;
-use super::span::{DeliverySpan, shown};
+use super::span::DeliverySpan;
 use crate::error::BoxError;
 use crate::key::Event;
+
+/// The fields of the log record of a delivery in shadow.
+pub(crate) struct ShadowFields {
+    pub(crate) verdict: &'static str,
+    /// Whether the layer would have refused the delivery because of a fault.
+    pub(crate) is_fault: bool,
+    /// The beginning of the payload's SHA-256, in hex.
+    pub(crate) payload: String,
+}
 
 /// The fields of a delivery's log record. Each is set when it is known.
 pub(crate) struct Report {
@@ -42,19 +49,13 @@ impl Report {
     }
 
     /// Opens the span of the delivery, which the rest of its work enters.
-    pub(crate) fn open_span(&mut self, events: &[Event], meters: &Meters, plain_ids: bool) -> Span {
-        self.span = DeliverySpan::open(meters, events.first().map(Event::key), plain_ids);
+    pub(crate) fn open_span(&mut self, events: &[Event], meters: &Meters) -> Span {
+        self.span = DeliverySpan::open(meters, events.first().map(Event::key));
         self.span.span.clone()
     }
 
     /// Emits the record and counts the delivery.
-    pub(crate) fn emit(
-        &self,
-        outcome: Outcome,
-        events: &[Event],
-        meters: &Meters,
-        plain_ids: bool,
-    ) {
+    pub(crate) fn emit(&self, outcome: Outcome, events: &[Event], meters: &Meters) {
         let duration = self.started.elapsed();
         #[cfg(feature = "metrics")]
         meters.count(outcome, duration, self.attempt.map(|(attempt, _)| attempt), self.age);
@@ -66,12 +67,6 @@ impl Report {
             span.record("verdict", shadow.verdict);
         }
         let first = events.first();
-        // The span has hashed the id, if a subscriber wants the span.
-        let shown_id = || {
-            let key = first?.key();
-            let of_span = self.span.id.as_deref().map(Cow::Borrowed);
-            Some(of_span.unwrap_or_else(|| shown(key, plain_ids).into()))
-        };
         macro_rules! event {
             ($level:ident) => {
                 tracing::event!(
@@ -80,7 +75,7 @@ impl Report {
                     tracing::Level::$level,
                     outcome = outcome.as_str(),
                     namespace = &*meters.namespace,
-                    id = shown_id().as_deref(),
+                    id = first.map(|event| event.key().shown_id()).as_deref(),
                     event_type = first.and_then(Event::event_type),
                     keys = events.len(),
                     attempt = self.attempt.map(|(attempt, ..)| attempt),
@@ -97,6 +92,8 @@ impl Report {
             };
         }
         match outcome {
+            // No retry handles it.
+            Outcome::Failed if meters.is_tried_once => event!(WARN),
             Outcome::Completed
             | Outcome::Failed
             | Outcome::Duplicate

@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::event::count;
 #[cfg(feature = "metrics")]
 use super::outcome::Outcome;
 use crate::key::DedupKey;
@@ -19,6 +18,8 @@ use crate::key::DedupKey;
 /// counting. The recorder is looked up each time, because it may be installed late.
 pub(crate) struct Meters {
     pub(super) namespace: Arc<str>,
+    /// The sender does not deliver again after a response.
+    pub(super) is_tried_once: bool,
     /// `true` once `nested layers` was logged.
     logged_nested: AtomicBool,
     /// When `handled on another path` was logged last.
@@ -49,12 +50,13 @@ static METADATA: metrics::Metadata<'_> =
     metrics::Metadata::new(module_path!(), metrics::Level::INFO, Some(module_path!()));
 
 impl Meters {
-    pub(crate) fn new(namespace: &Arc<str>) -> Self {
+    pub(crate) fn new(namespace: &Arc<str>, is_tried_once: bool) -> Self {
         #[cfg(feature = "metrics")]
         let attempts =
             |result| key("tower_dedup_first_attempts_total", namespace, Some(("result", result)));
         Self {
             namespace: Arc::clone(namespace),
+            is_tried_once,
             logged_nested: AtomicBool::new(false),
             logged_other_path: Mutex::default(),
             #[cfg(feature = "metrics")]
@@ -85,7 +87,7 @@ impl Meters {
     /// Reports a duplicate that came on another path than the path on which its event was handled.
     pub(crate) fn handled_on_another_path(&self, key: &DedupKey) {
         const PAUSE: Duration = Duration::from_secs(60);
-        count("tower_dedup_other_path_total", key);
+        count!("tower_dedup_other_path_total", "namespace" => key.namespace().to_owned());
         let mut logged = self.logged_other_path.lock().unwrap_or_else(PoisonError::into_inner);
         if logged.is_some_and(|logged| logged.elapsed() < PAUSE) {
             return;
@@ -175,7 +177,7 @@ impl MetersByNamespace {
             return Arc::clone(meters);
         }
         let namespace = Arc::from(namespace);
-        let meters = Arc::new(Meters::new(&namespace));
+        let meters = Arc::new(Meters::new(&namespace, false));
         all.insert(namespace, Arc::clone(&meters));
         meters
     }

@@ -23,7 +23,7 @@ impl RunReport {
     pub(crate) fn start(meters: Arc<Meters>, event: &Event) -> Self {
         let keys = Keys::from(event.clone()).without_payloads();
         let mut fields = Report::started_now();
-        fields.open_span(keys.events(), &meters, false);
+        fields.open_span(keys.events(), &meters);
         Self { fields, keys, has_ended: false, _running: meters.running(), meters }
     }
 
@@ -31,7 +31,7 @@ impl RunReport {
     pub(crate) fn end(&mut self, outcome: Outcome, error: Option<&Error>) {
         self.has_ended = true;
         self.fields.error = error.map(|error| chain(error).into());
-        self.fields.emit(outcome, self.keys.events(), &self.meters, false);
+        self.fields.emit(outcome, self.keys.events(), &self.meters);
     }
 }
 

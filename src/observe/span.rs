@@ -12,31 +12,28 @@ pub(crate) struct DeliverySpan {
     pub(crate) span: Span,
     /// The span around `span`; `None` before that is opened.
     around: Option<Span>,
-    /// The id that the span shows. It is hashed once, and only if a subscriber wants the span.
-    pub(super) id: Option<String>,
 }
 
 impl DeliverySpan {
     pub(crate) const fn none() -> Self {
-        Self { span: Span::none(), around: None, id: None }
+        Self { span: Span::none(), around: None }
     }
 
-    pub(crate) fn open(meters: &Meters, key: Option<&DedupKey>, plain_ids: bool) -> Self {
+    pub(crate) fn open(meters: &Meters, key: Option<&DedupKey>) -> Self {
         if !may_be_wanted(Level::INFO) {
             return Self::none();
         }
-        let mut id = None;
         let span = tracing::info_span!(
             target: "tower_dedup",
             "delivery",
             namespace = &*meters.namespace,
-            id = key.map(|key| &**id.insert(shown(key, plain_ids))),
+            id = key.map(DedupKey::shown_id).as_deref(),
             outcome = Empty,
             attempt = Empty,
             mode = Empty,
             verdict = Empty,
         );
-        Self { span, around: Some(Span::current()), id }
+        Self { span, around: Some(Span::current()) }
     }
 
     /// Returns the span for the record of the delivery. The record has the fields of the delivery's span
@@ -44,11 +41,6 @@ impl DeliverySpan {
     pub(super) fn of_record(&self) -> Span {
         self.around.clone().unwrap_or_else(Span::current)
     }
-}
-
-/// Returns the id as logs show it.
-pub(super) fn shown(key: &DedupKey, plain: bool) -> String {
-    if plain { key.id().to_owned() } else { key.log_id() }
 }
 
 /// Makes the span of a store call.
@@ -62,7 +54,7 @@ pub(crate) fn store_span(operation: &'static str) -> Span {
 /// Returns `false` if no subscriber wants spans of this level.
 ///
 /// The macros read the same level. But if a dependency sets the feature `log` of `tracing` and no
-/// subscriber was ever set, they compute all fields, which hashes the id.
+/// subscriber was ever set, they compute all fields, which may hash the id.
 fn may_be_wanted(level: Level) -> bool {
     level <= LevelFilter::current()
 }

@@ -6,6 +6,7 @@ use super::preset::{
     DAY, DEFAULTS, EventType, Floor, HOUR, Handshake, MINUTE, Preset, Retries, Rule,
 };
 use super::read::{header_is, lacks, media_type, value};
+use super::scheme::{Own, Part, Scheme, Secret, hex};
 use crate::key::{self, KeyPart, RequestRef};
 
 /// Slack's Events API: `/event_id` in the body, which is unique across all workspaces.
@@ -13,6 +14,9 @@ use crate::key::{self, KeyPart, RequestRef};
 /// `url_verification` and `app_rate_limited` have no id; they are handshakes. The forms of slash
 /// commands and interactivity have no event id either, so they are handshakes too. If such a handler
 /// must run once, use the key `key::form("trigger_id")`.
+///
+/// [Signature](https://docs.slack.dev/authentication/verifying-requests-from-slack): HMAC-SHA256 over version, time and
+/// body, which has the id.
 pub const SLACK: Preset = Preset {
     name: "slack",
     title: "Slack",
@@ -27,6 +31,17 @@ pub const SLACK: Preset = Preset {
     }),
     floor: Floor(12 * MINUTE, "twice the 6 min of the schedule"),
     how: "three times: at once, after 1 min and after 5 min",
+    scheme: Some(Scheme::hmac(
+        "x-slack-signature",
+        hex("v0="),
+        "version, time, body",
+        &[
+            Part::Text("v0:"),
+            Part::Seconds("x-slack-request-timestamp"),
+            Part::Text(":"),
+            Part::Body,
+        ],
+    )),
     signed_id: true,
     source: "https://docs.slack.dev/apis/events-api/",
     unverified: "the schedule (third parties)",
@@ -63,6 +78,10 @@ fn is_no_slack_event(request: &RequestRef<'_>) -> bool {
 /// [verification](crate::guide::verification#who-signs-what).
 ///
 /// No retry window is documented for messaging and voice; the floor of one day is our estimate.
+///
+/// [Signature](https://www.twilio.com/docs/usage/security#validating-requests): HMAC-SHA1 over the public URL and the form
+/// fields, without separators. If the body is no form, the URL has its digest. Neither the time nor the method is signed:
+/// the guide says [what that means](crate::guide::verification#who-signs-what).
 pub const TWILIO: Preset = Preset {
     name: "twilio",
     title: "Twilio",
@@ -78,6 +97,7 @@ pub const TWILIO: Preset = Preset {
     floor: Floor(DAY, "our estimate: no schedule is documented"),
     retries: Retries::ConnectionFailure,
     how: "once; more often where the webhook's URL says so (`#rc=`)",
+    scheme: Some(Scheme::own("x-twilio-signature", "URL, fields of the form", Own::Twilio)),
     signed_id: true,
     answer_matters: true,
     source: "https://www.twilio.com/docs/usage/webhooks",
@@ -143,6 +163,9 @@ fn is_head_without_token(request: &RequestRef<'_>) -> bool {
 /// updates Telegram continues from a random number, so an old id may come again. Set a retention of
 /// days, not months: `.retention(Duration::from_secs(3 * 86_400))`. The default of 30 days is too
 /// long here.
+///
+/// [Verification](https://core.telegram.org/bots/api#setwebhook) is by the shared token. Nothing is signed, so who reads
+/// one delivery can forge others.
 pub const TELEGRAM: Preset = Preset {
     name: "telegram",
     title: "Telegram",
@@ -151,6 +174,7 @@ pub const TELEGRAM: Preset = Preset {
     floor: Floor(48 * HOUR, "twice the 24 h for which updates are stored"),
     how: "\"a reasonable amount of attempts\"",
     answer_matters: true,
+    scheme: Some(Scheme::token("x-telegram-bot-api-secret-token").with_secret(Secret::Token)),
     source: "https://core.telegram.org/bots/api#setwebhook",
     unverified: "the 24 h (third parties)",
     ..DEFAULTS
@@ -160,6 +184,9 @@ pub const TELEGRAM: Preset = Preset {
 ///
 /// The header that marks a verification or a revocation is not signed. Such a request is a handshake
 /// only if the signed body has no `/event`.
+///
+/// [Signature](https://dev.twitch.tv/docs/eventsub/handling-webhook-events/): HMAC-SHA256 over id, time and body. Twitch
+/// recommends a tolerance of 10 min.
 pub const TWITCH: Preset = Preset {
     name: "twitch",
     title: "Twitch EventSub",
@@ -176,6 +203,16 @@ pub const TWITCH: Preset = Preset {
     }),
     floor: Floor(7 * DAY, "our estimate: no schedule is documented"),
     how: "when it is not sure that the message arrived",
+    scheme: Some(Scheme::hmac(
+        "twitch-eventsub-message-signature",
+        hex("sha256="),
+        "id, time, body",
+        &[
+            Part::Id("twitch-eventsub-message-id"),
+            Part::Rfc3339("twitch-eventsub-message-timestamp"),
+            Part::Body,
+        ],
+    )),
     signed_id: true,
     source: "https://dev.twitch.tv/docs/eventsub/handling-webhook-events/",
     unverified: "the schedule",

@@ -4,6 +4,7 @@ use super::preset::{
     DAY, DEFAULTS, EventType, Floor, Handshake, LargestBody, MIB, Preset, Retries, Rule,
 };
 use super::read::header_is;
+use super::scheme::{Part, Scheme, hex};
 use crate::key::{self, RequestRef};
 
 /// GitHub: the header `X-GitHub-Delivery`, one value per event.
@@ -20,6 +21,9 @@ use crate::key::{self, RequestRef};
 ///
 /// The first request to a new hook is a `ping`. The layer answers it, if the signed body is a ping too.
 /// A ping that is sent as a form has its own id and is deduplicated.
+///
+/// [Signature](https://docs.github.com/en/webhooks/using-webhooks/validating-webhook-deliveries): HMAC-SHA256 over the
+/// body. Neither the id nor a time is signed.
 pub const GITHUB: Preset = Preset {
     name: "github",
     title: "GitHub",
@@ -40,6 +44,7 @@ pub const GITHUB: Preset = Preset {
     )),
     retries: Retries::Never,
     how: "a person can, with the same id",
+    scheme: Some(Scheme::hmac("x-hub-signature-256", hex("sha256="), "body", &[Part::Body])),
     source: "https://docs.github.com/en/webhooks/using-webhooks/best-practices-for-using-webhooks",
     unverified: "the 3 days (third parties, quoting the documentation)",
     ..DEFAULTS
@@ -58,6 +63,9 @@ fn is_ping(request: &RequestRef<'_>) -> bool {
 /// documented in contradictory ways. The older secret token signs nothing. The newer signature covers
 /// `webhook-id` but not `Idempotency-Key`. An attacker who has read one signed delivery can send it again
 /// under another id.
+///
+/// [Verification](https://docs.gitlab.com/user/project/integrations/webhooks/) is by the shared *secret token*. Nothing
+/// is signed, so who reads one delivery can forge others. The newer signing token is not supported.
 pub const GITLAB: Preset = Preset {
     name: "gitlab",
     title: "GitLab",
@@ -72,6 +80,7 @@ pub const GITLAB: Preset = Preset {
     )),
     how: "the id is documented to stay the same on retries, the schedule is not documented; a \
           person can, with the same id",
+    scheme: Some(Scheme::token("x-gitlab-token")),
     source: "https://docs.gitlab.com/user/project/integrations/webhooks/",
     unverified: "when it retries; `webhook-id` (third parties, quoting the documentation)",
     ..DEFAULTS
@@ -81,6 +90,8 @@ pub const GITLAB: Preset = Preset {
 ///
 /// They never retry. If a person sends a delivery again, it has a *new* id and runs again. A response
 /// other than 2xx loses the event: commit a job and answer at once, as in the example `ack_fast`.
+///
+/// [Signature](https://docs.gitea.com/usage/webhooks): HMAC-SHA256 over the body. Neither the id nor a time is signed.
 pub const GITEA: Preset = Preset {
     name: "gitea",
     title: "Gitea",
@@ -91,12 +102,16 @@ pub const GITEA: Preset = Preset {
     floor: Floor(DAY, "our estimate: it never retries"),
     retries: Retries::Never,
     how: "a person can, with a new id, which runs again",
+    scheme: Some(Scheme::hmac("x-gitea-signature", hex(""), "body", &[Part::Body])),
     source: "https://github.com/go-gitea/gitea/blob/main/models/webhook/hooktask.go",
     unverified: "that Forgejo sends this header (third parties); what the signature covers",
     ..DEFAULTS
 };
 
 /// CircleCI: `/id` in the body, which its documentation recommends for this purpose.
+///
+/// [Signature](https://circleci.com/docs/outbound-webhooks): HMAC-SHA256 over the body, which has the id. No time is
+/// signed.
 pub const CIRCLECI: Preset = Preset {
     name: "circleci",
     title: "CircleCI",
@@ -106,6 +121,12 @@ pub const CIRCLECI: Preset = Preset {
     floor: Floor(7 * DAY, "our estimate: no schedule is documented"),
     retries: Retries::Undocumented,
     how: "neither whether nor when",
+    scheme: Some(Scheme::hmac(
+        "circleci-signature",
+        hex("v1=").split_at(&[',', ' ', '\t']),
+        "body",
+        &[Part::Body],
+    )),
     signed_id: true,
     source: "https://circleci.com/docs/webhooks-reference/",
     unverified: "the schedule; whether a test ping has an id",

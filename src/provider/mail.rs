@@ -1,6 +1,7 @@
 //! E-mail services.
 
 use super::preset::{DAY, DEFAULTS, EventType, Floor, HOUR, Preset, Rule};
+use super::scheme::{Own, Scheme, Secret};
 use crate::key;
 
 /// SendGrid's Event Webhook: `/sg_event_id` of each event; the digest of an event without one.
@@ -42,6 +43,11 @@ use crate::key;
 /// assert_eq!(first[1], again[1]);
 /// assert_eq!(first[1].id(), "m1|delivered|17||");
 /// ```
+///
+/// [Signature][signature]: ECDSA over time and body, which has the ids. The secret is the public key that SendGrid shows.
+/// It needs the feature `verify-ecdsa`.
+///
+/// [signature]: https://www.twilio.com/docs/sendgrid/for-developers/tracking-events/getting-started-event-webhook-security-features
 pub const SENDGRID: Preset = Preset {
     name: "sendgrid",
     title: "SendGrid",
@@ -50,6 +56,10 @@ pub const SENDGRID: Preset = Preset {
     event_type: EventType::new("`/event` of the event", || key::json("/event")),
     floor: Floor(48 * HOUR, "twice the 24 h of the schedule"),
     how: "for up to 24 h",
+    scheme: Some(
+        Scheme::own("x-twilio-email-event-webhook-signature", "time, body", Own::SendGrid)
+            .with_secret(Secret::PublicKey),
+    ),
     signed_id: true,
     source: "https://docs.sendgrid.com/for-developers/tracking-events/troubleshooting",
     unverified: "that the id is the same on retries: its documentation says so, a public report \

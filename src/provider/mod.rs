@@ -36,6 +36,8 @@ mod mail;
 mod money;
 mod preset;
 mod read;
+#[cfg_attr(not(feature = "verify"), expect(dead_code, reason = "the feature `verify` reads it"))]
+mod scheme;
 mod standard;
 mod tools;
 mod whatsapp;
@@ -46,6 +48,8 @@ pub use code::{CIRCLECI, GITEA, GITHUB, GITLAB};
 pub use mail::{POSTMARK, SENDGRID};
 pub use money::{ADYEN, PADDLE, SHOPIFY, SQUARE, STRIPE};
 pub use preset::{Preset, Retries};
+#[cfg(feature = "verify")]
+pub(crate) use scheme::{Codes, Own, Part, Rule, Scheme, Secret};
 pub use standard::{CLOUDEVENTS, STANDARD_WEBHOOKS, SVIX};
 pub use tools::{BOX, HUBSPOT};
 pub use whatsapp::WHATSAPP;

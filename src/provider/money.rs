@@ -1,6 +1,7 @@
 //! Payments and shops.
 
 use super::preset::{DAY, DEFAULTS, EventType, Floor, HOUR, Preset, Rule};
+use super::scheme::{Own, Part, Scheme, Secret, base64, hex};
 use crate::key;
 
 /// Stripe: the event's `id` (`evt_…`) in the body, of snapshot and of thin events. For events of
@@ -12,6 +13,9 @@ use crate::key;
 /// recognises them; its documentation states the cost. One event goes to every subscribed endpoint
 /// with one id: two endpoints of one application need
 /// [one namespace each](crate::guide::keys#several-endpoints-of-one-sender).
+///
+/// [Signature](https://docs.stripe.com/webhooks): HMAC-SHA256 over time and body, which has the id. The key is the whole
+/// secret, including `whsec_`.
 pub const STRIPE: Preset = Preset {
     name: "stripe",
     title: "Stripe",
@@ -20,6 +24,12 @@ pub const STRIPE: Preset = Preset {
     event_type: EventType::new("`/type`", || key::json("/type")),
     floor: Floor(30 * DAY, "a person can send it again for 30 days"),
     how: "for 3 days; three times over a few hours in a sandbox",
+    scheme: Some(Scheme::hmac(
+        "stripe-signature",
+        hex("v1=").split_at(&[',']),
+        "time, body",
+        &[Part::Item("t="), Part::Text("."), Part::Body],
+    )),
     signed_id: true,
     source: "https://docs.stripe.com/webhooks",
     unverified: "the 30 days (third parties, quoting the documentation); that ids of connected \
@@ -34,6 +44,8 @@ pub const STRIPE: Preset = Preset {
 /// signature covers the body and none of these headers. Two subscriptions to one topic send one event
 /// twice, and the second is a duplicate. To handle both, give each its own route and
 /// [namespace](crate::guide::keys#several-endpoints-of-one-sender).
+///
+/// [Signature](https://shopify.dev/docs/apps/build/webhooks): HMAC-SHA256 over the body. No time is signed.
 pub const SHOPIFY: Preset = Preset {
     name: "shopify",
     title: "Shopify",
@@ -48,6 +60,7 @@ pub const SHOPIFY: Preset = Preset {
     event_type: EventType::new("header `X-Shopify-Topic`", || key::header("x-shopify-topic")),
     floor: Floor(8 * HOUR, "twice the 4 h of the schedule"),
     how: "eight times over 4 h",
+    scheme: Some(Scheme::hmac("x-shopify-hmac-sha256", base64(""), "body", &[Part::Body])),
     source: "https://shopify.dev/docs/apps/build/webhooks/ignore-duplicates",
     unverified: "that topics share an event id, and that `X-Shopify-Webhook-Id` is the same on \
                  retries (third parties)",
@@ -55,6 +68,9 @@ pub const SHOPIFY: Preset = Preset {
 };
 
 /// Square: `/event_id` in the body, which its documentation recommends for this purpose.
+///
+/// [Signature](https://developer.squareup.com/docs/webhooks/step3validate): HMAC-SHA256 over the public URL and the body,
+/// which has the id. No time is signed.
 pub const SQUARE: Preset = Preset {
     name: "square",
     title: "Square",
@@ -63,6 +79,12 @@ pub const SQUARE: Preset = Preset {
     event_type: EventType::new("`/type`", || key::json("/type")),
     floor: Floor(48 * HOUR, "twice the 24 h of the schedule"),
     how: "for up to 24 h",
+    scheme: Some(Scheme::hmac(
+        "x-square-hmacsha256-signature",
+        base64(""),
+        "URL, body",
+        &[Part::Url, Part::Body],
+    )),
     signed_id: true,
     source: "https://developer.squareup.com/docs/webhooks",
     ..DEFAULTS
@@ -71,6 +93,9 @@ pub const SQUARE: Preset = Preset {
 /// Paddle Billing: `/event_id` in the body, which its documentation recommends for this purpose.
 ///
 /// `/notification_id` is no key: each destination has its own, and a replay gets a new one.
+///
+/// [Signature](https://developer.paddle.com/webhooks/signature-verification): HMAC-SHA256 over time and body, which has
+/// the id. Paddle's libraries use a tolerance of 5 s.
 pub const PADDLE: Preset = Preset {
     name: "paddle",
     title: "Paddle",
@@ -79,6 +104,12 @@ pub const PADDLE: Preset = Preset {
     event_type: EventType::new("`/event_type`", || key::json("/event_type")),
     floor: Floor(6 * DAY, "twice the 3 days of the schedule"),
     how: "60 times over 3 days; three times over 15 min in a sandbox",
+    scheme: Some(Scheme::hmac(
+        "paddle-signature",
+        hex("h1=").split_at(&[';']),
+        "time, body",
+        &[Part::Item("ts="), Part::Text(":"), Part::Body],
+    )),
     signed_id: true,
     source: "https://developer.paddle.com/webhooks/about/how-webhooks-work",
     unverified: "the ids of simulations and replays",
@@ -93,6 +124,10 @@ pub const PADDLE: Preset = Preset {
 /// handler query the state, or compose your own key with [`each`](key::each).
 ///
 /// Older accounts expect the body `[accepted]` in every response. SOAP is not supported.
+///
+/// [Signature](https://docs.adyen.com/development-resources/webhooks/verify-hmac-signatures/): HMAC-SHA256 over eight
+/// values of each item, among them the four of the key. Nothing else is signed: not the time, `paymentMethod` or
+/// `additionalData`. The secret is hexadecimal.
 pub const ADYEN: Preset = Preset {
     name: "adyen",
     title: "Adyen",
@@ -112,6 +147,10 @@ pub const ADYEN: Preset = Preset {
     }),
     floor: Floor(60 * DAY, "twice the 30 days of the schedule"),
     how: "three times within a minute, then from a queue for up to 30 days",
+    scheme: Some(
+        Scheme::own("none: in each item", "eight values of each item", Own::Adyen)
+            .with_secret(Secret::Hex),
+    ),
     signed_id: true,
     answer_matters: true,
     source: "https://docs.adyen.com/development-resources/webhooks/",

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use http::Method;
 
-use crate::key::{self, EachKey, KeyExtractor, KeyPart, Reader, RequestRef};
+use super::scheme::Scheme;
+use crate::key::{self, EachKey, IntoKeyExtractor, KeyExtractor, KeyPart, Reader, RequestRef};
 
 pub(super) const MINUTE: u64 = 60;
 pub(super) const HOUR: u64 = 60 * MINUTE;
@@ -27,6 +28,8 @@ pub struct Preset {
     pub(super) body: Option<LargestBody>,
     pub(super) retries: Retries,
     pub(super) how: &'static str,
+    /// How the sender signs; `None` if this crate does not know it.
+    pub(crate) scheme: Option<Scheme>,
     pub(super) signed_id: bool,
     pub(super) answer_matters: bool,
     pub(super) source: &'static str,
@@ -47,6 +50,7 @@ pub(super) const DEFAULTS: Preset = Preset {
     body: None,
     retries: Retries::Automatic,
     how: "",
+    scheme: None,
     signed_id: false,
     answer_matters: false,
     source: "",
@@ -184,6 +188,10 @@ impl Preset {
         let keys =
             keys.methods(self.methods.iter().cloned()).retention_floor(self.retention_floor());
         let keys = if self.signed_id { keys } else { keys.with_unsigned_id() };
+        let keys = match self.retries {
+            Retries::Never | Retries::ConnectionFailure => keys.with_one_try(),
+            Retries::Automatic | Retries::Undocumented => keys,
+        };
         let keys = match self.body {
             Some(body) => keys.max_body(body.0),
             None => keys,
@@ -264,6 +272,12 @@ impl Preset {
         self.signed_id
     }
 
+    /// Returns `true` if the feature `verify` verifies the requests of this sender.
+    #[must_use]
+    pub const fn has_verifier(&self) -> bool {
+        self.scheme.is_some()
+    }
+
     /// Returns, in words, which requests carry no event, and `true` if the layer answers them.
     #[doc(hidden)]
     #[must_use]
@@ -295,6 +309,17 @@ impl Preset {
         if self.unverified.is_empty() { None } else { Some(self.unverified) }
     }
 }
+
+/// By name, which is unique.
+impl PartialEq for Preset {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for Preset {}
+
+impl IntoKeyExtractor for Preset {}
 
 impl From<Preset> for KeyExtractor {
     fn from(preset: Preset) -> Self {

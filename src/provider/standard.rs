@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::preset::{DAY, DEFAULTS, EventType, Floor, HOUR, MINUTE, Preset, Retries, Rule};
 use super::read::{cloud_event, media_type};
+use super::scheme::{Own, Part, Scheme, Secret, base64};
 use crate::error::{KeyError, KeyErrorKind};
 use crate::key::{self, EventPart, Found, KeyPart, Reader, RequestRef};
 
@@ -14,6 +15,10 @@ use crate::key::{self, EventPart, Found, KeyPart, Reader, RequestRef};
 /// schedule. OpenAI retries for up to 72 hours. One message goes to every subscribed endpoint with one
 /// id: two endpoints of one application need
 /// [one namespace each](crate::guide::keys#several-endpoints-of-one-sender).
+///
+/// [Signature][s]: HMAC-SHA256 over id, time and body. The secret is base64, after `whsec_` or without it.
+///
+/// [s]: https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
 pub const STANDARD_WEBHOOKS: Preset = Preset {
     name: "standard-webhooks",
     title: "Standard Webhooks",
@@ -22,6 +27,21 @@ pub const STANDARD_WEBHOOKS: Preset = Preset {
     rule: Rule::Part(|| key::header("webhook-id")),
     floor: Floor(2 * (75 * HOUR + 35 * MINUTE), "twice the 75 h 35 min of the specification"),
     how: "ten attempts over 75 h 35 min in the specification's example",
+    scheme: Some(
+        Scheme::hmac(
+            "webhook-signature",
+            base64("v1,").split_at(&[' ']),
+            "id, time, body",
+            &[
+                Part::Id("webhook-id"),
+                Part::Text("."),
+                Part::Seconds("webhook-timestamp"),
+                Part::Text("."),
+                Part::Body,
+            ],
+        )
+        .with_secret(Secret::Webhook),
+    ),
     signed_id: true,
     source: "https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md",
     unverified: "the id of a manual replay; the schedule of each sender",
@@ -35,6 +55,9 @@ pub const STANDARD_WEBHOOKS: Preset = Preset {
 /// events of Resend share it. One message goes to every subscribed endpoint with one id: two endpoints
 /// of one application need
 /// [one namespace each](crate::guide::keys#several-endpoints-of-one-sender).
+///
+/// [Signature](https://docs.svix.com/receiving/verifying-payloads/how-manual): like Standard Webhooks, with headers
+/// that begin with `svix-` or `webhook-`. If both are present, they must be equal.
 pub const SVIX: Preset = Preset {
     name: "svix",
     title: "Svix",
@@ -43,6 +66,9 @@ pub const SVIX: Preset = Preset {
     rule: Rule::Part(|| key::from_fn(svix_id)),
     floor: Floor(2 * (27 * HOUR + 35 * MINUTE + 5), "twice the 27 h 35 min 5 s of the schedule"),
     how: "after 5 s, 5 min, 30 min, 2 h, 5 h, 10 h and 10 h",
+    scheme: Some(
+        Scheme::own("svix-signature", "id, time, body", Own::Svix).with_secret(Secret::Webhook),
+    ),
     signed_id: true,
     source: "https://github.com/svix/svix-webhooks/blob/main/server/svix-server/config.default.toml",
     unverified: "the schedules of Clerk and Resend",

@@ -1,12 +1,16 @@
 //! Business tools.
 
 use super::preset::{DAY, DEFAULTS, EventType, Floor, Preset, Rule};
+use super::scheme::{Own, Scheme};
 use crate::key;
 
 /// HubSpot: for each event, all of its values that identify it, without `/attemptNumber`.
 ///
 /// `/eventId` is "not guaranteed to be unique". `/attemptNumber` changes on every retry, and with it the
 /// bytes of the event.
+///
+/// [Signature](https://developers.hubspot.com/docs/api/webhooks/validating-requests), version 3: HMAC-SHA256 over method,
+/// public URL, body, which has the ids, and time.
 pub const HUBSPOT: Preset = Preset {
     name: "hubspot",
     title: "HubSpot",
@@ -26,6 +30,7 @@ pub const HUBSPOT: Preset = Preset {
     }),
     floor: Floor(6 * DAY, "twice the longer of two schedules that third parties give, 3 days"),
     how: "up to ten times over 24 h, or over 3 days",
+    scheme: Some(Scheme::own("x-hubspot-signature-v3", "method, URL, body, time", Own::HubSpot)),
     signed_id: true,
     source: "https://developers.hubspot.com/docs/api/webhooks",
     unverified: "the schedule and that ids may repeat (third parties)",
@@ -35,6 +40,9 @@ pub const HUBSPOT: Preset = Preset {
 /// Box (webhooks V2): `/id` in the body.
 ///
 /// The header `BOX-DELIVERY-ID` is no key, because it changes on a retry.
+///
+/// [Signature](https://developer.box.com/guides/webhooks/v2/signatures-v2/): HMAC-SHA256 over body, which has the id, and
+/// time. Box recommends a tolerance of 10 min. If two keys are configured at Box, one of them is enough.
 pub const BOX: Preset = Preset {
     name: "box",
     title: "Box",
@@ -43,6 +51,7 @@ pub const BOX: Preset = Preset {
     event_type: EventType::new("`/trigger`", || key::json("/trigger")),
     floor: Floor(7 * DAY, "our estimate: no schedule is documented"),
     how: "the number is not documented",
+    scheme: Some(Scheme::own("box-signature-primary", "body, time", Own::Box)),
     signed_id: true,
     source: "https://developer.box.com/guides/webhooks/v2/",
     unverified: "the schedule; the id when a person sends it again",

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::preset::{DAY, DEFAULTS, EventType, Floor, LargestBody, MIB, Preset, Rule};
+use super::scheme::{Part, Scheme, hex};
 use crate::error::KeyError;
 use crate::key::{
     self, EventPart, Found, FoundEvents, FoundId, KeyPart, Pointer, Reader, RequestRef, body_id,
@@ -22,6 +23,9 @@ use crate::key::{
 /// `phone_number_id` is read from `/value/metadata`. It is an empty part if it is missing; so are
 /// `recipient_id`, and the fields of the entry and of the change. One request carries up to 1,000
 /// updates. Meta verifies the URL by a GET, which the layer does not deduplicate.
+///
+/// [Signature](https://developers.facebook.com/docs/graph-api/webhooks/getting-started): HMAC-SHA256 over the body, which
+/// has the ids. No time is signed.
 pub const WHATSAPP: Preset = Preset {
     name: "whatsapp",
     title: "WhatsApp (Meta)",
@@ -37,6 +41,7 @@ pub const WHATSAPP: Preset = Preset {
         "[documentation](https://developers.facebook.com/docs/whatsapp/cloud-api/webhooks)",
     )),
     how: "for up to 7 days; other webhooks of Meta for 36 h",
+    scheme: Some(Scheme::hmac("x-hub-signature-256", hex("sha256="), "body", &[Part::Body])),
     signed_id: true,
     source: "https://developers.facebook.com/docs/whatsapp/cloud-api/guides/set-up-webhooks",
     unverified: "that the message's id is the key (no page of Meta says so); that time and bytes \

@@ -74,15 +74,13 @@ where
     R: Body<Data = Bytes>,
 {
     let name = preset.name();
-    let Some(scheme) = preset.scheme() else {
-        panic!("there is no signature scheme for `{name}`");
-    };
+    assert!(preset.has_verifier(), "there is no signature scheme for `{name}`");
     let (head, body) = request.into_parts();
     let Some(Ok(body)) = body.collect().now_or_never() else {
         panic!("the body of the request is not there at once");
     };
     let request = Request::from_parts(head, body.to_bytes());
-    match scheme.sign(secret, public_url, SystemTime::now(), request) {
+    match preset.sign(secret, public_url, SystemTime::now(), request) {
         Ok(request) => request.map(Full::from),
         Err(error) => panic!("the request of `{name}` cannot be signed: {error}"),
     }

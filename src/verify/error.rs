@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::provider::{self, Preset};
+
 /// Why a request is not verified.
 ///
 /// A [`VerifyLayer`](super::VerifyLayer) logs it and does not send it to the client. It contains no
@@ -19,6 +21,19 @@ pub enum Refusal {
     OutOfTime,
     /// No signature matches the request and a secret.
     Forged,
+}
+
+impl Refusal {
+    /// Returns the name of the reason, as metrics have it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Missing(_) => "missing",
+            Self::Malformed(_) => "malformed",
+            Self::Ambiguous(_) => "ambiguous",
+            Self::OutOfTime => "out_of_time",
+            Self::Forged => "forged",
+        }
+    }
 }
 
 impl fmt::Display for Refusal {
@@ -44,8 +59,6 @@ pub enum VerifierError {
     NoScheme {
         /// The name of the preset.
         preset: &'static str,
-        /// The names of the presets with a scheme.
-        known: &'static [&'static str],
     },
     /// The secret is empty.
     EmptySecret,
@@ -71,8 +84,9 @@ pub enum VerifierError {
 impl fmt::Display for VerifierError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoScheme { preset, known } => {
-                let known = known.join(", ");
+            Self::NoScheme { preset } => {
+                let known = provider::ALL.iter().filter(|known| known.has_verifier());
+                let known = known.map(Preset::name).collect::<Vec<_>>().join(", ");
                 write!(f, "no signature scheme is known for `{preset}`; there is one for {known}")
             }
             Self::EmptySecret => f.write_str("the secret is empty"),

@@ -65,6 +65,8 @@ type Clock = dyn Fn() -> SystemTime + Send + Sync;
 #[must_use = "a layer does nothing until it wraps a service"]
 pub struct VerifyLayer {
     check: Arc<Check>,
+    /// The name of the preset; `None` for a scheme of the user.
+    preset: Option<&'static str>,
     body_limit: usize,
     body_timeout: Duration,
     clock: Arc<Clock>,
@@ -75,9 +77,10 @@ impl VerifyLayer {
     /// 10 s, and 2 MiB or the preset's [largest body](crate::provider::Preset::max_body) if that is
     /// larger.
     pub fn new(verifier: Verifier) -> Self {
-        let body_limit = BODY_LIMIT.max(verifier.max_body.unwrap_or_default());
+        let preset = verifier.preset();
+        let body_limit = BODY_LIMIT.max(preset.max_body().unwrap_or_default());
         let layer = Self::from_fn(move |head, body, now| verifier.verify(head, body, now));
-        Self { body_limit, ..layer }
+        Self { preset: Some(preset.name()), body_limit, ..layer }
     }
 
     /// Makes a layer for a sender whose scheme this crate does not have. The limits are 2 MiB and 10 s.
@@ -89,6 +92,7 @@ impl VerifyLayer {
     {
         Self {
             check: Arc::new(check),
+            preset: None,
             body_limit: BODY_LIMIT,
             body_timeout: BODY_TIMEOUT,
             clock: Arc::new(SystemTime::now),
@@ -97,44 +101,26 @@ impl VerifyLayer {
 
     /// Sets the largest body, in bytes. A larger body is answered 413. The smaller of this limit and
     /// the [limit](crate::DedupLayer::body_limit) of the `DedupLayer` applies: set both.
-    ///
-    /// # Panics
-    ///
-    /// For 0; [`try_body_limit`](Self::try_body_limit) returns an error instead.
-    #[track_caller]
-    pub fn body_limit(self, bytes: usize) -> Self {
-        valid(self.try_body_limit(bytes))
-    }
-
-    /// Sets [`body_limit`](Self::body_limit).
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::InvalidSetting`] for 0.
-    pub fn try_body_limit(mut self, bytes: usize) -> Result<Self, ConfigError> {
-        check(bytes > 0, "body_limit", "at least 1 byte")?;
+    pub fn body_limit(mut self, bytes: usize) -> Self {
         self.body_limit = bytes;
-        Ok(self)
+        self
     }
 
     /// Sets the time in which a body must arrive. A slower body is answered 408.
-    ///
-    /// # Panics
-    ///
-    /// For zero; [`try_body_timeout`](Self::try_body_timeout) returns an error instead.
-    #[track_caller]
-    pub fn body_timeout(self, time: Duration) -> Self {
-        valid(self.try_body_timeout(time))
+    pub fn body_timeout(mut self, time: Duration) -> Self {
+        self.body_timeout = time;
+        self
     }
 
-    /// Sets [`body_timeout`](Self::body_timeout).
+    /// Returns the layer if its settings are valid. A layer with an invalid setting panics when it wraps a service.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::InvalidSetting`] for zero.
-    pub fn try_body_timeout(mut self, time: Duration) -> Result<Self, ConfigError> {
-        check(!time.is_zero(), "body_timeout", NOT_ZERO)?;
-        self.body_timeout = time;
+    /// [`ConfigError::InvalidSetting`] for a [`body_limit`](Self::body_limit) of 0 bytes, or a
+    /// [`body_timeout`](Self::body_timeout) of zero.
+    pub fn checked(self) -> Result<Self, ConfigError> {
+        check(self.body_limit > 0, "body_limit", "at least 1 byte")?;
+        check(!self.body_timeout.is_zero(), "body_timeout", NOT_ZERO)?;
         Ok(self)
     }
 
@@ -152,16 +138,22 @@ impl VerifyLayer {
         let (mut head, body) = request.into_parts();
         let mut body = pin!(Collect::new(body, self.body_limit, self.body_timeout));
         let body = poll_fn(|cx| body.as_mut().poll(cx)).await.map_err(|fault| {
-            let (status, fact) = match fault {
-                BodyFault::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "the body is too large"),
-                BodyFault::Slow => (StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time"),
-                BodyFault::Broken(_) => (StatusCode::BAD_REQUEST, "the body ended in an error"),
+            let (status, reason, fact) = match fault {
+                BodyFault::TooLarge => {
+                    (StatusCode::PAYLOAD_TOO_LARGE, "too_large", "the body is too large")
+                }
+                BodyFault::Slow => {
+                    (StatusCode::REQUEST_TIMEOUT, "slow_body", "the body did not arrive in time")
+                }
+                BodyFault::Broken(_) => {
+                    (StatusCode::BAD_REQUEST, "broken_body", "the body ended in an error")
+                }
             };
-            observe::not_verified(&fact);
+            observe::not_verified(self.preset, head.uri.path(), reason, &fact);
             status
         })?;
         (self.check)(&head, &body, (self.clock)()).map_err(|refusal| {
-            observe::not_verified(&refusal);
+            observe::not_verified(self.preset, head.uri.path(), refusal.name(), &refusal);
             StatusCode::UNAUTHORIZED
         })?;
         head.extensions.insert(Verified);
@@ -173,7 +165,7 @@ impl<S> Layer<S> for VerifyLayer {
     type Service = Verify<S>;
 
     fn layer(&self, inner: S) -> Verify<S> {
-        Verify { inner, layer: self.clone() }
+        Verify { inner, layer: valid(self.clone().checked()) }
     }
 }
 

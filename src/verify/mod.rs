@@ -22,13 +22,12 @@ mod error;
 mod layer;
 mod public_url;
 mod received;
-mod scheme;
 mod schemes;
+mod secret;
 mod sign;
 mod time;
 mod verifier;
 
 pub use error::{Refusal, VerifierError};
 pub use layer::{Verify, VerifyLayer};
-pub use scheme::Scheme;
 pub use verifier::Verifier;

@@ -39,10 +39,6 @@ impl<'a> Received<'a> {
     }
 
     /// Checks a time in seconds since 1970.
-    pub(super) fn in_time(&self, header: &'static str, time: &str) -> Result<(), Refusal> {
-        self.within_tolerance(time.parse().map_err(|_| Refusal::Malformed(header))?)
-    }
-
     pub(super) fn within_tolerance(&self, time: i64) -> Result<(), Refusal> {
         if self.now.abs_diff(time) > self.tolerance { Err(Refusal::OutOfTime) } else { Ok(()) }
     }

@@ -1,4 +1,4 @@
-//! [`Scheme::sign`]: signs requests, for tests.
+//! [`Preset::sign`]: signs requests, for tests.
 
 use std::time::SystemTime;
 
@@ -14,27 +14,28 @@ use sha1::Sha1;
 use super::error::VerifierError;
 use super::public_url::{PublicUrl, target};
 use super::received::{HmacSha256, Received, mac};
-use super::scheme::Scheme;
-use super::schemes::{adyen, url, webhooks};
+use super::schemes::{adyen, data, svix, url};
+use super::secret::key_of;
 use super::time;
 use super::verifier::unix;
 use crate::error::BoxError;
+use crate::provider::{Codes, Own, Part, Preset, Rule, Secret};
 
 /// A pair of keys for SendGrid, made for tests.
 const PUBLIC_KEY: &str = "MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEu5xywnLmdP135pgu4+Dc2H5LxIKJ9mfI/yUcDPuw\
                           7yzWLtSakZA8TdMXds5+v2yDLy+3LTNtYVC4Nyf6Qdh+JQ==";
 const PRIVATE_KEY: &str = "e2acd3efd495d6cdef46bc897e6ed2d6ac305f0b76d7b5fb7cf8acf8f0efb89b";
 
-impl Scheme {
+impl Preset {
     /// Returns a secret for the verifier and one for [`sign`](Self::sign). They are the same but for
     /// SendGrid, which has a pair of keys.
     #[doc(hidden)]
     #[must_use]
-    pub fn test_secrets(self) -> [&'static str; 2] {
-        match self {
-            Self::StandardWebhooks | Self::Svix => ["whsec_YSBzZWNyZXQgZm9yIHRlc3Rz"; 2],
-            Self::Adyen => ["6120736563726574"; 2],
-            Self::SendGrid => [PUBLIC_KEY, PRIVATE_KEY],
+    pub fn test_secrets(&self) -> [&'static str; 2] {
+        match self.scheme.map(|scheme| scheme.secret) {
+            Some(Secret::Webhook) => ["whsec_YSBzZWNyZXQgZm9yIHRlc3Rz"; 2],
+            Some(Secret::Hex) => ["6120736563726574"; 2],
+            Some(Secret::PublicKey) => [PUBLIC_KEY, PRIVATE_KEY],
             _ => ["a_secret_for_tests"; 2],
         }
     }
@@ -47,20 +48,31 @@ impl Scheme {
     ///
     /// # Errors
     ///
-    /// If the secret, the URL or the body is malformed, or a header is missing.
+    /// If there is no scheme, if the secret, the URL or the body is malformed, or a header is missing.
     #[doc(hidden)]
     pub fn sign(
-        self,
+        &self,
         secret: &str,
         public_url: Option<&str>,
         now: SystemTime,
         request: Request<Bytes>,
     ) -> Result<Request<Bytes>, BoxError> {
+        let scheme = self.scheme.ok_or(VerifierError::NoScheme { preset: self.name() })?;
         let url = public_url.map(PublicUrl::parse).transpose()?;
-        let key = if self == Self::SendGrid { Vec::new() } else { self.key(secret)? };
+        let key = match scheme.secret {
+            Secret::PublicKey => Vec::new(),
+            form => key_of(form, secret)?,
+        };
         let (head, body) = request.into_parts();
-        let mut signing = Signing { head, body, key, now: unix(now) };
-        signing.sign(self, secret, url.as_ref())?;
+        let mut signing = Signing { head, body, key, url, now: unix(now) };
+        let signature = match scheme.rule {
+            Rule::Hmac(codes, parts) => Some(signing.hmac(scheme.header, codes, parts)?),
+            Rule::Token => Some(secret.to_owned()),
+            Rule::Own(own) => signing.own(own, secret)?,
+        };
+        if let Some(signature) = signature {
+            signing.set(scheme.header, &signature)?;
+        }
         Ok(Request::from_parts(signing.head, signing.body))
     }
 }
@@ -69,78 +81,74 @@ struct Signing {
     head: Parts,
     body: Bytes,
     key: Vec<u8>,
+    url: Option<PublicUrl>,
     now: i64,
 }
 
 impl Signing {
-    fn sign(
+    /// Sets the header of the time, and returns the value of the signature's header.
+    fn hmac(
         &mut self,
-        scheme: Scheme,
-        secret: &str,
-        url: Option<&PublicUrl>,
-    ) -> Result<(), BoxError> {
-        let [header, _] = scheme.in_words();
+        header: &'static str,
+        codes: Codes,
+        parts: &[Part],
+    ) -> Result<String, BoxError> {
+        let mut before = String::new();
+        for part in parts {
+            match *part {
+                Part::Seconds(header) => self.set(header, &self.now.to_string())?,
+                Part::Rfc3339(header) => self.set(header, &time::format(self.now))?,
+                Part::Item(prefix) => {
+                    before = format!("{prefix}{}{}", self.now, codes.separators[0]);
+                    self.set(header, &before)?;
+                }
+                _ => {}
+            }
+        }
+        let text = data::text(header, codes, parts, &self.received())?.parts;
+        let code = if codes.is_base64 { self.base64(&text)? } else { self.hex(&text)? };
+        Ok(format!("{before}{}{code}", codes.prefix))
+    }
+
+    /// Does the same for the other schemes. Adyen's header is in the body.
+    fn own(&mut self, own: Own, secret: &str) -> Result<Option<String>, BoxError> {
         let now = self.now.to_string();
         let body = self.body.clone();
-        let signature = match scheme {
-            Scheme::StandardWebhooks => self.webhook("webhook-id", "webhook-timestamp")?,
-            Scheme::Svix => self.webhook("svix-id", "svix-timestamp")?,
-            Scheme::GitHub | Scheme::Meta => format!("sha256={}", self.hex(&[&body])?),
-            Scheme::Gitea => self.hex(&[&body])?,
-            Scheme::CircleCi => format!("v1={}", self.hex(&[&body])?),
-            Scheme::Shopify => self.base64(&[&body])?,
-            Scheme::Stripe => {
-                format!("t={now},v1={}", self.hex(&[now.as_bytes(), b".", &body])?)
-            }
-            Scheme::Paddle => {
-                format!("ts={now};h1={}", self.hex(&[now.as_bytes(), b":", &body])?)
-            }
-            Scheme::Slack => {
-                self.set("x-slack-request-timestamp", &now)?;
-                format!("v0={}", self.hex(&[b"v0:", now.as_bytes(), b":", &body])?)
-            }
-            Scheme::Twitch => {
-                let (id, time) = (self.get("twitch-eventsub-message-id")?, time::format(self.now));
-                self.set("twitch-eventsub-message-timestamp", &time)?;
-                format!("sha256={}", self.hex(&[id.as_bytes(), time.as_bytes(), &body])?)
-            }
-            Scheme::Box => {
+        let signature = match own {
+            Own::Adyen => return self.adyen().map(|()| None),
+            Own::Box => {
                 let time = time::format(self.now);
                 self.set("box-delivery-timestamp", &time)?;
                 self.base64(&[&body, time.as_bytes()])?
             }
-            Scheme::Twilio => {
-                let url = public(url)?.as_str().as_bytes();
-                let request =
-                    Received { head: &self.head, body: &body, now: 0, tolerance: 0, url: None };
-                let text = url::twilio_text(&request)?;
-                self.base64_by::<Hmac<Sha1>>(&[url, text.as_bytes()])?
-            }
-            Scheme::Square => {
-                let url = [public(url)?.as_str(), target(&self.head.uri)].concat();
-                self.base64(&[url.as_bytes(), &body])?
-            }
-            Scheme::HubSpot => {
+            Own::HubSpot => {
                 let time = format!("{now}000");
                 self.set("x-hubspot-request-timestamp", &time)?;
-                let url = [public(url)?.as_str(), target(&self.head.uri)].concat();
+                let url = [self.received().public_url()?.as_str(), target(&self.head.uri)].concat();
                 let method = self.head.method.as_str().as_bytes();
                 self.base64(&[method, url.as_bytes(), &body, time.as_bytes()])?
             }
-            Scheme::GitLab | Scheme::Telegram => secret.to_owned(),
-            Scheme::SendGrid => {
+            Own::SendGrid => {
                 self.set("x-twilio-email-event-webhook-timestamp", &now)?;
                 ecdsa(secret, &[now.as_bytes(), &body].concat())?
             }
-            Scheme::Adyen => return self.adyen(),
+            Own::Svix => {
+                self.set("svix-timestamp", &now)?;
+                let id = self.received().header("svix-id")?.to_owned();
+                format!("v1,{}", self.base64(&svix::text(&id, &now, &body))?)
+            }
+            Own::Twilio => {
+                let request = self.received();
+                let (url, text) = (request.public_url()?, url::twilio_text(&request)?);
+                self.base64_by::<Hmac<Sha1>>(&[url.as_str().as_bytes(), text.as_bytes()])?
+            }
         };
-        self.set(header, &signature)
+        Ok(Some(signature))
     }
 
-    fn webhook(&mut self, id: &'static str, time: &'static str) -> Result<String, BoxError> {
-        let (id, now) = (self.get(id)?, self.now.to_string());
-        self.set(time, &now)?;
-        Ok(format!("v1,{}", self.base64(&webhooks::text(&id, &now, &self.body))?))
+    fn received(&self) -> Received<'_> {
+        let (head, body, url) = (&self.head, &self.body, self.url.as_ref());
+        Received { head, body, now: self.now, tolerance: 0, url }
     }
 
     /// Signs every item of the body.
@@ -153,11 +161,6 @@ impl Signing {
         }
         self.body = serde_json::to_vec(&body)?.into();
         Ok(())
-    }
-
-    fn get(&self, name: &'static str) -> Result<String, BoxError> {
-        let value = self.head.headers.get(name).ok_or(name)?;
-        Ok(value.to_str()?.to_owned())
     }
 
     fn set(&mut self, name: &'static str, value: &str) -> Result<(), BoxError> {
@@ -178,10 +181,6 @@ impl Signing {
         let mac: M = mac(&self.key, parts).ok_or("no key")?;
         Ok(STANDARD.encode(mac.finalize().into_bytes()))
     }
-}
-
-fn public(url: Option<&PublicUrl>) -> Result<&PublicUrl, VerifierError> {
-    url.ok_or(VerifierError::NoPublicUrl)
 }
 
 #[cfg(feature = "verify-ecdsa")]

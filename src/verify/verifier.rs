@@ -1,4 +1,4 @@
-//! [`Verifier`]: a scheme with its secrets.
+//! [`Verifier`]: the scheme of a preset with its secrets.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,10 +9,13 @@ use http::request::Parts;
 use super::error::{Refusal, VerifierError};
 use super::public_url::PublicUrl;
 use super::received::Received;
-use super::scheme::Scheme;
-use crate::provider::Preset;
+#[cfg(feature = "verify-ecdsa")]
+use super::schemes::sendgrid;
+use super::schemes::{adyen, box_, data, svix, url};
+use super::secret::key_of;
+use crate::provider::{Own, Preset, Rule, Scheme};
 
-/// Verifies the requests of one sender: a scheme, one or more secrets, and a tolerance.
+/// Verifies the requests of one sender: its scheme, one or more secrets, and a tolerance.
 ///
 /// A clone shares the secrets. `Debug` does not show them.
 ///
@@ -42,24 +45,24 @@ use crate::provider::Preset;
 /// ```
 #[derive(Clone)]
 pub struct Verifier {
+    preset: Preset,
     scheme: Scheme,
     keys: Arc<[Box<[u8]>]>,
     url: Option<Arc<PublicUrl>>,
     tolerance: Duration,
-    /// The largest body of the sender, if the sender documents it.
-    pub(super) max_body: Option<usize>,
 }
 
 impl Verifier {
-    fn new(scheme: Scheme, secret: &str, url: Option<&str>) -> Result<Self, VerifierError> {
-        let key = scheme.key(secret)?.into();
+    fn new(preset: Preset, secret: &str, url: Option<&str>) -> Result<Self, VerifierError> {
+        let scheme = preset.scheme.ok_or(VerifierError::NoScheme { preset: preset.name() })?;
+        let key = key_of(scheme.secret, secret)?.into();
         let url = match url {
             Some(url) => Some(Arc::new(PublicUrl::parse(url)?)),
             None if scheme.signs_url() => return Err(VerifierError::NoPublicUrl),
             None => None,
         };
         let tolerance = Duration::from_secs(300);
-        Ok(Self { scheme, keys: [key].into(), url, tolerance, max_body: None })
+        Ok(Self { preset, scheme, keys: [key].into(), url, tolerance })
     }
 
     /// Accepts another secret too, while one secret replaces the other. One of them has to match.
@@ -68,7 +71,7 @@ impl Verifier {
     ///
     /// [`VerifierError`] if the secret is empty or malformed.
     pub fn or_secret(mut self, secret: impl AsRef<str>) -> Result<Self, VerifierError> {
-        let key = self.scheme.key(secret.as_ref())?.into();
+        let key = key_of(self.scheme.secret, secret.as_ref())?.into();
         self.keys = self.keys.iter().cloned().chain([key]).collect();
         Ok(self)
     }
@@ -81,10 +84,10 @@ impl Verifier {
         self
     }
 
-    /// Returns the scheme.
+    /// Returns the preset of the sender.
     #[must_use]
-    pub fn scheme(&self) -> Scheme {
-        self.scheme
+    pub fn preset(&self) -> Preset {
+        self.preset
     }
 
     /// Verifies a request: its head, its whole raw body, and the server's time.
@@ -102,13 +105,31 @@ impl Verifier {
         };
         let mut result = Err(Refusal::Forged);
         for key in &*self.keys {
-            result = self.scheme.verify(key, &request);
+            result = verify(&self.scheme, key, &request);
             // Every other refusal is the same for all secrets.
             if result != Err(Refusal::Forged) {
                 break;
             }
         }
         result
+    }
+}
+
+/// Verifies a request with one key.
+fn verify(scheme: &Scheme, key: &[u8], request: &Received<'_>) -> Result<(), Refusal> {
+    match scheme.rule {
+        Rule::Hmac(codes, text) => data::verify(scheme.header, codes, text, key, request),
+        Rule::Token => data::verify_token(scheme.header, key, request),
+        Rule::Own(Own::Adyen) => adyen::verify(key, request),
+        Rule::Own(Own::Box) => box_::verify(key, request),
+        Rule::Own(Own::HubSpot) => url::hubspot(key, request),
+        #[cfg(feature = "verify-ecdsa")]
+        Rule::Own(Own::SendGrid) => sendgrid::verify(key, request),
+        // It has no key.
+        #[cfg(not(feature = "verify-ecdsa"))]
+        Rule::Own(Own::SendGrid) => Err(Refusal::Forged),
+        Rule::Own(Own::Svix) => svix::verify(key, request),
+        Rule::Own(Own::Twilio) => url::twilio(key, request),
     }
 }
 
@@ -120,15 +141,15 @@ pub(super) fn unix(time: SystemTime) -> i64 {
     }
 }
 
-impl Scheme {
+impl Preset {
     /// Makes a verifier with a secret in the sender's own notation, `whsec_` included.
     ///
     /// # Errors
     ///
-    /// [`VerifierError`] if the secret is empty or malformed, if the sender signs the public URL, or if
-    /// the scheme needs a feature that is off.
-    pub fn verifier(self, secret: impl AsRef<str>) -> Result<Verifier, VerifierError> {
-        Verifier::new(self, secret.as_ref(), None)
+    /// [`VerifierError::NoScheme`] if this crate knows no scheme of the sender. Otherwise if the secret is empty
+    /// or malformed, if the sender signs the public URL, or if the scheme needs a feature that is off.
+    pub fn verifier(&self, secret: impl AsRef<str>) -> Result<Verifier, VerifierError> {
+        Verifier::new(*self, secret.as_ref(), None)
     }
 
     /// Makes a verifier for a sender that may sign the public URL of this server.
@@ -142,56 +163,38 @@ impl Scheme {
     ///
     /// As [`verifier`](Self::verifier), and [`VerifierError::InvalidPublicUrl`].
     pub fn verifier_at(
-        self,
-        public_url: &str,
-        secret: impl AsRef<str>,
-    ) -> Result<Verifier, VerifierError> {
-        Verifier::new(self, secret.as_ref(), Some(public_url))
-    }
-}
-
-impl Preset {
-    /// Returns the signature scheme of this sender; `None` if this crate knows none.
-    #[must_use]
-    pub fn scheme(&self) -> Option<Scheme> {
-        Scheme::of(self.name())
-    }
-
-    /// Makes a verifier with a secret in the sender's own notation, `whsec_` included.
-    ///
-    /// # Errors
-    ///
-    /// [`VerifierError::NoScheme`] if this crate knows no scheme of the sender; otherwise as
-    /// [`Scheme::verifier`].
-    pub fn verifier(&self, secret: impl AsRef<str>) -> Result<Verifier, VerifierError> {
-        let verifier = self.scheme_or_error()?.verifier(secret)?;
-        Ok(Verifier { max_body: self.max_body(), ..verifier })
-    }
-
-    /// Makes a verifier for a sender that signs the public URL of this server: see
-    /// [`Scheme::verifier_at`].
-    ///
-    /// # Errors
-    ///
-    /// As [`verifier`](Self::verifier), and [`VerifierError::InvalidPublicUrl`].
-    pub fn verifier_at(
         &self,
         public_url: &str,
         secret: impl AsRef<str>,
     ) -> Result<Verifier, VerifierError> {
-        let verifier = self.scheme_or_error()?.verifier_at(public_url, secret)?;
-        Ok(Verifier { max_body: self.max_body(), ..verifier })
+        Verifier::new(*self, secret.as_ref(), Some(public_url))
     }
 
-    fn scheme_or_error(&self) -> Result<Scheme, VerifierError> {
-        self.scheme().ok_or(VerifierError::NoScheme { preset: self.name(), known: Scheme::NAMES })
+    /// Returns `true` if a signed time limits how long a captured delivery can be sent again.
+    #[must_use]
+    pub fn signs_time(&self) -> bool {
+        self.scheme.is_some_and(|scheme| scheme.signs_time())
+    }
+
+    /// Returns `true` if the sender signs the public URL of the server:
+    /// [`verifier_at`](Self::verifier_at) takes it.
+    #[must_use]
+    pub fn signs_url(&self) -> bool {
+        self.scheme.is_some_and(|scheme| scheme.signs_url())
+    }
+
+    /// Returns, in words, where the signature is and what is signed.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn signature_in_words(&self) -> Option<[&'static str; 2]> {
+        self.scheme.map(|scheme| [scheme.header, scheme.words])
     }
 }
 
 impl fmt::Debug for Verifier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Verifier")
-            .field("scheme", &self.scheme)
+            .field("preset", &self.preset.name())
             .field("keys", &self.keys.len())
             .field("tolerance", &self.tolerance)
             .finish_non_exhaustive()

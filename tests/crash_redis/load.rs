@@ -22,7 +22,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use crate::support::effects::answer;
 use crate::support::log::Log;
 use crate::support::redis::Cluster;
-use crate::support::{Body, by_header, dedup_key, request, result, send};
+use crate::support::{Body, by_header, request, result, send};
 
 /// A run ends long before this bound. Only a test that hangs reaches it.
 pub(super) const FOR_EVER: Duration = Duration::from_secs(60);
@@ -209,7 +209,7 @@ impl Load {
     /// Returns how many claims of this load were gone when they were completed.
     pub(super) fn missing(&self) -> usize {
         let sent = self.sent.load(Ordering::SeqCst);
-        let ids: HashSet<_> = (0..sent).map(|event| dedup_key(&self.id(event)).log_id()).collect();
+        let ids: HashSet<_> = (0..sent).map(|event| self.id(event)).collect();
         let records = LOG.beginning("the store lost a claim");
         records.iter().filter(|record| ids.contains(&record["id"])).count()
     }

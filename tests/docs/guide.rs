@@ -408,7 +408,7 @@ fn every_page_is_a_module_and_is_listed_on_the_crate_page() {
 /// Whoever sets up an alert copies the name from a page.
 #[test]
 fn metrics_on_the_pages_exist() {
-    let observe = include_str!("../../src/observe.rs");
+    let observe = include_str!("../../src/observe/metrics.md");
     let is_name = |char: char| char.is_ascii_lowercase() || char == '_';
     let mut checked = 0;
     for page in pages() {

@@ -60,9 +60,11 @@ fn words(text: &str) -> Vec<String> {
 
 /// The cells of the table with this head in the documentation of `observe`.
 fn table(head: &str) -> Vec<Vec<String>> {
-    let page = include_str!("../../src/observe.rs");
+    let page =
+        concat!(include_str!("../../src/observe.rs"), include_str!("../../src/observe/metrics.md"));
     let (_, table) = page.split_once(head).unwrap_or_else(|| panic!("no table {head}"));
-    let rows = table.lines().skip(2).take_while(|line| line.starts_with("//! |"));
+    let rows = table.lines().skip(2).map(|line| line.trim_start_matches("//! "));
+    let rows = rows.take_while(|line| line.starts_with('|'));
     rows.map(|row| row.split('|').skip(1).map(|cell| cell.trim().to_owned()).collect()).collect()
 }
 
@@ -70,7 +72,7 @@ fn documented() -> BTreeMap<String, Metric> {
     let outcomes: Vec<String> =
         table("| `outcome` | level | meaning |").iter().flat_map(|row| words(&row[0])).collect();
     let mut metrics = BTreeMap::new();
-    for row in table("| name | kind | labels | meaning |") {
+    for row in table("| name | kind | labels | meaning | remarks |") {
         let (labels, mut values) = (words(&row[2]), words(&row[3..].join("|")));
         if labels.iter().any(|label| label == "outcome") {
             values.extend(outcomes.clone());
@@ -237,6 +239,8 @@ fn samples(label: &str) -> &'static [&'static str] {
         "namespace" => &["stripe"],
         "outcome" => &["completed", "failed", "duplicate", "in_flight", "unavailable"],
         "operation" => &["claim", "complete"],
+        "preset" => &["stripe"],
+        "reason" => &["forged"],
         "result" => &["ok", "timeout", "completed", "failed", "gave_up"],
         "state" => &["in_flight", "lapsed"],
         "store" => &["postgres"],

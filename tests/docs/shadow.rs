@@ -9,7 +9,7 @@ use http::Request;
 use http_body_util::Full;
 use tower::Layer;
 use tower_dedup::adapter::MemoryAdapter;
-use tower_dedup::{DedupLayer, KeyExtractor, Mode, key};
+use tower_dedup::{DedupLayer, KeyExtractor, LogIds, Mode, key};
 
 use crate::support::{Body, Handler, send};
 
@@ -35,7 +35,8 @@ async fn write_log(dir: &Path, key: KeyExtractor) {
     crate::support::log::ask_all_subscribers();
     let _guard = tracing::subscriber::set_default(subscriber);
     let handler = Handler::default();
-    let layer = DedupLayer::new(key, MemoryAdapter::new()).mode(Mode::Shadow);
+    let layer =
+        DedupLayer::new(key, MemoryAdapter::new()).mode(Mode::Shadow).log_ids(LogIds::Hashed);
     let service = layer.layer(handler.service());
     for body in [
         r#"{"event": "e1", "order": "o1", "is": "created"}"#,

@@ -417,7 +417,7 @@ async fn metrics_are_what_prometheus_reads() {
     let answer = receiver.request("/metrics").send().await.unwrap();
     assert_eq!(answer.headers()["content-type"], "text/plain; version=0.0.4");
     let text = answer.text().await.unwrap();
-    let documented = include_str!("../../src/observe.rs");
+    let documented = include_str!("../../src/observe/metrics.md");
     let mut samples = 0;
     for line in text.lines().filter(|line| !line.is_empty()) {
         if let Some(comment) = line.strip_prefix("# ") {

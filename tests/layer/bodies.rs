@@ -318,7 +318,7 @@ async fn answers_of_the_layer_are_configurable() {
         .retry_after_in_flight(Duration::from_secs(7))
         .retry_after_unavailable(Duration::from_secs(9))
         .max_running(1)
-        .log_ids(LogIds::Plain);
+        .log_ids(LogIds::Hashed);
     let service = layer.clone().layer(handler.service());
     send(&service, request("a")).await;
     let again = send(&service, request("a")).await;

@@ -10,7 +10,7 @@ use tower_dedup::adapter::{
     AtCapacity, CallTerms, DedupAdapter, MaintenanceAdapter, MemoryAdapter, Token,
 };
 use tower_dedup::testing::{Fault, StoreCall};
-use tower_dedup::verify::VerifyLayer;
+use tower_dedup::verify::{Refusal, VerifyLayer};
 use tower_dedup::{
     DedupLayer, KeyExtractor, LogIds, OnInFlight, OnMismatch, OnUnavailable, Replay, key, provider,
 };
@@ -82,16 +82,50 @@ fn every_delivery_ends_in_one_log_record_with_its_fields() {
                 ("INFO", "test", "1")
             );
             assert!(event["duration_ms"].parse::<f64>().unwrap() >= 0.0);
-            // The id may be personal data, so the log contains it only on request.
-            assert_eq!(event["id"], crate::support::dedup_key("+15005550006").log_id());
+            assert_eq!(event["id"], "+15005550006");
             assert_eq!(event.contains_key("age_ms"), outcome == "duplicate");
             assert_eq!(event.contains_key("attempt"), outcome != "duplicate");
         }
         assert_eq!(log.len(), 3);
 
-        let plain = DedupLayer::new(by_header(), store()).log_ids(LogIds::Plain);
-        send(&plain.layer(handler.service()), request("evt_1")).await;
-        assert_eq!(log.last("delivery")["id"], "evt_1");
+        // An id may be personal data.
+        let hashed = DedupLayer::new(by_header(), store()).log_ids(LogIds::Hashed);
+        send(&hashed.layer(handler.service()), request("evt_1")).await;
+        assert_eq!(log.last("delivery")["id"], crate::support::dedup_key("evt_1").log_id());
+    });
+}
+
+/// A sender that does not retry loses the event.
+#[test]
+fn failure_is_a_warning_where_no_retry_follows_a_response() {
+    observed(async |log, _| {
+        for (preset, level) in [
+            (provider::GITHUB, "WARN"),
+            (provider::GITEA, "WARN"),
+            (provider::TWILIO, "WARN"),
+            (provider::STRIPE, "INFO"),
+            (provider::CIRCLECI, "INFO"),
+        ] {
+            let handler = Handler::default().then(500);
+            let service = DedupLayer::new(preset, store()).layer(handler.service());
+            let event = tower_dedup::testing::request(preset, "/hook", "1");
+            send(&service, event.map(axum::body::Body::new)).await;
+            let record = log.last("delivery");
+            assert_eq!((&*record["outcome"], &*record["level"]), ("failed", level), "{preset:?}");
+        }
+    });
+}
+
+/// The keys of clients may name persons.
+#[test]
+fn keys_of_api_clients_are_hashed_in_logs() {
+    observed(async |log, _| {
+        let layer = DedupLayer::idempotency_key(key::header("x-user"), store());
+        let request = http::Request::post("/").header("x-user", "u").header("idempotency-key", "k");
+        let request = request.body(axum::body::Body::empty()).unwrap();
+        send(&layer.layer(Handler::default().service()), request).await;
+        let id = log.last("delivery")["id"].clone();
+        assert!(id.len() == 16 && id.bytes().all(|digit| digit.is_ascii_hexdigit()), "{id}");
     });
 }
 
@@ -248,11 +282,11 @@ fn mismatches_and_responses_that_are_not_stored_are_reported() {
         assert_eq!(deliver(&reporting, "one").await, 200);
         let not_stored = "response not stored: duplicates of this event get an empty response";
         assert_eq!(log.last(not_stored)["why"], "its body is too long");
-        assert_eq!(log.last(not_stored)["id"], crate::support::dedup_key("a").log_id());
+        assert_eq!(log.last(not_stored)["id"], "a");
         let differs = "payload mismatch: this event was handled with another payload";
         assert!(log.all(differs).is_empty());
         assert_eq!(deliver(&reporting, "two").await, 200);
-        assert_eq!(log.last(differs)["id"], crate::support::dedup_key("a").log_id());
+        assert_eq!(log.last(differs)["id"], "a");
         assert_eq!(log.last(differs)["level"], "WARN");
         let event = log.last("delivery");
         assert_eq!((&*event["outcome"], &*event["status"]), ("mismatch", "200"));
@@ -396,10 +430,10 @@ fn unsigned_id_is_reported_once_if_verification_is_required() {
     });
 }
 
-/// The reason is logged, without a value of the request.
+/// The reason is logged with the sender and the path, without another value of the request.
 #[test]
-fn refusal_of_a_request_is_logged_without_its_values() {
-    observed(async |log, _| {
+fn refusal_of_a_request_is_counted_and_logged_without_its_values() {
+    observed(async |log, snapshotter| {
         let verifier = provider::GITHUB.verifier("It's a Secret").unwrap();
         let service = VerifyLayer::new(verifier).layer(tower::service_fn(async |_| {
             Ok::<_, std::convert::Infallible>(http::Response::new(String::new()))
@@ -408,7 +442,7 @@ fn refusal_of_a_request_is_logged_without_its_values() {
             (None, "x-hub-signature-256 is missing"),
             (Some("sha256=00aa"), "the signature does not match the request"),
         ] {
-            let mut request = http::Request::post("/hook-with-a-token");
+            let mut request = http::Request::post("/hook?token=secret");
             if let Some(signature) = signature {
                 request = request.header("x-hub-signature-256", signature);
             }
@@ -418,7 +452,19 @@ fn refusal_of_a_request_is_logged_without_its_values() {
             let record = log.last("not verified");
             let [level, why] = ["level", "reason"].map(|field| record[field].as_str());
             assert_eq!((level, why), ("WARN", reason));
-            assert_eq!(record.len(), 3, "{record:?}");
+            assert_eq!((&*record["preset"], &*record["path"]), ("github", "/hook"));
+            assert_eq!(record.len(), 5, "{record:?}");
+        }
+        let own = VerifyLayer::from_fn(|_, _, _| Err(Refusal::OutOfTime));
+        let own = own.layer(tower::service_fn(async |_| {
+            Ok::<_, std::convert::Infallible>(http::Response::new(String::new()))
+        }));
+        let request = http::Request::post("/own").body(axum::body::Body::empty()).unwrap();
+        ServiceExt::oneshot(own, request).await.unwrap();
+        assert!(!log.last("not verified").contains_key("preset"));
+        let sums = measured(&snapshotter);
+        for labels in [["github", "missing"], ["github", "forged"], ["other", "out_of_time"]] {
+            assert_eq!(value(&sums, "tower_dedup_not_verified_total", &labels), 1.0, "{labels:?}");
         }
     });
 }

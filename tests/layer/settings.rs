@@ -15,7 +15,7 @@ fn layer() -> DedupLayer {
 }
 
 /// The text of an invalid layer's error, and of its panic.
-fn refused(layer: DedupLayer) -> String {
+fn refused(layer: &DedupLayer) -> String {
     let error = layer.clone().checked().unwrap_err().to_string();
     let apply = || drop(layer.layer(tower::service_fn(async |_: ()| Ok::<_, ()>(()))));
     let panic = catch_unwind(AssertUnwindSafe(apply)).unwrap_err();
@@ -41,14 +41,14 @@ fn layer_with_an_invalid_setting_is_an_error_when_checked_and_panics_when_applie
         (layer().handler_timeout(zero), "handler_timeout", "longer than zero"),
         (layer().max_keys(0), "max_keys", "at least 1 key"),
     ] {
-        assert_eq!(refused(layer), format!("`{setting}` must be {rule}"));
+        assert_eq!(refused(&layer), format!("`{setting}` must be {rule}"));
     }
     for status in [StatusCode::CONTINUE, StatusCode::OK, StatusCode::NO_CONTENT] {
         let layer = layer().in_flight_status(status);
         assert_eq!(layer.clone().checked().unwrap_err(), ConfigError::InvalidInFlightStatus);
-        refused(layer);
+        refused(&layer);
     }
-    refused(layer().duplicate_status(StatusCode::CONFLICT));
+    refused(&layer().duplicate_status(StatusCode::CONFLICT));
 }
 
 #[test]

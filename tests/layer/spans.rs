@@ -127,7 +127,7 @@ fn delivery_and_its_store_calls_are_spans_that_go_along_into_the_task() {
     assert_eq!(delivery.level, "INFO");
     let expected = [
         ("attempt", "1".to_owned()),
-        ("id", dedup_key("a").log_id()),
+        ("id", "a".to_owned()),
         ("namespace", "test".to_owned()),
         ("outcome", "completed".to_owned()),
     ];
@@ -214,15 +214,14 @@ fn without_the_spans_the_task_stays_in_the_span_of_the_request() {
     assert!(spans.named("delivery").is_empty() && spans.named("store").is_empty());
 }
 
-/// With spans, the record takes the id from its span.
 #[test]
-fn without_the_spans_the_record_has_the_hashed_id_unless_the_plain_one_is_wanted() {
+fn without_the_spans_the_record_has_the_id_or_its_hash() {
     let log = Log::default();
     let wanted = filter_fn(|metadata| metadata.is_event());
     with_default(tracing_subscriber::registry().with(wanted).with(log.clone()), || {
         runtime().block_on(async {
             for (ids, id) in [
-                (LogIds::Hash, dedup_key("a").log_id().to_string()),
+                (LogIds::Hashed, dedup_key("a").log_id().to_string()),
                 (LogIds::Plain, "a".to_owned()),
             ] {
                 let layer = DedupLayer::new(by_header(), MemoryAdapter::new()).log_ids(ids);

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -17,8 +18,12 @@ use tower::limit::ConcurrencyLimitLayer;
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_dedup::adapter::{MaintenanceAdapter, MemoryAdapter};
-use tower_dedup::verify::{Scheme, Verifier, Verify, VerifyLayer};
-use tower_dedup::{Dedup, DedupKey, DedupLayer, KeyExtractor, Verified, key, provider};
+use tower_dedup::key::IntoKeyExtractor;
+use tower_dedup::provider::Preset;
+use tower_dedup::verify::{Verifier, Verify, VerifyLayer};
+use tower_dedup::{
+    ConfigError, Dedup, DedupKey, DedupLayer, KeyExtractor, Verified, key, provider,
+};
 
 use crate::vectors::{VECTORS, at, case, cases, signature_header};
 
@@ -56,11 +61,11 @@ struct Site {
 }
 
 impl Site {
-    fn new(key: impl Into<KeyExtractor>, verifier: Verifier) -> Self {
+    fn new(key: impl IntoKeyExtractor, verifier: Verifier) -> Self {
         Self::with(key, VerifyLayer::new(verifier))
     }
 
-    fn with(key: impl Into<KeyExtractor>, verify: VerifyLayer) -> Self {
+    fn with(key: impl IntoKeyExtractor, verify: VerifyLayer) -> Self {
         Self {
             store: Arc::new(MemoryAdapter::new()),
             bodies: Arc::default(),
@@ -163,7 +168,7 @@ fn github(id: &str) -> Request<Body> {
 }
 
 fn github_verifier() -> Verifier {
-    cases(VECTORS[2].1).remove(0).verifier(Scheme::GitHub)
+    cases(VECTORS[2].1).remove(0).verifier(provider::GITHUB)
 }
 
 #[tokio::test]
@@ -257,9 +262,9 @@ async fn replay_under_a_fresh_id_is_a_duplicate_by_its_body() {
 async fn retry_is_a_duplicate_whatever_its_signature() {
     type At = (&'static str, fn() -> i64);
     let slack = || key::json("/event_id").namespace("slack");
-    let senders: [(Scheme, KeyExtractor, [At; 2]); 3] = [
+    let senders: [(Preset, KeyExtractor, [At; 2]); 3] = [
         (
-            Scheme::StandardWebhooks,
+            provider::STANDARD_WEBHOOKS,
             provider::STANDARD_WEBHOOKS.into(),
             [
                 ("official-sign-vector", || 1_614_265_330),
@@ -267,27 +272,27 @@ async fn retry_is_a_duplicate_whatever_its_signature() {
             ],
         ),
         (
-            Scheme::Stripe,
+            provider::STRIPE,
             provider::STRIPE.into(),
             [("invoice.paid", || 1_753_900_006), ("invoice.paid-retry", || 1_753_903_606)],
         ),
         (
-            Scheme::Slack,
+            provider::SLACK,
             slack(),
             [("event_callback", || 1_531_420_700), ("event_callback-retry-1", || 1_531_420_701)],
         ),
     ];
-    for (scheme, key, [(first, at), (retry, later)]) in senders {
-        let (first, retry) = (case(scheme, first), case(scheme, retry));
-        let header = signature_header(scheme);
+    for (sender, key, [(first, at), (retry, later)]) in senders {
+        let (first, retry) = (case(sender, first), case(sender, retry));
+        let header = signature_header(sender);
         let signatures = [&first, &retry].map(|case| case.head().headers[&header].clone());
-        assert_ne!(signatures[0], signatures[1], "{scheme:?}");
+        assert_ne!(signatures[0], signatures[1], "{sender:?}");
         for app in 0..2 {
-            let site = Site::new(key.clone(), first.verifier(scheme)).at(at);
-            assert_eq!(send(&site.right()[app], first.request()).await, ran(), "{scheme:?}");
+            let site = Site::new(key.clone(), first.verifier(sender)).at(at);
+            assert_eq!(send(&site.right()[app], first.request()).await, ran(), "{sender:?}");
             let site = site.at(later);
-            assert_eq!(send(&site.right()[app], retry.request()).await, duplicate(), "{scheme:?}");
-            assert_eq!(site.counts().await, (1, 1), "{scheme:?}");
+            assert_eq!(send(&site.right()[app], retry.request()).await, duplicate(), "{sender:?}");
+            assert_eq!(site.counts().await, (1, 1), "{sender:?}");
         }
     }
 }
@@ -295,9 +300,9 @@ async fn retry_is_a_duplicate_whatever_its_signature() {
 /// A GET is verified too, because Twilio can be configured to deliver by GET.
 #[tokio::test]
 async fn get_request_is_verified() {
-    let get = case(Scheme::Twilio, "sms-inbound-get");
+    let get = case(provider::TWILIO, "sms-inbound-get");
     for app in 0..2 {
-        let site = Site::new(provider::TWILIO, get.verifier(Scheme::Twilio));
+        let site = Site::new(provider::TWILIO, get.verifier(provider::TWILIO));
         let app = &site.right()[app];
         let mut forged = get.request();
         *forged.uri_mut() = Uri::from_static("/twilio/sms?MessageSid=SM3");
@@ -334,20 +339,29 @@ async fn body_that_does_not_arrive_is_not_verified() {
 /// Both layers of one preset have one limit. The larger limit alone would have no effect.
 #[tokio::test]
 async fn body_limit_of_both_layers_follows_the_preset() {
-    let secret = Scheme::GitHub.test_secrets()[0];
+    let secret = provider::GITHUB.test_secrets()[0];
     let site = Site::new(provider::GITHUB, provider::GITHUB.verifier(secret).unwrap());
-    let of_scheme = Site::new(provider::GITHUB, Scheme::GitHub.verifier(secret).unwrap());
-    for (site, bytes, expected) in [
-        (&site, 25 << 20, ran()),
-        (&site, (25 << 20) + 1, (413, None)),
-        // A scheme alone names no sender.
-        (&of_scheme, (2 << 20) + 1, (413, None)),
-    ] {
+    for (bytes, expected) in [(25 << 20, ran()), ((25 << 20) + 1, (413, None))] {
         let push = Request::post("/hook").header("x-github-delivery", format!("push-{bytes}"));
         let push = push.body(Bytes::from(vec![b' '; bytes])).unwrap();
-        let push = Scheme::GitHub.sign(secret, None, std::time::SystemTime::now(), push).unwrap();
+        let push = provider::GITHUB.sign(secret, None, std::time::SystemTime::now(), push).unwrap();
         assert_eq!(send(&site.right()[0], push.map(Body::from)).await, expected, "{bytes} bytes");
     }
+}
+
+#[test]
+fn invalid_setting_is_reported_by_checked_and_by_the_first_use() {
+    let layer = || VerifyLayer::from_fn(|_, _, _| Ok(()));
+    for (layer, setting) in [
+        (layer().body_limit(0), "body_limit"),
+        (layer().body_timeout(Duration::ZERO), "body_timeout"),
+    ] {
+        let error = layer.clone().checked().unwrap_err();
+        assert!(matches!(error, ConfigError::InvalidSetting { setting: it, .. } if it == setting));
+        let panic = catch_unwind(AssertUnwindSafe(|| layer.layer(()))).unwrap_err();
+        assert_eq!(panic.downcast_ref::<String>(), Some(&error.to_string()));
+    }
+    assert!(layer().body_limit(1).body_timeout(Duration::from_nanos(1)).checked().is_ok());
 }
 
 /// The layer calls the service that it polled ready.

@@ -1,25 +1,26 @@
 //! The guide's table of what each sender signs.
 
-use tower_dedup::provider;
-use tower_dedup::verify::Scheme;
+use tower_dedup::provider::Preset;
+
+use crate::vectors::senders;
 
 /// One row for each scheme, as the code knows it.
 #[test]
 fn guide_lists_what_each_scheme_signs() {
     let page = include_str!("../../src/docs/verification.md");
     let rows: Vec<_> = page.lines().filter(|line| line.starts_with("| ")).skip(1).collect();
-    let expected: Vec<_> = Scheme::ALL.iter().map(|scheme| row(*scheme)).collect();
+    let expected: Vec<_> = senders().into_iter().map(row).collect();
     assert_eq!(rows.len(), expected.len(), "print them:\n{}", expected.join("\n"));
     for (row, expected) in rows.iter().zip(&expected) {
         assert_eq!(row, expected, "print them:\n{}", expected);
     }
 }
 
-fn row(scheme: Scheme) -> String {
-    let title = provider::find(scheme.name()).expect("a preset").title();
-    let [header, signed] = scheme.in_words();
+fn row(sender: Preset) -> String {
+    let title = sender.title();
+    let [header, signed] = sender.signature_in_words().expect("a scheme");
     let header = if header.contains(' ') { header.to_owned() } else { format!("`{header}`") };
-    let id = if scheme.signs_id() { "yes" } else { "**no**" };
-    let time = if scheme.signs_time() { "yes" } else { "no" };
+    let id = if sender.signed_id() { "yes" } else { "**no**" };
+    let time = if sender.signs_time() { "yes" } else { "no" };
     format!("| {title} | {header} | {signed} | {id} | {time} |")
 }

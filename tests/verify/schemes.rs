@@ -14,32 +14,31 @@ use proptest::collection;
 use proptest::prelude::{any, prop_assert, prop_oneof, proptest};
 use proptest::sample::select;
 use sha1::Sha1;
-use tower_dedup::verify::{Refusal, Scheme};
+use tower_dedup::provider::{self, Preset};
+use tower_dedup::verify::Refusal;
 
-use crate::vectors::{Case, VECTORS, at, case, cases, genuine, signature_header};
+use crate::vectors::{Case, VECTORS, at, case, cases, genuine, senders, signature_header};
 
 /// Returns the header with the signed time.
-fn time_header(scheme: Scheme) -> Option<HeaderName> {
-    match scheme {
-        Scheme::StandardWebhooks => Some(HeaderName::from_static("webhook-timestamp")),
-        Scheme::Svix => Some(HeaderName::from_static("svix-timestamp")),
-        Scheme::Stripe | Scheme::Paddle => Some(signature_header(scheme)),
-        Scheme::Slack => Some(HeaderName::from_static("x-slack-request-timestamp")),
-        Scheme::Twitch => Some(HeaderName::from_static("twitch-eventsub-message-timestamp")),
-        Scheme::SendGrid => Some(HeaderName::from_static("x-twilio-email-event-webhook-timestamp")),
-        Scheme::HubSpot => Some(HeaderName::from_static("x-hubspot-request-timestamp")),
-        Scheme::Box => Some(HeaderName::from_static("box-delivery-timestamp")),
+fn time_header(sender: Preset) -> Option<HeaderName> {
+    match sender.name() {
+        "standard-webhooks" => Some(HeaderName::from_static("webhook-timestamp")),
+        "svix" => Some(HeaderName::from_static("svix-timestamp")),
+        "stripe" | "paddle" => Some(signature_header(sender)),
+        "slack" => Some(HeaderName::from_static("x-slack-request-timestamp")),
+        "twitch" => Some(HeaderName::from_static("twitch-eventsub-message-timestamp")),
+        "sendgrid" => Some(HeaderName::from_static("x-twilio-email-event-webhook-timestamp")),
+        "hubspot" => Some(HeaderName::from_static("x-hubspot-request-timestamp")),
+        "box" => Some(HeaderName::from_static("box-delivery-timestamp")),
         _ => None,
     }
 }
 
 /// Returns the part of a header that is the time, and the time in seconds since 1970.
-fn time_in(scheme: Scheme, value: &str) -> (&str, i64) {
-    match scheme {
-        Scheme::Twitch | Scheme::Box => {
-            (value, DateTime::parse_from_rfc3339(value).unwrap().timestamp())
-        }
-        Scheme::HubSpot => (value, value.parse::<i64>().unwrap() / 1_000),
+fn time_in(sender: Preset, value: &str) -> (&str, i64) {
+    match sender.name() {
+        "twitch" | "box" => (value, DateTime::parse_from_rfc3339(value).unwrap().timestamp()),
+        "hubspot" => (value, value.parse::<i64>().unwrap() / 1_000),
         _ => {
             let time = value.trim_start_matches(['t', 's', '=']).split([',', ';']).next().unwrap();
             (time, time.parse().unwrap())
@@ -48,27 +47,27 @@ fn time_in(scheme: Scheme, value: &str) -> (&str, i64) {
 }
 
 /// Writes a time as the sender does.
-fn time_text(scheme: Scheme, seconds: i64) -> String {
-    match scheme {
-        Scheme::Twitch | Scheme::Box => {
+fn time_text(sender: Preset, seconds: i64) -> String {
+    match sender.name() {
+        "twitch" | "box" => {
             let time = DateTime::from_timestamp(seconds, 0).unwrap();
             time.to_rfc3339_opts(SecondsFormat::Secs, true)
         }
-        Scheme::HubSpot => (seconds * 1_000).to_string(),
+        "hubspot" => (seconds * 1_000).to_string(),
         _ => seconds.to_string(),
     }
 }
 
 #[test]
 fn every_published_vector_is_accepted_or_refused_as_it_says() {
-    for (scheme, json, genuine, forged) in VECTORS {
+    for (sender, json, genuine, forged) in VECTORS {
         let cases = cases(json);
         for case in &cases {
-            let verdict = case.verdict(*scheme);
-            assert_eq!(verdict.is_ok(), case.valid, "{scheme:?} {}: {verdict:?}", case.name);
+            let verdict = case.verdict(*sender);
+            assert_eq!(verdict.is_ok(), case.valid, "{sender:?} {}: {verdict:?}", case.name);
         }
         let found = cases.iter().filter(|case| case.valid).count();
-        assert_eq!((found, cases.len() - found), (*genuine, *forged), "{scheme:?}");
+        assert_eq!((found, cases.len() - found), (*genuine, *forged), "{sender:?}");
     }
 }
 
@@ -76,62 +75,62 @@ fn every_published_vector_is_accepted_or_refused_as_it_says() {
 #[test]
 fn every_forgery_is_refused_for_its_own_reason() {
     use Refusal::{Forged, Malformed, Missing, OutOfTime};
-    for (scheme, name, refusal) in [
-        (Scheme::StandardWebhooks, "too-old", OutOfTime),
-        (Scheme::StandardWebhooks, "too-new", OutOfTime),
-        (Scheme::StandardWebhooks, "bad-signature", Forged),
-        (Scheme::StandardWebhooks, "wrong-version", Forged),
-        (Scheme::StandardWebhooks, "id-tampered", Forged),
-        (Scheme::StandardWebhooks, "missing-id", Missing("webhook-id")),
-        (Scheme::StandardWebhooks, "missing-timestamp", Missing("webhook-timestamp")),
-        (Scheme::StandardWebhooks, "missing-signature", Missing("webhook-signature")),
-        (Scheme::StandardWebhooks, "bad-timestamp", Malformed("webhook-timestamp")),
-        (Scheme::Svix, "too-old", OutOfTime),
-        (Scheme::Svix, "too-new", OutOfTime),
-        (Scheme::Svix, "id-tampered", Forged),
-        (Scheme::Svix, "missing-id", Missing("svix-id")),
-        (Scheme::Svix, "missing-signature", Missing("svix-signature")),
-        (Scheme::Stripe, "stale", OutOfTime),
-        (Scheme::Stripe, "bad", Forged),
-        (Scheme::Twilio, "helper-lib-wrong-signature", Forged),
-        (Scheme::CircleCi, "only-a-newer-version", Forged),
-        (Scheme::Square, "another-url", Forged),
-        (Scheme::Square, "another-key", Forged),
-        (Scheme::Square, "another-signature", Forged),
-        (Scheme::Square, "another-body", Forged),
-        (Scheme::Paddle, "another-secret", Forged),
-        (Scheme::Paddle, "another-time", OutOfTime),
-        (Scheme::Paddle, "more-spaces", Forged),
-        (Scheme::Paddle, "invalid-signature", OutOfTime),
-        (Scheme::Paddle, "no-time", Malformed("paddle-signature")),
-        (Scheme::Paddle, "no-signature", OutOfTime),
-        (Scheme::Paddle, "no-fields", Malformed("paddle-signature")),
-        (Scheme::Adyen, "one-forged-item", Forged),
-        (Scheme::Adyen, "another-amount", Forged),
-        (Scheme::Adyen, "another-account", Forged),
-        (Scheme::Adyen, "no-signature", Missing("additionalData.hmacSignature")),
-        (Scheme::Adyen, "empty-signature", Missing("additionalData.hmacSignature")),
-        (Scheme::Adyen, "no-items", Missing("notificationItems")),
-        (Scheme::Adyen, "moved-colon", Malformed("merchantAccountCode")),
-        (Scheme::Adyen, "repeated-member", Malformed("success")),
-        (Scheme::Twitch, "another-id", Forged),
-        (Scheme::Twitch, "no-id", Missing("twitch-eventsub-message-id")),
-        (Scheme::Twitch, "malformed-time", Malformed("twitch-eventsub-message-timestamp")),
-        (Scheme::HubSpot, "another-time", Forged),
-        (Scheme::Box, "wrong-key", Forged),
-        (Scheme::Box, "wrong-version", Malformed("box-signature-version")),
-        (Scheme::Box, "wrong-algorithm", Malformed("box-signature-algorithm")),
+    for (sender, name, refusal) in [
+        (provider::STANDARD_WEBHOOKS, "too-old", OutOfTime),
+        (provider::STANDARD_WEBHOOKS, "too-new", OutOfTime),
+        (provider::STANDARD_WEBHOOKS, "bad-signature", Forged),
+        (provider::STANDARD_WEBHOOKS, "wrong-version", Forged),
+        (provider::STANDARD_WEBHOOKS, "id-tampered", Forged),
+        (provider::STANDARD_WEBHOOKS, "missing-id", Missing("webhook-id")),
+        (provider::STANDARD_WEBHOOKS, "missing-timestamp", Missing("webhook-timestamp")),
+        (provider::STANDARD_WEBHOOKS, "missing-signature", Missing("webhook-signature")),
+        (provider::STANDARD_WEBHOOKS, "bad-timestamp", Malformed("webhook-timestamp")),
+        (provider::SVIX, "too-old", OutOfTime),
+        (provider::SVIX, "too-new", OutOfTime),
+        (provider::SVIX, "id-tampered", Forged),
+        (provider::SVIX, "missing-id", Missing("svix-id")),
+        (provider::SVIX, "missing-signature", Missing("svix-signature")),
+        (provider::STRIPE, "stale", OutOfTime),
+        (provider::STRIPE, "bad", Forged),
+        (provider::TWILIO, "helper-lib-wrong-signature", Forged),
+        (provider::CIRCLECI, "only-a-newer-version", Forged),
+        (provider::SQUARE, "another-url", Forged),
+        (provider::SQUARE, "another-key", Forged),
+        (provider::SQUARE, "another-signature", Forged),
+        (provider::SQUARE, "another-body", Forged),
+        (provider::PADDLE, "another-secret", Forged),
+        (provider::PADDLE, "another-time", OutOfTime),
+        (provider::PADDLE, "more-spaces", Forged),
+        (provider::PADDLE, "invalid-signature", OutOfTime),
+        (provider::PADDLE, "no-time", Malformed("paddle-signature")),
+        (provider::PADDLE, "no-signature", OutOfTime),
+        (provider::PADDLE, "no-fields", Malformed("paddle-signature")),
+        (provider::ADYEN, "one-forged-item", Forged),
+        (provider::ADYEN, "another-amount", Forged),
+        (provider::ADYEN, "another-account", Forged),
+        (provider::ADYEN, "no-signature", Missing("additionalData.hmacSignature")),
+        (provider::ADYEN, "empty-signature", Missing("additionalData.hmacSignature")),
+        (provider::ADYEN, "no-items", Missing("notificationItems")),
+        (provider::ADYEN, "moved-colon", Malformed("merchantAccountCode")),
+        (provider::ADYEN, "repeated-member", Malformed("success")),
+        (provider::TWITCH, "another-id", Forged),
+        (provider::TWITCH, "no-id", Missing("twitch-eventsub-message-id")),
+        (provider::TWITCH, "malformed-time", Malformed("twitch-eventsub-message-timestamp")),
+        (provider::HUBSPOT, "another-time", Forged),
+        (provider::BOX, "wrong-key", Forged),
+        (provider::BOX, "wrong-version", Malformed("box-signature-version")),
+        (provider::BOX, "wrong-algorithm", Malformed("box-signature-algorithm")),
     ] {
-        assert_eq!(case(scheme, name).verdict(scheme), Err(refusal), "{scheme:?} {name}");
+        assert_eq!(case(sender, name).verdict(sender), Err(refusal), "{sender:?} {name}");
     }
 }
 
 #[test]
 fn another_body_secret_or_signature_is_refused() {
     // Adyen signs some values only, inside the body: see its vectors.
-    for (scheme, case) in genuine().into_iter().filter(|(of, _)| *of != Scheme::Adyen) {
-        let (name, header) = (format!("{scheme:?} {}", case.name), signature_header(scheme));
-        let (verifier, now) = (case.verifier(scheme), at(case.now()));
+    for (sender, case) in genuine().into_iter().filter(|(of, _)| *of != provider::ADYEN) {
+        let (name, header) = (format!("{sender:?} {}", case.name), signature_header(sender));
+        let (verifier, now) = (case.verifier(sender), at(case.now()));
         let refused = |head: &Parts, body: &[u8], what: &str| {
             let verdict = verifier.verify(head, body, now);
             verdict.expect_err(&format!("{name}: {what}"))
@@ -151,7 +150,7 @@ fn another_body_secret_or_signature_is_refused() {
         }
 
         let other = case.with_another_secret();
-        assert_eq!(other.verdict(scheme), Err(Refusal::Forged), "{name}: another secret");
+        assert_eq!(other.verdict(sender), Err(Refusal::Forged), "{name}: another secret");
 
         let signature = match case.name.as_str() {
             "secondary-key" => head.headers["box-signature-secondary"].clone(),
@@ -185,21 +184,21 @@ fn another_body_secret_or_signature_is_refused() {
 #[test]
 fn signature_is_valid_for_five_minutes_before_and_after() {
     let mut timed = BTreeSet::new();
-    for (scheme, case) in genuine() {
+    for (sender, case) in genuine() {
         let head = case.head();
-        let verifier = case.verifier(scheme);
+        let verifier = case.verifier(sender);
         let body = case.body_utf8.as_bytes();
         let verdict = |head: &Parts, now| verifier.verify(head, body, at(now));
-        let header = time_header(scheme);
-        assert_eq!(header.is_some(), scheme.signs_time(), "{scheme:?}");
+        let header = time_header(sender);
+        assert_eq!(header.is_some(), sender.signs_time(), "{sender:?}");
         let Some(header) = header else {
             // No time is signed.
-            assert_eq!(verdict(&head, i64::MAX), Ok(()), "{scheme:?} {}", case.name);
+            assert_eq!(verdict(&head, i64::MAX), Ok(()), "{sender:?} {}", case.name);
             continue;
         };
         timed.insert(header.to_string());
         let value = head.headers[&header].to_str().unwrap();
-        let (text, time) = time_in(scheme, value);
+        let (text, time) = time_in(sender, value);
         for (now, expected) in [
             (time, Ok(())),
             (time + 300, Ok(())),
@@ -209,11 +208,11 @@ fn signature_is_valid_for_five_minutes_before_and_after() {
             (i64::MAX, Err(Refusal::OutOfTime)),
             (i64::MIN, Err(Refusal::OutOfTime)),
         ] {
-            assert_eq!(verdict(&head, now), expected, "{scheme:?} {}: {}", case.name, now - time);
+            assert_eq!(verdict(&head, now), expected, "{sender:?} {}: {}", case.name, now - time);
         }
         let ten_minutes = verifier.clone().tolerance(Duration::from_secs(600));
         for (now, expected) in [(time + 600, Ok(())), (time + 601, Err(Refusal::OutOfTime))] {
-            assert_eq!(ten_minutes.verify(&head, body, at(now)), expected, "{scheme:?}");
+            assert_eq!(ten_minutes.verify(&head, body, at(now)), expected, "{sender:?}");
         }
 
         let with = |other: &str| {
@@ -222,15 +221,15 @@ fn signature_is_valid_for_five_minutes_before_and_after() {
             head.headers.insert(&header, HeaderValue::from_str(&other).unwrap());
             verdict(&head, time)
         };
-        let later = time_text(scheme, time + 1);
-        assert_eq!(with(&later), Err(Refusal::Forged), "{scheme:?} {}: {later}", case.name);
-        let (earliest, refusal) = match scheme {
-            Scheme::Twitch | Scheme::Box => ("0001-01-01T00:00:00Z".to_owned(), Refusal::OutOfTime),
+        let later = time_text(sender, time + 1);
+        assert_eq!(with(&later), Err(Refusal::Forged), "{sender:?} {}: {later}", case.name);
+        let (earliest, refusal) = match sender.name() {
+            "twitch" | "box" => ("0001-01-01T00:00:00Z".to_owned(), Refusal::OutOfTime),
             _ => (i64::MIN.to_string(), Refusal::OutOfTime),
         };
-        assert_eq!(with(&earliest), Err(refusal), "{scheme:?} {}", case.name);
+        assert_eq!(with(&earliest), Err(refusal), "{sender:?} {}", case.name);
         let malformed = with("soon");
-        assert!(matches!(malformed, Err(Refusal::Malformed(_))), "{scheme:?}: {malformed:?}");
+        assert!(matches!(malformed, Err(Refusal::Malformed(_))), "{sender:?}: {malformed:?}");
     }
     assert_eq!(timed.len(), 9);
 }
@@ -238,9 +237,9 @@ fn signature_is_valid_for_five_minutes_before_and_after() {
 /// The sender signs with one or both secrets, and the receiver has both.
 #[test]
 fn two_secrets_are_accepted_while_one_replaces_the_other() {
-    for (scheme, case) in genuine() {
+    for (sender, case) in genuine() {
         let other = case.with_another_secret();
-        let [right, wrong] = [&case, &other].map(|of| of.verifier(scheme));
+        let [right, wrong] = [&case, &other].map(|of| of.verifier(sender));
         let (head, now) = (case.head(), at(case.now()));
         for (verifier, verdict) in [
             (right.or_secret(&other.secret), Ok(())),
@@ -248,31 +247,31 @@ fn two_secrets_are_accepted_while_one_replaces_the_other() {
             (wrong.or_secret(&other.secret), Err(Refusal::Forged)),
         ] {
             let verified = verifier.unwrap().verify(&head, case.body_utf8.as_bytes(), now);
-            assert_eq!(verified, verdict, "{scheme:?} {}", case.name);
+            assert_eq!(verified, verdict, "{sender:?} {}", case.name);
         }
     }
     // Both signatures in one header: the vectors "rotation-two-signatures" and "two-v1", in both orders.
-    let mut stripe = case(Scheme::Stripe, "two-v1");
+    let mut stripe = case(provider::STRIPE, "two-v1");
     let header = stripe.headers["Stripe-Signature"].replacen(",v1=", ",v1=00,v1=zz,v1=", 1);
     stripe.headers.insert("Stripe-Signature".to_owned(), header);
-    assert_eq!(stripe.verdict(Scheme::Stripe), Ok(()));
+    assert_eq!(stripe.verdict(provider::STRIPE), Ok(()));
     let two_times = stripe.headers["Stripe-Signature"].replacen("t=", "t=1753900006,t=", 1);
     stripe.headers.insert("Stripe-Signature".to_owned(), two_times);
-    assert_eq!(stripe.verdict(Scheme::Stripe), Err(Refusal::Malformed("stripe-signature")));
+    assert_eq!(stripe.verdict(provider::STRIPE), Err(Refusal::Malformed("stripe-signature")));
 }
 
 /// The verified id is the id that every reader of the request uses.
 #[test]
 fn svix_accepts_both_header_families_if_they_agree() {
-    let own = case(Scheme::Svix, "official-sign-vector");
-    let standard = case(Scheme::StandardWebhooks, "official-sign-vector");
-    assert_eq!(standard.verdict(Scheme::Svix), Ok(()), "the standard family alone");
-    assert_eq!(own.verdict(Scheme::StandardWebhooks), Err(Refusal::Missing("webhook-id")));
+    let own = case(provider::SVIX, "official-sign-vector");
+    let standard = case(provider::STANDARD_WEBHOOKS, "official-sign-vector");
+    assert_eq!(standard.verdict(provider::SVIX), Ok(()), "the standard family alone");
+    assert_eq!(own.verdict(provider::STANDARD_WEBHOOKS), Err(Refusal::Missing("webhook-id")));
 
     let mut both = own.clone();
     both.headers.extend(standard.headers.clone());
-    assert_eq!(both.verdict(Scheme::Svix), Ok(()));
-    let retry = case(Scheme::Svix, "retry-new-timestamp-same-id");
+    assert_eq!(both.verdict(provider::SVIX), Ok(()));
+    let retry = case(provider::SVIX, "retry-new-timestamp-same-id");
     for (name, value) in [
         ("svix-id", "msg_other"),
         ("webhook-id", "msg_other"),
@@ -281,7 +280,7 @@ fn svix_accepts_both_header_families_if_they_agree() {
     ] {
         let mut differ = both.clone();
         differ.headers.insert(name.to_owned(), value.to_owned());
-        let refusal = differ.verdict(Scheme::Svix).unwrap_err();
+        let refusal = differ.verdict(provider::SVIX).unwrap_err();
         assert!(matches!(refusal, Refusal::Ambiguous(_)), "{name}: {refusal:?}");
     }
 }
@@ -289,17 +288,17 @@ fn svix_accepts_both_header_families_if_they_agree() {
 /// The guide states what these senders do not sign.
 #[test]
 fn id_outside_the_signature_can_be_changed() {
-    for (scheme, header) in [
-        (Scheme::GitHub, "x-github-delivery"),
-        (Scheme::Gitea, "x-gitea-delivery"),
-        (Scheme::Shopify, "x-shopify-event-id"),
-        (Scheme::Twilio, "i-twilio-idempotency-token"),
-        (Scheme::Box, "box-delivery-id"),
+    for (sender, header) in [
+        (provider::GITHUB, "x-github-delivery"),
+        (provider::GITEA, "x-gitea-delivery"),
+        (provider::SHOPIFY, "x-shopify-event-id"),
+        (provider::TWILIO, "i-twilio-idempotency-token"),
+        (provider::BOX, "box-delivery-id"),
     ] {
-        for (_, mut case) in genuine().into_iter().filter(|(of, _)| *of == scheme) {
+        for (_, mut case) in genuine().into_iter().filter(|(of, _)| *of == sender) {
             case.headers.retain(|name, _| !name.eq_ignore_ascii_case(header));
             case.headers.insert(header.to_owned(), "another".to_owned());
-            assert_eq!(case.verdict(scheme), Ok(()), "{header}");
+            assert_eq!(case.verdict(sender), Ok(()), "{header}");
         }
     }
 }
@@ -307,18 +306,18 @@ fn id_outside_the_signature_can_be_changed() {
 /// Twilio signs URL and fields without separators.
 #[test]
 fn twilio_signature_does_not_cover_boundaries_between_parameters() {
-    let sent = case(Scheme::Twilio, "sms-status-sent");
+    let sent = case(provider::TWILIO, "sms-status-sent");
     let recut = |body: String| Case { body_utf8: body, ..sent.clone() };
     let moved = recut(sent.body_utf8.replace("=sent&SmsSid=", "=sentSmsSid"));
     assert_ne!(moved.body_utf8, sent.body_utf8);
-    assert_eq!(moved.verdict(Scheme::Twilio), Ok(()), "one field less, and another status");
+    assert_eq!(moved.verdict(provider::TWILIO), Ok(()), "one field less, and another status");
     assert_eq!(
-        recut(sent.body_utf8.replace("=sent", "=failed")).verdict(Scheme::Twilio),
+        recut(sent.body_utf8.replace("=sent", "=failed")).verdict(provider::TWILIO),
         Err(Refusal::Forged)
     );
 
     // A GET has no body into which the end of its query could move.
-    let get = case(Scheme::Twilio, "sms-inbound-get");
+    let get = case(provider::TWILIO, "sms-inbound-get");
     let (url, end) = get.url.split_at(get.url.len() - 4);
     let body: String = end.bytes().map(|byte| format!("%{byte:02X}")).collect();
     for method in ["GET", "HEAD"] {
@@ -328,7 +327,7 @@ fn twilio_signature_does_not_cover_boundaries_between_parameters() {
             method: method.to_owned(),
             ..get.clone()
         };
-        assert_eq!(recut.verdict(Scheme::Twilio), Err(Refusal::Forged), "{method}");
+        assert_eq!(recut.verdict(provider::TWILIO), Err(Refusal::Forged), "{method}");
     }
 }
 
@@ -338,10 +337,10 @@ fn twilio_signature_does_not_cover_boundaries_between_parameters() {
 fn twilio_signature_of_one_method_is_refused_for_the_other_at_every_cut() {
     const ORIGIN: &str = "https://example.com";
     let signed = |method: &str, target: &str, body: &str| {
-        let sample = case(Scheme::Twilio, "sms-inbound-get");
+        let sample = case(provider::TWILIO, "sms-inbound-get");
         let request = Request::builder().method(method).uri(target);
         let request = request.body(Bytes::copy_from_slice(body.as_bytes())).unwrap();
-        let request = Scheme::Twilio.sign(&sample.secret, Some(ORIGIN), at(0), request).unwrap();
+        let request = provider::TWILIO.sign(&sample.secret, Some(ORIGIN), at(0), request).unwrap();
         let signature = request.headers()["x-twilio-signature"].to_str().unwrap().to_owned();
         Case {
             method: method.to_owned(),
@@ -353,7 +352,7 @@ fn twilio_signature_of_one_method_is_refused_for_the_other_at_every_cut() {
     };
     let recut = |case: &Case, method: &str, url: &str, body: &str| {
         let (method, url, body_utf8) = (method.to_owned(), url.to_owned(), body.to_owned());
-        Case { method, url, body_utf8, ..case.clone() }.verdict(Scheme::Twilio)
+        Case { method, url, body_utf8, ..case.clone() }.verdict(provider::TWILIO)
     };
     let encoded = |text: &str| text.bytes().map(|byte| format!("%{byte:02X}")).collect::<String>();
     let account = "AccountSid=AC00000000000000000000000000000001";
@@ -361,11 +360,11 @@ fn twilio_signature_of_one_method_is_refused_for_the_other_at_every_cut() {
     let refused = Err(Refusal::Malformed("AccountSid"));
 
     for (get, verdict) in [
-        (case(Scheme::Twilio, "sms-inbound-get"), Ok(())),
+        (case(provider::TWILIO, "sms-inbound-get"), Ok(())),
         (signed("GET", &format!("/sms?{account}&Body=AccountSid&MessageSid=SM1"), ""), Ok(())),
         (signed("GET", &format!("/sms?Body={in_form}MessageSidSM2&{account}"), ""), refused),
     ] {
-        assert_eq!(get.verdict(Scheme::Twilio), verdict, "{}", get.url);
+        assert_eq!(get.verdict(provider::TWILIO), verdict, "{}", get.url);
         for cut in ORIGIN.len() + 1..=get.url.len() {
             let (url, form) = get.url.split_at(cut);
             for method in ["POST", "PUT"] {
@@ -374,17 +373,17 @@ fn twilio_signature_of_one_method_is_refused_for_the_other_at_every_cut() {
         }
     }
 
-    let json = case(Scheme::Twilio, "helper-lib-json-bodySHA256");
+    let json = case(provider::TWILIO, "helper-lib-json-bodySHA256");
     let digest = json.url.split_once("bodySHA256=").unwrap().1;
     let form = |message: &str| format!("{account}&Body={}&MessageSid=SM1", encoded(message));
     for (post, verdict) in [
-        (case(Scheme::Twilio, "sms-status-sent"), Ok(())),
-        (case(Scheme::Twilio, "helper-lib-voice"), Ok(())),
+        (case(provider::TWILIO, "sms-status-sent"), Ok(())),
+        (case(provider::TWILIO, "helper-lib-voice"), Ok(())),
         (signed("POST", "/sms?tenant=1", &form("x&MessageSid=SM2")), Ok(())),
         (signed("POST", "/sms?tenant=1", &form(&format!("x&bodySHA256={digest}&"))), Ok(())),
         (signed("POST", "/sms?tenant=1", &form(&format!("x&{account}&MessageSid=SM2&"))), refused),
     ] {
-        assert_eq!(post.verdict(Scheme::Twilio), verdict, "{}", post.body_utf8);
+        assert_eq!(post.verdict(provider::TWILIO), verdict, "{}", post.body_utf8);
         let fields = form_urlencoded::parse(post.body_utf8.as_bytes());
         let text: String = fields.map(|(name, value)| format!("{name}{value}")).collect();
         for cut in 0..=text.len() {
@@ -402,7 +401,7 @@ fn twilio_signature_of_one_method_is_refused_for_the_other_at_every_cut() {
 /// The configured URL is verified, whatever host the request names.
 #[test]
 fn twilio_signature_needs_the_public_url() {
-    let sms = case(Scheme::Twilio, "sms-inbound");
+    let sms = case(provider::TWILIO, "sms-inbound");
     let (mut head, body) = (sms.head(), sms.body_utf8.as_bytes());
     head.headers.insert(header::HOST, HeaderValue::from_static("10.0.0.7:3000"));
     for (public_url, verdict) in [
@@ -413,12 +412,12 @@ fn twilio_signature_needs_the_public_url() {
         ("https://example.org", Err(Refusal::Forged)),
         ("https://example.com/prefix", Err(Refusal::Forged)),
     ] {
-        let verifier = Scheme::Twilio.verifier_at(public_url, &sms.secret).unwrap();
+        let verifier = provider::TWILIO.verifier_at(public_url, &sms.secret).unwrap();
         assert_eq!(verifier.verify(&head, body, at(0)), verdict, "{public_url}");
     }
     // A proxy that removes the prefix.
     head.uri = Uri::from_static("/sms");
-    let verifier = Scheme::Twilio.verifier_at("https://example.com/twilio", &sms.secret).unwrap();
+    let verifier = provider::TWILIO.verifier_at("https://example.com/twilio", &sms.secret).unwrap();
     assert_eq!(verifier.verify(&head, body, at(0)), Ok(()));
 
     // Signed with the port; the vectors have no such case.
@@ -432,23 +431,24 @@ fn twilio_signature_needs_the_public_url() {
         ("http://[::1]", Err(Refusal::Forged)),
         ("http://[::1]:80", Err(Refusal::Forged)),
     ] {
-        let verifier = Scheme::Twilio.verifier_at(public_url, "12345").unwrap();
+        let verifier = provider::TWILIO.verifier_at(public_url, "12345").unwrap();
         assert_eq!(verifier.verify(&head, b"", at(0)), verdict, "{public_url}");
     }
 
-    let json = case(Scheme::Twilio, "helper-lib-json-bodySHA256");
+    let json = case(provider::TWILIO, "helper-lib-json-bodySHA256");
     let mut unsigned = json.clone();
     unsigned.url = json.url.replace("0a1ff", "1a1ff");
-    assert_eq!(unsigned.verdict(Scheme::Twilio), Err(Refusal::Forged));
+    assert_eq!(unsigned.verdict(provider::TWILIO), Err(Refusal::Forged));
 }
 
 /// The whole header is compared.
 #[test]
 fn shared_token_is_accepted_only_as_a_whole() {
-    for (scheme, header) in
-        [(Scheme::GitLab, "X-Gitlab-Token"), (Scheme::Telegram, "X-Telegram-Bot-Api-Secret-Token")]
-    {
-        let verifier = scheme.verifier("to-ken").unwrap().or_secret("previous").unwrap();
+    for (sender, header) in [
+        (provider::GITLAB, "X-Gitlab-Token"),
+        (provider::TELEGRAM, "X-Telegram-Bot-Api-Secret-Token"),
+    ] {
+        let verifier = sender.verifier("to-ken").unwrap().or_secret("previous").unwrap();
         let with = |tokens: &[&str]| {
             let mut request = Request::post("/hook");
             for token in tokens {
@@ -457,22 +457,22 @@ fn shared_token_is_accepted_only_as_a_whole() {
             let (head, ()) = request.body(()).unwrap().into_parts();
             verifier.verify(&head, b"any body", at(0))
         };
-        assert_eq!(with(&["to-ken"]), Ok(()), "{scheme:?}");
-        assert_eq!(with(&["previous"]), Ok(()), "{scheme:?}");
+        assert_eq!(with(&["to-ken"]), Ok(()), "{sender:?}");
+        assert_eq!(with(&["previous"]), Ok(()), "{sender:?}");
         for token in ["", "to-ke", "to-ken2", "To-ken", "to-kem"] {
-            assert_eq!(with(&[token]), Err(Refusal::Forged), "{scheme:?} {token}");
+            assert_eq!(with(&[token]), Err(Refusal::Forged), "{sender:?} {token}");
         }
-        assert!(matches!(with(&[]), Err(Refusal::Missing(_))), "{scheme:?}");
-        assert!(matches!(with(&["to-ken", "to-ken"]), Err(Refusal::Malformed(_))), "{scheme:?}");
+        assert!(matches!(with(&[]), Err(Refusal::Missing(_))), "{sender:?}");
+        assert!(matches!(with(&["to-ken", "to-ken"]), Err(Refusal::Malformed(_))), "{sender:?}");
     }
 }
 
-/// Every scheme has vectors, but for the shared tokens and Gitea, whose vectors are GitHub's.
+/// Every sender has vectors, but for the shared tokens, Twilio by token and Gitea, whose vectors are GitHub's.
 #[test]
 fn every_scheme_has_vectors() {
-    let tested = genuine().into_iter().map(|(scheme, _)| scheme.name());
-    let tested: BTreeSet<_> = tested.chain(["gitlab", "telegram"]).collect();
-    assert_eq!(tested, Scheme::ALL.iter().map(|scheme| scheme.name()).collect());
+    let tested = genuine().into_iter().map(|(sender, _)| sender.name());
+    let tested: BTreeSet<_> = tested.chain(["gitlab", "telegram", "twilio-by-token"]).collect();
+    assert_eq!(tested, senders().iter().map(Preset::name).collect());
 }
 
 /// Values that are cut, joined or made up lead to a refusal, not to a panic.
@@ -494,9 +494,9 @@ fn hostile_requests_are_refused_without_a_panic() {
             request = request.header(name, value);
         }
         let (head, ()) = request.body(()).unwrap().into_parts();
-        for scheme in Scheme::ALL {
-            let secret = scheme.test_secrets()[0];
-            let verifier = scheme.verifier_at("https://example.com", secret).unwrap();
+        for sender in senders() {
+            let secret = sender.test_secrets()[0];
+            let verifier = sender.verifier_at("https://example.com", secret).unwrap();
             prop_assert!(verifier.verify(&head, &body, at(1_753_900_006)).is_err());
         }
     });

@@ -1,27 +1,28 @@
-//! `Scheme::sign` signs as the senders do.
+//! `Preset::sign` signs as the senders do.
 
 use bytes::Bytes;
 use http::Request;
-use tower_dedup::verify::{Refusal, Scheme};
+use tower_dedup::provider::{self, Preset};
+use tower_dedup::verify::Refusal;
 
-use crate::vectors::{VECTORS, at, cases};
+use crate::vectors::{VECTORS, at, cases, senders};
 
 const URL: &str = "https://example.com";
 
 /// Returns a request of this sender without a signature.
-fn unsigned(scheme: Scheme) -> Request<Bytes> {
-    let body = match scheme {
-        Scheme::Adyen => {
+fn unsigned(sender: Preset) -> Request<Bytes> {
+    let body = match sender.name() {
+        "adyen" => {
             r#"{"notificationItems": [
                 {"NotificationRequestItem": {"pspReference": "1", "success": "true"}},
                 {"NotificationRequestItem": {"pspReference": "2", "success": "false"}}]}"#
         }
-        Scheme::Twilio => "MessageSid=SM1&MessageStatus=sent",
+        "twilio" | "twilio-by-token" => "MessageSid=SM1&MessageStatus=sent",
         _ => r#"{"id": "evt_1"}"#,
     };
-    let id = match scheme {
-        Scheme::Svix => "svix-id",
-        Scheme::Twitch => "twitch-eventsub-message-id",
+    let id = match sender.name() {
+        "svix" => "svix-id",
+        "twitch" => "twitch-eventsub-message-id",
         _ => "webhook-id",
     };
     Request::post("/hook?a=%3A").header(id, "msg_1").body(body.into()).unwrap()
@@ -29,24 +30,24 @@ fn unsigned(scheme: Scheme) -> Request<Bytes> {
 
 #[test]
 fn signed_request_is_verified() {
-    for scheme in Scheme::ALL {
-        let [secret, private] = scheme.test_secrets();
-        let verifier = scheme.verifier_at(URL, secret).unwrap();
+    for sender in senders() {
+        let [secret, private] = sender.test_secrets();
+        let verifier = sender.verifier_at(URL, secret).unwrap();
         let now = at(1_753_900_006);
-        let (head, body) = unsigned(*scheme).into_parts();
+        let (head, body) = unsigned(sender).into_parts();
         verifier.verify(&head, &body, now).unwrap_err();
-        let signed = scheme.sign(private, Some(URL), now, unsigned(*scheme)).unwrap();
+        let signed = sender.sign(private, Some(URL), now, unsigned(sender)).unwrap();
         let (head, body) = signed.into_parts();
-        assert_eq!(verifier.verify(&head, &body, now), Ok(()), "{scheme:?}");
+        assert_eq!(verifier.verify(&head, &body, now), Ok(()), "{sender:?}");
         let later = verifier.verify(&head, &body, at(1_753_900_307));
-        assert_eq!(later.is_err(), scheme.signs_time(), "{scheme:?}");
-        if let Scheme::SendGrid = scheme {
+        assert_eq!(later.is_err(), sender.signs_time(), "{sender:?}");
+        if sender == provider::SENDGRID {
             continue;
         }
-        let other = scheme.sign("61", Some(URL), now, unsigned(*scheme));
+        let other = sender.sign("61", Some(URL), now, unsigned(sender));
         let Ok(other) = other else { continue };
         let (head, body) = other.into_parts();
-        assert_eq!(verifier.verify(&head, &body, now), Err(Refusal::Forged), "{scheme:?}");
+        assert_eq!(verifier.verify(&head, &body, now), Err(Refusal::Forged), "{sender:?}");
     }
 }
 
@@ -54,22 +55,22 @@ fn signed_request_is_verified() {
 #[test]
 fn vectors_are_signed_as_published() {
     let mut other = Vec::new();
-    for (scheme, json, ..) in VECTORS {
+    for (sender, json, ..) in VECTORS {
         // Its signatures differ each time.
-        if matches!(scheme, Scheme::SendGrid | Scheme::Adyen) {
+        if matches!(sender.name(), "sendgrid" | "adyen") {
             continue;
         }
         for case in cases(json).into_iter().filter(|case| case.valid) {
             let (head, body) = case.request().into_parts();
             drop(body);
             let request = Request::from_parts(head.clone(), Bytes::from(case.body_utf8.clone()));
-            let time = match scheme {
-                Scheme::Slack | Scheme::HubSpot => case.now(),
-                _ => signed_time(*scheme, &case.headers).unwrap_or(case.now()),
+            let time = match sender.name() {
+                "slack" | "hubspot" => case.now(),
+                _ => signed_time(*sender, &case.headers).unwrap_or(case.now()),
             };
             let url = case.public_url();
-            let again = scheme.sign(&case.secret, Some(&url), at(time), request).unwrap();
-            let header = scheme.in_words()[0];
+            let again = sender.sign(&case.secret, Some(&url), at(time), request).unwrap();
+            let header = sender.signature_in_words().unwrap()[0];
             let published = head.headers[header].to_str().unwrap();
             let own = again.headers()[header].to_str().unwrap();
             if !published.contains(own) {
@@ -82,14 +83,14 @@ fn vectors_are_signed_as_published() {
 }
 
 fn signed_time(
-    scheme: Scheme,
+    sender: Preset,
     headers: &std::collections::BTreeMap<String, String>,
 ) -> Option<i64> {
-    let (name, start) = match scheme {
-        Scheme::StandardWebhooks => ("webhook-timestamp", ""),
-        Scheme::Svix => ("svix-timestamp", ""),
-        Scheme::Stripe => ("stripe-signature", "t="),
-        Scheme::Paddle => ("paddle-signature", "ts="),
+    let (name, start) = match sender.name() {
+        "standard-webhooks" => ("webhook-timestamp", ""),
+        "svix" => ("svix-timestamp", ""),
+        "stripe" => ("stripe-signature", "t="),
+        "paddle" => ("paddle-signature", "ts="),
         _ => return None,
     };
     let (_, value) = headers.iter().find(|(header, _)| header.eq_ignore_ascii_case(name))?;
@@ -100,7 +101,7 @@ fn signed_time(
 #[test]
 fn standard_webhooks_agrees_with_its_reference_library() {
     let secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
-    let verifier = Scheme::StandardWebhooks.verifier(secret).unwrap();
+    let verifier = provider::STANDARD_WEBHOOKS.verifier(secret).unwrap();
     let now = at(1_614_265_330);
     for (id, body, signature) in [
         ("msg_0", "", "v1,Z74b2x1mVjQ+I0jmbFzY9J1FWJ6eDIb5SUXCugOgJcM="),
@@ -117,7 +118,7 @@ fn standard_webhooks_agrees_with_its_reference_library() {
 
         let request = Request::post("/hook").header("webhook-id", id);
         let request = request.body(Bytes::from(body.to_owned())).unwrap();
-        let signed = Scheme::StandardWebhooks.sign(secret, None, now, request).unwrap();
+        let signed = provider::STANDARD_WEBHOOKS.sign(secret, None, now, request).unwrap();
         assert_eq!(signed.headers(), &head.headers, "{id}");
     }
 }

@@ -8,26 +8,27 @@ use axum::body::Body;
 use http::request::Parts;
 use http::{HeaderName, Request, Uri};
 use serde::Deserialize;
-use tower_dedup::verify::{Refusal, Scheme, Verifier};
+use tower_dedup::provider::{self, Preset};
+use tower_dedup::verify::{Refusal, Verifier};
 
-/// Every file of vectors: the scheme, the file, and the numbers of genuine and forged cases.
-pub(crate) const VECTORS: &[(Scheme, &str, usize, usize)] = &[
-    (Scheme::StandardWebhooks, include_str!("../payloads/standard_webhooks/vectors.json"), 6, 9),
-    (Scheme::Svix, include_str!("../payloads/svix/vectors.json"), 6, 9),
-    (Scheme::GitHub, include_str!("../payloads/github/signature_vectors.json"), 2, 1),
-    (Scheme::Stripe, include_str!("../payloads/stripe/cases.json"), 5, 2),
-    (Scheme::Shopify, include_str!("../payloads/shopify/cases.json"), 5, 0),
-    (Scheme::Slack, include_str!("../payloads/slack/cases.json"), 5, 0),
-    (Scheme::Twilio, include_str!("../payloads/twilio/cases.json"), 10, 1),
-    (Scheme::Meta, include_str!("../payloads/github/signature_vectors.json"), 2, 1),
-    (Scheme::CircleCi, include_str!("../payloads/circleci/signature_vectors.json"), 4, 1),
-    (Scheme::Square, include_str!("../payloads/square/signature_vectors.json"), 3, 4),
-    (Scheme::Paddle, include_str!("../payloads/paddle/signature_vectors.json"), 2, 7),
-    (Scheme::Adyen, include_str!("../payloads/adyen/signature_vectors.json"), 5, 8),
-    (Scheme::Twitch, include_str!("../payloads/twitch/signature_vectors.json"), 2, 3),
-    (Scheme::SendGrid, include_str!("../payloads/sendgrid/signature_vector.json"), 1, 0),
-    (Scheme::HubSpot, include_str!("../payloads/hubspot/signature_vectors.json"), 4, 1),
-    (Scheme::Box, include_str!("../payloads/box/signature_vectors.json"), 2, 3),
+/// Every file of vectors: the sender, the file, and the numbers of genuine and forged cases.
+pub(crate) const VECTORS: &[(Preset, &str, usize, usize)] = &[
+    (provider::STANDARD_WEBHOOKS, include_str!("../payloads/standard_webhooks/vectors.json"), 6, 9),
+    (provider::SVIX, include_str!("../payloads/svix/vectors.json"), 6, 9),
+    (provider::GITHUB, include_str!("../payloads/github/signature_vectors.json"), 2, 1),
+    (provider::STRIPE, include_str!("../payloads/stripe/cases.json"), 5, 2),
+    (provider::SHOPIFY, include_str!("../payloads/shopify/cases.json"), 5, 0),
+    (provider::SLACK, include_str!("../payloads/slack/cases.json"), 5, 0),
+    (provider::TWILIO, include_str!("../payloads/twilio/cases.json"), 10, 1),
+    (provider::WHATSAPP, include_str!("../payloads/github/signature_vectors.json"), 2, 1),
+    (provider::CIRCLECI, include_str!("../payloads/circleci/signature_vectors.json"), 4, 1),
+    (provider::SQUARE, include_str!("../payloads/square/signature_vectors.json"), 3, 4),
+    (provider::PADDLE, include_str!("../payloads/paddle/signature_vectors.json"), 2, 7),
+    (provider::ADYEN, include_str!("../payloads/adyen/signature_vectors.json"), 5, 8),
+    (provider::TWITCH, include_str!("../payloads/twitch/signature_vectors.json"), 2, 3),
+    (provider::SENDGRID, include_str!("../payloads/sendgrid/signature_vector.json"), 1, 0),
+    (provider::HUBSPOT, include_str!("../payloads/hubspot/signature_vectors.json"), 4, 1),
+    (provider::BOX, include_str!("../payloads/box/signature_vectors.json"), 2, 3),
 ];
 
 #[derive(Deserialize, Clone)]
@@ -89,15 +90,15 @@ impl Case {
         format!("{}://{}", url.scheme_str().unwrap(), url.authority().unwrap())
     }
 
-    pub(crate) fn verifier(&self, scheme: Scheme) -> Verifier {
-        scheme.verifier_at(&self.public_url(), &self.secret).unwrap()
+    pub(crate) fn verifier(&self, sender: Preset) -> Verifier {
+        sender.verifier_at(&self.public_url(), &self.secret).unwrap()
     }
 
     pub(crate) fn with_another_secret(&self) -> Self {
         let mut other = self.clone();
         if self.secret.len() == 124 {
             // The public key of another pair: a changed letter is no key.
-            other.secret = Scheme::SendGrid.test_secrets()[0].to_owned();
+            other.secret = provider::SENDGRID.test_secrets()[0].to_owned();
             return other;
         }
         let at = self.secret.len() - 3;
@@ -106,9 +107,9 @@ impl Case {
         other
     }
 
-    pub(crate) fn verdict(&self, scheme: Scheme) -> Result<(), Refusal> {
+    pub(crate) fn verdict(&self, sender: Preset) -> Result<(), Refusal> {
         let (head, body) = (self.head(), self.body_utf8.as_bytes());
-        self.verifier(scheme).verify(&head, body, at(self.now()))
+        self.verifier(sender).verify(&head, body, at(self.now()))
     }
 }
 
@@ -126,29 +127,34 @@ pub(crate) fn cases(json: &str) -> Vec<Case> {
     serde_json::from_str(json).unwrap()
 }
 
-pub(crate) fn case(scheme: Scheme, name: &str) -> Case {
-    let (_, json, ..) = VECTORS.iter().find(|(of, ..)| *of == scheme).unwrap();
+pub(crate) fn case(sender: Preset, name: &str) -> Case {
+    let (_, json, ..) = VECTORS.iter().find(|(of, ..)| *of == sender).unwrap();
     cases(json).into_iter().find(|case| case.name == name).expect("a case of this name")
 }
 
 /// Returns the genuine cases of all schemes, and Gitea's, which are GitHub's with another header.
-pub(crate) fn genuine() -> Vec<(Scheme, Case)> {
+pub(crate) fn genuine() -> Vec<(Preset, Case)> {
     let mut genuine = Vec::new();
-    for (scheme, json, ..) in VECTORS {
-        genuine.extend(cases(json).into_iter().filter(|c| c.valid).map(|case| (*scheme, case)));
+    for (sender, json, ..) in VECTORS {
+        genuine.extend(cases(json).into_iter().filter(|c| c.valid).map(|case| (*sender, case)));
     }
-    let is_github = |(scheme, _): &&(Scheme, Case)| *scheme == Scheme::GitHub;
+    let is_github = |(sender, _): &&(Preset, Case)| *sender == provider::GITHUB;
     let gitea: Vec<_> = genuine.iter().filter(is_github).cloned().collect();
     for (_, mut case) in gitea {
         let signature = case.headers.remove("X-Hub-Signature-256").unwrap();
         let signature = signature.strip_prefix("sha256=").unwrap().to_owned();
         case.headers.insert("X-Gitea-Signature".to_owned(), signature);
-        genuine.push((Scheme::Gitea, case));
+        genuine.push((provider::GITEA, case));
     }
     genuine
 }
 
+/// Returns the senders with a known scheme.
+pub(crate) fn senders() -> Vec<Preset> {
+    provider::ALL.iter().copied().filter(Preset::has_verifier).collect()
+}
+
 /// Returns the header with the signature.
-pub(crate) fn signature_header(scheme: Scheme) -> HeaderName {
-    HeaderName::from_static(scheme.in_words()[0])
+pub(crate) fn signature_header(sender: Preset) -> HeaderName {
+    HeaderName::from_static(sender.signature_in_words().unwrap()[0])
 }

@@ -72,8 +72,9 @@ impl PostgresAdapter {
     /// The table is made by the first call that needs it, or by [`migrate`](Self::migrate). The URL's
     /// parameters `dedup_table` and `dedup_schema` name the table and its schema:
     /// `postgres://app@localhost/app?dedup_table=seen&dedup_schema=webhooks`. `sslmode` chooses
-    /// TLS, with the feature `tls-rustls` or `tls-native-tls`. Without a TLS feature, the default
-    /// `sslmode=prefer` connects in plain text.
+    /// TLS, with the feature `tls-rustls`, `tls-rustls-aws-lc-rs` or `tls-native-tls`. Without one,
+    /// the default `sslmode=prefer` connects in plain text. TLS here needs and installs no cryptographic
+    /// provider of the process.
     ///
     /// The URL names one host. Where a standby may take over, that is an address which leads to the
     /// primary: see the [Postgres guide](crate::guide::postgres#failover).

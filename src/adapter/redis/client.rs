@@ -13,12 +13,13 @@ use redis::cluster_routing::{
 use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
 use redis::sentinel::{SentinelClient, SentinelNodeConnectionInfo, SentinelServerType};
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, ConnectionInfo, Pipeline, RedisConnectionInfo, RedisResult,
-    TlsMode, Value,
+    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, Pipeline,
+    RedisConnectionInfo, RedisResult, TlsMode, Value,
 };
 use tokio::sync::Mutex;
 
 use super::options::RedisOptions;
+use super::tls;
 use super::url::{Endpoint, Kind};
 use crate::error::{ConfigError, Error};
 
@@ -37,6 +38,9 @@ const QUEUED: usize = 1_024;
 /// The adapter opens connections of its own by it, and opens them again when they break or fall silent. TLS,
 /// certificates, passwords and TCP settings are those of the client. The times of a call are those of
 /// [`RedisOptions`].
+///
+/// A `SentinelClient` or `ClusterClient` with TLS by rustls needs a cryptographic provider of the process: see
+/// [`RedisAdapter`](crate::adapter::RedisAdapter#tls).
 ///
 /// Set `TCP_NODELAY`, which `redis` leaves off: `TcpSettings::default().set_nodelay(true)`. A `ClusterClient`
 /// waits for 1.28 s before it repeats a command, unless you set `retries(3)`, `min_retry_wait(20)` and
@@ -83,13 +87,10 @@ impl RedisClient {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::InvalidUrl`] for a URL that `redis` cannot use.
+    /// [`ConfigError::InvalidUrl`] for a URL that `redis` cannot use; with TLS, as [`tls::provide`].
     pub(super) fn of_url(endpoint: Endpoint) -> Result<Self, Error> {
-        // Without a provider, rustls panics at the first connection. `redis` takes that of the process.
-        #[cfg(feature = "tls-rustls")]
-        if endpoint.tls && rustls::crypto::CryptoProvider::get_default().is_none() {
-            // Another task may have installed one just now.
-            let _ = rustls::crypto::ring::default_provider().install_default();
+        if endpoint.tls {
+            tls::provide()?;
         }
         let node = |node: ConnectionInfo| {
             // The name needs a right of its own.
@@ -128,7 +129,12 @@ impl RedisClient {
             .set_response_timeout(None)
             .set_pipeline_buffer_size(QUEUED);
         let client = match &self.0 {
-            Leads::Server(client) => Client::clone(client),
+            Leads::Server(client) => {
+                if matches!(client.get_connection_info().addr(), ConnectionAddr::TcpTls { .. }) {
+                    tls::provide().map_err(std::io::Error::other)?;
+                }
+                Client::clone(client)
+            }
             // Asks the master too whether it is one.
             Leads::Sentinel(client) => client.lock().await.async_get_client().await?,
             Leads::Cluster(client) => {

@@ -24,6 +24,7 @@ mod row;
 mod script;
 mod server;
 mod slot;
+mod tls;
 mod url;
 
 pub use adapter::RedisAdapter;

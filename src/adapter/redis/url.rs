@@ -53,7 +53,7 @@ impl Endpoint {
             _ if scheme.contains([':', '@']) => return Err(ConfigError::InvalidUrl.into()),
             _ => return Err(ConfigError::UnknownScheme(scheme.to_owned()).into()),
         };
-        if tls && !cfg!(any(feature = "tls-rustls", feature = "tls-native-tls")) {
+        if tls && !cfg!(any(feature = "tls-rustls-no-provider", feature = "tls-native-tls")) {
             return Err(
                 ConfigError::FeatureDisabled { scheme: "rediss", feature: "tls-rustls" }.into()
             );
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    #[cfg(not(any(feature = "tls-rustls", feature = "tls-native-tls")))]
+    #[cfg(not(any(feature = "tls-rustls-no-provider", feature = "tls-native-tls")))]
     fn tls_without_its_feature_names_the_feature() {
         let expected = ConfigError::FeatureDisabled { scheme: "rediss", feature: "tls-rustls" };
         for url in ["rediss://h", "rediss+sentinel://h/m", "valkeys+cluster://h"] {

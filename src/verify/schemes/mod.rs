@@ -1,10 +1,10 @@
-//! The schemes: one function for each, which verifies a request with one key.
+//! The schemes: one function for those that are data, and one for each of the others. Each verifies a request with
+//! one key.
 
 pub(super) mod adyen;
-pub(super) mod body;
+pub(super) mod box_;
+pub(super) mod data;
 #[cfg(feature = "verify-ecdsa")]
 pub(super) mod sendgrid;
-pub(super) mod timed;
-pub(super) mod token;
+pub(super) mod svix;
 pub(super) mod url;
-pub(super) mod webhooks;

@@ -6,13 +6,14 @@ use sha2::{Digest, Sha256};
 
 use crate::verify::error::Refusal;
 use crate::verify::received::{Received, base64};
+use crate::verify::schemes::data::seconds;
 
 /// ECDSA over P-256 and SHA-256; the signature is DER in base64.
 pub(in crate::verify) fn verify(key: &[u8], request: &Received<'_>) -> Result<(), Refusal> {
     const TIME: &str = "x-twilio-email-event-webhook-timestamp";
     const SIGNATURE: &str = "x-twilio-email-event-webhook-signature";
     let time = request.header(TIME)?;
-    request.in_time(TIME, time)?;
+    request.within_tolerance(seconds(TIME, time)?)?;
     let signature = base64(request.header(SIGNATURE)?);
     let signature = signature.and_then(|der| Signature::from_der(&der).ok());
     let key = VerifyingKey::from_sec1_bytes(key).map_err(|_| Refusal::Forged)?;

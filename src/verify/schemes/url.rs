@@ -10,6 +10,7 @@ use sha2::{Digest, Sha256};
 use crate::verify::error::Refusal;
 use crate::verify::public_url::target;
 use crate::verify::received::{HmacSha256, Received, base64, hex, signed};
+use crate::verify::schemes::data::seconds;
 
 /// Twilio: HMAC-SHA1 over the whole URL and the sorted form fields, or over the URL alone without a
 /// form. If the body is no form, the URL contains its digest.
@@ -86,13 +87,6 @@ fn is_get(request: &Received<'_>) -> bool {
     request.head.method == Method::GET || request.head.method == Method::HEAD
 }
 
-/// Square: HMAC-SHA256 in base64 over URL and body.
-pub(in crate::verify) fn square(key: &[u8], request: &Received<'_>) -> Result<(), Refusal> {
-    let signature = base64(request.header("x-square-hmacsha256-signature")?);
-    let url = [request.public_url()?.as_str(), target(&request.head.uri)];
-    signed::<HmacSha256>(key, &[url[0].as_bytes(), url[1].as_bytes(), request.body], signature)
-}
-
 /// HubSpot, version 3: HMAC-SHA256 in base64 over method, URL, body and time in milliseconds.
 ///
 /// HubSpot's page decodes some characters of the URL, and HubSpot's libraries decode none. Both forms
@@ -100,8 +94,7 @@ pub(in crate::verify) fn square(key: &[u8], request: &Received<'_>) -> Result<()
 pub(in crate::verify) fn hubspot(key: &[u8], request: &Received<'_>) -> Result<(), Refusal> {
     const TIME: &str = "x-hubspot-request-timestamp";
     let time = request.header(TIME)?;
-    let ms: i64 = time.parse().map_err(|_| Refusal::Malformed(TIME))?;
-    request.within_tolerance(ms.div_euclid(1_000))?;
+    request.within_tolerance(seconds(TIME, time)?.div_euclid(1_000))?;
     let signature = base64(request.header("x-hubspot-signature-v3")?);
     let url = [request.public_url()?.as_str(), target(&request.head.uri)].concat();
     let method = request.head.method.as_str().as_bytes();

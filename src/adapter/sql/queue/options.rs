@@ -62,6 +62,7 @@ impl Batching {
         check(self.max_queued_keys > 0, "max_queued_keys", RULE)
     }
 
+    #[cfg(feature = "postgres")]
     pub(in crate::adapter) const fn lane_count(self) -> usize {
         self.lanes
     }

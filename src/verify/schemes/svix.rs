@@ -1,17 +1,12 @@
-//! Standard Webhooks and Svix: id, time and body.
+//! Svix: Standard Webhooks, in headers of its own too.
 
 use crate::verify::error::Refusal;
 use crate::verify::received::{HmacSha256, Received, base64, signed};
+use crate::verify::schemes::data::seconds;
 
-/// HMAC-SHA256 in base64 over id, time and body; one `v1,` for each secret of the sender.
-pub(in crate::verify) fn standard(key: &[u8], request: &Received<'_>) -> Result<(), Refusal> {
-    let id = request.header("webhook-id")?;
-    let time = request.header("webhook-timestamp")?;
-    verify(key, request, id, time, request.header("webhook-signature")?)
-}
-
-/// The same in Svix's own headers, in the standard headers, or in both.
-pub(in crate::verify) fn svix(key: &[u8], request: &Received<'_>) -> Result<(), Refusal> {
+/// HMAC-SHA256 in base64 over id, time and body; one `v1,` for each secret of the sender. The headers are Svix's
+/// own, the standard ones, or both.
+pub(in crate::verify) fn verify(key: &[u8], request: &Received<'_>) -> Result<(), Refusal> {
     let either = |own, standard| match (request.optional(own)?, request.optional(standard)?) {
         // The signature covers one of them, and a service downstream may read the other.
         (Some(one), Some(other)) if one != other => Err(Refusal::Ambiguous(own)),
@@ -20,17 +15,8 @@ pub(in crate::verify) fn svix(key: &[u8], request: &Received<'_>) -> Result<(), 
     };
     let id = either("svix-id", "webhook-id")?;
     let time = either("svix-timestamp", "webhook-timestamp")?;
-    verify(key, request, id, time, either("svix-signature", "webhook-signature")?)
-}
-
-fn verify(
-    key: &[u8],
-    request: &Received<'_>,
-    id: &str,
-    time: &str,
-    signatures: &str,
-) -> Result<(), Refusal> {
-    request.in_time("webhook-timestamp", time)?;
+    let signatures = either("svix-signature", "webhook-signature")?;
+    request.within_tolerance(seconds("svix-timestamp", time)?)?;
     let signatures = signatures.split(' ').filter_map(|item| base64(item.strip_prefix("v1,")?));
     signed::<HmacSha256>(key, &text(id, time, request.body), signatures)
 }

@@ -1,0 +1,132 @@
+//! [`Scheme`]: how a sender signs, as data. The feature `verify` interprets it.
+
+/// How a sender signs its requests.
+#[derive(Clone, Copy)]
+pub(crate) struct Scheme {
+    /// The header with the signature, or with the token.
+    pub(crate) header: &'static str,
+    /// What is signed, in words.
+    pub(crate) words: &'static str,
+    pub(crate) secret: Secret,
+    pub(crate) rule: Rule,
+}
+
+/// What makes a request genuine.
+#[derive(Clone, Copy)]
+pub(crate) enum Rule {
+    /// The header has an HMAC-SHA256 of the text.
+    Hmac(Codes, &'static [Part]),
+    /// The header is the secret itself.
+    Token,
+    /// A function of `verify::schemes`.
+    Own(Own),
+}
+
+/// The schemes that the other rules cannot express.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Own {
+    Adyen,
+    Box,
+    HubSpot,
+    SendGrid,
+    Svix,
+    Twilio,
+}
+
+/// How a header contains the codes.
+#[derive(Clone, Copy)]
+pub(crate) struct Codes {
+    /// Empty for a header with one item.
+    pub(crate) separators: &'static [char],
+    /// The beginning of an item with a code. Other items belong to other versions.
+    pub(crate) prefix: &'static str,
+    pub(crate) is_base64: bool,
+}
+
+/// A part of the signed text.
+#[derive(Clone, Copy)]
+pub(crate) enum Part {
+    Text(&'static str),
+    /// The id, in this header.
+    Id(&'static str),
+    /// The time in seconds since 1970, in this header.
+    Seconds(&'static str),
+    /// The time in RFC 3339, in this header.
+    Rfc3339(&'static str),
+    /// The time in seconds since 1970, in the item of the signature's header that begins so.
+    Item(&'static str),
+    /// The public URL of the server, with the target of the request.
+    Url,
+    Body,
+}
+
+/// The form of a secret.
+#[derive(Clone, Copy)]
+pub(crate) enum Secret {
+    /// Any text.
+    Text,
+    /// Base64, after `whsec_` or without it.
+    Webhook,
+    Hex,
+    /// Up to 256 letters, digits, `_` and `-`.
+    Token,
+    /// A public key on the curve P-256.
+    PublicKey,
+}
+
+pub(super) const fn hex(prefix: &'static str) -> Codes {
+    Codes { separators: &[], prefix, is_base64: false }
+}
+
+pub(super) const fn base64(prefix: &'static str) -> Codes {
+    Codes { separators: &[], prefix, is_base64: true }
+}
+
+impl Codes {
+    pub(super) const fn split_at(self, separators: &'static [char]) -> Self {
+        Self { separators, ..self }
+    }
+}
+
+impl Scheme {
+    pub(super) const fn hmac(
+        header: &'static str,
+        codes: Codes,
+        words: &'static str,
+        text: &'static [Part],
+    ) -> Self {
+        Self { header, words, secret: Secret::Text, rule: Rule::Hmac(codes, text) }
+    }
+
+    pub(super) const fn token(header: &'static str) -> Self {
+        Self { header, words: "nothing: a shared token", secret: Secret::Text, rule: Rule::Token }
+    }
+
+    pub(super) const fn own(header: &'static str, words: &'static str, own: Own) -> Self {
+        Self { header, words, secret: Secret::Text, rule: Rule::Own(own) }
+    }
+
+    pub(super) const fn with_secret(self, secret: Secret) -> Self {
+        Self { secret, ..self }
+    }
+
+    /// Returns `true` if a signed time limits how long a captured request can be sent again.
+    pub(crate) fn signs_time(&self) -> bool {
+        let is_time =
+            |part: &Part| matches!(part, Part::Seconds(_) | Part::Rfc3339(_) | Part::Item(_));
+        match self.rule {
+            Rule::Hmac(_, text) => text.iter().any(is_time),
+            Rule::Token => false,
+            Rule::Own(own) => matches!(own, Own::Box | Own::HubSpot | Own::SendGrid | Own::Svix),
+        }
+    }
+
+    /// Returns `true` if the public URL of the server is signed.
+    pub(crate) fn signs_url(&self) -> bool {
+        match self.rule {
+            Rule::Hmac(_, text) => text.iter().any(|part| matches!(part, Part::Url)),
+            Rule::Token => false,
+            Rule::Own(own) => matches!(own, Own::HubSpot | Own::Twilio),
+        }
+    }
+}

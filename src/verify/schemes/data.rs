@@ -1,0 +1,95 @@
+//! The schemes that are data: HMAC-SHA256 over a text that the scheme describes, and shared tokens.
+
+use ctutils::CtEq;
+
+use crate::provider::{Codes, Part};
+use crate::verify::error::Refusal;
+use crate::verify::public_url::target;
+use crate::verify::received::{HmacSha256, Received, base64, hex, signed};
+use crate::verify::time;
+
+/// Verifies a request with one key.
+pub(in crate::verify) fn verify(
+    header: &'static str,
+    codes: Codes,
+    parts: &[Part],
+    key: &[u8],
+    request: &Received<'_>,
+) -> Result<(), Refusal> {
+    let signed_text = text(header, codes, parts, request)?;
+    let value = request.header(header)?;
+    if let Some(time) = signed_text.time {
+        request.within_tolerance(time)?;
+    }
+    let decode = if codes.is_base64 { base64 } else { hex };
+    let items = value.split(codes.separators);
+    let found = items.filter_map(|item| decode(item.strip_prefix(codes.prefix)?));
+    signed::<HmacSha256>(key, &signed_text.parts, found)
+}
+
+/// Compares the header with the secret in constant time.
+pub(in crate::verify) fn verify_token(
+    header: &'static str,
+    secret: &[u8],
+    request: &Received<'_>,
+) -> Result<(), Refusal> {
+    let is_equal = request.header(header)?.as_bytes().ct_eq(secret).to_bool();
+    is_equal.then_some(()).ok_or(Refusal::Forged)
+}
+
+/// The signed text of a request.
+pub(in crate::verify) struct Text<'a> {
+    pub(in crate::verify) parts: Vec<&'a [u8]>,
+    /// In seconds since 1970; `None` if no time is signed.
+    time: Option<i64>,
+}
+
+/// Returns the text that the parts describe.
+pub(in crate::verify) fn text<'a>(
+    header: &'static str,
+    codes: Codes,
+    parts: &[Part],
+    request: &Received<'a>,
+) -> Result<Text<'a>, Refusal> {
+    let mut text = Text { parts: Vec::with_capacity(6), time: None };
+    for part in parts {
+        let value = match *part {
+            Part::Text(text) => text,
+            Part::Id(header) => request.header(header)?,
+            Part::Seconds(header) => {
+                let value = request.header(header)?;
+                text.time = Some(seconds(header, value)?);
+                value
+            }
+            Part::Rfc3339(header) => {
+                let value = request.header(header)?;
+                text.time = Some(time::parse(value).ok_or(Refusal::Malformed(header))?);
+                value
+            }
+            Part::Item(prefix) => {
+                let items = request.header(header)?.split(codes.separators);
+                let mut times = items.filter_map(|item| item.strip_prefix(prefix));
+                let (Some(value), None) = (times.next(), times.next()) else {
+                    return Err(Refusal::Malformed(header));
+                };
+                text.time = Some(seconds(header, value)?);
+                value
+            }
+            Part::Url => {
+                text.parts.push(request.public_url()?.as_str().as_bytes());
+                target(&request.head.uri)
+            }
+            Part::Body => {
+                text.parts.push(request.body);
+                continue;
+            }
+        };
+        text.parts.push(value.as_bytes());
+    }
+    Ok(text)
+}
+
+/// Reads a time in seconds since 1970.
+pub(in crate::verify) fn seconds(header: &'static str, value: &str) -> Result<i64, Refusal> {
+    value.parse().map_err(|_| Refusal::Malformed(header))
+}
