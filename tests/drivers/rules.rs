@@ -93,6 +93,34 @@ async fn free_row_is_taken_and_another_is_not() {
     );
 }
 
+/// A layer takes the row between the function's read and its write.
+#[tokio::test]
+async fn row_that_another_claim_takes_meanwhile_is_not_taken() {
+    let database = Database::fresh().await;
+    let adapter = database.adapter();
+    let key = DedupKey::new("shop", "a").unwrap();
+    let terms = CallTerms::on_completion(Token::random(), HOUR, HOUR);
+    adapter.claim(&key, &terms).await.unwrap();
+    adapter.release(&key, &terms).await.unwrap();
+    let mut claim = database.pool.begin().await.unwrap();
+    let lease = "UPDATE webhook_deliveries SET version = version + 1, token = gen_random_uuid(), \
+        lease_until = now() + interval '1 h'";
+    sqlx::query(lease).execute(&mut *claim).await.unwrap();
+    let pool = database.pool.clone();
+    let recording = tokio::spawn(async move {
+        let mut tx = pool.begin().await.unwrap();
+        record(&mut tx, "shop", "a").await.unwrap()
+    });
+    let waits = "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)";
+    while !recording.is_finished() {
+        if sqlx::query_scalar(waits).fetch_one(&database.pool).await.unwrap() {
+            break;
+        }
+    }
+    claim.commit().await.unwrap();
+    assert_eq!(recording.await.unwrap(), "in_flight");
+}
+
 /// Whatever the session is set to, the COMMIT waits for the disk, and the caller's settings come back.
 #[tokio::test]
 async fn settings_are_durable_and_local_to_the_transaction() {

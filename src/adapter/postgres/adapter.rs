@@ -296,7 +296,6 @@ mod tests {
             ("migration", &*migration),
             ("create_schema", &*create[0]),
             ("record_function", &*function),
-            ("record_function, in a schema", &*record_function(&named)),
         ]);
         check_golden("src/adapter/postgres/sql/golden.txt", &all);
     }
