@@ -56,6 +56,9 @@ pub mod guide {
     #[doc = include_str!("docs/transactions.md")]
     pub mod transactions {}
 
+    #[doc = include_str!("docs/other_drivers.md")]
+    pub mod other_drivers {}
+
     #[doc = include_str!("docs/verification.md")]
     pub mod verification {}
 

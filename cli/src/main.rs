@@ -65,9 +65,14 @@ async fn run(Options { global, command }: Options, output: Output) -> Result<boo
     let target = || store::Target::new(&global);
     match command {
         Command::Key(options) => key::run(&options),
-        Command::Migrate { print: true, .. } => table::print(&target()?, output),
         Command::Migrate { check: true, .. } => table::check(&target()?, output).await,
-        Command::Migrate { .. } => table::migrate(&target()?, output).await,
+        Command::Migrate { print, record_function, .. } => {
+            let target = target()?.record_function(record_function)?;
+            match print {
+                true => table::print(&target, output),
+                false => table::migrate(&target, record_function, output).await,
+            }
+        }
         Command::Stats => table::stats(&target()?, output).await,
         Command::Get(event) => keys::get(&target()?, &event, output).await,
         Command::List(options) => keys::list(&target()?, &options, output).await,

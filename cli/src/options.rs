@@ -72,6 +72,10 @@ pub(crate) enum Command {
         /// Changes nothing; prints the statements that make the table. Needs no connection.
         #[arg(long)]
         print: bool,
+        /// Also makes the function that records a key in a transaction of another driver (Postgres). It replaces
+        /// the function of an earlier version.
+        #[arg(long, conflicts_with = "check")]
+        record_function: bool,
     },
     /// Prints the state of one event.
     Get(EventId),

@@ -120,6 +120,18 @@ impl Target {
         }
     }
 
+    /// Sets whether `migrate` and `schema_sql` also make the function that records a key.
+    pub(crate) fn record_function(self, make: bool) -> Result<Self, Failure> {
+        match self {
+            Self::Postgres(Postgres { options, connect, timeout }) => {
+                let options = options.record_function(make);
+                Ok(Self::Postgres(Postgres { options, connect, timeout }))
+            }
+            _ if make => Err(Failure::usage("--record-function is for Postgres")),
+            other => Ok(other),
+        }
+    }
+
     /// Opens the store, whose table must exist.
     pub(crate) async fn open(&self, access: Access) -> Result<Store, Failure> {
         match self {

@@ -45,9 +45,13 @@ pub(crate) async fn check(target: &Target, output: Output) -> Result<bool, Failu
     Ok(state == "current")
 }
 
-pub(crate) async fn migrate(target: &Target, output: Output) -> Result<bool, Failure> {
+pub(crate) async fn migrate(
+    target: &Target,
+    record_function: bool,
+    output: Output,
+) -> Result<bool, Failure> {
     let changed = target.table_state().await? != TableState::Current;
-    if changed {
+    if changed || record_function {
         target.migrate().await?;
     }
     let text = match changed {

@@ -19,6 +19,7 @@ use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
 use super::connections::Source;
 use super::errors::{store_error, timed_out};
+use super::function::record_function;
 use super::options::PostgresOptions;
 use super::params::{Params, Uuid, key_hash, read_row};
 use super::schema::create_sql;
@@ -150,7 +151,9 @@ impl PostgresAdapter {
     /// Returns the statements that [`migrate`](Self::migrate) runs, for your own migrations.
     #[must_use]
     pub fn schema_sql(&self) -> Vec<String> {
-        create_sql(&self.0.options.name)
+        let options = &self.0.options;
+        let function = options.makes_function.then(|| record_function(&options.name));
+        create_sql(&options.name).into_iter().chain(function).collect()
     }
 
     async fn call<T>(
@@ -286,15 +289,16 @@ mod tests {
         let name = TableName::default();
         let statements = Statements::new(&name, Durability::Synchronous);
         let asynchronous = Statements::new(&name, Durability::Asynchronous);
-        let (find, migration) = (tagged(&name.find()), migration(&name, None));
+        let (find, migration) = (tagged(&name.find()), migration(create_sql(&name), None));
         let named = TableName { schema: Some("webhooks".to_owned()), ..name };
-        let create = create_sql(&named);
+        let (create, function) = (create_sql(&named), record_function(&TableName::default()));
         let mut all = statements.all();
         all.extend([
             ("claim_insert, asynchronous", &*asynchronous.claim_insert),
             ("find", &*find),
             ("migration", &*migration),
             ("create_schema", &*create[0]),
+            ("record_function", &*function),
         ]);
         check_golden("src/adapter/postgres/sql/golden.txt", &all);
     }

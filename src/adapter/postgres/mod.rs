@@ -12,6 +12,7 @@ mod adapter;
 mod connections;
 mod dialect;
 mod errors;
+mod function;
 mod inspection;
 mod options;
 mod params;

@@ -42,6 +42,7 @@ pub struct PostgresOptions {
     pub(super) purging: Purging,
     pub(super) statement_timeout: Duration,
     pub(super) makes_table: bool,
+    pub(super) makes_function: bool,
 }
 
 impl PostgresOptions {
@@ -55,6 +56,7 @@ impl PostgresOptions {
             purging: Purging::new(),
             statement_timeout: Duration::from_secs(5),
             makes_table: true,
+            makes_function: false,
         }
     }
 
@@ -77,6 +79,18 @@ impl PostgresOptions {
     /// [`migrate`](super::PostgresAdapter::migrate) makes the table.
     pub fn make_table(mut self, make: bool) -> Self {
         self.makes_table = make;
+        self
+    }
+
+    /// Sets whether [`migrate`](super::PostgresAdapter::migrate) also makes the function with which a program records a
+    /// key in a transaction of another driver, and [`schema_sql`](super::PostgresAdapter::schema_sql) returns it. The
+    /// default is `false`.
+    ///
+    /// The function stands in the table's schema. Its name is the table's, with `_record` at its end:
+    /// `webhook_deliveries_record(namespace text, id text, retention_seconds double precision)`. See
+    /// [Other drivers](crate::guide::other_drivers). A call never makes it.
+    pub fn record_function(mut self, make: bool) -> Self {
+        self.makes_function = make;
         self
     }
 

@@ -176,7 +176,7 @@ impl KeyIndexes {
 }
 
 /// The longest time that is added to a `timestamptz`: ten thousand years.
-const MAX_MS: i64 = 10_000 * 365 * 86_400_000;
+pub(super) const MAX_MS: i64 = 10_000 * 365 * 86_400_000;
 
 pub(super) fn retention_ms(terms: &CallTerms) -> i64 {
     terms.retention_ms().min(MAX_MS)

@@ -16,10 +16,11 @@ use super::connections::{BoundedConnection, Connections, Source};
 use super::errors::{
     is_broken, is_conflict, is_read_only, is_timed_out, is_without_table, store_error,
 };
+use super::function::record_function;
 use super::options::{PostgresOptions, may_be_plain_text};
 use super::params::Params;
 use super::places::{MigrationPlace, Places};
-use super::schema::{TableName, VERSION, migration};
+use super::schema::{TableName, VERSION, create_sql, migration};
 use super::statements::{Statements, tagged};
 use super::tuning::{ReadFirst, Replanner};
 use crate::error::{Error, ErrorKind};
@@ -209,10 +210,15 @@ impl PostgresStore {
                 "the Postgres schema is of an older version",
             ));
         }
-        if !is_current {
+        let mut sql = if is_current { Vec::new() } else { create_sql(&found.name) };
+        // Not by a call: its role may lack the right.
+        if may_make && lock_timeout.is_none() && self.options.makes_function {
+            sql.push(record_function(&found.name));
+        }
+        if !sql.is_empty() {
             let mut session = self.connections.get(Source::Pool).await.map_err(fault)?;
             // One message: if the call is dropped, the server still commits all of it or nothing.
-            let sql = AssertSqlSafe(migration(&found.name, lock_timeout));
+            let sql = AssertSqlSafe(migration(sql, lock_timeout));
             let migrate = |connection| sqlx::raw_sql(sql).execute(connection);
             let place = MigrationPlace(Some(place));
             let migrated = session.run(MAINTENANCE_TIMEOUT, is_broken, migrate).await;
