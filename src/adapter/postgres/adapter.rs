@@ -164,12 +164,7 @@ impl PostgresAdapter {
         pick: fn(RowReply) -> Option<T>,
     ) -> Result<T, Error> {
         let store = &self.0;
-        let call = || -> StoreFuture<'_, RowReply> {
-            Box::pin(async move {
-                let call = Call::new(kind, key, terms, key_hash);
-                store.batcher.submit(store, call).await
-            })
-        };
+        let call = || store.batcher.submit(store, Call::new(kind, key, terms, key_hash));
         reply(store.with_table(call).await?, pick)
     }
 }
@@ -188,12 +183,14 @@ impl DedupAdapter for PostgresAdapter {
     fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Claimed> {
         Box::pin(async move {
             let claimed = self.call(Kind::claim(terms), key, terms, RowReply::claimed).await?;
-            add_response(terms, claimed, async {
-                let rows = Rows::of_call(std::slice::from_ref(key), terms, key_hash);
-                let read = read_rows(&mut self.0.dialect(Source::Pool), &rows).await;
-                read.map_err(|error| store_error("reading a stored response", error))
-            })
-            .await
+            let read = || -> StoreFuture<'_, _> {
+                Box::pin(async {
+                    let rows = Rows::of_call(std::slice::from_ref(key), terms, key_hash);
+                    let read = read_rows(&mut self.0.dialect(Source::Pool), &rows).await;
+                    read.map_err(|error| store_error("reading a stored response", error))
+                })
+            };
+            add_response(terms, claimed, read).await
         })
     }
 

@@ -5,7 +5,6 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
-use futures_util::future::BoxFuture;
 use sqlx::postgres::{PgConnection, PgPool, PgRow, Postgres};
 use sqlx::{AssertSqlSafe, Decode, Row, Type};
 
@@ -104,15 +103,16 @@ impl PostgresStore {
 
     /// Runs a call once the table is found; and once more if the table is gone, which is then looked
     /// for again.
-    pub(super) async fn with_table<'c, T>(
-        self: &Arc<Self>,
-        call: impl Fn() -> BoxFuture<'c, Result<T, Error>>,
-    ) -> Result<T, Error> {
+    pub(super) async fn with_table<T, F>(self: &Arc<Self>, call: impl Fn() -> F) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, Error>>,
+    {
         let statements = self.ready().await?;
         match call().await {
             Err(error) if self.note_missing_table(&error, &statements) => {
                 self.ready().await?;
-                call().await
+                // Boxed, because it is rare, and each call of a list is a future of its own.
+                Box::pin(call()).await
             }
             reply => reply,
         }
@@ -123,7 +123,7 @@ impl PostgresStore {
         self.check_open()?;
         self.ensure_purge();
         if !self.has_schema.load(Ordering::Acquire) {
-            self.prepare(self.options.makes_table, Some(MIGRATION_WAIT)).await?;
+            Box::pin(self.prepare(self.options.makes_table, Some(MIGRATION_WAIT))).await?;
         }
         Ok(self.statements())
     }

@@ -4,8 +4,7 @@
 //! reads its own response afterwards, on a connection of the pool. The pool's size bounds how many
 //! callers read at once.
 
-use std::future::Future;
-
+use super::super::contract::StoreFuture;
 use super::super::replies::Claimed;
 use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
@@ -18,10 +17,11 @@ use crate::error::Error;
 /// # Errors
 ///
 /// Those of `read`, and [`ErrorKind::Corrupt`](crate::ErrorKind::Corrupt) for an unreadable response.
-pub(in crate::adapter) async fn add_response(
+pub(in crate::adapter) async fn add_response<'c>(
     terms: &CallTerms,
     claimed: Claimed,
-    read: impl Future<Output = Result<Vec<Option<Row>>, Error>>,
+    // Boxed, because most calls read nothing.
+    read: impl FnOnce() -> StoreFuture<'c, Vec<Option<Row>>>,
 ) -> Result<Claimed, Error> {
     let is_duplicate = |reply: &Claimed| matches!(reply, Claimed::Duplicate(_));
     if terms.fetch() != Fetch::DigestAndResponse || !is_duplicate(&claimed) {
@@ -29,7 +29,7 @@ pub(in crate::adapter) async fn add_response(
     }
     // The next statement may fail or time out, and no handler may run for a known duplicate.
     terms.note_duplicate();
-    let row = read.await?.into_iter().flatten().next();
+    let row = read().await?.into_iter().flatten().next();
     let reply = row.map(|row| row.claimed(terms)).transpose()?;
     Ok(reply.flatten().filter(is_duplicate).unwrap_or(Claimed::InFlight))
 }

@@ -170,12 +170,14 @@ impl SqliteAdapter {
 
     async fn claim_once(&self, key: &DedupKey, terms: &CallTerms) -> Result<Claimed, Error> {
         let claimed = self.claim_key(key, terms).await?;
-        add_response(terms, claimed, async {
-            let _permit = self.0.response_reads.acquire().await;
-            let read = self.0.read(&[key], Fetch::DigestAndResponse).await;
-            read.map_err(|error| store_error("reading a stored response", error))
-        })
-        .await
+        let read = || -> StoreFuture<'_, _> {
+            Box::pin(async {
+                let _permit = self.0.response_reads.acquire().await;
+                let read = self.0.read(&[key], Fetch::DigestAndResponse).await;
+                read.map_err(|error| store_error("reading a stored response", error))
+            })
+        };
+        add_response(terms, claimed, read).await
     }
 
     /// Claims the key, without the response of a duplicate. Reads first: a duplicate is not written, and waits

@@ -111,17 +111,21 @@ impl SqliteStore {
             Ok(reply) => return Ok(reply),
             Err(error) => error,
         };
-        if !self.had_no_table(&error).await {
+        // Boxed, because it is rare, and each call of a list is a future of its own.
+        if !Box::pin(self.had_no_table(&error)).await {
             return Err(error);
         }
         self.ready().await?;
-        call().await
+        Box::pin(call()).await
     }
 
     async fn ready(self: &Arc<Self>) -> Result<(), Error> {
         self.check_open()?;
         self.ensure_purge();
-        if self.has_schema.load(Ordering::Acquire) { Ok(()) } else { self.make_schema().await }
+        if self.has_schema.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        Box::pin(self.make_schema()).await
     }
 
     fn check_open(&self) -> Result<(), Error> {
