@@ -355,21 +355,23 @@ fn links_lead_to_sections_that_exist() {
 #[test]
 fn links_of_the_proofs_lead_to_files_and_sections_that_exist() {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
-    let text = std::fs::read_to_string(docs.join("guarantees.md")).unwrap();
     let mut checked = 0;
-    for rest in text.split("](").skip(1) {
-        let target = rest.split(')').next().unwrap_or_default();
-        if target.starts_with("http") {
-            continue;
+    for page in ["guarantees.md", "rehearsal.md"] {
+        let text = std::fs::read_to_string(docs.join(page)).unwrap();
+        for rest in text.split("](").skip(1) {
+            let target = rest.split(')').next().unwrap_or_default();
+            if target.starts_with("http") {
+                continue;
+            }
+            let (file, wanted) = target.split_once('#').unwrap_or((target, ""));
+            let file = if file.is_empty() { page } else { file };
+            assert!(docs.join(file).exists(), "no {file}");
+            if !wanted.is_empty() {
+                let there = std::fs::read_to_string(docs.join(file)).unwrap();
+                assert!(sections(&there).iter().any(|section| section == wanted), "no `{target}`");
+            }
+            checked += 1;
         }
-        let (file, wanted) = target.split_once('#').unwrap_or((target, ""));
-        let file = if file.is_empty() { "guarantees.md" } else { file };
-        assert!(docs.join(file).exists(), "no {file}");
-        if !wanted.is_empty() {
-            let there = std::fs::read_to_string(docs.join(file)).unwrap();
-            assert!(sections(&there).iter().any(|section| section == wanted), "no `{target}`");
-        }
-        checked += 1;
     }
     assert!(checked >= 60, "only {checked} links: has their form changed?");
 }
