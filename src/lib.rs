@@ -83,9 +83,6 @@ pub mod guide {
     #[doc = include_str!("docs/command.md")]
     pub mod command {}
 
-    #[doc = include_str!("docs/rehearsal.md")]
-    pub mod rehearsal {}
-
     #[doc = include_str!("docs/sizing.md")]
     pub mod sizing {}
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 const TABLE: &str = include_str!("../guards.txt");
-const GUARANTEES: &str = include_str!("../../src/docs/guarantees.md");
+const GUARANTEES: &str = include_str!("../../docs/guarantees.md");
 
 /// A guard, by the names of the table's fields.
 struct Guard<'t> {

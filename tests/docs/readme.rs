@@ -5,7 +5,7 @@ use std::path::Path;
 
 const README: &str = include_str!("../../README.md");
 const GUIDE: &str = include_str!("../../src/docs/guide.md");
-const GUARANTEES: &str = include_str!("../../src/docs/guarantees.md");
+const GUARANTEES: &str = include_str!("../../docs/guarantees.md");
 const HELLO: &str = include_str!("../../examples/hello/src/main.rs");
 const QUICKSTART: &str = include_str!("../../examples/quickstart.rs");
 const GITHUB: &str = include_str!("../../examples/github.rs");
@@ -108,7 +108,7 @@ fn cited_tests_exist() {
         if !file.ends_with(".rs") {
             continue;
         }
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/docs").join(file);
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs").join(file);
         let source = std::fs::read_to_string(&path).unwrap_or_else(|_| panic!("no {file}"));
         // A generic function has its type parameter before the parenthesis.
         let declared = |end: &str| source.contains(&format!("fn {name}{end}"));
