@@ -5,7 +5,7 @@
 //!    third. A completion, a renewal and a release need one. While half of the keys are known, claims
 //!    read first. Calls that arrive while a statement is in progress are sent together.
 //! 2. A statement waits 100 ms for a row that another transaction holds. A batch then goes on without the key. To
-//!    be in flight at once, a transaction of this crate holds advisory locks, 64 at most.
+//!    be in flight at once, a transaction of this crate holds advisory locks, 63 at most.
 //! 3. No error is recognised by its text. A unique violation never happens.
 
 mod adapter;
