@@ -309,6 +309,11 @@ fn pages() -> Vec<String> {
     pages
 }
 
+/// The pages, and the proofs in `docs`.
+fn pages_and_proofs() -> impl Iterator<Item = String> {
+    pages().into_iter().chain(["guarantees", "rehearsal"].map(|page| format!("../../docs/{page}")))
+}
+
 pub(super) fn read(page: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/docs").join(page);
     std::fs::read_to_string(path.with_extension("md")).unwrap_or_else(|_| panic!("no page {page}"))
@@ -400,7 +405,7 @@ fn snippets_hide_at_most_ten_lines() {
 #[test]
 fn snippets_put_the_layer_on_the_route() {
     let mut checked = 0;
-    for page in pages() {
+    for page in pages_and_proofs() {
         for snippet in snippets(&page) {
             for (start, _) in snippet.match_indices(".route(") {
                 // Below zero, the statement has ended.
@@ -436,7 +441,7 @@ fn metrics_on_the_pages_exist() {
     let observe = include_str!("../../src/observe/metrics.md");
     let is_name = |char: char| char.is_ascii_lowercase() || char == '_';
     let mut checked = 0;
-    for page in pages() {
+    for page in pages_and_proofs() {
         for rest in read(&page).split("`tower_dedup_").skip(1) {
             let name: String = rest.chars().take_while(|char| is_name(*char)).collect();
             let documented = observe.contains(&format!("| `tower_dedup_{name}` |"));
