@@ -122,7 +122,7 @@ impl Store for Serializable {
             let pool = PgPoolOptions::new().max_connections(8).connect_with(to).await.unwrap();
             PostgresAdapter::with_options(pool, options)
         };
-        let options = PostgresOptions::new().asynchronous_claims(true);
+        let options = PostgresOptions::new().durable_claims(true);
         Self(Postgres::over(options, connect).await)
     }
 

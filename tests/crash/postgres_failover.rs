@@ -412,7 +412,7 @@ async fn writes_of_a_role_that_does_not_wait_for_the_standby_wait_for_it() {
         let adapter = PostgresAdapter::new(pool.clone());
         let batching = Batching::new().lanes(8).max_batch_keys(1);
         let options = PostgresOptions::new().batching(batching);
-        let single = PostgresAdapter::with_options(pool.clone(), options.clone());
+        let single = PostgresAdapter::with_options(pool.clone(), options);
         let key = |name: &str| dedup_key(&format!("{setting} {name}"));
         let (batched, one, undone, open, user) =
             (key("batched"), key("one"), key("undone"), key("open"), key("user"));
@@ -470,12 +470,6 @@ async fn writes_of_a_role_that_does_not_wait_for_the_standby_wait_for_it() {
                 assert_eq!(*ended.lock().unwrap(), [""; 0], "{setting}: acknowledged too early");
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
-            // The option `asynchronous_claims` removes the wait of a claim.
-            let options = options.asynchronous_claims(true);
-            let free = PostgresAdapter::with_options(pool.clone(), options);
-            let first = free.claim(&key("free"), &mine).await.unwrap();
-            assert_eq!(first, Claimed::first(1, false));
-            assert_eq!(*ended.lock().unwrap(), [""; 0], "{setting}: acknowledged too early");
             let standby = Arc::clone(&cluster.standby);
             blocking(move || standby.start_again()).await;
         };

@@ -213,7 +213,7 @@ async fn completions_are_heap_only_updates() {
 }
 
 /// Acknowledged writes are on disk, although the role says `synchronous_commit = off`.
-/// `asynchronous_claims` exempts claims.
+/// Only claims under a lease are not.
 #[tokio::test]
 async fn crash_of_the_server_loses_nothing_that_was_acknowledged() {
     let server = Server::start();
@@ -221,10 +221,7 @@ async fn crash_of_the_server_loses_nothing_that_was_acknowledged() {
         PgConnectOptions::from_str(&server.url()).unwrap().options([("synchronous_commit", "off")]);
     let connect = || PgPoolOptions::new().max_connections(4).connect_lazy_with(options.clone());
     for round in 0..3_u32 {
-        let adapter = PostgresAdapter::with_options(
-            connect(),
-            PostgresOptions::new().asynchronous_claims(true),
-        );
+        let adapter = PostgresAdapter::new(connect());
         let ids = |part: u32| keys(round * 300 + part * 100..round * 300 + part * 100 + 100);
         let (completed, recorded, committed) = (ids(0), ids(1), ids(2));
         let mine = terms();

@@ -62,8 +62,7 @@ async fn calls_leave_no_lock_and_no_setting_behind() {
     let watch = Watch::new(&database).await;
     let options = PostgresOptions::new();
     let adapter = PostgresAdapter::with_options(watch.pool.clone(), options.clone());
-    let asynchronous =
-        PostgresAdapter::with_options(watch.pool.clone(), options.asynchronous_claims(true));
+    let durable = PostgresAdapter::with_options(watch.pool.clone(), options.durable_claims(true));
     adapter.migrate().await.unwrap();
     watch.nothing_is_left("migrate").await;
     for count in [1, 3, 100] {
@@ -75,8 +74,8 @@ async fn calls_leave_no_lock_and_no_setting_behind() {
         watch.nothing_is_left("renew").await;
         release_all(&adapter, &leased, &mine).await.unwrap();
         watch.nothing_is_left("release").await;
-        claim_all(&asynchronous, &leased, &mine).await.unwrap();
-        watch.nothing_is_left("asynchronous claim").await;
+        claim_all(&durable, &leased, &mine).await.unwrap();
+        watch.nothing_is_left("durable claim").await;
         complete_all(&adapter, &leased, &mine).await.unwrap();
         watch.nothing_is_left("complete").await;
         claim_all(&adapter, &leased, &mine).await.unwrap();

@@ -28,7 +28,7 @@ use crate::support::{
 
 /// Acknowledged writes wait for the disk, and for the disk of a synchronous standby, although
 /// commits of the role do not. COMMIT itself reads the setting. A stronger setting stays.
-/// `asynchronous_claims` weakens claims only.
+/// Without a synchronous standby, claims under a lease do not wait, unless `durable_claims` is set.
 #[tokio::test]
 async fn complete_key_is_committed_to_disk() {
     for (setting, found) in [
@@ -40,7 +40,8 @@ async fn complete_key_is_committed_to_disk() {
     ] {
         let database = Database::fresh().await;
         let pool = database.pool_set(3, &[("synchronous_commit", setting)]);
-        let adapter = PostgresAdapter::new(pool.clone());
+        let options = PostgresOptions::new().durable_claims(true);
+        let adapter = PostgresAdapter::with_options(pool.clone(), options);
         adapter.migrate().await.unwrap();
         database
             .run(
@@ -74,9 +75,7 @@ async fn complete_key_is_committed_to_disk() {
         };
         assert_eq!(commits().await, [false, true].map(|complete| (complete, found.to_owned())));
 
-        let options = PostgresOptions::new().asynchronous_claims(true);
-        let asynchronous = PostgresAdapter::with_options(pool.clone(), options);
-        let service = DedupLayer::new(by_header(), asynchronous);
+        let service = DedupLayer::new(by_header(), PostgresAdapter::new(pool.clone()));
         database.run("TRUNCATE commits").await;
         until_acknowledged(&service.layer(apart(&database)), "asynchronous").await;
         assert_eq!(commits().await, [(false, "off".to_owned()), (true, found.to_owned())]);

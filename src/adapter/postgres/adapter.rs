@@ -284,14 +284,14 @@ mod tests {
     #[test]
     fn golden() {
         let name = TableName::default();
-        let statements = Statements::new(&name, Durability::Synchronous);
-        let asynchronous = Statements::new(&name, Durability::Asynchronous);
+        let statements = Statements::new(&name, Durability::Asynchronous);
+        let durable = Statements::new(&name, Durability::Synchronous);
         let (find, migration) = (tagged(&name.find()), migration(create_sql(&name), None));
         let named = TableName { schema: Some("webhooks".to_owned()), ..name };
         let (create, function) = (create_sql(&named), record_function(&TableName::default()));
         let mut all = statements.all();
         all.extend([
-            ("claim_insert, asynchronous", &*asynchronous.claim_insert),
+            ("claim_insert, durable", &*durable.claim_insert),
             ("find", &*find),
             ("migration", &*migration),
             ("create_schema", &*create[0]),

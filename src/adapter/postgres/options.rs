@@ -51,7 +51,7 @@ impl PostgresOptions {
     pub fn new() -> Self {
         Self {
             name: TableName::default(),
-            claims: Durability::Synchronous,
+            claims: Durability::Asynchronous,
             batching: Batching::new(),
             purging: Purging::new(),
             statement_timeout: Duration::from_secs(5),
@@ -94,13 +94,14 @@ impl PostgresOptions {
         self
     }
 
-    /// Lets claims commit without waiting for the disk: `synchronous_commit = off` for the claim's own
-    /// statement. Completions, and claims that are complete at once, always wait.
+    /// Sets whether a claim under a lease waits for the disk. The default is `false`: it commits with
+    /// `synchronous_commit = off`, unless the server has a synchronous standby (`synchronous_standby_names`).
+    /// Completions, and claims that are complete at once, always wait.
     ///
-    /// A crash of the *database* can then lose a claim that it has granted, and the event's retry runs
-    /// beside the handler. By default claims are durable too.
-    pub fn asynchronous_claims(mut self, asynchronous: bool) -> Self {
-        self.claims = if asynchronous { Durability::Asynchronous } else { Durability::Synchronous };
+    /// A crash of the *database* can lose a claim of its last moments that did not wait. The event's retry then runs
+    /// beside the handler.
+    pub fn durable_claims(mut self, durable: bool) -> Self {
+        self.claims = if durable { Durability::Synchronous } else { Durability::Asynchronous };
         self
     }
 
@@ -207,6 +208,7 @@ fn connect_options(url: &str) -> Result<PgConnectOptions, ConfigError> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Durability {
     Synchronous,
+    /// Unless the server has a synchronous standby.
     Asynchronous,
 }
 
@@ -216,9 +218,12 @@ impl Durability {
     /// `remote_apply` is stronger than `on` and stays. `local` and `remote_write` do not wait until a
     /// synchronous standby has the commit on its disk.
     pub(super) fn setting(self) -> String {
+        let durable = render(include_str!("sql/durable.sql"), &[]);
         match self {
-            Self::Synchronous => render(include_str!("sql/durable.sql"), &[]),
-            Self::Asynchronous => "set_config('synchronous_commit', 'off', true)".to_owned(),
+            Self::Synchronous => durable,
+            Self::Asynchronous => {
+                render(include_str!("sql/claim_durable.sql"), &[("durable", &durable)])
+            }
         }
     }
 }

@@ -8,7 +8,7 @@
 //!    Statements hold row locks until they end, but an open transaction may hold them as long as a handler
 //!    runs. The table's lock, which DDL takes, has no such bound.
 //! 3. Every statement is as durable as `synchronous_commit = on`, whatever a role or a database is set
-//!    to; except claims, by choice.
+//!    to; except claims under a lease, if the server has no synchronous standby.
 //! 4. The clock is `clock_timestamp()`, which advances while a statement waits. An insertion of several keys reads
 //!    the clock once a row, before it waits for a row that is then rolled back: no longer than rule 2 allows.
 //!    One reading for all rows would be earlier by the waits for all rows, and saves nothing measurable.

@@ -1,0 +1,3 @@
+-- With a synchronous standby, only a durable claim keeps a primary that was cut off from granting keys beside its successor.
+CASE WHEN current_setting('synchronous_standby_names') = ''
+  THEN set_config('synchronous_commit', 'off', true) ELSE {durable} END
