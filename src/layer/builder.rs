@@ -193,7 +193,7 @@ impl<L: Ledger> DedupLayer<L> {
     ///
     /// let from_a_file = Duration::ZERO;
     /// let dedup = DedupLayer::new(provider::STRIPE, MemoryAdapter::new()).lease(from_a_file);
-    /// assert_eq!(dedup.checked().unwrap_err().to_string(), "lease must be at least 100 ms");
+    /// assert_eq!(dedup.checked().unwrap_err().to_string(), "`lease` must be at least 100 ms");
     /// # }
     /// ```
     ///
