@@ -1,53 +1,31 @@
-//! `key`: the keys of a captured request.
-//!
-//! A request is a JSON object: `method` (default POST), `url` (default `/`), `headers` (an object of
-//! strings), and the body as `body_utf8` or `body_base64`. Other members are ignored. The output is
-//! one line of JSON on stdout:
-//!
-//! | output | the request |
-//! |---|---|
-//! | `{"outcome":"key","key":"…"}` | carries one event |
-//! | `{"outcome":"keys","keys":["…"]}` | is a multi-event delivery |
-//! | `{"outcome":"bypass"}` | carries no event, or has a method by which the sender does not deliver |
-//! | `{"outcome":"missing"}` | has no key |
-//! | `{"outcome":"malformed","reason":"…"}` | has a malformed key |
-//!
-//! Keys are printed as they are stored, without their namespace.
+//! `key`: the keys of a captured request. The guide's page `command` describes both forms.
 
 use std::error::Error;
-use std::fmt::Write as _;
-use std::io::{self, Read, Write};
 use std::path::Path;
-use std::time::Duration;
-use std::{fmt, fs};
+use std::{fs, io};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http::header::{HeaderName, HeaderValue};
 use http::{Method, Request, Uri, request};
-use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use tower_dedup::key::{Extracted, RequestRef};
 use tower_dedup::provider::{self, Preset};
 
 use crate::failure::{Failure, in_one_line};
 use crate::options::Key;
-use crate::output::json;
+use crate::output::{Members, Output};
 
 /// A captured request.
 #[derive(Debug, Deserialize)]
 struct Capture {
     method: Option<String>,
     url: Option<String>,
-    headers: Option<Headers>,
+    headers: Option<Members<String>>,
     body_utf8: Option<String>,
     body_base64: Option<String>,
 }
-
-/// The headers in their order, with repeated names.
-#[derive(Debug, Default)]
-struct Headers(Vec<(String, String)>);
 
 /// The output.
 #[derive(Debug, Serialize)]
@@ -61,50 +39,39 @@ enum Outcome {
 }
 
 /// Prints the keys. A request without a key is an answer, too.
-pub(crate) fn run(options: &Key) -> Result<bool, Failure> {
-    let text = match &options.provider {
-        _ if options.list => list(),
-        Some(name) => find(name)
-            .map_err(Into::into)
-            .and_then(|preset| outcome_line(preset, options.file.as_deref()))
-            .map_err(|error| Failure::usage(in_one_line(&*error)))?,
-        None => return Err(Failure::usage("no preset is given")),
-    };
-    io::stdout().write_all(text.as_bytes())?;
+pub(crate) fn run(options: &Key, output: Output) -> Result<bool, Failure> {
+    let outcome = find(&options.provider)
+        .map_err(Into::into)
+        .and_then(|preset| read(preset, options.file.as_deref()))
+        .map_err(|error| Failure::usage(in_one_line(&*error)))?;
+    Output { json: true, ..output }.print(&outcome)?;
     Ok(true)
 }
 
 fn find(name: &str) -> Result<Preset, String> {
     provider::find(name).ok_or_else(|| {
-        let known: Vec<_> = provider::ALL
-            .iter()
-            .flat_map(|preset| {
-                std::iter::once(preset.name()).chain(preset.aliases().iter().copied())
-            })
-            .collect();
+        let names = |preset: &Preset| [&[preset.name()], preset.aliases()].concat().join(", ");
+        let known: Vec<_> = provider::ALL.iter().map(names).collect();
         // A URL of a store may have a password.
         let name = if name.contains("://") { "by a URL".to_owned() } else { format!("{name:?}") };
         format!("no preset is named {name}; the presets are {}", known.join(", "))
     })
 }
 
-fn outcome_line(preset: Preset, file: Option<&Path>) -> Result<String, Box<dyn Error>> {
+/// Reads a captured request.
+fn read(preset: Preset, file: Option<&Path>) -> Result<Outcome, Box<dyn Error>> {
     let file = file.filter(|file| *file != Path::new("-"));
     let name = file.map_or_else(|| "stdin".to_owned(), |file| file.display().to_string());
     let name = if name.contains("://") { "a URL is no file".to_owned() } else { name };
+    let in_file = |error: Box<dyn Error>| format!("{name}: {error}");
     let text = match file {
-        Some(file) => fs::read(file),
-        None => {
-            let mut text = Vec::new();
-            io::stdin().read_to_end(&mut text).map(|_| text)
-        }
+        Some(file) => fs::read_to_string(file),
+        None => io::read_to_string(io::stdin()),
     };
-    let text = text.map_err(|error| format!("{name}: {error}"))?;
-    let capture: Capture =
-        serde_json::from_slice(&text).map_err(|error| format!("{name}: {error}"))?;
-    let (head, body) = capture.into_request().map_err(|error| format!("{name}: {error}"))?;
-    let line = json(&outcome(preset, &head, &body)).map_err(|failure| failure.message)?;
-    Ok(line + "\n")
+    let text = text.map_err(|error| in_file(error.into()))?;
+    let capture: Capture = serde_json::from_str(&text).map_err(|error| in_file(error.into()))?;
+    let (head, body) = capture.into_request().map_err(in_file)?;
+    Ok(outcome(preset, &head, &body))
 }
 
 impl Capture {
@@ -114,7 +81,7 @@ impl Capture {
         let target = url.path_and_query().map_or("/", |target| target.as_str());
         let method = self.method.as_deref().unwrap_or("POST").parse::<Method>()?;
         let mut request = Request::builder().method(method).uri(target).body(())?;
-        for (name, value) in self.headers.unwrap_or_default().0 {
+        for (name, value) in self.headers.into_iter().flat_map(|headers| headers.0) {
             let name = name.parse::<HeaderName>()?;
             request.headers_mut().append(name, HeaderValue::from_bytes(value.as_bytes())?);
         }
@@ -146,50 +113,5 @@ fn outcome(preset: Preset, head: &request::Parts, body: &Bytes) -> Outcome {
         // `Extracted` is non-exhaustive; the only other variant is `Missing`.
         Ok(_) => Outcome::Missing,
         Err(error) => Outcome::Malformed { reason: error.to_string() },
-    }
-}
-
-fn list() -> String {
-    let mut text = String::new();
-    for preset in provider::ALL {
-        let names = [&[preset.name()], preset.aliases()].concat().join(", ");
-        let floor = duration(preset.retention_floor());
-        writeln!(text, "{names:<32} {floor:<18} {}", preset.floor_basis()).expect("a string");
-    }
-    text
-}
-
-/// Formats a duration: `30 days`, `151 h 10 min`.
-fn duration(duration: Duration) -> String {
-    let seconds = duration.as_secs();
-    if seconds.is_multiple_of(86_400) && seconds > 2 * 86_400 {
-        return format!("{} days", seconds / 86_400);
-    }
-    let parts = [(seconds / 3_600, "h"), (seconds / 60 % 60, "min"), (seconds % 60, "s")];
-    let parts = parts.iter().filter(|(count, _)| *count > 0);
-    parts.map(|(count, unit)| format!("{count} {unit}")).collect::<Vec<_>>().join(" ")
-}
-
-impl<'de> Deserialize<'de> for Headers {
-    fn deserialize<D: serde::Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
-        struct InOrder;
-
-        impl<'de> Visitor<'de> for InOrder {
-            type Value = Headers;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object of strings")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Headers, A::Error> {
-                let mut headers = Vec::new();
-                while let Some(header) = members.next_entry()? {
-                    headers.push(header);
-                }
-                Ok(Headers(headers))
-            }
-        }
-
-        json.deserialize_map(InOrder)
     }
 }

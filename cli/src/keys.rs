@@ -2,22 +2,59 @@
 
 use std::time::SystemTime;
 
-use chrono::{DateTime, SecondsFormat, Utc};
 use serde::Serialize;
+use serde_json::{Map, Value, json};
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{Forgotten, ListFilter};
+use tower_dedup::adapter::{Entry, Forgotten, KeyState, ListFilter};
 
 use crate::failure::Failure;
-use crate::line::Line;
 use crate::options::{EventId, List};
-use crate::output::{Output, confirm, printable, table, tell};
+use crate::output::{Output, confirm, members, table, tell, text, write};
 use crate::store::{Access, Store, Target};
 
 /// A row of the on-arrival ledger is complete before its handler runs, so the store does not see the run.
 const FORGET: &str = "The on-arrival ledger: the event may be running now, because its key is complete from \
                       the start.\nForget this key? Its next delivery runs again.";
+const MISSING: &str = "there is no such key";
 /// How many keys one call of a list returns.
 const PORTION: u32 = 1_000;
+/// The members of a line that the table shows.
+const COLUMNS: [&str; 6] = ["state", "namespace", "id", "event_type", "attempts", "first_seen_at"];
+
+/// One key: what the library serializes an [`Entry`] to, after the names of the key.
+#[derive(Serialize)]
+struct Line {
+    namespace: String,
+    id: String,
+    /// Null for an unknown or expired key.
+    state: Value,
+    #[serde(flatten)]
+    entry: Map<String, Value>,
+}
+
+impl Line {
+    /// `selected` is the state by which the store selected the key. Without it, this machine's clock decides
+    /// whether a lease has lapsed.
+    fn new(
+        output: Output,
+        key: &DedupKey,
+        entry: Option<&Entry>,
+        selected: Option<KeyState>,
+    ) -> Self {
+        let mut entry = match entry.map(serde_json::to_value) {
+            Some(Ok(Value::Object(entry))) => entry,
+            _ => Map::new(),
+        };
+        let state = entry.remove("state").unwrap_or_default();
+        let state = selected.map_or(state, |state| json!(state));
+        Self { namespace: key.namespace().to_owned(), id: output.id(key), state, entry }
+    }
+
+    fn row(&self) -> Vec<String> {
+        let line = json!(self);
+        COLUMNS.map(|name| text(&line[name])).to_vec()
+    }
+}
 
 pub(crate) async fn get(target: &Target, event: &EventId, output: Output) -> Result<bool, Failure> {
     let key = DedupKey::new(&event.namespace, &event.id)?;
@@ -25,8 +62,11 @@ pub(crate) async fn get(target: &Target, event: &EventId, output: Output) -> Res
     let entry = store.adapter.get(&key).await;
     store.close().await;
     let entry = entry?;
-    let line = Line::new(output, &key, entry.as_ref(), None);
-    output.print(&line, || line.text())?;
+    if entry.is_none() && !output.json {
+        tell(MISSING);
+    } else {
+        output.print(&Line::new(output, &key, entry.as_ref(), None))?;
+    }
     Ok(entry.is_some())
 }
 
@@ -40,16 +80,11 @@ pub(crate) async fn list(target: &Target, options: &List, output: Output) -> Res
     let store = target.open(Access::Read).await?;
     let listed = list_open(&store, &filter, options.limit, output).await;
     store.close().await;
-    let (lines, is_complete, unreadable) = listed?;
+    let (rows, is_complete, unreadable) = listed?;
     if !output.json {
-        let head = ["STATE", "NAMESPACE", "ID", "TYPE", "ATTEMPTS", "FIRST SEEN"];
-        let head = head.map(str::to_owned).to_vec();
-        let text = if lines.is_empty() {
-            "no keys".to_owned()
-        } else {
-            table([head].into_iter().chain(lines.iter().map(row)))
-        };
-        output.print(&(), || text)?;
+        let head = COLUMNS.map(|name| name.to_uppercase().replace('_', " ")).to_vec();
+        let table = table([head].into_iter().chain(rows.iter().cloned()));
+        write(if rows.is_empty() { "no keys" } else { &table })?;
     }
     if unreadable > 0 {
         tell(&format!("{unreadable} keys are left out, because their data is unreadable"));
@@ -67,8 +102,8 @@ async fn list_open(
     filter: &ListFilter,
     limit: u32,
     output: Output,
-) -> Result<(Vec<Line>, bool, u64), Failure> {
-    let (mut lines, mut left, mut after, mut unreadable) = (Vec::new(), limit, None, 0);
+) -> Result<(Vec<Vec<String>>, bool, u64), Failure> {
+    let (mut rows, mut left, mut after, mut unreadable) = (Vec::new(), limit, None, 0);
     loop {
         let portion = store.adapter.list(filter, after.as_ref(), left.min(PORTION)).await?;
         unreadable += portion.unreadable;
@@ -76,29 +111,17 @@ async fn list_open(
         for (key, entry) in portion.keys {
             let line = Line::new(output, &key, Some(&entry), filter.state);
             if !output.json {
-                lines.push(line);
-            } else if !output.print(&line, String::new)? {
-                return Ok((lines, true, unreadable));
+                rows.push(line.row());
+            } else if !output.print(&line)? {
+                return Ok((rows, true, unreadable));
             }
         }
         match portion.next {
-            None => return Ok((lines, true, unreadable)),
-            Some(_) if left == 0 => return Ok((lines, false, unreadable)),
+            None => return Ok((rows, true, unreadable)),
+            Some(_) if left == 0 => return Ok((rows, false, unreadable)),
             next => after = next,
         }
     }
-}
-
-fn row(line: &Line) -> Vec<String> {
-    let fact = |name| line.get(name).unwrap_or_else(|| "-".to_owned());
-    vec![
-        line.state.clone().unwrap_or_default(),
-        line.namespace.clone(),
-        line.id.clone(),
-        fact("event_type"),
-        fact("attempts"),
-        fact("first_seen_at"),
-    ]
 }
 
 /// What became of `forget`. It is the only record of the reason.
@@ -107,6 +130,7 @@ struct Outcome {
     namespace: String,
     id: String,
     result: &'static str,
+    note: &'static str,
     at: String,
     reason: Option<String>,
 }
@@ -122,26 +146,16 @@ pub(crate) async fn forget(
     let store = target.open(Access::Write).await?;
     let forgotten = forget_open(&store, &key, yes, output).await;
     store.close().await;
-    let (result, text) = match forgotten? {
+    let (result, note) = match forgotten? {
         None => ("declined", "nothing was changed"),
-        Some(Forgotten::Removed) => ("forgotten", "forgotten: the next delivery runs"),
+        Some(Forgotten::Removed) => ("forgotten", "the next delivery runs"),
         Some(Forgotten::InFlight) => ("in-flight", "refused: the event is running"),
-        Some(_) => ("missing", "there is no such key"),
+        Some(_) => ("missing", MISSING),
     };
-    let at = DateTime::<Utc>::from(SystemTime::now()).to_rfc3339_opts(SecondsFormat::Secs, true);
-    let outcome =
-        Outcome { namespace: event.namespace.clone(), id: output.id(&key), result, at, reason };
-    output.print(&outcome, || outcome.text(text))?;
+    let at = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+    let namespace = event.namespace.clone();
+    output.print(&Outcome { namespace, id: output.id(&key), result, note, at, reason })?;
     Ok(result == "forgotten")
-}
-
-impl Outcome {
-    fn text(&self, text: &str) -> String {
-        let Self { namespace, id, at, .. } = self;
-        let reason = self.reason.iter().map(|reason| format!("\nreason: {}", printable(reason)));
-        let (namespace, id) = (printable(namespace), printable(id));
-        format!("{at} {namespace}/{id}: {text}{}", reason.collect::<String>())
-    }
 }
 
 /// Returns `None` if the operator did not confirm.
@@ -155,7 +169,7 @@ async fn forget_open(
         let Some(entry) = store.adapter.get(key).await? else {
             return Ok(Some(Forgotten::Missing));
         };
-        tell(&Line::new(output, key, Some(&entry), None).text());
+        tell(&members(&Line::new(output, key, Some(&entry), None))?);
         if !confirm(FORGET)? {
             return Ok(None);
         }

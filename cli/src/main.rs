@@ -9,7 +9,6 @@ mod doctor;
 mod failure;
 mod key;
 mod keys;
-mod line;
 mod options;
 mod output;
 mod store;
@@ -62,12 +61,12 @@ fn refuse(error: &clap::Error) -> ! {
 
 /// Runs a command. Returns `false` if the answer is no.
 async fn run(Options { global, command }: Options, output: Output) -> Result<bool, Failure> {
-    let target = || store::Target::new(&global);
+    let target = || store::Target::new(&global, false);
     match command {
-        Command::Key(options) => key::run(&options),
+        Command::Key(options) => key::run(&options, output),
         Command::Migrate { check: true, .. } => table::check(&target()?, output).await,
         Command::Migrate { print, record_function, .. } => {
-            let target = target()?.record_function(record_function)?;
+            let target = store::Target::new(&global, record_function)?;
             match print {
                 true => table::print(&target, output),
                 false => table::migrate(&target, record_function, output).await,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
-use tower_dedup::adapter::{Identifier, KeyState};
+use tower_dedup::adapter::KeyState;
 
 const AFTER_HELP: &str = "\
 Exit codes:
@@ -32,7 +32,7 @@ pub(crate) struct Options {
 #[derive(Args)]
 pub(crate) struct Global {
     /// The store: `sqlite://FILE`, `postgres://…`, `redis://…`, `redis+sentinel://…` or
-    /// `redis+cluster://…`.
+    /// `redis+cluster://…`. The parameters `dedup_table`, `dedup_schema` and `dedup_prefix` name other keys.
     // The text is no value of clap's, whose errors and help would print it with its password.
     #[arg(
         long,
@@ -42,12 +42,6 @@ pub(crate) struct Global {
         hide_env_values = true
     )]
     pub(crate) store: Option<String>,
-    /// The table, if not `webhook_deliveries`; SQLite and Postgres only.
-    #[arg(long, global = true, value_name = "NAME", value_parser = Identifier::new)]
-    pub(crate) table: Option<Identifier>,
-    /// The table's schema, if not found by the search path; Postgres only.
-    #[arg(long, global = true, value_name = "NAME", value_parser = Identifier::new)]
-    pub(crate) schema: Option<Identifier>,
     /// Prints JSON: one object, or one for each key or finding, one a line.
     #[arg(long, global = true)]
     pub(crate) json: bool,
@@ -56,7 +50,7 @@ pub(crate) struct Global {
     pub(crate) hash_ids: bool,
     /// How long to connect, and how long one statement may take: `500ms`, `10s`, `2m`. A statement over a
     /// part of the table has six times as long.
-    #[arg(long, global = true, value_name = "TIME", default_value = "10s", value_parser = timeout)]
+    #[arg(long, global = true, value_name = "TIME", default_value = "10s", value_parser = time)]
     pub(crate) timeout: Duration,
 }
 
@@ -132,7 +126,7 @@ pub(crate) struct List {
     #[arg(long, value_name = "PART")]
     pub(crate) id: Option<String>,
     /// Only keys first seen within this time: `30m`, `2h`, `7d`.
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, value_name = "TIME", value_parser = time)]
     pub(crate) since: Option<Duration>,
     /// Only keys with more attempts than this.
     #[arg(long, value_name = "N")]
@@ -145,13 +139,9 @@ pub(crate) struct List {
 #[derive(Args)]
 pub(crate) struct Key {
     /// The preset's name, or an alias.
-    #[arg(required_unless_present = "list")]
-    pub(crate) provider: Option<String>,
+    pub(crate) provider: String,
     /// The captured request in JSON; `-` or no argument reads stdin.
     pub(crate) file: Option<PathBuf>,
-    /// Lists the presets with their retention floors.
-    #[arg(long, conflicts_with = "provider")]
-    pub(crate) list: bool,
 }
 
 fn state() -> impl TypedValueParser<Value = KeyState> {
@@ -159,28 +149,15 @@ fn state() -> impl TypedValueParser<Value = KeyState> {
     PossibleValuesParser::new(names).try_map(|name| name.parse())
 }
 
-fn timeout(text: &str) -> Result<Duration, String> {
-    match duration(text)? {
-        Duration::ZERO => Err("at least 1 ms is needed".to_owned()),
-        time => Ok(time),
-    }
-}
+/// Reads a time as `humantime` does: `500ms`, `10s`, `2h`, `7d`.
+fn time(text: &str) -> Result<Duration, String> {
+    const LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
 
-/// Reads a whole number and a unit: `500ms`, `10s`, `2m`, `2h`, `7d`.
-fn duration(text: &str) -> Result<Duration, String> {
-    let unit_at = text.find(|char: char| !char.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(unit_at);
-    let unit_ms = match unit {
-        "ms" => 1,
-        "s" => 1_000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        "d" => 86_400_000,
-        _ => return Err("a number with ms, s, m, h or d is needed".to_owned()),
-    };
-    let number = number.parse::<u64>().map_err(|_| "a whole number is needed".to_owned())?;
-    let ms = number.checked_mul(unit_ms).filter(|ms| *ms <= 36_500 * 86_400_000);
-    ms.map(Duration::from_millis).ok_or_else(|| "at most 100 years".to_owned())
+    let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    if time < Duration::from_millis(1) || time > LONGEST {
+        return Err("at least 1 ms and at most 100 years are needed".to_owned());
+    }
+    Ok(time)
 }
 
 #[cfg(test)]
@@ -195,14 +172,11 @@ mod tests {
     }
 
     #[test]
-    fn duration_needs_a_number_and_a_unit() {
-        for (text, ms) in [("500ms", 500), ("10s", 10_000), ("2h", 7_200_000), ("7d", 604_800_000)]
-        {
-            assert_eq!(duration(text), Ok(Duration::from_millis(ms)));
+    fn time_needs_a_unit_and_has_bounds() {
+        assert_eq!(time("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(time("7d"), Ok(Duration::from_secs(604_800)));
+        for text in ["", "2", "h", "-2h", "0s", "99999999999999999999d", "101y", "500000000000y"] {
+            assert!(time(text).is_err(), "{text}");
         }
-        for text in ["", "2", "h", "2.5h", "-2h", "2 h", "2w", "99999999999999999999d", "40000d"] {
-            assert!(duration(text).is_err(), "{text}");
-        }
-        assert!(timeout("0s").is_err() && timeout("1ms").is_ok());
     }
 }

@@ -1,9 +1,13 @@
-//! Text or JSON on stdout, questions and errors on stderr.
+//! Text or JSON on stdout, questions and errors on stderr. Both have one source, the JSON object: as text, each
+//! of its members is a line.
 
+use std::fmt;
 use std::io::{self, BufRead, Write};
-use std::time::Duration;
+use std::marker::PhantomData;
 
 use serde::Serialize;
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde_json::{Value, json};
 use tower_dedup::DedupKey;
 
 use crate::failure::Failure;
@@ -14,32 +18,20 @@ pub(crate) struct Output {
     pub(crate) hash_ids: bool,
 }
 
-#[derive(Serialize)]
-struct ErrorLine<'a> {
-    error: &'a str,
-    exit_code: u8,
-}
-
 impl Output {
-    /// Prints one object as a line of JSON, or its text. Returns `false` if the reader of stdout has gone,
-    /// as `head` does: that changes no answer.
-    pub(crate) fn print(
-        self,
-        object: &impl Serialize,
-        text: impl FnOnce() -> String,
-    ) -> Result<bool, Failure> {
-        let line = if self.json { json(object)? } else { lines(&text()) };
-        match writeln!(io::stdout(), "{line}") {
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
-            written => Ok(written.map(|()| true)?),
-        }
+    /// Prints one object as a line of JSON, or a line for each member that is not null. Returns `false` if the
+    /// reader of stdout has gone, as `head` does: that changes no answer.
+    pub(crate) fn print(self, object: &impl Serialize) -> Result<bool, Failure> {
+        write(&if self.json { json_line(object)? } else { members(object)? })
     }
 
     pub(crate) fn failure(self, failure: &Failure) {
         let Failure { code, message } = failure;
-        let line = ErrorLine { error: message, exit_code: *code };
-        let line = if self.json { json(&line) } else { Ok(format!("error: {message}")) };
-        tell(&line.unwrap_or_default());
+        let line = match self.json {
+            true => json_line(&json!({ "error": message, "exit_code": code })).unwrap_or_default(),
+            false => format!("error: {message}"),
+        };
+        tell(&line);
     }
 
     /// Returns the id for the eyes of the operator, or its hash.
@@ -48,10 +40,12 @@ impl Output {
     }
 }
 
-/// Returns one line of JSON. `serde_json` escapes no character above U+001F, and a terminal obeys some.
-pub(crate) fn json(object: &impl Serialize) -> Result<String, Failure> {
-    let line = serde_json::to_string(object).map_err(io::Error::from)?;
-    Ok(escaped(&line, |char| format!("\\u{:04x}", u32::from(char))))
+/// Prints text on stdout. Returns `false` if its reader has gone.
+pub(crate) fn write(text: &str) -> Result<bool, Failure> {
+    match writeln!(io::stdout(), "{}", lines(text)) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        written => Ok(written.map(|()| true)?),
+    }
 }
 
 /// Prints a line on stderr. Nobody is left to tell if stderr is closed.
@@ -75,31 +69,27 @@ fn ask(question: &str) -> io::Result<bool> {
     Ok(matches!(reply.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
 }
 
-/// Returns a duration in so many units from the largest one on: `2 d 3 h`, `15 min`, `0 s`.
-pub(crate) fn span(time: Duration, units: usize) -> String {
-    let seconds = time.as_secs();
-    let parts = [
-        (seconds / 86_400, "d"),
-        (seconds / 3_600 % 24, "h"),
-        (seconds / 60 % 60, "min"),
-        (seconds % 60, "s"),
-    ];
-    let first = parts.iter().position(|(count, _)| *count > 0).unwrap_or(3);
-    let shown = parts[first..].iter().take(units).enumerate();
-    let shown = shown.filter(|(index, (count, _))| *index == 0 || *count > 0);
-    shown.map(|(_, (count, unit))| format!("{count} {unit}")).collect::<Vec<_>>().join(" ")
+/// Returns one line of JSON. `serde_json` escapes no character above U+001F, and a terminal obeys some.
+fn json_line(object: &impl Serialize) -> Result<String, Failure> {
+    let line = serde_json::to_string(object).map_err(io::Error::from)?;
+    Ok(escaped(&line, |char| format!("\\u{:04x}", u32::from(char))))
 }
 
-/// Returns bytes in the largest binary unit that gives at least 1.
-pub(crate) fn bytes(count: u64) -> String {
-    let units = ["bytes", "KiB", "MiB", "GiB", "TiB"];
-    let mut unit = 0;
-    let mut scaled = count;
-    while scaled >= 10_240 && unit + 1 < units.len() {
-        scaled /= 1_024;
-        unit += 1;
+/// Returns a line for each member that is not null.
+pub(crate) fn members(object: &impl Serialize) -> Result<String, Failure> {
+    let object = serde_json::to_string(object).map_err(io::Error::from)?;
+    let members: Members<Value> = serde_json::from_str(&object).map_err(io::Error::from)?;
+    let members = members.0.into_iter().filter(|(_, value)| !value.is_null());
+    Ok(table(members.map(|(name, value)| vec![name, text(&value)])))
+}
+
+/// Returns a JSON string without its quotes, and `-` for null.
+pub(crate) fn text(value: &Value) -> String {
+    match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
     }
-    format!("{scaled} {}", units[unit])
 }
 
 /// Returns lines of columns, with two spaces between them and none at the ends.
@@ -118,18 +108,18 @@ pub(crate) fn table(rows: impl IntoIterator<Item = Vec<String>>) -> String {
 
 /// Escapes control characters and direction overrides: an id comes from outside, and must not command the
 /// terminal or show text in another order.
-pub(crate) fn printable(text: &str) -> String {
+fn printable(text: &str) -> String {
     escaped(text, |char| char.escape_default().to_string())
+}
+
+/// Escapes as [`printable`] does, and keeps the lines.
+fn lines(text: &str) -> String {
+    text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
 }
 
 fn escaped(text: &str, escape: impl Fn(char) -> String) -> String {
     let escape = |char| if is_unprintable(char) { escape(char) } else { char.to_string() };
     text.chars().map(escape).collect()
-}
-
-/// Escapes as [`printable`] does, and keeps the lines.
-pub(crate) fn lines(text: &str) -> String {
-    text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
 }
 
 /// Returns `true` for control characters (U+0000 to U+001F, U+007F to U+009F) and for the characters that
@@ -140,31 +130,37 @@ fn is_unprintable(char: char) -> bool {
     char.is_control() || is_direction
 }
 
+/// The members of a JSON object in their order, with repeated names.
+#[derive(Debug)]
+pub(crate) struct Members<T>(pub(crate) Vec<(String, T)>);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Members<T> {
+    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
+        struct InOrder<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for InOrder<T> {
+            type Value = Members<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members<T>, A::Error> {
+                let mut members = Vec::new();
+                while let Some(member) = map.next_entry()? {
+                    members.push(member);
+                }
+                Ok(Members(members))
+            }
+        }
+
+        json.deserialize_map(InOrder(PhantomData))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn span_begins_with_the_largest_unit() {
-        for (seconds, text) in [
-            (0, "0 s"),
-            (59, "59 s"),
-            (60, "1 min"),
-            (3_601, "1 h"),
-            (3_660, "1 h 1 min"),
-            (200_000, "2 d 7 h"),
-        ] {
-            assert_eq!(span(Duration::from_secs(seconds), 2), text);
-        }
-        assert_eq!(span(Duration::from_secs(200_000), 4), "2 d 7 h 33 min 20 s");
-    }
-
-    #[test]
-    fn bytes_keep_two_digits_at_least() {
-        assert_eq!(bytes(10_239), "10239 bytes");
-        assert_eq!(bytes(10_240), "10 KiB");
-        assert_eq!(bytes(20 << 30), "20 GiB");
-    }
 
     #[test]
     fn table_pads_columns_and_escapes_control_characters() {

@@ -1,14 +1,13 @@
 //! [`Target`]: the store that the command line names, and how it is opened.
 
-mod redis;
-
 use std::fs::OpenOptions;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use tower_dedup::adapter::{
-    MaintenanceAdapter, PostgresAdapter, PostgresOptions, Purging, SqliteAdapter, SqliteOptions,
+    MaintenanceAdapter, PostgresAdapter, PostgresOptions, Purging, RedisAdapter, RedisOptions,
+    SqliteAdapter, SqliteOptions,
 };
 use tower_dedup::sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
 use tower_dedup::sqlx::sqlite::{
@@ -16,9 +15,8 @@ use tower_dedup::sqlx::sqlite::{
 };
 use tower_dedup::sqlx::{self, AssertSqlSafe, ConnectOptions, Connection};
 
-use crate::failure::{Failure, NO_TABLE, REFUSED, UNAVAILABLE, within};
+use crate::failure::{Failure, NO_TABLE, REFUSED, within};
 use crate::options::Global;
-pub(crate) use redis::Redis;
 
 /// A store, before it is opened.
 pub(crate) enum Target {
@@ -30,13 +28,19 @@ pub(crate) enum Target {
 pub(crate) struct Postgres {
     options: PostgresOptions,
     connect: PgConnectOptions,
-    pub(crate) timeout: Duration,
+    timeout: Duration,
 }
 
 pub(crate) struct Sqlite {
     url: String,
     options: SqliteOptions,
     connect: SqliteConnectOptions,
+    pub(crate) timeout: Duration,
+}
+
+pub(crate) struct Redis {
+    pub(crate) url: String,
+    options: RedisOptions,
     pub(crate) timeout: Duration,
 }
 
@@ -49,86 +53,76 @@ pub(crate) enum Access {
 
 /// An open store, whose table exists if it has one.
 pub(crate) struct Store {
-    pub(crate) adapter: Arc<dyn MaintenanceAdapter>,
+    pub(crate) adapter: Box<dyn MaintenanceAdapter>,
+    pool: Pool,
     timeout: Duration,
-    pools: Pools,
 }
 
-enum Pools {
+enum Pool {
     Postgres(PgPool),
-    /// With the pool of a store that is open for reading; the adapter has the pool otherwise.
-    Sqlite(Option<SqlitePool>),
+    Sqlite(SqlitePool),
     /// The adapter has the connections.
-    Redis,
-}
-
-/// Where the table is in Postgres.
-#[derive(Debug, Clone)]
-pub(crate) struct PgTable {
-    pub(crate) oid: i64,
-    schema: String,
-    has_version: bool,
+    Own,
 }
 
 /// Whether the table exists.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum TableState {
     Missing,
     Older,
     Current,
 }
 
+/// The facts of a Postgres server, by `sql/facts.sql`.
+#[derive(Debug, Clone, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
+pub(crate) struct Facts {
+    pub(crate) is_standby: bool,
+    pub(crate) is_read_only: bool,
+    pub(crate) fsync: bool,
+    pub(crate) full_page_writes: bool,
+    pub(crate) tls: Option<bool>,
+    /// The connection comes from the server's own machine.
+    pub(crate) is_local: bool,
+    pub(crate) table: Option<PgTable>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
+pub(crate) struct PgTable {
+    schema: String,
+    has_version: bool,
+    /// The rights that are missing, without DELETE.
+    pub(crate) lacks: String,
+    pub(crate) may_delete: bool,
+    pub(crate) is_unlogged: bool,
+    pub(crate) has_index: bool,
+}
+
 impl Target {
-    /// Reads the URL. Connects to nothing.
-    pub(crate) fn new(global: &Global) -> Result<Self, Failure> {
-        let url = global.store.as_deref().unwrap_or_default();
-        let timeout = global.timeout;
-        match url.split(':').next().unwrap_or_default() {
-            "postgres" | "postgresql" => {
-                let mut options = PostgresOptions::new()
-                    .purging(Purging::off())
-                    // A session that is set read-only would reach the service through a pooler.
-                    .make_table(false)
-                    .statement_timeout(timeout);
-                if let Some(table) = global.table.clone() {
-                    options = options.table(table);
-                }
-                if let Some(schema) = global.schema.clone() {
-                    options = options.schema(schema);
-                }
-                let (options, connect) = options.read_url(url)?;
-                let connect = connect.application_name("tower-dedup");
-                Ok(Self::Postgres(Postgres { options, connect, timeout }))
-            }
-            "sqlite" if global.schema.is_some() => Err(Failure::usage("--schema is for Postgres")),
-            "sqlite" => {
-                let mut options =
-                    SqliteOptions::new().purging(Purging::off()).write_lock_timeout(timeout);
-                if let Some(table) = global.table.clone() {
-                    options = options.table(table);
-                }
-                let (options, connect) = options.read_url(url)?;
-                let connect = connect.busy_timeout(timeout);
-                Ok(Self::Sqlite(Sqlite { url: url.to_owned(), options, connect, timeout }))
-            }
-            scheme if redis::is_redis(scheme) => Ok(Self::Redis(Redis::new(url, global)?)),
+    /// Reads the URL. Connects to nothing. `record_function`: whether `migrate` and `schema_sql` also make the
+    /// function that records a key.
+    pub(crate) fn new(global: &Global, record_function: bool) -> Result<Self, Failure> {
+        let (url, timeout) = (global.store.as_deref().unwrap_or_default(), global.timeout);
+        let scheme = url.split(':').next().unwrap_or_default();
+        let is_postgres = matches!(scheme, "postgres" | "postgresql");
+        if record_function && !is_postgres {
+            return Err(Failure::usage("--record-function is for Postgres"));
+        }
+        match scheme {
+            _ if is_postgres => Postgres::new(url, timeout, record_function).map(Self::Postgres),
+            "sqlite" => Sqlite::new(url, timeout).map(Self::Sqlite),
             "memory" => Err(Failure::usage("a memory store exists only in its own process")),
             "" => Err(Failure::usage("no store is given: set --store or TOWER_DEDUP_STORE")),
-            _ => {
-                Err(Failure::usage("the store is no URL of the kind sqlite:, postgres: or redis:"))
-            }
-        }
-    }
-
-    /// Sets whether `migrate` and `schema_sql` also make the function that records a key.
-    pub(crate) fn record_function(self, make: bool) -> Result<Self, Failure> {
-        match self {
-            Self::Postgres(Postgres { options, connect, timeout }) => {
-                let options = options.record_function(make);
-                Ok(Self::Postgres(Postgres { options, connect, timeout }))
-            }
-            _ if make => Err(Failure::usage("--record-function is for Postgres")),
-            other => Ok(other),
+            _ => match scheme.split('+').next() {
+                Some("redis" | "rediss" | "valkey" | "valkeys") => {
+                    Ok(Self::Redis(Redis::new(url, timeout)))
+                }
+                _ => Err(Failure::usage(
+                    "the store is no URL of the kind sqlite:, postgres: or redis:",
+                )),
+            },
         }
     }
 
@@ -138,22 +132,15 @@ impl Target {
             Self::Postgres(postgres) => postgres.open().await,
             Self::Sqlite(sqlite) => sqlite.open(access).await,
             Self::Redis(redis) => {
-                let adapter = Arc::new(redis.connect().await?);
-                Ok(Store { adapter, timeout: redis.timeout, pools: Pools::Redis })
+                let adapter = Box::new(redis.connect().await?);
+                Ok(Store { adapter, pool: Pool::Own, timeout: redis.timeout })
             }
         }
     }
 
     pub(crate) async fn table_state(&self) -> Result<TableState, Failure> {
         match self {
-            Self::Postgres(postgres) => {
-                let mut connection = postgres.connect().await?;
-                let work = async {
-                    let table = postgres.find(&mut connection).await?;
-                    postgres.state(&mut connection, table.as_ref()).await
-                };
-                within(postgres.timeout, work).await
-            }
+            Self::Postgres(postgres) => postgres.look().await?.1,
             Self::Sqlite(sqlite) if !sqlite.path().exists() => Ok(TableState::Missing),
             Self::Sqlite(sqlite) => sqlite.table(&mut sqlite.connect().await?).await,
             // It has no table. A server that is away is an error here too.
@@ -168,7 +155,6 @@ impl Target {
     pub(crate) async fn migrate(&self) -> Result<(), Failure> {
         match self {
             Self::Postgres(postgres) => {
-                drop(postgres.connect().await?);
                 let pool = postgres.pool();
                 let adapter = PostgresAdapter::with_options(pool.clone(), postgres.options.clone());
                 let migrated = adapter.migrate().await;
@@ -177,7 +163,8 @@ impl Target {
                 Ok(migrated?)
             }
             Self::Sqlite(sqlite) => {
-                let adapter = sqlite.writer().await?;
+                let options = sqlite.options.clone();
+                let adapter = SqliteAdapter::connect_with(&sqlite.url, options).await?;
                 let migrated = adapter.migrate().await;
                 adapter.close().await;
                 Ok(migrated?)
@@ -200,60 +187,50 @@ impl Target {
         }
     }
 
-    /// Returns `false` for Redis.
-    pub(crate) fn has_table(&self) -> bool {
-        !matches!(self, Self::Redis(_))
-    }
-
-    /// Returns the table's name as in `schema.table`; for Redis, what all keys begin with.
-    pub(crate) fn table_name(&self) -> String {
-        match self {
-            Self::Postgres(postgres) => match postgres.options.schema_name() {
-                Some(schema) => format!("{schema}.{}", postgres.options.table_name()),
-                None => postgres.options.table_name().to_string(),
-            },
-            Self::Sqlite(sqlite) => sqlite.options.table_name().to_string(),
-            Self::Redis(redis) => redis.prefix(),
-        }
+    pub(crate) fn is_redis(&self) -> bool {
+        matches!(self, Self::Redis(_))
     }
 }
 
 impl Store {
     /// Closes the connections: those to a server within `--timeout`, because the network may be silent.
     pub(crate) async fn close(&self) {
-        match &self.pools {
-            Pools::Postgres(pool) => {
-                let close = async {
-                    self.adapter.close().await;
-                    pool.close().await;
-                };
-                // The server ends a connection whose process has ended.
-                let _ = tokio::time::timeout(self.timeout, close).await;
+        let close = async {
+            self.adapter.close().await;
+            match &self.pool {
+                Pool::Postgres(pool) => pool.close().await,
+                Pool::Sqlite(pool) => pool.close().await,
+                Pool::Own => {}
             }
-            Pools::Sqlite(pool) => {
-                self.adapter.close().await;
-                if let Some(pool) = pool {
-                    pool.close().await;
-                }
-            }
-            Pools::Redis => {
-                let _ = tokio::time::timeout(self.timeout, self.adapter.close()).await;
-            }
+        };
+        if matches!(self.pool, Pool::Sqlite(_)) {
+            close.await;
+        } else {
+            // The server ends a connection whose process has ended.
+            let _ = tokio::time::timeout(self.timeout, close).await;
         }
     }
 }
 
 impl Postgres {
+    fn new(url: &str, timeout: Duration, record_function: bool) -> Result<Self, Failure> {
+        let options = PostgresOptions::new()
+            .purging(Purging::off())
+            // A session that is set read-only would reach the service through a pooler.
+            .make_table(false)
+            .record_function(record_function)
+            .statement_timeout(timeout);
+        let (options, connect) = options.read_url(url)?;
+        let connect = connect.application_name("tower-dedup");
+        Ok(Self { options, connect, timeout })
+    }
+
     /// Connects. A pool would try until its time is up, and not say what was wrong.
-    pub(crate) async fn connect(&self) -> Result<PgConnection, Failure> {
-        let connected = tokio::time::timeout(self.timeout, self.connect.connect()).await;
-        let connected = connected.map_err(|_| {
-            Failure::new(UNAVAILABLE, "connecting to Postgres: the store timed out")
-        })?;
-        connected.map_err(|error| {
-            let failure = Failure::from(error);
-            Failure { message: format!("connecting to Postgres: {}", failure.message), ..failure }
-        })
+    async fn connect(&self) -> Result<PgConnection, Failure> {
+        let connecting = |failure: Failure| {
+            Failure::new(failure.code, format!("connecting to Postgres: {}", failure.message))
+        };
+        within(self.timeout, async { Ok(self.connect.connect().await?) }).await.map_err(connecting)
     }
 
     fn pool(&self) -> PgPool {
@@ -263,22 +240,34 @@ impl Postgres {
             .connect_lazy_with(self.connect.clone())
     }
 
+    /// Returns the facts, and the state of the table or why it cannot be read.
+    pub(crate) async fn look(&self) -> Result<(Facts, Result<TableState, Failure>), Failure> {
+        let mut connection = self.connect().await?;
+        let facts = within(self.timeout, self.facts(&mut connection)).await?;
+        // The last, because a lock of the version table leaves the connection unusable.
+        let state = async {
+            let state = self.state(&mut connection, facts.table.as_ref()).await;
+            // The state stands.
+            let _ = connection.close().await;
+            state
+        };
+        let state = within(self.timeout, state).await;
+        Ok((facts, state))
+    }
+
     /// Finds the table as the adapter does, and also a table of a schema that the role may not use.
-    pub(crate) async fn find(
-        &self,
-        connection: &mut PgConnection,
-    ) -> Result<Option<PgTable>, Failure> {
-        // Without names, which fail behind some poolers before `doctor` can say so.
-        let found = sqlx::query_as(include_str!("sql/table.sql"))
+    async fn facts(&self, connection: &mut PgConnection) -> Result<Facts, Failure> {
+        // Without a name, which fails behind some poolers before `doctor` can say so.
+        let facts = sqlx::query_scalar(include_str!("sql/facts.sql"))
             .persistent(false)
             .bind(self.options.table_name().as_str())
             .bind(self.options.schema_name());
-        let found: Option<(i64, String, bool)> = found.fetch_optional(connection).await?;
-        Ok(found.map(|(oid, schema, has_version)| PgTable { oid, schema, has_version }))
+        let facts: String = facts.fetch_one(connection).await?;
+        let unreadable = |error| Failure::new(REFUSED, format!("reading the facts: {error}"));
+        serde_json::from_str(&facts).map_err(unreadable)
     }
 
-    /// Reads the version of a table that was found.
-    pub(crate) async fn state(
+    async fn state(
         &self,
         connection: &mut PgConnection,
         table: Option<&PgTable>,
@@ -295,30 +284,25 @@ impl Postgres {
         Ok(if is_current { TableState::Current } else { TableState::Older })
     }
 
-    async fn open(&self) -> Result<Store, Failure> {
-        let mut connection = self.connect().await?;
-        let work = async {
-            let table = self.find(&mut connection).await?;
-            let state = self.state(&mut connection, table.as_ref()).await?;
-            connection.close().await?;
-            Ok(state)
-        };
-        let state = within(self.timeout, work).await?;
-        if state != TableState::Current {
-            return Err(Failure::new(REFUSED, NO_TABLE));
-        }
-        Ok(self.open_pool())
-    }
-
-    /// Opens the adapter over a pool. The table was found, so that the adapter does not make it.
-    pub(crate) fn open_pool(&self) -> Store {
+    /// Opens the adapter over a pool. It does not make the table.
+    pub(crate) async fn open(&self) -> Result<Store, Failure> {
+        let connection = self.connect().await?;
+        let _ = tokio::time::timeout(self.timeout, connection.close()).await;
         let pool = self.pool();
         let adapter = PostgresAdapter::with_options(pool.clone(), self.options.clone());
-        Store { adapter: Arc::new(adapter), timeout: self.timeout, pools: Pools::Postgres(pool) }
+        let pool = Pool::Postgres(pool);
+        Ok(Store { adapter: Box::new(adapter), pool, timeout: self.timeout })
     }
 }
 
 impl Sqlite {
+    fn new(url: &str, timeout: Duration) -> Result<Self, Failure> {
+        let options = SqliteOptions::new().purging(Purging::off()).write_lock_timeout(timeout);
+        let (options, connect) = options.read_url(url)?;
+        let connect = connect.busy_timeout(timeout);
+        Ok(Self { url: url.to_owned(), options, connect, timeout })
+    }
+
     pub(crate) fn path(&self) -> PathBuf {
         self.connect.get_filename().to_owned()
     }
@@ -336,12 +320,10 @@ impl Sqlite {
 
     /// Opens a connection that does not write.
     pub(crate) async fn connect(&self) -> Result<SqliteConnection, Failure> {
-        if !self.path().exists() {
-            let path = self.path();
-            return Err(Failure::new(
-                REFUSED,
-                format!("there is no file {}: run `tower-dedup migrate`", path.display()),
-            ));
+        let path = self.path();
+        if !path.exists() {
+            let message = format!("there is no file {}: run `tower-dedup migrate`", path.display());
+            return Err(Failure::new(REFUSED, message));
         }
         Ok(self.for_reading().connect().await?)
     }
@@ -364,33 +346,38 @@ impl Sqlite {
         Ok(if is_current { TableState::Current } else { TableState::Older })
     }
 
-    async fn writer(&self) -> Result<SqliteAdapter, Failure> {
-        Ok(SqliteAdapter::connect_with(&self.url, self.options.clone()).await?)
-    }
-
-    async fn open(&self, access: Access) -> Result<Store, Failure> {
+    /// Opens the adapter over a pool, because its own pool would set WAL mode.
+    pub(crate) async fn open(&self, access: Access) -> Result<Store, Failure> {
         let mut connection = self.connect().await?;
         let state = self.table(&mut connection).await?;
         connection.close().await?;
         if state != TableState::Current {
             return Err(Failure::new(REFUSED, NO_TABLE));
         }
-        if access == Access::Write {
-            let adapter = Arc::new(self.writer().await?);
-            return Ok(Store { adapter, timeout: self.timeout, pools: Pools::Sqlite(None) });
-        }
-        Ok(self.open_reader())
-    }
-
-    /// Opens the adapter over a pool that does not write. The adapter's own would set WAL mode.
-    pub(crate) fn open_reader(&self) -> Store {
-        let connect = self.for_reading();
+        let connect = match access {
+            Access::Read => self.for_reading(),
+            Access::Write => self.connect.clone(),
+        };
         let pool = SqlitePoolOptions::new().max_connections(2).connect_lazy_with(connect);
         let adapter = SqliteAdapter::with_options(pool.clone(), self.options.clone());
-        Store {
-            adapter: Arc::new(adapter),
-            timeout: self.timeout,
-            pools: Pools::Sqlite(Some(pool)),
-        }
+        let pool = Pool::Sqlite(pool);
+        Ok(Store { adapter: Box::new(adapter), pool, timeout: self.timeout })
+    }
+}
+
+impl Redis {
+    fn new(url: &str, timeout: Duration) -> Self {
+        let options = RedisOptions::new()
+            // `doctor` reports it. The other commands work on such a server too.
+            .evictable(true)
+            .call_timeout(timeout)
+            .response_timeout(timeout)
+            .connect_timeout(timeout);
+        Self { url: url.to_owned(), options, timeout }
+    }
+
+    pub(crate) async fn connect(&self) -> Result<RedisAdapter, Failure> {
+        let connect = RedisAdapter::connect_with(&self.url, self.options.clone());
+        within(self.timeout, async { Ok(connect.await?) }).await
     }
 }

@@ -1,14 +1,14 @@
-//! [`Finding`]: one line of the report, and the judgements that several stores share.
+//! [`Finding`]: the result of one check, and the checks that both SQL stores share.
 
 use std::time::Duration;
 
 use serde::Serialize;
-use tower_dedup::Error;
-use tower_dedup::adapter::{PURGE_GRACE, Stats};
+use serde_json::json;
+use tower_dedup::adapter::PURGE_GRACE;
 
-use crate::failure::in_one_line;
-use crate::output::{printable, span};
-use crate::store::TableState;
+use crate::failure::Failure;
+use crate::output::text;
+use crate::store::{Store, TableState};
 
 /// Rounds over a large table begin up to about 13 h apart: a round, and a pause of 6.6 h at most after it. A
 /// lag beyond this means that nothing purges.
@@ -22,10 +22,7 @@ pub(super) enum Level {
     Error,
 }
 
-/// One row of a check: whether the fault exists, how bad it is, its words, and what to do.
-pub(super) type Fault<'a> = (bool, Level, &'a str, &'static str);
-
-/// One line of the report.
+/// The result of one check.
 #[derive(Debug, Serialize)]
 pub(super) struct Finding {
     check: &'static str,
@@ -36,80 +33,82 @@ pub(super) struct Finding {
 }
 
 impl Finding {
-    /// Returns the first fault that exists, or `ok`.
-    pub(super) fn first(check: &'static str, ok: impl Into<String>, faults: &[Fault<'_>]) -> Self {
-        match faults.iter().find(|(exists, ..)| *exists) {
-            None => Self { check, level: Level::Ok, found: ok.into(), advice: None },
-            Some((_, level, found, advice)) => {
-                Self { check, level: *level, found: (*found).to_owned(), advice: Some(advice) }
-            }
+    pub(super) fn ok(check: &'static str, found: impl Into<String>) -> Self {
+        Self { check, level: Level::Ok, found: found.into(), advice: None }
+    }
+
+    /// Returns this finding in place of `ok`, if the fault exists. So the first fault counts.
+    pub(super) fn error_if(
+        self,
+        exists: bool,
+        found: impl Into<String>,
+        advice: &'static str,
+    ) -> Self {
+        self.fault(exists, Level::Error, found.into(), advice)
+    }
+
+    /// Does the same as [`error_if`](Self::error_if), with a warning.
+    pub(super) fn warn_if(
+        self,
+        exists: bool,
+        found: impl Into<String>,
+        advice: &'static str,
+    ) -> Self {
+        self.fault(exists, Level::Warning, found.into(), advice)
+    }
+
+    fn fault(self, exists: bool, level: Level, found: String, advice: &'static str) -> Self {
+        if exists && self.level == Level::Ok {
+            return Self { check: self.check, level, found, advice: Some(advice) };
+        }
+        self
+    }
+
+    /// Returns the rows of the report: one, and one with the advice.
+    pub(super) fn rows(&self) -> Vec<Vec<String>> {
+        let finding = json!(self);
+        let mut rows = vec![["level", "check", "found"].map(|name| text(&finding[name])).to_vec()];
+        rows.extend(
+            self.advice.map(|advice| vec![String::new(), String::new(), format!("-> {advice}")]),
+        );
+        rows
+    }
+}
+
+pub(super) fn table(state: &Result<TableState, Failure>) -> Finding {
+    let error = state.as_ref().err().map(|failure| format!("cannot be read: {}", failure.message));
+    let advice = "run `tower-dedup migrate`, or name another in the URL: dedup_table=NAME";
+    Finding::ok("table", "exists, and is of this version")
+        .error_if(matches!(state, Ok(TableState::Missing)), "is missing", advice)
+        .error_if(matches!(state, Ok(TableState::Older)), "is of an older version", advice)
+        .error_if(error.is_some(), error.unwrap_or_default(), "see the other lines")
+}
+
+/// Reads the purge lag of a store.
+pub(super) async fn purge(store: Result<Store, Failure>) -> Finding {
+    let stats = async {
+        let store = store?;
+        let stats = store.adapter.stats().await;
+        store.close().await;
+        Ok(stats?.oldest_expired)
+    };
+    match stats.await {
+        Ok(lag) => purge_lag(lag),
+        Err(Failure { message, .. }) => {
+            let found = format!("the statistics cannot be read: {message}");
+            Finding::ok("purge", "").warn_if(true, found, "see this error, and the other lines")
         }
     }
-
-    pub(super) fn text(&self) -> String {
-        let level = match self.level {
-            Level::Ok => "ok",
-            Level::Warning => "warning",
-            Level::Error => "error",
-        };
-        let advice = self.advice.iter().map(|advice| format!("\n{:9}{:14}-> {advice}", "", ""));
-        let found = printable(&self.found);
-        format!("{level:<9}{:<14}{found}{}", self.check, advice.collect::<String>())
-    }
 }
 
-pub(super) fn table(state: &Result<TableState, String>, is_unlogged: bool) -> Finding {
-    let error = state.as_ref().err().map(|error| format!("cannot be read: {error}"));
-    let is = |other| *state == Ok(other);
-    Finding::first(
-        "table",
-        "exists, and is of this version",
-        &[
-            (
-                error.is_some(),
-                Level::Error,
-                error.as_deref().unwrap_or_default(),
-                "see the other lines",
-            ),
-            (
-                is(TableState::Missing),
-                Level::Error,
-                "is missing",
-                "run `tower-dedup migrate`, or set --table",
-            ),
-            (
-                is(TableState::Older),
-                Level::Error,
-                "is of an older version",
-                "run `tower-dedup migrate`",
-            ),
-            (
-                is_unlogged,
-                Level::Error,
-                "is unlogged: a crash of the server empties it",
-                "ALTER TABLE … SET LOGGED",
-            ),
-        ],
-    )
-}
-
-pub(super) fn purge(stats: &Result<Stats, Error>) -> Finding {
-    let lag = stats.as_ref().ok().and_then(|stats| stats.oldest_expired);
-    let found = match (stats, lag) {
-        (Err(error), _) => format!("the statistics cannot be read: {}", in_one_line(error)),
-        (_, Some(lag)) => format!("the oldest expired key expired {} ago", span(lag, 2)),
-        _ => "no expired key waits for its purge".to_owned(),
+fn purge_lag(lag: Option<Duration>) -> Finding {
+    let Some(lag) = lag else {
+        return Finding::ok("purge", "no expired key waits for its purge");
     };
-    let faults = [
-        (stats.is_err(), Level::Warning, &*found, "see this error, and the other lines"),
-        (
-            lag > Some(LONGEST_LAG),
-            Level::Warning,
-            &found,
-            "look for `purging failed` in the service's log; purge now: `tower-dedup purge`",
-        ),
-    ];
-    Finding::first("purge", &*found, &faults)
+    let time = humantime::format_duration(Duration::from_secs(lag.as_secs()));
+    let found = format!("the oldest expired key expired {time} ago");
+    let advice = "look for `purging failed` in the service's log; purge now: `tower-dedup purge`";
+    Finding::ok("purge", found.clone()).warn_if(lag > LONGEST_LAG, found, advice)
 }
 
 #[cfg(test)]
@@ -117,19 +116,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finding_shows_what_to_do() {
-        let finding = table(&Ok(TableState::Older), false);
-        let text = "error    table         is of an older version\n                       -> run";
-        assert!(finding.text().starts_with(text), "{}", finding.text());
-    }
-
-    #[test]
     fn purge_lag_of_a_day_and_the_grace_is_a_warning() {
-        let lag = |seconds| {
-            let mut stats = Stats::default();
-            stats.oldest_expired = Some(Duration::from_secs(seconds));
-            purge(&Ok(stats)).level
-        };
+        let lag = |seconds| purge_lag(Some(Duration::from_secs(seconds))).level;
         assert_eq!(lag(25 * 3_600), Level::Ok);
         assert_eq!(lag(25 * 3_600 + 1), Level::Warning);
     }

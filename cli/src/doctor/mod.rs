@@ -1,5 +1,5 @@
 //! `doctor`: eight checks, each of which finds a mistake that loses events, runs them twice or refuses them. A
-//! check is a table of faults ([`finding::Fault`]); the first that exists is reported.
+//! check reports the first fault that exists.
 
 mod finding;
 mod postgres;
@@ -7,9 +7,9 @@ mod redis;
 mod sqlite;
 
 use crate::failure::Failure;
-use crate::output::Output;
+use crate::output::{Output, table, write};
 use crate::store::Target;
-use finding::Level;
+use finding::{Finding, Level};
 
 /// Returns `false` if a finding is an error.
 pub(crate) async fn doctor(target: &Target, output: Output) -> Result<bool, Failure> {
@@ -18,13 +18,15 @@ pub(crate) async fn doctor(target: &Target, output: Output) -> Result<bool, Fail
         Target::Sqlite(sqlite) => sqlite::findings(sqlite).await?,
         Target::Redis(redis) => redis::findings(redis).await?,
     };
-    for finding in &findings {
-        output.print(finding, || finding.text())?;
-    }
     let count = |level| findings.iter().filter(|finding| finding.level == level).count();
     let (errors, warnings) = (count(Level::Error), count(Level::Warning));
-    if !output.json {
-        output.print(&(), || format!("{errors} error(s), {warnings} warning(s)"))?;
+    if output.json {
+        for finding in &findings {
+            output.print(finding)?;
+        }
+    } else {
+        let lines = table(findings.iter().flat_map(Finding::rows));
+        write(&format!("{lines}\n{errors} error(s), {warnings} warning(s)"))?;
     }
     Ok(errors == 0)
 }

@@ -1,18 +1,15 @@
 //! The checks of a Redis store.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tower_dedup::adapter::{
     CallTerms, DedupAdapter, ListFilter, MaintenanceAdapter, RedisAdapter, Token,
 };
-use tower_dedup::redis::{Cmd, Value, cmd};
+use tower_dedup::redis::{Cmd, cmd, from_redis_value};
 use tower_dedup::{DedupKey, Error};
 
 use super::finding::Finding;
-use super::finding::Level::{self, Warning};
 use crate::failure::{Failure, in_one_line, within};
-use crate::output::bytes;
 use crate::store::Redis;
 
 /// How many keys are claimed and released again, so that each primary of a cluster gets some.
@@ -22,43 +19,29 @@ const NAMESPACE: &str = "tower-dedup.doctor";
 /// How long these keys are remembered if their release fails.
 const RETENTION: Duration = Duration::from_secs(60);
 
-/// A reply with lines of the form `name:value`.
-type Fields = BTreeMap<String, String>;
-
 pub(super) async fn findings(redis: &Redis) -> Result<Vec<Finding>, Failure> {
     let adapter = redis.connect().await?;
-    let work = async { Ok(checks(redis, &adapter).await?) };
+    let work = async { Ok(checks(&redis.url, &adapter).await?) };
     let findings = within(redis.timeout * 6, work).await;
-    // What was read stands.
+    // The findings stand.
     let _ = tokio::time::timeout(redis.timeout, adapter.close()).await;
     findings
 }
 
-async fn checks(redis: &Redis, adapter: &RedisAdapter) -> Result<Vec<Finding>, Error> {
-    let (server, topology) = redis.scheme();
+async fn checks(url: &str, adapter: &RedisAdapter) -> Result<Vec<Finding>, Error> {
+    let scheme = url.split(':').next().unwrap_or_default();
     let replies = adapter.ask_primaries(&cmd("INFO")).await?;
     let is_local = replies.iter().all(|(address, _)| is_local(address));
-    let is_encrypted = matches!(server, "rediss" | "valkeys");
-    let ok = if is_encrypted { "encrypted" } else { "none, and the server is on this machine" };
-    let faults = [(
-        !is_encrypted && !is_local,
-        Warning,
-        "another machine, and no TLS",
-        "use rediss:// (rediss+sentinel://, rediss+cluster://)",
-    )];
-    let mut findings = vec![Finding::first("tls", ok, &faults)];
+    let mut findings = vec![tls(scheme, is_local)];
     let mut info_error = Ok(());
-    for (at, info) in &replies {
+    for (at, info) in replies {
         match info {
             Ok(info) => {
-                let info = fields(info);
-                findings.extend([
-                    primary(at, &info),
-                    memory(at, &info),
-                    durability(at, &info, topology == "sentinel"),
-                ]);
+                let info = from_redis_value::<String>(info).unwrap_or_default();
+                findings.push(memory(&at, &info));
+                findings.push(durability(&at, &info, scheme.ends_with("+sentinel")));
             }
-            Err(error) => info_error = Err(in_one_line(error)),
+            Err(error) => info_error = Err(error),
         }
     }
     findings.push(rights(adapter, info_error).await);
@@ -73,147 +56,90 @@ fn is_local(address: &str) -> bool {
         || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
-fn field<'a>(fields: &'a Fields, name: &str) -> &'a str {
-    fields.get(name).map_or("", String::as_str)
+/// Returns the value of a line `name:value`, or nothing.
+fn field<'a>(info: &'a str, name: &str) -> &'a str {
+    let value = |line: &'a str| line.trim_end().strip_prefix(name)?.strip_prefix(':');
+    info.lines().find_map(value).unwrap_or_default()
 }
 
-fn primary(at: &str, info: &Fields) -> Finding {
-    let replica = format!("{at}: the server is a replica");
-    let loading = format!("{at}: the server is loading its data");
-    let faults = [
-        (
-            field(info, "role") != "master",
-            Level::Error,
-            &*replica,
-            "name the primary, or use redis+sentinel:// or redis+cluster://",
-        ),
-        (
-            field(info, "loading") == "1",
-            Level::Error,
-            &loading,
-            "wait: claims get 503 until it has loaded",
-        ),
-    ];
-    Finding::first("primary", format!("{at}: the server is a primary"), &faults)
+fn tls(scheme: &str, is_local: bool) -> Finding {
+    let is_encrypted = scheme.starts_with("rediss") || scheme.starts_with("valkeys");
+    let local = "none, and the server is on this machine";
+    Finding::ok("tls", if is_encrypted { "encrypted" } else { local }).warn_if(
+        !is_encrypted && !is_local,
+        "another machine, and no TLS",
+        "use rediss:// (rediss+sentinel://, rediss+cluster://)",
+    )
 }
 
-fn memory(at: &str, info: &Fields) -> Finding {
+fn memory(at: &str, info: &str) -> Finding {
     let number = |name| field(info, name).parse::<u64>().unwrap_or_default();
     let (used, max) = (number("used_memory"), number("maxmemory"));
     let policy = field(info, "maxmemory_policy");
+    let used_text = field(info, "used_memory_human");
     let found = match max {
-        0 => format!("{at}: {} used, maxmemory is not set", bytes(used)),
-        max => format!("{at}: {} of {} used, {policy}", bytes(used), bytes(max)),
+        0 => format!("{at}: {used_text} used, maxmemory is not set"),
+        _ => format!("{at}: {used_text} of {} used, {policy}", field(info, "maxmemory_human")),
     };
-    let faults = [
-        (
+    Finding::ok("memory", &*found)
+        .error_if(
             max > 0 && policy != "noeviction",
-            Level::Error,
             &*found,
             "set maxmemory-policy noeviction: an event whose key is evicted runs again",
-        ),
-        (
+        )
+        .warn_if(
             max > 0 && used >= max / 5 * 4,
-            Warning,
-            &found,
+            &*found,
             "raise maxmemory or shorten the retention: a full server refuses new events with 503",
-        ),
-    ];
-    Finding::first("memory", &*found, &faults)
+        )
 }
 
-fn durability(at: &str, info: &Fields, is_sentinel: bool) -> Finding {
-    let failed =
-        |name: &str| info.get(name).is_some_and(|status| !status.is_empty() && status != "ok");
-    let failed = failed("aof_last_write_status") || failed("rdb_last_bgsave_status");
-    let text = |fact: &str| format!("{at}: {fact}");
-    let texts = [
-        text("the last write to the disk failed"),
-        text("there is no append-only file"),
-        text("min-replicas-to-write is 0"),
-    ];
-    let faults = [
-        (
-            failed,
-            Level::Error,
-            &*texts[0],
-            "see the server's log: it refuses writes until it can write to its disk",
-        ),
-        (
+fn durability(at: &str, info: &str, is_sentinel: bool) -> Finding {
+    Finding::ok("durability", format!("{at}: append-only file"))
+        .warn_if(
             field(info, "aof_enabled") != "1",
-            Warning,
-            &texts[1],
+            format!("{at}: there is no append-only file"),
             "set appendonly yes: a restart loses the keys since the last snapshot, and a primary that \
              restarts empty empties its replicas",
-        ),
-        (
-            is_sentinel && !info.contains_key("min_slaves_good_slaves"),
-            Warning,
-            &texts[2],
+        )
+        .warn_if(
+            is_sentinel && field(info, "min_slaves_good_slaves").is_empty(),
+            format!("{at}: min-replicas-to-write is 0"),
             "set min-replicas-to-write 1 and min-replicas-max-lag 10: a primary that is cut off from \
              its replicas then refuses claims",
-        ),
-    ];
-    Finding::first("durability", text("append-only file"), &faults)
+        )
 }
 
-/// Tries what the service needs. Leaves expired rows behind, for an hour.
-async fn rights(adapter: &RedisAdapter, info: Result<(), String>) -> Finding {
-    let mut eval = cmd("EVAL");
-    eval.arg("return 1").arg(0);
-    let mut wait = cmd("WAIT");
-    wait.arg(0).arg(0);
+/// Tries what the service needs, and so also finds a replica, or a server that cannot write. Leaves expired rows
+/// behind, for an hour.
+async fn rights(adapter: &RedisAdapter, info: Result<(), Error>) -> Finding {
     let (claim, list) = claim_and_list(adapter).await;
-    let list = match list {
-        Ok(()) => ask(adapter, &cmd("DBSIZE")).await,
-        Err(error) => Err(in_one_line(&error)),
-    };
-    let tried = [
+    let eval = ask(adapter, cmd("EVAL").arg("return 1").arg(0)).await;
+    let wait = ask(adapter, cmd("WAIT").arg(0).arg(0)).await;
+    let list = list.and(ask(adapter, &cmd("DBSIZE")).await);
+    let is_permitted = claim.is_ok() && eval.is_ok();
+    let faults = [
         (
             "a claim",
-            shown(claim),
-            Level::Error,
-            "see this error; the guide's page `redis` lists the rights",
+            claim,
+            "name a primary that takes writes, and grant the rights of the guide's page `redis`",
         ),
-        (
-            "EVAL",
-            ask(adapter, &eval).await,
-            Level::Error,
-            "grant +eval: after a restart of the server no claim works without it",
-        ),
-        ("INFO", info, Warning, "grant +info: memory and durability are not checked"),
+        ("EVAL", eval, "grant +eval: after a restart of the server no claim works without it"),
+        ("INFO", info, "grant +info: memory and durability are not checked"),
         (
             "WAIT",
-            ask(adapter, &wait).await,
-            Warning,
+            wait,
             "grant +wait: a failover may lose releases of the on-arrival ledger, and so events",
         ),
-        ("a list", list, Warning, "grant +scan and +dbsize for `list` and `stats`"),
+        ("a list", list, "grant +scan and +dbsize for `list` and `stats`"),
     ];
-    let told = |what: &str, tried: &Result<(), String>| match tried {
-        Err(error) => format!("{what} fails: {error}"),
-        Ok(()) => String::new(),
-    };
-    let texts = tried.each_ref().map(|(what, tried, ..)| told(what, tried));
-    let faults = tried.iter().zip(&texts);
-    let faults =
-        faults.map(|((_, tried, level, advice), text)| (tried.is_err(), *level, &**text, *advice));
-    let ok = "claims, releases, lists and INFO are permitted";
-    Finding::first("rights", ok, &faults.collect::<Vec<_>>())
-}
-
-fn text(value: &Value) -> Option<String> {
-    match value {
-        Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
-        Value::SimpleString(text) | Value::VerbatimString { text, .. } => Some(text.clone()),
-        _ => None,
-    }
-}
-
-fn fields(value: &Value) -> Fields {
-    let lines = text(value).unwrap_or_default();
-    let fields = lines.lines().filter_map(|line| line.trim_end().split_once(':'));
-    fields.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+    let finding = Finding::ok("rights", "claims, releases, lists and INFO are permitted");
+    let fault = faults.into_iter().find_map(|(what, tried, advice)| {
+        let error = tried.err()?;
+        Some((format!("{what} fails: {}", in_one_line(&error)), advice))
+    });
+    let Some((found, advice)) = fault else { return finding };
+    finding.error_if(!is_permitted, &*found, advice).warn_if(true, found, advice)
 }
 
 /// Claims keys as the on-arrival ledger does, reads one, lists them, and releases them, after which they are expired.
@@ -240,13 +166,10 @@ async fn claim_and_list(adapter: &RedisAdapter) -> (Result<(), Error>, Result<()
     (claimed.and(released.await), listed)
 }
 
-async fn ask(adapter: &RedisAdapter, command: &Cmd) -> Result<(), String> {
-    let replies = shown(adapter.ask_primaries(command).await)?;
-    replies.into_iter().try_for_each(|(_, reply)| shown(reply.map(drop)))
-}
-
-fn shown<T>(result: Result<T, Error>) -> Result<T, String> {
-    result.map_err(|error| in_one_line(&error))
+/// Sends a command to every primary, each of which may refuse it.
+async fn ask(adapter: &RedisAdapter, command: &Cmd) -> Result<(), Error> {
+    let replies = adapter.ask_primaries(command).await?;
+    replies.into_iter().try_for_each(|(_, reply)| reply.map(drop))
 }
 
 #[cfg(test)]
@@ -254,10 +177,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_read_from_the_lines_of_info() {
-        let reply = "# Memory\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n\r\n";
-        let fields = fields(&Value::BulkString(reply.into()));
-        assert_eq!(fields.len(), 2);
-        assert_eq!(fields["maxmemory_policy"], "noeviction");
+    fn field_is_the_value_of_a_line_of_info() {
+        let info = "# Memory\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n\r\n";
+        assert_eq!(field(info, "maxmemory_policy"), "noeviction");
+        assert_eq!((field(info, "maxmemory"), field(info, "maxmem")), ("0", ""));
     }
 }

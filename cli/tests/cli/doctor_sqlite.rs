@@ -5,11 +5,10 @@
 use std::fs;
 use std::path::Path;
 
-use sqlx::sqlite::SqliteConnectOptions;
-use sqlx::{AssertSqlSafe, ConnectOptions, Connection, SqliteConnection};
+use sqlx::{Connection, SqliteConnection};
 use tempfile::TempDir;
 
-use crate::command::{Ran, run};
+use crate::command::{Ran, doctor, execute, run, with};
 use crate::support::sqlite_url;
 
 async fn migrated() -> (TempDir, String) {
@@ -17,22 +16,6 @@ async fn migrated() -> (TempDir, String) {
     let url = sqlite_url(dir.path());
     run(&url, &["migrate"]).await.assert(0, "made");
     (dir, url)
-}
-
-/// Asserts the level, and words of the line of a check.
-#[track_caller]
-fn assert_line(ran: &Ran, check: &str, level: &str, words: &str) {
-    let begin = format!("{level:<9}{check:<14}");
-    let mut lines = ran.stdout.lines().filter(|line| line.starts_with(&begin));
-    let found = lines.next().unwrap_or_else(|| panic!("no line {begin:?}: {ran:?}"));
-    assert!(found.contains(words), "{words:?} in {found:?}");
-    assert_eq!(ran.code, i32::from(ran.stdout.contains("error    ")), "{ran:?}");
-}
-
-async fn execute(url: &str, sql: &str) {
-    let mut connection = SqliteConnection::connect(url).await.unwrap();
-    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
-    connection.close().await.unwrap();
 }
 
 async fn journal_mode(url: &str) -> String {
@@ -50,14 +33,13 @@ async fn good_file_has_no_finding() {
         names
     };
     let before = files();
-    run(&url, &["stats"]).await.assert(0, "keys");
+    run(&url, &["stats"]).await.assert(0, "rows");
     run(&url, &["migrate", "--check"]).await.assert(0, "current");
-    let ran = run(&url, &["doctor"]).await;
-    ran.assert(0, "0 error(s)");
+    let ran = doctor(&url).await;
     assert!(!ran.stdout.contains("synchronous"), "only each pool's own setting counts: {ran:?}");
-    assert_line(&ran, "damage", "ok", "passed");
-    assert_line(&ran, "table", "ok", "exists");
-    assert_line(&ran, "rights", "ok", "can be written");
+    ran.assert_finding("damage", "ok", "passed");
+    ran.assert_finding("table", "ok", "exists");
+    ran.assert_finding("rights", "ok", "can be written");
     assert_eq!(files(), before, "no file is left");
     let missing = tempfile::tempdir().unwrap();
     run(&sqlite_url(missing.path()), &["doctor"]).await.assert(4, "there is no file");
@@ -70,7 +52,7 @@ async fn journal_mode_stays() {
     execute(&url, "PRAGMA journal_mode = DELETE").await;
     for _ in 0..2 {
         run(&url, &["doctor"]).await.assert(0, "0 error(s)");
-        run(&url, &["stats"]).await.assert(0, "keys");
+        run(&url, &["stats"]).await.assert(0, "rows");
         assert_eq!(journal_mode(&url).await, "delete");
     }
 }
@@ -78,17 +60,17 @@ async fn journal_mode_stays() {
 #[tokio::test]
 async fn table_that_is_missing_or_older_and_purge_lag() {
     let (_dir, url) = migrated().await;
-    let other = run(&url, &["doctor", "--table", "other"]).await;
-    assert_line(&other, "table", "error", "is missing");
+    let other = doctor(&with(&url, "dedup_table=other")).await;
+    other.assert_finding("table", "error", "is missing");
     execute(
         &url,
         "INSERT INTO webhook_deliveries (namespace, id, attempts, takeover, first_seen_at, \
          completed_at, expires_at) VALUES ('test', 'old', 1, 0, 1, 1, (unixepoch() - 93600) * 1000)",
     )
     .await;
-    assert_line(&run(&url, &["doctor"]).await, "purge", "warning", "expired 1 d 2 h ago");
+    doctor(&url).await.assert_finding("purge", "warning", "expired 1day 2h");
     execute(&url, "UPDATE webhook_deliveries_schema SET version = 0").await;
-    assert_line(&run(&url, &["doctor"]).await, "table", "error", "older");
+    doctor(&url).await.assert_finding("table", "error", "older");
 }
 
 #[tokio::test]
@@ -106,10 +88,10 @@ async fn damaged_file() {
     let half = bytes.len() / 2;
     bytes[half..half + 8_192].fill(0xff);
     fs::write(&path, bytes).unwrap();
-    assert_line(&run(&url, &["doctor"]).await, "damage", "error", "damaged");
+    doctor(&url).await.assert_finding("damage", "error", "damaged");
 
     fs::write(&path, "not a database".repeat(100)).unwrap();
-    assert_line(&run(&url, &["doctor"]).await, "damage", "error", "not a database");
+    doctor(&url).await.assert_finding("damage", "error", "not a database");
 }
 
 #[tokio::test]
@@ -121,9 +103,9 @@ async fn quick_check_is_bounded_by_the_timeout() {
          i + 1 FROM n WHERE i < 200000) INSERT INTO t SELECT hex(randomblob(50)) FROM n",
     )
     .await;
-    let ran = run(&url, &["doctor", "--timeout", "1ms"]).await;
-    assert_line(&ran, "damage", "warning", "did not end within 1ms");
-    assert_line(&run(&url, &["doctor"]).await, "damage", "ok", "passed");
+    let ran = run(&url, &["doctor", "--json", "--timeout", "1ms"]).await;
+    ran.assert_finding("damage", "warning", "did not end within 1ms");
+    doctor(&url).await.assert_finding("damage", "ok", "passed");
 }
 
 #[cfg(target_os = "linux")]
@@ -137,7 +119,7 @@ async fn file_in_memory() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let url = sqlite_url(dir.path());
     run(&url, &["migrate"]).await.assert(0, "made");
-    assert_line(&run(&url, &["doctor"]).await, "durability", "warning", "in memory");
+    doctor(&url).await.assert_finding("durability", "warning", "in memory");
 }
 
 /// Root may write everywhere, so root runs the command as another user.
@@ -152,21 +134,18 @@ async fn file_and_folder_that_cannot_be_written() {
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     };
     // Without WAL mode, reading needs no other file.
-    let options: SqliteConnectOptions = url.parse().unwrap();
-    let mut connection = options.connect().await.unwrap();
-    sqlx::raw_sql("PRAGMA journal_mode = DELETE").execute(&mut connection).await.unwrap();
-    connection.close().await.unwrap();
+    execute(&url, "PRAGMA journal_mode = DELETE").await;
 
     mode(&path, 0o444);
     mode(dir.path(), 0o777);
     let ran = as_nobody(&url).await;
-    assert_line(&ran, "rights", "error", "dedup.db cannot be written");
-    assert_line(&ran, "table", "ok", "exists");
+    ran.assert_finding("rights", "error", "dedup.db cannot be written");
+    ran.assert_finding("table", "ok", "exists");
     mode(&path, 0o666);
     mode(dir.path(), 0o555);
-    assert_line(&as_nobody(&url).await, "rights", "error", "the folder of");
+    as_nobody(&url).await.assert_finding("rights", "error", "the folder of");
     mode(dir.path(), 0o777);
-    assert_line(&as_nobody(&url).await, "rights", "ok", "can be written");
+    as_nobody(&url).await.assert_finding("rights", "ok", "can be written");
 }
 
 #[cfg(unix)]
@@ -177,7 +156,7 @@ async fn as_nobody(url: &str) -> Ran {
     use crate::command::{command, end_of};
 
     if fs::metadata("/proc/self").map_or(1, |process| process.uid()) != 0 {
-        return run(url, &["doctor"]).await;
+        return doctor(url).await;
     }
     // The folder of the build may be closed to others.
     let dir = tempfile::tempdir_in("/tmp").unwrap();
@@ -185,7 +164,7 @@ async fn as_nobody(url: &str) -> Ran {
     let copy = dir.path().join("tower-dedup");
     fs::copy(command().get_program(), &copy).unwrap();
     let mut command = std::process::Command::new(&copy);
-    command.arg("doctor").env_clear().env("TOWER_DEDUP_STORE", url).current_dir("/");
+    command.args(["doctor", "--json"]).env_clear().env("TOWER_DEDUP_STORE", url).current_dir("/");
     command.uid(65_534).gid(65_534);
     end_of(command, "").await
 }

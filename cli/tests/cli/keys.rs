@@ -1,20 +1,18 @@
 //! `get`, `list`, `stats` and `forget` on every store; `migrate` and `purge` on both SQL
 //! stores.
 
-use std::convert::Infallible;
-use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::{HeaderMap, StatusCode};
 use serde_json::{Value, json};
-use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection};
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use tempfile::TempDir;
 use tower::ServiceBuilder;
 use tower_dedup::adapter::{self, CallTerms, MaintenanceAdapter, StoredResponse, Token};
 use tower_dedup::{DedupKey, DedupLayer};
 
-use crate::command::{Ran, command, run, run_with};
+use crate::command::{Ran, code_unread, execute, run, run_with, with};
 use crate::support::postgres::Schema;
 use crate::support::redis::{connection, fresh_prefix, shared, with_prefix};
 use crate::support::{Handler, by_header, dedup_key, request, result, send, sqlite_url, terms};
@@ -56,19 +54,14 @@ impl Place {
     /// Sets a column of a key to a time in the past, in seconds.
     async fn set_past(&self, column: &str, id: &str, seconds: u32) {
         match self {
-            Self::Sqlite(_) => {
-                let mut connection = SqliteConnection::connect(&self.url()).await.unwrap();
-                let sql = format!(
-                    "UPDATE webhook_deliveries SET {column} = (unixepoch() - {seconds}) * 1000 WHERE id = '{id}'"
-                );
-                sqlx::query(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
-            }
-            Self::Postgres(_) => {
-                let mut connection = PgConnection::connect(&self.url()).await.unwrap();
-                let sql = format!(
-                    "UPDATE webhook_deliveries SET {column} = now() - interval '{seconds} s' WHERE id = '{id}'"
-                );
-                sqlx::query(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
+            Self::Sqlite(_) | Self::Postgres(_) => {
+                let past = match self {
+                    Self::Sqlite(_) => format!("(unixepoch() - {seconds}) * 1000"),
+                    _ => format!("now() - interval '{seconds} s'"),
+                };
+                let sql =
+                    format!("UPDATE webhook_deliveries SET {column} = {past} WHERE id = '{id}'");
+                execute(&self.url(), &sql).await;
             }
             // The place of the time in the value.
             Self::Redis(prefix) => {
@@ -115,16 +108,11 @@ async fn command_looks_up_forgets_counts_and_purges() {
         let adapter = place.adapter().await;
         let handler = Handler::default();
         let layer = DedupLayer::new(by_header(), adapter);
-        let runs = handler.clone();
-        let service =
-            ServiceBuilder::new().layer(layer).service(tower::service_fn(move |request| {
-                let run = runs.clone().run(request);
-                async move { Ok::<_, Infallible>(run.await.unwrap()) }
-            }));
+        let service = ServiceBuilder::new().layer(layer).service(handler.service());
         let first = send(&service, request("msg_1")).await;
         assert_eq!((first.status(), result(&first)), (StatusCode::OK, None));
         let got = place.run(&["get", "test", "msg_1"]).await;
-        got.assert(0, "complete since 2");
+        got.assert(0, "\nstate                   complete\n");
 
         place.run(&["forget", "test", "msg_1", "--yes"]).await.assert(0, "forgotten");
         let again = send(&service, request("msg_1")).await;
@@ -136,14 +124,14 @@ async fn command_looks_up_forgets_counts_and_purges() {
         let slow = tokio::spawn(async move { send(&slow, request("msg_2")).await.status() });
         handler.running(1).await;
         let running = place.run(&["get", "test", "msg_2"]).await;
-        running.assert(0, "running, under a lease until 2");
+        running.assert(0, "\nstate                   in-flight\n");
         place.run(&["forget", "test", "msg_2", "--yes"]).await.assert(1, "is running");
 
-        place.run(&["stats"]).await.assert(0, "keys       2 ");
+        place.run(&["stats"]).await.assert(0, "\nrows                      2\n");
         place.set_past("expires_at", "msg_1", 3_600).await;
         let purged = place.run(&["purge", "--keys-per-statement", "1"]).await;
-        purged.assert(0, "1 keys purged\n");
-        place.run(&["stats"]).await.assert(0, "keys       1 ");
+        purged.assert(0, "purged  1\n");
+        place.run(&["stats"]).await.assert(0, "\nrows                      1\n");
         handler.release();
         assert_eq!(slow.await.unwrap(), StatusCode::OK);
     }
@@ -160,8 +148,7 @@ async fn get_prints_the_stored_data_of_a_complete_key() {
             .with_response(response.into());
         adapter.complete(&key, &terms).await.unwrap();
         let got = place.run(&["get", "stripe", "evt_1"]).await;
-        got.assert(0, &format!("sha256 {}", "ab".repeat(32)));
-        got.assert(0, "response    status 201, 7 bytes");
+        got.assert(0, &format!("\npayload_sha256          {}\n", "ab".repeat(32)));
         assert!(!got.said().contains("private"), "{got:?}");
         let json = &place.run(&["get", "stripe", "evt_1", "--json"]).await.json()[0];
         assert_eq!(json["response"], json!({ "status": 201, "bytes": 7 }));
@@ -188,8 +175,8 @@ async fn migrate_check_reports_work_and_changes_nothing() {
         place.run(&["migrate"]).await.assert(0, "made");
         place.run(&["migrate", "--check"]).await.assert(0, "current");
         place.run(&["migrate"]).await.assert(0, "is current");
-        let other = ["migrate", "--check", "--table", "other"];
-        place.run(&other).await.assert(1, "missing");
+        let other = with(&place.url(), "dedup_table=other");
+        run(&other, &["migrate", "--check"]).await.assert(1, "missing");
     }
 }
 
@@ -201,7 +188,7 @@ async fn commands_make_no_table() {
             place.run(&["stats"]).await.assert(4, "there is no file");
             assert_eq!(dir.path().read_dir().unwrap().count(), 0);
             // A file without the table.
-            place.run(&["migrate", "--table", "other"]).await.assert(0, "");
+            run(&with(&place.url(), "dedup_table=other"), &["migrate"]).await.assert(0, "");
         }
         for args in [
             &["get", "test", "a"][..],
@@ -220,7 +207,8 @@ async fn commands_make_no_table() {
 #[tokio::test]
 async fn migrate_print_prints_what_makes_the_table() {
     let [sqlite, postgres] = Place::both();
-    let printed = sqlite.run(&["migrate", "--print", "--table", "seen"]).await;
+    let seen = with(&sqlite.url(), "dedup_table=seen");
+    let printed = run(&seen, &["migrate", "--print"]).await;
     printed.assert(0, "CREATE TABLE IF NOT EXISTS \"seen\"");
     let Place::Postgres(schema) = &postgres else { unreachable!() };
     let printed = postgres.run(&["migrate", "--print"]).await;
@@ -240,7 +228,8 @@ async fn migrate_print_prints_what_makes_the_table() {
     // It needs no server.
     let nowhere =
         run("postgres://nobody@127.0.0.1:1/none", &["migrate", "--print", "--json"]).await;
-    assert_eq!(nowhere.json()[0]["table"], "webhook_deliveries");
+    let statements = nowhere.json()[0]["statements"].to_string();
+    assert!(statements.contains("CREATE TABLE IF NOT EXISTS"), "{statements}");
 }
 
 #[tokio::test]
@@ -251,7 +240,7 @@ async fn stats_counts_each_state() {
         let counts = ["rows", "in_flight", "lapsed", "failed", "complete", "expired"];
         assert_eq!(counts.map(|name| stats[name].as_u64().unwrap()), [4, 1, 1, 1, 1, 0]);
         assert_eq!(stats["is_exact"], true);
-        place.run(&["stats"]).await.assert(0, "in flight  1  oldest 0 s");
+        place.run(&["stats"]).await.assert(0, "oldest_in_flight_seconds  0");
     }
 }
 
@@ -283,7 +272,7 @@ async fn list_selects_by_state_namespace_id_time_and_attempts() {
             assert_eq!((listed.code, ids(&listed.json())), (0, expected.to_vec()), "{args:?}");
         }
         let table = place.run(&["list", "--state", "lapsed"]).await;
-        table.assert(0, "lapsed  test       gone  -     1         2");
+        table.assert(0, "lapsed  test       gone  -           1         2");
         place.run(&["list", "--namespace", "none"]).await.assert(0, "no keys\n");
         let limited = place.run(&["list", "--limit", "3", "--json"]).await;
         assert_eq!(limited.json().len(), 3);
@@ -300,7 +289,7 @@ async fn forget_asks_and_only_yes_confirms() {
         for stdin in ["", "\n", "n\n", "yess\n"] {
             let ran = forget(stdin).await;
             ran.assert(1, "nothing was changed");
-            ran.assert(1, "complete since");
+            ran.assert(1, "completed_at");
         }
         forget("y\n").await.assert(0, "forgotten");
         forget("").await.assert(1, "there is no such key");
@@ -314,8 +303,8 @@ async fn forget_prints_when_and_why_and_lets_a_complete_event_run() {
         fill(&place).await;
         let reason = "invoice \u{1f9fe} was not sent";
         let forgotten = place.run(&["forget", "test", "done", "--reason", reason, "--yes"]).await;
-        forgotten.assert(0, "test/done: forgotten: the next delivery runs");
-        forgotten.assert(0, &format!("reason: {reason}\n"));
+        forgotten.assert(0, "id         done\nresult     forgotten\n");
+        forgotten.assert(0, &format!("reason     {reason}\n"));
         let claimed = place.adapter().await.claim(&dedup_key("done"), &terms()).await.unwrap();
         assert!(format!("{claimed:?}").starts_with("First"), "{claimed:?}");
 
@@ -368,7 +357,7 @@ async fn control_characters_and_direction_overrides_of_ids_are_escaped() {
             (&["get", "test", id, "--json"], "\\u007f\\u0080\\u009b\\u009f\\u061c"),
             (&["list", "--json"], "\\u202e\\u2066"),
             (&[&forget[..], &["--yes", "--json"]].concat(), "\\u202e\\u2066"),
-            (&[&forget[..], &["--yes"]].concat(), "reason: \\u{2066}x"),
+            (&[&forget[..], &["--yes"]].concat(), "reason     \\u{2066}x"),
         ] {
             let ran = place.run(args).await;
             assert!(ran.said().contains(words), "{words:?} in {ran:?}");
@@ -405,12 +394,7 @@ async fn forget_says_that_a_run_on_arrival_is_not_refused() {
         let adapter = place.adapter().await;
         let handler = Handler::default();
         let layer = DedupLayer::on_arrival(by_header(), adapter);
-        let runs = handler.clone();
-        let service =
-            ServiceBuilder::new().layer(layer).service(tower::service_fn(move |request| {
-                let run = runs.clone().run(request);
-                async move { Ok::<_, Infallible>(run.await.unwrap()) }
-            }));
+        let service = ServiceBuilder::new().layer(layer).service(handler.service());
         handler.hold();
         let slow = service.clone();
         let slow = tokio::spawn(async move { send(&slow, request("msg_1")).await.status() });
@@ -434,26 +418,16 @@ async fn broken_pipe_keeps_the_exit_code() {
         let url = place.url();
         // Redis has no table that could be missing.
         let doctor = if let Place::Redis(_) = place { 2 } else { 1 };
+        let other = with(&url, "dedup_table=other");
         for (args, code) in [
             (&["forget", "test", "run", "--yes"][..], 1),
-            (&["doctor", "--table", "other"], doctor),
             (&["get", "test", "none"], 1),
             (&["get", "test", "run"], 0),
             (&["list", "--json"], 0),
         ] {
-            let (reader, writer) = std::io::pipe().unwrap();
-            drop(reader);
-            let mut command = command();
-            command.env("TOWER_DEDUP_STORE", &url).args(args).stdout(writer);
-            let mut process = tokio::process::Command::from(command)
-                .stdin(Stdio::null())
-                .stderr(Stdio::null())
-                .kill_on_drop(true)
-                .spawn()
-                .unwrap();
-            let ended = tokio::time::timeout(Duration::from_secs(60), process.wait()).await;
-            assert_eq!(ended.expect("the command ends").unwrap().code(), Some(code), "{args:?}");
+            assert_eq!(code_unread(&url, args, false).await, Some(code), "{args:?}");
         }
+        assert_eq!(code_unread(&other, &["doctor"], false).await, Some(doctor));
         // Nothing was changed.
         place.adapter().await.complete(&dedup_key("run"), &live).await.unwrap();
     }
@@ -474,16 +448,8 @@ async fn closed_stderr_ends_no_command_in_a_panic() {
             (&["get"], &url, 2),
             (&["list", "--state", "postgres://x"], &url, 2),
         ] {
-            let (reader, writer) = std::io::pipe().unwrap();
-            drop(reader);
-            let mut command = command();
-            command.env("TOWER_DEDUP_STORE", store).args(args).stderr(writer);
-            command.stdin(Stdio::null()).stdout(Stdio::null());
-            let mut process =
-                tokio::process::Command::from(command).kill_on_drop(true).spawn().unwrap();
-            let ended = tokio::time::timeout(Duration::from_secs(60), process.wait()).await;
-            assert_eq!(ended.expect("the command ends").unwrap().code(), Some(code), "{args:?}");
+            assert_eq!(code_unread(store, args, true).await, Some(code), "{args:?}");
         }
-        place.run(&["get", "test", "done"]).await.assert(0, "complete since");
+        place.run(&["get", "test", "done"]).await.assert(0, "complete");
     }
 }

@@ -3,7 +3,7 @@
 use tower_dedup::Error;
 use tower_dedup::adapter::{DedupAdapter, ListFilter, MaintenanceAdapter, RedisAdapter};
 
-use crate::command::{Ran, run};
+use crate::command::{Ran, doctor};
 use crate::support::cluster::blocking;
 use crate::support::redis::{Cluster, Server};
 use crate::support::{dedup_key, on_claim, terms};
@@ -52,7 +52,7 @@ async fn use_everything(url: &str) -> (Vec<Error>, Ran) {
             adapter.close().await;
         }
     }
-    (errors, run(url, &["doctor"]).await)
+    (errors, doctor(url).await)
 }
 
 #[tokio::test]
@@ -62,7 +62,7 @@ async fn guide_rights_are_enough_and_each_is_needed() {
     set_user(&server, rights().into_iter());
     let (errors, doctor) = use_everything(&url).await;
     assert!(errors.is_empty(), "{errors:?}");
-    doctor.assert(0, "ok       rights        claims, releases, lists and INFO are permitted");
+    doctor.assert_finding("rights", "ok", "claims, releases, lists and INFO are permitted");
 
     let commands = rights().into_iter().filter_map(|right| right.strip_prefix('+'));
     let commands: Vec<_> = commands.collect();
@@ -74,7 +74,8 @@ async fn guide_rights_are_enough_and_each_is_needed() {
         server.run::<()>(&["SCRIPT", "FLUSH"]);
         let (errors, doctor) = use_everything(&url).await;
         assert!(was_refused(&server, command), "{command}: {errors:?} {doctor:?}");
-        assert!(!doctor.stdout.contains("ok       rights"), "{command}: {doctor:?}");
+        let is_ok = r#""check":"rights","level":"ok""#;
+        assert!(!doctor.stdout.contains(is_ok), "{command}: {doctor:?}");
     }
 }
 
@@ -90,7 +91,7 @@ async fn guide_rights_are_enough_in_a_cluster() {
     let url = cluster.url().replace("://", "://app:pw@");
     let (errors, doctor) = use_everything(&url).await;
     assert!(errors.is_empty(), "{errors:?}");
-    doctor.assert(0, "ok       rights");
+    doctor.assert_finding("rights", "ok", "");
     for node in cluster.nodes() {
         let refused = ["asking", "cluster|slots", "get", "info", "ping"];
         assert!(!refused.iter().any(|command| was_refused(node, command)));

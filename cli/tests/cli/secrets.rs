@@ -12,15 +12,11 @@ async fn no_error_contains_the_password_of_the_url() {
     let server = shared().split_once("://").unwrap().1.rsplit('@').next().unwrap();
     let wrong = format!("postgres://no_such_role:{SECRET}@{server}");
     let slow = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let silent = format!("postgres://app:{SECRET}@{}/app", slow.local_addr().unwrap());
     let redis = shared_redis().split_once("://").unwrap().1;
-    let redis_wrong = format!("redis://no_such_role:{SECRET}@{redis}");
-    let redis_silent = format!("redis://app:{SECRET}@{}", slow.local_addr().unwrap());
-    let sentinel_silent =
-        format!("redis+sentinel://app:{SECRET}@{}/mymaster", slow.local_addr().unwrap());
+    let silent_at = slow.local_addr().unwrap();
     for (url, code) in [
         (&*wrong, 4),
-        (&*silent, 3),
+        (&format!("postgres://app:{SECRET}@{silent_at}/app"), 3),
         (&format!("postgres://app:{SECRET}@127.0.0.1:1/app"), 3),
         (&format!("postgres://app:{SECRET}@no-such-host.invalid/app"), 3),
         (&format!("postgres://app:{SECRET}@a,b/app"), 2),
@@ -29,9 +25,9 @@ async fn no_error_contains_the_password_of_the_url() {
         (&format!("postgres://app@host/app?sslmode={SECRET}"), 2),
         (&format!("postgres://app@host/app?dedup_table={SECRET}"), 2),
         (&format!("{SECRET}://app@host/app"), 2),
-        (&redis_wrong, 4),
-        (&redis_silent, 3),
-        (&sentinel_silent, 3),
+        (&format!("redis://no_such_role:{SECRET}@{redis}"), 4),
+        (&format!("redis://app:{SECRET}@{silent_at}"), 3),
+        (&format!("redis+sentinel://app:{SECRET}@{silent_at}/mymaster"), 3),
         (&format!("redis://app:{SECRET}@127.0.0.1:1"), 3),
         (&format!("rediss://app:{SECRET}@127.0.0.1:1"), 3),
         (&format!("redis+cluster://app:{SECRET}@127.0.0.1:1,127.0.0.1:2"), 3),
@@ -70,7 +66,7 @@ async fn help_and_usage_errors_do_not_print_the_environment() {
         (&["get"], 2),
         (&["no-such-command"], 2),
         (&["list", "--since", "soon"], 2),
-        (&["stats", "--table", "a b"], 2),
+        (&["stats", "--timeout", "0s"], 2),
     ] {
         let ran = run(&url, args).await;
         assert_eq!(ran.code, code, "{ran:?}");
@@ -86,7 +82,7 @@ async fn url_in_the_wrong_place_is_not_printed() {
     for args in [
         &[url, "stats"][..],
         &["stats", url],
-        &["stats", "--table", url],
+        &["purge", "--keys-per-statement", url],
         &["stats", "--timeout", url],
         &["list", "--state", url],
         &["key", url],
@@ -110,10 +106,9 @@ async fn errors_are_json_if_asked_for() {
 }
 
 #[tokio::test]
-async fn sqlite_urls_are_checked() {
+async fn file_that_is_no_database_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let url = sqlite_url(dir.path());
-    run(&url, &["stats", "--schema", "a"]).await.assert(2, "--schema is for Postgres");
     std::fs::write(dir.path().join("dedup.db"), "not a database".repeat(100)).unwrap();
     run(&url, &["stats"]).await.assert(4, "not a database");
 }
