@@ -37,31 +37,23 @@ impl Finding {
         Self { check, level: Level::Ok, found: found.into(), advice: None }
     }
 
-    /// Returns this finding in place of `ok`, if the fault exists. So the first fault counts.
-    pub(super) fn error_if(
-        self,
-        exists: bool,
-        found: impl Into<String>,
-        advice: &'static str,
-    ) -> Self {
-        self.fault(exists, Level::Error, found.into(), advice)
+    /// Returns the fault, if there is one and this finding is ok: the first fault counts.
+    pub(super) fn error(self, fault: Option<impl Into<String>>, advice: &'static str) -> Self {
+        self.or(Level::Error, fault, advice)
     }
 
-    /// Does the same as [`error_if`](Self::error_if), with a warning.
-    pub(super) fn warn_if(
-        self,
-        exists: bool,
-        found: impl Into<String>,
-        advice: &'static str,
-    ) -> Self {
-        self.fault(exists, Level::Warning, found.into(), advice)
+    /// Does the same as [`error`](Self::error), with a warning.
+    pub(super) fn warning(self, fault: Option<impl Into<String>>, advice: &'static str) -> Self {
+        self.or(Level::Warning, fault, advice)
     }
 
-    fn fault(self, exists: bool, level: Level, found: String, advice: &'static str) -> Self {
-        if exists && self.level == Level::Ok {
-            return Self { check: self.check, level, found, advice: Some(advice) };
+    fn or(self, level: Level, fault: Option<impl Into<String>>, advice: &'static str) -> Self {
+        match fault {
+            Some(found) if self.level == Level::Ok => {
+                Self { check: self.check, level, found: found.into(), advice: Some(advice) }
+            }
+            _ => self,
         }
-        self
     }
 
     /// Returns the rows of the report: one, and one with the advice.
@@ -76,12 +68,13 @@ impl Finding {
 }
 
 pub(super) fn table(state: &Result<TableState, Failure>) -> Finding {
+    const ADVICE: &str = "run `tower-dedup migrate`, or name another in the URL: dedup_table=NAME";
     let error = state.as_ref().err().map(|failure| format!("cannot be read: {}", failure.message));
-    let advice = "run `tower-dedup migrate`, or name another in the URL: dedup_table=NAME";
+    let is = |other| matches!(state, Ok(state) if *state == other);
     Finding::ok("table", "exists, and is of this version")
-        .error_if(matches!(state, Ok(TableState::Missing)), "is missing", advice)
-        .error_if(matches!(state, Ok(TableState::Older)), "is of an older version", advice)
-        .error_if(error.is_some(), error.unwrap_or_default(), "see the other lines")
+        .error(is(TableState::Missing).then_some("is missing"), ADVICE)
+        .error(is(TableState::Older).then_some("is of an older version"), ADVICE)
+        .error(error, "see the other lines")
 }
 
 /// Reads the purge lag of a store.
@@ -92,23 +85,25 @@ pub(super) async fn purge(store: Result<Store, Failure>) -> Finding {
         store.close().await;
         Ok(stats?.oldest_expired)
     };
-    match stats.await {
-        Ok(lag) => purge_lag(lag),
-        Err(Failure { message, .. }) => {
+    stats.await.map_or_else(
+        |Failure { message, .. }| {
             let found = format!("the statistics cannot be read: {message}");
-            Finding::ok("purge", "").warn_if(true, found, "see this error, and the other lines")
-        }
-    }
+            Finding::ok("purge", "").warning(Some(found), "see this error, and the other lines")
+        },
+        purge_lag,
+    )
 }
 
 fn purge_lag(lag: Option<Duration>) -> Finding {
-    let Some(lag) = lag else {
-        return Finding::ok("purge", "no expired key waits for its purge");
-    };
-    let time = humantime::format_duration(Duration::from_secs(lag.as_secs()));
-    let found = format!("the oldest expired key expired {time} ago");
-    let advice = "look for `purging failed` in the service's log; purge now: `tower-dedup purge`";
-    Finding::ok("purge", found.clone()).warn_if(lag > LONGEST_LAG, found, advice)
+    let found = lag.map(|lag| {
+        let time = humantime::format_duration(Duration::from_secs(lag.as_secs()));
+        format!("the oldest expired key expired {time} ago")
+    });
+    let ok = found.clone().unwrap_or_else(|| "no expired key waits for its purge".to_owned());
+    Finding::ok("purge", ok).warning(
+        found.filter(|_| lag > Some(LONGEST_LAG)),
+        "look for `purging failed` in the service's log; purge now: `tower-dedup purge`",
+    )
 }
 
 #[cfg(test)]

@@ -8,9 +8,8 @@ pub(super) async fn findings(postgres: &Postgres) -> Result<Vec<Finding>, Failur
     let (facts, state) = postgres.look().await?;
     let mut findings = vec![tls(&facts), primary(&facts), durability(&facts)];
     let is_unlogged = facts.table.as_ref().is_some_and(|table| table.is_unlogged);
-    findings.push(finding::table(&state).error_if(
-        is_unlogged,
-        "is unlogged: a crash of the server empties it",
+    findings.push(finding::table(&state).error(
+        is_unlogged.then_some("is unlogged: a crash of the server empties it"),
         "ALTER TABLE … SET LOGGED",
     ));
     findings.extend(facts.table.iter().flat_map(|table| [rights(table), index(table)]));
@@ -25,57 +24,55 @@ fn tls(facts: &Facts) -> Finding {
     let is_encrypted = facts.tls == Some(true);
     let local = "none, and the server is on this machine";
     Finding::ok("tls", if is_encrypted { "the connection is encrypted" } else { local })
-        .warn_if(
-            !facts.is_local && facts.tls.is_none(),
-            "the server does not say whether the connection is encrypted",
+        .warning(
+            (!facts.is_local && facts.tls.is_none())
+                .then_some("the server does not say whether the connection is encrypted"),
             ADVICE,
         )
-        .warn_if(
-            !facts.is_local && !is_encrypted,
-            "the connection to another machine is not encrypted",
+        .warning(
+            (!facts.is_local && !is_encrypted)
+                .then_some("the connection to another machine is not encrypted"),
             ADVICE,
         )
 }
 
 fn primary(facts: &Facts) -> Finding {
     Finding::ok("primary", "the server is a primary and takes writes")
-        .error_if(
-            facts.is_standby,
-            "the server is a standby",
+        .error(
+            facts.is_standby.then_some("the server is a standby"),
             "use an address that leads to the primary: deliveries get 503 here",
         )
-        .error_if(
-            facts.is_read_only,
-            "the server takes no writes (default_transaction_read_only)",
+        .error(
+            facts
+                .is_read_only
+                .then_some("the server takes no writes (default_transaction_read_only)"),
             "set default_transaction_read_only = off for the role, or use the primary's address",
         )
 }
 
 fn durability(facts: &Facts) -> Finding {
     Finding::ok("durability", "fsync and full_page_writes are on")
-        .error_if(
-            !facts.fsync,
-            "fsync is off",
+        .error(
+            (!facts.fsync).then_some("fsync is off"),
             "set fsync = on: a crash of the server loses completed keys, and their events run again",
         )
-        .warn_if(
-            !facts.full_page_writes,
-            "full_page_writes is off",
+        .warning(
+            (!facts.full_page_writes).then_some("full_page_writes is off"),
             "set full_page_writes = on, unless the file system never tears a page",
         )
 }
 
 fn rights(table: &PgTable) -> Finding {
-    let advice = "grant them, and run doctor with the role of the service";
+    let lacks = (!table.lacks.is_empty()).then(|| format!("the role lacks {}", table.lacks));
+    let lacks_delete = (!table.may_delete).then_some("the role lacks DELETE");
     Finding::ok("rights", "SELECT, INSERT, UPDATE, DELETE")
-        .error_if(!table.lacks.is_empty(), format!("the role lacks {}", table.lacks), advice)
-        .warn_if(!table.may_delete, "the role lacks DELETE", "grant it, or purge with another role")
+        .error(lacks, "grant them, and run doctor with the role of the service")
+        .warning(lacks_delete, "grant it, or purge with another role")
 }
 
 fn index(table: &PgTable) -> Finding {
-    Finding::ok("index", "expires_at has one").warn_if(
-        !table.has_index,
-        "none on expires_at: each purge reads the whole table",
+    Finding::ok("index", "expires_at has one").warning(
+        (!table.has_index).then_some("none on expires_at: each purge reads the whole table"),
         "run the CREATE INDEX of `tower-dedup migrate --print`",
     )
 }

@@ -65,9 +65,8 @@ fn field<'a>(info: &'a str, name: &str) -> &'a str {
 fn tls(scheme: &str, is_local: bool) -> Finding {
     let is_encrypted = scheme.starts_with("rediss") || scheme.starts_with("valkeys");
     let local = "none, and the server is on this machine";
-    Finding::ok("tls", if is_encrypted { "encrypted" } else { local }).warn_if(
-        !is_encrypted && !is_local,
-        "another machine, and no TLS",
+    Finding::ok("tls", if is_encrypted { "encrypted" } else { local }).warning(
+        (!is_encrypted && !is_local).then_some("another machine, and no TLS"),
         "use rediss:// (rediss+sentinel://, rediss+cluster://)",
     )
 }
@@ -82,29 +81,27 @@ fn memory(at: &str, info: &str) -> Finding {
         _ => format!("{at}: {used_text} of {} used, {policy}", field(info, "maxmemory_human")),
     };
     Finding::ok("memory", &*found)
-        .error_if(
-            max > 0 && policy != "noeviction",
-            &*found,
+        .error(
+            (max > 0 && policy != "noeviction").then_some(&*found),
             "set maxmemory-policy noeviction: an event whose key is evicted runs again",
         )
-        .warn_if(
-            max > 0 && used >= max / 5 * 4,
-            &*found,
+        .warning(
+            (max > 0 && used >= max / 5 * 4).then_some(&*found),
             "raise maxmemory or shorten the retention: a full server refuses new events with 503",
         )
 }
 
 fn durability(at: &str, info: &str, is_sentinel: bool) -> Finding {
+    let lacks_file = field(info, "aof_enabled") != "1";
+    let lacks_replicas = is_sentinel && field(info, "min_slaves_good_slaves").is_empty();
     Finding::ok("durability", format!("{at}: append-only file"))
-        .warn_if(
-            field(info, "aof_enabled") != "1",
-            format!("{at}: there is no append-only file"),
+        .warning(
+            lacks_file.then(|| format!("{at}: there is no append-only file")),
             "set appendonly yes: a restart loses the keys since the last snapshot, and a primary that \
              restarts empty empties its replicas",
         )
-        .warn_if(
-            is_sentinel && field(info, "min_slaves_good_slaves").is_empty(),
-            format!("{at}: min-replicas-to-write is 0"),
+        .warning(
+            lacks_replicas.then(|| format!("{at}: min-replicas-to-write is 0")),
             "set min-replicas-to-write 1 and min-replicas-max-lag 10: a primary that is cut off from \
              its replicas then refuses claims",
         )
@@ -117,29 +114,24 @@ async fn rights(adapter: &RedisAdapter, info: Result<(), Error>) -> Finding {
     let eval = ask(adapter, cmd("EVAL").arg("return 1").arg(0)).await;
     let wait = ask(adapter, cmd("WAIT").arg(0).arg(0)).await;
     let list = list.and(ask(adapter, &cmd("DBSIZE")).await);
-    let is_permitted = claim.is_ok() && eval.is_ok();
-    let faults = [
-        (
-            "a claim",
-            claim,
+    let fails = |what: &str, tried: Result<(), Error>| {
+        tried.err().map(|error| format!("{what} fails: {}", in_one_line(&error)))
+    };
+    Finding::ok("rights", "claims, releases, lists and INFO are permitted")
+        .error(
+            fails("a claim", claim),
             "name a primary that takes writes, and grant the rights of the guide's page `redis`",
-        ),
-        ("EVAL", eval, "grant +eval: after a restart of the server no claim works without it"),
-        ("INFO", info, "grant +info: memory and durability are not checked"),
-        (
-            "WAIT",
-            wait,
+        )
+        .error(
+            fails("EVAL", eval),
+            "grant +eval: after a restart of the server no claim works without it",
+        )
+        .warning(fails("INFO", info), "grant +info: memory and durability are not checked")
+        .warning(
+            fails("WAIT", wait),
             "grant +wait: a failover may lose releases of the on-arrival ledger, and so events",
-        ),
-        ("a list", list, "grant +scan and +dbsize for `list` and `stats`"),
-    ];
-    let finding = Finding::ok("rights", "claims, releases, lists and INFO are permitted");
-    let fault = faults.into_iter().find_map(|(what, tried, advice)| {
-        let error = tried.err()?;
-        Some((format!("{what} fails: {}", in_one_line(&error)), advice))
-    });
-    let Some((found, advice)) = fault else { return finding };
-    finding.error_if(!is_permitted, &*found, advice).warn_if(true, found, advice)
+        )
+        .warning(fails("a list", list), "grant +scan and +dbsize for `list` and `stats`")
 }
 
 /// Claims keys as the on-arrival ledger does, reads one, lists them, and releases them, after which they are expired.

@@ -37,9 +37,8 @@ pub(super) async fn findings(sqlite: &Sqlite) -> Result<Vec<Finding>, Failure> {
             }
             findings.push(damage(sqlite, connection).await);
         }
-        Err(failure) => findings.push(Finding::ok("damage", "").error_if(
-            true,
-            format!("the file cannot be opened: {}", failure.message),
+        Err(failure) => findings.push(Finding::ok("damage", "").error(
+            Some(format!("the file cannot be opened: {}", failure.message)),
             "see the other lines; if it is no SQLite file, restore it or move it away",
         )),
     }
@@ -49,15 +48,15 @@ pub(super) async fn findings(sqlite: &Sqlite) -> Result<Vec<Finding>, Failure> {
 fn rights(path: &Path) -> Finding {
     const ADVICE: &str =
         "give the service's user the right to write both: SQLite makes files beside its own";
+    let name = path.display();
     let file = OpenOptions::new().write(true).open(path).err();
     let folder = write_folder(path.parent().unwrap_or(Path::new("/"))).err();
-    let text = |error: &Option<io::Error>| {
-        error.as_ref().map(|error| format!("cannot be written: {error}")).unwrap_or_default()
-    };
-    let name = path.display();
     Finding::ok("rights", format!("{name} and its folder can be written"))
-        .error_if(file.is_some(), format!("{name} {}", text(&file)), ADVICE)
-        .error_if(folder.is_some(), format!("the folder of {name} {}", text(&folder)), ADVICE)
+        .error(file.map(|error| format!("{name} cannot be written: {error}")), ADVICE)
+        .error(
+            folder.map(|error| format!("the folder of {name} cannot be written: {error}")),
+            ADVICE,
+        )
 }
 
 /// Makes an empty file, and deletes it. SQLite makes the files `-wal` and `-shm` there.
@@ -70,15 +69,13 @@ fn write_folder(folder: &Path) -> io::Result<()> {
 fn durability(file_system: Option<&str>) -> Finding {
     let kind = file_system.unwrap_or("its type is not known here");
     Finding::ok("durability", format!("file system: {kind}"))
-        .error_if(
-            NETWORK.contains(&kind),
-            format!("{kind} is a network file system"),
+        .error(
+            NETWORK.contains(&kind).then(|| format!("{kind} is a network file system")),
             "move the file to a local disk, or use Postgres: processes of two machines would both \
              claim one event",
         )
-        .warn_if(
-            ["tmpfs", "ramfs"].contains(&kind),
-            "the file is in memory",
+        .warning(
+            ["tmpfs", "ramfs"].contains(&kind).then_some("the file is in memory"),
             "move the file to a disk: a restart of the machine loses all keys",
         )
 }
@@ -105,16 +102,15 @@ async fn damage(sqlite: &Sqlite, mut connection: SqliteConnection) -> Finding {
         reply.unwrap_or_else(|error| in_one_line(&error))
     };
     let ended = tokio::time::timeout(sqlite.timeout, check).await;
-    let fault = ended.as_ref().map_or("", |reply| reply);
+    let late = ended.as_ref().err();
+    let fault = ended.as_ref().ok().filter(|reply| *reply != "ok");
     Finding::ok("damage", "PRAGMA quick_check passed")
-        .warn_if(
-            ended.is_err(),
-            format!("the check did not end within {:?}", sqlite.timeout),
+        .warning(
+            late.map(|_| format!("the check did not end within {:?}", sqlite.timeout)),
             "give it more time with --timeout",
         )
-        .error_if(
-            fault != "ok",
-            format!("the file is damaged: {fault}"),
+        .error(
+            fault.map(|fault| format!("the file is damaged: {fault}")),
             "stop the service and restore the file, or dump it with `sqlite3 FILE .recover`",
         )
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 use sqlx::{Connection, SqliteConnection};
 use tempfile::TempDir;
 
-use crate::command::{Ran, doctor, execute, run, with};
+use crate::command::{Ran, doctor, execute, run};
 use crate::support::sqlite_url;
 
 async fn migrated() -> (TempDir, String) {
@@ -55,22 +55,6 @@ async fn journal_mode_stays() {
         run(&url, &["stats"]).await.assert(0, "rows");
         assert_eq!(journal_mode(&url).await, "delete");
     }
-}
-
-#[tokio::test]
-async fn table_that_is_missing_or_older_and_purge_lag() {
-    let (_dir, url) = migrated().await;
-    let other = doctor(&with(&url, "dedup_table=other")).await;
-    other.assert_finding("table", "error", "is missing");
-    execute(
-        &url,
-        "INSERT INTO webhook_deliveries (namespace, id, attempts, takeover, first_seen_at, \
-         completed_at, expires_at) VALUES ('test', 'old', 1, 0, 1, 1, (unixepoch() - 93600) * 1000)",
-    )
-    .await;
-    doctor(&url).await.assert_finding("purge", "warning", "expired 1day 2h");
-    execute(&url, "UPDATE webhook_deliveries_schema SET version = 0").await;
-    doctor(&url).await.assert_finding("table", "error", "older");
 }
 
 #[tokio::test]

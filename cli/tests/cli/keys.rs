@@ -12,7 +12,7 @@ use tower::ServiceBuilder;
 use tower_dedup::adapter::{self, CallTerms, MaintenanceAdapter, StoredResponse, Token};
 use tower_dedup::{DedupKey, DedupLayer};
 
-use crate::command::{Ran, code_unread, execute, run, run_with, with};
+use crate::command::{Ran, code_unread, doctor, execute, run, run_with, with};
 use crate::support::postgres::Schema;
 use crate::support::redis::{connection, fresh_prefix, shared, with_prefix};
 use crate::support::{Handler, by_header, dedup_key, request, result, send, sqlite_url, terms};
@@ -138,7 +138,7 @@ async fn command_looks_up_forgets_counts_and_purges() {
 }
 
 #[tokio::test]
-async fn get_prints_the_stored_data_of_a_complete_key() {
+async fn get_prints_the_stored_data_of_a_complete_key_and_no_state_of_an_unknown_one() {
     for place in Place::all() {
         let adapter = place.adapter().await;
         let key = DedupKey::new("stripe", "evt_1").unwrap();
@@ -153,54 +153,59 @@ async fn get_prints_the_stored_data_of_a_complete_key() {
         let json = &place.run(&["get", "stripe", "evt_1", "--json"]).await.json()[0];
         assert_eq!(json["response"], json!({ "status": 201, "bytes": 7 }));
         assert_eq!(json["state"], "complete");
-    }
-}
-
-#[tokio::test]
-async fn get_of_an_unknown_key_is_one_object_without_a_state() {
-    for place in Place::all() {
-        place.run(&["migrate"]).await.assert(0, "");
+        // An unknown key is an object without a state.
         let got = place.run(&["get", "test", "a", "--json"]).await;
-        assert_eq!(got.code, 1);
-        assert_eq!(got.json(), [json!({ "namespace": "test", "id": "a", "state": null })]);
+        let unknown = json!({ "namespace": "test", "id": "a", "state": null });
+        assert_eq!((got.code, got.json()), (1, vec![unknown]));
     }
 }
 
+/// Every command but `migrate` is refused without a table, and makes none.
 #[tokio::test]
-async fn migrate_check_reports_work_and_changes_nothing() {
+async fn only_migrate_makes_the_table() {
     for place in Place::both() {
-        for _ in 0..2 {
-            place.run(&["migrate", "--check"]).await.assert(1, "missing");
-        }
-        place.run(&["migrate"]).await.assert(0, "made");
-        place.run(&["migrate", "--check"]).await.assert(0, "current");
-        place.run(&["migrate"]).await.assert(0, "is current");
         let other = with(&place.url(), "dedup_table=other");
-        run(&other, &["migrate", "--check"]).await.assert(1, "missing");
-    }
-}
-
-/// Every command that only reads is refused without a table, and makes none.
-#[tokio::test]
-async fn commands_make_no_table() {
-    for place in Place::both() {
         if let Place::Sqlite(dir) = &place {
+            place.run(&["migrate", "--check"]).await.assert(1, "missing");
             place.run(&["stats"]).await.assert(4, "there is no file");
             assert_eq!(dir.path().read_dir().unwrap().count(), 0);
             // A file without the table.
-            run(&with(&place.url(), "dedup_table=other"), &["migrate"]).await.assert(0, "");
+            run(&other, &["migrate"]).await.assert(0, "");
         }
-        for args in [
-            &["get", "test", "a"][..],
-            &["list"],
-            &["stats"],
-            &["forget", "test", "a", "--yes"],
-            &["purge"],
+        for (args, code, words) in [
+            (&["get", "test", "a"][..], 4, "run `tower-dedup migrate`"),
+            (&["list"], 4, "run `tower-dedup migrate`"),
+            (&["stats"], 4, "run `tower-dedup migrate`"),
+            (&["forget", "test", "a", "--yes"], 4, "run `tower-dedup migrate`"),
+            (&["purge"], 4, "run `tower-dedup migrate`"),
+            (&["doctor"], 1, "is missing"),
+            (&["migrate", "--check"], 1, "missing"),
+            (&["migrate"], 0, "made"),
+            (&["migrate", "--check"], 0, "current"),
+            (&["migrate"], 0, "is current"),
         ] {
-            place.run(args).await.assert(4, "run `tower-dedup migrate`");
+            place.run(args).await.assert(code, words);
         }
-        place.run(&["doctor"]).await.assert(1, "is missing");
-        place.run(&["migrate", "--check"]).await.assert(1, "missing");
+        let third = with(&place.url(), "dedup_table=third");
+        run(&third, &["migrate", "--check"]).await.assert(1, "missing");
+    }
+}
+
+#[tokio::test]
+async fn doctor_sees_the_table_and_its_purge_lag() {
+    for place in Place::both() {
+        let url = place.url();
+        place.run(&["migrate"]).await.assert(0, "made");
+        let other = doctor(&with(&url, "dedup_table=other")).await;
+        other.assert_finding("table", "error", "is missing");
+        let good = doctor(&url).await;
+        good.assert_finding("table", "ok", "exists");
+        good.assert_finding("purge", "ok", "no expired key");
+        place.adapter().await.complete(&dedup_key("old"), &terms()).await.unwrap();
+        place.set_past("expires_at", "old", 26 * 3_600).await;
+        doctor(&url).await.assert_finding("purge", "warning", "expired 1day 2h");
+        execute(&url, "UPDATE webhook_deliveries_schema SET version = 0").await;
+        doctor(&url).await.assert_finding("table", "error", "older");
     }
 }
 
@@ -409,47 +414,34 @@ async fn forget_says_that_a_run_on_arrival_is_not_refused() {
     }
 }
 
-/// A reader of stdout that has gone, as `head` has, does not turn a no into a yes.
+/// A reader that has gone, as `head` has, turns no no into a yes, and ends no command in a panic. Without a reader
+/// of the question, `forget` changes nothing.
 #[cfg(unix)]
 #[tokio::test]
 async fn broken_pipe_keeps_the_exit_code() {
     for place in Place::all() {
         let live = fill(&place).await;
-        let url = place.url();
-        // Redis has no table that could be missing.
-        let doctor = if let Place::Redis(_) = place { 2 } else { 1 };
-        let other = with(&url, "dedup_table=other");
-        for (args, code) in [
-            (&["forget", "test", "run", "--yes"][..], 1),
-            (&["get", "test", "none"], 1),
-            (&["get", "test", "run"], 0),
-            (&["list", "--json"], 0),
+        let url = &*place.url();
+        let other = &*with(url, "dedup_table=other");
+        // Redis has no table that could be missing, and refuses the parameter.
+        let checked = if let Place::Redis(_) = place { 2 } else { 1 };
+        for (stderr, args, store, code) in [
+            (false, &["forget", "test", "run", "--yes"][..], url, 1),
+            (false, &["doctor"], other, checked),
+            (false, &["get", "test", "none"], url, 1),
+            (false, &["get", "test", "run"], url, 0),
+            (false, &["list", "--json"], url, 0),
+            (true, &["list", "--limit", "1"], url, 0),
+            (true, &["forget", "test", "done"], url, 2),
+            (true, &["get", "test", "none"], url, 1),
+            (true, &["get", "test", "done"], "memory:", 2),
+            (true, &["get"], url, 2),
+            (true, &["list", "--state", "postgres://x"], url, 2),
         ] {
-            assert_eq!(code_unread(&url, args, false).await, Some(code), "{args:?}");
+            assert_eq!(code_unread(store, args, stderr).await, Some(code), "{args:?}");
         }
-        assert_eq!(code_unread(&other, &["doctor"], false).await, Some(doctor));
         // Nothing was changed.
-        place.adapter().await.complete(&dedup_key("run"), &live).await.unwrap();
-    }
-}
-
-/// Nobody reads stderr: each command ends as it would, and `forget` without an answer changes nothing.
-#[cfg(unix)]
-#[tokio::test]
-async fn closed_stderr_ends_no_command_in_a_panic() {
-    for place in Place::all() {
-        let _ = fill(&place).await;
-        let url = place.url();
-        for (args, store, code) in [
-            (&["list", "--limit", "1"][..], &*url, 0),
-            (&["forget", "test", "done"], &url, 2),
-            (&["get", "test", "none"], &url, 1),
-            (&["get", "test", "done"], "memory:", 2),
-            (&["get"], &url, 2),
-            (&["list", "--state", "postgres://x"], &url, 2),
-        ] {
-            assert_eq!(code_unread(store, args, true).await, Some(code), "{args:?}");
-        }
         place.run(&["get", "test", "done"]).await.assert(0, "complete");
+        place.adapter().await.complete(&dedup_key("run"), &live).await.unwrap();
     }
 }

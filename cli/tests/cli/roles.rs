@@ -57,29 +57,24 @@ const KEY: &str = "INSERT INTO webhook_deliveries
     FROM (VALUES ('a', interval '1 h'), ('b', interval '1 h'), ('old', interval '-2 h')) AS v(id, age)";
 
 #[tokio::test]
-async fn commands_that_read_need_select_only() {
+async fn commands_that_read_need_select_and_those_that_repair_the_rights_of_the_service() {
     let role = Role::fresh().await;
     role.admin(KEY).await;
     role.grant("SELECT").await;
     let url = role.url();
-    run(&url, &["get", "test", "a"]).await.assert(0, "complete");
-    run(&url, &["list"]).await.assert(0, "complete");
-    run(&url, &["stats"]).await.assert(0, "rows                    3");
-    run(&url, &["migrate", "--check"]).await.assert(0, "current");
-    run(&url, &["migrate"]).await.assert(0, "current");
-    run(&url, &["doctor"]).await.assert(1, "the role lacks INSERT, UPDATE");
-    for args in [&["forget", "test", "a", "--yes"][..], &["purge"]] {
-        run(&url, args).await.assert(4, "permission denied");
+    for (args, code, words) in [
+        (&["get", "test", "a"][..], 0, "complete"),
+        (&["list"], 0, "complete"),
+        (&["stats"], 0, "rows                    3\n"),
+        (&["migrate", "--check"], 0, "current"),
+        (&["migrate"], 0, "current"),
+        (&["doctor"], 1, "the role lacks INSERT, UPDATE"),
+        (&["forget", "test", "a", "--yes"], 4, "permission denied"),
+        (&["purge"], 4, "permission denied"),
+    ] {
+        run(&url, args).await.assert(code, words);
     }
-    role.remove().await;
-}
-
-#[tokio::test]
-async fn commands_that_repair_need_the_rights_of_the_service() {
-    let role = Role::fresh().await;
-    role.admin(KEY).await;
-    role.grant("SELECT, INSERT, UPDATE, DELETE").await;
-    let url = role.url();
+    role.grant("INSERT, UPDATE, DELETE").await;
     run(&url, &["forget", "test", "a", "--yes"]).await.assert(0, "forgotten");
     run(&url, &["purge"]).await.assert(0, "purged  1");
     role.remove().await;
