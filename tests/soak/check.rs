@@ -83,7 +83,10 @@ pub(crate) async fn verdict() {
         (SECOND_FIRST, killed(7, 10_210), 0),
         (TAKEOVER, failed(Kind::Silence, 10_000, 20_000), 1),
         (TAKEOVER, failed(Kind::Restart, 3_000, 5_000), 0),
-        (SECOND_FIRST, failed(Kind::Restart, 10_300, 11_000), 0),
+        (SECOND_FIRST, failed(Kind::Restart, 10_300, 10_310), 1),
+        (SECOND_FIRST, failed(Kind::Restart, 12_000, 13_000), 0),
+        (SECOND_FIRST, failed(Kind::Restart, 3_000, 5_000), 0),
+        (SECOND_FIRST, failed(Kind::Silence, 10_000, 20_000), 0),
     ] {
         assert_counts("postgres/lease", &[RUN, second], &faults, [0, 0, 1, explained]).await;
         for never in [on_arrival, "postgres/transactional", "redis/on-arrival"] {

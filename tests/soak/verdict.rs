@@ -18,6 +18,8 @@
 //! 2. The same, and the store had a fault in this time, which begins 4 s before the first of the two
 //!    effects.
 //! 3. On Sentinel and Cluster: the earlier effect is from 5 s before a failover began to 1 s after it had ended.
+//! 4. On Postgres without a synchronous standby: the earlier effect is from 1 s before a restart without a shutdown
+//!    began to 1 s after it had ended, and the later effect came after it began. The claim had not waited for the disk.
 //!
 //! A lost event under the on-arrival ledger is explained if a receiver was killed, or the store had a
 //! fault, between its first request and 1 s after the last acknowledgement of its first three copies. The
@@ -140,6 +142,15 @@ fn is_double_explained(row: Row, earlier: Effect, later: Effect, faults: &Faults
         matches!(row.store, StoreKind::Sentinel | StoreKind::Cluster)
             && faults.store.iter().any(|fault| fault.0 == Kind::Failover && during(fault.1))
     };
+    let restart_has_lost = || {
+        let during = |restart: Window| {
+            Window(restart.0.saturating_sub(1_000), restart.1.saturating_add(1_000))
+                .meets(Window(earlier.at, earlier.at))
+        };
+        let lost =
+            |of: &(Kind, Window)| of.0 == Kind::Restart && during(of.1) && later.at >= of.1.0;
+        row.store == StoreKind::Postgres && faults.store.iter().any(lost)
+    };
     if row.ledger == LedgerKind::Transactional {
         return false;
     }
@@ -156,7 +167,7 @@ fn is_double_explained(row: Row, earlier: Effect, later: Effect, faults: &Faults
     };
     let failed = || faults.store.iter().any(|of| of.1.meets(fault));
     let may_take_over = later.takeover || later.attempt > earlier.attempt + 1;
-    (may_take_over && (died() || failed())) || failover_has_lost()
+    (may_take_over && (died() || failed())) || failover_has_lost() || restart_has_lost()
 }
 
 fn unsigned(number: i64) -> u64 {
