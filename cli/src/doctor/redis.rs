@@ -137,12 +137,13 @@ async fn rights(adapter: &RedisAdapter, info: Result<(), Error>) -> Finding {
 /// Claims keys as the on-arrival ledger does, reads one, lists them, and releases them, after which they are expired.
 async fn claim_and_list(adapter: &RedisAdapter) -> (Result<(), Error>, Result<(), Error>) {
     let run = rand::random::<u64>();
-    let key = |n| DedupKey::new(NAMESPACE, &format!("{run:016x}-{n:02}")).expect("a key");
-    let keys: Vec<_> = (0..KEYS).map(key).collect();
     let terms = CallTerms::on_claim(Token::random(), RETENTION);
+    let mut keys = Vec::new();
     let claimed = async {
-        for key in &keys {
-            adapter.claim(key, &terms).await?;
+        for n in 0..KEYS {
+            let key = DedupKey::new(NAMESPACE, &format!("{run:016x}-{n:02}")).expect("a key");
+            adapter.claim(&key, &terms).await?;
+            keys.push(key);
         }
         adapter.get(&keys[0]).await
     };

@@ -127,7 +127,8 @@ async fn doctor_finds_a_replica() {
         (replica, primary)
     })
     .await;
-    doctor(&replica.url()).await.assert_finding("rights", "error", "a read only replica");
+    let ran = run(&replica.url(), &["doctor", "--json", "--timeout", "1s"]).await;
+    ran.assert_finding("rights", "error", "a read only replica");
 }
 
 /// A server that accepts connections and never replies ends no wait; `--timeout` does.

@@ -43,10 +43,10 @@ async fn no_error_contains_the_password_of_the_url() {
     ] {
         for args in [&["get", "test", "a"][..], &["doctor"], &["migrate"]] {
             let args = [args, &["--timeout", "500ms"]].concat();
-            let by_environment = run(url, &args).await;
             let mut by_argument = command();
             by_argument.args(&args).args(["--store", url]);
-            let by_argument = end_of(by_argument, "").await;
+            let (by_environment, by_argument) =
+                tokio::join!(run(url, &args), end_of(by_argument, ""));
             for ran in [by_environment, by_argument] {
                 assert_eq!(ran.code, code, "{ran:?}");
                 assert!(!ran.stderr.is_empty(), "{args:?}");
