@@ -1,10 +1,13 @@
 //! A key is the same for the function and for the crate, in both directions.
 
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::Identifier;
-use tower_dedup::adapter::{Claimed, MaintenanceAdapter, PostgresAdapter, PostgresOptions};
+use tower_dedup::adapter::{
+    Claimed, Identifier, MaintenanceAdapter, PostgresAdapter, PostgresOptions,
+};
 
 use super::{Database, HOUR, record};
+use crate::postgres::with_path;
 
 fn keys() -> Vec<(String, String)> {
     let mut ids: Vec<String> = [1, 254, 255, 256, 257, 10_000].map(|len| "k".repeat(len)).into();
@@ -19,13 +22,6 @@ fn keys() -> Vec<(String, String)> {
     // With another separator, these would be one key.
     let pairs = pairs.chain([("a:", "b"), ("a", ":b")].map(|(n, i)| (n.to_owned(), i.to_owned())));
     pairs.collect()
-}
-
-/// Records a key that another transaction holds. With another lock than that transaction's, it would wait for the row.
-async fn beside(database: &Database, namespace: &str, id: &str) -> String {
-    let mut tx = database.pool.begin().await.unwrap();
-    sqlx::query("SET LOCAL statement_timeout = '60ms'").execute(&mut *tx).await.unwrap();
-    record(&mut tx, namespace, id).await.unwrap()
 }
 
 #[tokio::test]
@@ -50,12 +46,12 @@ async fn function_and_record_in_name_the_same_row() {
         let claimed = adapter.record_in(&mut tx, &key, HOUR).await.unwrap();
         assert!(matches!(claimed, Claimed::First { .. }), "{key:?}");
         assert_eq!(record(&mut tx, &namespace, &id).await.unwrap(), "duplicate", "{key:?}");
-        assert_eq!(beside(&database, &namespace, &id).await, "in_flight", "{key:?}");
         tx.rollback().await.unwrap();
 
         let mut tx = database.pool.begin().await.unwrap();
         assert_eq!(record(&mut tx, &namespace, &id).await.unwrap(), "first", "{key:?}");
         let mut other = database.pool.begin().await.unwrap();
+        // With another lock than the function's, it would wait for the row, and fail.
         let claimed = adapter.record_in(&mut other, &key, HOUR).await.unwrap();
         assert_eq!(claimed, Claimed::InFlight, "{key:?}");
         tx.rollback().await.unwrap();
@@ -95,4 +91,50 @@ async fn function_of_a_named_table_writes_that_table() {
     let key = DedupKey::new("shop", "a").unwrap();
     assert!(adapter.get(&key).await.unwrap().is_some());
     assert!(database.adapter().get(&key).await.unwrap().is_none());
+}
+
+/// A printed function names the table that stood where it was made. A table of a role's own schema and a temporary
+/// table have the same name. A function of that schema hides one of Postgres.
+#[tokio::test]
+async fn printed_function_writes_one_table_whoever_calls_it() {
+    let database = Database::fresh().await;
+    let mut tx = database.pool.begin().await.unwrap();
+    let sql = "CREATE SCHEMA postgres; \
+        CREATE TABLE postgres.webhook_deliveries (LIKE webhook_deliveries INCLUDING ALL); \
+        CREATE TEMP TABLE webhook_deliveries (LIKE webhook_deliveries INCLUDING ALL); \
+        CREATE FUNCTION postgres.sha256(bytea) RETURNS bytea LANGUAGE sql AS 'SELECT $1'";
+    let function = database.adapter().schema_sql().pop().unwrap();
+    for sql in [&function, sql, "SET LOCAL search_path = \"$user\", pg_catalog, public"] {
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *tx).await.unwrap();
+    }
+    assert_eq!(record(&mut tx, "shop", "a").await.unwrap(), "first");
+    let written = "SELECT id FROM public.webhook_deliveries WHERE key = \
+        left(encode(pg_catalog.sha256(convert_to(E'shop\\na', 'UTF8')), 'hex'), 32)::uuid";
+    let written: Vec<String> = sqlx::query_scalar(written).fetch_all(&mut *tx).await.unwrap();
+    assert_eq!(written, ["a"]);
+}
+
+/// There, a character of several bytes is several characters.
+#[tokio::test]
+async fn namespace_in_a_database_without_an_encoding_is_that_of_the_crate() {
+    let database = Database::fresh().await;
+    let name = format!("{}_ascii", database.schema.name());
+    let create = "ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0";
+    let create = AssertSqlSafe(format!("CREATE DATABASE {name} {create}"));
+    sqlx::query(create).execute(&database.pool).await.unwrap();
+    let url = with_path(database.schema.database_url(), &name);
+    let adapter = PostgresOptions::new().record_function(true);
+    let adapter = PostgresAdapter::connect_with(&url, adapter).await.unwrap();
+    adapter.migrate().await.unwrap();
+    let mut connection = PgConnection::connect(&url).await.unwrap();
+    for namespace in ["\u{c0}", "\u{20ac}", "\u{a0}"] {
+        assert_eq!(record(&mut connection, namespace, "a").await.unwrap(), "first");
+        let key = DedupKey::new(namespace, "a").unwrap();
+        assert!(adapter.get(&key).await.unwrap().is_some(), "{namespace:?}");
+    }
+    record(&mut connection, "\u{85}", "a").await.unwrap_err();
+    connection.close().await.unwrap();
+    adapter.close().await;
+    let drop = AssertSqlSafe(format!("DROP DATABASE {name} WITH (FORCE)"));
+    sqlx::query(drop).execute(&database.pool).await.unwrap();
 }

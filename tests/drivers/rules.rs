@@ -1,9 +1,14 @@
 //! What the function replies for each state of a row, and what it refuses.
 
+use sqlx::{Connection, PgConnection};
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{CallTerms, Claimed, DedupAdapter, MaintenanceAdapter, Token};
+use tower_dedup::adapter::{
+    CallTerms, Claimed, DedupAdapter, Forgotten, MaintenanceAdapter, PostgresAdapter,
+    PostgresOptions, Token,
+};
 
 use super::{Database, HOUR, record};
+use crate::postgres::Server;
 
 fn code<T>(result: Result<T, sqlx::Error>) -> String {
     let error = result.err().expect("an error");
@@ -111,7 +116,8 @@ async fn row_that_another_claim_takes_meanwhile_is_not_taken() {
         let mut tx = pool.begin().await.unwrap();
         record(&mut tx, "shop", "a").await.unwrap()
     });
-    let waits = "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)";
+    let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity \
+        WHERE datname = current_database() AND wait_event = 'transactionid')";
     while !recording.is_finished() {
         if sqlx::query_scalar(waits).fetch_one(&database.pool).await.unwrap() {
             break;
@@ -119,6 +125,88 @@ async fn row_that_another_claim_takes_meanwhile_is_not_taken() {
     }
     claim.commit().await.unwrap();
     assert_eq!(recording.await.unwrap(), "in_flight");
+}
+
+/// The lock alone decides, so nobody waits for the row of an open transaction. The adapter knows the lock.
+#[tokio::test]
+async fn key_whose_lock_is_held_is_in_flight() {
+    let database = Database::fresh().await;
+    let mut open = database.pool.begin().await.unwrap();
+    let lock = "SELECT pg_advisory_xact_lock( \
+        ('x' || substr(encode(sha256(convert_to(E'shop\\na', 'UTF8')), 'hex'), 17, 16))::bit(64)::int8 \
+        # 'webhook_deliveries'::regclass::oid::int8)";
+    sqlx::query(lock).execute(&mut *open).await.unwrap();
+    let mut other = database.pool.begin().await.unwrap();
+    assert_eq!(record(&mut other, "shop", "a").await.unwrap(), "in_flight");
+    // It holds nothing, so its own transaction goes on.
+    assert_eq!(record(&mut other, "shop", "b").await.unwrap(), "first");
+    let key = |id| DedupKey::new("shop", id).unwrap();
+    let (adapter, forget) = (database.adapter(), Forgotten::InFlight);
+    assert_eq!(adapter.forget(&key("b")).await.unwrap(), forget);
+    open.rollback().await.unwrap();
+    assert_eq!(record(&mut other, "shop", "a").await.unwrap(), "first");
+    other.commit().await.unwrap();
+}
+
+/// The row of a transaction that has no lock of the key's: it waits for that row, and keeps no lock after that.
+#[tokio::test]
+async fn key_of_a_row_without_a_lock_is_in_flight_after_a_bound() {
+    let database = Database::fresh().await;
+    recorded(&database, "a").await;
+    let mut open = database.pool.begin().await.unwrap();
+    let insert = "INSERT INTO webhook_deliveries SELECT \
+        left(encode(sha256(convert_to(E'shop\\nb', 'UTF8')), 'hex'), 32)::uuid, 1, 'shop', 'b', token, \
+        lease_until, attempts, takeover, first_seen_at, completed_at, expires_at FROM webhook_deliveries";
+    sqlx::query(insert).execute(&mut *open).await.unwrap();
+    let mut other = database.pool.begin().await.unwrap();
+    sqlx::query("SET LOCAL statement_timeout = '20s'").execute(&mut *other).await.unwrap();
+    assert_eq!(record(&mut other, "shop", "b").await.unwrap(), "in_flight");
+    let locks =
+        "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory'";
+    let locks: i64 = sqlx::query_scalar(locks).fetch_one(&mut *other).await.unwrap();
+    assert_eq!(locks, 0);
+    open.rollback().await.unwrap();
+    // The transaction goes on.
+    assert_eq!(record(&mut other, "shop", "b").await.unwrap(), "first");
+    other.commit().await.unwrap();
+
+    let mut ddl = database.pool.begin().await.unwrap();
+    sqlx::query("LOCK TABLE webhook_deliveries").execute(&mut *ddl).await.unwrap();
+    let mut other = database.pool.begin().await.unwrap();
+    sqlx::query("SET LOCAL statement_timeout = '20s'").execute(&mut *other).await.unwrap();
+    assert_eq!(record(&mut other, "shop", "c").await.unwrap(), "in_flight");
+}
+
+/// A session keeps the plan that it made for a small table, while the table grows.
+#[tokio::test]
+async fn function_reads_a_small_table_by_its_index() {
+    let database = Database::fresh().await;
+    recorded(&database, "a").await;
+    sqlx::query("ANALYZE webhook_deliveries").execute(&database.pool).await.unwrap();
+    let mut tx = database.pool.begin().await.unwrap();
+    // With those of the session's earlier transactions.
+    let scans = "SELECT coalesce(max(seq_scan), 0) FROM pg_stat_xact_user_tables \
+        WHERE relid = 'webhook_deliveries'::regclass";
+    let before: i64 = sqlx::query_scalar(scans).fetch_one(&mut *tx).await.unwrap();
+    for _ in 0..10 {
+        assert_eq!(record(&mut tx, "shop", "a").await.unwrap(), "duplicate");
+    }
+    let after: i64 = sqlx::query_scalar(scans).fetch_one(&mut *tx).await.unwrap();
+    assert_eq!(after, before);
+}
+
+/// It would answer for keys that its primary may lose.
+#[tokio::test]
+async fn standby_answers_nothing() {
+    let primary = Server::start();
+    let options = PostgresOptions::new().record_function(true);
+    let adapter = PostgresAdapter::connect_with(&primary.url(), options).await.unwrap();
+    adapter.migrate().await.unwrap();
+    let mut session = PgConnection::connect(&primary.url()).await.unwrap();
+    assert_eq!(record(&mut session, "shop", "a").await.unwrap(), "first");
+    let standby = primary.standby();
+    let mut session = PgConnection::connect(&standby.url()).await.unwrap();
+    assert_eq!(code(record(&mut session, "shop", "a").await), "25006");
 }
 
 /// Whatever the session is set to, the COMMIT waits for the disk, and the caller's settings come back.

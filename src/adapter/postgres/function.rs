@@ -2,37 +2,39 @@
 
 use super::super::sql::statement::render;
 use super::params::MAX_MS;
-use super::schema::TableName;
+use super::schema::{TableName, literal};
 use super::statements::LOCK_TIMEOUT;
 use super::writing::TRIES;
 use crate::key::MAX_ID_LEN;
 
 /// Returns the statement that makes the function which records a key in the caller's transaction.
 pub(super) fn record_function(name: &TableName) -> String {
+    // `format` of Postgres fills the table's name in.
     let values = [
-        ("table", &*name.quoted("")),
-        ("table_number", &*name.number()),
+        ("table", "%1$s"),
+        ("table_number", "to_regclass(%1$L)"),
         ("state", &*render(include_str!("sql/state.sql"), &[])),
         ("durable", &*render(include_str!("sql/durable.sql"), &[])),
-        ("lock_timeout", LOCK_TIMEOUT),
         ("max_id_len", &*MAX_ID_LEN.to_string()),
         ("max_seconds", &*(MAX_MS / 1_000).to_string()),
         ("tries", &*TRIES.to_string()),
     ];
     let body = render(include_str!("sql/record_body.sql"), &values);
+    let unqualified = TableName { schema: None, table: name.table.clone() };
+    let values = [
+        ("table_literal", &*literal(&name.quoted(""))),
+        ("table_name", &*literal(&unqualified.quoted(""))),
+        ("function_name", &*literal(&unqualified.quoted("_record"))),
+        ("lock_timeout", LOCK_TIMEOUT),
+        ("body", &*body),
+    ];
+    let make = render(include_str!("sql/record_function.sql"), &values);
     // The name of a schema may hold any character.
     let mut tag = "$tower_dedup$".to_owned();
-    while body.contains(&tag) {
+    while make.contains(&tag) {
         tag.insert(1, 'x');
     }
-    // An unqualified table is looked up where the migration finds it, and not where the caller would.
-    let search_path = if name.schema.is_some() { "= pg_catalog, pg_temp" } else { "FROM CURRENT" };
-    let values = [
-        ("function", &*name.quoted("_record")),
-        ("search_path", search_path),
-        ("body", &*format!("{tag}\n{body}\n{tag}")),
-    ];
-    render(include_str!("sql/record_function.sql"), &values)
+    format!("DO {tag}\n{make}\n{tag}")
 }
 
 #[cfg(test)]
@@ -44,6 +46,6 @@ mod tests {
         let schema = Some(r#"a"$tower_dedup$'b"#.to_owned());
         let sql = record_function(&TableName { schema, ..TableName::default() });
         assert_eq!(sql.matches("$xtower_dedup$").count(), 2, "{sql}");
-        assert!(sql.contains(r#"FUNCTION "a""$tower_dedup$'b"."webhook_deliveries_record"("#));
+        assert!(sql.contains(r#"'"a""$tower_dedup$''b"."webhook_deliveries"'::regclass"#), "{sql}");
     }
 }
