@@ -93,6 +93,31 @@ async fn function_of_a_named_table_writes_that_table() {
     assert!(database.adapter().get(&key).await.unwrap().is_none());
 }
 
+/// The name of a schema that the adapter finds may hold any character.
+#[tokio::test]
+async fn function_stands_in_a_schema_of_any_name() {
+    const SCHEMA: &str = r#""a""b'c$tower_dedup$ $body$ %s {table} \d""#;
+    let database = Database::fresh().await;
+    let path = format!("ALTER DATABASE {} SET search_path = {SCHEMA}", database.schema.name());
+    for sql in [format!("CREATE SCHEMA {SCHEMA}"), path] {
+        sqlx::query(AssertSqlSafe(sql)).execute(&database.pool).await.unwrap();
+    }
+    let url = database.schema.database_url();
+    let options = PostgresOptions::new().record_function(true);
+    let adapter = PostgresAdapter::connect_with(url, options).await.unwrap();
+    adapter.migrate().await.unwrap();
+    let mut connection = PgConnection::connect(url).await.unwrap();
+    for sql in adapter.schema_sql() {
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
+    }
+    assert_eq!(record(&mut connection, "shop", "a").await.unwrap(), "first");
+    let key = DedupKey::new("shop", "a").unwrap();
+    assert!(adapter.get(&key).await.unwrap().is_some());
+    let others = "SELECT count(*) FROM public.webhook_deliveries";
+    let others: i64 = sqlx::query_scalar(others).fetch_one(&mut connection).await.unwrap();
+    assert_eq!(others, 0);
+}
+
 /// A printed function names the table that stood where it was made. A table of a role's own schema and a temporary
 /// table have the same name. A function of that schema hides one of Postgres.
 #[tokio::test]
