@@ -66,9 +66,11 @@ async fn each<'k, T>(
     let mut waiting: Vec<usize> = (0..keys.len()).collect();
     while !waiting.is_empty() {
         let rest = waiting.split_off(waiting.len().min(MOST_AT_ONCE));
-        let begin = |at: &usize| (*at, StoreCall::begin(operation, move || call(&keys[*at])));
-        let mut calls: FuturesUnordered<_> =
-            waiting.iter().map(begin).map(|(at, call)| Numbered { at, call }).collect();
+        let begin = |at: &usize| {
+            let key = &keys[*at];
+            Numbered { at: *at, call: StoreCall::begin(operation, move || call(key)) }
+        };
+        let mut calls: FuturesUnordered<_> = waiting.iter().map(begin).collect();
         let is_in_time = poll_fn(|cx| {
             while let Poll::Ready(next) = calls.poll_next_unpin(cx) {
                 let Some((at, reply)) = next else { return Poll::Ready(true) };

@@ -8,7 +8,7 @@ use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgRow, Postgres};
 
 use super::super::replies::{Claimed, Forgotten, Renewed};
-use super::super::sql::batch::{Failed, Replied, RowExecutor, execute_batch};
+use super::super::sql::batch::{Failed, Replied, RowExecutor, TRIES, execute_batch};
 use super::super::sql::call::{Call, Kind, RowReply, Rows};
 use super::super::sql::queue::{BatchExecutor, Waits};
 use super::super::sql::row::{Row, completed};
@@ -23,7 +23,7 @@ use super::params::{
 use super::places::Place;
 use super::statements::{LOCK_TIMEOUT, Statements};
 use super::store::PostgresStore;
-use super::writing::{RowStatements, TRIES, Writing};
+use super::writing::{RowStatements, Writing};
 use crate::error::Error;
 use crate::key::DedupKey;
 

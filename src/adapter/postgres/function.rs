@@ -1,10 +1,10 @@
 //! The function with which a program records a key in a transaction of another driver.
 
+use super::super::sql::batch::TRIES;
 use super::super::sql::statement::render;
 use super::params::MAX_MS;
 use super::schema::{TableName, literal};
 use super::statements::LOCK_TIMEOUT;
-use super::writing::TRIES;
 use crate::key::MAX_ID_LEN;
 
 /// Returns the statement that makes the function which records a key in the caller's transaction.

@@ -15,16 +15,12 @@
 use std::future::Future;
 
 use super::super::replies::Claimed;
-use super::super::sql::batch::{KeyReply, Replied};
-use super::super::sql::call::{Kind, RowReply, Rows, reply};
+use super::super::sql::batch::{self, KeyReply, Replied, TRIES, unanswered};
+use super::super::sql::call::{Kind, RowReply, Rows};
+use super::super::sql::responses::most_read;
 use super::super::sql::row::Row;
 use super::super::stored::Fetch;
-use crate::error::{Error, ErrorKind};
-
-/// How often: another caller may change a row between two statements.
-pub(super) const TRIES: usize = 5;
-/// How many responses one statement reads. A response is large.
-const MAX_RESPONSES: usize = 64;
+use crate::error::Error;
 
 /// The statements of a try. Each is one statement for all rows.
 pub(super) trait RowStatements: Send {
@@ -105,23 +101,17 @@ impl<'r, 'c> Writing<'r, 'c> {
                 unwritten.push(index);
                 continue;
             };
-            let terms = self.rows[index].terms;
-            let reply = if self.kind.is_claim() {
-                row.claimed(terms).map(|reply| reply.map(RowReply::Claimed))
-            } else {
-                row.completed(terms.token()).map(|reply| reply.map(RowReply::Completed))
-            };
-            match reply.transpose() {
+            match KeyReply::of_row(&row, self.kind, self.rows[index].terms) {
                 Some(reply) => {
                     self.known += 1;
-                    self.replies[index] = Some(KeyReply { reply, token: row.token });
+                    self.replies[index] = Some(reply);
                 }
                 None if !self.kind.is_claim() => unwritten.push(index),
                 None if self.rows.has_caller(index) => {
                     free.push(index);
                     versions.push(row.version);
                 }
-                None => self.replies[index] = Some(Err(self.unknown()).into()),
+                None => self.replies[index] = Some(KeyReply::unknown(self.kind)),
             }
         }
         if !free.is_empty() {
@@ -138,32 +128,18 @@ impl<'r, 'c> Writing<'r, 'c> {
     }
 
     pub(super) fn unanswered(&self) -> Vec<usize> {
-        (0..self.replies.len()).filter(|index| self.replies[*index].is_none()).collect()
-    }
-
-    fn unknown(&self) -> Error {
-        Error::new(ErrorKind::Unavailable, self.kind.context()).with_unknown_outcome()
+        unanswered(&self.replies)
     }
 
     /// Returns the reply of each row.
-    pub(super) fn finish(mut self) -> Vec<Replied> {
-        for index in self.unanswered() {
-            self.replies[index] = Some(Err(self.unknown()).into());
-        }
-        self.replies
+    pub(super) fn finish(self) -> Vec<Replied> {
+        let unknown = || Some(KeyReply::unknown(self.kind));
+        self.replies.into_iter().map(|reply| reply.or_else(unknown)).collect()
     }
 
-    /// Returns the replies to a claim in a transaction. A row that others changed in every try is in flight: no
-    /// statement of the claim is late, because it ends with the transaction.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Corrupt`] for a duplicate whose stored data is unreadable.
+    /// Returns the [replies to a claim in a transaction](batch::claimed).
     pub(super) fn claimed(self) -> Result<Vec<Claimed>, Error> {
-        let claimed = |row: Replied| {
-            row.map_or(Ok(Claimed::InFlight), |row| reply(row.reply?, RowReply::claimed))
-        };
-        self.replies.into_iter().map(claimed).collect()
+        batch::claimed(self.replies)
     }
 }
 
@@ -174,9 +150,8 @@ pub(super) async fn read_rows<S: RowStatements>(
 ) -> Result<Vec<Option<Row>>, sqlx::Error> {
     let Some(first) = rows.first() else { return Ok(Vec::new()) };
     let fetch = first.terms.fetch();
-    let most = if fetch == Fetch::DigestAndResponse { MAX_RESPONSES } else { usize::MAX };
     let mut found = Vec::with_capacity(rows.len());
-    for part in (0..rows.len()).collect::<Vec<_>>().chunks(most) {
+    for part in (0..rows.len()).collect::<Vec<_>>().chunks(most_read(fetch)) {
         found.extend(statements.read(&rows.select(part), fetch).await?);
     }
     Ok(found)
@@ -187,6 +162,7 @@ mod tests {
     use std::time::Duration;
 
     use super::super::super::replies::Completed;
+    use super::super::super::sql::responses::MAX_RESPONSES;
     use super::super::super::terms::{CallTerms, Token};
     use super::*;
     use crate::key::DedupKey;

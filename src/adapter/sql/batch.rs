@@ -15,13 +15,17 @@ use std::future::Future;
 use std::time::{Duration, Instant};
 
 use super::super::replies::Claimed;
-use super::call::{Call, Kind, RowCall, RowReply, Rows, missing_reply};
+use super::super::terms::CallTerms;
+use super::call::{Call, Kind, RowCall, RowReply, Rows, missing_reply, reply};
 use super::queue::Waits;
-use crate::error::Error;
+use super::row::Row;
+use crate::error::{Error, ErrorKind};
 
 /// For how long a refused batch is split, from the begin of the first refused statement on. Meanwhile its lane sends
 /// nothing else, and renewals wait for it.
 const SPLIT_TIME: Duration = Duration::from_secs(1);
+/// How often a claim or a completion is sent: another caller may change a row between two statements.
+pub(in crate::adapter) const TRIES: usize = 5;
 /// How many bytes of responses one statement carries. They are in memory three times while the
 /// statement is sent, and a message has at most 1 GiB.
 const MAX_BYTES: usize = 8 * 1_024 * 1_024;
@@ -41,6 +45,41 @@ impl From<Result<RowReply, Error>> for KeyReply {
     fn from(reply: Result<RowReply, Error>) -> Self {
         Self { reply, token: None }
     }
+}
+
+impl KeyReply {
+    /// Returns the reply to a claim or a completion that finds this row, if it need not write.
+    pub(in crate::adapter) fn of_row(row: &Row, kind: Kind, terms: &CallTerms) -> Replied {
+        let reply = if kind.is_claim() {
+            row.claimed(terms).map(|reply| reply.map(RowReply::Claimed))
+        } else {
+            row.completed(terms.token()).map(|reply| reply.map(RowReply::Completed))
+        };
+        reply.transpose().map(|reply| Self { reply, token: row.token })
+    }
+
+    /// Returns an error of unknown outcome: a claim is then released, and a completion is repeated.
+    pub(in crate::adapter) fn unknown(kind: Kind) -> Self {
+        Err(Error::new(ErrorKind::Unavailable, kind.context()).with_unknown_outcome()).into()
+    }
+}
+
+/// Returns the indexes of the rows without a reply.
+pub(in crate::adapter) fn unanswered(replies: &[Replied]) -> Vec<usize> {
+    (0..replies.len()).filter(|index| replies[*index].is_none()).collect()
+}
+
+/// Returns the replies to a claim in a transaction. A row that others changed in every try is in flight: no
+/// statement of the claim is late, because it ends with the transaction.
+///
+/// # Errors
+///
+/// [`ErrorKind::Corrupt`] for a duplicate whose stored data is unreadable.
+pub(in crate::adapter) fn claimed(replies: Vec<Replied>) -> Result<Vec<Claimed>, Error> {
+    let claimed = |row: Replied| {
+        row.map_or(Ok(Claimed::InFlight), |row| reply(row.reply?, RowReply::claimed))
+    };
+    replies.into_iter().map(claimed).collect()
 }
 
 /// Sends rows of one kind to a database.
@@ -139,8 +178,6 @@ fn split_by_size(calls: &[Call]) -> Vec<Vec<usize>> {
 struct Layout<'c> {
     kind: Kind,
     rows: Rows<'c>,
-    /// The call of each row.
-    sent: Vec<&'c Call>,
     /// Each call, and its row.
     calls: Vec<(&'c Call, usize)>,
 }
@@ -153,18 +190,16 @@ impl<'c> Layout<'c> {
         // Every batch locks its rows in this order. The first call of those that name a key comes first.
         sorted.sort_unstable_by_key(|at| (calls[*at].hash, &calls[*at].key, *at));
         let mut rows: Vec<RowCall<'c>> = Vec::with_capacity(sorted.len());
-        let (mut sent, mut named) = (Vec::with_capacity(sorted.len()), Vec::new());
-        named.extend(calls.iter().map(|call| (*call, 0)));
+        let mut named: Vec<_> = calls.iter().map(|call| (*call, 0)).collect();
         for at in sorted {
             let call = calls[at];
             if rows.last().is_none_or(|row| *row.key != call.key) {
                 rows.push(call.row(part[at]));
-                sent.push(call);
             }
             named[at].1 = rows.len() - 1;
         }
         let kind = calls.first().map_or(Kind::Claim, |call| call.kind);
-        Self { kind, rows: Rows { rows, waits }, sent, calls: named }
+        Self { kind, rows: Rows { rows, waits }, calls: named }
     }
 
     /// Returns the reply to each call; `None` for a call that the rows do not answer.
@@ -177,28 +212,28 @@ impl<'c> Layout<'c> {
                 Ok(reply) => Ok(reply.clone()),
                 Err(error) => Err(error()),
             };
-            let sent = self.sent[*row];
-            if std::ptr::eq(*call, sent) {
+            let sent = self.rows[*row];
+            if std::ptr::eq(&raw const call.terms, sent.terms) {
                 return Some(reply);
             }
             // The row was not written for a caller that has gone. And a claim that is repeated with the token of
             // the row gets its key again.
             let mine = call.terms.token();
-            let follows = sent.kind.is_claim()
+            let follows = self.kind.is_claim()
                 && self.rows.has_caller(*row)
-                && sent.terms.token() != mine
+                && sent.token() != mine
                 && token.as_ref() != Some(mine.as_bytes());
-            follows.then(|| follow(sent, reply)).flatten()
+            follows.then(|| follow(self.kind, reply)).flatten()
         };
         self.calls.iter().map(reply_to).collect()
     }
 }
 
 /// Returns the reply to another claim of the key; `None` if the row has to be read for it.
-fn follow(sent: &Call, reply: Result<RowReply, Error>) -> Option<Result<RowReply, Error>> {
+fn follow(kind: Kind, reply: Result<RowReply, Error>) -> Option<Result<RowReply, Error>> {
     match reply {
         Ok(RowReply::Claimed(Claimed::First { .. })) => {
-            (sent.kind == Kind::Claim).then_some(Ok(RowReply::Claimed(Claimed::InFlight)))
+            (kind == Kind::Claim).then_some(Ok(RowReply::Claimed(Claimed::InFlight)))
         }
         reply => Some(reply),
     }
@@ -212,9 +247,8 @@ mod tests {
 
     use super::super::super::replies::{Completed, Seen};
     use super::super::super::stored::StoredResponse;
-    use super::super::super::terms::{CallTerms, Token};
+    use super::super::super::terms::Token;
     use super::*;
-    use crate::error::ErrorKind;
     use crate::key::DedupKey;
 
     /// A table in memory, with other programs around it. Its keys are numbers.

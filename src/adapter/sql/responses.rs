@@ -11,6 +11,13 @@ use super::super::terms::CallTerms;
 use super::row::Row;
 use crate::error::Error;
 
+/// Returns how many rows one statement reads. A response is large.
+pub(in crate::adapter) fn most_read(fetch: Fetch) -> usize {
+    if fetch == Fetch::DigestAndResponse { MAX_RESPONSES } else { usize::MAX }
+}
+
+pub(in crate::adapter) const MAX_RESPONSES: usize = 64;
+
 /// Adds the response to a duplicate, if its terms fetch responses. `read` reads the row. A row that is no longer
 /// complete is in flight.
 ///

@@ -11,20 +11,15 @@ use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use sqlx::{AssertSqlSafe, Row as _};
 
 use super::super::replies::{Claimed, Renewed};
-use super::super::sql::batch::{KeyReply, Replied};
+use super::super::sql::batch::{KeyReply, Replied, TRIES, unanswered};
 use super::super::sql::call::{Kind, RowReply, Rows};
+use super::super::sql::responses::most_read;
 use super::super::sql::row::{Row, completed};
 use super::super::stored::Fetch;
 use super::super::terms::Token;
 use super::params::{claimed_row, keys_json, rows_in_order, rows_json, with_indexes};
 use super::statements::Statements;
-use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
-
-/// How often a statement is repeated, because another process has changed a row before it was read.
-const TRIES: usize = 5;
-/// How many responses one statement reads. A response is large.
-const MAX_RESPONSES: usize = 64;
 
 /// A connection that may write: under the write lock, or in a transaction that holds the file.
 pub(super) struct Session<'c> {
@@ -60,9 +55,8 @@ impl Session<'_> {
             }
             *has_written |= written > 0;
         }
-        let unknown = || Error::new(ErrorKind::Unavailable, kind.context()).with_unknown_outcome();
         let replies = self.write(kind, rows).await?.into_iter();
-        Ok(replies.map(|reply| reply.or_else(|| Some(Err(unknown()).into()))).collect())
+        Ok(replies.map(|reply| reply.or_else(|| Some(KeyReply::unknown(kind)))).collect())
     }
 
     /// Renews or releases the rows of these tokens. `replies` are those for a row that was written, and for another.
@@ -98,8 +92,9 @@ impl Session<'_> {
             if left.is_empty() {
                 break;
             }
-            let written = self.fetch(statement, &rows.select(&left)).await?;
-            for (index, row) in with_indexes(&rows.select(&left), &written)? {
+            let left_rows = rows.select(&left);
+            let written = self.fetch(statement, &left_rows).await?;
+            for (index, row) in with_indexes(&left_rows, &written)? {
                 let index = left[index];
                 replies[index] = Some(Ok(written_reply(kind, row, rows[index].token())?).into());
             }
@@ -107,14 +102,8 @@ impl Session<'_> {
             let keys: Vec<_> = left.iter().map(|index| rows[*index].key).collect();
             let found = self.read(&keys, fetch).await?;
             for (index, row) in left.into_iter().zip(found) {
-                let (Some(row), terms) = (row, rows[index].terms) else { continue };
-                let reply = if kind.is_claim() {
-                    row.claimed(terms).map(|reply| reply.map(RowReply::Claimed)).transpose()
-                } else {
-                    let completed = row.completed(terms.token());
-                    completed.map(|reply| reply.map(RowReply::Completed)).transpose()
-                };
-                replies[index] = reply.map(|reply| KeyReply { reply, token: row.token });
+                replies[index] =
+                    row.and_then(|row| KeyReply::of_row(&row, kind, rows[index].terms));
             }
         }
         Ok(replies)
@@ -136,9 +125,8 @@ impl Session<'_> {
         keys: &[&DedupKey],
         fetch: Fetch,
     ) -> Result<Vec<Option<Row>>, sqlx::Error> {
-        let most = if fetch == Fetch::DigestAndResponse { MAX_RESPONSES } else { usize::MAX };
         let mut found = Vec::with_capacity(keys.len());
-        for keys in keys.chunks(most) {
+        for keys in keys.chunks(most_read(fetch)) {
             let rows = sqlx::query(AssertSqlSafe(Arc::clone(self.statements.read(fetch))))
                 .bind(keys_json(keys.iter().copied()))
                 .fetch_all(&mut *self.connection)
@@ -151,10 +139,6 @@ impl Session<'_> {
 
 const RENEWED: [RowReply; 2] = [RowReply::Renewed(Renewed::Held), RowReply::Renewed(Renewed::Lost)];
 const RELEASED: [RowReply; 2] = [RowReply::Released, RowReply::Released];
-
-fn unanswered(replies: &[Replied]) -> Vec<usize> {
-    (0..replies.len()).filter(|index| replies[*index].is_none()).collect()
-}
 
 /// Returns the reply of a row that a claim or a completion wrote.
 fn written_reply(kind: Kind, row: &SqliteRow, mine: Token) -> Result<RowReply, sqlx::Error> {

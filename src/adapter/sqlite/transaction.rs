@@ -22,8 +22,8 @@ use sqlx::{AssertSqlSafe, Connection};
 
 use super::super::contract::StoreFuture;
 use super::super::replies::Claimed;
-use super::super::sql::batch::Replied;
-use super::super::sql::call::{Kind, RowReply, Rows, reply};
+use super::super::sql::batch::claimed;
+use super::super::sql::call::{Kind, Rows};
 use super::super::terms::{CallTerms, Token};
 use super::super::transaction::{OpenTransaction, Opened, TransactionAdapter, not_ours};
 use super::adapter::SqliteAdapter;
@@ -233,10 +233,7 @@ impl SqliteStore {
         let mut session = Session { connection, statements: &self.statements };
         let written = session.write(kind, rows).await;
         let written = written.map_err(|error| store_error("claiming keys in a transaction", error));
-        let claimed = |row: Replied| {
-            row.map_or(Ok(Claimed::InFlight), |row| reply(row.reply?, RowReply::claimed))
-        };
-        written?.into_iter().map(claimed).collect()
+        claimed(written?)
     }
 
     async fn begin(&self, guard: WriteGuard) -> Result<OpenTransaction<Sqlite>, Error> {
