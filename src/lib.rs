@@ -29,77 +29,46 @@ mod fuzz;
 pub mod guide {
     //! The pages of the guide. Read the [crate page](crate) first.
 
+    #[doc = include_str!("docs/delivery.md")]
     #[doc = include_str!("docs/fit.md")]
-    pub mod fit {}
-
-    #[doc = include_str!("docs/frameworks.md")]
-    pub mod frameworks {}
+    pub mod how_it_works {}
 
     #[doc = include_str!("docs/keys.md")]
     pub mod keys {}
 
     #[doc = include_str!("docs/providers.md")]
-    pub mod providers {}
-
     #[doc = include_str!("docs/senders.md")]
-    pub mod senders {}
-
-    #[doc = include_str!("docs/delivery.md")]
-    pub mod delivery {}
-
-    #[doc = include_str!("docs/answers.md")]
-    pub mod answers {}
-
-    #[doc = include_str!("docs/idempotency.md")]
-    pub mod idempotency {}
-
-    #[doc = include_str!("docs/transactions.md")]
-    pub mod transactions {}
-
-    #[doc = include_str!("docs/other_drivers.md")]
-    pub mod other_drivers {}
+    pub mod providers {}
 
     #[doc = include_str!("docs/verification.md")]
     pub mod verification {}
 
+    #[doc = include_str!("docs/transactions.md")]
+    pub mod transactions {}
+
+    #[doc = include_str!("docs/responses.md")]
+    pub mod responses {}
+
+    #[doc = include_str!("docs/idempotency.md")]
+    pub mod idempotency {}
+
     #[doc = include_str!("docs/recipes.md")]
+    #[doc = include_str!("docs/frameworks.md")]
     pub mod recipes {}
-
-    #[doc = include_str!("docs/rollout.md")]
-    pub mod rollout {}
-
-    #[doc = include_str!("docs/shadow.md")]
-    pub mod shadow {}
-
-    #[doc = include_str!("docs/checklist.md")]
-    pub mod checklist {}
-
-    #[doc = include_str!("docs/upgrading.md")]
-    pub mod upgrading {}
-
-    #[doc = include_str!("docs/incident.md")]
-    pub mod incident {}
-
-    #[doc = include_str!("docs/command.md")]
-    pub mod command {}
-
-    #[doc = include_str!("docs/sizing.md")]
-    pub mod sizing {}
-
-    #[doc = include_str!("docs/postgres.md")]
-    pub mod postgres {}
-
-    #[doc = include_str!("docs/sqlite.md")]
-    pub mod sqlite {}
-
-    #[doc = include_str!("docs/redis.md")]
-    pub mod redis {}
 
     #[doc = include_str!("docs/testing.md")]
     pub mod testing {}
 
-    #[doc = include_str!("docs/adapters.md")]
-    pub mod adapters {}
+    #[doc = include_str!("docs/checklist.md")]
+    #[doc = include_str!("docs/rollout.md")]
+    #[doc = include_str!("docs/shadow.md")]
+    #[doc = include_str!("docs/sizing.md")]
+    #[doc = include_str!("docs/upgrading.md")]
+    pub mod production {}
+
+    #[doc = include_str!("docs/incident.md")]
+    #[doc = include_str!("docs/command.md")]
+    pub mod incidents {}
 }
 pub mod key;
 mod layer;

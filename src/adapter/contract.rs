@@ -113,6 +113,8 @@ pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Se
 /// # Ok::<(), BoxError>(())
 /// # }).unwrap();
 /// ```
+///
+#[doc = include_str!("../docs/stores/own.md")]
 pub trait DedupAdapter: Send + Sync + 'static {
     /// Returns the abilities of the store. By default: neither leases nor stored data.
     ///

@@ -16,7 +16,7 @@
 //!
 //! A third party implements [`DedupAdapter`] for layers and [`MaintenanceAdapter`] for the purger and
 //! for operators, then runs the conformance suite (feature `conformance`): see
-//! [the guide](crate::guide::adapters).
+//! [the guide](crate::adapter::DedupAdapter).
 //!
 //! # Choosing a store at run time
 //!

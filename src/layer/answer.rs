@@ -1,6 +1,6 @@
 //! [`DedupResult`] and the layer's own responses.
 //!
-//! The table of all answers is in the [guide](crate::guide::delivery#answers). A response never
+//! The table of all answers is in the [guide](crate::guide::how_it_works#answers). A response never
 //! names an internal error: the log record does.
 
 use std::any::Any;

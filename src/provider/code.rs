@@ -10,7 +10,7 @@ use crate::key::{self, RequestRef};
 /// GitHub: the header `X-GitHub-Delivery`, one value per event.
 ///
 /// GitHub never retries by itself. A person can send a delivery again for three days, with the same
-/// id; to let this redelivery run, [forget its key](crate::guide::incident#running-an-event-again). All
+/// id; to let this redelivery run, [forget its key](crate::guide::incidents#running-an-event-again). All
 /// webhooks that subscribe to an event share the value. A repository and its organisation may post one
 /// event to one URL. If both deliveries must be handled, give each its own route and namespace. The
 /// signature covers the body, not this header. A response other than 2xx loses the event: commit a job

@@ -13,7 +13,7 @@
 //!    [its own namespace](crate::guide::keys#several-endpoints-of-one-sender).
 //! 5. The table of presets lists the facts that the sender's own documentation does not confirm.
 //!
-//! [One table](crate::guide::providers) lists all presets; [another page](crate::guide::senders)
+//! [One table](crate::guide::providers) lists all presets; [another page](crate::guide::providers)
 //! covers senders without a preset. [`find`] takes a name or an alias.
 //!
 //! # Example

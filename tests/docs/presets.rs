@@ -140,12 +140,12 @@ fn page_of_presets_names_tests_that_exist() {
 const PAGE_HEAD: &str = "\
 Every preset: its key, and what else to know about its sender.
 
-1. If the sender has a preset, use it. [Other senders](crate::guide::senders) have a recipe.
+1. If the sender has a preset, use it. [Other senders](crate::guide::providers) have a recipe.
 2. If a sender **never** retries, every response other than 2xx loses an event: commit a job and respond
    at once, as in `examples/ack_fast`.
 3. If the id is not signed, an attacker can send a signed body again under another id. Add a
    [second identity](crate::guide::keys#an-id-that-is-not-signed).
-4. If the sender reads the response, [replay](crate::guide::answers#a-response-that-matters) it to
+4. If the sender reads the response, [replay](crate::guide::responses#a-response-that-matters) it to
    duplicates.
 
 | sender | key | what to know |

@@ -121,7 +121,7 @@ fn cited_tests_exist() {
 /// Each cell of the table of topologies has a mark, and each mark has its tests, or says why it has none.
 #[test]
 fn tests_of_redis_topologies_exist() {
-    const REDIS: &str = include_str!("../../src/docs/redis.md");
+    const REDIS: &str = include_str!("../../src/docs/stores/redis_operation.md");
     let rows = table(REDIS, "topology");
     let mut marks = std::collections::BTreeSet::new();
     for row in &rows[2..] {

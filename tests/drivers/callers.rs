@@ -6,7 +6,7 @@ use ::tokio_postgres::NoTls;
 
 use super::{Database, diesel_async, record, sea_orm, tokio_postgres};
 
-const PAGE: &str = include_str!("../../src/docs/other_drivers.md");
+const PAGE: &str = include_str!("../../src/docs/stores/other_drivers.md");
 
 #[test]
 fn page_has_the_code_of_the_callers() {

@@ -101,7 +101,7 @@ async fn server_in_another_language_changes_no_reply() {
     assert_eq!(rows(&adapter).await, 0);
 }
 
-const PAGE: &str = include_str!("../../src/docs/postgres.md");
+const PAGE: &str = include_str!("../../src/docs/stores/postgres.md");
 
 /// Returns the SQL of the guide that contains these words.
 fn of_the_guide(words: &str) -> &'static str {

@@ -46,24 +46,23 @@ const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 /// ```
 ///
 /// 1. A complete key is on disk, and on the disk of a synchronous standby where there is one, whatever
-///    `synchronous_commit` a role has. A [failover](crate::guide::postgres#failover) to an asynchronous standby
+///    `synchronous_commit` a role has. A [failover](crate::adapter::PostgresAdapter#failover) to an asynchronous standby
 ///    can lose it. After a failover, a server in recovery answers no claim.
 /// 2. A duplicate writes nothing: no WAL, no wait for a disk. A stored response is read by one more statement, on
 ///    a connection of the pool.
 /// 3. A key that an open transaction holds is in flight after 100 ms (`lock_timeout`, set for the statement only).
 ///    So no call waits with a connection for a handler to end.
 /// 4. Calls that arrive while a statement is in progress are sent [together](crate::adapter::Batching), over connections
-///    beside the pool ([sizing](crate::guide::sizing#connections)).
+///    beside the pool ([sizing](crate::guide::production#connections)).
 /// 5. The clock is Postgres's.
 /// 6. The first call makes the schema, or [`migrate`](Self::migrate), safely from many processes at once; a failed
 ///    migration is tried again by the next call. Where the table exists, a role with SELECT, INSERT, UPDATE and
 ///    DELETE is enough. Statements name the table with its schema. If the table is dropped, the next call looks
 ///    for it again.
 ///
-/// The guide has the [rights](crate::guide::postgres) of a role, PgBouncer, and how to look up an event
-/// ([incident](crate::guide::incident)).
-///
 /// A clone is another handle to the same connections and the same state.
+///
+#[doc = include_str!("../../docs/stores/postgres.md")]
 #[derive(Clone)]
 pub struct PostgresAdapter(pub(super) Arc<PostgresStore>);
 
@@ -78,7 +77,7 @@ impl PostgresAdapter {
     /// provider of the process.
     ///
     /// The URL names one host. Where a standby may take over, that is an address which leads to the
-    /// primary: see the [Postgres guide](crate::guide::postgres#failover).
+    /// primary: see the [Postgres guide](crate::adapter::PostgresAdapter#failover).
     ///
     /// # Errors
     ///
@@ -121,7 +120,7 @@ impl PostgresAdapter {
     /// ledgers take no connection of yours; transactions, maintenance and stored responses do.
     ///
     /// [`close`](MaintenanceAdapter::close) leaves the pool open. For the size of the pool, see
-    /// [Connections](crate::guide::sizing#connections).
+    /// [Connections](crate::guide::production#connections).
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
         Self::with_options(pool, PostgresOptions::new())

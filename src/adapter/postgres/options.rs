@@ -87,8 +87,9 @@ impl PostgresOptions {
     /// default is `false`.
     ///
     /// The function stands in the table's schema. Its name is the table's, with `_record` at its end:
-    /// `webhook_deliveries_record(namespace text, id text, retention_seconds double precision)`. See
-    /// [Other drivers](crate::guide::other_drivers). A call never makes it.
+    /// `webhook_deliveries_record(namespace text, id text, retention_seconds double precision)`. A call never makes it.
+    ///
+    #[doc = include_str!("../../docs/stores/other_drivers.md")]
     pub fn record_function(mut self, make: bool) -> Self {
         self.makes_function = make;
         self

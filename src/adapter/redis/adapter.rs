@@ -37,6 +37,8 @@ use crate::key::DedupKey;
 /// # Clone
 ///
 /// A clone is another handle to the same connections and the same state.
+///
+#[doc = include_str!("../../docs/stores/redis_operation.md")]
 #[derive(Clone)]
 pub struct RedisAdapter(Arc<Shared>);
 

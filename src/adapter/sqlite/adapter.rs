@@ -80,6 +80,8 @@ const OPEN_RETRIES: usize = 6;
 /// dropped.
 ///
 /// A clone is another handle to the same connections and the same state.
+///
+#[doc = include_str!("../../docs/stores/sqlite.md")]
 #[derive(Clone)]
 pub struct SqliteAdapter(pub(super) Arc<SqliteStore>);
 
