@@ -5,12 +5,13 @@ use std::convert::Infallible;
 
 use futures_util::future::try_join_all;
 use http::{Request, Response};
+use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Executor, PgPool};
 use tower::Layer;
-use tower_dedup::Replay;
 use tower_dedup::adapter::{
     DedupAdapter, Fetch, MaintenanceAdapter, PostgresAdapter, PostgresOptions, TransactionAdapter,
 };
+use tower_dedup::{ErrorKind, Replay};
 
 use crate::support::effects::{Database, MINUTE, answer, lend, transactional};
 use crate::support::{
@@ -140,4 +141,20 @@ async fn deliveries_leave_no_lock_and_no_setting_behind() {
         assert_eq!(send(&service, request).await.status(), status, "{id}");
         watch.nothing_is_left(sql).await;
     }
+}
+
+/// PgBouncer before 1.21 gives a session, with its prepared statements, to one client after another.
+#[tokio::test]
+async fn pooler_that_keeps_no_prepared_statements_is_named() {
+    let database = Database::fresh().await;
+    let options = PgPoolOptions::new().after_connect(|session, _| {
+        Box::pin(async move {
+            session.execute("PREPARE sqlx_s_1 AS SELECT 1").await?;
+            Ok(())
+        })
+    });
+    let adapter = PostgresAdapter::new(options.connect_lazy_with(database.options()));
+    let error = adapter.claim(&dedup_key("a"), &terms()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().contains("PgBouncer needs version 1.21"), "{error}");
 }

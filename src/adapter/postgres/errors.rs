@@ -5,7 +5,7 @@
 use sqlx::error::DatabaseError;
 
 use super::super::sql::errors;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 
 const LOCK_NOT_AVAILABLE: &str = "55P03";
 const SERIALIZATION_FAILURE: &str = "40001";
@@ -13,8 +13,16 @@ const DEADLOCK_DETECTED: &str = "40P01";
 const IN_FAILED_TRANSACTION: &str = "25P02";
 const READ_ONLY_TRANSACTION: &str = "25006";
 const UNDEFINED_TABLE: &str = "42P01";
+const DUPLICATE_PREPARED_STATEMENT: &str = "42P05";
+const UNDEFINED_PREPARED_STATEMENT: &str = "26000";
 
 pub(super) fn store_error(context: &'static str, error: sqlx::Error) -> Error {
+    // sqlx names its statements by connection, and an older pooler gives the session to another client.
+    if has_code(&error, &[DUPLICATE_PREPARED_STATEMENT, UNDEFINED_PREPARED_STATEMENT]) {
+        let text = "sending a statement: the pooler does not keep prepared statements \
+                    (PgBouncer needs version 1.21 and max_prepared_statements above 0)";
+        return Error::new(ErrorKind::Config, text).with_source(error);
+    }
     errors::store_error(context, error, is_refusal)
 }
 
