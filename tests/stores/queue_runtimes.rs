@@ -73,24 +73,3 @@ fn adapter_outlives_its_runtimes_on_sqlite() {
     let dir = tempfile::tempdir().unwrap();
     several_runtimes(sqlite(&dir));
 }
-
-/// Runtimes live on and are not driven: their lanes have no turn after the last reply. (A pool of sqlx has
-/// none either to take its connection back, so SQLite needs a runtime that is driven.)
-#[test]
-fn runtime_that_stops_after_its_last_reply_delays_no_other_on_postgres() {
-    let schema = Schema::fresh();
-    let mut builder = tokio::runtime::Builder::new_current_thread();
-    // A caller that has its reply goes on before the lane does.
-    builder.enable_all().event_interval(1);
-    let runtimes: Vec<_> = (0..4).map(|_| builder.build().unwrap()).collect();
-    let adapter = runtimes[0].block_on(postgres(&schema));
-    for round in 0..3 {
-        for (at, runtime) in runtimes.iter().enumerate() {
-            let claimed = runtime.block_on(async {
-                let claimed = claim(adapter.clone(), format!("{round}-{at}"), terms());
-                tokio::time::timeout(Duration::from_secs(10), claimed).await
-            });
-            assert_eq!(claimed.expect("a reply").unwrap(), FIRST);
-        }
-    }
-}

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, Postgres};
 use sqlx::{Connection, Row};
-use tokio::runtime::{Handle, Id};
+use tokio::runtime::Handle;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -72,8 +72,6 @@ struct Beside {
 /// A connection beside the pool.
 struct Own {
     connection: PgConnection,
-    /// The runtime that opened it: the socket needs this runtime.
-    runtime: Id,
     /// How it was opened.
     options: Arc<PgConnectOptions>,
     opened: Instant,
@@ -128,8 +126,7 @@ impl Connections {
     }
 
     async fn own(&self) -> Result<Own, sqlx::Error> {
-        let runtime = Handle::current().id();
-        while let Some(mut own) = self.idle(runtime)? {
+        while let Some(mut own) = self.idle()? {
             if own.used.elapsed() < TEST_AFTER
                 || matches!(timeout(TEST, own.connection.ping()).await, Ok(Ok(())))
             {
@@ -142,19 +139,17 @@ impl Connections {
         let options = self.pool.connect_options();
         self.private.set_connect_options((*options).clone());
         let (connection, now) = (self.private.acquire().await?.detach(), Instant::now());
-        Ok(Own { connection, runtime, options, opened: now, used: now })
+        Ok(Own { connection, options, opened: now, used: now })
     }
 
-    /// Returns an idle connection of this runtime; that of another runtime only if there are enough, because
-    /// nobody may drive that runtime. If it has ended, the statement fails at once and is repeated.
-    fn idle(&self, runtime: Id) -> Result<Option<Own>, sqlx::Error> {
+    /// Returns the idle connection that was used last. If its runtime has ended, the statement fails at once and is
+    /// repeated.
+    fn idle(&self) -> Result<Option<Own>, sqlx::Error> {
         let mut beside = self.lock();
         if self.is_closed() {
             return Err(sqlx::Error::PoolClosed);
         }
-        let mine = beside.idle.iter().rposition(|own| own.runtime == runtime);
-        let found = mine.or_else(|| (beside.idle.len() >= self.batches.count).then_some(0));
-        Ok(found.map(|index| beside.idle.remove(index)))
+        Ok(beside.idle.pop())
     }
 
     /// Keeps a connection for the next batch, unless there are enough or it is too old.

@@ -48,8 +48,8 @@ impl BatchExecutor<Call> for SqliteStore {
 
     async fn send_guard(&self) -> Result<WriteGuard, Error> {
         // A lane has the lock before it takes a batch: a write is executed only for a caller that still
-        // waits, and a release that follows needs the lock too. So it is a fence. The same with a second lane,
-        // of another runtime or beside a late batch.
+        // waits, and a release that follows needs the lock too. So it is a fence. The same with a second lane
+        // beside a late batch.
         // After an error nothing was sent to the file.
         self.write_lock(ErrorKind::Refused).await
     }

@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 use super::lane::{BatchExecutor, BatcherState, Lane, no_reply};
 use super::options::Batching;
 use super::queue::{BatchItem, Queue, QueueReply};
-use super::runtime::{Mutex, current};
+use super::runtime::Mutex;
 use crate::error::{Error, ErrorKind};
 
 const KEYS_WORTH_A_LANE: usize = 32;
@@ -47,13 +47,13 @@ impl<I: BatchItem> Batcher<I> {
         Err(Error::new(ErrorKind::Refused, "sending a batch: the runtime is ending"))
     }
 
-    /// Adds the call to the queue, and starts a lane of this runtime if the queue needs one.
+    /// Adds the call to the queue, and starts a lane if the queue needs one.
     fn push<E: BatchExecutor<I>>(
         &self,
         executor: &Arc<E>,
         item: I,
     ) -> Result<Queued<'_, I>, Error> {
-        let (runtime, shared) = (current(), &self.0);
+        let shared = &self.0;
         let (reply, receiver) = oneshot::channel();
         let (ticket, opens) = {
             let mut queue = shared.lock();
@@ -61,11 +61,11 @@ impl<I: BatchItem> Batcher<I> {
                 return Err(Error::new(ErrorKind::Overloaded, "queueing a call"));
             }
             let ticket = queue.push(item, reply);
-            (ticket, queue.opens_lane(runtime, shared.lanes, shared.keys_worth_a_lane))
+            (ticket, queue.opens_lane(shared.lanes, shared.keys_worth_a_lane))
         };
         let queued = Queued { shared, ticket: Some(ticket), receiver };
         if opens {
-            Lane::start(Arc::clone(shared), Arc::clone(executor), runtime);
+            Lane::start(Arc::clone(shared), Arc::clone(executor));
         }
         Ok(queued)
     }

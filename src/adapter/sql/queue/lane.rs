@@ -9,7 +9,7 @@ use std::task::Poll;
 use futures_util::FutureExt;
 
 use super::queue::{BatchItem, Queue, QueueReply, ReplySender, Waiting};
-use super::runtime::{Mutex, RuntimeId, late, spawn, yield_now};
+use super::runtime::{Mutex, late, spawn, yield_now};
 use crate::error::{Error, ErrorKind};
 
 /// Returns whether the caller of the call with this index in its batch still waits.
@@ -56,7 +56,6 @@ impl<I: BatchItem> BatcherState<I> {
 pub(super) struct Lane<I: BatchItem, E: BatchExecutor<I>> {
     shared: Arc<BatcherState<I>>,
     executor: Arc<E>,
-    runtime: RuntimeId,
     /// Whether the queue counts this lane.
     open: bool,
     /// Whether it waits for the reply to a batch.
@@ -67,43 +66,31 @@ pub(super) struct Lane<I: BatchItem, E: BatchExecutor<I>> {
 
 impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
     /// Starts a lane that the queue counts already.
-    pub(super) fn start(shared: Arc<BatcherState<I>>, executor: Arc<E>, runtime: RuntimeId) {
-        let lane = Self { shared, executor, runtime, open: true, sends: false, late: false };
+    pub(super) fn start(shared: Arc<BatcherState<I>>, executor: Arc<E>) {
+        let lane = Self { shared, executor, open: true, sends: false, late: false };
         spawn(lane.run());
     }
 
     async fn run(mut self) {
-        loop {
+        while self.open {
             // Yield once, so that tasks woken together join one batch. Callers that have just got
             // their replies may call again.
             yield_now().await;
-            if self.closes_if_nothing_waits() {
-                return;
-            }
             let guard = self.executor.send_guard().await;
             let Some((items, replies)) = self.take() else { return };
             self.send(guard, items, replies).await;
         }
     }
 
-    fn closes_if_nothing_waits(&mut self) -> bool {
-        let mut queue = self.shared.lock();
-        self.open = queue.len() > 0;
-        if !self.open {
-            queue.close_lane(self.runtime);
-        }
-        !self.open
-    }
-
     /// Takes the next batch, or closes the lane. Other lanes send the calls that still wait then.
     fn take(&mut self) -> Option<(Vec<I>, Vec<ReplySender<I>>)> {
         let mut queue = self.shared.lock();
-        self.open = queue.len() > 0 && !queue.has_surplus(self.runtime, self.shared.lanes);
+        self.open = queue.len() > 0 && !queue.has_surplus(self.shared.lanes);
         if !self.open {
-            queue.close_lane(self.runtime);
+            queue.close_lane();
             return None;
         }
-        let batch = queue.take(self.runtime, self.shared.max_batch_keys);
+        let batch = queue.take(self.shared.max_batch_keys);
         self.sends = true;
         drop(queue);
         self.start_another(self.shared.keys_worth_a_lane);
@@ -130,8 +117,8 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
                 items.iter().map(|_| Err(error())).collect()
             }
         };
-        // The replies follow: the last caller's runtime may stop running tasks after its reply. The
-        // lane is open then, but it is not late, and another runtime starts a lane of its own.
+        // The replies follow: the last caller's runtime may stop running tasks after its reply, and a lane that
+        // is open and not driven would delay every call.
         self.finish_batch();
         let mut replies = replies.into_iter();
         for sender in senders {
@@ -166,28 +153,32 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
 
     /// Starts another lane if the queue needs one for the calls that still wait.
     fn start_another(&self, min_calls: usize) {
-        if self.shared.lock().opens_lane(self.runtime, self.shared.lanes, min_calls) {
-            Self::start(Arc::clone(&self.shared), Arc::clone(&self.executor), self.runtime);
+        if self.shared.lock().opens_lane(self.shared.lanes, min_calls) {
+            Self::start(Arc::clone(&self.shared), Arc::clone(&self.executor));
         }
     }
 
-    /// Counts the batch as sent.
+    /// Counts the batch as sent, and closes the lane if nothing waits.
     fn finish_batch(&mut self) {
         self.sends = false;
-        let is_late = std::mem::take(&mut self.late);
-        self.shared.lock().finish_batch(self.runtime, is_late);
+        let mut queue = self.shared.lock();
+        queue.finish_batch(std::mem::take(&mut self.late));
+        self.open = queue.len() > 0;
+        if !self.open {
+            queue.close_lane();
+        }
     }
 }
 
 impl<I: BatchItem, E: BatchExecutor<I>> Drop for Lane<I, E> {
     fn drop(&mut self) {
-        if !self.open {
-            return;
-        }
         if self.sends {
             self.finish_batch();
         }
-        let not_sent = self.shared.lock().close_lane(self.runtime);
+        if !self.open {
+            return;
+        }
+        let not_sent = self.shared.lock().close_lane();
         for Waiting { item, reply, .. } in not_sent {
             let _ = reply.send(QueueReply::NotSent(item));
         }

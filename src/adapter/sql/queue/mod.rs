@@ -1,8 +1,7 @@
 //! The queue: calls that arrive while a statement is in progress are sent together in the next one.
 //!
 //! 1. No timer delays a call. The first call starts a *lane*, a task that sends one batch after the
-//!    other. After the replies it lets the callers run once, and ends if nothing waits then. Without
-//!    calls nothing runs.
+//!    other. It ends before it replies if nothing waits then. Without calls nothing runs.
 //! 2. A lane sends one batch at a time, and there are few lanes. While all are sending, another one starts when
 //!    32 keys wait, because then one more statement is worth its fixed cost; or when a batch is late
 //!    (500 ms), because its connection may have fallen silent. Lanes whose batches are late do not
@@ -16,10 +15,8 @@
 //!    no waiting call: a caller that drops its future gives its room back itself. The bound holds for claims only,
 //!    because a running event depends on the other calls.
 //! 6. All runtimes share the queue. A lane is a task of the runtime that started it, and sends calls of
-//!    every runtime. A caller whose runtime has no lane starts one, so nobody waits for a runtime that
-//!    stopped after its last reply; such a lane keeps the store open. When a runtime ends, the outcome of
-//!    the calls that its lanes were sending is unknown. If they were the last lanes, callers that still
-//!    wait send the others again.
+//!    every runtime. When a runtime ends, the outcome of the calls that its lanes were sending is unknown. If they
+//!    were the last lanes, callers that still wait send the others again.
 
 mod batcher;
 mod lane;
@@ -36,3 +33,65 @@ pub(in crate::adapter) use batcher::Batcher;
 pub(in crate::adapter) use lane::{BatchExecutor, Waits};
 pub use options::Batching;
 pub(in crate::adapter) use queue::BatchItem;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use tokio::runtime::Builder;
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::error::Error;
+
+    struct Number(u32);
+
+    impl BatchItem for Number {
+        type Reply = u32;
+
+        fn can_join(&self, _: &Self) -> bool {
+            true
+        }
+
+        fn is_bounded(&self) -> bool {
+            true
+        }
+    }
+
+    struct Echo;
+
+    impl BatchExecutor<Number> for Echo {
+        type SendGuard = ();
+
+        async fn send_guard(&self) -> Result<(), Error> {
+            Ok(())
+        }
+
+        async fn execute(
+            &self,
+            (): (),
+            batch: Vec<Number>,
+            _: &Waits<'_>,
+        ) -> Vec<Result<u32, Error>> {
+            batch.into_iter().map(|Number(number)| Ok(number)).collect()
+        }
+    }
+
+    /// The runtimes live on, and their tasks have no turn after the last reply.
+    #[test]
+    fn runtime_that_stops_after_its_last_reply_delays_no_other() {
+        // A caller that has its reply goes on before another task.
+        let runtime =
+            || Builder::new_current_thread().enable_time().event_interval(1).build().unwrap();
+        let (runtimes, batcher) = ([runtime(), runtime()], Batcher::new(1, Batching::new()));
+        let echo = Arc::new(Echo);
+        for number in 0..6 {
+            let call = async {
+                timeout(Duration::from_secs(5), batcher.submit(&echo, Number(number))).await
+            };
+            let reply = runtimes[number as usize % 2].block_on(call);
+            assert_eq!(reply.expect("a reply").unwrap(), number);
+        }
+    }
+}

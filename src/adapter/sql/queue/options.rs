@@ -32,8 +32,7 @@ impl Batching {
     /// database.
     ///
     /// While batches take longer than 500 ms, up to as many more are sent, because their connections
-    /// may have fallen silent. A runtime without a lane starts one. SQLite has one writer, and
-    /// therefore one lane.
+    /// may have fallen silent. SQLite has one writer, and therefore one lane.
     ///
     /// 0 is invalid.
     pub fn lanes(self, lanes: usize) -> Self {

@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 
 use tokio::sync::oneshot;
 
-use super::runtime::RuntimeId;
 use crate::error::Error;
 
 /// How many batches a lane looks ahead for calls that can join its batch.
@@ -36,25 +35,22 @@ pub(super) struct Waiting<I: BatchItem> {
     pub(super) reply: ReplySender<I>,
 }
 
-struct OpenLane {
-    runtime: RuntimeId,
-    /// Whether it waits for the reply to a batch.
-    sends: bool,
-}
-
-/// The waiting calls of all runtimes, and the lanes that send them.
+/// The waiting calls, and how many lanes send them.
 pub(super) struct Queue<I: BatchItem> {
     /// In the order of their tickets.
     waiting: VecDeque<Waiting<I>>,
     next_ticket: u64,
-    lanes: Vec<OpenLane>,
-    /// How many lanes wait for a batch that is late.
+    /// How many lanes are open.
+    lanes: usize,
+    /// How many of them wait for the reply to a batch.
+    sending: usize,
+    /// How many of these batches are late.
     late: usize,
 }
 
 impl<I: BatchItem> Default for Queue<I> {
     fn default() -> Self {
-        Self { waiting: VecDeque::new(), next_ticket: 0, lanes: Vec::new(), late: 0 }
+        Self { waiting: VecDeque::new(), next_ticket: 0, lanes: 0, sending: 0, late: 0 }
     }
 }
 
@@ -81,32 +77,20 @@ impl<I: BatchItem> Queue<I> {
 
     /// Counts another lane if the queue needs one; the caller starts it.
     ///
-    /// A runtime without a lane needs one, whatever the number: the runtimes of the other lanes may not
-    /// be driven. Otherwise `min_calls` have to wait, or any call while a batch is late; and all lanes of the
-    /// runtime have to be sending, because one that is not takes the waiting calls next.
-    pub(super) fn opens_lane(
-        &mut self,
-        runtime: RuntimeId,
-        lanes: usize,
-        min_calls: usize,
-    ) -> bool {
-        let mut mine = self.lanes.iter().filter(|lane| lane.runtime == runtime).peekable();
-        let has_lane = mine.peek().is_some();
-        let is_needed = (self.len() >= min_calls || self.late > 0) && mine.all(|lane| lane.sends);
-        let has_place = self.lanes.len() < self.max_lanes(lanes);
-        let opens = self.len() > 0 && (!has_lane || is_needed && has_place);
-        if opens {
-            self.lanes.push(OpenLane { runtime, sends: false });
-        }
+    /// Beside other lanes, `min_calls` have to wait, or any call while a batch is late; and all lanes have to be
+    /// sending, because one that is not takes the waiting calls next.
+    pub(super) fn opens_lane(&mut self, max_lanes: usize, min_calls: usize) -> bool {
+        let is_worth_it = self.len() >= min_calls || self.late > 0;
+        let has_place = self.lanes < self.max_lanes(max_lanes) && self.sending == self.lanes;
+        let opens = self.len() > 0 && (self.lanes == 0 || is_worth_it && has_place);
+        self.lanes += usize::from(opens);
         opens
     }
 
     /// Removes a lane that is not sending. Returns the calls that wait, if it was the last one.
-    pub(super) fn close_lane(&mut self, runtime: RuntimeId) -> VecDeque<Waiting<I>> {
-        if let Some(lane) = self.lane(runtime, false) {
-            self.lanes.swap_remove(lane);
-        }
-        if !self.lanes.is_empty() {
+    pub(super) fn close_lane(&mut self) -> VecDeque<Waiting<I>> {
+        self.lanes -= 1;
+        if self.lanes > 0 {
             return VecDeque::new();
         }
         std::mem::take(&mut self.waiting)
@@ -115,7 +99,7 @@ impl<I: BatchItem> Queue<I> {
     #[cfg(test)]
     #[allow(dead_code, reason = "used by the model, which compiles its own copy of this file")]
     pub(super) fn has_lanes(&self) -> bool {
-        !self.lanes.is_empty()
+        self.lanes > 0
     }
 
     /// Counts a lane whose batch is late.
@@ -123,16 +107,10 @@ impl<I: BatchItem> Queue<I> {
         self.late += 1;
     }
 
-    /// Counts a batch of this runtime as sent.
-    pub(super) fn finish_batch(&mut self, runtime: RuntimeId, late: bool) {
+    /// Counts a batch as sent.
+    pub(super) fn finish_batch(&mut self, late: bool) {
         self.late -= usize::from(late);
-        if let Some(lane) = self.lane(runtime, true) {
-            self.lanes[lane].sends = false;
-        }
-    }
-
-    fn lane(&self, runtime: RuntimeId, sends: bool) -> Option<usize> {
-        self.lanes.iter().position(|lane| lane.runtime == runtime && lane.sends == sends)
+        self.sending -= 1;
     }
 
     /// Lanes whose batches are late do not count, up to `lanes` of them.
@@ -140,18 +118,14 @@ impl<I: BatchItem> Queue<I> {
         lanes.saturating_add(self.late.min(lanes))
     }
 
-    /// Returns `true` if a lane of this runtime was started beside a late batch that is no longer late.
-    /// The last lane of a runtime stays.
-    pub(super) fn has_surplus(&self, runtime: RuntimeId, lanes: usize) -> bool {
-        let of_runtime = self.lanes.iter().filter(|lane| lane.runtime == runtime).count();
-        self.lanes.len() > self.max_lanes(lanes) && of_runtime > 1
+    /// Returns `true` if a lane was started beside a late batch that is no longer late.
+    pub(super) fn has_surplus(&self, max_lanes: usize) -> bool {
+        self.lanes > self.max_lanes(max_lanes)
     }
 
     /// Takes the calls that can be sent together, from the front, for a lane that sends them now.
-    pub(super) fn take(&mut self, runtime: RuntimeId, max_calls: usize) -> Vec<Waiting<I>> {
-        if let Some(lane) = self.lane(runtime, false) {
-            self.lanes[lane].sends = true;
-        }
+    pub(super) fn take(&mut self, max_calls: usize) -> Vec<Waiting<I>> {
+        self.sending += 1;
         let (mut batch, mut skipped): (Vec<Waiting<I>>, Vec<_>) = (Vec::new(), Vec::new());
         while batch.len() < max_calls
             && skipped.len() <= max_calls * LOOK_AHEAD

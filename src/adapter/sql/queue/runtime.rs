@@ -6,15 +6,8 @@ use std::time::Duration;
 
 pub(super) use std::sync::Mutex;
 
-pub(super) type RuntimeId = tokio::runtime::Id;
-
 /// How long a batch may take before it is late.
 const LATE: Duration = Duration::from_millis(500);
-
-/// Returns the runtime of the caller.
-pub(super) fn current() -> RuntimeId {
-    tokio::runtime::Handle::current().id()
-}
 
 pub(super) fn spawn(task: impl Future<Output = ()> + Send + 'static) {
     drop(tokio::spawn(task));

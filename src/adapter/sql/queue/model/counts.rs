@@ -20,7 +20,7 @@ fn push_of_kind(queue: &mut Queue<Item>, number: usize, kind: u8) -> Reply {
 
 /// Returns the calls of the next batch.
 fn take(queue: &mut Queue<Item>) -> Vec<usize> {
-    queue.take(0, MAX_BATCH_KEYS).into_iter().map(|waiting| waiting.item.number).collect()
+    queue.take(MAX_BATCH_KEYS).into_iter().map(|waiting| waiting.item.number).collect()
 }
 
 #[test]
@@ -73,50 +73,43 @@ fn a_lane_passes_over_four_batches_of_calls_that_cannot_join() {
 fn only_the_last_lane_gives_the_waiting_calls_back() {
     let mut queue = Queue::default();
     let _sent = push(&mut queue, 5);
-    assert!(queue.opens_lane(0, 2, 1));
+    assert!(queue.opens_lane(2, 1));
     assert_eq!(take(&mut queue), [5]);
     let _replies = [7, 1].map(|key| push(&mut queue, key));
-    for runtime in [0, 1] {
-        assert!(queue.opens_lane(runtime, 2, 1));
-    }
-    queue.finish_batch(0, false);
-    for runtime in [0, 0] {
-        assert_eq!((queue.close_lane(runtime).len(), queue.len()), (0, 2));
-    }
-    assert!(queue.opens_lane(0, 2, 1), "two lanes have ended");
-    assert_eq!((queue.close_lane(1).len(), queue.len()), (0, 2));
+    assert!(queue.opens_lane(2, 1));
+    queue.finish_batch(false);
+    assert_eq!((queue.close_lane().len(), queue.len()), (0, 2));
     assert!(queue.has_lanes());
-    assert_eq!((queue.close_lane(0).len(), queue.len()), (2, 0));
+    assert_eq!((queue.close_lane().len(), queue.len()), (2, 0));
     assert!(!queue.has_lanes());
-    assert_eq!(queue.close_lane(0).len(), 0, "no lane is left");
 }
 
 #[test]
 fn a_second_lane_is_worth_some_keys_and_a_late_batch_one_more_lane() {
     let mut queue = Queue::default();
     let _first = [1, 2].map(|key| push(&mut queue, key));
-    assert!(queue.opens_lane(0, 2, 3), "the first lane needs no number of keys");
-    assert!(!queue.opens_lane(0, 2, 2), "the first lane takes them");
+    assert!(queue.opens_lane(2, 3), "the first lane needs no number of keys");
+    assert!(!queue.opens_lane(2, 2), "the first lane takes them");
     assert_eq!(take(&mut queue), [1, 2]);
     let _more = [1, 2].map(|key| push(&mut queue, key));
-    assert!(!queue.opens_lane(0, 2, 3));
-    assert!(queue.opens_lane(0, 2, 2));
+    assert!(!queue.opens_lane(2, 3));
+    assert!(queue.opens_lane(2, 2));
     assert_eq!(take(&mut queue), [1, 2]);
     let _last = push(&mut queue, 1);
-    assert!(!queue.opens_lane(0, 2, 1), "two lanes at most");
+    assert!(!queue.opens_lane(2, 1), "two lanes at most");
     queue.abandon(4);
     // While a batch is late, a call that waits opens one more lane.
     queue.add_late();
-    assert!(!queue.opens_lane(0, 2, 0), "nothing waits");
+    assert!(!queue.opens_lane(2, 0), "nothing waits");
     let _second = push(&mut queue, 3);
-    assert!(queue.opens_lane(0, 2, 9));
-    assert!(!queue.opens_lane(0, 2, 9));
-    assert!(!queue.has_surplus(0, 2));
-    queue.finish_batch(0, true);
+    assert!(queue.opens_lane(2, 9));
+    assert!(!queue.opens_lane(2, 9));
+    assert!(!queue.has_surplus(2));
+    queue.finish_batch(true);
     // The lane that was started beside the late batch ends, and leaves the call to the others.
-    assert!(queue.has_surplus(0, 2));
-    assert_eq!(queue.close_lane(0).len(), 0);
-    assert!(!queue.has_surplus(0, 2));
+    assert!(queue.has_surplus(2));
+    assert_eq!(queue.close_lane().len(), 0);
+    assert!(!queue.has_surplus(2));
     assert_eq!(take(&mut queue), [3]);
 }
 
@@ -128,23 +121,9 @@ fn as_many_late_batches_as_lanes_open_a_lane_each() {
     }
     let opens_and_sends = |_: &u8| {
         let _reply = push(&mut queue, 1);
-        let opens = queue.opens_lane(0, 2, 1);
+        let opens = queue.opens_lane(2, 1);
         take(&mut queue);
         opens
     };
     assert_eq!((0..9).filter(opens_and_sends).count(), 4);
-}
-
-/// The runtime of the other lanes may not be driven.
-#[test]
-fn every_runtime_has_a_lane_while_it_has_calls() {
-    let mut queue = Queue::default();
-    let _reply = push(&mut queue, 1);
-    for runtime in [0, 1, 2] {
-        assert!(queue.opens_lane(runtime, 1, 9), "{runtime}");
-        assert!(!queue.opens_lane(runtime, 1, 1), "{runtime}");
-        assert!(!queue.has_surplus(runtime, 1), "the only lane of {runtime}");
-    }
-    assert_eq!((queue.close_lane(1).len(), take(&mut queue)), (0, vec![1]));
-    assert!(!queue.opens_lane(1, 1, 9), "nothing waits");
 }

@@ -124,7 +124,6 @@ struct World {
     callers: usize,
     calls: usize,
     lanes: usize,
-    runtimes: u8,
     stops: u32,
     fails: bool,
     leaves: bool,
@@ -182,7 +181,6 @@ async fn call(world: World, batcher: Arc<Batcher<Item>>, store: Arc<Store>, numb
 fn check(world: World) {
     shuttle::check_random(
         move || {
-            runtime::RUNTIMES.set(world.runtimes);
             runtime::STOPS.set(world.stops);
             runtime::LATE.set(world.late);
             let batching =
@@ -190,9 +188,7 @@ fn check(world: World) {
             let batcher = Arc::new(Batcher::new(world.lanes, batching));
             let store = Arc::new(Store {
                 sent: (0..world.callers * world.calls).map(|_| AtomicUsize::new(0)).collect(),
-                // Each runtime may have one more than the bound allows.
-                max_lanes: world.lanes * if world.late { 2 } else { 1 }
-                    + usize::from(world.runtimes - 1),
+                max_lanes: world.lanes * if world.late { 2 } else { 1 },
                 fails: world.fails,
                 stops: world.stops > 0,
                 hangs: world.hangs.then_some(world.callers - 1),
@@ -229,7 +225,7 @@ fn check(world: World) {
             });
             assert_eq!(store.lanes.load(Ordering::SeqCst), 0);
             // Two lanes may wait for one call. A lane alone takes a guard only if a call waits.
-            if world.lanes == 1 && world.runtimes == 1 && !world.leaves && !world.late {
+            if world.lanes == 1 && !world.leaves && !world.late {
                 assert_eq!(store.unused_guards.load(Ordering::SeqCst), 0);
             }
         },
@@ -241,7 +237,6 @@ const CALM: World = World {
     callers: 4,
     calls: 3,
     lanes: 2,
-    runtimes: 1,
     stops: 0,
     fails: false,
     leaves: false,
@@ -285,11 +280,4 @@ fn late_batches_start_lanes_and_every_caller_gets_its_own_reply() {
 fn hanging_batch_delays_no_other_batch() {
     check(World { late: true, hangs: true, ..CALM });
     check(World { late: true, hangs: true, lanes: 1, ..CALM });
-}
-
-#[test]
-fn runtimes_share_the_queue_and_every_caller_gets_its_own_reply() {
-    check(World { runtimes: 2, ..CALM });
-    check(World { runtimes: 3, lanes: 1, leaves: true, fails: true, ..CALM });
-    check(World { runtimes: 2, stops: 2, late: true, leaves: true, ..CALM });
 }

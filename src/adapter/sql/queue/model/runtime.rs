@@ -9,20 +9,11 @@ use shuttle::rand::{Rng, thread_rng};
 pub(super) use shuttle::future::yield_now;
 pub(super) use shuttle::sync::Mutex;
 
-pub(super) type RuntimeId = u8;
-
 thread_local! {
-    /// How many runtimes there are.
-    pub(super) static RUNTIMES: Cell<u8> = const { Cell::new(1) };
     /// How many lanes are still to be dropped early, as by runtimes that end.
     pub(super) static STOPS: Cell<u32> = const { Cell::new(0) };
     /// Whether batches may be late.
     pub(super) static LATE: Cell<bool> = const { Cell::new(false) };
-}
-
-/// A caller may go on in another runtime with each call.
-pub(super) fn current() -> RuntimeId {
-    thread_rng().gen_range(0..RUNTIMES.get())
 }
 
 pub(super) fn spawn(task: impl Future<Output = ()> + Send + 'static) {
