@@ -14,8 +14,7 @@ use sqlx::postgres::PgPoolOptions;
 use sqlx::{PgPool, Postgres};
 use tower::{Layer, Service, ServiceExt};
 use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, DedupAdapter, MaintenanceAdapter, PostgresAdapter,
-    PostgresOptions,
+    Batching, CallTerms, DedupAdapter, MaintenanceAdapter, PostgresAdapter, PostgresOptions,
 };
 use tower_dedup::ledger::Transactional;
 use tower_dedup::{DedupHandle, DedupLayer, OnInFlight};
@@ -419,31 +418,6 @@ async fn purging_over_a_silent_connection_ends() {
         failed
     }));
     assert!(failed.await.contains(&true), "no message fell silent");
-}
-
-/// The connections of an idle runtime stay its own. Other runtimes open theirs.
-#[test]
-fn runtime_that_is_not_driven_delays_no_other() {
-    let first = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let second = tokio::runtime::Runtime::new().unwrap();
-    let database = second.block_on(Database::fresh());
-    let pool = second.block_on(async { database.pool(2) });
-    let adapter = adapter(&pool, Batching::new());
-    let claim = |id: &str| {
-        let (adapter, keys) = (adapter.clone(), dedup_key(id));
-        async move {
-            let terms = CallTerms::on_completion([1; 16].into(), MINUTE, MINUTE);
-            tokio::time::timeout(IN_TIME, adapter.claim(&keys, &terms)).await.expect("in time")
-        }
-    };
-    first.block_on(claim("a")).unwrap();
-    for number in 0..20 {
-        let start = Instant::now();
-        let claimed = second.block_on(claim(&number.to_string())).unwrap();
-        assert!(matches!(claimed, Claimed::First { .. }), "{claimed:?}");
-        assert!(start.elapsed() < STATEMENT_TIMEOUT, "{number} after {:?}", start.elapsed());
-    }
-    drop(first);
 }
 
 /// The host accepts the connection and says nothing.

@@ -302,30 +302,33 @@ impl PostgresStore {
         let mut dialect = self.dialect(Source::Pool);
         for _ in 0..TRIES {
             let found = dialect.read(&rows, Fetch::Nothing).await.map_err(fault)?;
-            match found.into_iter().flatten().next() {
-                Some(row) if row.is_leased().unwrap_or(false) => return Ok(Forgotten::InFlight),
-                // An unreadable row is forgotten too: it blocks its event.
-                Some(row) if !row.is_expired() => {
-                    let (columns, versions) = (KeyColumns::new(&rows), [row.version]);
-                    let params = Params::Versions(&columns, &Extra::Nothing, &versions);
-                    // After a lost reply, a repetition would say that there is no such key.
-                    let forgotten = self.fetch_once(&self.statements().forget, params).await;
-                    if !forgotten.map_err(fault)?.is_empty() {
-                        return Ok(Forgotten::Removed);
-                    }
-                    // Another call has written the row since: try again.
+            let row = found.into_iter().flatten().next();
+            match row.as_ref().map_or(Some(Forgotten::Missing), Row::forgotten) {
+                Some(Forgotten::Missing)
+                    if self.is_in_transaction(rows[0].hash).await.map_err(fault)? =>
+                {
+                    return Ok(Forgotten::InFlight);
                 }
-                _ => {
-                    // A transaction that runs the key holds its lock, and has no visible row yet.
-                    let lock = Params::Lock(advisory_lock(rows[0].hash));
-                    let tried = self.fetch(&self.statements().try_lock, lock).await;
-                    let is_free =
-                        tried.and_then(|rows| rows.first().map(|row| row.try_get(0)).transpose());
-                    let is_held = is_free.map_err(fault)? == Some(false);
-                    return Ok(if is_held { Forgotten::InFlight } else { Forgotten::Missing });
-                }
+                Some(reply) => return Ok(reply),
+                None => {}
             }
+            let (columns, versions) = (KeyColumns::new(&rows), [row.map_or(0, |row| row.version)]);
+            let params = Params::Versions(&columns, &Extra::Nothing, &versions);
+            // After a lost reply, a repetition would say that there is no such key.
+            let forgotten = self.fetch_once(&self.statements().forget, params).await;
+            if !forgotten.map_err(fault)?.is_empty() {
+                return Ok(Forgotten::Removed);
+            }
+            // Another call has written the row since: try again.
         }
         Ok(Forgotten::InFlight)
+    }
+
+    /// Returns `true` if an open transaction holds the lock of a key. Its row is not visible yet.
+    pub(super) async fn is_in_transaction(&self, hash: u128) -> Result<bool, sqlx::Error> {
+        let tried =
+            self.fetch(&self.statements().try_lock, Params::Lock(advisory_lock(hash))).await?;
+        let is_free = tried.first().map(|row| row.try_get::<bool, _>(0)).transpose()?;
+        Ok(is_free == Some(false))
     }
 }

@@ -235,7 +235,7 @@ impl PostgresStore {
             let read_only = is_read_only(&error);
             if read_only {
                 transaction.close();
-                self.connections.test_idle();
+                self.connections.close_idle();
             } else {
                 end_badly(transaction).await;
             }

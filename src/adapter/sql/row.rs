@@ -11,7 +11,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::super::replies::{Claimed, Completed, Entry, EntryState, Seen};
+use super::super::replies::{Claimed, Completed, Entry, EntryState, Forgotten, Seen};
 use super::super::stored::{Fetch, StoredData, StoredResponse};
 use super::super::terms::{CallTerms, Permanence, Token};
 use crate::error::{Error, ErrorKind};
@@ -125,19 +125,15 @@ impl Row {
         }
     }
 
-    /// Returns `true` if the retention of the row has ended, and no live lease holds it.
-    pub(in crate::adapter) fn is_expired(&self) -> bool {
-        self.unreadable.is_none() && matches!(self.state(), RowState::Expired)
-    }
-
-    /// Returns `true` if a live lease holds the row.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Corrupt`] for an unreadable row.
-    pub(in crate::adapter) fn is_leased(&self) -> Result<bool, Error> {
-        self.check_readable()?;
-        Ok(matches!(self.state(), RowState::Leased))
+    /// Returns the reply to `forget` that finds this row, if there is nothing to forget. An unreadable row is
+    /// forgotten too: it blocks its event.
+    pub(in crate::adapter) fn forgotten(&self) -> Option<Forgotten> {
+        match self.state() {
+            _ if self.unreadable.is_some() => None,
+            RowState::Leased => Some(Forgotten::InFlight),
+            RowState::Expired => Some(Forgotten::Missing),
+            _ => None,
+        }
     }
 
     /// Returns the reply to a claim that finds this row, if the claim need not write.
@@ -270,12 +266,13 @@ mod tests {
         let token = Token::random();
         let leased = CallTerms::on_completion(token, MINUTE, SECOND);
         let complete = CallTerms::on_claim(token, MINUTE);
-        assert!(row_at(&leased, 999).is_leased().unwrap());
-        assert!(!row_at(&leased, 1_000).is_leased().unwrap());
+        assert_eq!(row_at(&leased, 999).forgotten(), Some(Forgotten::InFlight));
+        assert_eq!(row_at(&leased, 1_000).forgotten(), None);
         let other = CallTerms::on_claim(Token::random(), MINUTE);
         let claimed = |now| row_at(&complete, now).claimed(&other).unwrap();
         assert!(matches!(claimed(59_999), Some(Claimed::Duplicate(_))));
         assert_eq!(claimed(60_000), None, "expired");
+        assert_eq!(row_at(&complete, 60_000).forgotten(), Some(Forgotten::Missing));
     }
 
     /// The replies to a claim by the row's token and by another one, under a lease and on arrival; and to
@@ -320,12 +317,9 @@ mod tests {
     fn unreadable_row_has_no_state() {
         let row = Row::unreadable(sqlx::Error::RowNotFound);
         let terms = CallTerms::on_claim(Token::random(), MINUTE);
-        let errors = [
-            row.is_leased().err(),
-            row.claimed(&terms).err(),
-            row.completed(terms.token()).err(),
-            row.entry(None).err(),
-        ];
+        assert_eq!(row.forgotten(), None);
+        let errors =
+            [row.claimed(&terms).err(), row.completed(terms.token()).err(), row.entry(None).err()];
         for error in errors {
             assert_eq!(error.map(|error| error.kind()), Some(ErrorKind::Corrupt));
         }

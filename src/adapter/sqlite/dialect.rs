@@ -110,11 +110,8 @@ impl Writer<'_> {
             let statements = &self.store.statements;
             let mut session = Session { connection: &mut connection, statements };
             let found = session.read(&[key], Fetch::Nothing).await?.into_iter().flatten().next();
-            match found {
-                Some(row) if row.is_leased().unwrap_or(false) => return Ok(Forgotten::InFlight),
-                // An unreadable row is forgotten too: it blocks its event.
-                Some(row) if !row.is_expired() => {}
-                _ => return Ok(Forgotten::Missing),
+            if let Some(reply) = found.map_or(Some(Forgotten::Missing), |row| row.forgotten()) {
+                return Ok(reply);
             }
             let deleted = session.fetch(&statements.forget, &rows).await?;
             Ok(if deleted.is_empty() { Forgotten::InFlight } else { Forgotten::Removed })
