@@ -328,7 +328,7 @@ fn every_alert_has_a_test_in_which_it_fires() {
 /// At night, the name of the alert is all that one has.
 #[test]
 fn every_alert_leads_to_a_section_and_has_a_row_on_the_incident_page() {
-    let incident = read("incident");
+    let incident = read("incidents");
     let (_, rows) = incident.split_once("| alert | ").expect("the table of alerts");
     let rows = rows.lines().skip(2).take_while(|line| line.starts_with('|'));
     let listed: Vec<String> = rows.map(|row| words(row).remove(0)).collect();
