@@ -28,8 +28,10 @@ use crate::support::cluster::until_true;
 use crate::support::postgres::{Schema, Server};
 use crate::support::{FIRST, by_header, dedup_key, on_claim, result, rows, sqlite_url, terms};
 
-const PAGES: [&str; 2] =
-    [include_str!("../../src/docs/incidents.md"), include_str!("../../src/docs/stores/postgres.md")];
+const PAGES: [&str; 2] = [
+    include_str!("../../src/docs/incidents.md"),
+    include_str!("../../src/docs/stores/postgres.md"),
+];
 
 /// Returns the SQL of the guide that contains these words.
 fn sql(words: &str) -> String {
