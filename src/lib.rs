@@ -29,15 +29,13 @@ mod fuzz;
 pub mod guide {
     //! The pages of the guide. Read the [crate page](crate) first.
 
-    #[doc = include_str!("docs/delivery.md")]
-    #[doc = include_str!("docs/fit.md")]
+    #[doc = include_str!("docs/how_it_works.md")]
     pub mod how_it_works {}
 
     #[doc = include_str!("docs/keys.md")]
     pub mod keys {}
 
     #[doc = include_str!("docs/providers.md")]
-    #[doc = include_str!("docs/senders.md")]
     pub mod providers {}
 
     #[doc = include_str!("docs/verification.md")]
@@ -53,7 +51,6 @@ pub mod guide {
     pub mod idempotency {}
 
     #[doc = include_str!("docs/recipes.md")]
-    #[doc = include_str!("docs/frameworks.md")]
     pub mod recipes {}
 
     #[doc = include_str!("docs/testing.md")]

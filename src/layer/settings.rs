@@ -313,6 +313,11 @@ impl<L: Ledger> DedupLayer<L> {
     /// multi-event delivery is not stored. Not for [`on_arrival`](Self::on_arrival) layers, whose
     /// keys are complete before there is a response: this does not compile.
     ///
+    /// ```compile_fail,E0277
+    /// # use tower_dedup::{DedupLayer, Replay, adapter::MemoryAdapter, provider};
+    /// let dedup = DedupLayer::on_arrival(provider::TWILIO, MemoryAdapter::new()).replay(Replay::new());
+    /// ```
+    ///
     /// The store then holds the handlers' responses: restrict the access to it.
     ///
     /// ```

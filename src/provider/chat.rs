@@ -73,15 +73,18 @@ fn is_no_slack_event(request: &RequestRef<'_>) -> bool {
 /// asks again. Leave such routes out, or use [`TWILIO_BY_TOKEN`] with
 /// [`replay`](crate::DedupLayer::replay).
 ///
-/// The signature covers the fields without separators. An attacker who has read a delivery can move
-/// text between fields, which gives another key: see
-/// [verification](crate::guide::verification#who-signs-what).
-///
 /// No retry window is documented for messaging and voice; the floor of one day is our estimate.
 ///
 /// [Signature](https://www.twilio.com/docs/usage/security#validating-requests): HMAC-SHA1 over the public URL and the form
-/// fields, without separators. If the body is no form, the URL has its digest. Neither the time nor the method is signed:
-/// the guide says [what that means](crate::guide::verification#who-signs-what).
+/// fields, without separators. If the body is no form, the URL has its digest.
+///
+/// - `MessageStatus=sent&SmsSid=SM1` and `MessageStatus=sentSmsSidSM1` have one signature, and the second is another
+///   key. Let the handler refuse unknown statuses and values that are no SID.
+/// - The time is not signed, and neither is the method: the text of a GET is also that of a POST with the end of the
+///   query in its form. So the verifier takes the method from `AccountSid=AC…` (`AC` and 32 hexadecimal digits). A GET
+///   needs it in its query, and no body. Any other request is refused with it in its URL or fields: put no `AccountSid`
+///   into the URL of a webhook that Twilio sends by POST. A request without a form is refused with `AccountSidAC…` in
+///   its URL. A message whose text has the other spelling is refused, too.
 pub const TWILIO: Preset = Preset {
     name: "twilio",
     title: "Twilio",

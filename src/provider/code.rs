@@ -17,7 +17,8 @@ use crate::key::{self, RequestRef};
 /// and answer at once, as in the example `ack_fast`.
 ///
 /// GitHub sends bodies of up to 25 MB (its
-/// [payload cap](https://docs.github.com/en/webhooks/webhook-events-and-payloads#payload-cap)).
+/// [payload cap](https://docs.github.com/en/webhooks/webhook-events-and-payloads#payload-cap)), and
+/// does not deliver a larger event.
 ///
 /// The first request to a new hook is a `ping`. The layer answers it, if the signed body is a ping too.
 /// A ping that is sent as a form has its own id and is deduplicated.
@@ -32,21 +33,20 @@ pub const GITHUB: Preset = Preset {
     event_type: EventType::new("header `X-GitHub-Event`", || key::header("x-github-event")),
     handshake: Some(Handshake {
         words: "[`X-GitHub-Event: ping`](https://docs.github.com/en/webhooks/webhook-events-and-payloads#ping) \
-                with `/zen` and `/hook_id` in a JSON body (the ping of a form is an event with an id)",
+                with `/zen` and `/hook_id` in a JSON body",
         is: is_ping,
         needs_only_2xx: true,
     }),
-    floor: Floor(3 * DAY, "a person can send it again for 3 days"),
+    floor: Floor(3 * DAY, "redelivery by a person"),
     body: Some(LargestBody(
         25 * MIB,
-        "[payload cap](https://docs.github.com/en/webhooks/webhook-events-and-payloads#payload-cap); \
-         a larger event is not delivered",
+        "[payload cap](https://docs.github.com/en/webhooks/webhook-events-and-payloads#payload-cap)",
     )),
     retries: Retries::Never,
     how: "a person can, with the same id",
     scheme: Some(Scheme::hmac("x-hub-signature-256", hex("sha256="), "body", &[Part::Body])),
     source: "https://docs.github.com/en/webhooks/using-webhooks/best-practices-for-using-webhooks",
-    unverified: "the 3 days (third parties, quoting the documentation)",
+    unverified: "the 3 days (third parties)",
     ..DEFAULTS
 };
 
@@ -58,8 +58,8 @@ fn is_ping(request: &RequestRef<'_>) -> bool {
 
 /// GitLab: the header `Idempotency-Key` (since 17.4), else `webhook-id`.
 ///
-/// Both stay the same if a person sends the event again. Two headers are no keys: the different events
-/// of recursive webhooks share `X-Gitlab-Event-UUID`, and the meaning of `X-Gitlab-Webhook-UUID` is
+/// Both stay the same on a retry, and if a person sends the event again. An event of more than 25 MB is
+/// not delivered. Two headers are no keys: the different events of recursive webhooks share `X-Gitlab-Event-UUID`, and the meaning of `X-Gitlab-Webhook-UUID` is
 /// documented in contradictory ways. The older secret token signs nothing. The newer signature covers
 /// `webhook-id` but not `Idempotency-Key`. An attacker who has read one signed delivery can send it again
 /// under another id.
@@ -75,14 +75,12 @@ pub const GITLAB: Preset = Preset {
     floor: Floor(7 * DAY, "our estimate: no schedule is documented"),
     body: Some(LargestBody(
         25 * MIB,
-        "[its limit](https://gitlab.com/gitlab-org/gitlab/-/merge_requests/38687); a larger event is \
-         not delivered",
+        "[limit](https://gitlab.com/gitlab-org/gitlab/-/merge_requests/38687)",
     )),
-    how: "the id is documented to stay the same on retries, the schedule is not documented; a \
-          person can, with the same id",
+    how: "no schedule is documented; a person can, with the same id",
     scheme: Some(Scheme::token("x-gitlab-token")),
     source: "https://docs.gitlab.com/user/project/integrations/webhooks/",
-    unverified: "when it retries; `webhook-id` (third parties, quoting the documentation)",
+    unverified: "when it retries; `webhook-id` (third parties)",
     ..DEFAULTS
 };
 

@@ -62,8 +62,8 @@ pub const SENDGRID: Preset = Preset {
     ),
     signed_id: true,
     source: "https://docs.sendgrid.com/for-developers/tracking-events/troubleshooting",
-    unverified: "that the id is the same on retries: its documentation says so, a public report \
-                 (sendgrid/sendgrid-nodejs#1435) says that it changes; the ids of the test button",
+    unverified: "that the id is the same on retries (a public report, \
+                 sendgrid/sendgrid-nodejs#1435, says that it changes); the ids of the test button",
     ..DEFAULTS
 };
 

@@ -13,8 +13,8 @@
 //!    [its own namespace](crate::guide::keys#several-endpoints-of-one-sender).
 //! 5. The table of presets lists the facts that the sender's own documentation does not confirm.
 //!
-//! [One table](crate::guide::providers) lists all presets; [another page](crate::guide::providers)
-//! covers senders without a preset. [`find`] takes a name or an alias.
+//! [The guide](crate::guide::providers) lists all presets, and keys for senders without one. [`find`] takes
+//! a name or an alias.
 //!
 //! # Example
 //!

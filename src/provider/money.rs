@@ -22,7 +22,7 @@ pub const STRIPE: Preset = Preset {
     key: "`/account|/id` for connected accounts, else `/id`",
     rule: Rule::Part(|| key::json("/account").and(key::json("/id")).or(key::json("/id"))),
     event_type: EventType::new("`/type`", || key::json("/type")),
-    floor: Floor(30 * DAY, "a person can send it again for 30 days"),
+    floor: Floor(30 * DAY, "redelivery by a person"),
     how: "for 3 days; three times over a few hours in a sandbox",
     scheme: Some(Scheme::hmac(
         "stripe-signature",
@@ -32,8 +32,8 @@ pub const STRIPE: Preset = Preset {
     )),
     signed_id: true,
     source: "https://docs.stripe.com/webhooks",
-    unverified: "the 30 days (third parties, quoting the documentation); that ids of connected \
-                 accounts need the account; retries of thin events",
+    unverified: "the 30 days (third parties); that ids of connected accounts need the account; \
+                 retries of thin events",
     ..DEFAULTS
 };
 

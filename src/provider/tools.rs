@@ -28,7 +28,7 @@ pub const HUBSPOT: Preset = Preset {
     event_type: EventType::new("`/subscriptionType` of the event", || {
         key::json("/subscriptionType")
     }),
-    floor: Floor(6 * DAY, "twice the longer of two schedules that third parties give, 3 days"),
+    floor: Floor(6 * DAY, "twice the 3 days of the schedule"),
     how: "up to ten times over 24 h, or over 3 days",
     scheme: Some(Scheme::own("x-hubspot-signature-v3", "method, URL, body, time", Own::HubSpot)),
     signed_id: true,

@@ -77,7 +77,8 @@ impl Verifier {
     }
 
     /// Sets how far a signed time may differ from the server's time, before or after. The default is
-    /// five minutes. It has no effect on a scheme that signs no time.
+    /// five minutes; Twitch and Box recommend ten, and Paddle's libraries use five seconds. It has no effect
+    /// on a scheme that signs no time.
     #[must_use]
     pub fn tolerance(mut self, tolerance: Duration) -> Self {
         self.tolerance = tolerance;

@@ -20,7 +20,11 @@ fn row(sender: Preset) -> String {
     let title = sender.title();
     let [header, signed] = sender.signature_in_words().expect("a scheme");
     let header = if header.contains(' ') { header.to_owned() } else { format!("`{header}`") };
-    let id = if sender.signed_id() { "yes" } else { "**no**" };
-    let time = if sender.signs_time() { "yes" } else { "no" };
-    format!("| {title} | {header} | {signed} | {id} | {time} |")
+    let not_signed = match (sender.signed_id(), sender.signs_time()) {
+        (true, true) => " ",
+        (true, false) => " time ",
+        (false, true) => " **id** ",
+        (false, false) => " **id**, time ",
+    };
+    format!("| {title} | {header} | {signed} |{not_signed}|")
 }
