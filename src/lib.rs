@@ -56,15 +56,10 @@ pub mod guide {
     #[doc = include_str!("docs/testing.md")]
     pub mod testing {}
 
-    #[doc = include_str!("docs/checklist.md")]
-    #[doc = include_str!("docs/rollout.md")]
-    #[doc = include_str!("docs/shadow.md")]
-    #[doc = include_str!("docs/sizing.md")]
-    #[doc = include_str!("docs/upgrading.md")]
+    #[doc = include_str!("docs/production.md")]
     pub mod production {}
 
-    #[doc = include_str!("docs/incident.md")]
-    #[doc = include_str!("docs/command.md")]
+    #[doc = include_str!("docs/incidents.md")]
     pub mod incidents {}
 }
 pub mod key;

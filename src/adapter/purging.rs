@@ -41,6 +41,9 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 /// adapter, with its pool and with that runtime; a later call on another runtime starts it again. It
 /// purges only while that runtime is driven, and does nothing while tokio's clock is paused.
 ///
+/// The first round starts after 30 to 60 s. A failed round is logged (`purging failed`), and tried again after 1 s, 2 s,
+/// 4 s and so on, up to the interval.
+///
 /// Replicas that share a table do not disturb each other, and neither does a
 /// [`Purger`](crate::Purger) over the same adapter.
 ///

@@ -20,7 +20,7 @@ use crate::error::ConfigError;
 
 /// Whether a layer enforces its verdicts, only reports them, or does nothing.
 ///
-/// [The guide](crate::guide::production) says how to put a layer on a live route with these modes.
+/// [The guide](crate::guide::production#shadow) says how to put a layer on a live route with these modes.
 /// [`DedupLayer::mode`](crate::DedupLayer::mode) sets the first mode, and
 /// [`DedupHandle::set_mode`](crate::DedupHandle::set_mode) changes it while the layer serves. A
 /// delivery reads the mode once, after its body has arrived, and keeps it to its end.

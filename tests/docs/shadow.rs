@@ -1,4 +1,4 @@
-//! The query of the guide's page about shadow finds a wrong key in real log records.
+//! The query of the guide for layers in shadow finds a wrong key in real log records.
 
 use std::io::Write;
 use std::path::Path;
@@ -55,7 +55,7 @@ async fn write_log(dir: &Path, key: KeyExtractor) {
 
 /// Returns the lines that the query prints: the number, the namespace, and the id or the payload.
 fn query(dir: &Path, fields: &str) -> Vec<[String; 3]> {
-    let page = include_str!("../../src/docs/shadow.md");
+    let page = include_str!("../../src/docs/production.md");
     let query = page.split("```sh\n").nth(1).and_then(|rest| rest.split("```").next());
     let query = query.expect("the query").replace(r"\1 \2 \3", fields);
     let ran = Command::new("sh").args(["-c", &query]).current_dir(dir).output().unwrap();

@@ -111,7 +111,7 @@ fn on_arrival(protocol: &Protocol, properties: &mut Vec<Property<Protocol>>) {
     let may_lose_claim =
         calls > 0 && (protocol.processes > 1 || protocol.slow) || crashes + outages > 0;
     if may_lose_claim {
-        // guide.md, "What is not guaranteed", 3; frameworks.md; incident.md, "gave up in the background".
+        // guide.md, "What is not guaranteed", 3; frameworks.md; incidents.md, "gave up in the background".
         properties
             .push(Property::sometimes("an event that never ran is acknowledged", |_, state| {
                 runs(state) == 0 && only_duplicates(state)

@@ -10,7 +10,7 @@ use crate::support::{dedup_key, on_claim, terms};
 
 /// Returns the rights of the guide, without the password.
 fn rights() -> Vec<&'static str> {
-    let page = include_str!("../../../src/docs/stores/redis_operation.md");
+    let page = include_str!("../../../src/docs/stores/redis.md");
     let (_, rest) = page.split_once("\nACL SETUSER app on >PASSWORD ").expect("a line of rights");
     let (line, _) = rest.split_once("\n```").expect("the line ends");
     line.split_whitespace().collect()
@@ -81,7 +81,7 @@ async fn guide_rights_are_enough_and_each_is_needed() {
 
 #[tokio::test]
 async fn guide_rights_are_enough_in_a_cluster() {
-    let page = include_str!("../../../src/docs/stores/redis_operation.md");
+    let page = include_str!("../../../src/docs/stores/redis.md");
     let (_, rest) = page.split_once("A cluster needs `").expect("the rights for a cluster");
     let more = rest.split('`').next().expect("the rights end").split_whitespace();
     let cluster = blocking(Cluster::shared).await;

@@ -53,7 +53,7 @@ const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 /// 3. A key that an open transaction holds is in flight after 100 ms (`lock_timeout`, set for the statement only).
 ///    So no call waits with a connection for a handler to end.
 /// 4. Calls that arrive while a statement is in progress are sent [together](crate::adapter::Batching), over connections
-///    beside the pool ([sizing](crate::guide::production#connections)).
+///    beside the pool ([connections](crate::guide::production#connections)).
 /// 5. The clock is Postgres's.
 /// 6. The first call makes the schema, or [`migrate`](Self::migrate), safely from many processes at once; a failed
 ///    migration is tried again by the next call. Where the table exists, a role with SELECT, INSERT, UPDATE and
@@ -77,7 +77,7 @@ impl PostgresAdapter {
     /// provider of the process.
     ///
     /// The URL names one host. Where a standby may take over, that is an address which leads to the
-    /// primary: see the [Postgres guide](crate::adapter::PostgresAdapter#failover).
+    /// primary: see [Failover](crate::adapter::PostgresAdapter#failover).
     ///
     /// # Errors
     ///

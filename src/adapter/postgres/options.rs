@@ -47,7 +47,7 @@ pub struct PostgresOptions {
 
 impl PostgresOptions {
     /// Returns the defaults: the table `webhook_deliveries` in the first schema of the `search_path`,
-    /// [`Batching::new`], [`Purging::new`], durable claims, and 5 s for a statement.
+    /// [`Batching::new`], [`Purging::new`], and 5 s for a statement. Claims under a lease do not wait for the disk.
     pub fn new() -> Self {
         Self {
             name: TableName::default(),

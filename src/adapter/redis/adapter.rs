@@ -32,13 +32,9 @@ use crate::key::DedupKey;
 /// # }
 /// ```
 ///
-#[doc = include_str!("../../docs/stores/redis.md")]
-///
-/// # Clone
-///
 /// A clone is another handle to the same connections and the same state.
 ///
-#[doc = include_str!("../../docs/stores/redis_operation.md")]
+#[doc = include_str!("../../docs/stores/redis.md")]
 #[derive(Clone)]
 pub struct RedisAdapter(Arc<Shared>);
 

@@ -126,7 +126,8 @@ impl SqliteAdapter {
     ///
     /// For code that owns its transactions, without the layer. `retention` is how long the key is
     /// remembered. On `Duplicate` and `InFlight`, nothing was written. Begin the transaction with
-    /// `BEGIN IMMEDIATE`: a transaction that has only read so far may be refused here.
+    /// `BEGIN IMMEDIATE`: a transaction that has only read so far may be refused here. If there is no table yet, it is
+    /// made in your transaction, and a rollback removes it again.
     ///
     /// # Errors
     ///

@@ -4,7 +4,8 @@ use crate::error::{ConfigError, check};
 
 /// Configures how a SQL adapter sends concurrent calls together.
 ///
-/// A call that is alone is sent at once, as a statement of its own.
+/// A call that is alone is sent at once, as a statement of its own. A batch holds calls with the same retention, the
+/// same lease and the same stored data, so many layers that differ in these make small batches.
 ///
 /// # Example
 ///
