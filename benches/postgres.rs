@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::{
-    CallTerms, Claimed, DedupAdapter, MemoryAdapter, PostgresAdapter, Token,
+    CallTerms, ClaimReply, DedupAdapter, MemoryAdapter, PostgresAdapter, Token,
 };
 
 #[path = "measure/limit.rs"]
@@ -252,7 +252,7 @@ async fn test(run: &Run) {
         let claimed = memory
             .claim(&key, &CallTerms::on_claim(Token::random(), Duration::from_secs(3_600)))
             .await;
-        assert_eq!(claimed.expect("a claim"), Claimed::first(1, false));
+        assert_eq!(claimed.expect("a claim"), ClaimReply::first(1, false));
     }
     let store = Ours(memory);
     store.duplicate(&DedupKey::new(NAMESPACE, &old_id(1)).expect("a key")).await;

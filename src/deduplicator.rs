@@ -338,7 +338,7 @@ impl<L: FailOpen> Deduplicator<L> {
     /// Sets what to do with an event while the store does not reply. See
     /// [`DedupLayer::on_unavailable`](crate::DedupLayer::on_unavailable).
     pub fn on_unavailable(mut self, policy: OnUnavailable) -> Self {
-        self.settings.fail_open = policy == OnUnavailable::Open;
+        self.settings.fail_open = policy == OnUnavailable::FailOpen;
         self
     }
 }

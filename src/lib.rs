@@ -85,10 +85,10 @@ pub mod verify;
 pub use deduplicator::{Deduplicator, RunContext, RunError, RunOutcome};
 pub use delivery::{Delivery, Verdict};
 pub use error::{BoxError, ConfigError, Error, ErrorKind, KeyError, KeyErrorKind};
-#[cfg(feature = "axum")]
-pub use extract::MissingDelivery;
 #[cfg(all(feature = "axum", any(feature = "postgres", feature = "sqlite")))]
-pub use extract::TxRejection;
+pub use extract::DedupTxRejection;
+#[cfg(feature = "axum")]
+pub use extract::DeliveryRejection;
 pub use key::{DedupKey, KeyExtractor};
 pub use layer::{
     Dedup, DedupHandle, DedupLayer, DedupResult, Disposition, LogIds, Mode, OnInFlight, OnMismatch,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
-use super::replies::{Claimed, Completed, Entry, Forgotten, Renewed};
+use super::replies::{ClaimReply, CompleteReply, Entry, ForgetReply, RenewReply};
 use super::stored::Fetch;
 use super::terms::{CallTerms, Permanence};
 use crate::error::{Error, ErrorKind};
@@ -43,7 +43,7 @@ pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Se
 /// use http_body_util::Full;
 /// use tower::{ServiceBuilder, ServiceExt, service_fn};
 /// use tower_dedup::adapter::{
-///     CallTerms, Claimed, DedupAdapter, Seen, StoreFuture, Token,
+///     CallTerms, ClaimReply, DedupAdapter, Seen, StoreFuture, Token,
 /// };
 /// use tower_dedup::{BoxError, DedupKey, DedupLayer, key};
 ///
@@ -56,14 +56,14 @@ pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Se
 ///         &'a self,
 ///         key: &'a DedupKey,
 ///         terms: &'a CallTerms,
-///     ) -> StoreFuture<'a, Claimed> {
+///     ) -> StoreFuture<'a, ClaimReply> {
 ///         Box::pin(async move {
 ///             // Refuses leases and stored data, before anything is written.
 ///             self.abilities().check(terms)?;
 ///             let mut seen = self.0.lock().unwrap();
 ///             Ok(match *seen.entry(key.clone()).or_insert(terms.token()) {
-///                 token if token == terms.token() => Claimed::first(1, false),
-///                 _ => Claimed::Duplicate(Seen::new(Duration::ZERO)),
+///                 token if token == terms.token() => ClaimReply::first(1, false),
+///                 _ => ClaimReply::Duplicate(Seen::new(Duration::ZERO)),
 ///             })
 ///         })
 ///     }
@@ -88,11 +88,11 @@ pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Se
 /// let key = DedupKey::new("acme", "evt_1").unwrap();
 /// let day = Duration::from_secs(86_400);
 /// let mine = CallTerms::on_claim(Token::random(), day);
-/// assert_eq!(adapter.claim(&key, &mine).await.unwrap(), Claimed::first(1, false));
+/// assert_eq!(adapter.claim(&key, &mine).await.unwrap(), ClaimReply::first(1, false));
 /// // The same token again: the reply was lost, so the store repeats it.
-/// assert_eq!(adapter.claim(&key, &mine).await.unwrap(), Claimed::first(1, false));
+/// assert_eq!(adapter.claim(&key, &mine).await.unwrap(), ClaimReply::first(1, false));
 /// let other = CallTerms::on_claim(Token::random(), day);
-/// assert!(matches!(adapter.claim(&key, &other).await.unwrap(), Claimed::Duplicate(_)));
+/// assert!(matches!(adapter.claim(&key, &other).await.unwrap(), ClaimReply::Duplicate(_)));
 /// let leased = CallTerms::on_completion(Token::random(), day, Duration::from_secs(60));
 /// assert!(adapter.claim(&key, &leased).await.is_err());
 ///
@@ -126,7 +126,7 @@ pub trait DedupAdapter: Send + Sync + 'static {
     /// Claims a key that is neither complete nor under a live lease of another token.
     ///
     /// - [`Permanence::OnCompletion`]: the key is in flight until its lease lapses. A complete key is
-    ///   always a [`Duplicate`](Claimed::Duplicate). A claim that is repeated with the token of the
+    ///   always a [`Duplicate`](ClaimReply::Duplicate). A claim that is repeated with the token of the
     ///   incomplete row returns the same reply, and starts the lease again.
     /// - [`Permanence::OnClaim`]: the key is complete at once, and the store holds the data of
     ///   [`CallTerms::stored_data_for`] from the same step on. A claim that is repeated with the token of
@@ -135,13 +135,13 @@ pub trait DedupAdapter: Send + Sync + 'static {
     /// A claim counts an attempt, except when it is repeated. An expired key is like a new one. A
     /// duplicate carries the stored data that [`CallTerms::fetch`] asks for. A store may read it in a
     /// second step, if this step finds the row complete again. Otherwise the reply is
-    /// [`InFlight`](Claimed::InFlight).
+    /// [`InFlight`](ClaimReply::InFlight).
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Unsupported`] for terms that [`abilities`](Self::abilities) does not cover, before
     /// anything is written: see [`Abilities::check`]. Otherwise the store's own errors.
-    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Claimed>;
+    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply>;
 
     /// Releases the key if this token claimed it. Otherwise the key stays as it is.
     ///
@@ -168,7 +168,7 @@ pub trait DedupAdapter: Send + Sync + 'static {
     /// # Errors
     ///
     /// [`ErrorKind::Unsupported`] by default. Otherwise the store's own errors.
-    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Renewed> {
+    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, RenewReply> {
         let _ = (key, terms);
         Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "renewing leases")) })
     }
@@ -186,7 +186,7 @@ pub trait DedupAdapter: Send + Sync + 'static {
         &'a self,
         key: &'a DedupKey,
         terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Completed> {
+    ) -> StoreFuture<'a, CompleteReply> {
         let _ = (key, terms);
         Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "completing keys")) })
     }
@@ -297,7 +297,7 @@ pub trait MaintenanceAdapter: DedupAdapter {
     /// # Errors
     ///
     /// The store's own errors.
-    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten>;
+    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, ForgetReply>;
 
     /// Returns the state of one key and its stored data; `None` for an unknown or expired key.
     ///
@@ -353,7 +353,7 @@ impl<A: DedupAdapter + ?Sized> DedupAdapter for Arc<A> {
         (**self).abilities()
     }
 
-    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Claimed> {
+    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
         (**self).claim(key, terms)
     }
 
@@ -361,7 +361,7 @@ impl<A: DedupAdapter + ?Sized> DedupAdapter for Arc<A> {
         (**self).release(key, terms)
     }
 
-    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Renewed> {
+    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, RenewReply> {
         (**self).renew(key, terms)
     }
 
@@ -369,7 +369,7 @@ impl<A: DedupAdapter + ?Sized> DedupAdapter for Arc<A> {
         &'a self,
         key: &'a DedupKey,
         terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Completed> {
+    ) -> StoreFuture<'a, CompleteReply> {
         (**self).complete(key, terms)
     }
 }
@@ -380,7 +380,7 @@ impl<A: MaintenanceAdapter + ?Sized> MaintenanceAdapter for Arc<A> {
         (**self).purge(limit)
     }
 
-    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
+    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, ForgetReply> {
         (**self).forget(key)
     }
 

@@ -1,6 +1,6 @@
 //! Adapters: the stores that hold the keys.
 //!
-//! 1. A store returns [`First`](Claimed::First) for a key to exactly one caller at a time, whatever the
+//! 1. A store returns [`First`](ClaimReply::First) for a key to exactly one caller at a time, whatever the
 //!    concurrency. It decides in one atomic step: never a check, then an insert.
 //! 2. Every call carries a [`Token`] that the caller made. A call that is repeated with the same token
 //!    returns the same reply, because the first reply may be lost.
@@ -11,7 +11,7 @@
 //! 5. A completion counts whoever holds the lease; renew and release need the token that holds it.
 //!    A [release](DedupAdapter::release) is a fence: no earlier call with its token has an effect after it.
 //! 6. Stored data comes with the duplicate, in the same call. A store may read it in a second step, if
-//!    this step finds the row complete again. Otherwise the reply is [`InFlight`](Claimed::InFlight).
+//!    this step finds the row complete again. Otherwise the reply is [`InFlight`](ClaimReply::InFlight).
 //! 7. A store that cannot answer returns an [`Error`](crate::Error). It never guesses.
 //!
 //! A third party implements [`DedupAdapter`] for layers and [`MaintenanceAdapter`] for the purger and
@@ -71,7 +71,7 @@ pub use memory::{AtCapacity, MemoryAdapter};
 pub use postgres::{PostgresAdapter, PostgresOptions};
 pub use purging::Purging;
 pub(crate) use purging::TIMEOUT as PURGE_TIMEOUT;
-pub use replies::{Claimed, Completed, Entry, EntryState, Forgotten, Renewed, Seen};
+pub use replies::{ClaimReply, CompleteReply, Entry, EntryState, ForgetReply, RenewReply, Seen};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use sql::{Batching, Identifier};
 #[cfg(feature = "sqlite")]

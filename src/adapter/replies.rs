@@ -34,7 +34,7 @@ impl Seen {
 /// The reply to a claim of one key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Claimed {
+pub enum ClaimReply {
     /// The caller holds the key. Under [`Permanence::OnClaim`](super::Permanence::OnClaim) the key is
     /// complete.
     #[non_exhaustive]
@@ -50,7 +50,7 @@ pub enum Claimed {
     InFlight,
 }
 
-impl Claimed {
+impl ClaimReply {
     /// Returns the reply to a claim that holds the key. `attempt` counts from 1.
     #[must_use]
     pub const fn first(attempt: u32, takeover: bool) -> Self {
@@ -61,7 +61,7 @@ impl Claimed {
 /// The reply to a renewal of one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Renewed {
+pub enum RenewReply {
     /// The caller holds the key for another lease.
     Held,
     /// Another token holds the key, or the key is complete or released. Nothing changed.
@@ -71,7 +71,7 @@ pub enum Renewed {
 /// The reply to a completion of one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Completed {
+pub enum CompleteReply {
     /// The caller held the key. The key is complete now.
     Held,
     /// The caller did not hold the key: another handler may have run. The key is complete.
@@ -83,7 +83,7 @@ pub enum Completed {
 /// The reply to [`MaintenanceAdapter::forget`](super::MaintenanceAdapter::forget).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Forgotten {
+pub enum ForgetReply {
     /// The key was there, and is new now.
     Removed,
     /// There was no such key, or it had expired.

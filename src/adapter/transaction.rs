@@ -12,7 +12,7 @@ use sqlx::{Database, Pool};
 use sqlx_core::transaction::TransactionManager;
 
 use super::contract::StoreFuture;
-use super::replies::Claimed;
+use super::replies::ClaimReply;
 use super::terms::CallTerms;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
@@ -161,7 +161,7 @@ impl<A: TransactionAdapter + ?Sized> TransactionAdapter for Arc<A> {
 #[derive(Debug)]
 pub struct Opened<DB: Database> {
     /// One reply for each key.
-    pub replies: Vec<Claimed>,
+    pub replies: Vec<ClaimReply>,
     /// The transaction, if any key was claimed or there is no key.
     pub transaction: Option<OpenTransaction<DB>>,
 }

@@ -180,7 +180,7 @@ where
     /// not go on.
     async fn claim(&mut self) -> Waited<L::Claim, ResBody, S::Error> {
         let ServiceState { ledger, config, .. } = &*self.service;
-        let is_open = config.on_unavailable == OnUnavailable::Open;
+        let is_open = config.on_unavailable == OnUnavailable::FailOpen;
         let mut context = config.begin_context(self.request.payloads.as_ref()).fail_open(is_open);
         if let Judged::InShadow(_) = self.judged {
             // Responses are not replayed, so an unreadable one must not hide the verdict.

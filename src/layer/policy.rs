@@ -53,13 +53,13 @@ impl Default for OnInFlight {
 pub enum OnUnavailable {
     /// Answer 503 with `Retry-After`: the sender delivers again.
     #[default]
-    Closed,
+    FailClosed,
     /// Run the handler without protection from duplicates. The key is completed (on arrival:
     /// claimed) afterwards, if the store is available by then.
     ///
     /// This is for a store that has replied to no claim of the delivery. If it has replied to some, the
     /// events that it has claimed run, and the answer is 503.
-    Open,
+    FailOpen,
 }
 
 /// What to do with a delivery whose event was handled before with another payload.

@@ -14,7 +14,7 @@ use sqlx::postgres::PgPoolOptions;
 use sqlx::{PgPool, Postgres};
 use tower::{Layer, Service, ServiceExt};
 use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, DedupAdapter, MaintenanceAdapter, PostgresAdapter,
+    Batching, CallTerms, ClaimReply, DedupAdapter, MaintenanceAdapter, PostgresAdapter,
     PostgresOptions,
 };
 use tower_dedup::ledger::Transactional;
@@ -440,7 +440,7 @@ fn runtime_that_is_not_driven_delays_no_other() {
     for number in 0..20 {
         let start = Instant::now();
         let claimed = second.block_on(claim(&number.to_string())).unwrap();
-        assert!(matches!(claimed, Claimed::First { .. }), "{claimed:?}");
+        assert!(matches!(claimed, ClaimReply::First { .. }), "{claimed:?}");
         assert!(start.elapsed() < STATEMENT_TIMEOUT, "{number} after {:?}", start.elapsed());
     }
     drop(first);

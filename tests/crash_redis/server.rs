@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tower_dedup::ErrorKind;
 use tower_dedup::adapter::{
-    CallTerms, Completed, DedupAdapter, MaintenanceAdapter, RedisAdapter, Token,
+    CallTerms, CompleteReply, DedupAdapter, MaintenanceAdapter, RedisAdapter, Token,
 };
 
 use super::failover::{adapters, end, go_on, loads, recover};
@@ -145,7 +145,7 @@ async fn completions_and_releases_go_through_when_memory_is_full() {
     }
     if server.version() >= (7, 0, 0) {
         let completed = adapter.complete(&complete, &on_completion).await.unwrap();
-        assert_eq!(completed, Completed::Held);
+        assert_eq!(completed, CompleteReply::Held);
         adapter.release(&release, &on_completion).await.unwrap();
         adapter.release(&undo, &at_once).await.unwrap();
     } else {

@@ -7,7 +7,9 @@ use futures_util::future::join_all;
 use redis::ConnectionAddr;
 use redis::cluster::ClusterClientBuilder;
 use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
-use tower_dedup::adapter::{Claimed, DedupAdapter, MaintenanceAdapter, RedisAdapter, RedisOptions};
+use tower_dedup::adapter::{
+    ClaimReply, DedupAdapter, MaintenanceAdapter, RedisAdapter, RedisOptions,
+};
 use tower_dedup::{ConfigError, ErrorKind};
 
 use super::redis_calls::{attempt, claim, config_error, connect, options};
@@ -270,7 +272,7 @@ async fn write_that_no_replica_has_stays_unknown_on_another_connection_too() {
 async fn claim_until_durable(
     adapter: &RedisAdapter,
     terms: &tower_dedup::adapter::CallTerms,
-) -> Result<Claimed, tower_dedup::Error> {
+) -> Result<ClaimReply, tower_dedup::Error> {
     let begun = Instant::now();
     loop {
         let claimed = claim(adapter, "a", terms).await;

@@ -262,7 +262,7 @@ async fn body_of_a_multi_event_delivery_is_dropped_while_its_completion_is_pendi
     store.set_all(Fault::Fail);
     for fingerprint in [false, true] {
         let dedup = DedupLayer::new(events(), Arc::clone(&store));
-        let dedup = dedup.on_unavailable(OnUnavailable::Open);
+        let dedup = dedup.on_unavailable(OnUnavailable::FailOpen);
         let dedup = if fingerprint {
             dedup.compare_payload(key::body_digest(), tower_dedup::OnMismatch::Refuse)
         } else {

@@ -9,8 +9,8 @@ use sha2::Digest;
 use sqlx::postgres::PgPoolOptions;
 use tower::Layer;
 use tower_dedup::adapter::{
-    Abilities, CallTerms, Claimed, Completed, DedupAdapter, EntryState, Fetch, MaintenanceAdapter,
-    MemoryAdapter, PostgresAdapter, Renewed, StoreFuture, Token,
+    Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, EntryState, Fetch,
+    MaintenanceAdapter, MemoryAdapter, PostgresAdapter, RenewReply, StoreFuture, Token,
 };
 use tower_dedup::key::{self, DedupKey, Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::testing::{Fault, StoreCall};
@@ -273,12 +273,12 @@ async fn unreadable_stored_data_is_503_even_if_the_layer_fails_open() {
     store.set(StoreCall::Fetch, Fault::ExecuteAndFail);
     let lease = DedupLayer::new(by_word(), Arc::clone(&store))
         .compare_payload(key::body_digest(), OnMismatch::Refuse)
-        .on_unavailable(OnUnavailable::Open)
+        .on_unavailable(OnUnavailable::FailOpen)
         .layer(handler.service());
     assert_eq!(answer!(&lease, words("known=1")).0, 503);
     let arrival = DedupLayer::on_arrival(by_word(), Arc::clone(&store))
         .compare_payload(key::body_digest(), OnMismatch::Refuse)
-        .on_unavailable(OnUnavailable::Open)
+        .on_unavailable(OnUnavailable::FailOpen)
         .layer(handler.service());
     assert_eq!(answer!(&arrival, words("known=1")).0, 503);
     assert_eq!(handler.runs(), 0);
@@ -377,7 +377,7 @@ impl DedupAdapter for RecordsFetches {
         self.inner.abilities()
     }
 
-    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Claimed> {
+    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
         self.fetched.lock().unwrap().push(terms.fetch());
         self.inner.claim(key, terms)
     }
@@ -386,7 +386,7 @@ impl DedupAdapter for RecordsFetches {
         self.inner.release(key, terms)
     }
 
-    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Renewed> {
+    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, RenewReply> {
         self.inner.renew(key, terms)
     }
 
@@ -394,7 +394,7 @@ impl DedupAdapter for RecordsFetches {
         &'a self,
         key: &'a DedupKey,
         terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Completed> {
+    ) -> StoreFuture<'a, CompleteReply> {
         self.inner.complete(key, terms)
     }
 }

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use tower_dedup::adapter::{
-    CallTerms, Claimed, DedupAdapter, EntryState, Fetch, MaintenanceAdapter, MemoryAdapter, Token,
+    CallTerms, ClaimReply, DedupAdapter, EntryState, Fetch, MaintenanceAdapter, MemoryAdapter,
+    Token,
 };
 use tower_dedup::key::{Event, Keys};
 use tower_dedup::ledger::internals::{self, Begin, BeginContext, Claim, HandlerSuccess};
@@ -261,7 +262,7 @@ async fn lose_a_lease(subscriber_claim: &EndsClaimOnWarning) {
     store.set(StoreCall::Renew, Fault::Fail);
     let (loses, delivery) = claim("a", Duration::from_millis(100)).await;
     let other = CallTerms::on_completion(Token::random(), HOUR, HOUR);
-    while !matches!(store.claim(&dedup_key("a"), &other).await.unwrap(), Claimed::First { .. }) {
+    while !matches!(store.claim(&dedup_key("a"), &other).await.unwrap(), ClaimReply::First { .. }) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     store.set(StoreCall::Renew, Fault::None);
@@ -314,7 +315,7 @@ async fn run_waits_for_an_event_that_another_call_runs() {
 #[tokio::test(start_paused = true)]
 async fn run_that_waits_ends_at_its_bound_and_never_runs_unprotected() {
     let store = store();
-    let dedup = Deduplicator::new(Arc::clone(&store)).on_unavailable(OnUnavailable::Open);
+    let dedup = Deduplicator::new(Arc::clone(&store)).on_unavailable(OnUnavailable::FailOpen);
     let (key, wake) = (dedup_key("a"), tokio::sync::Notify::new());
     let running = dedup.run(&key, async |_| held(&wake, Ok(())).await);
     let waiting = async {
@@ -388,7 +389,7 @@ async fn store_failure_runs_the_handler_only_if_the_deduplicator_fails_open() {
     let closed = Deduplicator::new(Arc::clone(&store));
     let failed = closed.run(&dedup_key("a"), async |_| Ok::<_, ()>(())).await;
     assert!(matches!(failed, Err(RunError::Store(_))), "{failed:?}");
-    let open = closed.on_unavailable(OnUnavailable::Open);
+    let open = closed.on_unavailable(OnUnavailable::FailOpen);
     let RunOutcome::First(delivery) = delivery_of(&open, "a").await else { panic!() };
     assert!(delivery.is_unprotected());
 }

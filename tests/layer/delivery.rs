@@ -143,10 +143,10 @@ async fn duplicate_of_a_run_that_fails_is_never_200() {
 #[tokio::test]
 async fn waiting_duplicate_is_answered_by_the_end_of_the_first_run() {
     for (first_status, runs, told, on_unavailable) in [
-        (200, 1, Some("duplicate"), OnUnavailable::Closed),
-        (200, 1, Some("duplicate"), OnUnavailable::Open),
-        (500, 2, None, OnUnavailable::Closed),
-        (500, 2, None, OnUnavailable::Open),
+        (200, 1, Some("duplicate"), OnUnavailable::FailClosed),
+        (200, 1, Some("duplicate"), OnUnavailable::FailOpen),
+        (500, 2, None, OnUnavailable::FailClosed),
+        (500, 2, None, OnUnavailable::FailOpen),
     ] {
         let handler = Handler::default().then(first_status);
         handler.hold();
@@ -510,8 +510,8 @@ async fn completion_without_a_reply_is_no_lost_lease() {
 #[tokio::test(start_paused = true)]
 async fn waiting_delivery_is_not_run_because_the_store_fails() {
     for (on_unavailable, expected) in [
-        (OnUnavailable::Closed, DedupResult::Unavailable),
-        (OnUnavailable::Open, DedupResult::InFlight),
+        (OnUnavailable::FailClosed, DedupResult::Unavailable),
+        (OnUnavailable::FailOpen, DedupResult::InFlight),
     ] {
         let (store, handler) = (faulty(MemoryAdapter::new()), Handler::default());
         handler.hold();

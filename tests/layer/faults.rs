@@ -133,7 +133,7 @@ async fn success_is_answered_even_if_the_store_goes_away() {
             let other = CallTerms::on_completion(Token::random(), minute, Duration::ZERO);
             let claimed = store.get_ref().claim(&dedup_key("a"), &other).await.unwrap();
             assert!(
-                !matches!(claimed, tower_dedup::adapter::Claimed::First { .. }),
+                !matches!(claimed, tower_dedup::adapter::ClaimReply::First { .. }),
                 "{fault:?}: another process may not run it"
             );
         }
@@ -188,7 +188,7 @@ async fn release_that_fails_is_repeated_until_the_key_is_free() {
 async fn fail_open_runs_unprotected_and_completes_when_the_store_is_back() {
     for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
         let (store, handler) = (store(), Handler::default());
-        let layer = lease(&store).on_unavailable(OnUnavailable::Open);
+        let layer = lease(&store).on_unavailable(OnUnavailable::FailOpen);
         let (handle, service) = (layer.handle(), layer.layer(handler.service()));
         store.set_all(fault);
         assert_eq!(send(&service, request("a")).await.status(), 200);
@@ -198,7 +198,7 @@ async fn fail_open_runs_unprotected_and_completes_when_the_store_is_back() {
         assert!(is_complete(&store, "a").await, "{fault:?}");
         assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
 
-        let layer = arrival(&store).on_unavailable(OnUnavailable::Open);
+        let layer = arrival(&store).on_unavailable(OnUnavailable::FailOpen);
         let (handle, service) = (layer.handle(), layer.layer(handler.service()));
         store.set_all(fault);
         assert_eq!(send(&service, request("b")).await.status(), 200);
@@ -260,7 +260,7 @@ async fn handler_that_blocks_its_thread_keeps_its_lease() {
     let minute = Duration::from_secs(60);
     let twin = CallTerms::on_completion(Token::random(), minute, Duration::ZERO);
     let twin = store.get_ref().claim(&dedup_key("a"), &twin).await.unwrap();
-    assert_eq!(twin, tower_dedup::adapter::Claimed::InFlight);
+    assert_eq!(twin, tower_dedup::adapter::ClaimReply::InFlight);
     release.send(()).unwrap();
     assert_eq!(run.await.unwrap(), 200);
 }
@@ -285,7 +285,7 @@ async fn lost_lease_is_reported_and_undoes_nothing() {
         );
         let keys = dedup_key("a");
         let taken = store.get_ref().claim(&keys, &taker).await.unwrap();
-        assert_eq!(taken, tower_dedup::adapter::Claimed::first(2, true));
+        assert_eq!(taken, tower_dedup::adapter::ClaimReply::first(2, true));
         assert!(!handler.last().lease_lost());
         store.set(StoreCall::Renew, Fault::None);
         let delivery = handler.last();
@@ -369,7 +369,7 @@ async fn fail_open_never_runs_beside_a_run_in_flight() {
     let (store, handler) = (store(), Handler::default());
     handler.hold();
     let layer = lease(&store)
-        .on_unavailable(OnUnavailable::Open)
+        .on_unavailable(OnUnavailable::FailOpen)
         .on_in_flight(tower_dedup::OnInFlight::Wait(Duration::from_millis(300)));
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
     let start = || {
@@ -419,7 +419,7 @@ async fn releases_do_not_starve_completions() {
 async fn unprotected_failure_leaves_no_claim_behind() {
     let (store, handler) = (store(), Handler::default().then(500));
     let layer = lease(&store)
-        .on_unavailable(OnUnavailable::Open)
+        .on_unavailable(OnUnavailable::FailOpen)
         .on_in_flight(tower_dedup::OnInFlight::Reject);
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
     store.set(StoreCall::Claim, Fault::LoseReply);

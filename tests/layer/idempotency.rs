@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::{
-    Abilities, CallTerms, Claimed, DedupAdapter, MaintenanceAdapter, MemoryAdapter,
+    Abilities, CallTerms, ClaimReply, DedupAdapter, MaintenanceAdapter, MemoryAdapter,
     PostgresAdapter, SqliteAdapter, StoreFuture,
 };
 use tower_dedup::key::{self, KeyPart};
@@ -571,7 +571,7 @@ async fn settings_without_meaning_are_refused() {
         fn abilities(&self) -> Abilities {
             self.0
         }
-        fn claim<'a>(&'a self, _: &'a DedupKey, _: &'a CallTerms) -> StoreFuture<'a, Claimed> {
+        fn claim<'a>(&'a self, _: &'a DedupKey, _: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
             unreachable!()
         }
         fn release<'a>(&'a self, _: &'a DedupKey, _: &'a CallTerms) -> StoreFuture<'a, ()> {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tower::Layer;
 use tower_dedup::adapter::{
-    Abilities, Batching, CallTerms, Claimed, Completed, DedupAdapter, EntryState,
-    MaintenanceAdapter, MemoryAdapter, Renewed, SqliteAdapter, SqliteOptions, StoreFuture,
+    Abilities, Batching, CallTerms, ClaimReply, CompleteReply, DedupAdapter, EntryState,
+    MaintenanceAdapter, MemoryAdapter, RenewReply, SqliteAdapter, SqliteOptions, StoreFuture,
 };
 use tower_dedup::{DedupKey, DedupLayer, Error, ErrorKind};
 
@@ -33,7 +33,7 @@ impl DedupAdapter for RefusesOne {
         self.inner.abilities()
     }
 
-    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Claimed> {
+    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
         self.inner.claim(key, terms)
     }
 
@@ -41,7 +41,7 @@ impl DedupAdapter for RefusesOne {
         self.inner.release(key, terms)
     }
 
-    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Renewed> {
+    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, RenewReply> {
         self.inner.renew(key, terms)
     }
 
@@ -49,7 +49,7 @@ impl DedupAdapter for RefusesOne {
         &'a self,
         key: &'a DedupKey,
         terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Completed> {
+    ) -> StoreFuture<'a, CompleteReply> {
         let fault = match self.completions.fetch_add(1, Ordering::SeqCst) {
             0..EVENTS => Some(ErrorKind::Unavailable),
             _ => (key.id() == "event-3").then_some(ErrorKind::Refused),

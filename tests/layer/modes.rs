@@ -183,7 +183,7 @@ async fn faulty_request_takes_no_permit_in_shadow() {
 #[tokio::test(start_paused = true)]
 async fn layer_that_fails_open_completes_its_key_in_shadow_too() {
     let (store, handler) = (store(), Handler::default());
-    let layer = shadow(&store).on_unavailable(OnUnavailable::Open);
+    let layer = shadow(&store).on_unavailable(OnUnavailable::FailOpen);
     store.set(StoreCall::Claim, Fault::Fail);
     let response = send(&layer.layer(handler.service()), request("a")).await;
     assert_eq!((response.status(), handler.runs()), (StatusCode::OK, 1));

@@ -247,7 +247,7 @@ async fn storm_gets_the_handlers_responses_under_a_lease() {
 async fn storm_gets_the_handlers_responses_from_a_layer_that_fails_open() {
     let store = faulty(MemoryAdapter::new());
     let layer = strict(DedupLayer::new(by_header(), Arc::clone(&store)));
-    storm(layer.on_unavailable(OnUnavailable::Open), store, "test").await;
+    storm(layer.on_unavailable(OnUnavailable::FailOpen), store, "test").await;
 }
 
 #[tokio::test(start_paused = true)]

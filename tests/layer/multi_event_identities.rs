@@ -7,8 +7,8 @@ use http::{Request, StatusCode};
 use tokio::sync::Semaphore;
 use tower::Layer;
 use tower_dedup::adapter::{
-    CallTerms, Claimed, DedupAdapter, EntryState, MaintenanceAdapter, MemoryAdapter, StoreFuture,
-    Token,
+    CallTerms, ClaimReply, DedupAdapter, EntryState, MaintenanceAdapter, MemoryAdapter,
+    StoreFuture, Token,
 };
 use tower_dedup::key::{self, DedupKey, Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::ledger::Ledger;
@@ -331,7 +331,7 @@ impl Gate {
 }
 
 impl DedupAdapter for Gated {
-    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Claimed> {
+    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
         Box::pin(async move {
             let replies = self.inner.claim(key, terms).await;
             self.claims.pass().await;

@@ -172,7 +172,7 @@ fn every_outcome_is_counted_under_its_name() {
             log.last("delivery")["error"],
             "calling a faulty adapter: the store is unavailable"
         );
-        let open = layer.clone().on_unavailable(OnUnavailable::Open).layer(handler.service());
+        let open = layer.clone().on_unavailable(OnUnavailable::FailOpen).layer(handler.service());
         send(&open, request("c")).await;
         assert_eq!(log.last("running unprotected: the store did not reply")["level"], "WARN");
         store.set(StoreCall::Claim, Fault::None);

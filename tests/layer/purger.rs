@@ -11,7 +11,7 @@ use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tower_dedup::adapter::{
-    CallTerms, Claimed, DedupAdapter, Entry, Forgotten, MaintenanceAdapter, PURGE_GRACE,
+    CallTerms, ClaimReply, DedupAdapter, Entry, ForgetReply, MaintenanceAdapter, PURGE_GRACE,
     PostgresAdapter, Purged, Stats, StoreFuture, Token,
 };
 use tower_dedup::{DedupKey, Error, ErrorKind, Purger};
@@ -50,7 +50,7 @@ impl Scripted {
 }
 
 impl DedupAdapter for Scripted {
-    fn claim<'a>(&'a self, _: &'a DedupKey, _: &'a CallTerms) -> StoreFuture<'a, Claimed> {
+    fn claim<'a>(&'a self, _: &'a DedupKey, _: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
         unreachable!("the purger never claims")
     }
 
@@ -72,7 +72,7 @@ impl MaintenanceAdapter for Scripted {
         })
     }
 
-    fn forget<'a>(&'a self, _: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
+    fn forget<'a>(&'a self, _: &'a DedupKey) -> StoreFuture<'a, ForgetReply> {
         unreachable!("the purger never forgets")
     }
 

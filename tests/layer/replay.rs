@@ -14,8 +14,8 @@ use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody};
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::{
-    Abilities, CallTerms, Claimed, Completed, DedupAdapter, EntryState, MaintenanceAdapter,
-    MemoryAdapter, Renewed, StoreFuture, StoredData, Token,
+    Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, EntryState, MaintenanceAdapter,
+    MemoryAdapter, RenewReply, StoreFuture, StoredData, Token,
 };
 use tower_dedup::key::{DedupKey, Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::testing::{Fault, StoreCall};
@@ -509,12 +509,12 @@ impl DedupAdapter for Forgetful {
         self.0.abilities()
     }
 
-    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Claimed> {
+    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
         Box::pin(async move {
             let claimed = self.0.claim(key, terms).await?;
-            if matches!(claimed, Claimed::Duplicate(_)) {
+            if matches!(claimed, ClaimReply::Duplicate(_)) {
                 self.0.forget(key).await?;
-                return Ok(Claimed::InFlight);
+                return Ok(ClaimReply::InFlight);
             }
             Ok(claimed)
         })
@@ -524,7 +524,7 @@ impl DedupAdapter for Forgetful {
         self.0.release(key, terms)
     }
 
-    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Renewed> {
+    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, RenewReply> {
         self.0.renew(key, terms)
     }
 
@@ -532,7 +532,7 @@ impl DedupAdapter for Forgetful {
         &'a self,
         key: &'a DedupKey,
         terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Completed> {
+    ) -> StoreFuture<'a, CompleteReply> {
         self.0.complete(key, terms)
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use futures_util::future::try_join_all;
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::{
-    CallTerms, Claimed, Entry, EntryState, Fetch, MaintenanceAdapter, PURGE_GRACE, StoredData,
+    CallTerms, ClaimReply, Entry, EntryState, Fetch, MaintenanceAdapter, PURGE_GRACE, StoredData,
     Token,
 };
 
@@ -153,14 +153,14 @@ fn read_entry(entry: &Entry) -> (State, u32, bool, i64, i64) {
     (state, entry.attempts, entry.takeover, ago, left)
 }
 
-fn read_claimed(claimed: Claimed) -> Reply {
+fn read_claimed(claimed: ClaimReply) -> Reply {
     match claimed {
-        Claimed::First { attempt, takeover, .. } => Reply::Granted(attempt, takeover),
-        Claimed::Duplicate(seen) => {
+        ClaimReply::First { attempt, takeover, .. } => Reply::Granted(attempt, takeover),
+        ClaimReply::Duplicate(seen) => {
             let payload = |data: &StoredData| data.payload_sha256.map(|payload| payload[0]);
             Reply::Duplicate(steps(seen.age), seen.stored.as_deref().map(payload))
         }
-        Claimed::InFlight => Reply::InFlight,
+        ClaimReply::InFlight => Reply::InFlight,
         other => panic!("{other:?}"),
     }
 }

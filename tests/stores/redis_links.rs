@@ -9,7 +9,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 use tower::Layer;
 use tower_dedup::adapter::{
-    Claimed, DedupAdapter, ListFilter, MaintenanceAdapter, RedisAdapter, RedisClient, RedisOptions,
+    ClaimReply, DedupAdapter, ListFilter, MaintenanceAdapter, RedisAdapter, RedisClient,
+    RedisOptions,
 };
 use tower_dedup::{ConfigError, DedupLayer, ErrorKind};
 
@@ -58,7 +59,7 @@ async fn calls_work_again_after_the_server_was_killed_and_restarted() {
     assert!(begun.elapsed() < CALL + SLACK, "{:?}", begun.elapsed());
     server.start_again();
     assert_eq!(attempt(claim(&adapter, "b", &terms).await), 1);
-    assert!(matches!(claim(&adapter, "a", &self::terms()).await.unwrap(), Claimed::InFlight));
+    assert!(matches!(claim(&adapter, "a", &self::terms()).await.unwrap(), ClaimReply::InFlight));
 }
 
 #[tokio::test]
@@ -138,7 +139,7 @@ async fn repeated_call_whose_reply_was_lost_gets_its_own_claim() {
         assert_eq!(attempt(claim(&adapter, &id, &terms).await), 1, "{cut:?}");
         assert!(proxy.sprung().unwrap().contains("EVALSHA"), "{cut:?}");
         let claimed = claim(&adapter, &id, &self::terms()).await.unwrap();
-        assert!(matches!(claimed, Claimed::InFlight), "{cut:?}: {claimed:?}");
+        assert!(matches!(claimed, ClaimReply::InFlight), "{cut:?}: {claimed:?}");
     }
 }
 
@@ -352,7 +353,7 @@ async fn own(client: impl Into<RedisClient>) -> RedisAdapter {
     assert_eq!(attempt(claim(&adapter, "a", &terms).await), 1);
     assert_eq!(attempt(claim(&adapter, "a", &terms).await), 1);
     let claimed = claim(&adapter, "a", &self::terms()).await.unwrap();
-    assert!(matches!(claimed, Claimed::InFlight), "{claimed:?}");
+    assert!(matches!(claimed, ClaimReply::InFlight), "{claimed:?}");
     let arrival = on_claim(&self::terms());
     claim(&adapter, "b", &arrival).await.unwrap();
     adapter.release(&dedup_key("b"), &arrival).await.unwrap();

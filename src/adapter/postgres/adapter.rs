@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
 use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
-use super::super::replies::{Claimed, Completed, Entry, Forgotten, Renewed};
+use super::super::replies::{ClaimReply, CompleteReply, Entry, ForgetReply, RenewReply};
 use super::super::sql::call::{Call, Kind, RowReply, Rows, reply};
 use super::super::sql::responses::add_response;
 use super::super::stored::Fetch;
@@ -179,7 +179,7 @@ impl DedupAdapter for PostgresAdapter {
         Abilities::new().with_leases().with_stored_data().with_inspection()
     }
 
-    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Claimed> {
+    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
         Box::pin(async move {
             let claimed = self.call(Kind::claim(terms), key, terms, RowReply::claimed).await?;
             let read = || -> StoreFuture<'_, _> {
@@ -197,7 +197,7 @@ impl DedupAdapter for PostgresAdapter {
         Box::pin(self.call(Kind::release(terms), key, terms, RowReply::released))
     }
 
-    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Renewed> {
+    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, RenewReply> {
         Box::pin(self.call(Kind::Renew, key, terms, RowReply::renewed))
     }
 
@@ -205,7 +205,7 @@ impl DedupAdapter for PostgresAdapter {
         &'a self,
         key: &'a DedupKey,
         terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Completed> {
+    ) -> StoreFuture<'a, CompleteReply> {
         Box::pin(self.call(Kind::Complete, key, terms, RowReply::completed))
     }
 }
@@ -237,7 +237,7 @@ impl MaintenanceAdapter for PostgresAdapter {
         Box::pin(store.with_table(move || Box::pin(store.purge(limit))))
     }
 
-    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
+    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, ForgetReply> {
         let store = &self.0;
         Box::pin(store.with_table(move || Box::pin(store.forget(key))))
     }

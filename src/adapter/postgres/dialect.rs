@@ -7,7 +7,7 @@ use sqlx::Row as _;
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgRow, Postgres};
 
-use super::super::replies::{Claimed, Forgotten, Renewed};
+use super::super::replies::{ClaimReply, ForgetReply, RenewReply};
 use super::super::sql::batch::{Failed, Replied, RowExecutor, TRIES, execute_batch};
 use super::super::sql::call::{Call, Kind, RowReply, Rows};
 use super::super::sql::queue::{BatchExecutor, Waits};
@@ -171,7 +171,7 @@ impl RowExecutor for PostgresDialect<'_> {
             && is_locked
             && !failed.error.is_unknown()
         {
-            writing.replies[*index] = Some(Ok(RowReply::Claimed(Claimed::InFlight)).into());
+            writing.replies[*index] = Some(Ok(RowReply::Claimed(ClaimReply::InFlight)).into());
             return (writing.replies, None);
         }
         (writing.replies, Some(failed))
@@ -200,7 +200,7 @@ impl RowStatements for PostgresDialect<'_> {
         } else {
             self.store.replanner.note_rows(returned.len());
             for (index, _) in returned {
-                written[index] = Some(RowReply::Claimed(Claimed::first(1, false)));
+                written[index] = Some(RowReply::Claimed(ClaimReply::first(1, false)));
             }
         }
         Ok(written)
@@ -277,9 +277,9 @@ impl PostgresDialect<'_> {
         }
         let all = self.statements();
         let renewed = self.write_rows(&all.renew, rows, Extra::lease(rows), None).await?;
-        let mut replies = vec![RowReply::Renewed(Renewed::Lost); rows.len()];
+        let mut replies = vec![RowReply::Renewed(RenewReply::Lost); rows.len()];
         for (index, _) in renewed {
-            replies[index] = RowReply::Renewed(Renewed::Held);
+            replies[index] = RowReply::Renewed(RenewReply::Held);
         }
         Ok(replies)
     }
@@ -294,7 +294,7 @@ impl PostgresDialect<'_> {
 
 impl PostgresStore {
     /// Forgets a key, unless a live lease or an open transaction holds it.
-    pub(super) async fn forget(&self, key: &DedupKey) -> Result<Forgotten, Error> {
+    pub(super) async fn forget(&self, key: &DedupKey) -> Result<ForgetReply, Error> {
         let fault = |error| store_error("forgetting a key", error);
         // The statement does not use its terms.
         let terms = CallTerms::on_claim(Token::from([0; 16]), Duration::ZERO);
@@ -303,7 +303,7 @@ impl PostgresStore {
         for _ in 0..TRIES {
             let found = dialect.read(&rows, Fetch::Nothing).await.map_err(fault)?;
             match found.into_iter().flatten().next() {
-                Some(row) if row.is_leased().unwrap_or(false) => return Ok(Forgotten::InFlight),
+                Some(row) if row.is_leased().unwrap_or(false) => return Ok(ForgetReply::InFlight),
                 // An unreadable row is forgotten too: it blocks its event.
                 Some(row) if !row.is_expired() => {
                     let (columns, versions) = (KeyColumns::new(&rows), [row.version]);
@@ -311,7 +311,7 @@ impl PostgresStore {
                     // After a lost reply, a repetition would say that there is no such key.
                     let forgotten = self.fetch_once(&self.statements().forget, params).await;
                     if !forgotten.map_err(fault)?.is_empty() {
-                        return Ok(Forgotten::Removed);
+                        return Ok(ForgetReply::Removed);
                     }
                     // Another call has written the row since: try again.
                 }
@@ -322,10 +322,10 @@ impl PostgresStore {
                     let is_free =
                         tried.and_then(|rows| rows.first().map(|row| row.try_get(0)).transpose());
                     let is_held = is_free.map_err(fault)? == Some(false);
-                    return Ok(if is_held { Forgotten::InFlight } else { Forgotten::Missing });
+                    return Ok(if is_held { ForgetReply::InFlight } else { ForgetReply::Missing });
                 }
             }
         }
-        Ok(Forgotten::InFlight)
+        Ok(ForgetReply::InFlight)
     }
 }

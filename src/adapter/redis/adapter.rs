@@ -8,7 +8,7 @@ use redis::{Cmd, Value};
 
 use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
 use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
-use super::super::replies::{Claimed, Completed, Entry, Forgotten, Renewed};
+use super::super::replies::{ClaimReply, CompleteReply, Entry, ForgetReply, RenewReply};
 use super::super::terms::CallTerms;
 use super::client::RedisClient;
 use super::key_names::KeyNames;
@@ -140,7 +140,7 @@ impl DedupAdapter for RedisAdapter {
         Abilities::new().with_leases().with_stored_data().with_inspection().with_expires_keys()
     }
 
-    call!(claim -> Claimed, release -> (), renew -> Renewed, complete -> Completed);
+    call!(claim -> ClaimReply, release -> (), renew -> RenewReply, complete -> CompleteReply);
 }
 
 impl MaintenanceAdapter for RedisAdapter {
@@ -152,7 +152,7 @@ impl MaintenanceAdapter for RedisAdapter {
         })
     }
 
-    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
+    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, ForgetReply> {
         Box::pin(async move { self.0.forget(key).await })
     }
 

@@ -11,7 +11,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::super::replies::{Claimed, Completed, Entry, EntryState, Seen};
+use super::super::replies::{ClaimReply, CompleteReply, Entry, EntryState, Seen};
 use super::super::stored::{Fetch, StoredData, StoredResponse};
 use super::super::terms::{CallTerms, Permanence, Token};
 use crate::error::{Error, ErrorKind};
@@ -146,7 +146,10 @@ impl Row {
     ///
     /// [`ErrorKind::Corrupt`] for an unreadable row, and for a duplicate whose stored data is
     /// unreadable.
-    pub(in crate::adapter) fn claimed(&self, terms: &CallTerms) -> Result<Option<Claimed>, Error> {
+    pub(in crate::adapter) fn claimed(
+        &self,
+        terms: &CallTerms,
+    ) -> Result<Option<ClaimReply>, Error> {
         self.check_readable()?;
         let is_mine = self.is_by(terms.token());
         let on_claim = terms.permanence() == Permanence::OnClaim;
@@ -160,9 +163,9 @@ impl Row {
                 let age = self.now.saturating_sub(self.first_seen_at);
                 let mut seen = Seen::new(Duration::from_millis(age.try_into().unwrap_or_default()));
                 seen.stored = self.stored.fetch(terms.fetch())?;
-                Some(Claimed::Duplicate(seen))
+                Some(ClaimReply::Duplicate(seen))
             }
-            RowState::Leased if on_claim || !is_mine => Some(Claimed::InFlight),
+            RowState::Leased if on_claim || !is_mine => Some(ClaimReply::InFlight),
             _ => None,
         })
     }
@@ -173,11 +176,14 @@ impl Row {
     /// # Errors
     ///
     /// [`ErrorKind::Corrupt`] for an unreadable row.
-    pub(in crate::adapter) fn completed(&self, token: Token) -> Result<Option<Completed>, Error> {
+    pub(in crate::adapter) fn completed(
+        &self,
+        token: Token,
+    ) -> Result<Option<CompleteReply>, Error> {
         self.check_readable()?;
         Ok(match self.state() {
-            RowState::Complete if self.is_by(token) => Some(Completed::Held),
-            RowState::Complete => Some(Completed::LeaseLost),
+            RowState::Complete if self.is_by(token) => Some(CompleteReply::Held),
+            RowState::Complete => Some(CompleteReply::LeaseLost),
             _ => None,
         })
     }
@@ -216,17 +222,17 @@ impl Row {
 }
 
 /// Returns the reply to a completion that wrote a row with these attempts. An inserted row has none.
-pub(in crate::adapter) fn completed(attempts: i64, is_held: bool) -> Completed {
+pub(in crate::adapter) fn completed(attempts: i64, is_held: bool) -> CompleteReply {
     match (attempts, is_held) {
-        (0, _) => Completed::Inserted,
-        (_, true) => Completed::Held,
-        (_, false) => Completed::LeaseLost,
+        (0, _) => CompleteReply::Inserted,
+        (_, true) => CompleteReply::Held,
+        (_, false) => CompleteReply::LeaseLost,
     }
 }
 
 /// Returns the reply to a claim that got its key.
-pub(in crate::adapter) fn first(attempts: i64, takeover: bool) -> Claimed {
-    Claimed::First { attempt: attempt(attempts), takeover }
+pub(in crate::adapter) fn first(attempts: i64, takeover: bool) -> ClaimReply {
+    ClaimReply::First { attempt: attempt(attempts), takeover }
 }
 
 /// Returns a column of attempts as a reply shows it.
@@ -274,7 +280,7 @@ mod tests {
         assert!(!row_at(&leased, 1_000).is_leased().unwrap());
         let other = CallTerms::on_claim(Token::random(), MINUTE);
         let claimed = |now| row_at(&complete, now).claimed(&other).unwrap();
-        assert!(matches!(claimed(59_999), Some(Claimed::Duplicate(_))));
+        assert!(matches!(claimed(59_999), Some(ClaimReply::Duplicate(_))));
         assert_eq!(claimed(60_000), None, "expired");
     }
 
@@ -301,14 +307,14 @@ mod tests {
                 [on_completion(mine), on_completion(other), on_claim(mine), on_claim(other)];
             let claimed = terms.map(|terms| match row.claimed(&terms).unwrap() {
                 None => "-",
-                Some(Claimed::First { .. }) => "F",
-                Some(Claimed::Duplicate(_)) => "D",
-                Some(Claimed::InFlight) => "I",
+                Some(ClaimReply::First { .. }) => "F",
+                Some(ClaimReply::Duplicate(_)) => "D",
+                Some(ClaimReply::InFlight) => "I",
             });
             let completed = [mine, other].map(|token| match row.completed(token).unwrap() {
                 None => "-",
-                Some(Completed::Held) => "H",
-                Some(Completed::LeaseLost) => "L",
+                Some(CompleteReply::Held) => "H",
+                Some(CompleteReply::LeaseLost) => "L",
                 Some(_) => "?",
             });
             let replies = (&*claimed.join(" "), &*completed.join(" "));

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::super::replies::Forgotten;
+use super::super::replies::ForgetReply;
 use super::super::sql::batch::{Failed, Replied, RowExecutor, execute_batch};
 use super::super::sql::call::{Call, Kind, RowReply, Rows};
 use super::super::sql::queue::{BatchExecutor, Waits};
@@ -101,7 +101,7 @@ impl RowExecutor for Writer<'_> {
 
 impl Writer<'_> {
     /// Forgets a key, unless a live lease holds it.
-    pub(super) async fn forget(&mut self, key: &DedupKey) -> Result<Forgotten, Error> {
+    pub(super) async fn forget(&mut self, key: &DedupKey) -> Result<ForgetReply, Error> {
         // The statement does not use its terms.
         let terms = CallTerms::on_claim(Token::from([0; 16]), Duration::ZERO);
         let rows = Rows::of_call(std::slice::from_ref(key), &terms, |_| 0);
@@ -111,13 +111,13 @@ impl Writer<'_> {
             let mut session = Session { connection: &mut connection, statements };
             let found = session.read(&[key], Fetch::Nothing).await?.into_iter().flatten().next();
             match found {
-                Some(row) if row.is_leased().unwrap_or(false) => return Ok(Forgotten::InFlight),
+                Some(row) if row.is_leased().unwrap_or(false) => return Ok(ForgetReply::InFlight),
                 // An unreadable row is forgotten too: it blocks its event.
                 Some(row) if !row.is_expired() => {}
-                _ => return Ok(Forgotten::Missing),
+                _ => return Ok(ForgetReply::Missing),
             }
             let deleted = session.fetch(&statements.forget, &rows).await?;
-            Ok(if deleted.is_empty() { Forgotten::InFlight } else { Forgotten::Removed })
+            Ok(if deleted.is_empty() { ForgetReply::InFlight } else { ForgetReply::Removed })
         };
         forgotten.await.map_err(|error| store_error("forgetting a key", error))
     }

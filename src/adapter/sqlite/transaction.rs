@@ -21,7 +21,7 @@ use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool};
 use sqlx::{AssertSqlSafe, Connection};
 
 use super::super::contract::StoreFuture;
-use super::super::replies::Claimed;
+use super::super::replies::ClaimReply;
 use super::super::sql::batch::claimed;
 use super::super::sql::call::{Kind, Rows};
 use super::super::terms::{CallTerms, Token};
@@ -142,7 +142,7 @@ impl SqliteAdapter {
     /// use std::time::Duration;
     /// use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
     /// use tower_dedup::DedupKey;
-    /// use tower_dedup::adapter::{Claimed, SqliteAdapter};
+    /// use tower_dedup::adapter::{ClaimReply, SqliteAdapter};
     ///
     /// let options = SqliteConnectOptions::new().filename(path).create_if_missing(true);
     /// let pool = SqlitePool::connect_with(options).await?;
@@ -150,11 +150,11 @@ impl SqliteAdapter {
     /// let (key, month) = (DedupKey::new("orders", "order_17")?, Duration::from_secs(30 * 86_400));
     ///
     /// let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?;
-    /// assert_eq!(adapter.record_in(&mut tx, &key, month).await?, Claimed::first(1, false));
+    /// assert_eq!(adapter.record_in(&mut tx, &key, month).await?, ClaimReply::first(1, false));
     /// tx.rollback().await?; // neither the key nor the effect …
     ///
     /// let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?;
-    /// assert_eq!(adapter.record_in(&mut tx, &key, month).await?, Claimed::first(1, false));
+    /// assert_eq!(adapter.record_in(&mut tx, &key, month).await?, ClaimReply::first(1, false));
     /// tx.commit().await?; // … or both
     /// # Ok(())
     /// # }
@@ -164,7 +164,7 @@ impl SqliteAdapter {
         connection: &mut SqliteConnection,
         key: &DedupKey,
         retention: Duration,
-    ) -> Result<Claimed, Error> {
+    ) -> Result<ClaimReply, Error> {
         let store = &self.0;
         // Looked for on this connection: another one would wait for its transaction.
         store.ready_within(connection).await?;
@@ -177,7 +177,7 @@ impl SqliteAdapter {
             }
             claimed => claimed?,
         };
-        Ok(claimed.into_iter().next().unwrap_or(Claimed::InFlight))
+        Ok(claimed.into_iter().next().unwrap_or(ClaimReply::InFlight))
     }
 }
 
@@ -219,7 +219,7 @@ impl SqliteStore {
                 }
             }
         }
-        let replies = replies.into_iter().map(|reply| reply.unwrap_or(Claimed::InFlight));
+        let replies = replies.into_iter().map(|reply| reply.unwrap_or(ClaimReply::InFlight));
         Ok(Opened { replies: replies.collect(), transaction: lent })
     }
 
@@ -229,7 +229,7 @@ impl SqliteStore {
         connection: &mut SqliteConnection,
         kind: Kind,
         rows: &Rows<'_>,
-    ) -> Result<Vec<Claimed>, Error> {
+    ) -> Result<Vec<ClaimReply>, Error> {
         let mut session = Session { connection, statements: &self.statements };
         let written = session.write(kind, rows).await;
         let written = written.map_err(|error| store_error("claiming keys in a transaction", error));
