@@ -13,9 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{
-    CallTerms, ClaimReply, DedupAdapter, MemoryAdapter, PostgresAdapter, Token,
-};
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
+use tower_dedup::adapter::{MemoryAdapter, PostgresAdapter};
 
 #[path = "measure/limit.rs"]
 mod limit;

@@ -70,12 +70,13 @@ pub mod guide {
     #[doc = include_str!("docs/command.md")]
     pub mod incidents {}
 }
+#[doc(hidden)]
+pub mod internals;
 pub mod key;
 mod layer;
 pub mod ledger;
 pub mod observe;
 pub mod provider;
-mod purger;
 mod run;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -96,9 +97,6 @@ pub use layer::{
 };
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use ledger::transaction::{DedupTx, TxHandle, TxUnavailable};
-#[cfg(feature = "metrics")]
-pub use observe::describe::{describe_metrics, metrics_buckets};
-pub use purger::{Purger, PurgerHandle};
 /// The crate sqlx, in the version whose pools, connections and databases this crate takes.
 ///
 /// Use this name, or depend on the same version. Under another version of sqlx, a pool is a type that this
@@ -107,7 +105,8 @@ pub use purger::{Purger, PurgerHandle};
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// # #[cfg(feature = "sqlite")] {
-/// use tower_dedup::adapter::{MaintenanceAdapter, SqliteAdapter};
+/// use tower_dedup::adapter::SqliteAdapter;
+/// use tower_dedup::adapter::inspect::MaintenanceAdapter;
 /// use tower_dedup::sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
 ///
 /// # let dir = tempfile::tempdir()?;

@@ -21,9 +21,9 @@ use moka::Expiry;
 use moka::sync::Cache;
 use rustix::time::{ClockId, clock_gettime};
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{
-    CallTerms, ClaimReply, CompleteReply, DedupAdapter, MaintenanceAdapter, MemoryAdapter, Token,
-};
+use tower_dedup::adapter::MemoryAdapter;
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, CompleteReply, DedupAdapter, Token};
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 
 /// How many keys one of them gets before the other's turn.
 const TURN: usize = 100_000;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{CallTerms, ClaimReply, CompleteReply, DedupAdapter, Token};
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, CompleteReply, DedupAdapter, Token};
 
 use super::rounds::Caller;
 

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{Entry, ForgetReply, KeyState, ListFilter};
+use tower_dedup::adapter::inspect::{Entry, ForgetReply, KeyState, ListFilter};
 
 use crate::failure::Failure;
 use crate::options::{EventId, List};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::contract::MaintenanceAdapter;
+use super::inspect::MaintenanceAdapter;
 use crate::error::{ConfigError, Error};
 
 /// Connects to the store that a URL names.

@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use futures_util::future::try_join_all;
 
-use crate::adapter::{
-    CallTerms, ClaimReply, CompleteReply, DedupAdapter, MaintenanceAdapter, Token,
-};
+use crate::adapter::contract::{CallTerms, ClaimReply, CompleteReply, DedupAdapter, Token};
+use crate::adapter::inspect::MaintenanceAdapter;
 use crate::key::DedupKey;
 
 /// Longer than any test takes, shorter than [`RETENTION`].

@@ -8,7 +8,7 @@ use tokio::process::{Child, Command};
 
 use super::driver::{complete_at_once, key, leased};
 use super::store::{SharedStore, runtime};
-use crate::adapter::{ClaimReply, CompleteReply, DedupAdapter};
+use crate::adapter::contract::{ClaimReply, CompleteReply, DedupAdapter};
 
 const WORKER: &str = "TOWER_DEDUP_CONFORMANCE_ADDRESS";
 const TASKS: usize = 4;

@@ -35,7 +35,7 @@ pub struct DedupKey {
 
 impl DedupKey {
     /// Makes a key outside the layer: for
-    /// [`forget`](crate::adapter::MaintenanceAdapter::forget), a queue worker or a test.
+    /// [`forget`](crate::adapter::inspect::MaintenanceAdapter::forget), a queue worker or a test.
     ///
     /// An id over [`MAX_ID_LEN`] bytes is replaced by its SHA-256, as in the layer.
     ///

@@ -11,7 +11,9 @@ use futures_util::{FutureExt, StreamExt};
 use tokio::task::coop::unconstrained;
 use tracing::Span;
 
-use crate::adapter::{CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, StoreFuture};
+use crate::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, StoreFuture,
+};
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, List};
 use crate::observe;

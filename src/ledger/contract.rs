@@ -10,10 +10,8 @@ use std::time::Duration;
 use http::Extensions;
 
 use super::retry::PendingWrites;
-use crate::adapter::{
-    Abilities, CallTerms, DuplicateNote, EventTypes, Fetch, Payloads, Permanence, StoredResponse,
-    Token,
-};
+use crate::adapter::contract::{Abilities, CallTerms, Fetch, Permanence, StoredResponse, Token};
+use crate::adapter::{DuplicateNote, EventTypes, Payloads};
 use crate::delivery::Delivery;
 use crate::error::{ConfigError, Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys};

@@ -26,7 +26,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::contract::{Begin, BeginContext, DuplicateInfo};
-use crate::adapter::{CallTerms, ClaimReply, Fetch, Seen, StoredData, StoredResponse};
+use crate::adapter::contract::{CallTerms, ClaimReply, Fetch, Seen, StoredData, StoredResponse};
 use crate::delivery::{Inner, Protection};
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys, List};

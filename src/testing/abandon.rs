@@ -8,7 +8,7 @@ use http::Request;
 use http_body::Body;
 
 use super::redeliver::buffered;
-use crate::adapter::ClaimReply;
+use crate::adapter::contract::ClaimReply;
 use crate::key::{Extracted, RequestRef};
 use crate::layer::DedupLayer;
 

@@ -5,9 +5,11 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::adapter::{
-    Abilities, CallTerms, ClaimReply, CompleteReply, Cursor, DedupAdapter, Entry, Fetch,
-    ForgetReply, ListFilter, Listing, MaintenanceAdapter, Purged, RenewReply, Stats, StoreFuture,
+use crate::adapter::contract::{
+    Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, RenewReply, StoreFuture,
+};
+use crate::adapter::inspect::{
+    Cursor, Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Purged, Stats,
 };
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;

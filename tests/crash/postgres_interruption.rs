@@ -12,11 +12,11 @@ use sqlx::postgres::PgPoolOptions;
 use tokio::sync::Semaphore;
 use tower::{Layer, Service, ServiceExt};
 use tower_dedup::TxHandle;
-use tower_dedup::adapter::{
-    CallTerms, ClaimReply, DedupAdapter, ForgetReply, MaintenanceAdapter, PostgresAdapter, Token,
-};
+use tower_dedup::adapter::PostgresAdapter;
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
+use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
+use tower_dedup::internals::{self, Begin, BeginContext, Claim, HandlerSuccess};
 use tower_dedup::key::{DedupKey, Event, Extracted, KeyExtractor, Keys};
-use tower_dedup::ledger::internals::{self, Begin, BeginContext, Claim, HandlerSuccess};
 use tower_dedup::ledger::{Ledger, Transactional};
 use tower_dedup::{DedupLayer, Delivery, ErrorKind, OnInFlight, ResponseBody};
 

@@ -8,7 +8,8 @@ use std::time::Duration;
 use redis::cluster::ClusterClient;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tower_dedup::adapter::{CallTerms, ClaimReply, DedupAdapter, Permanence, RedisAdapter, Token};
+use tower_dedup::adapter::RedisAdapter;
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Permanence, Token};
 
 use super::failover::{end, loads};
 use crate::support::redis::Server;

@@ -4,9 +4,9 @@
 use std::time::{Duration, Instant};
 
 use tower_dedup::ErrorKind;
-use tower_dedup::adapter::{
-    CallTerms, CompleteReply, DedupAdapter, MaintenanceAdapter, RedisAdapter, Token,
-};
+use tower_dedup::adapter::RedisAdapter;
+use tower_dedup::adapter::contract::{CallTerms, CompleteReply, DedupAdapter, Token};
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 
 use super::failover::{adapters, end, go_on, loads, recover};
 use super::load::{RECOVERED, Verdict, suspicions, until_suspected};

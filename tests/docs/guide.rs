@@ -17,10 +17,12 @@ use sqlx::sqlite::Sqlite;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, Row, SqliteConnection};
 use tokio::sync::Barrier;
 use tower::ServiceExt;
+use tower_dedup::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
+};
+use tower_dedup::adapter::inspect::{ForgetReply, ListFilter, MaintenanceAdapter};
 use tower_dedup::adapter::{
-    CallTerms, ClaimReply, CompleteReply, DedupAdapter, ForgetReply, Identifier, ListFilter,
-    MaintenanceAdapter, PostgresAdapter, PostgresOptions, RenewReply, SqliteAdapter, SqliteOptions,
-    Token,
+    Identifier, PostgresAdapter, PostgresOptions, SqliteAdapter, SqliteOptions,
 };
 use tower_dedup::{DedupKey, DedupLayer, DedupTx, key};
 

@@ -13,9 +13,8 @@ use sqlx::postgres::{PgPoolOptions, Postgres};
 use sqlx::sqlite::{Sqlite, SqliteConnectOptions, SqliteJournalMode};
 use sqlx::{PgPool, SqlitePool};
 use tower::ServiceExt;
-use tower_dedup::adapter::{
-    ForgetReply, MaintenanceAdapter, PostgresAdapter, SqliteAdapter, SqliteOptions,
-};
+use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
+use tower_dedup::adapter::{PostgresAdapter, SqliteAdapter, SqliteOptions};
 use tower_dedup::{DedupLayer, DedupTx, Delivery, OnInFlight};
 
 use crate::support::postgres::Schema;

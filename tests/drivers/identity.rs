@@ -2,9 +2,9 @@
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{
-    ClaimReply, Identifier, MaintenanceAdapter, PostgresAdapter, PostgresOptions,
-};
+use tower_dedup::adapter::contract::ClaimReply;
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::{Identifier, PostgresAdapter, PostgresOptions};
 
 use super::{Database, HOUR, record};
 use crate::postgres::with_path;

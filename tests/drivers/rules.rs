@@ -2,10 +2,9 @@
 
 use sqlx::{Connection, PgConnection};
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{
-    CallTerms, ClaimReply, DedupAdapter, ForgetReply, MaintenanceAdapter, PostgresAdapter,
-    PostgresOptions, Token,
-};
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
+use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
+use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
 
 use super::{Database, HOUR, record};
 use crate::postgres::Server;

@@ -7,9 +7,9 @@ use futures_util::future::join_all;
 use redis::ConnectionAddr;
 use redis::cluster::ClusterClientBuilder;
 use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
-use tower_dedup::adapter::{
-    ClaimReply, DedupAdapter, MaintenanceAdapter, RedisAdapter, RedisOptions,
-};
+use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::{RedisAdapter, RedisOptions};
 use tower_dedup::{ConfigError, ErrorKind};
 
 use super::redis_calls::{attempt, claim, config_error, connect, options};
@@ -271,7 +271,7 @@ async fn write_that_no_replica_has_stays_unknown_on_another_connection_too() {
 
 async fn claim_until_durable(
     adapter: &RedisAdapter,
-    terms: &tower_dedup::adapter::CallTerms,
+    terms: &tower_dedup::adapter::contract::CallTerms,
 ) -> Result<ClaimReply, tower_dedup::Error> {
     let begun = Instant::now();
     loop {

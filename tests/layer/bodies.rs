@@ -11,7 +11,7 @@ use http::{HeaderValue, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
 use tower::Layer;
-use tower_dedup::adapter::MaintenanceAdapter;
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::{
     ConfigError, DedupKey, DedupLayer, KeyExtractor, LogIds, Mode, OnMissingKey, Verified, key,
     provider,

@@ -12,10 +12,9 @@ use http_body_util::{BodyExt, Full, StreamBody};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use tower::{Layer, ServiceExt};
-use tower_dedup::adapter::{
-    Abilities, CallTerms, ClaimReply, DedupAdapter, MaintenanceAdapter, MemoryAdapter,
-    PostgresAdapter, SqliteAdapter, StoreFuture,
-};
+use tower_dedup::adapter::contract::{Abilities, CallTerms, ClaimReply, DedupAdapter, StoreFuture};
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::{MemoryAdapter, PostgresAdapter, SqliteAdapter};
 use tower_dedup::key::{self, KeyPart};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{

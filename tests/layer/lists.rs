@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tower::Layer;
-use tower_dedup::adapter::{
-    Abilities, Batching, CallTerms, ClaimReply, CompleteReply, DedupAdapter, EntryState,
-    MaintenanceAdapter, MemoryAdapter, RenewReply, SqliteAdapter, SqliteOptions, StoreFuture,
+use tower_dedup::adapter::contract::{
+    Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, StoreFuture,
 };
+use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::{Batching, MemoryAdapter, SqliteAdapter, SqliteOptions};
 use tower_dedup::{DedupKey, DedupLayer, Error, ErrorKind};
 
 use crate::support::multi_event::by_word;
@@ -70,7 +71,7 @@ async fn key_that_cannot_be_completed_delays_no_other_key_of_its_list() {
     tokio::time::sleep(Duration::from_secs(10)).await;
     for number in 0..EVENTS {
         let entry = store.inner.get(&dedup_key(&format!("event-{number}"))).await.unwrap();
-        let is_complete = matches!(entry.unwrap().state, EntryState::Complete { .. });
+        let is_complete = matches!(entry.unwrap().state, KeyState::Complete);
         assert_eq!(is_complete, number != 3, "{number}");
     }
 }

@@ -7,7 +7,8 @@ use std::time::Duration;
 use http::{HeaderValue, Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use tower::{Layer, ServiceExt};
-use tower_dedup::adapter::{EntryState, MaintenanceAdapter, MemoryAdapter, SqliteAdapter};
+use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::{MemoryAdapter, SqliteAdapter};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{
     ConfigError, DedupLayer, DedupResult, KeyExtractor, Mode, OnInFlight, OnMismatch, OnMissingKey,
@@ -44,7 +45,7 @@ fn without_key(body: &'static str) -> Request<Body> {
 
 async fn is_complete(store: &Store, id: &str) -> bool {
     let entry = store.get(&dedup_key(id)).await.unwrap();
-    entry.is_some_and(|entry| matches!(entry.state, EntryState::Complete { .. }))
+    entry.is_some_and(|entry| matches!(entry.state, KeyState::Complete))
 }
 
 /// Delivers a request to a layer in shadow. The handler responds with 418, and nothing but that may

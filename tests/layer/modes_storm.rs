@@ -11,7 +11,8 @@ use futures_util::{FutureExt, StreamExt, stream};
 use http::{HeaderMap, Method, Request, Response};
 use http_body_util::{BodyExt, Full};
 use tower::{Layer, Service, ServiceExt};
-use tower_dedup::adapter::{EntryState, MaintenanceAdapter, MemoryAdapter};
+use tower_dedup::adapter::MemoryAdapter;
+use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::ledger::Ledger;
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{
@@ -366,8 +367,8 @@ impl Switched {
             assert!(event.first + event.other >= 1, "{id} was lost: {event:?}");
             let entry = self.store.get(&dedup_key(&id.to_string())).await.unwrap();
             let is_complete = match entry.map(|entry| entry.state) {
-                Some(EntryState::Complete { .. }) => true,
-                Some(EntryState::InFlight { .. }) => panic!("{id} was left unsettled"),
+                Some(KeyState::Complete) => true,
+                Some(KeyState::InFlight) => panic!("{id} was left unsettled"),
                 _ => false,
             };
             assert_eq!(is_complete, event.first == 1, "{id}: {event:?}");

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tower::{Layer, ServiceExt};
-use tower_dedup::adapter::{
-    AtCapacity, CallTerms, DedupAdapter, MaintenanceAdapter, MemoryAdapter, Token,
-};
+use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::{AtCapacity, MemoryAdapter};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::verify::{Refusal, VerifyLayer};
 use tower_dedup::{
@@ -29,7 +29,7 @@ pub(crate) fn observed(run: impl AsyncFnOnce(Log, Snapshotter)) {
     let subscriber = tracing_subscriber::registry().with(log.clone());
     tracing::subscriber::with_default(subscriber, || {
         metrics::with_local_recorder(&recorder, || {
-            tower_dedup::describe_metrics();
+            tower_dedup::observe::describe_metrics();
             runtime.block_on(run(log, snapshotter));
         });
     });

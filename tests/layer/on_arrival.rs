@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tower::Layer;
-use tower_dedup::adapter::{
-    Abilities, CallTerms, ClaimReply, DedupAdapter, MaintenanceAdapter, MemoryAdapter, StoreFuture,
-};
+use tower_dedup::adapter::MemoryAdapter;
+use tower_dedup::adapter::contract::{Abilities, CallTerms, ClaimReply, DedupAdapter, StoreFuture};
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{DedupKey, DedupLayer, OnUnavailable};
 

@@ -14,10 +14,11 @@ use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
 use tokio::sync::Semaphore;
 use tower::limit::GlobalConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt};
-use tower_dedup::adapter::{
-    Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, PostgresAdapter, SqliteAdapter,
-    SqliteOptions, StoreFuture, Token, TransactionAdapter,
+use tower_dedup::adapter::contract::{
+    Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, StoreFuture, Token,
+    TransactionAdapter,
 };
+use tower_dedup::adapter::{PostgresAdapter, SqliteAdapter, SqliteOptions};
 use tower_dedup::ledger::Transactional;
 use tower_dedup::{DedupKey, DedupLayer, OnInFlight};
 

@@ -13,10 +13,12 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Status
 use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody};
 use tower::{Layer, ServiceExt};
-use tower_dedup::adapter::{
-    Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, EntryState, MaintenanceAdapter,
-    MemoryAdapter, RenewReply, StoreFuture, StoredData, Token,
+use tower_dedup::adapter::MemoryAdapter;
+use tower_dedup::adapter::contract::{
+    Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, StoreFuture,
+    StoredData, Token,
 };
+use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::key::{DedupKey, Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{BoxError, ConfigError, DedupLayer, DedupResult, Replay};
@@ -312,12 +314,12 @@ async fn response_body_that_breaks_is_a_failure() {
     );
     assert_eq!(answer.extensions().get(), Some(&DedupResult::BrokenResponse));
     let entry = adapter.get(&dedup_key("a")).await.unwrap().unwrap();
-    assert_eq!(entry.state, EntryState::Released);
+    assert_eq!(entry.state, KeyState::Released);
 
     let panics = layer.layer(with_body(|| BodyExt::boxed_unsync(Panics)));
     assert!(tokio::spawn(panics.oneshot(request("a"))).await.unwrap_err().is_panic());
     let entry = adapter.get(&dedup_key("a")).await.unwrap().unwrap();
-    assert_eq!(entry.state, EntryState::Released);
+    assert_eq!(entry.state, KeyState::Released);
 
     let whole = layer.layer(with_body(|| frames(vec![data("abc")])));
     assert_eq!(&seen(whole.clone().oneshot(request("a")).await.unwrap()).await.3[..], b"abc");

@@ -15,10 +15,9 @@ use http_body_util::Full;
 use tokio::sync::Barrier;
 use tower::limit::ConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, service_fn};
-use tower_dedup::adapter::{
-    Abilities, DedupAdapter, EntryState, Fetch, ForgetReply, MaintenanceAdapter, MemoryAdapter,
-    RenewReply,
-};
+use tower_dedup::adapter::MemoryAdapter;
+use tower_dedup::adapter::contract::{Abilities, DedupAdapter, Fetch, RenewReply};
+use tower_dedup::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
 use tower_dedup::testing::{
     Fault, FaultyAdapter, StoreCall, abandon, redeliver, redeliver_at_once,
 };
@@ -322,7 +321,7 @@ async fn faulty_adapter_forwards_every_method() {
     store.release(&keys, &mine).await.unwrap();
     store.complete(&keys, &mine).await.unwrap();
     let entry = store.get(&keys).await.unwrap().unwrap();
-    assert!(matches!(entry.state, EntryState::Complete { .. }));
+    assert!(matches!(entry.state, KeyState::Complete));
     assert_eq!(rows(&store).await, 1);
     assert_eq!(store.forget(&keys).await.unwrap(), ForgetReply::Removed);
     assert_eq!(store.purge(10).await.unwrap().deleted, 0);

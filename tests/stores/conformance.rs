@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{CallTerms, ClaimReply, DedupAdapter, MemoryAdapter, StoreFuture};
+use tower_dedup::adapter::MemoryAdapter;
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, StoreFuture};
 use tower_dedup::conformance::Store;
 
 use super::adapters::{Memory, Postgres, Sqlite, everything, inspection};

@@ -6,10 +6,11 @@ use std::time::Duration;
 use crate::support::rows;
 use allocation_counter::AllocationInfo;
 use futures_util::FutureExt;
-use tower_dedup::adapter::{
-    AtCapacity, CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, MaintenanceAdapter,
-    MemoryAdapter, PURGE_GRACE, Token,
+use tower_dedup::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, Token,
 };
+use tower_dedup::adapter::inspect::{MaintenanceAdapter, PURGE_GRACE};
+use tower_dedup::adapter::{AtCapacity, MemoryAdapter};
 use tower_dedup::{DedupKey, Error, ErrorKind};
 
 const KEYS: usize = 100_000;

@@ -7,10 +7,11 @@ use std::time::Duration;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection, PgConnection};
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{
-    Batching, CallTerms, ClaimReply, CompleteReply, DedupAdapter, ForgetReply, MaintenanceAdapter,
-    PURGE_GRACE, PostgresAdapter, PostgresOptions, Purging, RenewReply, Token,
+use tower_dedup::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
 };
+use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter, PURGE_GRACE};
+use tower_dedup::adapter::{Batching, PostgresAdapter, PostgresOptions, Purging};
 
 use crate::support::dedup_key;
 use crate::support::postgres::Schema;

@@ -6,10 +6,11 @@ use std::time::Duration;
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row as _};
 use tower_dedup::ErrorKind;
-use tower_dedup::adapter::{
-    CallTerms, ClaimReply, Cursor, DedupAdapter, ForgetReply, KeyState, ListFilter,
-    MaintenanceAdapter, PostgresAdapter, PostgresOptions, Purging, Token,
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
+use tower_dedup::adapter::inspect::{
+    Cursor, ForgetReply, KeyState, ListFilter, MaintenanceAdapter,
 };
+use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, Purging};
 
 use crate::support::postgres::{Schema, create_partitions};
 use crate::support::{claim_all, complete_all, dedup_key, sorted_keys, terms};

@@ -7,7 +7,8 @@ use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use tower_dedup::Error;
-use tower_dedup::adapter::{Batching, ClaimReply, DedupAdapter, PostgresAdapter, PostgresOptions};
+use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
+use tower_dedup::adapter::{Batching, PostgresAdapter, PostgresOptions};
 
 use crate::support::postgres::{Schema, shared};
 use crate::support::{dedup_key, on_claim, terms};

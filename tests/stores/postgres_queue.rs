@@ -5,9 +5,8 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use sqlx::postgres::PgPoolOptions;
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{
-    Batching, ClaimReply, CompleteReply, DedupAdapter, PostgresAdapter, PostgresOptions,
-};
+use tower_dedup::adapter::contract::{ClaimReply, CompleteReply, DedupAdapter};
+use tower_dedup::adapter::{Batching, PostgresAdapter, PostgresOptions};
 
 use crate::support::effects::{AT_A_GATE, Database};
 use crate::support::postgres::Server;

@@ -12,10 +12,11 @@ use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, SqliteConnection};
 use sqlx::{PgPool, SqlitePool};
 use tokio::runtime::{Handle, Runtime};
-use tower_dedup::Purger;
+use tower_dedup::adapter::Purger;
+use tower_dedup::adapter::contract::{CallTerms, Token, TransactionAdapter};
+use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter, PURGE_GRACE};
 use tower_dedup::adapter::{
-    CallTerms, ForgetReply, MaintenanceAdapter, PURGE_GRACE, PostgresAdapter, PostgresOptions,
-    Purging, SqliteAdapter, SqliteOptions, Token, TransactionAdapter,
+    PostgresAdapter, PostgresOptions, Purging, SqliteAdapter, SqliteOptions,
 };
 
 use crate::support::log::Log;

@@ -7,10 +7,13 @@ use futures_util::future::{join, join_all, join3};
 use http::{HeaderMap, StatusCode};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection, PgConnection, PgPool, SqliteConnection};
+use tower_dedup::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, StoredResponse, Token,
+    TransactionAdapter,
+};
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{
-    Batching, CallTerms, ClaimReply, CompleteReply, DedupAdapter, MaintenanceAdapter,
-    PostgresAdapter, PostgresOptions, RenewReply, SqliteAdapter, SqliteOptions, StoredResponse,
-    Token, TransactionAdapter,
+    Batching, PostgresAdapter, PostgresOptions, SqliteAdapter, SqliteOptions,
 };
 use tower_dedup::{DedupKey, Error, ErrorKind};
 

@@ -9,9 +9,10 @@ use std::time::Duration;
 use futures_util::future::{Either, join, join_all, select};
 use sqlx::postgres::PgPoolOptions;
 use tower_dedup::ErrorKind;
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, RenewReply, Token};
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{
-    Batching, CallTerms, ClaimReply, DedupAdapter, MaintenanceAdapter, PostgresAdapter,
-    PostgresOptions, RenewReply, SqliteAdapter, SqliteOptions, Token,
+    Batching, PostgresAdapter, PostgresOptions, SqliteAdapter, SqliteOptions,
 };
 
 use crate::support::postgres::Schema;

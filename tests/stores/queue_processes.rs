@@ -18,8 +18,9 @@ use rand::seq::SliceRandom;
 use sqlx::{Connection, PgConnection};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
-use tower_dedup::adapter::{
-    CallTerms, ClaimReply, CompleteReply, DedupAdapter, PostgresAdapter, RenewReply, Token,
+use tower_dedup::adapter::PostgresAdapter;
+use tower_dedup::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
 };
 use tower_dedup::{DedupKey, Error, ErrorKind};
 

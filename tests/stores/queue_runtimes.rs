@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::time::Duration;
 
-use tower_dedup::adapter::{ClaimReply, DedupAdapter};
+use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
 
 use super::queue::{claim, postgres, sqlite};
 use crate::support::postgres::Schema;

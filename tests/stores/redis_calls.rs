@@ -3,7 +3,8 @@
 use std::error::Error as _;
 use std::sync::Arc;
 
-use tower_dedup::adapter::{CallTerms, ClaimReply, DedupAdapter, RedisAdapter, RedisOptions};
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter};
+use tower_dedup::adapter::{RedisAdapter, RedisOptions};
 use tower_dedup::{ConfigError, Error};
 
 use crate::support::dedup_key;

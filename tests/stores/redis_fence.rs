@@ -8,10 +8,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 use tokio::time::timeout;
-use tower_dedup::adapter::{
-    CallTerms, ClaimReply, CompleteReply, DedupAdapter, EntryState, ForgetReply,
-    MaintenanceAdapter, RedisAdapter, RedisOptions, RenewReply,
+use tower_dedup::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply,
 };
+use tower_dedup::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::{RedisAdapter, RedisOptions};
 use tower_dedup::key::DedupKey;
 
 use crate::support::redis::{Server, command};
@@ -216,7 +217,7 @@ async fn late_claim_changes_nothing(of_terms: impl Fn() -> CallTerms, age: Durat
             assert_ne!(token(&before), mine.token().as_bytes(), "{what}");
             if !claimed_again {
                 let entry = fence.adapter.get(&keys).await.unwrap();
-                let is_free = |state| !matches!(state, EntryState::Complete { .. });
+                let is_free = |state| !matches!(state, KeyState::Complete);
                 assert!(entry.is_none_or(|entry| is_free(entry.state)), "{what}");
                 claim().await;
             }

@@ -8,10 +8,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 use tower::Layer;
-use tower_dedup::adapter::{
-    ClaimReply, DedupAdapter, ListFilter, MaintenanceAdapter, RedisAdapter, RedisClient,
-    RedisOptions,
-};
+use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
+use tower_dedup::adapter::inspect::{ListFilter, MaintenanceAdapter};
+use tower_dedup::adapter::{RedisAdapter, RedisClient, RedisOptions};
 use tower_dedup::{ConfigError, DedupLayer, ErrorKind};
 
 use super::redis_calls::{attempt, claim, config_error, connect, options};

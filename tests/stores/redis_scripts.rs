@@ -11,10 +11,12 @@ use http_body_util::Full;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_dedup::adapter::{
-    CallTerms, ClaimReply, CompleteReply, Cursor, DedupAdapter, Fetch, ForgetReply, ListFilter,
-    MaintenanceAdapter, RedisAdapter, RenewReply, StoreFuture, StoredResponse, Token,
+use tower_dedup::adapter::RedisAdapter;
+use tower_dedup::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, RenewReply, StoreFuture,
+    StoredResponse, Token,
 };
+use tower_dedup::adapter::inspect::{Cursor, ForgetReply, ListFilter, MaintenanceAdapter};
 use tower_dedup::key::{DedupKey, Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::{BoxError, DedupLayer, ErrorKind, KeyError, OnUnavailable};
 

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use sqlx::SqliteConnection;
-use tower_dedup::adapter::{
-    ClaimReply, CompleteReply, DedupAdapter, EntryState, MaintenanceAdapter, RenewReply,
-    SqliteAdapter, StoredData,
+use tower_dedup::adapter::SqliteAdapter;
+use tower_dedup::adapter::contract::{
+    ClaimReply, CompleteReply, DedupAdapter, RenewReply, StoredData,
 };
+use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::{Error, ErrorKind};
 
 use super::sqlite::{File, run};
@@ -212,10 +213,7 @@ async fn completions(changes: &[(&str, CompleteReply)]) {
         };
         assert_eq!(completed, expected, "{at} of {changes:?}");
         let entry = adapter.get(&key(at)).await.unwrap().expect("a key that is remembered");
-        assert!(
-            matches!(entry.state, EntryState::Complete { .. }),
-            "{at} of {changes:?}: {entry:?}"
-        );
+        assert!(matches!(entry.state, KeyState::Complete), "{at} of {changes:?}: {entry:?}");
     }
 }
 

@@ -12,10 +12,12 @@ use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions, Connection, PgConnection};
 use tower::Layer;
 use tower::util::BoxCloneService;
+use tower_dedup::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, StoredData, StoredResponse, Token,
+};
+use tower_dedup::adapter::inspect::{ListFilter, MaintenanceAdapter};
 use tower_dedup::adapter::{
-    Batching, CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, ListFilter,
-    MaintenanceAdapter, PostgresAdapter, PostgresOptions, SqliteAdapter, SqliteOptions, StoredData,
-    StoredResponse, Token,
+    Batching, PostgresAdapter, PostgresOptions, SqliteAdapter, SqliteOptions,
 };
 use tower_dedup::{DedupLayer, Error, ErrorKind, OnUnavailable, Replay, ResponseBody};
 

@@ -27,10 +27,11 @@ use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use tokio::sync::Notify;
 use tower::{Service, ServiceExt};
-use tower_dedup::adapter::{
-    CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, MaintenanceAdapter, MemoryAdapter,
-    StoredData, Token,
+use tower_dedup::adapter::MemoryAdapter;
+use tower_dedup::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, StoredData, Token,
 };
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::testing::FaultyAdapter;
 use tower_dedup::{DedupKey, Delivery, Error, KeyExtractor, key};
 

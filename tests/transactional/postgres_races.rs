@@ -9,10 +9,9 @@ use http::{Request, Response};
 use sqlx::{Executor, Postgres, Transaction};
 use tower::Layer;
 use tower::util::BoxCloneSyncService;
-use tower_dedup::adapter::{
-    ClaimReply, DedupAdapter, EntryState, Identifier, MaintenanceAdapter, PostgresAdapter,
-    PostgresOptions,
-};
+use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
+use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::{Identifier, PostgresAdapter, PostgresOptions};
 use tower_dedup::{DedupKey, DedupLayer, OnInFlight, ResponseBody};
 
 use crate::support::effects::{
@@ -236,7 +235,7 @@ async fn duplicate_of_a_record_in_an_open_transaction_is_in_flight() {
         other.rollback().await.unwrap();
     }
     let entry = adapter.get(&dedup_key("a")).await.unwrap().unwrap();
-    assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
+    assert!(matches!(entry.state, KeyState::Complete), "{entry:?}");
 }
 
 /// All connections are inside transactions whose first call is `record_in`. The adapter looks for

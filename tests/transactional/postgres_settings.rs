@@ -10,10 +10,11 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Executor, PgConnection, PgPool};
 use tower::Layer;
 use tower_dedup::DedupLayer;
-use tower_dedup::adapter::{
-    CallTerms, ClaimReply, CompleteReply, DedupAdapter, ForgetReply, Identifier,
-    MaintenanceAdapter, PostgresAdapter, PostgresOptions, RenewReply, Token, TransactionAdapter,
+use tower_dedup::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token, TransactionAdapter,
 };
+use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
+use tower_dedup::adapter::{Identifier, PostgresAdapter, PostgresOptions};
 
 use super::postgres_races::{Deduplicated, record_in};
 use crate::support::effects::{

@@ -7,10 +7,9 @@ use http::{Request, Response};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Executor};
 use tower::Layer;
-use tower_dedup::adapter::{
-    ClaimReply, CompleteReply, DedupAdapter, Fetch, ForgetReply, MaintenanceAdapter,
-    PostgresAdapter, PostgresOptions,
-};
+use tower_dedup::adapter::contract::{ClaimReply, CompleteReply, DedupAdapter, Fetch};
+use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
+use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
 use tower_dedup::{DedupTx, Delivery, ErrorKind, Replay};
 
 use crate::support::effects::{Boxed, Database, MINUTE, answer, effect, lend, transactional};

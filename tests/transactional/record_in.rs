@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use tower_dedup::ErrorKind;
-use tower_dedup::adapter::{
-    CallTerms, ClaimReply, DedupAdapter, ForgetReply, MaintenanceAdapter, Token,
-};
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
+use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
 
 use super::fixture::{Db, Lite, Pg, World, send, transactional};
 use crate::support::{FIRST, dedup_key, rows};

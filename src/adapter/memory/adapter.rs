@@ -15,11 +15,9 @@ use super::gauge::Gauge;
 use super::row::{Call, Row};
 use super::shard::{AtCapacity, Fingerprint, Shard, fingerprint, shard_of};
 use super::sync::{Mutex, MutexGuard};
-use crate::adapter::contract::{
-    Abilities, DedupAdapter, MaintenanceAdapter, PURGE_GRACE, StoreFuture,
-};
-use crate::adapter::inspection::{Purged, Stats};
-use crate::adapter::replies::{ClaimReply, CompleteReply, Entry, ForgetReply, RenewReply};
+use crate::adapter::contract::{Abilities, DedupAdapter, StoreFuture};
+use crate::adapter::inspect::{Entry, ForgetReply, MaintenanceAdapter, PURGE_GRACE, Purged, Stats};
+use crate::adapter::replies::{ClaimReply, CompleteReply, RenewReply};
 use crate::adapter::terms::CallTerms;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;

@@ -11,8 +11,9 @@ use shuttle::scheduler::DfsScheduler;
 use shuttle::{Config, Runner, thread};
 
 use super::{clock, gauge, row, shard};
-use crate::adapter::contract::{DedupAdapter, MaintenanceAdapter, StoreFuture};
-use crate::adapter::replies::{ClaimReply, CompleteReply, EntryState, ForgetReply, RenewReply};
+use crate::adapter::contract::{DedupAdapter, StoreFuture};
+use crate::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
+use crate::adapter::replies::{ClaimReply, CompleteReply, RenewReply};
 use crate::adapter::terms::{CallTerms, Token};
 use crate::key::DedupKey;
 use adapter::MemoryAdapter;
@@ -66,7 +67,7 @@ fn claim(store: &MemoryAdapter, id: &str, terms: &CallTerms) -> ClaimReply {
 
 fn is_complete(store: &MemoryAdapter, id: &str) -> bool {
     let entry = now(store.get(&key(id)));
-    entry.is_some_and(|entry| matches!(entry.state, EntryState::Complete { .. }))
+    entry.is_some_and(|entry| matches!(entry.state, KeyState::Complete))
 }
 
 fn rows(store: &MemoryAdapter) -> u64 {

@@ -6,10 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::inspection::{KeyState, Stats};
-use super::super::replies::{
-    ClaimReply, CompleteReply, Entry, EntryState, ForgetReply, RenewReply, Seen,
-};
+use super::super::inspect::{Entry, ForgetReply, KeyState, Stats};
+use super::super::replies::{ClaimReply, CompleteReply, RenewReply, Seen};
 use super::super::stored::{Fetch, StoredData};
 use super::super::terms::{CallTerms, Permanence, Token};
 use super::clock::{Clock, after};
@@ -52,13 +50,15 @@ impl Row {
     /// Returns `None` for an expired row.
     pub(super) fn entry(&self, clock: &Clock) -> Option<Entry> {
         let ends_at = clock.wall(self.ends_at);
-        let state = match self.state(clock.now())? {
-            KeyState::Complete => EntryState::Complete { completed_at: ends_at },
-            KeyState::Released => EntryState::Released,
-            KeyState::InFlight | KeyState::Lapsed => EntryState::InFlight { lease_until: ends_at },
-        };
-        let entry = Entry::new(state, clock.wall(self.first_seen_at), clock.wall(self.expires_at));
-        let mut entry = entry.with_attempts(self.attempts, self.takeover);
+        let state = self.state(clock.now())?;
+        let (first, expires) = (clock.wall(self.first_seen_at), clock.wall(self.expires_at));
+        let mut entry = Entry::new(state, first, expires);
+        (entry.attempts, entry.takeover) = (self.attempts, self.takeover);
+        match state {
+            KeyState::Complete => entry.completed_at = Some(ends_at),
+            KeyState::InFlight | KeyState::Lapsed => entry.lease_until = Some(ends_at),
+            KeyState::Released => {}
+        }
         if self.is_complete {
             entry.stored = StoredData::fetched(self.stored.as_ref(), Fetch::DigestAndResponse);
         }

@@ -10,9 +10,11 @@ use sqlx::postgres::{PgPool, PgPoolOptions};
 use sqlx::{ConnectOptions, Connection, Row as _};
 use tokio::time::timeout;
 
-use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
-use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
-use super::super::replies::{ClaimReply, CompleteReply, Entry, ForgetReply, RenewReply};
+use super::super::contract::{Abilities, DedupAdapter, StoreFuture};
+use super::super::inspect::{
+    Cursor, Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Purged, Stats,
+};
+use super::super::replies::{ClaimReply, CompleteReply, RenewReply};
 use super::super::sql::call::{Call, Kind, RowReply, Rows, reply};
 use super::super::sql::responses::add_response;
 use super::super::stored::Fetch;
@@ -145,7 +147,7 @@ impl PostgresAdapter {
     }
 
     /// The version of the table that [`migrate`](Self::migrate) makes, as its version table stores it.
-    pub const SCHEMA_VERSION: i32 = super::schema::VERSION;
+    pub(crate) const SCHEMA_VERSION: i32 = super::schema::VERSION;
 
     /// Returns the statements that [`migrate`](Self::migrate) runs, for your own migrations.
     #[must_use]

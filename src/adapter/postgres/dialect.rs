@@ -7,7 +7,8 @@ use sqlx::Row as _;
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgRow, Postgres};
 
-use super::super::replies::{ClaimReply, ForgetReply, RenewReply};
+use super::super::inspect::ForgetReply;
+use super::super::replies::{ClaimReply, RenewReply};
 use super::super::sql::batch::{Failed, Replied, RowExecutor, TRIES, execute_batch};
 use super::super::sql::call::{Call, Kind, RowReply, Rows};
 use super::super::sql::queue::{BatchExecutor, Waits};

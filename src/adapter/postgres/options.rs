@@ -143,15 +143,11 @@ impl PostgresOptions {
         check_timeout("statement_timeout", self.statement_timeout)
     }
 
-    /// Returns the table's name.
-    #[must_use]
-    pub fn table_name(&self) -> &Identifier {
+    pub(crate) fn table_name(&self) -> &Identifier {
         &self.name.table
     }
 
-    /// Returns the table's schema, if it is set.
-    #[must_use]
-    pub fn schema_name(&self) -> Option<&str> {
+    pub(crate) fn schema_name(&self) -> Option<&str> {
         self.name.schema.as_deref()
     }
 

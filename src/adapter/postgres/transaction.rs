@@ -26,7 +26,7 @@ use super::super::sql::call::{Kind, RowReply, Rows};
 use super::super::sql::row::Row;
 use super::super::stored::Fetch;
 use super::super::terms::{CallTerms, Token};
-use super::super::transaction::{OpenTransaction, Opened, TransactionAdapter, not_ours};
+use super::super::transaction::{OpenTransaction, Opened, Sealed, TransactionAdapter, not_ours};
 use super::adapter::PostgresAdapter;
 use super::connections::Source;
 use super::dialect;
@@ -44,6 +44,8 @@ use crate::key::DedupKey;
 
 /// How many connections of a pool handlers leave to everybody else by default.
 const SPARE_CONNECTIONS: u32 = 2;
+
+impl Sealed for PostgresAdapter {}
 
 impl TransactionAdapter for PostgresAdapter {
     type Database = Postgres;
@@ -127,7 +129,8 @@ impl PostgresAdapter {
     /// # async fn example(pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
     /// use std::time::Duration;
     /// use tower_dedup::DedupKey;
-    /// use tower_dedup::adapter::{ClaimReply, PostgresAdapter};
+    /// use tower_dedup::adapter::PostgresAdapter;
+    /// use tower_dedup::adapter::contract::ClaimReply;
     ///
     /// let adapter = PostgresAdapter::new(pool.clone());
     /// let key = DedupKey::new("orders", "order_17")?;

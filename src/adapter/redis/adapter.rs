@@ -6,9 +6,11 @@ use std::sync::Arc;
 
 use redis::{Cmd, Value};
 
-use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
-use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
-use super::super::replies::{ClaimReply, CompleteReply, Entry, ForgetReply, RenewReply};
+use super::super::contract::{Abilities, DedupAdapter, StoreFuture};
+use super::super::inspect::{
+    Cursor, Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Purged, Stats,
+};
+use super::super::replies::{ClaimReply, CompleteReply, RenewReply};
 use super::super::terms::CallTerms;
 use super::client::RedisClient;
 use super::key_names::KeyNames;
@@ -108,7 +110,7 @@ impl RedisAdapter {
     /// # Errors
     ///
     /// A primary does not reply. A refusal is a reply.
-    pub async fn ask_primaries(
+    pub(crate) async fn ask_primaries(
         &self,
         command: &Cmd,
     ) -> Result<Vec<(String, Result<Value, Error>)>, Error> {

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use redis::{FromRedisValue, Value};
 
-use super::super::replies::{ClaimReply, CompleteReply, Entry, ForgetReply, RenewReply, Seen};
+use super::super::inspect::{Entry, ForgetReply};
+use super::super::replies::{ClaimReply, CompleteReply, RenewReply, Seen};
 use super::super::stored::{Fetch, StoredData};
 use super::super::terms::{CallTerms, Permanence};
 use super::adapter::Shared;

@@ -11,7 +11,8 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::super::replies::{ClaimReply, CompleteReply, Entry, EntryState, Seen};
+use super::super::inspect::{Entry, KeyState};
+use super::super::replies::{ClaimReply, CompleteReply, Seen};
 use super::super::stored::{Fetch, StoredData, StoredResponse};
 use super::super::terms::{CallTerms, Permanence, Token};
 use crate::error::{Error, ErrorKind};
@@ -200,21 +201,21 @@ impl Row {
         self.check_readable()?;
         let state = match self.state() {
             RowState::Expired => return Ok(None),
-            RowState::Complete => {
-                EntryState::Complete { completed_at: wall(self.completed_at.unwrap_or_default()) }
-            }
-            RowState::Leased | RowState::Lapsed => {
-                EntryState::InFlight { lease_until: wall(self.lease_until.unwrap_or_default()) }
-            }
-            RowState::Released => EntryState::Released,
+            RowState::Complete => KeyState::Complete,
+            RowState::Leased => KeyState::InFlight,
+            RowState::Lapsed => KeyState::Lapsed,
+            RowState::Released => KeyState::Released,
         };
-        let entry = Entry::new(state, wall(self.first_seen_at), wall(self.expires_at));
-        let mut entry = entry.with_attempts(attempt(self.attempts), self.takeover);
-        if matches!(entry.state, EntryState::Complete { .. }) {
+        let mut entry = Entry::new(state, wall(self.first_seen_at), wall(self.expires_at));
+        (entry.attempts, entry.takeover) = (attempt(self.attempts), self.takeover);
+        if state == KeyState::Complete {
+            entry.completed_at = self.completed_at.map(wall);
             let response = self.stored.response.as_ref();
             entry.response_is_unreadable = response.is_some_and(Result::is_err);
             let response = response.and_then(|response| response.as_ref().ok().cloned());
             entry.stored = Some(Arc::new(StoredData::new(self.stored.payload_sha256, response)));
+        } else {
+            entry.lease_until = self.lease_until.map(wall);
         }
         entry.event_type = event_type;
         Ok(Some(entry))

@@ -10,9 +10,11 @@ use backon::{ExponentialBuilder, Retryable};
 use sqlx::sqlite::{SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{AssertSqlSafe, Row as _};
 
-use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
-use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
-use super::super::replies::{ClaimReply, CompleteReply, Entry, ForgetReply, RenewReply};
+use super::super::contract::{Abilities, DedupAdapter, StoreFuture};
+use super::super::inspect::{
+    Cursor, Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Purged, Stats,
+};
+use super::super::replies::{ClaimReply, CompleteReply, RenewReply};
 use super::super::sql::call::{Call, Kind, RowReply, reply};
 use super::super::sql::responses::add_response;
 use super::super::stored::Fetch;
@@ -162,7 +164,7 @@ impl SqliteAdapter {
     }
 
     /// The version of the table that [`migrate`](Self::migrate) makes, as its version table stores it.
-    pub const SCHEMA_VERSION: i64 = super::statements::VERSION;
+    pub(crate) const SCHEMA_VERSION: i64 = super::statements::VERSION;
 
     /// Returns the statements that [`migrate`](Self::migrate) runs, for your own migrations.
     #[must_use]
@@ -295,7 +297,7 @@ impl MaintenanceAdapter for SqliteAdapter {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::contract::PURGE_GRACE;
+    use super::super::super::inspect::PURGE_GRACE;
     use super::super::super::terms::Token;
     use super::*;
 

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::super::replies::ForgetReply;
+use super::super::inspect::ForgetReply;
 use super::super::sql::batch::{Failed, Replied, RowExecutor, execute_batch};
 use super::super::sql::call::{Call, Kind, RowReply, Rows};
 use super::super::sql::queue::{BatchExecutor, Waits};

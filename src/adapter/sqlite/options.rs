@@ -86,9 +86,7 @@ impl SqliteOptions {
         check_timeout("write_lock_timeout", self.write_lock_timeout)
     }
 
-    /// Returns the table's name.
-    #[must_use]
-    pub fn table_name(&self) -> &Identifier {
+    pub(crate) fn table_name(&self) -> &Identifier {
         &self.table
     }
 

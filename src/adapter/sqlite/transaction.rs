@@ -25,7 +25,7 @@ use super::super::replies::ClaimReply;
 use super::super::sql::batch::claimed;
 use super::super::sql::call::{Kind, Rows};
 use super::super::terms::{CallTerms, Token};
-use super::super::transaction::{OpenTransaction, Opened, TransactionAdapter, not_ours};
+use super::super::transaction::{OpenTransaction, Opened, Sealed, TransactionAdapter, not_ours};
 use super::adapter::SqliteAdapter;
 use super::errors::{is_constraint, is_refused_commit, store_error};
 use super::params::{keys_json, rows_json};
@@ -69,6 +69,8 @@ impl Drop for Lent {
 fn hook_of(transaction: &OpenTransaction<Sqlite>) -> Option<Arc<Hook>> {
     transaction.attachment::<Lent>().map(|lent| Arc::clone(&lent.hook))
 }
+
+impl Sealed for SqliteAdapter {}
 
 impl TransactionAdapter for SqliteAdapter {
     type Database = Sqlite;
@@ -142,7 +144,8 @@ impl SqliteAdapter {
     /// use std::time::Duration;
     /// use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
     /// use tower_dedup::DedupKey;
-    /// use tower_dedup::adapter::{ClaimReply, SqliteAdapter};
+    /// use tower_dedup::adapter::SqliteAdapter;
+    /// use tower_dedup::adapter::contract::ClaimReply;
     ///
     /// let options = SqliteConnectOptions::new().filename(path).create_if_missing(true);
     /// let pool = SqlitePool::connect_with(options).await?;

@@ -4,7 +4,8 @@ use super::super::driver::{
     LEASE, RETENTION, SLACK, claim_all, complete_at_once, is_duplicate, key, leased,
 };
 use super::super::store::Store;
-use crate::adapter::{ClaimReply, CompleteReply, DedupAdapter, MaintenanceAdapter};
+use crate::adapter::contract::{ClaimReply, CompleteReply, DedupAdapter};
+use crate::adapter::inspect::MaintenanceAdapter;
 use crate::key::DedupKey;
 
 /// The type of an event is stored with a new key. Only a key that is new again gets another type.

@@ -7,7 +7,9 @@ use super::super::driver::{
     leased,
 };
 use super::super::store::Store;
-use crate::adapter::{CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token};
+use crate::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
+};
 use crate::key::DedupKey;
 
 /// A key that is complete at once is a duplicate for a claim under a lease too.

@@ -7,10 +7,10 @@ use super::super::driver::{
     leased_for, rows,
 };
 use super::super::store::Store;
-use crate::adapter::{
-    CallTerms, ClaimReply, CompleteReply, DedupAdapter, EntryState, ForgetReply,
-    MaintenanceAdapter, PURGE_GRACE, RenewReply, Token,
+use crate::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
 };
+use crate::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter, PURGE_GRACE};
 use crate::error::ErrorKind;
 use crate::key::DedupKey;
 
@@ -48,7 +48,7 @@ where
     assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), ClaimReply::InFlight);
     assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), ClaimReply::InFlight);
     let entry = adapter.get(&keys).await.unwrap().expect("a live lease is an entry");
-    assert!(matches!(entry.state, EntryState::InFlight { .. }), "{entry:?}");
+    assert!(matches!(entry.state, KeyState::InFlight), "{entry:?}");
     assert_eq!(adapter.renew(&keys, &brief).await.unwrap(), RenewReply::Held);
 }
 
@@ -183,7 +183,7 @@ where
     assert!(is_duplicate(&adapter.claim(&new, &leased()).await.unwrap()));
     assert_eq!(adapter.purge(100).await.unwrap().deleted, 0);
     let entry = adapter.get(&claimed).await.unwrap().expect("an entry");
-    assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
+    assert!(matches!(entry.state, KeyState::Complete), "{entry:?}");
 
     store.advance(2 * RETENTION - LEASE).await;
     assert!(is_duplicate(&adapter.claim(&at_once, &leased()).await.unwrap()));
@@ -276,14 +276,15 @@ where
 
     adapter.claim(&keys, &mine).await.unwrap();
     let entry = adapter.get(&keys).await.unwrap().expect("an entry");
-    let EntryState::InFlight { lease_until } = entry.state else { panic!("{entry:?}") };
+    assert_eq!(entry.state, KeyState::InFlight);
+    let lease_until = entry.lease_until.expect("the end of the lease");
     assert!(lease_until > entry.first_seen_at && entry.expires_at > lease_until, "{entry:?}");
     assert_eq!((entry.attempts, entry.takeover), (1, false));
     assert_eq!(adapter.forget(&keys).await.unwrap(), ForgetReply::InFlight);
 
     adapter.release(&keys, &mine).await.unwrap();
     let entry = adapter.get(&keys).await.unwrap().expect("an entry");
-    assert_eq!(entry.state, EntryState::Released);
+    assert_eq!(entry.state, KeyState::Released);
 
     adapter.claim(&keys, &mine).await.unwrap();
     store.advance(LEASE).await;
@@ -291,7 +292,7 @@ where
     adapter.claim(&keys, &taker).await.unwrap();
     adapter.complete(&keys, &taker).await.unwrap();
     let entry = adapter.get(&keys).await.unwrap().expect("an entry");
-    assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
+    assert!(matches!(entry.state, KeyState::Complete), "{entry:?}");
     assert_eq!((entry.attempts, entry.takeover), (3, true));
     assert_eq!(rows(&adapter).await, 1);
 

@@ -2,7 +2,7 @@
 
 use super::super::driver::{FIRST, RETENTION, SLACK, complete_at_once, is_duplicate, key};
 use super::super::store::Store;
-use crate::adapter::{ClaimReply, DedupAdapter};
+use crate::adapter::contract::{ClaimReply, DedupAdapter};
 
 /// The first claim of a key is first. Every later claim is a duplicate with the age of the key.
 pub async fn claim_complete_at_once_is_first_once<S: Store>(store: S) {

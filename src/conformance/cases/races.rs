@@ -12,9 +12,8 @@ use super::super::driver::{
     FIRST, LEASE, RETENTION, claim_all, complete_at_once, is_duplicate, key, leased, rows,
 };
 use super::super::store::Store;
-use crate::adapter::{
-    ClaimReply, CompleteReply, DedupAdapter, MaintenanceAdapter, PURGE_GRACE, RenewReply,
-};
+use crate::adapter::contract::{ClaimReply, CompleteReply, DedupAdapter, RenewReply};
+use crate::adapter::inspect::{MaintenanceAdapter, PURGE_GRACE};
 use crate::key::DedupKey;
 
 const WORKERS: usize = 16;

@@ -12,10 +12,10 @@ use super::super::driver::{
     FIRST, LEASE, RETENTION, SLACK, claim_all, complete_all, complete_at_once, key, leased, rows,
 };
 use super::super::store::Store;
-use crate::adapter::{
-    CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, MaintenanceAdapter, StoredData,
-    StoredResponse, Token,
+use crate::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, StoredData, StoredResponse, Token,
 };
+use crate::adapter::inspect::MaintenanceAdapter;
 use crate::key::DedupKey;
 
 fn response(body: impl Into<Bytes>) -> Arc<StoredResponse> {

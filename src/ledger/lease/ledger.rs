@@ -16,7 +16,7 @@ use super::super::pending::Pending;
 use super::super::resolve::{States, fails_open, flatten, identities};
 use super::super::retry::{PendingWrites, RetryJob, RetryPool};
 use super::renewal::{HeldLease, LeaseTerms, RenewalGuard, Renewals};
-use crate::adapter::{Abilities, CallTerms, CompleteReply, DedupAdapter};
+use crate::adapter::contract::{Abilities, CallTerms, CompleteReply, DedupAdapter};
 use crate::delivery::{Delivery, Inner, Protection};
 use crate::error::{ConfigError, Error};
 use crate::key::{DedupKey, Event, Keys, List};

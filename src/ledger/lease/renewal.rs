@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::super::call;
-use crate::adapter::{CallTerms, DedupAdapter, RenewReply};
+use crate::adapter::contract::{CallTerms, DedupAdapter, RenewReply};
 use crate::delivery::Inner;
 use crate::key::{DedupKey, List};
 use crate::observe;
