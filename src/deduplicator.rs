@@ -13,7 +13,7 @@ use tracing::Instrument;
 
 use crate::adapter::Payloads;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-use crate::adapter::contract::TransactionAdapter;
+use crate::adapter::TransactionAdapter;
 use crate::adapter::contract::{DedupAdapter, Fetch, Seen};
 use crate::delivery::Delivery;
 use crate::error::{ConfigError, Error, ErrorKind};

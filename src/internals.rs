@@ -10,9 +10,8 @@ use crate::adapter::RedisAdapter;
 #[cfg(feature = "testing")]
 use crate::adapter::contract::DedupAdapter;
 #[cfg(all(feature = "testing", any(feature = "postgres", feature = "sqlite")))]
-use crate::adapter::contract::TransactionAdapter;
 #[cfg(feature = "postgres")]
-use crate::adapter::{PostgresAdapter, PostgresOptions};
+use crate::adapter::{PostgresAdapter, PostgresOptions, TransactionAdapter};
 #[cfg(feature = "sqlite")]
 use crate::adapter::{SqliteAdapter, SqliteOptions};
 #[cfg(feature = "redis")]

@@ -25,8 +25,6 @@ use std::sync::Arc;
 pub use super::replies::{ClaimReply, CompleteReply, RenewReply, Seen};
 pub use super::stored::{Fetch, StoredData, StoredResponse};
 pub use super::terms::{CallTerms, Permanence, Token};
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub use super::transaction::TransactionAdapter;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 

@@ -60,3 +60,5 @@ pub use sql::{Batching, Identifier};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteAdapter, SqliteOptions};
 pub(crate) use terms::{DuplicateNote, EventTypes, Payloads};
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub use transaction::TransactionAdapter;

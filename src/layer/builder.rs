@@ -10,9 +10,9 @@ use super::config::Config;
 use super::gate::Gate;
 use super::handle::DedupHandle;
 use super::service::Dedup;
-use crate::adapter::contract::DedupAdapter;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-use crate::adapter::contract::TransactionAdapter;
+use crate::adapter::TransactionAdapter;
+use crate::adapter::contract::DedupAdapter;
 #[cfg(feature = "testing")]
 use crate::adapter::contract::{CallTerms, Token};
 use crate::error::{ConfigError, valid};

@@ -6,9 +6,9 @@ use http::{StatusCode, header};
 
 use super::builder::DedupLayer;
 use super::policy::{LogIds, OnInFlight, OnMismatch, Replay};
-use crate::adapter::contract::DedupAdapter;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-use crate::adapter::contract::TransactionAdapter;
+use crate::adapter::TransactionAdapter;
+use crate::adapter::contract::DedupAdapter;
 use crate::key::{KeyExtractor, KeyPart, whole_payload};
 use crate::ledger::CanReplay;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]

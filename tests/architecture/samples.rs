@@ -28,7 +28,7 @@ fn level_faults(path: &str, text: &str) -> String {
         "adapter/sql/mod.rs",
         "ledger/mod.rs",
         "ledger/lease.rs",
-        "purger.rs",
+        "run.rs",
         "layer/mod.rs",
         "layer/gate.rs",
         "layer/config.rs",
@@ -54,17 +54,17 @@ fn level_check_finds_each_use_of_a_higher_or_equal_level() {
     for (path, text, expected) in [
         (
             "key/part.rs",
-            "use crate::error::KeyError;\nuse crate::adapter::contract::Seen;",
-            "2 adapter::contract::Seen",
+            "use crate::error::KeyError;\nuse crate::adapter::Seen;",
+            "2 adapter::Seen",
         ),
         (
             "key/part.rs",
             "use crate::{error, adapter::{Seen, Token},\n provider};",
-            "1 adapter::contract::Seen, 1 adapter::contract::Token, 2 provider",
+            "1 adapter::Seen, 1 adapter::Token, 2 provider",
         ),
         ("adapter/memory/mod.rs", "use crate::ledger::Lease;", "1 ledger::Lease"),
-        ("ledger/lease.rs", "fn f() {\n let x = crate::purger::f();\n}", "2 purger::f"),
-        ("purger.rs", "use super::layer::Layer;", "1 layer::Layer"),
+        ("ledger/lease.rs", "fn f() {\n let x = crate::extract::f();\n}", "2 extract::f"),
+        ("run.rs", "use super::layer::Layer;", "1 layer::Layer"),
         ("key/part.rs", "use super::super::observe;", "1 observe"),
         ("key/mod.rs", "use super::observe;", "1 observe"),
         ("key/part.rs", "mod inner { use super::super::super::observe; }", "1 observe"),
@@ -75,7 +75,7 @@ fn level_check_finds_each_use_of_a_higher_or_equal_level() {
         // Inside a folder.
         ("layer/gate.rs", "use super::config::Config;", "1 layer::config::Config"),
         ("layer/gate.rs", "use super::body;", "1 layer::body"),
-        ("adapter/stored.rs", "use super::Seen;", "1 adapter::contract::Seen"),
+        ("adapter/stored.rs", "use super::Seen;", "1 adapter::Seen"),
         ("adapter/memory/mod.rs", "use crate::adapter::connect;", "1 adapter::connect"),
         ("adapter/sql/mod.rs", "use super::sqlite::schema;", "1 adapter::sqlite::schema"),
         // Nothing is wrong.
@@ -83,7 +83,7 @@ fn level_check_finds_each_use_of_a_higher_or_equal_level() {
         ("key/part.rs", "use super::id::DedupKey; use crate::key::id;", ""),
         ("key/part.rs", "mod inner { use super::super::id; }", ""),
         ("adapter/sqlite/mod.rs", "use super::sql; mod schema; use schema::X;", ""),
-        ("adapter/memory/mod.rs", "use crate::adapter::contract::Seen;", ""),
+        ("adapter/memory/mod.rs", "use crate::adapter::Seen;", ""),
         ("ledger/mod.rs", "mod lease; pub use lease::Lease;", ""),
         (
             "observe.rs",

@@ -4,7 +4,8 @@ use futures_util::future::join_all;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection, PgConnection, PgPool};
 use tower_dedup::adapter::PostgresAdapter;
-use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter, TransactionAdapter};
+use tower_dedup::adapter::TransactionAdapter;
+use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
 
 use crate::support::cluster::{Cluster, until_true};
 use crate::support::{FIRST, dedup_key, on_claim, terms, until};

@@ -20,10 +20,8 @@ use sqlx::{Connection, PgConnection, PgPool};
 use tokio::task::JoinHandle;
 use tower::Layer;
 use tower::util::BoxCloneSyncService;
-use tower_dedup::adapter::contract::{
-    CallTerms, ClaimReply, CompleteReply, DedupAdapter, Token, TransactionAdapter,
-};
-use tower_dedup::adapter::{Batching, PostgresAdapter, PostgresOptions};
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, CompleteReply, DedupAdapter, Token};
+use tower_dedup::adapter::{Batching, PostgresAdapter, PostgresOptions, TransactionAdapter};
 use tower_dedup::{DedupLayer, OnInFlight, ResponseBody};
 
 use crate::support::cluster::{Cluster, blocking, scalar};

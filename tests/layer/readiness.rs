@@ -16,9 +16,8 @@ use tower::limit::GlobalConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt};
 use tower_dedup::adapter::contract::{
     Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, StoreFuture, Token,
-    TransactionAdapter,
 };
-use tower_dedup::adapter::{PostgresAdapter, SqliteAdapter, SqliteOptions};
+use tower_dedup::adapter::{PostgresAdapter, SqliteAdapter, SqliteOptions, TransactionAdapter};
 use tower_dedup::ledger::Transactional;
 use tower_dedup::{DedupKey, DedupLayer, OnInFlight};
 

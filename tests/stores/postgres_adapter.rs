@@ -7,9 +7,9 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
-use tower_dedup::adapter::contract::{ClaimReply, CompleteReply, DedupAdapter, TransactionAdapter};
+use tower_dedup::adapter::contract::{ClaimReply, CompleteReply, DedupAdapter};
 use tower_dedup::adapter::inspect::{ForgetReply, ListFilter, MaintenanceAdapter};
-use tower_dedup::adapter::{Identifier, PostgresAdapter, PostgresOptions};
+use tower_dedup::adapter::{Identifier, PostgresAdapter, PostgresOptions, TransactionAdapter};
 use tower_dedup::{ConfigError, DedupKey, ErrorKind};
 
 use crate::support::postgres::{Schema, Server};

@@ -5,10 +5,10 @@ use std::time::{Duration, SystemTime};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
 use tower_dedup::adapter::contract::{
-    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token, TransactionAdapter,
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
 };
 use tower_dedup::adapter::inspect::{Entry, ForgetReply, MaintenanceAdapter};
-use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
+use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, TransactionAdapter};
 
 use crate::support::effects::{AT_A_GATE, Database, MINUTE};
 use crate::support::{FIRST, claim_all, dedup_key, on_claim, rows};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
 use tokio::net::{TcpListener, TcpStream};
 use tower_dedup::adapter::PostgresAdapter;
-use tower_dedup::adapter::contract::TransactionAdapter;
+use tower_dedup::adapter::TransactionAdapter;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 
 use crate::support::log::Log;

@@ -9,10 +9,10 @@ use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
 use tower::Layer;
 use tower_dedup::ErrorKind;
 use tower_dedup::adapter::contract::{
-    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token, TransactionAdapter,
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
 };
 use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
-use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
+use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, TransactionAdapter};
 
 use crate::support::effects::{Database, MINUTE, transactional, write};
 use crate::support::postgres::{Schema, Server, create_partitions, fresh_name, shared, with_path};

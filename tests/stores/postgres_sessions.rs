@@ -8,9 +8,9 @@ use http::{Request, Response};
 use sqlx::{AssertSqlSafe, Executor, PgPool};
 use tower::Layer;
 use tower_dedup::Replay;
-use tower_dedup::adapter::contract::{DedupAdapter, Fetch, TransactionAdapter};
+use tower_dedup::adapter::contract::{DedupAdapter, Fetch};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
-use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
+use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, TransactionAdapter};
 
 use crate::support::effects::{Database, MINUTE, answer, lend, transactional};
 use crate::support::{

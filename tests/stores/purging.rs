@@ -13,10 +13,10 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, SqliteConnec
 use sqlx::{PgPool, SqlitePool};
 use tokio::runtime::{Handle, Runtime};
 use tower_dedup::adapter::Purger;
-use tower_dedup::adapter::contract::{CallTerms, Token, TransactionAdapter};
+use tower_dedup::adapter::contract::{CallTerms, Token};
 use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter, PURGE_GRACE};
 use tower_dedup::adapter::{
-    PostgresAdapter, PostgresOptions, Purging, SqliteAdapter, SqliteOptions,
+    PostgresAdapter, PostgresOptions, Purging, SqliteAdapter, SqliteOptions, TransactionAdapter,
 };
 
 use crate::support::log::Log;

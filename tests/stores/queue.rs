@@ -9,11 +9,10 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection, PgConnection, PgPool, SqliteConnection};
 use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, StoredResponse, Token,
-    TransactionAdapter,
 };
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{
-    Batching, PostgresAdapter, PostgresOptions, SqliteAdapter, SqliteOptions,
+    Batching, PostgresAdapter, PostgresOptions, SqliteAdapter, SqliteOptions, TransactionAdapter,
 };
 use tower_dedup::{DedupKey, Error, ErrorKind};
 

@@ -10,9 +10,9 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions};
 use sqlx::{AssertSqlSafe, Connection, Sqlite, SqlitePool};
 use tower::Layer;
 use tower_dedup::TxHandle;
-use tower_dedup::adapter::contract::{ClaimReply, CompleteReply, DedupAdapter, TransactionAdapter};
+use tower_dedup::adapter::contract::{ClaimReply, CompleteReply, DedupAdapter};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
-use tower_dedup::adapter::{Batching, SqliteAdapter, SqliteOptions};
+use tower_dedup::adapter::{Batching, SqliteAdapter, SqliteOptions, TransactionAdapter};
 use tower_dedup::{DedupLayer, DedupTx, ErrorKind};
 
 use super::sqlite::File;

@@ -14,7 +14,8 @@ use axum::routing::post;
 use futures_util::future::join_all;
 use sqlx::postgres::Postgres;
 use tower::ServiceExt;
-use tower_dedup::adapter::contract::{CallTerms, Token, TransactionAdapter};
+use tower_dedup::adapter::TransactionAdapter;
+use tower_dedup::adapter::contract::{CallTerms, Token};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::ledger::Transactional;
 use tower_dedup::{

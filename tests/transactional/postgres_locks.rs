@@ -6,9 +6,9 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use sqlx::PgPool;
 use sqlx::postgres::{PgPoolOptions, Postgres};
-use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter, TransactionAdapter};
+use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
 use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
-use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
+use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, TransactionAdapter};
 use tower_dedup::internals::OpenTransaction;
 use tower_dedup::{DedupKey, ErrorKind};
 

@@ -11,10 +11,10 @@ use sqlx::{AssertSqlSafe, Executor, PgConnection, PgPool};
 use tower::Layer;
 use tower_dedup::DedupLayer;
 use tower_dedup::adapter::contract::{
-    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token, TransactionAdapter,
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
 };
 use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
-use tower_dedup::adapter::{Identifier, PostgresAdapter, PostgresOptions};
+use tower_dedup::adapter::{Identifier, PostgresAdapter, PostgresOptions, TransactionAdapter};
 
 use super::postgres_races::{Deduplicated, record_in};
 use crate::support::effects::{

@@ -7,7 +7,8 @@ use sqlx::Database;
 
 use super::super::call::bounded;
 use super::super::contract::HandlerSuccess;
-use crate::adapter::contract::{CallTerms, TransactionAdapter};
+use crate::adapter::TransactionAdapter;
+use crate::adapter::contract::CallTerms;
 use crate::adapter::transaction::OpenTransaction;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
