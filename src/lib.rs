@@ -85,7 +85,7 @@ pub mod verify;
 
 pub use deduplicator::{Deduplicator, RunContext, RunError, RunOutcome};
 pub use delivery::{Delivery, Verdict};
-pub use error::{BoxError, ConfigError, Error, ErrorKind, KeyError, KeyErrorKind};
+pub use error::{BoxError, ConfigError, ConfigErrorKind, Error, ErrorKind, KeyError, KeyErrorKind};
 #[cfg(all(feature = "axum", any(feature = "postgres", feature = "sqlite")))]
 pub use extract::DedupTxRejection;
 #[cfg(feature = "axum")]

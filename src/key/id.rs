@@ -10,7 +10,7 @@ use bytes::Bytes;
 
 use super::digest::{hex, sha256, sha256_hex};
 use super::list::List;
-use crate::error::{ConfigError, KeyError, KeyErrorKind};
+use crate::error::{ConfigError, ConfigErrorKind, KeyError, KeyErrorKind};
 
 /// The longest id in bytes that is stored unchanged; a longer id is replaced by its SHA-256.
 pub const MAX_ID_LEN: usize = 255;
@@ -400,7 +400,12 @@ pub(super) fn shortened(id: &str) -> Cow<'_, str> {
 pub(crate) fn check_namespace(namespace: &str) -> Result<(), ConfigError> {
     let fits = (1..=MAX_NAMESPACE_LEN).contains(&namespace.len())
         && !namespace.chars().any(char::is_control);
-    if fits { Ok(()) } else { Err(ConfigError::InvalidNamespace) }
+    if fits {
+        Ok(())
+    } else {
+        let rule = "a namespace is 1 to 64 bytes without control characters";
+        Err(ConfigError::new(ConfigErrorKind::Setting, rule))
+    }
 }
 
 #[cfg(test)]

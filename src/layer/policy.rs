@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, header, response};
 
-use crate::error::ConfigError;
+use crate::error::{ConfigError, ConfigErrorKind};
 
 /// What to do with a delivery that carries no key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -155,7 +155,8 @@ impl Replay {
 
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         if self.headers.iter().any(|name| NEVER_STORED.contains(name)) {
-            return Err(ConfigError::InvalidReplayHeader);
+            let rule = "this header cannot be replayed";
+            return Err(ConfigError::new(ConfigErrorKind::Setting, rule));
         }
         Ok(())
     }

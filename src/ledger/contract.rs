@@ -56,7 +56,7 @@ pub trait Ledger: Sealed + Send + Sync + 'static {
 
     /// # Errors
     ///
-    /// [`ConfigError::UnsupportedByAdapter`] for an adapter that lacks an ability which the ledger needs.
+    /// An adapter that lacks an ability which the ledger needs.
     #[doc(hidden)]
     fn check(&self) -> Result<(), ConfigError> {
         Ok(())

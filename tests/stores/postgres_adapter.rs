@@ -10,7 +10,7 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
 use tower_dedup::adapter::contract::{ClaimReply, CompleteReply, DedupAdapter};
 use tower_dedup::adapter::inspect::{ForgetReply, ListFilter, MaintenanceAdapter};
 use tower_dedup::adapter::{Identifier, PostgresAdapter, PostgresOptions, TransactionAdapter};
-use tower_dedup::{ConfigError, DedupKey, ErrorKind};
+use tower_dedup::{DedupKey, ErrorKind};
 
 use crate::support::postgres::{Schema, Server};
 use crate::support::{FIRST, claim_all, complete_all, dedup_key, on_claim, rows, terms};
@@ -134,7 +134,7 @@ async fn connect_that_fails_reports_it_without_the_url() {
     let error = error.map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(!format!("{error:?}").contains("hidden"), "{error:?}");
-    assert_eq!(Identifier::new("a.b"), Err(ConfigError::InvalidIdentifier));
+    assert!(Identifier::new("a.b").is_err());
 }
 
 /// A duplicate writes nothing, so it never waits for a disk.

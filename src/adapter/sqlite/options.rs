@@ -103,11 +103,11 @@ impl SqliteOptions {
         }
         let in_memory = url.contains(":memory:") || url.contains("mode=memory");
         if !url.starts_with("sqlite:") || in_memory {
-            return Err(ConfigError::InvalidUrl);
+            return Err(ConfigError::url());
         }
-        let connect = SqliteConnectOptions::from_str(&url).map_err(|_| ConfigError::InvalidUrl)?;
+        let connect = SqliteConnectOptions::from_str(&url).map_err(|_| ConfigError::url())?;
         if connect.get_filename().as_os_str().is_empty() {
-            return Err(ConfigError::InvalidUrl);
+            return Err(ConfigError::url());
         }
         Ok((self, connect))
     }

@@ -18,7 +18,7 @@ use super::super::retry::{PendingWrites, RetryJob, RetryPool};
 use super::renewal::{HeldLease, LeaseTerms, RenewalGuard, Renewals};
 use crate::adapter::contract::{Abilities, CallTerms, CompleteReply, DedupAdapter};
 use crate::delivery::{Delivery, Inner, Protection};
-use crate::error::{ConfigError, Error};
+use crate::error::{ConfigError, ConfigErrorKind, Error};
 use crate::key::{DedupKey, Event, Keys, List};
 use crate::observe;
 
@@ -229,7 +229,8 @@ impl Ledger for Lease {
 
     fn check(&self) -> Result<(), ConfigError> {
         let has_leases = self.abilities.leases;
-        if has_leases { Ok(()) } else { Err(ConfigError::UnsupportedByAdapter("leases")) }
+        let rule = "the adapter does not support leases";
+        if has_leases { Ok(()) } else { Err(ConfigError::new(ConfigErrorKind::Unsupported, rule)) }
     }
 
     fn stores_data(&self) -> bool {
