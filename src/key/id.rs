@@ -367,7 +367,7 @@ impl Keys {
 
     /// Returns the number of identities that all events have together.
     #[must_use]
-    pub fn identity_count(&self) -> usize {
+    pub(crate) fn identity_count(&self) -> usize {
         self.events.iter().map(|event| event.identities().count()).sum()
     }
 }
