@@ -35,7 +35,8 @@ use hyper_util::rt::TokioIo;
 use sqlx::{Executor, PgPool};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
-use tower_dedup::adapter::{DedupAdapter, MemoryAdapter, PostgresAdapter};
+use tower_dedup::adapter::contract::DedupAdapter;
+use tower_dedup::adapter::{MemoryAdapter, PostgresAdapter};
 use tower_dedup::{DedupLayer, key};
 
 #[path = "shared/mod.rs"]

@@ -19,9 +19,8 @@ use shared::rounds::{Caller, Load, load, median};
 use shared::run::runtime;
 use sqlx::{AssertSqlSafe, Executor, PgPool};
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{
-    KeyState, ListFilter, MaintenanceAdapter, PostgresAdapter, PostgresOptions, Purging,
-};
+use tower_dedup::adapter::inspect::{KeyState, ListFilter, MaintenanceAdapter};
+use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, Purging};
 
 const CALLERS: usize = 64;
 const TIME: Duration = Duration::from_secs(5);

@@ -13,9 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{
-    CallTerms, Claimed, DedupAdapter, MemoryAdapter, PostgresAdapter, Token,
-};
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
+use tower_dedup::adapter::{MemoryAdapter, PostgresAdapter};
 
 #[path = "measure/limit.rs"]
 mod limit;
@@ -252,7 +251,7 @@ async fn test(run: &Run) {
         let claimed = memory
             .claim(&key, &CallTerms::on_claim(Token::random(), Duration::from_secs(3_600)))
             .await;
-        assert_eq!(claimed.expect("a claim"), Claimed::first(1, false));
+        assert_eq!(claimed.expect("a claim"), ClaimReply::first(1, false));
     }
     let store = Ours(memory);
     store.duplicate(&DedupKey::new(NAMESPACE, &old_id(1)).expect("a key")).await;

@@ -11,7 +11,8 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, IntoConnectionInfo, Value};
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{RedisAdapter, Token};
+use tower_dedup::adapter::RedisAdapter;
+use tower_dedup::adapter::contract::Token;
 
 #[path = "shared/mod.rs"]
 mod shared;

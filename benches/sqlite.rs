@@ -17,7 +17,9 @@ use sqlx::sqlite::{
     SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
 };
 use tempfile::TempDir;
-use tower_dedup::adapter::{MaintenanceAdapter, SqliteAdapter, Token};
+use tower_dedup::adapter::SqliteAdapter;
+use tower_dedup::adapter::contract::Token;
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 
 #[path = "shared/mod.rs"]
 mod shared;

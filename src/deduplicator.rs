@@ -11,9 +11,10 @@ use sha2::{Digest, Sha256};
 use tokio::time::sleep_until;
 use tracing::Instrument;
 
+use crate::adapter::Payloads;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::adapter::TransactionAdapter;
-use crate::adapter::{DedupAdapter, Fetch, Payloads, Seen};
+use crate::adapter::contract::{DedupAdapter, Fetch, Seen};
 use crate::delivery::Delivery;
 use crate::error::{ConfigError, Error, ErrorKind};
 use crate::key::Event;
@@ -108,7 +109,7 @@ struct Settings {
 impl Deduplicator {
     /// Deduplicates under a lease: a key becomes permanent when its handler has succeeded.
     ///
-    /// Invalid for an adapter without [`leases`](crate::adapter::Abilities::leases).
+    /// Invalid for an adapter without [`leases`](crate::adapter::contract::Abilities::leases).
     pub fn new(adapter: impl DedupAdapter) -> Self {
         Self::with_ledger(Lease::new(Arc::new(adapter)))
     }
@@ -216,7 +217,7 @@ impl<L: Ledger> Deduplicator<L> {
     /// - [`RunError::Store`] if the store did not reply, or if the transaction could not be
     ///   committed. Its kind is [`ErrorKind::Config`] if [`checked`](Self::checked) returns an error, and
     ///   [`ErrorKind::Unsupported`] if the event has a payload and the
-    ///   adapter has no [`stored_data`](crate::adapter::Abilities::stored_data).
+    ///   adapter has no [`stored_data`](crate::adapter::contract::Abilities::stored_data).
     ///
     /// After any of them, do not acknowledge the message.
     ///
@@ -338,7 +339,7 @@ impl<L: FailOpen> Deduplicator<L> {
     /// Sets what to do with an event while the store does not reply. See
     /// [`DedupLayer::on_unavailable`](crate::DedupLayer::on_unavailable).
     pub fn on_unavailable(mut self, policy: OnUnavailable) -> Self {
-        self.settings.fail_open = policy == OnUnavailable::Open;
+        self.settings.fail_open = policy == OnUnavailable::FailOpen;
         self
     }
 }

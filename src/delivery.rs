@@ -256,7 +256,7 @@ impl Delivery {
     /// Returns how the layer judged the delivery.
     ///
     /// If the layer enforces its verdict, this is [`Verdict::First`], or [`Verdict::Unavailable`] for a
-    /// delivery that runs [although the store did not reply](crate::OnUnavailable::Open), because no
+    /// delivery that runs [although the store did not reply](crate::OnUnavailable::FailOpen), because no
     /// other delivery reaches the handler.
     #[must_use]
     pub fn verdict(&self) -> Verdict {

@@ -288,74 +288,64 @@ impl fmt::Display for KeyError {
 impl std::error::Error for KeyError {}
 
 /// An invalid setting, found while a layer or an adapter is built.
+///
+/// Its text names the setting or the fault, and holds no URL, which may hold a password.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ConfigError {
-    /// A namespace must be 1 to 64 bytes without control characters.
-    InvalidNamespace,
-    /// The text is not the name of an HTTP header.
-    InvalidHeaderName,
-    /// The text is not a JSON pointer (RFC 6901). A pointer is empty or starts with `/`, and has `~`
-    /// in `~0` and `~1` only.
-    InvalidPointer,
-    /// The name of a table or a schema must match `[A-Za-z_][A-Za-z0-9_]{0,47}` and must not start
-    /// with `sqlite_`.
-    InvalidIdentifier,
-    /// A setting has an invalid value.
-    #[non_exhaustive]
-    InvalidSetting {
-        /// The name of the setter.
-        setting: &'static str,
-        /// What the value must be: `"at least 100 ms"`.
-        rule: &'static str,
-    },
-    /// The status for duplicates must be 2xx, because senders retry after any other status.
-    InvalidDuplicateStatus,
-    /// The status for a delivery in flight must be neither 1xx nor 2xx. A 2xx would lose the event if
-    /// its first run fails, and a 1xx is not a final response.
-    InvalidInFlightStatus,
-    /// A header that belongs to one client, one connection or one moment cannot be replayed.
-    InvalidReplayHeader,
-    /// The adapter lacks an ability that this layer needs: leases, or stored data.
-    UnsupportedByAdapter(&'static str),
-    /// The [ledger](crate::ledger) of the layer does not support this: the transactional ledger has no
-    /// [`Mode`](crate::Mode) but `Enforce`.
-    UnsupportedByLedger(&'static str),
-    /// The store URL cannot be parsed. The error does not contain the URL, which may hold a password.
-    InvalidUrl,
-    /// The Postgres URL or `PGHOST` names several hosts, and `sqlx` connects to one host only. Give
-    /// one address that leads to the primary.
-    SeveralHosts,
-    /// The Postgres URL has a parameter that chooses between servers, which `sqlx` ignores. Give one
-    /// address that leads to the primary.
-    UnsupportedUrlParameter(&'static str),
-    /// The Redis URL has a parameter other than `dedup_prefix`. The error does not contain its name, which
-    /// may be a part of a password.
-    UnknownUrlParameter,
-    /// The Redis URL names several hosts, and its scheme stands for one server.
-    SeveralRedisHosts,
-    /// The Redis server is of another kind than the scheme of the URL says.
-    #[non_exhaustive]
-    WrongRedisScheme {
-        /// The scheme for this server, without TLS.
-        scheme: &'static str,
-    },
-    /// The Redis server is older than version 6.0, or the Valkey server is a copy of such a version.
-    RedisTooOld,
-    /// The Redis server evicts keys when its memory is full, and an evicted key is forgotten. Set
-    /// `maxmemory-policy noeviction` on the server, or accept the evictions by
-    /// `RedisOptions::evictable`.
-    RedisEvictsKeys,
-    /// No adapter has this URL scheme.
-    UnknownScheme(String),
-    /// The adapter for this URL scheme needs a cargo feature that is off.
-    FeatureDisabled {
-        /// The URL scheme.
-        scheme: &'static str,
-        /// The cargo feature of its adapter.
-        feature: &'static str,
-    },
+pub struct ConfigError {
+    kind: ConfigErrorKind,
+    message: Cow<'static, str>,
 }
+
+/// The kind of a [`ConfigError`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ConfigErrorKind {
+    /// A setting or a name has an invalid value.
+    Setting,
+    /// The adapter or the [ledger](crate::ledger) lacks an ability that the layer needs.
+    Unsupported,
+    /// The store URL cannot be used.
+    Url,
+    /// The server is of another kind, is too old, or evicts keys.
+    Server,
+    /// The adapter of the store URL needs a cargo feature that is off.
+    Feature,
+}
+
+impl ConfigError {
+    pub(crate) fn new(kind: ConfigErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
+        Self { kind, message: message.into() }
+    }
+
+    /// Returns the error of a setting: what its value must be (`at least 100 ms`).
+    pub(crate) fn setting(setting: &str, rule: &str) -> Self {
+        Self::new(ConfigErrorKind::Setting, format!("`{setting}` must be {rule}"))
+    }
+
+    /// Returns the error of a URL that cannot be parsed.
+    pub(crate) fn url() -> Self {
+        Self::new(ConfigErrorKind::Url, "the store URL cannot be parsed")
+    }
+
+    /// Returns the error of a URL scheme that no adapter has.
+    pub(crate) fn unknown_scheme(scheme: &str) -> Self {
+        Self::new(ConfigErrorKind::Url, format!("no adapter for the scheme `{scheme}:`"))
+    }
+
+    /// Returns the kind.
+    #[must_use]
+    pub fn kind(&self) -> ConfigErrorKind {
+        self.kind
+    }
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for ConfigError {}
 
 /// The rule of a setting that must be longer than zero.
 pub(crate) const NOT_ZERO: &str = "longer than zero";
@@ -366,7 +356,7 @@ pub(crate) fn check(
     setting: &'static str,
     rule: &'static str,
 ) -> Result<(), ConfigError> {
-    if is_valid { Ok(()) } else { Err(ConfigError::InvalidSetting { setting, rule }) }
+    if is_valid { Ok(()) } else { Err(ConfigError::setting(setting, rule)) }
 }
 
 /// Returns the value that a `try_` setter returned, for the setter that panics.
@@ -382,58 +372,6 @@ pub(crate) fn valid<T>(set: Result<T, ConfigError>) -> T {
         Err(error) => panic!("{error}"),
     }
 }
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::InvalidNamespace => {
-                f.write_str("a namespace is 1 to 64 bytes without control characters")
-            }
-            Self::InvalidHeaderName => f.write_str("not an HTTP header name"),
-            Self::InvalidPointer => f.write_str("not a JSON pointer (RFC 6901)"),
-            Self::InvalidIdentifier => {
-                f.write_str("a table or schema name matches [A-Za-z_][A-Za-z0-9_]{0,47}")
-            }
-            Self::InvalidReplayHeader => f.write_str("this header cannot be replayed"),
-            Self::InvalidSetting { setting, rule } => write!(f, "`{setting}` must be {rule}"),
-            Self::InvalidDuplicateStatus => f.write_str("the status for duplicates must be 2xx"),
-            Self::InvalidInFlightStatus => {
-                f.write_str("the status for a delivery in flight must be neither 1xx nor 2xx")
-            }
-            Self::UnsupportedByAdapter(what) => write!(f, "the adapter does not support {what}"),
-            Self::UnsupportedByLedger(what) => write!(f, "the ledger does not support {what}"),
-            Self::InvalidUrl => f.write_str("the store URL cannot be parsed"),
-            Self::SeveralHosts => f.write_str(
-                "the store URL names several hosts: give one address that leads to the primary",
-            ),
-            Self::UnsupportedUrlParameter(name) => write!(
-                f,
-                "the URL parameter `{name}` is not supported: give one address that leads to the \
-                 primary"
-            ),
-            Self::UnknownUrlParameter => {
-                f.write_str("the store URL has a parameter other than `dedup_prefix`")
-            }
-            Self::SeveralRedisHosts => f.write_str(
-                "the store URL names several hosts: use the scheme `redis+sentinel` or `redis+cluster`",
-            ),
-            Self::WrongRedisScheme { scheme } => {
-                write!(f, "the server is of another kind: use the scheme `{scheme}`")
-            }
-            Self::RedisTooOld => f.write_str("the Redis server is older than version 6.0"),
-            Self::RedisEvictsKeys => f.write_str(
-                "the Redis server evicts keys: set `maxmemory-policy noeviction`, or accept it with \
-                 `evictable`",
-            ),
-            Self::UnknownScheme(scheme) => write!(f, "no adapter for the scheme `{scheme}:`"),
-            Self::FeatureDisabled { scheme, feature } => {
-                write!(f, "`{scheme}:` needs the cargo feature `{feature}` of tower-dedup")
-            }
-        }
-    }
-}
-
-impl std::error::Error for ConfigError {}
 
 #[cfg(test)]
 mod tests {

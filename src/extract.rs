@@ -33,10 +33,10 @@ use crate::observe;
 /// # let _: axum::Router = axum::Router::new().route("/", axum::routing::post(on_event));
 /// ```
 impl<S: Sync> FromRequestParts<S> for Delivery {
-    type Rejection = MissingDelivery;
+    type Rejection = DeliveryRejection;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
-        parts.extensions.get::<Self>().cloned().ok_or(MissingDelivery(()))
+        parts.extensions.get::<Self>().cloned().ok_or(DeliveryRejection(()))
     }
 }
 
@@ -51,9 +51,9 @@ impl<S: Sync> OptionalFromRequestParts<S> for Delivery {
 /// The rejection of a [`Delivery`] argument: no [`DedupLayer`](crate::DedupLayer) covers the route,
 /// or the layer did not deduplicate the request.
 #[derive(Debug, Clone, Copy)]
-pub struct MissingDelivery(());
+pub struct DeliveryRejection(());
 
-impl MissingDelivery {
+impl DeliveryRejection {
     /// Returns 500, because the route has no such layer.
     #[must_use]
     pub fn status(&self) -> StatusCode {
@@ -61,16 +61,16 @@ impl MissingDelivery {
     }
 }
 
-impl fmt::Display for MissingDelivery {
+impl fmt::Display for DeliveryRejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("this request was not deduplicated")
     }
 }
 
-impl std::error::Error for MissingDelivery {}
+impl std::error::Error for DeliveryRejection {}
 
 /// The body is empty. The cause is logged, because clients never see internal errors.
-impl IntoResponse for MissingDelivery {
+impl IntoResponse for DeliveryRejection {
     fn into_response(self) -> Response {
         let fix = "put a DedupLayer around the route, or take Option<Delivery> if handshakes and other \
                    requests without a key reach this handler";
@@ -106,12 +106,14 @@ impl IntoResponse for MissingDelivery {
 /// ```
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 impl<DB: sqlx::Database, S: Sync> FromRequestParts<S> for DedupTx<DB> {
-    type Rejection = TxRejection;
+    type Rejection = DedupTxRejection;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, TxRejection> {
-        let handle =
-            parts.extensions.get::<TxHandle<DB>>().ok_or(TxRejection(TxUnavailable::Absent))?;
-        handle.lend().await.map_err(TxRejection)
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, DedupTxRejection> {
+        let handle = parts
+            .extensions
+            .get::<TxHandle<DB>>()
+            .ok_or(DedupTxRejection(TxUnavailable::Absent))?;
+        handle.lend().await.map_err(DedupTxRejection)
     }
 }
 
@@ -119,11 +121,14 @@ impl<DB: sqlx::Database, S: Sync> FromRequestParts<S> for DedupTx<DB> {
 /// method is not deduplicated.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 impl<DB: sqlx::Database, S: Sync> OptionalFromRequestParts<S> for DedupTx<DB> {
-    type Rejection = TxRejection;
+    type Rejection = DedupTxRejection;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, TxRejection> {
+    async fn from_request_parts(
+        parts: &mut Parts,
+        _: &S,
+    ) -> Result<Option<Self>, DedupTxRejection> {
         let Some(handle) = parts.extensions.get::<TxHandle<DB>>() else { return Ok(None) };
-        handle.lend().await.map(Some).map_err(TxRejection)
+        handle.lend().await.map(Some).map_err(DedupTxRejection)
     }
 }
 
@@ -132,10 +137,10 @@ impl<DB: sqlx::Database, S: Sync> OptionalFromRequestParts<S> for DedupTx<DB> {
 /// transaction is already lent, or the store opened none.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 #[derive(Debug, Clone)]
-pub struct TxRejection(TxUnavailable);
+pub struct DedupTxRejection(TxUnavailable);
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-impl TxRejection {
+impl DedupTxRejection {
     /// Returns 503 if the store opened no transaction, and otherwise 500, because of a mistake in the
     /// program.
     #[must_use]
@@ -165,14 +170,14 @@ impl TxRejection {
 }
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-impl fmt::Display for TxRejection {
+impl fmt::Display for DedupTxRejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the transaction is unavailable")
     }
 }
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-impl std::error::Error for TxRejection {
+impl std::error::Error for DedupTxRejection {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         Some(&self.0)
     }
@@ -180,7 +185,7 @@ impl std::error::Error for TxRejection {
 
 /// The body is empty. The cause is logged, because clients never see internal errors.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-impl IntoResponse for TxRejection {
+impl IntoResponse for DedupTxRejection {
     fn into_response(self) -> Response {
         observe::rejected("DedupTx", &self, self.fix());
         self.status().into_response()

@@ -62,12 +62,13 @@ pub mod guide {
     #[doc = include_str!("docs/incidents.md")]
     pub mod incidents {}
 }
+#[doc(hidden)]
+pub mod internals;
 pub mod key;
 mod layer;
 pub mod ledger;
 pub mod observe;
 pub mod provider;
-mod purger;
 mod run;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -76,11 +77,11 @@ pub mod verify;
 
 pub use deduplicator::{Deduplicator, RunContext, RunError, RunOutcome};
 pub use delivery::{Delivery, Verdict};
-pub use error::{BoxError, ConfigError, Error, ErrorKind, KeyError, KeyErrorKind};
-#[cfg(feature = "axum")]
-pub use extract::MissingDelivery;
+pub use error::{BoxError, ConfigError, ConfigErrorKind, Error, ErrorKind, KeyError, KeyErrorKind};
 #[cfg(all(feature = "axum", any(feature = "postgres", feature = "sqlite")))]
-pub use extract::TxRejection;
+pub use extract::DedupTxRejection;
+#[cfg(feature = "axum")]
+pub use extract::DeliveryRejection;
 pub use key::{DedupKey, KeyExtractor};
 pub use layer::{
     Dedup, DedupHandle, DedupLayer, DedupResult, Disposition, LogIds, Mode, OnInFlight, OnMismatch,
@@ -88,9 +89,6 @@ pub use layer::{
 };
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use ledger::transaction::{DedupTx, TxHandle, TxUnavailable};
-#[cfg(feature = "metrics")]
-pub use observe::describe::{describe_metrics, metrics_buckets};
-pub use purger::{Purger, PurgerHandle};
 /// The crate sqlx, in the version whose pools, connections and databases this crate takes.
 ///
 /// Use this name, or depend on the same version. Under another version of sqlx, a pool is a type that this
@@ -99,7 +97,8 @@ pub use purger::{Purger, PurgerHandle};
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// # #[cfg(feature = "sqlite")] {
-/// use tower_dedup::adapter::{MaintenanceAdapter, SqliteAdapter};
+/// use tower_dedup::adapter::SqliteAdapter;
+/// use tower_dedup::adapter::inspect::MaintenanceAdapter;
 /// use tower_dedup::sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
 ///
 /// # let dir = tempfile::tempdir()?;

@@ -92,7 +92,7 @@
 //!
 //! A gauge counts a delivery or a call exactly once, and until its future ends or is dropped.
 //!
-//! `describe_metrics` gives each metric its unit and its text. `metrics_buckets` returns the
+//! [`describe_metrics`] gives each metric its unit and its text. [`metrics_buckets`] returns the
 //! recommended buckets. Without buckets, the exporter for Prometheus makes summaries, which cannot be
 //! added up over processes. The setup, with
 //! [metrics-exporter-prometheus](https://docs.rs/metrics-exporter-prometheus) in your `Cargo.toml`:
@@ -102,11 +102,11 @@
 //! use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 //!
 //! let mut builder = PrometheusBuilder::new();
-//! for &(name, buckets) in tower_dedup::metrics_buckets() {
+//! for &(name, buckets) in tower_dedup::observe::metrics_buckets() {
 //!     builder = builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), buckets)?;
 //! }
 //! let prometheus = builder.install_recorder()?;
-//! tower_dedup::describe_metrics();
+//! tower_dedup::observe::describe_metrics();
 //! // The response of `GET /metrics`:
 //! let text: String = prometheus.render();
 //! # assert_eq!(text, "");
@@ -179,7 +179,7 @@ macro_rules! count {
 mod background;
 mod delivery;
 #[cfg(feature = "metrics")]
-pub(crate) mod describe;
+mod describe;
 mod error_text;
 mod meters;
 mod outcome;
@@ -190,6 +190,8 @@ mod store;
 
 pub(crate) use background::{Background, background, orphaned_panic, pending_write};
 pub(crate) use delivery::{Report, ShadowFields};
+#[cfg(feature = "metrics")]
+pub use describe::{describe_metrics, metrics_buckets};
 pub(crate) use meters::{Meters, MetersByNamespace};
 pub(crate) use outcome::Outcome;
 #[cfg(feature = "verify")]

@@ -42,9 +42,9 @@ const LEVELS: &[(&str, Levels)] = &[
             &["adapter"],
             &["ledger"],
             &["run"],
-            &["purger", "layer"],
+            &["layer"],
             &["verify"],
-            &["deduplicator", "extract", "conformance", "testing"],
+            &["deduplicator", "extract", "conformance", "testing", "internals"],
             &["lib"],
         ],
     ),
@@ -53,9 +53,10 @@ const LEVELS: &[(&str, Levels)] = &[
         &[
             &["stored"],
             &["terms", "replies"],
-            &["inspection"],
-            &["contract", "serialize"],
-            &["background", "purging", "transaction"],
+            &["contract"],
+            &["inspect"],
+            &["serialize", "background", "purging", "transaction"],
+            &["purger"],
             &["sql"],
             &["memory", "sqlite", "postgres", "redis"],
             &["connect"],
@@ -69,7 +70,6 @@ const LEVELS: &[(&str, Levels)] = &[
             &["call", "claiming", "pending", "resolve"],
             &["claims"],
             &["arrival", "lease", "transaction"],
-            &["internals"],
         ],
     ),
     ("conformance", &[&["store"], &["driver"], &["cases", "processes"]]),
@@ -120,7 +120,7 @@ const LEVELS: &[(&str, Levels)] = &[
 const FOREIGN: &[(&str, &[&str])] = &[
     ("sqlx", &["adapter", "ledger::transaction", "extract", "deduplicator", "lib"]),
     ("axum_core", &["extract", "layer::body"]),
-    ("redis", &["adapter", "lib"]),
+    ("redis", &["adapter", "internals", "lib"]),
 ];
 
 const MAX_LINES: usize = 800;

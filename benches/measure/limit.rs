@@ -10,7 +10,8 @@
 use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, Column, Either, Executor, PgPool, SqlSafeStr, Statement, TypeInfo};
-use tower_dedup::adapter::{MaintenanceAdapter, PostgresAdapter};
+use tower_dedup::adapter::PostgresAdapter;
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 
 use crate::shared::calls::{Claims, Ours, callers};
 use crate::shared::database::{Database, Schema};

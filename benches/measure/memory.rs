@@ -21,15 +21,15 @@ use moka::Expiry;
 use moka::sync::Cache;
 use rustix::time::{ClockId, clock_gettime};
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{
-    CallTerms, Claimed, Completed, DedupAdapter, MaintenanceAdapter, MemoryAdapter, Token,
-};
+use tower_dedup::adapter::MemoryAdapter;
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, CompleteReply, DedupAdapter, Token};
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 
 /// How many keys one of them gets before the other's turn.
 const TURN: usize = 100_000;
 /// How many keys are made before they are claimed.
 const BLOCK: usize = 200;
-const FIRST: Claimed = Claimed::first(1, false);
+const FIRST: ClaimReply = ClaimReply::first(1, false);
 const RETENTION: Duration = Duration::from_secs(30 * 86_400);
 const LEASE: Duration = Duration::from_secs(60);
 
@@ -148,7 +148,7 @@ fn lease(adapter: &MemoryAdapter, block: &[(DedupKey, CallTerms)]) -> Duration {
         let claimed = adapter.claim(key, terms).now_or_never();
         assert_eq!(claimed.expect("no wait").expect("room"), FIRST);
         let completed = adapter.complete(key, terms).now_or_never();
-        assert_eq!(completed.expect("no wait").expect("room"), Completed::Held);
+        assert_eq!(completed.expect("no wait").expect("room"), CompleteReply::Held);
     }
     clock() - start
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{CallTerms, Claimed, Completed, DedupAdapter, Token};
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, CompleteReply, DedupAdapter, Token};
 
 use super::rounds::Caller;
 
@@ -47,18 +47,18 @@ impl<A: DedupAdapter + Clone> Store for Ours<A> {
     async fn claim(&self, key: &DedupKey, token: Token) {
         let claimed = self.0.claim(key, &terms(token)).await;
         let claimed = claimed.expect("a claim");
-        assert!(matches!(claimed, Claimed::First { .. }), "{claimed:?}");
+        assert!(matches!(claimed, ClaimReply::First { .. }), "{claimed:?}");
     }
 
     async fn complete(&self, key: &DedupKey, token: Token) {
         let completed = self.0.complete(key, &terms(token)).await;
-        assert_eq!(completed.expect("a completion"), Completed::Held);
+        assert_eq!(completed.expect("a completion"), CompleteReply::Held);
     }
 
     async fn duplicate(&self, key: &DedupKey) {
         let claimed = self.0.claim(key, &terms(Token::random())).await;
         let claimed = claimed.expect("a claim");
-        assert!(matches!(claimed, Claimed::Duplicate(_)), "{claimed:?}");
+        assert!(matches!(claimed, ClaimReply::Duplicate(_)), "{claimed:?}");
     }
 }
 

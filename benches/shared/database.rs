@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{DedupAdapter, PostgresAdapter};
+use tower_dedup::adapter::PostgresAdapter;
+use tower_dedup::adapter::contract::DedupAdapter;
 
 use super::calls::{NAMESPACE, Ours, Store, old_id};
 use super::disk::print_sync_time;

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::Token;
+use tower_dedup::adapter::contract::Token;
 
 use super::calls::Store;
 

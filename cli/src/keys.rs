@@ -5,7 +5,7 @@ use std::time::SystemTime;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{Entry, Forgotten, KeyState, ListFilter};
+use tower_dedup::adapter::inspect::{Entry, ForgetReply, KeyState, ListFilter};
 
 use crate::failure::Failure;
 use crate::options::{EventId, List};
@@ -148,8 +148,8 @@ pub(crate) async fn forget(
     store.close().await;
     let (result, note) = match forgotten? {
         None => ("declined", "nothing was changed"),
-        Some(Forgotten::Removed) => ("forgotten", "the next delivery runs"),
-        Some(Forgotten::InFlight) => ("in-flight", "refused: the event is running"),
+        Some(ForgetReply::Removed) => ("forgotten", "the next delivery runs"),
+        Some(ForgetReply::InFlight) => ("in-flight", "refused: the event is running"),
         Some(_) => ("missing", MISSING),
     };
     let at = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
@@ -164,10 +164,10 @@ async fn forget_open(
     key: &DedupKey,
     yes: bool,
     output: Output,
-) -> Result<Option<Forgotten>, Failure> {
+) -> Result<Option<ForgetReply>, Failure> {
     if !yes {
         let Some(entry) = store.adapter.get(key).await? else {
-            return Ok(Some(Forgotten::Missing));
+            return Ok(Some(ForgetReply::Missing));
         };
         tell(&members(&Line::new(output, key, Some(&entry), None))?);
         if !confirm(FORGET)? {

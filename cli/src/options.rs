@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
-use tower_dedup::adapter::KeyState;
+use tower_dedup::adapter::inspect::KeyState;
 
 const AFTER_HELP: &str = "\
 Exit codes:

@@ -5,10 +5,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{
-    MaintenanceAdapter, PostgresAdapter, PostgresOptions, Purging, RedisAdapter, RedisOptions,
-    SqliteAdapter, SqliteOptions,
+    PostgresAdapter, PostgresOptions, Purging, RedisAdapter, RedisOptions, SqliteAdapter,
+    SqliteOptions,
 };
+use tower_dedup::internals;
 use tower_dedup::sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
 use tower_dedup::sqlx::sqlite::{
     SqliteConnectOptions, SqliteConnection, SqlitePool, SqlitePoolOptions,
@@ -257,11 +259,12 @@ impl Postgres {
 
     /// Finds the table as the adapter does, and also a table of a schema that the role may not use.
     async fn facts(&self, connection: &mut PgConnection) -> Result<Facts, Failure> {
+        let (schema, table) = internals::postgres_table(&self.options);
         // Without a name, which fails behind some poolers before `doctor` can say so.
         let facts = sqlx::query_scalar(include_str!("sql/facts.sql"))
             .persistent(false)
-            .bind(self.options.table_name().as_str())
-            .bind(self.options.schema_name());
+            .bind(table.as_str())
+            .bind(schema);
         let facts: String = facts.fetch_one(connection).await?;
         let unreadable = |error| Failure::new(REFUSED, format!("reading the facts: {error}"));
         serde_json::from_str(&facts).map_err(unreadable)
@@ -275,12 +278,13 @@ impl Postgres {
         let Some(table) = table.filter(|table| table.has_version) else {
             return Ok(TableState::Missing);
         };
-        let (schema, name) = (table.schema.replace('"', "\"\""), self.options.table_name());
+        let (_, name) = internals::postgres_table(&self.options);
+        let schema = table.schema.replace('"', "\"\"");
         let version =
             format!("SELECT coalesce(max(version), 0) FROM \"{schema}\".\"{name}_schema\"");
         let version = sqlx::query_scalar(AssertSqlSafe(version)).persistent(false);
         let version: i32 = version.fetch_one(connection).await?;
-        let is_current = version >= PostgresAdapter::SCHEMA_VERSION;
+        let is_current = version >= internals::POSTGRES_SCHEMA_VERSION;
         Ok(if is_current { TableState::Current } else { TableState::Older })
     }
 
@@ -332,7 +336,7 @@ impl Sqlite {
         &self,
         connection: &mut SqliteConnection,
     ) -> Result<TableState, Failure> {
-        let table = self.options.table_name();
+        let table = internals::sqlite_table(&self.options);
         let tables = sqlx::query_scalar(
             "SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name IN (?1, ?1 || '_schema')",
         );
@@ -342,7 +346,7 @@ impl Sqlite {
         }
         let version = format!("SELECT coalesce(max(version), 0) FROM \"{table}_schema\"");
         let version: i64 = sqlx::query_scalar(AssertSqlSafe(version)).fetch_one(connection).await?;
-        let is_current = version >= SqliteAdapter::SCHEMA_VERSION;
+        let is_current = version >= internals::SQLITE_SCHEMA_VERSION;
         Ok(if is_current { TableState::Current } else { TableState::Older })
     }
 

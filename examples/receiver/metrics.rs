@@ -15,11 +15,11 @@ use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, Promet
 /// If the process has a recorder already.
 pub(crate) fn install() -> Result<PrometheusHandle, BuildError> {
     let mut builder = PrometheusBuilder::new();
-    for &(name, buckets) in tower_dedup::metrics_buckets() {
+    for &(name, buckets) in tower_dedup::observe::metrics_buckets() {
         builder = builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), buckets)?;
     }
     let metrics = builder.install_recorder()?;
-    tower_dedup::describe_metrics();
+    tower_dedup::observe::describe_metrics();
     Ok(metrics)
 }
 

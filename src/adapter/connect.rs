@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::contract::MaintenanceAdapter;
+use super::inspect::MaintenanceAdapter;
 use crate::error::{ConfigError, Error};
 
 /// Connects to the store that a URL names.
@@ -25,7 +25,7 @@ use crate::error::{ConfigError, Error};
 /// without an adapter in this build. Otherwise the errors of the adapter's own `connect`; for example,
 /// a Postgres URL names one host.
 pub async fn connect(url: &str) -> Result<Arc<dyn MaintenanceAdapter>, Error> {
-    let Some((scheme, _)) = url.split_once(':') else { return Err(ConfigError::InvalidUrl.into()) };
+    let Some((scheme, _)) = url.split_once(':') else { return Err(ConfigError::url().into()) };
     match scheme {
         #[cfg(feature = "memory")]
         "memory" => Ok(Arc::new(super::MemoryAdapter::new())),
@@ -43,7 +43,7 @@ pub async fn connect(url: &str) -> Result<Arc<dyn MaintenanceAdapter>, Error> {
         redis if is_redis(redis) => Ok(Arc::new(super::RedisAdapter::connect(url).await?)),
         #[cfg(not(feature = "redis"))]
         redis if is_redis(redis) => Err(disabled("redis")),
-        other => Err(ConfigError::UnknownScheme(other.to_owned()).into()),
+        other => Err(ConfigError::unknown_scheme(other).into()),
     }
 }
 
@@ -55,5 +55,6 @@ fn is_redis(scheme: &str) -> bool {
 
 #[cfg(not(all(feature = "memory", feature = "sqlite", feature = "postgres", feature = "redis")))]
 fn disabled(scheme: &'static str) -> Error {
-    ConfigError::FeatureDisabled { scheme, feature: scheme }.into()
+    let needs = format!("`{scheme}:` needs the cargo feature `{scheme}` of tower-dedup");
+    ConfigError::new(crate::error::ConfigErrorKind::Feature, needs).into()
 }

@@ -1,14 +1,30 @@
-//! The traits that a store implements.
+//! The contract of a store, for authors of stores.
+//!
+//! 1. A store returns [`First`](ClaimReply::First) for a key to exactly one caller at a time, whatever the
+//!    concurrency. It decides in one atomic step: never a check, then an insert.
+//! 2. Every call carries a [`Token`] that the caller made. A call that is repeated with the same token
+//!    returns the same reply, because the first reply may be lost.
+//! 3. All times are the store's. Deadlines are computed in the store, after any wait for a lock or a
+//!    connection. A key is expired when `expires_at <= now`.
+//! 4. A live lease is never expired, evicted or purged. A purge deletes a key
+//!    [`PURGE_GRACE`](super::inspect::PURGE_GRACE) after it has expired, and not before.
+//! 5. A completion counts whoever holds the lease; renew and release need the token that holds it.
+//!    A [release](DedupAdapter::release) is a fence: no earlier call with its token has an effect after it.
+//! 6. Stored data comes with the duplicate, in the same call. A store may read it in a second step, if
+//!    this step finds the row complete again. Otherwise the reply is [`InFlight`](ClaimReply::InFlight).
+//! 7. A store that cannot answer returns an [`Error`]. It never guesses.
+//!
+//! A third party implements [`DedupAdapter`] for layers, and
+//! [`MaintenanceAdapter`](super::inspect::MaintenanceAdapter) for the purger and for operators. The conformance
+//! suite (feature `conformance`) tests both.
 
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
-use super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
-use super::replies::{Claimed, Completed, Entry, Forgotten, Renewed};
-use super::stored::Fetch;
-use super::terms::{CallTerms, Permanence};
+pub use super::replies::{ClaimReply, CompleteReply, RenewReply, Seen};
+pub use super::stored::{Fetch, StoredData, StoredResponse};
+pub use super::terms::{CallTerms, Permanence, Token};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -42,8 +58,8 @@ pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Se
 /// use http::{Request, Response};
 /// use http_body_util::Full;
 /// use tower::{ServiceBuilder, ServiceExt, service_fn};
-/// use tower_dedup::adapter::{
-///     CallTerms, Claimed, DedupAdapter, Seen, StoreFuture, Token,
+/// use tower_dedup::adapter::contract::{
+///     CallTerms, ClaimReply, DedupAdapter, Seen, StoreFuture, Token,
 /// };
 /// use tower_dedup::{BoxError, DedupKey, DedupLayer, key};
 ///
@@ -56,14 +72,14 @@ pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Se
 ///         &'a self,
 ///         key: &'a DedupKey,
 ///         terms: &'a CallTerms,
-///     ) -> StoreFuture<'a, Claimed> {
+///     ) -> StoreFuture<'a, ClaimReply> {
 ///         Box::pin(async move {
 ///             // Refuses leases and stored data, before anything is written.
 ///             self.abilities().check(terms)?;
 ///             let mut seen = self.0.lock().unwrap();
 ///             Ok(match *seen.entry(key.clone()).or_insert(terms.token()) {
-///                 token if token == terms.token() => Claimed::first(1, false),
-///                 _ => Claimed::Duplicate(Seen::new(Duration::ZERO)),
+///                 token if token == terms.token() => ClaimReply::first(1, false),
+///                 _ => ClaimReply::Duplicate(Seen::new(Duration::ZERO)),
 ///             })
 ///         })
 ///     }
@@ -88,11 +104,11 @@ pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Se
 /// let key = DedupKey::new("acme", "evt_1").unwrap();
 /// let day = Duration::from_secs(86_400);
 /// let mine = CallTerms::on_claim(Token::random(), day);
-/// assert_eq!(adapter.claim(&key, &mine).await.unwrap(), Claimed::first(1, false));
+/// assert_eq!(adapter.claim(&key, &mine).await.unwrap(), ClaimReply::first(1, false));
 /// // The same token again: the reply was lost, so the store repeats it.
-/// assert_eq!(adapter.claim(&key, &mine).await.unwrap(), Claimed::first(1, false));
+/// assert_eq!(adapter.claim(&key, &mine).await.unwrap(), ClaimReply::first(1, false));
 /// let other = CallTerms::on_claim(Token::random(), day);
-/// assert!(matches!(adapter.claim(&key, &other).await.unwrap(), Claimed::Duplicate(_)));
+/// assert!(matches!(adapter.claim(&key, &other).await.unwrap(), ClaimReply::Duplicate(_)));
 /// let leased = CallTerms::on_completion(Token::random(), day, Duration::from_secs(60));
 /// assert!(adapter.claim(&key, &leased).await.is_err());
 ///
@@ -126,7 +142,7 @@ pub trait DedupAdapter: Send + Sync + 'static {
     /// Claims a key that is neither complete nor under a live lease of another token.
     ///
     /// - [`Permanence::OnCompletion`]: the key is in flight until its lease lapses. A complete key is
-    ///   always a [`Duplicate`](Claimed::Duplicate). A claim that is repeated with the token of the
+    ///   always a [`Duplicate`](ClaimReply::Duplicate). A claim that is repeated with the token of the
     ///   incomplete row returns the same reply, and starts the lease again.
     /// - [`Permanence::OnClaim`]: the key is complete at once, and the store holds the data of
     ///   [`CallTerms::stored_data_for`] from the same step on. A claim that is repeated with the token of
@@ -135,13 +151,13 @@ pub trait DedupAdapter: Send + Sync + 'static {
     /// A claim counts an attempt, except when it is repeated. An expired key is like a new one. A
     /// duplicate carries the stored data that [`CallTerms::fetch`] asks for. A store may read it in a
     /// second step, if this step finds the row complete again. Otherwise the reply is
-    /// [`InFlight`](Claimed::InFlight).
+    /// [`InFlight`](ClaimReply::InFlight).
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Unsupported`] for terms that [`abilities`](Self::abilities) does not cover, before
     /// anything is written: see [`Abilities::check`]. Otherwise the store's own errors.
-    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Claimed>;
+    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply>;
 
     /// Releases the key if this token claimed it. Otherwise the key stays as it is.
     ///
@@ -168,7 +184,7 @@ pub trait DedupAdapter: Send + Sync + 'static {
     /// # Errors
     ///
     /// [`ErrorKind::Unsupported`] by default. Otherwise the store's own errors.
-    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Renewed> {
+    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, RenewReply> {
         let _ = (key, terms);
         Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "renewing leases")) })
     }
@@ -186,7 +202,7 @@ pub trait DedupAdapter: Send + Sync + 'static {
         &'a self,
         key: &'a DedupKey,
         terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Completed> {
+    ) -> StoreFuture<'a, CompleteReply> {
         let _ = (key, terms);
         Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "completing keys")) })
     }
@@ -203,11 +219,11 @@ pub struct Abilities {
     /// duplicates: see [`Fetch`]. With a second identity it holds the digest of its event's key. Without this
     /// ability, a complete second identity makes every event a duplicate, and no record tells a replayed body.
     pub stored_data: bool,
-    /// The store implements [`list`](MaintenanceAdapter::list): it holds the names of its keys, and the
+    /// The store implements [`list`](super::inspect::MaintenanceAdapter::list): it holds the names of its keys, and the
     /// [types](CallTerms::event_type_for) of their events.
     pub inspection: bool,
-    /// The store deletes expired keys by itself, [`PURGE_GRACE`] after they have expired:
-    /// [`purge`](MaintenanceAdapter::purge) has nothing to delete.
+    /// The store deletes expired keys by itself, [`PURGE_GRACE`](super::inspect::PURGE_GRACE) after they have expired:
+    /// [`purge`](super::inspect::MaintenanceAdapter::purge) has nothing to delete.
     pub expires_keys: bool,
 }
 
@@ -263,97 +279,13 @@ impl Abilities {
     }
 }
 
-/// How long an expired key stays in the store before [`MaintenanceAdapter::purge`] deletes it: one hour.
-///
-/// The store's clock may be wrong for a while. Once the clock is right again, rows that still exist
-/// are judged correctly. A clock that is ahead by less than an hour makes no purge delete a
-/// key before its retention has ended.
-pub const PURGE_GRACE: Duration = Duration::from_secs(3_600);
-
-/// The calls of operators and of the purger to a store.
-///
-/// A reference to a `dyn MaintenanceAdapter` coerces to a `dyn DedupAdapter`, so
-/// [`connect`](super::connect) returns an adapter for layers and for maintenance.
-pub trait MaintenanceAdapter: DedupAdapter {
-    /// Deletes at most `limit` keys that expired [`PURGE_GRACE`] ago or earlier. A live lease is never
-    /// deleted, nor is a lease that lapsed less than `PURGE_GRACE` ago.
-    ///
-    /// A call that deletes fewer keys than `limit` has left no key to delete, except those that another call has
-    /// locked. A store may [delete expired keys by itself](Abilities::expires_keys); then a call deletes nothing.
-    ///
-    /// # Errors
-    ///
-    /// The store's own errors.
-    fn purge(&self, limit: u32) -> StoreFuture<'_, Purged>;
-
-    /// Forgets one key: an operator lets its event run again. A live lease stays.
-    ///
-    /// An earlier run that still succeeds, or whose completion is under way, completes the key again.
-    ///
-    /// On Postgres and Redis an expired row stays in place of the key for [`PURGE_GRACE`], so that a claim which
-    /// is still on its way has no effect. They do not repeat the call after a lost reply: the outcome is then
-    /// unknown, and [`get`](Self::get) shows the key.
-    ///
-    /// # Errors
-    ///
-    /// The store's own errors.
-    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten>;
-
-    /// Returns the state of one key and its stored data; `None` for an unknown or expired key.
-    ///
-    /// Changes nothing. A stored response that cannot be read is no error: see
-    /// [`Entry::response_is_unreadable`].
-    ///
-    /// # Errors
-    ///
-    /// The store's own errors.
-    fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>>;
-
-    /// Returns one portion of the keys that `filter` selects, at most `limit` of them (at least one),
-    /// and where the next portion begins. The first call passes no cursor.
-    ///
-    /// A call reads a bounded part of the store, also if the filter selects few keys. The SQL adapters read 10,000
-    /// keys, in the order of the primary key, and a [`Cursor`] is the last of them. A key that is written during the
-    /// list may be absent; on Redis it may occur twice. A key that is stuck is not written, so the list has it. An
-    /// unreadable key is left out, and [counted](Listing::unreadable). Changes nothing.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Unsupported`] unless the store announces [`inspection`](Abilities::inspection), which
-    /// is the default; [`ErrorKind::Refused`] for a cursor of another store; else the store's own errors.
-    fn list<'a>(
-        &'a self,
-        filter: &'a ListFilter,
-        after: Option<&'a Cursor>,
-        limit: u32,
-    ) -> StoreFuture<'a, Listing> {
-        let _ = (filter, after, limit);
-        Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "listing keys")) })
-    }
-
-    /// Returns how many keys are in each state: exactly for a small store, and about for a large one, of which a
-    /// bounded part is read ([`Stats`]). Changes nothing.
-    ///
-    /// # Errors
-    ///
-    /// The store's own errors.
-    fn stats(&self) -> StoreFuture<'_, Stats>;
-
-    /// Closes the adapter's connections, after all calls that are under way.
-    ///
-    /// Every later call on this handle and its clones fails with
-    /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable), and opens no connection. A pool that
-    /// you gave to the adapter stays open.
-    fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
-}
-
 /// Forwards every method.
 impl<A: DedupAdapter + ?Sized> DedupAdapter for Arc<A> {
     fn abilities(&self) -> Abilities {
         (**self).abilities()
     }
 
-    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Claimed> {
+    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
         (**self).claim(key, terms)
     }
 
@@ -361,7 +293,7 @@ impl<A: DedupAdapter + ?Sized> DedupAdapter for Arc<A> {
         (**self).release(key, terms)
     }
 
-    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Renewed> {
+    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, RenewReply> {
         (**self).renew(key, terms)
     }
 
@@ -369,39 +301,7 @@ impl<A: DedupAdapter + ?Sized> DedupAdapter for Arc<A> {
         &'a self,
         key: &'a DedupKey,
         terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Completed> {
+    ) -> StoreFuture<'a, CompleteReply> {
         (**self).complete(key, terms)
-    }
-}
-
-/// Forwards every method.
-impl<A: MaintenanceAdapter + ?Sized> MaintenanceAdapter for Arc<A> {
-    fn purge(&self, limit: u32) -> StoreFuture<'_, Purged> {
-        (**self).purge(limit)
-    }
-
-    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
-        (**self).forget(key)
-    }
-
-    fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
-        (**self).get(key)
-    }
-
-    fn list<'a>(
-        &'a self,
-        filter: &'a ListFilter,
-        after: Option<&'a Cursor>,
-        limit: u32,
-    ) -> StoreFuture<'a, Listing> {
-        (**self).list(filter, after, limit)
-    }
-
-    fn stats(&self) -> StoreFuture<'_, Stats> {
-        (**self).stats()
-    }
-
-    fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
-        (**self).close()
     }
 }

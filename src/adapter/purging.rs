@@ -1,6 +1,6 @@
 //! [`Purging`]: how often expired keys are deleted, and the loop that deletes them.
 //!
-//! The loop belongs to a SQL adapter, or to a [`Purger`](crate::Purger).
+//! The loop belongs to a SQL adapter, or to a [`Purger`](crate::adapter::Purger).
 //!
 //! 1. A round repeats a statement until it deletes fewer keys than it may. Then the round reads statistics, for the
 //!    gauges.
@@ -18,8 +18,8 @@ use rand::RngExt;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use super::contract::{MaintenanceAdapter, StoreFuture};
-use super::inspection::Stats;
+use super::contract::StoreFuture;
+use super::inspect::{MaintenanceAdapter, Stats};
 use crate::error::{ConfigError, Error, ErrorKind, check};
 use crate::observe::{self, TableCounts};
 
@@ -33,7 +33,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(365 * 86_400);
 /// The pause after the first failed round.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// How long one statement may take by default.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How often a SQL adapter deletes its expired keys. It does so by itself, in the background.
 ///
@@ -45,7 +45,7 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 /// 4 s and so on, up to the interval.
 ///
 /// Replicas that share a table do not disturb each other, and neither does a
-/// [`Purger`](crate::Purger) over the same adapter.
+/// [`Purger`](crate::adapter::Purger) over the same adapter.
 ///
 /// # Example
 ///
@@ -72,7 +72,7 @@ impl Purging {
     }
 
     /// Deletes nothing. Expired keys stay until you purge: see
-    /// [`MaintenanceAdapter::purge`](super::MaintenanceAdapter::purge).
+    /// [`MaintenanceAdapter::purge`](super::inspect::MaintenanceAdapter::purge).
     pub const fn off() -> Self {
         Self { every: None, ..Self::new() }
     }

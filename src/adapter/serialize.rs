@@ -5,8 +5,7 @@ use std::time::SystemTime;
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde::{Serialize, Serializer};
 
-use super::inspection::KeyState;
-use super::replies::{Entry, EntryState};
+use super::inspect::{Entry, KeyState};
 
 #[derive(Serialize)]
 struct EntryForm<'a> {
@@ -31,29 +30,18 @@ struct ResponseForm {
 
 impl Serialize for Entry {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let (state, lease_until, completed_at) = match self.state {
-            EntryState::InFlight { lease_until } => {
-                let is_live = lease_until > SystemTime::now();
-                let state = if is_live { KeyState::InFlight } else { KeyState::Lapsed };
-                (state, Some(utc(lease_until)), None)
-            }
-            EntryState::Released => (KeyState::Released, None, None),
-            EntryState::Complete { completed_at } => {
-                (KeyState::Complete, None, Some(utc(completed_at)))
-            }
-        };
         let stored = self.stored.as_deref();
         let hex = |digest: [u8; 32]| digest.iter().map(|byte| format!("{byte:02x}")).collect();
         let response = stored.and_then(|stored| stored.response.as_ref());
         let form = EntryForm {
-            state,
+            state: self.state,
             event_type: self.event_type.as_deref(),
             attempts: self.attempts,
             takeover: self.takeover,
             first_seen_at: utc(self.first_seen_at),
             expires_at: utc(self.expires_at),
-            lease_until,
-            completed_at,
+            lease_until: self.lease_until.map(utc),
+            completed_at: self.completed_at.map(utc),
             payload_sha256: stored.and_then(|stored| stored.payload_sha256).map(hex),
             response: response.map(|response| ResponseForm {
                 status: response.status.as_u16(),
@@ -91,7 +79,7 @@ mod tests {
     use http::{HeaderMap, StatusCode};
     use serde_json::{Value, json};
 
-    use super::super::inspection::Stats;
+    use super::super::inspect::Stats;
     use super::super::stored::{StoredData, StoredResponse};
     use super::*;
 
@@ -108,11 +96,11 @@ mod tests {
         let body = Bytes::from_static(b"private");
         let response = StoredResponse::new(StatusCode::CREATED, HeaderMap::new(), body);
         let stored = StoredData::new(Some([0xab; 32]), Some(response.into()));
-        let entry =
-            Entry::new(EntryState::Complete { completed_at: at(60) }, at(0), at(951_782_400))
-                .with_attempts(2, true)
-                .with_event_type("push")
-                .with_stored(stored.into());
+        let mut entry = Entry::new(KeyState::Complete, at(0), at(951_782_400));
+        entry.completed_at = Some(at(60));
+        (entry.attempts, entry.takeover) = (2, true);
+        entry.event_type = Some("push".to_owned());
+        entry.stored = Some(stored.into());
         let expected = json!({
             "state": "complete",
             "event_type": "push",
@@ -130,20 +118,16 @@ mod tests {
     }
 
     #[test]
-    fn lease_that_has_ended_has_lapsed() {
-        let lease = |lease_until| Entry::new(EntryState::InFlight { lease_until }, at(0), at(60));
-        let lapsed = form(&lease(at(30)));
-        assert_eq!(
-            (&lapsed["state"], &lapsed["lease_until"]),
-            (&json!("lapsed"), &json!("1970-01-01T00:00:30Z"))
-        );
-        let live = lease(SystemTime::now() + Duration::from_secs(60));
-        assert_eq!(form(&live)["state"], "in-flight");
-        let released = Entry::new(EntryState::Released, at(0), at(60));
-        assert_eq!(
-            (&form(&released)["state"], &form(&released)["lease_until"]),
-            (&json!("failed"), &json!(null))
-        );
+    fn state_has_its_name_and_the_end_of_its_lease() {
+        let mut lapsed = Entry::new(KeyState::Lapsed, at(0), at(60));
+        lapsed.lease_until = Some(at(30));
+        let released = Entry::new(KeyState::Released, at(0), at(60));
+        for (entry, state, until) in
+            [(lapsed, "lapsed", json!("1970-01-01T00:00:30Z")), (released, "failed", json!(null))]
+        {
+            let form = form(&entry);
+            assert_eq!((&form["state"], &form["lease_until"]), (&json!(state), &until));
+        }
     }
 
     #[test]

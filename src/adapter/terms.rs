@@ -128,7 +128,7 @@ impl CallTerms {
     }
 
     /// Adds the type of each key's event, which a store with the ability
-    /// [`inspection`](super::Abilities::inspection) holds with a new key. A text that is no
+    /// [`inspection`](super::contract::Abilities::inspection) holds with a new key. A text that is no
     /// [type](crate::key::Event::with_event_type) is ignored.
     #[must_use]
     pub fn with_event_types<T: AsRef<str>>(

@@ -12,27 +12,34 @@ use sqlx::{Database, Pool};
 use sqlx_core::transaction::TransactionManager;
 
 use super::contract::StoreFuture;
-use super::replies::Claimed;
+use super::replies::ClaimReply;
 use super::terms::CallTerms;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
-/// The transaction contract: claim keys in a new transaction, lend the transaction to the handler,
-/// and complete the keys in it before it commits.
+/// Prevents implementations of [`TransactionAdapter`] in other crates.
+pub trait Sealed {}
+
+/// An adapter of a SQL database, which claims keys in the handler's own transaction.
 ///
-/// 1. [`open`](Self::open) claims keys *in* the transaction, and does not complete them. If a handler
-///    commits the transaction by itself, the keys stay open until their lease lapses.
-/// 2. A key that another open transaction has claimed is in flight, at once or after a short wait.
-///    `open` never waits for a handler to end. A key that may be free is not in flight: if the store
-///    cannot find out which of several keys is held, `open` fails.
-/// 3. [`commit`](Self::commit) completes the keys as the last statement of the transaction that
-///    claimed them, then commits. If the handler has ended or broken that transaction, `commit` fails
-///    with [`ErrorKind::Transaction`], and nothing is committed.
-///    Without keys, `commit` detects the same.
-/// 4. A transaction that is dropped is rolled back.
-/// 5. A duplicate carries the stored data that the terms ask for, as
-///    [`DedupAdapter::claim`](super::DedupAdapter::claim) does. No call asks for a second connection
-///    while it holds a transaction, because a pool of waiting transactions would lock up.
+/// A bound for code that is generic over the adapter of
+/// [`DedupLayer::transactional`](crate::DedupLayer::transactional). It is sealed.
+// Claims keys in a new transaction, lends the transaction to the handler, and completes the keys in it
+// before it commits.
+//
+// 1. `open` claims keys *in* the transaction, and does not complete them. If a handler
+//    commits the transaction by itself, the keys stay open until their lease lapses.
+// 2. A key that another open transaction has claimed is in flight, at once or after a short wait.
+//    `open` never waits for a handler to end. A key that may be free is not in flight: if the store
+//    cannot find out which of several keys is held, `open` fails.
+// 3. `commit` completes the keys as the last statement of the transaction that
+//    claimed them, then commits. If the handler has ended or broken that transaction, `commit` fails
+//    with `ErrorKind::Transaction`, and nothing is committed.
+//    Without keys, `commit` detects the same.
+// 4. A transaction that is dropped is rolled back.
+// 5. A duplicate carries the stored data that the terms ask for, as
+//    `DedupAdapter::claim` does. No call asks for a second connection
+//    while it holds a transaction, because a pool of waiting transactions would lock up.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot claim keys in the handler's transaction",
     label = "not an adapter of a SQL database",
@@ -41,12 +48,13 @@ use crate::key::DedupKey;
     note = "with this adapter, the key and the effect are in two stores: use the lease ledger, \
             `DedupLayer::new`"
 )]
-pub trait TransactionAdapter: Send + Sync + 'static {
+pub trait TransactionAdapter: Sealed + Send + Sync + 'static {
     /// The database.
     type Database: Database;
 
     /// Returns `true` if the store holds payload digests and responses with complete keys. By
     /// default: `false`.
+    #[doc(hidden)]
     fn stores_data(&self) -> bool {
         false
     }
@@ -58,6 +66,7 @@ pub trait TransactionAdapter: Send + Sync + 'static {
     /// # Errors
     ///
     /// The store's own errors; the transaction is rolled back.
+    #[doc(hidden)]
     fn open<'a>(
         &'a self,
         keys: &'a [DedupKey],
@@ -70,6 +79,7 @@ pub trait TransactionAdapter: Send + Sync + 'static {
     /// # Errors
     ///
     /// The store's own errors.
+    #[doc(hidden)]
     fn release_in<'a>(
         &'a self,
         transaction: &'a mut OpenTransaction<Self::Database>,
@@ -84,6 +94,7 @@ pub trait TransactionAdapter: Send + Sync + 'static {
     ///
     /// [`ErrorKind::Transaction`] if the handler has ended or broken the transaction. Otherwise the
     /// store's own errors.
+    #[doc(hidden)]
     fn commit<'a>(
         &'a self,
         transaction: OpenTransaction<Self::Database>,
@@ -96,19 +107,24 @@ pub trait TransactionAdapter: Send + Sync + 'static {
     /// # Errors
     ///
     /// The store's own errors.
+    #[doc(hidden)]
     fn rollback(&self, transaction: OpenTransaction<Self::Database>) -> StoreFuture<'_, ()>;
 
     /// Returns how much longer than any other call [`open`](Self::open) may take, for a store that
     /// runs one transaction at a time. By default: no longer.
+    #[doc(hidden)]
     fn open_timeout(&self) -> Duration {
         Duration::ZERO
     }
 
     /// Returns how many deliveries may run at once by default. `None` leaves the layer's default.
+    #[doc(hidden)]
     fn default_max_running(&self) -> Option<usize> {
         None
     }
 }
+
+impl<A: Sealed + ?Sized> Sealed for Arc<A> {}
 
 /// Forwards every method.
 impl<A: TransactionAdapter + ?Sized> TransactionAdapter for Arc<A> {
@@ -161,7 +177,7 @@ impl<A: TransactionAdapter + ?Sized> TransactionAdapter for Arc<A> {
 #[derive(Debug)]
 pub struct Opened<DB: Database> {
     /// One reply for each key.
-    pub replies: Vec<Claimed>,
+    pub replies: Vec<ClaimReply>,
     /// The transaction, if any key was claimed or there is no key.
     pub transaction: Option<OpenTransaction<DB>>,
 }
@@ -204,7 +220,7 @@ impl<DB: Database> OpenTransaction<DB> {
     /// # Errors
     ///
     /// The errors of sqlx.
-    pub async fn begin(
+    pub(super) async fn begin(
         pool: &Pool<DB>,
         statement: Option<&'static str>,
     ) -> Result<Self, sqlx::Error> {
@@ -233,7 +249,7 @@ impl<DB: Database> OpenTransaction<DB> {
     /// # Errors
     ///
     /// The errors of sqlx.
-    pub async fn begin_on(
+    pub(super) async fn begin_on(
         connection: PoolConnection<DB>,
         statement: String,
         on_drop: impl FnOnce(PoolConnection<DB>, bool) + Send + Sync + 'static,
@@ -251,14 +267,14 @@ impl<DB: Database> OpenTransaction<DB> {
 
     /// Attaches a value of the adapter's, which lives until the transaction has ended.
     #[must_use]
-    pub fn with(mut self, attachment: impl Any + Send + Sync) -> Self {
+    pub(super) fn with(mut self, attachment: impl Any + Send + Sync) -> Self {
         self.attachment = Some(Box::new(attachment));
         self
     }
 
     /// Returns the attached value, if it is of this type.
     #[must_use]
-    pub fn attachment<T: Any>(&self) -> Option<&T> {
+    pub(super) fn attachment<T: Any>(&self) -> Option<&T> {
         self.attachment.as_deref().and_then(|attachment| (attachment as &dyn Any).downcast_ref())
     }
 
@@ -268,7 +284,7 @@ impl<DB: Database> OpenTransaction<DB> {
         clippy::missing_panics_doc,
         reason = "only methods that consume the transaction take its connection"
     )]
-    pub fn get(&self) -> &DB::Connection {
+    pub(crate) fn get(&self) -> &DB::Connection {
         self.connection.as_ref().expect(HELD)
     }
 
@@ -289,7 +305,7 @@ impl<DB: Database> OpenTransaction<DB> {
     /// A database that drops guards in the background, as SQLite does, counts right after the next
     /// statement.
     #[must_use]
-    pub fn has_leaked_savepoint(&self) -> bool {
+    pub(crate) fn has_leaked_savepoint(&self) -> bool {
         DB::TransactionManager::get_transaction_depth(self.get()) > 1
     }
 
@@ -299,7 +315,7 @@ impl<DB: Database> OpenTransaction<DB> {
     /// # Errors
     ///
     /// The errors of sqlx.
-    pub async fn commit(mut self) -> Result<(), sqlx::Error> {
+    pub(crate) async fn commit(mut self) -> Result<(), sqlx::Error> {
         self.commits = true;
         let committed = DB::TransactionManager::commit(self.connection()).await;
         // A COMMIT that the database refuses has ended the transaction, or leaves it open. In both
@@ -324,7 +340,7 @@ impl<DB: Database> OpenTransaction<DB> {
     /// # Errors
     ///
     /// The errors of sqlx.
-    pub async fn rollback(mut self) -> Result<(), sqlx::Error> {
+    pub(crate) async fn rollback(mut self) -> Result<(), sqlx::Error> {
         if DB::TransactionManager::get_transaction_depth(self.get()) != 1 {
             self.close();
             return Ok(());
@@ -345,7 +361,7 @@ impl<DB: Database> OpenTransaction<DB> {
     }
 
     /// Closes the connection. The server rolls back.
-    pub fn close(mut self) {
+    pub(crate) fn close(mut self) {
         drop(self.connection.take().map(PoolConnection::detach));
     }
 

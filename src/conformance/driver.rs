@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use futures_util::future::try_join_all;
 
-use crate::adapter::{CallTerms, Claimed, Completed, DedupAdapter, MaintenanceAdapter, Token};
+use crate::adapter::contract::{CallTerms, ClaimReply, CompleteReply, DedupAdapter, Token};
+use crate::adapter::inspect::MaintenanceAdapter;
 use crate::key::DedupKey;
 
 /// Longer than any test takes, shorter than [`RETENTION`].
@@ -14,7 +15,7 @@ pub(super) const RETENTION: Duration = Duration::from_secs(3_600);
 pub(super) const SLACK: Duration = Duration::from_secs(20);
 
 /// The reply to the first claim of a key.
-pub(super) const FIRST: Claimed = Claimed::first(1, false);
+pub(super) const FIRST: ClaimReply = ClaimReply::first(1, false);
 
 pub(super) fn key(id: &str) -> DedupKey {
     DedupKey::new("conformance", id).expect("a key")
@@ -35,8 +36,8 @@ pub(super) fn leased_for(lease: Duration) -> CallTerms {
     CallTerms::on_completion(Token::random(), RETENTION, lease)
 }
 
-pub(super) fn is_duplicate(reply: &Claimed) -> bool {
-    matches!(reply, Claimed::Duplicate(_))
+pub(super) fn is_duplicate(reply: &ClaimReply) -> bool {
+    matches!(reply, ClaimReply::Duplicate(_))
 }
 
 /// Claims several keys at the same time. Returns the reply for each.
@@ -44,7 +45,7 @@ pub(super) async fn claim_all<A: DedupAdapter + ?Sized>(
     adapter: &A,
     keys: &[DedupKey],
     terms: &CallTerms,
-) -> Vec<Claimed> {
+) -> Vec<ClaimReply> {
     try_join_all(keys.iter().map(|key| adapter.claim(key, terms))).await.unwrap()
 }
 
@@ -53,7 +54,7 @@ pub(super) async fn complete_all<A: DedupAdapter + ?Sized>(
     adapter: &A,
     keys: &[DedupKey],
     terms: &CallTerms,
-) -> Vec<Completed> {
+) -> Vec<CompleteReply> {
     try_join_all(keys.iter().map(|key| adapter.complete(key, terms))).await.unwrap()
 }
 

@@ -6,6 +6,9 @@
 //! 3. A store that cannot be reached has to panic in [`Store::create`], with a message that says what is
 //!    missing. The suite skips nothing.
 //!
+//! Minor versions of this crate add cases: an adapter that passes today may fail a case of tomorrow. Name no case
+//! by its path.
+//!
 //! # Example
 //!
 //! ```
@@ -59,6 +62,7 @@
     reason = "the cases are tests, and a failed test panics"
 )]
 
+#[doc(hidden)]
 pub mod cases;
 mod driver;
 mod processes;
@@ -89,7 +93,7 @@ macro_rules! conformance_suite {
     )+};
 }
 
-/// Expands to one `#[test]` for every case of an adapter with [leases](crate::adapter::Abilities::leases).
+/// Expands to one `#[test]` for every case of an adapter with [leases](crate::adapter::contract::Abilities::leases).
 #[macro_export]
 macro_rules! lease_conformance_suite {
     ($store:ty) => {
@@ -123,7 +127,7 @@ macro_rules! lease_conformance_suite {
 }
 
 /// Expands to one `#[test]` for every case of an adapter with leases and
-/// [stored data](crate::adapter::Abilities::stored_data).
+/// [stored data](crate::adapter::contract::Abilities::stored_data).
 #[macro_export]
 macro_rules! stored_data_conformance_suite {
     ($store:ty) => {
@@ -143,7 +147,7 @@ macro_rules! stored_data_conformance_suite {
 }
 
 /// Expands to one `#[test]` for every case of an adapter with leases that is a
-/// [`MaintenanceAdapter`](crate::adapter::MaintenanceAdapter).
+/// [`MaintenanceAdapter`](crate::adapter::inspect::MaintenanceAdapter).
 #[macro_export]
 macro_rules! maintenance_conformance_suite {
     ($store:ty) => {
@@ -169,7 +173,7 @@ macro_rules! maintenance_conformance_suite {
 }
 
 /// Expands to one `#[test]` for every case of an adapter with leases, stored data and
-/// [inspection](crate::adapter::Abilities::inspection).
+/// [inspection](crate::adapter::contract::Abilities::inspection).
 #[macro_export]
 macro_rules! inspection_conformance_suite {
     ($store:ty) => {

@@ -8,7 +8,7 @@ use tokio::process::{Child, Command};
 
 use super::driver::{complete_at_once, key, leased};
 use super::store::{SharedStore, runtime};
-use crate::adapter::{Claimed, Completed, DedupAdapter};
+use crate::adapter::contract::{ClaimReply, CompleteReply, DedupAdapter};
 
 const WORKER: &str = "TOWER_DEDUP_CONFORMANCE_ADDRESS";
 const TASKS: usize = 4;
@@ -105,14 +105,14 @@ async fn work<S: SharedStore>(address: &str) {
             for round in 0..KEYS {
                 let (keys, mine) = (key(&format!("leased-{round}")), leased());
                 let claimed = adapter.claim(&keys, &mine).await.expect("a claim");
-                if let Claimed::First { .. } = &claimed {
+                if let ClaimReply::First { .. } = &claimed {
                     won_leased[round] += 1;
                     let done = adapter.complete(&keys, &mine).await.expect("a completion");
-                    assert_eq!(done, Completed::Held);
+                    assert_eq!(done, CompleteReply::Held);
                 }
                 let keys = key(&format!("complete-{round}"));
                 let claimed = adapter.claim(&keys, &complete_at_once()).await.expect("a claim");
-                if let Claimed::First { .. } = &claimed {
+                if let ClaimReply::First { .. } = &claimed {
                     won_complete[round] += 1;
                 }
             }

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::adapter::DedupAdapter;
+use crate::adapter::contract::DedupAdapter;
 
 /// A store under test.
 pub trait Store: Sized + Send + Sync + 'static {

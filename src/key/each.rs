@@ -75,7 +75,7 @@ impl EachKey {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::InvalidPointer`].
+    /// A pointer that is not valid: see [`json`](super::json).
     pub fn new(pointer: &str, part: KeyPart) -> Result<Self, ConfigError> {
         Ok(Self { array: Pointer::to_items(pointer)?, part: EventPart::new(part), payload: true })
     }

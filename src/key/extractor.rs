@@ -111,7 +111,7 @@ impl KeyPart {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::InvalidNamespace`].
+    /// A namespace that is not 1 to 64 bytes without control characters.
     pub fn try_namespace(self, namespace: &str) -> Result<KeyExtractor, ConfigError> {
         KeyExtractor::new(namespace, Rule::Part(EventPart::new(self)))
     }
@@ -134,7 +134,7 @@ impl EachKey {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::InvalidNamespace`].
+    /// A namespace that is not 1 to 64 bytes without control characters.
     pub fn try_namespace(self, namespace: &str) -> Result<KeyExtractor, ConfigError> {
         KeyExtractor::new(namespace, Rule::Each(self))
     }
@@ -181,7 +181,7 @@ impl KeyExtractor {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::InvalidNamespace`].
+    /// A namespace that is not 1 to 64 bytes without control characters.
     ///
     /// # Example
     ///

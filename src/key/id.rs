@@ -10,7 +10,7 @@ use bytes::Bytes;
 
 use super::digest::{hex, sha256, sha256_hex};
 use super::list::List;
-use crate::error::{ConfigError, KeyError, KeyErrorKind};
+use crate::error::{ConfigError, ConfigErrorKind, KeyError, KeyErrorKind};
 
 /// The longest id in bytes that is stored unchanged; a longer id is replaced by its SHA-256.
 pub const MAX_ID_LEN: usize = 255;
@@ -35,7 +35,7 @@ pub struct DedupKey {
 
 impl DedupKey {
     /// Makes a key outside the layer: for
-    /// [`forget`](crate::adapter::MaintenanceAdapter::forget), a queue worker or a test.
+    /// [`forget`](crate::adapter::inspect::MaintenanceAdapter::forget), a queue worker or a test.
     ///
     /// An id over [`MAX_ID_LEN`] bytes is replaced by its SHA-256, as in the layer.
     ///
@@ -367,7 +367,7 @@ impl Keys {
 
     /// Returns the number of identities that all events have together.
     #[must_use]
-    pub fn identity_count(&self) -> usize {
+    pub(crate) fn identity_count(&self) -> usize {
         self.events.iter().map(|event| event.identities().count()).sum()
     }
 }
@@ -400,7 +400,12 @@ pub(super) fn shortened(id: &str) -> Cow<'_, str> {
 pub(crate) fn check_namespace(namespace: &str) -> Result<(), ConfigError> {
     let fits = (1..=MAX_NAMESPACE_LEN).contains(&namespace.len())
         && !namespace.chars().any(char::is_control);
-    if fits { Ok(()) } else { Err(ConfigError::InvalidNamespace) }
+    if fits {
+        Ok(())
+    } else {
+        let rule = "a namespace is 1 to 64 bytes without control characters";
+        Err(ConfigError::new(ConfigErrorKind::Setting, rule))
+    }
 }
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ use serde_json::value::RawValue;
 use smallvec::{SmallVec, smallvec};
 
 use super::list::List;
-use crate::error::{ConfigError, KeyError, KeyErrorKind};
+use crate::error::{ConfigError, ConfigErrorKind, KeyError, KeyErrorKind};
 
 /// The most events of one delivery. The layer's default bound is lower; this bound is checked
 /// before a single key is made.
@@ -89,7 +89,7 @@ impl Pointer {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::InvalidPointer`] if `text` is neither empty nor starts with `/`, or if a `~`
+    /// If `text` is neither empty nor starts with `/`, or if a `~`
     /// is not part of `~0` or `~1`.
     pub(super) fn to_value(text: &str) -> Result<Self, ConfigError> {
         let tree: Tree = names(text)?.into_iter().map(Token::Name).collect();
@@ -178,8 +178,12 @@ fn names(text: &str) -> Result<Vec<String>, ConfigError> {
     match text.strip_prefix('/') {
         Some(rest) => rest.split('/').map(unescape).collect(),
         None if text.is_empty() => Ok(Vec::new()),
-        None => Err(ConfigError::InvalidPointer),
+        None => Err(not_a_pointer()),
     }
+}
+
+fn not_a_pointer() -> ConfigError {
+    ConfigError::new(ConfigErrorKind::Setting, "not a JSON pointer (RFC 6901)")
 }
 
 fn unescape(token: &str) -> Result<String, ConfigError> {
@@ -189,7 +193,7 @@ fn unescape(token: &str) -> Result<String, ConfigError> {
         let (escaped, rest) = match piece.as_bytes().first() {
             Some(b'0') => ('~', &piece[1..]),
             Some(b'1') => ('/', &piece[1..]),
-            _ => return Err(ConfigError::InvalidPointer),
+            _ => return Err(not_a_pointer()),
         };
         plain.push(escaped);
         plain.push_str(rest);
@@ -552,7 +556,7 @@ mod tests {
     #[test]
     fn to_value_refuses_what_is_not_a_pointer() {
         for text in ["id", "/a~2", "/a~", "#/id"] {
-            assert_eq!(Pointer::to_value(text), Err(ConfigError::InvalidPointer), "{text}");
+            assert_eq!(Pointer::to_value(text), Err(not_a_pointer()), "{text}");
         }
     }
 

@@ -10,7 +10,7 @@ use super::json::{Pointer, Pointers};
 use super::query as query_parameter;
 use super::request::RequestRef;
 use super::{digest, form as form_field, header as header_value, json as json_value};
-use crate::error::{ConfigError, KeyError, KeyErrorKind};
+use crate::error::{ConfigError, ConfigErrorKind, KeyError, KeyErrorKind};
 
 type ReadFn = dyn Fn(&RequestRef<'_>) -> Result<Option<String>, KeyError> + Send + Sync;
 
@@ -113,9 +113,10 @@ impl KeyPart {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::InvalidHeaderName`].
+    /// A text that is not the name of an HTTP header.
     pub fn header(name: &str) -> Result<Self, ConfigError> {
-        let name = name.parse().map_err(|_| ConfigError::InvalidHeaderName)?;
+        let invalid = |_| ConfigError::new(ConfigErrorKind::Setting, "not an HTTP header name");
+        let name = name.parse().map_err(invalid)?;
         Ok(Self(Node::Header(name)))
     }
 
@@ -127,7 +128,7 @@ impl KeyPart {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::InvalidPointer`].
+    /// A text that is not a JSON pointer: a pointer is empty or starts with `/`, and has `~` in `~0` and `~1` only.
     pub fn json(pointer: &str) -> Result<Self, ConfigError> {
         Ok(Self(Node::Json(Pointer::to_value(pointer)?)))
     }

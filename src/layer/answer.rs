@@ -12,7 +12,7 @@ use http::{HeaderName, Response, StatusCode};
 
 use super::body::ResponseBody;
 use super::config::Config;
-use crate::adapter::StoredResponse;
+use crate::adapter::contract::StoredResponse;
 
 /// Stripe's name for the header of a replayed response. The draft has none.
 const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");

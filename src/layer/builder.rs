@@ -10,11 +10,11 @@ use super::config::Config;
 use super::gate::Gate;
 use super::handle::DedupHandle;
 use super::service::Dedup;
-use crate::adapter::DedupAdapter;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::adapter::TransactionAdapter;
+use crate::adapter::contract::DedupAdapter;
 #[cfg(feature = "testing")]
-use crate::adapter::{CallTerms, Token};
+use crate::adapter::contract::{CallTerms, Token};
 use crate::error::{ConfigError, valid};
 use crate::key::IntoKeyExtractor;
 #[cfg(feature = "testing")]
@@ -105,7 +105,7 @@ pub struct DedupLayer<L = Lease> {
 impl DedupLayer {
     /// Deduplicates under a lease: a key becomes permanent when its handler has succeeded.
     ///
-    /// Invalid for an adapter without [`leases`](crate::adapter::Abilities::leases).
+    /// Invalid for an adapter without [`leases`](crate::adapter::contract::Abilities::leases).
     pub fn new(key: impl IntoKeyExtractor, adapter: impl DedupAdapter) -> Self {
         Self::with_ledger(key, Lease::new(Arc::new(adapter)))
     }

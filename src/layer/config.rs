@@ -9,8 +9,9 @@ use tracing::Span;
 use super::body::{BODY_LIMIT, BODY_TIMEOUT};
 use super::gate::Gate;
 use super::policy::{LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Success};
-use crate::adapter::{Fetch, Payloads};
-use crate::error::{ConfigError, NOT_ZERO, check};
+use crate::adapter::Payloads;
+use crate::adapter::contract::Fetch;
+use crate::error::{ConfigError, ConfigErrorKind, NOT_ZERO, check};
 use crate::key::{Event, KeyExtractor, KeyPart};
 use crate::ledger::{BeginContext, Times};
 use crate::observe::{Meters, Outcome, Report};
@@ -107,11 +108,13 @@ impl Config {
         check(!self.body_timeout.is_zero(), "body_timeout", NOT_ZERO)?;
         check(self.max_keys > 0, "max_keys", "at least 1 key")?;
         if self.in_flight_status.is_success() || self.in_flight_status.is_informational() {
-            return Err(ConfigError::InvalidInFlightStatus);
+            let rule = "the status for a delivery in flight must be neither 1xx nor 2xx";
+            return Err(ConfigError::new(ConfigErrorKind::Setting, rule));
         }
         // A client of an API must not take an empty 2xx for the response.
         if !self.duplicate_status.is_success() && !self.problems {
-            return Err(ConfigError::InvalidDuplicateStatus);
+            let rule = "the status for duplicates must be 2xx";
+            return Err(ConfigError::new(ConfigErrorKind::Setting, rule));
         }
         if let Some(docs) = &self.problem_docs {
             const SETTING: &str = "problem_docs";
@@ -123,7 +126,8 @@ impl Config {
             replay.check()?;
         }
         if !stores_data && (self.compare_payload.is_some() || self.replay.is_some()) {
-            return Err(ConfigError::UnsupportedByAdapter("stored data"));
+            let rule = "the adapter does not support stored data";
+            return Err(ConfigError::new(ConfigErrorKind::Unsupported, rule));
         }
         Ok(())
     }

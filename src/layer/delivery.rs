@@ -45,7 +45,8 @@ use super::config::{Config, ServiceState};
 use super::gate::{NotAdmitted, Permit, release_readiness};
 use super::paths::{LAST_PATHS, Path};
 use super::policy::{OnInFlight, OnMismatch, OnUnavailable, Replay};
-use crate::adapter::{Fetch, Payloads, StoredResponse};
+use crate::adapter::Payloads;
+use crate::adapter::contract::{Fetch, StoredResponse};
 use crate::delivery::{Delivery, Verdict};
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys, hex, sha256};
@@ -180,7 +181,7 @@ where
     /// not go on.
     async fn claim(&mut self) -> Waited<L::Claim, ResBody, S::Error> {
         let ServiceState { ledger, config, .. } = &*self.service;
-        let is_open = config.on_unavailable == OnUnavailable::Open;
+        let is_open = config.on_unavailable == OnUnavailable::FailOpen;
         let mut context = config.begin_context(self.request.payloads.as_ref()).fail_open(is_open);
         if let Judged::InShadow(_) = self.judged {
             // Responses are not replayed, so an unreadable one must not hide the verdict.

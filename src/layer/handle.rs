@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::gate::Gate;
 use super::mode::Mode;
-use crate::error::ConfigError;
+use crate::error::{ConfigError, ConfigErrorKind};
 use crate::ledger::PendingWrites;
 use crate::observe;
 
@@ -62,12 +62,13 @@ impl DedupHandle {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::UnsupportedByLedger`] for `Shadow` and `Off` if the layer is
+    /// [`ConfigErrorKind::Unsupported`] for `Shadow` and `Off` if the layer is
     /// [transactional](crate::DedupLayer::transactional), because the handler writes through the
     /// transaction of its claim.
     pub fn set_mode(&self, mode: Mode) -> Result<(), ConfigError> {
         if mode != Mode::Enforce && !self.can_shadow {
-            return Err(ConfigError::UnsupportedByLedger("the modes shadow and off"));
+            let rule = "the ledger does not support the modes shadow and off";
+            return Err(ConfigError::new(ConfigErrorKind::Unsupported, rule));
         }
         let previous = self.gate.mode.set(mode);
         if previous != mode {

@@ -6,9 +6,9 @@ use http::{StatusCode, header};
 
 use super::builder::DedupLayer;
 use super::policy::{LogIds, OnInFlight, OnMismatch, Replay};
-use crate::adapter::DedupAdapter;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::adapter::TransactionAdapter;
+use crate::adapter::contract::DedupAdapter;
 use crate::key::{KeyExtractor, KeyPart, whole_payload};
 use crate::ledger::CanReplay;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
@@ -47,8 +47,8 @@ impl DedupLayer {
     ///
     /// [The guide](crate::guide::idempotency) has the reasons.
     ///
-    /// Invalid for an adapter without [`leases`](crate::adapter::Abilities::leases) or without
-    /// [`stored_data`](crate::adapter::Abilities::stored_data).
+    /// Invalid for an adapter without [`leases`](crate::adapter::contract::Abilities::leases) or without
+    /// [`stored_data`](crate::adapter::contract::Abilities::stored_data).
     ///
     /// # Example
     ///

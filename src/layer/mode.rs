@@ -104,11 +104,10 @@ impl FromStr for Mode {
 
     /// # Errors
     ///
-    /// [`ConfigError::InvalidSetting`] for any other text.
+    /// Any other text.
     fn from_str(name: &str) -> Result<Self, ConfigError> {
-        Self::ALL.into_iter().find(|mode| mode.as_str() == name).ok_or(
-            ConfigError::InvalidSetting { setting: "mode", rule: "`enforce`, `shadow` or `off`" },
-        )
+        let mode = Self::ALL.into_iter().find(|mode| mode.as_str() == name);
+        mode.ok_or_else(|| ConfigError::setting("mode", "`enforce`, `shadow` or `off`"))
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, header, response};
 
-use crate::error::ConfigError;
+use crate::error::{ConfigError, ConfigErrorKind};
 
 /// What to do with a delivery that carries no key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -53,13 +53,13 @@ impl Default for OnInFlight {
 pub enum OnUnavailable {
     /// Answer 503 with `Retry-After`: the sender delivers again.
     #[default]
-    Closed,
+    FailClosed,
     /// Run the handler without protection from duplicates. The key is completed (on arrival:
     /// claimed) afterwards, if the store is available by then.
     ///
     /// This is for a store that has replied to no claim of the delivery. If it has replied to some, the
     /// events that it has claimed run, and the answer is 503.
-    Open,
+    FailOpen,
 }
 
 /// What to do with a delivery whose event was handled before with another payload.
@@ -155,7 +155,8 @@ impl Replay {
 
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         if self.headers.iter().any(|name| NEVER_STORED.contains(name)) {
-            return Err(ConfigError::InvalidReplayHeader);
+            let rule = "this header cannot be replayed";
+            return Err(ConfigError::new(ConfigErrorKind::Setting, rule));
         }
         Ok(())
     }

@@ -296,7 +296,7 @@ impl<L: Ledger> DedupLayer<L> {
     /// # }
     /// ```
     ///
-    /// Invalid for an adapter without [`stored_data`](crate::adapter::Abilities::stored_data).
+    /// Invalid for an adapter without [`stored_data`](crate::adapter::contract::Abilities::stored_data).
     pub fn compare_payload(mut self, part: KeyPart, on_mismatch: OnMismatch) -> Self {
         self.config.compare_payload = Some(ComparedPart { part, on_mismatch });
         self
@@ -330,7 +330,7 @@ impl<L: Ledger> DedupLayer<L> {
     /// # }
     /// ```
     ///
-    /// Invalid for an adapter without [`stored_data`](crate::adapter::Abilities::stored_data).
+    /// Invalid for an adapter without [`stored_data`](crate::adapter::contract::Abilities::stored_data).
     pub fn replay(mut self, replay: Replay) -> Self
     where
         L: CanReplay,

@@ -41,7 +41,7 @@ use super::contract::{
 use super::pending::Pending;
 use super::resolve::{KeyState, States, fails_open, flatten, identities};
 use super::retry::{PendingWrites, RetryJob, RetryPool};
-use crate::adapter::{Abilities, CallTerms, DedupAdapter, Permanence};
+use crate::adapter::contract::{Abilities, CallTerms, DedupAdapter, Permanence};
 use crate::delivery::{Delivery, Protection};
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys, List};

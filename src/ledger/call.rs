@@ -11,7 +11,9 @@ use futures_util::{FutureExt, StreamExt};
 use tokio::task::coop::unconstrained;
 use tracing::Span;
 
-use crate::adapter::{CallTerms, Claimed, Completed, DedupAdapter, Renewed, StoreFuture};
+use crate::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, StoreFuture,
+};
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, List};
 use crate::observe;
@@ -49,8 +51,8 @@ macro_rules! calls {
     )+};
 }
 
-calls!(claim "claiming keys" Claimed, renew "renewing leases" Renewed,
-    complete "completing keys" Completed, release "releasing keys" ());
+calls!(claim "claiming keys" ClaimReply, renew "renewing leases" RenewReply,
+    complete "completing keys" CompleteReply, release "releasing keys" ());
 
 /// Makes a call for each key, many of them at once, within one bound for all. Calls for which a store has no room
 /// beside the others are made again, because the store has executed nothing of them.

@@ -12,7 +12,7 @@ use super::call;
 use super::pending::Pending;
 use super::resolve::{KeyState, Resolution, States, resolve_claims};
 use super::retry::{RetryJob, RetryPool};
-use crate::adapter::{CallTerms, DedupAdapter, Permanence, Seen};
+use crate::adapter::contract::{CallTerms, DedupAdapter, Permanence, Seen};
 use crate::error::Error;
 use crate::key::{DedupKey, Event, List};
 

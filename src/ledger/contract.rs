@@ -10,10 +10,8 @@ use std::time::Duration;
 use http::Extensions;
 
 use super::retry::PendingWrites;
-use crate::adapter::{
-    Abilities, CallTerms, DuplicateNote, EventTypes, Fetch, Payloads, Permanence, StoredResponse,
-    Token,
-};
+use crate::adapter::contract::{Abilities, CallTerms, Fetch, Permanence, StoredResponse, Token};
+use crate::adapter::{DuplicateNote, EventTypes, Payloads};
 use crate::delivery::Delivery;
 use crate::error::{ConfigError, Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys};
@@ -58,7 +56,7 @@ pub trait Ledger: Sealed + Send + Sync + 'static {
 
     /// # Errors
     ///
-    /// [`ConfigError::UnsupportedByAdapter`] for an adapter that lacks an ability which the ledger needs.
+    /// An adapter that lacks an ability which the ledger needs.
     #[doc(hidden)]
     fn check(&self) -> Result<(), ConfigError> {
         Ok(())

@@ -23,9 +23,7 @@ mod arrival;
 mod call;
 mod claiming;
 mod claims;
-mod contract;
-#[doc(hidden)]
-pub mod internals;
+pub(crate) mod contract;
 mod lease;
 mod pending;
 mod resolve;

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::adapter::StoredData;
+use crate::adapter::contract::StoredData;
 use crate::key::DedupKey;
 
 #[derive(Default)]

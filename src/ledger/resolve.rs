@@ -26,7 +26,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::contract::{Begin, BeginContext, DuplicateInfo};
-use crate::adapter::{CallTerms, Claimed, Fetch, Seen, StoredData, StoredResponse};
+use crate::adapter::contract::{CallTerms, ClaimReply, Fetch, Seen, StoredData, StoredResponse};
 use crate::delivery::{Inner, Protection};
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys, List};
@@ -53,12 +53,12 @@ impl KeyState {
     }
 }
 
-impl From<Claimed> for KeyState {
-    fn from(claimed: Claimed) -> Self {
+impl From<ClaimReply> for KeyState {
+    fn from(claimed: ClaimReply) -> Self {
         match claimed {
-            Claimed::First { attempt, takeover } => Self::First { attempt, takeover },
-            Claimed::InFlight => Self::InFlight,
-            Claimed::Duplicate(seen) => Self::Duplicate(seen),
+            ClaimReply::First { attempt, takeover } => Self::First { attempt, takeover },
+            ClaimReply::InFlight => Self::InFlight,
+            ClaimReply::Duplicate(seen) => Self::Duplicate(seen),
         }
     }
 }
@@ -108,7 +108,7 @@ impl States {
     /// the others. All three lists are in the same order.
     pub(super) fn new(
         keys: List<DedupKey>,
-        replies: List<Result<Claimed, Error>>,
+        replies: List<Result<ClaimReply, Error>>,
         pending: Vec<(DedupKey, Arc<StoredData>)>,
         known: impl Fn(Arc<StoredData>) -> KeyState,
     ) -> Self {

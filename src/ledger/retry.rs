@@ -10,7 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use crate::adapter::{CallTerms, DedupAdapter};
+use crate::adapter::contract::{CallTerms, DedupAdapter};
 use crate::error::Error;
 use crate::key::DedupKey;
 use crate::observe;

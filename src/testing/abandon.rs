@@ -8,7 +8,7 @@ use http::Request;
 use http_body::Body;
 
 use super::redeliver::buffered;
-use crate::adapter::Claimed;
+use crate::adapter::contract::ClaimReply;
 use crate::key::{Extracted, RequestRef};
 use crate::layer::DedupLayer;
 
@@ -60,7 +60,7 @@ where
         keys.events().iter().flat_map(|event| event.identities()).collect();
     for identity in identities {
         match adapter.claim(identity, &terms).await {
-            Ok(Claimed::First { .. }) => {}
+            Ok(ClaimReply::First { .. }) => {}
             Ok(reply) => panic!("the keys of the request were claimed before: {reply:?}"),
             Err(error) => panic!("the store returned an error: {error}"),
         }

@@ -5,9 +5,11 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::adapter::{
-    Abilities, CallTerms, Claimed, Completed, Cursor, DedupAdapter, Entry, Fetch, Forgotten,
-    ListFilter, Listing, MaintenanceAdapter, Purged, Renewed, Stats, StoreFuture,
+use crate::adapter::contract::{
+    Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, RenewReply, StoreFuture,
+};
+use crate::adapter::inspect::{
+    Cursor, Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Purged, Stats,
 };
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
@@ -209,7 +211,7 @@ macro_rules! dedup_adapter {
     };
 }
 
-dedup_adapter!(claim Claim Claimed, renew Renew Renewed, complete Complete Completed,
+dedup_adapter!(claim Claim ClaimReply, renew Renew RenewReply, complete Complete CompleteReply,
     release Release ());
 
 /// Forwards every method. Only a purge can have a fault.
@@ -221,7 +223,7 @@ impl<A: MaintenanceAdapter> MaintenanceAdapter for FaultyAdapter<A> {
         })
     }
 
-    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
+    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, ForgetReply> {
         self.inner.forget(key)
     }
 

@@ -116,7 +116,7 @@ impl VerifyLayer {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::InvalidSetting`] for a [`body_limit`](Self::body_limit) of 0 bytes, or a
+    /// A [`body_limit`](Self::body_limit) of 0 bytes, or a
     /// [`body_timeout`](Self::body_timeout) of zero.
     pub fn checked(self) -> Result<Self, ConfigError> {
         check(self.body_limit > 0, "body_limit", "at least 1 byte")?;

@@ -9,8 +9,9 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
 use sqlx::{Connection, PgConnection, SqlitePool};
 use tempfile::TempDir;
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{
-    Batching, MaintenanceAdapter, MemoryAdapter, PostgresAdapter, PostgresOptions, SqliteAdapter,
+    Batching, MemoryAdapter, PostgresAdapter, PostgresOptions, SqliteAdapter,
 };
 use tower_dedup::conformance::{SharedStore, Store};
 

@@ -3,7 +3,9 @@
 use futures_util::future::join_all;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection, PgConnection, PgPool};
-use tower_dedup::adapter::{Claimed, DedupAdapter, PostgresAdapter, TransactionAdapter};
+use tower_dedup::adapter::PostgresAdapter;
+use tower_dedup::adapter::TransactionAdapter;
+use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
 
 use crate::support::cluster::{Cluster, until_true};
 use crate::support::{FIRST, dedup_key, on_claim, terms, until};
@@ -51,7 +53,7 @@ async fn a_pool_full_of_connections_to_a_demoted_server_recovers() {
     let recorded = adapter().await.claim(&dedup_key("record"), &on_claim(&terms())).await;
     assert_eq!(recorded.unwrap(), FIRST);
     let claimed = adapter().await.claim(&dedup_key("claim"), &terms()).await;
-    assert_eq!(claimed.unwrap(), Claimed::first(1, false));
+    assert_eq!(claimed.unwrap(), ClaimReply::first(1, false));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -60,7 +62,7 @@ async fn a_pool_full_of_connections_to_a_demoted_server_opens_a_transaction() {
     let adapter = PostgresAdapter::new(demoted.pool().await);
     let (keys, mine) = ([dedup_key("opened")], terms());
     let opened = adapter.open(&keys, &mine).await.unwrap();
-    assert_eq!(opened.replies, [Claimed::first(1, false)]);
+    assert_eq!(opened.replies, [ClaimReply::first(1, false)]);
     adapter.commit(opened.transaction.unwrap(), &keys, &mine).await.unwrap();
 }
 

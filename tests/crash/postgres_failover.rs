@@ -20,10 +20,8 @@ use sqlx::{Connection, PgConnection, PgPool};
 use tokio::task::JoinHandle;
 use tower::Layer;
 use tower::util::BoxCloneSyncService;
-use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, Completed, DedupAdapter, PostgresAdapter, PostgresOptions, Token,
-    TransactionAdapter,
-};
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, CompleteReply, DedupAdapter, Token};
+use tower_dedup::adapter::{Batching, PostgresAdapter, PostgresOptions, TransactionAdapter};
 use tower_dedup::{DedupLayer, OnInFlight, ResponseBody};
 
 use crate::support::cluster::{Cluster, blocking, scalar};
@@ -433,11 +431,11 @@ async fn writes_of_a_role_that_does_not_wait_for_the_standby_wait_for_it() {
             tokio::join!(
                 async {
                     let complete = adapter.complete(&batched, &mine).await.unwrap();
-                    assert_eq!(complete, Completed::Held);
+                    assert_eq!(complete, CompleteReply::Held);
                     end("a completion in a batch");
                 },
                 async {
-                    assert_eq!(single.complete(&one, &mine).await.unwrap(), Completed::Held);
+                    assert_eq!(single.complete(&one, &mine).await.unwrap(), CompleteReply::Held);
                     end("a completion");
                 },
                 async {
@@ -458,7 +456,7 @@ async fn writes_of_a_role_that_does_not_wait_for_the_standby_wait_for_it() {
                 },
                 async {
                     let first = single.claim(&claimed, &mine).await.unwrap();
-                    assert_eq!(first, Claimed::first(1, false));
+                    assert_eq!(first, ClaimReply::first(1, false));
                     end("a claim");
                 },
             )
@@ -484,7 +482,7 @@ async fn writes_of_a_role_that_does_not_wait_for_the_standby_wait_for_it() {
     let promoted = PostgresAdapter::connect(&cluster.primary.url()).await.unwrap();
     for key in complete {
         let again = promoted.claim(&key, &terms()).await.unwrap();
-        assert!(matches!(again, Claimed::Duplicate(_)), "{key:?}: {again:?}");
+        assert!(matches!(again, ClaimReply::Duplicate(_)), "{key:?}: {again:?}");
     }
 }
 

@@ -12,11 +12,11 @@ use sqlx::postgres::PgPoolOptions;
 use tokio::sync::Semaphore;
 use tower::{Layer, Service, ServiceExt};
 use tower_dedup::TxHandle;
-use tower_dedup::adapter::{
-    CallTerms, Claimed, DedupAdapter, Forgotten, MaintenanceAdapter, PostgresAdapter, Token,
-};
+use tower_dedup::adapter::PostgresAdapter;
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
+use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
+use tower_dedup::internals::{self, Begin, BeginContext, Claim, HandlerSuccess};
 use tower_dedup::key::{DedupKey, Event, Extracted, KeyExtractor, Keys};
-use tower_dedup::ledger::internals::{self, Begin, BeginContext, Claim, HandlerSuccess};
 use tower_dedup::ledger::{Ledger, Transactional};
 use tower_dedup::{DedupLayer, Delivery, ErrorKind, OnInFlight, ResponseBody};
 
@@ -533,7 +533,7 @@ async fn forget_whose_reply_is_lost_keeps_the_row_of_a_later_delivery() {
     // These calls look for the table and prepare the statement.
     for _ in 0..2 {
         assert_eq!(complete(&first).await, FIRST);
-        assert_eq!(adapter.forget(&first).await.unwrap(), Forgotten::Removed);
+        assert_eq!(adapter.forget(&first).await.unwrap(), ForgetReply::Removed);
         until(|| pool.num_idle() == 1).await;
     }
     // The row is read first. The pool asks whether the connection is alive before that, after it, and again.
@@ -549,5 +549,5 @@ async fn forget_whose_reply_is_lost_keeps_the_row_of_a_later_delivery() {
     let error = forgetting.await.unwrap().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(proxy.sprung().is_some_and(|message| !message.starts_with('S')));
-    assert!(matches!(complete(&key).await, Claimed::Duplicate(_)));
+    assert!(matches!(complete(&key).await, ClaimReply::Duplicate(_)));
 }

@@ -13,9 +13,9 @@ use http::{Request, Response};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{PgPool, Postgres};
 use tower::{Layer, Service, ServiceExt};
-use tower_dedup::adapter::{
-    Batching, CallTerms, DedupAdapter, MaintenanceAdapter, PostgresAdapter, PostgresOptions,
-};
+use tower_dedup::adapter::contract::{CallTerms, DedupAdapter};
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::{Batching, PostgresAdapter, PostgresOptions};
 use tower_dedup::ledger::Transactional;
 use tower_dedup::{DedupHandle, DedupLayer, OnInFlight};
 

@@ -8,7 +8,9 @@ use futures_util::future::join_all;
 use http::Request;
 use sqlx::postgres::PgPoolOptions;
 use tower::Layer;
-use tower_dedup::adapter::{Batching, CallTerms, DedupAdapter, MaintenanceAdapter, Token};
+use tower_dedup::adapter::Batching;
+use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::{DedupLayer, ErrorKind};
 
 use super::postgres_silence::{

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use redis::Connection;
-use tower_dedup::adapter::DedupAdapter;
+use tower_dedup::adapter::contract::DedupAdapter;
 
 use super::failover::{
     Primaries, adapters, adapters_with, durable, end, end_with_failovers, go_on, loads, recover,

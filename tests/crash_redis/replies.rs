@@ -8,7 +8,8 @@ use std::time::Duration;
 use redis::cluster::ClusterClient;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tower_dedup::adapter::{CallTerms, Claimed, DedupAdapter, Permanence, RedisAdapter, Token};
+use tower_dedup::adapter::RedisAdapter;
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Permanence, Token};
 
 use super::failover::{end, loads};
 use crate::support::redis::Server;
@@ -126,7 +127,7 @@ async fn claim_is_first_to_its_own_token(lossy: &Lossy, adapter: RedisAdapter) {
             let claimed = lossy.losing(replies, adapter.claim(&key, &terms)).await.unwrap();
             assert_eq!(claimed, FIRST, "{terms:?}");
             let other = adapter.claim(&key, &other(&terms)).await.unwrap();
-            let duplicate = matches!(&other, Claimed::Duplicate(_) | Claimed::InFlight);
+            let duplicate = matches!(&other, ClaimReply::Duplicate(_) | ClaimReply::InFlight);
             assert!(duplicate, "{other:?}");
             // The first reply was lost: the second one may say that nothing is held any more.
             lossy.losing(1, adapter.release(&key, &terms)).await.unwrap();

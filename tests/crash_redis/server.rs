@@ -4,9 +4,9 @@
 use std::time::{Duration, Instant};
 
 use tower_dedup::ErrorKind;
-use tower_dedup::adapter::{
-    CallTerms, Completed, DedupAdapter, MaintenanceAdapter, RedisAdapter, Token,
-};
+use tower_dedup::adapter::RedisAdapter;
+use tower_dedup::adapter::contract::{CallTerms, CompleteReply, DedupAdapter, Token};
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 
 use super::failover::{adapters, end, go_on, loads, recover};
 use super::load::{RECOVERED, Verdict, suspicions, until_suspected};
@@ -145,7 +145,7 @@ async fn completions_and_releases_go_through_when_memory_is_full() {
     }
     if server.version() >= (7, 0, 0) {
         let completed = adapter.complete(&complete, &on_completion).await.unwrap();
-        assert_eq!(completed, Completed::Held);
+        assert_eq!(completed, CompleteReply::Held);
         adapter.release(&release, &on_completion).await.unwrap();
         adapter.release(&undo, &at_once).await.unwrap();
     } else {

@@ -17,10 +17,12 @@ use sqlx::sqlite::Sqlite;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, Row, SqliteConnection};
 use tokio::sync::Barrier;
 use tower::ServiceExt;
+use tower_dedup::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
+};
+use tower_dedup::adapter::inspect::{ForgetReply, ListFilter, MaintenanceAdapter};
 use tower_dedup::adapter::{
-    CallTerms, Claimed, Completed, DedupAdapter, Forgotten, Identifier, ListFilter,
-    MaintenanceAdapter, PostgresAdapter, PostgresOptions, Renewed, SqliteAdapter, SqliteOptions,
-    Token,
+    Identifier, PostgresAdapter, PostgresOptions, SqliteAdapter, SqliteOptions,
 };
 use tower_dedup::{DedupKey, DedupLayer, DedupTx, key};
 
@@ -143,15 +145,15 @@ async fn guide_privileges_are_enough() {
     let [a, b, c] = ["a", "b", "c"].map(dedup_key);
     assert_eq!(app.claim(&a, &on_claim(&mine)).await.unwrap(), FIRST);
     app.release(&a, &on_claim(&mine)).await.unwrap();
-    assert_eq!(app.claim(&b, &mine).await.unwrap(), Claimed::first(1, false));
-    assert_eq!(app.renew(&b, &mine).await.unwrap(), Renewed::Held);
+    assert_eq!(app.claim(&b, &mine).await.unwrap(), ClaimReply::first(1, false));
+    assert_eq!(app.renew(&b, &mine).await.unwrap(), RenewReply::Held);
     app.release(&b, &mine).await.unwrap();
-    assert_eq!(app.claim(&b, &mine).await.unwrap(), Claimed::first(2, false));
-    assert_eq!(app.complete(&b, &mine).await.unwrap(), Completed::Held);
+    assert_eq!(app.claim(&b, &mine).await.unwrap(), ClaimReply::first(2, false));
+    assert_eq!(app.complete(&b, &mine).await.unwrap(), CompleteReply::Held);
     assert!(app.get(&b).await.unwrap().is_some());
     let listed = app.list(&ListFilter::new(), None, 10).await.unwrap();
     assert!(listed.keys.iter().map(|(key, _)| key).eq([&b]), "{listed:?}");
-    assert_eq!(app.forget(&b).await.unwrap(), Forgotten::Removed);
+    assert_eq!(app.forget(&b).await.unwrap(), ForgetReply::Removed);
     let past = CallTerms::on_claim(Token::random(), Duration::ZERO);
     assert_eq!(app.claim(&c, &on_claim(&past)).await.unwrap(), FIRST);
     let aged = "UPDATE webhooks.webhook_deliveries SET expires_at = now() - interval '1 hour'";

@@ -80,7 +80,7 @@ impl Recorder for Described {
 #[test]
 fn documented_metrics_are_the_described_metrics_and_those_that_are_emitted() {
     let described = Described::default();
-    metrics::with_local_recorder(&described, tower_dedup::describe_metrics);
+    metrics::with_local_recorder(&described, tower_dedup::observe::describe_metrics);
     let described = described.0.into_inner().unwrap();
     let kinds = described.iter().map(|(name, (kind, ..))| (name.clone(), (*kind).to_owned()));
     assert_eq!(rows(), kinds.collect());
@@ -108,7 +108,8 @@ fn every_histogram_has_recommended_buckets() {
         .filter(|(_, kind)| *kind == "histogram")
         .map(|(name, _)| name.as_str())
         .collect();
-    let with_buckets = tower_dedup::metrics_buckets().iter().map(|(name, _)| *name).collect();
+    let with_buckets =
+        tower_dedup::observe::metrics_buckets().iter().map(|(name, _)| *name).collect();
     assert_eq!(histograms, with_buckets);
 }
 

@@ -13,9 +13,8 @@ use sqlx::postgres::{PgPoolOptions, Postgres};
 use sqlx::sqlite::{Sqlite, SqliteConnectOptions, SqliteJournalMode};
 use sqlx::{PgPool, SqlitePool};
 use tower::ServiceExt;
-use tower_dedup::adapter::{
-    Forgotten, MaintenanceAdapter, PostgresAdapter, SqliteAdapter, SqliteOptions,
-};
+use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
+use tower_dedup::adapter::{PostgresAdapter, SqliteAdapter, SqliteOptions};
 use tower_dedup::{DedupLayer, DedupTx, Delivery, OnInFlight};
 
 use crate::support::postgres::Schema;
@@ -205,8 +204,8 @@ macro_rules! recipes {
                 assert_eq!(send(&app, "a", "fails").await, (500, None));
                 assert_eq!(send(&app, "a", "").await, (200, None));
                 assert_eq!(send(&app, "a", "").await, (200, Some("duplicate".to_owned())));
-                assert_eq!(adapter.forget(&dedup_key("a")).await.unwrap(), Forgotten::Removed);
-                assert_eq!(adapter.forget(&dedup_key("a")).await.unwrap(), Forgotten::Missing);
+                assert_eq!(adapter.forget(&dedup_key("a")).await.unwrap(), ForgetReply::Removed);
+                assert_eq!(adapter.forget(&dedup_key("a")).await.unwrap(), ForgetReply::Missing);
                 assert_eq!(send(&app, "a", "").await, (200, None));
                 let runs: i64 =
                     sqlx::query_scalar("SELECT count(*) FROM runs").fetch_one(&pool).await.unwrap();

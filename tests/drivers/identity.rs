@@ -2,9 +2,9 @@
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{
-    Claimed, Identifier, MaintenanceAdapter, PostgresAdapter, PostgresOptions,
-};
+use tower_dedup::adapter::contract::ClaimReply;
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::{Identifier, PostgresAdapter, PostgresOptions};
 
 use super::{Database, HOUR, record};
 use crate::postgres::with_path;
@@ -33,7 +33,7 @@ async fn function_and_record_in_name_the_same_row() {
         let mut tx = database.pool.begin().await.unwrap();
         assert_eq!(record(&mut tx, &namespace, &id).await.unwrap(), "first", "{key:?}");
         let claimed = adapter.record_in(&mut tx, &key, HOUR).await.unwrap();
-        assert!(matches!(claimed, Claimed::Duplicate(_)), "{key:?}");
+        assert!(matches!(claimed, ClaimReply::Duplicate(_)), "{key:?}");
         let stored: (String, String) =
             sqlx::query_as("SELECT namespace, id FROM webhook_deliveries")
                 .fetch_one(&mut *tx)
@@ -44,7 +44,7 @@ async fn function_and_record_in_name_the_same_row() {
 
         let mut tx = database.pool.begin().await.unwrap();
         let claimed = adapter.record_in(&mut tx, &key, HOUR).await.unwrap();
-        assert!(matches!(claimed, Claimed::First { .. }), "{key:?}");
+        assert!(matches!(claimed, ClaimReply::First { .. }), "{key:?}");
         assert_eq!(record(&mut tx, &namespace, &id).await.unwrap(), "duplicate", "{key:?}");
         tx.rollback().await.unwrap();
 
@@ -53,7 +53,7 @@ async fn function_and_record_in_name_the_same_row() {
         let mut other = database.pool.begin().await.unwrap();
         // With another lock than the function's, it would wait for the row, and fail.
         let claimed = adapter.record_in(&mut other, &key, HOUR).await.unwrap();
-        assert_eq!(claimed, Claimed::InFlight, "{key:?}");
+        assert_eq!(claimed, ClaimReply::InFlight, "{key:?}");
         tx.rollback().await.unwrap();
     }
     let before = keys().len();

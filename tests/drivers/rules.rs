@@ -2,10 +2,9 @@
 
 use sqlx::{Connection, PgConnection};
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{
-    CallTerms, Claimed, DedupAdapter, Forgotten, MaintenanceAdapter, PostgresAdapter,
-    PostgresOptions, Token,
-};
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
+use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
+use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
 
 use super::{Database, HOUR, record};
 use crate::postgres::Server;
@@ -83,7 +82,7 @@ async fn free_row_is_taken_and_another_is_not() {
     for id in ["lapsed", "released", "forgotten", "new"] {
         assert_eq!(recorded(&database, id).await, "duplicate", "{id}");
         let claimed = adapter.claim(&key(id), &CallTerms::on_claim(Token::random(), HOUR)).await;
-        assert!(matches!(claimed.unwrap(), Claimed::Duplicate(_)), "{id}");
+        assert!(matches!(claimed.unwrap(), ClaimReply::Duplicate(_)), "{id}");
         // A late message of the earlier claim changes nothing.
         adapter.release(&key(id), &terms).await.unwrap();
         assert_eq!(recorded(&database, id).await, "duplicate", "{id}");
@@ -141,7 +140,7 @@ async fn key_whose_lock_is_held_is_in_flight() {
     // It holds nothing, so its own transaction goes on.
     assert_eq!(record(&mut other, "shop", "b").await.unwrap(), "first");
     let key = |id| DedupKey::new("shop", id).unwrap();
-    let (adapter, forget) = (database.adapter(), Forgotten::InFlight);
+    let (adapter, forget) = (database.adapter(), ForgetReply::InFlight);
     assert_eq!(adapter.forget(&key("b")).await.unwrap(), forget);
     open.rollback().await.unwrap();
     assert_eq!(record(&mut other, "shop", "a").await.unwrap(), "first");

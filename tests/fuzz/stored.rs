@@ -2,7 +2,8 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use tower_dedup::ErrorKind;
-use tower_dedup::adapter::{Identifier, StoredResponse};
+use tower_dedup::adapter::Identifier;
+use tower_dedup::adapter::contract::StoredResponse;
 
 use crate::fuzz::fuzz;
 use crate::input::Input;

@@ -9,7 +9,8 @@ use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_dedup::adapter::{MaintenanceAdapter, MemoryAdapter};
+use tower_dedup::adapter::MemoryAdapter;
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::key::{self, Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::{DedupKey, DedupLayer, Delivery, KeyError, KeyErrorKind, OnMissingKey};
 

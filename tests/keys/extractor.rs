@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bytes::Bytes;
 use http::Request;
-use tower_dedup::ConfigError;
+use tower_dedup::ConfigErrorKind;
 use tower_dedup::KeyErrorKind::{self, Empty};
 use tower_dedup::key::{self, Event, Extracted, KeyExtractor, Keys, RequestRef};
 
@@ -34,10 +34,10 @@ fn a_namespace_is_1_to_64_bytes_without_control_characters() {
         );
     }
     for namespace in ["", "a\0b", "a\nb", "\u{7f}", &"n".repeat(65), &"\u{e9}".repeat(33)] {
-        let refused = Some(ConfigError::InvalidNamespace);
-        assert_eq!(part().try_namespace(namespace).err(), refused, "{namespace:?}");
+        let refused = part().try_namespace(namespace).unwrap_err();
+        assert_eq!(refused.kind(), ConfigErrorKind::Setting, "{namespace:?}");
         let closure = KeyExtractor::from_fn(namespace, |_| Ok(Extracted::Missing));
-        assert_eq!(closure.err(), refused, "{namespace:?}");
+        assert_eq!(closure.unwrap_err(), refused, "{namespace:?}");
         assert!(panics(|| part().namespace(namespace)), "{namespace:?}");
         assert!(panics(|| part().namespace("x").namespace(namespace)), "{namespace:?}");
     }

@@ -8,10 +8,12 @@ use http::{Request, StatusCode};
 use sha2::Digest;
 use sqlx::postgres::PgPoolOptions;
 use tower::Layer;
-use tower_dedup::adapter::{
-    Abilities, CallTerms, Claimed, Completed, DedupAdapter, EntryState, Fetch, MaintenanceAdapter,
-    MemoryAdapter, PostgresAdapter, Renewed, StoreFuture, Token,
+use tower_dedup::adapter::contract::{
+    Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, RenewReply, StoreFuture,
+    Token,
 };
+use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::{MemoryAdapter, PostgresAdapter};
 use tower_dedup::key::{self, DedupKey, Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{DedupLayer, Mode, OnMismatch, OnUnavailable, Replay, provider};
@@ -245,7 +247,7 @@ async fn store_that_does_not_return_stored_data_releases_the_new_events() {
         handle.drain().await;
         let entry = store.get(&dedup_key("new")).await.unwrap();
         if matches!(fault, Fault::LoseReply | Fault::ExecuteAndFail) {
-            assert_eq!(entry.unwrap().state, EntryState::Released, "{fault:?}");
+            assert_eq!(entry.unwrap().state, KeyState::Released, "{fault:?}");
         } else {
             assert_eq!(entry, None, "{fault:?}");
         }
@@ -273,12 +275,12 @@ async fn unreadable_stored_data_is_503_even_if_the_layer_fails_open() {
     store.set(StoreCall::Fetch, Fault::ExecuteAndFail);
     let lease = DedupLayer::new(by_word(), Arc::clone(&store))
         .compare_payload(key::body_digest(), OnMismatch::Refuse)
-        .on_unavailable(OnUnavailable::Open)
+        .on_unavailable(OnUnavailable::FailOpen)
         .layer(handler.service());
     assert_eq!(answer!(&lease, words("known=1")).0, 503);
     let arrival = DedupLayer::on_arrival(by_word(), Arc::clone(&store))
         .compare_payload(key::body_digest(), OnMismatch::Refuse)
-        .on_unavailable(OnUnavailable::Open)
+        .on_unavailable(OnUnavailable::FailOpen)
         .layer(handler.service());
     assert_eq!(answer!(&arrival, words("known=1")).0, 503);
     assert_eq!(handler.runs(), 0);
@@ -320,7 +322,7 @@ async fn unreadable_stored_data_leads_to_one_release_of_each_key() {
         assert_eq!(store.calls(StoreCall::Release) - releases, keys, "{body}");
     }
     let leased = store.get(&dedup_key("leased")).await.unwrap();
-    assert_eq!(leased.unwrap().state, EntryState::Released);
+    assert_eq!(leased.unwrap().state, KeyState::Released);
     assert_eq!(store.get(&dedup_key("arrived")).await.unwrap(), None);
     assert_eq!(handler.runs(), 0);
 }
@@ -377,7 +379,7 @@ impl DedupAdapter for RecordsFetches {
         self.inner.abilities()
     }
 
-    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Claimed> {
+    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
         self.fetched.lock().unwrap().push(terms.fetch());
         self.inner.claim(key, terms)
     }
@@ -386,7 +388,7 @@ impl DedupAdapter for RecordsFetches {
         self.inner.release(key, terms)
     }
 
-    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Renewed> {
+    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, RenewReply> {
         self.inner.renew(key, terms)
     }
 
@@ -394,7 +396,7 @@ impl DedupAdapter for RecordsFetches {
         &'a self,
         key: &'a DedupKey,
         terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Completed> {
+    ) -> StoreFuture<'a, CompleteReply> {
         self.inner.complete(key, terms)
     }
 }
@@ -402,8 +404,8 @@ impl DedupAdapter for RecordsFetches {
 /// The caller of a `Deduplicator` may drop the future while the store replies.
 #[tokio::test(start_paused = true)]
 async fn delivery_dropped_while_it_reads_stored_data_leaves_nothing_behind() {
+    use tower_dedup::internals::{self, BeginContext};
     use tower_dedup::ledger::Ledger;
-    use tower_dedup::ledger::internals::{self, BeginContext};
     let store = faulty(MemoryAdapter::new());
     let known = CallTerms::on_claim(Token::random(), DAY);
     store.complete(&dedup_key("known"), &known).await.unwrap();
@@ -420,7 +422,7 @@ async fn delivery_dropped_while_it_reads_stored_data_leaves_nothing_behind() {
     assert!(begun.await.is_err());
     lease.pending_writes().drain().await;
     let entry = store.get(&dedup_key("claimed")).await.unwrap();
-    assert_eq!(entry.unwrap().state, EntryState::Released);
+    assert_eq!(entry.unwrap().state, KeyState::Released);
 
     let arrival = internals::on_arrival(Arc::clone(&store));
     let recorded = keys("recorded");

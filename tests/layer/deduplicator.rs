@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use tower_dedup::adapter::{
-    CallTerms, Claimed, DedupAdapter, EntryState, Fetch, MaintenanceAdapter, MemoryAdapter, Token,
-};
+use tower_dedup::adapter::MemoryAdapter;
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Fetch, Token};
+use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
+use tower_dedup::internals::{self, Begin, BeginContext, Claim, HandlerSuccess};
 use tower_dedup::key::{Event, Keys};
-use tower_dedup::ledger::internals::{self, Begin, BeginContext, Claim, HandlerSuccess};
 use tower_dedup::ledger::{Lease, Ledger};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{Deduplicator, Delivery, OnUnavailable, RunContext, RunError, RunOutcome};
@@ -82,7 +82,7 @@ async fn deduplicator_dropped_while_completing_completes_its_key() {
         store.set(StoreCall::Complete, Fault::None);
         drained(&worker).await;
         let entry = store.get(&dedup_key("a")).await.unwrap().unwrap();
-        assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
+        assert!(matches!(entry.state, KeyState::Complete), "{entry:?}");
     }
 }
 
@@ -112,7 +112,7 @@ async fn claim_of_several_events_dropped_releases_all_identities() {
     ledger.pending_writes().drain().await;
     for id in ["a", "a2", "b"] {
         let entry = store.get(&dedup_key(id)).await.unwrap();
-        assert_eq!(entry.map(|entry| entry.state), Some(EntryState::Released), "{id}");
+        assert_eq!(entry.map(|entry| entry.state), Some(KeyState::Released), "{id}");
     }
 }
 
@@ -161,7 +161,7 @@ async fn begin_dropped_while_it_reads_stored_data_frees_what_was_granted() {
     assert_eq!(store.calls(StoreCall::Fetch), before + 2);
     ledger.pending_writes().drain().await;
     let entry = store.get(&dedup_key("b")).await.unwrap().unwrap();
-    assert_eq!(entry.state, EntryState::Released);
+    assert_eq!(entry.state, KeyState::Released);
 }
 
 #[tokio::test]
@@ -261,7 +261,7 @@ async fn lose_a_lease(subscriber_claim: &EndsClaimOnWarning) {
     store.set(StoreCall::Renew, Fault::Fail);
     let (loses, delivery) = claim("a", Duration::from_millis(100)).await;
     let other = CallTerms::on_completion(Token::random(), HOUR, HOUR);
-    while !matches!(store.claim(&dedup_key("a"), &other).await.unwrap(), Claimed::First { .. }) {
+    while !matches!(store.claim(&dedup_key("a"), &other).await.unwrap(), ClaimReply::First { .. }) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     store.set(StoreCall::Renew, Fault::None);
@@ -314,7 +314,7 @@ async fn run_waits_for_an_event_that_another_call_runs() {
 #[tokio::test(start_paused = true)]
 async fn run_that_waits_ends_at_its_bound_and_never_runs_unprotected() {
     let store = store();
-    let dedup = Deduplicator::new(Arc::clone(&store)).on_unavailable(OnUnavailable::Open);
+    let dedup = Deduplicator::new(Arc::clone(&store)).on_unavailable(OnUnavailable::FailOpen);
     let (key, wake) = (dedup_key("a"), tokio::sync::Notify::new());
     let running = dedup.run(&key, async |_| held(&wake, Ok(())).await);
     let waiting = async {
@@ -388,7 +388,7 @@ async fn store_failure_runs_the_handler_only_if_the_deduplicator_fails_open() {
     let closed = Deduplicator::new(Arc::clone(&store));
     let failed = closed.run(&dedup_key("a"), async |_| Ok::<_, ()>(())).await;
     assert!(matches!(failed, Err(RunError::Store(_))), "{failed:?}");
-    let open = closed.on_unavailable(OnUnavailable::Open);
+    let open = closed.on_unavailable(OnUnavailable::FailOpen);
     let RunOutcome::First(delivery) = delivery_of(&open, "a").await else { panic!() };
     assert!(delivery.is_unprotected());
 }

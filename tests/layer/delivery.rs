@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use http::StatusCode;
 use tokio::sync::Notify;
 use tower::{Layer, ServiceExt};
-use tower_dedup::adapter::{EntryState, MaintenanceAdapter, MemoryAdapter, SqliteAdapter};
+use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::{MemoryAdapter, SqliteAdapter};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{DedupLayer, DedupResult, OnInFlight, OnUnavailable};
 
@@ -37,7 +38,7 @@ async fn duplicate_is_answered_without_the_handler() {
 /// handler every delivery gets 200.
 async fn every_key_runs_once<A>(adapter: A)
 where
-    A: tower_dedup::adapter::DedupAdapter,
+    A: tower_dedup::adapter::contract::DedupAdapter,
 {
     let handler = Handler::default();
     let service = DedupLayer::new(by_header(), adapter).layer(handler.service());
@@ -87,7 +88,7 @@ async fn delivery_after_a_failure_runs() {
             status => assert_eq!(attempt.unwrap().unwrap().status().as_u16(), status),
         }
         let entry = adapter.get(&dedup_key("a")).await.unwrap().unwrap();
-        assert_eq!(entry.state, EntryState::Released, "{failure}");
+        assert_eq!(entry.state, KeyState::Released, "{failure}");
 
         let retry = service.clone().oneshot(request("a")).await.unwrap();
         assert_eq!((retry.status(), result(&retry)), (StatusCode::OK, None), "{failure}");
@@ -143,10 +144,10 @@ async fn duplicate_of_a_run_that_fails_is_never_200() {
 #[tokio::test]
 async fn waiting_duplicate_is_answered_by_the_end_of_the_first_run() {
     for (first_status, runs, told, on_unavailable) in [
-        (200, 1, Some("duplicate"), OnUnavailable::Closed),
-        (200, 1, Some("duplicate"), OnUnavailable::Open),
-        (500, 2, None, OnUnavailable::Closed),
-        (500, 2, None, OnUnavailable::Open),
+        (200, 1, Some("duplicate"), OnUnavailable::FailClosed),
+        (200, 1, Some("duplicate"), OnUnavailable::FailOpen),
+        (500, 2, None, OnUnavailable::FailClosed),
+        (500, 2, None, OnUnavailable::FailOpen),
     ] {
         let handler = Handler::default().then(first_status);
         handler.hold();
@@ -263,7 +264,7 @@ async fn client_that_disconnects_does_not_stop_its_handler() {
     handler.release();
     handle.drain().await;
     let entry = adapter.get(&dedup_key("a")).await.unwrap().unwrap();
-    assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
+    assert!(matches!(entry.state, KeyState::Complete), "{entry:?}");
     assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
     assert_eq!(handler.runs(), 1);
 }
@@ -432,7 +433,7 @@ fn shutdown_of_the_runtime_is_503_and_leaves_the_lease() {
     let answer = client.block_on(future).unwrap();
     assert_eq!((answer.status(), result(&answer)), (503.try_into().unwrap(), Some("unavailable")));
     let entry = client.block_on(adapter.get(&dedup_key("a"))).unwrap().unwrap();
-    assert!(matches!(entry.state, EntryState::InFlight { .. }), "{:?}", entry.state);
+    assert!(matches!(entry.state, KeyState::InFlight), "{:?}", entry.state);
 }
 
 #[tokio::test]
@@ -510,8 +511,8 @@ async fn completion_without_a_reply_is_no_lost_lease() {
 #[tokio::test(start_paused = true)]
 async fn waiting_delivery_is_not_run_because_the_store_fails() {
     for (on_unavailable, expected) in [
-        (OnUnavailable::Closed, DedupResult::Unavailable),
-        (OnUnavailable::Open, DedupResult::InFlight),
+        (OnUnavailable::FailClosed, DedupResult::Unavailable),
+        (OnUnavailable::FailOpen, DedupResult::InFlight),
     ] {
         let (store, handler) = (faulty(MemoryAdapter::new()), Handler::default());
         handler.hold();

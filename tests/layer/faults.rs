@@ -7,12 +7,13 @@ use std::time::Duration;
 use http::StatusCode;
 use tokio::time::Instant;
 use tower::Layer;
-use tower_dedup::adapter::{
-    CallTerms, DedupAdapter, EntryState, MaintenanceAdapter, MemoryAdapter, Token,
-};
+use tower_dedup::adapter::MemoryAdapter;
+use tower_dedup::adapter::Purger;
+use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
+use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::ledger::OnArrival;
 use tower_dedup::testing::{Fault, StoreCall};
-use tower_dedup::{DedupLayer, OnUnavailable, Purger};
+use tower_dedup::{DedupLayer, OnUnavailable};
 
 use crate::support::{
     Faulty, Handler, by_header, dedup_key, faulty, request, result, rows, send, until,
@@ -36,7 +37,7 @@ fn arrival(store: &FaultyStore) -> DedupLayer<OnArrival> {
 
 async fn is_complete(store: &FaultyStore, id: &str) -> bool {
     let entry = store.get(&dedup_key(id)).await.unwrap();
-    entry.is_some_and(|entry| matches!(entry.state, EntryState::Complete { .. }))
+    entry.is_some_and(|entry| matches!(entry.state, KeyState::Complete))
 }
 
 async fn becomes_complete(store: &FaultyStore, id: &str) {
@@ -133,7 +134,7 @@ async fn success_is_answered_even_if_the_store_goes_away() {
             let other = CallTerms::on_completion(Token::random(), minute, Duration::ZERO);
             let claimed = store.get_ref().claim(&dedup_key("a"), &other).await.unwrap();
             assert!(
-                !matches!(claimed, tower_dedup::adapter::Claimed::First { .. }),
+                !matches!(claimed, tower_dedup::adapter::contract::ClaimReply::First { .. }),
                 "{fault:?}: another process may not run it"
             );
         }
@@ -188,7 +189,7 @@ async fn release_that_fails_is_repeated_until_the_key_is_free() {
 async fn fail_open_runs_unprotected_and_completes_when_the_store_is_back() {
     for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
         let (store, handler) = (store(), Handler::default());
-        let layer = lease(&store).on_unavailable(OnUnavailable::Open);
+        let layer = lease(&store).on_unavailable(OnUnavailable::FailOpen);
         let (handle, service) = (layer.handle(), layer.layer(handler.service()));
         store.set_all(fault);
         assert_eq!(send(&service, request("a")).await.status(), 200);
@@ -198,7 +199,7 @@ async fn fail_open_runs_unprotected_and_completes_when_the_store_is_back() {
         assert!(is_complete(&store, "a").await, "{fault:?}");
         assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
 
-        let layer = arrival(&store).on_unavailable(OnUnavailable::Open);
+        let layer = arrival(&store).on_unavailable(OnUnavailable::FailOpen);
         let (handle, service) = (layer.handle(), layer.layer(handler.service()));
         store.set_all(fault);
         assert_eq!(send(&service, request("b")).await.status(), 200);
@@ -260,7 +261,7 @@ async fn handler_that_blocks_its_thread_keeps_its_lease() {
     let minute = Duration::from_secs(60);
     let twin = CallTerms::on_completion(Token::random(), minute, Duration::ZERO);
     let twin = store.get_ref().claim(&dedup_key("a"), &twin).await.unwrap();
-    assert_eq!(twin, tower_dedup::adapter::Claimed::InFlight);
+    assert_eq!(twin, tower_dedup::adapter::contract::ClaimReply::InFlight);
     release.send(()).unwrap();
     assert_eq!(run.await.unwrap(), 200);
 }
@@ -285,7 +286,7 @@ async fn lost_lease_is_reported_and_undoes_nothing() {
         );
         let keys = dedup_key("a");
         let taken = store.get_ref().claim(&keys, &taker).await.unwrap();
-        assert_eq!(taken, tower_dedup::adapter::Claimed::first(2, true));
+        assert_eq!(taken, tower_dedup::adapter::contract::ClaimReply::first(2, true));
         assert!(!handler.last().lease_lost());
         store.set(StoreCall::Renew, Fault::None);
         let delivery = handler.last();
@@ -294,9 +295,9 @@ async fn lost_lease_is_reported_and_undoes_nothing() {
         assert_eq!(late.await.unwrap(), status);
         let entry = store.get(&keys).await.unwrap().unwrap();
         if status == 200 {
-            assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
+            assert!(matches!(entry.state, KeyState::Complete), "{entry:?}");
         } else {
-            assert!(matches!(entry.state, EntryState::InFlight { .. }), "{entry:?}");
+            assert!(matches!(entry.state, KeyState::InFlight), "{entry:?}");
         }
     }
 }
@@ -369,7 +370,7 @@ async fn fail_open_never_runs_beside_a_run_in_flight() {
     let (store, handler) = (store(), Handler::default());
     handler.hold();
     let layer = lease(&store)
-        .on_unavailable(OnUnavailable::Open)
+        .on_unavailable(OnUnavailable::FailOpen)
         .on_in_flight(tower_dedup::OnInFlight::Wait(Duration::from_millis(300)));
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
     let start = || {
@@ -419,7 +420,7 @@ async fn releases_do_not_starve_completions() {
 async fn unprotected_failure_leaves_no_claim_behind() {
     let (store, handler) = (store(), Handler::default().then(500));
     let layer = lease(&store)
-        .on_unavailable(OnUnavailable::Open)
+        .on_unavailable(OnUnavailable::FailOpen)
         .on_in_flight(tower_dedup::OnInFlight::Reject);
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
     store.set(StoreCall::Claim, Fault::LoseReply);
@@ -427,7 +428,7 @@ async fn unprotected_failure_leaves_no_claim_behind() {
     store.set(StoreCall::Claim, Fault::None);
     tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("released");
     let entry = store.get(&dedup_key("a")).await.unwrap().unwrap();
-    assert_eq!(entry.state, EntryState::Released);
+    assert_eq!(entry.state, KeyState::Released);
 }
 
 /// Every caller that waits for the drain returns.

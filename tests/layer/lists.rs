@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tower::Layer;
-use tower_dedup::adapter::{
-    Abilities, Batching, CallTerms, Claimed, Completed, DedupAdapter, EntryState,
-    MaintenanceAdapter, MemoryAdapter, Renewed, SqliteAdapter, SqliteOptions, StoreFuture,
+use tower_dedup::adapter::contract::{
+    Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, StoreFuture,
 };
+use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::{Batching, MemoryAdapter, SqliteAdapter, SqliteOptions};
 use tower_dedup::{DedupKey, DedupLayer, Error, ErrorKind};
 
 use crate::support::multi_event::by_word;
@@ -33,7 +34,7 @@ impl DedupAdapter for RefusesOne {
         self.inner.abilities()
     }
 
-    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Claimed> {
+    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
         self.inner.claim(key, terms)
     }
 
@@ -41,7 +42,7 @@ impl DedupAdapter for RefusesOne {
         self.inner.release(key, terms)
     }
 
-    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Renewed> {
+    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, RenewReply> {
         self.inner.renew(key, terms)
     }
 
@@ -49,7 +50,7 @@ impl DedupAdapter for RefusesOne {
         &'a self,
         key: &'a DedupKey,
         terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Completed> {
+    ) -> StoreFuture<'a, CompleteReply> {
         let fault = match self.completions.fetch_add(1, Ordering::SeqCst) {
             0..EVENTS => Some(ErrorKind::Unavailable),
             _ => (key.id() == "event-3").then_some(ErrorKind::Refused),
@@ -70,7 +71,7 @@ async fn key_that_cannot_be_completed_delays_no_other_key_of_its_list() {
     tokio::time::sleep(Duration::from_secs(10)).await;
     for number in 0..EVENTS {
         let entry = store.inner.get(&dedup_key(&format!("event-{number}"))).await.unwrap();
-        let is_complete = matches!(entry.unwrap().state, EntryState::Complete { .. });
+        let is_complete = matches!(entry.unwrap().state, KeyState::Complete);
         assert_eq!(is_complete, number != 3, "{number}");
     }
 }

@@ -7,7 +7,8 @@ use http::Request;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 use metrics_util::debugging::{DebugValue, Snapshotter};
 use tower::Layer;
-use tower_dedup::adapter::{DedupAdapter, MemoryAdapter};
+use tower_dedup::adapter::MemoryAdapter;
+use tower_dedup::adapter::contract::DedupAdapter;
 use tower_dedup::key::Event;
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{DedupLayer, Deduplicator, OnInFlight, RunContext, RunError};
@@ -336,7 +337,7 @@ fn runs_of_a_deduplicator_are_counted_under_the_namespace_of_their_key() {
 #[test]
 fn prometheus_shows_the_descriptions_and_the_recommended_buckets() {
     let mut builder = PrometheusBuilder::new();
-    for &(name, buckets) in tower_dedup::metrics_buckets() {
+    for &(name, buckets) in tower_dedup::observe::metrics_buckets() {
         assert!(buckets.is_sorted(), "{name}");
         builder = builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), buckets).unwrap();
     }
@@ -344,7 +345,7 @@ fn prometheus_shows_the_descriptions_and_the_recommended_buckets() {
     let prometheus = recorder.handle();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     metrics::with_local_recorder(&recorder, || {
-        tower_dedup::describe_metrics();
+        tower_dedup::observe::describe_metrics();
         runtime.block_on(async {
             let layer = DedupLayer::new(by_header(), MemoryAdapter::new());
             let service = layer.layer(Handler::default().service());

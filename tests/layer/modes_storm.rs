@@ -11,7 +11,8 @@ use futures_util::{FutureExt, StreamExt, stream};
 use http::{HeaderMap, Method, Request, Response};
 use http_body_util::{BodyExt, Full};
 use tower::{Layer, Service, ServiceExt};
-use tower_dedup::adapter::{EntryState, MaintenanceAdapter, MemoryAdapter};
+use tower_dedup::adapter::MemoryAdapter;
+use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::ledger::Ledger;
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{
@@ -247,7 +248,7 @@ async fn storm_gets_the_handlers_responses_under_a_lease() {
 async fn storm_gets_the_handlers_responses_from_a_layer_that_fails_open() {
     let store = faulty(MemoryAdapter::new());
     let layer = strict(DedupLayer::new(by_header(), Arc::clone(&store)));
-    storm(layer.on_unavailable(OnUnavailable::Open), store, "test").await;
+    storm(layer.on_unavailable(OnUnavailable::FailOpen), store, "test").await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -366,8 +367,8 @@ impl Switched {
             assert!(event.first + event.other >= 1, "{id} was lost: {event:?}");
             let entry = self.store.get(&dedup_key(&id.to_string())).await.unwrap();
             let is_complete = match entry.map(|entry| entry.state) {
-                Some(EntryState::Complete { .. }) => true,
-                Some(EntryState::InFlight { .. }) => panic!("{id} was left unsettled"),
+                Some(KeyState::Complete) => true,
+                Some(KeyState::InFlight) => panic!("{id} was left unsettled"),
                 _ => false,
             };
             assert_eq!(is_complete, event.first == 1, "{id}: {event:?}");

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use sqlx::postgres::{PgPoolOptions, Postgres};
-use tower_dedup::adapter::{CallTerms, DedupAdapter, PostgresAdapter, Token};
+use tower_dedup::adapter::PostgresAdapter;
+use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
 use tower_dedup::testing::StoreCall;
 use tower_dedup::{DedupKey, DedupLayer};
 

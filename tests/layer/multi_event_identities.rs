@@ -6,13 +6,12 @@ use std::time::Duration;
 use http::{Request, StatusCode};
 use tokio::sync::Semaphore;
 use tower::Layer;
-use tower_dedup::adapter::{
-    CallTerms, Claimed, DedupAdapter, EntryState, MaintenanceAdapter, MemoryAdapter, StoreFuture,
-    Token,
-};
+use tower_dedup::adapter::MemoryAdapter;
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, StoreFuture, Token};
+use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
+use tower_dedup::internals::{self, Begin, BeginContext};
 use tower_dedup::key::{self, DedupKey, Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::ledger::Ledger;
-use tower_dedup::ledger::internals::{self, Begin, BeginContext};
 use tower_dedup::{DedupLayer, Delivery, OnInFlight};
 
 use crate::support::{Body, Handler, dedup_key, memory, result, rows, send};
@@ -41,7 +40,7 @@ fn ids(delivery: &Delivery) -> Vec<&str> {
     delivery.keys().map(DedupKey::id).collect()
 }
 
-async fn state(adapter: &MemoryAdapter, id: &str) -> Option<EntryState> {
+async fn state(adapter: &MemoryAdapter, id: &str) -> Option<KeyState> {
     adapter.get(&dedup_key(id)).await.unwrap().map(|entry| entry.state)
 }
 
@@ -137,7 +136,7 @@ async fn second_identity_is_released_before_the_answer_if_the_key_is_not_claimed
     for expected in ["in-flight", "duplicate"] {
         assert_eq!(result(&send(&service, events("g=w")).await), Some(expected));
         let entry = adapter.get(&second).await.unwrap().unwrap();
-        assert_eq!(entry.state, EntryState::Released, "{expected}");
+        assert_eq!(entry.state, KeyState::Released, "{expected}");
         adapter.complete(&dedup_key("g"), &other).await.unwrap();
     }
     // So another event with this second identity runs.
@@ -331,7 +330,7 @@ impl Gate {
 }
 
 impl DedupAdapter for Gated {
-    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Claimed> {
+    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
         Box::pin(async move {
             let replies = self.inner.claim(key, terms).await;
             self.claims.pass().await;

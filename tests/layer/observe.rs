@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tower::{Layer, ServiceExt};
-use tower_dedup::adapter::{
-    AtCapacity, CallTerms, DedupAdapter, MaintenanceAdapter, MemoryAdapter, Token,
-};
+use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::{AtCapacity, MemoryAdapter};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::verify::{Refusal, VerifyLayer};
 use tower_dedup::{
@@ -29,7 +29,7 @@ pub(crate) fn observed(run: impl AsyncFnOnce(Log, Snapshotter)) {
     let subscriber = tracing_subscriber::registry().with(log.clone());
     tracing::subscriber::with_default(subscriber, || {
         metrics::with_local_recorder(&recorder, || {
-            tower_dedup::describe_metrics();
+            tower_dedup::observe::describe_metrics();
             runtime.block_on(run(log, snapshotter));
         });
     });
@@ -172,7 +172,7 @@ fn every_outcome_is_counted_under_its_name() {
             log.last("delivery")["error"],
             "calling a faulty adapter: the store is unavailable"
         );
-        let open = layer.clone().on_unavailable(OnUnavailable::Open).layer(handler.service());
+        let open = layer.clone().on_unavailable(OnUnavailable::FailOpen).layer(handler.service());
         send(&open, request("c")).await;
         assert_eq!(log.last("running unprotected: the store did not reply")["level"], "WARN");
         store.set(StoreCall::Claim, Fault::None);

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tower::Layer;
-use tower_dedup::adapter::{
-    Abilities, CallTerms, Claimed, DedupAdapter, MaintenanceAdapter, MemoryAdapter, StoreFuture,
-};
+use tower_dedup::adapter::MemoryAdapter;
+use tower_dedup::adapter::contract::{Abilities, CallTerms, ClaimReply, DedupAdapter, StoreFuture};
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{DedupKey, DedupLayer, OnUnavailable};
 
@@ -50,7 +50,7 @@ async fn claim_without_room_for_its_release_is_503_and_is_not_sent() {
 async fn layer_that_fails_open_runs_without_room_for_a_release() {
     let (store, handler) = (faulty(MemoryAdapter::new()), Handler::default());
     let layer = DedupLayer::on_arrival(by_header(), Arc::clone(&store)).max_running(SLOTS + 1);
-    let layer = layer.on_unavailable(OnUnavailable::Open);
+    let layer = layer.on_unavailable(OnUnavailable::FailOpen);
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
     store.set(StoreCall::Claim, Fault::Fail);
     for number in 0..SLOTS + 10 {
@@ -77,7 +77,7 @@ impl DedupAdapter for LosesFirstClaims {
         self.store.abilities()
     }
 
-    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Claimed> {
+    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
         Box::pin(async {
             let claimed = self.store.claim(key, terms).await;
             if self.claims.fetch_add(1, Ordering::SeqCst) < 100 { pending().await } else { claimed }

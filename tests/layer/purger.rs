@@ -10,11 +10,13 @@ use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use tokio::sync::Notify;
 use tokio::time::Instant;
-use tower_dedup::adapter::{
-    CallTerms, Claimed, DedupAdapter, Entry, Forgotten, MaintenanceAdapter, PURGE_GRACE,
-    PostgresAdapter, Purged, Stats, StoreFuture, Token,
+use tower_dedup::adapter::PostgresAdapter;
+use tower_dedup::adapter::Purger;
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, StoreFuture, Token};
+use tower_dedup::adapter::inspect::{
+    Entry, ForgetReply, MaintenanceAdapter, PURGE_GRACE, Purged, Stats,
 };
-use tower_dedup::{DedupKey, Error, ErrorKind, Purger};
+use tower_dedup::{DedupKey, Error, ErrorKind};
 
 use crate::support::postgres::Schema;
 use crate::support::{dedup_key, on_claim, rows};
@@ -50,7 +52,7 @@ impl Scripted {
 }
 
 impl DedupAdapter for Scripted {
-    fn claim<'a>(&'a self, _: &'a DedupKey, _: &'a CallTerms) -> StoreFuture<'a, Claimed> {
+    fn claim<'a>(&'a self, _: &'a DedupKey, _: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
         unreachable!("the purger never claims")
     }
 
@@ -72,7 +74,7 @@ impl MaintenanceAdapter for Scripted {
         })
     }
 
-    fn forget<'a>(&'a self, _: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
+    fn forget<'a>(&'a self, _: &'a DedupKey) -> StoreFuture<'a, ForgetReply> {
         unreachable!("the purger never forgets")
     }
 

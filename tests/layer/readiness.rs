@@ -14,10 +14,10 @@ use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
 use tokio::sync::Semaphore;
 use tower::limit::GlobalConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt};
-use tower_dedup::adapter::{
-    Abilities, CallTerms, Claimed, Completed, DedupAdapter, PostgresAdapter, SqliteAdapter,
-    SqliteOptions, StoreFuture, Token, TransactionAdapter,
+use tower_dedup::adapter::contract::{
+    Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, StoreFuture, Token,
 };
+use tower_dedup::adapter::{PostgresAdapter, SqliteAdapter, SqliteOptions, TransactionAdapter};
 use tower_dedup::ledger::Transactional;
 use tower_dedup::{DedupKey, DedupLayer, OnInFlight};
 
@@ -101,11 +101,11 @@ impl DedupAdapter for HeldByAnother {
         Abilities::new().with_leases()
     }
 
-    fn claim<'a>(&'a self, _: &'a DedupKey, _: &'a CallTerms) -> StoreFuture<'a, Claimed> {
+    fn claim<'a>(&'a self, _: &'a DedupKey, _: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
         let ready = self.0.ready.load(Ordering::SeqCst);
         self.0.ready_at_begin.lock().unwrap().push(ready);
         let is_free = self.0.is_free.load(Ordering::SeqCst);
-        let reply = if is_free { Claimed::first(1, false) } else { Claimed::InFlight };
+        let reply = if is_free { ClaimReply::first(1, false) } else { ClaimReply::InFlight };
         Box::pin(async move { Ok(reply) })
     }
 
@@ -113,8 +113,8 @@ impl DedupAdapter for HeldByAnother {
         Box::pin(async { Ok(()) })
     }
 
-    fn complete<'a>(&'a self, _: &'a DedupKey, _: &'a CallTerms) -> StoreFuture<'a, Completed> {
-        Box::pin(async move { Ok(Completed::Held) })
+    fn complete<'a>(&'a self, _: &'a DedupKey, _: &'a CallTerms) -> StoreFuture<'a, CompleteReply> {
+        Box::pin(async move { Ok(CompleteReply::Held) })
     }
 }
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use http::Request;
 use tower::Layer;
-use tower_dedup::adapter::{EntryState, Forgotten, MaintenanceAdapter, SqliteAdapter};
+use tower_dedup::adapter::SqliteAdapter;
+use tower_dedup::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
 use tower_dedup::{DedupKey, DedupLayer, key, provider};
 
 use crate::compare_payload::{answer, duplicate, ran};
@@ -14,7 +15,7 @@ use crate::support::log::Log;
 use crate::support::{Body, Handler, by_header, dedup_key, request, result, send, sqlite_url};
 
 async fn forget(operator: &dyn MaintenanceAdapter, key: &DedupKey) {
-    assert_eq!(operator.forget(key).await.unwrap(), Forgotten::Removed, "{key:?}");
+    assert_eq!(operator.forget(key).await.unwrap(), ForgetReply::Removed, "{key:?}");
 }
 
 async fn forgotten_event_runs_once_more<S: Operated>(setup: S) {
@@ -32,7 +33,7 @@ async fn forgotten_event_runs_once_more<S: Operated>(setup: S) {
     }
     assert_eq!(handler.runs(), 2);
     let entry = operator.get(&dedup_key("a")).await.unwrap().unwrap();
-    assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
+    assert!(matches!(entry.state, KeyState::Complete), "{entry:?}");
 }
 
 /// Deliveries in two processes at the same moment.
@@ -106,7 +107,7 @@ async fn running_event_is_not_forgotten<S: Operated>(setup: S) {
         let deliver = async { answer!(&service, request("a")) };
         let (reply, answer) = futures_util::future::join(operate, deliver).await;
         // On SQLite, an open transaction holds the file.
-        let is_held = |reply: &Forgotten| *reply == Forgotten::InFlight;
+        let is_held = |reply: &ForgetReply| *reply == ForgetReply::InFlight;
         assert!(reply.as_ref().map_or(S::HOLDS_THE_STORE, is_held), "{reply:?}");
         assert_eq!(answer, ran());
         assert_eq!(answer!(&service, request("a")), duplicate());

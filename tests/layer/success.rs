@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use http::{Request, Response, StatusCode};
 use tower::{Layer, Service, service_fn};
-use tower_dedup::adapter::{EntryState, MaintenanceAdapter, MemoryAdapter};
+use tower_dedup::adapter::MemoryAdapter;
+use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::{DedupKey, DedupLayer, Disposition, OnInFlight, Replay};
 
 use crate::support::{Body, Handler, by_header, dedup_key, request, result, send, until};
@@ -18,8 +19,8 @@ fn store() -> Arc<MemoryAdapter> {
 /// Returns `true` if the key is complete, `false` if it was released.
 async fn is_complete(store: &MemoryAdapter, key: DedupKey) -> bool {
     match store.get(&key).await.unwrap().unwrap().state {
-        EntryState::Complete { .. } => true,
-        EntryState::Released => false,
+        KeyState::Complete => true,
+        KeyState::Released => false,
         state => panic!("{state:?}"),
     }
 }
@@ -171,7 +172,7 @@ async fn handler_past_its_timeout_is_dropped_answered_504_and_run_by_the_retry()
     assert!(dropped.load(Ordering::SeqCst));
     assert_eq!(handle.running(), 0);
     let entry = store.get(&dedup_key("a")).await.unwrap().unwrap();
-    assert_eq!((entry.state, entry.attempts), (EntryState::Released, 1));
+    assert_eq!((entry.state, entry.attempts), (KeyState::Released, 1));
 
     let retry = send(&service, request("a")).await;
     assert_eq!((retry.status(), result(&retry)), (StatusCode::OK, None));

@@ -15,10 +15,9 @@ use http_body_util::Full;
 use tokio::sync::Barrier;
 use tower::limit::ConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, service_fn};
-use tower_dedup::adapter::{
-    Abilities, DedupAdapter, EntryState, Fetch, Forgotten, MaintenanceAdapter, MemoryAdapter,
-    Renewed,
-};
+use tower_dedup::adapter::MemoryAdapter;
+use tower_dedup::adapter::contract::{Abilities, DedupAdapter, Fetch, RenewReply};
+use tower_dedup::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
 use tower_dedup::testing::{
     Fault, FaultyAdapter, StoreCall, abandon, redeliver, redeliver_at_once,
 };
@@ -318,13 +317,13 @@ async fn faulty_adapter_forwards_every_method() {
     assert_eq!(store.abilities(), Abilities::new().with_leases().with_stored_data());
     let (keys, mine) = (dedup_key("a"), terms());
     assert_eq!(store.claim(&keys, &mine).await.unwrap(), FIRST);
-    assert_eq!(store.renew(&keys, &mine).await.unwrap(), Renewed::Held);
+    assert_eq!(store.renew(&keys, &mine).await.unwrap(), RenewReply::Held);
     store.release(&keys, &mine).await.unwrap();
     store.complete(&keys, &mine).await.unwrap();
     let entry = store.get(&keys).await.unwrap().unwrap();
-    assert!(matches!(entry.state, EntryState::Complete { .. }));
+    assert!(matches!(entry.state, KeyState::Complete));
     assert_eq!(rows(&store).await, 1);
-    assert_eq!(store.forget(&keys).await.unwrap(), Forgotten::Removed);
+    assert_eq!(store.forget(&keys).await.unwrap(), ForgetReply::Removed);
     assert_eq!(store.purge(10).await.unwrap().deleted, 0);
     store.set(StoreCall::Purge, Fault::Fail);
     assert_eq!(store.purge(10).await.unwrap_err().kind(), ErrorKind::Unavailable);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use http::{Request, StatusCode};
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{CallTerms, Token};
+use tower_dedup::adapter::contract::{CallTerms, Token};
 use tower_dedup::key::{self, KeyExtractor};
 
 use crate::support::ledgers::{AnyLayer, Operated, Setup};

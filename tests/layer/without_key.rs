@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use http::{Request, Response};
 use tower::{Layer, ServiceExt};
-use tower_dedup::adapter::MaintenanceAdapter;
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::ledger::Ledger;
 use tower_dedup::{DedupHandle, DedupLayer, KeyExtractor};
 

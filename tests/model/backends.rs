@@ -6,9 +6,10 @@ use std::time::Duration;
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, SqliteConnection};
 use tempfile::TempDir;
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{
-    Batching, MaintenanceAdapter, MemoryAdapter, PostgresAdapter, PostgresOptions, Purging,
-    RedisAdapter, SqliteAdapter, SqliteOptions,
+    Batching, MemoryAdapter, PostgresAdapter, PostgresOptions, Purging, RedisAdapter,
+    SqliteAdapter, SqliteOptions,
 };
 
 use super::support::postgres::Schema;

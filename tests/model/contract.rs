@@ -1,6 +1,7 @@
 //! The model: replies and rows of one key, written from the text of the contract.
 
-use tower_dedup::adapter::{Completed, Forgotten, Renewed};
+use tower_dedup::adapter::contract::{CompleteReply, RenewReply};
+use tower_dedup::adapter::inspect::ForgetReply;
 
 use super::call::{Call, FOR_EVER, Terms};
 
@@ -87,10 +88,10 @@ pub(crate) enum Reply {
     /// First seen this many steps ago; with the stored payload, if the call fetches it.
     Duplicate(u32, Option<Option<u8>>),
     InFlight,
-    Renewed(Renewed),
-    Completed(Completed),
+    Renewed(RenewReply),
+    Completed(CompleteReply),
     Released,
-    Forgotten(Forgotten),
+    Forgotten(ForgetReply),
     /// State, attempts, takeover, first seen this many steps ago, expires in this many.
     Entry(Option<(State, u32, bool, i64, i64)>),
 }
@@ -110,7 +111,7 @@ pub(crate) enum State {
 pub(crate) fn outcome(call: &Call, stored: Option<Row>, now: u32) -> (Reply, Vec<Option<Row>>) {
     let (reply, left) = contract(call, stored, now);
     let fence = match (&reply, &left) {
-        (Reply::Released, None) | (Reply::Forgotten(Forgotten::Removed), _) => Row::fence(now),
+        (Reply::Released, None) | (Reply::Forgotten(ForgetReply::Removed), _) => Row::fence(now),
         (Reply::Released, Some(row)) if row.expires_at < now => {
             Row { expires_at: now, ..row.clone() }
         }
@@ -161,12 +162,12 @@ fn contract(call: &Call, stored: Option<Row>, now: u32) -> (Reply, Option<Row>) 
         (Call::Renew(_, terms), stored) => {
             let fresh = Row::claimed(*terms, now);
             match stored {
-                None => (Reply::Renewed(Renewed::Held), Some(fresh)),
+                None => (Reply::Renewed(RenewReply::Held), Some(fresh)),
                 Some(row) if row.is_claim_of(*terms) => {
                     let renewed = Row { lease_until: fresh.lease_until, ..row };
-                    (Reply::Renewed(Renewed::Held), Some(renewed))
+                    (Reply::Renewed(RenewReply::Held), Some(renewed))
                 }
-                stored => (Reply::Renewed(Renewed::Lost), stored),
+                stored => (Reply::Renewed(RenewReply::Lost), stored),
             }
         }
         (Call::Complete(_, terms), stored) => {
@@ -176,10 +177,10 @@ fn contract(call: &Call, stored: Option<Row>, now: u32) -> (Reply, Option<Row>) 
             };
             let Some(row) = stored.filter(is_known) else {
                 let inserted = Row { attempts: 0, ..fresh };
-                return (Reply::Completed(Completed::Inserted), Some(inserted));
+                return (Reply::Completed(CompleteReply::Inserted), Some(inserted));
             };
             let held = row.token == Some(terms.token);
-            let reply = if held { Completed::Held } else { Completed::LeaseLost };
+            let reply = if held { CompleteReply::Held } else { CompleteReply::LeaseLost };
             let row = if row.complete {
                 row
             } else {
@@ -209,10 +210,10 @@ fn contract(call: &Call, stored: Option<Row>, now: u32) -> (Reply, Option<Row>) 
             (Reply::Entry(entry), stored)
         }
         (Call::Forget(_), stored) => match stored {
-            None => (Reply::Forgotten(Forgotten::Missing), None),
-            Some(row) if row.is_expired(now) => (Reply::Forgotten(Forgotten::Missing), Some(row)),
-            Some(row) if row.is_leased(now) => (Reply::Forgotten(Forgotten::InFlight), Some(row)),
-            Some(_) => (Reply::Forgotten(Forgotten::Removed), None),
+            None => (Reply::Forgotten(ForgetReply::Missing), None),
+            Some(row) if row.is_expired(now) => (Reply::Forgotten(ForgetReply::Missing), Some(row)),
+            Some(row) if row.is_leased(now) => (Reply::Forgotten(ForgetReply::InFlight), Some(row)),
+            Some(_) => (Reply::Forgotten(ForgetReply::Removed), None),
         },
         (Call::Purge(_) | Call::Count | Call::Advance(_), _) => {
             unreachable!("these calls have no key")

@@ -5,10 +5,8 @@ use std::time::{Duration, SystemTime};
 
 use futures_util::future::try_join_all;
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{
-    CallTerms, Claimed, Entry, EntryState, Fetch, MaintenanceAdapter, PURGE_GRACE, StoredData,
-    Token,
-};
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, Fetch, StoredData, Token};
+use tower_dedup::adapter::inspect::{Entry, KeyState, MaintenanceAdapter, PURGE_GRACE};
 
 use super::call::{Call, FOR_EVER, Terms};
 use super::contract::{Reply, State};
@@ -144,23 +142,25 @@ fn steps_to(at: SystemTime) -> i64 {
 
 fn read_entry(entry: &Entry) -> (State, u32, bool, i64, i64) {
     let state = match entry.state {
-        EntryState::InFlight { lease_until } => State::InFlight(steps_to(lease_until)),
-        EntryState::Released => State::Released,
-        EntryState::Complete { .. } => State::Complete,
+        KeyState::InFlight | KeyState::Lapsed => {
+            State::InFlight(steps_to(entry.lease_until.unwrap()))
+        }
+        KeyState::Released => State::Released,
+        KeyState::Complete => State::Complete,
         other => panic!("{other:?}"),
     };
     let (ago, left) = (-steps_to(entry.first_seen_at), steps_to(entry.expires_at));
     (state, entry.attempts, entry.takeover, ago, left)
 }
 
-fn read_claimed(claimed: Claimed) -> Reply {
+fn read_claimed(claimed: ClaimReply) -> Reply {
     match claimed {
-        Claimed::First { attempt, takeover, .. } => Reply::Granted(attempt, takeover),
-        Claimed::Duplicate(seen) => {
+        ClaimReply::First { attempt, takeover, .. } => Reply::Granted(attempt, takeover),
+        ClaimReply::Duplicate(seen) => {
             let payload = |data: &StoredData| data.payload_sha256.map(|payload| payload[0]);
             Reply::Duplicate(steps(seen.age), seen.stored.as_deref().map(payload))
         }
-        Claimed::InFlight => Reply::InFlight,
+        ClaimReply::InFlight => Reply::InFlight,
         other => panic!("{other:?}"),
     }
 }

@@ -14,9 +14,8 @@ use rand::{Rng, RngExt, SeedableRng};
 use serde::{Deserialize, Serialize};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Postgres, Sqlite};
-use tower_dedup::adapter::{
-    DedupAdapter, PostgresAdapter, RedisAdapter, SqliteAdapter, TransactionAdapter,
-};
+use tower_dedup::adapter::contract::DedupAdapter;
+use tower_dedup::adapter::{PostgresAdapter, RedisAdapter, SqliteAdapter, TransactionAdapter};
 use tower_dedup::ledger::Ledger;
 use tower_dedup::{DedupHandle, DedupLayer, DedupTx, Delivery};
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{CallTerms, Claimed, DedupAdapter, MemoryAdapter, StoreFuture};
+use tower_dedup::adapter::MemoryAdapter;
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, StoreFuture};
 use tower_dedup::conformance::Store;
 
 use super::adapters::{Memory, Postgres, Sqlite, everything, inspection};
@@ -15,7 +16,7 @@ use super::redis_stores::Redis;
 struct Plain(MemoryAdapter);
 
 impl DedupAdapter for Plain {
-    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Claimed> {
+    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
         Box::pin(async move {
             self.abilities().check(terms)?;
             self.0.claim(key, terms).await

@@ -6,16 +6,17 @@ use std::time::Duration;
 use crate::support::rows;
 use allocation_counter::AllocationInfo;
 use futures_util::FutureExt;
-use tower_dedup::adapter::{
-    AtCapacity, CallTerms, Claimed, Completed, DedupAdapter, Fetch, MaintenanceAdapter,
-    MemoryAdapter, PURGE_GRACE, Token,
+use tower_dedup::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, Token,
 };
+use tower_dedup::adapter::inspect::{MaintenanceAdapter, PURGE_GRACE};
+use tower_dedup::adapter::{AtCapacity, MemoryAdapter};
 use tower_dedup::{DedupKey, Error, ErrorKind};
 
 const KEYS: usize = 100_000;
 const RETENTION: Duration = Duration::from_secs(1_000);
 const LEASE: Duration = Duration::from_secs(10);
-const FIRST: Claimed = Claimed::first(1, false);
+const FIRST: ClaimReply = ClaimReply::first(1, false);
 
 fn key(id: usize) -> DedupKey {
     DedupKey::new("memory", &format!("evt_{id:020}")).unwrap()
@@ -42,7 +43,7 @@ fn now<T>(call: impl Future<Output = T>) -> T {
 }
 
 /// Claims a key that is complete at once.
-fn remember(adapter: &MemoryAdapter, key: &DedupKey) -> Result<Claimed, Error> {
+fn remember(adapter: &MemoryAdapter, key: &DedupKey) -> Result<ClaimReply, Error> {
     now(adapter.claim(key, &on_claim()))
 }
 
@@ -67,7 +68,7 @@ fn complete_key_takes_96_bytes_at_most() {
         for id in 0..KEYS {
             let (key, mine) = (key(id), terms());
             assert_eq!(now(adapter.claim(&key, &mine)).unwrap(), FIRST);
-            assert_eq!(now(adapter.complete(&key, &mine)).unwrap(), Completed::Held);
+            assert_eq!(now(adapter.complete(&key, &mine)).unwrap(), CompleteReply::Held);
         }
     });
     assert_eq!(now(rows(&adapter)), KEYS as u64);
@@ -85,7 +86,7 @@ fn completed_claims_take_no_more_than_other_keys() {
             now(adapter.claim(key, &mine)).unwrap();
         }
         for key in &keys {
-            assert_eq!(now(adapter.complete(key, &mine)).unwrap(), Completed::Held);
+            assert_eq!(now(adapter.complete(key, &mine)).unwrap(), CompleteReply::Held);
         }
     });
     let bytes = info.bytes_current as f64 / KEYS as f64;
@@ -157,7 +158,7 @@ fn small_adapters_hold_exactly_their_capacity() {
         assert!(is_full(now(adapter.complete(&key(held), &terms()))), "{asked}");
         // Known keys still get a reply.
         let again = remember(&adapter, &key(0)).unwrap();
-        assert!(matches!(again, Claimed::Duplicate(_)), "{asked}");
+        assert!(matches!(again, ClaimReply::Duplicate(_)), "{asked}");
     }
 }
 
@@ -201,7 +202,7 @@ fn claim_that_does_not_fit_evicts_nothing() {
     assert!(is_full(now(adapter.claim(&key(13), &terms()))));
     assert_eq!(now(rows(&adapter)), 4);
     for id in [3, 10, 11, 12] {
-        assert_eq!(now(adapter.claim(&key(id), &terms())).unwrap(), Claimed::InFlight, "{id}");
+        assert_eq!(now(adapter.claim(&key(id), &terms())).unwrap(), ClaimReply::InFlight, "{id}");
     }
 }
 
@@ -244,7 +245,7 @@ fn extreme_times_do_not_panic_and_expire_in_order() {
         adapter.advance(by);
         now(adapter.purge(10)).unwrap();
         let claimed = remember(&adapter, &key(100)).unwrap();
-        assert!(matches!(claimed, Claimed::First { .. }), "{claimed:?}");
+        assert!(matches!(claimed, ClaimReply::First { .. }), "{claimed:?}");
     }
     // The clock stands at its maximum, so the purge's grace never passes.
     assert_eq!(now(adapter.purge(10)).unwrap().deleted, 0);
@@ -257,13 +258,13 @@ async fn leases_and_retention_follow_paused_time() {
     let (key, mine) = (key(0), terms());
     adapter.claim(&key, &mine).await.unwrap();
     tokio::time::advance(LEASE - Duration::from_millis(1)).await;
-    assert_eq!(adapter.claim(&key, &terms()).await.unwrap(), Claimed::InFlight);
+    assert_eq!(adapter.claim(&key, &terms()).await.unwrap(), ClaimReply::InFlight);
     tokio::time::sleep(Duration::from_millis(1)).await;
-    assert_eq!(adapter.claim(&key, &terms()).await.unwrap(), Claimed::first(2, true));
+    assert_eq!(adapter.claim(&key, &terms()).await.unwrap(), ClaimReply::first(2, true));
     adapter.complete(&key, &mine).await.unwrap();
     // A claim sets a new `expires_at`, so the retention counts from the takeover.
     tokio::time::advance(RETENTION - Duration::from_millis(1)).await;
-    assert!(matches!(adapter.claim(&key, &terms()).await.unwrap(), Claimed::Duplicate(_)));
+    assert!(matches!(adapter.claim(&key, &terms()).await.unwrap(), ClaimReply::Duplicate(_)));
     tokio::time::advance(Duration::from_millis(1)).await;
     assert_eq!(adapter.claim(&key, &terms()).await.unwrap(), FIRST);
 }
@@ -275,9 +276,9 @@ async fn paused_time_stands_still_for_leases() {
     adapter.claim(&key(0), &brief).await.unwrap();
     // Real time passes; paused time does not.
     std::thread::sleep(Duration::from_millis(5));
-    assert_eq!(adapter.claim(&key(0), &terms()).await.unwrap(), Claimed::InFlight);
+    assert_eq!(adapter.claim(&key(0), &terms()).await.unwrap(), ClaimReply::InFlight);
     adapter.advance(Duration::from_millis(1));
-    assert_eq!(adapter.claim(&key(0), &terms()).await.unwrap(), Claimed::first(2, true));
+    assert_eq!(adapter.claim(&key(0), &terms()).await.unwrap(), ClaimReply::first(2, true));
 }
 
 #[test]
@@ -287,7 +288,7 @@ fn threads_without_a_runtime_use_real_time() {
     now(adapter.claim(&key(0), &brief)).unwrap();
     // The lease lapses by the real clock.
     std::thread::sleep(Duration::from_millis(2));
-    assert_eq!(now(adapter.claim(&key(0), &terms())).unwrap(), Claimed::first(2, true));
+    assert_eq!(now(adapter.claim(&key(0), &terms())).unwrap(), ClaimReply::first(2, true));
 }
 
 #[tokio::test]
@@ -300,7 +301,7 @@ async fn claim_at_capacity_is_refused_and_evicts_nothing() {
     assert_eq!(full.kind(), ErrorKind::Full);
     for id in 0..3 {
         let again = adapter.claim(&key(id), &on_claim()).await.unwrap();
-        assert!(matches!(again, Claimed::Duplicate(_)));
+        assert!(matches!(again, ClaimReply::Duplicate(_)));
     }
     adapter.advance(RETENTION);
     assert_eq!(adapter.claim(&key(3), &on_claim()).await.unwrap(), FIRST);
@@ -312,7 +313,7 @@ async fn eviction_spares_keys_in_flight() {
     adapter.claim(&key(0), &terms()).await.unwrap();
     adapter.claim(&key(1), &on_claim()).await.unwrap();
     adapter.claim(&key(2), &on_claim()).await.unwrap();
-    assert_eq!(adapter.claim(&key(0), &terms()).await.unwrap(), Claimed::InFlight);
+    assert_eq!(adapter.claim(&key(0), &terms()).await.unwrap(), ClaimReply::InFlight);
     assert_eq!(adapter.get(&key(1)).await.unwrap(), None);
     adapter.claim(&key(2), &terms()).await.unwrap();
     adapter.forget(&key(2)).await.unwrap();

@@ -7,11 +7,10 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
-use tower_dedup::adapter::{
-    Claimed, Completed, DedupAdapter, Forgotten, Identifier, ListFilter, MaintenanceAdapter,
-    PostgresAdapter, PostgresOptions, TransactionAdapter,
-};
-use tower_dedup::{ConfigError, DedupKey, ErrorKind};
+use tower_dedup::adapter::contract::{ClaimReply, CompleteReply, DedupAdapter};
+use tower_dedup::adapter::inspect::{ForgetReply, ListFilter, MaintenanceAdapter};
+use tower_dedup::adapter::{Identifier, PostgresAdapter, PostgresOptions, TransactionAdapter};
+use tower_dedup::{DedupKey, ErrorKind};
 
 use crate::support::postgres::{Schema, Server};
 use crate::support::{FIRST, claim_all, complete_all, dedup_key, on_claim, rows, terms};
@@ -135,7 +134,7 @@ async fn connect_that_fails_reports_it_without_the_url() {
     let error = error.map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(!format!("{error:?}").contains("hidden"), "{error:?}");
-    assert_eq!(Identifier::new("a.b"), Err(ConfigError::InvalidIdentifier));
+    assert!(Identifier::new("a.b").is_err());
 }
 
 /// A duplicate writes nothing, so it never waits for a disk.
@@ -165,9 +164,9 @@ async fn duplicates_write_no_wal() {
     let before = position().await;
     for round in 0..50 {
         let claimed = claim_all(&adapter, &known, &terms()).await.unwrap();
-        assert!(claimed.iter().all(|one| matches!(one, Claimed::Duplicate(_))), "{round}");
+        assert!(claimed.iter().all(|one| matches!(one, ClaimReply::Duplicate(_))), "{round}");
         let claimed = claim_all(&adapter, &in_flight, &terms()).await.unwrap();
-        assert_eq!(claimed, vec![Claimed::InFlight; 100]);
+        assert_eq!(claimed, vec![ClaimReply::InFlight; 100]);
         claim_all(&adapter, &known, &on_claim(&terms())).await.unwrap();
         let opened = adapter.open(&known, &terms()).await.unwrap();
         assert!(opened.transaction.is_none());
@@ -186,7 +185,7 @@ async fn completions_are_heap_only_updates() {
     for id in 0..EVENTS {
         let (key, mine) = (dedup_key(&id.to_string()), terms());
         adapter.claim(&key, &mine).await.unwrap();
-        assert_eq!(adapter.complete(&key, &mine).await.unwrap(), Completed::Held);
+        assert_eq!(adapter.complete(&key, &mine).await.unwrap(), CompleteReply::Held);
     }
     let counted = async || -> (i64, i64) {
         sqlx::query_as(
@@ -235,7 +234,7 @@ async fn crash_of_the_server_loses_nothing_that_was_acknowledged() {
         let adapter = PostgresAdapter::new(connect());
         for keys in [&completed, &recorded, &committed] {
             let again = claim_all(&adapter, keys, &terms()).await.unwrap();
-            assert!(again.iter().all(|one| matches!(one, Claimed::Duplicate(_))), "{again:?}");
+            assert!(again.iter().all(|one| matches!(one, ClaimReply::Duplicate(_))), "{again:?}");
         }
     }
 }
@@ -262,8 +261,8 @@ async fn standby_is_refused_until_it_is_promoted() {
     standby.promote();
     // The same pool, without a restart.
     let again = other.claim(&known, &on_claim(&terms())).await.unwrap();
-    assert!(matches!(again, Claimed::Duplicate(_)), "{again:?}");
-    assert_eq!(other.claim(&new, &terms()).await.unwrap(), Claimed::first(1, false));
+    assert!(matches!(again, ClaimReply::Duplicate(_)), "{again:?}");
+    assert_eq!(other.claim(&new, &terms()).await.unwrap(), ClaimReply::first(1, false));
 }
 
 /// A database refuses writes for a while.
@@ -283,7 +282,7 @@ async fn read_only_database_is_unavailable_and_recovers() {
         let refused = adapter.open(slice::from_ref(key), &terms()).await;
         assert!(refused.is_ok_and(|opened| opened.transaction.is_none()) || key == &new);
     }
-    assert_eq!(writing.claim(&new, &terms()).await.unwrap(), Claimed::first(1, false));
+    assert_eq!(writing.claim(&new, &terms()).await.unwrap(), ClaimReply::first(1, false));
 }
 
 /// Every connection is cut, as by a restart behind a proxy: the next call succeeds.
@@ -345,7 +344,7 @@ async fn many_replicas_purge_at_once() {
     let purged: u64 = join_all(all).await.into_iter().map(Result::unwrap).sum();
     assert_eq!(purged + adapter.purge(5_000).await.unwrap().deleted, 2_000);
     assert_eq!(rows(&adapter).await, 1);
-    assert_eq!(adapter.forget(&live).await.unwrap(), Forgotten::InFlight);
+    assert_eq!(adapter.forget(&live).await.unwrap(), ForgetReply::InFlight);
 }
 
 #[tokio::test]

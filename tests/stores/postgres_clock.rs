@@ -4,10 +4,11 @@ use std::time::{Duration, SystemTime};
 
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
-use tower_dedup::adapter::{
-    CallTerms, Claimed, Completed, DedupAdapter, Entry, EntryState, Forgotten, MaintenanceAdapter,
-    PostgresAdapter, PostgresOptions, Renewed, Token, TransactionAdapter,
+use tower_dedup::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
 };
+use tower_dedup::adapter::inspect::{Entry, ForgetReply, MaintenanceAdapter};
+use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, TransactionAdapter};
 
 use crate::support::effects::{AT_A_GATE, Database, MINUTE};
 use crate::support::{FIRST, claim_all, dedup_key, on_claim, rows};
@@ -68,7 +69,7 @@ async fn leases_and_retention_follow_the_clock_of_the_store() {
         assert_eq!(adapter.claim(&dedup_key("recorded"), &on_claim(&mine)).await.unwrap(), FIRST);
         // Times are reported as the store knows them, within the duration of a test.
         let told = entry(&adapter, "a").await;
-        let EntryState::InFlight { lease_until } = told.state else { panic!("{told:?}") };
+        let lease_until = told.lease_until.unwrap();
         for (time, after) in [(lease_until, MINUTE), (told.expires_at, DAY)] {
             let since = time.duration_since(before).unwrap();
             assert!(since >= after - SECOND && since < after + MINUTE * 10, "{since:?}");
@@ -77,30 +78,30 @@ async fn leases_and_retention_follow_the_clock_of_the_store() {
         // The lease has a second left.
         set_clock(&database, start + 30).await;
         let claimed = claim_all(&adapter, &set, &terms()).await.unwrap();
-        assert_eq!(claimed, vec![Claimed::InFlight; 3]);
+        assert_eq!(claimed, vec![ClaimReply::InFlight; 3]);
         let opened = adapter.open(&set[..1], &terms()).await.unwrap();
-        assert_eq!(opened.replies, [Claimed::InFlight]);
-        assert_eq!(adapter.forget(&dedup_key("a")).await.unwrap(), Forgotten::InFlight);
-        assert_eq!(adapter.renew(&dedup_key("b"), &mine).await.unwrap(), Renewed::Held);
-        assert_eq!(adapter.complete(&dedup_key("c"), &mine).await.unwrap(), Completed::Held);
+        assert_eq!(opened.replies, [ClaimReply::InFlight]);
+        assert_eq!(adapter.forget(&dedup_key("a")).await.unwrap(), ForgetReply::InFlight);
+        assert_eq!(adapter.renew(&dedup_key("b"), &mine).await.unwrap(), RenewReply::Held);
+        assert_eq!(adapter.complete(&dedup_key("c"), &mine).await.unwrap(), CompleteReply::Held);
         // The lease has lapsed, except the renewed one.
         set_clock(&database, start + 61).await;
         let others = terms();
         let claimed = claim_all(&adapter, &set, &others).await.unwrap();
-        assert_eq!(claimed[..2], [Claimed::first(2, true), Claimed::InFlight]);
-        assert!(matches!(claimed[2], Claimed::Duplicate(_)));
+        assert_eq!(claimed[..2], [ClaimReply::first(2, true), ClaimReply::InFlight]);
+        assert!(matches!(claimed[2], ClaimReply::Duplicate(_)));
 
         // Every key is remembered for a day of the store's time, by every ledger.
         set_clock(&database, start + 86_400 - 600).await;
         assert_eq!(adapter.purge(100).await.unwrap().deleted, 0);
         for id in ["c", "recorded", "transactional"] {
             let claimed = adapter.claim(&dedup_key(id), &terms()).await.unwrap();
-            assert!(matches!(claimed, Claimed::Duplicate(_)), "{id}: {claimed:?}");
+            assert!(matches!(claimed, ClaimReply::Duplicate(_)), "{id}: {claimed:?}");
         }
         set_clock(&database, start + 86_400 + 61 * 2).await;
         assert_eq!(
             adapter.claim(&dedup_key("c"), &terms()).await.unwrap(),
-            Claimed::first(1, false)
+            ClaimReply::first(1, false)
         );
         // The other keys have expired with their leases.
         set_clock(&database, start + 86_400 + 61 * 2 + 3_600).await;
@@ -142,7 +143,7 @@ async fn claim_that_waited_for_a_connection_gets_its_whole_lease() {
     }
     let released = now(&mut taken).await;
     drop(taken);
-    assert_eq!(claim.await.unwrap(), Claimed::first(1, false));
+    assert_eq!(claim.await.unwrap(), ClaimReply::first(1, false));
     let until = lease_until(database.effects.pool(), "a").await;
     assert!(until >= released + 60.0, "{until} {released}");
 }
@@ -178,7 +179,7 @@ async fn claim_that_waited_for_a_row_gets_its_whole_lease() {
         }
         let released = now(&mut theirs).await;
         theirs.commit().await.unwrap();
-        if claim.await.unwrap() == Claimed::first(2, false) {
+        if claim.await.unwrap() == ClaimReply::first(2, false) {
             let until = lease_until(database.effects.pool(), &id).await;
             assert!(until >= released + 60.0, "{until} {released}");
             granted = true;
@@ -205,27 +206,27 @@ async fn claim_meets_a_row_that_was_committed_since_its_statement_began() {
                 match case {
                     "record" => {
                         let recorded = adapter.claim(&key, &on_claim(&terms())).await.unwrap();
-                        matches!(recorded, Claimed::Duplicate(_))
+                        matches!(recorded, ClaimReply::Duplicate(_))
                     }
                     "open" => {
                         let opened = adapter.open(&[key], &terms()).await.unwrap();
-                        matches!(opened.replies[..], [Claimed::Duplicate(_)])
+                        matches!(opened.replies[..], [ClaimReply::Duplicate(_)])
                             && opened.transaction.is_none()
                     }
                     "record_in" => {
                         let mut transaction = pool.begin().await.unwrap();
                         let recorded = adapter.record_in(&mut transaction, &key, DAY).await;
-                        matches!(recorded.unwrap(), Claimed::Duplicate(_))
+                        matches!(recorded.unwrap(), ClaimReply::Duplicate(_))
                     }
                     // The first key blocks, and the second one was looked up before.
                     "claims of a batch" => {
                         let keys = [dedup_key("0"), key];
                         let claimed = claim_all(&adapter, &keys, &terms()).await.unwrap();
-                        matches!(claimed[..], [FIRST, Claimed::Duplicate(_)])
+                        matches!(claimed[..], [FIRST, ClaimReply::Duplicate(_)])
                     }
                     _ => {
                         let claimed = adapter.claim(&key, &terms()).await.unwrap();
-                        matches!(claimed, Claimed::Duplicate(_))
+                        matches!(claimed, ClaimReply::Duplicate(_))
                     }
                 }
             }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
 use tokio::net::{TcpListener, TcpStream};
-use tower_dedup::adapter::{MaintenanceAdapter, PostgresAdapter, TransactionAdapter};
+use tower_dedup::adapter::PostgresAdapter;
+use tower_dedup::adapter::TransactionAdapter;
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 
 use crate::support::log::Log;
 use crate::support::postgres::Schema;

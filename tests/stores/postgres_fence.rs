@@ -7,10 +7,11 @@ use std::time::Duration;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection, PgConnection};
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, Completed, DedupAdapter, Forgotten, MaintenanceAdapter,
-    PURGE_GRACE, PostgresAdapter, PostgresOptions, Purging, Renewed, Token,
+use tower_dedup::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
 };
+use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter, PURGE_GRACE};
+use tower_dedup::adapter::{Batching, PostgresAdapter, PostgresOptions, Purging};
 
 use crate::support::dedup_key;
 use crate::support::postgres::Schema;
@@ -126,7 +127,7 @@ async fn late_claim_has_no_effect(
                 world.proxy.deliver().await;
             }
             let claimed = claimed.unwrap();
-            assert!(matches!(claimed, Claimed::First { .. }), "{label}: {claimed:?}");
+            assert!(matches!(claimed, ClaimReply::First { .. }), "{label}: {claimed:?}");
             return false;
         }
         Err(error) => assert!(error.is_cancelled(), "{label}"),
@@ -142,9 +143,9 @@ async fn late_claim_has_no_effect(
     }
     let next = terms();
     let claimed = world.other.claim(&key, &next).await.unwrap();
-    assert!(matches!(claimed, Claimed::First { .. }), "{label}: {claimed:?}");
+    assert!(matches!(claimed, ClaimReply::First { .. }), "{label}: {claimed:?}");
     // A late renewal does not get the key back.
-    assert_eq!(world.late.renew(&key, &mine).await.unwrap(), Renewed::Lost, "{label}");
+    assert_eq!(world.late.renew(&key, &mine).await.unwrap(), RenewReply::Lost, "{label}");
     true
 }
 
@@ -187,14 +188,14 @@ async fn late_forget_keeps_a_later_completion() {
     while world.proxy.all_messages() <= 1 {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    assert_eq!(world.other.forget(&key).await.unwrap(), Forgotten::Removed);
+    assert_eq!(world.other.forget(&key).await.unwrap(), ForgetReply::Removed);
     let mine = under_lease();
-    assert_eq!(world.other.claim(&key, &mine).await.unwrap(), Claimed::first(1, false));
-    assert_eq!(world.other.complete(&key, &mine).await.unwrap(), Completed::Held);
+    assert_eq!(world.other.claim(&key, &mine).await.unwrap(), ClaimReply::first(1, false));
+    assert_eq!(world.other.complete(&key, &mine).await.unwrap(), CompleteReply::Held);
     forget.abort();
     world.proxy.deliver().await;
     let again = world.other.claim(&key, &under_lease()).await.unwrap();
-    assert!(matches!(again, Claimed::Duplicate(_)), "{again:?}");
+    assert!(matches!(again, ClaimReply::Duplicate(_)), "{again:?}");
     world.proxy.close();
 }
 
@@ -227,13 +228,16 @@ async fn row_of_a_release_shows_nothing() {
         let key = dedup_key(&format!("{:?}", mine.permanence()));
         adapter.release(&key, &mine).await.unwrap();
         assert_eq!(adapter.get(&key).await.unwrap(), None);
-        assert_eq!(adapter.forget(&key).await.unwrap(), Forgotten::Missing);
+        assert_eq!(adapter.forget(&key).await.unwrap(), ForgetReply::Missing);
         // The token is that of the release.
-        assert_eq!(adapter.renew(&key, &mine).await.unwrap(), Renewed::Lost);
-        assert_eq!(adapter.claim(&key, &mine).await.unwrap(), Claimed::first(1, false));
+        assert_eq!(adapter.renew(&key, &mine).await.unwrap(), RenewReply::Lost);
+        assert_eq!(adapter.claim(&key, &mine).await.unwrap(), ClaimReply::first(1, false));
     }
     let completed = dedup_key("completed");
     adapter.release(&completed, &under_lease()).await.unwrap();
-    assert_eq!(adapter.complete(&completed, &under_lease()).await.unwrap(), Completed::Inserted);
+    assert_eq!(
+        adapter.complete(&completed, &under_lease()).await.unwrap(),
+        CompleteReply::Inserted
+    );
     assert_eq!(adapter.stats().await.unwrap().rows, 3);
 }

@@ -6,10 +6,11 @@ use std::time::Duration;
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row as _};
 use tower_dedup::ErrorKind;
-use tower_dedup::adapter::{
-    CallTerms, Claimed, Cursor, DedupAdapter, Forgotten, KeyState, ListFilter, MaintenanceAdapter,
-    PostgresAdapter, PostgresOptions, Purging, Token,
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
+use tower_dedup::adapter::inspect::{
+    Cursor, ForgetReply, KeyState, ListFilter, MaintenanceAdapter,
 };
+use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, Purging};
 
 use crate::support::postgres::{Schema, create_partitions};
 use crate::support::{claim_all, complete_all, dedup_key, sorted_keys, terms};
@@ -112,7 +113,7 @@ async fn migration_refuses_a_table_without_the_index_and_claims_do_not_need_it()
     let options = PostgresOptions::new().purging(Purging::off());
     let other = PostgresAdapter::with_options(table.pool.clone(), options);
     let claimed = other.claim(&dedup_key("a"), &terms()).await.unwrap();
-    assert_eq!(claimed, Claimed::first(1, false));
+    assert_eq!(claimed, ClaimReply::first(1, false));
     // By any name, and with more columns.
     table.execute("CREATE INDEX mine ON webhook_deliveries (expires_at, key)").await;
     table.adapter.migrate().await.unwrap();
@@ -162,7 +163,7 @@ async fn purges_beside_batches_that_claim_expired_keys_never_fail() {
         let (claims, purges): (Vec<_>, Vec<_>) = (claims.collect(), purges.collect());
         for claim in claims {
             for reply in claim.await.unwrap() {
-                assert_eq!(reply, Claimed::first(1, false));
+                assert_eq!(reply, ClaimReply::first(1, false));
             }
         }
         for purge in purges {
@@ -170,7 +171,7 @@ async fn purges_beside_batches_that_claim_expired_keys_never_fail() {
         }
         // Each claimed key is there, under its new lease.
         for key in &keys {
-            assert_eq!(table.adapter.forget(key).await.unwrap(), Forgotten::InFlight);
+            assert_eq!(table.adapter.forget(key).await.unwrap(), ForgetReply::InFlight);
         }
         let free = "UPDATE webhook_deliveries SET lease_until = now() - interval '3 hours', \
             expires_at = now() - interval '3 hours'";
@@ -257,9 +258,9 @@ async fn rights_on_the_partitioned_table_are_enough() {
     assert_eq!(adapter.list(&ListFilter::new(), None, 100).await.unwrap().keys.len(), 20);
     let (keys, mine) = (sorted_keys("new", 20), terms());
     let claimed = claim_all(&adapter, &keys, &mine).await.unwrap();
-    assert!(claimed.iter().all(|reply| *reply == Claimed::first(1, false)), "{claimed:?}");
+    assert!(claimed.iter().all(|reply| *reply == ClaimReply::first(1, false)), "{claimed:?}");
     complete_all(&adapter, &keys, &mine).await.unwrap();
-    assert_eq!(adapter.forget(&keys[0]).await.unwrap(), Forgotten::Removed);
+    assert_eq!(adapter.forget(&keys[0]).await.unwrap(), ForgetReply::Removed);
     pool.close().await;
     table.execute(&format!("DROP OWNED BY {role}")).await;
     table.execute(&format!("DROP ROLE {role}")).await;

@@ -7,7 +7,8 @@ use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use tower_dedup::Error;
-use tower_dedup::adapter::{Batching, Claimed, DedupAdapter, PostgresAdapter, PostgresOptions};
+use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
+use tower_dedup::adapter::{Batching, PostgresAdapter, PostgresOptions};
 
 use crate::support::postgres::{Schema, shared};
 use crate::support::{dedup_key, on_claim, terms};
@@ -20,7 +21,7 @@ fn named(schema: &Schema, options: PostgresOptions) -> (String, PostgresAdapter)
     (name, PostgresAdapter::with_options(pool, options))
 }
 
-async fn claims(adapter: &PostgresAdapter, round: &str) -> Vec<Result<Claimed, Error>> {
+async fn claims(adapter: &PostgresAdapter, round: &str) -> Vec<Result<ClaimReply, Error>> {
     let all = (0..16).map(|id| {
         let (adapter, key) = (adapter.clone(), dedup_key(&format!("{round}-{id}")));
         async move { adapter.claim(&key, &on_claim(&terms())).await }

@@ -5,9 +5,8 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use sqlx::postgres::PgPoolOptions;
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{
-    Batching, Claimed, Completed, DedupAdapter, PostgresAdapter, PostgresOptions,
-};
+use tower_dedup::adapter::contract::{ClaimReply, CompleteReply, DedupAdapter};
+use tower_dedup::adapter::{Batching, PostgresAdapter, PostgresOptions};
 
 use crate::support::effects::{AT_A_GATE, Database};
 use crate::support::postgres::Server;
@@ -62,16 +61,16 @@ async fn duplicate_beside_completions_neither_writes_nor_locks() {
         tokio::task::yield_now().await;
     }
     drop(gate);
-    assert_eq!(first.await.unwrap().unwrap(), Claimed::first(1, false));
+    assert_eq!(first.await.unwrap().unwrap(), ClaimReply::first(1, false));
     for completed in completions.await {
-        assert_eq!(completed.unwrap(), Completed::Held);
+        assert_eq!(completed.unwrap(), CompleteReply::Held);
     }
     for claimed in new.await {
-        assert_eq!(claimed.unwrap(), Claimed::first(1, false));
+        assert_eq!(claimed.unwrap(), ClaimReply::first(1, false));
     }
     for claimed in duplicates.await {
         let claimed = claimed.unwrap();
-        assert!(matches!(claimed, Claimed::Duplicate(_)), "{claimed:?}");
+        assert!(matches!(claimed, ClaimReply::Duplicate(_)), "{claimed:?}");
     }
     let count = async |such: &str| -> i64 {
         let sql = format!("SELECT count(*) FROM webhook_deliveries WHERE {such}");
@@ -121,7 +120,7 @@ async fn batches_over_slow_commits_are_rarely_rolled_back() {
         });
         let mut first = 0;
         for claimed in join_all(copies.collect::<Vec<_>>()).await {
-            first += usize::from(claimed.unwrap() == Claimed::first(1, false));
+            first += usize::from(claimed.unwrap() == ClaimReply::first(1, false));
         }
         assert_eq!(first, CALLERS);
         longest = longest.max(start.elapsed());

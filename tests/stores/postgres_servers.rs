@@ -8,10 +8,11 @@ use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
 use tower::Layer;
 use tower_dedup::ErrorKind;
-use tower_dedup::adapter::{
-    CallTerms, Claimed, Completed, DedupAdapter, Forgotten, MaintenanceAdapter, PostgresAdapter,
-    PostgresOptions, Renewed, Token, TransactionAdapter,
+use tower_dedup::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
 };
+use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
+use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, TransactionAdapter};
 
 use crate::support::effects::{Database, MINUTE, transactional, write};
 use crate::support::postgres::{Schema, Server, create_partitions, fresh_name, shared, with_path};
@@ -27,38 +28,38 @@ async fn pool(url: &str) -> PgPool {
 /// session locks.
 async fn every_call_is_answered(adapter: &PostgresAdapter, pool: &PgPool) {
     let (mine, key) = (terms(), dedup_key("leased"));
-    assert_eq!(adapter.claim(&key, &mine).await.unwrap(), Claimed::first(1, false));
-    assert_eq!(adapter.claim(&key, &terms()).await.unwrap(), Claimed::InFlight);
-    assert_eq!(adapter.renew(&key, &mine).await.unwrap(), Renewed::Held);
+    assert_eq!(adapter.claim(&key, &mine).await.unwrap(), ClaimReply::first(1, false));
+    assert_eq!(adapter.claim(&key, &terms()).await.unwrap(), ClaimReply::InFlight);
+    assert_eq!(adapter.renew(&key, &mine).await.unwrap(), RenewReply::Held);
     adapter.release(&key, &mine).await.unwrap();
-    assert_eq!(adapter.claim(&key, &mine).await.unwrap(), Claimed::first(2, false));
-    assert_eq!(adapter.forget(&key).await.unwrap(), Forgotten::InFlight);
-    assert_eq!(adapter.complete(&key, &mine).await.unwrap(), Completed::Held);
-    assert!(matches!(adapter.claim(&key, &mine).await.unwrap(), Claimed::Duplicate(_)));
+    assert_eq!(adapter.claim(&key, &mine).await.unwrap(), ClaimReply::first(2, false));
+    assert_eq!(adapter.forget(&key).await.unwrap(), ForgetReply::InFlight);
+    assert_eq!(adapter.complete(&key, &mine).await.unwrap(), CompleteReply::Held);
+    assert!(matches!(adapter.claim(&key, &mine).await.unwrap(), ClaimReply::Duplicate(_)));
     let recorded = dedup_key("recorded");
     assert_eq!(adapter.claim(&recorded, &on_claim(&mine)).await.unwrap(), FIRST);
     adapter.release(&recorded, &on_claim(&mine)).await.unwrap();
     assert_eq!(adapter.claim(&recorded, &on_claim(&mine)).await.unwrap(), FIRST);
     let many: Vec<_> = (10..40).map(|id| dedup_key(&id.to_string())).collect();
     let claimed = claim_all(adapter, &many, &mine).await.unwrap();
-    assert!(claimed.iter().all(|answer| *answer == Claimed::first(1, false)));
+    assert!(claimed.iter().all(|answer| *answer == ClaimReply::first(1, false)));
     let completed = complete_all(adapter, &many, &mine).await.unwrap();
-    assert!(completed.iter().all(|answer| *answer == Completed::Held));
+    assert!(completed.iter().all(|answer| *answer == CompleteReply::Held));
 
     let held = dedup_key("transactional");
     let transaction =
         adapter.open(slice::from_ref(&held), &mine).await.unwrap().transaction.unwrap();
-    assert_eq!(adapter.claim(&held, &terms()).await.unwrap(), Claimed::InFlight);
+    assert_eq!(adapter.claim(&held, &terms()).await.unwrap(), ClaimReply::InFlight);
     assert_eq!(
         adapter.open(slice::from_ref(&held), &terms()).await.unwrap().replies,
-        [Claimed::InFlight]
+        [ClaimReply::InFlight]
     );
     adapter.commit(transaction, slice::from_ref(&held), &mine).await.unwrap();
     assert!(matches!(
         adapter.open(slice::from_ref(&held), &terms()).await.unwrap().replies[..],
-        [Claimed::Duplicate(_)]
+        [ClaimReply::Duplicate(_)]
     ));
-    assert_eq!(adapter.forget(&held).await.unwrap(), Forgotten::Removed);
+    assert_eq!(adapter.forget(&held).await.unwrap(), ForgetReply::Removed);
     let short = CallTerms::on_claim(Token::random(), Duration::ZERO);
     adapter.claim(&dedup_key("purged"), &on_claim(&short)).await.unwrap();
     let aged = "UPDATE webhook_deliveries SET expires_at = expires_at - interval '61 minutes' \
@@ -80,9 +81,9 @@ async fn lock_that_is_not_ours_is_in_flight(adapter: &PostgresAdapter, pool: &Pg
     let mut set = vec![key.clone(), dedup_key("in front"), dedup_key("z")];
     set.sort();
     for answer in set.iter().zip(claim_all(adapter, &set, &terms()).await.unwrap()) {
-        assert_eq!(answer.1 == Claimed::InFlight, *answer.0 == key);
+        assert_eq!(answer.1 == ClaimReply::InFlight, *answer.0 == key);
     }
-    assert_eq!(adapter.open(&[key], &terms()).await.unwrap().replies, [Claimed::InFlight]);
+    assert_eq!(adapter.open(&[key], &terms()).await.unwrap().replies, [ClaimReply::InFlight]);
     theirs.rollback().await.unwrap();
 }
 
@@ -126,7 +127,7 @@ async fn index_created_concurrently_delays_no_claim() {
     let mine = terms();
     let claimed =
         tokio::time::timeout(MINUTE, adapter.claim(&dedup_key("a"), &mine)).await.unwrap();
-    assert_eq!(claimed.unwrap(), Claimed::first(1, false));
+    assert_eq!(claimed.unwrap(), ClaimReply::first(1, false));
     assert!(!index.is_finished());
     theirs.rollback().await.unwrap();
     index.await.unwrap().unwrap();
@@ -163,7 +164,7 @@ async fn database_without_all_characters_is_refused() {
         let adapter = PostgresAdapter::new(pool.clone());
         let claimed = adapter.claim(&dedup_key("ключ"), &terms()).await;
         match claimed {
-            Ok(claimed) => assert_eq!((works, claimed), (true, Claimed::first(1, false))),
+            Ok(claimed) => assert_eq!((works, claimed), (true, ClaimReply::first(1, false))),
             Err(error) => assert_eq!((works, error.kind()), (false, ErrorKind::Config)),
         }
         adapter.close().await;

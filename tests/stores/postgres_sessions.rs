@@ -8,9 +8,9 @@ use http::{Request, Response};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Executor, PgPool};
 use tower::Layer;
-use tower_dedup::adapter::{
-    DedupAdapter, Fetch, MaintenanceAdapter, PostgresAdapter, PostgresOptions, TransactionAdapter,
-};
+use tower_dedup::adapter::contract::{DedupAdapter, Fetch};
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, TransactionAdapter};
 use tower_dedup::{ErrorKind, Replay};
 
 use crate::support::effects::{Database, MINUTE, answer, lend, transactional};

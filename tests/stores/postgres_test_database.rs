@@ -8,7 +8,9 @@ use axum::routing::post;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, PgConnection, PgPool};
 use tokio::net::TcpListener;
-use tower_dedup::adapter::{DedupAdapter, MaintenanceAdapter, PostgresAdapter};
+use tower_dedup::adapter::PostgresAdapter;
+use tower_dedup::adapter::contract::DedupAdapter;
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::{DedupLayer, provider, testing};
 
 use crate::support::postgres::{fresh_name, shared};

@@ -12,10 +12,11 @@ use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, SqliteConnection};
 use sqlx::{PgPool, SqlitePool};
 use tokio::runtime::{Handle, Runtime};
-use tower_dedup::Purger;
+use tower_dedup::adapter::Purger;
+use tower_dedup::adapter::contract::{CallTerms, Token};
+use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter, PURGE_GRACE};
 use tower_dedup::adapter::{
-    CallTerms, Forgotten, MaintenanceAdapter, PURGE_GRACE, PostgresAdapter, PostgresOptions,
-    Purging, SqliteAdapter, SqliteOptions, Token, TransactionAdapter,
+    PostgresAdapter, PostgresOptions, Purging, SqliteAdapter, SqliteOptions, TransactionAdapter,
 };
 
 use crate::support::log::Log;
@@ -227,7 +228,7 @@ fn replicas_and_a_purger_purge_one_table_without_errors() {
                     let (terms, replica) = (terms(), &replicas[id % 4]);
                     assert_eq!(replica.claim(&key, &terms).await.unwrap(), FIRST);
                     replica.complete(&key, &terms).await.unwrap();
-                    assert_eq!(replica.forget(&key).await.unwrap(), Forgotten::Removed);
+                    assert_eq!(replica.forget(&key).await.unwrap(), ForgetReply::Removed);
                 }
                 place.is_purged().await;
                 purger.stop().await;

@@ -7,10 +7,12 @@ use futures_util::future::{join, join_all, join3};
 use http::{HeaderMap, StatusCode};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection, PgConnection, PgPool, SqliteConnection};
+use tower_dedup::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, StoredResponse, Token,
+};
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, Completed, DedupAdapter, MaintenanceAdapter, PostgresAdapter,
-    PostgresOptions, Renewed, SqliteAdapter, SqliteOptions, StoredResponse, Token,
-    TransactionAdapter,
+    Batching, PostgresAdapter, PostgresOptions, SqliteAdapter, SqliteOptions, TransactionAdapter,
 };
 use tower_dedup::{DedupKey, Error, ErrorKind};
 
@@ -48,7 +50,7 @@ pub(super) async fn claim<A: DedupAdapter>(
     adapter: A,
     id: String,
     mine: CallTerms,
-) -> Result<Claimed, Error> {
+) -> Result<ClaimReply, Error> {
     adapter.claim(&dedup_key(&id), &mine).await
 }
 
@@ -60,11 +62,11 @@ async fn one_winner<A: DedupAdapter + Clone>(adapter: A) {
     let claims = call_terms.iter().enumerate();
     let claims = claims.map(|(at, mine)| claim(adapter.clone(), id(at), mine.clone()));
     let claimed = at_once(claims.collect::<Vec<_>>()).await;
-    let is_first = |claimed: &Claimed| matches!(claimed, Claimed::First { attempt: 1, .. });
+    let is_first = |claimed: &ClaimReply| matches!(claimed, ClaimReply::First { attempt: 1, .. });
     let mut winners = vec![0; 30];
     for (at, claimed) in claimed.iter().enumerate() {
         match claimed.as_ref().unwrap() {
-            Claimed::InFlight => {}
+            ClaimReply::InFlight => {}
             first => {
                 assert!(is_first(first), "{first:?}");
                 winners[at % 30] += 1;
@@ -74,12 +76,12 @@ async fn one_winner<A: DedupAdapter + Clone>(adapter: A) {
     assert_eq!(winners, [1; 30]);
     let rest = (0..600).map(|at| {
         let (adapter, key, mine) = (adapter.clone(), dedup_key(&id(at)), call_terms[at].clone());
-        let won = matches!(claimed[at], Ok(Claimed::First { .. }));
+        let won = matches!(claimed[at], Ok(ClaimReply::First { .. }));
         async move {
-            let held = if won { Renewed::Held } else { Renewed::Lost };
+            let held = if won { RenewReply::Held } else { RenewReply::Lost };
             assert_eq!(adapter.renew(&key, &mine).await.unwrap(), held);
             if won && at % 2 == 0 {
-                assert_eq!(adapter.complete(&key, &mine).await.unwrap(), Completed::Held);
+                assert_eq!(adapter.complete(&key, &mine).await.unwrap(), CompleteReply::Held);
             } else {
                 adapter.release(&key, &mine).await.unwrap();
             }
@@ -132,10 +134,10 @@ async fn some_go_away<A: DedupAdapter + Clone>(adapter: A) {
                     // The release is a fence: the claim has no effect after it.
                     adapter.release(&key, &mine).await.unwrap();
                     let next = adapter.claim(&key, &terms()).await.unwrap();
-                    assert!(matches!(next, Claimed::First { .. }), "{next:?}");
+                    assert!(matches!(next, ClaimReply::First { .. }), "{next:?}");
                 } else {
                     let claimed = adapter.claim(&key, &mine).await.unwrap();
-                    assert_eq!(claimed, Claimed::first(1, false));
+                    assert_eq!(claimed, ClaimReply::first(1, false));
                 }
             }
         });
@@ -161,7 +163,9 @@ async fn poison<A: DedupAdapter + Clone>(adapter: A) {
     let claimed = at_once(claims.collect::<Vec<_>>()).await;
     for (at, claimed) in claimed.into_iter().enumerate() {
         match claimed {
-            Ok(claimed) => assert_eq!((claimed, at % 70 == 7), (Claimed::first(1, false), false)),
+            Ok(claimed) => {
+                assert_eq!((claimed, at % 70 == 7), (ClaimReply::first(1, false), false))
+            }
             Err(error) => assert!(at % 70 == 7, "{at}: {error:?}"),
         }
     }
@@ -171,7 +175,7 @@ async fn poison<A: DedupAdapter + Clone>(adapter: A) {
     });
     for (at, completed) in at_once(completions.collect::<Vec<_>>()).await.into_iter().enumerate() {
         assert_eq!(completed.is_err(), at % 70 == 7, "{at}: {completed:?}");
-        assert!(completed.is_err() || completed.unwrap() == Completed::Held);
+        assert!(completed.is_err() || completed.unwrap() == CompleteReply::Held);
     }
 }
 
@@ -205,12 +209,12 @@ async fn overload<A: DedupAdapter + Clone>(adapter: A, expected: usize) {
         let next = claim(adapter.clone(), format!("o{at}"), terms()).await.unwrap();
         match claimed {
             Ok(claimed) => {
-                assert_eq!((claimed, next), (Claimed::first(1, false), Claimed::InFlight));
+                assert_eq!((claimed, next), (ClaimReply::first(1, false), ClaimReply::InFlight));
                 waited += 1;
             }
             Err(error) => {
                 assert!(error.is_transient());
-                let refused = (ErrorKind::Overloaded, Claimed::first(1, false));
+                let refused = (ErrorKind::Overloaded, ClaimReply::first(1, false));
                 assert_eq!((error.kind(), next), refused);
             }
         }
@@ -243,7 +247,7 @@ async fn waiting_rows_are_bounded_on_sqlite() {
 async fn calls_while_the_queue_is_full<A: DedupAdapter>(adapter: A) -> Result<(), ErrorKind> {
     let at_once = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
     let held = dedup_key("held");
-    assert_eq!(adapter.claim(&held, &at_once).await.unwrap(), Claimed::first(1, false));
+    assert_eq!(adapter.claim(&held, &at_once).await.unwrap(), ClaimReply::first(1, false));
     let (keys, mine) = ((0..9).map(|at| dedup_key(&format!("o{at}"))).collect::<Vec<_>>(), terms());
     let (done, new) = (dedup_key("done"), dedup_key("new"));
     let renewals = join_all(keys.iter().map(|key| adapter.renew(key, &mine)));
@@ -303,7 +307,7 @@ async fn callers_of_a_batch_do_not_wait_for_a_row_of_an_open_transaction() {
                 async move {
                     let claimed = claim(adapter, id, terms()).await.unwrap();
                     let expected =
-                        if is_held { Claimed::InFlight } else { Claimed::first(1, false) };
+                        if is_held { ClaimReply::InFlight } else { ClaimReply::first(1, false) };
                     assert_eq!(claimed, expected);
                 }
             });
@@ -324,9 +328,9 @@ async fn storm<A: DedupAdapter + Clone>(adapter: &A, rounds: usize) {
             for round in 0..rounds {
                 let key = dedup_key(&((caller + round) % 100).to_string());
                 let claimed = adapter.claim(&key, &terms()).await.unwrap();
-                assert!(matches!(claimed, Claimed::Duplicate(_)), "{claimed:?}");
+                assert!(matches!(claimed, ClaimReply::Duplicate(_)), "{claimed:?}");
                 let recorded = adapter.claim(&key, &on_claim(&terms())).await.unwrap();
-                assert!(matches!(recorded, Claimed::Duplicate(_)), "{recorded:?}");
+                assert!(matches!(recorded, ClaimReply::Duplicate(_)), "{recorded:?}");
             }
         }
     });
@@ -421,7 +425,7 @@ async fn plans_stay_index_plans_while_the_table_grows() {
                 let other = dedup_key(&format!("x{round}"));
                 // Only the holder releases. Each release raises the version, and a claim that meets five
                 // of them is of unknown outcome.
-                if adapter.claim(&other, &mine).await.unwrap() != Claimed::InFlight {
+                if adapter.claim(&other, &mine).await.unwrap() != ClaimReply::InFlight {
                     adapter.release(&other, &mine).await.unwrap();
                 }
             }
@@ -526,7 +530,7 @@ async fn calls_with_different_terms_keep_them_on_postgres() {
                     if at % 4 < 2 {
                         return;
                     }
-                    assert_eq!(adapter.complete(&key, &last).await.unwrap(), Completed::Held);
+                    assert_eq!(adapter.complete(&key, &last).await.unwrap(), CompleteReply::Held);
                 }
             });
             at_once(calls.collect::<Vec<_>>()).await;

@@ -9,9 +9,10 @@ use std::time::Duration;
 use futures_util::future::{Either, join, join_all, select};
 use sqlx::postgres::PgPoolOptions;
 use tower_dedup::ErrorKind;
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, RenewReply, Token};
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, DedupAdapter, MaintenanceAdapter, PostgresAdapter,
-    PostgresOptions, Renewed, SqliteAdapter, SqliteOptions, Token,
+    Batching, PostgresAdapter, PostgresOptions, SqliteAdapter, SqliteOptions,
 };
 
 use crate::support::postgres::Schema;
@@ -49,7 +50,7 @@ async fn dropped_caller_is_not_sent<A: MaintenanceAdapter>(adapter: A) {
             assert!(polled(adapter.renew(key, &terms()), 1, false).await.is_none());
         }
         let stays = dedup_key(&format!("stays-{round}"));
-        assert_eq!(adapter.renew(&stays, &terms()).await.unwrap(), Renewed::Held);
+        assert_eq!(adapter.renew(&stays, &terms()).await.unwrap(), RenewReply::Held);
         for key in &gone {
             assert_eq!(adapter.get(key).await.unwrap(), None, "{}", key.id());
         }
@@ -78,7 +79,7 @@ async fn dropped_caller_takes_no_room<A: DedupAdapter>(adapter: A) {
         let all = join_all(stay.iter().map(|key| adapter.claim(key, &mine)));
         let (claimed, refused) = join(all, adapter.claim(&late, &mine)).await;
         for claimed in claimed {
-            assert_eq!(claimed.unwrap(), Claimed::first(1, false));
+            assert_eq!(claimed.unwrap(), ClaimReply::first(1, false));
         }
         assert_eq!(refused.unwrap_err().kind(), ErrorKind::Overloaded);
     }
@@ -113,7 +114,7 @@ async fn callers_do_not_wait_for_the_batch_before_theirs() {
         let many = join_all(keys.iter().map(|key| adapter.claim(key, &mine)));
         match select(waits, pin!(many)).await {
             Either::Right((claimed, waits)) => {
-                let first = |claimed: &Claimed| *claimed == Claimed::first(1, false);
+                let first = |claimed: &ClaimReply| *claimed == ClaimReply::first(1, false);
                 assert!(claimed.iter().all(|claimed| claimed.as_ref().is_ok_and(first)));
                 assert_eq!(waits.await.unwrap_err().kind(), ErrorKind::Refused);
                 return;

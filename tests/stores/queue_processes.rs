@@ -18,8 +18,9 @@ use rand::seq::SliceRandom;
 use sqlx::{Connection, PgConnection};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
-use tower_dedup::adapter::{
-    CallTerms, Claimed, Completed, DedupAdapter, PostgresAdapter, Renewed, Token,
+use tower_dedup::adapter::PostgresAdapter;
+use tower_dedup::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
 };
 use tower_dedup::{DedupKey, Error, ErrorKind};
 
@@ -216,10 +217,10 @@ async fn record(
     let mine = on_claim(&terms());
     let mut known = Vec::new();
     for (key, recorded) in all(some, |key| adapter.claim(key, &mine)).await {
-        if matches!(recorded, Claimed::First { .. }) {
+        if matches!(recorded, ClaimReply::First { .. }) {
             said.push(format!("completed {}", key.id()));
         }
-        if recorded != Claimed::InFlight {
+        if recorded != ClaimReply::InFlight {
             known.push(key.clone());
         }
     }
@@ -238,25 +239,26 @@ async fn claim(
     let (mut done, mut failed, mut known) = (Vec::new(), Vec::new(), Vec::new());
     for (key, claimed) in all(&some, |key| adapter.claim(key, &mine)).await {
         match claimed {
-            Claimed::First { attempt, takeover, .. } => {
+            ClaimReply::First { attempt, takeover, .. } => {
                 assert!(!takeover, "{} is taken over from a live holder", key.id());
                 said.push(format!("granted {} {attempt}", key.id()));
                 if attempt < 3 { &mut failed } else { &mut done }.push(key.clone());
             }
-            Claimed::Duplicate(_) => known.push(key.clone()),
+            ClaimReply::Duplicate(_) => known.push(key.clone()),
             _ => {}
         }
     }
     some.shuffle(&mut rand::rng());
     for (key, renewed) in all(&some, |key| adapter.renew(key, &mine)).await {
         let held = done.contains(key) || failed.contains(key);
-        assert_eq!(renewed == Renewed::Held, held, "{}: {renewed:?}", key.id());
+        assert_eq!(renewed == RenewReply::Held, held, "{}: {renewed:?}", key.id());
     }
     said.extend(done.iter().map(|key| format!("completed {}", key.id())));
     known.extend_from_slice(&done);
     known.shuffle(&mut rand::rng());
     for (key, completed) in all(&known, |key| adapter.complete(key, &mine)).await {
-        let expected = if done.contains(key) { Completed::Held } else { Completed::LeaseLost };
+        let expected =
+            if done.contains(key) { CompleteReply::Held } else { CompleteReply::LeaseLost };
         assert_eq!(completed, expected, "{}", key.id());
     }
     failed.shuffle(&mut rand::rng());

@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::time::Duration;
 
-use tower_dedup::adapter::{Claimed, DedupAdapter};
+use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
 
 use super::queue::{claim, postgres, sqlite};
 use crate::support::postgres::Schema;
@@ -57,7 +57,7 @@ fn several_runtimes<A: DedupAdapter + Clone>(connect: impl Future<Output = A>) {
             }
             let claimed = claim(adapter.clone(), format!("{round}"), terms());
             let claimed = tokio::time::timeout(Duration::from_secs(10), claimed).await;
-            assert_eq!(claimed.expect("a reply").unwrap(), Claimed::first(1, false));
+            assert_eq!(claimed.expect("a reply").unwrap(), ClaimReply::first(1, false));
         });
     }
 }

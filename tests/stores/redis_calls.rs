@@ -3,7 +3,8 @@
 use std::error::Error as _;
 use std::sync::Arc;
 
-use tower_dedup::adapter::{CallTerms, Claimed, DedupAdapter, RedisAdapter, RedisOptions};
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter};
+use tower_dedup::adapter::{RedisAdapter, RedisOptions};
 use tower_dedup::{ConfigError, Error};
 
 use crate::support::dedup_key;
@@ -21,15 +22,15 @@ pub(crate) async fn claim(
     adapter: &RedisAdapter,
     id: &str,
     terms: &CallTerms,
-) -> Result<Claimed, Error> {
+) -> Result<ClaimReply, Error> {
     adapter.claim(&dedup_key(id), terms).await
 }
 
 /// Returns the attempt of a claim that was granted.
 #[track_caller]
-pub(crate) fn attempt(claimed: Result<Claimed, Error>) -> u32 {
+pub(crate) fn attempt(claimed: Result<ClaimReply, Error>) -> u32 {
     match claimed {
-        Ok(Claimed::First { attempt, .. }) => attempt,
+        Ok(ClaimReply::First { attempt, .. }) => attempt,
         other => panic!("not claimed: {other:?}"),
     }
 }

@@ -8,10 +8,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 use tokio::time::timeout;
-use tower_dedup::adapter::{
-    CallTerms, Claimed, Completed, DedupAdapter, EntryState, Forgotten, MaintenanceAdapter,
-    RedisAdapter, RedisOptions, Renewed,
+use tower_dedup::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply,
 };
+use tower_dedup::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::{RedisAdapter, RedisOptions};
 use tower_dedup::key::DedupKey;
 
 use crate::support::redis::{Server, command};
@@ -205,7 +206,7 @@ async fn late_claim_changes_nothing(of_terms: impl Fn() -> CallTerms, age: Durat
             let next = of_terms();
             let claim = async || {
                 let claimed = fence.adapter.claim(&keys, &next).await.unwrap();
-                assert!(matches!(claimed, Claimed::First { .. }), "{what}: {claimed:?}");
+                assert!(matches!(claimed, ClaimReply::First { .. }), "{what}: {claimed:?}");
             };
             if claimed_again {
                 claim().await;
@@ -216,7 +217,7 @@ async fn late_claim_changes_nothing(of_terms: impl Fn() -> CallTerms, age: Durat
             assert_ne!(token(&before), mine.token().as_bytes(), "{what}");
             if !claimed_again {
                 let entry = fence.adapter.get(&keys).await.unwrap();
-                let is_free = |state| !matches!(state, EntryState::Complete { .. });
+                let is_free = |state| !matches!(state, KeyState::Complete);
                 assert!(entry.is_none_or(|entry| is_free(entry.state)), "{what}");
                 claim().await;
             }
@@ -251,13 +252,13 @@ async fn late_copy_of_a_claim_changes_nothing() {
             fence.prepare(row, &keys).await;
             fence.late.holds_back(0, fence.slow.claim(&keys, &mine)).await;
             let claimed = fence.adapter.claim(&keys, &mine).await.unwrap();
-            assert!(matches!(claimed, Claimed::First { .. }), "{row:?}: {claimed:?}");
+            assert!(matches!(claimed, ClaimReply::First { .. }), "{row:?}: {claimed:?}");
             fence.adapter.release(&keys, &mine).await.unwrap();
             let before = fence.value(&keys);
             fence.late.deliver().await;
             assert_eq!(fence.value(&keys), before, "{row:?}");
             let claimed = fence.adapter.claim(&keys, &of_terms()).await.unwrap();
-            assert!(matches!(claimed, Claimed::First { .. }), "{row:?}: {claimed:?}");
+            assert!(matches!(claimed, ClaimReply::First { .. }), "{row:?}: {claimed:?}");
             fence.server.run::<()>(&["FLUSHDB"]);
         }
     }
@@ -278,7 +279,7 @@ async fn release_of_a_row_that_is_nearly_deleted_keeps_it_for_an_hour() {
         let before = fence.value(&keys);
         fence.late.deliver().await;
         assert_eq!(fence.value(&keys), before);
-        assert_eq!(fence.adapter.forget(&keys).await.unwrap(), Forgotten::Missing);
+        assert_eq!(fence.adapter.forget(&keys).await.unwrap(), ForgetReply::Missing);
         fence.server.run::<()>(&["FLUSHDB"]);
     }
 }
@@ -322,7 +323,7 @@ async fn row_of_the_last_version_is_released_and_claimed() {
     fence.adapter.release(&keys, &terms()).await.unwrap();
     assert_eq!(fence.value(&keys)[23..28], [0; 5]);
     let claimed = fence.adapter.claim(&keys, &terms()).await.unwrap();
-    assert_eq!(claimed, Claimed::first(2, false));
+    assert_eq!(claimed, ClaimReply::first(2, false));
     assert_eq!(fence.value(&keys)[23..28], [0, 0, 0, 0, 1]);
 }
 
@@ -340,9 +341,9 @@ async fn late_renewal_changes_nothing() {
         let before = fence.value(&keys);
         fence.late.deliver().await;
         assert_eq!(fence.value(&keys), before, "{id}");
-        assert_eq!(fence.adapter.renew(&keys, &mine).await.unwrap(), Renewed::Lost, "{id}");
+        assert_eq!(fence.adapter.renew(&keys, &mine).await.unwrap(), RenewReply::Lost, "{id}");
         let claimed = fence.adapter.claim(&keys, &terms()).await.unwrap();
-        assert!(matches!(claimed, Claimed::First { .. }), "{id}: {claimed:?}");
+        assert!(matches!(claimed, ClaimReply::First { .. }), "{id}: {claimed:?}");
     }
 }
 
@@ -354,12 +355,12 @@ async fn late_forget_undoes_no_later_completion() {
     fence.pass(2 * MINUTE);
     // It has read the lapsed row.
     fence.late.holds_back(1, fence.slow.forget(&keys)).await;
-    assert_eq!(fence.adapter.complete(&keys, &mine).await.unwrap(), Completed::Held);
+    assert_eq!(fence.adapter.complete(&keys, &mine).await.unwrap(), CompleteReply::Held);
     let before = fence.value(&keys);
     fence.late.deliver().await;
     assert_eq!(fence.value(&keys), before);
     let claimed = fence.adapter.claim(&keys, &terms()).await.unwrap();
-    assert!(matches!(claimed, Claimed::Duplicate(_)), "{claimed:?}");
+    assert!(matches!(claimed, ClaimReply::Duplicate(_)), "{claimed:?}");
 }
 
 /// A forgotten key is a release too: a claim that had read the row before does not take it.
@@ -370,7 +371,7 @@ async fn late_claim_of_a_forgotten_row_changes_nothing() {
         let (keys, mine) = (dedup_key("a"), of_terms());
         fence.prepare(Row::Lapsed, &keys).await;
         fence.late.holds_back(1, fence.slow.claim(&keys, &mine)).await;
-        assert_eq!(fence.adapter.forget(&keys).await.unwrap(), Forgotten::Removed);
+        assert_eq!(fence.adapter.forget(&keys).await.unwrap(), ForgetReply::Removed);
         let before = fence.value(&keys);
         fence.late.deliver().await;
         assert_eq!(fence.value(&keys), before);

@@ -11,10 +11,12 @@ use http_body_util::Full;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_dedup::adapter::{
-    CallTerms, Claimed, Completed, Cursor, DedupAdapter, Fetch, Forgotten, ListFilter,
-    MaintenanceAdapter, RedisAdapter, Renewed, StoreFuture, StoredResponse, Token,
+use tower_dedup::adapter::RedisAdapter;
+use tower_dedup::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, RenewReply, StoreFuture,
+    StoredResponse, Token,
 };
+use tower_dedup::adapter::inspect::{Cursor, ForgetReply, ListFilter, MaintenanceAdapter};
 use tower_dedup::key::{DedupKey, Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::{BoxError, DedupLayer, ErrorKind, KeyError, OnUnavailable};
 
@@ -72,18 +74,18 @@ async fn calls_that_change_nothing_write_nothing() {
     assert!(before >= 4, "{before}");
     for other in [terms(), on_claim(&terms())] {
         let other = other.with_fetch(Fetch::DigestAndResponse);
-        assert_eq!(adapter.claim(&held, &other).await.unwrap(), Claimed::InFlight);
+        assert_eq!(adapter.claim(&held, &other).await.unwrap(), ClaimReply::InFlight);
         for keys in [&complete, &at_once] {
             let claimed = adapter.claim(keys, &other).await.unwrap();
-            assert!(matches!(claimed, Claimed::Duplicate(_)), "{claimed:?}");
+            assert!(matches!(claimed, ClaimReply::Duplicate(_)), "{claimed:?}");
         }
         for keys in [&held, &complete, &at_once] {
-            assert_eq!(adapter.renew(keys, &other).await.unwrap(), Renewed::Lost);
+            assert_eq!(adapter.renew(keys, &other).await.unwrap(), RenewReply::Lost);
         }
     }
-    assert_eq!(adapter.renew(&complete, &mine).await.unwrap(), Renewed::Lost);
-    assert_eq!(adapter.forget(&held).await.unwrap(), Forgotten::InFlight);
-    assert_eq!(adapter.forget(&dedup_key("missing")).await.unwrap(), Forgotten::Missing);
+    assert_eq!(adapter.renew(&complete, &mine).await.unwrap(), RenewReply::Lost);
+    assert_eq!(adapter.forget(&held).await.unwrap(), ForgetReply::InFlight);
+    assert_eq!(adapter.forget(&dedup_key("missing")).await.unwrap(), ForgetReply::Missing);
     for key in [&held, &complete, &at_once] {
         adapter.get(key).await.unwrap().unwrap();
     }
@@ -111,7 +113,7 @@ async fn repeated_call_writes_again_what_it_has_written_before() {
     let claimed = value();
     written(Box::pin(claim())).await;
     // Another attempt of a call may have completed the row.
-    for (terms, reply) in [(&mine, Completed::Held), (&other, Completed::LeaseLost)] {
+    for (terms, reply) in [(&mine, CompleteReply::Held), (&other, CompleteReply::LeaseLost)] {
         let complete =
             async { adapter.complete(&key, terms).await.map(|it| assert_eq!(it, reply)) };
         written(Box::pin(complete)).await;
@@ -147,7 +149,7 @@ async fn value_has_44_bytes_and_outlives_retention_and_lease_by_an_hour() {
         adapter.release(&keys, mine).await.unwrap();
         let most = mine.retention() + Duration::from_millis(HOUR);
         assert!(Duration::from_millis(left()) <= most);
-        assert_eq!(adapter.forget(&keys).await.unwrap(), Forgotten::Removed);
+        assert_eq!(adapter.forget(&keys).await.unwrap(), ForgetReply::Removed);
     }
     adapter.claim(&keys, &on_claim(&long)).await.unwrap();
     assert_eq!(own.value("a")[..5], [2, 3, 0, 0, 1]);
@@ -214,7 +216,7 @@ async fn unreadable_value_is_corrupt_and_stays_until_it_is_forgotten() {
         assert_eq!((stats.rows, stats.in_flight), (2, 1), "{stats:?}");
         // Its header may say that a live lease holds it.
         let is_leased = value.len() >= 44 && value[0] == 2 && value[1] & 3 == 2;
-        let expected = if is_leased { Forgotten::InFlight } else { Forgotten::Removed };
+        let expected = if is_leased { ForgetReply::InFlight } else { ForgetReply::Removed };
         assert_eq!(adapter.forget(&dedup_key("bad")).await.unwrap(), expected, "{value:?}");
     }
     own.set("bad", b"none");
@@ -330,7 +332,7 @@ async fn full_server_refuses_claims_and_takes_completions_and_releases() {
     // Senders of events that are complete stop.
     for terms in [terms(), terms().with_fetch(Fetch::DigestAndResponse)] {
         let claimed = adapter.claim(&keys[3], &terms).await.unwrap();
-        assert!(matches!(claimed, Claimed::Duplicate(_)), "{claimed:?}");
+        assert!(matches!(claimed, ClaimReply::Duplicate(_)), "{claimed:?}");
     }
     // The claim of this token may be one whose reply was lost.
     assert_eq!(adapter.claim(&keys[3], &at_once).await.unwrap_err().kind(), ErrorKind::Full);
@@ -340,13 +342,16 @@ async fn full_server_refuses_claims_and_takes_completions_and_releases() {
         assert_eq!(error.kind(), ErrorKind::Full);
         return;
     }
-    assert_eq!(adapter.complete(&keys[0], &mine).await.unwrap(), Completed::Held);
+    assert_eq!(adapter.complete(&keys[0], &mine).await.unwrap(), CompleteReply::Held);
     adapter.release(&keys[1], &mine).await.unwrap();
     adapter.release(&keys[3], &at_once).await.unwrap();
     adapter.get(&keys[2]).await.unwrap().unwrap();
     own.server.run::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
     let claimed = claim_all(adapter, &keys[..2], &terms()).await.unwrap();
-    assert!(matches!(claimed[..], [Claimed::Duplicate(_), Claimed::First { .. }]), "{claimed:?}");
+    assert!(
+        matches!(claimed[..], [ClaimReply::Duplicate(_), ClaimReply::First { .. }]),
+        "{claimed:?}"
+    );
 }
 
 #[tokio::test]
@@ -379,7 +384,7 @@ async fn known_duplicate_never_runs_unprotected() {
         })
     };
     let layer = DedupLayer::new(by_pair(), own.adapter.clone());
-    let service = layer.on_unavailable(OnUnavailable::Open).layer(handler);
+    let service = layer.on_unavailable(OnUnavailable::FailOpen).layer(handler);
     for (events, status, expected) in
         [("known new", 503, 0), ("a known", 503, 0), ("new=known", 200, 0), ("new=new2", 200, 1)]
     {
@@ -451,7 +456,7 @@ async fn one_of_racing_processes_gets_both_identities_of_an_event() {
     keys.sort();
     assert_eq!((keys.len(), listed.next), (600, None));
     for key in &keys {
-        assert_eq!(own.adapter.forget(key).await.unwrap(), Forgotten::Removed);
+        assert_eq!(own.adapter.forget(key).await.unwrap(), ForgetReply::Removed);
     }
     let runs = runs_of_pairs!(DedupLayer::on_arrival, own);
     assert!(runs.iter().all(|runs| *runs == 1), "again: {runs:?}");

@@ -10,10 +10,9 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions};
 use sqlx::{AssertSqlSafe, Connection, Sqlite, SqlitePool};
 use tower::Layer;
 use tower_dedup::TxHandle;
-use tower_dedup::adapter::{
-    Batching, Claimed, Completed, DedupAdapter, MaintenanceAdapter, SqliteAdapter, SqliteOptions,
-    TransactionAdapter,
-};
+use tower_dedup::adapter::contract::{ClaimReply, CompleteReply, DedupAdapter};
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::{Batching, SqliteAdapter, SqliteOptions, TransactionAdapter};
 use tower_dedup::{DedupLayer, DedupTx, ErrorKind};
 
 use super::sqlite::File;
@@ -136,7 +135,7 @@ async fn transactional_completion_after_its_retention_is_remembered_for_another(
         .unwrap();
     adapter.commit(open, slice::from_ref(&key), &mine).await.unwrap();
     let again = adapter.claim(&key, &terms()).await.unwrap();
-    assert!(matches!(again, Claimed::Duplicate(_)), "{again:?}");
+    assert!(matches!(again, ClaimReply::Duplicate(_)), "{again:?}");
     let entry = adapter.get(&key).await.unwrap().unwrap();
     let left = entry.expires_at.duration_since(std::time::SystemTime::now()).unwrap();
     assert!(left > HOUR / 2 && left <= HOUR, "{left:?}");
@@ -193,7 +192,7 @@ async fn unpolled_call_does_not_stop_other_calls(batching: Batching) {
     let purge = left_unpolled(adapter.purge(10)).await;
     let started = Instant::now();
     let claimed = other.claim(&dedup_key("b"), &terms()).await.unwrap();
-    assert_eq!(claimed, Claimed::first(1, false));
+    assert_eq!(claimed, ClaimReply::first(1, false));
     let opened = other.open(&[dedup_key("c")], &terms()).await.unwrap();
     other.rollback(opened.transaction.unwrap()).await.unwrap();
     assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
@@ -217,7 +216,7 @@ async fn dropped_table_is_created_again_by_the_call_that_misses_it() {
     assert_eq!(adapter.claim(&key, &on_claim(&terms())).await.unwrap(), FIRST);
     sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
     let claimed = adapter.claim(&key, &terms()).await.unwrap();
-    assert_eq!(claimed, Claimed::first(1, false));
+    assert_eq!(claimed, ClaimReply::first(1, false));
     sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
     assert_eq!(adapter.purge(10).await.unwrap().deleted, 0);
     sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
@@ -231,7 +230,7 @@ async fn dropped_table_is_created_again_by_the_call_that_misses_it() {
     assert_eq!(first, FIRST);
     tx.commit().await.unwrap();
     let again = adapter.claim(&key, &on_claim(&terms())).await.unwrap();
-    assert!(matches!(again, Claimed::Duplicate(_)), "{again:?}");
+    assert!(matches!(again, ClaimReply::Duplicate(_)), "{again:?}");
 }
 
 /// Every caller that finds no table gets a reply. One of them creates the table again.
@@ -257,7 +256,7 @@ async fn dropped_table_is_created_again_for_many_callers_at_once() {
             })
         });
         for completed in futures_util::future::join_all(calls).await {
-            assert_eq!(completed.unwrap().unwrap(), Completed::Inserted);
+            assert_eq!(completed.unwrap().unwrap(), CompleteReply::Inserted);
         }
     }
 }

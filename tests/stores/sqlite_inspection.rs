@@ -5,9 +5,8 @@ use std::collections::BTreeSet;
 use sqlx::AssertSqlSafe;
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
 use tempfile::TempDir;
-use tower_dedup::adapter::{
-    KeyState, ListFilter, MaintenanceAdapter, Purging, SqliteAdapter, SqliteOptions,
-};
+use tower_dedup::adapter::inspect::{KeyState, ListFilter, MaintenanceAdapter};
+use tower_dedup::adapter::{Purging, SqliteAdapter, SqliteOptions};
 
 /// The namespaces, with their rows. Of ten rows, one has failed, and two expired two hours ago.
 const NAMESPACES: &[(&str, u64)] = &[("a", 20_000), ("b", 150_000)];

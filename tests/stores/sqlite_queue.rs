@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use sqlx::SqliteConnection;
-use tower_dedup::adapter::{
-    Claimed, Completed, DedupAdapter, EntryState, MaintenanceAdapter, Renewed, SqliteAdapter,
-    StoredData,
+use tower_dedup::adapter::SqliteAdapter;
+use tower_dedup::adapter::contract::{
+    ClaimReply, CompleteReply, DedupAdapter, RenewReply, StoredData,
 };
+use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::{Error, ErrorKind};
 
 use super::sqlite::{File, run};
@@ -98,14 +99,14 @@ async fn claims_find_rows_written_after_their_lookup() {
     let claimed = while_held(other, calls, insert_rows_of_another_process).await;
     for (at, (claimed, renewed)) in claimed.into_iter().enumerate() {
         let as_expected = match at {
-            1 => matches!(claimed, Claimed::Duplicate(_)),
-            2 => claimed == Claimed::InFlight,
-            3 => claimed == Claimed::first(2, false),
-            4 => claimed == Claimed::first(2, true),
-            _ => claimed == Claimed::first(1, false),
+            1 => matches!(claimed, ClaimReply::Duplicate(_)),
+            2 => claimed == ClaimReply::InFlight,
+            3 => claimed == ClaimReply::first(2, false),
+            4 => claimed == ClaimReply::first(2, true),
+            _ => claimed == ClaimReply::first(1, false),
         };
         assert!(as_expected, "{at}: {claimed:?}");
-        let held = if matches!(at, 1 | 2) { Renewed::Lost } else { Renewed::Held };
+        let held = if matches!(at, 1 | 2) { RenewReply::Lost } else { RenewReply::Held };
         assert_eq!(renewed, held, "{at}");
     }
     assert_eq!(rows(&adapter).await, CALLERS as u64);
@@ -120,7 +121,7 @@ async fn on_arrival_claims_find_rows_written_after_their_lookup() {
             let mine = on_claim(&mine);
             let recorded = patiently(|| adapter.claim(&key, &mine)).await;
             let again = adapter.claim(&key, &mine).await.unwrap();
-            let is_first = |claimed: &Claimed| matches!(claimed, Claimed::First { .. });
+            let is_first = |claimed: &ClaimReply| matches!(claimed, ClaimReply::First { .. });
             assert_eq!(is_first(&recorded), is_first(&again));
             if is_first(&recorded) {
                 assert_eq!(recorded, again);
@@ -131,10 +132,10 @@ async fn on_arrival_claims_find_rows_written_after_their_lookup() {
     let recorded = while_held(other, calls, insert_rows_of_another_process).await;
     for (at, recorded) in recorded.into_iter().enumerate() {
         let as_expected = match at {
-            1 => matches!(recorded, Claimed::Duplicate(_)),
-            2 => recorded == Claimed::InFlight,
-            3 => recorded == Claimed::first(2, false),
-            4 => recorded == Claimed::first(2, true),
+            1 => matches!(recorded, ClaimReply::Duplicate(_)),
+            2 => recorded == ClaimReply::InFlight,
+            3 => recorded == ClaimReply::first(2, false),
+            4 => recorded == ClaimReply::first(2, true),
             _ => recorded == FIRST,
         };
         assert!(as_expected, "{at}: {recorded:?}");
@@ -164,28 +165,28 @@ async fn claims_spare_rows_that_another_process_takes_over_after_they_were_read(
             other
         });
         let claimed = claimed.await;
-        assert_eq!(claimed[0], Claimed::InFlight, "at once: {at_once}");
-        assert!(matches!(claimed[1], Claimed::Duplicate(_)), "at once: {at_once}: {claimed:?}");
+        assert_eq!(claimed[0], ClaimReply::InFlight, "at once: {at_once}");
+        assert!(matches!(claimed[1], ClaimReply::Duplicate(_)), "at once: {at_once}: {claimed:?}");
     }
 }
 
 /// A change of the row between claim and completion, and the reply to the completion.
-const CHANGES: [(&str, Completed); 7] = [
-    ("DELETE FROM webhook_deliveries", Completed::Inserted),
-    ("UPDATE webhook_deliveries SET token = randomblob(16)", Completed::LeaseLost),
-    ("UPDATE webhook_deliveries SET token = NULL", Completed::LeaseLost),
+const CHANGES: [(&str, CompleteReply); 7] = [
+    ("DELETE FROM webhook_deliveries", CompleteReply::Inserted),
+    ("UPDATE webhook_deliveries SET token = randomblob(16)", CompleteReply::LeaseLost),
+    ("UPDATE webhook_deliveries SET token = NULL", CompleteReply::LeaseLost),
     (
         "UPDATE webhook_deliveries SET token = randomblob(16), completed_at = unixepoch() * 1000",
-        Completed::LeaseLost,
+        CompleteReply::LeaseLost,
     ),
     // The same claim has completed the key, and its reply was lost.
-    ("UPDATE webhook_deliveries SET completed_at = unixepoch() * 1000", Completed::Held),
+    ("UPDATE webhook_deliveries SET completed_at = unixepoch() * 1000", CompleteReply::Held),
     // The lease outlives the retention, which then starts at the completion.
-    ("UPDATE webhook_deliveries SET expires_at = 1", Completed::Held),
-    ("UPDATE webhook_deliveries SET lease_until = 1", Completed::Held),
+    ("UPDATE webhook_deliveries SET expires_at = 1", CompleteReply::Held),
+    ("UPDATE webhook_deliveries SET lease_until = 1", CompleteReply::Held),
 ];
 
-async fn completions(changes: &[(&str, Completed)]) {
+async fn completions(changes: &[(&str, CompleteReply)]) {
     let (_dir, adapter, other) = file().await;
     let key = |at: usize| dedup_key(&format!("k{at}"));
     let call_terms: Vec<_> = (0..CALLERS).map(|_| terms()).collect();
@@ -207,15 +208,12 @@ async fn completions(changes: &[(&str, Completed)]) {
     });
     for (at, completed) in completed.await.into_iter().enumerate() {
         let expected = match at {
-            0 => Completed::Held,
-            at => changes.get(at - 1).map_or(Completed::Held, |(_, expected)| *expected),
+            0 => CompleteReply::Held,
+            at => changes.get(at - 1).map_or(CompleteReply::Held, |(_, expected)| *expected),
         };
         assert_eq!(completed, expected, "{at} of {changes:?}");
         let entry = adapter.get(&key(at)).await.unwrap().expect("a key that is remembered");
-        assert!(
-            matches!(entry.state, EntryState::Complete { .. }),
-            "{at} of {changes:?}: {entry:?}"
-        );
+        assert!(matches!(entry.state, KeyState::Complete), "{at} of {changes:?}: {entry:?}");
     }
 }
 
@@ -239,8 +237,8 @@ async fn completion_stores_its_own_data_and_not_that_of_the_claim() {
     let plain = terms();
     let carries = plain.clone().with_payloads(keys.iter().map(|key| (key.clone(), [7; 32])));
     let claimed = claim_all(&adapter, &keys, &carries).await.unwrap();
-    assert_eq!(claimed, [Claimed::first(2, false), Claimed::first(1, false)]);
-    assert_eq!(complete_all(&adapter, &keys, &plain).await.unwrap(), [Completed::Held; 2]);
+    assert_eq!(claimed, [ClaimReply::first(2, false), ClaimReply::first(1, false)]);
+    assert_eq!(complete_all(&adapter, &keys, &plain).await.unwrap(), [CompleteReply::Held; 2]);
     for key in &keys {
         assert_eq!(stored_data(&adapter, key).await, Some(StoredData::default()));
     }

@@ -12,10 +12,12 @@ use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions, Connection, PgConnection};
 use tower::Layer;
 use tower::util::BoxCloneService;
+use tower_dedup::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, StoredData, StoredResponse, Token,
+};
+use tower_dedup::adapter::inspect::{ListFilter, MaintenanceAdapter};
 use tower_dedup::adapter::{
-    Batching, CallTerms, Claimed, Completed, DedupAdapter, Fetch, ListFilter, MaintenanceAdapter,
-    PostgresAdapter, PostgresOptions, SqliteAdapter, SqliteOptions, StoredData, StoredResponse,
-    Token,
+    Batching, PostgresAdapter, PostgresOptions, SqliteAdapter, SqliteOptions,
 };
 use tower_dedup::{DedupLayer, Error, ErrorKind, OnUnavailable, Replay, ResponseBody};
 
@@ -36,9 +38,9 @@ fn response(id: usize) -> StoredResponse {
     StoredResponse::new(StatusCode::CREATED, HeaderMap::new(), Bytes::from(format!("body {id}")))
 }
 
-fn stored(claimed: &Claimed) -> Option<Arc<StoredData>> {
+fn stored(claimed: &ClaimReply) -> Option<Arc<StoredData>> {
     match claimed {
-        Claimed::Duplicate(seen) => seen.stored.clone(),
+        ClaimReply::Duplicate(seen) => seen.stored.clone(),
         other => panic!("{other:?}"),
     }
 }
@@ -49,12 +51,12 @@ async fn complete<A: DedupAdapter>(adapter: &A) {
         let key = dedup_key(&id.to_string());
         let payload = (key.clone(), [u8::try_from(id).unwrap(); 32]);
         let mine = terms().with_payloads([payload]).with_response(response(id).into());
-        assert_eq!(adapter.complete(&key, &mine).await.unwrap(), Completed::Inserted);
+        assert_eq!(adapter.complete(&key, &mine).await.unwrap(), CompleteReply::Inserted);
     }
 }
 
 /// Claims every key three times at once, each time with another `Fetch`.
-async fn claim_all<A: DedupAdapter>(adapter: &A) -> Vec<(usize, Fetch, Result<Claimed, Error>)> {
+async fn claim_all<A: DedupAdapter>(adapter: &A) -> Vec<(usize, Fetch, Result<ClaimReply, Error>)> {
     let fetches = [Fetch::Nothing, Fetch::Digest, Fetch::DigestAndResponse];
     let calls = (0..KEYS).flat_map(|id| fetches.map(|fetch| (id, fetch)));
     join_all(calls.map(|(id, fetch)| async move {
@@ -102,7 +104,7 @@ async fn unreadable_row_fails_only_its_callers<A: MaintenanceAdapter>(
             if id == 7 {
                 assert_eq!(completed.unwrap_err().kind(), ErrorKind::Corrupt);
             } else {
-                assert_eq!(completed.unwrap(), Completed::LeaseLost);
+                assert_eq!(completed.unwrap(), CompleteReply::LeaseLost);
             }
         }
     }
@@ -291,7 +293,7 @@ async fn replays_and_fails_open<A: DedupAdapter + Clone>(
 ) -> BoxCloneService<Request<Body>, Response<ResponseBody<Body>>, Infallible> {
     let service = DedupLayer::new(by_header(), adapter.clone())
         .replay(Replay::new())
-        .on_unavailable(OnUnavailable::Open)
+        .on_unavailable(OnUnavailable::FailOpen)
         .store_timeout(Duration::from_millis(500))
         .layer(handler.service());
     assert_eq!(send(&service, request("known")).await.status(), 200);
@@ -355,7 +357,7 @@ async fn connect_reads_table_and_schema_from_the_url() {
     let url = format!("{database}{and}dedup_table=seen&dedup_schema={}", schema.name());
     let adapter = PostgresAdapter::connect(&url).await.unwrap();
     let claimed = adapter.claim(&dedup_key("a"), &terms()).await.unwrap();
-    assert_eq!(claimed, Claimed::first(1, false));
+    assert_eq!(claimed, ClaimReply::first(1, false));
     let mut connection = PgConnection::connect(&schema.url()).await.unwrap();
     let rows = sqlx::query_scalar::<_, i64>("SELECT count(*) FROM seen");
     assert_eq!(rows.fetch_one(&mut connection).await.unwrap(), 1);

@@ -10,7 +10,8 @@ use sqlx::postgres::PgConnection;
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions, Connection};
 use tower::Service;
-use tower_dedup::adapter::{MaintenanceAdapter, MemoryAdapter, PostgresAdapter, SqliteAdapter};
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::{MemoryAdapter, PostgresAdapter, SqliteAdapter};
 use tower_dedup::key::KeyPart;
 use tower_dedup::ledger::{Lease, OnArrival, Transactional};
 use tower_dedup::{

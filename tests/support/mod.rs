@@ -27,10 +27,11 @@ use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use tokio::sync::Notify;
 use tower::{Service, ServiceExt};
-use tower_dedup::adapter::{
-    CallTerms, Claimed, Completed, DedupAdapter, Fetch, MaintenanceAdapter, MemoryAdapter,
-    StoredData, Token,
+use tower_dedup::adapter::MemoryAdapter;
+use tower_dedup::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, StoredData, Token,
 };
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::testing::FaultyAdapter;
 use tower_dedup::{DedupKey, Delivery, Error, KeyExtractor, key};
 
@@ -85,7 +86,7 @@ pub(crate) async fn claim_all<A: DedupAdapter + ?Sized>(
     adapter: &A,
     keys: &[DedupKey],
     terms: &CallTerms,
-) -> Result<Vec<Claimed>, Error> {
+) -> Result<Vec<ClaimReply>, Error> {
     try_join_all(keys.iter().map(|key| adapter.claim(key, terms))).await
 }
 
@@ -94,7 +95,7 @@ pub(crate) async fn complete_all<A: DedupAdapter + ?Sized>(
     adapter: &A,
     keys: &[DedupKey],
     terms: &CallTerms,
-) -> Result<Vec<Completed>, Error> {
+) -> Result<Vec<CompleteReply>, Error> {
     try_join_all(keys.iter().map(|key| adapter.complete(key, terms))).await
 }
 
@@ -115,8 +116,8 @@ pub(crate) async fn stored_data<A: DedupAdapter + ?Sized>(
     let terms = CallTerms::on_claim(Token::random(), Duration::ZERO);
     let terms = terms.with_fetch(Fetch::DigestAndResponse);
     match adapter.claim(key, &terms).await.unwrap() {
-        Claimed::Duplicate(seen) => seen.stored.map(|stored| (*stored).clone()),
-        Claimed::First { .. } => {
+        ClaimReply::Duplicate(seen) => seen.stored.map(|stored| (*stored).clone()),
+        ClaimReply::First { .. } => {
             adapter.release(key, &terms).await.unwrap();
             None
         }
@@ -125,7 +126,7 @@ pub(crate) async fn stored_data<A: DedupAdapter + ?Sized>(
 }
 
 /// The reply to the first claim of a key.
-pub(crate) const FIRST: Claimed = Claimed::first(1, false);
+pub(crate) const FIRST: ClaimReply = ClaimReply::first(1, false);
 
 pub(crate) fn request(id: &str) -> Request<Body> {
     Request::post("/hook").header("webhook-id", id).body(Full::from("payload")).unwrap()

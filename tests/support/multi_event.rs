@@ -15,9 +15,8 @@ use sqlx::{AssertSqlSafe, Connection, Database, PgPool};
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt};
 use tower_dedup::TxHandle;
-use tower_dedup::adapter::{
-    EntryState, MaintenanceAdapter, MemoryAdapter, PostgresAdapter, SqliteAdapter, SqliteOptions,
-};
+use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::{MemoryAdapter, PostgresAdapter, SqliteAdapter, SqliteOptions};
 use tower_dedup::key::{Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::ledger::Ledger;
 use tower_dedup::{DedupKey, DedupLayer, DedupTx, Delivery, OnInFlight, ResponseBody};
@@ -445,12 +444,12 @@ impl Fixture {
         tokio::time::timeout(LATE, done).await.expect("an end");
     }
 
-    pub(crate) async fn state(&self, id: &str) -> Option<EntryState> {
+    pub(crate) async fn state(&self, id: &str) -> Option<KeyState> {
         self.store.get(&dedup_key(id)).await.unwrap().map(|entry| entry.state)
     }
 
     pub(crate) async fn is_complete(&self, id: &str) -> bool {
-        matches!(self.state(id).await, Some(EntryState::Complete { .. }))
+        matches!(self.state(id).await, Some(KeyState::Complete))
     }
 }
 

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use reqwest::Certificate;
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{MaintenanceAdapter, RedisAdapter};
+use tower_dedup::adapter::RedisAdapter;
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::redis::{Client, TlsCertificates};
 
 pub(crate) struct Server {

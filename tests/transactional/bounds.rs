@@ -10,9 +10,9 @@ use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
 use tokio::sync::Semaphore;
 use tower::limit::GlobalConcurrencyLimitLayer;
 use tower::{Layer, ServiceBuilder};
-use tower_dedup::adapter::{
-    Fetch, MaintenanceAdapter, PostgresAdapter, SqliteAdapter, TransactionAdapter,
-};
+use tower_dedup::adapter::contract::Fetch;
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::{PostgresAdapter, SqliteAdapter, TransactionAdapter};
 use tower_dedup::ledger::Transactional;
 use tower_dedup::{DedupLayer, OnInFlight};
 

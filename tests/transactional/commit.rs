@@ -11,7 +11,8 @@ use axum::response::Response;
 use axum::routing::post;
 use futures_util::future::join_all;
 use tower::ServiceExt;
-use tower_dedup::adapter::{CallTerms, DedupAdapter, EntryState, MaintenanceAdapter, Token};
+use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
+use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::key::{Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::{
     DedupKey, DedupLayer, DedupTx, Deduplicator, Delivery, ErrorKind, OnInFlight, RunContext,
@@ -44,7 +45,7 @@ async fn the_key_and_the_effect_commit_together<D: Db>() {
     assert_eq!((again.status().as_u16(), result(&again)), (200, Some("duplicate")));
     assert_eq!(db.effects().await, ["a"]);
     let entry = db.adapter().get(&dedup_key("a")).await.unwrap().unwrap();
-    assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
+    assert!(matches!(entry.state, KeyState::Complete), "{entry:?}");
     assert_eq!((entry.attempts, entry.takeover, world.runs()), (1, false, 1));
 }
 

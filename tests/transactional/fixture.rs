@@ -17,9 +17,8 @@ use sqlx::sqlite::{Sqlite, SqliteConnectOptions, SqliteJournalMode, SqlitePool};
 use sqlx::{AssertSqlSafe, Connection, Database, PgPool};
 use tokio::sync::Notify;
 use tower::ServiceExt;
-use tower_dedup::adapter::{
-    MaintenanceAdapter, PostgresAdapter, SqliteAdapter, SqliteOptions, TransactionAdapter,
-};
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::{PostgresAdapter, SqliteAdapter, SqliteOptions, TransactionAdapter};
 use tower_dedup::{DedupLayer, DedupTx, Delivery};
 
 use crate::support::postgres::Schema;

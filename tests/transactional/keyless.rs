@@ -14,7 +14,9 @@ use axum::routing::post;
 use futures_util::future::join_all;
 use sqlx::postgres::Postgres;
 use tower::ServiceExt;
-use tower_dedup::adapter::{CallTerms, EntryState, MaintenanceAdapter, Token, TransactionAdapter};
+use tower_dedup::adapter::TransactionAdapter;
+use tower_dedup::adapter::contract::{CallTerms, Token};
+use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::ledger::Transactional;
 use tower_dedup::{
     DedupHandle, DedupLayer, DedupTx, KeyExtractor, OnMissingKey, TxHandle, TxUnavailable,
@@ -367,7 +369,7 @@ async fn many_handshakes_and_deliveries_at_once_take_turns() {
     }
     assert_eq!((db.effects().await.len(), world.runs()), (20, 61));
     let entry = db.adapter().get(&dedup_key("0")).await.unwrap().unwrap();
-    assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
+    assert!(matches!(entry.state, KeyState::Complete), "{entry:?}");
 }
 
 #[tokio::test]

@@ -6,10 +6,10 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use sqlx::PgPool;
 use sqlx::postgres::{PgPoolOptions, Postgres};
-use tower_dedup::adapter::{
-    Claimed, DedupAdapter, Forgotten, MaintenanceAdapter, OpenTransaction, PostgresAdapter,
-    PostgresOptions, TransactionAdapter,
-};
+use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
+use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
+use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, TransactionAdapter};
+use tower_dedup::internals::OpenTransaction;
 use tower_dedup::{DedupKey, ErrorKind};
 
 use crate::support::effects::Database;
@@ -21,7 +21,7 @@ const MOST: usize = 4_096;
 
 async fn open(adapter: &PostgresAdapter, keys: &[DedupKey]) -> OpenTransaction<Postgres> {
     let opened = adapter.open(keys, &terms()).await.unwrap();
-    assert!(opened.replies.iter().all(|answer| *answer == Claimed::first(1, false)));
+    assert!(opened.replies.iter().all(|answer| *answer == ClaimReply::first(1, false)));
     opened.transaction.unwrap()
 }
 
@@ -44,7 +44,7 @@ async fn open_deliveries_of_the_maximum_of_keys_leave_the_lock_table_to_others()
         // Every key of a duplicate is in flight, and the duplicate holds no lock.
         let copy = adapter.open(&keys, &terms()).await.unwrap();
         assert!(copy.transaction.is_none());
-        assert!(copy.replies.iter().all(|answer| *answer == Claimed::InFlight), "{delivery}");
+        assert!(copy.replies.iter().all(|answer| *answer == ClaimReply::InFlight), "{delivery}");
     }
     let locks = advisory_locks(&pool).await;
     assert!(locks <= 64 * i64::try_from(OPEN).unwrap(), "{locks} locks");
@@ -63,13 +63,13 @@ async fn single_key_of_a_large_open_delivery_is_in_flight() {
     let transaction = open(&adapter, &all).await;
     for place in [0, 1, 62, 63, 64, 150, 299] {
         let opened = adapter.open(&all[place..=place], &terms()).await.unwrap();
-        assert_eq!(opened.replies, [Claimed::InFlight], "{place}");
+        assert_eq!(opened.replies, [ClaimReply::InFlight], "{place}");
         assert!(opened.transaction.is_none());
-        assert_eq!(adapter.claim(&all[place], &terms()).await.unwrap(), Claimed::InFlight);
+        assert_eq!(adapter.claim(&all[place], &terms()).await.unwrap(), ClaimReply::InFlight);
     }
     adapter.rollback(transaction).await.unwrap();
     let opened = adapter.open(&all, &terms()).await.unwrap();
-    assert!(opened.replies.iter().all(|answer| *answer == Claimed::first(1, false)));
+    assert!(opened.replies.iter().all(|answer| *answer == ClaimReply::first(1, false)));
     adapter.rollback(opened.transaction.unwrap()).await.unwrap();
 }
 
@@ -88,7 +88,7 @@ async fn free_key_beside_one_of_a_large_open_delivery_is_not_reported_in_flight(
             Ok(opened) => {
                 for (key, answer) in mixed.iter().zip(opened.replies) {
                     let free = *key != all[place];
-                    assert_eq!(answer != Claimed::InFlight, free, "{place}");
+                    assert_eq!(answer != ClaimReply::InFlight, free, "{place}");
                 }
                 adapter.rollback(opened.transaction.unwrap()).await.unwrap();
             }
@@ -110,12 +110,11 @@ async fn claim_of_a_large_open_delivery_ends_in_time() {
     // After the time to split a batch is over, the remaining keys are an error: they may be free.
     let claims = join_all(all.iter().map(|key| adapter.claim(key, &mine)));
     let claimed = tokio::time::timeout(soon, claims).await.expect("an end");
-    let is_held =
-        |reply: &Result<Claimed, _>| !matches!(reply, Ok(claimed) if *claimed != Claimed::InFlight);
+    let is_held = |reply: &Result<ClaimReply, _>| !matches!(reply, Ok(claimed) if *claimed != ClaimReply::InFlight);
     assert!(claimed.iter().all(is_held));
     // Callers that come later are served.
     let other = adapter.claim(&dedup_key("other"), &terms()).await.unwrap();
-    assert_eq!(other, Claimed::first(1, false));
+    assert_eq!(other, ClaimReply::first(1, false));
     adapter.rollback(transaction).await.unwrap();
 }
 
@@ -125,10 +124,10 @@ async fn key_of_an_open_delivery_is_not_forgotten() {
     let adapter = PostgresAdapter::new(database.pool(3));
     let all = sorted_keys("held", 2);
     let transaction = open(&adapter, &all[..1]).await;
-    assert_eq!(adapter.forget(&all[0]).await.unwrap(), Forgotten::InFlight);
-    assert_eq!(adapter.forget(&all[1]).await.unwrap(), Forgotten::Missing);
+    assert_eq!(adapter.forget(&all[0]).await.unwrap(), ForgetReply::InFlight);
+    assert_eq!(adapter.forget(&all[1]).await.unwrap(), ForgetReply::Missing);
     adapter.rollback(transaction).await.unwrap();
-    assert_eq!(adapter.forget(&all[0]).await.unwrap(), Forgotten::Missing);
+    assert_eq!(adapter.forget(&all[0]).await.unwrap(), ForgetReply::Missing);
 }
 
 /// A batch that meets the key is sent again in parts.
@@ -139,6 +138,6 @@ async fn on_arrival_claim_beside_a_locked_key_is_first() {
     let all = sorted_keys("held", 2);
     let transaction = open(&adapter, &all[..1]).await;
     let recorded = claim_all(&adapter, &all, &on_claim(&terms())).await.unwrap();
-    assert_eq!(recorded, [Claimed::InFlight, FIRST]);
+    assert_eq!(recorded, [ClaimReply::InFlight, FIRST]);
     adapter.rollback(transaction).await.unwrap();
 }

@@ -6,7 +6,8 @@ use http::Request;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use tower::Layer;
 use tower_dedup::OnInFlight;
-use tower_dedup::adapter::{DedupAdapter, PostgresAdapter};
+use tower_dedup::adapter::PostgresAdapter;
+use tower_dedup::adapter::contract::DedupAdapter;
 
 use crate::support::effects::{Database, answer, effect, lend, transactional};
 use crate::support::{

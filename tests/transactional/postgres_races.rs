@@ -9,10 +9,9 @@ use http::{Request, Response};
 use sqlx::{Executor, Postgres, Transaction};
 use tower::Layer;
 use tower::util::BoxCloneSyncService;
-use tower_dedup::adapter::{
-    Claimed, DedupAdapter, EntryState, Identifier, MaintenanceAdapter, PostgresAdapter,
-    PostgresOptions,
-};
+use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
+use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::{Identifier, PostgresAdapter, PostgresOptions};
 use tower_dedup::{DedupKey, DedupLayer, OnInFlight, ResponseBody};
 
 use crate::support::effects::{
@@ -99,8 +98,8 @@ const INSERT: &str = "INSERT INTO webhook_deliveries \
 /// flight, and the other keys of a batch are granted.
 async fn is_in_flight(adapter: &PostgresAdapter, held: &DedupKey) {
     let soon = async {
-        assert_eq!(adapter.claim(held, &terms()).await.unwrap(), Claimed::InFlight);
-        assert_eq!(adapter.claim(held, &on_claim(&terms())).await.unwrap(), Claimed::InFlight);
+        assert_eq!(adapter.claim(held, &terms()).await.unwrap(), ClaimReply::InFlight);
+        assert_eq!(adapter.claim(held, &on_claim(&terms())).await.unwrap(), ClaimReply::InFlight);
         // The held key is one of 16, at different places in the order of rows.
         for _ in 0..3 {
             let mut keys: Vec<_> =
@@ -108,8 +107,8 @@ async fn is_in_flight(adapter: &PostgresAdapter, held: &DedupKey) {
             keys.push(held.clone());
             let claimed = claim_all(adapter, &keys, &terms()).await.unwrap();
             for (key, claimed) in keys.iter().zip(claimed) {
-                let granted = Claimed::first(1, false);
-                assert_eq!(claimed, if key == held { Claimed::InFlight } else { granted });
+                let granted = ClaimReply::first(1, false);
+                assert_eq!(claimed, if key == held { ClaimReply::InFlight } else { granted });
             }
         }
         let lease = DedupLayer::new(by_header(), adapter.clone()).store_timeout(MINUTE / 2);
@@ -143,7 +142,7 @@ async fn claim_does_not_wait_for_a_transactional_delivery() {
         held.release();
         assert_eq!(delivery.await.unwrap(), 200);
         let claimed = adapter.claim(&dedup_key(id), &terms()).await.unwrap();
-        assert!(matches!(claimed, Claimed::Duplicate(_)), "{claimed:?}");
+        assert!(matches!(claimed, ClaimReply::Duplicate(_)), "{claimed:?}");
     }
 }
 
@@ -175,7 +174,7 @@ async fn claim_does_not_wait_for_a_users_transaction() {
     assert_eq!(result(&twin), Some("in-flight"));
     // A complete row is not written again, so nothing asks for its lock.
     let complete = adapter.claim(&dedup_key("inserted"), &terms()).await.unwrap();
-    assert!(matches!(complete, Claimed::Duplicate(_)), "{complete:?}");
+    assert!(matches!(complete, ClaimReply::Duplicate(_)), "{complete:?}");
     assert_eq!(result(&send(&transactional, request("inserted")).await), Some("duplicate"));
     theirs.commit().await.unwrap();
     assert_eq!(send(&transactional, request("locked")).await.status(), 200);
@@ -202,7 +201,7 @@ async fn key_of_another_schema_is_another_key() {
 pub(super) async fn record_in(
     adapter: &PostgresAdapter,
     transaction: &mut Transaction<'static, Postgres>,
-) -> Claimed {
+) -> ClaimReply {
     let key = dedup_key("a");
     let recorded = adapter.record_in(transaction, &key, MINUTE);
     let recorded = tokio::time::timeout(MINUTE, recorded);
@@ -218,7 +217,7 @@ async fn duplicate_of_a_record_in_an_open_transaction_is_in_flight() {
     for commits in [false, true] {
         let (mut one, mut other) = (pool.begin().await.unwrap(), pool.begin().await.unwrap());
         assert_eq!(record_in(&adapter, &mut one).await, FIRST);
-        assert_eq!(record_in(&adapter, &mut other).await, Claimed::InFlight);
+        assert_eq!(record_in(&adapter, &mut other).await, ClaimReply::InFlight);
         // Keys of another table are other keys.
         let options = PostgresOptions::new().table(Identifier::new("other_table").unwrap());
         let other_table = PostgresAdapter::with_options(pool.clone(), options);
@@ -228,7 +227,7 @@ async fn duplicate_of_a_record_in_an_open_transaction_is_in_flight() {
         if commits {
             one.commit().await.unwrap();
             let recorded = record_in(&adapter, &mut other).await;
-            assert!(matches!(recorded, Claimed::Duplicate(_)), "{recorded:?}");
+            assert!(matches!(recorded, ClaimReply::Duplicate(_)), "{recorded:?}");
         } else {
             one.rollback().await.unwrap();
             assert_eq!(record_in(&adapter, &mut other).await, FIRST);
@@ -236,7 +235,7 @@ async fn duplicate_of_a_record_in_an_open_transaction_is_in_flight() {
         other.rollback().await.unwrap();
     }
     let entry = adapter.get(&dedup_key("a")).await.unwrap().unwrap();
-    assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
+    assert!(matches!(entry.state, KeyState::Complete), "{entry:?}");
 }
 
 /// All connections are inside transactions whose first call is `record_in`. The adapter looks for

@@ -10,10 +10,11 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Executor, PgConnection, PgPool};
 use tower::Layer;
 use tower_dedup::DedupLayer;
-use tower_dedup::adapter::{
-    CallTerms, Claimed, Completed, DedupAdapter, Forgotten, Identifier, MaintenanceAdapter,
-    PostgresAdapter, PostgresOptions, Renewed, Token, TransactionAdapter,
+use tower_dedup::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
 };
+use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
+use tower_dedup::adapter::{Identifier, PostgresAdapter, PostgresOptions, TransactionAdapter};
 
 use super::postgres_races::{Deduplicated, record_in};
 use crate::support::effects::{
@@ -117,10 +118,10 @@ async fn lock_timeout_of_the_user_applies_in_the_handler() {
         let mut one = pool.begin().await.unwrap();
         let mut other = pool.begin().await.unwrap();
         assert_eq!(record_in(&adapter, &mut one).await, FIRST);
-        assert_eq!(record_in(&adapter, &mut other).await, Claimed::InFlight);
+        assert_eq!(record_in(&adapter, &mut other).await, ClaimReply::InFlight);
         assert_eq!([shows(&mut one).await, shows(&mut other).await], [setting; 2]);
         one.commit().await.unwrap();
-        assert!(matches!(record_in(&adapter, &mut other).await, Claimed::Duplicate(_)));
+        assert!(matches!(record_in(&adapter, &mut other).await, ClaimReply::Duplicate(_)));
         assert_eq!(shows(&mut other).await, setting);
         other.rollback().await.unwrap();
     }
@@ -141,14 +142,14 @@ async fn lock_timeout_of_the_user_is_restored_after_a_claim_that_finds_the_row_t
                 FOR EACH ROW EXECUTE FUNCTION skip()";
     database.run(skip).await;
     let mut users = pool.begin().await.unwrap();
-    assert_eq!(record_in(&adapter, &mut users).await, Claimed::InFlight);
+    assert_eq!(record_in(&adapter, &mut users).await, ClaimReply::InFlight);
     assert_eq!(shows(&mut users).await, "7s");
     users.rollback().await.unwrap();
 
     // Another key of the delivery is granted, so its handler runs.
     let terms = CallTerms::on_completion(Token::random(), MINUTE, MINUTE);
     let opened = adapter.open(&[dedup_key("a"), dedup_key("b")], &terms).await.unwrap();
-    assert_eq!(opened.replies, [Claimed::InFlight, FIRST]);
+    assert_eq!(opened.replies, [ClaimReply::InFlight, FIRST]);
     let mut transaction = opened.transaction.unwrap();
     assert_eq!(shows(transaction.connection()).await, "7s");
     adapter.rollback(transaction).await.unwrap();
@@ -259,13 +260,13 @@ async fn role_needs_select_insert_update_and_delete_only() {
     assert_eq!(adapter.claim(&a, &on_claim(&mine)).await.unwrap(), FIRST);
     adapter.release(&a, &on_claim(&mine)).await.unwrap();
     assert_eq!(adapter.claim(&a, &mine).await.unwrap(), FIRST);
-    assert_eq!(adapter.renew(&a, &mine).await.unwrap(), Renewed::Held);
-    assert_eq!(adapter.forget(&a).await.unwrap(), Forgotten::InFlight);
-    assert_eq!(adapter.complete(&a, &mine).await.unwrap(), Completed::Held);
+    assert_eq!(adapter.renew(&a, &mine).await.unwrap(), RenewReply::Held);
+    assert_eq!(adapter.forget(&a).await.unwrap(), ForgetReply::InFlight);
+    assert_eq!(adapter.complete(&a, &mine).await.unwrap(), CompleteReply::Held);
     assert_eq!(adapter.claim(&b, &none).await.unwrap(), FIRST);
-    assert_eq!(adapter.claim(&b, &mine).await.unwrap(), Claimed::first(2, true));
+    assert_eq!(adapter.claim(&b, &mine).await.unwrap(), ClaimReply::first(2, true));
     adapter.release(&b, &mine).await.unwrap();
-    assert_eq!(adapter.forget(&b).await.unwrap(), Forgotten::Removed);
+    assert_eq!(adapter.forget(&b).await.unwrap(), ForgetReply::Removed);
     let brief = CallTerms::on_claim(Token::random(), Duration::ZERO);
     assert_eq!(adapter.claim(&c, &on_claim(&brief)).await.unwrap(), FIRST);
     let aged = "UPDATE keys.webhook_deliveries SET expires_at = now() - interval '1 hour' \
@@ -280,7 +281,7 @@ async fn role_needs_select_insert_update_and_delete_only() {
     assert_eq!(adapter.record_in(&mut transaction, &key, MINUTE).await.unwrap(), FIRST);
     // A batch looks up which of its keys is held.
     let claimed = claim_all(&adapter, &[b, key], &mine).await.unwrap();
-    assert_eq!(claimed, [FIRST, Claimed::InFlight]);
+    assert_eq!(claimed, [FIRST, ClaimReply::InFlight]);
     transaction.commit().await.unwrap();
 
     let handler = Handler::default().then(200).then(200).then(200).then(500);

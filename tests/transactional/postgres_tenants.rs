@@ -7,10 +7,9 @@ use http::{Request, Response};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Executor};
 use tower::Layer;
-use tower_dedup::adapter::{
-    Claimed, Completed, DedupAdapter, Fetch, Forgotten, MaintenanceAdapter, PostgresAdapter,
-    PostgresOptions,
-};
+use tower_dedup::adapter::contract::{ClaimReply, CompleteReply, DedupAdapter, Fetch};
+use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
+use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
 use tower_dedup::{DedupTx, Delivery, ErrorKind, Replay};
 
 use crate::support::effects::{Boxed, Database, MINUTE, answer, effect, lend, transactional};
@@ -223,7 +222,7 @@ async fn dropped_table_is_created_again() {
         match case {
             0 => {
                 let claimed = adapter.claim(&key, &mine).await.unwrap();
-                assert_eq!(claimed, Claimed::first(1, false));
+                assert_eq!(claimed, ClaimReply::first(1, false));
             }
             1 => {
                 let recorded = adapter.claim(&key, &on_claim(&mine)).await.unwrap();
@@ -231,11 +230,11 @@ async fn dropped_table_is_created_again() {
             }
             2 => {
                 let completed = adapter.complete(&key, &mine).await.unwrap();
-                assert_eq!(completed, Completed::Inserted);
+                assert_eq!(completed, CompleteReply::Inserted);
             }
             3 => assert_eq!(adapter.get(&key).await.unwrap(), None),
             4 => assert_eq!(adapter.purge(10).await.unwrap().deleted, 0),
-            5 => assert_eq!(adapter.forget(&key).await.unwrap(), Forgotten::Missing),
+            5 => assert_eq!(adapter.forget(&key).await.unwrap(), ForgetReply::Missing),
             6 => assert_eq!(send(&service, request("a")).await.status(), 200),
             7 => {
                 let fetching = mine.clone().with_fetch(Fetch::Digest);
@@ -269,6 +268,6 @@ async fn table_dropped_under_many_callers_is_created_again() {
     });
     let claims = futures_util::future::join_all(claims.collect::<Vec<_>>());
     for claimed in tokio::time::timeout(MINUTE, claims).await.unwrap() {
-        assert_eq!(claimed.unwrap().unwrap(), Claimed::first(1, false));
+        assert_eq!(claimed.unwrap().unwrap(), ClaimReply::first(1, false));
     }
 }

@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use tower_dedup::ErrorKind;
-use tower_dedup::adapter::{
-    CallTerms, Claimed, DedupAdapter, Forgotten, MaintenanceAdapter, Token,
-};
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
+use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
 
 use super::fixture::{Db, Lite, Pg, World, send, transactional};
 use crate::support::{FIRST, dedup_key, rows};
@@ -29,26 +28,26 @@ async fn record_in_postgres_transaction_commits_or_rolls_back_with_it() {
     let (adapter, key, hour) = (db.adapter(), dedup_key("a"), Duration::from_secs(3_600));
     let (mut one, mut two) = (db.pool.begin().await.unwrap(), db.pool.begin().await.unwrap());
     assert_eq!(adapter.record_in(&mut one, &key, hour).await.unwrap(), FIRST);
-    assert_eq!(adapter.record_in(&mut two, &key, hour).await.unwrap(), Claimed::InFlight);
+    assert_eq!(adapter.record_in(&mut two, &key, hour).await.unwrap(), ClaimReply::InFlight);
     one.rollback().await.unwrap();
     // The key that was in flight was not written, and the transaction goes on.
     assert_eq!(adapter.record_in(&mut two, &key, hour).await.unwrap(), FIRST);
     two.commit().await.unwrap();
     let mut three = db.pool.begin().await.unwrap();
     let again = adapter.record_in(&mut three, &key, hour).await.unwrap();
-    assert!(matches!(again, Claimed::Duplicate(_)), "{again:?}");
+    assert!(matches!(again, ClaimReply::Duplicate(_)), "{again:?}");
     three.rollback().await.unwrap();
     // A lease that has lapsed is taken over, a live lease is not.
     let lease = CallTerms::on_completion(Token::random(), hour, Duration::from_secs(60));
     adapter.claim(&dedup_key("b"), &lease).await.unwrap();
     let mut four = db.pool.begin().await.unwrap();
     let live = adapter.record_in(&mut four, &dedup_key("b"), hour).await.unwrap();
-    assert_eq!(live, Claimed::InFlight);
+    assert_eq!(live, ClaimReply::InFlight);
     four.rollback().await.unwrap();
     db.advance(Duration::from_secs(61)).await;
     let mut five = db.pool.begin().await.unwrap();
     let lapsed = adapter.record_in(&mut five, &dedup_key("b"), hour).await.unwrap();
-    assert_eq!(lapsed, Claimed::first(2, true));
+    assert_eq!(lapsed, ClaimReply::first(2, true));
     five.commit().await.unwrap();
     assert_eq!(rows(&adapter).await, 2);
 }
@@ -66,7 +65,7 @@ async fn record_in_sqlite_transaction_commits_or_rolls_back_with_it() {
     two.commit().await.unwrap();
     let mut three = db.pool.begin_with("BEGIN IMMEDIATE").await.unwrap();
     let again = adapter.record_in(&mut three, &key, hour).await.unwrap();
-    assert!(matches!(again, Claimed::Duplicate(_)), "{again:?}");
+    assert!(matches!(again, ClaimReply::Duplicate(_)), "{again:?}");
     three.rollback().await.unwrap();
 }
 
@@ -78,11 +77,11 @@ async fn forget_of_a_key_in_an_open_transaction_is_refused() {
     let app = transactional::<Pg>(db.adapter(), &world);
     let running = tokio::spawn(async move { send(&app, "a", "insert wait").await });
     world.waiting(1).await;
-    assert_eq!(db.adapter().forget(&dedup_key("a")).await.unwrap(), Forgotten::InFlight);
-    assert_eq!(db.adapter().forget(&dedup_key("b")).await.unwrap(), Forgotten::Missing);
+    assert_eq!(db.adapter().forget(&dedup_key("a")).await.unwrap(), ForgetReply::InFlight);
+    assert_eq!(db.adapter().forget(&dedup_key("b")).await.unwrap(), ForgetReply::Missing);
     world.go.notify_waiters();
     assert_eq!(running.await.unwrap().status(), 200);
-    assert_eq!(db.adapter().forget(&dedup_key("a")).await.unwrap(), Forgotten::Removed);
+    assert_eq!(db.adapter().forget(&dedup_key("a")).await.unwrap(), ForgetReply::Removed);
 
     let (db, world) = (Lite::create().await, World::default());
     let adapter = db.waiting_for(Duration::from_millis(100));
@@ -104,13 +103,13 @@ async fn record_in_runs_an_event_again_once() {
     let stores: [&dyn MaintenanceAdapter; 2] = [&on_pg, &on_lite];
     for store in stores {
         store.claim(&key, &CallTerms::on_claim(Token::random(), hour)).await.unwrap();
-        assert_eq!(store.forget(&key).await.unwrap(), Forgotten::Removed);
+        assert_eq!(store.forget(&key).await.unwrap(), ForgetReply::Removed);
     }
     for commits in [false, true] {
         let mut tx = pg.pool.begin().await.unwrap();
         let claimed = on_pg.record_in(&mut tx, &key, hour).await.unwrap();
         assert_eq!(claimed, FIRST);
-        assert_eq!(on_pg.forget(&key).await.unwrap(), Forgotten::InFlight);
+        assert_eq!(on_pg.forget(&key).await.unwrap(), ForgetReply::InFlight);
         if commits {
             tx.commit().await.unwrap();
         } else {
@@ -128,6 +127,6 @@ async fn record_in_runs_an_event_again_once() {
     }
     for store in stores {
         let again = store.claim(&key, &CallTerms::on_claim(Token::random(), hour)).await.unwrap();
-        assert!(matches!(again, Claimed::Duplicate(_)), "{again:?}");
+        assert!(matches!(again, ClaimReply::Duplicate(_)), "{again:?}");
     }
 }

@@ -8,8 +8,10 @@ use axum::routing::post;
 use futures_util::future::join_all;
 use sqlx::Connection;
 use tokio::sync::Semaphore;
-use tower_dedup::adapter::{MaintenanceAdapter, SqliteAdapter};
-use tower_dedup::{DedupLayer, Purger};
+use tower_dedup::DedupLayer;
+use tower_dedup::adapter::Purger;
+use tower_dedup::adapter::SqliteAdapter;
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 
 use super::fixture::{CONNECTIONS, Db, Lite, World, send, transactional};
 use crate::support::{by_header, dedup_key, result, rows};

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use tower_dedup::adapter::{
-    CallTerms, DedupAdapter, ListFilter, MaintenanceAdapter, RedisAdapter, Token,
-};
+use tower_dedup::adapter::RedisAdapter;
+use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
+use tower_dedup::adapter::inspect::{ListFilter, MaintenanceAdapter};
+use tower_dedup::internals::ask_primaries;
 use tower_dedup::redis::{Cmd, cmd, from_redis_value};
 use tower_dedup::{DedupKey, Error};
 
@@ -30,7 +31,7 @@ pub(super) async fn findings(redis: &Redis) -> Result<Vec<Finding>, Failure> {
 
 async fn checks(url: &str, adapter: &RedisAdapter) -> Result<Vec<Finding>, Error> {
     let scheme = url.split(':').next().unwrap_or_default();
-    let replies = adapter.ask_primaries(&cmd("INFO")).await?;
+    let replies = ask_primaries(adapter, &cmd("INFO")).await?;
     let is_local = replies.iter().all(|(address, _)| is_local(address));
     let mut findings = vec![tls(scheme, is_local)];
     let mut info_error = Ok(());
@@ -161,7 +162,7 @@ async fn claim_and_list(adapter: &RedisAdapter) -> (Result<(), Error>, Result<()
 
 /// Sends a command to every primary, each of which may refuse it.
 async fn ask(adapter: &RedisAdapter, command: &Cmd) -> Result<(), Error> {
-    let replies = adapter.ask_primaries(command).await?;
+    let replies = ask_primaries(adapter, command).await?;
     replies.into_iter().try_for_each(|(_, reply)| reply.map(drop))
 }
 

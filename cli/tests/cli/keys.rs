@@ -9,7 +9,9 @@ use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use tempfile::TempDir;
 use tower::ServiceBuilder;
-use tower_dedup::adapter::{self, CallTerms, MaintenanceAdapter, StoredResponse, Token};
+use tower_dedup::adapter::contract::{CallTerms, StoredResponse, Token};
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::{self};
 use tower_dedup::{DedupKey, DedupLayer};
 
 use crate::command::{Ran, code_unread, doctor, execute, run, run_with, with};

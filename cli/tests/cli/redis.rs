@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use tower_dedup::adapter::{MaintenanceAdapter, RedisAdapter};
+use tower_dedup::adapter::RedisAdapter;
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 
 use crate::command::{doctor, run};
 use crate::support::cluster::blocking;

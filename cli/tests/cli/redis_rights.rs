@@ -1,7 +1,9 @@
 //! The rights of the guide are enough, and each of them is needed.
 
 use tower_dedup::Error;
-use tower_dedup::adapter::{DedupAdapter, ListFilter, MaintenanceAdapter, RedisAdapter};
+use tower_dedup::adapter::RedisAdapter;
+use tower_dedup::adapter::contract::DedupAdapter;
+use tower_dedup::adapter::inspect::{ListFilter, MaintenanceAdapter};
 
 use crate::command::{Ran, doctor};
 use crate::support::cluster::blocking;

@@ -45,7 +45,8 @@ use sqlx::postgres::{PgPool, PgPoolOptions, Postgres};
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use tower_dedup::adapter::{MaintenanceAdapter, PostgresAdapter};
+use tower_dedup::adapter::PostgresAdapter;
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::verify::VerifyLayer;
 use tower_dedup::{DedupLayer, DedupTx, Delivery, provider};
 

@@ -23,7 +23,7 @@ use axum::routing::{get, post};
 use axum::{Form, Router};
 use serde::Deserialize;
 use tokio::time::timeout;
-use tower_dedup::adapter::{Entry, EntryState, KeyState, ListFilter, MaintenanceAdapter};
+use tower_dedup::adapter::inspect::{Entry, KeyState, ListFilter, MaintenanceAdapter};
 use tower_dedup::{DedupKey, Mode, provider};
 use tower_http::csrf::CsrfLayer;
 
@@ -230,17 +230,15 @@ impl Shown {
 }
 
 fn facts_of(entry: &Entry) -> Vec<(&'static str, String)> {
-    let state = match entry.state {
-        EntryState::InFlight { lease_until } => match lease_until.duration_since(SystemTime::now())
-        {
+    let state = match (entry.lease_until, entry.completed_at) {
+        (Some(lease_until), _) => match lease_until.duration_since(SystemTime::now()) {
             Ok(left) => format!("in flight; the lease lapses in {}", view::duration(left)),
             Err(ago) => format!("lapsed {} ago", view::duration(ago.duration())),
         },
-        EntryState::Released => "failed: the next delivery runs".to_owned(),
-        EntryState::Complete { completed_at } => {
+        (_, Some(completed_at)) => {
             format!("complete since {}", view::duration(since(completed_at)))
         }
-        _ => "another state".to_owned(),
+        _ => "failed: the next delivery runs".to_owned(),
     };
     let mut facts = vec![
         ("state", state),

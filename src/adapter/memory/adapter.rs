@@ -15,11 +15,9 @@ use super::gauge::Gauge;
 use super::row::{Call, Row};
 use super::shard::{AtCapacity, Fingerprint, Shard, fingerprint, shard_of};
 use super::sync::{Mutex, MutexGuard};
-use crate::adapter::contract::{
-    Abilities, DedupAdapter, MaintenanceAdapter, PURGE_GRACE, StoreFuture,
-};
-use crate::adapter::inspection::{Purged, Stats};
-use crate::adapter::replies::{Claimed, Completed, Entry, Forgotten, Renewed};
+use crate::adapter::contract::{Abilities, DedupAdapter, StoreFuture};
+use crate::adapter::inspect::{Entry, ForgetReply, MaintenanceAdapter, PURGE_GRACE, Purged, Stats};
+use crate::adapter::replies::{ClaimReply, CompleteReply, RenewReply};
 use crate::adapter::terms::CallTerms;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
@@ -187,7 +185,7 @@ impl DedupAdapter for MemoryAdapter {
         Abilities::new().with_leases().with_stored_data()
     }
 
-    call!(claim -> Claimed, release -> (), renew -> Renewed, complete -> Completed);
+    call!(claim -> ClaimReply, release -> (), renew -> RenewReply, complete -> CompleteReply);
 }
 
 impl MaintenanceAdapter for MemoryAdapter {
@@ -204,7 +202,7 @@ impl MaintenanceAdapter for MemoryAdapter {
         })
     }
 
-    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
+    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, ForgetReply> {
         Box::pin(async move { self.one(key, Row::forget) })
     }
 

@@ -11,8 +11,9 @@ use shuttle::scheduler::DfsScheduler;
 use shuttle::{Config, Runner, thread};
 
 use super::{clock, gauge, row, shard};
-use crate::adapter::contract::{DedupAdapter, MaintenanceAdapter, StoreFuture};
-use crate::adapter::replies::{Claimed, Completed, EntryState, Forgotten, Renewed};
+use crate::adapter::contract::{DedupAdapter, StoreFuture};
+use crate::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
+use crate::adapter::replies::{ClaimReply, CompleteReply, RenewReply};
 use crate::adapter::terms::{CallTerms, Token};
 use crate::key::DedupKey;
 use adapter::MemoryAdapter;
@@ -28,7 +29,7 @@ mod sync {
 
 const LEASE: Duration = Duration::from_secs(10);
 const RETENTION: Duration = Duration::from_secs(100);
-const FIRST: Claimed = Claimed::first(1, false);
+const FIRST: ClaimReply = ClaimReply::first(1, false);
 
 /// With the same secret, keys are in the same shards in every schedule.
 fn store(capacity: usize) -> MemoryAdapter {
@@ -60,13 +61,13 @@ fn now<T>(call: StoreFuture<'_, T>) -> T {
     call.now_or_never().expect("no wait").unwrap()
 }
 
-fn claim(store: &MemoryAdapter, id: &str, terms: &CallTerms) -> Claimed {
+fn claim(store: &MemoryAdapter, id: &str, terms: &CallTerms) -> ClaimReply {
     now(store.claim(&key(id), terms))
 }
 
 fn is_complete(store: &MemoryAdapter, id: &str) -> bool {
     let entry = now(store.get(&key(id)));
-    entry.is_some_and(|entry| matches!(entry.state, EntryState::Complete { .. }))
+    entry.is_some_and(|entry| matches!(entry.state, KeyState::Complete))
 }
 
 fn rows(store: &MemoryAdapter) -> u64 {
@@ -108,7 +109,7 @@ fn three_callers_have_one_first() {
         if claim(store, "a", &terms(thread)) != FIRST {
             return false;
         }
-        assert_eq!(now(store.complete(&key("a"), &terms(thread))), Completed::Held);
+        assert_eq!(now(store.complete(&key("a"), &terms(thread))), CompleteReply::Held);
         true
     }
     explore(3, one_key, each, |store, firsts| {
@@ -129,10 +130,10 @@ fn completion_survives_a_takeover_that_fails() {
     fn each(store: &MemoryAdapter, thread: u8) {
         let (keys, mine) = (key("a"), terms(thread));
         if thread == 1 {
-            assert_ne!(now(store.complete(&keys, &mine)), Completed::Inserted);
+            assert_ne!(now(store.complete(&keys, &mine)), CompleteReply::Inserted);
             return;
         }
-        if let Claimed::First { takeover, .. } = claim(store, "a", &mine) {
+        if let ClaimReply::First { takeover, .. } = claim(store, "a", &mine) {
             assert!(takeover);
             now(store.release(&keys, &mine));
         }
@@ -142,7 +143,7 @@ fn completion_survives_a_takeover_that_fails() {
 
 #[test]
 fn released_on_arrival_claim_leaves_the_key_to_one_other() {
-    fn each(store: &MemoryAdapter, thread: u8) -> Claimed {
+    fn each(store: &MemoryAdapter, thread: u8) -> ClaimReply {
         let claimed = claim(store, "a", &on_claim(thread));
         if thread == 1 {
             // A caller whose call timed out releases the key.
@@ -170,14 +171,14 @@ fn live_lease_is_not_purged_evicted_or_forgotten() {
         let live = key("a");
         if thread == 1 {
             assert_eq!(claim(store, "a", &brief()), FIRST);
-            assert_eq!(now(store.renew(&live, &brief())), Renewed::Held);
-            assert_eq!(now(store.complete(&live, &brief())), Completed::Held);
+            assert_eq!(now(store.renew(&live, &brief())), RenewReply::Held);
+            assert_eq!(now(store.complete(&live, &brief())), CompleteReply::Held);
             return;
         }
         for id in ["x", "y"] {
             claim(store, id, &on_claim(thread));
         }
-        if thread == 2 && now(store.forget(&live)) == Forgotten::InFlight {
+        if thread == 2 && now(store.forget(&live)) == ForgetReply::InFlight {
             now(store.purge(10));
         }
     }
@@ -194,7 +195,7 @@ fn renewal_during_a_purge_keeps_the_lease() {
     }
     fn each(store: &MemoryAdapter, thread: u8) -> bool {
         match thread {
-            1 => now(store.renew(&key("a"), &terms(thread))) == Renewed::Held,
+            1 => now(store.renew(&key("a"), &terms(thread))) == RenewReply::Held,
             2 => now(store.purge(1)).deleted == 0,
             _ => claim(store, "a", &terms(thread)) == FIRST,
         }
@@ -202,7 +203,7 @@ fn renewal_during_a_purge_keeps_the_lease() {
     explore(3, lapsed, each, |store, replies| {
         // The first of the two calls has the key.
         assert_ne!(replies[0], replies[2], "{replies:?}");
-        assert_eq!(claim(store, "a", &terms(9)), Claimed::InFlight);
+        assert_eq!(claim(store, "a", &terms(9)), ClaimReply::InFlight);
         assert_eq!(rows(store), 1);
     });
 }

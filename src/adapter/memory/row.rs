@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::inspection::{KeyState, Stats};
-use super::super::replies::{Claimed, Completed, Entry, EntryState, Forgotten, Renewed, Seen};
+use super::super::inspect::{Entry, ForgetReply, KeyState, Stats};
+use super::super::replies::{ClaimReply, CompleteReply, RenewReply, Seen};
 use super::super::stored::{Fetch, StoredData};
 use super::super::terms::{CallTerms, Permanence, Token};
 use super::clock::{Clock, after};
@@ -50,13 +50,15 @@ impl Row {
     /// Returns `None` for an expired row.
     pub(super) fn entry(&self, clock: &Clock) -> Option<Entry> {
         let ends_at = clock.wall(self.ends_at);
-        let state = match self.state(clock.now())? {
-            KeyState::Complete => EntryState::Complete { completed_at: ends_at },
-            KeyState::Released => EntryState::Released,
-            KeyState::InFlight | KeyState::Lapsed => EntryState::InFlight { lease_until: ends_at },
-        };
-        let entry = Entry::new(state, clock.wall(self.first_seen_at), clock.wall(self.expires_at));
-        let mut entry = entry.with_attempts(self.attempts, self.takeover);
+        let state = self.state(clock.now())?;
+        let (first, expires) = (clock.wall(self.first_seen_at), clock.wall(self.expires_at));
+        let mut entry = Entry::new(state, first, expires);
+        (entry.attempts, entry.takeover) = (self.attempts, self.takeover);
+        match state {
+            KeyState::Complete => entry.completed_at = Some(ends_at),
+            KeyState::InFlight | KeyState::Lapsed => entry.lease_until = Some(ends_at),
+            KeyState::Released => {}
+        }
         if self.is_complete {
             entry.stored = StoredData::fetched(self.stored.as_ref(), Fetch::DigestAndResponse);
         }
@@ -76,13 +78,13 @@ impl Row {
     }
 
     /// Removes a row that is not under a live lease.
-    pub(super) fn forget(row: &mut Option<Self>, now: u64) -> Forgotten {
+    pub(super) fn forget(row: &mut Option<Self>, now: u64) -> ForgetReply {
         match row.as_ref().and_then(|row| row.state(now)) {
-            None => Forgotten::Missing,
-            Some(KeyState::InFlight) => Forgotten::InFlight,
+            None => ForgetReply::Missing,
+            Some(KeyState::InFlight) => ForgetReply::InFlight,
             Some(_) => {
                 *row = None;
-                Forgotten::Removed
+                ForgetReply::Removed
             }
         }
     }
@@ -109,23 +111,23 @@ pub(super) struct Call<'a> {
 }
 
 impl Call<'_> {
-    pub(super) fn claim(self, row: &mut Option<Row>) -> Claimed {
+    pub(super) fn claim(self, row: &mut Option<Row>) -> ClaimReply {
         let (on_claim, token, mut new) = (self.is_on_claim(), self.terms.token(), self.leased());
         if let Some(old) = row {
             (new.attempts, new.takeover, new.first_seen_at) = match old.state(self.now) {
                 Some(KeyState::Complete) if on_claim && old.is_by(token) => {
                     // A completion without a claim has counted no attempt.
-                    return Claimed::first(old.attempts.max(1), old.takeover);
+                    return ClaimReply::first(old.attempts.max(1), old.takeover);
                 }
                 Some(KeyState::Complete) => {
                     let mut seen = Seen::new(since(old.first_seen_at, self.now));
                     seen.stored = StoredData::fetched(old.stored.as_ref(), self.terms.fetch());
-                    return Claimed::Duplicate(seen);
+                    return ClaimReply::Duplicate(seen);
                 }
                 _ if !on_claim && old.is_claimed_by(token) => {
                     (old.attempts, old.takeover, old.first_seen_at)
                 }
-                Some(KeyState::InFlight) => return Claimed::InFlight,
+                Some(KeyState::InFlight) => return ClaimReply::InFlight,
                 Some(state) => {
                     let takeover = state == KeyState::Lapsed;
                     (old.attempts.saturating_add(1), takeover, old.first_seen_at)
@@ -136,23 +138,23 @@ impl Call<'_> {
         if on_claim {
             self.mark_complete(&mut new);
         }
-        let reply = Claimed::first(new.attempts, new.takeover);
+        let reply = ClaimReply::first(new.attempts, new.takeover);
         *row = Some(new);
         reply
     }
 
-    pub(super) fn renew(self, row: &mut Option<Row>) -> Renewed {
+    pub(super) fn renew(self, row: &mut Option<Row>) -> RenewReply {
         match row {
             Some(row) if row.is_claimed_by(self.terms.token()) => {
                 row.ends_at = self.leased().ends_at;
             }
-            Some(_) => return Renewed::Lost,
+            Some(_) => return RenewReply::Lost,
             None => *row = Some(self.leased()),
         }
-        Renewed::Held
+        RenewReply::Held
     }
 
-    pub(super) fn complete(self, row: &mut Option<Row>) -> Completed {
+    pub(super) fn complete(self, row: &mut Option<Row>) -> CompleteReply {
         // An expired complete row counts as missing. An incomplete row does not.
         match row {
             Some(row) if !row.is_complete || row.expires_at > self.now => {
@@ -160,13 +162,13 @@ impl Call<'_> {
                     self.mark_complete(row);
                 }
                 let is_held = row.is_by(self.terms.token());
-                if is_held { Completed::Held } else { Completed::LeaseLost }
+                if is_held { CompleteReply::Held } else { CompleteReply::LeaseLost }
             }
             _ => {
                 let mut new = Row { attempts: 0, ..self.leased() };
                 self.mark_complete(&mut new);
                 *row = Some(new);
-                Completed::Inserted
+                CompleteReply::Inserted
             }
         }
     }

@@ -10,7 +10,7 @@ use slab::Slab;
 use super::clock::END;
 use super::gauge::Pressure;
 use super::row::Row;
-use crate::adapter::inspection::KeyState;
+use crate::adapter::inspect::KeyState;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 

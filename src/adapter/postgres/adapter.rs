@@ -10,9 +10,11 @@ use sqlx::postgres::{PgPool, PgPoolOptions};
 use sqlx::{ConnectOptions, Connection, Row as _};
 use tokio::time::timeout;
 
-use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
-use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
-use super::super::replies::{Claimed, Completed, Entry, Forgotten, Renewed};
+use super::super::contract::{Abilities, DedupAdapter, StoreFuture};
+use super::super::inspect::{
+    Cursor, Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Purged, Stats,
+};
+use super::super::replies::{ClaimReply, CompleteReply, RenewReply};
 use super::super::sql::call::{Call, Kind, RowReply, Rows, reply};
 use super::super::sql::responses::add_response;
 use super::super::stored::Fetch;
@@ -145,7 +147,7 @@ impl PostgresAdapter {
     }
 
     /// The version of the table that [`migrate`](Self::migrate) makes, as its version table stores it.
-    pub const SCHEMA_VERSION: i32 = super::schema::VERSION;
+    pub(crate) const SCHEMA_VERSION: i32 = super::schema::VERSION;
 
     /// Returns the statements that [`migrate`](Self::migrate) runs, for your own migrations.
     #[must_use]
@@ -179,7 +181,7 @@ impl DedupAdapter for PostgresAdapter {
         Abilities::new().with_leases().with_stored_data().with_inspection()
     }
 
-    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Claimed> {
+    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
         Box::pin(async move {
             let claimed = self.call(Kind::claim(terms), key, terms, RowReply::claimed).await?;
             let read = || -> StoreFuture<'_, _> {
@@ -197,7 +199,7 @@ impl DedupAdapter for PostgresAdapter {
         Box::pin(self.call(Kind::release(terms), key, terms, RowReply::released))
     }
 
-    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Renewed> {
+    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, RenewReply> {
         Box::pin(self.call(Kind::Renew, key, terms, RowReply::renewed))
     }
 
@@ -205,7 +207,7 @@ impl DedupAdapter for PostgresAdapter {
         &'a self,
         key: &'a DedupKey,
         terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Completed> {
+    ) -> StoreFuture<'a, CompleteReply> {
         Box::pin(self.call(Kind::Complete, key, terms, RowReply::completed))
     }
 }
@@ -237,7 +239,7 @@ impl MaintenanceAdapter for PostgresAdapter {
         Box::pin(store.with_table(move || Box::pin(store.purge(limit))))
     }
 
-    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
+    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, ForgetReply> {
         let store = &self.0;
         Box::pin(store.with_table(move || Box::pin(store.forget(key))))
     }

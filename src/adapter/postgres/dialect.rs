@@ -7,7 +7,8 @@ use sqlx::Row as _;
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgRow, Postgres};
 
-use super::super::replies::{Claimed, Forgotten, Renewed};
+use super::super::inspect::ForgetReply;
+use super::super::replies::{ClaimReply, RenewReply};
 use super::super::sql::batch::{Failed, Replied, RowExecutor, TRIES, execute_batch};
 use super::super::sql::call::{Call, Kind, RowReply, Rows};
 use super::super::sql::queue::{BatchExecutor, Waits};
@@ -171,7 +172,7 @@ impl RowExecutor for PostgresDialect<'_> {
             && is_locked
             && !failed.error.is_unknown()
         {
-            writing.replies[*index] = Some(Ok(RowReply::Claimed(Claimed::InFlight)).into());
+            writing.replies[*index] = Some(Ok(RowReply::Claimed(ClaimReply::InFlight)).into());
             return (writing.replies, None);
         }
         (writing.replies, Some(failed))
@@ -200,7 +201,7 @@ impl RowStatements for PostgresDialect<'_> {
         } else {
             self.store.replanner.note_rows(returned.len());
             for (index, _) in returned {
-                written[index] = Some(RowReply::Claimed(Claimed::first(1, false)));
+                written[index] = Some(RowReply::Claimed(ClaimReply::first(1, false)));
             }
         }
         Ok(written)
@@ -277,9 +278,9 @@ impl PostgresDialect<'_> {
         }
         let all = self.statements();
         let renewed = self.write_rows(&all.renew, rows, Extra::lease(rows), None).await?;
-        let mut replies = vec![RowReply::Renewed(Renewed::Lost); rows.len()];
+        let mut replies = vec![RowReply::Renewed(RenewReply::Lost); rows.len()];
         for (index, _) in renewed {
-            replies[index] = RowReply::Renewed(Renewed::Held);
+            replies[index] = RowReply::Renewed(RenewReply::Held);
         }
         Ok(replies)
     }
@@ -294,7 +295,7 @@ impl PostgresDialect<'_> {
 
 impl PostgresStore {
     /// Forgets a key, unless a live lease or an open transaction holds it.
-    pub(super) async fn forget(&self, key: &DedupKey) -> Result<Forgotten, Error> {
+    pub(super) async fn forget(&self, key: &DedupKey) -> Result<ForgetReply, Error> {
         let fault = |error| store_error("forgetting a key", error);
         // The statement does not use its terms.
         let terms = CallTerms::on_claim(Token::from([0; 16]), Duration::ZERO);
@@ -303,11 +304,11 @@ impl PostgresStore {
         for _ in 0..TRIES {
             let found = dialect.read(&rows, Fetch::Nothing).await.map_err(fault)?;
             let row = found.into_iter().flatten().next();
-            match row.as_ref().map_or(Some(Forgotten::Missing), Row::forgotten) {
-                Some(Forgotten::Missing)
+            match row.as_ref().map_or(Some(ForgetReply::Missing), Row::forgotten) {
+                Some(ForgetReply::Missing)
                     if self.is_in_transaction(rows[0].hash).await.map_err(fault)? =>
                 {
-                    return Ok(Forgotten::InFlight);
+                    return Ok(ForgetReply::InFlight);
                 }
                 Some(reply) => return Ok(reply),
                 None => {}
@@ -317,11 +318,11 @@ impl PostgresStore {
             // After a lost reply, a repetition would say that there is no such key.
             let forgotten = self.fetch_once(&self.statements().forget, params).await;
             if !forgotten.map_err(fault)?.is_empty() {
-                return Ok(Forgotten::Removed);
+                return Ok(ForgetReply::Removed);
             }
             // Another call has written the row since: try again.
         }
-        Ok(Forgotten::InFlight)
+        Ok(ForgetReply::InFlight)
     }
 
     /// Returns `true` if an open transaction holds the lock of a key. Its row is not visible yet.

@@ -6,8 +6,7 @@ use std::time::Duration;
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
-use super::super::inspection::{Cursor, KeyState, ListFilter, Listing, Purged, Stats};
-use super::super::replies::Entry;
+use super::super::inspect::{Cursor, Entry, KeyState, ListFilter, Listing, Purged, Stats};
 use super::super::stored::Fetch;
 use super::connections::Source;
 use super::errors::store_error;

@@ -14,7 +14,7 @@ use super::super::sql::Batching;
 use super::super::sql::statement::render;
 use super::super::sql::{Identifier, check_timeout, take_identifiers};
 use super::schema::TableName;
-use crate::error::ConfigError;
+use crate::error::{ConfigError, ConfigErrorKind};
 
 /// The parameters by which libpq chooses between servers.
 const CHOOSES: [&str; 2] = ["target_session_attrs", "load_balance_hosts"];
@@ -143,15 +143,11 @@ impl PostgresOptions {
         check_timeout("statement_timeout", self.statement_timeout)
     }
 
-    /// Returns the table's name.
-    #[must_use]
-    pub fn table_name(&self) -> &Identifier {
+    pub(crate) fn table_name(&self) -> &Identifier {
         &self.name.table
     }
 
-    /// Returns the table's schema, if it is set.
-    #[must_use]
-    pub fn schema_name(&self) -> Option<&str> {
+    pub(crate) fn schema_name(&self) -> Option<&str> {
         self.name.schema.as_deref()
     }
 
@@ -180,9 +176,16 @@ impl Default for PostgresOptions {
     }
 }
 
+fn several_hosts() -> ConfigError {
+    ConfigError::new(
+        ConfigErrorKind::Url,
+        "the store URL names several hosts: give one address that leads to the primary",
+    )
+}
+
 fn connect_options(url: &str) -> Result<PgConnectOptions, ConfigError> {
     let rest = url.strip_prefix("postgres://").or_else(|| url.strip_prefix("postgresql://"));
-    let rest = rest.ok_or(ConfigError::InvalidUrl)?;
+    let rest = rest.ok_or_else(ConfigError::url)?;
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
     let authority = rest.split('/').next().unwrap_or(rest);
     // sqlx would refuse several ports or addresses too, but its error would not say why.
@@ -190,17 +193,21 @@ fn connect_options(url: &str) -> Result<PgConnectOptions, ConfigError> {
     let mut several = hosts.contains(',') || hosts.contains("%2C") || hosts.contains("%2c");
     for (name, value) in form_urlencoded::parse(query.as_bytes()) {
         if let Some(name) = CHOOSES.into_iter().find(|chooses| *chooses == name) {
-            return Err(ConfigError::UnsupportedUrlParameter(name));
+            let message = format!(
+                "the URL parameter `{name}` is not supported: give one address that leads to the \
+                 primary"
+            );
+            return Err(ConfigError::new(ConfigErrorKind::Url, message));
         }
         several |= matches!(&*name, "host" | "hostaddr" | "port") && value.contains(',');
     }
     if several {
-        return Err(ConfigError::SeveralHosts);
+        return Err(several_hosts());
     }
-    let options = PgConnectOptions::from_str(url).map_err(|_| ConfigError::InvalidUrl)?;
+    let options = PgConnectOptions::from_str(url).map_err(|_| ConfigError::url())?;
     // A URL without a host leaves it to `PGHOST`.
     if options.get_socket().is_none() && options.get_host().contains(',') {
-        return Err(ConfigError::SeveralHosts);
+        return Err(several_hosts());
     }
     Ok(options)
 }

@@ -14,7 +14,7 @@ use sqlx::postgres::{
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, Decode, Encode, Row as _, Type};
 
-use super::super::replies::Claimed;
+use super::super::replies::ClaimReply;
 use super::super::sql::call::{RowCall, Rows};
 use super::super::sql::row::{Row, StoredColumns, first};
 use super::super::stored::{Fetch, StoredData, StoredResponse};
@@ -411,7 +411,7 @@ fn response_columns(row: &PgRow) -> Result<Option<(i64, String, Vec<u8>)>, sqlx:
 }
 
 /// Returns the reply of a row that a claim wrote: its key, attempts and takeover.
-pub(super) fn claimed_row(row: &PgRow) -> Result<Claimed, sqlx::Error> {
+pub(super) fn claimed_row(row: &PgRow) -> Result<ClaimReply, sqlx::Error> {
     // By position, in the order of RETURNING in `sql/*claim*.sql`.
     let attempts: i32 = row.try_get(1)?;
     Ok(first(attempts.into(), row.try_get(2)?))

@@ -21,12 +21,12 @@ use sqlx::postgres::{PgConnection, Postgres};
 use sqlx::{AssertSqlSafe, Row as _};
 
 use super::super::contract::StoreFuture;
-use super::super::replies::Claimed;
+use super::super::replies::ClaimReply;
 use super::super::sql::call::{Kind, RowReply, Rows};
 use super::super::sql::row::Row;
 use super::super::stored::Fetch;
 use super::super::terms::{CallTerms, Token};
-use super::super::transaction::{OpenTransaction, Opened, TransactionAdapter, not_ours};
+use super::super::transaction::{OpenTransaction, Opened, Sealed, TransactionAdapter, not_ours};
 use super::adapter::PostgresAdapter;
 use super::connections::Source;
 use super::dialect;
@@ -44,6 +44,8 @@ use crate::key::DedupKey;
 
 /// How many connections of a pool handlers leave to everybody else by default.
 const SPARE_CONNECTIONS: u32 = 2;
+
+impl Sealed for PostgresAdapter {}
 
 impl TransactionAdapter for PostgresAdapter {
     type Database = Postgres;
@@ -109,7 +111,7 @@ impl PostgresAdapter {
     ///
     /// For code that owns its transactions, without the layer. `retention` is how long the key is
     /// remembered. Nothing waits for another transaction: a key that one holds is
-    /// [`InFlight`](Claimed::InFlight). On `Duplicate` and `InFlight`, nothing was written.
+    /// [`InFlight`](ClaimReply::InFlight). On `Duplicate` and `InFlight`, nothing was written.
     ///
     /// It sets `synchronous_commit` to `on` for this transaction if it is weaker (`off`, `local`,
     /// `remote_write`), because what is acknowledged has to be on disk, and on that of a synchronous
@@ -127,13 +129,14 @@ impl PostgresAdapter {
     /// # async fn example(pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
     /// use std::time::Duration;
     /// use tower_dedup::DedupKey;
-    /// use tower_dedup::adapter::{Claimed, PostgresAdapter};
+    /// use tower_dedup::adapter::PostgresAdapter;
+    /// use tower_dedup::adapter::contract::ClaimReply;
     ///
     /// let adapter = PostgresAdapter::new(pool.clone());
     /// let key = DedupKey::new("orders", "order_17")?;
     /// let mut tx = pool.begin().await?;
     /// let month = Duration::from_secs(30 * 86_400);
-    /// if let Claimed::First { .. } = adapter.record_in(&mut tx, &key, month).await? {
+    /// if let ClaimReply::First { .. } = adapter.record_in(&mut tx, &key, month).await? {
     ///     sqlx::query("UPDATE stock SET left_over = left_over - 1").execute(&mut *tx).await?;
     ///     tx.commit().await?; // the key and the effect, or neither
     /// }
@@ -145,7 +148,7 @@ impl PostgresAdapter {
         connection: &mut PgConnection,
         key: &DedupKey,
         retention: Duration,
-    ) -> Result<Claimed, Error> {
+    ) -> Result<ClaimReply, Error> {
         let statements = self.0.ready_within(connection).await?;
         let terms = CallTerms::on_claim(Token::random(), retention);
         let rows = Rows::of_call(std::slice::from_ref(key), &terms, key_hash);
@@ -157,7 +160,7 @@ impl PostgresAdapter {
             self.0.note_missing_table(&error, &statements);
             error
         })?;
-        Ok(writing.claimed()?.into_iter().next().unwrap_or(Claimed::InFlight))
+        Ok(writing.claimed()?.into_iter().next().unwrap_or(ClaimReply::InFlight))
     }
 }
 
@@ -184,7 +187,7 @@ impl PostgresStore {
                 replies[index] = Some(claimed);
             }
         }
-        let replies = replies.into_iter().map(|reply| reply.unwrap_or(Claimed::InFlight));
+        let replies = replies.into_iter().map(|reply| reply.unwrap_or(ClaimReply::InFlight));
         Ok(Opened { replies: replies.collect(), transaction })
     }
 
@@ -195,7 +198,7 @@ impl PostgresStore {
         mut connection: Option<PoolConnection<Postgres>>,
         rows: &Rows<'_>,
         terms: &CallTerms,
-    ) -> Result<(Vec<Claimed>, Option<OpenTransaction<Postgres>>), Error> {
+    ) -> Result<(Vec<ClaimReply>, Option<OpenTransaction<Postgres>>), Error> {
         let fault = |error| store_error("opening a transaction", error);
         let statements = self.statements();
         let mut pauses = repeats();
@@ -224,7 +227,7 @@ impl PostgresStore {
                 }
                 (Ok(()), Ok(claimed)) => {
                     let granted = rows.is_empty()
-                        || claimed.iter().any(|reply| matches!(reply, Claimed::First { .. }));
+                        || claimed.iter().any(|reply| matches!(reply, ClaimReply::First { .. }));
                     if let Some(begun) = begun.filter(|_| granted) {
                         return Ok((claimed, Some(transaction.with(begun))));
                     }
@@ -242,7 +245,7 @@ impl PostgresStore {
             // An open transaction holds the row, without a lock of the key's: one of the user's own, or
             // a large delivery. Of several keys the others may be free, and are not in flight then.
             if is_locked(&error) && rows.len() == 1 {
-                return Ok((vec![Claimed::InFlight], None));
+                return Ok((vec![ClaimReply::InFlight], None));
             }
             match pauses.next() {
                 Some(pause) if read_only || is_conflict(&error) => {
@@ -312,9 +315,9 @@ impl RowStatements for InTransaction<'_> {
                 continue;
             };
             if !row.try_get::<bool, _>("locked")? {
-                *written = Some(RowReply::Claimed(Claimed::InFlight));
+                *written = Some(RowReply::Claimed(ClaimReply::InFlight));
             } else if row.try_get("granted")? {
-                *written = Some(RowReply::Claimed(Claimed::first(1, false)));
+                *written = Some(RowReply::Claimed(ClaimReply::first(1, false)));
             }
             if self.begun.is_none() {
                 self.begun = Some(Begun::new(&row)?);

@@ -14,7 +14,7 @@
 
 use std::future::Future;
 
-use super::super::replies::Claimed;
+use super::super::replies::ClaimReply;
 use super::super::sql::batch::{self, KeyReply, Replied, TRIES, unanswered};
 use super::super::sql::call::{Kind, RowReply, Rows};
 use super::super::sql::responses::most_read;
@@ -138,7 +138,7 @@ impl<'r, 'c> Writing<'r, 'c> {
     }
 
     /// Returns the [replies to a claim in a transaction](batch::claimed).
-    pub(super) fn claimed(self) -> Result<Vec<Claimed>, Error> {
+    pub(super) fn claimed(self) -> Result<Vec<ClaimReply>, Error> {
         batch::claimed(self.replies)
     }
 }
@@ -161,7 +161,7 @@ pub(super) async fn read_rows<S: RowStatements>(
 mod tests {
     use std::time::Duration;
 
-    use super::super::super::replies::Completed;
+    use super::super::super::replies::CompleteReply;
     use super::super::super::sql::responses::MAX_RESPONSES;
     use super::super::super::terms::{CallTerms, Token};
     use super::*;
@@ -184,7 +184,7 @@ mod tests {
             rows: &Rows<'_>,
         ) -> Result<Vec<Option<RowReply>>, sqlx::Error> {
             self.writes += 1;
-            let held = RowReply::Completed(Completed::Held);
+            let held = RowReply::Completed(CompleteReply::Held);
             Ok(vec![(self.writes > self.misses).then_some(held); rows.len()])
         }
 

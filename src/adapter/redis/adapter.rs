@@ -6,9 +6,11 @@ use std::sync::Arc;
 
 use redis::{Cmd, Value};
 
-use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
-use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
-use super::super::replies::{Claimed, Completed, Entry, Forgotten, Renewed};
+use super::super::contract::{Abilities, DedupAdapter, StoreFuture};
+use super::super::inspect::{
+    Cursor, Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Purged, Stats,
+};
+use super::super::replies::{ClaimReply, CompleteReply, RenewReply};
 use super::super::terms::CallTerms;
 use super::client::RedisClient;
 use super::key_names::KeyNames;
@@ -104,7 +106,7 @@ impl RedisAdapter {
     /// # Errors
     ///
     /// A primary does not reply. A refusal is a reply.
-    pub async fn ask_primaries(
+    pub(crate) async fn ask_primaries(
         &self,
         command: &Cmd,
     ) -> Result<Vec<(String, Result<Value, Error>)>, Error> {
@@ -136,7 +138,7 @@ impl DedupAdapter for RedisAdapter {
         Abilities::new().with_leases().with_stored_data().with_inspection().with_expires_keys()
     }
 
-    call!(claim -> Claimed, release -> (), renew -> Renewed, complete -> Completed);
+    call!(claim -> ClaimReply, release -> (), renew -> RenewReply, complete -> CompleteReply);
 }
 
 impl MaintenanceAdapter for RedisAdapter {
@@ -148,7 +150,7 @@ impl MaintenanceAdapter for RedisAdapter {
         })
     }
 
-    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
+    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, ForgetReply> {
         Box::pin(async move { self.0.forget(key).await })
     }
 

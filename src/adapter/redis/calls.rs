@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use redis::{FromRedisValue, Value};
 
-use super::super::replies::{Claimed, Completed, Entry, Forgotten, Renewed, Seen};
+use super::super::inspect::{Entry, ForgetReply};
+use super::super::replies::{ClaimReply, CompleteReply, RenewReply, Seen};
 use super::super::stored::{Fetch, StoredData};
 use super::super::terms::{CallTerms, Permanence};
 use super::adapter::Shared;
@@ -29,7 +30,11 @@ const READING: &str = "reading a key";
 const MOST_VERSIONS: usize = 5;
 
 impl Shared {
-    pub(super) async fn claim(&self, key: &DedupKey, terms: &CallTerms) -> Result<Claimed, Error> {
+    pub(super) async fn claim(
+        &self,
+        key: &DedupKey,
+        terms: &CallTerms,
+    ) -> Result<ClaimReply, Error> {
         let (lease, stored) = match terms.permanence() {
             Permanence::OnClaim => (String::new(), terms.stored_data_for(key)),
             Permanence::OnCompletion { .. } => (terms.lease_ms().to_string(), None),
@@ -45,7 +50,7 @@ impl Shared {
             claimed = Ok(duplicate);
         }
         let may_be_duplicate = match &claimed {
-            Ok(claimed) => matches!(claimed, Claimed::Duplicate(_)),
+            Ok(claimed) => matches!(claimed, ClaimReply::Duplicate(_)),
             Err(error) => error.kind() == ErrorKind::Corrupt,
         };
         if may_be_duplicate {
@@ -56,13 +61,18 @@ impl Shared {
     }
 
     /// Returns the reply to a claim that a full server has refused before it looked, if the key is complete.
-    async fn duplicate(&self, key: &DedupKey, terms: &CallTerms, bound: Bound) -> Option<Claimed> {
+    async fn duplicate(
+        &self,
+        key: &DedupKey,
+        terms: &CallTerms,
+        bound: Bound,
+    ) -> Option<ClaimReply> {
         let row = self.row(self.names.name(key), terms.fetch(), bound).await.ok()??;
         // A row of this token is that of a claim whose reply was lost.
         if row.token == terms.token().as_bytes() {
             return None;
         }
-        row.duplicate(terms.fetch()).map(Claimed::Duplicate)
+        row.duplicate(terms.fetch()).map(ClaimReply::Duplicate)
     }
 
     pub(super) async fn release(&self, key: &DedupKey, terms: &CallTerms) -> Result<(), Error> {
@@ -76,29 +86,33 @@ impl Shared {
         }
     }
 
-    pub(super) async fn renew(&self, key: &DedupKey, terms: &CallTerms) -> Result<Renewed, Error> {
+    pub(super) async fn renew(
+        &self,
+        key: &DedupKey,
+        terms: &CallTerms,
+    ) -> Result<RenewReply, Error> {
         let call = self.call_for(&script::RENEW, key, terms).arg(terms.lease_ms());
-        self.run(&call, RENEWING).await?.one_of(&[Renewed::Held, Renewed::Lost])
+        self.run(&call, RENEWING).await?.one_of(&[RenewReply::Held, RenewReply::Lost])
     }
 
     pub(super) async fn complete(
         &self,
         key: &DedupKey,
         terms: &CallTerms,
-    ) -> Result<Completed, Error> {
+    ) -> Result<CompleteReply, Error> {
         let call = self.call_for(&script::COMPLETE, key, terms);
         let call = with_data(call, terms.stored_data_for(key).as_ref());
         let reply = self.run(&call, COMPLETING).await?;
-        reply.one_of(&[Completed::Held, Completed::LeaseLost, Completed::Inserted])
+        reply.one_of(&[CompleteReply::Held, CompleteReply::LeaseLost, CompleteReply::Inserted])
     }
 
-    pub(super) async fn forget(&self, key: &DedupKey) -> Result<Forgotten, Error> {
+    pub(super) async fn forget(&self, key: &DedupKey) -> Result<ForgetReply, Error> {
         // The client of a cluster repeats a command by itself. So a row that has changed since it was read may have
         // changed by this call, and what is there now is a later delivery's.
         let most = if self.slot.client.is_cluster() { 1 } else { MOST_VERSIONS };
         let bound = Bound { is_once: true, ..self.slot.bound(FORGETTING) };
         let reply = self.at_version(&self.call(&script::FORGET, key), bound, most).await?;
-        reply.one_of(&[Forgotten::Removed, Forgotten::Missing, Forgotten::InFlight])
+        reply.one_of(&[ForgetReply::Removed, ForgetReply::Missing, ForgetReply::InFlight])
     }
 
     pub(super) async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
@@ -218,18 +232,18 @@ impl Reply {
     }
 }
 
-fn claimed(reply: &Reply, fetch: Fetch) -> Result<Claimed, Error> {
+fn claimed(reply: &Reply, fetch: Fetch) -> Result<ClaimReply, Error> {
     match reply.case {
-        0 => reply.values().map(|(attempt, takeover)| Claimed::first(attempt, takeover)),
+        0 => reply.values().map(|(attempt, takeover)| ClaimReply::first(attempt, takeover)),
         1 if fetch == Fetch::Nothing => {
             let (age,) = reply.values()?;
-            Ok(Claimed::Duplicate(Seen::new(Duration::from_millis(age))))
+            Ok(ClaimReply::Duplicate(Seen::new(Duration::from_millis(age))))
         }
         1 => {
             let (age, stored) = reply.values()?;
-            seen(Duration::from_millis(age), fetch, stored).map(Claimed::Duplicate)
+            seen(Duration::from_millis(age), fetch, stored).map(ClaimReply::Duplicate)
         }
-        2 => Ok(Claimed::InFlight),
+        2 => Ok(ClaimReply::InFlight),
         _ => Err(unreadable(CLAIMING)),
     }
 }

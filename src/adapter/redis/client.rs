@@ -87,7 +87,7 @@ impl RedisClient {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::InvalidUrl`] for a URL that `redis` cannot use; with TLS, as [`tls::provide`].
+    /// A URL that `redis` cannot use; with TLS, as [`tls::provide`].
     pub(super) fn of_url(endpoint: Endpoint) -> Result<Self, Error> {
         if endpoint.tls {
             tls::provide()?;
@@ -106,7 +106,7 @@ impl RedisClient {
             }
             _ => cluster(nodes).map(Self::from),
         };
-        client.map_err(|_| ConfigError::InvalidUrl.into())
+        client.map_err(|_| ConfigError::url().into())
     }
 
     pub(super) fn is_cluster(&self) -> bool {

@@ -13,8 +13,7 @@ use std::time::Duration;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use redis::{Cmd, FromRedisValue, Value};
 
-use super::super::inspection::{Cursor, ListFilter, Listing, Stats};
-use super::super::replies::Entry;
+use super::super::inspect::{Cursor, Entry, ListFilter, Listing, Stats};
 use super::super::stored::Fetch;
 use super::adapter::Shared;
 use super::calls::unreadable;

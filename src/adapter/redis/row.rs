@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::super::inspection::KeyState;
-use super::super::replies::{Entry, EntryState, Seen};
+use super::super::inspect::{Entry, KeyState};
+use super::super::replies::Seen;
 use super::super::stored::{Fetch, StoredData, StoredResponse};
 use crate::error::{Error, ErrorKind};
 
@@ -77,16 +77,15 @@ impl Row {
 
     /// Returns the entry of the row; `None` for an expired row.
     pub(super) fn entry(self) -> Option<Entry> {
-        let state = match self.state? {
-            KeyState::Complete => EntryState::Complete { completed_at: wall(self.ends_at) },
-            KeyState::Released => EntryState::Released,
-            KeyState::InFlight | KeyState::Lapsed => {
-                EntryState::InFlight { lease_until: wall(self.ends_at) }
-            }
-        };
-        let entry = Entry::new(state, wall(self.first_seen_at), wall(self.expires_at));
-        let mut entry = entry.with_attempts(self.attempts, self.takeover);
-        if self.state == Some(KeyState::Complete) {
+        let state = self.state?;
+        let mut entry = Entry::new(state, wall(self.first_seen_at), wall(self.expires_at));
+        (entry.attempts, entry.takeover) = (self.attempts, self.takeover);
+        match state {
+            KeyState::Complete => entry.completed_at = Some(wall(self.ends_at)),
+            KeyState::InFlight | KeyState::Lapsed => entry.lease_until = Some(wall(self.ends_at)),
+            KeyState::Released => {}
+        }
+        if state == KeyState::Complete {
             let digest = self.stored.0.clone();
             let stored = stored_data(self.stored);
             entry.response_is_unreadable = stored.is_err();

@@ -13,7 +13,7 @@ use redis::{Cmd, ErrorKind, InfoDict, RedisError, RedisResult, ServerErrorKind, 
 
 use super::client::Connection;
 use super::errors::{Failure, is_of_the_command};
-use crate::error::ConfigError;
+use crate::error::{ConfigError, ConfigErrorKind};
 use crate::observe;
 
 /// The oldest version of Redis that the scripts run on.
@@ -169,14 +169,14 @@ fn fault(info: &InfoDict, evictable: bool, in_cluster: bool) -> Option<ConfigErr
         _ => None,
     };
     if let Some(scheme) = scheme {
-        return Some(ConfigError::WrongRedisScheme { scheme });
+        return Some(wrong_scheme(scheme));
     }
     if version(info).is_some_and(|version| version < OLDEST) {
-        return Some(ConfigError::RedisTooOld);
+        return Some(too_old());
     }
     let evicts = info.get::<u64>("maxmemory").is_some_and(|bytes| bytes > 0)
         && info.get::<String>("maxmemory_policy").is_some_and(|policy| policy != "noeviction");
-    (evicts && !evictable).then_some(ConfigError::RedisEvictsKeys)
+    (evicts && !evictable).then(evicts_keys)
 }
 
 /// Returns the version of Redis; of Valkey, that with which it is compatible.
@@ -200,14 +200,33 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Returns the error of a server of another kind than the scheme of the URL says: the scheme for this
+/// server, without TLS.
+pub(super) fn wrong_scheme(scheme: &str) -> ConfigError {
+    let message = format!("the server is of another kind: use the scheme `{scheme}`");
+    ConfigError::new(ConfigErrorKind::Server, message)
+}
+
+fn too_old() -> ConfigError {
+    ConfigError::new(ConfigErrorKind::Server, "the Redis server is older than version 6.0")
+}
+
+fn evicts_keys() -> ConfigError {
+    ConfigError::new(
+        ConfigErrorKind::Server,
+        "the Redis server evicts keys: set `maxmemory-policy noeviction`, or accept it with \
+         `evictable`",
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn server_that_may_not_be_used_is_refused() {
-        let scheme = |scheme| Some(ConfigError::WrongRedisScheme { scheme });
-        let (old, evicts) = (Some(ConfigError::RedisTooOld), Some(ConfigError::RedisEvictsKeys));
+        let scheme = |scheme| Some(wrong_scheme(scheme));
+        let (old, evicts) = (Some(too_old()), Some(evicts_keys()));
         for (text, in_cluster, expected) in [
             ("", false, None),
             ("redis_version:5.0.14\r\n", false, old),
@@ -233,7 +252,7 @@ mod tests {
         ] {
             let info = InfoDict::new(text);
             assert_eq!(fault(&info, false, in_cluster), expected, "{text}");
-            let accepted = expected.filter(|fault| *fault != ConfigError::RedisEvictsKeys);
+            let accepted = expected.filter(|fault| *fault != evicts_keys());
             assert_eq!(fault(&info, true, in_cluster), accepted, "{text}");
         }
     }

@@ -23,8 +23,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::client::{Connection, RedisClient};
 use super::errors::{Doubt, Failure};
 use super::options::RedisOptions;
-use super::server::{Servers, knows_flags};
-use crate::error::ConfigError;
+use super::server::{Servers, knows_flags, wrong_scheme};
 
 /// How many calls wait for replicas at the same time.
 const WAITING: usize = 8;
@@ -218,7 +217,7 @@ impl Slot {
         let waiting = if self.options.wait_replicas.is_some() { WAITING } else { 0 };
         let (main, waiting, address) = match self.client.connect(&self.options, waiting).await {
             Err(error) if is_no_cluster(&error) => {
-                return Err(Failure::Unfit(ConfigError::WrongRedisScheme { scheme: "redis" }));
+                return Err(Failure::Unfit(wrong_scheme("redis")));
             }
             opened => opened?,
         };

@@ -9,7 +9,7 @@ use crate::error::ConfigError;
 ///
 /// # Errors
 ///
-/// [`ConfigError::InvalidSetting`] if there is none, and the features have none either.
+/// If there is none, and the features have none either.
 pub(super) fn provide() -> Result<(), ConfigError> {
     #[cfg(feature = "tls-rustls-no-provider")]
     if rustls::crypto::CryptoProvider::get_default().is_none() {
@@ -21,13 +21,12 @@ pub(super) fn provide() -> Result<(), ConfigError> {
         #[cfg(not(any(feature = "tls-rustls-ring", feature = "tls-rustls-aws-lc-rs")))]
         let provider: Option<rustls::crypto::CryptoProvider> = None;
         // Another task may have installed one just now.
-        let _ = provider.ok_or(NO_PROVIDER)?.install_default();
+        let _ = provider.ok_or_else(no_provider)?.install_default();
     }
     Ok(())
 }
 
 #[cfg(feature = "tls-rustls-no-provider")]
-const NO_PROVIDER: ConfigError = ConfigError::InvalidSetting {
-    setting: "CryptoProvider",
-    rule: "installed before the first encrypted connection",
-};
+fn no_provider() -> ConfigError {
+    ConfigError::setting("CryptoProvider", "installed before the first encrypted connection")
+}

@@ -11,7 +11,7 @@
 use percent_encoding::percent_decode_str;
 use redis::{ConnectionInfo, IntoConnectionInfo};
 
-use crate::error::{ConfigError, Error, check};
+use crate::error::{ConfigError, ConfigErrorKind, Error, check};
 
 /// What is at the addresses of a URL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +39,7 @@ impl Endpoint {
     ///
     /// [`ConfigError`]. None contains a part of the URL but an unknown scheme.
     pub(super) fn read(url: &str) -> Result<Self, Error> {
-        let (scheme, rest) = url.split_once("://").ok_or(ConfigError::InvalidUrl)?;
+        let (scheme, rest) = url.split_once("://").ok_or_else(ConfigError::url)?;
         let (server, kind) = match scheme.split_once('+') {
             None => (scheme, Kind::Server),
             Some((server, "sentinel")) => (server, Kind::Sentinel),
@@ -50,17 +50,16 @@ impl Endpoint {
             "redis" | "valkey" => false,
             "rediss" | "valkeys" => true,
             // Of a URL without a scheme, this may be the password.
-            _ if scheme.contains([':', '@']) => return Err(ConfigError::InvalidUrl.into()),
-            _ => return Err(ConfigError::UnknownScheme(scheme.to_owned()).into()),
+            _ if scheme.contains([':', '@']) => return Err(ConfigError::url().into()),
+            _ => return Err(ConfigError::unknown_scheme(scheme).into()),
         };
         if tls && !cfg!(any(feature = "tls-rustls-no-provider", feature = "tls-native-tls")) {
-            return Err(
-                ConfigError::FeatureDisabled { scheme: "rediss", feature: "tls-rustls" }.into()
-            );
+            let needs = "`rediss:` needs the cargo feature `tls-rustls` of tower-dedup";
+            return Err(ConfigError::new(ConfigErrorKind::Feature, needs).into());
         }
         // `redis` takes `#insecure`.
         if rest.contains('#') {
-            return Err(ConfigError::InvalidUrl.into());
+            return Err(ConfigError::url().into());
         }
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
@@ -72,12 +71,25 @@ impl Endpoint {
             format!("{server}://{credentials}{host}{port}/{database}").into_connection_info()
         };
         let nodes = hosts.split(',').map(node).collect::<Result<Vec<_>, _>>();
-        let nodes = nodes.map_err(|_| ConfigError::InvalidUrl)?;
+        let nodes = nodes.map_err(|_| ConfigError::url())?;
         if kind == Kind::Server && nodes.len() > 1 {
-            return Err(ConfigError::SeveralRedisHosts.into());
+            return Err(several_hosts().into());
         }
         Ok(Self { kind, tls, nodes, master, prefix: read_query(query)? })
     }
+}
+
+fn several_hosts() -> ConfigError {
+    ConfigError::new(
+        ConfigErrorKind::Url,
+        "the store URL names several hosts: use the scheme `redis+sentinel` or `redis+cluster`",
+    )
+}
+
+/// Does not name the parameter, which may be a part of a password.
+fn unknown_parameter() -> ConfigError {
+    let rule = "the store URL has a parameter other than `dedup_prefix`";
+    ConfigError::new(ConfigErrorKind::Url, rule)
 }
 
 /// Returns the name of the master and the number of the database.
@@ -88,16 +100,16 @@ fn read_path(kind: Kind, path: &str) -> Result<(String, u32), ConfigError> {
     };
     let database = match database {
         "" => 0,
-        number => number.parse().map_err(|_| ConfigError::InvalidUrl)?,
+        number => number.parse().map_err(|_| ConfigError::url())?,
     };
-    let master = percent_decode_str(master).decode_utf8().map_err(|_| ConfigError::InvalidUrl)?;
+    let master = percent_decode_str(master).decode_utf8().map_err(|_| ConfigError::url())?;
     // A cluster has the database 0 only.
     let is_valid = match kind {
         Kind::Server => true,
         Kind::Sentinel => !master.is_empty(),
         Kind::Cluster => database == 0,
     };
-    if is_valid { Ok((master.into_owned(), database)) } else { Err(ConfigError::InvalidUrl) }
+    if is_valid { Ok((master.into_owned(), database)) } else { Err(ConfigError::url()) }
 }
 
 fn read_query(query: &str) -> Result<Option<String>, ConfigError> {
@@ -106,7 +118,7 @@ fn read_query(query: &str) -> Result<Option<String>, ConfigError> {
         match pair.split_once('=') {
             Some(("dedup_prefix", value)) => prefix = Some(checked_prefix(value)?),
             // The name may be a part of a password with a `?`.
-            _ => return Err(ConfigError::UnknownUrlParameter),
+            _ => return Err(unknown_parameter()),
         }
     }
     Ok(prefix)
@@ -211,13 +223,11 @@ mod tests {
     fn prefix_is_the_only_parameter() {
         let endpoint = Endpoint::read("redis://h?dedup_prefix=shop").ok().unwrap();
         assert_eq!(endpoint.prefix.unwrap(), "shop");
-        assert_eq!(config_error("redis://h?protocol=resp3"), ConfigError::UnknownUrlParameter);
-        assert_eq!(config_error("redis://:secret?x@h"), ConfigError::InvalidUrl);
-        assert_eq!(config_error("redis://h?secret@h"), ConfigError::UnknownUrlParameter);
-        assert!(matches!(
-            config_error("redis://h?dedup_prefix=a%3Ab"),
-            ConfigError::InvalidSetting { setting: "prefix", .. }
-        ));
+        assert_eq!(config_error("redis://h?protocol=resp3"), unknown_parameter());
+        assert_eq!(config_error("redis://:secret?x@h"), ConfigError::url());
+        assert_eq!(config_error("redis://h?secret@h"), unknown_parameter());
+        let refused = config_error("redis://h?dedup_prefix=a%3Ab");
+        assert!(refused.to_string().starts_with("`prefix` must be"), "{refused}");
     }
 
     #[test]
@@ -241,20 +251,20 @@ mod tests {
             "redis+sentinel://:secret@h/",
             "redis+cluster://:secret@h/1",
         ] {
-            assert_eq!(config_error(url), ConfigError::InvalidUrl, "{url}");
+            assert_eq!(config_error(url), ConfigError::url(), "{url}");
         }
-        assert_eq!(config_error("redis://:secret@a,b"), ConfigError::SeveralRedisHosts);
+        assert_eq!(config_error("redis://:secret@a,b"), several_hosts());
         for url in ["redis+unix://h", "http://h", "postgres+cluster://h"] {
-            assert!(matches!(config_error(url), ConfigError::UnknownScheme(_)), "{url}");
+            let refused = config_error(url).to_string();
+            assert!(refused.starts_with("no adapter for the scheme"), "{refused}");
         }
     }
 
     #[test]
     #[cfg(not(any(feature = "tls-rustls-no-provider", feature = "tls-native-tls")))]
     fn tls_without_its_feature_names_the_feature() {
-        let expected = ConfigError::FeatureDisabled { scheme: "rediss", feature: "tls-rustls" };
         for url in ["rediss://h", "rediss+sentinel://h/m", "valkeys+cluster://h"] {
-            assert_eq!(config_error(url), expected);
+            assert_eq!(config_error(url).kind(), ConfigErrorKind::Feature);
         }
     }
 }

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
-use super::super::replies::Claimed;
+use super::super::replies::ClaimReply;
 use super::super::terms::CallTerms;
 use super::call::{Call, Kind, RowCall, RowReply, Rows, missing_reply, reply};
 use super::queue::Waits;
@@ -75,9 +75,9 @@ pub(in crate::adapter) fn unanswered(replies: &[Replied]) -> Vec<usize> {
 /// # Errors
 ///
 /// [`ErrorKind::Corrupt`] for a duplicate whose stored data is unreadable.
-pub(in crate::adapter) fn claimed(replies: Vec<Replied>) -> Result<Vec<Claimed>, Error> {
+pub(in crate::adapter) fn claimed(replies: Vec<Replied>) -> Result<Vec<ClaimReply>, Error> {
     let claimed = |row: Replied| {
-        row.map_or(Ok(Claimed::InFlight), |row| reply(row.reply?, RowReply::claimed))
+        row.map_or(Ok(ClaimReply::InFlight), |row| reply(row.reply?, RowReply::claimed))
     };
     replies.into_iter().map(claimed).collect()
 }
@@ -232,8 +232,8 @@ impl<'c> Layout<'c> {
 /// Returns the reply to another claim of the key; `None` if the row has to be read for it.
 fn follow(kind: Kind, reply: Result<RowReply, Error>) -> Option<Result<RowReply, Error>> {
     match reply {
-        Ok(RowReply::Claimed(Claimed::First { .. })) => {
-            (kind == Kind::Claim).then_some(Ok(RowReply::Claimed(Claimed::InFlight)))
+        Ok(RowReply::Claimed(ClaimReply::First { .. })) => {
+            (kind == Kind::Claim).then_some(Ok(RowReply::Claimed(ClaimReply::InFlight)))
         }
         reply => Some(reply),
     }
@@ -245,7 +245,7 @@ mod tests {
 
     use http::{HeaderMap, StatusCode};
 
-    use super::super::super::replies::{Completed, Seen};
+    use super::super::super::replies::{CompleteReply, Seen};
     use super::super::super::stored::StoredResponse;
     use super::super::super::terms::Token;
     use super::*;
@@ -281,7 +281,7 @@ mod tests {
             if rows.iter().any(|row| self.held.contains(&row.hash)) {
                 std::thread::sleep(self.waits);
                 return match rows.len() {
-                    1 if kind.is_claim() => (vec![claimed(Claimed::InFlight)], None),
+                    1 if kind.is_claim() => (vec![claimed(ClaimReply::InFlight)], None),
                     _ => failed(true),
                 };
             }
@@ -290,11 +290,11 @@ mod tests {
             }
             let write = rows.iter().map(|row| {
                 if !kind.is_claim() {
-                    return Some(Ok(RowReply::Completed(Completed::Held)).into());
+                    return Some(Ok(RowReply::Completed(CompleteReply::Held)).into());
                 }
                 let token = *self.rows.entry(row.hash).or_insert(row.token());
-                let seen = Claimed::Duplicate(Seen::new(Duration::ZERO));
-                let reply = if token == row.token() { Claimed::first(1, false) } else { seen };
+                let seen = ClaimReply::Duplicate(Seen::new(Duration::ZERO));
+                let reply = if token == row.token() { ClaimReply::first(1, false) } else { seen };
                 let reply = Ok(RowReply::Claimed(reply));
                 Some(KeyReply { reply, token: Some(*token.as_bytes()) })
             });
@@ -302,7 +302,7 @@ mod tests {
         }
     }
 
-    fn claimed(reply: Claimed) -> Replied {
+    fn claimed(reply: ClaimReply) -> Replied {
         Some(Ok(RowReply::Claimed(reply)).into())
     }
 
@@ -324,9 +324,9 @@ mod tests {
     async fn execute(table: &mut Table, calls: &[Call]) -> String {
         let replies = execute_batch(table, calls, &|_| true).await;
         let letter = |reply| match reply {
-            Ok(RowReply::Claimed(Claimed::First { .. })) => 'F',
-            Ok(RowReply::Claimed(Claimed::Duplicate(_))) => 'D',
-            Ok(RowReply::Claimed(Claimed::InFlight)) => 'I',
+            Ok(RowReply::Claimed(ClaimReply::First { .. })) => 'F',
+            Ok(RowReply::Claimed(ClaimReply::Duplicate(_))) => 'D',
+            Ok(RowReply::Claimed(ClaimReply::InFlight)) => 'I',
             Ok(_) => 'H',
             Err(_) => 'E',
         };
@@ -435,14 +435,18 @@ mod tests {
             ) -> (Vec<Replied>, Option<Failed>) {
                 let unknown = || Some(Err(Error::new(ErrorKind::Unavailable, "testing")).into());
                 let reply = |row| {
-                    if rows.has_caller(row) { claimed(Claimed::first(1, false)) } else { unknown() }
+                    if rows.has_caller(row) {
+                        claimed(ClaimReply::first(1, false))
+                    } else {
+                        unknown()
+                    }
                 };
                 ((0..rows.len()).map(reply).collect(), None)
             }
         }
         let calls = [1, 1].map(|id| call_of(Kind::Claim, id));
         let replies = execute_batch(&mut Gone, &calls, &|call| call == 1).await;
-        assert!(matches!(&replies[..], [Err(_), Ok(RowReply::Claimed(Claimed::First { .. }))]));
+        assert!(matches!(&replies[..], [Err(_), Ok(RowReply::Claimed(ClaimReply::First { .. }))]));
     }
 
     fn call(bytes: usize) -> Call {

@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 
-use super::super::replies::{Claimed, Completed, Renewed};
+use super::super::replies::{ClaimReply, CompleteReply, RenewReply};
 use super::super::stored::Fetch;
 use super::super::terms::{CallTerms, Permanence, Token};
 use super::queue::{BatchItem, Waits};
@@ -55,22 +55,22 @@ fn is_on_claim(terms: &CallTerms) -> bool {
 /// The reply to a call, for one key.
 #[derive(Debug, Clone)]
 pub(in crate::adapter) enum RowReply {
-    Claimed(Claimed),
-    Renewed(Renewed),
-    Completed(Completed),
+    Claimed(ClaimReply),
+    Renewed(RenewReply),
+    Completed(CompleteReply),
     Released,
 }
 
 impl RowReply {
-    pub(in crate::adapter) fn claimed(self) -> Option<Claimed> {
+    pub(in crate::adapter) fn claimed(self) -> Option<ClaimReply> {
         if let Self::Claimed(claimed) = self { Some(claimed) } else { None }
     }
 
-    pub(in crate::adapter) fn renewed(self) -> Option<Renewed> {
+    pub(in crate::adapter) fn renewed(self) -> Option<RenewReply> {
         if let Self::Renewed(renewed) = self { Some(renewed) } else { None }
     }
 
-    pub(in crate::adapter) fn completed(self) -> Option<Completed> {
+    pub(in crate::adapter) fn completed(self) -> Option<CompleteReply> {
         if let Self::Completed(completed) = self { Some(completed) } else { None }
     }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::error::{ConfigError, check};
+use crate::error::{ConfigError, ConfigErrorKind, check};
 
 /// The name of a table or a schema: `[A-Za-z_][A-Za-z0-9_]{0,47}`, without the prefix `sqlite_`.
 ///
@@ -16,7 +16,7 @@ impl Identifier {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::InvalidIdentifier`].
+    /// A name that does not match, or that starts with `sqlite_`.
     ///
     /// ```
     /// use tower_dedup::adapter::Identifier;
@@ -33,7 +33,8 @@ impl Identifier {
         if starts && continues && !reserved && name.len() <= 48 {
             Ok(Self(name.to_owned()))
         } else {
-            Err(ConfigError::InvalidIdentifier)
+            let rule = "a table or schema name matches [A-Za-z_][A-Za-z0-9_]{0,47}";
+            Err(ConfigError::new(ConfigErrorKind::Setting, rule))
         }
     }
 
@@ -73,7 +74,7 @@ pub(in crate::adapter) fn check_timeout(
 ///
 /// # Errors
 ///
-/// [`ConfigError::InvalidIdentifier`].
+/// A name that does not match, or that starts with `sqlite_`.
 pub(in crate::adapter) fn take_identifiers<const N: usize>(
     url: &str,
     names: [&str; N],
@@ -102,7 +103,7 @@ mod tests {
         let shortest = Duration::from_millis(1);
         assert_eq!(check_timeout("statement_timeout", shortest), Ok(()));
         let refused = check_timeout("statement_timeout", Duration::from_micros(999));
-        assert!(matches!(refused, Err(ConfigError::InvalidSetting { .. })));
+        assert_eq!(refused.unwrap_err().to_string(), "`statement_timeout` must be at least 1 ms");
     }
 
     /// What is left of a URL is the URL without the named parameters, in its order.
@@ -144,9 +145,6 @@ mod tests {
         assert_eq!((table.unwrap().as_str(), schema), ("seen", None));
         let (url, _) = take_identifiers("sqlite://a.db?dedup_table=seen", names).unwrap();
         assert_eq!(url, "sqlite://a.db");
-        assert_eq!(
-            take_identifiers("sqlite://a.db?dedup_table=a%20b", names),
-            Err(ConfigError::InvalidIdentifier)
-        );
+        assert!(take_identifiers("sqlite://a.db?dedup_table=a%20b", names).is_err());
     }
 }

@@ -3,7 +3,7 @@
 use std::future::Future;
 
 use super::super::background::{BackgroundTask, is_clock_paused};
-use super::super::contract::{MaintenanceAdapter, PURGE_GRACE};
+use super::super::inspect::{MaintenanceAdapter, PURGE_GRACE};
 use super::super::purging::{Purging, TIMEOUT};
 
 /// [`PURGE_GRACE`] for a statement.

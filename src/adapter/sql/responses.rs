@@ -5,7 +5,7 @@
 //! callers read at once.
 
 use super::super::contract::StoreFuture;
-use super::super::replies::Claimed;
+use super::super::replies::ClaimReply;
 use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
 use super::row::Row;
@@ -26,11 +26,11 @@ pub(in crate::adapter) const MAX_RESPONSES: usize = 64;
 /// Those of `read`, and [`ErrorKind::Corrupt`](crate::ErrorKind::Corrupt) for an unreadable response.
 pub(in crate::adapter) async fn add_response<'c>(
     terms: &CallTerms,
-    claimed: Claimed,
+    claimed: ClaimReply,
     // Boxed, because most calls read nothing.
     read: impl FnOnce() -> StoreFuture<'c, Vec<Option<Row>>>,
-) -> Result<Claimed, Error> {
-    let is_duplicate = |reply: &Claimed| matches!(reply, Claimed::Duplicate(_));
+) -> Result<ClaimReply, Error> {
+    let is_duplicate = |reply: &ClaimReply| matches!(reply, ClaimReply::Duplicate(_));
     if terms.fetch() != Fetch::DigestAndResponse || !is_duplicate(&claimed) {
         return Ok(claimed);
     }
@@ -38,5 +38,5 @@ pub(in crate::adapter) async fn add_response<'c>(
     terms.note_duplicate();
     let row = read().await?.into_iter().flatten().next();
     let reply = row.map(|row| row.claimed(terms)).transpose()?;
-    Ok(reply.flatten().filter(is_duplicate).unwrap_or(Claimed::InFlight))
+    Ok(reply.flatten().filter(is_duplicate).unwrap_or(ClaimReply::InFlight))
 }

@@ -11,7 +11,8 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::super::replies::{Claimed, Completed, Entry, EntryState, Forgotten, Seen};
+use super::super::inspect::{Entry, ForgetReply, KeyState};
+use super::super::replies::{ClaimReply, CompleteReply, Seen};
 use super::super::stored::{Fetch, StoredData, StoredResponse};
 use super::super::terms::{CallTerms, Permanence, Token};
 use crate::error::{Error, ErrorKind};
@@ -127,11 +128,11 @@ impl Row {
 
     /// Returns the reply to `forget` that finds this row, if there is nothing to forget. An unreadable row is
     /// forgotten too: it blocks its event.
-    pub(in crate::adapter) fn forgotten(&self) -> Option<Forgotten> {
+    pub(in crate::adapter) fn forgotten(&self) -> Option<ForgetReply> {
         match self.state() {
             _ if self.unreadable.is_some() => None,
-            RowState::Leased => Some(Forgotten::InFlight),
-            RowState::Expired => Some(Forgotten::Missing),
+            RowState::Leased => Some(ForgetReply::InFlight),
+            RowState::Expired => Some(ForgetReply::Missing),
             _ => None,
         }
     }
@@ -142,7 +143,10 @@ impl Row {
     ///
     /// [`ErrorKind::Corrupt`] for an unreadable row, and for a duplicate whose stored data is
     /// unreadable.
-    pub(in crate::adapter) fn claimed(&self, terms: &CallTerms) -> Result<Option<Claimed>, Error> {
+    pub(in crate::adapter) fn claimed(
+        &self,
+        terms: &CallTerms,
+    ) -> Result<Option<ClaimReply>, Error> {
         self.check_readable()?;
         let is_mine = self.is_by(terms.token());
         let on_claim = terms.permanence() == Permanence::OnClaim;
@@ -156,9 +160,9 @@ impl Row {
                 let age = self.now.saturating_sub(self.first_seen_at);
                 let mut seen = Seen::new(Duration::from_millis(age.try_into().unwrap_or_default()));
                 seen.stored = self.stored.fetch(terms.fetch())?;
-                Some(Claimed::Duplicate(seen))
+                Some(ClaimReply::Duplicate(seen))
             }
-            RowState::Leased if on_claim || !is_mine => Some(Claimed::InFlight),
+            RowState::Leased if on_claim || !is_mine => Some(ClaimReply::InFlight),
             _ => None,
         })
     }
@@ -169,11 +173,14 @@ impl Row {
     /// # Errors
     ///
     /// [`ErrorKind::Corrupt`] for an unreadable row.
-    pub(in crate::adapter) fn completed(&self, token: Token) -> Result<Option<Completed>, Error> {
+    pub(in crate::adapter) fn completed(
+        &self,
+        token: Token,
+    ) -> Result<Option<CompleteReply>, Error> {
         self.check_readable()?;
         Ok(match self.state() {
-            RowState::Complete if self.is_by(token) => Some(Completed::Held),
-            RowState::Complete => Some(Completed::LeaseLost),
+            RowState::Complete if self.is_by(token) => Some(CompleteReply::Held),
+            RowState::Complete => Some(CompleteReply::LeaseLost),
             _ => None,
         })
     }
@@ -190,21 +197,21 @@ impl Row {
         self.check_readable()?;
         let state = match self.state() {
             RowState::Expired => return Ok(None),
-            RowState::Complete => {
-                EntryState::Complete { completed_at: wall(self.completed_at.unwrap_or_default()) }
-            }
-            RowState::Leased | RowState::Lapsed => {
-                EntryState::InFlight { lease_until: wall(self.lease_until.unwrap_or_default()) }
-            }
-            RowState::Released => EntryState::Released,
+            RowState::Complete => KeyState::Complete,
+            RowState::Leased => KeyState::InFlight,
+            RowState::Lapsed => KeyState::Lapsed,
+            RowState::Released => KeyState::Released,
         };
-        let entry = Entry::new(state, wall(self.first_seen_at), wall(self.expires_at));
-        let mut entry = entry.with_attempts(attempt(self.attempts), self.takeover);
-        if matches!(entry.state, EntryState::Complete { .. }) {
+        let mut entry = Entry::new(state, wall(self.first_seen_at), wall(self.expires_at));
+        (entry.attempts, entry.takeover) = (attempt(self.attempts), self.takeover);
+        if state == KeyState::Complete {
+            entry.completed_at = self.completed_at.map(wall);
             let response = self.stored.response.as_ref();
             entry.response_is_unreadable = response.is_some_and(Result::is_err);
             let response = response.and_then(|response| response.as_ref().ok().cloned());
             entry.stored = Some(Arc::new(StoredData::new(self.stored.payload_sha256, response)));
+        } else {
+            entry.lease_until = self.lease_until.map(wall);
         }
         entry.event_type = event_type;
         Ok(Some(entry))
@@ -212,17 +219,17 @@ impl Row {
 }
 
 /// Returns the reply to a completion that wrote a row with these attempts. An inserted row has none.
-pub(in crate::adapter) fn completed(attempts: i64, is_held: bool) -> Completed {
+pub(in crate::adapter) fn completed(attempts: i64, is_held: bool) -> CompleteReply {
     match (attempts, is_held) {
-        (0, _) => Completed::Inserted,
-        (_, true) => Completed::Held,
-        (_, false) => Completed::LeaseLost,
+        (0, _) => CompleteReply::Inserted,
+        (_, true) => CompleteReply::Held,
+        (_, false) => CompleteReply::LeaseLost,
     }
 }
 
 /// Returns the reply to a claim that got its key.
-pub(in crate::adapter) fn first(attempts: i64, takeover: bool) -> Claimed {
-    Claimed::First { attempt: attempt(attempts), takeover }
+pub(in crate::adapter) fn first(attempts: i64, takeover: bool) -> ClaimReply {
+    ClaimReply::First { attempt: attempt(attempts), takeover }
 }
 
 /// Returns a column of attempts as a reply shows it.
@@ -266,13 +273,13 @@ mod tests {
         let token = Token::random();
         let leased = CallTerms::on_completion(token, MINUTE, SECOND);
         let complete = CallTerms::on_claim(token, MINUTE);
-        assert_eq!(row_at(&leased, 999).forgotten(), Some(Forgotten::InFlight));
+        assert_eq!(row_at(&leased, 999).forgotten(), Some(ForgetReply::InFlight));
         assert_eq!(row_at(&leased, 1_000).forgotten(), None);
         let other = CallTerms::on_claim(Token::random(), MINUTE);
         let claimed = |now| row_at(&complete, now).claimed(&other).unwrap();
-        assert!(matches!(claimed(59_999), Some(Claimed::Duplicate(_))));
+        assert!(matches!(claimed(59_999), Some(ClaimReply::Duplicate(_))));
         assert_eq!(claimed(60_000), None, "expired");
-        assert_eq!(row_at(&complete, 60_000).forgotten(), Some(Forgotten::Missing));
+        assert_eq!(row_at(&complete, 60_000).forgotten(), Some(ForgetReply::Missing));
     }
 
     /// The replies to a claim by the row's token and by another one, under a lease and on arrival; and to
@@ -298,14 +305,14 @@ mod tests {
                 [on_completion(mine), on_completion(other), on_claim(mine), on_claim(other)];
             let claimed = terms.map(|terms| match row.claimed(&terms).unwrap() {
                 None => "-",
-                Some(Claimed::First { .. }) => "F",
-                Some(Claimed::Duplicate(_)) => "D",
-                Some(Claimed::InFlight) => "I",
+                Some(ClaimReply::First { .. }) => "F",
+                Some(ClaimReply::Duplicate(_)) => "D",
+                Some(ClaimReply::InFlight) => "I",
             });
             let completed = [mine, other].map(|token| match row.completed(token).unwrap() {
                 None => "-",
-                Some(Completed::Held) => "H",
-                Some(Completed::LeaseLost) => "L",
+                Some(CompleteReply::Held) => "H",
+                Some(CompleteReply::LeaseLost) => "L",
                 Some(_) => "?",
             });
             let replies = (&*claimed.join(" "), &*completed.join(" "));

@@ -10,9 +10,11 @@ use backon::{ExponentialBuilder, Retryable};
 use sqlx::sqlite::{SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{AssertSqlSafe, Row as _};
 
-use super::super::contract::{Abilities, DedupAdapter, MaintenanceAdapter, StoreFuture};
-use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
-use super::super::replies::{Claimed, Completed, Entry, Forgotten, Renewed};
+use super::super::contract::{Abilities, DedupAdapter, StoreFuture};
+use super::super::inspect::{
+    Cursor, Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Purged, Stats,
+};
+use super::super::replies::{ClaimReply, CompleteReply, RenewReply};
 use super::super::sql::call::{Call, Kind, RowReply, reply};
 use super::super::sql::responses::add_response;
 use super::super::stored::Fetch;
@@ -162,7 +164,7 @@ impl SqliteAdapter {
     }
 
     /// The version of the table that [`migrate`](Self::migrate) makes, as its version table stores it.
-    pub const SCHEMA_VERSION: i64 = super::statements::VERSION;
+    pub(crate) const SCHEMA_VERSION: i64 = super::statements::VERSION;
 
     /// Returns the statements that [`migrate`](Self::migrate) runs, for your own migrations.
     #[must_use]
@@ -170,7 +172,7 @@ impl SqliteAdapter {
         self.0.statements.create().into_iter().map(|sql| sql.to_string()).collect()
     }
 
-    async fn claim_once(&self, key: &DedupKey, terms: &CallTerms) -> Result<Claimed, Error> {
+    async fn claim_once(&self, key: &DedupKey, terms: &CallTerms) -> Result<ClaimReply, Error> {
         let claimed = self.claim_key(key, terms).await?;
         let read = || -> StoreFuture<'_, _> {
             Box::pin(async {
@@ -184,7 +186,7 @@ impl SqliteAdapter {
 
     /// Claims the key, without the response of a duplicate. Reads first: a duplicate is not written, and waits
     /// for no writer.
-    async fn claim_key(&self, key: &DedupKey, terms: &CallTerms) -> Result<Claimed, Error> {
+    async fn claim_key(&self, key: &DedupKey, terms: &CallTerms) -> Result<ClaimReply, Error> {
         let row = self.0.lookups.submit(&self.0, Lookup::new(key, terms)).await?;
         if let Some(claimed) = row.map(|row| row.claimed(terms)).transpose()?.flatten() {
             return Ok(claimed);
@@ -216,7 +218,7 @@ impl DedupAdapter for SqliteAdapter {
         Abilities::new().with_leases().with_stored_data().with_inspection()
     }
 
-    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Claimed> {
+    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
         Box::pin(self.0.with_table(|| self.claim_once(key, terms)))
     }
 
@@ -224,7 +226,7 @@ impl DedupAdapter for SqliteAdapter {
         Box::pin(self.call(Kind::release(terms), key, terms, RowReply::released))
     }
 
-    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, Renewed> {
+    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, RenewReply> {
         Box::pin(self.call(Kind::Renew, key, terms, RowReply::renewed))
     }
 
@@ -232,7 +234,7 @@ impl DedupAdapter for SqliteAdapter {
         &'a self,
         key: &'a DedupKey,
         terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Completed> {
+    ) -> StoreFuture<'a, CompleteReply> {
         Box::pin(self.call(Kind::Complete, key, terms, RowReply::completed))
     }
 }
@@ -254,7 +256,7 @@ impl MaintenanceAdapter for SqliteAdapter {
         Box::pin(self.0.with_table(move || self.0.purge(limit)))
     }
 
-    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Forgotten> {
+    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, ForgetReply> {
         let forget_once = || {
             let key = key.clone();
             self.0
@@ -295,7 +297,7 @@ impl MaintenanceAdapter for SqliteAdapter {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::contract::PURGE_GRACE;
+    use super::super::super::inspect::PURGE_GRACE;
     use super::super::super::terms::Token;
     use super::*;
 
@@ -320,11 +322,11 @@ mod tests {
             tokio::spawn(async move { adapter.claim(&key, &terms).await.unwrap() })
         };
         let duplicates: Vec<_> = (0..80).map(claim).collect();
-        assert_eq!(claim(80).await.unwrap(), Claimed::first(1, false));
+        assert_eq!(claim(80).await.unwrap(), ClaimReply::first(1, false));
         assert!(duplicates.iter().all(|duplicate| !duplicate.is_finished()));
         drop(reads);
         for duplicate in duplicates {
-            assert!(matches!(duplicate.await.unwrap(), Claimed::Duplicate(_)));
+            assert!(matches!(duplicate.await.unwrap(), ClaimReply::Duplicate(_)));
         }
     }
 }

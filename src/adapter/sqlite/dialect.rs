@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::super::replies::Forgotten;
+use super::super::inspect::ForgetReply;
 use super::super::sql::batch::{Failed, Replied, RowExecutor, execute_batch};
 use super::super::sql::call::{Call, Kind, RowReply, Rows};
 use super::super::sql::queue::{BatchExecutor, Waits};
@@ -101,7 +101,7 @@ impl RowExecutor for Writer<'_> {
 
 impl Writer<'_> {
     /// Forgets a key, unless a live lease holds it.
-    pub(super) async fn forget(&mut self, key: &DedupKey) -> Result<Forgotten, Error> {
+    pub(super) async fn forget(&mut self, key: &DedupKey) -> Result<ForgetReply, Error> {
         // The statement does not use its terms.
         let terms = CallTerms::on_claim(Token::from([0; 16]), Duration::ZERO);
         let rows = Rows::of_call(std::slice::from_ref(key), &terms, |_| 0);
@@ -110,11 +110,11 @@ impl Writer<'_> {
             let statements = &self.store.statements;
             let mut session = Session { connection: &mut connection, statements };
             let found = session.read(&[key], Fetch::Nothing).await?.into_iter().flatten().next();
-            if let Some(reply) = found.map_or(Some(Forgotten::Missing), |row| row.forgotten()) {
+            if let Some(reply) = found.map_or(Some(ForgetReply::Missing), |row| row.forgotten()) {
                 return Ok(reply);
             }
             let deleted = session.fetch(&statements.forget, &rows).await?;
-            Ok(if deleted.is_empty() { Forgotten::InFlight } else { Forgotten::Removed })
+            Ok(if deleted.is_empty() { ForgetReply::InFlight } else { ForgetReply::Removed })
         };
         forgotten.await.map_err(|error| store_error("forgetting a key", error))
     }

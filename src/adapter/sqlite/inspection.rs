@@ -7,8 +7,7 @@ use std::time::Duration;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{AssertSqlSafe, Row as _};
 
-use super::super::inspection::{Cursor, ListFilter, Listing, Purged, Stats};
-use super::super::replies::Entry;
+use super::super::inspect::{Cursor, Entry, ListFilter, Listing, Purged, Stats};
 use super::super::stored::Fetch;
 use super::errors::store_error;
 use super::params::read_row;

@@ -86,9 +86,7 @@ impl SqliteOptions {
         check_timeout("write_lock_timeout", self.write_lock_timeout)
     }
 
-    /// Returns the table's name.
-    #[must_use]
-    pub fn table_name(&self) -> &Identifier {
+    pub(crate) fn table_name(&self) -> &Identifier {
         &self.table
     }
 
@@ -105,11 +103,11 @@ impl SqliteOptions {
         }
         let in_memory = url.contains(":memory:") || url.contains("mode=memory");
         if !url.starts_with("sqlite:") || in_memory {
-            return Err(ConfigError::InvalidUrl);
+            return Err(ConfigError::url());
         }
-        let connect = SqliteConnectOptions::from_str(&url).map_err(|_| ConfigError::InvalidUrl)?;
+        let connect = SqliteConnectOptions::from_str(&url).map_err(|_| ConfigError::url())?;
         if connect.get_filename().as_os_str().is_empty() {
-            return Err(ConfigError::InvalidUrl);
+            return Err(ConfigError::url());
         }
         Ok((self, connect))
     }

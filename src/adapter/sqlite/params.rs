@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
-use super::super::replies::Claimed;
+use super::super::replies::ClaimReply;
 use super::super::sql::call::{RowCall, Rows};
 use super::super::sql::row::{Row, StoredColumns, first};
 use super::super::stored::{Fetch, StoredResponse};
@@ -123,6 +123,6 @@ fn response_columns(row: &SqliteRow) -> Result<Option<(i64, String, Vec<u8>)>, s
 }
 
 /// Returns the reply of a row that a claim wrote.
-pub(super) fn claimed_row(row: &SqliteRow) -> Result<Claimed, sqlx::Error> {
+pub(super) fn claimed_row(row: &SqliteRow) -> Result<ClaimReply, sqlx::Error> {
     Ok(first(row.try_get("attempts")?, row.try_get("takeover")?))
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use sqlx::{AssertSqlSafe, Row as _};
 
-use super::super::replies::{Claimed, Renewed};
+use super::super::replies::{ClaimReply, RenewReply};
 use super::super::sql::batch::{KeyReply, Replied, TRIES, unanswered};
 use super::super::sql::call::{Kind, RowReply, Rows};
 use super::super::sql::responses::most_read;
@@ -41,9 +41,9 @@ impl Session<'_> {
             Kind::ReleaseComplete => {
                 return self.update(&all.release_complete, rows, RELEASED).await;
             }
-            Kind::Claim => (&all.claim_insert, RowReply::Claimed(Claimed::first(1, false))),
+            Kind::Claim => (&all.claim_insert, RowReply::Claimed(ClaimReply::first(1, false))),
             Kind::ClaimComplete => {
-                (&all.claim_complete_insert, RowReply::Claimed(Claimed::first(1, false)))
+                (&all.claim_complete_insert, RowReply::Claimed(ClaimReply::first(1, false)))
             }
             Kind::Complete => (&all.complete_held, RowReply::Completed(completed(1, true))),
         };
@@ -137,7 +137,8 @@ impl Session<'_> {
     }
 }
 
-const RENEWED: [RowReply; 2] = [RowReply::Renewed(Renewed::Held), RowReply::Renewed(Renewed::Lost)];
+const RENEWED: [RowReply; 2] =
+    [RowReply::Renewed(RenewReply::Held), RowReply::Renewed(RenewReply::Lost)];
 const RELEASED: [RowReply; 2] = [RowReply::Released, RowReply::Released];
 
 /// Returns the reply of a row that a claim or a completion wrote.

@@ -21,7 +21,7 @@ pub(super) const VERSION: i64 = 1;
 /// The store's clock, in milliseconds. It does not advance within one statement.
 const NOW: &str = "CAST(round(unixepoch('subsec') * 1000) AS INTEGER)";
 
-/// The state of a row, with the names of [`KeyState`](super::super::inspection::KeyState). `now` is a column.
+/// The state of a row, with the names of [`KeyState`](super::super::inspect::KeyState). `now` is a column.
 const STATE: &str = "CASE
     WHEN completed_at IS NULL AND token IS NOT NULL AND lease_until > now THEN 'in-flight'
     WHEN expires_at <= now THEN 'expired'

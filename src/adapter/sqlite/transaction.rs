@@ -21,11 +21,11 @@ use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool};
 use sqlx::{AssertSqlSafe, Connection};
 
 use super::super::contract::StoreFuture;
-use super::super::replies::Claimed;
+use super::super::replies::ClaimReply;
 use super::super::sql::batch::claimed;
 use super::super::sql::call::{Kind, Rows};
 use super::super::terms::{CallTerms, Token};
-use super::super::transaction::{OpenTransaction, Opened, TransactionAdapter, not_ours};
+use super::super::transaction::{OpenTransaction, Opened, Sealed, TransactionAdapter, not_ours};
 use super::adapter::SqliteAdapter;
 use super::errors::{is_constraint, is_refused_commit, store_error};
 use super::params::{keys_json, rows_json};
@@ -69,6 +69,8 @@ impl Drop for Lent {
 fn hook_of(transaction: &OpenTransaction<Sqlite>) -> Option<Arc<Hook>> {
     transaction.attachment::<Lent>().map(|lent| Arc::clone(&lent.hook))
 }
+
+impl Sealed for SqliteAdapter {}
 
 impl TransactionAdapter for SqliteAdapter {
     type Database = Sqlite;
@@ -143,7 +145,8 @@ impl SqliteAdapter {
     /// use std::time::Duration;
     /// use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
     /// use tower_dedup::DedupKey;
-    /// use tower_dedup::adapter::{Claimed, SqliteAdapter};
+    /// use tower_dedup::adapter::SqliteAdapter;
+    /// use tower_dedup::adapter::contract::ClaimReply;
     ///
     /// let options = SqliteConnectOptions::new().filename(path).create_if_missing(true);
     /// let pool = SqlitePool::connect_with(options).await?;
@@ -151,11 +154,11 @@ impl SqliteAdapter {
     /// let (key, month) = (DedupKey::new("orders", "order_17")?, Duration::from_secs(30 * 86_400));
     ///
     /// let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?;
-    /// assert_eq!(adapter.record_in(&mut tx, &key, month).await?, Claimed::first(1, false));
+    /// assert_eq!(adapter.record_in(&mut tx, &key, month).await?, ClaimReply::first(1, false));
     /// tx.rollback().await?; // neither the key nor the effect …
     ///
     /// let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?;
-    /// assert_eq!(adapter.record_in(&mut tx, &key, month).await?, Claimed::first(1, false));
+    /// assert_eq!(adapter.record_in(&mut tx, &key, month).await?, ClaimReply::first(1, false));
     /// tx.commit().await?; // … or both
     /// # Ok(())
     /// # }
@@ -165,7 +168,7 @@ impl SqliteAdapter {
         connection: &mut SqliteConnection,
         key: &DedupKey,
         retention: Duration,
-    ) -> Result<Claimed, Error> {
+    ) -> Result<ClaimReply, Error> {
         let store = &self.0;
         // Looked for on this connection: another one would wait for its transaction.
         store.ready_within(connection).await?;
@@ -178,7 +181,7 @@ impl SqliteAdapter {
             }
             claimed => claimed?,
         };
-        Ok(claimed.into_iter().next().unwrap_or(Claimed::InFlight))
+        Ok(claimed.into_iter().next().unwrap_or(ClaimReply::InFlight))
     }
 }
 
@@ -220,7 +223,7 @@ impl SqliteStore {
                 }
             }
         }
-        let replies = replies.into_iter().map(|reply| reply.unwrap_or(Claimed::InFlight));
+        let replies = replies.into_iter().map(|reply| reply.unwrap_or(ClaimReply::InFlight));
         Ok(Opened { replies: replies.collect(), transaction: lent })
     }
 
@@ -230,7 +233,7 @@ impl SqliteStore {
         connection: &mut SqliteConnection,
         kind: Kind,
         rows: &Rows<'_>,
-    ) -> Result<Vec<Claimed>, Error> {
+    ) -> Result<Vec<ClaimReply>, Error> {
         let mut session = Session { connection, statements: &self.statements };
         let written = session.write(kind, rows).await;
         let written = written.map_err(|error| store_error("claiming keys in a transaction", error));

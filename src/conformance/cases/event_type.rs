@@ -4,7 +4,8 @@ use super::super::driver::{
     LEASE, RETENTION, SLACK, claim_all, complete_at_once, is_duplicate, key, leased,
 };
 use super::super::store::Store;
-use crate::adapter::{Claimed, Completed, DedupAdapter, MaintenanceAdapter};
+use crate::adapter::contract::{ClaimReply, CompleteReply, DedupAdapter};
+use crate::adapter::inspect::MaintenanceAdapter;
 use crate::key::DedupKey;
 
 /// The type of an event is stored with a new key. Only a key that is new again gets another type.
@@ -41,8 +42,8 @@ where
     store.advance(LEASE + SLACK).await;
     let other = leased().with_event_types(types("other"));
     for key in [leases, renewed] {
-        assert_eq!(adapter.claim(key, &other).await.unwrap(), Claimed::first(2, true));
-        assert_eq!(adapter.complete(key, &other).await.unwrap(), Completed::Held);
+        assert_eq!(adapter.claim(key, &other).await.unwrap(), ClaimReply::first(2, true));
+        assert_eq!(adapter.complete(key, &other).await.unwrap(), CompleteReply::Held);
     }
     for key in &keys[..4] {
         assert!(is_duplicate(&adapter.claim(key, &other).await.unwrap()));

@@ -8,9 +8,9 @@ use super::super::driver::{
     FIRST, LEASE, RETENTION, SLACK, claim_all, complete_at_once, key, leased, leased_for, rows,
 };
 use super::super::store::Store;
-use crate::adapter::{
-    CallTerms, Cursor, DedupAdapter, Entry, KeyState, ListFilter, MaintenanceAdapter, PURGE_GRACE,
-    Token,
+use crate::adapter::contract::{CallTerms, DedupAdapter, Token};
+use crate::adapter::inspect::{
+    Cursor, Entry, KeyState, ListFilter, MaintenanceAdapter, PURGE_GRACE,
 };
 use crate::error::ErrorKind;
 use crate::key::DedupKey;

@@ -7,7 +7,9 @@ use super::super::driver::{
     leased,
 };
 use super::super::store::Store;
-use crate::adapter::{CallTerms, Claimed, Completed, DedupAdapter, Renewed, Token};
+use crate::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
+};
 use crate::key::DedupKey;
 
 /// A key that is complete at once is a duplicate for a claim under a lease too.
@@ -30,9 +32,11 @@ pub async fn claim_complete_at_once_counts_attempts_and_takeovers<S: Store>(stor
         adapter.release(&released, &mine).await.unwrap();
     }
     store.advance(LEASE + SLACK).await;
-    for (keys, expected) in
-        [(released, Claimed::first(3, false)), (lapsed, Claimed::first(2, true)), (expired, FIRST)]
-    {
+    for (keys, expected) in [
+        (released, ClaimReply::first(3, false)),
+        (lapsed, ClaimReply::first(2, true)),
+        (expired, FIRST),
+    ] {
         let mine = complete_at_once();
         for _ in 0..3 {
             let claimed = adapter.claim(&keys, &mine).await.unwrap();
@@ -60,11 +64,11 @@ pub async fn release_follows_the_permanence_of_its_terms<S: Store>(store: S) {
     adapter.claim(&held, &lease).await.unwrap();
     let as_complete = as_on_claim(&lease);
     adapter.release(&held, &as_complete).await.unwrap();
-    assert_eq!(adapter.claim(&held, &leased()).await.unwrap(), Claimed::InFlight);
+    assert_eq!(adapter.claim(&held, &leased()).await.unwrap(), ClaimReply::InFlight);
     adapter.release(&held, &lease).await.unwrap();
     // The row stays, with its attempts.
-    assert_eq!(adapter.claim(&held, &lease).await.unwrap(), Claimed::first(2, false));
-    assert_eq!(adapter.complete(&held, &lease).await.unwrap(), Completed::Held);
+    assert_eq!(adapter.claim(&held, &lease).await.unwrap(), ClaimReply::first(2, false));
+    assert_eq!(adapter.complete(&held, &lease).await.unwrap(), CompleteReply::Held);
     // A late release never undoes a completion.
     adapter.release(&held, &lease).await.unwrap();
     assert!(is_duplicate(&adapter.claim(&held, &leased()).await.unwrap()));
@@ -81,14 +85,14 @@ pub async fn claim_complete_at_once_respects_leases<S: Store>(store: S) {
     adapter.claim(&live, &live_terms).await.unwrap();
     adapter.claim(&released, &mine).await.unwrap();
     adapter.release(&released, &mine).await.unwrap();
-    assert_eq!(adapter.claim(&live, &complete_at_once()).await.unwrap(), Claimed::InFlight);
+    assert_eq!(adapter.claim(&live, &complete_at_once()).await.unwrap(), ClaimReply::InFlight);
     let taken_over = adapter.claim(&lapsed, &complete_at_once()).await.unwrap();
-    assert_eq!(taken_over, Claimed::first(2, true));
+    assert_eq!(taken_over, ClaimReply::first(2, true));
     let again = adapter.claim(&released, &complete_at_once()).await.unwrap();
-    assert_eq!(again, Claimed::first(2, false));
+    assert_eq!(again, ClaimReply::first(2, false));
     // A release under `OnClaim` never releases a lease.
     adapter.release(&live, &as_on_claim(&live_terms)).await.unwrap();
-    assert_eq!(adapter.claim(&live, &leased()).await.unwrap(), Claimed::InFlight);
+    assert_eq!(adapter.claim(&live, &leased()).await.unwrap(), ClaimReply::InFlight);
 }
 
 /// A complete key is a duplicate until its retention ends. Then the key is new, whether a claim or a
@@ -101,20 +105,20 @@ pub async fn completed_key_is_first_again_after_its_retention<S: Store>(store: S
     adapter.complete(&completed, &mine).await.unwrap();
     store.advance(RETENTION - SLACK).await;
     let again = adapter.claim(&at_once, &complete_at_once()).await.unwrap();
-    assert!(matches!(again, Claimed::Duplicate(_)), "{again:?}");
+    assert!(matches!(again, ClaimReply::Duplicate(_)), "{again:?}");
     assert!(is_duplicate(&adapter.claim(&completed, &leased()).await.unwrap()));
     store.advance(SLACK).await;
     assert_eq!(adapter.claim(&at_once, &complete_at_once()).await.unwrap(), FIRST);
     let again = adapter.claim(&completed, &leased()).await.unwrap();
-    assert_eq!(again, Claimed::first(1, false));
+    assert_eq!(again, ClaimReply::first(1, false));
 }
 
 /// A claimed key is in flight until it is completed. Then the key is a duplicate.
 pub async fn claim_is_first_then_in_flight_then_duplicate<S: Store>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), key("a"), leased());
-    assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), Claimed::first(1, false));
-    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), Claimed::InFlight);
-    assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), Completed::Held);
+    assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), ClaimReply::first(1, false));
+    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), ClaimReply::InFlight);
+    assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), CompleteReply::Held);
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
     // After the completion, even the token of the claim gets a duplicate.
     assert!(is_duplicate(&adapter.claim(&keys, &mine).await.unwrap()));
@@ -125,15 +129,15 @@ pub async fn claim_is_first_then_in_flight_then_duplicate<S: Store>(store: S) {
 pub async fn claim_repeated_with_its_token_returns_the_same_reply<S: Store>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), key("a"), leased());
     for _ in 0..3 {
-        assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), Claimed::first(1, false));
+        assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), ClaimReply::first(1, false));
     }
-    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), Claimed::InFlight);
+    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), ClaimReply::InFlight);
     store.advance(LEASE + SLACK).await;
     let theirs = leased();
     for _ in 0..3 {
-        assert_eq!(adapter.claim(&keys, &theirs).await.unwrap(), Claimed::first(2, true));
+        assert_eq!(adapter.claim(&keys, &theirs).await.unwrap(), ClaimReply::first(2, true));
     }
-    assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), Claimed::InFlight);
+    assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), ClaimReply::InFlight);
 }
 
 /// A released key is free at once. The next claim counts an attempt and is no takeover.
@@ -141,7 +145,7 @@ pub async fn released_key_is_free_and_counts_its_attempts<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), key("a"));
     for attempt in 1..=4 {
         let mine = leased();
-        assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), Claimed::first(attempt, false));
+        assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), ClaimReply::first(attempt, false));
         adapter.release(&keys, &mine).await.unwrap();
         adapter.release(&keys, &mine).await.unwrap();
     }
@@ -152,14 +156,14 @@ pub async fn lapsed_lease_is_taken_over_once<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), key("a"));
     adapter.claim(&keys, &leased()).await.unwrap();
     store.advance(LEASE - SLACK).await;
-    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), Claimed::InFlight);
+    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), ClaimReply::InFlight);
     store.advance(SLACK).await;
     let taker = leased();
-    assert_eq!(adapter.claim(&keys, &taker).await.unwrap(), Claimed::first(2, true));
-    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), Claimed::InFlight);
+    assert_eq!(adapter.claim(&keys, &taker).await.unwrap(), ClaimReply::first(2, true));
+    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), ClaimReply::InFlight);
     adapter.release(&keys, &taker).await.unwrap();
     // The lease was released, so the third attempt is no takeover.
-    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), Claimed::first(3, false));
+    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), ClaimReply::first(3, false));
 }
 
 /// A token that lost its lease cannot renew or release the key.
@@ -171,21 +175,21 @@ pub async fn stale_token_changes_nothing<S: Store>(store: S) {
     adapter.claim(&keys, &mine).await.unwrap();
     for complete in [false, true] {
         if complete {
-            assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), Completed::Held);
+            assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), CompleteReply::Held);
         }
-        assert_eq!(adapter.renew(&keys, &stale).await.unwrap(), Renewed::Lost);
+        assert_eq!(adapter.renew(&keys, &stale).await.unwrap(), RenewReply::Lost);
         adapter.release(&keys, &stale).await.unwrap();
         adapter.release(&keys, &as_on_claim(&stale)).await.unwrap();
         let next = adapter.claim(&keys, &leased()).await.unwrap();
         if complete {
             assert!(is_duplicate(&next), "{next:?}");
         } else {
-            assert_eq!(next, Claimed::InFlight);
+            assert_eq!(next, ClaimReply::InFlight);
         }
     }
     // Nor can the current token, once it has completed the key.
     adapter.release(&keys, &mine).await.unwrap();
-    assert_eq!(adapter.renew(&keys, &mine).await.unwrap(), Renewed::Lost);
+    assert_eq!(adapter.renew(&keys, &mine).await.unwrap(), RenewReply::Lost);
 }
 
 /// A completion counts after its lease was lost, because the handler succeeded. The reply says that
@@ -196,7 +200,7 @@ pub async fn late_completion_counts_and_returns_lease_lost<S: Store>(store: S) {
     store.advance(LEASE).await;
     let taker = leased();
     adapter.claim(&keys, &taker).await.unwrap();
-    assert_eq!(adapter.complete(&keys, &late).await.unwrap(), Completed::LeaseLost);
+    assert_eq!(adapter.complete(&keys, &late).await.unwrap(), CompleteReply::LeaseLost);
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
     // A release by the second token does not undo the completion.
     adapter.release(&keys, &taker).await.unwrap();
@@ -206,24 +210,24 @@ pub async fn late_completion_counts_and_returns_lease_lost<S: Store>(store: S) {
     let (keys, mine) = (key("b"), leased());
     adapter.claim(&keys, &mine).await.unwrap();
     adapter.release(&keys, &mine).await.unwrap();
-    assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), Completed::LeaseLost);
+    assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), CompleteReply::LeaseLost);
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
 
     // A lapsed lease is still held if no other token took the key.
     let (keys, mine) = (key("c"), leased());
     adapter.claim(&keys, &mine).await.unwrap();
     store.advance(LEASE).await;
-    assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), Completed::Held);
+    assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), CompleteReply::Held);
 }
 
 /// The completion of a key without a row inserts a complete row.
 pub async fn completion_of_a_missing_row_inserts_the_row<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), key("a"));
-    assert_eq!(adapter.complete(&keys, &leased()).await.unwrap(), Completed::Inserted);
+    assert_eq!(adapter.complete(&keys, &leased()).await.unwrap(), CompleteReply::Inserted);
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
     store.advance(RETENTION).await;
     // An expired row counts as missing.
-    assert_eq!(adapter.complete(&keys, &leased()).await.unwrap(), Completed::Inserted);
+    assert_eq!(adapter.complete(&keys, &leased()).await.unwrap(), CompleteReply::Inserted);
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
 }
 
@@ -233,9 +237,9 @@ pub async fn repeated_completion_returns_the_same_reply<S: Store>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), key("a"), leased());
     adapter.claim(&keys, &mine).await.unwrap();
     for _ in 0..3 {
-        assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), Completed::Held);
+        assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), CompleteReply::Held);
     }
-    assert_eq!(adapter.complete(&keys, &leased()).await.unwrap(), Completed::LeaseLost);
+    assert_eq!(adapter.complete(&keys, &leased()).await.unwrap(), CompleteReply::LeaseLost);
 }
 
 /// Renewals extend the lease of a handler that runs for longer than one lease.
@@ -244,10 +248,10 @@ pub async fn renewal_keeps_the_lease<S: Store>(store: S) {
     adapter.claim(&keys, &mine).await.unwrap();
     for _ in 0..5 {
         store.advance(LEASE - SLACK).await;
-        assert_eq!(adapter.renew(&keys, &mine).await.unwrap(), Renewed::Held);
-        assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), Claimed::InFlight);
+        assert_eq!(adapter.renew(&keys, &mine).await.unwrap(), RenewReply::Held);
+        assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), ClaimReply::InFlight);
     }
-    assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), Completed::Held);
+    assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), CompleteReply::Held);
 }
 
 /// A renewal revives a lapsed lease and a missing row if no other token took the key.
@@ -255,13 +259,13 @@ pub async fn renewal_revives_a_lapsed_or_missing_row<S: Store>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), key("a"), leased());
     adapter.claim(&keys, &mine).await.unwrap();
     store.advance(LEASE).await;
-    assert_eq!(adapter.renew(&keys, &mine).await.unwrap(), Renewed::Held);
-    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), Claimed::InFlight);
+    assert_eq!(adapter.renew(&keys, &mine).await.unwrap(), RenewReply::Held);
+    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), ClaimReply::InFlight);
 
     let (missing, mine) = (key("missing"), leased());
-    assert_eq!(adapter.renew(&missing, &mine).await.unwrap(), Renewed::Held);
-    assert_eq!(adapter.claim(&missing, &leased()).await.unwrap(), Claimed::InFlight);
-    assert_eq!(adapter.complete(&missing, &mine).await.unwrap(), Completed::Held);
+    assert_eq!(adapter.renew(&missing, &mine).await.unwrap(), RenewReply::Held);
+    assert_eq!(adapter.claim(&missing, &leased()).await.unwrap(), ClaimReply::InFlight);
+    assert_eq!(adapter.complete(&missing, &mine).await.unwrap(), CompleteReply::Held);
 }
 
 /// A renewal does not change a released or complete key, because it may cross the release or the
@@ -271,13 +275,13 @@ pub async fn renewal_of_a_released_or_complete_key_is_lost<S: Store>(store: S) {
     let mine = leased();
     adapter.claim(&released, &mine).await.unwrap();
     adapter.release(&released, &mine).await.unwrap();
-    assert_eq!(adapter.renew(&released, &mine).await.unwrap(), Renewed::Lost);
+    assert_eq!(adapter.renew(&released, &mine).await.unwrap(), RenewReply::Lost);
     let again = adapter.claim(&released, &leased()).await.unwrap();
-    assert_eq!(again, Claimed::first(2, false));
+    assert_eq!(again, ClaimReply::first(2, false));
 
     adapter.claim(&completed, &mine).await.unwrap();
     adapter.complete(&completed, &mine).await.unwrap();
-    assert_eq!(adapter.renew(&completed, &mine).await.unwrap(), Renewed::Lost);
+    assert_eq!(adapter.renew(&completed, &mine).await.unwrap(), RenewReply::Lost);
     assert!(is_duplicate(&adapter.claim(&completed, &leased()).await.unwrap()));
 }
 
@@ -308,16 +312,16 @@ pub async fn calls_for_several_keys_reply_key_by_key<S: Store>(store: S) {
     let mine = leased();
     let claimed = claim_all(&*adapter, &keys, &mine).await;
     assert!(is_duplicate(&claimed[0]), "{claimed:?}");
-    let rest = [Claimed::first(2, false), Claimed::InFlight, Claimed::first(1, false)];
+    let rest = [ClaimReply::first(2, false), ClaimReply::InFlight, ClaimReply::first(1, false)];
     assert_eq!(claimed[1..], rest);
     let renewed = try_join_all(keys.iter().map(|key| adapter.renew(key, &mine))).await.unwrap();
-    assert_eq!(renewed, [Renewed::Lost, Renewed::Held, Renewed::Lost, Renewed::Held]);
+    assert_eq!(renewed, [RenewReply::Lost, RenewReply::Held, RenewReply::Lost, RenewReply::Held]);
     let (one, other) = (adapter.release(complete, &mine), adapter.release(released, &mine));
     try_join(one, other).await.unwrap();
     let completed = complete_all(&*adapter, &keys[2..], &mine).await;
-    assert_eq!(completed, [Completed::LeaseLost, Completed::Held]);
+    assert_eq!(completed, [CompleteReply::LeaseLost, CompleteReply::Held]);
     let claimed = claim_all(&*adapter, &keys, &complete_at_once()).await;
-    assert_eq!(claimed[1], Claimed::first(3, false));
+    assert_eq!(claimed[1], ClaimReply::first(3, false));
     for place in [0, 2, 3] {
         assert!(is_duplicate(&claimed[place]), "{claimed:?}");
     }
@@ -337,7 +341,7 @@ pub async fn calls_for_4096_keys_reply_key_by_key<S: Store>(store: S) {
         assert_eq!(is_duplicate(reply), place % 2 == 0, "{place}");
     }
     for (place, reply) in complete_all(&*adapter, &keys, &mine).await.iter().enumerate() {
-        assert_eq!(*reply == Completed::Held, place % 2 == 1, "{place}");
+        assert_eq!(*reply == CompleteReply::Held, place % 2 == 1, "{place}");
     }
 }
 

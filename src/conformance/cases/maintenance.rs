@@ -7,10 +7,10 @@ use super::super::driver::{
     leased_for, rows,
 };
 use super::super::store::Store;
-use crate::adapter::{
-    CallTerms, Claimed, Completed, DedupAdapter, EntryState, Forgotten, MaintenanceAdapter,
-    PURGE_GRACE, Renewed, Token,
+use crate::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
 };
+use crate::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter, PURGE_GRACE};
 use crate::error::ErrorKind;
 use crate::key::DedupKey;
 
@@ -29,7 +29,7 @@ where
     for keys in [lapsed, released] {
         assert_eq!(adapter.get(&keys).await.unwrap(), None);
         let again = adapter.claim(&keys, &leased()).await.unwrap();
-        assert_eq!(again, Claimed::first(1, false));
+        assert_eq!(again, ClaimReply::first(1, false));
     }
 }
 
@@ -44,12 +44,12 @@ where
     adapter.claim(&keys, &brief).await.unwrap();
     store.advance(PURGE_GRACE + SLACK).await;
     assert_eq!(adapter.purge(100).await.unwrap().deleted, 0);
-    assert_eq!(adapter.forget(&keys).await.unwrap(), Forgotten::InFlight);
-    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), Claimed::InFlight);
-    assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), Claimed::InFlight);
+    assert_eq!(adapter.forget(&keys).await.unwrap(), ForgetReply::InFlight);
+    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), ClaimReply::InFlight);
+    assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), ClaimReply::InFlight);
     let entry = adapter.get(&keys).await.unwrap().expect("a live lease is an entry");
-    assert!(matches!(entry.state, EntryState::InFlight { .. }), "{entry:?}");
-    assert_eq!(adapter.renew(&keys, &brief).await.unwrap(), Renewed::Held);
+    assert!(matches!(entry.state, KeyState::InFlight), "{entry:?}");
+    assert_eq!(adapter.renew(&keys, &brief).await.unwrap(), RenewReply::Held);
 }
 
 /// A completion after the retention has ended starts another retention.
@@ -60,7 +60,7 @@ where
     let (adapter, keys, mine) = (store.adapter(), key("a"), leased_for(4 * RETENTION));
     adapter.claim(&keys, &mine).await.unwrap();
     store.advance(RETENTION + PURGE_GRACE + SLACK).await;
-    assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), Completed::Held);
+    assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), CompleteReply::Held);
     assert_eq!(adapter.purge(100).await.unwrap().deleted, 0);
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
 }
@@ -74,10 +74,10 @@ where
     let longest = CallTerms::on_completion(Token::random(), Duration::MAX, Duration::MAX);
     let keys = key("longest");
     adapter.claim(&keys, &longest).await.unwrap();
-    assert_eq!(adapter.renew(&keys, &longest).await.unwrap(), Renewed::Held);
-    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), Claimed::InFlight);
+    assert_eq!(adapter.renew(&keys, &longest).await.unwrap(), RenewReply::Held);
+    assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), ClaimReply::InFlight);
     adapter.get(&keys).await.unwrap().expect("an entry");
-    assert_eq!(adapter.complete(&keys, &longest).await.unwrap(), Completed::Held);
+    assert_eq!(adapter.complete(&keys, &longest).await.unwrap(), CompleteReply::Held);
     store.advance(Duration::from_secs(100 * 365 * 86_400)).await;
     assert_eq!(adapter.purge(10).await.unwrap().deleted, 0);
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
@@ -88,7 +88,7 @@ where
     assert_eq!(adapter.claim(&keys, &nothing()).await.unwrap(), FIRST);
     let no_lease = CallTerms::on_completion(Token::random(), Duration::ZERO, Duration::ZERO);
     let claimed = adapter.claim(&keys, &no_lease).await.unwrap();
-    assert_eq!(claimed, Claimed::first(1, false));
+    assert_eq!(claimed, ClaimReply::first(1, false));
 }
 
 /// Keys that look like SQL or JSON, or like each other, are stored as they are and stay distinct.
@@ -139,10 +139,10 @@ where
     assert!(again.iter().all(is_duplicate), "{again:?}");
     assert_eq!(rows(&adapter).await, keys.len() as u64);
     for key in &keys {
-        assert_eq!(adapter.forget(key).await.unwrap(), Forgotten::Removed, "{key:?}");
+        assert_eq!(adapter.forget(key).await.unwrap(), ForgetReply::Removed, "{key:?}");
     }
     let claimed = claim_all(&*adapter, &keys, &leased()).await;
-    assert!(claimed.iter().all(|reply| *reply == Claimed::first(1, false)), "{claimed:?}");
+    assert!(claimed.iter().all(|reply| *reply == ClaimReply::first(1, false)), "{claimed:?}");
 }
 
 /// After the clock is set back by an hour, leases and retentions last for an hour more. No key is
@@ -165,25 +165,25 @@ where
 
     match &adapter.claim(&at_once, &complete_at_once()).await.unwrap() {
         // The key was first seen in the future.
-        Claimed::Duplicate(seen) => assert!(seen.age < SLACK, "{:?}", seen.age),
+        ClaimReply::Duplicate(seen) => assert!(seen.age < SLACK, "{:?}", seen.age),
         ref other => panic!("{other:?}"),
     }
     // The lapsed lease is live again.
     for keys in [&lapsed, &claimed] {
-        assert_eq!(adapter.claim(keys, &leased()).await.unwrap(), Claimed::InFlight);
+        assert_eq!(adapter.claim(keys, &leased()).await.unwrap(), ClaimReply::InFlight);
     }
-    assert_eq!(adapter.renew(&claimed, &mine).await.unwrap(), Renewed::Held);
-    assert_eq!(adapter.claim(&claimed, &leased()).await.unwrap(), Claimed::InFlight);
-    assert_eq!(adapter.complete(&claimed, &mine).await.unwrap(), Completed::Held);
+    assert_eq!(adapter.renew(&claimed, &mine).await.unwrap(), RenewReply::Held);
+    assert_eq!(adapter.claim(&claimed, &leased()).await.unwrap(), ClaimReply::InFlight);
+    assert_eq!(adapter.complete(&claimed, &mine).await.unwrap(), CompleteReply::Held);
     assert!(is_duplicate(&adapter.claim(&claimed, &leased()).await.unwrap()));
     let again = adapter.claim(&released, &mine).await.unwrap();
-    assert_eq!(again, Claimed::first(2, false));
-    assert_eq!(adapter.claim(&new, &mine).await.unwrap(), Claimed::first(1, false));
-    assert_eq!(adapter.complete(&new, &mine).await.unwrap(), Completed::Held);
+    assert_eq!(again, ClaimReply::first(2, false));
+    assert_eq!(adapter.claim(&new, &mine).await.unwrap(), ClaimReply::first(1, false));
+    assert_eq!(adapter.complete(&new, &mine).await.unwrap(), CompleteReply::Held);
     assert!(is_duplicate(&adapter.claim(&new, &leased()).await.unwrap()));
     assert_eq!(adapter.purge(100).await.unwrap().deleted, 0);
     let entry = adapter.get(&claimed).await.unwrap().expect("an entry");
-    assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
+    assert!(matches!(entry.state, KeyState::Complete), "{entry:?}");
 
     store.advance(2 * RETENTION - LEASE).await;
     assert!(is_duplicate(&adapter.claim(&at_once, &leased()).await.unwrap()));
@@ -229,9 +229,9 @@ where
     assert_eq!(adapter.purge(100).await.unwrap().deleted, 0);
     assert_eq!(rows(&adapter).await, 2);
     let fresh = adapter.claim(&key("fresh"), &complete_at_once()).await.unwrap();
-    assert!(matches!(fresh, Claimed::Duplicate(_)));
+    assert!(matches!(fresh, ClaimReply::Duplicate(_)));
     let leased = adapter.claim(&key("leased"), &leased()).await.unwrap();
-    assert_eq!(leased, Claimed::InFlight);
+    assert_eq!(leased, ClaimReply::InFlight);
 }
 
 /// After `close`, every call fails at once with `Unavailable`.
@@ -271,19 +271,20 @@ where
 {
     let (adapter, keys, mine) = (store.adapter(), key("a"), leased());
     assert_eq!(adapter.get(&keys).await.unwrap(), None);
-    assert_eq!(adapter.forget(&keys).await.unwrap(), Forgotten::Missing);
+    assert_eq!(adapter.forget(&keys).await.unwrap(), ForgetReply::Missing);
     assert_eq!(rows(&adapter).await, 0);
 
     adapter.claim(&keys, &mine).await.unwrap();
     let entry = adapter.get(&keys).await.unwrap().expect("an entry");
-    let EntryState::InFlight { lease_until } = entry.state else { panic!("{entry:?}") };
+    assert_eq!(entry.state, KeyState::InFlight);
+    let lease_until = entry.lease_until.expect("the end of the lease");
     assert!(lease_until > entry.first_seen_at && entry.expires_at > lease_until, "{entry:?}");
     assert_eq!((entry.attempts, entry.takeover), (1, false));
-    assert_eq!(adapter.forget(&keys).await.unwrap(), Forgotten::InFlight);
+    assert_eq!(adapter.forget(&keys).await.unwrap(), ForgetReply::InFlight);
 
     adapter.release(&keys, &mine).await.unwrap();
     let entry = adapter.get(&keys).await.unwrap().expect("an entry");
-    assert_eq!(entry.state, EntryState::Released);
+    assert_eq!(entry.state, KeyState::Released);
 
     adapter.claim(&keys, &mine).await.unwrap();
     store.advance(LEASE).await;
@@ -291,21 +292,21 @@ where
     adapter.claim(&keys, &taker).await.unwrap();
     adapter.complete(&keys, &taker).await.unwrap();
     let entry = adapter.get(&keys).await.unwrap().expect("an entry");
-    assert!(matches!(entry.state, EntryState::Complete { .. }), "{entry:?}");
+    assert!(matches!(entry.state, KeyState::Complete), "{entry:?}");
     assert_eq!((entry.attempts, entry.takeover), (3, true));
     assert_eq!(rows(&adapter).await, 1);
 
-    assert_eq!(adapter.forget(&keys).await.unwrap(), Forgotten::Removed);
+    assert_eq!(adapter.forget(&keys).await.unwrap(), ForgetReply::Removed);
     assert_eq!(adapter.get(&keys).await.unwrap(), None);
     // A store may keep an expired row, which fences the calls that are still on their way.
     let stats = adapter.stats().await.unwrap();
     assert_eq!(stats.rows, stats.expired, "{stats:?}");
-    assert_eq!(adapter.forget(&keys).await.unwrap(), Forgotten::Missing);
+    assert_eq!(adapter.forget(&keys).await.unwrap(), ForgetReply::Missing);
     // The key is new, so the event can be delivered again.
     let again = adapter.claim(&keys, &leased()).await.unwrap();
-    assert_eq!(again, Claimed::first(1, false));
+    assert_eq!(again, ClaimReply::first(1, false));
 
     // A key whose lease lapsed can be forgotten.
     store.advance(LEASE).await;
-    assert_eq!(adapter.forget(&keys).await.unwrap(), Forgotten::Removed);
+    assert_eq!(adapter.forget(&keys).await.unwrap(), ForgetReply::Removed);
 }

@@ -2,7 +2,7 @@
 
 use super::super::driver::{FIRST, RETENTION, SLACK, complete_at_once, is_duplicate, key};
 use super::super::store::Store;
-use crate::adapter::{Claimed, DedupAdapter};
+use crate::adapter::contract::{ClaimReply, DedupAdapter};
 
 /// The first claim of a key is first. Every later claim is a duplicate with the age of the key.
 pub async fn claim_complete_at_once_is_first_once<S: Store>(store: S) {
@@ -11,7 +11,7 @@ pub async fn claim_complete_at_once_is_first_once<S: Store>(store: S) {
     store.advance(SLACK).await;
     for _ in 0..3 {
         match &adapter.claim(&keys, &complete_at_once()).await.unwrap() {
-            Claimed::Duplicate(seen) => {
+            ClaimReply::Duplicate(seen) => {
                 assert!(seen.age >= SLACK && seen.age < 2 * SLACK, "{:?}", seen.age);
             }
             ref other => panic!("{other:?}"),
@@ -27,7 +27,7 @@ pub async fn claim_complete_at_once_repeated_with_its_token_is_first<S: Store>(s
         assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), FIRST);
     }
     let other = adapter.claim(&keys, &complete_at_once()).await.unwrap();
-    assert!(matches!(other, Claimed::Duplicate(_)));
+    assert!(matches!(other, ClaimReply::Duplicate(_)));
 }
 
 /// Only the token of the claim releases a key that is complete at once. Then the key is new.

@@ -12,7 +12,8 @@ use super::super::driver::{
     FIRST, LEASE, RETENTION, claim_all, complete_at_once, is_duplicate, key, leased, rows,
 };
 use super::super::store::Store;
-use crate::adapter::{Claimed, Completed, DedupAdapter, MaintenanceAdapter, PURGE_GRACE, Renewed};
+use crate::adapter::contract::{ClaimReply, CompleteReply, DedupAdapter, RenewReply};
+use crate::adapter::inspect::{MaintenanceAdapter, PURGE_GRACE};
 use crate::key::DedupKey;
 
 const WORKERS: usize = 16;
@@ -48,7 +49,7 @@ where
 pub async fn workers_racing_for_a_lease_have_one_winner<S: Store>(store: S) {
     race(store.adapter(), |adapter, round| async move {
         let claimed = adapter.claim(&key(&round.to_string()), &leased()).await.unwrap();
-        matches!(claimed, Claimed::First { .. })
+        matches!(claimed, ClaimReply::First { .. })
     })
     .await;
 }
@@ -58,7 +59,7 @@ pub async fn workers_racing_for_a_claim_complete_at_once_have_one_winner<S: Stor
     race(store.adapter(), |adapter, round| async move {
         let claimed = adapter.claim(&key(&round.to_string()), &complete_at_once()).await.unwrap();
         // Of any attempt: a second winner may have counted the first one.
-        matches!(claimed, Claimed::First { .. })
+        matches!(claimed, ClaimReply::First { .. })
     })
     .await;
 }
@@ -72,8 +73,11 @@ pub async fn workers_racing_for_a_lapsed_lease_have_one_winner<S: Store>(store: 
     store.advance(LEASE).await;
     race(adapter, |adapter, round| async move {
         let claimed = adapter.claim(&key(&round.to_string()), &leased()).await.unwrap();
-        let is_first = matches!(claimed, Claimed::First { .. });
-        assert!(!is_first || claimed == Claimed::first(2, true), "taken over again: {claimed:?}");
+        let is_first = matches!(claimed, ClaimReply::First { .. });
+        assert!(
+            !is_first || claimed == ClaimReply::first(2, true),
+            "taken over again: {claimed:?}"
+        );
         is_first
     })
     .await;
@@ -96,7 +100,7 @@ pub async fn claims_of_overlapping_keys_do_not_deadlock<S: Store>(store: S) {
                 let set: Vec<DedupKey> = keys.iter().map(|(key, _)| key.clone()).collect();
                 let claimed = claim_all(&*adapter, &set, &leased()).await;
                 for (reply, (_, id)) in claimed.iter().zip(&keys) {
-                    if matches!(reply, Claimed::First { .. }) {
+                    if matches!(reply, ClaimReply::First { .. }) {
                         firsts[*id].fetch_add(1, Ordering::Relaxed);
                     }
                 }
@@ -133,7 +137,7 @@ where
         // The claim may reach the store after the release, which is a fence.
         adapter.release(&keys, &mine).await.unwrap();
         let claimed = adapter.claim(&keys, &leased()).await.unwrap();
-        assert!(matches!(claimed, Claimed::First { .. }), "{polls}: {claimed:?}");
+        assert!(matches!(claimed, ClaimReply::First { .. }), "{polls}: {claimed:?}");
     }
     // A future that was never polled claims nothing.
     let keys = key("never-polled");
@@ -170,9 +174,9 @@ where
             let first = adapter.claim(&at_once, &complete_at_once()).await.unwrap();
             assert_eq!(first, FIRST);
             let first = adapter.claim(&free, &terms).await.unwrap();
-            assert!(matches!(first, Claimed::First { .. }), "{first:?}");
-            assert_eq!(adapter.renew(&free, &terms).await.unwrap(), Renewed::Held);
-            assert_eq!(adapter.complete(&free, &terms).await.unwrap(), Completed::Held);
+            assert!(matches!(first, ClaimReply::First { .. }), "{first:?}");
+            assert_eq!(adapter.renew(&free, &terms).await.unwrap(), RenewReply::Held);
+            assert_eq!(adapter.complete(&free, &terms).await.unwrap(), CompleteReply::Held);
             assert!(adapter.get(&free).await.unwrap().is_some());
             adapter.purge(10).await.unwrap();
         };
@@ -180,10 +184,10 @@ where
         let rest = async {
             if hangs.0 {
                 let claimed = claim.await.unwrap();
-                assert!(matches!(claimed, Claimed::First { .. }), "{claimed:?}");
+                assert!(matches!(claimed, ClaimReply::First { .. }), "{claimed:?}");
             }
             if hangs.1 {
-                assert_eq!(renew.await.unwrap(), Renewed::Held);
+                assert_eq!(renew.await.unwrap(), RenewReply::Held);
             }
         };
         tokio::time::timeout(BOUND, rest).await.expect("hanging calls end");
@@ -238,13 +242,13 @@ pub async fn dropped_completion_can_be_repeated<S: Store>(store: S) {
         let (keys, mine) = (key(&format!("dropped-{polls}")), leased());
         adapter.claim(&keys, &mine).await.unwrap();
         dropped_after(polls, adapter.renew(&keys, &mine)).await;
-        assert_eq!(adapter.renew(&keys, &mine).await.unwrap(), Renewed::Held);
+        assert_eq!(adapter.renew(&keys, &mine).await.unwrap(), RenewReply::Held);
         dropped_after(polls, adapter.complete(&keys, &mine)).await;
         match adapter.claim(&keys, &leased()).await.unwrap() {
-            Claimed::InFlight | Claimed::Duplicate(_) => {}
+            ClaimReply::InFlight | ClaimReply::Duplicate(_) => {}
             ref other => panic!("{polls}: {other:?}"),
         }
-        assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), Completed::Held);
+        assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), CompleteReply::Held);
         assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
         // A release after the completion changes nothing.
         dropped_after(polls, adapter.release(&keys, &mine)).await;
@@ -276,15 +280,15 @@ async fn one_of_all_kinds<A: DedupAdapter + ?Sized>(adapter: &A, keys: &DedupKey
     match kind % 5 {
         0 => {
             let claimed = adapter.claim(keys, &mine).await.unwrap();
-            assert_eq!(claimed, Claimed::first(1, false));
-            assert_eq!(adapter.claim(keys, &theirs).await.unwrap(), Claimed::InFlight);
-            assert_eq!(adapter.complete(keys, &mine).await.unwrap(), Completed::Held);
+            assert_eq!(claimed, ClaimReply::first(1, false));
+            assert_eq!(adapter.claim(keys, &theirs).await.unwrap(), ClaimReply::InFlight);
+            assert_eq!(adapter.complete(keys, &mine).await.unwrap(), CompleteReply::Held);
             assert!(is_duplicate(&adapter.claim(keys, &theirs).await.unwrap()));
         }
         1 => {
             adapter.claim(keys, &mine).await.unwrap();
             adapter.release(keys, &mine).await.unwrap();
-            assert_eq!(adapter.complete(keys, &mine).await.unwrap(), Completed::LeaseLost);
+            assert_eq!(adapter.complete(keys, &mine).await.unwrap(), CompleteReply::LeaseLost);
             adapter.release(keys, &mine).await.unwrap();
         }
         2 => {
@@ -295,17 +299,17 @@ async fn one_of_all_kinds<A: DedupAdapter + ?Sized>(adapter: &A, keys: &DedupKey
             assert_eq!(adapter.claim(keys, &theirs).await.unwrap(), FIRST);
         }
         3 => {
-            assert_eq!(adapter.renew(keys, &mine).await.unwrap(), Renewed::Held);
-            assert_eq!(adapter.renew(keys, &theirs).await.unwrap(), Renewed::Lost);
+            assert_eq!(adapter.renew(keys, &mine).await.unwrap(), RenewReply::Held);
+            assert_eq!(adapter.renew(keys, &theirs).await.unwrap(), RenewReply::Lost);
             let claimed = adapter.claim(keys, &complete_at_once()).await.unwrap();
-            assert_eq!(claimed, Claimed::InFlight);
-            assert_eq!(adapter.complete(keys, &mine).await.unwrap(), Completed::Held);
+            assert_eq!(claimed, ClaimReply::InFlight);
+            assert_eq!(adapter.complete(keys, &mine).await.unwrap(), CompleteReply::Held);
         }
         _ => {
-            assert_eq!(adapter.complete(keys, &mine).await.unwrap(), Completed::Inserted);
-            assert_eq!(adapter.complete(keys, &theirs).await.unwrap(), Completed::LeaseLost);
+            assert_eq!(adapter.complete(keys, &mine).await.unwrap(), CompleteReply::Inserted);
+            assert_eq!(adapter.complete(keys, &theirs).await.unwrap(), CompleteReply::LeaseLost);
             assert!(is_duplicate(&adapter.claim(keys, &theirs).await.unwrap()));
-            assert_eq!(adapter.renew(keys, &mine).await.unwrap(), Renewed::Lost);
+            assert_eq!(adapter.renew(keys, &mine).await.unwrap(), RenewReply::Lost);
         }
     }
 }
@@ -330,7 +334,7 @@ where
     })
     .await;
     let fresh = adapter.claim(&key("fresh"), &complete_at_once()).await.unwrap();
-    assert!(matches!(fresh, Claimed::Duplicate(_)), "{fresh:?}");
+    assert!(matches!(fresh, ClaimReply::Duplicate(_)), "{fresh:?}");
 }
 
 /// A purge and claims run at the same time. Both end, and no live key is deleted.
@@ -369,7 +373,7 @@ where
         if id % 2 == 0 {
             assert!(is_duplicate(&again), "{id}: {again:?}");
         } else {
-            assert_eq!(again, Claimed::InFlight, "{id}");
+            assert_eq!(again, ClaimReply::InFlight, "{id}");
         }
     }
 }

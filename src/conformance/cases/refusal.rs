@@ -2,7 +2,7 @@
 
 use super::super::driver::{FIRST, complete_at_once, key, leased};
 use super::super::store::Store;
-use crate::adapter::{DedupAdapter, Fetch};
+use crate::adapter::contract::{DedupAdapter, Fetch};
 use crate::error::ErrorKind;
 
 /// An adapter without leases or without stored data refuses the terms that need them, and writes

@@ -12,10 +12,10 @@ use super::super::driver::{
     FIRST, LEASE, RETENTION, SLACK, claim_all, complete_all, complete_at_once, key, leased, rows,
 };
 use super::super::store::Store;
-use crate::adapter::{
-    CallTerms, Claimed, Completed, DedupAdapter, Fetch, MaintenanceAdapter, StoredData,
-    StoredResponse, Token,
+use crate::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, StoredData, StoredResponse, Token,
 };
+use crate::adapter::inspect::MaintenanceAdapter;
 use crate::key::DedupKey;
 
 fn response(body: impl Into<Bytes>) -> Arc<StoredResponse> {
@@ -50,12 +50,12 @@ async fn fetched<A: DedupAdapter + ?Sized>(
     let fetch = terms.fetch();
     let claimed = claim_all(adapter, keys, &terms).await;
     for (key, claimed) in keys.iter().zip(&claimed) {
-        if matches!(claimed, Claimed::First { .. }) {
+        if matches!(claimed, ClaimReply::First { .. }) {
             adapter.release(key, &terms).await.unwrap();
         }
     }
     let stored = claimed.into_iter().map(|claimed| match claimed {
-        Claimed::Duplicate(seen) => {
+        ClaimReply::Duplicate(seen) => {
             assert_eq!(seen.stored.is_some(), fetch != Fetch::Nothing, "{fetch:?}");
             seen.stored.map(|stored| (*stored).clone())
         }
@@ -85,12 +85,12 @@ pub async fn completion_stores_what_it_carries<S: Store>(store: S) {
     assert_eq!(all_of(&*adapter, &keys).await, None);
     let stored_response = response("<Response/>");
     let done = mine.clone().with_response(Arc::clone(&stored_response));
-    assert_eq!(adapter.complete(&keys, &done).await.unwrap(), Completed::Held);
+    assert_eq!(adapter.complete(&keys, &done).await.unwrap(), CompleteReply::Held);
     assert_eq!(all_of(&*adapter, &keys).await, Some(data(7, Some(&stored_response))));
     // Neither a repeated completion nor another token's changes it.
     adapter.complete(&keys, &mine).await.unwrap();
     let late = with_payload(leased(), &keys, 8).with_response(response("other"));
-    assert_eq!(adapter.complete(&keys, &late).await.unwrap(), Completed::LeaseLost);
+    assert_eq!(adapter.complete(&keys, &late).await.unwrap(), CompleteReply::LeaseLost);
     assert_eq!(all_of(&*adapter, &keys).await, Some(data(7, Some(&stored_response))));
     // A duplicate without stored data returns empty stored data.
     let plain = key("plain");
@@ -105,7 +105,7 @@ pub async fn claim_that_is_complete_at_once_stores_payloads<S: Store>(store: S) 
     assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), FIRST);
     let theirs = with_payload(complete_at_once(), &keys, 8).with_fetch(Fetch::Digest);
     let duplicate = adapter.claim(&keys, &theirs).await.unwrap();
-    let Claimed::Duplicate(seen) = &duplicate else { panic!("{duplicate:?}") };
+    let ClaimReply::Duplicate(seen) = &duplicate else { panic!("{duplicate:?}") };
     assert_eq!(seen.stored.as_deref(), Some(&data(7, None)));
     assert_eq!(all_of(&*adapter, &keys).await, Some(data(7, None)));
     adapter.release(&keys, &mine).await.unwrap();
@@ -115,7 +115,7 @@ pub async fn claim_that_is_complete_at_once_stores_payloads<S: Store>(store: S) 
     adapter.claim(&failed, &mine).await.unwrap();
     adapter.release(&failed, &mine).await.unwrap();
     let again = with_payload(complete_at_once(), &failed, 9);
-    assert_eq!(adapter.claim(&failed, &again).await.unwrap(), Claimed::first(2, false));
+    assert_eq!(adapter.claim(&failed, &again).await.unwrap(), ClaimReply::first(2, false));
     assert_eq!(all_of(&*adapter, &failed).await, Some(data(9, None)));
 }
 
@@ -141,7 +141,7 @@ pub async fn late_completion_stores_what_it_carries<S: Store>(store: S) {
     let stored_response = response(Bytes::from_static(b"\0\xff"));
     let late =
         |key: &DedupKey| with_payload(leased(), key, 5).with_response(Arc::clone(&stored_response));
-    assert_eq!(adapter.complete(&missing, &late(&missing)).await.unwrap(), Completed::Inserted);
+    assert_eq!(adapter.complete(&missing, &late(&missing)).await.unwrap(), CompleteReply::Inserted);
     adapter.claim(&lapsed, &leased()).await.unwrap();
     store.advance(LEASE + SLACK).await;
     adapter.complete(&lapsed, &late(&lapsed)).await.unwrap();
@@ -235,12 +235,12 @@ pub async fn duplicate_beside_completions_carries_whole_stored_data<S: Store>(st
                     let terms = terms.with_fetch(Fetch::DigestAndResponse);
                     let claimed = claim_all(&*adapter, &keys, &terms).await;
                     let duplicates = claimed.iter().filter(|claimed| match claimed {
-                        Claimed::Duplicate(seen) => {
+                        ClaimReply::Duplicate(seen) => {
                             assert_eq!(seen.stored.as_deref(), Some(&whole));
                             true
                         }
-                        Claimed::InFlight => false,
-                        Claimed::First { .. } => panic!("{reader}: {claimed:?}"),
+                        ClaimReply::InFlight => false,
+                        ClaimReply::First { .. } => panic!("{reader}: {claimed:?}"),
                     });
                     if duplicates.count() == keys.len() {
                         break;
@@ -251,7 +251,7 @@ pub async fn duplicate_beside_completions_carries_whole_stored_data<S: Store>(st
         let readers: Vec<_> = readers.collect();
         tokio::task::yield_now().await;
         let done = mine.with_response(stored_response);
-        assert_eq!(complete_all(&*adapter, &keys, &done).await, [Completed::Held; 2]);
+        assert_eq!(complete_all(&*adapter, &keys, &done).await, [CompleteReply::Held; 2]);
         for reader in readers {
             let read = tokio::time::timeout(Duration::from_secs(10), reader).await;
             read.expect("the completion shows").expect("a reader");
@@ -270,14 +270,14 @@ pub async fn losers_of_a_race_get_the_stored_data_of_the_winner<S: Store>(store:
                 let terms = terms.with_fetch(Fetch::Digest);
                 loop {
                     match adapter.claim(&keys, &terms).await.unwrap() {
-                        Claimed::First { .. } => break (true, payload),
-                        Claimed::Duplicate(seen) => {
+                        ClaimReply::First { .. } => break (true, payload),
+                        ClaimReply::Duplicate(seen) => {
                             let stored = seen.stored.expect("a duplicate carries stored data");
                             let digest = stored.payload_sha256.expect("the winner's digest");
                             break (false, digest[0]);
                         }
                         // Another racer is about to win.
-                        Claimed::InFlight => tokio::task::yield_now().await,
+                        ClaimReply::InFlight => tokio::task::yield_now().await,
                     }
                 }
             })

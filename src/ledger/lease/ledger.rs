@@ -16,9 +16,9 @@ use super::super::pending::Pending;
 use super::super::resolve::{States, fails_open, flatten, identities};
 use super::super::retry::{PendingWrites, RetryJob, RetryPool};
 use super::renewal::{HeldLease, LeaseTerms, RenewalGuard, Renewals};
-use crate::adapter::{Abilities, CallTerms, Completed, DedupAdapter};
+use crate::adapter::contract::{Abilities, CallTerms, CompleteReply, DedupAdapter};
 use crate::delivery::{Delivery, Inner, Protection};
-use crate::error::{ConfigError, Error};
+use crate::error::{ConfigError, ConfigErrorKind, Error};
 use crate::key::{DedupKey, Event, Keys, List};
 use crate::observe;
 
@@ -229,7 +229,8 @@ impl Ledger for Lease {
 
     fn check(&self) -> Result<(), ConfigError> {
         let has_leases = self.abilities.leases;
-        if has_leases { Ok(()) } else { Err(ConfigError::UnsupportedByAdapter("leases")) }
+        let rule = "the adapter does not support leases";
+        if has_leases { Ok(()) } else { Err(ConfigError::new(ConfigErrorKind::Unsupported, rule)) }
     }
 
     fn stores_data(&self) -> bool {
@@ -250,7 +251,7 @@ impl CanReplay for Lease {}
 /// Reports claims that the store has lost, and lost leases, unless the delivery knew before.
 fn report(
     keys: &[DedupKey],
-    replies: &[Result<Completed, Error>],
+    replies: &[Result<CompleteReply, Error>],
     is_claimed: bool,
     delivery: &Delivery,
 ) {
@@ -260,9 +261,9 @@ fn report(
         replies.map(|(key, _)| key)
     };
     if is_claimed {
-        with(Completed::Inserted).for_each(observe::claim_missing);
+        with(CompleteReply::Inserted).for_each(observe::claim_missing);
     }
-    let mut lost = with(Completed::LeaseLost).peekable();
+    let mut lost = with(CompleteReply::LeaseLost).peekable();
     if lost.peek().is_some() && delivery.mark_lease_lost() {
         lost.for_each(observe::lease_lost);
     }

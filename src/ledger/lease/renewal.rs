@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::super::call;
-use crate::adapter::{CallTerms, DedupAdapter, Renewed};
+use crate::adapter::contract::{CallTerms, DedupAdapter, RenewReply};
 use crate::delivery::Inner;
 use crate::key::{DedupKey, List};
 use crate::observe;
@@ -259,7 +259,7 @@ async fn renew(
     let running = state.running.get_mut(place).filter(|now| Arc::ptr_eq(&now.lease, &lease));
     let Some(running) = running else { return };
     match call::all(replies) {
-        Ok(replies) if replies.iter().all(|renewed| *renewed == Renewed::Held) => {}
+        Ok(replies) if replies.iter().all(|renewed| *renewed == RenewReply::Held) => {}
         Ok(_) if held.handler_ended.load(Ordering::Acquire) => {}
         Ok(replies) => {
             let is_first_report = lease.mark_lease_lost();
@@ -267,7 +267,7 @@ async fn renew(
             drop(states);
             if is_first_report {
                 let lost = keys.iter().zip(&replies);
-                let lost = lost.filter(|(_, renewed)| **renewed == Renewed::Lost);
+                let lost = lost.filter(|(_, renewed)| **renewed == RenewReply::Lost);
                 lost.for_each(|(key, _)| observe::lease_lost(key));
             }
         }

@@ -21,7 +21,7 @@ use sqlx::Database;
 use tokio::runtime::Handle;
 
 use super::open::OpenDelivery;
-use crate::adapter::OpenTransaction;
+use crate::adapter::transaction::OpenTransaction;
 use crate::error::Error;
 
 /// Why a transaction cannot be lent.

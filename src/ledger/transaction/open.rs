@@ -7,7 +7,9 @@ use sqlx::Database;
 
 use super::super::call::bounded;
 use super::super::contract::HandlerSuccess;
-use crate::adapter::{CallTerms, OpenTransaction, TransactionAdapter};
+use crate::adapter::TransactionAdapter;
+use crate::adapter::contract::CallTerms;
+use crate::adapter::transaction::OpenTransaction;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 

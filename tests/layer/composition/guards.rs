@@ -9,7 +9,9 @@ use http::{Request, Response};
 use http_body_util::Full;
 use tower::Layer;
 use tower::util::{BoxCloneService, BoxCloneSyncService};
-use tower_dedup::adapter::{DedupAdapter, MaintenanceAdapter, MemoryAdapter, SqliteAdapter};
+use tower_dedup::adapter::contract::DedupAdapter;
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::{MemoryAdapter, SqliteAdapter};
 use tower_dedup::key::{KeyExtractor, KeyPart};
 use tower_dedup::ledger::{Lease, OnArrival};
 use tower_dedup::{

@@ -9,7 +9,7 @@ use flate2::write::GzEncoder;
 use http::{HeaderValue, Request, StatusCode, header};
 use http_body_util::{BodyExt, Full};
 use tower::{ServiceBuilder, ServiceExt, service_fn};
-use tower_dedup::adapter::{EntryState, MaintenanceAdapter};
+use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::{Delivery, OnMissingKey};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::compression::CompressionLayer;
@@ -164,7 +164,7 @@ async fn a_panic_behind_catch_panic_is_500_and_the_key_is_free() {
     let failed = send(&service, full("evt_1", BODY)).await;
     assert_eq!((failed.status, failed.result), (StatusCode::INTERNAL_SERVER_ERROR, None));
     let entry = store.get(&acme("evt_1")).await.unwrap().unwrap();
-    assert_eq!(entry.state, EntryState::Released);
+    assert_eq!(entry.state, KeyState::Released);
     assert_eq!(send(&service, full("evt_1", BODY)).await, handled());
     assert_eq!(send(&service, full("evt_1", BODY)).await, duplicate());
 }

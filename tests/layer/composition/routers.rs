@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http::StatusCode;
 use http_body_util::Full;
 use tower::{Layer, ServiceBuilder};
-use tower_dedup::adapter::MaintenanceAdapter;
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::{DedupLayer, Verified, key};
 
 use super::{

@@ -96,8 +96,7 @@ mod tests {
         assert_eq!(seen(Batching::default()), (2, 1_024, 16_384));
         assert_eq!(set.check(), Ok(()));
         for refused in [set.lanes(0), set.max_batch_keys(0), set.max_queued_keys(0)] {
-            let refused = refused.check();
-            assert!(matches!(refused, Err(ConfigError::InvalidSetting { .. })), "{refused:?}");
+            assert!(refused.check().is_err(), "{refused:?}");
         }
     }
 }

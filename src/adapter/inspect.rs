@@ -1,14 +1,193 @@
-//! Lists and statistics of a store, for operators.
+//! The calls of operators to a store: entries, lists, statistics, `forget` and purges.
 
 use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
 use std::str::FromStr;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
-use super::replies::Entry;
+use super::contract::{DedupAdapter, StoreFuture};
+use super::stored::StoredData;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
-/// A state of a key, as [`MaintenanceAdapter::list`](super::MaintenanceAdapter::list) selects it and
+/// The calls of operators and of the purger to a store.
+///
+/// A reference to a `dyn MaintenanceAdapter` coerces to a `dyn DedupAdapter`, so
+/// [`connect`](super::connect) returns an adapter for layers and for maintenance.
+pub trait MaintenanceAdapter: DedupAdapter {
+    /// Deletes at most `limit` keys that expired [`PURGE_GRACE`] ago or earlier. A live lease is never
+    /// deleted, nor is a lease that lapsed less than `PURGE_GRACE` ago.
+    ///
+    /// A call that deletes fewer keys than `limit` has left no key to delete, except those that another call has
+    /// locked. A store may [delete expired keys by itself](super::contract::Abilities::expires_keys); then a call deletes nothing.
+    ///
+    /// # Errors
+    ///
+    /// The store's own errors.
+    fn purge(&self, limit: u32) -> StoreFuture<'_, Purged>;
+
+    /// Forgets one key: an operator lets its event run again. A live lease stays.
+    ///
+    /// An earlier run that still succeeds, or whose completion is under way, completes the key again.
+    ///
+    /// On Postgres and Redis an expired row stays in place of the key for [`PURGE_GRACE`], so that a claim which
+    /// is still on its way has no effect. They do not repeat the call after a lost reply: the outcome is then
+    /// unknown, and [`get`](Self::get) shows the key.
+    ///
+    /// # Errors
+    ///
+    /// The store's own errors.
+    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, ForgetReply>;
+
+    /// Returns the state of one key and its stored data; `None` for an unknown or expired key.
+    ///
+    /// Changes nothing. A stored response that cannot be read is no error: see
+    /// [`Entry::response_is_unreadable`].
+    ///
+    /// # Errors
+    ///
+    /// The store's own errors.
+    fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>>;
+
+    /// Returns one portion of the keys that `filter` selects, at most `limit` of them (at least one),
+    /// and where the next portion begins. The first call passes no cursor.
+    ///
+    /// A call reads a bounded part of the store, also if the filter selects few keys. The SQL adapters read 10,000
+    /// keys, in the order of the primary key, and a [`Cursor`] is the last of them. A key that is written during the
+    /// list may be absent; on Redis it may occur twice. A key that is stuck is not written, so the list has it. An
+    /// unreadable key is left out, and [counted](Listing::unreadable). Changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`] unless the store announces [`inspection`](super::contract::Abilities::inspection), which
+    /// is the default; [`ErrorKind::Refused`] for a cursor of another store; else the store's own errors.
+    fn list<'a>(
+        &'a self,
+        filter: &'a ListFilter,
+        after: Option<&'a Cursor>,
+        limit: u32,
+    ) -> StoreFuture<'a, Listing> {
+        let _ = (filter, after, limit);
+        Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "listing keys")) })
+    }
+
+    /// Returns how many keys are in each state: exactly for a small store, and about for a large one, of which a
+    /// bounded part is read ([`Stats`]). Changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// The store's own errors.
+    fn stats(&self) -> StoreFuture<'_, Stats>;
+
+    /// Closes the adapter's connections, after all calls that are under way.
+    ///
+    /// Every later call on this handle and its clones fails with
+    /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable), and opens no connection. A pool that
+    /// you gave to the adapter stays open.
+    fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
+}
+
+/// Forwards every method.
+impl<A: MaintenanceAdapter + ?Sized> MaintenanceAdapter for Arc<A> {
+    fn purge(&self, limit: u32) -> StoreFuture<'_, Purged> {
+        (**self).purge(limit)
+    }
+
+    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, ForgetReply> {
+        (**self).forget(key)
+    }
+
+    fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
+        (**self).get(key)
+    }
+
+    fn list<'a>(
+        &'a self,
+        filter: &'a ListFilter,
+        after: Option<&'a Cursor>,
+        limit: u32,
+    ) -> StoreFuture<'a, Listing> {
+        (**self).list(filter, after, limit)
+    }
+
+    fn stats(&self) -> StoreFuture<'_, Stats> {
+        (**self).stats()
+    }
+
+    fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        (**self).close()
+    }
+}
+
+/// How long an expired key stays in the store before [`MaintenanceAdapter::purge`] deletes it: one hour.
+///
+/// The store's clock may be wrong for a while. Once the clock is right again, rows that still exist
+/// are judged correctly. A clock that is ahead by less than an hour makes no purge delete a
+/// key before its retention has ended.
+pub const PURGE_GRACE: Duration = Duration::from_secs(3_600);
+
+/// The state and the stored data of one key: the reply to
+/// [`MaintenanceAdapter::get`].
+///
+/// With the feature `serde`, it is serialized as one flat object:
+///
+/// | member | |
+/// |---|---|
+/// | `state` | the name of the [`KeyState`] |
+/// | `event_type`, `attempts`, `takeover`, `response_is_unreadable` | the fields |
+/// | `first_seen_at`, `expires_at` | the fields, in UTC and whole seconds: `2026-01-31T12:00:00Z` |
+/// | `lease_until`, `completed_at` | the same, or null |
+/// | `payload_sha256` | the digest in hex, or null |
+/// | `response` | `status` and `bytes` of a stored response, or null; its headers and body may be personal data |
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Entry {
+    /// The state of the key, by the store's clock.
+    pub state: KeyState,
+    /// When the lease of a key in flight lapses, or has lapsed; `None` in the other states.
+    pub lease_until: Option<SystemTime>,
+    /// When a complete key became complete; `None` in the other states.
+    pub completed_at: Option<SystemTime>,
+    /// How often the key was claimed since it was first seen.
+    pub attempts: u32,
+    /// Whether the last claim was a takeover.
+    pub takeover: bool,
+    /// When the key was first seen.
+    pub first_seen_at: SystemTime,
+    /// When the retention of the key ends.
+    pub expires_at: SystemTime,
+    /// The data that is stored with a complete key; empty [`StoredData`] where nothing was stored.
+    /// `None` if the key is not complete, or if the store holds no such data.
+    pub stored: Option<Arc<StoredData>>,
+    /// Whether a response is stored that cannot be read. `stored` is without the response then. A
+    /// claim that fetches the response fails with [`ErrorKind::Corrupt`](crate::ErrorKind::Corrupt).
+    pub response_is_unreadable: bool,
+    /// The event's type, as the sender names it; `None` if the preset does not know it.
+    pub event_type: Option<String>,
+}
+
+impl Entry {
+    /// Returns an entry with one attempt, which was no takeover, and without what the other fields hold.
+    #[must_use]
+    pub const fn new(state: KeyState, first_seen_at: SystemTime, expires_at: SystemTime) -> Self {
+        Self {
+            state,
+            lease_until: None,
+            completed_at: None,
+            attempts: 1,
+            takeover: false,
+            first_seen_at,
+            expires_at,
+            stored: None,
+            response_is_unreadable: false,
+            event_type: None,
+        }
+    }
+}
+
+/// A state of a key, as [`MaintenanceAdapter::list`] selects it and
 /// [`Stats`] counts it.
 ///
 /// With the feature `serde`, it is serialized as the name that [`Display`](fmt::Display) writes.
@@ -23,6 +202,18 @@ pub enum KeyState {
     Released,
     /// Every further delivery is a duplicate.
     Complete,
+}
+
+/// The reply to [`MaintenanceAdapter::forget`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ForgetReply {
+    /// The key was there, and is new now.
+    Removed,
+    /// There was no such key, or it had expired.
+    Missing,
+    /// The key is under a live lease and stays: otherwise two handlers could run.
+    InFlight,
 }
 
 /// Selects keys. The default selects every key that has not expired.
@@ -131,8 +322,8 @@ impl fmt::Display for Cursor {
 
 /// The numbers of keys in a store.
 ///
-/// [`MaintenanceAdapter::stats`](super::MaintenanceAdapter::stats) reads a bounded part of a large store.
-/// `is_exact` is `false` then. [`list`](super::MaintenanceAdapter::list) reads every key.
+/// [`MaintenanceAdapter::stats`] reads a bounded part of a large store.
+/// `is_exact` is `false` then. [`list`](MaintenanceAdapter::list) reads every key.
 ///
 /// The SQL adapters count the 100,000 keys that expired first, and the 100,000 keys that expire last: with one
 /// retention, these were claimed last. A lapsed or released key between them is not counted as such. On Postgres,
@@ -174,7 +365,7 @@ pub struct Stats {
     )]
     pub oldest_lapsed: Option<Duration>,
     /// The time since the oldest expired key expired: the purge lag, with
-    /// [`PURGE_GRACE`](super::PURGE_GRACE).
+    /// [`PURGE_GRACE`].
     #[cfg_attr(
         feature = "serde",
         serde(rename = "oldest_expired_seconds", serialize_with = "as_seconds")
@@ -242,7 +433,7 @@ fn as_seconds<S: serde::Serializer>(time: &Option<Duration>, to: S) -> Result<S:
     serde::Serialize::serialize(&time.map(|time| time.as_secs()), to)
 }
 
-/// The reply to [`MaintenanceAdapter::purge`](super::MaintenanceAdapter::purge).
+/// The reply to [`MaintenanceAdapter::purge`].
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Purged {

@@ -7,7 +7,8 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::adapter::{MaintenanceAdapter, PURGE_TIMEOUT, Purging};
+use super::inspect::MaintenanceAdapter;
+use super::purging::{Purging, TIMEOUT};
 use crate::error::valid;
 
 /// Deletes expired keys from a store, at an interval.
@@ -19,8 +20,8 @@ use crate::error::valid;
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// use std::sync::Arc;
-/// use tower_dedup::adapter::MemoryAdapter;
-/// use tower_dedup::{DedupLayer, Purger, provider};
+/// use tower_dedup::adapter::{MemoryAdapter, Purger};
+/// use tower_dedup::{DedupLayer, provider};
 ///
 /// let store = Arc::new(MemoryAdapter::new());
 /// let dedup = DedupLayer::new(provider::STRIPE, Arc::clone(&store));
@@ -32,7 +33,7 @@ use crate::error::valid;
 /// ```
 ///
 /// 1. Rounds, pauses and log records are those of [`Purging`].
-/// 2. Expired keys stay for another hour ([`PURGE_GRACE`](crate::adapter::PURGE_GRACE)). So a clock that is ahead by
+/// 2. Expired keys stay for another hour ([`PURGE_GRACE`](super::inspect::PURGE_GRACE)). So a clock that is ahead by
 ///    less than an hour makes no purge delete a key too early.
 /// 3. If the handle is dropped, the purger stops at its next pause. [`PurgerHandle::stop`] waits for that.
 #[derive(Clone)]
@@ -47,7 +48,7 @@ impl Purger {
     /// Makes a purger that deletes 1,000 keys in a statement, every ten minutes. A statement may
     /// take 30 seconds.
     pub fn new(adapter: impl MaintenanceAdapter) -> Self {
-        Self { adapter: Arc::new(adapter), purging: Purging::new(), timeout: PURGE_TIMEOUT }
+        Self { adapter: Arc::new(adapter), purging: Purging::new(), timeout: TIMEOUT }
     }
 
     /// Sets the pause between two rounds.

@@ -1,0 +1,79 @@
+//! For the command and the tests of this repository. Not a part of the API: every version may change it.
+
+#[cfg(feature = "testing")]
+use std::sync::Arc;
+
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use crate::adapter::Identifier;
+#[cfg(feature = "redis")]
+use crate::adapter::RedisAdapter;
+#[cfg(feature = "testing")]
+use crate::adapter::contract::DedupAdapter;
+#[cfg(all(feature = "testing", any(feature = "postgres", feature = "sqlite")))]
+#[cfg(feature = "postgres")]
+use crate::adapter::{PostgresAdapter, PostgresOptions, TransactionAdapter};
+#[cfg(feature = "sqlite")]
+use crate::adapter::{SqliteAdapter, SqliteOptions};
+#[cfg(feature = "redis")]
+use crate::error::Error;
+#[cfg(all(feature = "testing", any(feature = "postgres", feature = "sqlite")))]
+use crate::ledger::Transactional;
+#[cfg(feature = "testing")]
+use crate::ledger::{Lease, OnArrival};
+
+#[cfg(all(feature = "testing", any(feature = "postgres", feature = "sqlite")))]
+pub use crate::adapter::transaction::OpenTransaction;
+#[cfg(feature = "testing")]
+pub use crate::ledger::contract::{Begin, BeginContext, Claim, HandlerSuccess};
+
+/// The version of the table that `migrate` makes, as the version table stores it.
+#[cfg(feature = "postgres")]
+pub const POSTGRES_SCHEMA_VERSION: i32 = PostgresAdapter::SCHEMA_VERSION;
+
+/// The version of the table that `migrate` makes, as the version table stores it.
+#[cfg(feature = "sqlite")]
+pub const SQLITE_SCHEMA_VERSION: i64 = SqliteAdapter::SCHEMA_VERSION;
+
+/// Returns the schema, if it is set, and the table.
+#[cfg(feature = "postgres")]
+pub fn postgres_table(options: &PostgresOptions) -> (Option<&str>, &Identifier) {
+    (options.schema_name(), options.table_name())
+}
+
+/// Returns the table.
+#[cfg(feature = "sqlite")]
+pub fn sqlite_table(options: &SqliteOptions) -> &Identifier {
+    options.table_name()
+}
+
+/// Sends a command without a key, such as `INFO`, to every primary, all at once. Returns the address
+/// (`host:port`) and the reply of each.
+///
+/// # Errors
+///
+/// A primary does not reply. A refusal is a reply.
+#[cfg(feature = "redis")]
+pub async fn ask_primaries(
+    adapter: &RedisAdapter,
+    command: &redis::Cmd,
+) -> Result<Vec<(String, Result<redis::Value, Error>)>, Error> {
+    adapter.ask_primaries(command).await
+}
+
+/// Returns a ledger for a test that stops a delivery at every point.
+#[cfg(feature = "testing")]
+pub fn lease(adapter: impl DedupAdapter) -> Arc<Lease> {
+    Arc::new(Lease::new(Arc::new(adapter)))
+}
+
+/// Returns a ledger for a test that stops a delivery at every point.
+#[cfg(feature = "testing")]
+pub fn on_arrival(adapter: impl DedupAdapter) -> Arc<OnArrival> {
+    Arc::new(OnArrival::new(Arc::new(adapter)))
+}
+
+/// Returns a ledger for a test that stops a delivery at every point.
+#[cfg(all(feature = "testing", any(feature = "postgres", feature = "sqlite")))]
+pub fn transactional<A: TransactionAdapter>(adapter: A) -> Arc<Transactional<A::Database>> {
+    Arc::new(Transactional::new(Arc::new(adapter)))
+}
