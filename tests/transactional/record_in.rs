@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tower_dedup::ErrorKind;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
-use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
+use tower_dedup::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
 
 use super::fixture::{Db, Lite, Pg, World, send, transactional};
 use crate::support::{FIRST, dedup_key, rows};
@@ -69,16 +69,19 @@ async fn record_in_sqlite_transaction_commits_or_rolls_back_with_it() {
     three.rollback().await.unwrap();
 }
 
-/// `forget` refuses an event that runs, although no other session sees its row yet. A handler that
+/// `forget` refuses an event that runs, and `get` shows it, although no other session sees its row yet. A handler that
 /// calls `forget` for a key of its own transaction gets `Refused` in time.
 #[tokio::test]
-async fn forget_of_a_key_in_an_open_transaction_is_refused() {
+async fn key_in_an_open_transaction_is_in_flight_for_operators() {
     let (db, world) = (Pg::create().await, World::default());
     let app = transactional::<Pg>(db.adapter(), &world);
     let running = tokio::spawn(async move { send(&app, "a", "insert wait").await });
     world.waiting(1).await;
     assert_eq!(db.adapter().forget(&dedup_key("a")).await.unwrap(), ForgetReply::InFlight);
     assert_eq!(db.adapter().forget(&dedup_key("b")).await.unwrap(), ForgetReply::Missing);
+    let entry = db.adapter().get(&dedup_key("a")).await.unwrap().unwrap();
+    assert_eq!((entry.state, entry.lease_until), (KeyState::InFlight, None));
+    assert_eq!(db.adapter().get(&dedup_key("b")).await.unwrap(), None);
     world.go.notify_waiters();
     assert_eq!(running.await.unwrap().status(), 200);
     assert_eq!(db.adapter().forget(&dedup_key("a")).await.unwrap(), ForgetReply::Removed);

@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use sqlx::postgres::{PgPool, PgPoolOptions};
 use sqlx::{ConnectOptions, Connection, Row as _};
@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use super::super::contract::{Abilities, DedupAdapter, StoreFuture};
 use super::super::inspect::{
-    Cursor, Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Purged, Stats,
+    Cursor, Entry, ForgetReply, KeyState, ListFilter, Listing, MaintenanceAdapter, Purged, Stats,
 };
 use super::super::replies::{ClaimReply, CompleteReply, RenewReply};
 use super::super::sql::call::{Call, Kind, RowReply, Rows, reply};
@@ -225,11 +225,20 @@ impl PostgresStore {
 
     /// Reads a key on any server.
     async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
-        let fault = |error| store_error("looking up a key", error);
-        let keys = [Uuid::from(key_hash(key))];
+        let (fault, hash) = (|error| store_error("looking up a key", error), key_hash(key));
+        let keys = [Uuid::from(hash)];
         let rows = self.fetch(&self.statements().get, Params::Keys(&keys)).await.map_err(fault)?;
-        let Some(row) = rows.first() else { return Ok(None) };
-        read_row(row, Fetch::DigestAndResponse).entry(row.try_get("event_type").map_err(fault)?)
+        if let Some(row) = rows.first() {
+            let event_type = row.try_get("event_type").map_err(fault)?;
+            if let Some(entry) = read_row(row, Fetch::DigestAndResponse).entry(event_type)? {
+                return Ok(Some(entry));
+            }
+        }
+        let in_flight = self.is_in_transaction(hash).await.map_err(fault)?;
+        Ok(in_flight.then(|| {
+            let now = SystemTime::now();
+            Entry::new(KeyState::InFlight, now, now)
+        }))
     }
 }
 
