@@ -74,6 +74,7 @@ mod tests {
             batch: Vec<Number>,
             _: &Waits<'_>,
         ) -> Vec<Result<u32, Error>> {
+            tokio::time::sleep(Duration::from_millis(1)).await;
             batch.into_iter().map(|Number(number)| Ok(number)).collect()
         }
     }
@@ -92,6 +93,30 @@ mod tests {
             };
             let reply = runtimes[number as usize % 2].block_on(call);
             assert_eq!(reply.expect("a reply").unwrap(), number);
+        }
+    }
+
+    /// A caller that has its reply blocks its thread. The lane has another call to send, and must not wait for this
+    /// thread.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn caller_that_blocks_its_thread_delays_no_other() {
+        let batcher = Arc::new(Batcher::new(1, Batching::new().max_batch_keys(1)));
+        let submit = |number| {
+            let batcher = Arc::clone(&batcher);
+            async move { batcher.submit(&Arc::new(Echo), Number(number)).await }
+        };
+        for _ in 0..20 {
+            let (release, released) = std::sync::mpsc::channel::<()>();
+            let first = submit(1);
+            let blocking = tokio::spawn(async move {
+                let reply = first.await;
+                let _ = released.recv();
+                reply
+            });
+            let next = timeout(Duration::from_secs(5), tokio::spawn(submit(2))).await;
+            release.send(()).unwrap();
+            assert_eq!(next.expect("a reply").unwrap().unwrap(), 2);
+            assert_eq!(blocking.await.unwrap().unwrap(), 1);
         }
     }
 }
