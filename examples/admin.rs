@@ -98,6 +98,7 @@ fn shown(key: &DedupKey, entry: &Entry) -> Value {
     json!({ "namespace": key.namespace(), "id": key.id(), "entry": entry })
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "the form of `map_err`")]
 fn failed(error: Error) -> StatusCode {
     tracing::error!(%error, "an operator's request");
     match error.kind() {
