@@ -10,7 +10,6 @@ use axum::{Extension, Json, Router, routing::post};
 use clap::Parser;
 use serde::{Deserialize, Serialize};
 use sqlx::{Sqlite, SqlitePool, sqlite::SqliteConnectOptions};
-use tokio::signal::unix::{SignalKind, signal};
 use tower_dedup::adapter::SqliteAdapter;
 use tower_dedup::{BoxError, DedupLayer, DedupTx, key};
 
@@ -63,10 +62,7 @@ async fn main() -> Result<(), BoxError> {
 
     let listener = tokio::net::TcpListener::bind(listen).await?;
     println!("listening on http://{}/payments", listener.local_addr()?);
-    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let stop = async move {
-        tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
-    };
+    let stop = async { _ = tokio::signal::ctrl_c().await };
     axum::serve(listener, app).with_graceful_shutdown(stop).await?;
     handle.drain().await; // handlers whose client has hung up
     Ok(())

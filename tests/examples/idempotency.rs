@@ -79,11 +79,11 @@ async fn idempotency_runs_each_payment_once() {
     };
     assert_eq!(copies.iter().filter(is_first).count(), 1, "{copies:?}");
     assert!(copies.iter().all(|copy| [201, 409].contains(&copy.status().as_u16())), "{copies:?}");
-    server.end().await;
+    server.interrupt().await;
 
     let server = start(&url).await;
     assert_eq!(paid(pay(&server, "alice", UUID, 42).await).await, one(true));
-    server.end().await;
+    server.interrupt().await;
     let mut connection = SqliteConnection::connect(&url).await.unwrap();
     let rows: Vec<(String, i64)> = sqlx::query_as("SELECT payer, amount FROM payments ORDER BY id")
         .fetch_all(&mut connection)

@@ -1,9 +1,11 @@
 //! The examples, run as programs.
 
 mod idempotency;
+mod operators;
 mod programs;
 mod quickstart;
 mod receiver_page;
+mod redis;
 mod senders;
 mod server;
 #[path = "../support/mod.rs"]

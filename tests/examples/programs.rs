@@ -5,10 +5,12 @@
 
 use std::env::consts::EXE_SUFFIX;
 use std::path::PathBuf;
+use std::process::Stdio;
 use std::time::Duration;
 
 use serde_json::json;
 use sqlx::{Connection, PgConnection, SqliteConnection};
+use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 use tower_dedup::provider;
 
@@ -32,6 +34,17 @@ pub(super) async fn run(name: &str, args: &[&str]) -> (bool, String) {
     let output = output.unwrap_or_else(|_| panic!("{name} {args:?} does not end")).unwrap();
     let said = [output.stdout, output.stderr].concat();
     (output.status.success(), String::from_utf8(said).unwrap())
+}
+
+/// Runs a command to its end with this input. Returns whether it succeeded, and what it printed.
+pub(super) async fn piped(command: &mut Command, input: &str) -> (bool, String) {
+    let mut process = command.stdin(Stdio::piped()).spawn().unwrap();
+    let mut stdin = process.stdin.take().unwrap();
+    stdin.write_all(input.as_bytes()).await.unwrap();
+    drop(stdin);
+    let output = tokio::time::timeout(Duration::from_secs(60), process.wait_with_output());
+    let output = output.await.unwrap_or_else(|_| panic!("{command:?} does not end")).unwrap();
+    (output.status.success(), String::from_utf8(output.stdout).unwrap())
 }
 
 /// Starts an example that serves.

@@ -26,7 +26,7 @@ fn event(id: &str, event_type: &str, amount: i64) -> String {
     format!(r#"{{"id":"{id}","type":"{event_type}","data":{{"object":{{"amount":{amount}}}}}}}"#)
 }
 
-fn payment(id: &str, amount: i64) -> String {
+pub(super) fn payment(id: &str, amount: i64) -> String {
     event(id, "payment_intent.succeeded", amount)
 }
 
@@ -36,7 +36,7 @@ pub(super) fn signature(secret: &str, at: SystemTime, body: &str) -> String {
     format!("t={time},v1={}", hmac_sha256(secret, &format!("{time}.{body}")))
 }
 
-fn post(server: &Server, body: String) -> RequestBuilder {
+pub(super) fn post(server: &Server, body: String) -> RequestBuilder {
     server.post("").header("content-type", "application/json; charset=utf-8").body(body)
 }
 

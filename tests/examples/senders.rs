@@ -20,7 +20,7 @@ use crate::support::sqlite_url;
 
 const SECRET: &str = "the_secret_of_this_test";
 const PUBLIC_URL: &str = "https://hooks.example.com";
-const PUSH: &str = r#"{"ref":"refs/heads/main","after":"6113728f27ae"}"#;
+pub(super) const PUSH: &str = r#"{"ref":"refs/heads/main","after":"6113728f27ae"}"#;
 const UNVERIFIED: Answer = (401, None);
 
 /// Returns the code in hexadecimal digits.
@@ -30,8 +30,14 @@ pub(super) fn hmac_sha256(secret: &str, text: &str) -> String {
     base16ct::lower::encode_string(&mac.finalize().into_bytes())
 }
 
-fn from_github(server: &Server, event: &str, id: &str, body: &'static str) -> RequestBuilder {
-    let request = server.post("").header("content-type", "application/json");
+fn from_github(
+    server: &Server,
+    path: &str,
+    event: &str,
+    id: &str,
+    body: &'static str,
+) -> RequestBuilder {
+    let request = server.post(path).header("content-type", "application/json");
     let request = request.header("x-github-event", event).header("x-github-delivery", id);
     request
         .header("x-hub-signature-256", format!("sha256={}", hmac_sha256(SECRET, body)))
@@ -51,15 +57,15 @@ async fn github_answers_the_ping_and_writes_each_push_once() {
 
     let ping = include_str!("../payloads/github/ping.payload.json");
     let handshake = (200, Some("handshake".to_owned()));
-    assert_eq!(sent(from_github(&server, "ping", "g0", ping)).await, handshake);
-    let forged = from_github(&server, "push", "g1", PUSH).body(PUSH.replace("main", "other"));
+    assert_eq!(sent(from_github(&server, "", "ping", "g0", ping)).await, handshake);
+    let forged = from_github(&server, "", "push", "g1", PUSH).body(PUSH.replace("main", "other"));
     assert_eq!(sent(forged).await, UNVERIFIED);
-    assert_eq!(sent(from_github(&server, "push", "g1", PUSH)).await, first());
-    assert_eq!(sent(from_github(&server, "push", "g1", PUSH)).await, duplicate());
+    assert_eq!(sent(from_github(&server, "", "push", "g1", PUSH)).await, first());
+    assert_eq!(sent(from_github(&server, "", "push", "g1", PUSH)).await, duplicate());
     // GitHub does not sign the id.
-    assert_eq!(sent(from_github(&server, "push", "g2", PUSH)).await, duplicate());
+    assert_eq!(sent(from_github(&server, "", "push", "g2", PUSH)).await, duplicate());
     let star = r#"{"action":"created"}"#;
-    assert_eq!(sent(from_github(&server, "star", "g3", star)).await, first());
+    assert_eq!(sent(from_github(&server, "", "star", "g3", star)).await, first());
     server.interrupt().await;
 
     let mut connection = PgConnection::connect(&schema.url()).await.unwrap();
@@ -72,46 +78,54 @@ async fn github_answers_the_ping_and_writes_each_push_once() {
     assert_eq!(rows, [row.into()]);
 }
 
+/// Starts `providers`. The paths of requests begin with `/webhooks`.
+pub(super) async fn start_providers(store: &str) -> Server {
+    let mut command = example("providers");
+    command.env("DATABASE_URL", store).env("PUBLIC_URL", PUBLIC_URL);
+    for variable in ["GITHUB_WEBHOOK_SECRET", "STRIPE_WEBHOOK_SECRET", "TWILIO_AUTH_TOKEN"] {
+        command.env(variable, SECRET);
+    }
+    let mut server = Server::spawn_with_env(&mut command).await;
+    server.address.truncate(server.address.len() - "/webhooks".len());
+    server
+}
+
+pub(super) async fn deliver_push(server: &Server, id: &str) -> Answer {
+    sent(from_github(server, "/webhooks/github", "push", id, PUSH)).await
+}
+
+pub(super) async fn deliver_to_stripe(server: &Server, id: &str) -> Answer {
+    let event = format!(r#"{{"id":"{id}","type":"charge.succeeded"}}"#);
+    let signature = quickstart::signature(SECRET, SystemTime::now(), &event);
+    let stripe = server.post("/webhooks/stripe").header("stripe-signature", signature);
+    sent(stripe.body(event)).await
+}
+
 #[tokio::test]
 async fn providers_have_one_store_and_a_namespace_each() {
     let dir = tempfile::tempdir().unwrap();
-    let start = async || {
-        let mut command = example("providers");
-        command.env("DATABASE_URL", sqlite_url(dir.path())).env("PUBLIC_URL", PUBLIC_URL);
-        for variable in ["GITHUB_WEBHOOK_SECRET", "STRIPE_WEBHOOK_SECRET", "TWILIO_AUTH_TOKEN"] {
-            command.env(variable, SECRET);
-        }
-        let mut server = Server::spawn_with_env(&mut command).await;
-        let root = server.address.strip_suffix("/webhooks").unwrap().to_owned();
-        server.address = root;
-        server
-    };
+    let store = sqlite_url(dir.path());
     // One id for all three: each sender has its own namespace.
     let deliver = async |server: &Server| {
-        let github = server.post("/webhooks/github").header("x-github-event", "push");
-        let github = github.header("x-github-delivery", "evt_1");
-        let github = github
-            .header("x-hub-signature-256", format!("sha256={}", hmac_sha256(SECRET, PUSH)))
-            .body(PUSH);
-        let event = r#"{"id":"evt_1","type":"charge.succeeded"}"#;
-        let signature = quickstart::signature(SECRET, SystemTime::now(), event);
-        let stripe = server.post("/webhooks/stripe").header("stripe-signature", signature);
-        let stripe = stripe.body(event);
         let mut mac = Hmac::<Sha1>::new_from_slice(SECRET.as_bytes()).unwrap();
         mac.update(format!("{PUBLIC_URL}/webhooks/twilioMessageSidevt_1").as_bytes());
         let signature = BASE64_STANDARD.encode(mac.finalize().into_bytes());
         let twilio = server.post("/webhooks/twilio").header("x-twilio-signature", signature);
         let twilio = twilio.form(&[("MessageSid", "evt_1")]);
-        [sent(github).await, sent(stripe).await, sent(twilio).await]
+        [
+            deliver_push(server, "evt_1").await,
+            deliver_to_stripe(server, "evt_1").await,
+            sent(twilio).await,
+        ]
     };
-    let server = start().await;
+    let server = start_providers(&store).await;
     assert_eq!(deliver(&server).await, [first(), first(), first()]);
     assert_eq!(deliver(&server).await, [duplicate(), duplicate(), duplicate()]);
     let said = server.interrupt().await;
     for run in ["github evt_1 push: 48 bytes", "stripe evt_1 charge", "twilio |evt_1| event"] {
         assert_eq!(said.matches(run).count(), 1, "{run}: {said}");
     }
-    let server = start().await;
+    let server = start_providers(&store).await;
     assert_eq!(deliver(&server).await, [duplicate(), duplicate(), duplicate()]);
     server.interrupt().await;
 }
@@ -129,6 +143,7 @@ async fn refused(name: &str, variables: &[(&str, &str)]) -> String {
 async fn examples_say_which_variable_to_set() {
     let secret = |variable| (variable, SECRET);
     let (github, stripe) = (secret("GITHUB_WEBHOOK_SECRET"), secret("STRIPE_WEBHOOK_SECRET"));
+    let (url, token) = (("BOOKINGS_URL", PUBLIC_URL), secret("BOOKINGS_TOKEN"));
     let cases = [
         ("quickstart", vec![], "set STRIPE_WEBHOOK_SECRET"),
         ("github", vec![], "set GITHUB_WEBHOOK_SECRET"),
@@ -136,15 +151,30 @@ async fn examples_say_which_variable_to_set() {
         ("providers", vec![], "set GITHUB_WEBHOOK_SECRET"),
         ("providers", vec![github], "set STRIPE_WEBHOOK_SECRET"),
         ("providers", vec![github, stripe], "set PUBLIC_URL"),
+        ("redis", vec![], "set STRIPE_WEBHOOK_SECRET"),
+        ("redis", vec![stripe], "set BOOKINGS_URL"),
+        ("redis", vec![stripe, url, token], "set REDIS_URL"),
+        ("catch_up", vec![], "usage: catch_up stripe|github"),
+        ("admin", vec![], "set ADMIN_TOKEN"),
+        ("admin", vec![("ADMIN_TOKEN", "")], "set ADMIN_TOKEN"),
+        ("admin", vec![secret("ADMIN_TOKEN")], "set DATABASE_URL"),
     ];
     for (name, variables, said) in cases {
         let output = refused(name, &variables).await;
-        assert!(output.contains(said), "{name}: {output}");
+        assert!(output.contains(said) && !output.contains("panicked"), "{name}: {output}");
     }
     // No server listens on port 1.
     let nowhere = ("DATABASE_URL", "postgres://127.0.0.1:1/none");
-    for (name, secret) in [("github", github), ("quickstart", stripe)] {
+    for (name, secret) in [
+        ("github", github),
+        ("quickstart", stripe),
+        ("queue_consumer", stripe),
+        ("admin", secret("ADMIN_TOKEN")),
+    ] {
         let output = refused(name, &[secret, nowhere]).await;
         assert!(output.contains("connecting to Postgres"), "{name}: {output}");
     }
+    let nowhere = ("REDIS_URL", "redis://127.0.0.1:1");
+    let output = refused("redis", &[stripe, url, token, nowhere]).await;
+    assert!(output.contains("Redis") && !output.contains("panicked"), "{output}");
 }

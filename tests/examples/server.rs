@@ -19,8 +19,9 @@ pub(crate) fn program(path: &Path) -> Command {
     command.env_remove("RUST_LOG");
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy().into_owned();
-        let of_an_example = ["DATABASE_URL", "LISTEN", "PUBLIC_URL", "TWILIO_AUTH_TOKEN"];
-        if name.contains("WEBHOOK_SECRET") || of_an_example.contains(&&*name) {
+        let of_an_example = ["DATABASE_URL", "REDIS_URL", "LISTEN", "PUBLIC_URL", "BOOKINGS_URL"];
+        let is_secret = name.contains("WEBHOOK_SECRET") || name.ends_with("_TOKEN");
+        if is_secret || of_an_example.contains(&&*name) {
             command.env_remove(name);
         }
     }

@@ -1,0 +1,69 @@
+//! Runs the events that a sender could not deliver. Each takes effect once, also if the sender still
+//! delivers it later: the receiver answers that delivery as a duplicate.
+//!
+//! It reads the sender's own list from stdin: of Stripe `GET /v1/events?delivery_success=false`, of GitHub
+//! an array of `GET /repos/OWNER/REPO/hooks/HOOK/deliveries/DELIVERY`.
+
+use std::env;
+
+use axum::body::Bytes;
+use axum::http::Request;
+use serde_json::Value;
+use tower_dedup::key::{Extracted, RequestRef};
+use tower_dedup::provider::{GITHUB, STRIPE};
+use tower_dedup::{BoxError, Deduplicator, Delivery, RunOutcome, adapter};
+
+#[tokio::main]
+async fn main() -> Result<(), BoxError> {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    let sender = env::args().nth(1);
+    let sender = match sender.as_deref() {
+        Some("stripe") => STRIPE,
+        Some("github") => GITHUB,
+        _ => return Err("usage: catch_up stripe|github < LIST".into()),
+    };
+    // The store of the receiver, so that both have the same keys.
+    let store = env::var("DATABASE_URL").map_err(|_| "set DATABASE_URL")?;
+    let dedup = Deduplicator::new(adapter::connect(&store).await?);
+
+    let list: Value = serde_json::from_reader(std::io::stdin())?;
+    let list = list.get("data").unwrap_or(&list).as_array().ok_or("the list is no array")?;
+    let mut left = 0;
+    // The newest is the first in the list.
+    for delivery in list.iter().rev() {
+        let (head, body) = request(delivery)?.into_parts();
+        let found = sender.extractor().extract(&RequestRef::new(&head, &body))?;
+        let Extracted::Keys(keys) = found else { continue }; // GitHub's ping is no event
+        for event in keys.events() {
+            let run = dedup.run(event.clone(), async |run| on_event(run.delivery(), &body).await);
+            match run.await {
+                Ok(RunOutcome::First(())) => {}
+                Ok(RunOutcome::Duplicate(_)) => println!("duplicate: {}", event.key().id()),
+                other => {
+                    eprintln!("{}: {other:?}", event.key().id());
+                    left += 1;
+                }
+            }
+        }
+    }
+    dedup.drain().await;
+    if left > 0 { Err(format!("{left} events are left: run it again").into()) } else { Ok(()) }
+}
+
+/// Makes the request by which the sender would deliver the event.
+fn request(delivery: &Value) -> Result<Request<Bytes>, BoxError> {
+    let mut request = Request::post("/");
+    let sent = delivery.pointer("/request/headers").and_then(Value::as_object);
+    for (name, value) in sent.into_iter().flatten() {
+        request = request.header(name, value.as_str().unwrap_or_default());
+    }
+    let body = delivery.pointer("/request/payload").unwrap_or(delivery);
+    Ok(request.body(body.to_string().into())?)
+}
+
+/// The function that the receiver's handler calls, too.
+async fn on_event(event: &Delivery, body: &Bytes) -> Result<(), BoxError> {
+    let (sender, kind) = (event.key().namespace(), event.event_type().unwrap_or("event"));
+    println!("{sender} {} {kind}: {} bytes", event.id(), body.len());
+    Ok(())
+}

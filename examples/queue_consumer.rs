@@ -1,0 +1,58 @@
+//! A queue consumer: each message takes effect once, although a queue delivers at least once.
+//!
+//! Messages are lines of JSON on stdin, which stand for the queue of your broker.
+
+use std::collections::VecDeque;
+use std::{env, time::Duration};
+
+use serde::Deserialize;
+use tower_dedup::provider::STRIPE;
+use tower_dedup::{BoxError, DedupKey, Deduplicator, RunOutcome, adapter};
+
+#[derive(Deserialize)]
+struct Message {
+    /// The id of the event.
+    id: String,
+    amount: i64,
+}
+
+#[tokio::main]
+async fn main() -> Result<(), BoxError> {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    let url = env::var("DATABASE_URL").unwrap_or("sqlite://queue.db".to_owned());
+    let store = adapter::connect(&url).await?;
+    let dedup = Deduplicator::new(store);
+
+    let mut queue: VecDeque<String> = std::io::stdin().lines().collect::<Result<_, _>>()?;
+    while let Some(message) = queue.pop_front() {
+        if !is_done(&dedup, serde_json::from_str(&message)?).await? {
+            // The queue delivers the message again, later.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            queue.push_back(message);
+        }
+    }
+    // Completions that have not reached the store yet.
+    dedup.drain().await;
+    Ok(())
+}
+
+/// Returns `true` if the message may be acknowledged.
+async fn is_done(dedup: &Deduplicator, message: Message) -> Result<bool, BoxError> {
+    // The key that the layer makes of the same event, if it comes by webhook, too.
+    let key = DedupKey::new(STRIPE.namespace(), &message.id)?;
+    let run = dedup.run(&key, async |_| handle(&message).await);
+    Ok(match run.await {
+        Ok(RunOutcome::First(())) => true,
+        Ok(RunOutcome::Duplicate(_)) => {
+            println!("duplicate: {}", message.id);
+            true
+        }
+        // In flight elsewhere, failed, or the store is away: the message may still have to run.
+        _ => false,
+    })
+}
+
+async fn handle(message: &Message) -> Result<(), BoxError> {
+    println!("once: {}, {}", message.id, message.amount);
+    Ok(())
+}
