@@ -10,7 +10,8 @@ use axum::{Json, Router, routing::get};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use tower_dedup::adapter::{self, Cursor, Entry, Forgotten, ListFilter, MaintenanceAdapter};
+use tower_dedup::adapter;
+use tower_dedup::adapter::inspect::{Cursor, Entry, ForgetReply, ListFilter, MaintenanceAdapter};
 use tower_dedup::{BoxError, DedupKey, Error, ErrorKind};
 
 type Store = Arc<dyn MaintenanceAdapter>;
@@ -88,8 +89,8 @@ async fn forget(
     let forgotten = store.forget(&key).await.map_err(failed)?;
     tracing::info!(?key, ?forgotten, "an operator forgets a key");
     Ok(match forgotten {
-        Forgotten::Removed => StatusCode::NO_CONTENT,
-        Forgotten::InFlight => StatusCode::CONFLICT,
+        ForgetReply::Removed => StatusCode::NO_CONTENT,
+        ForgetReply::InFlight => StatusCode::CONFLICT,
         _ => StatusCode::NOT_FOUND,
     })
 }

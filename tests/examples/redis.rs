@@ -4,7 +4,8 @@ use std::time::SystemTime;
 
 use sqlx::{Connection, SqliteConnection};
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::{Forgotten, connect};
+use tower_dedup::adapter::connect;
+use tower_dedup::adapter::inspect::ForgetReply;
 
 use super::programs::{example, piped};
 use super::quickstart::{payment, post, signature};
@@ -42,7 +43,7 @@ async fn redis_books_each_payment_once_and_shares_its_keys_with_queue_consumer()
     // A second run of the handler makes the same call.
     let key = DedupKey::new("stripe", "evt_1").unwrap();
     let forgotten = connect(&store).await.unwrap().forget(&key).await.unwrap();
-    assert_eq!(forgotten, Forgotten::Removed);
+    assert_eq!(forgotten, ForgetReply::Removed);
     assert_eq!(deliver(&server, "evt_1", 42).await, first());
 
     let messages = [("evt_1", 42), ("evt_3", 7), ("evt_3", 7)];

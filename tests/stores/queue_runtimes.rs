@@ -7,7 +7,7 @@ use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
 
 use super::queue::{claim, postgres, sqlite};
 use crate::support::postgres::Schema;
-use crate::support::{FIRST, terms};
+use crate::support::terms;
 
 /// Runtimes come and go over one adapter, each with unfinished calls when it ends.
 fn several_runtimes<A: DedupAdapter + Clone>(connect: impl Future<Output = A>) {
