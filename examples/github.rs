@@ -26,6 +26,8 @@ async fn main() -> Result<(), BoxError> {
     // duplicate, too.
     let key = KeyExtractor::from(GITHUB).content_identity();
     let dedup = DedupLayer::transactional(key, store).require_verified();
+    // A handler that hangs is rolled back after this time, and its key is free again.
+    let dedup = dedup.handler_timeout(Duration::from_secs(20));
     let handle = dedup.handle();
     // Of a tuple, the first layer is the outermost: a forged request uses up no id. The layer answers the
     // ping of a new hook.

@@ -13,12 +13,15 @@ use crate::support::postgres::Schema;
 use crate::support::sqlite_url;
 
 const SECRET: &str = "whsec_the_secret_of_this_test";
+/// The secret before it was replaced.
+const OLD_SECRET: &str = "whsec_the_old_secret_of_this_test";
 const UNVERIFIED: Answer = (401, None);
 const PAYMENTS: &str = "SELECT event_id, amount FROM payments ORDER BY event_id";
 
 async fn start(store: &str) -> Server {
     let mut command = example("quickstart");
     command.env("DATABASE_URL", store).env("STRIPE_WEBHOOK_SECRET", SECRET).env("RUST_LOG", "info");
+    command.env("STRIPE_WEBHOOK_SECRET_OLD", OLD_SECRET);
     Server::spawn_with_env(&mut command).await
 }
 
@@ -68,6 +71,8 @@ async fn receives_each_event_once(store: &str) {
     // None of these has used up the id.
     assert_eq!(deliver(&server, body.clone(), genuine.clone()).await, first());
     assert_eq!(deliver(&server, body.clone(), genuine).await, duplicate());
+    let by_old_secret = signature(OLD_SECRET, now, &body);
+    assert_eq!(deliver(&server, body.clone(), by_old_secret).await, duplicate());
     // A retry is signed at its own time.
     assert_eq!(signed(&server, body.clone()).await, duplicate());
 
