@@ -11,8 +11,8 @@
 //!    [`statement_timeout`](super::PostgresOptions::statement_timeout), or if its caller is dropped. Its
 //!    connection is closed and not pooled, and its outcome is unknown. The server may still run it, so its
 //!    [place](super::places) stays taken for a while.
-//! 3. After one connection has failed, the idle connections of the batches are closed. If it fell silent or led to a
-//!    standby, those of the user's pool are closed too.
+//! 3. After one connection has failed, the idle connections are suspect: those of the batches are closed.
+//!    If it fell silent or led to a standby, those of the user's pool are tested at once, each within [`TEST`].
 //! 4. A connection of the batches that was idle for [`TEST_AFTER`] is tested before it is used. To open one
 //!    takes at most [`CONNECT`].
 //! 5. The connections end with the user's pool. Otherwise a database could not be dropped after its pool was
@@ -22,9 +22,10 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use sqlx::Connection;
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, Postgres};
+use sqlx::{Connection, Row};
+use tokio::runtime::Handle;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -133,7 +134,7 @@ impl Connections {
             }
             drop(own);
             observe::lane_restarted("postgres");
-            self.close_idle();
+            self.test_idle();
         }
         let options = self.pool.connect_options();
         self.private.set_connect_options((*options).clone());
@@ -190,16 +191,34 @@ impl Connections {
         self.private.is_closed() || self.pool.is_closed()
     }
 
-    /// Closes all idle connections, after one has fallen silent or led to a standby.
-    pub(super) fn close_idle(&self) {
+    /// Tests all idle connections, after one has fallen silent or led to a standby.
+    pub(super) fn test_idle(&self) {
         self.lock().idle.clear();
+        if Handle::try_current().is_err() {
+            return;
+        }
         while let Some(connection) = self.pool.try_acquire() {
-            drop(connection.detach());
+            tokio::spawn(test(connection));
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, Beside> {
         self.beside.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns an idle connection to the pool if it leads to a primary that replies in time.
+async fn test(connection: PoolConnection<Postgres>) {
+    let mut connection = Guard(Some(connection));
+    let asked = async {
+        let Some(connection) = connection.0.as_mut() else { return Ok(false) };
+        let row = sqlx::raw_sql("SELECT NOT pg_is_in_recovery()").fetch_one(&mut **connection);
+        row.await?.try_get::<bool, _>(0)
+    };
+    if matches!(timeout(TEST, asked).await, Ok(Ok(true)))
+        && let Some(connection) = connection.0.take()
+    {
+        return_to_pool(connection);
     }
 }
 
@@ -213,7 +232,7 @@ struct PoolTest<'c> {
 impl Drop for PoolTest<'_> {
     fn drop(&mut self) {
         if self.since.elapsed() >= TEST / 2 {
-            self.connections.close_idle();
+            self.connections.test_idle();
         }
     }
 }
@@ -294,7 +313,7 @@ impl Drop for BoundedConnection<'_> {
             (Some(Lent::Pooled(connection)), State::Usable) => return_to_pool(connection),
             (Some(Lent::Own(own)), State::Usable) => self.connections.keep(own),
             (Some(Lent::Pooled(connection)), State::Busy) => {
-                self.connections.close_idle();
+                self.connections.test_idle();
                 // Not longer each time: a pool of the user's serves other work too.
                 let closing = self.connections.pool.close_event();
                 Holds::default().hold(Guard(Some(connection)), closing);
@@ -303,7 +322,7 @@ impl Drop for BoundedConnection<'_> {
             (Some(Lent::Own(_)), state) => {
                 observe::lane_restarted("postgres");
                 match state {
-                    State::Busy => self.connections.close_idle(),
+                    State::Busy => self.connections.test_idle(),
                     // The pool itself notices closed connections, before it lends one.
                     _ => self.connections.lock().idle.clear(),
                 }

@@ -347,7 +347,7 @@ impl PostgresStore {
             };
             if is_read_only(&error) || matches!(error, sqlx::Error::Protocol(_)) {
                 // All connections may lead to the same server.
-                self.connections.close_idle();
+                self.connections.test_idle();
             }
             if is_timed_out(&error) {
                 return Err(error);

@@ -238,7 +238,7 @@ impl PostgresStore {
             let read_only = is_read_only(&error);
             if read_only {
                 transaction.close();
-                self.connections.close_idle();
+                self.connections.test_idle();
             } else {
                 end_badly(transaction).await;
             }
