@@ -36,12 +36,14 @@ pub const SQLITE_SCHEMA_VERSION: i64 = SqliteAdapter::SCHEMA_VERSION;
 
 /// Returns the schema, if it is set, and the table.
 #[cfg(feature = "postgres")]
+#[must_use]
 pub fn postgres_table(options: &PostgresOptions) -> (Option<&str>, &Identifier) {
     (options.schema_name(), options.table_name())
 }
 
 /// Returns the table.
 #[cfg(feature = "sqlite")]
+#[must_use]
 pub fn sqlite_table(options: &SqliteOptions) -> &Identifier {
     options.table_name()
 }

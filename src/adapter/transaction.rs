@@ -189,7 +189,7 @@ pub struct Opened<DB: Database> {
 /// sqlx returns the connection of an ended transaction to its pool by a ping without a bound. On a
 /// silent connection the ping never returns, and the pool has one connection less until the process
 /// ends. So this type owns the connection. A transaction that has ended returns its connection to the
-/// pool within 5 s, or closes it. A transaction from [`begin_on`](Self::begin_on) that is dropped
+/// pool within 5 s, or closes it. A transaction from `begin_on` that is dropped
 /// before its end closes the connection too. `BEGIN`, `COMMIT` and savepoints are sqlx's own, so that
 /// the handler's `begin` works as usual.
 pub struct OpenTransaction<DB: Database> {
@@ -281,7 +281,6 @@ impl<DB: Database> OpenTransaction<DB> {
     /// Returns the connection, for reading its state.
     #[expect(
         clippy::expect_used,
-        clippy::missing_panics_doc,
         reason = "only methods that consume the transaction take its connection"
     )]
     pub(crate) fn get(&self) -> &DB::Connection {
