@@ -7,11 +7,12 @@ use std::sync::Arc;
 use crate::adapter::Identifier;
 #[cfg(feature = "redis")]
 use crate::adapter::RedisAdapter;
+#[cfg(all(feature = "testing", any(feature = "postgres", feature = "sqlite")))]
+use crate::adapter::TransactionAdapter;
 #[cfg(feature = "testing")]
 use crate::adapter::contract::DedupAdapter;
-#[cfg(all(feature = "testing", any(feature = "postgres", feature = "sqlite")))]
 #[cfg(feature = "postgres")]
-use crate::adapter::{PostgresAdapter, PostgresOptions, TransactionAdapter};
+use crate::adapter::{PostgresAdapter, PostgresOptions};
 #[cfg(feature = "sqlite")]
 use crate::adapter::{SqliteAdapter, SqliteOptions};
 #[cfg(feature = "redis")]
