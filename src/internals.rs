@@ -7,11 +7,12 @@ use std::sync::Arc;
 use crate::adapter::Identifier;
 #[cfg(feature = "redis")]
 use crate::adapter::RedisAdapter;
+#[cfg(all(feature = "testing", any(feature = "postgres", feature = "sqlite")))]
+use crate::adapter::TransactionAdapter;
 #[cfg(feature = "testing")]
 use crate::adapter::contract::DedupAdapter;
-#[cfg(all(feature = "testing", any(feature = "postgres", feature = "sqlite")))]
 #[cfg(feature = "postgres")]
-use crate::adapter::{PostgresAdapter, PostgresOptions, TransactionAdapter};
+use crate::adapter::{PostgresAdapter, PostgresOptions};
 #[cfg(feature = "sqlite")]
 use crate::adapter::{SqliteAdapter, SqliteOptions};
 #[cfg(feature = "redis")]
@@ -36,12 +37,14 @@ pub const SQLITE_SCHEMA_VERSION: i64 = SqliteAdapter::SCHEMA_VERSION;
 
 /// Returns the schema, if it is set, and the table.
 #[cfg(feature = "postgres")]
+#[must_use]
 pub fn postgres_table(options: &PostgresOptions) -> (Option<&str>, &Identifier) {
     (options.schema_name(), options.table_name())
 }
 
 /// Returns the table.
 #[cfg(feature = "sqlite")]
+#[must_use]
 pub fn sqlite_table(options: &SqliteOptions) -> &Identifier {
     options.table_name()
 }

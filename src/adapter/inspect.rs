@@ -87,7 +87,7 @@ pub trait MaintenanceAdapter: DedupAdapter {
     /// Closes the adapter's connections, after all calls that are under way.
     ///
     /// Every later call on this handle and its clones fails with
-    /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable), and opens no connection. A pool that
+    /// [`ErrorKind::Unavailable`], and opens no connection. A pool that
     /// you gave to the adapter stays open.
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
 }
@@ -165,7 +165,7 @@ pub struct Entry {
     /// `None` if the key is not complete, or if the store holds no such data.
     pub stored: Option<Arc<StoredData>>,
     /// Whether a response is stored that cannot be read. `stored` is without the response then. A
-    /// claim that fetches the response fails with [`ErrorKind::Corrupt`](crate::ErrorKind::Corrupt).
+    /// claim that fetches the response fails with [`ErrorKind::Corrupt`].
     pub response_is_unreadable: bool,
     /// The event's type, as the sender names it; `None` if the preset does not know it.
     pub event_type: Option<String>,

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::pool::PoolConnection;
-use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
-use sqlx::{Database, Pool};
+use sqlx::{Database, SqlSafeStr, SqlStr};
 // `sqlx` names the type of a database's transaction manager, but not the trait.
 use sqlx_core::transaction::TransactionManager;
 
@@ -189,7 +188,7 @@ pub struct Opened<DB: Database> {
 /// sqlx returns the connection of an ended transaction to its pool by a ping without a bound. On a
 /// silent connection the ping never returns, and the pool has one connection less until the process
 /// ends. So this type owns the connection. A transaction that has ended returns its connection to the
-/// pool within 5 s, or closes it. A transaction from [`begin_on`](Self::begin_on) that is dropped
+/// pool within 5 s, or closes it. A transaction from `begin_on` that is dropped
 /// before its end closes the connection too. `BEGIN`, `COMMIT` and savepoints are sqlx's own, so that
 /// the handler's `begin` works as usual.
 pub struct OpenTransaction<DB: Database> {
@@ -220,8 +219,9 @@ impl<DB: Database> OpenTransaction<DB> {
     /// # Errors
     ///
     /// The errors of sqlx.
+    #[cfg(feature = "sqlite")]
     pub(super) async fn begin(
-        pool: &Pool<DB>,
+        pool: &sqlx::Pool<DB>,
         statement: Option<&'static str>,
     ) -> Result<Self, sqlx::Error> {
         let pool = pool.clone();
@@ -249,6 +249,7 @@ impl<DB: Database> OpenTransaction<DB> {
     /// # Errors
     ///
     /// The errors of sqlx.
+    #[cfg(feature = "postgres")]
     pub(super) async fn begin_on(
         connection: PoolConnection<DB>,
         statement: String,
@@ -257,7 +258,7 @@ impl<DB: Database> OpenTransaction<DB> {
         let on_drop: Option<Box<OnDrop<DB>>> = Some(Box::new(on_drop));
         let mut transaction =
             Self { connection: Some(connection), on_drop, attachment: None, commits: false };
-        transaction.start(Some(AssertSqlSafe(statement).into_sql_str())).await?;
+        transaction.start(Some(sqlx::AssertSqlSafe(statement).into_sql_str())).await?;
         Ok(transaction)
     }
 
@@ -281,7 +282,6 @@ impl<DB: Database> OpenTransaction<DB> {
     /// Returns the connection, for reading its state.
     #[expect(
         clippy::expect_used,
-        clippy::missing_panics_doc,
         reason = "only methods that consume the transaction take its connection"
     )]
     pub(crate) fn get(&self) -> &DB::Connection {

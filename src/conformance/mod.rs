@@ -58,7 +58,6 @@
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
-    clippy::missing_panics_doc,
     reason = "the cases are tests, and a failed test panics"
 )]
 

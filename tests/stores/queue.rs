@@ -164,7 +164,7 @@ async fn poison<A: DedupAdapter + Clone>(adapter: A) {
     for (at, claimed) in claimed.into_iter().enumerate() {
         match claimed {
             Ok(claimed) => {
-                assert_eq!((claimed, at % 70 == 7), (ClaimReply::first(1, false), false))
+                assert_eq!((claimed, at % 70 == 7), (ClaimReply::first(1, false), false));
             }
             Err(error) => assert!(at % 70 == 7, "{at}: {error:?}"),
         }
