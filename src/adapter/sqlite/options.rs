@@ -21,7 +21,7 @@ use crate::error::ConfigError;
 /// let options = SqliteOptions::new()
 ///     .table(Identifier::new("webhooks")?)
 ///     .write_lock_timeout(Duration::from_secs(3));
-/// assert_eq!(options.table_name().as_str(), "webhooks");
+/// assert!(format!("{options:?}").contains("webhooks"));
 /// # Ok::<(), tower_dedup::ConfigError>(())
 /// ```
 #[derive(Debug, Clone)]
