@@ -289,9 +289,12 @@ impl<DB: Database> OpenTransaction<DB> {
     }
 
     /// Returns the connection, inside the transaction.
+    ///
+    /// # Panics
+    ///
+    /// Never, because only methods that consume the transaction take its connection.
     #[expect(
         clippy::expect_used,
-        clippy::missing_panics_doc,
         reason = "only methods that consume the transaction take its connection"
     )]
     pub fn connection(&mut self) -> &mut DB::Connection {
