@@ -201,7 +201,14 @@ impl Load {
                     format!("no answer within {ANSWERED:?}")
                 }
             };
-            let known = ["500 handler", "503 in-flight", "503 unavailable", "no connection"];
+            // Only transactional receivers bound their handlers, which write over connections that fall silent.
+            let known = [
+                "500 handler",
+                "503 in-flight",
+                "503 unavailable",
+                "504 handler-timeout",
+                "no connection",
+            ];
             let answers = if known.contains(&&*last) { &self.answers } else { &self.wrong };
             *answers.lock().unwrap().entry(last.clone()).or_default() += 1;
             place += 1;
