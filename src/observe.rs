@@ -132,9 +132,9 @@
 //! `delivery`.
 //!
 //! [tracing-opentelemetry](https://docs.rs/tracing-opentelemetry) exports these spans, with their names
-//! and fields unchanged. To rename them in a collector, use this table. Its names are those of the
-//! OpenTelemetry semantic conventions, in which the conventions for databases are stable and those for
-//! messaging are in development.
+//! and fields unchanged, as in the example `otel`. To rename them in a collector, use this table. Its names
+//! are those of the OpenTelemetry semantic conventions, in which the conventions for databases are stable
+//! and those for messaging are in development.
 //!
 //! | here | OpenTelemetry | remarks |
 //! |---|---|---|
