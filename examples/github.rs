@@ -26,18 +26,19 @@ async fn main() -> Result<(), BoxError> {
     // duplicate, too.
     let key = KeyExtractor::from(GITHUB).content_identity();
     let dedup = DedupLayer::transactional(key, store).require_verified();
-    // A handler that hangs is rolled back after this time, and its key is free again.
-    let dedup = dedup.handler_timeout(Duration::from_secs(20));
+    // A handler that hangs is rolled back after this time, and its key is free again. GitHub waits 10 s.
+    let dedup = dedup.handler_timeout(Duration::from_secs(5));
     let handle = dedup.handle();
     // Of a tuple, the first layer is the outermost: a forged request uses up no id. The layer answers the
     // ping of a new hook.
     let app = Router::new().route("/webhooks/github", post(on_event).layer((verify, dedup)));
     let listener = tokio::net::TcpListener::bind(&listen).await?;
     println!("listening on http://{}/webhooks/github", listener.local_addr()?);
+    // In a container, wait for SIGTERM too, as the example `receiver` does.
     let stop = async { _ = tokio::signal::ctrl_c().await };
     axum::serve(listener, app).with_graceful_shutdown(stop).await?;
     // GitHub sends no event again by itself, so let the running handlers end.
-    tokio::time::timeout(Duration::from_secs(30), handle.drain()).await?;
+    tokio::time::timeout(Duration::from_secs(25), handle.drain()).await?;
     Ok(())
 }
 

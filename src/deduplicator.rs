@@ -47,8 +47,8 @@ use crate::run::{Called, Wait, call, run};
 ///
 /// It shares its keys with every layer and every deduplicator over the same store. Unlike a layer,
 /// it starts no task for the handler. The handler runs in the caller's task, so the caller bounds
-/// how many run at once. A setter panics on an invalid value; its `try_` variant returns a
-/// [`ConfigError`] instead. It has no [`Mode`](crate::Mode), because it answers no sender: a caller that
+/// how many run at once. A setter stores its value, and [`checked`](Self::checked) reports an
+/// invalid one. It has no [`Mode`](crate::Mode), because it answers no sender: a caller that
 /// only observes can run the event under every [`RunOutcome`].
 ///
 /// # Clone

@@ -23,6 +23,9 @@ use crate::key::{self, RequestRef};
 /// The first request to a new hook is a `ping`. The layer answers it, if the signed body is a ping too.
 /// A ping that is sent as a form has its own id and is deduplicated.
 ///
+/// Set the hook's content type to `application/json`. A handler that takes axum's `Json` answers a form 415, and GitHub
+/// does not send the event again.
+///
 /// [Signature](https://docs.github.com/en/webhooks/using-webhooks/validating-webhook-deliveries): HMAC-SHA256 over the
 /// body. Neither the id nor a time is signed.
 pub const GITHUB: Preset = Preset {

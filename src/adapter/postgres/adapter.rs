@@ -47,6 +47,8 @@ const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 /// # }
 /// ```
 ///
+/// # Guarantees
+///
 /// 1. A complete key is on disk, and on the disk of a synchronous standby where there is one, whatever
 ///    `synchronous_commit` a role has. A [failover](crate::adapter::PostgresAdapter#failover) to an asynchronous standby
 ///    can lose it. After a failover, a server in recovery answers no claim.

@@ -299,14 +299,18 @@ impl<DB: Database> fmt::Debug for TxHandle<DB> {
 /// succeeds, and rolls back if it fails.
 ///
 /// ```
+/// # #[cfg(all(feature = "axum", feature = "postgres"))] {
+/// use axum::http::StatusCode;
 /// use tower_dedup::sqlx::{self, Postgres};
-/// use tower_dedup::{BoxError, DedupTx, Delivery};
+/// use tower_dedup::{DedupTx, Delivery};
 ///
-/// async fn on_paid(mut tx: DedupTx<Postgres>, event: Delivery) -> Result<(), BoxError> {
-///     sqlx::query("INSERT INTO payments (event) VALUES ($1)").bind(event.id()).execute(&mut *tx).await?;
+/// async fn on_paid(mut tx: DedupTx<Postgres>, event: Delivery) -> Result<(), StatusCode> {
+///     let insert = sqlx::query("INSERT INTO payments (event) VALUES ($1)").bind(event.id());
+///     insert.execute(&mut *tx).await.map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
 ///     Ok(()) // committed together with the key
 /// }
-/// # let _ = on_paid;
+/// # let _: axum::Router = axum::Router::new().route("/", axum::routing::post(on_paid));
+/// # }
 /// ```
 ///
 /// It is an extractor with the feature `axum`. Drop it before the handler returns. If a task still
