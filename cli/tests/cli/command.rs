@@ -1,6 +1,7 @@
 //! Runs the command.
 
 use std::env;
+use std::io::ErrorKind;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -115,7 +116,18 @@ pub(crate) async fn end_of(mut command: Command, stdin: &str) -> Ran {
 }
 
 fn spawn(command: Command) -> Child {
-    tokio::process::Command::from(command).kill_on_drop(true).spawn().expect("a command")
+    let mut command = tokio::process::Command::from(command);
+    command.kill_on_drop(true);
+    for _ in 0..100 {
+        match command.spawn() {
+            // A child that another thread forks has a file open for writing until it runs its own program.
+            Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            spawned => return spawned.expect("a command"),
+        }
+    }
+    panic!("the program is open for writing");
 }
 
 /// Returns the exit code of the command on this store, if nobody reads what it prints on stdout or stderr.
