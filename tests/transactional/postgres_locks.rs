@@ -1,9 +1,12 @@
 //! The locks of large transactional deliveries: each delivery takes few, and a duplicate is in
 //! flight nevertheless.
 
+use std::slice;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use futures_util::join;
 use sqlx::PgPool;
 use sqlx::postgres::{PgPoolOptions, Postgres};
 use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
@@ -96,6 +99,30 @@ async fn free_key_beside_one_of_a_large_open_delivery_is_not_reported_in_flight(
         }
     }
     adapter.rollback(transaction).await.unwrap();
+}
+
+/// An operator who looks at a key, or forgets it, delays no delivery and no other operator.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn operators_hold_no_lock_of_a_free_key() {
+    let database = Database::fresh().await;
+    let adapter = PostgresAdapter::new(database.pool(4));
+    let key = dedup_key("a");
+    let is_over = AtomicBool::new(false);
+    let look = async {
+        while !is_over.load(Ordering::Relaxed) {
+            adapter.get(&key).await.unwrap();
+        }
+    };
+    let deliver = async {
+        for _ in 0..300 {
+            assert_eq!(adapter.forget(&key).await.unwrap(), ForgetReply::Missing);
+            let opened = adapter.open(slice::from_ref(&key), &terms()).await.unwrap();
+            assert_eq!(opened.replies, [ClaimReply::first(1, false)]);
+            adapter.rollback(opened.transaction.unwrap()).await.unwrap();
+        }
+        is_over.store(true, Ordering::Relaxed);
+    };
+    join!(look, deliver);
 }
 
 /// The lease ledger uses the same table, and does not look for each of thousands of locked rows.

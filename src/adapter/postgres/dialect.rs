@@ -327,9 +327,8 @@ impl PostgresStore {
 
     /// Returns `true` if an open transaction holds the lock of a key. Its row is not visible yet.
     pub(super) async fn is_in_transaction(&self, hash: u128) -> Result<bool, sqlx::Error> {
-        let tried =
-            self.fetch(&self.statements().try_lock, Params::Lock(advisory_lock(hash))).await?;
-        let is_free = tried.first().map(|row| row.try_get::<bool, _>(0)).transpose()?;
-        Ok(is_free == Some(false))
+        let locked =
+            self.fetch(&self.statements().is_locked, Params::Lock(advisory_lock(hash))).await?;
+        locked.first().map_or(Ok(false), |row| row.try_get(0))
     }
 }

@@ -68,7 +68,7 @@ statements! {
         read_digest,
         read_response,
         get,
-        try_lock,
+        is_locked,
         purge,
         stats,
         size,
@@ -146,6 +146,7 @@ mod tests {
         for text in [
             &all.version,
             &all.get,
+            &all.is_locked,
             &all.read,
             &all.read_digest,
             &all.read_response,
