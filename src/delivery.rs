@@ -367,12 +367,6 @@ impl Delivery {
     pub fn idempotency_key_of(&self, key: &DedupKey, step: &str) -> String {
         derived([self.event(key).map_or(key, shared_name)], step)
     }
-
-    /// Marks the lease as lost. Returns `true` the first time.
-    #[must_use = "losing a lease is counted once"]
-    pub(crate) fn mark_lease_lost(&self) -> bool {
-        self.0.mark_lease_lost()
-    }
 }
 
 /// Returns the name that all deliveries of an event share: its alias if it has one, else its key. A digest of
@@ -477,6 +471,6 @@ mod tests {
         let all = Delivery::unenforced(events, Verdict::First, Some(&claim));
         let keys = ["a", "b"].map(|id| event(id).key().clone());
         assert!(!all.holds(&keys[0]) && all.holds(&keys[1]), "the claim holds `b` only");
-        assert!(!all.lease_lost() && claim.mark_lease_lost() && all.lease_lost());
+        assert!(!all.lease_lost() && claim.0.mark_lease_lost() && all.lease_lost());
     }
 }

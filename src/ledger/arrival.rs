@@ -39,7 +39,7 @@ use super::contract::{
     Begin, BeginContext, CanShadow, Claim, FailOpen, HandlerSuccess, Ledger, Sealed,
 };
 use super::pending::Pending;
-use super::resolve::{KeyState, States, fails_open, flatten, identities};
+use super::resolve::{KeyState, States, fails_open, flatten, has_second_identity, identities};
 use super::retry::{PendingWrites, RetryJob, RetryPool};
 use crate::adapter::contract::{Abilities, CallTerms, DedupAdapter, Permanence};
 use crate::delivery::{Delivery, Protection};
@@ -110,6 +110,7 @@ impl OnArrival {
             adapter: &self.adapter,
             pool: &self.pool,
             held: List::new(),
+            asked: List::new(),
             terms,
             store_timeout,
             slot,
@@ -129,36 +130,35 @@ impl OnArrival {
     ) -> Result<Begin<ArrivalClaim>, Error> {
         let mut later = claims.claim_later(&events, &first).await;
         self.doubt(&mut later, removals, None);
-        let (begun, release) = self.conclude(claims, events, first, later, context);
-        if let Some(release) = release {
-            release.finish().await;
+        let begun = self.conclude(&mut claims, events, first, later, context);
+        if begun.as_ref().is_ok_and(Begin::runs_nothing) {
+            claims.finish().await;
         }
         begun
     }
 
-    /// Makes the claim of the events that run. Returns also what is to be released before the caller waits.
-    fn conclude<'l>(
+    /// Makes the claim of the events that run. What is to be released is left in `claims`.
+    fn conclude(
         &self,
-        mut claims: Claims<'l>,
+        claims: &mut Claims<'_>,
         events: List<Event>,
         mut first: States,
         mut later: States,
         context: &BeginContext,
-    ) -> (Result<Begin<ArrivalClaim>, Error>, Option<Claims<'l>>) {
+    ) -> Result<Begin<ArrivalClaim>, Error> {
         if let Some(error) = fails_open(&mut first, &mut later, context) {
-            let (terms, store_timeout) = (claims.terms.clone(), claims.store_timeout);
-            self.spawn_claim(claims.disarm(), &identities(&events), terms, store_timeout);
-            return (unprotected(events, &error), None);
+            let (terms, slot) = (claims.terms.clone(), claims.disarm());
+            self.spawn_claim(slot, &identities(&events), terms, claims.store_timeout);
+            return unprotected(events, &error);
         }
         let resolution = claims.resolve(events, first, later);
         if resolution.new.is_empty() {
-            let release = resolution.waits().then_some(claims);
-            return (resolution.without_new(), release);
+            return resolution.without_new();
         }
         resolution.report_run();
         let (in_flight, mismatch) = (resolution.in_flight, resolution.mismatch);
         let delivery = resolution.delivery(Protection::Claimed, ()).into();
-        (Ok(Begin::First { claim: ArrivalClaim, delivery, in_flight, mismatch }), None)
+        Ok(Begin::First { claim: ArrivalClaim, delivery, in_flight, mismatch })
     }
 
     /// Treats a complete key as in flight if the claim that completed it may be released, because its handler
@@ -219,22 +219,22 @@ impl Ledger for OnArrival {
             };
         };
         let removals = self.releasing.removals();
-        let has_seconds = events.iter().any(|event| event.second_identity().is_some());
         // Held until `releasing` contains the keys to release.
-        let claiming = has_seconds.then(|| self.claiming.add(&events));
+        let claiming = has_second_identity(&events).then(|| self.claiming.add(&events));
         let mut claims = self.claims(slot, terms, context.store_timeout);
         let mut first = claims.claim(first).await;
         self.doubt(&mut first, removals, claiming.as_ref());
-        if let Some(claiming) = claiming {
-            disregard_recent(&mut first, &claiming);
-            // Boxed, because most events have one identity.
-            let begun = Box::pin(self.go_on(claims, events, first, context, removals)).await;
-            // `releasing` has what goes on to be released.
-            drop(claiming);
-            return begun;
+        match claiming {
+            None => self.conclude(&mut claims, events, first, States::default(), context),
+            Some(claiming) => {
+                disregard_recent(&mut first, &claiming);
+                // Boxed, because most events have one identity.
+                let begun = Box::pin(self.go_on(claims, events, first, context, removals)).await;
+                // `releasing` has what goes on to be released.
+                drop(claiming);
+                begun
+            }
         }
-        // Nothing that waits is to be released of events with one identity.
-        self.conclude(claims, events, first, States::default(), context).0
     }
 
     fn stores_data(&self) -> bool {

@@ -1,6 +1,5 @@
 //! [`Claims`]: claims the keys of a delivery, and releases in the background what it may hold.
 
-use std::borrow::Cow;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,8 +24,10 @@ pub(super) const RELEASE_BOUND: Duration = Duration::from_secs(600);
 pub(super) struct Claims<'l> {
     pub(super) adapter: &'l Arc<dyn DedupAdapter>,
     pub(super) pool: &'l RetryPool,
-    /// The keys that may be held.
+    /// The keys that may be held, without those that are being claimed.
     pub(super) held: List<DedupKey>,
+    /// The keys that are being claimed.
+    pub(super) asked: List<DedupKey>,
     pub(super) terms: CallTerms,
     pub(super) store_timeout: Duration,
     /// A slot of the pool, if the pool must not refuse the release.
@@ -38,22 +39,24 @@ pub(super) struct Claims<'l> {
 }
 
 impl Claims<'_> {
-    /// Claims these keys, each by a call of its own.
+    /// Claims these keys, each by a call of its own. The states tell which of them may be held.
     #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
     pub(super) fn claim(&mut self, keys: List<DedupKey>) -> impl Future<Output = States> + Send {
         async move {
             let (asked, pending) = match self.completing {
-                Some(completing) => completing.split(&keys),
-                None => (Cow::Borrowed(&*keys), Vec::new()),
+                Some(completing) => completing.split(keys),
+                None => (keys, Vec::new()),
             };
-            self.held.extend(asked.iter().cloned());
-            let replies =
-                call::claim(&**self.adapter, &asked, &self.terms, self.store_timeout).await;
-            drop(asked);
+            self.asked = asked;
+            let (adapter, bound) = (&**self.adapter, self.store_timeout);
+            let replies = call::claim(adapter, &self.asked, &self.terms, bound).await;
             // The event of a key whose completion is pending is complete, as far as this process knows.
-            let complete =
-                |stored| KeyState::Duplicate(Seen::new(Duration::ZERO).with_stored(stored));
-            States::new(keys, replies, pending, complete)
+            let complete = |(key, stored)| {
+                let seen = Seen::new(Duration::ZERO).with_stored(stored);
+                (key, KeyState::Duplicate(seen))
+            };
+            let pending = pending.into_iter().map(complete);
+            States::new(std::mem::take(&mut self.asked), replies, pending)
         }
     }
 
@@ -80,7 +83,7 @@ impl Claims<'_> {
     }
 
     /// Lets all keys stay as they are. Returns the slot of the release.
-    pub(super) fn disarm(mut self) -> Option<OwnedSemaphorePermit> {
+    pub(super) fn disarm(&mut self) -> Option<OwnedSemaphorePermit> {
         self.held.clear();
         self.slot.take()
     }
@@ -104,7 +107,7 @@ impl Claims<'_> {
         RetryJob {
             operation: "release",
             adapter: Arc::clone(self.adapter),
-            keys: (*self.held).into(),
+            keys: self.held.iter().chain(&self.asked).cloned().collect(),
             terms: self.terms.clone(),
             store_timeout: self.store_timeout,
             bound: match self.terms.permanence() {
@@ -131,7 +134,7 @@ async fn release_all(job: &RetryJob) -> Result<(), Error> {
 
 impl Drop for Claims<'_> {
     fn drop(&mut self) {
-        if self.held.is_empty() {
+        if self.held.is_empty() && self.asked.is_empty() {
             return;
         }
         let job = self.job();

@@ -147,6 +147,13 @@ pub enum Begin<C> {
     Mismatch(DuplicateInfo),
 }
 
+impl<C> Begin<C> {
+    /// Returns `true` if no event runs here.
+    pub(super) const fn runs_nothing(&self) -> bool {
+        matches!(self, Self::InFlight | Self::Duplicate(_) | Self::Mismatch(_))
+    }
+}
+
 /// A delivery of which no event is new.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DuplicateInfo {

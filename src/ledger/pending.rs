@@ -1,12 +1,11 @@
 //! Keys with unfinished work in this process, which the store does not know of yet.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::adapter::contract::StoredData;
-use crate::key::DedupKey;
+use crate::key::{DedupKey, List};
 
 #[derive(Default)]
 pub(super) struct Pending {
@@ -30,23 +29,17 @@ type PendingData = (DedupKey, Arc<StoredData>);
 
 impl Pending {
     /// Splits keys into those that are not pending and those that are, each part in the given order.
-    pub(super) fn split<'k>(
-        &self,
-        keys: &'k [DedupKey],
-    ) -> (Cow<'k, [DedupKey]>, Vec<PendingData>) {
+    pub(super) fn split(&self, mut keys: List<DedupKey>) -> (List<DedupKey>, Vec<PendingData>) {
         let mut found = Vec::new();
-        if self.is_empty() {
-            return (Cow::Borrowed(keys), found);
+        if !self.is_empty() {
+            let pending = self.lock();
+            keys.retain(|key| {
+                let entry = pending.get(key);
+                found.extend(entry.map(|entry| (key.clone(), Arc::clone(&entry.stored))));
+                entry.is_none()
+            });
         }
-        let pending = self.lock();
-        let mut rest = Vec::with_capacity(keys.len());
-        for key in keys {
-            match pending.get(key) {
-                Some(entry) => found.push((key.clone(), Arc::clone(&entry.stored))),
-                None => rest.push(key.clone()),
-            }
-        }
-        (Cow::Owned(rest), found)
+        (keys, found)
     }
 
     pub(super) fn contains(&self, key: &DedupKey) -> bool {

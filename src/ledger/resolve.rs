@@ -26,7 +26,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::contract::{Begin, BeginContext, DuplicateInfo};
-use crate::adapter::contract::{CallTerms, ClaimReply, Fetch, Seen, StoredData, StoredResponse};
+use crate::adapter::contract::{CallTerms, ClaimReply, Fetch, Seen, StoredResponse};
 use crate::delivery::{Inner, Protection};
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys, List};
@@ -84,6 +84,11 @@ pub(super) fn flatten(keys: &Keys) -> (List<Event>, List<DedupKey>) {
     (events.into(), first.into())
 }
 
+/// Returns `true` if the claims of these events have a later step.
+pub(super) fn has_second_identity(events: &[Event]) -> bool {
+    events.iter().any(|event| event.second_identity().is_some())
+}
+
 /// Returns all identities of these events, sorted.
 pub(super) fn identities<'e>(events: impl IntoIterator<Item = &'e Event>) -> List<DedupKey> {
     let mut keys: List<DedupKey> =
@@ -95,57 +100,50 @@ pub(super) fn identities<'e>(events: impl IntoIterator<Item = &'e Event>) -> Lis
 /// The states of the keys of one step.
 #[derive(Debug, Default)]
 pub(super) struct States {
-    /// Sorted.
-    keys: List<DedupKey>,
-    /// In the order of the keys.
-    states: List<KeyState>,
+    /// Sorted by key.
+    states: List<(DedupKey, KeyState)>,
     /// The error of a claim, if one has failed.
     error: Option<Error>,
 }
 
 impl States {
-    /// `known` is the state of the keys that are `pending` in this process, and `replies` are the store's for
-    /// the others. All three lists are in the same order.
+    /// The replies are the store's for the keys that were `asked`, in their order. The states of the other keys are
+    /// `known` to this process.
     pub(super) fn new(
-        keys: List<DedupKey>,
+        asked: List<DedupKey>,
         replies: List<Result<ClaimReply, Error>>,
-        pending: Vec<(DedupKey, Arc<StoredData>)>,
-        known: impl Fn(Arc<StoredData>) -> KeyState,
+        known: impl Iterator<Item = (DedupKey, KeyState)>,
     ) -> Self {
         let mut error: Option<Error> = None;
-        let mut replies = replies.into_iter().map(|reply| match reply {
+        let mut state = |reply| match reply {
             Ok(claimed) => KeyState::from(claimed),
             Err(failed) => {
-                let unknown = failed.is_unknown();
+                let unknown = Error::is_unknown(&failed);
                 // Unreadable data may belong to a duplicate, so this error decides whether a handler runs.
                 if error.is_none() || failed.kind() == ErrorKind::Corrupt {
                     error = Some(failed);
                 }
                 KeyState::Failed { unknown }
             }
-        });
-        let mut pending = pending.into_iter().peekable();
-        let state = |key| match pending.next_if(|(pending, _)| pending == key) {
-            Some((_, stored)) => Some(known(stored)),
-            None => replies.next(),
         };
-        let states = keys.iter().map_while(state).collect();
-        drop(replies);
-        Self { keys, states, error }
+        let replied = asked.into_iter().zip(replies).map(|(key, reply)| (key, state(reply)));
+        let mut states: List<_> = replied.chain(known).collect();
+        states.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        Self { states, error }
     }
 
     fn of(&self, key: &DedupKey) -> Option<&KeyState> {
-        self.states.get(self.keys.binary_search(key).ok()?)
+        let at = self.states.binary_search_by(|(other, _)| other.cmp(key)).ok()?;
+        Some(&self.states[at].1)
     }
 
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (&DedupKey, &mut KeyState)> {
-        self.keys.iter().zip(&mut self.states)
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut (DedupKey, KeyState)> {
+        self.states.iter_mut()
     }
 
     /// Returns the keys that were claimed, or whose claim has an unknown outcome.
     pub(super) fn may_be_held(&self) -> impl Iterator<Item = &DedupKey> {
-        let states = self.keys.iter().zip(&self.states);
-        states.filter_map(|(key, state)| state.may_be_held().then_some(key))
+        self.states.iter().filter_map(|(key, state)| state.may_be_held().then_some(key))
     }
 
     /// Returns the keys to claim after this first step, sorted: rule 2.
@@ -170,15 +168,15 @@ pub(super) fn fails_open(
     later: &mut States,
     context: &BeginContext,
 ) -> Option<Error> {
-    let are_claimed = first.states.iter().all(|state| matches!(state, KeyState::First { .. }));
-    let last = if later.keys.is_empty() {
+    let are_claimed = first.states.iter().all(|(_, state)| matches!(state, KeyState::First { .. }));
+    let last = if later.states.is_empty() {
         first
     } else if are_claimed {
         later
     } else {
         return None;
     };
-    let have_failed = last.states.iter().all(|state| matches!(state, KeyState::Failed { .. }));
+    let have_failed = last.states.iter().all(|(_, state)| matches!(state, KeyState::Failed { .. }));
     last.error.take_if(|error| have_failed && context.fails_open(error))
 }
 
@@ -229,11 +227,6 @@ impl Resolution {
         })
     }
 
-    /// Returns `true` if the delivery waits for others.
-    pub(super) fn waits(&self) -> bool {
-        self.new.is_empty() && self.error.is_none()
-    }
-
     /// Reports the takeover, if the events that run are one.
     pub(super) fn report_run(&self) {
         if let (true, Some(event)) = (self.takeover, self.new.first()) {
@@ -281,11 +274,10 @@ pub(super) fn resolve(
 ) -> Resolution {
     let mut resolution = Resolution::default();
     // Most deliveries carry one event with one identity.
-    if let ([KeyState::First { attempt, takeover }], [only]) = (&*first.states, &*events)
+    if let ([(key, KeyState::First { attempt, takeover })], [only]) = (&*first.states, &*events)
         && only.second_identity().is_none()
     {
-        let (attempt, takeover) = (*attempt, *takeover);
-        let held = first.keys.clone();
+        let (held, attempt, takeover) = (List::from([key.clone()]), *attempt, *takeover);
         return Resolution { new: events, held, attempt, takeover, ..resolution };
     }
     let is_single = events.len() == 1;
@@ -349,6 +341,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::adapter::contract::StoredData;
 
     fn key(id: &str) -> DedupKey {
         DedupKey::new("n", id).unwrap()
@@ -373,8 +366,8 @@ mod tests {
 
     /// The states of these keys.
     fn states<const N: usize>(states: [(&str, KeyState); N]) -> States {
-        let keys = states.iter().map(|(id, _)| key(id)).collect();
-        States { keys, states: states.into_iter().map(|(_, state)| state).collect(), error: None }
+        let states = states.into_iter().map(|(id, state)| (key(id), state)).collect();
+        States { states, error: None }
     }
 
     #[test]
@@ -475,7 +468,7 @@ mod tests {
     #[test]
     fn missing_reply_makes_the_event_in_flight() {
         let (events, first) = flatten(&Keys::one(key("a")));
-        let first = States::new(first, List::new(), Vec::new(), |_| KeyState::InFlight);
+        let first = States::new(first, List::new(), std::iter::empty());
         let resolution = resolve(events, &first, &States::default(), &terms());
         assert!(resolution.new.is_empty() && resolution.in_flight);
     }

@@ -210,25 +210,6 @@ async fn on_arrival_deduplicator_dropped_while_claiming_frees_its_key() {
     assert_runs(&delivery_of(&worker, "a").await);
 }
 
-/// A lease is renewed although the runtime that claimed first is alive and idle.
-#[test]
-fn lease_is_renewed_while_the_runtime_that_claimed_first_is_idle() {
-    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let store = store();
-    let worker = worker(&store).lease(Duration::from_millis(300));
-    let (idle, busy) = (runtime(), runtime());
-    assert_runs(&idle.block_on(delivery_of(&worker, "first")));
-    busy.block_on(async {
-        let key = dedup_key("a");
-        let ran = worker.run(&key, async |work: RunContext| {
-            until(|| store.calls(StoreCall::Renew) > 1).await;
-            Ok::<_, ()>(work.delivery().lease_lost())
-        });
-        assert_eq!(ran.await.unwrap(), RunOutcome::First(false));
-    });
-    drop(idle);
-}
-
 /// A subscriber is the user's code. It may end a delivery while it handles the record of a lost
 /// lease.
 #[test]

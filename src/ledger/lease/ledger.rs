@@ -13,7 +13,7 @@ use super::super::contract::{
     Begin, BeginContext, CanReplay, CanShadow, Claim, FailOpen, HandlerSuccess, Ledger, Sealed,
 };
 use super::super::pending::Pending;
-use super::super::resolve::{States, fails_open, flatten, identities};
+use super::super::resolve::{States, fails_open, flatten, has_second_identity, identities};
 use super::super::retry::{PendingWrites, RetryJob, RetryPool};
 use super::renewal::{HeldLease, LeaseTerms, RenewalGuard, Renewals};
 use crate::adapter::contract::{Abilities, CallTerms, CompleteReply, DedupAdapter};
@@ -74,49 +74,43 @@ impl Lease {
         first: States,
         context: &BeginContext,
         claimed_at: Instant,
-    ) -> Result<Begin<LeaseClaim>, Error> {
+    ) -> Concluded {
         let later = claims.claim_later(&events, &first).await;
-        let (begun, release) = self.conclude(claims, events, first, later, context, claimed_at);
-        if let Some(release) = release {
-            release.finish().await;
+        let concluded = self.conclude(&mut claims, events, first, later, context, claimed_at);
+        if concluded.as_ref().is_ok_and(|(begin, _)| begin.runs_nothing()) {
+            claims.finish().await;
         }
-        let (begin, yields) = begun?;
-        if yields {
-            tokio::task::yield_now().await;
-        }
-        Ok(begin)
+        concluded
     }
 
-    /// Makes the claim of the events that run. Returns `true` with it if the caller must yield, and what is to
-    /// be released before the caller waits.
-    fn conclude<'l>(
+    /// Makes the claim of the events that run. What is to be released is left in `claims`.
+    fn conclude(
         self: &Arc<Self>,
-        mut claims: Claims<'l>,
+        claims: &mut Claims<'_>,
         events: List<Event>,
         mut first: States,
         mut later: States,
         context: &BeginContext,
         claimed_at: Instant,
-    ) -> (Concluded, Option<Claims<'l>>) {
+    ) -> Concluded {
         let (terms, store_timeout) = (claims.terms.clone(), claims.store_timeout);
         if let Some(error) = fails_open(&mut first, &mut later, context) {
             claims.disarm();
-            return (Ok((self.unprotected(events, terms, store_timeout, &error), false)), None);
+            return Ok((self.unprotected(events, terms, store_timeout, &error), false));
         }
-        let resolution = claims.resolve(events, first, later);
+        let mut resolution = claims.resolve(events, first, later);
         if resolution.new.is_empty() {
-            let release = resolution.waits().then_some(claims);
-            return (resolution.without_new().map(|begin| (begin, false)), release);
+            return resolution.without_new().map(|begin| (begin, false));
         }
         resolution.report_run();
         let (in_flight, mismatch) = (resolution.in_flight, resolution.mismatch);
-        let lease = LeaseTerms::new(resolution.held.clone(), terms, store_timeout);
+        let lease = LeaseTerms::new(std::mem::take(&mut resolution.held), terms, store_timeout);
         let lease = resolution.delivery(Protection::Claimed, lease);
         let renewed = Arc::clone(&lease);
         let (renewal, yields) = self.renewals.start_renewal(&self.adapter, renewed, claimed_at);
         let delivery = Arc::clone(&lease).into();
         let claim = LeaseClaim::new(self, lease, renewal);
-        (Ok((Begin::First { claim, delivery, in_flight, mismatch }, yields)), None)
+        Ok((Begin::First { claim, delivery, in_flight, mismatch }, yields))
     }
 
     /// Lets the handler run, although the store has not replied.
@@ -136,21 +130,19 @@ impl Lease {
     }
 
     /// Completes in the background. Until the job has ended, this process treats the keys as complete,
-    /// and `renewal` renews their lease. A lost lease is reported to `delivery`.
+    /// and `renewal` renews their lease.
     fn spawn_complete(
         &self,
-        keys: &[DedupKey],
         terms: CallTerms,
-        store_timeout: Duration,
+        lease: Arc<HeldLease>,
         renewal: Option<RenewalGuard>,
-        delivery: Delivery,
     ) {
         let job = RetryJob {
             operation: "complete",
             adapter: Arc::clone(&self.adapter),
-            keys: keys.into(),
+            keys: lease.of_ledger.keys().into(),
             terms,
-            store_timeout,
+            store_timeout: lease.of_ledger.store_timeout,
             bound: COMPLETION_BOUND,
             repeats: |_| true,
         };
@@ -159,14 +151,14 @@ impl Lease {
         // An unprotected delivery has claimed nothing.
         let is_claimed = renewal.is_some();
         self.completions.repeat(None, job, (pending, renewal), move |job| {
-            let delivery = delivery.clone();
+            let lease = Arc::clone(&lease);
             Box::pin(async move {
                 let mut all = Ok(());
                 // Every key has its turn: one that the store refuses delays no other.
                 for keys in job.keys.chunks(call::MOST_IN_BACKGROUND) {
                     let replies =
                         call::complete(&*job.adapter, keys, &job.terms, job.store_timeout).await;
-                    report(keys, &replies, is_claimed, &delivery);
+                    report(keys, &replies, is_claimed, &lease);
                     all = all.and(call::all(replies).map(drop));
                 }
                 all
@@ -180,6 +172,7 @@ impl Lease {
             adapter: &self.adapter,
             pool: &self.releases,
             held: List::new(),
+            asked: List::new(),
             terms,
             store_timeout,
             slot: None,
@@ -213,14 +206,12 @@ impl Ledger for Lease {
         let claimed_at = Instant::now();
         let mut claims = self.claims(terms, context.store_timeout);
         let first = claims.claim(first).await;
-        if events.iter().any(|event| event.second_identity().is_some()) {
+        let (begin, yields) = if has_second_identity(&events) {
             // Boxed, because most events have one identity.
-            return Box::pin(self.go_on(claims, events, first, context, claimed_at)).await;
-        }
-        let later = States::default();
-        // Nothing that waits is to be released of events with one identity.
-        let (begun, _) = self.conclude(claims, events, first, later, context, claimed_at);
-        let (begin, yields) = begun?;
+            Box::pin(self.go_on(claims, events, first, context, claimed_at)).await?
+        } else {
+            self.conclude(&mut claims, events, first, States::default(), context, claimed_at)?
+        };
         if yields {
             tokio::task::yield_now().await;
         }
@@ -253,7 +244,7 @@ fn report(
     keys: &[DedupKey],
     replies: &[Result<CompleteReply, Error>],
     is_claimed: bool,
-    delivery: &Delivery,
+    lease: &HeldLease,
 ) {
     let with = |completed| {
         let replies = keys.iter().zip(replies);
@@ -264,7 +255,7 @@ fn report(
         with(CompleteReply::Inserted).for_each(observe::claim_missing);
     }
     let mut lost = with(CompleteReply::LeaseLost).peekable();
-    if lost.peek().is_some() && delivery.mark_lease_lost() {
+    if lost.peek().is_some() && lease.mark_lease_lost() {
         lost.for_each(observe::lease_lost);
     }
 }
@@ -276,8 +267,6 @@ fn report(
 pub struct LeaseClaim {
     ledger: Arc<Lease>,
     lease: Arc<HeldLease>,
-    /// The same as `lease`.
-    delivery: Delivery,
     /// `None` once the store needs no further call.
     held: Option<Held>,
 }
@@ -298,8 +287,8 @@ enum Left {
 
 impl LeaseClaim {
     fn new(ledger: &Arc<Lease>, lease: Arc<HeldLease>, renewal: Option<RenewalGuard>) -> Self {
-        let (ledger, delivery) = (Arc::clone(ledger), Arc::clone(&lease).into());
-        Self { ledger, lease, delivery, held: Some(Held { renewal, left: Left::Release }) }
+        let held = Some(Held { renewal, left: Left::Release });
+        Self { ledger: Arc::clone(ledger), lease, held }
     }
 }
 
@@ -323,8 +312,8 @@ impl Claim for LeaseClaim {
             let is_claimed = held.renewal.is_some();
             let (adapter, keys) = (&*self.ledger.adapter, lease.keys());
             let replies = call::complete(adapter, keys, terms, lease.store_timeout).await;
-            report(keys, &replies, is_claimed, &self.delivery);
-            if call::all(replies).is_ok() {
+            report(keys, &replies, is_claimed, &self.lease);
+            if replies.iter().all(Result::is_ok) {
                 drop(self.held.take());
             }
             Ok(())
@@ -357,8 +346,7 @@ impl Drop for LeaseClaim {
             }
             Left::Completion(with_response) => {
                 let terms = with_response.map_or_else(|| lease.terms.clone(), |boxed| *boxed);
-                let delivery = self.delivery.clone();
-                ledger.spawn_complete(keys, terms, store_timeout, renewal, delivery);
+                ledger.spawn_complete(terms, Arc::clone(&self.lease), renewal);
             }
         }
     }
@@ -366,6 +354,8 @@ impl Drop for LeaseClaim {
 
 impl fmt::Debug for LeaseClaim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LeaseClaim").field("delivery", &self.delivery).finish_non_exhaustive()
+        f.debug_struct("LeaseClaim")
+            .field("keys", &self.lease.of_ledger.keys())
+            .finish_non_exhaustive()
     }
 }

@@ -1,19 +1,17 @@
-//! Renews the leases of running handlers, in one task (the sweeper) for each runtime.
+//! Renews the leases of running handlers, in one task (the sweeper) for each layer.
 //!
 //! 1. A lease is renewed at a third of its length, and after a failed attempt at a twelfth.
 //! 2. The sweeper is a task of its own, so the lease of a handler that blocks its thread is renewed.
-//! 3. A sweeper renews the leases that were claimed in its own runtime. A runtime that no
-//!    thread drives stops no other runtime's renewals.
-//! 4. The sweeper starts with the runtime's first claim. It ends when it wakes and no delivery runs. It
-//!    wakes at least every [`LINGER`], so it holds the adapter no longer than that after the last handler.
+//! 3. The sweeper starts with the first claim, and again with the next one if its runtime has ended. It ends
+//!    when it wakes and no delivery runs. It wakes at least every [`LINGER`], so it holds the adapter no longer
+//!    than that after the last handler.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use slab::Slab;
-use tokio::runtime::{self, Handle};
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
@@ -30,18 +28,16 @@ const LINGER: Duration = Duration::from_millis(250);
 
 #[derive(Default)]
 pub(super) struct Renewals {
-    /// One state for each runtime with a lease or a sweeper.
-    states: Mutex<HashMap<runtime::Id, RuntimeLeases>>,
+    leases: Mutex<Leases>,
+    /// Wakes the sweeper, because a lease is due earlier than the sweeper wakes.
+    earlier: Notify,
 }
 
-/// The leases of one runtime.
 #[derive(Default)]
-struct RuntimeLeases {
+struct Leases {
     running: Slab<Running>,
     sweeping: bool,
     wakes_at: Option<Instant>,
-    /// Wakes the sweeper, because a lease is due earlier than the sweeper wakes.
-    earlier: Arc<Notify>,
 }
 
 struct Running {
@@ -91,21 +87,13 @@ impl LeaseTerms {
 /// Ends the renewals of a lease when it is dropped.
 pub(super) struct RenewalGuard {
     renewals: Arc<Renewals>,
-    runtime: runtime::Id,
     place: usize,
 }
 
 impl Drop for RenewalGuard {
     fn drop(&mut self) {
-        let mut states = self.renewals.lock();
-        let Some(state) = states.get_mut(&self.runtime) else { return };
-        let running = state.running.try_remove(self.place);
-        // The runtime has ended.
-        if !state.sweeping && state.running.is_empty() {
-            states.remove(&self.runtime);
-        }
+        let running = self.renewals.lock().running.try_remove(self.place);
         // Dropped without the lock, because the drop may run other code.
-        drop(states);
         drop(running);
     }
 }
@@ -124,128 +112,96 @@ impl Renewals {
         since: Instant,
     ) -> (Option<RenewalGuard>, bool) {
         let Ok(runtime) = Handle::try_current() else { return (None, false) };
-        let (guard, starts, earlier) = self.add(runtime.id(), lease, since);
-        if let Some(earlier) = &earlier {
-            earlier.notify_one();
+        let due = lease.of_ledger.due(since);
+        let mut leases = self.lock();
+        let place = leases.running.insert(Running { lease, due, renewal: None });
+        let starts = !std::mem::replace(&mut leases.sweeping, true);
+        let sleeps_too_long = leases.wakes_at.is_some_and(|wakes_at| due < wakes_at);
+        drop(leases);
+        if sleeps_too_long {
+            self.earlier.notify_one();
         }
         if starts {
             let (renewals, adapter) = (Arc::clone(self), Arc::clone(adapter));
-            let sweeper = Sweeper { renewals, adapter, runtime: runtime.id(), ended: false };
-            runtime.spawn(sweeper.run());
+            runtime.spawn(Sweeper { renewals, adapter, ended: false }.run());
         }
-        (Some(guard), starts || earlier.is_some())
+        (Some(RenewalGuard { renewals: Arc::clone(self), place }), starts || sleeps_too_long)
     }
 
-    /// Adds a lease. Returns also whether a sweeper must be started, and a notifier for a sweeper that
-    /// sleeps for too long.
-    fn add(
-        self: &Arc<Self>,
-        runtime: runtime::Id,
-        lease: Arc<HeldLease>,
-        since: Instant,
-    ) -> (RenewalGuard, bool, Option<Arc<Notify>>) {
-        let due = lease.of_ledger.due(since);
-        let mut states = self.lock();
-        let state = states.entry(runtime).or_default();
-        let place = state.running.insert(Running { lease, due, renewal: None });
-        let starts = !std::mem::replace(&mut state.sweeping, true);
-        let sleeps_too_long = state.wakes_at.is_some_and(|wakes_at| due < wakes_at);
-        let earlier = sleeps_too_long.then(|| Arc::clone(&state.earlier));
-        (RenewalGuard { renewals: Arc::clone(self), runtime, place }, starts, earlier)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<runtime::Id, RuntimeLeases>> {
+    fn lock(&self) -> MutexGuard<'_, Leases> {
         // No holder panics between two changes that belong together.
-        self.states.lock().unwrap_or_else(PoisonError::into_inner)
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The next step of a sweeper.
-enum Next {
-    /// Renew these leases, then sleep until this time or until woken.
-    Renew(Due, Instant, Arc<Notify>),
-    /// Nothing runs. The next claim starts another sweeper.
-    End,
-}
-
-/// The task that renews the leases of one runtime. If the runtime drops it, the next claim starts
-/// another.
+/// The task that renews the leases. If its runtime drops it, the next claim starts another.
 struct Sweeper {
     renewals: Arc<Renewals>,
     adapter: Arc<dyn DedupAdapter>,
-    runtime: runtime::Id,
     ended: bool,
 }
 
 impl Sweeper {
     async fn run(mut self) {
-        while let Next::Renew(due, next, earlier) = self.next() {
+        while let Some((due, next)) = self.next() {
             for (place, lease) in due {
                 let (renewals, adapter) = (Arc::clone(&self.renewals), Arc::clone(&self.adapter));
-                let renewal = renew(renewals, self.runtime, adapter, place, Arc::clone(&lease));
+                let renewal = renew(renewals, adapter, place, Arc::clone(&lease));
                 self.attach(place, &lease, AbortOnDropHandle::new(tokio::spawn(renewal)));
             }
             tokio::select! {
                 () = tokio::time::sleep_until(next) => {}
-                () = earlier.notified() => {}
+                () = self.renewals.earlier.notified() => {}
             }
         }
     }
 
     /// Makes the renewal end with the lease. It ends at once if the lease has ended.
     fn attach(&self, place: usize, lease: &Arc<HeldLease>, renewal: AbortOnDropHandle<()>) {
-        let mut states = self.renewals.lock();
-        let running = states.get_mut(&self.runtime).and_then(|state| state.running.get_mut(place));
+        let mut leases = self.renewals.lock();
+        let running = leases.running.get_mut(place);
         let running = running.filter(|running| Arc::ptr_eq(&running.lease, lease));
         let before = running.and_then(|running| running.renewal.replace(renewal));
-        drop(states);
+        drop(leases);
         drop(before);
     }
 
-    /// Takes the leases that are due.
-    fn next(&mut self) -> Next {
-        let mut states = self.renewals.lock();
-        let running = states.get_mut(&self.runtime).filter(|state| !state.running.is_empty());
-        let Some(state) = running else {
+    /// Takes the leases that are due. Returns with them when to wake again; `None` if no delivery runs: the
+    /// next claim starts another sweeper.
+    fn next(&mut self) -> Option<(Due, Instant)> {
+        let mut leases = self.renewals.lock();
+        if leases.running.is_empty() {
             // The lock is held, so that no claim comes between the check and the end.
-            states.remove(&self.runtime);
+            (leases.sweeping, leases.wakes_at) = (false, None);
             self.ended = true;
-            return Next::End;
-        };
+            return None;
+        }
         let now = Instant::now();
         let (mut due, mut next) = (Vec::new(), now + LINGER);
-        for (place, running) in &mut state.running {
+        for (place, running) in &mut leases.running {
             if running.due <= now {
                 running.due = running.lease.of_ledger.due(now);
                 due.push((place, Arc::clone(&running.lease)));
             }
             next = next.min(running.due);
         }
-        state.wakes_at = Some(next);
-        Next::Renew(due, next, Arc::clone(&state.earlier))
+        leases.wakes_at = Some(next);
+        Some((due, next))
     }
 }
 
 impl Drop for Sweeper {
     fn drop(&mut self) {
         // Another sweeper may run already.
-        if self.ended {
-            return;
-        }
-        let mut states = self.renewals.lock();
-        if let Some(state) = states.get_mut(&self.runtime) {
-            state.sweeping = false;
-            state.wakes_at = None;
-            if state.running.is_empty() {
-                states.remove(&self.runtime);
-            }
+        if !self.ended {
+            let mut leases = self.renewals.lock();
+            (leases.sweeping, leases.wakes_at) = (false, None);
         }
     }
 }
 
 async fn renew(
     renewals: Arc<Renewals>,
-    runtime: runtime::Id,
     adapter: Arc<dyn DedupAdapter>,
     place: usize,
     lease: Arc<HeldLease>,
@@ -253,10 +209,9 @@ async fn renew(
     let held = &lease.of_ledger;
     let keys = held.keys();
     let replies = call::renew(&*adapter, keys, &held.terms, held.store_timeout).await;
-    let mut states = renewals.lock();
-    let Some(state) = states.get_mut(&runtime) else { return };
+    let mut leases = renewals.lock();
     // The delivery may have ended during the call, and another delivery may have its place.
-    let running = state.running.get_mut(place).filter(|now| Arc::ptr_eq(&now.lease, &lease));
+    let running = leases.running.get_mut(place).filter(|now| Arc::ptr_eq(&now.lease, &lease));
     let Some(running) = running else { return };
     match call::all(replies) {
         Ok(replies) if replies.iter().all(|renewed| *renewed == RenewReply::Held) => {}
@@ -264,7 +219,7 @@ async fn renew(
         Ok(replies) => {
             let is_first_report = lease.mark_lease_lost();
             // The report calls a subscriber or a recorder, which is the user's code and may claim.
-            drop(states);
+            drop(leases);
             if is_first_report {
                 let lost = keys.iter().zip(&replies);
                 let lost = lost.filter(|(_, renewed)| **renewed == RenewReply::Lost);
@@ -273,7 +228,7 @@ async fn renew(
         }
         Err(_) => {
             running.due = Instant::now() + clamped(held.terms.lease() / 12);
-            state.earlier.notify_one();
+            renewals.earlier.notify_one();
         }
     }
 }

@@ -82,7 +82,7 @@ impl<DB: Database> Ledger for Transactional<DB> {
         }
         let (events, _) = flatten(keys);
         let all = identities(&events);
-        let (asked, pending) = self.running.split(&all);
+        let (asked, pending) = self.running.split(all);
         if asked.is_empty() {
             return Ok(Begin::InFlight);
         }
@@ -95,9 +95,9 @@ impl<DB: Database> Ledger for Transactional<DB> {
         if opened.replies.len() != asked.len() {
             return Err(Error::new(ErrorKind::Corrupt, "counting the replies of the store"));
         }
-        drop(asked);
         let replies = opened.replies.into_iter().map(Ok).collect();
-        let states = States::new(all, replies, pending, |_| KeyState::InFlight);
+        let pending = pending.into_iter().map(|(key, _)| (key, KeyState::InFlight));
+        let states = States::new(asked, replies, pending);
         let resolution = resolve(events, &states, &states, &terms);
         let Some(mut transaction) = opened.transaction else {
             return resolution.without_new();
