@@ -1,11 +1,9 @@
-//! [`Admission`]: from a buffered request to a delivery that runs.
+//! From a buffered request to a delivery that runs.
 //!
-//! [`Admission::dispatch`] reads the keys and takes a permit. [`Admission::start`] starts the delivery,
-//! and moves it to a task at its first wait. Until `start`, the request has claimed nothing, so it can
-//! be dropped at any time.
+//! [`Run::dispatch`] reads the keys and takes a permit. [`Run::start`] starts the delivery, and moves it to a
+//! task at its first wait. Until `start`, the request has claimed nothing, so it can be dropped at any time.
 
 use std::future::Future;
-use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,7 +11,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use futures_util::future::lazy;
-use http::{Request, Response, request};
+use http::{Request, Response};
 use http_body::Body;
 use tokio::sync::oneshot;
 use tower_service::Service;
@@ -25,26 +23,16 @@ use super::body::BodyFault;
 use super::body::{BODY_LIMIT, raise_limit_of_axum};
 use super::config::ServiceState;
 use super::delivery::{Judged, RequestKeys, Run, refused};
-use super::gate::{NotAdmitted, Permit, release_readiness};
+use super::gate::{NotAdmitted, release_readiness};
 use super::mode::Mode;
 use super::paths::LAST_PATHS;
 use super::policy::{LogIds, OnMissingKey, Verified};
 use crate::adapter::Payloads;
 use crate::delivery::{Delivery, Verdict};
 use crate::error::{KeyError, KeyErrorKind};
-use crate::key::{DedupKey, Event, Extracted, KeyPart, Keys, RequestRef};
+use crate::key::{DedupKey, Extracted, KeyPart, Keys, RequestRef};
 use crate::ledger::{Ledger, deadline_in};
-use crate::observe::{self, Outcome, Report};
-
-/// A request that has claimed nothing.
-pub(super) struct Admission<S, L, B> {
-    /// Ready, except while the request waits for a permit.
-    inner: S,
-    head: request::Parts,
-    service: Arc<ServiceState<L>>,
-    report: Report,
-    inner_body: PhantomData<fn() -> B>,
-}
+use crate::observe::{self, Outcome};
 
 /// What happens to a request whose body was read.
 pub(super) enum Dispatch<S, B, ResBody>
@@ -61,18 +49,7 @@ where
     Ended(Ending<ResBody, S::Error>),
 }
 
-impl<S, L, B> Admission<S, L, B> {
-    pub(super) fn new(inner: S, head: request::Parts, service: Arc<ServiceState<L>>) -> Self {
-        let report = Report::started_now();
-        Self { inner, head, service, report, inner_body: PhantomData }
-    }
-
-    pub(super) fn service(&self) -> &Arc<ServiceState<L>> {
-        &self.service
-    }
-}
-
-impl<S, L, B, ResBody> Admission<S, L, B>
+impl<S, L, B, ResBody> Run<S, L, B>
 where
     S: Service<Request<B>, Response = Response<ResBody>> + Clone + Send + 'static,
     S::Future: Send,
@@ -82,104 +59,100 @@ where
     ResBody: Body<Data = Bytes> + Send + 'static,
 {
     /// Treats a buffered request as the mode of the layer says.
-    #[cfg_attr(not(feature = "axum"), expect(unused_mut, reason = "axum only"))]
-    pub(super) fn dispatch(mut self, body: Bytes, cx: &mut Context<'_>) -> Dispatch<S, B, ResBody> {
+    pub(super) fn dispatch(
+        mut self: Box<Self>,
+        body: Bytes,
+        cx: &mut Context<'_>,
+    ) -> Dispatch<S, B, ResBody> {
+        self.body = body;
         #[cfg(feature = "axum")]
         if self.service.config.body_limit > BODY_LIMIT {
-            self.head = raise_limit_of_axum(self.head, self.service.config.body_limit);
+            raise_limit_of_axum(&mut self.head.extensions, self.service.config.body_limit);
         }
         if !self.service.config.deduplicates(&self.head.method) {
-            return self.forward(body);
+            return self.forward();
         }
         // The only read of the mode, because a delivery keeps its mode to its end.
         match self.service.gate.mode.get() {
-            Mode::Enforce => self.enforce(body, cx),
-            Mode::Shadow => self.observe(body, cx),
-            Mode::Off => self.pass(body),
+            Mode::Enforce => self.enforce(cx),
+            Mode::Shadow => self.observe(cx),
+            Mode::Off => self.pass(),
         }
     }
 
     /// Reads the keys, takes a permit, and starts the delivery.
-    fn enforce(mut self, body: Bytes, cx: &mut Context<'_>) -> Dispatch<S, B, ResBody> {
+    fn enforce(mut self: Box<Self>, cx: &mut Context<'_>) -> Dispatch<S, B, ResBody> {
         let config = &self.service.config;
         if !self.is_verified() {
-            return self.answer(Outcome::Unverified, DedupResult::Unverified, &[]).into();
+            return self.answer(Outcome::Unverified, DedupResult::Unverified).into();
         }
-        if !config.handshakes_to_handler
-            && config.key.is_handshake(&RequestRef::new(&self.head, &body))
-        {
-            return self.answer(Outcome::Handshake, DedupResult::Handshake, &[]).into();
+        if !config.handshakes_to_handler && config.key.is_handshake(&self.request_ref()) {
+            return self.answer(Outcome::Handshake, DedupResult::Handshake).into();
         }
-        let request = match self.request_keys(&body) {
-            Ok(request) => request,
+        let is_nested = match self.request_keys() {
+            Ok(request) if request.keys.is_empty() => L::runs_outside(&self.head.extensions),
+            Ok(request) => {
+                self.request = request;
+                self.is_nested(Delivery::holds)
+            }
             Err(error) => {
                 let (outcome, result) = match error.kind() {
                     KeyErrorKind::MissingScope => (Outcome::Unscoped, DedupResult::Unscoped),
                     _ => (Outcome::InvalidKey, DedupResult::InvalidKey),
                 };
                 self.report.error = Some(error.into());
-                return self.answer(outcome, result, &[]).into();
+                return self.answer(outcome, result).into();
             }
-        };
-        let is_nested = if request.keys.is_empty() {
-            L::runs_outside(&self.head.extensions)
-        } else {
-            self.is_nested(&request.keys, Delivery::holds)
         };
         if is_nested {
-            return self.forward_nested(&request.keys, body);
+            return self.forward_nested();
         }
-        let span = config.open_span(&mut self.report, request.keys.events());
-        match self.service.gate.try_run() {
-            Some(permit) => self.start(body, request, Judged::Enforced, Some(permit), cx),
-            None if config.waits_for_permit => {
-                Dispatch::Permit(Box::pin(self.wait_for_permit(body, request).instrument(span)))
-            }
-            None => {
-                let events = request.keys.events();
-                self.answer(Outcome::Overloaded, DedupResult::Unavailable, events).into()
-            }
+        let span = self.open_span();
+        self.permit = self.service.gate.try_run();
+        if self.permit.is_some() {
+            self.start(cx)
+        } else if self.service.config.waits_for_permit {
+            Dispatch::Permit(Box::pin(self.wait_for_permit().instrument(span)))
+        } else {
+            self.answer(Outcome::Overloaded, DedupResult::Unavailable).into()
         }
     }
 
     /// Starts a delivery in shadow, whatever is wrong with it.
-    fn observe(mut self, body: Bytes, cx: &mut Context<'_>) -> Dispatch<S, B, ResBody> {
+    fn observe(mut self: Box<Self>, cx: &mut Context<'_>) -> Dispatch<S, B, ResBody> {
         let is_verified = self.is_verified();
-        let (request, fault) = self.read_leniently(&body);
-        if request.keys.is_empty() && fault.is_none() && is_verified {
+        let (request, fault) = self.read_leniently();
+        self.request = request;
+        if self.request.keys.is_empty() && fault.is_none() && is_verified {
             self.service.config.emit(&self.report, Outcome::Bypass, &[]);
-            return self.forward(body);
+            return self.forward();
         }
-        if self.is_nested(&request.keys, Delivery::is_judged) {
-            return self.forward_nested(&request.keys, body);
+        if self.is_nested(Delivery::is_judged) {
+            return self.forward_nested();
         }
         // Under `Enforce`, a faulty request is refused before it takes a permit.
-        let is_sound = is_verified && fault.is_none();
-        let permit = if is_sound { self.service.gate.try_run() } else { None };
         let verdict = if !is_verified {
             Some(Verdict::Unverified)
         } else if fault.is_some() {
             Some(Verdict::NoKey)
-        } else if permit.is_none() {
-            Some(Verdict::Overloaded)
         } else {
-            None
+            self.permit = self.service.gate.try_run();
+            self.permit.is_none().then_some(Verdict::Overloaded)
         };
         self.report.error = fault.map(Into::into);
-        let is_named = verdict.is_none_or(Verdict::is_of_a_key);
-        let named = if is_named { request.keys.events() } else { &[] };
-        self.service.config.open_span(&mut self.report, named);
-        self.start(body, request, Judged::InShadow(verdict), permit, cx)
+        self.judged = Judged::InShadow(verdict);
+        self.open_span();
+        self.start(cx)
     }
 
     /// Calls the inner service as if the layer were not there, except that a handler which takes a
     /// [`Delivery`] gets one.
-    fn pass(mut self, body: Bytes) -> Dispatch<S, B, ResBody> {
+    fn pass(mut self: Box<Self>) -> Dispatch<S, B, ResBody> {
         // The `Delivery` of an outer layer stays: it knows which events are complete.
         let outer = self.head.extensions.get::<Delivery>();
         let is_judged = outer.is_some_and(|outer| outer.verdict() != Verdict::Off);
         if !is_judged
-            && let (keys, _) = self.extract_leniently(&body)
+            && let (keys, _) = self.extract_leniently()
             && !keys.is_empty()
         {
             let keys = keys.without_payloads();
@@ -187,53 +160,30 @@ where
             delivery.set_request(&keys);
             self.head.extensions.insert(delivery);
         }
-        self.forward(body)
+        self.forward()
     }
 
     /// Lets a request through that an outer layer runs.
-    fn forward_nested(self, keys: &Keys, body: Bytes) -> Dispatch<S, B, ResBody> {
-        let config = &self.service.config;
+    fn forward_nested(self: Box<Self>) -> Dispatch<S, B, ResBody> {
+        let (config, keys) = (&self.service.config, &self.request.keys);
         if !keys.is_empty() {
             config.meters.nested();
         }
         config.emit(&self.report, Outcome::Bypass, keys.events());
-        self.forward(body)
+        self.forward()
     }
 
     /// Starts a delivery that has its permit, if it needs one. It runs to its end, whatever the caller
     /// does.
-    fn start(
-        self,
-        body: Bytes,
-        request: RequestKeys,
-        judged: Judged,
-        permit: Option<Permit>,
-        cx: &mut Context<'_>,
-    ) -> Dispatch<S, B, ResBody> {
-        let Self { inner, head, service, report, inner_body } = self;
-        let span = report.span.span.clone();
+    fn start(mut self: Box<Self>, cx: &mut Context<'_>) -> Dispatch<S, B, ResBody> {
+        self.path = LAST_PATHS.path(self.head.uri.path());
+        let (service, span) = (Arc::clone(&self.service), self.report.span.span.clone());
         // Two boxes, each below 1 KiB, because common allocators are faster below that size.
-        let run = Box::new(Run {
-            inner,
-            body,
-            request,
-            judged,
-            report,
-            inner_body,
-            path: LAST_PATHS.path(head.uri.path()),
-            head: Some(head),
-            service: Arc::clone(&service),
-            permit,
-        });
-        run_detached(Box::pin(run.to_the_end()), service, span, cx)
+        run_detached(Box::pin(self.to_the_end()), service, span, cx)
     }
 
     /// Waits for a permit, then starts the delivery.
-    async fn wait_for_permit(
-        mut self,
-        body: Bytes,
-        request: RequestKeys,
-    ) -> Dispatch<S, B, ResBody> {
+    async fn wait_for_permit(mut self: Box<Self>) -> Dispatch<S, B, ResBody> {
         let gate = Arc::clone(&self.service.gate);
         // A drain waits for this delivery too.
         let _counted = gate.tasks.token();
@@ -249,25 +199,26 @@ where
             Ok(permit) => {
                 // The delivery may wait again, for another delivery of its event.
                 drop(place);
-                let judged = Judged::Enforced;
-                return lazy(|cx| self.start(body, request, judged, Some(permit), cx)).await;
+                self.permit = Some(permit);
+                return lazy(|cx| self.start(cx)).await;
             }
             Err(reason) => refused(reason),
         };
         let config = &self.service.config;
         self.report.status = ending.own_status(config);
-        config.emit(&self.report, outcome, request.keys.events());
+        config.emit(&self.report, outcome, self.request.keys.events());
         Dispatch::Ended(ending)
     }
 
-    fn forward(mut self, body: Bytes) -> Dispatch<S, B, ResBody> {
-        Dispatch::Inner(self.inner.call(Request::from_parts(self.head, B::from(body))))
+    fn forward(mut self: Box<Self>) -> Dispatch<S, B, ResBody> {
+        let request = Request::from_parts(self.head, B::from(self.body));
+        Dispatch::Inner(self.inner.call(request))
     }
 }
 
-impl<S, L, B> Admission<S, L, B> {
+impl<S, L, B> Run<S, L, B> {
     /// Refuses a request whose body was not read to its end.
-    pub(super) fn refuse_body(mut self, fault: BodyFault) -> DedupResult {
+    pub(super) fn refuse_body(&mut self, fault: BodyFault) -> DedupResult {
         let (outcome, result) = match fault {
             BodyFault::TooLarge => (Outcome::TooLarge, DedupResult::TooLarge),
             BodyFault::Slow => (Outcome::SlowBody, DedupResult::SlowBody),
@@ -276,21 +227,32 @@ impl<S, L, B> Admission<S, L, B> {
                 (Outcome::BrokenBody, DedupResult::BrokenBody)
             }
         };
-        self.answer(outcome, result, &[])
+        self.answer(outcome, result)
     }
 
-    fn answer(&mut self, outcome: Outcome, result: DedupResult, events: &[Event]) -> DedupResult {
+    fn answer(&mut self, outcome: Outcome, result: DedupResult) -> DedupResult {
         let config = &self.service.config;
         self.report.status = Some(result.status(config));
-        config.emit(&self.report, outcome, events);
+        config.emit(&self.report, outcome, self.request.keys.events());
         result
+    }
+
+    fn request_ref(&self) -> RequestRef<'_> {
+        RequestRef::new(&self.head, &self.body)
+    }
+
+    /// Opens the span of the delivery, which the rest of its work enters.
+    fn open_span(&mut self) -> Span {
+        let events = self.request.logged(self.judged);
+        self.report.open_span(events, &self.service.config.meters)
     }
 
     /// Returns `true` if an outer layer runs this delivery. This layer would find the event in flight
     /// or complete.
-    fn is_nested(&self, keys: &Keys, runs: fn(&Delivery, &DedupKey) -> bool) -> bool {
+    fn is_nested(&self, runs: fn(&Delivery, &DedupKey) -> bool) -> bool {
         let outer = self.head.extensions.get::<Delivery>();
-        outer.is_some_and(|outer| keys.events().iter().any(|event| runs(outer, event.key())))
+        let mut events = self.request.keys.events().iter();
+        outer.is_some_and(|outer| events.any(|event| runs(outer, event.key())))
     }
 
     /// Returns `true` if the request is verified, or need not be.
@@ -298,9 +260,9 @@ impl<S, L, B> Admission<S, L, B> {
         !self.service.config.require_verified || self.head.extensions.get::<Verified>().is_some()
     }
 
-    fn request_keys(&self, body: &Bytes) -> Result<RequestKeys, KeyError> {
-        let keys = self.extract(body)?;
-        let payloads = self.bounded_payloads(&keys, body)?;
+    fn request_keys(&self) -> Result<RequestKeys, KeyError> {
+        let keys = self.extract()?;
+        let payloads = self.bounded_payloads(&keys)?;
         Ok(RequestKeys { keys: self.named(keys), payloads })
     }
 
@@ -315,11 +277,11 @@ impl<S, L, B> Admission<S, L, B> {
     }
 
     /// Reads a request in shadow, and returns the fault of its keys too.
-    fn read_leniently(&self, body: &Bytes) -> (RequestKeys, Option<KeyError>) {
-        let (keys, mut fault) = self.extract_leniently(body);
+    fn read_leniently(&self) -> (RequestKeys, Option<KeyError>) {
+        let (keys, mut fault) = self.extract_leniently();
         let mut payloads = None;
         if fault.is_none() {
-            match caught(|| self.bounded_payloads(&keys, body)) {
+            match caught(|| self.bounded_payloads(&keys)) {
                 Ok(digests) => payloads = digests,
                 Err(error) => fault = Some(error),
             }
@@ -329,21 +291,20 @@ impl<S, L, B> Admission<S, L, B> {
 
     /// Returns the keys of a request that reaches the handler whatever is wrong with them. If there is a
     /// fault, returns the fault and the digest of the body as the key, unless the body is empty.
-    fn extract_leniently(&self, body: &Bytes) -> (Keys, Option<KeyError>) {
-        match caught(|| self.extract(body)) {
+    fn extract_leniently(&self) -> (Keys, Option<KeyError>) {
+        match caught(|| self.extract()) {
             Ok(keys) => (keys, None),
             Err(fault) => {
-                let request = RequestRef::new(&self.head, body);
-                let digest = caught(|| self.service.config.key.body_digest(&request));
+                let digest = caught(|| self.service.config.key.body_digest(&self.request_ref()));
                 (digest.unwrap_or_else(|_| Keys::none()), Some(fault))
             }
         }
     }
 
     /// Returns the keys, or [`Keys::none`] for a request that reaches the handler without one.
-    fn extract(&self, body: &Bytes) -> Result<Keys, KeyError> {
+    fn extract(&self) -> Result<Keys, KeyError> {
         let config = &self.service.config;
-        let request = RequestRef::new(&self.head, body);
+        let request = self.request_ref();
         match config.key.extract(&request)? {
             Extracted::Keys(keys) => Ok(keys),
             Extracted::Bypass => Ok(Keys::none()),
@@ -356,22 +317,23 @@ impl<S, L, B> Admission<S, L, B> {
     }
 
     /// Refuses too many keys. Returns the digests of the payloads, if the layer compares payloads.
-    fn bounded_payloads(&self, keys: &Keys, body: &Bytes) -> Result<Option<Payloads>, KeyError> {
+    fn bounded_payloads(&self, keys: &Keys) -> Result<Option<Payloads>, KeyError> {
         let config = &self.service.config;
         if keys.identity_count() > config.max_keys {
             return Err(KeyError::new(KeyErrorKind::TooMany, "the request"));
         }
         let compared = config.compare_payload.as_ref();
-        compared.map(|compared| self.payloads(&compared.part, keys, body)).transpose()
+        compared.map(|compared| self.payloads(&compared.part, keys)).transpose()
     }
 
     /// Returns the SHA-256 of each event's payload. In a multi-event delivery a payload is the
     /// event's own bytes; an event whose bytes the extractor does not name is not compared.
-    fn payloads(&self, part: &KeyPart, keys: &Keys, body: &Bytes) -> Result<Payloads, KeyError> {
+    fn payloads(&self, part: &KeyPart, keys: &Keys) -> Result<Payloads, KeyError> {
         let events = keys.events();
         let mut payloads = Vec::with_capacity(events.len());
         for event in events {
-            let Some(bytes) = event.payload().or((!keys.is_multi_event()).then_some(body)) else {
+            let Some(bytes) = event.payload().or((!keys.is_multi_event()).then_some(&self.body))
+            else {
                 continue;
             };
             if let Some(digest) = part.sha256(&RequestRef::new(&self.head, bytes))? {

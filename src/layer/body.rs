@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 #[cfg(feature = "axum")]
-use http::{Request, request};
+use http::{Extensions, Request};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{LengthLimitError, Limited};
 use pin_project_lite::pin_project;
@@ -175,10 +175,11 @@ pub(crate) const BODY_LIMIT: usize = 2 * 1024 * 1024;
 /// Raises axum's limit to a layer's `limit`, because axum's extractors refuse bodies above 2 MiB by
 /// default.
 #[cfg(feature = "axum")]
-pub(super) fn raise_limit_of_axum(head: request::Parts, limit: usize) -> request::Parts {
-    let mut request = Request::from_parts(head, ());
+pub(super) fn raise_limit_of_axum(extensions: &mut Extensions, limit: usize) {
+    let mut request = Request::new(());
+    std::mem::swap(request.extensions_mut(), extensions);
     axum_core::extract::DefaultBodyLimit::max(limit).apply(&mut request);
-    request.into_parts().0
+    std::mem::swap(request.extensions_mut(), extensions);
 }
 
 /// The default of the time in which a request body must arrive.

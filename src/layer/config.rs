@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderName, Method, StatusCode, Uri};
-use tracing::Span;
 
 use super::body::{BODY_LIMIT, BODY_TIMEOUT};
 use super::gate::Gate;
@@ -144,11 +143,6 @@ impl Config {
     pub(super) fn deduplicates(&self, method: &Method) -> bool {
         self.methods.contains(method)
             || (method == Method::HEAD && self.methods.contains(&Method::GET))
-    }
-
-    /// Opens the span of a delivery of these events, which the rest of its work enters.
-    pub(super) fn open_span(&self, report: &mut Report, events: &[Event]) -> Span {
-        report.open_span(events, &self.meters)
     }
 
     /// Emits the log record of a delivery of these events, and counts the delivery.

@@ -63,6 +63,16 @@ pub(super) struct RequestKeys {
     pub(super) payloads: Option<Payloads>,
 }
 
+impl RequestKeys {
+    /// Returns the events that log records may name.
+    pub(super) fn logged(&self, judged: Judged) -> &[Event] {
+        match judged {
+            Judged::InShadow(Some(verdict)) if !verdict.is_of_a_key() => &[],
+            _ => self.keys.events(),
+        }
+    }
+}
+
 /// How the layer treats the verdict on a delivery.
 #[derive(Clone, Copy)]
 pub(super) enum Judged {
@@ -71,21 +81,42 @@ pub(super) enum Judged {
     InShadow(Option<Verdict>),
 }
 
-/// A delivery that runs.
+/// A request, and the delivery that it becomes.
 pub(super) struct Run<S, L, B> {
-    /// Ready, except while the delivery waits for another one.
+    /// Ready, except while the delivery waits for a permit or for another delivery.
     pub(super) inner: S,
-    /// Taken when the handler is called.
-    pub(super) head: Option<request::Parts>,
+    /// Taken when the handler is called, with the body.
+    pub(super) head: request::Parts,
+    /// Empty until it was read.
     pub(super) body: Bytes,
+    /// Without a key until they were extracted.
     pub(super) request: RequestKeys,
     pub(super) judged: Judged,
+    /// Set when the delivery starts.
     pub(super) path: Path,
     pub(super) service: Arc<ServiceState<L>>,
-    /// `None` while the delivery waits for another one, and in shadow if none was free.
+    /// `None` while the delivery waits, and in shadow if none was free.
     pub(super) permit: Option<Permit>,
     pub(super) report: Report,
-    pub(super) inner_body: PhantomData<fn() -> B>,
+    inner_body: PhantomData<fn() -> B>,
+}
+
+impl<S, L, B> Run<S, L, B> {
+    /// In a box from the beginning, because it goes through many hands.
+    pub(super) fn new(inner: S, head: request::Parts, service: Arc<ServiceState<L>>) -> Box<Self> {
+        Box::new(Self {
+            inner,
+            head,
+            body: Bytes::new(),
+            request: RequestKeys { keys: Keys::none(), payloads: None },
+            judged: Judged::Enforced,
+            path: Path::default(),
+            service,
+            permit: None,
+            report: Report::started_now(),
+            inner_body: PhantomData,
+        })
+    }
 }
 
 /// A delivery whose handler runs.
@@ -134,12 +165,7 @@ where
             drop(running);
             let config = &self.service.config;
             self.report.status = ending.own_status(config).or(self.report.status);
-            let is_named = match self.judged {
-                Judged::InShadow(Some(verdict)) => verdict.is_of_a_key(),
-                _ => true,
-            };
-            let events = if is_named { self.request.keys.events() } else { &[] };
-            config.emit(&self.report, outcome, events);
+            config.emit(&self.report, outcome, self.request.logged(self.judged));
             ending
         }
     }
@@ -328,13 +354,10 @@ where
     ) -> impl Future<Output = ((), Option<HandlerSuccess>)> + use<'r, S, L, B, ResBody> {
         let Self { inner, head, body, request: RequestKeys { keys, .. }, judged, .. } = self;
         let (config, report, judged) = (&self.service.config, &mut self.report, *judged);
-        let mut is_head = false;
-        if let Some(head) = head {
-            is_head = head.method == Method::HEAD;
-            extend(&mut head.extensions, keys, judged, delivery);
-            if let Some(claim) = claim {
-                claim.attach(&mut head.extensions);
-            }
+        let is_head = head.method == Method::HEAD;
+        extend(&mut head.extensions, keys, judged, delivery);
+        if let Some(claim) = claim {
+            claim.attach(&mut head.extensions);
         }
         let (bound, replay) = match judged {
             Judged::Enforced => (config.times.handler_timeout, config.replay.as_ref()),
@@ -342,7 +365,7 @@ where
         };
         async move {
             let called = call(bound, || {
-                let head = head.take().unwrap_or_else(|| Request::new(()).into_parts().0);
+                let head = std::mem::replace(head, Request::new(()).into_parts().0);
                 inner.call(Request::from_parts(head, B::from(std::mem::take(body))))
             });
             *ended = judge(called.await, config, judged, report);

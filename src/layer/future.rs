@@ -14,10 +14,11 @@ use pin_project_lite::pin_project;
 use tokio::sync::oneshot;
 use tower_service::Service;
 
-use super::admit::{Admission, Dispatch};
+use super::admit::Dispatch;
 use super::answer::{DedupResult, Ending, own, replayed};
 use super::body::{Collect, ResponseBody};
 use super::config::ServiceState;
+use super::delivery::Run;
 use crate::error::BoxError;
 use crate::ledger::Ledger;
 
@@ -48,7 +49,7 @@ pin_project! {
         Buffering {
             #[pin]
             body: Collect<R>,
-            admission: Option<Admission<S, L, B>>,
+            run: Option<Box<Run<S, L, B>>>,
         },
         Inner {
             #[pin]
@@ -69,10 +70,10 @@ where
     R: Body<Data = Bytes>,
     R::Error: Into<BoxError>,
 {
-    pub(super) fn new(admission: Admission<S, L, B>, body: R) -> Self {
-        let service = Arc::clone(admission.service());
+    pub(super) fn new(run: Box<Run<S, L, B>>, body: R) -> Self {
+        let service = Arc::clone(&run.service);
         let body = Collect::new(body, service.config.body_limit, service.config.body_timeout);
-        Self { state: State::Buffering { body, admission: Some(admission) }, service }
+        Self { state: State::Buffering { body, run: Some(run) }, service }
     }
 }
 
@@ -93,11 +94,11 @@ where
         let mut this = self.project();
         loop {
             let dispatch = match this.state.as_mut().project() {
-                StateProj::Buffering { body, admission } => {
+                StateProj::Buffering { body, run } => {
                     let body = ready!(body.poll(cx));
-                    match (admission.take(), body) {
-                        (Some(admission), Ok(body)) => admission.dispatch(body, cx),
-                        (Some(admission), Err(fault)) => admission.refuse_body(fault).into(),
+                    match (run.take(), body) {
+                        (Some(run), Ok(body)) => run.dispatch(body, cx),
+                        (Some(mut run), Err(fault)) => run.refuse_body(fault).into(),
                         // The caller polls again after the future was ready.
                         (None, _) => DedupResult::Unavailable.into(),
                     }

@@ -6,8 +6,8 @@
 //! |---|---|---|
 //! | take the ready inner service | `Dedup::call` | `service` |
 //! | buffer the body | `ResponseFuture::poll` | `future`, `body` |
-//! | read the keys, take a permit | `Admission::dispatch` | `admit`, `gate` |
-//! | start the delivery; move it to a task at its first wait | `Admission::start` | `admit` |
+//! | read the keys, take a permit | `Run::dispatch` | `admit`, `gate` |
+//! | start the delivery; move it to a task at its first wait | `Run::start` | `admit` |
 //! | claim, wait, handle, settle | `Run::to_the_end` | `delivery`, and [`run`](crate::run) |
 //! | turn the ending into a response, an error or a panic | `ResponseFuture::poll` | `future`, `answer` |
 //!

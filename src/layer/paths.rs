@@ -27,7 +27,7 @@ pub(super) struct LastPaths {
 }
 
 /// The hash of a path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Path(u64);
 
 const PATH_BITS: u64 = 0xFFFF_FFFF;

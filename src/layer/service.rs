@@ -11,9 +11,9 @@ use http_body::Body;
 use http_body_util::Full;
 use tower_service::Service;
 
-use super::admit::Admission;
 use super::body::ResponseBody;
 use super::config::{Config, ServiceState};
+use super::delivery::Run;
 use super::future::ResponseFuture;
 use super::gate::Gate;
 use crate::error::BoxError;
@@ -79,7 +79,7 @@ where
         let clone = self.inner.clone();
         let ready = std::mem::replace(&mut self.inner, clone);
         let (head, body) = request.into_parts();
-        ResponseFuture::new(Admission::new(ready, head, Arc::clone(&self.service)), body)
+        ResponseFuture::new(Run::new(ready, head, Arc::clone(&self.service)), body)
     }
 }
 

@@ -127,7 +127,8 @@ impl States {
             }
         };
         let replied = asked.into_iter().zip(replies).map(|(key, reply)| (key, state(reply)));
-        let mut states: List<_> = replied.chain(known).collect();
+        let mut states: List<_> = replied.collect();
+        states.extend(known);
         states.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         Self { states, error }
     }
