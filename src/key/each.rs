@@ -38,12 +38,10 @@ pub struct EachKey {
     payload: bool,
 }
 
-/// Reads `part` from each event of the array at `pointer`. [`EachKey::new`] does the same for a
-/// pointer that may be invalid.
+/// Reads `part` from each event of the array at a JSON pointer (RFC 6901). In the pointer, `*` stands for every
+/// item of an array on the way.
 ///
-/// # Panics
-///
-/// If `pointer` is not a JSON pointer. [`EachKey::new`] returns an error instead.
+/// A text that is not a pointer makes an [invalid](super::KeyExtractor::checked) key: see [`json`](super::json).
 ///
 /// # Example
 ///
@@ -64,22 +62,15 @@ pub struct EachKey {
 /// # Ok::<(), http::Error>(())
 /// ```
 #[must_use]
-#[track_caller]
 pub fn each(pointer: &str, part: KeyPart) -> EachKey {
-    EachKey::new(pointer, part).unwrap_or_else(|error| panic!("{pointer:?}: {error}"))
+    let (array, part) = match Pointer::to_items(pointer) {
+        Ok(array) => (array, part),
+        Err(fault) => (Pointer::to_items_of(&[]), KeyPart::invalid(fault)),
+    };
+    EachKey { array, part: EventPart::new(part), payload: true }
 }
 
 impl EachKey {
-    /// Reads `part` from each event of the array at a JSON pointer (RFC 6901). In the pointer, `*`
-    /// stands for every item of an array on the way.
-    ///
-    /// # Errors
-    ///
-    /// A pointer that is not valid: see [`json`](super::json).
-    pub fn new(pointer: &str, part: KeyPart) -> Result<Self, ConfigError> {
-        Ok(Self { array: Pointer::to_items(pointer)?, part: EventPart::new(part), payload: true })
-    }
-
     /// Leaves the bytes of the events out of the keys.
     ///
     /// This is for a sender that changes these bytes from one attempt to the next. A layer that
@@ -91,10 +82,13 @@ impl EachKey {
     }
 
     /// Reads the [type](super::Event::with_event_type) of each event with `part`, as it reads the key.
-    #[must_use]
-    pub fn event_type(mut self, part: KeyPart) -> Self {
+    pub(crate) fn event_type(mut self, part: KeyPart) -> Self {
         self.part = self.part.with_event_type(part);
         self
+    }
+
+    pub(super) fn fault(&self) -> Option<&ConfigError> {
+        self.part.fault()
     }
 
     pub(crate) fn read(&self, request: &RequestRef<'_>) -> Result<Found, KeyError> {

@@ -344,7 +344,7 @@ impl<S, L, B> Admission<S, L, B> {
     fn extract(&self, body: &Bytes) -> Result<Keys, KeyError> {
         let config = &self.service.config;
         let request = RequestRef::new(&self.head, body);
-        match config.key.extract(&request)? {
+        match config.key.read(&request)? {
             Extracted::Keys(keys) => Ok(keys),
             Extracted::Bypass => Ok(Keys::none()),
             Extracted::Missing => match config.on_missing_key {
