@@ -31,7 +31,7 @@ pub const SLACK: Preset = Preset {
     }),
     floor: Floor(12 * MINUTE, "twice the 6 min of the schedule"),
     how: "three times: at once, after 1 min and after 5 min",
-    scheme: Some(Scheme::hmac(
+    scheme: Some(Scheme::signed(
         "x-slack-signature",
         hex("v0="),
         "version, time, body",
@@ -206,7 +206,7 @@ pub const TWITCH: Preset = Preset {
     }),
     floor: Floor(7 * DAY, "our estimate: no schedule is documented"),
     how: "when it is not sure that the message arrived",
-    scheme: Some(Scheme::hmac(
+    scheme: Some(Scheme::signed(
         "twitch-eventsub-message-signature",
         hex("sha256="),
         "id, time, body",

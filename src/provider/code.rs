@@ -47,7 +47,7 @@ pub const GITHUB: Preset = Preset {
     )),
     retries: Retries::Never,
     how: "a person can, with the same id",
-    scheme: Some(Scheme::hmac("x-hub-signature-256", hex("sha256="), "body", &[Part::Body])),
+    scheme: Some(Scheme::signed("x-hub-signature-256", hex("sha256="), "body", &[Part::Body])),
     source: "https://docs.github.com/en/webhooks/using-webhooks/best-practices-for-using-webhooks",
     unverified: "the 3 days (third parties)",
     ..DEFAULTS
@@ -103,7 +103,7 @@ pub const GITEA: Preset = Preset {
     floor: Floor(DAY, "our estimate: it never retries"),
     retries: Retries::Never,
     how: "a person can, with a new id, which runs again",
-    scheme: Some(Scheme::hmac("x-gitea-signature", hex(""), "body", &[Part::Body])),
+    scheme: Some(Scheme::signed("x-gitea-signature", hex(""), "body", &[Part::Body])),
     source: "https://github.com/go-gitea/gitea/blob/main/models/webhook/hooktask.go",
     unverified: "that Forgejo sends this header (third parties); what the signature covers",
     ..DEFAULTS
@@ -122,7 +122,7 @@ pub const CIRCLECI: Preset = Preset {
     floor: Floor(7 * DAY, "our estimate: no schedule is documented"),
     retries: Retries::Undocumented,
     how: "neither whether nor when",
-    scheme: Some(Scheme::hmac(
+    scheme: Some(Scheme::signed(
         "circleci-signature",
         hex("v1=").split_at(&[',', ' ', '\t']),
         "body",

@@ -1,7 +1,7 @@
 //! E-mail services.
 
 use super::preset::{DAY, DEFAULTS, EventType, Floor, HOUR, Preset, Rule};
-use super::scheme::{Own, Scheme, Secret};
+use super::scheme::{Part, Scheme, Secret, base64};
 use crate::key;
 
 /// SendGrid's Event Webhook: `/sg_event_id` of each event; the digest of an event without one.
@@ -57,8 +57,13 @@ pub const SENDGRID: Preset = Preset {
     floor: Floor(48 * HOUR, "twice the 24 h of the schedule"),
     how: "for up to 24 h",
     scheme: Some(
-        Scheme::own("x-twilio-email-event-webhook-signature", "time, body", Own::SendGrid)
-            .with_secret(Secret::PublicKey),
+        Scheme::signed(
+            "x-twilio-email-event-webhook-signature",
+            base64(""),
+            "time, body",
+            &[Part::Seconds("x-twilio-email-event-webhook-timestamp"), Part::Body],
+        )
+        .with_secret(Secret::PublicKey),
     ),
     signed_id: true,
     source: "https://docs.sendgrid.com/for-developers/tracking-events/troubleshooting",

@@ -24,7 +24,7 @@ pub const STRIPE: Preset = Preset {
     event_type: EventType::new("`/type`", || key::json("/type")),
     floor: Floor(30 * DAY, "redelivery by a person"),
     how: "for 3 days; three times over a few hours in a sandbox",
-    scheme: Some(Scheme::hmac(
+    scheme: Some(Scheme::signed(
         "stripe-signature",
         hex("v1=").split_at(&[',']),
         "time, body",
@@ -60,7 +60,7 @@ pub const SHOPIFY: Preset = Preset {
     event_type: EventType::new("header `X-Shopify-Topic`", || key::header("x-shopify-topic")),
     floor: Floor(8 * HOUR, "twice the 4 h of the schedule"),
     how: "eight times over 4 h",
-    scheme: Some(Scheme::hmac("x-shopify-hmac-sha256", base64(""), "body", &[Part::Body])),
+    scheme: Some(Scheme::signed("x-shopify-hmac-sha256", base64(""), "body", &[Part::Body])),
     source: "https://shopify.dev/docs/apps/build/webhooks/ignore-duplicates",
     unverified: "that topics share an event id, and that `X-Shopify-Webhook-Id` is the same on \
                  retries (third parties)",
@@ -79,7 +79,7 @@ pub const SQUARE: Preset = Preset {
     event_type: EventType::new("`/type`", || key::json("/type")),
     floor: Floor(48 * HOUR, "twice the 24 h of the schedule"),
     how: "for up to 24 h",
-    scheme: Some(Scheme::hmac(
+    scheme: Some(Scheme::signed(
         "x-square-hmacsha256-signature",
         base64(""),
         "URL, body",
@@ -104,7 +104,7 @@ pub const PADDLE: Preset = Preset {
     event_type: EventType::new("`/event_type`", || key::json("/event_type")),
     floor: Floor(6 * DAY, "twice the 3 days of the schedule"),
     how: "60 times over 3 days; three times over 15 min in a sandbox",
-    scheme: Some(Scheme::hmac(
+    scheme: Some(Scheme::signed(
         "paddle-signature",
         hex("h1=").split_at(&[';']),
         "time, body",

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::preset::{DAY, DEFAULTS, EventType, Floor, HOUR, MINUTE, Preset, Retries, Rule};
 use super::read::{cloud_event, media_type};
-use super::scheme::{Own, Part, Scheme, Secret, base64};
+use super::scheme::{Part, Scheme, Secret, base64};
 use crate::error::{KeyError, KeyErrorKind};
 use crate::key::{self, EventPart, Found, KeyPart, Reader, RequestRef};
 
@@ -28,7 +28,7 @@ pub const STANDARD_WEBHOOKS: Preset = Preset {
     floor: Floor(2 * (75 * HOUR + 35 * MINUTE), "twice the 75 h 35 min of the specification"),
     how: "ten attempts over 75 h 35 min in the specification's example",
     scheme: Some(
-        Scheme::hmac(
+        Scheme::signed(
             "webhook-signature",
             base64("v1,").split_at(&[' ']),
             "id, time, body",
@@ -67,7 +67,19 @@ pub const SVIX: Preset = Preset {
     floor: Floor(2 * (27 * HOUR + 35 * MINUTE + 5), "twice the 27 h 35 min 5 s of the schedule"),
     how: "after 5 s, 5 min, 30 min, 2 h, 5 h, 10 h and 10 h",
     scheme: Some(
-        Scheme::own("svix-signature", "id, time, body", Own::Svix).with_secret(Secret::Webhook),
+        Scheme::signed(
+            "svix-signature",
+            base64("v1,").split_at(&[' ']),
+            "id, time, body",
+            &[
+                Part::Id("svix-id"),
+                Part::Text("."),
+                Part::Seconds("svix-timestamp"),
+                Part::Text("."),
+                Part::Body,
+            ],
+        )
+        .with_secret(Secret::Webhook),
     ),
     signed_id: true,
     source: "https://github.com/svix/svix-webhooks/blob/main/server/svix-server/config.default.toml",

@@ -1,7 +1,7 @@
 //! Business tools.
 
 use super::preset::{DAY, DEFAULTS, EventType, Floor, Preset, Rule};
-use super::scheme::{Own, Scheme};
+use super::scheme::{Own, Part, Scheme, base64};
 use crate::key;
 
 /// HubSpot: for each event, all of its values that identify it, without `/attemptNumber`.
@@ -51,7 +51,17 @@ pub const BOX: Preset = Preset {
     event_type: EventType::new("`/trigger`", || key::json("/trigger")),
     floor: Floor(7 * DAY, "our estimate: no schedule is documented"),
     how: "the number is not documented",
-    scheme: Some(Scheme::own("box-signature-primary", "body, time", Own::Box)),
+    scheme: Some(Scheme::signed(
+        "box-signature-primary",
+        base64("").or_in("box-signature-secondary"),
+        "body, time",
+        &[
+            Part::Fixed("box-signature-version", "1"),
+            Part::Fixed("box-signature-algorithm", "HmacSHA256"),
+            Part::Body,
+            Part::Rfc3339("box-delivery-timestamp"),
+        ],
+    )),
     signed_id: true,
     source: "https://developer.box.com/guides/webhooks/v2/",
     unverified: "the schedule; the id when a person sends it again",

@@ -41,7 +41,7 @@ pub const WHATSAPP: Preset = Preset {
         "[documentation](https://developers.facebook.com/docs/whatsapp/cloud-api/webhooks)",
     )),
     how: "for up to 7 days; other webhooks of Meta for 36 h",
-    scheme: Some(Scheme::hmac("x-hub-signature-256", hex("sha256="), "body", &[Part::Body])),
+    scheme: Some(Scheme::signed("x-hub-signature-256", hex("sha256="), "body", &[Part::Body])),
     signed_id: true,
     source: "https://developers.facebook.com/docs/whatsapp/cloud-api/guides/set-up-webhooks",
     unverified: "that the message's id is the key (no page of Meta says so); that time and bytes \
