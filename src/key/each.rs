@@ -1,20 +1,4 @@
 //! [`EachKey`]: a key for every event of a JSON array in the body.
-//!
-//! 1. A pointer names the array. In the pointer, `*` stands for every item of an array on the way:
-//!    `/entry/*/changes/*/value/messages` names an array for every change of every entry.
-//! 2. The part is read once for each item. It sees the head of the delivery and, as the body, the
-//!    item's own bytes. So JSON pointers start at the item, and
-//!    [`body_digest`](super::body_digest) is the digest of the item.
-//! 3. If an array is missing anywhere, or an event has no key, the whole delivery is
-//!    [`Missing`](super::Extracted::Missing). Keys for the rest would make the event without a key
-//!    part of a duplicate.
-//! 4. If all arrays are empty, the result is [`Bypass`](super::Extracted::Bypass): nothing has to
-//!    be deduplicated, and after a 400 the sender would retry.
-//! 5. A value that is no array, and a name that occurs twice on the way, are malformed.
-//! 6. A delivery has at most 65,536 events; the rest is not read. All ids of a delivery have at
-//!    most 32 MiB together, because a long header would be part of each.
-//! 7. Events are slices of the body, not copies. The head is read once, so the time is linear in
-//!    the body.
 
 use std::sync::Arc;
 
@@ -31,6 +15,22 @@ use crate::error::{ConfigError, KeyError, KeyErrorKind};
 const MAX_ID_BYTES: usize = 32 << 20;
 
 /// Reads a key for every event of a JSON array. [`each`] makes it.
+///
+/// 1. A pointer names the array. In the pointer, `*` stands for every item of an array on the way:
+///    `/entry/*/changes/*/value/messages` names an array for every change of every entry.
+/// 2. The part is read once for each item. It sees the head of the delivery and, as the body, the
+///    item's own bytes. So JSON pointers start at the item, and
+///    [`body_digest`](super::body_digest) is the digest of the item.
+/// 3. If an array is missing anywhere, or an event has no key, the whole delivery is
+///    [`Missing`](super::Extracted::Missing). Keys for the rest would make the event without a key
+///    part of a duplicate.
+/// 4. If all arrays are empty, the result is [`Bypass`](super::Extracted::Bypass): nothing has to
+///    be deduplicated, and after a 400 the sender would retry.
+/// 5. A value that is no array, and a name that occurs twice on the way, are malformed.
+/// 6. A delivery has at most 65,536 events; the rest is not read. All ids of a delivery have at
+///    most 32 MiB together, because a long header would be part of each.
+/// 7. Events are slices of the body, not copies. The head is read once, so the time is linear in
+///    the body.
 #[derive(Debug, Clone)]
 pub struct EachKey {
     array: Pointer,

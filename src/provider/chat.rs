@@ -22,7 +22,7 @@ pub const SLACK: Preset = Preset {
     title: "Slack",
     key: "`/event_id`",
     rule: Rule::Part(|| key::json("/event_id")),
-    event_type: EventType::new("`/event/type`", || key::json("/event/type")),
+    event_type: EventType("`/event/type`", Some(|| key::json("/event/type"))),
     handshake: Some(Handshake {
         words: "`/type` is `url_verification` or `app_rate_limited`; forms (slash commands, \
                 interactivity)",
@@ -195,9 +195,10 @@ pub const TWITCH: Preset = Preset {
     title: "Twitch EventSub",
     key: "header `Twitch-Eventsub-Message-Id`",
     rule: Rule::Part(|| key::header("twitch-eventsub-message-id")),
-    event_type: EventType::new("header `Twitch-Eventsub-Subscription-Type`", || {
-        key::header("twitch-eventsub-subscription-type")
-    }),
+    event_type: EventType(
+        "header `Twitch-Eventsub-Subscription-Type`",
+        Some(|| key::header("twitch-eventsub-subscription-type")),
+    ),
     handshake: Some(Handshake {
         words: "`Twitch-Eventsub-Message-Type` is `webhook_callback_verification` or \
                 `revocation`, and the body has no `/event`",

@@ -53,7 +53,7 @@ pub const SENDGRID: Preset = Preset {
     title: "SendGrid",
     key: "each: `/sg_event_id`, else `body_` and the SHA-256 of the event",
     rule: Rule::Each(|| key::each("", key::json("/sg_event_id").or(key::body_digest()))),
-    event_type: EventType::new("`/event` of the event", || key::json("/event")),
+    event_type: EventType("`/event` of the event", Some(|| key::json("/event"))),
     floor: Floor(48 * HOUR, "twice the 24 h of the schedule"),
     how: "for up to 24 h",
     scheme: Some(
@@ -98,7 +98,7 @@ pub const POSTMARK: Preset = Preset {
             .and(key::json("/SuppressSending").optional());
         by_id.or(by_message)
     }),
-    event_type: EventType::new("`/RecordType`", || key::json("/RecordType")),
+    event_type: EventType("`/RecordType`", Some(|| key::json("/RecordType"))),
     floor: Floor(7 * DAY, "our estimate: only the 10.5 h of inbound messages are documented"),
     how: "inbound messages ten times over 10.5 h; an answer of 403 ends it",
     source: "https://postmarkapp.com/developer/webhooks/webhooks-overview",

@@ -43,7 +43,7 @@ pub(super) const DEFAULTS: Preset = Preset {
     aliases: &[],
     key: "",
     rule: Rule::Part(key::body_digest),
-    event_type: EventType { words: "", part: None },
+    event_type: EventType("", None),
     handshake: None,
     methods: &[Method::POST],
     floor: Floor(0, ""),
@@ -66,24 +66,10 @@ pub(super) enum Rule {
     Reader(fn() -> Reader),
 }
 
-/// Where the type of an event stands.
+/// Where the type of an event stands, and how it is read: `None` if the rule reads it with the key, or if the sender
+/// has no such field.
 #[derive(Clone, Copy)]
-pub(super) struct EventType {
-    words: &'static str,
-    /// `None` if the rule reads it, or the sender has no such field.
-    part: Option<fn() -> KeyPart>,
-}
-
-impl EventType {
-    pub(super) const fn new(words: &'static str, part: fn() -> KeyPart) -> Self {
-        Self { words, part: Some(part) }
-    }
-
-    /// The rule reads the type with the key.
-    pub(super) const fn of_rule(words: &'static str) -> Self {
-        Self { words, part: None }
-    }
-}
+pub(super) struct EventType(pub(super) &'static str, pub(super) Option<fn() -> KeyPart>);
 
 /// Which requests carry no event.
 #[derive(Clone, Copy)]
@@ -119,7 +105,7 @@ pub enum Retries {
 }
 
 impl Preset {
-    /// Returns the preset's name, in lower case with hyphens: `standard-webhooks`.
+    /// Returns the preset's name, in lower case with hyphens: `standard-webhooks`. It is the namespace of the keys.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         self.name
@@ -131,14 +117,8 @@ impl Preset {
         self.aliases
     }
 
-    /// Returns the namespace of the keys, which is the preset's name.
-    #[must_use]
-    pub const fn namespace(&self) -> &'static str {
-        self.name
-    }
-
     /// Returns the key without its namespace, to compose it further; `None` for a sender of
-    /// multi-event deliveries.
+    /// multi-event deliveries: one request may carry several events, each with its own key.
     ///
     /// The part ignores handshakes and methods. [`extractor`](Self::extractor) includes them.
     #[must_use]
@@ -158,7 +138,7 @@ impl Preset {
             Rule::Each(each) => each().namespace(self.name),
             Rule::Reader(reader) => KeyExtractor::from_reader(self.name, reader()),
         };
-        let keys = match self.event_type.part {
+        let keys = match self.event_type.1 {
             Some(part) => keys.event_type(part()),
             None => keys,
         };
@@ -178,12 +158,6 @@ impl Preset {
             Some(handshake) => keys.bypass_when(handshake.is),
             None => keys,
         }
-    }
-
-    /// Returns `true` if one request may carry several events, each with its own key.
-    #[must_use]
-    pub const fn is_multi_event(&self) -> bool {
-        !matches!(self.rule, Rule::Part(_))
     }
 
     /// Returns the methods by which the sender delivers.
@@ -256,7 +230,7 @@ impl Preset {
     #[must_use]
     pub fn texts(&self) -> [&'static str; 8] {
         let body = self.body.map_or("", |body| body.1);
-        let event_type = self.event_type.words;
+        let event_type = self.event_type.0;
         let [title, key, floor] = [self.title, self.key, self.floor.1];
         [title, key, event_type, floor, body, self.how, self.source, self.unverified]
     }

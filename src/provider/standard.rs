@@ -1,12 +1,10 @@
 //! Formats that many senders share.
 
-use std::sync::Arc;
-
 use super::preset::{DAY, DEFAULTS, EventType, Floor, HOUR, MINUTE, Preset, Retries, Rule};
-use super::read::{cloud_event, media_type};
+use super::read::{cloud_events_or, one};
 use super::scheme::{Part, Scheme, Secret, base64};
 use crate::error::{KeyError, KeyErrorKind};
-use crate::key::{self, EventPart, Found, KeyPart, Reader, RequestRef};
+use crate::key::{self, EventPart, KeyPart, Reader, RequestRef};
 
 /// Standard Webhooks: the header `webhook-id`, which is signed and stays the same on every retry.
 ///
@@ -109,7 +107,7 @@ pub const CLOUDEVENTS: Preset = Preset {
     title: "CloudEvents",
     key: "`source|id`: of each event, of the one event, or headers `ce-source|ce-id`",
     rule: Rule::Reader(cloud_events),
-    event_type: EventType::of_rule("`/type`, or header `ce-type`"),
+    event_type: EventType("`/type`, or header `ce-type`", None),
     floor: Floor(7 * DAY, "our estimate: the format has no schedule"),
     retries: Retries::Undocumented,
     how: "depends on the sender",
@@ -118,18 +116,9 @@ pub const CLOUDEVENTS: Preset = Preset {
 };
 
 fn cloud_events() -> Reader {
-    let one = EventPart::new(cloud_event()).with_event_type(key::json("/type"));
-    let each = key::each("", cloud_event()).event_type(key::json("/type"));
     let headers = EventPart::new(attribute("ce-source").and(attribute("ce-id")))
         .with_event_type(attribute("ce-type"));
-    Arc::new(move |request| {
-        let part = match &*media_type(request) {
-            "application/cloudevents-batch+json" => return each.read(request),
-            "application/cloudevents+json" => &one,
-            _ => &headers,
-        };
-        Ok(part.read(request)?.map_or(Found::Missing, |found| Found::One(found.into_owned())))
-    })
+    cloud_events_or(move |request| one(&headers, request))
 }
 
 /// Reads an attribute of an event from a header: unquoted, then percent-decoded once (HTTP protocol

@@ -25,9 +25,10 @@ pub const HUBSPOT: Preset = Preset {
             .and(key::json("/propertyName").optional());
         key::each("", key).without_payload()
     }),
-    event_type: EventType::new("`/subscriptionType` of the event", || {
-        key::json("/subscriptionType")
-    }),
+    event_type: EventType(
+        "`/subscriptionType` of the event",
+        Some(|| key::json("/subscriptionType")),
+    ),
     floor: Floor(6 * DAY, "twice the 3 days of the schedule"),
     how: "up to ten times over 24 h, or over 3 days",
     scheme: Some(Scheme::own("x-hubspot-signature-v3", "method, URL, body, time", Own::HubSpot)),
@@ -48,7 +49,7 @@ pub const BOX: Preset = Preset {
     title: "Box",
     key: "`/id`",
     rule: Rule::Part(|| key::json("/id")),
-    event_type: EventType::new("`/trigger`", || key::json("/trigger")),
+    event_type: EventType("`/trigger`", Some(|| key::json("/trigger"))),
     floor: Floor(7 * DAY, "our estimate: no schedule is documented"),
     how: "the number is not documented",
     scheme: Some(Scheme::signed(

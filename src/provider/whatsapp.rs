@@ -34,7 +34,7 @@ pub const WHATSAPP: Preset = Preset {
           `phone_number_id?|id|status|recipient_id?`; any other change: `entry id?|entry \
           time?|field?|body_` and the SHA-256 of the change",
     rule: Rule::Reader(whatsapp),
-    event_type: EventType::of_rule("`/field` of the change"),
+    event_type: EventType("`/field` of the change", None),
     floor: Floor(14 * DAY, "twice the 7 days of the schedule"),
     body: Some(LargestBody(
         3 * MIB,

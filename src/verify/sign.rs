@@ -117,7 +117,7 @@ impl Signing {
         Ok((before, text))
     }
 
-    /// Does the same for the other schemes. Adyen's header is in the body.
+    /// Returns the signature by a scheme that is not data; `None` for Adyen, whose signatures are in the body.
     fn own(&mut self, own: Own) -> Result<Option<String>, BoxError> {
         let signature = match own {
             Own::Adyen => return self.adyen().map(|()| None),

@@ -2,7 +2,9 @@
 
 use ctutils::CtEq;
 
-use crate::provider::{Codes, Part, Scheme, Secret};
+#[cfg(feature = "verify-ecdsa")]
+use crate::provider::Secret;
+use crate::provider::{Codes, Part, Scheme};
 use crate::verify::error::Refusal;
 use crate::verify::public_url::target;
 use crate::verify::received::{HmacSha256, Received, base64, hex, signed};
@@ -33,11 +35,11 @@ pub(in crate::verify) fn verify(
     let decode = if codes.is_base64 { base64 } else { hex };
     let items = value.into_iter().chain(other).flat_map(|value| value.split(codes.separators));
     let found = items.filter_map(|item| decode(item.strip_prefix(codes.prefix)?));
-    match scheme.secret {
-        #[cfg(feature = "verify-ecdsa")]
-        Secret::PublicKey => ecdsa::signed(key, &signed_text.parts, found),
-        _ => signed::<HmacSha256>(key, &signed_text.parts, found),
+    #[cfg(feature = "verify-ecdsa")]
+    if let Secret::PublicKey = scheme.secret {
+        return ecdsa::signed(key, &signed_text.parts, found);
     }
+    signed::<HmacSha256>(key, &signed_text.parts, found)
 }
 
 /// Compares the header with the secret in constant time.
