@@ -39,7 +39,7 @@ async fn main() -> Result<(), BoxError> {
 /// Returns `true` if the message may be acknowledged.
 async fn is_done(dedup: &Deduplicator, message: Message) -> Result<bool, BoxError> {
     // The key that the layer makes of the same event, if it comes by webhook, too.
-    let key = DedupKey::new(STRIPE.namespace(), &message.id)?;
+    let key = DedupKey::new(STRIPE.name(), &message.id)?;
     let run = dedup.run(&key, async |_| handle(&message).await);
     Ok(match run.await {
         Ok(RunOutcome::First(())) => true,

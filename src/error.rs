@@ -359,11 +359,11 @@ pub(crate) fn check(
     if is_valid { Ok(()) } else { Err(ConfigError::setting(setting, rule)) }
 }
 
-/// Returns the value that a `try_` setter returned, for the setter that panics.
+/// Returns what was checked.
 ///
 /// # Panics
 ///
-/// Panics for an invalid setting, and names the caller of the setter.
+/// For an invalid setting. The panic names the caller.
 #[track_caller]
 pub(crate) fn valid<T>(set: Result<T, ConfigError>) -> T {
     // `#[track_caller]` would report the place of a closure.

@@ -24,60 +24,13 @@
 //!
 //! | `outcome` | level | meaning |
 //! |---|---|---|
-//! | `completed` | info | the handler succeeded; the key is complete |
-//! | `failed` | info; warn for a preset whose sender does not [retry](crate::provider::Preset::retries) after a response | the handler failed; the key is free for the retry (on arrival: the event is lost). Without a retry, the event is lost unless somebody sends it again |
-//! | `handler_timeout` | warn | the handler ran for longer than [`handler_timeout`](crate::DedupLayer::handler_timeout) and was dropped; the key is free for the retry (on arrival: the event is lost) |
-//! | `panicked` | error | the handler panicked; the key is free for the retry (on arrival: the event is lost) |
-//! | `uncommitted` | error | the handler succeeded, but the ledger could not commit |
-//! | `duplicate` | info | every event is complete; the handler did not run |
-//! | `in_flight` | info | another delivery runs an event, or may run it. Without `attempt`, the handler did not run; with it, the handler ran, and the events that it ran are complete |
-//! | `mismatch` | warn | the id is complete with another payload, and the layer [compares](crate::DedupLayer::compare_payload) payloads |
-//! | `broken_response` | error | the body of a response to be stored ended in an error; the key is free for the retry |
-//! | `unavailable` | warn | the store did not reply in time, or returned an error |
-//! | `overloaded` | warn | `max_running` or `max_waiting` was reached, or the inner service was not ready when the wait ended |
-//! | `invalid_key` | warn | the key is missing or malformed, or there are too many keys |
-//! | `too_large`, `broken_body`, `slow_body` | warn | the request body could not be read to its end |
-//! | `unverified` | error | the marker `Verified` is missing: the layers are in the wrong order |
-//! | `unscoped` | error | a request with an `Idempotency-Key` has no [scope](crate::DedupLayer::idempotency_key): no layer outside has set it |
-//! | `cancelled` | warn | the caller dropped the future of [`Deduplicator::run`](crate::Deduplicator::run) before its end; [its documentation](crate::Deduplicator#cancel-safety) says what happens to the key |
-//! | `handshake` | info | the layer answered a [handshake](crate::KeyExtractor::handshake_when), such as GitHub's ping |
-//! | `bypass` | debug | a request without an event for the handler, a missing key that passes through, or a delivery that an outer layer already runs. The record of the first two comes after the handler, and `uncommitted`, `panicked`, `handler_timeout` and `overloaded` apply to them too |
+#![doc = outcome::outcome_rows!()]
 //!
 //! Other records, with the same target. A record about one event has `namespace` and `id` too:
 //!
-//! | message begins with | level | meaning |
+//! | message | level | remarks |
 //! |---|---|---|
-//! | `lease lost` | warn | another handler may have run this event too |
-//! | `takeover` | warn | an earlier handler of this event died or lost its lease |
-//! | `running unprotected` | warn | the handler runs although the store did not reply |
-//! | `handled on another path` | error, once a minute at most | a duplicate came on a path on which its event was not handled |
-//! | `mode changed` | info | [`set_mode`](crate::DedupHandle::set_mode) was called; `from` and `to` are the modes |
-//! | `nested layers` | warn, once | an outer layer uses the same keys |
-//! | `unsigned id` | warn, once a layer | [`require_verified`](crate::DedupLayer::require_verified) is set, the sender does not sign the id, and there is no [content identity](crate::guide::keys#an-id-that-is-not-signed) |
-//! | `not verified` | warn | a [`VerifyLayer`](crate::verify::VerifyLayer) refused the request; `preset` is the sender, `path` the path of the request, and `reason` says why |
-//! | `same body` | warn | the event is a duplicate by its [content identity](crate::KeyExtractor::content_identity) only: a replay under another id, or two events with the same bytes |
-//! | `payload mismatch` | warn | the event was handled with another payload |
-//! | `response not stored` | warn | duplicates of this event get an empty response |
-//! | `completed in the background` | info | a store call succeeded after its delivery had ended |
-//! | `gave up in the background` | error | such a call never succeeded, or a release met an error that does not pass by itself; `error` is the last one |
-//! | `gave up at once` | error | such a call was not started: too many are pending, or the runtime has ended |
-//! | `a handler panicked after its client had gone` | error | no caller is left that the panic could reach |
-//! | `the retention is shorter` | warn | a layer is built, and the retention is below the preset's floor |
-//! | `the body limit is smaller` | warn | a layer is built, and its body limit is below the sender's largest body |
-//! | `purged` | debug | expired keys were deleted |
-//! | `purging failed` | warn | a round of a purge failed, and the round before it did not |
-//! | `purging failed` | debug | a further round failed |
-//! | `not encrypted` | warn, once | a `PostgresAdapter` is connected to another host without TLS |
-//! | `the Redis server may not be used` | error | it evicts keys, is too old, or is of another kind than the URL says: every call is refused until it is mended |
-//! | `the Redis server hides its eviction policy` | warn, once an adapter | it may evict keys. Its access rules or its service hide the policy: set it to `noeviction` |
-//! | `nearly full` | warn, once an hour at most | a `MemoryAdapter` has reached four fifths of its capacity |
-//! | `evicted` | warn, once a minute at most | a full `MemoryAdapter` has forgotten `keys` live keys; `age_s` is the age of the youngest |
-//! | `rejected` | warn | an argument of a handler, `Delivery` or `DedupTx`, is not available; `fix` says what to change |
-//! | `the table of the SQLite store is gone` | warn | the table is made again, without its keys |
-//! | `the SQLite pool runs below` | warn | `synchronous` is below `FULL`: a power cut can lose a completed key |
-//! | `the SQLite file is not in WAL mode` | warn | duplicates wait for writers |
-//! | `the store lost a claim` | error | a handler succeeded, and the row of its claim was gone (`kind` `missing`): another handler may have run this event too |
-//! | `the store may have lost acknowledged writes` | warn | Redis is another process or has another history than before (`kind` `suspected`), or has evicted keys (`evicted`). `primary` is the server |
+#![doc = records::record_rows!()]
 //!
 //! Filter the whole subscriber, not each of its layers. With a filter for each layer
 //! (`Layer::with_filter`), a record can be lost after sqlx has asked whether its own record is wanted, for
@@ -152,19 +105,6 @@
 //! | `tower_dedup_store_duration_seconds` | `db.client.operation.duration` | histogram in seconds |
 //! | every other metric | none | |
 
-/// Logs a record that names an event by its namespace and its id.
-macro_rules! log {
-    ($level:ident, $key:expr, $($fields:tt)+) => {
-        tracing::event!(
-            target: "tower_dedup",
-            tracing::Level::$level,
-            namespace = $key.namespace(),
-            id = &*$key.shown_id(),
-            $($fields)+
-        )
-    };
-}
-
 /// Adds to a counter: one, or the number before its name.
 macro_rules! count {
     ($number:expr; $name:literal $(, $label:literal => $value:expr)*) => {{
@@ -176,7 +116,6 @@ macro_rules! count {
     ($name:literal $($labels:tt)*) => { count!(1; $name $($labels)*) };
 }
 
-mod background;
 mod delivery;
 #[cfg(feature = "metrics")]
 mod describe;
@@ -188,19 +127,19 @@ mod run;
 mod span;
 mod store;
 
-pub(crate) use background::{Background, background, orphaned_panic, pending_write};
 pub(crate) use delivery::{Report, ShadowFields};
 #[cfg(feature = "metrics")]
 pub use describe::{describe_metrics, metrics_buckets};
-pub(crate) use meters::{Meters, MetersByNamespace};
+pub(crate) use meters::{Meters, MetersByNamespace, pending_write};
 pub(crate) use outcome::Outcome;
 #[cfg(feature = "verify")]
 pub(crate) use records::not_verified;
 #[cfg(feature = "axum")]
 pub(crate) use records::rejected;
 pub(crate) use records::{
-    claim_missing, lease_lost, mismatch, mode_changed, purge_failed, purged, response_not_stored,
-    same_body, shadow, short_retention, small_body_limit, takeover, unprotected, unsigned_id,
+    Background, background, claim_missing, lease_lost, mismatch, mode_changed, orphaned_panic,
+    purge_failed, purge_failed_again, purged, response_not_stored, same_body, shadow,
+    short_retention, small_body_limit, takeover, unprotected, unsigned_id,
 };
 #[cfg(feature = "memory")]
 pub(crate) use records::{evicted, evicting, nearly_full};
@@ -208,6 +147,8 @@ pub(crate) use records::{evicted, evicting, nearly_full};
 pub(crate) use records::{lane_restarted, not_encrypted};
 #[cfg(feature = "redis")]
 pub(crate) use records::{redis_hides_its_policy, redis_is_unfit, store_loss_suspected};
+#[cfg(feature = "sqlite")]
+pub(crate) use records::{sqlite_is_not_durable, sqlite_is_not_in_wal_mode, sqlite_table_is_gone};
 pub(crate) use run::RunReport;
 pub(crate) use span::store_span;
 pub(crate) use store::{TableCounts, set_last_purge, store_call, table};

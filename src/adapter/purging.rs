@@ -126,7 +126,11 @@ impl Purging {
                 // The adapter may be closed.
                 Err(_) if stop.is_cancelled() => return,
                 Err(error) => {
-                    observe::purge_failed(&error, !has_failed);
+                    if has_failed {
+                        observe::purge_failed_again(&error);
+                    } else {
+                        observe::purge_failed(&error);
+                    }
                     has_failed = true;
                     (pause, retry) = (retry.min(every), retry.saturating_mul(2).min(every));
                 }

@@ -1,20 +1,4 @@
 //! [`EachKey`]: a key for every event of a JSON array in the body.
-//!
-//! 1. A pointer names the array. In the pointer, `*` stands for every item of an array on the way:
-//!    `/entry/*/changes/*/value/messages` names an array for every change of every entry.
-//! 2. The part is read once for each item. It sees the head of the delivery and, as the body, the
-//!    item's own bytes. So JSON pointers start at the item, and
-//!    [`body_digest`](super::body_digest) is the digest of the item.
-//! 3. If an array is missing anywhere, or an event has no key, the whole delivery is
-//!    [`Missing`](super::Extracted::Missing). Keys for the rest would make the event without a key
-//!    part of a duplicate.
-//! 4. If all arrays are empty, the result is [`Bypass`](super::Extracted::Bypass): nothing has to
-//!    be deduplicated, and after a 400 the sender would retry.
-//! 5. A value that is no array, and a name that occurs twice on the way, are malformed.
-//! 6. A delivery has at most 65,536 events; the rest is not read. All ids of a delivery have at
-//!    most 32 MiB together, because a long header would be part of each.
-//! 7. Events are slices of the body, not copies. The head is read once, so the time is linear in
-//!    the body.
 
 use std::sync::Arc;
 
@@ -31,6 +15,22 @@ use crate::error::{ConfigError, KeyError, KeyErrorKind};
 const MAX_ID_BYTES: usize = 32 << 20;
 
 /// Reads a key for every event of a JSON array. [`each`] makes it.
+///
+/// 1. A pointer names the array. In the pointer, `*` stands for every item of an array on the way:
+///    `/entry/*/changes/*/value/messages` names an array for every change of every entry.
+/// 2. The part is read once for each item. It sees the head of the delivery and, as the body, the
+///    item's own bytes. So JSON pointers start at the item, and
+///    [`body_digest`](super::body_digest) is the digest of the item.
+/// 3. If an array is missing anywhere, or an event has no key, the whole delivery is
+///    [`Missing`](super::Extracted::Missing). Keys for the rest would make the event without a key
+///    part of a duplicate.
+/// 4. If all arrays are empty, the result is [`Bypass`](super::Extracted::Bypass): nothing has to
+///    be deduplicated, and after a 400 the sender would retry.
+/// 5. A value that is no array, and a name that occurs twice on the way, are malformed.
+/// 6. A delivery has at most 65,536 events; the rest is not read. All ids of a delivery have at
+///    most 32 MiB together, because a long header would be part of each.
+/// 7. Events are slices of the body, not copies. The head is read once, so the time is linear in
+///    the body.
 #[derive(Debug, Clone)]
 pub struct EachKey {
     array: Pointer,
@@ -38,12 +38,10 @@ pub struct EachKey {
     payload: bool,
 }
 
-/// Reads `part` from each event of the array at `pointer`. [`EachKey::new`] does the same for a
-/// pointer that may be invalid.
+/// Reads `part` from each event of the array at a JSON pointer (RFC 6901). In the pointer, `*` stands for every
+/// item of an array on the way.
 ///
-/// # Panics
-///
-/// If `pointer` is not a JSON pointer. [`EachKey::new`] returns an error instead.
+/// A text that is not a pointer makes an [invalid](super::KeyExtractor::checked) key: see [`json`](super::json).
 ///
 /// # Example
 ///
@@ -64,22 +62,15 @@ pub struct EachKey {
 /// # Ok::<(), http::Error>(())
 /// ```
 #[must_use]
-#[track_caller]
 pub fn each(pointer: &str, part: KeyPart) -> EachKey {
-    EachKey::new(pointer, part).unwrap_or_else(|error| panic!("{pointer:?}: {error}"))
+    let (array, part) = match Pointer::to_items(pointer) {
+        Ok(array) => (array, part),
+        Err(fault) => (Pointer::to_items_of(&[]), KeyPart::invalid(fault)),
+    };
+    EachKey { array, part: EventPart::new(part), payload: true }
 }
 
 impl EachKey {
-    /// Reads `part` from each event of the array at a JSON pointer (RFC 6901). In the pointer, `*`
-    /// stands for every item of an array on the way.
-    ///
-    /// # Errors
-    ///
-    /// A pointer that is not valid: see [`json`](super::json).
-    pub fn new(pointer: &str, part: KeyPart) -> Result<Self, ConfigError> {
-        Ok(Self { array: Pointer::to_items(pointer)?, part: EventPart::new(part), payload: true })
-    }
-
     /// Leaves the bytes of the events out of the keys.
     ///
     /// This is for a sender that changes these bytes from one attempt to the next. A layer that
@@ -91,10 +82,13 @@ impl EachKey {
     }
 
     /// Reads the [type](super::Event::with_event_type) of each event with `part`, as it reads the key.
-    #[must_use]
-    pub fn event_type(mut self, part: KeyPart) -> Self {
+    pub(crate) fn event_type(mut self, part: KeyPart) -> Self {
         self.part = self.part.with_event_type(part);
         self
+    }
+
+    pub(super) fn fault(&self) -> Option<&ConfigError> {
+        self.part.fault()
     }
 
     pub(crate) fn read(&self, request: &RequestRef<'_>) -> Result<Found, KeyError> {

@@ -8,7 +8,7 @@ use super::id::event_type;
 use super::json::Pointers;
 use super::part::KeyPart;
 use super::request::RequestRef;
-use crate::error::KeyError;
+use crate::error::{ConfigError, KeyError};
 
 /// Reads the id and the type of one event, with one walk for all JSON pointers of both.
 #[derive(Clone)]
@@ -42,6 +42,10 @@ impl EventPart {
         }
         self.pointers = (pointers.len() > 1).then_some(pointers);
         self
+    }
+
+    pub(super) fn fault(&self) -> Option<&ConfigError> {
+        std::iter::once(&self.id).chain(&self.event_type).find_map(KeyPart::fault)
     }
 
     /// Returns the part of the id.

@@ -14,7 +14,7 @@ use super::id::{DedupKey, Event, Keys, MAX_NAMESPACE_LEN, check_namespace};
 use super::idempotency;
 use super::part::{KeyPart, body_digest};
 use super::request::RequestRef;
-use crate::error::{ConfigError, KeyError, KeyErrorKind};
+use crate::error::{ConfigError, ConfigErrorKind, KeyError, KeyErrorKind, check, valid};
 
 type ExtractFn = dyn Fn(&RequestRef<'_>) -> Result<Extracted, KeyError> + Send + Sync;
 type NamespaceFn = dyn Fn(&RequestRef<'_>) -> Option<String> + Send + Sync;
@@ -78,6 +78,7 @@ pub struct KeyExtractor {
 /// A second identity.
 #[derive(Clone)]
 struct Second {
+    label: Arc<str>,
     namespace: Arc<str>,
     part: KeyPart,
     /// Whether the part is a digest of the body.
@@ -95,59 +96,25 @@ enum Rule {
 }
 
 impl KeyPart {
-    /// Makes an extractor of keys in this namespace, which the layer takes.
-    ///
-    /// # Panics
-    ///
-    /// If the namespace is not 1 to 64 bytes without control characters.
-    /// [`try_namespace`](Self::try_namespace) returns an error instead.
+    /// Makes an extractor of keys in this namespace, which the layer takes. A namespace is 1 to 64 bytes without
+    /// control characters.
     #[must_use]
-    #[track_caller]
     pub fn namespace(self, namespace: &str) -> KeyExtractor {
-        self.try_namespace(namespace).unwrap_or_else(|error| panic!("{namespace:?}: {error}"))
-    }
-
-    /// Makes an extractor of keys in this namespace.
-    ///
-    /// # Errors
-    ///
-    /// A namespace that is not 1 to 64 bytes without control characters.
-    pub fn try_namespace(self, namespace: &str) -> Result<KeyExtractor, ConfigError> {
         KeyExtractor::new(namespace, Rule::Part(EventPart::new(self)))
     }
 }
 
 impl EachKey {
-    /// Makes an extractor of keys in this namespace, which the layer takes.
-    ///
-    /// # Panics
-    ///
-    /// If the namespace is not 1 to 64 bytes without control characters.
-    /// [`try_namespace`](Self::try_namespace) returns an error instead.
+    /// Makes an extractor of keys in this namespace, which the layer takes. A namespace is 1 to 64 bytes without
+    /// control characters.
     #[must_use]
-    #[track_caller]
     pub fn namespace(self, namespace: &str) -> KeyExtractor {
-        self.try_namespace(namespace).unwrap_or_else(|error| panic!("{namespace:?}: {error}"))
-    }
-
-    /// Makes an extractor of keys in this namespace.
-    ///
-    /// # Errors
-    ///
-    /// A namespace that is not 1 to 64 bytes without control characters.
-    pub fn try_namespace(self, namespace: &str) -> Result<KeyExtractor, ConfigError> {
         KeyExtractor::new(namespace, Rule::Each(self))
     }
 }
 
 impl KeyExtractor {
-    fn new(namespace: &str, rule: Rule) -> Result<Self, ConfigError> {
-        check_namespace(namespace)?;
-        Ok(Self::in_namespace(namespace, rule))
-    }
-
-    /// As [`new`](Self::new), with a namespace that is already checked.
-    fn in_namespace(namespace: &str, rule: Rule) -> Self {
+    fn new(namespace: &str, rule: Rule) -> Self {
         Self {
             namespace: namespace.into(),
             namespace_by: None,
@@ -165,12 +132,12 @@ impl KeyExtractor {
     }
 
     pub(crate) fn from_reader(namespace: &'static str, reader: Reader) -> Self {
-        Self::in_namespace(namespace, Rule::Reader(reader))
+        Self::new(namespace, Rule::Reader(reader))
     }
 
     /// Makes the extractor of requests with the header `Idempotency-Key`.
     pub(crate) fn idempotency_key(scope: KeyPart) -> Self {
-        Self::in_namespace("idempotency-key", Rule::IdempotencyKey(scope))
+        Self::new("idempotency-key", Rule::IdempotencyKey(scope))
             .methods([Method::POST, Method::PATCH])
     }
 
@@ -205,7 +172,61 @@ impl KeyExtractor {
     where
         F: Fn(&RequestRef<'_>) -> Result<Extracted, KeyError> + Send + Sync + 'static,
     {
-        Self::new(namespace, Rule::Fn(Arc::new(extract)))
+        check_namespace(namespace)?;
+        Ok(Self::new(namespace, Rule::Fn(Arc::new(extract))))
+    }
+
+    /// Returns the extractor, if it is valid. [`DedupLayer::checked`](crate::DedupLayer::checked) does the same
+    /// for the key of a layer.
+    ///
+    /// ```
+    /// use tower_dedup::key;
+    ///
+    /// let refused = key::json("id").namespace("acme").checked().unwrap_err();
+    /// assert_eq!(refused.to_string(), "not a JSON pointer (RFC 6901)");
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - A namespace that is not 1 to 64 bytes without control characters, with `.` and the label for a second
+    ///   identity. Under [`namespace_by`](Self::namespace_by), a namespace that is longer than 47 bytes once it
+    ///   is escaped.
+    /// - A label of a [second identity](Self::second_identity) that is empty or holds a `.`, and a second identity
+    ///   that reads a [`body_digest`](super::body_digest), which is a content identity.
+    /// - An invalid name of a header, and an invalid JSON pointer.
+    pub fn checked(self) -> Result<Self, ConfigError> {
+        self.check()?;
+        Ok(self)
+    }
+
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        check_namespace(&self.namespace)?;
+        if let Some(Second { label, namespace, part, is_content }) = &self.second {
+            check_namespace(namespace)?;
+            let is_label = !label.is_empty() && !label.contains('.');
+            check(is_label, "label", "a text without `.`")?;
+            if !is_content && part.reads_body_digest() {
+                let rule = "a digest of the body is a `content_identity`";
+                return Err(ConfigError::new(ConfigErrorKind::Setting, rule));
+            }
+        }
+        let second = self.second.as_ref();
+        if self.namespace_by.is_some() {
+            let longest = second.map_or(&self.namespace, |second| &second.namespace);
+            let fits = escaped(longest).len() <= MAX_SCOPED_LEN;
+            check(fits, "namespace", "at most 47 bytes under `namespace_by`")?;
+        }
+        let of_rule = match &self.rule {
+            Rule::Part(part) => part.fault(),
+            Rule::Each(each) => each.fault(),
+            Rule::IdempotencyKey(scope) => scope.fault(),
+            Rule::Reader(_) | Rule::Fn(_) => None,
+        };
+        let mut others = self.event_type.iter().chain(second.map(|second| &second.part));
+        match of_rule.or_else(|| others.find_map(KeyPart::fault)) {
+            Some(fault) => Err(fault.clone()),
+            None => Ok(()),
+        }
     }
 
     /// Moves the keys to another namespace. Use one namespace for each handler that has to see the
@@ -218,25 +239,13 @@ impl KeyExtractor {
     /// It does not change the keys of an extractor made by [`from_fn`](Self::from_fn): its closure gives
     /// them their namespace.
     ///
-    /// # Panics
-    ///
-    /// If the namespace, or the namespace of a second identity, is not 1 to 64 bytes without control
-    /// characters. Under [`namespace_by`](Self::namespace_by), the bound is 47 bytes.
+    /// A namespace is 1 to 64 bytes without control characters.
     #[must_use]
-    #[track_caller]
     pub fn namespace(mut self, namespace: &str) -> Self {
-        let check = |namespace: &str| {
-            check_namespace(namespace).unwrap_or_else(|error| panic!("{namespace:?}: {error}"));
-        };
-        check(namespace);
-        if let Some(second) = &mut self.second {
-            let label = second.namespace.rsplit('.').next().unwrap_or_default();
-            let moved = format!("{namespace}.{label}");
-            check(&moved);
-            second.namespace = moved.into();
-        }
         self.namespace = namespace.into();
-        self.check_room();
+        if let Some(second) = &mut self.second {
+            second.namespace = second_namespace(namespace, &second.label);
+        }
         self
     }
 
@@ -258,10 +267,7 @@ impl KeyExtractor {
     /// It does not change the keys of an extractor made by [`from_fn`](Self::from_fn): its closure gives
     /// them their namespace.
     ///
-    /// # Panics
-    ///
-    /// If the namespace, or the namespace of a second identity, is longer than 47 bytes once it is
-    /// escaped.
+    /// The namespace, and that of a second identity, are at most 47 bytes long once they are escaped.
     ///
     /// # Example
     ///
@@ -294,24 +300,12 @@ impl KeyExtractor {
     /// # }).unwrap();
     /// ```
     #[must_use]
-    #[track_caller]
     pub fn namespace_by<F>(mut self, read: F) -> Self
     where
         F: Fn(&RequestRef<'_>) -> Option<String> + Send + Sync + 'static,
     {
         self.namespace_by = Some(Arc::new(read));
-        self.check_room();
         self
-    }
-
-    /// Panics if the namespace leaves no room for a value of [`namespace_by`](Self::namespace_by).
-    #[track_caller]
-    fn check_room(&self) {
-        let second = self.second.as_ref().map(|second| &second.namespace);
-        for namespace in std::iter::once(&self.namespace).chain(second) {
-            let fits = self.namespace_by.is_none() || escaped(namespace).len() <= MAX_SCOPED_LEN;
-            assert!(fits, "{namespace:?}: longer than {MAX_SCOPED_LEN} bytes");
-        }
     }
 
     /// Gives every event another name, an *alias*: the event is a duplicate if *either* of its identities is
@@ -326,16 +320,10 @@ impl KeyExtractor {
     /// A later, real change of the same object may share the second identity. It is then a
     /// duplicate until the retention ends.
     ///
-    /// # Panics
-    ///
-    /// If `label` is empty, holds a `.` or a control character, or makes the namespace longer than
-    /// 64 bytes, or 47 under [`namespace_by`](Self::namespace_by). If `part` reads a
-    /// [`body_digest`](super::body_digest), which is a content identity.
+    /// [`checked`](Self::checked) refuses a label that is empty or holds a `.`, and a `part` that reads a
+    /// [`body_digest`](super::body_digest).
     #[must_use]
-    #[track_caller]
     pub fn second_identity(self, label: &str, part: KeyPart) -> Self {
-        let is_alias = !part.reads_body_digest();
-        assert!(is_alias, "{label:?}: a digest of the body is a `content_identity`");
         self.with_second(label, part, false)
     }
 
@@ -352,11 +340,6 @@ impl KeyExtractor {
     /// [`EachKey`] takes the bytes of each event. An empty body has no digest.
     /// [`Delivery::idempotency_key`](crate::Delivery::idempotency_key) does not derive from it.
     ///
-    /// # Panics
-    ///
-    /// If `.body` makes the namespace longer than 64 bytes, or 47 under
-    /// [`namespace_by`](Self::namespace_by).
-    ///
     /// # Example
     ///
     /// ```
@@ -372,18 +355,13 @@ impl KeyExtractor {
     /// # Ok::<(), http::Error>(())
     /// ```
     #[must_use]
-    #[track_caller]
     pub fn content_identity(self) -> Self {
         self.with_second("body", body_digest(), true)
     }
 
-    #[track_caller]
     fn with_second(mut self, label: &str, part: KeyPart, is_content: bool) -> Self {
-        let namespace = format!("{}.{label}", self.namespace);
-        let fits = !label.is_empty() && !label.contains('.');
-        assert!(fits && check_namespace(&namespace).is_ok(), "{label:?}: not a label");
-        self.second = Some(Second { namespace: namespace.into(), part, is_content });
-        self.check_room();
+        let namespace = second_namespace(&self.namespace, label);
+        self.second = Some(Second { label: label.into(), namespace, part, is_content });
         self
     }
 
@@ -480,7 +458,18 @@ impl KeyExtractor {
     /// # Errors
     ///
     /// [`KeyError`] if a value is malformed: the layer answers 400.
+    ///
+    /// # Panics
+    ///
+    /// If the extractor is [invalid](Self::checked).
+    #[track_caller]
     pub fn extract(&self, request: &RequestRef<'_>) -> Result<Extracted, KeyError> {
+        valid(self.check());
+        self.read(request)
+    }
+
+    /// Reads the keys of a request, for a layer, which is checked.
+    pub(crate) fn read(&self, request: &RequestRef<'_>) -> Result<Extracted, KeyError> {
         if holds(self.bypass.as_ref(), request) || holds(self.handshake.as_ref(), request) {
             return Ok(Extracted::Bypass);
         }
@@ -645,6 +634,10 @@ struct Namespaces<'e> {
 /// The longest namespace, escaped, to which the digest of a value can be added.
 const MAX_SCOPED_LEN: usize = MAX_NAMESPACE_LEN - 1 - VALUE_DIGITS;
 const VALUE_DIGITS: usize = 16;
+
+fn second_namespace(namespace: &str, label: &str) -> Arc<str> {
+    format!("{namespace}.{label}").into()
+}
 
 /// Makes `condition` hold also for the requests for which `other` returns `true`.
 fn add_condition<F>(condition: &mut Option<Arc<ConditionFn>>, other: F)

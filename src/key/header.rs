@@ -1,7 +1,5 @@
 //! A value from a request header.
 
-use std::borrow::Cow;
-
 use http::{HeaderMap, HeaderName};
 
 use crate::error::{KeyError, KeyErrorKind};
@@ -10,14 +8,6 @@ use crate::error::{KeyError, KeyErrorKind};
 /// value (RFC 9110, section 5.5). Two headers of one name are malformed, because proxies differ in
 /// which of them they forward.
 pub(super) fn read<'r>(
-    headers: &'r HeaderMap,
-    name: &HeaderName,
-) -> Result<Option<Cow<'r, str>>, KeyError> {
-    Ok(read_borrowed(headers, name)?.map(Cow::Borrowed))
-}
-
-/// As [`read`], for a caller that reads the value further.
-pub(super) fn read_borrowed<'r>(
     headers: &'r HeaderMap,
     name: &HeaderName,
 ) -> Result<Option<&'r str>, KeyError> {

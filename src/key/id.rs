@@ -413,15 +413,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_is_hashed_from_256_bytes_on() {
-        let longest = "k".repeat(255);
-        assert_eq!(DedupKey::new("n", &longest).unwrap().id(), longest);
-        let hashed = DedupKey::new("n", &"k".repeat(256)).unwrap();
-        assert_eq!(hashed.id(), sha256_hex("k".repeat(256).as_bytes()));
-        assert_ne!(hashed, DedupKey::new("n", &"k".repeat(257)).unwrap());
-    }
-
-    #[test]
     fn keys_sort_by_namespace_and_then_by_id() {
         let parts = ["a", "a ", "a.b", "ab", "b", "\u{e9}"];
         let sorted: Vec<(&str, &str)> =

@@ -23,7 +23,7 @@ const NAME: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// Returns the value of the header.
 pub(super) fn read(headers: &HeaderMap) -> Result<Option<Cow<'_, str>>, KeyError> {
-    let Some(text) = header::read_borrowed(headers, &NAME)? else { return Ok(None) };
+    let Some(text) = header::read(headers, &NAME)? else { return Ok(None) };
     let value = match text.strip_prefix('"') {
         Some(rest) => quoted(rest),
         None => text.bytes().all(is_bare).then_some(Cow::Borrowed(text)),

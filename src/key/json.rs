@@ -309,28 +309,21 @@ impl<'de> DeserializeSeed<'de> for Walk<'_, 'de> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<(), D::Error> {
-        let Self { tree, selection } = self;
-        let Some(number) = tree.ends else { return json.deserialize_any(Step { tree, selection }) };
-        if selection.found[number].values.len() == MAX_EVENTS {
-            return selection.fail(KeyErrorKind::TooMany);
+        let Some(number) = self.tree.ends else { return json.deserialize_any(self) };
+        if self.selection.found[number].values.len() == MAX_EVENTS {
+            return self.selection.fail(KeyErrorKind::TooMany);
         }
         let value = <&RawValue>::deserialize(json)?.get();
-        selection.found[number].values.push(value);
-        if tree.below.is_empty() {
+        self.selection.found[number].values.push(value);
+        if self.tree.below.is_empty() {
             return Ok(());
         }
         let mut json = serde_json::Deserializer::from_str(value);
-        (&mut json).deserialize_any(Step { tree, selection }).map_err(D::Error::custom)
+        (&mut json).deserialize_any(self).map_err(D::Error::custom)
     }
 }
 
-/// Follows the pointers into a value.
-struct Step<'w, 'de> {
-    tree: &'w Tree,
-    selection: &'w mut Selection<'de>,
-}
-
-impl<'de> Step<'_, 'de> {
+impl<'de> Walk<'_, 'de> {
     /// The value has neither members nor items.
     fn scalar<E: Error>(self) -> Result<(), E> {
         if self.has_each_item() {
@@ -343,12 +336,13 @@ impl<'de> Step<'_, 'de> {
         self.tree.below.iter().any(|(token, _)| *token == Token::EachItem)
     }
 
-    fn walk(&mut self, at: usize) -> Walk<'_, 'de> {
+    fn below(&mut self, at: usize) -> Walk<'_, 'de> {
         Walk { tree: &self.tree.below[at].1, selection: self.selection }
     }
 }
 
-impl<'de> Visitor<'de> for Step<'_, 'de> {
+/// Follows the pointers into a value.
+impl<'de> Visitor<'de> for Walk<'_, 'de> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -389,7 +383,7 @@ impl<'de> Visitor<'de> for Step<'_, 'de> {
         loop {
             let at = self.tree.below.iter().position(|(token, _)| wanted(token, length));
             let item = match at {
-                Some(at) => items.next_element_seed(self.walk(at))?,
+                Some(at) => items.next_element_seed(self.below(at))?,
                 None => items.next_element::<IgnoredAny>()?.map(drop),
             };
             if item.is_none() {
@@ -421,7 +415,7 @@ impl<'de> Visitor<'de> for Step<'_, 'de> {
             if std::mem::replace(&mut met[at], true) {
                 return self.selection.fail(KeyErrorKind::Repeated);
             }
-            members.next_value_seed(self.walk(at))?;
+            members.next_value_seed(self.below(at))?;
         }
         for ((_, below), met) in self.tree.below.iter().zip(met) {
             if !met {
@@ -459,272 +453,5 @@ impl Visitor<'_> for Place<'_> {
     fn visit_str<E: Error>(self, name: &str) -> Result<Option<usize>, E> {
         let is_name = |token: &Token| matches!(token, Token::Name(known) if known == name);
         Ok(self.0.below.iter().position(|(token, _)| is_name(token)))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use http::Request;
-
-    use super::super::part::json;
-    use super::super::request::RequestRef;
-    use super::*;
-
-    fn at(pointer: &str, body: &str) -> Result<Option<String>, KeyErrorKind> {
-        let found = read(body.as_bytes(), None, &Pointer::to_value(pointer).unwrap());
-        found.map(|id| id.map(Cow::into_owned)).map_err(|error| error.kind())
-    }
-
-    fn id(text: &str) -> Result<Option<String>, KeyErrorKind> {
-        Ok(Some(text.to_owned()))
-    }
-
-    #[test]
-    fn only_strings_booleans_and_64_bit_integers_are_ids() {
-        assert_eq!(at("/id", r#"{"a":{"id":1},"id":"evt"}"#), id("evt"));
-        assert_eq!(at("/id", r#"{"id":18446744073709551615}"#), id("18446744073709551615"));
-        assert_eq!(at("/id", r#"{"id":-9}"#), id("-9"));
-        assert_eq!(at("/id", r#"{"id":-9223372036854775808}"#), id("-9223372036854775808"));
-        assert_eq!(at("/id", r#"{"id":0}"#), id("0"));
-        assert_eq!(at("/id", r#"{"id":true}"#), id("true"));
-        assert_eq!(at("/id", r#"{"id":null}"#), Ok(None));
-        for number in ["1.0", "-0", "1e3", "1E0", "-9223372036854775809"] {
-            let body = format!(r#"{{"id":{number}}}"#);
-            assert_eq!(at("/id", &body), Err(KeyErrorKind::NotAnId), "{number}");
-        }
-        for number in ["01", "+1", "-", "1.", "0x1"] {
-            let body = format!(r#"{{"id":{number}}}"#);
-            assert_eq!(at("/id", &body), Err(KeyErrorKind::InvalidJson), "{number}");
-        }
-        assert_eq!(at("/id", r#"{"id":18446744073709551616}"#), Err(KeyErrorKind::NotAnId));
-        assert_eq!(at("/id", r#"{"id":{"id":1}}"#), Err(KeyErrorKind::NotAnId));
-        assert_eq!(at("/id", r#"{"id":{}}"#), Err(KeyErrorKind::NotAnId));
-        assert_eq!(at("/id", r#"{"id":[1]}"#), Err(KeyErrorKind::NotAnId));
-        assert_eq!(at("/id", r#"{"id":""}"#), Err(KeyErrorKind::Empty));
-        assert_eq!(at("/id", r#"{"id":"a\u0000b"}"#), Err(KeyErrorKind::Nul));
-    }
-
-    #[test]
-    fn read_decodes_the_escapes_of_a_string() {
-        let escaped = r#"{"id":"a\"\\\/\n\u00e9\ud834\udd1e\u0022"}"#;
-        assert_eq!(at("/id", escaped), id("a\"\\/\n\u{e9}\u{1d11e}\""));
-        assert_eq!(at("/id", "{\"id\":\"\u{e9}\u{1d11e} *\"}"), id("\u{e9}\u{1d11e} *"));
-        assert_eq!(at("/*", r#"{"*":"a name in a pointer to a value"}"#), {
-            id("a name in a pointer to a value")
-        });
-        for broken in [r#"{"id":"\x"}"#, r#"{"id":"\u12"}"#, "{\"id\":\"\n\"}", r#"{"id":"\"}"#] {
-            assert_eq!(at("/id", broken), Err(KeyErrorKind::InvalidJson), "{broken}");
-        }
-    }
-
-    #[test]
-    fn read_follows_the_pointer_through_objects_and_arrays() {
-        let body = r#"{"a/b":[{"m~n":"x"},{"m~n":"y"}]}"#;
-        assert_eq!(at("/a~1b/1/m~0n", body), id("y"));
-        assert_eq!(at("/a~1b/2/m~0n", body), Ok(None));
-        assert_eq!(at("/a~1b/01/m~0n", body), Ok(None));
-        assert_eq!(at("/a~1b/-/m~0n", body), Ok(None));
-        assert_eq!(at("/a~1b/0/m~0n/deeper", body), Ok(None));
-        assert_eq!(at("", r#""whole""#), id("whole"));
-        assert_eq!(at("/", r#"{"":"empty name"}"#), id("empty name"));
-    }
-
-    #[test]
-    fn a_repeated_name_on_the_way_is_malformed_even_if_escaped() {
-        assert_eq!(at("/id", r#"{"id":"a","id":"b"}"#), Err(KeyErrorKind::Repeated));
-        assert_eq!(at("/id", r#"{"id":"a","\u0069d":"b"}"#), Err(KeyErrorKind::Repeated));
-        assert_eq!(at("/a/id", r#"{"a":{"id":"a"},"a":{}}"#), Err(KeyErrorKind::Repeated));
-        assert_eq!(at("/id", r#"{"other":1,"other":2,"id":"a"}"#), id("a"));
-    }
-
-    #[test]
-    fn a_body_that_is_not_one_json_value_is_malformed() {
-        for body in ["", "{", r#"{"id":"a"} x"#, r#"{"id":"a"}{}"#, "id=a", "\u{feff}{}"] {
-            assert_eq!(at("/id", body), Err(KeyErrorKind::InvalidJson), "{body:?}");
-        }
-        assert!(read(b"{\"id\":\"\xff\"}", None, &Pointer::to_value("/id").unwrap()).is_err());
-        assert_eq!(at("/id", r#"{"id":"\ud800"}"#), Err(KeyErrorKind::InvalidJson));
-    }
-
-    #[test]
-    fn deep_nesting_is_skipped_beside_the_key_and_malformed_as_the_key() {
-        let deep = format!("{}{}", "[".repeat(200_000), "]".repeat(200_000));
-        assert_eq!(at("/id", &format!(r#"{{"x":{deep},"id":"a"}}"#)), id("a"));
-        assert_eq!(at("/id", &format!(r#"{{"id":{deep}}}"#)), Err(KeyErrorKind::NotAnId));
-    }
-
-    #[test]
-    fn to_value_refuses_what_is_not_a_pointer() {
-        for text in ["id", "/a~2", "/a~", "#/id"] {
-            assert_eq!(Pointer::to_value(text), Err(not_a_pointer()), "{text}");
-        }
-    }
-
-    fn items_at(pointer: &str, body: &str) -> Result<Option<Vec<String>>, KeyErrorKind> {
-        let body = Bytes::copy_from_slice(body.as_bytes());
-        let found = items(&body, &Pointer::to_items(pointer).unwrap());
-        let text = |bytes: Bytes| String::from_utf8(bytes.to_vec()).unwrap();
-        found
-            .map(|found| found.map(|all| all.into_iter().map(text).collect()))
-            .map_err(|error| error.kind())
-    }
-
-    fn found(items: &[&str]) -> Result<Option<Vec<String>>, KeyErrorKind> {
-        Ok(Some(items.iter().map(|&item| item.to_owned()).collect()))
-    }
-
-    #[test]
-    fn items_are_the_bytes_between_the_commas() {
-        assert_eq!(items_at("", " [ {\"a\": 1} ,\n2,\"x\" , null,[ ] ]\r\n"), {
-            found(&["{\"a\": 1}", "2", "\"x\"", "null", "[ ]"])
-        });
-        assert_eq!(items_at("/a/1", r#"{"a":[0,[1,2],3]}"#), found(&["1", "2"]));
-    }
-
-    #[test]
-    fn items_are_slices_of_the_body() {
-        let body = Bytes::from_static(br#"{"a":[11,22]}"#);
-        let all = items(&body, &Pointer::to_items("/a").unwrap()).unwrap().unwrap();
-        let offsets: Vec<_> =
-            all.iter().map(|item| item.as_ptr().addr() - body.as_ptr().addr()).collect();
-        assert_eq!(offsets, [6, 9]);
-    }
-
-    #[test]
-    fn a_star_is_every_item_on_the_way() {
-        let body = r#"{"e":[{"c":[1,2]},{"c":[]},{"c":[3]}]}"#;
-        assert_eq!(items_at("/e/*/c", body), found(&["1", "2", "3"]));
-        assert_eq!(items_at("/*", "[[1],[2,3]]"), found(&["1", "2", "3"]));
-        assert_eq!(items_at("/*/*", "[[[1]],[]]"), found(&["1"]));
-    }
-
-    #[test]
-    fn an_empty_array_is_not_missing_and_an_array_missing_anywhere_is() {
-        for (pointer, body) in [("", "[]"), ("/e", r#"{"e":[]}"#), ("/e/*/c", r#"{"e":[]}"#)] {
-            assert_eq!(items_at(pointer, body), found(&[]), "{pointer} of {body}");
-        }
-        for (pointer, body) in [
-            ("", "null"),
-            ("/e", "{}"),
-            ("/e", r#"{"e":null}"#),
-            ("/e/f", r#"{"e":1}"#),
-            ("/2", "[[],[]]"),
-            ("/01", "[[],[]]"),
-            ("/e/*/c", r#"{"e":[{"c":[1]},{}]}"#),
-        ] {
-            assert_eq!(items_at(pointer, body), Ok(None), "{pointer} of {body}");
-        }
-    }
-
-    #[test]
-    fn a_value_that_is_no_array_is_malformed() {
-        for value in ["{}", "1", "-1", "1.5", "true", r#""text""#, r#"{"0":[]}"#] {
-            assert_eq!(items_at("", value), Err(KeyErrorKind::NotAnArray), "{value}");
-            assert_eq!(items_at("/*", value), Err(KeyErrorKind::NotAnArray), "{value} on the way");
-        }
-        assert_eq!(items_at("/e", r#"{"e":[1],"e":[2]}"#), Err(KeyErrorKind::Repeated));
-        assert_eq!(items_at("/e", r#"{"e":[1],"\u0065":[2]}"#), Err(KeyErrorKind::Repeated));
-        for body in ["", "[", "[1] x", "[1,]", "[1][2]", "\u{feff}[]", r#"{"e":[1,2}"#] {
-            let kind = items_at("", body).or(items_at("/e", body)).unwrap_err();
-            assert_eq!(kind, KeyErrorKind::InvalidJson, "{body:?}");
-        }
-    }
-
-    #[test]
-    fn the_bound_on_events_holds_for_all_arrays_together() {
-        let array = |length: usize| format!("[{}0]", "0,".repeat(length - 1));
-        assert_eq!(items_at("", &array(MAX_EVENTS)).unwrap().unwrap().len(), MAX_EVENTS);
-        assert_eq!(items_at("", &array(MAX_EVENTS + 1)), Err(KeyErrorKind::TooMany));
-        let two = format!("[{0},{0}]", array(MAX_EVENTS / 2 + 1));
-        assert_eq!(items_at("/*", &two), Err(KeyErrorKind::TooMany));
-    }
-
-    #[test]
-    fn deeply_nested_items_are_returned_unparsed() {
-        let deep = format!("{}{}", "[".repeat(200_000), "]".repeat(200_000));
-        assert_eq!(items_at("", &format!("[{deep}]")), found(&[&deep]));
-        assert_eq!(items_at("/e", &format!(r#"{{"x":{deep},"e":[1]}}"#)), found(&["1"]));
-    }
-
-    const POINTERS: [&str; 12] = [
-        "/id", "/a/id", "/a/b/id", "/a/b", "/a/b/0", "/a/b/01", "/type", "", "/", "/*", "/a~1b",
-        "/\u{e9}",
-    ];
-
-    /// Every pointer has the same result, alone and in a walk with all of these.
-    fn same(body: &[u8], pointers: &[&str]) {
-        let parts: Vec<_> = pointers.iter().map(|pointer| json(pointer)).collect();
-        let mut together = Pointers::default();
-        for part in &parts {
-            part.add_pointers(&mut together);
-        }
-        let (head, ()) = Request::new(()).into_parts();
-        let bytes = Bytes::copy_from_slice(body);
-        let alone = RequestRef::new(&head, &bytes);
-        let values = together.read(&bytes);
-        let together = alone.with_values(values.as_ref());
-        for (part, pointer) in parts.iter().zip(pointers) {
-            let text = String::from_utf8_lossy(body);
-            assert_eq!(part.read(&together), part.read(&alone), "{pointer} of {text}");
-        }
-    }
-
-    #[test]
-    fn one_walk_finds_the_members_of_an_object() {
-        let parts = ["/id", "/a/id", "/b"].map(json);
-        let mut together = Pointers::default();
-        for part in &parts {
-            part.add_pointers(&mut together);
-        }
-        let values = together.read(br#"{"x":0,"id":1,"a":{"y":2,"id":3}}"#).unwrap();
-        let found = |pointer| {
-            let pointer = Pointer::to_value(pointer).unwrap();
-            values.find(&pointer)
-        };
-        assert_eq!(
-            ["/id", "/a/id", "/b"].map(found),
-            [Some(Some("1")), Some(Some("3")), Some(None)]
-        );
-        assert_eq!(found("/a"), None);
-    }
-
-    #[test]
-    fn pointer_has_the_same_result_in_one_walk_with_others() {
-        let deep = format!(r#"{{"x":{0},"a":{0},"id":1}}"#, "[".repeat(300) + &"]".repeat(300));
-        for body in [
-            r#"{"id":"evt","a":{"id":2,"b":{"id":"x"}},"type":"t"}"#,
-            r#"{"type":"t","a":{"b":[{"id":1},2]},"id":null}"#,
-            r#"{"a":{"b":{"0":"zero","01":"one"}},"":"empty","*":"star","a/b":1,"é":2}"#,
-            r#"{"id":1,"id":2}"#,
-            r#"{"id":1,"\u0069d":2,"type":{"a":1}}"#,
-            r#"{"a":{"id":1,"id":2}}"#,
-            r#"{"a":{"id":1},"a":{"id":2}}"#,
-            r#"{"a":{"id":1},"a":1,"id":"x"}"#,
-            r#"{"a":"\ud800","id":"x"}"#,
-            r#"{"a":{"\ud800":1},"id":"x"}"#,
-            r#"{"id":"\ud800","type":"x"}"#,
-            r#"{"x":"\ud800","id":"x"}"#,
-            r#"{"a":1,"id":1.5}"#,
-            r#"{"a":null,"id":""}"#,
-            r#"{"a":true,"id":{}}"#,
-            r#"{"a":-1,"id":[]}"#,
-            r#"{"a":1.5,"id":"a\u0000b"}"#,
-            r#"{"a":[{"id":1}],"id":true}"#,
-            r#"{"id":1} x"#,
-            r#"{"id":1,"id":2} x"#,
-            r#"{"id":1,}"#,
-            r#"{"id":"#,
-            r#"[{"id":1}]"#,
-            r#""text""#,
-            "",
-            "{}",
-            &deep,
-        ] {
-            same(body.as_bytes(), &POINTERS);
-            same(body.as_bytes(), &["/id", "/a/b/id", "/a/id"]);
-            same(body.as_bytes(), &["/a/b/id", "/type"]);
-        }
-        same(b"{\"id\":\"\xff\",\"type\":1}", &POINTERS);
-        same(b"{\"x\":\"\xff\",\"type\":1}", &POINTERS);
     }
 }

@@ -47,7 +47,6 @@ mod idempotency;
 mod json;
 mod list;
 mod part;
-mod query;
 mod request;
 
 pub(crate) use digest::{body_id, derive, hex, sha256};

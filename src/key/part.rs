@@ -7,7 +7,6 @@ use std::sync::Arc;
 use http::HeaderName;
 
 use super::json::{Pointer, Pointers};
-use super::query as query_parameter;
 use super::request::RequestRef;
 use super::{digest, form as form_field, header as header_value, json as json_value};
 use crate::error::{ConfigError, ConfigErrorKind, KeyError, KeyErrorKind};
@@ -38,28 +37,32 @@ enum Node {
     Optional(Box<KeyPart>),
     /// The result of a part that has been read already.
     Known(Result<Option<String>, KeyError>),
+    Invalid(ConfigError),
 }
 
-/// Reads a request header, as [`KeyPart::header`].
+/// Reads a request header.
 ///
-/// # Panics
-///
-/// If `name` is not the name of an HTTP header. [`KeyPart::header`] returns an error instead.
+/// A header that occurs twice, is empty, or is not UTF-8 is malformed. A name that no HTTP header has makes an
+/// [invalid](super::KeyExtractor::checked) key.
 #[must_use]
-#[track_caller]
 pub fn header(name: &str) -> KeyPart {
-    KeyPart::header(name).unwrap_or_else(|error| panic!("{name:?}: {error}"))
+    let invalid = |_| {
+        let rule = "not an HTTP header name";
+        KeyPart::invalid(ConfigError::new(ConfigErrorKind::Setting, rule))
+    };
+    name.parse().map_or_else(invalid, |name| KeyPart(Node::Header(name)))
 }
 
-/// Reads the value at a JSON pointer in the body, as [`KeyPart::json`].
+/// Reads the value at a JSON pointer (RFC 6901) in the body: a string, a boolean or a 64-bit integer.
 ///
-/// # Panics
+/// Malformed are a body that is not JSON, a name that occurs twice on the way, another kind of value, and an
+/// empty string. `null` is missing.
 ///
-/// If `pointer` is not a JSON pointer. [`KeyPart::json`] returns an error instead.
+/// A pointer is empty or starts with `/`, and has `~` in `~0` and `~1` only. Any other text makes an
+/// [invalid](super::KeyExtractor::checked) key.
 #[must_use]
-#[track_caller]
 pub fn json(pointer: &str) -> KeyPart {
-    KeyPart::json(pointer).unwrap_or_else(|error| panic!("{pointer:?}: {error}"))
+    Pointer::to_value(pointer).map_or_else(KeyPart::invalid, |it| KeyPart(Node::Json(it)))
 }
 
 /// Reads a field of an `application/x-www-form-urlencoded` body and decodes its value.
@@ -107,30 +110,16 @@ where
 }
 
 impl KeyPart {
-    /// Reads a request header.
-    ///
-    /// A header that occurs twice, is empty, or is not UTF-8 is malformed.
-    ///
-    /// # Errors
-    ///
-    /// A text that is not the name of an HTTP header.
-    pub fn header(name: &str) -> Result<Self, ConfigError> {
-        let invalid = |_| ConfigError::new(ConfigErrorKind::Setting, "not an HTTP header name");
-        let name = name.parse().map_err(invalid)?;
-        Ok(Self(Node::Header(name)))
+    pub(super) fn invalid(fault: ConfigError) -> Self {
+        Self(Node::Invalid(fault))
     }
 
-    /// Reads the value at a JSON pointer (RFC 6901) in the body: a string, a boolean or a 64-bit
-    /// integer.
-    ///
-    /// Malformed are a body that is not JSON, a name that occurs twice on the way, another kind of
-    /// value, and an empty string. `null` is missing.
-    ///
-    /// # Errors
-    ///
-    /// A text that is not a JSON pointer: a pointer is empty or starts with `/`, and has `~` in `~0` and `~1` only.
-    pub fn json(pointer: &str) -> Result<Self, ConfigError> {
-        Ok(Self(Node::Json(Pointer::to_value(pointer)?)))
+    /// Returns the fault of an invalid part, or of a part of it.
+    pub(crate) fn fault(&self) -> Option<&ConfigError> {
+        match &self.0 {
+            Node::Invalid(fault) => Some(fault),
+            _ => self.inner().iter().find_map(Self::fault),
+        }
     }
 
     /// Reads both values and joins them with `|`, in the order of the calls. The result is
@@ -184,15 +173,24 @@ impl KeyPart {
     }
 
     /// Reads the value.
+    ///
+    /// # Panics
+    ///
+    /// If the part is invalid.
     pub(crate) fn read<'r>(
         &self,
         request: &RequestRef<'r>,
     ) -> Result<Option<Cow<'r, str>>, KeyError> {
         match &self.0 {
-            Node::Header(name) => header_value::read(request.headers(), name),
+            Node::Header(name) => {
+                Ok(header_value::read(request.headers(), name)?.map(Cow::Borrowed))
+            }
             Node::Json(pointer) => json_value::read(request.body(), request.values(), pointer),
             Node::Form(field) => form_field::read(request.headers(), request.body(), field),
-            Node::Query(parameter) => query_parameter::read(request.uri(), parameter),
+            Node::Query(parameter) => match request.uri().query() {
+                Some(query) => form_field::field(query.as_bytes(), parameter, "query parameter"),
+                None => Ok(None),
+            },
             Node::BodyDigest => {
                 let body = request.body();
                 Ok((!body.is_empty()).then(|| digest::body_id(body).into()))
@@ -217,6 +215,7 @@ impl KeyPart {
             }
             Node::Optional(part) => part.read(request),
             Node::Known(result) => result.clone().map(|value| value.map(Cow::Owned)),
+            Node::Invalid(fault) => panic!("{fault}"),
         }
     }
 
@@ -259,18 +258,12 @@ fn all_of<'r>(
 ) -> Result<Option<Cow<'r, str>>, KeyError> {
     let mut id = String::new();
     let (mut any, mut missing) = (false, false);
+    // All parts are read even if one is missing, because malformed is reported before missing.
     for (index, part) in parts.iter().enumerate() {
-        if index > 0 {
-            id.push('|');
-        }
-        // All parts are read even if one is missing, because malformed is reported before missing.
-        match part.read(request)? {
-            Some(value) => {
-                any = true;
-                push_escaped(&mut id, &value);
-            }
-            None => missing |= !matches!(part.0, Node::Optional(_)),
-        }
+        let value = part.read(request)?;
+        any |= value.is_some();
+        missing |= value.is_none() && !matches!(part.0, Node::Optional(_));
+        push_part(&mut id, index, value.as_deref());
     }
     // With all parts optional and missing, an id of separators only would name many events.
     Ok((any && !missing).then_some(Cow::Owned(id)))
@@ -280,17 +273,17 @@ fn all_of<'r>(
 pub(crate) fn compose(parts: &[Option<&str>]) -> String {
     let mut id = String::new();
     for (index, part) in parts.iter().enumerate() {
-        if index > 0 {
-            id.push('|');
-        }
-        push_escaped(&mut id, part.unwrap_or_default());
+        push_part(&mut id, index, *part);
     }
     id
 }
 
-/// Appends a part with `|` and `%` escaped, so that the parts can be separated again.
-fn push_escaped(id: &mut String, part: &str) {
-    for char in part.chars() {
+/// Appends a part with `|` and `%` escaped, so that the parts can be separated again. A missing part is empty.
+fn push_part(id: &mut String, index: usize, part: Option<&str>) {
+    if index > 0 {
+        id.push('|');
+    }
+    for char in part.unwrap_or_default().chars() {
         match char {
             '%' => id.push_str("%25"),
             '|' => id.push_str("%7C"),
@@ -313,6 +306,7 @@ impl fmt::Debug for KeyPart {
             Node::Optional(part) => f.debug_tuple("optional").field(part).finish(),
             // It holds a part of a key.
             Node::Known(_) => f.write_str("known(..)"),
+            Node::Invalid(fault) => write!(f, "invalid({fault})"),
         }
     }
 }

@@ -305,7 +305,7 @@ impl<S, L, B> Run<S, L, B> {
     fn extract(&self) -> Result<Keys, KeyError> {
         let config = &self.service.config;
         let request = self.request_ref();
-        match config.key.extract(&request)? {
+        match config.key.read(&request)? {
             Extracted::Keys(keys) => Ok(keys),
             Extracted::Bypass => Ok(Keys::none()),
             Extracted::Missing => match config.on_missing_key {

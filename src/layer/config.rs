@@ -101,6 +101,10 @@ impl Config {
 
     /// `stores_data` is whether the store holds payload digests and responses.
     pub(super) fn check(&self, stores_data: bool) -> Result<(), ConfigError> {
+        self.key.check()?;
+        if let Some(fault) = self.compare_payload.as_ref().and_then(|it| it.part.fault()) {
+            return Err(fault.clone());
+        }
         self.times.check()?;
         check(!self.methods.is_empty(), "methods", "at least one method")?;
         check(self.body_limit > 0, "body_limit", "at least 1 byte")?;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use http::StatusCode;
-use tracing::Span;
+use tracing::{Level, Span};
 
 use super::error_text::chain;
 use super::meters::Meters;
@@ -91,32 +91,15 @@ impl Report {
                 )
             };
         }
-        match outcome {
-            // No retry handles it.
-            Outcome::Failed if meters.is_tried_once => event!(WARN),
-            Outcome::Completed
-            | Outcome::Failed
-            | Outcome::Duplicate
-            | Outcome::Handshake
-            | Outcome::InFlight => match &self.shadow {
-                Some(shadow) if shadow.is_fault => event!(WARN),
-                _ => event!(INFO),
-            },
-            Outcome::Panicked
-            | Outcome::Uncommitted
-            | Outcome::BrokenResponse
-            | Outcome::Unverified
-            | Outcome::Unscoped => event!(ERROR),
-            Outcome::HandlerTimeout
-            | Outcome::Mismatch
-            | Outcome::Unavailable
-            | Outcome::Overloaded
-            | Outcome::InvalidKey
-            | Outcome::TooLarge
-            | Outcome::BrokenBody
-            | Outcome::SlowBody
-            | Outcome::Cancelled => event!(WARN),
-            Outcome::Bypass => event!(DEBUG),
+        let is_fault = self.shadow.as_ref().is_some_and(|shadow| shadow.is_fault);
+        // No retry handles a failure of a sender that tries once.
+        let is_lost = outcome == Outcome::Failed && meters.is_tried_once;
+        match outcome.level() {
+            Level::ERROR => event!(ERROR),
+            Level::WARN => event!(WARN),
+            Level::INFO if is_fault || is_lost => event!(WARN),
+            Level::INFO => event!(INFO),
+            _ => event!(DEBUG),
         }
     }
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 #[cfg(feature = "metrics")]
 use super::outcome::Outcome;
+use super::records;
 use crate::key::DedupKey;
 
 /// The metrics' keys of one layer, or of one namespace of a deduplicator.
@@ -25,24 +26,19 @@ pub(crate) struct Meters {
     /// When `handled on another path` was logged last.
     logged_other_path: Mutex<Option<Instant>>,
     #[cfg(feature = "metrics")]
-    running: metrics::Key,
-    #[cfg(feature = "metrics")]
-    waiting: metrics::Key,
-    #[cfg(feature = "metrics")]
-    duplicate_age: metrics::Key,
-    /// Of failed and of completed first attempts.
-    #[cfg(feature = "metrics")]
-    first_attempts: [metrics::Key; 2],
-    /// Indexed by outcome. Boxed, because a namespace sees few outcomes.
-    #[cfg(feature = "metrics")]
-    ended: [OnceLock<Box<Ended>>; Outcome::Bypass as usize + 1],
+    keys: MetricKeys,
 }
 
-/// The metrics' keys of one outcome.
+/// The metrics' keys of one namespace.
 #[cfg(feature = "metrics")]
-struct Ended {
-    deliveries: metrics::Key,
-    durations: metrics::Key,
+struct MetricKeys {
+    running: metrics::Key,
+    waiting: metrics::Key,
+    duplicate_age: metrics::Key,
+    /// Of failed and of completed first attempts.
+    first_attempts: [metrics::Key; 2],
+    /// The number of deliveries and their duration, by outcome. Boxed, because a namespace sees few outcomes.
+    ended: [OnceLock<Box<[metrics::Key; 2]>>; Outcome::COUNT],
 }
 
 #[cfg(feature = "metrics")]
@@ -51,24 +47,21 @@ static METADATA: metrics::Metadata<'_> =
 
 impl Meters {
     pub(crate) fn new(namespace: &Arc<str>, is_tried_once: bool) -> Self {
-        #[cfg(feature = "metrics")]
-        let attempts =
-            |result| key("tower_dedup_first_attempts_total", namespace, Some(("result", result)));
         Self {
             namespace: Arc::clone(namespace),
             is_tried_once,
             logged_nested: AtomicBool::new(false),
             logged_other_path: Mutex::default(),
             #[cfg(feature = "metrics")]
-            running: key("tower_dedup_running", namespace, None),
-            #[cfg(feature = "metrics")]
-            waiting: key("tower_dedup_waiting", namespace, None),
-            #[cfg(feature = "metrics")]
-            duplicate_age: key("tower_dedup_duplicate_age_seconds", namespace, None),
-            #[cfg(feature = "metrics")]
-            first_attempts: ["failed", "completed"].map(attempts),
-            #[cfg(feature = "metrics")]
-            ended: std::array::from_fn(|_| OnceLock::new()),
+            keys: MetricKeys {
+                running: key("tower_dedup_running", namespace, None),
+                waiting: key("tower_dedup_waiting", namespace, None),
+                duplicate_age: key("tower_dedup_duplicate_age_seconds", namespace, None),
+                first_attempts: ["failed", "completed"].map(|result| {
+                    key("tower_dedup_first_attempts_total", namespace, Some(("result", result)))
+                }),
+                ended: std::array::from_fn(|_| OnceLock::new()),
+            },
         }
     }
 
@@ -76,11 +69,7 @@ impl Meters {
     /// layer is concerned.
     pub(crate) fn nested(&self) {
         if !self.logged_nested.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
-                target: "tower_dedup",
-                namespace = &*self.namespace,
-                "nested layers: an outer layer deduplicates these requests by the same keys; this layer lets them through"
-            );
+            records::nested(&self.namespace);
         }
     }
 
@@ -89,22 +78,16 @@ impl Meters {
         const PAUSE: Duration = Duration::from_secs(60);
         count!("tower_dedup_other_path_total", "namespace" => key.namespace().to_owned());
         let mut logged = self.logged_other_path.lock().unwrap_or_else(PoisonError::into_inner);
-        if logged.is_some_and(|logged| logged.elapsed() < PAUSE) {
-            return;
+        if logged.is_none_or(|logged| logged.elapsed() >= PAUSE) {
+            *logged = Some(Instant::now());
+            records::other_path(key);
         }
-        *logged = Some(Instant::now());
-        drop(logged);
-        log!(
-            ERROR,
-            key,
-            "handled on another path: this event is a duplicate here, and only a layer in shadow runs this path's handler; give each route that has to see it a namespace of its own"
-        );
     }
 
     /// Counts a delivery as running until the returned guard is dropped.
     pub(crate) fn running(&self) -> Counted {
         #[cfg(feature = "metrics")]
-        return Counted::new(&self.running);
+        return Counted::new(&self.keys.running);
         #[cfg(not(feature = "metrics"))]
         Counted {}
     }
@@ -112,7 +95,7 @@ impl Meters {
     /// Counts a delivery as waiting until the returned guard is dropped.
     pub(crate) fn waiting(&self) -> Counted {
         #[cfg(feature = "metrics")]
-        return Counted::new(&self.waiting);
+        return Counted::new(&self.keys.waiting);
         #[cfg(not(feature = "metrics"))]
         Counted {}
     }
@@ -126,22 +109,20 @@ impl Meters {
         attempt: Option<u32>,
         age: Option<Duration>,
     ) {
-        let ended = self.ended[outcome as usize].get_or_init(|| {
+        let [deliveries, durations] = &**self.keys.ended[outcome as usize].get_or_init(|| {
+            let names = ["tower_dedup_deliveries_total", "tower_dedup_delivery_duration_seconds"];
             let outcome = Some(("outcome", outcome.as_str()));
-            Box::new(Ended {
-                deliveries: key("tower_dedup_deliveries_total", &self.namespace, outcome),
-                durations: key("tower_dedup_delivery_duration_seconds", &self.namespace, outcome),
-            })
+            Box::new(names.map(|name| key(name, &self.namespace, outcome)))
         });
         metrics::with_recorder(|to| {
-            to.register_counter(&ended.deliveries, &METADATA).increment(1);
-            to.register_histogram(&ended.durations, &METADATA).record(took);
+            to.register_counter(deliveries, &METADATA).increment(1);
+            to.register_histogram(durations, &METADATA).record(took);
             if attempt == Some(1) {
-                let key = &self.first_attempts[usize::from(outcome.ends_completed())];
+                let key = &self.keys.first_attempts[usize::from(outcome.ends_completed())];
                 to.register_counter(key, &METADATA).increment(1);
             }
             if let Some(age) = age {
-                to.register_histogram(&self.duplicate_age, &METADATA).record(age);
+                to.register_histogram(&self.keys.duplicate_age, &METADATA).record(age);
             }
         });
     }
@@ -195,7 +176,7 @@ impl Counted {
         Self::of(metrics::with_recorder(|to| to.register_gauge(key, &METADATA)))
     }
 
-    pub(super) fn of(gauge: metrics::Gauge) -> Self {
+    fn of(gauge: metrics::Gauge) -> Self {
         gauge.increment(1.0);
         Self { gauge }
     }
@@ -206,4 +187,16 @@ impl Drop for Counted {
         #[cfg(feature = "metrics")]
         self.gauge.decrement(1.0);
     }
+}
+
+/// Counts a store call that outlives its delivery as pending until the returned guard is dropped.
+#[cfg_attr(not(feature = "metrics"), expect(unused_variables, reason = "metrics only"))]
+pub(crate) fn pending_write(key: &DedupKey) -> Counted {
+    #[cfg(feature = "metrics")]
+    return Counted::of(metrics::gauge!(
+        "tower_dedup_pending_writes",
+        "namespace" => key.namespace().to_owned()
+    ));
+    #[cfg(not(feature = "metrics"))]
+    Counted {}
 }

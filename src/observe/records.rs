@@ -1,4 +1,4 @@
-//! The log records and the counters that are not those of a delivery.
+//! The log records that are not those of a delivery, and the counters beside them.
 
 use std::time::Duration;
 
@@ -6,127 +6,286 @@ use super::error_text::chain;
 use crate::error::Error;
 use crate::key::DedupKey;
 
-// Of one event.
+/// Defines a function for each record, and the macro `record_rows`: the rows of their documentation. The
+/// comment above a record adds to its message there.
+///
+/// `key;` before a message names the event: the record has the fields `namespace` and `id`. `count` has the
+/// counter that a call increases too.
+macro_rules! records {
+    ($(
+        $(#[doc = $remark:literal])*
+        $(#[cfg($feature:meta)])?
+        $(#[count($($count:tt)+)])?
+        fn $name:ident($($parameters:tt)*) {
+            $level:ident!($($key:ident;)? $message:literal $(, $($fields:tt)+)?);
+        }
+    )+) => {
+        $(
+            $(#[cfg($feature)])?
+            pub(crate) fn $name($($parameters)*) {
+                $(count!($($count)+);)?
+                tracing::$level!(
+                    target: "tower_dedup",
+                    $(namespace = $key.namespace(), id = &*$key.shown_id(),)?
+                    $($($fields)+,)?
+                    $message
+                );
+            }
+        )+
 
-/// Reports that a handler starts after another lease on its event lapsed.
-pub(crate) fn takeover(key: &DedupKey, attempt: u32) {
-    count!("tower_dedup_takeovers_total", "namespace" => key.namespace().to_owned());
-    log!(WARN, key, attempt, "takeover: an earlier handler of this event died or lost its lease");
+        macro_rules! record_rows {
+            () => { concat!($("| `", $message, "` | ", stringify!($level), " |", $($remark,)* " |\n"),+) };
+        }
+    };
 }
 
-/// Reports that a handler lost its lease while it ran.
-pub(crate) fn lease_lost(key: &DedupKey) {
-    count!("tower_dedup_leases_lost_total", "namespace" => key.namespace().to_owned());
-    log!(WARN, key, "lease lost: another handler may have run this event too");
+records! {
+    #[count("tower_dedup_leases_lost_total", "namespace" => key.namespace().to_owned())]
+    fn lease_lost(key: &DedupKey) {
+        warn!(key; "lease lost: another handler may have run this event too");
+    }
+
+    #[count("tower_dedup_takeovers_total", "namespace" => key.namespace().to_owned())]
+    fn takeover(key: &DedupKey, attempt: u32) {
+        warn!(key; "takeover: an earlier handler of this event died or lost its lease", attempt);
+    }
+
+    /// the handler runs all the same
+    #[count("tower_dedup_unprotected_total", "namespace" => key.namespace().to_owned())]
+    fn unprotected(key: &DedupKey, error: &Error) {
+        warn!(key; "running unprotected: the store did not reply", error = chain(error));
+    }
+
+    /// once a minute at most
+    fn other_path(key: &DedupKey) {
+        error!(
+            key; "handled on another path: this event is a duplicate here, and only a layer in shadow runs \
+            this path's handler; give each route that has to see it a namespace of its own"
+        );
+    }
+
+    /// the event is a duplicate by its [content identity](crate::KeyExtractor::content_identity) only: a replay
+    /// under another id, or two events with the same bytes
+    fn same_body(key: &DedupKey) {
+        warn!(key; "same body: it was handled under another id, and this id stays free");
+    }
+
+    #[count("tower_dedup_mismatches_total", "namespace" => key.namespace().to_owned())]
+    fn mismatch(key: &DedupKey) {
+        warn!(key; "payload mismatch: this event was handled with another payload");
+    }
+
+    #[count("tower_dedup_responses_not_stored_total", "namespace" => key.namespace().to_owned())]
+    fn response_not_stored(key: &DedupKey, why: &'static str) {
+        warn!(key; "response not stored: duplicates of this event get an empty response", why);
+    }
+
+    /// a handler succeeded, and the row of its claim was gone; `kind` is `missing`
+    #[count("tower_dedup_store_losses_total", "kind" => "missing")]
+    fn claim_missing(key: &DedupKey) {
+        error!(key; "the store lost a claim: another handler may have run this event too", kind = "missing");
+    }
+
+    /// [`set_mode`](crate::DedupHandle::set_mode) was called; `from` and `to` are the modes
+    fn mode_changed(namespace: &str, from: &'static str, to: &'static str) {
+        info!("mode changed", namespace, from, to);
+    }
+
+    /// once
+    fn nested(namespace: &str) {
+        warn!(
+            "nested layers: an outer layer deduplicates these requests by the same keys; this layer lets them \
+            through",
+            namespace
+        );
+    }
+
+    /// once a layer: [`require_verified`](crate::DedupLayer::require_verified) is set, and there is no
+    /// [content identity](crate::guide::keys#an-id-that-is-not-signed)
+    fn unsigned_id(namespace: &str) {
+        warn!(
+            "unsigned id: this sender does not sign the id, so a captured delivery runs again under another \
+            id; add a `content_identity`",
+            namespace
+        );
+    }
+
+    /// a layer is built, and the retention is below the preset's floor
+    fn short_retention(namespace: &str, retention: Duration, floor: Duration) {
+        warn!(
+            "the retention is shorter than the time in which this sender may deliver an event again",
+            namespace, retention_s = retention.as_secs(), floor_s = floor.as_secs()
+        );
+    }
+
+    /// a layer is built, and its body limit is below the sender's largest body
+    fn small_body_limit(namespace: &str, limit: usize, largest: usize) {
+        warn!(
+            "the body limit is smaller than the largest body of this sender: such a delivery gets 413",
+            namespace, limit_bytes = limit, largest_bytes = largest
+        );
+    }
+
+    /// a [`VerifyLayer`](crate::verify::VerifyLayer) refused the request; `preset` is the sender, `path` the
+    /// path of the request, and `reason` says why
+    #[cfg(feature = "verify")]
+    #[count("tower_dedup_not_verified_total", "preset" => preset.unwrap_or("other"), "reason" => name)]
+    fn not_verified(
+        preset: Option<&'static str>,
+        // The URI grammar keeps control characters out of it.
+        path: &str,
+        name: &'static str,
+        reason: &dyn std::fmt::Display,
+    ) {
+        warn!("not verified", preset, path, %reason);
+    }
+
+    /// the argument is [`Delivery`](crate::Delivery) or `DedupTx`; `fix` says what to change
+    #[cfg(feature = "axum")]
+    fn rejected(argument: &'static str, error: &(dyn std::error::Error + 'static), fix: &'static str) {
+        warn!("rejected: an argument of the handler is not available", argument, error = chain(error), fix);
+    }
+
+    /// no caller is left that the panic could reach
+    fn orphaned_panic(namespace: &str, message: &str) {
+        error!("a handler panicked after its client had gone", namespace, panic = message);
+    }
+
+    /// a store call succeeded after its delivery had ended
+    fn background_done(operation: &'static str, key: Option<&DedupKey>) {
+        info!(
+            "completed in the background", operation,
+            namespace = key.map(DedupKey::namespace), id = key.map(DedupKey::shown_id).as_deref()
+        );
+    }
+
+    /// such a call never succeeded, or a release met an error that does not pass by itself; `error` is the last
+    /// one
+    fn background_failed(operation: &'static str, key: Option<&DedupKey>, error: &Error) {
+        error!(
+            "gave up in the background", operation,
+            namespace = key.map(DedupKey::namespace), id = key.map(DedupKey::shown_id).as_deref(),
+            error = chain(error)
+        );
+    }
+
+    /// such a call was not started
+    fn background_refused(operation: &'static str, key: Option<&DedupKey>) {
+        error!(
+            "gave up at once: too many calls are pending in the background, or the runtime has ended", operation,
+            namespace = key.map(DedupKey::namespace), id = key.map(DedupKey::shown_id).as_deref()
+        );
+    }
+
+    /// expired keys were deleted
+    #[count(keys; "tower_dedup_purged_total")]
+    fn purged(keys: u64) {
+        debug!("purged", keys);
+    }
+
+    /// a round of a purge failed, and the round before it did not
+    fn purge_failed(error: &Error) {
+        warn!("purging failed; it is tried again", error = chain(error));
+    }
+
+    /// a further round failed
+    fn purge_failed_again(error: &Error) {
+        debug!("purging failed; it is tried again", error = chain(error));
+    }
+
+    /// once, for a `PostgresAdapter`
+    #[cfg(feature = "postgres")]
+    fn not_encrypted(host: &str) {
+        warn!(
+            "not encrypted: the connection to Postgres on another host has no TLS. Set `sslmode=verify-full`, \
+            and a feature: `tls-rustls`, `tls-rustls-aws-lc-rs` or `tls-native-tls`",
+            host
+        );
+    }
+
+    /// it evicts keys, is too old, or is of another kind than the URL says
+    #[cfg(feature = "redis")]
+    fn redis_is_unfit(server: &impl std::fmt::Display, fault: &(dyn std::error::Error + 'static)) {
+        error!(
+            "the Redis server may not be used: every call is refused until it is mended",
+            server = %server, error = chain(fault)
+        );
+    }
+
+    /// once an adapter: the server may evict keys, and its access rules or its service hide the policy
+    #[cfg(feature = "redis")]
+    fn redis_hides_its_policy() {
+        warn!("the Redis server hides its eviction policy: set it to noeviction");
+    }
+
+    /// Redis is another process or has another history than before (`kind` `suspected`), or has evicted keys
+    /// (`evicted`). `primary` is the server
+    #[cfg(feature = "redis")]
+    #[count("tower_dedup_store_losses_total", "kind" => kind)]
+    fn store_loss_suspected(kind: &'static str, primary: &str) {
+        warn!("the store may have lost acknowledged writes: events of the last time may run again", kind, primary);
+    }
+
+    /// once an hour at most, of a `MemoryAdapter`
+    #[cfg(feature = "memory")]
+    fn nearly_full() {
+        warn!("nearly full: the memory store has reached four fifths of its capacity");
+    }
+
+    /// once a minute at most: a full `MemoryAdapter` has forgotten `keys` live keys; `age_s` is the age of the
+    /// youngest
+    #[cfg(feature = "memory")]
+    fn evicting(keys: u64, age: Duration) {
+        warn!(
+            "evicted: the memory store is full and forgets events that may be delivered again",
+            keys, age_s = age.as_secs()
+        );
+    }
+
+    #[cfg(feature = "sqlite")]
+    fn sqlite_table_is_gone(table: &str) {
+        warn!("the table of the SQLite store is gone, and its keys with it: it is made again", table);
+    }
+
+    #[cfg(feature = "sqlite")]
+    fn sqlite_is_not_durable(synchronous: i64) {
+        warn!(
+            "the SQLite pool runs below synchronous = FULL: a power cut can lose a completed key, and its \
+            event would run again",
+            synchronous
+        );
+    }
+
+    #[cfg(feature = "sqlite")]
+    fn sqlite_is_not_in_wal_mode(journal_mode: &str) {
+        warn!("the SQLite file is not in WAL mode: duplicates wait for writers", journal_mode);
+    }
+}
+pub(crate) use record_rows;
+
+/// How a store call ended that outlives its delivery.
+#[derive(Debug)]
+pub(crate) enum Background {
+    Done,
+    /// The last error.
+    GaveUp(Error),
+    /// Too many such calls are pending.
+    Refused,
 }
 
-/// Reports that a handler starts although the store did not reply.
-pub(crate) fn unprotected(key: &DedupKey, error: &Error) {
-    count!("tower_dedup_unprotected_total", "namespace" => key.namespace().to_owned());
-    log!(WARN, key, error = chain(error), "running unprotected: the store did not reply");
-}
-
-/// Reports a duplicate by the digest of its body only.
-pub(crate) fn same_body(key: &DedupKey) {
-    log!(WARN, key, "same body: it was handled under another id, and this id stays free");
-}
-
-/// Reports that an event was handled before with another payload.
-pub(crate) fn mismatch(key: &DedupKey) {
-    count!("tower_dedup_mismatches_total", "namespace" => key.namespace().to_owned());
-    log!(WARN, key, "payload mismatch: this event was handled with another payload");
-}
-
-/// Reports that a handler's response cannot be stored.
-pub(crate) fn response_not_stored(key: &DedupKey, why: &'static str) {
-    count!("tower_dedup_responses_not_stored_total", "namespace" => key.namespace().to_owned());
-    log!(WARN, key, why, "response not stored: duplicates of this event get an empty response");
-}
-
-/// Reports that the row of a claim of this process was gone when its completion came.
-pub(crate) fn claim_missing(key: &DedupKey) {
-    count!("tower_dedup_store_losses_total", "kind" => "missing");
-    log!(
-        ERROR,
-        key,
-        kind = "missing",
-        "the store lost a claim: another handler may have run this event too"
-    );
-}
-
-/// Reports that a server shows signs of a loss.
-#[cfg(feature = "redis")]
-pub(crate) fn store_loss_suspected(kind: &'static str, primary: &str) {
-    count!("tower_dedup_store_losses_total", "kind" => kind);
-    tracing::warn!(
-        target: "tower_dedup",
-        kind,
-        primary,
-        "the store may have lost acknowledged writes: events of the last time may run again"
-    );
-}
-
-// Of a layer and its requests.
-
-/// Reports a retention below the retention floor.
-pub(crate) fn short_retention(namespace: &str, retention: Duration, floor: Duration) {
-    tracing::warn!(
-        target: "tower_dedup",
-        namespace,
-        retention_s = retention.as_secs(),
-        floor_s = floor.as_secs(),
-        "the retention is shorter than the time in which this sender may deliver an event again"
-    );
-}
-
-/// Reports that replays under another id are not recognised.
-pub(crate) fn unsigned_id(namespace: &str) {
-    tracing::warn!(
-        target: "tower_dedup",
-        namespace,
-        "unsigned id: this sender does not sign the id, so a captured delivery runs again under \
-         another id; add a `content_identity`"
-    );
-}
-
-/// Counts and reports a request that is not verified. The URI grammar keeps control characters out of the path.
-#[cfg(feature = "verify")]
-pub(crate) fn not_verified(
-    preset: Option<&'static str>,
-    path: &str,
-    name: &'static str,
-    reason: &dyn std::fmt::Display,
-) {
-    let sender = preset.unwrap_or("other");
-    count!("tower_dedup_not_verified_total", "preset" => sender, "reason" => name);
-    tracing::warn!(target: "tower_dedup", preset, path, %reason, "not verified");
-}
-
-/// Reports a body limit below the largest body of the sender.
-pub(crate) fn small_body_limit(namespace: &str, limit: usize, largest: usize) {
-    tracing::warn!(
-        target: "tower_dedup",
-        namespace,
-        limit_bytes = limit,
-        largest_bytes = largest,
-        "the body limit is smaller than the largest body of this sender: such a delivery gets 413"
-    );
-}
-
-/// Reports that an argument of a handler is not available, and what the user should change.
-#[cfg(feature = "axum")]
-pub(crate) fn rejected(
-    argument: &'static str,
-    error: &(dyn std::error::Error + 'static),
-    fix: &'static str,
-) {
-    tracing::warn!(
-        target: "tower_dedup",
-        argument,
-        error = chain(error),
-        fix,
-        "rejected: an argument of the handler is not available"
-    );
+/// Reports a completion or release that ended in the background.
+pub(crate) fn background(operation: &'static str, result: Background, key: Option<&DedupKey>) {
+    let ended = match &result {
+        Background::Done => "ok",
+        Background::GaveUp(_) => "gave_up",
+        Background::Refused => "refused",
+    };
+    count!("tower_dedup_background_total", "operation" => operation, "result" => ended);
+    match result {
+        Background::Done => background_done(operation, key),
+        Background::GaveUp(error) => background_failed(operation, key, &error),
+        Background::Refused => background_refused(operation, key),
+    }
 }
 
 /// Counts a delivery in shadow.
@@ -134,13 +293,6 @@ pub(crate) fn shadow(namespace: &str, verdict: &'static str) {
     let namespace = namespace.to_owned();
     count!("tower_dedup_shadow_total", "namespace" => namespace, "verdict" => verdict);
 }
-
-/// Reports that the mode of a layer has changed.
-pub(crate) fn mode_changed(namespace: &str, from: &'static str, to: &'static str) {
-    tracing::info!(target: "tower_dedup", namespace, from, to, "mode changed");
-}
-
-// Of a store.
 
 /// Counts a connection of the queue's lanes that was lost. The lane opens another one.
 #[cfg(feature = "postgres")]
@@ -152,74 +304,4 @@ pub(crate) fn lane_restarted(store: &'static str) {
 #[cfg(feature = "memory")]
 pub(crate) fn evicted(keys: u64) {
     count!(keys; "tower_dedup_evicted_total");
-}
-
-/// Reports that a store has forgotten live keys; `age` is the age of the youngest.
-#[cfg(feature = "memory")]
-pub(crate) fn evicting(keys: u64, age: Duration) {
-    tracing::warn!(
-        target: "tower_dedup",
-        keys,
-        age_s = age.as_secs(),
-        "evicted: the memory store is full and forgets events that may be delivered again"
-    );
-}
-
-/// Reports that a store is nearly full.
-#[cfg(feature = "memory")]
-pub(crate) fn nearly_full() {
-    tracing::warn!(
-        target: "tower_dedup",
-        "nearly full: the memory store has reached four fifths of its capacity"
-    );
-}
-
-/// Counts expired keys that were deleted.
-pub(crate) fn purged(keys: u64) {
-    count!(keys; "tower_dedup_purged_total");
-    tracing::debug!(target: "tower_dedup", keys, "purged");
-}
-
-/// Reports a failed round of a purge, at WARN if it is the first one after a success.
-pub(crate) fn purge_failed(error: &Error, is_first: bool) {
-    let error = chain(error);
-    if is_first {
-        tracing::warn!(target: "tower_dedup", error, "purging failed; it is tried again");
-    } else {
-        tracing::debug!(target: "tower_dedup", error, "purging failed; it is tried again");
-    }
-}
-
-/// Reports that a connection to another host has no TLS.
-#[cfg(feature = "postgres")]
-pub(crate) fn not_encrypted(host: &str) {
-    tracing::warn!(
-        target: "tower_dedup",
-        host,
-        "not encrypted: the connection to Postgres on another host has no TLS. Set \
-         `sslmode=verify-full`, and a feature: `tls-rustls`, `tls-rustls-aws-lc-rs` or `tls-native-tls`"
-    );
-}
-
-/// Reports that calls are refused until the server is mended.
-#[cfg(feature = "redis")]
-pub(crate) fn redis_is_unfit(
-    server: &impl std::fmt::Display,
-    fault: &(dyn std::error::Error + 'static),
-) {
-    tracing::error!(
-        target: "tower_dedup",
-        server = %server,
-        error = chain(fault),
-        "the Redis server may not be used: every call is refused until it is mended"
-    );
-}
-
-/// Reports that a server does not say whether it evicts keys.
-#[cfg(feature = "redis")]
-pub(crate) fn redis_hides_its_policy() {
-    tracing::warn!(
-        target: "tower_dedup",
-        "the Redis server hides its eviction policy: set it to noeviction"
-    );
 }

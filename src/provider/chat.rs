@@ -22,7 +22,7 @@ pub const SLACK: Preset = Preset {
     title: "Slack",
     key: "`/event_id`",
     rule: Rule::Part(|| key::json("/event_id")),
-    event_type: EventType::new("`/event/type`", || key::json("/event/type")),
+    event_type: EventType("`/event/type`", Some(|| key::json("/event/type"))),
     handshake: Some(Handshake {
         words: "`/type` is `url_verification` or `app_rate_limited`; forms (slash commands, \
                 interactivity)",
@@ -31,7 +31,7 @@ pub const SLACK: Preset = Preset {
     }),
     floor: Floor(12 * MINUTE, "twice the 6 min of the schedule"),
     how: "three times: at once, after 1 min and after 5 min",
-    scheme: Some(Scheme::hmac(
+    scheme: Some(Scheme::signed(
         "x-slack-signature",
         hex("v0="),
         "version, time, body",
@@ -195,9 +195,10 @@ pub const TWITCH: Preset = Preset {
     title: "Twitch EventSub",
     key: "header `Twitch-Eventsub-Message-Id`",
     rule: Rule::Part(|| key::header("twitch-eventsub-message-id")),
-    event_type: EventType::new("header `Twitch-Eventsub-Subscription-Type`", || {
-        key::header("twitch-eventsub-subscription-type")
-    }),
+    event_type: EventType(
+        "header `Twitch-Eventsub-Subscription-Type`",
+        Some(|| key::header("twitch-eventsub-subscription-type")),
+    ),
     handshake: Some(Handshake {
         words: "`Twitch-Eventsub-Message-Type` is `webhook_callback_verification` or \
                 `revocation`, and the body has no `/event`",
@@ -206,7 +207,7 @@ pub const TWITCH: Preset = Preset {
     }),
     floor: Floor(7 * DAY, "our estimate: no schedule is documented"),
     how: "when it is not sure that the message arrived",
-    scheme: Some(Scheme::hmac(
+    scheme: Some(Scheme::signed(
         "twitch-eventsub-message-signature",
         hex("sha256="),
         "id, time, body",

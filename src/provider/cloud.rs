@@ -1,13 +1,11 @@
 //! Queues and event buses of cloud providers.
 
-use std::sync::Arc;
-
 use super::preset::{
     DAY, DEFAULTS, EventType, Floor, HOUR, Handshake, LargestBody, MIB, Preset, Rule,
 };
-use super::read::{cloud_event, header_is, media_type, value};
+use super::read::{cloud_events_or, header_is, value};
 use crate::error::{KeyError, KeyErrorKind};
-use crate::key::{self, EventPart, Found, KeyPart, Reader, RequestRef};
+use crate::key::{self, KeyPart, Reader, RequestRef};
 
 /// Amazon SNS: topic and message, from the signed body.
 ///
@@ -94,7 +92,7 @@ pub const AZURE_EVENT_GRID: Preset = Preset {
     title: "Azure Event Grid",
     key: "each: `topic|id`; in the CloudEvents schema `source|id`",
     rule: Rule::Reader(event_grid),
-    event_type: EventType::of_rule("`/eventType` of the event; in the CloudEvents schema `/type`"),
+    event_type: EventType("`/eventType` of the event; in the CloudEvents schema `/type`", None),
     handshake: Some(Handshake {
         words: "header `aeg-event-type: SubscriptionValidation` with `/0/data/validationCode` in the \
                 body",
@@ -114,13 +112,5 @@ pub const AZURE_EVENT_GRID: Preset = Preset {
 fn event_grid() -> Reader {
     let events = key::each("", key::json("/topic").and(key::json("/id")))
         .event_type(key::json("/eventType"));
-    let cloud_events = key::each("", cloud_event()).event_type(key::json("/type"));
-    let one = EventPart::new(cloud_event()).with_event_type(key::json("/type"));
-    Arc::new(move |request| match &*media_type(request) {
-        "application/cloudevents-batch+json" => cloud_events.read(request),
-        "application/cloudevents+json" => {
-            Ok(one.read(request)?.map_or(Found::Missing, |found| Found::One(found.into_owned())))
-        }
-        _ => events.read(request),
-    })
+    cloud_events_or(move |request| events.read(request))
 }

@@ -33,7 +33,7 @@ pub const GITHUB: Preset = Preset {
     title: "GitHub",
     key: "header `X-GitHub-Delivery`",
     rule: Rule::Part(|| key::header("x-github-delivery")),
-    event_type: EventType::new("header `X-GitHub-Event`", || key::header("x-github-event")),
+    event_type: EventType("header `X-GitHub-Event`", Some(|| key::header("x-github-event"))),
     handshake: Some(Handshake {
         words: "[`X-GitHub-Event: ping`](https://docs.github.com/en/webhooks/webhook-events-and-payloads#ping) \
                 with `/zen` and `/hook_id` in a JSON body",
@@ -47,7 +47,7 @@ pub const GITHUB: Preset = Preset {
     )),
     retries: Retries::Never,
     how: "a person can, with the same id",
-    scheme: Some(Scheme::hmac("x-hub-signature-256", hex("sha256="), "body", &[Part::Body])),
+    scheme: Some(Scheme::signed("x-hub-signature-256", hex("sha256="), "body", &[Part::Body])),
     source: "https://docs.github.com/en/webhooks/using-webhooks/best-practices-for-using-webhooks",
     unverified: "the 3 days (third parties)",
     ..DEFAULTS
@@ -74,7 +74,7 @@ pub const GITLAB: Preset = Preset {
     title: "GitLab",
     key: "header `Idempotency-Key`, else `webhook-id`",
     rule: Rule::Part(|| key::header("idempotency-key").or(key::header("webhook-id"))),
-    event_type: EventType::new("header `X-Gitlab-Event`", || key::header("x-gitlab-event")),
+    event_type: EventType("header `X-Gitlab-Event`", Some(|| key::header("x-gitlab-event"))),
     floor: Floor(7 * DAY, "our estimate: no schedule is documented"),
     body: Some(LargestBody(
         25 * MIB,
@@ -99,11 +99,11 @@ pub const GITEA: Preset = Preset {
     aliases: &["forgejo"],
     key: "header `X-Gitea-Delivery`",
     rule: Rule::Part(|| key::header("x-gitea-delivery")),
-    event_type: EventType::new("header `X-Gitea-Event`", || key::header("x-gitea-event")),
+    event_type: EventType("header `X-Gitea-Event`", Some(|| key::header("x-gitea-event"))),
     floor: Floor(DAY, "our estimate: it never retries"),
     retries: Retries::Never,
     how: "a person can, with a new id, which runs again",
-    scheme: Some(Scheme::hmac("x-gitea-signature", hex(""), "body", &[Part::Body])),
+    scheme: Some(Scheme::signed("x-gitea-signature", hex(""), "body", &[Part::Body])),
     source: "https://github.com/go-gitea/gitea/blob/main/models/webhook/hooktask.go",
     unverified: "that Forgejo sends this header (third parties); what the signature covers",
     ..DEFAULTS
@@ -118,11 +118,11 @@ pub const CIRCLECI: Preset = Preset {
     title: "CircleCI",
     key: "`/id`",
     rule: Rule::Part(|| key::json("/id")),
-    event_type: EventType::new("`/type`", || key::json("/type")),
+    event_type: EventType("`/type`", Some(|| key::json("/type"))),
     floor: Floor(7 * DAY, "our estimate: no schedule is documented"),
     retries: Retries::Undocumented,
     how: "neither whether nor when",
-    scheme: Some(Scheme::hmac(
+    scheme: Some(Scheme::signed(
         "circleci-signature",
         hex("v1=").split_at(&[',', ' ', '\t']),
         "body",

@@ -1,7 +1,7 @@
 //! E-mail services.
 
 use super::preset::{DAY, DEFAULTS, EventType, Floor, HOUR, Preset, Rule};
-use super::scheme::{Own, Scheme, Secret};
+use super::scheme::{Part, Scheme, Secret, base64};
 use crate::key;
 
 /// SendGrid's Event Webhook: `/sg_event_id` of each event; the digest of an event without one.
@@ -53,12 +53,17 @@ pub const SENDGRID: Preset = Preset {
     title: "SendGrid",
     key: "each: `/sg_event_id`, else `body_` and the SHA-256 of the event",
     rule: Rule::Each(|| key::each("", key::json("/sg_event_id").or(key::body_digest()))),
-    event_type: EventType::new("`/event` of the event", || key::json("/event")),
+    event_type: EventType("`/event` of the event", Some(|| key::json("/event"))),
     floor: Floor(48 * HOUR, "twice the 24 h of the schedule"),
     how: "for up to 24 h",
     scheme: Some(
-        Scheme::own("x-twilio-email-event-webhook-signature", "time, body", Own::SendGrid)
-            .with_secret(Secret::PublicKey),
+        Scheme::signed(
+            "x-twilio-email-event-webhook-signature",
+            base64(""),
+            "time, body",
+            &[Part::Seconds("x-twilio-email-event-webhook-timestamp"), Part::Body],
+        )
+        .with_secret(Secret::PublicKey),
     ),
     signed_id: true,
     source: "https://docs.sendgrid.com/for-developers/tracking-events/troubleshooting",
@@ -93,7 +98,7 @@ pub const POSTMARK: Preset = Preset {
             .and(key::json("/SuppressSending").optional());
         by_id.or(by_message)
     }),
-    event_type: EventType::new("`/RecordType`", || key::json("/RecordType")),
+    event_type: EventType("`/RecordType`", Some(|| key::json("/RecordType"))),
     floor: Floor(7 * DAY, "our estimate: only the 10.5 h of inbound messages are documented"),
     how: "inbound messages ten times over 10.5 h; an answer of 403 ends it",
     source: "https://postmarkapp.com/developer/webhooks/webhooks-overview",

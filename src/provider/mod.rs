@@ -22,7 +22,7 @@
 //! use tower_dedup::key::KeyExtractor;
 //! use tower_dedup::provider;
 //!
-//! assert_eq!(provider::GITHUB.namespace(), "github");
+//! assert_eq!(provider::GITHUB.name(), "github");
 //! // Two endpoints that receive one event, or two accounts with the same ids, need two namespaces.
 //! let billing = KeyExtractor::from(provider::STRIPE).namespace("stripe-billing");
 //! let tax = KeyExtractor::from(provider::STRIPE).namespace("stripe-tax");

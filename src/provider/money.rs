@@ -21,10 +21,10 @@ pub const STRIPE: Preset = Preset {
     title: "Stripe",
     key: "`/account|/id` for connected accounts, else `/id`",
     rule: Rule::Part(|| key::json("/account").and(key::json("/id")).or(key::json("/id"))),
-    event_type: EventType::new("`/type`", || key::json("/type")),
+    event_type: EventType("`/type`", Some(|| key::json("/type"))),
     floor: Floor(30 * DAY, "redelivery by a person"),
     how: "for 3 days; three times over a few hours in a sandbox",
-    scheme: Some(Scheme::hmac(
+    scheme: Some(Scheme::signed(
         "stripe-signature",
         hex("v1=").split_at(&[',']),
         "time, body",
@@ -57,10 +57,10 @@ pub const SHOPIFY: Preset = Preset {
             .and(key::header("x-shopify-event-id"))
             .or(key::header("x-shopify-webhook-id"))
     }),
-    event_type: EventType::new("header `X-Shopify-Topic`", || key::header("x-shopify-topic")),
+    event_type: EventType("header `X-Shopify-Topic`", Some(|| key::header("x-shopify-topic"))),
     floor: Floor(8 * HOUR, "twice the 4 h of the schedule"),
     how: "eight times over 4 h",
-    scheme: Some(Scheme::hmac("x-shopify-hmac-sha256", base64(""), "body", &[Part::Body])),
+    scheme: Some(Scheme::signed("x-shopify-hmac-sha256", base64(""), "body", &[Part::Body])),
     source: "https://shopify.dev/docs/apps/build/webhooks/ignore-duplicates",
     unverified: "that topics share an event id, and that `X-Shopify-Webhook-Id` is the same on \
                  retries (third parties)",
@@ -76,10 +76,10 @@ pub const SQUARE: Preset = Preset {
     title: "Square",
     key: "`/event_id`",
     rule: Rule::Part(|| key::json("/event_id")),
-    event_type: EventType::new("`/type`", || key::json("/type")),
+    event_type: EventType("`/type`", Some(|| key::json("/type"))),
     floor: Floor(48 * HOUR, "twice the 24 h of the schedule"),
     how: "for up to 24 h",
-    scheme: Some(Scheme::hmac(
+    scheme: Some(Scheme::signed(
         "x-square-hmacsha256-signature",
         base64(""),
         "URL, body",
@@ -101,10 +101,10 @@ pub const PADDLE: Preset = Preset {
     title: "Paddle",
     key: "`/event_id`",
     rule: Rule::Part(|| key::json("/event_id")),
-    event_type: EventType::new("`/event_type`", || key::json("/event_type")),
+    event_type: EventType("`/event_type`", Some(|| key::json("/event_type"))),
     floor: Floor(6 * DAY, "twice the 3 days of the schedule"),
     how: "60 times over 3 days; three times over 15 min in a sandbox",
-    scheme: Some(Scheme::hmac(
+    scheme: Some(Scheme::signed(
         "paddle-signature",
         hex("h1=").split_at(&[';']),
         "time, body",
@@ -142,9 +142,10 @@ pub const ADYEN: Preset = Preset {
             .and(field("success"));
         key::each("/notificationItems", key)
     }),
-    event_type: EventType::new("`/NotificationRequestItem/eventCode` of the item", || {
-        key::json("/NotificationRequestItem/eventCode")
-    }),
+    event_type: EventType(
+        "`/NotificationRequestItem/eventCode` of the item",
+        Some(|| key::json("/NotificationRequestItem/eventCode")),
+    ),
     floor: Floor(60 * DAY, "twice the 30 days of the schedule"),
     how: "three times within a minute, then from a queue for up to 30 days",
     scheme: Some(

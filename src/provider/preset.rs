@@ -43,7 +43,7 @@ pub(super) const DEFAULTS: Preset = Preset {
     aliases: &[],
     key: "",
     rule: Rule::Part(key::body_digest),
-    event_type: EventType { words: "", part: None },
+    event_type: EventType("", None),
     handshake: None,
     methods: &[Method::POST],
     floor: Floor(0, ""),
@@ -66,24 +66,10 @@ pub(super) enum Rule {
     Reader(fn() -> Reader),
 }
 
-/// Where the type of an event stands.
+/// Where the type of an event stands, and how it is read: `None` if the rule reads it with the key, or if the sender
+/// has no such field.
 #[derive(Clone, Copy)]
-pub(super) struct EventType {
-    words: &'static str,
-    /// `None` if the rule reads it, or the sender has no such field.
-    part: Option<fn() -> KeyPart>,
-}
-
-impl EventType {
-    pub(super) const fn new(words: &'static str, part: fn() -> KeyPart) -> Self {
-        Self { words, part: Some(part) }
-    }
-
-    /// The rule reads the type with the key.
-    pub(super) const fn of_rule(words: &'static str) -> Self {
-        Self { words, part: None }
-    }
-}
+pub(super) struct EventType(pub(super) &'static str, pub(super) Option<fn() -> KeyPart>);
 
 /// Which requests carry no event.
 #[derive(Clone, Copy)]
@@ -119,17 +105,10 @@ pub enum Retries {
 }
 
 impl Preset {
-    /// Returns the preset's name, in lower case with hyphens: `standard-webhooks`.
+    /// Returns the preset's name, in lower case with hyphens: `standard-webhooks`. It is the namespace of the keys.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         self.name
-    }
-
-    /// Returns the sender's name as the sender writes it: `Standard Webhooks`.
-    #[doc(hidden)]
-    #[must_use]
-    pub const fn title(&self) -> &'static str {
-        self.title
     }
 
     /// Returns other names for the preset: senders that deliver in the same way.
@@ -138,30 +117,8 @@ impl Preset {
         self.aliases
     }
 
-    /// Returns the namespace of the keys, which is the preset's name.
-    #[must_use]
-    pub const fn namespace(&self) -> &'static str {
-        self.name
-    }
-
-    /// Returns the key in Markdown: header names, and JSON pointers into the body or the event. `?`
-    /// marks a part that may be missing.
-    #[doc(hidden)]
-    #[must_use]
-    pub const fn key_in_words(&self) -> &'static str {
-        self.key
-    }
-
-    /// Returns where the event's [type](crate::Delivery::event_type) stands, in Markdown; `None` if the
-    /// sender has no such field.
-    #[doc(hidden)]
-    #[must_use]
-    pub const fn event_type_in_words(&self) -> Option<&'static str> {
-        if self.event_type.words.is_empty() { None } else { Some(self.event_type.words) }
-    }
-
     /// Returns the key without its namespace, to compose it further; `None` for a sender of
-    /// multi-event deliveries.
+    /// multi-event deliveries: one request may carry several events, each with its own key.
     ///
     /// The part ignores handshakes and methods. [`extractor`](Self::extractor) includes them.
     #[must_use]
@@ -181,7 +138,7 @@ impl Preset {
             Rule::Each(each) => each().namespace(self.name),
             Rule::Reader(reader) => KeyExtractor::from_reader(self.name, reader()),
         };
-        let keys = match self.event_type.part {
+        let keys = match self.event_type.1 {
             Some(part) => keys.event_type(part()),
             None => keys,
         };
@@ -203,12 +160,6 @@ impl Preset {
         }
     }
 
-    /// Returns `true` if one request may carry several events, each with its own key.
-    #[must_use]
-    pub const fn is_multi_event(&self) -> bool {
-        !matches!(self.rule, Rule::Part(_))
-    }
-
     /// Returns the methods by which the sender delivers.
     #[must_use]
     pub const fn methods(&self) -> &'static [Method] {
@@ -223,13 +174,6 @@ impl Preset {
         Duration::from_secs(self.floor.0)
     }
 
-    /// Returns the reason for the retention floor.
-    #[doc(hidden)]
-    #[must_use]
-    pub const fn floor_basis(&self) -> &'static str {
-        self.floor.1
-    }
-
     /// Returns the largest body that the sender sends, in bytes; `None` if the sender does not document
     /// it. The default [`body_limit`](crate::DedupLayer::body_limit) is not below it.
     #[must_use]
@@ -240,27 +184,10 @@ impl Preset {
         }
     }
 
-    /// Returns, in words, where the largest body is documented.
-    #[doc(hidden)]
-    #[must_use]
-    pub const fn max_body_basis(&self) -> &'static str {
-        match self.body {
-            Some(body) => body.1,
-            None => "",
-        }
-    }
-
     /// Returns when the sender retries by itself.
     #[must_use]
     pub const fn retries(&self) -> Retries {
         self.retries
-    }
-
-    /// Returns the sender's schedule of retries in words.
-    #[doc(hidden)]
-    #[must_use]
-    pub const fn retries_how(&self) -> &'static str {
-        self.how
     }
 
     /// Returns `true` if the sender's signature covers the id. If it does not, an attacker who has
@@ -295,18 +222,17 @@ impl Preset {
         self.answer_matters
     }
 
-    /// Returns the URL of the page with the facts.
+    /// Returns the texts of the guide's table: the name as the sender writes it, the key, where the event's type
+    /// stands, the reasons for the retention floor and for the largest body, the schedule of retries, the page with
+    /// the facts, and the facts that the sender's own documentation does not state. A text is empty if there is
+    /// none.
     #[doc(hidden)]
     #[must_use]
-    pub const fn source(&self) -> &'static str {
-        self.source
-    }
-
-    /// Returns, in words, the facts that the sender's own documentation does not state.
-    #[doc(hidden)]
-    #[must_use]
-    pub const fn unverified(&self) -> Option<&'static str> {
-        if self.unverified.is_empty() { None } else { Some(self.unverified) }
+    pub fn texts(&self) -> [&'static str; 8] {
+        let body = self.body.map_or("", |body| body.1);
+        let event_type = self.event_type.0;
+        let [title, key, floor] = [self.title, self.key, self.floor.1];
+        [title, key, event_type, floor, body, self.how, self.source, self.unverified]
     }
 }
 

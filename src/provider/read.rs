@@ -1,8 +1,11 @@
 //! Values that more than one preset reads from a request.
 
+use std::sync::Arc;
+
 use http::header;
 
-use crate::key::{self, KeyPart, RequestRef};
+use crate::error::KeyError;
+use crate::key::{self, EventPart, Found, Reader, RequestRef};
 
 /// Returns the value at a JSON pointer in the body, if it is present and well-formed.
 pub(super) fn value(request: &RequestRef<'_>, pointer: &str) -> Option<String> {
@@ -28,7 +31,22 @@ pub(super) fn media_type(request: &RequestRef<'_>) -> String {
     String::from_utf8_lossy(essence.trim_ascii()).to_ascii_lowercase()
 }
 
-/// Reads `source` and `id` of an event in JSON, because an id is unique within its source only.
-pub(super) fn cloud_event() -> KeyPart {
-    key::json("/source").and(key::json("/id"))
+/// Reads CloudEvents in JSON, one event or a batch by the media type, and any other body by `other`. An id is unique
+/// within its source only.
+pub(super) fn cloud_events_or(
+    other: impl Fn(&RequestRef<'_>) -> Result<Found, KeyError> + Send + Sync + 'static,
+) -> Reader {
+    let key = || key::json("/source").and(key::json("/id"));
+    let event = EventPart::new(key()).with_event_type(key::json("/type"));
+    let batch = key::each("", key()).event_type(key::json("/type"));
+    Arc::new(move |request| match &*media_type(request) {
+        "application/cloudevents-batch+json" => batch.read(request),
+        "application/cloudevents+json" => one(&event, request),
+        _ => other(request),
+    })
+}
+
+/// Reads the one event of a request.
+pub(super) fn one(event: &EventPart, request: &RequestRef<'_>) -> Result<Found, KeyError> {
+    Ok(event.read(request)?.map_or(Found::Missing, |found| Found::One(found.into_owned())))
 }

@@ -14,8 +14,8 @@ pub(crate) struct Scheme {
 /// What makes a request genuine.
 #[derive(Clone, Copy)]
 pub(crate) enum Rule {
-    /// The header has an HMAC-SHA256 of the text.
-    Hmac(Codes, &'static [Part]),
+    /// The header has a code of the text: an HMAC-SHA256, or an ECDSA signature if the secret is a public key.
+    Signed(Codes, &'static [Part]),
     /// The header is the secret itself.
     Token,
     /// A function of `verify::schemes`.
@@ -26,16 +26,15 @@ pub(crate) enum Rule {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Own {
     Adyen,
-    Box,
     HubSpot,
-    SendGrid,
-    Svix,
     Twilio,
 }
 
 /// How a header contains the codes.
 #[derive(Clone, Copy)]
 pub(crate) struct Codes {
+    /// Another header with a code, by another secret; empty if there is none.
+    pub(crate) other_header: &'static str,
     /// Empty for a header with one item.
     pub(crate) separators: &'static [char],
     /// The beginning of an item with a code. Other items belong to other versions.
@@ -47,6 +46,8 @@ pub(crate) struct Codes {
 #[derive(Clone, Copy)]
 pub(crate) enum Part {
     Text(&'static str),
+    /// Nothing. If the request has this header, its value is this one.
+    Fixed(&'static str, &'static str),
     /// The id, in this header.
     Id(&'static str),
     /// The time in seconds since 1970, in this header.
@@ -75,27 +76,31 @@ pub(crate) enum Secret {
 }
 
 pub(super) const fn hex(prefix: &'static str) -> Codes {
-    Codes { separators: &[], prefix, is_base64: false }
+    Codes { other_header: "", separators: &[], prefix, is_base64: false }
 }
 
 pub(super) const fn base64(prefix: &'static str) -> Codes {
-    Codes { separators: &[], prefix, is_base64: true }
+    Codes { is_base64: true, ..hex(prefix) }
 }
 
 impl Codes {
     pub(super) const fn split_at(self, separators: &'static [char]) -> Self {
         Self { separators, ..self }
     }
+
+    pub(super) const fn or_in(self, other_header: &'static str) -> Self {
+        Self { other_header, ..self }
+    }
 }
 
 impl Scheme {
-    pub(super) const fn hmac(
+    pub(super) const fn signed(
         header: &'static str,
         codes: Codes,
         words: &'static str,
         text: &'static [Part],
     ) -> Self {
-        Self { header, words, secret: Secret::Text, rule: Rule::Hmac(codes, text) }
+        Self { header, words, secret: Secret::Text, rule: Rule::Signed(codes, text) }
     }
 
     pub(super) const fn token(header: &'static str) -> Self {
@@ -114,19 +119,16 @@ impl Scheme {
     pub(crate) fn signs_time(&self) -> bool {
         let is_time =
             |part: &Part| matches!(part, Part::Seconds(_) | Part::Rfc3339(_) | Part::Item(_));
-        match self.rule {
-            Rule::Hmac(_, text) => text.iter().any(is_time),
-            Rule::Token => false,
-            Rule::Own(own) => matches!(own, Own::Box | Own::HubSpot | Own::SendGrid | Own::Svix),
-        }
+        self.text().iter().any(is_time) || matches!(self.rule, Rule::Own(Own::HubSpot))
     }
 
     /// Returns `true` if the public URL of the server is signed.
     pub(crate) fn signs_url(&self) -> bool {
-        match self.rule {
-            Rule::Hmac(_, text) => text.iter().any(|part| matches!(part, Part::Url)),
-            Rule::Token => false,
-            Rule::Own(own) => matches!(own, Own::HubSpot | Own::Twilio),
-        }
+        let is_url = |part: &Part| matches!(part, Part::Url);
+        self.text().iter().any(is_url) || matches!(self.rule, Rule::Own(Own::HubSpot | Own::Twilio))
+    }
+
+    fn text(&self) -> &'static [Part] {
+        if let Rule::Signed(_, text) = self.rule { text } else { &[] }
     }
 }

@@ -1,12 +1,10 @@
 //! Formats that many senders share.
 
-use std::sync::Arc;
-
 use super::preset::{DAY, DEFAULTS, EventType, Floor, HOUR, MINUTE, Preset, Retries, Rule};
-use super::read::{cloud_event, media_type};
-use super::scheme::{Own, Part, Scheme, Secret, base64};
+use super::read::{cloud_events_or, one};
+use super::scheme::{Part, Scheme, Secret, base64};
 use crate::error::{KeyError, KeyErrorKind};
-use crate::key::{self, EventPart, Found, KeyPart, Reader, RequestRef};
+use crate::key::{self, EventPart, KeyPart, Reader, RequestRef};
 
 /// Standard Webhooks: the header `webhook-id`, which is signed and stays the same on every retry.
 ///
@@ -28,7 +26,7 @@ pub const STANDARD_WEBHOOKS: Preset = Preset {
     floor: Floor(2 * (75 * HOUR + 35 * MINUTE), "twice the 75 h 35 min of the specification"),
     how: "ten attempts over 75 h 35 min in the specification's example",
     scheme: Some(
-        Scheme::hmac(
+        Scheme::signed(
             "webhook-signature",
             base64("v1,").split_at(&[' ']),
             "id, time, body",
@@ -67,7 +65,19 @@ pub const SVIX: Preset = Preset {
     floor: Floor(2 * (27 * HOUR + 35 * MINUTE + 5), "twice the 27 h 35 min 5 s of the schedule"),
     how: "after 5 s, 5 min, 30 min, 2 h, 5 h, 10 h and 10 h",
     scheme: Some(
-        Scheme::own("svix-signature", "id, time, body", Own::Svix).with_secret(Secret::Webhook),
+        Scheme::signed(
+            "svix-signature",
+            base64("v1,").split_at(&[' ']),
+            "id, time, body",
+            &[
+                Part::Id("svix-id"),
+                Part::Text("."),
+                Part::Seconds("svix-timestamp"),
+                Part::Text("."),
+                Part::Body,
+            ],
+        )
+        .with_secret(Secret::Webhook),
     ),
     signed_id: true,
     source: "https://github.com/svix/svix-webhooks/blob/main/server/svix-server/config.default.toml",
@@ -97,7 +107,7 @@ pub const CLOUDEVENTS: Preset = Preset {
     title: "CloudEvents",
     key: "`source|id`: of each event, of the one event, or headers `ce-source|ce-id`",
     rule: Rule::Reader(cloud_events),
-    event_type: EventType::of_rule("`/type`, or header `ce-type`"),
+    event_type: EventType("`/type`, or header `ce-type`", None),
     floor: Floor(7 * DAY, "our estimate: the format has no schedule"),
     retries: Retries::Undocumented,
     how: "depends on the sender",
@@ -106,18 +116,9 @@ pub const CLOUDEVENTS: Preset = Preset {
 };
 
 fn cloud_events() -> Reader {
-    let one = EventPart::new(cloud_event()).with_event_type(key::json("/type"));
-    let each = key::each("", cloud_event()).event_type(key::json("/type"));
     let headers = EventPart::new(attribute("ce-source").and(attribute("ce-id")))
         .with_event_type(attribute("ce-type"));
-    Arc::new(move |request| {
-        let part = match &*media_type(request) {
-            "application/cloudevents-batch+json" => return each.read(request),
-            "application/cloudevents+json" => &one,
-            _ => &headers,
-        };
-        Ok(part.read(request)?.map_or(Found::Missing, |found| Found::One(found.into_owned())))
-    })
+    cloud_events_or(move |request| one(&headers, request))
 }
 
 /// Reads an attribute of an event from a header: unquoted, then percent-decoded once (HTTP protocol

@@ -1,7 +1,7 @@
 //! Business tools.
 
 use super::preset::{DAY, DEFAULTS, EventType, Floor, Preset, Rule};
-use super::scheme::{Own, Scheme};
+use super::scheme::{Own, Part, Scheme, base64};
 use crate::key;
 
 /// HubSpot: for each event, all of its values that identify it, without `/attemptNumber`.
@@ -25,9 +25,10 @@ pub const HUBSPOT: Preset = Preset {
             .and(key::json("/propertyName").optional());
         key::each("", key).without_payload()
     }),
-    event_type: EventType::new("`/subscriptionType` of the event", || {
-        key::json("/subscriptionType")
-    }),
+    event_type: EventType(
+        "`/subscriptionType` of the event",
+        Some(|| key::json("/subscriptionType")),
+    ),
     floor: Floor(6 * DAY, "twice the 3 days of the schedule"),
     how: "up to ten times over 24 h, or over 3 days",
     scheme: Some(Scheme::own("x-hubspot-signature-v3", "method, URL, body, time", Own::HubSpot)),
@@ -48,10 +49,20 @@ pub const BOX: Preset = Preset {
     title: "Box",
     key: "`/id`",
     rule: Rule::Part(|| key::json("/id")),
-    event_type: EventType::new("`/trigger`", || key::json("/trigger")),
+    event_type: EventType("`/trigger`", Some(|| key::json("/trigger"))),
     floor: Floor(7 * DAY, "our estimate: no schedule is documented"),
     how: "the number is not documented",
-    scheme: Some(Scheme::own("box-signature-primary", "body, time", Own::Box)),
+    scheme: Some(Scheme::signed(
+        "box-signature-primary",
+        base64("").or_in("box-signature-secondary"),
+        "body, time",
+        &[
+            Part::Fixed("box-signature-version", "1"),
+            Part::Fixed("box-signature-algorithm", "HmacSHA256"),
+            Part::Body,
+            Part::Rfc3339("box-delivery-timestamp"),
+        ],
+    )),
     signed_id: true,
     source: "https://developer.box.com/guides/webhooks/v2/",
     unverified: "the schedule; the id when a person sends it again",

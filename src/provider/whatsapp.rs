@@ -34,14 +34,14 @@ pub const WHATSAPP: Preset = Preset {
           `phone_number_id?|id|status|recipient_id?`; any other change: `entry id?|entry \
           time?|field?|body_` and the SHA-256 of the change",
     rule: Rule::Reader(whatsapp),
-    event_type: EventType::of_rule("`/field` of the change"),
+    event_type: EventType("`/field` of the change", None),
     floor: Floor(14 * DAY, "twice the 7 days of the schedule"),
     body: Some(LargestBody(
         3 * MIB,
         "[documentation](https://developers.facebook.com/docs/whatsapp/cloud-api/webhooks)",
     )),
     how: "for up to 7 days; other webhooks of Meta for 36 h",
-    scheme: Some(Scheme::hmac("x-hub-signature-256", hex("sha256="), "body", &[Part::Body])),
+    scheme: Some(Scheme::signed("x-hub-signature-256", hex("sha256="), "body", &[Part::Body])),
     signed_id: true,
     source: "https://developers.facebook.com/docs/whatsapp/cloud-api/guides/set-up-webhooks",
     unverified: "that the message's id is the key (no page of Meta says so); that time and bytes \

@@ -3,7 +3,7 @@
 use super::error::VerifierError;
 use super::received::{base64, hex};
 #[cfg(feature = "verify-ecdsa")]
-use super::schemes::sendgrid;
+use super::schemes::ecdsa;
 use crate::provider::Secret;
 
 /// Returns the key that a secret contains.
@@ -28,9 +28,7 @@ pub(super) fn key_of(form: Secret, secret: &str) -> Result<Vec<u8>, VerifierErro
             if is_token { Ok(secret.into()) } else { Err(malformed(rule)) }
         }
         #[cfg(feature = "verify-ecdsa")]
-        Secret::PublicKey => {
-            sendgrid::public_key(secret).ok_or(malformed("a public key in base64"))
-        }
+        Secret::PublicKey => ecdsa::public_key(secret).ok_or(malformed("a public key in base64")),
         #[cfg(not(feature = "verify-ecdsa"))]
         Secret::PublicKey => Err(VerifierError::FeatureDisabled { feature: "verify-ecdsa" }),
     }

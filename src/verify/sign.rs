@@ -14,7 +14,7 @@ use sha1::Sha1;
 use super::error::VerifierError;
 use super::public_url::{PublicUrl, target};
 use super::received::{HmacSha256, Received, mac};
-use super::schemes::{adyen, data, svix, url};
+use super::schemes::{adyen, data, url};
 use super::secret::key_of;
 use super::time;
 use super::verifier::unix;
@@ -66,9 +66,17 @@ impl Preset {
         let (head, body) = request.into_parts();
         let mut signing = Signing { head, body, key, url, now: unix(now) };
         let signature = match scheme.rule {
-            Rule::Hmac(codes, parts) => Some(signing.hmac(scheme.header, codes, parts)?),
+            Rule::Signed(codes, parts) => {
+                let (before, text) = signing.text(scheme.header, codes, parts)?;
+                let code = match scheme.secret {
+                    Secret::PublicKey => ecdsa(secret, &text)?,
+                    _ if codes.is_base64 => signing.base64(&[&text])?,
+                    _ => signing.hex(&text)?,
+                };
+                Some(format!("{before}{}{code}", codes.prefix))
+            }
             Rule::Token => Some(secret.to_owned()),
-            Rule::Own(own) => signing.own(own, secret)?,
+            Rule::Own(own) => signing.own(own)?,
         };
         if let Some(signature) = signature {
             signing.set(scheme.header, &signature)?;
@@ -86,13 +94,13 @@ struct Signing {
 }
 
 impl Signing {
-    /// Sets the header of the time, and returns the value of the signature's header.
-    fn hmac(
+    /// Sets the header of the time. Returns the items before the code in the header, and the signed text.
+    fn text(
         &mut self,
         header: &'static str,
         codes: Codes,
         parts: &[Part],
-    ) -> Result<String, BoxError> {
+    ) -> Result<(String, Vec<u8>), BoxError> {
         let mut before = String::new();
         for part in parts {
             match *part {
@@ -105,37 +113,20 @@ impl Signing {
                 _ => {}
             }
         }
-        let text = data::text(header, codes, parts, &self.received())?.parts;
-        let code = if codes.is_base64 { self.base64(&text)? } else { self.hex(&text)? };
-        Ok(format!("{before}{}{code}", codes.prefix))
+        let text = data::text(header, codes, parts, &self.received())?.parts.concat();
+        Ok((before, text))
     }
 
-    /// Does the same for the other schemes. Adyen's header is in the body.
-    fn own(&mut self, own: Own, secret: &str) -> Result<Option<String>, BoxError> {
-        let now = self.now.to_string();
-        let body = self.body.clone();
+    /// Returns the signature by a scheme that is not data; `None` for Adyen, whose signatures are in the body.
+    fn own(&mut self, own: Own) -> Result<Option<String>, BoxError> {
         let signature = match own {
             Own::Adyen => return self.adyen().map(|()| None),
-            Own::Box => {
-                let time = time::format(self.now);
-                self.set("box-delivery-timestamp", &time)?;
-                self.base64(&[&body, time.as_bytes()])?
-            }
             Own::HubSpot => {
-                let time = format!("{now}000");
+                let time = format!("{}000", self.now);
                 self.set("x-hubspot-request-timestamp", &time)?;
                 let url = [self.received().public_url()?.as_str(), target(&self.head.uri)].concat();
                 let method = self.head.method.as_str().as_bytes();
-                self.base64(&[method, url.as_bytes(), &body, time.as_bytes()])?
-            }
-            Own::SendGrid => {
-                self.set("x-twilio-email-event-webhook-timestamp", &now)?;
-                ecdsa(secret, &[now.as_bytes(), &body].concat())?
-            }
-            Own::Svix => {
-                self.set("svix-timestamp", &now)?;
-                let id = self.received().header("svix-id")?.to_owned();
-                format!("v1,{}", self.base64(&svix::text(&id, &now, &body))?)
+                self.base64(&[method, url.as_bytes(), &self.body, time.as_bytes()])?
             }
             Own::Twilio => {
                 let request = self.received();
@@ -168,8 +159,8 @@ impl Signing {
         Ok(())
     }
 
-    fn hex(&self, parts: &[&[u8]]) -> Result<String, BoxError> {
-        let mac: HmacSha256 = mac(&self.key, parts).ok_or("no key")?;
+    fn hex(&self, text: &[u8]) -> Result<String, BoxError> {
+        let mac: HmacSha256 = mac(&self.key, &[text]).ok_or("no key")?;
         Ok(base16ct::lower::encode_string(&mac.finalize().into_bytes()))
     }
 

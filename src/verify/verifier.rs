@@ -9,9 +9,7 @@ use http::request::Parts;
 use super::error::{Refusal, VerifierError};
 use super::public_url::PublicUrl;
 use super::received::Received;
-#[cfg(feature = "verify-ecdsa")]
-use super::schemes::sendgrid;
-use super::schemes::{adyen, box_, data, svix, url};
+use super::schemes::{adyen, data, url};
 use super::secret::key_of;
 use crate::provider::{Own, Preset, Rule, Scheme};
 
@@ -119,17 +117,10 @@ impl Verifier {
 /// Verifies a request with one key.
 fn verify(scheme: &Scheme, key: &[u8], request: &Received<'_>) -> Result<(), Refusal> {
     match scheme.rule {
-        Rule::Hmac(codes, text) => data::verify(scheme.header, codes, text, key, request),
+        Rule::Signed(codes, text) => data::verify(scheme, codes, text, key, request),
         Rule::Token => data::verify_token(scheme.header, key, request),
         Rule::Own(Own::Adyen) => adyen::verify(key, request),
-        Rule::Own(Own::Box) => box_::verify(key, request),
         Rule::Own(Own::HubSpot) => url::hubspot(key, request),
-        #[cfg(feature = "verify-ecdsa")]
-        Rule::Own(Own::SendGrid) => sendgrid::verify(key, request),
-        // It has no key.
-        #[cfg(not(feature = "verify-ecdsa"))]
-        Rule::Own(Own::SendGrid) => Err(Refusal::Forged),
-        Rule::Own(Own::Svix) => svix::verify(key, request),
         Rule::Own(Own::Twilio) => url::twilio(key, request),
     }
 }

@@ -58,21 +58,22 @@ fn words(text: &str) -> Vec<String> {
     text.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
-/// The cells of the table with this head in the documentation of `observe`.
-fn table(head: &str) -> Vec<Vec<String>> {
-    let page =
-        concat!(include_str!("../../src/observe.rs"), include_str!("../../src/observe/metrics.md"));
-    let (_, table) = page.split_once(head).unwrap_or_else(|| panic!("no table {head}"));
-    let rows = table.lines().skip(2).map(|line| line.trim_start_matches("//! "));
-    let rows = rows.take_while(|line| line.starts_with('|'));
+/// The cells of the table of metrics.
+fn table() -> Vec<Vec<String>> {
+    let rows = include_str!("../../src/observe/metrics.md").lines().skip(2);
     rows.map(|row| row.split('|').skip(1).map(|cell| cell.trim().to_owned()).collect()).collect()
 }
 
+/// The names of the outcomes, as they are defined: `Completed = "completed" INFO,`.
+fn outcomes() -> Vec<String> {
+    let names = include_str!("../../src/observe/outcome.rs").split(" = \"").skip(1);
+    names.map(|rest| rest.split('"').next().unwrap().to_owned()).collect()
+}
+
 fn documented() -> BTreeMap<String, Metric> {
-    let outcomes: Vec<String> =
-        table("| `outcome` | level | meaning |").iter().flat_map(|row| words(&row[0])).collect();
+    let outcomes = outcomes();
     let mut metrics = BTreeMap::new();
-    for row in table("| name | kind | labels | meaning | remarks |") {
+    for row in table() {
         let (labels, mut values) = (words(&row[2]), words(&row[3..].join("|")));
         if labels.iter().any(|label| label == "outcome") {
             values.extend(outcomes.clone());

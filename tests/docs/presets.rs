@@ -11,27 +11,29 @@ use tower_dedup::provider::{self, Preset, Retries};
 /// Returns the row of a preset.
 fn row(preset: &Preset) -> String {
     let constant = preset.name().to_uppercase().replace('-', "_");
-    let mut sender = format!("[{}](crate::provider::{constant})", preset.title());
+    let [title, key, _, _, _, _, source, unverified] = preset.texts();
+    let mut sender = format!("[{title}](crate::provider::{constant})");
     for alias in preset.aliases() {
         sender += &format!(", `{alias}`");
     }
-    let key = preset.key_in_words().replace('|', "\\|");
+    let key = key.replace('|', "\\|");
     let mut facts = facts(preset).join("; ");
-    if let Some(words) = preset.unverified() {
-        facts += &format!(". Not confirmed: {words}");
+    if !unverified.is_empty() {
+        facts += &format!(". Not confirmed: {unverified}");
     }
-    format!("| {sender} | {key} | {facts}. [Source]({}) |", preset.source())
+    format!("| {sender} | {key} | {facts}. [Source]({source}) |")
 }
 
 fn facts(preset: &Preset) -> Vec<String> {
+    let [_, _, event_type, floor, body, how, ..] = preset.texts();
     let retries = match preset.retries() {
         Retries::Automatic => "retries",
         Retries::ConnectionFailure => "retries failed connections only",
         Retries::Never => "**never retries**",
         _ => "retries not documented",
     };
-    let mut facts = vec![format!("{retries} ({})", preset.retries_how())];
-    facts.push(format!("retention {}{}", duration(preset.retention_floor()), basis(preset)));
+    let mut facts = vec![format!("{retries} ({how})")];
+    facts.push(format!("retention {}{}", duration(preset.retention_floor()), basis(floor)));
     if !preset.signed_id() {
         facts.push("**id not signed**".to_owned());
     }
@@ -42,10 +44,14 @@ fn facts(preset: &Preset) -> Vec<String> {
         let methods: Vec<_> = preset.methods().iter().map(Method::as_str).collect();
         facts.push(format!("by {}", methods.join(", ")));
     }
-    facts.extend(preset.max_body().map(|bytes| {
-        format!("bodies up to {} MiB ({})", bytes / (1024 * 1024), preset.max_body_basis())
-    }));
-    facts.extend(preset.event_type_in_words().map(|words| format!("type: {words}")));
+    facts.extend(
+        preset
+            .max_body()
+            .map(|bytes| format!("bodies up to {} MiB ({body})", bytes / (1024 * 1024))),
+    );
+    if !event_type.is_empty() {
+        facts.push(format!("type: {event_type}"));
+    }
     facts.extend(preset.handshakes().map(|(words, is_for_layer)| {
         let whose = if is_for_layer { ", answered by the layer" } else { "" };
         format!("handshake{whose}: {words}")
@@ -54,8 +60,8 @@ fn facts(preset: &Preset) -> Vec<String> {
 }
 
 /// Returns the reason for a retention, unless the page states it for all senders.
-fn basis(preset: &Preset) -> String {
-    match preset.floor_basis() {
+fn basis(floor: &str) -> String {
+    match floor {
         basis if basis.starts_with("our estimate") => " (estimate)".to_owned(),
         basis if basis.ends_with("of the schedule") || basis.ends_with("of the specification") => {
             String::new()

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::Request;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use tower_dedup::KeyErrorKind::{self, Empty, InvalidJson, NotAnArray, NotAnId, Nul, Repeated};
-use tower_dedup::key::{self, EachKey, Extracted, KeyPart, RequestRef};
+use tower_dedup::key::{self, Extracted, KeyPart, RequestRef};
 
 use crate::fuzz::fuzz;
 use crate::input::Input;
@@ -190,10 +190,11 @@ fn json_pointer() {
         let mut input = Input(input);
         let [one, other] = [(); 2].map(|()| input.text());
         let (of_one, of_other) = (tokens(&one), tokens(&other));
-        let parts = [&one, &other].map(|pointer| KeyPart::json(pointer));
-        assert_eq!((parts[0].is_ok(), parts[1].is_ok()), (of_one.is_some(), of_other.is_some()));
-        let [Ok(one), Ok(other)] = parts else { return };
-        let (of_one, of_other) = (of_one.unwrap(), of_other.unwrap());
+        let [one, other] = [&one, &other].map(|pointer| key::json(pointer));
+        let is_valid = |part: &KeyPart| part.clone().namespace("n").checked().is_ok();
+        let are_valid = (is_valid(&one), is_valid(&other));
+        assert_eq!(are_valid, (of_one.is_some(), of_other.is_some()));
+        let (Some(of_one), Some(of_other)) = (of_one, of_other) else { return };
         let body = Bytes::copy_from_slice(input.0);
         let request = || Request::post("/").body(body.clone()).unwrap();
         let results =
@@ -227,7 +228,7 @@ fn each() {
         let pointer = *input.pick(&ARRAYS);
         let body = Bytes::copy_from_slice(input.0);
         let part = key::json("/id").and(key::json("/t").optional());
-        let each = EachKey::new(pointer, part).unwrap().namespace("n");
+        let each = key::each(pointer, part).namespace("n");
         let (head, ()) = Request::post("/").body(()).unwrap().into_parts();
         let extracted = each.extract(&RequestRef::new(&head, &body)).map_err(|error| error.kind());
         let Ok(tree) = serde_json::from_slice::<Tree>(&body) else {

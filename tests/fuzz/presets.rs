@@ -100,7 +100,7 @@ fn outcome(sample: &Sample, head: &request::Parts, body: &Bytes) -> Outcome {
     };
     assert!(!keys.events().is_empty());
     assert!(keys.is_multi_event() || keys.events().len() == 1);
-    assert!(sample.preset.is_multi_event() || !keys.is_multi_event());
+    assert!(sample.preset.key().is_none() || !keys.is_multi_event());
     let has_bar = has_bar(head, body);
     let within = body.as_ptr_range();
     let mut ids = Vec::new();

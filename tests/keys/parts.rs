@@ -2,7 +2,7 @@
 
 use http::Request;
 use tower_dedup::KeyErrorKind::{Empty, InvalidJson, NotAnId, NotUtf8, Nul, Repeated};
-use tower_dedup::key::{self, KeyPart};
+use tower_dedup::key;
 use tower_dedup::{KeyError, KeyErrorKind};
 
 use crate::requests::{FORM, MISSING, id, read, sha256, with_body, with_form, with_headers};
@@ -209,12 +209,19 @@ fn json_reads_strings_booleans_and_64_bit_integers() {
         ("1.0", Err(NotAnId)),
         ("1e3", Err(NotAnId)),
         ("-0", Err(NotAnId)),
+        ("1E0", Err(NotAnId)),
         ("[]", Err(NotAnId)),
         ("[1]", Err(NotAnId)),
         ("{}", Err(NotAnId)),
         (r#"{"id":1}"#, Err(NotAnId)),
         ("01", Err(InvalidJson)),
         ("+1", Err(InvalidJson)),
+        ("-", Err(InvalidJson)),
+        ("1.", Err(InvalidJson)),
+        ("0x1", Err(InvalidJson)),
+        (r#""\x""#, Err(InvalidJson)),
+        (r#""\u12""#, Err(InvalidJson)),
+        (r#""\""#, Err(InvalidJson)),
         ("NaN", Err(InvalidJson)),
         ("'a'", Err(InvalidJson)),
         ("\"a\nb\"", Err(InvalidJson)),
@@ -232,6 +239,7 @@ fn json_gives_one_id_for_every_escaping_of_a_string() {
         (r#"{"id":"caf\u00e9"}"#, id("caf\u{e9}")),
         ("{\"id\":\"caf\u{e9}\"}", id("caf\u{e9}")),
         (r#"{"\u0069\u0064":"\u0065vt_1"}"#, id("evt_1")),
+        (r#"{"id":"a\"\\\/\n\u0022"}"#, id("a\"\\/\n\"")),
         (r#"{"id":"\ud83d\ude00"}"#, id("\u{1f600}")),
         ("{\"id\":\"\u{1f600}\"}", id("\u{1f600}")),
         // A lone surrogate is not a character.
@@ -294,9 +302,11 @@ fn json_is_malformed_if_the_body_is_not_one_json_value() {
 
 #[test]
 fn json_follows_rfc_6901() {
-    let body = r#"{"":{"":"empty"},"a/b":{"m~n":["x",{"id":"y"}]},"0":"zero"}"#;
+    let body = r#"{"":{"":"empty"},"a/b":{"m~n":["x",{"id":"y"}]},"0":"zero",
+        "*":"a name in a pointer to a value"}"#;
     for (pointer, expected) in [
         ("//", id("empty")),
+        ("/*", id("a name in a pointer to a value")),
         ("/a~1b/m~0n/0", id("x")),
         ("/a~1b/m~0n/1/id", id("y")),
         ("/0", id("zero")),
@@ -313,7 +323,7 @@ fn json_follows_rfc_6901() {
     }
     assert_eq!(read(&key::json(""), with_body("\"whole\"")), id("whole"));
     for pointer in ["id", "/a~2", "/~", "#/id"] {
-        let refused = KeyPart::json(pointer).unwrap_err();
+        let refused = key::json(pointer).namespace("n").checked().unwrap_err();
         assert_eq!(refused.to_string(), "not a JSON pointer (RFC 6901)", "{pointer}");
     }
     assert_eq!(format!("{:?}", key::json("/a~1b")), "json(/a~1b)");
@@ -340,6 +350,58 @@ fn json_reads_long_strings() {
     let long = "k".repeat(1 << 20);
     let body = format!(r#"{{"x":"{long}","id":"{long}"}}"#);
     assert_eq!(read(&key::json("/id"), with_body(body)), id(&sha256(long.as_bytes())));
+}
+
+/// The parts of a composed id are read in one walk. Each has the result that it has alone.
+#[test]
+fn json_has_the_same_result_in_one_walk_with_others() {
+    const POINTERS: [&str; 11] =
+        ["/id", "/a/id", "/a/b/id", "/a/b", "/a/b/0", "/a/b/01", "/type", "", "/", "/*", "/a~1b"];
+    let deep = format!(r#"{{"x":{0},"a":{0},"id":1}}"#, "[".repeat(300) + &"]".repeat(300));
+    let texts = [
+        r#"{"id":"evt","a":{"id":2,"b":{"id":"x"}},"type":"t"}"#,
+        r#"{"type":"t","a":{"b":[{"id":1},2]},"id":null}"#,
+        r#"{"a":{"b":{"0":"zero","01":"one"}},"":"empty","*":"star","a/b":1}"#,
+        r#"{"id":1,"id":2}"#,
+        r#"{"id":1,"\u0069d":2,"type":{"a":1}}"#,
+        r#"{"a":{"id":1,"id":2}}"#,
+        r#"{"a":{"id":1},"a":{"id":2}}"#,
+        r#"{"a":{"id":1},"a":1,"id":"x"}"#,
+        r#"{"a":"\ud800","id":"x"}"#,
+        r#"{"a":{"\ud800":1},"id":"x"}"#,
+        r#"{"id":"\ud800","type":"x"}"#,
+        r#"{"x":"\ud800","id":"x"}"#,
+        r#"{"a":1,"id":1.5}"#,
+        r#"{"a":null,"id":""}"#,
+        r#"{"a":true,"id":{}}"#,
+        r#"{"a":-1,"id":[]}"#,
+        r#"{"a":1.5,"id":"a\u0000b"}"#,
+        r#"{"a":[{"id":1}],"id":true}"#,
+        r#"{"id":1} x"#,
+        r#"{"id":1,"id":2} x"#,
+        r#"{"id":1,}"#,
+        r#"{"id":"#,
+        r#"[{"id":1}]"#,
+        r#""text""#,
+        "",
+        "{}",
+        &deep,
+    ];
+    let not_utf8 = [&b"{\"id\":\"\xff\",\"type\":1}"[..], b"{\"x\":\"\xff\",\"type\":1}"];
+    for body in texts.map(str::as_bytes).into_iter().chain(not_utf8) {
+        let shown = String::from_utf8_lossy(body);
+        let alone = |pointer| read(&key::json(pointer), with_body(body.to_owned()));
+        for (one, other) in POINTERS.iter().flat_map(|one| POINTERS.map(|other| (*one, other))) {
+            let expected = match (alone(one), alone(other)) {
+                (Err(kind), _) | (_, Err(kind)) => Err(kind),
+                (Ok(Some(one)), Ok(Some(other))) => id(&format!("{one}|{other}")),
+                _ => MISSING,
+            };
+            let both = key::json(one).and(key::json(other));
+            let found = read(&both, with_body(body.to_owned()));
+            assert_eq!(found, expected, "{one} and {other} of {shown:.80}");
+        }
+    }
 }
 
 // Digests and closures

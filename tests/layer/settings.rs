@@ -6,7 +6,7 @@ use std::time::Duration;
 use http::{Method, StatusCode};
 use tower::Layer;
 use tower_dedup::adapter::MemoryAdapter;
-use tower_dedup::{DedupLayer, OnInFlight};
+use tower_dedup::{DedupLayer, OnInFlight, OnMismatch, key};
 
 use crate::support::{Handler, by_header, request, result, send, until};
 
@@ -50,6 +50,13 @@ fn layer_with_an_invalid_setting_is_an_error_when_checked_and_panics_when_applie
         refused(&layer);
     }
     refused(&layer().duplicate_status(StatusCode::CONFLICT));
+    let no_pointer = || key::json("id");
+    for layer in [
+        DedupLayer::new(no_pointer().namespace("n"), MemoryAdapter::new()),
+        layer().compare_payload(no_pointer(), OnMismatch::Refuse),
+    ] {
+        assert_eq!(refused(&layer), "not a JSON pointer (RFC 6901)");
+    }
 }
 
 #[test]

@@ -46,7 +46,7 @@ fn facts_of_every_preset_are_pinned() {
     ];
     let facts = |preset: &Preset| {
         let floor = preset.retention_floor();
-        (preset.namespace(), floor.as_secs(), preset.retries(), preset.signed_id())
+        (preset.name(), floor.as_secs(), preset.retries(), preset.signed_id())
     };
     assert_eq!(provider::ALL.iter().map(facts).collect::<Vec<_>>(), PINNED);
 }
@@ -61,7 +61,8 @@ fn largest_bodies_are_pinned_and_have_a_source() {
     let pinned = [("github", 25), ("gitlab", 25), ("whatsapp", 3), ("google-pubsub", 14)];
     assert_eq!(documented, pinned);
     for preset in provider::ALL {
-        let has_source = preset.max_body_basis().contains("](https://");
+        let [_, _, _, _, body, ..] = preset.texts();
+        let has_source = body.contains("](https://");
         assert_eq!(has_source, preset.max_body().is_some(), "{preset:?}");
     }
 }
@@ -99,12 +100,12 @@ fn names_and_aliases_are_found_and_unique() {
 #[test]
 fn every_fact_of_a_preset_has_a_text() {
     for preset in provider::ALL {
-        let facts = [preset.title(), preset.key_in_words(), preset.floor_basis()];
-        let facts = facts.into_iter().chain([preset.retries_how(), preset.source()]);
+        let [title, key, _, floor, _, how, source, _] = preset.texts();
+        let facts = [title, key, floor, how, source];
         assert!(facts.into_iter().all(|text| !text.trim().is_empty()), "{preset:?}");
-        assert!(preset.source().starts_with("https://"), "{preset:?}");
+        assert!(source.starts_with("https://"), "{preset:?}");
         assert!(preset.retention_floor() > Duration::ZERO);
-        let estimate = preset.floor_basis().starts_with("our estimate");
+        let estimate = floor.starts_with("our estimate");
         let days = preset.retention_floor().as_secs() / 86_400;
         assert!(!estimate || days == 7 || days == 1, "{preset:?}: an estimate is 7 days or 1 day");
     }
@@ -129,11 +130,8 @@ fn handshakes_of_presets_are_documented() {
 
 #[test]
 fn presets_of_one_event_can_be_composed_and_those_of_several_cannot() {
-    for preset in provider::ALL {
-        assert_eq!(preset.key().is_none(), preset.is_multi_event(), "{preset:?}");
-    }
     let multi_event: Vec<_> =
-        provider::ALL.iter().filter(|preset| preset.is_multi_event()).collect();
+        provider::ALL.iter().filter(|preset| preset.key().is_none()).collect();
     let names: Vec<_> = multi_event.iter().map(|preset| preset.name()).collect();
     assert_eq!(
         names,

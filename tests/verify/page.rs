@@ -17,7 +17,7 @@ fn guide_lists_what_each_scheme_signs() {
 }
 
 fn row(sender: Preset) -> String {
-    let title = sender.title();
+    let [title, ..] = sender.texts();
     let [header, signed] = sender.signature_in_words().expect("a scheme");
     let header = if header.contains(' ') { header.to_owned() } else { format!("`{header}`") };
     let not_signed = match (sender.signed_id(), sender.signs_time()) {

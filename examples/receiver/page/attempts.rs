@@ -62,7 +62,7 @@ pub(crate) fn path() -> String {
 
 /// Returns the key of an event that a button has delivered.
 pub(crate) fn key(id: &str) -> Option<DedupKey> {
-    DedupKey::new(provider::STANDARD_WEBHOOKS.namespace(), id).ok()
+    DedupKey::new(provider::STANDARD_WEBHOOKS.name(), id).ok()
 }
 
 impl Attempts {

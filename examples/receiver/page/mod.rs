@@ -95,7 +95,7 @@ async fn show(State(shown): State<Shown>, Query(query): Query<LookUp>) -> impl I
         None => shown.overview().await,
         Some(id) => {
             let namespace = query.namespace;
-            let default = || provider::STANDARD_WEBHOOKS.namespace().to_owned();
+            let default = || provider::STANDARD_WEBHOOKS.name().to_owned();
             shown.look_up(&namespace.unwrap_or_else(default), &id).await
         }
     };

@@ -89,7 +89,7 @@ pub(super) fn look_up(
         form method="get" action="/" {
             select name="namespace" aria-label="namespace" {
                 @for preset in provider::ALL {
-                    option selected[preset.namespace() == namespace] { (preset.namespace()) }
+                    option selected[preset.name() == namespace] { (preset.name()) }
                 }
             }
             input name="id" value=(id) aria-label="id" placeholder="id" required;

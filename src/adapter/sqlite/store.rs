@@ -21,6 +21,7 @@ use super::statements::{Statements, VERSION};
 use super::write_lock::{WriteLock, write_lock_of};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
+use crate::observe;
 
 const PREPARING: &str = "preparing the SQLite schema";
 /// How many of the reading connections the lookups of the queue use.
@@ -230,11 +231,7 @@ impl SqliteStore {
 
     fn forget_schema(&self) {
         if self.has_schema.swap(false, Ordering::AcqRel) {
-            tracing::warn!(
-                target: "tower_dedup",
-                table = self.options.table.as_str(),
-                "the table of the SQLite store is gone, and its keys with it: it is made again"
-            );
+            observe::sqlite_table_is_gone(self.options.table.as_str());
         }
     }
 
@@ -254,19 +251,10 @@ impl SqliteStore {
         let journal: String =
             sqlx::query_scalar("PRAGMA journal_mode").fetch_one(&self.writer).await?;
         if synchronous < 2 {
-            tracing::warn!(
-                target: "tower_dedup",
-                synchronous,
-                "the SQLite pool runs below synchronous = FULL: a power cut can lose a completed \
-                 key, and its event would run again"
-            );
+            observe::sqlite_is_not_durable(synchronous);
         }
         if !journal.eq_ignore_ascii_case("wal") {
-            tracing::warn!(
-                target: "tower_dedup",
-                journal_mode = journal,
-                "the SQLite file is not in WAL mode: duplicates wait for writers"
-            );
+            observe::sqlite_is_not_in_wal_mode(&journal);
         }
         Ok(())
     }

@@ -1,29 +1,44 @@
-//! The schemes that are data: HMAC-SHA256 over a text that the scheme describes, and shared tokens.
+//! The schemes that are data: a code over a text that the scheme describes, and shared tokens.
 
 use ctutils::CtEq;
 
-use crate::provider::{Codes, Part};
+#[cfg(feature = "verify-ecdsa")]
+use crate::provider::Secret;
+use crate::provider::{Codes, Part, Scheme};
 use crate::verify::error::Refusal;
 use crate::verify::public_url::target;
 use crate::verify::received::{HmacSha256, Received, base64, hex, signed};
+#[cfg(feature = "verify-ecdsa")]
+use crate::verify::schemes::ecdsa;
 use crate::verify::time;
 
-/// Verifies a request with one key.
+/// Verifies a request with one key. One valid code is enough, so that a secret can change.
 pub(in crate::verify) fn verify(
-    header: &'static str,
+    scheme: &Scheme,
     codes: Codes,
     parts: &[Part],
     key: &[u8],
     request: &Received<'_>,
 ) -> Result<(), Refusal> {
-    let signed_text = text(header, codes, parts, request)?;
-    let value = request.header(header)?;
+    let signed_text = text(scheme.header, codes, parts, request)?;
+    let value = request.optional(scheme.header)?;
+    let other = match codes.other_header {
+        "" => None,
+        header => request.optional(header)?,
+    };
+    if value.or(other).is_none() {
+        return Err(Refusal::Missing(scheme.header));
+    }
     if let Some(time) = signed_text.time {
         request.within_tolerance(time)?;
     }
     let decode = if codes.is_base64 { base64 } else { hex };
-    let items = value.split(codes.separators);
+    let items = value.into_iter().chain(other).flat_map(|value| value.split(codes.separators));
     let found = items.filter_map(|item| decode(item.strip_prefix(codes.prefix)?));
+    #[cfg(feature = "verify-ecdsa")]
+    if let Secret::PublicKey = scheme.secret {
+        return ecdsa::signed(key, &signed_text.parts, found);
+    }
     signed::<HmacSha256>(key, &signed_text.parts, found)
 }
 
@@ -55,6 +70,12 @@ pub(in crate::verify) fn text<'a>(
     for part in parts {
         let value = match *part {
             Part::Text(text) => text,
+            Part::Fixed(header, value) => {
+                if request.optional(header)?.is_some_and(|found| found != value) {
+                    return Err(Refusal::Malformed(header));
+                }
+                continue;
+            }
             Part::Id(header) => request.header(header)?,
             Part::Seconds(header) => {
                 let value = request.header(header)?;

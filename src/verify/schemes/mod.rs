@@ -2,9 +2,7 @@
 //! one key.
 
 pub(super) mod adyen;
-pub(super) mod box_;
 pub(super) mod data;
 #[cfg(feature = "verify-ecdsa")]
-pub(super) mod sendgrid;
-pub(super) mod svix;
+pub(super) mod ecdsa;
 pub(super) mod url;

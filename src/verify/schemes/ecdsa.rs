@@ -1,24 +1,23 @@
-//! SendGrid: time and body, signed with the sender's key pair.
+//! ECDSA over P-256 and SHA-256, with the sender's key pair.
 
 use p256::ecdsa::signature::hazmat::PrehashVerifier;
 use p256::ecdsa::{Signature, VerifyingKey};
 use sha2::{Digest, Sha256};
 
 use crate::verify::error::Refusal;
-use crate::verify::received::{Received, base64};
-use crate::verify::schemes::data::seconds;
+use crate::verify::received::base64;
 
-/// ECDSA over P-256 and SHA-256; the signature is DER in base64.
-pub(in crate::verify) fn verify(key: &[u8], request: &Received<'_>) -> Result<(), Refusal> {
-    const TIME: &str = "x-twilio-email-event-webhook-timestamp";
-    const SIGNATURE: &str = "x-twilio-email-event-webhook-signature";
-    let time = request.header(TIME)?;
-    request.within_tolerance(seconds(TIME, time)?)?;
-    let signature = base64(request.header(SIGNATURE)?);
-    let signature = signature.and_then(|der| Signature::from_der(&der).ok());
+/// Succeeds if any of the signatures, in DER, is one of the text.
+pub(in crate::verify) fn signed(
+    key: &[u8],
+    text: &[&[u8]],
+    mut signatures: impl Iterator<Item = Vec<u8>>,
+) -> Result<(), Refusal> {
     let key = VerifyingKey::from_sec1_bytes(key).map_err(|_| Refusal::Forged)?;
-    let digest = Sha256::new().chain_update(time).chain_update(request.body).finalize();
-    signature.and_then(|it| key.verify_prehash(&digest, &it).ok()).ok_or(Refusal::Forged)
+    let digest = text.iter().fold(Sha256::new(), Digest::chain_update).finalize();
+    let matches = |signature| key.verify_prehash(&digest, &signature).is_ok();
+    let is_signed = signatures.any(|der| Signature::from_der(&der).is_ok_and(matches));
+    is_signed.then_some(()).ok_or(Refusal::Forged)
 }
 
 /// Returns the point of a public key (`SubjectPublicKeyInfo` in DER and base64), which SendGrid shows.
