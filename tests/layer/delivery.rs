@@ -505,7 +505,8 @@ async fn waiting_delivery_is_not_run_because_the_store_fails() {
         let waits = tokio::spawn(service.oneshot(request("a")));
         until(|| layer.handle().waiting() == 1).await;
         store.set(StoreCall::Claim, Fault::Fail);
-        let answer = waits.await.unwrap().unwrap();
+        let answer = tokio::time::timeout(Duration::from_secs(60), waits).await;
+        let answer = answer.expect("it runs beside the first").unwrap().unwrap();
         assert_eq!(answer.extensions().get(), Some(&expected));
         assert_eq!((answer.status(), handler.runs()), (StatusCode::SERVICE_UNAVAILABLE, 1));
         handler.release();
