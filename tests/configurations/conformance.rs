@@ -20,6 +20,28 @@ use super::redis_stores::{RedisCluster, RedisReplicated, RedisSentinel};
 use crate::support::postgres::{Schema, create_partitions};
 use crate::support::time_travel::milliseconds;
 
+macro_rules! the_clock_of_the_inner_store {
+    () => {
+        async fn advance(&self, by: Duration) {
+            self.0.advance(by).await;
+        }
+
+        async fn set_back(&self, by: Duration) {
+            self.0.set_back(by).await;
+        }
+    };
+}
+
+macro_rules! like_the_inner_store {
+    () => {
+        fn adapter(&self) -> Arc<Self::Adapter> {
+            self.0.adapter()
+        }
+
+        the_clock_of_the_inner_store!();
+    };
+}
+
 /// Another number of shards, so that sets spread in another way.
 struct FewShards(Memory);
 
@@ -30,17 +52,7 @@ impl Store for FewShards {
         Self(Memory(Arc::new(MemoryAdapter::with_capacity(3 * 2_000))))
     }
 
-    fn adapter(&self) -> Arc<MemoryAdapter> {
-        self.0.adapter()
-    }
-
-    async fn advance(&self, by: Duration) {
-        self.0.advance(by).await;
-    }
-
-    async fn set_back(&self, by: Duration) {
-        self.0.set_back(by).await;
-    }
+    like_the_inner_store!();
 }
 
 /// A pool of the user, with several connections.
@@ -98,13 +110,7 @@ impl Store for Boxed {
         Arc::clone(&self.1)
     }
 
-    async fn advance(&self, by: Duration) {
-        self.0.advance(by).await;
-    }
-
-    async fn set_back(&self, by: Duration) {
-        self.0.set_back(by).await;
-    }
+    the_clock_of_the_inner_store!();
 }
 
 /// A pool whose transactions are serializable by default, as a role or a database may define. Its
@@ -127,17 +133,7 @@ impl Store for Serializable {
         Self(Postgres::over(options, connect).await)
     }
 
-    fn adapter(&self) -> Arc<PostgresAdapter> {
-        self.0.adapter()
-    }
-
-    async fn advance(&self, by: Duration) {
-        self.0.advance(by).await;
-    }
-
-    async fn set_back(&self, by: Duration) {
-        self.0.set_back(by).await;
-    }
+    like_the_inner_store!();
 }
 
 /// Every call is a statement of its own.
@@ -151,17 +147,7 @@ impl Store for Single {
         Self(Postgres::over(options, connect_in).await)
     }
 
-    fn adapter(&self) -> Arc<PostgresAdapter> {
-        self.0.adapter()
-    }
-
-    async fn advance(&self, by: Duration) {
-        self.0.advance(by).await;
-    }
-
-    async fn set_back(&self, by: Duration) {
-        self.0.set_back(by).await;
-    }
+    like_the_inner_store!();
 }
 
 /// A table that is partitioned by hash of the key. It exists before the adapter.
@@ -180,17 +166,7 @@ impl Store for Partitioned {
         Self(Postgres::over(PostgresOptions::new(), connect).await)
     }
 
-    fn adapter(&self) -> Arc<PostgresAdapter> {
-        self.0.adapter()
-    }
-
-    async fn advance(&self, by: Duration) {
-        self.0.advance(by).await;
-    }
-
-    async fn set_back(&self, by: Duration) {
-        self.0.set_back(by).await;
-    }
+    like_the_inner_store!();
 }
 
 impl SharedStore for Partitioned {

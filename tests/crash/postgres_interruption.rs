@@ -26,7 +26,7 @@ use crate::support::effects::{
 };
 use crate::support::proxy::{Cut, Proxy};
 use crate::support::{
-    Body, FIRST, Handler, by_header, dedup_key, polled, request, result, send, until,
+    Body, FIRST, Handler, answered, by_header, dedup_key, polled, request, send, spawn_send, until,
 };
 
 #[tokio::test]
@@ -132,10 +132,10 @@ async fn commit_after_the_timeout_is_found_by_the_retry() {
     let hasty = transactional(&pool).on_in_flight(OnInFlight::Reject);
     let service = hasty.store_timeout(Duration::from_secs(3)).layer(tower::service_fn(write));
     let gate = database.gate("COMMIT AFTER INSERT ON effects").await;
-    let answered = send(&service, request("a")).await;
-    assert_eq!((answered.status().as_u16(), result(&answered)), (503, Some("unavailable")));
-    let answered = send(&service, request("a")).await;
-    assert_eq!((answered.status().as_u16(), result(&answered)), (503, Some("in-flight")));
+    let response = send(&service, request("a")).await;
+    assert_eq!(answered(&response), (503, Some("unavailable")));
+    let response = send(&service, request("a")).await;
+    assert_eq!(answered(&response), (503, Some("in-flight")));
     drop(gate);
     until_acknowledged(&service, "a").await;
     assert_eq!((database.effects_and_key("a").await, database.effects.runs().await), (1, 1));
@@ -409,10 +409,7 @@ async fn session_terminated_at_any_statement_loses_and_doubles_nothing() {
         "COMMIT AFTER INSERT ON effects",
     ] {
         let gate = database.gate(at).await;
-        let delivery = tokio::spawn({
-            let service = service.clone();
-            async move { send(&service, request(at)).await.status() }
-        });
+        let delivery = spawn_send(&service, request(at));
         database.until_sessions(AT_A_GATE, 1).await;
         assert_eq!(database.terminate(AT_A_GATE).await, 1);
         let answered = delivery.await.unwrap();

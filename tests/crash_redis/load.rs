@@ -177,7 +177,7 @@ impl Load {
 
     fn id(&self, event: usize) -> String {
         let id = format!("{}-{event}", self.tag);
-        self.slot.map_or_else(|| id.clone(), |slot| Cluster::id_in_slot(&id, slot))
+        self.slot.map_or_else(|| id.clone(), |slot| Cluster::id_in_slot("dedup", &id, slot))
     }
 
     /// Delivers this many new events, each until it is acknowledged. Returns how long that took.

@@ -28,7 +28,9 @@ use tower_dedup::{DedupKey, DedupLayer, DedupTx, key};
 
 use crate::support::cluster::until_true;
 use crate::support::postgres::{Schema, Server};
-use crate::support::{FIRST, by_header, dedup_key, on_claim, result, rows, sqlite_url, terms};
+use crate::support::{
+    FIRST, answered, by_header, claim_all, dedup_key, on_claim, rows, sqlite_url, terms,
+};
 
 /// The words of the whole guide, code included, as `wc -w` counts them.
 const MOST_WORDS: usize = 16_000;
@@ -128,19 +130,22 @@ async fn guide_privileges_are_enough() {
     let roles = "CREATE SCHEMA webhooks; CREATE ROLE migrator LOGIN; CREATE ROLE app LOGIN; \
                  CREATE TABLE webhooks.effects (id text); GRANT ALL ON webhooks.effects TO app;";
     run(&mut admin, roles.to_owned()).await;
-    let adapter = |role: &str| {
+    let pool = |role: &str| {
         let options = PgConnectOptions::from_str(&server.url()).unwrap().username(role);
-        let pool = PgPoolOptions::new().max_connections(4).connect_lazy_with(options);
-        PostgresAdapter::with_options(
-            pool,
-            PostgresOptions::new().schema(Identifier::new("webhooks").unwrap()),
-        )
+        PgPoolOptions::new().max_connections(4).connect_lazy_with(options)
+    };
+    let adapter = |pool: PgPool| {
+        let options = PostgresOptions::new().schema(Identifier::new("webhooks").unwrap());
+        PostgresAdapter::with_options(pool, options)
     };
     run(&mut admin, sql("TO migrator")).await;
-    adapter("migrator").migrate().await.unwrap();
+    adapter(pool("migrator")).migrate().await.unwrap();
     run(&mut admin, sql("TO app")).await;
 
-    let (app, mine) = (adapter("app"), terms());
+    let app_pool = pool("app");
+    let refused = sqlx::query("CREATE TABLE webhooks.other ()").execute(&app_pool).await;
+    assert!(refused.is_err(), "the role has too many privileges for this test");
+    let (app, mine) = (adapter(app_pool.clone()), terms());
     app.migrate().await.unwrap();
     let [a, b, c] = ["a", "b", "c"].map(dedup_key);
     assert_eq!(app.claim(&a, &on_claim(&mine)).await.unwrap(), FIRST);
@@ -151,6 +156,14 @@ async fn guide_privileges_are_enough() {
     assert_eq!(app.claim(&b, &mine).await.unwrap(), ClaimReply::first(2, false));
     assert_eq!(app.complete(&b, &mine).await.unwrap(), CompleteReply::Held);
     assert!(app.get(&b).await.unwrap().is_some());
+    assert_eq!(app.forget(&c).await.unwrap(), ForgetReply::Missing);
+    // A batch looks up which of its keys is held.
+    let mut theirs = app_pool.begin().await.unwrap();
+    let hour = Duration::from_secs(3_600);
+    assert_eq!(app.record_in(&mut theirs, &c, hour).await.unwrap(), FIRST);
+    let claimed = claim_all(&app, &[b.clone(), c.clone()], &mine).await.unwrap();
+    assert!(matches!(claimed[..], [ClaimReply::Duplicate(_), ClaimReply::InFlight]));
+    theirs.rollback().await.unwrap();
     let listed = app.list(&ListFilter::new(), None, 10).await.unwrap();
     assert!(listed.keys.iter().map(|(key, _)| key).eq([&b]), "{listed:?}");
     assert_eq!(app.forget(&b).await.unwrap(), ForgetReply::Removed);
@@ -162,10 +175,14 @@ async fn guide_privileges_are_enough() {
     assert_eq!(app.purge(10).await.unwrap().deleted, 3);
     assert_eq!(rows(&app).await, 0);
 
-    // Under the transactional ledger, also with a handler that leaks a savepoint.
+    // Under the transactional ledger, also with a handler that leaks a savepoint, or ends its transaction.
     let handler = async |mut tx: DedupTx<Postgres>, script: String| {
         if script == "leak" {
             std::mem::forget(tx.begin().await.unwrap());
+        }
+        if script == "spoil" {
+            sqlx::query("ROLLBACK").execute(&mut *tx).await.unwrap();
+            return StatusCode::OK;
         }
         let insert = sqlx::query("INSERT INTO webhooks.effects VALUES ($1)").bind(&script);
         insert.execute(&mut *tx).await.unwrap();
@@ -173,7 +190,8 @@ async fn guide_privileges_are_enough() {
     };
     let layer = DedupLayer::transactional(by_header(), app.clone());
     let service: Router = Router::new().route("/", post(handler)).layer(layer);
-    for (script, status) in [("fail", 500), ("leak", 500), ("work", 200), ("", 200)] {
+    for (script, status) in [("fail", 500), ("leak", 500), ("spoil", 500), ("work", 200), ("", 200)]
+    {
         let request = Request::post("/").header("webhook-id", "d");
         let request = request.body(Body::from(script)).unwrap();
         assert_eq!(service.clone().oneshot(request).await.unwrap().status(), status, "{script}");
@@ -263,7 +281,7 @@ async fn nested_transactional_layers_on_one_pool_are_503() {
         .layer(DedupLayer::transactional(by_header(), adapter.clone()))
         .layer(DedupLayer::transactional(outer(), adapter));
     let answer = deliver(&app, "alone").await;
-    assert_eq!((answer.status().as_u16(), result(&answer)), (503, Some("unavailable")));
+    assert_eq!(answered(&answer), (503, Some("unavailable")));
 }
 
 /// A handler that leaves its transaction idle for longer than the server allows.
@@ -274,7 +292,7 @@ async fn session_ended_by_the_server_is_503_and_nothing_is_committed() {
     let search_path = schema.name().to_owned();
     let options = options.options([
         ("search_path", search_path.as_str()),
-        ("idle_in_transaction_session_timeout", "1000"),
+        ("idle_in_transaction_session_timeout", "500"),
     ]);
     let pool = PgPoolOptions::new().max_connections(2).connect_with(options).await.unwrap();
     sqlx::query("CREATE TABLE effects (work text)").execute(&pool).await.unwrap();
@@ -293,7 +311,8 @@ async fn session_ended_by_the_server_is_503_and_nothing_is_committed() {
     let layer = DedupLayer::transactional(by_header(), adapter);
     let layer = layer.store_timeout(Duration::from_secs(20));
     let app: Router = Router::new().route("/", post(handler)).layer(layer);
-    for (work, status) in [("idle", 503), ("quick", 200)] {
+    // More deliveries than connections: none is lost.
+    for (work, status) in [("idle", 503), ("idle", 503), ("idle", 503), ("quick", 200)] {
         let request = Request::post("/").header("webhook-id", "a").body(Body::from(work)).unwrap();
         assert_eq!(app.clone().oneshot(request).await.unwrap().status(), status);
     }

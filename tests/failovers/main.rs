@@ -2,7 +2,6 @@
 
 #[path = "../stores/redis_calls.rs"]
 mod redis_calls;
-mod servers;
 #[path = "../support/mod.rs"]
 mod support;
 mod topologies;

@@ -126,7 +126,7 @@ async fn in_slots(cluster: &Cluster) -> (Arc<RedisAdapter>, impl Fn(&str, u16) -
     let prefix = fresh_prefix();
     let options = RedisOptions::new().prefix(&prefix);
     let adapter = RedisAdapter::connect_with(&cluster.url(), options).await.unwrap();
-    let id = move |start: &str, slot| Cluster::id_with_prefix_in_slot(&prefix, start, slot);
+    let id = move |start: &str, slot| Cluster::id_in_slot(&prefix, start, slot);
     (Arc::new(adapter), id)
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use tower_dedup::adapter::MemoryAdapter;
-use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Fetch, Token};
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::internals::{self, Begin, BeginContext, Claim, HandlerSuccess};
 use tower_dedup::key::{Event, Keys};
@@ -143,25 +143,6 @@ async fn releases_given_up(store: &FaultyStore, ledger: &impl Ledger) -> u64 {
     assert_eq!(record["level"], "ERROR");
     assert!(record["error"].starts_with("calling a faulty adapter"), "{record:?}");
     store.calls(StoreCall::Release) - before
-}
-
-#[tokio::test(start_paused = true)]
-async fn begin_dropped_while_it_reads_stored_data_frees_what_was_granted() {
-    let store = store();
-    let ledger = internals::lease(Arc::clone(&store));
-    let context = || BeginContext::new(24 * HOUR, HOUR, HOUR).with_fetch(Fetch::Digest);
-    let known = ledger.begin(&Keys::one(dedup_key("a")), &context()).await.unwrap();
-    let Begin::First { claim, .. } = known else { panic!("{known:?}") };
-    claim.commit(&HandlerSuccess::default()).await.unwrap();
-    store.set(StoreCall::Fetch, Fault::LoseReply);
-    let before = store.calls(StoreCall::Fetch);
-    let events = ["a", "b"].map(|id| Event::new(dedup_key(id))).to_vec();
-    let keys = Keys::new(events).unwrap();
-    assert!(polled(ledger.begin(&keys, &context()), 1, false).await.is_none());
-    assert_eq!(store.calls(StoreCall::Fetch), before + 2);
-    ledger.pending_writes().drain().await;
-    let entry = store.get(&dedup_key("b")).await.unwrap().unwrap();
-    assert_eq!(entry.state, KeyState::Released);
 }
 
 #[tokio::test]

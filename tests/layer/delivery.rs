@@ -15,7 +15,8 @@ use tower_dedup::{DedupLayer, DedupResult, OnInFlight, OnUnavailable};
 
 use crate::support::log::Log;
 use crate::support::{
-    Body, Handler, by_header, dedup_key, faulty, memory, request, result, send, sqlite_url, until,
+    Body, Handler, answered, by_header, dedup_key, faulty, memory, request, result, send,
+    spawn_send, sqlite_url, until,
 };
 
 #[tokio::test]
@@ -23,10 +24,10 @@ async fn duplicate_is_answered_without_the_handler() {
     let handler = Handler::default();
     let service = DedupLayer::new(by_header(), memory()).layer(handler.service());
     let first = send(&service, request("a")).await;
-    assert_eq!((first.status(), result(&first)), (StatusCode::OK, None));
+    assert_eq!(answered(&first), (200, None));
     for _ in 0..3 {
         let again = send(&service, request("a")).await;
-        assert_eq!((again.status(), result(&again)), (StatusCode::OK, Some("duplicate")));
+        assert_eq!(answered(&again), (200, Some("duplicate")));
         assert_eq!(again.extensions().get(), Some(&DedupResult::Duplicate));
     }
     assert_eq!(handler.runs(), 1);
@@ -91,7 +92,7 @@ async fn delivery_after_a_failure_runs() {
         assert_eq!(entry.state, KeyState::Released, "{failure}");
 
         let retry = service.clone().oneshot(request("a")).await.unwrap();
-        assert_eq!((retry.status(), result(&retry)), (StatusCode::OK, None), "{failure}");
+        assert_eq!(answered(&retry), (200, None), "{failure}");
         assert_eq!((handler.last().attempt(), handler.last().is_takeover()), (2, false));
         let third = service.oneshot(request("a")).await.unwrap();
         assert_eq!(result(&third), Some("duplicate"), "{failure}");
@@ -119,17 +120,11 @@ async fn duplicate_of_a_run_that_fails_is_never_200() {
         handler.hold();
         let service =
             DedupLayer::new(by_header(), memory()).on_in_flight(policy).layer(handler.service());
-        let first = tokio::spawn({
-            let service = service.clone();
-            async move { send(&service, request("a")).await.status() }
-        });
+        let first = spawn_send(&service, request("a"));
         handler.running(1).await;
         for _ in 0..3 {
             let twin = send(&service, request("a")).await;
-            assert_eq!(
-                (twin.status(), result(&twin)),
-                (503.try_into().unwrap(), Some("in-flight"))
-            );
+            assert_eq!(answered(&twin), (503, Some("in-flight")));
             assert_eq!(twin.headers()["retry-after"], "5");
         }
         handler.release();
@@ -167,7 +162,7 @@ async fn waiting_duplicate_is_answered_by_the_end_of_the_first_run() {
         let woken = Instant::now();
         assert_eq!(first.await.unwrap().status().as_u16(), first_status);
         let twin = twin.await.unwrap();
-        assert_eq!((twin.status(), result(&twin)), (StatusCode::OK, told));
+        assert_eq!(answered(&twin), (200, told));
         assert!(woken.elapsed() < Duration::from_secs(5), "woken, not timed out");
         assert_eq!(handler.runs(), runs);
         until(|| handle.waiting() == 0 && handle.running() == 0).await;
@@ -223,7 +218,7 @@ async fn duplicate_of_a_short_handler_in_another_process_is_answered_soon() {
         let arrived = tokio::time::Instant::now();
         let twin = send(&there, twin).await;
         times.push(arrived.elapsed());
-        assert_eq!((twin.status(), result(&twin)), (StatusCode::OK, Some("duplicate")));
+        assert_eq!(answered(&twin), (200, Some("duplicate")));
         assert_eq!(result(&first.await.unwrap().unwrap()), None);
     }
     times.sort_unstable();
@@ -239,13 +234,10 @@ async fn in_flight_is_acknowledged_by_choice() {
     let service = DedupLayer::new(by_header(), memory())
         .on_in_flight(OnInFlight::Acknowledge)
         .layer(handler.service());
-    let first = tokio::spawn({
-        let service = service.clone();
-        async move { send(&service, request("a")).await.status() }
-    });
+    let first = spawn_send(&service, request("a"));
     handler.running(1).await;
     let twin = send(&service, request("a")).await;
-    assert_eq!((twin.status(), result(&twin)), (StatusCode::OK, Some("duplicate")));
+    assert_eq!(answered(&twin), (200, Some("duplicate")));
     handler.release();
     assert_eq!(first.await.unwrap(), 200);
 }
@@ -353,10 +345,7 @@ async fn max_running_holds_even_if_clients_disconnect() {
                 handler.running(n + 1).await;
             } else {
                 let refused = client.await.unwrap();
-                assert_eq!(
-                    (refused.status(), result(&refused)),
-                    (503.try_into().unwrap(), Some("unavailable"))
-                );
+                assert_eq!(answered(&refused), (503, Some("unavailable")));
                 assert_eq!(refused.headers()["retry-after"], "30");
                 continue;
             }
@@ -396,10 +385,7 @@ async fn max_waiting_bounds_the_deliveries_that_wait() {
         .max_waiting(2)
         .on_in_flight(OnInFlight::Wait(Duration::from_secs(10)));
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-    let start = || {
-        let service = service.clone();
-        tokio::spawn(async move { send(&service, request("a")).await.status() })
-    };
+    let start = || spawn_send(&service, request("a"));
     let first = start();
     handler.running(1).await;
     let waiting = [start(), start()];
@@ -407,7 +393,7 @@ async fn max_waiting_bounds_the_deliveries_that_wait() {
     // The waiting deliveries have returned their permits.
     assert_eq!(handle.running(), 1);
     let third = send(&service, request("a")).await;
-    assert_eq!((third.status(), result(&third)), (503.try_into().unwrap(), Some("in-flight")));
+    assert_eq!(answered(&third), (503, Some("in-flight")));
     handler.release();
     assert_eq!(first.await.unwrap(), 200);
     for waiting in waiting {
@@ -431,7 +417,7 @@ fn shutdown_of_the_runtime_is_503_and_leaves_the_lease() {
     servers.shutdown_background();
     let client = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let answer = client.block_on(future).unwrap();
-    assert_eq!((answer.status(), result(&answer)), (503.try_into().unwrap(), Some("unavailable")));
+    assert_eq!(answered(&answer), (503, Some("unavailable")));
     let entry = client.block_on(adapter.get(&dedup_key("a"))).unwrap().unwrap();
     assert!(matches!(entry.state, KeyState::InFlight), "{:?}", entry.state);
 }
@@ -441,10 +427,7 @@ async fn on_arrival_event_runs_at_most_once() {
     for failure in [500, 0] {
         let handler = Handler::default().then(failure);
         let service = DedupLayer::on_arrival(by_header(), memory()).layer(handler.service());
-        let first = tokio::spawn({
-            let service = service.clone();
-            async move { send(&service, request("a")).await.status() }
-        });
+        let first = spawn_send(&service, request("a"));
         let _ = first.await;
         assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
         assert_eq!(handler.runs(), 1);
@@ -453,10 +436,7 @@ async fn on_arrival_event_runs_at_most_once() {
     let handler = Handler::default();
     handler.hold();
     let service = DedupLayer::on_arrival(by_header(), memory()).layer(handler.service());
-    let first = tokio::spawn({
-        let service = service.clone();
-        async move { send(&service, request("a")).await.status() }
-    });
+    let first = spawn_send(&service, request("a"));
     handler.running(1).await;
     assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
     handler.release();
@@ -525,7 +505,8 @@ async fn waiting_delivery_is_not_run_because_the_store_fails() {
         let waits = tokio::spawn(service.oneshot(request("a")));
         until(|| layer.handle().waiting() == 1).await;
         store.set(StoreCall::Claim, Fault::Fail);
-        let answer = waits.await.unwrap().unwrap();
+        let answer = tokio::time::timeout(Duration::from_secs(60), waits).await;
+        let answer = answer.expect("it runs beside the first").unwrap().unwrap();
         assert_eq!(answer.extensions().get(), Some(&expected));
         assert_eq!((answer.status(), handler.runs()), (StatusCode::SERVICE_UNAVAILABLE, 1));
         handler.release();

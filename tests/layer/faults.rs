@@ -4,7 +4,6 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use http::StatusCode;
 use tokio::time::Instant;
 use tower::Layer;
 use tower_dedup::adapter::MemoryAdapter;
@@ -16,7 +15,8 @@ use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{DedupLayer, OnUnavailable};
 
 use crate::support::{
-    Faulty, Handler, by_header, dedup_key, faulty, request, result, rows, send, until,
+    Faulty, Handler, answered, by_header, dedup_key, faulty, request, result, rows, send,
+    spawn_send, until,
 };
 
 type FaultyStore = Arc<Faulty<MemoryAdapter>>;
@@ -59,16 +59,10 @@ async fn store_that_fails_hangs_or_loses_its_reply_is_503_in_time() {
         store.set_all(fault);
         let started = Instant::now();
         let refused = send(&lease, request("a")).await;
-        assert_eq!(
-            (refused.status(), result(&refused)),
-            (503.try_into().unwrap(), Some("unavailable"))
-        );
+        assert_eq!(answered(&refused), (503, Some("unavailable")));
         assert_eq!(refused.headers()["retry-after"], "30");
         let refused = send(&arrival, request("b")).await;
-        assert_eq!(
-            (refused.status(), result(&refused)),
-            (503.try_into().unwrap(), Some("unavailable"))
-        );
+        assert_eq!(answered(&refused), (503, Some("unavailable")));
         assert!(started.elapsed() < Duration::from_secs(2), "{fault:?}");
         assert_eq!(handler.runs(), 0);
         // The store recovers, and the sender retries.
@@ -108,7 +102,7 @@ async fn on_arrival_claim_whose_reply_was_lost_does_not_lose_its_event() {
     // The drain ends after the claim was released.
     tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("undone");
     let retry = send(&service, request("a")).await;
-    assert_eq!((retry.status(), result(&retry)), (StatusCode::OK, None));
+    assert_eq!(answered(&retry), (200, None));
     assert_eq!(handler.runs(), 1);
 }
 
@@ -123,7 +117,7 @@ async fn success_is_answered_even_if_the_store_goes_away() {
         store.set(StoreCall::Complete, fault);
         let started = Instant::now();
         let first = send(&service, request("a")).await;
-        assert_eq!((first.status(), result(&first)), (StatusCode::OK, None), "{fault:?}");
+        assert_eq!(answered(&first), (200, None), "{fault:?}");
         assert!(started.elapsed() < Duration::from_secs(2), "one attempt only");
         for _ in 0..5 {
             // The five rounds take 750 ms. The lease of 300 ms is renewed until the completion is
@@ -153,10 +147,7 @@ async fn on_arrival_store_gets_no_call_after_the_handler() {
         handler.hold();
         let layer = arrival(&store);
         let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-        let first = tokio::spawn({
-            let service = service.clone();
-            async move { send(&service, request("a")).await.status() }
-        });
+        let first = spawn_send(&service, request("a"));
         handler.running(1).await;
         store.set_all(fault);
         handler.release();
@@ -218,10 +209,7 @@ async fn handler_that_outlives_its_lease_keeps_it() {
         .lease(Duration::from_millis(600))
         .on_in_flight(tower_dedup::OnInFlight::Reject);
     let service = layer.layer(handler.service());
-    let first = tokio::spawn({
-        let service = service.clone();
-        async move { send(&service, request("a")).await.status() }
-    });
+    let first = spawn_send(&service, request("a"));
     handler.running(1).await;
     let started = Instant::now();
     let mut round = 0;
@@ -253,10 +241,7 @@ async fn handler_that_blocks_its_thread_keeps_its_lease() {
         }
     });
     let service = lease(&store).lease(Duration::from_millis(300)).layer(blocking);
-    let run = tokio::spawn({
-        let service = service.clone();
-        async move { send(&service, request("a")).await.status() }
-    });
+    let run = spawn_send(&service, request("a"));
     until(|| store.calls(StoreCall::Renew) >= 3).await;
     let minute = Duration::from_secs(60);
     let twin = CallTerms::on_completion(Token::random(), minute, Duration::ZERO);
@@ -308,10 +293,7 @@ async fn completion_without_its_row_is_recorded() {
     let (store, handler) = (store(), Handler::default());
     handler.hold();
     let service = lease(&store).layer(handler.service());
-    let first = tokio::spawn({
-        let service = service.clone();
-        async move { send(&service, request("a")).await.status() }
-    });
+    let first = spawn_send(&service, request("a"));
     handler.running(1).await;
     store.get_ref().advance(Duration::from_secs(61));
     store.get_ref().forget(&dedup_key("a")).await.unwrap();
@@ -364,31 +346,6 @@ async fn retry_during_a_release_is_never_200() {
     assert_eq!(handler.runs(), 1);
 }
 
-/// Fail-open applies to events of unknown state. It does not apply to an event in flight.
-#[tokio::test]
-async fn fail_open_never_runs_beside_a_run_in_flight() {
-    let (store, handler) = (store(), Handler::default());
-    handler.hold();
-    let layer = lease(&store)
-        .on_unavailable(OnUnavailable::FailOpen)
-        .on_in_flight(tower_dedup::OnInFlight::Wait(Duration::from_millis(300)));
-    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-    let start = || {
-        let service = service.clone();
-        tokio::spawn(async move { result(&send(&service, request("a")).await).map(str::to_owned) })
-    };
-    let first = start();
-    handler.running(1).await;
-    let twin = start();
-    until(|| handle.waiting() == 1).await;
-    store.set(StoreCall::Claim, Fault::Fail);
-    let twin = tokio::time::timeout(Duration::from_secs(10), twin).await;
-    assert_eq!(twin.expect("a reply").unwrap().as_deref(), Some("in-flight"));
-    handler.release();
-    assert_eq!(first.await.unwrap(), None);
-    assert_eq!(handler.runs(), 1);
-}
-
 /// An outage causes many releases. They do not delay a completion.
 #[tokio::test]
 async fn releases_do_not_starve_completions() {
@@ -396,10 +353,7 @@ async fn releases_do_not_starve_completions() {
     handler.hold();
     let layer = lease(&store).store_timeout(Duration::from_millis(20)).max_running(10_000);
     let service = layer.layer(handler.service());
-    let success = tokio::spawn({
-        let service = service.clone();
-        async move { send(&service, request("success")).await.status() }
-    });
+    let success = spawn_send(&service, request("success"));
     handler.running(1).await;
     store.set_all(Fault::Hang);
     let deliveries = (0..4_500).map(|n| {

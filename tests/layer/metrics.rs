@@ -18,7 +18,7 @@ use crate::spans::transactional;
 use crate::support::log::Log;
 use crate::support::multi_event::by_word;
 use crate::support::{
-    Body, Faulty, Handler, by_header, dedup_key, faulty, polled, request, send, terms,
+    Body, Faulty, Handler, by_header, dedup_key, faulty, polled, request, send, spawn_send, terms,
 };
 
 const WAITING: &str = "tower_dedup_waiting";
@@ -44,10 +44,7 @@ fn waiting_gauge_counts_who_waits_for_another_delivery() {
         let service = DedupLayer::new(by_header(), store())
             .on_in_flight(OnInFlight::Wait(Duration::from_secs(30)))
             .layer(handler.service());
-        let deliver = || {
-            let service = service.clone();
-            tokio::spawn(async move { send(&service, request("a")).await.status() })
-        };
+        let deliver = || spawn_send(&service, request("a"));
         let first = deliver();
         handler.running(1).await;
         assert_eq!(change(&snapshotter, WAITING), 0.0);
@@ -69,10 +66,7 @@ fn waiting_gauge_forgets_a_request_that_is_dropped_while_it_waits_for_a_permit()
         handler.hold();
         let (layer, _dir) = transactional().await;
         let service = layer.max_running(1).layer(handler.service());
-        let running = tokio::spawn({
-            let service = service.clone();
-            async move { send(&service, request("a")).await.status() }
-        });
+        let running = spawn_send(&service, request("a"));
         handler.running(1).await;
         let waits = polled(send(&service, request("b")), 1, false).await;
         assert!(waits.is_none());

@@ -233,6 +233,7 @@ async fn second_identity_of_any_event_makes_it_a_duplicate(fixture: Fixture) {
     assert_eq!(fixture.send("a=x b=x c=y").await, own(200));
     assert_eq!(fixture.news(), ["a", "c"]);
     assert_eq!(fixture.send("d=x e=y").await, layers(200, "duplicate"));
+    assert_eq!(fixture.state("d").await, None, "the twin's own id was not touched");
     assert_eq!(fixture.send("f=z").await, own(200));
     assert_eq!(fixture.news(), ["f"]);
     // Another claim holds the second identity of one event. The other events run now, and that

@@ -10,27 +10,12 @@ use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, StoreFuture, Token};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::internals::{self, Begin, BeginContext};
-use tower_dedup::key::{self, DedupKey, Event, Extracted, KeyExtractor, Keys};
+use tower_dedup::key::{self, DedupKey, Event, Keys};
 use tower_dedup::ledger::Ledger;
 use tower_dedup::{DedupLayer, Delivery, OnInFlight};
 
-use crate::support::{Body, Handler, dedup_key, memory, result, rows, send};
-
-/// One event for every word of the body; `id=second` gives the event a second identity.
-fn by_word() -> KeyExtractor {
-    KeyExtractor::from_fn("test", |request| {
-        let body = std::str::from_utf8(request.body()).unwrap();
-        let events = body.split_whitespace().map(|word| {
-            Ok(match word.split_once('=') {
-                Some((id, second)) => Event::new(DedupKey::new("test", id)?)
-                    .with_second_identity(DedupKey::new("test.second", second)?),
-                None => Event::new(DedupKey::new("test", word)?),
-            })
-        });
-        Ok(Keys::new(events.collect::<Result<_, _>>()?).map_or(Extracted::Missing, Extracted::Keys))
-    })
-    .unwrap()
-}
+use crate::support::multi_event::by_word;
+use crate::support::{Body, Handler, dedup_key, memory, result, send};
 
 fn events(words: &str) -> Request<Body> {
     Request::post("/hook").body(Body::from(words.to_owned())).unwrap()
@@ -38,27 +23,6 @@ fn events(words: &str) -> Request<Body> {
 
 fn ids(delivery: &Delivery) -> Vec<&str> {
     delivery.keys().map(DedupKey::id).collect()
-}
-
-async fn state(adapter: &MemoryAdapter, id: &str) -> Option<KeyState> {
-    adapter.get(&dedup_key(id)).await.unwrap().map(|entry| entry.state)
-}
-
-/// A retry with other events beside it runs only the new events.
-#[tokio::test]
-async fn multi_event_delivery_runs_its_new_events() {
-    let handler = Handler::default();
-    let service = DedupLayer::new(by_word(), memory()).layer(handler.service());
-    send(&service, events("a b c")).await;
-    assert_eq!(ids(&handler.last()), ["a", "b", "c"]);
-    send(&service, events("c d b d e")).await;
-    assert_eq!(ids(&handler.last()), ["d", "e"]);
-    assert!(
-        handler.last().needs_run(&dedup_key("d")) && !handler.last().needs_run(&dedup_key("c"))
-    );
-    assert_eq!(result(&send(&service, events("e a")).await), Some("duplicate"));
-    assert_eq!(handler.runs(), 2);
-    assert_eq!(send(&service, events("  ")).await.status(), 400);
 }
 
 /// The first run charges, then fails. The same event under its other id is the second attempt.
@@ -89,37 +53,6 @@ async fn idempotency_key_of_a_multi_event_delivery_is_the_same_when_a_part_runs_
     assert_eq!(ids(&handler.last()), ["b"]);
     assert_eq!(first.idempotency_key("mail"), handler.last().idempotency_key("mail"));
     assert_ne!(first.idempotency_key("mail"), first.idempotency_key_of(&dedup_key("b"), "mail"));
-}
-
-/// While another claim holds an event of the delivery, the answer is no 2xx. The new events are
-/// done.
-#[tokio::test]
-async fn delivery_with_an_event_in_flight_under_another_claim_is_503_after_the_new_ones() {
-    let (adapter, handler) = (memory(), Handler::default());
-    let service = DedupLayer::new(by_word(), Arc::clone(&adapter)).layer(handler.service());
-    let other =
-        CallTerms::on_completion(Token::random(), Duration::from_secs(60), Duration::from_secs(60));
-    adapter.claim(&dedup_key("b"), &other).await.unwrap();
-    let partial = send(&service, events("a b c")).await;
-    assert_eq!((partial.status(), result(&partial)), (503.try_into().unwrap(), Some("in-flight")));
-    assert_eq!(ids(&handler.last()), ["a", "c"]);
-    adapter.complete(&dedup_key("b"), &other).await.unwrap();
-    assert_eq!(result(&send(&service, events("a b c")).await), Some("duplicate"));
-    assert_eq!(handler.runs(), 1);
-}
-
-/// Two events with different ids report one change.
-#[tokio::test]
-async fn any_complete_identity_makes_a_duplicate() {
-    let (adapter, handler) = (memory(), Handler::default());
-    let service = DedupLayer::new(by_word(), Arc::clone(&adapter)).layer(handler.service());
-    send(&service, events("evt_1=invoice|paid")).await;
-    assert_eq!(result(&send(&service, events("evt_2=invoice|paid")).await), Some("duplicate"));
-    assert_eq!(result(&send(&service, events("evt_1")).await), Some("duplicate"));
-    send(&service, events("evt_3=invoice|voided")).await;
-    assert_eq!(handler.runs(), 2);
-    // The twin's own id was not touched.
-    assert_eq!(state(&adapter, "evt_2").await, None);
 }
 
 /// A delivery that waits holds nothing: the second identity is free before the answer.
@@ -216,38 +149,6 @@ async fn deliveries_that_share_one_identity_run_once_in_every_order() {
     }
     assert_eq!(runs.len(), 100);
     assert!(runs.values().all(|runs| *runs == 1), "{runs:?}");
-}
-
-#[tokio::test]
-async fn too_many_keys_are_400_and_none_is_claimed() {
-    let (adapter, handler) = (memory(), Handler::default());
-    let service = DedupLayer::new(by_word(), Arc::clone(&adapter)).layer(handler.service());
-    let words = |count: usize| (0..count).map(|n| format!("{n} ")).collect::<String>();
-    let refused = send(&service, events(&words(4_097))).await;
-    assert_eq!(
-        (refused.status(), result(&refused)),
-        (StatusCode::BAD_REQUEST, Some("invalid-key"))
-    );
-    assert_eq!(rows(&adapter).await, 0);
-    assert_eq!(send(&service, events(&words(4_096))).await.status(), 200);
-    assert_eq!(rows(&adapter).await, 4_096);
-    let few = DedupLayer::new(by_word(), adapter).max_keys(1).layer(handler.service());
-    assert_eq!(send(&few, events("x=y")).await.status(), 400);
-}
-
-#[tokio::test]
-async fn on_arrival_multi_event_deliveries_and_second_identities_behave_alike() {
-    let (adapter, handler) = (memory(), Handler::default());
-    let service = DedupLayer::on_arrival(by_word(), Arc::clone(&adapter)).layer(handler.service());
-    send(&service, events("a b=x")).await;
-    send(&service, events("b c=x d")).await;
-    assert_eq!(ids(&handler.last()), ["d"]);
-    let other =
-        CallTerms::on_completion(Token::random(), Duration::from_secs(60), Duration::from_secs(60));
-    adapter.claim(&dedup_key("e"), &other).await.unwrap();
-    assert_eq!(send(&service, events("e f")).await.status(), 503);
-    assert_eq!(ids(&handler.last()), ["f"]);
-    assert_eq!(result(&send(&service, events("f d")).await), Some("duplicate"));
 }
 
 /// The second identity that an extractor declares.

@@ -18,6 +18,7 @@ use tower_dedup::{
 use crate::support::log::Log;
 use crate::support::{
     FIRST, Faulty, Handler, by_header, claim_all, faulty, on_claim, request, request_to, send,
+    spawn_send,
 };
 
 /// Runs on one thread, with a log and metrics of its own. Every metric has to be described.
@@ -388,10 +389,7 @@ fn gauge_counts_running_handlers() {
         let handler = Handler::default();
         handler.hold();
         let service = DedupLayer::new(by_header(), store()).layer(handler.service());
-        let running = tokio::spawn({
-            let service = service.clone();
-            async move { send(&service, request("a")).await.status() }
-        });
+        let running = spawn_send(&service, request("a"));
         handler.running(1).await;
         let gauge = ("tower_dedup_running".to_owned(), vec!["test".to_owned()]);
         assert_eq!(measured(&snapshotter)[&gauge], 1.0);

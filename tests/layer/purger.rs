@@ -1,4 +1,4 @@
-//! The purger: start of its rounds, counts, and rows that it does not delete.
+//! The purger: start of its rounds, and counts.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -7,19 +7,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
-use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use tokio::sync::Notify;
 use tokio::time::Instant;
-use tower_dedup::adapter::PostgresAdapter;
 use tower_dedup::adapter::Purger;
-use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, StoreFuture, Token};
-use tower_dedup::adapter::inspect::{
-    Entry, ForgetReply, MaintenanceAdapter, PURGE_GRACE, Purged, Stats,
-};
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, StoreFuture};
+use tower_dedup::adapter::inspect::{Entry, ForgetReply, MaintenanceAdapter, Purged, Stats};
 use tower_dedup::{DedupKey, Error, ErrorKind};
-
-use crate::support::postgres::Schema;
-use crate::support::{dedup_key, on_claim, rows};
 
 const INTERVAL: Duration = Duration::from_secs(600);
 
@@ -189,79 +182,6 @@ fn rows_deleted_by_a_failing_round_are_counted() {
     let counted = recorder.snapshotter().snapshot().into_vec().into_iter();
     let mut purged = counted.filter(|(key, ..)| key.key().name() == "tower_dedup_purged_total");
     assert_eq!(purged.next().map(|(.., value)| value), Some(DebugValue::Counter(207)));
-}
-
-/// Postgres with a clock of the test: the search path finds the test's function before the
-/// server's.
-async fn with_a_clock(schema: &Schema) -> PgPool {
-    let options: PgConnectOptions = schema.url().parse().unwrap();
-    let path = format!("{},pg_catalog", schema.name());
-    let options = options.options([("search_path", path)]);
-    let pool = PgPoolOptions::new().max_connections(4).connect_with(options).await.unwrap();
-    sqlx::raw_sql(
-        "CREATE TABLE skew (ahead interval NOT NULL); \
-         INSERT INTO skew VALUES ('0'); \
-         CREATE FUNCTION clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE AS \
-         'SELECT pg_catalog.clock_timestamp() + (SELECT ahead FROM skew)'",
-    )
-    .execute(&pool)
-    .await
-    .unwrap();
-    pool
-}
-
-async fn set_ahead(pool: &PgPool, by: &str) {
-    sqlx::query("UPDATE skew SET ahead = $1::text::interval").bind(by).execute(pool).await.unwrap();
-}
-
-#[tokio::test]
-async fn purge_on_postgres_deletes_nothing_while_the_clock_is_ahead_by_less_than_the_grace() {
-    let schema = Schema::fresh();
-    let pool = with_a_clock(&schema).await;
-    let adapter = PostgresAdapter::new(pool.clone());
-    let keys = dedup_key("a");
-    let day = CallTerms::on_claim(Token::random(), 24 * PURGE_GRACE);
-    adapter.claim(&keys, &on_claim(&day)).await.unwrap();
-    assert_eq!(adapter.purge(10).await.unwrap().deleted, 0);
-    set_ahead(&pool, "24 hours 59 minutes").await;
-    // To claims, the key has expired.
-    assert_eq!(adapter.get(&keys).await.unwrap(), None);
-    assert_eq!(adapter.purge(10).await.unwrap().deleted, 0);
-    set_ahead(&pool, "0").await;
-    assert!(adapter.get(&keys).await.unwrap().is_some(), "the key is known again");
-    set_ahead(&pool, "25 hours 1 minute").await;
-    assert_eq!(adapter.purge(10).await.unwrap().deleted, 1);
-}
-
-#[tokio::test]
-async fn purge_on_postgres_misses_no_key_that_expires_between_two_calls() {
-    let schema = Schema::fresh();
-    let pool = PgPoolOptions::new().max_connections(4).connect(&schema.url()).await.unwrap();
-    let adapter = PostgresAdapter::new(pool.clone());
-    let record = async |ids: std::ops::Range<u32>, expired: &str| {
-        for id in ids {
-            let keys = dedup_key(&format!("{expired}-{id}"));
-            adapter
-                .claim(&keys, &on_claim(&CallTerms::on_claim(Token::random(), PURGE_GRACE)))
-                .await
-                .unwrap();
-            let at = "UPDATE webhook_deliveries \
-                SET expires_at = now() - $1::text::interval WHERE id = $2";
-            let at = sqlx::query(at).bind(expired).bind(keys.id());
-            at.execute(&pool).await.unwrap();
-        }
-    };
-    record(0..6, "3 hours").await;
-    assert_eq!(adapter.purge(4).await.unwrap().deleted, 4);
-    record(0..3, "5 hours").await;
-    record(0..1, "2 hours").await;
-    record(0..1, "30 minutes").await;
-    let mut purged = Vec::new();
-    for _ in 0..3 {
-        purged.push(adapter.purge(4).await.unwrap().deleted);
-    }
-    assert_eq!(purged, [4, 2, 0]);
-    assert_eq!(rows(&adapter).await, 1);
 }
 
 #[tokio::test]

@@ -22,7 +22,7 @@ use tower_dedup::ledger::Transactional;
 use tower_dedup::{DedupKey, DedupLayer, OnInFlight};
 
 use crate::support::postgres::Schema;
-use crate::support::{Body, Handler, by_header, dedup_key, request, result, send, until};
+use crate::support::{Body, Handler, answered, by_header, dedup_key, request, send, until};
 
 /// The calls that an inner service and a ledger saw, and their behaviour.
 #[derive(Default)]
@@ -153,7 +153,7 @@ async fn waiting_delivery_whose_inner_service_stays_unready_is_503_and_claims_no
     let (stage, service) = staged(Duration::from_millis(50));
     stage.is_full.store(true, Ordering::SeqCst);
     let refused = service.oneshot(request("a")).await.unwrap();
-    assert_eq!((refused.status().as_u16(), result(&refused)), (503, Some("unavailable")));
+    assert_eq!(answered(&refused), (503, Some("unavailable")));
     assert_eq!(stage.begins(), 1);
 }
 

@@ -6,7 +6,7 @@ use tower_dedup::key::{self, KeyExtractor};
 
 use crate::support::ledgers::{AnyLayer, OnMemory, Setup};
 use crate::support::log::Log;
-use crate::support::{Body, Handler, result, send};
+use crate::support::{Body, Handler, answered, result, send};
 
 fn by_header_and_body() -> KeyExtractor {
     key::header("webhook-id").namespace("test").content_identity()
@@ -24,7 +24,7 @@ async fn replayed_body_does_not_acknowledge_the_event_of_its_id<S: Setup>(setup:
     // Another process, to which the release of the first one is of no help.
     let other = setup.layer(by_header_and_body()).await.wrap(handler.service());
     let real = send(&other, event("id-2", "new")).await;
-    assert_eq!((real.status().as_u16(), result(&real)), (200, None));
+    assert_eq!(answered(&real), (200, None));
     assert_eq!(handler.runs(), 2);
     assert_eq!(result(&send(&other, event("id-2", "new")).await), Some("duplicate"));
 }
@@ -36,7 +36,7 @@ async fn replayed_body_does_not_acknowledge_an_event_whose_run_failed<S: Setup>(
     assert_eq!(send(&service, event("id-1", "old")).await.status(), 200);
     assert_eq!(result(&send(&service, event("id-2", "old")).await), Some("duplicate"));
     let retry = send(&service, event("id-2", "new")).await;
-    assert_eq!((retry.status().as_u16(), result(&retry)), (200, None));
+    assert_eq!(answered(&retry), (200, None));
     assert_eq!(handler.runs(), 3);
 }
 

@@ -1,9 +1,8 @@
 //! One sender, several routes: one layer around all of them, one layer around each, and the same
 //! layer twice.
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
@@ -15,48 +14,21 @@ use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::ledger::Ledger;
 use tower_dedup::{DedupLayer, DedupTx, Delivery, OnMissingKey, key, provider};
-use tracing::field::{Field, Visit};
-use tracing_subscriber::layer::SubscriberExt;
 
+use crate::support::log::Log;
 use crate::support::{Handler, by_header, request, result, rows, send, sqlite_url};
 
-/// The messages of the layer's log records, with their levels.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<BTreeMap<&'static str, String>>>>);
-
-impl Log {
-    /// Returns the levels of the records whose message starts like this.
-    fn levels(&self, message: &str) -> Vec<String> {
-        let events = self.0.lock().unwrap();
-        let events = events.iter().filter(|event| event["message"].starts_with(message));
-        events.map(|event| event["level"].clone()).collect()
-    }
-
-    /// Collects the log records of this thread while `run` runs.
-    fn of(run: impl AsyncFnOnce()) -> Self {
-        crate::support::log::ask_all_subscribers();
-        let log = Self::default();
-        let subscriber = tracing_subscriber::registry().with(log.clone());
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        tracing::subscriber::with_default(subscriber, || runtime.block_on(run()));
-        log
-    }
+/// Collects the log records of this thread while `run` runs.
+fn logged(run: impl AsyncFnOnce()) -> Log {
+    let (log, _guard) = Log::of_this_thread();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(run());
+    log
 }
 
-struct Fields<'f>(&'f mut BTreeMap<&'static str, String>);
-
-impl Visit for Fields<'_> {
-    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-        self.0.insert(field.name(), format!("{value:?}"));
-    }
-}
-
-impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Log {
-    fn on_event(&self, event: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
-        let mut fields = BTreeMap::from([("level", event.metadata().level().to_string())]);
-        event.record(&mut Fields(&mut fields));
-        self.0.lock().unwrap().push(fields);
-    }
+/// Returns the levels of the records whose message starts like this.
+fn levels(log: &Log, message: &str) -> Vec<String> {
+    log.beginning(message).into_iter().map(|record| record["level"].clone()).collect()
 }
 
 const OTHER_PATH: &str = "handled on another path";
@@ -99,7 +71,7 @@ fn store() -> Arc<MemoryAdapter> {
 
 #[test]
 fn one_layer_over_two_routes_warns_that_the_second_has_not_run() {
-    let log = Log::of(async || {
+    let log = logged(async || {
         let (billing, tax) = (Runs::default(), Runs::default());
         let app = Router::new()
             .route("/one-layer/billing", billing.route())
@@ -112,12 +84,12 @@ fn one_layer_over_two_routes_warns_that_the_second_has_not_run() {
         assert_eq!((billing.count(), tax.count()), (2, 0));
     });
     // Twice within a minute, reported once.
-    assert_eq!(log.levels(OTHER_PATH), ["ERROR"]);
+    assert_eq!(levels(&log, OTHER_PATH), ["ERROR"]);
 }
 
 #[test]
 fn layers_of_one_namespace_on_two_routes_warn_too() {
-    let log = Log::of(async || {
+    let log = logged(async || {
         let (runs, store) = (Runs::default(), store());
         let route = || runs.route().layer(DedupLayer::new(provider::STRIPE, Arc::clone(&store)));
         let app = Router::new().route("/two-layers/billing", route());
@@ -125,13 +97,13 @@ fn layers_of_one_namespace_on_two_routes_warn_too() {
         assert_eq!(deliver(&app, "/two-layers/billing", "two_layers").await, handled());
         assert_eq!(deliver(&app, "/two-layers/tax", "two_layers").await, duplicate());
     });
-    assert_eq!(log.levels(OTHER_PATH), ["ERROR"]);
+    assert_eq!(levels(&log, OTHER_PATH), ["ERROR"]);
 }
 
 /// The sender delivers to both endpoints at once.
 #[test]
 fn on_arrival_layer_warns_while_the_first_route_still_runs() {
-    let log = Log::of(async || {
+    let log = logged(async || {
         let handler = Handler::default();
         handler.hold();
         let service = DedupLayer::on_arrival(by_header(), store()).layer(handler.service());
@@ -150,12 +122,12 @@ fn on_arrival_layer_warns_while_the_first_route_still_runs() {
         handler.release();
         assert_eq!(first.await.unwrap(), 200);
     });
-    assert_eq!(log.levels(OTHER_PATH), ["ERROR"]);
+    assert_eq!(levels(&log, OTHER_PATH), ["ERROR"]);
 }
 
 #[test]
 fn layers_with_namespaces_on_two_routes_run_both_handlers() {
-    let log = Log::of(async || {
+    let log = logged(async || {
         let (billing, tax, store) = (Runs::default(), Runs::default(), store());
         let dedup = |namespace| {
             let keys = provider::STRIPE.extractor().namespace(namespace);
@@ -170,12 +142,12 @@ fn layers_with_namespaces_on_two_routes_run_both_handlers() {
         }
         assert_eq!((billing.count(), tax.count()), (1, 1));
     });
-    assert!(log.levels(OTHER_PATH).is_empty());
+    assert!(levels(&log, OTHER_PATH).is_empty());
 }
 
 #[test]
 fn one_layer_with_the_route_in_its_namespace_runs_both_handlers() {
-    let log = Log::of(async || {
+    let log = logged(async || {
         let (billing, tenants) = (Runs::default(), Runs::default());
         let keys = provider::STRIPE.extractor().namespace_by(|request| {
             Some(request.extensions().get::<MatchedPath>()?.as_str().to_owned())
@@ -193,7 +165,7 @@ fn one_layer_with_the_route_in_its_namespace_runs_both_handlers() {
         assert_eq!(deliver(&app, "/matched/tenants/b", "matched").await, duplicate());
         assert_eq!((billing.count(), tenants.count()), (1, 1));
     });
-    assert_eq!(log.levels(OTHER_PATH), ["ERROR"], "of the other tenant");
+    assert_eq!(levels(&log, OTHER_PATH), ["ERROR"], "of the other tenant");
 }
 
 async fn twice<L: Ledger>(layer: DedupLayer<L>) {
@@ -209,30 +181,30 @@ async fn twice<L: Ledger>(layer: DedupLayer<L>) {
 
 #[test]
 fn on_arrival_layer_applied_twice_runs_its_handler_and_warns_once() {
-    let log = Log::of(async || twice(DedupLayer::on_arrival(provider::STRIPE, store())).await);
-    assert_eq!(log.levels(NESTED), ["WARN"]);
+    let log = logged(async || twice(DedupLayer::on_arrival(provider::STRIPE, store())).await);
+    assert_eq!(levels(&log, NESTED), ["WARN"]);
 }
 
 #[test]
 fn lease_layer_applied_twice_runs_its_handler_and_warns_once() {
-    let log = Log::of(async || twice(DedupLayer::new(provider::STRIPE, store())).await);
-    assert_eq!(log.levels(NESTED), ["WARN"]);
+    let log = logged(async || twice(DedupLayer::new(provider::STRIPE, store())).await);
+    assert_eq!(levels(&log, NESTED), ["WARN"]);
 }
 
 #[test]
 fn transactional_layer_applied_twice_runs_its_handler_and_warns_once() {
-    let log = Log::of(async || {
+    let log = logged(async || {
         let dir = tempfile::tempdir().unwrap();
         let url = sqlite_url(dir.path());
         let store = tower_dedup::adapter::SqliteAdapter::connect(&url).await.unwrap();
         twice(DedupLayer::transactional(provider::STRIPE, store)).await;
     });
-    assert_eq!(log.levels(NESTED), ["WARN"]);
+    assert_eq!(levels(&log, NESTED), ["WARN"]);
 }
 
 #[test]
 fn layers_of_other_namespaces_do_not_pass_each_other_through() {
-    let log = Log::of(async || {
+    let log = logged(async || {
         let (runs, store) = (Runs::default(), store());
         let dedup =
             |namespace| DedupLayer::new(key::json("/id").namespace(namespace), Arc::clone(&store));
@@ -241,7 +213,7 @@ fn layers_of_other_namespaces_do_not_pass_each_other_through() {
         assert_eq!(deliver(&app, "/apart", "apart").await, handled());
         assert_eq!((runs.count(), rows(&store).await), (1, 2));
     });
-    assert!(log.levels(NESTED).is_empty());
+    assert!(levels(&log, NESTED).is_empty());
 }
 
 #[test]
@@ -249,16 +221,16 @@ fn retention_below_the_floor_of_the_sender_warns_and_is_used() {
     const DAY: Duration = Duration::from_secs(86_400);
     let floor = provider::ADYEN.retention_floor();
     assert!(floor > 30 * DAY, "above the default");
-    let log = Log::of(async || {
+    let log = logged(async || {
         let _short = DedupLayer::new(provider::ADYEN, store()).retention(floor - DAY);
     });
     let short = "the retention is shorter than the time in which this sender may deliver";
-    assert_eq!(log.levels(short), ["WARN"]);
-    let log = Log::of(async || {
+    assert_eq!(levels(&log, short), ["WARN"]);
+    let log = logged(async || {
         let _default = DedupLayer::new(provider::ADYEN, store());
         let _long = DedupLayer::new(provider::ADYEN, store()).retention(floor);
     });
-    assert!(log.0.lock().unwrap().is_empty());
+    assert_eq!(log.len(), 0);
 }
 
 /// A key is remembered for the default of 30 days, or for the sender's floor if that is longer.
@@ -285,20 +257,20 @@ fn body_limit_below_the_largest_body_of_the_sender_warns_once_and_is_used() {
         let push = Request::post("/").header("x-github-delivery", format!("push-{bytes}"));
         push.body(Body::from(vec![b' '; bytes])).unwrap()
     };
-    let log = Log::of(async || {
+    let log = logged(async || {
         let dedup = DedupLayer::new(provider::GITHUB, store()).body_limit(10);
         let app = Router::new().route("/", post(async || ()).layer(dedup));
         assert_eq!(app.clone().oneshot(push(10)).await.unwrap().status(), 200);
         assert_eq!(app.clone().oneshot(push(11)).await.unwrap().status(), 413);
     });
     let small = "the body limit is smaller than the largest body of this sender";
-    assert_eq!(log.levels(small), ["WARN"]);
-    let log = Log::of(async || {
+    assert_eq!(levels(&log, small), ["WARN"]);
+    let log = logged(async || {
         let _default = DedupLayer::new(provider::GITHUB, store());
         let _large = DedupLayer::new(provider::GITHUB, store()).body_limit(25 << 20);
         let _unknown = DedupLayer::new(provider::STRIPE, store()).body_limit(10);
     });
-    assert!(log.levels(small).is_empty());
+    assert!(levels(&log, small).is_empty());
 }
 
 /// axum's extractors take such a body too.
@@ -323,7 +295,7 @@ async fn default_body_limit_is_raised_to_the_largest_body_of_the_sender() {
 /// The client learns nothing about the routes. The log names the fault.
 #[test]
 fn rejected_arguments_are_an_empty_500_and_a_logged_cause_with_its_fix() {
-    let log = Log::of(async || {
+    let log = logged(async || {
         let dir = tempfile::tempdir().unwrap();
         let url = sqlite_url(dir.path());
         let store = tower_dedup::adapter::SqliteAdapter::connect(&url).await.unwrap();
@@ -353,9 +325,8 @@ fn rejected_arguments_are_an_empty_500_and_a_logged_cause_with_its_fix() {
             assert!(body.is_empty(), "{path}: {body:?}");
         }
     });
-    assert_eq!(log.levels("rejected"), ["WARN"; 5]);
-    let events = log.0.lock().unwrap();
-    let rejected: Vec<_> = events.iter().filter(|event| event.contains_key("fix")).collect();
+    assert_eq!(levels(&log, "rejected"), ["WARN"; 5]);
+    let rejected = log.beginning("rejected");
     let said = [
         ("DedupTx", "is lent already", "one DedupTx at a time"),
         ("DedupTx", "no transaction over this database", "put DedupLayer::transactional"),

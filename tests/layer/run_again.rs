@@ -96,7 +96,8 @@ fn body_id() -> String {
 async fn running_event_is_not_forgotten<S: Operated>(setup: S) {
     let (handler, operator) = (Handler::default(), setup.operator().await);
     let service = setup.layer(by_header()).await.wrap(handler.service());
-    for _ in 0..2 {
+    // Where the operator waits for the whole store, once is enough.
+    for _ in 0..if S::HOLDS_THE_STORE { 1 } else { 2 } {
         handler.hold();
         let operate = async {
             handler.running(1).await;

@@ -8,7 +8,7 @@ use tower::Layer;
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::{DedupLayer, OnInFlight, OnMismatch, key};
 
-use crate::support::{Handler, by_header, request, result, send, until};
+use crate::support::{Handler, answered, by_header, request, result, send, spawn_send, until};
 
 fn layer() -> DedupLayer {
     DedupLayer::new(by_header(), MemoryAdapter::new())
@@ -108,10 +108,7 @@ async fn handle_taken_before_the_bounds_are_set_counts_and_drains() {
     let set = early.max_running(1).max_waiting(1);
     let service =
         set.on_in_flight(OnInFlight::Wait(Duration::from_secs(60))).layer(handler.service());
-    let deliver = |id: &'static str| {
-        let service = service.clone();
-        tokio::spawn(async move { send(&service, request(id)).await.status() })
-    };
+    let deliver = |id| spawn_send(&service, request(id));
     let first = deliver("a");
     handler.running(1).await;
     assert_eq!(handle.running(), 1);
@@ -144,10 +141,7 @@ async fn bound_set_on_a_clone_binds_services_that_exist() {
     drop(layer.clone().max_running(1).max_waiting(0));
     assert_eq!(handle.running(), 2, "a smaller bound ends nothing");
     let refused = deliver("c").await.unwrap();
-    assert_eq!(
-        (refused.status(), result(&refused)),
-        (StatusCode::SERVICE_UNAVAILABLE, Some("unavailable"))
-    );
+    assert_eq!(answered(&refused), (503, Some("unavailable")));
 
     drop(layer.clone().max_running(3));
     let refused = deliver("a").await.unwrap();
@@ -173,16 +167,10 @@ async fn in_flight_status_and_times_are_answered() {
         .in_flight_status(StatusCode::TOO_MANY_REQUESTS)
         .retry_after_in_flight(Duration::from_millis(6_001))
         .layer(handler.service());
-    let first = tokio::spawn({
-        let service = service.clone();
-        async move { send(&service, request("a")).await.status() }
-    });
+    let first = spawn_send(&service, request("a"));
     handler.running(1).await;
     let second = send(&service, request("a")).await;
-    assert_eq!(
-        (second.status(), result(&second)),
-        (StatusCode::TOO_MANY_REQUESTS, Some("in-flight"))
-    );
+    assert_eq!(answered(&second), (429, Some("in-flight")));
     assert_eq!(second.headers()["retry-after"], "7", "rounded up");
     handler.release();
     assert_eq!(first.await.unwrap(), StatusCode::OK);

@@ -15,7 +15,7 @@ use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 
 use crate::support::log::{Fields, Log, ask_all_subscribers};
-use crate::support::{Handler, by_header, dedup_key, request, send, sqlite_url};
+use crate::support::{Handler, by_header, dedup_key, request, send, spawn_send, sqlite_url};
 
 /// A span: its name, its parent, its fields.
 #[derive(Debug, Clone, Default)]
@@ -175,10 +175,7 @@ fn waiting_for_a_permit_is_inside_the_span() {
             let (layer, _dir) = transactional().await;
             let layer = layer.max_running(1);
             let service = layer.layer(handler.service());
-            let deliver = |id: &'static str| {
-                let service = service.clone();
-                tokio::spawn(async move { send(&service, request(id)).await.status() })
-            };
+            let deliver = |id| spawn_send(&service, request(id));
             let first = deliver("a");
             handler.running(1).await;
             let second = deliver("b");

@@ -99,6 +99,8 @@ mod shared {
             transactional_postgres = InPostgres,
             arrival_sqlite = ArrivedInSqlite,
             arrival_postgres = ArrivedInPostgres,
+            lease_redis = OnRedis,
+            arrival_redis = ArrivedInRedis,
         ],
         one_of_racing_deliveries_runs,
         one_of_racing_deliveries_runs_over_expired_rows,

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use http::{Request, Response};
+use http::Request;
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::ledger::Ledger;
 use tower_dedup::{DedupHandle, DedupLayer, KeyExtractor};
 
 use crate::support::log::Log;
-use crate::support::{Body, Handler, by_header, memory, request, result, send};
+use crate::support::{Body, Handler, answered, by_header, memory, request, send};
 
 fn keys() -> KeyExtractor {
     by_header().bypass_when(|request| request.headers().contains_key("ping"))
@@ -17,10 +17,6 @@ fn keys() -> KeyExtractor {
 
 fn ping() -> Request<Body> {
     Request::post("/hook").header("ping", "1").body(Body::default()).unwrap()
-}
-
-fn answer(response: &Response<impl http_body::Body>) -> (u16, Option<&str>) {
-    (response.status().as_u16(), result(response))
 }
 
 async fn drained(handle: &DedupHandle) {
@@ -45,8 +41,8 @@ async fn has_a_permit_and_outlives_its_client<L: Ledger>(layer: DedupLayer<L>) {
     });
     handler.running(1).await;
     assert_eq!(handle.running(), 1);
-    assert_eq!(answer(&send(&service, ping()).await), (503, Some("unavailable")));
-    assert_eq!(answer(&send(&service, request("a")).await), (503, Some("unavailable")));
+    assert_eq!(answered(&send(&service, ping()).await), (503, Some("unavailable")));
+    assert_eq!(answered(&send(&service, request("a")).await), (503, Some("unavailable")));
     client.abort();
     assert!(client.await.unwrap_err().is_cancelled());
     assert_eq!(handle.running(), 1, "the handler runs without its client");
@@ -54,7 +50,7 @@ async fn has_a_permit_and_outlives_its_client<L: Ledger>(layer: DedupLayer<L>) {
     drained(&handle).await;
     handler.running(0).await;
     assert_eq!((handle.running(), handler.runs()), (0, 1));
-    assert_eq!(answer(&send(&service, ping()).await), (200, None));
+    assert_eq!(answered(&send(&service, ping()).await), (200, None));
 }
 
 #[tokio::test]
@@ -64,7 +60,7 @@ async fn handler_of_a_request_without_a_key_has_its_timeout() {
     let layer = DedupLayer::new(keys(), memory()).handler_timeout(Duration::from_millis(20));
     let service = layer.layer(handler.service());
     handler.hold();
-    assert_eq!(answer(&send(&service, ping()).await), (504, Some("handler-timeout")));
+    assert_eq!(answered(&send(&service, ping()).await), (504, Some("handler-timeout")));
     let record = log.last("delivery");
     assert_eq!((&*record["outcome"], &*record["status"]), ("handler_timeout", "504"));
 }
@@ -75,7 +71,7 @@ async fn response_error_and_panic_without_a_key_reach_the_caller() {
     let handler = Handler::default().then(404).then(1).then(0);
     let service = DedupLayer::new(keys(), memory()).layer(handler.fallible());
     let oneshot = || service.clone().oneshot(ping());
-    assert_eq!(answer(&oneshot().await.unwrap()), (404, None));
+    assert_eq!(answered(&oneshot().await.unwrap()), (404, None));
     let record = log.last("delivery");
     assert_eq!((&*record["outcome"], &*record["status"]), ("bypass", "404"));
     assert!(!record.contains_key("id") && record["keys"] == "0", "{record:?}");
@@ -93,7 +89,7 @@ async fn nested_layers_take_one_permit_for_a_request_without_a_key() {
     let handler = Handler::default();
     let layer = DedupLayer::new(keys(), memory()).max_running(1);
     let service = layer.layer(layer.layer(handler.service()));
-    assert_eq!(answer(&send(&service, ping()).await), (200, None));
+    assert_eq!(answered(&send(&service, ping()).await), (200, None));
     assert_eq!(handler.runs(), 1);
     let outcomes: Vec<_> = log.all("delivery").iter().map(|r| r["outcome"].clone()).collect();
     assert_eq!(outcomes, ["bypass", "bypass"]);

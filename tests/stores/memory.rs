@@ -60,37 +60,26 @@ fn roomy() -> MemoryAdapter {
     MemoryAdapter::with_capacity(KEYS + KEYS / 10)
 }
 
+/// Claims leave nothing behind, whether one key is claimed at a time or all are.
 #[test]
 fn complete_key_takes_96_bytes_at_most() {
-    let adapter = roomy();
-    // Claims leave nothing behind.
-    let info = measure(|| {
-        for id in 0..KEYS {
-            let (key, mine) = (key(id), terms());
-            assert_eq!(now(adapter.claim(&key, &mine)).unwrap(), FIRST);
-            assert_eq!(now(adapter.complete(&key, &mine)).unwrap(), CompleteReply::Held);
-        }
-    });
-    assert_eq!(now(rows(&adapter)), KEYS as u64);
-    let bytes = info.bytes_current as f64 / KEYS as f64;
-    assert!((80.0..96.0).contains(&bytes), "{bytes}");
-}
-
-#[test]
-fn completed_claims_take_no_more_than_other_keys() {
-    let adapter = roomy();
-    let mine = terms();
-    let info = measure(|| {
-        let keys = keys(0..KEYS);
-        for key in &keys {
-            now(adapter.claim(key, &mine)).unwrap();
-        }
-        for key in &keys {
-            assert_eq!(now(adapter.complete(key, &mine)).unwrap(), CompleteReply::Held);
-        }
-    });
-    let bytes = info.bytes_current as f64 / KEYS as f64;
-    assert!((80.0..96.0).contains(&bytes), "{bytes}");
+    for at_a_time in [1, KEYS] {
+        let adapter = roomy();
+        let info = measure(|| {
+            for start in (0..KEYS).step_by(at_a_time) {
+                let (keys, mine) = (keys(start..start + at_a_time), terms());
+                for key in &keys {
+                    assert_eq!(now(adapter.claim(key, &mine)).unwrap(), FIRST);
+                }
+                for key in &keys {
+                    assert_eq!(now(adapter.complete(key, &mine)).unwrap(), CompleteReply::Held);
+                }
+            }
+        });
+        assert_eq!(now(rows(&adapter)), KEYS as u64);
+        let bytes = info.bytes_current as f64 / KEYS as f64;
+        assert!((80.0..96.0).contains(&bytes), "{bytes}");
+    }
 }
 
 #[test]
@@ -112,20 +101,21 @@ fn purge_frees_memory_in_every_cycle() {
 
 #[test]
 fn insertions_reuse_the_memory_of_expired_keys() {
-    let adapter = roomy();
+    const FEW: usize = KEYS / 4;
+    // Shards fill unevenly, in every cycle.
+    let adapter = MemoryAdapter::with_capacity(FEW + FEW / 8);
     let fill = |start: usize| {
         let info = measure(|| {
-            for id in start..start + KEYS {
+            for id in start..start + FEW {
                 remember(&adapter, &key(id)).unwrap();
             }
         });
         adapter.advance(RETENTION);
         info.bytes_current
     };
-    // Shards fill unevenly in every cycle.
     let most = fill(0) / 20;
     for cycle in 1..4 {
-        let grown = fill(cycle * KEYS);
+        let grown = fill(cycle * FEW);
         assert!(grown < most, "{cycle}: {grown}");
     }
 }
@@ -184,6 +174,9 @@ fn full_adapter_refuses_only_the_keys_without_room() {
         let known = (0..9).filter(|id| now(adapter.get(&key(*id))).unwrap().is_some());
         let expected = if refused { 0..8 } else { 1..9 };
         assert_eq!(known.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+        // The room of an expired key is free.
+        adapter.advance(RETENTION);
+        assert_eq!(remember(&adapter, &key(8)).unwrap(), FIRST);
     }
 }
 
@@ -291,37 +284,6 @@ fn threads_without_a_runtime_use_real_time() {
     assert_eq!(now(adapter.claim(&key(0), &terms())).unwrap(), ClaimReply::first(2, true));
 }
 
-#[tokio::test]
-async fn claim_at_capacity_is_refused_and_evicts_nothing() {
-    let adapter = MemoryAdapter::with_capacity(3);
-    for id in 0..3 {
-        adapter.claim(&key(id), &on_claim()).await.unwrap();
-    }
-    let full = adapter.claim(&key(3), &on_claim()).await.unwrap_err();
-    assert_eq!(full.kind(), ErrorKind::Full);
-    for id in 0..3 {
-        let again = adapter.claim(&key(id), &on_claim()).await.unwrap();
-        assert!(matches!(again, ClaimReply::Duplicate(_)));
-    }
-    adapter.advance(RETENTION);
-    assert_eq!(adapter.claim(&key(3), &on_claim()).await.unwrap(), FIRST);
-}
-
-#[tokio::test]
-async fn eviction_spares_keys_in_flight() {
-    let adapter = MemoryAdapter::with_capacity(2).at_capacity(AtCapacity::EvictOldest);
-    adapter.claim(&key(0), &terms()).await.unwrap();
-    adapter.claim(&key(1), &on_claim()).await.unwrap();
-    adapter.claim(&key(2), &on_claim()).await.unwrap();
-    assert_eq!(adapter.claim(&key(0), &terms()).await.unwrap(), ClaimReply::InFlight);
-    assert_eq!(adapter.get(&key(1)).await.unwrap(), None);
-    adapter.claim(&key(2), &terms()).await.unwrap();
-    adapter.forget(&key(2)).await.unwrap();
-    adapter.claim(&key(3), &terms()).await.unwrap();
-    let full = adapter.claim(&key(4), &on_claim()).await.unwrap_err();
-    assert_eq!(full.kind(), ErrorKind::Full);
-}
-
 #[test]
 fn key_claimed_many_times_takes_the_memory_of_one() {
     let adapter = MemoryAdapter::with_capacity(10);
@@ -351,18 +313,4 @@ async fn lease_longer_than_retention_is_purged_one_hour_after_it_lapses() {
     assert_eq!(adapter.purge(10).await.unwrap().deleted, 0);
     adapter.advance(Duration::from_secs(6));
     assert_eq!(adapter.purge(10).await.unwrap().deleted, 1);
-}
-
-#[tokio::test]
-async fn insertions_remove_expired_keys_without_a_purger() {
-    let adapter = MemoryAdapter::new();
-    for id in 0..2_000 {
-        adapter.claim(&key(id), &on_claim()).await.unwrap();
-    }
-    adapter.advance(RETENTION);
-    for id in 2_000..4_000 {
-        adapter.claim(&key(id), &on_claim()).await.unwrap();
-    }
-    let count = rows(&adapter).await;
-    assert!((2_000..2_300).contains(&count), "{count}");
 }

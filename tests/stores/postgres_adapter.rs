@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
 use tower_dedup::adapter::contract::{ClaimReply, CompleteReply, DedupAdapter};
-use tower_dedup::adapter::inspect::{ForgetReply, ListFilter, MaintenanceAdapter};
+use tower_dedup::adapter::inspect::{ListFilter, MaintenanceAdapter};
 use tower_dedup::adapter::{Identifier, PostgresAdapter, PostgresOptions, TransactionAdapter};
 use tower_dedup::{DedupKey, ErrorKind};
 
@@ -315,44 +315,4 @@ async fn pool_of_dead_connections_fails_no_call() {
                    WHERE application_name = 'cut'";
         sqlx::query(cut).execute(&mut admin).await.unwrap();
     }
-}
-
-#[tokio::test]
-async fn many_replicas_purge_at_once() {
-    let schema = Schema::fresh();
-    let (adapter, pool) = (adapter(&schema).await, pool(&schema.url()).await);
-    claim_all(&adapter, &keys(0..2_000), &on_claim(&terms())).await.unwrap();
-    let live = dedup_key("live");
-    adapter.claim(&live, &terms()).await.unwrap();
-    let sql = "UPDATE webhook_deliveries SET expires_at = expires_at - interval '2 hours'";
-    sqlx::query(sql).execute(&pool).await.unwrap();
-    let all = (0..4).map(|_| {
-        let adapter = adapter.clone();
-        tokio::spawn(async move {
-            let mut total = 0;
-            loop {
-                match adapter.purge(70).await.unwrap().deleted {
-                    0 => break total,
-                    purged => {
-                        assert!(purged <= 70);
-                        total += purged;
-                    }
-                }
-            }
-        })
-    });
-    let purged: u64 = join_all(all).await.into_iter().map(Result::unwrap).sum();
-    assert_eq!(purged + adapter.purge(5_000).await.unwrap().deleted, 2_000);
-    assert_eq!(rows(&adapter).await, 1);
-    assert_eq!(adapter.forget(&live).await.unwrap(), ForgetReply::InFlight);
-}
-
-#[tokio::test]
-async fn release_with_another_token_changes_nothing() {
-    let schema = Schema::fresh();
-    let adapter = adapter(&schema).await;
-    let (key, mine) = (dedup_key("a"), terms());
-    adapter.claim(&key, &mine).await.unwrap();
-    adapter.release(&key, &terms()).await.unwrap();
-    adapter.release(&key, &mine).await.unwrap();
 }

@@ -185,9 +185,7 @@ async fn late_forget_keeps_a_later_completion() {
     let late = Arc::clone(&world.late);
     let forgotten = key.clone();
     let forget = tokio::spawn(async move { late.forget(&forgotten).await });
-    while world.proxy.all_messages() <= 1 {
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
+    world.proxy.until_held(1).await;
     assert_eq!(world.other.forget(&key).await.unwrap(), ForgetReply::Removed);
     let mine = under_lease();
     assert_eq!(world.other.claim(&key, &mine).await.unwrap(), ClaimReply::first(1, false));

@@ -65,61 +65,35 @@ async fn sessions(name: &str) -> i64 {
     count.bind(name).fetch_one(&mut server).await.unwrap()
 }
 
-/// `#[sqlx::test]` closes the pool of a test, and nothing else. The adapter is still in use by a server.
+/// `#[sqlx::test]` closes the pool of a test, and nothing else: a server may still use the adapter.
 #[tokio::test]
-async fn closing_the_pool_closes_the_lanes() {
-    let Database { name, pool } = Database::create().await;
-    let adapter = PostgresAdapter::new(pool.clone());
-    use_lanes(&adapter).await;
-    let in_use = sessions(&name).await;
-    assert!(in_use > i64::from(pool.size()), "{in_use} sessions: no lane has a connection");
-    pool.close().await;
-    Database::assert_droppable(&name).await;
-    assert!(adapter.claim(&dedup_key("late"), &terms()).await.is_err());
-}
-
-#[test]
-fn closing_the_pool_closes_the_lanes_of_other_runtimes() {
-    let runtime = || tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    let (one, other) = (runtime(), runtime());
-    let Database { name, pool } = one.block_on(Database::create());
-    let adapter = PostgresAdapter::new(pool.clone());
-    one.block_on(use_lanes(&adapter));
-    other.block_on(use_lanes(&adapter));
-    one.block_on(pool.close());
-    one.block_on(Database::assert_droppable(&name));
-}
-
-#[tokio::test]
-async fn closing_the_adapter_and_the_pool_leaves_no_connection() {
-    let Database { name, pool } = Database::create().await;
-    let adapter = PostgresAdapter::new(pool.clone());
-    use_lanes(&adapter).await;
-    adapter.close().await;
-    pool.close().await;
-    Database::assert_droppable(&name).await;
-}
-
-#[tokio::test]
-async fn dropping_the_adapter_and_the_pool_leaves_no_connection() {
-    let Database { name, pool } = Database::create().await;
-    let adapter = PostgresAdapter::new(pool.clone());
-    use_lanes(&adapter).await;
-    drop((adapter, pool));
-    Database::assert_droppable(&name).await;
-}
-
-/// The pool outlives the adapter: nothing of the adapter waits for its end.
-#[tokio::test]
-async fn dropping_the_adapter_ends_its_tasks() {
-    let Database { name, pool } = Database::create().await;
-    let adapter = PostgresAdapter::new(pool.clone());
-    use_lanes(&adapter).await;
-    drop(adapter);
-    let runtime = tokio::runtime::Handle::current();
-    crate::support::until(|| runtime.metrics().num_alive_tasks() <= 1).await;
-    pool.close().await;
-    Database::assert_droppable(&name).await;
+async fn end_of_the_pool_or_the_adapter_leaves_no_connection() {
+    for end in ["pool closed", "both closed", "both dropped", "adapter dropped, then pool closed"] {
+        let Database { name, pool } = Database::create().await;
+        let adapter = PostgresAdapter::new(pool.clone());
+        use_lanes(&adapter).await;
+        let in_use = sessions(&name).await;
+        assert!(in_use > i64::from(pool.size()), "{in_use} sessions: no lane has a connection");
+        match end {
+            "pool closed" => {
+                pool.close().await;
+                assert!(adapter.claim(&dedup_key("late"), &terms()).await.is_err());
+            }
+            "both closed" => {
+                adapter.close().await;
+                pool.close().await;
+            }
+            "both dropped" => drop((adapter, pool)),
+            _ => {
+                drop(adapter);
+                // Nothing of the adapter waits for the end of the pool.
+                let runtime = tokio::runtime::Handle::current();
+                crate::support::until(|| runtime.metrics().num_alive_tasks() <= 1).await;
+                pool.close().await;
+            }
+        }
+        Database::assert_droppable(&name).await;
+    }
 }
 
 /// `#[sqlx::test]` prints an error if it cannot drop its database, and passes.

@@ -17,7 +17,7 @@ use tower_dedup::adapter::{
 use tower_dedup::{DedupKey, Error, ErrorKind};
 
 use crate::support::postgres::{Schema, Server};
-use crate::support::{FIRST, claim_all, dedup_key, on_claim, sqlite_url, terms};
+use crate::support::{FIRST, claim_all, dedup_key, on_claim, sorted_keys, sqlite_url, terms};
 
 fn pool(schema: &Schema) -> PgPool {
     PgPoolOptions::new().max_connections(4).connect_lazy(&schema.url()).unwrap()
@@ -320,58 +320,13 @@ async fn callers_of_a_batch_do_not_wait_for_a_row_of_an_open_transaction() {
     adapter.rollback(lent.transaction.unwrap()).await.unwrap();
 }
 
-/// Claims, and claims on arrival, from 64 callers at once.
-async fn storm<A: DedupAdapter + Clone>(adapter: &A, rounds: usize) {
-    let callers = (0..64_usize).map(|caller| {
-        let adapter = adapter.clone();
-        async move {
-            for round in 0..rounds {
-                let key = dedup_key(&((caller + round) % 100).to_string());
-                let claimed = adapter.claim(&key, &terms()).await.unwrap();
-                assert!(matches!(claimed, ClaimReply::Duplicate(_)), "{claimed:?}");
-                let recorded = adapter.claim(&key, &on_claim(&terms())).await.unwrap();
-                assert!(matches!(recorded, ClaimReply::Duplicate(_)), "{recorded:?}");
-            }
-        }
-    });
-    at_once(callers.collect::<Vec<_>>()).await;
-}
-
-async fn known<A: DedupAdapter + Clone>(adapter: &A) {
-    for id in 0..100 {
-        adapter.claim(&dedup_key(&id.to_string()), &on_claim(&terms())).await.unwrap();
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn storm_of_duplicates_writes_no_wal_on_postgres() {
-    let server = Server::start();
-    let adapter = PostgresAdapter::connect(&server.url()).await.unwrap();
-    known(&adapter).await;
-    let mut admin = PgConnection::connect(&server.url()).await.unwrap();
-    for sql in
-        ["ALTER SYSTEM SET autovacuum = off", "SELECT pg_reload_conf()", "VACUUM", "CHECKPOINT"]
-    {
-        sqlx::raw_sql(sql).execute(&mut admin).await.unwrap();
-    }
-    let mut position = async || -> i64 {
-        let sql = "SELECT (pg_current_wal_insert_lsn() - '0/0')::int8";
-        sqlx::query_scalar(sql).fetch_one(&mut admin).await.unwrap()
-    };
-    // The first read may set hint bits, or clean a page.
-    storm(&adapter, 2).await;
-    let before = position().await;
-    storm(&adapter, 50).await;
-    let written = position().await - before;
-    // 6,400 replies. The background of any server writes a WAL record now and then.
-    assert!(written < 2_000, "{written} bytes of log");
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_of_duplicates_writes_no_page_on_sqlite() {
     let dir = tempfile::tempdir().unwrap();
     let adapter = sqlite(&dir).await;
-    known(&adapter).await;
+    let (known, held) = (sorted_keys("known", 100), sorted_keys("held", 10));
+    claim_all(&adapter, &known, &on_claim(&terms())).await.unwrap();
+    claim_all(&adapter, &held, &terms()).await.unwrap();
     let mut other = SqliteConnection::connect(&sqlite_url(dir.path())).await.unwrap();
     let mut version = async || -> i64 {
         sqlx::query_scalar("PRAGMA data_version").fetch_one(&mut other).await.unwrap()
@@ -381,7 +336,14 @@ async fn storm_of_duplicates_writes_no_page_on_sqlite() {
     // A duplicate does not wait for a writer either.
     let mut writer = SqliteConnection::connect(&sqlite_url(dir.path())).await.unwrap();
     sqlx::query("BEGIN IMMEDIATE").execute(&mut writer).await.unwrap();
-    storm(&adapter, 20).await;
+    for _ in 0..20 {
+        for terms in [terms(), on_claim(&terms())] {
+            let claimed = claim_all(&adapter, &known, &terms).await.unwrap();
+            assert!(claimed.iter().all(|one| matches!(one, ClaimReply::Duplicate(_))));
+            let claimed = claim_all(&adapter, &held, &terms).await.unwrap();
+            assert!(claimed.iter().all(|one| *one == ClaimReply::InFlight));
+        }
+    }
     sqlx::query("ROLLBACK").execute(&mut writer).await.unwrap();
     assert_eq!((version().await, wal()), before);
     adapter.claim(&dedup_key("new"), &on_claim(&terms())).await.unwrap();
@@ -437,7 +399,7 @@ async fn plans_stay_index_plans_while_the_table_grows() {
     for round in 1..10 {
         warm(round % 2).await;
     }
-    fill(0, 200_000).await;
+    fill(0, 60_000).await;
     let mut read = async |name: &str| -> i64 {
         // Each session reports its counts with its last write, so the loop ends after all have
         // written.
@@ -466,7 +428,7 @@ async fn plans_stay_index_plans_while_the_table_grows() {
     }
     let after = read("after").await;
     // For a thousand keys out of a few thousand rows, a scan is the best plan.
-    assert!(before < 5_000_000, "{before} rows were read in sequence while it grew");
+    assert!(before < 450_000, "{before} rows were read in sequence while it grew");
     assert_eq!(after - before, 0, "the large table was scanned");
 }
 

@@ -1,12 +1,8 @@
 //! The fence: messages that arrive at Redis after the release of their token has returned.
 
 use std::future::Future;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Notify;
 use tokio::time::timeout;
 use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply,
@@ -15,6 +11,7 @@ use tower_dedup::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
 use tower_dedup::adapter::{RedisAdapter, RedisOptions};
 use tower_dedup::key::DedupKey;
 
+use crate::support::proxy::{Cut, Proxy};
 use crate::support::redis::{Server, command};
 use crate::support::time_travel::{milliseconds, shift_redis};
 use crate::support::{FIRST, dedup_key, on_claim, terms};
@@ -22,101 +19,9 @@ use crate::support::{FIRST, dedup_key, on_claim, terms};
 const BOUND: Duration = Duration::from_secs(10);
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// A proxy that holds back one call of a script, while other connections to the server work.
-#[derive(Clone, Default)]
-struct Late(Arc<Shared>);
-
-#[derive(Default)]
-struct Shared {
-    /// How many calls of scripts pass before one is held back.
-    spared: Mutex<Option<usize>>,
-    is_held: Notify,
-    delivers: Notify,
-    has_replied: Notify,
-}
-
-impl Late {
-    /// Starts a proxy. Returns its port.
-    async fn start(&self, server: u16) -> u16 {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let late = self.clone();
-        tokio::spawn(async move {
-            while let Ok((client, _)) = listener.accept().await {
-                let server = TcpStream::connect(("127.0.0.1", server)).await.unwrap();
-                let late = late.clone();
-                tokio::spawn(async move { late.pass(client, server).await });
-            }
-        });
-        port
-    }
-
-    async fn pass(self, mut client: TcpStream, mut server: TcpStream) -> std::io::Result<()> {
-        let (mut up, mut down) = (vec![0; 65_536], vec![0; 65_536]);
-        loop {
-            tokio::select! {
-                read = client.read(&mut up) => {
-                    let message = &up[..read?];
-                    if message.is_empty() {
-                        return Ok(());
-                    }
-                    let is_held = self.holds(message);
-                    if is_held {
-                        self.0.is_held.notify_one();
-                        self.0.delivers.notified().await;
-                    }
-                    server.write_all(message).await?;
-                    if is_held {
-                        let read = server.read(&mut down).await?;
-                        self.0.has_replied.notify_one();
-                        client.write_all(&down[..read]).await?;
-                    }
-                }
-                read = server.read(&mut down) => {
-                    let message = &down[..read?];
-                    if message.is_empty() {
-                        return Ok(());
-                    }
-                    client.write_all(message).await?;
-                }
-            }
-        }
-    }
-
-    fn holds(&self, message: &[u8]) -> bool {
-        let mut spared = self.0.spared.lock().unwrap();
-        let is_script = message.windows(7).any(|word| word == b"EVALSHA");
-        let Some(left) = spared.as_mut().filter(|_| is_script) else { return false };
-        if *left > 0 {
-            *left -= 1;
-            return false;
-        }
-        *spared = None;
-        true
-    }
-
-    /// Makes a call whose message is held back after `spared` messages. Its caller goes away.
-    async fn holds_back<T: std::fmt::Debug>(&self, spared: usize, call: impl Future<Output = T>) {
-        *self.0.spared.lock().unwrap() = Some(spared);
-        let held = async {
-            tokio::select! {
-                reply = call => panic!("not held back: {reply:?}"),
-                () = self.0.is_held.notified() => {}
-            }
-        };
-        timeout(BOUND, held).await.expect("a message that is held back");
-    }
-
-    /// Returns once the server has executed the message.
-    async fn deliver(&self) {
-        self.0.delivers.notify_one();
-        timeout(BOUND, self.0.has_replied.notified()).await.expect("a reply");
-    }
-}
-
 /// A process whose message is late, and another process.
 struct Fence {
-    late: Late,
+    proxy: Proxy,
     slow: RedisAdapter,
     adapter: RedisAdapter,
     server: Server,
@@ -124,16 +29,16 @@ struct Fence {
 
 impl Fence {
     async fn new() -> Self {
-        let (server, late) = (Server::start(), Late::default());
-        let port = late.start(server.port()).await;
+        let server = Server::start();
+        let proxy = Proxy::to("127.0.0.1", server.port()).await;
         let connect = async |port| {
             let options = RedisOptions::new().call_timeout(BOUND);
             let options = options.response_timeout(BOUND / 2);
             let url = format!("redis://127.0.0.1:{port}");
             RedisAdapter::connect_with(&url, options).await.unwrap()
         };
-        let (slow, adapter) = (connect(port).await, connect(server.port()).await);
-        let fence = Self { late, slow, adapter, server };
+        let (slow, adapter) = (connect(proxy.port()).await, connect(server.port()).await);
+        let fence = Self { proxy, slow, adapter, server };
         fence.warm().await;
         fence
     }
@@ -145,6 +50,15 @@ impl Fence {
         self.slow.renew(&keys, &mine).await.unwrap();
         self.slow.release(&keys, &mine).await.unwrap();
         self.slow.forget(&keys).await.unwrap();
+    }
+
+    /// Makes a call whose message is held back after `spared` messages. Its caller goes away.
+    async fn holds_back<T: std::fmt::Debug>(&self, spared: usize, call: impl Future<Output = T>) {
+        self.proxy.set(spared, Cut::Late);
+        tokio::select! {
+            reply = call => panic!("not held back: {reply:?}"),
+            () = self.proxy.until_held(spared) => {}
+        }
     }
 
     fn pass(&self, time: Duration) {
@@ -200,7 +114,7 @@ async fn late_claim_changes_nothing(of_terms: impl Fn() -> CallTerms, age: Durat
             let what = format!("{row:?}, message {spared}, claimed again: {claimed_again}");
             let (keys, mine) = (dedup_key(&what), of_terms());
             fence.prepare(row, &keys).await;
-            fence.late.holds_back(spared, fence.slow.claim(&keys, &mine)).await;
+            fence.holds_back(spared, fence.slow.claim(&keys, &mine)).await;
             fence.adapter.release(&keys, &mine).await.unwrap();
             fence.pass(age);
             let next = of_terms();
@@ -212,7 +126,7 @@ async fn late_claim_changes_nothing(of_terms: impl Fn() -> CallTerms, age: Durat
                 claim().await;
             }
             let before = fence.value(&keys);
-            fence.late.deliver().await;
+            fence.proxy.deliver().await;
             assert_eq!(fence.value(&keys), before, "{what}");
             assert_ne!(token(&before), mine.token().as_bytes(), "{what}");
             if !claimed_again {
@@ -250,12 +164,12 @@ async fn late_copy_of_a_claim_changes_nothing() {
         for row in ROWS {
             let (keys, mine) = (dedup_key("copied"), of_terms());
             fence.prepare(row, &keys).await;
-            fence.late.holds_back(0, fence.slow.claim(&keys, &mine)).await;
+            fence.holds_back(0, fence.slow.claim(&keys, &mine)).await;
             let claimed = fence.adapter.claim(&keys, &mine).await.unwrap();
             assert!(matches!(claimed, ClaimReply::First { .. }), "{row:?}: {claimed:?}");
             fence.adapter.release(&keys, &mine).await.unwrap();
             let before = fence.value(&keys);
-            fence.late.deliver().await;
+            fence.proxy.deliver().await;
             assert_eq!(fence.value(&keys), before, "{row:?}");
             let claimed = fence.adapter.claim(&keys, &of_terms()).await.unwrap();
             assert!(matches!(claimed, ClaimReply::First { .. }), "{row:?}: {claimed:?}");
@@ -273,11 +187,11 @@ async fn release_of_a_row_that_is_nearly_deleted_keeps_it_for_an_hour() {
         let other = CallTerms::on_claim(terms().token(), MINUTE);
         fence.adapter.claim(&keys, &other).await.unwrap();
         fence.pass(59 * MINUTE);
-        fence.late.holds_back(1, fence.slow.claim(&keys, &mine)).await;
+        fence.holds_back(1, fence.slow.claim(&keys, &mine)).await;
         fence.adapter.release(&keys, &mine).await.unwrap();
         fence.pass(59 * MINUTE);
         let before = fence.value(&keys);
-        fence.late.deliver().await;
+        fence.proxy.deliver().await;
         assert_eq!(fence.value(&keys), before);
         assert_eq!(fence.adapter.forget(&keys).await.unwrap(), ForgetReply::Missing);
         fence.server.run::<()>(&["FLUSHDB"]);
@@ -336,10 +250,10 @@ async fn late_renewal_changes_nothing() {
         if is_gone {
             fence.server.run::<()>(&["DEL", &format!("dedup:test:{id}")]);
         }
-        fence.late.holds_back(0, fence.slow.renew(&keys, &mine)).await;
+        fence.holds_back(0, fence.slow.renew(&keys, &mine)).await;
         fence.adapter.release(&keys, &mine).await.unwrap();
         let before = fence.value(&keys);
-        fence.late.deliver().await;
+        fence.proxy.deliver().await;
         assert_eq!(fence.value(&keys), before, "{id}");
         assert_eq!(fence.adapter.renew(&keys, &mine).await.unwrap(), RenewReply::Lost, "{id}");
         let claimed = fence.adapter.claim(&keys, &terms()).await.unwrap();
@@ -354,10 +268,10 @@ async fn late_forget_undoes_no_later_completion() {
     fence.adapter.claim(&keys, &mine).await.unwrap();
     fence.pass(2 * MINUTE);
     // It has read the lapsed row.
-    fence.late.holds_back(1, fence.slow.forget(&keys)).await;
+    fence.holds_back(1, fence.slow.forget(&keys)).await;
     assert_eq!(fence.adapter.complete(&keys, &mine).await.unwrap(), CompleteReply::Held);
     let before = fence.value(&keys);
-    fence.late.deliver().await;
+    fence.proxy.deliver().await;
     assert_eq!(fence.value(&keys), before);
     let claimed = fence.adapter.claim(&keys, &terms()).await.unwrap();
     assert!(matches!(claimed, ClaimReply::Duplicate(_)), "{claimed:?}");
@@ -370,10 +284,10 @@ async fn late_claim_of_a_forgotten_row_changes_nothing() {
     for of_terms in [terms, || on_claim(&terms())] {
         let (keys, mine) = (dedup_key("a"), of_terms());
         fence.prepare(Row::Lapsed, &keys).await;
-        fence.late.holds_back(1, fence.slow.claim(&keys, &mine)).await;
+        fence.holds_back(1, fence.slow.claim(&keys, &mine)).await;
         assert_eq!(fence.adapter.forget(&keys).await.unwrap(), ForgetReply::Removed);
         let before = fence.value(&keys);
-        fence.late.deliver().await;
+        fence.proxy.deliver().await;
         assert_eq!(fence.value(&keys), before);
         assert_eq!(fence.adapter.claim(&keys, &terms()).await.unwrap(), FIRST);
         fence.server.run::<()>(&["FLUSHDB"]);
@@ -388,13 +302,13 @@ async fn claim_of_a_row_that_changes_each_time_is_of_unknown_outcome() {
     fence.prepare(Row::Released, &keys).await;
     let mut claim = Box::pin(fence.slow.claim(&keys, &mine));
     for number in 0..6 {
-        *fence.late.0.spared.lock().unwrap() = Some(0);
+        fence.proxy.set(0, Cut::Late);
         tokio::select! {
             reply = &mut claim => panic!("after {number}: {reply:?}"),
-            () = fence.late.0.is_held.notified() => {}
+            () = fence.proxy.until_held(0) => {}
         }
         fence.adapter.release(&keys, &terms()).await.unwrap();
-        fence.late.deliver().await;
+        fence.proxy.deliver().await;
     }
     let error = timeout(BOUND, claim).await.unwrap().unwrap_err();
     assert!(error.is_transient() && error.kind() == tower_dedup::ErrorKind::Unavailable);

@@ -6,23 +6,24 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use http::{HeaderMap, Request, Response, StatusCode};
+use http::{HeaderMap, Request, StatusCode};
 use http_body_util::Full;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use tower::{Layer, ServiceExt, service_fn};
+use tower::Layer;
 use tower_dedup::adapter::RedisAdapter;
 use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, RenewReply, StoreFuture,
     StoredResponse, Token,
 };
 use tower_dedup::adapter::inspect::{Cursor, ForgetReply, ListFilter, MaintenanceAdapter};
-use tower_dedup::key::{DedupKey, Event, Extracted, KeyExtractor, Keys};
-use tower_dedup::{BoxError, DedupLayer, ErrorKind, KeyError, OnUnavailable};
+use tower_dedup::{DedupKey, DedupLayer, ErrorKind, OnUnavailable};
 
+use crate::support::multi_event::by_word;
 use crate::support::redis::{Server, command};
-use crate::support::time_travel::shift_redis;
-use crate::support::{FIRST, claim_all, complete_all, dedup_key, on_claim, sorted_keys, terms};
+use crate::support::{
+    FIRST, Handler, claim_all, complete_all, dedup_key, on_claim, send, sorted_keys, terms,
+};
 
 const HOUR: u64 = 3_600_000;
 
@@ -366,103 +367,22 @@ async fn missing_right_is_a_refusal() {
 /// the call failed.
 #[tokio::test]
 async fn known_duplicate_never_runs_unprotected() {
-    let own = Own::new().await;
+    let (own, handler) = (Own::new().await, Handler::default());
+    let readable = ["test", "test.second"].map(|namespace| format!("~dedup:{namespace}:known"));
     own.adapter.complete(&dedup_key("known"), &terms()).await.unwrap();
-    own.server.run::<()>(&[
-        "ACL",
-        "SETUSER",
-        "default",
-        "resetkeys",
-        &format!("~{}", name("known")),
-    ]);
-    let runs = Arc::new(AtomicU32::new(0));
-    let handler = {
-        let runs = Arc::clone(&runs);
-        service_fn(move |_: Request<Full<Bytes>>| {
-            runs.fetch_add(1, Ordering::Relaxed);
-            async { Ok::<_, BoxError>(Response::new(String::new())) }
-        })
-    };
-    let layer = DedupLayer::new(by_pair(), own.adapter.clone());
-    let service = layer.on_unavailable(OnUnavailable::FailOpen).layer(handler);
-    for (events, status, expected) in
+    let second = DedupKey::new("test.second", "known").unwrap();
+    own.adapter.complete(&second, &terms()).await.unwrap();
+    let words = ["ACL", "SETUSER", "default", "resetkeys", &readable[0], &readable[1]];
+    own.server.run::<()>(&words);
+    let layer = DedupLayer::new(by_word(), own.adapter.clone());
+    let service = layer.on_unavailable(OnUnavailable::FailOpen).layer(handler.service());
+    for (events, status, runs) in
         [("known new", 503, 0), ("a known", 503, 0), ("new=known", 200, 0), ("new=new2", 200, 1)]
     {
-        let request = Request::post("/").body(Full::from(events)).unwrap();
-        let response = service.clone().oneshot(request).await.unwrap();
-        assert_eq!((response.status().as_u16(), runs.load(Ordering::Relaxed)), (status, expected));
+        let request = Request::post("/").body(Full::<Bytes>::from(events)).unwrap();
+        let response = send(&service, request).await;
+        assert_eq!((response.status().as_u16(), handler.runs()), (status, runs), "{events}");
     }
-}
-
-/// Events of one namespace. An event has an id for each identity: `key=second`, or `key`.
-fn by_pair() -> KeyExtractor {
-    KeyExtractor::from_fn("test", |request| {
-        let body = std::str::from_utf8(request.body()).unwrap();
-        let events = body.split(' ').map(|word| match word.split_once('=') {
-            Some((key, second)) => Ok(Event::new(DedupKey::new("test", key)?)
-                .with_second_identity(DedupKey::new("test", second)?)),
-            None => Ok(Event::new(DedupKey::new("test", word)?)),
-        });
-        let events = events.collect::<Result<_, KeyError>>()?;
-        Ok(Keys::new(events).map_or(Extracted::Missing, Extracted::Keys))
-    })
-    .unwrap()
-}
-
-/// Returns how often the handler of each event ran, if four layers deliver each event at once, as four
-/// processes do.
-macro_rules! runs_of_pairs {
-    ($layer:expr, $own:expr) => {{
-        const EVENTS: usize = 300;
-        let runs: Arc<Vec<AtomicU32>> = Arc::new((0..EVENTS).map(|_| AtomicU32::new(0)).collect());
-        let mut services = Vec::new();
-        for _ in 0..4 {
-            let url = $own.server.url();
-            let adapter = RedisAdapter::connect(&url).await.unwrap();
-            let runs = Arc::clone(&runs);
-            let handler = service_fn(move |request: Request<Full<Bytes>>| {
-                let event: usize = request.headers()["event"].to_str().unwrap().parse().unwrap();
-                runs[event].fetch_add(1, Ordering::Relaxed);
-                async { Ok::<_, BoxError>(Response::new(String::new())) }
-            });
-            services.push($layer(by_pair(), adapter).layer(handler));
-        }
-        for event in 0..EVENTS {
-            let deliveries = services.iter().cloned().map(|service| {
-                let request = Request::post("/").header("event", event);
-                let body = Full::from(format!("{event}-a={event}-b"));
-                service.oneshot(request.body(body).unwrap())
-            });
-            for delivery in join_all(deliveries).await {
-                delivery.unwrap();
-            }
-        }
-        runs.iter().map(|runs| runs.load(Ordering::Relaxed)).collect::<Vec<_>>()
-    }};
-}
-
-/// Of deliveries with the same two identities, one gets both: otherwise none would run the handler, and
-/// under `on_arrival` both would be duplicates.
-#[tokio::test]
-async fn one_of_racing_processes_gets_both_identities_of_an_event() {
-    let own = Own::new().await;
-    let runs = runs_of_pairs!(DedupLayer::on_arrival, own);
-    assert!(runs.iter().all(|runs| *runs == 1), "on arrival: {runs:?}");
-    // Long after, an operator forgets all of them.
-    let mut connection = own.server.connection().unwrap();
-    shift_redis(&mut connection, "dedup", -2 * 86_400_000);
-    let listed = own.adapter.list(&ListFilter::new(), None, 10_000).await.unwrap();
-    let mut keys: Vec<_> = listed.keys.into_iter().map(|(key, _)| key).collect();
-    keys.sort();
-    assert_eq!((keys.len(), listed.next), (600, None));
-    for key in &keys {
-        assert_eq!(own.adapter.forget(key).await.unwrap(), ForgetReply::Removed);
-    }
-    let runs = runs_of_pairs!(DedupLayer::on_arrival, own);
-    assert!(runs.iter().all(|runs| *runs == 1), "again: {runs:?}");
-    own.server.run::<()>(&["FLUSHALL"]);
-    let runs = runs_of_pairs!(DedupLayer::new, own);
-    assert!(runs.iter().all(|runs| *runs == 1), "under a lease: {runs:?}");
 }
 
 #[tokio::test]

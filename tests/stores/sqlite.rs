@@ -1,22 +1,20 @@
 //! SQLite files that refuse writes, are locked, are full, or are gone.
 
-use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use http::StatusCode;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{AssertSqlSafe, Connection, SqliteConnection, SqlitePool};
 use tower::Layer;
 use tower_dedup::adapter::contract::DedupAdapter;
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::adapter::{Identifier, Purging, SqliteAdapter, SqliteOptions};
-use tower_dedup::{ConfigError, ConfigErrorKind, DedupLayer, ErrorKind, OnInFlight};
+use tower_dedup::{ConfigError, ConfigErrorKind, DedupLayer, ErrorKind};
 
 use crate::support::{
-    FIRST, Handler, by_header, dedup_key, on_claim, request, result, rows, send, sqlite_url, terms,
-    until,
+    FIRST, Handler, answered, by_header, dedup_key, on_claim, request, result, rows, send,
+    spawn_send, sqlite_url, terms, until,
 };
 
 /// A SQLite file in a folder of its own.
@@ -75,10 +73,7 @@ async fn file_held_by_another_process_delays_no_duplicate() {
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
     send(&service, request("known")).await;
     handler.hold();
-    let running = tokio::spawn({
-        let service = service.clone();
-        async move { send(&service, request("running")).await.status() }
-    });
+    let running = spawn_send(&service, request("running"));
     handler.running(1).await;
 
     let mut other = file.connection().await;
@@ -87,10 +82,7 @@ async fn file_held_by_another_process_delays_no_duplicate() {
     assert_eq!(result(&send(&service, request("known")).await), Some("duplicate"));
     // A duplicate that waited for the file would get 503 at `store_timeout`.
     let refused = send(&service, request("new")).await;
-    assert_eq!(
-        (refused.status(), result(&refused)),
-        (503.try_into().unwrap(), Some("unavailable"))
-    );
+    assert_eq!(answered(&refused), (503, Some("unavailable")));
     assert!(started.elapsed() < Duration::from_secs(3));
     handler.release();
     assert_eq!(running.await.unwrap(), 200, "a success stays a success");
@@ -115,10 +107,7 @@ async fn file_that_refuses_writes_still_serves_duplicates() {
     let service = DedupLayer::new(by_header(), refusing).layer(handler.service());
     assert_eq!(result(&send(&service, request("known")).await), Some("duplicate"));
     let refused = send(&service, request("new")).await;
-    assert_eq!(
-        (refused.status(), result(&refused)),
-        (503.try_into().unwrap(), Some("unavailable"))
-    );
+    assert_eq!(answered(&refused), (503, Some("unavailable")));
     assert_eq!(handler.runs(), 1);
     assert_eq!(send(&writable, request("new")).await.status(), 200);
 }
@@ -140,10 +129,7 @@ async fn full_file_recovers_when_there_is_room() {
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
     send(&service, request("known")).await;
     handler.hold();
-    let running = tokio::spawn({
-        let service = service.clone();
-        async move { send(&service, request("running")).await.status() }
-    });
+    let running = spawn_send(&service, request("running"));
     handler.running(1).await;
 
     // No page may be added, and the existing pages have no room.
@@ -162,10 +148,7 @@ async fn full_file_recovers_when_there_is_room() {
     };
     full.await;
     let refused = send(&service, request(&filler)).await;
-    assert_eq!(
-        (refused.status(), result(&refused)),
-        (503.try_into().unwrap(), Some("unavailable"))
-    );
+    assert_eq!(answered(&refused), (503, Some("unavailable")));
     assert_eq!(result(&send(&service, request("known")).await), Some("duplicate"));
     handler.release();
     assert_eq!(running.await.unwrap(), 200);
@@ -321,35 +304,6 @@ async fn urls_that_name_no_file_are_refused() {
     assert_eq!(cause.unwrap().to_string(), "no adapter for the scheme `mysql:`");
     let missing = SqliteAdapter::connect("sqlite:///nonexistent/folder/x.db").await.unwrap_err();
     assert_eq!(missing.kind(), ErrorKind::Unavailable);
-}
-
-/// A duplicate writes nothing: neither to the table nor to the WAL.
-#[tokio::test]
-async fn duplicate_writes_nothing() {
-    let (file, handler) = (File::new(), Handler::default());
-    let service = DedupLayer::new(by_header(), file.connect().await)
-        .on_in_flight(OnInFlight::Reject)
-        .layer(handler.service());
-    send(&service, request("a")).await;
-    handler.hold();
-    let running = tokio::spawn({
-        let service = service.clone();
-        async move { send(&service, request("b")).await.status() }
-    });
-    handler.running(1).await;
-    let wal = |path: &Path| {
-        let mut wal = path.as_os_str().to_owned();
-        wal.push("-wal");
-        std::fs::metadata(wal).unwrap().len()
-    };
-    let before = wal(&file.path());
-    for _ in 0..50 {
-        assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
-        assert_eq!(result(&send(&service, request("b")).await), Some("in-flight"));
-    }
-    assert_eq!(wal(&file.path()), before);
-    handler.release();
-    assert_eq!(running.await.unwrap(), StatusCode::OK);
 }
 
 /// SQLite removes `-wal` and `-shm` when the last connection closes, and the pool closes idle connections.

@@ -11,16 +11,17 @@ use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions, Connection};
 use tower::Service;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
-use tower_dedup::adapter::{MemoryAdapter, PostgresAdapter, SqliteAdapter};
+use tower_dedup::adapter::{MemoryAdapter, PostgresAdapter, RedisAdapter, SqliteAdapter};
 use tower_dedup::key::KeyPart;
 use tower_dedup::ledger::{Lease, OnArrival, Transactional};
 use tower_dedup::{
     DedupHandle, DedupLayer, KeyExtractor, OnInFlight, OnMismatch, Replay, ResponseBody,
 };
 
-use super::Body;
 use super::postgres::Schema;
-use super::time_travel::{age_file, age_schema};
+use super::redis::{self, fresh_prefix, with_prefix};
+use super::time_travel::{age_file, age_schema, milliseconds, shift_redis};
+use super::{Body, sqlite_url};
 
 /// A service that any layer can wrap.
 pub(crate) trait Inner:
@@ -164,6 +165,8 @@ operated!(
     InPostgres: |setup| setup.0, false;
     ArrivedInSqlite: |setup| setup.0, false;
     ArrivedInPostgres: |setup| setup.0, false;
+    OnRedis: |setup| setup, false;
+    ArrivedInRedis: |setup| setup.0, false;
 );
 
 pub(crate) struct OnMemory(Arc<MemoryAdapter>);
@@ -184,8 +187,7 @@ pub(crate) struct OnSqlite(tempfile::TempDir);
 
 impl OnSqlite {
     async fn adapter(&self) -> SqliteAdapter {
-        let file = self.0.path().join("dedup.db");
-        SqliteAdapter::connect(&format!("sqlite://{}", file.display())).await.unwrap()
+        SqliteAdapter::connect(&sqlite_url(self.0.path())).await.unwrap()
     }
 
     async fn age_rows(&self, by: Duration) {
@@ -259,6 +261,32 @@ impl Setup for InPostgres {
     }
 }
 
+/// A prefix of the shared server.
+pub(crate) struct OnRedis(String);
+
+impl OnRedis {
+    async fn adapter(&self) -> RedisAdapter {
+        RedisAdapter::connect(&with_prefix(redis::shared(), &self.0)).await.unwrap()
+    }
+
+    async fn age_rows(&self, by: Duration) {
+        let mut connection = redis::connection(redis::shared()).unwrap();
+        shift_redis(&mut connection, &self.0, -milliseconds(by));
+    }
+}
+
+impl Setup for OnRedis {
+    type Layer = DedupLayer;
+
+    async fn create() -> Self {
+        Self(fresh_prefix())
+    }
+
+    async fn layer(&self, key: KeyExtractor) -> Self::Layer {
+        DedupLayer::new(key, self.adapter().await)
+    }
+}
+
 /// Under `on_arrival`.
 pub(crate) struct ArrivedIn<S>(S);
 
@@ -298,9 +326,22 @@ impl Setup for ArrivedIn<OnPostgres> {
     }
 }
 
+impl Setup for ArrivedIn<OnRedis> {
+    type Layer = DedupLayer<OnArrival>;
+
+    async fn create() -> Self {
+        Self(OnRedis::create().await)
+    }
+
+    async fn layer(&self, key: KeyExtractor) -> Self::Layer {
+        DedupLayer::on_arrival(key, self.0.adapter().await)
+    }
+}
+
 pub(crate) type ArrivedInMemory = ArrivedIn<OnMemory>;
 pub(crate) type ArrivedInSqlite = ArrivedIn<OnSqlite>;
 pub(crate) type ArrivedInPostgres = ArrivedIn<OnPostgres>;
+pub(crate) type ArrivedInRedis = ArrivedIn<OnRedis>;
 
 /// One `#[tokio::test]` for every ledger and case, named after both.
 #[macro_export]

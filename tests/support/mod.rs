@@ -26,6 +26,7 @@ use futures_util::future::try_join_all;
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use tokio::sync::Notify;
+use tokio::task::JoinHandle;
 use tower::{Service, ServiceExt};
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::{
@@ -150,9 +151,25 @@ where
     }
 }
 
+/// Sends one request as [`send`] does, from a task of its own, which returns the status.
+pub(crate) fn spawn_send<S, R, B>(service: &S, request: Request<R>) -> JoinHandle<StatusCode>
+where
+    S: Service<Request<R>, Response = Response<B>, Error = Infallible, Future: Send> + Clone,
+    S: Send + 'static,
+    R: Send + 'static,
+{
+    let sent = service.clone().oneshot(request);
+    tokio::spawn(async move { sent.await.unwrap_or_else(|never| match never {}).status() })
+}
+
 /// Returns the result header, if the layer itself has answered.
 pub(crate) fn result<B>(response: &Response<B>) -> Option<&str> {
     response.headers().get("x-dedup-result").map(|value| value.to_str().unwrap())
+}
+
+/// Returns the status, and the result header if the layer itself has answered.
+pub(crate) fn answered<B>(response: &Response<B>) -> (u16, Option<&str>) {
+    (response.status().as_u16(), result(response))
 }
 
 /// A handler that counts its runs and answers as the test says.

@@ -106,6 +106,11 @@ impl Proxy {
         *self.trap.lock().unwrap() = Trap { set: Some((spared, cut)), messages: Vec::new() };
     }
 
+    /// Waits until the message after `spared` messages is held back, for ten seconds at most.
+    pub(crate) async fn until_held(&self, spared: usize) {
+        super::until(|| self.all_messages() > spared).await;
+    }
+
     /// Delivers a late message to the server, and waits for the server's reply.
     pub(crate) async fn deliver(&self) {
         self.delivery.delivered.notify_one();

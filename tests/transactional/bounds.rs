@@ -18,7 +18,8 @@ use tower_dedup::{DedupLayer, OnInFlight};
 
 use crate::support::postgres::Schema;
 use crate::support::{
-    Handler, by_header, polled, request, result, send, sorted_keys, terms, until,
+    Handler, answered, by_header, polled, request, result, send, sorted_keys, spawn_send, terms,
+    until,
 };
 
 async fn over_a_pool_of(connections: u32, schema: &Schema) -> DedupLayer<Transactional<Postgres>> {
@@ -61,13 +62,10 @@ async fn delivery_without_a_permit_within_store_timeout_is_503_and_claims_nothin
     handler.hold();
     let layer = over_a_pool_of(3, &schema).await.store_timeout(Duration::from_secs(1));
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-    let first = tokio::spawn({
-        let service = service.clone();
-        async move { send(&service, request("a")).await.status() }
-    });
+    let first = spawn_send(&service, request("a"));
     handler.running(1).await;
     let second = send(&service, request("b")).await;
-    assert_eq!((second.status().as_u16(), result(&second)), (503, Some("unavailable")));
+    assert_eq!(answered(&second), (503, Some("unavailable")));
     assert_eq!(second.headers()["retry-after"], "30");
     handler.release();
     assert_eq!(first.await.unwrap(), StatusCode::OK);
@@ -85,10 +83,7 @@ async fn delivery_dropped_while_it_waits_for_a_permit_leaves_nothing_behind() {
     handler.hold();
     let layer = over_a_pool_of(3, &schema).await;
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-    let first = tokio::spawn({
-        let service = service.clone();
-        async move { send(&service, request("a")).await.status() }
-    });
+    let first = spawn_send(&service, request("a"));
     handler.running(1).await;
     assert!(polled(send(&service, request("b")), 1, false).await.is_none());
     handler.release();
@@ -107,10 +102,7 @@ async fn delivery_that_waits_for_a_permit_is_counted_bounded_and_drained() {
     let layer = over_a_pool_of(3, &schema).await.max_waiting(1);
     let layer = layer.store_timeout(Duration::from_secs(30));
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-    let deliver = |id: &'static str| {
-        let service = service.clone();
-        tokio::spawn(async move { send(&service, request(id)).await.status() })
-    };
+    let deliver = |id| spawn_send(&service, request(id));
     let first = deliver("a");
     handler.running(1).await;
     let second = deliver("b");
@@ -133,10 +125,7 @@ async fn delivery_that_waits_for_a_permit_holds_no_place_in_an_inner_limit() {
     let places = Arc::new(Semaphore::new(2));
     let limit = GlobalConcurrencyLimitLayer::with_semaphore(Arc::clone(&places));
     let service = ServiceBuilder::new().layer(layer).layer(limit).service(handler.service());
-    let deliver = |id: &'static str| {
-        let service = service.clone();
-        tokio::spawn(async move { send(&service, request(id)).await.status() })
-    };
+    let deliver = |id| spawn_send(&service, request(id));
     let first = deliver("a");
     handler.running(1).await;
     let mut waits = Box::pin(send(&service, request("b")));
@@ -211,10 +200,7 @@ async fn bound_of_sqlite_is_the_layers_own_and_a_delivery_waits_for_it_as_well()
         .on_in_flight(OnInFlight::Reject)
         .max_running(1);
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-    let deliver = |id: &'static str| {
-        let service = service.clone();
-        tokio::spawn(async move { send(&service, request(id)).await.status() })
-    };
+    let deliver = |id| spawn_send(&service, request(id));
     let first = deliver("a");
     handler.running(1).await;
     let second = deliver("b");

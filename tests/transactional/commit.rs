@@ -7,20 +7,17 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::StatusCode;
-use axum::response::Response;
 use axum::routing::post;
 use futures_util::future::join_all;
 use tower::ServiceExt;
-use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
-use tower_dedup::key::{Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::{
-    DedupKey, DedupLayer, DedupTx, Deduplicator, Delivery, ErrorKind, OnInFlight, RunContext,
-    RunError, RunOutcome, TxUnavailable,
+    DedupLayer, DedupTx, Deduplicator, ErrorKind, OnInFlight, RunContext, RunError, RunOutcome,
+    TxUnavailable,
 };
 
 use super::fixture::{CONNECTIONS, Db, World, app, on_both, send, transactional};
-use crate::support::{by_header, dedup_key, result};
+use crate::support::{answered, by_header, dedup_key, result};
 
 on_both!(
     the_key_and_the_effect_commit_together,
@@ -29,9 +26,6 @@ on_both!(
     a_completion_after_its_retention_is_remembered_for_another,
     concurrent_duplicates_run_once,
     duplicate_in_another_process_is_answered_at_once,
-    multi_event_delivery_commits_its_new_events,
-    second_identities_commit_with_the_first,
-    transaction_respects_leases_on_the_same_table,
     commit_that_fails_is_no_2xx,
     deduplicator_commits_the_work_with_its_key,
     handler_past_its_timeout_is_rolled_back_before_the_answer,
@@ -42,7 +36,7 @@ async fn the_key_and_the_effect_commit_together<D: Db>() {
     let app = transactional::<D>(db.adapter(), &world);
     assert_eq!(send(&app, "a", "insert").await.status(), 200);
     let again = send(&app, "a", "insert").await;
-    assert_eq!((again.status().as_u16(), result(&again)), (200, Some("duplicate")));
+    assert_eq!(answered(&again), (200, Some("duplicate")));
     assert_eq!(db.effects().await, ["a"]);
     let entry = db.adapter().get(&dedup_key("a")).await.unwrap().unwrap();
     assert!(matches!(entry.state, KeyState::Complete), "{entry:?}");
@@ -76,7 +70,7 @@ async fn handler_past_its_timeout_is_rolled_back_before_the_answer<D: Db>() {
     let app = app::<D>(layer.handler_timeout(Duration::from_millis(300)), &world);
     for _ in 0..=CONNECTIONS {
         let late = send(&app, "a", "insert wait").await;
-        assert_eq!((late.status().as_u16(), result(&late)), (504, Some("handler-timeout")));
+        assert_eq!(answered(&late), (504, Some("handler-timeout")));
         assert_eq!(db.adapter().get(&dedup_key("a")).await.unwrap(), None);
         assert!(db.effects().await.is_empty());
     }
@@ -98,7 +92,7 @@ async fn a_completion_after_its_retention_is_remembered_for_another<D: Db>() {
     let app = transactional::<D>(db.adapter(), &world);
     assert_eq!(send(&app, "a", "insert expire").await.status(), 200);
     let again = send(&app, "a", "insert").await;
-    assert_eq!((again.status().as_u16(), result(&again)), (200, Some("duplicate")));
+    assert_eq!(answered(&again), (200, Some("duplicate")));
     let entry = db.adapter().get(&dedup_key("a")).await.unwrap().unwrap();
     let remembered = entry.expires_at.duration_since(entry.first_seen_at).unwrap();
     assert!(remembered > Duration::from_secs(86_400), "{remembered:?}");
@@ -154,108 +148,6 @@ async fn duplicate_in_another_process_is_answered_at_once<D: Db>() {
     assert_eq!(running.await.unwrap().status(), 200);
     assert_eq!(result(&send(&second, "a", "insert").await), Some("duplicate"));
     assert_eq!((db.effects().await, world.runs()), (vec!["a".to_owned()], 1));
-}
-
-/// One event for every word of a header; `id=second` gives the event a second identity.
-fn by_words() -> KeyExtractor {
-    KeyExtractor::from_fn("test", |request| {
-        let words = request.headers()["events"].to_str().unwrap();
-        let events = words.split_whitespace().map(|word| {
-            Ok(match word.split_once('=') {
-                Some((id, second)) => Event::new(DedupKey::new("test", id)?)
-                    .with_second_identity(DedupKey::new("test.second", second)?),
-                None => Event::new(DedupKey::new("test", word)?),
-            })
-        });
-        Ok(Keys::new(events.collect::<Result<_, _>>()?).map_or(Extracted::Missing, Extracted::Keys))
-    })
-    .unwrap()
-}
-
-async fn send_events(app: &Router, events: &str, script: &str) -> Response {
-    let request = Request::post("/hook").header("events", events);
-    let request = request.body(Body::from(script.to_owned())).unwrap();
-    app.clone().oneshot(request).await.unwrap()
-}
-
-fn ids(delivery: &Delivery) -> Vec<&str> {
-    delivery.keys().map(DedupKey::id).collect()
-}
-
-async fn multi_event_delivery_commits_its_new_events<D: Db>() {
-    let (db, world) = (D::create().await, World::default());
-    let layer = DedupLayer::transactional(by_words(), db.adapter());
-    let app = app::<D>(layer.on_in_flight(OnInFlight::Reject), &world);
-    assert_eq!(send_events(&app, "a b", "insert").await.status(), 200);
-    assert_eq!(send_events(&app, "b c d", "insert 500").await.status(), 500);
-    assert_eq!(ids(&world.last()), ["c", "d"]);
-    assert_eq!(send_events(&app, "d b c", "insert").await.status(), 200);
-    assert_eq!(ids(&world.last()), ["d", "c"]);
-    assert_eq!(result(&send_events(&app, "a d", "insert").await), Some("duplicate"));
-    // Another process leases one of the keys: the rest commits, and the answer is 503.
-    let lease =
-        CallTerms::on_completion(Token::random(), Duration::from_secs(60), Duration::from_secs(60));
-    db.adapter().claim(&dedup_key("e"), &lease).await.unwrap();
-    let partial = send_events(&app, "e f", "insert").await;
-    assert_eq!((partial.status().as_u16(), result(&partial)), (503, Some("in-flight")));
-    assert_eq!(ids(&world.last()), ["f"]);
-    db.adapter().release(&dedup_key("e"), &lease).await.unwrap();
-    assert_eq!(send_events(&app, "e f", "insert").await.status(), 200);
-    assert_eq!(ids(&world.last()), ["e"]);
-    assert_eq!(db.effects().await, ["a", "d", "e", "f"]);
-}
-
-async fn second_identities_commit_with_the_first<D: Db>() {
-    let (db, world) = (D::create().await, World::default());
-    let layer = DedupLayer::transactional(by_words(), db.adapter());
-    let app = app::<D>(layer.on_in_flight(OnInFlight::Reject), &world);
-    assert_eq!(send_events(&app, "a=x", "insert").await.status(), 200);
-    // The same event under another id, under which nothing was handled.
-    assert_eq!(result(&send_events(&app, "b=x", "insert").await), Some("duplicate"));
-    assert_eq!(result(&send_events(&app, "b=y", "insert").await), None);
-    // Another claim holds the second identity, so the first identity is released.
-    let second = DedupKey::new("test.second", "z").unwrap();
-    let lease =
-        CallTerms::on_completion(Token::random(), Duration::from_secs(60), Duration::from_secs(60));
-    db.adapter().claim(&second, &lease).await.unwrap();
-    assert_eq!(result(&send_events(&app, "c=z", "insert").await), Some("in-flight"));
-    let partial = send_events(&app, "c=z d", "insert").await;
-    assert_eq!((partial.status().as_u16(), ids(&world.last())), (503, vec!["d"]));
-    db.adapter().release(&second, &lease).await.unwrap();
-    assert_eq!(send_events(&app, "c=z", "insert").await.status(), 200);
-    assert!(!world.last().is_takeover());
-    assert_eq!(db.effects().await, ["a", "b", "c", "d"]);
-}
-
-async fn transaction_respects_leases_on_the_same_table<D: Db>() {
-    let (db, world) = (D::create().await, World::default());
-    let layer = DedupLayer::transactional(by_header(), db.adapter());
-    let app = app::<D>(layer.on_in_flight(OnInFlight::Reject), &world);
-    let lease = || {
-        CallTerms::on_completion(
-            Token::random(),
-            Duration::from_secs(3_600),
-            Duration::from_secs(60),
-        )
-    };
-    let (live, released) = (dedup_key("live"), dedup_key("released"));
-    db.adapter().claim(&live, &lease()).await.unwrap();
-    let mine = lease();
-    db.adapter().claim(&released, &mine).await.unwrap();
-    db.adapter().release(&released, &mine).await.unwrap();
-    assert_eq!(result(&send(&app, "live", "insert").await), Some("in-flight"));
-    assert_eq!(send(&app, "released", "insert").await.status(), 200);
-    let delivery = world.last();
-    assert_eq!((delivery.attempt(), delivery.is_takeover()), (2, false));
-    // A failed takeover changes no row.
-    db.advance(Duration::from_secs(61)).await;
-    assert_eq!(send(&app, "live", "insert 500").await.status(), 500);
-    let delivery = world.last();
-    assert_eq!((delivery.attempt(), delivery.is_takeover()), (2, true));
-    assert_eq!(send(&app, "live", "insert").await.status(), 200);
-    let delivery = world.last();
-    assert_eq!((delivery.attempt(), delivery.is_takeover()), (2, true));
-    assert_eq!(db.effects().await, ["live", "released"]);
 }
 
 /// The constraint fails at COMMIT on Postgres, at once on SQLite.

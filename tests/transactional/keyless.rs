@@ -24,7 +24,7 @@ use tower_dedup::{
 
 use super::fixture::{CONNECTIONS, Db, Pg, World, app, handle, on_both, send, transactional};
 use super::lend::retry_by_line;
-use crate::support::{by_header, dedup_key, result, rows, until};
+use crate::support::{answered, by_header, dedup_key, rows, until};
 
 on_both!(
     one_handler_serves_deliveries_and_handshakes,
@@ -57,10 +57,6 @@ async fn ping(app: &Router, script: &str) -> Response {
     app.clone().oneshot(request.body(Body::from(script.to_owned())).unwrap()).await.unwrap()
 }
 
-fn answer(response: &Response) -> (u16, Option<&str>) {
-    (response.status().as_u16(), result(response))
-}
-
 /// Waits until no transaction of a handshake is open: its rollback may still run.
 async fn ends(handle: &DedupHandle) {
     tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.unwrap();
@@ -69,16 +65,16 @@ async fn ends(handle: &DedupHandle) {
 async fn one_handler_serves_deliveries_and_handshakes<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let app = app::<D>(layer(&db), &world);
-    assert_eq!(answer(&ping(&app, "insert").await), (200, None));
+    assert_eq!(answered(&ping(&app, "insert").await), (200, None));
     assert_eq!(db.effects().await, ["ping"]);
     assert_eq!(rows(&db.adapter()).await, 0, "a handshake leaves no key");
-    assert_eq!(answer(&send(&app, "a", "insert").await), (200, None));
-    assert_eq!(answer(&send(&app, "a", "insert").await), (200, Some("duplicate")));
+    assert_eq!(answered(&send(&app, "a", "insert").await), (200, None));
+    assert_eq!(answered(&send(&app, "a", "insert").await), (200, Some("duplicate")));
     assert_eq!(db.effects().await, ["a", "ping"]);
     // A handshake is never a duplicate.
-    assert_eq!(answer(&ping(&app, "more").await), (200, None));
+    assert_eq!(answered(&ping(&app, "more").await), (200, None));
     assert_eq!(db.effects().await, ["a", "ping", "ping, more"]);
-    assert_eq!(answer(&ping(&app, "500").await), (500, None));
+    assert_eq!(answered(&ping(&app, "500").await), (500, None));
     assert_eq!(world.runs(), 4);
 }
 
@@ -95,8 +91,8 @@ async fn failed_handshake_is_rolled_back<D: Db>() {
     let layer = layer(&db);
     let (handle, app) = (layer.handle(), app::<D>(layer, &world));
     for _ in 0..2 * CONNECTIONS {
-        assert_eq!(answer(&ping(&app, "insert 500").await), (500, None));
-        assert_eq!(answer(&ping(&app, "insert rollback 404").await), (404, None));
+        assert_eq!(answered(&ping(&app, "insert 500").await), (500, None));
+        assert_eq!(answered(&ping(&app, "insert rollback 404").await), (404, None));
         let panics = app.clone();
         let panicked = tokio::spawn(async move { ping(&panics, "insert panic").await }).await;
         assert!(panicked.unwrap_err().is_panic());
@@ -125,17 +121,17 @@ async fn handshake_whose_handler_ends_its_transaction_is_500<D: Db>() {
     {
         for _ in 0..2 * CONNECTIONS {
             let response = ping(&app, script).await;
-            assert_eq!(answer(&response), (500, Some("uncommitted")), "{script}");
+            assert_eq!(answered(&response), (500, Some("uncommitted")), "{script}");
             assert!(db.effects().await.is_empty(), "{script}");
         }
     }
     for script in ["commit", "commit begin", "commit begin more"] {
-        assert_eq!(answer(&ping(&app, script).await), (500, Some("uncommitted")), "{script}");
+        assert_eq!(answered(&ping(&app, script).await), (500, Some("uncommitted")), "{script}");
         assert!(db.effects().await.is_empty(), "{script}");
     }
     // Postgres: aborted. SQLite: the statement is undone, and the rest commits.
     let ignored = ping(&app, "insert broken").await;
-    match (answer(&ignored), db.effects().await.is_empty()) {
+    match (answered(&ignored), db.effects().await.is_empty()) {
         ((200, None), false) | ((500, Some("uncommitted")), true) => {}
         other => panic!("{other:?}"),
     }
@@ -148,7 +144,7 @@ async fn handshake_whose_handler_leaks_a_savepoint_is_500<D: Db>() {
     for script in ["leak insert", "insert leak", "leak leak insert"] {
         for _ in 0..2 * CONNECTIONS {
             let response = ping(&app, script).await;
-            assert_eq!(answer(&response), (500, Some("uncommitted")), "{script}");
+            assert_eq!(answered(&response), (500, Some("uncommitted")), "{script}");
         }
         assert_eq!(ping(&app, "leak insert 500").await.status(), 500);
         // Another process can write at once.
@@ -163,7 +159,7 @@ async fn handshake_whose_handler_leaks_a_savepoint_is_500<D: Db>() {
 async fn handshake_whose_handler_keeps_its_transaction_is_500_and_rolled_back<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let app = app::<D>(layer(&db), &world);
-    assert_eq!(answer(&ping(&app, "insert keep").await), (500, Some("uncommitted")));
+    assert_eq!(answered(&ping(&app, "insert keep").await), (500, Some("uncommitted")));
     world.waiting(1).await;
     world.go.notify_waiters();
     world.waiting(0).await;
@@ -207,7 +203,7 @@ async fn handshake_past_the_handler_timeout_is_504_and_rolled_back<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let layer = layer(&db).handler_timeout(Duration::from_millis(300));
     let app = app::<D>(layer, &world);
-    assert_eq!(answer(&ping(&app, "insert wait").await), (504, Some("handler-timeout")));
+    assert_eq!(answered(&ping(&app, "insert wait").await), (504, Some("handler-timeout")));
     assert_eq!(send(&app, "a", "").await.status(), 200);
     assert!(db.effects().await.is_empty());
 }
@@ -227,7 +223,7 @@ async fn handler_that_borrows_nothing_needs_no_store<D: Db>() {
     for path in ["/tx", "/optional"] {
         let request = Request::post(path).header("ping", "1").body(Body::empty()).unwrap();
         let response = app.clone().oneshot(request).await.unwrap();
-        assert_eq!(answer(&response), (503, None), "{path}");
+        assert_eq!(answered(&response), (503, None), "{path}");
     }
 }
 
@@ -256,7 +252,7 @@ async fn transaction_is_opened_once_and_after_a_dropped_call_again<D: Db>() {
         }
     };
     let app = Router::new().route("/hook", post(handler)).layer(layer(&db));
-    assert_eq!(answer(&ping(&app, "").await), (200, None));
+    assert_eq!(answered(&ping(&app, "").await), (200, None));
     assert_eq!(db.effects().await, ["x", "y"]);
     let handle = seen.lock().unwrap().take().unwrap();
     assert!(matches!(handle.lend().await, Err(TxUnavailable::Closed)));
@@ -270,7 +266,7 @@ async fn nested_layers_open_one_transaction<D: Db>() {
         .route("/hook", post(handle::<D>).layer(layer.clone()))
         .layer(layer)
         .with_state(world);
-    assert_eq!(answer(&ping(&app, "insert").await), (200, None));
+    assert_eq!(answered(&ping(&app, "insert").await), (200, None));
     assert_eq!(db.effects().await, ["ping"]);
 }
 
@@ -280,7 +276,7 @@ async fn retry_layer_inside_commits_no_two_runs_of_a_handshake<D: Db>() {
         .route("/hook", post(handle::<D>).layer(from_fn(retry_by_line)))
         .layer(layer(&db))
         .with_state(world.clone());
-    assert_eq!(answer(&ping(&app, "more 500\ninsert").await), (500, None));
+    assert_eq!(answered(&ping(&app, "more 500\ninsert").await), (500, None));
     assert_eq!((db.effects().await, world.runs()), (vec![], 1));
     assert_eq!(ping(&app, "insert\ninsert").await.status(), 200);
     assert_eq!(db.effects().await, ["ping"]);
@@ -322,7 +318,7 @@ async fn handshake_whose_commit_fails_is_503() {
     };
     let app = Router::new().route("/hook", post(dies)).layer(layer(&db));
     let response = ping(&app, "").await;
-    assert_eq!(answer(&response), (503, Some("unavailable")));
+    assert_eq!(answered(&response), (503, Some("unavailable")));
     assert_eq!(response.headers()["retry-after"], "30");
     assert!(db.effects().await.is_empty());
 }
@@ -332,7 +328,7 @@ async fn handshake_whose_commit_fails_is_503() {
 async fn handshake_that_violates_a_deferred_constraint_is_500() {
     let (db, world) = (Pg::create().await, World::default());
     let app = app::<Pg>(layer(&db), &world);
-    assert_eq!(answer(&ping(&app, "insert insert").await), (500, Some("uncommitted")));
+    assert_eq!(answered(&ping(&app, "insert insert").await), (500, Some("uncommitted")));
     assert!(db.effects().await.is_empty());
 }
 
@@ -378,5 +374,5 @@ async fn handshake_without_a_permit_within_store_timeout_is_503() {
     let layer = DedupLayer::transactional(keys(), db.adapter());
     let layer = layer.max_running(0).store_timeout(Duration::from_millis(50));
     let app = Router::new().route("/hook", post(handle::<Pg>).layer(layer)).with_state(world);
-    assert_eq!(answer(&ping(&app, "insert").await), (503, Some("unavailable")));
+    assert_eq!(answered(&ping(&app, "insert").await), (503, Some("unavailable")));
 }

@@ -3,21 +3,18 @@
 
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::{DedupLayer, OnInFlight};
 
 use super::fixture::{CONNECTIONS, Db, World, app, on_both, send, transactional};
-use crate::support::{by_header, dedup_key, result};
+use crate::support::{answered, by_header, dedup_key, result};
 
 on_both!(
     error_that_the_handler_ignores_is_never_a_2xx_without_the_effect,
     raw_rollback_is_500_and_nothing_is_committed,
     raw_commit_never_leaves_a_complete_key,
-    leaked_savepoint_is_500,
     a_failed_handler_that_leaks_a_savepoint_leaves_no_transaction_open,
     transaction_held_beyond_the_answer_is_500_and_rolled_back,
-    misuse_of_the_transaction_loses_no_connection,
 );
 
 /// On Postgres the error has aborted the transaction, and COMMIT would return Ok. On SQLite the
@@ -42,7 +39,7 @@ async fn raw_rollback_is_500_and_nothing_is_committed<D: Db>() {
     let app = transactional::<D>(db.adapter(), &world);
     for script in ["insert rollback", "insert rollback begin insert", "insert rollback begin"] {
         let answer = send(&app, "a", script).await;
-        assert_eq!((answer.status().as_u16(), result(&answer)), (500, Some("uncommitted")));
+        assert_eq!(answered(&answer), (500, Some("uncommitted")));
         assert_eq!(db.adapter().get(&dedup_key("a")).await.unwrap(), None, "{script}");
         assert!(db.effects().await.is_empty(), "{script}");
     }
@@ -79,18 +76,6 @@ async fn raw_commit_never_leaves_a_complete_key<D: Db>() {
     }
 }
 
-async fn leaked_savepoint_is_500<D: Db>() {
-    let (db, world) = (D::create().await, World::default());
-    let app = transactional::<D>(db.adapter(), &world);
-    for _ in 0..2 * CONNECTIONS {
-        let answer = send(&app, "a", "leak insert").await;
-        assert_eq!((answer.status().as_u16(), result(&answer)), (500, Some("uncommitted")));
-    }
-    assert!(db.effects().await.is_empty());
-    assert_eq!(send(&app, "a", "insert").await.status(), 200);
-    assert_eq!(db.effects().await, ["a"]);
-}
-
 async fn a_failed_handler_that_leaks_a_savepoint_leaves_no_transaction_open<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let app = transactional::<D>(db.adapter(), &world);
@@ -113,7 +98,7 @@ async fn transaction_held_beyond_the_answer_is_500_and_rolled_back<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let app = transactional::<D>(db.adapter(), &world);
     let answer = send(&app, "a", "insert keep").await;
-    assert_eq!((answer.status().as_u16(), result(&answer)), (500, Some("uncommitted")));
+    assert_eq!(answered(&answer), (500, Some("uncommitted")));
     world.waiting(1).await;
     assert!(db.effects().await.is_empty());
     world.go.notify_waiters();
@@ -124,29 +109,4 @@ async fn transaction_held_beyond_the_answer_is_500_and_rolled_back<D: Db>() {
     };
     tokio::time::timeout(Duration::from_secs(20), retried).await.expect("the key is free");
     assert_eq!(db.effects().await, ["a"]);
-}
-
-async fn misuse_of_the_transaction_loses_no_connection<D: Db>() {
-    let (db, world) = (D::create().await, World::default());
-    let app = transactional::<D>(db.adapter(), &world);
-    let scripts = [
-        "insert rollback",
-        "insert broken 500",
-        "insert rollback begin",
-        "rollback 500",
-        "insert 500",
-    ];
-    for round in 0..3 * CONNECTIONS {
-        for (place, script) in scripts.iter().enumerate() {
-            send(&app, &format!("{round}-{place}"), script).await;
-        }
-        let answer = send(&app, &format!("{round}"), "insert").await;
-        assert_eq!(answer.status(), 200, "after {round} rounds");
-    }
-    assert_eq!(db.effects().await.len(), 3 * CONNECTIONS as usize);
-    // All connections of the pool work, and none is inside a transaction.
-    let all = (0..CONNECTIONS).map(|id| send(&app, ["x", "y", "z"][id as usize], "insert"));
-    for answer in join_all(all).await {
-        assert_eq!(answer.status(), 200);
-    }
 }

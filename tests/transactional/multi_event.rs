@@ -32,13 +32,10 @@ macro_rules! in_a_transaction {
 
 in_a_transaction!(
     failed_delivery_leaves_each_key_as_it_was,
-    transaction_broken_by_its_handler_keeps_nothing,
-    transaction_ended_by_its_handler_keeps_nothing,
     savepoint_that_is_leaked_is_found,
     misuse_of_the_transaction_loses_no_connection,
     statement_dropped_half_way_is_rolled_back_with_the_rest,
     claim_that_is_dropped_keeps_nothing,
-    transaction_held_beyond_the_answer_is_rolled_back,
     process_that_is_killed_leaves_nothing,
 );
 
@@ -69,35 +66,6 @@ async fn failed_delivery_leaves_each_key_as_it_was(fixture: Fixture) {
     assert_eq!(fixture.effects.all().await, ids("done0 fresh lapsed released"));
 }
 
-/// On Postgres, an ignored error aborts the transaction. On SQLite, the error undoes its own
-/// statement only.
-async fn transaction_broken_by_its_handler_keeps_nothing(fixture: Fixture) {
-    let answered = fixture.send("a b c:swallow").await;
-    if matches!(fixture.effects, Effects::Pg(_)) {
-        assert_eq!(answered, layers(500, "uncommitted"));
-        assert!(fixture.effects.all().await.is_empty());
-        assert_eq!(fixture.send("a b c").await, own(200));
-    } else {
-        assert_eq!(answered, own(200));
-    }
-    assert_eq!((fixture.news(), fixture.effects.all().await), (ids("a b c"), ids("a b c")));
-}
-
-/// The layer cannot undo a raw COMMIT on Postgres, but the keys are not complete.
-async fn transaction_ended_by_its_handler_keeps_nothing(fixture: Fixture) {
-    for words in ["a x:rollback y:begin z:500", "a x:rollback", "a x:rollback y:500"] {
-        let status = fixture.send(words).await.0;
-        assert!(status == 500 || status == 0, "{words}: {status}");
-        assert!(fixture.effects.all().await.is_empty(), "{words}");
-        assert_eq!(fixture.state("a").await, None, "{words}");
-    }
-    for words in ["a x:commit", "b w:commit y:500"] {
-        let status = fixture.send(words).await.0;
-        assert!(status == 500 || status == 0, "{words}: {status}");
-        assert!(!fixture.is_complete("a").await && !fixture.is_complete("b").await);
-    }
-}
-
 async fn savepoint_that_is_leaked_is_found(fixture: Fixture) {
     // The server session of a closed connection ends a moment later.
     let send_when_free = async |words: &str| {
@@ -121,7 +89,9 @@ async fn savepoint_that_is_leaked_is_found(fixture: Fixture) {
 async fn misuse_of_the_transaction_loses_no_connection(fixture: Fixture) {
     for round in 0..6 {
         for (n, ways) in
-            ["leak", "rollback", "hang", "abort", "panic", "swallow"].iter().enumerate()
+            ["leak", "rollback", "rollback r:begin", "hang", "abort", "panic", "swallow"]
+                .iter()
+                .enumerate()
         {
             let impatient = if *ways == "hang" { "impatient!" } else { "" };
             fixture.send(&format!("{round}a{n} {round}b{n}:{ways} {impatient}")).await;
@@ -212,20 +182,6 @@ async fn dropped<DB: Sql>(_: &Fixture, ledger: &Arc<Transactional<DB>>) {
     held.effect("b").await;
     drop(held.tx);
     drop(held.claim);
-}
-
-async fn transaction_held_beyond_the_answer_is_rolled_back(fixture: Fixture) {
-    with_ledger!(fixture, held_beyond_the_answer);
-    fixture.until_free().await;
-    fixture.send_until_done("a b").await;
-    assert_eq!((fixture.news(), fixture.effects.all().await), (ids("a b"), ids("a b")));
-}
-
-async fn held_beyond_the_answer<DB: Sql>(_: &Fixture, ledger: &Arc<Transactional<DB>>) {
-    let mut held = Held::of(ledger, &["a", "b"]).await;
-    held.effect("a").await;
-    held.claim.rollback().await.unwrap();
-    drop(held.tx);
 }
 
 const PLACE: &str = "TOWER_DEDUP_TEST_BATCH";

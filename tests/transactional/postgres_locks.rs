@@ -145,18 +145,6 @@ async fn claim_of_a_large_open_delivery_ends_in_time() {
     adapter.rollback(transaction).await.unwrap();
 }
 
-#[tokio::test]
-async fn key_of_an_open_delivery_is_not_forgotten() {
-    let database = Database::fresh().await;
-    let adapter = PostgresAdapter::new(database.pool(3));
-    let all = sorted_keys("held", 2);
-    let transaction = open(&adapter, &all[..1]).await;
-    assert_eq!(adapter.forget(&all[0]).await.unwrap(), ForgetReply::InFlight);
-    assert_eq!(adapter.forget(&all[1]).await.unwrap(), ForgetReply::Missing);
-    adapter.rollback(transaction).await.unwrap();
-    assert_eq!(adapter.forget(&all[0]).await.unwrap(), ForgetReply::Missing);
-}
-
 /// A batch that meets the key is sent again in parts.
 #[tokio::test]
 async fn on_arrival_claim_beside_a_locked_key_is_first() {

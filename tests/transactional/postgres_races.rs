@@ -18,8 +18,8 @@ use crate::support::effects::{
     Database, MINUTE, apart, transactional, until_acknowledged, write, writes_and_waits,
 };
 use crate::support::{
-    Body, FIRST, Handler, by_header, claim_all, dedup_key, on_claim, request, result, send, terms,
-    until,
+    Body, FIRST, Handler, answered, by_header, claim_all, dedup_key, on_claim, request, result,
+    send, spawn_send, terms, until,
 };
 
 pub(super) type Deduplicated =
@@ -113,8 +113,8 @@ async fn is_in_flight(adapter: &PostgresAdapter, held: &DedupKey) {
         }
         let lease = DedupLayer::new(by_header(), adapter.clone()).store_timeout(MINUTE / 2);
         let service = lease.on_in_flight(OnInFlight::Reject).layer(tower::service_fn(write));
-        let answered = send(&service, request(held.id())).await;
-        assert_eq!((answered.status().as_u16(), result(&answered)), (503, Some("in-flight")));
+        let response = send(&service, request(held.id())).await;
+        assert_eq!(answered(&response), (503, Some("in-flight")));
         adapter.get(held).await.unwrap();
         adapter.purge(100).await.unwrap();
     };
@@ -133,10 +133,7 @@ async fn claim_does_not_wait_for_a_transactional_delivery() {
     adapter.release(&dedup_key("released"), &claimed).await.unwrap();
     for id in ["new", "released"] {
         held.hold();
-        let delivery = tokio::spawn({
-            let service = service.clone();
-            async move { send(&service, request(id)).await.status() }
-        });
+        let delivery = spawn_send(&service, request(id));
         held.running(1).await;
         is_in_flight(&adapter, &dedup_key(id)).await;
         held.release();

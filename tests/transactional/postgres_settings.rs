@@ -1,4 +1,4 @@
-//! The transactional ledger on Postgres under settings and privileges of a role.
+//! The transactional ledger on Postgres under settings of a role.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -6,26 +6,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http::Request;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{AssertSqlSafe, Executor, PgConnection, PgPool};
+use sqlx::{AssertSqlSafe, Executor, PgConnection};
 use tower::Layer;
 use tower_dedup::DedupLayer;
-use tower_dedup::adapter::contract::{
-    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
-};
-use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
-use tower_dedup::adapter::{Identifier, PostgresAdapter, PostgresOptions, TransactionAdapter};
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
+use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, TransactionAdapter};
 
-use super::postgres_races::{Deduplicated, record_in};
+use super::postgres_races::record_in;
 use crate::support::effects::{
     Database, MINUTE, answer, apart, effect, lend, transactional, until_acknowledged, write,
-    writes_and_waits,
 };
-use crate::support::postgres::Server;
-use crate::support::{
-    Body, FIRST, Handler, by_header, claim_all, dedup_key, on_claim, request, result, rows, send,
-    terms,
-};
+use crate::support::{Body, FIRST, by_header, dedup_key, request, result, send};
 
 /// Acknowledged writes wait for the disk, and for the disk of a synchronous standby, although
 /// commits of the role do not. COMMIT itself reads the setting. A stronger setting stays.
@@ -155,31 +146,6 @@ async fn lock_timeout_of_the_user_is_restored_after_a_claim_that_finds_the_row_t
     adapter.rollback(transaction).await.unwrap();
 }
 
-/// The server ends the session of an idle handler. The answer is no success, and the pool recovers.
-#[tokio::test]
-async fn session_ended_while_its_handler_is_idle_is_no_success() {
-    let database = Database::fresh().await;
-    PostgresAdapter::new(database.pool(1)).migrate().await.unwrap();
-    let pool = database.pool_set(2, &[("idle_in_transaction_session_timeout", "500ms")]);
-    let held = Handler::default();
-    let service = transactional(&pool).layer(writes_and_waits(&held));
-    for id in ["a", "b", "c", "d"] {
-        held.hold();
-        let delivery = tokio::spawn({
-            let service = service.clone();
-            async move { send(&service, request(id)).await.status() }
-        });
-        held.running(1).await;
-        database.until_no_transaction_is_open().await;
-        held.release();
-        let answered = delivery.await.unwrap();
-        assert!(answered.is_server_error(), "{answered}");
-        assert_eq!(database.effects_and_key(id).await, 0);
-        until_acknowledged(&service, id).await;
-        assert_eq!(database.effects_and_key(id).await, 1);
-    }
-}
-
 /// A statement exceeds `statement_timeout`: one of the handler, reported or not, or the completion.
 #[tokio::test]
 async fn statement_that_takes_too_long_is_no_success() {
@@ -226,86 +192,4 @@ async fn statement_that_takes_too_long_is_no_success() {
         assert_eq!(database.effects_and_key(id).await, 1);
         database.until_no_transaction_is_open().await;
     }
-}
-
-/// After migration, four privileges on the table suffice for every call.
-#[tokio::test]
-async fn role_needs_select_insert_update_and_delete_only() {
-    let server = Server::start();
-    let admin = PgPool::connect(&server.url()).await.unwrap();
-    let place = || Identifier::new("keys").unwrap();
-    PostgresAdapter::with_options(admin.clone(), PostgresOptions::new().schema(place()))
-        .migrate()
-        .await
-        .unwrap();
-    sqlx::raw_sql(
-        "REVOKE ALL ON SCHEMA public FROM PUBLIC; REVOKE ALL ON DATABASE postgres FROM PUBLIC; \
-         CREATE ROLE app LOGIN; GRANT CONNECT ON DATABASE postgres TO app; \
-         GRANT USAGE ON SCHEMA keys TO app; GRANT SELECT, INSERT, UPDATE, DELETE \
-         ON keys.webhook_deliveries, keys.webhook_deliveries_schema TO app",
-    )
-    .execute(&admin)
-    .await
-    .unwrap();
-    let options: PgConnectOptions = server.url().parse().unwrap();
-    let pool = PgPoolOptions::new().max_connections(3).connect_lazy_with(options.username("app"));
-    let adapter =
-        PostgresAdapter::with_options(pool.clone(), PostgresOptions::new().schema(place()));
-    let refused = sqlx::query("CREATE TABLE keys.other ()").execute(&pool).await;
-    assert!(refused.is_err(), "the role has too many privileges for this test");
-
-    adapter.migrate().await.unwrap();
-    let none = CallTerms::on_completion(Token::random(), MINUTE, Duration::ZERO);
-    let ([a, b, c], mine) = (["a", "b", "c"].map(dedup_key), terms());
-    assert_eq!(adapter.claim(&a, &on_claim(&mine)).await.unwrap(), FIRST);
-    adapter.release(&a, &on_claim(&mine)).await.unwrap();
-    assert_eq!(adapter.claim(&a, &mine).await.unwrap(), FIRST);
-    assert_eq!(adapter.renew(&a, &mine).await.unwrap(), RenewReply::Held);
-    assert_eq!(adapter.forget(&a).await.unwrap(), ForgetReply::InFlight);
-    assert_eq!(adapter.complete(&a, &mine).await.unwrap(), CompleteReply::Held);
-    assert_eq!(adapter.claim(&b, &none).await.unwrap(), FIRST);
-    assert_eq!(adapter.claim(&b, &mine).await.unwrap(), ClaimReply::first(2, true));
-    adapter.release(&b, &mine).await.unwrap();
-    assert_eq!(adapter.forget(&b).await.unwrap(), ForgetReply::Removed);
-    let brief = CallTerms::on_claim(Token::random(), Duration::ZERO);
-    assert_eq!(adapter.claim(&c, &on_claim(&brief)).await.unwrap(), FIRST);
-    let aged = "UPDATE keys.webhook_deliveries SET expires_at = now() - interval '1 hour' \
-        WHERE id = 'c'";
-    sqlx::query(aged).execute(&admin).await.unwrap();
-    assert_eq!(adapter.purge(10).await.unwrap().deleted, 1);
-    assert!(adapter.get(&a).await.unwrap().is_some());
-    // The row of the forgotten key stays for an hour.
-    assert_eq!(rows(&adapter).await, 2);
-    let mut transaction = pool.begin().await.unwrap();
-    let key = dedup_key("d");
-    assert_eq!(adapter.record_in(&mut transaction, &key, MINUTE).await.unwrap(), FIRST);
-    // A batch looks up which of its keys is held.
-    let claimed = claim_all(&adapter, &[b, key], &mine).await.unwrap();
-    assert_eq!(claimed, [FIRST, ClaimReply::InFlight]);
-    transaction.commit().await.unwrap();
-
-    let handler = Handler::default().then(200).then(200).then(200).then(500);
-    let services = [
-        Deduplicated::new(DedupLayer::new(by_header(), adapter.clone()).layer(handler.service())),
-        Deduplicated::new(
-            DedupLayer::on_arrival(by_header(), adapter.clone()).layer(handler.service()),
-        ),
-        Deduplicated::new(
-            DedupLayer::transactional(by_header(), adapter.clone()).layer(handler.service()),
-        ),
-    ];
-    for (place, service) in services.iter().enumerate() {
-        let id = place.to_string();
-        assert_eq!(result(&send(service, request(&id)).await), None);
-        assert_eq!(result(&send(service, request(&id)).await), Some("duplicate"));
-    }
-    assert_eq!(send(&services[2], request("fails")).await.status(), 500);
-    // A session that a handler has broken is terminated.
-    let spoils = tower::service_fn(async |request: Request<Body>| {
-        lend(&request).await.execute("ROLLBACK").await.unwrap();
-        Ok::<_, Infallible>(answer(true))
-    });
-    let service = DedupLayer::transactional(by_header(), adapter).layer(spoils);
-    assert_eq!(result(&send(&service, request("spoilt")).await), Some("uncommitted"));
-    assert_eq!(send(&services[2], request("spoilt")).await.status(), 200);
 }

@@ -14,7 +14,7 @@ use tower_dedup::{DedupTx, Delivery, ErrorKind, Replay};
 
 use crate::support::effects::{Boxed, Database, MINUTE, answer, effect, lend, transactional};
 use crate::support::{
-    Body, FIRST, by_header, dedup_key, on_claim, request, result, rows, send, terms,
+    Body, FIRST, answered, by_header, dedup_key, on_claim, request, result, rows, send, terms,
 };
 
 /// A handler that writes its effect, then runs this SQL in the delivery's transaction.
@@ -53,8 +53,8 @@ async fn commits_once(database: &Database, sql: &str) {
     let layer = transactional(&database.pool(2));
     let service = layer.layer(writes_and_runs(sql));
     for (id, expected) in [("a", None), ("a", Some("duplicate")), ("b", None)] {
-        let answered = send(&service, request(id)).await;
-        assert_eq!((answered.status().as_u16(), result(&answered)), (200, expected), "{sql}");
+        let response = send(&service, request(id)).await;
+        assert_eq!(answered(&response), (200, expected), "{sql}");
         assert_eq!(database.effects_and_key(id).await, 1, "{sql}");
     }
     // The response is stored beside the key.
@@ -171,8 +171,8 @@ async fn completion_that_is_not_allowed_is_uncommitted() {
     let drops = transactional(&database.pool(2));
     let drops = drops.layer(writes_and_runs("DROP TABLE webhook_deliveries"));
     for service in [&service, &drops] {
-        let answered = send(service, request("a")).await;
-        assert_eq!((answered.status().as_u16(), result(&answered)), (500, Some("uncommitted")));
+        let response = send(service, request("a")).await;
+        assert_eq!(answered(&response), (500, Some("uncommitted")));
         assert_eq!(database.effects_and_key("a").await, 0);
     }
     database.until_no_transaction_is_open().await;

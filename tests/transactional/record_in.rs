@@ -9,19 +9,6 @@ use tower_dedup::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
 use super::fixture::{Db, Lite, Pg, World, send, transactional};
 use crate::support::{FIRST, dedup_key, rows};
 
-/// A table of the same name in another schema is another table.
-#[tokio::test]
-async fn tables_of_one_name_in_two_schemas_do_not_share_keys() {
-    let (one, two, world) = (Pg::create().await, Pg::create().await, World::default());
-    let first = transactional::<Pg>(one.adapter(), &world);
-    let running = tokio::spawn(async move { send(&first, "a", "insert wait").await });
-    world.waiting(1).await;
-    let second = transactional::<Pg>(two.adapter(), &world);
-    assert_eq!(send(&second, "a", "insert").await.status(), 200);
-    world.go.notify_waiters();
-    assert_eq!(running.await.unwrap().status(), 200);
-}
-
 #[tokio::test]
 async fn record_in_postgres_transaction_commits_or_rolls_back_with_it() {
     let db = Pg::create().await;

@@ -1,20 +1,9 @@
-//! A table that is dropped or locked.
+//! A table that is locked.
 
 use sqlx::{Connection, PgConnection};
 
-use crate::command::{execute, run};
+use crate::command::run;
 use crate::support::postgres::Schema;
-
-/// A command that reads does not make a table again that was dropped.
-#[tokio::test]
-async fn dropped_table_stays_dropped() {
-    let schema = Schema::fresh();
-    let url = schema.url();
-    run(&url, &["migrate"]).await.assert(0, "made");
-    execute(&url, "DROP TABLE webhook_deliveries, webhook_deliveries_schema").await;
-    run(&url, &["stats"]).await.assert(4, "the store has no table");
-    run(&url, &["migrate", "--check"]).await.assert(1, "missing");
-}
 
 /// A lock that another session holds ends no wait; `--timeout` does.
 #[tokio::test]

@@ -22,12 +22,7 @@ impl Cluster {
     /// Starts the nodes, and returns when each of them says that the cluster is complete. Takes about four
     /// seconds and blocks.
     pub(crate) fn start() -> Self {
-        Self::start_with(&[])
-    }
-
-    /// Starts nodes with more lines of configuration.
-    pub(crate) fn start_with(directives: &[&str]) -> Self {
-        Self::started(directives, false)
+        Self::started(&[], false)
     }
 
     /// Starts nodes whose network can be [cut](Self::cut_from_peers). Each link is the address of its
@@ -40,7 +35,7 @@ impl Cluster {
     /// may be silent for a minute, because the machine may be busy.
     pub(crate) fn shared() -> &'static Self {
         static SHARED: OnceLock<Cluster> = OnceLock::new();
-        SHARED.get_or_init(|| Self::start_with(&["cluster-node-timeout 60000"]))
+        SHARED.get_or_init(|| Self::started(&["cluster-node-timeout 60000"], false))
     }
 
     fn started(directives: &[&str], linked: bool) -> Self {
@@ -123,14 +118,9 @@ impl Cluster {
         })
     }
 
-    /// Returns an id that begins so and whose key `dedup:test:ID` is in a slot. An adapter lets no part in braces
+    /// Returns an id that begins so and whose key `PREFIX:test:ID` is in a slot. An adapter lets no part in braces
     /// choose the slot.
-    pub(crate) fn id_in_slot(start: &str, slot: u16) -> String {
-        Self::id_with_prefix_in_slot("dedup", start, slot)
-    }
-
-    /// The same, for an adapter with another prefix of keys.
-    pub(crate) fn id_with_prefix_in_slot(prefix: &str, start: &str, slot: u16) -> String {
+    pub(crate) fn id_in_slot(prefix: &str, start: &str, slot: u16) -> String {
         let start = format!("{start}-");
         // A CRC is linear: that of the whole is that of the start, with zeros, and that of the end.
         let known = crc(0, format!("{prefix}:test:{start}\0\0\0\0\0").as_bytes());
@@ -217,12 +207,6 @@ impl Cluster {
                 bus.cut(Cut::node(self.ids[number].clone()));
             }
         }
-    }
-
-    /// Cuts a node from the other nodes and from clients.
-    pub(crate) fn cut(&self, number: usize) {
-        self.cut_from_peers(number);
-        self.links()[number].0.cut(Cut { clients: true, ..Cut::peers() });
     }
 
     /// Silences the connections that clients have open to a node now.

@@ -1,5 +1,4 @@
-//! [`Link`]: a TCP address before a server. It can be cut from the other servers, from clients, or from
-//! both.
+//! [`Link`]: a TCP address before a server, which can be cut from the other servers.
 
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -19,23 +18,22 @@ pub(crate) const SILENT: Duration = Duration::from_secs(10);
 pub(super) struct Cut {
     /// Replicas, Sentinels and all nodes of the cluster bus.
     pub(super) peers: bool,
-    pub(super) clients: bool,
     /// One node of the cluster bus, by its id.
     pub(super) node: Option<String>,
 }
 
 impl Cut {
     pub(super) fn peers() -> Self {
-        Self { peers: true, ..Self::default() }
+        Self { peers: true, node: None }
     }
 
     pub(super) fn node(id: String) -> Self {
-        Self { node: Some(id), ..Self::default() }
+        Self { peers: false, node: Some(id) }
     }
 
     fn concerns(&self, sender: &Sender) -> bool {
         match sender {
-            Sender::Client => self.clients,
+            Sender::Client => false,
             Sender::Peer => self.peers,
             Sender::Node(id) => self.peers || self.node.as_ref() == Some(id),
         }

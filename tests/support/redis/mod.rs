@@ -168,16 +168,11 @@ impl Server {
     /// Kills the server, deletes its data, and starts it again. A node of a cluster stays one.
     pub(crate) fn restart_empty(&self) {
         self.kill();
-        self.delete_data();
-        self.start_again();
-    }
-
-    /// Deletes the snapshot and the append-only file of a killed server.
-    pub(crate) fn delete_data(&self) {
         let _ = fs::remove_dir_all(self.dir.join("appendonlydir"));
         for file in ["appendonly.aof", "dump.rdb"] {
             let _ = fs::remove_file(self.dir.join(file));
         }
+        self.start_again();
     }
 
     /// Opens a connection. Each of its calls blocks, for five seconds at most.

@@ -21,15 +21,10 @@ impl SentinelSet {
     /// Starts the servers, and returns when all Sentinels know all of them. Takes about three seconds and
     /// blocks.
     pub(crate) fn start() -> Self {
-        Self::start_with(&[])
+        Self::started(&[], false, 1_000)
     }
 
-    /// Starts servers with more lines of configuration.
-    pub(crate) fn start_with(directives: &[&str]) -> Self {
-        Self::started(directives, false, 1_000)
-    }
-
-    /// Starts servers whose network can be [cut](Self::cut). Each link is the address of its server, for
+    /// Starts servers whose network can be [cut](Self::cut_from_peers). Each link is the address of its server, for
     /// clients too.
     pub(crate) fn start_linked(directives: &[&str]) -> Self {
         Self::started(directives, true, 1_000)
@@ -157,11 +152,6 @@ impl SentinelSet {
     /// Cuts a server from the other servers and from the Sentinels. Clients still reach it.
     pub(crate) fn cut_from_peers(&self, number: usize) {
         self.link(number).cut(Cut::peers());
-    }
-
-    /// Cuts a server from everybody.
-    pub(crate) fn cut(&self, number: usize) {
-        self.link(number).cut(Cut { clients: true, ..Cut::peers() });
     }
 
     /// Silences the connections that clients have open to a server now.
