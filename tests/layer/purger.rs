@@ -11,11 +11,9 @@ use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tower_dedup::adapter::PostgresAdapter;
-use tower_dedup::adapter::Purger;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, StoreFuture, Token};
-use tower_dedup::adapter::inspect::{
-    Entry, ForgetReply, MaintenanceAdapter, PURGE_GRACE, Purged, Stats,
-};
+use tower_dedup::adapter::inspect::{Entry, ForgetReply, MaintenanceAdapter, PURGE_GRACE, Stats};
+use tower_dedup::adapter::{Purger, Purging};
 use tower_dedup::{DedupKey, Error, ErrorKind};
 
 use crate::support::postgres::Schema;
@@ -62,7 +60,7 @@ impl DedupAdapter for Scripted {
 }
 
 impl MaintenanceAdapter for Scripted {
-    fn purge(&self, _: u32) -> StoreFuture<'_, Purged> {
+    fn purge(&self, _: u32) -> StoreFuture<'_, u64> {
         Box::pin(async {
             self.begun_at.lock().unwrap().push(Instant::now());
             self.begun.notify_one();
@@ -70,7 +68,7 @@ impl MaintenanceAdapter for Scripted {
             let (takes, purged) = step.unwrap_or((Duration::ZERO, Ok(0)));
             tokio::time::sleep(takes).await;
             let purged = purged.map_err(|kind| Error::new(kind, "purging"))?;
-            Ok(Purged::new(purged))
+            Ok(purged)
         })
     }
 
@@ -91,8 +89,12 @@ impl MaintenanceAdapter for Scripted {
     }
 }
 
+fn purging() -> Purging {
+    Purging::new().every(INTERVAL).keys_per_statement(100)
+}
+
 fn purger(store: &Arc<Scripted>) -> Purger {
-    Purger::new(Arc::clone(store)).every(INTERVAL).keys_per_statement(100)
+    Purger::new(Arc::clone(store)).purging(purging())
 }
 
 fn pauses(begun_at: &[Instant]) -> Vec<f64> {
@@ -121,7 +123,7 @@ async fn the_first_round_starts_within_a_minute_and_the_next_after_the_interval(
 #[tokio::test(start_paused = true)]
 async fn the_first_round_starts_within_a_short_interval() {
     let (store, started) = (Scripted::new([]), Instant::now());
-    let purger = purger(&store).every(Duration::from_secs(2)).spawn();
+    let purger = purger(&store).purging(purging().every(Duration::from_secs(2))).spawn();
     let begun = store.portions(1).await;
     assert!(begun[0] - started <= Duration::from_secs(3));
     purger.stop().await;
@@ -222,15 +224,15 @@ async fn purge_on_postgres_deletes_nothing_while_the_clock_is_ahead_by_less_than
     let keys = dedup_key("a");
     let day = CallTerms::on_claim(Token::random(), 24 * PURGE_GRACE);
     adapter.claim(&keys, &on_claim(&day)).await.unwrap();
-    assert_eq!(adapter.purge(10).await.unwrap().deleted, 0);
+    assert_eq!(adapter.purge(10).await.unwrap(), 0);
     set_ahead(&pool, "24 hours 59 minutes").await;
     // To claims, the key has expired.
     assert_eq!(adapter.get(&keys).await.unwrap(), None);
-    assert_eq!(adapter.purge(10).await.unwrap().deleted, 0);
+    assert_eq!(adapter.purge(10).await.unwrap(), 0);
     set_ahead(&pool, "0").await;
     assert!(adapter.get(&keys).await.unwrap().is_some(), "the key is known again");
     set_ahead(&pool, "25 hours 1 minute").await;
-    assert_eq!(adapter.purge(10).await.unwrap().deleted, 1);
+    assert_eq!(adapter.purge(10).await.unwrap(), 1);
 }
 
 #[tokio::test]
@@ -252,13 +254,13 @@ async fn purge_on_postgres_misses_no_key_that_expires_between_two_calls() {
         }
     };
     record(0..6, "3 hours").await;
-    assert_eq!(adapter.purge(4).await.unwrap().deleted, 4);
+    assert_eq!(adapter.purge(4).await.unwrap(), 4);
     record(0..3, "5 hours").await;
     record(0..1, "2 hours").await;
     record(0..1, "30 minutes").await;
     let mut purged = Vec::new();
     for _ in 0..3 {
-        purged.push(adapter.purge(4).await.unwrap().deleted);
+        purged.push(adapter.purge(4).await.unwrap());
     }
     assert_eq!(purged, [4, 2, 0]);
     assert_eq!(rows(&adapter).await, 1);
@@ -266,12 +268,12 @@ async fn purge_on_postgres_misses_no_key_that_expires_between_two_calls() {
 
 #[tokio::test]
 async fn purger_with_an_invalid_setting_panics_when_it_is_spawned() {
-    let purger = || purger(&Arc::default());
-    for purger in [
-        purger().every(Duration::ZERO),
-        purger().every(Duration::MAX),
-        purger().keys_per_statement(0),
+    for purging in [
+        purging().every(Duration::ZERO),
+        purging().every(Duration::MAX),
+        purging().keys_per_statement(0),
     ] {
+        let purger = purger(&Arc::default()).purging(purging);
         let spawn = std::panic::AssertUnwindSafe(|| drop(purger.spawn()));
         assert!(std::panic::catch_unwind(spawn).is_err());
     }

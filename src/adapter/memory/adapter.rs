@@ -16,7 +16,7 @@ use super::row::{Call, Row};
 use super::shard::{AtCapacity, Fingerprint, Shard, fingerprint, shard_of};
 use super::sync::{Mutex, MutexGuard};
 use crate::adapter::contract::{Abilities, DedupAdapter, StoreFuture};
-use crate::adapter::inspect::{Entry, ForgetReply, MaintenanceAdapter, PURGE_GRACE, Purged, Stats};
+use crate::adapter::inspect::{Entry, ForgetReply, MaintenanceAdapter, PURGE_GRACE, Stats};
 use crate::adapter::replies::{ClaimReply, CompleteReply, RenewReply};
 use crate::adapter::terms::CallTerms;
 use crate::error::{Error, ErrorKind};
@@ -182,7 +182,7 @@ macro_rules! call {
 
 impl DedupAdapter for MemoryAdapter {
     fn abilities(&self) -> Abilities {
-        Abilities::new().with_leases().with_stored_data()
+        Abilities { leases: true, stored_data: true, ..Abilities::new() }
     }
 
     call!(claim -> ClaimReply, release -> (), renew -> RenewReply, complete -> CompleteReply);
@@ -190,7 +190,7 @@ impl DedupAdapter for MemoryAdapter {
 
 impl MaintenanceAdapter for MemoryAdapter {
     /// Locks a shard for one row at a time.
-    fn purge(&self, limit: u32) -> StoreFuture<'_, Purged> {
+    fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
         Box::pin(async move {
             self.check_open()?;
             let until = self.clock.now().saturating_sub(ms(PURGE_GRACE));
@@ -198,7 +198,7 @@ impl MaintenanceAdapter for MemoryAdapter {
             let shards = (0..count).map(|number| start.wrapping_add(number) % count);
             let purged = shards
                 .flat_map(|number| iter::from_fn(move || self.lock(number).remove_due(until)));
-            Ok(Purged::new((0..limit).zip(purged).count() as u64))
+            Ok((0..limit).zip(purged).count() as u64)
         })
     }
 

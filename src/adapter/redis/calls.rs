@@ -32,7 +32,7 @@ const MOST_VERSIONS: usize = 5;
 
 impl DedupAdapter for RedisAdapter {
     fn abilities(&self) -> Abilities {
-        Abilities::new().with_leases().with_stored_data().with_inspection().with_expires_keys()
+        Abilities { leases: true, stored_data: true, inspection: true, expires_keys: true }
     }
 
     fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {

@@ -16,7 +16,7 @@ use redis::{Cmd, FromRedisValue, Value};
 
 use super::super::contract::StoreFuture;
 use super::super::inspect::{
-    Cursor, Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Purged, Stats,
+    Cursor, Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats,
 };
 use super::super::stored::Fetch;
 use super::adapter::RedisAdapter;
@@ -67,9 +67,9 @@ type Found = (String, DedupKey, Option<Row>);
 
 impl MaintenanceAdapter for RedisAdapter {
     /// Deletes nothing, because Redis deletes each key by itself, `PURGE_GRACE` after it has expired.
-    fn purge(&self, _limit: u32) -> StoreFuture<'_, Purged> {
+    fn purge(&self, _limit: u32) -> StoreFuture<'_, u64> {
         let closed = || Failure::Closed.into_error("purging keys");
-        let purged = if self.0.is_closed() { Err(closed()) } else { Ok(Purged::new(0)) };
+        let purged = if self.0.is_closed() { Err(closed()) } else { Ok(0) };
         Box::pin(ready(purged))
     }
 
@@ -103,9 +103,7 @@ impl MaintenanceAdapter for RedisAdapter {
         Box::pin(async move {
             let mut stats = Stats { is_exact: true, ..Stats::default() };
             for (address, size) in self.primaries().await? {
-                let (is_exact, part) = self.stats_of(&address, size).await?;
-                stats.is_exact &= is_exact;
-                stats.add(&part);
+                self.add_stats_of(&mut stats, &address, size).await?;
             }
             Ok(stats)
         })
@@ -185,8 +183,8 @@ impl RedisAdapter {
         Ok(selected)
     }
 
-    /// Returns the statistics of a primary with this number of keys, and whether they are exact.
-    async fn stats_of(&self, address: &str, size: u64) -> Result<(bool, Stats), Error> {
+    /// Adds the statistics of a primary with this number of keys.
+    async fn add_stats_of(&self, stats: &mut Stats, address: &str, size: u64) -> Result<(), Error> {
         // In a small database a key could be visited twice while it is resized.
         let (mut position, mut visited, mut names) = (0, 0, BTreeSet::new());
         let is_exact = loop {
@@ -198,22 +196,20 @@ impl RedisAdapter {
                 break position == 0;
             }
         };
-        let mut stats = Stats::default();
+        let mut part = Stats::default();
         for (_, _, row) in self.rows(names, None).await? {
             // An unreadable row is counted without a state.
-            stats.rows += 1;
+            part.rows += 1;
             if let Some(row) = row {
-                stats.count(row.state, row.age());
+                part.count(row.state, row.age());
             }
         }
-        if !is_exact {
-            let scale = |keys: u64| {
-                let scaled = u128::from(keys) * u128::from(size) / visited as u128;
-                u64::try_from(scaled).unwrap_or(u64::MAX)
-            };
-            stats = stats.map_counts(scale);
-        }
-        Ok((is_exact, stats))
+        stats.is_exact &= is_exact;
+        stats.add(part, |keys| {
+            let scaled = u128::from(keys) * u128::from(size) / visited as u128;
+            if is_exact { keys } else { u64::try_from(scaled).unwrap_or(u64::MAX) }
+        });
+        Ok(())
     }
 
     /// Returns the addresses of the primaries, in their order, and the number of keys of each.
