@@ -15,6 +15,10 @@ use redis::{ConnectionInfo, IntoConnectionInfo};
 
 use crate::error::{ConfigError, ConfigErrorKind, Error};
 
+const SEVERAL_HOSTS: &str =
+    "the store URL names several hosts: use the scheme `redis+sentinel` or `redis+cluster`";
+const UNKNOWN_PARAMETER: &str = "the store URL has a parameter other than `dedup_prefix`";
+
 /// What is at the addresses of a URL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -83,7 +87,7 @@ impl Endpoint {
             nodes.iter().all(|node| limits.contains(&node.redis_settings().db()))
         };
         let is_valid = match kind {
-            Kind::Server if nodes.len() > 1 => return Err(several_hosts().into()),
+            Kind::Server if nodes.len() > 1 => return Err(refused(SEVERAL_HOSTS)),
             Kind::Server => has_database(0..=i64::MAX),
             Kind::Sentinel => has_database(0..=i64::MAX) && !master.is_empty(),
             Kind::Cluster => has_database(0..=0),
@@ -93,23 +97,14 @@ impl Endpoint {
             None if query.is_empty() => None,
             Some(("dedup_prefix", prefix)) => Some(prefix.to_owned()),
             // The name may be a part of a password with a `?`.
-            _ => return Err(unknown_parameter().into()),
+            _ => return Err(refused(UNKNOWN_PARAMETER)),
         };
         Ok(Self { kind, tls, nodes, master: master.into_owned(), prefix })
     }
 }
 
-fn several_hosts() -> ConfigError {
-    ConfigError::new(
-        ConfigErrorKind::Url,
-        "the store URL names several hosts: use the scheme `redis+sentinel` or `redis+cluster`",
-    )
-}
-
-/// Does not name the parameter, which may be a part of a password.
-fn unknown_parameter() -> ConfigError {
-    let rule = "the store URL has a parameter other than `dedup_prefix`";
-    ConfigError::new(ConfigErrorKind::Url, rule)
+fn refused(why: &'static str) -> Error {
+    ConfigError::new(ConfigErrorKind::Url, why).into()
 }
 
 #[cfg(test)]
@@ -203,9 +198,11 @@ mod tests {
     fn prefix_is_the_only_parameter() {
         let endpoint = Endpoint::read("redis://h?dedup_prefix=shop").ok().unwrap();
         assert_eq!(endpoint.prefix.unwrap(), "shop");
-        assert_eq!(config_error("redis://h?protocol=resp3"), unknown_parameter());
+        for url in ["redis://h?protocol=resp3", "redis://h?secret@h", "redis://h?a&dedup_prefix=b"]
+        {
+            assert_eq!(config_error(url).to_string(), UNKNOWN_PARAMETER, "{url}");
+        }
         assert_eq!(config_error("redis://:secret?x@h"), ConfigError::url());
-        assert_eq!(config_error("redis://h?secret@h"), unknown_parameter());
     }
 
     #[test]
@@ -231,7 +228,7 @@ mod tests {
         ] {
             assert_eq!(config_error(url), ConfigError::url(), "{url}");
         }
-        assert_eq!(config_error("redis://:secret@a,b"), several_hosts());
+        assert_eq!(config_error("redis://:secret@a,b").to_string(), SEVERAL_HOSTS);
         for url in ["redis+unix://h", "http://h", "postgres+cluster://h"] {
             let refused = config_error(url).to_string();
             assert!(refused.starts_with("no adapter for the scheme"), "{refused}");
