@@ -81,12 +81,7 @@ impl RedisAdapter {
         Ok(Self(Slot::new(client.into(), options.checked()?)))
     }
 
-    /// Sends a command without a key, such as `INFO`, to every primary, all at once. Returns the address
-    /// (`host:port`) and the reply of each.
-    ///
-    /// # Errors
-    ///
-    /// A primary does not reply. A refusal is a reply.
+    /// Sends a command without a key to every primary: see [`Slot::ask_all`].
     pub(crate) async fn ask_primaries(
         &self,
         command: &Cmd,

@@ -1,8 +1,5 @@
-//! The calls of a layer: one script for one key.
-//!
-//! A claim inserts a row. A free row it takes by a second message, which names the version that it has read. So
-//! a claim that arrives after its release finds another version, and changes nothing. `forget` writes in the
-//! same way.
+//! The calls of a layer: one script for one key. A free row is taken by a second message, which names the version
+//! that the first one has read. `forget` writes in the same way.
 
 use std::time::Duration;
 

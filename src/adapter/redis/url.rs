@@ -1,10 +1,4 @@
-//! [`Endpoint`]: where a URL leads.
-//!
-//! | URL | topology |
-//! |---|---|
-//! | `redis://[user:password@]host[:port][/db]` | one server |
-//! | `redis+sentinel://[user:password@]host[:port],host[:port]/master[/db]` | the master that Sentinel names |
-//! | `redis+cluster://[user:password@]host[:port],host[:port]` | a cluster |
+//! [`Endpoint`]: where a URL leads. The page of [`RedisAdapter`](super::RedisAdapter#the-url) has the URLs.
 //!
 //! `rediss` is `redis` with TLS. `valkey` and `valkeys` are other names of both. `redis` reads the URL of each host.
 
