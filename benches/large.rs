@@ -110,7 +110,8 @@ async fn rate<C: Caller + Clone>(name: &str, caller: C) {
 
 /// Lists the keys in flight, of which there are few: the list reads the whole table.
 async fn list(adapter: &PostgresAdapter) {
-    let filter = ListFilter::new().with_state(KeyState::InFlight);
+    let mut filter = ListFilter::new();
+    filter.state = Some(KeyState::InFlight);
     let (start, mut slowest) = (Instant::now(), Duration::ZERO);
     let (mut calls, mut found, mut after) = (0_u64, 0, None);
     loop {
@@ -141,8 +142,8 @@ async fn purge(adapter: &PostgresAdapter, pool: &PgPool) {
         let step = Instant::now();
         let purged = adapter.purge(1_000).await.expect("a purge");
         slowest = slowest.max(step.elapsed());
-        (calls, deleted) = (calls + 1, deleted + purged.deleted);
-        if purged.deleted < 1_000 {
+        (calls, deleted) = (calls + 1, deleted + purged);
+        if purged < 1_000 {
             break;
         }
     }

@@ -85,7 +85,7 @@ pub(crate) async fn purge(
 async fn purge_open(store: &Store, keys_per_statement: u32) -> Result<u64, Failure> {
     let mut total = 0;
     loop {
-        let deleted = store.adapter.purge(keys_per_statement).await?.deleted;
+        let deleted = store.adapter.purge(keys_per_statement).await?;
         total += deleted;
         if deleted < u64::from(keys_per_statement) {
             return Ok(total);

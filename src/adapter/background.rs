@@ -108,17 +108,4 @@ mod tests {
             assert!(!background.is_running(), "it has ended");
         });
     }
-
-    #[test]
-    fn task_that_is_off_or_stopped_is_not_started() {
-        let (off, stopped) = (BackgroundTask::new(true), BackgroundTask::new(false));
-        stopped.stop();
-        assert!(off.is_running() && !stopped.is_running());
-        runtime().block_on(async {
-            for background in [off, stopped] {
-                background.ensure(|_| async { unreachable!("it is not started") });
-                tokio::task::yield_now().await;
-            }
-        });
-    }
 }

@@ -228,38 +228,10 @@ pub struct Abilities {
 }
 
 impl Abilities {
-    /// Returns no ability.
+    /// Returns no ability. Set the fields of those that the store has.
     #[must_use]
     pub const fn new() -> Self {
         Self { leases: false, stored_data: false, inspection: false, expires_keys: false }
-    }
-
-    /// Adds [`leases`](Self::leases).
-    #[must_use]
-    pub const fn with_leases(mut self) -> Self {
-        self.leases = true;
-        self
-    }
-
-    /// Adds [`stored_data`](Self::stored_data).
-    #[must_use]
-    pub const fn with_stored_data(mut self) -> Self {
-        self.stored_data = true;
-        self
-    }
-
-    /// Adds [`inspection`](Self::inspection).
-    #[must_use]
-    pub const fn with_inspection(mut self) -> Self {
-        self.inspection = true;
-        self
-    }
-
-    /// Adds [`expires_keys`](Self::expires_keys).
-    #[must_use]
-    pub const fn with_expires_keys(mut self) -> Self {
-        self.expires_keys = true;
-        self
     }
 
     /// Checks that these abilities cover the terms of a claim. [`claim`](DedupAdapter::claim) calls it

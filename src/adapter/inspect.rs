@@ -17,8 +17,8 @@ use crate::key::DedupKey;
 /// A reference to a `dyn MaintenanceAdapter` coerces to a `dyn DedupAdapter`, so
 /// [`connect`](super::connect) returns an adapter for layers and for maintenance.
 pub trait MaintenanceAdapter: DedupAdapter {
-    /// Deletes at most `limit` keys that expired [`PURGE_GRACE`] ago or earlier. A live lease is never
-    /// deleted, nor is a lease that lapsed less than `PURGE_GRACE` ago.
+    /// Deletes at most `limit` keys that expired [`PURGE_GRACE`] ago or earlier, and returns how many it has deleted.
+    /// A live lease is never deleted, nor is a lease that lapsed less than `PURGE_GRACE` ago.
     ///
     /// A call that deletes fewer keys than `limit` has left no key to delete, except those that another call has
     /// locked. A store may [delete expired keys by itself](super::contract::Abilities::expires_keys); then a call deletes nothing.
@@ -26,7 +26,7 @@ pub trait MaintenanceAdapter: DedupAdapter {
     /// # Errors
     ///
     /// The store's own errors.
-    fn purge(&self, limit: u32) -> StoreFuture<'_, Purged>;
+    fn purge(&self, limit: u32) -> StoreFuture<'_, u64>;
 
     /// Forgets one key: an operator lets its event run again. A live lease stays.
     ///
@@ -94,7 +94,7 @@ pub trait MaintenanceAdapter: DedupAdapter {
 
 /// Forwards every method.
 impl<A: MaintenanceAdapter + ?Sized> MaintenanceAdapter for Arc<A> {
-    fn purge(&self, limit: u32) -> StoreFuture<'_, Purged> {
+    fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
         (**self).purge(limit)
     }
 
@@ -241,41 +241,6 @@ impl ListFilter {
     pub const fn new() -> Self {
         Self { state: None, namespace: None, id_part: None, since: None, attempts_over: None }
     }
-
-    /// Selects keys in this state.
-    #[must_use]
-    pub const fn with_state(mut self, state: KeyState) -> Self {
-        self.state = Some(state);
-        self
-    }
-
-    /// Selects keys of this namespace.
-    #[must_use]
-    pub fn with_namespace(mut self, namespace: impl Into<String>) -> Self {
-        self.namespace = Some(namespace.into());
-        self
-    }
-
-    /// Selects keys whose ids contain this text.
-    #[must_use]
-    pub fn with_id_part(mut self, part: impl Into<String>) -> Self {
-        self.id_part = Some(part.into());
-        self
-    }
-
-    /// Selects keys that were first seen within this time, by the store's clock.
-    #[must_use]
-    pub const fn with_since(mut self, since: Duration) -> Self {
-        self.since = Some(since);
-        self
-    }
-
-    /// Selects keys with more attempts than this.
-    #[must_use]
-    pub const fn with_attempts_over(mut self, attempts: u32) -> Self {
-        self.attempts_over = Some(attempts);
-        self
-    }
 }
 
 /// One portion of a list.
@@ -289,14 +254,6 @@ pub struct Listing {
     pub next: Option<Cursor>,
     /// How many keys of this portion are left out, because their data is unreadable.
     pub unreadable: u64,
-}
-
-impl Listing {
-    /// Returns a portion.
-    #[must_use]
-    pub const fn new(keys: Vec<(DedupKey, Entry)>, next: Option<Cursor>) -> Self {
-        Self { keys, next, unreadable: 0 }
-    }
 }
 
 /// Where a portion of a list ends. Its text is the store's own, and means nothing to another store.
@@ -399,24 +356,14 @@ impl Stats {
 
 #[cfg(feature = "redis")]
 impl Stats {
-    /// Adds the keys of another part of the same store.
-    pub(super) fn add(&mut self, part: &Self) {
-        let mut part = part.clone();
+    /// Adds the numbers of another part of the same store. `scale` changes each number of keys, for an estimate.
+    pub(super) fn add(&mut self, mut part: Self, scale: impl Fn(u64) -> u64) {
         for (sum, keys) in self.counts().into_iter().zip(part.counts()) {
-            *sum = sum.saturating_add(*keys);
+            *sum = sum.saturating_add(scale(*keys));
         }
         self.oldest_in_flight = self.oldest_in_flight.max(part.oldest_in_flight);
         self.oldest_lapsed = self.oldest_lapsed.max(part.oldest_lapsed);
         self.oldest_expired = self.oldest_expired.max(part.oldest_expired);
-        self.bytes = self.bytes.max(part.bytes);
-    }
-
-    /// Returns the statistics with each number of keys changed, for an estimate.
-    pub(super) fn map_counts(mut self, change: impl Fn(u64) -> u64) -> Self {
-        for keys in self.counts() {
-            *keys = change(*keys);
-        }
-        self
     }
 
     fn counts(&mut self) -> [&mut u64; 6] {
@@ -434,22 +381,6 @@ impl Stats {
 #[cfg(feature = "serde")]
 fn as_seconds<S: serde::Serializer>(time: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
     serde::Serialize::serialize(&time.map(|time| time.as_secs()), to)
-}
-
-/// The reply to [`MaintenanceAdapter::purge`].
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct Purged {
-    /// How many keys this call deleted. Fewer than its limit: no other key was left to delete.
-    pub deleted: u64,
-}
-
-impl Purged {
-    /// Returns the reply of a call that deleted so many keys.
-    #[must_use]
-    pub const fn new(deleted: u64) -> Self {
-        Self { deleted }
-    }
 }
 
 /// The name of a state: `in-flight`, `lapsed`, `failed` for released keys, `complete`.

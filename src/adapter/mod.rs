@@ -30,7 +30,6 @@ pub mod inspect;
 mod memory;
 #[cfg(feature = "postgres")]
 mod postgres;
-mod purger;
 mod purging;
 #[cfg(feature = "redis")]
 mod redis;
@@ -53,8 +52,7 @@ pub use connect::connect;
 pub use memory::{AtCapacity, MemoryAdapter};
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresAdapter, PostgresOptions};
-pub use purger::{Purger, PurgerHandle};
-pub use purging::Purging;
+pub use purging::{Purger, PurgerHandle, Purging};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use sql::{Batching, Identifier};
 #[cfg(feature = "sqlite")]

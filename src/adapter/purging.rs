@@ -1,6 +1,6 @@
 //! [`Purging`]: how often expired keys are deleted, and the loop that deletes them.
 //!
-//! The loop belongs to a SQL adapter, or to a [`Purger`](crate::adapter::Purger).
+//! The loop belongs to a SQL adapter, or to a [`Purger`].
 //!
 //! 1. A round repeats a statement until it deletes fewer keys than it may. Then the round reads statistics, for the
 //!    gauges.
@@ -10,17 +10,20 @@
 //!    after a second. After each further failure the pause doubles, up to the interval.
 //! 4. The first failure is logged at WARN, and the next ones at DEBUG, until a round succeeds.
 
+use std::fmt;
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use rand::RngExt;
+use tokio::task::JoinHandle;
 use tokio::time::sleep;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::contract::StoreFuture;
 use super::inspect::{MaintenanceAdapter, Stats};
-use crate::error::{ConfigError, Error, ErrorKind, check};
+use crate::error::{ConfigError, Error, ErrorKind, check, valid};
 use crate::observe::{self, TableCounts};
 
 const PURGING: &str = "purging keys";
@@ -45,7 +48,7 @@ pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
 /// 4 s and so on, up to the interval.
 ///
 /// Replicas that share a table do not disturb each other, and neither does a
-/// [`Purger`](crate::adapter::Purger) over the same adapter.
+/// [`Purger`] over the same adapter.
 ///
 /// # Example
 ///
@@ -149,7 +152,7 @@ impl Purging {
         while let Some(adapter) = adapter()
             && !stop.is_cancelled()
         {
-            let deleted = within(timeout, adapter.purge(self.keys_per_statement)).await?.deleted;
+            let deleted = within(timeout, adapter.purge(self.keys_per_statement)).await?;
             if deleted > 0 {
                 observe::purged(deleted);
             }
@@ -194,5 +197,94 @@ fn counts(stats: &Stats) -> TableCounts {
         expired: stats.expired,
         oldest_lapsed: stats.oldest_lapsed,
         bytes: stats.bytes,
+    }
+}
+
+/// Deletes expired keys from a store, at an interval.
+///
+/// For an adapter that does not purge by itself. The SQL adapters purge by themselves ([`Purging`]), and a memory
+/// adapter removes expired keys while it claims new ones. A purger over one of them does no harm: each key is deleted
+/// and counted once.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use std::sync::Arc;
+/// use tower_dedup::adapter::{MemoryAdapter, Purger};
+/// use tower_dedup::{DedupLayer, provider};
+///
+/// let store = Arc::new(MemoryAdapter::new());
+/// let dedup = DedupLayer::new(provider::STRIPE, Arc::clone(&store));
+/// let purger = Purger::new(store).spawn();
+/// // … serve …
+/// purger.stop().await;
+/// # let _ = dedup;
+/// # });
+/// ```
+///
+/// 1. Rounds, pauses and log records are those of [`Purging`].
+/// 2. Expired keys stay for another hour ([`PURGE_GRACE`](super::inspect::PURGE_GRACE)). So a clock that is ahead by
+///    less than an hour makes no purge delete a key too early.
+/// 3. If the handle is dropped, the purger stops at its next pause. [`PurgerHandle::stop`] waits for that.
+#[derive(Clone)]
+#[must_use = "a purger does nothing until it is spawned"]
+pub struct Purger {
+    adapter: Arc<dyn MaintenanceAdapter>,
+    purging: Purging,
+    timeout: Duration,
+}
+
+impl Purger {
+    /// Makes a purger that deletes as [`Purging::new`] says. A statement may take 30 seconds.
+    pub fn new(adapter: impl MaintenanceAdapter) -> Self {
+        Self { adapter: Arc::new(adapter), purging: Purging::new(), timeout: TIMEOUT }
+    }
+
+    /// Sets how often keys are deleted, and how many by one statement.
+    pub fn purging(self, purging: Purging) -> Self {
+        Self { purging, ..self }
+    }
+
+    /// Sets how long one statement may take before its round fails.
+    pub fn timeout(self, timeout: Duration) -> Self {
+        Self { timeout, ..self }
+    }
+
+    /// Starts the purger on the current runtime.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime, and for an invalid setting.
+    #[track_caller]
+    pub fn spawn(self) -> PurgerHandle {
+        valid(self.purging.check());
+        let stop = CancellationToken::new();
+        let Self { adapter, purging, timeout } = self;
+        let adapter = move || Some(Arc::clone(&adapter));
+        let task = tokio::spawn(purging.run(timeout, adapter, stop.clone()));
+        PurgerHandle { _stops: stop.drop_guard(), task }
+    }
+}
+
+impl fmt::Debug for Purger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Purger").field("purging", &self.purging).finish_non_exhaustive()
+    }
+}
+
+/// A running [`Purger`], which stops at its next pause if the handle is dropped.
+#[derive(Debug)]
+#[must_use = "dropping the handle stops the purger"]
+pub struct PurgerHandle {
+    _stops: DropGuard,
+    task: JoinHandle<()>,
+}
+
+impl PurgerHandle {
+    /// Stops the purger and waits for its current statement.
+    pub async fn stop(self) {
+        let Self { _stops: stops, task } = self;
+        drop(stops);
+        // The task never panics: it catches the panics of the store.
+        let _ = task.await;
     }
 }

@@ -3,26 +3,11 @@
 use std::time::SystemTime;
 
 use chrono::{DateTime, SecondsFormat, Utc};
-use serde::{Serialize, Serializer};
+use serde::ser::{Serialize, SerializeStruct, Serializer};
 
 use super::inspect::{Entry, KeyState};
 
-#[derive(Serialize)]
-struct EntryForm<'a> {
-    state: KeyState,
-    event_type: Option<&'a str>,
-    attempts: u32,
-    takeover: bool,
-    first_seen_at: String,
-    expires_at: String,
-    lease_until: Option<String>,
-    completed_at: Option<String>,
-    payload_sha256: Option<String>,
-    response: Option<ResponseForm>,
-    response_is_unreadable: bool,
-}
-
-#[derive(Serialize)]
+#[derive(serde::Serialize)]
 struct ResponseForm {
     status: u16,
     bytes: usize,
@@ -33,23 +18,24 @@ impl Serialize for Entry {
         let stored = self.stored.as_deref();
         let hex = |digest: [u8; 32]| digest.iter().map(|byte| format!("{byte:02x}")).collect();
         let response = stored.and_then(|stored| stored.response.as_ref());
-        let form = EntryForm {
-            state: self.state,
-            event_type: self.event_type.as_deref(),
-            attempts: self.attempts,
-            takeover: self.takeover,
-            first_seen_at: utc(self.first_seen_at),
-            expires_at: utc(self.expires_at),
-            lease_until: self.lease_until.map(utc),
-            completed_at: self.completed_at.map(utc),
-            payload_sha256: stored.and_then(|stored| stored.payload_sha256).map(hex),
-            response: response.map(|response| ResponseForm {
-                status: response.status.as_u16(),
-                bytes: response.body.len(),
-            }),
-            response_is_unreadable: self.response_is_unreadable,
-        };
-        form.serialize(serializer)
+        let response = response.map(|response| ResponseForm {
+            status: response.status.as_u16(),
+            bytes: response.body.len(),
+        });
+        let payload: Option<String> = stored.and_then(|stored| stored.payload_sha256).map(hex);
+        let mut form = serializer.serialize_struct("Entry", 11)?;
+        form.serialize_field("state", &self.state)?;
+        form.serialize_field("event_type", &self.event_type)?;
+        form.serialize_field("attempts", &self.attempts)?;
+        form.serialize_field("takeover", &self.takeover)?;
+        form.serialize_field("first_seen_at", &utc(self.first_seen_at))?;
+        form.serialize_field("expires_at", &utc(self.expires_at))?;
+        form.serialize_field("lease_until", &self.lease_until.map(utc))?;
+        form.serialize_field("completed_at", &self.completed_at.map(utc))?;
+        form.serialize_field("payload_sha256", &payload)?;
+        form.serialize_field("response", &response)?;
+        form.serialize_field("response_is_unreadable", &self.response_is_unreadable)?;
+        form.end()
     }
 }
 

@@ -226,15 +226,8 @@ impl<DB: Database> OpenTransaction<DB> {
     ) -> Result<Self, sqlx::Error> {
         let pool = pool.clone();
         let begun = tokio::spawn(async move {
-            let connection = pool.acquire().await?;
-            let mut transaction = Self {
-                connection: Some(connection),
-                on_drop: None,
-                attachment: None,
-                commits: false,
-            };
-            transaction.start(statement.map(SqlSafeStr::into_sql_str)).await?;
-            Ok(transaction)
+            let statement = statement.map(SqlSafeStr::into_sql_str);
+            Self::start(pool.acquire().await?, statement, None).await
         });
         begun.await.map_err(|_| sqlx::Error::WorkerCrashed)?
     }
@@ -255,15 +248,19 @@ impl<DB: Database> OpenTransaction<DB> {
         statement: String,
         on_drop: impl FnOnce(PoolConnection<DB>, bool) + Send + Sync + 'static,
     ) -> Result<Self, sqlx::Error> {
-        let on_drop: Option<Box<OnDrop<DB>>> = Some(Box::new(on_drop));
-        let mut transaction =
-            Self { connection: Some(connection), on_drop, attachment: None, commits: false };
-        transaction.start(Some(sqlx::AssertSqlSafe(statement).into_sql_str())).await?;
-        Ok(transaction)
+        let statement = sqlx::AssertSqlSafe(statement).into_sql_str();
+        Self::start(connection, Some(statement), Some(Box::new(on_drop))).await
     }
 
-    async fn start(&mut self, statement: Option<SqlStr>) -> Result<(), sqlx::Error> {
-        DB::TransactionManager::begin(self.connection(), statement).await
+    async fn start(
+        connection: PoolConnection<DB>,
+        statement: Option<SqlStr>,
+        on_drop: Option<Box<OnDrop<DB>>>,
+    ) -> Result<Self, sqlx::Error> {
+        let connection = Some(connection);
+        let mut transaction = Self { connection, on_drop, attachment: None, commits: false };
+        DB::TransactionManager::begin(transaction.connection(), statement).await?;
+        Ok(transaction)
     }
 
     /// Attaches a value of the adapter's, which lives until the transaction has ended.

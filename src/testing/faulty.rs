@@ -9,7 +9,7 @@ use crate::adapter::contract::{
     Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, RenewReply, StoreFuture,
 };
 use crate::adapter::inspect::{
-    Cursor, Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Purged, Stats,
+    Cursor, Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats,
 };
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
@@ -216,7 +216,7 @@ dedup_adapter!(claim Claim ClaimReply, renew Renew RenewReply, complete Complete
 
 /// Forwards every method. Only a purge can have a fault.
 impl<A: MaintenanceAdapter> MaintenanceAdapter for FaultyAdapter<A> {
-    fn purge(&self, limit: u32) -> StoreFuture<'_, Purged> {
+    fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
         Box::pin(async move {
             let (fault, inner) = (self.next(StoreCall::Purge), Arc::clone(&self.inner));
             Self::call(fault, async move { inner.purge(limit).await }).await

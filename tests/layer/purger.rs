@@ -9,9 +9,9 @@ use std::time::Duration;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use tokio::sync::Notify;
 use tokio::time::Instant;
-use tower_dedup::adapter::Purger;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, StoreFuture};
-use tower_dedup::adapter::inspect::{Entry, ForgetReply, MaintenanceAdapter, Purged, Stats};
+use tower_dedup::adapter::inspect::{Entry, ForgetReply, MaintenanceAdapter, Stats};
+use tower_dedup::adapter::{Purger, Purging};
 use tower_dedup::{DedupKey, Error, ErrorKind};
 
 const INTERVAL: Duration = Duration::from_secs(600);
@@ -55,7 +55,7 @@ impl DedupAdapter for Scripted {
 }
 
 impl MaintenanceAdapter for Scripted {
-    fn purge(&self, _: u32) -> StoreFuture<'_, Purged> {
+    fn purge(&self, _: u32) -> StoreFuture<'_, u64> {
         Box::pin(async {
             self.begun_at.lock().unwrap().push(Instant::now());
             self.begun.notify_one();
@@ -63,7 +63,7 @@ impl MaintenanceAdapter for Scripted {
             let (takes, purged) = step.unwrap_or((Duration::ZERO, Ok(0)));
             tokio::time::sleep(takes).await;
             let purged = purged.map_err(|kind| Error::new(kind, "purging"))?;
-            Ok(Purged::new(purged))
+            Ok(purged)
         })
     }
 
@@ -84,8 +84,12 @@ impl MaintenanceAdapter for Scripted {
     }
 }
 
+fn purging() -> Purging {
+    Purging::new().every(INTERVAL).keys_per_statement(100)
+}
+
 fn purger(store: &Arc<Scripted>) -> Purger {
-    Purger::new(Arc::clone(store)).every(INTERVAL).keys_per_statement(100)
+    Purger::new(Arc::clone(store)).purging(purging())
 }
 
 fn pauses(begun_at: &[Instant]) -> Vec<f64> {
@@ -114,7 +118,7 @@ async fn the_first_round_starts_within_a_minute_and_the_next_after_the_interval(
 #[tokio::test(start_paused = true)]
 async fn the_first_round_starts_within_a_short_interval() {
     let (store, started) = (Scripted::new([]), Instant::now());
-    let purger = purger(&store).every(Duration::from_secs(2)).spawn();
+    let purger = purger(&store).purging(purging().every(Duration::from_secs(2))).spawn();
     let begun = store.portions(1).await;
     assert!(begun[0] - started <= Duration::from_secs(3));
     purger.stop().await;
@@ -186,12 +190,12 @@ fn rows_deleted_by_a_failing_round_are_counted() {
 
 #[tokio::test]
 async fn purger_with_an_invalid_setting_panics_when_it_is_spawned() {
-    let purger = || purger(&Arc::default());
-    for purger in [
-        purger().every(Duration::ZERO),
-        purger().every(Duration::MAX),
-        purger().keys_per_statement(0),
+    for purging in [
+        purging().every(Duration::ZERO),
+        purging().every(Duration::MAX),
+        purging().keys_per_statement(0),
     ] {
+        let purger = purger(&Arc::default()).purging(purging);
         let spawn = std::panic::AssertUnwindSafe(|| drop(purger.spawn()));
         assert!(std::panic::catch_unwind(spawn).is_err());
     }

@@ -98,7 +98,9 @@ struct HeldByAnother(Arc<Stage>);
 
 impl DedupAdapter for HeldByAnother {
     fn abilities(&self) -> Abilities {
-        Abilities::new().with_leases()
+        let mut abilities = Abilities::new();
+        abilities.leases = true;
+        abilities
     }
 
     fn claim<'a>(&'a self, _: &'a DedupKey, _: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {

@@ -79,7 +79,7 @@ pub(crate) async fn execute<A: MaintenanceAdapter>(
         }
         Call::Purge(limit) => {
             let purged = adapter.purge(*limit).await.map_err(text)?;
-            return Ok(Replies::Number(purged.deleted));
+            return Ok(Replies::Number(purged));
         }
         Call::Count => {
             let stats = adapter.stats().await.map_err(text)?;

@@ -60,7 +60,7 @@ impl Table {
     async fn purge(&self, limit: u32) -> Vec<u64> {
         let mut deleted = Vec::new();
         while deleted.last().is_none_or(|last| *last == u64::from(limit)) {
-            deleted.push(self.adapter.purge(limit).await.unwrap().deleted);
+            deleted.push(self.adapter.purge(limit).await.unwrap());
         }
         deleted
     }
@@ -91,11 +91,11 @@ async fn calls_delete_all_expired_keys_the_oldest_first() {
                  WHERE id IN ('evt_3', 'evt_300')",
             )
             .await;
-        assert_eq!(table.adapter.purge(2).await.unwrap().deleted, 2);
+        assert_eq!(table.adapter.purge(2).await.unwrap(), 2);
         let oldest = "SELECT count(*) FROM webhook_deliveries WHERE id IN ('evt_3', 'evt_300')";
         let oldest: i64 = sqlx::query_scalar(oldest).fetch_one(&table.pool).await.unwrap();
         assert_eq!(oldest, 0);
-        assert_eq!(table.adapter.purge(0).await.unwrap().deleted, 0);
+        assert_eq!(table.adapter.purge(0).await.unwrap(), 0);
         assert_eq!(table.purge(7).await, [vec![7; 14], vec![0]].concat());
         let stats = table.adapter.stats().await.unwrap();
         assert_eq!((stats.rows, stats.complete, stats.expired), (200, 200, 0));
@@ -212,7 +212,8 @@ async fn a_list_of_a_large_table_has_every_key_once() {
         let table = Table::new(partitions).await;
         table.fill("evt_", 12_000).await;
         table.adapter.claim(&dedup_key("stuck"), &terms()).await.unwrap();
-        let complete = ListFilter::new().with_state(KeyState::Complete);
+        let mut complete = ListFilter::new();
+        complete.state = Some(KeyState::Complete);
         let live: BTreeSet<String> =
             (1..=12_000).filter(|id| id % 3 != 0).map(|id| format!("evt_{id}")).collect();
         for limit in [1_000, 177] {
@@ -221,10 +222,12 @@ async fn a_list_of_a_large_table_has_every_key_once() {
             assert_eq!(BTreeSet::from_iter(ids), live);
         }
         // A call reads 10,000 keys at most, also if it selects none.
-        let stuck = ListFilter::new().with_state(KeyState::InFlight);
+        let mut stuck = ListFilter::new();
+        stuck.state = Some(KeyState::InFlight);
         let (ids, calls) = table.ids(&stuck, 100).await;
         assert_eq!((ids, calls), (vec!["stuck".to_owned()], 2));
-        let extreme = ListFilter::new().with_since(Duration::MAX).with_attempts_over(u32::MAX);
+        let mut extreme = ListFilter::new();
+        (extreme.since, extreme.attempts_over) = (Some(Duration::MAX), Some(u32::MAX));
         assert_eq!(table.ids(&extreme, u32::MAX).await.0, [] as [String; 0]);
         let one = table.adapter.list(&ListFilter::new(), None, 0).await.unwrap();
         assert!(one.keys.len() == 1 && one.next.is_some());
@@ -254,7 +257,7 @@ async fn rights_on_the_partitioned_table_are_enough() {
     let options = PostgresOptions::new().purging(Purging::off());
     let adapter = PostgresAdapter::with_options(pool.clone(), options);
     assert_eq!(adapter.stats().await.unwrap().rows, 30);
-    assert_eq!(adapter.purge(100).await.unwrap().deleted, 10);
+    assert_eq!(adapter.purge(100).await.unwrap(), 10);
     assert_eq!(adapter.list(&ListFilter::new(), None, 100).await.unwrap().keys.len(), 20);
     let (keys, mine) = (sorted_keys("new", 20), terms());
     let claimed = claim_all(&adapter, &keys, &mine).await.unwrap();

@@ -222,7 +222,7 @@ fn replicas_and_a_purger_purge_one_table_without_errors() {
                     replicas.push(replica);
                 }
                 let purger = Purger::new(Arc::clone(&replicas[0]));
-                let purger = purger.every(OFTEN).keys_per_statement(50).spawn();
+                let purger = purger.purging(often().keys_per_statement(50)).spawn();
                 for id in 0..200 {
                     let key = dedup_key(&format!("evt_{id}"));
                     let (terms, replica) = (terms(), &replicas[id % 4]);

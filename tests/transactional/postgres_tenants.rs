@@ -233,7 +233,7 @@ async fn dropped_table_is_created_again() {
                 assert_eq!(completed, CompleteReply::Inserted);
             }
             3 => assert_eq!(adapter.get(&key).await.unwrap(), None),
-            4 => assert_eq!(adapter.purge(10).await.unwrap().deleted, 0),
+            4 => assert_eq!(adapter.purge(10).await.unwrap(), 0),
             5 => assert_eq!(adapter.forget(&key).await.unwrap(), ForgetReply::Missing),
             6 => assert_eq!(send(&service, request("a")).await.status(), 200),
             7 => {

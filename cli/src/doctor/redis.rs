@@ -149,7 +149,8 @@ async fn claim_and_list(adapter: &RedisAdapter) -> (Result<(), Error>, Result<()
         adapter.get(&keys[0]).await
     };
     let claimed = claimed.await.map(drop);
-    let filter = ListFilter::new().with_namespace(NAMESPACE);
+    let mut filter = ListFilter::new();
+    filter.namespace = Some(NAMESPACE.to_owned());
     let listed = adapter.list(&filter, None, 1).await.map(drop);
     let released = async {
         for key in &keys {

@@ -186,7 +186,8 @@ impl Shown {
         if !self.page.store.abilities().inspection {
             return Ok(());
         }
-        let filter = ListFilter::new().with_state(state);
+        let mut filter = ListFilter::new();
+        filter.state = Some(state);
         let most = flights.events.len() + LISTED as usize;
         let mut after = None;
         for _ in 0..PORTIONS {

@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::iter;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 #[cfg(any(test, feature = "testing"))]
 use std::time::Duration;
 
@@ -13,10 +13,9 @@ use siphasher::sip128::SipHasher13;
 use super::clock::{Clock, ms};
 use super::gauge::Gauge;
 use super::row::{Call, Row};
-use super::shard::{AtCapacity, Fingerprint, Shard, fingerprint, shard_of};
-use super::sync::{Mutex, MutexGuard};
+use super::shard::{AtCapacity, Shard, fingerprint, shard_of};
 use crate::adapter::contract::{Abilities, DedupAdapter, StoreFuture};
-use crate::adapter::inspect::{Entry, ForgetReply, MaintenanceAdapter, PURGE_GRACE, Purged, Stats};
+use crate::adapter::inspect::{Entry, ForgetReply, MaintenanceAdapter, PURGE_GRACE, Stats};
 use crate::adapter::replies::{ClaimReply, CompleteReply, RenewReply};
 use crate::adapter::terms::CallTerms;
 use crate::error::{Error, ErrorKind};
@@ -75,11 +74,6 @@ impl MemoryAdapter {
     /// capacity. The first refusal may therefore come a few per cent early.
     #[must_use]
     pub fn with_capacity(capacity: usize) -> Self {
-        Self::with_secret(capacity, rand::random())
-    }
-
-    /// `secret` keys the hash: only this adapter knows it.
-    pub(super) fn with_secret(capacity: usize, secret: [u8; 16]) -> Self {
         let shards = (capacity / SHARD_KEYS).max(1);
         let shard = || Mutex::new(Shard::new(capacity.max(1).div_ceil(shards)));
         Self {
@@ -87,7 +81,8 @@ impl MemoryAdapter {
             at_capacity: AtCapacity::default(),
             clock: Clock::new(),
             gauge: Gauge::default(),
-            hasher: SipHasher13::new_with_key(&secret),
+            // Only this adapter knows the secret.
+            hasher: SipHasher13::new_with_key(&rand::random()),
             purge_at: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
         }
@@ -120,12 +115,12 @@ impl MemoryAdapter {
         operation: impl FnOnce(&mut Option<Row>, u64) -> T,
     ) -> Result<T, Error> {
         self.check_open()?;
-        let (number, fingerprint) = self.place(key);
+        let fingerprint = fingerprint(self.hasher, key);
+        let number = shard_of(fingerprint, self.shards.len());
         let mut shard = self.lock(number);
         let now = self.clock.now();
-        let mut row = shard.get(fingerprint);
-        let reply = operation(&mut row, now);
-        let pressure = shard.put(fingerprint, row, self.at_capacity, now)?;
+        let operation = |row: &mut Option<Row>| operation(row, now);
+        let (reply, pressure) = shard.update(fingerprint, self.at_capacity, now, operation)?;
         drop(shard);
         self.gauge.report(pressure, now);
         Ok(reply)
@@ -136,12 +131,6 @@ impl MemoryAdapter {
             return Err(Error::new(ErrorKind::Unavailable, "using an adapter that was closed"));
         }
         Ok(())
-    }
-
-    /// Returns the number of the key's shard, and the key's fingerprint.
-    pub(super) fn place(&self, key: &DedupKey) -> (usize, Fingerprint) {
-        let fingerprint = fingerprint(self.hasher, key);
-        (shard_of(fingerprint, self.shards.len()), fingerprint)
     }
 
     fn lock(&self, number: usize) -> MutexGuard<'_, Shard> {
@@ -182,7 +171,7 @@ macro_rules! call {
 
 impl DedupAdapter for MemoryAdapter {
     fn abilities(&self) -> Abilities {
-        Abilities::new().with_leases().with_stored_data()
+        Abilities { leases: true, stored_data: true, ..Abilities::new() }
     }
 
     call!(claim -> ClaimReply, release -> (), renew -> RenewReply, complete -> CompleteReply);
@@ -190,7 +179,7 @@ impl DedupAdapter for MemoryAdapter {
 
 impl MaintenanceAdapter for MemoryAdapter {
     /// Locks a shard for one row at a time.
-    fn purge(&self, limit: u32) -> StoreFuture<'_, Purged> {
+    fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
         Box::pin(async move {
             self.check_open()?;
             let until = self.clock.now().saturating_sub(ms(PURGE_GRACE));
@@ -198,7 +187,7 @@ impl MaintenanceAdapter for MemoryAdapter {
             let shards = (0..count).map(|number| start.wrapping_add(number) % count);
             let purged = shards
                 .flat_map(|number| iter::from_fn(move || self.lock(number).remove_due(until)));
-            Ok(Purged::new((0..limit).zip(purged).count() as u64))
+            Ok((0..limit).zip(purged).count() as u64)
         })
     }
 
@@ -226,5 +215,14 @@ impl MaintenanceAdapter for MemoryAdapter {
     /// Every later call fails. The keys stay in memory until the adapter is dropped.
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move { self.closed.store(true, Ordering::Release) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn each_adapter_has_a_secret_of_its_own() {
+        let hash = || super::MemoryAdapter::new().hasher.hash(b"a").as_u128();
+        assert_ne!(hash(), hash());
     }
 }

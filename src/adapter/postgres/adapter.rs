@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use super::super::contract::{Abilities, DedupAdapter, StoreFuture};
 use super::super::inspect::{
-    Cursor, Entry, ForgetReply, KeyState, ListFilter, Listing, MaintenanceAdapter, Purged, Stats,
+    Cursor, Entry, ForgetReply, KeyState, ListFilter, Listing, MaintenanceAdapter, Stats,
 };
 use super::super::replies::{ClaimReply, CompleteReply, RenewReply};
 use super::super::sql::call::{Call, Kind, RowReply, Rows, reply};
@@ -180,7 +180,7 @@ impl fmt::Debug for PostgresAdapter {
 
 impl DedupAdapter for PostgresAdapter {
     fn abilities(&self) -> Abilities {
-        Abilities::new().with_leases().with_stored_data().with_inspection()
+        Abilities { leases: true, stored_data: true, inspection: true, ..Abilities::new() }
     }
 
     fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
@@ -245,7 +245,7 @@ impl PostgresStore {
 }
 
 impl MaintenanceAdapter for PostgresAdapter {
-    fn purge(&self, limit: u32) -> StoreFuture<'_, Purged> {
+    fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
         let store = &self.0;
         Box::pin(store.with_table(move || Box::pin(store.purge(limit))))
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
-use super::super::inspect::{Cursor, Entry, KeyState, ListFilter, Listing, Purged, Stats};
+use super::super::inspect::{Cursor, Entry, KeyState, ListFilter, Listing, Stats};
 use super::super::stored::Fetch;
 use super::connections::Source;
 use super::errors::store_error;
@@ -17,11 +17,11 @@ use crate::key::DedupKey;
 
 impl PostgresStore {
     /// Deletes at most `limit` expired keys.
-    pub(super) async fn purge(&self, limit: u32) -> Result<Purged, Error> {
+    pub(super) async fn purge(&self, limit: u32) -> Result<u64, Error> {
         let fault = |error| store_error("purging", error);
         let rows = self.read_part(&self.statements().purge, Params::Purge(limit.into())).await;
         let rows = rows.map_err(fault)?;
-        Ok(Purged::new(rows.first().map_or(Ok(0), |row| number(row, 0)).map_err(fault)?))
+        rows.first().map_or(Ok(0), |row| number(row, 0)).map_err(fault)
     }
 
     pub(super) async fn stats(&self) -> Result<Stats, Error> {

@@ -1,24 +1,15 @@
-//! [`RedisAdapter`]: its calls and its maintenance.
+//! [`RedisAdapter`]: how it is made.
 
 use std::fmt;
-use std::pin::Pin;
 use std::sync::Arc;
 
 use redis::{Cmd, Value};
 
-use super::super::contract::{Abilities, DedupAdapter, StoreFuture};
-use super::super::inspect::{
-    Cursor, Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Purged, Stats,
-};
-use super::super::replies::{ClaimReply, CompleteReply, RenewReply};
-use super::super::terms::CallTerms;
 use super::client::RedisClient;
-use super::key_names::KeyNames;
 use super::options::RedisOptions;
 use super::slot::Slot;
 use super::url::Endpoint;
 use crate::error::Error;
-use crate::key::DedupKey;
 
 /// Keeps keys in Redis or Valkey: one server, Sentinel, or Cluster.
 ///
@@ -38,12 +29,7 @@ use crate::key::DedupKey;
 ///
 #[doc = include_str!("../../docs/stores/redis.md")]
 #[derive(Clone)]
-pub struct RedisAdapter(Arc<Shared>);
-
-pub(super) struct Shared {
-    pub(super) slot: Arc<Slot>,
-    pub(super) names: KeyNames,
-}
+pub struct RedisAdapter(pub(super) Arc<Slot>);
 
 impl RedisAdapter {
     /// Connects to the server, the Sentinels or the cluster that a URL names.
@@ -70,7 +56,7 @@ impl RedisAdapter {
         let prefix = endpoint.prefix.take();
         let options = RedisOptions { prefix: prefix.unwrap_or(options.prefix), ..options };
         let adapter = Self::with_options(RedisClient::of_url(endpoint)?, options)?;
-        adapter.0.slot.connect().await?;
+        adapter.0.connect().await?;
         Ok(adapter)
     }
 
@@ -80,7 +66,7 @@ impl RedisAdapter {
     /// [`ErrorKind::Refused`](crate::ErrorKind::Refused).
     #[must_use]
     pub fn new(client: impl Into<RedisClient>) -> Self {
-        Self::of(client.into(), RedisOptions::new())
+        Self(Slot::new(client.into(), RedisOptions::new()))
     }
 
     /// Returns an adapter over a client of yours, with these options.
@@ -92,91 +78,20 @@ impl RedisAdapter {
         client: impl Into<RedisClient>,
         options: RedisOptions,
     ) -> Result<Self, Error> {
-        Ok(Self::of(client.into(), options.checked()?))
+        Ok(Self(Slot::new(client.into(), options.checked()?)))
     }
 
-    fn of(client: RedisClient, options: RedisOptions) -> Self {
-        let names = KeyNames::new(&options.prefix);
-        Self(Arc::new(Shared { slot: Slot::new(client, options), names }))
-    }
-
-    /// Sends a command without a key, such as `INFO`, to every primary, all at once. Returns the address
-    /// (`host:port`) and the reply of each.
-    ///
-    /// # Errors
-    ///
-    /// A primary does not reply. A refusal is a reply.
+    /// Sends a command without a key to every primary: see [`Slot::ask_all`].
     pub(crate) async fn ask_primaries(
         &self,
         command: &Cmd,
     ) -> Result<Vec<(String, Result<Value, Error>)>, Error> {
-        self.0.slot.ask_all(command, "asking a primary").await
+        self.0.ask_all(command, "asking a primary").await
     }
 }
 
 impl fmt::Debug for RedisAdapter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisAdapter").field("names", &self.0.names).finish_non_exhaustive()
-    }
-}
-
-/// Defines the method as a call of the scripts.
-macro_rules! call {
-    ($($method:ident -> $reply:ty),+) => {$(
-        fn $method<'a>(
-            &'a self,
-            key: &'a DedupKey,
-            terms: &'a CallTerms,
-        ) -> StoreFuture<'a, $reply> {
-            Box::pin(async move { self.0.$method(key, terms).await })
-        }
-    )+};
-}
-
-impl DedupAdapter for RedisAdapter {
-    fn abilities(&self) -> Abilities {
-        Abilities::new().with_leases().with_stored_data().with_inspection().with_expires_keys()
-    }
-
-    call!(claim -> ClaimReply, release -> (), renew -> RenewReply, complete -> CompleteReply);
-}
-
-impl MaintenanceAdapter for RedisAdapter {
-    /// Deletes nothing, because Redis deletes each key by itself, `PURGE_GRACE` after it has expired.
-    fn purge(&self, _limit: u32) -> StoreFuture<'_, Purged> {
-        Box::pin(async move {
-            let open = self.0.slot.check_open();
-            open.map(|()| Purged::new(0)).map_err(|failure| failure.into_error("purging keys"))
-        })
-    }
-
-    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, ForgetReply> {
-        Box::pin(async move { self.0.forget(key).await })
-    }
-
-    fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
-        Box::pin(async move { self.0.get(key).await })
-    }
-
-    /// Reads keys by `SCAN`, which visits every key of the database, those of other programs too. A call
-    /// visits at most about 20,000 keys.
-    fn list<'a>(
-        &'a self,
-        filter: &'a ListFilter,
-        after: Option<&'a Cursor>,
-        limit: u32,
-    ) -> StoreFuture<'a, Listing> {
-        Box::pin(async move { self.0.list(filter, after, limit).await })
-    }
-
-    /// Reads up to 100,000 keys of each primary by `SCAN` and `GET`: several seconds. If a primary has
-    /// more keys, those of other programs included, the numbers are estimated by its `DBSIZE`. The size in
-    /// bytes is not known.
-    fn stats(&self) -> StoreFuture<'_, Stats> {
-        Box::pin(async move { self.0.stats().await })
-    }
-
-    fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
-        Box::pin(async move { self.0.slot.close() })
+        f.debug_struct("RedisAdapter").field("options", &self.0.options).finish_non_exhaustive()
     }
 }

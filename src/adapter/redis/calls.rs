@@ -1,21 +1,20 @@
-//! The calls of a layer: one script for one key.
-//!
-//! A claim inserts a row. A free row it takes by a second message, which names the version that it has read. So
-//! a claim that arrives after its release finds another version, and changes nothing. `forget` writes in the
-//! same way.
+//! The calls of a layer: one script for one key. A free row is taken by a second message, which names the version
+//! that the first one has read. `forget` writes in the same way.
 
 use std::time::Duration;
 
 use redis::{FromRedisValue, Value};
 
-use super::super::inspect::{Entry, ForgetReply};
+use super::super::contract::{Abilities, DedupAdapter, StoreFuture};
+use super::super::inspect::ForgetReply;
 use super::super::replies::{ClaimReply, CompleteReply, RenewReply, Seen};
 use super::super::stored::{Fetch, StoredData};
 use super::super::terms::{CallTerms, Permanence};
-use super::adapter::Shared;
-use super::connections::Bound;
+use super::adapter::RedisAdapter;
+use super::key_names;
 use super::row::{Row, seen};
 use super::script::{self, Script, ScriptCall};
+use super::slot::Bound;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -24,42 +23,77 @@ const RELEASING: &str = "releasing keys";
 const RENEWING: &str = "renewing leases";
 const COMPLETING: &str = "completing keys";
 const FORGETTING: &str = "forgetting a key";
-const READING: &str = "reading a key";
 
 /// How many versions a call names for one key, if the row changes each time.
 const MOST_VERSIONS: usize = 5;
 
-impl Shared {
-    pub(super) async fn claim(
-        &self,
-        key: &DedupKey,
-        terms: &CallTerms,
-    ) -> Result<ClaimReply, Error> {
-        let (lease, stored) = match terms.permanence() {
-            Permanence::OnClaim => (String::new(), terms.stored_data_for(key)),
-            Permanence::OnCompletion { .. } => (terms.lease_ms().to_string(), None),
-        };
-        let call = self.call_for(&script::CLAIM, key, terms);
-        let call = with_data(call, stored.as_ref()).arg(lease).arg(fetched(terms.fetch()));
-        let bound = self.slot.bound(CLAIMING);
-        let reply = self.at_version(&call, bound, MOST_VERSIONS).await;
-        let mut claimed = reply.and_then(|reply| claimed(&reply, terms.fetch()));
-        if claimed.as_ref().is_err_and(|error| error.kind() == ErrorKind::Full)
-            && let Some(duplicate) = self.duplicate(key, terms, bound).await
-        {
-            claimed = Ok(duplicate);
-        }
-        let may_be_duplicate = match &claimed {
-            Ok(claimed) => matches!(claimed, ClaimReply::Duplicate(_)),
-            Err(error) => error.kind() == ErrorKind::Corrupt,
-        };
-        if may_be_duplicate {
-            // The call may still fail, and no handler may run for a known duplicate.
-            terms.note_duplicate();
-        }
-        claimed
+impl DedupAdapter for RedisAdapter {
+    fn abilities(&self) -> Abilities {
+        Abilities { leases: true, stored_data: true, inspection: true, expires_keys: true }
     }
 
+    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
+        Box::pin(async move {
+            let (lease, stored) = match terms.permanence() {
+                Permanence::OnClaim => (String::new(), terms.stored_data_for(key)),
+                Permanence::OnCompletion { .. } => (terms.lease_ms().to_string(), None),
+            };
+            let call = self.call_for(&script::CLAIM, key, terms);
+            let call = with_data(call, stored.as_ref()).arg(lease).arg(fetched(terms.fetch()));
+            let bound = self.0.bound(CLAIMING);
+            let reply = self.at_version(&call, bound, MOST_VERSIONS).await;
+            let mut claimed = reply.and_then(|reply| claimed(&reply, terms.fetch()));
+            if claimed.as_ref().is_err_and(|error| error.kind() == ErrorKind::Full)
+                && let Some(duplicate) = self.duplicate(key, terms, bound).await
+            {
+                claimed = Ok(duplicate);
+            }
+            let may_be_duplicate = match &claimed {
+                Ok(claimed) => matches!(claimed, ClaimReply::Duplicate(_)),
+                Err(error) => error.kind() == ErrorKind::Corrupt,
+            };
+            if may_be_duplicate {
+                // The call may still fail, and no handler may run for a known duplicate.
+                terms.note_duplicate();
+            }
+            claimed
+        })
+    }
+
+    fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()> {
+        Box::pin(async move {
+            let on_claim = terms.permanence() == Permanence::OnClaim;
+            let call = self.call(&script::RELEASE, key).arg(terms.token().as_bytes());
+            match self.run(&call.arg(u8::from(on_claim)), RELEASING).await {
+                // This token has not claimed an unreadable value. An error would be repeated for minutes.
+                Err(error) if error.kind() == ErrorKind::Corrupt => Ok(()),
+                released => released.map(drop),
+            }
+        })
+    }
+
+    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, RenewReply> {
+        Box::pin(async move {
+            let call = self.call_for(&script::RENEW, key, terms).arg(terms.lease_ms());
+            self.run(&call, RENEWING).await?.one_of(&[RenewReply::Held, RenewReply::Lost])
+        })
+    }
+
+    fn complete<'a>(
+        &'a self,
+        key: &'a DedupKey,
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, CompleteReply> {
+        Box::pin(async move {
+            let call = self.call_for(&script::COMPLETE, key, terms);
+            let call = with_data(call, terms.stored_data_for(key).as_ref());
+            let reply = self.run(&call, COMPLETING).await?;
+            reply.one_of(&[CompleteReply::Held, CompleteReply::LeaseLost, CompleteReply::Inserted])
+        })
+    }
+}
+
+impl RedisAdapter {
     /// Returns the reply to a claim that a full server has refused before it looked, if the key is complete.
     async fn duplicate(
         &self,
@@ -67,7 +101,7 @@ impl Shared {
         terms: &CallTerms,
         bound: Bound,
     ) -> Option<ClaimReply> {
-        let row = self.row(self.names.name(key), terms.fetch(), bound).await.ok()??;
+        let row = self.row(self.name(key), terms.fetch(), bound).await.ok()??;
         // A row of this token is that of a claim whose reply was lost.
         if row.token == terms.token().as_bytes() {
             return None;
@@ -75,61 +109,25 @@ impl Shared {
         row.duplicate(terms.fetch()).map(ClaimReply::Duplicate)
     }
 
-    pub(super) async fn release(&self, key: &DedupKey, terms: &CallTerms) -> Result<(), Error> {
-        let on_claim = terms.permanence() == Permanence::OnClaim;
-        let call =
-            self.call(&script::RELEASE, key).arg(terms.token().as_bytes()).arg(u8::from(on_claim));
-        match self.run(&call, RELEASING).await {
-            // This token has not claimed an unreadable value. An error would be repeated for minutes.
-            Err(error) if error.kind() == ErrorKind::Corrupt => Ok(()),
-            released => released.map(drop),
-        }
-    }
-
-    pub(super) async fn renew(
-        &self,
-        key: &DedupKey,
-        terms: &CallTerms,
-    ) -> Result<RenewReply, Error> {
-        let call = self.call_for(&script::RENEW, key, terms).arg(terms.lease_ms());
-        self.run(&call, RENEWING).await?.one_of(&[RenewReply::Held, RenewReply::Lost])
-    }
-
-    pub(super) async fn complete(
-        &self,
-        key: &DedupKey,
-        terms: &CallTerms,
-    ) -> Result<CompleteReply, Error> {
-        let call = self.call_for(&script::COMPLETE, key, terms);
-        let call = with_data(call, terms.stored_data_for(key).as_ref());
-        let reply = self.run(&call, COMPLETING).await?;
-        reply.one_of(&[CompleteReply::Held, CompleteReply::LeaseLost, CompleteReply::Inserted])
-    }
-
-    pub(super) async fn forget(&self, key: &DedupKey) -> Result<ForgetReply, Error> {
+    /// Makes a row a fence row: see [`MaintenanceAdapter::forget`](super::super::inspect::MaintenanceAdapter::forget).
+    pub(super) async fn forget_key(&self, key: &DedupKey) -> Result<ForgetReply, Error> {
         // The client of a cluster repeats a command by itself. So a row that has changed since it was read may have
         // changed by this call, and what is there now is a later delivery's.
-        let most = if self.slot.client.is_cluster() { 1 } else { MOST_VERSIONS };
-        let bound = Bound { is_once: true, ..self.slot.bound(FORGETTING) };
+        let most = if self.0.client.is_cluster() { 1 } else { MOST_VERSIONS };
+        let bound = Bound { is_once: true, ..self.0.bound(FORGETTING) };
         let reply = self.at_version(&self.call(&script::FORGET, key), bound, most).await?;
         reply.one_of(&[ForgetReply::Removed, ForgetReply::Missing, ForgetReply::InFlight])
-    }
-
-    pub(super) async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
-        let bound = self.slot.bound(READING);
-        let row = self.row(self.names.name(key), Fetch::DigestAndResponse, bound).await?;
-        Ok(row.and_then(Row::entry))
     }
 
     /// Reads a key of Redis, with its stored data or without.
     pub(super) async fn row(
         &self,
-        name: Vec<u8>,
+        name: String,
         fetch: Fetch,
         bound: Bound,
     ) -> Result<Option<Row>, Error> {
         let call = ScriptCall::new(&script::GET, name).arg(fetched(fetch));
-        let reply = Reply::read(self.slot.read(&call, bound).await?, bound.context)?;
+        let reply = Reply::read(self.0.run(&call, bound).await?, bound.context)?;
         if reply.case == 0 {
             return Ok(None);
         }
@@ -137,7 +135,7 @@ impl Shared {
     }
 
     async fn run(&self, call: &ScriptCall, context: &'static str) -> Result<Reply, Error> {
-        Reply::read(self.slot.run(call, self.slot.bound(context)).await?, context)
+        Reply::read(self.0.run(call, self.0.bound(context)).await?, context)
     }
 
     /// Sends a call that names no version, then the version of each reply that names one. Without a version, the
@@ -153,11 +151,11 @@ impl Shared {
         most_versions: usize,
     ) -> Result<Reply, Error> {
         let first = Bound { is_once: false, ..bound };
-        let mut reply = Reply::read(self.slot.run(call, first).await?, bound.context)?;
+        let mut reply = Reply::read(self.0.run(call, first).await?, bound.context)?;
         for _ in 0..most_versions {
             let Some(version) = reply.version()? else { return Ok(reply) };
             let call = call.clone().arg(version);
-            reply = Reply::read(self.slot.run(&call, bound).await?, bound.context)?;
+            reply = Reply::read(self.0.run(&call, bound).await?, bound.context)?;
         }
         match reply.version()? {
             None => Ok(reply),
@@ -173,7 +171,12 @@ impl Shared {
     }
 
     fn call(&self, script: &'static Script, key: &DedupKey) -> ScriptCall {
-        ScriptCall::new(script, self.names.name(key))
+        ScriptCall::new(script, self.name(key))
+    }
+
+    /// Returns the key of Redis for an event.
+    pub(super) fn name(&self, key: &DedupKey) -> String {
+        key_names::name(&self.0.options.prefix, key)
     }
 }
 

@@ -117,12 +117,12 @@ impl RedisClient {
         matches!(self.0, Leads::Sentinel(_))
     }
 
-    /// Opens a connection, and `more` to the same server. Returns its address too; empty for a cluster.
+    /// Opens connections to the same server. Returns its address too; empty for a cluster.
     pub(super) async fn connect(
         &self,
         options: &RedisOptions,
-        more: usize,
-    ) -> RedisResult<(Connection, Vec<Connection>, String)> {
+        count: usize,
+    ) -> RedisResult<(Vec<Connection>, String)> {
         // The adapter bounds each command itself.
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(options.connect_timeout))
@@ -138,26 +138,19 @@ impl RedisClient {
             // Asks the master too whether it is one.
             Leads::Sentinel(client) => client.lock().await.async_get_client().await?,
             Leads::Cluster(client) => {
-                let open = async || {
-                    let config = ClusterConfig::new()
-                        .set_connection_timeout(options.connect_timeout)
-                        // The client asks nodes for the slots too, and whether they live.
-                        .set_response_timeout(options.response_timeout);
-                    let connection = client.get_async_connection_with_config(config).await?;
-                    RedisResult::Ok(Connection::Cluster(connection))
-                };
-                let more = try_join_all((0..more).map(|_| open()));
-                let (main, more) = tokio::try_join!(open(), more)?;
-                return Ok((main, more, String::new()));
+                let config = ClusterConfig::new()
+                    .set_connection_timeout(options.connect_timeout)
+                    // The client asks nodes for the slots too, and whether they live.
+                    .set_response_timeout(options.response_timeout);
+                let open = |_| client.get_async_connection_with_config(config.clone());
+                let opened = try_join_all((0..count).map(open)).await?;
+                return Ok((opened.into_iter().map(Connection::Cluster).collect(), String::new()));
             }
         };
-        let open = async || {
-            let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-            RedisResult::Ok(Connection::Server(connection))
-        };
-        let more = try_join_all((0..more).map(|_| open()));
-        let (main, more) = tokio::try_join!(open(), more)?;
-        Ok((main, more, client.get_connection_info().addr().to_string()))
+        let open = |_| client.get_multiplexed_async_connection_with_config(&config);
+        let opened = try_join_all((0..count).map(open)).await?;
+        let address = client.get_connection_info().addr().to_string();
+        Ok((opened.into_iter().map(Connection::Server).collect(), address))
     }
 }
 

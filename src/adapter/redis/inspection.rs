@@ -1,4 +1,4 @@
-//! Lists and statistics, for operators.
+//! The calls of operators: `forget`, entries, lists and statistics.
 //!
 //! 1. A list goes through the primaries in the order of their addresses, and through the keys of each by
 //!    `SCAN`. `SCAN` returns every key that is there all the time.
@@ -10,19 +10,25 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use futures_util::future::{BoxFuture, ready};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use redis::{Cmd, FromRedisValue, Value};
 
-use super::super::inspect::{Cursor, Entry, ListFilter, Listing, Stats};
+use super::super::contract::StoreFuture;
+use super::super::inspect::{
+    Cursor, Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats,
+};
 use super::super::stored::Fetch;
-use super::adapter::Shared;
+use super::adapter::RedisAdapter;
 use super::calls::unreadable;
+use super::errors::Failure;
+use super::key_names;
 use super::row::Row;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
-const COUNTING: &str = "reading statistics";
-const LISTING: &str = "listing keys";
+/// What a list and statistics do, for their errors.
+const READING: &str = "reading keys";
 
 /// How many rows are read at once.
 const MAX_CONCURRENT: usize = 64;
@@ -59,14 +65,63 @@ impl Place {
 /// A key of Redis, the event's key, and its row; `None` for an unreadable one.
 type Found = (String, DedupKey, Option<Row>);
 
-impl Shared {
-    pub(super) async fn list(
+impl MaintenanceAdapter for RedisAdapter {
+    /// Deletes nothing, because Redis deletes each key by itself, `PURGE_GRACE` after it has expired.
+    fn purge(&self, _limit: u32) -> StoreFuture<'_, u64> {
+        let closed = || Failure::Closed.into_error("purging keys");
+        let purged = if self.0.is_closed() { Err(closed()) } else { Ok(0) };
+        Box::pin(ready(purged))
+    }
+
+    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, ForgetReply> {
+        Box::pin(self.forget_key(key))
+    }
+
+    fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
+        Box::pin(async move {
+            let bound = self.0.bound("reading a key");
+            let row = self.row(self.name(key), Fetch::DigestAndResponse, bound).await?;
+            Ok(row.and_then(Row::entry))
+        })
+    }
+
+    /// Reads keys by `SCAN`, which visits every key of the database, those of other programs too. A call
+    /// visits at most about 20,000 keys.
+    fn list<'a>(
+        &'a self,
+        filter: &'a ListFilter,
+        after: Option<&'a Cursor>,
+        limit: u32,
+    ) -> StoreFuture<'a, Listing> {
+        Box::pin(self.list_keys(filter, after, limit))
+    }
+
+    /// Reads up to 100,000 keys of each primary by `SCAN` and `GET`: several seconds. If a primary has
+    /// more keys, those of other programs included, the numbers are estimated by its `DBSIZE`. The size in
+    /// bytes is not known.
+    fn stats(&self) -> StoreFuture<'_, Stats> {
+        Box::pin(async move {
+            let mut stats = Stats { is_exact: true, ..Stats::default() };
+            for (address, size) in self.primaries().await? {
+                self.add_stats_of(&mut stats, &address, size).await?;
+            }
+            Ok(stats)
+        })
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async move { self.0.close() })
+    }
+}
+
+impl RedisAdapter {
+    async fn list_keys(
         &self,
         filter: &ListFilter,
         after: Option<&Cursor>,
         limit: u32,
     ) -> Result<Listing, Error> {
-        let primaries = self.primaries(LISTING).await?;
+        let primaries = self.primaries().await?;
         let mut place = match after {
             // The first primary is the next one.
             None => Place::default(),
@@ -97,8 +152,7 @@ impl Shared {
             let step = (limit - listing.keys.len()).clamp(10, STEP);
             visited += step;
             let (position, namespace) = (place.scan.unwrap_or(0), filter.namespace.as_deref());
-            let (next, found) =
-                self.scan(&place.primary, position, namespace, step, LISTING).await?;
+            let (next, found) = self.scan(&place.primary, position, namespace, step).await?;
             place.scan = (next != 0).then_some(next);
             names = found;
         }
@@ -114,7 +168,7 @@ impl Shared {
         unreadable: &mut u64,
     ) -> Result<Vec<(String, DedupKey, Entry)>, Error> {
         let mut selected = Vec::new();
-        for (name, key, row) in self.rows(names, filter.id_part.as_deref(), LISTING).await? {
+        for (name, key, row) in self.rows(names, filter.id_part.as_deref()).await? {
             let Some(row) = row else {
                 *unreadable += 1;
                 continue;
@@ -129,22 +183,12 @@ impl Shared {
         Ok(selected)
     }
 
-    pub(super) async fn stats(&self) -> Result<Stats, Error> {
-        let mut stats = Stats { is_exact: true, ..Stats::default() };
-        for (address, size) in self.primaries(COUNTING).await? {
-            let (is_exact, part) = self.stats_of(&address, size).await?;
-            stats.is_exact &= is_exact;
-            stats.add(&part);
-        }
-        Ok(stats)
-    }
-
-    /// Returns the statistics of a primary with this number of keys, and whether they are exact.
-    async fn stats_of(&self, address: &str, size: u64) -> Result<(bool, Stats), Error> {
+    /// Adds the statistics of a primary with this number of keys.
+    async fn add_stats_of(&self, stats: &mut Stats, address: &str, size: u64) -> Result<(), Error> {
         // In a small database a key could be visited twice while it is resized.
         let (mut position, mut visited, mut names) = (0, 0, BTreeSet::new());
         let is_exact = loop {
-            let (next, found) = self.scan(address, position, None, STEP, COUNTING).await?;
+            let (next, found) = self.scan(address, position, None, STEP).await?;
             visited += STEP.max(found.len());
             names.extend(found);
             position = next;
@@ -152,31 +196,29 @@ impl Shared {
                 break position == 0;
             }
         };
-        let mut stats = Stats::default();
-        for (_, _, row) in self.rows(names, None, COUNTING).await? {
+        let mut part = Stats::default();
+        for (_, _, row) in self.rows(names, None).await? {
             // An unreadable row is counted without a state.
-            stats.rows += 1;
+            part.rows += 1;
             if let Some(row) = row {
-                stats.count(row.state, row.age());
+                part.count(row.state, row.age());
             }
         }
-        if !is_exact {
-            let scale = |keys: u64| {
-                let scaled = u128::from(keys) * u128::from(size) / visited as u128;
-                u64::try_from(scaled).unwrap_or(u64::MAX)
-            };
-            stats = stats.map_counts(scale);
-        }
-        Ok((is_exact, stats))
+        stats.is_exact &= is_exact;
+        stats.add(part, |keys| {
+            let scaled = u128::from(keys) * u128::from(size) / visited as u128;
+            if is_exact { keys } else { u64::try_from(scaled).unwrap_or(u64::MAX) }
+        });
+        Ok(())
     }
 
     /// Returns the addresses of the primaries, in their order, and the number of keys of each.
-    async fn primaries(&self, context: &'static str) -> Result<Vec<(String, u64)>, Error> {
+    async fn primaries(&self) -> Result<Vec<(String, u64)>, Error> {
         let mut size = Cmd::new();
         size.arg("DBSIZE");
         let mut primaries = Vec::new();
-        for (address, reply) in self.slot.ask_all(&size, context).await? {
-            primaries.push((address, read(reply?, context)?));
+        for (address, reply) in self.0.ask_all(&size, READING).await? {
+            primaries.push((address, read(reply?)?));
         }
         primaries.sort();
         Ok(primaries)
@@ -190,14 +232,16 @@ impl Shared {
         position: u64,
         namespace: Option<&str>,
         step: usize,
-        context: &'static str,
     ) -> Result<(u64, Vec<String>), Error> {
         let mut scan = Cmd::new();
-        scan.arg("SCAN").arg(position).arg("MATCH").arg(self.names.pattern(namespace));
+        scan.arg("SCAN")
+            .arg(position)
+            .arg("MATCH")
+            .arg(key_names::pattern(&self.0.options.prefix, namespace));
         // Keys of another type are not of this crate.
         scan.arg("COUNT").arg(step).arg("TYPE").arg("string");
-        let reply = self.slot.ask(address, &scan, context).await?;
-        let (next, names): (_, Vec<Vec<u8>>) = read(reply, context)?;
+        let reply = self.0.ask(address, &scan, READING).await?;
+        let (next, names): (_, Vec<Vec<u8>>) = read(reply)?;
         let names: BTreeSet<_> =
             names.into_iter().filter_map(|name| String::from_utf8(name).ok()).collect();
         Ok((next, names.into_iter().collect()))
@@ -209,16 +253,15 @@ impl Shared {
         &self,
         names: impl IntoIterator<Item = String>,
         id_part: Option<&str>,
-        context: &'static str,
     ) -> Result<Vec<Found>, Error> {
         let has_part = |key: &DedupKey| id_part.is_none_or(|part| key.id().contains(part));
         let keys = names.into_iter().filter_map(|name| {
-            let key = self.names.key(name.as_bytes()).filter(has_part)?;
+            let key = key_names::key(&self.0.options.prefix, &name).filter(has_part)?;
             Some((name, key))
         });
         let read = async |(name, key): (String, DedupKey)| {
-            let bound = self.slot.bound(context);
-            match self.row(name.clone().into_bytes(), Fetch::Nothing, bound).await {
+            let bound = self.0.bound(READING);
+            match self.row(name.clone(), Fetch::Nothing, bound).await {
                 Ok(row) => Ok(row.map(|row| (name, key, Some(row)))),
                 Err(error) if error.kind() == ErrorKind::Corrupt => Ok(Some((name, key, None))),
                 Err(error) => Err(error),
@@ -230,8 +273,8 @@ impl Shared {
     }
 }
 
-fn read<T: FromRedisValue>(reply: Value, context: &'static str) -> Result<T, Error> {
-    redis::from_redis_value(reply).map_err(|_| unreadable(context))
+fn read<T: FromRedisValue>(reply: Value) -> Result<T, Error> {
+    redis::from_redis_value(reply).map_err(|_| unreadable(READING))
 }
 
 fn selects(filter: &ListFilter, row: &Row) -> bool {

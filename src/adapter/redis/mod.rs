@@ -15,7 +15,6 @@
 mod adapter;
 mod calls;
 mod client;
-mod connections;
 mod errors;
 mod inspection;
 mod key_names;

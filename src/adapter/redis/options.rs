@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use super::url::checked_prefix;
 use crate::error::{ConfigError, check};
 
 /// The longest time of a setting. The end of each such time is an `Instant` that exists.
@@ -97,7 +96,9 @@ impl RedisOptions {
 
     /// Returns these options, if each is valid and they fit together.
     pub(super) fn checked(self) -> Result<Self, ConfigError> {
-        checked_prefix(&self.prefix)?;
+        let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
+        let is_prefix = matches!(self.prefix.len(), 1..=32) && self.prefix.bytes().all(is_part);
+        check(is_prefix, "prefix", "1 to 32 characters of `A-Z a-z 0-9 _ . -`")?;
         bounded(self.call_timeout, "call_timeout")?;
         bounded(self.response_timeout, "response_timeout")?;
         bounded(self.connect_timeout, "connect_timeout")?;

@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind};
 pub(super) type Stored = (Vec<u8>, u16, Vec<u8>, Vec<u8>);
 
 /// The values of `lua/get.lua`, in their order.
-pub(super) type Values = (String, u64, u64, u64, u64, u32, bool, (Vec<u8>, String, Stored));
+pub(super) type Values = (String, u64, u64, u64, u64, u32, bool, Vec<u8>, String, Stored);
 
 /// A row, and its state at a time of the server's clock. All times are milliseconds since the Unix epoch.
 #[derive(Debug)]
@@ -37,24 +37,22 @@ pub(super) struct Row {
 impl Row {
     /// Returns the row of these values; `None` for values of no script of this version.
     pub(super) fn read(values: Values) -> Option<Self> {
-        let (state, now, first_seen_at, expires_at, ends_at, attempts, takeover, rest) = values;
-        let (token, event_type, stored) = rest;
-        let state = match &*state {
+        let state = match &*values.0 {
             "leased" => Some(KeyState::InFlight),
             "expired" => None,
             state => Some(state.parse().ok()?),
         };
         Some(Self {
             state,
-            now,
-            first_seen_at,
-            expires_at,
-            ends_at,
-            attempts,
-            takeover,
-            token,
-            event_type,
-            stored,
+            now: values.1,
+            first_seen_at: values.2,
+            expires_at: values.3,
+            ends_at: values.4,
+            attempts: values.5,
+            takeover: values.6,
+            token: values.7,
+            event_type: values.8,
+            stored: values.9,
         })
     }
 

@@ -15,6 +15,7 @@ const EPILOGUE: &str = include_str!("lua/epilogue.lua");
 /// For scripts that need little memory, or free it soon: a renewal or a completion that is refused at `maxmemory`
 /// would lead to a second run.
 const ALLOW_OOM: &str = " flags=allow-oom";
+const NO_WRITES: &str = " flags=no-writes";
 
 /// Declares scripts. Each is named after its file in the folder `lua`.
 macro_rules! scripts {
@@ -30,7 +31,7 @@ scripts! {
     COMPLETE = "", "lua/complete.lua", EPILOGUE, ALLOW_OOM;
     RELEASE = "", "lua/release.lua", EPILOGUE, ALLOW_OOM;
     FORGET = GET_DATA, "lua/forget.lua", EPILOGUE, ALLOW_OOM;
-    GET = GET_DATA, "lua/get.lua", "", " flags=no-writes";
+    GET = GET_DATA, "lua/get.lua", "", NO_WRITES;
 }
 
 /// A Lua script of this crate. Every script reads and writes one key.
@@ -43,6 +44,7 @@ pub(super) struct Script {
     /// the only one of each script, so nothing is stored either. At `maxmemory` they refuse completions
     /// and releases too.
     plain: Text,
+    writes: bool,
 }
 
 #[derive(Debug)]
@@ -64,7 +66,8 @@ impl Script {
         let is_code = |line: &&str| !line.is_empty() && !line.trim_start().starts_with("--");
         let lines = files.iter().flat_map(|file| file.lines()).filter(is_code);
         let lua = lines.collect::<Vec<_>>().join("\n");
-        Self { flagged: Text::new(format!("#!lua{flags}\n{lua}")), plain: Text::new(lua) }
+        let flagged = Text::new(format!("#!lua{flags}\n{lua}"));
+        Self { flagged, plain: Text::new(lua), writes: flags != NO_WRITES }
     }
 }
 
@@ -73,12 +76,12 @@ impl Script {
 pub(super) struct ScriptCall {
     script: &'static Script,
     /// The key of Redis.
-    pub(super) key: Vec<u8>,
+    pub(super) key: String,
     args: Cmd,
 }
 
 impl ScriptCall {
-    pub(super) fn new(script: &'static Script, key: Vec<u8>) -> Self {
+    pub(super) fn new(script: &'static Script, key: String) -> Self {
         Self { script, key, args: Cmd::with_capacity(8, 128) }
     }
 
@@ -87,21 +90,14 @@ impl ScriptCall {
         self
     }
 
-    /// Returns the call by the script's hash.
-    pub(super) fn by_hash(&self, knows_flags: bool) -> Cmd {
-        self.command("EVALSHA", &self.text(knows_flags).sha1)
+    pub(super) fn writes(&self) -> bool {
+        self.script.writes
     }
 
-    /// Returns the call with the script's text, for a server that does not know the hash.
-    pub(super) fn by_text(&self, knows_flags: bool) -> Cmd {
-        self.command("EVAL", &self.text(knows_flags).lua)
-    }
-
-    fn text(&self, knows_flags: bool) -> &'static Text {
-        if knows_flags { &self.script.flagged } else { &self.script.plain }
-    }
-
-    fn command(&self, name: &str, script: &str) -> Cmd {
+    /// Returns the call by the script's hash, or with its text, for a server that does not know the hash.
+    pub(super) fn command(&self, knows_flags: bool, is_by_hash: bool) -> Cmd {
+        let text = if knows_flags { &self.script.flagged } else { &self.script.plain };
+        let (name, script) = if is_by_hash { ("EVALSHA", &text.sha1) } else { ("EVAL", &text.lua) };
         let mut command = Cmd::with_capacity(16, script.len() + self.key.len() + 128);
         command.arg(name).arg(script).arg(1).arg(&self.key);
         for arg in self.args.args_iter() {

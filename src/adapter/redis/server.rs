@@ -5,8 +5,8 @@
 //! 3. Another process (`run_id`), another history (`master_replid`) or more evicted keys than before is a
 //!    suspicion, and is told once. It proves no loss, and its absence excludes none.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use redis::{Cmd, ErrorKind, InfoDict, RedisError, RedisResult, ServerErrorKind, Value};
@@ -21,15 +21,23 @@ const OLDEST: (u32, u32) = (6, 0);
 /// The oldest version of Redis that knows the flags of a script.
 const FLAGS: (u32, u32) = (7, 0);
 
-/// What is known of the servers of one adapter.
+const TOO_OLD: &str = "the Redis server is older than version 6.0";
+const EVICTS: &str = "the Redis server evicts keys: set `maxmemory-policy noeviction`, or accept it with `evictable`";
+
+/// The servers of one adapter.
 pub(super) struct Servers {
     evictable: bool,
     in_cluster: bool,
+    known: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
     /// By address; under one name outside of a cluster, because a failover changes the address.
-    known: Mutex<HashMap<String, Identity>>,
+    identities: HashMap<String, Identity>,
     /// The fault that was told last.
-    fault: Mutex<Option<ConfigError>>,
-    is_hiding_told: AtomicBool,
+    fault: Option<ConfigError>,
+    is_hiding_told: bool,
 }
 
 /// Names a process and its history.
@@ -42,13 +50,7 @@ struct Identity {
 
 impl Servers {
     pub(super) fn new(evictable: bool, in_cluster: bool) -> Self {
-        Self {
-            evictable,
-            in_cluster,
-            known: Mutex::default(),
-            fault: Mutex::default(),
-            is_hiding_told: AtomicBool::new(false),
-        }
+        Self { evictable, in_cluster, known: Mutex::default() }
     }
 
     /// Asks every primary for `INFO`, and tells what it shows. Returns `false` if one is too old for flags.
@@ -68,7 +70,8 @@ impl Servers {
             let info = self.info(reply)?;
             if let Some(fault) = fault(&info, self.evictable, self.in_cluster) {
                 // Told once, until the servers are mended.
-                if lock(&self.fault).replace(fault.clone()).as_ref() != Some(&fault) {
+                let told = self.known().fault.replace(fault.clone());
+                if told.as_ref() != Some(&fault) {
                     observe::redis_is_unfit(&address, &fault);
                 }
                 return Err(Failure::Unfit(fault));
@@ -76,7 +79,7 @@ impl Servers {
             knows_flags &= version(&info).is_none_or(|version| version >= FLAGS);
             self.compare(&address, &info);
         }
-        lock(&self.fault).take();
+        self.known().fault = None;
         Ok(knows_flags)
     }
 
@@ -88,7 +91,7 @@ impl Servers {
             Err(error) => return Err(error),
         };
         let hides = !info.contains_key(&"maxmemory_policy") && !self.evictable;
-        if hides && !self.is_hiding_told.swap(true, Ordering::Relaxed) {
+        if hides && !std::mem::replace(&mut self.known().is_hiding_told, true) {
             observe::redis_hides_its_policy();
         }
         Ok(info)
@@ -98,21 +101,25 @@ impl Servers {
     fn compare(&self, address: &str, info: &InfoDict) {
         let name = if self.in_cluster { address } else { "" };
         let identity = Identity::read(info);
-        let mut known = lock(&self.known);
-        let loss = match known.get(name) {
+        let mut known = self.known();
+        let loss = match known.identities.get(name) {
             Some(before) => identity.loss_since(before),
             // A replica that was promoted names the history of the primary before it.
             None => {
                 let previous: Option<String> = info.get("master_replid2");
                 let is_known = |known: &Identity| Some(&known.replication_id) == previous.as_ref();
-                known.values().any(is_known).then_some("suspected")
+                known.identities.values().any(is_known).then_some("suspected")
             }
         };
-        known.insert(name.to_owned(), identity);
+        known.identities.insert(name.to_owned(), identity);
         drop(known);
         if let Some(kind) = loss {
             observe::store_loss_suspected(kind, address);
         }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -172,11 +179,11 @@ fn fault(info: &InfoDict, evictable: bool, in_cluster: bool) -> Option<ConfigErr
         return Some(wrong_scheme(scheme));
     }
     if version(info).is_some_and(|version| version < OLDEST) {
-        return Some(too_old());
+        return Some(unfit(TOO_OLD));
     }
     let evicts = info.get::<u64>("maxmemory").is_some_and(|bytes| bytes > 0)
         && info.get::<String>("maxmemory_policy").is_some_and(|policy| policy != "noeviction");
-    (evicts && !evictable).then(evicts_keys)
+    (evicts && !evictable).then(|| unfit(EVICTS))
 }
 
 /// Returns the version of Redis; of Valkey, that with which it is compatible.
@@ -196,27 +203,14 @@ fn is_refusal(error: &RedisError) -> bool {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Returns the error of a server of another kind than the scheme of the URL says: the scheme for this
 /// server, without TLS.
 pub(super) fn wrong_scheme(scheme: &str) -> ConfigError {
-    let message = format!("the server is of another kind: use the scheme `{scheme}`");
-    ConfigError::new(ConfigErrorKind::Server, message)
+    unfit(format!("the server is of another kind: use the scheme `{scheme}`"))
 }
 
-fn too_old() -> ConfigError {
-    ConfigError::new(ConfigErrorKind::Server, "the Redis server is older than version 6.0")
-}
-
-fn evicts_keys() -> ConfigError {
-    ConfigError::new(
-        ConfigErrorKind::Server,
-        "the Redis server evicts keys: set `maxmemory-policy noeviction`, or accept it with \
-         `evictable`",
-    )
+fn unfit(why: impl Into<Cow<'static, str>>) -> ConfigError {
+    ConfigError::new(ConfigErrorKind::Server, why)
 }
 
 #[cfg(test)]
@@ -226,7 +220,7 @@ mod tests {
     #[test]
     fn server_that_may_not_be_used_is_refused() {
         let scheme = |scheme| Some(wrong_scheme(scheme));
-        let (old, evicts) = (Some(too_old()), Some(evicts_keys()));
+        let (old, evicts) = (Some(unfit(TOO_OLD)), Some(unfit(EVICTS)));
         for (text, in_cluster, expected) in [
             ("", false, None),
             ("redis_version:5.0.14\r\n", false, old),
@@ -252,7 +246,7 @@ mod tests {
         ] {
             let info = InfoDict::new(text);
             assert_eq!(fault(&info, false, in_cluster), expected, "{text}");
-            let accepted = expected.filter(|fault| *fault != evicts_keys());
+            let accepted = expected.filter(|fault| *fault != unfit(EVICTS));
             assert_eq!(fault(&info, true, in_cluster), accepted, "{text}");
         }
     }

@@ -1,4 +1,5 @@
-//! [`Slot`]: the open connections of an adapter, which are replaced when they are of no use any more.
+//! [`Slot`]: the open connections of an adapter, and the calls over them. Connections that are of no use any more are
+//! replaced.
 //!
 //! `redis` connects again after an error of the socket only. A connection that is silent, and one to a server
 //! that is no primary any more, stay as they are. So a slot replaces its connections after a reply that did not
@@ -12,18 +13,27 @@
 //!    ones would serve no other key better, and each of their calls there would hold up all others: `redis` looks
 //!    for the slots again, and asks the silent primary too.
 //! 4. A failed opening is believed for a moment, and never for good.
+//! 5. A call is repeated within its time, because every script is idempotent by its token: a claim finds its own
+//!    row, or another version than it names. If one attempt may have been executed, the outcome of the call is
+//!    unknown.
+//! 6. `WAIT` holds up everything behind it on its connection, and waits for the writes of its own connection
+//!    only. So a call that waits for replicas is one script with its `WAIT`, on one of a few further connections.
 
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use backon::{BackoffBuilder, ExponentialBuilder};
+use redis::{Cmd, Pipeline, RedisResult, Value};
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::client::{Connection, RedisClient};
-use super::errors::{Doubt, Failure};
+use super::errors::{Doubt, Failure, is_unknown_script};
 use super::options::RedisOptions;
+use super::script::ScriptCall;
 use super::server::{Servers, knows_flags, wrong_scheme};
+use crate::error::Error;
 
 /// How many calls wait for replicas at the same time.
 const WAITING: usize = 8;
@@ -34,23 +44,20 @@ const UNFIT: Duration = Duration::from_secs(1);
 /// Sentinels take up to 1.5 s each to reply, which `redis` sets.
 const SENTINELS: Duration = Duration::from_secs(5);
 
+/// The pauses before a repetition.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+
 /// Open connections to the same servers.
-pub(super) struct Live {
-    pub(super) main: Connection,
+struct Live {
+    main: Connection,
     /// For the calls that wait for replicas.
     waiting: Vec<Connection>,
     /// Empty for a cluster.
-    pub(super) address: String,
-    pub(super) knows_flags: bool,
+    address: String,
+    knows_flags: bool,
     /// Whether every primary has been looked at.
     is_whole: bool,
-}
-
-impl Live {
-    /// Returns the connection of a call that waits for replicas.
-    pub(super) fn waiting(&self, turn: usize) -> &Connection {
-        self.waiting.get(turn % WAITING).unwrap_or(&self.main)
-    }
 }
 
 /// The connections of one adapter.
@@ -59,8 +66,8 @@ pub(super) struct Slot {
     pub(super) options: RedisOptions,
     servers: Servers,
     state: Mutex<State>,
-    /// How many calls have waited for replicas.
-    pub(super) turn: AtomicUsize,
+    /// The number of the next script, which chooses the connection of a call that waits for replicas.
+    turn: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -83,6 +90,16 @@ impl State {
     }
 }
 
+/// What bounds the attempts of a call.
+#[derive(Clone, Copy)]
+pub(super) struct Bound {
+    /// What the call does, for its error.
+    pub(super) context: &'static str,
+    pub(super) deadline: Instant,
+    /// The call may be sent once.
+    pub(super) is_once: bool,
+}
+
 impl Slot {
     pub(super) fn new(client: RedisClient, options: RedisOptions) -> Arc<Self> {
         let servers = Servers::new(options.evictable, client.is_cluster());
@@ -90,9 +107,107 @@ impl Slot {
         Arc::new(Self { client, options, servers, state, turn })
     }
 
+    /// Opens a connection, and checks the servers. Tries once.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`](crate::ConfigError) for a server that may not be used;
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) if none can be reached.
+    pub(super) async fn connect(self: &Arc<Self>) -> Result<(), Error> {
+        match self.live(None).await {
+            Ok(_) => Ok(()),
+            Err(Failure::Unfit(fault)) => Err(fault.into()),
+            Err(failure) => Err(failure.into_error("connecting to Redis")),
+        }
+    }
+
+    /// Returns the bound of a call that begins now.
+    pub(super) fn bound(&self, context: &'static str) -> Bound {
+        Bound { context, deadline: Instant::now() + self.options.call_timeout, is_once: false }
+    }
+
+    /// Runs a script on the primary of its key. A script that writes waits for replicas, if the options say so.
+    pub(super) async fn run(
+        self: &Arc<Self>,
+        call: &ScriptCall,
+        bound: Bound,
+    ) -> Result<Value, Error> {
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        let wait = self.options.wait_replicas.filter(|_| call.writes());
+        let send = |live: Arc<Live>| async move {
+            let waiting = wait.and_then(|_| live.waiting.get(turn % WAITING));
+            run_script(&live, waiting.unwrap_or(&live.main), call, wait).await
+        };
+        self.repeat(bound, send).await
+    }
+
+    /// Sends a command without a key to the primary at `address`.
+    pub(super) async fn ask(
+        self: &Arc<Self>,
+        address: &str,
+        command: &Cmd,
+        context: &'static str,
+    ) -> Result<Value, Error> {
+        let send = |live: Arc<Live>| async move { Ok(live.main.ask(address, command).await?) };
+        self.repeat(self.bound(context), send).await
+    }
+
+    /// Sends a command without a key to every primary. Returns the address and the reply of each.
+    ///
+    /// # Errors
+    ///
+    /// Those of the connection to any primary. A refusal is a reply.
+    pub(super) async fn ask_all(
+        self: &Arc<Self>,
+        command: &Cmd,
+        context: &'static str,
+    ) -> Result<Vec<(String, Result<Value, Error>)>, Error> {
+        let send =
+            |live: Arc<Live>| async move { Ok(live.main.ask_all(&live.address, command).await?) };
+        let replies = self.repeat(self.bound(context), send).await?;
+        let reply = |reply: RedisResult<Value>| {
+            reply.map_err(|error| Failure::from(error).into_error(context))
+        };
+        Ok(replies.into_iter().map(|(address, it)| (address, reply(it))).collect())
+    }
+
+    /// Repeats `send` until it succeeds, fails for good, or the time of the call is up.
+    async fn repeat<T, F>(
+        self: &Arc<Self>,
+        bound: Bound,
+        send: impl Fn(Arc<Live>) -> F,
+    ) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, Failure>>,
+    {
+        let mut pauses = None;
+        let mut failed = None;
+        // The last error after which the outcome is unknown: a later refusal does not change that.
+        let mut unknown: Option<Error> = None;
+        loop {
+            let failure = match self.send(bound.deadline, &mut failed, &send).await {
+                Ok(reply) => return Ok(reply),
+                Err(failure) => failure,
+            };
+            let pause = pauses.get_or_insert_with(pauses_of_a_call).next().unwrap_or(LONGEST_PAUSE);
+            let is_last = bound.is_once
+                || !failure.is_worth_repeating()
+                || Instant::now() + pause >= bound.deadline;
+            let error = match (unknown, failure.into_error(bound.context)) {
+                (Some(unknown), error) if !error.is_unknown() => unknown,
+                (_, error) => error,
+            };
+            if is_last {
+                return Err(error);
+            }
+            unknown = error.is_unknown().then_some(error);
+            sleep(pause).await;
+        }
+    }
+
     /// Sends something over the open connections, until `deadline` at most. `failed` are the connections if they have
     /// failed. A later attempt of the same call waits for others, if they are being opened.
-    pub(super) async fn send<T, F>(
+    async fn send<T, F>(
         self: &Arc<Self>,
         deadline: Instant,
         failed: &mut Option<Arc<Live>>,
@@ -117,10 +232,7 @@ impl Slot {
 
     /// Returns the open connections. Opens them, if there are none. Waits for the next ones, if `failed` are the
     /// current ones and are being replaced.
-    pub(super) async fn live(
-        self: &Arc<Self>,
-        failed: Option<&Arc<Live>>,
-    ) -> Result<Arc<Live>, Failure> {
+    async fn live(self: &Arc<Self>, failed: Option<&Arc<Live>>) -> Result<Arc<Live>, Failure> {
         let mut has_waited = false;
         loop {
             let mut opening = {
@@ -158,11 +270,8 @@ impl Slot {
         *self.lock() = State { is_closed: true, ..State::default() };
     }
 
-    /// # Errors
-    ///
-    /// [`Failure::Closed`].
-    pub(super) fn check_open(&self) -> Result<(), Failure> {
-        if self.lock().is_closed { Err(Failure::Closed) } else { Ok(()) }
+    pub(super) fn is_closed(&self) -> bool {
+        self.lock().is_closed
     }
 
     /// Doubts connections, if they are the current ones.
@@ -215,12 +324,13 @@ impl Slot {
     /// Opens connections, and checks their servers.
     async fn open(&self) -> Result<Live, Failure> {
         let waiting = if self.options.wait_replicas.is_some() { WAITING } else { 0 };
-        let (main, waiting, address) = match self.client.connect(&self.options, waiting).await {
+        let (mut waiting, address) = match self.client.connect(&self.options, 1 + waiting).await {
             Err(error) if is_no_cluster(&error) => {
                 return Err(Failure::Unfit(wrong_scheme("redis")));
             }
             opened => opened?,
         };
+        let main = waiting.swap_remove(0);
         let (limit, keys) = (self.options.response_timeout, self.probe_keys());
         let (looked, knows_flags) = tokio::join!(
             timeout(limit, self.servers.look(&main, &address)),
@@ -251,6 +361,56 @@ impl Slot {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn pauses_of_a_call() -> impl Iterator<Item = Duration> {
+    ExponentialBuilder::new()
+        .with_min_delay(FIRST_PAUSE)
+        .with_max_delay(LONGEST_PAUSE)
+        .with_jitter()
+        .without_max_times()
+        .build()
+}
+
+/// Runs a script by its hash; by its text, if the server does not know the hash.
+async fn run_script(
+    live: &Live,
+    connection: &Connection,
+    call: &ScriptCall,
+    wait: Option<(u32, Duration)>,
+) -> Result<Value, Failure> {
+    let send = |is_by_hash| {
+        send_script(
+            connection,
+            call.key.as_bytes(),
+            call.command(live.knows_flags, is_by_hash),
+            wait,
+        )
+    };
+    match send(true).await {
+        Err(Failure::Redis(error)) if is_unknown_script(&error) => send(false).await,
+        reply => reply,
+    }
+}
+
+async fn send_script(
+    connection: &Connection,
+    key: &[u8],
+    script: Cmd,
+    wait: Option<(u32, Duration)>,
+) -> Result<Value, Failure> {
+    let Some((replicas, bound)) = wait else {
+        return Ok(connection.send(key, &script).await?);
+    };
+    let mut pipeline = Pipeline::with_capacity(2);
+    pipeline.add_command(script);
+    pipeline.cmd("WAIT").arg(replicas).arg(u64::try_from(bound.as_millis()).unwrap_or(u64::MAX));
+    let mut replies = connection.send_all(key, pipeline).await?.into_iter();
+    let reply = replies.next().unwrap_or(Value::Nil).extract_error()?;
+    match replies.next() {
+        Some(Value::Int(have)) if have >= i64::from(replicas) => Ok(reply),
+        _ => Err(Failure::TooFewReplicas),
     }
 }
 

@@ -1,17 +1,17 @@
-//! [`Endpoint`]: where a URL leads.
-//!
-//! | URL | topology |
-//! |---|---|
-//! | `redis://[user:password@]host[:port][/db]` | one server |
-//! | `redis+sentinel://[user:password@]host[:port],host[:port]/master[/db]` | the master that Sentinel names |
-//! | `redis+cluster://[user:password@]host[:port],host[:port]` | a cluster |
+//! [`Endpoint`]: where a URL leads. The page of [`RedisAdapter`](super::RedisAdapter#the-url) has the URLs.
 //!
 //! `rediss` is `redis` with TLS. `valkey` and `valkeys` are other names of both. `redis` reads the URL of each host.
+
+use std::ops::RangeInclusive;
 
 use percent_encoding::percent_decode_str;
 use redis::{ConnectionInfo, IntoConnectionInfo};
 
-use crate::error::{ConfigError, ConfigErrorKind, Error, check};
+use crate::error::{ConfigError, ConfigErrorKind, Error};
+
+const SEVERAL_HOSTS: &str =
+    "the store URL names several hosts: use the scheme `redis+sentinel` or `redis+cluster`";
+const UNKNOWN_PARAMETER: &str = "the store URL has a parameter other than `dedup_prefix`";
 
 /// What is at the addresses of a URL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +29,7 @@ pub(super) struct Endpoint {
     pub(super) nodes: Vec<ConnectionInfo>,
     /// The name of the master, for Sentinel.
     pub(super) master: String,
+    /// As it is written.
     pub(super) prefix: Option<String>,
 }
 
@@ -64,7 +65,11 @@ impl Endpoint {
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         let (credentials, hosts) = authority.split_at(authority.rfind('@').map_or(0, |at| at + 1));
-        let (master, database) = read_path(kind, path)?;
+        let (master, database) = match kind {
+            Kind::Sentinel => path.split_once('/').unwrap_or((path, "")),
+            Kind::Server | Kind::Cluster => ("", path),
+        };
+        let master = percent_decode_str(master).decode_utf8().map_err(|_| ConfigError::url())?;
         let node = |host: &str| {
             let has_port = host.rsplit(']').next().is_some_and(|end| end.contains(':'));
             let port = if kind == Kind::Sentinel && !has_port { ":26379" } else { "" };
@@ -72,64 +77,28 @@ impl Endpoint {
         };
         let nodes = hosts.split(',').map(node).collect::<Result<Vec<_>, _>>();
         let nodes = nodes.map_err(|_| ConfigError::url())?;
-        if kind == Kind::Server && nodes.len() > 1 {
-            return Err(several_hosts().into());
-        }
-        Ok(Self { kind, tls, nodes, master, prefix: read_query(query)? })
-    }
-}
-
-fn several_hosts() -> ConfigError {
-    ConfigError::new(
-        ConfigErrorKind::Url,
-        "the store URL names several hosts: use the scheme `redis+sentinel` or `redis+cluster`",
-    )
-}
-
-/// Does not name the parameter, which may be a part of a password.
-fn unknown_parameter() -> ConfigError {
-    let rule = "the store URL has a parameter other than `dedup_prefix`";
-    ConfigError::new(ConfigErrorKind::Url, rule)
-}
-
-/// Returns the name of the master and the number of the database.
-fn read_path(kind: Kind, path: &str) -> Result<(String, u32), ConfigError> {
-    let (master, database) = match kind {
-        Kind::Sentinel => path.split_once('/').unwrap_or((path, "")),
-        Kind::Server | Kind::Cluster => ("", path),
-    };
-    let database = match database {
-        "" => 0,
-        number => number.parse().map_err(|_| ConfigError::url())?,
-    };
-    let master = percent_decode_str(master).decode_utf8().map_err(|_| ConfigError::url())?;
-    // A cluster has the database 0 only.
-    let is_valid = match kind {
-        Kind::Server => true,
-        Kind::Sentinel => !master.is_empty(),
-        Kind::Cluster => database == 0,
-    };
-    if is_valid { Ok((master.into_owned(), database)) } else { Err(ConfigError::url()) }
-}
-
-fn read_query(query: &str) -> Result<Option<String>, ConfigError> {
-    let mut prefix = None;
-    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-        match pair.split_once('=') {
-            Some(("dedup_prefix", value)) => prefix = Some(checked_prefix(value)?),
+        let has_database = |limits: RangeInclusive<i64>| {
+            nodes.iter().all(|node| limits.contains(&node.redis_settings().db()))
+        };
+        let is_valid = match kind {
+            Kind::Server if nodes.len() > 1 => return Err(refused(SEVERAL_HOSTS)),
+            Kind::Server => has_database(0..=i64::MAX),
+            Kind::Sentinel => has_database(0..=i64::MAX) && !master.is_empty(),
+            Kind::Cluster => has_database(0..=0),
+        };
+        let prefix = match query.split_once('=') {
+            _ if !is_valid => return Err(ConfigError::url().into()),
+            None if query.is_empty() => None,
+            Some(("dedup_prefix", prefix)) => Some(prefix.to_owned()),
             // The name may be a part of a password with a `?`.
-            _ => return Err(unknown_parameter()),
-        }
+            _ => return Err(refused(UNKNOWN_PARAMETER)),
+        };
+        Ok(Self { kind, tls, nodes, master: master.into_owned(), prefix })
     }
-    Ok(prefix)
 }
 
-/// Returns a prefix that matches `[A-Za-z0-9_.-]{1,32}`.
-pub(super) fn checked_prefix(prefix: &str) -> Result<String, ConfigError> {
-    let is_valid = matches!(prefix.len(), 1..=32)
-        && prefix.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte));
-    check(is_valid, "prefix", "1 to 32 characters of `A-Z a-z 0-9 _ . -`")?;
-    Ok(prefix.to_owned())
+fn refused(why: &'static str) -> Error {
+    ConfigError::new(ConfigErrorKind::Url, why).into()
 }
 
 #[cfg(test)]
@@ -223,11 +192,11 @@ mod tests {
     fn prefix_is_the_only_parameter() {
         let endpoint = Endpoint::read("redis://h?dedup_prefix=shop").ok().unwrap();
         assert_eq!(endpoint.prefix.unwrap(), "shop");
-        assert_eq!(config_error("redis://h?protocol=resp3"), unknown_parameter());
+        for url in ["redis://h?protocol=resp3", "redis://h?secret@h", "redis://h?a&dedup_prefix=b"]
+        {
+            assert_eq!(config_error(url).to_string(), UNKNOWN_PARAMETER, "{url}");
+        }
         assert_eq!(config_error("redis://:secret?x@h"), ConfigError::url());
-        assert_eq!(config_error("redis://h?secret@h"), unknown_parameter());
-        let refused = config_error("redis://h?dedup_prefix=a%3Ab");
-        assert!(refused.to_string().starts_with("`prefix` must be"), "{refused}");
     }
 
     #[test]
@@ -253,7 +222,7 @@ mod tests {
         ] {
             assert_eq!(config_error(url), ConfigError::url(), "{url}");
         }
-        assert_eq!(config_error("redis://:secret@a,b"), several_hosts());
+        assert_eq!(config_error("redis://:secret@a,b").to_string(), SEVERAL_HOSTS);
         for url in ["redis+unix://h", "http://h", "postgres+cluster://h"] {
             let refused = config_error(url).to_string();
             assert!(refused.starts_with("no adapter for the scheme"), "{refused}");

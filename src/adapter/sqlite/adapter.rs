@@ -12,7 +12,7 @@ use sqlx::{AssertSqlSafe, Row as _};
 
 use super::super::contract::{Abilities, DedupAdapter, StoreFuture};
 use super::super::inspect::{
-    Cursor, Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Purged, Stats,
+    Cursor, Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats,
 };
 use super::super::replies::{ClaimReply, CompleteReply, RenewReply};
 use super::super::sql::call::{Call, Kind, RowReply, reply};
@@ -215,7 +215,7 @@ impl fmt::Debug for SqliteAdapter {
 
 impl DedupAdapter for SqliteAdapter {
     fn abilities(&self) -> Abilities {
-        Abilities::new().with_leases().with_stored_data().with_inspection()
+        Abilities { leases: true, stored_data: true, inspection: true, ..Abilities::new() }
     }
 
     fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
@@ -252,7 +252,7 @@ impl SqliteStore {
 }
 
 impl MaintenanceAdapter for SqliteAdapter {
-    fn purge(&self, limit: u32) -> StoreFuture<'_, Purged> {
+    fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
         Box::pin(self.0.with_table(move || self.0.purge(limit)))
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{AssertSqlSafe, Row as _};
 
-use super::super::inspect::{Cursor, Entry, ListFilter, Listing, Purged, Stats};
+use super::super::inspect::{Cursor, Entry, ListFilter, Listing, Stats};
 use super::super::stored::Fetch;
 use super::errors::store_error;
 use super::params::read_row;
@@ -19,12 +19,11 @@ const LISTING: &str = "listing keys";
 
 impl SqliteStore {
     /// Deletes at most `limit` expired keys.
-    pub(super) async fn purge(self: &Arc<Self>, limit: u32) -> Result<Purged, Error> {
+    pub(super) async fn purge(self: &Arc<Self>, limit: u32) -> Result<u64, Error> {
         self.write_in_task(move |store, _guard| async move {
             let purge = sqlx::query(AssertSqlSafe(Arc::clone(&store.statements.purge)));
             let done = purge.bind(limit).execute(&store.writer).await;
-            done.map(|done| Purged::new(done.rows_affected()))
-                .map_err(|error| store_error("purging", error))
+            done.map(|done| done.rows_affected()).map_err(|error| store_error("purging", error))
         })
         .await
     }

@@ -43,6 +43,14 @@ async fn list<A: MaintenanceAdapter + ?Sized>(
     panic!("a list without an end");
 }
 
+fn of_state(state: KeyState) -> ListFilter {
+    ListFilter { state: Some(state), ..ListFilter::new() }
+}
+
+fn of_namespace(namespace: &str) -> ListFilter {
+    ListFilter { namespace: Some(namespace.to_owned()), ..ListFilter::new() }
+}
+
 /// Returns the ids of the keys that a filter selects.
 async fn ids<A: MaintenanceAdapter + ?Sized>(adapter: &A, filter: &ListFilter) -> Vec<String> {
     list(adapter, filter, 3).await.into_keys().map(|key| key.id().to_owned()).collect()
@@ -134,9 +142,9 @@ where
     for call in 0.. {
         assert!(call < MANY, "a purge without an end");
         let purged = adapter.purge(7).await.unwrap();
-        assert!(purged.deleted <= 7, "{purged:?}");
-        deleted += purged.deleted;
-        if purged.deleted < 7 {
+        assert!(purged <= 7, "{purged:?}");
+        deleted += purged;
+        if purged < 7 {
             break;
         }
     }
@@ -193,7 +201,6 @@ where
 {
     let adapter = store.adapter();
     populate(&store).await;
-    let all = ListFilter::new();
     let states = [
         (KeyState::InFlight, &["in-flight", "in-flight-for-long"][..]),
         (KeyState::Lapsed, &["lapsed"]),
@@ -201,33 +208,37 @@ where
         (KeyState::Complete, &["complete-at-once", "complete-by-a-lease", "complete"]),
     ];
     for (state, expected) in states {
-        assert_eq!(ids(&adapter, &all.clone().with_state(state)).await, expected, "{state}");
+        assert_eq!(ids(&adapter, &of_state(state)).await, expected, "{state}");
     }
-    assert_eq!(ids(&adapter, &all.clone().with_namespace("other")).await, ["complete"]);
+    assert_eq!(ids(&adapter, &of_namespace("other")).await, ["complete"]);
     for absent in ["othe", "other2", "o'ther", "%", "\u{10FFFF}", ""] {
-        assert!(ids(&adapter, &all.clone().with_namespace(absent)).await.is_empty(), "{absent}");
+        assert!(ids(&adapter, &of_namespace(absent)).await.is_empty(), "{absent}");
     }
+    let with_part = |part: &str| ListFilter { id_part: Some(part.to_owned()), ..ListFilter::new() };
     let parts: [(&str, &[&str]); 3] = [
         ("for-long", &["in-flight-for-long"]),
         ("t-o", &["complete-at-once"]),
         ("ailed", &["failed"]),
     ];
     for (part, expected) in parts {
-        assert_eq!(ids(&adapter, &all.clone().with_id_part(part)).await, expected, "{part}");
+        assert_eq!(ids(&adapter, &with_part(part)).await, expected, "{part}");
     }
     for absent in ["%", "_", "*", "FAILED", "expired", "'", "\u{10FFFF}"] {
-        assert!(ids(&adapter, &all.clone().with_id_part(absent)).await.is_empty(), "{absent}");
+        assert!(ids(&adapter, &with_part(absent)).await.is_empty(), "{absent}");
     }
-    assert_eq!(ids(&adapter, &all.clone().with_id_part("")).await.len(), 7);
-    let recent = all.clone().with_since(RETENTION);
+    assert_eq!(ids(&adapter, &with_part("")).await.len(), 7);
+    let since = |since| ListFilter { since: Some(since), ..ListFilter::new() };
+    let recent = since(RETENTION);
     let expected = ["complete-at-once", "complete-by-a-lease", "failed", "in-flight", "complete"];
     assert_eq!(ids(&adapter, &recent).await, expected);
-    assert!(ids(&adapter, &all.clone().with_since(Duration::ZERO)).await.is_empty());
-    assert_eq!(ids(&adapter, &all.clone().with_since(Duration::MAX)).await.len(), 7);
-    assert_eq!(ids(&adapter, &all.clone().with_attempts_over(2)).await, ["failed"]);
-    assert!(ids(&adapter, &all.clone().with_attempts_over(3)).await.is_empty());
-    assert!(ids(&adapter, &all.clone().with_attempts_over(u32::MAX)).await.is_empty());
-    let several = recent.with_namespace("conformance").with_state(KeyState::Complete);
+    assert!(ids(&adapter, &since(Duration::ZERO)).await.is_empty());
+    assert_eq!(ids(&adapter, &since(Duration::MAX)).await.len(), 7);
+    let over = |attempts| ListFilter { attempts_over: Some(attempts), ..ListFilter::new() };
+    assert_eq!(ids(&adapter, &over(2)).await, ["failed"]);
+    assert!(ids(&adapter, &over(3)).await.is_empty());
+    assert!(ids(&adapter, &over(u32::MAX)).await.is_empty());
+    let state = Some(KeyState::Complete);
+    let several = ListFilter { state, since: recent.since, ..of_namespace("conformance") };
     assert_eq!(ids(&adapter, &several).await, ["complete-at-once", "complete-by-a-lease"]);
 }
 
@@ -252,14 +263,14 @@ where
         assert!(listed.keys().eq(&keys), "{limit}: {} keys", listed.len());
     }
     for namespace in namespaces {
-        let listed = list(&adapter, &ListFilter::new().with_namespace(namespace), 7).await;
+        let listed = list(&adapter, &of_namespace(namespace), 7).await;
         assert!(listed.keys().eq(keys.iter().filter(|key| key.namespace() == namespace)));
     }
     // A filter that selects few keys.
     let few = in_namespace("a", "\\7");
     adapter.forget(&few).await.unwrap();
     adapter.claim(&few, &leased()).await.unwrap();
-    let listed = list(&adapter, &ListFilter::new().with_state(KeyState::InFlight), 7).await;
+    let listed = list(&adapter, &of_state(KeyState::InFlight), 7).await;
     assert!(listed.keys().eq([&few]));
 }
 

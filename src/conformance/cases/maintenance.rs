@@ -43,7 +43,7 @@ where
         CallTerms::on_completion(Token::random(), Duration::from_millis(1), 3 * PURGE_GRACE);
     adapter.claim(&keys, &brief).await.unwrap();
     store.advance(PURGE_GRACE + SLACK).await;
-    assert_eq!(adapter.purge(100).await.unwrap().deleted, 0);
+    assert_eq!(adapter.purge(100).await.unwrap(), 0);
     assert_eq!(adapter.forget(&keys).await.unwrap(), ForgetReply::InFlight);
     assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), ClaimReply::InFlight);
     assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), ClaimReply::InFlight);
@@ -61,7 +61,7 @@ where
     adapter.claim(&keys, &mine).await.unwrap();
     store.advance(RETENTION + PURGE_GRACE + SLACK).await;
     assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), CompleteReply::Held);
-    assert_eq!(adapter.purge(100).await.unwrap().deleted, 0);
+    assert_eq!(adapter.purge(100).await.unwrap(), 0);
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
 }
 
@@ -79,7 +79,7 @@ where
     adapter.get(&keys).await.unwrap().expect("an entry");
     assert_eq!(adapter.complete(&keys, &longest).await.unwrap(), CompleteReply::Held);
     store.advance(Duration::from_secs(100 * 365 * 86_400)).await;
-    assert_eq!(adapter.purge(10).await.unwrap().deleted, 0);
+    assert_eq!(adapter.purge(10).await.unwrap(), 0);
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
 
     let nothing = || CallTerms::on_claim(Token::random(), Duration::ZERO);
@@ -181,7 +181,7 @@ where
     assert_eq!(adapter.claim(&new, &mine).await.unwrap(), ClaimReply::first(1, false));
     assert_eq!(adapter.complete(&new, &mine).await.unwrap(), CompleteReply::Held);
     assert!(is_duplicate(&adapter.claim(&new, &leased()).await.unwrap()));
-    assert_eq!(adapter.purge(100).await.unwrap().deleted, 0);
+    assert_eq!(adapter.purge(100).await.unwrap(), 0);
     let entry = adapter.get(&claimed).await.unwrap().expect("an entry");
     assert!(matches!(entry.state, KeyState::Complete), "{entry:?}");
 
@@ -211,22 +211,22 @@ where
     adapter.claim(&key("fresh"), &fresh).await.unwrap();
     let long = CallTerms::on_completion(Token::random(), 4 * PURGE_GRACE, 4 * PURGE_GRACE);
     adapter.claim(&key("leased"), &long).await.unwrap();
-    assert_eq!(adapter.purge(100).await.unwrap().deleted, 0);
+    assert_eq!(adapter.purge(100).await.unwrap(), 0);
     store.advance(SLACK).await;
     for id in ["old-0", "lapsed", "brief"] {
         assert_eq!(adapter.get(&key(id)).await.unwrap(), None, "{id}");
     }
-    assert_eq!(adapter.purge(100).await.unwrap().deleted, 0);
+    assert_eq!(adapter.purge(100).await.unwrap(), 0);
     assert_eq!(rows(&adapter).await, 14);
     store.advance(PURGE_GRACE - SLACK).await;
-    assert_eq!(adapter.purge(100).await.unwrap().deleted, 0);
+    assert_eq!(adapter.purge(100).await.unwrap(), 0);
     assert_eq!(rows(&adapter).await, 14);
     store.advance(SLACK).await;
     if !adapter.abilities().expires_keys {
-        assert_eq!(adapter.purge(4).await.unwrap().deleted, 4);
-        assert_eq!(adapter.purge(100).await.unwrap().deleted, 8);
+        assert_eq!(adapter.purge(4).await.unwrap(), 4);
+        assert_eq!(adapter.purge(100).await.unwrap(), 8);
     }
-    assert_eq!(adapter.purge(100).await.unwrap().deleted, 0);
+    assert_eq!(adapter.purge(100).await.unwrap(), 0);
     assert_eq!(rows(&adapter).await, 2);
     let fresh = adapter.claim(&key("fresh"), &complete_at_once()).await.unwrap();
     assert!(matches!(fresh, ClaimReply::Duplicate(_)));

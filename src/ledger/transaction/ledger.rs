@@ -38,8 +38,8 @@ impl<DB: Database> Transactional<DB> {
     }
 
     fn abilities(&self) -> Abilities {
-        let abilities = Abilities::new().with_leases().with_inspection();
-        Abilities { stored_data: self.adapter.stores_data(), ..abilities }
+        let stored_data = self.adapter.stores_data();
+        Abilities { leases: true, inspection: true, stored_data, ..Abilities::new() }
     }
 
     /// Lends `transaction`, or the one that its handler opens.
