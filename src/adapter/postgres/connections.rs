@@ -126,7 +126,12 @@ impl Connections {
     }
 
     async fn own(&self) -> Result<Own, sqlx::Error> {
-        while let Some(mut own) = self.idle()? {
+        loop {
+            if self.is_closed() {
+                return Err(sqlx::Error::PoolClosed);
+            }
+            // The connection that was used last. If its runtime has ended, the statement fails at once and is repeated.
+            let Some(mut own) = self.lock().idle.pop() else { break };
             if own.used.elapsed() < TEST_AFTER
                 || matches!(timeout(TEST, own.connection.ping()).await, Ok(Ok(())))
             {
@@ -140,16 +145,6 @@ impl Connections {
         self.private.set_connect_options((*options).clone());
         let (connection, now) = (self.private.acquire().await?.detach(), Instant::now());
         Ok(Own { connection, options, opened: now, used: now })
-    }
-
-    /// Returns the idle connection that was used last. If its runtime has ended, the statement fails at once and is
-    /// repeated.
-    fn idle(&self) -> Result<Option<Own>, sqlx::Error> {
-        let mut beside = self.lock();
-        if self.is_closed() {
-            return Err(sqlx::Error::PoolClosed);
-        }
-        Ok(beside.idle.pop())
     }
 
     /// Keeps a connection for the next batch, unless there are enough or it is too old.

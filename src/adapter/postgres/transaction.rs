@@ -17,28 +17,31 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::pool::PoolConnection;
-use sqlx::postgres::{PgConnection, Postgres};
+use sqlx::postgres::{PgConnection, PgRow, Postgres};
 use sqlx::{AssertSqlSafe, Row as _};
 
 use super::super::contract::StoreFuture;
 use super::super::replies::ClaimReply;
+use super::super::sql::batch::{known, unanswered, with_claimed};
 use super::super::sql::call::{Kind, RowReply, Rows};
+use super::super::sql::responses::most_read;
 use super::super::sql::row::Row;
+use super::super::sql::statement::query;
 use super::super::stored::Fetch;
 use super::super::terms::{CallTerms, Token};
 use super::super::transaction::{OpenTransaction, Opened, Sealed, TransactionAdapter, not_ours};
 use super::adapter::PostgresAdapter;
-use super::connections::Source;
-use super::dialect;
+use super::connections::BoundedConnection;
+use super::dialect::claimed;
 use super::errors::{is_broken_transaction, is_conflict, is_locked, is_read_only, store_error};
 use super::params::{
-    DataColumns, KeyColumns, KeyIndexes, Params, Uuid, advisory_locks, key_hash, retention_ms,
-    row_keys,
+    Uuid, advisory_locks, bind_data, bind_in_transaction, by_key, key_hash, read_row, retention_ms,
+    uuids,
 };
 use super::statements::Statements;
 use super::store::{PostgresStore, repeats};
 use super::transaction_end::Begun;
-use super::writing::{RowStatements, Writing, read_rows};
+use super::writing::{RowStatements, Writing};
 use crate::error::Error;
 use crate::key::DedupKey;
 
@@ -69,8 +72,8 @@ impl TransactionAdapter for PostgresAdapter {
         terms: &'a CallTerms,
     ) -> StoreFuture<'a, ()> {
         Box::pin(async move {
-            let (statements, token) = (self.0.statements(), terms.token().into());
-            let release = statements.release_in(&row_keys(keys), token);
+            let rows = Rows::of_call(keys, terms, key_hash);
+            let release = self.0.statements().release_in(&uuids(&rows), terms.token().into());
             let release = sqlx::raw_sql(AssertSqlSafe(release)).execute(transaction.connection());
             release.await.map_err(|error| store_error("releasing keys in a transaction", error))?;
             Ok(())
@@ -170,25 +173,16 @@ impl PostgresStore {
     async fn open(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Opened<Postgres>, Error> {
         let fault = |error| store_error("opening a transaction", error);
         let rows = Rows::of_call(keys, terms, key_hash);
-        let mut reader = self.dialect(Source::Pool).keeping_connection();
-        let known = read_rows(&mut reader, &rows).await.map_err(fault)?;
-        let mut replies = Vec::with_capacity(rows.len());
-        for row in known {
-            replies.push(row.map(|row| row.claimed(terms)).transpose()?.flatten());
+        let (found, connection) = self.read(&rows, terms.fetch()).await.map_err(fault)?;
+        let known = known(found, terms)?;
+        let left = unanswered(&known);
+        if left.is_empty() && !keys.is_empty() {
+            return Ok(Opened { replies: with_claimed(known, Vec::new()), transaction: None });
         }
-        let unanswered = (0..replies.len()).filter(|index| replies[*index].is_none());
-        let unanswered: Vec<usize> = unanswered.collect();
-        let mut transaction = None;
-        if !unanswered.is_empty() || keys.is_empty() {
-            let (connection, rows) = (reader.into_pooled(), rows.select(&unanswered));
-            let (claimed, begun) = self.claim_in_new_transaction(connection, &rows, terms).await?;
-            transaction = begun;
-            for (index, claimed) in unanswered.into_iter().zip(claimed) {
-                replies[index] = Some(claimed);
-            }
-        }
-        let replies = replies.into_iter().map(|reply| reply.unwrap_or(ClaimReply::InFlight));
-        Ok(Opened { replies: replies.collect(), transaction })
+        let connection = connection.and_then(BoundedConnection::into_pooled);
+        let (claimed, transaction) =
+            self.claim_in_new_transaction(connection, &rows.select(&left), terms).await?;
+        Ok(Opened { replies: with_claimed(known, claimed), transaction })
     }
 
     /// Claims in a new transaction; in another one after a conflict. Returns the transaction if anything
@@ -273,26 +267,20 @@ impl<'t> InTransaction<'t> {
     }
 
     async fn open_without_keys(&mut self) -> Result<(), sqlx::Error> {
-        let open = sqlx::query(AssertSqlSafe(Arc::clone(&self.statements.tx_open)));
-        let row = open.fetch_one(&mut *self.connection).await?;
-        self.begun = Some(Begun::new(&row)?);
+        let open = query(&self.statements.tx_open);
+        self.begun = Some(Begun::new(&open.fetch_one(&mut *self.connection).await?)?);
         Ok(())
     }
 
     async fn send(
         &mut self,
         sql: &Arc<str>,
+        kind: Kind,
         rows: &Rows<'_>,
-    ) -> Result<Vec<sqlx::postgres::PgRow>, sqlx::Error> {
-        let Some(row) = rows.first() else { return Ok(Vec::new()) };
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
         let locks: Vec<i64> = rows.iter().map(|row| self.locks[&row.hash]).collect();
-        let columns = KeyColumns::new(rows);
-        columns
-            .bind_in_transaction(sql, row.terms)
-            .bind(locks)
-            .bind(&columns.event_types)
-            .fetch_all(&mut *self.connection)
-            .await
+        let claim = bind_in_transaction(query(sql), kind, rows).bind(locks);
+        claim.fetch_all(&mut *self.connection).await
     }
 }
 
@@ -302,13 +290,8 @@ impl RowStatements for InTransaction<'_> {
         kind: Kind,
         rows: &Rows<'_>,
     ) -> Result<Vec<Option<RowReply>>, sqlx::Error> {
-        let statements = self.statements;
-        let insert = match kind {
-            Kind::Claim => &statements.tx_claim_insert,
-            _ => &statements.tx_claim_complete_insert,
-        };
         let mut written = vec![None; rows.len()];
-        for row in self.send(insert, rows).await? {
+        for row in self.send(&self.statements.tx_claim_insert, kind, rows).await? {
             // `WITH ORDINALITY` counts from 1.
             let index = usize::try_from(row.try_get::<i64, _>("ordinal")? - 1);
             let Some(written) = index.ok().and_then(|index| written.get_mut(index)) else {
@@ -332,12 +315,8 @@ impl RowStatements for InTransaction<'_> {
         rows: &Rows<'_>,
         _: &[i64],
     ) -> Result<Vec<Option<RowReply>>, sqlx::Error> {
-        let statement = match kind {
-            Kind::Claim => &self.statements.tx_claim_existing,
-            _ => &self.statements.tx_claim_complete_existing,
-        };
-        let taken = self.send(statement, rows).await?;
-        dialect::claimed_rows(rows, &KeyIndexes::new(rows).of_rows(taken)?)
+        let taken = self.send(&self.statements.tx_claim_existing, kind, rows).await?;
+        by_key(rows, &taken, |_, row| claimed(row))
     }
 
     async fn read(
@@ -345,9 +324,13 @@ impl RowStatements for InTransaction<'_> {
         rows: &Rows<'_>,
         fetch: Fetch,
     ) -> Result<Vec<Option<Row>>, sqlx::Error> {
-        let keys: Vec<Uuid> = rows.iter().map(|row| row.hash.into()).collect();
-        let read = Params::Keys(&keys).bind(self.statements.read(fetch));
-        dialect::rows_in_order(rows, read.fetch_all(&mut *self.connection).await?, fetch)
+        let mut found = Vec::with_capacity(rows.len());
+        for part in rows.chunks(most_read(fetch)) {
+            let read = query(self.statements.read(fetch)).bind(uuids(part));
+            let returned = read.fetch_all(&mut *self.connection).await?;
+            found.extend(by_key(part, &returned, |_, row| Ok(read_row(row, fetch)))?);
+        }
+        Ok(found)
     }
 }
 
@@ -393,18 +376,17 @@ async fn complete(
     keys: &[DedupKey],
     terms: &CallTerms,
 ) -> Result<Result<usize, sqlx::Error>, Error> {
-    let (row_keys, token) = (row_keys(keys), Uuid::from(terms.token()));
+    let rows = Rows::of_call(keys, terms, key_hash);
+    let (keys, token) = (uuids(&rows), Uuid::from(terms.token()));
     let begun = begun(transaction)?;
     let begin_end = statements.begin_end(begun);
-    let complete = statements.complete_in(begun, &row_keys, token, retention_ms(terms));
+    let complete = statements.complete_in(begun, &keys, token, retention_ms(terms));
     let completed = async {
         let connection = transaction.connection();
         if terms.stores_data() {
             sqlx::raw_sql(AssertSqlSafe(begin_end)).execute(&mut *connection).await?;
-            let rows = Rows::of_call(keys, terms, key_hash);
-            let store = sqlx::query(AssertSqlSafe(Arc::clone(&statements.tx_store)));
-            let data = DataColumns::new(&rows);
-            data.bind(store.bind(&row_keys).bind(token)).execute(&mut *connection).await?;
+            let store = query(&statements.tx_store).bind(&keys).bind(token);
+            bind_data(store, &rows).execute(&mut *connection).await?;
         }
         Ok(sqlx::raw_sql(AssertSqlSafe(complete)).fetch_all(connection).await?.len())
     };

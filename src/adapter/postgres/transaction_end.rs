@@ -81,13 +81,12 @@ mod tests {
     use std::time::Duration;
 
     use super::super::super::terms::Token;
-    use super::super::options::Durability;
     use super::super::schema::TableName;
     use super::*;
 
     #[test]
     fn every_statement_of_a_message_begins_with_the_tag() {
-        let statements = Statements::new(&TableName::default(), Durability::Synchronous);
+        let statements = Statements::new(&TableName::default(), true);
         let terms = CallTerms::on_claim(Token::random(), Duration::ZERO);
         let begin = statements.begin(&terms.with_transaction_bound_ms(i32::MAX));
         assert!(begin.starts_with(TAG) && begin.matches(TAG).count() == 2, "{begin}");

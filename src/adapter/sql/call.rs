@@ -270,12 +270,4 @@ mod tests {
             assert_eq!(one.can_join(&call(retention, lease, fetch)), joins);
         }
     }
-
-    #[test]
-    fn errors_name_the_operation() {
-        let named = KINDS.map(Kind::context);
-        let (claiming, releasing) = ("claiming keys", "releasing keys");
-        let [renewing, completing] = ["renewing leases", "completing keys"];
-        assert_eq!(named, [claiming, claiming, renewing, completing, releasing, releasing]);
-    }
 }

@@ -11,11 +11,51 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use sqlx::{ColumnIndex, Decode, Type};
+
 use super::super::inspect::{Entry, ForgetReply, KeyState};
 use super::super::replies::{ClaimReply, CompleteReply, Seen};
 use super::super::stored::{Fetch, StoredData, StoredResponse};
 use super::super::terms::{CallTerms, Permanence, Token};
 use crate::error::{Error, ErrorKind};
+
+/// The columns of a row, by their names.
+pub(in crate::adapter) trait Columns {
+    fn flag(&self, name: &str) -> Result<bool, sqlx::Error>;
+    fn number(&self, name: &str) -> Result<Option<i64>, sqlx::Error>;
+    fn text(&self, name: &str) -> Result<Option<String>, sqlx::Error>;
+    fn bytes(&self, name: &str) -> Result<Option<Vec<u8>>, sqlx::Error>;
+
+    /// Returns a number that is not null. A clock that went back makes a time negative: zero then.
+    fn count(&self, name: &str) -> Result<u64, sqlx::Error> {
+        Ok(self.number(name)?.and_then(|number| number.try_into().ok()).unwrap_or(0))
+    }
+}
+
+impl<R: sqlx::Row> Columns for R
+where
+    for<'n> &'n str: ColumnIndex<R>,
+    for<'r> bool: Decode<'r, R::Database> + Type<R::Database>,
+    for<'r> Option<i64>: Decode<'r, R::Database> + Type<R::Database>,
+    for<'r> Option<String>: Decode<'r, R::Database> + Type<R::Database>,
+    for<'r> Option<Vec<u8>>: Decode<'r, R::Database> + Type<R::Database>,
+{
+    fn flag(&self, name: &str) -> Result<bool, sqlx::Error> {
+        self.try_get(name)
+    }
+
+    fn number(&self, name: &str) -> Result<Option<i64>, sqlx::Error> {
+        self.try_get(name)
+    }
+
+    fn text(&self, name: &str) -> Result<Option<String>, sqlx::Error> {
+        self.try_get(name)
+    }
+
+    fn bytes(&self, name: &str) -> Result<Option<Vec<u8>>, sqlx::Error> {
+        self.try_get(name)
+    }
+}
 
 /// A row, as a statement returns it. Times are milliseconds since the Unix epoch.
 #[derive(Debug, Clone)]
@@ -45,22 +85,15 @@ pub(in crate::adapter) struct StoredColumns {
 }
 
 impl StoredColumns {
-    /// `response` is the status, the headers and the body, or why they do not decode.
-    pub(in crate::adapter) fn new(
-        payload_sha256: Option<Vec<u8>>,
-        response: Result<Option<(i64, String, Vec<u8>)>, sqlx::Error>,
-    ) -> Self {
-        let unreadable = |error: sqlx::Error| {
-            Error::new(ErrorKind::Corrupt, "decoding a stored response").with_source(error)
-        };
-        let response = response.map_err(unreadable).transpose().map(|columns| {
-            let (status, headers, body) = columns.map_err(Arc::new)?;
-            let response = StoredResponse::from_stored(status, &headers, body);
-            response.map(Arc::new).map_err(Arc::new)
-        });
+    /// Reads as much of the stored data of a row.
+    pub(in crate::adapter) fn read(row: &impl Columns, fetch: Fetch) -> Result<Self, sqlx::Error> {
+        if fetch == Fetch::Nothing {
+            return Ok(Self::default());
+        }
         // A value of another length is no SHA-256, and equals none.
-        let payload_sha256 = payload_sha256.and_then(|digest| digest.try_into().ok());
-        Self { payload_sha256, response }
+        let payload_sha256 = row.bytes("payload_sha256")?.and_then(|digest| digest.try_into().ok());
+        let response = if fetch == Fetch::Digest { Ok(None) } else { read_response(row) };
+        Ok(Self { payload_sha256, response: response.map_err(Arc::new).transpose() })
     }
 
     fn fetch(&self, fetch: Fetch) -> Result<Option<Arc<StoredData>>, Error> {
@@ -75,6 +108,18 @@ impl StoredColumns {
         };
         Ok(Some(Arc::new(StoredData::new(self.payload_sha256, response))))
     }
+}
+
+fn read_response(row: &impl Columns) -> Result<Option<Arc<StoredResponse>>, Error> {
+    let unreadable =
+        |error| Error::new(ErrorKind::Corrupt, "decoding a stored response").with_source(error);
+    let status = row.number("response_status").map_err(unreadable)?;
+    let headers = row.text("response_headers").map_err(unreadable)?;
+    let body = row.bytes("response_body").map_err(unreadable)?;
+    let columns = status.zip(headers).zip(body);
+    let response = columns
+        .map(|((status, headers), body)| StoredResponse::from_stored(status, &headers, body));
+    Ok(response.transpose()?.map(Arc::new))
 }
 
 /// The state of a row: the rules above. The statements say the same in SQL.
