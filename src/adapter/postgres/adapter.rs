@@ -215,12 +215,7 @@ impl DedupAdapter for PostgresAdapter {
 impl PostgresStore {
     /// Purges in the background from now on.
     pub(super) fn ensure_purge(self: &Arc<Self>) {
-        if self.purge_task.is_running() {
-            return;
-        }
-        let store = Arc::downgrade(self);
-        let adapter = move || store.upgrade().map(PostgresAdapter);
-        self.purge_task.ensure(|| self.connections.pool.close_event(), adapter);
+        self.purge_task.ensure(self, &self.connections.pool, PostgresAdapter);
     }
 }
 

@@ -171,24 +171,3 @@ fn since_ms(since: Duration) -> i64 {
     const MAX_MS: i64 = 1_000 * 365 * 86_400_000;
     i64::try_from(since.as_millis()).map_or(MAX_MS, |ms| ms.min(MAX_MS))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cursor_is_read_only_as_it_was_written() {
-        for key in [0, 1, u128::MAX].map(Uuid::from) {
-            assert_eq!(read_cursor(&Cursor::new(key.to_string())).unwrap(), key);
-        }
-        let key = "00112233445566778899aabbccddeeff";
-        assert!(read_cursor(&Cursor::new(key)).is_ok());
-        let upper = key.to_uppercase();
-        let foreign =
-            ["", "0", &key[1..], &upper, &format!("{key}0"), &format!("+{}", &key[1..]), "(0,1)"];
-        for text in foreign {
-            let refused = read_cursor(&Cursor::new(text)).unwrap_err();
-            assert_eq!(refused.kind(), ErrorKind::Refused, "{text:?}");
-        }
-    }
-}

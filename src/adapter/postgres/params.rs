@@ -130,7 +130,8 @@ pub(super) fn advisory_locks(rows: &[RowCall<'_>]) -> Vec<i64> {
     locks
 }
 
-/// Returns the value that `read` makes of each returned row, in the order of `rows`. A returned row begins with its key.
+/// Returns the value that `read` makes of each returned row, in the order of `rows`. A returned row begins with its
+/// key.
 pub(super) fn by_key<T>(
     rows: &[RowCall<'_>],
     returned: &[PgRow],

@@ -17,7 +17,7 @@ use super::super::sql::statement::query;
 use super::super::stored::Fetch;
 use super::connections::{BoundedConnection, Connections, Source};
 use super::errors::{
-    is_broken, is_conflict, is_read_only, is_timed_out, is_without_table, store_error,
+    is_broken, is_conflict, is_gone, is_read_only, is_timed_out, is_without_table, store_error,
 };
 use super::function::record_function;
 use super::options::{PostgresOptions, may_be_plain_text};
@@ -83,7 +83,7 @@ struct FoundTable {
 impl PostgresStore {
     pub(super) fn new(pool: PgPool, options: PostgresOptions, user_pool: bool) -> Self {
         let statements = Statements::new(&options.name, options.durable_claims);
-        let lanes = options.batching.lane_count();
+        let lanes = options.batching.lanes;
         let batcher = Batcher::new(lanes, options.batching);
         let connections = pool.options().get_max_connections();
         let transactions = Places::new(usize::try_from(connections).unwrap_or(usize::MAX));
@@ -228,7 +228,7 @@ impl PostgresStore {
             let sql = AssertSqlSafe(migration(sql, lock_timeout));
             let migrate = |connection| sqlx::raw_sql(sql).execute(connection);
             place.is_lost = true;
-            let migrated = session.run(MAINTENANCE_TIMEOUT, is_broken, migrate).await;
+            let migrated = session.run(MAINTENANCE_TIMEOUT, migrate).await;
             place.is_lost = migrated.as_ref().is_err_and(is_timed_out);
             if !place.is_lost {
                 place.holds.has_ended();
@@ -342,8 +342,7 @@ impl PostgresStore {
                 }
                 Ok(rows)
             };
-            let is_gone = |error: &sqlx::Error| is_broken(error) || is_read_only(error);
-            let error = match session.run(bound, is_gone, fetch).await {
+            let error = match session.run(bound, fetch).await {
                 Ok(rows) => {
                     let lost_reply = lost.is_some();
                     return Ok(Fetched { rows, connection: session, lost_reply });

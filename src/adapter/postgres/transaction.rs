@@ -26,7 +26,7 @@ use super::super::sql::batch::{known, unanswered, with_claimed};
 use super::super::sql::call::{Kind, RowReply, Rows};
 use super::super::sql::responses::most_read;
 use super::super::sql::row::Row;
-use super::super::sql::statement::query;
+use super::super::sql::statement::{fill, query, render};
 use super::super::stored::Fetch;
 use super::super::terms::{CallTerms, Token};
 use super::super::transaction::{OpenTransaction, Opened, Sealed, TransactionAdapter, not_ours};
@@ -38,9 +38,9 @@ use super::params::{
     Uuid, advisory_locks, bind_data, bind_in_transaction, by_key, key_hash, read_row, retention_ms,
     uuids,
 };
-use super::statements::Statements;
+use super::schema::literal;
+use super::statements::{Statements, TAG};
 use super::store::{PostgresStore, repeats};
-use super::transaction_end::Begun;
 use super::writing::{RowStatements, Writing};
 use crate::error::Error;
 use crate::key::DedupKey;
@@ -290,23 +290,18 @@ impl RowStatements for InTransaction<'_> {
         kind: Kind,
         rows: &Rows<'_>,
     ) -> Result<Vec<Option<RowReply>>, sqlx::Error> {
-        let mut written = vec![None; rows.len()];
-        for row in self.send(&self.statements.tx_claim_insert, kind, rows).await? {
-            // `WITH ORDINALITY` counts from 1.
-            let index = usize::try_from(row.try_get::<i64, _>("ordinal")? - 1);
-            let Some(written) = index.ok().and_then(|index| written.get_mut(index)) else {
-                continue;
-            };
-            if !row.try_get::<bool, _>("locked")? {
-                *written = Some(RowReply::Claimed(ClaimReply::InFlight));
-            } else if row.try_get("granted")? {
-                *written = Some(RowReply::Claimed(ClaimReply::first(1, false)));
-            }
-            if self.begun.is_none() {
-                self.begun = Some(Begun::new(&row)?);
-            }
+        let returned = self.send(&self.statements.tx_claim_insert, kind, rows).await?;
+        if let (None, Some(row)) = (&self.begun, returned.first()) {
+            self.begun = Some(Begun::new(row)?);
         }
-        Ok(written)
+        let written = by_key(rows, &returned, |_, row| {
+            Ok(match (row.try_get("locked")?, row.try_get("granted")?) {
+                (false, _) => Some(RowReply::Claimed(ClaimReply::InFlight)),
+                (true, true) => Some(RowReply::Claimed(ClaimReply::first(1, false))),
+                (true, false) => None,
+            })
+        })?;
+        Ok(written.into_iter().map(Option::flatten).collect())
     }
 
     async fn take(
@@ -339,6 +334,7 @@ fn begun(transaction: &OpenTransaction<Postgres>) -> Result<&Begun, Error> {
     transaction.attachment().ok_or_else(|| not_ours("using a transaction: nothing was claimed"))
 }
 
+/// Stores the keys' data, completes the keys, and commits.
 async fn commit(
     statements: Arc<Statements>,
     mut transaction: OpenTransaction<Postgres>,
@@ -350,7 +346,21 @@ async fn commit(
         let error = store_error("committing the handler's transaction", error);
         if by_handler { error.of_the_transaction() } else { error }
     };
-    let completed = match complete(&statements, &mut transaction, keys, terms).await? {
+    let rows = Rows::of_call(keys, terms, key_hash);
+    let (row_keys, token) = (uuids(&rows), Uuid::from(terms.token()));
+    let begun = begun(&transaction)?;
+    let begin_end = statements.begin_end(begun);
+    let complete = statements.complete_in(begun, &row_keys, token, retention_ms(terms));
+    let connection = transaction.connection();
+    let completing = async {
+        if terms.stores_data() {
+            sqlx::raw_sql(AssertSqlSafe(begin_end)).execute(&mut *connection).await?;
+            let store = query(&statements.tx_store).bind(&row_keys).bind(token);
+            bind_data(store, &rows).execute(&mut *connection).await?;
+        }
+        Ok(sqlx::raw_sql(AssertSqlSafe(complete)).fetch_all(connection).await?.len())
+    };
+    let completed = match completing.await {
         Ok(completed) => completed,
         Err(error) => {
             end_badly(transaction).await;
@@ -369,31 +379,97 @@ async fn commit(
     transaction.commit().await.map_err(fault)
 }
 
-/// Stores the keys' data and completes the keys. Returns how many keys were completed.
-async fn complete(
-    statements: &Statements,
-    transaction: &mut OpenTransaction<Postgres>,
-    keys: &[DedupKey],
-    terms: &CallTerms,
-) -> Result<Result<usize, sqlx::Error>, Error> {
-    let rows = Rows::of_call(keys, terms, key_hash);
-    let (keys, token) = (uuids(&rows), Uuid::from(terms.token()));
-    let begun = begun(transaction)?;
-    let begin_end = statements.begin_end(begun);
-    let complete = statements.complete_in(begun, &keys, token, retention_ms(terms));
-    let completed = async {
-        let connection = transaction.connection();
-        if terms.stores_data() {
-            sqlx::raw_sql(AssertSqlSafe(begin_end)).execute(&mut *connection).await?;
-            let store = query(&statements.tx_store).bind(&keys).bind(token);
-            bind_data(store, &rows).execute(&mut *connection).await?;
-        }
-        Ok(sqlx::raw_sql(AssertSqlSafe(complete)).fetch_all(connection).await?.len())
-    };
-    Ok(completed.await)
-}
-
 /// Rolls back after another error, which is the one to report.
 async fn end_badly(transaction: OpenTransaction<Postgres>) {
     let _ = transaction.rollback().await;
+}
+
+/// The transaction that claimed.
+#[derive(Debug)]
+struct Begun {
+    xid: u64,
+    /// The role of the claim, as `current_setting` returns it: a name, or `none`.
+    role: String,
+}
+
+impl Begun {
+    fn new(row: &PgRow) -> Result<Self, sqlx::Error> {
+        let xid: &str = row.try_get("xid")?;
+        let xid = xid.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
+        Ok(Self { xid, role: row.try_get("role")? })
+    }
+
+    /// Returns an expression that sets the role of the claim again. Its value is never the empty string.
+    fn set_role(&self) -> String {
+        render(include_str!("sql/tx_set_role.sql"), &[("role", &literal(&self.role))])
+    }
+}
+
+/// Returns keys as an array.
+fn array(keys: &[Uuid]) -> String {
+    let keys: Vec<_> = keys.iter().map(Uuid::to_string).collect();
+    format!("'{{{}}}'::uuid[]", keys.join(","))
+}
+
+// Several statements share one message, so that they cost one round trip. They have no parameters, so the keys are in
+// the text.
+impl Statements {
+    /// Returns the message that begins a lent transaction.
+    fn begin(&self, terms: &CallTerms) -> String {
+        let idle_ms = terms.transaction_bound_ms().to_string();
+        format!("{TAG}BEGIN; {}", fill(&self.tx_begin, &[("idle_ms", &*idle_ms)]))
+    }
+
+    /// Returns the message that releases keys while their transaction goes on, before a handler has it.
+    fn release_in(&self, keys: &[Uuid], token: Uuid) -> String {
+        let values = [("keys", &*array(keys)), ("token", &*token.to_string())];
+        fill(&self.tx_release, &values)
+    }
+
+    /// Returns the statement that comes before a statement that completes keys.
+    fn begin_end(&self, begun: &Begun) -> String {
+        fill(&self.tx_begin_end, &[("set_role", &begun.set_role())])
+    }
+
+    /// Returns the message that completes keys in the transaction that claimed them. `retention_ms`
+    /// counts again from zero for a row that has expired. Without keys, it only checks the transaction.
+    fn complete_in(&self, begun: &Begun, keys: &[Uuid], token: Uuid, retention_ms: i64) -> String {
+        let values = [
+            ("keys", &*array(keys)),
+            ("token", &*token.to_string()),
+            ("retention_ms", &*retention_ms.to_string()),
+            ("xid", &*begun.xid.to_string()),
+        ];
+        let complete = if keys.is_empty() { &self.tx_is_same } else { &self.tx_complete };
+        let (begin_end, complete) = (self.begin_end(begun), fill(complete, &values));
+        format!("{begin_end}; {complete}; {}", self.tx_restore_role)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::schema::TableName;
+    use super::*;
+
+    #[test]
+    fn every_statement_of_a_message_begins_with_the_tag() {
+        let statements = Statements::new(&TableName::default(), true);
+        let terms = CallTerms::on_claim(Token::random(), Duration::ZERO);
+        let begin = statements.begin(&terms.with_transaction_bound_ms(i32::MAX));
+        assert!(begin.contains("nullif(2147483647 *"), "{begin}");
+        let (keys, token) = (&[Uuid([1; 16])], Uuid([2; 16]));
+        let mut messages = vec![(begin, 2), (statements.release_in(keys, token), 1)];
+        for role in ["none", "a \"role\"", "{keys}"] {
+            let begun = Begun { xid: 7, role: role.to_owned() };
+            for keys in [&keys[..], &[]] {
+                let complete = statements.complete_in(&begun, keys, token, 1);
+                assert!(complete.contains(&literal(role)), "{complete}");
+                messages.push((complete, 3));
+            }
+        }
+        for (message, statements) in messages {
+            assert!(message.starts_with(TAG), "{message}");
+            assert_eq!(message.matches(TAG).count(), statements, "{message}");
+        }
+    }
 }

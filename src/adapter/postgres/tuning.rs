@@ -34,19 +34,3 @@ impl Replanner {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn text_changes_when_rows_double() {
-        let replanner = Replanner::default();
-        let texts = [0, 255, 1, 255, 1, 511, 1].map(|rows| {
-            replanner.note_rows(rows);
-            replanner.text(&"".into()).to_string()
-        });
-        let [zero, one, two] = [" /* 0 */", " /* 1 */", " /* 2 */"];
-        assert_eq!(texts, ["", "", zero, zero, one, one, two]);
-    }
-}

@@ -58,7 +58,7 @@ where
 }
 
 /// A row, as a statement returns it. Times are milliseconds since the Unix epoch.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(in crate::adapter) struct Row {
     pub(in crate::adapter) token: Option<[u8; 16]>,
     /// Every write raises it. Zero in SQLite, where no claim is late.
@@ -122,23 +122,17 @@ fn read_response(row: &impl Columns) -> Result<Option<Arc<StoredResponse>>, Erro
     Ok(response.transpose()?.map(Arc::new))
 }
 
-/// The state of a row: the rules above. The statements say the same in SQL.
-enum RowState {
-    Complete,
-    Leased,
-    Lapsed,
-    Released,
-    Expired,
-}
-
 impl Row {
-    fn state(&self) -> RowState {
+    /// Returns the state of a row by the rules above; `None` for an expired row. The statements say the same in SQL.
+    fn state(&self) -> Option<KeyState> {
         match (self.completed_at, self.lease_until) {
-            (None, Some(until)) if self.token.is_some() && until > self.now => RowState::Leased,
-            _ if self.expires_at <= self.now => RowState::Expired,
-            (Some(_), _) => RowState::Complete,
-            (None, Some(_)) => RowState::Lapsed,
-            (None, None) => RowState::Released,
+            (None, Some(until)) if self.token.is_some() && until > self.now => {
+                Some(KeyState::InFlight)
+            }
+            _ if self.expires_at <= self.now => None,
+            (Some(_), _) => Some(KeyState::Complete),
+            (None, Some(_)) => Some(KeyState::Lapsed),
+            (None, None) => Some(KeyState::Released),
         }
     }
 
@@ -148,19 +142,7 @@ impl Row {
 
     /// Returns the row of a key of which a column does not decode.
     pub(in crate::adapter) fn unreadable(error: sqlx::Error) -> Self {
-        Self {
-            token: None,
-            version: 0,
-            attempts: 0,
-            takeover: false,
-            first_seen_at: 0,
-            completed_at: None,
-            expires_at: 0,
-            lease_until: None,
-            now: 0,
-            stored: StoredColumns::default(),
-            unreadable: Some(Arc::new(error)),
-        }
+        Self { unreadable: Some(Arc::new(error)), ..Self::default() }
     }
 
     fn check_readable(&self) -> Result<(), Error> {
@@ -176,8 +158,8 @@ impl Row {
     pub(in crate::adapter) fn forgotten(&self) -> Option<ForgetReply> {
         match self.state() {
             _ if self.unreadable.is_some() => None,
-            RowState::Leased => Some(ForgetReply::InFlight),
-            RowState::Expired => Some(ForgetReply::Missing),
+            Some(KeyState::InFlight) => Some(ForgetReply::InFlight),
+            None => Some(ForgetReply::Missing),
             _ => None,
         }
     }
@@ -197,17 +179,17 @@ impl Row {
         let on_claim = terms.permanence() == Permanence::OnClaim;
         Ok(match self.state() {
             // Repeated with its token: the first reply may be lost.
-            RowState::Complete if on_claim && is_mine => {
+            Some(KeyState::Complete) if on_claim && is_mine => {
                 // A row that a completion inserted has no attempts.
                 Some(first(self.attempts.max(1), self.takeover))
             }
-            RowState::Complete => {
+            Some(KeyState::Complete) => {
                 let age = self.now.saturating_sub(self.first_seen_at);
                 let mut seen = Seen::new(Duration::from_millis(age.try_into().unwrap_or_default()));
                 seen.stored = self.stored.fetch(terms.fetch())?;
                 Some(ClaimReply::Duplicate(seen))
             }
-            RowState::Leased if on_claim || !is_mine => Some(ClaimReply::InFlight),
+            Some(KeyState::InFlight) if on_claim || !is_mine => Some(ClaimReply::InFlight),
             _ => None,
         })
     }
@@ -224,8 +206,8 @@ impl Row {
     ) -> Result<Option<CompleteReply>, Error> {
         self.check_readable()?;
         Ok(match self.state() {
-            RowState::Complete if self.is_by(token) => Some(CompleteReply::Held),
-            RowState::Complete => Some(CompleteReply::LeaseLost),
+            Some(KeyState::Complete) if self.is_by(token) => Some(CompleteReply::Held),
+            Some(KeyState::Complete) => Some(CompleteReply::LeaseLost),
             _ => None,
         })
     }
@@ -240,13 +222,7 @@ impl Row {
         event_type: Option<String>,
     ) -> Result<Option<Entry>, Error> {
         self.check_readable()?;
-        let state = match self.state() {
-            RowState::Expired => return Ok(None),
-            RowState::Complete => KeyState::Complete,
-            RowState::Leased => KeyState::InFlight,
-            RowState::Lapsed => KeyState::Lapsed,
-            RowState::Released => KeyState::Released,
-        };
+        let Some(state) = self.state() else { return Ok(None) };
         let mut entry = Entry::new(state, wall(self.first_seen_at), wall(self.expires_at));
         (entry.attempts, entry.takeover) = (attempt(self.attempts), self.takeover);
         if state == KeyState::Complete {

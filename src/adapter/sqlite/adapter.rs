@@ -237,12 +237,7 @@ impl DedupAdapter for SqliteAdapter {
 impl SqliteStore {
     /// Purges in the background from now on.
     pub(super) fn ensure_purge(self: &Arc<Self>) {
-        if self.purge_task.is_running() {
-            return;
-        }
-        let store = Arc::downgrade(self);
-        let adapter = move || store.upgrade().map(SqliteAdapter);
-        self.purge_task.ensure(|| self.writer.close_event(), adapter);
+        self.purge_task.ensure(self, &self.writer, SqliteAdapter);
     }
 }
 

@@ -143,7 +143,7 @@ impl SqliteStore {
     async fn make_schema(self: &Arc<Self>) -> Result<(), Error> {
         let fault = |error| store_error(PREPARING, error);
         if !self.finds_schema().await.map_err(fault)? {
-            self.write_in_task(|store, _guard| async move { store.create().await }).await?;
+            self.write_in_task(|store| async move { store.create().await }).await?;
         }
         if self.user_pool {
             self.check_settings().await.map_err(fault)?;
@@ -279,7 +279,7 @@ impl SqliteStore {
     /// token that follows needs the lock after it.
     pub(super) async fn write_in_task<T, F>(
         self: &Arc<Self>,
-        write: impl FnOnce(Arc<Self>, WriteGuard) -> F + Send + 'static,
+        write: impl FnOnce(Arc<Self>) -> F + Send + 'static,
     ) -> Result<T, Error>
     where
         T: Send + 'static,
@@ -294,7 +294,7 @@ impl SqliteStore {
                 guard = store.write_lock(ErrorKind::Refused) => guard,
             };
             let written = match guard {
-                Ok(guard) => write(store, guard).await,
+                Ok(_guard) => write(store).await,
                 Err(error) => Err(error),
             };
             // The caller may be gone.

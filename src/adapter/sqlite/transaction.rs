@@ -36,6 +36,7 @@ use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
 const OPENING: &str = "opening a transaction";
+const COMMITTING: &str = "committing the handler's transaction";
 /// How often a transaction is begun again on another connection.
 const ATTEMPTS: u32 = 8;
 
@@ -261,40 +262,47 @@ impl SqliteStore {
         keys: &[DedupKey],
         terms: &CallTerms,
     ) -> Result<(), Error> {
-        const CONTEXT: &str = "committing the handler's transaction";
-        if terms.stores_data() {
-            let rows = Rows::of_call(keys, terms, |_| 0);
-            let store = query(&self.statements.tx_store).bind(rows_json(&rows));
-            if let Err(error) = store.execute(transaction.connection()).await {
+        let hook = match self.complete(&mut transaction, keys, terms).await {
+            Ok(hook) => hook,
+            Err(error) => {
                 let _ = self.rollback(transaction).await;
-                return Err(store_error(CONTEXT, error));
+                return Err(error);
             }
-        }
-        let connection = transaction.connection();
-        let (ours, completed) = if keys.is_empty() {
-            (is_same(connection).await, Ok(0))
-        } else {
-            let complete = &self.statements.tx_complete;
-            let completed = change(connection, CONTEXT, complete, keys, terms).await;
-            (matches!(&completed, Ok(completed) if *completed == keys.len()), completed)
-        };
-        let hook = hook_of(&transaction);
-        let leaked = transaction.has_leaked_savepoint();
-        let (true, false, Some(hook)) = (ours, leaked, hook) else {
-            let _ = self.rollback(transaction).await;
-            completed?;
-            return Err(not_ours("committing: the handler has ended its transaction"));
         };
         hook.allows.store(true, Ordering::SeqCst);
         transaction.commit().await.map_err(|error| {
             let by_handler = is_constraint(&error);
-            let error = store_error(CONTEXT, error);
+            let error = store_error(COMMITTING, error);
             if by_handler { error.of_the_transaction() } else { error }
         })?;
         if hook.committed.load(Ordering::SeqCst) {
             return Ok(());
         }
         Err(not_ours("committing: nothing was committed"))
+    }
+
+    /// Stores the keys' data and completes the keys. Returns the hook of the transaction.
+    async fn complete(
+        &self,
+        transaction: &mut OpenTransaction<Sqlite>,
+        keys: &[DedupKey],
+        terms: &CallTerms,
+    ) -> Result<Arc<Hook>, Error> {
+        let connection = transaction.connection();
+        if terms.stores_data() {
+            let rows = Rows::of_call(keys, terms, |_| 0);
+            let store = query(&self.statements.tx_store).bind(rows_json(&rows));
+            let stored = store.execute(&mut *connection).await;
+            stored.map_err(|error| store_error(COMMITTING, error))?;
+        }
+        let is_ours = if keys.is_empty() {
+            is_same(connection).await
+        } else {
+            let complete = &self.statements.tx_complete;
+            change(connection, COMMITTING, complete, keys, terms).await? == keys.len()
+        };
+        let hook = hook_of(transaction).filter(|_| is_ours && !transaction.has_leaked_savepoint());
+        hook.ok_or_else(|| not_ours("committing: the handler has ended its transaction"))
     }
 
     /// Rolls back all of a handler's transaction.

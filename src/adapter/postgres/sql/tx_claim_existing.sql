@@ -10,11 +10,11 @@ WITH settings AS MATERIALIZED (
     $6::int8 * interval '1 millisecond' AS lease
 ), asked AS MATERIALIZED (
   -- A lock is only tried for: its holder may be a handler.
-  SELECT a.key, a.namespace, a.id, a.event_type, a.ordinal, a.token, s.retention, s.lease,
+  SELECT a.key, a.namespace, a.id, a.event_type, a.token, s.retention, s.lease,
     pg_try_advisory_xact_lock(a.lock # {table_number}::oid::int8) AS locked
   FROM settings AS s,
-    unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[], $7::text[], $8::int8[]) WITH ORDINALITY
-      AS a (key, namespace, id, token, event_type, lock, ordinal)
+    unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[], $7::text[], $8::int8[])
+      AS a (key, namespace, id, token, event_type, lock)
 ), locked AS MATERIALIZED (
   -- In the order of `key`: an UPDATE locks in any order.
   SELECT t.key, a.token, a.retention, a.lease, a.event_type

@@ -37,6 +37,8 @@ pub(in crate::adapter) trait BatchExecutor<I: BatchItem>:
     ) -> impl Future<Output = Vec<Result<I::Reply, Error>>> + Send;
 }
 
+/// How many keys wait when another lane starts; a full batch, if that has fewer. Below, the keys are cheaper
+/// as a part of the next batch.
 const KEYS_WORTH_A_LANE: usize = 32;
 /// How often a call is queued whose lane ended before the call was sent.
 const MAX_TRIES: usize = 4;
@@ -47,13 +49,7 @@ pub(in crate::adapter) struct Batcher<I: BatchItem>(Arc<BatcherState<I>>);
 impl<I: BatchItem> Batcher<I> {
     /// Creates a batcher that sends up to `lanes` batches at the same time.
     pub(in crate::adapter) fn new(lanes: usize, batching: Batching) -> Self {
-        Self(Arc::new(BatcherState {
-            lanes,
-            max_batch_keys: batching.batch_keys(),
-            max_queued_keys: batching.queued_keys(),
-            keys_worth_a_lane: KEYS_WORTH_A_LANE.min(batching.batch_keys()),
-            queue: Mutex::new(Queue::default()),
-        }))
+        Self(Arc::new(BatcherState { lanes, batching, queue: Mutex::new(Queue::default()) }))
     }
 
     /// Queues a call, and waits for its reply.
@@ -84,11 +80,11 @@ impl<I: BatchItem> Batcher<I> {
         let (reply, receiver) = oneshot::channel();
         let (ticket, opens) = {
             let mut queue = shared.lock();
-            if item.is_bounded() && queue.len() >= shared.max_queued_keys {
+            if item.is_bounded() && queue.len() >= shared.batching.max_queued_keys {
                 return Err(Error::new(ErrorKind::Overloaded, "queueing a call"));
             }
             let ticket = queue.push(item, reply);
-            (ticket, queue.opens_lane(shared.lanes, shared.keys_worth_a_lane))
+            (ticket, queue.opens_lane(shared.lanes, shared.keys_worth_a_lane()))
         };
         let queued = Queued { shared, ticket: Some(ticket), receiver };
         if opens {
@@ -133,15 +129,15 @@ impl<I: BatchItem> Drop for Queued<'_, I> {
 /// The limits of a batcher, and its queue.
 struct BatcherState<I: BatchItem> {
     lanes: usize,
-    max_batch_keys: usize,
-    max_queued_keys: usize,
-    /// How many keys wait when another lane starts; a full batch, if that has fewer. Below, the keys are cheaper
-    /// as a part of the next batch.
-    keys_worth_a_lane: usize,
+    batching: Batching,
     queue: Mutex<Queue<I>>,
 }
 
 impl<I: BatchItem> BatcherState<I> {
+    fn keys_worth_a_lane(&self) -> usize {
+        KEYS_WORTH_A_LANE.min(self.batching.max_batch_keys)
+    }
+
     fn lock(&self) -> impl DerefMut<Target = Queue<I>> + '_ {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -185,10 +181,10 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
             queue.close_lane();
             return None;
         }
-        let batch = queue.take(self.shared.max_batch_keys);
+        let batch = queue.take(self.shared.batching.max_batch_keys);
         self.sends = true;
         drop(queue);
-        self.start_another(self.shared.keys_worth_a_lane);
+        self.start_another(self.shared.keys_worth_a_lane());
         Some(batch.into_iter().map(|Waiting { item, reply, .. }| (item, reply)).unzip())
     }
 
