@@ -14,7 +14,7 @@ use super::super::sql::row::{Row, completed, first};
 use super::super::stored::Fetch;
 use super::connections::Source;
 use super::errors::{is_locked, is_row_error, is_timed_out, store_error};
-use super::params::{Bind, Bound, Uuid, bind_rows, by_key, read_row, uuids};
+use super::params::{Bind, Bound, Uuid, bind_claim, bind_data, bind_rows, by_key, read_row, uuids};
 use super::places::Place;
 use super::statements::LOCK_TIMEOUT;
 use super::store::{Fetched, PostgresStore};
@@ -156,13 +156,11 @@ impl RowStatements for PostgresDialect<'_> {
         rows: &Rows<'_>,
         versions: &[i64],
     ) -> Result<Vec<Option<RowReply>>, sqlx::Error> {
-        let all = self.store.statements();
-        let sql = match kind {
-            Kind::Claim => &all.claim_existing,
-            _ => &all.claim_complete_existing,
+        let bind = |query| {
+            let query = bind_claim(query, kind, rows);
+            bind_data(query, rows, kind == Kind::ClaimComplete).bind(versions)
         };
-        let bind = |query| bind_rows(query, kind, rows).bind(versions);
-        let taken = self.write_rows(sql, &bind).await?;
+        let taken = self.write_rows(&self.store.statements().claim_existing, &bind).await?;
         by_key(rows, &taken, |_, row| claimed(row))
     }
 

@@ -176,14 +176,15 @@ pub(super) fn bind_rows(query: Bound, kind: Kind, rows: &Rows<'_>) -> Bound {
     let query = bind_keys(query, rows);
     let query = match kind {
         Kind::Claim | Kind::Renew => query.bind(lease_ms(rows)),
-        Kind::ClaimComplete | Kind::Complete => bind_data(query, rows),
+        Kind::ClaimComplete | Kind::Complete => bind_data(query, rows, true),
         Kind::Release | Kind::ReleaseComplete => return query,
     };
     query.bind(event_types(rows))
 }
 
-/// Binds the rows of a claim in a transaction. A claim that is complete at once has no lease.
-pub(super) fn bind_in_transaction(query: Bound, kind: Kind, rows: &Rows<'_>) -> Bound {
+/// Binds the rows of a claim in a transaction, or of one that takes existing rows. A claim that is complete at once has
+/// no lease.
+pub(super) fn bind_claim(query: Bound, kind: Kind, rows: &Rows<'_>) -> Bound {
     let lease = (kind == Kind::Claim).then(|| lease_ms(rows));
     bind_keys(query, rows).bind(lease).bind(event_types(rows))
 }
@@ -208,10 +209,12 @@ fn event_types<'k>(rows: &[RowCall<'k>]) -> Option<Vec<Option<&'k str>>> {
     has_types.then(|| rows.iter().map(|row| row.terms.event_type_for(row.key)).collect())
 }
 
-/// Binds the data to store with keys, as arrays with nulls. A column is null as a whole if there is nothing to store.
-pub(super) fn bind_data(query: Bound, rows: &Rows<'_>) -> Bound {
+/// Binds the data to store with keys that become complete, as arrays with nulls. A column is null as a whole if there is
+/// nothing to store.
+pub(super) fn bind_data(query: Bound, rows: &Rows<'_>, completes: bool) -> Bound {
     let data = |row: &RowCall<'_>| row.terms.stored_data_for(row.key).unwrap_or_default();
-    let data: Option<Vec<_>> = rows.stores_data().then(|| rows.iter().map(data).collect());
+    let stores = completes && rows.stores_data();
+    let data: Option<Vec<_>> = stores.then(|| rows.iter().map(data).collect());
     let data = data.as_deref();
     let status = |response: &StoredResponse| i16::try_from(response.status.as_u16()).ok();
     query

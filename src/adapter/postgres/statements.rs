@@ -52,7 +52,6 @@ statements! {
         claim_insert,
         claim_existing,
         claim_complete_insert,
-        claim_complete_existing,
         renew,
         complete,
         release,

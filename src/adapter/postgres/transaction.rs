@@ -35,8 +35,7 @@ use super::connections::BoundedConnection;
 use super::dialect::claimed;
 use super::errors::{is_broken_transaction, is_conflict, is_locked, is_read_only, store_error};
 use super::params::{
-    Uuid, advisory_locks, bind_data, bind_in_transaction, by_key, key_hash, read_row, retention_ms,
-    uuids,
+    Uuid, advisory_locks, bind_claim, bind_data, by_key, key_hash, read_row, retention_ms, uuids,
 };
 use super::schema::literal;
 use super::statements::{Statements, TAG};
@@ -279,7 +278,7 @@ impl<'t> InTransaction<'t> {
         rows: &Rows<'_>,
     ) -> Result<Vec<PgRow>, sqlx::Error> {
         let locks: Vec<i64> = rows.iter().map(|row| self.locks[&row.hash]).collect();
-        let claim = bind_in_transaction(query(sql), kind, rows).bind(locks);
+        let claim = bind_claim(query(sql), kind, rows).bind(locks);
         claim.fetch_all(&mut *self.connection).await
     }
 }
@@ -356,7 +355,7 @@ async fn commit(
         if terms.stores_data() {
             sqlx::raw_sql(AssertSqlSafe(begin_end)).execute(&mut *connection).await?;
             let store = query(&statements.tx_store).bind(&row_keys).bind(token);
-            bind_data(store, &rows).execute(&mut *connection).await?;
+            bind_data(store, &rows, true).execute(&mut *connection).await?;
         }
         Ok(sqlx::raw_sql(AssertSqlSafe(complete)).fetch_all(connection).await?.len())
     };
