@@ -114,10 +114,9 @@ impl Connections {
             return Err(sqlx::Error::PoolClosed);
         }
         if self.pool.num_idle() > 0 {
-            match timeout(TEST, self.pool.acquire()).await {
-                Ok(acquired) => return acquired,
-                // The connection may have fallen silent, and others with it.
-                Err(_) => self.test_idle(),
+            let _test = PoolTest { connections: self, since: Instant::now() };
+            if let Ok(acquired) = timeout(TEST, self.pool.acquire()).await {
+                return acquired;
             }
         }
         self.pool.acquire().await
@@ -212,6 +211,21 @@ async fn test(connection: PoolConnection<Postgres>) {
         && let Some(connection) = connection.0.take()
     {
         return_to_pool(connection);
+    }
+}
+
+/// A test of a connection by the pool. If it takes long, or its caller stops waiting, the connection may
+/// have fallen silent.
+struct PoolTest<'c> {
+    connections: &'c Connections,
+    since: Instant,
+}
+
+impl Drop for PoolTest<'_> {
+    fn drop(&mut self) {
+        if self.since.elapsed() >= TEST / 2 {
+            self.connections.test_idle();
+        }
     }
 }
 
