@@ -8,7 +8,7 @@ WITH settings AS MATERIALIZED (
   -- In the order of `key`: an UPDATE locks in any order. A claim that is repeated with its token counts no attempt.
   SELECT t.key, a.token, a.retention, a.lease, a.event_type,
     a.payload_sha256, a.response_status, a.response_headers, a.response_body,
-    t.token = a.token AND t.completed_at IS NULL AND t.lease_until IS NOT NULL AS is_own,
+    a.lease IS NOT NULL AND t.token = a.token AND t.completed_at IS NULL AND t.lease_until IS NOT NULL AS is_own,
     t.expires_at <= clock_timestamp() AS is_expired
   FROM (
     SELECT a.key, a.token, s.retention, s.lease, a.event_type,
