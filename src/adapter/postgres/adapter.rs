@@ -4,29 +4,26 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use sqlx::postgres::{PgPool, PgPoolOptions};
-use sqlx::{ConnectOptions, Connection, Row as _};
+use sqlx::{ConnectOptions, Connection};
 use tokio::time::timeout;
 
 use super::super::contract::{Abilities, DedupAdapter, StoreFuture};
 use super::super::inspect::{
-    Cursor, Entry, ForgetReply, KeyState, ListFilter, Listing, MaintenanceAdapter, Stats,
+    Cursor, Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats,
 };
 use super::super::replies::{ClaimReply, CompleteReply, RenewReply};
 use super::super::sql::call::{Call, Kind, RowReply, Rows, reply};
-use super::super::sql::responses::add_response;
-use super::super::stored::Fetch;
+use super::super::sql::responses::{READING_RESPONSE, add_response};
 use super::super::terms::CallTerms;
-use super::connections::Source;
 use super::errors::{store_error, timed_out};
 use super::function::record_function;
 use super::options::PostgresOptions;
-use super::params::{Params, Uuid, key_hash, read_row};
+use super::params::key_hash;
 use super::schema::create_sql;
 use super::store::PostgresStore;
-use super::writing::read_rows;
 use crate::error::Error;
 use crate::key::DedupKey;
 
@@ -186,11 +183,12 @@ impl DedupAdapter for PostgresAdapter {
     fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
         Box::pin(async move {
             let claimed = self.call(Kind::claim(terms), key, terms, RowReply::claimed).await?;
-            let read = || -> StoreFuture<'_, _> {
+            // Boxed, because most calls read nothing.
+            let read = || {
                 Box::pin(async {
                     let rows = Rows::of_call(std::slice::from_ref(key), terms, key_hash);
-                    let read = read_rows(&mut self.0.dialect(Source::Pool), &rows).await;
-                    read.map_err(|error| store_error("reading a stored response", error))
+                    let read = self.0.read(&rows, terms.fetch()).await;
+                    Ok(read.map_err(|error| store_error(READING_RESPONSE, error))?.0)
                 })
             };
             add_response(terms, claimed, read).await
@@ -217,46 +215,23 @@ impl DedupAdapter for PostgresAdapter {
 impl PostgresStore {
     /// Purges in the background from now on.
     pub(super) fn ensure_purge(self: &Arc<Self>) {
-        if self.purge_task.is_running() {
-            return;
-        }
-        let store = Arc::downgrade(self);
-        let adapter = move || store.upgrade().map(PostgresAdapter);
-        self.purge_task.ensure(|| self.connections.pool.close_event(), adapter);
-    }
-
-    /// Reads a key on any server.
-    async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
-        let (fault, hash) = (|error| store_error("looking up a key", error), key_hash(key));
-        let keys = [Uuid::from(hash)];
-        let rows = self.fetch(&self.statements().get, Params::Keys(&keys)).await.map_err(fault)?;
-        if let Some(row) = rows.first() {
-            let event_type = row.try_get("event_type").map_err(fault)?;
-            if let Some(entry) = read_row(row, Fetch::DigestAndResponse).entry(event_type)? {
-                return Ok(Some(entry));
-            }
-        }
-        let in_flight = self.is_in_transaction(hash).await.map_err(fault)?;
-        Ok(in_flight.then(|| {
-            let now = SystemTime::now();
-            Entry::new(KeyState::InFlight, now, now)
-        }))
+        self.purge_task.ensure(self, &self.connections.pool, PostgresAdapter);
     }
 }
 
 impl MaintenanceAdapter for PostgresAdapter {
     fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
         let store = &self.0;
-        Box::pin(store.with_table(move || Box::pin(store.purge(limit))))
+        Box::pin(store.with_table(move || store.purge(limit)))
     }
 
     fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, ForgetReply> {
         let store = &self.0;
-        Box::pin(store.with_table(move || Box::pin(store.forget(key))))
+        Box::pin(store.with_table(move || store.forget(key)))
     }
 
     fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
-        Box::pin(self.0.with_table(move || Box::pin(self.0.get(key))))
+        Box::pin(self.0.with_table(move || self.0.get(key)))
     }
 
     fn list<'a>(
@@ -266,11 +241,11 @@ impl MaintenanceAdapter for PostgresAdapter {
         limit: u32,
     ) -> StoreFuture<'a, Listing> {
         let store = &self.0;
-        Box::pin(store.with_table(move || Box::pin(store.list(filter, after, limit))))
+        Box::pin(store.with_table(move || store.list(filter, after, limit)))
     }
 
     fn stats(&self) -> StoreFuture<'_, Stats> {
-        Box::pin(self.0.with_table(move || Box::pin(self.0.stats())))
+        Box::pin(self.0.with_table(|| self.0.stats()))
     }
 
     /// Closes the lanes' connections. A pool of the user's stays open: it is the user's to close.
@@ -288,7 +263,6 @@ impl MaintenanceAdapter for PostgresAdapter {
 #[cfg(test)]
 mod tests {
     use super::super::super::sql::statement::check_golden;
-    use super::super::options::Durability;
     use super::super::schema::{TableName, migration};
     use super::super::statements::{Statements, tagged};
     use super::*;
@@ -296,8 +270,8 @@ mod tests {
     #[test]
     fn golden() {
         let name = TableName::default();
-        let statements = Statements::new(&name, Durability::Asynchronous);
-        let durable = Statements::new(&name, Durability::Synchronous);
+        let statements = Statements::new(&name, false);
+        let durable = Statements::new(&name, true);
         let (find, migration) = (tagged(&name.find()), migration(create_sql(&name), None));
         let named = TableName { schema: Some("webhooks".to_owned()), ..name };
         let (create, function) = (create_sql(&named), record_function(&TableName::default()));

@@ -7,15 +7,12 @@
 //! 1. Batches use connections of the adapter's own, beside the user's pool. A private pool opens them, with
 //!    the hooks and the connect options of the user's: rotated credentials take effect. It holds none,
 //!    because sqlx takes a connection back by a task and a ping.
-//! 2. A statement is *abandoned* after
-//!    [`statement_timeout`](super::PostgresOptions::statement_timeout), or if its caller is dropped. Its
-//!    connection is closed and not pooled, and its outcome is unknown. The server may still run it, so its
-//!    [place](super::places) stays taken for a while.
+//! 2. A statement that takes too long, or whose caller is dropped, is *abandoned*. Its connection is closed and not
+//!    pooled, and its outcome is unknown. The server may still run it, so its [place](super::places) stays taken
+//!    for a while.
 //! 3. After one connection has failed, the idle connections are suspect: those of the batches are closed.
-//!    If it fell silent or led to a standby, those of the user's pool are tested at once, each within [`TEST`].
-//! 4. A connection of the batches that was idle for [`TEST_AFTER`] is tested before it is used. To open one
-//!    takes at most [`CONNECT`].
-//! 5. The connections end with the user's pool. Otherwise a database could not be dropped after its pool was
+//!    If it fell silent or led to a standby, those of the user's pool are tested at once.
+//! 4. The connections end with the user's pool. Otherwise a database could not be dropped after its pool was
 //!    closed, as `#[sqlx::test]` does, while a handle to the adapter exists.
 
 use std::future::Future;
@@ -30,7 +27,7 @@ use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::super::transaction::return_to_pool;
-use super::errors::{is_timed_out, timed_out};
+use super::errors::{is_gone, is_timed_out, timed_out};
 use super::places::{Holds, Places};
 use crate::observe;
 
@@ -126,7 +123,12 @@ impl Connections {
     }
 
     async fn own(&self) -> Result<Own, sqlx::Error> {
-        while let Some(mut own) = self.idle()? {
+        loop {
+            if self.is_closed() {
+                return Err(sqlx::Error::PoolClosed);
+            }
+            // The connection that was used last. If its runtime has ended, the statement fails at once and is repeated.
+            let Some(mut own) = self.lock().idle.pop() else { break };
             if own.used.elapsed() < TEST_AFTER
                 || matches!(timeout(TEST, own.connection.ping()).await, Ok(Ok(())))
             {
@@ -140,16 +142,6 @@ impl Connections {
         self.private.set_connect_options((*options).clone());
         let (connection, now) = (self.private.acquire().await?.detach(), Instant::now());
         Ok(Own { connection, options, opened: now, used: now })
-    }
-
-    /// Returns the idle connection that was used last. If its runtime has ended, the statement fails at once and is
-    /// repeated.
-    fn idle(&self) -> Result<Option<Own>, sqlx::Error> {
-        let mut beside = self.lock();
-        if self.is_closed() {
-            return Err(sqlx::Error::PoolClosed);
-        }
-        Ok(beside.idle.pop())
     }
 
     /// Keeps a connection for the next batch, unless there are enough or it is too old.
@@ -279,12 +271,11 @@ impl BoundedConnection<'_> {
         }
     }
 
-    /// Runs one statement within `bound`. The connection is closed after a timeout, and after an error
-    /// for which `breaks` returns `true`.
+    /// Runs one statement within `bound`. The connection is closed after a timeout, if the connection is broken, and
+    /// if the server takes no writes.
     pub(super) async fn run<'s, T, F>(
         &'s mut self,
         bound: Duration,
-        breaks: impl Fn(&sqlx::Error) -> bool,
         statement: impl FnOnce(&'s mut PgConnection) -> F,
     ) -> Result<T, sqlx::Error>
     where
@@ -300,7 +291,7 @@ impl BoundedConnection<'_> {
         let run = run.unwrap_or_else(|_| Err(timed_out()));
         self.state = match &run {
             Err(error) if is_timed_out(error) => State::Busy,
-            Err(error) if breaks(error) => State::Broken,
+            Err(error) if is_gone(error) => State::Broken,
             _ => State::Usable,
         };
         run

@@ -39,14 +39,10 @@ pub(super) fn is_without_table(error: &Error) -> bool {
     errors::cause(error).is_some_and(|error| has_code(error, &[UNDEFINED_TABLE]))
 }
 
+/// Returns `true` if the SQLSTATE begins with one of these.
 fn has_code(error: &sqlx::Error, codes: &[&str]) -> bool {
     let code = error.as_database_error().and_then(DatabaseError::code);
-    code.is_some_and(|code| codes.contains(&&*code))
-}
-
-fn has_class(error: &sqlx::Error, classes: &[&str]) -> bool {
-    let code = error.as_database_error().and_then(DatabaseError::code);
-    code.is_some_and(|code| classes.iter().any(|class| code.starts_with(class)))
+    code.is_some_and(|code| codes.iter().any(|start| code.starts_with(start)))
 }
 
 /// Returns `true` if an open transaction holds a row.
@@ -57,7 +53,7 @@ pub(super) fn is_locked(error: &sqlx::Error) -> bool {
 /// Returns `true` if one row may have caused the error: its value (22, 23, 54), its lock (55P03, 40),
 /// or a trigger (P0). All other errors meet every row.
 pub(super) fn is_row_error(error: &sqlx::Error) -> bool {
-    has_class(error, &[LOCK_NOT_AVAILABLE, "22", "23", "40", "54", "P0"])
+    has_code(error, &[LOCK_NOT_AVAILABLE, "22", "23", "40", "54", "P0"])
 }
 
 /// Returns `true` if the same statement may succeed at once.
@@ -74,7 +70,7 @@ pub(super) fn is_read_only(error: &sqlx::Error) -> bool {
 /// Returns `true` if the handler broke its transaction: it swallowed an error (25P02), violated a
 /// deferred constraint (class 23), or left a session that cannot name or write the table (class 42).
 pub(super) fn is_broken_transaction(error: &sqlx::Error) -> bool {
-    has_class(error, &[IN_FAILED_TRANSACTION, "23", "42"])
+    has_code(error, &[IN_FAILED_TRANSACTION, "23", "42"])
 }
 
 /// Returns `true` if the connection is gone, as all connections of a pool are after a restart of the
@@ -82,8 +78,13 @@ pub(super) fn is_broken_transaction(error: &sqlx::Error) -> bool {
 pub(super) fn is_broken(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Io(_) | sqlx::Error::Protocol(_) | sqlx::Error::WorkerCrashed => true,
-        error => has_class(error, &["57P", "08"]),
+        error => has_code(error, &["57P", "08"]),
     }
+}
+
+/// Returns `true` if a statement needs another connection.
+pub(super) fn is_gone(error: &sqlx::Error) -> bool {
+    is_broken(error) || is_read_only(error)
 }
 
 /// Returns the error of an abandoned statement.

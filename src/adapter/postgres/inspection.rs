@@ -1,17 +1,22 @@
-//! Purge, statistics and lists.
+//! The calls of operators.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
-use super::super::inspect::{Cursor, Entry, KeyState, ListFilter, Listing, Stats};
+use super::super::inspect::{Cursor, Entry, ForgetReply, KeyState, ListFilter, Listing, Stats};
+use super::super::sql::batch::TRIES;
+use super::super::sql::call::{RowCall, Rows};
+use super::super::sql::inspection::{listing, stats};
+use super::super::sql::row::{Columns as _, Row};
 use super::super::stored::Fetch;
+use super::super::terms::{CallTerms, Token};
 use super::connections::Source;
 use super::errors::store_error;
-use super::params::{Params, Selection, Uuid, read_row};
-use super::store::PostgresStore;
+use super::params::{Bind, Bound, Uuid, advisory_lock, key_hash, read_row};
+use super::store::{Fetched, PostgresStore};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -19,9 +24,9 @@ impl PostgresStore {
     /// Deletes at most `limit` expired keys.
     pub(super) async fn purge(&self, limit: u32) -> Result<u64, Error> {
         let fault = |error| store_error("purging", error);
-        let rows = self.read_part(&self.statements().purge, Params::Purge(limit.into())).await;
-        let rows = rows.map_err(fault)?;
-        rows.first().map_or(Ok(0), |row| number(row, 0)).map_err(fault)
+        let bind = |query: Bound| query.bind(i64::from(limit));
+        let rows = self.read_part(&self.statements().purge, &bind).await.map_err(fault)?;
+        rows.first().map_or(Ok(0), |row| row.count("count")).map_err(fault)
     }
 
     pub(super) async fn stats(&self) -> Result<Stats, Error> {
@@ -30,31 +35,15 @@ impl PostgresStore {
 
     async fn count(&self) -> Result<Stats, sqlx::Error> {
         let statements = self.statements();
-        let size = self.fetch(&statements.size, Params::None).await?;
-        let rows = self.read_part(&statements.stats, Params::None).await?;
+        let size = self.fetch(&statements.size, &|query| query).await?;
+        let rows = self.read_part(&statements.stats, &|query| query).await?;
         let (Some(size), Some(row)) = (size.first(), rows.first()) else {
             return Ok(Stats::default());
         };
-        let age = |at| {
-            let ms: Option<i64> = row.try_get(at)?;
-            Ok::<_, sqlx::Error>(ms.map(|ms| Duration::from_millis(u64::try_from(ms).unwrap_or(0))))
-        };
-        let mut stats = Stats {
-            is_exact: row.try_get("is_exact")?,
-            rows: number(row, 0)?,
-            in_flight: number(row, 1)?,
-            lapsed: number(row, 2)?,
-            released: number(row, 3)?,
-            complete: number(row, 4)?,
-            expired: number(row, 5)?,
-            oldest_in_flight: age(6)?,
-            oldest_lapsed: age(7)?,
-            oldest_expired: age(8)?,
-            bytes: Some(number(size, 1)?),
-        };
+        let mut stats = Stats { bytes: Some(size.count("bytes")?), ..stats(row)? };
         if !stats.is_exact {
             // Nearly all of the rows that were not counted are complete.
-            let more = number(size, 0)?.saturating_sub(stats.rows);
+            let more = size.count("rows")?.saturating_sub(stats.rows);
             stats.rows += more;
             stats.complete += more;
         }
@@ -68,49 +57,91 @@ impl PostgresStore {
         after: Option<&Cursor>,
         limit: u32,
     ) -> Result<Listing, Error> {
-        let fault = |error| store_error("listing keys", error);
         // With 0, the list would never end.
         let limit = limit.max(1);
-        let selection = Selection {
-            // No key is 0: it is a part of a SHA-256.
-            after: after.map_or(Ok(Uuid([0; 16])), read_cursor)?,
-            state: filter.state.map(state_number),
-            namespace: filter.namespace.as_deref(),
-            since_ms: filter.since.map(since_ms),
-            attempts_over: filter.attempts_over.map(Into::into),
-            id_part: filter.id_part.as_deref(),
-            limit: limit.into(),
+        // No key is 0: it is a part of a SHA-256.
+        let after = after.map_or(Ok(Uuid([0; 16])), read_cursor)?;
+        let bind = |query: Bound| {
+            query
+                .bind(after)
+                .bind(filter.state.map(state_number))
+                .bind(filter.namespace.as_deref())
+                .bind(filter.since.map(since_ms))
+                .bind(filter.attempts_over.map(i64::from))
+                .bind(filter.id_part.as_deref())
+                .bind(i64::from(limit))
         };
-        let rows = self.read_part(&self.statements().list, Params::List(&selection)).await;
-        let rows = rows.map_err(fault)?;
-        let mut listing = Listing::default();
-        if let Some(last) = rows.last()
-            && (rows.len() >= limit as usize || last.try_get("is_last").map_err(fault)?)
-        {
-            let key: Uuid = last.try_get("key").map_err(fault)?;
-            listing.next = Some(Cursor::new(key.to_string()));
-        }
-        for row in &rows {
-            if !row.try_get("is_selected").map_err(fault)? {
-                continue;
-            }
-            match listed(row) {
-                Ok(Some(key)) => listing.keys.push(key),
-                Ok(None) => {}
-                Err(_) => listing.unreadable += 1,
+        let cursor = |row: &PgRow| Ok(Cursor::new(row.try_get::<Uuid, _>("key")?.to_string()));
+        let rows = self.read_part(&self.statements().list, &bind).await;
+        rows.and_then(|rows| listing(&rows, limit, cursor, |row| read_row(row, Fetch::Nothing)))
+            .map_err(|error| store_error("listing keys", error))
+    }
+
+    /// Reads a key on any server.
+    pub(super) async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
+        let (fault, hash) = (|error| store_error("looking up a key", error), key_hash(key));
+        let bind = |query: Bound| query.bind(Uuid::from(hash));
+        let rows = self.fetch(&self.statements().get, &bind).await.map_err(fault)?;
+        if let Some(row) = rows.first() {
+            let event_type = row.text("event_type").map_err(fault)?;
+            if let Some(entry) = read_row(row, Fetch::DigestAndResponse).entry(event_type)? {
+                return Ok(Some(entry));
             }
         }
-        Ok(listing)
+        let in_flight = self.is_in_transaction(hash).await.map_err(fault)?;
+        Ok(in_flight.then(|| {
+            let now = SystemTime::now();
+            Entry::new(KeyState::InFlight, now, now)
+        }))
+    }
+
+    /// Forgets a key, unless a live lease or an open transaction holds it.
+    pub(super) async fn forget(&self, key: &DedupKey) -> Result<ForgetReply, Error> {
+        const CONTEXT: &str = "forgetting a key";
+        let fault = |error| store_error(CONTEXT, error);
+        // The statement does not use its terms.
+        let terms = CallTerms::on_claim(Token::from([0; 16]), Duration::ZERO);
+        let rows = Rows::of_call(std::slice::from_ref(key), &terms, key_hash);
+        let (statements, bound) = (self.statements(), self.options.statement_timeout);
+        let [RowCall { hash, .. }] = rows[..] else { return Ok(ForgetReply::Missing) };
+        for _ in 0..TRIES {
+            let (found, _) = self.read(&rows, Fetch::Nothing).await.map_err(fault)?;
+            let row = found.into_iter().flatten().next();
+            match row.as_ref().map_or(Some(ForgetReply::Missing), Row::forgotten) {
+                Some(ForgetReply::Missing)
+                    if self.is_in_transaction(hash).await.map_err(fault)? =>
+                {
+                    return Ok(ForgetReply::InFlight);
+                }
+                Some(reply) => return Ok(reply),
+                None => {}
+            }
+            let version = row.map_or(0, |row| row.version);
+            let bind = |query: Bound| query.bind(Uuid::from(hash)).bind(version);
+            let forgotten = self.fetch_on(Source::Pool, bound, &statements.forget, &bind).await;
+            let Fetched { rows, lost_reply, .. } = forgotten.map_err(fault)?;
+            if !rows.is_empty() {
+                return Ok(ForgetReply::Removed);
+            }
+            // The lost try may have written the row, or another call has.
+            if lost_reply {
+                return Err(Error::new(ErrorKind::Unavailable, CONTEXT).with_unknown_outcome());
+            }
+        }
+        Ok(ForgetReply::InFlight)
+    }
+
+    /// Returns `true` if an open transaction holds the lock of a key. Its row is not visible yet.
+    async fn is_in_transaction(&self, hash: u128) -> Result<bool, sqlx::Error> {
+        let bind = |query: Bound| query.bind(advisory_lock(hash));
+        let locked = self.fetch(&self.statements().is_locked, &bind).await?;
+        locked.first().map_or(Ok(false), |row| row.flag("locked"))
     }
 
     /// Runs a statement over many rows, which has six times as long as another statement.
-    async fn read_part(
-        &self,
-        sql: &Arc<str>,
-        params: Params<'_>,
-    ) -> Result<Vec<PgRow>, sqlx::Error> {
+    async fn read_part(&self, sql: &Arc<str>, bind: Bind<'_>) -> Result<Vec<PgRow>, sqlx::Error> {
         let bound = self.options.statement_timeout.saturating_mul(6);
-        Ok(self.fetch_on(Source::Pool, bound, sql, params).await?.rows)
+        Ok(self.fetch_on(Source::Pool, bound, sql, bind).await?.rows)
     }
 }
 
@@ -120,10 +151,6 @@ fn read_cursor(cursor: &Cursor) -> Result<Uuid, Error> {
     key.filter(|key| key.to_string() == cursor.as_str()).ok_or_else(|| {
         Error::new(ErrorKind::Refused, "listing keys: the cursor is not of this store")
     })
-}
-
-fn number(row: &PgRow, at: usize) -> Result<u64, sqlx::Error> {
-    row.try_get::<i64, _>(at).map(|number| u64::try_from(number).unwrap_or(0))
 }
 
 /// Returns the number of a state in `sql/state.sql`.
@@ -140,36 +167,4 @@ fn state_number(state: KeyState) -> i32 {
 fn since_ms(since: Duration) -> i64 {
     const MAX_MS: i64 = 1_000 * 365 * 86_400_000;
     i64::try_from(since.as_millis()).map_or(MAX_MS, |ms| ms.min(MAX_MS))
-}
-
-fn listed(row: &PgRow) -> Result<Option<(DedupKey, Entry)>, Error> {
-    let fault = |error| store_error("listing keys", error);
-    let namespace: &str = row.try_get("namespace").map_err(fault)?;
-    let id: &str = row.try_get("id").map_err(fault)?;
-    let key = DedupKey::new(namespace, id).map_err(|error| {
-        Error::new(ErrorKind::Corrupt, "listing keys: a key is not readable").with_source(error)
-    })?;
-    let entry = read_row(row, Fetch::Nothing).entry(row.try_get("event_type").map_err(fault)?)?;
-    Ok(entry.map(|entry| (key, Entry { stored: None, ..entry })))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cursor_is_read_only_as_it_was_written() {
-        for key in [0, 1, u128::MAX].map(Uuid::from) {
-            assert_eq!(read_cursor(&Cursor::new(key.to_string())).unwrap(), key);
-        }
-        let key = "00112233445566778899aabbccddeeff";
-        assert!(read_cursor(&Cursor::new(key)).is_ok());
-        let upper = key.to_uppercase();
-        let foreign =
-            ["", "0", &key[1..], &upper, &format!("{key}0"), &format!("+{}", &key[1..]), "(0,1)"];
-        for text in foreign {
-            let refused = read_cursor(&Cursor::new(text)).unwrap_err();
-            assert_eq!(refused.kind(), ErrorKind::Refused, "{text:?}");
-        }
-    }
 }

@@ -21,7 +21,6 @@ mod schema;
 mod statements;
 mod store;
 mod transaction;
-mod transaction_end;
 mod tuning;
 mod writing;
 

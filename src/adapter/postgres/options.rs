@@ -11,7 +11,6 @@ use sqlx::postgres::{PgConnectOptions, PgSslMode};
 
 use super::super::purging::Purging;
 use super::super::sql::Batching;
-use super::super::sql::statement::render;
 use super::super::sql::{Identifier, check_timeout, take_identifiers};
 use super::schema::TableName;
 use crate::error::{ConfigError, ConfigErrorKind};
@@ -37,7 +36,7 @@ const CHOOSES: [&str; 2] = ["target_session_attrs", "load_balance_hosts"];
 #[must_use]
 pub struct PostgresOptions {
     pub(super) name: TableName,
-    pub(super) claims: Durability,
+    pub(super) durable_claims: bool,
     pub(super) batching: Batching,
     pub(super) purging: Purging,
     pub(super) statement_timeout: Duration,
@@ -51,7 +50,7 @@ impl PostgresOptions {
     pub fn new() -> Self {
         Self {
             name: TableName::default(),
-            claims: Durability::Asynchronous,
+            durable_claims: false,
             batching: Batching::new(),
             purging: Purging::new(),
             statement_timeout: Duration::from_secs(5),
@@ -102,7 +101,7 @@ impl PostgresOptions {
     /// A crash of the *database* can lose a claim of its last moments that did not wait. The event's retry then runs
     /// beside the handler.
     pub fn durable_claims(mut self, durable: bool) -> Self {
-        self.claims = if durable { Durability::Synchronous } else { Durability::Asynchronous };
+        self.durable_claims = durable;
         self
     }
 
@@ -210,30 +209,6 @@ fn connect_options(url: &str) -> Result<PgConnectOptions, ConfigError> {
         return Err(several_hosts());
     }
     Ok(options)
-}
-
-/// How durable a statement is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Durability {
-    Synchronous,
-    /// Unless the server has a synchronous standby.
-    Asynchronous,
-}
-
-impl Durability {
-    /// Returns an expression that sets `synchronous_commit` for the transaction.
-    ///
-    /// `remote_apply` is stronger than `on` and stays. `local` and `remote_write` do not wait until a
-    /// synchronous standby has the commit on its disk.
-    pub(super) fn setting(self) -> String {
-        let durable = render(include_str!("sql/durable.sql"), &[]);
-        match self {
-            Self::Synchronous => durable,
-            Self::Asynchronous => {
-                render(include_str!("sql/claim_durable.sql"), &[("durable", &durable)])
-            }
-        }
-    }
 }
 
 /// Returns `true` for a connection to another host that may do without TLS. A connection to this host

@@ -1,22 +1,19 @@
 //! Parameters and columns: keys and their terms as Postgres takes them, rows as it returns them.
 
 use std::fmt;
-use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 use sqlx::encode::IsNull;
 use sqlx::error::BoxDynError;
 use sqlx::postgres::types::Oid;
 use sqlx::postgres::{
-    PgArgumentBuffer, PgArguments, PgHasArrayType, PgRow, PgTypeInfo, PgValueFormat, PgValueRef,
-    Postgres,
+    PgArgumentBuffer, PgArguments, PgHasArrayType, PgRow, PgTypeInfo, PgValueRef, Postgres,
 };
 use sqlx::query::Query;
-use sqlx::{AssertSqlSafe, Decode, Encode, Row as _, Type};
+use sqlx::{Decode, Encode, Row as _, Type};
 
-use super::super::replies::ClaimReply;
-use super::super::sql::call::{RowCall, Rows};
-use super::super::sql::row::{Row, StoredColumns, first};
+use super::super::sql::call::{Kind, RowCall, Rows};
+use super::super::sql::row::{Row, StoredColumns};
 use super::super::stored::{Fetch, StoredData, StoredResponse};
 use super::super::terms::{CallTerms, Token};
 use crate::key::DedupKey;
@@ -55,39 +52,10 @@ impl Encode<'_, Postgres> for Uuid {
     }
 }
 
-impl Decode<'_, Postgres> for Uuid {
-    fn decode(value: PgValueRef<'_>) -> Result<Self, BoxDynError> {
-        match value.format() {
-            PgValueFormat::Binary => Ok(Self(value.as_bytes()?.try_into()?)),
-            PgValueFormat::Text => Err("a uuid as text".into()),
-        }
-    }
-}
-
-/// A time as Postgres sends it, in microseconds since the year 2000.
-#[derive(Debug, Clone, Copy)]
-struct Time(i64);
-
-impl Type<Postgres> for Time {
-    fn type_info() -> PgTypeInfo {
-        TIMESTAMPTZ
-    }
-}
-
-impl Decode<'_, Postgres> for Time {
-    fn decode(value: PgValueRef<'_>) -> Result<Self, BoxDynError> {
-        match value.format() {
-            PgValueFormat::Binary => Ok(Self(i64::from_be_bytes(value.as_bytes()?.try_into()?))),
-            PgValueFormat::Text => Err("a time as text".into()),
-        }
-    }
-}
-
-impl From<Time> for i64 {
-    /// Milliseconds since the Unix epoch.
-    fn from(Time(micros): Time) -> Self {
-        const YEAR_2000: i64 = 946_684_800_000;
-        micros.div_euclid(1_000).saturating_add(YEAR_2000)
+impl<'r> Decode<'r, Postgres> for Uuid {
+    fn decode(value: PgValueRef<'r>) -> Result<Self, BoxDynError> {
+        let bytes = <&[u8] as Decode<Postgres>>::decode(value)?;
+        Ok(Self(bytes.try_into()?))
     }
 }
 
@@ -103,6 +71,24 @@ impl From<u128> for Uuid {
     }
 }
 
+/// A time, in milliseconds since the Unix epoch.
+#[derive(Debug, Clone, Copy)]
+struct Time(i64);
+
+impl Type<Postgres> for Time {
+    fn type_info() -> PgTypeInfo {
+        TIMESTAMPTZ
+    }
+}
+
+impl<'r> Decode<'r, Postgres> for Time {
+    fn decode(value: PgValueRef<'r>) -> Result<Self, BoxDynError> {
+        const YEAR_2000: i64 = 946_684_800_000;
+        let micros_since_2000 = <i64 as Decode<Postgres>>::decode(value)?;
+        Ok(Self(micros_since_2000.div_euclid(1_000).saturating_add(YEAR_2000)))
+    }
+}
+
 /// Returns the primary key of a row. The guide tells operators how to compute it in SQL.
 pub(super) fn key_hash(key: &DedupKey) -> u128 {
     let hash = Sha256::new()
@@ -113,11 +99,6 @@ pub(super) fn key_hash(key: &DedupKey) -> u128 {
     let mut first = [0; 16];
     first.copy_from_slice(&hash[..16]);
     u128::from_be_bytes(first)
-}
-
-/// Returns the primary keys of rows.
-pub(super) fn row_keys(keys: &[DedupKey]) -> Vec<Uuid> {
-    keys.iter().map(|key| key_hash(key).into()).collect()
 }
 
 /// Returns a key's part of its advisory lock; the statements add the table's part.
@@ -149,30 +130,27 @@ pub(super) fn advisory_locks(rows: &[RowCall<'_>]) -> Vec<i64> {
     locks
 }
 
-/// The index of each key in a list.
-pub(super) struct KeyIndexes(Vec<(u128, usize)>);
-
-impl KeyIndexes {
-    pub(super) fn new(rows: &[RowCall<'_>]) -> Self {
-        let mut indexes: Vec<_> = rows.iter().map(|row| row.hash).zip(0..).collect();
-        // The rows of a batch are sorted already.
-        indexes.sort_unstable();
-        Self(indexes)
-    }
-
-    /// Returns each returned row, which begins with its key, with the index of that key.
-    pub(super) fn of_rows(&self, rows: Vec<PgRow>) -> Result<Vec<(usize, PgRow)>, sqlx::Error> {
-        let mut found = Vec::with_capacity(rows.len());
-        for row in rows {
-            // A claim in a transaction that claims nothing returns a row without a key.
-            let Some(Uuid(hash)) = row.try_get(0)? else { continue };
-            let hash = u128::from_be_bytes(hash);
-            if let Ok(at) = self.0.binary_search_by_key(&hash, |(hash, _)| *hash) {
-                found.push((self.0[at].1, row));
-            }
+/// Returns the value that `read` makes of each returned row, in the order of `rows`. A returned row begins with its
+/// key.
+pub(super) fn by_key<T>(
+    rows: &[RowCall<'_>],
+    returned: &[PgRow],
+    read: impl Fn(usize, &PgRow) -> Result<T, sqlx::Error>,
+) -> Result<Vec<Option<T>>, sqlx::Error> {
+    let mut indexes: Vec<_> = rows.iter().map(|row| row.hash).zip(0..).collect();
+    // The rows of a batch are sorted already.
+    indexes.sort_unstable();
+    let mut found: Vec<_> = rows.iter().map(|_| None).collect();
+    for row in returned {
+        // A claim in a transaction that claims nothing returns a row without a key.
+        let Some(Uuid(key)) = row.try_get(0)? else { continue };
+        let key = u128::from_be_bytes(key);
+        if let Ok(at) = indexes.binary_search_by_key(&key, |(hash, _)| *hash) {
+            let index: usize = indexes[at].1;
+            found[index] = Some(read(index, row)?);
         }
-        Ok(found)
     }
+    Ok(found)
 }
 
 /// The longest time that is added to a `timestamptz`: ten thousand years.
@@ -182,180 +160,75 @@ pub(super) fn retention_ms(terms: &CallTerms) -> i64 {
     terms.retention_ms().min(MAX_MS)
 }
 
-fn lease_ms(terms: &CallTerms) -> i64 {
-    terms.lease_ms().min(MAX_MS)
-}
+/// A statement with the parameters that were bound so far.
+pub(super) type Bound = Query<'static, Postgres, PgArguments>;
 
-type Bound<'k> = Query<'k, Postgres, PgArguments>;
-
-/// The parameters of a statement that follow those of every statement. The types of the events come after them.
-pub(super) enum Extra {
-    Nothing,
-    /// A lease in milliseconds.
-    Lease(i64),
-    /// How long to wait for a row.
-    LockTimeout(String),
-    Data(DataColumns),
-}
-
-impl Extra {
-    /// The lease of calls with equal terms.
-    pub(super) fn lease(rows: &[RowCall<'_>]) -> Self {
-        Self::Lease(rows.first().map_or(0, |row| lease_ms(row.terms)))
-    }
-}
-
-/// What `list` selects.
-#[derive(Debug)]
-pub(super) struct Selection<'f> {
-    pub(super) after: Uuid,
-    pub(super) state: Option<i32>,
-    pub(super) namespace: Option<&'f str>,
-    pub(super) since_ms: Option<i64>,
-    pub(super) attempts_over: Option<i64>,
-    pub(super) id_part: Option<&'f str>,
-    pub(super) limit: i64,
-}
-
-/// The parameters of a statement.
-#[derive(Clone, Copy)]
-pub(super) enum Params<'k> {
-    None,
-    /// Keys with equal terms, and the parameters after these.
-    Rows(&'k KeyColumns<'k>, &'k Extra),
-    /// The same, and the versions of the rows, which come last.
-    Versions(&'k KeyColumns<'k>, &'k Extra, &'k [i64]),
-    Keys(&'k [Uuid]),
-    /// A key's part of its advisory lock.
-    Lock(i64),
-    /// How many keys.
-    Purge(i64),
-    List(&'k Selection<'k>),
-}
-
-impl<'k> Params<'k> {
-    pub(super) fn bind(self, sql: &Arc<str>) -> Bound<'k> {
-        let query = sqlx::query(AssertSqlSafe(Arc::clone(sql)));
-        match self {
-            Self::None => query,
-            Self::Rows(columns, extra) => columns.bind_with(query, extra),
-            Self::Versions(columns, extra, versions) => {
-                columns.bind_with(query, extra).bind(versions)
-            }
-            Self::Keys(keys) => query.bind(keys),
-            Self::Lock(lock) => query.bind(lock),
-            Self::Purge(limit) => query.bind(limit),
-            Self::List(list) => query
-                .bind(list.after)
-                .bind(list.state)
-                .bind(list.namespace)
-                .bind(list.since_ms)
-                .bind(list.attempts_over)
-                .bind(list.id_part)
-                .bind(list.limit),
-        }
-    }
-}
+/// Binds the parameters of a statement. They are bound again if the statement is repeated.
+pub(super) type Bind<'b> = &'b (dyn Fn(Bound) -> Bound + Sync);
 
 /// Returns the primary keys of rows.
 pub(super) fn uuids(rows: &[RowCall<'_>]) -> Vec<Uuid> {
     rows.iter().map(|row| row.hash.into()).collect()
 }
 
+/// Binds the rows of a call of this kind: `$1` to `$5`, and what follows for the kind.
+pub(super) fn bind_rows(query: Bound, kind: Kind, rows: &Rows<'_>) -> Bound {
+    let query = bind_keys(query, rows);
+    let query = match kind {
+        Kind::Claim | Kind::Renew => query.bind(lease_ms(rows)),
+        Kind::ClaimComplete | Kind::Complete => bind_data(query, rows, true),
+        Kind::Release | Kind::ReleaseComplete => return query,
+    };
+    query.bind(event_types(rows))
+}
+
+/// Binds the rows of a claim in a transaction, or of one that takes existing rows. A claim that is complete at once has
+/// no lease.
+pub(super) fn bind_claim(query: Bound, kind: Kind, rows: &Rows<'_>) -> Bound {
+    let lease = (kind == Kind::Claim).then(|| lease_ms(rows));
+    bind_keys(query, rows).bind(lease).bind(event_types(rows))
+}
+
+/// Binds keys as arrays, with their terms, which are equal.
+fn bind_keys(query: Bound, rows: &[RowCall<'_>]) -> Bound {
+    query
+        .bind(uuids(rows))
+        .bind(rows.iter().map(|row| row.key.namespace()).collect::<Vec<_>>())
+        .bind(rows.iter().map(|row| row.key.id()).collect::<Vec<_>>())
+        .bind(rows.iter().map(|row| row.token().into()).collect::<Vec<Uuid>>())
+        .bind(rows.first().map_or(0, |row| retention_ms(row.terms)))
+}
+
+fn lease_ms(rows: &[RowCall<'_>]) -> i64 {
+    rows.first().map_or(0, |row| row.terms.lease_ms().min(MAX_MS))
+}
+
 /// Returns the types of the events; `None` if no event has a type.
-fn event_types<'k>(rows: &'k [RowCall<'k>]) -> Option<Vec<Option<&'k str>>> {
+fn event_types<'k>(rows: &[RowCall<'k>]) -> Option<Vec<Option<&'k str>>> {
     let has_types = rows.iter().any(|row| row.terms.has_event_types());
     has_types.then(|| rows.iter().map(|row| row.terms.event_type_for(row.key)).collect())
 }
 
-/// Keys as arrays, with their terms, which are equal.
-pub(super) struct KeyColumns<'k> {
-    keys: Vec<Uuid>,
-    namespaces: Vec<&'k str>,
-    ids: Vec<&'k str>,
-    tokens: Vec<Uuid>,
-    retention: i64,
-    /// `None` if no event has a type.
-    pub(super) event_types: Option<Vec<Option<&'k str>>>,
+/// Binds the data to store with keys that become complete, as arrays with nulls. A column is null as a whole if there is
+/// nothing to store.
+pub(super) fn bind_data(query: Bound, rows: &Rows<'_>, completes: bool) -> Bound {
+    let data = |row: &RowCall<'_>| row.terms.stored_data_for(row.key).unwrap_or_default();
+    let stores = completes && rows.stores_data();
+    let data: Option<Vec<_>> = stores.then(|| rows.iter().map(data).collect());
+    let data = data.as_deref();
+    let status = |response: &StoredResponse| i16::try_from(response.status.as_u16()).ok();
+    query
+        .bind(column(data, |data| data.payload_sha256))
+        .bind(column(data, |data| status(data.response.as_deref()?)))
+        .bind(column(data, |data| Some(data.response.as_deref()?.headers_json())))
+        .bind(column(data, |data| Some(&*data.response.as_deref()?.body)))
 }
 
-impl<'k> KeyColumns<'k> {
-    pub(super) fn new(rows: &'k [RowCall<'k>]) -> Self {
-        Self {
-            keys: uuids(rows),
-            namespaces: rows.iter().map(|row| row.key.namespace()).collect(),
-            ids: rows.iter().map(|row| row.key.id()).collect(),
-            tokens: rows.iter().map(|row| row.token().into()).collect(),
-            retention: rows.first().map_or(0, |row| retention_ms(row.terms)),
-            event_types: event_types(rows),
-        }
-    }
-
-    fn bind_with<'q>(&'q self, query: Bound<'q>, extra: &'q Extra) -> Bound<'q> {
-        let query = query
-            .bind(&self.keys)
-            .bind(&self.namespaces)
-            .bind(&self.ids)
-            .bind(&self.tokens)
-            .bind(self.retention);
-        let query = match extra {
-            Extra::Nothing => return query,
-            Extra::LockTimeout(timeout) => return query.bind(timeout),
-            Extra::Lease(lease) => query.bind(lease),
-            Extra::Data(data) => data.bind(query),
-        };
-        query.bind(&self.event_types)
-    }
-
-    /// Binds the keys of one call, in a transaction.
-    pub(super) fn bind_in_transaction<'q>(
-        &'q self,
-        sql: &Arc<str>,
-        terms: &CallTerms,
-    ) -> Bound<'q> {
-        sqlx::query(AssertSqlSafe(Arc::clone(sql)))
-            .bind(&self.keys)
-            .bind(&self.namespaces)
-            .bind(&self.ids)
-            .bind(Uuid::from(terms.token()))
-            .bind(retention_ms(terms))
-            .bind(lease_ms(terms))
-    }
-}
-
-fn status(response: &StoredResponse) -> Option<i16> {
-    i16::try_from(response.status.as_u16()).ok()
-}
-
-/// The data to store with keys, as arrays with nulls. A column that is null as a whole has nothing to
-/// store.
-#[derive(Default)]
-pub(super) struct DataColumns {
-    payloads: Option<Vec<Option<Vec<u8>>>>,
-    statuses: Option<Vec<Option<i16>>>,
-    headers: Option<Vec<Option<String>>>,
-    bodies: Option<Vec<Option<Vec<u8>>>>,
-}
-
-impl DataColumns {
-    pub(super) fn new(rows: &Rows<'_>) -> Self {
-        if !rows.stores_data() {
-            return Self::default();
-        }
-        let data = rows.iter().map(|row| row.terms.stored_data_for(row.key).unwrap_or_default());
-        let data: Vec<StoredData> = data.collect();
-        let responses = || data.iter().map(|data| data.response.as_deref());
-        Self {
-            payloads: Some(data.iter().map(|data| Some(data.payload_sha256?.to_vec())).collect()),
-            statuses: Some(responses().map(|response| status(response?)).collect()),
-            headers: Some(responses().map(|response| Some(response?.headers_json())).collect()),
-            bodies: Some(responses().map(|response| Some(response?.body.to_vec())).collect()),
-        }
-    }
-
-    pub(super) fn bind<'k>(&'k self, query: Bound<'k>) -> Bound<'k> {
-        query.bind(&self.payloads).bind(&self.statuses).bind(&self.headers).bind(&self.bodies)
-    }
+fn column<'d, T>(
+    data: Option<&'d [StoredData]>,
+    of: impl Fn(&'d StoredData) -> Option<T>,
+) -> Option<Vec<Option<T>>> {
+    data.map(|data| data.iter().map(of).collect())
 }
 
 /// Returns a row that was read with as much of its stored data. Only the callers of the row fail if a
@@ -372,49 +245,23 @@ pub(super) fn read_row(row: &PgRow, fetch: Fetch) -> Row {
 const VERSION: usize = 9;
 
 fn try_read_row(row: &PgRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
-    let time = |column: usize| row.try_get::<Time, _>(column).map(i64::from);
-    let maybe = |column: usize| {
-        let time = row.try_get::<Option<Time>, _>(column);
-        time.map(|time| time.map(i64::from))
-    };
-    let stored = match fetch {
-        Fetch::Nothing => StoredColumns::default(),
-        Fetch::Digest => StoredColumns::new(row.try_get("payload_sha256")?, Ok(None)),
-        Fetch::DigestAndResponse => {
-            StoredColumns::new(row.try_get("payload_sha256")?, response_columns(row))
-        }
-    };
+    let time = |column: usize| row.try_get::<Time, _>(column).map(|Time(ms)| ms);
+    let maybe =
+        |column: usize| row.try_get::<Option<Time>, _>(column).map(|time| time.map(|Time(ms)| ms));
     // By position, in the order of `sql/get.sql` and `sql/read*.sql`: a lookup by name costs more.
-    let token: Option<Uuid> = row.try_get(1)?;
-    let attempts: i32 = row.try_get(2)?;
     Ok(Row {
-        token: token.map(|token| token.0),
+        token: row.try_get::<Option<Uuid>, _>(1)?.map(|Uuid(token)| token),
         version: row.try_get(VERSION)?,
-        attempts: attempts.into(),
+        attempts: row.try_get::<i32, _>(2)?.into(),
         takeover: row.try_get(3)?,
         first_seen_at: time(4)?,
         completed_at: maybe(5)?,
         expires_at: time(6)?,
         lease_until: maybe(7)?,
         now: time(8)?,
-        stored,
+        stored: StoredColumns::read(row, fetch)?,
         unreadable: None,
     })
-}
-
-/// Returns status, headers and body of the response that a row stores.
-fn response_columns(row: &PgRow) -> Result<Option<(i64, String, Vec<u8>)>, sqlx::Error> {
-    let status: Option<i64> = row.try_get("response_status")?;
-    let headers: Option<String> = row.try_get("response_headers")?;
-    let body: Option<Vec<u8>> = row.try_get("response_body")?;
-    Ok(status.zip(headers).zip(body).map(|((status, headers), body)| (status, headers, body)))
-}
-
-/// Returns the reply of a row that a claim wrote: its key, attempts and takeover.
-pub(super) fn claimed_row(row: &PgRow) -> Result<ClaimReply, sqlx::Error> {
-    // By position, in the order of RETURNING in `sql/*claim*.sql`.
-    let attempts: i32 = row.try_get(1)?;
-    Ok(first(attempts.into(), row.try_get(2)?))
 }
 
 #[cfg(test)]

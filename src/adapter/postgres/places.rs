@@ -65,7 +65,9 @@ pub(super) struct Places {
 /// The place of a batch, a transaction or a migration.
 pub(super) struct Place {
     permit: Option<OwnedSemaphorePermit>,
-    holds: Holds,
+    pub(super) holds: Holds,
+    /// Whether the place stays taken for a while after it is dropped.
+    pub(super) is_lost: bool,
 }
 
 impl Places {
@@ -77,14 +79,14 @@ impl Places {
     pub(super) async fn place(&self) -> Place {
         // The semaphore is never closed.
         let permit = Arc::clone(&self.free).acquire_owned().await.ok();
-        Place { permit, holds: self.holds.clone() }
+        Place { permit, holds: self.holds.clone(), is_lost: false }
     }
 }
 
 impl Place {
     /// Keeps the place taken until its time is over, or until `end`.
-    pub(super) fn hold(self, end: impl Future<Output = ()> + Send + 'static) {
-        self.holds.hold(self.permit, end);
+    pub(super) fn hold(mut self, end: impl Future<Output = ()> + Send + 'static) {
+        self.holds.hold(self.permit.take(), end);
     }
 
     /// Returns what to do with the connection of a transaction that was lost, in its COMMIT or before.
@@ -101,22 +103,10 @@ impl Place {
     }
 }
 
-/// The place of a migration. If it is dropped before the server has replied, it stays taken for a while.
-pub(super) struct MigrationPlace(pub(super) Option<Place>);
-
-impl MigrationPlace {
-    /// Gives the place to the next call at once.
-    pub(super) fn release(mut self) {
-        if let Some(place) = self.0.take() {
-            place.holds.has_ended();
-        }
-    }
-}
-
-impl Drop for MigrationPlace {
+impl Drop for Place {
     fn drop(&mut self) {
-        if let Some(place) = self.0.take() {
-            place.hold(std::future::pending());
+        if self.is_lost {
+            self.holds.hold(self.permit.take(), std::future::pending());
         }
     }
 }

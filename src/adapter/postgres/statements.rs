@@ -29,24 +29,18 @@
 //! statements that set a lease, `$6` is the lease in milliseconds. In statements that store data, `$6` to `$9` are
 //! arrays of the payload's SHA-256 and of the response's status, headers and body. In both, the array of the
 //! events' types follows. An array without a value is null as a whole, which `unnest` fills with nulls. The
-//! versions that were read come last.
+//! versions that were read come last. `get` and `forget` take one key.
 
 use std::sync::Arc;
 
+use super::super::sql::inspection::{COUNTED, PORTION};
 use super::super::sql::purge::grace_ms;
 use super::super::sql::statement::{render, statements};
 use super::super::stored::Fetch;
-use super::options::Durability;
 use super::schema::TableName;
 
 /// The start of every statement: `pg_stat_activity` and the server's log show whose it is.
 pub(super) const TAG: &str = "/* tower-dedup */ ";
-
-/// How many rows `stats` counts at each end of the index.
-const COUNTED: u32 = 100_000;
-
-/// How many rows a call of `list` reads.
-const PORTION: u32 = 10_000;
 
 /// How long a statement waits for a row that an open transaction holds: longer than a COMMIT over a slow disk or to
 /// a standby takes, and shorter than a sender waits.
@@ -58,7 +52,6 @@ statements! {
         claim_insert,
         claim_existing,
         claim_complete_insert,
-        claim_complete_existing,
         renew,
         complete,
         release,
@@ -74,13 +67,10 @@ statements! {
         size,
         list,
         version,
-        unwritten,
         encrypted,
         tx_begin,
         tx_claim_insert,
         tx_claim_existing,
-        tx_claim_complete_insert,
-        tx_claim_complete_existing,
         tx_release,
         tx_begin_end,
         tx_store,
@@ -97,13 +87,15 @@ pub(super) fn tagged(sql: &str) -> Arc<str> {
 }
 
 impl Statements {
-    pub(super) fn new(name: &TableName, claims: Durability) -> Self {
+    pub(super) fn new(name: &TableName, durable_claims: bool) -> Self {
+        let durable = render(include_str!("sql/durable.sql"), &[]);
+        let asynchronous = render(include_str!("sql/claim_durable.sql"), &[("durable", &durable)]);
         let values = [
             ("table", &*name.quoted("")),
             ("version_table", &*name.quoted("_schema")),
             ("table_number", &*name.number()),
-            ("claim_durable", &*claims.setting()),
-            ("durable", &*Durability::Synchronous.setting()),
+            ("claim_durable", if durable_claims { &*durable } else { &*asynchronous }),
+            ("durable", &*durable),
             ("lock_timeout", LOCK_TIMEOUT),
             ("handler_lock_timeout", &*render(include_str!("sql/handler_lock_timeout.sql"), &[])),
             ("grace_ms", &*grace_ms().to_string()),
@@ -128,41 +120,19 @@ impl Statements {
 mod tests {
     use super::*;
 
-    fn statements() -> Statements {
-        Statements::new(&TableName::default(), Durability::Synchronous)
-    }
-
     #[test]
     fn every_statement_begins_with_the_tag() {
-        for (name, text) in statements().all() {
+        for (name, text) in Statements::new(&TableName::default(), true).all() {
             assert!(text.starts_with(TAG), "{name}: {text}");
             assert!(!text[TAG.len()..].contains(TAG), "{name}: {text}");
-        }
-    }
-
-    #[test]
-    fn reading_statements_take_no_advisory_lock() {
-        let all = statements();
-        for text in [
-            &all.version,
-            &all.get,
-            &all.is_locked,
-            &all.read,
-            &all.read_digest,
-            &all.read_response,
-            &all.stats,
-            &all.size,
-            &all.list,
-        ] {
-            assert!(!text.contains("pg_try_advisory") && !text.contains("pg_advisory"), "{text}");
         }
     }
 
     /// Nothing outlives its transaction, because another program may use the session next.
     #[test]
     fn settings_and_locks_are_local_to_their_transaction() {
-        for claims in [Durability::Synchronous, Durability::Asynchronous] {
-            let statements = Statements::new(&TableName::default(), claims);
+        for durable_claims in [true, false] {
+            let statements = Statements::new(&TableName::default(), durable_claims);
             for (_, text) in statements.all() {
                 for set in text.split("set_config(").skip(1) {
                     // A value may be a call.

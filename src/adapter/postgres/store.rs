@@ -5,23 +5,27 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
-use sqlx::postgres::{PgConnection, PgPool, PgRow, Postgres};
-use sqlx::{AssertSqlSafe, Decode, Row, Type};
+use sqlx::postgres::{PgConnection, PgPool, PgRow};
+use sqlx::{AssertSqlSafe, Row as _};
 
-use super::super::sql::call::Call;
+use super::super::sql::call::{Call, RowCall};
 use super::super::sql::purge::PurgeTask;
 use super::super::sql::queue::Batcher;
+use super::super::sql::responses::most_read;
+use super::super::sql::row::Row;
+use super::super::sql::statement::query;
+use super::super::stored::Fetch;
 use super::connections::{BoundedConnection, Connections, Source};
 use super::errors::{
-    is_broken, is_conflict, is_read_only, is_timed_out, is_without_table, store_error,
+    is_broken, is_conflict, is_gone, is_read_only, is_timed_out, is_without_table, store_error,
 };
 use super::function::record_function;
 use super::options::{PostgresOptions, may_be_plain_text};
-use super::params::Params;
-use super::places::{MigrationPlace, Places};
+use super::params::{Bind, Bound, by_key, read_row, uuids};
+use super::places::Places;
 use super::schema::{TableName, VERSION, create_sql, migration};
 use super::statements::{Statements, tagged};
-use super::tuning::{ReadFirst, Replanner};
+use super::tuning::Replanner;
 use crate::error::{Error, ErrorKind};
 use crate::observe;
 
@@ -45,7 +49,9 @@ pub(super) struct PostgresStore {
     statements: RwLock<Arc<Statements>>,
     pub(super) batcher: Batcher<Call>,
     pub(super) replanner: Replanner,
-    pub(super) read_first: ReadFirst,
+    /// Whether claims read before they insert: while at least half of their keys are known. An insertion shows without
+    /// extra cost whether a key is new; the row of a known key takes a second statement.
+    pub(super) read_first: AtomicBool,
     pub(super) transactions: Places,
     pub(super) purge_task: PurgeTask,
     /// Whether it is known if the connections are encrypted.
@@ -69,14 +75,15 @@ struct FoundTable {
     exists: bool,
     /// Whether it has an index on `expires_at`.
     has_index: bool,
-    /// Whether the session has the `search_path` that it began with.
-    own_path: bool,
+    /// Whether other sessions find the same table. A transaction that has written may have made the table, and may roll
+    /// it back. And a `search_path` of the transaction's own is not everybody's.
+    is_everybodys: bool,
 }
 
 impl PostgresStore {
     pub(super) fn new(pool: PgPool, options: PostgresOptions, user_pool: bool) -> Self {
-        let statements = Statements::new(&options.name, options.claims);
-        let lanes = options.batching.lane_count();
+        let statements = Statements::new(&options.name, options.durable_claims);
+        let lanes = options.batching.lanes;
         let batcher = Batcher::new(lanes, options.batching);
         let connections = pool.options().get_max_connections();
         let transactions = Places::new(usize::try_from(connections).unwrap_or(usize::MAX));
@@ -86,7 +93,7 @@ impl PostgresStore {
             statements: RwLock::new(Arc::new(statements)),
             batcher,
             replanner: Replanner::default(),
-            read_first: ReadFirst::default(),
+            read_first: AtomicBool::new(false),
             transactions,
             purge_task: PurgeTask::new(options.purging),
             has_checked_encryption: AtomicBool::new(false),
@@ -159,18 +166,18 @@ impl PostgresStore {
             return Ok(self.statements());
         }
         let fault = |error| store_error("looking for the Postgres schema", error);
-        let found = sqlx::query(AssertSqlSafe(Arc::clone(&self.find))).fetch_one(&mut *connection);
-        let found = self.found(&found.await.map_err(fault)?)?;
-        let statements = Arc::new(Statements::new(&found.name, self.options.claims));
-        if !found.exists
-            || scalar::<i32>(&statements.version, connection).await.map_err(fault)? < VERSION
-        {
+        let found = query(&self.find).fetch_one(&mut *connection).await.map_err(fault)?;
+        let found = self.found(&found)?;
+        let statements = Arc::new(Statements::new(&found.name, self.options.durable_claims));
+        let is_current = found.exists && {
+            let version = query(&statements.version).fetch_one(connection).await;
+            version.and_then(|row| row.try_get::<i32, _>(0)).map_err(fault)? >= VERSION
+        };
+        if !is_current {
             self.prepare(self.options.makes_table, Some(MIGRATION_WAIT)).await?;
             return Ok(self.statements());
         }
-        // A transaction that has written may have made the schema, and may roll it back. And a
-        // `search_path` of the transaction's own is not everybody's.
-        if found.own_path && scalar(&statements.unwritten, connection).await.map_err(fault)? {
+        if found.is_everybodys {
             self.set_statements(&statements);
         }
         Ok(statements)
@@ -186,11 +193,11 @@ impl PostgresStore {
     async fn prepare(&self, may_make: bool, lock_timeout: Option<Duration>) -> Result<(), Error> {
         let fault = |error| store_error("preparing the Postgres schema", error);
         // One call, because each abandoned migration may leave a session on the server.
-        let place = self.connections.migration.place().await;
+        let mut place = self.connections.migration.place().await;
         if lock_timeout.is_some() && self.has_schema.load(Ordering::Acquire) {
             return Ok(());
         }
-        let found = self.fetch(&self.find, Params::None).await.map_err(fault)?;
+        let found = self.fetch(&self.find, &|query| query).await.map_err(fault)?;
         let found = found.first().ok_or(sqlx::Error::RowNotFound).map_err(fault)?;
         let found = self.found(found)?;
         // Not for a call: a claim needs no index.
@@ -200,7 +207,7 @@ impl PostgresStore {
                 "preparing the Postgres schema: the table has no index on expires_at",
             ));
         }
-        let statements = Arc::new(Statements::new(&found.name, self.options.claims));
+        let statements = Arc::new(Statements::new(&found.name, self.options.durable_claims));
         // Without the table, and without the right to make it, the server's error says so.
         let is_current = (found.exists || !may_make)
             && self.version(&statements).await.map_err(fault)? >= VERSION;
@@ -220,10 +227,11 @@ impl PostgresStore {
             // One message: if the call is dropped, the server still commits all of it or nothing.
             let sql = AssertSqlSafe(migration(sql, lock_timeout));
             let migrate = |connection| sqlx::raw_sql(sql).execute(connection);
-            let place = MigrationPlace(Some(place));
-            let migrated = session.run(MAINTENANCE_TIMEOUT, is_broken, migrate).await;
-            if !migrated.as_ref().is_err_and(is_timed_out) {
-                place.release();
+            place.is_lost = true;
+            let migrated = session.run(MAINTENANCE_TIMEOUT, migrate).await;
+            place.is_lost = migrated.as_ref().is_err_and(is_timed_out);
+            if !place.is_lost {
+                place.holds.has_ended();
             }
             migrated.map_err(fault)?;
         }
@@ -239,7 +247,7 @@ impl PostgresStore {
         if !may_be_plain_text(&options) || self.has_checked_encryption.load(Ordering::Relaxed) {
             return;
         }
-        let Ok(rows) = self.fetch(&statements.encrypted, Params::None).await else { return };
+        let Ok(rows) = self.fetch(&statements.encrypted, &|query| query).await else { return };
         let is_plain = matches!(rows.first().map(|row| row.try_get(0)), Some(Ok(false)));
         if !self.has_checked_encryption.swap(true, Ordering::Relaxed) && is_plain {
             observe::not_encrypted(options.get_host());
@@ -268,12 +276,12 @@ impl PostgresStore {
             name: TableName { schema, ..self.options.name.clone() },
             exists: row.try_get("there").map_err(fault)?,
             has_index: row.try_get("has_index").map_err(fault)?,
-            own_path: row.try_get("own_path").map_err(fault)?,
+            is_everybodys: row.try_get("is_everybodys").map_err(fault)?,
         })
     }
 
     async fn version(&self, statements: &Statements) -> Result<i32, sqlx::Error> {
-        let version = self.fetch(&statements.version, Params::None).await?;
+        let version = self.fetch(&statements.version, &|query| query).await?;
         version.first().map_or(Ok(0), |row| row.try_get(0))
     }
 
@@ -281,32 +289,29 @@ impl PostgresStore {
     pub(super) async fn fetch(
         &self,
         sql: &Arc<str>,
-        params: Params<'_>,
+        bind: Bind<'_>,
     ) -> Result<Vec<PgRow>, sqlx::Error> {
         let bound = self.options.statement_timeout;
-        Ok(self.fetch_on(Source::Pool, bound, sql, params).await?.rows)
+        Ok(self.fetch_on(Source::Pool, bound, sql, bind).await?.rows)
     }
 
-    /// Runs one statement on the pool. Returns its rows. It is repeated after a conflict, which changed
-    /// nothing, but not after a lost reply.
-    pub(super) async fn fetch_once(
+    /// Reads rows on the pool. Returns the connection of the last statement too.
+    pub(super) async fn read(
         &self,
-        sql: &Arc<str>,
-        params: Params<'_>,
-    ) -> Result<Vec<PgRow>, sqlx::Error> {
-        let sql = &self.replanner.text(sql);
-        let is_gone = |error: &sqlx::Error| is_broken(error) || is_read_only(error);
-        let mut pauses = repeats();
-        loop {
-            let mut session = self.connections.get(Source::Pool).await?;
-            let fetch = |connection| params.bind(sql).fetch_all(connection);
-            let fetched = session.run(self.options.statement_timeout, is_gone, fetch).await;
-            drop(session);
-            match (&fetched, pauses.next()) {
-                (Err(error), Some(pause)) if is_conflict(error) => tokio::time::sleep(pause).await,
-                _ => return fetched,
-            }
+        rows: &[RowCall<'_>],
+        fetch: Fetch,
+    ) -> Result<(Vec<Option<Row>>, Option<BoundedConnection<'_>>), sqlx::Error> {
+        let (mut found, mut connection) = (Vec::with_capacity(rows.len()), None);
+        let (statements, bound) = (self.statements(), self.options.statement_timeout);
+        for part in rows.chunks(most_read(fetch)) {
+            // No call waits for a connection while it holds another.
+            drop(connection.take());
+            let bind = |query: Bound| query.bind(uuids(part));
+            let fetched = self.fetch_on(Source::Pool, bound, statements.read(fetch), &bind).await?;
+            found.extend(by_key(part, &fetched.rows, |_, row| Ok(read_row(row, fetch)))?);
+            connection = Some(fetched.connection);
         }
+        Ok((found, connection))
     }
 
     /// Runs one statement on a connection of this source, within `bound`. Returns its rows.
@@ -320,7 +325,7 @@ impl PostgresStore {
         source: Source,
         bound: Duration,
         sql: &Arc<str>,
-        params: Params<'_>,
+        bind: Bind<'_>,
     ) -> Result<Fetched<'_>, sqlx::Error> {
         let sql = &self.replanner.text(sql);
         let mut pauses = repeats();
@@ -331,14 +336,13 @@ impl PostgresStore {
                 Err(error) => return Err(lost.unwrap_or(error)),
             };
             let fetch = |connection| async {
-                let rows = params.bind(sql).fetch_all(connection).await?;
+                let rows = bind(query(sql)).fetch_all(connection).await?;
                 if rows.first().is_some_and(is_from_a_standby) {
                     return Err(sqlx::Error::Protocol("the server is a standby".to_owned()));
                 }
                 Ok(rows)
             };
-            let is_gone = |error: &sqlx::Error| is_broken(error) || is_read_only(error);
-            let error = match session.run(bound, is_gone, fetch).await {
+            let error = match session.run(bound, fetch).await {
                 Ok(rows) => {
                     let lost_reply = lost.is_some();
                     return Ok(Fetched { rows, connection: session, lost_reply });
@@ -379,11 +383,4 @@ pub(super) fn repeats() -> impl Iterator<Item = Duration> + Send {
 /// Returns `true` for a row from a server that only follows another.
 fn is_from_a_standby(row: &PgRow) -> bool {
     row.try_get("standby").unwrap_or(false)
-}
-
-async fn scalar<T>(sql: &Arc<str>, connection: &mut PgConnection) -> Result<T, sqlx::Error>
-where
-    T: for<'r> Decode<'r, Postgres> + Type<Postgres> + Send + Unpin,
-{
-    sqlx::query_scalar(AssertSqlSafe(Arc::clone(sql))).fetch_one(connection).await
 }

@@ -17,28 +17,30 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::pool::PoolConnection;
-use sqlx::postgres::{PgConnection, Postgres};
+use sqlx::postgres::{PgConnection, PgRow, Postgres};
 use sqlx::{AssertSqlSafe, Row as _};
 
 use super::super::contract::StoreFuture;
 use super::super::replies::ClaimReply;
+use super::super::sql::batch::{known, unanswered, with_claimed};
 use super::super::sql::call::{Kind, RowReply, Rows};
+use super::super::sql::responses::most_read;
 use super::super::sql::row::Row;
+use super::super::sql::statement::{fill, query, render};
 use super::super::stored::Fetch;
 use super::super::terms::{CallTerms, Token};
 use super::super::transaction::{OpenTransaction, Opened, Sealed, TransactionAdapter, not_ours};
 use super::adapter::PostgresAdapter;
-use super::connections::Source;
-use super::dialect;
+use super::connections::BoundedConnection;
+use super::dialect::claimed;
 use super::errors::{is_broken_transaction, is_conflict, is_locked, is_read_only, store_error};
 use super::params::{
-    DataColumns, KeyColumns, KeyIndexes, Params, Uuid, advisory_locks, key_hash, retention_ms,
-    row_keys,
+    Uuid, advisory_locks, bind_claim, bind_data, by_key, key_hash, read_row, retention_ms, uuids,
 };
-use super::statements::Statements;
+use super::schema::literal;
+use super::statements::{Statements, TAG};
 use super::store::{PostgresStore, repeats};
-use super::transaction_end::Begun;
-use super::writing::{RowStatements, Writing, read_rows};
+use super::writing::{RowStatements, Writing};
 use crate::error::Error;
 use crate::key::DedupKey;
 
@@ -69,8 +71,8 @@ impl TransactionAdapter for PostgresAdapter {
         terms: &'a CallTerms,
     ) -> StoreFuture<'a, ()> {
         Box::pin(async move {
-            let (statements, token) = (self.0.statements(), terms.token().into());
-            let release = statements.release_in(&row_keys(keys), token);
+            let rows = Rows::of_call(keys, terms, key_hash);
+            let release = self.0.statements().release_in(&uuids(&rows), terms.token().into());
             let release = sqlx::raw_sql(AssertSqlSafe(release)).execute(transaction.connection());
             release.await.map_err(|error| store_error("releasing keys in a transaction", error))?;
             Ok(())
@@ -170,25 +172,16 @@ impl PostgresStore {
     async fn open(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Opened<Postgres>, Error> {
         let fault = |error| store_error("opening a transaction", error);
         let rows = Rows::of_call(keys, terms, key_hash);
-        let mut reader = self.dialect(Source::Pool).keeping_connection();
-        let known = read_rows(&mut reader, &rows).await.map_err(fault)?;
-        let mut replies = Vec::with_capacity(rows.len());
-        for row in known {
-            replies.push(row.map(|row| row.claimed(terms)).transpose()?.flatten());
+        let (found, connection) = self.read(&rows, terms.fetch()).await.map_err(fault)?;
+        let known = known(found, terms)?;
+        let left = unanswered(&known);
+        if left.is_empty() && !keys.is_empty() {
+            return Ok(Opened { replies: with_claimed(known, Vec::new()), transaction: None });
         }
-        let unanswered = (0..replies.len()).filter(|index| replies[*index].is_none());
-        let unanswered: Vec<usize> = unanswered.collect();
-        let mut transaction = None;
-        if !unanswered.is_empty() || keys.is_empty() {
-            let (connection, rows) = (reader.into_pooled(), rows.select(&unanswered));
-            let (claimed, begun) = self.claim_in_new_transaction(connection, &rows, terms).await?;
-            transaction = begun;
-            for (index, claimed) in unanswered.into_iter().zip(claimed) {
-                replies[index] = Some(claimed);
-            }
-        }
-        let replies = replies.into_iter().map(|reply| reply.unwrap_or(ClaimReply::InFlight));
-        Ok(Opened { replies: replies.collect(), transaction })
+        let connection = connection.and_then(BoundedConnection::into_pooled);
+        let (claimed, transaction) =
+            self.claim_in_new_transaction(connection, &rows.select(&left), terms).await?;
+        Ok(Opened { replies: with_claimed(known, claimed), transaction })
     }
 
     /// Claims in a new transaction; in another one after a conflict. Returns the transaction if anything
@@ -273,26 +266,20 @@ impl<'t> InTransaction<'t> {
     }
 
     async fn open_without_keys(&mut self) -> Result<(), sqlx::Error> {
-        let open = sqlx::query(AssertSqlSafe(Arc::clone(&self.statements.tx_open)));
-        let row = open.fetch_one(&mut *self.connection).await?;
-        self.begun = Some(Begun::new(&row)?);
+        let open = query(&self.statements.tx_open);
+        self.begun = Some(Begun::new(&open.fetch_one(&mut *self.connection).await?)?);
         Ok(())
     }
 
     async fn send(
         &mut self,
         sql: &Arc<str>,
+        kind: Kind,
         rows: &Rows<'_>,
-    ) -> Result<Vec<sqlx::postgres::PgRow>, sqlx::Error> {
-        let Some(row) = rows.first() else { return Ok(Vec::new()) };
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
         let locks: Vec<i64> = rows.iter().map(|row| self.locks[&row.hash]).collect();
-        let columns = KeyColumns::new(rows);
-        columns
-            .bind_in_transaction(sql, row.terms)
-            .bind(locks)
-            .bind(&columns.event_types)
-            .fetch_all(&mut *self.connection)
-            .await
+        let claim = bind_claim(query(sql), kind, rows).bind(locks);
+        claim.fetch_all(&mut *self.connection).await
     }
 }
 
@@ -302,28 +289,18 @@ impl RowStatements for InTransaction<'_> {
         kind: Kind,
         rows: &Rows<'_>,
     ) -> Result<Vec<Option<RowReply>>, sqlx::Error> {
-        let statements = self.statements;
-        let insert = match kind {
-            Kind::Claim => &statements.tx_claim_insert,
-            _ => &statements.tx_claim_complete_insert,
-        };
-        let mut written = vec![None; rows.len()];
-        for row in self.send(insert, rows).await? {
-            // `WITH ORDINALITY` counts from 1.
-            let index = usize::try_from(row.try_get::<i64, _>("ordinal")? - 1);
-            let Some(written) = index.ok().and_then(|index| written.get_mut(index)) else {
-                continue;
-            };
-            if !row.try_get::<bool, _>("locked")? {
-                *written = Some(RowReply::Claimed(ClaimReply::InFlight));
-            } else if row.try_get("granted")? {
-                *written = Some(RowReply::Claimed(ClaimReply::first(1, false)));
-            }
-            if self.begun.is_none() {
-                self.begun = Some(Begun::new(&row)?);
-            }
+        let returned = self.send(&self.statements.tx_claim_insert, kind, rows).await?;
+        if let (None, Some(row)) = (&self.begun, returned.first()) {
+            self.begun = Some(Begun::new(row)?);
         }
-        Ok(written)
+        let written = by_key(rows, &returned, |_, row| {
+            Ok(match (row.try_get("locked")?, row.try_get("granted")?) {
+                (false, _) => Some(RowReply::Claimed(ClaimReply::InFlight)),
+                (true, true) => Some(RowReply::Claimed(ClaimReply::first(1, false))),
+                (true, false) => None,
+            })
+        })?;
+        Ok(written.into_iter().map(Option::flatten).collect())
     }
 
     async fn take(
@@ -332,12 +309,8 @@ impl RowStatements for InTransaction<'_> {
         rows: &Rows<'_>,
         _: &[i64],
     ) -> Result<Vec<Option<RowReply>>, sqlx::Error> {
-        let statement = match kind {
-            Kind::Claim => &self.statements.tx_claim_existing,
-            _ => &self.statements.tx_claim_complete_existing,
-        };
-        let taken = self.send(statement, rows).await?;
-        dialect::claimed_rows(rows, &KeyIndexes::new(rows).of_rows(taken)?)
+        let taken = self.send(&self.statements.tx_claim_existing, kind, rows).await?;
+        by_key(rows, &taken, |_, row| claimed(row))
     }
 
     async fn read(
@@ -345,9 +318,13 @@ impl RowStatements for InTransaction<'_> {
         rows: &Rows<'_>,
         fetch: Fetch,
     ) -> Result<Vec<Option<Row>>, sqlx::Error> {
-        let keys: Vec<Uuid> = rows.iter().map(|row| row.hash.into()).collect();
-        let read = Params::Keys(&keys).bind(self.statements.read(fetch));
-        dialect::rows_in_order(rows, read.fetch_all(&mut *self.connection).await?, fetch)
+        let mut found = Vec::with_capacity(rows.len());
+        for part in rows.chunks(most_read(fetch)) {
+            let read = query(self.statements.read(fetch)).bind(uuids(part));
+            let returned = read.fetch_all(&mut *self.connection).await?;
+            found.extend(by_key(part, &returned, |_, row| Ok(read_row(row, fetch)))?);
+        }
+        Ok(found)
     }
 }
 
@@ -356,6 +333,7 @@ fn begun(transaction: &OpenTransaction<Postgres>) -> Result<&Begun, Error> {
     transaction.attachment().ok_or_else(|| not_ours("using a transaction: nothing was claimed"))
 }
 
+/// Stores the keys' data, completes the keys, and commits.
 async fn commit(
     statements: Arc<Statements>,
     mut transaction: OpenTransaction<Postgres>,
@@ -367,7 +345,21 @@ async fn commit(
         let error = store_error("committing the handler's transaction", error);
         if by_handler { error.of_the_transaction() } else { error }
     };
-    let completed = match complete(&statements, &mut transaction, keys, terms).await? {
+    let rows = Rows::of_call(keys, terms, key_hash);
+    let (row_keys, token) = (uuids(&rows), Uuid::from(terms.token()));
+    let begun = begun(&transaction)?;
+    let begin_end = statements.begin_end(begun);
+    let complete = statements.complete_in(begun, &row_keys, token, retention_ms(terms));
+    let connection = transaction.connection();
+    let completing = async {
+        if terms.stores_data() {
+            sqlx::raw_sql(AssertSqlSafe(begin_end)).execute(&mut *connection).await?;
+            let store = query(&statements.tx_store).bind(&row_keys).bind(token);
+            bind_data(store, &rows, true).execute(&mut *connection).await?;
+        }
+        Ok(sqlx::raw_sql(AssertSqlSafe(complete)).fetch_all(connection).await?.len())
+    };
+    let completed = match completing.await {
         Ok(completed) => completed,
         Err(error) => {
             end_badly(transaction).await;
@@ -386,32 +378,97 @@ async fn commit(
     transaction.commit().await.map_err(fault)
 }
 
-/// Stores the keys' data and completes the keys. Returns how many keys were completed.
-async fn complete(
-    statements: &Statements,
-    transaction: &mut OpenTransaction<Postgres>,
-    keys: &[DedupKey],
-    terms: &CallTerms,
-) -> Result<Result<usize, sqlx::Error>, Error> {
-    let (row_keys, token) = (row_keys(keys), Uuid::from(terms.token()));
-    let begun = begun(transaction)?;
-    let begin_end = statements.begin_end(begun);
-    let complete = statements.complete_in(begun, &row_keys, token, retention_ms(terms));
-    let completed = async {
-        let connection = transaction.connection();
-        if terms.stores_data() {
-            sqlx::raw_sql(AssertSqlSafe(begin_end)).execute(&mut *connection).await?;
-            let rows = Rows::of_call(keys, terms, key_hash);
-            let store = sqlx::query(AssertSqlSafe(Arc::clone(&statements.tx_store)));
-            let data = DataColumns::new(&rows);
-            data.bind(store.bind(&row_keys).bind(token)).execute(&mut *connection).await?;
-        }
-        Ok(sqlx::raw_sql(AssertSqlSafe(complete)).fetch_all(connection).await?.len())
-    };
-    Ok(completed.await)
-}
-
 /// Rolls back after another error, which is the one to report.
 async fn end_badly(transaction: OpenTransaction<Postgres>) {
     let _ = transaction.rollback().await;
+}
+
+/// The transaction that claimed.
+#[derive(Debug)]
+struct Begun {
+    xid: u64,
+    /// The role of the claim, as `current_setting` returns it: a name, or `none`.
+    role: String,
+}
+
+impl Begun {
+    fn new(row: &PgRow) -> Result<Self, sqlx::Error> {
+        let xid: &str = row.try_get("xid")?;
+        let xid = xid.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
+        Ok(Self { xid, role: row.try_get("role")? })
+    }
+
+    /// Returns an expression that sets the role of the claim again. Its value is never the empty string.
+    fn set_role(&self) -> String {
+        render(include_str!("sql/tx_set_role.sql"), &[("role", &literal(&self.role))])
+    }
+}
+
+/// Returns keys as an array.
+fn array(keys: &[Uuid]) -> String {
+    let keys: Vec<_> = keys.iter().map(Uuid::to_string).collect();
+    format!("'{{{}}}'::uuid[]", keys.join(","))
+}
+
+// Several statements share one message, so that they cost one round trip. They have no parameters, so the keys are in
+// the text.
+impl Statements {
+    /// Returns the message that begins a lent transaction.
+    fn begin(&self, terms: &CallTerms) -> String {
+        let idle_ms = terms.transaction_bound_ms().to_string();
+        format!("{TAG}BEGIN; {}", fill(&self.tx_begin, &[("idle_ms", &*idle_ms)]))
+    }
+
+    /// Returns the message that releases keys while their transaction goes on, before a handler has it.
+    fn release_in(&self, keys: &[Uuid], token: Uuid) -> String {
+        let values = [("keys", &*array(keys)), ("token", &*token.to_string())];
+        fill(&self.tx_release, &values)
+    }
+
+    /// Returns the statement that comes before a statement that completes keys.
+    fn begin_end(&self, begun: &Begun) -> String {
+        fill(&self.tx_begin_end, &[("set_role", &begun.set_role())])
+    }
+
+    /// Returns the message that completes keys in the transaction that claimed them. `retention_ms`
+    /// counts again from zero for a row that has expired. Without keys, it only checks the transaction.
+    fn complete_in(&self, begun: &Begun, keys: &[Uuid], token: Uuid, retention_ms: i64) -> String {
+        let values = [
+            ("keys", &*array(keys)),
+            ("token", &*token.to_string()),
+            ("retention_ms", &*retention_ms.to_string()),
+            ("xid", &*begun.xid.to_string()),
+        ];
+        let complete = if keys.is_empty() { &self.tx_is_same } else { &self.tx_complete };
+        let (begin_end, complete) = (self.begin_end(begun), fill(complete, &values));
+        format!("{begin_end}; {complete}; {}", self.tx_restore_role)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::schema::TableName;
+    use super::*;
+
+    #[test]
+    fn every_statement_of_a_message_begins_with_the_tag() {
+        let statements = Statements::new(&TableName::default(), true);
+        let terms = CallTerms::on_claim(Token::random(), Duration::ZERO);
+        let begin = statements.begin(&terms.with_transaction_bound_ms(i32::MAX));
+        assert!(begin.contains("nullif(2147483647 *"), "{begin}");
+        let (keys, token) = (&[Uuid([1; 16])], Uuid([2; 16]));
+        let mut messages = vec![(begin, 2), (statements.release_in(keys, token), 1)];
+        for role in ["none", "a \"role\"", "{keys}"] {
+            let begun = Begun { xid: 7, role: role.to_owned() };
+            for keys in [&keys[..], &[]] {
+                let complete = statements.complete_in(&begun, keys, token, 1);
+                assert!(complete.contains(&literal(role)), "{complete}");
+                messages.push((complete, 3));
+            }
+        }
+        for (message, statements) in messages {
+            assert!(message.starts_with(TAG), "{message}");
+            assert_eq!(message.matches(TAG).count(), statements, "{message}");
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! [`Writing`]: the statements of a claim or a completion.
+//! [`Writing`]: the statements of a call.
 //!
 //! Each try handles the rows that have no reply yet, with at most one statement a step:
 //!
@@ -7,7 +7,8 @@
 //! 2. Take the existing rows that are free, each at the version that was read, and only for a caller that still
 //!    waits. A caller releases after it has stopped waiting, and the release raises the version. So a release is
 //!    a fence: a late take finds another version. A completion has no such step.
-//! 3. Insert the missing rows. A completion also updates rows that are not complete.
+//! 3. Insert the missing rows. A completion also updates rows that are not complete. A renewal and a release have this
+//!    step only, and it replies to each row.
 //!
 //! A row that was written in step 2 or 3 has its reply. After [`TRIES`], a row without a reply is an error of unknown
 //! outcome: a claim is then released, and a completion is repeated.
@@ -17,15 +18,14 @@ use std::future::Future;
 use super::super::replies::ClaimReply;
 use super::super::sql::batch::{self, KeyReply, Replied, TRIES, unanswered};
 use super::super::sql::call::{Kind, RowReply, Rows};
-use super::super::sql::responses::most_read;
 use super::super::sql::row::Row;
 use super::super::stored::Fetch;
 use crate::error::Error;
 
 /// The statements of a try. Each is one statement for all rows.
 pub(super) trait RowStatements: Send {
-    /// Inserts the rows of claims, or completes rows. Returns the reply for each row that it wrote, or that an open
-    /// transaction holds.
+    /// Inserts the rows of claims; completes, renews or releases rows. Returns the reply for each row that it wrote, or
+    /// that an open transaction holds.
     fn write(
         &mut self,
         kind: Kind,
@@ -94,7 +94,8 @@ impl<'r, 'c> Writing<'r, 'c> {
     ) -> Result<Vec<usize>, sqlx::Error> {
         // A statement of its own: the statement that found a row may have begun before the row was
         // committed, and would not see it.
-        let found = read_rows(statements, &self.rows.select(&indexes)).await?;
+        let fetch = self.rows.first().map_or(Fetch::Nothing, |row| row.terms.fetch());
+        let found = statements.read(&self.rows.select(&indexes), fetch).await?;
         let (mut unwritten, mut free, mut versions) = (Vec::new(), Vec::new(), Vec::new());
         for (index, row) in indexes.into_iter().zip(found) {
             let Some(row) = row else {
@@ -143,38 +144,20 @@ impl<'r, 'c> Writing<'r, 'c> {
     }
 }
 
-/// Reads rows with the stored data that their calls fetch. A statement that reads responses reads at most 64.
-pub(super) async fn read_rows<S: RowStatements>(
-    statements: &mut S,
-    rows: &Rows<'_>,
-) -> Result<Vec<Option<Row>>, sqlx::Error> {
-    let Some(first) = rows.first() else { return Ok(Vec::new()) };
-    let fetch = first.terms.fetch();
-    let mut found = Vec::with_capacity(rows.len());
-    for part in (0..rows.len()).collect::<Vec<_>>().chunks(most_read(fetch)) {
-        found.extend(statements.read(&rows.select(part), fetch).await?);
-    }
-    Ok(found)
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use super::super::super::replies::CompleteReply;
-    use super::super::super::sql::responses::MAX_RESPONSES;
     use super::super::super::terms::{CallTerms, Token};
     use super::*;
     use crate::key::DedupKey;
 
     /// A table whose rows other callers change.
-    #[derive(Default)]
     struct Table {
         /// How many completions still find a row that another caller has just changed.
         misses: usize,
         writes: usize,
-        /// What each statement that reads has fetched, and of how many rows.
-        reads: Vec<(Fetch, usize)>,
     }
 
     impl RowStatements for Table {
@@ -200,9 +183,8 @@ mod tests {
         async fn read(
             &mut self,
             rows: &Rows<'_>,
-            fetch: Fetch,
+            _: Fetch,
         ) -> Result<Vec<Option<Row>>, sqlx::Error> {
-            self.reads.push((fetch, rows.len()));
             Ok(rows.iter().map(|_| None).collect())
         }
     }
@@ -214,30 +196,12 @@ mod tests {
         let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
         let rows = Rows::of_call(&key, &terms, |_| 1);
         for (misses, is_unknown) in [(TRIES - 1, false), (TRIES, true)] {
-            let mut table = Table { misses, ..Table::default() };
+            let mut table = Table { misses, writes: 0 };
             let mut writing = Writing::new(Kind::Complete, &rows);
             writing.run(&mut table, false).await.unwrap();
             let reply = writing.finish().remove(0).unwrap().reply;
             assert_eq!(reply.is_err_and(|error| error.is_unknown()), is_unknown, "{misses}");
             assert_eq!(table.writes, TRIES, "{misses}");
-        }
-    }
-
-    #[tokio::test]
-    async fn each_row_is_read_once_with_what_its_call_fetches() {
-        const ALL: Fetch = Fetch::DigestAndResponse;
-        const MANY: usize = MAX_RESPONSES + 1;
-        let keys = vec![DedupKey::new("a", "1").unwrap(); MANY];
-        for (fetch, reads) in [
-            (Fetch::Nothing, &[(Fetch::Nothing, MANY)][..]),
-            (Fetch::Digest, &[(Fetch::Digest, MANY)]),
-            (ALL, &[(ALL, MAX_RESPONSES), (ALL, 1)]),
-        ] {
-            let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
-            let terms = terms.with_fetch(fetch);
-            let mut table = Table::default();
-            let rows = read_rows(&mut table, &Rows::of_call(&keys, &terms, |_| 1)).await.unwrap();
-            assert_eq!((rows.len(), &*table.reads), (MANY, reads));
         }
     }
 }

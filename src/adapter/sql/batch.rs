@@ -65,8 +65,31 @@ impl KeyReply {
 }
 
 /// Returns the indexes of the rows without a reply.
-pub(in crate::adapter) fn unanswered(replies: &[Replied]) -> Vec<usize> {
+pub(in crate::adapter) fn unanswered<T>(replies: &[Option<T>]) -> Vec<usize> {
     (0..replies.len()).filter(|index| replies[*index].is_none()).collect()
+}
+
+/// Returns the replies to a claim of several keys that was only read so far; `None` for a row that it has to write.
+///
+/// # Errors
+///
+/// [`ErrorKind::Corrupt`] for an unreadable row, and for a duplicate whose stored data is unreadable.
+pub(in crate::adapter) fn known(
+    rows: Vec<Option<Row>>,
+    terms: &CallTerms,
+) -> Result<Vec<Option<ClaimReply>>, Error> {
+    let known = |row: Option<Row>| Ok(row.map(|row| row.claimed(terms)).transpose()?.flatten());
+    rows.into_iter().map(known).collect()
+}
+
+/// Returns all replies to such a claim, once the other rows were claimed.
+pub(in crate::adapter) fn with_claimed(
+    known: Vec<Option<ClaimReply>>,
+    claimed: Vec<ClaimReply>,
+) -> Vec<ClaimReply> {
+    let mut claimed = claimed.into_iter();
+    let reply = |known: Option<_>| known.or_else(|| claimed.next()).unwrap_or(ClaimReply::InFlight);
+    known.into_iter().map(reply).collect()
 }
 
 /// Returns the replies to a claim in a transaction. A row that others changed in every try is in flight: no
@@ -106,14 +129,12 @@ pub(in crate::adapter) async fn execute_batch<E: RowExecutor>(
     waits: &Waits<'_>,
 ) -> Vec<Result<RowReply, Error>> {
     let mut replies: Vec<Option<Result<RowReply, Error>>> = calls.iter().map(|_| None).collect();
-    // Each part, and whether it is one of a refused part.
-    let mut parts: VecDeque<_> =
-        split_by_size(calls).into_iter().map(|part| (part, false)).collect();
+    let mut parts: VecDeque<_> = split_by_size(calls).into();
     // The end of the time to split, and the last refusal.
     let mut refused: Option<(Instant, Box<dyn Fn() -> Error + Send + Sync>)> = None;
     // After one, a statement may have granted a key to a call that is sent again.
     let mut has_unknown = false;
-    while let Some((part, is_split)) = parts.pop_front() {
+    while let Some(part) = parts.pop_front() {
         let start = Instant::now();
         if let Some((_, error)) = refused.as_ref().filter(|(deadline, _)| start >= *deadline) {
             part.into_iter().for_each(|call| replies[call] = Some(Err(error())));
@@ -133,7 +154,7 @@ pub(in crate::adapter) async fn execute_batch<E: RowExecutor>(
         }
         let Some(Failed { error, is_row_error }) = failed else {
             if unanswered.len() < part.len() {
-                parts.push_front((unanswered, is_split));
+                parts.push_front(unanswered);
             }
             continue;
         };
@@ -143,14 +164,14 @@ pub(in crate::adapter) async fn execute_batch<E: RowExecutor>(
         let error = if has_unknown { error.with_unknown_outcome() } else { error }.shared();
         if is_row_error && unanswered.len() > 1 {
             // So a row that is locked is waited for in three statements.
-            let size = if is_split { 1 } else { unanswered.len().isqrt() };
+            let size = if refused.is_some() { 1 } else { unanswered.len().isqrt() };
             let deadline = refused.map_or(start + SPLIT_TIME, |(deadline, _)| deadline);
             refused = Some((deadline, Box::new(error)));
-            parts.extend(unanswered.chunks(size).map(|part| (part.to_vec(), true)));
+            parts.extend(unanswered.chunks(size).map(<[_]>::to_vec));
         } else {
             let lost = if ends { std::mem::take(&mut parts) } else { VecDeque::new() };
-            let lost = lost.into_iter().flat_map(|(part, _)| part);
-            unanswered.into_iter().chain(lost).for_each(|call| replies[call] = Some(Err(error())));
+            let lost = lost.into_iter().flatten().chain(unanswered);
+            lost.for_each(|call| replies[call] = Some(Err(error())));
         }
     }
     replies.into_iter().map(|reply| reply.unwrap_or_else(|| Err(missing_reply()))).collect()
@@ -344,26 +365,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn row_that_is_held_delays_no_other_row() {
-        for (kind, replies) in
-            [(Kind::Claim, except(17, 'I', 'F')), (Kind::Complete, except(17, 'E', 'H'))]
-        {
-            let mut table = Table { held: HashSet::from([17]), ..Table::default() };
+    async fn row_that_is_held_or_cannot_be_written_delays_and_fails_no_other_row() {
+        let held = || Table { held: HashSet::from([17]), ..Table::default() };
+        let bad = || Table { bad: Some(17), ..Table::default() };
+        for (mut table, kind, replies) in [
+            (held(), Kind::Claim, except(17, 'I', 'F')),
+            (held(), Kind::Complete, except(17, 'E', 'H')),
+            (bad(), Kind::Claim, except(17, 'E', 'F')),
+            (bad(), Kind::Complete, except(17, 'E', 'H')),
+        ] {
             assert_eq!(execute(&mut table, &calls(kind, 64)).await, replies, "{kind:?}");
             assert_eq!(table.sent, parts(), "{kind:?}");
         }
-    }
-
-    #[tokio::test]
-    async fn row_that_cannot_be_written_fails_its_own_call_only() {
-        for (kind, replies) in
-            [(Kind::Claim, except(17, 'E', 'F')), (Kind::Complete, except(17, 'E', 'H'))]
-        {
-            let mut table = Table { bad: Some(17), ..Table::default() };
-            assert_eq!(execute(&mut table, &calls(kind, 64)).await, replies, "{kind:?}");
-            assert_eq!(table.sent, parts(), "{kind:?}");
-        }
-        let mut table = Table { held: HashSet::from([17]), bad: Some(60), ..Table::default() };
+        let mut table = Table { bad: Some(60), ..held() };
         let mut expected = except(17, 'I', 'F');
         expected.replace_range(60..61, "E");
         assert_eq!(execute(&mut table, &calls(Kind::Claim, 64)).await, expected);

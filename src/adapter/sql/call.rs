@@ -118,7 +118,7 @@ impl Call {
 
     /// Returns the row of the call. `index` is the place of the call in its batch.
     pub(super) fn row(&self, index: usize) -> RowCall<'_> {
-        RowCall::new(&self.key, self.hash, &self.terms, index)
+        RowCall { key: &self.key, hash: self.hash, terms: &self.terms, call: index }
     }
 
     /// Returns the size of the response that its row stores.
@@ -159,11 +159,7 @@ pub(in crate::adapter) struct RowCall<'c> {
     call: usize,
 }
 
-impl<'c> RowCall<'c> {
-    pub(super) fn new(key: &'c DedupKey, hash: u128, terms: &'c CallTerms, call: usize) -> Self {
-        Self { key, hash, terms, call }
-    }
-
+impl RowCall<'_> {
     pub(in crate::adapter) fn token(&self) -> Token {
         self.terms.token()
     }
@@ -183,7 +179,7 @@ impl<'c> Rows<'c> {
         terms: &'c CallTerms,
         hash: impl Fn(&DedupKey) -> u128,
     ) -> Self {
-        let row = |key| RowCall::new(key, hash(key), terms, 0);
+        let row = |key| RowCall { key, hash: hash(key), terms, call: 0 };
         Self { rows: keys.iter().map(row).collect(), waits: &|_| true }
     }
 
@@ -269,13 +265,5 @@ mod tests {
         ] {
             assert_eq!(one.can_join(&call(retention, lease, fetch)), joins);
         }
-    }
-
-    #[test]
-    fn errors_name_the_operation() {
-        let named = KINDS.map(Kind::context);
-        let (claiming, releasing) = ("claiming keys", "releasing keys");
-        let [renewing, completing] = ["renewing leases", "completing keys"];
-        assert_eq!(named, [claiming, claiming, renewing, completing, releasing, releasing]);
     }
 }

@@ -30,60 +30,28 @@ pub(in crate::adapter) fn cause(error: &Error) -> Option<&sqlx::Error> {
     source.downcast_ref().or_else(|| shared?.downcast_ref())
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "sqlite"))]
 mod tests {
-    use std::fmt;
-
-    use sqlx::error::{DatabaseError, ErrorKind as SqlKind};
+    use sqlx::Connection;
 
     use super::*;
 
-    #[derive(Debug)]
-    struct Refusal(bool);
-
-    impl fmt::Display for Refusal {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str(self.message())
-        }
-    }
-
-    impl StdError for Refusal {}
-
-    impl DatabaseError for Refusal {
-        fn message(&self) -> &'static str {
-            if self.0 { "refused" } else { "broken" }
-        }
-
-        fn as_error(&self) -> &(dyn StdError + Send + Sync + 'static) {
-            self
-        }
-
-        fn as_error_mut(&mut self) -> &mut (dyn StdError + Send + Sync + 'static) {
-            self
-        }
-
-        fn into_error(self: Box<Self>) -> Box<dyn StdError + Send + Sync + 'static> {
-            self
-        }
-
-        fn kind(&self) -> SqlKind {
-            SqlKind::Other
-        }
-    }
-
-    #[test]
-    fn only_a_refusal_says_that_a_statement_changed_nothing() {
-        let refusal = |is_refused| sqlx::Error::Database(Box::new(Refusal(is_refused)));
-        for (error, kind) in [
-            (sqlx::Error::PoolTimedOut, ErrorKind::Timeout),
-            (sqlx::Error::ColumnNotFound("key".to_owned()), ErrorKind::Corrupt),
-            (sqlx::Error::Decode("no number".into()), ErrorKind::Corrupt),
-            (refusal(true), ErrorKind::Refused),
-            (refusal(false), ErrorKind::Unavailable),
-            (sqlx::Error::PoolClosed, ErrorKind::Unavailable),
+    #[tokio::test]
+    async fn only_a_refusal_says_that_a_statement_changed_nothing() {
+        let mut database = sqlx::SqliteConnection::connect("sqlite::memory:").await.unwrap();
+        let mut refused = async || {
+            sqlx::raw_sql("SELECT 1 FROM nothing").execute(&mut database).await.unwrap_err()
+        };
+        for (error, is_refusal, kind) in [
+            (sqlx::Error::PoolTimedOut, true, ErrorKind::Timeout),
+            (sqlx::Error::ColumnNotFound("key".to_owned()), true, ErrorKind::Corrupt),
+            (sqlx::Error::Decode("no number".into()), true, ErrorKind::Corrupt),
+            (sqlx::Error::PoolClosed, true, ErrorKind::Unavailable),
+            (refused().await, true, ErrorKind::Refused),
+            (refused().await, false, ErrorKind::Unavailable),
         ] {
             let text = error.to_string();
-            let error = store_error("testing", error, |error| error.message() == "refused");
+            let error = store_error("testing", error, |_| is_refusal);
             assert_eq!(error.kind(), kind, "{text}");
             assert_eq!(error.is_unknown(), kind != ErrorKind::Refused, "{text}");
             assert_eq!(cause(&error).map(ToString::to_string).as_ref(), Some(&text));

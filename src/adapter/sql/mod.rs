@@ -4,6 +4,7 @@
 pub(super) mod batch;
 pub(super) mod call;
 pub(super) mod errors;
+pub(super) mod inspection;
 mod options;
 pub(super) mod purge;
 pub(super) mod queue;

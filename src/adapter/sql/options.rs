@@ -135,16 +135,4 @@ mod tests {
             }
         });
     }
-
-    #[test]
-    fn take_identifiers_leaves_the_other_parameters() {
-        let names = ["dedup_table", "dedup_schema"];
-        let (url, [table, schema]) =
-            take_identifiers("postgres://h/d?dedup_table=seen&sslmode=%61&x", names).unwrap();
-        assert_eq!(url, "postgres://h/d?sslmode=%61&x");
-        assert_eq!((table.unwrap().as_str(), schema), ("seen", None));
-        let (url, _) = take_identifiers("sqlite://a.db?dedup_table=seen", names).unwrap();
-        assert_eq!(url, "sqlite://a.db");
-        assert!(take_identifiers("sqlite://a.db?dedup_table=a%20b", names).is_err());
-    }
 }

@@ -1,6 +1,8 @@
 //! [`PurgeTask`]: the task that purges an adapter's table, without any code of the user's.
 
-use std::future::Future;
+use std::sync::Arc;
+
+use sqlx::{Database, Pool};
 
 use super::super::background::{BackgroundTask, is_clock_paused};
 use super::super::inspect::{MaintenanceAdapter, PURGE_GRACE};
@@ -22,32 +24,30 @@ impl PurgeTask {
         Self { purging, task: BackgroundTask::new(purging.is_off()) }
     }
 
-    /// Returns `true` if there is nothing to start.
-    pub(in crate::adapter) fn is_running(&self) -> bool {
-        self.task.is_running()
-    }
-
-    /// Starts the task on the current runtime, unless one exists. The task ends with `closed`, or once
-    /// `adapter` returns `None`. `adapter` must not own the adapter, which would live as long as the task.
-    pub(in crate::adapter) fn ensure<A, C>(
+    /// Starts the task on the current runtime, unless one exists. The task ends with `pool`, or with the store, which
+    /// the task does not own.
+    pub(in crate::adapter) fn ensure<S, A, DB>(
         &self,
-        closed: impl FnOnce() -> C,
-        adapter: impl Fn() -> Option<A> + Send + Sync + 'static,
+        store: &Arc<S>,
+        pool: &Pool<DB>,
+        adapter: fn(Arc<S>) -> A,
     ) where
+        S: Send + Sync + 'static,
         A: MaintenanceAdapter,
-        C: Future<Output = ()> + Send + 'static,
+        DB: Database,
     {
-        let purging = self.purging;
-        self.task.ensure(|stop| {
-            let closed = closed();
-            let adapter = move || if is_clock_paused() { None } else { adapter() };
-            async move {
-                tokio::select! {
-                    // First, so that a statement which finds the pool closed is no failure.
-                    biased;
-                    () = closed => {}
-                    () = purging.run(TIMEOUT, adapter, stop) => {}
-                }
+        // Each call of an adapter asks.
+        if self.task.is_running() {
+            return;
+        }
+        let (purging, store, closed) = (self.purging, Arc::downgrade(store), pool.close_event());
+        let adapter = move || store.upgrade().filter(|_| !is_clock_paused()).map(adapter);
+        self.task.ensure(|stop| async move {
+            tokio::select! {
+                // First, so that a statement which finds the pool closed is no failure.
+                biased;
+                () = closed => {}
+                () = purging.run(TIMEOUT, adapter, stop) => {}
             }
         });
     }

@@ -4,7 +4,8 @@
 //! reads its own response afterwards, on a connection of the pool. The pool's size bounds how many
 //! callers read at once.
 
-use super::super::contract::StoreFuture;
+use std::future::Future;
+
 use super::super::replies::ClaimReply;
 use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
@@ -16,7 +17,10 @@ pub(in crate::adapter) fn most_read(fetch: Fetch) -> usize {
     if fetch == Fetch::DigestAndResponse { MAX_RESPONSES } else { usize::MAX }
 }
 
-pub(in crate::adapter) const MAX_RESPONSES: usize = 64;
+const MAX_RESPONSES: usize = 64;
+
+/// The operation, for the text of an error.
+pub(in crate::adapter) const READING_RESPONSE: &str = "reading a stored response";
 
 /// Adds the response to a duplicate, if its terms fetch responses. `read` reads the row. A row that is no longer
 /// complete is in flight.
@@ -24,12 +28,14 @@ pub(in crate::adapter) const MAX_RESPONSES: usize = 64;
 /// # Errors
 ///
 /// Those of `read`, and [`ErrorKind::Corrupt`](crate::ErrorKind::Corrupt) for an unreadable response.
-pub(in crate::adapter) async fn add_response<'c>(
+pub(in crate::adapter) async fn add_response<F>(
     terms: &CallTerms,
     claimed: ClaimReply,
-    // Boxed, because most calls read nothing.
-    read: impl FnOnce() -> StoreFuture<'c, Vec<Option<Row>>>,
-) -> Result<ClaimReply, Error> {
+    read: impl FnOnce() -> F,
+) -> Result<ClaimReply, Error>
+where
+    F: Future<Output = Result<Vec<Option<Row>>, Error>>,
+{
     let is_duplicate = |reply: &ClaimReply| matches!(reply, ClaimReply::Duplicate(_));
     if terms.fetch() != Fetch::DigestAndResponse || !is_duplicate(&claimed) {
         return Ok(claimed);

@@ -11,14 +11,54 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use sqlx::{ColumnIndex, Decode, Type};
+
 use super::super::inspect::{Entry, ForgetReply, KeyState};
 use super::super::replies::{ClaimReply, CompleteReply, Seen};
 use super::super::stored::{Fetch, StoredData, StoredResponse};
 use super::super::terms::{CallTerms, Permanence, Token};
 use crate::error::{Error, ErrorKind};
 
+/// The columns of a row, by their names.
+pub(in crate::adapter) trait Columns {
+    fn flag(&self, name: &str) -> Result<bool, sqlx::Error>;
+    fn number(&self, name: &str) -> Result<Option<i64>, sqlx::Error>;
+    fn text(&self, name: &str) -> Result<Option<String>, sqlx::Error>;
+    fn bytes(&self, name: &str) -> Result<Option<Vec<u8>>, sqlx::Error>;
+
+    /// Returns a number that is not null. A clock that went back makes a time negative: zero then.
+    fn count(&self, name: &str) -> Result<u64, sqlx::Error> {
+        Ok(self.number(name)?.and_then(|number| number.try_into().ok()).unwrap_or(0))
+    }
+}
+
+impl<R: sqlx::Row> Columns for R
+where
+    for<'n> &'n str: ColumnIndex<R>,
+    for<'r> bool: Decode<'r, R::Database> + Type<R::Database>,
+    for<'r> Option<i64>: Decode<'r, R::Database> + Type<R::Database>,
+    for<'r> Option<String>: Decode<'r, R::Database> + Type<R::Database>,
+    for<'r> Option<Vec<u8>>: Decode<'r, R::Database> + Type<R::Database>,
+{
+    fn flag(&self, name: &str) -> Result<bool, sqlx::Error> {
+        self.try_get(name)
+    }
+
+    fn number(&self, name: &str) -> Result<Option<i64>, sqlx::Error> {
+        self.try_get(name)
+    }
+
+    fn text(&self, name: &str) -> Result<Option<String>, sqlx::Error> {
+        self.try_get(name)
+    }
+
+    fn bytes(&self, name: &str) -> Result<Option<Vec<u8>>, sqlx::Error> {
+        self.try_get(name)
+    }
+}
+
 /// A row, as a statement returns it. Times are milliseconds since the Unix epoch.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(in crate::adapter) struct Row {
     pub(in crate::adapter) token: Option<[u8; 16]>,
     /// Every write raises it. Zero in SQLite, where no claim is late.
@@ -45,22 +85,15 @@ pub(in crate::adapter) struct StoredColumns {
 }
 
 impl StoredColumns {
-    /// `response` is the status, the headers and the body, or why they do not decode.
-    pub(in crate::adapter) fn new(
-        payload_sha256: Option<Vec<u8>>,
-        response: Result<Option<(i64, String, Vec<u8>)>, sqlx::Error>,
-    ) -> Self {
-        let unreadable = |error: sqlx::Error| {
-            Error::new(ErrorKind::Corrupt, "decoding a stored response").with_source(error)
-        };
-        let response = response.map_err(unreadable).transpose().map(|columns| {
-            let (status, headers, body) = columns.map_err(Arc::new)?;
-            let response = StoredResponse::from_stored(status, &headers, body);
-            response.map(Arc::new).map_err(Arc::new)
-        });
+    /// Reads as much of the stored data of a row.
+    pub(in crate::adapter) fn read(row: &impl Columns, fetch: Fetch) -> Result<Self, sqlx::Error> {
+        if fetch == Fetch::Nothing {
+            return Ok(Self::default());
+        }
         // A value of another length is no SHA-256, and equals none.
-        let payload_sha256 = payload_sha256.and_then(|digest| digest.try_into().ok());
-        Self { payload_sha256, response }
+        let payload_sha256 = row.bytes("payload_sha256")?.and_then(|digest| digest.try_into().ok());
+        let response = if fetch == Fetch::Digest { Ok(None) } else { read_response(row) };
+        Ok(Self { payload_sha256, response: response.map_err(Arc::new).transpose() })
     }
 
     fn fetch(&self, fetch: Fetch) -> Result<Option<Arc<StoredData>>, Error> {
@@ -77,23 +110,29 @@ impl StoredColumns {
     }
 }
 
-/// The state of a row: the rules above. The statements say the same in SQL.
-enum RowState {
-    Complete,
-    Leased,
-    Lapsed,
-    Released,
-    Expired,
+fn read_response(row: &impl Columns) -> Result<Option<Arc<StoredResponse>>, Error> {
+    let unreadable =
+        |error| Error::new(ErrorKind::Corrupt, "decoding a stored response").with_source(error);
+    let status = row.number("response_status").map_err(unreadable)?;
+    let headers = row.text("response_headers").map_err(unreadable)?;
+    let body = row.bytes("response_body").map_err(unreadable)?;
+    let columns = status.zip(headers).zip(body);
+    let response = columns
+        .map(|((status, headers), body)| StoredResponse::from_stored(status, &headers, body));
+    Ok(response.transpose()?.map(Arc::new))
 }
 
 impl Row {
-    fn state(&self) -> RowState {
+    /// Returns the state of a row by the rules above; `None` for an expired row. The statements say the same in SQL.
+    fn state(&self) -> Option<KeyState> {
         match (self.completed_at, self.lease_until) {
-            (None, Some(until)) if self.token.is_some() && until > self.now => RowState::Leased,
-            _ if self.expires_at <= self.now => RowState::Expired,
-            (Some(_), _) => RowState::Complete,
-            (None, Some(_)) => RowState::Lapsed,
-            (None, None) => RowState::Released,
+            (None, Some(until)) if self.token.is_some() && until > self.now => {
+                Some(KeyState::InFlight)
+            }
+            _ if self.expires_at <= self.now => None,
+            (Some(_), _) => Some(KeyState::Complete),
+            (None, Some(_)) => Some(KeyState::Lapsed),
+            (None, None) => Some(KeyState::Released),
         }
     }
 
@@ -103,19 +142,7 @@ impl Row {
 
     /// Returns the row of a key of which a column does not decode.
     pub(in crate::adapter) fn unreadable(error: sqlx::Error) -> Self {
-        Self {
-            token: None,
-            version: 0,
-            attempts: 0,
-            takeover: false,
-            first_seen_at: 0,
-            completed_at: None,
-            expires_at: 0,
-            lease_until: None,
-            now: 0,
-            stored: StoredColumns::default(),
-            unreadable: Some(Arc::new(error)),
-        }
+        Self { unreadable: Some(Arc::new(error)), ..Self::default() }
     }
 
     fn check_readable(&self) -> Result<(), Error> {
@@ -131,8 +158,8 @@ impl Row {
     pub(in crate::adapter) fn forgotten(&self) -> Option<ForgetReply> {
         match self.state() {
             _ if self.unreadable.is_some() => None,
-            RowState::Leased => Some(ForgetReply::InFlight),
-            RowState::Expired => Some(ForgetReply::Missing),
+            Some(KeyState::InFlight) => Some(ForgetReply::InFlight),
+            None => Some(ForgetReply::Missing),
             _ => None,
         }
     }
@@ -152,17 +179,17 @@ impl Row {
         let on_claim = terms.permanence() == Permanence::OnClaim;
         Ok(match self.state() {
             // Repeated with its token: the first reply may be lost.
-            RowState::Complete if on_claim && is_mine => {
+            Some(KeyState::Complete) if on_claim && is_mine => {
                 // A row that a completion inserted has no attempts.
                 Some(first(self.attempts.max(1), self.takeover))
             }
-            RowState::Complete => {
+            Some(KeyState::Complete) => {
                 let age = self.now.saturating_sub(self.first_seen_at);
                 let mut seen = Seen::new(Duration::from_millis(age.try_into().unwrap_or_default()));
                 seen.stored = self.stored.fetch(terms.fetch())?;
                 Some(ClaimReply::Duplicate(seen))
             }
-            RowState::Leased if on_claim || !is_mine => Some(ClaimReply::InFlight),
+            Some(KeyState::InFlight) if on_claim || !is_mine => Some(ClaimReply::InFlight),
             _ => None,
         })
     }
@@ -179,8 +206,8 @@ impl Row {
     ) -> Result<Option<CompleteReply>, Error> {
         self.check_readable()?;
         Ok(match self.state() {
-            RowState::Complete if self.is_by(token) => Some(CompleteReply::Held),
-            RowState::Complete => Some(CompleteReply::LeaseLost),
+            Some(KeyState::Complete) if self.is_by(token) => Some(CompleteReply::Held),
+            Some(KeyState::Complete) => Some(CompleteReply::LeaseLost),
             _ => None,
         })
     }
@@ -195,13 +222,7 @@ impl Row {
         event_type: Option<String>,
     ) -> Result<Option<Entry>, Error> {
         self.check_readable()?;
-        let state = match self.state() {
-            RowState::Expired => return Ok(None),
-            RowState::Complete => KeyState::Complete,
-            RowState::Leased => KeyState::InFlight,
-            RowState::Lapsed => KeyState::Lapsed,
-            RowState::Released => KeyState::Released,
-        };
+        let Some(state) = self.state() else { return Ok(None) };
         let mut entry = Entry::new(state, wall(self.first_seen_at), wall(self.expires_at));
         (entry.attempts, entry.takeover) = (attempt(self.attempts), self.takeover);
         if state == KeyState::Complete {

@@ -3,6 +3,18 @@
 //! A statement is sent as it stands in its file, except that lines of comment are left out and that
 //! placeholders in braces, such as `{table}`, are replaced.
 
+use std::sync::Arc;
+
+use sqlx::query::Query;
+use sqlx::{AssertSqlSafe, Database};
+
+/// Returns a statement whose parameters are to be bound.
+pub(in crate::adapter) fn query<DB: Database>(
+    sql: &Arc<str>,
+) -> Query<'static, DB, <DB as Database>::Arguments> {
+    sqlx::query(AssertSqlSafe(Arc::clone(sql)))
+}
+
 /// Returns the text of a statement as it is sent.
 pub(in crate::adapter) fn render(file: &str, values: &[(&str, &str)]) -> String {
     let lines = file.lines().filter(|line| !line.trim_start().starts_with("--"));

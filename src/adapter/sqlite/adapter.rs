@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable};
 use sqlx::sqlite::{SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
-use sqlx::{AssertSqlSafe, Row as _};
 
 use super::super::contract::{Abilities, DedupAdapter, StoreFuture};
 use super::super::inspect::{
@@ -16,12 +15,11 @@ use super::super::inspect::{
 };
 use super::super::replies::{ClaimReply, CompleteReply, RenewReply};
 use super::super::sql::call::{Call, Kind, RowReply, reply};
-use super::super::sql::responses::add_response;
+use super::super::sql::responses::{READING_RESPONSE, add_response};
 use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
 use super::errors::{is_busy, store_error};
 use super::options::SqliteOptions;
-use super::params::{keys_json, read_row};
 use super::store::{Lookup, SqliteStore};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
@@ -173,26 +171,21 @@ impl SqliteAdapter {
     }
 
     async fn claim_once(&self, key: &DedupKey, terms: &CallTerms) -> Result<ClaimReply, Error> {
-        let claimed = self.claim_key(key, terms).await?;
-        let read = || -> StoreFuture<'_, _> {
+        // A duplicate is not written, and waits for no writer.
+        let row = self.0.lookups.submit(&self.0, Lookup::new(key, terms)).await?;
+        let claimed = match row.map(|row| row.claimed(terms)).transpose()?.flatten() {
+            Some(known) => known,
+            None => self.call(Kind::claim(terms), key, terms, RowReply::claimed).await?,
+        };
+        // Boxed, because most calls read nothing.
+        let read = || {
             Box::pin(async {
                 let _permit = self.0.response_reads.acquire().await;
                 let read = self.0.read(&[key], Fetch::DigestAndResponse).await;
-                read.map_err(|error| store_error("reading a stored response", error))
+                read.map_err(|error| store_error(READING_RESPONSE, error))
             })
         };
         add_response(terms, claimed, read).await
-    }
-
-    /// Claims the key, without the response of a duplicate. Reads first: a duplicate is not written, and waits
-    /// for no writer.
-    async fn claim_key(&self, key: &DedupKey, terms: &CallTerms) -> Result<ClaimReply, Error> {
-        let row = self.0.lookups.submit(&self.0, Lookup::new(key, terms)).await?;
-        if let Some(claimed) = row.map(|row| row.claimed(terms)).transpose()?.flatten() {
-            return Ok(claimed);
-        }
-        let call = Call::new(Kind::claim(terms), key, terms, |_| 0);
-        reply(self.0.calls.submit(&self.0, call).await?, RowReply::claimed)
     }
 
     async fn call<T>(
@@ -202,8 +195,7 @@ impl SqliteAdapter {
         terms: &CallTerms,
         pick: fn(RowReply) -> Option<T>,
     ) -> Result<T, Error> {
-        let call = || self.0.calls.submit(&self.0, Call::new(kind, key, terms, |_| 0));
-        reply(self.0.with_table(call).await?, pick)
+        reply(self.0.calls.submit(&self.0, Call::new(kind, key, terms, |_| 0)).await?, pick)
     }
 }
 
@@ -223,11 +215,13 @@ impl DedupAdapter for SqliteAdapter {
     }
 
     fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()> {
-        Box::pin(self.call(Kind::release(terms), key, terms, RowReply::released))
+        let call = || self.call(Kind::release(terms), key, terms, RowReply::released);
+        Box::pin(self.0.with_table(call))
     }
 
     fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, RenewReply> {
-        Box::pin(self.call(Kind::Renew, key, terms, RowReply::renewed))
+        let call = || self.call(Kind::Renew, key, terms, RowReply::renewed);
+        Box::pin(self.0.with_table(call))
     }
 
     fn complete<'a>(
@@ -235,19 +229,15 @@ impl DedupAdapter for SqliteAdapter {
         key: &'a DedupKey,
         terms: &'a CallTerms,
     ) -> StoreFuture<'a, CompleteReply> {
-        Box::pin(self.call(Kind::Complete, key, terms, RowReply::completed))
+        let call = || self.call(Kind::Complete, key, terms, RowReply::completed);
+        Box::pin(self.0.with_table(call))
     }
 }
 
 impl SqliteStore {
     /// Purges in the background from now on.
     pub(super) fn ensure_purge(self: &Arc<Self>) {
-        if self.purge_task.is_running() {
-            return;
-        }
-        let store = Arc::downgrade(self);
-        let adapter = move || store.upgrade().map(SqliteAdapter);
-        self.purge_task.ensure(|| self.writer.close_event(), adapter);
+        self.purge_task.ensure(self, &self.writer, SqliteAdapter);
     }
 }
 
@@ -257,23 +247,11 @@ impl MaintenanceAdapter for SqliteAdapter {
     }
 
     fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, ForgetReply> {
-        let forget_once = || {
-            let key = key.clone();
-            self.0
-                .write_in_task(|store, guard| async move { store.writer(guard).forget(&key).await })
-        };
-        Box::pin(self.0.with_table(forget_once))
+        Box::pin(self.0.with_table(move || self.0.forget(key)))
     }
 
     fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
-        Box::pin(self.0.with_table(move || async move {
-            let fault = |error| store_error("looking up a key", error);
-            let get = sqlx::query(AssertSqlSafe(Arc::clone(&self.0.statements.get)));
-            let row = get.bind(keys_json([key])).fetch_optional(&self.0.readers).await;
-            let Some(row) = row.map_err(fault)? else { return Ok(None) };
-            read_row(&row, Fetch::DigestAndResponse)
-                .entry(row.try_get("event_type").map_err(fault)?)
-        }))
+        Box::pin(self.0.with_table(move || self.0.get(key)))
     }
 
     fn list<'a>(

@@ -3,15 +3,11 @@
 //! The caller reads first, on the connections that only read, so that duplicates wait for no writer.
 //! Only keys that are not known are written.
 
-use std::time::Duration;
-
-use super::super::inspect::ForgetReply;
 use super::super::sql::batch::{Failed, Replied, RowExecutor, execute_batch};
 use super::super::sql::call::{Call, Kind, RowReply, Rows};
 use super::super::sql::queue::{BatchExecutor, Waits};
 use super::super::sql::row::Row;
 use super::super::stored::Fetch;
-use super::super::terms::{CallTerms, Token};
 use super::errors::{is_row_error, store_error};
 use super::session::Session;
 use super::store::{Lookup, SqliteStore, WriteGuard};
@@ -56,37 +52,24 @@ impl BatchExecutor<Call> for SqliteStore {
 
     async fn execute(
         &self,
-        guard: WriteGuard,
+        _guard: WriteGuard,
         batch: Vec<Call>,
         waits: &Waits<'_>,
     ) -> Vec<Result<RowReply, Error>> {
-        execute_batch(&mut self.writer(guard), &batch, waits).await
+        execute_batch(&mut &*self, &batch, waits).await
     }
 }
 
-/// One call or batch, under the write lock.
-pub(super) struct Writer<'s> {
-    store: &'s SqliteStore,
-    _guard: WriteGuard,
-}
-
-impl SqliteStore {
-    pub(super) fn writer(&self, guard: WriteGuard) -> Writer<'_> {
-        Writer { store: self, _guard: guard }
-    }
-}
-
-impl RowExecutor for Writer<'_> {
+/// The caller holds the write lock.
+impl RowExecutor for &SqliteStore {
     /// If it is dropped, the statement runs to its end on the connection's own thread, and its outcome is unknown.
     async fn execute(&mut self, kind: Kind, rows: &Rows<'_>) -> (Vec<Replied>, Option<Failed>) {
         // Whether a statement has written rows that no reply reports.
         let mut has_written = false;
         let executed = async {
-            let mut connection = self.store.writer.acquire().await?;
-            let statements = &self.store.statements;
-            Session { connection: &mut connection, statements }
-                .execute(kind, rows, &mut has_written)
-                .await
+            let mut connection = self.writer.acquire().await?;
+            let mut session = Session { connection: &mut connection, statements: &self.statements };
+            session.execute(kind, rows, &mut has_written).await
         };
         let error = match executed.await {
             Ok(replies) => return (replies, None),
@@ -96,26 +79,5 @@ impl RowExecutor for Writer<'_> {
         let error = store_error(kind.context(), error);
         let error = if has_written { error.with_unknown_outcome() } else { error };
         (rows.iter().map(|_| None).collect(), Some(Failed { error, is_row_error }))
-    }
-}
-
-impl Writer<'_> {
-    /// Forgets a key, unless a live lease holds it.
-    pub(super) async fn forget(&mut self, key: &DedupKey) -> Result<ForgetReply, Error> {
-        // The statement does not use its terms.
-        let terms = CallTerms::on_claim(Token::from([0; 16]), Duration::ZERO);
-        let rows = Rows::of_call(std::slice::from_ref(key), &terms, |_| 0);
-        let forgotten = async {
-            let mut connection = self.store.writer.acquire().await?;
-            let statements = &self.store.statements;
-            let mut session = Session { connection: &mut connection, statements };
-            let found = session.read(&[key], Fetch::Nothing).await?.into_iter().flatten().next();
-            if let Some(reply) = found.map_or(Some(ForgetReply::Missing), |row| row.forgotten()) {
-                return Ok(reply);
-            }
-            let deleted = session.fetch(&statements.forget, &rows).await?;
-            Ok(if deleted.is_empty() { ForgetReply::InFlight } else { ForgetReply::Removed })
-        };
-        forgotten.await.map_err(|error| store_error("forgetting a key", error))
     }
 }

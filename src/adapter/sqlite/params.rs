@@ -58,13 +58,6 @@ pub(super) fn read_row(row: &SqliteRow, fetch: Fetch) -> Row {
 }
 
 fn try_read_row(row: &SqliteRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
-    let stored = match fetch {
-        Fetch::Nothing => StoredColumns::default(),
-        Fetch::Digest => StoredColumns::new(row.try_get("payload_sha256")?, Ok(None)),
-        Fetch::DigestAndResponse => {
-            StoredColumns::new(row.try_get("payload_sha256")?, response_columns(row))
-        }
-    };
     let token: Option<Vec<u8>> = row.try_get("token")?;
     Ok(Row {
         // A token of another length equals no caller's token.
@@ -77,7 +70,7 @@ fn try_read_row(row: &SqliteRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
         expires_at: row.try_get("expires_at")?,
         lease_until: row.try_get("lease_until")?,
         now: row.try_get("now")?,
-        stored,
+        stored: StoredColumns::read(row, fetch)?,
         unreadable: None,
     })
 }
@@ -112,14 +105,6 @@ pub(super) fn with_indexes<'r>(
         }
     }
     Ok(found)
-}
-
-/// Returns status, headers and body of the response that a row stores.
-fn response_columns(row: &SqliteRow) -> Result<Option<(i64, String, Vec<u8>)>, sqlx::Error> {
-    let status: Option<i64> = row.try_get("response_status")?;
-    let headers: Option<String> = row.try_get("response_headers")?;
-    let body: Option<Vec<u8>> = row.try_get("response_body")?;
-    Ok(status.zip(headers).zip(body).map(|((status, headers), body)| (status, headers, body)))
 }
 
 /// Returns the reply of a row that a claim wrote.

@@ -7,14 +7,15 @@
 
 use std::sync::Arc;
 
+use sqlx::Row as _;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
-use sqlx::{AssertSqlSafe, Row as _};
 
 use super::super::replies::{ClaimReply, RenewReply};
 use super::super::sql::batch::{KeyReply, Replied, TRIES, unanswered};
 use super::super::sql::call::{Kind, RowReply, Rows};
 use super::super::sql::responses::most_read;
 use super::super::sql::row::{Row, completed};
+use super::super::sql::statement::query;
 use super::super::stored::Fetch;
 use super::super::terms::Token;
 use super::params::{claimed_row, keys_json, rows_in_order, rows_json, with_indexes};
@@ -48,8 +49,8 @@ impl Session<'_> {
             Kind::Complete => (&all.complete_held, RowReply::Completed(completed(1, true))),
         };
         if kind.is_claim() || !rows.stores_data() {
-            let query = sqlx::query(AssertSqlSafe(Arc::clone(common_case))).bind(rows_json(rows));
-            let written = query.execute(&mut *self.connection).await?.rows_affected();
+            let write = query(common_case).bind(rows_json(rows));
+            let written = write.execute(&mut *self.connection).await?.rows_affected();
             if usize::try_from(written) == Ok(rows.len()) {
                 return Ok(rows.iter().map(|_| Some(Ok(reply.clone()).into())).collect());
             }
@@ -110,14 +111,13 @@ impl Session<'_> {
     }
 
     /// Sends a statement that writes. Returns its rows.
-    pub(super) async fn fetch(
+    async fn fetch(
         &mut self,
         sql: &Arc<str>,
         rows: &Rows<'_>,
     ) -> Result<Vec<SqliteRow>, sqlx::Error> {
-        let query = sqlx::query(AssertSqlSafe(Arc::clone(sql))).bind(rows_json(rows));
         // All rows: SQLite commits at the end of the statement, after it has returned them.
-        query.fetch_all(&mut *self.connection).await
+        query(sql).bind(rows_json(rows)).fetch_all(&mut *self.connection).await
     }
 
     pub(super) async fn read(
@@ -127,7 +127,7 @@ impl Session<'_> {
     ) -> Result<Vec<Option<Row>>, sqlx::Error> {
         let mut found = Vec::with_capacity(keys.len());
         for keys in keys.chunks(most_read(fetch)) {
-            let rows = sqlx::query(AssertSqlSafe(Arc::clone(self.statements.read(fetch))))
+            let rows = query(self.statements.read(fetch))
                 .bind(keys_json(keys.iter().copied()))
                 .fetch_all(&mut *self.connection)
                 .await?;

@@ -11,6 +11,7 @@
 use std::sync::Arc;
 
 use super::super::sql::Identifier;
+use super::super::sql::inspection::{COUNTED, PORTION};
 use super::super::sql::purge::grace_ms;
 use super::super::sql::statement::{render, statements};
 use super::super::stored::Fetch;
@@ -30,12 +31,6 @@ const STATE: &str = "CASE
     ELSE 'failed'
   END";
 
-/// How many rows `stats` counts at each end of the index.
-const COUNTED: u32 = 100_000;
-
-/// How many rows a call of `list` reads.
-const PORTION: u32 = 10_000;
-
 statements! {
     /// Every statement, with the table's name. A field is named after its file.
     pub(super) struct Statements {
@@ -51,7 +46,6 @@ statements! {
         forget,
         read,
         read_digest,
-        read_response,
         get,
         purge,
         list,
@@ -97,7 +91,7 @@ impl Statements {
         match fetch {
             Fetch::Nothing => &self.read,
             Fetch::Digest => &self.read_digest,
-            Fetch::DigestAndResponse => &self.read_response,
+            Fetch::DigestAndResponse => &self.get,
         }
     }
 }
@@ -134,58 +128,59 @@ mod tests {
         search(&mut connection).await;
     }
 
+    /// Returns the steps of a statement's plan.
+    async fn plan(connection: &mut SqliteConnection, sql: &str) -> Vec<String> {
+        let explain = AssertSqlSafe(format!("EXPLAIN QUERY PLAN {sql}"));
+        let steps: Vec<(i64, i64, i64, String)> =
+            sqlx::query_as(explain).fetch_all(connection).await.unwrap();
+        steps.into_iter().map(|step| step.3).collect()
+    }
+
     async fn search(connection: &mut SqliteConnection) {
         let all = Statements::new(&Identifier::default_table());
-        let searching = [
-            &all.read,
-            &all.read_digest,
-            &all.read_response,
-            &all.get,
-            &all.complete_held,
-            &all.release,
-            &all.tx_complete,
-            &all.tx_store,
-            &all.forget,
-        ];
-        let inserting = [
-            &all.claim_insert,
-            &all.claim_upsert,
-            &all.claim_complete_insert,
-            &all.claim_complete_upsert,
-            &all.renew,
-            &all.complete,
-        ];
         let by_range = "PRIMARY KEY ((namespace,id)>(?,?) AND (namespace,id)<(?,?))";
+        let by_key = "PRIMARY KEY (namespace=? AND id=?)";
         for (sql, searches) in [
             (&all.list, &[by_range][..]),
             (&all.stats, &["_expires_at (expires_at<?)", "_expires_at (expires_at>?)"]),
-            (&all.purge, &["_expires_at (expires_at<?)", "PRIMARY KEY (namespace=? AND id=?)"]),
+            (&all.purge, &["_expires_at (expires_at<?)", by_key]),
         ] {
-            let explain = AssertSqlSafe(format!("EXPLAIN QUERY PLAN {sql}"));
-            let plan: Vec<(i64, i64, i64, String)> =
-                sqlx::query_as(explain).fetch_all(&mut *connection).await.unwrap();
+            let plan = plan(connection, sql).await;
             for search in searches {
-                assert!(plan.iter().any(|step| step.3.contains(search)), "{sql}\n{plan:?}");
+                assert!(plan.iter().any(|step| step.contains(search)), "{sql}\n{plan:?}");
             }
             // A list sorts its portion once more.
-            let reads_all = |step: &str| {
+            let reads_all = |step: &String| {
                 step.contains("TEMP B-TREE") && sql != &all.list
                     || step == "SCAN webhook_deliveries"
             };
-            assert!(!plan.iter().any(|step| reads_all(&step.3)), "{sql}\n{plan:?}");
+            assert!(!plan.iter().any(reads_all), "{sql}\n{plan:?}");
         }
-        let searching = searching.into_iter().map(|sql| (sql, 1));
-        let inserting = inserting.into_iter().map(|sql| (sql, 0));
-        // It searches the rows, and searches them again to delete them.
-        for (sql, searches) in searching.chain(inserting).chain([(&all.release_complete, 2)]) {
-            let explain = AssertSqlSafe(format!("EXPLAIN QUERY PLAN {sql}"));
-            let plan: Vec<(i64, i64, i64, String)> =
-                sqlx::query_as(explain).fetch_all(&mut *connection).await.unwrap();
-            let steps: Vec<&str> = plan.iter().map(|step| step.3.as_str()).collect();
-            let by_key = |step: &&&str| step.contains("PRIMARY KEY (namespace=? AND id=?)");
-            assert_eq!(steps.iter().filter(by_key).count(), searches, "{sql}\n{steps:?}");
-            let scans_rows = |step: &str| step.starts_with("SCAN t") || step.starts_with("SCAN e");
-            assert!(!steps.iter().any(|step| scans_rows(step)), "{sql}\n{steps:?}");
+        for (sql, searches) in [
+            (&all.read, 1),
+            (&all.read_digest, 1),
+            (&all.get, 1),
+            (&all.complete_held, 1),
+            (&all.release, 1),
+            (&all.tx_complete, 1),
+            (&all.tx_store, 1),
+            (&all.forget, 1),
+            // It searches the rows, and searches them again to delete them.
+            (&all.release_complete, 2),
+            // They insert.
+            (&all.claim_insert, 0),
+            (&all.claim_upsert, 0),
+            (&all.claim_complete_insert, 0),
+            (&all.claim_complete_upsert, 0),
+            (&all.renew, 0),
+            (&all.complete, 0),
+        ] {
+            let plan = plan(connection, sql).await;
+            let found = plan.iter().filter(|step| step.contains(by_key)).count();
+            assert_eq!(found, searches, "{sql}\n{plan:?}");
+            let scans_rows =
+                |step: &String| step.starts_with("SCAN t") || step.starts_with("SCAN e");
+            assert!(!plan.iter().any(scans_rows), "{sql}\n{plan:?}");
         }
     }
 }

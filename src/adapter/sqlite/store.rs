@@ -4,14 +4,15 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use sqlx::sqlite::{SqliteConnection, SqlitePool};
-use sqlx::{AssertSqlSafe, ConnectOptions, Connection};
+use sqlx::sqlite::{SqliteConnection, SqlitePool, SqliteRow};
+use sqlx::{ConnectOptions, Connection, Row as _};
 use tokio::sync::{Mutex, OwnedMutexGuard, Semaphore, oneshot};
 
 use super::super::sql::call::{Call, without_response};
 use super::super::sql::purge::PurgeTask;
 use super::super::sql::queue::{BatchItem, Batcher};
 use super::super::sql::row::Row;
+use super::super::sql::statement::query;
 use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
 use super::errors::{is_sql_error, store_error};
@@ -108,16 +109,14 @@ impl SqliteStore {
         F: Future<Output = Result<T, Error>>,
     {
         self.ready().await?;
-        let error = match call().await {
-            Ok(reply) => return Ok(reply),
-            Err(error) => error,
-        };
-        // Boxed, because it is rare, and each call of a list is a future of its own.
-        if !Box::pin(self.had_no_table(&error)).await {
-            return Err(error);
+        match call().await {
+            // Boxed, because it is rare.
+            Err(error) if Box::pin(self.had_no_table(&error)).await => {
+                self.ready().await?;
+                Box::pin(call()).await
+            }
+            reply => reply,
         }
-        self.ready().await?;
-        Box::pin(call()).await
     }
 
     async fn ready(self: &Arc<Self>) -> Result<(), Error> {
@@ -145,7 +144,7 @@ impl SqliteStore {
     async fn make_schema(self: &Arc<Self>) -> Result<(), Error> {
         let fault = |error| store_error(PREPARING, error);
         if !self.finds_schema().await.map_err(fault)? {
-            self.write_in_task(|store, _guard| async move { store.create().await }).await?;
+            self.write_in_task(|store| async move { store.create().await }).await?;
         }
         if self.user_pool {
             self.check_settings().await.map_err(fault)?;
@@ -161,8 +160,7 @@ impl SqliteStore {
         if held.is_none() && !self.closed.load(Ordering::Acquire) {
             let mut connection = self.readers.connect_options().connect().await.map_err(fault)?;
             // A connection uses `-wal` and `-shm` from its first read on.
-            let read = sqlx::query(AssertSqlSafe(Arc::clone(&self.statements.tables)));
-            read.fetch_one(&mut connection).await.map_err(fault)?;
+            query(&self.statements.tables).fetch_one(&mut connection).await.map_err(fault)?;
             *held = Some(connection);
         }
         Ok(())
@@ -173,11 +171,16 @@ impl SqliteStore {
         let fault = |error| store_error(PREPARING, error);
         // IMMEDIATE: two processes that both find no table take turns.
         let mut tx = self.writer.begin_with("BEGIN IMMEDIATE").await.map_err(fault)?;
-        for statement in self.statements.create() {
-            let create = sqlx::query(AssertSqlSafe(Arc::clone(statement)));
-            create.execute(&mut *tx).await.map_err(fault)?;
-        }
+        self.create_in(&mut tx).await?;
         tx.commit().await.map_err(fault)
+    }
+
+    async fn create_in(&self, connection: &mut SqliteConnection) -> Result<(), Error> {
+        for statement in self.statements.create() {
+            let created = query(statement).execute(&mut *connection).await;
+            created.map_err(|error| store_error(PREPARING, error))?;
+        }
+        Ok(())
     }
 
     /// Returns `true` if a call failed because the table was gone: dropped, or in a file that was
@@ -186,16 +189,12 @@ impl SqliteStore {
         if !is_sql_error(error) {
             return false;
         }
-        match self.finds_schema().await {
-            // If the table exists, another call that missed it has made it since.
-            Ok(exists) => {
-                if !exists {
-                    self.forget_schema();
-                }
-                true
-            }
-            Err(_) => false,
+        let Ok(exists) = self.finds_schema().await else { return false };
+        // If the table exists, another call that missed it has made it since.
+        if !exists {
+            self.forget_schema();
         }
+        true
     }
 
     /// Makes the schema in a transaction of the user's, if it does not exist. Whether it stays is for
@@ -209,20 +208,13 @@ impl SqliteStore {
         if self.has_schema.load(Ordering::Acquire) {
             return Ok(());
         }
-        for statement in self.statements.create() {
-            sqlx::query(AssertSqlSafe(Arc::clone(statement)))
-                .execute(&mut *connection)
-                .await
-                .map_err(|error| store_error(PREPARING, error))?;
-        }
-        Ok(())
+        self.create_in(connection).await
     }
 
     /// Returns `true` if the table is gone, as a transaction of the user's sees it.
     pub(super) async fn lacks_table(&self, connection: &mut SqliteConnection) -> bool {
-        let tables = AssertSqlSafe(Arc::clone(&self.statements.tables));
-        let tables: Result<i64, _> = sqlx::query_scalar(tables).fetch_one(connection).await;
-        let is_gone = tables.is_ok_and(|tables| tables != 3);
+        let tables = query(&self.statements.tables).fetch_one(connection).await;
+        let is_gone = tables.is_ok_and(|row| !has_tables(&row));
         if is_gone {
             self.forget_schema();
         }
@@ -236,13 +228,11 @@ impl SqliteStore {
     }
 
     async fn finds_schema(&self) -> Result<bool, sqlx::Error> {
-        let scalar = async |sql: &Arc<str>| {
-            sqlx::query_scalar::<_, i64>(AssertSqlSafe(Arc::clone(sql)))
-                .fetch_one(&self.readers)
-                .await
-        };
-        Ok(scalar(&self.statements.tables).await? == 3
-            && scalar(&self.statements.version).await? >= VERSION)
+        if !has_tables(&query(&self.statements.tables).fetch_one(&self.readers).await?) {
+            return Ok(false);
+        }
+        let version = query(&self.statements.version).fetch_one(&self.readers).await?;
+        Ok(version.try_get::<i64, _>(0)? >= VERSION)
     }
 
     async fn check_settings(&self) -> Result<(), sqlx::Error> {
@@ -277,7 +267,7 @@ impl SqliteStore {
     /// token that follows needs the lock after it.
     pub(super) async fn write_in_task<T, F>(
         self: &Arc<Self>,
-        write: impl FnOnce(Arc<Self>, WriteGuard) -> F + Send + 'static,
+        write: impl FnOnce(Arc<Self>) -> F + Send + 'static,
     ) -> Result<T, Error>
     where
         T: Send + 'static,
@@ -292,7 +282,7 @@ impl SqliteStore {
                 guard = store.write_lock(ErrorKind::Refused) => guard,
             };
             let written = match guard {
-                Ok(guard) => write(store, guard).await,
+                Ok(_guard) => write(store).await,
                 Err(error) => Err(error),
             };
             // The caller may be gone.
@@ -308,10 +298,8 @@ impl SqliteStore {
         keys: &[&DedupKey],
         fetch: Fetch,
     ) -> Result<Vec<Option<Row>>, sqlx::Error> {
-        let mut connection = self.readers.acquire().await?;
-        Session { connection: &mut connection, statements: &self.statements }
-            .read(keys, fetch)
-            .await
+        let connection = &mut *self.readers.acquire().await?;
+        Session { connection, statements: &self.statements }.read(keys, fetch).await
     }
 
     pub(super) async fn close(&self) {
@@ -326,4 +314,9 @@ impl SqliteStore {
             let _ = held.close().await;
         }
     }
+}
+
+/// Returns `true` if `sql/tables.sql` has found both tables and the index.
+fn has_tables(row: &SqliteRow) -> bool {
+    matches!(row.try_get(0), Ok(3_i64))
 }

@@ -17,13 +17,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use sqlx::Connection;
 use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool};
-use sqlx::{AssertSqlSafe, Connection};
 
 use super::super::contract::StoreFuture;
 use super::super::replies::ClaimReply;
-use super::super::sql::batch::claimed;
+use super::super::sql::batch::{claimed, known, unanswered, with_claimed};
 use super::super::sql::call::{Kind, Rows};
+use super::super::sql::statement::query;
 use super::super::terms::{CallTerms, Token};
 use super::super::transaction::{OpenTransaction, Opened, Sealed, TransactionAdapter, not_ours};
 use super::adapter::SqliteAdapter;
@@ -34,6 +35,8 @@ use super::store::{SqliteStore, WriteGuard};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
+const OPENING: &str = "opening a transaction";
+const COMMITTING: &str = "committing the handler's transaction";
 /// How often a transaction is begun again on another connection.
 const ATTEMPTS: u32 = 8;
 
@@ -188,43 +191,33 @@ impl SqliteAdapter {
 impl SqliteStore {
     /// Reads first: duplicates need no transaction.
     async fn open(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Opened<Sqlite>, Error> {
-        let known = self.read(&keys.iter().collect::<Vec<_>>(), terms.fetch()).await;
-        let known = known.map_err(|error| store_error("looking up keys", error))?;
-        let mut replies = Vec::with_capacity(keys.len());
-        for row in known {
-            replies.push(row.map(|row| row.claimed(terms)).transpose()?.flatten());
+        let found = self.read(&keys.iter().collect::<Vec<_>>(), terms.fetch()).await;
+        let found = found.map_err(|error| store_error("looking up keys", error))?;
+        let known = known(found, terms)?;
+        let left = unanswered(&known);
+        if left.is_empty() && !keys.is_empty() {
+            return Ok(Opened { replies: with_claimed(known, Vec::new()), transaction: None });
         }
-        let unanswered = (0..replies.len()).filter(|index| replies[*index].is_none());
-        let unanswered: Vec<usize> = unanswered.collect();
-        let mut lent = None;
-        if keys.is_empty() {
-            let guard = self.write_lock(ErrorKind::Timeout).await?;
-            let mut transaction = self.begin(guard).await?;
-            let set = sqlx::raw_sql("SAVEPOINT tower_dedup");
-            if let Err(error) = set.execute(transaction.connection()).await {
+        let guard = self.write_lock(ErrorKind::Timeout).await?;
+        let mut transaction = self.begin(guard).await?;
+        let connection = transaction.connection();
+        let claimed = if keys.is_empty() {
+            let set = sqlx::raw_sql("SAVEPOINT tower_dedup").execute(connection).await;
+            set.map(|_| Vec::new()).map_err(|error| store_error(OPENING, error))
+        } else {
+            let rows = Rows::of_call(keys, terms, |_| 0).select(&left);
+            self.claim_in(connection, Kind::Claim, &rows).await
+        };
+        match claimed {
+            Ok(claimed) => {
+                let replies = with_claimed(known, claimed);
+                Ok(Opened { replies, transaction: Some(transaction) })
+            }
+            Err(error) => {
                 let _ = self.rollback(transaction).await;
-                return Err(store_error("opening a transaction", error));
-            }
-            lent = Some(transaction);
-        } else if !unanswered.is_empty() {
-            let guard = self.write_lock(ErrorKind::Timeout).await?;
-            let mut transaction = self.begin(guard).await?;
-            let rows = Rows::of_call(keys, terms, |_| 0).select(&unanswered);
-            match self.claim_in(transaction.connection(), Kind::Claim, &rows).await {
-                Ok(claimed) => {
-                    for (index, claimed) in unanswered.into_iter().zip(claimed) {
-                        replies[index] = Some(claimed);
-                    }
-                    lent = Some(transaction);
-                }
-                Err(error) => {
-                    let _ = self.rollback(transaction).await;
-                    return Err(error);
-                }
+                Err(error)
             }
         }
-        let replies = replies.into_iter().map(|reply| reply.unwrap_or(ClaimReply::InFlight));
-        Ok(Opened { replies: replies.collect(), transaction: lent })
     }
 
     /// Claims in a transaction that holds the file, so that no other process writes.
@@ -241,7 +234,7 @@ impl SqliteStore {
     }
 
     async fn begin(&self, guard: WriteGuard) -> Result<OpenTransaction<Sqlite>, Error> {
-        const CONTEXT: &str = "opening a transaction";
+        let fault = |error| store_error(OPENING, error);
         let hook = Arc::new(Hook::default());
         let lent = Lent { hook: Arc::clone(&hook), _guard: guard };
         let mut attempts = 0;
@@ -253,15 +246,11 @@ impl SqliteStore {
                     tokio::time::sleep(Duration::from_millis(1 << attempts)).await;
                     close_stuck(&self.writer).await;
                 }
-                begun => break begun.map_err(|error| store_error(CONTEXT, error))?,
+                begun => break begun.map_err(fault)?,
             }
         };
         let mut transaction = begun.with(lent);
-        let mut handle = transaction
-            .connection()
-            .lock_handle()
-            .await
-            .map_err(|error| store_error(CONTEXT, error))?;
+        let mut handle = transaction.connection().lock_handle().await.map_err(fault)?;
         handle.set_commit_hook(move || hook.allows());
         drop(handle);
         Ok(transaction)
@@ -273,43 +262,47 @@ impl SqliteStore {
         keys: &[DedupKey],
         terms: &CallTerms,
     ) -> Result<(), Error> {
-        const CONTEXT: &str = "committing the handler's transaction";
-        if terms.stores_data() {
-            let rows = Rows::of_call(keys, terms, |_| 0);
-            let stored = sqlx::query(AssertSqlSafe(Arc::clone(&self.statements.tx_store)))
-                .bind(rows_json(&rows))
-                .execute(transaction.connection())
-                .await;
-            if let Err(error) = stored {
+        let hook = match self.complete(&mut transaction, keys, terms).await {
+            Ok(hook) => hook,
+            Err(error) => {
                 let _ = self.rollback(transaction).await;
-                return Err(store_error(CONTEXT, error));
+                return Err(error);
             }
-        }
-        let connection = transaction.connection();
-        let (ours, completed) = if keys.is_empty() {
-            (is_same(connection).await, Ok(0))
-        } else {
-            let complete = &self.statements.tx_complete;
-            let completed = change(connection, CONTEXT, complete, keys, terms).await;
-            (matches!(&completed, Ok(completed) if *completed == keys.len()), completed)
-        };
-        let hook = hook_of(&transaction);
-        let leaked = transaction.has_leaked_savepoint();
-        let (true, false, Some(hook)) = (ours, leaked, hook) else {
-            let _ = self.rollback(transaction).await;
-            completed?;
-            return Err(not_ours("committing: the handler has ended its transaction"));
         };
         hook.allows.store(true, Ordering::SeqCst);
         transaction.commit().await.map_err(|error| {
             let by_handler = is_constraint(&error);
-            let error = store_error(CONTEXT, error);
+            let error = store_error(COMMITTING, error);
             if by_handler { error.of_the_transaction() } else { error }
         })?;
         if hook.committed.load(Ordering::SeqCst) {
             return Ok(());
         }
         Err(not_ours("committing: nothing was committed"))
+    }
+
+    /// Stores the keys' data and completes the keys. Returns the hook of the transaction.
+    async fn complete(
+        &self,
+        transaction: &mut OpenTransaction<Sqlite>,
+        keys: &[DedupKey],
+        terms: &CallTerms,
+    ) -> Result<Arc<Hook>, Error> {
+        let connection = transaction.connection();
+        if terms.stores_data() {
+            let rows = Rows::of_call(keys, terms, |_| 0);
+            let store = query(&self.statements.tx_store).bind(rows_json(&rows));
+            let stored = store.execute(&mut *connection).await;
+            stored.map_err(|error| store_error(COMMITTING, error))?;
+        }
+        let is_ours = if keys.is_empty() {
+            is_same(connection).await
+        } else {
+            let complete = &self.statements.tx_complete;
+            change(connection, COMMITTING, complete, keys, terms).await? == keys.len()
+        };
+        let hook = hook_of(transaction).filter(|_| is_ours && !transaction.has_leaked_savepoint());
+        hook.ok_or_else(|| not_ours("committing: the handler has ended its transaction"))
     }
 
     /// Rolls back all of a handler's transaction.
@@ -332,7 +325,7 @@ async fn change(
     keys: &[DedupKey],
     terms: &CallTerms,
 ) -> Result<usize, Error> {
-    let rows = sqlx::query(AssertSqlSafe(Arc::clone(statement)))
+    let rows = query(statement)
         .bind(keys_json(keys))
         .bind(terms.token().as_bytes().to_vec())
         .bind(terms.retention_ms())

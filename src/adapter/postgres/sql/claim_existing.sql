@@ -1,16 +1,25 @@
--- Takes rows at the versions that were read: rows that were free then, and those of the caller's own token.
+-- Takes rows at the versions that were read: rows that were free then, and those of the caller's own token. Without a
+-- lease, they are complete at once, with their stored data.
 WITH settings AS MATERIALIZED (
-  SELECT set_config('lock_timeout', '{lock_timeout}', true) AS lock_timeout, {claim_durable} AS durability,
+  SELECT set_config('lock_timeout', '{lock_timeout}', true) AS lock_timeout,
+    CASE WHEN $6::int8 IS NULL THEN {durable} ELSE {claim_durable} END AS durability,
     $5::int8 * interval '1 millisecond' AS retention, $6::int8 * interval '1 millisecond' AS lease
 ), locked AS MATERIALIZED (
   -- In the order of `key`: an UPDATE locks in any order. A claim that is repeated with its token counts no attempt.
   SELECT t.key, a.token, a.retention, a.lease, a.event_type,
-    t.token = a.token AND t.completed_at IS NULL AND t.lease_until IS NOT NULL AS is_own,
+    a.payload_sha256, a.response_status, a.response_headers, a.response_body,
+    a.lease IS NOT NULL AND t.token = a.token AND t.completed_at IS NULL AND t.lease_until IS NOT NULL AS is_own,
     t.expires_at <= clock_timestamp() AS is_expired
   FROM (
-    SELECT a.key, a.token, s.retention, s.lease, a.event_type, a.version
-    FROM settings AS s, unnest($1::uuid[], $4::uuid[], $7::text[], $8::int8[])
-      AS a (key, token, event_type, version)
+    SELECT a.key, a.token, s.retention, s.lease, a.event_type,
+      a.payload_sha256, a.response_status, a.response_headers, a.response_body, a.version
+    FROM settings AS s, unnest(
+      $1::uuid[], $4::uuid[], $7::text[],
+      $8::bytea[], $9::int2[], $10::text[], $11::bytea[], $12::int8[]
+    ) AS a (
+      key, token, event_type,
+      payload_sha256, response_status, response_headers, response_body, version
+    )
   ) AS a
   JOIN {table} AS t ON t.key = a.key
   WHERE t.version = a.version
@@ -24,11 +33,12 @@ UPDATE {table} AS t SET
   attempts = CASE WHEN l.is_own THEN t.attempts WHEN l.is_expired THEN 1 ELSE t.attempts + 1 END,
   takeover = CASE WHEN l.is_own THEN t.takeover ELSE NOT l.is_expired AND t.lease_until IS NOT NULL END,
   first_seen_at = CASE WHEN l.is_expired AND l.is_own IS NOT TRUE THEN clock_timestamp() ELSE t.first_seen_at END,
-  completed_at = NULL,
+  completed_at = CASE WHEN l.lease IS NULL THEN clock_timestamp() END,
   expires_at = clock_timestamp() + l.retention,
   -- A key that is claimed again after it has expired loses its stored data.
   event_type = CASE WHEN l.is_expired AND l.is_own IS NOT TRUE THEN l.event_type ELSE t.event_type END,
-  payload_sha256 = NULL, response_status = NULL, response_headers = NULL, response_body = NULL
+  payload_sha256 = l.payload_sha256, response_status = l.response_status,
+  response_headers = l.response_headers, response_body = l.response_body
 FROM locked AS l
 WHERE t.key = l.key
 RETURNING t.key, t.attempts, t.takeover

@@ -1,5 +1,5 @@
--- Makes rows expire, at the versions that were read, unless a live lease holds them. Rows stay, so that a claim that
--- was made before cannot insert its row again.
+-- Makes a row expire, at the version that was read, unless a live lease holds it. The row stays, so that a claim that
+-- was made before cannot insert it again.
 WITH settings AS MATERIALIZED (
   SELECT set_config('lock_timeout', '{lock_timeout}', true) AS lock_timeout, {durable} AS durability
 )
@@ -9,7 +9,6 @@ UPDATE {table} AS t SET
   completed_at = NULL, expires_at = clock_timestamp(), event_type = NULL,
   payload_sha256 = NULL, response_status = NULL, response_headers = NULL, response_body = NULL
 FROM settings
-CROSS JOIN unnest($1::uuid[], $6::int8[]) AS a (key, version)
-WHERE t.key = a.key AND t.version = a.version
+WHERE t.key = $1 AND t.version = $2
   AND (t.completed_at IS NOT NULL OR t.lease_until IS NULL OR t.lease_until <= clock_timestamp())
 RETURNING t.key

@@ -6,17 +6,17 @@
 WITH clock AS MATERIALIZED (
   SELECT clock_timestamp() AS now
 )
-SELECT count(*),
-  count(*) FILTER (WHERE state = 1),
-  count(*) FILTER (WHERE state = 2),
-  count(*) FILTER (WHERE state = 3),
-  count(*) FILTER (WHERE state = 4),
-  count(*) FILTER (WHERE state = 5),
-  floor(extract(epoch FROM max(now - first_seen_at) FILTER (WHERE state = 1)) * 1000)::int8,
-  floor(extract(epoch FROM max(now - lease_until) FILTER (WHERE state = 2)) * 1000)::int8,
+SELECT count(*) AS rows,
+  count(*) FILTER (WHERE state = 1) AS in_flight,
+  count(*) FILTER (WHERE state = 2) AS lapsed,
+  count(*) FILTER (WHERE state = 3) AS released,
+  count(*) FILTER (WHERE state = 4) AS complete,
+  count(*) FILTER (WHERE state = 5) AS expired,
+  floor(extract(epoch FROM max(now - first_seen_at) FILTER (WHERE state = 1)) * 1000)::int8 AS oldest_in_flight,
+  floor(extract(epoch FROM max(now - lease_until) FILTER (WHERE state = 2)) * 1000)::int8 AS oldest_lapsed,
   floor(extract(epoch FROM max(now - greatest(
     expires_at, CASE WHEN completed_at IS NULL THEN lease_until END
-  )) FILTER (WHERE state = 5)) * 1000)::int8,
+  )) FILTER (WHERE state = 5)) * 1000)::int8 AS oldest_expired,
   greatest(
     count(*) FILTER (WHERE expires_at <= now), count(*) FILTER (WHERE expires_at > now)
   ) < {counted} AS is_exact

@@ -1,23 +1,20 @@
 -- Within a transaction: claims rows that no live lease holds.
 --
--- `$1` to `$3` are keys, namespaces and ids; `$4` the token, `$5` the retention and `$6` the lease
--- of all of them; `$7` the keys' parts of the advisory locks;
--- `$8` the events' types.
+-- Without a lease, it claims complete at once. `$7` are the events' types, `$8` the keys' parts of the advisory locks.
 WITH settings AS MATERIALIZED (
   SELECT {handler_lock_timeout} AS lock_timeout_before,
     current_setting('role') AS role,
     set_config('lock_timeout', '{lock_timeout}', true) AS lock_timeout,
     {durable} AS durability,
-    $4::uuid AS token,
     $5::int8 * interval '1 millisecond' AS retention,
     $6::int8 * interval '1 millisecond' AS lease
 ), asked AS MATERIALIZED (
   -- A lock is only tried for: its holder may be a handler.
-  SELECT a.key, a.namespace, a.id, a.event_type, a.ordinal, s.token, s.retention, s.lease,
+  SELECT a.key, a.namespace, a.id, a.event_type, a.token, s.retention, s.lease,
     pg_try_advisory_xact_lock(a.lock # {table_number}::oid::int8) AS locked
   FROM settings AS s,
-    unnest($1::uuid[], $2::text[], $3::text[], $7::int8[], $8::text[]) WITH ORDINALITY
-      AS a (key, namespace, id, lock, event_type, ordinal)
+    unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[], $7::text[], $8::int8[])
+      AS a (key, namespace, id, token, event_type, lock)
 ), locked AS MATERIALIZED (
   -- In the order of `key`: an UPDATE locks in any order.
   SELECT t.key, a.token, a.retention, a.lease, a.event_type
@@ -42,7 +39,7 @@ WITH settings AS MATERIALIZED (
       WHEN t.expires_at <= clock_timestamp() THEN false ELSE t.lease_until IS NOT NULL END,
     first_seen_at = CASE WHEN NOT (t.completed_at IS NULL AND t.token IS NOT DISTINCT FROM l.token)
         AND t.expires_at <= clock_timestamp() THEN clock_timestamp() ELSE t.first_seen_at END,
-    completed_at = NULL,
+    completed_at = CASE WHEN l.lease IS NULL THEN clock_timestamp() END,
     expires_at = clock_timestamp() + l.retention,
     -- A key that is claimed again after it has expired loses its stored data.
     event_type = CASE WHEN t.expires_at > clock_timestamp()

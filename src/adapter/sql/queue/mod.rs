@@ -19,7 +19,6 @@
 //!    were the last lanes, callers that still wait send the others again.
 
 mod batcher;
-mod lane;
 #[cfg(test)]
 #[cfg(shuttle)]
 #[allow(clippy::duplicate_mod, reason = "the model compiles the same source over another runtime")]
@@ -29,8 +28,7 @@ mod options;
 mod queue;
 mod runtime;
 
-pub(in crate::adapter) use batcher::Batcher;
-pub(in crate::adapter) use lane::{BatchExecutor, Waits};
+pub(in crate::adapter) use batcher::{BatchExecutor, Batcher, Waits};
 pub use options::Batching;
 pub(in crate::adapter) use queue::BatchItem;
 

@@ -18,9 +18,9 @@ use crate::error::{ConfigError, check};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub struct Batching {
-    lanes: usize,
-    max_batch_keys: usize,
-    max_queued_keys: usize,
+    pub(in crate::adapter) lanes: usize,
+    pub(super) max_batch_keys: usize,
+    pub(super) max_queued_keys: usize,
 }
 
 impl Batching {
@@ -61,19 +61,6 @@ impl Batching {
         check(self.max_batch_keys > 0, "max_batch_keys", RULE)?;
         check(self.max_queued_keys > 0, "max_queued_keys", RULE)
     }
-
-    #[cfg(feature = "postgres")]
-    pub(in crate::adapter) const fn lane_count(self) -> usize {
-        self.lanes
-    }
-
-    pub(super) const fn batch_keys(self) -> usize {
-        self.max_batch_keys
-    }
-
-    pub(super) const fn queued_keys(self) -> usize {
-        self.max_queued_keys
-    }
 }
 
 impl Default for Batching {
@@ -89,7 +76,7 @@ mod tests {
     #[test]
     fn settings_are_those_that_were_set_and_zero_is_refused() {
         let seen = |batching: Batching| {
-            (batching.lane_count(), batching.batch_keys(), batching.queued_keys())
+            (batching.lanes, batching.max_batch_keys, batching.max_queued_keys)
         };
         let set = Batching::new().lanes(3).max_batch_keys(64).max_queued_keys(1_000);
         assert_eq!(seen(set), (3, 64, 1_000));

@@ -32,17 +32,3 @@ pub(super) fn yield_now() -> impl Future<Output = ()> {
 pub(super) async fn late() {
     tokio::time::sleep(LATE).await;
 }
-
-#[cfg(test)]
-mod tests {
-    use tokio::time::Instant;
-
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn batch_is_late_after_half_a_second() {
-        let sent = Instant::now();
-        late().await;
-        assert_eq!(sent.elapsed(), LATE);
-    }
-}

@@ -14,14 +14,11 @@ use crate::error::{Error, ErrorKind};
 #[path = "../batcher.rs"]
 mod batcher;
 mod counts;
-#[path = "../lane.rs"]
-mod lane;
 #[path = "../queue.rs"]
 mod queue;
 mod runtime;
 
-use batcher::Batcher;
-use lane::BatchExecutor;
+use batcher::{BatchExecutor, Batcher, Waits};
 use options::Batching;
 use queue::BatchItem;
 
@@ -87,12 +84,7 @@ impl BatchExecutor<Item> for Store {
         Ok(())
     }
 
-    async fn execute(
-        &self,
-        (): (),
-        batch: Vec<Item>,
-        _: &lane::Waits<'_>,
-    ) -> Vec<Result<usize, Error>> {
+    async fn execute(&self, (): (), batch: Vec<Item>, _: &Waits<'_>) -> Vec<Result<usize, Error>> {
         self.unused_guards.fetch_sub(1, Ordering::SeqCst);
         assert!(batch.len() <= MAX_BATCH_KEYS, "{} keys in one batch", batch.len());
         assert!(batch.iter().all(|item| item.can_join(&batch[0])), "calls that cannot join");

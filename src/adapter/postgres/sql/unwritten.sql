@@ -1,2 +1,0 @@
--- Whether the transaction has written nothing.
-SELECT pg_current_xact_id_if_assigned() IS NULL
