@@ -147,7 +147,7 @@ where
 
     /// Calls the inner service as if the layer were not there, except that a handler which takes a
     /// [`Delivery`] gets one.
-    fn pass(mut self: Box<Self>) -> Dispatch<S, B, ResBody> {
+    fn pass(mut self) -> Dispatch<S, B, ResBody> {
         // The `Delivery` of an outer layer stays: it knows which events are complete.
         let outer = self.head.extensions.get::<Delivery>();
         let is_judged = outer.is_some_and(|outer| outer.verdict() != Verdict::Off);
@@ -164,7 +164,7 @@ where
     }
 
     /// Lets a request through that an outer layer runs.
-    fn forward_nested(self: Box<Self>) -> Dispatch<S, B, ResBody> {
+    fn forward_nested(self) -> Dispatch<S, B, ResBody> {
         let (config, keys) = (&self.service.config, &self.request.keys);
         if !keys.is_empty() {
             config.meters.nested();
@@ -210,7 +210,7 @@ where
         Dispatch::Ended(ending)
     }
 
-    fn forward(mut self: Box<Self>) -> Dispatch<S, B, ResBody> {
+    fn forward(mut self) -> Dispatch<S, B, ResBody> {
         let request = Request::from_parts(self.head, B::from(self.body));
         Dispatch::Inner(self.inner.call(request))
     }

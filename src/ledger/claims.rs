@@ -24,9 +24,9 @@ pub(super) const RELEASE_BOUND: Duration = Duration::from_secs(600);
 pub(super) struct Claims<'l> {
     pub(super) adapter: &'l Arc<dyn DedupAdapter>,
     pub(super) pool: &'l RetryPool,
-    /// The keys that may be held, without those that are being claimed.
+    /// The keys that may be held, without those that the last call claims.
     pub(super) held: List<DedupKey>,
-    /// The keys that are being claimed.
+    /// The keys that the last call claims.
     pub(super) asked: List<DedupKey>,
     pub(super) terms: CallTerms,
     pub(super) store_timeout: Duration,
@@ -39,7 +39,7 @@ pub(super) struct Claims<'l> {
 }
 
 impl Claims<'_> {
-    /// Claims these keys, each by a call of its own. The states tell which of them may be held.
+    /// Claims these keys, each by a call of its own.
     #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
     pub(super) fn claim(&mut self, keys: List<DedupKey>) -> impl Future<Output = States> + Send {
         async move {
@@ -56,7 +56,7 @@ impl Claims<'_> {
                 (key, KeyState::Duplicate(seen))
             };
             let pending = pending.into_iter().map(complete);
-            States::new(std::mem::take(&mut self.asked), replies, pending)
+            States::new(self.asked.clone(), replies, pending)
         }
     }
 
@@ -79,12 +79,14 @@ impl Claims<'_> {
     ) -> Resolution {
         let mut resolution = resolve_claims(events, first, later, &self.terms);
         self.held = std::mem::take(&mut resolution.release);
+        self.asked.clear();
         resolution
     }
 
     /// Lets all keys stay as they are. Returns the slot of the release.
     pub(super) fn disarm(&mut self) -> Option<OwnedSemaphorePermit> {
         self.held.clear();
+        self.asked.clear();
         self.slot.take()
     }
 
