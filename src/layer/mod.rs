@@ -32,8 +32,8 @@
 //! 7. A panic of the handler is resumed in the caller, so that a catching layer works as if there
 //!    were no task.
 //!
-//! The other modules: `policy`, `mode`, `config`, `builder`, `settings` and `fallible` hold the settings,
-//! `idempotency` those for `Idempotency-Key`; `paths` has the paths of events, `handle` the public counters.
+//! The other modules: `policy`, `mode`, `config`, `builder` and `settings` hold the settings, `idempotency` those
+//! for `Idempotency-Key`; `paths` has the paths of events, `handle` the public counters.
 
 mod admit;
 mod answer;

@@ -7,10 +7,9 @@
 //!    continues in the background. Until it has ended, this process treats the key as complete and
 //!    renews its lease.
 //! 3. The keys of a handler that fails are released at once, so that the retry runs at once.
-//! 4. A claim whose reply was lost is released by its token. The claim may still be on its way to the
-//!    store. So a store that does not hold it is asked again for 5 s or twice `store_timeout`,
-//!    whichever is longer. A store that does not reply is asked again until the lease would have
-//!    lapsed.
+//! 4. A claim whose reply was lost is released by its token. Once the release has returned, the claim has no
+//!    effect any more, however late it arrives. A store that does not reply is asked again until the lease
+//!    would have lapsed.
 //! 5. A claim that fails because stored data is unreadable is released by one call, because the store
 //!    has executed it already.
 //! 6. A runtime that shuts down drops its deliveries and starts no task. So their keys are not
