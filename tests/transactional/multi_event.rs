@@ -227,12 +227,12 @@ async fn process_that_is_killed_leaves_nothing(fixture: Fixture) {
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     while lines.next_line().await.unwrap().expect("the process reaches the middle") != HALF {}
     child.kill().await.unwrap();
+    // The server has to notice that the client is gone.
+    fixture.until_free().await;
     assert!(fixture.effects.all().await.is_empty());
     for id in ["a", "b", "c"] {
         assert_eq!(fixture.state(id).await, None, "{id}");
     }
-    // The server has to notice that the client is gone.
-    fixture.until_free().await;
     fixture.send_until_done("a b c").await;
     assert_eq!((fixture.news(), fixture.effects.all().await), (ids("a b c"), ids("a b c")));
 }
