@@ -99,20 +99,20 @@ async fn serve(setup: Setup) {
             beside(app, adapter)
         }
     };
-    let listener = tokio::net::TcpListener::bind(("127.0.0.1", port)).await.expect("the port");
+    let listener = until_ok(|| tokio::net::TcpListener::bind(("127.0.0.1", port))).await;
     println!("{LISTENS}");
     let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
     axum::serve(listener, router).await.expect("a server that runs");
 }
 
-/// Repeats `connect` until it succeeds, for a minute at most: the store may be away.
+/// Repeats `connect` until it succeeds, for a minute at most: the store may be away, and the port in use.
 async fn until_ok<T, E: std::fmt::Debug>(connect: impl AsyncFn() -> Result<T, E>) -> T {
     let begun = tokio::time::Instant::now();
     loop {
         match connect().await {
             Ok(connected) => return connected,
             Err(error) => {
-                assert!(begun.elapsed() < STARTS, "no connection to the store: {error:?}");
+                assert!(begun.elapsed() < STARTS, "neither a store nor a port: {error:?}");
             }
         }
         tokio::time::sleep(Duration::from_millis(100)).await;

@@ -5,9 +5,11 @@ use std::env;
 use std::fs;
 use std::future::Future;
 use std::io::{self, BufRead, BufReader, Write};
+use std::iter;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{self, Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use sqlx::postgres::PgConnectOptions;
@@ -283,13 +285,20 @@ fn programs() -> Option<PathBuf> {
 
 /// Returns a free port below the ephemeral range. While the server is down, the system may give an
 /// ephemeral port to any client. The server's own client could even connect to itself.
+///
+/// Calls get different ports, and so do processes that run at the same time: a port is bound later.
 pub(crate) fn free_port() -> u16 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
     let free = |port: &u16| match TcpListener::bind(("127.0.0.1", *port)) {
         Ok(_) => true,
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => false,
         Err(error) => panic!("no port on 127.0.0.1: {error}"),
     };
-    (0..1_000).map(|_| rand::random_range(15_000..32_000)).find(free).expect("a free port")
+    let next = || {
+        let at = process::id().wrapping_mul(100).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        15_000 + u16::try_from(at % 17_000).expect("a small number")
+    };
+    iter::repeat_with(next).take(1_000).find(free).expect("a free port")
 }
 
 /// Returns the URL of the server that all tests of this process share. The first call may start the
