@@ -96,9 +96,9 @@ macro_rules! goals {
 }
 
 goals! {
-    layer_ns: AtMost(1500.0) "ns",
+    layer_ns: AtMost(1000.0) "ns",
         "what the layer with the memory adapter adds to an axum route, 1 KiB body, in process";
-    layer_allocations: AtMost(12.0) "allocations",
+    layer_allocations: AtMost(10.0) "allocations",
         "allocations that the layer adds to the same call";
     sync_us: NoGoal "µs",
         "8 KiB written and synced on the disk of the Postgres server, median";
@@ -106,9 +106,9 @@ goals! {
         "claims a second on Postgres, 64 callers, over one statement a call";
     pg_claim_256: NoGoal,
         "the same, 256 callers";
-    pg_claim_64_of_limit: AtLeast(0.75),
+    pg_claim_64_of_limit: AtLeast(0.65),
         "claims a second on Postgres, 64 callers, over the server's own limit";
-    pg_claim_256_of_limit: AtLeast(0.75),
+    pg_claim_256_of_limit: AtLeast(0.65),
         "the same, 256 callers";
     pg_claim_1_p50: AtMost(1.05),
         "median latency of a claim, one caller, over one statement a call";
@@ -118,9 +118,9 @@ goals! {
         "whole events (claim and completion) a second, 64 callers, over two statements an event";
     pg_duplicates_64: AtLeast(6.0),
         "duplicates a second, 64 callers, over `INSERT … ON CONFLICT DO NOTHING` one by one";
-    pg_claim_server_us: AtMost(7.3) "µs",
+    pg_claim_server_us: AtMost(9.0) "µs",
         "CPU of all processes of the Postgres server for a claim, 64 callers";
-    pg_claim_client_us: AtMost(1.8) "µs",
+    pg_claim_client_us: AtMost(3.0) "µs",
         "CPU of the client for a claim, callers included";
     pg_claim_wal_bytes: NoGoal "B",
         "WAL of a claim";
@@ -140,9 +140,9 @@ goals! {
         "claims a second beside 10,000,000 live rows, 64 callers, over one statement a call on the same table";
     pg_10m_hold: AtLeast(0.5),
         "claims a second beside 10,000,000 live rows, over those on a small table";
-    redis_claim_1: AtLeast(0.7),
+    redis_claim_1: AtLeast(0.85),
         "claims a second on Redis, one caller, over the raw client's `SET NX PX`";
-    redis_claim_64: AtLeast(0.45),
+    redis_claim_64: AtLeast(0.55),
         "the same, 64 callers";
     redis_claim_256: AtLeast(0.45),
         "the same, 256 callers";
@@ -176,12 +176,12 @@ goals! {
 
 /// The tests of this module, which `postgres` runs under `cargo test`.
 pub(crate) fn check() {
-    assert_eq!(goal("layer_ns").goal(), "≤ 1,500 ns");
+    assert_eq!(goal("layer_ns").goal(), "≤ 1,000 ns");
     assert_eq!(goal("layer_ns").value(1_234_567.8), "1,234,568 ns");
     assert_eq!(goal("pg_claim_1_p50").goal(), "≤ 1.05");
     assert_eq!(goal("pg_claim_64").goal(), "none");
     assert_eq!(goal("pg_claim_64").value(7.256), "7.26");
-    assert_eq!(goal("pg_claim_server_us").goal(), "≤ 7.3 µs");
+    assert_eq!(goal("pg_claim_server_us").goal(), "≤ 9 µs");
     assert_eq!(goal("pg_claim_server_us").value(7.36), "7.4 µs");
     let duplicates = goal("pg_duplicates_64");
     assert_eq!((duplicates.verdict(6.0), duplicates.verdict(5.99)), ("met", "missed"));
