@@ -244,17 +244,23 @@ impl<'c> Layout<'c> {
                 && self.rows.has_caller(*row)
                 && sent.token() != mine
                 && token.as_ref() != Some(mine.as_bytes());
-            follows.then(|| follow(self.kind, reply)).flatten()
+            follows.then(|| follow(self.kind, sent.terms, reply)).flatten()
         };
         self.calls.iter().map(reply_to).collect()
     }
 }
 
 /// Returns the reply to another claim of the key; `None` if the row has to be read for it.
-fn follow(kind: Kind, reply: Result<RowReply, Error>) -> Option<Result<RowReply, Error>> {
+fn follow(
+    kind: Kind,
+    sent: &CallTerms,
+    reply: Result<RowReply, Error>,
+) -> Option<Result<RowReply, Error>> {
     match reply {
         Ok(RowReply::Claimed(ClaimReply::First { .. })) => {
-            (kind == Kind::Claim).then_some(Ok(RowReply::Claimed(ClaimReply::InFlight)))
+            // Without a lease, the row has lapsed at once.
+            let is_leased = kind == Kind::Claim && !sent.lease().is_zero();
+            is_leased.then_some(Ok(RowReply::Claimed(ClaimReply::InFlight)))
         }
         reply => Some(reply),
     }
@@ -427,6 +433,13 @@ mod tests {
             assert_eq!(execute(&mut table, &calls).await, replies, "{kind:?}");
             assert_eq!(table.sent, sent, "{kind:?}");
         }
+        // A claim without a lease keeps no other claim of its key in flight.
+        let lapsed = CallTerms::on_completion(Token::random(), Duration::MAX, Duration::ZERO);
+        let mut calls = [1, 1].map(|id| call_of(Kind::Claim, id));
+        calls[0].terms = lapsed;
+        let mut table = Table::default();
+        assert_eq!(execute(&mut table, &calls).await, "FD");
+        assert_eq!(table.sent, [1, 1]);
     }
 
     /// The row is that of the second call, whose first reply was lost.
