@@ -39,7 +39,7 @@ pub(in crate::adapter) trait BatchExecutor<I: BatchItem>:
 
 /// How many keys wait when another lane starts; a full batch, if that has fewer. Below, the keys are cheaper
 /// as a part of the next batch.
-const KEYS_WORTH_A_LANE: usize = 32;
+const KEYS_WORTH_A_LANE: usize = 16;
 /// How often a call is queued whose lane ended before the call was sent.
 const MAX_TRIES: usize = 4;
 

@@ -3,7 +3,7 @@
 //! 1. No timer delays a call. The first call starts a *lane*, a task that sends one batch after the
 //!    other. It ends before it replies if nothing waits then. Without calls nothing runs.
 //! 2. A lane sends one batch at a time, and there are few lanes. While all are sending, another one starts when
-//!    32 keys wait, because then one more statement is worth its fixed cost; or when a batch is late
+//!    16 keys wait, because then one more statement is worth its fixed cost; or when a batch is late
 //!    (500 ms), because its connection may have fallen silent. Lanes whose batches are late do not
 //!    count, up to the configured number of lanes.
 //! 3. A batch holds calls that can be sent together: of one kind and with equal terms. A call that cannot join
