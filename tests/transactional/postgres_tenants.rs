@@ -34,12 +34,13 @@ fn writes_and_runs(sql: &str) -> Boxed {
 /// A role without any privilege, for as long as this value lives.
 struct Role<'d> {
     database: &'d Database,
+    /// In quotes. It has signs of SQL and a placeholder of the adapter's.
     name: String,
 }
 
 impl<'d> Role<'d> {
     async fn fresh(database: &'d Database) -> Self {
-        let name = format!("tower_dedup_tenant_{:016x}", rand::random::<u64>());
+        let name = format!("\"tower-dedup's {{keys}} {:016x}\"", rand::random::<u64>());
         database.run(format!("CREATE ROLE {name}")).await;
         Self { database, name }
     }
@@ -127,7 +128,7 @@ async fn role_of_the_claim_is_the_role_of_the_completion() {
         .fetch_all(database.effects.pool())
         .await
         .unwrap();
-    assert_eq!(roles, [role.name.as_str()]);
+    assert_eq!(roles, [role.name.trim_matches('"')]);
     role.drop().await;
 }
 

@@ -16,6 +16,7 @@ use super::super::terms::{CallTerms, Token};
 use super::connections::Source;
 use super::errors::store_error;
 use super::params::{Bind, Bound, Uuid, advisory_lock, key_hash, read_row};
+use super::session::Session;
 use super::store::{Fetched, PostgresStore};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
@@ -30,20 +31,18 @@ impl PostgresStore {
     }
 
     pub(super) async fn stats(&self) -> Result<Stats, Error> {
-        self.count().await.map_err(|error| store_error("reading statistics", error))
-    }
-
-    async fn count(&self) -> Result<Stats, sqlx::Error> {
-        let statements = self.statements();
-        let size = self.fetch(&statements.size, &|query| query).await?;
-        let rows = self.read_part(&statements.stats, &|query| query).await?;
+        let (statements, fault) =
+            (self.statements(), |error| store_error("reading statistics", error));
+        let size = self.fetch(&statements.size, &|query| query).await.map_err(fault)?;
+        let rows = self.read_part(&statements.stats, &|query| query).await.map_err(fault)?;
         let (Some(size), Some(row)) = (size.first(), rows.first()) else {
             return Ok(Stats::default());
         };
-        let mut stats = Stats { bytes: Some(size.count("bytes")?), ..stats(row)? };
+        let bytes = size.count("bytes").map_err(fault)?;
+        let mut stats = Stats { bytes: Some(bytes), ..stats(row).map_err(fault)? };
         if !stats.is_exact {
             // Nearly all of the rows that were not counted are complete.
-            let more = size.count("rows")?.saturating_sub(stats.rows);
+            let more = size.count("rows").map_err(fault)?.saturating_sub(stats.rows);
             stats.rows += more;
             stats.complete += more;
         }
@@ -105,8 +104,8 @@ impl PostgresStore {
         let (statements, bound) = (self.statements(), self.options.statement_timeout);
         let [RowCall { hash, .. }] = rows[..] else { return Ok(ForgetReply::Missing) };
         for _ in 0..TRIES {
-            let (found, _) = self.read(&rows, Fetch::Nothing).await.map_err(fault)?;
-            let row = found.into_iter().flatten().next();
+            let found = Session::new(self, Source::Pool).read(&rows, Fetch::Nothing).await;
+            let row = found.map_err(fault)?.into_iter().flatten().next();
             match row.as_ref().map_or(Some(ForgetReply::Missing), Row::forgotten) {
                 Some(ForgetReply::Missing)
                     if self.is_in_transaction(hash).await.map_err(fault)? =>

@@ -135,7 +135,7 @@ pub(super) fn advisory_locks(rows: &[RowCall<'_>]) -> Vec<i64> {
 pub(super) fn by_key<T>(
     rows: &[RowCall<'_>],
     returned: &[PgRow],
-    read: impl Fn(usize, &PgRow) -> Result<T, sqlx::Error>,
+    read: impl Fn(usize, &PgRow) -> Result<Option<T>, sqlx::Error>,
 ) -> Result<Vec<Option<T>>, sqlx::Error> {
     let mut indexes: Vec<_> = rows.iter().map(|row| row.hash).zip(0..).collect();
     // The rows of a batch are sorted already.
@@ -147,7 +147,7 @@ pub(super) fn by_key<T>(
         let key = u128::from_be_bytes(key);
         if let Ok(at) = indexes.binary_search_by_key(&key, |(hash, _)| *hash) {
             let index: usize = indexes[at].1;
-            found[index] = Some(read(index, row)?);
+            found[index] = read(index, row)?;
         }
     }
     Ok(found)
@@ -173,19 +173,20 @@ pub(super) fn uuids(rows: &[RowCall<'_>]) -> Vec<Uuid> {
 
 /// Binds the rows of a call of this kind: `$1` to `$5`, and what follows for the kind.
 pub(super) fn bind_rows(query: Bound, kind: Kind, rows: &Rows<'_>) -> Bound {
-    let query = bind_keys(query, rows);
-    let query = match kind {
-        Kind::Claim | Kind::Renew => query.bind(lease_ms(rows)),
-        Kind::ClaimComplete | Kind::Complete => bind_data(query, rows, true),
-        Kind::Release | Kind::ReleaseComplete => return query,
-    };
-    query.bind(event_types(rows))
+    match kind {
+        Kind::Claim | Kind::Renew => bind_claim(query, kind, rows),
+        Kind::ClaimComplete | Kind::Complete => {
+            bind_data(bind_keys(query, rows), rows, true).bind(event_types(rows))
+        }
+        Kind::Release | Kind::ReleaseComplete => bind_keys(query, rows),
+    }
 }
 
-/// Binds the rows of a claim in a transaction, or of one that takes existing rows. A claim that is complete at once has
-/// no lease.
+/// Binds the rows of a renewal, or of a claim: in a transaction, or one that takes existing rows. A claim that is
+/// complete at once has no lease.
 pub(super) fn bind_claim(query: Bound, kind: Kind, rows: &Rows<'_>) -> Bound {
-    let lease = (kind == Kind::Claim).then(|| lease_ms(rows));
+    let lease = || rows.first().map_or(0, |row| row.terms.lease_ms().min(MAX_MS));
+    let lease = (kind != Kind::ClaimComplete).then(lease);
     bind_keys(query, rows).bind(lease).bind(event_types(rows))
 }
 
@@ -197,10 +198,6 @@ fn bind_keys(query: Bound, rows: &[RowCall<'_>]) -> Bound {
         .bind(rows.iter().map(|row| row.key.id()).collect::<Vec<_>>())
         .bind(rows.iter().map(|row| row.token().into()).collect::<Vec<Uuid>>())
         .bind(rows.first().map_or(0, |row| retention_ms(row.terms)))
-}
-
-fn lease_ms(rows: &[RowCall<'_>]) -> i64 {
-    rows.first().map_or(0, |row| row.terms.lease_ms().min(MAX_MS))
 }
 
 /// Returns the types of the events; `None` if no event has a type.

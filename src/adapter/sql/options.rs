@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::error::{ConfigError, ConfigErrorKind, check};
+use crate::error::{ConfigError, ConfigErrorKind, Error, ErrorKind, check};
 
 /// The name of a table or a schema: `[A-Za-z_][A-Za-z0-9_]{0,47}`, without the prefix `sqlite_`.
 ///
@@ -61,6 +61,17 @@ impl fmt::Display for Identifier {
     }
 }
 
+/// Refuses a call of an adapter that was closed, or that has an invalid option.
+pub(in crate::adapter) fn check_open(
+    is_closed: bool,
+    options: Result<(), ConfigError>,
+) -> Result<(), Error> {
+    if is_closed {
+        return Err(Error::new(ErrorKind::Unavailable, "using an adapter that was closed"));
+    }
+    options.map_err(|error| Error::new(ErrorKind::Config, "using an adapter").with_source(error))
+}
+
 /// Refuses a timeout below 1 ms: the unit in which databases take it.
 pub(in crate::adapter) fn check_timeout(
     setting: &'static str,
@@ -71,10 +82,6 @@ pub(in crate::adapter) fn check_timeout(
 
 /// Takes the parameters with these names out of a URL, which the database's own parser would refuse
 /// or ignore. Returns the rest of the URL and the values, each the last of its name.
-///
-/// # Errors
-///
-/// A name that does not match, or that starts with `sqlite_`.
 pub(in crate::adapter) fn take_identifiers<const N: usize>(
     url: &str,
     names: [&str; N],

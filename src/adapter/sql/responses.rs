@@ -24,10 +24,6 @@ pub(in crate::adapter) const READING_RESPONSE: &str = "reading a stored response
 
 /// Adds the response to a duplicate, if its terms fetch responses. `read` reads the row. A row that is no longer
 /// complete is in flight.
-///
-/// # Errors
-///
-/// Those of `read`, and [`ErrorKind::Corrupt`](crate::ErrorKind::Corrupt) for an unreadable response.
 pub(in crate::adapter) async fn add_response<F>(
     terms: &CallTerms,
     claimed: ClaimReply,

@@ -31,22 +31,19 @@ impl SqliteStore {
     pub(super) async fn forget(self: &Arc<Self>, key: &DedupKey) -> Result<ForgetReply, Error> {
         let key = key.clone();
         self.write_in_task(|store| async move {
-            let forgotten = store.forget_now(&key).await;
-            forgotten.map_err(|error| store_error("forgetting a key", error))
+            let fault = |error| store_error("forgetting a key", error);
+            let connection = &mut *store.writer.acquire().await.map_err(fault)?;
+            let mut session = Session { connection, statements: &store.statements };
+            let found = session.read(&[&key], Fetch::Nothing).await.map_err(fault)?;
+            let found = found.into_iter().flatten().next();
+            if let Some(reply) = found.map_or(Some(ForgetReply::Missing), |row| row.forgotten()) {
+                return Ok(reply);
+            }
+            let forget = query(&store.statements.forget).bind(keys_json([&key]));
+            let deleted = forget.execute(session.connection).await.map_err(fault)?.rows_affected();
+            Ok(if deleted == 0 { ForgetReply::InFlight } else { ForgetReply::Removed })
         })
         .await
-    }
-
-    async fn forget_now(&self, key: &DedupKey) -> Result<ForgetReply, sqlx::Error> {
-        let (connection, statements) = (&mut *self.writer.acquire().await?, &self.statements);
-        let mut session = Session { connection, statements };
-        let found = session.read(&[key], Fetch::Nothing).await?.into_iter().flatten().next();
-        if let Some(reply) = found.map_or(Some(ForgetReply::Missing), |row| row.forgotten()) {
-            return Ok(reply);
-        }
-        let forget = query(&statements.forget).bind(keys_json([key]));
-        let deleted = forget.execute(session.connection).await?.rows_affected();
-        Ok(if deleted == 0 { ForgetReply::InFlight } else { ForgetReply::Removed })
     }
 
     pub(super) async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
@@ -116,10 +113,6 @@ impl Place {
     }
 
     /// Reads a cursor.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Refused`] for a text that [`cursor`](Self::cursor) does not make of a key.
     fn read(cursor: &Cursor) -> Result<Self, Error> {
         let names = serde_json::from_str::<(String, String)>(cursor.as_str()).ok();
         let place = names.map(|(namespace, id)| Self(namespace, id));

@@ -5,9 +5,8 @@ use std::collections::HashMap;
 use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
-use super::super::replies::ClaimReply;
 use super::super::sql::call::{RowCall, Rows};
-use super::super::sql::row::{Row, StoredColumns, first};
+use super::super::sql::row::{Row, StoredColumns};
 use super::super::stored::{Fetch, StoredResponse};
 use crate::key::{DedupKey, hex};
 
@@ -105,9 +104,4 @@ pub(super) fn with_indexes<'r>(
         }
     }
     Ok(found)
-}
-
-/// Returns the reply of a row that a claim wrote.
-pub(super) fn claimed_row(row: &SqliteRow) -> Result<ClaimReply, sqlx::Error> {
-    Ok(first(row.try_get("attempts")?, row.try_get("takeover")?))
 }
