@@ -23,22 +23,13 @@ pub trait Sealed {}
 ///
 /// A bound for code that is generic over the adapter of
 /// [`DedupLayer::transactional`](crate::DedupLayer::transactional). It is sealed.
-// Claims keys in a new transaction, lends the transaction to the handler, and completes the keys in it
-// before it commits.
-//
 // 1. `open` claims keys *in* the transaction, and does not complete them. If a handler
 //    commits the transaction by itself, the keys stay open until their lease lapses.
 // 2. A key that another open transaction has claimed is in flight, at once or after a short wait.
 //    `open` never waits for a handler to end. A key that may be free is not in flight: if the store
 //    cannot find out which of several keys is held, `open` fails.
-// 3. `commit` completes the keys as the last statement of the transaction that
-//    claimed them, then commits. If the handler has ended or broken that transaction, `commit` fails
-//    with `ErrorKind::Transaction`, and nothing is committed.
-//    Without keys, `commit` detects the same.
-// 4. A transaction that is dropped is rolled back.
-// 5. A duplicate carries the stored data that the terms ask for, as
-//    `DedupAdapter::claim` does. No call asks for a second connection
-//    while it holds a transaction, because a pool of waiting transactions would lock up.
+// 3. No call asks for a second connection while it holds a transaction, because a pool of waiting transactions would
+//    lock up.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot claim keys in the handler's transaction",
     label = "not an adapter of a SQL database",
@@ -51,7 +42,8 @@ pub trait TransactionAdapter: Sealed + Send + Sync + 'static {
     /// The database.
     type Database: Database;
 
-    /// Claims keys in a new transaction. The keys are sorted and distinct, and the terms have a lease.
+    /// Claims keys in a new transaction, which is rolled back if it is dropped. The keys are sorted and distinct, and
+    /// the terms have a lease. A duplicate carries the stored data that the terms ask for.
     ///
     /// Without keys, it opens a transaction that claims nothing: the handler of a handshake writes in it.
     ///
@@ -79,8 +71,8 @@ pub trait TransactionAdapter: Sealed + Send + Sync + 'static {
         terms: &'a CallTerms,
     ) -> StoreFuture<'a, ()>;
 
-    /// Completes the keys in the transaction, and commits it. There are no keys if
-    /// [`open`](Self::open) had none.
+    /// Completes the keys as the last statement of the transaction that claimed them, then commits it. There are no keys
+    /// if [`open`](Self::open) had none.
     ///
     /// # Errors
     ///

@@ -15,16 +15,14 @@ use super::super::inspect::{
 };
 use super::super::replies::{ClaimReply, CompleteReply, RenewReply};
 use super::super::sql::adapter::sql_adapter;
-use super::super::sql::call::{Call, Kind, RowReply, Rows, missing_reply};
+use super::super::sql::call::{Call, Kind, RowReply, missing_reply};
 use super::super::sql::responses::{READING_RESPONSE, add_response};
 use super::super::terms::CallTerms;
 use super::super::transaction::{OpenTransaction, Opened, Sealed, TransactionAdapter};
-use super::connections::Source;
 use super::errors::{store_error, timed_out};
 use super::options::PostgresOptions;
 use super::params::key_hash;
 use super::schema::create_sql;
-use super::session::Session;
 use super::statements::record_function;
 use super::store::PostgresStore;
 use crate::error::Error;
@@ -130,8 +128,7 @@ impl PostgresAdapter {
         // Boxed, because most calls read nothing.
         let read = || {
             Box::pin(async {
-                let rows = Rows::of_call(std::slice::from_ref(key), terms, key_hash);
-                let read = Session::new(&self.0, Source::Pool).read(&rows, terms.fetch()).await;
+                let read = self.0.read_key(key_hash(key), terms.fetch()).await;
                 read.map_err(|error| store_error(READING_RESPONSE, error))
             })
         };

@@ -287,8 +287,8 @@ impl Drop for Guard {
     }
 }
 
-/// A connection for one statement. It is closed if it is dropped while a statement is under way, or
-/// after a statement without an answer. Otherwise it returns to its source.
+/// A connection for one statement. It is closed if it is dropped while a statement is under way, after a statement
+/// without an answer, and if the server takes no writes. Otherwise it returns to its source.
 pub(super) struct BoundedConnection<'c> {
     connections: &'c Connections,
     connection: Option<Lent>,
@@ -317,8 +317,7 @@ impl BoundedConnection<'_> {
         }
     }
 
-    /// Runs one statement within `bound`. The connection is closed after a timeout, if the connection is broken, and
-    /// if the server takes no writes.
+    /// Runs one statement within `bound`.
     pub(super) async fn run<'s, T, F>(
         &'s mut self,
         bound: Duration,

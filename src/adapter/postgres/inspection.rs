@@ -8,15 +8,12 @@ use sqlx::postgres::PgRow;
 
 use super::super::inspect::{Cursor, Entry, ForgetReply, KeyState, ListFilter, Listing, Stats};
 use super::super::sql::batch::TRIES;
-use super::super::sql::call::{RowCall, Rows};
 use super::super::sql::inspection::{listing, stats};
 use super::super::sql::row::{Columns as _, Row};
 use super::super::stored::Fetch;
-use super::super::terms::{CallTerms, Token};
 use super::connections::Source;
 use super::errors::store_error;
 use super::params::{Bind, Bound, Uuid, advisory_lock, key_hash, read_row};
-use super::session::Session;
 use super::store::{Fetched, PostgresStore};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
@@ -98,14 +95,9 @@ impl PostgresStore {
     pub(super) async fn forget(&self, key: &DedupKey) -> Result<ForgetReply, Error> {
         const CONTEXT: &str = "forgetting a key";
         let fault = |error| store_error(CONTEXT, error);
-        // The statement does not use its terms.
-        let terms = CallTerms::on_claim(Token::from([0; 16]), Duration::ZERO);
-        let rows = Rows::of_call(std::slice::from_ref(key), &terms, key_hash);
-        let (statements, bound) = (self.statements(), self.options.statement_timeout);
-        let [RowCall { hash, .. }] = rows[..] else { return Ok(ForgetReply::Missing) };
+        let (statements, hash) = (self.statements(), key_hash(key));
         for _ in 0..TRIES {
-            let found = Session::new(self, Source::Pool).read(&rows, Fetch::Nothing).await;
-            let row = found.map_err(fault)?.into_iter().flatten().next();
+            let row = self.read_key(hash, Fetch::Nothing).await.map_err(fault)?;
             match row.as_ref().map_or(Some(ForgetReply::Missing), Row::forgotten) {
                 Some(ForgetReply::Missing)
                     if self.is_in_transaction(hash).await.map_err(fault)? =>
@@ -117,6 +109,7 @@ impl PostgresStore {
             }
             let version = row.map_or(0, |row| row.version);
             let bind = |query: Bound| query.bind(Uuid::from(hash)).bind(version);
+            let bound = self.options.statement_timeout;
             let forgotten = self.fetch_on(Source::Pool, bound, &statements.forget, &bind).await;
             let Fetched { rows, lost_reply, .. } = forgotten.map_err(fault)?;
             if !rows.is_empty() {
@@ -128,6 +121,17 @@ impl PostgresStore {
             }
         }
         Ok(ForgetReply::InFlight)
+    }
+
+    /// Reads a row, on a primary only.
+    pub(super) async fn read_key(
+        &self,
+        hash: u128,
+        fetch: Fetch,
+    ) -> Result<Option<Row>, sqlx::Error> {
+        let (statements, keys) = (self.statements(), [Uuid::from(hash)]);
+        let rows = self.fetch(statements.read(fetch), &|query| query.bind(&keys[..])).await?;
+        Ok(rows.first().map(|row| read_row(row, fetch)))
     }
 
     /// Returns `true` if an open transaction holds the lock of a key. Its row is not visible yet.

@@ -25,7 +25,6 @@ pub(super) struct Uuid(pub(super) [u8; 16]);
 // The type numbers of the catalogue: <https://github.com/postgres/postgres/blob/master/src/include/catalog/pg_type.dat>.
 const UUID: PgTypeInfo = PgTypeInfo::with_oid(Oid(2950));
 const UUID_ARRAY: PgTypeInfo = PgTypeInfo::with_oid(Oid(2951));
-const TIMESTAMPTZ: PgTypeInfo = PgTypeInfo::with_oid(Oid(1184));
 
 impl fmt::Display for Uuid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -68,24 +67,6 @@ impl From<Token> for Uuid {
 impl From<u128> for Uuid {
     fn from(hash: u128) -> Self {
         Self(hash.to_be_bytes())
-    }
-}
-
-/// A time, in milliseconds since the Unix epoch.
-#[derive(Debug, Clone, Copy)]
-struct Time(i64);
-
-impl Type<Postgres> for Time {
-    fn type_info() -> PgTypeInfo {
-        TIMESTAMPTZ
-    }
-}
-
-impl<'r> Decode<'r, Postgres> for Time {
-    fn decode(value: PgValueRef<'r>) -> Result<Self, BoxDynError> {
-        const YEAR_2000: i64 = 946_684_800_000;
-        let micros_since_2000 = <i64 as Decode<Postgres>>::decode(value)?;
-        Ok(Self(micros_since_2000.div_euclid(1_000).saturating_add(YEAR_2000)))
     }
 }
 
@@ -242,9 +223,10 @@ pub(super) fn read_row(row: &PgRow, fetch: Fetch) -> Row {
 const VERSION: usize = 9;
 
 fn try_read_row(row: &PgRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
-    let time = |column: usize| row.try_get::<Time, _>(column).map(|Time(ms)| ms);
-    let maybe =
-        |column: usize| row.try_get::<Option<Time>, _>(column).map(|time| time.map(|Time(ms)| ms));
+    // A `timestamptz` is the microseconds since the year 2000.
+    let millis = |micros: i64| micros.div_euclid(1_000).saturating_add(946_684_800_000);
+    let maybe = |column: usize| row.try_get_unchecked::<Option<i64>, _>(column);
+    let time = |column: usize| row.try_get_unchecked::<i64, _>(column).map(millis);
     // By position, in the order of `sql/get.sql` and `sql/read*.sql`: a lookup by name costs more.
     Ok(Row {
         token: row.try_get::<Option<Uuid>, _>(1)?.map(|Uuid(token)| token),
@@ -252,9 +234,9 @@ fn try_read_row(row: &PgRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
         attempts: row.try_get::<i32, _>(2)?.into(),
         takeover: row.try_get(3)?,
         first_seen_at: time(4)?,
-        completed_at: maybe(5)?,
+        completed_at: maybe(5)?.map(millis),
         expires_at: time(6)?,
-        lease_until: maybe(7)?,
+        lease_until: maybe(7)?.map(millis),
         now: time(8)?,
         stored: StoredColumns::read(row, fetch)?,
         unreadable: None,

@@ -63,16 +63,14 @@ struct InTransaction<'s> {
 /// The transaction that claimed.
 #[derive(Debug)]
 pub(super) struct Begun {
-    pub(super) xid: u64,
+    pub(super) xid: String,
     /// The role of the claim, as `current_setting` returns it: a name, or `none`.
     pub(super) role: String,
 }
 
 impl Begun {
     fn new(row: &PgRow) -> Result<Self, sqlx::Error> {
-        let xid: &str = row.try_get("xid")?;
-        let xid = xid.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
-        Ok(Self { xid, role: row.try_get("role")? })
+        Ok(Self { xid: row.try_get("xid")?, role: row.try_get("role")? })
     }
 }
 

@@ -12,10 +12,8 @@
 //! 4. The clock is `clock_timestamp()`, which advances while a statement waits. An insertion reads it once a row, before
 //!    it waits for a row that is then rolled back: no longer than rule 2 allows.
 //! 5. Rows are inserted and locked in the order of `key`, so that two batches never deadlock. Insertions
-//!    have no ORDER BY: the arrays are sorted, and `unnest` keeps their order. A nested loop with the one
-//!    row of `settings` keeps it too, and without a join condition Postgres has no other join.
-//!    `set_config` is not parallel safe, so no worker shares the loop. `renew` seldom inserts; it has its
-//!    ORDER BY.
+//!    have no ORDER BY: the arrays are sorted, and `unnest` keeps their order. So does the nested loop with the one
+//!    row of `settings`, which no parallel worker shares, because `set_config` is not parallel safe.
 //! 6. `key` and `expires_at` are the only indexed columns. An update that leaves `expires_at` as it is, such as a
 //!    renewal or a completion, is a HOT update if its page has room.
 //! 7. Statements that run with every delivery do not join the table. Postgres plans the others again
@@ -33,9 +31,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::super::inspect::PURGE_GRACE;
 use super::super::sql::batch::TRIES;
 use super::super::sql::inspection::{COUNTED, PORTION};
-use super::super::sql::purge::grace_ms;
 use super::super::sql::statement::{render, statements};
 use super::super::stored::Fetch;
 use super::params::MAX_MS;
@@ -101,7 +99,7 @@ impl Statements {
             ("durable", &*durable),
             ("lock_timeout", LOCK_TIMEOUT),
             ("handler_lock_timeout", &*render(include_str!("sql/handler_lock_timeout.sql"), &[])),
-            ("grace_ms", &*grace_ms().to_string()),
+            ("grace_ms", &*PURGE_GRACE.as_millis().to_string()),
             ("counted", &*COUNTED.to_string()),
             ("portion", &*PORTION.to_string()),
             ("state", &*render(include_str!("sql/state.sql"), &[])),

@@ -71,8 +71,8 @@ struct FoundTable {
     exists: bool,
     /// Whether it has an index on `expires_at`.
     has_index: bool,
-    /// Whether other sessions find the same table. A transaction that has written may have made the table, and may roll
-    /// it back. And a `search_path` of the transaction's own is not everybody's.
+    /// Whether other sessions find the same table. A transaction that has written may have made the table, and one may
+    /// have a `search_path` of its own.
     is_everybodys: bool,
 }
 

@@ -2,9 +2,8 @@
 //!
 //! 1. A second claim on a key that an open transaction holds is in flight at once. An insertion would
 //!    wait for that transaction, with a connection, as long as a handler runs. So the claim first tries
-//!    for an advisory lock, which ends with its transaction, also behind PgBouncer. A transaction takes
-//!    63 locks at most: the last keys of a larger delivery share one. A transaction that ends frees its locks one
-//!    after another, so a delivery that arrives meanwhile may get a part of its keys.
+//!    for an advisory lock, which ends with its transaction, also behind PgBouncer. A transaction that ends frees its
+//!    locks one after another, so a delivery that arrives meanwhile may get a part of its keys.
 //! 2. The user's isolation level stays. Where a snapshot hides the winner (40001), the claim is made
 //!    again in a new transaction, a bounded number of times.
 //! 3. The row is inserted incomplete, under a lease. The last message before COMMIT completes it, if
@@ -135,7 +134,7 @@ impl PostgresStore {
                 transaction.close();
                 self.connections.test_idle();
             } else {
-                end_badly(transaction).await;
+                let _ = transaction.rollback().await;
             }
             // An open transaction holds the row, without a lock of the key's: one of the user's own, or
             // a large delivery. Of several keys the others may be free, and are not in flight then.
@@ -166,13 +165,13 @@ impl PostgresStore {
         let completed = match self.complete_in(&mut transaction, keys, terms).await {
             Ok(completed) => completed,
             Err(error) => {
-                end_badly(transaction).await;
+                let _ = transaction.rollback().await;
                 return Err(fault(error));
             }
         };
         // Without keys, the check of the transaction returns one row.
         if completed != keys.len().max(1) {
-            end_badly(transaction).await;
+            let _ = transaction.rollback().await;
             return Err(not_ours("committing: the handler has ended its transaction"));
         }
         if transaction.has_leaked_savepoint() {
@@ -204,11 +203,6 @@ impl PostgresStore {
         }
         Ok(sqlx::raw_sql(AssertSqlSafe(complete)).fetch_all(connection).await?.len())
     }
-}
-
-/// Rolls back after another error, which is the one to report.
-async fn end_badly(transaction: OpenTransaction<Postgres>) {
-    let _ = transaction.rollback().await;
 }
 
 /// Returns keys as an array.
@@ -248,7 +242,7 @@ impl Statements {
             ("keys", &*array(keys)),
             ("token", &*token.to_string()),
             ("retention_ms", &*retention_ms.to_string()),
-            ("xid", &*begun.xid.to_string()),
+            ("xid", &*begun.xid),
         ];
         let complete = if keys.is_empty() { &self.tx_is_same } else { &self.tx_complete };
         let (begin_end, complete) = (self.begin_end(begun), fill(complete, &values));

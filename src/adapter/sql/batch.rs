@@ -132,18 +132,16 @@ pub(in crate::adapter) async fn execute_batch<E: RowExecutor>(
 
 /// Returns the indexes of all calls, in parts that are not too large.
 fn split_by_size(calls: &[Call]) -> Vec<Vec<usize>> {
-    let (mut parts, mut part, mut bytes) = (Vec::new(), Vec::new(), 0_usize);
+    let (mut parts, mut bytes) = (Vec::<Vec<usize>>::new(), 0_usize);
     for (index, call) in calls.iter().enumerate() {
-        let more = call.bytes();
-        if !part.is_empty() && bytes.saturating_add(more) > MAX_BYTES {
-            parts.push(std::mem::take(&mut part));
-            bytes = 0;
+        bytes = bytes.saturating_add(call.bytes());
+        match parts.last_mut() {
+            Some(part) if bytes <= MAX_BYTES => part.push(index),
+            _ => {
+                parts.push(vec![index]);
+                bytes = call.bytes();
+            }
         }
-        bytes = bytes.saturating_add(more);
-        part.push(index);
-    }
-    if !part.is_empty() {
-        parts.push(part);
     }
     parts
 }
@@ -217,7 +215,6 @@ fn follow(kind: Kind, sent: &CallTerms, reply: Result<RowReply, Error>) -> Repli
 #[cfg(test)]
 mod tests {
     use std::collections::{HashMap, HashSet};
-    use std::ops::Range;
 
     use http::{HeaderMap, StatusCode};
 
@@ -307,65 +304,49 @@ mod tests {
         replies.into_iter().map(letter).collect()
     }
 
-    /// The replies to 64 calls, of which some differ.
-    fn except(differ: &[(Range<usize>, &str)], others: char) -> String {
-        let mut replies = others.to_string().repeat(64);
-        differ.iter().for_each(|(calls, letters)| replies.replace_range(calls.clone(), letters));
-        replies
-    }
-
-    fn bad(row: u128) -> Table {
-        Table { bad: Some(row), ..Table::default() }
+    /// Returns how often each value stands in a row: `2×F 1×I`.
+    fn runs<T: PartialEq + std::fmt::Display>(values: &[T]) -> String {
+        let runs = values.chunk_by(PartialEq::eq).map(|run| format!("{}×{}", run.len(), run[0]));
+        runs.collect::<Vec<_>>().join(" ")
     }
 
     /// Rows may be free whose calls are errors: a sender repeats these deliveries, and a ledger these completions.
     #[tokio::test]
     async fn batch_with_a_bad_row_goes_in_parts_while_there_is_time() {
-        let held = |id, waits| Table { held: HashSet::from([id]), waits, ..Table::default() };
-        let at_once = Duration::ZERO;
-        let held_and_bad = Table { bad: Some(60), ..held(17, at_once) };
-        let no_replies = || "E".repeat(64);
         // The parts of eight, and then the calls of the part with the row.
-        let parts = || [&[64][..], &[8; 8], &[1; 8]].concat();
+        const PARTS: &str = "1×64 8×8 8×1";
+        let table = |waits, held, bad, refused| {
+            let held = HashSet::from_iter(held);
+            Table { waits, held, bad, refused, ..Table::default() }
+        };
+        let (at_once, late) = (Duration::ZERO, SPLIT_TIME * 2 / 3);
+        let held = |waits, row| table(waits, Some(row), None, None);
+        let bad = || table(at_once, None, Some(17), None);
+        let both = table(at_once, Some(17), Some(60), None);
+        let part_is_refused = table(at_once, Some(17), None, Some(3));
+        let all_are_refused = table(at_once, None, None, Some(1));
         for (case, mut table, kind, replies, sent) in [
-            ("held", held(17, at_once), Kind::Claim, except(&[(17..18, "I")], 'F'), parts()),
-            ("held", held(17, at_once), Kind::Complete, except(&[(17..18, "E")], 'H'), parts()),
-            ("bad", bad(17), Kind::Claim, except(&[(17..18, "E")], 'F'), parts()),
-            ("bad", bad(17), Kind::Complete, except(&[(17..18, "E")], 'H'), parts()),
+            ("held", held(at_once, 17), Kind::Claim, "17×F 1×I 46×F", PARTS),
+            ("held", held(at_once, 17), Kind::Complete, "17×H 1×E 46×H", PARTS),
+            ("bad", bad(), Kind::Claim, "17×F 1×E 46×F", PARTS),
+            ("bad", bad(), Kind::Complete, "17×H 1×E 46×H", PARTS),
+            ("both", both, Kind::Claim, "17×F 1×I 42×F 1×E 3×F", "1×64 8×8 16×1"),
+            ("the time is over", held(SPLIT_TIME, 17), Kind::Claim, "64×E", "1×64"),
+            ("the time is over", held(SPLIT_TIME, 17), Kind::Complete, "64×E", "1×64"),
+            ("the time is over in part 2", held(late, 9), Kind::Complete, "8×H 56×E", "1×64 2×8"),
             (
-                "one of each",
-                held_and_bad,
+                "another failure of part 2",
+                part_is_refused,
                 Kind::Claim,
-                except(&[(17..18, "I"), (60..61, "E")], 'F'),
-                [parts(), vec![1; 8]].concat(),
+                "8×F 8×E 1×F 1×I 46×F",
+                PARTS,
             ),
-            ("the time is over", held(17, SPLIT_TIME), Kind::Claim, no_replies(), vec![64]),
-            ("the time is over", held(17, SPLIT_TIME), Kind::Complete, no_replies(), vec![64]),
-            (
-                "the time is over after one part",
-                held(9, SPLIT_TIME * 2 / 3),
-                Kind::Complete,
-                except(&[(8..64, &"E".repeat(56))], 'H'),
-                vec![64, 8, 8],
-            ),
-            (
-                "another failure of a part",
-                Table { refused: Some(3), ..held(17, at_once) },
-                Kind::Claim,
-                except(&[(8..16, "EEEEEEEE"), (17..18, "I")], 'F'),
-                parts(),
-            ),
-            (
-                "another failure",
-                Table { refused: Some(1), ..Table::default() },
-                Kind::Claim,
-                no_replies(),
-                vec![64],
-            ),
+            ("another failure", all_are_refused, Kind::Claim, "64×E", "1×64"),
         ] {
             let calls: Vec<_> = (0..64).map(|id| call_of(kind, id)).collect();
-            assert_eq!(execute(&mut table, &calls).await, replies, "{case} {kind:?}");
-            assert_eq!(table.sent, sent, "{case} {kind:?}");
+            let replied: Vec<_> = execute(&mut table, &calls).await.chars().collect();
+            assert_eq!(runs(&replied), replies, "{case} {kind:?}");
+            assert_eq!(runs(&table.sent), sent, "{case} {kind:?}");
         }
     }
 

@@ -27,11 +27,15 @@ pub(in crate::adapter) enum Kind {
 
 impl Kind {
     pub(in crate::adapter) fn claim(terms: &CallTerms) -> Self {
-        if is_on_claim(terms) { Self::ClaimComplete } else { Self::Claim }
+        if terms.permanence() == Permanence::OnClaim { Self::ClaimComplete } else { Self::Claim }
     }
 
     pub(in crate::adapter) fn release(terms: &CallTerms) -> Self {
-        if is_on_claim(terms) { Self::ReleaseComplete } else { Self::Release }
+        if terms.permanence() == Permanence::OnClaim {
+            Self::ReleaseComplete
+        } else {
+            Self::Release
+        }
     }
 
     /// Returns the operation, for the text of an error.
@@ -52,10 +56,6 @@ impl Kind {
     pub(in crate::adapter) fn unknown(self) -> Error {
         Error::new(ErrorKind::Unavailable, self.context()).with_unknown_outcome()
     }
-}
-
-fn is_on_claim(terms: &CallTerms) -> bool {
-    terms.permanence() == Permanence::OnClaim
 }
 
 /// The reply to a call, for one key.
@@ -165,10 +165,7 @@ impl BatchItem for Call {
 #[derive(Clone, Copy)]
 pub(in crate::adapter) struct RowCall<'c> {
     pub(in crate::adapter) key: &'c DedupKey,
-    #[cfg_attr(
-        not(feature = "postgres"),
-        allow(dead_code, reason = "SQLite finds a row by its key")
-    )]
+    #[allow(dead_code, reason = "SQLite finds a row by its key")]
     pub(in crate::adapter) hash: u128,
     pub(in crate::adapter) terms: &'c CallTerms,
     /// The index of the call in its batch.

@@ -44,11 +44,6 @@ impl Identifier {
         &self.0
     }
 
-    #[cfg(feature = "postgres")]
-    pub(in crate::adapter) fn into_string(self) -> String {
-        self.0
-    }
-
     /// The table of an adapter whose options name no other.
     pub(in crate::adapter) fn default_table() -> Self {
         Self("webhook_deliveries".to_owned())

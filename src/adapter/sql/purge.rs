@@ -9,13 +9,8 @@ use sqlx::{Database, Pool};
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
-use super::super::inspect::{MaintenanceAdapter, PURGE_GRACE};
+use super::super::inspect::MaintenanceAdapter;
 use super::super::purging::{Purging, TIMEOUT};
-
-/// [`PURGE_GRACE`] for a statement.
-pub(in crate::adapter) fn grace_ms() -> u128 {
-    PURGE_GRACE.as_millis()
-}
 
 /// At most one task at a time. It ends with its runtime, or when this is dropped or stopped, after the current
 /// statement.
@@ -54,11 +49,9 @@ impl PurgeTask {
         let running = Running(Arc::clone(&self.runs));
         let (purging, stop) = (self.purging, self.stop.clone());
         let (store, closed) = (Arc::downgrade(store), pool.close_event());
-        let purge = {
-            let (store, stop) = (store.clone(), stop.clone());
-            let adapter = move || store.upgrade().filter(|_| !is_clock_paused()).map(adapter);
-            purging.run(TIMEOUT, adapter, stop)
-        };
+        let purged = store.clone();
+        let adapter = move || purged.upgrade().filter(|_| !is_clock_paused()).map(adapter);
+        let purge = purging.run(TIMEOUT, adapter, stop.clone());
         let purges = !purging.is_off() && !is_clock_paused();
         runtime.spawn(async move {
             let _running = running;

@@ -263,16 +263,12 @@ mod tests {
         let on_claim = terms.permanence() == Permanence::OnClaim;
         Row {
             token: Some(*terms.token().as_bytes()),
-            version: 1,
             attempts: 1,
-            takeover: false,
-            first_seen_at: 0,
             completed_at: on_claim.then_some(0),
             expires_at: terms.retention_ms(),
             lease_until: (!on_claim).then(|| terms.lease_ms()),
             now,
-            stored: StoredColumns::default(),
-            unreadable: None,
+            ..Row::default()
         }
     }
 

@@ -145,7 +145,8 @@ impl SqliteAdapter {
             Box::pin(async {
                 let _permit = self.0.response_reads.acquire().await;
                 let read = self.0.read(&[key], Fetch::DigestAndResponse).await;
-                read.map_err(|error| store_error(READING_RESPONSE, error))
+                let rows = read.map_err(|error| store_error(READING_RESPONSE, error))?;
+                Ok(rows.into_iter().flatten().next())
             })
         };
         add_response(terms, claimed, read).await
@@ -162,24 +163,21 @@ sql_adapter!(SqliteAdapter, SqliteStore, Sqlite, |_| 0, {
 mod tests {
     use super::super::super::inspect::PURGE_GRACE;
     use super::super::super::terms::Token;
+    use super::super::store::RESPONSE_READS;
     use super::*;
 
     #[tokio::test]
     async fn new_key_is_claimed_while_duplicates_wait_for_their_responses() {
         let dir = tempfile::tempdir().unwrap();
         let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
-        let options = SqliteOptions::new();
-        let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
+        let adapter = SqliteAdapter::connect(&url).await.unwrap();
         let key = |id: usize| DedupKey::new("n", &id.to_string()).unwrap();
-        let terms = || {
-            let terms = CallTerms::on_claim(Token::random(), PURGE_GRACE);
-            terms.with_fetch(Fetch::DigestAndResponse)
-        };
+        let fetch = Fetch::DigestAndResponse;
+        let terms = || CallTerms::on_claim(Token::random(), PURGE_GRACE).with_fetch(fetch);
         for id in 0..80 {
             adapter.claim(&key(id), &terms()).await.unwrap();
         }
-        let reads = u32::try_from(adapter.0.response_reads.available_permits()).unwrap();
-        let reads = adapter.0.response_reads.acquire_many(reads).await.unwrap();
+        let reads = adapter.0.response_reads.acquire_many(RESPONSE_READS).await.unwrap();
         let claim = |id: usize| {
             let (adapter, key, terms) = (adapter.clone(), key(id), terms());
             tokio::spawn(async move { adapter.claim(&key, &terms).await.unwrap() })

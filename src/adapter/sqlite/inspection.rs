@@ -78,7 +78,7 @@ impl SqliteStore {
             end = format!("{namespace}\0");
         }
         if let Some(cursor) = after {
-            from = from.max(Place::read(cursor)?);
+            from = from.max(read_cursor(cursor)?);
         }
         let since = filter.since.map(|since| i64::try_from(since.as_millis()).unwrap_or(i64::MAX));
         // With 0, the list would never end.
@@ -95,33 +95,29 @@ impl SqliteStore {
             .fetch_all(&self.readers)
             .await;
         let cursor =
-            |row: &SqliteRow| Ok(Place(row.try_get("namespace")?, row.try_get("id")?).cursor());
+            |row: &SqliteRow| Ok(cursor_at(&(row.try_get("namespace")?, row.try_get("id")?)));
         rows.and_then(|rows| listing(&rows, limit, cursor, |row| read_row(row, Fetch::Nothing)))
             .map_err(|error| store_error("listing keys", error))
     }
 }
 
 /// The namespace and the id of a key, which exists or not: a place in the order of the primary key.
-#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
-struct Place(String, String);
+type Place = (String, String);
 
-impl Place {
-    /// Returns the cursor of this place: its names as JSON, which escapes whatever they hold.
-    fn cursor(&self) -> Cursor {
-        // Strings always serialize.
-        Cursor::new(serde_json::to_string(&(&self.0, &self.1)).unwrap_or_default())
-    }
+/// Returns the cursor of this place: its names as JSON, which escapes whatever they hold.
+fn cursor_at(place: &Place) -> Cursor {
+    // Strings always serialize.
+    Cursor::new(serde_json::to_string(place).unwrap_or_default())
+}
 
-    /// Reads a cursor.
-    fn read(cursor: &Cursor) -> Result<Self, Error> {
-        let names = serde_json::from_str::<(String, String)>(cursor.as_str()).ok();
-        let place = names.map(|(namespace, id)| Self(namespace, id));
-        let is_own = |place: &Self| {
-            place.cursor() == *cursor
-                && DedupKey::new(&place.0, &place.1).is_ok_and(|key| key.id() == place.1)
-        };
-        place.filter(is_own).ok_or_else(|| {
-            Error::new(ErrorKind::Refused, "listing keys: the cursor is not one of this store")
-        })
-    }
+/// Reads a text that [`cursor_at`] makes of a key.
+fn read_cursor(cursor: &Cursor) -> Result<Place, Error> {
+    let place = serde_json::from_str::<Place>(cursor.as_str()).ok();
+    let is_own = |place: &Place| {
+        cursor_at(place) == *cursor
+            && DedupKey::new(&place.0, &place.1).is_ok_and(|key| key.id() == place.1)
+    };
+    place.filter(is_own).ok_or_else(|| {
+        Error::new(ErrorKind::Refused, "listing keys: the cursor is not one of this store")
+    })
 }

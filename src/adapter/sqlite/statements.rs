@@ -10,9 +10,9 @@
 
 use std::sync::Arc;
 
+use super::super::inspect::PURGE_GRACE;
 use super::super::sql::Identifier;
 use super::super::sql::inspection::{COUNTED, PORTION};
-use super::super::sql::purge::grace_ms;
 use super::super::sql::statement::{render, statements};
 use super::super::stored::Fetch;
 
@@ -74,7 +74,7 @@ impl Statements {
             ("version", &*VERSION.to_string()),
             ("now", NOW),
             ("state", STATE),
-            ("grace_ms", &*grace_ms().to_string()),
+            ("grace_ms", &*PURGE_GRACE.as_millis().to_string()),
             ("counted", &*COUNTED.to_string()),
             ("portion", &*PORTION.to_string()),
         ];

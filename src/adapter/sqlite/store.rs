@@ -28,7 +28,7 @@ const PREPARING: &str = "preparing the SQLite schema";
 /// How many of the reading connections the lookups of the queue use.
 const LOOKUP_LANES: usize = 2;
 /// How many callers read stored responses at the same time.
-const RESPONSE_READS: usize = 2;
+pub(super) const RESPONSE_READS: u32 = 2;
 
 /// The state that all handles of an adapter share.
 pub(super) struct SqliteStore {
@@ -83,7 +83,7 @@ impl SqliteStore {
             lookups: Batcher::new(LOOKUP_LANES, options.batching),
             calls: Batcher::new(1, options.batching),
             purge_task: PurgeTask::new(options.purging),
-            response_reads: Semaphore::new(RESPONSE_READS),
+            response_reads: Semaphore::new(RESPONSE_READS as usize),
             held: Mutex::default(),
             has_schema: AtomicBool::new(false),
             closed: AtomicBool::new(false),

@@ -1,9 +1,6 @@
 //! Keys in a transaction: the handler's, lent by the ledger, or one of the user's own.
 //!
-//! 1. One transaction is lent at a time: it holds the file against every other writer. The next waits
-//!    for the write lock, in the order of arrival, for
-//!    [`write_lock_timeout`](super::SqliteOptions::write_lock_timeout). Duplicates are only read, and
-//!    do not wait.
+//! 1. One transaction is lent at a time: it holds the write lock. Duplicates are only read, and do not wait.
 //! 2. `BEGIN IMMEDIATE`: a transaction that begins by reading may be refused when it writes, whatever
 //!    the busy timeout.
 //! 3. A commit hook turns every COMMIT that is not the ledger's into a rollback: a raw COMMIT, and the

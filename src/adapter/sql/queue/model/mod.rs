@@ -44,6 +44,7 @@ impl BatchItem for Item {
 }
 
 /// A store that checks the rules of the queue.
+#[derive(Default)]
 struct Store {
     world: World,
     /// How often each call was sent.
@@ -116,7 +117,7 @@ impl Store {
     }
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct World {
     callers: usize,
     lanes: usize,
@@ -189,9 +190,7 @@ fn check(world: World) {
             let store = Arc::new(Store {
                 world,
                 sent: (0..world.callers * CALLS).map(|_| AtomicUsize::new(0)).collect(),
-                lanes: AtomicUsize::new(0),
-                done: AtomicUsize::new(0),
-                unused_guards: AtomicUsize::new(0),
+                ..Store::default()
             });
             let callers: Vec<_> = (0..world.callers)
                 .map(|caller| {
@@ -231,50 +230,43 @@ fn check(world: World) {
     );
 }
 
-const CALM: World = World {
-    callers: 4,
-    lanes: 2,
-    stops: 0,
-    fails: false,
-    leaves: false,
-    stalls: false,
-    late: false,
-    hangs: false,
-};
+fn calm() -> World {
+    World { callers: 4, lanes: 2, ..World::default() }
+}
 
 #[test]
 fn every_caller_gets_its_own_reply() {
-    check(CALM);
-    check(World { lanes: 1, ..CALM });
+    check(calm());
+    check(World { lanes: 1, ..calm() });
 }
 
 #[test]
 fn dropped_callers_and_failed_batches_disturb_nobody() {
-    check(World { leaves: true, fails: true, ..CALM });
-    check(World { leaves: true, fails: true, callers: 6, ..CALM });
+    check(World { leaves: true, fails: true, ..calm() });
+    check(World { leaves: true, fails: true, callers: 6, ..calm() });
 }
 
 #[test]
 fn dropped_lane_leaves_no_caller_waiting() {
-    check(World { stops: 2, ..CALM });
-    check(World { stops: 2, leaves: true, fails: true, ..CALM });
+    check(World { stops: 2, ..calm() });
+    check(World { stops: 2, leaves: true, fails: true, ..calm() });
 }
 
 #[test]
 fn caller_that_stops_polling_delays_nobody() {
-    check(World { stalls: true, ..CALM });
-    check(World { stalls: true, leaves: true, ..CALM });
-    check(World { stalls: true, leaves: true, lanes: 1, ..CALM });
+    check(World { stalls: true, ..calm() });
+    check(World { stalls: true, leaves: true, ..calm() });
+    check(World { stalls: true, leaves: true, lanes: 1, ..calm() });
 }
 
 #[test]
 fn late_batches_start_lanes_and_every_caller_gets_its_own_reply() {
-    check(World { late: true, ..CALM });
-    check(World { late: true, stops: 2, leaves: true, fails: true, ..CALM });
+    check(World { late: true, ..calm() });
+    check(World { late: true, stops: 2, leaves: true, fails: true, ..calm() });
 }
 
 #[test]
 fn hanging_batch_delays_no_other_batch() {
-    check(World { late: true, hangs: true, ..CALM });
-    check(World { late: true, hangs: true, lanes: 1, ..CALM });
+    check(World { late: true, hangs: true, ..calm() });
+    check(World { late: true, hangs: true, lanes: 1, ..calm() });
 }
