@@ -68,7 +68,7 @@ impl PostgresOptions {
     /// Sets the table's schema. By default it is the first schema of the `search_path`: that in which
     /// the first call finds the table, or makes it.
     pub fn schema(mut self, schema: Identifier) -> Self {
-        self.name.schema = Some(schema.as_str().to_owned());
+        self.name.schema = Some(schema.0);
         self
     }
 

@@ -171,7 +171,7 @@ impl<'s> Session<'s> {
         &mut self,
         kind: Kind,
         rows: &Rows<'_>,
-        replies: &mut Vec<Replied>,
+        replies: &mut [Replied],
         mut reads: bool,
     ) -> Result<(), sqlx::Error> {
         if rows.is_empty() {
@@ -202,7 +202,7 @@ impl<'s> Session<'s> {
         &mut self,
         kind: Kind,
         rows: &Rows<'_>,
-        replies: &mut Vec<Replied>,
+        replies: &mut [Replied],
         indexes: Vec<usize>,
     ) -> Result<Vec<usize>, sqlx::Error> {
         // A statement of its own: the statement that found a row may have begun before the row was

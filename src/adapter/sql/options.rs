@@ -9,7 +9,7 @@ use crate::error::{ConfigError, ConfigErrorKind, Error, ErrorKind, check};
 ///
 /// It is quoted as it is in every statement. Names that are derived from it fit every database.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Identifier(String);
+pub struct Identifier(pub(in crate::adapter) String);
 
 impl Identifier {
     /// Returns a valid identifier.

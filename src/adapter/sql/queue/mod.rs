@@ -44,7 +44,7 @@ mod tests {
     use crate::error::Error;
 
     impl BatchItem for u32 {
-        type Reply = u32;
+        type Reply = Self;
 
         fn can_join(&self, _: &Self) -> bool {
             true
