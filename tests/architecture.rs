@@ -55,7 +55,7 @@ const LEVELS: &[(&str, Levels)] = &[
             &["terms", "replies"],
             &["contract"],
             &["inspect"],
-            &["serialize", "background", "purging", "transaction"],
+            &["serialize", "purging", "transaction"],
             &["purger"],
             &["sql"],
             &["memory", "sqlite", "postgres", "redis"],

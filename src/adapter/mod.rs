@@ -21,8 +21,6 @@
 //! # }).unwrap();
 //! ```
 
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-mod background;
 mod connect;
 pub mod contract;
 pub mod inspect;

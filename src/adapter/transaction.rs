@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::pool::PoolConnection;
-use sqlx::{Database, SqlSafeStr, SqlStr};
+use sqlx::{Database, SqlSafeStr};
 // `sqlx` names the type of a database's transaction manager, but not the trait.
 use sqlx_core::transaction::TransactionManager;
 
@@ -23,22 +23,13 @@ pub trait Sealed {}
 ///
 /// A bound for code that is generic over the adapter of
 /// [`DedupLayer::transactional`](crate::DedupLayer::transactional). It is sealed.
-// Claims keys in a new transaction, lends the transaction to the handler, and completes the keys in it
-// before it commits.
-//
 // 1. `open` claims keys *in* the transaction, and does not complete them. If a handler
 //    commits the transaction by itself, the keys stay open until their lease lapses.
 // 2. A key that another open transaction has claimed is in flight, at once or after a short wait.
 //    `open` never waits for a handler to end. A key that may be free is not in flight: if the store
 //    cannot find out which of several keys is held, `open` fails.
-// 3. `commit` completes the keys as the last statement of the transaction that
-//    claimed them, then commits. If the handler has ended or broken that transaction, `commit` fails
-//    with `ErrorKind::Transaction`, and nothing is committed.
-//    Without keys, `commit` detects the same.
-// 4. A transaction that is dropped is rolled back.
-// 5. A duplicate carries the stored data that the terms ask for, as
-//    `DedupAdapter::claim` does. No call asks for a second connection
-//    while it holds a transaction, because a pool of waiting transactions would lock up.
+// 3. No call asks for a second connection while it holds a transaction, because a pool of waiting transactions would
+//    lock up.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot claim keys in the handler's transaction",
     label = "not an adapter of a SQL database",
@@ -51,14 +42,8 @@ pub trait TransactionAdapter: Sealed + Send + Sync + 'static {
     /// The database.
     type Database: Database;
 
-    /// Returns `true` if the store holds payload digests and responses with complete keys. By
-    /// default: `false`.
-    #[doc(hidden)]
-    fn stores_data(&self) -> bool {
-        false
-    }
-
-    /// Claims keys in a new transaction. The keys are sorted and distinct, and the terms have a lease.
+    /// Claims keys in a new transaction, which is rolled back if it is dropped. The keys are sorted and distinct, and
+    /// the terms have a lease. A duplicate carries the stored data that the terms ask for.
     ///
     /// Without keys, it opens a transaction that claims nothing: the handler of a handshake writes in it.
     ///
@@ -86,8 +71,8 @@ pub trait TransactionAdapter: Sealed + Send + Sync + 'static {
         terms: &'a CallTerms,
     ) -> StoreFuture<'a, ()>;
 
-    /// Completes the keys in the transaction, and commits it. There are no keys if
-    /// [`open`](Self::open) had none.
+    /// Completes the keys as the last statement of the transaction that claimed them, then commits it. There are no keys
+    /// if [`open`](Self::open) had none.
     ///
     /// # Errors
     ///
@@ -128,10 +113,6 @@ impl<A: Sealed + ?Sized> Sealed for Arc<A> {}
 /// Forwards every method.
 impl<A: TransactionAdapter + ?Sized> TransactionAdapter for Arc<A> {
     type Database = A::Database;
-
-    fn stores_data(&self) -> bool {
-        (**self).stores_data()
-    }
 
     fn open<'a>(
         &'a self,
@@ -188,7 +169,7 @@ pub struct Opened<DB: Database> {
 /// sqlx returns the connection of an ended transaction to its pool by a ping without a bound. On a
 /// silent connection the ping never returns, and the pool has one connection less until the process
 /// ends. So this type owns the connection. A transaction that has ended returns its connection to the
-/// pool within 5 s, or closes it. A transaction from `begin_on` that is dropped
+/// pool within 5 s, or closes it. A transaction on Postgres that is dropped
 /// before its end closes the connection too. `BEGIN`, `COMMIT` and savepoints are sqlx's own, so that
 /// the handler's `begin` works as usual.
 pub struct OpenTransaction<DB: Database> {
@@ -203,63 +184,33 @@ pub struct OpenTransaction<DB: Database> {
     commits: bool,
 }
 
-type OnDrop<DB> = dyn FnOnce(PoolConnection<DB>, bool) + Send + Sync;
+pub(super) type OnDrop<DB> = dyn FnOnce(PoolConnection<DB>, bool) + Send + Sync;
 
 /// The time after which a connection that has not returned to its pool is closed.
 const RETURN_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl<DB: Database> OpenTransaction<DB> {
-    /// Begins a transaction on a connection of this pool, in a task of its own. In sqlx up to 0.9.0 a
-    /// dropped `BEGIN` leaves its connection in a transaction
-    /// ([sqlx#4385](https://github.com/transact-rs/sqlx/issues/4385)).
-    ///
-    /// This is for a database that is a file. A transaction that is dropped before its end is rolled back,
-    /// and its connection returns to the pool.
-    ///
-    /// # Errors
-    ///
-    /// The errors of sqlx.
-    #[cfg(feature = "sqlite")]
-    pub(super) async fn begin(
-        pool: &sqlx::Pool<DB>,
-        statement: Option<&'static str>,
-    ) -> Result<Self, sqlx::Error> {
-        let pool = pool.clone();
-        let begun = tokio::spawn(async move {
-            let statement = statement.map(SqlSafeStr::into_sql_str);
-            Self::start(pool.acquire().await?, statement, None).await
-        });
-        begun.await.map_err(|_| sqlx::Error::WorkerCrashed)?
-    }
-
-    /// Begins a transaction on this connection, for a database that is reached over a network.
+    /// Begins a transaction on this connection. `statement` may be several statements.
     ///
     /// A transaction that is dropped before its end, or while a statement is under way, hands its
-    /// connection to `on_drop`, with `true` if its COMMIT was sent. `on_drop` must not return the connection to the pool, because the
-    /// state of the transaction on the server is unknown. `statement` begins the transaction, and may be
-    /// several statements.
+    /// connection to `on_drop`, with `true` if its COMMIT was sent. `on_drop` must not return the connection to the
+    /// pool, because the state of the transaction on the server is unknown.
+    ///
+    /// `None` is for a database that is a file: the transaction is rolled back, and its connection returns to the
+    /// pool. Begin it in a task of its own: in sqlx up to 0.9.0 a dropped `BEGIN` leaves its connection in a
+    /// transaction ([sqlx#4385](https://github.com/transact-rs/sqlx/issues/4385)).
     ///
     /// # Errors
     ///
     /// The errors of sqlx.
-    #[cfg(feature = "postgres")]
-    pub(super) async fn begin_on(
+    pub(super) async fn begin(
         connection: PoolConnection<DB>,
-        statement: String,
-        on_drop: impl FnOnce(PoolConnection<DB>, bool) + Send + Sync + 'static,
-    ) -> Result<Self, sqlx::Error> {
-        let statement = sqlx::AssertSqlSafe(statement).into_sql_str();
-        Self::start(connection, Some(statement), Some(Box::new(on_drop))).await
-    }
-
-    async fn start(
-        connection: PoolConnection<DB>,
-        statement: Option<SqlStr>,
+        statement: impl SqlSafeStr,
         on_drop: Option<Box<OnDrop<DB>>>,
     ) -> Result<Self, sqlx::Error> {
-        let connection = Some(connection);
+        let (connection, statement) = (Some(connection), statement.into_sql_str());
         let mut transaction = Self { connection, on_drop, attachment: None, commits: false };
-        DB::TransactionManager::begin(transaction.connection(), statement).await?;
+        DB::TransactionManager::begin(transaction.connection(), Some(statement)).await?;
         Ok(transaction)
     }
 

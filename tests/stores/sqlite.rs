@@ -335,34 +335,75 @@ async fn wal_stays_while_the_pool_has_no_connection_until_the_adapter_is_closed(
     assert_eq!(files(), opened[..1]);
 }
 
-/// Look-ups by key, lists and purges are index searches.
+/// Every key is searched by the primary key, also in a table that is known to be tiny: it grows.
 #[tokio::test]
 async fn plans_of_lookups_are_index_searches() {
     let file = File::new();
     file.connect().await.migrate().await.unwrap();
     let mut connection = file.connection().await;
-    for (sql, wanted) in [
-        (
-            "EXPLAIN QUERY PLAN SELECT 1 FROM json_each('[]') AS j CROSS JOIN webhook_deliveries \
-             AS t ON t.namespace = j.value ->> 0 AND t.id = j.value ->> 1",
-            "USING PRIMARY KEY (namespace=? AND id=?)",
-        ),
-        (
-            "EXPLAIN QUERY PLAN SELECT namespace, id FROM webhook_deliveries \
-             WHERE (namespace, id) > ('a', 'b') AND (namespace, id) < ('c', 'd') \
-             ORDER BY namespace, id LIMIT 1",
-            "USING PRIMARY KEY ((namespace,id)>(?,?) AND (namespace,id)<(?,?))",
-        ),
-        (
-            "EXPLAIN QUERY PLAN SELECT namespace, id FROM webhook_deliveries \
-             WHERE expires_at <= 1 ORDER BY expires_at LIMIT 1",
-            "INDEX webhook_deliveries_expires_at (expires_at<?)",
-        ),
+    assert_plans(&mut connection).await;
+    let rows = "INSERT INTO webhook_deliveries \
+        (namespace, id, attempts, takeover, first_seen_at, expires_at) \
+        VALUES ('a', 'b', 1, 0, 1, 1), ('a', 'c', 1, 0, 1, 1)";
+    for sql in [rows, "ANALYZE"] {
+        sqlx::query(sql).execute(&mut connection).await.unwrap();
+    }
+    assert_plans(&mut connection).await;
+}
+
+/// Returns the steps of a statement's plan.
+async fn plan(connection: &mut SqliteConnection, name: &str) -> Vec<String> {
+    const STATEMENTS: &str = include_str!("../../src/adapter/sqlite/sql/golden.txt");
+    let (_, rest) = STATEMENTS.split_once(&format!("-- {name}\n")).unwrap();
+    let (sql, _) = rest.split_once(";\n").unwrap();
+    let explain = AssertSqlSafe(format!("EXPLAIN QUERY PLAN {sql}"));
+    let steps: Vec<(i64, i64, i64, String)> =
+        sqlx::query_as(explain).fetch_all(connection).await.unwrap();
+    steps.into_iter().map(|step| step.3).collect()
+}
+
+async fn assert_plans(connection: &mut SqliteConnection) {
+    let by_range = "PRIMARY KEY ((namespace,id)>(?,?) AND (namespace,id)<(?,?))";
+    let by_key = "PRIMARY KEY (namespace=? AND id=?)";
+    for (name, searches) in [
+        ("list", &[by_range][..]),
+        ("stats", &["_expires_at (expires_at<?)", "_expires_at (expires_at>?)"]),
+        ("purge", &["_expires_at (expires_at<?)", by_key]),
     ] {
-        let rows: Vec<(i64, i64, i64, String)> =
-            sqlx::query_as(sql).fetch_all(&mut connection).await.unwrap();
-        let plan: Vec<&str> = rows.iter().map(|row| row.3.as_str()).collect();
-        assert!(plan.iter().any(|step| step.contains(wanted)), "{plan:?}");
+        let plan = plan(connection, name).await;
+        for search in searches {
+            assert!(plan.iter().any(|step| step.contains(search)), "{name}\n{plan:?}");
+        }
+        // A list sorts its portion once more.
+        let reads_all = |step: &String| {
+            step.contains("TEMP B-TREE") && name != "list" || step == "SCAN webhook_deliveries"
+        };
+        assert!(!plan.iter().any(reads_all), "{name}\n{plan:?}");
+    }
+    for (name, searches) in [
+        ("read", 1),
+        ("read_digest", 1),
+        ("get", 1),
+        ("complete_held", 1),
+        ("release", 1),
+        ("tx_complete", 1),
+        ("tx_store", 1),
+        ("forget", 1),
+        // It searches the rows, and searches them again to delete them.
+        ("release_complete", 2),
+        // They insert.
+        ("claim_insert", 0),
+        ("claim_upsert", 0),
+        ("claim_complete_insert", 0),
+        ("claim_complete_upsert", 0),
+        ("renew", 0),
+        ("complete", 0),
+    ] {
+        let plan = plan(connection, name).await;
+        let found = plan.iter().filter(|step| step.contains(by_key)).count();
+        assert_eq!(found, searches, "{name}\n{plan:?}");
+        let scans_rows = |step: &String| step.starts_with("SCAN t") || step.starts_with("SCAN e");
+        assert!(!plan.iter().any(scans_rows), "{name}\n{plan:?}");
     }
 }
 

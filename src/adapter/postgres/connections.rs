@@ -8,14 +8,16 @@
 //!    the hooks and the connect options of the user's: rotated credentials take effect. It holds none,
 //!    because sqlx takes a connection back by a task and a ping.
 //! 2. A statement that takes too long, or whose caller is dropped, is *abandoned*. Its connection is closed and not
-//!    pooled, and its outcome is unknown. The server may still run it, so its [place](super::places) stays taken
-//!    for a while.
+//!    pooled, and its outcome is unknown. The server may still run it: its session waits for a lock, a disk or a
+//!    standby. Nothing searches for such a session. Its [`Place`] stays taken for [`FIRST`], and then each time twice
+//!    as long until a statement ends well. Otherwise each call would leave one more session on the server.
 //! 3. After one connection has failed, the idle connections are suspect: those of the batches are closed.
 //!    If it fell silent or led to a standby, those of the user's pool are tested at once.
-//! 4. The connections end with the user's pool. Otherwise a database could not be dropped after its pool was
+//! 4. The connections end with the user's pool: the task that purges sees its end. Otherwise a database could not be dropped after its pool was
 //!    closed, as `#[sqlx::test]` does, while a handle to the adapter exists.
 
 use std::future::Future;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -23,12 +25,11 @@ use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, Postgres};
 use sqlx::{Connection, Row};
 use tokio::runtime::Handle;
-use tokio::time::timeout;
-use tokio_util::task::AbortOnDropHandle;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{sleep, timeout};
 
-use super::super::transaction::return_to_pool;
+use super::super::transaction::{OnDrop, return_to_pool};
 use super::errors::{is_gone, is_timed_out, timed_out};
-use super::places::{Holds, Places};
 use crate::observe;
 
 /// How long a test of an idle connection may take.
@@ -39,6 +40,74 @@ const TEST_AFTER: Duration = Duration::from_secs(10);
 const CONNECT: Duration = Duration::from_secs(2);
 /// How long a connection stays open that no batch needs.
 const SURPLUS: Duration = Duration::from_secs(60);
+/// How long the place of an abandoned statement stays taken at first, and at most.
+const FIRST: Duration = Duration::from_secs(10);
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// How many statements or transactions may be under way, those that were lost included.
+pub(super) struct Places {
+    free: Arc<Semaphore>,
+    /// How often the time of a lost place was doubled since a statement or a transaction ended well.
+    doubled: Arc<AtomicU32>,
+}
+
+/// The place of a batch, a transaction or a migration.
+pub(super) struct Place {
+    permit: Option<OwnedSemaphorePermit>,
+    doubled: Arc<AtomicU32>,
+    /// Whether the place stays taken for a while after it is dropped.
+    pub(super) is_lost: bool,
+}
+
+impl Places {
+    pub(super) fn new(count: usize) -> Self {
+        let free = Arc::new(Semaphore::new(count.min(Semaphore::MAX_PERMITS)));
+        Self { free, doubled: Arc::default() }
+    }
+
+    pub(super) async fn place(&self) -> Place {
+        // The semaphore is never closed.
+        let permit = Arc::clone(&self.free).acquire_owned().await.ok();
+        Place { permit, doubled: Arc::clone(&self.doubled), is_lost: false }
+    }
+
+    /// Notes that a statement or a transaction has ended well.
+    pub(super) fn has_ended(&self) {
+        self.doubled.store(0, Ordering::Relaxed);
+    }
+}
+
+impl Place {
+    /// Returns what to do with the connection of a transaction that was lost, in its COMMIT or before. The server
+    /// notices a closed connection within seconds, except during a COMMIT.
+    pub(super) fn lost(mut self) -> Box<OnDrop<Postgres>> {
+        Box::new(move |connection, commits| {
+            drop(connection.detach());
+            // The closure owns the whole place.
+            let place = &mut self;
+            place.is_lost = commits;
+        })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // Without a runtime, the place is free at once.
+        let (true, Ok(runtime)) = (self.is_lost, Handle::try_current()) else { return };
+        let (permit, doubled) = (self.permit.take(), Arc::clone(&self.doubled));
+        let (before, order) = (doubled.load(Ordering::Relaxed), Ordering::Relaxed);
+        runtime.spawn(async move {
+            sleep(lost_for(before)).await;
+            // Those that were lost together double the time once.
+            let _ = doubled.compare_exchange(before, before.saturating_add(1), order, order);
+            drop(permit);
+        });
+    }
+}
+
+fn lost_for(doubled: u32) -> Duration {
+    FIRST.saturating_mul(1 << doubled.min(8)).min(LONGEST)
+}
 
 /// Where a statement runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,17 +122,12 @@ pub(super) enum Source {
 pub(super) struct Connections {
     pub(super) pool: PgPool,
     private: PgPool,
-    beside: Mutex<Beside>,
+    /// The connections beside the pool. The last used is the last.
+    idle: Mutex<Vec<Own>>,
+    /// How many of them there may be.
+    most: usize,
     pub(super) batches: Places,
     pub(super) migration: Places,
-}
-
-#[derive(Default)]
-struct Beside {
-    /// The last used is the last.
-    idle: Vec<Own>,
-    /// Waits until the user's pool is closed.
-    watcher: Option<AbortOnDropHandle<()>>,
 }
 
 /// A connection beside the pool.
@@ -78,27 +142,24 @@ struct Own {
 impl Connections {
     /// Lanes whose batches are late do not count, so there are up to twice as many.
     pub(super) fn new(pool: PgPool, lanes: usize) -> Self {
-        let batches = lanes.saturating_mul(2);
+        let most = lanes.saturating_mul(2);
         let options = pool.options();
         // sqlx refuses a pool that is larger than its parent, which the options may contain.
-        let most = u32::try_from(batches).unwrap_or(u32::MAX).min(options.get_max_connections());
+        let opening = u32::try_from(most).unwrap_or(u32::MAX).min(options.get_max_connections());
         let private = options
             .clone()
             .min_connections(0)
-            .max_connections(most)
+            .max_connections(opening)
             .acquire_timeout(CONNECT)
             // Without both, sqlx starts no task for idle connections. There are none.
             .max_lifetime(None)
             .idle_timeout(None)
             .connect_lazy_with((*pool.connect_options()).clone());
-        let (batches, migration) = (Places::new(batches), Places::new(1));
-        Self { pool, private, beside: Mutex::default(), batches, migration }
+        let (batches, migration) = (Places::new(most), Places::new(1));
+        Self { pool, private, idle: Mutex::default(), most, batches, migration }
     }
 
-    pub(super) async fn get(
-        self: &Arc<Self>,
-        source: Source,
-    ) -> Result<BoundedConnection<'_>, sqlx::Error> {
+    pub(super) async fn get(&self, source: Source) -> Result<BoundedConnection<'_>, sqlx::Error> {
         let connection = match source {
             Source::Pool => Lent::Pooled(self.pooled().await?),
             Source::Lane => Lent::Own(self.own().await?),
@@ -128,7 +189,7 @@ impl Connections {
                 return Err(sqlx::Error::PoolClosed);
             }
             // The connection that was used last. If its runtime has ended, the statement fails at once and is repeated.
-            let Some(mut own) = self.lock().idle.pop() else { break };
+            let Some(mut own) = self.lock().pop() else { break };
             if own.used.elapsed() < TEST_AFTER
                 || matches!(timeout(TEST, own.connection.ping()).await, Ok(Ok(())))
             {
@@ -145,38 +206,26 @@ impl Connections {
     }
 
     /// Keeps a connection for the next batch, unless there are enough or it is too old.
-    fn keep(self: &Arc<Self>, own: Own) {
+    fn keep(&self, own: Own) {
         let longest = self.pool.options().get_max_lifetime();
         let is_old = longest.is_some_and(|longest| own.opened.elapsed() > longest)
             || !Arc::ptr_eq(&own.options, &self.pool.connect_options());
-        let mut beside = self.lock();
-        beside.idle.retain(|own| own.used.elapsed() < SURPLUS);
-        if is_old || self.is_closed() || beside.idle.len() >= self.batches.count {
-            return;
+        let mut idle = self.lock();
+        idle.retain(|own| own.used.elapsed() < SURPLUS);
+        if !is_old && !self.is_closed() && idle.len() < self.most {
+            idle.push(Own { used: Instant::now(), ..own });
         }
-        beside.idle.push(Own { used: Instant::now(), ..own });
-        if beside.watcher.as_ref().is_none_or(AbortOnDropHandle::is_finished) {
-            beside.watcher = Some(self.close_with_pool());
-        }
-    }
-
-    /// Waits in a task until the pool is closed, then closes the connections beside it.
-    fn close_with_pool(self: &Arc<Self>) -> AbortOnDropHandle<()> {
-        // A handle to the adapter may outlive its pool, and the other way round.
-        let (closing, connections) = (self.pool.close_event(), Arc::downgrade(self));
-        AbortOnDropHandle::new(tokio::spawn(async move {
-            closing.await;
-            if let Some(connections) = connections.upgrade() {
-                connections.close().await;
-            }
-        }))
     }
 
     /// Closes the connections beside the pool. Later calls fail.
     pub(super) async fn close(&self) {
         let closing = self.private.close();
-        self.lock().idle.clear();
+        self.close_idle();
         closing.await;
+    }
+
+    pub(super) fn close_idle(&self) {
+        self.lock().clear();
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -185,7 +234,7 @@ impl Connections {
 
     /// Tests all idle connections, after one has fallen silent or led to a standby.
     pub(super) fn test_idle(&self) {
-        self.lock().idle.clear();
+        self.close_idle();
         if Handle::try_current().is_err() {
             return;
         }
@@ -194,8 +243,8 @@ impl Connections {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Beside> {
-        self.beside.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Vec<Own>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -238,14 +287,15 @@ impl Drop for Guard {
     }
 }
 
-/// A connection for one statement. It is closed if it is dropped while a statement is under way, or
-/// after a statement without an answer. Otherwise it returns to its source.
+/// A connection for one statement. It is closed if it is dropped while a statement is under way, after a statement
+/// without an answer, and if the server takes no writes. Otherwise it returns to its source.
 pub(super) struct BoundedConnection<'c> {
-    connections: &'c Arc<Connections>,
+    connections: &'c Connections,
     connection: Option<Lent>,
     state: State,
 }
 
+#[derive(Clone, Copy)]
 enum State {
     Usable,
     /// A statement is under way, or was abandoned.
@@ -259,20 +309,15 @@ enum Lent {
 }
 
 impl BoundedConnection<'_> {
-    /// Returns the connection of the pool after a statement that the server has answered. The caller
-    /// has to bound what it does with it.
+    /// Returns the connection of the pool after a statement that the server has answered.
     pub(super) fn into_pooled(mut self) -> Option<PoolConnection<Postgres>> {
-        match (self.connection.take(), &self.state) {
-            (Some(Lent::Pooled(connection)), State::Usable) => Some(connection),
-            (connection, _) => {
-                self.connection = connection;
-                None
-            }
+        match self.connection.take()? {
+            Lent::Pooled(connection) => Some(connection),
+            Lent::Own(_) => None,
         }
     }
 
-    /// Runs one statement within `bound`. The connection is closed after a timeout, if the connection is broken, and
-    /// if the server takes no writes.
+    /// Runs one statement within `bound`.
     pub(super) async fn run<'s, T, F>(
         &'s mut self,
         bound: Duration,
@@ -300,25 +345,41 @@ impl BoundedConnection<'_> {
 
 impl Drop for BoundedConnection<'_> {
     fn drop(&mut self) {
-        match (self.connection.take(), &self.state) {
-            (Some(Lent::Pooled(connection)), State::Usable) => return_to_pool(connection),
-            (Some(Lent::Own(own)), State::Usable) => self.connections.keep(own),
-            (Some(Lent::Pooled(connection)), State::Busy) => {
-                self.connections.test_idle();
+        let Some(connection) = self.connection.take() else { return };
+        let connections = self.connections;
+        match (connection, self.state) {
+            (Lent::Pooled(connection), State::Usable) => return_to_pool(connection),
+            (Lent::Own(own), State::Usable) => connections.keep(own),
+            (Lent::Pooled(connection), State::Broken) => drop(connection.detach()),
+            (Lent::Pooled(connection), State::Busy) => {
+                let (silent, closing) = (Guard(Some(connection)), connections.pool.close_event());
+                connections.test_idle();
                 // Not longer each time: a pool of the user's serves other work too.
-                let closing = self.connections.pool.close_event();
-                Holds::default().hold(Guard(Some(connection)), closing);
+                let held = async move {
+                    let _ = timeout(FIRST, closing).await;
+                    drop(silent);
+                };
+                drop(Handle::try_current().map(|runtime| runtime.spawn(held)));
             }
-            (Some(Lent::Pooled(connection)), State::Broken) => drop(connection.detach()),
-            (Some(Lent::Own(_)), state) => {
+            (Lent::Own(_), state) => {
                 observe::lane_restarted("postgres");
                 match state {
-                    State::Busy => self.connections.test_idle(),
+                    State::Busy => connections.test_idle(),
                     // The pool itself notices closed connections, before it lends one.
-                    _ => self.connections.lock().idle.clear(),
+                    _ => connections.close_idle(),
                 }
             }
-            (None, _) => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lost_place_is_taken_for_10_to_60_s() {
+        let times = [0, 1, 2, 3, u32::MAX].map(|doubled| lost_for(doubled).as_secs());
+        assert_eq!(times, [10, 20, 40, 60, 60]);
     }
 }

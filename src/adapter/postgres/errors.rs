@@ -7,18 +7,10 @@ use sqlx::error::DatabaseError;
 use super::super::sql::errors;
 use crate::error::{Error, ErrorKind};
 
-const LOCK_NOT_AVAILABLE: &str = "55P03";
-const SERIALIZATION_FAILURE: &str = "40001";
-const DEADLOCK_DETECTED: &str = "40P01";
-const IN_FAILED_TRANSACTION: &str = "25P02";
-const READ_ONLY_TRANSACTION: &str = "25006";
-const UNDEFINED_TABLE: &str = "42P01";
-const DUPLICATE_PREPARED_STATEMENT: &str = "42P05";
-const UNDEFINED_PREPARED_STATEMENT: &str = "26000";
-
 pub(super) fn store_error(context: &'static str, error: sqlx::Error) -> Error {
-    // sqlx names its statements by connection, and an older pooler gives the session to another client.
-    if has_code(&error, &[DUPLICATE_PREPARED_STATEMENT, UNDEFINED_PREPARED_STATEMENT]) {
+    // A prepared statement exists, or does not exist: sqlx names its statements by connection, and an older pooler
+    // gives the session to another client.
+    if has_code(&error, &["42P05", "26000"]) {
         let text = "sending a statement: the pooler does not keep prepared statements \
                     (PgBouncer needs version 1.21 and max_prepared_statements above 0)";
         return Error::new(ErrorKind::Config, text).with_source(error);
@@ -36,7 +28,7 @@ fn is_refusal(error: &dyn DatabaseError) -> bool {
 
 /// Returns `true` if the table does not exist.
 pub(super) fn is_without_table(error: &Error) -> bool {
-    errors::cause(error).is_some_and(|error| has_code(error, &[UNDEFINED_TABLE]))
+    errors::cause(error).is_some_and(|error| has_code(error, &["42P01"]))
 }
 
 /// Returns `true` if the SQLSTATE begins with one of these.
@@ -47,30 +39,30 @@ fn has_code(error: &sqlx::Error, codes: &[&str]) -> bool {
 
 /// Returns `true` if an open transaction holds a row.
 pub(super) fn is_locked(error: &sqlx::Error) -> bool {
-    has_code(error, &[LOCK_NOT_AVAILABLE])
+    has_code(error, &["55P03"])
 }
 
 /// Returns `true` if one row may have caused the error: its value (22, 23, 54), its lock (55P03, 40),
 /// or a trigger (P0). All other errors meet every row.
 pub(super) fn is_row_error(error: &sqlx::Error) -> bool {
-    has_code(error, &[LOCK_NOT_AVAILABLE, "22", "23", "40", "54", "P0"])
+    has_code(error, &["55P03", "22", "23", "40", "54", "P0"])
 }
 
-/// Returns `true` if the same statement may succeed at once.
+/// Returns `true` after a serialization failure or a deadlock: the same statement may succeed at once.
 pub(super) fn is_conflict(error: &sqlx::Error) -> bool {
-    has_code(error, &[SERIALIZATION_FAILURE, DEADLOCK_DETECTED])
+    has_code(error, &["40001", "40P01"])
 }
 
 /// Returns `true` if the server takes no writes, as after a failover: a new connection may lead to
 /// another server.
 pub(super) fn is_read_only(error: &sqlx::Error) -> bool {
-    has_code(error, &[READ_ONLY_TRANSACTION])
+    has_code(error, &["25006"])
 }
 
 /// Returns `true` if the handler broke its transaction: it swallowed an error (25P02), violated a
 /// deferred constraint (class 23), or left a session that cannot name or write the table (class 42).
 pub(super) fn is_broken_transaction(error: &sqlx::Error) -> bool {
-    has_code(error, &[IN_FAILED_TRANSACTION, "23", "42"])
+    has_code(error, &["25P02", "23", "42"])
 }
 
 /// Returns `true` if the connection is gone, as all connections of a pool are after a restart of the

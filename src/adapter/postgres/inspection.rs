@@ -8,11 +8,9 @@ use sqlx::postgres::PgRow;
 
 use super::super::inspect::{Cursor, Entry, ForgetReply, KeyState, ListFilter, Listing, Stats};
 use super::super::sql::batch::TRIES;
-use super::super::sql::call::{RowCall, Rows};
 use super::super::sql::inspection::{listing, stats};
 use super::super::sql::row::{Columns as _, Row};
 use super::super::stored::Fetch;
-use super::super::terms::{CallTerms, Token};
 use super::connections::Source;
 use super::errors::store_error;
 use super::params::{Bind, Bound, Uuid, advisory_lock, key_hash, read_row};
@@ -30,20 +28,18 @@ impl PostgresStore {
     }
 
     pub(super) async fn stats(&self) -> Result<Stats, Error> {
-        self.count().await.map_err(|error| store_error("reading statistics", error))
-    }
-
-    async fn count(&self) -> Result<Stats, sqlx::Error> {
-        let statements = self.statements();
-        let size = self.fetch(&statements.size, &|query| query).await?;
-        let rows = self.read_part(&statements.stats, &|query| query).await?;
+        let (statements, fault) =
+            (self.statements(), |error| store_error("reading statistics", error));
+        let size = self.fetch(&statements.size, &|query| query).await.map_err(fault)?;
+        let rows = self.read_part(&statements.stats, &|query| query).await.map_err(fault)?;
         let (Some(size), Some(row)) = (size.first(), rows.first()) else {
             return Ok(Stats::default());
         };
-        let mut stats = Stats { bytes: Some(size.count("bytes")?), ..stats(row)? };
+        let bytes = size.count("bytes").map_err(fault)?;
+        let mut stats = Stats { bytes: Some(bytes), ..stats(row).map_err(fault)? };
         if !stats.is_exact {
             // Nearly all of the rows that were not counted are complete.
-            let more = size.count("rows")?.saturating_sub(stats.rows);
+            let more = size.count("rows").map_err(fault)?.saturating_sub(stats.rows);
             stats.rows += more;
             stats.complete += more;
         }
@@ -99,14 +95,9 @@ impl PostgresStore {
     pub(super) async fn forget(&self, key: &DedupKey) -> Result<ForgetReply, Error> {
         const CONTEXT: &str = "forgetting a key";
         let fault = |error| store_error(CONTEXT, error);
-        // The statement does not use its terms.
-        let terms = CallTerms::on_claim(Token::from([0; 16]), Duration::ZERO);
-        let rows = Rows::of_call(std::slice::from_ref(key), &terms, key_hash);
-        let (statements, bound) = (self.statements(), self.options.statement_timeout);
-        let [RowCall { hash, .. }] = rows[..] else { return Ok(ForgetReply::Missing) };
+        let (statements, hash) = (self.statements(), key_hash(key));
         for _ in 0..TRIES {
-            let (found, _) = self.read(&rows, Fetch::Nothing).await.map_err(fault)?;
-            let row = found.into_iter().flatten().next();
+            let row = self.read_key(hash, Fetch::Nothing).await.map_err(fault)?;
             match row.as_ref().map_or(Some(ForgetReply::Missing), Row::forgotten) {
                 Some(ForgetReply::Missing)
                     if self.is_in_transaction(hash).await.map_err(fault)? =>
@@ -118,6 +109,7 @@ impl PostgresStore {
             }
             let version = row.map_or(0, |row| row.version);
             let bind = |query: Bound| query.bind(Uuid::from(hash)).bind(version);
+            let bound = self.options.statement_timeout;
             let forgotten = self.fetch_on(Source::Pool, bound, &statements.forget, &bind).await;
             let Fetched { rows, lost_reply, .. } = forgotten.map_err(fault)?;
             if !rows.is_empty() {
@@ -129,6 +121,17 @@ impl PostgresStore {
             }
         }
         Ok(ForgetReply::InFlight)
+    }
+
+    /// Reads a row, on a primary only.
+    pub(super) async fn read_key(
+        &self,
+        hash: u128,
+        fetch: Fetch,
+    ) -> Result<Option<Row>, sqlx::Error> {
+        let (statements, keys) = (self.statements(), [Uuid::from(hash)]);
+        let rows = self.fetch(statements.read(fetch), &|query| query.bind(&keys[..])).await?;
+        Ok(rows.first().map(|row| read_row(row, fetch)))
     }
 
     /// Returns `true` if an open transaction holds the lock of a key. Its row is not visible yet.

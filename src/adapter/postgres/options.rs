@@ -68,7 +68,7 @@ impl PostgresOptions {
     /// Sets the table's schema. By default it is the first schema of the `search_path`: that in which
     /// the first call finds the table, or makes it.
     pub fn schema(mut self, schema: Identifier) -> Self {
-        self.name.schema = Some(schema.into_string());
+        self.name.schema = Some(schema.0);
         self
     }
 
@@ -84,9 +84,6 @@ impl PostgresOptions {
     /// Sets whether [`migrate`](super::PostgresAdapter::migrate) also makes the function with which a program records a
     /// key in a transaction of another driver, and [`schema_sql`](super::PostgresAdapter::schema_sql) returns it. The
     /// default is `false`.
-    ///
-    /// The function stands in the table's schema. Its name is the table's, with `_record` at its end:
-    /// `webhook_deliveries_record(namespace text, id text, retention_seconds double precision)`. A call never makes it.
     ///
     #[doc = include_str!("../../docs/stores/other_drivers.md")]
     pub fn record_function(mut self, make: bool) -> Self {
@@ -175,13 +172,6 @@ impl Default for PostgresOptions {
     }
 }
 
-fn several_hosts() -> ConfigError {
-    ConfigError::new(
-        ConfigErrorKind::Url,
-        "the store URL names several hosts: give one address that leads to the primary",
-    )
-}
-
 fn connect_options(url: &str) -> Result<PgConnectOptions, ConfigError> {
     let rest = url.strip_prefix("postgres://").or_else(|| url.strip_prefix("postgresql://"));
     let rest = rest.ok_or_else(ConfigError::url)?;
@@ -200,6 +190,8 @@ fn connect_options(url: &str) -> Result<PgConnectOptions, ConfigError> {
         }
         several |= matches!(&*name, "host" | "hostaddr" | "port") && value.contains(',');
     }
+    let message = "the store URL names several hosts: give one address that leads to the primary";
+    let several_hosts = || ConfigError::new(ConfigErrorKind::Url, message);
     if several {
         return Err(several_hosts());
     }

@@ -25,7 +25,6 @@ pub(super) struct Uuid(pub(super) [u8; 16]);
 // The type numbers of the catalogue: <https://github.com/postgres/postgres/blob/master/src/include/catalog/pg_type.dat>.
 const UUID: PgTypeInfo = PgTypeInfo::with_oid(Oid(2950));
 const UUID_ARRAY: PgTypeInfo = PgTypeInfo::with_oid(Oid(2951));
-const TIMESTAMPTZ: PgTypeInfo = PgTypeInfo::with_oid(Oid(1184));
 
 impl fmt::Display for Uuid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -68,24 +67,6 @@ impl From<Token> for Uuid {
 impl From<u128> for Uuid {
     fn from(hash: u128) -> Self {
         Self(hash.to_be_bytes())
-    }
-}
-
-/// A time, in milliseconds since the Unix epoch.
-#[derive(Debug, Clone, Copy)]
-struct Time(i64);
-
-impl Type<Postgres> for Time {
-    fn type_info() -> PgTypeInfo {
-        TIMESTAMPTZ
-    }
-}
-
-impl<'r> Decode<'r, Postgres> for Time {
-    fn decode(value: PgValueRef<'r>) -> Result<Self, BoxDynError> {
-        const YEAR_2000: i64 = 946_684_800_000;
-        let micros_since_2000 = <i64 as Decode<Postgres>>::decode(value)?;
-        Ok(Self(micros_since_2000.div_euclid(1_000).saturating_add(YEAR_2000)))
     }
 }
 
@@ -135,7 +116,7 @@ pub(super) fn advisory_locks(rows: &[RowCall<'_>]) -> Vec<i64> {
 pub(super) fn by_key<T>(
     rows: &[RowCall<'_>],
     returned: &[PgRow],
-    read: impl Fn(usize, &PgRow) -> Result<T, sqlx::Error>,
+    read: impl Fn(usize, &PgRow) -> Result<Option<T>, sqlx::Error>,
 ) -> Result<Vec<Option<T>>, sqlx::Error> {
     let mut indexes: Vec<_> = rows.iter().map(|row| row.hash).zip(0..).collect();
     // The rows of a batch are sorted already.
@@ -147,7 +128,7 @@ pub(super) fn by_key<T>(
         let key = u128::from_be_bytes(key);
         if let Ok(at) = indexes.binary_search_by_key(&key, |(hash, _)| *hash) {
             let index: usize = indexes[at].1;
-            found[index] = Some(read(index, row)?);
+            found[index] = read(index, row)?;
         }
     }
     Ok(found)
@@ -173,19 +154,20 @@ pub(super) fn uuids(rows: &[RowCall<'_>]) -> Vec<Uuid> {
 
 /// Binds the rows of a call of this kind: `$1` to `$5`, and what follows for the kind.
 pub(super) fn bind_rows(query: Bound, kind: Kind, rows: &Rows<'_>) -> Bound {
-    let query = bind_keys(query, rows);
-    let query = match kind {
-        Kind::Claim | Kind::Renew => query.bind(lease_ms(rows)),
-        Kind::ClaimComplete | Kind::Complete => bind_data(query, rows, true),
-        Kind::Release | Kind::ReleaseComplete => return query,
-    };
-    query.bind(event_types(rows))
+    match kind {
+        Kind::Claim | Kind::Renew => bind_claim(query, kind, rows),
+        Kind::ClaimComplete | Kind::Complete => {
+            bind_data(bind_keys(query, rows), rows, true).bind(event_types(rows))
+        }
+        Kind::Release | Kind::ReleaseComplete => bind_keys(query, rows),
+    }
 }
 
-/// Binds the rows of a claim in a transaction, or of one that takes existing rows. A claim that is complete at once has
-/// no lease.
+/// Binds the rows of a renewal, or of a claim: in a transaction, or one that takes existing rows. A claim that is
+/// complete at once has no lease.
 pub(super) fn bind_claim(query: Bound, kind: Kind, rows: &Rows<'_>) -> Bound {
-    let lease = (kind == Kind::Claim).then(|| lease_ms(rows));
+    let lease = || rows.first().map_or(0, |row| row.terms.lease_ms().min(MAX_MS));
+    let lease = (kind != Kind::ClaimComplete).then(lease);
     bind_keys(query, rows).bind(lease).bind(event_types(rows))
 }
 
@@ -197,10 +179,6 @@ fn bind_keys(query: Bound, rows: &[RowCall<'_>]) -> Bound {
         .bind(rows.iter().map(|row| row.key.id()).collect::<Vec<_>>())
         .bind(rows.iter().map(|row| row.token().into()).collect::<Vec<Uuid>>())
         .bind(rows.first().map_or(0, |row| retention_ms(row.terms)))
-}
-
-fn lease_ms(rows: &[RowCall<'_>]) -> i64 {
-    rows.first().map_or(0, |row| row.terms.lease_ms().min(MAX_MS))
 }
 
 /// Returns the types of the events; `None` if no event has a type.
@@ -245,9 +223,10 @@ pub(super) fn read_row(row: &PgRow, fetch: Fetch) -> Row {
 const VERSION: usize = 9;
 
 fn try_read_row(row: &PgRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
-    let time = |column: usize| row.try_get::<Time, _>(column).map(|Time(ms)| ms);
-    let maybe =
-        |column: usize| row.try_get::<Option<Time>, _>(column).map(|time| time.map(|Time(ms)| ms));
+    // A `timestamptz` is the microseconds since the year 2000.
+    let millis = |micros: i64| micros.div_euclid(1_000).saturating_add(946_684_800_000);
+    let maybe = |column: usize| row.try_get_unchecked::<Option<i64>, _>(column);
+    let time = |column: usize| row.try_get_unchecked::<i64, _>(column).map(millis);
     // By position, in the order of `sql/get.sql` and `sql/read*.sql`: a lookup by name costs more.
     Ok(Row {
         token: row.try_get::<Option<Uuid>, _>(1)?.map(|Uuid(token)| token),
@@ -255,9 +234,9 @@ fn try_read_row(row: &PgRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
         attempts: row.try_get::<i32, _>(2)?.into(),
         takeover: row.try_get(3)?,
         first_seen_at: time(4)?,
-        completed_at: maybe(5)?,
+        completed_at: maybe(5)?.map(millis),
         expires_at: time(6)?,
-        lease_until: maybe(7)?,
+        lease_until: maybe(7)?.map(millis),
         now: time(8)?,
         stored: StoredColumns::read(row, fetch)?,
         unreadable: None,

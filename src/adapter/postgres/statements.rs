@@ -9,14 +9,11 @@
 //!    runs. The table's lock, which DDL takes, has no such bound.
 //! 3. Every statement is as durable as `synchronous_commit = on`, whatever a role or a database is set
 //!    to; except claims under a lease, if the server has no synchronous standby.
-//! 4. The clock is `clock_timestamp()`, which advances while a statement waits. An insertion of several keys reads
-//!    the clock once a row, before it waits for a row that is then rolled back: no longer than rule 2 allows.
-//!    One reading for all rows would be earlier by the waits for all rows, and saves nothing measurable.
+//! 4. The clock is `clock_timestamp()`, which advances while a statement waits. An insertion reads it once a row, before
+//!    it waits for a row that is then rolled back: no longer than rule 2 allows.
 //! 5. Rows are inserted and locked in the order of `key`, so that two batches never deadlock. Insertions
-//!    have no ORDER BY: the arrays are sorted, and `unnest` keeps their order. A nested loop with the one
-//!    row of `settings` keeps it too, and without a join condition Postgres has no other join.
-//!    `set_config` is not parallel safe, so no worker shares the loop. `renew` seldom inserts; it has its
-//!    ORDER BY.
+//!    have no ORDER BY: the arrays are sorted, and `unnest` keeps their order. So does the nested loop with the one
+//!    row of `settings`, which no parallel worker shares, because `set_config` is not parallel safe.
 //! 6. `key` and `expires_at` are the only indexed columns. An update that leaves `expires_at` as it is, such as a
 //!    renewal or a completion, is a HOT update if its page has room.
 //! 7. Statements that run with every delivery do not join the table. Postgres plans the others again
@@ -32,12 +29,16 @@
 //! versions that were read come last. `get` and `forget` take one key.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::super::inspect::PURGE_GRACE;
+use super::super::sql::batch::TRIES;
 use super::super::sql::inspection::{COUNTED, PORTION};
-use super::super::sql::purge::grace_ms;
 use super::super::sql::statement::{render, statements};
 use super::super::stored::Fetch;
-use super::schema::TableName;
+use super::params::MAX_MS;
+use super::schema::{TableName, literal};
+use crate::key::MAX_ID_LEN;
 
 /// The start of every statement: `pg_stat_activity` and the server's log show whose it is.
 pub(super) const TAG: &str = "/* tower-dedup */ ";
@@ -98,7 +99,7 @@ impl Statements {
             ("durable", &*durable),
             ("lock_timeout", LOCK_TIMEOUT),
             ("handler_lock_timeout", &*render(include_str!("sql/handler_lock_timeout.sql"), &[])),
-            ("grace_ms", &*grace_ms().to_string()),
+            ("grace_ms", &*PURGE_GRACE.as_millis().to_string()),
             ("counted", &*COUNTED.to_string()),
             ("portion", &*PORTION.to_string()),
             ("state", &*render(include_str!("sql/state.sql"), &[])),
@@ -116,36 +117,73 @@ impl Statements {
     }
 }
 
+/// Returns the statement that makes the function which records a key in the caller's transaction.
+pub(super) fn record_function(name: &TableName) -> String {
+    // `format` of Postgres fills the table's name in.
+    let values = [
+        ("table", "%1$s"),
+        ("table_number", "to_regclass(%1$L)"),
+        ("state", &*render(include_str!("sql/state.sql"), &[])),
+        ("durable", &*render(include_str!("sql/durable.sql"), &[])),
+        ("max_id_len", &*MAX_ID_LEN.to_string()),
+        ("max_seconds", &*(MAX_MS / 1_000).to_string()),
+        ("tries", &*TRIES.to_string()),
+    ];
+    let body = render(include_str!("sql/record_body.sql"), &values);
+    let unqualified = TableName { schema: None, table: name.table.clone() };
+    let values = [
+        ("table_literal", &*literal(&name.quoted(""))),
+        ("table_name", &*literal(&unqualified.quoted(""))),
+        ("function_name", &*literal(&unqualified.quoted("_record"))),
+        ("lock_timeout", LOCK_TIMEOUT),
+        ("body", &*body),
+    ];
+    let make = render(include_str!("sql/record_function.sql"), &values);
+    // The name of a schema may hold any character.
+    let mut tag = "$tower_dedup$".to_owned();
+    while make.contains(&tag) {
+        tag.insert(1, 'x');
+    }
+    format!("DO {tag}\n{make}\n{tag}")
+}
+
+/// A smaller table is read as fast as its index.
+const FEW_ROWS: u64 = 256;
+
+/// Has statements planned again whenever the number of rows that this adapter has written has doubled.
+///
+/// Postgres reuses the plan of a prepared statement until the table is analyzed. A plan that was made for
+/// a tiny table reads all rows, also after the table has grown. So the text of a statement has a generation in a
+/// comment: no setting of the session is needed, which PgBouncer would give to others. If other processes fill the
+/// table, autovacuum analyzes it after a minute.
+#[derive(Debug, Default)]
+pub(super) struct Replanner {
+    rows_written: AtomicU64,
+}
+
+impl Replanner {
+    pub(super) fn note_rows(&self, rows: usize) {
+        self.rows_written.fetch_add(rows.try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Returns the statement with the comment of its generation.
+    pub(super) fn text(&self, sql: &Arc<str>) -> Arc<str> {
+        match (self.rows_written.load(Ordering::Relaxed) / FEW_ROWS).checked_ilog2() {
+            None => Arc::clone(sql),
+            Some(generation) => format!("{sql} /* {generation} */").into(),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn every_statement_begins_with_the_tag() {
-        for (name, text) in Statements::new(&TableName::default(), true).all() {
-            assert!(text.starts_with(TAG), "{name}: {text}");
-            assert!(!text[TAG.len()..].contains(TAG), "{name}: {text}");
-        }
-    }
-
-    /// Nothing outlives its transaction, because another program may use the session next.
-    #[test]
-    fn settings_and_locks_are_local_to_their_transaction() {
-        for durable_claims in [true, false] {
-            let statements = Statements::new(&TableName::default(), durable_claims);
-            for (_, text) in statements.all() {
-                for set in text.split("set_config(").skip(1) {
-                    // A value may be a call.
-                    let set = set.replace("current_setting('role')", "role");
-                    let set = set.replace("current_setting('tower_dedup.role')", "role");
-                    let (set, _) = set.split_once(')').unwrap();
-                    assert!(set.ends_with(", true"), "{set}");
-                }
-                for lock in text.split("advisory_").skip(1) {
-                    assert!(lock.starts_with("xact_lock("), "{lock}");
-                }
-                assert!(!text.contains("SET LOCAL") && !text.contains("SESSION"), "{text}");
-            }
-        }
+    fn name_of_a_schema_ends_neither_the_body_nor_a_name() {
+        let schema = Some(r#"a"$tower_dedup$'b"#.to_owned());
+        let sql = record_function(&TableName { schema, ..TableName::default() });
+        assert_eq!(sql.matches("$xtower_dedup$").count(), 2, "{sql}");
+        assert!(sql.contains(r#"'"a""$tower_dedup$''b"."webhook_deliveries"'::regclass"#), "{sql}");
     }
 }

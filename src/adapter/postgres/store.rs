@@ -8,24 +8,19 @@ use backon::{BackoffBuilder, ExponentialBuilder};
 use sqlx::postgres::{PgConnection, PgPool, PgRow};
 use sqlx::{AssertSqlSafe, Row as _};
 
-use super::super::sql::call::{Call, RowCall};
+use super::super::sql::call::Call;
+use super::super::sql::options::check_open;
 use super::super::sql::purge::PurgeTask;
 use super::super::sql::queue::Batcher;
-use super::super::sql::responses::most_read;
-use super::super::sql::row::Row;
 use super::super::sql::statement::query;
-use super::super::stored::Fetch;
-use super::connections::{BoundedConnection, Connections, Source};
+use super::connections::{BoundedConnection, Connections, Places, Source};
 use super::errors::{
     is_broken, is_conflict, is_gone, is_read_only, is_timed_out, is_without_table, store_error,
 };
-use super::function::record_function;
 use super::options::{PostgresOptions, may_be_plain_text};
-use super::params::{Bind, Bound, by_key, read_row, uuids};
-use super::places::Places;
+use super::params::Bind;
 use super::schema::{TableName, VERSION, create_sql, migration};
-use super::statements::{Statements, tagged};
-use super::tuning::Replanner;
+use super::statements::{Replanner, Statements, record_function, tagged};
 use crate::error::{Error, ErrorKind};
 use crate::observe;
 
@@ -42,12 +37,12 @@ pub(super) struct PostgresStore {
     pub(super) options: PostgresOptions,
     /// Whether the pool is the user's.
     pub(super) user_pool: bool,
-    pub(super) connections: Arc<Connections>,
+    pub(super) connections: Connections,
     find: Arc<str>,
     /// Names the schema after the table is found: a `search_path` that changes later names no other
     /// table.
     statements: RwLock<Arc<Statements>>,
-    pub(super) batcher: Batcher<Call>,
+    pub(super) calls: Batcher<Call>,
     pub(super) replanner: Replanner,
     /// Whether claims read before they insert: while at least half of their keys are known. An insertion shows without
     /// extra cost whether a key is new; the row of a known key takes a second statement.
@@ -71,12 +66,13 @@ pub(super) struct Fetched<'s> {
 /// Where the table is, or is to be.
 struct FoundTable {
     name: TableName,
+    statements: Arc<Statements>,
     /// Whether it exists, with its version.
     exists: bool,
     /// Whether it has an index on `expires_at`.
     has_index: bool,
-    /// Whether other sessions find the same table. A transaction that has written may have made the table, and may roll
-    /// it back. And a `search_path` of the transaction's own is not everybody's.
+    /// Whether other sessions find the same table. A transaction that has written may have made the table, and one may
+    /// have a `search_path` of its own.
     is_everybodys: bool,
 }
 
@@ -84,14 +80,13 @@ impl PostgresStore {
     pub(super) fn new(pool: PgPool, options: PostgresOptions, user_pool: bool) -> Self {
         let statements = Statements::new(&options.name, options.durable_claims);
         let lanes = options.batching.lanes;
-        let batcher = Batcher::new(lanes, options.batching);
         let connections = pool.options().get_max_connections();
         let transactions = Places::new(usize::try_from(connections).unwrap_or(usize::MAX));
         Self {
-            connections: Arc::new(Connections::new(pool, lanes)),
+            connections: Connections::new(pool, lanes),
             find: tagged(&options.name.find()),
             statements: RwLock::new(Arc::new(statements)),
-            batcher,
+            calls: Batcher::new(lanes, options.batching),
             replanner: Replanner::default(),
             read_first: AtomicBool::new(false),
             transactions,
@@ -100,6 +95,24 @@ impl PostgresStore {
             has_schema: AtomicBool::new(false),
             options,
             user_pool,
+        }
+    }
+
+    pub(super) fn pool(&self) -> &PgPool {
+        &self.connections.pool
+    }
+
+    /// The pool was closed.
+    pub(super) fn on_close(&self) {
+        self.connections.close_idle();
+    }
+
+    /// Closes the connections, those of a pool of the user's excepted.
+    pub(super) async fn close(&self) {
+        self.purge_task.stop();
+        self.connections.close().await;
+        if !self.user_pool {
+            self.pool().close().await;
         }
     }
 
@@ -127,20 +140,12 @@ impl PostgresStore {
 
     /// Finds or makes the table, and returns statements with its schema.
     async fn ready(self: &Arc<Self>) -> Result<Arc<Statements>, Error> {
-        self.check_open()?;
+        check_open(self.connections.is_closed(), self.options.check())?;
         self.ensure_purge();
         if !self.has_schema.load(Ordering::Acquire) {
             Box::pin(self.prepare(self.options.makes_table, Some(MIGRATION_WAIT))).await?;
         }
         Ok(self.statements())
-    }
-
-    fn check_open(&self) -> Result<(), Error> {
-        if self.connections.is_closed() {
-            return Err(Error::new(ErrorKind::Unavailable, "using an adapter that was closed"));
-        }
-        let invalid = |error| Error::new(ErrorKind::Config, "using an adapter").with_source(error);
-        self.options.check().map_err(invalid)
     }
 
     /// Returns `true` if a statement found the table gone, as after a restore. The next call then looks for
@@ -160,7 +165,7 @@ impl PostgresStore {
         self: &Arc<Self>,
         connection: &mut PgConnection,
     ) -> Result<Arc<Statements>, Error> {
-        self.check_open()?;
+        check_open(self.connections.is_closed(), self.options.check())?;
         self.ensure_purge();
         if self.has_schema.load(Ordering::Acquire) {
             return Ok(self.statements());
@@ -168,9 +173,8 @@ impl PostgresStore {
         let fault = |error| store_error("looking for the Postgres schema", error);
         let found = query(&self.find).fetch_one(&mut *connection).await.map_err(fault)?;
         let found = self.found(&found)?;
-        let statements = Arc::new(Statements::new(&found.name, self.options.durable_claims));
         let is_current = found.exists && {
-            let version = query(&statements.version).fetch_one(connection).await;
+            let version = query(&found.statements.version).fetch_one(connection).await;
             version.and_then(|row| row.try_get::<i32, _>(0)).map_err(fault)? >= VERSION
         };
         if !is_current {
@@ -178,9 +182,9 @@ impl PostgresStore {
             return Ok(self.statements());
         }
         if found.is_everybodys {
-            self.set_statements(&statements);
+            self.set_statements(&found.statements);
         }
-        Ok(statements)
+        Ok(found.statements)
     }
 
     /// Finds the table, or makes it.
@@ -207,10 +211,9 @@ impl PostgresStore {
                 "preparing the Postgres schema: the table has no index on expires_at",
             ));
         }
-        let statements = Arc::new(Statements::new(&found.name, self.options.durable_claims));
         // Without the table, and without the right to make it, the server's error says so.
         let is_current = (found.exists || !may_make)
-            && self.version(&statements).await.map_err(fault)? >= VERSION;
+            && self.version(&found.statements).await.map_err(fault)? >= VERSION;
         if !is_current && !may_make {
             return Err(Error::new(
                 ErrorKind::Refused,
@@ -231,19 +234,19 @@ impl PostgresStore {
             let migrated = session.run(MAINTENANCE_TIMEOUT, migrate).await;
             place.is_lost = migrated.as_ref().is_err_and(is_timed_out);
             if !place.is_lost {
-                place.holds.has_ended();
+                self.connections.migration.has_ended();
             }
             migrated.map_err(fault)?;
         }
-        self.warn_of_plain_text(&statements).await;
-        self.set_statements(&statements);
+        self.warn_of_plain_text(&found.statements).await;
+        self.set_statements(&found.statements);
         Ok(())
     }
 
     /// Warns once if a connection to another host is not encrypted. A server that does not say so causes
     /// no warning, and no error.
     async fn warn_of_plain_text(&self, statements: &Statements) {
-        let options = self.connections.pool.connect_options();
+        let options = self.pool().connect_options();
         if !may_be_plain_text(&options) || self.has_checked_encryption.load(Ordering::Relaxed) {
             return;
         }
@@ -272,8 +275,10 @@ impl PostgresStore {
             ));
         }
         let schema = row.try_get("schema").map_err(fault)?;
+        let name = TableName { schema, ..self.options.name.clone() };
         Ok(FoundTable {
-            name: TableName { schema, ..self.options.name.clone() },
+            statements: Arc::new(Statements::new(&name, self.options.durable_claims)),
+            name,
             exists: row.try_get("there").map_err(fault)?,
             has_index: row.try_get("has_index").map_err(fault)?,
             is_everybodys: row.try_get("is_everybodys").map_err(fault)?,
@@ -293,25 +298,6 @@ impl PostgresStore {
     ) -> Result<Vec<PgRow>, sqlx::Error> {
         let bound = self.options.statement_timeout;
         Ok(self.fetch_on(Source::Pool, bound, sql, bind).await?.rows)
-    }
-
-    /// Reads rows on the pool. Returns the connection of the last statement too.
-    pub(super) async fn read(
-        &self,
-        rows: &[RowCall<'_>],
-        fetch: Fetch,
-    ) -> Result<(Vec<Option<Row>>, Option<BoundedConnection<'_>>), sqlx::Error> {
-        let (mut found, mut connection) = (Vec::with_capacity(rows.len()), None);
-        let (statements, bound) = (self.statements(), self.options.statement_timeout);
-        for part in rows.chunks(most_read(fetch)) {
-            // No call waits for a connection while it holds another.
-            drop(connection.take());
-            let bind = |query: Bound| query.bind(uuids(part));
-            let fetched = self.fetch_on(Source::Pool, bound, statements.read(fetch), &bind).await?;
-            found.extend(by_key(part, &fetched.rows, |_, row| Ok(read_row(row, fetch)))?);
-            connection = Some(fetched.connection);
-        }
-        Ok((found, connection))
     }
 
     /// Runs one statement on a connection of this source, within `bound`. Returns its rows.

@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 
 use super::super::replies::ClaimReply;
 use super::super::terms::CallTerms;
-use super::call::{Call, Kind, RowCall, RowReply, Rows, missing_reply, reply};
+use super::call::{Call, Kind, Replied, RowCall, RowReply, Rows, missing_reply};
 use super::queue::Waits;
 use super::row::Row;
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 
 /// For how long a refused batch is split, from the begin of the first refused statement on. Meanwhile its lane sends
 /// nothing else, and renewals wait for it.
@@ -30,84 +30,34 @@ pub(in crate::adapter) const TRIES: usize = 5;
 /// statement is sent, and a message has at most 1 GiB.
 const MAX_BYTES: usize = 8 * 1_024 * 1_024;
 
-/// The reply of a row; `None` for a row that has to be sent again.
-pub(in crate::adapter) type Replied = Option<KeyReply>;
-
-/// The reply of a row.
-pub(in crate::adapter) struct KeyReply {
-    /// The reply to the call that sent the row.
-    pub(in crate::adapter) reply: Result<RowReply, Error>,
-    /// The token of the row, if the row was read.
-    pub(in crate::adapter) token: Option<[u8; 16]>,
-}
-
-impl From<Result<RowReply, Error>> for KeyReply {
-    fn from(reply: Result<RowReply, Error>) -> Self {
-        Self { reply, token: None }
-    }
-}
-
-impl KeyReply {
-    /// Returns the reply to a claim or a completion that finds this row, if it need not write.
-    pub(in crate::adapter) fn of_row(row: &Row, kind: Kind, terms: &CallTerms) -> Replied {
-        let reply = if kind.is_claim() {
-            row.claimed(terms).map(|reply| reply.map(RowReply::Claimed))
-        } else {
-            row.completed(terms.token()).map(|reply| reply.map(RowReply::Completed))
-        };
-        reply.transpose().map(|reply| Self { reply, token: row.token })
-    }
-
-    /// Returns an error of unknown outcome: a claim is then released, and a completion is repeated.
-    pub(in crate::adapter) fn unknown(kind: Kind) -> Self {
-        Err(Error::new(ErrorKind::Unavailable, kind.context()).with_unknown_outcome()).into()
-    }
-}
-
 /// Returns the indexes of the rows without a reply.
 pub(in crate::adapter) fn unanswered<T>(replies: &[Option<T>]) -> Vec<usize> {
     (0..replies.len()).filter(|index| replies[*index].is_none()).collect()
 }
 
 /// Returns the replies to a claim of several keys that was only read so far; `None` for a row that it has to write.
-///
-/// # Errors
-///
-/// [`ErrorKind::Corrupt`] for an unreadable row, and for a duplicate whose stored data is unreadable.
 pub(in crate::adapter) fn known(
     rows: Vec<Option<Row>>,
     terms: &CallTerms,
-) -> Result<Vec<Option<ClaimReply>>, Error> {
-    let known = |row: Option<Row>| Ok(row.map(|row| row.claimed(terms)).transpose()?.flatten());
-    rows.into_iter().map(known).collect()
-}
-
-/// Returns all replies to such a claim, once the other rows were claimed.
-pub(in crate::adapter) fn with_claimed(
-    known: Vec<Option<ClaimReply>>,
-    claimed: Vec<ClaimReply>,
-) -> Vec<ClaimReply> {
-    let mut claimed = claimed.into_iter();
-    let reply = |known: Option<_>| known.or_else(|| claimed.next()).unwrap_or(ClaimReply::InFlight);
-    known.into_iter().map(reply).collect()
+) -> Result<Vec<Option<RowReply>>, Error> {
+    let known = |row: Option<Row>| row.and_then(|row| RowReply::of_row(&row, Kind::Claim, terms));
+    rows.into_iter().map(|row| known(row).transpose()).collect()
 }
 
 /// Returns the replies to a claim in a transaction. A row that others changed in every try is in flight: no
 /// statement of the claim is late, because it ends with the transaction.
-///
-/// # Errors
-///
-/// [`ErrorKind::Corrupt`] for a duplicate whose stored data is unreadable.
 pub(in crate::adapter) fn claimed(replies: Vec<Replied>) -> Result<Vec<ClaimReply>, Error> {
-    let claimed = |row: Replied| {
-        row.map_or(Ok(ClaimReply::InFlight), |row| reply(row.reply?, RowReply::claimed))
+    let claimed = |row: Replied| match row {
+        Some(reply) => reply?.claimed().ok_or_else(missing_reply),
+        None => Ok(ClaimReply::InFlight),
     };
     replies.into_iter().map(claimed).collect()
 }
 
 /// Sends rows of one kind to a database.
 pub(in crate::adapter) trait RowExecutor: Send {
-    /// Sends rows that name each key once. Returns the reply of each row that has one, and why the others have none.
+    /// Sends rows that name each key once. Returns the reply of each row that has one, and why the others have none:
+    /// without a failure, other callers changed them in every try.
     fn execute(
         &mut self,
         kind: Kind,
@@ -128,7 +78,7 @@ pub(in crate::adapter) async fn execute_batch<E: RowExecutor>(
     calls: &[Call],
     waits: &Waits<'_>,
 ) -> Vec<Result<RowReply, Error>> {
-    let mut replies: Vec<Option<Result<RowReply, Error>>> = calls.iter().map(|_| None).collect();
+    let mut replies: Vec<Replied> = calls.iter().map(|_| None).collect();
     let mut parts: VecDeque<_> = split_by_size(calls).into();
     // The end of the time to split, and the last refusal.
     let mut refused: Option<(Instant, Box<dyn Fn() -> Error + Send + Sync>)> = None;
@@ -141,7 +91,10 @@ pub(in crate::adapter) async fn execute_batch<E: RowExecutor>(
             continue;
         }
         let layout = Layout::new(calls, &part, waits);
-        let (rows, failed) = executor.execute(layout.kind, &layout.rows).await;
+        let (mut rows, failed) = executor.execute(layout.kind, &layout.rows).await;
+        if failed.is_none() {
+            rows.iter_mut().for_each(|row| *row = row.take().or(Some(Err(layout.kind.unknown()))));
+        }
         let mut unanswered = Vec::new();
         for (call, reply) in part.iter().zip(layout.replies(rows)) {
             match reply {
@@ -179,18 +132,16 @@ pub(in crate::adapter) async fn execute_batch<E: RowExecutor>(
 
 /// Returns the indexes of all calls, in parts that are not too large.
 fn split_by_size(calls: &[Call]) -> Vec<Vec<usize>> {
-    let (mut parts, mut part, mut bytes) = (Vec::new(), Vec::new(), 0_usize);
+    let (mut parts, mut bytes) = (Vec::<Vec<usize>>::new(), 0_usize);
     for (index, call) in calls.iter().enumerate() {
-        let more = call.bytes();
-        if !part.is_empty() && bytes.saturating_add(more) > MAX_BYTES {
-            parts.push(std::mem::take(&mut part));
-            bytes = 0;
+        bytes = bytes.saturating_add(call.bytes());
+        match parts.last_mut() {
+            Some(part) if bytes <= MAX_BYTES => part.push(index),
+            _ => {
+                parts.push(vec![index]);
+                bytes = call.bytes();
+            }
         }
-        bytes = bytes.saturating_add(more);
-        part.push(index);
-    }
-    if !part.is_empty() {
-        parts.push(part);
     }
     parts
 }
@@ -224,12 +175,10 @@ impl<'c> Layout<'c> {
     }
 
     /// Returns the reply to each call; `None` for a call that the rows do not answer.
-    fn replies(&self, rows: Vec<Replied>) -> Vec<Option<Result<RowReply, Error>>> {
-        let shared = |row: KeyReply| (row.reply.map_err(Error::shared), row.token);
-        let rows: Vec<_> = rows.into_iter().map(|row| row.map(shared)).collect();
+    fn replies(&self, rows: Vec<Replied>) -> Vec<Replied> {
+        let rows: Vec<_> = rows.into_iter().map(|row| Some(row?.map_err(Error::shared))).collect();
         let reply_to = |(call, row): &(&Call, usize)| {
-            let (reply, token) = rows.get(*row)?.as_ref()?;
-            let reply = match reply {
+            let reply = match rows.get(*row)?.as_ref()? {
                 Ok(reply) => Ok(reply.clone()),
                 Err(error) => Err(error()),
             };
@@ -240,10 +189,11 @@ impl<'c> Layout<'c> {
             // The row was not written for a caller that has gone. And a claim that is repeated with the token of
             // the row gets its key again.
             let mine = call.terms.token();
+            let is_mine = |reply: &RowReply| matches!(reply, RowReply::Claimed(_, Some(token)) if token == mine.as_bytes());
             let follows = self.kind.is_claim()
                 && self.rows.has_caller(*row)
                 && sent.token() != mine
-                && token.as_ref() != Some(mine.as_bytes());
+                && !reply.as_ref().is_ok_and(is_mine);
             follows.then(|| follow(self.kind, sent.terms, reply)).flatten()
         };
         self.calls.iter().map(reply_to).collect()
@@ -251,16 +201,12 @@ impl<'c> Layout<'c> {
 }
 
 /// Returns the reply to another claim of the key; `None` if the row has to be read for it.
-fn follow(
-    kind: Kind,
-    sent: &CallTerms,
-    reply: Result<RowReply, Error>,
-) -> Option<Result<RowReply, Error>> {
+fn follow(kind: Kind, sent: &CallTerms, reply: Result<RowReply, Error>) -> Replied {
     match reply {
-        Ok(RowReply::Claimed(ClaimReply::First { .. })) => {
+        Ok(RowReply::Claimed(ClaimReply::First { .. }, _)) => {
             // Without a lease, the row has lapsed at once.
             let is_leased = kind == Kind::Claim && !sent.lease().is_zero();
-            is_leased.then_some(Ok(RowReply::Claimed(ClaimReply::InFlight)))
+            is_leased.then_some(Ok(RowReply::IN_FLIGHT))
         }
         reply => Some(reply),
     }
@@ -276,6 +222,7 @@ mod tests {
     use super::super::super::stored::StoredResponse;
     use super::super::super::terms::Token;
     use super::*;
+    use crate::error::ErrorKind;
     use crate::key::DedupKey;
 
     /// A table in memory, with other programs around it. Its keys are numbers.
@@ -288,6 +235,8 @@ mod tests {
         waits: Duration,
         /// A row that no statement can write.
         bad: Option<u128>,
+        /// A row that another program changes in every try of a completion.
+        silent: Option<u128>,
         /// The number of the statement that is refused for no row's sake.
         refused: Option<usize>,
         /// How many rows each statement had.
@@ -308,29 +257,28 @@ mod tests {
             if rows.iter().any(|row| self.held.contains(&row.hash)) {
                 std::thread::sleep(self.waits);
                 return match rows.len() {
-                    1 if kind.is_claim() => (vec![claimed(ClaimReply::InFlight)], None),
+                    1 if kind.is_claim() => (vec![Some(Ok(RowReply::IN_FLIGHT))], None),
                     _ => failed(true),
                 };
             }
             if rows.iter().any(|row| self.bad == Some(row.hash)) {
                 return failed(true);
             }
-            let write = rows.iter().map(|row| {
+            let write = rows.iter().enumerate().map(|(index, row)| {
+                if !rows.has_caller(index) {
+                    return None;
+                }
                 if !kind.is_claim() {
-                    return Some(Ok(RowReply::Completed(CompleteReply::Held)).into());
+                    let is_answered = self.silent != Some(row.hash);
+                    return is_answered.then_some(Ok(RowReply::Completed(CompleteReply::Held)));
                 }
                 let token = *self.rows.entry(row.hash).or_insert(row.token());
                 let seen = ClaimReply::Duplicate(Seen::new(Duration::ZERO));
                 let reply = if token == row.token() { ClaimReply::first(1, false) } else { seen };
-                let reply = Ok(RowReply::Claimed(reply));
-                Some(KeyReply { reply, token: Some(*token.as_bytes()) })
+                Some(Ok(RowReply::Claimed(reply, Some(*token.as_bytes()))))
             });
             (write.collect(), None)
         }
-    }
-
-    fn claimed(reply: ClaimReply) -> Replied {
-        Some(Ok(RowReply::Claimed(reply)).into())
     }
 
     fn call_of(kind: Kind, id: u128) -> Call {
@@ -343,82 +291,72 @@ mod tests {
         Call::new(kind, &key, &terms, |_| id)
     }
 
-    fn calls(kind: Kind, count: u128) -> Vec<Call> {
-        (0..count).map(|id| call_of(kind, id)).collect()
-    }
-
     /// Returns a letter for the reply to each call.
     async fn execute(table: &mut Table, calls: &[Call]) -> String {
         let replies = execute_batch(table, calls, &|_| true).await;
         let letter = |reply| match reply {
-            Ok(RowReply::Claimed(ClaimReply::First { .. })) => 'F',
-            Ok(RowReply::Claimed(ClaimReply::Duplicate(_))) => 'D',
-            Ok(RowReply::Claimed(ClaimReply::InFlight)) => 'I',
+            Ok(RowReply::Claimed(ClaimReply::First { .. }, _)) => 'F',
+            Ok(RowReply::Claimed(ClaimReply::Duplicate(_), _)) => 'D',
+            Ok(RowReply::Claimed(ClaimReply::InFlight, _)) => 'I',
             Ok(_) => 'H',
             Err(_) => 'E',
         };
         replies.into_iter().map(letter).collect()
     }
 
-    /// The replies to 64 calls, of which one differs.
-    fn except(at: usize, one: char, others: char) -> String {
-        (0..64).map(|index| if index == at { one } else { others }).collect()
+    /// Returns how often each value stands in a row: `2×F 1×I`.
+    fn runs<T: PartialEq + std::fmt::Display>(values: &[T]) -> String {
+        let runs = values.chunk_by(PartialEq::eq).map(|run| format!("{}×{}", run.len(), run[0]));
+        runs.collect::<Vec<_>>().join(" ")
     }
 
-    /// The eight parts, and then the calls of the part with the row.
-    fn parts() -> Vec<usize> {
-        [&[64][..], &[8; 8], &[1; 8]].concat()
-    }
-
+    /// Rows may be free whose calls are errors: a sender repeats these deliveries, and a ledger these completions.
     #[tokio::test]
-    async fn row_that_is_held_or_cannot_be_written_delays_and_fails_no_other_row() {
-        let held = || Table { held: HashSet::from([17]), ..Table::default() };
-        let bad = || Table { bad: Some(17), ..Table::default() };
-        for (mut table, kind, replies) in [
-            (held(), Kind::Claim, except(17, 'I', 'F')),
-            (held(), Kind::Complete, except(17, 'E', 'H')),
-            (bad(), Kind::Claim, except(17, 'E', 'F')),
-            (bad(), Kind::Complete, except(17, 'E', 'H')),
+    async fn batch_with_a_bad_row_goes_in_parts_while_there_is_time() {
+        // The parts of eight, and then the calls of the part with the row.
+        const PARTS: &str = "1×64 8×8 8×1";
+        let table = |waits, held, bad, refused| {
+            let held = HashSet::from_iter(held);
+            Table { waits, held, bad, refused, ..Table::default() }
+        };
+        let (at_once, late) = (Duration::ZERO, SPLIT_TIME * 2 / 3);
+        let held = |waits, row| table(waits, Some(row), None, None);
+        let bad = || table(at_once, None, Some(17), None);
+        let both = table(at_once, Some(17), Some(60), None);
+        let part_is_refused = table(at_once, Some(17), None, Some(3));
+        let all_are_refused = table(at_once, None, None, Some(1));
+        for (case, mut table, kind, replies, sent) in [
+            ("held", held(at_once, 17), Kind::Claim, "17×F 1×I 46×F", PARTS),
+            ("held", held(at_once, 17), Kind::Complete, "17×H 1×E 46×H", PARTS),
+            ("bad", bad(), Kind::Claim, "17×F 1×E 46×F", PARTS),
+            ("bad", bad(), Kind::Complete, "17×H 1×E 46×H", PARTS),
+            ("both", both, Kind::Claim, "17×F 1×I 42×F 1×E 3×F", "1×64 8×8 16×1"),
+            ("the time is over", held(SPLIT_TIME, 17), Kind::Claim, "64×E", "1×64"),
+            ("the time is over", held(SPLIT_TIME, 17), Kind::Complete, "64×E", "1×64"),
+            ("the time is over in part 2", held(late, 9), Kind::Complete, "8×H 56×E", "1×64 2×8"),
+            (
+                "another failure of part 2",
+                part_is_refused,
+                Kind::Claim,
+                "8×F 8×E 1×F 1×I 46×F",
+                PARTS,
+            ),
+            ("another failure", all_are_refused, Kind::Claim, "64×E", "1×64"),
         ] {
-            assert_eq!(execute(&mut table, &calls(kind, 64)).await, replies, "{kind:?}");
-            assert_eq!(table.sent, parts(), "{kind:?}");
-        }
-        let mut table = Table { bad: Some(60), ..held() };
-        let mut expected = except(17, 'I', 'F');
-        expected.replace_range(60..61, "E");
-        assert_eq!(execute(&mut table, &calls(Kind::Claim, 64)).await, expected);
-    }
-
-    /// The rows may be free: a sender has to repeat these deliveries, and a ledger these completions.
-    #[tokio::test]
-    async fn calls_are_errors_when_the_time_to_split_them_is_over() {
-        for kind in [Kind::Claim, Kind::Complete] {
-            let held = HashSet::from([17]);
-            let mut table = Table { held, waits: SPLIT_TIME, ..Table::default() };
-            assert_eq!(execute(&mut table, &calls(kind, 64)).await, "E".repeat(64), "{kind:?}");
-            assert_eq!(table.sent, [64], "{kind:?}");
+            let calls: Vec<_> = (0..64).map(|id| call_of(kind, id)).collect();
+            let replied: Vec<_> = execute(&mut table, &calls).await.chars().collect();
+            assert_eq!(runs(&replied), replies, "{case} {kind:?}");
+            assert_eq!(runs(&table.sent), sent, "{case} {kind:?}");
         }
     }
 
-    /// The rows of the first part were written, and the next part is the one that waits too long.
+    /// The event may not be complete, so its ledger has to repeat the completion.
     #[tokio::test]
-    async fn parts_that_were_written_in_time_keep_their_replies() {
-        let held = HashSet::from([9]);
-        let mut table = Table { held, waits: SPLIT_TIME * 2 / 3, ..Table::default() };
-        let replies = execute(&mut table, &calls(Kind::Complete, 64)).await;
-        assert_eq!(replies, "H".repeat(8) + &"E".repeat(56));
-        assert_eq!(table.sent, [64, 8, 8]);
-    }
-
-    #[tokio::test]
-    async fn failure_of_a_part_leaves_the_replies_to_the_others() {
-        let mut table = Table { held: HashSet::from([17]), refused: Some(3), ..Table::default() };
-        let mut expected = except(17, 'I', 'F');
-        expected.replace_range(8..16, &"E".repeat(8));
-        assert_eq!(execute(&mut table, &calls(Kind::Claim, 64)).await, expected);
-        assert_eq!(table.sent, parts());
-        let mut table = Table { refused: Some(1), ..Table::default() };
-        assert_eq!(execute(&mut table, &calls(Kind::Claim, 64)).await, "E".repeat(64));
+    async fn completion_without_a_reply_has_an_unknown_outcome() {
+        let mut table = Table { silent: Some(1), ..Table::default() };
+        let calls = [1, 2].map(|id| call_of(Kind::Complete, id));
+        let replies = execute_batch(&mut table, &calls, &|_| true).await;
+        assert!(matches!(&replies[..], [Err(error), Ok(_)] if error.is_unknown()), "{replies:?}");
     }
 
     #[tokio::test]
@@ -453,27 +391,11 @@ mod tests {
     /// Its row is not written.
     #[tokio::test]
     async fn call_is_sent_again_if_the_caller_of_its_row_has_gone() {
-        struct Gone;
-        impl RowExecutor for Gone {
-            async fn execute(
-                &mut self,
-                _: Kind,
-                rows: &Rows<'_>,
-            ) -> (Vec<Replied>, Option<Failed>) {
-                let unknown = || Some(Err(Error::new(ErrorKind::Unavailable, "testing")).into());
-                let reply = |row| {
-                    if rows.has_caller(row) {
-                        claimed(ClaimReply::first(1, false))
-                    } else {
-                        unknown()
-                    }
-                };
-                ((0..rows.len()).map(reply).collect(), None)
-            }
-        }
         let calls = [1, 1].map(|id| call_of(Kind::Claim, id));
-        let replies = execute_batch(&mut Gone, &calls, &|call| call == 1).await;
-        assert!(matches!(&replies[..], [Err(_), Ok(RowReply::Claimed(ClaimReply::First { .. }))]));
+        let replies = execute_batch(&mut Table::default(), &calls, &|call| call == 1).await;
+        let is_first =
+            |reply: &RowReply| matches!(reply, RowReply::Claimed(ClaimReply::First { .. }, _));
+        assert!(matches!(&replies[..], [Err(_), Ok(reply)] if is_first(reply)), "{replies:?}");
     }
 
     fn call(bytes: usize) -> Call {

@@ -1,4 +1,4 @@
-//! The calls of a store, and the rows of a statement.
+//! The calls of a store, the rows of a statement, and their replies.
 
 use std::ops::Deref;
 
@@ -6,6 +6,7 @@ use super::super::replies::{ClaimReply, CompleteReply, RenewReply};
 use super::super::stored::Fetch;
 use super::super::terms::{CallTerms, Permanence, Token};
 use super::queue::{BatchItem, Waits};
+use super::row::{Row, first};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -26,11 +27,15 @@ pub(in crate::adapter) enum Kind {
 
 impl Kind {
     pub(in crate::adapter) fn claim(terms: &CallTerms) -> Self {
-        if is_on_claim(terms) { Self::ClaimComplete } else { Self::Claim }
+        if terms.permanence() == Permanence::OnClaim { Self::ClaimComplete } else { Self::Claim }
     }
 
     pub(in crate::adapter) fn release(terms: &CallTerms) -> Self {
-        if is_on_claim(terms) { Self::ReleaseComplete } else { Self::Release }
+        if terms.permanence() == Permanence::OnClaim {
+            Self::ReleaseComplete
+        } else {
+            Self::Release
+        }
     }
 
     /// Returns the operation, for the text of an error.
@@ -46,24 +51,46 @@ impl Kind {
     pub(in crate::adapter) fn is_claim(self) -> bool {
         matches!(self, Self::Claim | Self::ClaimComplete)
     }
-}
 
-fn is_on_claim(terms: &CallTerms) -> bool {
-    terms.permanence() == Permanence::OnClaim
+    /// Returns the error of a row without a reply: a claim is then released, and a completion is repeated.
+    pub(in crate::adapter) fn unknown(self) -> Error {
+        Error::new(ErrorKind::Unavailable, self.context()).with_unknown_outcome()
+    }
 }
 
 /// The reply to a call, for one key.
 #[derive(Debug, Clone)]
 pub(in crate::adapter) enum RowReply {
-    Claimed(ClaimReply),
+    /// With the token of the row, if the row was read.
+    Claimed(ClaimReply, Option<[u8; 16]>),
     Renewed(RenewReply),
     Completed(CompleteReply),
     Released,
 }
 
+/// The reply of a row; `None` for a row that has to be sent again.
+pub(in crate::adapter) type Replied = Option<Result<RowReply, Error>>;
+
 impl RowReply {
+    pub(in crate::adapter) const IN_FLIGHT: Self = Self::Claimed(ClaimReply::InFlight, None);
+
+    /// Returns the reply to a claim that wrote a row with these attempts.
+    pub(in crate::adapter) fn first(attempts: i64, takeover: bool) -> Self {
+        Self::Claimed(first(attempts, takeover), None)
+    }
+
+    /// Returns the reply to a claim or a completion that finds this row, if it need not write.
+    pub(in crate::adapter) fn of_row(row: &Row, kind: Kind, terms: &CallTerms) -> Replied {
+        let reply = if kind.is_claim() {
+            row.claimed(terms).map(|reply| Some(Self::Claimed(reply?, row.token)))
+        } else {
+            row.completed(terms.token()).map(|reply| reply.map(Self::Completed))
+        };
+        reply.transpose()
+    }
+
     pub(in crate::adapter) fn claimed(self) -> Option<ClaimReply> {
-        if let Self::Claimed(claimed) = self { Some(claimed) } else { None }
+        if let Self::Claimed(claimed, _) = self { Some(claimed) } else { None }
     }
 
     pub(in crate::adapter) fn renewed(self) -> Option<RenewReply> {
@@ -79,19 +106,8 @@ impl RowReply {
     }
 }
 
-/// Returns the reply to a call, if it is of the kind that `reply` picks.
-///
-/// # Errors
-///
-/// [`ErrorKind::Corrupt`] for a reply of another kind.
-pub(in crate::adapter) fn reply<T>(
-    reply: RowReply,
-    pick: impl Fn(RowReply) -> Option<T>,
-) -> Result<T, Error> {
-    pick(reply).ok_or_else(missing_reply)
-}
-
-pub(super) fn missing_reply() -> Error {
+/// Returns the error of a call whose reply is of another kind.
+pub(in crate::adapter) fn missing_reply() -> Error {
     Error::new(ErrorKind::Corrupt, "reading the replies of a batch")
 }
 
@@ -149,10 +165,7 @@ impl BatchItem for Call {
 #[derive(Clone, Copy)]
 pub(in crate::adapter) struct RowCall<'c> {
     pub(in crate::adapter) key: &'c DedupKey,
-    #[cfg_attr(
-        not(feature = "postgres"),
-        allow(dead_code, reason = "SQLite finds a row by its key")
-    )]
+    #[allow(dead_code, reason = "SQLite finds a row by its key")]
     pub(in crate::adapter) hash: u128,
     pub(in crate::adapter) terms: &'c CallTerms,
     /// The index of the call in its batch.
@@ -223,47 +236,36 @@ mod tests {
     fn queue_that_is_full_refuses_no_call_on_which_an_event_depends() {
         let key = DedupKey::new("n", "a").unwrap();
         let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
-        for kind in KINDS {
-            let begins = matches!(kind, Kind::Claim | Kind::ClaimComplete);
-            let call = Call::new(kind, &key, &terms, |_| 1);
-            assert_eq!(call.is_bounded(), begins, "{kind:?}");
+        for (kind, begins) in [
+            (Kind::Claim, true),
+            (Kind::ClaimComplete, true),
+            (Kind::Renew, false),
+            (Kind::Complete, false),
+            (Kind::Release, false),
+            (Kind::ReleaseComplete, false),
+        ] {
+            assert_eq!(Call::new(kind, &key, &terms, |_| 1).is_bounded(), begins, "{kind:?}");
         }
     }
 
-    const KINDS: [Kind; 6] = [
-        Kind::Claim,
-        Kind::ClaimComplete,
-        Kind::Renew,
-        Kind::Complete,
-        Kind::Release,
-        Kind::ReleaseComplete,
-    ];
-
     #[test]
     fn calls_of_one_kind_with_equal_terms_join() {
-        const SHORT: Duration = Duration::from_secs(60);
-        const LONG: Duration = Duration::from_secs(61);
         let key = DedupKey::new("n", "a").unwrap();
-        let terms = CallTerms::on_claim(Token::random(), SHORT);
-        let call = |kind| Call::new(kind, &key, &terms, |_| 1);
-        for one in KINDS {
-            for other in KINDS {
-                assert_eq!(call(one).can_join(&call(other)), one == other, "{one:?} {other:?}");
-            }
-        }
-        let call = |retention, lease, fetch| {
+        let call = |kind, retention, lease, fetch| {
+            let (retention, lease) = (Duration::from_secs(retention), Duration::from_secs(lease));
             let terms = CallTerms::on_completion(Token::random(), retention, lease);
             let terms = terms.with_payloads([(key.clone(), rand::random())]);
-            Call::new(Kind::Claim, &key, &terms.with_fetch(fetch), |_| 1)
+            Call::new(kind, &key, &terms.with_fetch(fetch), |_| 1)
         };
-        let one = call(SHORT, SHORT, Fetch::Digest);
-        for (retention, lease, fetch, joins) in [
-            (SHORT, SHORT, Fetch::DigestAndResponse, true),
-            (SHORT, SHORT, Fetch::Nothing, false),
-            (LONG, SHORT, Fetch::Digest, false),
-            (SHORT, LONG, Fetch::Digest, false),
+        let one = call(Kind::Claim, 60, 60, Fetch::Digest);
+        for (kind, retention, lease, fetch) in [
+            (Kind::Claim, 60, 60, Fetch::Nothing),
+            (Kind::Claim, 61, 60, Fetch::Digest),
+            (Kind::Claim, 60, 61, Fetch::Digest),
+            (Kind::Renew, 60, 60, Fetch::Digest),
         ] {
-            assert_eq!(one.can_join(&call(retention, lease, fetch)), joins);
+            assert!(!one.can_join(&call(kind, retention, lease, fetch)), "{kind:?} {retention}");
         }
+        assert!(one.can_join(&call(Kind::Claim, 60, 60, Fetch::DigestAndResponse)));
     }
 }

@@ -39,9 +39,8 @@ mod tests {
     #[tokio::test]
     async fn only_a_refusal_says_that_a_statement_changed_nothing() {
         let mut database = sqlx::SqliteConnection::connect("sqlite::memory:").await.unwrap();
-        let mut refused = async || {
-            sqlx::raw_sql("SELECT 1 FROM nothing").execute(&mut database).await.unwrap_err()
-        };
+        let mut refused =
+            async || sqlx::query("nonsense").execute(&mut database).await.unwrap_err();
         for (error, is_refusal, kind) in [
             (sqlx::Error::PoolTimedOut, true, ErrorKind::Timeout),
             (sqlx::Error::ColumnNotFound("key".to_owned()), true, ErrorKind::Corrupt),
@@ -55,8 +54,7 @@ mod tests {
             assert_eq!(error.kind(), kind, "{text}");
             assert_eq!(error.is_unknown(), kind != ErrorKind::Refused, "{text}");
             assert_eq!(cause(&error).map(ToString::to_string).as_ref(), Some(&text));
-            let shared = error.shared();
-            assert_eq!(cause(&shared()).map(ToString::to_string), Some(text));
+            assert_eq!(cause(&error.shared()()).map(ToString::to_string), Some(text));
         }
         assert!(cause(&Error::new(ErrorKind::Refused, "testing")).is_none());
     }

@@ -51,8 +51,7 @@ pub(in crate::adapter) fn listing<R: Columns>(
             continue;
         }
         match listed(row, &read(row)) {
-            Ok(Some(key)) => listing.keys.push(key),
-            Ok(None) => {}
+            Ok(key) => listing.keys.extend(key),
             Err(_) => listing.unreadable += 1,
         }
     }

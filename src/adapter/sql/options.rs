@@ -3,13 +3,13 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::error::{ConfigError, ConfigErrorKind, check};
+use crate::error::{ConfigError, ConfigErrorKind, Error, ErrorKind, check};
 
 /// The name of a table or a schema: `[A-Za-z_][A-Za-z0-9_]{0,47}`, without the prefix `sqlite_`.
 ///
 /// It is quoted as it is in every statement. Names that are derived from it fit every database.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Identifier(String);
+pub struct Identifier(pub(in crate::adapter) String);
 
 impl Identifier {
     /// Returns a valid identifier.
@@ -44,11 +44,6 @@ impl Identifier {
         &self.0
     }
 
-    #[cfg(feature = "postgres")]
-    pub(in crate::adapter) fn into_string(self) -> String {
-        self.0
-    }
-
     /// The table of an adapter whose options name no other.
     pub(in crate::adapter) fn default_table() -> Self {
         Self("webhook_deliveries".to_owned())
@@ -61,6 +56,17 @@ impl fmt::Display for Identifier {
     }
 }
 
+/// Refuses a call of an adapter that was closed, or that has an invalid option.
+pub(in crate::adapter) fn check_open(
+    is_closed: bool,
+    options: Result<(), ConfigError>,
+) -> Result<(), Error> {
+    if is_closed {
+        return Err(Error::new(ErrorKind::Unavailable, "using an adapter that was closed"));
+    }
+    options.map_err(|error| Error::new(ErrorKind::Config, "using an adapter").with_source(error))
+}
+
 /// Refuses a timeout below 1 ms: the unit in which databases take it.
 pub(in crate::adapter) fn check_timeout(
     setting: &'static str,
@@ -71,10 +77,6 @@ pub(in crate::adapter) fn check_timeout(
 
 /// Takes the parameters with these names out of a URL, which the database's own parser would refuse
 /// or ignore. Returns the rest of the URL and the values, each the last of its name.
-///
-/// # Errors
-///
-/// A name that does not match, or that starts with `sqlite_`.
 pub(in crate::adapter) fn take_identifiers<const N: usize>(
     url: &str,
     names: [&str; N],

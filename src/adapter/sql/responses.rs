@@ -24,17 +24,13 @@ pub(in crate::adapter) const READING_RESPONSE: &str = "reading a stored response
 
 /// Adds the response to a duplicate, if its terms fetch responses. `read` reads the row. A row that is no longer
 /// complete is in flight.
-///
-/// # Errors
-///
-/// Those of `read`, and [`ErrorKind::Corrupt`](crate::ErrorKind::Corrupt) for an unreadable response.
 pub(in crate::adapter) async fn add_response<F>(
     terms: &CallTerms,
     claimed: ClaimReply,
     read: impl FnOnce() -> F,
 ) -> Result<ClaimReply, Error>
 where
-    F: Future<Output = Result<Vec<Option<Row>>, Error>>,
+    F: Future<Output = Result<Option<Row>, Error>>,
 {
     let is_duplicate = |reply: &ClaimReply| matches!(reply, ClaimReply::Duplicate(_));
     if terms.fetch() != Fetch::DigestAndResponse || !is_duplicate(&claimed) {
@@ -42,7 +38,6 @@ where
     }
     // The next statement may fail or time out, and no handler may run for a known duplicate.
     terms.note_duplicate();
-    let row = read().await?.into_iter().flatten().next();
-    let reply = row.map(|row| row.claimed(terms)).transpose()?;
+    let reply = read().await?.map(|row| row.claimed(terms)).transpose()?;
     Ok(reply.flatten().filter(is_duplicate).unwrap_or(ClaimReply::InFlight))
 }

@@ -165,11 +165,6 @@ impl Row {
     }
 
     /// Returns the reply to a claim that finds this row, if the claim need not write.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Corrupt`] for an unreadable row, and for a duplicate whose stored data is
-    /// unreadable.
     pub(in crate::adapter) fn claimed(
         &self,
         terms: &CallTerms,
@@ -196,10 +191,6 @@ impl Row {
 
     /// Returns the reply to a completion that finds this row complete. `None` for another row: it
     /// has changed since the completion.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Corrupt`] for an unreadable row.
     pub(in crate::adapter) fn completed(
         &self,
         token: Token,
@@ -213,10 +204,6 @@ impl Row {
     }
 
     /// Returns the entry of a row that was read with all its stored data; `None` for an expired row.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Corrupt`] for an unreadable row. An unreadable response is a part of the entry.
     pub(in crate::adapter) fn entry(
         &self,
         event_type: Option<String>,
@@ -276,51 +263,33 @@ mod tests {
         let on_claim = terms.permanence() == Permanence::OnClaim;
         Row {
             token: Some(*terms.token().as_bytes()),
-            version: 1,
             attempts: 1,
-            takeover: false,
-            first_seen_at: 0,
             completed_at: on_claim.then_some(0),
             expires_at: terms.retention_ms(),
             lease_until: (!on_claim).then(|| terms.lease_ms()),
             now,
-            stored: StoredColumns::default(),
-            unreadable: None,
+            ..Row::default()
         }
     }
 
-    #[test]
-    fn lease_and_retention_have_passed_at_their_last_instant() {
-        let token = Token::random();
-        let leased = CallTerms::on_completion(token, MINUTE, SECOND);
-        let complete = CallTerms::on_claim(token, MINUTE);
-        assert_eq!(row_at(&leased, 999).forgotten(), Some(ForgetReply::InFlight));
-        assert_eq!(row_at(&leased, 1_000).forgotten(), None);
-        let other = CallTerms::on_claim(Token::random(), MINUTE);
-        let claimed = |now| row_at(&complete, now).claimed(&other).unwrap();
-        assert!(matches!(claimed(59_999), Some(ClaimReply::Duplicate(_))));
-        assert_eq!(claimed(60_000), None, "expired");
-        assert_eq!(row_at(&complete, 60_000).forgotten(), Some(ForgetReply::Missing));
-    }
-
-    /// The replies to a claim by the row's token and by another one, under a lease and on arrival; and to
-    /// a completion by both tokens.
+    /// The replies to a claim by the row's token and by another one, under a lease and on arrival; to a completion by
+    /// both tokens; and to `forget`. A lease and a retention have passed at their last instant.
     #[test]
     fn replies_follow_from_the_state_of_the_row() {
         let [mine, other] = [Token::random(), Token::random()];
         let on_completion = |token| CallTerms::on_completion(token, MINUTE, SECOND);
         let on_claim = |token| CallTerms::on_claim(token, MINUTE);
-        let (leased, complete) = (row_at(&on_completion(mine), 0), row_at(&on_claim(mine), 0));
-        let lapsed = Row { now: 1_000, ..leased.clone() };
-        let released = Row { token: None, lease_until: None, ..lapsed.clone() };
-        let expired = |row: &Row| Row { now: 60_000, ..row.clone() };
-        for (row, claims, completions) in [
-            (leased.clone(), "- I I I", "- -"),
-            (lapsed.clone(), "- - - -", "- -"),
-            (released.clone(), "- - - -", "- -"),
-            (complete.clone(), "D D F D", "H L"),
-            (expired(&leased), "- - - -", "- -"),
-            (expired(&complete), "- - - -", "- -"),
+        let leased = |now| row_at(&on_completion(mine), now);
+        let complete = |now| row_at(&on_claim(mine), now);
+        let released = Row { token: None, lease_until: None, ..leased(1_000) };
+        for (row, claims, completions, forgets) in [
+            (leased(0), "- I I I", "- -", Some(ForgetReply::InFlight)),
+            (leased(999), "- I I I", "- -", Some(ForgetReply::InFlight)),
+            (leased(1_000), "- - - -", "- -", None),
+            (released, "- - - -", "- -", None),
+            (complete(59_999), "D D F D", "H L", None),
+            (complete(60_000), "- - - -", "- -", Some(ForgetReply::Missing)),
+            (leased(60_000), "- - - -", "- -", Some(ForgetReply::Missing)),
         ] {
             let terms =
                 [on_completion(mine), on_completion(other), on_claim(mine), on_claim(other)];
@@ -336,8 +305,8 @@ mod tests {
                 Some(CompleteReply::LeaseLost) => "L",
                 Some(_) => "?",
             });
-            let replies = (&*claimed.join(" "), &*completed.join(" "));
-            assert_eq!(replies, (claims, completions), "{row:?}");
+            let replies = (&*claimed.join(" "), &*completed.join(" "), row.forgotten());
+            assert_eq!(replies, (claims, completions, forgets), "{row:?}");
         }
     }
 

@@ -1,26 +1,27 @@
 //! [`SqliteAdapter`]: its calls and its maintenance.
 
-use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable};
-use sqlx::sqlite::{SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
+use sqlx::sqlite::{Sqlite, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
 
 use super::super::contract::{Abilities, DedupAdapter, StoreFuture};
 use super::super::inspect::{
     Cursor, Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats,
 };
 use super::super::replies::{ClaimReply, CompleteReply, RenewReply};
-use super::super::sql::call::{Call, Kind, RowReply, reply};
+use super::super::sql::adapter::sql_adapter;
+use super::super::sql::call::{Call, Kind, RowReply, missing_reply, without_response};
 use super::super::sql::responses::{READING_RESPONSE, add_response};
 use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
+use super::super::transaction::{OpenTransaction, Opened, Sealed, TransactionAdapter};
 use super::errors::{is_busy, store_error};
 use super::options::SqliteOptions;
-use super::store::{Lookup, SqliteStore};
+use super::store::SqliteStore;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -51,33 +52,6 @@ const OPEN_RETRIES: usize = 6;
 /// # Ok::<(), tower_dedup::Error>(())
 /// # }).unwrap();
 /// ```
-///
-/// **Do not use a file on a network file system**: SQLite's locks do not work there.
-///
-/// **While a process uses the file, never delete, rename, replace or restore the file, its `-wal` or its
-/// `-shm`.** The process goes on with the removed files, and another process makes new ones. Both run the same
-/// events, and acknowledged commits are lost. Stop every process first. Copy the file with `VACUUM INTO`, and
-/// not with `cp`.
-///
-/// 1. One writer at a time in this process, in the order of arrival; SQLite's busy timeout waits for other
-///    processes. Calls that wait for the writer are sent [together](crate::adapter::Batching). The transactional ledger runs
-///    one delivery at a time.
-/// 2. Duplicates are read and never written: they are answered while another process holds the file, while the disk
-///    is full, and while the file is read-only. A stored response is read by one more statement, for at most two
-///    callers at the same time.
-/// 3. A connection that this adapter opens runs in WAL mode at `synchronous = FULL`: a commit survives a power cut.
-///    A pool of yours with less causes a warning. The WAL of a file that the adapter opens grows to 16 MiB between
-///    checkpoints, because writers stand still during one (`wal_autocheckpoint` of your pool is yours).
-/// 4. The clock is SQLite's, read inside the statement, after any wait for the lock.
-/// 5. The first call makes the schema, or [`migrate`](Self::migrate), safely from many processes at once; a failed
-///    migration is tried again by the next call. Where the table exists, no right to create one is needed. A dropped
-///    table is made again by the call that misses it.
-/// 6. [`list`](MaintenanceAdapter::list) and [`stats`](MaintenanceAdapter::stats) read 10,000 and 200,000 rows at
-///    most, and wait for no writer. In a file with more keys, `stats` are the least that there is.
-///
-/// SQLite itself removes `-wal` and `-shm` when the last connection closes. So the adapter holds one connection
-/// outside the pool from its first use on, until [`close`](MaintenanceAdapter::close) or until the last clone is
-/// dropped.
 ///
 /// A clone is another handle to the same connections and the same state.
 ///
@@ -135,9 +109,7 @@ impl SqliteAdapter {
 
     /// Returns an adapter over a pool of yours, on the file that your service uses anyway.
     ///
-    /// The pool's settings stay as they are; `synchronous` below `FULL` and a journal mode other
-    /// than WAL cause a warning on first use. Give the pool a busy timeout below the layer's
-    /// `store_timeout`, and more connections than handlers hold at once: renewals need one too.
+    /// The pool's settings stay as they are: see [Your own pool](#your-own-pool). Renewals need a connection too.
     /// [`close`](MaintenanceAdapter::close) leaves the pool open.
     #[must_use]
     pub fn new(pool: SqlitePool) -> Self {
@@ -151,16 +123,6 @@ impl SqliteAdapter {
         Self(Arc::new(SqliteStore::new(pool.clone(), pool, options, true)))
     }
 
-    /// Makes the schema, if it does not exist. Many processes may call it at once.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Refused`] or [`ErrorKind::Unavailable`] if the file cannot be read or written;
-    /// the next call tries again.
-    pub async fn migrate(&self) -> Result<(), Error> {
-        self.0.migrate().await
-    }
-
     /// The version of the table that [`migrate`](Self::migrate) makes, as its version table stores it.
     pub(crate) const SCHEMA_VERSION: i64 = super::statements::VERSION;
 
@@ -172,7 +134,8 @@ impl SqliteAdapter {
 
     async fn claim_once(&self, key: &DedupKey, terms: &CallTerms) -> Result<ClaimReply, Error> {
         // A duplicate is not written, and waits for no writer.
-        let row = self.0.lookups.submit(&self.0, Lookup::new(key, terms)).await?;
+        let lookup = (key.clone(), without_response(terms.fetch()));
+        let row = self.0.lookups.submit(&self.0, lookup).await?;
         let claimed = match row.map(|row| row.claimed(terms)).transpose()?.flatten() {
             Some(known) => known,
             None => self.call(Kind::claim(terms), key, terms, RowReply::claimed).await?,
@@ -182,119 +145,39 @@ impl SqliteAdapter {
             Box::pin(async {
                 let _permit = self.0.response_reads.acquire().await;
                 let read = self.0.read(&[key], Fetch::DigestAndResponse).await;
-                read.map_err(|error| store_error(READING_RESPONSE, error))
+                let rows = read.map_err(|error| store_error(READING_RESPONSE, error))?;
+                Ok(rows.into_iter().flatten().next())
             })
         };
         add_response(terms, claimed, read).await
     }
-
-    async fn call<T>(
-        &self,
-        kind: Kind,
-        key: &DedupKey,
-        terms: &CallTerms,
-        pick: fn(RowReply) -> Option<T>,
-    ) -> Result<T, Error> {
-        reply(self.0.calls.submit(&self.0, Call::new(kind, key, terms, |_| 0)).await?, pick)
-    }
 }
 
-impl fmt::Debug for SqliteAdapter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SqliteAdapter").field("options", &self.0.options).finish_non_exhaustive()
+sql_adapter!(SqliteAdapter, SqliteStore, Sqlite, |_| 0, {
+    fn open_timeout(&self) -> Duration {
+        self.0.options.write_lock_timeout
     }
-}
-
-impl DedupAdapter for SqliteAdapter {
-    fn abilities(&self) -> Abilities {
-        Abilities { leases: true, stored_data: true, inspection: true, ..Abilities::new() }
-    }
-
-    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
-        Box::pin(self.0.with_table(|| self.claim_once(key, terms)))
-    }
-
-    fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()> {
-        let call = || self.call(Kind::release(terms), key, terms, RowReply::released);
-        Box::pin(self.0.with_table(call))
-    }
-
-    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, RenewReply> {
-        let call = || self.call(Kind::Renew, key, terms, RowReply::renewed);
-        Box::pin(self.0.with_table(call))
-    }
-
-    fn complete<'a>(
-        &'a self,
-        key: &'a DedupKey,
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, CompleteReply> {
-        let call = || self.call(Kind::Complete, key, terms, RowReply::completed);
-        Box::pin(self.0.with_table(call))
-    }
-}
-
-impl SqliteStore {
-    /// Purges in the background from now on.
-    pub(super) fn ensure_purge(self: &Arc<Self>) {
-        self.purge_task.ensure(self, &self.writer, SqliteAdapter);
-    }
-}
-
-impl MaintenanceAdapter for SqliteAdapter {
-    fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
-        Box::pin(self.0.with_table(move || self.0.purge(limit)))
-    }
-
-    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, ForgetReply> {
-        Box::pin(self.0.with_table(move || self.0.forget(key)))
-    }
-
-    fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
-        Box::pin(self.0.with_table(move || self.0.get(key)))
-    }
-
-    fn list<'a>(
-        &'a self,
-        filter: &'a ListFilter,
-        after: Option<&'a Cursor>,
-        limit: u32,
-    ) -> StoreFuture<'a, Listing> {
-        Box::pin(self.0.with_table(move || self.0.list(filter, after, limit)))
-    }
-
-    fn stats(&self) -> StoreFuture<'_, Stats> {
-        Box::pin(self.0.with_table(|| self.0.stats()))
-    }
-
-    /// A pool of the user's stays open: it is the user's to close.
-    fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
-        Box::pin(self.0.close())
-    }
-}
+});
 
 #[cfg(test)]
 mod tests {
     use super::super::super::inspect::PURGE_GRACE;
     use super::super::super::terms::Token;
+    use super::super::store::RESPONSE_READS;
     use super::*;
 
     #[tokio::test]
     async fn new_key_is_claimed_while_duplicates_wait_for_their_responses() {
         let dir = tempfile::tempdir().unwrap();
         let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
-        let options = SqliteOptions::new();
-        let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
+        let adapter = SqliteAdapter::connect(&url).await.unwrap();
         let key = |id: usize| DedupKey::new("n", &id.to_string()).unwrap();
-        let terms = || {
-            let terms = CallTerms::on_claim(Token::random(), PURGE_GRACE);
-            terms.with_fetch(Fetch::DigestAndResponse)
-        };
+        let fetch = Fetch::DigestAndResponse;
+        let terms = || CallTerms::on_claim(Token::random(), PURGE_GRACE).with_fetch(fetch);
         for id in 0..80 {
             adapter.claim(&key(id), &terms()).await.unwrap();
         }
-        let reads = u32::try_from(adapter.0.response_reads.available_permits()).unwrap();
-        let reads = adapter.0.response_reads.acquire_many(reads).await.unwrap();
+        let reads = adapter.0.response_reads.acquire_many(RESPONSE_READS).await.unwrap();
         let claim = |id: usize| {
             let (adapter, key, terms) = (adapter.clone(), key(id), terms());
             tokio::spawn(async move { adapter.claim(&key, &terms).await.unwrap() })

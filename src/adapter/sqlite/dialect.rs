@@ -3,8 +3,8 @@
 //! The caller reads first, on the connections that only read, so that duplicates wait for no writer.
 //! Only keys that are not known are written.
 
-use super::super::sql::batch::{Failed, Replied, RowExecutor, execute_batch};
-use super::super::sql::call::{Call, Kind, RowReply, Rows};
+use super::super::sql::batch::{Failed, RowExecutor, execute_batch};
+use super::super::sql::call::{Call, Kind, Replied, RowReply, Rows};
 use super::super::sql::queue::{BatchExecutor, Waits};
 use super::super::sql::row::Row;
 use super::super::stored::Fetch;
@@ -27,8 +27,8 @@ impl BatchExecutor<Lookup> for SqliteStore {
         batch: Vec<Lookup>,
         _: &Waits<'_>,
     ) -> Vec<Result<Option<Row>, Error>> {
-        let fetch = batch.first().map_or(Fetch::Nothing, |lookup| lookup.fetch);
-        let keys: Vec<&DedupKey> = batch.iter().map(|lookup| &lookup.key).collect();
+        let fetch = batch.first().map_or(Fetch::Nothing, |(_, fetch)| *fetch);
+        let keys: Vec<&DedupKey> = batch.iter().map(|(key, _)| key).collect();
         match self.read(&keys, fetch).await {
             Ok(rows) => rows.into_iter().map(Ok).collect(),
             Err(error) => {
@@ -64,11 +64,10 @@ impl BatchExecutor<Call> for SqliteStore {
 impl RowExecutor for &SqliteStore {
     /// If it is dropped, the statement runs to its end on the connection's own thread, and its outcome is unknown.
     async fn execute(&mut self, kind: Kind, rows: &Rows<'_>) -> (Vec<Replied>, Option<Failed>) {
-        // Whether a statement has written rows that no reply reports.
         let mut has_written = false;
         let executed = async {
-            let mut connection = self.writer.acquire().await?;
-            let mut session = Session { connection: &mut connection, statements: &self.statements };
+            let connection = &mut *self.writer.acquire().await?;
+            let mut session = Session { connection, statements: &self.statements };
             session.execute(kind, rows, &mut has_written).await
         };
         let error = match executed.await {

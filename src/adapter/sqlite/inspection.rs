@@ -31,22 +31,19 @@ impl SqliteStore {
     pub(super) async fn forget(self: &Arc<Self>, key: &DedupKey) -> Result<ForgetReply, Error> {
         let key = key.clone();
         self.write_in_task(|store| async move {
-            let forgotten = store.forget_now(&key).await;
-            forgotten.map_err(|error| store_error("forgetting a key", error))
+            let fault = |error| store_error("forgetting a key", error);
+            let connection = &mut *store.writer.acquire().await.map_err(fault)?;
+            let mut session = Session { connection, statements: &store.statements };
+            let found = session.read(&[&key], Fetch::Nothing).await.map_err(fault)?;
+            let found = found.into_iter().flatten().next();
+            if let Some(reply) = found.map_or(Some(ForgetReply::Missing), |row| row.forgotten()) {
+                return Ok(reply);
+            }
+            let forget = query(&store.statements.forget).bind(keys_json([&key]));
+            let deleted = forget.execute(session.connection).await.map_err(fault)?.rows_affected();
+            Ok(if deleted == 0 { ForgetReply::InFlight } else { ForgetReply::Removed })
         })
         .await
-    }
-
-    async fn forget_now(&self, key: &DedupKey) -> Result<ForgetReply, sqlx::Error> {
-        let (connection, statements) = (&mut *self.writer.acquire().await?, &self.statements);
-        let mut session = Session { connection, statements };
-        let found = session.read(&[key], Fetch::Nothing).await?.into_iter().flatten().next();
-        if let Some(reply) = found.map_or(Some(ForgetReply::Missing), |row| row.forgotten()) {
-            return Ok(reply);
-        }
-        let forget = query(&statements.forget).bind(keys_json([key]));
-        let deleted = forget.execute(session.connection).await?.rows_affected();
-        Ok(if deleted == 0 { ForgetReply::InFlight } else { ForgetReply::Removed })
     }
 
     pub(super) async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
@@ -81,7 +78,7 @@ impl SqliteStore {
             end = format!("{namespace}\0");
         }
         if let Some(cursor) = after {
-            from = from.max(Place::read(cursor)?);
+            from = from.max(read_cursor(cursor)?);
         }
         let since = filter.since.map(|since| i64::try_from(since.as_millis()).unwrap_or(i64::MAX));
         // With 0, the list would never end.
@@ -98,37 +95,29 @@ impl SqliteStore {
             .fetch_all(&self.readers)
             .await;
         let cursor =
-            |row: &SqliteRow| Ok(Place(row.try_get("namespace")?, row.try_get("id")?).cursor());
+            |row: &SqliteRow| Ok(cursor_at(&(row.try_get("namespace")?, row.try_get("id")?)));
         rows.and_then(|rows| listing(&rows, limit, cursor, |row| read_row(row, Fetch::Nothing)))
             .map_err(|error| store_error("listing keys", error))
     }
 }
 
 /// The namespace and the id of a key, which exists or not: a place in the order of the primary key.
-#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
-struct Place(String, String);
+type Place = (String, String);
 
-impl Place {
-    /// Returns the cursor of this place: its names as JSON, which escapes whatever they hold.
-    fn cursor(&self) -> Cursor {
-        // Strings always serialize.
-        Cursor::new(serde_json::to_string(&(&self.0, &self.1)).unwrap_or_default())
-    }
+/// Returns the cursor of this place: its names as JSON, which escapes whatever they hold.
+fn cursor_at(place: &Place) -> Cursor {
+    // Strings always serialize.
+    Cursor::new(serde_json::to_string(place).unwrap_or_default())
+}
 
-    /// Reads a cursor.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Refused`] for a text that [`cursor`](Self::cursor) does not make of a key.
-    fn read(cursor: &Cursor) -> Result<Self, Error> {
-        let names = serde_json::from_str::<(String, String)>(cursor.as_str()).ok();
-        let place = names.map(|(namespace, id)| Self(namespace, id));
-        let is_own = |place: &Self| {
-            place.cursor() == *cursor
-                && DedupKey::new(&place.0, &place.1).is_ok_and(|key| key.id() == place.1)
-        };
-        place.filter(is_own).ok_or_else(|| {
-            Error::new(ErrorKind::Refused, "listing keys: the cursor is not one of this store")
-        })
-    }
+/// Reads a text that [`cursor_at`] makes of a key.
+fn read_cursor(cursor: &Cursor) -> Result<Place, Error> {
+    let place = serde_json::from_str::<Place>(cursor.as_str()).ok();
+    let is_own = |place: &Place| {
+        cursor_at(place) == *cursor
+            && DedupKey::new(&place.0, &place.1).is_ok_and(|key| key.id() == place.1)
+    };
+    place.filter(is_own).ok_or_else(|| {
+        Error::new(ErrorKind::Refused, "listing keys: the cursor is not one of this store")
+    })
 }

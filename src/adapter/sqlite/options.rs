@@ -11,19 +11,6 @@ use super::super::sql::{Identifier, check_timeout, take_identifiers};
 use crate::error::ConfigError;
 
 /// How a [`SqliteAdapter`](super::SqliteAdapter) works. Set before the adapter exists.
-///
-/// # Example
-///
-/// ```
-/// use std::time::Duration;
-/// use tower_dedup::adapter::{Identifier, SqliteOptions};
-///
-/// let options = SqliteOptions::new()
-///     .table(Identifier::new("webhooks")?)
-///     .write_lock_timeout(Duration::from_secs(3));
-/// assert!(format!("{options:?}").contains("webhooks"));
-/// # Ok::<(), tower_dedup::ConfigError>(())
-/// ```
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct SqliteOptions {

@@ -5,17 +5,14 @@ use std::collections::HashMap;
 use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
-use super::super::replies::ClaimReply;
 use super::super::sql::call::{RowCall, Rows};
-use super::super::sql::row::{Row, StoredColumns, first};
+use super::super::sql::row::{Row, StoredColumns};
 use super::super::stored::{Fetch, StoredResponse};
 use crate::key::{DedupKey, hex};
 
 /// Returns keys as one parameter: a JSON array of `[namespace, id]` pairs.
 pub(super) fn keys_json<'k>(keys: impl IntoIterator<Item = &'k DedupKey>) -> String {
-    let pairs: Vec<_> = keys.into_iter().map(|key| (key.namespace(), key.id())).collect();
-    // Strings and tuples of them always serialize.
-    serde_json::to_string(&pairs).unwrap_or_default()
+    json(keys.into_iter().map(|key| (key.namespace(), key.id())))
 }
 
 /// Returns the rows of a statement that writes, as one parameter: a JSON array of
@@ -24,15 +21,13 @@ pub(super) fn keys_json<'k>(keys: impl IntoIterator<Item = &'k DedupKey>) -> Str
 /// nothing. Bytes are in hex.
 pub(super) fn rows_json(rows: &Rows<'_>) -> String {
     if !rows.stores_data() {
-        let rows = rows.iter().map(|RowCall { key, terms, .. }| {
+        return json(rows.iter().map(|RowCall { key, terms, .. }| {
             let token = hex(terms.token().as_bytes());
             let event_type = terms.event_type_for(key);
             (key.namespace(), key.id(), token, terms.retention_ms(), terms.lease_ms(), event_type)
-        });
-        // Strings and numbers always serialize.
-        return serde_json::to_string(&rows.collect::<Vec<_>>()).unwrap_or_default();
+        }));
     }
-    let rows = rows.iter().map(|RowCall { key, terms, .. }| {
+    json(rows.iter().map(|RowCall { key, terms, .. }| {
         let data = terms.stored_data_for(key).unwrap_or_default();
         let response = data.response.as_deref();
         (
@@ -47,7 +42,11 @@ pub(super) fn rows_json(rows: &Rows<'_>) -> String {
             response.map(StoredResponse::headers_json),
             response.map(|response| hex(&response.body)),
         )
-    });
+    }))
+}
+
+fn json(rows: impl Iterator<Item: serde::Serialize>) -> String {
+    // Strings, numbers and tuples of them always serialize.
     serde_json::to_string(&rows.collect::<Vec<_>>()).unwrap_or_default()
 }
 
@@ -62,7 +61,6 @@ fn try_read_row(row: &SqliteRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
     Ok(Row {
         // A token of another length equals no caller's token.
         token: token.map(|token| token.try_into().unwrap_or_default()),
-        version: 0,
         attempts: row.try_get("attempts")?,
         takeover: row.try_get("takeover")?,
         first_seen_at: row.try_get("first_seen_at")?,
@@ -71,7 +69,7 @@ fn try_read_row(row: &SqliteRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
         lease_until: row.try_get("lease_until")?,
         now: row.try_get("now")?,
         stored: StoredColumns::read(row, fetch)?,
-        unreadable: None,
+        ..Row::default()
     })
 }
 
@@ -105,9 +103,4 @@ pub(super) fn with_indexes<'r>(
         }
     }
     Ok(found)
-}
-
-/// Returns the reply of a row that a claim wrote.
-pub(super) fn claimed_row(row: &SqliteRow) -> Result<ClaimReply, sqlx::Error> {
-    Ok(first(row.try_get("attempts")?, row.try_get("takeover")?))
 }

@@ -10,15 +10,15 @@ use std::sync::Arc;
 use sqlx::Row as _;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
-use super::super::replies::{ClaimReply, RenewReply};
-use super::super::sql::batch::{KeyReply, Replied, TRIES, unanswered};
-use super::super::sql::call::{Kind, RowReply, Rows};
+use super::super::replies::RenewReply;
+use super::super::sql::batch::{TRIES, unanswered};
+use super::super::sql::call::{Kind, Replied, RowReply, Rows};
 use super::super::sql::responses::most_read;
 use super::super::sql::row::{Row, completed};
 use super::super::sql::statement::query;
 use super::super::stored::Fetch;
 use super::super::terms::Token;
-use super::params::{claimed_row, keys_json, rows_in_order, rows_json, with_indexes};
+use super::params::{keys_json, rows_in_order, rows_json, with_indexes};
 use super::statements::Statements;
 use crate::key::DedupKey;
 
@@ -29,6 +29,8 @@ pub(super) struct Session<'c> {
 }
 
 impl Session<'_> {
+    /// Returns the reply of each row that has one. `has_written` is set once a statement has written rows that no
+    /// reply reports.
     pub(super) async fn execute(
         &mut self,
         kind: Kind,
@@ -36,50 +38,46 @@ impl Session<'_> {
         has_written: &mut bool,
     ) -> Result<Vec<Replied>, sqlx::Error> {
         let all = self.statements;
-        let (common_case, reply) = match kind {
-            Kind::Renew => return self.update(&all.renew, rows, RENEWED).await,
-            Kind::Release => return self.update(&all.release, rows, RELEASED).await,
+        let (renewed, lost) = (RenewReply::Held, RenewReply::Lost);
+        let held = RowReply::Completed(completed(1, true));
+        // The statement of the common case, the reply of a row that it writes, and that of another if there is one.
+        let (sql, reply, other) = match kind {
+            Kind::Renew => (&all.renew, RowReply::Renewed(renewed), Some(RowReply::Renewed(lost))),
+            Kind::Release => (&all.release, RowReply::Released, Some(RowReply::Released)),
             Kind::ReleaseComplete => {
-                return self.update(&all.release_complete, rows, RELEASED).await;
+                (&all.release_complete, RowReply::Released, Some(RowReply::Released))
             }
-            Kind::Claim => (&all.claim_insert, RowReply::Claimed(ClaimReply::first(1, false))),
-            Kind::ClaimComplete => {
-                (&all.claim_complete_insert, RowReply::Claimed(ClaimReply::first(1, false)))
-            }
-            Kind::Complete => (&all.complete_held, RowReply::Completed(completed(1, true))),
+            Kind::Claim => (&all.claim_insert, RowReply::first(1, false), None),
+            Kind::ClaimComplete => (&all.claim_complete_insert, RowReply::first(1, false), None),
+            Kind::Complete => (&all.complete_held, held, None),
         };
+        let replies = |reply: Option<RowReply>| rows.iter().map(move |_| reply.clone().map(Ok));
+        if other.is_some() {
+            let returned = self.fetch(sql, rows).await?;
+            let mut replies: Vec<Replied> = replies(other).collect();
+            for (index, _) in with_indexes(rows, &returned)? {
+                replies[index] = Some(Ok(reply.clone()));
+            }
+            return Ok(replies);
+        }
         if kind.is_claim() || !rows.stores_data() {
-            let write = query(common_case).bind(rows_json(rows));
+            let write = query(sql).bind(rows_json(rows));
             let written = write.execute(&mut *self.connection).await?.rows_affected();
             if usize::try_from(written) == Ok(rows.len()) {
-                return Ok(rows.iter().map(|_| Some(Ok(reply.clone()).into())).collect());
+                return Ok(replies(Some(reply)).collect());
             }
             *has_written |= written > 0;
         }
-        let replies = self.write(kind, rows).await?.into_iter();
-        Ok(replies.map(|reply| reply.or_else(|| Some(KeyReply::unknown(kind)))).collect())
+        self.write(kind, rows, replies(None).collect()).await
     }
 
-    /// Renews or releases the rows of these tokens. `replies` are those for a row that was written, and for another.
-    async fn update(
-        &mut self,
-        sql: &Arc<str>,
-        rows: &Rows<'_>,
-        [written, other]: [RowReply; 2],
-    ) -> Result<Vec<Replied>, sqlx::Error> {
-        let returned = self.fetch(sql, rows).await?;
-        let mut replies: Vec<_> = rows.iter().map(|_| Some(Ok(other.clone()).into())).collect();
-        for (index, _) in with_indexes(rows, &returned)? {
-            replies[index] = Some(Ok(written.clone()).into());
-        }
-        Ok(replies)
-    }
-
-    /// Claims or completes rows in every state. A row without a reply was changed by other processes each time.
+    /// Claims or completes the rows without a reply, in every state. A row that is left without one was changed by
+    /// other processes each time.
     pub(super) async fn write(
         &mut self,
         kind: Kind,
         rows: &Rows<'_>,
+        mut replies: Vec<Replied>,
     ) -> Result<Vec<Replied>, sqlx::Error> {
         let statement = match kind {
             Kind::Claim => &self.statements.claim_upsert,
@@ -87,7 +85,6 @@ impl Session<'_> {
             _ => &self.statements.complete,
         };
         let fetch = rows.first().map_or(Fetch::Nothing, |row| row.terms.fetch());
-        let mut replies: Vec<Replied> = rows.iter().map(|_| None).collect();
         for _ in 0..TRIES {
             let left = unanswered(&replies);
             if left.is_empty() {
@@ -96,15 +93,15 @@ impl Session<'_> {
             let left_rows = rows.select(&left);
             let written = self.fetch(statement, &left_rows).await?;
             for (index, row) in with_indexes(&left_rows, &written)? {
-                let index = left[index];
-                replies[index] = Some(Ok(written_reply(kind, row, rows[index].token())?).into());
+                let reply = written_reply(kind, row, left_rows[index].token())?;
+                replies[left[index]] = Some(Ok(reply));
             }
             let left = unanswered(&replies);
             let keys: Vec<_> = left.iter().map(|index| rows[*index].key).collect();
             let found = self.read(&keys, fetch).await?;
             for (index, row) in left.into_iter().zip(found) {
                 replies[index] =
-                    row.and_then(|row| KeyReply::of_row(&row, kind, rows[index].terms));
+                    row.and_then(|row| RowReply::of_row(&row, kind, rows[index].terms));
             }
         }
         Ok(replies)
@@ -137,16 +134,13 @@ impl Session<'_> {
     }
 }
 
-const RENEWED: [RowReply; 2] =
-    [RowReply::Renewed(RenewReply::Held), RowReply::Renewed(RenewReply::Lost)];
-const RELEASED: [RowReply; 2] = [RowReply::Released, RowReply::Released];
-
 /// Returns the reply of a row that a claim or a completion wrote.
 fn written_reply(kind: Kind, row: &SqliteRow, mine: Token) -> Result<RowReply, sqlx::Error> {
+    let attempts = row.try_get("attempts")?;
     if kind.is_claim() {
-        return Ok(RowReply::Claimed(claimed_row(row)?));
+        return Ok(RowReply::first(attempts, row.try_get("takeover")?));
     }
     let token: Option<Vec<u8>> = row.try_get("token")?;
     let is_held = token.as_deref() == Some(mine.as_bytes());
-    Ok(RowReply::Completed(completed(row.try_get("attempts")?, is_held)))
+    Ok(RowReply::Completed(completed(attempts, is_held)))
 }

@@ -10,9 +10,9 @@
 
 use std::sync::Arc;
 
+use super::super::inspect::PURGE_GRACE;
 use super::super::sql::Identifier;
 use super::super::sql::inspection::{COUNTED, PORTION};
-use super::super::sql::purge::grace_ms;
 use super::super::sql::statement::{render, statements};
 use super::super::stored::Fetch;
 
@@ -74,7 +74,7 @@ impl Statements {
             ("version", &*VERSION.to_string()),
             ("now", NOW),
             ("state", STATE),
-            ("grace_ms", &*grace_ms().to_string()),
+            ("grace_ms", &*PURGE_GRACE.as_millis().to_string()),
             ("counted", &*COUNTED.to_string()),
             ("portion", &*PORTION.to_string()),
         ];
@@ -98,9 +98,6 @@ impl Statements {
 
 #[cfg(test)]
 mod tests {
-    use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
-    use sqlx::{AssertSqlSafe, ConnectOptions};
-
     use super::super::super::sql::statement::check_golden;
     use super::*;
 
@@ -108,79 +105,5 @@ mod tests {
     fn golden() {
         let statements = Statements::new(&Identifier::default_table());
         check_golden("src/adapter/sqlite/sql/golden.txt", &statements.all());
-    }
-
-    #[tokio::test]
-    async fn keys_are_searched_by_the_primary_key() {
-        let mut connection =
-            SqliteConnectOptions::new().filename(":memory:").connect().await.unwrap();
-        for sql in Statements::new(&Identifier::default_table()).create() {
-            sqlx::query(AssertSqlSafe(Arc::clone(sql))).execute(&mut connection).await.unwrap();
-        }
-        search(&mut connection).await;
-        // The same in a table that is known to be tiny: it grows.
-        let row = "INSERT INTO webhook_deliveries \
-            (namespace, id, attempts, takeover, first_seen_at, expires_at) \
-            VALUES ('a', 'b', 1, 0, 1, 1), ('a', 'c', 1, 0, 1, 1)";
-        for sql in [row, "ANALYZE"] {
-            sqlx::query(sql).execute(&mut connection).await.unwrap();
-        }
-        search(&mut connection).await;
-    }
-
-    /// Returns the steps of a statement's plan.
-    async fn plan(connection: &mut SqliteConnection, sql: &str) -> Vec<String> {
-        let explain = AssertSqlSafe(format!("EXPLAIN QUERY PLAN {sql}"));
-        let steps: Vec<(i64, i64, i64, String)> =
-            sqlx::query_as(explain).fetch_all(connection).await.unwrap();
-        steps.into_iter().map(|step| step.3).collect()
-    }
-
-    async fn search(connection: &mut SqliteConnection) {
-        let all = Statements::new(&Identifier::default_table());
-        let by_range = "PRIMARY KEY ((namespace,id)>(?,?) AND (namespace,id)<(?,?))";
-        let by_key = "PRIMARY KEY (namespace=? AND id=?)";
-        for (sql, searches) in [
-            (&all.list, &[by_range][..]),
-            (&all.stats, &["_expires_at (expires_at<?)", "_expires_at (expires_at>?)"]),
-            (&all.purge, &["_expires_at (expires_at<?)", by_key]),
-        ] {
-            let plan = plan(connection, sql).await;
-            for search in searches {
-                assert!(plan.iter().any(|step| step.contains(search)), "{sql}\n{plan:?}");
-            }
-            // A list sorts its portion once more.
-            let reads_all = |step: &String| {
-                step.contains("TEMP B-TREE") && sql != &all.list
-                    || step == "SCAN webhook_deliveries"
-            };
-            assert!(!plan.iter().any(reads_all), "{sql}\n{plan:?}");
-        }
-        for (sql, searches) in [
-            (&all.read, 1),
-            (&all.read_digest, 1),
-            (&all.get, 1),
-            (&all.complete_held, 1),
-            (&all.release, 1),
-            (&all.tx_complete, 1),
-            (&all.tx_store, 1),
-            (&all.forget, 1),
-            // It searches the rows, and searches them again to delete them.
-            (&all.release_complete, 2),
-            // They insert.
-            (&all.claim_insert, 0),
-            (&all.claim_upsert, 0),
-            (&all.claim_complete_insert, 0),
-            (&all.claim_complete_upsert, 0),
-            (&all.renew, 0),
-            (&all.complete, 0),
-        ] {
-            let plan = plan(connection, sql).await;
-            let found = plan.iter().filter(|step| step.contains(by_key)).count();
-            assert_eq!(found, searches, "{sql}\n{plan:?}");
-            let scans_rows =
-                |step: &String| step.starts_with("SCAN t") || step.starts_with("SCAN e");
-            assert!(!plan.iter().any(scans_rows), "{sql}\n{plan:?}");
-        }
     }
 }

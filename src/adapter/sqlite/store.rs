@@ -4,17 +4,17 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use sqlx::sqlite::{SqliteConnection, SqlitePool, SqliteRow};
+use sqlx::sqlite::{SqliteConnection, SqliteExecutor, SqlitePool};
 use sqlx::{ConnectOptions, Connection, Row as _};
 use tokio::sync::{Mutex, OwnedMutexGuard, Semaphore, oneshot};
 
-use super::super::sql::call::{Call, without_response};
+use super::super::sql::call::Call;
+use super::super::sql::options::check_open;
 use super::super::sql::purge::PurgeTask;
 use super::super::sql::queue::{BatchItem, Batcher};
 use super::super::sql::row::Row;
 use super::super::sql::statement::query;
 use super::super::stored::Fetch;
-use super::super::terms::CallTerms;
 use super::errors::{is_sql_error, store_error};
 use super::options::SqliteOptions;
 use super::session::Session;
@@ -28,7 +28,7 @@ const PREPARING: &str = "preparing the SQLite schema";
 /// How many of the reading connections the lookups of the queue use.
 const LOOKUP_LANES: usize = 2;
 /// How many callers read stored responses at the same time.
-const RESPONSE_READS: usize = 2;
+pub(super) const RESPONSE_READS: u32 = 2;
 
 /// The state that all handles of an adapter share.
 pub(super) struct SqliteStore {
@@ -56,22 +56,13 @@ pub(super) struct SqliteStore {
 pub(super) type WriteGuard = OwnedMutexGuard<()>;
 
 /// One caller's question for a row.
-pub(super) struct Lookup {
-    pub(super) key: DedupKey,
-    pub(super) fetch: Fetch,
-}
-
-impl Lookup {
-    pub(super) fn new(key: &DedupKey, terms: &CallTerms) -> Self {
-        Self { key: key.clone(), fetch: without_response(terms.fetch()) }
-    }
-}
+pub(super) type Lookup = (DedupKey, Fetch);
 
 impl BatchItem for Lookup {
     type Reply = Option<Row>;
 
-    fn can_join(&self, other: &Self) -> bool {
-        self.fetch == other.fetch
+    fn can_join(&self, (_, fetch): &Self) -> bool {
+        self.1 == *fetch
     }
 
     fn is_bounded(&self) -> bool {
@@ -92,7 +83,7 @@ impl SqliteStore {
             lookups: Batcher::new(LOOKUP_LANES, options.batching),
             calls: Batcher::new(1, options.batching),
             purge_task: PurgeTask::new(options.purging),
-            response_reads: Semaphore::new(RESPONSE_READS),
+            response_reads: Semaphore::new(RESPONSE_READS as usize),
             held: Mutex::default(),
             has_schema: AtomicBool::new(false),
             closed: AtomicBool::new(false),
@@ -102,6 +93,13 @@ impl SqliteStore {
             options,
         }
     }
+
+    pub(super) fn pool(&self) -> &SqlitePool {
+        &self.writer
+    }
+
+    /// The pool was closed. Nothing follows: the file is held until the last handle is dropped.
+    pub(super) fn on_close(&self) {}
 
     /// Runs a call once the table exists; and once more if the table is gone, which is then made again.
     pub(super) async fn with_table<T, F>(self: &Arc<Self>, call: impl Fn() -> F) -> Result<T, Error>
@@ -120,7 +118,7 @@ impl SqliteStore {
     }
 
     async fn ready(self: &Arc<Self>) -> Result<(), Error> {
-        self.check_open()?;
+        check_open(self.closed.load(Ordering::Acquire), self.options.check())?;
         self.ensure_purge();
         if self.has_schema.load(Ordering::Acquire) {
             return Ok(());
@@ -128,16 +126,8 @@ impl SqliteStore {
         Box::pin(self.make_schema()).await
     }
 
-    fn check_open(&self) -> Result<(), Error> {
-        if self.closed.load(Ordering::Acquire) {
-            return Err(Error::new(ErrorKind::Unavailable, "using an adapter that was closed"));
-        }
-        let invalid = |error| Error::new(ErrorKind::Config, "using an adapter").with_source(error);
-        self.options.check().map_err(invalid)
-    }
-
     pub(super) async fn migrate(self: &Arc<Self>) -> Result<(), Error> {
-        self.check_open()?;
+        check_open(self.closed.load(Ordering::Acquire), self.options.check())?;
         self.make_schema().await
     }
 
@@ -160,7 +150,7 @@ impl SqliteStore {
         if held.is_none() && !self.closed.load(Ordering::Acquire) {
             let mut connection = self.readers.connect_options().connect().await.map_err(fault)?;
             // A connection uses `-wal` and `-shm` from its first read on.
-            query(&self.statements.tables).fetch_one(&mut connection).await.map_err(fault)?;
+            self.has_tables(&mut connection).await.map_err(fault)?;
             *held = Some(connection);
         }
         Ok(())
@@ -203,7 +193,7 @@ impl SqliteStore {
         self: &Arc<Self>,
         connection: &mut SqliteConnection,
     ) -> Result<(), Error> {
-        self.check_open()?;
+        check_open(self.closed.load(Ordering::Acquire), self.options.check())?;
         self.ensure_purge();
         if self.has_schema.load(Ordering::Acquire) {
             return Ok(());
@@ -213,12 +203,16 @@ impl SqliteStore {
 
     /// Returns `true` if the table is gone, as a transaction of the user's sees it.
     pub(super) async fn lacks_table(&self, connection: &mut SqliteConnection) -> bool {
-        let tables = query(&self.statements.tables).fetch_one(connection).await;
-        let is_gone = tables.is_ok_and(|row| !has_tables(&row));
+        let is_gone = matches!(self.has_tables(connection).await, Ok(false));
         if is_gone {
             self.forget_schema();
         }
         is_gone
+    }
+
+    async fn has_tables(&self, on: impl SqliteExecutor<'_>) -> Result<bool, sqlx::Error> {
+        // Both tables and the index.
+        Ok(query(&self.statements.tables).fetch_one(on).await?.try_get::<i64, _>(0)? == 3)
     }
 
     fn forget_schema(&self) {
@@ -228,7 +222,7 @@ impl SqliteStore {
     }
 
     async fn finds_schema(&self) -> Result<bool, sqlx::Error> {
-        if !has_tables(&query(&self.statements.tables).fetch_one(&self.readers).await?) {
+        if !self.has_tables(&self.readers).await? {
             return Ok(false);
         }
         let version = query(&self.statements.version).fetch_one(&self.readers).await?;
@@ -249,11 +243,8 @@ impl SqliteStore {
         Ok(())
     }
 
-    /// Waits for the write lock. A caller that is dropped while it waits has changed nothing.
-    ///
-    /// # Errors
-    ///
-    /// An error of this kind after `write_lock_timeout`.
+    /// Waits for the write lock, `write_lock_timeout` at most, and then returns an error of this kind. A caller that is
+    /// dropped while it waits has changed nothing.
     pub(super) async fn write_lock(&self, kind: ErrorKind) -> Result<WriteGuard, Error> {
         let lock = Arc::clone(&self.write_lock).lock_owned();
         let lock = tokio::time::timeout(self.options.write_lock_timeout, lock).await;
@@ -314,9 +305,4 @@ impl SqliteStore {
             let _ = held.close().await;
         }
     }
-}
-
-/// Returns `true` if `sql/tables.sql` has found both tables and the index.
-fn has_tables(row: &SqliteRow) -> bool {
-    matches!(row.try_get(0), Ok(3_i64))
 }

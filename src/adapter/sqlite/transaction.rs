@@ -1,9 +1,6 @@
 //! Keys in a transaction: the handler's, lent by the ledger, or one of the user's own.
 //!
-//! 1. One transaction is lent at a time: it holds the file against every other writer. The next waits
-//!    for the write lock, in the order of arrival, for
-//!    [`write_lock_timeout`](super::SqliteOptions::write_lock_timeout). Duplicates are only read, and
-//!    do not wait.
+//! 1. One transaction is lent at a time: it holds the write lock. Duplicates are only read, and do not wait.
 //! 2. `BEGIN IMMEDIATE`: a transaction that begins by reading may be refused when it writes, whatever
 //!    the busy timeout.
 //! 3. A commit hook turns every COMMIT that is not the ledger's into a rollback: a raw COMMIT, and the
@@ -20,13 +17,12 @@ use std::time::Duration;
 use sqlx::Connection;
 use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool};
 
-use super::super::contract::StoreFuture;
 use super::super::replies::ClaimReply;
-use super::super::sql::batch::{claimed, known, unanswered, with_claimed};
-use super::super::sql::call::{Kind, Rows};
+use super::super::sql::batch::{claimed, known};
+use super::super::sql::call::{Kind, Replied, Rows};
 use super::super::sql::statement::query;
 use super::super::terms::{CallTerms, Token};
-use super::super::transaction::{OpenTransaction, Opened, Sealed, TransactionAdapter, not_ours};
+use super::super::transaction::{OpenTransaction, Opened, not_ours};
 use super::adapter::SqliteAdapter;
 use super::errors::{is_constraint, is_refused_commit, store_error};
 use super::params::{keys_json, rows_json};
@@ -69,103 +65,11 @@ impl Drop for Lent {
     }
 }
 
-fn hook_of(transaction: &OpenTransaction<Sqlite>) -> Option<Arc<Hook>> {
-    transaction.attachment::<Lent>().map(|lent| Arc::clone(&lent.hook))
-}
-
-impl Sealed for SqliteAdapter {}
-
-impl TransactionAdapter for SqliteAdapter {
-    type Database = Sqlite;
-
-    fn stores_data(&self) -> bool {
-        true
-    }
-
-    fn open<'a>(
-        &'a self,
-        keys: &'a [DedupKey],
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, Opened<Sqlite>> {
-        Box::pin(self.0.with_table(|| self.0.open(keys, terms)))
-    }
-
-    fn release_in<'a>(
-        &'a self,
-        transaction: &'a mut OpenTransaction<Sqlite>,
-        keys: &'a [DedupKey],
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, ()> {
-        const CONTEXT: &str = "releasing keys in a transaction";
-        Box::pin(async move {
-            let all = &self.0.statements;
-            // Inserted rows first: the second statement takes an attempt from the others.
-            for statement in [&all.tx_release_inserted, &all.tx_release_existing] {
-                change(transaction.connection(), CONTEXT, statement, keys, terms).await?;
-            }
-            Ok(())
-        })
-    }
-
-    fn commit<'a>(
-        &'a self,
-        transaction: OpenTransaction<Sqlite>,
-        keys: &'a [DedupKey],
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, ()> {
-        Box::pin(self.0.commit(transaction, keys, terms))
-    }
-
-    fn rollback(&self, transaction: OpenTransaction<Sqlite>) -> StoreFuture<'_, ()> {
-        Box::pin(self.0.rollback(transaction))
-    }
-
-    fn open_timeout(&self) -> Duration {
-        self.0.options.write_lock_timeout
-    }
-}
-
 impl SqliteAdapter {
     /// Claims a key in a transaction of yours: the key is complete when, and only if, the transaction
     /// commits.
     ///
-    /// For code that owns its transactions, without the layer. `retention` is how long the key is
-    /// remembered. On `Duplicate` and `InFlight`, nothing was written. Begin the transaction with
-    /// `BEGIN IMMEDIATE`: a transaction that has only read so far may be refused here. If there is no table yet, it is
-    /// made in your transaction, and a rollback removes it again.
-    ///
-    /// # Errors
-    ///
-    /// The database's errors.
-    ///
-    /// # Example
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let dir = tempfile::tempdir()?;
-    /// # let path = dir.path().join("shop.db");
-    /// use std::time::Duration;
-    /// use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
-    /// use tower_dedup::DedupKey;
-    /// use tower_dedup::adapter::SqliteAdapter;
-    /// use tower_dedup::adapter::contract::ClaimReply;
-    ///
-    /// let options = SqliteConnectOptions::new().filename(path).create_if_missing(true);
-    /// let pool = SqlitePool::connect_with(options).await?;
-    /// let adapter = SqliteAdapter::new(pool.clone());
-    /// let (key, month) = (DedupKey::new("orders", "order_17")?, Duration::from_secs(30 * 86_400));
-    ///
-    /// let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?;
-    /// assert_eq!(adapter.record_in(&mut tx, &key, month).await?, ClaimReply::first(1, false));
-    /// tx.rollback().await?; // neither the key nor the effect …
-    ///
-    /// let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?;
-    /// assert_eq!(adapter.record_in(&mut tx, &key, month).await?, ClaimReply::first(1, false));
-    /// tx.commit().await?; // … or both
-    /// # Ok(())
-    /// # }
-    /// ```
+    #[doc = include_str!("../../docs/stores/sqlite_record_in.md")]
     pub async fn record_in(
         &self,
         connection: &mut SqliteConnection,
@@ -176,27 +80,48 @@ impl SqliteAdapter {
         // Looked for on this connection: another one would wait for its transaction.
         store.ready_within(connection).await?;
         let terms = CallTerms::on_claim(Token::random(), retention);
-        let rows = Rows::of_call(std::slice::from_ref(key), &terms, |_| 0);
-        let claimed = match store.claim_in(connection, Kind::ClaimComplete, &rows).await {
-            Err(_) if store.lacks_table(connection).await => {
-                store.ready_within(connection).await?;
-                store.claim_in(connection, Kind::ClaimComplete, &rows).await?
-            }
-            claimed => claimed?,
-        };
-        Ok(claimed.into_iter().next().unwrap_or(ClaimReply::InFlight))
+        let (kind, rows) =
+            (Kind::ClaimComplete, Rows::of_call(std::slice::from_ref(key), &terms, |_| 0));
+        let mut claimed = store.claim_in(connection, kind, &rows, vec![None]).await;
+        if claimed.is_err() && store.lacks_table(connection).await {
+            store.ready_within(connection).await?;
+            claimed = store.claim_in(connection, kind, &rows, vec![None]).await;
+        }
+        Ok(claimed?.remove(0))
     }
 }
 
 impl SqliteStore {
+    /// Releases keys while their transaction goes on, before a handler has it.
+    pub(super) async fn release_in(
+        &self,
+        connection: &mut SqliteConnection,
+        keys: &[DedupKey],
+        terms: &CallTerms,
+    ) -> Result<(), Error> {
+        const CONTEXT: &str = "releasing keys in a transaction";
+        // Inserted rows first: the second statement takes an attempt from the others.
+        for statement in
+            [&self.statements.tx_release_inserted, &self.statements.tx_release_existing]
+        {
+            change(connection, CONTEXT, statement, keys, terms).await?;
+        }
+        Ok(())
+    }
+
     /// Reads first: duplicates need no transaction.
-    async fn open(&self, keys: &[DedupKey], terms: &CallTerms) -> Result<Opened<Sqlite>, Error> {
+    pub(super) async fn open(
+        &self,
+        keys: &[DedupKey],
+        terms: &CallTerms,
+    ) -> Result<Opened<Sqlite>, Error> {
         let found = self.read(&keys.iter().collect::<Vec<_>>(), terms.fetch()).await;
         let found = found.map_err(|error| store_error("looking up keys", error))?;
         let known = known(found, terms)?;
-        let left = unanswered(&known);
-        if left.is_empty() && !keys.is_empty() {
-            return Ok(Opened { replies: with_claimed(known, Vec::new()), transaction: None });
+        let all_are_known = known.iter().all(Option::is_some);
+        let replies = known.into_iter().map(|reply| reply.map(Ok)).collect();
+        if all_are_known && !keys.is_empty() {
+            return Ok(Opened { replies: claimed(replies)?, transaction: None });
         }
         let guard = self.write_lock(ErrorKind::Timeout).await?;
         let mut transaction = self.begin(guard).await?;
@@ -205,14 +130,11 @@ impl SqliteStore {
             let set = sqlx::raw_sql("SAVEPOINT tower_dedup").execute(connection).await;
             set.map(|_| Vec::new()).map_err(|error| store_error(OPENING, error))
         } else {
-            let rows = Rows::of_call(keys, terms, |_| 0).select(&left);
-            self.claim_in(connection, Kind::Claim, &rows).await
+            let rows = Rows::of_call(keys, terms, |_| 0);
+            self.claim_in(connection, Kind::Claim, &rows, replies).await
         };
         match claimed {
-            Ok(claimed) => {
-                let replies = with_claimed(known, claimed);
-                Ok(Opened { replies, transaction: Some(transaction) })
-            }
+            Ok(replies) => Ok(Opened { replies, transaction: Some(transaction) }),
             Err(error) => {
                 let _ = self.rollback(transaction).await;
                 Err(error)
@@ -220,15 +142,16 @@ impl SqliteStore {
         }
     }
 
-    /// Claims in a transaction that holds the file, so that no other process writes.
+    /// Claims the rows without a reply, in a transaction that holds the file, so that no other process writes.
     async fn claim_in(
         &self,
         connection: &mut SqliteConnection,
         kind: Kind,
         rows: &Rows<'_>,
+        replies: Vec<Replied>,
     ) -> Result<Vec<ClaimReply>, Error> {
         let mut session = Session { connection, statements: &self.statements };
-        let written = session.write(kind, rows).await;
+        let written = session.write(kind, rows, replies).await;
         let written = written.map_err(|error| store_error("claiming keys in a transaction", error));
         claimed(written?)
     }
@@ -240,7 +163,12 @@ impl SqliteStore {
         let mut attempts = 0;
         let begun = loop {
             attempts += 1;
-            match OpenTransaction::begin(&self.writer, Some("BEGIN IMMEDIATE")).await {
+            let writer = self.writer.clone();
+            let begin = async move {
+                OpenTransaction::begin(writer.acquire().await?, "BEGIN IMMEDIATE", None).await
+            };
+            let begun = tokio::spawn(begin).await.unwrap_or(Err(sqlx::Error::WorkerCrashed));
+            match begun {
                 Err(sqlx::Error::InvalidSavePointStatement) if attempts < ATTEMPTS => {
                     // The connection may still be on its way back to the pool.
                     tokio::time::sleep(Duration::from_millis(1 << attempts)).await;
@@ -256,7 +184,7 @@ impl SqliteStore {
         Ok(transaction)
     }
 
-    async fn commit(
+    pub(super) async fn commit(
         &self,
         mut transaction: OpenTransaction<Sqlite>,
         keys: &[DedupKey],
@@ -296,17 +224,24 @@ impl SqliteStore {
             stored.map_err(|error| store_error(COMMITTING, error))?;
         }
         let is_ours = if keys.is_empty() {
-            is_same(connection).await
+            // If the handler has ended the transaction, its savepoint is gone, also from a transaction that the
+            // handler has begun since.
+            sqlx::raw_sql("RELEASE SAVEPOINT tower_dedup").execute(connection).await.is_ok()
         } else {
             let complete = &self.statements.tx_complete;
             change(connection, COMMITTING, complete, keys, terms).await? == keys.len()
         };
-        let hook = hook_of(transaction).filter(|_| is_ours && !transaction.has_leaked_savepoint());
+        let is_ours = is_ours && !transaction.has_leaked_savepoint();
+        let hook =
+            transaction.attachment().filter(|_| is_ours).map(|lent: &Lent| Arc::clone(&lent.hook));
         hook.ok_or_else(|| not_ours("committing: the handler has ended its transaction"))
     }
 
     /// Rolls back all of a handler's transaction.
-    async fn rollback(&self, mut transaction: OpenTransaction<Sqlite>) -> Result<(), Error> {
+    pub(super) async fn rollback(
+        &self,
+        mut transaction: OpenTransaction<Sqlite>,
+    ) -> Result<(), Error> {
         // An error if the transaction has silently ended.
         let _ = sqlx::query("ROLLBACK").execute(transaction.connection()).await;
         // sqlx does not know of that ROLLBACK. Without another transaction, its own ROLLBACK would
@@ -338,12 +273,6 @@ async fn change(
         if refused { error.of_the_transaction() } else { error }
     })?;
     Ok(rows.len())
-}
-
-/// Returns `true` if the transaction without keys goes on. If the handler has ended it, its savepoint
-/// is gone, also from a transaction that the handler has begun since.
-async fn is_same(connection: &mut SqliteConnection) -> bool {
-    sqlx::raw_sql("RELEASE SAVEPOINT tower_dedup").execute(connection).await.is_ok()
 }
 
 /// Closes the idle connections that sqlx believes to be in a transaction. No caller holds that transaction:

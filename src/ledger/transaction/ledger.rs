@@ -22,6 +22,10 @@ use crate::delivery::Protection;
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Keys};
 
+/// Those of every SQL adapter.
+const ABILITIES: Abilities =
+    Abilities { leases: true, inspection: true, stored_data: true, ..Abilities::new() };
+
 /// Commits a key together with its handler's writes: every effect in that database exists exactly
 /// once.
 ///
@@ -35,11 +39,6 @@ pub struct Transactional<DB: Database> {
 impl<DB: Database> Transactional<DB> {
     pub(crate) fn new(adapter: Arc<dyn TransactionAdapter<Database = DB>>) -> Self {
         Self { adapter, running: Arc::default() }
-    }
-
-    fn abilities(&self) -> Abilities {
-        let stored_data = self.adapter.stores_data();
-        Abilities { leases: true, inspection: true, stored_data, ..Abilities::new() }
     }
 
     /// Lends `transaction`, or the one that its handler opens.
@@ -76,7 +75,7 @@ impl<DB: Database> Ledger for Transactional<DB> {
         context: &BeginContext,
     ) -> Result<Begin<Self::Claim>, Error> {
         if keys.is_empty() {
-            let terms = context.transaction_terms(&[], self.abilities());
+            let terms = context.transaction_terms(&[], ABILITIES);
             let claim = self.claim(Vec::new(), terms, context, None);
             return Ok(Begin::WithoutKey(Some(claim)));
         }
@@ -87,7 +86,7 @@ impl<DB: Database> Ledger for Transactional<DB> {
             return Ok(Begin::InFlight);
         }
         let (adapter, store_timeout) = (&*self.adapter, context.store_timeout);
-        let terms = context.transaction_terms(&events, self.abilities());
+        let terms = context.transaction_terms(&events, ABILITIES);
         let bound = store_timeout.saturating_add(adapter.open_timeout());
         let opened =
             bounded(&["begin", "opening a transaction"], bound, || adapter.open(&asked, &terms))
@@ -129,7 +128,7 @@ impl<DB: Database> Ledger for Transactional<DB> {
     }
 
     fn stores_data(&self) -> bool {
-        self.adapter.stores_data()
+        ABILITIES.stored_data
     }
 
     fn pending_writes(&self) -> PendingWrites {

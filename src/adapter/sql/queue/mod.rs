@@ -43,10 +43,8 @@ mod tests {
     use super::*;
     use crate::error::Error;
 
-    struct Number(u32);
-
-    impl BatchItem for Number {
-        type Reply = u32;
+    impl BatchItem for u32 {
+        type Reply = Self;
 
         fn can_join(&self, _: &Self) -> bool {
             true
@@ -59,21 +57,16 @@ mod tests {
 
     struct Echo;
 
-    impl BatchExecutor<Number> for Echo {
+    impl BatchExecutor<u32> for Echo {
         type SendGuard = ();
 
         async fn send_guard(&self) -> Result<(), Error> {
             Ok(())
         }
 
-        async fn execute(
-            &self,
-            (): (),
-            batch: Vec<Number>,
-            _: &Waits<'_>,
-        ) -> Vec<Result<u32, Error>> {
+        async fn execute(&self, (): (), batch: Vec<u32>, _: &Waits<'_>) -> Vec<Result<u32, Error>> {
             tokio::time::sleep(Duration::from_millis(1)).await;
-            batch.into_iter().map(|Number(number)| Ok(number)).collect()
+            batch.into_iter().map(Ok).collect()
         }
     }
 
@@ -86,9 +79,8 @@ mod tests {
         let (runtimes, batcher) = ([runtime(), runtime()], Batcher::new(1, Batching::new()));
         let echo = Arc::new(Echo);
         for number in 0..6 {
-            let call = async {
-                timeout(Duration::from_secs(5), batcher.submit(&echo, Number(number))).await
-            };
+            let call =
+                async { timeout(Duration::from_secs(5), batcher.submit(&echo, number)).await };
             let reply = runtimes[number as usize % 2].block_on(call);
             assert_eq!(reply.expect("a reply").unwrap(), number);
         }
@@ -101,7 +93,7 @@ mod tests {
         let batcher = Arc::new(Batcher::new(1, Batching::new().max_batch_keys(1)));
         let submit = |number| {
             let batcher = Arc::clone(&batcher);
-            async move { batcher.submit(&Arc::new(Echo), Number(number)).await }
+            async move { batcher.submit(&Arc::new(Echo), number).await }
         };
         for _ in 0..20 {
             let (release, released) = std::sync::mpsc::channel::<()>();

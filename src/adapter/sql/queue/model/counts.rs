@@ -2,20 +2,12 @@
 
 use tokio::sync::oneshot;
 
-use super::queue::{Queue, QueueReply};
+use super::queue::Queue;
 use super::{Item, MAX_BATCH_KEYS};
 
-type Reply = oneshot::Receiver<QueueReply<Item>>;
-
-/// Queues a call with this number.
-fn push(queue: &mut Queue<Item>, number: usize) -> Reply {
-    push_of_kind(queue, number, 1)
-}
-
-fn push_of_kind(queue: &mut Queue<Item>, number: usize, kind: u8) -> Reply {
-    let (reply, receiver) = oneshot::channel();
-    queue.push(Item { number, kind }, reply);
-    receiver
+/// Queues a call, for whose reply nobody waits.
+fn push(queue: &mut Queue<Item>, number: usize, kind: u8) {
+    queue.push(Item { number, kind }, oneshot::channel().0);
 }
 
 /// Returns the calls of the next batch.
@@ -27,9 +19,9 @@ fn take(queue: &mut Queue<Item>) -> Vec<usize> {
 fn a_lane_passes_over_four_batches_of_calls_that_cannot_join() {
     for (skipped, batch) in [(4 * MAX_BATCH_KEYS, vec![0, 9]), (4 * MAX_BATCH_KEYS + 1, vec![0])] {
         let mut queue = Queue::default();
-        let _first = push_of_kind(&mut queue, 0, 0);
-        let _others: Vec<_> = (1..=skipped).map(|_| push_of_kind(&mut queue, 5, 1)).collect();
-        let _last = push_of_kind(&mut queue, 9, 0);
+        push(&mut queue, 0, 0);
+        (0..skipped).for_each(|_| push(&mut queue, 5, 1));
+        push(&mut queue, 9, 0);
         assert_eq!(take(&mut queue), batch, "{skipped}");
         // The calls that were passed over keep their place.
         assert_eq!(take(&mut queue)[0], 5);
@@ -39,21 +31,22 @@ fn a_lane_passes_over_four_batches_of_calls_that_cannot_join() {
 #[test]
 fn a_second_lane_is_worth_some_keys_and_a_late_batch_one_more_lane() {
     let mut queue = Queue::default();
-    let _first = [1, 2].map(|key| push(&mut queue, key));
+    let push_two = |queue: &mut _| [1, 2].into_iter().for_each(|key| push(queue, key, 1));
+    push_two(&mut queue);
     assert!(queue.opens_lane(2, 3), "the first lane needs no number of keys");
     assert!(!queue.opens_lane(2, 2), "the first lane takes them");
     assert_eq!(take(&mut queue), [1, 2]);
-    let _more = [1, 2].map(|key| push(&mut queue, key));
+    push_two(&mut queue);
     assert!(!queue.opens_lane(2, 3));
     assert!(queue.opens_lane(2, 2));
     assert_eq!(take(&mut queue), [1, 2]);
-    let _last = push(&mut queue, 1);
+    push(&mut queue, 1, 1);
     assert!(!queue.opens_lane(2, 1), "two lanes at most");
     queue.abandon(4);
     // While a batch is late, a call that waits opens one more lane.
     queue.add_late();
     assert!(!queue.opens_lane(2, 0), "nothing waits");
-    let _second = push(&mut queue, 3);
+    push(&mut queue, 3, 1);
     assert!(queue.opens_lane(2, 9));
     assert!(!queue.opens_lane(2, 9));
     assert!(!queue.has_surplus(2));

@@ -46,16 +46,11 @@ impl BatchItem for Item {
 /// A store that checks the rules of the queue.
 #[derive(Default)]
 struct Store {
+    world: World,
     /// How often each call was sent.
     sent: Vec<AtomicUsize>,
     lanes: AtomicUsize,
-    max_lanes: usize,
-    fails: bool,
-    /// Whether batches may be dropped early, as by runtimes that end.
-    stops: bool,
-    /// How many callers have to be done before the first call gets its reply, as on a connection
-    /// that has fallen silent.
-    hangs: Option<usize>,
+    /// How many callers are done.
     done: AtomicUsize,
     /// How many guards were taken that no batch has used.
     unused_guards: AtomicUsize,
@@ -71,7 +66,10 @@ impl Drop for Sending<'_> {
     fn drop(&mut self) {
         self.store.lanes.fetch_sub(1, Ordering::SeqCst);
         let panics = std::thread::panicking();
-        assert!(self.ended || self.store.stops || panics, "dropped while it was being sent");
+        assert!(
+            self.ended || self.store.world.stops > 0 || panics,
+            "dropped while it was being sent"
+        );
     }
 }
 
@@ -88,7 +86,8 @@ impl BatchExecutor<Item> for Store {
         self.unused_guards.fetch_sub(1, Ordering::SeqCst);
         assert!(batch.len() <= MAX_BATCH_KEYS, "{} keys in one batch", batch.len());
         assert!(batch.iter().all(|item| item.can_join(&batch[0])), "calls that cannot join");
-        assert!(self.lanes.fetch_add(1, Ordering::SeqCst) < self.max_lanes, "too many lanes");
+        let max_lanes = self.world.lanes * if self.world.late { 2 } else { 1 };
+        assert!(self.lanes.fetch_add(1, Ordering::SeqCst) < max_lanes, "too many lanes");
         let mut sending = Sending { store: self, ended: false };
         for item in &batch {
             let before = self.sent[item.number].fetch_add(1, Ordering::SeqCst);
@@ -97,12 +96,11 @@ impl BatchExecutor<Item> for Store {
         for _ in 0..thread_rng().gen_range(0..4) {
             shuttle::future::yield_now().await;
         }
-        let hangs = self.hangs.filter(|_| batch.iter().any(|item| item.number == 0));
-        while hangs.is_some_and(|callers| self.done.load(Ordering::SeqCst) < callers) {
-            shuttle::future::yield_now().await;
+        if self.world.hangs && batch.iter().any(|item| item.number == 0) {
+            self.all_others_are_done().await;
         }
         sending.ended = true;
-        match if self.fails { thread_rng().gen_range(0..4) } else { 3 } {
+        match if self.world.fails { thread_rng().gen_range(0..4) } else { 3 } {
             0 => batch.iter().map(|_| Err(Error::new(ErrorKind::Refused, "the store"))).collect(),
             // Too few replies, as after a panic.
             1 => Vec::new(),
@@ -111,11 +109,19 @@ impl BatchExecutor<Item> for Store {
     }
 }
 
-#[derive(Clone, Copy)]
+impl Store {
+    async fn all_others_are_done(&self) {
+        while self.done.load(Ordering::SeqCst) < self.world.callers - 1 {
+            shuttle::future::yield_now().await;
+        }
+    }
+}
+
+#[derive(Clone, Copy, Default)]
 struct World {
     callers: usize,
-    calls: usize,
     lanes: usize,
+    /// How many batches may be dropped early, as by runtimes that end.
     stops: u32,
     fails: bool,
     leaves: bool,
@@ -123,12 +129,16 @@ struct World {
     stalls: bool,
     /// Whether batches may be late.
     late: bool,
-    /// Whether the first caller's call gets its reply only after all others are done.
+    /// Whether the first caller's call gets its reply only after all others are done, as on a connection that has
+    /// fallen silent.
     hangs: bool,
 }
 
+/// How many calls a caller makes.
+const CALLS: usize = 3;
+
 /// Submits a call, and stops polling it until all others are done.
-async fn stall(batcher: Arc<Batcher<Item>>, store: Arc<Store>, all: usize) {
+async fn stall(batcher: Arc<Batcher<Item>>, store: Arc<Store>) {
     let item = Item { number: 0, kind: 0 };
     let mut reply = Box::pin(batcher.submit(&store, item));
     for _ in 0..thread_rng().gen_range(0..6) {
@@ -137,17 +147,16 @@ async fn stall(batcher: Arc<Batcher<Item>>, store: Arc<Store>, all: usize) {
         }
         shuttle::future::yield_now().await;
     }
-    while store.done.load(Ordering::SeqCst) < all {
-        shuttle::future::yield_now().await;
-    }
+    store.all_others_are_done().await;
     assert_eq!(reply.await.unwrap(), 0);
 }
 
-async fn call(world: World, batcher: Arc<Batcher<Item>>, store: Arc<Store>, number: usize) {
+async fn call(batcher: &Batcher<Item>, store: &Arc<Store>, number: usize) {
+    let world = store.world;
     // No other call has the kind of a call that hangs, and joins its batch.
     let kind = thread_rng().gen_range(0..if world.hangs { 2 } else { 3 });
     let item = Item { number, kind };
-    let mut reply = Box::pin(batcher.submit(&store, item));
+    let mut reply = Box::pin(batcher.submit(store, item));
     if world.leaves && thread_rng().gen_bool(0.4) {
         for _ in 0..thread_rng().gen_range(0..6) {
             if let Some(reply) = reply.as_mut().now_or_never() {
@@ -179,11 +188,8 @@ fn check(world: World) {
                 Batching::new().max_batch_keys(MAX_BATCH_KEYS).max_queued_keys(MAX_QUEUED_KEYS);
             let batcher = Arc::new(Batcher::new(world.lanes, batching));
             let store = Arc::new(Store {
-                sent: (0..world.callers * world.calls).map(|_| AtomicUsize::new(0)).collect(),
-                max_lanes: world.lanes * if world.late { 2 } else { 1 },
-                fails: world.fails,
-                stops: world.stops > 0,
-                hangs: world.hangs.then_some(world.callers - 1),
+                world,
+                sent: (0..world.callers * CALLS).map(|_| AtomicUsize::new(0)).collect(),
                 ..Store::default()
             });
             let callers: Vec<_> = (0..world.callers)
@@ -191,16 +197,15 @@ fn check(world: World) {
                     let (batcher, store) = (Arc::clone(&batcher), Arc::clone(&store));
                     shuttle::future::spawn(async move {
                         if world.stalls && caller == 0 {
-                            return stall(batcher, store, world.callers - 1).await;
+                            return stall(batcher, store).await;
                         }
                         if world.hangs && caller == 0 {
                             let item = Item { number: 0, kind: 2 };
                             assert_eq!(batcher.submit(&store, item).await.unwrap(), 0);
                             return;
                         }
-                        for round in 0..world.calls {
-                            let number = caller * world.calls + round;
-                            call(world, Arc::clone(&batcher), Arc::clone(&store), number).await;
+                        for round in 0..CALLS {
+                            call(&batcher, &store, caller * CALLS + round).await;
                         }
                         store.done.fetch_add(1, Ordering::SeqCst);
                     })
@@ -225,51 +230,43 @@ fn check(world: World) {
     );
 }
 
-const CALM: World = World {
-    callers: 4,
-    calls: 3,
-    lanes: 2,
-    stops: 0,
-    fails: false,
-    leaves: false,
-    stalls: false,
-    late: false,
-    hangs: false,
-};
+fn calm() -> World {
+    World { callers: 4, lanes: 2, ..World::default() }
+}
 
 #[test]
 fn every_caller_gets_its_own_reply() {
-    check(CALM);
-    check(World { lanes: 1, ..CALM });
+    check(calm());
+    check(World { lanes: 1, ..calm() });
 }
 
 #[test]
 fn dropped_callers_and_failed_batches_disturb_nobody() {
-    check(World { leaves: true, fails: true, ..CALM });
-    check(World { leaves: true, fails: true, callers: 8, calls: 2, ..CALM });
+    check(World { leaves: true, fails: true, ..calm() });
+    check(World { leaves: true, fails: true, callers: 6, ..calm() });
 }
 
 #[test]
 fn dropped_lane_leaves_no_caller_waiting() {
-    check(World { stops: 2, ..CALM });
-    check(World { stops: 2, leaves: true, fails: true, ..CALM });
+    check(World { stops: 2, ..calm() });
+    check(World { stops: 2, leaves: true, fails: true, ..calm() });
 }
 
 #[test]
 fn caller_that_stops_polling_delays_nobody() {
-    check(World { stalls: true, ..CALM });
-    check(World { stalls: true, leaves: true, ..CALM });
-    check(World { stalls: true, leaves: true, lanes: 1, ..CALM });
+    check(World { stalls: true, ..calm() });
+    check(World { stalls: true, leaves: true, ..calm() });
+    check(World { stalls: true, leaves: true, lanes: 1, ..calm() });
 }
 
 #[test]
 fn late_batches_start_lanes_and_every_caller_gets_its_own_reply() {
-    check(World { late: true, ..CALM });
-    check(World { late: true, stops: 2, leaves: true, fails: true, ..CALM });
+    check(World { late: true, ..calm() });
+    check(World { late: true, stops: 2, leaves: true, fails: true, ..calm() });
 }
 
 #[test]
 fn hanging_batch_delays_no_other_batch() {
-    check(World { late: true, hangs: true, ..CALM });
-    check(World { late: true, hangs: true, lanes: 1, ..CALM });
+    check(World { late: true, hangs: true, ..calm() });
+    check(World { late: true, hangs: true, lanes: 1, ..calm() });
 }
