@@ -6,8 +6,7 @@
 //! 3. A store that cannot be reached has to panic in [`Store::create`], with a message that says what is
 //!    missing. The suite skips nothing.
 //!
-//! Minor versions of this crate add cases: an adapter that passes today may fail a case of tomorrow. Name no case
-//! by its path.
+//! Minor versions of this crate add cases: an adapter that passes today may fail a case of tomorrow.
 //!
 //! # Example
 //!
@@ -48,7 +47,7 @@
 //! }
 //! # // One case, because the macro's tests are compiled in tests only.
 //! # pub(crate) fn one() {
-//! #     tower_dedup::conformance::run(tower_dedup::conformance::cases::claim_complete_at_once_is_first_once::<Memory>);
+//! #     tower_dedup::conformance::run_case::<Memory>("claim_complete_at_once_is_first_once");
 //! # }
 //! # }
 //! # #[cfg(all(feature = "memory", feature = "testing"))]
@@ -61,21 +60,21 @@
     reason = "the cases are tests, and a failed test panics"
 )]
 
-#[doc(hidden)]
-pub mod cases;
+mod cases;
 mod driver;
 mod processes;
 mod store;
 
+pub use cases::{run_case, run_maintenance_case};
 pub use processes::processes_race_for_keys;
-pub use store::{SharedStore, Store, run};
+pub use store::{SharedStore, Store};
 
 /// Expands to one `#[test]` for every case of claims that are complete at once. Every adapter has to
 /// pass them.
 #[macro_export]
 macro_rules! conformance_suite {
-    ($store:ty) => {
-        $crate::conformance_suite! { @cases $store:
+    ($store:ty $(, $name:ident)?) => {
+        $crate::conformance_suite! { @cases $store $(, $name)?: run_case:
             claim_complete_at_once_is_first_once,
             claim_complete_at_once_repeated_with_its_token_is_first,
             key_complete_at_once_is_first_again_after_its_release,
@@ -84,10 +83,16 @@ macro_rules! conformance_suite {
             dropped_claim_complete_at_once_can_be_released,
         }
     };
-    (@cases $store:ty: $($case:ident,)+) => {$(
+    (@cases $store:ty: $run:ident: $($case:ident,)+) => {$(
         #[test]
         fn $case() {
-            $crate::conformance::run($crate::conformance::cases::$case::<$store>);
+            $crate::conformance::$run::<$store>(stringify!($case));
+        }
+    )+};
+    // Only the crate itself can name the cases.
+    (@cases $store:ty, $name:ident: $run:ident: $($case:ident,)+) => {$(
+        if $name == stringify!($case) {
+            return run($case::<$store>);
         }
     )+};
 }
@@ -95,8 +100,8 @@ macro_rules! conformance_suite {
 /// Expands to one `#[test]` for every case of an adapter with [leases](crate::adapter::contract::Abilities::leases).
 #[macro_export]
 macro_rules! lease_conformance_suite {
-    ($store:ty) => {
-        $crate::conformance_suite! { @cases $store:
+    ($store:ty $(, $name:ident)?) => {
+        $crate::conformance_suite! { @cases $store $(, $name)?: run_case:
             lease_claim_of_a_key_complete_at_once_is_a_duplicate,
             claim_complete_at_once_counts_attempts_and_takeovers,
             release_follows_the_permanence_of_its_terms,
@@ -129,8 +134,8 @@ macro_rules! lease_conformance_suite {
 /// [stored data](crate::adapter::contract::Abilities::stored_data).
 #[macro_export]
 macro_rules! stored_data_conformance_suite {
-    ($store:ty) => {
-        $crate::conformance_suite! { @cases $store:
+    ($store:ty $(, $name:ident)?) => {
+        $crate::conformance_suite! { @cases $store $(, $name)?: run_maintenance_case:
             completion_stores_what_it_carries,
             claim_that_is_complete_at_once_stores_payloads,
             each_key_has_its_own_stored_data,
@@ -149,8 +154,8 @@ macro_rules! stored_data_conformance_suite {
 /// [`MaintenanceAdapter`](crate::adapter::inspect::MaintenanceAdapter).
 #[macro_export]
 macro_rules! maintenance_conformance_suite {
-    ($store:ty) => {
-        $crate::conformance_suite! { @cases $store:
+    ($store:ty $(, $name:ident)?) => {
+        $crate::conformance_suite! { @cases $store $(, $name)?: run_maintenance_case:
             expired_key_is_first_with_one_attempt,
             live_lease_outlives_its_retention,
             completion_after_the_retention_is_remembered,
@@ -175,8 +180,8 @@ macro_rules! maintenance_conformance_suite {
 /// [inspection](crate::adapter::contract::Abilities::inspection).
 #[macro_export]
 macro_rules! inspection_conformance_suite {
-    ($store:ty) => {
-        $crate::conformance_suite! { @cases $store:
+    ($store:ty $(, $name:ident)?) => {
+        $crate::conformance_suite! { @cases $store $(, $name)?: run_maintenance_case:
             list_returns_the_state_of_each_key,
             list_filters_by_state_namespace_id_age_and_attempts,
             list_in_pages_has_every_key_once,
@@ -190,8 +195,8 @@ macro_rules! inspection_conformance_suite {
 /// Expands to one `#[test]` for an adapter without leases or without stored data.
 #[macro_export]
 macro_rules! refusal_conformance_suite {
-    ($store:ty) => {
-        $crate::conformance_suite! { @cases $store:
+    ($store:ty $(, $name:ident)?) => {
+        $crate::conformance_suite! { @cases $store $(, $name)?: run_case:
             unsupported_terms_are_refused_before_anything_is_written,
         }
     };

@@ -70,9 +70,12 @@ pub struct KeyExtractor {
     handshake: Option<Arc<ConditionFn>>,
     methods: Option<Arc<[Method]>>,
     retention_floor: Option<Duration>,
-    max_body: Option<usize>,
-    unsigned_id: bool,
-    tried_once: bool,
+    /// The largest body that the sender sends, in bytes.
+    pub(crate) max_body: Option<usize>,
+    /// The sender's signature does not cover the id.
+    pub(crate) unsigned_id: bool,
+    /// The sender does not deliver again after a response, whatever the response is.
+    pub(crate) tried_once: bool,
 }
 
 /// A second identity.
@@ -444,15 +447,6 @@ impl KeyExtractor {
         self
     }
 
-    /// Sets the largest body that this sender sends, in bytes. The default
-    /// [`body_limit`](crate::DedupLayer::body_limit) of 2 MiB is raised to this size. A layer with a
-    /// lower limit logs a warning when it is built.
-    #[must_use]
-    pub fn max_body(mut self, bytes: usize) -> Self {
-        self.max_body = Some(bytes);
-        self
-    }
-
     /// Reads the keys of a request.
     ///
     /// # Errors
@@ -597,21 +591,9 @@ impl KeyExtractor {
         self.max_body
     }
 
-    /// States that the sender's signature does not cover the id.
-    pub(crate) fn with_unsigned_id(mut self) -> Self {
-        self.unsigned_id = true;
-        self
-    }
-
     /// Returns `true` if nothing that the sender signs identifies the event.
     pub(crate) fn is_replayable(&self) -> bool {
         self.unsigned_id && self.second.is_none()
-    }
-
-    /// States that the sender does not deliver again after a response, whatever the response is.
-    pub(crate) fn with_one_try(mut self) -> Self {
-        self.tried_once = true;
-        self
     }
 
     /// Returns `true` if the sender does not deliver again after a response.
