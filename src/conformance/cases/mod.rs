@@ -9,15 +9,6 @@ mod races;
 mod refusal;
 mod stored;
 
-use event_type::*;
-use inspection::*;
-use lease::*;
-use maintenance::*;
-use on_claim::*;
-use races::*;
-use refusal::*;
-use stored::*;
-
 use super::store::{Store, run};
 use crate::adapter::inspect::MaintenanceAdapter;
 
@@ -28,9 +19,9 @@ use crate::adapter::inspect::MaintenanceAdapter;
 /// Panics if the case does, without a runtime, or without such a case.
 #[doc(hidden)]
 pub fn run_case<S: Store>(name: &str) {
-    crate::conformance_suite!(S, name);
-    crate::lease_conformance_suite!(S, name);
-    crate::refusal_conformance_suite!(S, name);
+    conformance_suite!(S, name);
+    lease_conformance_suite!(S, name);
+    refusal_conformance_suite!(S, name);
     panic!("no case {name}");
 }
 
@@ -41,8 +32,8 @@ pub fn run_case<S: Store>(name: &str) {
 /// As [`run_case`].
 #[doc(hidden)]
 pub fn run_maintenance_case<S: Store<Adapter: MaintenanceAdapter>>(name: &str) {
-    crate::stored_data_conformance_suite!(S, name);
-    crate::maintenance_conformance_suite!(S, name);
-    crate::inspection_conformance_suite!(S, name);
+    stored_data_conformance_suite!(S, name);
+    maintenance_conformance_suite!(S, name);
+    inspection_conformance_suite!(S, name);
     panic!("no case {name}");
 }
