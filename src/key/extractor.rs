@@ -99,8 +99,7 @@ enum Rule {
 }
 
 impl KeyPart {
-    /// Makes an extractor of keys in this namespace, which the layer takes. A namespace is 1 to 64 bytes without
-    /// control characters.
+    /// Makes an extractor of keys in this [namespace](KeyExtractor::namespace), which the layer takes.
     #[must_use]
     pub fn namespace(self, namespace: &str) -> KeyExtractor {
         KeyExtractor::new(namespace, Rule::Part(EventPart::new(self)))
@@ -108,8 +107,7 @@ impl KeyPart {
 }
 
 impl EachKey {
-    /// Makes an extractor of keys in this namespace, which the layer takes. A namespace is 1 to 64 bytes without
-    /// control characters.
+    /// Makes an extractor of keys in this [namespace](KeyExtractor::namespace), which the layer takes.
     #[must_use]
     pub fn namespace(self, namespace: &str) -> KeyExtractor {
         KeyExtractor::new(namespace, Rule::Each(self))
@@ -192,8 +190,8 @@ impl KeyExtractor {
     /// # Errors
     ///
     /// - A namespace that is not 1 to 64 bytes without control characters, with `.` and the label for a second
-    ///   identity. Under [`namespace_by`](Self::namespace_by), a namespace that is longer than 47 bytes once it
-    ///   is escaped.
+    ///   identity. Under [`namespace_by`](Self::namespace_by), either of them if it is longer than 47 bytes
+    ///   once it is escaped.
     /// - A label of a [second identity](Self::second_identity) that is empty or holds a `.`, and a second identity
     ///   that reads a [`body_digest`](super::body_digest), which is a content identity.
     /// - An invalid name of a header, and an invalid JSON pointer.
@@ -239,10 +237,9 @@ impl KeyExtractor {
     /// If two endpoints share a namespace, the second endpoint's delivery is a duplicate, and the
     /// second handler never runs.
     ///
-    /// It does not change the keys of an extractor made by [`from_fn`](Self::from_fn): its closure gives
-    /// them their namespace.
-    ///
-    /// A namespace is 1 to 64 bytes without control characters.
+    /// A namespace is 1 to 64 bytes without control characters. The closure of an extractor made by
+    /// [`from_fn`](Self::from_fn) gives its keys their namespace: neither this setter nor
+    /// [`namespace_by`](Self::namespace_by) changes them.
     #[must_use]
     pub fn namespace(mut self, namespace: &str) -> Self {
         self.namespace = namespace.into();
@@ -266,11 +263,6 @@ impl KeyExtractor {
     ///    that makes the namespace longer than 64 bytes.
     /// 3. They also replace a value of 16 digits from `0` to `9` and `a` to `f`, which could be the
     ///    digest of another value.
-    ///
-    /// It does not change the keys of an extractor made by [`from_fn`](Self::from_fn): its closure gives
-    /// them their namespace.
-    ///
-    /// The namespace, and that of a second identity, are at most 47 bytes long once they are escaped.
     ///
     /// # Example
     ///
@@ -323,8 +315,7 @@ impl KeyExtractor {
     /// A later, real change of the same object may share the second identity. It is then a
     /// duplicate until the retention ends.
     ///
-    /// [`checked`](Self::checked) refuses a label that is empty or holds a `.`, and a `part` that reads a
-    /// [`body_digest`](super::body_digest).
+    /// [`checked`](Self::checked) says which labels and parts are refused.
     #[must_use]
     pub fn second_identity(self, label: &str, part: KeyPart) -> Self {
         self.with_second(label, part, false)
