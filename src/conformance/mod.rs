@@ -6,8 +6,7 @@
 //! 3. A store that cannot be reached has to panic in [`Store::create`], with a message that says what is
 //!    missing. The suite skips nothing.
 //!
-//! Minor versions of this crate add cases: an adapter that passes today may fail a case of tomorrow. Name no case
-//! by its path.
+//! Minor versions of this crate add cases: an adapter that passes today may fail a case of tomorrow.
 //!
 //! # Example
 //!
@@ -48,7 +47,7 @@
 //! }
 //! # // One case, because the macro's tests are compiled in tests only.
 //! # pub(crate) fn one() {
-//! #     tower_dedup::conformance::run(tower_dedup::conformance::cases::claim_complete_at_once_is_first_once::<Memory>);
+//! #     tower_dedup::conformance::run_case::<Memory>("claim_complete_at_once_is_first_once");
 //! # }
 //! # }
 //! # #[cfg(all(feature = "memory", feature = "testing"))]
@@ -61,66 +60,79 @@
     reason = "the cases are tests, and a failed test panics"
 )]
 
-#[doc(hidden)]
-pub mod cases;
 mod driver;
 mod processes;
 mod store;
 
+pub use cases::{run_case, run_maintenance_case};
 pub use processes::processes_race_for_keys;
-pub use store::{SharedStore, Store, run};
+pub use store::{SharedStore, Store};
 
 /// Expands to one `#[test]` for every case of claims that are complete at once. Every adapter has to
 /// pass them.
 #[macro_export]
 macro_rules! conformance_suite {
-    ($store:ty) => {
-        $crate::conformance_suite! { @cases $store:
-            claim_complete_at_once_is_first_once,
-            claim_complete_at_once_repeated_with_its_token_is_first,
-            key_complete_at_once_is_first_again_after_its_release,
-            key_complete_at_once_is_first_again_after_its_retention,
-            workers_racing_for_a_claim_complete_at_once_have_one_winner,
-            dropped_claim_complete_at_once_can_be_released,
+    ($store:ty $(, $name:ident)?) => {
+        $crate::conformance_suite! { @cases $store $(, $name)?: run_case:
+            on_claim {
+                claim_complete_at_once_is_first_once,
+                claim_complete_at_once_repeated_with_its_token_is_first,
+                key_complete_at_once_is_first_again_after_its_release,
+                key_complete_at_once_is_first_again_after_its_retention,
+            }
+            races {
+                workers_racing_for_a_claim_complete_at_once_have_one_winner,
+                dropped_claim_complete_at_once_can_be_released,
+            }
         }
     };
-    (@cases $store:ty: $($case:ident,)+) => {$(
+    (@cases $store:ty: $run:ident: $($module:ident { $($case:ident,)+ })+) => {$($(
         #[test]
         fn $case() {
-            $crate::conformance::run($crate::conformance::cases::$case::<$store>);
+            $crate::conformance::$run::<$store>(stringify!($case));
         }
-    )+};
+    )+)+};
+    // Runs the case of a name. Only the crate itself can name the cases.
+    (@cases $store:ty, $name:ident: $run:ident: $($module:ident { $($case:ident,)+ })+) => {$($(
+        if $name == stringify!($case) {
+            return run($module::$case::<$store>);
+        }
+    )+)+};
 }
 
 /// Expands to one `#[test]` for every case of an adapter with [leases](crate::adapter::contract::Abilities::leases).
 #[macro_export]
 macro_rules! lease_conformance_suite {
-    ($store:ty) => {
-        $crate::conformance_suite! { @cases $store:
-            lease_claim_of_a_key_complete_at_once_is_a_duplicate,
-            claim_complete_at_once_counts_attempts_and_takeovers,
-            release_follows_the_permanence_of_its_terms,
-            claim_complete_at_once_respects_leases,
-            completed_key_is_first_again_after_its_retention,
-            claim_is_first_then_in_flight_then_duplicate,
-            claim_repeated_with_its_token_returns_the_same_reply,
-            released_key_is_free_and_counts_its_attempts,
-            lapsed_lease_is_taken_over_once,
-            stale_token_changes_nothing,
-            late_completion_counts_and_returns_lease_lost,
-            completion_of_a_missing_row_inserts_the_row,
-            repeated_completion_returns_the_same_reply,
-            renewal_keeps_the_lease,
-            renewal_revives_a_lapsed_or_missing_row,
-            renewal_of_a_released_or_complete_key_is_lost,
-            further_claim_refreshes_the_retention,
-            calls_for_several_keys_reply_key_by_key,
-            calls_for_4096_keys_reply_key_by_key,
-            workers_racing_for_a_lease_have_one_winner,
-            workers_racing_for_a_lapsed_lease_have_one_winner,
-            claims_of_overlapping_keys_do_not_deadlock,
-            concurrent_calls_of_all_kinds_reply_for_their_own_keys,
-            dropped_completion_can_be_repeated,
+    ($store:ty $(, $name:ident)?) => {
+        $crate::conformance_suite! { @cases $store $(, $name)?: run_case:
+            lease {
+                lease_claim_of_a_key_complete_at_once_is_a_duplicate,
+                claim_complete_at_once_counts_attempts_and_takeovers,
+                release_follows_the_permanence_of_its_terms,
+                claim_complete_at_once_respects_leases,
+                completed_key_is_first_again_after_its_retention,
+                claim_is_first_then_in_flight_then_duplicate,
+                claim_repeated_with_its_token_returns_the_same_reply,
+                released_key_is_free_and_counts_its_attempts,
+                lapsed_lease_is_taken_over_once,
+                stale_token_changes_nothing,
+                late_completion_counts_and_returns_lease_lost,
+                completion_of_a_missing_row_inserts_the_row,
+                repeated_completion_returns_the_same_reply,
+                renewal_keeps_the_lease,
+                renewal_revives_a_lapsed_or_missing_row,
+                renewal_of_a_released_or_complete_key_is_lost,
+                further_claim_refreshes_the_retention,
+                calls_for_several_keys_reply_key_by_key,
+                calls_for_4096_keys_reply_key_by_key,
+            }
+            races {
+                workers_racing_for_a_lease_have_one_winner,
+                workers_racing_for_a_lapsed_lease_have_one_winner,
+                claims_of_overlapping_keys_do_not_deadlock,
+                concurrent_calls_of_all_kinds_reply_for_their_own_keys,
+                dropped_completion_can_be_repeated,
+            }
         }
     };
 }
@@ -129,18 +141,20 @@ macro_rules! lease_conformance_suite {
 /// [stored data](crate::adapter::contract::Abilities::stored_data).
 #[macro_export]
 macro_rules! stored_data_conformance_suite {
-    ($store:ty) => {
-        $crate::conformance_suite! { @cases $store:
-            completion_stores_what_it_carries,
-            claim_that_is_complete_at_once_stores_payloads,
-            each_key_has_its_own_stored_data,
-            late_completion_stores_what_it_carries,
-            duplicate_carries_what_the_call_fetches,
-            stored_data_ends_with_the_retention,
-            get_returns_the_stored_data_of_a_complete_key,
-            duplicate_beside_completions_carries_whole_stored_data,
-            losers_of_a_race_get_the_stored_data_of_the_winner,
-            hostile_responses_come_back_unchanged,
+    ($store:ty $(, $name:ident)?) => {
+        $crate::conformance_suite! { @cases $store $(, $name)?: run_maintenance_case:
+            stored {
+                completion_stores_what_it_carries,
+                claim_that_is_complete_at_once_stores_payloads,
+                each_key_has_its_own_stored_data,
+                late_completion_stores_what_it_carries,
+                duplicate_carries_what_the_call_fetches,
+                stored_data_ends_with_the_retention,
+                get_returns_the_stored_data_of_a_complete_key,
+                duplicate_beside_completions_carries_whole_stored_data,
+                losers_of_a_race_get_the_stored_data_of_the_winner,
+                hostile_responses_come_back_unchanged,
+            }
         }
     };
 }
@@ -149,24 +163,30 @@ macro_rules! stored_data_conformance_suite {
 /// [`MaintenanceAdapter`](crate::adapter::inspect::MaintenanceAdapter).
 #[macro_export]
 macro_rules! maintenance_conformance_suite {
-    ($store:ty) => {
-        $crate::conformance_suite! { @cases $store:
-            expired_key_is_first_with_one_attempt,
-            live_lease_outlives_its_retention,
-            completion_after_the_retention_is_remembered,
-            extreme_durations_neither_panic_nor_overflow,
-            hostile_keys_stay_distinct,
-            hanging_calls_block_no_other_call,
-            dropped_claim_can_be_released,
-            clock_set_back_makes_no_key_first_twice,
-            purge_deletes_only_keys_that_expired_an_hour_ago,
-            purge_continues_after_a_dropped_call,
-            purge_runs_beside_claims,
-            calls_after_close_fail,
-            forget_get_and_stats_follow_the_state_of_a_key,
-            stats_count_each_state_and_its_oldest_key,
-            purge_deletes_every_expired_key_in_a_round,
-            list_is_unsupported_without_the_ability,
+    ($store:ty $(, $name:ident)?) => {
+        $crate::conformance_suite! { @cases $store $(, $name)?: run_maintenance_case:
+            maintenance {
+                expired_key_is_first_with_one_attempt,
+                live_lease_outlives_its_retention,
+                completion_after_the_retention_is_remembered,
+                extreme_durations_neither_panic_nor_overflow,
+                hostile_keys_stay_distinct,
+                clock_set_back_makes_no_key_first_twice,
+                purge_deletes_only_keys_that_expired_an_hour_ago,
+                calls_after_close_fail,
+                forget_get_and_stats_follow_the_state_of_a_key,
+            }
+            races {
+                hanging_calls_block_no_other_call,
+                dropped_claim_can_be_released,
+                purge_continues_after_a_dropped_call,
+                purge_runs_beside_claims,
+            }
+            inspection {
+                stats_count_each_state_and_its_oldest_key,
+                purge_deletes_every_expired_key_in_a_round,
+                list_is_unsupported_without_the_ability,
+            }
         }
     };
 }
@@ -175,14 +195,18 @@ macro_rules! maintenance_conformance_suite {
 /// [inspection](crate::adapter::contract::Abilities::inspection).
 #[macro_export]
 macro_rules! inspection_conformance_suite {
-    ($store:ty) => {
-        $crate::conformance_suite! { @cases $store:
-            list_returns_the_state_of_each_key,
-            list_filters_by_state_namespace_id_age_and_attempts,
-            list_in_pages_has_every_key_once,
-            list_beside_writes_has_every_key_that_is_not_written,
-            foreign_cursor_is_refused,
-            event_type_is_stored_with_a_new_key,
+    ($store:ty $(, $name:ident)?) => {
+        $crate::conformance_suite! { @cases $store $(, $name)?: run_maintenance_case:
+            inspection {
+                list_returns_the_state_of_each_key,
+                list_filters_by_state_namespace_id_age_and_attempts,
+                list_in_pages_has_every_key_once,
+                list_beside_writes_has_every_key_that_is_not_written,
+                foreign_cursor_is_refused,
+            }
+            event_type {
+                event_type_is_stored_with_a_new_key,
+            }
         }
     };
 }
@@ -190,9 +214,11 @@ macro_rules! inspection_conformance_suite {
 /// Expands to one `#[test]` for an adapter without leases or without stored data.
 #[macro_export]
 macro_rules! refusal_conformance_suite {
-    ($store:ty) => {
-        $crate::conformance_suite! { @cases $store:
-            unsupported_terms_are_refused_before_anything_is_written,
+    ($store:ty $(, $name:ident)?) => {
+        $crate::conformance_suite! { @cases $store $(, $name)?: run_case:
+            refusal {
+                unsupported_terms_are_refused_before_anything_is_written,
+            }
         }
     };
 }
@@ -209,3 +235,6 @@ macro_rules! process_conformance_suite {
         }
     };
 }
+
+// Below the macros, which list its cases.
+mod cases;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::adapter::contract::DedupAdapter;
+use crate::adapter::inspect::MaintenanceAdapter;
 
 /// A store under test.
 pub trait Store: Sized + Send + Sync + 'static {
@@ -37,12 +38,12 @@ pub trait SharedStore: Store {
     fn attach(address: &str) -> impl Future<Output = Arc<Self::Adapter>> + Send;
 }
 
-/// Runs a case with a fresh store, on a runtime of its own with four threads.
-///
-/// # Panics
-///
-/// Panics if the case does, or without a runtime.
-pub fn run<S: Store, F: Future<Output = ()>>(case: impl FnOnce(S) -> F) {
+/// A store whose adapter can be inspected and purged.
+pub(super) trait Maintained: Store<Adapter: MaintenanceAdapter> {}
+
+impl<S: Store<Adapter: MaintenanceAdapter>> Maintained for S {}
+
+pub(super) fn run<S: Store, F: Future<Output = ()>>(case: impl FnOnce(S) -> F) {
     runtime().block_on(async { case(S::create().await).await });
 }
 

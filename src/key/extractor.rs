@@ -70,9 +70,12 @@ pub struct KeyExtractor {
     handshake: Option<Arc<ConditionFn>>,
     methods: Option<Arc<[Method]>>,
     retention_floor: Option<Duration>,
-    max_body: Option<usize>,
-    unsigned_id: bool,
-    tried_once: bool,
+    /// The largest body that the sender sends, in bytes.
+    pub(crate) max_body: Option<usize>,
+    /// The sender's signature does not cover the id.
+    pub(crate) unsigned_id: bool,
+    /// The sender does not deliver again after a response, whatever the response is.
+    pub(crate) tried_once: bool,
 }
 
 /// A second identity.
@@ -96,8 +99,7 @@ enum Rule {
 }
 
 impl KeyPart {
-    /// Makes an extractor of keys in this namespace, which the layer takes. A namespace is 1 to 64 bytes without
-    /// control characters.
+    /// Makes an extractor of keys in this [namespace](KeyExtractor::namespace), which the layer takes.
     #[must_use]
     pub fn namespace(self, namespace: &str) -> KeyExtractor {
         KeyExtractor::new(namespace, Rule::Part(EventPart::new(self)))
@@ -105,8 +107,7 @@ impl KeyPart {
 }
 
 impl EachKey {
-    /// Makes an extractor of keys in this namespace, which the layer takes. A namespace is 1 to 64 bytes without
-    /// control characters.
+    /// Makes an extractor of keys in this [namespace](KeyExtractor::namespace), which the layer takes.
     #[must_use]
     pub fn namespace(self, namespace: &str) -> KeyExtractor {
         KeyExtractor::new(namespace, Rule::Each(self))
@@ -189,8 +190,8 @@ impl KeyExtractor {
     /// # Errors
     ///
     /// - A namespace that is not 1 to 64 bytes without control characters, with `.` and the label for a second
-    ///   identity. Under [`namespace_by`](Self::namespace_by), a namespace that is longer than 47 bytes once it
-    ///   is escaped.
+    ///   identity. Under [`namespace_by`](Self::namespace_by), either of them if it is longer than 47 bytes
+    ///   once it is escaped.
     /// - A label of a [second identity](Self::second_identity) that is empty or holds a `.`, and a second identity
     ///   that reads a [`body_digest`](super::body_digest), which is a content identity.
     /// - An invalid name of a header, and an invalid JSON pointer.
@@ -236,10 +237,9 @@ impl KeyExtractor {
     /// If two endpoints share a namespace, the second endpoint's delivery is a duplicate, and the
     /// second handler never runs.
     ///
-    /// It does not change the keys of an extractor made by [`from_fn`](Self::from_fn): its closure gives
-    /// them their namespace.
-    ///
-    /// A namespace is 1 to 64 bytes without control characters.
+    /// A namespace is 1 to 64 bytes without control characters. The closure of an extractor made by
+    /// [`from_fn`](Self::from_fn) gives its keys their namespace: neither this setter nor
+    /// [`namespace_by`](Self::namespace_by) changes them.
     #[must_use]
     pub fn namespace(mut self, namespace: &str) -> Self {
         self.namespace = namespace.into();
@@ -263,11 +263,6 @@ impl KeyExtractor {
     ///    that makes the namespace longer than 64 bytes.
     /// 3. They also replace a value of 16 digits from `0` to `9` and `a` to `f`, which could be the
     ///    digest of another value.
-    ///
-    /// It does not change the keys of an extractor made by [`from_fn`](Self::from_fn): its closure gives
-    /// them their namespace.
-    ///
-    /// The namespace, and that of a second identity, are at most 47 bytes long once they are escaped.
     ///
     /// # Example
     ///
@@ -320,8 +315,7 @@ impl KeyExtractor {
     /// A later, real change of the same object may share the second identity. It is then a
     /// duplicate until the retention ends.
     ///
-    /// [`checked`](Self::checked) refuses a label that is empty or holds a `.`, and a `part` that reads a
-    /// [`body_digest`](super::body_digest).
+    /// [`checked`](Self::checked) says which labels and parts are refused.
     #[must_use]
     pub fn second_identity(self, label: &str, part: KeyPart) -> Self {
         self.with_second(label, part, false)
@@ -441,15 +435,6 @@ impl KeyExtractor {
     #[must_use]
     pub fn retention_floor(mut self, floor: Duration) -> Self {
         self.retention_floor = Some(floor);
-        self
-    }
-
-    /// Sets the largest body that this sender sends, in bytes. The default
-    /// [`body_limit`](crate::DedupLayer::body_limit) of 2 MiB is raised to this size. A layer with a
-    /// lower limit logs a warning when it is built.
-    #[must_use]
-    pub fn max_body(mut self, bytes: usize) -> Self {
-        self.max_body = Some(bytes);
         self
     }
 
@@ -597,21 +582,9 @@ impl KeyExtractor {
         self.max_body
     }
 
-    /// States that the sender's signature does not cover the id.
-    pub(crate) fn with_unsigned_id(mut self) -> Self {
-        self.unsigned_id = true;
-        self
-    }
-
     /// Returns `true` if nothing that the sender signs identifies the event.
     pub(crate) fn is_replayable(&self) -> bool {
         self.unsigned_id && self.second.is_none()
-    }
-
-    /// States that the sender does not deliver again after a response, whatever the response is.
-    pub(crate) fn with_one_try(mut self) -> Self {
-        self.tried_once = true;
-        self
     }
 
     /// Returns `true` if the sender does not deliver again after a response.

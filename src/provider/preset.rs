@@ -142,17 +142,11 @@ impl Preset {
             Some(part) => keys.event_type(part()),
             None => keys,
         };
-        let keys =
+        let mut keys =
             keys.methods(self.methods.iter().cloned()).retention_floor(self.retention_floor());
-        let keys = if self.signed_id { keys } else { keys.with_unsigned_id() };
-        let keys = match self.retries {
-            Retries::Never | Retries::ConnectionFailure => keys.with_one_try(),
-            Retries::Automatic | Retries::Undocumented => keys,
-        };
-        let keys = match self.body {
-            Some(body) => keys.max_body(body.0),
-            None => keys,
-        };
+        keys.max_body = self.max_body();
+        keys.unsigned_id = !self.signed_id;
+        keys.tried_once = matches!(self.retries, Retries::Never | Retries::ConnectionFailure);
         match self.handshake {
             Some(handshake) if handshake.needs_only_2xx => keys.handshake_when(handshake.is),
             Some(handshake) => keys.bypass_when(handshake.is),

@@ -188,23 +188,6 @@ pub struct Verify<S> {
     layer: VerifyLayer,
 }
 
-impl<S> Verify<S> {
-    /// Returns the inner service.
-    pub fn get_ref(&self) -> &S {
-        &self.inner
-    }
-
-    /// Returns the inner service.
-    pub fn get_mut(&mut self) -> &mut S {
-        &mut self.inner
-    }
-
-    /// Returns the inner service, and drops the rest.
-    pub fn into_inner(self) -> S {
-        self.inner
-    }
-}
-
 impl<S, R, B> Service<Request<R>> for Verify<S>
 where
     S: Service<Request<Full<Bytes>>, Response = Response<B>> + Clone + Send + 'static,

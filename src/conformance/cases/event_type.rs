@@ -3,16 +3,13 @@
 use super::super::driver::{
     LEASE, RETENTION, SLACK, claim_all, complete_at_once, is_duplicate, key, leased,
 };
-use super::super::store::Store;
+use super::super::store::Maintained;
 use crate::adapter::contract::{ClaimReply, CompleteReply, DedupAdapter};
 use crate::adapter::inspect::MaintenanceAdapter;
 use crate::key::DedupKey;
 
 /// The type of an event is stored with a new key. Only a key that is new again gets another type.
-pub async fn event_type_is_stored_with_a_new_key<S: Store>(store: S)
-where
-    S::Adapter: MaintenanceAdapter,
-{
+pub(super) async fn event_type_is_stored_with_a_new_key<S: Maintained>(store: S) {
     let adapter = store.adapter();
     let keys = ["a leased", "b at once", "c completed", "d renewed", "e none"].map(key);
     let [leases, at_once, completed, renewed, none] = &keys;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::super::driver::{
     FIRST, LEASE, RETENTION, SLACK, claim_all, complete_at_once, key, leased, leased_for, rows,
 };
-use super::super::store::Store;
+use super::super::store::{Maintained, Store};
 use crate::adapter::contract::{CallTerms, DedupAdapter, Token};
 use crate::adapter::inspect::{
     Cursor, Entry, KeyState, ListFilter, MaintenanceAdapter, PURGE_GRACE,
@@ -92,10 +92,7 @@ async fn populate<S: Store>(store: &S) {
 }
 
 /// `stats` counts the keys of each state, and returns the age of the oldest.
-pub async fn stats_count_each_state_and_its_oldest_key<S: Store>(store: S)
-where
-    S::Adapter: MaintenanceAdapter,
-{
+pub(super) async fn stats_count_each_state_and_its_oldest_key<S: Maintained>(store: S) {
     let adapter = store.adapter();
     let empty = adapter.stats().await.unwrap();
     assert_eq!((empty.is_exact, empty.rows), (true, 0));
@@ -119,10 +116,7 @@ where
 /// Calls of `purge` delete every key that expired an hour ago, wherever it lies, and no other, before a call deletes
 /// fewer keys than its limit. Statistics then count the other keys. A store that deletes expired keys by itself has
 /// deleted the same keys by then.
-pub async fn purge_deletes_every_expired_key_in_a_round<S: Store>(store: S)
-where
-    S::Adapter: MaintenanceAdapter,
-{
+pub(super) async fn purge_deletes_every_expired_key_in_a_round<S: Maintained>(store: S) {
     let adapter = store.adapter();
     let long = CallTerms::on_claim(Token::random(), 4 * PURGE_GRACE + RETENTION);
     // Expired keys and others alternate, in the order of insertion and in that of the keys.
@@ -155,10 +149,7 @@ where
 }
 
 /// A store without the ability refuses a list.
-pub async fn list_is_unsupported_without_the_ability<S: Store>(store: S)
-where
-    S::Adapter: MaintenanceAdapter,
-{
+pub(super) async fn list_is_unsupported_without_the_ability<S: Maintained>(store: S) {
     let adapter = store.adapter();
     let listed = adapter.list(&ListFilter::new(), None, 10).await;
     if adapter.abilities().inspection {
@@ -169,10 +160,7 @@ where
 }
 
 /// A list has every key that has not expired, as `get` returns it without its stored data.
-pub async fn list_returns_the_state_of_each_key<S: Store>(store: S)
-where
-    S::Adapter: MaintenanceAdapter,
-{
+pub(super) async fn list_returns_the_state_of_each_key<S: Maintained>(store: S) {
     let adapter = store.adapter();
     populate(&store).await;
     let listed = list(&adapter, &ListFilter::new(), 100).await;
@@ -195,10 +183,7 @@ where
 }
 
 /// Each condition of a filter selects keys, and the conditions are joined by "and".
-pub async fn list_filters_by_state_namespace_id_age_and_attempts<S: Store>(store: S)
-where
-    S::Adapter: MaintenanceAdapter,
-{
+pub(super) async fn list_filters_by_state_namespace_id_age_and_attempts<S: Maintained>(store: S) {
     let adapter = store.adapter();
     populate(&store).await;
     let states = [
@@ -243,10 +228,7 @@ where
 }
 
 /// The pages of a list have every key once, whatever their size.
-pub async fn list_in_pages_has_every_key_once<S: Store>(store: S)
-where
-    S::Adapter: MaintenanceAdapter,
-{
+pub(super) async fn list_in_pages_has_every_key_once<S: Maintained>(store: S) {
     let adapter = store.adapter();
     let ids =
         ["\"]]}", "\\", "'; --", "a", "a ", "\u{e9}", "line\nbreak\u{7f}", "\u{10FFFF}", "[0,1]"];
@@ -275,10 +257,7 @@ where
 }
 
 /// A cursor that is not of this store is refused, and nothing is listed.
-pub async fn foreign_cursor_is_refused<S: Store>(store: S)
-where
-    S::Adapter: MaintenanceAdapter,
-{
+pub(super) async fn foreign_cursor_is_refused<S: Maintained>(store: S) {
     let adapter = store.adapter();
     let keys = ["a", "b", "c"].map(key);
     claim_all(&*adapter, &keys, &complete_at_once()).await;
@@ -297,10 +276,7 @@ where
 
 /// A list and statistics beside claims, completions and purges do not fail. The list has every key that
 /// is not written, once.
-pub async fn list_beside_writes_has_every_key_that_is_not_written<S: Store>(store: S)
-where
-    S::Adapter: MaintenanceAdapter,
-{
+pub(super) async fn list_beside_writes_has_every_key_that_is_not_written<S: Maintained>(store: S) {
     let adapter = store.adapter();
     let mut stuck: Vec<DedupKey> = (0..200).map(|id| key(&format!("{id}-stuck"))).collect();
     let mut old: Vec<DedupKey> = (0..200).map(|id| key(&format!("{id}-old"))).collect();

@@ -13,14 +13,14 @@ use crate::adapter::contract::{
 use crate::key::DedupKey;
 
 /// A key that is complete at once is a duplicate for a claim under a lease too.
-pub async fn lease_claim_of_a_key_complete_at_once_is_a_duplicate<S: Store>(store: S) {
+pub(super) async fn lease_claim_of_a_key_complete_at_once_is_a_duplicate<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), key("a"));
     assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), FIRST);
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
 }
 
 /// A claim that is complete at once counts attempts and takeovers, as a claim under a lease does.
-pub async fn claim_complete_at_once_counts_attempts_and_takeovers<S: Store>(store: S) {
+pub(super) async fn claim_complete_at_once_counts_attempts_and_takeovers<S: Store>(store: S) {
     let adapter = store.adapter();
     let [released, lapsed, expired] = ["released", "lapsed", "expired"].map(key);
     let brief = CallTerms::on_completion(Token::random(), LEASE, LEASE);
@@ -51,7 +51,7 @@ pub async fn claim_complete_at_once_counts_attempts_and_takeovers<S: Store>(stor
 
 /// A release under `OnCompletion` releases only an incomplete row of its token. A release under
 /// `OnClaim` releases only a complete row of its token.
-pub async fn release_follows_the_permanence_of_its_terms<S: Store>(store: S) {
+pub(super) async fn release_follows_the_permanence_of_its_terms<S: Store>(store: S) {
     let (adapter, at_once, held) = (store.adapter(), key("at once"), key("held"));
     let (claim, lease) = (complete_at_once(), leased());
     adapter.claim(&at_once, &claim).await.unwrap();
@@ -76,7 +76,7 @@ pub async fn release_follows_the_permanence_of_its_terms<S: Store>(store: S) {
 
 /// A claim that is complete at once finds a key under a live lease in flight. A key whose lease
 /// lapsed or was released is free.
-pub async fn claim_complete_at_once_respects_leases<S: Store>(store: S) {
+pub(super) async fn claim_complete_at_once_respects_leases<S: Store>(store: S) {
     let adapter = store.adapter();
     let (live, lapsed, released) = (key("live"), key("lapsed"), key("released"));
     let (mine, live_terms) = (leased(), leased());
@@ -97,7 +97,7 @@ pub async fn claim_complete_at_once_respects_leases<S: Store>(store: S) {
 
 /// A complete key is a duplicate until its retention ends. Then the key is new, whether a claim or a
 /// completion made it complete.
-pub async fn completed_key_is_first_again_after_its_retention<S: Store>(store: S) {
+pub(super) async fn completed_key_is_first_again_after_its_retention<S: Store>(store: S) {
     let (adapter, at_once, completed) = (store.adapter(), key("r"), key("c"));
     let mine = leased();
     adapter.claim(&at_once, &complete_at_once()).await.unwrap();
@@ -114,7 +114,7 @@ pub async fn completed_key_is_first_again_after_its_retention<S: Store>(store: S
 }
 
 /// A claimed key is in flight until it is completed. Then the key is a duplicate.
-pub async fn claim_is_first_then_in_flight_then_duplicate<S: Store>(store: S) {
+pub(super) async fn claim_is_first_then_in_flight_then_duplicate<S: Store>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), key("a"), leased());
     assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), ClaimReply::first(1, false));
     assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), ClaimReply::InFlight);
@@ -126,7 +126,7 @@ pub async fn claim_is_first_then_in_flight_then_duplicate<S: Store>(store: S) {
 
 /// A claim that is repeated with its token returns the same reply, because the first reply may be
 /// lost. Once another token holds the key, the repeated claim is in flight.
-pub async fn claim_repeated_with_its_token_returns_the_same_reply<S: Store>(store: S) {
+pub(super) async fn claim_repeated_with_its_token_returns_the_same_reply<S: Store>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), key("a"), leased());
     for _ in 0..3 {
         assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), ClaimReply::first(1, false));
@@ -141,7 +141,7 @@ pub async fn claim_repeated_with_its_token_returns_the_same_reply<S: Store>(stor
 }
 
 /// A released key is free at once. The next claim counts an attempt and is no takeover.
-pub async fn released_key_is_free_and_counts_its_attempts<S: Store>(store: S) {
+pub(super) async fn released_key_is_free_and_counts_its_attempts<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), key("a"));
     for attempt in 1..=4 {
         let mine = leased();
@@ -152,7 +152,7 @@ pub async fn released_key_is_free_and_counts_its_attempts<S: Store>(store: S) {
 }
 
 /// A key whose lease lapsed goes to the next claim, which is a takeover. Then the key is in flight.
-pub async fn lapsed_lease_is_taken_over_once<S: Store>(store: S) {
+pub(super) async fn lapsed_lease_is_taken_over_once<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), key("a"));
     adapter.claim(&keys, &leased()).await.unwrap();
     store.advance(LEASE - SLACK).await;
@@ -167,7 +167,7 @@ pub async fn lapsed_lease_is_taken_over_once<S: Store>(store: S) {
 }
 
 /// A token that lost its lease cannot renew or release the key.
-pub async fn stale_token_changes_nothing<S: Store>(store: S) {
+pub(super) async fn stale_token_changes_nothing<S: Store>(store: S) {
     let (adapter, keys, stale) = (store.adapter(), key("a"), leased());
     adapter.claim(&keys, &stale).await.unwrap();
     store.advance(LEASE).await;
@@ -194,7 +194,7 @@ pub async fn stale_token_changes_nothing<S: Store>(store: S) {
 
 /// A completion counts after its lease was lost, because the handler succeeded. The reply says that
 /// the lease was lost.
-pub async fn late_completion_counts_and_returns_lease_lost<S: Store>(store: S) {
+pub(super) async fn late_completion_counts_and_returns_lease_lost<S: Store>(store: S) {
     let (adapter, keys, late) = (store.adapter(), key("a"), leased());
     adapter.claim(&keys, &late).await.unwrap();
     store.advance(LEASE).await;
@@ -221,7 +221,7 @@ pub async fn late_completion_counts_and_returns_lease_lost<S: Store>(store: S) {
 }
 
 /// The completion of a key without a row inserts a complete row.
-pub async fn completion_of_a_missing_row_inserts_the_row<S: Store>(store: S) {
+pub(super) async fn completion_of_a_missing_row_inserts_the_row<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), key("a"));
     assert_eq!(adapter.complete(&keys, &leased()).await.unwrap(), CompleteReply::Inserted);
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
@@ -233,7 +233,7 @@ pub async fn completion_of_a_missing_row_inserts_the_row<S: Store>(store: S) {
 
 /// A completion that is repeated with its token returns the same reply, because the first reply may be
 /// lost.
-pub async fn repeated_completion_returns_the_same_reply<S: Store>(store: S) {
+pub(super) async fn repeated_completion_returns_the_same_reply<S: Store>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), key("a"), leased());
     adapter.claim(&keys, &mine).await.unwrap();
     for _ in 0..3 {
@@ -243,7 +243,7 @@ pub async fn repeated_completion_returns_the_same_reply<S: Store>(store: S) {
 }
 
 /// Renewals extend the lease of a handler that runs for longer than one lease.
-pub async fn renewal_keeps_the_lease<S: Store>(store: S) {
+pub(super) async fn renewal_keeps_the_lease<S: Store>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), key("a"), leased());
     adapter.claim(&keys, &mine).await.unwrap();
     for _ in 0..5 {
@@ -255,7 +255,7 @@ pub async fn renewal_keeps_the_lease<S: Store>(store: S) {
 }
 
 /// A renewal revives a lapsed lease and a missing row if no other token took the key.
-pub async fn renewal_revives_a_lapsed_or_missing_row<S: Store>(store: S) {
+pub(super) async fn renewal_revives_a_lapsed_or_missing_row<S: Store>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), key("a"), leased());
     adapter.claim(&keys, &mine).await.unwrap();
     store.advance(LEASE).await;
@@ -270,7 +270,7 @@ pub async fn renewal_revives_a_lapsed_or_missing_row<S: Store>(store: S) {
 
 /// A renewal does not change a released or complete key, because it may cross the release or the
 /// completion.
-pub async fn renewal_of_a_released_or_complete_key_is_lost<S: Store>(store: S) {
+pub(super) async fn renewal_of_a_released_or_complete_key_is_lost<S: Store>(store: S) {
     let (adapter, released, completed) = (store.adapter(), key("r"), key("c"));
     let mine = leased();
     adapter.claim(&released, &mine).await.unwrap();
@@ -286,7 +286,7 @@ pub async fn renewal_of_a_released_or_complete_key_is_lost<S: Store>(store: S) {
 }
 
 /// A further claim of a key starts its retention again.
-pub async fn further_claim_refreshes_the_retention<S: Store>(store: S) {
+pub(super) async fn further_claim_refreshes_the_retention<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), key("a"));
     let mine = leased();
     adapter.claim(&keys, &mine).await.unwrap();
@@ -301,7 +301,7 @@ pub async fn further_claim_refreshes_the_retention<S: Store>(store: S) {
 
 /// Calls with one token for new, released, complete and in-flight keys, made at the same time, return the reply
 /// of each key.
-pub async fn calls_for_several_keys_reply_key_by_key<S: Store>(store: S) {
+pub(super) async fn calls_for_several_keys_reply_key_by_key<S: Store>(store: S) {
     let adapter = store.adapter();
     let keys = ["a", "b", "c", "d"].map(key);
     let [complete, released, _, new] = &keys;
@@ -330,7 +330,7 @@ pub async fn calls_for_several_keys_reply_key_by_key<S: Store>(store: S) {
 }
 
 /// 4,096 calls at the same time, half of them for complete keys, return the reply of each key.
-pub async fn calls_for_4096_keys_reply_key_by_key<S: Store>(store: S) {
+pub(super) async fn calls_for_4096_keys_reply_key_by_key<S: Store>(store: S) {
     let adapter = store.adapter();
     let keys: Vec<DedupKey> = (0..4_096).map(|id| key(&id.to_string())).collect();
     let (mine, theirs) = (leased(), leased());

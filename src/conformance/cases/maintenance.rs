@@ -6,7 +6,7 @@ use super::super::driver::{
     FIRST, LEASE, RETENTION, SLACK, claim_all, complete_at_once, is_duplicate, key, leased,
     leased_for, rows,
 };
-use super::super::store::Store;
+use super::super::store::Maintained;
 use crate::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
 };
@@ -15,10 +15,7 @@ use crate::error::ErrorKind;
 use crate::key::DedupKey;
 
 /// A key whose retention has ended is new, whether its lease lapsed or was released.
-pub async fn expired_key_is_first_with_one_attempt<S: Store>(store: S)
-where
-    S::Adapter: MaintenanceAdapter,
-{
+pub(super) async fn expired_key_is_first_with_one_attempt<S: Maintained>(store: S) {
     let adapter = store.adapter();
     let (lapsed, released) = (key("lapsed"), key("released"));
     adapter.claim(&lapsed, &leased()).await.unwrap();
@@ -34,10 +31,7 @@ where
 }
 
 /// A key under a live lease is not purged, claimed or forgotten, even after its retention has ended.
-pub async fn live_lease_outlives_its_retention<S: Store>(store: S)
-where
-    S::Adapter: MaintenanceAdapter,
-{
+pub(super) async fn live_lease_outlives_its_retention<S: Maintained>(store: S) {
     let (adapter, keys) = (store.adapter(), key("a"));
     let brief =
         CallTerms::on_completion(Token::random(), Duration::from_millis(1), 3 * PURGE_GRACE);
@@ -53,10 +47,7 @@ where
 }
 
 /// A completion after the retention has ended starts another retention.
-pub async fn completion_after_the_retention_is_remembered<S: Store>(store: S)
-where
-    S::Adapter: MaintenanceAdapter,
-{
+pub(super) async fn completion_after_the_retention_is_remembered<S: Maintained>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), key("a"), leased_for(4 * RETENTION));
     adapter.claim(&keys, &mine).await.unwrap();
     store.advance(RETENTION + PURGE_GRACE + SLACK).await;
@@ -66,10 +57,7 @@ where
 }
 
 /// Retentions and leases of zero and of `Duration::MAX` neither panic nor overflow into the past.
-pub async fn extreme_durations_neither_panic_nor_overflow<S: Store>(store: S)
-where
-    S::Adapter: MaintenanceAdapter,
-{
+pub(super) async fn extreme_durations_neither_panic_nor_overflow<S: Maintained>(store: S) {
     let adapter = store.adapter();
     let longest = CallTerms::on_completion(Token::random(), Duration::MAX, Duration::MAX);
     let keys = key("longest");
@@ -92,10 +80,7 @@ where
 }
 
 /// Keys that look like SQL or JSON, or like each other, are stored as they are and stay distinct.
-pub async fn hostile_keys_stay_distinct<S: Store>(store: S)
-where
-    S::Adapter: MaintenanceAdapter,
-{
+pub(super) async fn hostile_keys_stay_distinct<S: Maintained>(store: S) {
     let adapter = store.adapter();
     let long = "x".repeat(255);
     let wide = "\u{10FFFF}".repeat(63);
@@ -147,10 +132,7 @@ where
 
 /// After the clock is set back by an hour, leases and retentions last for an hour more. No key is
 /// first twice.
-pub async fn clock_set_back_makes_no_key_first_twice<S: Store>(store: S)
-where
-    S::Adapter: MaintenanceAdapter,
-{
+pub(super) async fn clock_set_back_makes_no_key_first_twice<S: Maintained>(store: S) {
     let adapter = store.adapter();
     let [lapsed, at_once, claimed, released, new] =
         ["lapsed", "at once", "claimed", "released", "new"].map(key);
@@ -194,10 +176,7 @@ where
 /// A purge deletes keys that expired an hour ago, up to the limit. Keys that expired later stay,
 /// although claims treat them as new. Live and leased keys stay too. A store that deletes expired keys by
 /// itself has deleted the same keys by then.
-pub async fn purge_deletes_only_keys_that_expired_an_hour_ago<S: Store>(store: S)
-where
-    S::Adapter: MaintenanceAdapter,
-{
+pub(super) async fn purge_deletes_only_keys_that_expired_an_hour_ago<S: Maintained>(store: S) {
     let adapter = store.adapter();
     for id in 0..10 {
         adapter.claim(&key(&format!("old-{id}")), &complete_at_once()).await.unwrap();
@@ -235,10 +214,7 @@ where
 }
 
 /// After `close`, every call fails at once with `Unavailable`.
-pub async fn calls_after_close_fail<S: Store>(store: S)
-where
-    S::Adapter: MaintenanceAdapter,
-{
+pub(super) async fn calls_after_close_fail<S: Maintained>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), key("a"), leased());
     adapter.claim(&keys, &mine).await.unwrap();
     let closed_and_asked = async {
@@ -265,10 +241,7 @@ where
 }
 
 /// `get` and `stats` return the state of a key after each change. `forget` refuses a live lease.
-pub async fn forget_get_and_stats_follow_the_state_of_a_key<S: Store>(store: S)
-where
-    S::Adapter: MaintenanceAdapter,
-{
+pub(super) async fn forget_get_and_stats_follow_the_state_of_a_key<S: Maintained>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), key("a"), leased());
     assert_eq!(adapter.get(&keys).await.unwrap(), None);
     assert_eq!(adapter.forget(&keys).await.unwrap(), ForgetReply::Missing);

@@ -11,7 +11,7 @@ use futures_util::future::join_all;
 use super::super::driver::{
     FIRST, LEASE, RETENTION, claim_all, complete_at_once, is_duplicate, key, leased, rows,
 };
-use super::super::store::Store;
+use super::super::store::{Maintained, Store};
 use crate::adapter::contract::{ClaimReply, CompleteReply, DedupAdapter, RenewReply};
 use crate::adapter::inspect::{MaintenanceAdapter, PURGE_GRACE};
 use crate::key::DedupKey;
@@ -46,7 +46,7 @@ where
 }
 
 /// 16 workers claim 60 keys under a lease: each key is first once.
-pub async fn workers_racing_for_a_lease_have_one_winner<S: Store>(store: S) {
+pub(super) async fn workers_racing_for_a_lease_have_one_winner<S: Store>(store: S) {
     race(store.adapter(), |adapter, round| async move {
         let claimed = adapter.claim(&key(&round.to_string()), &leased()).await.unwrap();
         matches!(claimed, ClaimReply::First { .. })
@@ -55,7 +55,9 @@ pub async fn workers_racing_for_a_lease_have_one_winner<S: Store>(store: S) {
 }
 
 /// 16 workers claim 60 keys that are complete at once: each key is first once.
-pub async fn workers_racing_for_a_claim_complete_at_once_have_one_winner<S: Store>(store: S) {
+pub(super) async fn workers_racing_for_a_claim_complete_at_once_have_one_winner<S: Store>(
+    store: S,
+) {
     race(store.adapter(), |adapter, round| async move {
         let claimed = adapter.claim(&key(&round.to_string()), &complete_at_once()).await.unwrap();
         // Of any attempt: a second winner may have counted the first one.
@@ -65,7 +67,7 @@ pub async fn workers_racing_for_a_claim_complete_at_once_have_one_winner<S: Stor
 }
 
 /// 16 workers claim 60 keys whose lease lapsed: each key is taken over once.
-pub async fn workers_racing_for_a_lapsed_lease_have_one_winner<S: Store>(store: S) {
+pub(super) async fn workers_racing_for_a_lapsed_lease_have_one_winner<S: Store>(store: S) {
     let adapter = store.adapter();
     for round in 0..ROUNDS {
         adapter.claim(&key(&round.to_string()), &leased()).await.unwrap();
@@ -85,7 +87,7 @@ pub async fn workers_racing_for_a_lapsed_lease_have_one_winner<S: Store>(store: 
 
 /// Workers claim overlapping keys, several at the same time. No call deadlocks, and no key is first
 /// twice.
-pub async fn claims_of_overlapping_keys_do_not_deadlock<S: Store>(store: S) {
+pub(super) async fn claims_of_overlapping_keys_do_not_deadlock<S: Store>(store: S) {
     let adapter = store.adapter();
     let firsts: Arc<Vec<AtomicU32>> = Arc::new((0..40).map(|_| AtomicU32::new(0)).collect());
     let tasks = (0..WORKERS).map(|worker| {
@@ -117,23 +119,12 @@ pub async fn claims_of_overlapping_keys_do_not_deadlock<S: Store>(store: S) {
 }
 
 /// A claim that is dropped at any await can be released by its token.
-pub async fn dropped_claim_can_be_released<S: Store>(store: S)
-where
-    S::Adapter: MaintenanceAdapter,
-{
+pub(super) async fn dropped_claim_can_be_released<S: Maintained>(store: S) {
     let adapter = store.adapter();
     for polls in 0..24_usize {
         let keys = key(&format!("dropped-{polls}"));
         let mine = leased();
-        {
-            let mut claim = Box::pin(adapter.claim(&keys, &mine));
-            for _ in 0..polls {
-                if futures_util::poll!(claim.as_mut()).is_ready() {
-                    break;
-                }
-                tokio::time::sleep(Duration::from_micros(200)).await;
-            }
-        }
+        dropped_after(polls, adapter.claim(&keys, &mine)).await;
         // The claim may reach the store after the release, which is a fence.
         adapter.release(&keys, &mine).await.unwrap();
         let claimed = adapter.claim(&keys, &leased()).await.unwrap();
@@ -150,10 +141,7 @@ where
 
 /// Calls that hang, because no task polls them, block no other call. Later calls of every kind
 /// succeed within 20 s. So do the hanging calls once they are polled again.
-pub async fn hanging_calls_block_no_other_call<S: Store>(store: S)
-where
-    S::Adapter: MaintenanceAdapter,
-{
+pub(super) async fn hanging_calls_block_no_other_call<S: Maintained>(store: S) {
     const BOUND: Duration = Duration::from_secs(20);
     let adapter = store.adapter();
     for polls in 1..12_usize {
@@ -218,7 +206,7 @@ async fn soon(mut is_so: impl AsyncFnMut() -> bool) {
 
 /// After a claim that is complete at once, or its release, is dropped at any await, the token can
 /// still release the key.
-pub async fn dropped_claim_complete_at_once_can_be_released<S: Store>(store: S) {
+pub(super) async fn dropped_claim_complete_at_once_can_be_released<S: Store>(store: S) {
     let adapter = store.adapter();
     for polls in 0..24_usize {
         let (keys, mine) = (key(&format!("dropped-{polls}")), complete_at_once());
@@ -236,7 +224,7 @@ pub async fn dropped_claim_complete_at_once_can_be_released<S: Store>(store: S) 
 
 /// A renewal or completion that is dropped at any await can be repeated. No other token claims the key
 /// in between.
-pub async fn dropped_completion_can_be_repeated<S: Store>(store: S) {
+pub(super) async fn dropped_completion_can_be_repeated<S: Store>(store: S) {
     let adapter = store.adapter();
     for polls in 0..24_usize {
         let (keys, mine) = (key(&format!("dropped-{polls}")), leased());
@@ -258,7 +246,7 @@ pub async fn dropped_completion_can_be_repeated<S: Store>(store: S) {
 
 /// Calls of all kinds run at the same time, each on a key of its own. Each call returns the reply of
 /// its own key, with any other calls in its batch.
-pub async fn concurrent_calls_of_all_kinds_reply_for_their_own_keys<S: Store>(store: S) {
+pub(super) async fn concurrent_calls_of_all_kinds_reply_for_their_own_keys<S: Store>(store: S) {
     let adapter = store.adapter();
     let tasks = (0..2 * WORKERS).map(|worker| {
         let adapter = Arc::clone(&adapter);
@@ -315,10 +303,7 @@ async fn one_of_all_kinds<A: DedupAdapter + ?Sized>(adapter: &A, keys: &DedupKey
 }
 
 /// After a purge is dropped at any await, the next purge deletes the remaining keys.
-pub async fn purge_continues_after_a_dropped_call<S: Store>(store: S)
-where
-    S::Adapter: MaintenanceAdapter,
-{
+pub(super) async fn purge_continues_after_a_dropped_call<S: Maintained>(store: S) {
     let adapter = store.adapter();
     let mut old: Vec<DedupKey> = (0..300).map(|id| key(&format!("old-{id}"))).collect();
     old.sort();
@@ -338,10 +323,7 @@ where
 }
 
 /// A purge and claims run at the same time. Both end, and no live key is deleted.
-pub async fn purge_runs_beside_claims<S: Store>(store: S)
-where
-    S::Adapter: MaintenanceAdapter,
-{
+pub(super) async fn purge_runs_beside_claims<S: Maintained>(store: S) {
     let adapter = store.adapter();
     let mut old: Vec<DedupKey> = (0..500).map(|id| key(&format!("old-{id}"))).collect();
     old.sort();

@@ -7,7 +7,7 @@ use crate::error::ErrorKind;
 
 /// An adapter without leases or without stored data refuses the terms that need them, and writes
 /// nothing.
-pub async fn unsupported_terms_are_refused_before_anything_is_written<S: Store>(store: S) {
+pub(super) async fn unsupported_terms_are_refused_before_anything_is_written<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), key("a"));
     let abilities = adapter.abilities();
     assert!(!abilities.leases || !abilities.stored_data, "the adapter supports everything");

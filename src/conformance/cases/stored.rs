@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 use super::super::driver::{
     FIRST, LEASE, RETENTION, SLACK, claim_all, complete_all, complete_at_once, key, leased, rows,
 };
-use super::super::store::Store;
+use super::super::store::{Maintained, Store};
 use crate::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, StoredData, StoredResponse, Token,
 };
@@ -77,7 +77,7 @@ async fn all_of_each<A: DedupAdapter + ?Sized>(
 }
 
 /// A completion stores its data, and a duplicate returns it. Later completions change nothing.
-pub async fn completion_stores_what_it_carries<S: Store>(store: S) {
+pub(super) async fn completion_stores_what_it_carries<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), key("a"));
     let mine = with_payload(leased(), &keys, 7);
     assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), FIRST);
@@ -99,7 +99,7 @@ pub async fn completion_stores_what_it_carries<S: Store>(store: S) {
 }
 
 /// A claim under `OnClaim` stores payloads; its release deletes them with the key.
-pub async fn claim_that_is_complete_at_once_stores_payloads<S: Store>(store: S) {
+pub(super) async fn claim_that_is_complete_at_once_stores_payloads<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), key("a"));
     let mine = with_payload(complete_at_once(), &keys, 7);
     assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), FIRST);
@@ -120,7 +120,7 @@ pub async fn claim_that_is_complete_at_once_stores_payloads<S: Store>(store: S) 
 }
 
 /// Each key has its own stored data, also if the calls have the same terms.
-pub async fn each_key_has_its_own_stored_data<S: Store>(store: S) {
+pub(super) async fn each_key_has_its_own_stored_data<S: Store>(store: S) {
     let adapter = store.adapter();
     let keys: Vec<DedupKey> = (b'a'..=b'f').map(|id| key(&char::from(id).to_string())).collect();
     let some = || keys.iter().zip(0..4).map(|(key, payload)| (key.clone(), [payload; 32]));
@@ -136,7 +136,7 @@ pub async fn each_key_has_its_own_stored_data<S: Store>(store: S) {
 }
 
 /// A late completion of a missing or lapsed key stores its data too.
-pub async fn late_completion_stores_what_it_carries<S: Store>(store: S) {
+pub(super) async fn late_completion_stores_what_it_carries<S: Store>(store: S) {
     let (adapter, missing, lapsed) = (store.adapter(), key("missing"), key("lapsed"));
     let stored_response = response(Bytes::from_static(b"\0\xff"));
     let late =
@@ -151,7 +151,7 @@ pub async fn late_completion_stores_what_it_carries<S: Store>(store: S) {
 }
 
 /// `Fetch` selects the data of a duplicate: nothing, the digest, or the digest and the response.
-pub async fn duplicate_carries_what_the_call_fetches<S: Store>(store: S) {
+pub(super) async fn duplicate_carries_what_the_call_fetches<S: Store>(store: S) {
     let (adapter, keys) = (store.adapter(), ["?", "both", "plain", "running"].map(key));
     let stored_response = response("<Response/>");
     let mine = with_payload(leased(), &keys[1], 7);
@@ -172,10 +172,7 @@ pub async fn duplicate_carries_what_the_call_fetches<S: Store>(store: S) {
 }
 
 /// The stored data of a key ends with its retention. A later claim of the key does not return it.
-pub async fn stored_data_ends_with_the_retention<S: Store>(store: S)
-where
-    S::Adapter: MaintenanceAdapter,
-{
+pub(super) async fn stored_data_ends_with_the_retention<S: Maintained>(store: S) {
     let (adapter, keys) = (store.adapter(), ["claimed", "completed", "once"].map(key));
     let mine = with_payloads(leased(), &keys, 7).with_response(response("old"));
     complete_all(&*adapter, &keys, &mine).await;
@@ -191,10 +188,7 @@ where
 }
 
 /// `get` returns the stored data of a complete key, and of no other key. It changes nothing.
-pub async fn get_returns_the_stored_data_of_a_complete_key<S: Store>(store: S)
-where
-    S::Adapter: MaintenanceAdapter,
-{
+pub(super) async fn get_returns_the_stored_data_of_a_complete_key<S: Maintained>(store: S) {
     let (adapter, keys) = (store.adapter(), ["full", "plain", "released", "running"].map(key));
     let stored_response = response("<Response/>");
     let mine = with_payloads(leased(), &keys, 7).with_response(Arc::clone(&stored_response));
@@ -219,7 +213,7 @@ where
 }
 
 /// Duplicates beside completions: a duplicate always carries everything that the completion stored.
-pub async fn duplicate_beside_completions_carries_whole_stored_data<S: Store>(store: S) {
+pub(super) async fn duplicate_beside_completions_carries_whole_stored_data<S: Store>(store: S) {
     let adapter = store.adapter();
     for round in 0..20_u8 {
         let keys = [key(&format!("{round}-a")), key(&format!("{round}-b"))];
@@ -260,7 +254,7 @@ pub async fn duplicate_beside_completions_carries_whole_stored_data<S: Store>(st
 }
 
 /// Races of claims that are complete at once: the losers get the stored data of the one winner.
-pub async fn losers_of_a_race_get_the_stored_data_of_the_winner<S: Store>(store: S) {
+pub(super) async fn losers_of_a_race_get_the_stored_data_of_the_winner<S: Store>(store: S) {
     for round in 0..30 {
         let keys = key(&round.to_string());
         let racers = (0..8_u8).map(|payload| {
@@ -291,7 +285,7 @@ pub async fn losers_of_a_race_get_the_stored_data_of_the_winner<S: Store>(store:
 }
 
 /// Bodies and headers of any size and shape come back byte by byte.
-pub async fn hostile_responses_come_back_unchanged<S: Store>(store: S) {
+pub(super) async fn hostile_responses_come_back_unchanged<S: Store>(store: S) {
     let adapter = store.adapter();
     let every_byte: Vec<u8> = (0..=255).collect();
     let bodies: [Vec<u8>; 4] =
