@@ -314,12 +314,12 @@ impl<L: Ledger> Deduplicator<L> {
             return Err(Error::new(ErrorKind::Unsupported, "comparing a payload"));
         }
         let Settings { times, wait, fail_open } = self.settings;
-        let fetch = if payloads.is_some() { Fetch::Digest } else { Fetch::Nothing };
-        let context = BeginContext::new(times.retention, times.lease, times.store_timeout)
-            .with_handler_bound(times.handler_timeout)
-            .with_payloads(payloads)
-            .with_fetch(fetch)
-            .fail_open(fail_open);
+        let mut context = BeginContext::of(&times, Duration::ZERO);
+        context.fetch = if payloads.is_some() { Fetch::Digest } else { Fetch::Nothing };
+        context.payloads = payloads;
+        if fail_open {
+            context.fail_open();
+        }
         let begun = self.ledger.begin(&report.keys, &context).await?;
         if !matches!(begun, Begin::InFlight) || wait.is_zero() {
             return Ok(begun);

@@ -33,10 +33,12 @@ use crate::key::{DedupKey, Event, Keys, List, derive};
 /// # let _ = handler::<()>;
 /// ```
 #[derive(Clone)]
-pub struct Delivery(Arc<Inner<OfLedger>>);
+pub struct Delivery(Arc<Inner<dyn OfLedger>>);
 
-/// The type of what a ledger holds with a delivery, for code that does not know the ledger.
-type OfLedger = dyn Send + Sync + UnwindSafe + RefUnwindSafe;
+/// What a ledger holds with a delivery.
+pub(crate) trait OfLedger: Send + Sync + UnwindSafe + RefUnwindSafe + 'static {}
+
+impl<T: Send + Sync + UnwindSafe + RefUnwindSafe + 'static> OfLedger for T {}
 
 /// The state of a delivery, with what its ledger holds for it: one allocation for both.
 pub(crate) struct Inner<T: ?Sized> {
@@ -44,7 +46,7 @@ pub(crate) struct Inner<T: ?Sized> {
     events: List<Event>,
     attempt: u32,
     takeover: bool,
-    protection: Protection,
+    is_unprotected: bool,
     /// `None` if the layer enforces its verdict.
     unenforced: Option<Unenforced>,
     lost: AtomicBool,
@@ -61,7 +63,7 @@ impl<T> Inner<T> {
     pub(crate) fn new(
         events: List<Event>,
         (attempt, takeover): (u32, bool),
-        protection: Protection,
+        is_unprotected: bool,
         unenforced: Option<Unenforced>,
         of_ledger: T,
     ) -> Self {
@@ -70,7 +72,7 @@ impl<T> Inner<T> {
             events,
             attempt,
             takeover,
-            protection,
+            is_unprotected,
             unenforced,
             lost: AtomicBool::new(false),
             index: OnceLock::new(),
@@ -88,18 +90,10 @@ impl<T: ?Sized> Inner<T> {
     }
 }
 
-impl<T: Send + Sync + UnwindSafe + RefUnwindSafe + 'static> From<Arc<Inner<T>>> for Delivery {
+impl<T: OfLedger> From<Arc<Inner<T>>> for Delivery {
     fn from(inner: Arc<Inner<T>>) -> Self {
         Self(inner)
     }
-}
-
-/// What protects the events of a delivery against a second run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Protection {
-    Claimed,
-    /// The store did not reply.
-    Unprotected,
 }
 
 /// How a layer judges a delivery.
@@ -177,29 +171,13 @@ pub(crate) struct Unenforced {
 }
 
 impl Delivery {
-    /// Makes the delivery of these events, of which there is at least one. `attempt` is the highest
-    /// attempt of any event; `takeover` is `true` if any event is a takeover.
-    pub(crate) fn new(
-        events: List<Event>,
-        attempt: u32,
-        takeover: bool,
-        protection: Protection,
-    ) -> Self {
-        Self(Arc::new(Inner::new(events, (attempt, takeover), protection, None, ())))
-    }
-
     /// Makes the delivery of all events of a request that the handler runs under every verdict.
     /// `claim` is the delivery of the claim, if there is one.
     pub(crate) fn unenforced(events: List<Event>, verdict: Verdict, claim: Option<&Self>) -> Self {
-        let (run, protection) = match claim {
-            Some(claim) => {
-                let run = (claim.attempt(), claim.is_takeover());
-                (run, claim.0.protection)
-            }
-            None => ((1, false), Protection::Unprotected),
-        };
+        let run = claim.map_or((1, false), |claim| (claim.attempt(), claim.is_takeover()));
+        let is_unprotected = claim.is_none_or(Self::is_unprotected);
         let unenforced = Unenforced { verdict, claim: claim.cloned() };
-        Self(Arc::new(Inner::new(events, run, protection, Some(unenforced), ())))
+        Self(Arc::new(Inner::new(events, run, is_unprotected, Some(unenforced), ())))
     }
 
     /// Sets the request that this delivery belongs to. Idempotency keys are derived from all events
@@ -327,7 +305,7 @@ impl Delivery {
     /// [shadow](crate::Mode::Shadow) and the verdict is not [`Verdict::First`].
     #[must_use]
     pub fn is_unprotected(&self) -> bool {
-        self.0.protection == Protection::Unprotected
+        self.0.is_unprotected
     }
 
     /// Returns `true` if another handler has taken this event over since this handler started.
@@ -403,7 +381,11 @@ mod tests {
     }
 
     fn of<const N: usize>(events: [Event; N]) -> Delivery {
-        Delivery::new(Vec::from(events).into(), 1, false, Protection::Claimed)
+        run(Vec::from(events).into())
+    }
+
+    fn run(events: List<Event>) -> Delivery {
+        Arc::new(Inner::new(events, (1, false), false, None, ())).into()
     }
 
     #[test]
@@ -443,9 +425,8 @@ mod tests {
     #[test]
     fn idempotency_key_of_a_request_is_the_same_whatever_runs_of_it() {
         let request = Keys::new(vec![event("b"), event("a"), event("b")]).unwrap();
-        let derived = |run: &[&str]| {
-            let run = run.iter().map(|id| event(id)).collect();
-            let delivery = Delivery::new(run, 1, false, Protection::Claimed);
+        let derived = |ids: &[&str]| {
+            let delivery = run(ids.iter().map(|id| event(id)).collect());
             delivery.set_request(&request);
             delivery.idempotency_key("charge")
         };

@@ -85,7 +85,7 @@ pub use extract::DeliveryRejection;
 pub use key::{DedupKey, KeyExtractor};
 pub use layer::{
     Dedup, DedupHandle, DedupLayer, DedupResult, Disposition, LogIds, Mode, OnInFlight, OnMismatch,
-    OnMissingKey, OnUnavailable, Replay, ResponseBody, ResponseFuture, Verified, WithInnerBody,
+    OnMissingKey, OnUnavailable, Replay, ResponseBody, ResponseFuture, Verified,
 };
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use ledger::transaction::{DedupTx, TxHandle, TxUnavailable};

@@ -21,11 +21,10 @@ use super::answer::{DedupResult, Ending, panic_message};
 use super::body::BodyFault;
 #[cfg(feature = "axum")]
 use super::body::{BODY_LIMIT, raise_limit_of_axum};
-use super::config::ServiceState;
+use super::builder::DedupLayer;
 use super::delivery::{Judged, RequestKeys, Run, refused};
 use super::gate::{NotAdmitted, release_readiness};
 use super::mode::Mode;
-use super::paths::LAST_PATHS;
 use super::policy::{LogIds, OnMissingKey, Verified};
 use crate::adapter::Payloads;
 use crate::delivery::{Delivery, Verdict};
@@ -41,10 +40,8 @@ where
 {
     /// The request is not deduplicated: the inner service handles it.
     Inner(S::Future),
-    /// The request waits for a permit. It has claimed nothing.
-    Permit(Pin<Box<dyn Future<Output = Self> + Send>>),
-    /// The delivery runs in a task, which sends its ending here.
-    Task(oneshot::Receiver<Ending<ResBody, S::Error>>),
+    /// The request waits for a permit and has claimed nothing, or the delivery runs in a task.
+    Waiting(Pin<Box<dyn Future<Output = Self> + Send>>),
     /// The request has ended.
     Ended(Ending<ResBody, S::Error>),
 }
@@ -66,14 +63,14 @@ where
     ) -> Dispatch<S, B, ResBody> {
         self.body = body;
         #[cfg(feature = "axum")]
-        if self.service.config.body_limit > BODY_LIMIT {
-            raise_limit_of_axum(&mut self.head.extensions, self.service.config.body_limit);
+        if self.layer.config.body_limit > BODY_LIMIT {
+            raise_limit_of_axum(&mut self.head.extensions, self.layer.config.body_limit);
         }
-        if !self.service.config.deduplicates(&self.head.method) {
+        if !self.layer.config.deduplicates(&self.head.method) {
             return self.forward();
         }
         // The only read of the mode, because a delivery keeps its mode to its end.
-        match self.service.gate.mode.get() {
+        match self.layer.gate.mode.get() {
             Mode::Enforce => self.enforce(cx),
             Mode::Shadow => self.observe(cx),
             Mode::Off => self.pass(),
@@ -82,7 +79,7 @@ where
 
     /// Reads the keys, takes a permit, and starts the delivery.
     fn enforce(mut self: Box<Self>, cx: &mut Context<'_>) -> Dispatch<S, B, ResBody> {
-        let config = &self.service.config;
+        let config = &self.layer.config;
         if !self.is_verified() {
             return self.answer(Outcome::Unverified, DedupResult::Unverified).into();
         }
@@ -108,11 +105,11 @@ where
             return self.forward_nested();
         }
         let span = self.open_span();
-        self.permit = self.service.gate.try_run();
+        self.permit = self.layer.gate.running.try_acquire();
         if self.permit.is_some() {
             self.start(cx)
-        } else if self.service.config.waits_for_permit {
-            Dispatch::Permit(Box::pin(self.wait_for_permit().instrument(span)))
+        } else if self.layer.config.waits_for_permit {
+            Dispatch::Waiting(Box::pin(self.wait_for_permit().instrument(span)))
         } else {
             self.answer(Outcome::Overloaded, DedupResult::Unavailable).into()
         }
@@ -124,7 +121,7 @@ where
         let (request, fault) = self.read_leniently();
         self.request = request;
         if self.request.keys.is_empty() && fault.is_none() && is_verified {
-            self.service.config.emit(&self.report, Outcome::Bypass, &[]);
+            self.layer.config.emit(&self.report, Outcome::Bypass, &[]);
             return self.forward();
         }
         if self.is_nested(Delivery::is_judged) {
@@ -136,7 +133,7 @@ where
         } else if fault.is_some() {
             Some(Verdict::NoKey)
         } else {
-            self.permit = self.service.gate.try_run();
+            self.permit = self.layer.gate.running.try_acquire();
             self.permit.is_none().then_some(Verdict::Overloaded)
         };
         self.report.error = fault.map(Into::into);
@@ -165,7 +162,7 @@ where
 
     /// Lets a request through that an outer layer runs.
     fn forward_nested(self) -> Dispatch<S, B, ResBody> {
-        let (config, keys) = (&self.service.config, &self.request.keys);
+        let (config, keys) = (&self.layer.config, &self.request.keys);
         if !keys.is_empty() {
             config.meters.nested();
         }
@@ -175,22 +172,21 @@ where
 
     /// Starts a delivery that has its permit, if it needs one. It runs to its end, whatever the caller
     /// does.
-    fn start(mut self: Box<Self>, cx: &mut Context<'_>) -> Dispatch<S, B, ResBody> {
-        self.path = LAST_PATHS.path(self.head.uri.path());
-        let (service, span) = (Arc::clone(&self.service), self.report.span.span.clone());
+    fn start(self: Box<Self>, cx: &mut Context<'_>) -> Dispatch<S, B, ResBody> {
+        let (layer, span) = (Arc::clone(&self.layer), self.report.span.span.clone());
         // Two boxes, each below 1 KiB, because common allocators are faster below that size.
-        run_detached(Box::pin(self.to_the_end()), service, span, cx)
+        run_detached(Box::pin(self.to_the_end()), layer, span, cx)
     }
 
     /// Waits for a permit, then starts the delivery.
     async fn wait_for_permit(mut self: Box<Self>) -> Dispatch<S, B, ResBody> {
-        let gate = Arc::clone(&self.service.gate);
+        let gate = Arc::clone(&self.layer.gate);
         // A drain waits for this delivery too.
         let _counted = gate.tasks.token();
         release_readiness(&mut self.inner);
-        let deadline = deadline_in(self.service.config.times.store_timeout);
-        let meters = &self.service.config.meters;
-        let place = gate.try_wait().map(|place| (place, meters.waiting()));
+        let deadline = deadline_in(self.layer.config.times.store_timeout);
+        let meters = &self.layer.config.meters;
+        let place = gate.waiting.try_acquire().map(|place| (place, meters.waiting()));
         let admitted = match &place {
             Some(_) => gate.run_by(&mut self.inner, deadline).await,
             None => Err(NotAdmitted::Full),
@@ -204,7 +200,7 @@ where
             }
             Err(reason) => refused(reason),
         };
-        let config = &self.service.config;
+        let config = &self.layer.config;
         self.report.status = ending.own_status(config);
         config.emit(&self.report, outcome, self.request.keys.events());
         Dispatch::Ended(ending)
@@ -231,7 +227,7 @@ impl<S, L, B> Run<S, L, B> {
     }
 
     fn answer(&mut self, outcome: Outcome, result: DedupResult) -> DedupResult {
-        let config = &self.service.config;
+        let config = &self.layer.config;
         self.report.status = Some(result.status(config));
         config.emit(&self.report, outcome, self.request.keys.events());
         result
@@ -244,7 +240,7 @@ impl<S, L, B> Run<S, L, B> {
     /// Opens the span of the delivery, which the rest of its work enters.
     fn open_span(&mut self) -> Span {
         let events = self.request.logged(self.judged);
-        self.report.open_span(events, &self.service.config.meters)
+        self.report.open_span(events, &self.layer.config.meters)
     }
 
     /// Returns `true` if an outer layer runs this delivery. This layer would find the event in flight
@@ -257,7 +253,7 @@ impl<S, L, B> Run<S, L, B> {
 
     /// Returns `true` if the request is verified, or need not be.
     fn is_verified(&self) -> bool {
-        !self.service.config.require_verified || self.head.extensions.get::<Verified>().is_some()
+        !self.layer.config.require_verified || self.head.extensions.get::<Verified>().is_some()
     }
 
     fn request_keys(&self) -> Result<RequestKeys, KeyError> {
@@ -270,7 +266,7 @@ impl<S, L, B> Run<S, L, B> {
     fn named(&self, keys: Keys) -> Keys {
         // A background write may hold the keys, and must not hold the body.
         let keys = keys.without_payloads();
-        match self.service.config.log_ids {
+        match self.layer.config.log_ids {
             LogIds::Plain => keys,
             LogIds::Hashed => keys.with_hashed_log_ids(),
         }
@@ -295,7 +291,7 @@ impl<S, L, B> Run<S, L, B> {
         match caught(|| self.extract()) {
             Ok(keys) => (keys, None),
             Err(fault) => {
-                let digest = caught(|| self.service.config.key.body_digest(&self.request_ref()));
+                let digest = caught(|| self.layer.config.key.body_digest(&self.request_ref()));
                 (digest.unwrap_or_else(|_| Keys::none()), Some(fault))
             }
         }
@@ -303,7 +299,7 @@ impl<S, L, B> Run<S, L, B> {
 
     /// Returns the keys, or [`Keys::none`] for a request that reaches the handler without one.
     fn extract(&self) -> Result<Keys, KeyError> {
-        let config = &self.service.config;
+        let config = &self.layer.config;
         let request = self.request_ref();
         match config.key.read(&request)? {
             Extracted::Keys(keys) => Ok(keys),
@@ -318,7 +314,7 @@ impl<S, L, B> Run<S, L, B> {
 
     /// Refuses too many keys. Returns the digests of the payloads, if the layer compares payloads.
     fn bounded_payloads(&self, keys: &Keys) -> Result<Option<Payloads>, KeyError> {
-        let config = &self.service.config;
+        let config = &self.layer.config;
         if keys.identity_count() > config.max_keys {
             return Err(KeyError::new(KeyErrorKind::TooMany, "the request"));
         }
@@ -358,7 +354,7 @@ fn caught<T>(read: impl FnOnce() -> Result<T, KeyError>) -> Result<T, KeyError> 
 /// Polls a delivery once, and moves it to a task if it waits.
 fn run_detached<S, L, B, ResBody>(
     mut delivery: Pin<Box<impl Future<Output = Ending<ResBody, S::Error>> + Send + 'static>>,
-    service: Arc<ServiceState<L>>,
+    layer: Arc<DedupLayer<L, B>>,
     span: Span,
     cx: &mut Context<'_>,
 ) -> Dispatch<S, B, ResBody>
@@ -366,9 +362,10 @@ where
     S: Service<Request<B>>,
     S::Error: Send + 'static,
     L: Ledger,
+    B: 'static,
     ResBody: Send + 'static,
 {
-    let tasks = service.gate.tasks.clone();
+    let tasks = layer.gate.tasks.clone();
     let running = tasks.token();
     // No caller can drop the delivery during this poll. A delivery that ends in it needs no task,
     // which would cost more than all other steps of this function.
@@ -376,25 +373,21 @@ where
         drop((delivery, running));
         return Dispatch::Ended(ending);
     }
-    let (sender, receiver) = oneshot::channel();
-    let task = finish_detached(sender, delivery, service);
+    let (caller, ending) = oneshot::channel();
+    let task = async move {
+        if let Err(Ending::Panicked(panic)) = caller.send(delivery.await) {
+            // The caller is gone.
+            let namespace = layer.config.key.namespace_str();
+            observe::orphaned_panic(namespace, panic_message(&*panic));
+        }
+    };
     // A delivery without a span of its own stays in the span of its request.
     let span = if span.is_disabled() { Span::current() } else { span };
     tasks.spawn(task.instrument(span));
-    Dispatch::Task(receiver)
-}
-
-/// Awaits a delivery in a task and sends its ending to the caller. Reports a panic if the caller is
-/// gone.
-async fn finish_detached<L, B, E>(
-    caller: oneshot::Sender<Ending<B, E>>,
-    delivery: Pin<Box<impl Future<Output = Ending<B, E>>>>,
-    service: Arc<ServiceState<L>>,
-) {
-    if let Err(Ending::Panicked(panic)) = caller.send(delivery.await) {
-        let namespace = service.config.key.namespace_str();
-        observe::orphaned_panic(namespace, panic_message(&*panic));
-    }
+    Dispatch::Waiting(Box::pin(async {
+        // The runtime drops the task when it shuts down.
+        Dispatch::Ended(ending.await.unwrap_or(Ending::Own(DedupResult::Unavailable)))
+    }))
 }
 
 impl<S, B, ResBody> From<DedupResult> for Dispatch<S, B, ResBody>

@@ -4,18 +4,18 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use tower_layer::Layer;
+use bytes::Bytes;
+use http_body_util::Full;
 
 use super::config::Config;
 use super::gate::Gate;
 use super::handle::DedupHandle;
-use super::service::Dedup;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::adapter::TransactionAdapter;
 use crate::adapter::contract::DedupAdapter;
 #[cfg(feature = "testing")]
 use crate::adapter::contract::{CallTerms, Token};
-use crate::error::{ConfigError, valid};
+use crate::error::ConfigError;
 use crate::key::IntoKeyExtractor;
 #[cfg(feature = "testing")]
 use crate::key::KeyExtractor;
@@ -68,9 +68,10 @@ use crate::ledger::{Lease, Ledger, OnArrival};
 /// requests through that the outer one runs already, and warns. Two layers over different stores
 /// that must both claim the event need different namespaces.
 ///
-/// # Type parameter
+/// # Type parameters
 ///
-/// `L` is the [ledger](crate::ledger): `DedupLayer` alone is a layer under a lease.
+/// `L` is the [ledger](crate::ledger): `DedupLayer` alone is a layer under a lease. `B` is the body that the inner
+/// service takes.
 ///
 /// # Clone
 ///
@@ -96,10 +97,11 @@ use crate::ledger::{Lease, Ledger, OnArrival};
 /// # }
 /// ```
 #[must_use = "a layer does nothing until it wraps a service"]
-pub struct DedupLayer<L = Lease> {
+pub struct DedupLayer<L = Lease, B = Full<Bytes>> {
     pub(super) ledger: Arc<L>,
     pub(super) config: Config,
     pub(super) gate: Arc<Gate>,
+    inner_body: PhantomData<fn() -> B>,
 }
 
 impl DedupLayer {
@@ -159,7 +161,7 @@ impl DedupLayer {
         let mut layer = DedupLayer::with_ledger(key, Transactional::new(Arc::new(adapter)));
         layer.config.waits_for_permit = true;
         if let Some(deliveries) = max_running {
-            layer.gate.set_max_running(deliveries);
+            layer.gate.running.resize(deliveries);
         }
         layer
     }
@@ -181,9 +183,12 @@ impl<L: Ledger> DedupLayer<L> {
             ledger: Arc::new(ledger),
             config: Config::new(key.into()),
             gate: Arc::new(Gate::new(1_024, 256)),
+            inner_body: PhantomData,
         }
     }
+}
 
+impl<L: Ledger, B> DedupLayer<L, B> {
     /// Returns the layer, if it can be applied.
     ///
     /// ```
@@ -206,96 +211,48 @@ impl<L: Ledger> DedupLayer<L> {
         Ok(self)
     }
 
-    fn check(&self) -> Result<(), ConfigError> {
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
         self.ledger.check()?;
         self.config.check(self.ledger.stores_data())
-    }
-
-    /// # Panics
-    ///
-    /// If the layer is invalid.
-    #[track_caller]
-    fn service<S, B>(&self, inner: S) -> Dedup<S, L, B> {
-        valid(self.check());
-        Dedup::new(inner, Arc::clone(&self.ledger), self.config.clone(), Arc::clone(&self.gate))
     }
 
     /// Returns a handle that counts running deliveries and waits for them at shutdown.
     #[must_use]
     pub fn handle(&self) -> DedupHandle {
-        let namespace = Arc::clone(self.config.key.namespace_str());
-        let modes = L::CAN_SHADOW;
-        DedupHandle::new(Arc::clone(&self.gate), self.ledger.pending_writes(), namespace, modes)
-    }
-}
-
-impl<L> DedupLayer<L> {
-    /// Changes the body that the inner service takes to another type that is
-    /// [`From<Bytes>`](bytes::Bytes). The last call: the result is a layer without settings.
-    ///
-    /// By default the body is `Full<Bytes>`, which axum's routers take. A service that takes one
-    /// body only needs this, such as axum's `from_fn` inside this layer without a router between
-    /// them: `.inner_body::<axum::body::Body>()`.
-    pub fn inner_body<B>(self) -> WithInnerBody<L, B> {
-        WithInnerBody { layer: self, inner_body: PhantomData }
-    }
-}
-
-impl<S, L: Ledger> Layer<S> for DedupLayer<L> {
-    type Service = Dedup<S, L>;
-
-    #[track_caller]
-    fn layer(&self, inner: S) -> Self::Service {
-        self.service(inner)
-    }
-}
-
-impl<L> Clone for DedupLayer<L> {
-    fn clone(&self) -> Self {
-        Self {
-            ledger: Arc::clone(&self.ledger),
-            config: self.config.clone(),
+        DedupHandle {
             gate: Arc::clone(&self.gate),
+            pending_writes: self.ledger.pending_writes(),
+            namespace: Arc::clone(self.config.key.namespace_str()),
+            can_shadow: L::CAN_SHADOW,
         }
     }
 }
 
-impl<L: fmt::Debug> fmt::Debug for DedupLayer<L> {
+impl<L, B> DedupLayer<L, B> {
+    /// Changes the body that the inner service takes to another type that is
+    /// [`From<Bytes>`](bytes::Bytes).
+    ///
+    /// By default the body is `Full<Bytes>`, which axum's routers take. A service that takes one
+    /// body only needs this, such as axum's `from_fn` inside this layer without a router between
+    /// them: `.inner_body::<axum::body::Body>()`.
+    pub fn inner_body<T>(self) -> DedupLayer<L, T> {
+        let Self { ledger, config, gate, .. } = self;
+        DedupLayer { ledger, config, gate, inner_body: PhantomData }
+    }
+}
+
+impl<L, B> Clone for DedupLayer<L, B> {
+    fn clone(&self) -> Self {
+        let (ledger, gate) = (Arc::clone(&self.ledger), Arc::clone(&self.gate));
+        Self { ledger, config: self.config.clone(), gate, inner_body: PhantomData }
+    }
+}
+
+impl<L: fmt::Debug, B> fmt::Debug for DedupLayer<L, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DedupLayer")
             .field("ledger", &self.ledger)
             .field("config", &self.config)
             .finish_non_exhaustive()
-    }
-}
-
-/// A [`DedupLayer`] whose inner service takes the body `B`: made by
-/// [`inner_body`](DedupLayer::inner_body).
-///
-/// Cloning makes another handle, as with [`DedupLayer`].
-#[must_use = "a layer does nothing until it wraps a service"]
-pub struct WithInnerBody<L, B> {
-    layer: DedupLayer<L>,
-    inner_body: PhantomData<fn() -> B>,
-}
-
-impl<S, L: Ledger, B> Layer<S> for WithInnerBody<L, B> {
-    type Service = Dedup<S, L, B>;
-
-    #[track_caller]
-    fn layer(&self, inner: S) -> Self::Service {
-        self.layer.service(inner)
-    }
-}
-
-impl<L, B> Clone for WithInnerBody<L, B> {
-    fn clone(&self) -> Self {
-        Self { layer: self.layer.clone(), inner_body: PhantomData }
-    }
-}
-
-impl<L: fmt::Debug, B> fmt::Debug for WithInnerBody<L, B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("WithInnerBody").field(&self.layer).finish()
     }
 }

@@ -1,4 +1,4 @@
-//! [`Config`]: every setting. [`ServiceState`]: the state that the deliveries of one service share.
+//! [`Config`]: every setting.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,6 @@ use std::time::Duration;
 use http::{HeaderName, Method, StatusCode, Uri};
 
 use super::body::{BODY_LIMIT, BODY_TIMEOUT};
-use super::gate::Gate;
 use super::policy::{LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Success};
 use crate::adapter::Payloads;
 use crate::adapter::contract::Fetch;
@@ -14,13 +13,6 @@ use crate::error::{ConfigError, ConfigErrorKind, NOT_ZERO, check};
 use crate::key::{Event, KeyExtractor, KeyPart};
 use crate::ledger::{BeginContext, Times};
 use crate::observe::{Meters, Outcome, Report};
-
-/// The state that all deliveries of one service share.
-pub(super) struct ServiceState<L> {
-    pub(super) ledger: Arc<L>,
-    pub(super) config: Config,
-    pub(super) gate: Arc<Gate>,
-}
 
 /// Every setting but the bounds, which are the gate's.
 #[derive(Debug, Clone)]
@@ -161,12 +153,10 @@ impl Config {
             (None, Some(_)) => Fetch::Digest,
             (None, None) => Fetch::Nothing,
         };
-        let Times { retention, lease, store_timeout, handler_timeout } = self.times;
         // A response to be stored is read after the handler has returned.
         let after = if self.replay.is_some() { self.body_timeout } else { Duration::ZERO };
-        BeginContext::new(retention, lease, store_timeout)
-            .with_handler_bound(handler_timeout.map(|bound| bound.saturating_add(after)))
-            .with_fetch(fetch)
-            .with_payloads(payloads.cloned())
+        let mut context = BeginContext::of(&self.times, after);
+        (context.fetch, context.payloads) = (fetch, payloads.cloned());
+        context
     }
 }

@@ -26,7 +26,6 @@
 //!   ended is lost.
 
 use std::future::Future;
-use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
@@ -41,9 +40,10 @@ use tower_service::Service;
 
 use super::answer::{DedupResult, Ending};
 use super::body::{Buffered, ResponseBody, buffer_response};
-use super::config::{Config, ServiceState};
+use super::builder::DedupLayer;
+use super::config::Config;
 use super::gate::{NotAdmitted, Permit, release_readiness};
-use super::paths::{LAST_PATHS, Path};
+use super::paths::LAST_PATHS;
 use super::policy::{OnInFlight, OnMismatch, OnUnavailable, Replay};
 use crate::adapter::Payloads;
 use crate::adapter::contract::{Fetch, StoredResponse};
@@ -92,29 +92,24 @@ pub(super) struct Run<S, L, B> {
     /// Without a key until they were extracted.
     pub(super) request: RequestKeys,
     pub(super) judged: Judged,
-    /// Set when the delivery starts.
-    pub(super) path: Path,
-    pub(super) service: Arc<ServiceState<L>>,
+    pub(super) layer: Arc<DedupLayer<L, B>>,
     /// `None` while the delivery waits, and in shadow if none was free.
     pub(super) permit: Option<Permit>,
     pub(super) report: Report,
-    inner_body: PhantomData<fn() -> B>,
 }
 
 impl<S, L, B> Run<S, L, B> {
     /// In a box from the beginning, because it goes through many hands.
-    pub(super) fn new(inner: S, head: request::Parts, service: Arc<ServiceState<L>>) -> Box<Self> {
+    pub(super) fn new(inner: S, head: request::Parts, layer: Arc<DedupLayer<L, B>>) -> Box<Self> {
         Box::new(Self {
             inner,
             head,
             body: Bytes::new(),
             request: RequestKeys { keys: Keys::none(), payloads: None },
             judged: Judged::Enforced,
-            path: Path::default(),
-            service,
+            layer,
             permit: None,
             report: Report::started_now(),
-            inner_body: PhantomData,
         })
     }
 }
@@ -155,7 +150,7 @@ where
         mut self: Box<Self>,
     ) -> impl Future<Output = Ending<ResBody, S::Error>> {
         async move {
-            let running = self.service.config.meters.running();
+            let running = self.layer.config.meters.running();
             // A panic in an extension or in a response body counts as a panic of the handler. The dropped
             // claim is released. The ledger catches the panics of an adapter.
             let (outcome, ending) = match AssertUnwindSafe(self.deliver()).catch_unwind().await {
@@ -163,7 +158,7 @@ where
                 Err(panic) => (Outcome::Panicked, Ending::Panicked(panic)),
             };
             drop(running);
-            let config = &self.service.config;
+            let config = &self.layer.config;
             self.report.status = ending.own_status(config).or(self.report.status);
             config.emit(&self.report, outcome, self.request.logged(self.judged));
             ending
@@ -187,7 +182,7 @@ where
         if let Some(delivery) = &delivery {
             // Set before the handler runs: under the on-arrival ledger, a delivery of this event on another
             // path is a duplicate from now on.
-            delivery.keys().for_each(|key| LAST_PATHS.insert(key, self.path));
+            LAST_PATHS.insert(delivery.keys(), self.head.uri.path());
             self.report.attempt = Some((delivery.attempt(), delivery.is_takeover()));
         }
         // `handle` writes the ending here. As an output it would be moved four times.
@@ -197,7 +192,7 @@ where
         let ((), settled) = ran.await;
         if let Some(delivery) = &delivery {
             let identities = delivery.events().iter().flat_map(Event::identities);
-            self.service.gate.waiters.wake(identities);
+            self.layer.gate.waiters.wake(identities);
         }
         self.conclude(&mut ended, settled, instead);
         ended
@@ -206,16 +201,18 @@ where
     /// Claims the keys, and waits if the policy says so. Returns an ending if the delivery may not wait, or
     /// not go on.
     async fn claim(&mut self) -> Waited<L::Claim, ResBody, S::Error> {
-        let ServiceState { ledger, config, .. } = &*self.service;
-        let is_open = config.on_unavailable == OnUnavailable::FailOpen;
-        let mut context = config.begin_context(self.request.payloads.as_ref()).fail_open(is_open);
+        let DedupLayer { ledger, config, .. } = &*self.layer;
+        let mut context = config.begin_context(self.request.payloads.as_ref());
+        if config.on_unavailable == OnUnavailable::FailOpen {
+            context.fail_open();
+        }
         if let Judged::InShadow(_) = self.judged {
             // Responses are not replayed, so an unreadable one must not hide the verdict.
             let compares = config.compare_payload.is_some();
-            context = context.with_fetch(if compares { Fetch::Digest } else { Fetch::Nothing });
+            context.fetch = if compares { Fetch::Digest } else { Fetch::Nothing };
         }
         let begun = ledger.begin(&self.request.keys, &context).await;
-        match (&begun, self.judged, self.service.config.on_in_flight) {
+        match (&begun, self.judged, self.layer.config.on_in_flight) {
             // Boxed, because most deliveries do not wait and their future stays small.
             (Ok(Begin::InFlight), Judged::Enforced, OnInFlight::Wait(bound)) => {
                 Box::pin(self.wait(bound, context)).await
@@ -230,13 +227,13 @@ where
         bound: Duration,
         context: BeginContext,
     ) -> Waited<L::Claim, ResBody, S::Error> {
-        let service = Arc::clone(&self.service);
-        let gate = &service.gate;
+        let layer = Arc::clone(&self.layer);
+        let gate = &layer.gate;
         self.permit = None;
-        let Some(_place) = gate.try_wait() else {
+        let Some(_place) = gate.waiting.try_acquire() else {
             return Err(Box::new(own(Outcome::Overloaded, DedupResult::InFlight)));
         };
-        let _waiting = service.config.meters.waiting();
+        let _waiting = layer.config.meters.waiting();
         let waiter = gate.waiters.wait_for(self.request.keys.first());
         let notify = waiter.notify();
         let mut woken = pin!(notify.notified());
@@ -255,7 +252,7 @@ where
             woken.as_mut().enable();
             let permit = gate.run_by(&mut self.inner, wait.deadline()).await;
             self.permit = Some(permit.map_err(|reason| Box::new(refused(reason)))?);
-            let again = wait.claim(&service.ledger, &self.request.keys, &context);
+            let again = wait.claim(&layer.ledger, &self.request.keys, &context);
             if let Some(begun) = again.await {
                 return Ok(begun);
             }
@@ -267,8 +264,8 @@ where
         &mut self,
         begun: Result<Begin<L::Claim>, Error>,
     ) -> Judgment<L::Claim, ResBody, S::Error> {
-        let is_acknowledged = self.service.config.on_in_flight == OnInFlight::Acknowledge;
-        let refuses = self.service.config.on_mismatch() == OnMismatch::Refuse;
+        let is_acknowledged = self.layer.config.on_in_flight == OnInFlight::Acknowledge;
+        let refuses = self.layer.config.on_mismatch() == OnMismatch::Refuse;
         match begun {
             Ok(Begin::First { claim, delivery, in_flight, mismatch }) => {
                 // The retry finds the events of this run complete, and runs the others.
@@ -308,7 +305,7 @@ where
     fn answer_known(&self, info: DuplicateInfo) -> Ending<ResBody, S::Error> {
         match info.response {
             Some(response) => Ending::Replay(response),
-            None if self.service.config.duplicate_status.is_success() => {
+            None if self.layer.config.duplicate_status.is_success() => {
                 Ending::Own(DedupResult::Duplicate)
             }
             None => Ending::Own(DedupResult::ResponseNotStored),
@@ -318,7 +315,7 @@ where
     /// Puts the verdict into the log record. Reports a delivery that is acknowledged on another path than
     /// the one on which its event was handled.
     fn note(&mut self, verdict: Verdict) {
-        let config = &self.service.config;
+        let config = &self.layer.config;
         self.report.age = verdict.age();
         let is_acknowledged = match self.judged {
             Judged::Enforced if verdict == Verdict::InFlight => {
@@ -326,8 +323,9 @@ where
             }
             _ => verdict.age().is_some(),
         };
-        if is_acknowledged && LAST_PATHS.is_elsewhere(self.request.keys.first(), self.path) {
-            config.meters.handled_on_another_path(self.request.keys.first());
+        let keys = &self.request.keys;
+        if is_acknowledged && LAST_PATHS.is_elsewhere(keys.first(), self.head.uri.path()) {
+            config.meters.handled_on_another_path(keys.first());
         }
         if let Judged::InShadow(_) = self.judged {
             self.judged = Judged::InShadow(Some(verdict));
@@ -353,7 +351,7 @@ where
         ended: &'r mut Ended<ResBody, S::Error>,
     ) -> impl Future<Output = ((), Option<HandlerSuccess>)> + use<'r, S, L, B, ResBody> {
         let Self { inner, head, body, request: RequestKeys { keys, .. }, judged, .. } = self;
-        let (config, report, judged) = (&self.service.config, &mut self.report, *judged);
+        let (config, report, judged) = (&self.layer.config, &mut self.report, *judged);
         let is_head = head.method == Method::HEAD;
         extend(&mut head.extensions, keys, judged, delivery);
         if let Some(claim) = claim {
@@ -389,7 +387,7 @@ where
         instead: Option<(Outcome, DedupResult)>,
     ) {
         if let Judged::InShadow(Some(verdict)) = self.judged {
-            observe::shadow(self.service.config.key.namespace_str(), verdict.as_str());
+            observe::shadow(self.layer.config.key.namespace_str(), verdict.as_str());
         }
         let failure = settled.err().map(|error| {
             let is_handlers = error.kind() == ErrorKind::Transaction;

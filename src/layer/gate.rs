@@ -22,8 +22,10 @@ use crate::key::DedupKey;
 
 pub(super) struct Gate {
     pub(super) mode: SharedMode,
-    running: Bound,
-    waiting: Bound,
+    /// The deliveries that run.
+    pub(super) running: Bound,
+    /// The deliveries that wait.
+    pub(super) waiting: Bound,
     pub(super) waiters: Waiters,
     pub(super) tasks: TaskTracker,
 }
@@ -51,36 +53,6 @@ impl Gate {
         }
     }
 
-    pub(super) fn set_max_running(&self, deliveries: usize) {
-        self.running.resize(deliveries);
-    }
-
-    pub(super) fn set_max_waiting(&self, deliveries: usize) {
-        self.waiting.resize(deliveries);
-    }
-
-    pub(super) fn running(&self) -> usize {
-        self.running.held()
-    }
-
-    pub(super) fn waiting(&self) -> usize {
-        self.waiting.held()
-    }
-
-    pub(super) async fn drain(&self) {
-        self.tasks.wait().await;
-    }
-
-    /// Returns a permit to run, if one is free.
-    pub(super) fn try_run(&self) -> Option<Permit> {
-        self.running.try_acquire()
-    }
-
-    /// Returns a place among the waiting deliveries, if one is free.
-    pub(super) fn try_wait(&self) -> Option<Permit> {
-        self.waiting.try_acquire()
-    }
-
     /// Waits for a permit to run, then for the readiness of `inner`.
     pub(super) async fn run_by<S, R>(
         &self,
@@ -90,7 +62,7 @@ impl Gate {
     where
         S: Service<R>,
     {
-        let permit = match self.try_run() {
+        let permit = match self.running.try_acquire() {
             Some(permit) => permit,
             None => match timeout_at(deadline, self.running.acquire()).await {
                 Ok(Some(permit)) => permit,
@@ -116,7 +88,7 @@ pub(super) fn release_readiness<S: Clone>(inner: &mut S) {
 pub(super) type Permit = OwnedSemaphorePermit;
 
 /// A number of permits that may change while permits are held.
-struct Bound {
+pub(super) struct Bound {
     permits: Arc<Semaphore>,
     limit: Mutex<usize>,
     /// The number of permits beyond the limit. Each is destroyed when it is acquired.
@@ -134,7 +106,7 @@ impl Bound {
         }
     }
 
-    fn resize(&self, limit: usize) {
+    pub(super) fn resize(&self, limit: usize) {
         let limit = limit.min(Semaphore::MAX_PERMITS);
         let mut current = self.limit.lock().unwrap_or_else(PoisonError::into_inner);
         if limit < *current {
@@ -158,13 +130,14 @@ impl Bound {
         before.unwrap_or_else(|before| before).min(most)
     }
 
-    fn held(&self) -> usize {
+    pub(super) fn held(&self) -> usize {
         let limit = self.limit.lock().unwrap_or_else(PoisonError::into_inner);
         let all = *limit + self.surplus.load(Ordering::Acquire);
         all.saturating_sub(self.permits.available_permits())
     }
 
-    fn try_acquire(&self) -> Option<Permit> {
+    /// Returns a permit, if one is free.
+    pub(super) fn try_acquire(&self) -> Option<Permit> {
         loop {
             let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
             if self.take_surplus(1) == 0 {
@@ -256,13 +229,11 @@ mod tests {
         let bound = Bound::new(3);
         let mut held: Vec<_> = (0..3).map(|_| bound.try_acquire().unwrap()).collect();
         bound.resize(1);
-        assert_eq!(bound.held(), 3);
-        for left in [2, 1] {
+        while !held.is_empty() {
+            assert_eq!(bound.held(), held.len());
+            assert!(bound.try_acquire().is_none(), "{} are held of 1", held.len());
             held.pop();
-            assert_eq!(bound.held(), left);
-            assert!(bound.try_acquire().is_none(), "{left} are held of 1");
         }
-        held.pop();
         assert_eq!(bound.held(), 0);
         let one = bound.try_acquire();
         assert!(one.is_some() && bound.try_acquire().is_none());

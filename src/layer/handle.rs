@@ -32,23 +32,14 @@ use crate::observe;
 /// ```
 #[derive(Clone)]
 pub struct DedupHandle {
-    gate: Arc<Gate>,
-    pending_writes: PendingWrites,
-    namespace: Arc<str>,
+    pub(super) gate: Arc<Gate>,
+    pub(super) pending_writes: PendingWrites,
+    pub(super) namespace: Arc<str>,
     /// Whether the ledger has the modes `Shadow` and `Off`.
-    can_shadow: bool,
+    pub(super) can_shadow: bool,
 }
 
 impl DedupHandle {
-    pub(super) fn new(
-        gate: Arc<Gate>,
-        pending_writes: PendingWrites,
-        namespace: Arc<str>,
-        can_shadow: bool,
-    ) -> Self {
-        Self { gate, pending_writes, namespace, can_shadow }
-    }
-
     /// Returns the mode of the layer.
     #[must_use]
     pub fn mode(&self) -> Mode {
@@ -80,13 +71,13 @@ impl DedupHandle {
     /// Returns how many deliveries hold a permit to run.
     #[must_use]
     pub fn running(&self) -> usize {
-        self.gate.running()
+        self.gate.running.held()
     }
 
     /// Returns how many deliveries wait for another delivery of their event, or for a permit.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.gate.waiting()
+        self.gate.waiting.held()
     }
 
     /// Returns how many completions and releases of ended deliveries have not reached the store
@@ -103,7 +94,7 @@ impl DedupHandle {
     /// bound of the last write has passed. That bound is ten minutes, or one
     /// [lease](crate::DedupLayer::lease) if that is longer.
     pub async fn drain(&self) {
-        self.gate.drain().await;
+        self.gate.tasks.wait().await;
         self.pending_writes.drain().await;
     }
 }

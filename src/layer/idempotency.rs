@@ -88,7 +88,7 @@ impl DedupLayer {
 }
 
 /// Settings of a layer for the header `Idempotency-Key`.
-impl<L> DedupLayer<L> {
+impl<L, B> DedupLayer<L, B> {
     /// Sets the page on which the API documents its use of `Idempotency-Key`. The `type` of a problem
     /// is this URL with the value of the result header as its fragment:
     /// `https://api.example.com/docs#mismatch`. One fragment differs: a duplicate whose response was

@@ -5,11 +5,11 @@
 //! | step | function | file |
 //! |---|---|---|
 //! | take the ready inner service | `Dedup::call` | `service` |
-//! | buffer the body | `ResponseFuture::poll` | `future`, `body` |
+//! | buffer the body | `ResponseFuture::poll` | `service`, `body` |
 //! | read the keys, take a permit | `Run::dispatch` | `admit`, `gate` |
 //! | start the delivery; move it to a task at its first wait | `Run::start` | `admit` |
 //! | claim, wait, handle, settle | `Run::to_the_end` | `delivery`, and [`run`](crate::run) |
-//! | turn the ending into a response, an error or a panic | `ResponseFuture::poll` | `future`, `answer` |
+//! | turn the ending into a response, an error or a panic | `ResponseFuture::poll` | `service`, `answer` |
 //!
 //! `run` and `delivery` say what happens if a future is dropped on this way.
 //!
@@ -41,7 +41,6 @@ mod body;
 mod builder;
 mod config;
 mod delivery;
-mod future;
 mod gate;
 mod handle;
 mod idempotency;
@@ -55,11 +54,10 @@ pub use answer::DedupResult;
 pub use body::ResponseBody;
 #[cfg(feature = "verify")]
 pub(crate) use body::{BODY_LIMIT, BODY_TIMEOUT, BodyFault, Collect};
-pub use builder::{DedupLayer, WithInnerBody};
-pub use future::ResponseFuture;
+pub use builder::DedupLayer;
 pub use handle::DedupHandle;
 pub use mode::Mode;
 pub use policy::{
     Disposition, LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Verified,
 };
-pub use service::Dedup;
+pub use service::{Dedup, ResponseFuture};

@@ -1,16 +1,4 @@
 //! [`Mode`]: whether a layer enforces its verdicts.
-//!
-//! | | `Enforce` | `Shadow` | `Off` |
-//! |---|---|---|---|
-//! | the body is buffered, within its bounds | yes | yes | yes |
-//! | keys are read | yes | yes | for the `Delivery` only |
-//! | keys are claimed, completed and released | yes | yes | no |
-//! | the handler runs | for new events | for every request | for every request |
-//! | the layer answers in the handler's place | yes | no | no |
-//! | the handler has a task of its own | yes | yes | no |
-//! | log record and metrics of each delivery | yes | yes, with the verdict | no |
-//!
-//! The bounds of the body hold in every mode, because the inner service takes a whole body.
 
 use std::fmt;
 use std::str::FromStr;

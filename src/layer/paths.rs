@@ -26,10 +26,6 @@ pub(super) struct LastPaths {
     slots: Box<[AtomicU64]>,
 }
 
-/// The hash of a path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Path(u64);
-
 const PATH_BITS: u64 = 0xFFFF_FFFF;
 
 impl LastPaths {
@@ -37,21 +33,24 @@ impl LastPaths {
         Self { hasher: RandomState::new(), slots: (0..SLOTS).map(|_| AtomicU64::new(0)).collect() }
     }
 
-    pub(super) fn path(&self, path: &str) -> Path {
-        Path(self.hasher.hash_one(path) & PATH_BITS)
+    fn path(&self, path: &str) -> u64 {
+        self.hasher.hash_one(path) & PATH_BITS
     }
 
-    /// Notes that the event of this key runs on this path.
-    pub(super) fn insert(&self, key: &DedupKey, path: Path) {
-        let (slot, key) = self.slot(key);
-        slot.store(key | path.0, Ordering::Relaxed);
+    /// Notes that the events of these keys run on this path.
+    pub(super) fn insert<'k>(&self, keys: impl Iterator<Item = &'k DedupKey>, path: &str) {
+        let path = self.path(path);
+        for key in keys {
+            let (slot, key) = self.slot(key);
+            slot.store(key | path, Ordering::Relaxed);
+        }
     }
 
     /// Returns `true` if this process last ran the event on another path, as far as is known.
-    pub(super) fn is_elsewhere(&self, key: &DedupKey, path: Path) -> bool {
+    pub(super) fn is_elsewhere(&self, key: &DedupKey, path: &str) -> bool {
         let (slot, key) = self.slot(key);
         let found = slot.load(Ordering::Relaxed);
-        found & !PATH_BITS == key && found & PATH_BITS != path.0
+        found & !PATH_BITS == key && found & PATH_BITS != self.path(path)
     }
 
     /// Returns the key's slot, and the part of the key's hash that is stored in it.
@@ -74,26 +73,22 @@ mod tests {
     #[test]
     fn is_elsewhere_is_true_for_another_path_of_a_known_key_only() {
         let last_paths = LastPaths::new();
-        let (billing, tax) = (last_paths.path("/billing"), last_paths.path("/tax"));
-        assert!(!last_paths.is_elsewhere(&key("a"), tax), "nothing is known");
-        last_paths.insert(&key("a"), billing);
-        assert!(!last_paths.is_elsewhere(&key("a"), billing));
-        assert!(last_paths.is_elsewhere(&key("a"), tax));
-        assert!(!last_paths.is_elsewhere(&key("b"), tax));
-        last_paths.insert(&key("a"), tax);
-        assert!(!last_paths.is_elsewhere(&key("a"), tax));
+        assert!(!last_paths.is_elsewhere(&key("a"), "/tax"), "nothing is known");
+        for (path, other) in [("/billing", "/tax"), ("/tax", "/billing")] {
+            last_paths.insert([&key("a")].into_iter(), path);
+            assert!(!last_paths.is_elsewhere(&key("a"), path));
+            assert!(last_paths.is_elsewhere(&key("a"), other));
+            assert!(!last_paths.is_elsewhere(&key("b"), other));
+        }
     }
 
     #[test]
     fn keys_of_one_slot_replace_each_other_and_are_not_taken_for_each_other() {
         let last_paths = LastPaths::new();
-        let paths = [last_paths.path("/a"), last_paths.path("/b")];
         let keys: Vec<DedupKey> = (0..10 * SLOTS).map(|id| key(&id.to_string())).collect();
-        for key in &keys {
-            last_paths.insert(key, paths[0]);
-        }
-        let known = keys.iter().filter(|key| last_paths.is_elsewhere(key, paths[1])).count();
+        last_paths.insert(keys.iter(), "/a");
+        let known = keys.iter().filter(|key| last_paths.is_elsewhere(key, "/b")).count();
         assert!((SLOTS / 2..=SLOTS).contains(&known), "{known}");
-        assert!(!keys.iter().any(|key| last_paths.is_elsewhere(key, paths[0])));
+        assert!(!keys.iter().any(|key| last_paths.is_elsewhere(key, "/a")));
     }
 }

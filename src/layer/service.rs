@@ -1,23 +1,41 @@
-//! [`Dedup`]: the tower service.
+//! [`Dedup`]: the tower service. [`ResponseFuture`]: buffers the body, dispatches the request, and awaits the
+//! ending.
 
 use std::fmt;
-use std::marker::PhantomData;
+use std::future::Future;
+use std::panic::resume_unwind;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::Body;
 use http_body_util::Full;
+use pin_project_lite::pin_project;
+use tower_layer::Layer;
 use tower_service::Service;
 
-use super::body::ResponseBody;
-use super::config::{Config, ServiceState};
+use super::admit::Dispatch;
+use super::answer::{DedupResult, Ending, own, replayed};
+use super::body::{Collect, ResponseBody};
+use super::builder::DedupLayer;
 use super::delivery::Run;
-use super::future::ResponseFuture;
-use super::gate::Gate;
-use crate::error::BoxError;
+use crate::error::{BoxError, valid};
 use crate::ledger::Ledger;
+
+impl<S, L: Ledger, B> Layer<S> for DedupLayer<L, B> {
+    type Service = Dedup<S, L, B>;
+
+    /// # Panics
+    ///
+    /// If the layer is invalid.
+    #[track_caller]
+    fn layer(&self, inner: S) -> Self::Service {
+        valid(self.check());
+        Dedup { inner, layer: Arc::new(self.clone()) }
+    }
+}
 
 /// The service that [`DedupLayer`](crate::DedupLayer) makes of an inner one.
 ///
@@ -26,19 +44,10 @@ use crate::ledger::Ledger;
 /// A clone is a handle to the same ledger and the same bounds, with a clone of the inner service.
 pub struct Dedup<S, L, B = Full<Bytes>> {
     inner: S,
-    service: Arc<ServiceState<L>>,
-    inner_body: PhantomData<fn() -> B>,
+    layer: Arc<DedupLayer<L, B>>,
 }
 
 impl<S, L, B> Dedup<S, L, B> {
-    pub(super) fn new(inner: S, ledger: Arc<L>, config: Config, gate: Arc<Gate>) -> Self {
-        Self {
-            inner,
-            service: Arc::new(ServiceState { ledger, config, gate }),
-            inner_body: PhantomData,
-        }
-    }
-
     /// Returns the inner service.
     pub fn get_ref(&self) -> &S {
         &self.inner
@@ -79,19 +88,118 @@ where
         let clone = self.inner.clone();
         let ready = std::mem::replace(&mut self.inner, clone);
         let (head, body) = request.into_parts();
-        ResponseFuture::new(Run::new(ready, head, Arc::clone(&self.service)), body)
+        let layer = Arc::clone(&self.layer);
+        let body = Collect::new(body, layer.config.body_limit, layer.config.body_timeout);
+        let run = Some(Run::new(ready, head, Arc::clone(&layer)));
+        ResponseFuture { state: State::Buffering { body, run }, layer }
     }
 }
 
 impl<S: Clone, L, B> Clone for Dedup<S, L, B> {
     fn clone(&self) -> Self {
-        let (inner, service) = (self.inner.clone(), Arc::clone(&self.service));
-        Self { inner, service, inner_body: PhantomData }
+        Self { inner: self.inner.clone(), layer: Arc::clone(&self.layer) }
     }
 }
 
 impl<S: fmt::Debug, L, B> fmt::Debug for Dedup<S, L, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Dedup").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}
+
+pin_project! {
+    /// The response future of [`Dedup`](crate::Dedup).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped while it buffers the body or waits for a permit, it leaves nothing behind. Dropped
+    /// later, the delivery runs to its end without it. For a request by a method that is not deduplicated,
+    /// it drops the inner service's future.
+    pub struct ResponseFuture<S, L, B, R, ResBody>
+    where
+        S: Service<Request<B>>,
+    {
+        #[pin]
+        state: State<S, L, B, R, ResBody>,
+        layer: Arc<DedupLayer<L, B>>,
+    }
+}
+
+pin_project! {
+    #[project = StateProj]
+    enum State<S, L, B, R, ResBody>
+    where
+        S: Service<Request<B>>,
+    {
+        Buffering {
+            #[pin]
+            body: Collect<R>,
+            run: Option<Box<Run<S, L, B>>>,
+        },
+        Inner {
+            #[pin]
+            future: S::Future,
+        },
+        Waiting {
+            future: Pin<Box<dyn Future<Output = Dispatch<S, B, ResBody>> + Send>>,
+        },
+    }
+}
+
+impl<S, L, B, R, ResBody> Future for ResponseFuture<S, L, B, R, ResBody>
+where
+    S: Service<Request<B>, Response = Response<ResBody>> + Clone + Send + 'static,
+    S::Future: Send,
+    S::Error: Send + 'static,
+    L: Ledger,
+    B: From<Bytes> + Send + 'static,
+    R: Body<Data = Bytes>,
+    R::Error: Into<BoxError>,
+    ResBody: Body<Data = Bytes> + Send + 'static,
+{
+    type Output = Result<Response<ResponseBody<ResBody>>, S::Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        loop {
+            let dispatch = match this.state.as_mut().project() {
+                StateProj::Buffering { body, run } => {
+                    let body = ready!(body.poll(cx));
+                    match (run.take(), body) {
+                        (Some(run), Ok(body)) => run.dispatch(body, cx),
+                        (Some(mut run), Err(fault)) => run.refuse_body(fault).into(),
+                        // The caller polls again after the future was ready.
+                        (None, _) => DedupResult::Unavailable.into(),
+                    }
+                }
+                StateProj::Inner { future } => {
+                    let response = ready!(future.poll(cx))?;
+                    return Poll::Ready(Ok(response.map(ResponseBody::inner)));
+                }
+                StateProj::Waiting { future } => ready!(future.as_mut().poll(cx)),
+            };
+            let config = &this.layer.config;
+            match dispatch {
+                Dispatch::Inner(future) => this.state.set(State::Inner { future }),
+                Dispatch::Waiting(future) => this.state.set(State::Waiting { future }),
+                Dispatch::Ended(Ending::Inner(response)) => return Poll::Ready(response),
+                Dispatch::Ended(Ending::Own(result)) => {
+                    return Poll::Ready(Ok(own(result, config)));
+                }
+                Dispatch::Ended(Ending::Replay(stored)) => {
+                    return Poll::Ready(Ok(replayed(&stored, config)));
+                }
+                Dispatch::Ended(Ending::Panicked(panic)) => resume_unwind(panic),
+            }
+        }
+    }
+}
+
+impl<S, L, B, R, ResBody> fmt::Debug for ResponseFuture<S, L, B, R, ResBody>
+where
+    S: Service<Request<B>>,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResponseFuture").finish_non_exhaustive()
     }
 }

@@ -13,7 +13,7 @@ use crate::ledger::{CanReplay, CanShadow, FailOpen, Ledger};
 use crate::observe;
 
 /// Settings.
-impl<L> DedupLayer<L> {
+impl<L, B> DedupLayer<L, B> {
     /// Sets the methods that are deduplicated; GET stands for HEAD too. A request by another method
     /// reaches the inner service with its body buffered, and otherwise as it is.
     ///
@@ -114,7 +114,7 @@ impl<L> DedupLayer<L> {
     /// end. Running deliveries have tasks of their own, which outer `ConcurrencyLimit` and `Timeout`
     /// layers do not see: this is their bound.
     pub fn max_running(self, deliveries: usize) -> Self {
-        self.gate.set_max_running(deliveries);
+        self.gate.running.resize(deliveries);
         self
     }
 
@@ -122,7 +122,7 @@ impl<L> DedupLayer<L> {
     /// wait for another delivery of their event or, in a transactional layer, for a permit. A
     /// delivery beyond that is answered 503 at once.
     pub fn max_waiting(self, deliveries: usize) -> Self {
-        self.gate.set_max_waiting(deliveries);
+        self.gate.waiting.resize(deliveries);
         self
     }
 
@@ -237,7 +237,7 @@ impl<L> DedupLayer<L> {
     }
 }
 
-impl<L: Ledger> DedupLayer<L> {
+impl<L: Ledger, B> DedupLayer<L, B> {
     /// Sets whether the layer enforces its verdicts, only reports them, or does nothing, over all
     /// services and clones of this layer. [`DedupHandle::set_mode`](crate::DedupHandle::set_mode)
     /// changes it while the layer serves.
@@ -252,9 +252,7 @@ impl<L: Ledger> DedupLayer<L> {
         self.gate.mode.set(mode);
         self
     }
-}
 
-impl<L: Ledger> DedupLayer<L> {
     /// Sets what to do with a delivery when the store is unavailable.
     ///
     /// A duplicate whose stored data cannot be read is 503 under every policy. On the SQL stores, so is a
@@ -270,9 +268,7 @@ impl<L: Ledger> DedupLayer<L> {
         self.config.on_unavailable = policy;
         self
     }
-}
 
-impl<L: Ledger> DedupLayer<L> {
     /// Compares the payload of a duplicate with the payload under which its event was handled.
     ///
     /// `part` has to be the same: [`key::body_digest()`](crate::key::body_digest) for the whole
@@ -301,9 +297,7 @@ impl<L: Ledger> DedupLayer<L> {
         self.config.compare_payload = Some(ComparedPart { part, on_mismatch });
         self
     }
-}
 
-impl<L: Ledger> DedupLayer<L> {
     /// Stores the response to the first delivery of an event that succeeds, and answers its
     /// duplicates with it. Some senders use the response: a Telegram bot's method call, the
     /// instructions of a Twilio webhook.

@@ -28,28 +28,20 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
 
-use super::call::{all, claim};
-use super::claiming::{Claiming, ClaimingGuard};
-use super::claims::{Claims, RELEASE_BOUND};
+use super::call;
+use super::claims::{Claims, Doubt, RELEASE_BOUND};
 use super::contract::{
     Begin, BeginContext, CanShadow, Claim, FailOpen, HandlerSuccess, Ledger, Sealed,
 };
 use super::pending::Pending;
-use super::resolve::{KeyState, States, fails_open, flatten, has_second_identity, identities};
+use super::resolve::{Resolution, flatten};
 use super::retry::{PendingWrites, RetryJob, RetryPool};
-use crate::adapter::contract::{Abilities, CallTerms, DedupAdapter, Permanence};
-use crate::delivery::{Delivery, Protection};
+use crate::adapter::contract::{Abilities, DedupAdapter, Permanence};
 use crate::error::{Error, ErrorKind};
-use crate::key::{DedupKey, Event, Keys, List};
-use crate::observe;
-
-/// After this time, no second identity that an earlier claim has completed is released: the claims of the
-/// identities and a release take less than 2 min before and after the bound.
-const MAY_BE_RELEASED: Duration = Duration::from_secs(720);
+use crate::key::{DedupKey, Event, Keys};
 
 /// The number of claims that may wait for their reply, or for their release, at once.
 const MOST_RELEASES: usize = 16_384;
@@ -63,7 +55,8 @@ pub struct OnArrival {
     abilities: Abilities,
     /// Keys that deliveries with a 503 may have claimed.
     releasing: Arc<Pending>,
-    claiming: Arc<Claiming>,
+    /// When each delivery has begun that claims second identities.
+    claiming: Arc<Pending<Instant>>,
     pool: RetryPool,
 }
 
@@ -75,115 +68,20 @@ impl OnArrival {
     }
 
     /// Claims the keys of an unprotected delivery as soon as the store replies.
-    fn spawn_claim(
-        &self,
-        slot: Option<OwnedSemaphorePermit>,
-        keys: &[DedupKey],
-        terms: CallTerms,
-        store_timeout: Duration,
-    ) {
+    fn spawn_claim(&self, keys: &[DedupKey], claims: &mut Claims<'_>) {
         let job = RetryJob {
             operation: "claim",
             adapter: Arc::clone(&self.adapter),
             keys: keys.into(),
-            terms,
-            store_timeout,
+            terms: claims.terms.clone(),
+            store_timeout: claims.store_timeout,
             bound: RELEASE_BOUND,
             repeats: |_| true,
         };
-        self.pool.repeat(slot, job, (), |job| {
-            Box::pin(async {
-                let replies = claim(&*job.adapter, &job.keys, &job.terms, job.store_timeout).await;
-                all(replies).map(drop)
-            })
+        self.pool.repeat(claims.take_slot(), job, (), |job, keys| {
+            let claimed = call::claim(&*job.adapter, keys, &job.terms, job.store_timeout);
+            Box::pin(async { call::errors(claimed.await) })
         });
-    }
-
-    /// Returns the claims of a delivery. Until a key is released, this process treats it as in flight.
-    fn claims(
-        &self,
-        slot: Option<OwnedSemaphorePermit>,
-        terms: CallTerms,
-        store_timeout: Duration,
-    ) -> Claims<'_> {
-        Claims {
-            adapter: &self.adapter,
-            pool: &self.pool,
-            held: List::new(),
-            asked: List::new(),
-            terms,
-            store_timeout,
-            slot,
-            releasing: Some(&self.releasing),
-            completing: None,
-        }
-    }
-
-    /// Goes on after the first step, for events with second identities.
-    async fn go_on(
-        &self,
-        mut claims: Claims<'_>,
-        events: List<Event>,
-        first: States,
-        context: &BeginContext,
-        removals: usize,
-    ) -> Result<Begin<ArrivalClaim>, Error> {
-        let mut later = claims.claim_later(&events, &first).await;
-        self.doubt(&mut later, removals, None);
-        let begun = self.conclude(&mut claims, events, first, later, context);
-        if begun.as_ref().is_ok_and(Begin::runs_nothing) {
-            claims.finish().await;
-        }
-        begun
-    }
-
-    /// Makes the claim of the events that run. What is to be released is left in `claims`.
-    fn conclude(
-        &self,
-        claims: &mut Claims<'_>,
-        events: List<Event>,
-        mut first: States,
-        mut later: States,
-        context: &BeginContext,
-    ) -> Result<Begin<ArrivalClaim>, Error> {
-        if let Some(error) = fails_open(&mut first, &mut later, context) {
-            let (terms, slot) = (claims.terms.clone(), claims.disarm());
-            self.spawn_claim(slot, &identities(&events), terms, claims.store_timeout);
-            return unprotected(events, &error);
-        }
-        let resolution = claims.resolve(events, first, later);
-        if resolution.new.is_empty() {
-            return resolution.without_new();
-        }
-        resolution.report_run();
-        let (in_flight, mismatch) = (resolution.in_flight, resolution.mismatch);
-        let delivery = resolution.delivery(Protection::Claimed, ()).into();
-        Ok(Begin::First { claim: ArrivalClaim, delivery, in_flight, mismatch })
-    }
-
-    /// Treats a complete key as in flight if the claim that completed it may be released, because its handler
-    /// never ran: any claim was released since `removals` was read, or the claim of a second identity goes on.
-    fn doubt(&self, states: &mut States, removals: usize, claiming: Option<&ClaimingGuard>) {
-        for (key, state) in states.iter_mut() {
-            let KeyState::Duplicate(seen) = state else { continue };
-            let is_released = self.releasing.contains(key) || self.releasing.removals() != removals;
-            if is_released || claiming.is_some_and(|claiming| claiming.is_shared(key, seen.age)) {
-                *state = KeyState::InFlight;
-            }
-        }
-    }
-}
-
-/// Makes second identities say for no key that they are complete for it, while they may still be released:
-/// rule 6.
-fn disregard_recent(states: &mut States, claiming: &ClaimingGuard) {
-    for (key, state) in states.iter_mut() {
-        if let KeyState::Duplicate(seen) = state
-            && claiming.contains(key)
-            && seen.age < MAY_BE_RELEASED
-        {
-            seen.stored = None;
-        }
     }
 }
 
@@ -212,29 +110,23 @@ impl Ledger for OnArrival {
         let slot = self.pool.reserve();
         if slot.is_none() {
             let error = Error::new(ErrorKind::Unavailable, "reserving a slot for a release");
-            return if context.fails_open(&error) {
-                unprotected(events, &error)
-            } else {
-                Err(error)
-            };
-        };
-        let removals = self.releasing.removals();
-        // Held until `releasing` contains the keys to release.
-        let claiming = has_second_identity(&events).then(|| self.claiming.add(&events));
-        let mut claims = self.claims(slot, terms, context.store_timeout);
-        let mut first = claims.claim(first).await;
-        self.doubt(&mut first, removals, claiming.as_ref());
-        match claiming {
-            None => self.conclude(&mut claims, events, first, States::default(), context),
-            Some(claiming) => {
-                disregard_recent(&mut first, &claiming);
-                // Boxed, because most events have one identity.
-                let begun = Box::pin(self.go_on(claims, events, first, context, removals)).await;
-                // `releasing` has what goes on to be released.
-                drop(claiming);
-                begun
+            if context.fails_open(&error) {
+                return Ok(Resolution::unprotected(events, &error).run((), |_| ArrivalClaim));
             }
+            return Err(error);
         }
+        let seconds: Arc<[_]> = events.iter().filter_map(Event::second_identity).cloned().collect();
+        let claiming = (!seconds.is_empty()).then(|| self.claiming.add(seconds, Instant::now()));
+        let (releasing, removals) = (&self.releasing, self.releasing.removals());
+        let mut claims = Claims::new(&self.adapter, &self.pool, terms, context.store_timeout);
+        claims.doubt = Some(Box::new(Doubt { slot, releasing, removals, claiming }));
+        let start = |claims: &mut Claims<'_>, resolution: Resolution| {
+            if resolution.is_unprotected {
+                self.spawn_claim(&resolution.held, claims);
+            }
+            resolution.run((), |_| ArrivalClaim)
+        };
+        claims.begin(events, first, context, start).await
     }
 
     fn stores_data(&self) -> bool {
@@ -244,13 +136,6 @@ impl Ledger for OnArrival {
     fn pending_writes(&self) -> PendingWrites {
         PendingWrites::of(&[&self.pool])
     }
-}
-
-/// Lets the handler run, although the store has not replied.
-fn unprotected(events: List<Event>, error: &Error) -> Result<Begin<ArrivalClaim>, Error> {
-    let delivery = Delivery::new(events, 1, false, Protection::Unprotected);
-    observe::unprotected(delivery.key(), error);
-    Ok(Begin::First { claim: ArrivalClaim, delivery, in_flight: false, mismatch: false })
 }
 
 impl FailOpen for OnArrival {}

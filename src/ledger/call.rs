@@ -24,9 +24,6 @@ type Operation = &'static [&'static str; 2];
 
 /// How many calls of one delivery run at once: as many keys as a SQL store sends in one statement.
 const MOST_AT_ONCE: usize = 1_024;
-/// How many calls of a background write run at once, each with its whole bound. A store that writes one key
-/// after the other and waits 100 ms for a replica takes 1.6 s. With more, the last keys would never have their turn.
-pub(super) const MOST_IN_BACKGROUND: usize = 16;
 
 /// Generates, for each method of the adapter, a call for each of several keys: the replies are in the
 /// order of the keys.
@@ -99,6 +96,10 @@ fn is_refused<T>(reply: &Result<T, Error>) -> bool {
 /// Returns all replies, or the first error.
 pub(super) fn all<T>(replies: List<Result<T, Error>>) -> Result<List<T>, Error> {
     replies.into_iter().collect()
+}
+
+pub(super) fn errors<T>(replies: List<Result<T, Error>>) -> Vec<Error> {
+    replies.into_iter().filter_map(Result::err).collect()
 }
 
 /// Runs `call` within `bound`, and measures it.

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::timeout;
+use tokio::time::Instant;
 
 use super::call;
-use super::pending::Pending;
+use super::contract::{Begin, BeginContext};
+use super::pending::{Pending, PendingGuard};
 use super::resolve::{KeyState, Resolution, States, resolve_claims};
 use super::retry::{RetryJob, RetryPool};
 use crate::adapter::contract::{CallTerms, DedupAdapter, Permanence, Seen};
@@ -18,91 +19,171 @@ use crate::key::{DedupKey, Event, List};
 /// After this time, the release of a key that is complete at once is not repeated.
 pub(super) const RELEASE_BOUND: Duration = Duration::from_secs(600);
 
+/// After this time, no second identity that an earlier claim has completed is released: the claims of the
+/// identities and a release take less than 2 min before and after the bound.
+const MAY_BE_RELEASED: Duration = Duration::from_secs(720);
+
 /// The claims of one delivery. If it is dropped, all keys that it may hold are released in the background.
 ///
 /// A call of unknown outcome may hold its key, and so may a call whose future was dropped.
 pub(super) struct Claims<'l> {
-    pub(super) adapter: &'l Arc<dyn DedupAdapter>,
-    pub(super) pool: &'l RetryPool,
+    adapter: &'l Arc<dyn DedupAdapter>,
+    pool: &'l RetryPool,
     /// The keys that may be held, without those that the last call claims.
     pub(super) held: List<DedupKey>,
     /// The keys that the last call claims.
-    pub(super) asked: List<DedupKey>,
+    asked: List<DedupKey>,
     pub(super) terms: CallTerms,
     pub(super) store_timeout: Duration,
-    /// A slot of the pool, if the pool must not refuse the release.
-    pub(super) slot: Option<OwnedSemaphorePermit>,
-    /// Contains the keys until they are released.
-    pub(super) releasing: Option<&'l Arc<Pending>>,
-    /// The keys that are complete for this process, and are not claimed.
-    pub(super) completing: Option<&'l Pending>,
+    /// What this process knows of keys that are complete in the store. Boxed, because most ledgers have none.
+    pub(super) doubt: Option<Box<Doubt<'l>>>,
+    /// The keys that are complete for this process, and are not claimed, with the terms of their completion.
+    pub(super) completing: Option<&'l Pending<CallTerms>>,
 }
 
-impl Claims<'_> {
-    /// Claims these keys, each by a call of its own.
-    #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
-    pub(super) fn claim(&mut self, keys: List<DedupKey>) -> impl Future<Output = States> + Send {
-        async move {
-            let (asked, pending) = match self.completing {
-                Some(completing) => completing.split(keys),
-                None => (keys, Vec::new()),
+/// A key that is complete in the store is in flight if its claim may be released, because its handler never ran.
+pub(super) struct Doubt<'l> {
+    /// A slot of the pool, which must not refuse the release.
+    pub(super) slot: Option<OwnedSemaphorePermit>,
+    /// Contains the keys to release until they are released.
+    pub(super) releasing: &'l Arc<Pending>,
+    /// The removals from `releasing` before the delivery. If there was one meanwhile, any key may have been released.
+    pub(super) removals: usize,
+    /// When each delivery of this process has begun that claims second identities.
+    pub(super) claiming: Option<PendingGuard<Instant>>,
+}
+
+impl Doubt<'_> {
+    fn apply(&self, states: &mut States) {
+        for (key, state) in states.iter_mut() {
+            let KeyState::Duplicate(seen) = state else { continue };
+            let is_released =
+                self.releasing.contains(key) || self.releasing.removals() != self.removals;
+            let claiming = self.claiming.as_ref().filter(|guard| guard.keys().contains(key));
+            // Another delivery may have completed this second identity, and may release it.
+            let is_shared = |guard: &PendingGuard<Instant>| {
+                guard.is_known(key, |since| seen.age <= since.elapsed())
             };
-            self.asked = asked;
+            if is_released || claiming.is_some_and(is_shared) {
+                *state = KeyState::InFlight;
+            } else if claiming.is_some() && seen.age < MAY_BE_RELEASED {
+                // So it says for no key that it is complete for it.
+                seen.stored = None;
+            }
+        }
+    }
+}
+
+impl<'l> Claims<'l> {
+    pub(super) fn new(
+        adapter: &'l Arc<dyn DedupAdapter>,
+        pool: &'l RetryPool,
+        terms: CallTerms,
+        store_timeout: Duration,
+    ) -> Self {
+        let (held, asked) = (List::new(), List::new());
+        let (doubt, completing) = (None, None);
+        Self { adapter, pool, held, asked, terms, store_timeout, doubt, completing }
+    }
+
+    /// Claims the identities of these events, beginning with those that are `first`. If there are new events, `start`
+    /// makes their claim.
+    pub(super) fn begin<C: Send>(
+        mut self,
+        events: List<Event>,
+        first: List<DedupKey>,
+        context: &BeginContext,
+        start: impl FnOnce(&mut Self, Resolution) -> Begin<C> + Send,
+    ) -> impl Future<Output = Result<Begin<C>, Error>> + Send {
+        self.asked = first;
+        async move {
+            let first = self.claim().await;
+            if events.iter().all(|event| event.second_identity().is_none()) {
+                return self.conclude(events, first, States::default(), context, start);
+            }
+            // Boxed, because most events have one identity.
+            let later_step = Box::pin(async move {
+                let later = self.claim_later(&events, &first).await;
+                let begun = self.conclude(events, first, later, context, start);
+                if begun.as_ref().is_ok_and(Begin::runs_nothing) && !self.held.is_empty() {
+                    // A release that fails continues in the background.
+                    let _ = self.finish().await;
+                }
+                begun
+            });
+            later_step.await
+        }
+    }
+
+    /// Claims the keys that are asked for, each by a call of its own.
+    #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
+    fn claim(&mut self) -> impl Future<Output = States> + Send {
+        async move {
+            let pending = match self.completing {
+                Some(completing) => completing.split(&mut self.asked),
+                None => Vec::new(),
+            };
             let (adapter, bound) = (&**self.adapter, self.store_timeout);
             let replies = call::claim(adapter, &self.asked, &self.terms, bound).await;
             // The event of a key whose completion is pending is complete, as far as this process knows.
-            let complete = |(key, stored)| {
-                let seen = Seen::new(Duration::ZERO).with_stored(stored);
+            let complete = |(key, terms): (DedupKey, CallTerms)| {
+                let stored = terms.stored_data_for(&key).unwrap_or_default();
+                let seen = Seen::new(Duration::ZERO).with_stored(Arc::new(stored));
                 (key, KeyState::Duplicate(seen))
             };
             let pending = pending.into_iter().map(complete);
-            States::new(self.asked.clone(), replies, pending)
+            let mut states = States::new(self.asked.clone(), replies, pending);
+            if let Some(doubt) = &self.doubt {
+                doubt.apply(&mut states);
+            }
+            states
         }
     }
 
     /// Claims the keys of events whose second identities were claimed, or are complete for these keys.
-    pub(super) async fn claim_later(&mut self, events: &[Event], first: &States) -> States {
+    async fn claim_later(&mut self, events: &[Event], first: &States) -> States {
         let later = first.later_keys(events);
         if later.is_empty() {
             return States::default();
         }
         self.held = first.may_be_held().cloned().collect();
-        self.claim(later).await
+        self.asked = later;
+        self.claim().await
     }
 
-    /// Resolves the claims. From now on, only the keys that are to be released are held.
-    pub(super) fn resolve(
+    /// Makes the claim of the events that run. From now on, only the keys that are to be released are held.
+    fn conclude<C>(
         &mut self,
         events: List<Event>,
         first: States,
         later: States,
-    ) -> Resolution {
-        let mut resolution = resolve_claims(events, first, later, &self.terms);
+        context: &BeginContext,
+        start: impl FnOnce(&mut Self, Resolution) -> Begin<C>,
+    ) -> Result<Begin<C>, Error> {
+        let mut resolution = resolve_claims(events, first, later, &self.terms, context);
         self.held = std::mem::take(&mut resolution.release);
         self.asked.clear();
-        resolution
-    }
-
-    /// Lets all keys stay as they are. Returns the slot of the release.
-    pub(super) fn disarm(&mut self) -> Option<OwnedSemaphorePermit> {
-        self.held.clear();
-        self.asked.clear();
-        self.slot.take()
-    }
-
-    /// Releases the keys, within `store_timeout`. The release continues in the background if it has not
-    /// succeeded then, or if this future is dropped.
-    pub(super) async fn finish(self) {
-        if self.held.is_empty() {
-            return;
+        if resolution.new.is_empty() {
+            return resolution.without_new();
         }
+        Ok(start(self, resolution))
+    }
+
+    /// Releases the keys. The release continues in the background if it fails, or if this future is dropped.
+    pub(super) async fn finish(self) -> Result<(), Error> {
         let job = self.job();
-        let _guard = self.releasing.map(|releasing| releasing.add(Arc::clone(&job.keys)));
+        let releasing = self.doubt.as_ref().map(|doubt| doubt.releasing);
+        let _guard = releasing.map(|releasing| releasing.add(Arc::clone(&job.keys), ()));
         // Dropped before the guard, so that there is no moment without one.
         let mut claims = self;
-        if let Ok(Ok(())) = timeout(claims.store_timeout, release_all(&job)).await {
-            claims.held.clear();
-        }
+        let (adapter, bound) = (&**claims.adapter, claims.store_timeout);
+        call::all(call::release(adapter, &job.keys, &claims.terms, bound).await)?;
+        claims.held.clear();
+        Ok(())
+    }
+
+    pub(super) fn take_slot(&mut self) -> Option<OwnedSemaphorePermit> {
+        self.doubt.as_mut().and_then(|doubt| doubt.slot.take())
     }
 
     fn job(&self) -> RetryJob {
@@ -122,25 +203,17 @@ impl Claims<'_> {
     }
 }
 
-/// Releases the keys, a few at a time. Every key has its turn. Returns an error after which the release is repeated,
-/// if there is one.
-async fn release_all(job: &RetryJob) -> Result<(), Error> {
-    let mut errors = Vec::new();
-    for keys in job.keys.chunks(call::MOST_IN_BACKGROUND) {
-        let released = call::release(&*job.adapter, keys, &job.terms, job.store_timeout).await;
-        errors.extend(released.into_iter().filter_map(Result::err));
-    }
-    let repeated = errors.iter().position(job.repeats).unwrap_or_default();
-    if errors.is_empty() { Ok(()) } else { Err(errors.swap_remove(repeated)) }
-}
-
 impl Drop for Claims<'_> {
     fn drop(&mut self) {
         if self.held.is_empty() && self.asked.is_empty() {
             return;
         }
         let job = self.job();
-        let guard = self.releasing.map(|releasing| releasing.add(Arc::clone(&job.keys)));
-        self.pool.repeat(self.slot.take(), job, guard, |job| Box::pin(release_all(job)));
+        let releasing = self.doubt.as_ref().map(|doubt| doubt.releasing);
+        let guard = releasing.map(|releasing| releasing.add(Arc::clone(&job.keys), ()));
+        self.pool.repeat(self.take_slot(), job, guard, |job, keys| {
+            let released = call::release(&*job.adapter, keys, &job.terms, job.store_timeout);
+            Box::pin(async { call::errors(released.await) })
+        });
     }
 }

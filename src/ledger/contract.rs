@@ -10,6 +10,7 @@ use std::time::Duration;
 use http::Extensions;
 
 use super::retry::PendingWrites;
+use super::times::Times;
 use crate::adapter::contract::{Abilities, CallTerms, Fetch, Permanence, StoredResponse, Token};
 use crate::adapter::{DuplicateNote, EventTypes, Payloads};
 use crate::delivery::Delivery;
@@ -169,18 +170,17 @@ pub struct BeginContext {
     /// Exists before the first call to the store, so that an unknown outcome can be released.
     token: Token,
     retention: Duration,
-    /// How long a claim holds without a renewal.
-    pub(super) lease: Duration,
+    lease: Duration,
     /// The bound on every call to the store.
     pub(super) store_timeout: Duration,
-    /// Whether to run the handler unprotected if the store does not reply.
-    pub(super) fail_open: bool,
-    /// Only of a context that fails open.
-    duplicate_note: Option<DuplicateNote>,
-    fetch: Fetch,
-    payloads: Option<Payloads>,
     /// For how many milliseconds a lent transaction may be idle. Zero for no bound.
     transaction_bound_ms: i32,
+    /// The stored data that a duplicate carries. Responses are fetched for one event only.
+    pub fetch: Fetch,
+    /// The SHA-256 of each key's payload.
+    pub(crate) payloads: Option<Payloads>,
+    /// Whether the store has found a duplicate. `None` if the handler does not run when the store does not reply.
+    fails_open: Option<DuplicateNote>,
 }
 
 impl BeginContext {
@@ -192,53 +192,37 @@ impl BeginContext {
             retention,
             lease,
             store_timeout,
-            fail_open: false,
-            duplicate_note: None,
+            transaction_bound_ms: 0,
             fetch: Fetch::Nothing,
             payloads: None,
-            transaction_bound_ms: 0,
+            fails_open: None,
         }
     }
 
-    /// Sets the bound on the handler and on what follows it before the commit.
-    pub(crate) fn with_handler_bound(mut self, bound: Option<Duration>) -> Self {
-        let most = |bound: Duration| bound.saturating_add(self.store_timeout).as_millis();
+    /// Makes the terms of one delivery under these times. `after` is the bound on what follows the handler before the
+    /// commit.
+    pub(crate) fn of(times: &Times, after: Duration) -> Self {
+        let context = Self::new(times.retention, times.lease, times.store_timeout);
+        let most =
+            |bound: Duration| bound.saturating_add(after).saturating_add(times.store_timeout);
         // No honest handler is ended by it. The setting of Postgres has 31 bits.
-        let ms = |bound| i32::try_from(most(bound)).unwrap_or(i32::MAX);
-        self.transaction_bound_ms = bound.map_or(0, ms);
-        self
+        let ms = |bound| i32::try_from(most(bound).as_millis()).unwrap_or(i32::MAX);
+        Self { transaction_bound_ms: times.handler_timeout.map_or(0, ms), ..context }
     }
 
-    /// Sets the SHA-256 of each key's payload, sorted by key.
-    pub(crate) fn with_payloads(mut self, payloads: Option<Payloads>) -> Self {
-        self.payloads = payloads;
-        self
+    /// Runs the handler unprotected if the store does not reply.
+    pub(crate) fn fail_open(&mut self) {
+        self.fails_open = Some(DuplicateNote::default());
     }
 
-    /// Sets what stored data a duplicate carries. Responses are fetched for one event only.
-    #[must_use]
-    pub fn with_fetch(mut self, fetch: Fetch) -> Self {
-        self.fetch = fetch;
-        self
+    pub(crate) const fn is_open(&self) -> bool {
+        self.fails_open.is_some()
     }
 
     /// Returns these terms for another claim, which does not fail open. It has a token of its own, because
     /// the claim before it may still be released in the background.
     pub(crate) fn again(&self) -> Self {
-        Self { token: Token::random(), fail_open: false, duplicate_note: None, ..self.clone() }
-    }
-
-    /// Returns whether to run the handler unprotected if the store does not reply.
-    pub(crate) const fn is_open(&self) -> bool {
-        self.fail_open
-    }
-
-    /// Sets whether to run the handler unprotected if the store does not reply.
-    #[must_use]
-    pub fn fail_open(mut self, fail_open: bool) -> Self {
-        self.fail_open = fail_open;
-        self.duplicate_note = fail_open.then(DuplicateNote::default);
-        self
+        Self { token: Token::random(), fails_open: None, ..self.clone() }
     }
 
     /// Returns `true` if the handler runs unprotected after this error.
@@ -246,8 +230,8 @@ impl BeginContext {
     /// [`ErrorKind::Corrupt`] never fails open: the unreadable data may belong to a duplicate. Nor does
     /// an error after the store has found a duplicate, when only the read of its response failed.
     pub(super) fn fails_open(&self, error: &Error) -> bool {
-        let found_duplicate = self.duplicate_note.as_ref().is_some_and(|note| note.get().is_some());
-        self.fail_open && !found_duplicate && error.kind() != ErrorKind::Corrupt
+        let found_no_duplicate = self.fails_open.as_ref().is_some_and(|note| note.get().is_none());
+        found_no_duplicate && error.kind() != ErrorKind::Corrupt
     }
 
     /// Returns the terms for a store of these abilities, for a delivery of these events.
@@ -272,20 +256,17 @@ impl BeginContext {
             }
         };
         let mut terms = terms.with_fetch(fetch);
-        if let Some(note) = &self.duplicate_note {
+        if let Some(note) = &self.fails_open {
             terms = terms.with_duplicate_note(Arc::clone(note));
         }
         if let Some(types) = abilities.inspection.then(|| event_types(events)).flatten() {
             terms = terms.with_sorted_event_types(types);
         }
-        match &self.payloads {
-            Some(payloads) if keys.is_empty() => terms.with_sorted_payloads(Arc::clone(payloads)),
-            None if keys.is_empty() => terms,
-            payloads => {
-                let payloads = payloads.iter().flat_map(|payloads| payloads.iter().cloned());
-                terms.with_payloads(keys.into_iter().chain(payloads))
-            }
+        if keys.is_empty() && self.payloads.is_none() {
+            return terms;
         }
+        let payloads = self.payloads.iter().flat_map(|payloads| payloads.iter().cloned());
+        terms.with_payloads(keys.into_iter().chain(payloads))
     }
 
     /// Returns [`terms`](Self::terms) under the lease.

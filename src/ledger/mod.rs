@@ -21,11 +21,11 @@
 
 mod arrival;
 mod call;
-mod claiming;
 mod claims;
 pub(crate) mod contract;
 mod lease;
 mod pending;
+mod renewal;
 mod resolve;
 mod retry;
 mod times;

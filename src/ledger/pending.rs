@@ -4,42 +4,39 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::adapter::contract::StoredData;
 use crate::key::{DedupKey, List};
 
-#[derive(Default)]
-pub(super) struct Pending {
-    keys: Mutex<HashMap<DedupKey, PendingKey>>,
+/// Keys, each with what every unfinished work knows of it.
+pub(super) struct Pending<T = ()> {
+    keys: Mutex<ByKey<T>>,
     /// The number of keys, so that an empty set needs no lock.
     count: AtomicUsize,
     /// How often keys were removed.
     removals: AtomicUsize,
 }
 
-#[derive(Default)]
-struct PendingKey {
-    /// How often the key was added.
-    times: usize,
-    /// The data to store with the key.
-    stored: Arc<StoredData>,
+/// The keys of a work tell it from every other work.
+type ByKey<T> = HashMap<DedupKey, Vec<(Arc<[DedupKey]>, T)>>;
+
+impl<T> Default for Pending<T> {
+    fn default() -> Self {
+        Self { keys: Mutex::default(), count: AtomicUsize::new(0), removals: AtomicUsize::new(0) }
+    }
 }
 
-/// A pending key, and the data to store with it.
-type PendingData = (DedupKey, Arc<StoredData>);
-
-impl Pending {
-    /// Splits keys into those that are not pending and those that are, each part in the given order.
-    pub(super) fn split(&self, mut keys: List<DedupKey>) -> (List<DedupKey>, Vec<PendingData>) {
+impl<T: Clone> Pending<T> {
+    /// Removes the keys that are pending. Returns them, each with what its latest work knows.
+    pub(super) fn split(&self, keys: &mut List<DedupKey>) -> Vec<(DedupKey, T)> {
         let mut found = Vec::new();
         if !self.is_empty() {
             let pending = self.lock();
             keys.retain(|key| {
-                let entry = pending.get(key);
-                found.extend(entry.map(|entry| (key.clone(), Arc::clone(&entry.stored))));
-                entry.is_none()
+                let latest = pending.get(key).and_then(|works| works.last());
+                found.extend(latest.map(|(_, known)| (key.clone(), known.clone())));
+                latest.is_none()
             });
         }
-        (keys, found)
+        found
     }
 
     pub(super) fn contains(&self, key: &DedupKey) -> bool {
@@ -56,54 +53,56 @@ impl Pending {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// Adds keys until the guard is dropped.
-    pub(super) fn add(self: &Arc<Self>, keys: Arc<[DedupKey]>) -> PendingGuard {
-        self.add_with(keys, |_| None)
-    }
-
-    /// Adds keys until the guard is dropped, with the data to store with each.
-    pub(super) fn add_with(
-        self: &Arc<Self>,
-        keys: Arc<[DedupKey]>,
-        stored_data_for: impl Fn(&DedupKey) -> Option<StoredData>,
-    ) -> PendingGuard {
-        let mut set = self.lock();
+    /// Adds keys, and what is known of them, until the guard is dropped.
+    pub(super) fn add(self: &Arc<Self>, keys: Arc<[DedupKey]>, known: T) -> PendingGuard<T> {
+        let mut pending = self.lock();
         for key in keys.iter() {
-            let entry = set.entry(key.clone()).or_default();
-            entry.times += 1;
-            if let Some(stored) = stored_data_for(key) {
-                entry.stored = Arc::new(stored);
-            }
+            pending.entry(key.clone()).or_default().push((Arc::clone(&keys), known.clone()));
         }
-        self.count.store(set.len(), Ordering::Release);
-        drop(set);
+        self.count.store(pending.len(), Ordering::Release);
+        drop(pending);
         PendingGuard { pending: Arc::clone(self), keys }
     }
+}
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<DedupKey, PendingKey>> {
+impl<T> Pending<T> {
+    fn lock(&self) -> MutexGuard<'_, ByKey<T>> {
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Removes its keys when it is dropped.
-pub(super) struct PendingGuard {
-    pending: Arc<Pending>,
+pub(super) struct PendingGuard<T = ()> {
+    pending: Arc<Pending<T>>,
     keys: Arc<[DedupKey]>,
 }
 
-impl Drop for PendingGuard {
+impl<T> PendingGuard<T> {
+    pub(super) fn keys(&self) -> &[DedupKey] {
+        &self.keys
+    }
+
+    /// Returns `true` if this is so for what another work knows of the key.
+    pub(super) fn is_known(&self, key: &DedupKey, is_so: impl Fn(&T) -> bool) -> bool {
+        let pending = self.pending.lock();
+        let mut works = pending.get(key).into_iter().flatten();
+        works.any(|(keys, known)| !Arc::ptr_eq(keys, &self.keys) && is_so(known))
+    }
+}
+
+impl<T> Drop for PendingGuard<T> {
     fn drop(&mut self) {
-        let mut set = self.pending.lock();
+        let mut pending = self.pending.lock();
         for key in self.keys.iter() {
-            if let Some(entry) = set.get_mut(key) {
-                entry.times -= 1;
-                if entry.times == 0 {
-                    set.remove(key);
+            if let Some(works) = pending.get_mut(key) {
+                works.retain(|(keys, _)| !Arc::ptr_eq(keys, &self.keys));
+                if works.is_empty() {
+                    pending.remove(key);
                 }
             }
         }
         // `removals` changes before `count`: a reader that sees an empty set must see that it changed.
         self.pending.removals.fetch_add(1, Ordering::AcqRel);
-        self.pending.count.store(set.len(), Ordering::Release);
+        self.pending.count.store(pending.len(), Ordering::Release);
     }
 }

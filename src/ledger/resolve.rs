@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 use super::contract::{Begin, BeginContext, DuplicateInfo};
 use crate::adapter::contract::{CallTerms, ClaimReply, Fetch, Seen, StoredResponse};
-use crate::delivery::{Inner, Protection};
+use crate::delivery::{Inner, OfLedger};
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys, List};
 use crate::observe;
@@ -84,11 +84,6 @@ pub(super) fn flatten(keys: &Keys) -> (List<Event>, List<DedupKey>) {
     (events.into(), first.into())
 }
 
-/// Returns `true` if the claims of these events have a later step.
-pub(super) fn has_second_identity(events: &[Event]) -> bool {
-    events.iter().any(|event| event.second_identity().is_some())
-}
-
 /// Returns all identities of these events, sorted.
 pub(super) fn identities<'e>(events: impl IntoIterator<Item = &'e Event>) -> List<DedupKey> {
     let mut keys: List<DedupKey> =
@@ -102,8 +97,8 @@ pub(super) fn identities<'e>(events: impl IntoIterator<Item = &'e Event>) -> Lis
 pub(super) struct States {
     /// Sorted by key.
     states: List<(DedupKey, KeyState)>,
-    /// The error of a claim, if one has failed.
-    error: Option<Error>,
+    /// The error of a claim, if one has failed. Boxed, because most claims have none.
+    error: Option<Box<Error>>,
 }
 
 impl States {
@@ -114,14 +109,14 @@ impl States {
         replies: List<Result<ClaimReply, Error>>,
         known: impl Iterator<Item = (DedupKey, KeyState)>,
     ) -> Self {
-        let mut error: Option<Error> = None;
+        let mut error: Option<Box<Error>> = None;
         let mut state = |reply| match reply {
             Ok(claimed) => KeyState::from(claimed),
             Err(failed) => {
                 let unknown = Error::is_unknown(&failed);
                 // Unreadable data may belong to a duplicate, so this error decides whether a handler runs.
                 if error.is_none() || failed.kind() == ErrorKind::Corrupt {
-                    error = Some(failed);
+                    error = Some(Box::new(failed));
                 }
                 KeyState::Failed { unknown }
             }
@@ -164,21 +159,16 @@ impl States {
 
 /// Returns the error after which the handler runs unprotected: no claim of the last step has a reply, and the
 /// step before has claimed all.
-pub(super) fn fails_open(
-    first: &mut States,
-    later: &mut States,
+fn fails_open<'s>(
+    first: &'s States,
+    later: &'s States,
     context: &BeginContext,
-) -> Option<Error> {
+) -> Option<&'s Error> {
     let are_claimed = first.states.iter().all(|(_, state)| matches!(state, KeyState::First { .. }));
-    let last = if later.states.is_empty() {
-        first
-    } else if are_claimed {
-        later
-    } else {
-        return None;
-    };
+    let last = if later.states.is_empty() { first } else { later };
     let have_failed = last.states.iter().all(|(_, state)| matches!(state, KeyState::Failed { .. }));
-    last.error.take_if(|error| have_failed && context.fails_open(error))
+    let is_last_alone = later.states.is_empty() || are_claimed;
+    last.error.as_deref().filter(|error| is_last_alone && have_failed && context.fails_open(error))
 }
 
 /// Returns `true` if a second identity is complete for this very key.
@@ -197,19 +187,30 @@ pub(super) struct Resolution {
     pub(super) new: List<Event>,
     /// The claimed identities of the events that run, sorted.
     pub(super) held: List<DedupKey>,
-    pub(super) attempt: u32,
-    pub(super) takeover: bool,
-    pub(super) in_flight: bool,
+    attempt: u32,
+    takeover: bool,
+    in_flight: bool,
     duplicate: Option<Seen>,
-    pub(super) mismatch: bool,
+    mismatch: bool,
     response: Option<Arc<StoredResponse>>,
     /// Keys to release: rule 5.
     pub(super) release: List<DedupKey>,
     /// The error of a claim, if one has failed.
-    error: Option<Error>,
+    error: Option<Box<Error>>,
+    /// The events run although the store has not replied.
+    pub(super) is_unprotected: bool,
 }
 
 impl Resolution {
+    /// Lets the events run although the store has not replied.
+    pub(super) fn unprotected(new: List<Event>, error: &Error) -> Self {
+        if let Some(event) = new.first() {
+            observe::unprotected(event.key(), error);
+        }
+        let held = identities(&new);
+        Self { new, held, attempt: 1, is_unprotected: true, ..Self::default() }
+    }
+
     /// Returns the verdict on a delivery without a new event.
     ///
     /// # Errors
@@ -217,7 +218,7 @@ impl Resolution {
     /// The error of a claim.
     pub(super) fn without_new<C>(self) -> Result<Begin<C>, Error> {
         if let Some(error) = self.error {
-            return Err(error);
+            return Err(*error);
         }
         Ok(match self.duplicate {
             Some(seen) if !self.in_flight => {
@@ -228,17 +229,19 @@ impl Resolution {
         })
     }
 
-    /// Reports the takeover, if the events that run are one.
-    pub(super) fn report_run(&self) {
+    /// Returns the verdict on a delivery with new events, with what its ledger holds for it, and with its claim.
+    pub(super) fn run<T: OfLedger, C>(
+        self,
+        of_ledger: T,
+        claim: impl FnOnce(Arc<Inner<T>>) -> C,
+    ) -> Begin<C> {
         if let (true, Some(event)) = (self.takeover, self.new.first()) {
             observe::takeover(event.key(), self.attempt);
         }
-    }
-
-    /// Makes the delivery of the events that run, of which there is at least one.
-    pub(super) fn delivery<T>(self, protection: Protection, of_ledger: T) -> Arc<Inner<T>> {
-        let run = (self.attempt, self.takeover);
-        Arc::new(Inner::new(self.new, run, protection, None, of_ledger))
+        let Self { new, attempt, takeover, in_flight, mismatch, is_unprotected, .. } = self;
+        let inner = Arc::new(Inner::new(new, (attempt, takeover), is_unprotected, None, of_ledger));
+        let delivery = Arc::clone(&inner).into();
+        Begin::First { claim: claim(inner), delivery, in_flight, mismatch }
     }
 
     /// Notes that a key of `event` is complete.
@@ -261,7 +264,11 @@ pub(super) fn resolve_claims(
     first: States,
     later: States,
     terms: &CallTerms,
+    context: &BeginContext,
 ) -> Resolution {
+    if let Some(error) = fails_open(&first, &later, context) {
+        return Resolution::unprotected(events, error);
+    }
     let resolution = resolve(events, &first, &later, terms);
     Resolution { error: first.error.or(later.error), ..resolution }
 }
@@ -348,129 +355,114 @@ mod tests {
         DedupKey::new("n", id).unwrap()
     }
 
-    fn with_second(id: &str, second: &str) -> Event {
-        Event::new(key(id)).with_second_identity(key(second))
+    /// An event with the identities `id` and `second`, or with the identity `id`.
+    fn event(identities: &str) -> Event {
+        match identities.split_once('+') {
+            Some((id, second)) => Event::new(key(id)).with_second_identity(key(second)),
+            None => Event::new(key(identities)),
+        }
+    }
+
+    fn flat(events: &[&str]) -> (List<Event>, List<DedupKey>) {
+        flatten(&Keys::new(events.iter().map(|it| event(it)).collect()).unwrap())
     }
 
     const FIRST: KeyState = KeyState::First { attempt: 1, takeover: false };
     const DUPLICATE: KeyState = KeyState::Duplicate(Seen::new(Duration::ZERO));
 
-    /// A key that is complete with this digest.
-    fn complete_with(digest: [u8; 32]) -> KeyState {
-        let stored = Arc::new(StoredData::new(Some(digest), None));
+    fn complete(digest: Option<[u8; 32]>, response: Option<Arc<StoredResponse>>) -> KeyState {
+        let stored = Arc::new(StoredData::new(digest, response));
         KeyState::Duplicate(Seen::new(Duration::ZERO).with_stored(stored))
+    }
+
+    /// A second identity that is complete for this key.
+    fn complete_for(id: &str) -> KeyState {
+        complete(Some(key(id).sha256()), None)
     }
 
     fn terms() -> CallTerms {
         CallTerms::on_claim([0; 16].into(), Duration::ZERO)
     }
 
-    /// The states of these keys.
-    fn states<const N: usize>(states: [(&str, KeyState); N]) -> States {
-        let states = states.into_iter().map(|(id, state)| (key(id), state)).collect();
+    fn states(states: &[(&str, KeyState)]) -> States {
+        let states = states.iter().map(|(id, state)| (key(id), state.clone())).collect();
         States { states, error: None }
     }
 
     #[test]
-    fn response_is_returned_only_if_it_is_fetched() {
-        let response = StoredResponse::new(Default::default(), Default::default(), "a".into());
-        let stored = Arc::new(StoredData::new(None, Some(Arc::new(response))));
-        let state = KeyState::Duplicate(Seen::new(Duration::ZERO).with_stored(stored));
-        for (fetch, expected) in
-            [(Fetch::Nothing, false), (Fetch::Digest, false), (Fetch::DigestAndResponse, true)]
-        {
-            let (events, _) = flatten(&Keys::one(key("a")));
-            let first = states([("a", state.clone())]);
-            let terms = terms().with_fetch(fetch);
-            let resolution = resolve(events, &first, &States::default(), &terms);
-            assert_eq!(resolution.response.is_some(), expected, "{fetch:?}");
-        }
-    }
-
-    #[test]
-    fn second_identity_is_claimed_first_and_the_key_only_after_it() {
-        let events = [("a", "s"), ("b", "t"), ("c", "u"), ("d", "v"), ("e", "w")];
-        let mut events: Vec<_> = events.map(|(id, second)| with_second(id, second)).into();
-        events.push(Event::new(key("f")));
-        let (events, first) = flatten(&Keys::new(events).unwrap());
+    fn second_identity_is_claimed_first_and_its_key_after_it() {
+        let (events, first) = flat(&["a+s", "b+t", "c+u", "d+v", "e+w", "f"]);
         assert_eq!(*first, ["f", "s", "t", "u", "v", "w"].map(key));
-        let first = states([
+        let first = states(&[
             ("f", FIRST),
             ("s", FIRST),
             ("t", DUPLICATE),
             ("u", KeyState::InFlight),
-            ("v", complete_with(key("d").sha256())),
-            ("w", complete_with(key("a").sha256())),
+            ("v", complete_for("d")),
+            ("w", complete_for("a")),
         ]);
         assert_eq!(*first.later_keys(&events), ["a", "d"].map(key));
-        let resolution = resolve(events, &first, &states([("a", FIRST), ("d", FIRST)]), &terms());
-        let expected = [with_second("a", "s"), with_second("d", "v"), Event::new(key("f"))];
-        assert_eq!(*resolution.new, expected);
+        let later = states(&[("a", FIRST), ("d", FIRST)]);
+        let resolution = resolve(events, &first, &later, &terms());
+        assert_eq!(*resolution.new, ["a+s", "d+v", "f"].map(event));
         assert_eq!(*resolution.held, ["a", "d", "f", "s"].map(key));
         assert!(resolution.in_flight && resolution.duplicate.is_some());
         assert!(resolution.release.is_empty());
     }
 
+    /// An event that does not run: whether it is in flight or a duplicate, and what is released.
     #[test]
-    fn second_identity_is_released_if_the_key_is_not_claimed() {
-        let keys = ["a", "b", "c"].map(|id| with_second(id, &id.repeat(2)));
-        let (events, _) = flatten(&Keys::new(keys.into()).unwrap());
-        let first = || states([("aa", FIRST), ("bb", FIRST), ("cc", FIRST)]);
-        // The reply to `c` is missing.
-        let later = states([("a", complete_with([1; 32])), ("b", KeyState::InFlight)]);
-        let terms = terms().with_payloads([(key("a"), [2; 32])]);
-        let resolution = resolve(events, &first(), &later, &terms);
-        assert!(resolution.new.is_empty() && resolution.held.is_empty());
-        assert!(resolution.in_flight && resolution.mismatch);
-        assert_eq!(*resolution.release, ["aa", "bb", "cc"].map(key));
-    }
-
-    #[test]
-    fn key_decides_about_an_event_whose_second_identity_is_complete_for_it() {
-        let (event, second) = (with_second("a", "s"), complete_with(key("a").sha256()));
-        let first = || states([("s", second.clone())]);
-        for (state, new, in_flight, duplicate) in [
-            (FIRST, 1, false, false),
-            (DUPLICATE, 0, false, true),
-            (KeyState::InFlight, 0, true, false),
-        ] {
-            let (events, _) = flatten(&Keys::from(event.clone()));
-            let resolution = resolve(events, &first(), &states([("a", state)]), &terms());
-            let found = (resolution.new.len(), resolution.in_flight);
-            assert_eq!((found, resolution.duplicate.is_some()), ((new, in_flight), duplicate));
+    fn event_without_both_identities_does_not_run_and_holds_nothing() {
+        let all_at_once = |second| states(&[("a", FIRST), ("s", second)]);
+        for (first, later, in_flight, release) in [
+            (states(&[("s", FIRST)]), states(&[("a", DUPLICATE)]), false, "s"),
+            (states(&[("s", FIRST)]), states(&[("a", KeyState::InFlight)]), true, "s"),
+            // The reply is missing.
+            (states(&[("s", FIRST)]), States::default(), true, "s"),
+            (States::default(), States::default(), true, ""),
             // The row of the second identity belongs to another claim.
-            assert!(!resolution.held.contains(&key("s")) && resolution.release.is_empty());
+            (states(&[("s", complete_for("a"))]), states(&[("a", DUPLICATE)]), false, ""),
+            (states(&[("s", complete_for("a"))]), states(&[("a", KeyState::InFlight)]), true, ""),
+            // The transactional ledger claims both at once.
+            (all_at_once(DUPLICATE), all_at_once(DUPLICATE), false, "a"),
+            (all_at_once(KeyState::InFlight), all_at_once(KeyState::InFlight), true, "a"),
+        ] {
+            let resolution = resolve(flat(&["a+s"]).0, &first, &later, &terms());
+            assert!(resolution.new.is_empty() && resolution.held.is_empty());
+            let found = (resolution.in_flight, resolution.duplicate.is_none());
+            assert_eq!(found, (in_flight, in_flight), "{first:?} {later:?}");
+            assert!(
+                resolution.release.iter().map(DedupKey::id).eq((release != "").then_some(release))
+            );
         }
     }
 
-    /// The transactional ledger claims both at once.
     #[test]
-    fn key_that_is_claimed_beside_its_complete_second_identity_is_released() {
-        for second in [DUPLICATE, KeyState::InFlight] {
-            let (events, _) = flatten(&Keys::from(with_second("a", "s")));
-            let all = || states([("a", FIRST), ("s", second.clone())]);
-            let resolution = resolve(events, &all(), &all(), &terms());
-            assert!(resolution.new.is_empty());
-            assert_eq!(*resolution.release, [key("a")]);
+    fn key_runs_beside_its_complete_second_identity_and_leaves_that_alone() {
+        let (first, later) = (states(&[("s", complete_for("a"))]), states(&[("a", FIRST)]));
+        let resolution = resolve(flat(&["a+s"]).0, &first, &later, &terms());
+        assert_eq!((resolution.new.len(), &*resolution.held), (1, &[key("a")][..]));
+        assert!(resolution.release.is_empty());
+    }
+
+    #[test]
+    fn payload_and_response_are_those_of_the_key() {
+        let response = StoredResponse::new(Default::default(), Default::default(), "a".into());
+        let first = states(&[("a", complete(Some([1; 32]), Some(Arc::new(response))))]);
+        let terms = terms().with_payloads([(key("a"), [2; 32])]);
+        for fetch in [Fetch::Nothing, Fetch::Digest, Fetch::DigestAndResponse] {
+            let terms = terms.clone().with_fetch(fetch);
+            let resolution = resolve(flat(&["a"]).0, &first, &States::default(), &terms);
+            assert!(resolution.mismatch);
+            assert_eq!(resolution.response.is_some(), fetch == Fetch::DigestAndResponse);
         }
     }
 
     #[test]
     fn event_that_shares_an_identity_with_an_earlier_event_is_left_out() {
-        let keys =
-            Keys::new(vec![with_second("a", "x"), with_second("b", "x"), Event::new(key("a"))])
-                .unwrap();
-        let (events, first) = flatten(&keys);
-        assert_eq!(*events, [with_second("a", "x")]);
-        assert_eq!(*first, [key("x")]);
+        let (events, first) = flat(&["a+x", "b+x", "a"]);
+        assert_eq!(*events, ["a+x"].map(event));
+        assert_eq!(*first, ["x"].map(key));
         assert_eq!(*identities(&events), ["a", "x"].map(key));
-    }
-
-    #[test]
-    fn missing_reply_makes_the_event_in_flight() {
-        let (events, first) = flatten(&Keys::one(key("a")));
-        let first = States::new(first, List::new(), std::iter::empty());
-        let resolution = resolve(events, &first, &States::default(), &terms());
-        assert!(resolution.new.is_empty() && resolution.in_flight);
     }
 }

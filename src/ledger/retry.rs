@@ -18,25 +18,48 @@ use crate::observe;
 const FIRST_DELAY: Duration = Duration::from_millis(50);
 const LONGEST_DELAY: Duration = Duration::from_secs(5);
 
-/// Runs jobs in the background: calls of one kind, each repeated until it succeeds.
+/// How many calls of a job run at once, each with its whole bound. A store that writes one key after the other
+/// and waits 100 ms for a replica takes 1.6 s. With more, the last keys would never have their turn.
+const MOST_IN_BACKGROUND: usize = 16;
+
+/// Runs jobs in the background: each repeats its calls until they succeed.
 pub(super) struct RetryPool {
     tasks: TaskTracker,
     slots: Arc<Semaphore>,
 }
 
-/// A call to repeat.
+/// Calls of one kind, one for each key.
 pub(super) struct RetryJob {
     /// For logs and metrics.
     pub(super) operation: &'static str,
     pub(super) adapter: Arc<dyn DedupAdapter>,
     pub(super) keys: Arc<[DedupKey]>,
     pub(super) terms: CallTerms,
-    /// The bound of one attempt.
+    /// The bound of one call.
     pub(super) store_timeout: Duration,
     /// The bound of the job.
     pub(super) bound: Duration,
-    /// Whether the call is repeated after this error.
+    /// Whether the calls are repeated after this error.
     pub(super) repeats: fn(&Error) -> bool,
+}
+
+/// The errors of the calls for some keys of a job.
+pub(super) type Errors<'j> = BoxFuture<'j, Vec<Error>>;
+
+impl RetryJob {
+    /// Makes the calls, a few at a time: a key that the store refuses delays no other key. Returns an error after
+    /// which the job is repeated, if there is one, or else another error.
+    async fn attempt(
+        &self,
+        calls: impl for<'j> Fn(&'j Self, &'j [DedupKey]) -> Errors<'j>,
+    ) -> Result<(), Error> {
+        let mut errors = Vec::new();
+        for keys in self.keys.chunks(MOST_IN_BACKGROUND) {
+            errors.extend(calls(self, keys).await);
+        }
+        let repeated = errors.iter().position(self.repeats).unwrap_or_default();
+        if errors.is_empty() { Ok(()) } else { Err(errors.swap_remove(repeated)) }
+    }
 }
 
 impl RetryPool {
@@ -53,7 +76,7 @@ impl RetryPool {
         Arc::clone(&self.slots).try_acquire_owned().ok()
     }
 
-    /// Repeats `attempt` with growing pauses until it succeeds, its bound has passed, or an error ends it.
+    /// Repeats the calls with growing pauses until they succeed, their bound has passed, or an error ends the job.
     /// Then drops `guard`.
     ///
     /// Reserves a slot unless the caller has one. Without a runtime or a free slot, the job is refused,
@@ -63,9 +86,9 @@ impl RetryPool {
         slot: Option<OwnedSemaphorePermit>,
         job: RetryJob,
         guard: G,
-        attempt: A,
+        calls: A,
     ) where
-        A: for<'j> Fn(&'j RetryJob) -> BoxFuture<'j, Result<(), Error>> + Send + 'static,
+        A: for<'j> Fn(&'j RetryJob, &'j [DedupKey]) -> Errors<'j> + Send + Sync + 'static,
         G: Send + 'static,
     {
         let Some(slot) = slot.or_else(|| self.reserve()) else { return refuse(&job) };
@@ -80,7 +103,7 @@ impl RetryPool {
                 .without_max_times()
                 .build();
             let result = loop {
-                let Err(error) = attempt(&job).await else { break observe::Background::Done };
+                let Err(error) = job.attempt(&calls).await else { break observe::Background::Done };
                 let left = job.bound.saturating_sub(start.elapsed());
                 if left.is_zero() || !(job.repeats)(&error) {
                     break observe::Background::GaveUp(error);

@@ -413,8 +413,11 @@ async fn delivery_dropped_while_it_reads_stored_data_leaves_nothing_behind() {
     let keys =
         |new| Keys::new(["known", new].map(|id| Event::new(dedup_key(id))).to_vec()).unwrap();
     let minute = Duration::from_secs(60);
-    let context =
-        || BeginContext::new(DAY, minute, Duration::from_secs(1)).with_fetch(Fetch::Digest);
+    let context = || {
+        let mut context = BeginContext::new(DAY, minute, Duration::from_secs(1));
+        context.fetch = Fetch::Digest;
+        context
+    };
     let lease = internals::lease(Arc::clone(&store));
     let claimed = keys("claimed");
     let terms = context();

@@ -13,14 +13,12 @@ use super::super::contract::{
 use super::super::pending::{Pending, PendingGuard};
 use super::super::resolve::{KeyState, States, flatten, identities, resolve};
 use super::super::retry::PendingWrites;
-use super::lend::{Closed, LendSlot, TxHandle};
-use super::open::OpenDelivery;
+use super::lend::{LendSlot, State, TxHandle, open};
 use crate::adapter::TransactionAdapter;
 use crate::adapter::contract::{Abilities, CallTerms};
 use crate::adapter::transaction::OpenTransaction;
-use crate::delivery::Protection;
 use crate::error::{Error, ErrorKind};
-use crate::key::{DedupKey, Keys};
+use crate::key::{DedupKey, Keys, List};
 
 /// Those of every SQL adapter.
 const ABILITIES: Abilities =
@@ -44,15 +42,14 @@ impl<DB: Database> Transactional<DB> {
     /// Lends `transaction`, or the one that its handler opens.
     fn claim(
         &self,
-        keys: Vec<DedupKey>,
+        keys: List<DedupKey>,
         terms: CallTerms,
         context: &BeginContext,
         transaction: Option<OpenTransaction<DB>>,
     ) -> TransactionClaim<DB> {
-        let running = self.running.add((*keys).into());
-        let (adapter, store_timeout) = (Arc::clone(&self.adapter), context.store_timeout);
-        let open = OpenDelivery { adapter, keys, terms, store_timeout };
-        TransactionClaim { slot: LendSlot::new(open, transaction), _running: running }
+        let running = self.running.add((*keys).into(), ());
+        let slot = LendSlot::new(&self.adapter, keys, terms, context.store_timeout, transaction);
+        TransactionClaim { slot, _running: running }
     }
 }
 
@@ -76,28 +73,25 @@ impl<DB: Database> Ledger for Transactional<DB> {
     ) -> Result<Begin<Self::Claim>, Error> {
         if keys.is_empty() {
             let terms = context.transaction_terms(&[], ABILITIES);
-            let claim = self.claim(Vec::new(), terms, context, None);
+            let claim = self.claim(List::new(), terms, context, None);
             return Ok(Begin::WithoutKey(Some(claim)));
         }
         let (events, _) = flatten(keys);
-        let all = identities(&events);
-        let (asked, pending) = self.running.split(all);
+        let mut asked = identities(&events);
+        let pending = self.running.split(&mut asked);
         if asked.is_empty() {
             return Ok(Begin::InFlight);
         }
         let (adapter, store_timeout) = (&*self.adapter, context.store_timeout);
         let terms = context.transaction_terms(&events, ABILITIES);
-        let bound = store_timeout.saturating_add(adapter.open_timeout());
-        let opened =
-            bounded(&["begin", "opening a transaction"], bound, || adapter.open(&asked, &terms))
-                .await?;
+        let opened = open(adapter, &asked, &terms, store_timeout).await?;
         if opened.replies.len() != asked.len() {
             return Err(Error::new(ErrorKind::Corrupt, "counting the replies of the store"));
         }
         let replies = opened.replies.into_iter().map(Ok).collect();
         let pending = pending.into_iter().map(|(key, _)| (key, KeyState::InFlight));
         let states = States::new(asked, replies, pending);
-        let resolution = resolve(events, &states, &states, &terms);
+        let mut resolution = resolve(events, &states, &states, &terms);
         let Some(mut transaction) = opened.transaction else {
             return resolution.without_new();
         };
@@ -113,12 +107,8 @@ impl<DB: Database> Ledger for Transactional<DB> {
             })
             .await?;
         }
-        resolution.report_run();
-        let (in_flight, mismatch) = (resolution.in_flight, resolution.mismatch);
-        let keys = resolution.held.to_vec();
-        let delivery = resolution.delivery(Protection::Claimed, ()).into();
-        let claim = self.claim(keys, terms, context, Some(transaction));
-        Ok(Begin::First { claim, delivery, in_flight, mismatch })
+        let held = std::mem::take(&mut resolution.held);
+        Ok(resolution.run((), |_| self.claim(held, terms, context, Some(transaction))))
     }
 
     /// An outer layer may lend its transaction. A second one would take another connection, and on SQLite
@@ -152,9 +142,9 @@ impl<DB: Database> Claim for TransactionClaim<DB> {
 
     async fn commit(self, success: &HandlerSuccess) -> Result<(), Error> {
         match self.slot.close() {
-            Closed::Open(transaction) => self.slot.open().commit(transaction, success).await,
-            Closed::Unopened => Ok(()),
-            Closed::Lent => {
+            State::Available(transaction) => self.slot.commit(transaction, success).await,
+            State::Unopened | State::Closed => Ok(()),
+            State::Lent => {
                 let context = "committing: the handler has kept its transaction";
                 Err(Error::new(ErrorKind::Transaction, context))
             }
@@ -163,16 +153,16 @@ impl<DB: Database> Claim for TransactionClaim<DB> {
 
     async fn rollback(self) -> Result<(), Error> {
         match self.slot.close() {
-            Closed::Open(transaction) => self.slot.open().rollback(transaction).await,
+            State::Available(transaction) => self.slot.rollback(transaction).await,
             // A transaction that is still lent is rolled back when its holder drops it.
-            Closed::Unopened | Closed::Lent => Ok(()),
+            State::Unopened | State::Lent | State::Closed => Ok(()),
         }
     }
 }
 
 impl<DB: Database> Drop for TransactionClaim<DB> {
     fn drop(&mut self) {
-        if let Closed::Open(transaction) = self.slot.close() {
+        if let State::Available(transaction) = self.slot.close() {
             self.slot.end_detached(transaction);
         }
     }

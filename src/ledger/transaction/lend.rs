@@ -15,14 +15,19 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use http::Extensions;
 use sqlx::Database;
 use tokio::runtime::Handle;
 
-use super::open::OpenDelivery;
-use crate::adapter::transaction::OpenTransaction;
-use crate::error::Error;
+use super::super::call::bounded;
+use super::super::contract::HandlerSuccess;
+use crate::adapter::TransactionAdapter;
+use crate::adapter::contract::CallTerms;
+use crate::adapter::transaction::{OpenTransaction, Opened};
+use crate::error::{Error, ErrorKind};
+use crate::key::{DedupKey, List};
 
 /// Why a transaction cannot be lent.
 #[derive(Debug, Clone)]
@@ -121,12 +126,16 @@ impl Clone for CopyMark {
 /// Holds a transaction while its handler may borrow it.
 pub(super) struct LendSlot<DB: Database> {
     state: Mutex<State<DB>>,
-    open: OpenDelivery<DB>,
+    adapter: Arc<dyn TransactionAdapter<Database = DB>>,
+    /// The keys to complete, sorted.
+    keys: List<DedupKey>,
+    terms: CallTerms,
+    store_timeout: Duration,
     /// Ends a transaction whose holder drops it on a thread without a runtime.
     runtime: Handle,
 }
 
-enum State<DB: Database> {
+pub(super) enum State<DB: Database> {
     /// The request has no key, and its handler has not borrowed a transaction yet.
     Unopened,
     Available(OpenTransaction<DB>),
@@ -135,12 +144,15 @@ enum State<DB: Database> {
     Closed,
 }
 
-/// What was in the slot when the lending ended.
-pub(super) enum Closed<DB: Database> {
-    /// There is nothing to end: no transaction was opened, or it has ended.
-    Unopened,
-    Open(OpenTransaction<DB>),
-    Lent,
+/// Opens a transaction that claims these keys.
+pub(super) async fn open<DB: Database>(
+    adapter: &dyn TransactionAdapter<Database = DB>,
+    keys: &[DedupKey],
+    terms: &CallTerms,
+    store_timeout: Duration,
+) -> Result<Opened<DB>, Error> {
+    let bound = store_timeout.saturating_add(adapter.open_timeout());
+    bounded(&["begin", "opening a transaction"], bound, || adapter.open(keys, terms)).await
 }
 
 impl<DB: Database> LendSlot<DB> {
@@ -150,24 +162,40 @@ impl<DB: Database> LendSlot<DB> {
     ///
     /// Panics outside a runtime.
     pub(super) fn new(
-        open: OpenDelivery<DB>,
+        adapter: &Arc<dyn TransactionAdapter<Database = DB>>,
+        keys: List<DedupKey>,
+        terms: CallTerms,
+        store_timeout: Duration,
         transaction: Option<OpenTransaction<DB>>,
     ) -> Arc<Self> {
-        let state = transaction.map_or(State::Unopened, State::Available);
-        Arc::new(Self { state: Mutex::new(state), open, runtime: Handle::current() })
+        let state = Mutex::new(transaction.map_or(State::Unopened, State::Available));
+        let (adapter, runtime) = (Arc::clone(adapter), Handle::current());
+        Arc::new(Self { state, adapter, keys, terms, store_timeout, runtime })
     }
 
-    pub(super) fn open(&self) -> &OpenDelivery<DB> {
-        &self.open
+    /// Ends the lending. Returns the state before.
+    pub(super) fn close(&self) -> State<DB> {
+        std::mem::replace(&mut *lock(&self.state), State::Closed)
     }
 
-    /// Ends the lending.
-    pub(super) fn close(&self) -> Closed<DB> {
-        match std::mem::replace(&mut *lock(&self.state), State::Closed) {
-            State::Available(transaction) => Closed::Open(transaction),
-            State::Lent => Closed::Lent,
-            State::Unopened | State::Closed => Closed::Unopened,
-        }
+    pub(super) async fn commit(
+        &self,
+        transaction: OpenTransaction<DB>,
+        success: &HandlerSuccess,
+    ) -> Result<(), Error> {
+        let with_response = success.terms(&self.terms);
+        let terms = with_response.as_ref().unwrap_or(&self.terms);
+        bounded(&["commit", "committing the handler's transaction"], self.store_timeout, || {
+            self.adapter.commit(transaction, &self.keys, terms)
+        })
+        .await
+    }
+
+    pub(super) async fn rollback(&self, transaction: OpenTransaction<DB>) -> Result<(), Error> {
+        bounded(&["rollback", "rolling the handler's transaction back"], self.store_timeout, || {
+            self.adapter.rollback(transaction)
+        })
+        .await
     }
 
     /// Rolls a transaction back in a task of its own.
@@ -177,7 +205,7 @@ impl<DB: Database> LendSlot<DB> {
         // ended drops the task, with its connection, on this thread.
         let _entered = self.runtime.enter();
         self.runtime.spawn(async move {
-            let _ = slot.open.rollback(transaction).await;
+            let _ = slot.rollback(transaction).await;
         });
     }
 
@@ -265,7 +293,12 @@ impl<DB: Database> TxHandle<DB> {
         let mut lent = DedupTx { transaction: slot.lend()?, slot };
         self.borrower.check()?;
         if lent.transaction.is_none() {
-            let opened = lent.slot.open.open().await;
+            let LendSlot { adapter, keys, terms, store_timeout, .. } = &*lent.slot;
+            let opened = open(&**adapter, keys, terms, *store_timeout).await;
+            let opened = opened.and_then(|opened| {
+                let context = "opening a transaction: the adapter opened none";
+                opened.transaction.ok_or_else(|| Error::new(ErrorKind::Corrupt, context))
+            });
             lent.transaction = Some(opened.map_err(|e| TxUnavailable::Unopened(Arc::new(e)))?);
             // The delivery has ended meanwhile: nothing would commit.
             if lent.slot.is_closed() {

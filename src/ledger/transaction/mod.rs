@@ -16,7 +16,6 @@
 
 mod ledger;
 mod lend;
-mod open;
 
 pub use ledger::Transactional;
 pub use lend::{DedupTx, TxHandle, TxUnavailable};

@@ -16,7 +16,7 @@ use tower_dedup::key::{KeyExtractor, KeyPart};
 use tower_dedup::ledger::{Lease, OnArrival};
 use tower_dedup::{
     ConfigError, Dedup, DedupHandle, DedupKey, DedupLayer, DedupResult, Delivery, Error, KeyError,
-    ResponseBody, ResponseFuture, Verified, WithInnerBody,
+    ResponseBody, ResponseFuture, Verified,
 };
 
 use super::{dedup, store};
@@ -42,7 +42,7 @@ type SyncInner = BoxCloneSyncService<Request<Full<Bytes>>, Response<Unsync>, Inf
 fn types_are_as_shareable_as_promised() {
     is_cloned::<DedupLayer<Erased>>();
     is_cloned::<DedupLayer<OnArrival>>();
-    is_cloned::<WithInnerBody<OnArrival, Unsync>>();
+    is_cloned::<DedupLayer<OnArrival, Unsync>>();
     is_cloned::<Dedup<SyncInner, Erased>>();
     is_cloned::<Dedup<SyncInner, Erased, Unsync>>();
     is_send::<Dedup<Inner, Erased>>();
@@ -67,7 +67,7 @@ fn types_are_as_shareable_as_promised() {
 #[test]
 fn debug_output_of_public_types_names_them() {
     is_debug::<DedupLayer>();
-    is_debug::<WithInnerBody<Lease, Unsync>>();
+    is_debug::<DedupLayer<Lease, Unsync>>();
     is_debug::<Dedup<SyncInner, Erased>>();
     is_debug::<ResponseFuture<Inner, Erased, Full<Bytes>, Unsync, Full<Bytes>>>();
     is_debug::<DedupHandle>();

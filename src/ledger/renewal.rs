@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::super::call;
+use super::call;
 use crate::adapter::contract::{CallTerms, DedupAdapter, RenewReply};
 use crate::delivery::Inner;
 use crate::key::{DedupKey, List};
@@ -88,6 +88,15 @@ impl LeaseTerms {
 pub(super) struct RenewalGuard {
     renewals: Arc<Renewals>,
     place: usize,
+    has_woken: bool,
+}
+
+impl RenewalGuard {
+    /// Returns `true` if the caller must yield once before it runs a handler. The sweeper was woken on this
+    /// thread. If the handler blocked this thread, no other thread would run the sweeper.
+    pub(super) fn must_yield(&self) -> bool {
+        self.has_woken
+    }
 }
 
 impl Drop for RenewalGuard {
@@ -101,17 +110,13 @@ impl Drop for RenewalGuard {
 impl Renewals {
     /// Renews `lease`, which counts from `since`, until the returned guard is dropped. Returns no guard
     /// outside a runtime.
-    ///
-    /// If the second value is `true`, the caller must yield once before it runs a handler. The sweeper
-    /// was woken on this thread. If the handler blocked this thread, no other thread would run the
-    /// sweeper.
-    pub(super) fn start_renewal(
+    pub(super) fn start(
         self: &Arc<Self>,
         adapter: &Arc<dyn DedupAdapter>,
         lease: Arc<HeldLease>,
         since: Instant,
-    ) -> (Option<RenewalGuard>, bool) {
-        let Ok(runtime) = Handle::try_current() else { return (None, false) };
+    ) -> Option<RenewalGuard> {
+        let runtime = Handle::try_current().ok()?;
         let due = lease.of_ledger.due(since);
         let mut leases = self.lock();
         let place = leases.running.insert(Running { lease, due, renewal: None });
@@ -125,7 +130,8 @@ impl Renewals {
             let (renewals, adapter) = (Arc::clone(self), Arc::clone(adapter));
             runtime.spawn(Sweeper { renewals, adapter, ended: false }.run());
         }
-        (Some(RenewalGuard { renewals: Arc::clone(self), place }), starts || sleeps_too_long)
+        let has_woken = starts || sleeps_too_long;
+        Some(RenewalGuard { renewals: Arc::clone(self), place, has_woken })
     }
 
     fn lock(&self) -> MutexGuard<'_, Leases> {

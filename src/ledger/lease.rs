@@ -1,0 +1,289 @@
+//! [`Lease`]: the key becomes permanent when the handler has succeeded.
+//!
+//! 1. A delivery claims its keys under a lease, which is renewed while the handler runs. If the process
+//!    dies, the lease lapses. The retry then runs, flagged as a takeover.
+//! 2. Success is success. After the handler's success, the answer is the handler's: the completion
+//!    counts whichever delivery holds the lease by then. If the store does not reply, the completion
+//!    continues in the background. Until it has ended, this process treats the key as complete and
+//!    renews its lease.
+//! 3. The keys of a handler that fails are released at once, so that the retry runs at once.
+//! 4. A claim whose reply was lost is released by its token. Once the release has returned, the claim has no
+//!    effect any more, however late it arrives. A store that does not reply is asked again until the lease
+//!    would have lapsed.
+//! 5. A claim that fails because stored data is unreadable is released by one call, because the store
+//!    has executed it already.
+//! 6. A runtime that shuts down drops its deliveries and starts no task. So their keys are not
+//!    released: the leases lapse, as if the process had died.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::call;
+use super::claims::Claims;
+use super::contract::{
+    Begin, BeginContext, CanReplay, CanShadow, Claim, FailOpen, HandlerSuccess, Ledger, Sealed,
+};
+use super::pending::Pending;
+use super::renewal::{HeldLease, LeaseTerms, RenewalGuard, Renewals};
+use super::resolve::{Resolution, flatten};
+use super::retry::{PendingWrites, RetryJob, RetryPool};
+use crate::adapter::contract::{Abilities, CallTerms, CompleteReply, DedupAdapter};
+use crate::error::{ConfigError, ConfigErrorKind, Error};
+use crate::key::{DedupKey, Keys};
+use crate::observe;
+
+/// After this time, a completion is not repeated. Until then its lease is renewed too, because a store
+/// may take renewals and no completions.
+const COMPLETION_BOUND: Duration = Duration::from_secs(600);
+
+/// Background writes of each kind at once.
+const MOST_COMPLETIONS: usize = 16_384;
+const MOST_RELEASES: usize = 4_096;
+
+/// Claims keys under a lease, and completes them after success: no event is lost, and one runs
+/// twice only if a process or the store dies in between.
+///
+/// [`DedupLayer::new`](crate::DedupLayer::new) selects it.
+pub struct Lease {
+    adapter: Arc<dyn DedupAdapter>,
+    abilities: Abilities,
+    renewals: Arc<Renewals>,
+    /// Keys that succeeded in this process and are not completed in the store yet.
+    completing: Arc<Pending<CallTerms>>,
+    completions: RetryPool,
+    /// Separate from `completions`, because an outage leads to many releases. A refused release blocks
+    /// a key for a lease; a refused completion runs an event twice.
+    releases: RetryPool,
+}
+
+impl Lease {
+    pub(crate) fn new(adapter: Arc<dyn DedupAdapter>) -> Self {
+        Self {
+            abilities: adapter.abilities(),
+            adapter,
+            renewals: Arc::default(),
+            completing: Arc::default(),
+            completions: RetryPool::new(MOST_COMPLETIONS),
+            releases: RetryPool::new(MOST_RELEASES),
+        }
+    }
+
+    #[cfg(feature = "testing")]
+    pub(crate) fn adapter(&self) -> &dyn DedupAdapter {
+        &*self.adapter
+    }
+
+    /// Completes in the background. Until the job has ended, this process treats the keys as complete,
+    /// and `renewal` renews their lease.
+    fn spawn_complete(
+        &self,
+        terms: CallTerms,
+        lease: Arc<HeldLease>,
+        renewal: Option<RenewalGuard>,
+    ) {
+        let job = RetryJob {
+            operation: "complete",
+            adapter: Arc::clone(&self.adapter),
+            keys: lease.of_ledger.keys().into(),
+            terms,
+            store_timeout: lease.of_ledger.store_timeout,
+            bound: COMPLETION_BOUND,
+            repeats: |_| true,
+        };
+        let pending = self.completing.add(Arc::clone(&job.keys), job.terms.clone());
+        // An unprotected delivery has claimed nothing.
+        let is_claimed = renewal.is_some();
+        self.completions.repeat(None, job, (pending, renewal), move |job, keys| {
+            let lease = Arc::clone(&lease);
+            Box::pin(async move {
+                let replies =
+                    call::complete(&*job.adapter, keys, &job.terms, job.store_timeout).await;
+                report(keys, &replies, is_claimed, &lease);
+                call::errors(replies)
+            })
+        });
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease").finish_non_exhaustive()
+    }
+}
+
+impl Sealed for Lease {}
+
+impl Ledger for Lease {
+    type Claim = LeaseClaim;
+
+    async fn begin(
+        self: &Arc<Self>,
+        keys: &Keys,
+        context: &BeginContext,
+    ) -> Result<Begin<Self::Claim>, Error> {
+        if keys.is_empty() {
+            return Ok(Begin::WithoutKey(None));
+        }
+        let (events, first) = flatten(keys);
+        let claimed_at = Instant::now();
+        let terms = context.leased_terms(&events, self.abilities);
+        let mut claims = Claims::new(&self.adapter, &self.releases, terms, context.store_timeout);
+        claims.completing = Some(&self.completing);
+        let mut must_yield = false;
+        let yields = &mut must_yield;
+        let start = move |claims: &mut Claims<'_>, mut resolution: Resolution| {
+            let (held, terms) = (std::mem::take(&mut resolution.held), claims.terms.clone());
+            let is_claimed = !resolution.is_unprotected;
+            resolution.run(LeaseTerms::new(held, terms, claims.store_timeout), |lease| {
+                let start = || self.renewals.start(&self.adapter, Arc::clone(&lease), claimed_at);
+                let renewal = is_claimed.then(start).flatten();
+                *yields = renewal.as_ref().is_some_and(RenewalGuard::must_yield);
+                LeaseClaim { ledger: Arc::clone(self), lease, renewal, left: Left::Release }
+            })
+        };
+        let begun = claims.begin(events, first, context, start).await;
+        if !must_yield {
+            return begun;
+        }
+        // Boxed, because few claims wake the sweeper.
+        let yielded = Box::pin(async move {
+            tokio::task::yield_now().await;
+            begun
+        });
+        yielded.await
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        let has_leases = self.abilities.leases;
+        let rule = "the adapter does not support leases";
+        if has_leases { Ok(()) } else { Err(ConfigError::new(ConfigErrorKind::Unsupported, rule)) }
+    }
+
+    fn stores_data(&self) -> bool {
+        self.abilities.stored_data
+    }
+
+    fn pending_writes(&self) -> PendingWrites {
+        PendingWrites::of(&[&self.completions, &self.releases])
+    }
+}
+
+impl FailOpen for Lease {}
+
+impl CanShadow for Lease {}
+
+impl CanReplay for Lease {}
+
+/// Reports claims that the store has lost, and lost leases, unless the delivery knew before.
+fn report(
+    keys: &[DedupKey],
+    replies: &[Result<CompleteReply, Error>],
+    is_claimed: bool,
+    lease: &HeldLease,
+) {
+    let with = |completed| {
+        let replies = keys.iter().zip(replies);
+        let replies = replies.filter(move |(_, reply)| matches!(reply, Ok(it) if *it == completed));
+        replies.map(|(key, _)| key)
+    };
+    if is_claimed {
+        with(CompleteReply::Inserted).for_each(observe::claim_missing);
+    }
+    let mut lost = with(CompleteReply::LeaseLost).peekable();
+    if lost.peek().is_some() && lease.mark_lease_lost() {
+        lost.for_each(observe::lease_lost);
+    }
+}
+
+/// The claim of a delivery under a lease.
+///
+/// If it is dropped, its end continues in the background: a success is completed, and anything else is
+/// released.
+pub struct LeaseClaim {
+    ledger: Arc<Lease>,
+    lease: Arc<HeldLease>,
+    /// `None` if the delivery runs unprotected.
+    renewal: Option<RenewalGuard>,
+    left: Left,
+}
+
+/// The calls that the end of a claim still needs.
+enum Left {
+    Nothing,
+    /// The handler has not succeeded.
+    Release,
+    /// The handler succeeded. Contains the terms of the completion if a response is stored.
+    Completion(Option<Box<CallTerms>>),
+}
+
+impl LeaseClaim {
+    /// Returns the claims that hold the keys. The renewal ends before, because a renewal after the release would
+    /// report a lost lease.
+    fn release(&mut self) -> Claims<'_> {
+        (self.renewal, self.left) = (None, Left::Nothing);
+        let (ledger, lease) = (&self.ledger, &self.lease.of_ledger);
+        let terms = lease.terms.clone();
+        let mut claims = Claims::new(&ledger.adapter, &ledger.releases, terms, lease.store_timeout);
+        claims.held = lease.keys().into();
+        claims
+    }
+}
+
+impl Claim for LeaseClaim {
+    /// Completes the keys in one attempt, or else in the background. Returns no error, because the
+    /// handler succeeded.
+    #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
+    fn commit(
+        mut self,
+        success: &HandlerSuccess,
+    ) -> impl Future<Output = Result<(), Error>> + Send {
+        async move {
+            let lease = &self.lease.of_ledger;
+            lease.mark_handler_ended();
+            // Boxed, because most layers store no response.
+            let with_response = success.terms(&lease.terms).map(Box::new);
+            // From here on, a claim that is dropped completes in the background.
+            self.left = Left::Completion(with_response.clone());
+            let terms = with_response.as_deref().unwrap_or(&lease.terms);
+            let (adapter, keys) = (&*self.ledger.adapter, lease.keys());
+            let replies = call::complete(adapter, keys, terms, lease.store_timeout).await;
+            report(keys, &replies, self.renewal.is_some(), &self.lease);
+            let left = &mut self.left;
+            if replies.iter().all(Result::is_ok) {
+                *left = Left::Nothing;
+            }
+            Ok(())
+        }
+    }
+
+    async fn rollback(mut self) -> Result<(), Error> {
+        self.release().finish().await
+    }
+}
+
+impl Drop for LeaseClaim {
+    fn drop(&mut self) {
+        match std::mem::replace(&mut self.left, Left::Nothing) {
+            Left::Nothing => {}
+            Left::Release => drop(self.release()),
+            Left::Completion(with_response) => {
+                let terms = &self.lease.of_ledger.terms;
+                let terms = with_response.map_or_else(|| terms.clone(), |boxed| *boxed);
+                let renewal = self.renewal.take();
+                self.ledger.spawn_complete(terms, Arc::clone(&self.lease), renewal);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for LeaseClaim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LeaseClaim")
+            .field("keys", &self.lease.of_ledger.keys())
+            .finish_non_exhaustive()
+    }
+}
