@@ -9,9 +9,9 @@
 //! 1. One task opens connections for all callers. It goes on if a caller goes away.
 //! 2. Connections that may still work serve until the next ones are open. A doubt of them stays until then. While it
 //!    stays, calls begin an opening once within the response timeout.
-//! 3. In a cluster, connections open only if they reach every primary. While a primary hangs, new ones would serve no
-//!    other key better, and each of their calls there would hold up all others: `redis` looks for the slots again,
-//!    and asks the silent primary too.
+//! 3. In a cluster, open connections are replaced only by ones that reach every primary. While a primary hangs, new
+//!    ones would serve no other key better, and each of their calls there would hold up all others: `redis` looks
+//!    for the slots again, and asks the silent primary too.
 //! 4. A failed opening is believed for a moment, and never for good.
 //! 5. A call is repeated within its time, because every script is idempotent by its token: a claim finds its own
 //!    row, or another version than it names. If one attempt may have been executed, the outcome of the call is
@@ -53,6 +53,8 @@ pub(super) struct Live {
     /// For the calls that wait for replicas.
     waiting: Vec<Connection>,
     knows_flags: bool,
+    /// Whether every primary has been looked at.
+    is_whole: bool,
 }
 
 type Opening = Shared<BoxFuture<'static, Result<Arc<Live>, Failure>>>;
@@ -223,7 +225,8 @@ impl Slot {
                 _ => opening,
             }
         };
-        opening.await
+        let opened = opening.await?;
+        Ok(self.state().current.clone().unwrap_or(opened))
     }
 
     /// Starts the task that opens the next connections. It ends by itself, because it has a bound, or with its
@@ -251,8 +254,14 @@ impl Slot {
         let main = waiting.swap_remove(0);
         let looked = self.servers.look(&main, &self.options);
         let looked = timeout(self.options.response_timeout, looked).await;
-        let knows_flags = looked.unwrap_or(Err(Failure::TimedOut))?;
-        Ok(Arc::new(Live { main, waiting, knows_flags }))
+        let (knows_flags, is_whole) = match looked.unwrap_or(Err(Failure::TimedOut)) {
+            Ok(knows_flags) => (knows_flags, true),
+            Err(failure @ Failure::Unfit(_)) => return Err(failure),
+            // One primary may hang: the others can do their part. Every version knows scripts without flags.
+            Err(_) if self.client.is_cluster() => (false, false),
+            Err(failure) => return Err(failure),
+        };
+        Ok(Arc::new(Live { main, waiting, knows_flags, is_whole }))
     }
 
     /// Doubts connections after a failure, if they are the current ones.
@@ -286,7 +295,10 @@ impl Slot {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match state.opening.clone().and_then(FutureExt::now_or_never) {
             Some(Ok(live)) => {
-                (state.current, state.is_doubted, state.opening) = (Some(live), false, None);
+                (state.is_doubted, state.opening) = (!live.is_whole, None);
+                if live.is_whole || state.current.is_none() {
+                    state.current = Some(live);
+                }
             }
             Some(Err(Failure::Unfit(_))) => state.current = None,
             _ => {}
