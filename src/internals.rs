@@ -60,7 +60,7 @@ pub async fn ask_primaries(
     adapter: &RedisAdapter,
     command: &redis::Cmd,
 ) -> Result<Vec<(String, Result<redis::Value, Error>)>, Error> {
-    adapter.ask_primaries(command).await
+    adapter.ask_primaries(command, "asking a primary").await
 }
 
 /// Returns a ledger for a test that stops a delivery at every point.

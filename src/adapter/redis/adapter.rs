@@ -6,8 +6,9 @@ use std::sync::Arc;
 use redis::{Cmd, Value};
 
 use super::client::RedisClient;
+use super::errors::Failure;
 use super::options::RedisOptions;
-use super::slot::Slot;
+use super::slot::{Live, Slot};
 use super::url::Endpoint;
 use crate::error::Error;
 
@@ -81,12 +82,20 @@ impl RedisAdapter {
         Ok(Self(Slot::new(client.into(), options.checked()?)))
     }
 
-    /// Sends a command without a key to every primary: see [`Slot::ask_all`].
+    /// Sends a command without a key to every primary. Returns the address and the reply of each.
+    ///
+    /// # Errors
+    ///
+    /// Those of the connection to any primary. A refusal is a reply.
     pub(crate) async fn ask_primaries(
         &self,
         command: &Cmd,
+        context: &'static str,
     ) -> Result<Vec<(String, Result<Value, Error>)>, Error> {
-        self.0.ask_all(command, "asking a primary").await
+        let send = |live: Arc<Live>| async move { Ok(live.main.ask_all(command).await?) };
+        let replies = self.0.repeat(self.0.bound(context), send).await?.into_iter();
+        let error = |error| Failure::from(error).into_error(context);
+        Ok(replies.map(|(address, reply)| (address, reply.map_err(error))).collect())
     }
 }
 

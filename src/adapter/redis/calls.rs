@@ -12,17 +12,11 @@ use super::super::stored::{Fetch, StoredData};
 use super::super::terms::{CallTerms, Permanence};
 use super::adapter::RedisAdapter;
 use super::key_names;
-use super::row::{Row, seen};
+use super::row::{Row, stored_data};
 use super::script::{self, Script, ScriptCall};
 use super::slot::Bound;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
-
-const CLAIMING: &str = "claiming keys";
-const RELEASING: &str = "releasing keys";
-const RENEWING: &str = "renewing leases";
-const COMPLETING: &str = "completing keys";
-const FORGETTING: &str = "forgetting a key";
 
 /// How many versions a call names for one key, if the row changes each time.
 const MOST_VERSIONS: usize = 5;
@@ -40,9 +34,9 @@ impl DedupAdapter for RedisAdapter {
             };
             let call = self.call_for(&script::CLAIM, key, terms);
             let call = with_data(call, stored.as_ref()).arg(lease).arg(fetched(terms.fetch()));
-            let bound = self.0.bound(CLAIMING);
+            let bound = self.0.bound("claiming keys");
             let reply = self.at_version(&call, bound, MOST_VERSIONS).await;
-            let mut claimed = reply.and_then(|reply| claimed(&reply, terms.fetch()));
+            let mut claimed = reply.and_then(|reply| claimed(reply, terms.fetch()));
             if claimed.as_ref().is_err_and(|error| error.kind() == ErrorKind::Full)
                 && let Some(duplicate) = self.duplicate(key, terms, bound).await
             {
@@ -64,7 +58,7 @@ impl DedupAdapter for RedisAdapter {
         Box::pin(async move {
             let on_claim = terms.permanence() == Permanence::OnClaim;
             let call = self.call(&script::RELEASE, key).arg(terms.token().as_bytes());
-            match self.run(&call.arg(u8::from(on_claim)), RELEASING).await {
+            match self.reply(&call.arg(u8::from(on_claim)), self.0.bound("releasing keys")).await {
                 // This token has not claimed an unreadable value. An error would be repeated for minutes.
                 Err(error) if error.kind() == ErrorKind::Corrupt => Ok(()),
                 released => released.map(drop),
@@ -75,7 +69,8 @@ impl DedupAdapter for RedisAdapter {
     fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, RenewReply> {
         Box::pin(async move {
             let call = self.call_for(&script::RENEW, key, terms).arg(terms.lease_ms());
-            self.run(&call, RENEWING).await?.one_of(&[RenewReply::Held, RenewReply::Lost])
+            let reply = self.reply(&call, self.0.bound("renewing leases")).await?;
+            reply.one_of(&[RenewReply::Held, RenewReply::Lost])
         })
     }
 
@@ -87,7 +82,7 @@ impl DedupAdapter for RedisAdapter {
         Box::pin(async move {
             let call = self.call_for(&script::COMPLETE, key, terms);
             let call = with_data(call, terms.stored_data_for(key).as_ref());
-            let reply = self.run(&call, COMPLETING).await?;
+            let reply = self.reply(&call, self.0.bound("completing keys")).await?;
             reply.one_of(&[CompleteReply::Held, CompleteReply::LeaseLost, CompleteReply::Inserted])
         })
     }
@@ -101,7 +96,7 @@ impl RedisAdapter {
         terms: &CallTerms,
         bound: Bound,
     ) -> Option<ClaimReply> {
-        let row = self.row(self.name(key), terms.fetch(), bound).await.ok()??;
+        let row = self.row(&self.name(key), terms.fetch(), bound).await.ok()??;
         // A row of this token is that of a claim whose reply was lost.
         if row.token == terms.token().as_bytes() {
             return None;
@@ -114,7 +109,7 @@ impl RedisAdapter {
         // The client of a cluster repeats a command by itself. So a row that has changed since it was read may have
         // changed by this call, and what is there now is a later delivery's.
         let most = if self.0.client.is_cluster() { 1 } else { MOST_VERSIONS };
-        let bound = Bound { is_once: true, ..self.0.bound(FORGETTING) };
+        let bound = Bound { is_once: true, ..self.0.bound("forgetting a key") };
         let reply = self.at_version(&self.call(&script::FORGET, key), bound, most).await?;
         reply.one_of(&[ForgetReply::Removed, ForgetReply::Missing, ForgetReply::InFlight])
     }
@@ -122,20 +117,16 @@ impl RedisAdapter {
     /// Reads a key of Redis, with its stored data or without.
     pub(super) async fn row(
         &self,
-        name: String,
+        name: &str,
         fetch: Fetch,
         bound: Bound,
     ) -> Result<Option<Row>, Error> {
         let call = ScriptCall::new(&script::GET, name).arg(fetched(fetch));
-        let reply = Reply::read(self.0.run(&call, bound).await?, bound.context)?;
+        let reply = self.reply(&call, bound).await?;
         if reply.case == 0 {
             return Ok(None);
         }
         Row::read(reply.values()?).ok_or_else(|| unreadable(bound.context)).map(Some)
-    }
-
-    async fn run(&self, call: &ScriptCall, context: &'static str) -> Result<Reply, Error> {
-        Reply::read(self.0.run(call, self.0.bound(context)).await?, context)
     }
 
     /// Sends a call that names no version, then the version of each reply that names one. Without a version, the
@@ -150,18 +141,22 @@ impl RedisAdapter {
         bound: Bound,
         most_versions: usize,
     ) -> Result<Reply, Error> {
-        let first = Bound { is_once: false, ..bound };
-        let mut reply = Reply::read(self.0.run(call, first).await?, bound.context)?;
-        for _ in 0..most_versions {
-            let Some(version) = reply.version()? else { return Ok(reply) };
-            let call = call.clone().arg(version);
-            reply = Reply::read(self.0.run(&call, bound).await?, bound.context)?;
+        let mut named = None;
+        for _ in 0..=most_versions {
+            let bound = Bound { is_once: bound.is_once && named.is_some(), ..bound };
+            let reply = self.reply(named.as_ref().unwrap_or(call), bound).await?;
+            if reply.case != 3 {
+                return Ok(reply);
+            }
+            let (version,): (i64,) = reply.values()?;
+            named = Some(call.clone().arg(version));
         }
-        match reply.version()? {
-            None => Ok(reply),
-            Some(_) => Err(Error::new(ErrorKind::Unavailable, bound.context)
-                .with_source("the row has changed before each write")),
-        }
+        Err(Error::new(ErrorKind::Unavailable, bound.context)
+            .with_source("the row has changed before each write"))
+    }
+
+    async fn reply(&self, call: &ScriptCall, bound: Bound) -> Result<Reply, Error> {
+        Reply::read(self.0.run(call, bound).await?, bound.context)
     }
 
     /// Returns a call with the token, the retention and the event type.
@@ -171,7 +166,7 @@ impl RedisAdapter {
     }
 
     fn call(&self, script: &'static Script, key: &DedupKey) -> ScriptCall {
-        ScriptCall::new(script, self.name(key))
+        ScriptCall::new(script, &self.name(key))
     }
 
     /// Returns the key of Redis for an event.
@@ -211,13 +206,11 @@ impl Reply {
     /// [`ErrorKind::Corrupt`] for the reply of a script that cannot read the value, and for a reply of no
     /// script of this version.
     fn read(reply: Value, context: &'static str) -> Result<Self, Error> {
-        let Value::Array(mut values) = reply else { return Err(unreadable(context)) };
-        let case = match values.first() {
-            Some(Value::Int(case @ 0..=3)) => usize::try_from(*case).ok(),
-            _ => None,
+        let mut values = match reply {
+            Value::Array(values) if !values.is_empty() => values,
+            _ => return Err(unreadable(context)),
         };
-        let case = case.ok_or_else(|| unreadable(context))?;
-        values.remove(0);
+        let case = redis::from_redis_value(values.remove(0)).map_err(|_| unreadable(context))?;
         Ok(Self { case, values: Value::Array(values), context })
     }
 
@@ -225,29 +218,24 @@ impl Reply {
         replies.get(self.case).copied().ok_or_else(|| unreadable(self.context))
     }
 
-    /// Returns the version of the row, if the call must name it.
-    fn version(&self) -> Result<Option<i64>, Error> {
-        (self.case == 3).then(|| self.values().map(|(version,)| version)).transpose()
-    }
-
-    fn values<T: FromRedisValue>(&self) -> Result<T, Error> {
-        T::from_redis_value_ref(&self.values).map_err(|_| unreadable(self.context))
+    fn values<T: FromRedisValue>(self) -> Result<T, Error> {
+        redis::from_redis_value(self.values).map_err(|_| unreadable(self.context))
     }
 }
 
-fn claimed(reply: &Reply, fetch: Fetch) -> Result<ClaimReply, Error> {
+fn claimed(reply: Reply, fetch: Fetch) -> Result<ClaimReply, Error> {
+    let seen = |age| Seen::new(Duration::from_millis(age));
     match reply.case {
         0 => reply.values().map(|(attempt, takeover)| ClaimReply::first(attempt, takeover)),
         1 if fetch == Fetch::Nothing => {
-            let (age,) = reply.values()?;
-            Ok(ClaimReply::Duplicate(Seen::new(Duration::from_millis(age))))
+            reply.values().map(|(age,)| ClaimReply::Duplicate(seen(age)))
         }
         1 => {
             let (age, stored) = reply.values()?;
-            seen(Duration::from_millis(age), fetch, stored).map(ClaimReply::Duplicate)
+            Ok(ClaimReply::Duplicate(seen(age).with_stored(stored_data(stored)?.into())))
         }
         2 => Ok(ClaimReply::InFlight),
-        _ => Err(unreadable(CLAIMING)),
+        _ => Err(unreadable(reply.context)),
     }
 }
 
@@ -285,8 +273,8 @@ mod tests {
             array(vec![Value::Int(1), Value::Int(1), stored(0, 20, b"[]")]),
             array(vec![Value::Int(1), Value::Int(1), stored(0, 200, b"\xff")]),
         ] {
-            let claimed = Reply::read(reply.clone(), CLAIMING)
-                .and_then(|reply| claimed(&reply, Fetch::DigestAndResponse));
+            let claimed = Reply::read(reply.clone(), "")
+                .and_then(|reply| claimed(reply, Fetch::DigestAndResponse));
             assert_eq!(claimed.unwrap_err().kind(), ErrorKind::Corrupt, "{reply:?}");
         }
     }

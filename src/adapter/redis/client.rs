@@ -7,9 +7,7 @@ use futures_util::future::try_join_all;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::cluster::{ClusterClient, ClusterClientBuilder, ClusterConfig};
 use redis::cluster_async::ClusterConnection;
-use redis::cluster_routing::{
-    MultipleNodeRoutingInfo, Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr,
-};
+use redis::cluster_routing::{MultipleNodeRoutingInfo, RoutingInfo, SingleNodeRoutingInfo};
 use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
 use redis::sentinel::{SentinelClient, SentinelNodeConnectionInfo, SentinelServerType};
 use redis::{
@@ -117,12 +115,12 @@ impl RedisClient {
         matches!(self.0, Leads::Sentinel(_))
     }
 
-    /// Opens connections to the same server. Returns its address too; empty for a cluster.
+    /// Opens connections to the same servers.
     pub(super) async fn connect(
         &self,
         options: &RedisOptions,
         count: usize,
-    ) -> RedisResult<(Vec<Connection>, String)> {
+    ) -> RedisResult<Vec<Connection>> {
         // The adapter bounds each command itself.
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(options.connect_timeout))
@@ -144,13 +142,13 @@ impl RedisClient {
                     .set_response_timeout(options.response_timeout);
                 let open = |_| client.get_async_connection_with_config(config.clone());
                 let opened = try_join_all((0..count).map(open)).await?;
-                return Ok((opened.into_iter().map(Connection::Cluster).collect(), String::new()));
+                return Ok(opened.into_iter().map(Connection::Cluster).collect());
             }
         };
         let open = |_| client.get_multiplexed_async_connection_with_config(&config);
-        let opened = try_join_all((0..count).map(open)).await?;
+        let opened = try_join_all((0..count).map(open)).await?.into_iter();
         let address = client.get_connection_info().addr().to_string();
-        Ok((opened.into_iter().map(Connection::Server).collect(), address))
+        Ok(opened.map(|opened| Connection::Server(opened, address.clone())).collect())
     }
 }
 
@@ -189,80 +187,67 @@ fn tcp_settings() -> TcpSettings {
     tcp
 }
 
-/// An open connection. Clones share it.
-#[derive(Clone)]
+/// An open connection.
 pub(super) enum Connection {
-    Server(MultiplexedConnection),
+    /// With its address.
+    Server(MultiplexedConnection, String),
     Cluster(ClusterConnection),
 }
 
 impl Connection {
-    /// Sends a command over one key to the primary of the key.
-    pub(super) async fn send(&self, key: &[u8], command: &Cmd) -> RedisResult<Value> {
-        self.route(command, || primary_of(key)).await
-    }
-
-    /// Sends a command without a key to the primary at `address`.
-    pub(super) async fn ask(&self, address: &str, command: &Cmd) -> RedisResult<Value> {
-        let (host, port) = address.rsplit_once(':').unwrap_or((address, ""));
-        let (host, port) = (host.to_owned(), port.parse().unwrap_or_default());
-        self.route(command, || SingleNodeRoutingInfo::ByAddress { host, port }).await
-    }
-
-    async fn route(
-        &self,
-        command: &Cmd,
-        node: impl FnOnce() -> SingleNodeRoutingInfo,
-    ) -> RedisResult<Value> {
-        let reply = match self.clone() {
-            Self::Server(mut connection) => connection.req_packed_command(command).await,
-            Self::Cluster(mut connection) => {
-                let routing = RoutingInfo::SingleNode(node());
-                connection.route_command(command.clone(), routing).await
-            }
+    /// Sends a script. In a cluster, `redis` sends it to the primary of its key.
+    pub(super) async fn send(&self, script: &Cmd) -> RedisResult<Value> {
+        let reply = match self {
+            Self::Server(connection, _) => connection.clone().req_packed_command(script).await,
+            Self::Cluster(connection) => connection.clone().req_packed_command(script).await,
         };
         // A script's error is a value of its reply.
         reply.and_then(Value::extract_error)
     }
 
-    /// Sends a command over one key and what stands behind it, on one connection to the primary of the key. In
-    /// a cluster, `redis` sends both again after a redirection.
-    pub(super) async fn send_all(&self, key: &[u8], pipeline: Pipeline) -> RedisResult<Vec<Value>> {
+    /// Sends a script and what stands behind it, on one connection. In a cluster, `redis` sends both again after a
+    /// redirection.
+    pub(super) async fn send_all(&self, pipeline: &Pipeline) -> RedisResult<Vec<Value>> {
         let count = pipeline.len();
-        match self.clone() {
-            Self::Server(mut connection) => {
-                connection.req_packed_commands(&pipeline, 0, count).await
+        match self {
+            Self::Server(connection, _) => {
+                connection.clone().req_packed_commands(pipeline, 0, count).await
             }
-            Self::Cluster(mut connection) => {
-                connection.route_pipeline(pipeline, 0, count, primary_of(key)).await
+            Self::Cluster(connection) => {
+                connection.clone().req_packed_commands(pipeline, 0, count).await
             }
         }
+    }
+
+    /// Sends a command without a key to the primary at `address`.
+    pub(super) async fn ask(&self, address: &str, command: &Cmd) -> RedisResult<Value> {
+        let Self::Cluster(connection) = self else { return self.send(command).await };
+        let (host, port) = address.rsplit_once(':').unwrap_or((address, ""));
+        let (host, port) = (host.to_owned(), port.parse().unwrap_or_default());
+        let node = RoutingInfo::SingleNode(SingleNodeRoutingInfo::ByAddress { host, port });
+        let reply = connection.clone().route_command(command.clone(), node).await;
+        reply.and_then(Value::extract_error)
     }
 
     /// Sends a command without a key to every primary. Returns the address and the reply of each. A refusal is
     /// a reply. Fails if one primary does not reply.
     pub(super) async fn ask_all(
         &self,
-        address: &str,
         command: &Cmd,
     ) -> RedisResult<Vec<(String, RedisResult<Value>)>> {
-        let Self::Cluster(mut connection) = self.clone() else {
-            let reply = match self.ask(address, command).await {
+        let connection = match self {
+            Self::Cluster(connection) => connection,
+            Self::Server(_, address) => match self.send(command).await {
                 Err(error) if error.code().is_none() => return Err(error),
-                reply => reply,
-            };
-            return Ok(vec![(address.to_owned(), reply)]);
+                reply => return Ok(vec![(address.clone(), reply)]),
+            },
         };
         let all = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None));
-        let replies = connection.route_command(command.clone(), all).await?;
+        let replies = connection.clone().route_command(command.clone(), all).await?;
         let Value::Map(replies) = replies.extract_error()? else { return Ok(Vec::new()) };
         let named = |(address, reply): (Value, Value)| {
             Ok((redis::from_redis_value(address)?, reply.extract_error()))
         };
         replies.into_iter().map(named).collect()
     }
-}
-
-fn primary_of(key: &[u8]) -> SingleNodeRoutingInfo {
-    SingleNodeRoutingInfo::SpecificNode(Route::with_key(key, SlotAddr::Master))
 }

@@ -3,7 +3,7 @@
 //! A reply of the server that refuses a command is certain: nothing was stored. After an error of the
 //! connection or a timeout the outcome is unknown.
 
-use redis::{RedisError, ServerErrorKind};
+use redis::{RedisError, RetryMethod, ServerErrorKind};
 
 use super::client::RedisClient;
 use crate::error::{ConfigError, Error, ErrorKind};
@@ -25,58 +25,49 @@ pub(super) enum Failure {
 
 impl From<RedisError> for Failure {
     fn from(error: RedisError) -> Self {
-        Self::Redis(error)
+        Self::Redis(error.detail().and_then(error_in_script).unwrap_or(error))
     }
-}
-
-/// What a failure says of its connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Doubt {
-    /// The connection carries nothing any more.
-    Broken,
-    /// The connection may be silent, or another server may be the primary.
-    Silent,
-    /// The connection works, and the primaries of the cluster may be others now.
-    Moved,
 }
 
 impl Failure {
     /// Returns `true` if the same call may succeed within its time.
     pub(super) fn is_worth_repeating(&self) -> bool {
         match self {
-            Self::Redis(error) => {
-                is_of_the_connection(error)
-                    // A redirection is followed; one that is left comes from slots that are moving.
-                    || has_code(error, &["CLUSTERDOWN", "TRYAGAIN", "MOVED", "ASK"])
-                    || has_code(error, &["LOADING", "READONLY", "MASTERDOWN"])
-            }
+            // `redis` would connect again.
+            Self::Redis(error) if error.kind() == redis::ErrorKind::AuthenticationFailed => false,
+            // A redirection is followed; one that is left comes from slots that are moving.
+            Self::Redis(error) => !matches!(error.retry_method(), RetryMethod::NoRetry),
             Self::TimedOut => true,
             Self::Unfit(_) | Self::TooFewReplicas | Self::Closed => false,
         }
     }
 
-    pub(super) fn is_unfit(&self) -> bool {
-        matches!(self, Self::Unfit(_))
+    /// Returns `true` if no reply came.
+    pub(super) fn is_silence(&self) -> bool {
+        match self {
+            Self::Redis(error) => error.code().is_none(),
+            failure => matches!(failure, Self::TimedOut),
+        }
     }
 
-    /// Returns what the failure says of its connection, if it says anything.
-    pub(super) fn doubt(&self, client: &RedisClient) -> Option<Doubt> {
+    /// Returns `true` if the connection carries nothing any more. The client of a cluster connects again by itself.
+    pub(super) fn is_break(&self, client: &RedisClient) -> bool {
+        matches!(self, Self::Redis(error) if error.is_unrecoverable_error()) && !client.is_cluster()
+    }
+
+    /// Returns `true` if the connection may be silent, or another server may be the primary.
+    pub(super) fn is_doubt(&self, client: &RedisClient) -> bool {
         match self {
             // Sentinels know whether the replicas have another primary.
-            Self::TooFewReplicas => client.is_sentinel().then_some(Doubt::Silent),
-            Self::Redis(error) if has_code(error, &["NOREPLICAS"]) => {
-                client.is_sentinel().then_some(Doubt::Silent)
-            }
-            _ if !self.is_worth_repeating() => None,
-            // The client of a cluster connects again, and looks for the slots, by itself.
-            Self::Redis(error) if client.is_cluster() && !is_of_the_connection(error) => {
-                Some(Doubt::Moved)
-            }
-            Self::Redis(error) if !client.is_cluster() && is_of_the_connection(error) => {
-                Some(Doubt::Broken)
-            }
-            _ => Some(Doubt::Silent),
+            Self::TooFewReplicas => client.is_sentinel(),
+            Self::Redis(error) if error.code() == Some("NOREPLICAS") => client.is_sentinel(),
+            failure => failure.is_worth_repeating(),
         }
+    }
+
+    /// Returns `true` if the server does not know the script that a call names by its hash.
+    pub(super) fn is_unknown_script(&self) -> bool {
+        matches!(self, Self::Redis(error) if error.kind() == ServerErrorKind::NoScript.into())
     }
 
     pub(super) fn into_error(self, context: &'static str) -> Error {
@@ -93,63 +84,31 @@ impl Failure {
     }
 }
 
-/// Returns `true` if the connection is of no use any more. The outcome of the call is unknown.
-fn is_of_the_connection(error: &RedisError) -> bool {
-    matches!(
-        error.kind(),
-        redis::ErrorKind::Io
-            | redis::ErrorKind::Parse
-            | redis::ErrorKind::ClusterConnectionNotFound
-            | redis::ErrorKind::MasterNameNotFoundBySentinel
-    )
-}
-
-fn has_code(error: &RedisError, codes: &[&str]) -> bool {
-    code(error).is_some_and(|code| codes.contains(&code))
-}
-
-/// Returns `true` if the server does not know the script that a call names by its hash.
-pub(super) fn is_unknown_script(error: &RedisError) -> bool {
-    error.kind() == redis::ErrorKind::Server(ServerErrorKind::NoScript)
-}
-
-/// Returns `true` for an error of a command or a script itself, not of the server's state.
-pub(super) fn is_of_the_command(error: &RedisError) -> bool {
-    code(error) == Some("ERR")
-}
-
 fn kind(error: &RedisError) -> ErrorKind {
-    match error.kind() {
+    match error.code() {
         _ if error.is_timeout() => ErrorKind::Timeout,
-        redis::ErrorKind::Server(_) | redis::ErrorKind::Extension => match code(error) {
-            Some("OOM") => ErrorKind::Full,
-            // A key of ours that another program wrote as a list or as a hash.
-            Some("WRONGTYPE") => ErrorKind::Corrupt,
-            // An error of the script itself: a command of it may have been executed.
-            Some("ERR") | None => ErrorKind::Unavailable,
-            Some(_) => ErrorKind::Refused,
-        },
-        redis::ErrorKind::AuthenticationFailed => ErrorKind::Refused,
-        _ => ErrorKind::Unavailable,
+        Some("OOM") => ErrorKind::Full,
+        // A key of ours that another program wrote as a list or as a hash.
+        Some("WRONGTYPE") => ErrorKind::Corrupt,
+        // An error of the script itself: a command of it may have been executed.
+        Some("ERR") => ErrorKind::Unavailable,
+        Some(_) => ErrorKind::Refused,
+        None if error.kind() == redis::ErrorKind::AuthenticationFailed => ErrorKind::Refused,
+        None => ErrorKind::Unavailable,
     }
 }
 
-/// Returns the code of a refusal: `READONLY`, `OOM`, `NOPERM`.
-fn code(error: &RedisError) -> Option<&str> {
-    let code = error.code()?;
-    // Before 7.0, the error of a command in a script is a part of the script's error:
-    // `ERR Error running script (call to f_…): @user_script:1: -OOM command not allowed …`.
-    match error.detail() {
-        Some(detail) if code == "ERR" && detail.starts_with("Error running script") => {
-            let (_, inner) = detail.rsplit_once(": ")?;
-            if inner.starts_with("The user executing the script can't") {
-                return Some("NOPERM");
-            }
-            let inner = inner.trim_start_matches('-').split(' ').next()?;
-            inner.bytes().all(|byte| byte.is_ascii_uppercase()).then_some(inner)
-        }
-        _ => Some(code),
-    }
+/// Returns the error of a command in a script. Before 7.0 it is a part of the script's error:
+/// `Error running script (call to f_…): @user_script:1: -OOM command not allowed …`.
+fn error_in_script(detail: &str) -> Option<RedisError> {
+    let (_, error) = detail.strip_prefix("Error running script")?.rsplit_once(": ")?;
+    let error = match error.trim_start_matches('-') {
+        refused if refused.starts_with("The user executing the script can't") => "NOPERM",
+        error => error,
+    };
+    let is_code = error.split(' ').next()?.bytes().all(|byte| byte.is_ascii_uppercase());
+    let reply = redis::parse_redis_value(format!("-{error}\r\n").as_bytes());
+    reply.ok().filter(|_| is_code)?.extract_error().err()
 }
 
 #[cfg(test)]
@@ -169,7 +128,8 @@ mod tests {
                 "-ERR Error running script (call to f_d3c21d0c): @user_script:1: {inner}\r\n"
             );
             let reply = redis::parse_redis_value(reply.as_bytes()).unwrap();
-            assert_eq!(kind(&reply.extract_error().unwrap_err()), expected, "{inner}");
+            let failure = Failure::from(reply.extract_error().unwrap_err());
+            assert_eq!(failure.into_error("").kind(), expected, "{inner}");
         }
     }
 }

@@ -8,11 +8,11 @@
 //!    absent or occur twice.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::sync::Arc;
 
 use futures_util::future::{BoxFuture, ready};
 use futures_util::{StreamExt, TryStreamExt, stream};
-use redis::{Cmd, FromRedisValue, Value};
+use redis::{FromRedisValue, Value};
 
 use super::super::contract::StoreFuture;
 use super::super::inspect::{
@@ -24,6 +24,7 @@ use super::calls::unreadable;
 use super::errors::Failure;
 use super::key_names;
 use super::row::Row;
+use super::slot::Live;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -39,28 +40,9 @@ const MAX_COUNTED: usize = 100_000;
 /// How many keys one step visits.
 const STEP: usize = 1_000;
 
-/// Where a list goes on. Its text is a JSON array of its fields.
-#[derive(Default)]
-struct Place {
-    primary: String,
-    /// The position of `SCAN`; `None` after the last one.
-    scan: Option<u64>,
-    /// The keys of Redis that the step before has returned too many.
-    left: Vec<String>,
-}
-
-impl Place {
-    fn text(&self) -> String {
-        // Texts and numbers always serialize.
-        serde_json::to_string(&(&self.primary, self.scan, &self.left)).unwrap_or_default()
-    }
-
-    fn read(cursor: &Cursor) -> Option<Self> {
-        let (primary, scan, left) = serde_json::from_str(cursor.as_str()).ok()?;
-        let place = Self { primary, scan, left };
-        (place.text() == cursor.as_str()).then_some(place)
-    }
-}
+/// Where a list goes on, as JSON: the primary, the position of `SCAN` (`None` after the last one), and the keys of
+/// Redis that the step before has returned too many.
+type Place = (String, Option<u64>, Vec<String>);
 
 /// A key of Redis, the event's key, and its row; `None` for an unreadable one.
 type Found = (String, DedupKey, Option<Row>);
@@ -80,8 +62,8 @@ impl MaintenanceAdapter for RedisAdapter {
     fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
         Box::pin(async move {
             let bound = self.0.bound("reading a key");
-            let row = self.row(self.name(key), Fetch::DigestAndResponse, bound).await?;
-            Ok(row.and_then(Row::entry))
+            let row = self.row(&self.name(key), Fetch::DigestAndResponse, bound).await?;
+            Ok(row.and_then(|row| row.entry))
         })
     }
 
@@ -93,7 +75,47 @@ impl MaintenanceAdapter for RedisAdapter {
         after: Option<&'a Cursor>,
         limit: u32,
     ) -> StoreFuture<'a, Listing> {
-        Box::pin(self.list_keys(filter, after, limit))
+        Box::pin(async move {
+            let primaries = self.primaries().await?;
+            let (mut primary, mut scan, mut names) = match after {
+                // The first primary is the next one.
+                None => Place::default(),
+                Some(cursor) => serde_json::from_str::<Place>(cursor.as_str())
+                    .ok()
+                    .filter(|(primary, ..)| primaries.iter().any(|(address, _)| address == primary))
+                    .ok_or_else(|| Error::new(ErrorKind::Refused, "listing keys after a cursor"))?,
+            };
+            // With 0, the list would never end.
+            let limit = usize::try_from(limit.max(1)).unwrap_or(usize::MAX);
+            let (mut listing, mut visited, mut left) = (Listing::default(), 0, Vec::new());
+            loop {
+                for (name, key, row) in self.rows(names, filter.id_part.as_deref()).await? {
+                    match row.map(|row| selected(filter, row)) {
+                        None => listing.unreadable += 1,
+                        Some(None) => {}
+                        Some(Some(_)) if listing.keys.len() == limit => left.push(name),
+                        Some(Some(entry)) => listing.keys.push((key, entry)),
+                    }
+                }
+                if scan.is_none() && left.is_empty() {
+                    let next = primaries.iter().find(|(address, _)| *address > primary);
+                    let Some((address, _)) = next else { return Ok(listing) };
+                    (primary, scan) = (address.clone(), Some(0));
+                }
+                if visited >= PORTION || listing.keys.len() == limit {
+                    break;
+                }
+                let step = (limit - listing.keys.len()).clamp(10, STEP);
+                visited += step;
+                let (position, namespace) = (scan.unwrap_or(0), filter.namespace.as_deref());
+                let (next, found) = self.scan(&primary, position, namespace, step).await?;
+                (scan, names) = ((next != 0).then_some(next), found);
+            }
+            // Texts and numbers always serialize.
+            let place: Place = (primary, scan, left);
+            listing.next = Some(Cursor::new(serde_json::to_string(&place).unwrap_or_default()));
+            Ok(listing)
+        })
     }
 
     /// Reads up to 100,000 keys of each primary by `SCAN` and `GET`: several seconds. If a primary has
@@ -115,74 +137,6 @@ impl MaintenanceAdapter for RedisAdapter {
 }
 
 impl RedisAdapter {
-    async fn list_keys(
-        &self,
-        filter: &ListFilter,
-        after: Option<&Cursor>,
-        limit: u32,
-    ) -> Result<Listing, Error> {
-        let primaries = self.primaries().await?;
-        let mut place = match after {
-            // The first primary is the next one.
-            None => Place::default(),
-            Some(cursor) => Place::read(cursor)
-                .filter(|place| primaries.iter().any(|(address, _)| *address == place.primary))
-                .ok_or_else(|| Error::new(ErrorKind::Refused, "listing keys after a cursor"))?,
-        };
-        // With 0, the list would never end.
-        let limit = usize::try_from(limit.max(1)).unwrap_or(usize::MAX);
-        let (mut listing, mut visited) = (Listing::default(), 0);
-        let mut names = std::mem::take(&mut place.left);
-        loop {
-            let mut selected = self.select(filter, names, &mut listing.unreadable).await?;
-            let surplus = selected.split_off(selected.len().min(limit - listing.keys.len()));
-            listing.keys.extend(selected.into_iter().map(|(_, key, entry)| (key, entry)));
-            place.left = surplus.into_iter().map(|(name, ..)| name).collect();
-            if !place.left.is_empty() {
-                break;
-            }
-            if place.scan.is_none() {
-                let next = primaries.iter().find(|(address, _)| *address > place.primary);
-                let Some((address, _)) = next else { return Ok(listing) };
-                place = Place { primary: address.clone(), scan: Some(0), left: Vec::new() };
-            }
-            if visited >= PORTION || listing.keys.len() == limit {
-                break;
-            }
-            let step = (limit - listing.keys.len()).clamp(10, STEP);
-            visited += step;
-            let (position, namespace) = (place.scan.unwrap_or(0), filter.namespace.as_deref());
-            let (next, found) = self.scan(&place.primary, position, namespace, step).await?;
-            place.scan = (next != 0).then_some(next);
-            names = found;
-        }
-        listing.next = Some(Cursor::new(place.text()));
-        Ok(listing)
-    }
-
-    /// Returns the keys that the filter selects. Counts those that are unreadable.
-    async fn select(
-        &self,
-        filter: &ListFilter,
-        names: Vec<String>,
-        unreadable: &mut u64,
-    ) -> Result<Vec<(String, DedupKey, Entry)>, Error> {
-        let mut selected = Vec::new();
-        for (name, key, row) in self.rows(names, filter.id_part.as_deref()).await? {
-            let Some(row) = row else {
-                *unreadable += 1;
-                continue;
-            };
-            if selects(filter, &row)
-                && let Some(mut entry) = row.entry()
-            {
-                entry.stored = None;
-                selected.push((name, key, entry));
-            }
-        }
-        Ok(selected)
-    }
-
     /// Adds the statistics of a primary with this number of keys.
     async fn add_stats_of(&self, stats: &mut Stats, address: &str, size: u64) -> Result<(), Error> {
         // In a small database a key could be visited twice while it is resized.
@@ -201,7 +155,7 @@ impl RedisAdapter {
             // An unreadable row is counted without a state.
             part.rows += 1;
             if let Some(row) = row {
-                part.count(row.state, row.age());
+                part.count(row.entry.map(|entry| entry.state), row.age);
             }
         }
         stats.is_exact &= is_exact;
@@ -214,10 +168,8 @@ impl RedisAdapter {
 
     /// Returns the addresses of the primaries, in their order, and the number of keys of each.
     async fn primaries(&self) -> Result<Vec<(String, u64)>, Error> {
-        let mut size = Cmd::new();
-        size.arg("DBSIZE");
         let mut primaries = Vec::new();
-        for (address, reply) in self.0.ask_all(&size, READING).await? {
+        for (address, reply) in self.ask_primaries(&redis::cmd("DBSIZE"), READING).await? {
             primaries.push((address, read(reply?)?));
         }
         primaries.sort();
@@ -233,14 +185,13 @@ impl RedisAdapter {
         namespace: Option<&str>,
         step: usize,
     ) -> Result<(u64, Vec<String>), Error> {
-        let mut scan = Cmd::new();
-        scan.arg("SCAN")
-            .arg(position)
-            .arg("MATCH")
-            .arg(key_names::pattern(&self.0.options.prefix, namespace));
+        let mut scan = redis::cmd("SCAN");
+        scan.arg(position).arg("MATCH").arg(key_names::pattern(&self.0.options.prefix, namespace));
         // Keys of another type are not of this crate.
         scan.arg("COUNT").arg(step).arg("TYPE").arg("string");
-        let reply = self.0.ask(address, &scan, READING).await?;
+        let scan = &scan;
+        let send = |live: Arc<Live>| async move { Ok(live.main.ask(address, scan).await?) };
+        let reply = self.0.repeat(self.0.bound(READING), send).await?;
         let (next, names): (_, Vec<Vec<u8>>) = read(reply)?;
         let names: BTreeSet<_> =
             names.into_iter().filter_map(|name| String::from_utf8(name).ok()).collect();
@@ -261,7 +212,7 @@ impl RedisAdapter {
         });
         let read = async |(name, key): (String, DedupKey)| {
             let bound = self.0.bound(READING);
-            match self.row(name.clone(), Fetch::Nothing, bound).await {
+            match self.row(&name, Fetch::Nothing, bound).await {
                 Ok(row) => Ok(row.map(|row| (name, key, Some(row)))),
                 Err(error) if error.kind() == ErrorKind::Corrupt => Ok(Some((name, key, None))),
                 Err(error) => Err(error),
@@ -277,13 +228,11 @@ fn read<T: FromRedisValue>(reply: Value) -> Result<T, Error> {
     redis::from_redis_value(reply).map_err(|_| unreadable(READING))
 }
 
-fn selects(filter: &ListFilter, row: &Row) -> bool {
-    let since = |since: Duration| {
-        let ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
-        row.first_seen_at >= row.now.saturating_sub(ms)
-    };
-    row.state.is_some()
-        && (filter.state.is_none() || filter.state == row.state)
-        && filter.since.is_none_or(since)
-        && filter.attempts_over.is_none_or(|attempts| row.attempts > attempts)
+/// Returns the entry of a row without its stored data, if the filter selects it.
+fn selected(filter: &ListFilter, row: Row) -> Option<Entry> {
+    let entry = row.entry?;
+    let is_selected = filter.state.is_none_or(|state| state == entry.state)
+        && filter.since.is_none_or(|since| row.since_first_seen <= since)
+        && filter.attempts_over.is_none_or(|attempts| entry.attempts > attempts);
+    is_selected.then_some(Entry { stored: None, ..entry })
 }

@@ -1,5 +1,6 @@
 //! [`Script`]: a Lua script, and [`ScriptCall`]: one call of it over one key.
 
+use std::borrow::Cow;
 use std::sync::LazyLock;
 
 use redis::{Arg, Cmd, ToRedisArgs};
@@ -30,7 +31,7 @@ scripts! {
     RENEW = "", "lua/renew.lua", EPILOGUE, ALLOW_OOM;
     COMPLETE = "", "lua/complete.lua", EPILOGUE, ALLOW_OOM;
     RELEASE = "", "lua/release.lua", EPILOGUE, ALLOW_OOM;
-    FORGET = GET_DATA, "lua/forget.lua", EPILOGUE, ALLOW_OOM;
+    FORGET = "", "lua/forget.lua", EPILOGUE, ALLOW_OOM;
     GET = GET_DATA, "lua/get.lua", "", NO_WRITES;
 }
 
@@ -75,18 +76,20 @@ impl Script {
 #[derive(Debug, Clone)]
 pub(super) struct ScriptCall {
     script: &'static Script,
-    /// The key of Redis.
-    pub(super) key: String,
-    args: Cmd,
+    /// For a server that knows the flags, by the script's hash.
+    command: Cmd,
 }
 
 impl ScriptCall {
-    pub(super) fn new(script: &'static Script, key: String) -> Self {
-        Self { script, key, args: Cmd::with_capacity(8, 128) }
+    /// `key` is the key of Redis.
+    pub(super) fn new(script: &'static Script, key: &str) -> Self {
+        let mut command = Cmd::with_capacity(16, 320);
+        command.arg("EVALSHA").arg(&script.flagged.sha1).arg(1).arg(key);
+        Self { script, command }
     }
 
     pub(super) fn arg(mut self, arg: impl ToRedisArgs) -> Self {
-        self.args.arg(arg);
+        self.command.arg(arg);
         self
     }
 
@@ -95,16 +98,20 @@ impl ScriptCall {
     }
 
     /// Returns the call by the script's hash, or with its text, for a server that does not know the hash.
-    pub(super) fn command(&self, knows_flags: bool, is_by_hash: bool) -> Cmd {
-        let text = if knows_flags { &self.script.flagged } else { &self.script.plain };
-        let (name, script) = if is_by_hash { ("EVALSHA", &text.sha1) } else { ("EVAL", &text.lua) };
-        let mut command = Cmd::with_capacity(16, script.len() + self.key.len() + 128);
-        command.arg(name).arg(script).arg(1).arg(&self.key);
-        for arg in self.args.args_iter() {
+    pub(super) fn command(&self, knows_flags: bool, by_hash: bool) -> Cow<'_, Cmd> {
+        let (name, script) = match (knows_flags, by_hash) {
+            (true, true) => return Cow::Borrowed(&self.command),
+            (false, true) => ("EVALSHA", &self.script.plain.sha1),
+            (true, false) => ("EVAL", &self.script.flagged.lua),
+            (false, false) => ("EVAL", &self.script.plain.lua),
+        };
+        let mut command = redis::cmd(name);
+        command.arg(script);
+        for arg in self.command.args_iter().skip(2) {
             if let Arg::Simple(arg) = arg {
                 command.arg(arg);
             }
         }
-        command
+        Cow::Owned(command)
     }
 }

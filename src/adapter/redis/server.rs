@@ -9,27 +9,25 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use redis::{Cmd, ErrorKind, InfoDict, RedisError, RedisResult, ServerErrorKind, Value};
+use redis::{InfoDict, RedisError, RedisResult};
 
 use super::client::Connection;
-use super::errors::{Failure, is_of_the_command};
+use super::errors::Failure;
+use super::options::RedisOptions;
 use crate::error::{ConfigError, ConfigErrorKind};
 use crate::observe;
 
-/// The oldest version of Redis that the scripts run on.
-const OLDEST: (u32, u32) = (6, 0);
-/// The oldest version of Redis that knows the flags of a script.
-const FLAGS: (u32, u32) = (7, 0);
+/// The oldest major version of Redis that the scripts run on.
+const OLDEST: u32 = 6;
+/// The oldest major version of Redis that knows the flags of a script.
+const FLAGS: u32 = 7;
 
 const TOO_OLD: &str = "the Redis server is older than version 6.0";
 const EVICTS: &str = "the Redis server evicts keys: set `maxmemory-policy noeviction`, or accept it with `evictable`";
 
-/// The servers of one adapter.
-pub(super) struct Servers {
-    evictable: bool,
-    in_cluster: bool,
-    known: Mutex<Known>,
-}
+/// What is known of the servers of one adapter.
+#[derive(Default)]
+pub(super) struct Servers(Mutex<Known>);
 
 #[derive(Default)]
 struct Known {
@@ -49,11 +47,8 @@ struct Identity {
 }
 
 impl Servers {
-    pub(super) fn new(evictable: bool, in_cluster: bool) -> Self {
-        Self { evictable, in_cluster, known: Mutex::default() }
-    }
-
-    /// Asks every primary for `INFO`, and tells what it shows. Returns `false` if one is too old for flags.
+    /// Asks every primary for `INFO`, tells what it shows, and runs a script. Returns `false` if a primary is too old
+    /// for the flags of scripts.
     ///
     /// # Errors
     ///
@@ -61,107 +56,77 @@ impl Servers {
     pub(super) async fn look(
         &self,
         connection: &Connection,
-        address: &str,
+        options: &RedisOptions,
     ) -> Result<bool, Failure> {
-        let mut command = Cmd::new();
-        command.arg("INFO");
         let mut knows_flags = true;
-        for (address, reply) in connection.ask_all(address, &command).await? {
-            let info = self.info(reply)?;
-            if let Some(fault) = fault(&info, self.evictable, self.in_cluster) {
+        for (address, reply) in connection.ask_all(&redis::cmd("INFO")).await? {
+            let info = match reply {
+                Ok(reply) => redis::from_redis_value(reply).map_err(RedisError::from)?,
+                // The server does not let us ask, and works otherwise.
+                Err(error) if is_refusal(&error) => InfoDict::new(""),
+                Err(error) => return Err(error.into()),
+            };
+            let in_cluster = matches!(connection, Connection::Cluster(_));
+            let mut known = self.known();
+            if let Some(fault) = fault(&info, options.evictable, in_cluster) {
                 // Told once, until the servers are mended.
-                let told = self.known().fault.replace(fault.clone());
-                if told.as_ref() != Some(&fault) {
+                if known.fault.as_ref() != Some(&fault) {
                     observe::redis_is_unfit(&address, &fault);
                 }
+                known.fault = Some(fault.clone());
                 return Err(Failure::Unfit(fault));
             }
+            let hides = !info.contains_key(&"maxmemory_policy") && !options.evictable;
+            if hides && !std::mem::replace(&mut known.is_hiding_told, true) {
+                observe::redis_hides_its_policy();
+            }
+            if let Some(kind) = known.compare(if in_cluster { &address } else { "" }, &info) {
+                observe::store_loss_suspected(kind, &address);
+            }
             knows_flags &= version(&info).is_none_or(|version| version >= FLAGS);
-            self.compare(&address, &info);
         }
         self.known().fault = None;
-        Ok(knows_flags)
-    }
-
-    fn info(&self, reply: RedisResult<Value>) -> Result<InfoDict, RedisError> {
-        let info = match reply {
-            Ok(reply) => redis::from_redis_value(reply)?,
-            // The server does not let us ask, and works otherwise.
-            Err(error) if is_refusal(&error) => InfoDict::new(""),
-            Err(error) => return Err(error),
-        };
-        let hides = !info.contains_key(&"maxmemory_policy") && !self.evictable;
-        if hides && !std::mem::replace(&mut self.known().is_hiding_told, true) {
-            observe::redis_hides_its_policy();
-        }
-        Ok(info)
-    }
-
-    /// Compares a primary with what is known of it.
-    fn compare(&self, address: &str, info: &InfoDict) {
-        let name = if self.in_cluster { address } else { "" };
-        let identity = Identity::read(info);
-        let mut known = self.known();
-        let loss = match known.identities.get(name) {
-            Some(before) => identity.loss_since(before),
-            // A replica that was promoted names the history of the primary before it.
-            None => {
-                let previous: Option<String> = info.get("master_replid2");
-                let is_known = |known: &Identity| Some(&known.replication_id) == previous.as_ref();
-                known.identities.values().any(is_known).then_some("suspected")
-            }
-        };
-        known.identities.insert(name.to_owned(), identity);
-        drop(known);
-        if let Some(kind) = loss {
-            observe::store_loss_suspected(kind, address);
-        }
+        // The name of no event's key.
+        Ok(runs_flags(connection, &format!("{}::0", options.prefix)).await? && knows_flags)
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Identity {
-    /// A field that `INFO` leaves out, as managed services do, is empty.
-    fn read(info: &InfoDict) -> Self {
-        Self {
+impl Known {
+    /// Compares a primary with what is known of it. Returns the kind of loss that a difference suggests.
+    fn compare(&mut self, name: &str, info: &InfoDict) -> Option<&'static str> {
+        // A field that `INFO` leaves out, as managed services do, is empty.
+        let now = Identity {
             run_id: info.get("run_id").unwrap_or_default(),
             replication_id: info.get("master_replid").unwrap_or_default(),
             evicted: info.get("evicted_keys").unwrap_or_default(),
-        }
-    }
-
-    /// Returns the kind of loss that the difference suggests.
-    fn loss_since(&self, before: &Self) -> Option<&'static str> {
-        if (&self.run_id, &self.replication_id) != (&before.run_id, &before.replication_id) {
-            Some("suspected")
-        } else {
-            (self.evicted > before.evicted).then_some("evicted")
-        }
+        };
+        let is_suspected = match self.identities.get(name) {
+            Some(before) => {
+                (&before.run_id, &before.replication_id) != (&now.run_id, &now.replication_id)
+            }
+            // A replica that was promoted names the history of the primary before it.
+            None => {
+                let previous: Option<String> = info.get("master_replid2");
+                self.identities.values().any(|it| Some(&it.replication_id) == previous.as_ref())
+            }
+        };
+        let evicted = now.evicted;
+        let before = self.identities.insert(name.to_owned(), now);
+        let has_evicted = before.is_some_and(|before| evicted > before.evicted);
+        is_suspected.then_some("suspected").or(has_evicted.then_some("evicted"))
     }
 }
 
-/// Finds out whether the server knows the flags of a script, and whether it runs scripts at all. `keys` may be on
-/// several primaries: one reply is enough.
-pub(super) async fn knows_flags(
-    connection: &Connection,
-    keys: &[Vec<u8>],
-) -> Result<bool, RedisError> {
-    let probes = keys.iter().map(|key| Box::pin(probe(connection, key)));
-    futures_util::future::select_ok(probes).await.map(|(knows_flags, _)| knows_flags)
-}
-
-/// Runs a script that has no effect. It runs on a replica too. A server before 7.0 does not know the first line.
-async fn probe(connection: &Connection, key: &[u8]) -> Result<bool, RedisError> {
-    let eval = async |text: &str| {
-        let mut eval = Cmd::new();
-        eval.arg("EVAL").arg(text).arg(1).arg(key);
-        connection.send(key, &eval).await
-    };
+/// Runs a script that has no effect. Returns `false` if the server, before 7.0, does not know its first line. It runs
+/// on a replica too.
+async fn runs_flags(connection: &Connection, key: &str) -> RedisResult<bool> {
+    let eval = async |text| connection.send(redis::cmd("EVAL").arg(text).arg(1).arg(key)).await;
     match eval("#!lua flags=no-writes\nreturn 1").await {
-        Err(error) if is_of_the_command(&error) => eval("return 1").await.map(|_| false),
+        Err(error) if error.code() == Some("ERR") => eval("return 1").await.map(|_| false),
         reply => reply.map(|_| true),
     }
 }
@@ -186,21 +151,14 @@ fn fault(info: &InfoDict, evictable: bool, in_cluster: bool) -> Option<ConfigErr
     (evicts && !evictable).then(|| unfit(EVICTS))
 }
 
-/// Returns the version of Redis; of Valkey, that with which it is compatible.
-fn version(info: &InfoDict) -> Option<(u32, u32)> {
-    let version: String = info.get("redis_version")?;
-    let mut parts = version.split('.');
-    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+/// Returns the major version of Redis; of Valkey, that with which it is compatible.
+fn version(info: &InfoDict) -> Option<u32> {
+    info.get::<String>("redis_version")?.split('.').next()?.parse().ok()
 }
 
 fn is_refusal(error: &RedisError) -> bool {
-    match error.kind() {
-        ErrorKind::Server(ServerErrorKind::NoPerm) => true,
-        ErrorKind::Server(ServerErrorKind::ResponseError) => {
-            error.detail().is_some_and(|detail| detail.starts_with("unknown command"))
-        }
-        _ => false,
-    }
+    let is_unknown = |detail: &str| detail.starts_with("unknown command");
+    error.code() == Some("NOPERM") || error.detail().is_some_and(is_unknown)
 }
 
 /// Returns the error of a server of another kind than the scheme of the URL says: the scheme for this
@@ -253,20 +211,20 @@ mod tests {
 
     #[test]
     fn another_process_another_history_and_evictions_are_suspicions() {
-        let identity = |run_id: &str, replication_id: &str, evicted: u64| {
-            let text = format!(
+        let info = |run_id: &str, replication_id: &str, evicted: u64| {
+            InfoDict::new(&format!(
                 "run_id:{run_id}\r\nmaster_replid:{replication_id}\r\nevicted_keys:{evicted}\r\n"
-            );
-            Identity::read(&InfoDict::new(&text))
+            ))
         };
-        let before = identity("r1", "h1", 7);
         for (now, kind) in [
-            (identity("r1", "h1", 7), None),
-            (identity("r2", "h1", 0), Some("suspected")),
-            (identity("r1", "h2", 7), Some("suspected")),
-            (identity("r1", "h1", 8), Some("evicted")),
+            (info("r1", "h1", 7), None),
+            (info("r2", "h1", 0), Some("suspected")),
+            (info("r1", "h2", 7), Some("suspected")),
+            (info("r1", "h1", 8), Some("evicted")),
         ] {
-            assert_eq!(now.loss_since(&before), kind, "{now:?}");
+            let mut known = Known::default();
+            assert_eq!(known.compare("", &info("r1", "h1", 7)), None);
+            assert_eq!(known.compare("", &now), kind, "{now:?}");
         }
     }
 }

@@ -19,28 +19,27 @@
 //! 6. `WAIT` holds up everything behind it on its connection, and waits for the writes of its own connection
 //!    only. So a call that waits for replicas is one script with its `WAIT`, on one of a few further connections.
 
+use std::borrow::Cow;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use backon::{BackoffBuilder, ExponentialBuilder};
-use redis::{Cmd, Pipeline, RedisResult, Value};
-use tokio::sync::watch;
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Shared};
+use redis::{Cmd, Pipeline, Value};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::client::{Connection, RedisClient};
-use super::errors::{Doubt, Failure, is_unknown_script};
+use super::errors::Failure;
 use super::options::RedisOptions;
 use super::script::ScriptCall;
-use super::server::{Servers, knows_flags, wrong_scheme};
+use super::server::{Servers, wrong_scheme};
 use crate::error::Error;
 
 /// How many calls wait for replicas at the same time.
 const WAITING: usize = 8;
 /// How long a failed opening is believed.
 const FAILED: Duration = Duration::from_millis(100);
-/// How long a server counts as one that may not be used.
-const UNFIT: Duration = Duration::from_secs(1);
 /// Sentinels take up to 1.5 s each to reply, which `redis` sets.
 const SENTINELS: Duration = Duration::from_secs(5);
 
@@ -49,16 +48,16 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
 /// Open connections to the same servers.
-struct Live {
-    main: Connection,
+pub(super) struct Live {
+    pub(super) main: Connection,
     /// For the calls that wait for replicas.
     waiting: Vec<Connection>,
-    /// Empty for a cluster.
-    address: String,
     knows_flags: bool,
     /// Whether every primary has been looked at.
     is_whole: bool,
 }
+
+type Opening = Shared<BoxFuture<'static, Result<Arc<Live>, Failure>>>;
 
 /// The connections of one adapter.
 pub(super) struct Slot {
@@ -66,7 +65,7 @@ pub(super) struct Slot {
     pub(super) options: RedisOptions,
     servers: Servers,
     state: Mutex<State>,
-    /// The number of the next script, which chooses the connection of a call that waits for replicas.
+    /// Chooses the connection of a call that waits for replicas.
     turn: AtomicUsize,
 }
 
@@ -75,19 +74,11 @@ struct State {
     current: Option<Arc<Live>>,
     /// The current connections are to be replaced.
     is_doubted: bool,
-    /// Closed with the end of the task that opens the next connections, also if its runtime ends.
-    opening: Option<watch::Receiver<()>>,
+    /// The next connections; those that could not be opened, until the next opening begins.
+    opening: Option<Opening>,
     /// When the last opening began.
     began: Option<Instant>,
-    /// The last opening, if it failed, and when it ended.
-    failed: Option<(Failure, Instant)>,
     is_closed: bool,
-}
-
-impl State {
-    fn opening(&self) -> Option<watch::Receiver<()>> {
-        self.opening.as_ref().filter(|opening| opening.has_changed().is_ok()).cloned()
-    }
 }
 
 /// What bounds the attempts of a call.
@@ -102,8 +93,7 @@ pub(super) struct Bound {
 
 impl Slot {
     pub(super) fn new(client: RedisClient, options: RedisOptions) -> Arc<Self> {
-        let servers = Servers::new(options.evictable, client.is_cluster());
-        let (state, turn) = (Mutex::default(), AtomicUsize::new(0));
+        let (servers, state, turn) = (Servers::default(), Mutex::default(), AtomicUsize::new(0));
         Arc::new(Self { client, options, servers, state, turn })
     }
 
@@ -126,53 +116,30 @@ impl Slot {
         Bound { context, deadline: Instant::now() + self.options.call_timeout, is_once: false }
     }
 
-    /// Runs a script on the primary of its key. A script that writes waits for replicas, if the options say so.
+    /// Runs a script on the primary of its key, by its hash; by its text, if the server does not know the hash. A
+    /// script that writes waits for replicas, if the options say so.
     pub(super) async fn run(
         self: &Arc<Self>,
         call: &ScriptCall,
         bound: Bound,
     ) -> Result<Value, Error> {
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let wait = self.options.wait_replicas.filter(|_| call.writes());
+        let turn = wait.map_or(0, |_| self.turn.fetch_add(1, Ordering::Relaxed));
         let send = |live: Arc<Live>| async move {
-            let waiting = wait.and_then(|_| live.waiting.get(turn % WAITING));
-            run_script(&live, waiting.unwrap_or(&live.main), call, wait).await
+            let send = |by_hash| {
+                let command = call.command(live.knows_flags, by_hash);
+                send_script(&live, turn, command, wait)
+            };
+            match send(true).await {
+                Err(failure) if failure.is_unknown_script() => send(false).await,
+                reply => reply,
+            }
         };
         self.repeat(bound, send).await
     }
 
-    /// Sends a command without a key to the primary at `address`.
-    pub(super) async fn ask(
-        self: &Arc<Self>,
-        address: &str,
-        command: &Cmd,
-        context: &'static str,
-    ) -> Result<Value, Error> {
-        let send = |live: Arc<Live>| async move { Ok(live.main.ask(address, command).await?) };
-        self.repeat(self.bound(context), send).await
-    }
-
-    /// Sends a command without a key to every primary. Returns the address and the reply of each.
-    ///
-    /// # Errors
-    ///
-    /// Those of the connection to any primary. A refusal is a reply.
-    pub(super) async fn ask_all(
-        self: &Arc<Self>,
-        command: &Cmd,
-        context: &'static str,
-    ) -> Result<Vec<(String, Result<Value, Error>)>, Error> {
-        let send =
-            |live: Arc<Live>| async move { Ok(live.main.ask_all(&live.address, command).await?) };
-        let replies = self.repeat(self.bound(context), send).await?;
-        let reply = |reply: RedisResult<Value>| {
-            reply.map_err(|error| Failure::from(error).into_error(context))
-        };
-        Ok(replies.into_iter().map(|(address, it)| (address, reply(it))).collect())
-    }
-
-    /// Repeats `send` until it succeeds, fails for good, or the time of the call is up.
-    async fn repeat<T, F>(
+    /// Sends something over the open connections, until that succeeds, fails for good, or the time of the call is up.
+    pub(super) async fn repeat<T, F>(
         self: &Arc<Self>,
         bound: Bound,
         send: impl Fn(Arc<Live>) -> F,
@@ -180,171 +147,141 @@ impl Slot {
     where
         F: Future<Output = Result<T, Failure>>,
     {
-        let mut pauses = None;
-        let mut failed = None;
-        // The last error after which the outcome is unknown: a later refusal does not change that.
-        let mut unknown: Option<Error> = None;
+        let (mut pause, mut silent, mut error) = (FIRST_PAUSE, None, None::<Error>);
         loop {
-            let failure = match self.send(bound.deadline, &mut failed, &send).await {
+            let failure = match self.send(bound.deadline, &mut silent, &send).await {
                 Ok(reply) => return Ok(reply),
                 Err(failure) => failure,
             };
-            let pause = pauses.get_or_insert_with(pauses_of_a_call).next().unwrap_or(LONGEST_PAUSE);
+            let pause_now = pause.mul_f64(rand::random_range(1.0..2.0));
             let is_last = bound.is_once
                 || !failure.is_worth_repeating()
-                || Instant::now() + pause >= bound.deadline;
-            let error = match (unknown, failure.into_error(bound.context)) {
-                (Some(unknown), error) if !error.is_unknown() => unknown,
-                (_, error) => error,
-            };
+                || Instant::now() + pause_now >= bound.deadline;
+            // After an error with an unknown outcome, a refusal does not make the outcome known.
+            let last = failure.into_error(bound.context);
+            let last = error
+                .take()
+                .filter(|error| error.is_unknown() && !last.is_unknown())
+                .unwrap_or(last);
             if is_last {
-                return Err(error);
+                return Err(last);
             }
-            unknown = error.is_unknown().then_some(error);
-            sleep(pause).await;
+            error = Some(last);
+            sleep(pause_now).await;
+            pause = LONGEST_PAUSE.min(2 * pause);
         }
     }
 
-    /// Sends something over the open connections, until `deadline` at most. `failed` are the connections if they have
-    /// failed. A later attempt of the same call waits for others, if they are being opened.
+    /// Sends something over the open connections, until `deadline` at most. `silent` are the connections over which
+    /// no reply to the attempt before has come: this one waits for the next connections, if they are being opened.
     async fn send<T, F>(
         self: &Arc<Self>,
         deadline: Instant,
-        failed: &mut Option<Arc<Live>>,
+        silent: &mut Option<Arc<Live>>,
         send: impl FnOnce(Arc<Live>) -> F,
     ) -> Result<T, Failure>
     where
         F: Future<Output = Result<T, Failure>>,
     {
-        let live = self.live(failed.as_ref());
-        let live = timeout_at(deadline, live).await.unwrap_or(Err(Failure::TimedOut))?;
+        let live = timeout_at(deadline, self.live(silent.as_ref())).await;
+        let live = live.unwrap_or(Err(Failure::TimedOut))?;
         let until = deadline.min(Instant::now() + self.response_timeout());
-        let mut unanswered = Unanswered { slot: self, live: &live, doubt: Some(Doubt::Silent) };
+        let timed_out = Some(Failure::TimedOut);
+        let mut sent = Sent { slot: self, live: &live, failure: timed_out };
         let reply = timeout_at(until, send(Arc::clone(&live))).await;
         let reply = reply.unwrap_or(Err(Failure::TimedOut));
-        unanswered.doubt = reply.as_ref().err().and_then(|failure| failure.doubt(&self.client));
-        *failed = match unanswered.doubt {
-            None | Some(Doubt::Moved) => None,
-            Some(_) => Some(Arc::clone(&live)),
-        };
+        sent.failure = reply.as_ref().err().cloned();
+        let is_silent = sent.failure.as_ref().is_some_and(Failure::is_silence);
+        *silent = is_silent.then(|| Arc::clone(&live));
         reply
     }
 
-    /// Returns the open connections. Opens them, if there are none. Waits for the next ones, if `failed` are the
+    /// Returns the open connections. Opens them, if there are none. Waits for the next ones, if `silent` are the
     /// current ones and are being replaced.
-    async fn live(self: &Arc<Self>, failed: Option<&Arc<Live>>) -> Result<Arc<Live>, Failure> {
-        let mut has_waited = false;
-        loop {
-            let mut opening = {
-                let mut state = self.lock();
-                if state.is_closed {
-                    return Err(Failure::Closed);
-                }
-                let mut opening = state.opening();
-                let rest = self.options.response_timeout;
-                let is_due = state.is_doubted && state.began.is_none_or(|at| at.elapsed() >= rest);
-                if is_due && opening.is_none() {
-                    opening = Some(self.start(&mut state));
-                }
-                if let Some(live) = &state.current
-                    && (opening.is_none() || failed.is_none_or(|failed| !Arc::ptr_eq(failed, live)))
-                {
+    async fn live(self: &Arc<Self>, silent: Option<&Arc<Live>>) -> Result<Arc<Live>, Failure> {
+        let opening = {
+            let mut state = self.state();
+            if state.is_closed {
+                return Err(Failure::Closed);
+            }
+            let rest = match &state.current {
+                Some(live) if !state.is_doubted => return Ok(Arc::clone(live)),
+                Some(_) => self.options.response_timeout,
+                None if state.opening.is_some() => FAILED,
+                None => Duration::ZERO,
+            };
+            let is_early = state.began.is_some_and(|began| began.elapsed() < rest);
+            let is_opening = state.opening.as_ref().is_some_and(|it| it.peek().is_none());
+            let opening = match (&state.current, &state.opening) {
+                (_, Some(opening)) if is_opening => opening.clone(),
+                (Some(live), _) if is_early => return Ok(Arc::clone(live)),
+                (None, Some(failed)) if is_early => failed.clone(),
+                _ => self.start(&mut state),
+            };
+            match &state.current {
+                Some(live) if silent.is_none_or(|silent| !Arc::ptr_eq(silent, live)) => {
                     return Ok(Arc::clone(live));
                 }
-                match (opening, &state.failed) {
-                    (Some(opening), _) => opening,
-                    (None, Some((failure, at))) if has_waited || at.elapsed() < held(failure) => {
-                        return Err(failure.clone());
-                    }
-                    (None, _) => self.start(&mut state),
-                }
-            };
-            // Fails at the end of the task.
-            let _ = opening.changed().await;
-            has_waited = true;
+                _ => opening,
+            }
+        };
+        let opened = opening.await?;
+        Ok(self.state().current.clone().unwrap_or(opened))
+    }
+
+    /// Starts the task that opens the next connections. It ends by itself, because it has a bound, or with its
+    /// runtime.
+    fn start(self: &Arc<Self>, state: &mut State) -> Opening {
+        let slot = Arc::clone(self);
+        let bound = SENTINELS + 2 * (slot.options.connect_timeout + slot.options.response_timeout);
+        let task = tokio::spawn(async move { timeout(bound, slot.open()).await });
+        let opened = task.map(|opened| match opened {
+            Ok(Ok(opened)) => opened,
+            _ => Err(Failure::TimedOut),
+        });
+        let opening = opened.boxed().shared();
+        (state.opening, state.began) = (Some(opening.clone()), Some(Instant::now()));
+        opening
+    }
+
+    /// Opens connections, and checks their servers.
+    async fn open(&self) -> Result<Arc<Live>, Failure> {
+        let count = self.options.wait_replicas.map_or(1, |_| 1 + WAITING);
+        let mut waiting = self.client.connect(&self.options, count).await.map_err(|error| {
+            let is_no_cluster = error.to_string().contains("cluster support disabled");
+            if is_no_cluster { Failure::Unfit(wrong_scheme("redis")) } else { error.into() }
+        })?;
+        let main = waiting.swap_remove(0);
+        let looked = self.servers.look(&main, &self.options);
+        let looked = timeout(self.options.response_timeout, looked).await;
+        let (knows_flags, is_whole) = match looked.unwrap_or(Err(Failure::TimedOut)) {
+            Ok(knows_flags) => (knows_flags, true),
+            Err(failure @ Failure::Unfit(_)) => return Err(failure),
+            // One primary may hang: the others can do their part. Every version knows scripts without flags.
+            Err(_) if self.client.is_cluster() => (false, false),
+            Err(failure) => return Err(failure),
+        };
+        Ok(Arc::new(Live { main, waiting, knows_flags, is_whole }))
+    }
+
+    /// Doubts connections after a failure, if they are the current ones.
+    fn doubt(&self, live: &Arc<Live>, failure: &Failure) {
+        let mut state = self.state();
+        if state.current.as_ref().is_some_and(|current| Arc::ptr_eq(current, live)) {
+            if failure.is_break(&self.client) {
+                state.current = None;
+            }
+            state.is_doubted |= failure.is_doubt(&self.client);
         }
     }
 
     /// Closes the connections. Every later call fails with [`Unavailable`](crate::ErrorKind::Unavailable).
     pub(super) fn close(&self) {
-        *self.lock() = State { is_closed: true, ..State::default() };
+        *self.state() = State { is_closed: true, ..State::default() };
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        self.lock().is_closed
-    }
-
-    /// Doubts connections, if they are the current ones.
-    fn doubt(&self, live: &Arc<Live>, doubt: Doubt) {
-        let mut state = self.lock();
-        if state.current.as_ref().is_some_and(|current| Arc::ptr_eq(current, live)) {
-            match doubt {
-                Doubt::Broken => state.current = None,
-                Doubt::Silent | Doubt::Moved => state.is_doubted = true,
-            }
-        }
-    }
-
-    /// Starts the task that opens the next connections. It ends by itself, because it has a bound.
-    fn start(self: &Arc<Self>, state: &mut State) -> watch::Receiver<()> {
-        let (alive, opening) = watch::channel(());
-        (state.began, state.failed) = (Some(Instant::now()), None);
-        state.opening = Some(opening.clone());
-        let slot = Arc::clone(self);
-        tokio::spawn(async move {
-            let bound =
-                SENTINELS + 2 * (slot.options.connect_timeout + slot.options.response_timeout);
-            let opened = timeout(bound, slot.open()).await;
-            slot.take(opened.unwrap_or(Err(Failure::TimedOut)));
-            drop(alive);
-        });
-        opening
-    }
-
-    fn take(&self, opened: Result<Live, Failure>) {
-        let mut state = self.lock();
-        state.opening = None;
-        match opened {
-            _ if state.is_closed => {}
-            Ok(live) => {
-                state.is_doubted = !live.is_whole;
-                if live.is_whole || state.current.is_none() {
-                    state.current = Some(Arc::new(live));
-                }
-            }
-            Err(failure) => {
-                if failure.is_unfit() {
-                    state.current = None;
-                }
-                state.failed = Some((failure, Instant::now()));
-            }
-        }
-    }
-
-    /// Opens connections, and checks their servers.
-    async fn open(&self) -> Result<Live, Failure> {
-        let waiting = if self.options.wait_replicas.is_some() { WAITING } else { 0 };
-        let (mut waiting, address) = match self.client.connect(&self.options, 1 + waiting).await {
-            Err(error) if is_no_cluster(&error) => {
-                return Err(Failure::Unfit(wrong_scheme("redis")));
-            }
-            opened => opened?,
-        };
-        let main = waiting.swap_remove(0);
-        let (limit, keys) = (self.options.response_timeout, self.probe_keys());
-        let (looked, knows_flags) = tokio::join!(
-            timeout(limit, self.servers.look(&main, &address)),
-            timeout(limit, knows_flags(&main, &keys)),
-        );
-        let looked = looked.unwrap_or(Err(Failure::TimedOut));
-        let is_whole = looked.is_ok();
-        let is_new = match looked {
-            // In a cluster, one primary may hang: the others can do their part.
-            Err(failure) if !self.client.is_cluster() || failure.is_unfit() => return Err(failure),
-            looked => looked.unwrap_or(true),
-        };
-        let knows_flags = knows_flags.map_err(|_| Failure::TimedOut)?? && is_new;
-        Ok(Live { main, waiting, address, knows_flags, is_whole })
+        self.state().is_closed
     }
 
     /// Returns how long a command may take, with its wait for replicas.
@@ -353,60 +290,35 @@ impl Slot {
         self.options.response_timeout + wait
     }
 
-    /// Returns names of keys of ours that do not exist. Those in a cluster have three slots far apart.
-    fn probe_keys(&self) -> Vec<Vec<u8>> {
-        let keys = if self.client.is_cluster() { 3 } else { 1 };
-        (0..keys).map(|key| format!("{}::{key}", self.options.prefix).into_bytes()).collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn pauses_of_a_call() -> impl Iterator<Item = Duration> {
-    ExponentialBuilder::new()
-        .with_min_delay(FIRST_PAUSE)
-        .with_max_delay(LONGEST_PAUSE)
-        .with_jitter()
-        .without_max_times()
-        .build()
-}
-
-/// Runs a script by its hash; by its text, if the server does not know the hash.
-async fn run_script(
-    live: &Live,
-    connection: &Connection,
-    call: &ScriptCall,
-    wait: Option<(u32, Duration)>,
-) -> Result<Value, Failure> {
-    let send = |is_by_hash| {
-        send_script(
-            connection,
-            call.key.as_bytes(),
-            call.command(live.knows_flags, is_by_hash),
-            wait,
-        )
-    };
-    match send(true).await {
-        Err(Failure::Redis(error)) if is_unknown_script(&error) => send(false).await,
-        reply => reply,
+    /// Locks the state, in which the connections that have opened meanwhile are the current ones.
+    fn state(&self) -> MutexGuard<'_, State> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        match state.opening.clone().and_then(FutureExt::now_or_never) {
+            Some(Ok(live)) => {
+                (state.is_doubted, state.opening) = (!live.is_whole, None);
+                if live.is_whole || state.current.is_none() {
+                    state.current = Some(live);
+                }
+            }
+            Some(Err(Failure::Unfit(_))) => state.current = None,
+            _ => {}
+        }
+        state
     }
 }
 
 async fn send_script(
-    connection: &Connection,
-    key: &[u8],
-    script: Cmd,
+    live: &Live,
+    turn: usize,
+    script: Cow<'_, Cmd>,
     wait: Option<(u32, Duration)>,
 ) -> Result<Value, Failure> {
-    let Some((replicas, bound)) = wait else {
-        return Ok(connection.send(key, &script).await?);
-    };
+    let Some((replicas, bound)) = wait else { return Ok(live.main.send(&script).await?) };
     let mut pipeline = Pipeline::with_capacity(2);
-    pipeline.add_command(script);
+    pipeline.add_command(script.into_owned());
     pipeline.cmd("WAIT").arg(replicas).arg(u64::try_from(bound.as_millis()).unwrap_or(u64::MAX));
-    let mut replies = connection.send_all(key, pipeline).await?.into_iter();
+    let replies = live.waiting[turn % live.waiting.len()].send_all(&pipeline).await?;
+    let mut replies = replies.into_iter();
     let reply = replies.next().unwrap_or(Value::Nil).extract_error()?;
     match replies.next() {
         Some(Value::Int(have)) if have >= i64::from(replicas) => Ok(reply),
@@ -414,25 +326,17 @@ async fn send_script(
     }
 }
 
-fn held(failure: &Failure) -> Duration {
-    if failure.is_unfit() { UNFIT } else { FAILED }
-}
-
-fn is_no_cluster(error: &redis::RedisError) -> bool {
-    error.to_string().contains("cluster support disabled")
-}
-
-/// A command without a reply. If its caller goes away, the connection may be silent.
-struct Unanswered<'a> {
+/// What was sent over connections. If its caller goes away before the reply, the connections may be silent.
+struct Sent<'a> {
     slot: &'a Slot,
     live: &'a Arc<Live>,
-    doubt: Option<Doubt>,
+    failure: Option<Failure>,
 }
 
-impl Drop for Unanswered<'_> {
+impl Drop for Sent<'_> {
     fn drop(&mut self) {
-        if let Some(doubt) = self.doubt {
-            self.slot.doubt(self.live, doubt);
+        if let Some(failure) = &self.failure {
+            self.slot.doubt(self.live, failure);
         }
     }
 }
