@@ -80,10 +80,16 @@ impl MaintenanceAdapter for RedisAdapter {
             let (mut primary, mut scan, mut names) = match after {
                 // The first primary is the next one.
                 None => Place::default(),
-                Some(cursor) => serde_json::from_str::<Place>(cursor.as_str())
-                    .ok()
-                    .filter(|(primary, ..)| primaries.iter().any(|(address, _)| address == primary))
-                    .ok_or_else(|| Error::new(ErrorKind::Refused, "listing keys after a cursor"))?,
+                Some(cursor) => {
+                    let place = serde_json::from_str(cursor.as_str()).ok();
+                    let place = place.filter(|place: &Place| {
+                        text(place) == cursor.as_str()
+                            && primaries.iter().any(|(address, _)| *address == place.0)
+                    });
+                    place.ok_or_else(|| {
+                        Error::new(ErrorKind::Refused, "listing keys after a cursor")
+                    })?
+                }
             };
             // With 0, the list would never end.
             let limit = usize::try_from(limit.max(1)).unwrap_or(usize::MAX);
@@ -111,9 +117,7 @@ impl MaintenanceAdapter for RedisAdapter {
                 let (next, found) = self.scan(&primary, position, namespace, step).await?;
                 (scan, names) = ((next != 0).then_some(next), found);
             }
-            // Texts and numbers always serialize.
-            let place: Place = (primary, scan, left);
-            listing.next = Some(Cursor::new(serde_json::to_string(&place).unwrap_or_default()));
+            listing.next = Some(Cursor::new(text(&(primary, scan, left))));
             Ok(listing)
         })
     }
@@ -222,6 +226,12 @@ impl RedisAdapter {
         let found = stream::iter(keys).map(read).buffered(MAX_CONCURRENT);
         found.try_filter_map(async |found| Ok(found)).try_collect().await
     }
+}
+
+/// Returns the text of a cursor.
+fn text(place: &Place) -> String {
+    // Texts and numbers always serialize.
+    serde_json::to_string(place).unwrap_or_default()
 }
 
 fn read<T: FromRedisValue>(reply: Value) -> Result<T, Error> {
