@@ -154,6 +154,29 @@ async fn cluster_recovers_from_killed_and_silent_primaries() {
     cluster.nodes()[old].start_again();
 }
 
+/// A primary and its replica hang, so nobody takes their slots over.
+#[tokio::test]
+async fn process_that_starts_while_a_primary_of_a_cluster_hangs_serves_the_others() {
+    let cluster = Cluster::start();
+    for node in cluster.nodes() {
+        node.run::<()>(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]);
+    }
+    let mut of_others = Vec::new();
+    for tag in ["{a}", "{b}", "{c}", "{d}", "{e}", "{f}"] {
+        if cluster.primary_of(tag).await != 0 {
+            of_others.push(cluster.slot_of(tag));
+        }
+    }
+    let hanging = [0, 3].map(|node| &cluster.nodes()[node]);
+    hanging.iter().for_each(|node| node.stop());
+    let (adapter, id) = in_slots(&cluster).await;
+    assert!(of_others.len() > 1);
+    for slot in of_others {
+        claim_again(&adapter, &id("beside", slot)).await;
+    }
+    hanging.iter().for_each(|node| node.cont());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cluster_moves_slots_under_load_without_an_error() {
     let cluster = Arc::new(Cluster::start());
