@@ -174,6 +174,10 @@ pub struct BeginContext {
     /// The bound on every call to the store.
     pub(super) store_timeout: Duration,
     /// For how many milliseconds a lent transaction may be idle. Zero for no bound.
+    #[cfg_attr(
+        not(any(feature = "postgres", feature = "sqlite")),
+        expect(dead_code, reason = "no store lends transactions")
+    )]
     transaction_bound_ms: i32,
     /// The stored data that a duplicate carries. Responses are fetched for one event only.
     pub fetch: Fetch,
