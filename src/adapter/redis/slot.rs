@@ -24,6 +24,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use backon::{BackoffBuilder, ExponentialBuilder};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use redis::{Cmd, Pipeline, Value};
@@ -147,16 +148,16 @@ impl Slot {
     where
         F: Future<Output = Result<T, Failure>>,
     {
-        let (mut pause, mut silent, mut error) = (FIRST_PAUSE, None, None::<Error>);
+        let (mut pauses, mut silent, mut error) = (None, None, None::<Error>);
         loop {
             let failure = match self.send(bound.deadline, &mut silent, &send).await {
                 Ok(reply) => return Ok(reply),
                 Err(failure) => failure,
             };
-            let pause_now = pause.mul_f64(rand::random_range(1.0..2.0));
+            let pause = pauses.get_or_insert_with(pauses_of_a_call).next().unwrap_or(LONGEST_PAUSE);
             let is_last = bound.is_once
                 || !failure.is_worth_repeating()
-                || Instant::now() + pause_now >= bound.deadline;
+                || Instant::now() + pause >= bound.deadline;
             // After an error with an unknown outcome, a refusal does not make the outcome known.
             let last = failure.into_error(bound.context);
             let last = error
@@ -167,8 +168,7 @@ impl Slot {
                 return Err(last);
             }
             error = Some(last);
-            sleep(pause_now).await;
-            pause = LONGEST_PAUSE.min(2 * pause);
+            sleep(pause).await;
         }
     }
 
@@ -305,6 +305,15 @@ impl Slot {
         }
         state
     }
+}
+
+fn pauses_of_a_call() -> impl Iterator<Item = Duration> {
+    ExponentialBuilder::new()
+        .with_min_delay(FIRST_PAUSE)
+        .with_max_delay(LONGEST_PAUSE)
+        .with_jitter()
+        .without_max_times()
+        .build()
 }
 
 async fn send_script(
