@@ -5,10 +5,13 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tower_dedup::adapter::contract::DedupAdapter;
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{RedisAdapter, RedisOptions};
 
 use super::load::{LedgerKind, Load, RECOVERED, Verdict, suspicions, until_suspected};
 use crate::support::redis::{Cluster, SentinelSet, Server};
+use crate::support::{dedup_key, terms};
 
 /// Every other primary has lost its replicas for this time before it dies, so that it has acknowledged
 /// writes that they never receive. Nobody takes the replicas for dead in this time.
@@ -211,6 +214,43 @@ async fn sentinel_primary_killed_five_times_loses_no_event_and_reports_what_runs
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn cluster_primary_killed_five_times_loses_no_event_and_reports_what_runs_again() {
     killed_five_times(&Cluster::start()).await;
+}
+
+/// New connections know nothing of a primary that they cannot reach. They do not prove that no primary has changed, and
+/// the numbers of the others are not those of the store.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn cluster_failover_that_no_call_has_met_is_told_by_a_later_one() {
+    let cluster = Cluster::start();
+    // The calls that fail end before the failover.
+    let bound = Duration::from_millis(200);
+    let options = RedisOptions::new().call_timeout(bound).response_timeout(bound);
+    let connected = async || adapters_with(&cluster.url(), 1, options.clone()).await.remove(0);
+    let adapter = connected().await;
+    let claim = async |slot| {
+        let id = Cluster::id_in_slot("dedup", &rand::random::<u32>().to_string(), slot);
+        adapter.claim(&dedup_key(&id), &terms()).await
+    };
+    for (slot, other) in [(0, 8_000), (8_000, 16_000), (16_000, 0)] {
+        let primary = cluster.owner_of(slot).expect("an owner");
+        let before = suspicions(&cluster.addresses());
+        cluster.nodes()[primary].kill();
+        let stats = connected().await.stats().await;
+        stats.expect_err("numbers of two primaries of three");
+        claim(slot).await.expect_err("a dead primary");
+        // Because a call has failed, these open connections.
+        for _ in 0..4 {
+            let _ = claim(other).await;
+            tokio::time::sleep(bound / 2).await;
+        }
+        cluster.replaced(primary).await;
+        let begun = Instant::now();
+        while suspicions(&cluster.addresses()) == before {
+            assert!(begun.elapsed() < RECOVERED, "the failover was not told");
+            let _ = claim(slot).await;
+            tokio::time::sleep(bound / 2).await;
+        }
+        cluster.restart(primary).await;
+    }
 }
 
 /// A write counts once a replica has it, and the replica with the most writes is promoted. Not so if a

@@ -230,7 +230,7 @@ impl Connection {
     }
 
     /// Sends a command without a key to every primary. Returns the address and the reply of each. A refusal is
-    /// a reply. Fails if one primary does not reply.
+    /// a reply. Fails if one primary does not reply, or is not connected.
     pub(super) async fn ask_all(
         &self,
         command: &Cmd,
@@ -245,9 +245,28 @@ impl Connection {
         let all = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None));
         let replies = connection.clone().route_command(command.clone(), all).await?;
         let Value::Map(replies) = replies.extract_error()? else { return Ok(Vec::new()) };
+        let any = RoutingInfo::SingleNode(SingleNodeRoutingInfo::Random);
+        let slots = redis::cmd("CLUSTER").arg("SLOTS").take();
+        let slots = connection.clone().route_command(slots, any).await?.extract_error()?;
+        // `redis` asks only those that it is connected to.
+        if replies.len() < primaries(&slots).len() {
+            let why = "a primary of the cluster is not connected";
+            return Err((redis::ErrorKind::ClusterConnectionNotFound, why).into());
+        }
         let named = |(address, reply): (Value, Value)| {
             Ok((redis::from_redis_value(address)?, reply.extract_error()))
         };
         replies.into_iter().map(named).collect()
     }
+}
+
+/// Returns the host and the port of each primary that a reply to `CLUSTER SLOTS` names: of each range the first slot,
+/// the last slot, the primary, the replicas.
+fn primaries(slots: &Value) -> Vec<&[Value]> {
+    let mut primaries = Vec::new();
+    for range in slots.as_sequence().unwrap_or_default() {
+        let primary = range.as_sequence().and_then(|range| range.get(2)?.as_sequence()?.get(..2));
+        primaries.extend(primary.filter(|it| !primaries.contains(it)));
+    }
+    primaries
 }
