@@ -77,7 +77,7 @@ use crate::ledger::{Lease, Ledger, OnArrival};
 ///
 /// A clone is a handle to the same ledger, the same bounds and the same mode.
 /// [`max_running`](Self::max_running), [`max_waiting`](Self::max_waiting) and [`mode`](Self::mode)
-/// change all clones, services and handles at any time. The other settings are the clone's own.
+/// change all clones, services and handles. The other settings are the clone's own.
 ///
 /// # Example
 ///

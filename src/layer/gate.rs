@@ -1,8 +1,7 @@
 //! [`Gate`]: bounds how many deliveries run and wait, and wakes those that wait. It has the mode too.
 //!
 //! 1. A layer shares one gate with its clones, its services and its handles.
-//! 2. A bound may change while deliveries run. Permits beyond a smaller bound are destroyed when the
-//!    deliveries that hold them end.
+//! 2. A bound may change while deliveries run. A smaller one takes back no permit that is held.
 //! 3. A delivery takes its permit, then the inner service's readiness, then its claim. In another
 //!    order, a delivery could hold a transaction while it waits for a place in an inner limit. The
 //!    deliveries in those places could wait for the transaction.
@@ -91,71 +90,43 @@ pub(super) type Permit = OwnedSemaphorePermit;
 pub(super) struct Bound {
     permits: Arc<Semaphore>,
     limit: Mutex<usize>,
-    /// The number of permits beyond the limit. Each is destroyed when it is acquired.
-    surplus: AtomicUsize,
 }
 
 impl Bound {
     fn new(limit: usize) -> Self {
         // No process reaches the number of permits that a semaphore can count.
         let limit = limit.min(Semaphore::MAX_PERMITS);
-        Self {
-            permits: Arc::new(Semaphore::new(limit)),
-            limit: Mutex::new(limit),
-            surplus: AtomicUsize::new(0),
-        }
+        Self { permits: Arc::new(Semaphore::new(limit)), limit: Mutex::new(limit) }
     }
 
+    /// Changes the number of permits. Takes back none that is held.
     pub(super) fn resize(&self, limit: usize) {
         let limit = limit.min(Semaphore::MAX_PERMITS);
-        let mut current = self.limit.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.limit();
         if limit < *current {
-            let fewer = *current - limit;
-            let held = fewer - self.permits.forget_permits(fewer);
-            self.surplus.fetch_add(held, Ordering::AcqRel);
+            *current -= self.permits.forget_permits(*current - limit);
         } else {
-            let more = limit - *current;
-            self.permits.add_permits(more - self.take_surplus(more));
+            self.permits.add_permits(limit - *current);
+            *current = limit;
         }
-        *current = limit;
-    }
-
-    /// Subtracts up to `most` permits from the surplus, and returns the number of subtracted permits.
-    fn take_surplus(&self, most: usize) -> usize {
-        if self.surplus.load(Ordering::Acquire) == 0 {
-            return 0;
-        }
-        let less = |surplus: usize| Some(surplus.saturating_sub(most));
-        let before = self.surplus.fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
-        before.unwrap_or_else(|before| before).min(most)
     }
 
     pub(super) fn held(&self) -> usize {
-        let limit = self.limit.lock().unwrap_or_else(PoisonError::into_inner);
-        let all = *limit + self.surplus.load(Ordering::Acquire);
-        all.saturating_sub(self.permits.available_permits())
+        self.limit().saturating_sub(self.permits.available_permits())
     }
 
     /// Returns a permit, if one is free.
     pub(super) fn try_acquire(&self) -> Option<Permit> {
-        loop {
-            let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
-            if self.take_surplus(1) == 0 {
-                return Some(permit);
-            }
-            permit.forget();
-        }
+        Arc::clone(&self.permits).try_acquire_owned().ok()
     }
 
     /// Waits for a permit. Never returns `None`, because the semaphore is never closed.
     async fn acquire(&self) -> Option<Permit> {
-        loop {
-            let permit = Arc::clone(&self.permits).acquire_owned().await.ok()?;
-            if self.take_surplus(1) == 0 {
-                return Some(permit);
-            }
-            permit.forget();
-        }
+        Arc::clone(&self.permits).acquire_owned().await.ok()
+    }
+
+    fn limit(&self) -> MutexGuard<'_, usize> {
+        self.limit.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -225,65 +196,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bound_that_shrinks_below_its_held_permits_admits_nobody_until_they_are_back() {
-        let bound = Bound::new(3);
-        let mut held: Vec<_> = (0..3).map(|_| bound.try_acquire().unwrap()).collect();
+    fn bound_that_shrinks_takes_back_no_permit_that_is_held() {
+        let bound = Bound::new(4);
+        let held = [(); 2].map(|()| bound.try_acquire().unwrap());
         bound.resize(1);
-        while !held.is_empty() {
-            assert_eq!(bound.held(), held.len());
-            assert!(bound.try_acquire().is_none(), "{} are held of 1", held.len());
-            held.pop();
-        }
-        assert_eq!(bound.held(), 0);
+        assert_eq!(bound.held(), 2);
+        assert!(bound.try_acquire().is_none());
+        drop(held);
+        bound.resize(1);
         let one = bound.try_acquire();
         assert!(one.is_some() && bound.try_acquire().is_none());
     }
 
-    #[test]
-    fn bound_that_grows_admits_more_at_once() {
-        let bound = Bound::new(0);
-        assert!(bound.try_acquire().is_none());
-        bound.resize(2);
-        let held = [bound.try_acquire().unwrap(), bound.try_acquire().unwrap()];
-        bound.resize(0);
-        bound.resize(3);
-        assert_eq!(bound.held(), 2);
-        let third = bound.try_acquire();
-        assert!(third.is_some() && bound.try_acquire().is_none());
-        drop((held, third));
-        bound.resize(usize::MAX);
-        assert_eq!(bound.held(), 0);
-    }
-
     #[tokio::test]
-    async fn bound_that_grows_wakes_who_waits_for_a_permit() {
+    async fn bound_that_grows_admits_more_at_once() {
         let bound = Bound::new(0);
         let mut waits = std::pin::pin!(bound.acquire());
         assert!(futures_util::poll!(waits.as_mut()).is_pending());
-        bound.resize(1);
-        assert!(waits.await.is_some());
-    }
-
-    /// Permits are acquired and dropped while the bound changes. The last size that was set counts.
-    #[test]
-    fn bound_resized_under_load_ends_at_its_last_size() {
-        let bound = Bound::new(4);
-        std::thread::scope(|scope| {
-            for _ in 0..3 {
-                scope.spawn(|| {
-                    for _ in 0..20_000 {
-                        drop(bound.try_acquire());
-                    }
-                });
-            }
-            for size in (0..2_000).map(|n| n % 5) {
-                bound.resize(size);
-            }
-            bound.resize(2);
-        });
-        assert_eq!(bound.held(), 0);
-        let held: Vec<_> = std::iter::from_fn(|| bound.try_acquire()).collect();
-        assert_eq!((held.len(), bound.held()), (2, 2));
+        bound.resize(2);
+        let held = [waits.await, bound.try_acquire()];
+        assert!(held.iter().all(Option::is_some) && bound.try_acquire().is_none());
+        bound.resize(usize::MAX);
+        assert_eq!(bound.held(), 2);
     }
 
     fn key(id: &str) -> DedupKey {

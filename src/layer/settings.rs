@@ -110,8 +110,8 @@ impl<L, B> DedupLayer<L, B> {
     /// Sets how many deliveries may run at once, over all services and clones of this layer. A
     /// delivery beyond that is answered 503. 0 refuses every delivery; `usize::MAX` bounds nothing.
     ///
-    /// It can be changed while deliveries run: those that run beyond a smaller bound run to their
-    /// end. Running deliveries have tasks of their own, which outer `ConcurrencyLimit` and `Timeout`
+    /// Set it before the layer serves: later, the bound does not become smaller than the number of deliveries that run
+    /// then. Running deliveries have tasks of their own, which outer `ConcurrencyLimit` and `Timeout`
     /// layers do not see: this is their bound.
     pub fn max_running(self, deliveries: usize) -> Self {
         self.gate.running.resize(deliveries);

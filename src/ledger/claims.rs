@@ -132,7 +132,7 @@ impl<'l> Claims<'l> {
                 (key, KeyState::Duplicate(seen))
             };
             let pending = pending.into_iter().map(complete);
-            let mut states = States::new(self.asked.clone(), replies, pending);
+            let mut states = States::new(&self.asked, replies, pending);
             if let Some(doubt) = &self.doubt {
                 doubt.apply(&mut states);
             }

@@ -105,7 +105,7 @@ impl States {
     /// The replies are the store's for the keys that were `asked`, in their order. The states of the other keys are
     /// `known` to this process.
     pub(super) fn new(
-        asked: List<DedupKey>,
+        asked: &[DedupKey],
         replies: List<Result<ClaimReply, Error>>,
         known: impl Iterator<Item = (DedupKey, KeyState)>,
     ) -> Self {
@@ -121,8 +121,10 @@ impl States {
                 KeyState::Failed { unknown }
             }
         };
-        let replied = asked.into_iter().zip(replies).map(|(key, reply)| (key, state(reply)));
-        let mut states: List<_> = replied.collect();
+        let mut states = List::new();
+        for (key, reply) in asked.iter().zip(replies) {
+            states.push((key.clone(), state(reply)));
+        }
         states.extend(known);
         states.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         Self { states, error }
@@ -269,8 +271,9 @@ pub(super) fn resolve_claims(
     if let Some(error) = fails_open(&first, &later, context) {
         return Resolution::unprotected(events, error);
     }
-    let resolution = resolve(events, &first, &later, terms);
-    Resolution { error: first.error.or(later.error), ..resolution }
+    let mut resolution = resolve(events, &first, &later, terms);
+    resolution.error = first.error.or(later.error);
+    resolution
 }
 
 /// Resolves the states after the first and the later step for these events.
@@ -285,8 +288,9 @@ pub(super) fn resolve(
     if let ([(key, KeyState::First { attempt, takeover })], [only]) = (&*first.states, &*events)
         && only.second_identity().is_none()
     {
-        let (held, attempt, takeover) = (List::from([key.clone()]), *attempt, *takeover);
-        return Resolution { new: events, held, attempt, takeover, ..resolution };
+        (resolution.new, resolution.held) = (events, List::from([key.clone()]));
+        (resolution.attempt, resolution.takeover) = (*attempt, *takeover);
+        return resolution;
     }
     let is_single = events.len() == 1;
     let mut new = Vec::new();
