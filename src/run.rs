@@ -20,7 +20,7 @@
 
 use std::any::Any;
 use std::future::Future;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::AssertUnwindSafe;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -90,11 +90,7 @@ pub(crate) async fn call<F, R, E>(
 where
     F: Future<Output = Result<R, E>>,
 {
-    let handler = match catch_unwind(AssertUnwindSafe(handler)) {
-        Ok(handler) => handler,
-        Err(panic) => return Called::Panicked(panic),
-    };
-    let mut handler = pin!(AssertUnwindSafe(handler).catch_unwind());
+    let mut handler = pin!(AssertUnwindSafe(async { handler().await }).catch_unwind());
     let returned = match bound {
         None => handler.await,
         Some(bound) => match timeout(bound, handler.as_mut()).await {
