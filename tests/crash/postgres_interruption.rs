@@ -364,6 +364,22 @@ async fn on_arrival_connection_that_breaks_at_any_message_loses_and_doubles_noth
     cut_at_every_message(&database, &proxy, &layer.layer(apart(&database)), false).await;
 }
 
+/// The server has written the claim to its log, and dies of the full disk before it replies.
+#[tokio::test]
+async fn claim_whose_server_panics_is_not_taken_for_refused() {
+    let database = Database::fresh().await;
+    let (proxy, pool) = database.proxied(2).await;
+    let adapter = PostgresAdapter::new(pool);
+    for id in ["a", "b", "c", "d"].map(dedup_key) {
+        let terms = CallTerms::on_claim(Token::random(), MINUTE);
+        adapter.claim(&dedup_key("warm"), &terms).await.unwrap();
+        proxy.set(0, Cut::Panic);
+        let claimed = adapter.claim(&id, &terms).await;
+        assert!(proxy.sprung().is_some());
+        assert!(matches!(claimed, Ok(FIRST)), "{claimed:?}");
+    }
+}
+
 /// The client loses its connection, and the server still executes the statement. The repetition
 /// waits for a lock for less time than that. The outcome of the claim is unknown, not refused. If
 /// it counted as refused, an on-arrival event would be lost, and a leased key would be blocked for

@@ -16,6 +16,8 @@ pub(crate) enum Cut {
     Lost,
     /// The server executes the message, and its reply is lost.
     Unanswered,
+    /// The same, and the client reads that the server panics, as it does if the disk of its log is full.
+    Panic,
     /// The client loses its connection at once, while the server executes the message. The server
     /// does not notice.
     Abandoned,
@@ -27,6 +29,9 @@ pub(crate) enum Cut {
     /// The message reaches the server when the test [delivers](Proxy::deliver) it. Then the connection goes on.
     Late,
 }
+
+/// An `ErrorResponse`.
+const PANIC: &[u8] = b"E\0\0\0\x2cSPANIC\0VPANIC\0C53100\0Mthe disk is full\0\0";
 
 #[derive(Default)]
 struct Trap {
@@ -172,6 +177,11 @@ async fn pass(
                     Some(Cut::Unanswered) => {
                         server.write_all(message).await?;
                         return server.read(&mut down).await.map(drop);
+                    }
+                    Some(Cut::Panic) => {
+                        server.write_all(message).await?;
+                        server.read(&mut down).await?;
+                        return client.write_all(PANIC).await;
                     }
                     Some(Cut::Abandoned) => return server.write_all(message).await,
                     Some(Cut::Silent) => pending().await,

@@ -3,6 +3,7 @@
 //! SQLSTATEs: <https://www.postgresql.org/docs/current/errcodes-appendix.html>.
 
 use sqlx::error::DatabaseError;
+use sqlx::postgres::{PgDatabaseError, PgSeverity};
 
 use super::super::sql::errors;
 use crate::error::{Error, ErrorKind};
@@ -20,10 +21,18 @@ pub(super) fn store_error(context: &'static str, error: sqlx::Error) -> Error {
 
 /// Returns `true` if a statement with this error changed nothing. The server rolls back a statement
 /// that it answers with an error, with these exceptions: the connection or the server ends (08, 57P,
-/// XX), the error says that the outcome is unknown (40003), or a pooler has lost the server (58).
+/// XX), the server dies with a COMMIT in its log (PANIC, with any code), the error says that the outcome is unknown
+/// (40003), or a pooler has lost the server (58).
 fn is_refusal(error: &dyn DatabaseError) -> bool {
     let Some(code) = error.code() else { return false };
-    !["08", "57P", "XX", "40003", "58"].iter().any(|class| code.starts_with(class))
+    !panics(error)
+        && !["08", "57P", "XX", "40003", "58"].iter().any(|class| code.starts_with(class))
+}
+
+/// Returns `true` if the server ends all its sessions and recovers, as it does if the disk of its log is full.
+fn panics(error: &dyn DatabaseError) -> bool {
+    let error = error.try_downcast_ref::<PgDatabaseError>();
+    error.is_some_and(|error| matches!(error.severity(), PgSeverity::Panic))
 }
 
 /// Returns `true` if the table does not exist.
@@ -70,6 +79,7 @@ pub(super) fn is_broken_transaction(error: &sqlx::Error) -> bool {
 pub(super) fn is_broken(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Io(_) | sqlx::Error::Protocol(_) | sqlx::Error::WorkerCrashed => true,
+        sqlx::Error::Database(error) if panics(&**error) => true,
         error => has_code(error, &["57P", "08"]),
     }
 }

@@ -12,7 +12,7 @@ use super::super::sql::inspection::{listing, stats};
 use super::super::sql::row::{Columns as _, Row};
 use super::super::stored::Fetch;
 use super::connections::Source;
-use super::errors::store_error;
+use super::errors::{is_locked, store_error};
 use super::params::{Bind, Bound, Uuid, advisory_lock, key_hash, read_row};
 use super::store::{Fetched, PostgresStore};
 use crate::error::{Error, ErrorKind};
@@ -111,6 +111,9 @@ impl PostgresStore {
             let bind = |query: Bound| query.bind(Uuid::from(hash)).bind(version);
             let bound = self.options.statement_timeout;
             let forgotten = self.fetch_on(Source::Pool, bound, &statements.forget, &bind).await;
+            if forgotten.as_ref().is_err_and(is_locked) {
+                return Ok(ForgetReply::InFlight);
+            }
             let Fetched { rows, lost_reply, .. } = forgotten.map_err(fault)?;
             if !rows.is_empty() {
                 return Ok(ForgetReply::Removed);

@@ -13,6 +13,7 @@
 
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use sqlx::AssertSqlSafe;
 use sqlx::postgres::{PgConnection, Postgres};
 
@@ -106,7 +107,14 @@ impl PostgresStore {
         let mut connection = session.into_pooled();
         let (statements, mut pauses) = (self.statements(), repeats());
         loop {
-            let place = self.transactions.place().await;
+            let place = match self.transactions.place().now_or_never() {
+                Some(place) => place,
+                // A delivery that waits holds no connection of the pool.
+                None => {
+                    drop(connection.take());
+                    self.transactions.place().await
+                }
+            };
             let lent = match connection.take() {
                 Some(connection) => connection,
                 None => self.connections.pooled().await.map_err(fault)?,

@@ -48,9 +48,7 @@ impl SqliteOptions {
 
     /// Sets how often expired keys are deleted, in the background; [`Purging::off`] deletes nothing.
     ///
-    /// Deliveries come first: a portion is deleted while nobody in this process waits to write. A round
-    /// that finds no such time within [`write_lock_timeout`](Self::write_lock_timeout) fails, and is
-    /// tried again.
+    /// A portion of 1,000 keys is one write among those of deliveries, in the order of their begin.
     pub fn purging(mut self, purging: Purging) -> Self {
         self.purging = purging;
         self
