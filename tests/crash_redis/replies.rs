@@ -1,18 +1,21 @@
 //! Replies that are lost on their way from the server: the client, or the adapter above it, repeats the
 //! command. The repeated command does not take its own first attempt for another delivery.
 
-use std::sync::Arc;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redis::cluster::ClusterClient;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tower_dedup::ErrorKind;
 use tower_dedup::adapter::RedisAdapter;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Permanence, Token};
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 
 use super::failover::{end, loads};
-use crate::support::redis::Server;
+use crate::support::redis::{Server, command, connection};
 use crate::support::{FIRST, dedup_key, on_claim, terms};
 
 /// A TCP address before one server that loses replies, and closes the connection with each lost reply.
@@ -23,6 +26,8 @@ struct Lossy {
     next: Arc<AtomicUsize>,
     /// Loses one reply in fifty.
     at_random: Arc<AtomicBool>,
+    /// A setting of the server that changes with the next lost reply.
+    sets: Arc<Mutex<Option<[&'static str; 2]>>>,
     lost: Arc<AtomicUsize>,
 }
 
@@ -31,8 +36,13 @@ impl Lossy {
     async fn before(server: impl FnOnce(u16) -> Server) -> (Self, Server) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let lossy =
-            Self { port, next: Arc::default(), at_random: Arc::default(), lost: Arc::default() };
+        let lossy = Self {
+            port,
+            next: Arc::default(),
+            at_random: Arc::default(),
+            sets: Arc::default(),
+            lost: Arc::default(),
+        };
         let server = server(port);
         let (shared, to) = (lossy.clone(), server.port());
         tokio::spawn(async move {
@@ -65,6 +75,7 @@ impl Lossy {
                     }
                     if self.loses(runs_script) {
                         self.lost.fetch_add(1, Ordering::SeqCst);
+                        self.change_setting(server.peer_addr()?);
                         return Ok(());
                     }
                     client.write_all(reply).await?;
@@ -77,6 +88,12 @@ impl Lossy {
         let next = |left: usize| left.checked_sub(1).filter(|_| runs_script);
         self.next.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next).is_ok()
             || self.at_random.load(Ordering::SeqCst) && rand::random_ratio(1, 50)
+    }
+
+    fn change_setting(&self, server: SocketAddr) {
+        let Some([name, value]) = self.sets.lock().unwrap().take() else { return };
+        let mut admin = connection(&format!("redis://{server}")).unwrap();
+        command(&["CONFIG", "SET", name, value]).exec(&mut admin).unwrap();
     }
 
     /// Runs `work` while this many replies to scripts are lost.
@@ -154,6 +171,23 @@ async fn claim_repeated_by_the_users_cluster_client_is_first() {
     let (lossy, _server, _) = cluster().await;
     let client = ClusterClient::new(vec![format!("redis://127.0.0.1:{}", lossy.port)]).unwrap();
     claim_is_first_to_its_own_token(&lossy, RedisAdapter::new(client)).await;
+}
+
+/// The first attempt of the claim was executed. The cluster client tells only that the second one was refused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn claim_on_arrival_that_a_cluster_refuses_after_a_lost_reply_may_have_been_executed() {
+    let (lossy, server, url) = cluster().await;
+    let adapter = RedisAdapter::connect(&url).await.unwrap();
+    let terms = on_claim(&terms());
+    adapter.claim(&dedup_key("warm"), &terms).await.unwrap();
+    for name in ["min-replicas-to-write", "maxmemory"] {
+        let key = dedup_key(name);
+        *lossy.sets.lock().unwrap() = Some([name, "1"]);
+        let error = lossy.losing(1, adapter.claim(&key, &terms)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+        server.run::<()>(&["CONFIG", "SET", name, "0"]);
+        assert!(adapter.get(&key).await.unwrap().is_some());
+    }
 }
 
 /// No event is acknowledged without having run, and none runs twice.

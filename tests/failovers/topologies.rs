@@ -174,7 +174,20 @@ async fn process_that_starts_while_a_primary_of_a_cluster_hangs_serves_the_other
     for slot in of_others {
         claim_again(&adapter, &id("beside", slot)).await;
     }
-    hanging.iter().for_each(|node| node.cont());
+    let other = &cluster.nodes()[1];
+    other.run::<()>(&["CONFIG", "SET", "maxmemory", "1gb", "maxmemory-policy", "allkeys-lru"]);
+    let evicts = RedisAdapter::connect(&cluster.url()).await.unwrap_err();
+    assert_eq!(evicts.kind(), ErrorKind::Config, "the others are checked");
+    other.run::<()>(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+    cluster.nodes()[..3].iter().for_each(Server::stop);
+    let hang = RedisAdapter::connect(&cluster.url()).await.unwrap_err();
+    assert!(hang.is_transient(), "{hang:?}");
+    cluster.nodes()[..4].iter().for_each(Server::cont);
+    for node in cluster.nodes() {
+        node.run::<()>(&["ACL", "SETUSER", "default", "-eval"]);
+    }
+    let lacks = RedisAdapter::connect(&cluster.url()).await.unwrap_err();
+    assert_eq!(lacks.kind(), ErrorKind::Refused, "{lacks:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -308,6 +308,20 @@ async fn closed_adapter_refuses_calls() {
     .await;
 }
 
+#[tokio::test]
+async fn call_that_waits_for_a_connection_is_refused_once_its_adapter_is_closed() {
+    let server = Server::start();
+    let adapter = RedisAdapter::new(redis::Client::open(server.url()).unwrap());
+    server.stop();
+    let terms = terms();
+    let (claimed, ()) = tokio::join!(claim(&adapter, "a", &terms), async {
+        sleep(Duration::from_millis(50)).await;
+        adapter.close().await;
+        server.cont();
+    });
+    assert_eq!(claimed.unwrap_err().kind(), ErrorKind::Unavailable);
+}
+
 /// Passes messages on, and says that the server is of version 6.
 async fn pass_as_old(client: TcpStream, server: TcpStream) -> std::io::Result<()> {
     let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =

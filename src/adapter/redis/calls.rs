@@ -37,10 +37,19 @@ impl DedupAdapter for RedisAdapter {
             let bound = self.0.bound("claiming keys");
             let reply = self.at_version(&call, bound, MOST_VERSIONS).await;
             let mut claimed = reply.and_then(|reply| claimed(reply, terms.fetch()));
-            if claimed.as_ref().is_err_and(|error| error.kind() == ErrorKind::Full)
-                && let Some(duplicate) = self.duplicate(key, terms, bound).await
-            {
-                claimed = Ok(duplicate);
+            match &claimed {
+                Err(error) if error.kind() == ErrorKind::Full => {
+                    claimed = self.despite_full(key, terms, bound).await.unwrap_or(claimed);
+                }
+                // The client of a cluster repeats a call by itself: the first attempt may have claimed the key.
+                Err(error)
+                    if error.kind() == ErrorKind::Refused
+                        && self.0.client.is_cluster()
+                        && terms.permanence() == Permanence::OnClaim =>
+                {
+                    claimed = claimed.map_err(|error| unknown(bound).with_source(error));
+                }
+                _ => {}
             }
             let may_be_duplicate = match &claimed {
                 Ok(claimed) => matches!(claimed, ClaimReply::Duplicate(_)),
@@ -90,18 +99,17 @@ impl DedupAdapter for RedisAdapter {
 
 impl RedisAdapter {
     /// Returns the reply to a claim that a full server has refused before it looked, if the key is complete.
-    async fn duplicate(
+    async fn despite_full(
         &self,
         key: &DedupKey,
         terms: &CallTerms,
         bound: Bound,
-    ) -> Option<ClaimReply> {
+    ) -> Option<Result<ClaimReply, Error>> {
         let row = self.row(&self.name(key), terms.fetch(), bound).await.ok()??;
-        // A row of this token is that of a claim whose reply was lost.
         if row.token == terms.token().as_bytes() {
-            return None;
+            return Some(Err(unknown(bound).with_source("the reply to the claim was lost")));
         }
-        row.duplicate(terms.fetch()).map(ClaimReply::Duplicate)
+        row.duplicate(terms.fetch()).map(|seen| Ok(ClaimReply::Duplicate(seen)))
     }
 
     /// Makes a row a fence row: see [`MaintenanceAdapter::forget`](super::super::inspect::MaintenanceAdapter::forget).
@@ -237,6 +245,11 @@ fn claimed(reply: Reply, fetch: Fetch) -> Result<ClaimReply, Error> {
         2 => Ok(ClaimReply::InFlight),
         _ => Err(unreadable(reply.context)),
     }
+}
+
+/// Returns the error of a call that may have been executed.
+fn unknown(bound: Bound) -> Error {
+    Error::new(ErrorKind::Unavailable, bound.context)
 }
 
 pub(super) fn unreadable(context: &'static str) -> Error {

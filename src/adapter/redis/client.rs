@@ -139,7 +139,7 @@ impl RedisClient {
                 let config = ClusterConfig::new()
                     .set_connection_timeout(options.connect_timeout)
                     // The client asks nodes for the slots too, and whether they live.
-                    .set_response_timeout(options.response_timeout);
+                    .set_response_timeout(options.reply_timeout());
                 let open = |_| client.get_async_connection_with_config(config.clone());
                 let opened = try_join_all((0..count).map(open)).await?;
                 return Ok(opened.into_iter().map(Connection::Cluster).collect());
@@ -230,7 +230,8 @@ impl Connection {
     }
 
     /// Sends a command without a key to every primary. Returns the address and the reply of each. A refusal is
-    /// a reply. Fails if one primary does not reply, or is not connected.
+    /// a reply, and so is an error without an address for primaries that are not connected. Fails if one primary does
+    /// not reply.
     pub(super) async fn ask_all(
         &self,
         command: &Cmd,
@@ -245,18 +246,18 @@ impl Connection {
         let all = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None));
         let replies = connection.clone().route_command(command.clone(), all).await?;
         let Value::Map(replies) = replies.extract_error()? else { return Ok(Vec::new()) };
-        let any = RoutingInfo::SingleNode(SingleNodeRoutingInfo::Random);
+        let any = RoutingInfo::SingleNode(SingleNodeRoutingInfo::RandomPrimary);
         let slots = redis::cmd("CLUSTER").arg("SLOTS").take();
         let slots = connection.clone().route_command(slots, any).await?.extract_error()?;
         // `redis` asks only those that it is connected to.
-        if replies.len() < primaries(&slots).len() {
+        let missing = (replies.len() < primaries(&slots).len()).then(|| {
             let why = "a primary of the cluster is not connected";
-            return Err((redis::ErrorKind::ClusterConnectionNotFound, why).into());
-        }
+            (String::new(), Err((redis::ErrorKind::ClusterConnectionNotFound, why).into()))
+        });
         let named = |(address, reply): (Value, Value)| {
             Ok((redis::from_redis_value(address)?, reply.extract_error()))
         };
-        replies.into_iter().map(named).collect()
+        replies.into_iter().map(named).chain(missing.map(Ok)).collect()
     }
 }
 

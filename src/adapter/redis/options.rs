@@ -94,6 +94,11 @@ impl RedisOptions {
         self
     }
 
+    /// Returns how long a command may take, with its wait for replicas.
+    pub(super) fn reply_timeout(&self) -> Duration {
+        self.response_timeout + self.wait_replicas.map_or(Duration::ZERO, |(_, bound)| bound)
+    }
+
     /// Returns these options, if each is valid and they fit together.
     pub(super) fn checked(self) -> Result<Self, ConfigError> {
         let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);

@@ -9,7 +9,8 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use redis::{InfoDict, RedisError, RedisResult};
+use futures_util::future::select_ok;
+use redis::{InfoDict, RedisError};
 
 use super::client::Connection;
 use super::errors::Failure;
@@ -47,8 +48,8 @@ struct Identity {
 }
 
 impl Servers {
-    /// Asks every primary for `INFO`, tells what it shows, and runs a script. Returns `false` if a primary is too old
-    /// for the flags of scripts.
+    /// Asks every primary for `INFO`, and tells what it shows. Returns `false` if a primary is too old for the flags
+    /// of scripts.
     ///
     /// # Errors
     ///
@@ -58,7 +59,7 @@ impl Servers {
         connection: &Connection,
         options: &RedisOptions,
     ) -> Result<bool, Failure> {
-        let mut knows_flags = true;
+        let mut is_new = true;
         for (address, reply) in connection.ask_all(&redis::cmd("INFO")).await? {
             let info = match reply {
                 Ok(reply) => redis::from_redis_value(reply).map_err(RedisError::from)?,
@@ -83,11 +84,10 @@ impl Servers {
             if let Some(kind) = known.compare(if in_cluster { &address } else { "" }, &info) {
                 observe::store_loss_suspected(kind, &address);
             }
-            knows_flags &= version(&info).is_none_or(|version| version >= FLAGS);
+            is_new &= version(&info).is_none_or(|version| version >= FLAGS);
         }
         self.known().fault = None;
-        // The name of no event's key.
-        Ok(runs_flags(connection, &format!("{}::0", options.prefix)).await? && knows_flags)
+        Ok(is_new)
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -122,13 +122,18 @@ impl Known {
 }
 
 /// Runs a script that has no effect. Returns `false` if the server, before 7.0, does not know its first line. It runs
-/// on a replica too.
-async fn runs_flags(connection: &Connection, key: &str) -> RedisResult<bool> {
-    let eval = async |text| connection.send(redis::cmd("EVAL").arg(text).arg(1).arg(key)).await;
-    match eval("#!lua flags=no-writes\nreturn 1").await {
-        Err(error) if error.code() == Some("ERR") => eval("return 1").await.map(|_| false),
-        reply => reply.map(|_| true),
-    }
+/// on a replica too. In a cluster, one of three primaries is enough.
+pub(super) async fn runs_flags(connection: &Connection, prefix: &str) -> Result<bool, Failure> {
+    let probe = async |key: u8| {
+        // The name of no event's key.
+        let key = &format!("{prefix}::{key}");
+        let eval = async |text| connection.send(redis::cmd("EVAL").arg(text).arg(1).arg(key)).await;
+        match eval("#!lua flags=no-writes\nreturn 1").await {
+            Err(error) if error.code() == Some("ERR") => eval("return 1").await.map(|_| false),
+            reply => reply.map(|_| true),
+        }
+    };
+    Ok(select_ok((0..3).map(|key| Box::pin(probe(key)))).await?.0)
 }
 
 /// Returns why the server of this `INFO` may not be used.

@@ -34,7 +34,7 @@ use super::client::{Connection, RedisClient};
 use super::errors::Failure;
 use super::options::RedisOptions;
 use super::script::ScriptCall;
-use super::server::{Servers, wrong_scheme};
+use super::server::{self, Servers, wrong_scheme};
 use crate::error::Error;
 
 /// How many calls wait for replicas at the same time.
@@ -185,7 +185,7 @@ impl Slot {
     {
         let live = timeout_at(deadline, self.live(silent.as_ref())).await;
         let live = live.unwrap_or(Err(Failure::TimedOut))?;
-        let until = deadline.min(Instant::now() + self.response_timeout());
+        let until = deadline.min(Instant::now() + self.options.reply_timeout());
         let timed_out = Some(Failure::TimedOut);
         let mut sent = Sent { slot: self, live: &live, failure: timed_out };
         let reply = timeout_at(until, send(Arc::clone(&live))).await;
@@ -226,7 +226,12 @@ impl Slot {
             }
         };
         let opened = opening.await?;
-        Ok(self.state().current.clone().unwrap_or(opened))
+        let state = self.state();
+        if state.is_closed {
+            Err(Failure::Closed)
+        } else {
+            Ok(state.current.clone().unwrap_or(opened))
+        }
     }
 
     /// Starts the task that opens the next connections. It ends by itself, because it has a bound, or with its
@@ -252,15 +257,18 @@ impl Slot {
             if is_no_cluster { Failure::Unfit(wrong_scheme("redis")) } else { error.into() }
         })?;
         let main = waiting.swap_remove(0);
-        let looked = self.servers.look(&main, &self.options);
-        let looked = timeout(self.options.response_timeout, looked).await;
-        let (knows_flags, is_whole) = match looked.unwrap_or(Err(Failure::TimedOut)) {
-            Ok(knows_flags) => (knows_flags, true),
-            Err(failure @ Failure::Unfit(_)) => return Err(failure),
-            // One primary may hang: the others can do their part. Every version knows scripts without flags.
-            Err(_) if self.client.is_cluster() => (false, false),
+        let limit = self.options.response_timeout;
+        let looked = timeout(limit, self.servers.look(&main, &self.options)).await;
+        let (is_new, is_whole) = match looked.unwrap_or(Err(Failure::TimedOut)) {
+            Ok(is_new) => (is_new, true),
+            // One primary of a cluster may hang, or be gone: the others can do their part.
+            Err(failure) if self.client.is_cluster() && failure.is_worth_repeating() => {
+                (true, false)
+            }
             Err(failure) => return Err(failure),
         };
+        let runs_flags = timeout(limit, server::runs_flags(&main, &self.options.prefix)).await;
+        let knows_flags = runs_flags.map_err(|_| Failure::TimedOut)?? && is_new;
         Ok(Arc::new(Live { main, waiting, knows_flags, is_whole }))
     }
 
@@ -282,12 +290,6 @@ impl Slot {
 
     pub(super) fn is_closed(&self) -> bool {
         self.state().is_closed
-    }
-
-    /// Returns how long a command may take, with its wait for replicas.
-    fn response_timeout(&self) -> Duration {
-        let wait = self.options.wait_replicas.map_or(Duration::ZERO, |(_, bound)| bound);
-        self.options.response_timeout + wait
     }
 
     /// Locks the state, in which the connections that have opened meanwhile are the current ones.
