@@ -180,7 +180,7 @@ async fn pass(
                     }
                     Some(Cut::Panic) => {
                         server.write_all(message).await?;
-                        server.read(&mut down).await?;
+                        let _ = server.read(&mut down).await?;
                         return client.write_all(PANIC).await;
                     }
                     Some(Cut::Abandoned) => return server.write_all(message).await,
