@@ -58,7 +58,7 @@ use crate::run::{Called, Wait, call, run};
 /// # Observation
 ///
 /// A run has the log record, the metrics and the spans of a delivery: see [`observe`](crate::observe).
-/// Their namespace is that of the key, and the id is hashed. Each namespace has time series of its own, and
+/// Their namespace is that of the key, and the id is shown as it is. Each namespace has time series of its own, and
 /// some memory for as long as the deduplicator lives: keep namespaces few, and put a tenant into the id.
 ///
 /// # Cancel safety

@@ -120,7 +120,8 @@ impl<L, B> DedupLayer<L, B> {
 
     /// Sets how many deliveries may wait at once, over all services and clones of this layer. They
     /// wait for another delivery of their event or, in a transactional layer, for a permit. A
-    /// delivery beyond that is answered 503 at once.
+    /// delivery beyond that is answered 503 at once. Set it before the layer serves, as
+    /// [`max_running`](Self::max_running).
     pub fn max_waiting(self, deliveries: usize) -> Self {
         self.gate.waiting.resize(deliveries);
         self
@@ -280,7 +281,8 @@ impl<L: Ledger, B> DedupLayer<L, B> {
     ///
     /// A mismatch is counted, logged, and answered as `on_mismatch` says; the handler does not run.
     /// Only payloads of *handled* events are compared. After a failed attempt, the event may come
-    /// back with another payload.
+    /// back with another payload. [On arrival](Self::on_arrival), an event with a second identity is compared from 12
+    /// minutes after its claim on.
     ///
     /// ```
     /// # #[cfg(feature = "memory")] {

@@ -19,10 +19,6 @@ use crate::key::{DedupKey, Event, List};
 /// After this time, the release of a key that is complete at once is not repeated.
 pub(super) const RELEASE_BOUND: Duration = Duration::from_secs(600);
 
-/// After this time, no second identity that an earlier claim has completed is released: the claims of the
-/// identities and a release take less than 2 min before and after the bound.
-const MAY_BE_RELEASED: Duration = Duration::from_secs(720);
-
 /// The claims of one delivery. If it is dropped, all keys that it may hold are released in the background.
 ///
 /// A call of unknown outcome may hold its key, and so may a call whose future was dropped.
@@ -56,7 +52,7 @@ pub(super) struct Doubt<'l> {
 impl Doubt<'_> {
     fn apply(&self, states: &mut States) {
         for (key, state) in states.iter_mut() {
-            let KeyState::Duplicate(seen) = state else { continue };
+            let KeyState::Duplicate(seen) = &state else { continue };
             let is_released =
                 self.releasing.contains(key) || self.releasing.removals() != self.removals;
             let claiming = self.claiming.as_ref().filter(|guard| guard.keys().contains(key));
@@ -66,9 +62,6 @@ impl Doubt<'_> {
             };
             if is_released || claiming.is_some_and(is_shared) {
                 *state = KeyState::InFlight;
-            } else if claiming.is_some() && seen.age < MAY_BE_RELEASED {
-                // So it says for no key that it is complete for it.
-                seen.stored = None;
             }
         }
     }
@@ -142,7 +135,7 @@ impl<'l> Claims<'l> {
 
     /// Claims the keys of events whose second identities were claimed, or are complete for these keys.
     async fn claim_later(&mut self, events: &[Event], first: &States) -> States {
-        let later = first.later_keys(events);
+        let later = first.later_keys(events, &self.terms);
         if later.is_empty() {
             return States::default();
         }

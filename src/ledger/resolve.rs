@@ -24,13 +24,18 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::contract::{Begin, BeginContext, DuplicateInfo};
-use crate::adapter::contract::{CallTerms, ClaimReply, Fetch, Seen, StoredResponse};
-use crate::delivery::{Inner, OfLedger};
+use crate::adapter::contract::{CallTerms, ClaimReply, Fetch, Permanence, Seen, StoredResponse};
+use crate::delivery::{Delivery, Inner, OfLedger};
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys, List};
 use crate::observe;
+
+/// After this time, no second identity that a claim on arrival has completed is released: the claims of the identities
+/// and a release take less than 2 min before and after the bound of the release.
+const MAY_BE_RELEASED: Duration = Duration::from_secs(720);
 
 /// The state of one key, as the store and this process know it.
 #[derive(Debug, Clone)]
@@ -145,11 +150,11 @@ impl States {
     }
 
     /// Returns the keys to claim after this first step, sorted: rule 2.
-    pub(super) fn later_keys(&self, events: &[Event]) -> List<DedupKey> {
+    pub(super) fn later_keys(&self, events: &[Event], terms: &CallTerms) -> List<DedupKey> {
         let is_later = |event: &&Event| match event.second_identity().map(|second| self.of(second))
         {
             Some(Some(KeyState::First { .. })) => true,
-            Some(Some(KeyState::Duplicate(seen))) => is_complete_for(event.key(), seen),
+            Some(Some(KeyState::Duplicate(seen))) => is_complete_for(event.key(), seen, terms),
             _ => false,
         };
         let mut later: List<DedupKey> =
@@ -173,9 +178,11 @@ fn fails_open<'s>(
     last.error.as_deref().filter(|error| is_last_alone && have_failed && context.fails_open(error))
 }
 
-/// Returns `true` if a second identity is complete for this very key.
-fn is_complete_for(key: &DedupKey, second: &Seen) -> bool {
-    named_key(second) == Some(key.sha256())
+/// Returns `true` if a second identity is complete for this very key. On arrival, the claim that has completed it can
+/// still be released for some time.
+fn is_complete_for(key: &DedupKey, second: &Seen, terms: &CallTerms) -> bool {
+    let is_final = terms.permanence() != Permanence::OnClaim || second.age >= MAY_BE_RELEASED;
+    is_final && named_key(second) == Some(key.sha256())
 }
 
 fn named_key(second: &Seen) -> Option<[u8; 32]> {
@@ -237,13 +244,15 @@ impl Resolution {
         of_ledger: T,
         claim: impl FnOnce(Arc<Inner<T>>) -> C,
     ) -> Begin<C> {
-        if let (true, Some(event)) = (self.takeover, self.new.first()) {
-            observe::takeover(event.key(), self.attempt);
-        }
         let Self { new, attempt, takeover, in_flight, mismatch, is_unprotected, .. } = self;
         let inner = Arc::new(Inner::new(new, (attempt, takeover), is_unprotected, None, of_ledger));
-        let delivery = Arc::clone(&inner).into();
-        Begin::First { claim: claim(inner), delivery, in_flight, mismatch }
+        let delivery = Delivery::from(Arc::clone(&inner));
+        let claim = claim(inner);
+        // A subscriber may panic: the claim exists before.
+        if let (true, Some(event)) = (takeover, delivery.events().first()) {
+            observe::takeover(event.key(), attempt);
+        }
+        Begin::First { claim, delivery, in_flight, mismatch }
     }
 
     /// Notes that a key of `event` is complete.
@@ -253,7 +262,8 @@ impl Resolution {
             self.mismatch = true;
             observe::mismatch(key);
         }
-        if !is_key && event.alias().is_none() && named_key(seen).is_some() {
+        let is_others = |named: [u8; 32]| named != event.key().sha256();
+        if !is_key && event.alias().is_none() && named_key(seen).is_some_and(is_others) {
             observe::same_body(event.key());
         }
         self.duplicate.get_or_insert_with(|| seen.clone());
@@ -306,7 +316,7 @@ pub(super) fn resolve(
         let mut deciding = identities.clone().filter(|(key, state)| match state {
             // Rule 2.
             Some(KeyState::Duplicate(seen)) if *key != event.key() => {
-                !is_complete_for(event.key(), seen)
+                !is_complete_for(event.key(), seen, terms)
             }
             _ => true,
         });
@@ -385,7 +395,7 @@ mod tests {
     }
 
     fn terms() -> CallTerms {
-        CallTerms::on_claim([0; 16].into(), Duration::ZERO)
+        CallTerms::on_completion([0; 16].into(), Duration::ZERO, Duration::ZERO)
     }
 
     fn states(states: &[(&str, KeyState)]) -> States {
@@ -405,7 +415,7 @@ mod tests {
             ("v", complete_for("d")),
             ("w", complete_for("a")),
         ]);
-        assert_eq!(*first.later_keys(&events), ["a", "d"].map(key));
+        assert_eq!(*first.later_keys(&events, &terms()), ["a", "d"].map(key));
         let later = states(&[("a", FIRST), ("d", FIRST)]);
         let resolution = resolve(events, &first, &later, &terms());
         assert_eq!(*resolution.new, ["a+s", "d+v", "f"].map(event));

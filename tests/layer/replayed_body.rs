@@ -2,11 +2,13 @@
 //! sign. The sender's signature does not cover the id.
 
 use http::Request;
+use tower::Layer;
+use tower_dedup::DedupLayer;
 use tower_dedup::key::{self, KeyExtractor};
 
 use crate::support::ledgers::{AnyLayer, OnMemory, Setup};
 use crate::support::log::Log;
-use crate::support::{Body, Handler, answered, result, send};
+use crate::support::{Body, Handler, answered, memory, result, send};
 
 fn by_header_and_body() -> KeyExtractor {
     key::header("webhook-id").namespace("test").content_identity()
@@ -81,11 +83,13 @@ async fn idempotency_key_is_the_same_for_each_attempt_whatever_the_body() {
 async fn replayed_body_is_logged_as_a_warning_and_a_retry_is_not() {
     let (log, _guard) = Log::of_this_thread();
     let handler = Handler::default();
-    let service =
-        OnMemory::create().await.layer(by_header_and_body()).await.wrap(handler.service());
+    let lease = DedupLayer::new(by_header_and_body(), memory()).layer(handler.service());
+    let arrival = DedupLayer::on_arrival(by_header_and_body(), memory()).layer(handler.service());
     for (id, warnings) in [("id-1", 0), ("id-1", 0), ("id-2", 1)] {
-        send(&service, event(id, "old")).await;
+        send(&lease, event(id, "old")).await;
         assert_eq!(log.beginning("same body").len(), warnings, "{id}");
+        send(&arrival, event(id, "old")).await;
+        assert_eq!(log.beginning("same body").len(), 2 * warnings, "{id}");
     }
 }
 
