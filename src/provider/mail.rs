@@ -1,6 +1,6 @@
 //! E-mail services.
 
-use super::preset::{DAY, DEFAULTS, EventType, Floor, HOUR, Preset, Rule};
+use super::preset::{DAY, DEFAULTS, HOUR, Preset, Rule};
 use super::scheme::{Part, Scheme, Secret, base64};
 use crate::key;
 
@@ -50,25 +50,18 @@ use crate::key;
 /// [signature]: https://www.twilio.com/docs/sendgrid/for-developers/tracking-events/getting-started-event-webhook-security-features
 pub const SENDGRID: Preset = Preset {
     name: "sendgrid",
-    title: "SendGrid",
-    key: "each: `/sg_event_id`, else `body_` and the SHA-256 of the event",
     rule: Rule::Each(|| key::each("", key::json("/sg_event_id").or(key::body_digest()))),
-    event_type: EventType("`/event` of the event", Some(|| key::json("/event"))),
-    floor: Floor(48 * HOUR, "twice the 24 h of the schedule"),
-    how: "for up to 24 h",
+    event_type: Some(|| key::json("/event")),
+    floor: 48 * HOUR, // twice the 24 h of the schedule
     scheme: Some(
         Scheme::signed(
             "x-twilio-email-event-webhook-signature",
             base64(""),
-            "time, body",
             &[Part::Seconds("x-twilio-email-event-webhook-timestamp"), Part::Body],
         )
         .with_secret(Secret::PublicKey),
     ),
     signed_id: true,
-    source: "https://docs.sendgrid.com/for-developers/tracking-events/troubleshooting",
-    unverified: "that the id is the same on retries (a public report, \
-                 sendgrid/sendgrid-nodejs#1435, says that it changes); the ids of the test button",
     ..DEFAULTS
 };
 
@@ -80,9 +73,6 @@ pub const SENDGRID: Preset = Preset {
 /// type; its key is `/MessageID`. Postmark signs nothing.
 pub const POSTMARK: Preset = Preset {
     name: "postmark",
-    title: "Postmark",
-    key: "`/RecordType|/ID`, else `/RecordType?|/MessageID|/Recipient or /Email?|/DeliveredAt or \
-          /BouncedAt or /ReceivedAt or /ChangedAt?|/OriginalLink?|/SuppressSending?`",
     rule: Rule::Part(|| {
         let by_id = key::json("/RecordType").and(key::json("/ID"));
         let time = key::json("/DeliveredAt")
@@ -98,11 +88,7 @@ pub const POSTMARK: Preset = Preset {
             .and(key::json("/SuppressSending").optional());
         by_id.or(by_message)
     }),
-    event_type: EventType("`/RecordType`", Some(|| key::json("/RecordType"))),
-    floor: Floor(7 * DAY, "our estimate: only the 10.5 h of inbound messages are documented"),
-    how: "inbound messages ten times over 10.5 h; an answer of 403 ends it",
-    source: "https://postmarkapp.com/developer/webhooks/webhooks-overview",
-    unverified: "the schedule of everything but inbound messages; that the fields are the same on \
-                 retries",
+    event_type: Some(|| key::json("/RecordType")),
+    floor: 7 * DAY, // our estimate: only the 10.5 h of inbound messages are documented
     ..DEFAULTS
 };

@@ -3,10 +3,8 @@
 /// How a sender signs its requests.
 #[derive(Clone, Copy)]
 pub(crate) struct Scheme {
-    /// The header with the signature, or with the token.
+    /// The header with the signature, or with the token; empty if the signatures are in the body.
     pub(crate) header: &'static str,
-    /// What is signed, in words.
-    pub(crate) words: &'static str,
     pub(crate) secret: Secret,
     pub(crate) rule: Rule,
 }
@@ -94,21 +92,16 @@ impl Codes {
 }
 
 impl Scheme {
-    pub(super) const fn signed(
-        header: &'static str,
-        codes: Codes,
-        words: &'static str,
-        text: &'static [Part],
-    ) -> Self {
-        Self { header, words, secret: Secret::Text, rule: Rule::Signed(codes, text) }
+    pub(super) const fn signed(header: &'static str, codes: Codes, text: &'static [Part]) -> Self {
+        Self { header, secret: Secret::Text, rule: Rule::Signed(codes, text) }
     }
 
     pub(super) const fn token(header: &'static str) -> Self {
-        Self { header, words: "nothing: a shared token", secret: Secret::Text, rule: Rule::Token }
+        Self { header, secret: Secret::Text, rule: Rule::Token }
     }
 
-    pub(super) const fn own(header: &'static str, words: &'static str, own: Own) -> Self {
-        Self { header, words, secret: Secret::Text, rule: Rule::Own(own) }
+    pub(super) const fn own(header: &'static str, own: Own) -> Self {
+        Self { header, secret: Secret::Text, rule: Rule::Own(own) }
     }
 
     pub(super) const fn with_secret(self, secret: Secret) -> Self {

@@ -1,6 +1,6 @@
 //! Formats that many senders share.
 
-use super::preset::{DAY, DEFAULTS, EventType, Floor, HOUR, MINUTE, Preset, Retries, Rule};
+use super::preset::{DAY, DEFAULTS, HOUR, MINUTE, Preset, Retries, Rule};
 use super::read::{cloud_events_or, one};
 use super::scheme::{Part, Scheme, Secret, base64};
 use crate::error::{KeyError, KeyErrorKind};
@@ -19,17 +19,13 @@ use crate::key::{self, EventPart, KeyPart, Reader, RequestRef};
 /// [s]: https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
 pub const STANDARD_WEBHOOKS: Preset = Preset {
     name: "standard-webhooks",
-    title: "Standard Webhooks",
     aliases: &["openai"],
-    key: "header `webhook-id`",
     rule: Rule::Part(|| key::header("webhook-id")),
-    floor: Floor(2 * (75 * HOUR + 35 * MINUTE), "twice the 75 h 35 min of the specification"),
-    how: "ten attempts over 75 h 35 min in the specification's example",
+    floor: 2 * (75 * HOUR + 35 * MINUTE), // twice the 75 h 35 min of the specification
     scheme: Some(
         Scheme::signed(
             "webhook-signature",
             base64("v1,").split_at(&[' ']),
-            "id, time, body",
             &[
                 Part::Id("webhook-id"),
                 Part::Text("."),
@@ -41,8 +37,6 @@ pub const STANDARD_WEBHOOKS: Preset = Preset {
         .with_secret(Secret::Webhook),
     ),
     signed_id: true,
-    source: "https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md",
-    unverified: "the id of a manual replay; the schedule of each sender",
     ..DEFAULTS
 };
 
@@ -58,17 +52,13 @@ pub const STANDARD_WEBHOOKS: Preset = Preset {
 /// that begin with `svix-` or `webhook-`. If both are present, they must be equal.
 pub const SVIX: Preset = Preset {
     name: "svix",
-    title: "Svix",
     aliases: &["clerk", "resend"],
-    key: "header `svix-id` or `webhook-id`",
     rule: Rule::Part(|| key::from_fn(svix_id)),
-    floor: Floor(2 * (27 * HOUR + 35 * MINUTE + 5), "twice the 27 h 35 min 5 s of the schedule"),
-    how: "after 5 s, 5 min, 30 min, 2 h, 5 h, 10 h and 10 h",
+    floor: 2 * (27 * HOUR + 35 * MINUTE + 5), // twice the 27 h 35 min 5 s of the schedule
     scheme: Some(
         Scheme::signed(
             "svix-signature",
             base64("v1,").split_at(&[' ']),
-            "id, time, body",
             &[
                 Part::Id("svix-id"),
                 Part::Text("."),
@@ -80,8 +70,6 @@ pub const SVIX: Preset = Preset {
         .with_secret(Secret::Webhook),
     ),
     signed_id: true,
-    source: "https://github.com/svix/svix-webhooks/blob/main/server/svix-server/config.default.toml",
-    unverified: "the schedules of Clerk and Resend",
     ..DEFAULTS
 };
 
@@ -104,14 +92,9 @@ fn svix_id(request: &RequestRef<'_>) -> Result<Option<String>, KeyError> {
 /// event has one key in every mode. The format has no signature. Retries differ between senders.
 pub const CLOUDEVENTS: Preset = Preset {
     name: "cloudevents",
-    title: "CloudEvents",
-    key: "`source|id`: of each event, of the one event, or headers `ce-source|ce-id`",
     rule: Rule::Reader(cloud_events),
-    event_type: EventType("`/type`, or header `ce-type`", None),
-    floor: Floor(7 * DAY, "our estimate: the format has no schedule"),
+    floor: 7 * DAY, // our estimate: the format has no schedule
     retries: Retries::Undocumented,
-    how: "depends on the sender",
-    source: "https://github.com/cloudevents/spec/blob/main/cloudevents/bindings/http-protocol-binding.md",
     ..DEFAULTS
 };
 

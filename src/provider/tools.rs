@@ -1,6 +1,6 @@
 //! Business tools.
 
-use super::preset::{DAY, DEFAULTS, EventType, Floor, Preset, Rule};
+use super::preset::{DAY, DEFAULTS, Preset, Rule};
 use super::scheme::{Own, Part, Scheme, base64};
 use crate::key;
 
@@ -13,8 +13,6 @@ use crate::key;
 /// public URL, body, which has the ids, and time.
 pub const HUBSPOT: Preset = Preset {
     name: "hubspot",
-    title: "HubSpot",
-    key: "each: `portalId|appId|subscriptionId|eventId|objectId?|occurredAt?|propertyName?`",
     rule: Rule::Each(|| {
         let key = key::json("/portalId")
             .and(key::json("/appId"))
@@ -25,16 +23,10 @@ pub const HUBSPOT: Preset = Preset {
             .and(key::json("/propertyName").optional());
         key::each("", key).without_payload()
     }),
-    event_type: EventType(
-        "`/subscriptionType` of the event",
-        Some(|| key::json("/subscriptionType")),
-    ),
-    floor: Floor(6 * DAY, "twice the 3 days of the schedule"),
-    how: "up to ten times over 24 h, or over 3 days",
-    scheme: Some(Scheme::own("x-hubspot-signature-v3", "method, URL, body, time", Own::HubSpot)),
+    event_type: Some(|| key::json("/subscriptionType")),
+    floor: 6 * DAY, // twice the 3 days of the schedule
+    scheme: Some(Scheme::own("x-hubspot-signature-v3", Own::HubSpot)),
     signed_id: true,
-    source: "https://developers.hubspot.com/docs/api/webhooks",
-    unverified: "the schedule and that ids may repeat (third parties)",
     ..DEFAULTS
 };
 
@@ -46,16 +38,12 @@ pub const HUBSPOT: Preset = Preset {
 /// time. Box recommends a tolerance of 10 min. If two keys are configured at Box, one of them is enough.
 pub const BOX: Preset = Preset {
     name: "box",
-    title: "Box",
-    key: "`/id`",
     rule: Rule::Part(|| key::json("/id")),
-    event_type: EventType("`/trigger`", Some(|| key::json("/trigger"))),
-    floor: Floor(7 * DAY, "our estimate: no schedule is documented"),
-    how: "the number is not documented",
+    event_type: Some(|| key::json("/trigger")),
+    floor: 7 * DAY, // our estimate: no schedule is documented
     scheme: Some(Scheme::signed(
         "box-signature-primary",
         base64("").or_in("box-signature-secondary"),
-        "body, time",
         &[
             Part::Fixed("box-signature-version", "1"),
             Part::Fixed("box-signature-algorithm", "HmacSHA256"),
@@ -64,7 +52,5 @@ pub const BOX: Preset = Preset {
         ],
     )),
     signed_id: true,
-    source: "https://developer.box.com/guides/webhooks/v2/",
-    unverified: "the schedule; the id when a person sends it again",
     ..DEFAULTS
 };

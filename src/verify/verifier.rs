@@ -43,7 +43,7 @@ use crate::provider::{Own, Preset, Rule, Scheme};
 /// ```
 #[derive(Clone)]
 pub struct Verifier {
-    preset: Preset,
+    pub(super) preset: Preset,
     scheme: Scheme,
     keys: Arc<[Box<[u8]>]>,
     url: Option<Arc<PublicUrl>>,
@@ -81,12 +81,6 @@ impl Verifier {
     pub fn tolerance(mut self, tolerance: Duration) -> Self {
         self.tolerance = tolerance;
         self
-    }
-
-    /// Returns the preset of the sender.
-    #[must_use]
-    pub fn preset(&self) -> Preset {
-        self.preset
     }
 
     /// Verifies a request: its head, its whole raw body, and the server's time.
@@ -166,20 +160,6 @@ impl Preset {
     #[must_use]
     pub fn signs_time(&self) -> bool {
         self.scheme.is_some_and(|scheme| scheme.signs_time())
-    }
-
-    /// Returns `true` if the sender signs the public URL of the server:
-    /// [`verifier_at`](Self::verifier_at) takes it.
-    #[must_use]
-    pub fn signs_url(&self) -> bool {
-        self.scheme.is_some_and(|scheme| scheme.signs_url())
-    }
-
-    /// Returns, in words, where the signature is and what is signed.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn signature_in_words(&self) -> Option<[&'static str; 2]> {
-        self.scheme.map(|scheme| [scheme.header, scheme.words])
     }
 }
 
