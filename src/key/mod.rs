@@ -55,8 +55,10 @@ pub(crate) use each::{Found, FoundEvents};
 pub(crate) use event_part::{EventPart, FoundId};
 pub(crate) use extractor::Reader;
 pub use extractor::{Extracted, IntoKeyExtractor, KeyExtractor};
+#[cfg(feature = "postgres")]
+pub(crate) use id::MAX_ID_LEN;
 pub(crate) use id::event_type;
-pub use id::{DedupKey, Event, Keys, MAX_ID_LEN};
+pub use id::{DedupKey, Event, Keys};
 pub(crate) use idempotency::whole_payload;
 pub(crate) use json::{Pointer, items};
 pub(crate) use list::List;

@@ -16,11 +16,6 @@ type ReadFn = dyn Fn(&RequestRef<'_>) -> Result<Option<String>, KeyError> + Send
 /// Reads one value of a request: a building block of a [`KeyExtractor`](super::KeyExtractor).
 ///
 /// A part returns a value, `None` (the value is *missing*), or an error (the value is malformed).
-///
-/// # Why one type and not a trait?
-///
-/// With a trait, the layer's type would spell out the whole composition. One enum behind one type
-/// keeps `DedupLayer<L>` readable, and [`from_fn`] covers everything else.
 #[derive(Clone)]
 pub struct KeyPart(Node);
 

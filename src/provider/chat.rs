@@ -4,7 +4,8 @@ use http::Method;
 
 use super::preset::{DAY, DEFAULTS, HOUR, MINUTE, Preset, Retries, Rule};
 use super::read::{header_is, lacks, media_type, value};
-use super::scheme::{Own, Part, Scheme, Secret, hex};
+use super::scheme::Part::{Body, Id, Rfc3339, Seconds, Text};
+use super::scheme::{Own, Scheme, Secret, hex};
 use crate::key::{self, KeyPart, RequestRef};
 
 /// Slack's Events API: `/event_id` in the body, which is unique across all workspaces.
@@ -24,12 +25,7 @@ pub const SLACK: Preset = Preset {
     scheme: Some(Scheme::signed(
         "x-slack-signature",
         hex("v0="),
-        &[
-            Part::Text("v0:"),
-            Part::Seconds("x-slack-request-timestamp"),
-            Part::Text(":"),
-            Part::Body,
-        ],
+        &[Text("v0:"), Seconds("x-slack-request-timestamp"), Text(":"), Body],
     )),
     signed_id: true,
     ..DEFAULTS
@@ -162,11 +158,7 @@ pub const TWITCH: Preset = Preset {
     scheme: Some(Scheme::signed(
         "twitch-eventsub-message-signature",
         hex("sha256="),
-        &[
-            Part::Id("twitch-eventsub-message-id"),
-            Part::Rfc3339("twitch-eventsub-message-timestamp"),
-            Part::Body,
-        ],
+        &[Id("twitch-eventsub-message-id"), Rfc3339("twitch-eventsub-message-timestamp"), Body],
     )),
     signed_id: true,
     ..DEFAULTS

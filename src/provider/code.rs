@@ -2,7 +2,8 @@
 
 use super::preset::{DAY, DEFAULTS, MIB, Preset, Retries, Rule};
 use super::read::header_is;
-use super::scheme::{Part, Scheme, hex};
+use super::scheme::Part::Body;
+use super::scheme::{Scheme, hex};
 use crate::key::{self, RequestRef};
 
 /// GitHub: the header `X-GitHub-Delivery`, one value per event.
@@ -34,7 +35,7 @@ pub const GITHUB: Preset = Preset {
     floor: 3 * DAY, // redelivery by a person
     max_body: Some(25 * MIB),
     retries: Retries::Never,
-    scheme: Some(Scheme::signed("x-hub-signature-256", hex("sha256="), &[Part::Body])),
+    scheme: Some(Scheme::signed("x-hub-signature-256", hex("sha256="), &[Body])),
     ..DEFAULTS
 };
 
@@ -77,7 +78,7 @@ pub const GITEA: Preset = Preset {
     event_type: Some(|| key::header("x-gitea-event")),
     floor: DAY, // our estimate: it never retries
     retries: Retries::Never,
-    scheme: Some(Scheme::signed("x-gitea-signature", hex(""), &[Part::Body])),
+    scheme: Some(Scheme::signed("x-gitea-signature", hex(""), &[Body])),
     ..DEFAULTS
 };
 
@@ -94,7 +95,7 @@ pub const CIRCLECI: Preset = Preset {
     scheme: Some(Scheme::signed(
         "circleci-signature",
         hex("v1=").split_at(&[',', ' ', '\t']),
-        &[Part::Body],
+        &[Body],
     )),
     signed_id: true,
     ..DEFAULTS

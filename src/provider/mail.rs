@@ -1,7 +1,8 @@
 //! E-mail services.
 
 use super::preset::{DAY, DEFAULTS, HOUR, Preset, Rule};
-use super::scheme::{Part, Scheme, Secret, base64};
+use super::scheme::Part::{Body, Seconds};
+use super::scheme::{Scheme, Secret, base64};
 use crate::key;
 
 /// SendGrid's Event Webhook: `/sg_event_id` of each event; the digest of an event without one.
@@ -18,7 +19,7 @@ use crate::key;
 ///
 /// ```
 /// use http::Request;
-/// use tower_dedup::key::{self, DedupKey, Extracted, RequestRef};
+/// use tower_dedup::key::{self, Extracted, RequestRef};
 /// use tower_dedup::provider;
 ///
 /// let values = key::json("/sg_message_id")
@@ -36,12 +37,13 @@ use crate::key;
 ///     let Ok(Extracted::Keys(keys)) = extractor.extract(&RequestRef::new(&head, &body)) else {
 ///         panic!("keys");
 ///     };
-///     keys.events()[0].identities().map(DedupKey::clone).collect::<Vec<_>>()
+///     let event = &keys.events()[0];
+///     (event.key().clone(), event.second_identity().unwrap().clone())
 /// };
 /// let (first, again) = (identities("a"), identities("b"));
-/// assert_ne!(first[0], again[0]);
-/// assert_eq!(first[1], again[1]);
-/// assert_eq!(first[1].id(), "m1|delivered|17||");
+/// assert_ne!(first.0, again.0);
+/// assert_eq!(first.1, again.1);
+/// assert_eq!(first.1.id(), "m1|delivered|17||");
 /// ```
 ///
 /// [Signature][signature]: ECDSA over time and body, which has the ids. The secret is the public key that SendGrid shows.
@@ -57,7 +59,7 @@ pub const SENDGRID: Preset = Preset {
         Scheme::signed(
             "x-twilio-email-event-webhook-signature",
             base64(""),
-            &[Part::Seconds("x-twilio-email-event-webhook-timestamp"), Part::Body],
+            &[Seconds("x-twilio-email-event-webhook-timestamp"), Body],
         )
         .with_secret(Secret::PublicKey),
     ),

@@ -1,7 +1,8 @@
 //! Payments and shops.
 
 use super::preset::{DAY, DEFAULTS, HOUR, Preset, Rule};
-use super::scheme::{Own, Part, Scheme, Secret, base64, hex};
+use super::scheme::Part::{Body, Item, Text, Url};
+use super::scheme::{Own, Scheme, Secret, base64, hex};
 use crate::key;
 
 /// Stripe: the event's `id` (`evt_…`) in the body, of snapshot and of thin events. For events of
@@ -24,7 +25,7 @@ pub const STRIPE: Preset = Preset {
     scheme: Some(Scheme::signed(
         "stripe-signature",
         hex("v1=").split_at(&[',']),
-        &[Part::Item("t="), Part::Text("."), Part::Body],
+        &[Item("t="), Text("."), Body],
     )),
     signed_id: true,
     ..DEFAULTS
@@ -49,7 +50,7 @@ pub const SHOPIFY: Preset = Preset {
     }),
     event_type: Some(|| key::header("x-shopify-topic")),
     floor: 8 * HOUR, // twice the 4 h of the schedule
-    scheme: Some(Scheme::signed("x-shopify-hmac-sha256", base64(""), &[Part::Body])),
+    scheme: Some(Scheme::signed("x-shopify-hmac-sha256", base64(""), &[Body])),
     ..DEFAULTS
 };
 
@@ -62,11 +63,7 @@ pub const SQUARE: Preset = Preset {
     rule: Rule::Part(|| key::json("/event_id")),
     event_type: Some(|| key::json("/type")),
     floor: 48 * HOUR, // twice the 24 h of the schedule
-    scheme: Some(Scheme::signed(
-        "x-square-hmacsha256-signature",
-        base64(""),
-        &[Part::Url, Part::Body],
-    )),
+    scheme: Some(Scheme::signed("x-square-hmacsha256-signature", base64(""), &[Url, Body])),
     signed_id: true,
     ..DEFAULTS
 };
@@ -85,7 +82,7 @@ pub const PADDLE: Preset = Preset {
     scheme: Some(Scheme::signed(
         "paddle-signature",
         hex("h1=").split_at(&[';']),
-        &[Part::Item("ts="), Part::Text(":"), Part::Body],
+        &[Item("ts="), Text(":"), Body],
     )),
     signed_id: true,
     ..DEFAULTS

@@ -2,6 +2,7 @@
 
 use super::preset::{DAY, DEFAULTS, HOUR, MINUTE, Preset, Retries, Rule};
 use super::read::{cloud_events_or, one};
+use super::scheme::Part::{Body, Id, Seconds, Text};
 use super::scheme::{Part, Scheme, Secret, base64};
 use crate::error::{KeyError, KeyErrorKind};
 use crate::key::{self, EventPart, KeyPart, Reader, RequestRef};
@@ -22,23 +23,17 @@ pub const STANDARD_WEBHOOKS: Preset = Preset {
     aliases: &["openai"],
     rule: Rule::Part(|| key::header("webhook-id")),
     floor: 2 * (75 * HOUR + 35 * MINUTE), // twice the 75 h 35 min of the specification
-    scheme: Some(
-        Scheme::signed(
-            "webhook-signature",
-            base64("v1,").split_at(&[' ']),
-            &[
-                Part::Id("webhook-id"),
-                Part::Text("."),
-                Part::Seconds("webhook-timestamp"),
-                Part::Text("."),
-                Part::Body,
-            ],
-        )
-        .with_secret(Secret::Webhook),
-    ),
+    scheme: Some(standard(
+        "webhook-signature",
+        &[Id("webhook-id"), Text("."), Seconds("webhook-timestamp"), Text("."), Body],
+    )),
     signed_id: true,
     ..DEFAULTS
 };
+
+const fn standard(header: &'static str, text: &'static [Part]) -> Scheme {
+    Scheme::signed(header, base64("v1,").split_at(&[' ']), text).with_secret(Secret::Webhook)
+}
 
 /// Svix: the header `svix-id` or, from newer senders, `webhook-id`, which is signed.
 ///
@@ -55,20 +50,10 @@ pub const SVIX: Preset = Preset {
     aliases: &["clerk", "resend"],
     rule: Rule::Part(|| key::from_fn(svix_id)),
     floor: 2 * (27 * HOUR + 35 * MINUTE + 5), // twice the 27 h 35 min 5 s of the schedule
-    scheme: Some(
-        Scheme::signed(
-            "svix-signature",
-            base64("v1,").split_at(&[' ']),
-            &[
-                Part::Id("svix-id"),
-                Part::Text("."),
-                Part::Seconds("svix-timestamp"),
-                Part::Text("."),
-                Part::Body,
-            ],
-        )
-        .with_secret(Secret::Webhook),
-    ),
+    scheme: Some(standard(
+        "svix-signature",
+        &[Id("svix-id"), Text("."), Seconds("svix-timestamp"), Text("."), Body],
+    )),
     signed_id: true,
     ..DEFAULTS
 };

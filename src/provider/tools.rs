@@ -1,7 +1,8 @@
 //! Business tools.
 
 use super::preset::{DAY, DEFAULTS, Preset, Rule};
-use super::scheme::{Own, Part, Scheme, base64};
+use super::scheme::Part::{Body, Fixed, Rfc3339};
+use super::scheme::{Own, Scheme, base64};
 use crate::key;
 
 /// HubSpot: for each event, all of its values that identify it, without `/attemptNumber`.
@@ -45,10 +46,10 @@ pub const BOX: Preset = Preset {
         "box-signature-primary",
         base64("").or_in("box-signature-secondary"),
         &[
-            Part::Fixed("box-signature-version", "1"),
-            Part::Fixed("box-signature-algorithm", "HmacSHA256"),
-            Part::Body,
-            Part::Rfc3339("box-delivery-timestamp"),
+            Fixed("box-signature-version", "1"),
+            Fixed("box-signature-algorithm", "HmacSHA256"),
+            Body,
+            Rfc3339("box-delivery-timestamp"),
         ],
     )),
     signed_id: true,

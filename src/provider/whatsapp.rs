@@ -5,7 +5,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::preset::{DAY, DEFAULTS, MIB, Preset, Rule};
-use super::scheme::{Part, Scheme, hex};
+use super::scheme::Part::Body;
+use super::scheme::{Scheme, hex};
 use crate::error::KeyError;
 use crate::key::{
     self, EventPart, Found, FoundEvents, FoundId, KeyPart, Pointer, Reader, RequestRef, body_id,
@@ -32,7 +33,7 @@ pub const WHATSAPP: Preset = Preset {
     rule: Rule::Reader(whatsapp),
     floor: 14 * DAY, // twice the 7 days of the schedule
     max_body: Some(3 * MIB),
-    scheme: Some(Scheme::signed("x-hub-signature-256", hex("sha256="), &[Part::Body])),
+    scheme: Some(Scheme::signed("x-hub-signature-256", hex("sha256="), &[Body])),
     signed_id: true,
     ..DEFAULTS
 };
