@@ -474,11 +474,11 @@ impl KeyExtractor {
         };
         Ok(match found {
             Found::One(id) => return self.one(id, request),
+            Found::Each(found) if found.is_empty() => Extracted::Bypass,
             Found::Each(found) => {
                 let events = self.events(found, request)?;
                 Keys::new(events).map_or(Extracted::Missing, Extracted::Keys)
             }
-            Found::Bypass => Extracted::Bypass,
             Found::Missing => Extracted::Missing,
         })
     }

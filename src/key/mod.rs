@@ -55,6 +55,7 @@ pub(crate) use each::{Found, FoundEvents};
 pub(crate) use event_part::{EventPart, FoundId};
 pub(crate) use extractor::Reader;
 pub use extractor::{Extracted, IntoKeyExtractor, KeyExtractor};
+pub(crate) use form::FORM;
 #[cfg(feature = "postgres")]
 pub(crate) use id::MAX_ID_LEN;
 pub(crate) use id::event_type;

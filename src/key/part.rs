@@ -181,7 +181,7 @@ impl KeyPart {
                 Ok(header_value::read(request.headers(), name)?.map(Cow::Borrowed))
             }
             Node::Json(pointer) => json_value::read(request.body(), request.values(), pointer),
-            Node::Form(field) => form_field::read(request.headers(), request.body(), field),
+            Node::Form(field) => form_field::read(request, field),
             Node::Query(parameter) => match request.uri().query() {
                 Some(query) => form_field::field(query.as_bytes(), parameter, "query parameter"),
                 None => Ok(None),

@@ -3,10 +3,10 @@
 use http::Method;
 
 use super::preset::{DAY, DEFAULTS, HOUR, MINUTE, Preset, Retries, Rule};
-use super::read::{header_is, lacks, media_type, value};
+use super::read::{header_is, lacks, value};
 use super::scheme::Part::{Body, Id, Rfc3339, Seconds, Text};
 use super::scheme::{Own, Scheme, Secret, hex};
-use crate::key::{self, KeyPart, RequestRef};
+use crate::key::{self, FORM, KeyPart, RequestRef};
 
 /// Slack's Events API: `/event_id` in the body, which is unique across all workspaces.
 ///
@@ -33,7 +33,7 @@ pub const SLACK: Preset = Preset {
 
 /// The content type is not signed, so a "form" whose body is a JSON object counts as an event.
 fn is_no_slack_event(request: &RequestRef<'_>) -> bool {
-    if media_type(request) == "application/x-www-form-urlencoded" {
+    if request.is_of(FORM) {
         return !request.body().trim_ascii_start().starts_with(b"{");
     }
     let kind = value(request, "/type");
