@@ -66,8 +66,8 @@ pub struct KeyExtractor {
     /// Reads the type of an event to which the rule gives none.
     event_type: Option<KeyPart>,
     second: Option<Second>,
-    bypass: Option<Arc<ConditionFn>>,
-    handshake: Option<Arc<ConditionFn>>,
+    bypass: Vec<Arc<ConditionFn>>,
+    handshake: Vec<Arc<ConditionFn>>,
     /// `None` if the default of the layer holds.
     pub(crate) methods: Option<Arc<[Method]>>,
     pub(crate) retention_floor: Option<Duration>,
@@ -123,8 +123,8 @@ impl KeyExtractor {
             rule,
             event_type: None,
             second: None,
-            bypass: None,
-            handshake: None,
+            bypass: Vec::new(),
+            handshake: Vec::new(),
             methods: None,
             retention_floor: None,
             max_body: None,
@@ -397,7 +397,7 @@ impl KeyExtractor {
     where
         F: Fn(&RequestRef<'_>) -> bool + Send + Sync + 'static,
     {
-        add_condition(&mut self.bypass, is_no_event);
+        self.bypass.push(Arc::new(is_no_event));
         self
     }
 
@@ -415,13 +415,13 @@ impl KeyExtractor {
     where
         F: Fn(&RequestRef<'_>) -> bool + Send + Sync + 'static,
     {
-        add_condition(&mut self.handshake, is_handshake);
+        self.handshake.push(Arc::new(is_handshake));
         self
     }
 
     /// Returns `true` for a request that the layer answers by itself.
     pub(crate) fn is_handshake(&self, request: &RequestRef<'_>) -> bool {
-        holds(self.handshake.as_ref(), request) && !holds(self.bypass.as_ref(), request)
+        any_holds(&self.handshake, request) && !any_holds(&self.bypass, request)
     }
 
     /// Sets the methods by which this sender delivers. Without a call, the layer's default holds.
@@ -456,7 +456,7 @@ impl KeyExtractor {
 
     /// Reads the keys of a request, for a layer, which is checked.
     pub(crate) fn read(&self, request: &RequestRef<'_>) -> Result<Extracted, KeyError> {
-        if holds(self.bypass.as_ref(), request) || holds(self.handshake.as_ref(), request) {
+        if any_holds(&self.bypass, request) || any_holds(&self.handshake, request) {
             return Ok(Extracted::Bypass);
         }
         let found = match &self.rule {
@@ -586,19 +586,8 @@ fn second_namespace(namespace: &str, label: &str) -> Arc<str> {
     format!("{namespace}.{label}").into()
 }
 
-/// Makes `condition` hold also for the requests for which `other` returns `true`.
-fn add_condition<F>(condition: &mut Option<Arc<ConditionFn>>, other: F)
-where
-    F: Fn(&RequestRef<'_>) -> bool + Send + Sync + 'static,
-{
-    *condition = Some(match condition.take() {
-        None => Arc::new(other),
-        Some(earlier) => Arc::new(move |request| earlier(request) || other(request)),
-    });
-}
-
-fn holds(condition: Option<&Arc<ConditionFn>>, request: &RequestRef<'_>) -> bool {
-    condition.is_some_and(|condition| condition(request))
+fn any_holds(conditions: &[Arc<ConditionFn>], request: &RequestRef<'_>) -> bool {
+    conditions.iter().any(|holds| holds(request))
 }
 
 fn scoped(namespace: &str, value: &str) -> Cow<'static, str> {

@@ -2,7 +2,7 @@
 
 use super::preset::{DAY, DEFAULTS, HOUR, Preset, Rule};
 use super::scheme::Part::{Body, Fixed, Rfc3339, Seconds};
-use super::scheme::{Own, Scheme, Secret, base64};
+use super::scheme::{self, Scheme, Secret, base64};
 use crate::key;
 
 /// SendGrid's Event Webhook: `/sg_event_id` of each event; the digest of an event without one.
@@ -116,7 +116,7 @@ pub const HUBSPOT: Preset = Preset {
     }),
     event_type: Some(|| key::json("/subscriptionType")),
     floor: 6 * DAY, // twice the 3 days of the schedule
-    scheme: Some(Scheme::own("x-hubspot-signature-v3", Own::HubSpot)),
+    scheme: Some(Scheme::new("x-hubspot-signature-v3", scheme::Rule::HubSpot)),
     signed_id: true,
     ..DEFAULTS
 };

@@ -5,7 +5,7 @@ use http::Method;
 use super::preset::{DAY, DEFAULTS, HOUR, MINUTE, Preset, Retries, Rule};
 use super::read::{header_is, lacks, value};
 use super::scheme::Part::{Body, Id, Rfc3339, Seconds, Text};
-use super::scheme::{Own, Scheme, Secret, hex};
+use super::scheme::{self, Scheme, Secret, hex};
 use crate::key::{self, FORM, KeyPart, RequestRef};
 
 /// Slack's Events API: `/event_id` in the body, which is unique across all workspaces.
@@ -56,8 +56,6 @@ fn is_no_slack_event(request: &RequestRef<'_>) -> bool {
 /// asks again. Leave such routes out, or use [`TWILIO_BY_TOKEN`] with
 /// [`replay`](crate::DedupLayer::replay).
 ///
-/// No retry window is documented for messaging and voice; the floor of one day is our estimate.
-///
 /// [Signature](https://www.twilio.com/docs/usage/security#validating-requests): HMAC-SHA1 over the public URL and the form
 /// fields, without separators. If the body is no form, the URL has its digest.
 ///
@@ -75,7 +73,7 @@ pub const TWILIO: Preset = Preset {
     methods: &[Method::POST, Method::GET],
     floor: DAY, // our estimate: no schedule is documented
     retries: Retries::ConnectionFailure,
-    scheme: Some(Scheme::own("x-twilio-signature", Own::Twilio)),
+    scheme: Some(Scheme::new("x-twilio-signature", scheme::Rule::Twilio)),
     signed_id: true,
     ..DEFAULTS
 };
@@ -138,7 +136,10 @@ pub const TELEGRAM: Preset = Preset {
     name: "telegram",
     rule: Rule::Part(|| key::json("/update_id")),
     floor: 48 * HOUR, // twice the 24 h for which updates are stored
-    scheme: Some(Scheme::token("x-telegram-bot-api-secret-token").with_secret(Secret::Token)),
+    scheme: Some(
+        Scheme::new("x-telegram-bot-api-secret-token", scheme::Rule::Token)
+            .with_secret(Secret::Token),
+    ),
     ..DEFAULTS
 };
 

@@ -3,7 +3,7 @@
 use super::preset::{DAY, DEFAULTS, MIB, Preset, Retries, Rule};
 use super::read::header_is;
 use super::scheme::Part::Body;
-use super::scheme::{Scheme, hex};
+use super::scheme::{self, Scheme, hex};
 use crate::key::{self, RequestRef};
 
 /// GitHub: the header `X-GitHub-Delivery`, one value per event.
@@ -11,13 +11,9 @@ use crate::key::{self, RequestRef};
 /// GitHub never retries by itself. A person can send a delivery again for three days, with the same
 /// id; to let this redelivery run, [forget its key](crate::guide::incidents#running-an-event-again). All
 /// webhooks that subscribe to an event share the value. A repository and its organisation may post one
-/// event to one URL. If both deliveries must be handled, give each its own route and namespace. The
-/// signature covers the body, not this header. A response other than 2xx loses the event: commit a job
-/// and answer at once, as in the example `ack_fast`.
-///
-/// GitHub sends bodies of up to 25 MB (its
-/// [payload cap](https://docs.github.com/en/webhooks/webhook-events-and-payloads#payload-cap)), and
-/// does not deliver a larger event.
+/// event to one URL. If both deliveries must be handled, give each its own route and namespace. A
+/// response other than 2xx loses the event: commit a job and answer at once, as in the example
+/// `ack_fast`. GitHub does not deliver an event that is larger than 25 MB.
 ///
 /// The first request to a new hook is a `ping`. The layer answers it, if the signed body is a ping too.
 /// A ping that is sent as a form has its own id and is deduplicated.
@@ -48,20 +44,19 @@ fn is_ping(request: &RequestRef<'_>) -> bool {
 /// GitLab: the header `Idempotency-Key` (since 17.4), else `webhook-id`.
 ///
 /// Both stay the same on a retry, and if a person sends the event again. An event of more than 25 MB is
-/// not delivered. Two headers are no keys: the different events of recursive webhooks share `X-Gitlab-Event-UUID`, and the meaning of `X-Gitlab-Webhook-UUID` is
-/// documented in contradictory ways. The older secret token signs nothing. The newer signature covers
-/// `webhook-id` but not `Idempotency-Key`. An attacker who has read one signed delivery can send it again
-/// under another id.
+/// not delivered. Two headers are no keys: the different events of recursive webhooks share
+/// `X-Gitlab-Event-UUID`, and the meaning of `X-Gitlab-Webhook-UUID` is documented in contradictory ways.
 ///
 /// [Verification](https://docs.gitlab.com/user/project/integrations/webhooks/) is by the shared *secret token*. Nothing
-/// is signed, so who reads one delivery can forge others. The newer signing token is not supported.
+/// is signed, so who reads one delivery can forge others. The newer signing token, which covers `webhook-id` but not
+/// `Idempotency-Key`, is not supported.
 pub const GITLAB: Preset = Preset {
     name: "gitlab",
     rule: Rule::Part(|| key::header("idempotency-key").or(key::header("webhook-id"))),
     event_type: Some(|| key::header("x-gitlab-event")),
     floor: 7 * DAY, // our estimate: no schedule is documented
     max_body: Some(25 * MIB),
-    scheme: Some(Scheme::token("x-gitlab-token")),
+    scheme: Some(Scheme::new("x-gitlab-token", scheme::Rule::Token)),
     ..DEFAULTS
 };
 

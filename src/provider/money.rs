@@ -2,7 +2,7 @@
 
 use super::preset::{DAY, DEFAULTS, HOUR, Preset, Rule};
 use super::scheme::Part::{Body, Item, Text, Url};
-use super::scheme::{Own, Scheme, Secret, base64, hex};
+use super::scheme::{self, Scheme, Secret, base64, hex};
 use crate::key;
 
 /// Stripe: the event's `id` (`evt_…`) in the body, of snapshot and of thin events. For events of
@@ -11,9 +11,8 @@ use crate::key;
 /// Stripe retries live events for three days; a person can send an event again for thirty days with
 /// the command line tool. Stripe may report one change by two events with different ids. A
 /// [`second_identity`](crate::KeyExtractor::second_identity) of `/data/object/id` and `/type`
-/// recognises them; its documentation states the cost. One event goes to every subscribed endpoint
-/// with one id: two endpoints of one application need
-/// [one namespace each](crate::guide::keys#several-endpoints-of-one-sender).
+/// recognises them; its documentation states the cost. Every subscribed endpoint receives one event
+/// with one id: [two endpoints](crate::guide::keys#several-endpoints-of-one-sender) need two namespaces.
 ///
 /// [Signature](https://docs.stripe.com/webhooks): HMAC-SHA256 over time and body, which has the id. The key is the whole
 /// secret, including `whsec_`.
@@ -34,12 +33,12 @@ pub const STRIPE: Preset = Preset {
 /// Shopify: shop, topic and event id, from headers.
 ///
 /// The topic is part of the key, because Shopify reports one action of a merchant under several topics
-/// with one event id. Older API versions send no event id; then the key is `X-Shopify-Webhook-Id`. The
-/// signature covers the body and none of these headers. Two subscriptions to one topic send one event
-/// twice, and the second is a duplicate. To handle both, give each its own route and
-/// [namespace](crate::guide::keys#several-endpoints-of-one-sender).
+/// with one event id. Older API versions send no event id; then the key is `X-Shopify-Webhook-Id`. Two
+/// subscriptions to one topic send one event twice, and the second is a duplicate. To handle both, give
+/// each its own route and [namespace](crate::guide::keys#several-endpoints-of-one-sender).
 ///
-/// [Signature](https://shopify.dev/docs/apps/build/webhooks): HMAC-SHA256 over the body. No time is signed.
+/// [Signature](https://shopify.dev/docs/apps/build/webhooks): HMAC-SHA256 over the body. Neither the
+/// id nor a time is signed.
 pub const SHOPIFY: Preset = Preset {
     name: "shopify",
     rule: Rule::Part(|| {
@@ -113,7 +112,7 @@ pub const ADYEN: Preset = Preset {
     }),
     event_type: Some(|| key::json("/NotificationRequestItem/eventCode")),
     floor: 60 * DAY, // twice the 30 days of the schedule
-    scheme: Some(Scheme::own("", Own::Adyen).with_secret(Secret::Hex)),
+    scheme: Some(Scheme::new("", scheme::Rule::Adyen).with_secret(Secret::Hex)),
     signed_id: true,
     ..DEFAULTS
 };

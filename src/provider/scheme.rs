@@ -16,13 +16,7 @@ pub(crate) enum Rule {
     Signed(Codes, &'static [Part]),
     /// The header is the secret itself.
     Token,
-    /// A function of `verify::schemes`.
-    Own(Own),
-}
-
-/// The schemes that the other rules cannot express.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Own {
+    // Data cannot express these: each is a function of `verify::schemes`.
     Adyen,
     HubSpot,
     Twilio,
@@ -92,16 +86,12 @@ impl Codes {
 }
 
 impl Scheme {
+    pub(super) const fn new(header: &'static str, rule: Rule) -> Self {
+        Self { header, secret: Secret::Text, rule }
+    }
+
     pub(super) const fn signed(header: &'static str, codes: Codes, text: &'static [Part]) -> Self {
-        Self { header, secret: Secret::Text, rule: Rule::Signed(codes, text) }
-    }
-
-    pub(super) const fn token(header: &'static str) -> Self {
-        Self { header, secret: Secret::Text, rule: Rule::Token }
-    }
-
-    pub(super) const fn own(header: &'static str, own: Own) -> Self {
-        Self { header, secret: Secret::Text, rule: Rule::Own(own) }
+        Self::new(header, Rule::Signed(codes, text))
     }
 
     pub(super) const fn with_secret(self, secret: Secret) -> Self {
@@ -112,13 +102,13 @@ impl Scheme {
     pub(crate) fn signs_time(&self) -> bool {
         let is_time =
             |part: &Part| matches!(part, Part::Seconds(_) | Part::Rfc3339(_) | Part::Item(_));
-        self.text().iter().any(is_time) || matches!(self.rule, Rule::Own(Own::HubSpot))
+        self.text().iter().any(is_time) || matches!(self.rule, Rule::HubSpot)
     }
 
     /// Returns `true` if the public URL of the server is signed.
     pub(crate) fn signs_url(&self) -> bool {
         let is_url = |part: &Part| matches!(part, Part::Url);
-        self.text().iter().any(is_url) || matches!(self.rule, Rule::Own(Own::HubSpot | Own::Twilio))
+        self.text().iter().any(is_url) || matches!(self.rule, Rule::HubSpot | Rule::Twilio)
     }
 
     fn text(&self) -> &'static [Part] {

@@ -11,9 +11,8 @@ use crate::key::{self, EventPart, KeyPart, Reader, RequestRef};
 ///
 /// The specification's example schedule makes ten attempts over 75 h 35 min; the floor is twice that.
 /// The specification also says "save the ids for five minutes", which is shorter than its own
-/// schedule. OpenAI retries for up to 72 hours. One message goes to every subscribed endpoint with one
-/// id: two endpoints of one application need
-/// [one namespace each](crate::guide::keys#several-endpoints-of-one-sender).
+/// schedule. OpenAI retries for up to 72 hours. Every subscribed endpoint receives one message with one
+/// id: [two endpoints](crate::guide::keys#several-endpoints-of-one-sender) need two namespaces.
 ///
 /// [Signature][s]: HMAC-SHA256 over id, time and body. The secret is base64, after `whsec_` or without it.
 ///
@@ -39,9 +38,8 @@ const fn standard(header: &'static str, text: &'static [Part]) -> Scheme {
 ///
 /// If both headers are present and differ, the delivery is malformed. An attacker could have added one
 /// of them, which would make a signed message a new event. `/data/email_id` is no key, because many
-/// events of Resend share it. One message goes to every subscribed endpoint with one id: two endpoints
-/// of one application need
-/// [one namespace each](crate::guide::keys#several-endpoints-of-one-sender).
+/// events of Resend share it. Every subscribed endpoint receives one message with one id, as under
+/// [`STANDARD_WEBHOOKS`].
 ///
 /// [Signature](https://docs.svix.com/receiving/verifying-payloads/how-manual): like Standard Webhooks, with headers
 /// that begin with `svix-` or `webhook-`. If both are present, they must be equal.

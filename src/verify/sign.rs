@@ -19,7 +19,7 @@ use super::secret::key_of;
 use super::time;
 use super::verifier::unix;
 use crate::error::BoxError;
-use crate::provider::{Codes, Own, Part, Preset, Rule, Secret};
+use crate::provider::{Codes, Part, Preset, Rule, Secret};
 
 /// A pair of keys for SendGrid, made for tests.
 const PUBLIC_KEY: &str = "MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEu5xywnLmdP135pgu4+Dc2H5LxIKJ9mfI/yUcDPuw\
@@ -77,14 +77,17 @@ impl Preset {
                 } else {
                     base16ct::lower::encode_string(&code)
                 };
-                Some(format!("{before}{}{code}", codes.prefix))
+                format!("{before}{}{code}", codes.prefix)
             }
-            Rule::Token => Some(secret.to_owned()),
-            Rule::Own(own) => signing.own(own)?,
+            Rule::Token => secret.to_owned(),
+            Rule::HubSpot => STANDARD.encode(signing.hubspot()?),
+            Rule::Twilio => STANDARD.encode(signing.twilio()?),
+            Rule::Adyen => {
+                signing.adyen()?;
+                return Ok(Request::from_parts(signing.head, signing.body));
+            }
         };
-        if let Some(signature) = signature {
-            signing.set(scheme.header, &signature)?;
-        }
+        signing.set(scheme.header, &signature)?;
         Ok(Request::from_parts(signing.head, signing.body))
     }
 }
@@ -121,24 +124,18 @@ impl Signing {
         Ok((before, text))
     }
 
-    /// Returns the code, in base64, by a scheme that is not data; `None` for Adyen, whose codes are in the body.
-    fn own(&mut self, own: Own) -> Result<Option<String>, BoxError> {
-        let signature = match own {
-            Own::Adyen => return self.adyen().map(|()| None),
-            Own::HubSpot => {
-                let time = format!("{}000", self.now);
-                self.set("x-hubspot-request-timestamp", &time)?;
-                let url = [self.received().public_url()?.as_str(), target(&self.head.uri)].concat();
-                let method = self.head.method.as_str().as_bytes();
-                self.code::<HmacSha256>(&[method, url.as_bytes(), &self.body, time.as_bytes()])?
-            }
-            Own::Twilio => {
-                let request = self.received();
-                let (url, text) = (request.public_url()?, url::twilio_text(&request)?);
-                self.code::<Hmac<Sha1>>(&[url.as_str().as_bytes(), text.as_bytes()])?
-            }
-        };
-        Ok(Some(STANDARD.encode(signature)))
+    fn hubspot(&mut self) -> Result<Vec<u8>, BoxError> {
+        let time = format!("{}000", self.now);
+        self.set("x-hubspot-request-timestamp", &time)?;
+        let url = [self.received().public_url()?.as_str(), target(&self.head.uri)].concat();
+        let method = self.head.method.as_str().as_bytes();
+        self.code::<HmacSha256>(&[method, url.as_bytes(), &self.body, time.as_bytes()])
+    }
+
+    fn twilio(&self) -> Result<Vec<u8>, BoxError> {
+        let request = self.received();
+        let (url, text) = (request.public_url()?, url::twilio_text(&request)?);
+        self.code::<Hmac<Sha1>>(&[url.as_str().as_bytes(), text.as_bytes()])
     }
 
     fn received(&self) -> Received<'_> {

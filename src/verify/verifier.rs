@@ -11,7 +11,7 @@ use super::public_url::PublicUrl;
 use super::received::Received;
 use super::schemes::{adyen, data, url};
 use super::secret::key_of;
-use crate::provider::{Own, Preset, Rule, Scheme};
+use crate::provider::{Preset, Rule, Scheme};
 
 /// Verifies the requests of one sender: its scheme, one or more secrets, and a tolerance.
 ///
@@ -113,9 +113,9 @@ fn verify(scheme: &Scheme, key: &[u8], request: &Received<'_>) -> Result<(), Ref
     match scheme.rule {
         Rule::Signed(codes, text) => data::verify(scheme, codes, text, key, request),
         Rule::Token => data::verify_token(scheme.header, key, request),
-        Rule::Own(Own::Adyen) => adyen::verify(key, request),
-        Rule::Own(Own::HubSpot) => url::hubspot(key, request),
-        Rule::Own(Own::Twilio) => url::twilio(key, request),
+        Rule::Adyen => adyen::verify(key, request),
+        Rule::HubSpot => url::hubspot(key, request),
+        Rule::Twilio => url::twilio(key, request),
     }
 }
 
