@@ -96,15 +96,9 @@ impl FoundId<'_> {
     }
 }
 
-impl<'r> From<Cow<'r, str>> for FoundId<'r> {
-    fn from(id: Cow<'r, str>) -> Self {
-        Self { id, event_type: None }
-    }
-}
-
 impl From<String> for FoundId<'_> {
     fn from(id: String) -> Self {
-        Cow::<str>::Owned(id).into()
+        Self { id: id.into(), event_type: None }
     }
 }
 

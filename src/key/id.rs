@@ -7,10 +7,13 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use smallvec::SmallVec;
 
 use super::digest::{hex, sha256, sha256_hex};
-use super::list::List;
 use crate::error::{ConfigError, ConfigErrorKind, KeyError, KeyErrorKind};
+
+/// A list that allocates only for more than one item, because most deliveries carry one event.
+pub(crate) type List<T> = SmallVec<[T; 1]>;
 
 /// The longest id in bytes that is stored unchanged; a longer id is replaced by its SHA-256.
 pub(crate) const MAX_ID_LEN: usize = 255;

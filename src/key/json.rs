@@ -27,7 +27,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use smallvec::{SmallVec, smallvec};
 
-use super::list::List;
+use super::id::List;
 use crate::error::{ConfigError, ConfigErrorKind, KeyError, KeyErrorKind};
 
 /// The most events of one delivery. The layer's default bound is lower; this bound is checked

@@ -96,15 +96,10 @@ impl Verifier {
             tolerance: self.tolerance.as_secs(),
             url: self.url.as_deref(),
         };
-        let mut result = Err(Refusal::Forged);
-        for key in &*self.keys {
-            result = verify(&self.scheme, key, &request);
-            // Every other refusal is the same for all secrets.
-            if result != Err(Refusal::Forged) {
-                break;
-            }
-        }
-        result
+        let mut results = self.keys.iter().map(|key| verify(&self.scheme, key, &request));
+        // Every other refusal is the same for all secrets.
+        let decided = results.find(|result| *result != Err(Refusal::Forged));
+        decided.unwrap_or(Err(Refusal::Forged))
     }
 }
 
