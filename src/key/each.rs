@@ -96,9 +96,6 @@ impl EachKey {
             return Ok(Found::Missing);
         };
         let mut events = FoundEvents::default();
-        if bodies.is_empty() {
-            return Ok(events.into());
-        }
         let part = self.part.with_head_of(request);
         let mut missing = false;
         // All events are read even if one has no key, because a malformed value is reported before a
@@ -120,9 +117,8 @@ impl EachKey {
 #[derive(Debug)]
 pub(crate) enum Found {
     One(FoundId<'static>),
-    /// At least one event.
+    /// A list, which may be empty.
     Each(Vec<FoundEvent>),
-    Bypass,
     Missing,
 }
 
@@ -172,7 +168,7 @@ pub(super) fn check_id_bytes(bytes: usize) -> Result<(), KeyError> {
 }
 
 impl From<FoundEvents> for Found {
-    fn from(FoundEvents { events, .. }: FoundEvents) -> Self {
-        if events.is_empty() { Self::Bypass } else { Self::Each(events) }
+    fn from(found: FoundEvents) -> Self {
+        Self::Each(found.events)
     }
 }

@@ -1,7 +1,6 @@
 //! [`EventPart`]: the id and the type of one event, read together.
 
 use std::borrow::Cow;
-use std::fmt;
 use std::sync::Arc;
 
 use super::id::event_type;
@@ -11,7 +10,7 @@ use super::request::RequestRef;
 use crate::error::{ConfigError, KeyError};
 
 /// Reads the id and the type of one event, with one walk for all JSON pointers of both.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub(crate) struct EventPart {
     id: KeyPart,
     event_type: Option<KeyPart>,
@@ -97,25 +96,9 @@ impl FoundId<'_> {
     }
 }
 
-impl<'r> From<Cow<'r, str>> for FoundId<'r> {
-    fn from(id: Cow<'r, str>) -> Self {
-        Self { id, event_type: None }
-    }
-}
-
 impl From<String> for FoundId<'_> {
     fn from(id: String) -> Self {
-        Cow::<str>::Owned(id).into()
-    }
-}
-
-impl fmt::Debug for EventPart {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.id.fmt(f)?;
-        match &self.event_type {
-            Some(part) => write!(f, " of type {part:?}"),
-            None => Ok(()),
-        }
+        Self { id: id.into(), event_type: None }
     }
 }
 

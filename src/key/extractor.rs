@@ -60,16 +60,17 @@ pub(crate) type Reader = Arc<dyn Fn(&RequestRef<'_>) -> Result<Found, KeyError> 
 /// ```
 #[derive(Clone)]
 pub struct KeyExtractor {
-    namespace: Arc<str>,
+    pub(crate) namespace: Arc<str>,
     namespace_by: Option<Arc<NamespaceFn>>,
     rule: Rule,
     /// Reads the type of an event to which the rule gives none.
     event_type: Option<KeyPart>,
     second: Option<Second>,
-    bypass: Option<Arc<ConditionFn>>,
-    handshake: Option<Arc<ConditionFn>>,
-    methods: Option<Arc<[Method]>>,
-    retention_floor: Option<Duration>,
+    bypass: Vec<Arc<ConditionFn>>,
+    handshake: Vec<Arc<ConditionFn>>,
+    /// `None` if the default of the layer holds.
+    pub(crate) methods: Option<Arc<[Method]>>,
+    pub(crate) retention_floor: Option<Duration>,
     /// The largest body that the sender sends, in bytes.
     pub(crate) max_body: Option<usize>,
     /// The sender's signature does not cover the id.
@@ -122,8 +123,8 @@ impl KeyExtractor {
             rule,
             event_type: None,
             second: None,
-            bypass: None,
-            handshake: None,
+            bypass: Vec::new(),
+            handshake: Vec::new(),
             methods: None,
             retention_floor: None,
             max_body: None,
@@ -396,7 +397,7 @@ impl KeyExtractor {
     where
         F: Fn(&RequestRef<'_>) -> bool + Send + Sync + 'static,
     {
-        add_condition(&mut self.bypass, is_no_event);
+        self.bypass.push(Arc::new(is_no_event));
         self
     }
 
@@ -414,13 +415,13 @@ impl KeyExtractor {
     where
         F: Fn(&RequestRef<'_>) -> bool + Send + Sync + 'static,
     {
-        add_condition(&mut self.handshake, is_handshake);
+        self.handshake.push(Arc::new(is_handshake));
         self
     }
 
     /// Returns `true` for a request that the layer answers by itself.
     pub(crate) fn is_handshake(&self, request: &RequestRef<'_>) -> bool {
-        holds(self.handshake.as_ref(), request) && !holds(self.bypass.as_ref(), request)
+        any_holds(&self.handshake, request) && !any_holds(&self.bypass, request)
     }
 
     /// Sets the methods by which this sender delivers. Without a call, the layer's default holds.
@@ -455,7 +456,7 @@ impl KeyExtractor {
 
     /// Reads the keys of a request, for a layer, which is checked.
     pub(crate) fn read(&self, request: &RequestRef<'_>) -> Result<Extracted, KeyError> {
-        if holds(self.bypass.as_ref(), request) || holds(self.handshake.as_ref(), request) {
+        if any_holds(&self.bypass, request) || any_holds(&self.handshake, request) {
             return Ok(Extracted::Bypass);
         }
         let found = match &self.rule {
@@ -473,37 +474,38 @@ impl KeyExtractor {
         };
         Ok(match found {
             Found::One(id) => return self.one(id, request),
+            Found::Each(found) if found.is_empty() => Extracted::Bypass,
             Found::Each(found) => {
                 let events = self.events(found, request)?;
                 Keys::new(events).map_or(Extracted::Missing, Extracted::Keys)
             }
-            Found::Bypass => Extracted::Bypass,
             Found::Missing => Extracted::Missing,
         })
     }
 
     /// Returns the namespaces of a request's keys and of their second identities.
-    fn namespaces(&self, request: &RequestRef<'_>) -> Result<Namespaces<'_>, KeyError> {
+    ///
+    /// The second namespace is empty if there are no second identities.
+    fn namespaces(&self, request: &RequestRef<'_>) -> Result<[Cow<'_, str>; 2], KeyError> {
         let second = self.second.as_ref().map_or("", |second| &second.namespace);
-        let Some(read) = &self.namespace_by else {
-            return Ok(Namespaces { key: Cow::Borrowed(&self.namespace), second: second.into() });
-        };
+        let namespaces = [&*self.namespace, second];
+        let Some(read) = &self.namespace_by else { return Ok(namespaces.map(Cow::Borrowed)) };
         let value = read(request).filter(|value| !value.is_empty());
         let value =
             value.ok_or_else(|| KeyError::new(KeyErrorKind::Missing, "the namespace's value"))?;
-        Ok(Namespaces { key: scoped(&self.namespace, &value), second: scoped(second, &value) })
+        Ok(namespaces.map(|namespace| scoped(namespace, &value)))
     }
 
     /// Returns the keys of a delivery of one event, with all its identities.
     fn one(&self, found: FoundId<'_>, request: &RequestRef<'_>) -> Result<Extracted, KeyError> {
-        let namespaces = self.namespaces(request)?;
-        let event = Event::new(DedupKey::in_namespace(&namespaces.key, &found.id)?);
+        let [namespace, second_namespace] = self.namespaces(request)?;
+        let event = Event::new(DedupKey::in_namespace(&namespace, &found.id)?);
         let event = event.with_checked_type(self.type_of(found.event_type, request));
         let Some(second) = &self.second else {
             return Ok(Extracted::Keys(event.into()));
         };
         let id = second.part.read(request)?;
-        Ok(Extracted::Keys(second.add_to(event, &namespaces.second, id)?.into()))
+        Ok(Extracted::Keys(second.add_to(event, &second_namespace, id)?.into()))
     }
 
     /// Returns the type that the rule has found, else the type that the part reads.
@@ -517,16 +519,16 @@ impl KeyExtractor {
         found: Vec<FoundEvent>,
         request: &RequestRef<'_>,
     ) -> Result<Vec<Event>, KeyError> {
-        let namespaces = self.namespaces(request)?;
+        let [namespace, second_namespace] = self.namespaces(request)?;
         let second = self.second.as_ref().map(|second| (second, second.part.with_head_of(request)));
         let mut id_bytes = 0;
         let event = |found: FoundEvent| {
-            let mut event = Event::new(DedupKey::in_namespace(&namespaces.key, &found.id)?);
+            let mut event = Event::new(DedupKey::in_namespace(&namespace, &found.id)?);
             if let Some((second, part)) = &second {
                 let id = part.read(&request.with_body(&found.body))?;
                 id_bytes += id.as_ref().map_or(0, |id| id.len());
                 check_id_bytes(id_bytes)?;
-                event = second.add_to(event, &namespaces.second, id)?;
+                event = second.add_to(event, &second_namespace, id)?;
             }
             let event_type = self.type_of(found.event_type, &request.with_body(&found.body));
             let event = event.with_checked_type(event_type);
@@ -547,7 +549,7 @@ impl KeyExtractor {
         let event_type = self.type_of(event.shared_event_type().cloned(), request);
         let mut event = event.clone().with_checked_type(event_type);
         if let (Some(second), None) = (&self.second, event.second_identity()) {
-            let namespace = self.namespaces(request)?.second;
+            let [_, namespace] = self.namespaces(request)?;
             event = second.add_to(event, &namespace, second.part.read(request)?)?;
         }
         Ok(Extracted::Keys(keys.with_only(event)))
@@ -562,46 +564,18 @@ impl KeyExtractor {
         if request.body().is_empty() {
             return Err(KeyError::new(KeyErrorKind::Missing, "the body"));
         }
-        let namespace = self.namespaces(request)?.key;
+        let [namespace, _] = self.namespaces(request)?;
         let mut id = body_id(request.body());
         if let Rule::IdempotencyKey(scope) = &self.rule {
             id = idempotency::id(scope, request, &id)?;
         }
-        Ok(Keys::one(DedupKey::in_namespace(&namespace, &id)?))
-    }
-
-    pub(crate) fn allowed_methods(&self) -> Option<&Arc<[Method]>> {
-        self.methods.as_ref()
-    }
-
-    pub(crate) fn floor(&self) -> Option<Duration> {
-        self.retention_floor
-    }
-
-    pub(crate) fn largest_body(&self) -> Option<usize> {
-        self.max_body
+        Ok(Event::new(DedupKey::in_namespace(&namespace, &id)?).into())
     }
 
     /// Returns `true` if nothing that the sender signs identifies the event.
     pub(crate) fn is_replayable(&self) -> bool {
         self.unsigned_id && self.second.is_none()
     }
-
-    /// Returns `true` if the sender does not deliver again after a response.
-    pub(crate) fn is_tried_once(&self) -> bool {
-        self.tried_once
-    }
-
-    pub(crate) fn namespace_str(&self) -> &Arc<str> {
-        &self.namespace
-    }
-}
-
-/// The namespaces of one request.
-struct Namespaces<'e> {
-    key: Cow<'e, str>,
-    /// The namespace of second identities; empty if there are none.
-    second: Cow<'e, str>,
 }
 
 /// The longest namespace, escaped, to which the digest of a value can be added.
@@ -612,19 +586,8 @@ fn second_namespace(namespace: &str, label: &str) -> Arc<str> {
     format!("{namespace}.{label}").into()
 }
 
-/// Makes `condition` hold also for the requests for which `other` returns `true`.
-fn add_condition<F>(condition: &mut Option<Arc<ConditionFn>>, other: F)
-where
-    F: Fn(&RequestRef<'_>) -> bool + Send + Sync + 'static,
-{
-    *condition = Some(match condition.take() {
-        None => Arc::new(other),
-        Some(earlier) => Arc::new(move |request| earlier(request) || other(request)),
-    });
-}
-
-fn holds(condition: Option<&Arc<ConditionFn>>, request: &RequestRef<'_>) -> bool {
-    condition.is_some_and(|condition| condition(request))
+fn any_holds(conditions: &[Arc<ConditionFn>], request: &RequestRef<'_>) -> bool {
+    conditions.iter().any(|holds| holds(request))
 }
 
 fn scoped(namespace: &str, value: &str) -> Cow<'static, str> {

@@ -2,17 +2,22 @@
 
 use std::borrow::Cow;
 
-use http::{HeaderMap, header};
+use http::header::CONTENT_TYPE;
 
+use super::request::RequestRef;
 use crate::error::{KeyError, KeyErrorKind};
 
-/// Returns the field's decoded value. A body with another content type has no fields.
+/// The media type of a form.
+pub(crate) const FORM: &str = "application/x-www-form-urlencoded";
+
+/// Returns the field's decoded value. A body with another content type has no fields; senders may
+/// omit the content type.
 pub(super) fn read<'r>(
-    headers: &HeaderMap,
-    body: &'r [u8],
+    request: &RequestRef<'r>,
     name: &str,
 ) -> Result<Option<Cow<'r, str>>, KeyError> {
-    if is_form(headers) { field(body, name, "form field") } else { Ok(None) }
+    let is_form = !request.headers().contains_key(CONTENT_TYPE) || request.is_of(FORM);
+    if is_form { field(request.body(), name, "form field") } else { Ok(None) }
 }
 
 /// Returns the decoded value of `name` among `name=value` pairs joined by `&`.
@@ -46,11 +51,4 @@ pub(super) fn field<'r>(
         return fault(KeyErrorKind::Nul);
     }
     Ok(Some(value))
-}
-
-/// Returns `true` for a form, and for a request without a content type: senders may omit it.
-fn is_form(headers: &HeaderMap) -> bool {
-    let Some(value) = headers.get(header::CONTENT_TYPE) else { return true };
-    let essence = value.as_bytes().split(|byte| *byte == b';').next().unwrap_or_default();
-    essence.trim_ascii().eq_ignore_ascii_case(b"application/x-www-form-urlencoded")
 }

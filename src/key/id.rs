@@ -7,13 +7,16 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use smallvec::SmallVec;
 
 use super::digest::{hex, sha256, sha256_hex};
-use super::list::List;
 use crate::error::{ConfigError, ConfigErrorKind, KeyError, KeyErrorKind};
 
+/// A list that allocates only for more than one item, because most deliveries carry one event.
+pub(crate) type List<T> = SmallVec<[T; 1]>;
+
 /// The longest id in bytes that is stored unchanged; a longer id is replaced by its SHA-256.
-pub const MAX_ID_LEN: usize = 255;
+pub(crate) const MAX_ID_LEN: usize = 255;
 
 pub(super) const MAX_NAMESPACE_LEN: usize = 64;
 
@@ -37,7 +40,7 @@ impl DedupKey {
     /// Makes a key outside the layer: for
     /// [`forget`](crate::adapter::inspect::MaintenanceAdapter::forget), a queue worker or a test.
     ///
-    /// An id over [`MAX_ID_LEN`] bytes is replaced by its SHA-256, as in the layer.
+    /// An id over 255 bytes is replaced by its SHA-256, as in the layer.
     ///
     /// # Errors
     ///
@@ -275,7 +278,7 @@ impl Event {
     }
 
     /// Returns all identities of the event, the key first.
-    pub fn identities(&self) -> impl Iterator<Item = &DedupKey> {
+    pub(crate) fn identities(&self) -> impl Iterator<Item = &DedupKey> {
         std::iter::once(&self.key).chain(&self.second)
     }
 }
@@ -301,12 +304,6 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// Makes the keys of a delivery that carries one event.
-    #[must_use]
-    pub fn one(key: DedupKey) -> Self {
-        Event::new(key).into()
-    }
-
     /// Makes the keys of a multi-event delivery, or returns `None` if `events` is empty.
     #[must_use]
     pub fn new(events: Vec<Event>) -> Option<Self> {
@@ -437,7 +434,7 @@ mod tests {
     #[test]
     fn debug_of_a_key_never_shows_the_id() {
         let key = DedupKey::new("twilio", "+15005550006").unwrap();
-        let shown = format!("{key:?} {:?}", Keys::one(key.clone()));
+        let shown = format!("{key:?} {:?}", Keys::from(Event::from(&key)));
         assert!(!shown.contains("15005550006"), "{shown}");
         assert!(shown.contains(&key.log_id()), "{shown}");
     }
@@ -453,7 +450,7 @@ mod tests {
         let shown = |id| DedupKey::new("n", id).unwrap().shown_id().into_owned();
         assert_eq!(shown("a b\u{e9}%\\"), "a b\u{e9}%\\");
         assert_eq!(shown("a\nb\u{202e}\u{1b}"), r"a\nb\u{202e}\u{1b}");
-        let keys = Keys::one(DedupKey::new("n", "abc").unwrap()).with_hashed_log_ids();
+        let keys = Keys::from(Event::new(DedupKey::new("n", "abc").unwrap())).with_hashed_log_ids();
         assert_eq!(keys.first().shown_id(), "ba7816bf8f01cfea");
         assert_eq!(*keys.first(), DedupKey::new("n", "abc").unwrap());
     }

@@ -137,62 +137,46 @@ mod tests {
     }
 
     #[test]
-    fn string_is_read_and_unescaped() {
-        let longest = "x".repeat(MAX_ID_LEN);
-        let quoted_longest = format!("\"{longest}\"");
-        for (text, wanted) in [
-            (r#""8e03978e-40d5-43e8-bc93-6894a57f9324""#, "8e03978e-40d5-43e8-bc93-6894a57f9324"),
-            (r#"  "a"	"#, "a"),
-            (r#""a b, c; d""#, "a b, c; d"),
-            (r#"" a ""#, " a "),
-            (r#""\"\\\"""#, r#""\""#),
-            (&quoted_longest, &longest),
-        ] {
-            assert_eq!(value(text.as_bytes()), Ok(Some(wanted.to_owned())), "{text}");
-        }
-    }
-
-    #[test]
-    fn value_without_quotes_is_read_as_it_is() {
-        let longest = "x".repeat(MAX_ID_LEN);
-        for text in
-            ["8e03978e-40d5", "42", "a=b", "AZaz09+/=", "~!@#$%^&*()_|", "a\u{27}b", &longest]
-        {
-            assert_eq!(value(text.as_bytes()), Ok(Some(text.to_owned())), "{text}");
-        }
-    }
-
-    #[test]
-    fn other_values_are_malformed() {
+    fn value_is_read_with_or_without_quotes_or_is_malformed() {
         use KeyErrorKind::{Empty, InvalidString, NotUtf8, TooLong};
-        let long = "x".repeat(MAX_ID_LEN + 1);
-        let quoted_long = format!("\"{long}\"");
-        for (text, kind) in [
-            (&b""[..], Empty),
-            (b"  ", Empty),
-            (br#""""#, Empty),
-            (br#"""#, InvalidString),
-            (br#""a"#, InvalidString),
-            (br#"a""#, InvalidString),
-            (br#""a"b"#, InvalidString),
-            (br#""a"b""#, InvalidString),
-            (br#""a\""#, InvalidString),
-            (br#""a\b""#, InvalidString),
-            (br#""a";x=1"#, InvalidString),
-            (br#""a";x="1""#, InvalidString),
-            (br#""a", "b""#, InvalidString),
-            (b"a, b", InvalidString),
-            (b"a;x=1", InvalidString),
-            (b"a b", InvalidString),
-            (b"a\\b", InvalidString),
-            (b"\"a\tb\"", InvalidString),
-            ("\"k\u{e9}y\"".as_bytes(), InvalidString),
-            ("k\u{e9}y".as_bytes(), InvalidString),
-            (b"k\xE9y", NotUtf8),
-            (long.as_bytes(), TooLong),
-            (quoted_long.as_bytes(), TooLong),
+        let (longest, long) = ("x".repeat(255), "x".repeat(256));
+        let quoted = |text: &str| format!("\"{text}\"");
+        let [quoted_longest, quoted_long] = [&longest, &long].map(|text| quoted(text));
+        for (text, wanted) in [
+            (&br#""8e03978e-40d5""#[..], Ok("8e03978e-40d5")),
+            (b"  \"a\"\t", Ok("a")),
+            (br#""a b, c; d""#, Ok("a b, c; d")),
+            (br#"" a ""#, Ok(" a ")),
+            (br#""\"\\\"""#, Ok(r#""\""#)),
+            (quoted_longest.as_bytes(), Ok(&longest)),
+            (b"8e03978e-40d5", Ok("8e03978e-40d5")),
+            (b"a=b", Ok("a=b")),
+            (b"~!@#$%^&*()_|09+/'", Ok("~!@#$%^&*()_|09+/'")),
+            (longest.as_bytes(), Ok(&longest)),
+            (b"", Err(Empty)),
+            (b"  ", Err(Empty)),
+            (br#""""#, Err(Empty)),
+            (br#"""#, Err(InvalidString)),
+            (br#""a"#, Err(InvalidString)),
+            (br#"a""#, Err(InvalidString)),
+            (br#""a"b""#, Err(InvalidString)),
+            (br#""a\""#, Err(InvalidString)),
+            (br#""a\b""#, Err(InvalidString)),
+            (br#""a";x=1"#, Err(InvalidString)),
+            (br#""a", "b""#, Err(InvalidString)),
+            (b"a, b", Err(InvalidString)),
+            (b"a;x=1", Err(InvalidString)),
+            (b"a b", Err(InvalidString)),
+            (b"a\\b", Err(InvalidString)),
+            (b"\"a\tb\"", Err(InvalidString)),
+            ("\"k\u{e9}y\"".as_bytes(), Err(InvalidString)),
+            ("k\u{e9}y".as_bytes(), Err(InvalidString)),
+            (b"k\xE9y", Err(NotUtf8)),
+            (long.as_bytes(), Err(TooLong)),
+            (quoted_long.as_bytes(), Err(TooLong)),
         ] {
-            assert_eq!(value(text), Err(kind), "{}", String::from_utf8_lossy(text));
+            let wanted = wanted.map(|value: &str| Some(value.to_owned()));
+            assert_eq!(value(text), wanted, "{}", String::from_utf8_lossy(text));
         }
     }
 

@@ -27,7 +27,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use smallvec::{SmallVec, smallvec};
 
-use super::list::List;
+use super::id::List;
 use crate::error::{ConfigError, ConfigErrorKind, KeyError, KeyErrorKind};
 
 /// The most events of one delivery. The layer's default bound is lower; this bound is checked
@@ -76,24 +76,14 @@ impl Tree {
     }
 }
 
-impl FromIterator<Token> for Tree {
-    fn from_iter<I: IntoIterator<Item = Token>>(tokens: I) -> Self {
-        let tokens: Vec<_> = tokens.into_iter().collect();
-        let end = Self { ends: Some(0), below: Vec::new() };
-        tokens.into_iter().rfold(end, |tree, token| Self { ends: None, below: vec![(token, tree)] })
-    }
-}
-
 impl Pointer {
     /// Parses a pointer to one value.
     ///
     /// # Errors
     ///
-    /// If `text` is neither empty nor starts with `/`, or if a `~`
-    /// is not part of `~0` or `~1`.
+    /// If `text` is neither empty nor starts with `/`, or if a `~` is not part of `~0` or `~1`.
     pub(super) fn to_value(text: &str) -> Result<Self, ConfigError> {
-        let tree: Tree = names(text)?.into_iter().map(Token::Name).collect();
-        Ok(Self { text: text.into(), tree: tree.into(), is_to_items: false })
+        Ok(Self::new(text, names(text)?.into_iter().map(Token::Name), false))
     }
 
     /// Parses a pointer to the items of an array, or of several: `*` stands for every item of an
@@ -104,16 +94,20 @@ impl Pointer {
     /// As [`to_value`](Self::to_value).
     pub(super) fn to_items(text: &str) -> Result<Self, ConfigError> {
         let token = |name| if name == "*" { Token::EachItem } else { Token::Name(name) };
-        let tree: Tree = names(text)?.into_iter().map(token).chain([Token::EachItem]).collect();
-        Ok(Self { text: text.into(), tree: tree.into(), is_to_items: true })
+        Ok(Self::new(text, names(text)?.into_iter().map(token).chain([Token::EachItem]), true))
     }
 
     /// Returns the pointer to the items of the array that these plain names lead to.
     pub(crate) fn to_items_of(names: &[&str]) -> Self {
         let text: String = names.iter().map(|name| format!("/{name}")).collect();
         let tokens = names.iter().map(|&name| Token::Name(name.to_owned()));
-        let tree: Tree = tokens.chain([Token::EachItem]).collect();
-        Self { text: text.into(), tree: tree.into(), is_to_items: true }
+        Self::new(&text, tokens.chain([Token::EachItem]), true)
+    }
+
+    fn new(text: &str, tokens: impl DoubleEndedIterator<Item = Token>, is_to_items: bool) -> Self {
+        let end = Tree { ends: Some(0), below: Vec::new() };
+        let tree = tokens.rfold(end, |tree, token| Tree { ends: None, below: vec![(token, tree)] });
+        Self { text: text.into(), tree: tree.into(), is_to_items }
     }
 
     /// Returns the pointer as it was written.

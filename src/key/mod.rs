@@ -45,7 +45,6 @@ mod header;
 mod id;
 mod idempotency;
 mod json;
-mod list;
 mod part;
 mod request;
 
@@ -55,11 +54,13 @@ pub(crate) use each::{Found, FoundEvents};
 pub(crate) use event_part::{EventPart, FoundId};
 pub(crate) use extractor::Reader;
 pub use extractor::{Extracted, IntoKeyExtractor, KeyExtractor};
-pub(crate) use id::event_type;
-pub use id::{DedupKey, Event, Keys, MAX_ID_LEN};
+pub(crate) use form::FORM;
+#[cfg(feature = "postgres")]
+pub(crate) use id::MAX_ID_LEN;
+pub use id::{DedupKey, Event, Keys};
+pub(crate) use id::{List, event_type};
 pub(crate) use idempotency::whole_payload;
 pub(crate) use json::{Pointer, items};
-pub(crate) use list::List;
 pub(crate) use part::compose;
 pub use part::{KeyPart, body_digest, form, from_fn, header, json, query};
 pub use request::RequestRef;

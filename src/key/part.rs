@@ -16,11 +16,6 @@ type ReadFn = dyn Fn(&RequestRef<'_>) -> Result<Option<String>, KeyError> + Send
 /// Reads one value of a request: a building block of a [`KeyExtractor`](super::KeyExtractor).
 ///
 /// A part returns a value, `None` (the value is *missing*), or an error (the value is malformed).
-///
-/// # Why one type and not a trait?
-///
-/// With a trait, the layer's type would spell out the whole composition. One enum behind one type
-/// keeps `DedupLayer<L>` readable, and [`from_fn`] covers everything else.
 #[derive(Clone)]
 pub struct KeyPart(Node);
 
@@ -186,7 +181,7 @@ impl KeyPart {
                 Ok(header_value::read(request.headers(), name)?.map(Cow::Borrowed))
             }
             Node::Json(pointer) => json_value::read(request.body(), request.values(), pointer),
-            Node::Form(field) => form_field::read(request.headers(), request.body(), field),
+            Node::Form(field) => form_field::read(request, field),
             Node::Query(parameter) => match request.uri().query() {
                 Some(query) => form_field::field(query.as_bytes(), parameter, "query parameter"),
                 None => Ok(None),

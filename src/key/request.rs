@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::json::Values;
 use bytes::Bytes;
-use http::{HeaderMap, Method, Uri, request};
+use http::{HeaderMap, HeaderValue, Method, Uri, header, request};
 
 /// The head of a request and its whole body.
 #[derive(Clone, Copy)]
@@ -38,6 +38,13 @@ impl<'r> RequestRef<'r> {
     #[must_use]
     pub fn headers(&self) -> &'r HeaderMap {
         &self.head.headers
+    }
+
+    /// Returns `true` if the body has this media type.
+    pub(crate) fn is_of(&self, media_type: &str) -> bool {
+        let value = self.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+        let essence = value.unwrap_or_default().split(|byte| *byte == b';').next();
+        essence.unwrap_or_default().trim_ascii().eq_ignore_ascii_case(media_type.as_bytes())
     }
 
     /// Returns the extensions that outer layers have inserted.

@@ -377,7 +377,7 @@ where
     let task = async move {
         if let Err(Ending::Panicked(panic)) = caller.send(delivery.await) {
             // The caller is gone.
-            let namespace = layer.config.key.namespace_str();
+            let namespace = &layer.config.key.namespace;
             observe::orphaned_panic(namespace, panic_message(&*panic));
         }
     };

@@ -222,7 +222,7 @@ impl<L: Ledger, B> DedupLayer<L, B> {
         DedupHandle {
             gate: Arc::clone(&self.gate),
             pending_writes: self.ledger.pending_writes(),
-            namespace: Arc::clone(self.config.key.namespace_str()),
+            namespace: Arc::clone(&self.config.key.namespace),
             can_shadow: L::CAN_SHADOW,
         }
     }

@@ -56,15 +56,15 @@ pub(super) struct ComparedPart {
 
 impl Config {
     pub(super) fn new(key: KeyExtractor) -> Self {
-        let methods = key.allowed_methods().map_or_else(
+        let methods = key.methods.as_ref().map_or_else(
             || [Method::POST, Method::PUT, Method::PATCH, Method::DELETE].into(),
             Arc::clone,
         );
         let mut times = Times::default();
-        times.retention = times.retention.max(key.floor().unwrap_or_default());
-        let body_limit = BODY_LIMIT.max(key.largest_body().unwrap_or_default());
+        times.retention = times.retention.max(key.retention_floor.unwrap_or_default());
+        let body_limit = BODY_LIMIT.max(key.max_body.unwrap_or_default());
         Self {
-            meters: Arc::new(Meters::new(key.namespace_str(), key.is_tried_once())),
+            meters: Arc::new(Meters::new(&key.namespace, key.tried_once)),
             key,
             methods,
             body_limit,

@@ -387,7 +387,7 @@ where
         instead: Option<(Outcome, DedupResult)>,
     ) {
         if let Judged::InShadow(Some(verdict)) = self.judged {
-            observe::shadow(self.layer.config.key.namespace_str(), verdict.as_str());
+            observe::shadow(&self.layer.config.key.namespace, verdict.as_str());
         }
         let failure = settled.err().map(|error| {
             let is_handlers = error.kind() == ErrorKind::Transaction;

@@ -37,10 +37,10 @@ impl<L, B> DedupLayer<L, B> {
     /// 0 is invalid.
     pub fn body_limit(mut self, bytes: usize) -> Self {
         self.config.body_limit = bytes;
-        if let Some(largest) = self.config.key.largest_body()
+        if let Some(largest) = self.config.key.max_body
             && bytes < largest
         {
-            observe::small_body_limit(self.config.key.namespace_str(), bytes, largest);
+            observe::small_body_limit(&self.config.key.namespace, bytes, largest);
         }
         self
     }
@@ -63,10 +63,10 @@ impl<L, B> DedupLayer<L, B> {
     /// Zero is invalid.
     pub fn retention(mut self, retention: Duration) -> Self {
         self.config.times.retention = retention;
-        if let Some(floor) = self.config.key.floor()
+        if let Some(floor) = self.config.key.retention_floor
             && retention < floor
         {
-            observe::short_retention(self.config.key.namespace_str(), retention, floor);
+            observe::short_retention(&self.config.key.namespace, retention, floor);
         }
         self
     }
@@ -223,7 +223,7 @@ impl<L, B> DedupLayer<L, B> {
     /// [content identity](crate::guide::keys#an-id-that-is-not-signed).
     pub fn require_verified(mut self) -> Self {
         if self.config.key.is_replayable() {
-            observe::unsigned_id(self.config.key.namespace_str());
+            observe::unsigned_id(&self.config.key.namespace);
         }
         self.config.require_verified = true;
         self

@@ -2,12 +2,11 @@
 
 use http::Method;
 
-use super::preset::{
-    DAY, DEFAULTS, EventType, Floor, HOUR, Handshake, MINUTE, Preset, Retries, Rule,
-};
-use super::read::{header_is, lacks, media_type, value};
-use super::scheme::{Own, Part, Scheme, Secret, hex};
-use crate::key::{self, KeyPart, RequestRef};
+use super::preset::{DAY, DEFAULTS, HOUR, MINUTE, Preset, Retries, Rule};
+use super::read::{header_is, lacks, value};
+use super::scheme::Part::{Body, Id, Rfc3339, Seconds, Text};
+use super::scheme::{self, Scheme, Secret, hex};
+use crate::key::{self, FORM, KeyPart, RequestRef};
 
 /// Slack's Events API: `/event_id` in the body, which is unique across all workspaces.
 ///
@@ -19,38 +18,22 @@ use crate::key::{self, KeyPart, RequestRef};
 /// body, which has the id.
 pub const SLACK: Preset = Preset {
     name: "slack",
-    title: "Slack",
-    key: "`/event_id`",
     rule: Rule::Part(|| key::json("/event_id")),
-    event_type: EventType("`/event/type`", Some(|| key::json("/event/type"))),
-    handshake: Some(Handshake {
-        words: "`/type` is `url_verification` or `app_rate_limited`; forms (slash commands, \
-                interactivity)",
-        is: is_no_slack_event,
-        needs_only_2xx: false,
-    }),
-    floor: Floor(12 * MINUTE, "twice the 6 min of the schedule"),
-    how: "three times: at once, after 1 min and after 5 min",
+    event_type: Some(|| key::json("/event/type")),
+    bypass: Some(is_no_slack_event),
+    floor: 12 * MINUTE, // twice the 6 min of the schedule
     scheme: Some(Scheme::signed(
         "x-slack-signature",
         hex("v0="),
-        "version, time, body",
-        &[
-            Part::Text("v0:"),
-            Part::Seconds("x-slack-request-timestamp"),
-            Part::Text(":"),
-            Part::Body,
-        ],
+        &[Text("v0:"), Seconds("x-slack-request-timestamp"), Text(":"), Body],
     )),
     signed_id: true,
-    source: "https://docs.slack.dev/apis/events-api/",
-    unverified: "the schedule (third parties)",
     ..DEFAULTS
 };
 
 /// The content type is not signed, so a "form" whose body is a JSON object counts as an event.
 fn is_no_slack_event(request: &RequestRef<'_>) -> bool {
-    if media_type(request) == "application/x-www-form-urlencoded" {
+    if request.is_of(FORM) {
         return !request.body().trim_ascii_start().starts_with(b"{");
     }
     let kind = value(request, "/type");
@@ -73,8 +56,6 @@ fn is_no_slack_event(request: &RequestRef<'_>) -> bool {
 /// asks again. Leave such routes out, or use [`TWILIO_BY_TOKEN`] with
 /// [`replay`](crate::DedupLayer::replay).
 ///
-/// No retry window is documented for messaging and voice; the floor of one day is our estimate.
-///
 /// [Signature](https://www.twilio.com/docs/usage/security#validating-requests): HMAC-SHA1 over the public URL and the form
 /// fields, without separators. If the body is no form, the URL has its digest.
 ///
@@ -87,24 +68,13 @@ fn is_no_slack_event(request: &RequestRef<'_>) -> bool {
 ///   its URL. A message whose text has the other spelling is refused, too.
 pub const TWILIO: Preset = Preset {
     name: "twilio",
-    title: "Twilio",
-    key: "form or query `AccountSid?|MessageSid|MessageStatus or SmsStatus?`, else \
-          `AccountSid?|CallSid|CallStatus?|SequenceNumber?|RecordingSid?|RecordingStatus?`",
     rule: Rule::Part(twilio_fields),
-    handshake: Some(Handshake {
-        words: "a HEAD without a key",
-        is: is_head_without_fields,
-        needs_only_2xx: false,
-    }),
+    bypass: Some(is_head_without_fields),
     methods: &[Method::POST, Method::GET],
-    floor: Floor(DAY, "our estimate: no schedule is documented"),
+    floor: DAY, // our estimate: no schedule is documented
     retries: Retries::ConnectionFailure,
-    how: "once; more often where the webhook's URL says so (`#rc=`)",
-    scheme: Some(Scheme::own("x-twilio-signature", "URL, fields of the form", Own::Twilio)),
+    scheme: Some(Scheme::new("x-twilio-signature", scheme::Rule::Twilio)),
     signed_id: true,
-    answer_matters: true,
-    source: "https://www.twilio.com/docs/usage/webhooks",
-    unverified: "the one retry (third parties)",
     ..DEFAULTS
 };
 
@@ -115,16 +85,9 @@ pub const TWILIO: Preset = Preset {
 /// signature does not cover the header. We did not find its official definition.
 pub const TWILIO_BY_TOKEN: Preset = Preset {
     name: "twilio-by-token",
-    title: "Twilio, by token",
-    key: "header `I-Twilio-Idempotency-Token`, else as `twilio`",
     rule: Rule::Part(twilio_by_token),
-    handshake: Some(Handshake {
-        words: "a HEAD without a key",
-        is: is_head_without_token,
-        needs_only_2xx: false,
-    }),
+    bypass: Some(is_head_without_token),
     signed_id: false,
-    unverified: "the meaning of the token (third parties); the one retry (third parties)",
     ..TWILIO
 };
 
@@ -171,15 +134,12 @@ fn is_head_without_token(request: &RequestRef<'_>) -> bool {
 /// one delivery can forge others.
 pub const TELEGRAM: Preset = Preset {
     name: "telegram",
-    title: "Telegram",
-    key: "`/update_id`",
     rule: Rule::Part(|| key::json("/update_id")),
-    floor: Floor(48 * HOUR, "twice the 24 h for which updates are stored"),
-    how: "\"a reasonable amount of attempts\"",
-    answer_matters: true,
-    scheme: Some(Scheme::token("x-telegram-bot-api-secret-token").with_secret(Secret::Token)),
-    source: "https://core.telegram.org/bots/api#setwebhook",
-    unverified: "the 24 h (third parties)",
+    floor: 48 * HOUR, // twice the 24 h for which updates are stored
+    scheme: Some(
+        Scheme::new("x-telegram-bot-api-secret-token", scheme::Rule::Token)
+            .with_secret(Secret::Token),
+    ),
     ..DEFAULTS
 };
 
@@ -192,34 +152,16 @@ pub const TELEGRAM: Preset = Preset {
 /// recommends a tolerance of 10 min.
 pub const TWITCH: Preset = Preset {
     name: "twitch",
-    title: "Twitch EventSub",
-    key: "header `Twitch-Eventsub-Message-Id`",
     rule: Rule::Part(|| key::header("twitch-eventsub-message-id")),
-    event_type: EventType(
-        "header `Twitch-Eventsub-Subscription-Type`",
-        Some(|| key::header("twitch-eventsub-subscription-type")),
-    ),
-    handshake: Some(Handshake {
-        words: "`Twitch-Eventsub-Message-Type` is `webhook_callback_verification` or \
-                `revocation`, and the body has no `/event`",
-        is: is_no_twitch_event,
-        needs_only_2xx: false,
-    }),
-    floor: Floor(7 * DAY, "our estimate: no schedule is documented"),
-    how: "when it is not sure that the message arrived",
+    event_type: Some(|| key::header("twitch-eventsub-subscription-type")),
+    bypass: Some(is_no_twitch_event),
+    floor: 7 * DAY, // our estimate: no schedule is documented
     scheme: Some(Scheme::signed(
         "twitch-eventsub-message-signature",
         hex("sha256="),
-        "id, time, body",
-        &[
-            Part::Id("twitch-eventsub-message-id"),
-            Part::Rfc3339("twitch-eventsub-message-timestamp"),
-            Part::Body,
-        ],
+        &[Id("twitch-eventsub-message-id"), Rfc3339("twitch-eventsub-message-timestamp"), Body],
     )),
     signed_id: true,
-    source: "https://dev.twitch.tv/docs/eventsub/handling-webhook-events/",
-    unverified: "the schedule",
     ..DEFAULTS
 };
 

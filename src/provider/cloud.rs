@@ -1,8 +1,6 @@
 //! Queues and event buses of cloud providers.
 
-use super::preset::{
-    DAY, DEFAULTS, EventType, Floor, HOUR, Handshake, LargestBody, MIB, Preset, Rule,
-};
+use super::preset::{DAY, DEFAULTS, HOUR, MIB, Preset, Rule};
 use super::read::{cloud_events_or, header_is, value};
 use crate::error::{KeyError, KeyErrorKind};
 use crate::key::{self, KeyPart, Reader, RequestRef};
@@ -16,20 +14,10 @@ use crate::key::{self, KeyPart, Reader, RequestRef};
 /// 3. The content type is `text/plain` and is ignored.
 pub const AWS_SNS: Preset = Preset {
     name: "aws-sns",
-    title: "Amazon SNS",
-    key: "`/TopicArn|/MessageId`; of raw deliveries headers \
-          `x-amz-sns-topic-arn|x-amz-sns-message-id`",
     rule: Rule::Part(|| key::from_fn(sns)),
-    handshake: Some(Handshake {
-        words: "`/Type` is `SubscriptionConfirmation` or `UnsubscribeConfirmation`",
-        is: is_sns_confirmation,
-        needs_only_2xx: false,
-    }),
-    floor: Floor(2 * HOUR, "twice the 1 h that a delivery policy may take"),
-    how: "three times, 20 s apart; by a delivery policy for up to 1 h",
+    bypass: Some(is_sns_confirmation),
+    floor: 2 * HOUR, // twice the 1 h that a delivery policy may take
     signed_id: true,
-    source: "https://docs.aws.amazon.com/sns/latest/dg/sns-message-and-json-formats.html",
-    unverified: "whether an answer of 4xx is retried",
     ..DEFAULTS
 };
 
@@ -67,17 +55,9 @@ fn is_raw(request: &RequestRef<'_>) -> bool {
 /// no part of the body.
 pub const GOOGLE_PUBSUB: Preset = Preset {
     name: "google-pubsub",
-    title: "Google Pub/Sub",
-    key: "`/subscription|/message/messageId`",
     rule: Rule::Part(|| key::json("/subscription").and(key::json("/message/messageId"))),
-    floor: Floor(14 * DAY, "twice the 7 days for which messages are kept"),
-    body: Some(LargestBody(
-        14 * MIB,
-        "a message has [up to 10 MB](https://cloud.google.com/pubsub/quotas) of data, in base64",
-    )),
-    how: "until it is acknowledged or the message's retention ends",
-    source: "https://cloud.google.com/pubsub/docs/push",
-    unverified: "the 7 days (the default retention); unwrapped messages",
+    floor: 14 * DAY, // twice the 7 days for which messages are kept
+    max_body: Some(14 * MIB),
     ..DEFAULTS
 };
 
@@ -89,23 +69,12 @@ pub const GOOGLE_PUBSUB: Preset = Preset {
 /// [`on_missing_key`](crate::DedupLayer::on_missing_key) is set. It signs nothing.
 pub const AZURE_EVENT_GRID: Preset = Preset {
     name: "azure-event-grid",
-    title: "Azure Event Grid",
-    key: "each: `topic|id`; in the CloudEvents schema `source|id`",
     rule: Rule::Reader(event_grid),
-    event_type: EventType("`/eventType` of the event; in the CloudEvents schema `/type`", None),
-    handshake: Some(Handshake {
-        words: "header `aeg-event-type: SubscriptionValidation` with `/0/data/validationCode` in the \
-                body",
-        is: |request| {
-            header_is(request, "aeg-event-type", "SubscriptionValidation")
-                && value(request, "/0/data/validationCode").is_some()
-        },
-        needs_only_2xx: false,
+    bypass: Some(|request| {
+        header_is(request, "aeg-event-type", "SubscriptionValidation")
+            && value(request, "/0/data/validationCode").is_some()
     }),
-    floor: Floor(48 * HOUR, "twice the 24 h of the schedule"),
-    how: "for 24 h, but never after a 400, 401, 403 or 413",
-    source: "https://learn.microsoft.com/azure/event-grid/delivery-and-retry",
-    unverified: "the 24 h (third parties); that the id is the same on retries",
+    floor: 48 * HOUR, // twice the 24 h of the schedule
     ..DEFAULTS
 };
 

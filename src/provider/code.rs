@@ -1,10 +1,9 @@
 //! Code hosting and build services.
 
-use super::preset::{
-    DAY, DEFAULTS, EventType, Floor, Handshake, LargestBody, MIB, Preset, Retries, Rule,
-};
+use super::preset::{DAY, DEFAULTS, MIB, Preset, Retries, Rule};
 use super::read::header_is;
-use super::scheme::{Part, Scheme, hex};
+use super::scheme::Part::Body;
+use super::scheme::{self, Scheme, hex};
 use crate::key::{self, RequestRef};
 
 /// GitHub: the header `X-GitHub-Delivery`, one value per event.
@@ -12,13 +11,9 @@ use crate::key::{self, RequestRef};
 /// GitHub never retries by itself. A person can send a delivery again for three days, with the same
 /// id; to let this redelivery run, [forget its key](crate::guide::incidents#running-an-event-again). All
 /// webhooks that subscribe to an event share the value. A repository and its organisation may post one
-/// event to one URL. If both deliveries must be handled, give each its own route and namespace. The
-/// signature covers the body, not this header. A response other than 2xx loses the event: commit a job
-/// and answer at once, as in the example `ack_fast`.
-///
-/// GitHub sends bodies of up to 25 MB (its
-/// [payload cap](https://docs.github.com/en/webhooks/webhook-events-and-payloads#payload-cap)), and
-/// does not deliver a larger event.
+/// event to one URL. If both deliveries must be handled, give each its own route and namespace. A
+/// response other than 2xx loses the event: commit a job and answer at once, as in the example
+/// `ack_fast`. GitHub does not deliver an event that is larger than 25 MB.
 ///
 /// The first request to a new hook is a `ping`. The layer answers it, if the signed body is a ping too.
 /// A ping that is sent as a form has its own id and is deduplicated.
@@ -30,26 +25,13 @@ use crate::key::{self, RequestRef};
 /// body. Neither the id nor a time is signed.
 pub const GITHUB: Preset = Preset {
     name: "github",
-    title: "GitHub",
-    key: "header `X-GitHub-Delivery`",
     rule: Rule::Part(|| key::header("x-github-delivery")),
-    event_type: EventType("header `X-GitHub-Event`", Some(|| key::header("x-github-event"))),
-    handshake: Some(Handshake {
-        words: "[`X-GitHub-Event: ping`](https://docs.github.com/en/webhooks/webhook-events-and-payloads#ping) \
-                with `/zen` and `/hook_id` in a JSON body",
-        is: is_ping,
-        needs_only_2xx: true,
-    }),
-    floor: Floor(3 * DAY, "redelivery by a person"),
-    body: Some(LargestBody(
-        25 * MIB,
-        "[payload cap](https://docs.github.com/en/webhooks/webhook-events-and-payloads#payload-cap)",
-    )),
+    event_type: Some(|| key::header("x-github-event")),
+    handshake: Some(is_ping),
+    floor: 3 * DAY, // redelivery by a person
+    max_body: Some(25 * MIB),
     retries: Retries::Never,
-    how: "a person can, with the same id",
-    scheme: Some(Scheme::signed("x-hub-signature-256", hex("sha256="), "body", &[Part::Body])),
-    source: "https://docs.github.com/en/webhooks/using-webhooks/best-practices-for-using-webhooks",
-    unverified: "the 3 days (third parties)",
+    scheme: Some(Scheme::signed("x-hub-signature-256", hex("sha256="), &[Body])),
     ..DEFAULTS
 };
 
@@ -62,28 +44,19 @@ fn is_ping(request: &RequestRef<'_>) -> bool {
 /// GitLab: the header `Idempotency-Key` (since 17.4), else `webhook-id`.
 ///
 /// Both stay the same on a retry, and if a person sends the event again. An event of more than 25 MB is
-/// not delivered. Two headers are no keys: the different events of recursive webhooks share `X-Gitlab-Event-UUID`, and the meaning of `X-Gitlab-Webhook-UUID` is
-/// documented in contradictory ways. The older secret token signs nothing. The newer signature covers
-/// `webhook-id` but not `Idempotency-Key`. An attacker who has read one signed delivery can send it again
-/// under another id.
+/// not delivered. Two headers are no keys: the different events of recursive webhooks share
+/// `X-Gitlab-Event-UUID`, and the meaning of `X-Gitlab-Webhook-UUID` is documented in contradictory ways.
 ///
 /// [Verification](https://docs.gitlab.com/user/project/integrations/webhooks/) is by the shared *secret token*. Nothing
-/// is signed, so who reads one delivery can forge others. The newer signing token is not supported.
+/// is signed, so who reads one delivery can forge others. The newer signing token, which covers `webhook-id` but not
+/// `Idempotency-Key`, is not supported.
 pub const GITLAB: Preset = Preset {
     name: "gitlab",
-    title: "GitLab",
-    key: "header `Idempotency-Key`, else `webhook-id`",
     rule: Rule::Part(|| key::header("idempotency-key").or(key::header("webhook-id"))),
-    event_type: EventType("header `X-Gitlab-Event`", Some(|| key::header("x-gitlab-event"))),
-    floor: Floor(7 * DAY, "our estimate: no schedule is documented"),
-    body: Some(LargestBody(
-        25 * MIB,
-        "[limit](https://gitlab.com/gitlab-org/gitlab/-/merge_requests/38687)",
-    )),
-    how: "no schedule is documented; a person can, with the same id",
-    scheme: Some(Scheme::token("x-gitlab-token")),
-    source: "https://docs.gitlab.com/user/project/integrations/webhooks/",
-    unverified: "when it retries; `webhook-id` (third parties)",
+    event_type: Some(|| key::header("x-gitlab-event")),
+    floor: 7 * DAY, // our estimate: no schedule is documented
+    max_body: Some(25 * MIB),
+    scheme: Some(Scheme::new("x-gitlab-token", scheme::Rule::Token)),
     ..DEFAULTS
 };
 
@@ -95,17 +68,12 @@ pub const GITLAB: Preset = Preset {
 /// [Signature](https://docs.gitea.com/usage/webhooks): HMAC-SHA256 over the body. Neither the id nor a time is signed.
 pub const GITEA: Preset = Preset {
     name: "gitea",
-    title: "Gitea",
     aliases: &["forgejo"],
-    key: "header `X-Gitea-Delivery`",
     rule: Rule::Part(|| key::header("x-gitea-delivery")),
-    event_type: EventType("header `X-Gitea-Event`", Some(|| key::header("x-gitea-event"))),
-    floor: Floor(DAY, "our estimate: it never retries"),
+    event_type: Some(|| key::header("x-gitea-event")),
+    floor: DAY, // our estimate: it never retries
     retries: Retries::Never,
-    how: "a person can, with a new id, which runs again",
-    scheme: Some(Scheme::signed("x-gitea-signature", hex(""), "body", &[Part::Body])),
-    source: "https://github.com/go-gitea/gitea/blob/main/models/webhook/hooktask.go",
-    unverified: "that Forgejo sends this header (third parties); what the signature covers",
+    scheme: Some(Scheme::signed("x-gitea-signature", hex(""), &[Body])),
     ..DEFAULTS
 };
 
@@ -115,21 +83,15 @@ pub const GITEA: Preset = Preset {
 /// signed.
 pub const CIRCLECI: Preset = Preset {
     name: "circleci",
-    title: "CircleCI",
-    key: "`/id`",
     rule: Rule::Part(|| key::json("/id")),
-    event_type: EventType("`/type`", Some(|| key::json("/type"))),
-    floor: Floor(7 * DAY, "our estimate: no schedule is documented"),
+    event_type: Some(|| key::json("/type")),
+    floor: 7 * DAY, // our estimate: no schedule is documented
     retries: Retries::Undocumented,
-    how: "neither whether nor when",
     scheme: Some(Scheme::signed(
         "circleci-signature",
         hex("v1=").split_at(&[',', ' ', '\t']),
-        "body",
-        &[Part::Body],
+        &[Body],
     )),
     signed_id: true,
-    source: "https://circleci.com/docs/webhooks-reference/",
-    unverified: "the schedule; whether a test ping has an id",
     ..DEFAULTS
 };

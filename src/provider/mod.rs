@@ -29,29 +29,27 @@
 //! # let _ = (billing, tax);
 //! ```
 
+mod business;
 mod chat;
 mod cloud;
 mod code;
-mod mail;
 mod money;
 mod preset;
 mod read;
 #[cfg_attr(not(feature = "verify"), expect(dead_code, reason = "the feature `verify` reads it"))]
 mod scheme;
 mod standard;
-mod tools;
 mod whatsapp;
 
+pub use business::{BOX, HUBSPOT, POSTMARK, SENDGRID};
 pub use chat::{SLACK, TELEGRAM, TWILIO, TWILIO_BY_TOKEN, TWITCH};
 pub use cloud::{AWS_SNS, AZURE_EVENT_GRID, GOOGLE_PUBSUB};
 pub use code::{CIRCLECI, GITEA, GITHUB, GITLAB};
-pub use mail::{POSTMARK, SENDGRID};
 pub use money::{ADYEN, PADDLE, SHOPIFY, SQUARE, STRIPE};
 pub use preset::{Preset, Retries};
 #[cfg(feature = "verify")]
-pub(crate) use scheme::{Codes, Own, Part, Rule, Scheme, Secret};
+pub(crate) use scheme::{Codes, Part, Rule, Scheme, Secret};
 pub use standard::{CLOUDEVENTS, STANDARD_WEBHOOKS, SVIX};
-pub use tools::{BOX, HUBSPOT};
 pub use whatsapp::WHATSAPP;
 
 /// All presets, in the order of the [table](crate::guide::providers).

@@ -1,7 +1,8 @@
 //! Payments and shops.
 
-use super::preset::{DAY, DEFAULTS, EventType, Floor, HOUR, Preset, Rule};
-use super::scheme::{Own, Part, Scheme, Secret, base64, hex};
+use super::preset::{DAY, DEFAULTS, HOUR, Preset, Rule};
+use super::scheme::Part::{Body, Item, Text, Url};
+use super::scheme::{self, Scheme, Secret, base64, hex};
 use crate::key;
 
 /// Stripe: the event's `id` (`evt_…`) in the body, of snapshot and of thin events. For events of
@@ -10,60 +11,45 @@ use crate::key;
 /// Stripe retries live events for three days; a person can send an event again for thirty days with
 /// the command line tool. Stripe may report one change by two events with different ids. A
 /// [`second_identity`](crate::KeyExtractor::second_identity) of `/data/object/id` and `/type`
-/// recognises them; its documentation states the cost. One event goes to every subscribed endpoint
-/// with one id: two endpoints of one application need
-/// [one namespace each](crate::guide::keys#several-endpoints-of-one-sender).
+/// recognises them; its documentation states the cost. Every subscribed endpoint receives one event
+/// with one id: [two endpoints](crate::guide::keys#several-endpoints-of-one-sender) need two namespaces.
 ///
 /// [Signature](https://docs.stripe.com/webhooks): HMAC-SHA256 over time and body, which has the id. The key is the whole
 /// secret, including `whsec_`.
 pub const STRIPE: Preset = Preset {
     name: "stripe",
-    title: "Stripe",
-    key: "`/account|/id` for connected accounts, else `/id`",
     rule: Rule::Part(|| key::json("/account").and(key::json("/id")).or(key::json("/id"))),
-    event_type: EventType("`/type`", Some(|| key::json("/type"))),
-    floor: Floor(30 * DAY, "redelivery by a person"),
-    how: "for 3 days; three times over a few hours in a sandbox",
+    event_type: Some(|| key::json("/type")),
+    floor: 30 * DAY, // redelivery by a person
     scheme: Some(Scheme::signed(
         "stripe-signature",
         hex("v1=").split_at(&[',']),
-        "time, body",
-        &[Part::Item("t="), Part::Text("."), Part::Body],
+        &[Item("t="), Text("."), Body],
     )),
     signed_id: true,
-    source: "https://docs.stripe.com/webhooks",
-    unverified: "the 30 days (third parties); that ids of connected accounts need the account; \
-                 retries of thin events",
     ..DEFAULTS
 };
 
 /// Shopify: shop, topic and event id, from headers.
 ///
 /// The topic is part of the key, because Shopify reports one action of a merchant under several topics
-/// with one event id. Older API versions send no event id; then the key is `X-Shopify-Webhook-Id`. The
-/// signature covers the body and none of these headers. Two subscriptions to one topic send one event
-/// twice, and the second is a duplicate. To handle both, give each its own route and
-/// [namespace](crate::guide::keys#several-endpoints-of-one-sender).
+/// with one event id. Older API versions send no event id; then the key is `X-Shopify-Webhook-Id`. Two
+/// subscriptions to one topic send one event twice, and the second is a duplicate. To handle both, give
+/// each its own route and [namespace](crate::guide::keys#several-endpoints-of-one-sender).
 ///
-/// [Signature](https://shopify.dev/docs/apps/build/webhooks): HMAC-SHA256 over the body. No time is signed.
+/// [Signature](https://shopify.dev/docs/apps/build/webhooks): HMAC-SHA256 over the body. Neither the
+/// id nor a time is signed.
 pub const SHOPIFY: Preset = Preset {
     name: "shopify",
-    title: "Shopify",
-    key: "headers `X-Shopify-Shop-Domain|X-Shopify-Topic|X-Shopify-Event-Id`, else \
-          `X-Shopify-Webhook-Id`",
     rule: Rule::Part(|| {
         key::header("x-shopify-shop-domain")
             .and(key::header("x-shopify-topic"))
             .and(key::header("x-shopify-event-id"))
             .or(key::header("x-shopify-webhook-id"))
     }),
-    event_type: EventType("header `X-Shopify-Topic`", Some(|| key::header("x-shopify-topic"))),
-    floor: Floor(8 * HOUR, "twice the 4 h of the schedule"),
-    how: "eight times over 4 h",
-    scheme: Some(Scheme::signed("x-shopify-hmac-sha256", base64(""), "body", &[Part::Body])),
-    source: "https://shopify.dev/docs/apps/build/webhooks/ignore-duplicates",
-    unverified: "that topics share an event id, and that `X-Shopify-Webhook-Id` is the same on \
-                 retries (third parties)",
+    event_type: Some(|| key::header("x-shopify-topic")),
+    floor: 8 * HOUR, // twice the 4 h of the schedule
+    scheme: Some(Scheme::signed("x-shopify-hmac-sha256", base64(""), &[Body])),
     ..DEFAULTS
 };
 
@@ -73,20 +59,11 @@ pub const SHOPIFY: Preset = Preset {
 /// which has the id. No time is signed.
 pub const SQUARE: Preset = Preset {
     name: "square",
-    title: "Square",
-    key: "`/event_id`",
     rule: Rule::Part(|| key::json("/event_id")),
-    event_type: EventType("`/type`", Some(|| key::json("/type"))),
-    floor: Floor(48 * HOUR, "twice the 24 h of the schedule"),
-    how: "for up to 24 h",
-    scheme: Some(Scheme::signed(
-        "x-square-hmacsha256-signature",
-        base64(""),
-        "URL, body",
-        &[Part::Url, Part::Body],
-    )),
+    event_type: Some(|| key::json("/type")),
+    floor: 48 * HOUR, // twice the 24 h of the schedule
+    scheme: Some(Scheme::signed("x-square-hmacsha256-signature", base64(""), &[Url, Body])),
     signed_id: true,
-    source: "https://developer.squareup.com/docs/webhooks",
     ..DEFAULTS
 };
 
@@ -98,21 +75,15 @@ pub const SQUARE: Preset = Preset {
 /// the id. Paddle's libraries use a tolerance of 5 s.
 pub const PADDLE: Preset = Preset {
     name: "paddle",
-    title: "Paddle",
-    key: "`/event_id`",
     rule: Rule::Part(|| key::json("/event_id")),
-    event_type: EventType("`/event_type`", Some(|| key::json("/event_type"))),
-    floor: Floor(6 * DAY, "twice the 3 days of the schedule"),
-    how: "60 times over 3 days; three times over 15 min in a sandbox",
+    event_type: Some(|| key::json("/event_type")),
+    floor: 6 * DAY, // twice the 3 days of the schedule
     scheme: Some(Scheme::signed(
         "paddle-signature",
         hex("h1=").split_at(&[';']),
-        "time, body",
-        &[Part::Item("ts="), Part::Text(":"), Part::Body],
+        &[Item("ts="), Text(":"), Body],
     )),
     signed_id: true,
-    source: "https://developer.paddle.com/webhooks/about/how-webhooks-work",
-    unverified: "the ids of simulations and replays",
     ..DEFAULTS
 };
 
@@ -130,9 +101,6 @@ pub const PADDLE: Preset = Preset {
 /// `additionalData`. The secret is hexadecimal.
 pub const ADYEN: Preset = Preset {
     name: "adyen",
-    title: "Adyen",
-    key: "each of `/notificationItems`: `merchantAccountCode?|pspReference|eventCode|success` \
-          below `/NotificationRequestItem`",
     rule: Rule::Each(|| {
         let field = |name| key::json(&format!("/NotificationRequestItem/{name}"));
         let key = field("merchantAccountCode")
@@ -142,19 +110,9 @@ pub const ADYEN: Preset = Preset {
             .and(field("success"));
         key::each("/notificationItems", key)
     }),
-    event_type: EventType(
-        "`/NotificationRequestItem/eventCode` of the item",
-        Some(|| key::json("/NotificationRequestItem/eventCode")),
-    ),
-    floor: Floor(60 * DAY, "twice the 30 days of the schedule"),
-    how: "three times within a minute, then from a queue for up to 30 days",
-    scheme: Some(
-        Scheme::own("none: in each item", "eight values of each item", Own::Adyen)
-            .with_secret(Secret::Hex),
-    ),
+    event_type: Some(|| key::json("/NotificationRequestItem/eventCode")),
+    floor: 60 * DAY, // twice the 30 days of the schedule
+    scheme: Some(Scheme::new("", scheme::Rule::Adyen).with_secret(Secret::Hex)),
     signed_id: true,
-    answer_matters: true,
-    source: "https://docs.adyen.com/development-resources/webhooks/",
-    unverified: "that these four identify a notification; the references of test notifications",
     ..DEFAULTS
 };

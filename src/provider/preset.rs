@@ -14,48 +14,47 @@ pub(super) const DAY: u64 = 24 * HOUR;
 pub(super) const MIB: usize = 1024 * 1024;
 
 /// The facts about one sender: its key, and other facts that deduplication depends on.
+///
+/// The [table](crate::guide::providers) in the guide has the page of the sender that states each fact.
 #[derive(Clone, Copy)]
 pub struct Preset {
     pub(super) name: &'static str,
-    pub(super) title: &'static str,
     pub(super) aliases: &'static [&'static str],
-    pub(super) key: &'static str,
     pub(super) rule: Rule,
-    pub(super) event_type: EventType,
-    pub(super) handshake: Option<Handshake>,
+    /// `None` if the rule reads the type with the key, or if the sender has no such field.
+    pub(super) event_type: Option<fn() -> KeyPart>,
+    /// The requests without an event whose sender needs no more than a 2xx: the layer answers them.
+    pub(super) handshake: Option<Condition>,
+    /// The other requests without an event: the handler answers them.
+    pub(super) bypass: Option<Condition>,
     pub(super) methods: &'static [Method],
-    pub(super) floor: Floor,
-    pub(super) body: Option<LargestBody>,
+    /// The shortest retention, in seconds.
+    pub(super) floor: u64,
+    /// In bytes.
+    pub(super) max_body: Option<usize>,
     pub(super) retries: Retries,
-    pub(super) how: &'static str,
     /// How the sender signs; `None` if this crate does not know it.
     pub(crate) scheme: Option<Scheme>,
     pub(super) signed_id: bool,
-    pub(super) answer_matters: bool,
-    pub(super) source: &'static str,
-    pub(super) unverified: &'static str,
 }
 
 /// The defaults of the fields that a preset does not state.
 pub(super) const DEFAULTS: Preset = Preset {
     name: "",
-    title: "",
     aliases: &[],
-    key: "",
     rule: Rule::Part(key::body_digest),
-    event_type: EventType("", None),
+    event_type: None,
     handshake: None,
+    bypass: None,
     methods: &[Method::POST],
-    floor: Floor(0, ""),
-    body: None,
+    floor: 0,
+    max_body: None,
     retries: Retries::Automatic,
-    how: "",
     scheme: None,
     signed_id: false,
-    answer_matters: false,
-    source: "",
-    unverified: "",
 };
+
+type Condition = fn(&RequestRef<'_>) -> bool;
 
 /// How the key is read.
 #[derive(Clone, Copy)]
@@ -65,28 +64,6 @@ pub(super) enum Rule {
     /// A list of events in most requests, but not in all.
     Reader(fn() -> Reader),
 }
-
-/// Where the type of an event stands, and how it is read: `None` if the rule reads it with the key, or if the sender
-/// has no such field.
-#[derive(Clone, Copy)]
-pub(super) struct EventType(pub(super) &'static str, pub(super) Option<fn() -> KeyPart>);
-
-/// Which requests carry no event.
-#[derive(Clone, Copy)]
-pub(super) struct Handshake {
-    pub(super) words: &'static str,
-    pub(super) is: fn(&RequestRef<'_>) -> bool,
-    /// Whether the sender needs no more than a 2xx, so that the layer answers.
-    pub(super) needs_only_2xx: bool,
-}
-
-/// The shortest retention, and why.
-#[derive(Clone, Copy)]
-pub(super) struct Floor(pub(super) u64, pub(super) &'static str);
-
-/// The largest body, in bytes, and where the sender documents it.
-#[derive(Clone, Copy)]
-pub(super) struct LargestBody(pub(super) usize, pub(super) &'static str);
 
 /// When a sender retries a delivery by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -138,20 +115,21 @@ impl Preset {
             Rule::Each(each) => each().namespace(self.name),
             Rule::Reader(reader) => KeyExtractor::from_reader(self.name, reader()),
         };
-        let keys = match self.event_type.1 {
-            Some(part) => keys.event_type(part()),
-            None => keys,
-        };
         let mut keys =
             keys.methods(self.methods.iter().cloned()).retention_floor(self.retention_floor());
-        keys.max_body = self.max_body();
+        keys.max_body = self.max_body;
         keys.unsigned_id = !self.signed_id;
         keys.tried_once = matches!(self.retries, Retries::Never | Retries::ConnectionFailure);
-        match self.handshake {
-            Some(handshake) if handshake.needs_only_2xx => keys.handshake_when(handshake.is),
-            Some(handshake) => keys.bypass_when(handshake.is),
-            None => keys,
+        if let Some(part) = self.event_type {
+            keys = keys.event_type(part());
         }
+        if let Some(is_handshake) = self.handshake {
+            keys = keys.handshake_when(is_handshake);
+        }
+        if let Some(is_no_event) = self.bypass {
+            keys = keys.bypass_when(is_no_event);
+        }
+        keys
     }
 
     /// Returns the methods by which the sender delivers.
@@ -165,17 +143,14 @@ impl Preset {
     /// documented, it is an estimate of this crate.
     #[must_use]
     pub const fn retention_floor(&self) -> Duration {
-        Duration::from_secs(self.floor.0)
+        Duration::from_secs(self.floor)
     }
 
     /// Returns the largest body that the sender sends, in bytes; `None` if the sender does not document
     /// it. The default [`body_limit`](crate::DedupLayer::body_limit) is not below it.
     #[must_use]
     pub const fn max_body(&self) -> Option<usize> {
-        match self.body {
-            Some(body) => Some(body.0),
-            None => None,
-        }
+        self.max_body
     }
 
     /// Returns when the sender retries by itself.
@@ -198,36 +173,6 @@ impl Preset {
     pub const fn has_verifier(&self) -> bool {
         self.scheme.is_some()
     }
-
-    /// Returns, in words, which requests carry no event, and `true` if the layer answers them.
-    #[doc(hidden)]
-    #[must_use]
-    pub const fn handshakes(&self) -> Option<(&'static str, bool)> {
-        match self.handshake {
-            Some(handshake) => Some((handshake.words, handshake.needs_only_2xx)),
-            None => None,
-        }
-    }
-
-    /// Returns `true` if the sender reads the response body. Then an empty 200 to a duplicate
-    /// differs from the response to the first delivery.
-    #[must_use]
-    pub const fn answer_matters(&self) -> bool {
-        self.answer_matters
-    }
-
-    /// Returns the texts of the guide's table: the name as the sender writes it, the key, where the event's type
-    /// stands, the reasons for the retention floor and for the largest body, the schedule of retries, the page with
-    /// the facts, and the facts that the sender's own documentation does not state. A text is empty if there is
-    /// none.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn texts(&self) -> [&'static str; 8] {
-        let body = self.body.map_or("", |body| body.1);
-        let event_type = self.event_type.0;
-        let [title, key, floor] = [self.title, self.key, self.floor.1];
-        [title, key, event_type, floor, body, self.how, self.source, self.unverified]
-    }
 }
 
 /// By name, which is unique.
@@ -249,15 +194,6 @@ impl From<Preset> for KeyExtractor {
 
 impl fmt::Debug for Preset {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Preset")
-            .field("name", &self.name)
-            .field("key", &self.key)
-            .field("methods", &self.methods)
-            .field("retention_floor", &self.retention_floor())
-            .field("max_body", &self.max_body())
-            .field("retries", &self.retries)
-            .field("signed_id", &self.signed_id)
-            .field("source", &self.source)
-            .finish_non_exhaustive()
+        f.debug_tuple("Preset").field(&self.name).finish()
     }
 }

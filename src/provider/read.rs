@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use http::header;
-
 use crate::error::KeyError;
 use crate::key::{self, EventPart, Found, Reader, RequestRef};
 
@@ -24,13 +22,6 @@ pub(super) fn header_is(request: &RequestRef<'_>, name: &str, value: &str) -> bo
     found.is_some_and(|found| found.eq_ignore_ascii_case(value))
 }
 
-/// Returns the media type of the body, in lower case and without parameters.
-pub(super) fn media_type(request: &RequestRef<'_>) -> String {
-    let value = request.headers().get(header::CONTENT_TYPE).map(header::HeaderValue::as_bytes);
-    let essence = value.unwrap_or_default().split(|byte| *byte == b';').next().unwrap_or_default();
-    String::from_utf8_lossy(essence.trim_ascii()).to_ascii_lowercase()
-}
-
 /// Reads CloudEvents in JSON, one event or a batch by the media type, and any other body by `other`. An id is unique
 /// within its source only.
 pub(super) fn cloud_events_or(
@@ -39,10 +30,14 @@ pub(super) fn cloud_events_or(
     let key = || key::json("/source").and(key::json("/id"));
     let event = EventPart::new(key()).with_event_type(key::json("/type"));
     let batch = key::each("", key()).event_type(key::json("/type"));
-    Arc::new(move |request| match &*media_type(request) {
-        "application/cloudevents-batch+json" => batch.read(request),
-        "application/cloudevents+json" => one(&event, request),
-        _ => other(request),
+    Arc::new(move |request| {
+        if request.is_of("application/cloudevents-batch+json") {
+            batch.read(request)
+        } else if request.is_of("application/cloudevents+json") {
+            one(&event, request)
+        } else {
+            other(request)
+        }
     })
 }
 

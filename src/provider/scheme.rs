@@ -3,10 +3,8 @@
 /// How a sender signs its requests.
 #[derive(Clone, Copy)]
 pub(crate) struct Scheme {
-    /// The header with the signature, or with the token.
+    /// The header with the signature, or with the token; empty if the signatures are in the body.
     pub(crate) header: &'static str,
-    /// What is signed, in words.
-    pub(crate) words: &'static str,
     pub(crate) secret: Secret,
     pub(crate) rule: Rule,
 }
@@ -18,13 +16,7 @@ pub(crate) enum Rule {
     Signed(Codes, &'static [Part]),
     /// The header is the secret itself.
     Token,
-    /// A function of `verify::schemes`.
-    Own(Own),
-}
-
-/// The schemes that the other rules cannot express.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Own {
+    // Data cannot express these: each is a function of `verify::schemes`.
     Adyen,
     HubSpot,
     Twilio,
@@ -94,21 +86,12 @@ impl Codes {
 }
 
 impl Scheme {
-    pub(super) const fn signed(
-        header: &'static str,
-        codes: Codes,
-        words: &'static str,
-        text: &'static [Part],
-    ) -> Self {
-        Self { header, words, secret: Secret::Text, rule: Rule::Signed(codes, text) }
+    pub(super) const fn new(header: &'static str, rule: Rule) -> Self {
+        Self { header, secret: Secret::Text, rule }
     }
 
-    pub(super) const fn token(header: &'static str) -> Self {
-        Self { header, words: "nothing: a shared token", secret: Secret::Text, rule: Rule::Token }
-    }
-
-    pub(super) const fn own(header: &'static str, words: &'static str, own: Own) -> Self {
-        Self { header, words, secret: Secret::Text, rule: Rule::Own(own) }
+    pub(super) const fn signed(header: &'static str, codes: Codes, text: &'static [Part]) -> Self {
+        Self::new(header, Rule::Signed(codes, text))
     }
 
     pub(super) const fn with_secret(self, secret: Secret) -> Self {
@@ -119,13 +102,13 @@ impl Scheme {
     pub(crate) fn signs_time(&self) -> bool {
         let is_time =
             |part: &Part| matches!(part, Part::Seconds(_) | Part::Rfc3339(_) | Part::Item(_));
-        self.text().iter().any(is_time) || matches!(self.rule, Rule::Own(Own::HubSpot))
+        self.text().iter().any(is_time) || matches!(self.rule, Rule::HubSpot)
     }
 
     /// Returns `true` if the public URL of the server is signed.
     pub(crate) fn signs_url(&self) -> bool {
         let is_url = |part: &Part| matches!(part, Part::Url);
-        self.text().iter().any(is_url) || matches!(self.rule, Rule::Own(Own::HubSpot | Own::Twilio))
+        self.text().iter().any(is_url) || matches!(self.rule, Rule::HubSpot | Rule::Twilio)
     }
 
     fn text(&self) -> &'static [Part] {

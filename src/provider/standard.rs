@@ -1,7 +1,8 @@
 //! Formats that many senders share.
 
-use super::preset::{DAY, DEFAULTS, EventType, Floor, HOUR, MINUTE, Preset, Retries, Rule};
+use super::preset::{DAY, DEFAULTS, HOUR, MINUTE, Preset, Retries, Rule};
 use super::read::{cloud_events_or, one};
+use super::scheme::Part::{Body, Id, Seconds, Text};
 use super::scheme::{Part, Scheme, Secret, base64};
 use crate::error::{KeyError, KeyErrorKind};
 use crate::key::{self, EventPart, KeyPart, Reader, RequestRef};
@@ -10,78 +11,48 @@ use crate::key::{self, EventPart, KeyPart, Reader, RequestRef};
 ///
 /// The specification's example schedule makes ten attempts over 75 h 35 min; the floor is twice that.
 /// The specification also says "save the ids for five minutes", which is shorter than its own
-/// schedule. OpenAI retries for up to 72 hours. One message goes to every subscribed endpoint with one
-/// id: two endpoints of one application need
-/// [one namespace each](crate::guide::keys#several-endpoints-of-one-sender).
+/// schedule. OpenAI retries for up to 72 hours. Every subscribed endpoint receives one message with one
+/// id: [two endpoints](crate::guide::keys#several-endpoints-of-one-sender) need two namespaces.
 ///
 /// [Signature][s]: HMAC-SHA256 over id, time and body. The secret is base64, after `whsec_` or without it.
 ///
 /// [s]: https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
 pub const STANDARD_WEBHOOKS: Preset = Preset {
     name: "standard-webhooks",
-    title: "Standard Webhooks",
     aliases: &["openai"],
-    key: "header `webhook-id`",
     rule: Rule::Part(|| key::header("webhook-id")),
-    floor: Floor(2 * (75 * HOUR + 35 * MINUTE), "twice the 75 h 35 min of the specification"),
-    how: "ten attempts over 75 h 35 min in the specification's example",
-    scheme: Some(
-        Scheme::signed(
-            "webhook-signature",
-            base64("v1,").split_at(&[' ']),
-            "id, time, body",
-            &[
-                Part::Id("webhook-id"),
-                Part::Text("."),
-                Part::Seconds("webhook-timestamp"),
-                Part::Text("."),
-                Part::Body,
-            ],
-        )
-        .with_secret(Secret::Webhook),
-    ),
+    floor: 2 * (75 * HOUR + 35 * MINUTE), // twice the 75 h 35 min of the specification
+    scheme: Some(standard(
+        "webhook-signature",
+        &[Id("webhook-id"), Text("."), Seconds("webhook-timestamp"), Text("."), Body],
+    )),
     signed_id: true,
-    source: "https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md",
-    unverified: "the id of a manual replay; the schedule of each sender",
     ..DEFAULTS
 };
+
+const fn standard(header: &'static str, text: &'static [Part]) -> Scheme {
+    Scheme::signed(header, base64("v1,").split_at(&[' ']), text).with_secret(Secret::Webhook)
+}
 
 /// Svix: the header `svix-id` or, from newer senders, `webhook-id`, which is signed.
 ///
 /// If both headers are present and differ, the delivery is malformed. An attacker could have added one
 /// of them, which would make a signed message a new event. `/data/email_id` is no key, because many
-/// events of Resend share it. One message goes to every subscribed endpoint with one id: two endpoints
-/// of one application need
-/// [one namespace each](crate::guide::keys#several-endpoints-of-one-sender).
+/// events of Resend share it. Every subscribed endpoint receives one message with one id, as under
+/// [`STANDARD_WEBHOOKS`].
 ///
 /// [Signature](https://docs.svix.com/receiving/verifying-payloads/how-manual): like Standard Webhooks, with headers
 /// that begin with `svix-` or `webhook-`. If both are present, they must be equal.
 pub const SVIX: Preset = Preset {
     name: "svix",
-    title: "Svix",
     aliases: &["clerk", "resend"],
-    key: "header `svix-id` or `webhook-id`",
     rule: Rule::Part(|| key::from_fn(svix_id)),
-    floor: Floor(2 * (27 * HOUR + 35 * MINUTE + 5), "twice the 27 h 35 min 5 s of the schedule"),
-    how: "after 5 s, 5 min, 30 min, 2 h, 5 h, 10 h and 10 h",
-    scheme: Some(
-        Scheme::signed(
-            "svix-signature",
-            base64("v1,").split_at(&[' ']),
-            "id, time, body",
-            &[
-                Part::Id("svix-id"),
-                Part::Text("."),
-                Part::Seconds("svix-timestamp"),
-                Part::Text("."),
-                Part::Body,
-            ],
-        )
-        .with_secret(Secret::Webhook),
-    ),
+    floor: 2 * (27 * HOUR + 35 * MINUTE + 5), // twice the 27 h 35 min 5 s of the schedule
+    scheme: Some(standard(
+        "svix-signature",
+        &[Id("svix-id"), Text("."), Seconds("svix-timestamp"), Text("."), Body],
+    )),
     signed_id: true,
-    source: "https://github.com/svix/svix-webhooks/blob/main/server/svix-server/config.default.toml",
-    unverified: "the schedules of Clerk and Resend",
     ..DEFAULTS
 };
 
@@ -104,14 +75,9 @@ fn svix_id(request: &RequestRef<'_>) -> Result<Option<String>, KeyError> {
 /// event has one key in every mode. The format has no signature. Retries differ between senders.
 pub const CLOUDEVENTS: Preset = Preset {
     name: "cloudevents",
-    title: "CloudEvents",
-    key: "`source|id`: of each event, of the one event, or headers `ce-source|ce-id`",
     rule: Rule::Reader(cloud_events),
-    event_type: EventType("`/type`, or header `ce-type`", None),
-    floor: Floor(7 * DAY, "our estimate: the format has no schedule"),
+    floor: 7 * DAY, // our estimate: the format has no schedule
     retries: Retries::Undocumented,
-    how: "depends on the sender",
-    source: "https://github.com/cloudevents/spec/blob/main/cloudevents/bindings/http-protocol-binding.md",
     ..DEFAULTS
 };
 

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::preset::{DAY, DEFAULTS, EventType, Floor, LargestBody, MIB, Preset, Rule};
-use super::scheme::{Part, Scheme, hex};
+use super::preset::{DAY, DEFAULTS, MIB, Preset, Rule};
+use super::scheme::Part::Body;
+use super::scheme::{Scheme, hex};
 use crate::error::KeyError;
 use crate::key::{
     self, EventPart, Found, FoundEvents, FoundId, KeyPart, Pointer, Reader, RequestRef, body_id,
@@ -28,24 +29,12 @@ use crate::key::{
 /// has the ids. No time is signed.
 pub const WHATSAPP: Preset = Preset {
     name: "whatsapp",
-    title: "WhatsApp (Meta)",
     aliases: &["meta", "meta-whatsapp"],
-    key: "each message: `phone_number_id?|id`; each status: \
-          `phone_number_id?|id|status|recipient_id?`; any other change: `entry id?|entry \
-          time?|field?|body_` and the SHA-256 of the change",
     rule: Rule::Reader(whatsapp),
-    event_type: EventType("`/field` of the change", None),
-    floor: Floor(14 * DAY, "twice the 7 days of the schedule"),
-    body: Some(LargestBody(
-        3 * MIB,
-        "[documentation](https://developers.facebook.com/docs/whatsapp/cloud-api/webhooks)",
-    )),
-    how: "for up to 7 days; other webhooks of Meta for 36 h",
-    scheme: Some(Scheme::signed("x-hub-signature-256", hex("sha256="), "body", &[Part::Body])),
+    floor: 14 * DAY, // twice the 7 days of the schedule
+    max_body: Some(3 * MIB),
+    scheme: Some(Scheme::signed("x-hub-signature-256", hex("sha256="), &[Body])),
     signed_id: true,
-    source: "https://developers.facebook.com/docs/whatsapp/cloud-api/guides/set-up-webhooks",
-    unverified: "that the message's id is the key (no page of Meta says so); that time and bytes \
-                 of other changes are the same on retries",
     ..DEFAULTS
 };
 

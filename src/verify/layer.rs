@@ -77,7 +77,7 @@ impl VerifyLayer {
     /// 10 s, and 2 MiB or the preset's [largest body](crate::provider::Preset::max_body) if that is
     /// larger.
     pub fn new(verifier: Verifier) -> Self {
-        let preset = verifier.preset();
+        let preset = verifier.preset;
         let body_limit = BODY_LIMIT.max(preset.max_body().unwrap_or_default());
         let layer = Self::from_fn(move |head, body, now| verifier.verify(head, body, now));
         Self { preset: Some(preset.name()), body_limit, ..layer }

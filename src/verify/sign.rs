@@ -19,7 +19,7 @@ use super::secret::key_of;
 use super::time;
 use super::verifier::unix;
 use crate::error::BoxError;
-use crate::provider::{Codes, Own, Part, Preset, Rule, Secret};
+use crate::provider::{Codes, Part, Preset, Rule, Secret};
 
 /// A pair of keys for SendGrid, made for tests.
 const PUBLIC_KEY: &str = "MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEu5xywnLmdP135pgu4+Dc2H5LxIKJ9mfI/yUcDPuw\
@@ -70,17 +70,24 @@ impl Preset {
                 let (before, text) = signing.text(scheme.header, codes, parts)?;
                 let code = match scheme.secret {
                     Secret::PublicKey => ecdsa(secret, &text)?,
-                    _ if codes.is_base64 => signing.base64(&[&text])?,
-                    _ => signing.hex(&text)?,
+                    _ => signing.code::<HmacSha256>(&[&text])?,
                 };
-                Some(format!("{before}{}{code}", codes.prefix))
+                let code = if codes.is_base64 {
+                    STANDARD.encode(code)
+                } else {
+                    base16ct::lower::encode_string(&code)
+                };
+                format!("{before}{}{code}", codes.prefix)
             }
-            Rule::Token => Some(secret.to_owned()),
-            Rule::Own(own) => signing.own(own)?,
+            Rule::Token => secret.to_owned(),
+            Rule::HubSpot => STANDARD.encode(signing.hubspot()?),
+            Rule::Twilio => STANDARD.encode(signing.twilio()?),
+            Rule::Adyen => {
+                signing.adyen()?;
+                return Ok(Request::from_parts(signing.head, signing.body));
+            }
         };
-        if let Some(signature) = signature {
-            signing.set(scheme.header, &signature)?;
-        }
+        signing.set(scheme.header, &signature)?;
         Ok(Request::from_parts(signing.head, signing.body))
     }
 }
@@ -117,24 +124,18 @@ impl Signing {
         Ok((before, text))
     }
 
-    /// Returns the signature by a scheme that is not data; `None` for Adyen, whose signatures are in the body.
-    fn own(&mut self, own: Own) -> Result<Option<String>, BoxError> {
-        let signature = match own {
-            Own::Adyen => return self.adyen().map(|()| None),
-            Own::HubSpot => {
-                let time = format!("{}000", self.now);
-                self.set("x-hubspot-request-timestamp", &time)?;
-                let url = [self.received().public_url()?.as_str(), target(&self.head.uri)].concat();
-                let method = self.head.method.as_str().as_bytes();
-                self.base64(&[method, url.as_bytes(), &self.body, time.as_bytes()])?
-            }
-            Own::Twilio => {
-                let request = self.received();
-                let (url, text) = (request.public_url()?, url::twilio_text(&request)?);
-                self.base64_by::<Hmac<Sha1>>(&[url.as_str().as_bytes(), text.as_bytes()])?
-            }
-        };
-        Ok(Some(signature))
+    fn hubspot(&mut self) -> Result<Vec<u8>, BoxError> {
+        let time = format!("{}000", self.now);
+        self.set("x-hubspot-request-timestamp", &time)?;
+        let url = [self.received().public_url()?.as_str(), target(&self.head.uri)].concat();
+        let method = self.head.method.as_str().as_bytes();
+        self.code::<HmacSha256>(&[method, url.as_bytes(), &self.body, time.as_bytes()])
+    }
+
+    fn twilio(&self) -> Result<Vec<u8>, BoxError> {
+        let request = self.received();
+        let (url, text) = (request.public_url()?, url::twilio_text(&request)?);
+        self.code::<Hmac<Sha1>>(&[url.as_str().as_bytes(), text.as_bytes()])
     }
 
     fn received(&self) -> Received<'_> {
@@ -147,7 +148,8 @@ impl Signing {
         let mut body: Value = serde_json::from_slice(&self.body)?;
         let list = body["notificationItems"].as_array_mut().ok_or("no notificationItems")?;
         for (item, bytes) in list.iter_mut().zip(adyen::items_of(&self.body)?) {
-            let signature = self.base64(&[adyen::text(&self.head, &bytes)?.as_bytes()])?;
+            let code = self.code::<HmacSha256>(&[adyen::text(&self.head, &bytes)?.as_bytes()])?;
+            let signature = STANDARD.encode(code);
             item["NotificationRequestItem"]["additionalData"]["hmacSignature"] = signature.into();
         }
         self.body = serde_json::to_vec(&body)?.into();
@@ -159,32 +161,23 @@ impl Signing {
         Ok(())
     }
 
-    fn hex(&self, text: &[u8]) -> Result<String, BoxError> {
-        let mac: HmacSha256 = mac(&self.key, &[text]).ok_or("no key")?;
-        Ok(base16ct::lower::encode_string(&mac.finalize().into_bytes()))
-    }
-
-    fn base64(&self, parts: &[&[u8]]) -> Result<String, BoxError> {
-        self.base64_by::<HmacSha256>(parts)
-    }
-
-    fn base64_by<M: Mac + KeyInit>(&self, parts: &[&[u8]]) -> Result<String, BoxError> {
+    fn code<M: Mac + KeyInit>(&self, parts: &[&[u8]]) -> Result<Vec<u8>, BoxError> {
         let mac: M = mac(&self.key, parts).ok_or("no key")?;
-        Ok(STANDARD.encode(mac.finalize().into_bytes()))
+        Ok(mac.finalize().into_bytes().to_vec())
     }
 }
 
 #[cfg(feature = "verify-ecdsa")]
-fn ecdsa(private_key: &str, text: &[u8]) -> Result<String, BoxError> {
+fn ecdsa(private_key: &str, text: &[u8]) -> Result<Vec<u8>, BoxError> {
     use p256::ecdsa::signature::Signer;
     use p256::ecdsa::{Signature, SigningKey};
 
     let scalar = super::received::hex(private_key).ok_or("the private key is not hexadecimal")?;
     let signature: Signature = SigningKey::from_slice(&scalar)?.sign(text);
-    Ok(STANDARD.encode(signature.to_der()))
+    Ok(signature.to_der().as_bytes().to_vec())
 }
 
 #[cfg(not(feature = "verify-ecdsa"))]
-fn ecdsa(_: &str, _: &[u8]) -> Result<String, BoxError> {
+fn ecdsa(_: &str, _: &[u8]) -> Result<Vec<u8>, BoxError> {
     Err(VerifierError::FeatureDisabled { feature: "verify-ecdsa" }.into())
 }

@@ -44,17 +44,9 @@ fn offset(text: &str) -> Option<i64> {
     if text == "Z" {
         return Some(0);
     }
-    let (sign, rest) = text.split_at_checked(1)?;
-    let sign = match sign {
-        "+" => 1,
-        "-" => -1,
-        _ => return None,
-    };
-    let (hours, minutes) = rest.split_once(':')?;
-    if hours.len() != 2 || minutes.len() != 2 {
-        return None;
-    }
-    let (hours, minutes) = (digits(hours)?, digits(minutes)?);
+    let [sign @ (b'+' | b'-'), _, _, b':', _, _] = text.as_bytes() else { return None };
+    let sign = if *sign == b'+' { 1 } else { -1 };
+    let (hours, minutes) = (digits(&text[1..3])?, digits(&text[4..])?);
     (hours < 24 && minutes < 60).then_some(sign * (hours * 3_600 + minutes * 60))
 }
 

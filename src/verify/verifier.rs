@@ -11,7 +11,7 @@ use super::public_url::PublicUrl;
 use super::received::Received;
 use super::schemes::{adyen, data, url};
 use super::secret::key_of;
-use crate::provider::{Own, Preset, Rule, Scheme};
+use crate::provider::{Preset, Rule, Scheme};
 
 /// Verifies the requests of one sender: its scheme, one or more secrets, and a tolerance.
 ///
@@ -43,7 +43,7 @@ use crate::provider::{Own, Preset, Rule, Scheme};
 /// ```
 #[derive(Clone)]
 pub struct Verifier {
-    preset: Preset,
+    pub(super) preset: Preset,
     scheme: Scheme,
     keys: Arc<[Box<[u8]>]>,
     url: Option<Arc<PublicUrl>>,
@@ -83,12 +83,6 @@ impl Verifier {
         self
     }
 
-    /// Returns the preset of the sender.
-    #[must_use]
-    pub fn preset(&self) -> Preset {
-        self.preset
-    }
-
     /// Verifies a request: its head, its whole raw body, and the server's time.
     ///
     /// # Errors
@@ -102,15 +96,10 @@ impl Verifier {
             tolerance: self.tolerance.as_secs(),
             url: self.url.as_deref(),
         };
-        let mut result = Err(Refusal::Forged);
-        for key in &*self.keys {
-            result = verify(&self.scheme, key, &request);
-            // Every other refusal is the same for all secrets.
-            if result != Err(Refusal::Forged) {
-                break;
-            }
-        }
-        result
+        let mut results = self.keys.iter().map(|key| verify(&self.scheme, key, &request));
+        // Every other refusal is the same for all secrets.
+        let decided = results.find(|result| *result != Err(Refusal::Forged));
+        decided.unwrap_or(Err(Refusal::Forged))
     }
 }
 
@@ -119,9 +108,9 @@ fn verify(scheme: &Scheme, key: &[u8], request: &Received<'_>) -> Result<(), Ref
     match scheme.rule {
         Rule::Signed(codes, text) => data::verify(scheme, codes, text, key, request),
         Rule::Token => data::verify_token(scheme.header, key, request),
-        Rule::Own(Own::Adyen) => adyen::verify(key, request),
-        Rule::Own(Own::HubSpot) => url::hubspot(key, request),
-        Rule::Own(Own::Twilio) => url::twilio(key, request),
+        Rule::Adyen => adyen::verify(key, request),
+        Rule::HubSpot => url::hubspot(key, request),
+        Rule::Twilio => url::twilio(key, request),
     }
 }
 
@@ -166,20 +155,6 @@ impl Preset {
     #[must_use]
     pub fn signs_time(&self) -> bool {
         self.scheme.is_some_and(|scheme| scheme.signs_time())
-    }
-
-    /// Returns `true` if the sender signs the public URL of the server:
-    /// [`verifier_at`](Self::verifier_at) takes it.
-    #[must_use]
-    pub fn signs_url(&self) -> bool {
-        self.scheme.is_some_and(|scheme| scheme.signs_url())
-    }
-
-    /// Returns, in words, where the signature is and what is signed.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn signature_in_words(&self) -> Option<[&'static str; 2]> {
-        self.scheme.map(|scheme| [scheme.header, scheme.words])
     }
 }
 

@@ -86,7 +86,8 @@ async fn cut_off(
     again: bool,
 ) -> bool {
     let polls_of = |this| if this == stage { polls } else { usize::MAX };
-    let (keys, context) = (Keys::one(dedup_key(id)), BeginContext::new(MINUTE, MINUTE, MINUTE));
+    let (keys, context) =
+        (Keys::from(Event::new(dedup_key(id))), BeginContext::new(MINUTE, MINUTE, MINUTE));
     let begun = polled(ledger.begin(&keys, &context), polls_of(Stage::Begin), again).await;
     let Some(begun) = begun else { return false };
     let Ok(Begin::First { claim, delivery, .. }) = begun else { panic!("{begun:?}") };

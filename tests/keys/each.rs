@@ -216,7 +216,7 @@ fn array_of_one_is_multi_event_and_one_event_is_not() {
     assert!(!keys(&key::json("/id").namespace("acme"), r#"{"id":1}"#).is_multi_event());
     let key = DedupKey::new("acme", "1").unwrap();
     assert!(Keys::new(vec![Event::new(key.clone())]).unwrap().is_multi_event());
-    assert!(!Keys::one(key).is_multi_event());
+    assert!(!Keys::from(Event::new(key)).is_multi_event());
 }
 
 #[test]
@@ -234,7 +234,7 @@ fn second_identities_are_read_from_the_item() {
     let one = keys(&by_body, r#"{"events":[{}, {"id":1}]}"#.replace("{}, ", "").as_str());
     let two = keys(&by_body, r#"{"events":[{"id":2}, {"id":1}]}"#);
     assert_eq!(one.events()[0].second_identity(), two.events()[1].second_identity());
-    assert_eq!(one.events()[0].identities().count(), 2);
+    assert!(one.events()[0].second_identity().is_some());
 }
 
 /// A value of the head is part of the id of every event.

@@ -174,9 +174,10 @@ proptest! {
             prop_assert_eq!(&extracted, &extractor.clone().extract(&request), "{:?}", extractor);
             let Ok(Extracted::Keys(keys)) = extracted else { continue };
             prop_assert_eq!(keys.events().len(), 1);
-            for identity in keys.events()[0].identities() {
+            let event = &keys.events()[0];
+            for identity in [event.key()].into_iter().chain(event.second_identity()) {
                 let id = identity.id();
-                prop_assert!((1..=key::MAX_ID_LEN).contains(&id.len()) && !id.contains('\0'));
+                prop_assert!((1..=255).contains(&id.len()) && !id.contains('\0'));
             }
         }
     }

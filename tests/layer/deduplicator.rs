@@ -148,7 +148,7 @@ async fn releases_given_up(store: &FaultyStore, ledger: &impl Ledger) -> u64 {
 #[tokio::test]
 async fn claim_dropped_outside_a_runtime_is_reported_and_does_not_panic() {
     let ledger = internals::lease(store());
-    let keys = Keys::one(dedup_key("a"));
+    let keys = Keys::from(Event::new(dedup_key("a")));
     let context = BeginContext::new(HOUR, HOUR, HOUR);
     let Begin::First { claim, .. } = ledger.begin(&keys, &context).await.unwrap() else { panic!() };
     let reported = std::thread::spawn(move || {
@@ -214,7 +214,7 @@ async fn lose_a_lease(subscriber_claim: &EndsClaimOnWarning) {
     let ledger = internals::lease(Arc::clone(&store));
     let claim = async |id, lease| {
         let context = BeginContext::new(HOUR, lease, HOUR);
-        match ledger.begin(&Keys::one(dedup_key(id)), &context).await.unwrap() {
+        match ledger.begin(&Keys::from(Event::new(dedup_key(id))), &context).await.unwrap() {
             Begin::First { claim, delivery, .. } => (claim, delivery),
             other => panic!("{other:?}"),
         }

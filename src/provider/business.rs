@@ -1,7 +1,8 @@
-//! E-mail services.
+//! E-mail services and business tools.
 
-use super::preset::{DAY, DEFAULTS, EventType, Floor, HOUR, Preset, Rule};
-use super::scheme::{Part, Scheme, Secret, base64};
+use super::preset::{DAY, DEFAULTS, HOUR, Preset, Rule};
+use super::scheme::Part::{Body, Fixed, Rfc3339, Seconds};
+use super::scheme::{self, Scheme, Secret, base64};
 use crate::key;
 
 /// SendGrid's Event Webhook: `/sg_event_id` of each event; the digest of an event without one.
@@ -18,7 +19,7 @@ use crate::key;
 ///
 /// ```
 /// use http::Request;
-/// use tower_dedup::key::{self, DedupKey, Extracted, RequestRef};
+/// use tower_dedup::key::{self, Extracted, RequestRef};
 /// use tower_dedup::provider;
 ///
 /// let values = key::json("/sg_message_id")
@@ -36,12 +37,13 @@ use crate::key;
 ///     let Ok(Extracted::Keys(keys)) = extractor.extract(&RequestRef::new(&head, &body)) else {
 ///         panic!("keys");
 ///     };
-///     keys.events()[0].identities().map(DedupKey::clone).collect::<Vec<_>>()
+///     let event = &keys.events()[0];
+///     (event.key().clone(), event.second_identity().unwrap().clone())
 /// };
 /// let (first, again) = (identities("a"), identities("b"));
-/// assert_ne!(first[0], again[0]);
-/// assert_eq!(first[1], again[1]);
-/// assert_eq!(first[1].id(), "m1|delivered|17||");
+/// assert_ne!(first.0, again.0);
+/// assert_eq!(first.1, again.1);
+/// assert_eq!(first.1.id(), "m1|delivered|17||");
 /// ```
 ///
 /// [Signature][signature]: ECDSA over time and body, which has the ids. The secret is the public key that SendGrid shows.
@@ -50,25 +52,18 @@ use crate::key;
 /// [signature]: https://www.twilio.com/docs/sendgrid/for-developers/tracking-events/getting-started-event-webhook-security-features
 pub const SENDGRID: Preset = Preset {
     name: "sendgrid",
-    title: "SendGrid",
-    key: "each: `/sg_event_id`, else `body_` and the SHA-256 of the event",
     rule: Rule::Each(|| key::each("", key::json("/sg_event_id").or(key::body_digest()))),
-    event_type: EventType("`/event` of the event", Some(|| key::json("/event"))),
-    floor: Floor(48 * HOUR, "twice the 24 h of the schedule"),
-    how: "for up to 24 h",
+    event_type: Some(|| key::json("/event")),
+    floor: 48 * HOUR, // twice the 24 h of the schedule
     scheme: Some(
         Scheme::signed(
             "x-twilio-email-event-webhook-signature",
             base64(""),
-            "time, body",
-            &[Part::Seconds("x-twilio-email-event-webhook-timestamp"), Part::Body],
+            &[Seconds("x-twilio-email-event-webhook-timestamp"), Body],
         )
         .with_secret(Secret::PublicKey),
     ),
     signed_id: true,
-    source: "https://docs.sendgrid.com/for-developers/tracking-events/troubleshooting",
-    unverified: "that the id is the same on retries (a public report, \
-                 sendgrid/sendgrid-nodejs#1435, says that it changes); the ids of the test button",
     ..DEFAULTS
 };
 
@@ -80,9 +75,6 @@ pub const SENDGRID: Preset = Preset {
 /// type; its key is `/MessageID`. Postmark signs nothing.
 pub const POSTMARK: Preset = Preset {
     name: "postmark",
-    title: "Postmark",
-    key: "`/RecordType|/ID`, else `/RecordType?|/MessageID|/Recipient or /Email?|/DeliveredAt or \
-          /BouncedAt or /ReceivedAt or /ChangedAt?|/OriginalLink?|/SuppressSending?`",
     rule: Rule::Part(|| {
         let by_id = key::json("/RecordType").and(key::json("/ID"));
         let time = key::json("/DeliveredAt")
@@ -98,11 +90,58 @@ pub const POSTMARK: Preset = Preset {
             .and(key::json("/SuppressSending").optional());
         by_id.or(by_message)
     }),
-    event_type: EventType("`/RecordType`", Some(|| key::json("/RecordType"))),
-    floor: Floor(7 * DAY, "our estimate: only the 10.5 h of inbound messages are documented"),
-    how: "inbound messages ten times over 10.5 h; an answer of 403 ends it",
-    source: "https://postmarkapp.com/developer/webhooks/webhooks-overview",
-    unverified: "the schedule of everything but inbound messages; that the fields are the same on \
-                 retries",
+    event_type: Some(|| key::json("/RecordType")),
+    floor: 7 * DAY, // our estimate: only the 10.5 h of inbound messages are documented
+    ..DEFAULTS
+};
+
+/// HubSpot: for each event, all of its values that identify it, without `/attemptNumber`.
+///
+/// `/eventId` is "not guaranteed to be unique". `/attemptNumber` changes on every retry, and with it the
+/// bytes of the event.
+///
+/// [Signature](https://developers.hubspot.com/docs/api/webhooks/validating-requests), version 3: HMAC-SHA256 over method,
+/// public URL, body, which has the ids, and time.
+pub const HUBSPOT: Preset = Preset {
+    name: "hubspot",
+    rule: Rule::Each(|| {
+        let key = key::json("/portalId")
+            .and(key::json("/appId"))
+            .and(key::json("/subscriptionId"))
+            .and(key::json("/eventId"))
+            .and(key::json("/objectId").optional())
+            .and(key::json("/occurredAt").optional())
+            .and(key::json("/propertyName").optional());
+        key::each("", key).without_payload()
+    }),
+    event_type: Some(|| key::json("/subscriptionType")),
+    floor: 6 * DAY, // twice the 3 days of the schedule
+    scheme: Some(Scheme::new("x-hubspot-signature-v3", scheme::Rule::HubSpot)),
+    signed_id: true,
+    ..DEFAULTS
+};
+
+/// Box (webhooks V2): `/id` in the body.
+///
+/// The header `BOX-DELIVERY-ID` is no key, because it changes on a retry.
+///
+/// [Signature](https://developer.box.com/guides/webhooks/v2/signatures-v2/): HMAC-SHA256 over body, which has the id, and
+/// time. Box recommends a tolerance of 10 min. If two keys are configured at Box, one of them is enough.
+pub const BOX: Preset = Preset {
+    name: "box",
+    rule: Rule::Part(|| key::json("/id")),
+    event_type: Some(|| key::json("/trigger")),
+    floor: 7 * DAY, // our estimate: no schedule is documented
+    scheme: Some(Scheme::signed(
+        "box-signature-primary",
+        base64("").or_in("box-signature-secondary"),
+        &[
+            Fixed("box-signature-version", "1"),
+            Fixed("box-signature-algorithm", "HmacSHA256"),
+            Body,
+            Rfc3339("box-delivery-timestamp"),
+        ],
+    )),
+    signed_id: true,
     ..DEFAULTS
 };

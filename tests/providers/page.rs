@@ -1,0 +1,70 @@
+//! The guide's table of presets agrees with the presets.
+
+use std::time::Duration;
+
+use http::Method;
+use tower_dedup::provider::{self, Preset, Retries};
+
+/// Returns the cells of a preset's row: the sender, the key, and what to know about it.
+pub(crate) fn row(preset: Preset) -> [&'static str; 3] {
+    let at = provider::ALL.iter().position(|other| *other == preset).unwrap();
+    rows()[at]
+}
+
+fn rows() -> Vec<[&'static str; 3]> {
+    let page = include_str!("../../src/docs/providers.md");
+    let lines = page.lines().filter(|line| line.contains("](crate::provider::"));
+    let rows = lines.filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |"));
+    rows.map(|row| row.split(" | ").collect::<Vec<_>>().try_into().expect("three cells")).collect()
+}
+
+#[test]
+fn table_has_a_row_for_each_preset() {
+    assert_eq!(rows().len(), provider::ALL.len());
+    for preset in provider::ALL {
+        let [sender, key, facts] = row(*preset);
+        let constant = preset.name().to_uppercase().replace('-', "_");
+        let aliases: String = preset.aliases().iter().map(|alias| format!(", `{alias}`")).collect();
+        let (title, rest) = sender.split_once(']').unwrap();
+        assert!(title.len() > 1 && !key.trim().is_empty(), "{preset:?}");
+        assert_eq!(rest, format!("(crate::provider::{constant}){aliases}"));
+        assert!(facts.contains(". [Source](https://"), "{preset:?}");
+    }
+}
+
+#[test]
+fn table_has_the_facts_of_each_preset() {
+    for preset in provider::ALL {
+        let [_, _, facts] = row(*preset);
+        let retries = match preset.retries() {
+            Retries::Automatic => "retries (",
+            Retries::ConnectionFailure => "retries failed connections only (",
+            Retries::Never => "**never retries** (",
+            _ => "retries not documented (",
+        };
+        assert!(facts.starts_with(retries), "{preset:?}");
+        let stated = |fact: &str| facts.split_once(fact).map(|(_, rest)| rest);
+        let retention = stated("; retention ").unwrap().split([';', '.', '(']).next().unwrap();
+        assert_eq!(retention.trim(), duration(preset.retention_floor()), "{preset:?}");
+        assert_ne!(stated("; **id not signed**").is_some(), preset.signed_id(), "{preset:?}");
+        let by_get = preset.methods().contains(&Method::GET);
+        assert_eq!(stated("; by POST, GET").is_some(), by_get, "{preset:?}");
+        let body = stated("; bodies up to ").and_then(|rest| rest.split_once(" MiB ("));
+        let bytes = body.map(|(mib, _)| mib.parse::<usize>().unwrap() * 1024 * 1024);
+        assert_eq!(bytes, preset.max_body(), "{preset:?}");
+        assert!(body.is_none_or(|(_, source)| source.contains("](https://")), "{preset:?}");
+        let days = preset.retention_floor().as_secs() / 86_400;
+        assert!(stated("(estimate)").is_none() || days == 7 || days == 1, "{preset:?}");
+    }
+}
+
+/// Formats a duration: `30 days`, `151 h 10 min`.
+fn duration(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    if seconds.is_multiple_of(86_400) && seconds > 2 * 86_400 {
+        return format!("{} days", seconds / 86_400);
+    }
+    let parts = [(seconds / 3_600, "h"), (seconds / 60 % 60, "min"), (seconds % 60, "s")];
+    let parts = parts.iter().filter(|(count, _)| *count > 0);
+    parts.map(|(count, unit)| format!("{count} {unit}")).collect::<Vec<_>>().join(" ")
+}
