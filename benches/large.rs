@@ -110,7 +110,7 @@ async fn rate<C: Caller + Clone>(name: &str, caller: C) {
 
 /// Lists the keys in flight, of which there are few: the list reads the whole table.
 async fn list(adapter: &PostgresAdapter) {
-    let mut filter = ListFilter::new();
+    let mut filter = ListFilter::default();
     filter.state = Some(KeyState::InFlight);
     let (start, mut slowest) = (Instant::now(), Duration::ZERO);
     let (mut calls, mut found, mut after) = (0_u64, 0, None);

@@ -61,7 +61,7 @@ async fn list(
     State(store): State<Store>,
     Query(query): Query<Filter>,
 ) -> Result<Json<Value>, StatusCode> {
-    let mut filter = ListFilter::new();
+    let mut filter = ListFilter::default();
     filter.namespace = query.namespace;
     filter.id_part = query.id;
     filter.state = query.state.map(|state| state.parse()).transpose().map_err(failed)?;

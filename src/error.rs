@@ -63,8 +63,7 @@ pub enum ErrorKind {
 
 impl ErrorKind {
     /// Returns a short name for logs and metric labels: lower case, words joined by `_`.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Unavailable => "unavailable",
             Self::Timeout => "timeout",
@@ -257,8 +256,7 @@ impl KeyError {
     }
 
     /// Returns the place that was read.
-    #[must_use]
-    pub fn place(&self) -> &str {
+    pub(crate) fn place(&self) -> &str {
         &self.place
     }
 }

@@ -151,4 +151,4 @@ pub(crate) use records::{redis_hides_its_policy, redis_is_unfit, store_loss_susp
 pub(crate) use records::{sqlite_is_not_durable, sqlite_is_not_in_wal_mode, sqlite_table_is_gone};
 pub(crate) use run::RunReport;
 pub(crate) use span::store_span;
-pub(crate) use store::{TableCounts, set_last_purge, store_call, table};
+pub(crate) use store::{set_last_purge, store_call, table};

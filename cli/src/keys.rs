@@ -71,7 +71,7 @@ pub(crate) async fn get(target: &Target, event: &EventId, output: Output) -> Res
 }
 
 pub(crate) async fn list(target: &Target, options: &List, output: Output) -> Result<bool, Failure> {
-    let mut filter = ListFilter::new();
+    let mut filter = ListFilter::default();
     filter.state = options.state;
     filter.namespace.clone_from(&options.namespace);
     filter.id_part.clone_from(&options.id);

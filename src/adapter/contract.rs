@@ -228,12 +228,6 @@ pub struct Abilities {
 }
 
 impl Abilities {
-    /// Returns no ability. Set the fields of those that the store has.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self { leases: false, stored_data: false, inspection: false, expires_keys: false }
-    }
-
     /// Checks that these abilities cover the terms of a claim. [`claim`](DedupAdapter::claim) calls it
     /// before it writes anything.
     ///

@@ -235,14 +235,6 @@ pub struct ListFilter {
     pub attempts_over: Option<u32>,
 }
 
-impl ListFilter {
-    /// Returns a filter that selects every key that has not expired.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self { state: None, namespace: None, id_part: None, since: None, attempts_over: None }
-    }
-}
-
 /// One portion of a list.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]

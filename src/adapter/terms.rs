@@ -204,8 +204,7 @@ impl CallTerms {
     }
 
     /// Returns `true` if there is data to store with any key.
-    #[must_use]
-    pub const fn stores_data(&self) -> bool {
+    pub(crate) const fn stores_data(&self) -> bool {
         self.payloads.is_some() || self.response.is_some()
     }
 
@@ -244,18 +243,19 @@ impl CallTerms {
 
     /// Returns [`retention`](Self::retention) in whole milliseconds, at most 2⁶¹: added to a Unix
     /// time it does not overflow an `i64`.
-    #[must_use]
-    pub fn retention_ms(&self) -> i64 {
+    #[cfg(any(feature = "postgres", feature = "sqlite", feature = "redis"))]
+    pub(super) fn retention_ms(&self) -> i64 {
         saturating_ms(self.retention)
     }
 
     /// Returns [`lease`](Self::lease) in whole milliseconds, at most 2⁶¹.
-    #[must_use]
-    pub fn lease_ms(&self) -> i64 {
+    #[cfg(any(feature = "postgres", feature = "sqlite", feature = "redis"))]
+    pub(super) fn lease_ms(&self) -> i64 {
         saturating_ms(self.lease())
     }
 }
 
+#[cfg(any(feature = "postgres", feature = "sqlite", feature = "redis"))]
 fn saturating_ms(duration: Duration) -> i64 {
     const MOST: i64 = 1 << 61;
     i64::try_from(duration.as_millis()).map_or(MOST, |ms| ms.min(MOST))

@@ -141,7 +141,7 @@ impl Responses {
     }
 
     /// Returns the layer's result for each copy; `None` for a response that is not the layer's own.
-    pub fn results(&self) -> impl Iterator<Item = Option<DedupResult>> {
+    fn results(&self) -> impl Iterator<Item = Option<DedupResult>> {
         self.0.iter().map(|response| response.extensions().get().copied())
     }
 

@@ -59,7 +59,7 @@ async fn statistics_of_a_large_file_are_the_least_that_there_is() {
 async fn list_and_purge_of_a_large_file_reach_every_key() {
     let (_dir, pool, adapter) = large_file().await;
     let filter = |state, namespace: Option<&str>| {
-        let mut filter = ListFilter::new();
+        let mut filter = ListFilter::default();
         (filter.state, filter.namespace) = (state, namespace.map(str::to_owned));
         filter
     };

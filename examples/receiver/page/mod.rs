@@ -186,7 +186,7 @@ impl Shown {
         if !self.page.store.abilities().inspection {
             return Ok(());
         }
-        let mut filter = ListFilter::new();
+        let mut filter = ListFilter::default();
         filter.state = Some(state);
         let most = flights.events.len() + LISTED as usize;
         let mut after = None;

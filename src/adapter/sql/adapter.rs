@@ -44,7 +44,7 @@ macro_rules! sql_adapter {
 
         impl DedupAdapter for $adapter {
             fn abilities(&self) -> Abilities {
-                Abilities { leases: true, stored_data: true, inspection: true, ..Abilities::new() }
+                Abilities { leases: true, stored_data: true, inspection: true, ..Abilities::default() }
             }
 
             fn claim<'a>(

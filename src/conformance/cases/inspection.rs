@@ -44,11 +44,11 @@ async fn list<A: MaintenanceAdapter + ?Sized>(
 }
 
 fn of_state(state: KeyState) -> ListFilter {
-    ListFilter { state: Some(state), ..ListFilter::new() }
+    ListFilter { state: Some(state), ..ListFilter::default() }
 }
 
 fn of_namespace(namespace: &str) -> ListFilter {
-    ListFilter { namespace: Some(namespace.to_owned()), ..ListFilter::new() }
+    ListFilter { namespace: Some(namespace.to_owned()), ..ListFilter::default() }
 }
 
 /// Returns the ids of the keys that a filter selects.
@@ -151,7 +151,7 @@ pub(super) async fn purge_deletes_every_expired_key_in_a_round<S: Maintained>(st
 /// A store without the ability refuses a list.
 pub(super) async fn list_is_unsupported_without_the_ability<S: Maintained>(store: S) {
     let adapter = store.adapter();
-    let listed = adapter.list(&ListFilter::new(), None, 10).await;
+    let listed = adapter.list(&ListFilter::default(), None, 10).await;
     if adapter.abilities().inspection {
         assert_eq!(listed.unwrap().keys, []);
     } else {
@@ -163,7 +163,7 @@ pub(super) async fn list_is_unsupported_without_the_ability<S: Maintained>(store
 pub(super) async fn list_returns_the_state_of_each_key<S: Maintained>(store: S) {
     let adapter = store.adapter();
     populate(&store).await;
-    let listed = list(&adapter, &ListFilter::new(), 100).await;
+    let listed = list(&adapter, &ListFilter::default(), 100).await;
     let ids: Vec<&str> = listed.keys().map(DedupKey::id).collect();
     let expected = [
         "complete-at-once",
@@ -199,7 +199,7 @@ pub(super) async fn list_filters_by_state_namespace_id_age_and_attempts<S: Maint
     for absent in ["othe", "other2", "o'ther", "%", "\u{10FFFF}", ""] {
         assert!(ids(&adapter, &of_namespace(absent)).await.is_empty(), "{absent}");
     }
-    let with_part = |part: &str| ListFilter { id_part: Some(part.to_owned()), ..ListFilter::new() };
+    let with_part = |part: &str| ListFilter { id_part: Some(part.to_owned()), ..ListFilter::default() };
     let parts: [(&str, &[&str]); 3] = [
         ("for-long", &["in-flight-for-long"]),
         ("t-o", &["complete-at-once"]),
@@ -212,13 +212,13 @@ pub(super) async fn list_filters_by_state_namespace_id_age_and_attempts<S: Maint
         assert!(ids(&adapter, &with_part(absent)).await.is_empty(), "{absent}");
     }
     assert_eq!(ids(&adapter, &with_part("")).await.len(), 7);
-    let since = |since| ListFilter { since: Some(since), ..ListFilter::new() };
+    let since = |since| ListFilter { since: Some(since), ..ListFilter::default() };
     let recent = since(RETENTION);
     let expected = ["complete-at-once", "complete-by-a-lease", "failed", "in-flight", "complete"];
     assert_eq!(ids(&adapter, &recent).await, expected);
     assert!(ids(&adapter, &since(Duration::ZERO)).await.is_empty());
     assert_eq!(ids(&adapter, &since(Duration::MAX)).await.len(), 7);
-    let over = |attempts| ListFilter { attempts_over: Some(attempts), ..ListFilter::new() };
+    let over = |attempts| ListFilter { attempts_over: Some(attempts), ..ListFilter::default() };
     assert_eq!(ids(&adapter, &over(2)).await, ["failed"]);
     assert!(ids(&adapter, &over(3)).await.is_empty());
     assert!(ids(&adapter, &over(u32::MAX)).await.is_empty());
@@ -241,7 +241,7 @@ pub(super) async fn list_in_pages_has_every_key_once<S: Maintained>(store: S) {
     let claimed = claim_all(&*adapter, &keys, &complete_at_once()).await;
     assert!(claimed.iter().all(|claimed| *claimed == FIRST));
     for limit in [1, 7, 1_000, 1_080, u32::MAX] {
-        let listed = list(&adapter, &ListFilter::new(), limit).await;
+        let listed = list(&adapter, &ListFilter::default(), limit).await;
         assert!(listed.keys().eq(&keys), "{limit}: {} keys", listed.len());
     }
     for namespace in namespaces {
@@ -261,7 +261,7 @@ pub(super) async fn foreign_cursor_is_refused<S: Maintained>(store: S) {
     let adapter = store.adapter();
     let keys = ["a", "b", "c"].map(key);
     claim_all(&*adapter, &keys, &complete_at_once()).await;
-    let all = ListFilter::new();
+    let all = ListFilter::default();
     let page = adapter.list(&all, None, 1).await.unwrap();
     let own = page.next.expect("a second page");
     adapter.list(&all, Some(&own), 1).await.unwrap();
@@ -305,7 +305,7 @@ pub(super) async fn list_beside_writes_has_every_key_that_is_not_written<S: Main
     for limit in [11, 50, 400] {
         let (mut found, mut after) = (Vec::new(), None);
         loop {
-            let listed = adapter.list(&ListFilter::new(), after.as_ref(), limit).await.unwrap();
+            let listed = adapter.list(&ListFilter::default(), after.as_ref(), limit).await.unwrap();
             found.extend(listed.keys.into_iter().map(|(key, _)| key));
             adapter.stats().await.unwrap();
             after = listed.next;
