@@ -1,10 +1,28 @@
-//! Metrics of store calls and of the table of a store.
+//! Spans and metrics of store calls, and metrics of the table of a store.
 
 use std::time::{Duration, Instant};
 
-use tracing::Span;
+use tracing::field::Empty;
+use tracing::level_filters::LevelFilter;
+use tracing::{Level, Span};
 
 use crate::error::Error;
+
+/// Makes the span of a store call.
+pub(crate) fn store_span(operation: &'static str) -> Span {
+    if !may_be_wanted(Level::DEBUG) {
+        return Span::none();
+    }
+    tracing::debug_span!(target: "tower_dedup", "store", operation, result = Empty)
+}
+
+/// Returns `false` if no subscriber wants spans of this level.
+///
+/// The macros read the same level. But if a dependency sets the feature `log` of `tracing` and no
+/// subscriber was ever set, they compute all fields, which may hash the id.
+pub(super) fn may_be_wanted(level: Level) -> bool {
+    level <= LevelFilter::current()
+}
 
 /// Measures a store call that began at `start`. Without metrics, it reads no clock.
 #[cfg_attr(not(feature = "metrics"), expect(unused_variables, reason = "metrics only"))]

@@ -585,7 +585,8 @@ async fn settings_without_meaning_are_refused() {
         let refused = layer.checked().unwrap_err();
         assert_eq!(refused.kind(), ConfigErrorKind::Unsupported);
     }
-    let on_arrival = DedupLayer::on_arrival(provider::STANDARD_WEBHOOKS, Bare(Abilities::default()));
+    let on_arrival =
+        DedupLayer::on_arrival(provider::STANDARD_WEBHOOKS, Bare(Abilities::default()));
     let refused = on_arrival.compare_payload(key::body_digest(), OnMismatch::Refuse);
     assert_eq!(refused.checked().unwrap_err().kind(), ConfigErrorKind::Unsupported);
 }

@@ -9,9 +9,9 @@ use futures_util::future::join_all;
 use sqlx::Connection;
 use tokio::sync::Semaphore;
 use tower_dedup::DedupLayer;
+use tower_dedup::adapter::Purging;
 use tower_dedup::adapter::SqliteAdapter;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
-use tower_dedup::adapter::Purging;
 
 use super::fixture::{CONNECTIONS, Db, Lite, World, send, transactional};
 use crate::support::{answered, by_header, dedup_key, result, rows};

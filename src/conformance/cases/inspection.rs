@@ -199,7 +199,8 @@ pub(super) async fn list_filters_by_state_namespace_id_age_and_attempts<S: Maint
     for absent in ["othe", "other2", "o'ther", "%", "\u{10FFFF}", ""] {
         assert!(ids(&adapter, &of_namespace(absent)).await.is_empty(), "{absent}");
     }
-    let with_part = |part: &str| ListFilter { id_part: Some(part.to_owned()), ..ListFilter::default() };
+    let with_part =
+        |part: &str| ListFilter { id_part: Some(part.to_owned()), ..ListFilter::default() };
     let parts: [(&str, &[&str]); 3] = [
         ("for-long", &["in-flight-for-long"]),
         ("t-o", &["complete-at-once"]),
