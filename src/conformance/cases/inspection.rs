@@ -123,9 +123,7 @@ pub(super) async fn purge_deletes_every_expired_key_in_a_round<S: Maintained>(st
     for turn in 0..20 {
         for (namespace, shift) in [("conformance", 0), ("other", 7)] {
             let id = |number: u32| format!("{}-{turn}", (number * 37 + turn + shift) % 100);
-            let mut keys: Vec<_> =
-                (0..10).map(|number| in_namespace(namespace, &id(number))).collect();
-            keys.sort();
+            let keys: Vec<_> = (0..10).map(|number| in_namespace(namespace, &id(number))).collect();
             let terms = if turn % 2 == 0 { &complete_at_once() } else { &long };
             claim_all(&*adapter, &keys, terms).await;
         }
@@ -280,9 +278,8 @@ pub(super) async fn foreign_cursor_is_refused<S: Maintained>(store: S) {
 pub(super) async fn list_beside_writes_has_every_key_that_is_not_written<S: Maintained>(store: S) {
     let adapter = store.adapter();
     let mut stuck: Vec<DedupKey> = (0..200).map(|id| key(&format!("{id}-stuck"))).collect();
-    let mut old: Vec<DedupKey> = (0..200).map(|id| key(&format!("{id}-old"))).collect();
+    let old: Vec<DedupKey> = (0..200).map(|id| key(&format!("{id}-old"))).collect();
     stuck.sort();
-    old.sort();
     claim_all(&*adapter, &old, &complete_at_once()).await;
     store.advance(RETENTION + PURGE_GRACE).await;
     claim_all(&*adapter, &stuck, &leased_for(RETENTION)).await;
