@@ -116,7 +116,7 @@ async fn list(adapter: &PostgresAdapter) {
     let (mut calls, mut found, mut after) = (0_u64, 0, None);
     loop {
         let call = Instant::now();
-        let listing = adapter.list(&filter, after.as_ref(), 1_000).await.expect("a list");
+        let listing = adapter.list(&filter, after.as_deref(), 1_000).await.expect("a list");
         slowest = slowest.max(call.elapsed());
         (calls, found, after) = (calls + 1, found + listing.keys.len() as u64, listing.next);
         if after.is_none() {

@@ -71,7 +71,7 @@ async fn list_and_purge_of_a_large_file_reach_every_key() {
     ] {
         let (mut listed, mut after, mut calls) = (BTreeSet::new(), None, 0);
         loop {
-            let page = adapter.list(&filter, after.as_ref(), 1_000).await.unwrap();
+            let page = adapter.list(&filter, after.as_deref(), 1_000).await.unwrap();
             for (key, _) in page.keys {
                 assert!(listed.insert(key));
             }

@@ -9,9 +9,7 @@ use super::super::driver::{
 };
 use super::super::store::{Maintained, Store};
 use crate::adapter::contract::{CallTerms, DedupAdapter, Token};
-use crate::adapter::inspect::{
-    Cursor, Entry, KeyState, ListFilter, MaintenanceAdapter, PURGE_GRACE,
-};
+use crate::adapter::inspect::{Entry, KeyState, ListFilter, MaintenanceAdapter, PURGE_GRACE};
 use crate::error::ErrorKind;
 use crate::key::DedupKey;
 
@@ -30,7 +28,7 @@ async fn list<A: MaintenanceAdapter + ?Sized>(
 ) -> BTreeMap<DedupKey, Entry> {
     let (mut found, mut after) = (BTreeMap::new(), None);
     for _ in 0..MANY {
-        let page = adapter.list(filter, after.as_ref(), limit).await.unwrap();
+        let page = adapter.list(filter, after.as_deref(), limit).await.unwrap();
         assert!(page.keys.len() <= limit as usize, "{} keys", page.keys.len());
         for (key, entry) in page.keys {
             assert!(found.insert(key.clone(), entry).is_none(), "{key:?} occurs twice");
@@ -265,10 +263,9 @@ pub(super) async fn foreign_cursor_is_refused<S: Maintained>(store: S) {
     let own = page.next.expect("a second page");
     adapter.list(&all, Some(&own), 1).await.unwrap();
     let texts = ["", " ", "\0", "x", "-1", "null", "[]", "{}", "[1,2]", "\u{e9}", "'", "a\nb"];
-    let altered =
-        [format!("{own}x"), format!(" {own}"), format!("{own}\0"), own.as_str()[1..].into()];
+    let altered = [format!("{own}x"), format!(" {own}"), format!("{own}\0"), own[1..].into()];
     for text in texts.into_iter().map(str::to_owned).chain(altered) {
-        let refused = adapter.list(&all, Some(&Cursor::new(text.as_str())), 1).await.unwrap_err();
+        let refused = adapter.list(&all, Some(&text), 1).await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Refused, "{text:?}");
     }
 }
@@ -303,7 +300,8 @@ pub(super) async fn list_beside_writes_has_every_key_that_is_not_written<S: Main
     for limit in [11, 50, 400] {
         let (mut found, mut after) = (Vec::new(), None);
         loop {
-            let listed = adapter.list(&ListFilter::default(), after.as_ref(), limit).await.unwrap();
+            let listed =
+                adapter.list(&ListFilter::default(), after.as_deref(), limit).await.unwrap();
             found.extend(listed.keys.into_iter().map(|(key, _)| key));
             adapter.stats().await.unwrap();
             after = listed.next;
