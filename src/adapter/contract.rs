@@ -149,9 +149,7 @@ pub trait DedupAdapter: Send + Sync + 'static {
     ///   the complete row returns the same reply.
     ///
     /// A claim counts an attempt, except when it is repeated. An expired key is like a new one. A
-    /// duplicate carries the stored data that [`CallTerms::fetch`] asks for. A store may read it in a
-    /// second step, if this step finds the row complete again. Otherwise the reply is
-    /// [`InFlight`](ClaimReply::InFlight).
+    /// duplicate carries the stored data that [`CallTerms::fetch`] asks for.
     ///
     /// # Errors
     ///

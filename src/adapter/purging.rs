@@ -1,14 +1,4 @@
 //! [`Purging`]: how often expired keys are deleted, and the loop that deletes them.
-//!
-//! The loop belongs to a SQL adapter, or to a [`Purger`].
-//!
-//! 1. A round repeats a statement until it deletes fewer keys than it may. Then the round reads statistics, for the
-//!    gauges.
-//! 2. The first round starts within a minute, or within the interval if that is shorter. Every pause is
-//!    jittered, so that replicas that start together do not purge together.
-//! 3. An error, a hang or a panic of the store ends one round; the loop goes on. The next round starts
-//!    after a second. After each further failure the pause doubles, up to the interval.
-//! 4. The first failure is logged at WARN, and the next ones at DEBUG, until a round succeeds.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -25,13 +15,9 @@ use super::inspect::{MaintenanceAdapter, Stats};
 use crate::error::{ConfigError, Error, ErrorKind, check, valid};
 use crate::observe;
 
-const PURGING: &str = "purging keys";
 /// The latest start of the first round. The earliest is half of it: a test or a command that counts rows
 /// has ended before.
 const FIRST_WITHIN: Duration = Duration::from_secs(60);
-/// The limits of the pause between two rounds.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(365 * 86_400);
 /// The pause after the first failed round.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// How long one statement may take.
@@ -43,8 +29,13 @@ pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
 /// adapter, with its pool and with that runtime; a later call on another runtime starts it again. It
 /// purges only while that runtime is driven, and does nothing while tokio's clock is paused.
 ///
-/// The first round starts after 30 to 60 s. A failed round is logged (`purging failed`), and tried again after 1 s, 2 s,
-/// 4 s and so on, up to the interval.
+/// A round repeats a statement until it deletes fewer keys than it may. The first round starts after 30 to 60 s, or
+/// within the interval if that is shorter. Every pause is jittered, so that replicas that start together do not purge
+/// together.
+///
+/// An error, a hang or a panic of the store ends one round, and a round is tried again after 1 s, 2 s, 4 s and so on, up
+/// to the interval. The first failure is logged at WARN (`purging failed`), and the next ones at DEBUG, until a round
+/// succeeds.
 ///
 /// Replicas that share a table do not disturb each other, and neither does a
 /// [`Purger`] over the same adapter.
@@ -108,7 +99,7 @@ impl Purging {
     }
 
     pub(crate) fn check(self) -> Result<(), ConfigError> {
-        let pauses = SHORTEST_PAUSE..=LONGEST_PAUSE;
+        let pauses = Duration::from_millis(1)..=Duration::from_secs(365 * 86_400);
         let is_pause = self.every.is_none_or(|every| pauses.contains(&every));
         check(is_pause, "every", "from 1 ms to 365 days")?;
         check(self.keys_per_statement > 0, "keys_per_statement", "at least 1")
@@ -192,7 +183,7 @@ impl Default for Purging {
 
 async fn within<T>(timeout: Duration, call: StoreFuture<'_, T>) -> Result<T, Error> {
     let called = tokio::time::timeout(timeout, call).await;
-    called.unwrap_or_else(|_| Err(Error::new(ErrorKind::Timeout, PURGING)))
+    called.unwrap_or_else(|_| Err(Error::new(ErrorKind::Timeout, "purging keys")))
 }
 
 fn report(stats: &Stats) {

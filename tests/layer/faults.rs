@@ -479,7 +479,13 @@ async fn purger_goes_on_after_the_store_fails() {
     let purger = purging.spawn(Arc::clone(&store));
     for fault in [Fault::Panic, Fault::Hang, Fault::Fail] {
         let calls = store.calls(StoreCall::Purge);
-        until(|| store.calls(StoreCall::Purge) > calls + 1).await;
+        // A statement that hangs ends after 30 s.
+        let goes_on = async {
+            while store.calls(StoreCall::Purge) <= calls + 1 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(100), goes_on).await.expect("a further call");
         store.set(StoreCall::Purge, fault);
     }
     let left = rows(&store).await;
@@ -490,7 +496,7 @@ async fn purger_goes_on_after_the_store_fails() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(10), emptied).await.expect("purged");
+    tokio::time::timeout(Duration::from_secs(100), emptied).await.expect("purged");
     purger.stop().await;
     let calls = store.calls(StoreCall::Purge);
     tokio::time::sleep(Duration::from_millis(50)).await;
