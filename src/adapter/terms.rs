@@ -184,14 +184,6 @@ impl CallTerms {
         self.transaction_bound_ms
     }
 
-    /// Notes that a key of the call is complete, before its response and the other keys are read.
-    #[cfg(any(feature = "postgres", feature = "sqlite", feature = "redis"))]
-    pub(super) fn note_duplicate(&self) {
-        if let Some(note) = &self.duplicate_note {
-            let _ = note.set(());
-        }
-    }
-
     /// Returns the data to store with this key once it is complete; `None` if there is none.
     #[must_use]
     pub fn stored_data_for(&self, key: &DedupKey) -> Option<StoredData> {
@@ -233,23 +225,29 @@ impl CallTerms {
     }
 
     /// Returns how long a claim holds without a renewal; zero under [`Permanence::OnClaim`].
-    #[must_use]
-    pub const fn lease(&self) -> Duration {
+    pub(crate) const fn lease(&self) -> Duration {
         match self.permanence {
             Permanence::OnClaim => Duration::ZERO,
             Permanence::OnCompletion { lease } => lease,
         }
     }
+}
 
-    /// Returns [`retention`](Self::retention) in whole milliseconds, at most 2⁶¹: added to a Unix
-    /// time it does not overflow an `i64`.
-    #[cfg(any(feature = "postgres", feature = "sqlite", feature = "redis"))]
+#[cfg(any(feature = "postgres", feature = "sqlite", feature = "redis"))]
+impl CallTerms {
+    /// Notes that a key of the call is complete, before its response and the other keys are read.
+    pub(super) fn note_duplicate(&self) {
+        if let Some(note) = &self.duplicate_note {
+            let _ = note.set(());
+        }
+    }
+
+    /// Returns the retention in whole milliseconds, at most 2⁶¹: added to a Unix time it does not overflow an `i64`.
     pub(super) fn retention_ms(&self) -> i64 {
         saturating_ms(self.retention)
     }
 
-    /// Returns [`lease`](Self::lease) in whole milliseconds, at most 2⁶¹.
-    #[cfg(any(feature = "postgres", feature = "sqlite", feature = "redis"))]
+    /// Returns the lease in whole milliseconds, at most 2⁶¹.
     pub(super) fn lease_ms(&self) -> i64 {
         saturating_ms(self.lease())
     }

@@ -160,12 +160,6 @@ impl Responses {
     pub fn get(&self, index: usize) -> &Response<Bytes> {
         &self.0[index]
     }
-
-    /// Returns all responses.
-    #[must_use]
-    pub fn into_inner(self) -> Vec<Response<Bytes>> {
-        self.0
-    }
 }
 
 pub(super) async fn buffered<B>(request: Request<B>) -> (request::Parts, Bytes)
