@@ -237,6 +237,10 @@ impl<DB: Database> OpenTransaction<DB> {
     }
 
     /// Returns the connection, inside the transaction.
+    ///
+    /// # Panics
+    ///
+    /// Never, because only methods that consume the transaction take its connection.
     #[expect(
         clippy::expect_used,
         reason = "only methods that consume the transaction take its connection"
