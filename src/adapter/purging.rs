@@ -23,15 +23,16 @@ const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// How long one statement may take.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How often a SQL adapter deletes its expired keys. It does so by itself, in the background.
+/// How often expired keys are deleted, an hour ([`PURGE_GRACE`](super::inspect::PURGE_GRACE)) after they have expired. A
+/// SQL adapter does so by itself, in the background.
 ///
 /// The first call of an adapter starts a task on the runtime of that call. The task ends with the
 /// adapter, with its pool and with that runtime; a later call on another runtime starts it again. It
 /// purges only while that runtime is driven, and does nothing while tokio's clock is paused.
 ///
-/// A round repeats a statement until it deletes fewer keys than it may. The first round starts after 30 to 60 s, or
-/// within the interval if that is shorter. Every pause is jittered, so that replicas that start together do not purge
-/// together.
+/// A round repeats a statement until it deletes fewer keys than it may. Then it reads the statistics for the
+/// [gauges](crate::observe#metrics). The first round starts after 30 to 60 s, or within the interval if that is shorter.
+/// Every pause is jittered, so that replicas that start together do not purge together.
 ///
 /// An error, a hang or a panic of the store ends one round, and a round is tried again after 1 s, 2 s, 4 s and so on, up
 /// to the interval. The first failure is logged at WARN (`purging failed`), and the next ones at DEBUG, until a round
