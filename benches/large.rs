@@ -110,13 +110,13 @@ async fn rate<C: Caller + Clone>(name: &str, caller: C) {
 
 /// Lists the keys in flight, of which there are few: the list reads the whole table.
 async fn list(adapter: &PostgresAdapter) {
-    let mut filter = ListFilter::new();
+    let mut filter = ListFilter::default();
     filter.state = Some(KeyState::InFlight);
     let (start, mut slowest) = (Instant::now(), Duration::ZERO);
     let (mut calls, mut found, mut after) = (0_u64, 0, None);
     loop {
         let call = Instant::now();
-        let listing = adapter.list(&filter, after.as_ref(), 1_000).await.expect("a list");
+        let listing = adapter.list(&filter, after.as_deref(), 1_000).await.expect("a list");
         slowest = slowest.max(call.elapsed());
         (calls, found, after) = (calls + 1, found + listing.keys.len() as u64, listing.next);
         if after.is_none() {

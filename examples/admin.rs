@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tower_dedup::adapter;
-use tower_dedup::adapter::inspect::{Cursor, Entry, ForgetReply, ListFilter, MaintenanceAdapter};
+use tower_dedup::adapter::inspect::{Entry, ForgetReply, ListFilter, MaintenanceAdapter};
 use tower_dedup::{BoxError, DedupKey, Error, ErrorKind};
 
 type Store = Arc<dyn MaintenanceAdapter>;
@@ -61,12 +61,11 @@ async fn list(
     State(store): State<Store>,
     Query(query): Query<Filter>,
 ) -> Result<Json<Value>, StatusCode> {
-    let mut filter = ListFilter::new();
+    let mut filter = ListFilter::default();
     filter.namespace = query.namespace;
     filter.id_part = query.id;
     filter.state = query.state.map(|state| state.parse()).transpose().map_err(failed)?;
-    let after = query.after.map(Cursor::new);
-    let portion = store.list(&filter, after.as_ref(), 100).await.map_err(failed)?;
+    let portion = store.list(&filter, query.after.as_deref(), 100).await.map_err(failed)?;
     let keys: Vec<_> = portion.keys.iter().map(|(key, entry)| shown(key, entry)).collect();
     Ok(Json(json!({ "keys": keys, "next": portion.next.map(|next| next.to_string()) })))
 }

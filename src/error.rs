@@ -28,6 +28,7 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// assert!(error.is_transient());
 /// assert_eq!(error.to_string(), "connecting to the store: the store is unavailable");
 /// ```
+#[derive(Debug)]
 pub struct Error {
     kind: ErrorKind,
     context: Cow<'static, str>,
@@ -63,8 +64,7 @@ pub enum ErrorKind {
 
 impl ErrorKind {
     /// Returns a short name for logs and metric labels: lower case, words joined by `_`.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Unavailable => "unavailable",
             Self::Timeout => "timeout",
@@ -145,27 +145,13 @@ impl Error {
     /// Returns `true` if the same call may succeed later without any change.
     #[must_use]
     pub fn is_transient(&self) -> bool {
-        match self.kind {
-            ErrorKind::Unavailable
-            | ErrorKind::Timeout
-            | ErrorKind::Refused
-            | ErrorKind::Full
-            | ErrorKind::Overloaded => true,
+        !matches!(
+            self.kind,
             ErrorKind::Corrupt
-            | ErrorKind::Transaction
-            | ErrorKind::Unsupported
-            | ErrorKind::Config => false,
-        }
-    }
-}
-
-impl fmt::Debug for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Error")
-            .field("kind", &self.kind)
-            .field("context", &self.context)
-            .field("source", &self.source)
-            .finish()
+                | ErrorKind::Transaction
+                | ErrorKind::Unsupported
+                | ErrorKind::Config
+        )
     }
 }
 
@@ -257,8 +243,7 @@ impl KeyError {
     }
 
     /// Returns the place that was read.
-    #[must_use]
-    pub fn place(&self) -> &str {
+    pub(crate) fn place(&self) -> &str {
         &self.place
     }
 }

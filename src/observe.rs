@@ -119,15 +119,12 @@ macro_rules! count {
 mod delivery;
 #[cfg(feature = "metrics")]
 mod describe;
-mod error_text;
 mod meters;
 mod outcome;
 mod records;
-mod run;
-mod span;
 mod store;
 
-pub(crate) use delivery::{Report, ShadowFields};
+pub(crate) use delivery::{Report, RunReport, ShadowFields};
 #[cfg(feature = "metrics")]
 pub use describe::{describe_metrics, metrics_buckets};
 pub(crate) use meters::{Meters, MetersByNamespace, pending_write};
@@ -149,6 +146,4 @@ pub(crate) use records::{lane_restarted, not_encrypted};
 pub(crate) use records::{redis_hides_its_policy, redis_is_unfit, store_loss_suspected};
 #[cfg(feature = "sqlite")]
 pub(crate) use records::{sqlite_is_not_durable, sqlite_is_not_in_wal_mode, sqlite_table_is_gone};
-pub(crate) use run::RunReport;
-pub(crate) use span::store_span;
-pub(crate) use store::{TableCounts, set_last_purge, store_call, table};
+pub(crate) use store::{set_last_purge, store_call, store_span, table};

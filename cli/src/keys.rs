@@ -71,7 +71,7 @@ pub(crate) async fn get(target: &Target, event: &EventId, output: Output) -> Res
 }
 
 pub(crate) async fn list(target: &Target, options: &List, output: Output) -> Result<bool, Failure> {
-    let mut filter = ListFilter::new();
+    let mut filter = ListFilter::default();
     filter.state = options.state;
     filter.namespace.clone_from(&options.namespace);
     filter.id_part.clone_from(&options.id);
@@ -105,7 +105,7 @@ async fn list_open(
 ) -> Result<(Vec<Vec<String>>, bool, u64), Failure> {
     let (mut rows, mut left, mut after, mut unreadable) = (Vec::new(), limit, None, 0);
     loop {
-        let portion = store.adapter.list(filter, after.as_ref(), left.min(PORTION)).await?;
+        let portion = store.adapter.list(filter, after.as_deref(), left.min(PORTION)).await?;
         unreadable += portion.unreadable;
         left = left.saturating_sub(u32::try_from(portion.keys.len()).unwrap_or(u32::MAX));
         for (key, entry) in portion.keys {

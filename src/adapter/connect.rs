@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::inspect::MaintenanceAdapter;
-use crate::error::{ConfigError, Error};
+use crate::error::{ConfigError, ConfigErrorKind, Error};
 
 /// Connects to the store that a URL names.
 ///
@@ -26,35 +26,33 @@ use crate::error::{ConfigError, Error};
 /// a Postgres URL names one host.
 pub async fn connect(url: &str) -> Result<Arc<dyn MaintenanceAdapter>, Error> {
     let Some((scheme, _)) = url.split_once(':') else { return Err(ConfigError::url().into()) };
-    match scheme {
+    match feature(scheme) {
         #[cfg(feature = "memory")]
-        "memory" => Ok(Arc::new(super::MemoryAdapter::new())),
-        #[cfg(not(feature = "memory"))]
-        "memory" => Err(disabled("memory")),
+        Some("memory") => Ok(Arc::new(super::MemoryAdapter::new())),
         #[cfg(feature = "sqlite")]
-        "sqlite" => Ok(Arc::new(super::SqliteAdapter::connect(url).await?)),
-        #[cfg(not(feature = "sqlite"))]
-        "sqlite" => Err(disabled("sqlite")),
+        Some("sqlite") => Ok(Arc::new(super::SqliteAdapter::connect(url).await?)),
         #[cfg(feature = "postgres")]
-        "postgres" | "postgresql" => Ok(Arc::new(super::PostgresAdapter::connect(url).await?)),
-        #[cfg(not(feature = "postgres"))]
-        "postgres" | "postgresql" => Err(disabled("postgres")),
+        Some("postgres") => Ok(Arc::new(super::PostgresAdapter::connect(url).await?)),
         #[cfg(feature = "redis")]
-        redis if is_redis(redis) => Ok(Arc::new(super::RedisAdapter::connect(url).await?)),
-        #[cfg(not(feature = "redis"))]
-        redis if is_redis(redis) => Err(disabled("redis")),
-        other => Err(ConfigError::unknown_scheme(other).into()),
+        Some("redis") => Ok(Arc::new(super::RedisAdapter::connect(url).await?)),
+        Some(off) => {
+            let needs = format!("`{off}:` needs the cargo feature `{off}` of tower-dedup");
+            Err(ConfigError::new(ConfigErrorKind::Feature, needs).into())
+        }
+        None => Err(ConfigError::unknown_scheme(scheme).into()),
     }
 }
 
-/// Returns `true` for the schemes of one server, of Sentinel and of a cluster.
-fn is_redis(scheme: &str) -> bool {
-    let server = scheme.split('+').next().unwrap_or(scheme);
-    ["redis", "rediss", "valkey", "valkeys"].contains(&server)
-}
-
-#[cfg(not(all(feature = "memory", feature = "sqlite", feature = "postgres", feature = "redis")))]
-fn disabled(scheme: &'static str) -> Error {
-    let needs = format!("`{scheme}:` needs the cargo feature `{scheme}` of tower-dedup");
-    ConfigError::new(crate::error::ConfigErrorKind::Feature, needs).into()
+/// Returns the cargo feature of the adapter that a scheme names.
+fn feature(scheme: &str) -> Option<&'static str> {
+    match scheme {
+        "memory" => Some("memory"),
+        "sqlite" => Some("sqlite"),
+        "postgres" | "postgresql" => Some("postgres"),
+        _ => {
+            // With `+sentinel` or `+cluster` behind it.
+            let server = scheme.split('+').next()?;
+            ["redis", "rediss", "valkey", "valkeys"].contains(&server).then_some("redis")
+        }
+    }
 }

@@ -149,9 +149,7 @@ pub trait DedupAdapter: Send + Sync + 'static {
     ///   the complete row returns the same reply.
     ///
     /// A claim counts an attempt, except when it is repeated. An expired key is like a new one. A
-    /// duplicate carries the stored data that [`CallTerms::fetch`] asks for. A store may read it in a
-    /// second step, if this step finds the row complete again. Otherwise the reply is
-    /// [`InFlight`](ClaimReply::InFlight).
+    /// duplicate carries the stored data that [`CallTerms::fetch`] asks for.
     ///
     /// # Errors
     ///
@@ -228,12 +226,6 @@ pub struct Abilities {
 }
 
 impl Abilities {
-    /// Returns no ability. Set the fields of those that the store has.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self { leases: false, stored_data: false, inspection: false, expires_keys: false }
-    }
-
     /// Checks that these abilities cover the terms of a claim. [`claim`](DedupAdapter::claim) calls it
     /// before it writes anything.
     ///

@@ -58,7 +58,7 @@ pub trait MaintenanceAdapter: DedupAdapter {
     /// and where the next portion begins. The first call passes no cursor.
     ///
     /// A call reads a bounded part of the store, also if the filter selects few keys. The SQL adapters read 10,000
-    /// keys, in the order of the primary key, and a [`Cursor`] is the last of them. A key that is written during the
+    /// keys, in the order of the primary key, and the [cursor](Listing::next) is the last of them. A key that is written during the
     /// list may be absent; on Redis it may occur twice. A key that is stuck is not written, so the list has it. An
     /// unreadable key is left out, and [counted](Listing::unreadable). Changes nothing.
     ///
@@ -69,7 +69,7 @@ pub trait MaintenanceAdapter: DedupAdapter {
     fn list<'a>(
         &'a self,
         filter: &'a ListFilter,
-        after: Option<&'a Cursor>,
+        after: Option<&'a str>,
         limit: u32,
     ) -> StoreFuture<'a, Listing> {
         let _ = (filter, after, limit);
@@ -109,7 +109,7 @@ impl<A: MaintenanceAdapter + ?Sized> MaintenanceAdapter for Arc<A> {
     fn list<'a>(
         &'a self,
         filter: &'a ListFilter,
-        after: Option<&'a Cursor>,
+        after: Option<&'a str>,
         limit: u32,
     ) -> StoreFuture<'a, Listing> {
         (**self).list(filter, after, limit)
@@ -235,14 +235,6 @@ pub struct ListFilter {
     pub attempts_over: Option<u32>,
 }
 
-impl ListFilter {
-    /// Returns a filter that selects every key that has not expired.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self { state: None, namespace: None, id_part: None, since: None, attempts_over: None }
-    }
-}
-
 /// One portion of a list.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
@@ -250,34 +242,11 @@ pub struct Listing {
     /// The selected keys of this portion, without their stored data. The list may be empty while
     /// [`next`](Self::next) is `Some`, because a call reads a bounded part of the store.
     pub keys: Vec<(DedupKey, Entry)>,
-    /// Where the next portion begins; `None` after the last portion.
-    pub next: Option<Cursor>,
+    /// A cursor: where the next portion begins; `None` after the last portion. Its text is the store's own, and means
+    /// nothing to another store.
+    pub next: Option<String>,
     /// How many keys of this portion are left out, because their data is unreadable.
     pub unreadable: u64,
-}
-
-/// Where a portion of a list ends. Its text is the store's own, and means nothing to another store.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Cursor(String);
-
-impl Cursor {
-    /// Makes a cursor from the text of a store.
-    #[must_use]
-    pub fn new(text: impl Into<String>) -> Self {
-        Self(text.into())
-    }
-
-    /// Returns the text.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for Cursor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
 }
 
 /// The numbers of keys in a store.

@@ -50,7 +50,7 @@ pub use connect::connect;
 pub use memory::{AtCapacity, MemoryAdapter};
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresAdapter, PostgresOptions};
-pub use purging::{Purger, PurgerHandle, Purging};
+pub use purging::{Purger, Purging};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use sql::{Batching, Identifier};
 #[cfg(feature = "sqlite")]

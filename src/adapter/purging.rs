@@ -1,16 +1,5 @@
 //! [`Purging`]: how often expired keys are deleted, and the loop that deletes them.
-//!
-//! The loop belongs to a SQL adapter, or to a [`Purger`].
-//!
-//! 1. A round repeats a statement until it deletes fewer keys than it may. Then the round reads statistics, for the
-//!    gauges.
-//! 2. The first round starts within a minute, or within the interval if that is shorter. Every pause is
-//!    jittered, so that replicas that start together do not purge together.
-//! 3. An error, a hang or a panic of the store ends one round; the loop goes on. The next round starts
-//!    after a second. After each further failure the pause doubles, up to the interval.
-//! 4. The first failure is logged at WARN, and the next ones at DEBUG, until a round succeeds.
 
-use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,28 +13,30 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::contract::StoreFuture;
 use super::inspect::{MaintenanceAdapter, Stats};
 use crate::error::{ConfigError, Error, ErrorKind, check, valid};
-use crate::observe::{self, TableCounts};
+use crate::observe;
 
-const PURGING: &str = "purging keys";
 /// The latest start of the first round. The earliest is half of it: a test or a command that counts rows
 /// has ended before.
 const FIRST_WITHIN: Duration = Duration::from_secs(60);
-/// The limits of the pause between two rounds.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(365 * 86_400);
 /// The pause after the first failed round.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
-/// How long one statement may take by default.
+/// How long one statement may take.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How often a SQL adapter deletes its expired keys. It does so by itself, in the background.
+/// How often expired keys are deleted, an hour ([`PURGE_GRACE`](super::inspect::PURGE_GRACE)) after they have expired. A
+/// SQL adapter does so by itself, in the background.
 ///
 /// The first call of an adapter starts a task on the runtime of that call. The task ends with the
 /// adapter, with its pool and with that runtime; a later call on another runtime starts it again. It
 /// purges only while that runtime is driven, and does nothing while tokio's clock is paused.
 ///
-/// The first round starts after 30 to 60 s. A failed round is logged (`purging failed`), and tried again after 1 s, 2 s,
-/// 4 s and so on, up to the interval.
+/// A round repeats a statement until it deletes fewer keys than it may. Then it reads the statistics for the
+/// [gauges](crate::observe#metrics). The first round starts after 30 to 60 s, or within the interval if that is shorter.
+/// Every pause is jittered, so that replicas that start together do not purge together.
+///
+/// An error, a hang or a panic of the store ends one round, and a round is tried again after 1 s, 2 s, 4 s and so on, up
+/// to the interval. The first failure is logged at WARN (`purging failed`), and the next ones at DEBUG, until a round
+/// succeeds.
 ///
 /// Replicas that share a table do not disturb each other, and neither does a
 /// [`Purger`] over the same adapter.
@@ -95,8 +86,21 @@ impl Purging {
         Self { keys_per_statement: keys, ..self }
     }
 
+    /// Starts a [`Purger`] on the current runtime. A statement may take 30 seconds before its round fails.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime, and for an invalid setting.
+    #[track_caller]
+    pub fn spawn(self, adapter: impl MaintenanceAdapter) -> Purger {
+        valid(self.check());
+        let (stop, adapter) = (CancellationToken::new(), Arc::new(adapter));
+        let run = self.run(TIMEOUT, move || Some(Arc::clone(&adapter)), stop.clone());
+        Purger { task: tokio::spawn(run), _stops: stop.drop_guard() }
+    }
+
     pub(crate) fn check(self) -> Result<(), ConfigError> {
-        let pauses = SHORTEST_PAUSE..=LONGEST_PAUSE;
+        let pauses = Duration::from_millis(1)..=Duration::from_secs(365 * 86_400);
         let is_pause = self.every.is_none_or(|every| pauses.contains(&every));
         check(is_pause, "every", "from 1 ms to 365 days")?;
         check(self.keys_per_statement > 0, "keys_per_statement", "at least 1")
@@ -124,8 +128,8 @@ impl Purging {
             let round = AssertUnwindSafe(self.round(timeout, &adapter, &stop)).catch_unwind();
             let panicked = |_| Err(Error::new(ErrorKind::Unavailable, "purging keys: a panic"));
             match round.await.unwrap_or_else(panicked) {
-                Ok(Ended::Stopped) => return,
-                Ok(Ended::Done) => (pause, retry, has_failed) = (every, FIRST_RETRY, false),
+                Ok(false) => return,
+                Ok(true) => (pause, retry, has_failed) = (every, FIRST_RETRY, false),
                 // The adapter may be closed.
                 Err(_) if stop.is_cancelled() => return,
                 Err(error) => {
@@ -142,13 +146,14 @@ impl Purging {
         }
     }
 
-    /// Deletes every key that can be purged. A stop waits for the current statement.
+    /// Deletes every key that can be purged. Returns `false` if it was stopped before; a stop waits for the current
+    /// statement.
     async fn round<A: MaintenanceAdapter>(
         self,
         timeout: Duration,
         adapter: &impl Fn() -> Option<A>,
         stop: &CancellationToken,
-    ) -> Result<Ended, Error> {
+    ) -> Result<bool, Error> {
         while let Some(adapter) = adapter()
             && !stop.is_cancelled()
         {
@@ -160,14 +165,14 @@ impl Purging {
                 observe::set_last_purge();
                 // A store without rows to purge is not read.
                 if !adapter.abilities().expires_keys {
-                    observe::table(&counts(&within(timeout, adapter.stats()).await?));
+                    report(&within(timeout, adapter.stats()).await?);
                 }
-                return Ok(Ended::Done);
+                return Ok(true);
             }
             // A store in memory never waits.
             tokio::task::yield_now().await;
         }
-        Ok(Ended::Stopped)
+        Ok(false)
     }
 }
 
@@ -177,109 +182,52 @@ impl Default for Purging {
     }
 }
 
-/// How a round ended that has not failed.
-enum Ended {
-    Done,
-    Stopped,
-}
-
 async fn within<T>(timeout: Duration, call: StoreFuture<'_, T>) -> Result<T, Error> {
     let called = tokio::time::timeout(timeout, call).await;
-    called.unwrap_or_else(|_| Err(Error::new(ErrorKind::Timeout, PURGING)))
+    called.unwrap_or_else(|_| Err(Error::new(ErrorKind::Timeout, "purging keys")))
 }
 
-fn counts(stats: &Stats) -> TableCounts {
-    TableCounts {
-        in_flight: stats.in_flight,
-        lapsed: stats.lapsed,
-        released: stats.released,
-        complete: stats.complete,
-        expired: stats.expired,
-        oldest_lapsed: stats.oldest_lapsed,
-        bytes: stats.bytes,
-    }
+fn report(stats: &Stats) {
+    let rows = [
+        ("in_flight", stats.in_flight),
+        ("lapsed", stats.lapsed),
+        ("released", stats.released),
+        ("complete", stats.complete),
+        ("expired", stats.expired),
+    ];
+    observe::table(rows, stats.oldest_lapsed, stats.bytes);
 }
 
-/// Deletes expired keys from a store, at an interval.
+/// Deletes expired keys from a store, at an interval. [`Purging::spawn`] starts it.
 ///
 /// For an adapter that does not purge by itself. The SQL adapters purge by themselves ([`Purging`]), and a memory
 /// adapter removes expired keys while it claims new ones. A purger over one of them does no harm: each key is deleted
 /// and counted once.
 ///
+/// If a purger is dropped, it stops at its next pause. [`stop`](Self::stop) waits for that.
+///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// use std::sync::Arc;
-/// use tower_dedup::adapter::{MemoryAdapter, Purger};
+/// use tower_dedup::adapter::{MemoryAdapter, Purging};
 /// use tower_dedup::{DedupLayer, provider};
 ///
 /// let store = Arc::new(MemoryAdapter::new());
 /// let dedup = DedupLayer::new(provider::STRIPE, Arc::clone(&store));
-/// let purger = Purger::new(store).spawn();
+/// let purger = Purging::new().spawn(store);
 /// // … serve …
 /// purger.stop().await;
 /// # let _ = dedup;
 /// # });
 /// ```
-///
-/// 1. Rounds, pauses and log records are those of [`Purging`].
-/// 2. Expired keys stay for another hour ([`PURGE_GRACE`](super::inspect::PURGE_GRACE)). So a clock that is ahead by
-///    less than an hour makes no purge delete a key too early.
-/// 3. If the handle is dropped, the purger stops at its next pause. [`PurgerHandle::stop`] waits for that.
-#[derive(Clone)]
-#[must_use = "a purger does nothing until it is spawned"]
-pub struct Purger {
-    adapter: Arc<dyn MaintenanceAdapter>,
-    purging: Purging,
-    timeout: Duration,
-}
-
-impl Purger {
-    /// Makes a purger that deletes as [`Purging::new`] says. A statement may take 30 seconds.
-    pub fn new(adapter: impl MaintenanceAdapter) -> Self {
-        Self { adapter: Arc::new(adapter), purging: Purging::new(), timeout: TIMEOUT }
-    }
-
-    /// Sets how often keys are deleted, and how many by one statement.
-    pub fn purging(self, purging: Purging) -> Self {
-        Self { purging, ..self }
-    }
-
-    /// Sets how long one statement may take before its round fails.
-    pub fn timeout(self, timeout: Duration) -> Self {
-        Self { timeout, ..self }
-    }
-
-    /// Starts the purger on the current runtime.
-    ///
-    /// # Panics
-    ///
-    /// Outside a tokio runtime, and for an invalid setting.
-    #[track_caller]
-    pub fn spawn(self) -> PurgerHandle {
-        valid(self.purging.check());
-        let stop = CancellationToken::new();
-        let Self { adapter, purging, timeout } = self;
-        let adapter = move || Some(Arc::clone(&adapter));
-        let task = tokio::spawn(purging.run(timeout, adapter, stop.clone()));
-        PurgerHandle { _stops: stop.drop_guard(), task }
-    }
-}
-
-impl fmt::Debug for Purger {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Purger").field("purging", &self.purging).finish_non_exhaustive()
-    }
-}
-
-/// A running [`Purger`], which stops at its next pause if the handle is dropped.
 #[derive(Debug)]
-#[must_use = "dropping the handle stops the purger"]
-pub struct PurgerHandle {
+#[must_use = "a purger that is dropped stops"]
+pub struct Purger {
     _stops: DropGuard,
     task: JoinHandle<()>,
 }
 
-impl PurgerHandle {
+impl Purger {
     /// Stops the purger and waits for its current statement.
     pub async fn stop(self) {
         let Self { _stops: stops, task } = self;

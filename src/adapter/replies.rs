@@ -23,9 +23,7 @@ impl Seen {
         Self { age, stored: None }
     }
 
-    /// Adds the stored data.
-    #[must_use]
-    pub fn with_stored(mut self, stored: Arc<StoredData>) -> Self {
+    pub(crate) fn with_stored(mut self, stored: Arc<StoredData>) -> Self {
         self.stored = Some(stored);
         self
     }

@@ -1,10 +1,4 @@
 //! The data that a store holds with a complete key: a payload digest, a response.
-//!
-//! 1. The atomic step that completes a key stores the data of
-//!    [`CallTerms::stored_data_for`](super::contract::CallTerms::stored_data_for). That step is a claim
-//!    under `OnClaim`, `complete`, or the commit of a transaction.
-//! 2. A completion of a complete key does not change the stored data.
-//! 3. A key that is claimed after its retention has ended has no stored data.
 
 use std::fmt;
 use std::sync::Arc;

@@ -184,14 +184,6 @@ impl CallTerms {
         self.transaction_bound_ms
     }
 
-    /// Notes that a key of the call is complete, before its response and the other keys are read.
-    #[cfg(any(feature = "postgres", feature = "sqlite", feature = "redis"))]
-    pub(super) fn note_duplicate(&self) {
-        if let Some(note) = &self.duplicate_note {
-            let _ = note.set(());
-        }
-    }
-
     /// Returns the data to store with this key once it is complete; `None` if there is none.
     #[must_use]
     pub fn stored_data_for(&self, key: &DedupKey) -> Option<StoredData> {
@@ -204,8 +196,7 @@ impl CallTerms {
     }
 
     /// Returns `true` if there is data to store with any key.
-    #[must_use]
-    pub const fn stores_data(&self) -> bool {
+    pub(crate) const fn stores_data(&self) -> bool {
         self.payloads.is_some() || self.response.is_some()
     }
 
@@ -234,28 +225,35 @@ impl CallTerms {
     }
 
     /// Returns how long a claim holds without a renewal; zero under [`Permanence::OnClaim`].
-    #[must_use]
-    pub const fn lease(&self) -> Duration {
+    pub(crate) const fn lease(&self) -> Duration {
         match self.permanence {
             Permanence::OnClaim => Duration::ZERO,
             Permanence::OnCompletion { lease } => lease,
         }
     }
+}
 
-    /// Returns [`retention`](Self::retention) in whole milliseconds, at most 2⁶¹: added to a Unix
-    /// time it does not overflow an `i64`.
-    #[must_use]
-    pub fn retention_ms(&self) -> i64 {
+#[cfg(any(feature = "postgres", feature = "sqlite", feature = "redis"))]
+impl CallTerms {
+    /// Notes that a key of the call is complete, before its response and the other keys are read.
+    pub(super) fn note_duplicate(&self) {
+        if let Some(note) = &self.duplicate_note {
+            let _ = note.set(());
+        }
+    }
+
+    /// Returns the retention in whole milliseconds, at most 2⁶¹: added to a Unix time it does not overflow an `i64`.
+    pub(super) fn retention_ms(&self) -> i64 {
         saturating_ms(self.retention)
     }
 
-    /// Returns [`lease`](Self::lease) in whole milliseconds, at most 2⁶¹.
-    #[must_use]
-    pub fn lease_ms(&self) -> i64 {
+    /// Returns the lease in whole milliseconds, at most 2⁶¹.
+    pub(super) fn lease_ms(&self) -> i64 {
         saturating_ms(self.lease())
     }
 }
 
+#[cfg(any(feature = "postgres", feature = "sqlite", feature = "redis"))]
 fn saturating_ms(duration: Duration) -> i64 {
     const MOST: i64 = 1 << 61;
     i64::try_from(duration.as_millis()).map_or(MOST, |ms| ms.min(MOST))

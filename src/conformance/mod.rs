@@ -106,10 +106,8 @@ macro_rules! lease_conformance_suite {
     ($store:ty $(, $name:ident)?) => {
         $crate::conformance_suite! { @cases $store $(, $name)?: run_case:
             lease {
-                lease_claim_of_a_key_complete_at_once_is_a_duplicate,
                 claim_complete_at_once_counts_attempts_and_takeovers,
                 release_follows_the_permanence_of_its_terms,
-                claim_complete_at_once_respects_leases,
                 completed_key_is_first_again_after_its_retention,
                 claim_is_first_then_in_flight_then_duplicate,
                 claim_repeated_with_its_token_returns_the_same_reply,

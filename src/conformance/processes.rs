@@ -57,22 +57,21 @@ async fn lead<S: SharedStore>(name: &str) {
     for worker in &mut workers {
         worker.stdin.take().expect("a worker's input").write_all(b"go\n").await.expect("a start");
     }
-    let (mut by_lease, mut at_once) = (vec![0; KEYS], vec![0; KEYS]);
+    let mut winners = vec![0; 2 * KEYS];
     for output in &mut lines {
-        add(&mut by_lease, &expect_line(output, "leased").await);
-        add(&mut at_once, &expect_line(output, "complete").await);
+        let line = expect_line(output, "wins").await;
+        add(&mut winners, line.split_whitespace().map(|wins| wins.parse().expect("a number")));
     }
     for worker in &mut workers {
         let status = tokio::time::timeout(Duration::from_secs(60), worker.wait()).await;
         assert!(status.expect("a worker ends").expect("its status").success());
     }
-    assert!(by_lease.iter().all(|winners| *winners == 1), "winners under a lease: {by_lease:?}");
-    assert!(at_once.iter().all(|winners| *winners == 1), "winners at once: {at_once:?}");
+    let (by_lease, at_once) = winners.split_at(KEYS);
+    assert_eq!(by_lease, [1; KEYS], "winners under a lease");
+    assert_eq!(at_once, [1; KEYS], "winners at once");
 }
 
-fn add(sums: &mut [u32], line: &str) {
-    let wins: Vec<u32> = line.split_whitespace().map(|n| n.parse().expect("a number")).collect();
-    assert_eq!(wins.len(), sums.len());
+fn add(sums: &mut [u32], wins: impl IntoIterator<Item = u32>) {
     sums.iter_mut().zip(wins).for_each(|(sum, wins)| *sum += wins);
 }
 
@@ -101,31 +100,28 @@ async fn work<S: SharedStore>(address: &str) {
     let tasks = (0..TASKS).map(|_| {
         let adapter = adapter.clone();
         tokio::spawn(async move {
-            let (mut won_leased, mut won_complete) = (vec![0_u32; KEYS], vec![0_u32; KEYS]);
+            let mut won = vec![0; 2 * KEYS];
             for round in 0..KEYS {
-                let (keys, mine) = (key(&format!("leased-{round}")), leased());
-                let claimed = adapter.claim(&keys, &mine).await.expect("a claim");
-                if let ClaimReply::First { .. } = &claimed {
-                    won_leased[round] += 1;
-                    let done = adapter.complete(&keys, &mine).await.expect("a completion");
+                let (id, mine) = (key(&format!("leased-{round}")), leased());
+                if let ClaimReply::First { .. } = adapter.claim(&id, &mine).await.expect("a claim")
+                {
+                    won[round] += 1;
+                    let done = adapter.complete(&id, &mine).await.expect("a completion");
                     assert_eq!(done, CompleteReply::Held);
                 }
-                let keys = key(&format!("complete-{round}"));
-                let claimed = adapter.claim(&keys, &complete_at_once()).await.expect("a claim");
-                if let ClaimReply::First { .. } = &claimed {
-                    won_complete[round] += 1;
+                let (id, mine) = (key(&format!("complete-{round}")), complete_at_once());
+                if let ClaimReply::First { .. } = adapter.claim(&id, &mine).await.expect("a claim")
+                {
+                    won[KEYS + round] += 1;
                 }
             }
-            (won_leased, won_complete)
+            won
         })
     });
-    let (mut by_lease, mut at_once) = (vec![0; KEYS], vec![0; KEYS]);
+    let mut wins = vec![0; 2 * KEYS];
     for task in tasks.collect::<Vec<_>>() {
-        let (won_leased, won_complete) = task.await.expect("a task");
-        by_lease.iter_mut().zip(won_leased).for_each(|(sum, won)| *sum += won);
-        at_once.iter_mut().zip(won_complete).for_each(|(sum, won)| *sum += won);
+        add(&mut wins, task.await.expect("a task"));
     }
-    let text = |wins: &[u32]| wins.iter().map(|n| format!("{n} ")).collect::<String>();
-    println!("\n{MARK}leased {}", text(&by_lease));
-    println!("\n{MARK}complete {}", text(&at_once));
+    let wins: Vec<String> = wins.iter().map(u32::to_string).collect();
+    println!("\n{MARK}wins {}", wins.join(" "));
 }

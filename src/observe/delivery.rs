@@ -1,16 +1,18 @@
-//! [`Report`]: the log record of a delivery.
+//! [`Report`]: the log record and the span of a delivery, or of a [`RunReport`].
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use http::StatusCode;
+use tracing::field::Empty;
 use tracing::{Level, Span};
 
-use super::error_text::chain;
-use super::meters::Meters;
+use super::meters::{Counted, Meters};
 use super::outcome::Outcome;
-use super::span::DeliverySpan;
-use crate::error::BoxError;
-use crate::key::Event;
+use super::records::chain;
+use super::store::may_be_wanted;
+use crate::error::{BoxError, Error};
+use crate::key::{DedupKey, Event, Keys};
 
 /// The fields of the log record of a delivery in shadow.
 pub(crate) struct ShadowFields {
@@ -111,4 +113,76 @@ fn ms(duration: Duration) -> u64 {
 /// Returns milliseconds, rounded to the microsecond.
 fn rounded_ms(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).round() / 1e3
+}
+
+/// The span of a delivery.
+pub(crate) struct DeliverySpan {
+    pub(crate) span: Span,
+    /// The span around `span`; `None` before that is opened.
+    around: Option<Span>,
+}
+
+impl DeliverySpan {
+    pub(crate) const fn none() -> Self {
+        Self { span: Span::none(), around: None }
+    }
+
+    pub(crate) fn open(meters: &Meters, key: Option<&DedupKey>) -> Self {
+        if !may_be_wanted(Level::INFO) {
+            return Self::none();
+        }
+        let span = tracing::info_span!(
+            target: "tower_dedup",
+            "delivery",
+            namespace = &*meters.namespace,
+            id = key.map(DedupKey::shown_id).as_deref(),
+            outcome = Empty,
+            attempt = Empty,
+            mode = Empty,
+            verdict = Empty,
+        );
+        Self { span, around: Some(Span::current()) }
+    }
+
+    /// Returns the span for the record of the delivery. The record has the fields of the delivery's span
+    /// itself, and many subscribers show an event with the fields of the spans around it.
+    pub(super) fn of_record(&self) -> Span {
+        self.around.clone().unwrap_or_else(Span::current)
+    }
+}
+
+/// Reports one run: when it ends, or when it is dropped before.
+pub(crate) struct RunReport {
+    pub(crate) meters: Arc<Meters>,
+    pub(crate) fields: Report,
+    /// Without the payload, which may be large.
+    pub(crate) keys: Keys,
+    has_ended: bool,
+    _running: Counted,
+}
+
+impl RunReport {
+    pub(crate) fn start(meters: Arc<Meters>, event: &Event) -> Self {
+        let keys = Keys::from(event.clone()).without_payloads();
+        let mut fields = Report::started_now();
+        fields.open_span(keys.events(), &meters);
+        Self { fields, keys, has_ended: false, _running: meters.running(), meters }
+    }
+
+    /// Reports the end.
+    pub(crate) fn end(&mut self, outcome: Outcome, error: Option<&Error>) {
+        self.has_ended = true;
+        self.fields.error = error.map(|error| chain(error).into());
+        self.fields.emit(outcome, self.keys.events(), &self.meters);
+    }
+}
+
+impl Drop for RunReport {
+    fn drop(&mut self) {
+        if self.has_ended {
+            return;
+        }
+        let is_panic = std::thread::panicking();
+        self.end(if is_panic { Outcome::Panicked } else { Outcome::Cancelled }, None);
+    }
 }

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use super::error_text::chain;
 use crate::error::Error;
 use crate::key::DedupKey;
 
@@ -152,28 +151,23 @@ records! {
     }
 
     /// a store call succeeded after its delivery had ended
-    fn background_done(operation: &'static str, key: Option<&DedupKey>) {
-        info!(
-            "completed in the background", operation,
-            namespace = key.map(DedupKey::namespace), id = key.map(DedupKey::shown_id).as_deref()
-        );
+    #[count("tower_dedup_background_total", "operation" => operation, "result" => "ok")]
+    fn background_done(key: &DedupKey, operation: &'static str) {
+        info!(key; "completed in the background", operation);
     }
 
     /// such a call never succeeded, or a release met an error that does not pass by itself; `error` is the last
     /// one
-    fn background_failed(operation: &'static str, key: Option<&DedupKey>, error: &Error) {
-        error!(
-            "gave up in the background", operation,
-            namespace = key.map(DedupKey::namespace), id = key.map(DedupKey::shown_id).as_deref(),
-            error = chain(error)
-        );
+    #[count("tower_dedup_background_total", "operation" => operation, "result" => "gave_up")]
+    fn background_failed(key: &DedupKey, operation: &'static str, error: &Error) {
+        error!(key; "gave up in the background", operation, error = chain(error));
     }
 
     /// such a call was not started
-    fn background_refused(operation: &'static str, key: Option<&DedupKey>) {
+    #[count("tower_dedup_background_total", "operation" => operation, "result" => "refused")]
+    fn background_refused(key: &DedupKey, operation: &'static str) {
         error!(
-            "gave up at once: too many calls are pending in the background, or the runtime has ended", operation,
-            namespace = key.map(DedupKey::namespace), id = key.map(DedupKey::shown_id).as_deref()
+            key; "gave up at once: too many calls are pending in the background, or the runtime has ended", operation
         );
     }
 
@@ -273,18 +267,13 @@ pub(crate) enum Background {
     Refused,
 }
 
-/// Reports a completion or release that ended in the background.
+/// Reports a completion or release that ended in the background. Calls without a key reach no store.
 pub(crate) fn background(operation: &'static str, result: Background, key: Option<&DedupKey>) {
-    let ended = match &result {
-        Background::Done => "ok",
-        Background::GaveUp(_) => "gave_up",
-        Background::Refused => "refused",
-    };
-    count!("tower_dedup_background_total", "operation" => operation, "result" => ended);
+    let Some(key) = key else { return };
     match result {
-        Background::Done => background_done(operation, key),
-        Background::GaveUp(error) => background_failed(operation, key, &error),
-        Background::Refused => background_refused(operation, key),
+        Background::Done => background_done(key, operation),
+        Background::GaveUp(error) => background_failed(key, operation, &error),
+        Background::Refused => background_refused(key, operation),
     }
 }
 
@@ -304,4 +293,20 @@ pub(crate) fn lane_restarted(store: &'static str) {
 #[cfg(feature = "memory")]
 pub(crate) fn evicted(keys: u64) {
     count!(keys; "tower_dedup_evicted_total");
+}
+
+/// Returns the error and its causes in one line.
+pub(super) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut line = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let text = cause.to_string();
+        // The `Display` of some errors ends with their cause.
+        if !line.ends_with(&text) {
+            line.push_str(": ");
+            line.push_str(&text);
+        }
+        next = cause.source();
+    }
+    line
 }

@@ -1,10 +1,28 @@
-//! Metrics of store calls and of the table of a store.
+//! Spans and metrics of store calls, and metrics of the table of a store.
 
 use std::time::{Duration, Instant};
 
-use tracing::Span;
+use tracing::field::Empty;
+use tracing::level_filters::LevelFilter;
+use tracing::{Level, Span};
 
 use crate::error::Error;
+
+/// Makes the span of a store call.
+pub(crate) fn store_span(operation: &'static str) -> Span {
+    if !may_be_wanted(Level::DEBUG) {
+        return Span::none();
+    }
+    tracing::debug_span!(target: "tower_dedup", "store", operation, result = Empty)
+}
+
+/// Returns `false` if no subscriber wants spans of this level.
+///
+/// The macros read the same level. But if a dependency sets the feature `log` of `tracing` and no
+/// subscriber was ever set, they compute all fields, which may hash the id.
+pub(super) fn may_be_wanted(level: Level) -> bool {
+    level <= LevelFilter::current()
+}
 
 /// Measures a store call that began at `start`. Without metrics, it reads no clock.
 #[cfg_attr(not(feature = "metrics"), expect(unused_variables, reason = "metrics only"))]
@@ -38,18 +56,6 @@ pub(crate) fn store_call(
     }
 }
 
-/// The keys of a store by state, after a round of a purge.
-#[cfg_attr(not(feature = "metrics"), expect(dead_code, reason = "metrics only"))]
-pub(crate) struct TableCounts {
-    pub(crate) in_flight: u64,
-    pub(crate) lapsed: u64,
-    pub(crate) released: u64,
-    pub(crate) complete: u64,
-    pub(crate) expired: u64,
-    pub(crate) oldest_lapsed: Option<Duration>,
-    pub(crate) bytes: Option<u64>,
-}
-
 /// Reports that a round of a purge has succeeded, or that the first one is still to come.
 pub(crate) fn set_last_purge() {
     #[cfg(feature = "metrics")]
@@ -60,27 +66,23 @@ pub(crate) fn set_last_purge() {
     }
 }
 
-/// Reports the keys of a store.
-#[cfg(not(feature = "metrics"))]
-pub(crate) fn table(_: &TableCounts) {}
-
-/// Reports the keys of a store.
-#[cfg(feature = "metrics")]
-#[expect(clippy::cast_precision_loss, reason = "a gauge is a float")]
-pub(crate) fn table(table: &TableCounts) {
-    for (state, rows) in [
-        ("in_flight", table.in_flight),
-        ("lapsed", table.lapsed),
-        ("released", table.released),
-        ("complete", table.complete),
-        ("expired", table.expired),
-    ] {
-        metrics::gauge!("tower_dedup_rows", "state" => state).set(rows as f64);
-    }
-    metrics::gauge!("tower_dedup_expired_rows").set(table.expired as f64);
-    let oldest = table.oldest_lapsed.unwrap_or_default();
-    metrics::gauge!("tower_dedup_oldest_lapsed_seconds").set(oldest.as_secs_f64());
-    if let Some(bytes) = table.bytes {
-        metrics::gauge!("tower_dedup_table_bytes").set(bytes as f64);
+/// Reports the keys of a store by state, the time since the oldest lapsed lease lapsed, and the bytes of the table.
+#[cfg_attr(not(feature = "metrics"), expect(unused_variables, reason = "metrics only"))]
+#[cfg_attr(feature = "metrics", expect(clippy::cast_precision_loss, reason = "a gauge is a float"))]
+pub(crate) fn table(
+    rows: [(&'static str, u64); 5],
+    oldest_lapsed: Option<Duration>,
+    bytes: Option<u64>,
+) {
+    #[cfg(feature = "metrics")]
+    {
+        for (state, rows) in rows {
+            metrics::gauge!("tower_dedup_rows", "state" => state).set(rows as f64);
+        }
+        metrics::gauge!("tower_dedup_oldest_lapsed_seconds")
+            .set(oldest_lapsed.unwrap_or_default().as_secs_f64());
+        if let Some(bytes) = bytes {
+            metrics::gauge!("tower_dedup_table_bytes").set(bytes as f64);
+        }
     }
 }

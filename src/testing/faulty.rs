@@ -8,9 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::adapter::contract::{
     Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, RenewReply, StoreFuture,
 };
-use crate::adapter::inspect::{
-    Cursor, Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats,
-};
+use crate::adapter::inspect::{Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -234,7 +232,7 @@ impl<A: MaintenanceAdapter> MaintenanceAdapter for FaultyAdapter<A> {
     fn list<'a>(
         &'a self,
         filter: &'a ListFilter,
-        after: Option<&'a Cursor>,
+        after: Option<&'a str>,
         limit: u32,
     ) -> StoreFuture<'a, Listing> {
         self.inner.list(filter, after, limit)

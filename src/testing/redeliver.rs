@@ -141,7 +141,7 @@ impl Responses {
     }
 
     /// Returns the layer's result for each copy; `None` for a response that is not the layer's own.
-    pub fn results(&self) -> impl Iterator<Item = Option<DedupResult>> {
+    fn results(&self) -> impl Iterator<Item = Option<DedupResult>> {
         self.0.iter().map(|response| response.extensions().get().copied())
     }
 
@@ -159,12 +159,6 @@ impl Responses {
     #[track_caller]
     pub fn get(&self, index: usize) -> &Response<Bytes> {
         &self.0[index]
-    }
-
-    /// Returns all responses.
-    #[must_use]
-    pub fn into_inner(self) -> Vec<Response<Bytes>> {
-        self.0
     }
 }
 

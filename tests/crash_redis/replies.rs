@@ -131,8 +131,10 @@ async fn cluster() -> (Lossy, Server, String) {
 /// Returns the same terms with another token.
 fn other(terms: &CallTerms) -> CallTerms {
     match terms.permanence() {
-        Permanence::OnClaim => CallTerms::on_claim(Token::random(), terms.retention()),
-        _ => CallTerms::on_completion(Token::random(), terms.retention(), terms.lease()),
+        Permanence::OnCompletion { lease } => {
+            CallTerms::on_completion(Token::random(), terms.retention(), lease)
+        }
+        _ => CallTerms::on_claim(Token::random(), terms.retention()),
     }
 }
 

@@ -164,7 +164,7 @@ async fn guide_privileges_are_enough() {
     let claimed = claim_all(&app, &[b.clone(), c.clone()], &mine).await.unwrap();
     assert!(matches!(claimed[..], [ClaimReply::Duplicate(_), ClaimReply::InFlight]));
     theirs.rollback().await.unwrap();
-    let listed = app.list(&ListFilter::new(), None, 10).await.unwrap();
+    let listed = app.list(&ListFilter::default(), None, 10).await.unwrap();
     assert!(listed.keys.iter().map(|(key, _)| key).eq([&b]), "{listed:?}");
     assert_eq!(app.forget(&b).await.unwrap(), ForgetReply::Removed);
     let past = CallTerms::on_claim(Token::random(), Duration::ZERO);

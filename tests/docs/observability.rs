@@ -243,7 +243,7 @@ fn samples(label: &str) -> &'static [&'static str] {
         "preset" => &["stripe"],
         "reason" => &["forged"],
         "result" => &["ok", "timeout", "completed", "failed", "gave_up"],
-        "state" => &["in_flight", "lapsed"],
+        "state" => &["in_flight", "lapsed", "expired"],
         "store" => &["postgres"],
         "verdict" => &["first"],
         other => panic!("no values for the label {other}"),

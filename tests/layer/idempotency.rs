@@ -578,14 +578,15 @@ async fn settings_without_meaning_are_refused() {
             unreachable!()
         }
     }
-    let mut leases = Abilities::new();
+    let mut leases = Abilities::default();
     leases.leases = true;
-    for abilities in [Abilities::new(), leases] {
+    for abilities in [Abilities::default(), leases] {
         let layer = DedupLayer::idempotency_key(principal(), Bare(abilities));
         let refused = layer.checked().unwrap_err();
         assert_eq!(refused.kind(), ConfigErrorKind::Unsupported);
     }
-    let on_arrival = DedupLayer::on_arrival(provider::STANDARD_WEBHOOKS, Bare(Abilities::new()));
+    let on_arrival =
+        DedupLayer::on_arrival(provider::STANDARD_WEBHOOKS, Bare(Abilities::default()));
     let refused = on_arrival.compare_payload(key::body_digest(), OnMismatch::Refuse);
     assert_eq!(refused.checked().unwrap_err().kind(), ConfigErrorKind::Unsupported);
 }

@@ -89,7 +89,7 @@ fn purging() -> Purging {
 }
 
 fn purger(store: &Arc<Scripted>) -> Purger {
-    Purger::new(Arc::clone(store)).purging(purging())
+    purging().spawn(Arc::clone(store))
 }
 
 fn pauses(begun_at: &[Instant]) -> Vec<f64> {
@@ -101,7 +101,7 @@ async fn the_first_round_starts_within_a_minute_and_the_next_after_the_interval(
     let mut firsts = Vec::new();
     for _ in 0..20 {
         let (store, started) = (Scripted::new([]), Instant::now());
-        let purger = purger(&store).spawn();
+        let purger = purger(&store);
         let begun = store.portions(2).await;
         let first = (begun[0] - started).as_secs_f64();
         assert!(first <= 61.0, "{first}");
@@ -118,7 +118,7 @@ async fn the_first_round_starts_within_a_minute_and_the_next_after_the_interval(
 #[tokio::test(start_paused = true)]
 async fn the_first_round_starts_within_a_short_interval() {
     let (store, started) = (Scripted::new([]), Instant::now());
-    let purger = purger(&store).purging(purging().every(Duration::from_secs(2))).spawn();
+    let purger = purging().every(Duration::from_secs(2)).spawn(Arc::clone(&store));
     let begun = store.portions(1).await;
     assert!(begun[0] - started <= Duration::from_secs(3));
     purger.stop().await;
@@ -128,7 +128,7 @@ async fn the_first_round_starts_within_a_short_interval() {
 async fn a_failed_round_is_repeated_after_a_second_and_then_in_doubling_pauses() {
     let fails = (Duration::ZERO, Err(ErrorKind::Refused));
     let store = Scripted::new(std::iter::repeat_n(fails, 14));
-    let purger = purger(&store).spawn();
+    let purger = purger(&store);
     let pauses = pauses(&store.portions(16).await);
     for (at, pause) in pauses.iter().enumerate() {
         // After a successful round, the interval holds again.
@@ -143,7 +143,7 @@ async fn a_failed_round_is_repeated_after_a_second_and_then_in_doubling_pauses()
 async fn a_full_statement_is_repeated_at_once_and_one_that_is_not_full_ends_the_round() {
     let took = [(3, 100), (1, 100), (2, 99), (0, 0)];
     let store = Scripted::new(took.map(|(seconds, keys)| (Duration::from_secs(seconds), Ok(keys))));
-    let purger = purger(&store).spawn();
+    let purger = purger(&store);
     let pauses = pauses(&store.portions(4).await);
     for (pause, expected) in pauses.iter().zip([3.0, 1.0]) {
         assert!((pause - expected).abs() < 0.1, "{pauses:?}");
@@ -158,7 +158,7 @@ async fn a_full_statement_is_repeated_at_once_and_one_that_is_not_full_ends_the_
 async fn a_round_without_an_end_blocks_no_other_task_and_a_stop_ends_it() {
     let full = (Duration::ZERO, Ok(100));
     let store = Scripted::new(std::iter::repeat_n(full, 1_000_000));
-    let purger = purger(&store).spawn();
+    let purger = purger(&store);
     store.portions(10).await;
     purger.stop().await;
     assert!(store.portions(10).await.len() < 1_000);
@@ -178,7 +178,7 @@ fn rows_deleted_by_a_failing_round_are_counted() {
                 (now, Err(ErrorKind::Unavailable)),
                 (now, Ok(7)),
             ]);
-            let purger = purger(&store).spawn();
+            let purger = purger(&store);
             store.portions(5).await;
             purger.stop().await;
         });
@@ -195,8 +195,7 @@ async fn purger_with_an_invalid_setting_panics_when_it_is_spawned() {
         purging().every(Duration::MAX),
         purging().keys_per_statement(0),
     ] {
-        let purger = purger(&Arc::default()).purging(purging);
-        let spawn = std::panic::AssertUnwindSafe(|| drop(purger.spawn()));
+        let spawn = || drop(purging.spawn(Arc::<Scripted>::default()));
         assert!(std::panic::catch_unwind(spawn).is_err());
     }
 }

@@ -98,7 +98,7 @@ struct HeldByAnother(Arc<Stage>);
 
 impl DedupAdapter for HeldByAnother {
     fn abilities(&self) -> Abilities {
-        let mut abilities = Abilities::new();
+        let mut abilities = Abilities::default();
         abilities.leases = true;
         abilities
     }

@@ -45,9 +45,7 @@ async fn redeliver_returns_the_responses_in_order() {
     assert_eq!((responses.handled(), responses.duplicates(), handler.runs()), (2, 2, 2));
     assert_eq!(responses.get(0).body(), "handled");
     assert!(responses.get(2).body().is_empty());
-    let duplicate = Some(DedupResult::Duplicate);
-    assert_eq!(responses.results().collect::<Vec<_>>(), [None, None, duplicate, duplicate]);
-    assert_eq!(responses.into_inner().len(), 4);
+    assert_eq!(responses.get(2).extensions().get(), Some(&DedupResult::Duplicate));
 }
 
 #[tokio::test]
@@ -161,9 +159,7 @@ impl Service<Request<Full<Bytes>>> for SlowToClone {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_copy_is_sent_before_all_are_ready_to_be_sent() {
     let responses = redeliver_at_once(SlowToClone(Arc::default()), request("a"), 8).await;
-    for response in responses.into_inner() {
-        assert_eq!(response.body(), "8");
-    }
+    assert!((0..8).all(|copy| responses.get(copy).body() == "8"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -176,9 +172,8 @@ async fn responses_of_copies_at_once_are_in_order_of_arrival() {
         run.to_string()
     };
     let app: Router = Router::new().route("/hook", post(handler));
-    let responses = redeliver_at_once(app, request("a"), 3).await.into_inner();
-    let bodies: Vec<_> = responses.into_iter().map(Response::into_body).collect();
-    assert_eq!(bodies, ["2", "1", "0"]);
+    let responses = redeliver_at_once(app, request("a"), 3).await;
+    assert_eq!([0, 1, 2].map(|copy| responses.get(copy).body()), ["2", "1", "0"]);
 }
 
 #[tokio::test]

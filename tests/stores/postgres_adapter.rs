@@ -42,7 +42,7 @@ async fn only_migrate_makes_the_table_without_make_table() {
         for error in [
             adapter.claim(&key, &terms()).await.unwrap_err(),
             adapter.open(slice::from_ref(&key), &terms()).await.map(drop).unwrap_err(),
-            adapter.list(&ListFilter::new(), None, 1).await.map(drop).unwrap_err(),
+            adapter.list(&ListFilter::default(), None, 1).await.map(drop).unwrap_err(),
             adapter.stats().await.map(drop).unwrap_err(),
         ] {
             assert_eq!(error.kind(), ErrorKind::Refused, "{error:?}");

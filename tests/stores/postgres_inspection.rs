@@ -7,9 +7,7 @@ use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row as _};
 use tower_dedup::ErrorKind;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
-use tower_dedup::adapter::inspect::{
-    Cursor, ForgetReply, KeyState, ListFilter, MaintenanceAdapter,
-};
+use tower_dedup::adapter::inspect::{ForgetReply, KeyState, ListFilter, MaintenanceAdapter};
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, Purging};
 
 use crate::support::postgres::{Schema, create_partitions};
@@ -69,7 +67,7 @@ impl Table {
     async fn ids(&self, filter: &ListFilter, limit: u32) -> (Vec<String>, usize) {
         let (mut ids, mut after, mut calls) = (Vec::new(), None, 0);
         loop {
-            let listing = self.adapter.list(filter, after.as_ref(), limit).await.unwrap();
+            let listing = self.adapter.list(filter, after.as_deref(), limit).await.unwrap();
             assert!(listing.keys.len() <= limit as usize);
             ids.extend(listing.keys.iter().map(|(key, _)| key.id().to_owned()));
             calls += 1;
@@ -212,7 +210,7 @@ async fn a_list_of_a_large_table_has_every_key_once() {
         let table = Table::new(partitions).await;
         table.fill("evt_", 12_000).await;
         table.adapter.claim(&dedup_key("stuck"), &terms()).await.unwrap();
-        let mut complete = ListFilter::new();
+        let mut complete = ListFilter::default();
         complete.state = Some(KeyState::Complete);
         let live: BTreeSet<String> =
             (1..=12_000).filter(|id| id % 3 != 0).map(|id| format!("evt_{id}")).collect();
@@ -222,18 +220,18 @@ async fn a_list_of_a_large_table_has_every_key_once() {
             assert_eq!(BTreeSet::from_iter(ids), live);
         }
         // A call reads 10,000 keys at most, also if it selects none.
-        let mut stuck = ListFilter::new();
+        let mut stuck = ListFilter::default();
         stuck.state = Some(KeyState::InFlight);
         let (ids, calls) = table.ids(&stuck, 100).await;
         assert_eq!((ids, calls), (vec!["stuck".to_owned()], 2));
-        let mut extreme = ListFilter::new();
+        let mut extreme = ListFilter::default();
         (extreme.since, extreme.attempts_over) = (Some(Duration::MAX), Some(u32::MAX));
         assert_eq!(table.ids(&extreme, u32::MAX).await.0, [] as [String; 0]);
-        let one = table.adapter.list(&ListFilter::new(), None, 0).await.unwrap();
+        let one = table.adapter.list(&ListFilter::default(), None, 0).await.unwrap();
         assert!(one.keys.len() == 1 && one.next.is_some());
         // After every key.
-        let far = Cursor::new("f".repeat(32));
-        let far = table.adapter.list(&ListFilter::new(), Some(&far), 10).await.unwrap();
+        let far = "f".repeat(32);
+        let far = table.adapter.list(&ListFilter::default(), Some(&far), 10).await.unwrap();
         assert!(far.keys.is_empty() && far.next.is_none());
     }
 }
@@ -258,7 +256,7 @@ async fn rights_on_the_partitioned_table_are_enough() {
     let adapter = PostgresAdapter::with_options(pool.clone(), options);
     assert_eq!(adapter.stats().await.unwrap().rows, 30);
     assert_eq!(adapter.purge(100).await.unwrap(), 10);
-    assert_eq!(adapter.list(&ListFilter::new(), None, 100).await.unwrap().keys.len(), 20);
+    assert_eq!(adapter.list(&ListFilter::default(), None, 100).await.unwrap().keys.len(), 20);
     let (keys, mine) = (sorted_keys("new", 20), terms());
     let claimed = claim_all(&adapter, &keys, &mine).await.unwrap();
     assert!(claimed.iter().all(|reply| *reply == ClaimReply::first(1, false)), "{claimed:?}");

@@ -289,7 +289,7 @@ async fn server_that_refuses_info_is_used() {
     let url = format!("redis://app:pw@{}", server.address());
     let adapter = RedisAdapter::connect_with(&url, options).await.unwrap();
     assert_eq!(attempt(claim(&adapter, "a", &terms()).await), 1);
-    let listed = adapter.list(&ListFilter::new(), None, 10).await.unwrap();
+    let listed = adapter.list(&ListFilter::default(), None, 10).await.unwrap();
     assert_eq!(listed.keys.len(), 1);
 }
 

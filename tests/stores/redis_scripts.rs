@@ -16,7 +16,7 @@ use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, RenewReply, StoreFuture,
     StoredResponse, Token,
 };
-use tower_dedup::adapter::inspect::{Cursor, ForgetReply, ListFilter, MaintenanceAdapter};
+use tower_dedup::adapter::inspect::{ForgetReply, ListFilter, MaintenanceAdapter};
 use tower_dedup::{DedupKey, DedupLayer, ErrorKind, OnUnavailable};
 
 use crate::support::multi_event::by_word;
@@ -90,7 +90,7 @@ async fn calls_that_change_nothing_write_nothing() {
     for key in [&held, &complete, &at_once] {
         adapter.get(key).await.unwrap().unwrap();
     }
-    adapter.list(&ListFilter::new(), None, 100).await.unwrap();
+    adapter.list(&ListFilter::default(), None, 100).await.unwrap();
     adapter.stats().await.unwrap();
     adapter.purge(100).await.unwrap();
     assert_eq!(own.changes(), before);
@@ -211,7 +211,7 @@ async fn unreadable_value_is_corrupt_and_stays_until_it_is_forgotten() {
         own.set("bad", &value);
         assert_eq!(kinds(adapter, "bad").await, CORRUPT, "{value:?}");
         assert_eq!(own.value("bad"), value);
-        let listed = adapter.list(&ListFilter::new(), None, 10).await.unwrap();
+        let listed = adapter.list(&ListFilter::default(), None, 10).await.unwrap();
         assert_eq!((listed.keys.len(), listed.unreadable), (1, 1), "{value:?} {listed:?}");
         let stats = adapter.stats().await.unwrap();
         assert_eq!((stats.rows, stats.in_flight), (2, 1), "{stats:?}");
@@ -243,7 +243,7 @@ async fn key_of_another_type_is_corrupt_and_is_not_listed() {
     assert_eq!(kinds(&own.adapter, "list").await, CORRUPT);
     let forgotten = own.adapter.forget(&dedup_key("list")).await.unwrap_err();
     assert_eq!(forgotten.kind(), ErrorKind::Corrupt);
-    assert_eq!(own.adapter.list(&ListFilter::new(), None, 10).await.unwrap().keys, []);
+    assert_eq!(own.adapter.list(&ListFilter::default(), None, 10).await.unwrap().keys, []);
     assert_eq!(own.adapter.stats().await.unwrap().rows, 0);
 }
 
@@ -413,7 +413,7 @@ async fn statistics_of_a_large_database_are_estimated() {
     // A list visits a bounded part in one call, and all in the end.
     let (mut listed, mut after, mut calls) = (Vec::new(), None, 0);
     loop {
-        let page = adapter.list(&ListFilter::new(), after.as_ref(), u32::MAX).await.unwrap();
+        let page = adapter.list(&ListFilter::default(), after.as_deref(), u32::MAX).await.unwrap();
         listed.extend(page.keys.into_iter().map(|(key, _)| key));
         calls += 1;
         after = page.next;
@@ -429,11 +429,11 @@ async fn statistics_of_a_large_database_are_estimated() {
 async fn cursor_of_another_primary_is_refused() {
     let own = Own::new().await;
     claim_all(&own.adapter, &sorted_keys("many", 100), &terms()).await.unwrap();
-    let page = own.adapter.list(&ListFilter::new(), None, 1).await.unwrap();
+    let page = own.adapter.list(&ListFilter::default(), None, 1).await.unwrap();
     let cursor = page.next.unwrap();
     let address = own.server.address();
     let other = cursor.as_str().replace(&address, "127.0.0.1:1");
     assert_ne!(other, cursor.as_str());
-    let listed = own.adapter.list(&ListFilter::new(), Some(&Cursor::new(other)), 1).await;
+    let listed = own.adapter.list(&ListFilter::default(), Some(&other), 1).await;
     assert_eq!(listed.unwrap_err().kind(), ErrorKind::Refused);
 }

@@ -59,7 +59,7 @@ async fn statistics_of_a_large_file_are_the_least_that_there_is() {
 async fn list_and_purge_of_a_large_file_reach_every_key() {
     let (_dir, pool, adapter) = large_file().await;
     let filter = |state, namespace: Option<&str>| {
-        let mut filter = ListFilter::new();
+        let mut filter = ListFilter::default();
         (filter.state, filter.namespace) = (state, namespace.map(str::to_owned));
         filter
     };
@@ -71,7 +71,7 @@ async fn list_and_purge_of_a_large_file_reach_every_key() {
     ] {
         let (mut listed, mut after, mut calls) = (BTreeSet::new(), None, 0);
         loop {
-            let page = adapter.list(&filter, after.as_ref(), 1_000).await.unwrap();
+            let page = adapter.list(&filter, after.as_deref(), 1_000).await.unwrap();
             for (key, _) in page.keys {
                 assert!(listed.insert(key));
             }

@@ -108,7 +108,7 @@ async fn unreadable_row_fails_only_its_callers<A: MaintenanceAdapter>(
             }
         }
     }
-    let listing = adapter.list(&ListFilter::new(), None, 100).await.unwrap();
+    let listing = adapter.list(&ListFilter::default(), None, 100).await.unwrap();
     assert_eq!((listing.keys.len(), listing.unreadable), (KEYS - 1, 1));
     assert!(listing.keys.iter().all(|(key, _)| key.id() != "7"));
 }

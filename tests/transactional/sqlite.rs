@@ -9,9 +9,9 @@ use futures_util::future::join_all;
 use sqlx::Connection;
 use tokio::sync::Semaphore;
 use tower_dedup::DedupLayer;
+use tower_dedup::adapter::Purging;
 use tower_dedup::adapter::SqliteAdapter;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
-use tower_dedup::adapter::{Purger, Purging};
 
 use super::fixture::{CONNECTIONS, Db, Lite, World, send, transactional};
 use crate::support::{answered, by_header, dedup_key, result, rows};
@@ -62,7 +62,7 @@ async fn sqlite_transactions_leases_and_purges_share_a_file() {
     let layer = DedupLayer::new(by_header(), leases.clone());
     let two = Router::new().route("/hook", post(async || "done")).layer(layer).with_state(());
     let often = Purging::new().every(Duration::from_millis(5));
-    let purger = Purger::new(leases).purging(often).spawn();
+    let purger = often.spawn(leases);
     let room = Arc::new(Semaphore::new(16));
     let all = (0..300).map(|id| {
         let (app, room) = (if id % 2 == 0 { &one } else { &two }.clone(), Arc::clone(&room));

@@ -149,7 +149,7 @@ async fn claim_and_list(adapter: &RedisAdapter) -> (Result<(), Error>, Result<()
         adapter.get(&keys[0]).await
     };
     let claimed = claimed.await.map(drop);
-    let mut filter = ListFilter::new();
+    let mut filter = ListFilter::default();
     filter.namespace = Some(NAMESPACE.to_owned());
     let listed = adapter.list(&filter, None, 1).await.map(drop);
     let released = async {

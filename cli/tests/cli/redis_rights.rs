@@ -48,7 +48,7 @@ async fn use_everything(url: &str) -> (Vec<Error>, Ran) {
             errors.extend(adapter.complete(&b, &mine).await.err());
             errors.extend(adapter.release(&b, &mine).await.err());
             errors.extend(adapter.get(&b).await.err());
-            errors.extend(adapter.list(&ListFilter::new(), None, 10).await.err());
+            errors.extend(adapter.list(&ListFilter::default(), None, 10).await.err());
             errors.extend(adapter.stats().await.err());
             errors.extend(adapter.forget(&b).await.err());
             adapter.close().await;

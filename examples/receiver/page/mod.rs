@@ -186,12 +186,12 @@ impl Shown {
         if !self.page.store.abilities().inspection {
             return Ok(());
         }
-        let mut filter = ListFilter::new();
+        let mut filter = ListFilter::default();
         filter.state = Some(state);
         let most = flights.events.len() + LISTED as usize;
         let mut after = None;
         for _ in 0..PORTIONS {
-            let portion = bounded(self.page.store.list(&filter, after.as_ref(), LISTED)).await?;
+            let portion = bounded(self.page.store.list(&filter, after.as_deref(), LISTED)).await?;
             flights.events.extend(portion.keys.into_iter().map(|(key, entry)| Flight {
                 key,
                 event_type: entry.event_type,

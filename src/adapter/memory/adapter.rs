@@ -171,7 +171,7 @@ macro_rules! call {
 
 impl DedupAdapter for MemoryAdapter {
     fn abilities(&self) -> Abilities {
-        Abilities { leases: true, stored_data: true, ..Abilities::new() }
+        Abilities { leases: true, stored_data: true, ..Abilities::default() }
     }
 
     call!(claim -> ClaimReply, release -> (), renew -> RenewReply, complete -> CompleteReply);

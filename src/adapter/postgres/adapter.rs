@@ -10,9 +10,7 @@ use sqlx::{ConnectOptions, Connection};
 use tokio::time::timeout;
 
 use super::super::contract::{Abilities, DedupAdapter, StoreFuture};
-use super::super::inspect::{
-    Cursor, Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats,
-};
+use super::super::inspect::{Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats};
 use super::super::replies::{ClaimReply, CompleteReply, RenewReply};
 use super::super::sql::adapter::sql_adapter;
 use super::super::sql::call::{Call, Kind, RowReply, missing_reply};

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
-use super::super::inspect::{Cursor, Entry, ForgetReply, KeyState, ListFilter, Listing, Stats};
+use super::super::inspect::{Entry, ForgetReply, KeyState, ListFilter, Listing, Stats};
 use super::super::sql::batch::TRIES;
 use super::super::sql::inspection::{listing, stats};
 use super::super::sql::row::{Columns as _, Row};
@@ -50,7 +50,7 @@ impl PostgresStore {
     pub(super) async fn list(
         &self,
         filter: &ListFilter,
-        after: Option<&Cursor>,
+        after: Option<&str>,
         limit: u32,
     ) -> Result<Listing, Error> {
         // With 0, the list would never end.
@@ -67,7 +67,7 @@ impl PostgresStore {
                 .bind(filter.id_part.as_deref())
                 .bind(i64::from(limit))
         };
-        let cursor = |row: &PgRow| Ok(Cursor::new(row.try_get::<Uuid, _>("key")?.to_string()));
+        let cursor = |row: &PgRow| Ok(row.try_get::<Uuid, _>("key")?.to_string());
         let rows = self.read_part(&self.statements().list, &bind).await;
         rows.and_then(|rows| listing(&rows, limit, cursor, |row| read_row(row, Fetch::Nothing)))
             .map_err(|error| store_error("listing keys", error))
@@ -152,9 +152,9 @@ impl PostgresStore {
 }
 
 /// Reads a cursor: the last key, as 32 hexadecimal digits.
-fn read_cursor(cursor: &Cursor) -> Result<Uuid, Error> {
-    let key = u128::from_str_radix(cursor.as_str(), 16).map(Uuid::from).ok();
-    key.filter(|key| key.to_string() == cursor.as_str()).ok_or_else(|| {
+fn read_cursor(cursor: &str) -> Result<Uuid, Error> {
+    let key = u128::from_str_radix(cursor, 16).map(Uuid::from).ok();
+    key.filter(|key| key.to_string() == cursor).ok_or_else(|| {
         Error::new(ErrorKind::Refused, "listing keys: the cursor is not of this store")
     })
 }

@@ -15,9 +15,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use redis::{FromRedisValue, Value};
 
 use super::super::contract::StoreFuture;
-use super::super::inspect::{
-    Cursor, Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats,
-};
+use super::super::inspect::{Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats};
 use super::super::stored::Fetch;
 use super::adapter::RedisAdapter;
 use super::calls::unreadable;
@@ -72,7 +70,7 @@ impl MaintenanceAdapter for RedisAdapter {
     fn list<'a>(
         &'a self,
         filter: &'a ListFilter,
-        after: Option<&'a Cursor>,
+        after: Option<&'a str>,
         limit: u32,
     ) -> StoreFuture<'a, Listing> {
         Box::pin(async move {
@@ -81,9 +79,9 @@ impl MaintenanceAdapter for RedisAdapter {
                 // The first primary is the next one.
                 None => Place::default(),
                 Some(cursor) => {
-                    let place = serde_json::from_str(cursor.as_str()).ok();
+                    let place = serde_json::from_str(cursor).ok();
                     let place = place.filter(|place: &Place| {
-                        text(place) == cursor.as_str()
+                        text(place) == cursor
                             && primaries.iter().any(|(address, _)| *address == place.0)
                     });
                     place.ok_or_else(|| {
@@ -117,7 +115,7 @@ impl MaintenanceAdapter for RedisAdapter {
                 let (next, found) = self.scan(&primary, position, namespace, step).await?;
                 (scan, names) = ((next != 0).then_some(next), found);
             }
-            listing.next = Some(Cursor::new(text(&(primary, scan, left))));
+            listing.next = Some(text(&(primary, scan, left)));
             Ok(listing)
         })
     }

@@ -44,7 +44,7 @@ macro_rules! sql_adapter {
 
         impl DedupAdapter for $adapter {
             fn abilities(&self) -> Abilities {
-                Abilities { leases: true, stored_data: true, inspection: true, ..Abilities::new() }
+                Abilities { leases: true, stored_data: true, inspection: true, ..Abilities::default() }
             }
 
             fn claim<'a>(
@@ -99,7 +99,7 @@ macro_rules! sql_adapter {
             fn list<'a>(
                 &'a self,
                 filter: &'a ListFilter,
-                after: Option<&'a Cursor>,
+                after: Option<&'a str>,
                 limit: u32,
             ) -> StoreFuture<'a, Listing> {
                 Box::pin(self.0.with_table(move || self.0.list(filter, after, limit)))

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::super::inspect::{Cursor, Entry, Listing, Stats};
+use super::super::inspect::{Entry, Listing, Stats};
 use super::row::{Columns, Row};
 use crate::error::BoxError;
 use crate::key::DedupKey;
@@ -37,7 +37,7 @@ pub(in crate::adapter) fn stats(row: &impl Columns) -> Result<Stats, sqlx::Error
 pub(in crate::adapter) fn listing<R: Columns>(
     rows: &[R],
     limit: u32,
-    cursor: impl Fn(&R) -> Result<Cursor, sqlx::Error>,
+    cursor: impl Fn(&R) -> Result<String, sqlx::Error>,
     read: impl Fn(&R) -> Row,
 ) -> Result<Listing, sqlx::Error> {
     let mut listing = Listing::default();

@@ -9,9 +9,7 @@ use backon::{ExponentialBuilder, Retryable};
 use sqlx::sqlite::{Sqlite, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
 
 use super::super::contract::{Abilities, DedupAdapter, StoreFuture};
-use super::super::inspect::{
-    Cursor, Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats,
-};
+use super::super::inspect::{Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats};
 use super::super::replies::{ClaimReply, CompleteReply, RenewReply};
 use super::super::sql::adapter::sql_adapter;
 use super::super::sql::call::{Call, Kind, RowReply, missing_reply, without_response};

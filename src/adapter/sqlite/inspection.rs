@@ -5,7 +5,7 @@ use std::sync::Arc;
 use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
-use super::super::inspect::{Cursor, Entry, ForgetReply, ListFilter, Listing, Stats};
+use super::super::inspect::{Entry, ForgetReply, ListFilter, Listing, Stats};
 use super::super::sql::inspection::{listing, stats};
 use super::super::sql::row::Columns as _;
 use super::super::sql::statement::query;
@@ -67,7 +67,7 @@ impl SqliteStore {
     pub(super) async fn list(
         &self,
         filter: &ListFilter,
-        after: Option<&Cursor>,
+        after: Option<&str>,
         limit: u32,
     ) -> Result<Listing, Error> {
         // A namespace has at most 64 bytes, so none is greater.
@@ -105,16 +105,16 @@ impl SqliteStore {
 type Place = (String, String);
 
 /// Returns the cursor of this place: its names as JSON, which escapes whatever they hold.
-fn cursor_at(place: &Place) -> Cursor {
+fn cursor_at(place: &Place) -> String {
     // Strings always serialize.
-    Cursor::new(serde_json::to_string(place).unwrap_or_default())
+    serde_json::to_string(place).unwrap_or_default()
 }
 
 /// Reads a text that [`cursor_at`] makes of a key.
-fn read_cursor(cursor: &Cursor) -> Result<Place, Error> {
-    let place = serde_json::from_str::<Place>(cursor.as_str()).ok();
+fn read_cursor(cursor: &str) -> Result<Place, Error> {
+    let place = serde_json::from_str::<Place>(cursor).ok();
     let is_own = |place: &Place| {
-        cursor_at(place) == *cursor
+        cursor_at(place) == cursor
             && DedupKey::new(&place.0, &place.1).is_ok_and(|key| key.id() == place.1)
     };
     place.filter(is_own).ok_or_else(|| {

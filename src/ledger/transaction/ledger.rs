@@ -22,7 +22,7 @@ use crate::key::{DedupKey, Keys, List};
 
 /// Those of every SQL adapter.
 const ABILITIES: Abilities =
-    Abilities { leases: true, inspection: true, stored_data: true, ..Abilities::new() };
+    Abilities { leases: true, inspection: true, stored_data: true, expires_keys: false };
 
 /// Commits a key together with its handler's writes: every effect in that database exists exactly
 /// once.
