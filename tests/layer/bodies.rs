@@ -162,9 +162,17 @@ async fn malformed_and_missing_ids_are_400_and_claim_nothing() {
     };
     let bad: &[&[&[u8]]] =
         &[&[], &[b""], &[b"  \t "], &[b"a", b"a"], &[b"a", b"b"], &[b"\xff\xfe"], &[b"caf\xe9"]];
+    // The policy for missing keys does not apply to malformed keys.
+    let pass = DedupLayer::new(by_header(), Arc::clone(&adapter));
+    let pass = pass.on_missing_key(OnMissingKey::PassThrough).layer(handler.service());
+    let digest = DedupLayer::new(by_header(), Arc::clone(&adapter));
+    let digest = digest.on_missing_key(OnMissingKey::BodyDigest).layer(handler.service());
     for values in bad {
-        let answer = send(&service, with(values)).await;
-        assert_eq!(answered(&answer), (400, Some("invalid-key")), "{values:?}");
+        let services = [&service, &pass, &digest];
+        for service in &services[..if values.is_empty() { 1 } else { 3 }] {
+            let answer = send(*service, with(values)).await;
+            assert_eq!(answered(&answer), (400, Some("invalid-key")), "{values:?}");
+        }
     }
     assert_eq!((rows(&adapter).await, handler.runs()), (0, 0));
     // Ten kilobytes are long, but not malformed.

@@ -9,10 +9,10 @@
 #![expect(clippy::unwrap_used, reason = "what cannot be unwrapped fails the test")]
 
 mod cases;
+mod cloudevents;
 mod facts;
 mod hostile;
-mod presets;
-mod properties;
+mod twilio;
 mod types;
 
 use std::collections::BTreeSet;
