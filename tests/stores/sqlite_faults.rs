@@ -13,7 +13,7 @@ use tower_dedup::TxHandle;
 use tower_dedup::adapter::contract::{ClaimReply, CompleteReply, DedupAdapter};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{Batching, SqliteAdapter, SqliteOptions, TransactionAdapter};
-use tower_dedup::{DedupLayer, DedupTx, ErrorKind};
+use tower_dedup::{DedupLayer, DedupTx};
 
 use super::sqlite::File;
 use crate::support::{Body, FIRST, by_header, dedup_key, on_claim, request, result, send, terms};
@@ -149,23 +149,6 @@ async fn transactional_completion_after_its_retention_is_remembered_for_another(
     adapter.commit(open, slice::from_ref(&key), &mine).await.unwrap();
     let entry = adapter.get(&key).await.unwrap().unwrap();
     assert!(entry.expires_at > std::time::SystemTime::now() + 2 * HOUR);
-}
-
-#[tokio::test]
-async fn purge_that_does_not_get_the_write_lock_is_refused() {
-    let file = File::new();
-    let options = SqliteOptions::new().write_lock_timeout(Duration::from_millis(50));
-    let adapter = SqliteAdapter::connect_with(&file.url(), options).await.unwrap();
-    adapter.claim(&dedup_key("old"), &on_claim(&terms())).await.unwrap();
-    sqlx::query("UPDATE webhook_deliveries SET expires_at = 1")
-        .execute(&file.pool(1).await)
-        .await
-        .unwrap();
-    let open = adapter.open(&[dedup_key("a")], &terms()).await.unwrap().transaction.unwrap();
-    let refused = adapter.purge(10).await.unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::Refused);
-    adapter.rollback(open).await.unwrap();
-    assert_eq!(adapter.purge(10).await.unwrap(), 1);
 }
 
 /// Polls a call once, and then never again. The yields let its task take the file.
