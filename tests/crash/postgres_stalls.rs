@@ -11,7 +11,6 @@ use tower::Layer;
 use tower_dedup::DedupLayer;
 use tower_dedup::adapter::Batching;
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
 
 use super::postgres_silence::{
     Build, IN_TIME, STATEMENT_TIMEOUT, STORE_TIMEOUT, WARM, adapter, in_a_transaction, lease,

@@ -16,6 +16,7 @@ use tower_dedup::{
     DedupKey, DedupLayer, KeyExtractor, LogIds, Mode, OnMissingKey, Verified, key, provider,
 };
 
+use crate::support::ledgers::Inner;
 use crate::support::log::Log;
 use crate::support::{
     Handler, answered, by_header, dedup_key, memory, request, result, rows, send,
@@ -36,14 +37,7 @@ fn streamed(
 }
 
 /// A handler that returns the request's body.
-fn echo() -> impl tower::Service<
-    Request<crate::support::Body>,
-    Response = Response<crate::support::Body>,
-    Error = Infallible,
-    Future = impl Future<Output = Result<Response<crate::support::Body>, Infallible>> + Send,
-> + Clone
-+ Send
-+ 'static {
+fn echo() -> impl Inner {
     tower::service_fn(|request: Request<crate::support::Body>| async {
         Ok(Response::new(request.into_body()))
     })

@@ -105,21 +105,6 @@ async fn events_of_one_delivery_are_compared_one_by_one<S: Setup>(setup: S) {
     assert_eq!(handler.runs(), 2);
 }
 
-/// A delivery carries a known key with the second identity of another event. It does not use up
-/// that identity: the other event still runs.
-async fn second_identity_without_a_completion_stays_free<S: Setup>(setup: S) {
-    let handler = Handler::default();
-    let keys = by_header().content_identity();
-    let service = setup.layer(keys).await.wrap(handler.service());
-    assert_eq!(answer!(&service, event("k1", "one")), ran());
-    assert_eq!(answer!(&service, event("k1", "two")), duplicate());
-    assert_eq!(answer!(&service, event("k2", "two")), ran());
-    // In the other order, nothing was handled under the key.
-    assert_eq!(answer!(&service, event("k3", "one")), duplicate());
-    assert_eq!(answer!(&service, event("k3", "three")), ran());
-    assert_eq!(handler.runs(), 3);
-}
-
 crate::on_ledgers!(
     [
         lease_memory = OnMemory,
@@ -134,7 +119,6 @@ crate::on_ledgers!(
     other_payload_is_422_with_refuse,
     other_payload_is_reported_and_acknowledged,
     events_of_one_delivery_are_compared_one_by_one,
-    second_identity_without_a_completion_stays_free,
 );
 
 /// One event for every `id=payload` of the body.

@@ -361,23 +361,6 @@ async fn max_running_holds_even_if_clients_disconnect() {
 }
 
 #[tokio::test]
-async fn clones_and_routes_share_their_bounds() {
-    let handler = Handler::default();
-    handler.hold();
-    let layer = DedupLayer::new(by_header(), memory()).max_running(1);
-    let one = layer.clone().layer(handler.service());
-    let other = layer.clone().layer(handler.service());
-    let _running = tokio::spawn(async move { send(&one, request("a")).await });
-    handler.running(1).await;
-    assert_eq!(send(&other, request("b")).await.status(), 503);
-    let third = layer.max_running(2).layer(handler.service());
-    let running = tokio::spawn(async move { send(&third, request("c")).await.status() });
-    handler.running(2).await;
-    handler.release();
-    assert_eq!(running.await.unwrap(), 200);
-}
-
-#[tokio::test]
 async fn max_waiting_bounds_the_deliveries_that_wait() {
     let handler = Handler::default();
     handler.hold();

@@ -236,10 +236,7 @@ fn every_outcome_is_counted_under_its_name() {
         assert!(handler.last().lease_lost());
 
         let sums = measured(&snapshotter);
-        let count = |name: &str, labels: &[&str]| {
-            let labels = labels.iter().map(|&label| label.to_owned()).collect();
-            sums.get(&(name.to_owned(), labels)).copied().unwrap_or_default()
-        };
+        let count = |name: &str, labels: &[&str]| value(&sums, name, labels);
         for (outcome, times) in [
             ("completed", 6.0),
             ("duplicate", 1.0),
@@ -297,10 +294,7 @@ fn mismatches_and_responses_that_are_not_stored_are_reported() {
         assert_eq!(deliver(&refusing, "two").await, 422);
         assert_eq!(log.last("delivery")["status"], "422");
         let sums = measured(&snapshotter);
-        let count = |name: &str, labels: &[&str]| {
-            let labels = labels.iter().map(|&label| label.to_owned()).collect();
-            sums.get(&(name.to_owned(), labels)).copied().unwrap_or_default()
-        };
+        let count = |name: &str, labels: &[&str]| value(&sums, name, labels);
         assert_eq!(count("tower_dedup_mismatches_total", &["test"]), 2.0);
         assert_eq!(count("tower_dedup_responses_not_stored_total", &["test"]), 1.0);
         assert_eq!(count("tower_dedup_deliveries_total", &["test", "mismatch"]), 2.0);

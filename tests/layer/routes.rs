@@ -10,8 +10,8 @@ use axum::body::{Body, to_bytes};
 use axum::extract::{MatchedPath, Request};
 use axum::routing::{MethodRouter, post};
 use tower::{Layer, ServiceExt};
-use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::{MemoryAdapter, SqliteAdapter};
 use tower_dedup::ledger::Ledger;
 use tower_dedup::{DedupLayer, DedupTx, Delivery, OnMissingKey, key, provider};
 
@@ -180,23 +180,14 @@ async fn twice<L: Ledger>(layer: DedupLayer<L>) {
 }
 
 #[test]
-fn on_arrival_layer_applied_twice_runs_its_handler_and_warns_once() {
+fn layer_applied_twice_runs_its_handler_and_warns_once() {
     let log = logged(async || twice(DedupLayer::on_arrival(provider::STRIPE, store())).await);
     assert_eq!(levels(&log, NESTED), ["WARN"]);
-}
-
-#[test]
-fn lease_layer_applied_twice_runs_its_handler_and_warns_once() {
     let log = logged(async || twice(DedupLayer::new(provider::STRIPE, store())).await);
     assert_eq!(levels(&log, NESTED), ["WARN"]);
-}
-
-#[test]
-fn transactional_layer_applied_twice_runs_its_handler_and_warns_once() {
     let log = logged(async || {
         let dir = tempfile::tempdir().unwrap();
-        let url = sqlite_url(dir.path());
-        let store = tower_dedup::adapter::SqliteAdapter::connect(&url).await.unwrap();
+        let store = SqliteAdapter::connect(&sqlite_url(dir.path())).await.unwrap();
         twice(DedupLayer::transactional(provider::STRIPE, store)).await;
     });
     assert_eq!(levels(&log, NESTED), ["WARN"]);
@@ -297,8 +288,7 @@ async fn default_body_limit_is_raised_to_the_largest_body_of_the_sender() {
 fn rejected_arguments_are_an_empty_500_and_a_logged_cause_with_its_fix() {
     let log = logged(async || {
         let dir = tempfile::tempdir().unwrap();
-        let url = sqlite_url(dir.path());
-        let store = tower_dedup::adapter::SqliteAdapter::connect(&url).await.unwrap();
+        let store = SqliteAdapter::connect(&sqlite_url(dir.path())).await.unwrap();
         let dedup = DedupLayer::transactional(provider::STRIPE, store.clone())
             .on_missing_key(OnMissingKey::PassThrough);
         let app = Router::new()

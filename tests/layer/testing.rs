@@ -2,7 +2,6 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
@@ -14,7 +13,7 @@ use http::{HeaderName, Request, Response};
 use http_body_util::Full;
 use tokio::sync::Barrier;
 use tower::limit::ConcurrencyLimitLayer;
-use tower::{Layer, Service, ServiceBuilder, service_fn};
+use tower::{Layer, ServiceBuilder, service_fn};
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::{DedupAdapter, Fetch, RenewReply};
 use tower_dedup::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
@@ -131,39 +130,6 @@ async fn copies_at_once_run_beside_each_other() {
     let app: Router = Router::new().route("/hook", post(handler));
     let responses = redeliver_at_once(app, request("a"), 8).await;
     assert_eq!((responses.handled(), responses.duplicates()), (8, 0));
-}
-
-/// A clone takes a while, so that another thread has time to send too early.
-struct SlowToClone(Arc<AtomicUsize>);
-
-impl Clone for SlowToClone {
-    fn clone(&self) -> Self {
-        std::thread::sleep(Duration::from_millis(5));
-        self.0.fetch_add(1, Ordering::SeqCst);
-        Self(Arc::clone(&self.0))
-    }
-}
-
-impl Service<Request<Full<Bytes>>> for SlowToClone {
-    type Response = Response<String>;
-    type Error = std::convert::Infallible;
-    type Future = std::future::Ready<Result<Self::Response, Self::Error>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, _: Request<Full<Bytes>>) -> Self::Future {
-        std::future::ready(Ok(Response::new(self.0.load(Ordering::SeqCst).to_string())))
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_copy_is_sent_before_all_are_ready_to_be_sent() {
-    let responses = redeliver_at_once(SlowToClone(Arc::default()), request("a"), 8).await;
-    for response in responses.into_inner() {
-        assert_eq!(response.body(), "8");
-    }
 }
 
 #[tokio::test(start_paused = true)]
