@@ -22,11 +22,11 @@ use tower_dedup::{DedupLayer, ErrorKind, OnInFlight, ResponseBody};
 
 use crate::support::effects::{
     AT_A_GATE, Database, MINUTE, answer, apart, effect, lend, transactional, until_acknowledged,
-    write, writes_and_waits,
+    write,
 };
 use crate::support::proxy::{Cut, Proxy};
 use crate::support::{
-    Body, FIRST, Handler, answered, by_header, dedup_key, polled, request, send, spawn_send, until,
+    Body, FIRST, answered, by_header, dedup_key, polled, request, send, spawn_send, until,
 };
 
 #[tokio::test]
@@ -139,31 +139,6 @@ async fn commit_after_the_timeout_is_found_by_the_retry() {
     drop(gate);
     until_acknowledged(&service, "a").await;
     assert_eq!((database.effects_and_key("a").await, database.effects.runs().await), (1, 1));
-    database.until_no_transaction_is_open().await;
-}
-
-/// The client disconnects while the handler runs. The handler runs to its end.
-#[tokio::test]
-async fn client_that_disconnects_leaves_nothing_behind() {
-    let database = Database::fresh().await;
-    let held = Handler::default();
-    held.hold();
-    let layer = transactional(&database.pool(3));
-    let (handle, service) = (layer.handle(), layer.layer(writes_and_waits(&held)));
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}/", listener.local_addr().unwrap());
-    let app = axum::Router::new().route_service("/", service);
-    tokio::spawn(async move { axum::serve(listener, app).await });
-    let deliver = || reqwest::Client::new().post(&url).header("webhook-id", "a").send();
-    let client = tokio::spawn(deliver());
-    held.running(1).await;
-    client.abort();
-    assert!(client.await.unwrap_err().is_cancelled());
-    held.release();
-    tokio::time::timeout(MINUTE, handle.drain()).await.expect("an end");
-    assert_eq!(database.effects_and_key("a").await, 1);
-    assert_eq!(deliver().await.unwrap().status(), 200);
-    assert_eq!((database.effects_and_key("a").await, held.runs()), (1, 1));
     database.until_no_transaction_is_open().await;
 }
 

@@ -273,44 +273,6 @@ async fn unreadable_stored_data_is_503_even_if_the_layer_fails_open() {
     assert_eq!(handler.runs(), 1);
 }
 
-/// Nothing is granted for a complete key, and the store executes a claim before it returns unreadable
-/// data. So one call releases what the claim was granted for the other keys.
-#[tokio::test(start_paused = true)]
-async fn unreadable_stored_data_leads_to_one_release_of_each_key() {
-    let (store, handler) = (faulty(MemoryAdapter::new()), Handler::default());
-    let known = CallTerms::on_claim(Token::random(), DAY);
-    store.complete(&dedup_key("known"), &known).await.unwrap();
-    store.set(StoreCall::Fetch, Fault::ExecuteAndFail);
-    let lease = DedupLayer::new(by_word(), Arc::clone(&store))
-        .compare_payload(key::body_digest(), OnMismatch::Refuse);
-    let arrival = DedupLayer::on_arrival(by_word(), Arc::clone(&store))
-        .compare_payload(key::body_digest(), OnMismatch::Refuse);
-    for (body, is_lease) in [
-        ("known=1", true),
-        ("known=1", false),
-        ("known=1 leased=1", true),
-        ("known=1 arrived=1", false),
-    ] {
-        let handle = if is_lease { lease.handle() } else { arrival.handle() };
-        let releases = store.calls(StoreCall::Release);
-        let status = if is_lease {
-            answer!(&lease.layer(handler.service()), words(body)).0
-        } else {
-            answer!(&arrival.layer(handler.service()), words(body)).0
-        };
-        assert_eq!(status, 503, "{body}");
-        let started = tokio::time::Instant::now();
-        handle.drain().await;
-        assert_eq!(started.elapsed(), Duration::ZERO, "{body}");
-        let keys = body.split(' ').count() as u64;
-        assert_eq!(store.calls(StoreCall::Release) - releases, keys, "{body}");
-    }
-    let leased = store.get(&dedup_key("leased")).await.unwrap();
-    assert_eq!(leased.unwrap().state, KeyState::Released);
-    assert_eq!(store.get(&dedup_key("arrived")).await.unwrap(), None);
-    assert_eq!(handler.runs(), 0);
-}
-
 /// Responses are large, and a request may carry thousands of keys: a claim reads them only if one
 /// of them is the answer.
 #[tokio::test]

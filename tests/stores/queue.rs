@@ -12,7 +12,7 @@ use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, StoredResponse, Token,
 };
 use tower_dedup::adapter::{
-    Batching, PostgresAdapter, PostgresOptions, SqliteAdapter, SqliteOptions, TransactionAdapter,
+    Batching, PostgresAdapter, PostgresOptions, SqliteAdapter, SqliteOptions,
 };
 use tower_dedup::{DedupKey, Error, ErrorKind};
 
@@ -185,44 +185,6 @@ async fn running_events_go_on_while_the_queue_is_full_on_sqlite() {
     assert_eq!(calls_while_the_queue_is_full(adapter).await, Ok(()));
 }
 
-/// A transaction holds one row of a batch and does not end. The other callers get their replies,
-/// and few statements wait for the row. The lock of an adapter's transaction identifies the row.
-/// For a user's transaction, the adapter splits the batch.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn callers_of_a_batch_do_not_wait_for_a_row_of_an_open_transaction() {
-    let server = Server::start();
-    let schema = Schema::fresh_in(&server.url());
-    let (adapter, pool) = (postgres(&schema).await, pool(&schema));
-    let in_vain = || server.log().matches("due to lock timeout").count();
-    let lent = adapter.open(&[dedup_key("lent")], &terms()).await.unwrap();
-    let mut theirs = pool.begin().await.unwrap();
-    let insert = "INSERT INTO webhook_deliveries \
-        (key, namespace, id, attempts, takeover, first_seen_at, expires_at) SELECT \
-        encode(substring(sha256(convert_to(E'test\\n' || $1, 'UTF8')) from 1 for 16), 'hex')::uuid, \
-        'test', $1, 1, false, now(), now() + interval '1 day'";
-    sqlx::query(insert).bind("theirs").execute(&mut *theirs).await.unwrap();
-    for (held, bound) in [("lent", 3), ("theirs", 8)] {
-        for round in 0..5 {
-            let before = in_vain();
-            let claims = (0..500).map(|at| {
-                let id = if at == 250 { held.to_owned() } else { format!("{held}-{round}-{at}") };
-                let (adapter, is_held) = (adapter.clone(), at == 250);
-                async move {
-                    let claimed = claim(adapter, id, terms()).await.unwrap();
-                    let expected =
-                        if is_held { ClaimReply::InFlight } else { ClaimReply::first(1, false) };
-                    assert_eq!(claimed, expected);
-                }
-            });
-            at_once(claims.collect::<Vec<_>>()).await;
-            let waits = in_vain() - before;
-            assert!(waits <= bound, "{held}: {waits} statements waited in vain");
-        }
-    }
-    theirs.rollback().await.unwrap();
-    adapter.rollback(lent.transaction.unwrap()).await.unwrap();
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_of_duplicates_writes_no_page_on_sqlite() {
     let dir = tempfile::tempdir().unwrap();
@@ -380,33 +342,4 @@ async fn calls_with_different_terms_keep_them_on_postgres() {
     let counts: (i64, i64, i64, i64) =
         sqlx::query_as(wrong).fetch_one(&pool(&schema)).await.unwrap();
     assert_eq!(counts, (800, 0, 100, 100));
-}
-
-/// A batch of claims, some of known keys, writes the new keys once, and in the order of all batches.
-#[tokio::test]
-async fn batch_of_new_and_known_keys_writes_each_new_row_once_on_postgres() {
-    let schema = Schema::fresh();
-    let (adapter, pool) = (postgres(&schema).await, pool(&schema));
-    let no_update = "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS \
-                     'BEGIN RAISE EXCEPTION ''a row was written twice''; END'; \
-                     CREATE TRIGGER fail BEFORE UPDATE ON webhook_deliveries \
-                     FOR EACH ROW EXECUTE FUNCTION fail()";
-    sqlx::raw_sql(no_update).execute(&pool).await.unwrap();
-    let (keys, old): (Vec<_>, _) =
-        ((0..20).map(|id| dedup_key(&id.to_string())).collect(), terms());
-    for on_arrival in [false, true] {
-        sqlx::raw_sql("TRUNCATE webhook_deliveries").execute(&pool).await.unwrap();
-        let kind = |mine: &CallTerms| if on_arrival { on_claim(mine) } else { mine.clone() };
-        claim_all(&adapter, &keys[3..5], &kind(&old)).await.unwrap();
-        let claimed = claim_all(&adapter, &keys, &kind(&terms())).await.unwrap();
-        for (at, claimed) in claimed.iter().enumerate() {
-            assert_eq!(*claimed == FIRST, !(3..5).contains(&at), "{at}: {claimed:?}");
-        }
-        let sorted = "SELECT bool_and(before < key) FROM (SELECT key, lag(key) OVER (ORDER BY ctid) \
-                      AS before FROM webhook_deliveries WHERE token::text <> $1) AS rows";
-        let old = u128::from_be_bytes(*old.token().as_bytes());
-        let old = format!("{old:032x}");
-        let old = [&old[..8], &old[8..12], &old[12..16], &old[16..20], &old[20..]].join("-");
-        assert!(sqlx::query_scalar::<_, bool>(sorted).bind(old).fetch_one(&pool).await.unwrap());
-    }
 }
