@@ -131,28 +131,23 @@ fn pending_writes_gauge_counts_completions_and_releases_in_the_background() {
 
 #[test]
 fn pending_writes_gauge_forgets_the_writes_of_a_runtime_that_ends() {
-    observed(async |_, snapshotter| {
+    observed(async |_, _| {
         let store = store();
         store.set(StoreCall::Complete, Fault::Fail);
         let dedup = Deduplicator::new(store);
         // A thread would have no recorder, so the runtime runs on this one, outside of any task.
-        tokio::task::spawn_blocking({
-            let snapshotter = snapshotter.clone();
-            move || {
-                let recorder = metrics_util::debugging::DebuggingRecorder::new();
-                let own = recorder.snapshotter();
-                metrics::with_local_recorder(&recorder, || {
-                    let runtime =
-                        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-                    let key = dedup_key("a");
-                    let ran = runtime.block_on(dedup.run(&key, async |_| Ok::<_, ()>(())));
-                    ran.unwrap();
-                    assert_eq!(change(&own, PENDING), 1.0);
-                    drop(runtime);
-                    assert_eq!(change(&own, PENDING), -1.0);
-                });
-                drop(snapshotter);
-            }
+        tokio::task::spawn_blocking(move || {
+            let recorder = metrics_util::debugging::DebuggingRecorder::new();
+            let own = recorder.snapshotter();
+            metrics::with_local_recorder(&recorder, || {
+                let runtime =
+                    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+                let key = dedup_key("a");
+                runtime.block_on(dedup.run(&key, async |_| Ok::<_, ()>(()))).unwrap();
+                assert_eq!(change(&own, PENDING), 1.0);
+                drop(runtime);
+                assert_eq!(change(&own, PENDING), -1.0);
+            });
         })
         .await
         .unwrap();
