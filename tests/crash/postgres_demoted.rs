@@ -4,7 +4,6 @@ use futures_util::future::join_all;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection, PgConnection, PgPool};
 use tower_dedup::adapter::PostgresAdapter;
-use tower_dedup::adapter::TransactionAdapter;
 use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
 
 use crate::support::cluster::{Cluster, until_true};
@@ -54,16 +53,6 @@ async fn a_pool_full_of_connections_to_a_demoted_server_recovers() {
     assert_eq!(recorded.unwrap(), FIRST);
     let claimed = adapter().await.claim(&dedup_key("claim"), &terms()).await;
     assert_eq!(claimed.unwrap(), ClaimReply::first(1, false));
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_pool_full_of_connections_to_a_demoted_server_opens_a_transaction() {
-    let demoted = Demoted::start().await;
-    let adapter = PostgresAdapter::new(demoted.pool().await);
-    let (keys, mine) = ([dedup_key("opened")], terms());
-    let opened = adapter.open(&keys, &mine).await.unwrap();
-    assert_eq!(opened.replies, [ClaimReply::first(1, false)]);
-    adapter.commit(opened.transaction.unwrap(), &keys, &mine).await.unwrap();
 }
 
 /// The guide's `before_acquire` checks that a connection may write before the pool lends it.

@@ -16,17 +16,17 @@ use tower_dedup::adapter::PostgresAdapter;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
 use tower_dedup::internals::{self, Begin, BeginContext, Claim, HandlerSuccess};
-use tower_dedup::key::{DedupKey, Event, Extracted, KeyExtractor, Keys};
+use tower_dedup::key::{DedupKey, Event, Keys};
 use tower_dedup::ledger::{Ledger, Transactional};
-use tower_dedup::{DedupLayer, Delivery, ErrorKind, OnInFlight, ResponseBody};
+use tower_dedup::{DedupLayer, ErrorKind, OnInFlight, ResponseBody};
 
 use crate::support::effects::{
     AT_A_GATE, Database, MINUTE, answer, apart, effect, lend, transactional, until_acknowledged,
-    until_acknowledged_as, write, writes_and_waits,
+    write,
 };
 use crate::support::proxy::{Cut, Proxy};
 use crate::support::{
-    Body, FIRST, Handler, answered, by_header, dedup_key, polled, request, send, spawn_send, until,
+    Body, FIRST, answered, by_header, dedup_key, polled, request, send, spawn_send, until,
 };
 
 #[tokio::test]
@@ -140,31 +140,6 @@ async fn commit_after_the_timeout_is_found_by_the_retry() {
     drop(gate);
     until_acknowledged(&service, "a").await;
     assert_eq!((database.effects_and_key("a").await, database.effects.runs().await), (1, 1));
-    database.until_no_transaction_is_open().await;
-}
-
-/// The client disconnects while the handler runs. The handler runs to its end.
-#[tokio::test]
-async fn client_that_disconnects_leaves_nothing_behind() {
-    let database = Database::fresh().await;
-    let held = Handler::default();
-    held.hold();
-    let layer = transactional(&database.pool(3));
-    let (handle, service) = (layer.handle(), layer.layer(writes_and_waits(&held)));
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}/", listener.local_addr().unwrap());
-    let app = axum::Router::new().route_service("/", service);
-    tokio::spawn(async move { axum::serve(listener, app).await });
-    let deliver = || reqwest::Client::new().post(&url).header("webhook-id", "a").send();
-    let client = tokio::spawn(deliver());
-    held.running(1).await;
-    client.abort();
-    assert!(client.await.unwrap_err().is_cancelled());
-    held.release();
-    tokio::time::timeout(MINUTE, handle.drain()).await.expect("an end");
-    assert_eq!(database.effects_and_key("a").await, 1);
-    assert_eq!(deliver().await.unwrap().status(), 200);
-    assert_eq!((database.effects_and_key("a").await, held.runs()), (1, 1));
     database.until_no_transaction_is_open().await;
 }
 
@@ -284,65 +259,37 @@ async fn transaction_whose_connection_breaks_at_any_message_loses_and_doubles_no
     cut_at_every_message(&database, &proxy, &service, true).await;
 }
 
-/// The same in a multi-event delivery, whose last event fails after its write.
+/// The handler fails after its write.
 #[tokio::test]
-async fn multi_event_transaction_whose_connection_breaks_keeps_nothing() {
+async fn rollback_whose_connection_breaks_at_any_message_keeps_nothing() {
     let database = Database::fresh().await;
     let (proxy, pool) = database.proxied(2).await;
-    let service = DedupLayer::transactional(by_word(), PostgresAdapter::new(pool));
-    let service = service.layer(tower::service_fn(all_but_the_last));
-    send(&service, batch("the schema is there")).await;
+    let service = transactional(&pool).layer(tower::service_fn(async |request: Request<Body>| {
+        let fails = request.headers().contains_key("fails");
+        let written = write(request).await?;
+        Ok::<_, Infallible>(answer(!fails && written.status() == 200))
+    }));
+    until_acknowledged(&service, "the schema is there").await;
     for cut in [Cut::Lost, Cut::Unanswered, Cut::Abandoned] {
-        let mut sprung = true;
-        for spared in 0..100 {
-            let name = format!("{cut:?}-{spared}");
-            let words = ["a", "b", "poison"].map(|id| format!("{id}-{name}"));
+        for spared in 0.. {
+            assert!(spared < 100, "{cut:?} has no end");
+            let id = format!("{cut:?}-{spared}");
+            let mut event = request(&id);
+            event.headers_mut().insert("fails", "1".parse().unwrap());
             proxy.set(spared, cut);
-            let answered = send(&service, batch(&words.join(" "))).await.status();
-            sprung = proxy.sprung().is_some();
-            assert!(answered.is_server_error(), "{name}: {answered}");
-            for id in &words {
-                assert_eq!(database.effects_and_key(id).await, 0, "{id}");
-            }
-            until_acknowledged_as(&service, || batch(&words[..2].join(" "))).await;
-            for id in &words[..2] {
-                assert_eq!(database.effects_and_key(id).await, 1, "{id}");
-            }
-            if !sprung {
+            let answered = send(&service, event).await.status();
+            let is_sprung = proxy.sprung().is_some();
+            assert!(answered.is_server_error(), "{id}: {answered}");
+            assert_eq!(database.effects_and_key(&id).await, 0, "{id}");
+            until_acknowledged(&service, &id).await;
+            assert_eq!(database.effects_and_key(&id).await, 1, "{id}");
+            if !is_sprung {
                 assert!(spared > 5, "{spared} messages only");
                 break;
             }
         }
-        assert!(!sprung, "{cut:?} has no end");
     }
     database.until_no_transaction_is_open().await;
-}
-
-fn by_word() -> KeyExtractor {
-    KeyExtractor::from_fn("test", |request| {
-        let body = std::str::from_utf8(request.body()).unwrap();
-        let events = body.split(' ').map(|id| Event::new(dedup_key(id)));
-        Ok(Keys::new(events.collect()).map_or(Extracted::Missing, Extracted::Keys))
-    })
-    .unwrap()
-}
-
-fn batch(words: &str) -> Request<Body> {
-    Request::post("/hook").body(Body::from(words.to_owned())).unwrap()
-}
-
-/// Writes the effect of each event, and fails at the poison event.
-async fn all_but_the_last(request: Request<Body>) -> Result<Response<Body>, Infallible> {
-    let delivery: &Delivery = request.extensions().get().unwrap();
-    let mut tx = lend(&request).await;
-    for key in delivery.keys() {
-        let insert = "INSERT INTO effects (id, takeover) VALUES ($1, false)";
-        let written = sqlx::query(insert).bind(key.id().to_owned()).execute(&mut *tx).await;
-        if written.is_err() || key.id().starts_with("poison") {
-            return Ok(answer(false));
-        }
-    }
-    Ok(answer(true))
 }
 
 /// No process dies, so under a lease no event runs twice either.
@@ -437,31 +384,6 @@ async fn session_terminated_at_any_statement_loses_and_doubles_nothing() {
         assert_eq!(database.effects_and_key(at).await, 1, "{at}");
         database.until_no_transaction_is_open().await;
     }
-}
-
-/// The handler does not notice that its session is gone, and reports success.
-#[tokio::test]
-async fn session_terminated_while_its_handler_runs_is_503() {
-    let database = Database::fresh().await;
-    let held = Handler::default();
-    let service = transactional(&database.pool(3)).layer(writes_and_waits(&held));
-    for round in 0..3 {
-        held.hold();
-        let id = round.to_string();
-        let delivery = tokio::spawn({
-            let (service, id) = (service.clone(), id.clone());
-            async move { send(&service, request(&id)).await.status() }
-        });
-        held.running(1).await;
-        assert_eq!(database.terminate("state = 'idle in transaction'").await, 1);
-        database.until_sessions("state = 'idle in transaction'", 0).await;
-        held.release();
-        assert_eq!(delivery.await.unwrap(), 503);
-        assert_eq!(database.effects_and_key(&id).await, 0);
-        until_acknowledged(&service, &id).await;
-        assert_eq!(database.effects_and_key(&id).await, 1);
-    }
-    database.until_no_transaction_is_open().await;
 }
 
 /// Terminates all sessions again and again, under load. Two layers stand for two processes.

@@ -8,10 +8,9 @@ use futures_util::future::join_all;
 use http::Request;
 use sqlx::postgres::PgPoolOptions;
 use tower::Layer;
+use tower_dedup::DedupLayer;
 use tower_dedup::adapter::Batching;
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
-use tower_dedup::{DedupLayer, ErrorKind};
 
 use super::postgres_silence::{
     Build, IN_TIME, STATEMENT_TIMEOUT, STORE_TIMEOUT, WARM, adapter, in_a_transaction, lease,
@@ -20,8 +19,7 @@ use super::postgres_silence::{
 use crate::support::effects::{
     Database, MINUTE, answer, effect, lend, transactional, until_acknowledged, write,
 };
-use crate::support::postgres::{Schema, Server};
-use crate::support::{Body, FIRST, by_header, dedup_key, on_claim, request, send};
+use crate::support::{Body, FIRST, by_header, dedup_key, request, send};
 
 /// A handler that is dropped at its timeout leaves a statement that waits for a row lock. Two such
 /// handlers do not use up a pool of two connections.
@@ -199,40 +197,6 @@ async fn on_arrival_claim_that_waits_in_its_commit_is_not_reported_absent() {
     assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), FIRST);
 }
 
-/// The fence is in the row. It needs no look at the sessions of the server: these show no statement, and they are
-/// another role's after the credentials were rotated twice.
-#[tokio::test]
-async fn claim_that_waits_in_its_commit_is_released_under_another_role() {
-    let server = Server::start();
-    let database = Database::of(Schema::fresh_in(&server.url())).await;
-    adapter(&database.pool(1), Batching::new()).migrate().await.unwrap();
-    let schema = database.name();
-    for role in ["a", "b", "c"] {
-        let role = format!(
-            "CREATE ROLE {role} LOGIN; ALTER ROLE {role} SET track_activities = off; \
-             GRANT USAGE ON SCHEMA {schema} TO {role}; \
-             GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}"
-        );
-        database.run(role).await;
-    }
-    let [first, second, third] = ["a", "b", "c"].map(|role| {
-        let pool = database.pool_with(3, database.options().username(role));
-        adapter(&pool, Batching::new())
-    });
-    let gate = database.gate("COMMIT AFTER INSERT ON webhook_deliveries").await;
-    let (keys, mine) = (dedup_key("a"), CallTerms::on_claim(rand_token(), MINUTE));
-    let claim = tokio::time::timeout(STORE_TIMEOUT, first.claim(&keys, &mine));
-    assert!(claim.await.is_err(), "the claim waits in its COMMIT");
-    for adapter in [&second, &third] {
-        let released = adapter.release(&keys, &mine).await;
-        assert!(released.is_err(), "{released:?}");
-    }
-    drop(gate);
-    until(async || third.release(&keys, &mine).await.is_ok()).await;
-    let again = CallTerms::on_claim(rand_token(), MINUTE);
-    assert_eq!(third.claim(&keys, &again).await.unwrap(), FIRST);
-}
-
 fn rand_token() -> Token {
     rand::random::<[u8; 16]>().into()
 }
@@ -273,28 +237,6 @@ async fn a_pool_with_a_parent_has_lanes() {
     let pool = pool.connect_lazy_with(database.options());
     let (_, service) = lease(adapter(&pool, Batching::new()), sound(&database));
     until_acknowledged(&service, "a").await;
-}
-
-/// The adapter is closed before or after a lane was opened. Later calls fail and open no
-/// connection.
-#[tokio::test]
-async fn a_closed_adapter_opens_no_connection() {
-    let database = Database::fresh().await;
-    for opened in [false, true] {
-        let pool = database.pool(2);
-        let adapter = adapter(&pool, Batching::new());
-        let terms = CallTerms::on_claim([1; 16].into(), MINUTE);
-        let record = async |id: &str| adapter.claim(&dedup_key(id), &on_claim(&terms)).await;
-        if opened {
-            assert_eq!(record("before").await.unwrap(), FIRST);
-        }
-        adapter.close().await;
-        let error = record("after").await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unavailable);
-        assert!(!pool.is_closed(), "the user's pool stays open");
-        pool.close().await;
-        database.until_sessions("true", 0).await;
-    }
 }
 
 /// A delivery that ends at `store_timeout` leaves the pool's queue.

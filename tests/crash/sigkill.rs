@@ -95,11 +95,7 @@ async fn write(
     handle(dir, delivery, body).await
 }
 
-async fn start(dir: &Path) -> (Child, String) {
-    start_with(dir, "lease").await
-}
-
-async fn start_with(dir: &Path, ledger: &str) -> (Child, String) {
+async fn start(dir: &Path, ledger: &str) -> (Child, String) {
     spawn(dir, &[(LEDGER, ledger)]).await
 }
 
@@ -138,24 +134,27 @@ async fn deliver(client: &reqwest::Client, url: &str, id: &str, ms: u64) -> Opti
     request.send().await.ok().map(|answer| answer.status().as_u16())
 }
 
+/// Delivers the event `a` to a receiver, and kills the receiver in its handler.
+async fn killed_in_its_handler(client: &reqwest::Client, dir: &Path, ledger: &str) {
+    let (mut receiver, url) = start(dir, ledger).await;
+    let client = client.clone();
+    let cut = tokio::spawn(async move { deliver(&client, &url, "a", 60_000).await });
+    while effects(dir).is_empty() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    receiver.kill().await.unwrap();
+    assert_eq!(cut.await.unwrap(), None, "the connection was cut");
+}
+
 /// The process dies while its handler runs. The retry gets 503 until the lease lapses, and then
 /// runs as a takeover.
 #[tokio::test]
 async fn lease_retry_after_a_sigkill_runs_as_a_takeover() {
     let dir = tempfile::tempdir().unwrap();
     let client = reqwest::Client::new();
-    let (mut first, url) = start(dir.path()).await;
-    let cut = tokio::spawn({
-        let client = client.clone();
-        async move { deliver(&client, &url, "a", 60_000).await }
-    });
-    while effects(dir.path()).is_empty() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    first.kill().await.unwrap();
-    assert_eq!(cut.await.unwrap(), None, "the connection was cut");
+    killed_in_its_handler(&client, dir.path(), "lease").await;
 
-    let (_second, url) = start(dir.path()).await;
+    let (_second, url) = start(dir.path(), "lease").await;
     let mut statuses = Vec::new();
     loop {
         let status = deliver(&client, &url, "a", 0).await.unwrap();
@@ -177,18 +176,9 @@ async fn lease_retry_after_a_sigkill_runs_as_a_takeover() {
 async fn on_arrival_sigkill_in_the_handler_loses_the_event() {
     let dir = tempfile::tempdir().unwrap();
     let client = reqwest::Client::new();
-    let (mut first, url) = start_with(dir.path(), "arrival").await;
-    let cut = tokio::spawn({
-        let client = client.clone();
-        async move { deliver(&client, &url, "a", 60_000).await }
-    });
-    while effects(dir.path()).is_empty() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    first.kill().await.unwrap();
-    assert_eq!(cut.await.unwrap(), None, "the connection was cut");
+    killed_in_its_handler(&client, dir.path(), "arrival").await;
 
-    let (_second, url) = start_with(dir.path(), "arrival").await;
+    let (_second, url) = start(dir.path(), "arrival").await;
     assert_eq!(deliver(&client, &url, "a", 0).await, Some(200));
     assert_eq!(effects(dir.path()).len(), 1, "the retry is a duplicate of a run that never ended");
 }
@@ -201,20 +191,11 @@ async fn transaction_of_a_killed_process_leaves_nothing_behind() {
     let mut file = SqliteConnection::connect(&url).await.unwrap();
     sqlx::query("CREATE TABLE written (n INTEGER)").execute(&mut file).await.unwrap();
     let client = reqwest::Client::new();
-    let (mut first, url) = start_with(dir.path(), "transactional").await;
-    let cut = tokio::spawn({
-        let client = client.clone();
-        async move { deliver(&client, &url, "a", 60_000).await }
-    });
-    while effects(dir.path()).is_empty() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    first.kill().await.unwrap();
-    assert_eq!(cut.await.unwrap(), None, "the connection was cut");
+    killed_in_its_handler(&client, dir.path(), "transactional").await;
     let written = "SELECT count(*) FROM written";
     assert_eq!(sqlx::query_scalar::<_, i64>(written).fetch_one(&mut file).await.unwrap(), 0);
 
-    let (_second, url) = start_with(dir.path(), "transactional").await;
+    let (_second, url) = start(dir.path(), "transactional").await;
     for _ in 0..2 {
         assert_eq!(deliver(&client, &url, "a", 0).await, Some(200));
         assert_eq!(sqlx::query_scalar::<_, i64>(written).fetch_one(&mut file).await.unwrap(), 1);

@@ -2,7 +2,8 @@
 //! `scripts/guards` takes the guards out.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+
+use crate::guide::{sources, text};
 
 const TABLE: &str = include_str!("../guards.txt");
 const GUARANTEES: &str = include_str!("../../docs/guarantees.md");
@@ -33,30 +34,19 @@ fn guards() -> Vec<Guard<'static>> {
     guards
 }
 
-fn root() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-}
-
 #[test]
 fn text_of_each_guard_stands_once_in_its_file() {
     for Guard { id, file, guard, without, .. } in guards() {
-        let source = std::fs::read_to_string(root().join(file)).expect(file);
+        let source = text(file);
         assert_eq!(source.matches(guard).count(), 1, "{id}: `{guard}` in {file}");
         assert_ne!(guard, without, "{id}");
         assert!(!guard.is_empty(), "{id}");
     }
 }
 
-/// Adds the text of all Rust files of `folder`.
-fn add_sources(folder: &Path, found: &mut String) {
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            add_sources(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            found.push_str(&std::fs::read_to_string(path).unwrap());
-        }
-    }
+/// Returns the text of all Rust files of the folder.
+fn text_of(folder: &str) -> String {
+    sources(folder).map(|(_, text)| text).collect()
 }
 
 fn words(text: &str) -> BTreeSet<&str> {
@@ -70,13 +60,12 @@ fn tests_of_each_guard_exist() {
     for Guard { id, binary, fails, .. } in guards() {
         let from_suite = fails.contains("conformance::");
         let (sources, words) = texts.entry((binary, from_suite)).or_insert_with(|| {
-            let mut sources = String::new();
-            match binary {
-                "lib" | "shuttle" => add_sources(&root().join("src"), &mut sources),
-                _ => add_sources(&root().join("tests").join(binary), &mut sources),
-            }
+            let mut sources = match binary {
+                "lib" | "shuttle" => text_of("src"),
+                _ => text_of(&format!("tests/{binary}")),
+            };
             if from_suite {
-                add_sources(&root().join("src/conformance"), &mut sources);
+                sources += &text_of("src/conformance");
             }
             let words: BTreeSet<_> = words(&sources).into_iter().map(str::to_owned).collect();
             (sources, words)
@@ -96,10 +85,7 @@ fn tests_of_each_guard_exist() {
 /// A long name in backticks is a test. The links of the first tables have a check of their own.
 #[test]
 fn tests_named_on_the_page_of_guarantees_exist() {
-    let mut sources = String::new();
-    for folder in ["tests", "src/conformance"] {
-        add_sources(&root().join(folder), &mut sources);
-    }
+    let sources = text_of("tests") + &text_of("src/conformance");
     let is_test = |name: &&str| name.len() > 24 && name.matches('_').count() > 3;
     let mut checked = 0;
     for name in GUARANTEES.split('`').skip(1).step_by(2).filter(is_test) {

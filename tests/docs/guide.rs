@@ -321,7 +321,7 @@ async fn session_ended_by_the_server_is_503_and_nothing_is_committed() {
     assert_eq!(effects, ["quick"]);
 }
 
-fn text(file: &str) -> String {
+pub(super) fn text(file: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
     std::fs::read_to_string(path).unwrap_or_else(|_| panic!("no file {file}"))
 }
@@ -405,16 +405,23 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The sources and pages of the crate.
-fn sources(folder: &Path) -> Vec<PathBuf> {
+/// The files of a folder, and of the folders in it.
+fn files(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    entries.flat_map(|path| if path.is_dir() { sources(&path) } else { vec![path] }).collect()
+    entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
+}
+
+/// The Rust files of a folder of the repository, with their texts.
+pub(super) fn sources(folder: &str) -> impl Iterator<Item = (PathBuf, String)> {
+    let files = files(&root().join(folder)).into_iter();
+    let files = files.filter(|path| path.extension().is_some_and(|end| end == "rs"));
+    files.map(|path| (path.clone(), std::fs::read_to_string(path).unwrap()))
 }
 
 /// rustdoc checks the item of a link, and not the section.
 #[test]
 fn links_lead_to_sections_that_exist() {
-    let files = sources(&root().join("src"));
+    let files = files(&root().join("src"));
     let files: Vec<_> =
         files.iter().map(|path| (path, std::fs::read_to_string(path).unwrap())).collect();
     let crate_page = text("README.md") + &read("guide");

@@ -1,21 +1,13 @@
 //! The table of metrics in `observe` equals the names in the code.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::sync::Mutex;
 
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 
-use crate::records::sources;
+use crate::records::code;
 
 const METRICS: &str = include_str!("../../src/observe/metrics.md");
-
-/// The code of `observe`, one text for each file.
-fn code() -> Vec<String> {
-    let mut code = Vec::new();
-    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/observe"), &mut code);
-    code
-}
 
 fn names(text: &str) -> BTreeSet<&str> {
     text.split(|char: char| !(char.is_ascii_alphanumeric() || char == '_'))
@@ -93,8 +85,10 @@ fn documented_metrics_are_the_described_metrics_and_those_that_are_emitted() {
         assert_eq!(name.ends_with("_total"), *kind == "counter", "{name}");
         assert!(text.len() > 10 && !text.ends_with('.'), "{name}: {text}");
     }
-    let emitting: String =
-        code().into_iter().filter(|code| !code.contains("describe_counter!")).collect();
+    let emitting: String = code("src/observe")
+        .into_iter()
+        .filter(|code| !code.contains("describe_counter!"))
+        .collect();
     let described: BTreeSet<&str> = described.keys().map(String::as_str).collect();
     assert_eq!(described, names(&emitting));
 }
@@ -115,7 +109,7 @@ fn every_histogram_has_recommended_buckets() {
 #[test]
 fn results_are_documented() {
     let mut found = 0;
-    for code in code() {
+    for code in code("src/observe") {
         for text in code.split(" => \"").skip(1) {
             let name = text.split('"').next().unwrap();
             found += 1;

@@ -1,25 +1,21 @@
 //! Every record of the crate is in the table of `observe`, because the table is made from their definitions.
 
-use std::path::Path;
+use std::path::PathBuf;
 
-/// Adds the code of the Rust files of `folder`, without comments and in one line each.
-pub(super) fn sources(folder: &Path, found: &mut Vec<String>) {
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            sources(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            let source = std::fs::read_to_string(path).unwrap();
-            let code = source.lines().filter(|line| !line.trim_start().starts_with("//"));
-            found.push(code.flat_map(str::split_whitespace).collect::<Vec<_>>().join(" "));
-        }
-    }
+use crate::guide::sources;
+
+/// Returns the code of the Rust files of `folder`, without comments and in one line each.
+pub(super) fn code(folder: &str) -> Vec<String> {
+    let code = |(_, source): (PathBuf, String)| {
+        let code = source.lines().filter(|line| !line.trim_start().starts_with("//"));
+        code.flat_map(str::split_whitespace).collect::<Vec<_>>().join(" ")
+    };
+    sources(folder).map(code).collect()
 }
 
 #[test]
 fn only_observe_emits_records() {
-    let mut all = Vec::new();
-    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut all);
+    let all = code("src");
     let mut records = Vec::new();
     for source in &all {
         for rest in source.split("tracing::").skip(1) {

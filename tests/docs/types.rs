@@ -1,6 +1,6 @@
 //! The types that a program names first have an example on their page of the documentation.
 
-use std::path::{Path, PathBuf};
+use crate::guide::sources;
 
 /// Beside the adapters and layers.
 const TYPES: [&str; 8] = [
@@ -14,24 +14,10 @@ const TYPES: [&str; 8] = [
     "Verifier",
 ];
 
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            sources(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            found.push(path);
-        }
-    }
-}
-
 #[test]
 fn pages_of_types_have_an_example() {
-    let mut files = Vec::new();
-    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut files);
     let mut seen = Vec::new();
-    for file in files {
-        let source = std::fs::read_to_string(&file).unwrap();
+    for (file, source) in sources("src") {
         let mut has_example = false;
         for line in source.lines() {
             if let Some(name) = line.strip_prefix("pub struct ") {

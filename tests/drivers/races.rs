@@ -102,22 +102,6 @@ async fn one_session_commits_each_key() {
     }
 }
 
-#[tokio::test]
-async fn key_of_a_terminated_session_is_free() {
-    let database = Database::fresh().await;
-    let mut killed = database.pool.begin().await.unwrap();
-    assert_eq!(record(&mut killed, "shop", "a").await.unwrap(), "first");
-    let pid: i32 =
-        sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *killed).await.unwrap();
-    // Waits until the session has ended.
-    let kill = sqlx::query_scalar("SELECT pg_terminate_backend($1, 10000)").bind(pid);
-    let killed_it: bool = kill.fetch_one(&database.pool).await.unwrap();
-    assert!(killed_it);
-    killed.commit().await.unwrap_err();
-    let mut tx = database.pool.begin().await.unwrap();
-    assert_eq!(record(&mut tx, "shop", "a").await.unwrap(), "first");
-}
-
 async fn in_transaction(delivery: Delivery, mut tx: DedupTx<Postgres>) -> StatusCode {
     let pay = sqlx::query("INSERT INTO payments VALUES ($1)").bind(delivery.id().to_owned());
     pay.execute(&mut *tx).await.map_or(StatusCode::INTERNAL_SERVER_ERROR, |_| StatusCode::OK)

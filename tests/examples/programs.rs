@@ -9,7 +9,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use serde_json::json;
-use sqlx::{Connection, PgConnection, SqliteConnection};
+use sqlx::{Connection, SqliteConnection};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 use tower_dedup::provider;
@@ -171,6 +171,7 @@ async fn receiver_refuses_effects_that_it_cannot_keep() {
     for (args, why) in [
         (&["--store", &*store, "--effects", &*store][..], "--effects needs a database"),
         (&["--store", &*store, "--ledger", "transactional"], "needs a database"),
+        (&["--store", "memory:", "--ledger", "transactional"], "needs a database"),
         (&["--ledger", "transactional", "--effects", "sqlite://effects.db"], "leave --effects out"),
     ] {
         let (succeeded, said) =
@@ -191,14 +192,6 @@ async fn receiver_without_options_remembers_across_a_restart() {
     assert_eq!(receiver.deliver("msg_1", "").await, duplicate());
     assert_eq!(receiver.get("/effects").await, json!([effect("msg_1", 1)]));
     receiver.stop().await;
-}
-
-/// A store in memory has no transaction to lend.
-#[tokio::test]
-async fn receiver_refuses_a_transactional_ledger_in_memory() {
-    let args = ["--store", "memory:", "--ledger", "transactional", "--listen", "127.0.0.1:0"];
-    let (succeeded, said) = run("receiver", &args).await;
-    assert!(!succeeded && said.contains("needs a database"), "{said}");
 }
 
 /// The documentation of `receiver` holds on every ledger. A forged request claims no key, and a
@@ -274,37 +267,4 @@ async fn receiver_refuses_a_secret_that_it_cannot_use() {
         assert!(!output.status.success() && said.contains(why), "{said}");
         assert!(!said.contains("s3cret"), "{said}");
     }
-}
-
-/// After a SIGKILL the transactional ledger's retry runs at once. The killed run leaves no row
-/// behind.
-#[tokio::test]
-async fn receiver_that_is_killed_leaves_nothing_of_its_transaction() {
-    let schema = Schema::fresh();
-    let url = schema.url();
-    let args = ["--store", &url, "--ledger", "transactional"];
-    let killed = start("receiver", &args).await;
-    let slow =
-        killed.post("/webhooks/standard-webhooks?delay_ms=60000").header("webhook-id", "msg_1");
-    let slow = tokio::spawn(slow.send());
-    // The handler of the killed process has written: an idle transaction locks its row.
-    let mut connection = PgConnection::connect(&url).await.unwrap();
-    let sql = "SELECT count(*) FROM pg_stat_activity AS a JOIN pg_locks AS l USING (pid) \
-               WHERE a.state = 'idle in transaction' AND l.granted \
-               AND l.relation = 'effects'::regclass AND l.mode = 'RowExclusiveLock'";
-    loop {
-        let open: i64 = sqlx::query_scalar(sql).fetch_one(&mut connection).await.unwrap();
-        if open == 1 {
-            break;
-        }
-        assert!(!slow.is_finished(), "{}", killed.said());
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    killed.kill().await;
-    assert!(slow.await.unwrap().is_err(), "the connection was cut");
-
-    let receiver = start("receiver", &args).await;
-    assert_eq!(receiver.deliver("msg_1", "").await, first());
-    assert_eq!(receiver.get("/effects").await, json!([effect("msg_1", 1)]));
-    receiver.stop().await;
 }

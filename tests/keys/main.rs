@@ -5,7 +5,6 @@ mod composition;
 mod each;
 mod extractor;
 mod parts;
-mod properties;
 mod requests;
 #[path = "../support/mod.rs"]
 mod support;

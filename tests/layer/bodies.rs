@@ -16,6 +16,7 @@ use tower_dedup::{
     DedupKey, DedupLayer, KeyExtractor, LogIds, Mode, OnMissingKey, Verified, key, provider,
 };
 
+use crate::support::ledgers::Inner;
 use crate::support::log::Log;
 use crate::support::{
     Handler, answered, by_header, dedup_key, memory, request, result, rows, send,
@@ -36,14 +37,7 @@ fn streamed(
 }
 
 /// A handler that returns the request's body.
-fn echo() -> impl tower::Service<
-    Request<crate::support::Body>,
-    Response = Response<crate::support::Body>,
-    Error = Infallible,
-    Future = impl Future<Output = Result<Response<crate::support::Body>, Infallible>> + Send,
-> + Clone
-+ Send
-+ 'static {
+fn echo() -> impl Inner {
     tower::service_fn(|request: Request<crate::support::Body>| async {
         Ok(Response::new(request.into_body()))
     })
@@ -162,9 +156,17 @@ async fn malformed_and_missing_ids_are_400_and_claim_nothing() {
     };
     let bad: &[&[&[u8]]] =
         &[&[], &[b""], &[b"  \t "], &[b"a", b"a"], &[b"a", b"b"], &[b"\xff\xfe"], &[b"caf\xe9"]];
+    // The policy for missing keys does not apply to malformed keys.
+    let pass = DedupLayer::new(by_header(), Arc::clone(&adapter));
+    let pass = pass.on_missing_key(OnMissingKey::PassThrough).layer(handler.service());
+    let digest = DedupLayer::new(by_header(), Arc::clone(&adapter));
+    let digest = digest.on_missing_key(OnMissingKey::BodyDigest).layer(handler.service());
     for values in bad {
-        let answer = send(&service, with(values)).await;
-        assert_eq!(answered(&answer), (400, Some("invalid-key")), "{values:?}");
+        let services = [&service, &pass, &digest];
+        for service in &services[..if values.is_empty() { 1 } else { 3 }] {
+            let answer = send(*service, with(values)).await;
+            assert_eq!(answered(&answer), (400, Some("invalid-key")), "{values:?}");
+        }
     }
     assert_eq!((rows(&adapter).await, handler.runs()), (0, 0));
     // Ten kilobytes are long, but not malformed.

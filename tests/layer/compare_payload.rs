@@ -105,21 +105,6 @@ async fn events_of_one_delivery_are_compared_one_by_one<S: Setup>(setup: S) {
     assert_eq!(handler.runs(), 2);
 }
 
-/// A delivery carries a known key with the second identity of another event. It does not use up
-/// that identity: the other event still runs.
-async fn second_identity_without_a_completion_stays_free<S: Setup>(setup: S) {
-    let handler = Handler::default();
-    let keys = by_header().content_identity();
-    let service = setup.layer(keys).await.wrap(handler.service());
-    assert_eq!(answer!(&service, event("k1", "one")), ran());
-    assert_eq!(answer!(&service, event("k1", "two")), duplicate());
-    assert_eq!(answer!(&service, event("k2", "two")), ran());
-    // In the other order, nothing was handled under the key.
-    assert_eq!(answer!(&service, event("k3", "one")), duplicate());
-    assert_eq!(answer!(&service, event("k3", "three")), ran());
-    assert_eq!(handler.runs(), 3);
-}
-
 crate::on_ledgers!(
     [
         lease_memory = OnMemory,
@@ -134,7 +119,6 @@ crate::on_ledgers!(
     other_payload_is_422_with_refuse,
     other_payload_is_reported_and_acknowledged,
     events_of_one_delivery_are_compared_one_by_one,
-    second_identity_without_a_completion_stays_free,
 );
 
 /// One event for every `id=payload` of the body.
@@ -287,44 +271,6 @@ async fn unreadable_stored_data_is_503_even_if_the_layer_fails_open() {
     store.set(StoreCall::Fetch, Fault::Fail);
     assert_eq!(answer!(&lease, words("known=1")).0, 200);
     assert_eq!(handler.runs(), 1);
-}
-
-/// Nothing is granted for a complete key, and the store executes a claim before it returns unreadable
-/// data. So one call releases what the claim was granted for the other keys.
-#[tokio::test(start_paused = true)]
-async fn unreadable_stored_data_leads_to_one_release_of_each_key() {
-    let (store, handler) = (faulty(MemoryAdapter::new()), Handler::default());
-    let known = CallTerms::on_claim(Token::random(), DAY);
-    store.complete(&dedup_key("known"), &known).await.unwrap();
-    store.set(StoreCall::Fetch, Fault::ExecuteAndFail);
-    let lease = DedupLayer::new(by_word(), Arc::clone(&store))
-        .compare_payload(key::body_digest(), OnMismatch::Refuse);
-    let arrival = DedupLayer::on_arrival(by_word(), Arc::clone(&store))
-        .compare_payload(key::body_digest(), OnMismatch::Refuse);
-    for (body, is_lease) in [
-        ("known=1", true),
-        ("known=1", false),
-        ("known=1 leased=1", true),
-        ("known=1 arrived=1", false),
-    ] {
-        let handle = if is_lease { lease.handle() } else { arrival.handle() };
-        let releases = store.calls(StoreCall::Release);
-        let status = if is_lease {
-            answer!(&lease.layer(handler.service()), words(body)).0
-        } else {
-            answer!(&arrival.layer(handler.service()), words(body)).0
-        };
-        assert_eq!(status, 503, "{body}");
-        let started = tokio::time::Instant::now();
-        handle.drain().await;
-        assert_eq!(started.elapsed(), Duration::ZERO, "{body}");
-        let keys = body.split(' ').count() as u64;
-        assert_eq!(store.calls(StoreCall::Release) - releases, keys, "{body}");
-    }
-    let leased = store.get(&dedup_key("leased")).await.unwrap();
-    assert_eq!(leased.unwrap().state, KeyState::Released);
-    assert_eq!(store.get(&dedup_key("arrived")).await.unwrap(), None);
-    assert_eq!(handler.runs(), 0);
 }
 
 /// Responses are large, and a request may carry thousands of keys: a claim reads them only if one

@@ -37,12 +37,12 @@ async fn duplicate_is_answered_without_the_handler() {
 
 /// 1,000 keys, 32 identical deliveries of each at once: every handler runs once, and with a quick
 /// handler every delivery gets 200.
-async fn every_key_runs_once<A>(adapter: A)
-where
-    A: tower_dedup::adapter::contract::DedupAdapter,
-{
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn thousand_keys_by_32_run_once_each_on_sqlite() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = SqliteAdapter::connect(&sqlite_url(dir.path())).await.unwrap();
     let handler = Handler::default();
-    let service = DedupLayer::new(by_header(), adapter).layer(handler.service());
+    let service = DedupLayer::new(by_header(), store).layer(handler.service());
     // Eight keys at a time: 256 deliveries at once, as many as may wait.
     for batch in 0..125 {
         let deliveries = (0..8 * 32).map(|n| {
@@ -61,18 +61,6 @@ where
         assert_eq!(firsts, 8);
     }
     assert_eq!(handler.runs(), 1_000);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn thousand_keys_by_32_run_once_each_on_memory() {
-    every_key_runs_once(memory()).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn thousand_keys_by_32_run_once_each_on_sqlite() {
-    let dir = tempfile::tempdir().unwrap();
-    let url = sqlite_url(dir.path());
-    every_key_runs_once(SqliteAdapter::connect(&url).await.unwrap()).await;
 }
 
 /// A failure of any kind frees the key.
@@ -358,23 +346,6 @@ async fn max_running_holds_even_if_clients_disconnect() {
     assert_eq!(handle.running(), 0);
     // A delivery that was refused was not recorded: it runs now.
     assert_eq!(result(&send(&service, request("1-0")).await), None);
-}
-
-#[tokio::test]
-async fn clones_and_routes_share_their_bounds() {
-    let handler = Handler::default();
-    handler.hold();
-    let layer = DedupLayer::new(by_header(), memory()).max_running(1);
-    let one = layer.clone().layer(handler.service());
-    let other = layer.clone().layer(handler.service());
-    let _running = tokio::spawn(async move { send(&one, request("a")).await });
-    handler.running(1).await;
-    assert_eq!(send(&other, request("b")).await.status(), 503);
-    let third = layer.max_running(2).layer(handler.service());
-    let running = tokio::spawn(async move { send(&third, request("c")).await.status() });
-    handler.running(2).await;
-    handler.release();
-    assert_eq!(running.await.unwrap(), 200);
 }
 
 #[tokio::test]

@@ -287,21 +287,6 @@ async fn lost_lease_is_reported_and_undoes_nothing() {
     }
 }
 
-/// A completion inserts a missing row.
-#[tokio::test]
-async fn completion_without_its_row_is_recorded() {
-    let (store, handler) = (store(), Handler::default());
-    handler.hold();
-    let service = lease(&store).layer(handler.service());
-    let first = spawn_send(&service, request("a"));
-    handler.running(1).await;
-    store.get_ref().advance(Duration::from_secs(61));
-    store.get_ref().forget(&dedup_key("a")).await.unwrap();
-    handler.release();
-    assert_eq!(first.await.unwrap(), 200);
-    assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
-}
-
 /// A store that panics counts as a store that fails: no success is lost.
 #[tokio::test]
 async fn adapter_that_panics_is_a_store_that_fails() {

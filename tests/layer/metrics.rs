@@ -36,6 +36,12 @@ fn change(snapshotter: &Snapshotter, gauge: &str) -> f64 {
     value(&measured(snapshotter), gauge, &["test"])
 }
 
+/// Returns the changes of those that wait, and of those that run or wait.
+fn gauges(snapshotter: &Snapshotter) -> [f64; 2] {
+    let sums = measured(snapshotter);
+    [WAITING, RUNNING].map(|gauge| value(&sums, gauge, &["test"]))
+}
+
 #[test]
 fn waiting_gauge_counts_who_waits_for_another_delivery() {
     observed(async |_, snapshotter| {
@@ -47,15 +53,15 @@ fn waiting_gauge_counts_who_waits_for_another_delivery() {
         let deliver = || spawn_send(&service, request("a"));
         let first = deliver();
         handler.running(1).await;
-        assert_eq!(change(&snapshotter, WAITING), 0.0);
+        assert_eq!(gauges(&snapshotter), [0.0, 1.0]);
         let others = [deliver(), deliver()];
         tokio::time::sleep(Duration::from_millis(50)).await;
-        assert_eq!(change(&snapshotter, WAITING), 2.0);
+        assert_eq!(gauges(&snapshotter), [2.0, 2.0]);
         handler.release();
         for delivery in others.into_iter().chain([first]) {
             assert_eq!(delivery.await.unwrap(), 200);
         }
-        assert_eq!(change(&snapshotter, WAITING), -2.0);
+        assert_eq!(gauges(&snapshotter), [-2.0, -3.0]);
     });
 }
 
@@ -91,14 +97,10 @@ fn gauges_forget_a_run_that_is_dropped_while_it_waits() {
         assert!(futures_util::poll!(first.as_mut()).is_pending());
         let mut waits = Box::pin(waiting.run(&key, async |_| Ok::<_, ()>(())));
         assert!(futures_util::poll!(waits.as_mut()).is_pending());
-        let sums = measured(&snapshotter);
-        let gauges = [WAITING, RUNNING].map(|gauge| value(&sums, gauge, &["test"]));
-        assert_eq!(gauges, [1.0, 2.0]);
+        assert_eq!(gauges(&snapshotter), [1.0, 2.0]);
         drop((waits, first));
         dedup.drain().await;
-        let sums = measured(&snapshotter);
-        let gauges = [WAITING, RUNNING].map(|gauge| value(&sums, gauge, &["test"]));
-        assert_eq!(gauges, [-1.0, -2.0]);
+        assert_eq!(gauges(&snapshotter), [-1.0, -2.0]);
         let records = log.all("delivery");
         assert_eq!(records.len(), 2);
         assert!(records.iter().all(|record| record["outcome"] == "cancelled"), "{records:?}");
@@ -129,28 +131,23 @@ fn pending_writes_gauge_counts_completions_and_releases_in_the_background() {
 
 #[test]
 fn pending_writes_gauge_forgets_the_writes_of_a_runtime_that_ends() {
-    observed(async |_, snapshotter| {
+    observed(async |_, _| {
         let store = store();
         store.set(StoreCall::Complete, Fault::Fail);
         let dedup = Deduplicator::new(store);
         // A thread would have no recorder, so the runtime runs on this one, outside of any task.
-        tokio::task::spawn_blocking({
-            let snapshotter = snapshotter.clone();
-            move || {
-                let recorder = metrics_util::debugging::DebuggingRecorder::new();
-                let own = recorder.snapshotter();
-                metrics::with_local_recorder(&recorder, || {
-                    let runtime =
-                        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-                    let key = dedup_key("a");
-                    let ran = runtime.block_on(dedup.run(&key, async |_| Ok::<_, ()>(())));
-                    ran.unwrap();
-                    assert_eq!(change(&own, PENDING), 1.0);
-                    drop(runtime);
-                    assert_eq!(change(&own, PENDING), -1.0);
-                });
-                drop(snapshotter);
-            }
+        tokio::task::spawn_blocking(move || {
+            let recorder = metrics_util::debugging::DebuggingRecorder::new();
+            let own = recorder.snapshotter();
+            metrics::with_local_recorder(&recorder, || {
+                let runtime =
+                    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+                let key = dedup_key("a");
+                runtime.block_on(dedup.run(&key, async |_| Ok::<_, ()>(()))).unwrap();
+                assert_eq!(change(&own, PENDING), 1.0);
+                drop(runtime);
+                assert_eq!(change(&own, PENDING), -1.0);
+            });
         })
         .await
         .unwrap();

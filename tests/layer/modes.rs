@@ -103,6 +103,13 @@ fn every_verdict_is_reported_and_the_client_gets_the_handlers_response() {
         }
         let two = DedupLayer::new(by_word(), Arc::clone(&store)).max_keys(1).mode(Mode::Shadow);
         assert_eq!(judged(&two, &log, with_body("", "x y")).await, Verdict::NoKey);
+        let unscoped = DedupLayer::idempotency_key(key::header("x-tenant"), Arc::clone(&store));
+        let mut keyed = request("d");
+        keyed.headers_mut().insert("idempotency-key", HeaderValue::from_static("d"));
+        let handler = Handler::default().then(418);
+        let unscoped = unscoped.mode(Mode::Shadow).layer(handler.service());
+        assert_eq!(send(&unscoped, keyed).await.status(), StatusCode::IM_A_TEAPOT);
+        assert_eq!(log.last("delivery")["verdict"], "no_key");
 
         for fault in [Fault::Fail, Fault::Hang, Fault::Panic, Fault::ExecuteAndFail] {
             store.set(StoreCall::Claim, fault);
@@ -475,52 +482,6 @@ async fn duplicate_on_another_path_is_reported_in_shadow_and_runs() {
     }
     // Once a minute. Five events, because a delivery of another test may take the place of a noted path.
     assert_eq!((handler.runs(), log.beginning("handled on another path").len()), (15, 1));
-}
-
-/// The layer's 400, 409, 422, 500 and replayed responses are the handler's in shadow.
-#[tokio::test]
-async fn idempotency_key_layer_in_shadow_answers_nothing_itself() {
-    #[derive(Clone)]
-    struct Principal;
-    let scope = key::from_fn(|request| {
-        Ok(request.extensions().get::<Principal>().map(|_| "alice".to_owned()))
-    });
-    let store = store();
-    let layer = DedupLayer::idempotency_key(scope, Arc::clone(&store)).mode(Mode::Shadow);
-    let pay = |key: Option<&str>, body: &'static str, scoped: bool| {
-        let mut request = Request::post("/payments").body(Body::from(body)).unwrap();
-        if let Some(key) = key {
-            request.headers_mut().insert("idempotency-key", key.parse().unwrap());
-        }
-        if scoped {
-            request.extensions_mut().insert(Principal);
-        }
-        request
-    };
-    let holds = Handler::default();
-    holds.hold();
-    let running = tokio::spawn(layer.layer(holds.service()).oneshot(pay(Some("k0"), "1", true)));
-    holds.running(1).await;
-    let handler = Handler::default();
-    let service = layer.layer(handler.service());
-    let mut verdicts = Vec::new();
-    for request in [
-        pay(Some("k1"), "1", true),
-        pay(Some("k1"), "1", true),
-        pay(Some("k1"), "2", true),
-        pay(Some("k0"), "1", true),
-        pay(None, "1", true),
-        pay(Some("k1"), "1", false),
-    ] {
-        let response = send(&service, request).await;
-        assert_eq!((response.status(), response.headers().len()), (StatusCode::OK, 0));
-        assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "handled");
-        verdicts.push(handler.deliveries().last().map(|delivery| delivery.verdict().as_str()));
-    }
-    let expected = ["first", "duplicate", "mismatch", "in_flight", "no_key", "no_key"];
-    assert_eq!(verdicts, expected.map(Some));
-    holds.release();
-    assert_eq!(running.await.unwrap().unwrap().status(), 200);
 }
 
 /// A delivery waits under `Enforce` for one that began in shadow, and is woken when it ends.

@@ -40,7 +40,6 @@ under_every_ledger!(
     handler_that_fails_half_way_releases_the_whole_delivery,
     list_whose_process_died_runs_whole_as_a_takeover,
     event_in_flight_under_another_claim_is_503_after_the_new_ones,
-    retries_in_other_groups_process_only_new_events,
     overlapping_deliveries_race_and_every_event_takes_effect_once,
     second_identity_of_any_event_makes_it_a_duplicate,
     maximum_of_events_runs_and_one_more_is_400,
@@ -146,37 +145,6 @@ async fn event_in_flight_under_another_claim_is_503_after_the_new_ones(fixture: 
     assert_eq!(fixture.send("a b c").await, layers(200, "duplicate"));
     assert_eq!(fixture.send("a b c d").await, own(200));
     assert_eq!((fixture.news(), fixture.effects.all().await), (ids("d"), ids("a c d")));
-}
-
-/// A retry in other groups runs only new events: random groups, many times.
-async fn retries_in_other_groups_process_only_new_events(fixture: Fixture) {
-    const EVENTS: usize = 30;
-    for _ in 0..40 {
-        let mut batch: Vec<usize> =
-            (0..rand::random_range(1..8)).map(|_| rand::random_range(0..EVENTS)).collect();
-        batch.dedup();
-        let done: HashSet<String> = fixture.effects.all().await.into_iter().collect();
-        let runs = fixture.runs();
-        let words: Vec<String> = batch
-            .iter()
-            .map(|event| {
-                let fails = fixture.kind != Kind::Arrival && rand::random_ratio(1, 4);
-                format!("e{event:02}{}", if fails { ":fail" } else { "" })
-            })
-            .collect();
-        let (status, _) = fixture.send(&words.join(" ")).await;
-        assert!(status == 200 || status == 500, "{status}");
-        if fixture.runs() > runs {
-            assert!(
-                fixture.news().iter().all(|id| !done.contains(id)),
-                "{:?} {done:?}",
-                fixture.news()
-            );
-        }
-    }
-    let all: Vec<String> = (0..EVENTS).map(|event| format!("e{event:02}")).collect();
-    assert_eq!(fixture.send(&all.join(" ")).await.0, 200);
-    assert_eq!(fixture.effects.all().await, all);
 }
 
 /// Tasks on both processes send overlapping deliveries in every order; some handlers fail at an

@@ -18,7 +18,6 @@ use tower_dedup::{
 use crate::support::log::Log;
 use crate::support::{
     FIRST, Faulty, Handler, by_header, claim_all, faulty, on_claim, request, request_to, send,
-    spawn_send,
 };
 
 /// Runs on one thread, with a log and metrics of its own. Every metric has to be described.
@@ -236,10 +235,7 @@ fn every_outcome_is_counted_under_its_name() {
         assert!(handler.last().lease_lost());
 
         let sums = measured(&snapshotter);
-        let count = |name: &str, labels: &[&str]| {
-            let labels = labels.iter().map(|&label| label.to_owned()).collect();
-            sums.get(&(name.to_owned(), labels)).copied().unwrap_or_default()
-        };
+        let count = |name: &str, labels: &[&str]| value(&sums, name, labels);
         for (outcome, times) in [
             ("completed", 6.0),
             ("duplicate", 1.0),
@@ -297,10 +293,7 @@ fn mismatches_and_responses_that_are_not_stored_are_reported() {
         assert_eq!(deliver(&refusing, "two").await, 422);
         assert_eq!(log.last("delivery")["status"], "422");
         let sums = measured(&snapshotter);
-        let count = |name: &str, labels: &[&str]| {
-            let labels = labels.iter().map(|&label| label.to_owned()).collect();
-            sums.get(&(name.to_owned(), labels)).copied().unwrap_or_default()
-        };
+        let count = |name: &str, labels: &[&str]| value(&sums, name, labels);
         assert_eq!(count("tower_dedup_mismatches_total", &["test"]), 2.0);
         assert_eq!(count("tower_dedup_responses_not_stored_total", &["test"]), 1.0);
         assert_eq!(count("tower_dedup_deliveries_total", &["test", "mismatch"]), 2.0);
@@ -380,23 +373,6 @@ fn event_in_flight_on_another_path_is_counted_if_it_is_acknowledged() {
             assert_eq!(ended.unwrap().unwrap().status(), 200);
         }
         assert_eq!(handler.runs(), 5);
-    });
-}
-
-#[test]
-fn gauge_counts_running_handlers() {
-    observed(async |_, snapshotter| {
-        let handler = Handler::default();
-        handler.hold();
-        let service = DedupLayer::new(by_header(), store()).layer(handler.service());
-        let running = spawn_send(&service, request("a"));
-        handler.running(1).await;
-        let gauge = ("tower_dedup_running".to_owned(), vec!["test".to_owned()]);
-        assert_eq!(measured(&snapshotter)[&gauge], 1.0);
-        handler.release();
-        assert_eq!(running.await.unwrap(), 200);
-        // A snapshot resets the gauge; one handler has ended since.
-        assert_eq!(measured(&snapshotter)[&gauge], -1.0);
     });
 }
 

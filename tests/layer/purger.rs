@@ -6,13 +6,15 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+use metrics_util::debugging::DebuggingRecorder;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, StoreFuture};
 use tower_dedup::adapter::inspect::{Entry, ForgetReply, MaintenanceAdapter, Stats};
 use tower_dedup::adapter::{Purger, Purging};
 use tower_dedup::{DedupKey, Error, ErrorKind};
+
+use crate::observe::measured;
 
 const INTERVAL: Duration = Duration::from_secs(600);
 
@@ -183,9 +185,9 @@ fn rows_deleted_by_a_failing_round_are_counted() {
             purger.stop().await;
         });
     });
-    let counted = recorder.snapshotter().snapshot().into_vec().into_iter();
-    let mut purged = counted.filter(|(key, ..)| key.key().name() == "tower_dedup_purged_total");
-    assert_eq!(purged.next().map(|(.., value)| value), Some(DebugValue::Counter(207)));
+    let mut counted = measured(&recorder.snapshotter()).into_iter();
+    let purged = counted.find(|((name, _), _)| name == "tower_dedup_purged_total");
+    assert_eq!(purged.unwrap().1, 207.0);
 }
 
 #[tokio::test]

@@ -14,10 +14,7 @@ use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody};
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::MemoryAdapter;
-use tower_dedup::adapter::contract::{
-    Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, StoreFuture,
-    StoredData, Token,
-};
+use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, StoredData, Token};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::key::{DedupKey, Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::testing::{Fault, StoreCall};
@@ -499,57 +496,6 @@ async fn response_to_a_head_request_is_not_stored() {
     assert_eq!(seen(service.clone().oneshot(head).await.unwrap()).await.0, 200);
     let stored = stored_data(&*adapter, &dedup_key("a")).await;
     assert_eq!(stored, Some(StoredData::default()));
-}
-
-/// A store that forgets a key when a claim fetches its response. That claim replies that the key is
-/// in flight.
-struct Forgetful(MemoryAdapter);
-
-impl DedupAdapter for Forgetful {
-    fn abilities(&self) -> Abilities {
-        self.0.abilities()
-    }
-
-    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
-        Box::pin(async move {
-            let claimed = self.0.claim(key, terms).await?;
-            if matches!(claimed, ClaimReply::Duplicate(_)) {
-                self.0.forget(key).await?;
-                return Ok(ClaimReply::InFlight);
-            }
-            Ok(claimed)
-        })
-    }
-
-    fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()> {
-        self.0.release(key, terms)
-    }
-
-    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, RenewReply> {
-        self.0.renew(key, terms)
-    }
-
-    fn complete<'a>(
-        &'a self,
-        key: &'a DedupKey,
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, CompleteReply> {
-        self.0.complete(key, terms)
-    }
-}
-
-/// A key that is gone when its response is read is no duplicate: the delivery claims again.
-#[tokio::test]
-async fn key_gone_before_its_response_is_read_runs_again() {
-    let handler = Counted::default();
-    let run = handler.clone();
-    let service = DedupLayer::new(by_header(), Forgetful(MemoryAdapter::new()))
-        .replay(Replay::new())
-        .layer(tower::service_fn(move |_: Request<Body>| run.clone().answer()));
-    for body in ["<Response>1</Response>", "<Response>2</Response>"] {
-        assert_eq!(seen(service.clone().oneshot(request("a")).await.unwrap()).await, first(body));
-    }
-    assert_eq!(handler.runs(), 2);
 }
 
 #[test]

@@ -23,6 +23,8 @@ async fn replayed_body_does_not_acknowledge_the_event_of_its_id<S: Setup>(setup:
     let service = setup.layer(by_header_and_body()).await.wrap(handler.service());
     assert_eq!(send(&service, event("id-1", "old")).await.status(), 200);
     assert_eq!(result(&send(&service, event("id-2", "old")).await), Some("duplicate"));
+    // Nor does a known id use up the body of another event.
+    assert_eq!(result(&send(&service, event("id-1", "new")).await), Some("duplicate"));
     // Another process, to which the release of the first one is of no help.
     let other = setup.layer(by_header_and_body()).await.wrap(handler.service());
     let real = send(&other, event("id-2", "new")).await;

@@ -130,9 +130,11 @@ async fn bound_set_on_a_clone_binds_services_that_exist() {
     let handler = Handler::default();
     handler.hold();
     let layer = layer().on_in_flight(OnInFlight::Wait(Duration::from_secs(60)));
-    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    let handle = layer.handle();
+    // Two routes.
+    let services = [(); 2].map(|()| layer.clone().layer(handler.service()));
     let deliver = |id: &'static str| {
-        let service = service.clone();
+        let service = services[usize::from(id != "a")].clone();
         tokio::spawn(async move { send(&service, request(id)).await })
     };
     let running = [deliver("a"), deliver("b")];

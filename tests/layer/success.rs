@@ -5,11 +5,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use http::{Request, Response, StatusCode};
-use tower::{Layer, Service, service_fn};
+use tower::{Layer, service_fn};
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::{DedupKey, DedupLayer, Disposition, OnInFlight, Replay};
 
+use crate::support::ledgers::Inner;
 use crate::support::{
     Body, Handler, answered, by_header, dedup_key, request, result, send, spawn_send, until,
 };
@@ -28,18 +29,7 @@ async fn is_complete(store: &MemoryAdapter, key: DedupKey) -> bool {
 }
 
 /// A handler that answers this status with this disposition, and counts its runs.
-fn disposes(
-    runs: &Arc<AtomicUsize>,
-    status: u16,
-    disposition: Disposition,
-) -> impl Service<
-    Request<Body>,
-    Response = Response<Body>,
-    Error = std::convert::Infallible,
-    Future = impl Future<Output = Result<Response<Body>, std::convert::Infallible>> + Send,
-> + Clone
-+ Send
-+ 'static {
+fn disposes(runs: &Arc<AtomicUsize>, status: u16, disposition: Disposition) -> impl Inner {
     let runs = Arc::clone(runs);
     service_fn(move |_: Request<Body>| {
         runs.fetch_add(1, Ordering::SeqCst);

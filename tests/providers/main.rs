@@ -9,11 +9,11 @@
 #![expect(clippy::unwrap_used, reason = "what cannot be unwrapped fails the test")]
 
 mod cases;
+mod cloudevents;
 mod facts;
 mod hostile;
 mod page;
-mod presets;
-mod properties;
+mod twilio;
 mod types;
 
 use std::collections::BTreeSet;
@@ -78,6 +78,12 @@ fn every_preset_has_its_test() {
         preset.name()
     });
     assert!(tested.eq(provider::ALL.iter().map(Preset::name)));
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/payloads/constructed");
+    for file in std::fs::read_dir(folder).unwrap() {
+        let file = file.unwrap().path();
+        let name = file.file_stem().unwrap().to_str().unwrap();
+        assert_eq!(provider::find(name).unwrap().name(), name, "an unknown preset");
+    }
 }
 
 async fn hold(preset: Preset) {

@@ -284,35 +284,3 @@ async fn read_only_database_is_unavailable_and_recovers() {
     }
     assert_eq!(writing.claim(&new, &terms()).await.unwrap(), ClaimReply::first(1, false));
 }
-
-/// Every connection is cut, as by a restart behind a proxy: the next call succeeds.
-#[tokio::test]
-async fn pool_of_dead_connections_fails_no_call() {
-    let server = Server::start();
-    let url = format!("{}?application_name=cut", server.url());
-    let pool = PgPoolOptions::new()
-        .max_connections(4)
-        // The worst case: the pool does not test connections before use.
-        .test_before_acquire(false)
-        .connect(&url)
-        .await
-        .unwrap();
-    let adapter = PostgresAdapter::new(pool);
-    let mut admin = PgConnection::connect(&server.url()).await.unwrap();
-    for round in 0..5 {
-        // All connections are open.
-        let open =
-            (0..4).map(|id| {
-                let adapter = adapter.clone();
-                async move {
-                    adapter.claim(&dedup_key(&format!("{round}-{id}")), &on_claim(&terms())).await
-                }
-            });
-        for answer in join_all(open).await {
-            assert_eq!(answer.unwrap(), FIRST, "round {round}");
-        }
-        let cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
-                   WHERE application_name = 'cut'";
-        sqlx::query(cut).execute(&mut admin).await.unwrap();
-    }
-}

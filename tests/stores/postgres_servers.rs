@@ -1,73 +1,20 @@
 //! Servers and tables with other settings: another language, another encoding, partitions, errors
 //! of a pooler.
 
-use std::slice;
-use std::time::Duration;
-
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
 use tower::Layer;
 use tower_dedup::ErrorKind;
-use tower_dedup::adapter::contract::{
-    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
-};
-use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
+use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, TransactionAdapter};
 
 use crate::support::effects::{Database, MINUTE, transactional, write};
 use crate::support::postgres::{Schema, Server, create_partitions, fresh_name, shared, with_path};
-use crate::support::{
-    FIRST, answered, claim_all, complete_all, dedup_key, on_claim, request, rows, send, terms,
-};
+use crate::support::{answered, claim_all, dedup_key, request, rows, send, terms};
 
 async fn pool(url: &str) -> PgPool {
     PgPoolOptions::new().max_connections(3).connect(url).await.unwrap()
-}
-
-/// Asserts the reply of each kind of call, and the answer of each ledger to a row that another
-/// session locks.
-async fn every_call_is_answered(adapter: &PostgresAdapter, pool: &PgPool) {
-    let (mine, key) = (terms(), dedup_key("leased"));
-    assert_eq!(adapter.claim(&key, &mine).await.unwrap(), ClaimReply::first(1, false));
-    assert_eq!(adapter.claim(&key, &terms()).await.unwrap(), ClaimReply::InFlight);
-    assert_eq!(adapter.renew(&key, &mine).await.unwrap(), RenewReply::Held);
-    adapter.release(&key, &mine).await.unwrap();
-    assert_eq!(adapter.claim(&key, &mine).await.unwrap(), ClaimReply::first(2, false));
-    assert_eq!(adapter.forget(&key).await.unwrap(), ForgetReply::InFlight);
-    assert_eq!(adapter.complete(&key, &mine).await.unwrap(), CompleteReply::Held);
-    assert!(matches!(adapter.claim(&key, &mine).await.unwrap(), ClaimReply::Duplicate(_)));
-    let recorded = dedup_key("recorded");
-    assert_eq!(adapter.claim(&recorded, &on_claim(&mine)).await.unwrap(), FIRST);
-    adapter.release(&recorded, &on_claim(&mine)).await.unwrap();
-    assert_eq!(adapter.claim(&recorded, &on_claim(&mine)).await.unwrap(), FIRST);
-    let many: Vec<_> = (10..40).map(|id| dedup_key(&id.to_string())).collect();
-    let claimed = claim_all(adapter, &many, &mine).await.unwrap();
-    assert!(claimed.iter().all(|answer| *answer == ClaimReply::first(1, false)));
-    let completed = complete_all(adapter, &many, &mine).await.unwrap();
-    assert!(completed.iter().all(|answer| *answer == CompleteReply::Held));
-
-    let held = dedup_key("transactional");
-    let transaction =
-        adapter.open(slice::from_ref(&held), &mine).await.unwrap().transaction.unwrap();
-    assert_eq!(adapter.claim(&held, &terms()).await.unwrap(), ClaimReply::InFlight);
-    assert_eq!(
-        adapter.open(slice::from_ref(&held), &terms()).await.unwrap().replies,
-        [ClaimReply::InFlight]
-    );
-    adapter.commit(transaction, slice::from_ref(&held), &mine).await.unwrap();
-    assert!(matches!(
-        adapter.open(slice::from_ref(&held), &terms()).await.unwrap().replies[..],
-        [ClaimReply::Duplicate(_)]
-    ));
-    assert_eq!(adapter.forget(&held).await.unwrap(), ForgetReply::Removed);
-    let short = CallTerms::on_claim(Token::random(), Duration::ZERO);
-    adapter.claim(&dedup_key("purged"), &on_claim(&short)).await.unwrap();
-    let aged = "UPDATE webhook_deliveries SET expires_at = expires_at - interval '61 minutes' \
-                WHERE id = 'purged'";
-    sqlx::query(aged).execute(pool).await.unwrap();
-    assert_eq!(adapter.purge(10).await.unwrap(), 1);
-    // The row of the forgotten key stays for an hour.
-    assert_eq!(rows(adapter).await, 33);
 }
 
 /// Another session locks the row without an advisory lock: error 55P03, which has a text.
@@ -95,7 +42,6 @@ async fn server_in_another_language_changes_no_reply() {
     let error = pool.execute("SELECT nonsense").await.unwrap_err().to_string();
     assert!(error.contains("existiert nicht"), "the server speaks German: {error}");
     let adapter = PostgresAdapter::with_options(pool.clone(), PostgresOptions::new());
-    every_call_is_answered(&adapter, &pool).await;
     lock_that_is_not_ours_is_in_flight(&adapter, &pool).await;
     // The code also identifies a table that is missing.
     pool.execute("DROP TABLE webhook_deliveries, webhook_deliveries_schema").await.unwrap();
@@ -142,7 +88,6 @@ async fn table_partitioned_by_hash_of_the_key_works() {
     let mut connection = database.effects.pool().acquire().await.unwrap();
     create_partitions(&mut connection, &adapter.schema_sql(), 4).await;
     drop(connection);
-    every_call_is_answered(&adapter, database.effects.pool()).await;
     lock_that_is_not_ours_is_in_flight(&adapter, database.effects.pool()).await;
     let service = transactional(&database.pool(3)).layer(tower::service_fn(write));
     for expected in [None, Some("duplicate")] {

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use futures_util::future::{join, join_all, join3};
 use http::{HeaderMap, StatusCode};
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection, PgConnection, PgPool, SqliteConnection};
+use tempfile::TempDir;
 use tower_dedup::adapter::contract::{
-    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, StoredResponse, Token,
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, StoredResponse, Token,
 };
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{
-    Batching, PostgresAdapter, PostgresOptions, SqliteAdapter, SqliteOptions, TransactionAdapter,
+    Batching, PostgresAdapter, PostgresOptions, SqliteAdapter, SqliteOptions,
 };
 use tower_dedup::{DedupKey, Error, ErrorKind};
 
@@ -24,15 +24,30 @@ fn pool(schema: &Schema) -> PgPool {
 }
 
 pub(super) async fn postgres(schema: &Schema) -> PostgresAdapter {
-    let adapter = PostgresAdapter::connect(&schema.url()).await.unwrap();
+    postgres_with(schema, Batching::new()).await
+}
+
+pub(super) async fn sqlite(dir: &TempDir) -> SqliteAdapter {
+    sqlite_with(dir, Batching::new()).await
+}
+
+pub(super) async fn postgres_with(schema: &Schema, batching: Batching) -> PostgresAdapter {
+    let options = PostgresOptions::new().batching(batching);
+    let adapter = PostgresAdapter::connect_with(&schema.url(), options).await.unwrap();
     adapter.migrate().await.unwrap();
     adapter
 }
 
-pub(super) async fn sqlite(dir: &tempfile::TempDir) -> SqliteAdapter {
-    let adapter = SqliteAdapter::connect(&sqlite_url(dir.path())).await.unwrap();
+pub(super) async fn sqlite_with(dir: &TempDir, batching: Batching) -> SqliteAdapter {
+    let options = SqliteOptions::new().batching(batching);
+    let adapter = SqliteAdapter::connect_with(&sqlite_url(dir.path()), options).await.unwrap();
     adapter.migrate().await.unwrap();
     adapter
+}
+
+/// Room for eight rows that wait.
+pub(super) fn few() -> Batching {
+    Batching::new().max_queued_keys(8)
 }
 
 /// Runs all calls at once, each in a task.
@@ -52,107 +67,6 @@ pub(super) async fn claim<A: DedupAdapter>(
     mine: CallTerms,
 ) -> Result<ClaimReply, Error> {
     adapter.claim(&dedup_key(&id), &mine).await
-}
-
-/// Twenty callers for each of thirty keys: one of them gets the key. Later calls of the others
-/// change nothing.
-async fn one_winner<A: DedupAdapter + Clone>(adapter: A) {
-    let call_terms: Vec<_> = (0..600).map(|_| terms()).collect();
-    let id = |caller: usize| format!("k{}", caller % 30);
-    let claims = call_terms.iter().enumerate();
-    let claims = claims.map(|(at, mine)| claim(adapter.clone(), id(at), mine.clone()));
-    let claimed = at_once(claims.collect::<Vec<_>>()).await;
-    let is_first = |claimed: &ClaimReply| matches!(claimed, ClaimReply::First { attempt: 1, .. });
-    let mut winners = vec![0; 30];
-    for (at, claimed) in claimed.iter().enumerate() {
-        match claimed.as_ref().unwrap() {
-            ClaimReply::InFlight => {}
-            first => {
-                assert!(is_first(first), "{first:?}");
-                winners[at % 30] += 1;
-            }
-        }
-    }
-    assert_eq!(winners, [1; 30]);
-    let rest = (0..600).map(|at| {
-        let (adapter, key, mine) = (adapter.clone(), dedup_key(&id(at)), call_terms[at].clone());
-        let won = matches!(claimed[at], Ok(ClaimReply::First { .. }));
-        async move {
-            let held = if won { RenewReply::Held } else { RenewReply::Lost };
-            assert_eq!(adapter.renew(&key, &mine).await.unwrap(), held);
-            if won && at % 2 == 0 {
-                assert_eq!(adapter.complete(&key, &mine).await.unwrap(), CompleteReply::Held);
-            } else {
-                adapter.release(&key, &mine).await.unwrap();
-            }
-        }
-    });
-    at_once(rest.collect::<Vec<_>>()).await;
-    // Claims of one key on arrival, and the repetition of one of them.
-    let again = terms();
-    let records = (0..300).map(|at| {
-        let (adapter, again) = (adapter.clone(), again.clone());
-        async move {
-            let mine = if at < 2 { again } else { terms() };
-            let recorded =
-                adapter.claim(&dedup_key(&format!("r{}", at / 100)), &on_claim(&mine)).await;
-            recorded.unwrap()
-        }
-    });
-    let recorded = at_once(records.collect::<Vec<_>>()).await;
-    for (key, recorded) in recorded.chunks(100).enumerate() {
-        let firsts = recorded.iter().filter(|one| **one == FIRST).count();
-        let repeats = usize::from(key == 0 && recorded[0] == FIRST);
-        assert_eq!(firsts, 1 + repeats);
-        if key == 0 {
-            assert_eq!(recorded[0] == FIRST, recorded[1] == FIRST);
-        }
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn batched_duplicates_have_one_winner_on_postgres() {
-    one_winner(postgres(&Schema::fresh()).await).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn batched_duplicates_have_one_winner_on_sqlite() {
-    one_winner(sqlite(&tempfile::tempdir().unwrap()).await).await;
-}
-
-/// Callers that are dropped at any moment block no other caller, and leave nothing that cannot be
-/// released.
-async fn some_go_away<A: DedupAdapter + Clone>(adapter: A) {
-    for round in 0..20 {
-        let calls = (0..100_u64).map(|at| {
-            let (adapter, mine) = (adapter.clone(), terms());
-            async move {
-                let key = dedup_key(&format!("{round}-{at}"));
-                if at % 3 == 0 {
-                    let soon = Duration::from_micros(at * 10);
-                    let _ = tokio::time::timeout(soon, adapter.claim(&key, &mine)).await;
-                    // The release is a fence: the claim has no effect after it.
-                    adapter.release(&key, &mine).await.unwrap();
-                    let next = adapter.claim(&key, &terms()).await.unwrap();
-                    assert!(matches!(next, ClaimReply::First { .. }), "{next:?}");
-                } else {
-                    let claimed = adapter.claim(&key, &mine).await.unwrap();
-                    assert_eq!(claimed, ClaimReply::first(1, false));
-                }
-            }
-        });
-        at_once(calls.collect::<Vec<_>>()).await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dropped_caller_affects_no_other_on_postgres() {
-    some_go_away(postgres(&Schema::fresh()).await).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dropped_caller_affects_no_other_on_sqlite() {
-    some_go_away(sqlite(&tempfile::tempdir().unwrap()).await).await;
 }
 
 /// If the database refuses a row, only that row's caller gets the error.
@@ -224,21 +138,13 @@ async fn overload<A: DedupAdapter + Clone>(adapter: A, expected: usize) {
 
 #[tokio::test]
 async fn waiting_rows_are_bounded_on_postgres() {
-    let schema = Schema::fresh();
-    let options = PostgresOptions::new().batching(Batching::new().max_queued_keys(8));
-    let adapter = PostgresAdapter::connect_with(&schema.url(), options).await.unwrap();
-    adapter.migrate().await.unwrap();
     // No lane runs before every call waits.
-    overload(adapter, 8).await;
+    overload(postgres_with(&Schema::fresh(), few()).await, 8).await;
 }
 
 #[tokio::test]
 async fn waiting_rows_are_bounded_on_sqlite() {
-    let dir = tempfile::tempdir().unwrap();
-    let options = SqliteOptions::new().batching(Batching::new().max_queued_keys(8));
-    let adapter = SqliteAdapter::connect_with(&sqlite_url(dir.path()), options).await.unwrap();
-    adapter.migrate().await.unwrap();
-    overload(adapter, 8).await;
+    overload(sqlite_with(&tempfile::tempdir().unwrap(), few()).await, 8).await;
 }
 
 /// The queue is full, and calls on which a running event depends are sent nevertheless. Until a claim that
@@ -267,57 +173,16 @@ async fn calls_while_the_queue_is_full<A: DedupAdapter>(adapter: A) -> Result<()
 #[tokio::test]
 async fn running_events_go_on_while_the_queue_is_full_on_postgres() {
     let schema = Schema::fresh();
-    let options = PostgresOptions::new().batching(Batching::new().max_queued_keys(8));
-    let adapter = PostgresAdapter::connect_with(&schema.url(), options).await.unwrap();
-    let refused = calls_while_the_queue_is_full(adapter).await;
+    let refused = calls_while_the_queue_is_full(postgres_with(&schema, few()).await).await;
     assert_eq!(refused, Err(ErrorKind::Overloaded));
 }
 
 #[tokio::test]
 async fn running_events_go_on_while_the_queue_is_full_on_sqlite() {
     let dir = tempfile::tempdir().unwrap();
-    let options = SqliteOptions::new().batching(Batching::new().max_queued_keys(8));
-    let adapter = SqliteAdapter::connect_with(&sqlite_url(dir.path()), options).await.unwrap();
+    let adapter = sqlite_with(&dir, few()).await;
     // A claim reads first, and reads have a queue of their own.
     assert_eq!(calls_while_the_queue_is_full(adapter).await, Ok(()));
-}
-
-/// A transaction holds one row of a batch and does not end. The other callers get their replies,
-/// and few statements wait for the row. The lock of an adapter's transaction identifies the row.
-/// For a user's transaction, the adapter splits the batch.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn callers_of_a_batch_do_not_wait_for_a_row_of_an_open_transaction() {
-    let server = Server::start();
-    let schema = Schema::fresh_in(&server.url());
-    let (adapter, pool) = (postgres(&schema).await, pool(&schema));
-    let in_vain = || server.log().matches("due to lock timeout").count();
-    let lent = adapter.open(&[dedup_key("lent")], &terms()).await.unwrap();
-    let mut theirs = pool.begin().await.unwrap();
-    let insert = "INSERT INTO webhook_deliveries \
-        (key, namespace, id, attempts, takeover, first_seen_at, expires_at) SELECT \
-        encode(substring(sha256(convert_to(E'test\\n' || $1, 'UTF8')) from 1 for 16), 'hex')::uuid, \
-        'test', $1, 1, false, now(), now() + interval '1 day'";
-    sqlx::query(insert).bind("theirs").execute(&mut *theirs).await.unwrap();
-    for (held, bound) in [("lent", 3), ("theirs", 8)] {
-        for round in 0..5 {
-            let before = in_vain();
-            let claims = (0..500).map(|at| {
-                let id = if at == 250 { held.to_owned() } else { format!("{held}-{round}-{at}") };
-                let (adapter, is_held) = (adapter.clone(), at == 250);
-                async move {
-                    let claimed = claim(adapter, id, terms()).await.unwrap();
-                    let expected =
-                        if is_held { ClaimReply::InFlight } else { ClaimReply::first(1, false) };
-                    assert_eq!(claimed, expected);
-                }
-            });
-            at_once(claims.collect::<Vec<_>>()).await;
-            let waits = in_vain() - before;
-            assert!(waits <= bound, "{held}: {waits} statements waited in vain");
-        }
-    }
-    theirs.rollback().await.unwrap();
-    adapter.rollback(lent.transaction.unwrap()).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -432,37 +297,6 @@ async fn plans_stay_index_plans_while_the_table_grows() {
     assert_eq!(after - before, 0, "the large table was scanned");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lanes_have_connections_of_their_own_until_they_are_closed() {
-    let schema = Schema::fresh();
-    let options: PgConnectOptions = schema.url().parse().unwrap();
-    let options = options.application_name(schema.name());
-    let pool = PgPoolOptions::new().max_connections(4).connect_lazy_with(options);
-    let adapter = PostgresAdapter::new(pool.clone());
-    adapter.migrate().await.unwrap();
-    let claims = (0..400).map(|at| claim(adapter.clone(), at.to_string(), terms()));
-    at_once(claims.collect::<Vec<_>>()).await;
-    let own = sessions(&pool).await - i64::from(pool.size());
-    assert!((1..=2).contains(&own), "{own} connections of lanes");
-    adapter.close().await;
-    // A session ends a little later than its connection.
-    let closed = async {
-        while sessions(&pool).await > i64::from(pool.size()) {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(10), closed).await.expect("the sessions are closed");
-    let closed = claim(adapter.clone(), "late".to_owned(), terms()).await;
-    assert_eq!(closed.unwrap_err().kind(), ErrorKind::Unavailable);
-}
-
-/// Returns the number of sessions of this schema.
-async fn sessions(pool: &PgPool) -> i64 {
-    let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = \
-               current_setting('application_name')";
-    sqlx::query_scalar(sql).fetch_one(pool).await.unwrap()
-}
-
 /// Calls of several layers wait at once. Each row gets the namespace, the retention and the lease of its
 /// own call, with or without data to store.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -508,33 +342,4 @@ async fn calls_with_different_terms_keep_them_on_postgres() {
     let counts: (i64, i64, i64, i64) =
         sqlx::query_as(wrong).fetch_one(&pool(&schema)).await.unwrap();
     assert_eq!(counts, (800, 0, 100, 100));
-}
-
-/// A batch of claims, some of known keys, writes the new keys once, and in the order of all batches.
-#[tokio::test]
-async fn batch_of_new_and_known_keys_writes_each_new_row_once_on_postgres() {
-    let schema = Schema::fresh();
-    let (adapter, pool) = (postgres(&schema).await, pool(&schema));
-    let no_update = "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS \
-                     'BEGIN RAISE EXCEPTION ''a row was written twice''; END'; \
-                     CREATE TRIGGER fail BEFORE UPDATE ON webhook_deliveries \
-                     FOR EACH ROW EXECUTE FUNCTION fail()";
-    sqlx::raw_sql(no_update).execute(&pool).await.unwrap();
-    let (keys, old): (Vec<_>, _) =
-        ((0..20).map(|id| dedup_key(&id.to_string())).collect(), terms());
-    for on_arrival in [false, true] {
-        sqlx::raw_sql("TRUNCATE webhook_deliveries").execute(&pool).await.unwrap();
-        let kind = |mine: &CallTerms| if on_arrival { on_claim(mine) } else { mine.clone() };
-        claim_all(&adapter, &keys[3..5], &kind(&old)).await.unwrap();
-        let claimed = claim_all(&adapter, &keys, &kind(&terms())).await.unwrap();
-        for (at, claimed) in claimed.iter().enumerate() {
-            assert_eq!(*claimed == FIRST, !(3..5).contains(&at), "{at}: {claimed:?}");
-        }
-        let sorted = "SELECT bool_and(before < key) FROM (SELECT key, lag(key) OVER (ORDER BY ctid) \
-                      AS before FROM webhook_deliveries WHERE token::text <> $1) AS rows";
-        let old = u128::from_be_bytes(*old.token().as_bytes());
-        let old = format!("{old:032x}");
-        let old = [&old[..8], &old[8..12], &old[12..16], &old[16..20], &old[20..]].join("-");
-        assert!(sqlx::query_scalar::<_, bool>(sorted).bind(old).fetch_one(&pool).await.unwrap());
-    }
 }

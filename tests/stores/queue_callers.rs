@@ -4,44 +4,16 @@
 //! same thread.
 
 use std::pin::pin;
-use std::time::Duration;
 
 use futures_util::future::{Either, join, join_all, select};
 use sqlx::postgres::PgPoolOptions;
 use tower_dedup::ErrorKind;
-use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, RenewReply, Token};
+use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter, RenewReply};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
-use tower_dedup::adapter::{
-    Batching, PostgresAdapter, PostgresOptions, SqliteAdapter, SqliteOptions,
-};
 
+use super::queue::{few, postgres, postgres_with, sqlite_with};
 use crate::support::postgres::Schema;
-use crate::support::{dedup_key, polled};
-
-fn terms() -> CallTerms {
-    let hour = Duration::from_secs(3_600);
-    CallTerms::on_completion(Token::random(), hour, hour)
-}
-
-/// Room for eight rows that wait.
-fn few() -> Batching {
-    Batching::new().max_queued_keys(8)
-}
-
-async fn postgres(schema: &Schema, batching: Batching) -> PostgresAdapter {
-    let options = PostgresOptions::new().batching(batching);
-    let adapter = PostgresAdapter::connect_with(&schema.url(), options).await.unwrap();
-    adapter.migrate().await.unwrap();
-    adapter
-}
-
-async fn sqlite(dir: &tempfile::TempDir) -> SqliteAdapter {
-    let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
-    let options = SqliteOptions::new().batching(few());
-    let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
-    adapter.migrate().await.unwrap();
-    adapter
-}
+use crate::support::{dedup_key, polled, terms};
 
 async fn dropped_caller_is_not_sent<A: MaintenanceAdapter>(adapter: A) {
     for round in 0..20 {
@@ -59,12 +31,12 @@ async fn dropped_caller_is_not_sent<A: MaintenanceAdapter>(adapter: A) {
 
 #[tokio::test]
 async fn dropped_caller_is_not_sent_on_postgres() {
-    dropped_caller_is_not_sent(postgres(&Schema::fresh(), few()).await).await;
+    dropped_caller_is_not_sent(postgres_with(&Schema::fresh(), few()).await).await;
 }
 
 #[tokio::test]
 async fn dropped_caller_is_not_sent_on_sqlite() {
-    dropped_caller_is_not_sent(sqlite(&tempfile::tempdir().unwrap()).await).await;
+    dropped_caller_is_not_sent(sqlite_with(&tempfile::tempdir().unwrap(), few()).await).await;
 }
 
 /// Dropped callers take no room from waiting callers.
@@ -87,12 +59,12 @@ async fn dropped_caller_takes_no_room<A: DedupAdapter>(adapter: A) {
 
 #[tokio::test]
 async fn dropped_caller_takes_no_room_on_postgres() {
-    dropped_caller_takes_no_room(postgres(&Schema::fresh(), few()).await).await;
+    dropped_caller_takes_no_room(postgres_with(&Schema::fresh(), few()).await).await;
 }
 
 #[tokio::test]
 async fn dropped_caller_takes_no_room_on_sqlite() {
-    dropped_caller_takes_no_room(sqlite(&tempfile::tempdir().unwrap()).await).await;
+    dropped_caller_takes_no_room(sqlite_with(&tempfile::tempdir().unwrap(), few()).await).await;
 }
 
 /// A batch waits for a row of an open transaction. Calls that gather during the wait go in the
@@ -101,7 +73,7 @@ async fn dropped_caller_takes_no_room_on_sqlite() {
 #[tokio::test]
 async fn callers_do_not_wait_for_the_batch_before_theirs() {
     let schema = Schema::fresh();
-    let adapter = postgres(&schema, Batching::new()).await;
+    let adapter = postgres(&schema).await;
     let held = dedup_key("held");
     adapter.claim(&held, &terms()).await.unwrap();
     let pool = PgPoolOptions::new().max_connections(1).connect_lazy(&schema.url()).unwrap();

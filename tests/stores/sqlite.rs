@@ -1,7 +1,5 @@
 //! SQLite files that refuse writes, are locked, are full, or are gone.
 
-use std::process::Command;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
@@ -197,37 +195,6 @@ async fn many_tasks_migrate_at_once() {
     }
 }
 
-const MIGRATE: &str = "TOWER_DEDUP_TEST_MIGRATE";
-
-#[test]
-fn many_processes_migrate_at_once() {
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    if let Ok(url) = std::env::var(MIGRATE) {
-        runtime.block_on(async {
-            let adapter = SqliteAdapter::connect(&url).await.unwrap();
-            adapter.migrate().await.unwrap();
-            adapter.claim(&dedup_key("a"), &on_claim(&terms())).await.unwrap();
-        });
-        return;
-    }
-    for _ in 0..5 {
-        let file = File::new();
-        let start = || {
-            Command::new(std::env::current_exe().unwrap())
-                .args(["sqlite::many_processes_migrate_at_once", "--exact"])
-                .env(MIGRATE, file.url())
-                .spawn()
-                .unwrap()
-        };
-        let processes: Vec<_> = (0..4).map(|_| start()).collect();
-        for mut process in processes {
-            assert!(process.wait().unwrap().success());
-        }
-        let count = runtime.block_on(async { rows(&file.connect().await).await });
-        assert_eq!(count, 1);
-    }
-}
-
 /// The user's own tables, and the schema of `sqlx::migrate!`, are not touched.
 #[tokio::test]
 async fn migration_leaves_the_tables_of_the_user_alone() {
@@ -405,20 +372,4 @@ async fn assert_plans(connection: &mut SqliteConnection) {
         let scans_rows = |step: &String| step.starts_with("SCAN t") || step.starts_with("SCAN e");
         assert!(!plan.iter().any(scans_rows), "{name}\n{plan:?}");
     }
-}
-
-/// A restart of the process changes nothing: complete keys are complete.
-#[tokio::test]
-async fn keys_survive_a_restart() {
-    let (file, handler) = (File::new(), Handler::default());
-    for round in 0..3 {
-        let adapter = Arc::new(file.connect().await);
-        let service = DedupLayer::new(by_header(), Arc::clone(&adapter)).layer(handler.service());
-        let answer = send(&service, request("a")).await;
-        assert_eq!(result(&answer), (round > 0).then_some("duplicate"));
-        adapter.close().await;
-        let closed = adapter.stats().await.unwrap_err();
-        assert_eq!(closed.kind(), ErrorKind::Unavailable);
-    }
-    assert_eq!(handler.runs(), 1);
 }

@@ -10,10 +10,10 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions};
 use sqlx::{AssertSqlSafe, Connection, Sqlite, SqlitePool};
 use tower::Layer;
 use tower_dedup::TxHandle;
-use tower_dedup::adapter::contract::{ClaimReply, CompleteReply, DedupAdapter};
+use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{Batching, SqliteAdapter, SqliteOptions, TransactionAdapter};
-use tower_dedup::{DedupLayer, DedupTx, ErrorKind};
+use tower_dedup::{DedupLayer, DedupTx};
 
 use super::sqlite::File;
 use crate::support::{Body, FIRST, by_header, dedup_key, on_claim, request, result, send, terms};
@@ -23,16 +23,12 @@ const HOUR: Duration = Duration::from_secs(3_600);
 impl File {
     /// A pool of the user, on a file with a table of the user.
     async fn pool(&self, connections: u32) -> SqlitePool {
-        self.pool_with(connections, Duration::from_millis(100)).await
-    }
-
-    async fn pool_with(&self, connections: u32, busy_timeout: Duration) -> SqlitePool {
         let options = SqliteConnectOptions::new()
             .filename(self.path())
             .create_if_missing(true)
             .journal_mode(SqliteJournalMode::Wal)
             .foreign_keys(true)
-            .busy_timeout(busy_timeout);
+            .busy_timeout(Duration::from_millis(100));
         let pool = SqlitePoolOptions::new().max_connections(connections);
         let pool = pool.connect_with(options).await.unwrap();
         let tables = "CREATE TABLE IF NOT EXISTS effects (id TEXT); \
@@ -58,48 +54,6 @@ fn answer(status: u16) -> Result<Response<Body>, Infallible> {
     Ok(response)
 }
 
-/// A handler leaks the guards of two savepoints and fails.
-async fn leaks(request: Request<Body>) -> Result<Response<Body>, Infallible> {
-    let mut tx = lend(&request).await;
-    let mut one = tx.begin().await.unwrap();
-    sqlx::query("INSERT INTO effects VALUES ('leaked')").execute(&mut *one).await.unwrap();
-    std::mem::forget(one.begin().await.unwrap());
-    std::mem::forget(one);
-    drop(tx);
-    answer(500)
-}
-
-#[tokio::test]
-async fn rollback_after_leaked_savepoints_leaves_no_connection_in_a_transaction() {
-    let file = File::new();
-    let pool = file.pool(2).await;
-    let adapter = SqliteAdapter::new(pool.clone());
-    let service =
-        DedupLayer::transactional(by_header(), adapter.clone()).layer(tower::service_fn(leaks));
-    for _ in 0..3 {
-        assert_eq!(send(&service, request("a")).await.status(), 500);
-    }
-    // The file is free for other processes at once …
-    let mut other = file.connection().await;
-    sqlx::query("PRAGMA busy_timeout = 0").execute(&mut other).await.unwrap();
-    sqlx::query("INSERT INTO effects VALUES ('other')").execute(&mut other).await.unwrap();
-    // … and the application's writes over any connection of the pool stay.
-    let mut all = vec![pool.acquire().await.unwrap(), pool.acquire().await.unwrap()];
-    for connection in &mut all {
-        assert!(!connection.is_in_transaction());
-        let sql = "INSERT INTO effects VALUES ('app')";
-        sqlx::query(sql).execute(&mut **connection).await.unwrap();
-        let mut tx = connection.begin_with("BEGIN IMMEDIATE").await.unwrap();
-        sqlx::query(sql).execute(&mut *tx).await.unwrap();
-        tx.commit().await.unwrap();
-    }
-    drop(all);
-    pool.close().await;
-    let pool = file.pool(1).await;
-    assert_eq!(count(&pool, "effects").await, 5);
-    assert_eq!(count(&pool, "webhook_deliveries").await, 0);
-}
-
 /// The handler's write makes COMMIT fail. The store has not failed.
 async fn violates(request: Request<Body>) -> Result<Response<Body>, Infallible> {
     let mut tx = lend(&request).await;
@@ -120,52 +74,6 @@ async fn deferred_foreign_key_violated_at_commit_is_500_uncommitted() {
     }
     assert_eq!(count(&pool, "orders").await, 0);
     assert_eq!(count(&pool, "webhook_deliveries").await, 0);
-}
-
-#[tokio::test]
-async fn transactional_completion_after_its_retention_is_remembered_for_another() {
-    let file = File::new();
-    let adapter = SqliteAdapter::new(file.pool(2).await);
-    let (key, mine) = (dedup_key("a"), terms());
-    let mut open = adapter.open(slice::from_ref(&key), &mine).await.unwrap().transaction.unwrap();
-    // The handler ran for longer than the retention.
-    sqlx::query("UPDATE webhook_deliveries SET expires_at = 1")
-        .execute(open.connection())
-        .await
-        .unwrap();
-    adapter.commit(open, slice::from_ref(&key), &mine).await.unwrap();
-    let again = adapter.claim(&key, &terms()).await.unwrap();
-    assert!(matches!(again, ClaimReply::Duplicate(_)), "{again:?}");
-    let entry = adapter.get(&key).await.unwrap().unwrap();
-    let left = entry.expires_at.duration_since(std::time::SystemTime::now()).unwrap();
-    assert!(left > HOUR / 2 && left <= HOUR, "{left:?}");
-    // The expiry of an unexpired key does not change.
-    let (key, mine) = (dedup_key("b"), terms());
-    let mut open = adapter.open(slice::from_ref(&key), &mine).await.unwrap().transaction.unwrap();
-    sqlx::query("UPDATE webhook_deliveries SET expires_at = expires_at + 7200000 WHERE id = 'b'")
-        .execute(open.connection())
-        .await
-        .unwrap();
-    adapter.commit(open, slice::from_ref(&key), &mine).await.unwrap();
-    let entry = adapter.get(&key).await.unwrap().unwrap();
-    assert!(entry.expires_at > std::time::SystemTime::now() + 2 * HOUR);
-}
-
-#[tokio::test]
-async fn purge_that_does_not_get_the_write_lock_is_refused() {
-    let file = File::new();
-    let options = SqliteOptions::new().write_lock_timeout(Duration::from_millis(50));
-    let adapter = SqliteAdapter::connect_with(&file.url(), options).await.unwrap();
-    adapter.claim(&dedup_key("old"), &on_claim(&terms())).await.unwrap();
-    sqlx::query("UPDATE webhook_deliveries SET expires_at = 1")
-        .execute(&file.pool(1).await)
-        .await
-        .unwrap();
-    let open = adapter.open(&[dedup_key("a")], &terms()).await.unwrap().transaction.unwrap();
-    let refused = adapter.purge(10).await.unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::Refused);
-    adapter.rollback(open).await.unwrap();
-    assert_eq!(adapter.purge(10).await.unwrap(), 1);
 }
 
 /// Polls a call once, and then never again. The yields let its task take the file.
@@ -231,32 +139,4 @@ async fn dropped_table_is_created_again_by_the_call_that_misses_it() {
     tx.commit().await.unwrap();
     let again = adapter.claim(&key, &on_claim(&terms())).await.unwrap();
     assert!(matches!(again, ClaimReply::Duplicate(_)), "{again:?}");
-}
-
-/// Every caller that finds no table gets a reply. One of them creates the table again.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dropped_table_is_created_again_for_many_callers_at_once() {
-    let file = File::new();
-    let adapter = SqliteAdapter::with_options(
-        file.pool_with(4, Duration::from_secs(5)).await,
-        SqliteOptions::new(),
-    );
-    adapter.migrate().await.unwrap();
-    let mut other = file.connection().await;
-    for round in 0..10 {
-        let drop_it = "DROP TABLE webhook_deliveries; DROP TABLE webhook_deliveries_schema";
-        sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
-        let calls = (0..20).map(|at| {
-            let (adapter, key) = (adapter.clone(), dedup_key(&format!("{round}-{at}")));
-            tokio::spawn(async move {
-                for _ in 0..at * 20 {
-                    tokio::task::yield_now().await;
-                }
-                adapter.complete(&key, &terms()).await
-            })
-        });
-        for completed in futures_util::future::join_all(calls).await {
-            assert_eq!(completed.unwrap().unwrap(), CompleteReply::Inserted);
-        }
-    }
 }

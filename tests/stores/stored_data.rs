@@ -8,30 +8,27 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{HeaderMap, Request, Response, StatusCode};
 use sqlx::postgres::PgPoolOptions;
-use sqlx::sqlite::SqliteConnectOptions;
-use sqlx::{ConnectOptions, Connection, PgConnection};
+use sqlx::{Connection, PgConnection, SqliteConnection};
 use tower::Layer;
 use tower::util::BoxCloneService;
 use tower_dedup::adapter::contract::{
-    CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, StoredData, StoredResponse, Token,
+    ClaimReply, CompleteReply, DedupAdapter, Fetch, StoredData, StoredResponse,
 };
 use tower_dedup::adapter::inspect::{ListFilter, MaintenanceAdapter};
-use tower_dedup::adapter::{
-    Batching, PostgresAdapter, PostgresOptions, SqliteAdapter, SqliteOptions,
-};
+use tower_dedup::adapter::{Batching, PostgresAdapter, PostgresOptions, SqliteAdapter};
 use tower_dedup::{DedupLayer, Error, ErrorKind, OnUnavailable, Replay, ResponseBody};
 
+use super::queue::{postgres, sqlite};
 use crate::support::postgres::Schema;
 use crate::support::{
-    Body, FIRST, Handler, by_header, dedup_key, request, result, send, sqlite_url,
+    Body, FIRST, Handler, by_header, dedup_key, request, result, send, sqlite_url, terms,
 };
 
 /// So many keys that more than one statement reads them.
 const KEYS: usize = 80;
 
-fn terms() -> CallTerms {
-    let (hour, minute) = (Duration::from_secs(3_600), Duration::from_secs(60));
-    CallTerms::on_completion(Token::random(), hour, minute)
+async fn open(dir: &tempfile::TempDir) -> SqliteConnection {
+    SqliteConnection::connect(&sqlite_url(dir.path())).await.unwrap()
 }
 
 fn response(id: usize) -> StoredResponse {
@@ -140,25 +137,21 @@ const CORRUPT: &str = "UPDATE webhook_deliveries SET response_headers = 'none' W
 #[tokio::test]
 async fn postgres_duplicates_carry_the_data_that_their_callers_asked_for() {
     let schema = Schema::fresh();
-    let options = PostgresOptions::new();
-    let adapter = PostgresAdapter::connect_with(&schema.url(), options).await.unwrap();
+    let adapter = postgres(&schema).await;
     each_caller_gets_the_data_it_asked_for(&adapter).await;
 }
 
 #[tokio::test]
 async fn sqlite_duplicates_carry_the_data_that_their_callers_asked_for() {
     let dir = tempfile::tempdir().unwrap();
-    let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
-    let options = SqliteOptions::new();
-    let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
+    let adapter = sqlite(&dir).await;
     each_caller_gets_the_data_it_asked_for(&adapter).await;
 }
 
 #[tokio::test]
 async fn postgres_unreadable_response_fails_only_its_caller() {
     let schema = Schema::fresh();
-    let options = PostgresOptions::new();
-    let adapter = PostgresAdapter::connect_with(&schema.url(), options).await.unwrap();
+    let adapter = postgres(&schema).await;
     let corrupt = async || {
         let mut connection = PgConnection::connect(&schema.url()).await.unwrap();
         sqlx::query(CORRUPT).execute(&mut connection).await.unwrap();
@@ -169,13 +162,9 @@ async fn postgres_unreadable_response_fails_only_its_caller() {
 #[tokio::test]
 async fn sqlite_unreadable_response_fails_only_its_caller() {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("dedup.db");
-    let options = SqliteOptions::new();
-    let url = format!("sqlite://{}", path.display());
-    let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
+    let adapter = sqlite(&dir).await;
     let corrupt = async || {
-        let file = SqliteConnectOptions::new().filename(&path);
-        let mut connection = file.connect().await.unwrap();
+        let mut connection = open(&dir).await;
         sqlx::query(CORRUPT).execute(&mut connection).await.unwrap();
     };
     unreadable_response_fails_only_its_caller(&adapter, corrupt).await;
@@ -188,12 +177,9 @@ async fn sqlite_column_that_does_not_decode_fails_only_the_callers_of_its_row() 
         [("response_status", true), ("response_body", true), ("attempts", false)]
     {
         let dir = tempfile::tempdir().unwrap();
-        let options = SqliteOptions::new();
-        let url = sqlite_url(dir.path());
-        let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
+        let adapter = sqlite(&dir).await;
         let corrupt = async || {
-            let file = SqliteConnectOptions::new().filename(dir.path().join("dedup.db"));
-            let mut connection = file.connect().await.unwrap();
+            let mut connection = open(&dir).await;
             let text = if column == "response_body" { "1.5" } else { "'abc'" };
             let corrupt = format!("UPDATE webhook_deliveries SET {column} = {text} WHERE id = '7'");
             let corrupt = sqlx::query(sqlx::AssertSqlSafe(corrupt));
@@ -240,52 +226,6 @@ async fn postgres_new_key_is_claimed_while_duplicates_wait_for_their_responses()
     }
 }
 
-/// Every statement that reads responses fails: the column has another name.
-async fn only_duplicates_read_responses<A: DedupAdapter>(
-    adapter: &A,
-    rename: impl AsyncFnOnce(&'static str),
-) {
-    complete(adapter).await;
-    rename("ALTER TABLE webhook_deliveries RENAME COLUMN response_body TO renamed").await;
-    // The second time, the adapter reads before it inserts.
-    for round in 0..2 {
-        let ids = (0..KEYS).map(|id| id.to_string()).chain([format!("new {round}")]);
-        let claims = join_all(ids.map(|id| async move {
-            let terms = terms().with_fetch(Fetch::DigestAndResponse);
-            adapter.claim(&dedup_key(&id), &terms).await
-        }));
-        let mut claims = claims.await;
-        assert_eq!(claims.pop().unwrap().unwrap(), FIRST);
-        assert!(claims.iter().all(Result::is_err));
-    }
-}
-
-#[tokio::test]
-async fn postgres_batch_reads_no_responses() {
-    let schema = Schema::fresh();
-    let options = PostgresOptions::new();
-    let adapter = PostgresAdapter::connect_with(&schema.url(), options).await.unwrap();
-    let rename = async |sql| {
-        let mut connection = PgConnection::connect(&schema.url()).await.unwrap();
-        sqlx::query(sql).execute(&mut connection).await.unwrap();
-    };
-    only_duplicates_read_responses(&adapter, rename).await;
-}
-
-#[tokio::test]
-async fn sqlite_batch_reads_no_responses() {
-    let dir = tempfile::tempdir().unwrap();
-    let url = sqlite_url(dir.path());
-    let options = SqliteOptions::new();
-    let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
-    let rename = async |sql| {
-        let file = SqliteConnectOptions::new().filename(dir.path().join("dedup.db"));
-        let mut connection = file.connect().await.unwrap();
-        sqlx::query(sql).execute(&mut connection).await.unwrap();
-    };
-    only_duplicates_read_responses(&adapter, rename).await;
-}
-
 /// A layer that replays and fails open, over a store with one complete event.
 async fn replays_and_fails_open<A: DedupAdapter + Clone>(
     adapter: &A,
@@ -306,8 +246,7 @@ async fn replays_and_fails_open<A: DedupAdapter + Clone>(
 async fn postgres_response_that_is_slow_or_fails_is_503_even_if_the_layer_fails_open() {
     let (schema, handler) = (Schema::fresh(), Handler::default());
     let pool = PgPoolOptions::new().max_connections(2).connect(&schema.url()).await.unwrap();
-    let options = PostgresOptions::new();
-    let adapter = PostgresAdapter::with_options(pool.clone(), options);
+    let adapter = PostgresAdapter::new(pool.clone());
     let service = replays_and_fails_open(&adapter, &handler).await;
 
     let mut connection = pool.acquire().await.unwrap();
@@ -337,12 +276,9 @@ async fn sqlite_response_that_fails_is_503_even_if_the_layer_fails_open() {
         "UPDATE webhook_deliveries SET response_status = 'abc'",
     ] {
         let (dir, handler) = (tempfile::tempdir().unwrap(), Handler::default());
-        let options = SqliteOptions::new();
-        let url = sqlite_url(dir.path());
-        let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
+        let adapter = sqlite(&dir).await;
         let service = replays_and_fails_open(&adapter, &handler).await;
-        let file = SqliteConnectOptions::new().filename(dir.path().join("dedup.db"));
-        let mut connection = file.connect().await.unwrap();
+        let mut connection = open(&dir).await;
         sqlx::query(break_it).execute(&mut connection).await.unwrap();
         let answer = send(&service, request("known")).await;
         assert_eq!((answer.status().as_u16(), handler.runs()), (503, 1), "{break_it}");
@@ -363,11 +299,10 @@ async fn connect_reads_table_and_schema_from_the_url() {
     assert_eq!(rows.fetch_one(&mut connection).await.unwrap(), 1);
 
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("dedup.db");
-    let url = format!("sqlite://{}?dedup_table=seen", path.display());
+    let url = format!("{}?dedup_table=seen", sqlite_url(dir.path()));
     let adapter = SqliteAdapter::connect(&url).await.unwrap();
     adapter.claim(&dedup_key("a"), &terms()).await.unwrap();
-    let mut connection = SqliteConnectOptions::new().filename(&path).connect().await.unwrap();
+    let mut connection = open(&dir).await;
     let rows = sqlx::query_scalar::<_, i64>("SELECT count(*) FROM seen");
     assert_eq!(rows.fetch_one(&mut connection).await.unwrap(), 1);
     let refused = SqliteAdapter::connect("sqlite://a.db?dedup_table=a%3Bb").await.unwrap_err();

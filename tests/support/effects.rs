@@ -270,15 +270,8 @@ pub(crate) async fn until_acknowledged<S, B>(service: &S, id: &str)
 where
     S: Service<Request<Body>, Response = Response<B>, Error = Infallible> + Clone,
 {
-    until_acknowledged_as(service, || request(id)).await;
-}
-
-pub(crate) async fn until_acknowledged_as<S, B>(service: &S, event: impl Fn() -> Request<Body>)
-where
-    S: Service<Request<Body>, Response = Response<B>, Error = Infallible> + Clone,
-{
     let acknowledged = async {
-        while send(service, event()).await.status() != 200 {
+        while send(service, request(id)).await.status() != 200 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };

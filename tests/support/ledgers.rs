@@ -24,18 +24,20 @@ use super::time_travel::{age_file, age_schema, milliseconds, shift_redis};
 use super::{Body, sqlite_url};
 
 /// A service that any layer can wrap.
-pub(crate) trait Inner:
-    Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send>
+pub(crate) trait Inner<B = Body>:
+    Service<Request<B>, Response = Response<Body>, Error = Infallible, Future: Send>
     + Clone
     + Send
+    + Sync
     + 'static
 {
 }
 
-impl<S> Inner for S where
-    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send>
+impl<S, B> Inner<B> for S where
+    S: Service<Request<B>, Response = Response<Body>, Error = Infallible, Future: Send>
         + Clone
         + Send
+        + Sync
         + 'static
 {
 }

@@ -36,6 +36,8 @@ use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::testing::FaultyAdapter;
 use tower_dedup::{DedupKey, Delivery, Error, KeyExtractor, key};
 
+use ledgers::Inner;
+
 pub(crate) type Body = Full<Bytes>;
 
 /// The extractor of most tests.
@@ -255,16 +257,7 @@ impl Handler {
     }
 
     /// Returns a service that cannot fail (status 1 is not for it).
-    pub(crate) fn service<B: Send + 'static>(
-        &self,
-    ) -> impl Service<
-        Request<B>,
-        Response = Response<Body>,
-        Error = Infallible,
-        Future = impl Future<Output = Result<Response<Body>, Infallible>> + Send,
-    > + Clone
-    + Send
-    + 'static {
+    pub(crate) fn service<B: Send + 'static>(&self) -> impl Inner<B> {
         let handler = self.clone();
         tower::service_fn(move |request| {
             let run = handler.clone().run(request);

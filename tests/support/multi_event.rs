@@ -255,8 +255,6 @@ pub(crate) struct Fixture {
     pub(crate) services: [Service; 2],
     pub(crate) effects: Effects,
     pub(crate) runs: Runs,
-    /// The store's address, for another process.
-    pub(crate) place: String,
     _place: Box<dyn std::any::Any>,
 }
 
@@ -292,15 +290,7 @@ pub(crate) fn with_effects_apart(
         }
     });
     let [store, _] = stores;
-    Fixture {
-        kind,
-        store,
-        services,
-        effects: Effects::Log(log),
-        runs,
-        place: String::new(),
-        _place: Box::new(place),
-    }
+    Fixture { kind, store, services, effects: Effects::Log(log), runs, _place: Box::new(place) }
 }
 
 pub(crate) async fn lite_pool(dir: &std::path::Path) -> SqlitePool {
@@ -349,8 +339,7 @@ pub(crate) async fn sqlite_under(kind: Kind) -> Fixture {
         let layer = DedupLayer::transactional(by_word(), lite_adapter(pool));
         service(layer, move |request| within::<Sqlite>(request, Arc::clone(&runs)))
     });
-    let place = dir.path().to_str().unwrap().to_owned();
-    Fixture { kind, store, services, effects, runs, place, _place: Box::new(dir) }
+    Fixture { kind, store, services, effects, runs, _place: Box::new(dir) }
 }
 
 pub(crate) async fn postgres_under(kind: Kind) -> Fixture {
@@ -367,7 +356,7 @@ pub(crate) async fn postgres_under(kind: Kind) -> Fixture {
         let layer = DedupLayer::transactional(by_word(), PostgresAdapter::new(pool));
         service(layer, move |request| within::<Postgres>(request, Arc::clone(&runs)))
     });
-    Fixture { kind, store, services, effects, runs, place: schema.url(), _place: Box::new(schema) }
+    Fixture { kind, store, services, effects, runs, _place: Box::new(schema) }
 }
 
 pub(crate) fn request(words: &str) -> Request<Body> {

@@ -1,16 +1,20 @@
 //! A PostgreSQL server for the tests: a private one, deleted when the tests end, or the server that
 //! `TEST_POSTGRES_URL` names.
 
+#[allow(clippy::duplicate_mod, reason = "benches and drivers load this file alone")]
+#[path = "keeper.rs"]
+mod keeper;
+
 use std::env;
 use std::fs;
 use std::future::Future;
-use std::io::{self, BufRead, BufReader, Write};
 use std::iter;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{self, Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{self, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
+
+use keeper::{Keeper, is_free};
 
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, PgConnection};
@@ -77,13 +81,6 @@ pub(crate) struct Server {
     port: u16,
 }
 
-struct Keeper {
-    process: Child,
-    /// `None` when the keeper was told to end.
-    commands: Option<ChildStdin>,
-    answers: BufReader<ChildStdout>,
-}
-
 impl Server {
     /// Starts a server. Takes a second or two and blocks; inside a runtime, a worker waits.
     pub(crate) fn start() -> Self {
@@ -106,7 +103,7 @@ impl Server {
     }
 
     fn started(made: &[&str]) -> Self {
-        let mut keeper = Keeper::start();
+        let mut keeper = start_keeper();
         let dir = keeper.answer();
         assert!(dir.starts_with('/'), "no folder for PostgreSQL: {dir}");
         let mut server = Self { keeper: Mutex::new(keeper), dir: PathBuf::from(dir), port: 0 };
@@ -169,43 +166,20 @@ impl Server {
     fn tell(&self, command: &str) -> bool {
         // A test that has panicked here has reported why.
         let mut keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner);
-        let commands = keeper.commands.as_mut().expect("a keeper until the drop");
-        writeln!(commands, "{command}").expect("the keeper of PostgreSQL lives");
-        keeper.answer() == "done"
+        keeper.tell(command) == "done"
     }
 }
 
-impl Keeper {
-    fn start() -> Self {
-        let bin = programs().expect(MISSING);
-        let mut command = Command::new("sh");
-        let dir = apart(&mut command);
-        command.args(["-c", KEEPER, "keeper"]).arg(bin).arg(dir);
-        // The folder of the tests may be closed to the server's user.
-        command.current_dir("/");
-        // A locale that is not installed would stop the server.
-        command.env("LC_ALL", "C");
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut process = command.spawn().expect("`sh` starts");
-        Self {
-            commands: process.stdin.take(),
-            answers: BufReader::new(process.stdout.take().expect("a pipe")),
-            process,
-        }
-    }
-
-    fn answer(&mut self) -> String {
-        let mut line = String::new();
-        self.answers.read_line(&mut line).expect("the keeper of PostgreSQL answers");
-        line.trim_end().to_owned()
-    }
-}
-
-impl Drop for Keeper {
-    fn drop(&mut self) {
-        drop(self.commands.take());
-        let _ = self.process.wait();
-    }
+fn start_keeper() -> Keeper {
+    let bin = programs().expect(MISSING);
+    let mut command = Command::new("sh");
+    let dir = apart(&mut command);
+    command.args(["-c", KEEPER, "keeper"]).arg(bin).arg(dir);
+    // The folder of the tests may be closed to the server's user.
+    command.current_dir("/");
+    // A locale that is not installed would stop the server.
+    command.env("LC_ALL", "C");
+    Keeper::start(&mut command)
 }
 
 /// Puts the keeper into a process group of its own, so that it does not get the tests' signals
@@ -289,16 +263,11 @@ fn programs() -> Option<PathBuf> {
 /// Calls get different ports, and so do processes that run at the same time: a port is bound later.
 pub(crate) fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    let free = |port: &u16| match TcpListener::bind(("127.0.0.1", *port)) {
-        Ok(_) => true,
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => false,
-        Err(error) => panic!("no port on 127.0.0.1: {error}"),
-    };
     let next = || {
         let at = process::id().wrapping_mul(100).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
         15_000 + u16::try_from(at % 17_000).expect("a small number")
     };
-    iter::repeat_with(next).take(1_000).find(free).expect("a free port")
+    iter::repeat_with(next).take(1_000).find(|port| is_free(*port)).expect("a free port")
 }
 
 /// Returns the URL of the server that all tests of this process share. The first call may start the

@@ -14,19 +14,20 @@ use axum::routing::post;
 use futures_util::future::BoxFuture;
 use sqlx::postgres::{PgPoolOptions, Postgres};
 use sqlx::sqlite::{Sqlite, SqliteConnectOptions, SqliteJournalMode, SqlitePool};
-use sqlx::{AssertSqlSafe, Connection, Database, PgPool};
+use sqlx::{Connection, Database, PgPool};
 use tokio::sync::Notify;
 use tower::ServiceExt;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{PostgresAdapter, SqliteAdapter, SqliteOptions, TransactionAdapter};
 use tower_dedup::{DedupLayer, DedupTx, Delivery};
 
+use crate::support::multi_event::Sql;
 use crate::support::postgres::Schema;
 use crate::support::{by_header, until};
 
 /// A database with a table of effects.
 pub(super) trait Db: Send + Sync + 'static {
-    type Database: Database;
+    type Database: Sql;
     type Adapter: MaintenanceAdapter + TransactionAdapter<Database = Self::Database> + Clone;
 
     fn create() -> impl Future<Output = Self> + Send;
@@ -36,10 +37,13 @@ pub(super) trait Db: Send + Sync + 'static {
     fn effects(&self) -> impl Future<Output = Vec<String>> + Send;
     /// Lets this much time pass for the keys.
     fn advance(&self, by: Duration) -> impl Future<Output = ()> + Send;
+
     fn run(
         connection: &mut <Self::Database as Database>::Connection,
         sql: String,
-    ) -> BoxFuture<'_, Result<(), sqlx::Error>>;
+    ) -> BoxFuture<'_, Result<(), sqlx::Error>> {
+        Self::Database::run(connection, sql)
+    }
 }
 
 /// The number of connections of a pool: small, so that a lost connection fails the test.
@@ -89,13 +93,6 @@ impl Db for Pg {
     async fn advance(&self, by: Duration) {
         let sql = "UPDATE webhook_deliveries SET lease_until = lease_until - $1 * interval '1 s'";
         sqlx::query(sql).bind(by.as_secs_f64()).execute(&self.pool).await.unwrap();
-    }
-
-    fn run(
-        connection: &mut sqlx::PgConnection,
-        sql: String,
-    ) -> BoxFuture<'_, Result<(), sqlx::Error>> {
-        Box::pin(async move { sqlx::query(AssertSqlSafe(sql)).execute(connection).await.map(drop) })
     }
 }
 
@@ -156,13 +153,6 @@ impl Db for Lite {
         let sql = "UPDATE webhook_deliveries SET lease_until = lease_until - ?1";
         let by = i64::try_from(by.as_millis()).unwrap();
         sqlx::query(sql).bind(by).execute(&self.pool).await.unwrap();
-    }
-
-    fn run(
-        connection: &mut sqlx::SqliteConnection,
-        sql: String,
-    ) -> BoxFuture<'_, Result<(), sqlx::Error>> {
-        Box::pin(async move { sqlx::query(AssertSqlSafe(sql)).execute(connection).await.map(drop) })
     }
 }
 

@@ -11,32 +11,26 @@ use axum::http::StatusCode;
 use axum::middleware::from_fn;
 use axum::response::Response;
 use axum::routing::post;
-use futures_util::future::join_all;
 use sqlx::postgres::Postgres;
 use tower::ServiceExt;
 use tower_dedup::adapter::TransactionAdapter;
 use tower_dedup::adapter::contract::{CallTerms, Token};
-use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::ledger::Transactional;
 use tower_dedup::{
     DedupHandle, DedupLayer, DedupTx, KeyExtractor, OnMissingKey, TxHandle, TxUnavailable,
 };
 
-use super::fixture::{CONNECTIONS, Db, Pg, World, app, handle, on_both, send, transactional};
+use super::fixture::{CONNECTIONS, Db, Pg, World, app, handle, on_both, send};
 use super::lend::retry_by_line;
-use crate::support::{answered, by_header, dedup_key, rows, until};
+use crate::support::{answered, by_header, rows};
 
 on_both!(
     one_handler_serves_deliveries_and_handshakes,
     missing_key_that_passes_through_has_a_transaction,
     failed_handshake_is_rolled_back,
-    success_when_decides_whether_a_handshake_is_committed,
     handshake_whose_handler_ends_its_transaction_is_500,
-    handshake_whose_handler_leaks_a_savepoint_is_500,
     handshake_whose_handler_keeps_its_transaction_is_500_and_rolled_back,
-    handshake_whose_client_hangs_up_runs_to_its_end,
-    drain_waits_for_a_handshake,
-    handshake_past_the_handler_timeout_is_504_and_rolled_back,
     handler_that_borrows_nothing_needs_no_store,
     transaction_is_opened_once_and_after_a_dropped_call_again,
     nested_layers_open_one_transaction,
@@ -103,16 +97,6 @@ async fn failed_handshake_is_rolled_back<D: Db>() {
     assert_eq!(db.effects().await, ["ping"]);
 }
 
-async fn success_when_decides_whether_a_handshake_is_committed<D: Db>() {
-    let (db, world) = (D::create().await, World::default());
-    let layer = layer(&db).success_when(|response| response.status == 418);
-    let app = app::<D>(layer, &world);
-    assert_eq!(ping(&app, "insert 200").await.status(), 200);
-    assert!(db.effects().await.is_empty());
-    assert_eq!(ping(&app, "insert 418").await.status(), 418);
-    assert_eq!(db.effects().await, ["ping"]);
-}
-
 /// The same mistakes as in a delivery: never a 2xx for writes that are not committed.
 async fn handshake_whose_handler_ends_its_transaction_is_500<D: Db>() {
     let (db, world) = (D::create().await, World::default());
@@ -138,24 +122,6 @@ async fn handshake_whose_handler_ends_its_transaction_is_500<D: Db>() {
     assert_eq!(send(&app, "a", "insert").await.status(), 200);
 }
 
-async fn handshake_whose_handler_leaks_a_savepoint_is_500<D: Db>() {
-    let (db, world) = (D::create().await, World::default());
-    let app = app::<D>(layer(&db), &world);
-    for script in ["leak insert", "insert leak", "leak leak insert"] {
-        for _ in 0..2 * CONNECTIONS {
-            let response = ping(&app, script).await;
-            assert_eq!(answered(&response), (500, Some("uncommitted")), "{script}");
-        }
-        assert_eq!(ping(&app, "leak insert 500").await.status(), 500);
-        // Another process can write at once.
-        let other = transactional::<D>(db.other_adapter().await, &World::default());
-        assert_eq!(send(&other, script, "").await.status(), 200);
-    }
-    assert!(db.effects().await.is_empty());
-    assert_eq!(ping(&app, "savepoints").await.status(), 200);
-    assert_eq!(db.effects().await, ["ping"]);
-}
-
 async fn handshake_whose_handler_keeps_its_transaction_is_500_and_rolled_back<D: Db>() {
     let (db, world) = (D::create().await, World::default());
     let app = app::<D>(layer(&db), &world);
@@ -166,46 +132,6 @@ async fn handshake_whose_handler_keeps_its_transaction_is_500_and_rolled_back<D:
     // SQLite waits for the rollback.
     assert_eq!(send(&app, "a", "insert").await.status(), 200);
     assert_eq!(db.effects().await, ["a"]);
-}
-
-async fn handshake_whose_client_hangs_up_runs_to_its_end<D: Db>() {
-    let (db, world) = (D::create().await, World::default());
-    let layer = layer(&db);
-    let (handle, app) = (layer.handle(), app::<D>(layer, &world));
-    let client = tokio::spawn({
-        let app = app.clone();
-        async move { ping(&app, "insert wait").await.status() }
-    });
-    world.waiting(1).await;
-    client.abort();
-    assert!(client.await.unwrap_err().is_cancelled());
-    world.go.notify_waiters();
-    ends(&handle).await;
-    assert_eq!(db.effects().await, ["ping"]);
-}
-
-async fn drain_waits_for_a_handshake<D: Db>() {
-    let (db, world) = (D::create().await, World::default());
-    let layer = layer(&db);
-    let (handle, app) = (layer.handle(), app::<D>(layer, &world));
-    let client = tokio::spawn(async move { ping(&app, "insert wait").await.status() });
-    world.waiting(1).await;
-    assert_eq!(handle.running(), 1);
-    let mut drained = Box::pin(handle.drain());
-    assert!(futures_util::poll!(drained.as_mut()).is_pending());
-    world.go.notify_waiters();
-    drained.await;
-    assert_eq!((db.effects().await, handle.running()), (vec!["ping".to_owned()], 0));
-    assert_eq!(client.await.unwrap(), StatusCode::OK);
-}
-
-async fn handshake_past_the_handler_timeout_is_504_and_rolled_back<D: Db>() {
-    let (db, world) = (D::create().await, World::default());
-    let layer = layer(&db).handler_timeout(Duration::from_millis(300));
-    let app = app::<D>(layer, &world);
-    assert_eq!(answered(&ping(&app, "insert wait").await), (504, Some("handler-timeout")));
-    assert_eq!(send(&app, "a", "").await.status(), 200);
-    assert!(db.effects().await.is_empty());
 }
 
 async fn handler_that_borrows_nothing_needs_no_store<D: Db>() {
@@ -330,49 +256,4 @@ async fn handshake_that_violates_a_deferred_constraint_is_500() {
     let app = app::<Pg>(layer(&db), &world);
     assert_eq!(answered(&ping(&app, "insert insert").await), (500, Some("uncommitted")));
     assert!(db.effects().await.is_empty());
-}
-
-/// A pool of three leaves one permit. Handshakes and deliveries share it, so nobody waits for a
-/// connection, and a delivery is not refused.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_handshakes_and_deliveries_at_once_take_turns() {
-    let (db, world) = (Pg::create().await, World::default());
-    let layer = layer(&db);
-    let (handle, app) = (layer.handle(), app::<Pg>(layer, &world));
-    // Holds the permit, so that all others come at once.
-    let first = tokio::spawn({
-        let app = app.clone();
-        async move { ping(&app, "wait").await.status() }
-    });
-    world.waiting(1).await;
-    let others = (0..60).map(|n| {
-        let app = app.clone();
-        tokio::spawn(async move {
-            match n % 3 {
-                0 => send(&app, &n.to_string(), "insert").await.status(),
-                1 => ping(&app, "").await.status(),
-                _ => ping(&app, "insert 404").await.status(),
-            }
-        })
-    });
-    let others: Vec<_> = others.collect();
-    until(|| handle.waiting() == 60).await;
-    assert_eq!((handle.running(), world.runs()), (1, 1));
-    world.go.notify_waiters();
-    assert_eq!(first.await.unwrap(), StatusCode::OK);
-    for (n, status) in join_all(others).await.into_iter().enumerate() {
-        assert_eq!(status.unwrap(), if n % 3 == 2 { 404 } else { 200 }, "{n}");
-    }
-    assert_eq!((db.effects().await.len(), world.runs()), (20, 61));
-    let entry = db.adapter().get(&dedup_key("0")).await.unwrap().unwrap();
-    assert!(matches!(entry.state, KeyState::Complete), "{entry:?}");
-}
-
-#[tokio::test]
-async fn handshake_without_a_permit_within_store_timeout_is_503() {
-    let (db, world) = (Pg::create().await, World::default());
-    let layer = DedupLayer::transactional(keys(), db.adapter());
-    let layer = layer.max_running(0).store_timeout(Duration::from_millis(50));
-    let app = Router::new().route("/hook", post(handle::<Pg>).layer(layer)).with_state(world);
-    assert_eq!(answered(&ping(&app, "insert").await), (503, Some("unavailable")));
 }

@@ -7,7 +7,6 @@ mod keyless;
 mod lend;
 mod misuse;
 mod multi_event;
-mod multi_event_isolation;
 mod postgres_locks;
 mod postgres_misuse;
 mod postgres_races;

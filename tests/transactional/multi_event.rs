@@ -1,13 +1,9 @@
 //! Multi-event deliveries in one transaction: all events commit with their keys, or none.
 
-use std::future::pending;
-use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use sqlx::PgPool;
-use tokio::io::{AsyncBufReadExt, BufReader};
 use tower_dedup::adapter::PostgresAdapter;
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
@@ -17,7 +13,7 @@ use tower_dedup::ledger::{Ledger, Transactional};
 use tower_dedup::{DedupTx, TxHandle};
 
 use crate::support::multi_event::{
-    Effects, Fixture, LATE, Sql, cases, ids, insert, layers, lite_adapter, lite_pool, own,
+    Effects, Fixture, LATE, Sql, cases, ids, insert, layers, lite_adapter, own,
 };
 use crate::support::{dedup_key, polled, rows, terms};
 
@@ -36,7 +32,6 @@ in_a_transaction!(
     misuse_of_the_transaction_loses_no_connection,
     statement_dropped_half_way_is_rolled_back_with_the_rest,
     claim_that_is_dropped_keeps_nothing,
-    process_that_is_killed_leaves_nothing,
 );
 
 /// The keys are free at once, no attempt is counted, and a takeover is still reported.
@@ -182,57 +177,4 @@ async fn dropped<DB: Sql>(_: &Fixture, ledger: &Arc<Transactional<DB>>) {
     held.effect("b").await;
     drop(held.tx);
     drop(held.claim);
-}
-
-const PLACE: &str = "TOWER_DEDUP_TEST_BATCH";
-const HALF: &str = "half-way";
-
-/// Not a test: a delivery that has run halfway, if this binary is started as one.
-#[test]
-fn half_way() {
-    let Ok(place) = std::env::var(PLACE) else { return };
-    tokio::runtime::Runtime::new().unwrap().block_on(async {
-        match place.strip_prefix("postgres:") {
-            Some(_) => {
-                let pool = PgPool::connect(&place).await.unwrap();
-                stop_half_way(internals::transactional(PostgresAdapter::new(pool))).await;
-            }
-            None => {
-                let pool = lite_pool(place.as_ref()).await;
-                stop_half_way(internals::transactional(lite_adapter(pool))).await;
-            }
-        }
-    });
-}
-
-async fn stop_half_way<DB: Sql>(ledger: Arc<Transactional<DB>>) {
-    let mut held = Held::of(&ledger, &["a", "b", "c"]).await;
-    for id in ["a", "b"] {
-        held.effect(id).await;
-    }
-    println!("\n{HALF}");
-    pending::<()>().await;
-}
-
-/// `kill -9`: events are durable when the delivery has ended, and not before.
-async fn process_that_is_killed_leaves_nothing(fixture: Fixture) {
-    fixture.store.stats().await.unwrap();
-    let mut child = tokio::process::Command::new(std::env::current_exe().unwrap())
-        .args(["multi_event::half_way", "--exact", "--nocapture"])
-        .env(PLACE, &fixture.place)
-        .stdout(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    while lines.next_line().await.unwrap().expect("the process reaches the middle") != HALF {}
-    child.kill().await.unwrap();
-    // The server has to notice that the client is gone.
-    fixture.until_free().await;
-    assert!(fixture.effects.all().await.is_empty());
-    for id in ["a", "b", "c"] {
-        assert_eq!(fixture.state(id).await, None, "{id}");
-    }
-    fixture.send_until_done("a b c").await;
-    assert_eq!((fixture.news(), fixture.effects.all().await), (ids("a b c"), ids("a b c")));
 }

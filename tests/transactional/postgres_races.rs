@@ -1,21 +1,22 @@
 //! Deliveries that meet on Postgres: duplicates of a slow delivery, claims beside a user's open
-//! transaction, every isolation level.
+//! transaction, every isolation level, and transactions that the database refuses.
 
 use std::convert::Infallible;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use http::{Request, Response};
-use sqlx::{Executor, Postgres, Transaction};
+use sqlx::{AssertSqlSafe, Executor, Postgres, Transaction};
 use tower::Layer;
 use tower::util::BoxCloneSyncService;
 use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::adapter::{Identifier, PostgresAdapter, PostgresOptions};
-use tower_dedup::{DedupKey, DedupLayer, OnInFlight, ResponseBody};
+use tower_dedup::{DedupKey, DedupLayer, Delivery, OnInFlight, ResponseBody};
 
 use crate::support::effects::{
-    Database, MINUTE, apart, transactional, until_acknowledged, write, writes_and_waits,
+    Database, MINUTE, answer, apart, effect, lend, transactional, until_acknowledged, write,
+    writes_and_waits,
 };
 use crate::support::{
     Body, FIRST, Handler, answered, by_header, claim_all, dedup_key, on_claim, request, result,
@@ -248,9 +249,25 @@ async fn record_in_needs_no_other_connection() {
     transaction.commit().await.unwrap();
 }
 
+/// Rows in which the transactions of handlers conflict.
+const TALLY: &str = "CREATE TABLE tally (number int PRIMARY KEY, n int); \
+    INSERT INTO tally VALUES (0, 0), (1, 0), (2, 0)";
+
+/// A handler that also reads all tallies and adds to one of them. The database refuses some of the transactions.
+async fn write_and_count(request: Request<Body>) -> Result<Response<Body>, Infallible> {
+    let mut tx = lend(&request).await;
+    let delivery: &Delivery = request.extensions().get().unwrap();
+    let number = delivery.id().parse::<i32>().unwrap() % 3;
+    let count =
+        format!("SELECT sum(n) FROM tally; UPDATE tally SET n = n + 1 WHERE number = {number}");
+    let counted = tx.execute(sqlx::raw_sql(AssertSqlSafe(count))).await;
+    Ok(answer(counted.is_ok() && effect(&mut tx, delivery).await.is_ok()))
+}
+
 /// Two services stand for two processes. Each of forty events is delivered eight times at once.
-async fn exactly_once(service: impl Fn(&Database) -> Deduplicated) {
+async fn exactly_once(service: impl Fn(&Database) -> Deduplicated) -> Database {
     let database = Database::fresh().await;
+    database.run(TALLY).await;
     let services = [(); 2].map(|()| service(&database));
     let deliveries = (0..320).map(|copy: usize| {
         let (service, id) = (services[copy % 2].clone(), (copy / 8).to_string());
@@ -264,21 +281,60 @@ async fn exactly_once(service: impl Fn(&Database) -> Deduplicated) {
     let complete = sqlx::query_scalar::<_, i64>(complete).fetch_one(database.effects.pool());
     assert_eq!(complete.await.unwrap(), 40);
     database.until_no_transaction_is_open().await;
+    database
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_isolation_level_takes_effect_once() {
     for level in ["repeatable read", "serializable"] {
         let settings = [("default_transaction_isolation", level), ("synchronous_commit", "off")];
-        exactly_once(|database| {
+        let database = exactly_once(|database| {
             let pool = database.pool_set(4, &settings);
-            Deduplicated::new(transactional(&pool).layer(tower::service_fn(write)))
+            Deduplicated::new(transactional(&pool).layer(tower::service_fn(write_and_count)))
         })
         .await;
+        let counted = sqlx::query_scalar::<_, i64>("SELECT sum(n) FROM tally");
+        assert_eq!(counted.fetch_one(database.effects.pool()).await.unwrap(), 40, "at {level}");
         exactly_once(|database| {
             let adapter = PostgresAdapter::new(database.pool_set(4, &settings));
             Deduplicated::new(DedupLayer::new(by_header(), adapter).layer(apart(database)))
         })
         .await;
     }
+}
+
+/// Another transaction came first (40001): nothing is committed, although the handler has succeeded.
+#[tokio::test]
+async fn commit_that_the_database_refuses_is_503_and_the_retry_runs() {
+    let database = Database::fresh().await;
+    database.run(TALLY).await;
+    let pool = database.pool_set(2, &[("default_transaction_isolation", "serializable")]);
+    let rival = pool.clone();
+    let service = transactional(&pool).layer(tower::service_fn(move |request: Request<Body>| {
+        let rival = rival.clone();
+        async move {
+            let mut tx = lend(&request).await;
+            tx.execute("SELECT n FROM tally WHERE number = 1").await.unwrap();
+            tx.execute("UPDATE tally SET n = 1 WHERE number = 0").await.unwrap();
+            let delivery: &Delivery = request.extensions().get().unwrap();
+            effect(&mut tx, delivery).await.unwrap();
+            // Each of the two transactions reads a row that the other one writes.
+            let mut theirs = rival.begin().await.unwrap();
+            let n: i32 = sqlx::query_scalar("SELECT n FROM tally WHERE number = 0")
+                .fetch_one(&mut *theirs)
+                .await
+                .unwrap();
+            if n == 0 {
+                theirs.execute("UPDATE tally SET n = 1 WHERE number = 1").await.unwrap();
+            }
+            theirs.commit().await.unwrap();
+            Ok::<_, Infallible>(answer(true))
+        }
+    }));
+    let refused = send(&service, request("a")).await;
+    assert_eq!(answered(&refused), (503, Some("unavailable")));
+    assert_eq!(database.effects_and_key("a").await, 0);
+    database.run("UPDATE tally SET n = 2 WHERE number = 0").await;
+    assert_eq!(answered(&send(&service, request("a")).await), (200, None));
+    assert_eq!(database.effects_and_key("a").await, 1);
 }

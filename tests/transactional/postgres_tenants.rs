@@ -260,20 +260,3 @@ async fn dropped_table_is_created_again() {
         }
     }
 }
-
-/// Many callers in one batch find that the table is gone.
-#[tokio::test]
-async fn table_dropped_under_many_callers_is_created_again() {
-    let database = Database::fresh().await;
-    let adapter = PostgresAdapter::new(database.pool(3));
-    adapter.migrate().await.unwrap();
-    database.run("DROP TABLE webhook_deliveries, webhook_deliveries_schema").await;
-    let claims = (0..200).map(|id| {
-        let adapter = adapter.clone();
-        tokio::spawn(async move { adapter.claim(&dedup_key(&id.to_string()), &terms()).await })
-    });
-    let claims = futures_util::future::join_all(claims.collect::<Vec<_>>());
-    for claimed in tokio::time::timeout(MINUTE, claims).await.unwrap() {
-        assert_eq!(claimed.unwrap().unwrap(), ClaimReply::first(1, false));
-    }
-}

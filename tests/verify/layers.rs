@@ -239,25 +239,6 @@ async fn the_body_is_buffered_once() {
     }
 }
 
-/// GitHub signs no id: a replay under another id runs, unless the body is a second identity.
-#[tokio::test]
-async fn replay_under_a_fresh_id_is_a_duplicate_by_its_body() {
-    let by_id_or_body = || KeyExtractor::from(provider::GITHUB).content_identity();
-    for app in 0..2 {
-        let site = Site::new(provider::GITHUB, github_verifier());
-        let plain = &site.right()[app];
-        assert_eq!(send(plain, github("id-1")).await, ran());
-        assert_eq!(send(plain, github("id-2")).await, ran());
-        assert_eq!(site.counts().await.1, 2);
-
-        let site = Site::new(by_id_or_body(), github_verifier());
-        let guarded = &site.right()[app];
-        assert_eq!(send(guarded, github("id-1")).await, ran());
-        assert_eq!(send(guarded, github("id-2")).await, duplicate());
-        assert_eq!(site.counts().await.1, 1);
-    }
-}
-
 /// A retry has the same id, a new signature, and a new time if the time is signed.
 #[tokio::test]
 async fn retry_is_a_duplicate_whatever_its_signature() {

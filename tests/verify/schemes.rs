@@ -10,9 +10,6 @@ use chrono::{DateTime, SecondsFormat};
 use hmac::{Hmac, KeyInit, Mac};
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, Request, Uri, header};
-use proptest::collection;
-use proptest::prelude::{any, prop_assert, prop_oneof, proptest};
-use proptest::sample::select;
 use sha1::Sha1;
 use tower_dedup::provider::{self, Preset};
 use tower_dedup::verify::Refusal;
@@ -473,31 +470,4 @@ fn every_scheme_has_vectors() {
     let tested = genuine().into_iter().map(|(sender, _)| sender.name());
     let tested: BTreeSet<_> = tested.chain(["gitlab", "telegram", "twilio-by-token"]).collect();
     assert_eq!(tested, senders().iter().map(Preset::name).collect());
-}
-
-/// Values that are cut, joined or made up lead to a refusal, not to a panic.
-#[test]
-fn hostile_requests_are_refused_without_a_panic() {
-    let names = genuine().into_iter().flat_map(|(_, case)| case.headers.into_keys());
-    let names: Vec<_> = names.collect::<BTreeSet<_>>().into_iter().collect();
-    let value = prop_oneof![
-        "[ -~]{0,40}",
-        "(t|ts|v0|v1|h1|sha256)=[0-9a-f,;=]{0,70}",
-        "[0-9]{1,25}",
-        "2[0-9]{3}-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-5][0-9]:[0-6][0-9][.0-9Z+:-]{0,9}",
-    ];
-    let headers = collection::vec((select(names), value), 0..12);
-    let target = "/[a-z%0-9]{0,9}(\\?[a-z=&%0-9A-F]{0,20})?";
-    proptest!(|(headers in headers, target in target, body in collection::vec(any::<u8>(), 0..60))| {
-        let mut request = Request::post(&target);
-        for (name, value) in headers {
-            request = request.header(name, value);
-        }
-        let (head, ()) = request.body(()).unwrap().into_parts();
-        for sender in senders() {
-            let secret = sender.test_secrets()[0];
-            let verifier = sender.verifier_at("https://example.com", secret).unwrap();
-            prop_assert!(verifier.verify(&head, &body, at(1_753_900_006)).is_err());
-        }
-    });
 }

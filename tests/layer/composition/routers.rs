@@ -6,15 +6,12 @@ use axum::Router;
 use axum::extract::Request as AxumRequest;
 use axum::middleware::{Next, from_fn};
 use bytes::Bytes;
-use http::StatusCode;
 use http_body_util::Full;
 use tower::{Layer, ServiceBuilder};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::{DedupLayer, Verified, key};
 
-use super::{
-    BODY, Handler, dedup, delivers_once, duplicate, full, handled, own, send, store, streaming,
-};
+use super::{BODY, Handler, dedup, delivers_once, duplicate, full, handled, send, store};
 use crate::support::rows;
 
 #[tokio::test]
@@ -68,19 +65,6 @@ async fn from_fn_outside() {
     let handler = Handler::default();
     let app = handler.router().layer(dedup(&store()).require_verified()).layer(from_fn(verify));
     delivers_once::<_, axum::body::Body, _>(app, &handler).await;
-}
-
-#[tokio::test]
-async fn verifying_layer_inside_the_dedup_layer_is_detected() {
-    async fn verify(mut request: AxumRequest, next: Next) -> axum::response::Response {
-        request.extensions_mut().insert(Verified);
-        next.run(request).await
-    }
-    let (handler, store) = (Handler::default(), store());
-    let app = handler.router().layer(from_fn(verify)).layer(dedup(&store).require_verified());
-    let answer = send(&app, streaming("evt_1", BODY)).await;
-    assert_eq!(answer, own(StatusCode::INTERNAL_SERVER_ERROR, "unverified"));
-    assert_eq!((handler.bodies().len(), rows(&store).await), (0, 0));
 }
 
 async fn untouched(request: AxumRequest, next: Next) -> axum::response::Response {

@@ -2,20 +2,22 @@
 //! `TEST_REDIS_URL` names. Valkey serves as well.
 
 mod cluster;
+#[allow(clippy::duplicate_mod, reason = "benches load this file alone")]
+#[path = "../keeper.rs"]
+mod keeper;
 pub(crate) mod link;
 mod sentinel;
 
 use std::collections::BTreeSet;
 use std::env;
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::Command;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use keeper::{Keeper, is_free};
 use redis::{Client, Cmd, Connection, FromRedisValue, RedisResult};
 
 pub(crate) use cluster::Cluster;
@@ -72,13 +74,6 @@ pub(crate) struct Server {
     is_sentinel: bool,
 }
 
-struct Keeper {
-    process: Child,
-    /// `None` when the keeper was told to end.
-    commands: Option<ChildStdin>,
-    answers: BufReader<ChildStdout>,
-}
-
 impl Server {
     /// Starts a server without persistence. Blocks; inside a runtime, a worker waits.
     pub(crate) fn start() -> Self {
@@ -92,7 +87,10 @@ impl Server {
 
     /// Starts a server with the lines of configuration that `directives` returns for its port.
     fn started(directives: impl Fn(u16) -> Vec<String>, is_sentinel: bool) -> Self {
-        let mut keeper = Keeper::start();
+        let mut command = Command::new("sh");
+        command.args(["-c", KEEPER, "keeper"]).arg(program()).arg(env::temp_dir());
+        apart(&mut command);
+        let mut keeper = Keeper::start(&mut command);
         let dir = keeper.answer();
         assert!(dir.starts_with('/'), "no folder for Redis: {dir}");
         let (keeper, dir) = (Mutex::new(keeper), PathBuf::from(dir));
@@ -242,37 +240,7 @@ impl Server {
     fn tell(&self, command: &str) -> String {
         // A test that has panicked here has reported why.
         let mut keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner);
-        let commands = keeper.commands.as_mut().expect("a keeper until the drop");
-        writeln!(commands, "{command}").expect("the keeper of Redis lives");
-        keeper.answer()
-    }
-}
-
-impl Keeper {
-    fn start() -> Self {
-        let mut command = Command::new("sh");
-        command.args(["-c", KEEPER, "keeper"]).arg(program()).arg(env::temp_dir());
-        apart(&mut command);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut process = command.spawn().expect("`sh` starts");
-        Self {
-            commands: process.stdin.take(),
-            answers: BufReader::new(process.stdout.take().expect("a pipe")),
-            process,
-        }
-    }
-
-    fn answer(&mut self) -> String {
-        let mut line = String::new();
-        self.answers.read_line(&mut line).expect("the keeper of Redis answers");
-        line.trim_end().to_owned()
-    }
-}
-
-impl Drop for Keeper {
-    fn drop(&mut self) {
-        drop(self.commands.take());
-        let _ = self.process.wait();
+        keeper.tell(command)
     }
 }
 
@@ -303,13 +271,10 @@ fn program() -> PathBuf {
     programs.find(|program| program.is_file()).expect(MISSING)
 }
 
-/// Returns a free port below the ephemeral range, whose port of the cluster bus (10,000 higher) is
-/// free and below that range too. While a server is down, the system may give an ephemeral port to
-/// any client.
+/// Returns a free port whose port of the cluster bus (10,000 higher) is free and below the ephemeral range too.
 fn free_port() -> u16 {
-    let free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
     let mut ports = (0..1_000).map(|_| rand::random_range(15_000..22_000));
-    ports.find(|port| free(*port) && free(*port + 10_000)).expect("a free port")
+    ports.find(|port| is_free(*port) && is_free(*port + 10_000)).expect("a free port")
 }
 
 /// Returns a command of these words.
