@@ -58,9 +58,9 @@ pub trait MaintenanceAdapter: DedupAdapter {
     /// and where the next portion begins. The first call passes no cursor.
     ///
     /// A call reads a bounded part of the store, also if the filter selects few keys. The SQL adapters read 10,000
-    /// keys, in the order of the primary key, and the [cursor](Listing::next) is the last of them. A key that is written during the
-    /// list may be absent; on Redis it may occur twice. A key that is stuck is not written, so the list has it. An
-    /// unreadable key is left out, and [counted](Listing::unreadable). Changes nothing.
+    /// keys, in the order of the primary key, and the [cursor](Listing::next) is the last of them. A key that is written
+    /// during the list may be absent; on Redis it may occur twice. A key that is stuck is not written, so the list has
+    /// it. An unreadable key is left out, and [counted](Listing::unreadable). Changes nothing.
     ///
     /// # Errors
     ///
