@@ -20,7 +20,7 @@ use crate::support::effects::{
 };
 use crate::support::{
     Body, FIRST, Handler, answered, by_header, claim_all, dedup_key, on_claim, request, result,
-    send, spawn_send, terms, until,
+    send, terms, until,
 };
 
 pub(super) type Deduplicated =
