@@ -42,7 +42,8 @@ const QUEUED: usize = 1_024;
 ///
 /// Set `TCP_NODELAY`, which `redis` leaves off: `TcpSettings::default().set_nodelay(true)`. A `ClusterClient`
 /// waits for 1.28 s before it repeats a command, unless you set `retries(3)`, `min_retry_wait(20)` and
-/// `max_retry_wait(200)`. A URL sets all of it.
+/// `max_retry_wait(200)`. It ends each call after its own response timeout, unless you set
+/// `overall_response_timeout(None)`. A URL sets all of it.
 ///
 /// Clones lead to the same servers.
 #[derive(Clone)]
