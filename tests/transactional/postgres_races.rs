@@ -10,7 +10,7 @@ use sqlx::{AssertSqlSafe, Executor, Postgres, Transaction};
 use tower::Layer;
 use tower::util::BoxCloneSyncService;
 use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
-use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
 use tower_dedup::adapter::{Identifier, PostgresAdapter, PostgresOptions};
 use tower_dedup::{DedupKey, DedupLayer, Delivery, OnInFlight, ResponseBody};
 
@@ -170,6 +170,7 @@ async fn claim_does_not_wait_for_a_users_transaction() {
     let lock = "SELECT FROM webhook_deliveries WHERE id IN ('locked', 'inserted') FOR UPDATE";
     assert_eq!(theirs.execute(lock).await.unwrap().rows_affected(), 2);
     is_in_flight(&adapter, &dedup_key("locked")).await;
+    assert_eq!(adapter.forget(&dedup_key("locked")).await.unwrap(), ForgetReply::InFlight);
     let twin = send(&transactional, request("locked")).await;
     assert_eq!(result(&twin), Some("in-flight"));
     // A complete row is not written again, so nothing asks for its lock.
