@@ -283,6 +283,24 @@ async fn claim_that_waits_for_replicas_is_on_them() {
     assert_eq!(keys_of(&mut replica.connection().unwrap(), &prefix).unwrap().len(), 300);
 }
 
+/// A node of a cluster may take longer than the response timeout, because it waits.
+#[tokio::test]
+async fn claim_in_a_cluster_waits_for_replicas_as_long_as_it_may() {
+    let cluster = Cluster::start();
+    let options = RedisOptions::new().call_timeout(2 * BOUND).response_timeout(BOUND / 40);
+    let options = options.wait_replicas(1, BOUND);
+    let adapter = RedisAdapter::connect_with(&cluster.url(), options).await.unwrap();
+    claim(&adapter, "warm", &terms()).await.unwrap();
+    cluster.nodes()[3..].iter().for_each(Server::stop);
+    let (begun, terms) = (Instant::now(), terms());
+    let (claimed, ()) = tokio::join!(claim(&adapter, "a", &terms), async {
+        tokio::time::sleep(BOUND / 20).await;
+        cluster.nodes()[3..].iter().for_each(Server::cont);
+    });
+    assert_eq!(attempt(claimed), 1);
+    assert!(begun.elapsed() < BOUND / 4, "{:?}", begun.elapsed());
+}
+
 #[tokio::test]
 async fn write_that_no_replica_has_stays_unknown_on_another_connection_too() {
     let (primary, replica) = pair().await;
