@@ -146,4 +146,4 @@ pub(crate) use records::{lane_restarted, not_encrypted};
 pub(crate) use records::{redis_hides_its_policy, redis_is_unfit, store_loss_suspected};
 #[cfg(feature = "sqlite")]
 pub(crate) use records::{sqlite_is_not_durable, sqlite_is_not_in_wal_mode, sqlite_table_is_gone};
-pub(crate) use store::{set_last_purge, store_call, store_span, table};
+pub(crate) use store::{StoreSpan, set_last_purge, table};

@@ -120,7 +120,7 @@ impl Ledger for OnArrival {
         let (releasing, removals) = (&self.releasing, self.releasing.removals());
         let mut claims = Claims::new(&self.adapter, &self.pool, terms, context.store_timeout);
         claims.doubt = Some(Box::new(Doubt { slot, releasing, removals, claiming }));
-        let start = |claims: &mut Claims<'_>, resolution: Resolution| {
+        let start = |claims: &mut Claims<'_>, resolution: &mut Resolution| {
             if resolution.is_unprotected {
                 self.spawn_claim(&resolution.held, claims);
             }

@@ -4,19 +4,18 @@ use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use tokio::task::coop::unconstrained;
-use tracing::Span;
 
 use crate::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, StoreFuture,
 };
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, List};
-use crate::observe;
+use crate::observe::StoreSpan;
 
 /// The name of a call in metrics and spans, and the beginning of its error text. One pointer, because
 /// the future of a delivery stores it.
@@ -120,9 +119,8 @@ pub(super) fn bounded<'c, T: 'c>(
                 return Poll::Ready(reply);
             }
             let deadline = deadline.get_or_insert_with(|| {
-                let left = tokio::time::sleep(bound.saturating_sub(call.start.elapsed()));
                 // Polled even if the call has used up the task's budget.
-                Box::pin(unconstrained(left))
+                Box::pin(unconstrained(tokio::time::sleep(bound)))
             });
             deadline.as_mut().poll(cx).map(|()| call.time_out())
         });
@@ -133,21 +131,20 @@ pub(super) fn bounded<'c, T: 'c>(
 /// A call that is measured. If it panics, it fails with [`ErrorKind::Unavailable`].
 struct StoreCall<'c, T> {
     operation: Operation,
-    start: Instant,
-    span: Span,
+    span: StoreSpan,
     /// `None` after a panic or a timeout.
     call: Option<StoreFuture<'c, T>>,
 }
 
 impl<'c, T> StoreCall<'c, T> {
     fn begin(operation: Operation, call: impl FnOnce() -> StoreFuture<'c, T>) -> Self {
-        let (start, span) = (Instant::now(), observe::store_span(operation[0]));
+        let span = StoreSpan::begin(operation[0]);
         let call = catch_unwind(AssertUnwindSafe(|| span.in_scope(call))).ok();
-        Self { operation, start, span, call }
+        Self { operation, span, call }
     }
 
     fn end(&self, reply: Result<T, Error>) -> Result<T, Error> {
-        observe::store_call(self.operation[0], self.start, reply.as_ref().err(), &self.span);
+        self.span.end(self.operation[0], reply.as_ref().err());
         reply
     }
 

@@ -86,18 +86,18 @@ impl<'l> Claims<'l> {
         events: List<Event>,
         first: List<DedupKey>,
         context: &BeginContext,
-        start: impl FnOnce(&mut Self, Resolution) -> Begin<C> + Send,
+        start: impl FnOnce(&mut Self, &mut Resolution) -> Begin<C> + Send,
     ) -> impl Future<Output = Result<Begin<C>, Error>> + Send {
         self.asked = first;
         async move {
-            let first = self.claim().await;
+            let mut first = self.claim().await;
             if events.iter().all(|event| event.second_identity().is_none()) {
-                return self.conclude(events, first, States::default(), context, start);
+                return self.conclude(events, &mut first, &mut States::default(), context, start);
             }
             // Boxed, because most events have one identity.
             let later_step = Box::pin(async move {
-                let later = self.claim_later(&events, &first).await;
-                let begun = self.conclude(events, first, later, context, start);
+                let mut later = self.claim_later(&events, &first).await;
+                let begun = self.conclude(events, &mut first, &mut later, context, start);
                 if begun.as_ref().is_ok_and(Begin::runs_nothing) && !self.held.is_empty() {
                     // A release that fails continues in the background.
                     let _ = self.finish().await;
@@ -124,7 +124,7 @@ impl<'l> Claims<'l> {
                 let seen = Seen::new(Duration::ZERO).with_stored(Arc::new(stored));
                 (key, KeyState::Duplicate(seen))
             };
-            let pending = pending.into_iter().map(complete);
+            let pending = pending.into_iter().map(complete).collect();
             let mut states = States::new(&self.asked, replies, pending);
             if let Some(doubt) = &self.doubt {
                 doubt.apply(&mut states);
@@ -148,10 +148,10 @@ impl<'l> Claims<'l> {
     fn conclude<C>(
         &mut self,
         events: List<Event>,
-        first: States,
-        later: States,
+        first: &mut States,
+        later: &mut States,
         context: &BeginContext,
-        start: impl FnOnce(&mut Self, Resolution) -> Begin<C>,
+        start: impl FnOnce(&mut Self, &mut Resolution) -> Begin<C>,
     ) -> Result<Begin<C>, Error> {
         let mut resolution = resolve_claims(events, first, later, &self.terms, context);
         self.held = std::mem::take(&mut resolution.release);
@@ -159,7 +159,7 @@ impl<'l> Claims<'l> {
         if resolution.new.is_empty() {
             return resolution.without_new();
         }
-        Ok(start(self, resolution))
+        Ok(start(self, &mut resolution))
     }
 
     /// Releases the keys. The release continues in the background if it fails, or if this future is dropped.

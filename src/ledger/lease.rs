@@ -135,7 +135,7 @@ impl Ledger for Lease {
         claims.completing = Some(&self.completing);
         let mut must_yield = false;
         let yields = &mut must_yield;
-        let start = move |claims: &mut Claims<'_>, mut resolution: Resolution| {
+        let start = move |claims: &mut Claims<'_>, resolution: &mut Resolution| {
             let (held, terms) = (std::mem::take(&mut resolution.held), claims.terms.clone());
             let is_claimed = !resolution.is_unprotected;
             resolution.run(LeaseTerms::new(held, terms, claims.store_timeout), |lease| {

@@ -112,7 +112,7 @@ impl States {
     pub(super) fn new(
         asked: &[DedupKey],
         replies: List<Result<ClaimReply, Error>>,
-        known: impl Iterator<Item = (DedupKey, KeyState)>,
+        known: Vec<(DedupKey, KeyState)>,
     ) -> Self {
         let mut error: Option<Box<Error>> = None;
         let mut state = |reply| match reply {
@@ -130,7 +130,9 @@ impl States {
         for (key, reply) in asked.iter().zip(replies) {
             states.push((key.clone(), state(reply)));
         }
-        states.extend(known);
+        for state in known {
+            states.push(state);
+        }
         states.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         Self { states, error }
     }
@@ -225,13 +227,13 @@ impl Resolution {
     /// # Errors
     ///
     /// The error of a claim.
-    pub(super) fn without_new<C>(self) -> Result<Begin<C>, Error> {
-        if let Some(error) = self.error {
+    pub(super) fn without_new<C>(&mut self) -> Result<Begin<C>, Error> {
+        if let Some(error) = self.error.take() {
             return Err(*error);
         }
-        Ok(match self.duplicate {
+        Ok(match &self.duplicate {
             Some(seen) if !self.in_flight => {
-                let info = DuplicateInfo { age: seen.age, response: self.response };
+                let info = DuplicateInfo { age: seen.age, response: self.response.take() };
                 if self.mismatch { Begin::Mismatch(info) } else { Begin::Duplicate(info) }
             }
             _ => Begin::InFlight,
@@ -240,11 +242,12 @@ impl Resolution {
 
     /// Returns the verdict on a delivery with new events, with what its ledger holds for it, and with its claim.
     pub(super) fn run<T: OfLedger, C>(
-        self,
+        &mut self,
         of_ledger: T,
         claim: impl FnOnce(Arc<Inner<T>>) -> C,
     ) -> Begin<C> {
-        let Self { new, attempt, takeover, in_flight, mismatch, is_unprotected, .. } = self;
+        let Self { attempt, takeover, in_flight, mismatch, is_unprotected, .. } = *self;
+        let new = std::mem::take(&mut self.new);
         let inner = Arc::new(Inner::new(new, (attempt, takeover), is_unprotected, None, of_ledger));
         let delivery = Delivery::from(Arc::clone(&inner));
         let claim = claim(inner);
@@ -273,16 +276,16 @@ impl Resolution {
 /// Resolves the claims of the first and the later step for these events.
 pub(super) fn resolve_claims(
     events: List<Event>,
-    first: States,
-    later: States,
+    first: &mut States,
+    later: &mut States,
     terms: &CallTerms,
     context: &BeginContext,
 ) -> Resolution {
-    if let Some(error) = fails_open(&first, &later, context) {
+    if let Some(error) = fails_open(first, later, context) {
         return Resolution::unprotected(events, error);
     }
-    let mut resolution = resolve(events, &first, &later, terms);
-    resolution.error = first.error.or(later.error);
+    let mut resolution = resolve(events, first, later, terms);
+    resolution.error = first.error.take().or(later.error.take());
     resolution
 }
 

@@ -1,5 +1,6 @@
 //! [`Report`]: the log record and the span of a delivery, or of a [`RunReport`].
 
+use std::cell::LazyCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -58,9 +59,10 @@ impl Report {
 
     /// Emits the record and counts the delivery.
     pub(crate) fn emit(&self, outcome: Outcome, events: &[Event], meters: &Meters) {
-        let duration = self.started.elapsed();
+        // The clock is read only if somebody wants the duration.
+        let duration = LazyCell::new(|| self.started.elapsed());
         #[cfg(feature = "metrics")]
-        meters.count(outcome, duration, self.attempt.map(|(attempt, _)| attempt), self.age);
+        meters.count(outcome, *duration, self.attempt.map(|(attempt, _)| attempt), self.age);
         let span = &self.span.span;
         span.record("outcome", outcome.as_str());
         span.record("attempt", self.attempt.map(|(attempt, ..)| attempt));
@@ -87,7 +89,7 @@ impl Report {
                     verdict = self.shadow.as_ref().map(|shadow| shadow.verdict),
                     payload = self.shadow.as_ref().map(|shadow| &*shadow.payload),
                     status = self.status.map(|status| status.as_u16()),
-                    duration_ms = rounded_ms(duration),
+                    duration_ms = rounded_ms(*duration),
                     error = self.error.as_deref().map(|error| chain(error)),
                     "delivery"
                 )

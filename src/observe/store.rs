@@ -1,20 +1,12 @@
 //! Spans and metrics of store calls, and metrics of the table of a store.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tracing::field::Empty;
 use tracing::level_filters::LevelFilter;
 use tracing::{Level, Span};
 
 use crate::error::Error;
-
-/// Makes the span of a store call.
-pub(crate) fn store_span(operation: &'static str) -> Span {
-    if !may_be_wanted(Level::DEBUG) {
-        return Span::none();
-    }
-    tracing::debug_span!(target: "tower_dedup", "store", operation, result = Empty)
-}
 
 /// Returns `false` if no subscriber wants spans of this level.
 ///
@@ -24,35 +16,57 @@ pub(super) fn may_be_wanted(level: Level) -> bool {
     level <= LevelFilter::current()
 }
 
-/// Measures a store call that began at `start`. Without metrics, it reads no clock.
-#[cfg_attr(not(feature = "metrics"), expect(unused_variables, reason = "metrics only"))]
-pub(crate) fn store_call(
-    operation: &'static str,
-    start: Instant,
-    error: Option<&Error>,
-    span: &Span,
-) {
-    let result = error.map_or("ok", |error| error.kind().as_str());
-    span.record("result", result);
+/// The span and the duration of a store call.
+pub(crate) struct StoreSpan {
+    span: Span,
+    /// Without metrics, no clock is read.
     #[cfg(feature = "metrics")]
-    {
-        // The compiler makes the metrics' keys for the calls of a successful delivery.
-        macro_rules! duration {
-            ($($usual:literal)+) => {
-                match (operation, result) {
-                    $(($usual, "ok") => duration!($usual, "ok"),)+
-                    (operation, result) => duration!(operation, result),
-                }
-            };
-            ($operation:expr, $result:expr) => {
-                metrics::histogram!(
-                    "tower_dedup_store_duration_seconds",
-                    "operation" => $operation,
-                    "result" => $result
-                )
-            };
+    start: std::time::Instant,
+}
+
+impl StoreSpan {
+    pub(crate) fn begin(operation: &'static str) -> Self {
+        let span = if may_be_wanted(Level::DEBUG) {
+            tracing::debug_span!(target: "tower_dedup", "store", operation, result = Empty)
+        } else {
+            Span::none()
+        };
+        #[cfg(feature = "metrics")]
+        return Self { span, start: std::time::Instant::now() };
+        #[cfg(not(feature = "metrics"))]
+        Self { span }
+    }
+
+    pub(crate) fn in_scope<T>(&self, part: impl FnOnce() -> T) -> T {
+        self.span.in_scope(part)
+    }
+
+    /// Reports the result of the call.
+    #[cfg_attr(not(feature = "metrics"), expect(unused_variables, reason = "metrics only"))]
+    pub(crate) fn end(&self, operation: &'static str, error: Option<&Error>) {
+        let result = error.map_or("ok", |error| error.kind().as_str());
+        self.span.record("result", result);
+        #[cfg(feature = "metrics")]
+        {
+            // The compiler makes the metrics' keys for the calls of a successful delivery.
+            macro_rules! duration {
+                ($($usual:literal)+) => {
+                    match (operation, result) {
+                        $(($usual, "ok") => duration!($usual, "ok"),)+
+                        (operation, result) => duration!(operation, result),
+                    }
+                };
+                ($operation:expr, $result:expr) => {
+                    metrics::histogram!(
+                        "tower_dedup_store_duration_seconds",
+                        "operation" => $operation,
+                        "result" => $result
+                    )
+                };
+            }
+            let took = self.start.elapsed();
+            duration!("claim" "complete" "release" "begin" "commit").record(took);
         }
-        duration!("claim" "complete" "release" "begin" "commit").record(start.elapsed());
     }
 }
 
