@@ -9,9 +9,11 @@
 //! 3. The table is good enough for a log record only. It does not know the events of other
 //!    processes, and it takes two stores with the same keys for one.
 
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasher, Hash};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustc_hash::FxBuildHasher;
 
 use crate::key::DedupKey;
 
@@ -21,7 +23,6 @@ const SLOTS: usize = 4_096;
 pub(super) static LAST_PATHS: LazyLock<LastPaths> = LazyLock::new(LastPaths::new);
 
 pub(super) struct LastPaths {
-    hasher: RandomState,
     /// The upper half of a slot is of the key's hash, the lower half of the path's.
     slots: Box<[AtomicU64]>,
 }
@@ -30,16 +31,16 @@ const PATH_BITS: u64 = 0xFFFF_FFFF;
 
 impl LastPaths {
     fn new() -> Self {
-        Self { hasher: RandomState::new(), slots: (0..SLOTS).map(|_| AtomicU64::new(0)).collect() }
+        Self { slots: (0..SLOTS).map(|_| AtomicU64::new(0)).collect() }
     }
 
-    fn path(&self, path: &str) -> u64 {
-        self.hasher.hash_one(path) & PATH_BITS
+    fn path(path: &str) -> u64 {
+        hash(path) & PATH_BITS
     }
 
     /// Notes that the events of these keys run on this path.
     pub(super) fn insert<'k>(&self, keys: impl Iterator<Item = &'k DedupKey>, path: &str) {
-        let path = self.path(path);
+        let path = Self::path(path);
         for key in keys {
             let (slot, key) = self.slot(key);
             slot.store(key | path, Ordering::Relaxed);
@@ -50,16 +51,21 @@ impl LastPaths {
     pub(super) fn is_elsewhere(&self, key: &DedupKey, path: &str) -> bool {
         let (slot, key) = self.slot(key);
         let found = slot.load(Ordering::Relaxed);
-        found & !PATH_BITS == key && found & PATH_BITS != self.path(path)
+        found & !PATH_BITS == key && found & PATH_BITS != Self::path(path)
     }
 
     /// Returns the key's slot, and the part of the key's hash that is stored in it.
     fn slot(&self, key: &DedupKey) -> (&AtomicU64, u64) {
-        let hash = self.hasher.hash_one(key);
+        let hash = hash(key);
         let slot = (hash & PATH_BITS) % SLOTS as u64;
         let slot = &self.slots[slot as usize];
         (slot, hash & !PATH_BITS)
     }
+}
+
+/// Without a secret: two keys of one hash change a log record only.
+fn hash(value: impl Hash) -> u64 {
+    FxBuildHasher.hash_one(value)
 }
 
 #[cfg(test)]
