@@ -547,3 +547,14 @@ mod tests {
         assert!(sizes.iter().all(|size| *size <= 1_024), "{sizes:?}");
     }
 }
+#[cfg(test)]
+mod sizes_tmp {
+    #[test]
+    fn sizes_tmp() {
+        use super::*;
+        use crate::ledger::Lease;
+        type Handler = tower::util::BoxCloneSyncService<Request<http_body_util::Full<Bytes>>, Response<http_body_util::Full<Bytes>>, std::convert::Infallible>;
+        fn size_of_future<A, F: Future>(_: impl FnOnce(A) -> F) -> usize { size_of::<F>() }
+        println!("run {} future {} event {} keys {} parts {} begin {} ended {} report {} ctx {}", size_of::<Run<Handler, Lease, http_body_util::Full<Bytes>>>(), size_of_future(Run::<Handler, Lease, http_body_util::Full<Bytes>>::to_the_end), size_of::<Event>(), size_of::<Keys>(), size_of::<request::Parts>(), size_of::<Begin<<Lease as Ledger>::Claim>>(), size_of::<Ended<http_body_util::Full<Bytes>, ()>>(), size_of::<Report>(), size_of::<BeginContext>());
+    }
+}

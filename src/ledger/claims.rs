@@ -12,7 +12,7 @@ use super::contract::{Begin, BeginContext};
 use super::pending::{Pending, PendingGuard};
 use super::resolve::{KeyState, Resolution, States, resolve_claims};
 use super::retry::{RetryJob, RetryPool};
-use crate::adapter::contract::{CallTerms, DedupAdapter, Permanence, Seen};
+use crate::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Permanence, Seen};
 use crate::error::Error;
 use crate::key::{DedupKey, Event, List};
 
@@ -48,6 +48,9 @@ pub(super) struct Doubt<'l> {
     /// When each delivery of this process has begun that claims second identities.
     pub(super) claiming: Option<PendingGuard<Instant>>,
 }
+
+/// The replies of a step, and the keys that were not asked for because their completion is pending, with its terms.
+type Claimed = (List<Result<ClaimReply, Error>>, Vec<(DedupKey, CallTerms)>);
 
 impl Doubt<'_> {
     fn apply(&self, states: &mut States) {
@@ -90,7 +93,18 @@ impl<'l> Claims<'l> {
     ) -> impl Future<Output = Result<Begin<C>, Error>> + Send {
         self.asked = first;
         async move {
-            let mut first = self.claim().await;
+            let mut first = {
+                let claimed = self.claim().await;
+                // Most deliveries carry one event with one identity, which is new.
+                if let ([Ok(ClaimReply::First { attempt, takeover })], [event]) =
+                    (&*claimed.0, &*events)
+                    && event.second_identity().is_none()
+                {
+                    let (held, run) = (std::mem::take(&mut self.asked), (*attempt, *takeover));
+                    return Ok(start(&mut self, &mut Resolution::first(events, held, run)));
+                }
+                self.states(claimed)
+            };
             if events.iter().all(|event| event.second_identity().is_none()) {
                 return self.conclude(events, &mut first, &mut States::default(), context, start);
             }
@@ -108,29 +122,34 @@ impl<'l> Claims<'l> {
         }
     }
 
-    /// Claims the keys that are asked for, each by a call of its own.
+    /// Claims the keys that are asked for, each by a call of its own. Returns with the replies the keys that are
+    /// complete for this process.
     #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
-    fn claim(&mut self) -> impl Future<Output = States> + Send {
+    fn claim(&mut self) -> impl Future<Output = Claimed> + Send {
         async move {
             let pending = match self.completing {
                 Some(completing) => completing.split(&mut self.asked),
                 None => Vec::new(),
             };
             let (adapter, bound) = (&**self.adapter, self.store_timeout);
-            let replies = call::claim(adapter, &self.asked, &self.terms, bound).await;
-            // The event of a key whose completion is pending is complete, as far as this process knows.
-            let complete = |(key, terms): (DedupKey, CallTerms)| {
-                let stored = terms.stored_data_for(&key).unwrap_or_default();
-                let seen = Seen::new(Duration::ZERO).with_stored(Arc::new(stored));
-                (key, KeyState::Duplicate(seen))
-            };
-            let pending = pending.into_iter().map(complete).collect();
-            let mut states = States::new(&self.asked, replies, pending);
-            if let Some(doubt) = &self.doubt {
-                doubt.apply(&mut states);
-            }
-            states
+            (call::claim(adapter, &self.asked, &self.terms, bound).await, pending)
         }
+    }
+
+    /// Returns the states of the keys that were asked for, and of those that are pending.
+    fn states(&self, (replies, pending): Claimed) -> States {
+        // The event of a key whose completion is pending is complete, as far as this process knows.
+        let complete = |(key, terms): (DedupKey, CallTerms)| {
+            let stored = terms.stored_data_for(&key).unwrap_or_default();
+            let seen = Seen::new(Duration::ZERO).with_stored(Arc::new(stored));
+            (key, KeyState::Duplicate(seen))
+        };
+        let pending = pending.into_iter().map(complete);
+        let mut states = States::new(&self.asked, replies, pending);
+        if let Some(doubt) = &self.doubt {
+            doubt.apply(&mut states);
+        }
+        states
     }
 
     /// Claims the keys of events whose second identities were claimed, or are complete for these keys.
@@ -141,7 +160,8 @@ impl<'l> Claims<'l> {
         }
         self.held = first.may_be_held().cloned().collect();
         self.asked = later;
-        self.claim().await
+        let claimed = self.claim().await;
+        self.states(claimed)
     }
 
     /// Makes the claim of the events that run. From now on, only the keys that are to be released are held.

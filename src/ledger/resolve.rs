@@ -112,7 +112,7 @@ impl States {
     pub(super) fn new(
         asked: &[DedupKey],
         replies: List<Result<ClaimReply, Error>>,
-        known: Vec<(DedupKey, KeyState)>,
+        known: impl Iterator<Item = (DedupKey, KeyState)>,
     ) -> Self {
         let mut error: Option<Box<Error>> = None;
         let mut state = |reply| match reply {
@@ -130,9 +130,7 @@ impl States {
         for (key, reply) in asked.iter().zip(replies) {
             states.push((key.clone(), state(reply)));
         }
-        for state in known {
-            states.push(state);
-        }
+        states.extend(known);
         states.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         Self { states, error }
     }
@@ -213,6 +211,15 @@ pub(super) struct Resolution {
 }
 
 impl Resolution {
+    /// Runs this event.
+    pub(super) fn first(
+        new: List<Event>,
+        held: List<DedupKey>,
+        (attempt, takeover): (u32, bool),
+    ) -> Self {
+        Self { new, held, attempt, takeover, ..Self::default() }
+    }
+
     /// Lets the events run although the store has not replied.
     pub(super) fn unprotected(new: List<Event>, error: &Error) -> Self {
         if let Some(event) = new.first() {
@@ -297,14 +304,6 @@ pub(super) fn resolve(
     terms: &CallTerms,
 ) -> Resolution {
     let mut resolution = Resolution::default();
-    // Most deliveries carry one event with one identity.
-    if let ([(key, KeyState::First { attempt, takeover })], [only]) = (&*first.states, &*events)
-        && only.second_identity().is_none()
-    {
-        (resolution.new, resolution.held) = (events, List::from([key.clone()]));
-        (resolution.attempt, resolution.takeover) = (*attempt, *takeover);
-        return resolution;
-    }
     let is_single = events.len() == 1;
     let mut new = Vec::new();
     for event in &events {
