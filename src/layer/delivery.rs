@@ -123,16 +123,8 @@ struct Claimed<C> {
     instead: Option<(Outcome, DedupResult)>,
 }
 
-impl<C> Claimed<C> {
-    /// Of a delivery in shadow whose verdict is not `First`.
-    const NOTHING: Self = Self { claim: None, delivery: None, instead: None };
-}
-
 /// How a delivery ended, for its log record and for its caller.
 type Ended<B, E> = (Outcome, Ending<B, E>);
-
-/// The verdict, with what the handler runs on, or with the answer.
-type Judgment<C, B, E> = (Verdict, Result<Claimed<C>, Ended<B, E>>);
 
 /// A claim after its wait, or the ending of a delivery that may not go on.
 type Waited<C, B, E> = Result<Result<Begin<C>, Error>, Box<Ended<B, E>>>;
@@ -166,18 +158,24 @@ where
     }
 
     async fn deliver(&mut self) -> Ended<ResBody, S::Error> {
-        let (verdict, claimed) = match self.judged {
-            Judged::InShadow(Some(verdict)) => (verdict, Ok(Claimed::NOTHING)),
+        let begun = match self.judged {
+            Judged::InShadow(Some(verdict)) => Err(verdict),
             _ => match self.claim().await {
-                Ok(begun) => self.judge_claim(begun),
+                Ok(begun) => Ok(begun),
                 Err(ended) => return *ended,
             },
         };
+        // Each step writes the ending here. As an output it would be moved four times.
+        let mut ended = own(Outcome::Unavailable, DedupResult::Unavailable);
+        let (verdict, claimed) = match begun {
+            Ok(begun) => self.judge_claim(begun, &mut ended),
+            Err(verdict) => (verdict, None),
+        };
         self.note(verdict);
         let Claimed { claim, delivery, instead } = match (claimed, self.judged) {
-            (Ok(claimed), _) => claimed,
-            (Err(_), Judged::InShadow(_)) => Claimed::NOTHING,
-            (Err(answer), Judged::Enforced) => return answer,
+            (Some(claimed), _) => claimed,
+            (None, Judged::InShadow(_)) => Claimed { claim: None, delivery: None, instead: None },
+            (None, Judged::Enforced) => return ended,
         };
         if let Some(delivery) = &delivery {
             // Set before the handler runs: under the on-arrival ledger, a delivery of this event on another
@@ -185,8 +183,6 @@ where
             LAST_PATHS.insert(delivery.keys(), self.head.uri.path());
             self.report.attempt = Some((delivery.attempt(), delivery.is_takeover()));
         }
-        // `handle` writes the ending here. As an output it would be moved four times.
-        let mut ended = own(Outcome::Unavailable, DedupResult::Unavailable);
         let (this, held, to) = (&mut *self, delivery.as_ref(), &mut ended);
         let ran = run(claim, move |claim: Option<&L::Claim>| this.handle(claim, held, to));
         let ((), settled) = ran.await;
@@ -260,45 +256,50 @@ where
         }
     }
 
+    /// Returns the verdict, with what the handler runs on, or else writes the ending to `ended`.
     fn judge_claim(
         &mut self,
         begun: Result<Begin<L::Claim>, Error>,
-    ) -> Judgment<L::Claim, ResBody, S::Error> {
+        ended: &mut Ended<ResBody, S::Error>,
+    ) -> (Verdict, Option<Claimed<L::Claim>>) {
         let is_acknowledged = self.layer.config.on_in_flight == OnInFlight::Acknowledge;
         let refuses = self.layer.config.on_mismatch() == OnMismatch::Refuse;
-        match begun {
+        let (verdict, answer) = match begun {
             Ok(Begin::First { claim, delivery, in_flight, mismatch }) => {
                 // The retry finds the events of this run complete, and runs the others.
                 let in_flight = in_flight.then_some((Outcome::InFlight, DedupResult::InFlight));
                 let refusal = (Outcome::Mismatch, DedupResult::Mismatch);
                 let instead = in_flight.or((mismatch && refuses).then_some(refusal));
                 let verdict = delivery.verdict();
-                (verdict, Ok(Claimed { claim: Some(claim), delivery: Some(delivery), instead }))
+                let (claim, delivery) = (Some(claim), Some(delivery));
+                return (verdict, Some(Claimed { claim, delivery, instead }));
             }
             Ok(Begin::WithoutKey(claim)) => {
-                (Verdict::NoKey, Ok(Claimed { claim, delivery: None, instead: None }))
+                return (Verdict::NoKey, Some(Claimed { claim, delivery: None, instead: None }));
             }
             Ok(Begin::Duplicate(info)) => {
                 let verdict = Verdict::Duplicate { age: info.age };
-                (verdict, Err((Outcome::Duplicate, self.answer_known(info))))
+                (verdict, (Outcome::Duplicate, self.answer_known(info)))
             }
             Ok(Begin::Mismatch(info)) => {
                 let verdict = Verdict::Mismatch { age: info.age };
                 let refusal = Ending::Own(DedupResult::Mismatch);
                 let answer = if refuses { refusal } else { self.answer_known(info) };
-                (verdict, Err((Outcome::Mismatch, answer)))
+                (verdict, (Outcome::Mismatch, answer))
             }
             Ok(Begin::InFlight) if is_acknowledged => {
-                (Verdict::InFlight, Err(own(Outcome::InFlight, DedupResult::Duplicate)))
+                (Verdict::InFlight, own(Outcome::InFlight, DedupResult::Duplicate))
             }
             Ok(Begin::InFlight) => {
-                (Verdict::InFlight, Err(own(Outcome::InFlight, DedupResult::InFlight)))
+                (Verdict::InFlight, own(Outcome::InFlight, DedupResult::InFlight))
             }
             Err(error) => {
                 self.report.error = Some(error.into());
-                (Verdict::Unavailable, Err(own(Outcome::Unavailable, DedupResult::Unavailable)))
+                (Verdict::Unavailable, own(Outcome::Unavailable, DedupResult::Unavailable))
             }
-        }
+        };
+        *ended = answer;
+        (verdict, None)
     }
 
     /// Answers a delivery of which every event is complete.
@@ -545,16 +546,5 @@ mod tests {
         let delivery = Run::<Handler, Lease, Full<Bytes>>::to_the_end;
         let sizes = [size_of::<Run<Handler, Lease, Full<Bytes>>>(), size_of_future(delivery)];
         assert!(sizes.iter().all(|size| *size <= 1_024), "{sizes:?}");
-    }
-}
-#[cfg(test)]
-mod sizes_tmp {
-    #[test]
-    fn sizes_tmp() {
-        use super::*;
-        use crate::ledger::Lease;
-        type Handler = tower::util::BoxCloneSyncService<Request<http_body_util::Full<Bytes>>, Response<http_body_util::Full<Bytes>>, std::convert::Infallible>;
-        fn size_of_future<A, F: Future>(_: impl FnOnce(A) -> F) -> usize { size_of::<F>() }
-        println!("run {} future {} event {} keys {} parts {} begin {} ended {} report {} ctx {}", size_of::<Run<Handler, Lease, http_body_util::Full<Bytes>>>(), size_of_future(Run::<Handler, Lease, http_body_util::Full<Bytes>>::to_the_end), size_of::<Event>(), size_of::<Keys>(), size_of::<request::Parts>(), size_of::<Begin<<Lease as Ledger>::Claim>>(), size_of::<Ended<http_body_util::Full<Bytes>, ()>>(), size_of::<Report>(), size_of::<BeginContext>());
     }
 }
