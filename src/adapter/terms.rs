@@ -16,7 +16,8 @@ impl Token {
     /// Returns a new random token.
     #[must_use]
     pub fn random() -> Self {
-        Self(rand::random())
+        // An array of bytes would take four times as many from the generator.
+        Self(rand::random::<u128>().to_ne_bytes())
     }
 
     /// Returns the token's bytes, for a store.

@@ -18,7 +18,8 @@ pub(super) fn may_be_wanted(level: Level) -> bool {
 
 /// The span and the duration of a store call.
 pub(crate) struct StoreSpan {
-    span: Span,
+    /// `None` if nobody wants it.
+    span: Option<Span>,
     /// Without metrics, no clock is read.
     #[cfg(feature = "metrics")]
     start: std::time::Instant,
@@ -26,11 +27,9 @@ pub(crate) struct StoreSpan {
 
 impl StoreSpan {
     pub(crate) fn begin(operation: &'static str) -> Self {
-        let span = if may_be_wanted(Level::DEBUG) {
-            tracing::debug_span!(target: "tower_dedup", "store", operation, result = Empty)
-        } else {
-            Span::none()
-        };
+        let span = may_be_wanted(Level::DEBUG).then(
+            || tracing::debug_span!(target: "tower_dedup", "store", operation, result = Empty),
+        );
         #[cfg(feature = "metrics")]
         return Self { span, start: std::time::Instant::now() };
         #[cfg(not(feature = "metrics"))]
@@ -38,14 +37,19 @@ impl StoreSpan {
     }
 
     pub(crate) fn in_scope<T>(&self, part: impl FnOnce() -> T) -> T {
-        self.span.in_scope(part)
+        match &self.span {
+            Some(span) => span.in_scope(part),
+            None => part(),
+        }
     }
 
     /// Reports the result of the call.
     #[cfg_attr(not(feature = "metrics"), expect(unused_variables, reason = "metrics only"))]
     pub(crate) fn end(&self, operation: &'static str, error: Option<&Error>) {
         let result = error.map_or("ok", |error| error.kind().as_str());
-        self.span.record("result", result);
+        if let Some(span) = &self.span {
+            span.record("result", result);
+        }
         #[cfg(feature = "metrics")]
         {
             // The compiler makes the metrics' keys for the calls of a successful delivery.
