@@ -102,23 +102,18 @@ impl Config {
         check(self.body_limit > 0, "body_limit", "at least 1 byte")?;
         check(!self.body_timeout.is_zero(), "body_timeout", NOT_ZERO)?;
         check(self.max_keys > 0, "max_keys", "at least 1 key")?;
-        if self.in_flight_status.is_success() || self.in_flight_status.is_informational() {
-            let rule = "the status for a delivery in flight must be neither 1xx nor 2xx";
-            return Err(ConfigError::new(ConfigErrorKind::Setting, rule));
-        }
+        let status = self.in_flight_status;
+        let is_allowed = !status.is_success() && !status.is_informational();
+        check(is_allowed, "in_flight_status", "neither 1xx nor 2xx")?;
         // A client of an API must not take an empty 2xx for the response.
-        if !self.duplicate_status.is_success() && !self.problems {
-            let rule = "the status for duplicates must be 2xx";
-            return Err(ConfigError::new(ConfigErrorKind::Setting, rule));
-        }
+        check(self.duplicate_status.is_success() || self.problems, "duplicate_status", "2xx")?;
         if let Some(docs) = &self.problem_docs {
-            const SETTING: &str = "problem_docs";
             let is_url = docs.parse::<Uri>().is_ok() && !docs.contains('#');
-            check(is_url, SETTING, "a URL without a fragment")?;
-            check(self.problems, SETTING, "of a layer for `Idempotency-Key`")?;
+            check(is_url, "problem_docs", "a URL without a fragment")?;
+            check(self.problems, "problem_docs", "of a layer for `Idempotency-Key`")?;
         }
         if let Some(replay) = &self.replay {
-            replay.check()?;
+            check(replay.is_valid(), "replay", "without headers of one client or one connection")?;
         }
         if !stores_data && (self.compare_payload.is_some() || self.replay.is_some()) {
             let rule = "the adapter does not support stored data";

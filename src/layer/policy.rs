@@ -6,8 +6,6 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, header, response};
 
-use crate::error::{ConfigError, ConfigErrorKind};
-
 /// What to do with a delivery that carries no key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
@@ -153,20 +151,16 @@ impl Replay {
         self
     }
 
-    pub(super) fn check(&self) -> Result<(), ConfigError> {
-        if self.headers.iter().any(|name| NEVER_STORED.contains(name)) {
-            let rule = "this header cannot be replayed";
-            return Err(ConfigError::new(ConfigErrorKind::Setting, rule));
-        }
-        Ok(())
-    }
-
     /// Sets the longest body that is stored, in bytes. A response with a longer body is not stored
     /// at all, which is logged and counted. Its duplicates get an empty response.
     #[must_use]
     pub const fn body_limit(mut self, bytes: usize) -> Self {
         self.body_limit = bytes;
         self
+    }
+
+    pub(super) fn is_valid(&self) -> bool {
+        !self.headers.iter().any(|name| NEVER_STORED.contains(name))
     }
 
     pub(super) const fn limit(&self) -> usize {
