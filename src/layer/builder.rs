@@ -127,31 +127,7 @@ impl DedupLayer {
     /// The handler takes the transaction as a [`DedupTx`](crate::DedupTx) argument. It holds a
     /// connection while it runs, so [`max_running`](Self::max_running) defaults to the size of a
     /// Postgres pool less two, and at least 1. A delivery waits for its permit for up to
-    /// [`store_timeout`](Self::store_timeout).
-    ///
-    /// ```no_run
-    /// # #[cfg(all(feature = "axum", feature = "postgres"))] {
-    /// use axum::Router;
-    /// use axum::http::StatusCode;
-    /// use axum::routing::post;
-    /// use sqlx::{PgPool, Postgres};
-    /// use tower_dedup::adapter::PostgresAdapter;
-    /// use tower_dedup::{DedupLayer, DedupTx, provider};
-    ///
-    /// async fn on_event(mut tx: DedupTx<Postgres>) -> StatusCode {
-    ///     match sqlx::query("UPDATE orders SET paid = true").execute(&mut *tx).await {
-    ///         Ok(_) => StatusCode::OK,
-    ///         Err(_) => StatusCode::INTERNAL_SERVER_ERROR, // rolled back; the retry runs again
-    ///     }
-    /// }
-    ///
-    /// # fn app(pool: PgPool) -> Router {
-    /// let dedup = DedupLayer::transactional(provider::STRIPE, PostgresAdapter::new(pool));
-    /// Router::new().route("/webhooks/stripe", post(on_event).layer(dedup))
-    /// # }
-    /// # let _ = app;
-    /// # }
-    /// ```
+    /// [`store_timeout`](Self::store_timeout). [The guide](crate::guide::transactions#use) has an example.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub fn transactional<A: TransactionAdapter>(
         key: impl IntoKeyExtractor,

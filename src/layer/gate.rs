@@ -1,10 +1,6 @@
 //! [`Gate`]: bounds how many deliveries run and wait, and wakes those that wait. It has the mode too.
 //!
-//! 1. A layer shares one gate with its clones, its services and its handles.
-//! 2. A bound may change while deliveries run. A smaller one takes back no permit that is held.
-//! 3. A delivery takes its permit, then the inner service's readiness, then its claim. In another
-//!    order, a delivery could hold a transaction while it waits for a place in an inner limit. The
-//!    deliveries in those places could wait for the transaction.
+//! A layer shares one gate with its clones, its services and its handles.
 
 use std::collections::HashMap;
 use std::future::poll_fn;

@@ -23,10 +23,9 @@ impl DedupLayer {
     /// Deduplicates the requests of an API by their header `Idempotency-Key`, under a lease.
     ///
     /// `scope` reads the client: the principal or the tenant that the authentication, a layer outside
-    /// this one, has found. Two clients may choose one key, so the scope is part of every key. A
-    /// request with a key and without a scope is answered 500 with the log record `unscoped`. A
-    /// `scope` must not be a credential: credentials change between two attempts, and the store holds
-    /// the scope in plain text.
+    /// this one, has found. It is a part of every key, in plain text, and must not be a
+    /// [credential](crate::guide::idempotency#the-key). A request with a key and without a scope is
+    /// answered 500 with the log record `unscoped`.
     ///
     /// It differs from [`new`](Self::new) in these settings, and each can be changed afterwards:
     ///
@@ -45,28 +44,10 @@ impl DedupLayer {
     /// | answers of the layer | problem details (RFC 9457) |
     /// | replayed responses | have the header `idempotent-replayed: true` |
     ///
-    /// [The guide](crate::guide::idempotency) has the reasons.
+    /// [The guide](crate::guide::idempotency) has the reasons, and an example.
     ///
     /// Invalid for an adapter without [`leases`](crate::adapter::contract::Abilities::leases) or without
     /// [`stored_data`](crate::adapter::contract::Abilities::stored_data).
-    ///
-    /// # Example
-    ///
-    /// ```
-    /// # #[cfg(feature = "memory")] {
-    /// use tower_dedup::{DedupLayer, adapter::MemoryAdapter, key};
-    ///
-    /// /// Inserted into the request's extensions by the authentication.
-    /// #[derive(Clone)]
-    /// struct Principal(String);
-    ///
-    /// let scope = key::from_fn(|request| {
-    ///     Ok(request.extensions().get::<Principal>().map(|principal| principal.0.clone()))
-    /// });
-    /// let idempotency = DedupLayer::idempotency_key(scope, MemoryAdapter::new());
-    /// # let _ = idempotency;
-    /// # }
-    /// ```
     pub fn idempotency_key(scope: KeyPart, adapter: impl DedupAdapter) -> Self {
         Self::new(KeyExtractor::idempotency_key(scope), adapter)
             .for_api_clients()

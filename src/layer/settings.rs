@@ -239,9 +239,8 @@ impl<L, B> DedupLayer<L, B> {
 }
 
 impl<L: Ledger, B> DedupLayer<L, B> {
-    /// Sets whether the layer enforces its verdicts, only reports them, or does nothing, over all
-    /// services and clones of this layer. [`DedupHandle::set_mode`](crate::DedupHandle::set_mode)
-    /// changes it while the layer serves.
+    /// Sets whether the layer enforces its verdicts, only reports them, or does nothing.
+    /// [`DedupHandle::set_mode`](crate::DedupHandle::set_mode) changes it while the layer serves.
     ///
     /// Not for [`transactional`](Self::transactional) layers, because the handler writes through the
     /// transaction of its claim: this does not compile.
@@ -282,17 +281,7 @@ impl<L: Ledger, B> DedupLayer<L, B> {
     /// A mismatch is counted, logged, and answered as `on_mismatch` says; the handler does not run.
     /// Only payloads of *handled* events are compared. After a failed attempt, the event may come
     /// back with another payload. [On arrival](Self::on_arrival), an event with a second identity is compared from 12
-    /// minutes after its claim on.
-    ///
-    /// ```
-    /// # #[cfg(feature = "memory")] {
-    /// use tower_dedup::{DedupLayer, OnMismatch, adapter::MemoryAdapter, key, provider};
-    ///
-    /// let dedup = DedupLayer::new(provider::STRIPE, MemoryAdapter::new())
-    ///     .compare_payload(key::body_digest(), OnMismatch::Refuse);
-    /// # let _ = dedup;
-    /// # }
-    /// ```
+    /// minutes after its claim on. [The guide](crate::guide::responses#one-id-another-body) has an example.
     ///
     /// Invalid for an adapter without [`stored_data`](crate::adapter::contract::Abilities::stored_data).
     pub fn compare_payload(mut self, part: KeyPart, on_mismatch: OnMismatch) -> Self {
@@ -305,25 +294,16 @@ impl<L: Ledger, B> DedupLayer<L, B> {
     /// instructions of a Twilio webhook.
     ///
     /// The response's body is read to its end before the event is completed. If the body ends in an
-    /// error, the handler has failed: the answer is 500, and the retry runs. The response to a
-    /// multi-event delivery is not stored. Not for [`on_arrival`](Self::on_arrival) layers, whose
-    /// keys are complete before there is a response: this does not compile.
+    /// error, the handler has failed: the answer is 500, and the retry runs.
+    /// [The guide](crate::guide::responses#a-response-that-matters) has an example, and the responses that are
+    /// not stored. The store then holds the handlers' responses: restrict the access to it.
+    ///
+    /// Not for [`on_arrival`](Self::on_arrival) layers, whose keys are complete before there is a
+    /// response: this does not compile.
     ///
     /// ```compile_fail,E0277
     /// # use tower_dedup::{DedupLayer, Replay, adapter::MemoryAdapter, provider};
     /// let dedup = DedupLayer::on_arrival(provider::TWILIO, MemoryAdapter::new()).replay(Replay::new());
-    /// ```
-    ///
-    /// The store then holds the handlers' responses: restrict the access to it.
-    ///
-    /// ```
-    /// # #[cfg(feature = "memory")] {
-    /// use tower_dedup::{DedupLayer, Replay, adapter::MemoryAdapter, provider};
-    ///
-    /// let dedup = DedupLayer::new(provider::TWILIO, MemoryAdapter::new())
-    ///     .replay(Replay::new().body_limit(16 * 1024));
-    /// # let _ = dedup;
-    /// # }
     /// ```
     ///
     /// Invalid for an adapter without [`stored_data`](crate::adapter::contract::Abilities::stored_data).
