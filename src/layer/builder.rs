@@ -158,7 +158,7 @@ impl<L: Ledger> DedupLayer<L> {
         Self {
             ledger: Arc::new(ledger),
             config: Config::new(key.into()),
-            gate: Arc::new(Gate::new(1_024, 256)),
+            gate: Arc::new(Gate::new()),
             inner_body: PhantomData,
         }
     }
