@@ -236,6 +236,17 @@ impl<L, B> DedupLayer<L, B> {
         self.config.log_ids = ids;
         self
     }
+
+    /// Sets the page on which the API documents its use of `Idempotency-Key`. The `type` of a problem
+    /// is this URL with the value of the result header as its fragment:
+    /// `https://api.example.com/docs#mismatch`. One fragment differs: a duplicate whose response was
+    /// not stored has `#response-not-stored`. Without a page, the `type` is `about:blank`.
+    ///
+    /// A text that is no URL or has a fragment is invalid, and so is this setting of another layer.
+    pub fn problem_docs(mut self, url: &str) -> Self {
+        self.config.problem_docs = Some(url.into());
+        self
+    }
 }
 
 impl<L: Ledger, B> DedupLayer<L, B> {
