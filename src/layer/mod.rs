@@ -46,7 +46,6 @@ mod mode;
 mod paths;
 mod policy;
 mod service;
-mod settings;
 
 pub use answer::DedupResult;
 pub use body::ResponseBody;
