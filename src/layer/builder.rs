@@ -311,7 +311,7 @@ impl<L, B> DedupLayer<L, B> {
     where
         F: Fn(&response::Parts) -> bool + Send + Sync + 'static,
     {
-        self.config.success = Success::new(is_success);
+        self.config.success = Success(Arc::new(is_success));
         self
     }
 

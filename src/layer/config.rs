@@ -72,7 +72,7 @@ impl Config {
             times,
             max_keys: 4_096,
             waits_for_permit: false,
-            success: Success::default(),
+            success: Success(Arc::new(|response| response.status.is_success())),
             on_missing_key: OnMissingKey::default(),
             handshakes_to_handler: false,
             on_in_flight: OnInFlight::default(),

@@ -215,28 +215,14 @@ pub struct Verified;
 
 /// Decides whether a response means that the event was handled.
 #[derive(Clone)]
-pub(super) struct Success(Arc<IsSuccess>);
-
-type IsSuccess = dyn Fn(&response::Parts) -> bool + Send + Sync;
+pub(super) struct Success(pub(super) Arc<dyn Fn(&response::Parts) -> bool + Send + Sync>);
 
 impl Success {
-    pub(super) fn new(
-        is_success: impl Fn(&response::Parts) -> bool + Send + Sync + 'static,
-    ) -> Self {
-        Self(Arc::new(is_success))
-    }
-
     pub(super) fn is(&self, response: &response::Parts) -> bool {
         match response.extensions.get::<Disposition>() {
             Some(disposition) => *disposition == Disposition::Complete,
             None => (self.0)(response),
         }
-    }
-}
-
-impl Default for Success {
-    fn default() -> Self {
-        Self::new(|response| response.status.is_success())
     }
 }
 
