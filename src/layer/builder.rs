@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http::{HeaderName, Method, StatusCode, response};
 use http_body_util::Full;
 
-use super::config::{ComparedPart, Config};
+use super::config::Config;
 use super::gate::Gate;
 use super::handle::DedupHandle;
 use super::mode::Mode;
@@ -464,7 +464,8 @@ impl<L: Ledger, B> DedupLayer<L, B> {
     ///
     /// Invalid for an adapter without [`stored_data`](crate::adapter::contract::Abilities::stored_data).
     pub fn compare_payload(mut self, part: KeyPart, on_mismatch: OnMismatch) -> Self {
-        self.config.compare_payload = Some(ComparedPart { part, on_mismatch });
+        self.config.compare_payload = Some(part);
+        self.config.on_mismatch = on_mismatch;
         self
     }
 

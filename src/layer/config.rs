@@ -38,20 +38,15 @@ pub(super) struct Config {
     pub(super) result_header: Option<HeaderName>,
     pub(super) require_verified: bool,
     pub(super) log_ids: LogIds,
-    pub(super) compare_payload: Option<ComparedPart>,
+    /// The part of a payload that is compared.
+    pub(super) compare_payload: Option<KeyPart>,
+    pub(super) on_mismatch: OnMismatch,
     pub(super) replay: Option<Replay>,
     /// For a layer whose clients send the header `Idempotency-Key`: makes the layer's own answers problem details
     /// (RFC 9457), and marks replayed responses.
     pub(super) problems: bool,
     /// The URL of the API's documentation, from which the types of problems are made.
     pub(super) problem_docs: Option<Arc<str>>,
-}
-
-/// The part of a payload that is compared, and the policy for a mismatch.
-#[derive(Debug, Clone)]
-pub(super) struct ComparedPart {
-    pub(super) part: KeyPart,
-    pub(super) on_mismatch: OnMismatch,
 }
 
 impl Config {
@@ -85,6 +80,7 @@ impl Config {
             require_verified: false,
             log_ids: LogIds::default(),
             compare_payload: None,
+            on_mismatch: OnMismatch::default(),
             replay: None,
             problems: false,
             problem_docs: None,
@@ -94,7 +90,7 @@ impl Config {
     /// `stores_data` is whether the store holds payload digests and responses.
     pub(super) fn check(&self, stores_data: bool) -> Result<(), ConfigError> {
         self.key.check()?;
-        if let Some(fault) = self.compare_payload.as_ref().and_then(|it| it.part.fault()) {
+        if let Some(fault) = self.compare_payload.as_ref().and_then(KeyPart::fault) {
             return Err(fault.clone());
         }
         self.times.check()?;
@@ -120,13 +116,6 @@ impl Config {
             return Err(ConfigError::new(ConfigErrorKind::Unsupported, rule));
         }
         Ok(())
-    }
-
-    /// Returns what to do with an event that was handled with another payload.
-    pub(super) fn on_mismatch(&self) -> OnMismatch {
-        self.compare_payload
-            .as_ref()
-            .map_or_else(OnMismatch::default, |compared| compared.on_mismatch)
     }
 
     /// Returns `true` for the methods that are deduplicated. GET stands for HEAD too, because

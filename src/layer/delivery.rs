@@ -265,7 +265,7 @@ where
         begun: Result<Begin<L::Claim>, Error>,
     ) -> Judgment<L::Claim, ResBody, S::Error> {
         let is_acknowledged = self.layer.config.on_in_flight == OnInFlight::Acknowledge;
-        let refuses = self.layer.config.on_mismatch() == OnMismatch::Refuse;
+        let refuses = self.layer.config.on_mismatch == OnMismatch::Refuse;
         match begun {
             Ok(Begin::First { claim, delivery, in_flight, mismatch }) => {
                 // The retry finds the events of this run complete, and runs the others.
