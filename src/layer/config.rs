@@ -130,17 +130,25 @@ impl Config {
         report.emit(outcome, events, &self.meters);
     }
 
-    /// Returns the terms for one `begin`, with a token of its own. They do not fail open.
-    pub(super) fn begin_context(&self, payloads: Option<&Payloads>) -> BeginContext {
+    /// Returns the terms for one `begin`, with a token of its own.
+    pub(super) fn begin_context(
+        &self,
+        payloads: Option<&Payloads>,
+        in_shadow: bool,
+    ) -> BeginContext {
         let fetch = match (&self.replay, &self.compare_payload) {
-            (Some(_), _) => Fetch::DigestAndResponse,
-            (None, Some(_)) => Fetch::Digest,
-            (None, None) => Fetch::Nothing,
+            // In shadow, an unreadable response must not hide the verdict.
+            (Some(_), _) if !in_shadow => Fetch::DigestAndResponse,
+            (_, Some(_)) => Fetch::Digest,
+            (_, None) => Fetch::Nothing,
         };
         // A response to be stored is read after the handler has returned.
         let after = if self.replay.is_some() { self.body_timeout } else { Duration::ZERO };
         let mut context = BeginContext::of(&self.times, after);
         (context.fetch, context.payloads) = (fetch, payloads.cloned());
+        if self.on_unavailable == OnUnavailable::FailOpen {
+            context.fail_open();
+        }
         context
     }
 }

@@ -44,9 +44,9 @@ use super::builder::DedupLayer;
 use super::config::Config;
 use super::gate::{NotAdmitted, Permit, release_readiness};
 use super::paths::LAST_PATHS;
-use super::policy::{OnInFlight, OnMismatch, OnUnavailable, Replay};
+use super::policy::{OnInFlight, OnMismatch, Replay};
 use crate::adapter::Payloads;
-use crate::adapter::contract::{Fetch, StoredResponse};
+use crate::adapter::contract::StoredResponse;
 use crate::delivery::{Delivery, Verdict};
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys, hex, sha256};
@@ -202,15 +202,8 @@ where
     /// not go on.
     async fn claim(&mut self) -> Waited<L::Claim, ResBody, S::Error> {
         let DedupLayer { ledger, config, .. } = &*self.layer;
-        let mut context = config.begin_context(self.request.payloads.as_ref());
-        if config.on_unavailable == OnUnavailable::FailOpen {
-            context.fail_open();
-        }
-        if let Judged::InShadow(_) = self.judged {
-            // Responses are not replayed, so an unreadable one must not hide the verdict.
-            let compares = config.compare_payload.is_some();
-            context.fetch = if compares { Fetch::Digest } else { Fetch::Nothing };
-        }
+        let in_shadow = matches!(self.judged, Judged::InShadow(_));
+        let context = config.begin_context(self.request.payloads.as_ref(), in_shadow);
         let begun = ledger.begin(&self.request.keys, &context).await;
         match (&begun, self.judged, self.layer.config.on_in_flight) {
             // Boxed, because most deliveries do not wait and their future stays small.
