@@ -39,7 +39,7 @@ use tokio::time::sleep_until;
 use tower_service::Service;
 
 use super::answer::{DedupResult, Ending};
-use super::body::{Buffered, ResponseBody, buffer_response};
+use super::body::{ResponseBody, buffer_response};
 use super::builder::DedupLayer;
 use super::config::Config;
 use super::gate::{NotAdmitted, Permit, release_readiness};
@@ -486,12 +486,8 @@ async fn store<ResBody: Body<Data = Bytes>, E>(
         return Some(HandlerSuccess::default());
     };
     let read = buffer_response(body, replay.limit(), time);
-    let (stored, body) = match AssertUnwindSafe(read).catch_unwind().await {
-        Ok(Ok(Buffered::Whole(bytes, body))) => {
-            let headers = replay.select(&head.headers);
-            (headers.map(|headers| StoredResponse::new(head.status, headers, bytes)), body)
-        }
-        Ok(Ok(Buffered::Not(reason, body))) => (Err(reason), body),
+    let (bytes, body) = match AssertUnwindSafe(read).catch_unwind().await {
+        Ok(Ok(buffered)) => buffered,
         Ok(Err(_)) => {
             *ended = own(Outcome::BrokenResponse, DedupResult::BrokenResponse);
             return None;
@@ -501,6 +497,9 @@ async fn store<ResBody: Body<Data = Bytes>, E>(
             return None;
         }
     };
+    let stored = bytes.and_then(|bytes| {
+        Ok(StoredResponse::new(head.status, replay.select(&head.headers)?, bytes))
+    });
     ended.1 = Ending::Inner(Ok(Response::from_parts(head, body)));
     let stored = stored.inspect_err(|reason| observe::response_not_stored(key, reason));
     Some(HandlerSuccess { response: stored.ok().map(Arc::new) })
