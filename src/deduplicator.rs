@@ -135,8 +135,7 @@ impl<L: Ledger> Deduplicator<L> {
         Self { ledger: Arc::new(ledger), meters: Arc::default(), settings: Settings::default() }
     }
 
-    /// Sets how long a key is remembered. The time counts from the key's last claim: every attempt
-    /// claims it again.
+    /// Sets how long a key is remembered, as [`DedupLayer::retention`](crate::DedupLayer::retention).
     ///
     /// Zero is invalid.
     pub fn retention(mut self, retention: Duration) -> Self {
@@ -144,10 +143,9 @@ impl<L: Ledger> Deduplicator<L> {
         self
     }
 
-    /// Sets how long a claim holds without a renewal: how long an event waits for its retry after
-    /// its process died. The claim is renewed at a third of that.
+    /// Sets how long a claim holds unless it is renewed, as [`DedupLayer::lease`](crate::DedupLayer::lease).
     ///
-    /// A lease below 100 ms is invalid, because a busy process may renew later than that.
+    /// A lease below 100 ms is invalid.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.settings.times.lease = lease;
         self
@@ -161,9 +159,9 @@ impl<L: Ledger> Deduplicator<L> {
         self
     }
 
-    /// Sets how long a handler may run. Past that the handler is dropped at an `.await`, its key is
-    /// released, and [`run`](Self::run) returns [`RunError::TimedOut`]. On arrival the key stays
-    /// complete, and the event is lost.
+    /// Sets how long a handler may run, as
+    /// [`DedupLayer::handler_timeout`](crate::DedupLayer::handler_timeout). Past that, [`run`](Self::run)
+    /// returns [`RunError::TimedOut`].
     ///
     /// Zero is invalid.
     pub fn handler_timeout(mut self, bound: Duration) -> Self {

@@ -84,26 +84,6 @@ impl IntoResponse for DeliveryRejection {
 /// A handshake, and a missing key that passes through, get a transaction without a key. It opens here,
 /// and the layer commits it after a success. So a handler of deliveries and handshakes takes `DedupTx`
 /// and `Option<Delivery>`.
-///
-/// # Example
-///
-/// ```
-/// # #[cfg(feature = "sqlite")] {
-/// use axum::http::StatusCode;
-/// use sqlx::Sqlite;
-/// use tower_dedup::{DedupTx, Delivery};
-///
-/// async fn on_event(delivery: Delivery, mut tx: DedupTx<Sqlite>) -> Result<(), StatusCode> {
-///     sqlx::query("UPDATE orders SET paid = 1 WHERE id = ?")
-///         .bind(delivery.id().to_owned())
-///         .execute(&mut *tx)
-///         .await
-///         .map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
-///     Ok(())
-/// }
-/// # let _: axum::Router = axum::Router::new().route("/", axum::routing::post(on_event));
-/// # }
-/// ```
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 impl<DB: sqlx::Database, S: Sync> FromRequestParts<S> for DedupTx<DB> {
     type Rejection = DedupTxRejection;

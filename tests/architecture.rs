@@ -106,7 +106,7 @@ const LEVELS: &[(&str, Levels)] = &[
             &["config"],
             &["answer", "handle"],
             &["builder"],
-            &["delivery", "settings"],
+            &["delivery"],
             &["admit", "idempotency"],
             &["service"],
         ],

@@ -319,7 +319,7 @@ impl<S, L, B> Run<S, L, B> {
             return Err(KeyError::new(KeyErrorKind::TooMany, "the request"));
         }
         let compared = config.compare_payload.as_ref();
-        compared.map(|compared| self.payloads(&compared.part, keys)).transpose()
+        compared.map(|part| self.payloads(part, keys)).transpose()
     }
 
     /// Returns the SHA-256 of each event's payload. In a multi-event delivery a payload is the

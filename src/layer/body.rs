@@ -122,13 +122,9 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
     }
 }
 
-/// A response's body that was read so that it can be stored.
-pub(super) enum Buffered<B> {
-    /// The whole body was read. Contains its bytes, and a body that sends them.
-    Whole(Bytes, ResponseBody<B>),
-    /// The body cannot be stored. Contains the reason, and a body that sends it from its beginning.
-    Not(&'static str, ResponseBody<B>),
-}
+/// The bytes of a body that is to be stored, or the reason why it cannot be stored; and a body that sends it
+/// from its beginning.
+type Buffered<B> = (Result<Bytes, &'static str>, ResponseBody<B>);
 
 /// Reads a response's body, up to `limit` bytes and for `time`.
 pub(super) async fn buffer_response<B: Body<Data = Bytes>>(
@@ -139,7 +135,7 @@ pub(super) async fn buffer_response<B: Body<Data = Bytes>>(
     const LONG: &str = "its body is too long";
     const SLOW: &str = "its body took too long";
     if body.size_hint().lower() > u64::try_from(limit).unwrap_or(u64::MAX) {
-        return Ok(Buffered::Not(LONG, ResponseBody::inner(body)));
+        return Ok((Err(LONG), ResponseBody::inner(body)));
     }
     let deadline = deadline_in(time);
     let mut body = Box::pin(body);
@@ -148,15 +144,14 @@ pub(super) async fn buffer_response<B: Body<Data = Bytes>>(
     loop {
         let frame = poll_fn(|cx| body.as_mut().poll_frame(cx));
         let Ok(frame) = tokio::time::timeout_at(deadline, frame).await else {
-            return Ok(Buffered::Not(SLOW, ResponseBody::read(all.freeze(), None, Some(body))));
+            return Ok((Err(SLOW), ResponseBody::read(all.freeze(), None, Some(body))));
         };
         match frame.transpose()?.map(Frame::into_data) {
             None => break,
             Some(Ok(data)) => {
                 all.extend_from_slice(&data);
                 if all.len() > limit {
-                    let body = ResponseBody::read(all.freeze(), None, Some(body));
-                    return Ok(Buffered::Not(LONG, body));
+                    return Ok((Err(LONG), ResponseBody::read(all.freeze(), None, Some(body))));
                 }
             }
             // Trailers are the last frame.
@@ -167,7 +162,7 @@ pub(super) async fn buffer_response<B: Body<Data = Bytes>>(
         }
     }
     let all = all.freeze();
-    Ok(Buffered::Whole(all.clone(), ResponseBody::read(all, trailers, None)))
+    Ok((Ok(all.clone()), ResponseBody::read(all, trailers, None)))
 }
 
 /// The default of the largest request body, in bytes.

@@ -3,25 +3,30 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
+use http::{HeaderName, Method, StatusCode, response};
 use http_body_util::Full;
 
 use super::config::Config;
 use super::gate::Gate;
 use super::handle::DedupHandle;
+use super::mode::Mode;
+use super::policy::{LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Success};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::adapter::TransactionAdapter;
 use crate::adapter::contract::DedupAdapter;
 #[cfg(feature = "testing")]
 use crate::adapter::contract::{CallTerms, Token};
 use crate::error::ConfigError;
-use crate::key::IntoKeyExtractor;
 #[cfg(feature = "testing")]
 use crate::key::KeyExtractor;
+use crate::key::{IntoKeyExtractor, KeyPart};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::ledger::Transactional;
-use crate::ledger::{Lease, Ledger, OnArrival};
+use crate::ledger::{CanReplay, CanShadow, FailOpen, Lease, Ledger, OnArrival};
+use crate::observe;
 
 /// Makes every delivery to the inner service take effect once.
 ///
@@ -127,31 +132,7 @@ impl DedupLayer {
     /// The handler takes the transaction as a [`DedupTx`](crate::DedupTx) argument. It holds a
     /// connection while it runs, so [`max_running`](Self::max_running) defaults to the size of a
     /// Postgres pool less two, and at least 1. A delivery waits for its permit for up to
-    /// [`store_timeout`](Self::store_timeout).
-    ///
-    /// ```no_run
-    /// # #[cfg(all(feature = "axum", feature = "postgres"))] {
-    /// use axum::Router;
-    /// use axum::http::StatusCode;
-    /// use axum::routing::post;
-    /// use sqlx::{PgPool, Postgres};
-    /// use tower_dedup::adapter::PostgresAdapter;
-    /// use tower_dedup::{DedupLayer, DedupTx, provider};
-    ///
-    /// async fn on_event(mut tx: DedupTx<Postgres>) -> StatusCode {
-    ///     match sqlx::query("UPDATE orders SET paid = true").execute(&mut *tx).await {
-    ///         Ok(_) => StatusCode::OK,
-    ///         Err(_) => StatusCode::INTERNAL_SERVER_ERROR, // rolled back; the retry runs again
-    ///     }
-    /// }
-    ///
-    /// # fn app(pool: PgPool) -> Router {
-    /// let dedup = DedupLayer::transactional(provider::STRIPE, PostgresAdapter::new(pool));
-    /// Router::new().route("/webhooks/stripe", post(on_event).layer(dedup))
-    /// # }
-    /// # let _ = app;
-    /// # }
-    /// ```
+    /// [`store_timeout`](Self::store_timeout). [The guide](crate::guide::transactions#use) has an example.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub fn transactional<A: TransactionAdapter>(
         key: impl IntoKeyExtractor,
@@ -182,13 +163,338 @@ impl<L: Ledger> DedupLayer<L> {
         Self {
             ledger: Arc::new(ledger),
             config: Config::new(key.into()),
-            gate: Arc::new(Gate::new(1_024, 256)),
+            gate: Arc::new(Gate::new()),
             inner_body: PhantomData,
         }
     }
 }
 
+/// The settings of every layer.
+impl<L, B> DedupLayer<L, B> {
+    /// Sets the methods that are deduplicated; GET stands for HEAD too. A request by another method
+    /// reaches the inner service with its body buffered, and otherwise as it is.
+    ///
+    /// Invalid without a method.
+    pub fn methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
+        self.config.methods = methods.into_iter().collect();
+        self
+    }
+
+    /// Sets the longest body, in bytes. A longer one is answered 413, whatever its method, and
+    /// nothing is claimed.
+    ///
+    /// A limit below the preset's [largest body](crate::provider::Preset::max_body) is used, and a
+    /// warning is logged. A [`VerifyLayer`](crate::verify::VerifyLayer) outside this layer has a limit
+    /// of its own: set both.
+    ///
+    /// axum's extractors of bodies have a limit of 2 MB too (`DefaultBodyLimit`). With the feature
+    /// `axum`, a layer with a limit above 2 MiB raises axum's limit to its own, for the routes inside
+    /// it. A `DefaultBodyLimit` inside this layer decides before it.
+    ///
+    /// 0 is invalid.
+    pub fn body_limit(mut self, bytes: usize) -> Self {
+        self.config.body_limit = bytes;
+        if let Some(largest) = self.config.key.max_body
+            && bytes < largest
+        {
+            observe::small_body_limit(&self.config.key.namespace, bytes, largest);
+        }
+        self
+    }
+
+    /// Sets how long a body may take to arrive. A slower one is answered 408, and nothing is
+    /// claimed.
+    ///
+    /// Zero is invalid.
+    pub fn body_timeout(mut self, time: Duration) -> Self {
+        self.config.body_timeout = time;
+        self
+    }
+
+    /// Sets how long a key is remembered. The time counts from the key's last claim: every attempt
+    /// claims it again.
+    ///
+    /// A retention below the preset's floor (the time in which its sender may deliver an event
+    /// again) is used, and a warning is logged.
+    ///
+    /// Zero is invalid.
+    pub fn retention(mut self, retention: Duration) -> Self {
+        self.config.times.retention = retention;
+        if let Some(floor) = self.config.key.retention_floor
+            && retention < floor
+        {
+            observe::short_retention(&self.config.key.namespace, retention, floor);
+        }
+        self
+    }
+
+    /// Sets how long a claim holds unless it is renewed. If a process dies, the retry of its event
+    /// runs after this time.
+    ///
+    /// The layer renews the lease of a running handler at a third of its length, so a handler may
+    /// run for longer than its lease. A handler that hangs holds its event and its permit until the
+    /// process ends, unless [`handler_timeout`](Self::handler_timeout) drops it. A lease should be
+    /// much longer than [`store_timeout`](Self::store_timeout).
+    ///
+    /// A lease below 100 ms is invalid, because a busy process may renew later than that.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.config.times.lease = lease;
+        self
+    }
+
+    /// Sets the bound on every call to the store, waiting for a connection included.
+    ///
+    /// Zero is invalid, and so are more than 30 s.
+    pub fn store_timeout(mut self, bound: Duration) -> Self {
+        self.config.times.store_timeout = bound;
+        self
+    }
+
+    /// Sets how long a handler may run, from its call to its response.
+    ///
+    /// Past that the handler is dropped at an `.await`, its key is released, and the answer is 504
+    /// with the header value `handler-timeout`. The handler may have half-run; the retry sees an
+    /// [`attempt`](crate::Delivery::attempt) above 1, and no takeover. In a transaction all is rolled back, and the
+    /// attempt is 1 again. Tasks that the handler has spawned go on. The timeout does not cover the response's body, nor a handler that blocks its
+    /// thread. Under the on-arrival ledger the key stays complete, and the event is lost.
+    ///
+    /// Zero is invalid.
+    pub fn handler_timeout(mut self, bound: Duration) -> Self {
+        self.config.times.handler_timeout = Some(bound);
+        self
+    }
+
+    /// Sets how many deliveries may run at once, over all services and clones of this layer. A
+    /// delivery beyond that is answered 503. 0 refuses every delivery; `usize::MAX` bounds nothing.
+    ///
+    /// Set it before the layer serves: later, the bound does not become smaller than the number of deliveries that run
+    /// then. Running deliveries have tasks of their own, which outer `ConcurrencyLimit` and `Timeout`
+    /// layers do not see: this is their bound.
+    pub fn max_running(self, deliveries: usize) -> Self {
+        self.gate.running.resize(deliveries);
+        self
+    }
+
+    /// Sets how many deliveries may wait at once, over all services and clones of this layer. They
+    /// wait for another delivery of their event or, in a transactional layer, for a permit. A
+    /// delivery beyond that is answered 503 at once. Set it before the layer serves, as
+    /// [`max_running`](Self::max_running).
+    pub fn max_waiting(self, deliveries: usize) -> Self {
+        self.gate.waiting.resize(deliveries);
+        self
+    }
+
+    /// Sets how many keys one request may carry, second identities included. A request with more is
+    /// answered 400.
+    ///
+    /// 0 is invalid.
+    pub fn max_keys(mut self, keys: usize) -> Self {
+        self.config.max_keys = keys;
+        self
+    }
+
+    /// Sets which responses of the handler mean that the event was handled. Any other response
+    /// releases the key for the retry. A [`Disposition`](crate::Disposition) in the response decides
+    /// before this function.
+    ///
+    /// ```
+    /// # #[cfg(feature = "memory")] {
+    /// use tower_dedup::{DedupLayer, adapter::MemoryAdapter, provider};
+    ///
+    /// // 422 is final for this handler: a retry would fail again.
+    /// let dedup = DedupLayer::new(provider::GITHUB, MemoryAdapter::new())
+    ///     .success_when(|response| response.status.is_success() || response.status == 422);
+    /// # let _ = dedup;
+    /// # }
+    /// ```
+    pub fn success_when<F>(mut self, is_success: F) -> Self
+    where
+        F: Fn(&response::Parts) -> bool + Send + Sync + 'static,
+    {
+        self.config.success = Success(Arc::new(is_success));
+        self
+    }
+
+    /// Sets what to do with a delivery that carries no key.
+    pub fn on_missing_key(mut self, policy: OnMissingKey) -> Self {
+        self.config.on_missing_key = policy;
+        self
+    }
+
+    /// Lets [handshakes](crate::KeyExtractor::handshake_when) reach the handler, for example to learn of
+    /// a new hook. They have no [`Delivery`](crate::Delivery), so the handler takes an
+    /// `Option<Delivery>`. Without this call, the layer answers them by 200 with the result `handshake`.
+    pub fn handshakes_to_handler(mut self) -> Self {
+        self.config.handshakes_to_handler = true;
+        self
+    }
+
+    /// Sets what to do with a delivery whose event is in flight.
+    pub fn on_in_flight(mut self, policy: OnInFlight) -> Self {
+        self.config.on_in_flight = policy;
+        self
+    }
+
+    /// Sets the status of the answer to a delivery whose event is in flight.
+    ///
+    /// A 1xx is invalid, because it is no final response. So is a 2xx: after it the sender does not deliver again,
+    /// although the first run may fail.
+    pub fn in_flight_status(mut self, status: StatusCode) -> Self {
+        self.config.in_flight_status = status;
+        self
+    }
+
+    /// Sets the `Retry-After` of the answer to a delivery whose event is in flight, in whole
+    /// seconds, rounded up.
+    pub fn retry_after_in_flight(mut self, time: Duration) -> Self {
+        self.config.retry_after_in_flight = time;
+        self
+    }
+
+    /// Sets the `Retry-After` of an answer because of the store or a bound, in whole seconds,
+    /// rounded up.
+    pub fn retry_after_unavailable(mut self, time: Duration) -> Self {
+        self.config.retry_after_unavailable = time;
+        self
+    }
+
+    /// Sets the status of the answer to a duplicate.
+    ///
+    /// All but a 2xx is invalid, because senders retry anything else, and some disable the endpoint.
+    pub fn duplicate_status(mut self, status: StatusCode) -> Self {
+        self.config.duplicate_status = status;
+        self
+    }
+
+    /// Sets the header in which the layer's own answers say why; `None` for no header.
+    pub fn result_header(mut self, name: Option<HeaderName>) -> Self {
+        self.config.result_header = name;
+        self
+    }
+
+    /// Answers 500 to every request by a deduplicated method that carries no
+    /// [`Verified`](crate::Verified) in its extensions. A layer that verifies signatures belongs
+    /// outside this one, and the order is easy to reverse.
+    ///
+    /// Logs a warning if the preset's sender does not sign the id and the key has no
+    /// [content identity](crate::guide::keys#an-id-that-is-not-signed).
+    pub fn require_verified(mut self) -> Self {
+        if self.config.key.is_replayable() {
+            observe::unsigned_id(&self.config.key.namespace);
+        }
+        self.config.require_verified = true;
+        self
+    }
+
+    /// Sets how log records name an event. The default is its id; for
+    /// [`idempotency_key`](Self::idempotency_key) it is [`LogIds::Hashed`], because the keys of clients may name
+    /// persons.
+    pub fn log_ids(mut self, ids: LogIds) -> Self {
+        self.config.log_ids = ids;
+        self
+    }
+
+    /// Sets the page on which the API documents its use of `Idempotency-Key`. The `type` of a problem
+    /// is this URL with the value of the result header as its fragment:
+    /// `https://api.example.com/docs#mismatch`. One fragment differs: a duplicate whose response was
+    /// not stored has `#response-not-stored`. Without a page, the `type` is `about:blank`.
+    ///
+    /// A text that is no URL or has a fragment is invalid, and so is this setting of another layer.
+    pub fn problem_docs(mut self, url: &str) -> Self {
+        self.config.problem_docs = Some(url.into());
+        self
+    }
+
+    /// Changes the body that the inner service takes to another type that is
+    /// [`From<Bytes>`](bytes::Bytes).
+    ///
+    /// By default the body is `Full<Bytes>`, which axum's routers take. A service that takes one
+    /// body only needs this, such as axum's `from_fn` inside this layer without a router between
+    /// them: `.inner_body::<axum::body::Body>()`.
+    pub fn inner_body<T>(self) -> DedupLayer<L, T> {
+        let Self { ledger, config, gate, .. } = self;
+        DedupLayer { ledger, config, gate, inner_body: PhantomData }
+    }
+}
+
 impl<L: Ledger, B> DedupLayer<L, B> {
+    /// Sets whether the layer enforces its verdicts, only reports them, or does nothing.
+    /// [`DedupHandle::set_mode`](crate::DedupHandle::set_mode) changes it while the layer serves.
+    ///
+    /// Not for [`transactional`](Self::transactional) layers, because the handler writes through the
+    /// transaction of its claim: this does not compile.
+    // The bound is the method's, so that the compiler shows the message of `CanShadow`.
+    pub fn mode(self, mode: Mode) -> Self
+    where
+        L: CanShadow,
+    {
+        self.gate.mode.set(mode);
+        self
+    }
+
+    /// Sets what to do with a delivery when the store is unavailable.
+    ///
+    /// A duplicate whose stored data cannot be read is 503 under every policy. On the SQL stores, so is a
+    /// duplicate whose response is not read within `store_timeout`.
+    ///
+    /// Not for [`transactional`](Self::transactional) layers: without the database there is no
+    /// transaction to lend, so this does not compile.
+    // The bound is the method's, so that the compiler shows the message of `FailOpen`.
+    pub fn on_unavailable(mut self, policy: OnUnavailable) -> Self
+    where
+        L: FailOpen,
+    {
+        self.config.on_unavailable = policy;
+        self
+    }
+
+    /// Compares the payload of a duplicate with the payload under which its event was handled.
+    ///
+    /// `part` has to be the same: [`key::body_digest()`](crate::key::body_digest) for the whole
+    /// body, or the values that matter (`key::json("/amount")`). Name values if the sender puts an
+    /// attempt counter or a time into the body (see [`provider`](crate::provider)). In a
+    /// multi-event delivery, `part` is read from each event's
+    /// [own bytes](crate::key::Event::with_payload). The SHA-256 of `part` is stored with the key. A
+    /// delivery without `part` is not compared.
+    ///
+    /// A mismatch is counted, logged, and answered as `on_mismatch` says; the handler does not run.
+    /// Only payloads of *handled* events are compared. After a failed attempt, the event may come
+    /// back with another payload. [On arrival](Self::on_arrival), an event with a second identity is compared from 12
+    /// minutes after its claim on. [The guide](crate::guide::responses#one-id-another-body) has an example.
+    ///
+    /// Invalid for an adapter without [`stored_data`](crate::adapter::contract::Abilities::stored_data).
+    pub fn compare_payload(mut self, part: KeyPart, on_mismatch: OnMismatch) -> Self {
+        self.config.compare_payload = Some(part);
+        self.config.on_mismatch = on_mismatch;
+        self
+    }
+
+    /// Stores the response to the first delivery of an event that succeeds, and answers its
+    /// duplicates with it. Some senders use the response: a Telegram bot's method call, the
+    /// instructions of a Twilio webhook.
+    ///
+    /// The response's body is read to its end before the event is completed. If the body ends in an
+    /// error, the handler has failed: the answer is 500, and the retry runs.
+    /// [The guide](crate::guide::responses#a-response-that-matters) has an example, and the responses that are
+    /// not stored. The store then holds the handlers' responses: restrict the access to it.
+    ///
+    /// Not for [`on_arrival`](Self::on_arrival) layers, whose keys are complete before there is a
+    /// response: this does not compile.
+    ///
+    /// ```compile_fail,E0277
+    /// # use tower_dedup::{DedupLayer, Replay, adapter::MemoryAdapter, provider};
+    /// let dedup = DedupLayer::on_arrival(provider::TWILIO, MemoryAdapter::new()).replay(Replay::new());
+    /// ```
+    ///
+    /// Invalid for an adapter without [`stored_data`](crate::adapter::contract::Abilities::stored_data).
+    pub fn replay(mut self, replay: Replay) -> Self
+    where
+        L: CanReplay,
+    {
+        self.config.replay = Some(replay);
+        self
+    }
+
     /// Returns the layer, if it can be applied.
     ///
     /// ```
@@ -225,19 +531,6 @@ impl<L: Ledger, B> DedupLayer<L, B> {
             namespace: Arc::clone(&self.config.key.namespace),
             can_shadow: L::CAN_SHADOW,
         }
-    }
-}
-
-impl<L, B> DedupLayer<L, B> {
-    /// Changes the body that the inner service takes to another type that is
-    /// [`From<Bytes>`](bytes::Bytes).
-    ///
-    /// By default the body is `Full<Bytes>`, which axum's routers take. A service that takes one
-    /// body only needs this, such as axum's `from_fn` inside this layer without a router between
-    /// them: `.inner_body::<axum::body::Body>()`.
-    pub fn inner_body<T>(self) -> DedupLayer<L, T> {
-        let Self { ledger, config, gate, .. } = self;
-        DedupLayer { ledger, config, gate, inner_body: PhantomData }
     }
 }
 

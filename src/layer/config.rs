@@ -38,20 +38,15 @@ pub(super) struct Config {
     pub(super) result_header: Option<HeaderName>,
     pub(super) require_verified: bool,
     pub(super) log_ids: LogIds,
-    pub(super) compare_payload: Option<ComparedPart>,
+    /// The part of a payload that is compared.
+    pub(super) compare_payload: Option<KeyPart>,
+    pub(super) on_mismatch: OnMismatch,
     pub(super) replay: Option<Replay>,
     /// For a layer whose clients send the header `Idempotency-Key`: makes the layer's own answers problem details
     /// (RFC 9457), and marks replayed responses.
     pub(super) problems: bool,
     /// The URL of the API's documentation, from which the types of problems are made.
     pub(super) problem_docs: Option<Arc<str>>,
-}
-
-/// The part of a payload that is compared, and the policy for a mismatch.
-#[derive(Debug, Clone)]
-pub(super) struct ComparedPart {
-    pub(super) part: KeyPart,
-    pub(super) on_mismatch: OnMismatch,
 }
 
 impl Config {
@@ -72,7 +67,7 @@ impl Config {
             times,
             max_keys: 4_096,
             waits_for_permit: false,
-            success: Success::default(),
+            success: Success(Arc::new(|response| response.status.is_success())),
             on_missing_key: OnMissingKey::default(),
             handshakes_to_handler: false,
             on_in_flight: OnInFlight::default(),
@@ -85,6 +80,7 @@ impl Config {
             require_verified: false,
             log_ids: LogIds::default(),
             compare_payload: None,
+            on_mismatch: OnMismatch::default(),
             replay: None,
             problems: false,
             problem_docs: None,
@@ -94,7 +90,7 @@ impl Config {
     /// `stores_data` is whether the store holds payload digests and responses.
     pub(super) fn check(&self, stores_data: bool) -> Result<(), ConfigError> {
         self.key.check()?;
-        if let Some(fault) = self.compare_payload.as_ref().and_then(|it| it.part.fault()) {
+        if let Some(fault) = self.compare_payload.as_ref().and_then(KeyPart::fault) {
             return Err(fault.clone());
         }
         self.times.check()?;
@@ -102,36 +98,24 @@ impl Config {
         check(self.body_limit > 0, "body_limit", "at least 1 byte")?;
         check(!self.body_timeout.is_zero(), "body_timeout", NOT_ZERO)?;
         check(self.max_keys > 0, "max_keys", "at least 1 key")?;
-        if self.in_flight_status.is_success() || self.in_flight_status.is_informational() {
-            let rule = "the status for a delivery in flight must be neither 1xx nor 2xx";
-            return Err(ConfigError::new(ConfigErrorKind::Setting, rule));
-        }
+        let status = self.in_flight_status;
+        let is_allowed = !status.is_success() && !status.is_informational();
+        check(is_allowed, "in_flight_status", "neither 1xx nor 2xx")?;
         // A client of an API must not take an empty 2xx for the response.
-        if !self.duplicate_status.is_success() && !self.problems {
-            let rule = "the status for duplicates must be 2xx";
-            return Err(ConfigError::new(ConfigErrorKind::Setting, rule));
-        }
+        check(self.duplicate_status.is_success() || self.problems, "duplicate_status", "2xx")?;
         if let Some(docs) = &self.problem_docs {
-            const SETTING: &str = "problem_docs";
             let is_url = docs.parse::<Uri>().is_ok() && !docs.contains('#');
-            check(is_url, SETTING, "a URL without a fragment")?;
-            check(self.problems, SETTING, "of a layer for `Idempotency-Key`")?;
+            check(is_url, "problem_docs", "a URL without a fragment")?;
+            check(self.problems, "problem_docs", "of a layer for `Idempotency-Key`")?;
         }
         if let Some(replay) = &self.replay {
-            replay.check()?;
+            check(replay.is_valid(), "replay", "without headers of one client or one connection")?;
         }
         if !stores_data && (self.compare_payload.is_some() || self.replay.is_some()) {
             let rule = "the adapter does not support stored data";
             return Err(ConfigError::new(ConfigErrorKind::Unsupported, rule));
         }
         Ok(())
-    }
-
-    /// Returns what to do with an event that was handled with another payload.
-    pub(super) fn on_mismatch(&self) -> OnMismatch {
-        self.compare_payload
-            .as_ref()
-            .map_or_else(OnMismatch::default, |compared| compared.on_mismatch)
     }
 
     /// Returns `true` for the methods that are deduplicated. GET stands for HEAD too, because
@@ -146,17 +130,25 @@ impl Config {
         report.emit(outcome, events, &self.meters);
     }
 
-    /// Returns the terms for one `begin`, with a token of its own. They do not fail open.
-    pub(super) fn begin_context(&self, payloads: Option<&Payloads>) -> BeginContext {
+    /// Returns the terms for one `begin`, with a token of its own.
+    pub(super) fn begin_context(
+        &self,
+        payloads: Option<&Payloads>,
+        in_shadow: bool,
+    ) -> BeginContext {
         let fetch = match (&self.replay, &self.compare_payload) {
-            (Some(_), _) => Fetch::DigestAndResponse,
-            (None, Some(_)) => Fetch::Digest,
-            (None, None) => Fetch::Nothing,
+            // In shadow, an unreadable response must not hide the verdict.
+            (Some(_), _) if !in_shadow => Fetch::DigestAndResponse,
+            (_, Some(_)) => Fetch::Digest,
+            (_, None) => Fetch::Nothing,
         };
         // A response to be stored is read after the handler has returned.
         let after = if self.replay.is_some() { self.body_timeout } else { Duration::ZERO };
         let mut context = BeginContext::of(&self.times, after);
         (context.fetch, context.payloads) = (fetch, payloads.cloned());
+        if self.on_unavailable == OnUnavailable::FailOpen {
+            context.fail_open();
+        }
         context
     }
 }

@@ -39,14 +39,14 @@ use tokio::time::sleep_until;
 use tower_service::Service;
 
 use super::answer::{DedupResult, Ending};
-use super::body::{Buffered, ResponseBody, buffer_response};
+use super::body::{ResponseBody, buffer_response};
 use super::builder::DedupLayer;
 use super::config::Config;
 use super::gate::{NotAdmitted, Permit, release_readiness};
 use super::paths::LAST_PATHS;
-use super::policy::{OnInFlight, OnMismatch, OnUnavailable, Replay};
+use super::policy::{OnInFlight, OnMismatch, Replay};
 use crate::adapter::Payloads;
-use crate::adapter::contract::{Fetch, StoredResponse};
+use crate::adapter::contract::StoredResponse;
 use crate::delivery::{Delivery, Verdict};
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys, hex, sha256};
@@ -198,15 +198,8 @@ where
     /// not go on.
     async fn claim(&mut self) -> Waited<L::Claim, ResBody, S::Error> {
         let DedupLayer { ledger, config, .. } = &*self.layer;
-        let mut context = config.begin_context(self.request.payloads.as_ref());
-        if config.on_unavailable == OnUnavailable::FailOpen {
-            context.fail_open();
-        }
-        if let Judged::InShadow(_) = self.judged {
-            // Responses are not replayed, so an unreadable one must not hide the verdict.
-            let compares = config.compare_payload.is_some();
-            context.fetch = if compares { Fetch::Digest } else { Fetch::Nothing };
-        }
+        let in_shadow = matches!(self.judged, Judged::InShadow(_));
+        let context = config.begin_context(self.request.payloads.as_ref(), in_shadow);
         let begun = ledger.begin(&self.request.keys, &context).await;
         match (&begun, self.judged, self.layer.config.on_in_flight) {
             // Boxed, because most deliveries do not wait and their future stays small.
@@ -263,7 +256,7 @@ where
         ended: &mut Ended<ResBody, S::Error>,
     ) -> (Verdict, Option<Claimed<L::Claim>>) {
         let is_acknowledged = self.layer.config.on_in_flight == OnInFlight::Acknowledge;
-        let refuses = self.layer.config.on_mismatch() == OnMismatch::Refuse;
+        let refuses = self.layer.config.on_mismatch == OnMismatch::Refuse;
         let (verdict, answer) = match begun {
             Ok(Begin::First { claim, delivery, in_flight, mismatch }) => {
                 // The retry finds the events of this run complete, and runs the others.
@@ -494,12 +487,8 @@ async fn store<ResBody: Body<Data = Bytes>, E>(
         return Some(HandlerSuccess::default());
     };
     let read = buffer_response(body, replay.limit(), time);
-    let (stored, body) = match AssertUnwindSafe(read).catch_unwind().await {
-        Ok(Ok(Buffered::Whole(bytes, body))) => {
-            let headers = replay.select(&head.headers);
-            (headers.map(|headers| StoredResponse::new(head.status, headers, bytes)), body)
-        }
-        Ok(Ok(Buffered::Not(reason, body))) => (Err(reason), body),
+    let (bytes, body) = match AssertUnwindSafe(read).catch_unwind().await {
+        Ok(Ok(buffered)) => buffered,
         Ok(Err(_)) => {
             *ended = own(Outcome::BrokenResponse, DedupResult::BrokenResponse);
             return None;
@@ -509,6 +498,9 @@ async fn store<ResBody: Body<Data = Bytes>, E>(
             return None;
         }
     };
+    let stored = bytes.and_then(|bytes| {
+        Ok(StoredResponse::new(head.status, replay.select(&head.headers)?, bytes))
+    });
     ended.1 = Ending::Inner(Ok(Response::from_parts(head, body)));
     let stored = stored.inspect_err(|reason| observe::response_not_stored(key, reason));
     Some(HandlerSuccess { response: stored.ok().map(Arc::new) })

@@ -1,10 +1,6 @@
 //! [`Gate`]: bounds how many deliveries run and wait, and wakes those that wait. It has the mode too.
 //!
-//! 1. A layer shares one gate with its clones, its services and its handles.
-//! 2. A bound may change while deliveries run. A smaller one takes back no permit that is held.
-//! 3. A delivery takes its permit, then the inner service's readiness, then its claim. In another
-//!    order, a delivery could hold a transaction while it waits for a place in an inner limit. The
-//!    deliveries in those places could wait for the transaction.
+//! A layer shares one gate with its clones, its services and its handles.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -39,14 +35,14 @@ pub(super) enum NotAdmitted<E> {
 }
 
 impl Gate {
-    pub(super) fn new(max_running: usize, max_waiting: usize) -> Self {
+    pub(super) fn new() -> Self {
         let tasks = TaskTracker::new();
         // A closed tracker still takes tasks. `wait` returns only for a closed tracker.
         tasks.close();
         Self {
             mode: SharedMode::default(),
-            running: Bound::new(max_running),
-            waiting: Bound::new(max_waiting),
+            running: Bound::new(1_024),
+            waiting: Bound::new(256),
             waiters: Waiters::default(),
             tasks,
         }
@@ -61,18 +57,12 @@ impl Gate {
     where
         S: Service<R>,
     {
-        let permit = match self.running.try_acquire() {
-            Some(permit) => permit,
-            None => match timeout_at(deadline, self.running.acquire()).await {
-                Ok(Some(permit)) => permit,
-                _ => return Err(NotAdmitted::Full),
-            },
+        let admitted = async {
+            let permit = self.running.acquire().await.ok_or(NotAdmitted::Full)?;
+            poll_fn(|cx| inner.poll_ready(cx)).await.map_err(NotAdmitted::Inner)?;
+            Ok(permit)
         };
-        match timeout_at(deadline, poll_fn(|cx| inner.poll_ready(cx))).await {
-            Ok(Ok(())) => Ok(permit),
-            Ok(Err(error)) => Err(NotAdmitted::Inner(error)),
-            Err(_elapsed) => Err(NotAdmitted::Full),
-        }
+        timeout_at(deadline, admitted).await.unwrap_or(Err(NotAdmitted::Full))
     }
 }
 
@@ -94,13 +84,12 @@ pub(super) struct Bound {
 
 impl Bound {
     fn new(limit: usize) -> Self {
-        // No process reaches the number of permits that a semaphore can count.
-        let limit = limit.min(Semaphore::MAX_PERMITS);
         Self { permits: Arc::new(Semaphore::new(limit)), limit: Mutex::new(limit) }
     }
 
     /// Changes the number of permits. Takes back none that is held.
     pub(super) fn resize(&self, limit: usize) {
+        // No process reaches the number of permits that a semaphore can count.
         let limit = limit.min(Semaphore::MAX_PERMITS);
         let mut current = self.limit();
         if limit < *current {
@@ -145,7 +134,7 @@ impl Waiters {
         let mut by_key = self.lock();
         let notify = Arc::clone(by_key.entry(key.clone()).or_default());
         self.count.store(by_key.len(), Ordering::Release);
-        Waiter { waiters: self, key: key.clone(), notify: Some(notify) }
+        Waiter { waiters: self, key: key.clone(), notify }
     }
 
     /// Wakes the waiters of these keys: their delivery has ended.
@@ -169,20 +158,19 @@ impl Waiters {
 pub(super) struct Waiter<'w> {
     waiters: &'w Waiters,
     key: DedupKey,
-    /// Taken when dropped.
-    notify: Option<Arc<Notify>>,
+    notify: Arc<Notify>,
 }
 
 impl Waiter<'_> {
     pub(super) fn notify(&self) -> Arc<Notify> {
-        self.notify.clone().unwrap_or_default()
+        Arc::clone(&self.notify)
     }
 }
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         let mut by_key = self.waiters.lock();
-        drop(self.notify.take());
+        drop(std::mem::take(&mut self.notify));
         // The last waiter removes the entry: the map holds the only handle that is left.
         if by_key.get(&self.key).is_some_and(|notify| Arc::strong_count(notify) == 1) {
             by_key.remove(&self.key);
@@ -194,31 +182,6 @@ impl Drop for Waiter<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn bound_that_shrinks_takes_back_no_permit_that_is_held() {
-        let bound = Bound::new(4);
-        let held = [(); 2].map(|()| bound.try_acquire().unwrap());
-        bound.resize(1);
-        assert_eq!(bound.held(), 2);
-        assert!(bound.try_acquire().is_none());
-        drop(held);
-        bound.resize(1);
-        let one = bound.try_acquire();
-        assert!(one.is_some() && bound.try_acquire().is_none());
-    }
-
-    #[tokio::test]
-    async fn bound_that_grows_admits_more_at_once() {
-        let bound = Bound::new(0);
-        let mut waits = std::pin::pin!(bound.acquire());
-        assert!(futures_util::poll!(waits.as_mut()).is_pending());
-        bound.resize(2);
-        let held = [waits.await, bound.try_acquire()];
-        assert!(held.iter().all(Option::is_some) && bound.try_acquire().is_none());
-        bound.resize(usize::MAX);
-        assert_eq!(bound.held(), 2);
-    }
 
     fn key(id: &str) -> DedupKey {
         DedupKey::new("test", id).unwrap()

@@ -46,10 +46,8 @@ impl DedupHandle {
         self.gate.mode.get()
     }
 
-    /// Sets the mode of the layer, its clones and its services. A change is logged.
-    ///
-    /// Deliveries that have begun keep their mode to their end. Claims that were made in shadow count
-    /// after the switch to `Enforce`. Events that are handled while the layer is off are unknown.
+    /// Sets the mode of the layer, its clones and its services. A change is logged. [`Mode`] says what
+    /// happens to deliveries that have begun.
     ///
     /// # Errors
     ///
@@ -90,9 +88,8 @@ impl DedupHandle {
     /// Waits until no delivery runs or waits and no write is pending.
     ///
     /// It does not refuse new deliveries: stop accepting connections first. It has no bound of its
-    /// own. It waits for the slowest handler. While the store does not reply, it waits until the
-    /// bound of the last write has passed. That bound is ten minutes, or one
-    /// [lease](crate::DedupLayer::lease) if that is longer.
+    /// own. It waits for the slowest handler and, while the store does not reply, for the bound of the
+    /// last write: ten minutes, or one [lease](crate::DedupLayer::lease) if that is longer.
     pub async fn drain(&self) {
         self.gate.tasks.wait().await;
         self.pending_writes.drain().await;

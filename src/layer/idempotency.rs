@@ -14,19 +14,14 @@ use crate::ledger::CanReplay;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::ledger::Transactional;
 
-const RETENTION: Duration = Duration::from_secs(86_400);
-const RETRY_AFTER: Duration = Duration::from_secs(1);
-const LONGEST_RESPONSE: usize = 256 * 1024;
-
 /// Layers for the header `Idempotency-Key`, with which the clients of an API repeat a request.
 impl DedupLayer {
     /// Deduplicates the requests of an API by their header `Idempotency-Key`, under a lease.
     ///
     /// `scope` reads the client: the principal or the tenant that the authentication, a layer outside
-    /// this one, has found. Two clients may choose one key, so the scope is part of every key. A
-    /// request with a key and without a scope is answered 500 with the log record `unscoped`. A
-    /// `scope` must not be a credential: credentials change between two attempts, and the store holds
-    /// the scope in plain text.
+    /// this one, has found. It is a part of every key, in plain text, and must not be a
+    /// [credential](crate::guide::idempotency#the-key). A request with a key and without a scope is
+    /// answered 500 with the log record `unscoped`.
     ///
     /// It differs from [`new`](Self::new) in these settings, and each can be changed afterwards:
     ///
@@ -45,28 +40,10 @@ impl DedupLayer {
     /// | answers of the layer | problem details (RFC 9457) |
     /// | replayed responses | have the header `idempotent-replayed: true` |
     ///
-    /// [The guide](crate::guide::idempotency) has the reasons.
+    /// [The guide](crate::guide::idempotency) has the reasons, and an example.
     ///
     /// Invalid for an adapter without [`leases`](crate::adapter::contract::Abilities::leases) or without
     /// [`stored_data`](crate::adapter::contract::Abilities::stored_data).
-    ///
-    /// # Example
-    ///
-    /// ```
-    /// # #[cfg(feature = "memory")] {
-    /// use tower_dedup::{DedupLayer, adapter::MemoryAdapter, key};
-    ///
-    /// /// Inserted into the request's extensions by the authentication.
-    /// #[derive(Clone)]
-    /// struct Principal(String);
-    ///
-    /// let scope = key::from_fn(|request| {
-    ///     Ok(request.extensions().get::<Principal>().map(|principal| principal.0.clone()))
-    /// });
-    /// let idempotency = DedupLayer::idempotency_key(scope, MemoryAdapter::new());
-    /// # let _ = idempotency;
-    /// # }
-    /// ```
     pub fn idempotency_key(scope: KeyPart, adapter: impl DedupAdapter) -> Self {
         Self::new(KeyExtractor::idempotency_key(scope), adapter)
             .for_api_clients()
@@ -87,23 +64,9 @@ impl DedupLayer {
     }
 }
 
-/// Settings of a layer for the header `Idempotency-Key`.
-impl<L, B> DedupLayer<L, B> {
-    /// Sets the page on which the API documents its use of `Idempotency-Key`. The `type` of a problem
-    /// is this URL with the value of the result header as its fragment:
-    /// `https://api.example.com/docs#mismatch`. One fragment differs: a duplicate whose response was
-    /// not stored has `#response-not-stored`. Without a page, the `type` is `about:blank`.
-    ///
-    /// A text that is no URL or has a fragment is invalid, and so is this setting of another layer.
-    pub fn problem_docs(mut self, url: &str) -> Self {
-        self.config.problem_docs = Some(url.into());
-        self
-    }
-}
-
 impl<L: CanReplay> DedupLayer<L> {
     fn for_api_clients(self) -> Self {
-        let replay = Replay::new().body_limit(LONGEST_RESPONSE).headers([
+        let replay = Replay::new().body_limit(256 * 1024).headers([
             header::CONTENT_TYPE,
             header::CONTENT_ENCODING,
             header::CONTENT_LANGUAGE,
@@ -114,10 +77,10 @@ impl<L: CanReplay> DedupLayer<L> {
             header::LOCATION,
         ]);
         let mut layer = self
-            .retention(RETENTION)
+            .retention(Duration::from_secs(86_400))
             .on_in_flight(OnInFlight::Reject)
             .in_flight_status(StatusCode::CONFLICT)
-            .retry_after_in_flight(RETRY_AFTER)
+            .retry_after_in_flight(Duration::from_secs(1))
             .compare_payload(whole_payload(), OnMismatch::Refuse)
             .replay(replay);
         // Invalid for other layers, because webhook senders retry after it. A client of an API
@@ -132,13 +95,5 @@ impl<L: CanReplay> DedupLayer<L> {
 /// Returns `false` for a status after which a client repeats the same request with the same key: the
 /// server failed, or the request comes too early, too often or without valid credentials.
 fn is_final(status: StatusCode) -> bool {
-    status.as_u16() < 500
-        && !matches!(
-            status,
-            StatusCode::UNAUTHORIZED
-                | StatusCode::REQUEST_TIMEOUT
-                | StatusCode::CONFLICT
-                | StatusCode::TOO_EARLY
-                | StatusCode::TOO_MANY_REQUESTS
-        )
+    !matches!(status.as_u16(), 401 | 408 | 409 | 425 | 429 | 500..)
 }

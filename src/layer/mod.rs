@@ -22,8 +22,9 @@
 //!    delivery moves to a task of its own. Until then no caller can drop it. Most deliveries over a
 //!    store in memory end without a wait. The current tracing span goes along; task-locals do not.
 //! 3. A delivery takes one of `max_running` permits, then the inner service's readiness, then its
-//!    claim. A delivery that waits for another delivery of its event releases permit and readiness,
-//!    and takes them again in that order.
+//!    claim. In another order, a delivery could hold a transaction while it waits for a place in an
+//!    inner limit, and the deliveries in those places could wait for the transaction. A delivery that
+//!    waits for another delivery of its event releases permit and readiness, and takes them again.
 //! 4. The *ready* inner service is called, never a fresh clone of it.
 //! 5. `type Error = S::Error`: this layer's failures are responses, so axum needs no
 //!    `HandleErrorLayer`. They are never 2xx, because a 2xx means "stop retrying".
@@ -31,9 +32,6 @@
 //!    layer would find the event in flight, or complete.
 //! 7. A panic of the handler is resumed in the caller, so that a catching layer works as if there
 //!    were no task.
-//!
-//! The other modules: `policy`, `mode`, `config`, `builder` and `settings` hold the settings, `idempotency` those
-//! for `Idempotency-Key`; `paths` has the paths of events, `handle` the public counters.
 
 mod admit;
 mod answer;
@@ -48,7 +46,6 @@ mod mode;
 mod paths;
 mod policy;
 mod service;
-mod settings;
 
 pub use answer::DedupResult;
 pub use body::ResponseBody;

@@ -6,8 +6,6 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, header, response};
 
-use crate::error::{ConfigError, ConfigErrorKind};
-
 /// What to do with a delivery that carries no key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
@@ -153,20 +151,16 @@ impl Replay {
         self
     }
 
-    pub(super) fn check(&self) -> Result<(), ConfigError> {
-        if self.headers.iter().any(|name| NEVER_STORED.contains(name)) {
-            let rule = "this header cannot be replayed";
-            return Err(ConfigError::new(ConfigErrorKind::Setting, rule));
-        }
-        Ok(())
-    }
-
     /// Sets the longest body that is stored, in bytes. A response with a longer body is not stored
     /// at all, which is logged and counted. Its duplicates get an empty response.
     #[must_use]
     pub const fn body_limit(mut self, bytes: usize) -> Self {
         self.body_limit = bytes;
         self
+    }
+
+    pub(super) fn is_valid(&self) -> bool {
+        !self.headers.iter().any(|name| NEVER_STORED.contains(name))
     }
 
     pub(super) const fn limit(&self) -> usize {
@@ -221,28 +215,14 @@ pub struct Verified;
 
 /// Decides whether a response means that the event was handled.
 #[derive(Clone)]
-pub(super) struct Success(Arc<IsSuccess>);
-
-type IsSuccess = dyn Fn(&response::Parts) -> bool + Send + Sync;
+pub(super) struct Success(pub(super) Arc<dyn Fn(&response::Parts) -> bool + Send + Sync>);
 
 impl Success {
-    pub(super) fn new(
-        is_success: impl Fn(&response::Parts) -> bool + Send + Sync + 'static,
-    ) -> Self {
-        Self(Arc::new(is_success))
-    }
-
     pub(super) fn is(&self, response: &response::Parts) -> bool {
         match response.extensions.get::<Disposition>() {
             Some(disposition) => *disposition == Disposition::Complete,
             None => (self.0)(response),
         }
-    }
-}
-
-impl Default for Success {
-    fn default() -> Self {
-        Self::new(|response| response.status.is_success())
     }
 }
 

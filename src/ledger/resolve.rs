@@ -291,14 +291,14 @@ pub(super) fn resolve_claims(
     if let Some(error) = fails_open(first, later, context) {
         return Resolution::unprotected(events, error);
     }
-    let mut resolution = resolve(events, first, later, terms);
+    let mut resolution = resolve(&events, first, later, terms);
     resolution.error = first.error.take().or(later.error.take());
     resolution
 }
 
 /// Resolves the states after the first and the later step for these events.
 pub(super) fn resolve(
-    events: List<Event>,
+    events: &[Event],
     first: &States,
     later: &States,
     terms: &CallTerms,
@@ -306,7 +306,7 @@ pub(super) fn resolve(
     let mut resolution = Resolution::default();
     let is_single = events.len() == 1;
     let mut new = Vec::new();
-    for event in &events {
+    for event in events {
         let of_key = if event.second_identity().is_some() { later } else { first };
         let of_key = (event.key(), of_key.of(event.key()));
         let of_second = event.second_identity().map(|second| (second, first.of(second)));
@@ -419,7 +419,7 @@ mod tests {
         ]);
         assert_eq!(*first.later_keys(&events, &terms()), ["a", "d"].map(key));
         let later = states(&[("a", FIRST), ("d", FIRST)]);
-        let resolution = resolve(events, &first, &later, &terms());
+        let resolution = resolve(&events, &first, &later, &terms());
         assert_eq!(*resolution.new, ["a+s", "d+v", "f"].map(event));
         assert_eq!(*resolution.held, ["a", "d", "f", "s"].map(key));
         assert!(resolution.in_flight && resolution.duplicate.is_some());
@@ -443,7 +443,7 @@ mod tests {
             (all_at_once(DUPLICATE), all_at_once(DUPLICATE), false, "a"),
             (all_at_once(KeyState::InFlight), all_at_once(KeyState::InFlight), true, "a"),
         ] {
-            let resolution = resolve(flat(&["a+s"]).0, &first, &later, &terms());
+            let resolution = resolve(&flat(&["a+s"]).0, &first, &later, &terms());
             assert!(resolution.new.is_empty() && resolution.held.is_empty());
             let found = (resolution.in_flight, resolution.duplicate.is_none());
             assert_eq!(found, (in_flight, in_flight), "{first:?} {later:?}");
@@ -455,7 +455,7 @@ mod tests {
     #[test]
     fn key_runs_beside_its_complete_second_identity_and_leaves_that_alone() {
         let (first, later) = (states(&[("s", complete_for("a"))]), states(&[("a", FIRST)]));
-        let resolution = resolve(flat(&["a+s"]).0, &first, &later, &terms());
+        let resolution = resolve(&flat(&["a+s"]).0, &first, &later, &terms());
         assert_eq!((resolution.new.len(), &*resolution.held), (1, &[key("a")][..]));
         assert!(resolution.release.is_empty());
     }
@@ -467,7 +467,7 @@ mod tests {
         let terms = terms().with_payloads([(key("a"), [2; 32])]);
         for fetch in [Fetch::Nothing, Fetch::Digest, Fetch::DigestAndResponse] {
             let terms = terms.clone().with_fetch(fetch);
-            let resolution = resolve(flat(&["a"]).0, &first, &States::default(), &terms);
+            let resolution = resolve(&flat(&["a"]).0, &first, &States::default(), &terms);
             assert!(resolution.mismatch);
             assert_eq!(resolution.response.is_some(), fetch == Fetch::DigestAndResponse);
         }

@@ -323,6 +323,6 @@ async fn answers_of_the_layer_are_configurable() {
     for status in [409, 301, 500] {
         let refused = layer.clone().duplicate_status(status.try_into().unwrap());
         let error = refused.checked().unwrap_err().to_string();
-        assert_eq!(error, "the status for duplicates must be 2xx");
+        assert_eq!(error, "`duplicate_status` must be 2xx");
     }
 }

@@ -46,7 +46,7 @@ fn layer_with_an_invalid_setting_is_an_error_when_checked_and_panics_when_applie
     for status in [StatusCode::CONTINUE, StatusCode::OK, StatusCode::NO_CONTENT] {
         let layer = layer().in_flight_status(status);
         let error = layer.clone().checked().unwrap_err().to_string();
-        assert_eq!(error, "the status for a delivery in flight must be neither 1xx nor 2xx");
+        assert_eq!(error, "`in_flight_status` must be neither 1xx nor 2xx");
         refused(&layer);
     }
     refused(&layer().duplicate_status(StatusCode::CONFLICT));

@@ -91,7 +91,7 @@ impl<DB: Database> Ledger for Transactional<DB> {
         let replies = opened.replies.into_iter().map(Ok).collect();
         let pending = pending.into_iter().map(|(key, _)| (key, KeyState::InFlight));
         let states = States::new(&asked, replies, pending);
-        let mut resolution = resolve(events, &states, &states, &terms);
+        let mut resolution = resolve(&events, &states, &states, &terms);
         let Some(mut transaction) = opened.transaction else {
             return resolution.without_new();
         };
