@@ -464,8 +464,8 @@ impl KeyExtractor {
                 Some(id) => return self.one(id, request),
                 None => Found::Missing,
             },
-            Rule::IdempotencyKey(scope) => match idempotency::read(request.headers())? {
-                Some(key) => Found::One(idempotency::id(scope, request, &key)?.into()),
+            Rule::IdempotencyKey(scope) => match idempotency::find(scope, request)? {
+                Some(id) => Found::One(id.into()),
                 None => Found::Missing,
             },
             Rule::Each(each) => each.read(request)?,
@@ -499,13 +499,12 @@ impl KeyExtractor {
     /// Returns the keys of a delivery of one event, with all its identities.
     fn one(&self, found: FoundId<'_>, request: &RequestRef<'_>) -> Result<Extracted, KeyError> {
         let [namespace, second_namespace] = self.namespaces(request)?;
-        let event = Event::new(DedupKey::in_namespace(&namespace, &found.id)?);
-        let event = event.with_checked_type(self.type_of(found.event_type, request));
-        let Some(second) = &self.second else {
-            return Ok(Extracted::Keys(event.into()));
-        };
-        let id = second.part.read(request)?;
-        Ok(Extracted::Keys(second.add_to(event, &second_namespace, id)?.into()))
+        let mut event = Event::new(DedupKey::in_namespace(&namespace, &found.id)?);
+        event.event_type = self.type_of(found.event_type, request);
+        if let Some(second) = &self.second {
+            second.add_to(&mut event, &second_namespace, second.part.read(request)?)?;
+        }
+        Ok(Extracted::Keys(event.into()))
     }
 
     /// Returns the type that the rule has found, else the type that the part reads.
@@ -523,16 +522,17 @@ impl KeyExtractor {
         let second = self.second.as_ref().map(|second| (second, second.part.with_head_of(request)));
         let mut id_bytes = 0;
         let event = |found: FoundEvent| {
+            let request = request.with_body(&found.body);
             let mut event = Event::new(DedupKey::in_namespace(&namespace, &found.id)?);
+            event.event_type = self.type_of(found.event_type, &request);
             if let Some((second, part)) = &second {
-                let id = part.read(&request.with_body(&found.body))?;
+                let id = part.read(&request)?;
                 id_bytes += id.as_ref().map_or(0, |id| id.len());
                 check_id_bytes(id_bytes)?;
-                event = second.add_to(event, &second_namespace, id)?;
+                second.add_to(&mut event, &second_namespace, id)?;
             }
-            let event_type = self.type_of(found.event_type, &request.with_body(&found.body));
-            let event = event.with_checked_type(event_type);
-            Ok(if found.payload { event.with_payload(found.body) } else { event })
+            event.payload = found.payload.then_some(found.body);
+            Ok(event)
         };
         found.into_iter().map(event).collect()
     }
@@ -541,18 +541,19 @@ impl KeyExtractor {
     /// has none.
     fn with_rest_of_one(
         &self,
-        extracted: Extracted,
+        mut extracted: Extracted,
         request: &RequestRef<'_>,
     ) -> Result<Extracted, KeyError> {
-        let Extracted::Keys(keys) = &extracted else { return Ok(extracted) };
-        let [event] = keys.events() else { return Ok(extracted) };
-        let event_type = self.type_of(event.shared_event_type().cloned(), request);
-        let mut event = event.clone().with_checked_type(event_type);
-        if let (Some(second), None) = (&self.second, event.second_identity()) {
-            let [_, namespace] = self.namespaces(request)?;
-            event = second.add_to(event, &namespace, second.part.read(request)?)?;
+        if let Extracted::Keys(keys) = &mut extracted
+            && let [event] = &mut *keys.events
+        {
+            event.event_type = self.type_of(event.event_type.take(), request);
+            if let (Some(second), None) = (&self.second, &event.second) {
+                let [_, namespace] = self.namespaces(request)?;
+                second.add_to(event, &namespace, second.part.read(request)?)?;
+            }
         }
-        Ok(Extracted::Keys(keys.with_only(event)))
+        Ok(extracted)
     }
 
     /// Returns the key of a delivery that has none but the digest of its body.
@@ -617,17 +618,13 @@ impl Second {
     /// Adds the second identity with this id, if there is one.
     fn add_to(
         &self,
-        event: Event,
+        event: &mut Event,
         namespace: &str,
         id: Option<Cow<'_, str>>,
-    ) -> Result<Event, KeyError> {
-        let Some(id) = id else { return Ok(event) };
-        let second = DedupKey::in_namespace(namespace, &id)?;
-        Ok(if self.is_content {
-            event.with_content_identity(second)
-        } else {
-            event.with_second_identity(second)
-        })
+    ) -> Result<(), KeyError> {
+        let Some(id) = id else { return Ok(()) };
+        event.set_second(DedupKey::in_namespace(namespace, &id)?, self.is_content);
+        Ok(())
     }
 }
 

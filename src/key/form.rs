@@ -4,8 +4,9 @@ use std::borrow::Cow;
 
 use http::header::CONTENT_TYPE;
 
+use super::id::check_value;
 use super::request::RequestRef;
-use crate::error::{KeyError, KeyErrorKind};
+use crate::error::KeyErrorKind;
 
 /// The media type of a form.
 pub(crate) const FORM: &str = "application/x-www-form-urlencoded";
@@ -15,40 +16,30 @@ pub(crate) const FORM: &str = "application/x-www-form-urlencoded";
 pub(super) fn read<'r>(
     request: &RequestRef<'r>,
     name: &str,
-) -> Result<Option<Cow<'r, str>>, KeyError> {
+) -> Result<Option<Cow<'r, str>>, KeyErrorKind> {
     let is_form = !request.headers().contains_key(CONTENT_TYPE) || request.is_of(FORM);
-    if is_form { field(request.body(), name, "form field") } else { Ok(None) }
+    if is_form { field(request.body(), name) } else { Ok(None) }
 }
 
 /// Returns the decoded value of `name` among `name=value` pairs joined by `&`.
 ///
 /// The parser replaces invalid UTF-8 by U+FFFD, so that different ids could become equal. A value
 /// with a U+FFFD is therefore malformed.
-pub(super) fn field<'r>(
-    pairs: &'r [u8],
-    name: &str,
-    place: &str,
-) -> Result<Option<Cow<'r, str>>, KeyError> {
+pub(super) fn field<'r>(pairs: &'r [u8], name: &str) -> Result<Option<Cow<'r, str>>, KeyErrorKind> {
     let mut found = None;
     for (key, value) in form_urlencoded::parse(pairs) {
         if key != name {
             continue;
         }
         if found.is_some() {
-            return Err(KeyError::new(KeyErrorKind::Repeated, format!("{place} {name}")));
+            return Err(KeyErrorKind::Repeated);
         }
         found = Some(value);
     }
     let Some(value) = found else { return Ok(None) };
-    let fault = |kind| Err(KeyError::new(kind, format!("{place} {name}")));
-    if value.is_empty() {
-        return fault(KeyErrorKind::Empty);
-    }
     if value.contains(char::REPLACEMENT_CHARACTER) {
-        return fault(KeyErrorKind::NotUtf8);
+        return Err(KeyErrorKind::NotUtf8);
     }
-    if value.contains('\0') {
-        return fault(KeyErrorKind::Nul);
-    }
+    check_value(&value)?;
     Ok(Some(value))
 }

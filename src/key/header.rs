@@ -2,25 +2,23 @@
 
 use http::{HeaderMap, HeaderName};
 
-use crate::error::{KeyError, KeyErrorKind};
+use crate::error::KeyErrorKind;
 
 /// Returns the header's value without the white space around it, which is not part of a field
 /// value (RFC 9110, section 5.5). Two headers of one name are malformed, because proxies differ in
-/// which of them they forward.
+/// which of them they forward. No header has a NUL.
 pub(super) fn read<'r>(
     headers: &'r HeaderMap,
     name: &HeaderName,
-) -> Result<Option<&'r str>, KeyError> {
+) -> Result<Option<&'r str>, KeyErrorKind> {
     let mut values = headers.get_all(name).iter();
     let Some(value) = values.next() else { return Ok(None) };
-    let fault = |kind| KeyError::new(kind, format!("header {name}"));
     if values.next().is_some() {
-        return Err(fault(KeyErrorKind::Repeated));
+        return Err(KeyErrorKind::Repeated);
     }
-    let value = value.as_bytes().trim_ascii();
-    if value.is_empty() {
-        return Err(fault(KeyErrorKind::Empty));
+    match std::str::from_utf8(value.as_bytes().trim_ascii()) {
+        Ok("") => Err(KeyErrorKind::Empty),
+        Ok(value) => Ok(Some(value)),
+        Err(_) => Err(KeyErrorKind::NotUtf8),
     }
-    let value = std::str::from_utf8(value).map_err(|_| fault(KeyErrorKind::NotUtf8))?;
-    Ok(Some(value))
 }

@@ -61,17 +61,19 @@ impl DedupKey {
     pub fn new(namespace: &str, id: &str) -> Result<Self, KeyError> {
         check_namespace(namespace)
             .map_err(|_| KeyError::new(KeyErrorKind::InvalidNamespace, "the namespace"))?;
+        if id.contains('\0') {
+            return Err(KeyError::new(KeyErrorKind::Nul, "the id"));
+        }
         Self::in_namespace(namespace, id)
     }
 
-    /// As [`new`](Self::new), with a namespace that is already checked.
+    /// As [`new`](Self::new), with a namespace that is already checked, and an id without a NUL, as every
+    /// value of a part is.
     pub(crate) fn in_namespace(namespace: &str, id: &str) -> Result<Self, KeyError> {
         if id.is_empty() {
             return Err(KeyError::new(KeyErrorKind::Empty, "the id"));
         }
-        if id.contains('\0') {
-            return Err(KeyError::new(KeyErrorKind::Nul, "the id"));
-        }
+        debug_assert!(!id.contains('\0'), "a NUL in an id");
         let id = shortened(id);
         let id_at = namespace.len() + 1;
         let len = id_at + id.len();
@@ -162,11 +164,11 @@ impl fmt::Debug for DedupKey {
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Event {
     key: DedupKey,
-    second: Option<DedupKey>,
+    pub(super) second: Option<DedupKey>,
     /// Whether the second identity is a digest of the body.
     is_content: bool,
-    payload: Option<Bytes>,
-    event_type: Option<Arc<str>>,
+    pub(super) payload: Option<Bytes>,
+    pub(super) event_type: Option<Arc<str>>,
 }
 
 /// The longest type of an event, in bytes.
@@ -210,14 +212,13 @@ impl Event {
     /// [`content_identity`](super::KeyExtractor::content_identity).
     #[must_use]
     pub fn with_second_identity(mut self, second: DedupKey) -> Self {
-        self.second = (second != self.key).then_some(second);
-        self.is_content = false;
+        self.set_second(second, false);
         self
     }
 
-    /// Adds the digest of the body as the second identity.
-    pub(super) fn with_content_identity(self, digest: DedupKey) -> Self {
-        Self { is_content: true, ..self.with_second_identity(digest) }
+    pub(super) fn set_second(&mut self, second: DedupKey, is_content: bool) {
+        self.second = (second != self.key).then_some(second);
+        self.is_content = is_content;
     }
 
     /// Adds the event's own bytes within the body of a multi-event delivery. A layer that compares
@@ -234,12 +235,8 @@ impl Event {
     /// A text that is empty, longer than 100 bytes, or has a control character is ignored, because a
     /// label must not make a delivery fail.
     #[must_use]
-    pub fn with_event_type(self, event_type: &str) -> Self {
-        self.with_checked_type(self::event_type(event_type))
-    }
-
-    pub(super) fn with_checked_type(mut self, event_type: Option<Arc<str>>) -> Self {
-        self.event_type = event_type;
+    pub fn with_event_type(mut self, event_type: &str) -> Self {
+        self.event_type = self::event_type(event_type);
         self
     }
 
@@ -299,7 +296,7 @@ impl fmt::Debug for Event {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Keys {
     /// Empty for [`Keys::none`] only.
-    events: List<Event>,
+    pub(super) events: List<Event>,
     multi_event: bool,
 }
 
@@ -318,11 +315,6 @@ impl Keys {
     /// Returns `true` for [`none`](Self::none).
     pub(crate) fn is_empty(&self) -> bool {
         self.events.is_empty()
-    }
-
-    /// Replaces the events by this one; the delivery stays a multi-event delivery if it was one.
-    pub(super) fn with_only(&self, event: Event) -> Self {
-        Self { events: List::from([event]), multi_event: self.multi_event }
     }
 
     /// Drops the bytes of the events, because each slice holds the memory of the whole body.
@@ -386,6 +378,17 @@ impl From<Event> for Keys {
     fn from(event: Event) -> Self {
         Self { events: List::from([event]), multi_event: false }
     }
+}
+
+/// Refuses a text that no part of an id may be.
+pub(super) fn check_value(text: &str) -> Result<(), KeyErrorKind> {
+    if text.is_empty() {
+        return Err(KeyErrorKind::Empty);
+    }
+    if text.contains('\0') {
+        return Err(KeyErrorKind::Nul);
+    }
+    Ok(())
 }
 
 /// Returns the id as it is stored: a long id is replaced by its SHA-256.

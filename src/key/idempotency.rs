@@ -22,18 +22,17 @@ use crate::error::{KeyError, KeyErrorKind};
 const NAME: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// Returns the value of the header.
-pub(super) fn read(headers: &HeaderMap) -> Result<Option<Cow<'_, str>>, KeyError> {
+fn read(headers: &HeaderMap) -> Result<Option<Cow<'_, str>>, KeyErrorKind> {
     let Some(text) = header::read(headers, &NAME)? else { return Ok(None) };
     let value = match text.strip_prefix('"') {
         Some(rest) => quoted(rest),
         None => text.bytes().all(is_bare).then_some(Cow::Borrowed(text)),
     };
-    let fault = |kind| KeyError::new(kind, format!("header {NAME}"));
-    let value = value.ok_or_else(|| fault(KeyErrorKind::InvalidString))?;
+    let value = value.ok_or(KeyErrorKind::InvalidString)?;
     match value.len() {
-        0 => Err(fault(KeyErrorKind::Empty)),
+        0 => Err(KeyErrorKind::Empty),
         1..=MAX_ID_LEN => Ok(Some(value)),
-        _ => Err(fault(KeyErrorKind::TooLong)),
+        _ => Err(KeyErrorKind::TooLong),
     }
 }
 
@@ -62,6 +61,13 @@ fn quoted(rest: &str) -> Option<Cow<'_, str>> {
 /// begins parameters.
 fn is_bare(byte: u8) -> bool {
     byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\' | b',' | b';')
+}
+
+/// Reads the id of a request.
+pub(super) fn find(scope: &KeyPart, request: &RequestRef<'_>) -> Result<Option<String>, KeyError> {
+    let fault = |kind| KeyError::new(kind, format!("header {NAME}"));
+    let key = read(request.headers()).map_err(fault)?;
+    key.map(|key| id(scope, request, &key)).transpose()
 }
 
 /// Returns the id of a request by its scope, its operation and its key.
@@ -132,8 +138,7 @@ mod tests {
     fn value(text: &[u8]) -> Result<Option<String>, KeyErrorKind> {
         let mut headers = HeaderMap::new();
         headers.insert(NAME, HeaderValue::from_bytes(text).unwrap());
-        let value = read(&headers).map_err(|error| error.kind())?;
-        Ok(value.map(Cow::into_owned))
+        Ok(read(&headers)?.map(Cow::into_owned))
     }
 
     #[test]
@@ -186,6 +191,6 @@ mod tests {
         assert_eq!(read(&headers), Ok(None));
         headers.append(NAME, HeaderValue::from_static("a"));
         headers.append(NAME, HeaderValue::from_static("a"));
-        assert_eq!(read(&headers).unwrap_err().kind(), KeyErrorKind::Repeated);
+        assert_eq!(read(&headers), Err(KeyErrorKind::Repeated));
     }
 }

@@ -27,7 +27,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use smallvec::{SmallVec, smallvec};
 
-use super::id::List;
+use super::id::{List, check_value};
 use crate::error::{ConfigError, ConfigErrorKind, KeyError, KeyErrorKind};
 
 /// The most events of one delivery. The layer's default bound is lower; this bound is checked
@@ -116,7 +116,7 @@ impl Pointer {
     }
 
     /// Returns an error about the value at the pointer.
-    fn error(&self, kind: KeyErrorKind) -> KeyError {
+    pub(super) fn error(&self, kind: KeyErrorKind) -> KeyError {
         let what = match (kind, self.is_to_items) {
             (KeyErrorKind::InvalidJson, _) => return KeyError::new(kind, "the body"),
             (_, true) if self.text.is_empty() => "the body".to_owned(),
@@ -201,26 +201,26 @@ pub(super) fn read<'b>(
     body: &'b [u8],
     values: Option<&Values<'b>>,
     pointer: &Pointer,
-) -> Result<Option<Cow<'b, str>>, KeyError> {
+) -> Result<Option<Cow<'b, str>>, KeyErrorKind> {
     let value = match values.and_then(|values| values.find(pointer)) {
         Some(value) => value,
         None => select(body, pointer)?.values.first().copied(),
     };
-    let Some(json) = value else { return Ok(None) };
-    id(json).map_err(|kind| pointer.error(kind))
+    value.map_or(Ok(None), id)
 }
 
 /// Returns the items of all arrays that `pointer` names in `body`, as slices of `body` in its order.
 /// Returns `None` if one of the arrays is missing.
 pub(crate) fn items(body: &Bytes, pointer: &Pointer) -> Result<Option<Vec<Bytes>>, KeyError> {
-    let Found { values, is_missing } = select(body, pointer)?;
+    let found = select(body, pointer).map_err(|kind| pointer.error(kind))?;
+    let Found { values, is_missing } = found;
     let slice = |item: &str| body.slice_ref(item.as_bytes());
     Ok((!is_missing).then(|| values.into_iter().map(slice).collect()))
 }
 
 /// Returns what one pointer names in `body`.
-fn select<'b>(body: &'b [u8], pointer: &Pointer) -> Result<Found<'b>, KeyError> {
-    let found = walk(body, &pointer.tree, 1).map_err(|kind| pointer.error(kind))?;
+fn select<'b>(body: &'b [u8], pointer: &Pointer) -> Result<Found<'b>, KeyErrorKind> {
+    let found = walk(body, &pointer.tree, 1)?;
     Ok(found.into_iter().next().unwrap_or_default())
 }
 
@@ -255,11 +255,8 @@ fn id(json: &str) -> Result<Option<Cow<'_, str>>, KeyErrorKind> {
         }
         _ => return Err(KeyErrorKind::NotAnId),
     };
-    match &*id {
-        "" => Err(KeyErrorKind::Empty),
-        text if text.contains('\0') => Err(KeyErrorKind::Nul),
-        _ => Ok(Some(id)),
-    }
+    check_value(&id)?;
+    Ok(Some(id))
 }
 
 /// What a pointer names, as it is written.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use http::HeaderName;
 
+use super::id::check_value;
 use super::json::{Pointer, Pointers};
 use super::request::RequestRef;
 use super::{digest, form as form_field, header as header_value, json as json_value};
@@ -176,42 +177,50 @@ impl KeyPart {
         &self,
         request: &RequestRef<'r>,
     ) -> Result<Option<Cow<'r, str>>, KeyError> {
-        match &self.0 {
+        let value = match &self.0 {
             Node::Header(name) => {
-                Ok(header_value::read(request.headers(), name)?.map(Cow::Borrowed))
+                header_value::read(request.headers(), name).map(|value| value.map(Cow::Borrowed))
             }
             Node::Json(pointer) => json_value::read(request.body(), request.values(), pointer),
             Node::Form(field) => form_field::read(request, field),
-            Node::Query(parameter) => match request.uri().query() {
-                Some(query) => form_field::field(query.as_bytes(), parameter, "query parameter"),
-                None => Ok(None),
-            },
+            Node::Query(parameter) => {
+                let query = request.uri().query().unwrap_or_default();
+                form_field::field(query.as_bytes(), parameter)
+            }
             Node::BodyDigest => {
                 let body = request.body();
                 Ok((!body.is_empty()).then(|| digest::body_id(body).into()))
             }
-            Node::Fn(read) => match read(request)? {
-                Some(value) if value.is_empty() => {
-                    Err(KeyError::new(KeyErrorKind::Empty, "the extracted value"))
-                }
-                Some(value) if value.contains('\0') => {
-                    Err(KeyError::new(KeyErrorKind::Nul, "the extracted value"))
-                }
-                value => Ok(value.map(Cow::Owned)),
-            },
-            Node::And(parts) => all_of(parts, request),
+            Node::Fn(read) => {
+                let Some(value) = read(request)? else { return Ok(None) };
+                check_value(&value).map(|()| Some(Cow::Owned(value)))
+            }
+            Node::And(parts) => return all_of(parts, request),
             Node::Or(parts) => {
                 for part in parts {
                     if let Some(value) = part.read(request)? {
                         return Ok(Some(value));
                     }
                 }
-                Ok(None)
+                return Ok(None);
             }
-            Node::Optional(part) => part.read(request),
-            Node::Known(result) => result.clone().map(|value| value.map(Cow::Owned)),
+            Node::Optional(part) => return part.read(request),
+            Node::Known(result) => return result.clone().map(|value| value.map(Cow::Owned)),
             Node::Invalid(fault) => panic!("{fault}"),
-        }
+        };
+        value.map_err(|kind| self.error(kind))
+    }
+
+    /// Returns an error about the value, which names its place.
+    fn error(&self, kind: KeyErrorKind) -> KeyError {
+        let place = match &self.0 {
+            Node::Header(name) => format!("header {name}"),
+            Node::Json(pointer) => return pointer.error(kind),
+            Node::Form(field) => format!("form field {field}"),
+            Node::Query(parameter) => format!("query parameter {parameter}"),
+            _ => "the extracted value".to_owned(),
+        };
+        KeyError::new(kind, place)
     }
 
     /// Returns the parts that this part is composed of.
