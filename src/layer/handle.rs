@@ -47,7 +47,7 @@ impl DedupHandle {
     }
 
     /// Sets the mode of the layer, its clones and its services. A change is logged. [`Mode`] says what
-    /// happens to deliveries that have begun.
+    /// happens to deliveries that have begun. Claims that were made in shadow count after the switch to `Enforce`.
     ///
     /// # Errors
     ///
