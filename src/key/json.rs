@@ -181,18 +181,10 @@ fn not_a_pointer() -> ConfigError {
 }
 
 fn unescape(token: &str) -> Result<String, ConfigError> {
-    let mut pieces = token.split('~');
-    let mut plain = pieces.next().unwrap_or_default().to_owned();
-    for piece in pieces {
-        let (escaped, rest) = match piece.as_bytes().first() {
-            Some(b'0') => ('~', &piece[1..]),
-            Some(b'1') => ('/', &piece[1..]),
-            _ => return Err(not_a_pointer()),
-        };
-        plain.push(escaped);
-        plain.push_str(rest);
-    }
-    Ok(plain)
+    let is_valid = token.split('~').skip(1).all(|rest| rest.starts_with(['0', '1']));
+    // In this order: `~01` is the name `~1`.
+    let plain = || token.replace("~1", "/").replace("~0", "~");
+    is_valid.then(plain).ok_or_else(not_a_pointer)
 }
 
 /// Returns the id at `pointer` in `body`, or `None` if it is missing or `null`. `values` are those of
