@@ -65,13 +65,10 @@ use crate::observe;
 /// # Where it goes
 ///
 /// On the route: `post(handler).layer(dedup)`. The routes under one layer share its keys, and so do
-/// layers of one namespace over one store. An event that a sender delivers to two such routes runs
-/// in one of them; the other answers 200, as to a duplicate. Give each route that has to see the
-/// event its own [namespace](crate::guide::keys#several-endpoints-of-one-sender).
-///
-/// `Router::nest`, for instance, can put the layer around a route twice. Then the inner layer lets
-/// requests through that the outer one runs already, and warns. Two layers over different stores
-/// that must both claim the event need different namespaces.
+/// layers of one namespace over one store. Give each route that has to see the event its own
+/// [namespace](crate::guide::keys#several-endpoints-of-one-sender), and layers over different stores that
+/// must both claim the event too. [The guide](crate::guide::how_it_works#the-order-of-layers) has the order
+/// of layers.
 ///
 /// # Type parameters
 ///
