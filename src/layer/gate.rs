@@ -183,6 +183,18 @@ impl Drop for Waiter<'_> {
 mod tests {
     use super::*;
 
+    #[tokio::test]
+    async fn bound_that_grows_admits_more_at_once() {
+        let bound = Bound::new(0);
+        let mut waits = std::pin::pin!(bound.acquire());
+        assert!(futures_util::poll!(waits.as_mut()).is_pending());
+        bound.resize(2);
+        let held = [waits.await, bound.try_acquire()];
+        assert!(held.iter().all(Option::is_some) && bound.try_acquire().is_none());
+        bound.resize(usize::MAX);
+        assert_eq!(bound.held(), 2);
+    }
+
     fn key(id: &str) -> DedupKey {
         DedupKey::new("test", id).unwrap()
     }
