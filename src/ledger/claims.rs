@@ -93,7 +93,7 @@ impl<'l> Claims<'l> {
     ) -> impl Future<Output = Result<Begin<C>, Error>> + Send {
         self.asked = first;
         async move {
-            let mut first = {
+            let first = {
                 let claimed = self.claim().await;
                 // Most deliveries carry one event with one identity, which is new.
                 if let ([Ok(ClaimReply::First { attempt, takeover })], [event]) =
@@ -106,12 +106,12 @@ impl<'l> Claims<'l> {
                 self.states(claimed)
             };
             if events.iter().all(|event| event.second_identity().is_none()) {
-                return self.conclude(events, &mut first, &mut States::default(), context, start);
+                return self.conclude(events, first, States::default(), context, start);
             }
             // Boxed, because most events have one identity.
             let later_step = Box::pin(async move {
-                let mut later = self.claim_later(&events, &first).await;
-                let begun = self.conclude(events, &mut first, &mut later, context, start);
+                let later = self.claim_later(&events, &first).await;
+                let begun = self.conclude(events, first, later, context, start);
                 if begun.as_ref().is_ok_and(Begin::runs_nothing) && !self.held.is_empty() {
                     // A release that fails continues in the background.
                     let _ = self.finish().await;
@@ -168,8 +168,8 @@ impl<'l> Claims<'l> {
     fn conclude<C>(
         &mut self,
         events: List<Event>,
-        first: &mut States,
-        later: &mut States,
+        first: States,
+        later: States,
         context: &BeginContext,
         start: impl FnOnce(&mut Self, &mut Resolution) -> Begin<C>,
     ) -> Result<Begin<C>, Error> {

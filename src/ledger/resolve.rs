@@ -234,13 +234,13 @@ impl Resolution {
     /// # Errors
     ///
     /// The error of a claim.
-    pub(super) fn without_new<C>(&mut self) -> Result<Begin<C>, Error> {
-        if let Some(error) = self.error.take() {
+    pub(super) fn without_new<C>(self) -> Result<Begin<C>, Error> {
+        if let Some(error) = self.error {
             return Err(*error);
         }
-        Ok(match &self.duplicate {
+        Ok(match self.duplicate {
             Some(seen) if !self.in_flight => {
-                let info = DuplicateInfo { age: seen.age, response: self.response.take() };
+                let info = DuplicateInfo { age: seen.age, response: self.response };
                 if self.mismatch { Begin::Mismatch(info) } else { Begin::Duplicate(info) }
             }
             _ => Begin::InFlight,
@@ -283,16 +283,16 @@ impl Resolution {
 /// Resolves the claims of the first and the later step for these events.
 pub(super) fn resolve_claims(
     events: List<Event>,
-    first: &mut States,
-    later: &mut States,
+    first: States,
+    later: States,
     terms: &CallTerms,
     context: &BeginContext,
 ) -> Resolution {
-    if let Some(error) = fails_open(first, later, context) {
+    if let Some(error) = fails_open(&first, &later, context) {
         return Resolution::unprotected(events, error);
     }
-    let mut resolution = resolve(&events, first, later, terms);
-    resolution.error = first.error.take().or(later.error.take());
+    let mut resolution = resolve(&events, &first, &later, terms);
+    resolution.error = first.error.or(later.error);
     resolution
 }
 
