@@ -197,9 +197,10 @@ async fn no_delivery_starves<DB, H>(
     handler.running(1).await;
     let waiter = deliver("a");
     until(|| handle.waiting() == 1 && handle.running() == 1).await;
-    // The test queues for the store before the waiting delivery.
     let held = hold_the_store();
     let (held, fails) = futures_util::future::join(held, async {
+        // The test queues for the store before the waiting delivery. On SQLite, it reads the file before.
+        tokio::time::sleep(Duration::from_millis(500)).await;
         handler.release();
         fails.await.unwrap()
     })
