@@ -233,7 +233,7 @@ impl<L: Ledger> Deduplicator<L> {
         let event = event.into();
         let meters = self.meters.get(event.key().namespace());
         let report = RunReport::start(meters, &event);
-        let span = report.fields.span.span.clone();
+        let span = report.fields.span.clone();
         self.run_reported(event, handler, report).instrument(span).await
     }
 

@@ -11,6 +11,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use futures_util::future::lazy;
+use futures_util::{FutureExt, TryFutureExt};
 use http::{Request, Response};
 use http_body::Body;
 use tokio::sync::oneshot;
@@ -18,9 +19,9 @@ use tower_service::Service;
 use tracing::{Instrument, Span};
 
 use super::answer::{DedupResult, Ending, panic_message};
-use super::body::BodyFault;
 #[cfg(feature = "axum")]
 use super::body::{BODY_LIMIT, raise_limit_of_axum};
+use super::body::{BodyFault, ResponseBody};
 use super::builder::DedupLayer;
 use super::delivery::{Judged, RequestKeys, Run, refused};
 use super::gate::{NotAdmitted, release_readiness};
@@ -34,17 +35,15 @@ use crate::ledger::{Ledger, deadline_in};
 use crate::observe::{self, Outcome};
 
 /// What happens to a request whose body was read.
-pub(super) enum Dispatch<S, B, ResBody>
-where
-    S: Service<Request<B>>,
-{
-    /// The request is not deduplicated: the inner service handles it.
-    Inner(S::Future),
-    /// The request waits for a permit and has claimed nothing, or the delivery runs in a task.
-    Waiting(Pin<Box<dyn Future<Output = Self> + Send>>),
+pub(super) enum Dispatch<B, E> {
+    /// The inner service handles the request, which is not deduplicated; or the request waits for a permit
+    /// and has claimed nothing; or the delivery runs in a task.
+    Waiting(EndingFuture<B, E>),
     /// The request has ended.
-    Ended(Ending<ResBody, S::Error>),
+    Ended(Ending<B, E>),
 }
+
+pub(super) type EndingFuture<B, E> = Pin<Box<dyn Future<Output = Ending<B, E>> + Send>>;
 
 impl<S, L, B, ResBody> Run<S, L, B>
 where
@@ -60,7 +59,7 @@ where
         mut self: Box<Self>,
         body: Bytes,
         cx: &mut Context<'_>,
-    ) -> Dispatch<S, B, ResBody> {
+    ) -> Dispatch<ResBody, S::Error> {
         self.body = body;
         #[cfg(feature = "axum")]
         if self.layer.config.body_limit > BODY_LIMIT {
@@ -78,13 +77,13 @@ where
     }
 
     /// Reads the keys, takes a permit, and starts the delivery.
-    fn enforce(mut self: Box<Self>, cx: &mut Context<'_>) -> Dispatch<S, B, ResBody> {
+    fn enforce(mut self: Box<Self>, cx: &mut Context<'_>) -> Dispatch<ResBody, S::Error> {
         let config = &self.layer.config;
         if !self.is_verified() {
-            return self.answer(Outcome::Unverified, DedupResult::Unverified).into();
+            return Dispatch::Ended(self.answer(Outcome::Unverified, DedupResult::Unverified));
         }
         if !config.handshakes_to_handler && config.key.is_handshake(&self.request_ref()) {
-            return self.answer(Outcome::Handshake, DedupResult::Handshake).into();
+            return Dispatch::Ended(self.answer(Outcome::Handshake, DedupResult::Handshake));
         }
         let is_nested = match self.request_keys() {
             Ok(request) if request.keys.is_empty() => L::runs_outside(&self.head.extensions),
@@ -98,7 +97,7 @@ where
                     _ => (Outcome::InvalidKey, DedupResult::InvalidKey),
                 };
                 self.report.error = Some(error.into());
-                return self.answer(outcome, result).into();
+                return Dispatch::Ended(self.answer(outcome, result));
             }
         };
         if is_nested {
@@ -111,17 +110,17 @@ where
         } else if self.layer.config.waits_for_permit {
             Dispatch::Waiting(Box::pin(self.wait_for_permit().instrument(span)))
         } else {
-            self.answer(Outcome::Overloaded, DedupResult::Unavailable).into()
+            Dispatch::Ended(self.answer(Outcome::Overloaded, DedupResult::Unavailable))
         }
     }
 
     /// Starts a delivery in shadow, whatever is wrong with it.
-    fn observe(mut self: Box<Self>, cx: &mut Context<'_>) -> Dispatch<S, B, ResBody> {
+    fn observe(mut self: Box<Self>, cx: &mut Context<'_>) -> Dispatch<ResBody, S::Error> {
         let is_verified = self.is_verified();
         let (request, fault) = self.read_leniently();
         self.request = request;
         if self.request.keys.is_empty() && fault.is_none() && is_verified {
-            self.layer.config.emit(&self.report, Outcome::Bypass, &[]);
+            self.report.emit(Outcome::Bypass, &[], &self.layer.config.meters);
             return self.forward();
         }
         if self.is_nested(Delivery::is_judged) {
@@ -144,7 +143,7 @@ where
 
     /// Calls the inner service as if the layer were not there, except that a handler which takes a
     /// [`Delivery`] gets one.
-    fn pass(mut self) -> Dispatch<S, B, ResBody> {
+    fn pass(mut self) -> Dispatch<ResBody, S::Error> {
         // The `Delivery` of an outer layer stays: it knows which events are complete.
         let outer = self.head.extensions.get::<Delivery>();
         let is_judged = outer.is_some_and(|outer| outer.verdict() != Verdict::Off);
@@ -161,25 +160,25 @@ where
     }
 
     /// Lets a request through that an outer layer runs.
-    fn forward_nested(self) -> Dispatch<S, B, ResBody> {
-        let (config, keys) = (&self.layer.config, &self.request.keys);
+    fn forward_nested(self) -> Dispatch<ResBody, S::Error> {
+        let (meters, keys) = (&self.layer.config.meters, &self.request.keys);
         if !keys.is_empty() {
-            config.meters.nested();
+            meters.nested();
         }
-        config.emit(&self.report, Outcome::Bypass, keys.events());
+        self.report.emit(Outcome::Bypass, keys.events(), meters);
         self.forward()
     }
 
     /// Starts a delivery that has its permit, if it needs one. It runs to its end, whatever the caller
     /// does.
-    fn start(self: Box<Self>, cx: &mut Context<'_>) -> Dispatch<S, B, ResBody> {
-        let (layer, span) = (Arc::clone(&self.layer), self.report.span.span.clone());
+    fn start(self: Box<Self>, cx: &mut Context<'_>) -> Dispatch<ResBody, S::Error> {
+        let (layer, span) = (Arc::clone(&self.layer), self.report.span.clone());
         // Two boxes, each below 1 KiB, because common allocators are faster below that size.
         run_detached(Box::pin(self.to_the_end()), layer, span, cx)
     }
 
     /// Waits for a permit, then starts the delivery.
-    async fn wait_for_permit(mut self: Box<Self>) -> Dispatch<S, B, ResBody> {
+    async fn wait_for_permit(mut self: Box<Self>) -> Ending<ResBody, S::Error> {
         let gate = Arc::clone(&self.layer.gate);
         // A drain waits for this delivery too.
         let _counted = gate.tasks.token();
@@ -196,25 +195,27 @@ where
                 // The delivery may wait again, for another delivery of its event.
                 drop(place);
                 self.permit = Some(permit);
-                return lazy(|cx| self.start(cx)).await;
+                return match lazy(|cx| self.start(cx)).await {
+                    Dispatch::Waiting(task) => task.await,
+                    Dispatch::Ended(ending) => ending,
+                };
             }
             Err(reason) => refused(reason),
         };
-        let config = &self.layer.config;
-        self.report.status = ending.own_status(config);
-        config.emit(&self.report, outcome, self.request.keys.events());
-        Dispatch::Ended(ending)
+        self.report(outcome, &ending);
+        ending
     }
 
-    fn forward(mut self) -> Dispatch<S, B, ResBody> {
+    fn forward(mut self) -> Dispatch<ResBody, S::Error> {
         let request = Request::from_parts(self.head, B::from(self.body));
-        Dispatch::Inner(self.inner.call(request))
+        let response = self.inner.call(request).map_ok(|it| it.map(ResponseBody::inner));
+        Dispatch::Waiting(Box::pin(response.map(Ending::Inner)))
     }
 }
 
 impl<S, L, B> Run<S, L, B> {
     /// Refuses a request whose body was not read to its end.
-    pub(super) fn refuse_body(&mut self, fault: BodyFault) -> DedupResult {
+    pub(super) fn refuse_body<R, E>(&mut self, fault: BodyFault) -> Ending<R, E> {
         let (outcome, result) = match fault {
             BodyFault::TooLarge => (Outcome::TooLarge, DedupResult::TooLarge),
             BodyFault::Slow => (Outcome::SlowBody, DedupResult::SlowBody),
@@ -226,11 +227,17 @@ impl<S, L, B> Run<S, L, B> {
         self.answer(outcome, result)
     }
 
-    fn answer(&mut self, outcome: Outcome, result: DedupResult) -> DedupResult {
+    fn answer<R, E>(&mut self, outcome: Outcome, result: DedupResult) -> Ending<R, E> {
+        let ending = Ending::Own(result);
+        self.report(outcome, &ending);
+        ending
+    }
+
+    /// Reports how the request has ended.
+    pub(super) fn report<R, E>(&mut self, outcome: Outcome, ending: &Ending<R, E>) {
         let config = &self.layer.config;
-        self.report.status = Some(result.status(config));
-        config.emit(&self.report, outcome, self.request.keys.events());
-        result
+        self.report.status = ending.own_status(config).or(self.report.status);
+        self.report.emit(outcome, self.request.logged(self.judged), &config.meters);
     }
 
     fn request_ref(&self) -> RequestRef<'_> {
@@ -274,14 +281,9 @@ impl<S, L, B> Run<S, L, B> {
 
     /// Reads a request in shadow, and returns the fault of its keys too.
     fn read_leniently(&self) -> (RequestKeys, Option<KeyError>) {
-        let (keys, mut fault) = self.extract_leniently();
-        let mut payloads = None;
-        if fault.is_none() {
-            match caught(|| self.bounded_payloads(&keys)) {
-                Ok(digests) => payloads = digests,
-                Err(error) => fault = Some(error),
-            }
-        }
+        let (keys, fault) = self.extract_leniently();
+        let payloads = fault.map_or_else(|| caught(|| self.bounded_payloads(&keys)), Err);
+        let (payloads, fault) = payloads.map_or_else(|fault| (None, Some(fault)), |it| (it, None));
         (RequestKeys { keys: self.named(keys), payloads }, fault)
     }
 
@@ -352,19 +354,12 @@ fn caught<T>(read: impl FnOnce() -> Result<T, KeyError>) -> Result<T, KeyError> 
 }
 
 /// Polls a delivery once, and moves it to a task if it waits.
-fn run_detached<S, L, B, ResBody>(
-    mut delivery: Pin<Box<impl Future<Output = Ending<ResBody, S::Error>> + Send + 'static>>,
+fn run_detached<L: Ledger, B: 'static, R: Send + 'static, E: Send + 'static>(
+    mut delivery: Pin<Box<impl Future<Output = Ending<R, E>> + Send + 'static>>,
     layer: Arc<DedupLayer<L, B>>,
     span: Span,
     cx: &mut Context<'_>,
-) -> Dispatch<S, B, ResBody>
-where
-    S: Service<Request<B>>,
-    S::Error: Send + 'static,
-    L: Ledger,
-    B: 'static,
-    ResBody: Send + 'static,
-{
+) -> Dispatch<R, E> {
     let tasks = layer.gate.tasks.clone();
     let running = tasks.token();
     // No caller can drop the delivery during this poll. A delivery that ends in it needs no task,
@@ -386,15 +381,6 @@ where
     tasks.spawn(task.instrument(span));
     Dispatch::Waiting(Box::pin(async {
         // The runtime drops the task when it shuts down.
-        Dispatch::Ended(ending.await.unwrap_or(Ending::Own(DedupResult::Unavailable)))
+        ending.await.unwrap_or(Ending::Own(DedupResult::Unavailable))
     }))
-}
-
-impl<S, B, ResBody> From<DedupResult> for Dispatch<S, B, ResBody>
-where
-    S: Service<Request<B>>,
-{
-    fn from(result: DedupResult) -> Self {
-        Self::Ended(Ending::Own(result))
-    }
 }

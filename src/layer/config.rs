@@ -10,9 +10,9 @@ use super::policy::{LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable,
 use crate::adapter::Payloads;
 use crate::adapter::contract::Fetch;
 use crate::error::{ConfigError, ConfigErrorKind, NOT_ZERO, check};
-use crate::key::{Event, KeyExtractor, KeyPart};
+use crate::key::{KeyExtractor, KeyPart};
 use crate::ledger::{BeginContext, Times};
-use crate::observe::{Meters, Outcome, Report};
+use crate::observe::Meters;
 
 /// Every setting but the bounds, which are the gate's.
 #[derive(Debug, Clone)]
@@ -123,11 +123,6 @@ impl Config {
     pub(super) fn deduplicates(&self, method: &Method) -> bool {
         self.methods.contains(method)
             || (method == Method::HEAD && self.methods.contains(&Method::GET))
-    }
-
-    /// Emits the log record of a delivery of these events, and counts the delivery.
-    pub(super) fn emit(&self, report: &Report, outcome: Outcome, events: &[Event]) {
-        report.emit(outcome, events, &self.meters);
     }
 
     /// Returns the terms for one `begin`, with a token of its own.

@@ -150,9 +150,7 @@ where
                 Err(panic) => (Outcome::Panicked, Ending::Panicked(panic)),
             };
             drop(running);
-            let config = &self.layer.config;
-            self.report.status = ending.own_status(config).or(self.report.status);
-            config.emit(&self.report, outcome, self.request.logged(self.judged));
+            self.report(outcome, &ending);
             ending
         }
     }
@@ -486,7 +484,7 @@ async fn store<ResBody: Body<Data = Bytes>, E>(
         ended.1 = Ending::Inner(Ok(Response::from_parts(head, ResponseBody::own())));
         return Some(HandlerSuccess::default());
     };
-    let read = buffer_response(body, replay.limit(), time);
+    let read = buffer_response(body, replay.body_limit, time);
     let (bytes, body) = match AssertUnwindSafe(read).catch_unwind().await {
         Ok(Ok(buffered)) => buffered,
         Ok(Err(_)) => {

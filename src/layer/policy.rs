@@ -117,7 +117,7 @@ pub enum Disposition {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Replay {
     headers: Arc<[HeaderName]>,
-    body_limit: usize,
+    pub(super) body_limit: usize,
 }
 
 /// Headers that are for one client, or for one connection (RFC 9110, section 7.6.1): a copy of
@@ -161,10 +161,6 @@ impl Replay {
 
     pub(super) fn is_valid(&self) -> bool {
         !self.headers.iter().any(|name| NEVER_STORED.contains(name))
-    }
-
-    pub(super) const fn limit(&self) -> usize {
-        self.body_limit
     }
 
     /// Returns those of `headers` that are stored, or why the response cannot be stored.

@@ -16,7 +16,7 @@ use pin_project_lite::pin_project;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::admit::Dispatch;
+use super::admit::{Dispatch, EndingFuture};
 use super::answer::{DedupResult, Ending, own, replayed};
 use super::body::{Collect, ResponseBody};
 use super::builder::DedupLayer;
@@ -136,12 +136,8 @@ pin_project! {
             body: Collect<R>,
             run: Option<Box<Run<S, L, B>>>,
         },
-        Inner {
-            #[pin]
-            future: S::Future,
-        },
         Waiting {
-            future: Pin<Box<dyn Future<Output = Dispatch<S, B, ResBody>> + Send>>,
+            ending: EndingFuture<ResBody, S::Error>,
         },
     }
 }
@@ -161,37 +157,29 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
-        loop {
-            let dispatch = match this.state.as_mut().project() {
-                StateProj::Buffering { body, run } => {
-                    let body = ready!(body.poll(cx));
-                    match (run.take(), body) {
-                        (Some(run), Ok(body)) => run.dispatch(body, cx),
-                        (Some(mut run), Err(fault)) => run.refuse_body(fault).into(),
-                        // The caller polls again after the future was ready.
-                        (None, _) => DedupResult::Unavailable.into(),
-                    }
-                }
-                StateProj::Inner { future } => {
-                    let response = ready!(future.poll(cx))?;
-                    return Poll::Ready(Ok(response.map(ResponseBody::inner)));
-                }
-                StateProj::Waiting { future } => ready!(future.as_mut().poll(cx)),
+        let ending = loop {
+            let (body, run) = match this.state.as_mut().project() {
+                StateProj::Waiting { ending } => break ready!(ending.as_mut().poll(cx)),
+                StateProj::Buffering { body, run } => (ready!(body.poll(cx)), run.take()),
             };
-            let config = &this.layer.config;
+            let dispatch = match (run, body) {
+                (Some(run), Ok(body)) => run.dispatch(body, cx),
+                (Some(mut run), Err(fault)) => break run.refuse_body(fault),
+                // The caller polls again after the future was ready.
+                (None, _) => break Ending::Own(DedupResult::Unavailable),
+            };
             match dispatch {
-                Dispatch::Inner(future) => this.state.set(State::Inner { future }),
-                Dispatch::Waiting(future) => this.state.set(State::Waiting { future }),
-                Dispatch::Ended(Ending::Inner(response)) => return Poll::Ready(response),
-                Dispatch::Ended(Ending::Own(result)) => {
-                    return Poll::Ready(Ok(own(result, config)));
-                }
-                Dispatch::Ended(Ending::Replay(stored)) => {
-                    return Poll::Ready(Ok(replayed(&stored, config)));
-                }
-                Dispatch::Ended(Ending::Panicked(panic)) => resume_unwind(panic),
+                Dispatch::Ended(ending) => break ending,
+                Dispatch::Waiting(ending) => this.state.set(State::Waiting { ending }),
             }
-        }
+        };
+        let config = &this.layer.config;
+        Poll::Ready(match ending {
+            Ending::Inner(response) => response,
+            Ending::Own(result) => Ok(own(result, config)),
+            Ending::Replay(stored) => Ok(replayed(&stored, config)),
+            Ending::Panicked(panic) => resume_unwind(panic),
+        })
     }
 }
 

@@ -13,7 +13,7 @@ use super::outcome::Outcome;
 use super::records::chain;
 use super::store::may_be_wanted;
 use crate::error::{BoxError, Error};
-use crate::key::{DedupKey, Event, Keys};
+use crate::key::{Event, Keys};
 
 /// The fields of the log record of a delivery in shadow.
 pub(crate) struct ShadowFields {
@@ -28,7 +28,9 @@ pub(crate) struct ShadowFields {
 pub(crate) struct Report {
     started: Instant,
     /// Disabled until the keys are known.
-    pub(crate) span: DeliverySpan,
+    pub(crate) span: Span,
+    /// The span around `span`; `None` before that is opened.
+    around: Option<Span>,
     /// The attempt, and whether it is a takeover.
     pub(crate) attempt: Option<(u32, bool)>,
     pub(crate) age: Option<Duration>,
@@ -42,7 +44,8 @@ impl Report {
     pub(crate) fn started_now() -> Self {
         Self {
             started: Instant::now(),
-            span: DeliverySpan::none(),
+            span: Span::none(),
+            around: None,
             attempt: None,
             age: None,
             status: None,
@@ -53,8 +56,20 @@ impl Report {
 
     /// Opens the span of the delivery, which the rest of its work enters.
     pub(crate) fn open_span(&mut self, events: &[Event], meters: &Meters) -> Span {
-        self.span = DeliverySpan::open(meters, events.first().map(Event::key));
-        self.span.span.clone()
+        if may_be_wanted(Level::INFO) {
+            self.around = Some(Span::current());
+            self.span = tracing::info_span!(
+                target: "tower_dedup",
+                "delivery",
+                namespace = &*meters.namespace,
+                id = events.first().map(|event| event.key().shown_id()).as_deref(),
+                outcome = Empty,
+                attempt = Empty,
+                mode = Empty,
+                verdict = Empty,
+            );
+        }
+        self.span.clone()
     }
 
     /// Emits the record and counts the delivery.
@@ -63,7 +78,7 @@ impl Report {
         let duration = LazyCell::new(|| self.started.elapsed());
         #[cfg(feature = "metrics")]
         meters.count(outcome, *duration, self.attempt.map(|(attempt, _)| attempt), self.age);
-        let span = &self.span.span;
+        let span = &self.span;
         span.record("outcome", outcome.as_str());
         span.record("attempt", self.attempt.map(|(attempt, ..)| attempt));
         if let Some(shadow) = &self.shadow {
@@ -71,11 +86,13 @@ impl Report {
             span.record("verdict", shadow.verdict);
         }
         let first = events.first();
+        // Outside of its span: many subscribers show a record with the fields of the spans around it.
+        let around = || self.around.clone().unwrap_or_else(Span::current);
         macro_rules! event {
             ($level:ident) => {
                 tracing::event!(
                     target: "tower_dedup",
-                    parent: self.span.of_record(),
+                    parent: around(),
                     tracing::Level::$level,
                     outcome = outcome.as_str(),
                     namespace = &*meters.namespace,
@@ -115,42 +132,6 @@ fn ms(duration: Duration) -> u64 {
 /// Returns milliseconds, rounded to the microsecond.
 fn rounded_ms(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).round() / 1e3
-}
-
-/// The span of a delivery.
-pub(crate) struct DeliverySpan {
-    pub(crate) span: Span,
-    /// The span around `span`; `None` before that is opened.
-    around: Option<Span>,
-}
-
-impl DeliverySpan {
-    pub(crate) const fn none() -> Self {
-        Self { span: Span::none(), around: None }
-    }
-
-    pub(crate) fn open(meters: &Meters, key: Option<&DedupKey>) -> Self {
-        if !may_be_wanted(Level::INFO) {
-            return Self::none();
-        }
-        let span = tracing::info_span!(
-            target: "tower_dedup",
-            "delivery",
-            namespace = &*meters.namespace,
-            id = key.map(DedupKey::shown_id).as_deref(),
-            outcome = Empty,
-            attempt = Empty,
-            mode = Empty,
-            verdict = Empty,
-        );
-        Self { span, around: Some(Span::current()) }
-    }
-
-    /// Returns the span for the record of the delivery. The record has the fields of the delivery's span
-    /// itself, and many subscribers show an event with the fields of the spans around it.
-    pub(super) fn of_record(&self) -> Span {
-        self.around.clone().unwrap_or_else(Span::current)
-    }
 }
 
 /// Reports one run: when it ends, or when it is dropped before.

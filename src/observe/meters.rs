@@ -86,18 +86,18 @@ impl Meters {
 
     /// Counts a delivery as running until the returned guard is dropped.
     pub(crate) fn running(&self) -> Counted {
-        #[cfg(feature = "metrics")]
-        return Counted::new(&self.keys.running);
-        #[cfg(not(feature = "metrics"))]
-        Counted {}
+        Counted {
+            #[cfg(feature = "metrics")]
+            gauge: counting(&self.keys.running),
+        }
     }
 
     /// Counts a delivery as waiting until the returned guard is dropped.
     pub(crate) fn waiting(&self) -> Counted {
-        #[cfg(feature = "metrics")]
-        return Counted::new(&self.keys.waiting);
-        #[cfg(not(feature = "metrics"))]
-        Counted {}
+        Counted {
+            #[cfg(feature = "metrics")]
+            gauge: counting(&self.keys.waiting),
+        }
     }
 
     /// Counts a delivery that has ended.
@@ -171,15 +171,10 @@ pub(crate) struct Counted {
 }
 
 #[cfg(feature = "metrics")]
-impl Counted {
-    fn new(key: &metrics::Key) -> Self {
-        Self::of(metrics::with_recorder(|to| to.register_gauge(key, &METADATA)))
-    }
-
-    fn of(gauge: metrics::Gauge) -> Self {
-        gauge.increment(1.0);
-        Self { gauge }
-    }
+fn counting(key: &metrics::Key) -> metrics::Gauge {
+    let gauge = metrics::with_recorder(|to| to.register_gauge(key, &METADATA));
+    gauge.increment(1.0);
+    gauge
 }
 
 impl Drop for Counted {
@@ -191,12 +186,9 @@ impl Drop for Counted {
 
 /// Counts a store call that outlives its delivery as pending until the returned guard is dropped.
 #[cfg_attr(not(feature = "metrics"), expect(unused_variables, reason = "metrics only"))]
-pub(crate) fn pending_write(key: &DedupKey) -> Counted {
-    #[cfg(feature = "metrics")]
-    return Counted::of(metrics::gauge!(
-        "tower_dedup_pending_writes",
-        "namespace" => key.namespace().to_owned()
-    ));
-    #[cfg(not(feature = "metrics"))]
-    Counted {}
+pub(crate) fn pending_write(of: &DedupKey) -> Counted {
+    Counted {
+        #[cfg(feature = "metrics")]
+        gauge: counting(&key("tower_dedup_pending_writes", &of.namespace().into(), None)),
+    }
 }
