@@ -26,8 +26,9 @@ async fn main() -> Result<(), BoxError> {
     // duplicate, too.
     let key = KeyExtractor::from(GITHUB).content_identity();
     let dedup = DedupLayer::transactional(key, store).require_verified();
-    // A handler that hangs is rolled back after this time, and its key is free again. GitHub waits 10 s.
-    let dedup = dedup.handler_timeout(Duration::from_secs(5));
+    // A handler that hangs is rolled back after this time, and its key is free again. GitHub waits 10 s, and three
+    // steps of the layer take up to 2 s each.
+    let dedup = dedup.handler_timeout(Duration::from_secs(3));
     let handle = dedup.handle();
     // Of a tuple, the first layer is the outermost: a forged request uses up no id. The layer answers the
     // ping of a new hook.

@@ -2,6 +2,8 @@
 //!
 //! Two clients have API keys: `Authorization: Bearer key-of-alice`, and `key-of-bob`.
 
+use std::time::Duration;
+
 use axum::extract::Request;
 use axum::http::{StatusCode, header};
 use axum::middleware::{Next, from_fn};
@@ -64,7 +66,8 @@ async fn main() -> Result<(), BoxError> {
     println!("listening on http://{}/payments", listener.local_addr()?);
     let stop = async { _ = tokio::signal::ctrl_c().await };
     axum::serve(listener, app).with_graceful_shutdown(stop).await?;
-    handle.drain().await; // handlers whose client has hung up
+    // Handlers whose client has hung up.
+    tokio::time::timeout(Duration::from_secs(25), handle.drain()).await?;
     Ok(())
 }
 

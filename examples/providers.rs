@@ -3,7 +3,7 @@
 //! GitHub's id is in a header (`X-GitHub-Delivery`), Twilio's in a form (`MessageSid`), and Stripe's in the
 //! JSON body. The presets know where, and what is signed.
 
-use std::env;
+use std::{env, time::Duration};
 
 use axum::routing::{MethodRouter, post};
 use axum::{Router, body::Bytes};
@@ -11,7 +11,7 @@ use tower_dedup::adapter::SqliteAdapter;
 use tower_dedup::key::IntoKeyExtractor;
 use tower_dedup::provider::{GITHUB, STRIPE, TWILIO};
 use tower_dedup::verify::{Verifier, VerifyLayer};
-use tower_dedup::{BoxError, DedupLayer, Delivery, KeyExtractor};
+use tower_dedup::{BoxError, DedupHandle, DedupLayer, Delivery, KeyExtractor};
 
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
@@ -26,14 +26,21 @@ async fn main() -> Result<(), BoxError> {
     let store = SqliteAdapter::connect(&url).await?;
     // GitHub does not sign the id, so the body identifies the event, too.
     let key_of_github = KeyExtractor::from(GITHUB).content_identity();
+    let (on_github, of_github) = route(github, key_of_github, &store);
+    let (on_stripe, of_stripe) = route(stripe, STRIPE, &store);
+    let (on_twilio, of_twilio) = route(twilio, TWILIO, &store);
     let app = Router::new()
-        .route("/webhooks/github", route(github, key_of_github, &store))
-        .route("/webhooks/stripe", route(stripe, STRIPE, &store))
-        .route("/webhooks/twilio", route(twilio, TWILIO, &store));
+        .route("/webhooks/github", on_github)
+        .route("/webhooks/stripe", on_stripe)
+        .route("/webhooks/twilio", on_twilio);
     let listener = tokio::net::TcpListener::bind(&listen).await?;
     println!("listening on http://{}/webhooks", listener.local_addr()?);
     let stop = async { _ = tokio::signal::ctrl_c().await };
     axum::serve(listener, app).with_graceful_shutdown(stop).await?;
+    // Handlers whose client has hung up.
+    for handle in [of_github, of_stripe, of_twilio] {
+        tokio::time::timeout(Duration::from_secs(25), handle.drain()).await?;
+    }
     Ok(())
 }
 
@@ -41,9 +48,14 @@ fn set(variable: &str) -> Result<String, String> {
     env::var(variable).map_err(|_| format!("set {variable}"))
 }
 
-fn route(verifier: Verifier, key: impl IntoKeyExtractor, store: &SqliteAdapter) -> MethodRouter {
+fn route(
+    verifier: Verifier,
+    key: impl IntoKeyExtractor,
+    store: &SqliteAdapter,
+) -> (MethodRouter, DedupHandle) {
     let dedup = DedupLayer::new(key, store.clone()).require_verified();
-    post(on_event).layer((VerifyLayer::new(verifier), dedup))
+    let handle = dedup.handle();
+    (post(on_event).layer((VerifyLayer::new(verifier), dedup)), handle)
 }
 
 async fn on_event(event: Delivery, body: Bytes) {

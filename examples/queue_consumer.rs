@@ -25,7 +25,7 @@ async fn main() -> Result<(), BoxError> {
 
     let mut queue: VecDeque<String> = std::io::stdin().lines().collect::<Result<_, _>>()?;
     while let Some(message) = queue.pop_front() {
-        if !is_done(&dedup, serde_json::from_str(&message)?).await? {
+        if !is_done(&dedup, &message).await {
             // The queue delivers the message again, later.
             tokio::time::sleep(Duration::from_millis(100)).await;
             queue.push_back(message);
@@ -37,19 +37,33 @@ async fn main() -> Result<(), BoxError> {
 }
 
 /// Returns `true` if the message may be acknowledged.
-async fn is_done(dedup: &Deduplicator, message: Message) -> Result<bool, BoxError> {
-    // The key that the layer makes of the same event, if it comes by webhook, too.
-    let key = DedupKey::new(STRIPE.name(), &message.id)?;
-    let run = dedup.run(&key, async |_| handle(&message).await);
-    Ok(match run.await {
+async fn is_done(dedup: &Deduplicator, message: &str) -> bool {
+    let (key, message) = match read(message) {
+        Ok(read) => read,
+        // A broker would park it: it would fail again.
+        Err(error) => {
+            tracing::error!(%error, message, "malformed");
+            return true;
+        }
+    };
+    match dedup.run(&key, async |_| handle(&message).await).await {
         Ok(RunOutcome::First(())) => true,
         Ok(RunOutcome::Duplicate(_)) => {
             println!("duplicate: {}", message.id);
             true
         }
         // In flight elsewhere, failed, or the store is away: the message may still have to run.
-        _ => false,
-    })
+        other => {
+            tracing::warn!(?other, "not handled");
+            false
+        }
+    }
+}
+
+fn read(message: &str) -> Result<(DedupKey, Message), BoxError> {
+    let message: Message = serde_json::from_str(message)?;
+    // The layer's key of the same event, if it comes by webhook too; of a connected account, that is `account|id`.
+    Ok((DedupKey::new(STRIPE.name(), &message.id)?, message))
 }
 
 async fn handle(message: &Message) -> Result<(), BoxError> {

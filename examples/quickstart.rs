@@ -20,7 +20,7 @@ async fn main() -> Result<(), BoxError> {
     let listen = env::var("LISTEN").unwrap_or("127.0.0.1:3000".to_owned());
     let mut verifier = STRIPE.verifier(&secret)?;
     // While one secret replaces the other, either signs.
-    if let Ok(old) = env::var("STRIPE_WEBHOOK_SECRET_OLD") {
+    if let Ok(old) = env::var("STRIPE_WEBHOOK_SECRET_PREVIOUS") {
         verifier = verifier.or_secret(old)?;
     }
     let verify = VerifyLayer::new(verifier);

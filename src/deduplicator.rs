@@ -121,7 +121,8 @@ impl Deduplicator {
     }
 
     /// Deduplicates in the handler's own transaction: the key and the handler's writes commit together,
-    /// or not at all. The handler takes the transaction from [`RunContext::transaction`].
+    /// or not at all. The handler takes the transaction from [`RunContext::transaction`]. Each run holds a
+    /// connection: let fewer runs go on at once than the pool has connections.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub fn transactional<A: TransactionAdapter>(
         adapter: A,
@@ -393,13 +394,16 @@ pub enum RunOutcome<T> {
     First(T),
     /// The event was handled before: acknowledge the message.
     Duplicate(Seen),
-    /// The event was handled before, with another payload. The handler did not run.
+    /// The event was handled before, with another payload. The handler did not run, and would not run if the
+    /// message came again: park the message.
     Mismatch(Seen),
     /// Another handler runs the event and may fail: let the queue deliver the message again later.
     InFlight,
 }
 
 /// Why an event was not handled.
+///
+/// It is an [`Error`](std::error::Error) only if `E` is one, which [`BoxError`](crate::BoxError) is not.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum RunError<E> {

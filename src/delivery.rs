@@ -309,7 +309,7 @@ impl Delivery {
     }
 
     /// Returns `true` if another handler has taken this event over since this handler started.
-    /// Whatever this handler does from then on may happen twice. A call costs one atomic read.
+    /// Each later effect of this handler may happen twice. A call costs one atomic read.
     #[must_use]
     pub fn lease_lost(&self) -> bool {
         let claim = self.0.unenforced.as_ref().and_then(|unenforced| unenforced.claim.as_ref());

@@ -91,8 +91,8 @@ pub use layer::{
 pub use ledger::transaction::{DedupTx, TxHandle, TxUnavailable};
 /// The crate sqlx, in the version whose pools, connections and databases this crate takes.
 ///
-/// Use this name, or depend on the same version. Under another version of sqlx, a pool is a type that this
-/// crate does not know, and the compiler reports "mismatched types".
+/// Use this name, or depend on the same version, as for its macros. Under another version of sqlx, a pool is a
+/// type that this crate does not know, and the compiler reports "mismatched types".
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {

@@ -13,7 +13,7 @@
 //! | `outcome` | see below |
 //! | `namespace`, `id` | the first key; `id` is the id itself with control characters escaped, or the first 16 hex digits of its SHA-256 ([`LogIds`](crate::LogIds)) |
 //! | `event_type` | the type of the first event, as the sender names it |
-//! | `keys` | the number of events in the delivery (each event has one key, and one second identity at most) |
+//! | `keys` | the number of keys in the delivery: one of each event, without second identities |
 //! | `attempt`, `takeover` | of a run: see [`Delivery`](crate::Delivery) |
 //! | `age_ms` | of a duplicate: the time since the event was first seen |
 //! | `mode`, `verdict` | in [shadow](crate::Mode::Shadow): `shadow`, and the [verdict](crate::Verdict); `outcome` says how the handler ended. The level is warn at least if the verdict is `no_key`, `unavailable`, `overloaded` or `unverified` |

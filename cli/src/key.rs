@@ -1,4 +1,4 @@
-//! `key`: the keys of a captured request. The guide's page `command` describes both forms.
+//! `key`: the keys of a captured request. The guide's page `incidents` describes both forms.
 
 use std::error::Error;
 use std::path::Path;

@@ -56,7 +56,8 @@ pub(crate) struct Global {
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Checks the store and its settings, and says what to do. Changes nothing.
+    /// Checks the store and its settings, and says what to do. Changes nothing, but on Redis it claims and
+    /// releases 16 keys of its own.
     Doctor,
     /// Makes the table, if it does not exist.
     Migrate {

@@ -28,7 +28,7 @@ pub enum DedupResult {
     Handshake,
     /// The event is in flight.
     InFlight,
-    /// The store failed, or the layer is at one of its bounds.
+    /// The store failed, or no permit was free.
     Unavailable,
     /// The key is missing or malformed, or there are too many keys.
     InvalidKey,

@@ -239,7 +239,8 @@ impl<L, B> DedupLayer<L, B> {
         self
     }
 
-    /// Sets the bound on every call to the store, waiting for a connection included.
+    /// Sets the bound on every call to the store, waiting for a connection included. On SQLite, a transaction
+    /// may also wait for the write lock before it begins, for up to the `write_lock_timeout` of `SqliteOptions`.
     ///
     /// Zero is invalid, and so are more than 30 s.
     pub fn store_timeout(mut self, bound: Duration) -> Self {
@@ -262,7 +263,8 @@ impl<L, B> DedupLayer<L, B> {
     }
 
     /// Sets how many deliveries may run at once, over all services and clones of this layer. A
-    /// delivery beyond that is answered 503. 0 refuses every delivery; `usize::MAX` bounds nothing.
+    /// delivery beyond that is answered 503, in a transactional layer after a wait of up to
+    /// [`store_timeout`](Self::store_timeout). 0 refuses every delivery; `usize::MAX` bounds nothing.
     ///
     /// Set it before the layer serves: later, the bound does not become smaller than the number of deliveries that run
     /// then. Running deliveries have tasks of their own, which outer `ConcurrencyLimit` and `Timeout`

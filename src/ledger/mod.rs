@@ -1,6 +1,6 @@
 //! Ledgers: *when* a key becomes permanent.
 //!
-//! The table of the three ledgers is on the [crate page](crate#what-is-guaranteed).
+//! The table of the three ledgers is on the [crate page](crate#ledgers).
 //!
 //! These types only select a ledger: [`DedupLayer`](crate::DedupLayer) and
 //! [`Deduplicator`](crate::Deduplicator) make them.

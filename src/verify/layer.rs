@@ -27,8 +27,8 @@ type Clock = dyn Fn() -> SystemTime + Send + Sync;
 
 /// Passes only requests with a valid signature, and inserts [`Verified`] into their extensions.
 ///
-/// It belongs *outside* the [`DedupLayer`](crate::DedupLayer): added after it to an axum route, or
-/// before it to a `ServiceBuilder`. Then an unverified request uses up no id.
+/// It belongs *outside* the [`DedupLayer`](crate::DedupLayer): first in a tuple, or in a `ServiceBuilder`. Then
+/// an unverified request uses up no id.
 ///
 /// ```
 /// # #[cfg(feature = "memory")] {

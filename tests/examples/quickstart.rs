@@ -21,7 +21,7 @@ const PAYMENTS: &str = "SELECT event_id, amount FROM payments ORDER BY event_id"
 async fn start(store: &str) -> Server {
     let mut command = example("quickstart");
     command.env("DATABASE_URL", store).env("STRIPE_WEBHOOK_SECRET", SECRET).env("RUST_LOG", "info");
-    command.env("STRIPE_WEBHOOK_SECRET_OLD", OLD_SECRET);
+    command.env("STRIPE_WEBHOOK_SECRET_PREVIOUS", OLD_SECRET);
     Server::spawn_with_env(&mut command).await
 }
 
