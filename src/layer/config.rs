@@ -102,7 +102,8 @@ impl Config {
         let is_allowed = !status.is_success() && !status.is_informational();
         check(is_allowed, "in_flight_status", "neither 1xx nor 2xx")?;
         // A client of an API must not take an empty 2xx for the response.
-        check(self.duplicate_status.is_success() || self.problems, "duplicate_status", "2xx")?;
+        let is_told = self.problems && self.on_in_flight != OnInFlight::Acknowledge;
+        check(self.duplicate_status.is_success() || is_told, "duplicate_status", "2xx")?;
         if let Some(docs) = &self.problem_docs {
             let is_url = docs.parse::<Uri>().is_ok() && !docs.contains('#');
             check(is_url, "problem_docs", "a URL without a fragment")?;

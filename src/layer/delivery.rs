@@ -393,6 +393,12 @@ where
             (Outcome::Completed, Judged::Enforced, _, Some((outcome, result))) => {
                 *ended = own(outcome, result);
             }
+            // A 2xx that is no success, after which the other event would not come again.
+            (Outcome::Failed, Judged::Enforced, _, Some((Outcome::InFlight, result)))
+                if self.report.status.is_some_and(|status| status.is_success()) =>
+            {
+                ended.1 = Ending::Own(result);
+            }
             (Outcome::Completed | Outcome::Failed, Judged::Enforced, ..)
                 if self.request.keys.is_empty() =>
             {

@@ -35,7 +35,8 @@ pub enum OnInFlight {
     /// Answer 503 with `Retry-After` at once.
     Reject,
     /// Answer like a duplicate. **If the first run then fails and the sender does not deliver
-    /// again, the event is lost.**
+    /// again, the event is lost.** On Postgres, so is an event that comes while DDL locks the table, because its
+    /// key counts as in flight.
     Acknowledge,
 }
 

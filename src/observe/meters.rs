@@ -80,6 +80,8 @@ impl Meters {
         let mut logged = self.logged_other_path.lock().unwrap_or_else(PoisonError::into_inner);
         if logged.is_none_or(|logged| logged.elapsed() >= PAUSE) {
             *logged = Some(Instant::now());
+            // A subscriber is foreign code.
+            drop(logged);
             records::other_path(key);
         }
     }

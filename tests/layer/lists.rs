@@ -4,22 +4,26 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
 use tower::Layer;
 use tower_dedup::adapter::contract::{
     Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, StoreFuture,
 };
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::adapter::{Batching, MemoryAdapter, SqliteAdapter, SqliteOptions};
-use tower_dedup::{DedupKey, DedupLayer, Error, ErrorKind};
+use tower_dedup::{DedupKey, DedupLayer, Error, ErrorKind, OnInFlight};
 
 use crate::support::multi_event::by_word;
-use crate::support::{Body, Handler, dedup_key, result, send, sqlite_url};
+use crate::support::{Body, Handler, answered, dedup_key, result, send, sqlite_url, terms};
 
 const EVENTS: usize = 40;
 
 fn list(events: usize) -> http::Request<Body> {
-    let events = (0..events).map(|number| format!("event-{number} ")).collect::<String>();
-    http::Request::post("/").body(Body::from(events)).unwrap()
+    words((0..events).map(|number| format!("event-{number} ")).collect::<String>())
+}
+
+fn words(words: impl Into<Body>) -> http::Request<Body> {
+    http::Request::post("/").body(words.into()).unwrap()
 }
 
 /// A store that is away when a list is completed, and then refuses to complete one of its keys.
@@ -86,4 +90,66 @@ async fn list_that_is_longer_than_the_queue_waits_for_room() {
     assert_eq!(result(&send(&service, list(200)).await), None);
     assert_eq!(handler.last().keys().count(), 200);
     assert_eq!(result(&send(&service, list(200)).await), Some("duplicate"));
+}
+
+/// After a 2xx, the event in flight would not come again.
+#[tokio::test]
+async fn response_that_is_no_success_is_no_2xx_while_another_event_is_in_flight() {
+    for (status, answer) in
+        [(202, (503, Some("in-flight"))), (404, (404, None)), (200, (503, Some("in-flight")))]
+    {
+        let store = Arc::new(MemoryAdapter::new());
+        store.claim(&dedup_key("b"), &terms()).await.unwrap();
+        let handler = Handler::default().then(status);
+        let layer = DedupLayer::new(by_word(), Arc::clone(&store))
+            .on_in_flight(OnInFlight::Reject)
+            .success_when(|response| response.status == 200);
+        let response = send(&layer.layer(handler.service()), words("a b")).await;
+        assert_eq!((answered(&response), handler.runs()), (answer, 1), "{status}");
+        let state = store.get(&dedup_key("a")).await.unwrap().unwrap().state;
+        assert_eq!(matches!(state, KeyState::Complete), status == 200, "{state:?}");
+    }
+}
+
+/// A statement claims `a` and `c`. Before it claims `b`, another process does, whose lease then lapses. The next
+/// statement, which claims `b`, finds the disk full.
+#[tokio::test]
+async fn key_that_sqlite_has_claimed_before_a_refusal_is_released() {
+    let dir = tempfile::tempdir().unwrap();
+    let options =
+        SqliteConnectOptions::new().filename(dir.path().join("app.db")).create_if_missing(true);
+    let options = options.pragma("max_page_count", "100");
+    let pool = SqlitePoolOptions::new().max_connections(1).connect_with(options).await.unwrap();
+    let store = SqliteAdapter::new(pool.clone());
+    for key in ["a", "b", "c"].map(dedup_key) {
+        let earlier = terms();
+        store.claim(&key, &earlier).await.unwrap();
+        store.release(&key, &earlier).await.unwrap();
+    }
+    let triggers = "
+        CREATE TABLE filler (bytes BLOB);
+        INSERT INTO filler SELECT NULL FROM json_each('[' || replace(hex(zeroblob(99)), '00', '0,') || '0]');
+        CREATE TRIGGER takes AFTER UPDATE ON webhook_deliveries
+        WHEN NEW.id = 'a' AND NEW.token IS NOT NULL BEGIN
+            UPDATE webhook_deliveries SET token = zeroblob(16), lease_until = NEW.lease_until - 59980
+            WHERE id = 'b';
+        END;
+        CREATE TRIGGER waits BEFORE INSERT ON webhook_deliveries WHEN NEW.id = 'c' BEGIN
+            SELECT count(*) FROM filler, filler AS f, filler AS g, json_each('[1,2,3,4,5,6,7,8]');
+        END;
+        CREATE TRIGGER fills AFTER UPDATE ON webhook_deliveries
+        WHEN NEW.id = 'b' AND NEW.token IS NOT zeroblob(16) BEGIN
+            INSERT INTO filler VALUES (zeroblob(1000000));
+        END;";
+    sqlx::raw_sql(triggers).execute(&pool).await.unwrap();
+    let handler = Handler::default();
+    let layer = DedupLayer::new(by_word(), store.clone());
+    let handle = layer.handle();
+    let response = send(&layer.layer(handler.service()), words("a b c")).await;
+    assert_eq!((answered(&response), handler.runs()), ((503, Some("unavailable")), 0));
+    handle.drain().await;
+    for key in ["a", "c"].map(dedup_key) {
+        let state = store.get(&key).await.unwrap().unwrap().state;
+        assert!(matches!(state, KeyState::Released), "{key:?}: {state:?}");
+    }
 }

@@ -68,16 +68,17 @@ impl Session<'_> {
             }
             *has_written |= written > 0;
         }
-        self.write(kind, rows, replies(None).collect()).await
+        self.write(kind, rows, replies(None).collect(), has_written).await
     }
 
     /// Claims or completes the rows without a reply, in every state. A row that is left without one was changed by
-    /// other processes each time.
+    /// other processes each time. `has_written` is set as by [`execute`](Self::execute).
     pub(super) async fn write(
         &mut self,
         kind: Kind,
         rows: &Rows<'_>,
         mut replies: Vec<Replied>,
+        has_written: &mut bool,
     ) -> Result<Vec<Replied>, sqlx::Error> {
         let statement = match kind {
             Kind::Claim => &self.statements.claim_upsert,
@@ -92,6 +93,7 @@ impl Session<'_> {
             }
             let left_rows = rows.select(&left);
             let written = self.fetch(statement, &left_rows).await?;
+            *has_written |= !written.is_empty();
             for (index, row) in with_indexes(&left_rows, &written)? {
                 let reply = written_reply(kind, row, left_rows[index].token())?;
                 replies[left[index]] = Some(Ok(reply));

@@ -151,7 +151,7 @@ impl SqliteStore {
         replies: Vec<Replied>,
     ) -> Result<Vec<ClaimReply>, Error> {
         let mut session = Session { connection, statements: &self.statements };
-        let written = session.write(kind, rows, replies).await;
+        let written = session.write(kind, rows, replies, &mut false).await;
         let written = written.map_err(|error| store_error("claiming keys in a transaction", error));
         claimed(written?)
     }
