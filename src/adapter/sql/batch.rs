@@ -81,13 +81,13 @@ pub(in crate::adapter) async fn execute_batch<E: RowExecutor>(
     let mut replies: Vec<Replied> = calls.iter().map(|_| None).collect();
     let mut parts: VecDeque<_> = split_by_size(calls).into();
     // The end of the time to split, and the last refusal.
-    let mut refused: Option<(Instant, Box<dyn Fn() -> Error + Send + Sync>)> = None;
+    let mut refused: Option<(Instant, Error)> = None;
     // After one, a statement may have granted a key to a call that is sent again.
     let mut has_unknown = false;
     while let Some(part) = parts.pop_front() {
         let start = Instant::now();
         if let Some((_, error)) = refused.as_ref().filter(|(deadline, _)| start >= *deadline) {
-            part.into_iter().for_each(|call| replies[call] = Some(Err(error())));
+            part.into_iter().for_each(|call| replies[call] = Some(Err(error.clone())));
             continue;
         }
         let layout = Layout::new(calls, &part, waits);
@@ -96,7 +96,7 @@ pub(in crate::adapter) async fn execute_batch<E: RowExecutor>(
             rows.iter_mut().for_each(|row| *row = row.take().or(Some(Err(layout.kind.unknown()))));
         }
         let mut unanswered = Vec::new();
-        for (call, reply) in part.iter().zip(layout.replies(rows)) {
+        for (call, reply) in part.iter().zip(layout.replies(&rows)) {
             match reply {
                 Some(reply) => replies[*call] = Some(reply),
                 None => unanswered.push(*call),
@@ -114,17 +114,17 @@ pub(in crate::adapter) async fn execute_batch<E: RowExecutor>(
         // The other parts would be lost too, and each would leave a statement behind on the server.
         let ends = error.is_unknown() && !is_row_error;
         has_unknown |= error.is_unknown();
-        let error = if has_unknown { error.with_unknown_outcome() } else { error }.shared();
+        let error = if has_unknown { error.with_unknown_outcome() } else { error };
         if is_row_error && unanswered.len() > 1 {
             // So a row that is locked is waited for in three statements.
             let size = if refused.is_some() { 1 } else { unanswered.len().isqrt() };
             let deadline = refused.map_or(start + SPLIT_TIME, |(deadline, _)| deadline);
-            refused = Some((deadline, Box::new(error)));
+            refused = Some((deadline, error));
             parts.extend(unanswered.chunks(size).map(<[_]>::to_vec));
         } else {
             let lost = if ends { std::mem::take(&mut parts) } else { VecDeque::new() };
             let lost = lost.into_iter().flatten().chain(unanswered);
-            lost.for_each(|call| replies[call] = Some(Err(error())));
+            lost.for_each(|call| replies[call] = Some(Err(error.clone())));
         }
     }
     replies.into_iter().map(|reply| reply.unwrap_or_else(|| Err(missing_reply()))).collect()
@@ -175,13 +175,9 @@ impl<'c> Layout<'c> {
     }
 
     /// Returns the reply to each call; `None` for a call that the rows do not answer.
-    fn replies(&self, rows: Vec<Replied>) -> Vec<Replied> {
-        let rows: Vec<_> = rows.into_iter().map(|row| Some(row?.map_err(Error::shared))).collect();
+    fn replies(&self, rows: &[Replied]) -> Vec<Replied> {
         let reply_to = |(call, row): &(&Call, usize)| {
-            let reply = match rows.get(*row)?.as_ref()? {
-                Ok(reply) => Ok(reply.clone()),
-                Err(error) => Err(error()),
-            };
+            let reply = rows.get(*row)?.clone()?;
             let sent = self.rows[*row];
             if std::ptr::eq(&raw const call.terms, sent.terms) {
                 return Some(reply);

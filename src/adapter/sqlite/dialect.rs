@@ -31,10 +31,7 @@ impl BatchExecutor<Lookup> for SqliteStore {
         let keys: Vec<&DedupKey> = batch.iter().map(|(key, _)| key).collect();
         match self.read(&keys, fetch).await {
             Ok(rows) => rows.into_iter().map(Ok).collect(),
-            Err(error) => {
-                let error = store_error("looking up keys", error).shared();
-                batch.iter().map(|_| Err(error())).collect()
-            }
+            Err(error) => vec![Err(store_error("looking up keys", error)); batch.len()],
         }
     }
 }

@@ -203,10 +203,7 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
                 let executed = executed.catch_unwind();
                 self.watch(executed).await.unwrap_or_default()
             }
-            Err(error) => {
-                let error = error.shared();
-                items.iter().map(|_| Err(error())).collect()
-            }
+            Err(error) => items.iter().map(|_| Err(error.clone())).collect(),
         };
         // The replies follow: the last caller's runtime may stop running tasks after its reply, and a lane that
         // is open and not driven would delay every call.
