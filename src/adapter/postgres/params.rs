@@ -13,7 +13,7 @@ use sqlx::query::Query;
 use sqlx::{Decode, Encode, Row as _, Type};
 
 use super::super::sql::call::{Kind, RowCall, Rows};
-use super::super::sql::row::{Row, StoredColumns};
+use super::super::sql::row::Row;
 use super::super::stored::{Fetch, StoredData, StoredResponse};
 use super::super::terms::{CallTerms, Token};
 use crate::key::DedupKey;
@@ -228,7 +228,7 @@ fn try_read_row(row: &PgRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
     let maybe = |column: usize| row.try_get_unchecked::<Option<i64>, _>(column);
     let time = |column: usize| row.try_get_unchecked::<i64, _>(column).map(millis);
     // By position, in the order of `sql/get.sql` and `sql/read*.sql`: a lookup by name costs more.
-    Ok(Row {
+    let read = Row {
         token: row.try_get::<Option<Uuid>, _>(1)?.map(|Uuid(token)| token),
         version: row.try_get(VERSION)?,
         attempts: row.try_get::<i32, _>(2)?.into(),
@@ -238,9 +238,9 @@ fn try_read_row(row: &PgRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
         expires_at: time(6)?,
         lease_until: maybe(7)?.map(millis),
         now: time(8)?,
-        stored: StoredColumns::read(row, fetch)?,
-        unreadable: None,
-    })
+        ..Row::default()
+    };
+    read.with_stored(row, fetch)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
 use super::super::sql::call::{RowCall, Rows};
-use super::super::sql::row::{Row, StoredColumns};
+use super::super::sql::row::Row;
 use super::super::stored::{Fetch, StoredResponse};
 use crate::key::{DedupKey, hex};
 
@@ -58,7 +58,7 @@ pub(super) fn read_row(row: &SqliteRow, fetch: Fetch) -> Row {
 
 fn try_read_row(row: &SqliteRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
     let token: Option<Vec<u8>> = row.try_get("token")?;
-    Ok(Row {
+    let read = Row {
         // A token of another length equals no caller's token.
         token: token.map(|token| token.try_into().unwrap_or_default()),
         attempts: row.try_get("attempts")?,
@@ -68,9 +68,9 @@ fn try_read_row(row: &SqliteRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
         expires_at: row.try_get("expires_at")?,
         lease_until: row.try_get("lease_until")?,
         now: row.try_get("now")?,
-        stored: StoredColumns::read(row, fetch)?,
         ..Row::default()
-    })
+    };
+    read.with_stored(row, fetch)
 }
 
 /// Returns rows that were read in the order of their keys, of which there are so many.
