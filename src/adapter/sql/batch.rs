@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use super::super::replies::ClaimReply;
 use super::super::terms::CallTerms;
-use super::call::{Call, Kind, Replied, RowCall, RowReply, Rows, missing_reply};
+use super::call::{Call, Kind, Replied, RowCall, RowReply, missing_reply};
 use super::queue::Waits;
 use super::row::Row;
 use crate::error::Error;
@@ -61,7 +61,7 @@ pub(in crate::adapter) trait RowExecutor: Send {
     fn execute(
         &mut self,
         kind: Kind,
-        rows: &Rows<'_>,
+        rows: &[RowCall<'_>],
     ) -> impl Future<Output = (Vec<Replied>, Option<Failed>)> + Send;
 }
 
@@ -149,7 +149,7 @@ fn split_by_size(calls: &[Call]) -> Vec<Vec<usize>> {
 /// The rows of a part, each key once.
 struct Layout<'c> {
     kind: Kind,
-    rows: Rows<'c>,
+    rows: Vec<RowCall<'c>>,
     /// Each call, and its row.
     calls: Vec<(&'c Call, usize)>,
 }
@@ -166,12 +166,12 @@ impl<'c> Layout<'c> {
         for at in sorted {
             let call = calls[at];
             if rows.last().is_none_or(|row| *row.key != call.key) {
-                rows.push(call.row(part[at]));
+                rows.push(call.row(part[at], waits));
             }
             named[at].1 = rows.len() - 1;
         }
         let kind = calls.first().map_or(Kind::Claim, |call| call.kind);
-        Self { kind, rows: Rows { rows, waits }, calls: named }
+        Self { kind, rows, calls: named }
     }
 
     /// Returns the reply to each call; `None` for a call that the rows do not answer.
@@ -187,7 +187,7 @@ impl<'c> Layout<'c> {
             let mine = call.terms.token();
             let is_mine = |reply: &RowReply| matches!(reply, RowReply::Claimed(_, Some(token)) if token == mine.as_bytes());
             let follows = self.kind.is_claim()
-                && self.rows.has_caller(*row)
+                && sent.has_caller()
                 && sent.token() != mine
                 && !reply.as_ref().is_ok_and(is_mine);
             follows.then(|| follow(self.kind, sent.terms, reply)).flatten()
@@ -240,7 +240,11 @@ mod tests {
     }
 
     impl RowExecutor for Table {
-        async fn execute(&mut self, kind: Kind, rows: &Rows<'_>) -> (Vec<Replied>, Option<Failed>) {
+        async fn execute(
+            &mut self,
+            kind: Kind,
+            rows: &[RowCall<'_>],
+        ) -> (Vec<Replied>, Option<Failed>) {
             self.sent.push(rows.len());
             let none = || rows.iter().map(|_| None).collect();
             let failed = |is_row_error| {
@@ -260,8 +264,8 @@ mod tests {
             if rows.iter().any(|row| self.bad == Some(row.hash)) {
                 return failed(true);
             }
-            let write = rows.iter().enumerate().map(|(index, row)| {
-                if !rows.has_caller(index) {
+            let write = rows.iter().map(|row| {
+                if !row.has_caller() {
                     return None;
                 }
                 if !kind.is_claim() {
