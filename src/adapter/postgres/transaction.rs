@@ -100,9 +100,8 @@ impl PostgresStore {
         let found = session.read(&rows, terms.fetch()).await.map_err(fault)?;
         let known = known(found, terms)?;
         let left = unanswered(&known).len();
-        let replies = || known.iter().map(|reply| reply.clone().map(Ok)).collect();
         if left == 0 && !keys.is_empty() {
-            return Ok(Opened { replies: claimed(replies())?, transaction: None });
+            return Ok(Opened { replies: claimed(known)?, transaction: None });
         }
         let mut connection = session.into_pooled();
         let (statements, mut pauses) = (self.statements(), repeats());
@@ -123,7 +122,7 @@ impl PostgresStore {
             let transaction = OpenTransaction::begin(lent, begin, Some(place.lost())).await;
             let mut transaction = transaction.map_err(fault)?;
             let mut session = Session::within(self, &statements, transaction.connection(), &rows);
-            let mut replied = replies();
+            let mut replied = known.clone();
             let ran = session.run(Kind::Claim, &rows, &mut replied, false).await;
             let begun = session.into_begun();
             let Err(error) = ran else {
@@ -147,7 +146,7 @@ impl PostgresStore {
             // An open transaction holds the row, without a lock of the key's: one of the user's own, or
             // a large delivery. Of several keys the others may be free, and are not in flight then.
             if is_locked(&error) && left == 1 {
-                return Ok(Opened { replies: claimed(replies())?, transaction: None });
+                return Ok(Opened { replies: claimed(known)?, transaction: None });
             }
             match pauses.next() {
                 Some(pause) if read_only || is_conflict(&error) => {

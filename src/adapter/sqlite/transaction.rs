@@ -117,10 +117,8 @@ impl SqliteStore {
         let found = self.read(&keys.iter().collect::<Vec<_>>(), terms.fetch()).await;
         let found = found.map_err(|error| store_error("looking up keys", error))?;
         let known = known(found, terms)?;
-        let all_are_known = known.iter().all(Option::is_some);
-        let replies = known.into_iter().map(|reply| reply.map(Ok)).collect();
-        if all_are_known && !keys.is_empty() {
-            return Ok(Opened { replies: claimed(replies)?, transaction: None });
+        if known.iter().all(Option::is_some) && !keys.is_empty() {
+            return Ok(Opened { replies: claimed(known)?, transaction: None });
         }
         let guard = self.write_lock(ErrorKind::Timeout).await?;
         let mut transaction = self.begin(guard).await?;
@@ -130,7 +128,7 @@ impl SqliteStore {
             set.map(|_| Vec::new()).map_err(|error| store_error(OPENING, error))
         } else {
             let rows = rows_of(keys, terms, |_| 0);
-            self.claim_in(connection, Kind::Claim, &rows, replies).await
+            self.claim_in(connection, Kind::Claim, &rows, known).await
         };
         match claimed {
             Ok(replies) => Ok(Opened { replies, transaction: Some(transaction) }),
