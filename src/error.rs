@@ -8,7 +8,6 @@
 
 use std::borrow::Cow;
 use std::fmt;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
 use std::sync::Arc;
 
 /// A boxed error, named as in tower and axum.
@@ -16,7 +15,7 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The error of a store call: a kind, the operation, and the cause.
 ///
-/// `Display` gives the operation, a colon and the fact.
+/// `Display` gives the operation, a colon and the fact. Clones share the cause: the calls of a batch have one.
 ///
 /// # Example
 ///
@@ -28,11 +27,11 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// assert!(error.is_transient());
 /// assert_eq!(error.to_string(), "connecting to the store: the store is unavailable");
 /// ```
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Error {
     kind: ErrorKind,
     context: Cow<'static, str>,
-    source: Option<BoxError>,
+    source: Option<Arc<dyn std::error::Error + Send + Sync>>,
 }
 
 /// The kinds of [`Error`].
@@ -88,7 +87,7 @@ impl Error {
     /// Adds the cause, which [`source()`](std::error::Error::source) then returns.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<BoxError>) -> Self {
-        self.source = Some(source.into());
+        self.source = Some(source.into().into());
         self
     }
 
@@ -115,18 +114,6 @@ impl Error {
             self.kind = ErrorKind::Unavailable;
         }
         self
-    }
-
-    /// Returns a function that copies the error for each call of a batch.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    pub(crate) fn shared(self) -> impl Fn() -> Self {
-        let Self { kind, context, source } = self;
-        let source: Option<Arc<dyn std::error::Error + Send + Sync>> = source.map(Arc::from);
-        move || Self {
-            kind,
-            context: context.clone(),
-            source: source.clone().map(|source| Box::new(source) as BoxError),
-        }
     }
 
     /// Turns the error into one that the handler caused.

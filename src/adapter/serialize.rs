@@ -6,6 +6,7 @@ use chrono::{DateTime, SecondsFormat, Utc};
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
 use super::inspect::{Entry, KeyState};
+use crate::key::hex;
 
 #[derive(serde::Serialize)]
 struct ResponseForm {
@@ -16,13 +17,12 @@ struct ResponseForm {
 impl Serialize for Entry {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let stored = self.stored.as_deref();
-        let hex = |digest: [u8; 32]| digest.iter().map(|byte| format!("{byte:02x}")).collect();
         let response = stored.and_then(|stored| stored.response.as_ref());
         let response = response.map(|response| ResponseForm {
             status: response.status.as_u16(),
             bytes: response.body.len(),
         });
-        let payload: Option<String> = stored.and_then(|stored| stored.payload_sha256).map(hex);
+        let payload = stored.and_then(|stored| stored.payload_sha256).map(|digest| hex(&digest));
         let mut form = serializer.serialize_struct("Entry", 11)?;
         form.serialize_field("state", &self.state)?;
         form.serialize_field("event_type", &self.event_type)?;

@@ -12,8 +12,8 @@ use sqlx::postgres::{
 use sqlx::query::Query;
 use sqlx::{Decode, Encode, Row as _, Type};
 
-use super::super::sql::call::{Kind, RowCall, Rows};
-use super::super::sql::row::{Row, StoredColumns};
+use super::super::sql::call::{Kind, RowCall, stores_data};
+use super::super::sql::row::Row;
 use super::super::stored::{Fetch, StoredData, StoredResponse};
 use super::super::terms::{CallTerms, Token};
 use crate::key::DedupKey;
@@ -153,7 +153,7 @@ pub(super) fn uuids(rows: &[RowCall<'_>]) -> Vec<Uuid> {
 }
 
 /// Binds the rows of a call of this kind: `$1` to `$5`, and what follows for the kind.
-pub(super) fn bind_rows(query: Bound, kind: Kind, rows: &Rows<'_>) -> Bound {
+pub(super) fn bind_rows(query: Bound, kind: Kind, rows: &[RowCall<'_>]) -> Bound {
     match kind {
         Kind::Claim | Kind::Renew => bind_claim(query, kind, rows),
         Kind::ClaimComplete | Kind::Complete => {
@@ -165,7 +165,7 @@ pub(super) fn bind_rows(query: Bound, kind: Kind, rows: &Rows<'_>) -> Bound {
 
 /// Binds the rows of a renewal, or of a claim: in a transaction, or one that takes existing rows. A claim that is
 /// complete at once has no lease.
-pub(super) fn bind_claim(query: Bound, kind: Kind, rows: &Rows<'_>) -> Bound {
+pub(super) fn bind_claim(query: Bound, kind: Kind, rows: &[RowCall<'_>]) -> Bound {
     let lease = || rows.first().map_or(0, |row| row.terms.lease_ms().min(MAX_MS));
     let lease = (kind != Kind::ClaimComplete).then(lease);
     bind_keys(query, rows).bind(lease).bind(event_types(rows))
@@ -189,9 +189,9 @@ fn event_types<'k>(rows: &[RowCall<'k>]) -> Option<Vec<Option<&'k str>>> {
 
 /// Binds the data to store with keys that become complete, as arrays with nulls. A column is null as a whole if there is
 /// nothing to store.
-pub(super) fn bind_data(query: Bound, rows: &Rows<'_>, completes: bool) -> Bound {
+pub(super) fn bind_data(query: Bound, rows: &[RowCall<'_>], completes: bool) -> Bound {
     let data = |row: &RowCall<'_>| row.terms.stored_data_for(row.key).unwrap_or_default();
-    let stores = completes && rows.stores_data();
+    let stores = completes && stores_data(rows);
     let data: Option<Vec<_>> = stores.then(|| rows.iter().map(data).collect());
     let data = data.as_deref();
     let status = |response: &StoredResponse| i16::try_from(response.status.as_u16()).ok();
@@ -228,7 +228,7 @@ fn try_read_row(row: &PgRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
     let maybe = |column: usize| row.try_get_unchecked::<Option<i64>, _>(column);
     let time = |column: usize| row.try_get_unchecked::<i64, _>(column).map(millis);
     // By position, in the order of `sql/get.sql` and `sql/read*.sql`: a lookup by name costs more.
-    Ok(Row {
+    let read = Row {
         token: row.try_get::<Option<Uuid>, _>(1)?.map(|Uuid(token)| token),
         version: row.try_get(VERSION)?,
         attempts: row.try_get::<i32, _>(2)?.into(),
@@ -238,9 +238,9 @@ fn try_read_row(row: &PgRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
         expires_at: time(6)?,
         lease_until: maybe(7)?.map(millis),
         now: time(8)?,
-        stored: StoredColumns::read(row, fetch)?,
-        unreadable: None,
-    })
+        ..Row::default()
+    };
+    read.with_stored(row, fetch)
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use sqlx::postgres::{PgConnection, PgRow, Postgres};
 
 use super::super::replies::RenewReply;
 use super::super::sql::batch::{Failed, RowExecutor, TRIES, execute_batch, unanswered};
-use super::super::sql::call::{Call, Kind, Replied, RowReply, Rows};
+use super::super::sql::call::{Call, Kind, Replied, RowCall, RowReply, select};
 use super::super::sql::queue::{BatchExecutor, Waits};
 use super::super::sql::responses::most_read;
 use super::super::sql::row::{Row, completed};
@@ -95,7 +95,11 @@ impl BatchExecutor<Call> for PostgresStore {
 }
 
 impl RowExecutor for Session<'_> {
-    async fn execute(&mut self, kind: Kind, rows: &Rows<'_>) -> (Vec<Replied>, Option<Failed>) {
+    async fn execute(
+        &mut self,
+        kind: Kind,
+        rows: &[RowCall<'_>],
+    ) -> (Vec<Replied>, Option<Failed>) {
         let read_first = &self.store.read_first;
         let reads_first = kind.is_claim() && read_first.load(Ordering::Relaxed);
         let mut replies: Vec<Replied> = rows.iter().map(|_| None).collect();
@@ -147,7 +151,7 @@ impl<'s> Session<'s> {
         store: &'s PostgresStore,
         statements: &Arc<Statements>,
         connection: &'s mut PgConnection,
-        rows: &Rows<'_>,
+        rows: &[RowCall<'_>],
     ) -> Self {
         let locks = rows.iter().map(|row| row.hash).zip(advisory_locks(rows)).collect();
         let transaction = Some(InTransaction { connection, locks, begun: None });
@@ -170,7 +174,7 @@ impl<'s> Session<'s> {
     pub(super) async fn run(
         &mut self,
         kind: Kind,
-        rows: &Rows<'_>,
+        rows: &[RowCall<'_>],
         replies: &mut [Replied],
         mut reads: bool,
     ) -> Result<(), sqlx::Error> {
@@ -189,7 +193,7 @@ impl<'s> Session<'s> {
             }
             reads = true;
             if !unwritten.is_empty() {
-                let written = self.write(kind, &rows.select(&unwritten)).await?;
+                let written = self.write(kind, &select(rows, &unwritten)).await?;
                 set(replies, &unwritten, written);
             }
         }
@@ -201,14 +205,14 @@ impl<'s> Session<'s> {
     async fn read_and_take(
         &mut self,
         kind: Kind,
-        rows: &Rows<'_>,
+        rows: &[RowCall<'_>],
         replies: &mut [Replied],
         indexes: Vec<usize>,
     ) -> Result<Vec<usize>, sqlx::Error> {
         // A statement of its own: the statement that found a row may have begun before the row was
         // committed, and would not see it.
         let fetch = rows.first().map_or(Fetch::Nothing, |row| row.terms.fetch());
-        let found = self.read(&rows.select(&indexes), fetch).await?;
+        let found = self.read(&select(rows, &indexes), fetch).await?;
         let (mut unwritten, mut free, mut versions) = (Vec::new(), Vec::new(), Vec::new());
         for (index, row) in indexes.into_iter().zip(found) {
             let Some(row) = row else {
@@ -221,7 +225,7 @@ impl<'s> Session<'s> {
                     replies[index] = Some(reply);
                 }
                 None if !kind.is_claim() => unwritten.push(index),
-                None if rows.has_caller(index) => {
+                None if rows[index].has_caller() => {
                     free.push(index);
                     versions.push(row.version);
                 }
@@ -229,7 +233,7 @@ impl<'s> Session<'s> {
             }
         }
         if !free.is_empty() {
-            let taken = self.take(kind, &rows.select(&free), &versions).await?;
+            let taken = self.take(kind, &select(rows, &free), &versions).await?;
             set(replies, &free, taken);
         }
         Ok(unwritten)
@@ -240,7 +244,7 @@ impl<'s> Session<'s> {
     async fn write(
         &mut self,
         kind: Kind,
-        rows: &Rows<'_>,
+        rows: &[RowCall<'_>],
     ) -> Result<Vec<Option<RowReply>>, sqlx::Error> {
         let (all, locks) = (Arc::clone(&self.statements), self.locks(rows));
         let is_within = locks.is_some();
@@ -280,7 +284,7 @@ impl<'s> Session<'s> {
     async fn take(
         &mut self,
         kind: Kind,
-        rows: &Rows<'_>,
+        rows: &[RowCall<'_>],
         versions: &[i64],
     ) -> Result<Vec<Option<RowReply>>, sqlx::Error> {
         let (all, locks) = (Arc::clone(&self.statements), self.locks(rows));
@@ -302,7 +306,7 @@ impl<'s> Session<'s> {
 
     pub(super) async fn read(
         &mut self,
-        rows: &Rows<'_>,
+        rows: &[RowCall<'_>],
         fetch: Fetch,
     ) -> Result<Vec<Option<Row>>, sqlx::Error> {
         let all = Arc::clone(&self.statements);
@@ -325,7 +329,7 @@ impl<'s> Session<'s> {
     }
 
     /// Returns the locks of the keys, in a transaction.
-    fn locks(&self, rows: &Rows<'_>) -> Option<Vec<Option<i64>>> {
+    fn locks(&self, rows: &[RowCall<'_>]) -> Option<Vec<Option<i64>>> {
         let locks = &self.transaction.as_ref()?.locks;
         Some(rows.iter().map(|row| locks.get(&row.hash).copied()).collect())
     }
@@ -360,7 +364,7 @@ impl<'s> Session<'s> {
     /// Returns how long a release waits for a row. A key that is complete at once and never ran is a duplicate for
     /// other processes, until its release has the row. So this release, once it is sent alone, waits nearly as long as
     /// the statement may run: then the server ends the wait.
-    fn release_timeout(&self, rows: &Rows<'_>) -> String {
+    fn release_timeout(&self, rows: &[RowCall<'_>]) -> String {
         if rows.len() > 1 {
             return LOCK_TIMEOUT.to_owned();
         }

@@ -86,7 +86,7 @@ impl PostgresStore {
             connections: Connections::new(pool, lanes),
             find: tagged(&options.name.find()),
             statements: RwLock::new(Arc::new(statements)),
-            calls: Batcher::new(lanes, options.batching),
+            calls: Batcher::new(options.batching),
             replanner: Replanner::default(),
             read_first: AtomicBool::new(false),
             transactions,

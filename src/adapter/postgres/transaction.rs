@@ -19,7 +19,7 @@ use sqlx::postgres::{PgConnection, Postgres};
 
 use super::super::replies::ClaimReply;
 use super::super::sql::batch::{claimed, known, unanswered};
-use super::super::sql::call::{Kind, Rows};
+use super::super::sql::call::{Kind, rows_of};
 use super::super::sql::statement::{fill, query, render};
 use super::super::terms::{CallTerms, Token};
 use super::super::transaction::{OpenTransaction, Opened, not_ours};
@@ -47,7 +47,7 @@ impl PostgresAdapter {
     ) -> Result<ClaimReply, Error> {
         let statements = self.0.ready_within(connection).await?;
         let terms = CallTerms::on_claim(Token::random(), retention);
-        let rows = Rows::of_call(std::slice::from_ref(key), &terms, key_hash);
+        let rows = rows_of(std::slice::from_ref(key), &terms, key_hash);
         let mut session = Session::within(&self.0, &statements, connection, &rows);
         let mut replies = vec![None];
         let ran = session.run(Kind::ClaimComplete, &rows, &mut replies, false).await;
@@ -69,7 +69,7 @@ impl PostgresStore {
         keys: &[DedupKey],
         terms: &CallTerms,
     ) -> Result<(), Error> {
-        let rows = Rows::of_call(keys, terms, key_hash);
+        let rows = rows_of(keys, terms, key_hash);
         let release = self.statements().release_in(&uuids(&rows), terms.token().into());
         let released = sqlx::raw_sql(AssertSqlSafe(release)).execute(connection).await;
         released.map_err(|error| store_error("releasing keys in a transaction", error))?;
@@ -95,14 +95,13 @@ impl PostgresStore {
         terms: &CallTerms,
     ) -> Result<Opened<Postgres>, Error> {
         let fault = |error| store_error("opening a transaction", error);
-        let rows = Rows::of_call(keys, terms, key_hash);
+        let rows = rows_of(keys, terms, key_hash);
         let mut session = Session::new(self, Source::Pool);
         let found = session.read(&rows, terms.fetch()).await.map_err(fault)?;
         let known = known(found, terms)?;
         let left = unanswered(&known).len();
-        let replies = || known.iter().map(|reply| reply.clone().map(Ok)).collect();
         if left == 0 && !keys.is_empty() {
-            return Ok(Opened { replies: claimed(replies())?, transaction: None });
+            return Ok(Opened { replies: claimed(known)?, transaction: None });
         }
         let mut connection = session.into_pooled();
         let (statements, mut pauses) = (self.statements(), repeats());
@@ -123,7 +122,7 @@ impl PostgresStore {
             let transaction = OpenTransaction::begin(lent, begin, Some(place.lost())).await;
             let mut transaction = transaction.map_err(fault)?;
             let mut session = Session::within(self, &statements, transaction.connection(), &rows);
-            let mut replied = replies();
+            let mut replied = known.clone();
             let ran = session.run(Kind::Claim, &rows, &mut replied, false).await;
             let begun = session.into_begun();
             let Err(error) = ran else {
@@ -147,7 +146,7 @@ impl PostgresStore {
             // An open transaction holds the row, without a lock of the key's: one of the user's own, or
             // a large delivery. Of several keys the others may be free, and are not in flight then.
             if is_locked(&error) && left == 1 {
-                return Ok(Opened { replies: claimed(replies())?, transaction: None });
+                return Ok(Opened { replies: claimed(known)?, transaction: None });
             }
             match pauses.next() {
                 Some(pause) if read_only || is_conflict(&error) => {
@@ -198,7 +197,7 @@ impl PostgresStore {
         keys: &[DedupKey],
         terms: &CallTerms,
     ) -> Result<usize, sqlx::Error> {
-        let (statements, rows) = (self.statements(), Rows::of_call(keys, terms, key_hash));
+        let (statements, rows) = (self.statements(), rows_of(keys, terms, key_hash));
         let (row_keys, token) = (uuids(&rows), Uuid::from(terms.token()));
         let Some(begun) = transaction.attachment::<Begun>() else { return Ok(0) };
         let begin_end = statements.begin_end(begun);

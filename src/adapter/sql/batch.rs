@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use super::super::replies::ClaimReply;
 use super::super::terms::CallTerms;
-use super::call::{Call, Kind, Replied, RowCall, RowReply, Rows, missing_reply};
+use super::call::{Call, Kind, Replied, RowCall, RowReply, missing_reply};
 use super::queue::Waits;
 use super::row::Row;
 use crate::error::Error;
@@ -39,9 +39,9 @@ pub(in crate::adapter) fn unanswered<T>(replies: &[Option<T>]) -> Vec<usize> {
 pub(in crate::adapter) fn known(
     rows: Vec<Option<Row>>,
     terms: &CallTerms,
-) -> Result<Vec<Option<RowReply>>, Error> {
+) -> Result<Vec<Replied>, Error> {
     let known = |row: Option<Row>| row.and_then(|row| RowReply::of_row(&row, Kind::Claim, terms));
-    rows.into_iter().map(|row| known(row).transpose()).collect()
+    rows.into_iter().map(|row| Ok(known(row).transpose()?.map(Ok))).collect()
 }
 
 /// Returns the replies to a claim in a transaction. A row that others changed in every try is in flight: no
@@ -61,7 +61,7 @@ pub(in crate::adapter) trait RowExecutor: Send {
     fn execute(
         &mut self,
         kind: Kind,
-        rows: &Rows<'_>,
+        rows: &[RowCall<'_>],
     ) -> impl Future<Output = (Vec<Replied>, Option<Failed>)> + Send;
 }
 
@@ -78,28 +78,31 @@ pub(in crate::adapter) async fn execute_batch<E: RowExecutor>(
     calls: &[Call],
     waits: &Waits<'_>,
 ) -> Vec<Result<RowReply, Error>> {
-    let mut replies: Vec<Replied> = calls.iter().map(|_| None).collect();
-    let mut parts: VecDeque<_> = split_by_size(calls).into();
+    let kind = calls.first().map_or(Kind::Claim, |call| call.kind);
+    let mut replies: Vec<Replied> = vec![None; calls.len()];
+    let mut parts = VecDeque::from(in_parts(calls));
     // The end of the time to split, and the last refusal.
-    let mut refused: Option<(Instant, Box<dyn Fn() -> Error + Send + Sync>)> = None;
+    let mut refused: Option<(Instant, Error)> = None;
     // After one, a statement may have granted a key to a call that is sent again.
     let mut has_unknown = false;
     while let Some(part) = parts.pop_front() {
         let start = Instant::now();
         if let Some((_, error)) = refused.as_ref().filter(|(deadline, _)| start >= *deadline) {
-            part.into_iter().for_each(|call| replies[call] = Some(Err(error())));
+            part.into_iter().for_each(|call| replies[call] = Some(Err(error.clone())));
             continue;
         }
-        let layout = Layout::new(calls, &part, waits);
-        let (mut rows, failed) = executor.execute(layout.kind, &layout.rows).await;
-        if failed.is_none() {
-            rows.iter_mut().for_each(|row| *row = row.take().or(Some(Err(layout.kind.unknown()))));
-        }
+        let is_same = |one: &usize, other: &usize| calls[*one].key == calls[*other].key;
+        let row = |named: &[usize]| calls[named[0]].row(named[0], waits);
+        let rows: Vec<_> = part.chunk_by(is_same).map(row).collect();
+        let (row_replies, failed) = executor.execute(kind, &rows).await;
         let mut unanswered = Vec::new();
-        for (call, reply) in part.iter().zip(layout.replies(rows)) {
-            match reply {
-                Some(reply) => replies[*call] = Some(reply),
-                None => unanswered.push(*call),
+        for ((named, row), reply) in part.chunk_by(is_same).zip(&rows).zip(row_replies) {
+            let reply = if failed.is_none() { reply.or(Some(Err(kind.unknown()))) } else { reply };
+            for call in named {
+                match reply.clone().and_then(|reply| reply_to(&calls[*call], row, reply)) {
+                    Some(reply) => replies[*call] = Some(reply),
+                    None => unanswered.push(*call),
+                }
             }
         }
         if unanswered.is_empty() {
@@ -114,98 +117,59 @@ pub(in crate::adapter) async fn execute_batch<E: RowExecutor>(
         // The other parts would be lost too, and each would leave a statement behind on the server.
         let ends = error.is_unknown() && !is_row_error;
         has_unknown |= error.is_unknown();
-        let error = if has_unknown { error.with_unknown_outcome() } else { error }.shared();
+        let error = if has_unknown { error.with_unknown_outcome() } else { error };
         if is_row_error && unanswered.len() > 1 {
             // So a row that is locked is waited for in three statements.
             let size = if refused.is_some() { 1 } else { unanswered.len().isqrt() };
             let deadline = refused.map_or(start + SPLIT_TIME, |(deadline, _)| deadline);
-            refused = Some((deadline, Box::new(error)));
+            refused = Some((deadline, error));
             parts.extend(unanswered.chunks(size).map(<[_]>::to_vec));
         } else {
             let lost = if ends { std::mem::take(&mut parts) } else { VecDeque::new() };
-            let lost = lost.into_iter().flatten().chain(unanswered);
-            lost.for_each(|call| replies[call] = Some(Err(error())));
+            for call in lost.into_iter().flatten().chain(unanswered) {
+                replies[call] = Some(Err(error.clone()));
+            }
         }
     }
     replies.into_iter().map(|reply| reply.unwrap_or_else(|| Err(missing_reply()))).collect()
 }
 
-/// Returns the indexes of all calls, in parts that are not too large.
-fn split_by_size(calls: &[Call]) -> Vec<Vec<usize>> {
+/// Returns the indexes of all calls, sorted by their rows, in parts that are not too large.
+fn in_parts(calls: &[Call]) -> Vec<Vec<usize>> {
+    let mut sorted: Vec<usize> = (0..calls.len()).collect();
+    // Every batch locks its rows in this order. The first call of those that name a key comes first.
+    sorted.sort_unstable_by_key(|at| (calls[*at].hash, &calls[*at].key, *at));
     let (mut parts, mut bytes) = (Vec::<Vec<usize>>::new(), 0_usize);
-    for (index, call) in calls.iter().enumerate() {
-        bytes = bytes.saturating_add(call.bytes());
+    for index in sorted {
+        let size = calls[index].bytes();
+        bytes = bytes.saturating_add(size);
         match parts.last_mut() {
             Some(part) if bytes <= MAX_BYTES => part.push(index),
             _ => {
                 parts.push(vec![index]);
-                bytes = call.bytes();
+                bytes = size;
             }
         }
     }
     parts
 }
 
-/// The rows of a part, each key once.
-struct Layout<'c> {
-    kind: Kind,
-    rows: Rows<'c>,
-    /// Each call, and its row.
-    calls: Vec<(&'c Call, usize)>,
-}
-
-impl<'c> Layout<'c> {
-    /// `part` are the indexes of calls that may join.
-    fn new(calls: &'c [Call], part: &[usize], waits: &'c Waits<'c>) -> Self {
-        let calls: Vec<&Call> = part.iter().map(|index| &calls[*index]).collect();
-        let mut sorted: Vec<usize> = (0..calls.len()).collect();
-        // Every batch locks its rows in this order. The first call of those that name a key comes first.
-        sorted.sort_unstable_by_key(|at| (calls[*at].hash, &calls[*at].key, *at));
-        let mut rows: Vec<RowCall<'c>> = Vec::with_capacity(sorted.len());
-        let mut named: Vec<_> = calls.iter().map(|call| (*call, 0)).collect();
-        for at in sorted {
-            let call = calls[at];
-            if rows.last().is_none_or(|row| *row.key != call.key) {
-                rows.push(call.row(part[at]));
-            }
-            named[at].1 = rows.len() - 1;
-        }
-        let kind = calls.first().map_or(Kind::Claim, |call| call.kind);
-        Self { kind, rows: Rows { rows, waits }, calls: named }
+/// Returns the reply to a call by the reply of the row that has its key; `None` if the row does not answer the call.
+fn reply_to(call: &Call, row: &RowCall<'_>, reply: Result<RowReply, Error>) -> Replied {
+    if std::ptr::eq(&raw const call.terms, row.terms) {
+        return Some(reply);
     }
-
-    /// Returns the reply to each call; `None` for a call that the rows do not answer.
-    fn replies(&self, rows: Vec<Replied>) -> Vec<Replied> {
-        let rows: Vec<_> = rows.into_iter().map(|row| Some(row?.map_err(Error::shared))).collect();
-        let reply_to = |(call, row): &(&Call, usize)| {
-            let reply = match rows.get(*row)?.as_ref()? {
-                Ok(reply) => Ok(reply.clone()),
-                Err(error) => Err(error()),
-            };
-            let sent = self.rows[*row];
-            if std::ptr::eq(&raw const call.terms, sent.terms) {
-                return Some(reply);
-            }
-            // The row was not written for a caller that has gone. And a claim that is repeated with the token of
-            // the row gets its key again.
-            let mine = call.terms.token();
-            let is_mine = |reply: &RowReply| matches!(reply, RowReply::Claimed(_, Some(token)) if token == mine.as_bytes());
-            let follows = self.kind.is_claim()
-                && self.rows.has_caller(*row)
-                && sent.token() != mine
-                && !reply.as_ref().is_ok_and(is_mine);
-            follows.then(|| follow(self.kind, sent.terms, reply)).flatten()
-        };
-        self.calls.iter().map(reply_to).collect()
+    let mine = call.terms.token();
+    // The row was not written for a caller that has gone.
+    if !call.kind.is_claim() || !row.has_caller() || row.token() == mine {
+        return None;
     }
-}
-
-/// Returns the reply to another claim of the key; `None` if the row has to be read for it.
-fn follow(kind: Kind, sent: &CallTerms, reply: Result<RowReply, Error>) -> Replied {
     match reply {
+        // A claim that is repeated with the token of the row gets its key again.
+        Ok(RowReply::Claimed(_, Some(token))) if token == *mine.as_bytes() => None,
         Ok(RowReply::Claimed(ClaimReply::First { .. }, _)) => {
             // Without a lease, the row has lapsed at once.
-            let is_leased = kind == Kind::Claim && !sent.lease().is_zero();
+            let is_leased = call.kind == Kind::Claim && !row.terms.lease().is_zero();
             is_leased.then_some(Ok(RowReply::IN_FLIGHT))
         }
         reply => Some(reply),
@@ -244,7 +208,11 @@ mod tests {
     }
 
     impl RowExecutor for Table {
-        async fn execute(&mut self, kind: Kind, rows: &Rows<'_>) -> (Vec<Replied>, Option<Failed>) {
+        async fn execute(
+            &mut self,
+            kind: Kind,
+            rows: &[RowCall<'_>],
+        ) -> (Vec<Replied>, Option<Failed>) {
             self.sent.push(rows.len());
             let none = || rows.iter().map(|_| None).collect();
             let failed = |is_row_error| {
@@ -264,8 +232,8 @@ mod tests {
             if rows.iter().any(|row| self.bad == Some(row.hash)) {
                 return failed(true);
             }
-            let write = rows.iter().enumerate().map(|(index, row)| {
-                if !rows.has_caller(index) {
+            let write = rows.iter().map(|row| {
+                if !row.has_caller() {
                     return None;
                 }
                 if !kind.is_claim() {
@@ -410,12 +378,12 @@ mod tests {
     #[test]
     fn batch_with_large_responses_is_sent_in_parts() {
         let small: Vec<_> = (0..1_024).map(|_| call(100)).collect();
-        assert_eq!(split_by_size(&small), [(0..1_024).collect::<Vec<_>>()]);
+        assert_eq!(in_parts(&small), [(0..1_024).collect::<Vec<_>>()]);
         let half = MAX_BYTES / 2;
         let sizes = [half, half, 1, MAX_BYTES * 2, MAX_BYTES, 1];
         let large: Vec<_> = sizes.map(call).into();
         let parts = [vec![0, 1], vec![2], vec![3], vec![4], vec![5]];
-        assert_eq!(split_by_size(&large), parts);
-        assert!(split_by_size(&[]).is_empty());
+        assert_eq!(in_parts(&large), parts);
+        assert!(in_parts(&[]).is_empty());
     }
 }

@@ -1,7 +1,5 @@
 //! The calls of a store, the rows of a statement, and their replies.
 
-use std::ops::Deref;
-
 use super::super::replies::{ClaimReply, CompleteReply, RenewReply};
 use super::super::stored::Fetch;
 use super::super::terms::{CallTerms, Permanence, Token};
@@ -133,8 +131,8 @@ impl Call {
     }
 
     /// Returns the row of the call. `index` is the place of the call in its batch.
-    pub(super) fn row(&self, index: usize) -> RowCall<'_> {
-        RowCall { key: &self.key, hash: self.hash, terms: &self.terms, call: index }
+    pub(super) fn row<'c>(&'c self, index: usize, waits: &'c Waits<'c>) -> RowCall<'c> {
+        RowCall { key: &self.key, hash: self.hash, terms: &self.terms, call: index, waits }
     }
 
     /// Returns the size of the response that its row stores.
@@ -161,7 +159,8 @@ impl BatchItem for Call {
     }
 }
 
-/// One key of a statement, with the terms of its call.
+/// One key of a statement, with the terms of its call. The rows of a statement have equal terms, except for tokens and
+/// data to store.
 #[derive(Clone, Copy)]
 pub(in crate::adapter) struct RowCall<'c> {
     pub(in crate::adapter) key: &'c DedupKey,
@@ -170,55 +169,38 @@ pub(in crate::adapter) struct RowCall<'c> {
     pub(in crate::adapter) terms: &'c CallTerms,
     /// The index of the call in its batch.
     call: usize,
+    waits: &'c Waits<'c>,
 }
 
 impl RowCall<'_> {
     pub(in crate::adapter) fn token(&self) -> Token {
         self.terms.token()
     }
-}
-
-/// The keys of a statement. Their terms are equal, except for tokens and data to store.
-pub(in crate::adapter) struct Rows<'c> {
-    pub(super) rows: Vec<RowCall<'c>>,
-    /// Whether the caller of a call still waits.
-    pub(super) waits: &'c Waits<'c>,
-}
-
-impl<'c> Rows<'c> {
-    /// The rows of one call that is made outside of the queue.
-    pub(in crate::adapter) fn of_call(
-        keys: &'c [DedupKey],
-        terms: &'c CallTerms,
-        hash: impl Fn(&DedupKey) -> u128,
-    ) -> Self {
-        let row = |key| RowCall { key, hash: hash(key), terms, call: 0 };
-        Self { rows: keys.iter().map(row).collect(), waits: &|_| true }
-    }
 
     /// Returns `true` if the caller of this row still waits.
-    pub(in crate::adapter) fn has_caller(&self, row: usize) -> bool {
-        (self.waits)(self.rows[row].call)
-    }
-
-    /// Returns `true` if any row has data to store.
-    pub(in crate::adapter) fn stores_data(&self) -> bool {
-        self.rows.iter().any(|row| row.terms.stores_data())
-    }
-
-    /// Returns the rows at these indexes.
-    pub(in crate::adapter) fn select(&self, indexes: &[usize]) -> Self {
-        let rows = indexes.iter().map(|index| self.rows[*index]).collect();
-        Self { rows, ..*self }
+    pub(in crate::adapter) fn has_caller(&self) -> bool {
+        (self.waits)(self.call)
     }
 }
 
-impl<'c> Deref for Rows<'c> {
-    type Target = [RowCall<'c>];
+/// Returns the rows of one call that is made outside of the queue.
+pub(in crate::adapter) fn rows_of<'c>(
+    keys: &'c [DedupKey],
+    terms: &'c CallTerms,
+    hash: impl Fn(&DedupKey) -> u128,
+) -> Vec<RowCall<'c>> {
+    let row = |key| RowCall { key, hash: hash(key), terms, call: 0, waits: &|_| true };
+    keys.iter().map(row).collect()
+}
 
-    fn deref(&self) -> &[RowCall<'c>] {
-        &self.rows
-    }
+/// Returns the rows at these indexes.
+pub(in crate::adapter) fn select<'c>(rows: &[RowCall<'c>], indexes: &[usize]) -> Vec<RowCall<'c>> {
+    indexes.iter().map(|index| rows[*index]).collect()
+}
+
+/// Returns `true` if any row has data to store.
+pub(in crate::adapter) fn stores_data(rows: &[RowCall<'_>]) -> bool {
+    rows.iter().any(|row| row.terms.stores_data())
 }
 
 /// Returns the stored data that a batch reads: no responses.

@@ -1,7 +1,6 @@
 //! Errors of a SQL store.
 
-use std::error::Error as StdError;
-use std::sync::Arc;
+use std::error::Error as _;
 
 use crate::error::{Error, ErrorKind};
 
@@ -23,11 +22,9 @@ pub(in crate::adapter) fn store_error(
     Error::new(kind, context).with_source(error)
 }
 
-/// Returns the database's error that caused this one. The callers of a batch share their source.
+/// Returns the database's error that caused this one.
 pub(in crate::adapter) fn cause(error: &Error) -> Option<&sqlx::Error> {
-    let source = error.source()?;
-    let shared = source.downcast_ref::<Arc<dyn StdError + Send + Sync>>();
-    source.downcast_ref().or_else(|| shared?.downcast_ref())
+    error.source()?.downcast_ref()
 }
 
 #[cfg(all(test, feature = "sqlite"))]
@@ -53,8 +50,7 @@ mod tests {
             let error = store_error("testing", error, |_| is_refusal);
             assert_eq!(error.kind(), kind, "{text}");
             assert_eq!(error.is_unknown(), kind != ErrorKind::Refused, "{text}");
-            assert_eq!(cause(&error).map(ToString::to_string).as_ref(), Some(&text));
-            assert_eq!(cause(&error.shared()()).map(ToString::to_string), Some(text));
+            assert_eq!(cause(&error).map(ToString::to_string), Some(text));
         }
         assert!(cause(&Error::new(ErrorKind::Refused, "testing")).is_none());
     }

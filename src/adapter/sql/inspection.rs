@@ -63,5 +63,5 @@ fn listed(columns: &impl Columns, row: &Row) -> Result<Option<(DedupKey, Entry)>
     let name = |name| columns.text(name).map(Option::unwrap_or_default);
     let key = DedupKey::new(&name("namespace")?, &name("id")?)?;
     let entry = row.entry(columns.text("event_type")?)?;
-    Ok(entry.map(|entry| (key, Entry { stored: None, ..entry })))
+    Ok(entry.map(|entry| (key, entry)))
 }

@@ -13,6 +13,5 @@ pub(super) mod responses;
 pub(super) mod row;
 pub(super) mod statement;
 
-pub use options::Identifier;
+pub use options::{Batching, Identifier};
 pub(super) use options::{check_timeout, take_identifiers};
-pub use queue::Batching;

@@ -2,11 +2,11 @@
 //! pool.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use sqlx::{Database, Pool};
 use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::super::inspect::MaintenanceAdapter;
@@ -16,13 +16,14 @@ use super::super::purging::{Purging, TIMEOUT};
 /// statement.
 pub(in crate::adapter) struct PurgeTask {
     purging: Purging,
-    runs: Arc<AtomicBool>,
+    /// Its permit is that of the task.
+    free: Arc<Semaphore>,
     stop: CancellationToken,
 }
 
 impl PurgeTask {
     pub(in crate::adapter) fn new(purging: Purging) -> Self {
-        Self { purging, runs: Arc::default(), stop: CancellationToken::new() }
+        Self { purging, free: Arc::new(Semaphore::new(1)), stop: CancellationToken::new() }
     }
 
     /// Starts the task on the current runtime, unless one exists. Each call of an adapter asks. The task ends with
@@ -38,15 +39,12 @@ impl PurgeTask {
         A: MaintenanceAdapter,
         DB: Database,
     {
-        if self.runs.load(Ordering::Acquire) || self.stop.is_cancelled() {
+        if self.free.available_permits() == 0 || self.stop.is_cancelled() {
             return;
         }
         let Ok(runtime) = Handle::try_current() else { return };
-        if self.runs.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        // Made before the task: a runtime that ends drops both, and the next call starts a task again.
-        let running = Running(Arc::clone(&self.runs));
+        // A runtime that ends drops the task with its permit, and the next call starts a task again.
+        let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() else { return };
         let (purging, stop) = (self.purging, self.stop.clone());
         let (store, closed) = (Arc::downgrade(store), pool.close_event());
         let purged = store.clone();
@@ -54,7 +52,7 @@ impl PurgeTask {
         let purge = purging.run(TIMEOUT, adapter, stop.clone());
         let purges = !purging.is_off() && !is_clock_paused();
         runtime.spawn(async move {
-            let _running = running;
+            let _permit = permit;
             tokio::select! {
                 // First, so that a statement which finds the pool closed is no failure.
                 biased;
@@ -74,15 +72,6 @@ impl PurgeTask {
 impl Drop for PurgeTask {
     fn drop(&mut self) {
         self.stop();
-    }
-}
-
-/// A task that runs. The drop notes that it has ended.
-struct Running(Arc<AtomicBool>);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
     }
 }
 

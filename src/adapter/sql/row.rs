@@ -71,43 +71,12 @@ pub(in crate::adapter) struct Row {
     pub(in crate::adapter) expires_at: i64,
     pub(in crate::adapter) lease_until: Option<i64>,
     pub(in crate::adapter) now: i64,
-    pub(in crate::adapter) stored: StoredColumns,
+    /// The stored data, as far as it was read; `None` if nothing was read.
+    pub(in crate::adapter) stored: Option<StoredData>,
+    /// Set if the response is unreadable: only callers that fetch responses fail.
+    pub(in crate::adapter) unreadable_response: Option<Arc<Error>>,
     /// Set if a column is unreadable: the row has no state then.
     pub(in crate::adapter) unreadable: Option<Arc<sqlx::Error>>,
-}
-
-/// The stored data of a row, as far as it was read.
-#[derive(Debug, Clone, Default)]
-pub(in crate::adapter) struct StoredColumns {
-    payload_sha256: Option<[u8; 32]>,
-    /// An error if the response is unreadable: only callers that fetch responses fail.
-    response: Option<Result<Arc<StoredResponse>, Arc<Error>>>,
-}
-
-impl StoredColumns {
-    /// Reads as much of the stored data of a row.
-    pub(in crate::adapter) fn read(row: &impl Columns, fetch: Fetch) -> Result<Self, sqlx::Error> {
-        if fetch == Fetch::Nothing {
-            return Ok(Self::default());
-        }
-        // A value of another length is no SHA-256, and equals none.
-        let payload_sha256 = row.bytes("payload_sha256")?.and_then(|digest| digest.try_into().ok());
-        let response = if fetch == Fetch::Digest { Ok(None) } else { read_response(row) };
-        Ok(Self { payload_sha256, response: response.map_err(Arc::new).transpose() })
-    }
-
-    fn fetch(&self, fetch: Fetch) -> Result<Option<Arc<StoredData>>, Error> {
-        let response = match (fetch, &self.response) {
-            (Fetch::Nothing, _) => return Ok(None),
-            (Fetch::DigestAndResponse, Some(Ok(response))) => Some(Arc::clone(response)),
-            (Fetch::DigestAndResponse, Some(Err(error))) => {
-                let corrupt = Error::new(ErrorKind::Corrupt, "reading a stored response");
-                return Err(corrupt.with_source(Arc::clone(error)));
-            }
-            _ => None,
-        };
-        Ok(Some(Arc::new(StoredData::new(self.payload_sha256, response))))
-    }
 }
 
 fn read_response(row: &impl Columns) -> Result<Option<Arc<StoredResponse>>, Error> {
@@ -138,6 +107,26 @@ impl Row {
 
     fn is_by(&self, token: Token) -> bool {
         self.token.as_ref() == Some(token.as_bytes())
+    }
+
+    /// Adds as much of the stored data of the row.
+    pub(in crate::adapter) fn with_stored(
+        mut self,
+        row: &impl Columns,
+        fetch: Fetch,
+    ) -> Result<Self, sqlx::Error> {
+        if fetch == Fetch::Nothing {
+            return Ok(self);
+        }
+        // A value of another length is no SHA-256, and equals none.
+        let payload_sha256 = row.bytes("payload_sha256")?.and_then(|digest| digest.try_into().ok());
+        let response = if fetch == Fetch::Digest { Ok(None) } else { read_response(row) };
+        let response = response.unwrap_or_else(|error| {
+            self.unreadable_response = Some(Arc::new(error));
+            None
+        });
+        self.stored = Some(StoredData::new(payload_sha256, response));
+        Ok(self)
     }
 
     /// Returns the row of a key of which a column does not decode.
@@ -179,9 +168,13 @@ impl Row {
                 Some(first(self.attempts.max(1), self.takeover))
             }
             Some(KeyState::Complete) => {
+                if let Some(error) = &self.unreadable_response {
+                    let corrupt = Error::new(ErrorKind::Corrupt, "reading a stored response");
+                    return Err(corrupt.with_source(Arc::clone(error)));
+                }
                 let age = self.now.saturating_sub(self.first_seen_at);
                 let mut seen = Seen::new(Duration::from_millis(age.try_into().unwrap_or_default()));
-                seen.stored = self.stored.fetch(terms.fetch())?;
+                seen.stored = self.stored.clone().map(Arc::new);
                 Some(ClaimReply::Duplicate(seen))
             }
             Some(KeyState::InFlight) if on_claim || !is_mine => Some(ClaimReply::InFlight),
@@ -203,7 +196,7 @@ impl Row {
         })
     }
 
-    /// Returns the entry of a row that was read with all its stored data; `None` for an expired row.
+    /// Returns the entry of a row, with the stored data that was read; `None` for an expired row.
     pub(in crate::adapter) fn entry(
         &self,
         event_type: Option<String>,
@@ -214,10 +207,8 @@ impl Row {
         (entry.attempts, entry.takeover) = (attempt(self.attempts), self.takeover);
         if state == KeyState::Complete {
             entry.completed_at = self.completed_at.map(wall);
-            let response = self.stored.response.as_ref();
-            entry.response_is_unreadable = response.is_some_and(Result::is_err);
-            let response = response.and_then(|response| response.as_ref().ok().cloned());
-            entry.stored = Some(Arc::new(StoredData::new(self.stored.payload_sha256, response)));
+            entry.response_is_unreadable = self.unreadable_response.is_some();
+            entry.stored = self.stored.clone().map(Arc::new);
         } else {
             entry.lease_until = self.lease_until.map(wall);
         }

@@ -22,25 +22,16 @@ pub(in crate::adapter) fn render(file: &str, values: &[(&str, &str)]) -> String 
 }
 
 /// Replaces placeholders. A value is not searched for placeholders.
-pub(in crate::adapter) fn fill(mut text: &str, values: &[(&str, &str)]) -> String {
-    let mut filled = String::with_capacity(text.len());
-    while let Some(start) = text.find('{') {
-        let (before, rest) = text.split_at(start);
-        filled.push_str(before);
-        let named = rest.find('}').map(|end| (&rest[1..end], &rest[end + 1..]));
-        let value = named.and_then(|(name, _)| values.iter().find(|(of, _)| *of == name));
-        match (value, named) {
-            (Some((_, value)), Some((_, after))) => {
-                filled.push_str(value);
-                text = after;
-            }
-            _ => {
-                filled.push('{');
-                text = &rest[1..];
-            }
-        }
+pub(in crate::adapter) fn fill(text: &str, values: &[(&str, &str)]) -> String {
+    let (mut filled, mut parts) = (String::with_capacity(text.len()), text.split('{'));
+    filled.extend(parts.next());
+    for part in parts {
+        let named = part.split_once('}').and_then(|(name, after)| {
+            let (_, value) = values.iter().find(|(of, _)| *of == name)?;
+            Some([value, after])
+        });
+        filled.extend(named.unwrap_or(["{", part]));
     }
-    filled.push_str(text);
     filled
 }
 

@@ -4,7 +4,7 @@
 //! Only keys that are not known are written.
 
 use super::super::sql::batch::{Failed, RowExecutor, execute_batch};
-use super::super::sql::call::{Call, Kind, Replied, RowReply, Rows};
+use super::super::sql::call::{Call, Kind, Replied, RowCall, RowReply};
 use super::super::sql::queue::{BatchExecutor, Waits};
 use super::super::sql::row::Row;
 use super::super::stored::Fetch;
@@ -31,10 +31,7 @@ impl BatchExecutor<Lookup> for SqliteStore {
         let keys: Vec<&DedupKey> = batch.iter().map(|(key, _)| key).collect();
         match self.read(&keys, fetch).await {
             Ok(rows) => rows.into_iter().map(Ok).collect(),
-            Err(error) => {
-                let error = store_error("looking up keys", error).shared();
-                batch.iter().map(|_| Err(error())).collect()
-            }
+            Err(error) => vec![Err(store_error("looking up keys", error)); batch.len()],
         }
     }
 }
@@ -63,7 +60,11 @@ impl BatchExecutor<Call> for SqliteStore {
 /// The caller holds the write lock.
 impl RowExecutor for &SqliteStore {
     /// If it is dropped, the statement runs to its end on the connection's own thread, and its outcome is unknown.
-    async fn execute(&mut self, kind: Kind, rows: &Rows<'_>) -> (Vec<Replied>, Option<Failed>) {
+    async fn execute(
+        &mut self,
+        kind: Kind,
+        rows: &[RowCall<'_>],
+    ) -> (Vec<Replied>, Option<Failed>) {
         let mut has_written = false;
         let executed = async {
             let connection = &mut *self.writer.acquire().await?;

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
-use super::super::sql::call::{RowCall, Rows};
-use super::super::sql::row::{Row, StoredColumns};
+use super::super::sql::call::{RowCall, stores_data};
+use super::super::sql::row::Row;
 use super::super::stored::{Fetch, StoredResponse};
 use crate::key::{DedupKey, hex};
 
@@ -19,8 +19,8 @@ pub(super) fn keys_json<'k>(keys: impl IntoIterator<Item = &'k DedupKey>) -> Str
 /// `[namespace, id, token, retention, lease, type]`, with times in milliseconds. If any row has data to store,
 /// the payload's SHA-256 and the response's status, headers and body follow; null where there is
 /// nothing. Bytes are in hex.
-pub(super) fn rows_json(rows: &Rows<'_>) -> String {
-    if !rows.stores_data() {
+pub(super) fn rows_json(rows: &[RowCall<'_>]) -> String {
+    if !stores_data(rows) {
         return json(rows.iter().map(|RowCall { key, terms, .. }| {
             let token = hex(terms.token().as_bytes());
             let event_type = terms.event_type_for(key);
@@ -58,7 +58,7 @@ pub(super) fn read_row(row: &SqliteRow, fetch: Fetch) -> Row {
 
 fn try_read_row(row: &SqliteRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
     let token: Option<Vec<u8>> = row.try_get("token")?;
-    Ok(Row {
+    let read = Row {
         // A token of another length equals no caller's token.
         token: token.map(|token| token.try_into().unwrap_or_default()),
         attempts: row.try_get("attempts")?,
@@ -68,9 +68,9 @@ fn try_read_row(row: &SqliteRow, fetch: Fetch) -> Result<Row, sqlx::Error> {
         expires_at: row.try_get("expires_at")?,
         lease_until: row.try_get("lease_until")?,
         now: row.try_get("now")?,
-        stored: StoredColumns::read(row, fetch)?,
         ..Row::default()
-    })
+    };
+    read.with_stored(row, fetch)
 }
 
 /// Returns rows that were read in the order of their keys, of which there are so many.
@@ -91,7 +91,7 @@ pub(super) fn rows_in_order(
 
 /// Returns each returned row with the index of its key.
 pub(super) fn with_indexes<'r>(
-    rows: &Rows<'_>,
+    rows: &[RowCall<'_>],
     returned: &'r [SqliteRow],
 ) -> Result<Vec<(usize, &'r SqliteRow)>, sqlx::Error> {
     let names = rows.iter().map(|row| (row.key.namespace(), row.key.id()));

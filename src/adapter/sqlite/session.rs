@@ -12,7 +12,7 @@ use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
 use super::super::replies::RenewReply;
 use super::super::sql::batch::{TRIES, unanswered};
-use super::super::sql::call::{Kind, Replied, RowReply, Rows};
+use super::super::sql::call::{Kind, Replied, RowCall, RowReply, select, stores_data};
 use super::super::sql::responses::most_read;
 use super::super::sql::row::{Row, completed};
 use super::super::sql::statement::query;
@@ -34,7 +34,7 @@ impl Session<'_> {
     pub(super) async fn execute(
         &mut self,
         kind: Kind,
-        rows: &Rows<'_>,
+        rows: &[RowCall<'_>],
         has_written: &mut bool,
     ) -> Result<Vec<Replied>, sqlx::Error> {
         let all = self.statements;
@@ -60,7 +60,7 @@ impl Session<'_> {
             }
             return Ok(replies);
         }
-        if kind.is_claim() || !rows.stores_data() {
+        if kind.is_claim() || !stores_data(rows) {
             let write = query(sql).bind(rows_json(rows));
             let written = write.execute(&mut *self.connection).await?.rows_affected();
             if usize::try_from(written) == Ok(rows.len()) {
@@ -76,7 +76,7 @@ impl Session<'_> {
     pub(super) async fn write(
         &mut self,
         kind: Kind,
-        rows: &Rows<'_>,
+        rows: &[RowCall<'_>],
         mut replies: Vec<Replied>,
         has_written: &mut bool,
     ) -> Result<Vec<Replied>, sqlx::Error> {
@@ -91,7 +91,7 @@ impl Session<'_> {
             if left.is_empty() {
                 break;
             }
-            let left_rows = rows.select(&left);
+            let left_rows = select(rows, &left);
             let written = self.fetch(statement, &left_rows).await?;
             *has_written |= !written.is_empty();
             for (index, row) in with_indexes(&left_rows, &written)? {
@@ -113,7 +113,7 @@ impl Session<'_> {
     async fn fetch(
         &mut self,
         sql: &Arc<str>,
-        rows: &Rows<'_>,
+        rows: &[RowCall<'_>],
     ) -> Result<Vec<SqliteRow>, sqlx::Error> {
         // All rows: SQLite commits at the end of the statement, after it has returned them.
         query(sql).bind(rows_json(rows)).fetch_all(&mut *self.connection).await

@@ -80,8 +80,8 @@ impl SqliteStore {
         Self {
             write_lock: write_lock_of(&writer.connect_options()),
             statements: Statements::new(&options.table),
-            lookups: Batcher::new(LOOKUP_LANES, options.batching),
-            calls: Batcher::new(1, options.batching),
+            lookups: Batcher::new(options.batching.lanes(LOOKUP_LANES)),
+            calls: Batcher::new(options.batching.lanes(1)),
             purge_task: PurgeTask::new(options.purging),
             response_reads: Semaphore::new(RESPONSE_READS as usize),
             held: Mutex::default(),

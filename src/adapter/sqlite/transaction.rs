@@ -19,7 +19,7 @@ use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool};
 
 use super::super::replies::ClaimReply;
 use super::super::sql::batch::{claimed, known};
-use super::super::sql::call::{Kind, Replied, Rows};
+use super::super::sql::call::{Kind, Replied, RowCall, rows_of};
 use super::super::sql::statement::query;
 use super::super::terms::{CallTerms, Token};
 use super::super::transaction::{OpenTransaction, Opened, not_ours};
@@ -80,8 +80,7 @@ impl SqliteAdapter {
         // Looked for on this connection: another one would wait for its transaction.
         store.ready_within(connection).await?;
         let terms = CallTerms::on_claim(Token::random(), retention);
-        let (kind, rows) =
-            (Kind::ClaimComplete, Rows::of_call(std::slice::from_ref(key), &terms, |_| 0));
+        let (kind, rows) = (Kind::ClaimComplete, rows_of(std::slice::from_ref(key), &terms, |_| 0));
         let mut claimed = store.claim_in(connection, kind, &rows, vec![None]).await;
         if claimed.is_err() && store.lacks_table(connection).await {
             store.ready_within(connection).await?;
@@ -118,10 +117,8 @@ impl SqliteStore {
         let found = self.read(&keys.iter().collect::<Vec<_>>(), terms.fetch()).await;
         let found = found.map_err(|error| store_error("looking up keys", error))?;
         let known = known(found, terms)?;
-        let all_are_known = known.iter().all(Option::is_some);
-        let replies = known.into_iter().map(|reply| reply.map(Ok)).collect();
-        if all_are_known && !keys.is_empty() {
-            return Ok(Opened { replies: claimed(replies)?, transaction: None });
+        if known.iter().all(Option::is_some) && !keys.is_empty() {
+            return Ok(Opened { replies: claimed(known)?, transaction: None });
         }
         let guard = self.write_lock(ErrorKind::Timeout).await?;
         let mut transaction = self.begin(guard).await?;
@@ -130,8 +127,8 @@ impl SqliteStore {
             let set = sqlx::raw_sql("SAVEPOINT tower_dedup").execute(connection).await;
             set.map(|_| Vec::new()).map_err(|error| store_error(OPENING, error))
         } else {
-            let rows = Rows::of_call(keys, terms, |_| 0);
-            self.claim_in(connection, Kind::Claim, &rows, replies).await
+            let rows = rows_of(keys, terms, |_| 0);
+            self.claim_in(connection, Kind::Claim, &rows, known).await
         };
         match claimed {
             Ok(replies) => Ok(Opened { replies, transaction: Some(transaction) }),
@@ -147,7 +144,7 @@ impl SqliteStore {
         &self,
         connection: &mut SqliteConnection,
         kind: Kind,
-        rows: &Rows<'_>,
+        rows: &[RowCall<'_>],
         replies: Vec<Replied>,
     ) -> Result<Vec<ClaimReply>, Error> {
         let mut session = Session { connection, statements: &self.statements };
@@ -218,7 +215,7 @@ impl SqliteStore {
     ) -> Result<Arc<Hook>, Error> {
         let connection = transaction.connection();
         if terms.stores_data() {
-            let rows = Rows::of_call(keys, terms, |_| 0);
+            let rows = rows_of(keys, terms, |_| 0);
             let store = query(&self.statements.tx_store).bind(rows_json(&rows));
             let stored = store.execute(&mut *connection).await;
             stored.map_err(|error| store_error(COMMITTING, error))?;

@@ -1,5 +1,7 @@
-//! [`Batcher`]: the callers' side of the queue. [`Lane`]: the task that sends one batch after the other.
+//! [`Batcher`]: the callers' side of the queue. [`Lane`]: the task that sends one batch after the other. [`Queue`]: the
+//! calls that wait, and which of them form the next batch.
 
+use std::collections::VecDeque;
 use std::future::Future;
 use std::ops::DerefMut;
 use std::panic::AssertUnwindSafe;
@@ -9,10 +11,21 @@ use std::sync::{Arc, PoisonError};
 use futures_util::FutureExt;
 use tokio::sync::oneshot;
 
-use super::options::Batching;
-use super::queue::{BatchItem, Queue, QueueReply, ReplySender, Waiting};
 use super::runtime::{Mutex, late, spawn, yield_now};
+// The model compiles this file as well.
+use crate::adapter::sql::options::Batching;
 use crate::error::{Error, ErrorKind};
+
+/// One call.
+pub(in crate::adapter) trait BatchItem: Send + 'static {
+    type Reply: Send + 'static;
+
+    /// Returns `true` if one statement can do both calls.
+    fn can_join(&self, other: &Self) -> bool;
+
+    /// Returns `true` if the call is refused while too many calls wait: it begins something.
+    fn is_bounded(&self) -> bool;
+}
 
 /// Returns whether the caller of the call with this index in its batch still waits.
 pub(in crate::adapter) type Waits<'b> = dyn Fn(usize) -> bool + Sync + 'b;
@@ -40,16 +53,17 @@ pub(in crate::adapter) trait BatchExecutor<I: BatchItem>:
 /// How many keys wait when another lane starts; a full batch, if that has fewer. Below, the keys are cheaper
 /// as a part of the next batch.
 const KEYS_WORTH_A_LANE: usize = 16;
+/// How many batches a lane looks ahead for calls that can join its batch.
+const LOOK_AHEAD: usize = 4;
 /// How often a call is queued whose lane ended before the call was sent.
 const MAX_TRIES: usize = 4;
 
 /// Collects calls while batches are being sent. It knows nothing of stores.
-pub(in crate::adapter) struct Batcher<I: BatchItem>(Arc<BatcherState<I>>);
+pub(in crate::adapter) struct Batcher<I: BatchItem>(Arc<Mutex<Queue<I>>>);
 
 impl<I: BatchItem> Batcher<I> {
-    /// Creates a batcher that sends up to `lanes` batches at the same time.
-    pub(in crate::adapter) fn new(lanes: usize, batching: Batching) -> Self {
-        Self(Arc::new(BatcherState { lanes, batching, queue: Mutex::new(Queue::default()) }))
+    pub(in crate::adapter) fn new(batching: Batching) -> Self {
+        Self(Arc::new(Mutex::new(Queue::new(batching))))
     }
 
     /// Queues a call, and waits for its reply.
@@ -61,7 +75,18 @@ impl<I: BatchItem> Batcher<I> {
         mut item: I,
     ) -> Result<I::Reply, Error> {
         for _ in 0..MAX_TRIES {
-            match self.push(executor, item)?.reply().await {
+            let (reply, receiver) = oneshot::channel();
+            let (ticket, opens) = {
+                let mut queue = lock(&self.0);
+                (queue.push(item, reply)?, queue.opens_lane())
+            };
+            let mut queued = Queued { queue: &self.0, ticket: Some(ticket) };
+            if opens {
+                Lane::start(Arc::clone(&self.0), Arc::clone(executor));
+            }
+            let reply = receiver.await;
+            queued.ticket = None;
+            match reply {
                 Ok(QueueReply::Executed(reply)) => return reply,
                 Ok(QueueReply::NotSent(again)) => item = again,
                 Err(_) => return Err(no_reply()),
@@ -70,82 +95,37 @@ impl<I: BatchItem> Batcher<I> {
         Err(Error::new(ErrorKind::Refused, "sending a batch: the runtime is ending"))
     }
 
-    /// Adds the call to the queue, and starts a lane if the queue needs one.
-    fn push<E: BatchExecutor<I>>(
-        &self,
-        executor: &Arc<E>,
-        item: I,
-    ) -> Result<Queued<'_, I>, Error> {
-        let shared = &self.0;
-        let (reply, receiver) = oneshot::channel();
-        let (ticket, opens) = {
-            let mut queue = shared.lock();
-            if item.is_bounded() && queue.len() >= shared.batching.max_queued_keys {
-                return Err(Error::new(ErrorKind::Overloaded, "queueing a call"));
-            }
-            let ticket = queue.push(item, reply);
-            (ticket, queue.opens_lane(shared.lanes, shared.keys_worth_a_lane()))
-        };
-        let queued = Queued { shared, ticket: Some(ticket), receiver };
-        if opens {
-            Lane::start(Arc::clone(shared), Arc::clone(executor));
-        }
-        Ok(queued)
-    }
-
     /// Returns how many keys wait; `None` if there are no lanes.
     #[cfg(test)]
     #[allow(dead_code, reason = "used by the model, which compiles its own copy of this file")]
     pub(super) fn waiting(&self) -> Option<usize> {
-        let queue = self.0.lock();
-        queue.has_lanes().then_some(queue.len())
+        let queue = lock(&self.0);
+        (queue.lanes > 0).then_some(queue.waiting.len())
     }
 }
 
 /// A call that was queued. If it is dropped before the reply, the call is forgotten if it was not sent.
 struct Queued<'b, I: BatchItem> {
-    shared: &'b BatcherState<I>,
+    queue: &'b Mutex<Queue<I>>,
     /// `None` once the call has its reply.
     ticket: Option<u64>,
-    receiver: oneshot::Receiver<QueueReply<I>>,
-}
-
-impl<I: BatchItem> Queued<'_, I> {
-    async fn reply(mut self) -> Result<QueueReply<I>, oneshot::error::RecvError> {
-        let reply = (&mut self.receiver).await;
-        self.ticket = None;
-        reply
-    }
 }
 
 impl<I: BatchItem> Drop for Queued<'_, I> {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket {
-            self.shared.lock().abandon(ticket);
+            lock(self.queue).abandon(ticket);
         }
     }
 }
 
-/// The limits of a batcher, and its queue.
-struct BatcherState<I: BatchItem> {
-    lanes: usize,
-    batching: Batching,
-    queue: Mutex<Queue<I>>,
-}
-
-impl<I: BatchItem> BatcherState<I> {
-    fn keys_worth_a_lane(&self) -> usize {
-        KEYS_WORTH_A_LANE.min(self.batching.max_batch_keys)
-    }
-
-    fn lock(&self) -> impl DerefMut<Target = Queue<I>> + '_ {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn lock<I: BatchItem>(queue: &Mutex<Queue<I>>) -> impl DerefMut<Target = Queue<I>> + '_ {
+    queue.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A lane that is dropped early, because its runtime ends, leaves no caller waiting.
 struct Lane<I: BatchItem, E: BatchExecutor<I>> {
-    shared: Arc<BatcherState<I>>,
+    queue: Arc<Mutex<Queue<I>>>,
     executor: Arc<E>,
     /// Whether the queue counts this lane.
     open: bool,
@@ -157,8 +137,8 @@ struct Lane<I: BatchItem, E: BatchExecutor<I>> {
 
 impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
     /// Starts a lane that the queue counts already.
-    fn start(shared: Arc<BatcherState<I>>, executor: Arc<E>) {
-        let lane = Self { shared, executor, open: true, sends: false, late: false };
+    fn start(queue: Arc<Mutex<Queue<I>>>, executor: Arc<E>) {
+        let lane = Self { queue, executor, open: true, sends: false, late: false };
         spawn(lane.run());
     }
 
@@ -175,16 +155,16 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
 
     /// Takes the next batch, or closes the lane. Other lanes send the calls that still wait then.
     fn take(&mut self) -> Option<(Vec<I>, Vec<ReplySender<I>>)> {
-        let mut queue = self.shared.lock();
-        self.open = queue.len() > 0 && !queue.has_surplus(self.shared.lanes);
+        let mut queue = lock(&self.queue);
+        self.open = !queue.waiting.is_empty() && !queue.has_surplus();
         if !self.open {
             queue.close_lane();
             return None;
         }
-        let batch = queue.take(self.shared.batching.max_batch_keys);
+        let batch = queue.take();
         self.sends = true;
         drop(queue);
-        self.start_another(self.shared.keys_worth_a_lane());
+        self.start_another();
         Some(batch.into_iter().map(|Waiting { item, reply, .. }| (item, reply)).unzip())
     }
 
@@ -203,10 +183,7 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
                 let executed = executed.catch_unwind();
                 self.watch(executed).await.unwrap_or_default()
             }
-            Err(error) => {
-                let error = error.shared();
-                items.iter().map(|_| Err(error())).collect()
-            }
+            Err(error) => items.iter().map(|_| Err(error.clone())).collect(),
         };
         // The replies follow: the last caller's runtime may stop running tasks after its reply, and a lane that
         // is open and not driven would delay every call.
@@ -230,24 +207,24 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
             () = late() => {}
         }
         self.late = true;
-        self.shared.lock().add_late();
-        self.start_another(1);
+        lock(&self.queue).late += 1;
+        self.start_another();
         batch.await
     }
 
     /// Starts another lane if the queue needs one for the calls that still wait.
-    fn start_another(&self, min_calls: usize) {
-        if self.shared.lock().opens_lane(self.shared.lanes, min_calls) {
-            Self::start(Arc::clone(&self.shared), Arc::clone(&self.executor));
+    fn start_another(&self) {
+        if lock(&self.queue).opens_lane() {
+            Self::start(Arc::clone(&self.queue), Arc::clone(&self.executor));
         }
     }
 
     /// Counts the batch as sent, and closes the lane if nothing waits.
     fn finish_batch(&mut self) {
         self.sends = false;
-        let mut queue = self.shared.lock();
+        let mut queue = lock(&self.queue);
         queue.finish_batch(std::mem::take(&mut self.late));
-        self.open = queue.len() > 0;
+        self.open = !queue.waiting.is_empty();
         if !self.open {
             queue.close_lane();
         }
@@ -262,10 +239,124 @@ impl<I: BatchItem, E: BatchExecutor<I>> Drop for Lane<I, E> {
         if !self.open {
             return;
         }
-        let not_sent = self.shared.lock().close_lane();
+        let not_sent = lock(&self.queue).close_lane();
         for Waiting { item, reply, .. } in not_sent {
             let _ = reply.send(QueueReply::NotSent(item));
         }
+    }
+}
+
+pub(super) type ReplySender<I> = oneshot::Sender<QueueReply<I>>;
+
+pub(super) enum QueueReply<I: BatchItem> {
+    Executed(Result<I::Reply, Error>),
+    /// The call was not sent, and its lane has ended: the caller gets it back.
+    NotSent(I),
+}
+
+pub(super) struct Waiting<I: BatchItem> {
+    /// The number of the call.
+    ticket: u64,
+    pub(super) item: I,
+    reply: ReplySender<I>,
+}
+
+/// The waiting calls, and how many lanes send them.
+pub(super) struct Queue<I: BatchItem> {
+    batching: Batching,
+    /// In the order of their tickets.
+    waiting: VecDeque<Waiting<I>>,
+    next_ticket: u64,
+    /// How many lanes are open.
+    lanes: usize,
+    /// How many of them wait for the reply to a batch.
+    sending: usize,
+    /// How many of these batches are late.
+    pub(super) late: usize,
+}
+
+impl<I: BatchItem> Queue<I> {
+    pub(super) fn new(batching: Batching) -> Self {
+        let waiting = VecDeque::new();
+        Self { batching, waiting, next_ticket: 0, lanes: 0, sending: 0, late: 0 }
+    }
+
+    /// Returns the call's ticket. A caller that drops its future gives its room back itself, so a refusal looks at no
+    /// call: callers are refused while the store is slow.
+    pub(super) fn push(&mut self, item: I, reply: ReplySender<I>) -> Result<u64, Error> {
+        if item.is_bounded() && self.waiting.len() >= self.batching.max_queued_keys {
+            return Err(Error::new(ErrorKind::Overloaded, "queueing a call"));
+        }
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        self.waiting.push_back(Waiting { ticket, item, reply });
+        Ok(ticket)
+    }
+
+    /// Forgets an abandoned call, if it still waits: its room is free at once.
+    pub(super) fn abandon(&mut self, ticket: u64) {
+        let found = self.waiting.binary_search_by_key(&ticket, |waiting| waiting.ticket);
+        found.ok().and_then(|index| self.waiting.remove(index));
+    }
+
+    /// Counts another lane if the queue needs one; the caller starts it.
+    ///
+    /// Beside other lanes, [`KEYS_WORTH_A_LANE`] have to wait, or any call while a batch is late; and all lanes have to be
+    /// sending, because one that is not takes the waiting calls next.
+    pub(super) fn opens_lane(&mut self) -> bool {
+        let worth_a_lane = KEYS_WORTH_A_LANE.min(self.batching.max_batch_keys);
+        let is_worth_it = self.waiting.len() >= worth_a_lane || self.late > 0;
+        let has_place = self.lanes < self.max_lanes() && self.sending == self.lanes;
+        let opens = !self.waiting.is_empty() && (self.lanes == 0 || is_worth_it && has_place);
+        self.lanes += usize::from(opens);
+        opens
+    }
+
+    /// Removes a lane that is not sending. Returns the calls that wait, if it was the last one.
+    pub(super) fn close_lane(&mut self) -> VecDeque<Waiting<I>> {
+        self.lanes -= 1;
+        if self.lanes > 0 {
+            return VecDeque::new();
+        }
+        std::mem::take(&mut self.waiting)
+    }
+
+    /// Counts a batch as sent.
+    pub(super) fn finish_batch(&mut self, late: bool) {
+        self.late -= usize::from(late);
+        self.sending -= 1;
+    }
+
+    /// Lanes whose batches are late do not count, up to the number of lanes.
+    fn max_lanes(&self) -> usize {
+        let lanes = self.batching.lanes;
+        lanes.saturating_add(self.late.min(lanes))
+    }
+
+    /// Returns `true` if a lane was started beside a late batch that is no longer late.
+    pub(super) fn has_surplus(&self) -> bool {
+        self.lanes > self.max_lanes()
+    }
+
+    /// Takes the calls that can be sent together, from the front, for a lane that sends them now.
+    pub(super) fn take(&mut self) -> Vec<Waiting<I>> {
+        let max_calls = self.batching.max_batch_keys;
+        self.sending += 1;
+        let (mut batch, mut skipped): (Vec<Waiting<I>>, Vec<_>) = (Vec::new(), Vec::new());
+        while batch.len() < max_calls
+            && skipped.len() <= max_calls * LOOK_AHEAD
+            && let Some(waiting) = self.waiting.pop_front()
+        {
+            if batch.first().is_none_or(|first| waiting.item.can_join(&first.item)) {
+                batch.push(waiting);
+            } else {
+                skipped.push(waiting);
+            }
+        }
+        for waiting in skipped.into_iter().rev() {
+            self.waiting.push_front(waiting);
+        }
+        batch
     }
 }
 

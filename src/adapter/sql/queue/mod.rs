@@ -23,14 +23,9 @@ mod batcher;
 #[cfg(shuttle)]
 #[allow(clippy::duplicate_mod, reason = "the model compiles the same source over another runtime")]
 mod model;
-mod options;
-#[expect(clippy::module_inception, reason = "the folder is named after its main part")]
-mod queue;
 mod runtime;
 
-pub(in crate::adapter) use batcher::{BatchExecutor, Batcher, Waits};
-pub use options::Batching;
-pub(in crate::adapter) use queue::BatchItem;
+pub(in crate::adapter) use batcher::{BatchExecutor, BatchItem, Batcher, Waits};
 
 #[cfg(test)]
 mod tests {
@@ -40,6 +35,7 @@ mod tests {
     use tokio::runtime::Builder;
     use tokio::time::timeout;
 
+    use super::super::Batching;
     use super::*;
     use crate::error::Error;
 
@@ -76,7 +72,7 @@ mod tests {
         // A caller that has its reply goes on before another task.
         let runtime =
             || Builder::new_current_thread().enable_time().event_interval(1).build().unwrap();
-        let (runtimes, batcher) = ([runtime(), runtime()], Batcher::new(1, Batching::new()));
+        let (runtimes, batcher) = ([runtime(), runtime()], Batcher::new(Batching::new().lanes(1)));
         let echo = Arc::new(Echo);
         for number in 0..6 {
             let call =
@@ -90,7 +86,7 @@ mod tests {
     /// thread.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn caller_that_blocks_its_thread_delays_no_other() {
-        let batcher = Arc::new(Batcher::new(1, Batching::new().max_batch_keys(1)));
+        let batcher = Arc::new(Batcher::new(Batching::new().lanes(1).max_batch_keys(1)));
         let submit = |number| {
             let batcher = Arc::clone(&batcher);
             async move { batcher.submit(&Arc::new(Echo), number).await }

@@ -2,23 +2,23 @@
 
 use tokio::sync::oneshot;
 
-use super::queue::Queue;
-use super::{Item, MAX_BATCH_KEYS};
+use super::batcher::Queue;
+use super::{Batching, Item, MAX_BATCH_KEYS};
 
 /// Queues a call, for whose reply nobody waits.
 fn push(queue: &mut Queue<Item>, number: usize, kind: u8) {
-    queue.push(Item { number, kind }, oneshot::channel().0);
+    queue.push(Item { number, kind }, oneshot::channel().0).unwrap();
 }
 
 /// Returns the calls of the next batch.
 fn take(queue: &mut Queue<Item>) -> Vec<usize> {
-    queue.take(MAX_BATCH_KEYS).into_iter().map(|waiting| waiting.item.number).collect()
+    queue.take().into_iter().map(|waiting| waiting.item.number).collect()
 }
 
 #[test]
 fn a_lane_passes_over_four_batches_of_calls_that_cannot_join() {
     for (skipped, batch) in [(4 * MAX_BATCH_KEYS, vec![0, 9]), (4 * MAX_BATCH_KEYS + 1, vec![0])] {
-        let mut queue = Queue::default();
+        let mut queue = Queue::new(Batching::new().max_batch_keys(MAX_BATCH_KEYS));
         push(&mut queue, 0, 0);
         (0..skipped).for_each(|_| push(&mut queue, 5, 1));
         push(&mut queue, 9, 0);
@@ -29,31 +29,32 @@ fn a_lane_passes_over_four_batches_of_calls_that_cannot_join() {
 }
 
 #[test]
-fn a_second_lane_is_worth_some_keys_and_a_late_batch_one_more_lane() {
-    let mut queue = Queue::default();
-    let push_two = |queue: &mut _| [1, 2].into_iter().for_each(|key| push(queue, key, 1));
-    push_two(&mut queue);
-    assert!(queue.opens_lane(2, 3), "the first lane needs no number of keys");
-    assert!(!queue.opens_lane(2, 2), "the first lane takes them");
-    assert_eq!(take(&mut queue), [1, 2]);
-    push_two(&mut queue);
-    assert!(!queue.opens_lane(2, 3));
-    assert!(queue.opens_lane(2, 2));
+fn a_second_lane_is_worth_a_full_batch_and_a_late_batch_one_more_lane() {
+    let mut queue = Queue::new(Batching::new().lanes(2).max_batch_keys(2));
+    push(&mut queue, 1, 1);
+    assert!(queue.opens_lane(), "the first lane needs no number of keys");
+    push(&mut queue, 2, 1);
+    assert!(!queue.opens_lane(), "the first lane takes them");
     assert_eq!(take(&mut queue), [1, 2]);
     push(&mut queue, 1, 1);
-    assert!(!queue.opens_lane(2, 1), "two lanes at most");
-    queue.abandon(4);
+    assert!(!queue.opens_lane());
+    push(&mut queue, 2, 1);
+    assert!(queue.opens_lane());
+    assert_eq!(take(&mut queue), [1, 2]);
+    [1, 2].into_iter().for_each(|key| push(&mut queue, key, 1));
+    assert!(!queue.opens_lane(), "two lanes at most");
+    [4, 5].into_iter().for_each(|ticket| queue.abandon(ticket));
     // While a batch is late, a call that waits opens one more lane.
-    queue.add_late();
-    assert!(!queue.opens_lane(2, 0), "nothing waits");
+    queue.late += 1;
+    assert!(!queue.opens_lane(), "nothing waits");
     push(&mut queue, 3, 1);
-    assert!(queue.opens_lane(2, 9));
-    assert!(!queue.opens_lane(2, 9));
-    assert!(!queue.has_surplus(2));
+    assert!(queue.opens_lane());
+    assert!(!queue.opens_lane());
+    assert!(!queue.has_surplus());
     queue.finish_batch(true);
     // The lane that was started beside the late batch ends, and leaves the call to the others.
-    assert!(queue.has_surplus(2));
+    assert!(queue.has_surplus());
     assert_eq!(queue.close_lane().len(), 0);
-    assert!(!queue.has_surplus(2));
+    assert!(!queue.has_surplus());
     assert_eq!(take(&mut queue), [3]);
 }

@@ -8,19 +8,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use futures_util::FutureExt;
 use shuttle::rand::{Rng, thread_rng};
 
-use super::options;
+use super::super::options::Batching;
 use crate::error::{Error, ErrorKind};
 
 #[path = "../batcher.rs"]
 mod batcher;
 mod counts;
-#[path = "../queue.rs"]
-mod queue;
 mod runtime;
 
-use batcher::{BatchExecutor, Batcher, Waits};
-use options::Batching;
-use queue::BatchItem;
+use batcher::{BatchExecutor, BatchItem, Batcher, Waits};
 
 const MAX_BATCH_KEYS: usize = 4;
 const MAX_QUEUED_KEYS: usize = 12;
@@ -184,9 +180,8 @@ fn check(world: World) {
         move || {
             runtime::STOPS.set(world.stops);
             runtime::LATE.set(world.late);
-            let batching =
-                Batching::new().max_batch_keys(MAX_BATCH_KEYS).max_queued_keys(MAX_QUEUED_KEYS);
-            let batcher = Arc::new(Batcher::new(world.lanes, batching));
+            let batching = Batching::new().lanes(world.lanes).max_batch_keys(MAX_BATCH_KEYS);
+            let batcher = Arc::new(Batcher::new(batching.max_queued_keys(MAX_QUEUED_KEYS)));
             let store = Arc::new(Store {
                 world,
                 sent: (0..world.callers * CALLS).map(|_| AtomicUsize::new(0)).collect(),
