@@ -116,15 +116,14 @@ impl CallTerms {
     /// Adds the SHA-256 of each key's payload, which the store holds with the key once it is complete. Of
     /// several payloads of one key, the first counts.
     #[must_use]
-    pub fn with_payloads(self, payloads: impl IntoIterator<Item = (DedupKey, [u8; 32])>) -> Self {
+    pub fn with_payloads(
+        mut self,
+        payloads: impl IntoIterator<Item = (DedupKey, [u8; 32])>,
+    ) -> Self {
         let mut payloads: Vec<_> = payloads.into_iter().collect();
         payloads.sort_by(|(one, _), (other, _)| one.cmp(other));
         payloads.dedup_by(|(later, _), (earlier, _)| later == earlier);
-        self.with_sorted_payloads(payloads.into())
-    }
-
-    pub(crate) fn with_sorted_payloads(mut self, payloads: Payloads) -> Self {
-        self.payloads = Some(payloads);
+        self.payloads = Some(payloads.into());
         self
     }
 

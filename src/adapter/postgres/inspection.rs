@@ -120,7 +120,7 @@ impl PostgresStore {
             }
             // The lost try may have written the row, or another call has.
             if lost_reply {
-                return Err(Error::new(ErrorKind::Unavailable, CONTEXT).with_unknown_outcome());
+                return Err(Error::new(ErrorKind::Unavailable, CONTEXT));
             }
         }
         Ok(ForgetReply::InFlight)

@@ -52,7 +52,7 @@ impl Kind {
 
     /// Returns the error of a row without a reply: a claim is then released, and a completion is repeated.
     pub(in crate::adapter) fn unknown(self) -> Error {
-        Error::new(ErrorKind::Unavailable, self.context()).with_unknown_outcome()
+        Error::new(ErrorKind::Unavailable, self.context())
     }
 }
 

@@ -344,7 +344,7 @@ impl<I: BatchItem> Queue<I> {
         self.sending += 1;
         let (mut batch, mut skipped): (Vec<Waiting<I>>, Vec<_>) = (Vec::new(), Vec::new());
         while batch.len() < max_calls
-            && skipped.len() <= max_calls * LOOK_AHEAD
+            && skipped.len() <= max_calls.saturating_mul(LOOK_AHEAD)
             && let Some(waiting) = self.waiting.pop_front()
         {
             if batch.first().is_none_or(|first| waiting.item.can_join(&first.item)) {

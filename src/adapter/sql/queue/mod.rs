@@ -82,8 +82,8 @@ mod tests {
         }
     }
 
-    /// A caller that has its reply blocks its thread. The lane has another call to send, and must not wait for this
-    /// thread.
+    /// A caller that has its reply blocks its thread, which may drive the timers. The lane has another call to send,
+    /// and must not wait for this thread.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn caller_that_blocks_its_thread_delays_no_other() {
         let batcher = Arc::new(Batcher::new(Batching::new().lanes(1).max_batch_keys(1)));
@@ -96,13 +96,13 @@ mod tests {
             let first = submit(1);
             let blocking = tokio::spawn(async move {
                 let reply = first.await;
-                let _ = released.recv();
-                reply
+                (reply, released.recv_timeout(Duration::from_secs(5)))
             });
-            let next = timeout(Duration::from_secs(5), tokio::spawn(submit(2))).await;
-            release.send(()).unwrap();
-            assert_eq!(next.expect("a reply").unwrap().unwrap(), 2);
-            assert_eq!(blocking.await.unwrap().unwrap(), 1);
+            assert_eq!(tokio::spawn(submit(2)).await.unwrap().unwrap(), 2);
+            let _ = release.send(());
+            let (reply, released) = blocking.await.unwrap();
+            assert_eq!(reply.unwrap(), 1);
+            released.expect("a reply to the other caller");
         }
     }
 }
