@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::event_part::{EventPart, FoundId};
 use super::id::shortened;
-use super::json::{MAX_EVENTS, Pointer, items};
+use super::json::{Arrays, MAX_EVENTS, items};
 use super::part::KeyPart;
 use super::request::RequestRef;
 use crate::error::{ConfigError, KeyError, KeyErrorKind};
@@ -27,13 +27,13 @@ const MAX_ID_BYTES: usize = 32 << 20;
 /// 4. If all arrays are empty, the result is [`Bypass`](super::Extracted::Bypass): nothing has to
 ///    be deduplicated, and after a 400 the sender would retry.
 /// 5. A value that is no array, and a name that occurs twice on the way, are malformed.
-/// 6. A delivery has at most 65,536 events; the rest is not read. All ids of a delivery have at
-///    most 32 MiB together, because a long header would be part of each.
+/// 6. A delivery has at most 65,536 events. All ids of a delivery have at most 32 MiB together,
+///    because a long header would be part of each.
 /// 7. Events are slices of the body, not copies. The head is read once, so the time is linear in
 ///    the body.
 #[derive(Debug, Clone)]
 pub struct EachKey {
-    array: Pointer,
+    arrays: Arrays,
     part: EventPart,
     payload: bool,
 }
@@ -63,11 +63,11 @@ pub struct EachKey {
 /// ```
 #[must_use]
 pub fn each(pointer: &str, part: KeyPart) -> EachKey {
-    let (array, part) = match Pointer::to_items(pointer) {
-        Ok(array) => (array, part),
-        Err(fault) => (Pointer::to_items_of(&[]), KeyPart::invalid(fault)),
+    let (arrays, part) = match Arrays::parse(pointer) {
+        Ok(arrays) => (arrays, part),
+        Err(fault) => (Arrays::default(), KeyPart::invalid(fault)),
     };
-    EachKey { array, part: EventPart::new(part), payload: true }
+    EachKey { arrays, part: EventPart::new(part), payload: true }
 }
 
 impl EachKey {
@@ -92,7 +92,7 @@ impl EachKey {
     }
 
     pub(crate) fn read(&self, request: &RequestRef<'_>) -> Result<Found, KeyError> {
-        let Some(bodies) = items(request.body(), &self.array)? else {
+        let Some(bodies) = items(request.body(), &self.arrays)? else {
             return Ok(Found::Missing);
         };
         let mut events = FoundEvents::default();

@@ -58,7 +58,7 @@ pub fn header(name: &str) -> KeyPart {
 /// [invalid](super::KeyExtractor::checked) key.
 #[must_use]
 pub fn json(pointer: &str) -> KeyPart {
-    Pointer::to_value(pointer).map_or_else(KeyPart::invalid, |it| KeyPart(Node::Json(it)))
+    Pointer::parse(pointer).map_or_else(KeyPart::invalid, |it| KeyPart(Node::Json(it)))
 }
 
 /// Reads a field of an `application/x-www-form-urlencoded` body and decodes its value.

@@ -9,7 +9,7 @@ use super::scheme::Part::Body;
 use super::scheme::{Scheme, hex};
 use crate::error::KeyError;
 use crate::key::{
-    self, EventPart, Found, FoundEvents, FoundId, KeyPart, Pointer, Reader, RequestRef, body_id,
+    self, Arrays, EventPart, Found, FoundEvents, FoundId, KeyPart, Reader, RequestRef, body_id,
     compose, items,
 };
 
@@ -45,10 +45,10 @@ fn whatsapp() -> Reader {
 
 /// The pointers and parts, parsed once.
 struct Rules {
-    entries: Pointer,
-    changes: Pointer,
-    messages: Pointer,
-    statuses: Pointer,
+    entries: Arrays,
+    changes: Arrays,
+    messages: Arrays,
+    statuses: Arrays,
     /// The type is that of the change.
     phone: EventPart,
     id: KeyPart,
@@ -61,10 +61,10 @@ struct Rules {
 impl Rules {
     fn new() -> Self {
         Self {
-            entries: Pointer::to_items_of(&["entry"]),
-            changes: Pointer::to_items_of(&["changes"]),
-            messages: Pointer::to_items_of(&["value", "messages"]),
-            statuses: Pointer::to_items_of(&["value", "statuses"]),
+            entries: Arrays::at(&["entry"]),
+            changes: Arrays::at(&["changes"]),
+            messages: Arrays::at(&["value", "messages"]),
+            statuses: Arrays::at(&["value", "statuses"]),
             phone: EventPart::new(key::json("/value/metadata/phone_number_id"))
                 .with_event_type(key::json("/field")),
             id: key::json("/id"),

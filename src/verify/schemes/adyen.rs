@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::request::Parts;
 
 use crate::error::KeyErrorKind;
-use crate::key::{self, KeyPart, Pointer, RequestRef, items};
+use crate::key::{self, Arrays, KeyPart, RequestRef, items};
 use crate::verify::error::Refusal;
 use crate::verify::received::{HmacSha256, Received, base64, signed};
 
@@ -27,7 +27,7 @@ const VALUES: [(&str, &str); 8] = [
 
 /// The parser of an item.
 struct Item {
-    list: Pointer,
+    list: Arrays,
     signature: KeyPart,
     values: [KeyPart; 8],
 }
@@ -35,7 +35,7 @@ struct Item {
 static ITEM: LazyLock<Item> = LazyLock::new(|| {
     let field = |pointer| key::json(&format!("/NotificationRequestItem{pointer}"));
     Item {
-        list: Pointer::to_items_of(&[ITEMS]),
+        list: Arrays::at(&[ITEMS]),
         signature: field("/additionalData/hmacSignature"),
         values: VALUES.map(|(_, pointer)| field(pointer)),
     }
