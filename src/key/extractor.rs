@@ -5,13 +5,15 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::Method;
 
 use super::digest::{body_id, sha256_hex};
-use super::each::{EachKey, Found, FoundEvent, check_id_bytes};
+use super::each::EachKey;
 use super::event_part::{EventPart, FoundId, read_type};
 use super::id::{DedupKey, Event, Keys, MAX_NAMESPACE_LEN, check_namespace};
 use super::idempotency;
+use super::json::MAX_EVENTS;
 use super::part::{KeyPart, body_digest};
 use super::request::RequestRef;
 use crate::error::{ConfigError, ConfigErrorKind, KeyError, KeyErrorKind, check, valid};
@@ -44,7 +46,7 @@ pub enum Extracted {
 }
 
 /// A rule that neither a part nor an [`EachKey`] can express.
-pub(crate) type Reader = Arc<dyn Fn(&RequestRef<'_>) -> Result<Found, KeyError> + Send + Sync>;
+pub(crate) type Reader = Arc<dyn Fn(Events<'_>) -> Result<Extracted, KeyError> + Send + Sync>;
 
 /// Reads the keys of a delivery from its head and its body.
 ///
@@ -459,28 +461,15 @@ impl KeyExtractor {
         if any_holds(&self.bypass, request) || any_holds(&self.handshake, request) {
             return Ok(Extracted::Bypass);
         }
-        let found = match &self.rule {
-            Rule::Part(part) => match part.read(request)? {
-                Some(id) => return self.one(id, request),
-                None => Found::Missing,
-            },
-            Rule::IdempotencyKey(scope) => match idempotency::find(scope, request)? {
-                Some(id) => Found::One(id.into()),
-                None => Found::Missing,
-            },
-            Rule::Each(each) => each.read(request)?,
-            Rule::Reader(read) => read(request)?,
-            Rule::Fn(extract) => return self.with_rest_of_one(extract(request)?, request),
-        };
-        Ok(match found {
-            Found::One(id) => return self.one(id, request),
-            Found::Each(found) if found.is_empty() => Extracted::Bypass,
-            Found::Each(found) => {
-                let events = self.events(found, request)?;
-                Keys::new(events).map_or(Extracted::Missing, Extracted::Keys)
+        match &self.rule {
+            Rule::Part(part) => self.one(part.read(request)?, request),
+            Rule::IdempotencyKey(scope) => {
+                self.one(idempotency::find(scope, request)?.map(FoundId::from), request)
             }
-            Found::Missing => Extracted::Missing,
-        })
+            Rule::Each(each) => each.read(self.list(request)),
+            Rule::Reader(read) => read(self.list(request)),
+            Rule::Fn(extract) => self.with_rest_of_one(extract(request)?, request),
+        }
     }
 
     /// Returns the namespaces of a request's keys and of their second identities.
@@ -497,7 +486,12 @@ impl KeyExtractor {
     }
 
     /// Returns the keys of a delivery of one event, with all its identities.
-    fn one(&self, found: FoundId<'_>, request: &RequestRef<'_>) -> Result<Extracted, KeyError> {
+    fn one(
+        &self,
+        found: Option<FoundId<'_>>,
+        request: &RequestRef<'_>,
+    ) -> Result<Extracted, KeyError> {
+        let Some(found) = found else { return Ok(Extracted::Missing) };
         let [namespace, second_namespace] = self.namespaces(request)?;
         let mut event = Event::new(DedupKey::in_namespace(&namespace, &found.id)?);
         event.event_type = self.type_of(found.event_type, request);
@@ -512,29 +506,16 @@ impl KeyExtractor {
         found.or_else(|| read_type(self.event_type.as_ref()?, request))
     }
 
-    /// Returns the events of a multi-event delivery, with all their identities.
-    fn events(
-        &self,
-        found: Vec<FoundEvent>,
-        request: &RequestRef<'_>,
-    ) -> Result<Vec<Event>, KeyError> {
-        let [namespace, second_namespace] = self.namespaces(request)?;
-        let second = self.second.as_ref().map(|second| (second, second.part.with_head_of(request)));
-        let mut id_bytes = 0;
-        let event = |found: FoundEvent| {
-            let request = request.with_body(&found.body);
-            let mut event = Event::new(DedupKey::in_namespace(&namespace, &found.id)?);
-            event.event_type = self.type_of(found.event_type, &request);
-            if let Some((second, part)) = &second {
-                let id = part.read(&request)?;
-                id_bytes += id.as_ref().map_or(0, |id| id.len());
-                check_id_bytes(id_bytes)?;
-                second.add_to(&mut event, &second_namespace, id)?;
-            }
-            event.payload = found.payload.then_some(found.body);
-            Ok(event)
-        };
-        found.into_iter().map(event).collect()
+    /// Returns a list without events.
+    fn list<'e>(&'e self, request: &RequestRef<'e>) -> Events<'e> {
+        Events {
+            extractor: self,
+            request: *request,
+            namespaces: self.namespaces(request),
+            second: self.second.as_ref().map(|second| (second, second.part.with_head_of(request))),
+            events: Vec::new(),
+            id_bytes: [0; 2],
+        }
     }
 
     /// Adds the type and the second identity to the event that a closure found, if it is one event and
@@ -578,6 +559,69 @@ impl KeyExtractor {
         self.unsigned_id && self.second.is_none()
     }
 }
+
+/// The events of a multi-event delivery that have been read so far, with all their identities.
+pub(crate) struct Events<'e> {
+    extractor: &'e KeyExtractor,
+    pub(crate) request: RequestRef<'e>,
+    namespaces: Result<[Cow<'e, str>; 2], KeyError>,
+    second: Option<(&'e Second, KeyPart)>,
+    events: Vec<Event>,
+    /// Of all ids, and of all second identities, before long ids are hashed.
+    id_bytes: [usize; 2],
+}
+
+impl Events<'_> {
+    /// Adds an event with its own bytes, which are its payload if they are the same on every attempt.
+    pub(crate) fn push(
+        &mut self,
+        found: FoundId<'_>,
+        body: Bytes,
+        is_payload: bool,
+    ) -> Result<(), KeyError> {
+        if self.events.len() == MAX_EVENTS {
+            return Err(too_many());
+        }
+        add_bytes(&mut self.id_bytes[0], &found.id)?;
+        let request = self.request.with_body(&body);
+        let [namespace, second_namespace] = self.namespaces.as_ref().map_err(KeyError::clone)?;
+        let mut event = Event::new(DedupKey::in_namespace(namespace, &found.id)?);
+        event.event_type = self.extractor.type_of(found.event_type, &request);
+        if let Some((second, part)) = &self.second
+            && let Some(id) = part.read(&request)?
+        {
+            add_bytes(&mut self.id_bytes[1], &id)?;
+            second.add_to(&mut event, second_namespace, Some(id))?;
+        }
+        event.payload = is_payload.then_some(body);
+        self.events.push(event);
+        Ok(())
+    }
+
+    /// Returns the keys of a delivery that is no list but the one event of `part`.
+    pub(crate) fn one(self, part: &EventPart) -> Result<Extracted, KeyError> {
+        self.extractor.one(part.read(&self.request)?, &self.request)
+    }
+}
+
+impl From<Events<'_>> for Extracted {
+    fn from(list: Events<'_>) -> Self {
+        Keys::new(list.events).map_or(Self::Bypass, Self::Keys)
+    }
+}
+
+/// Refuses ids that are too long together: a long part that all events share is in each id.
+fn add_bytes(bytes: &mut usize, id: &str) -> Result<(), KeyError> {
+    *bytes = bytes.saturating_add(id.len());
+    if *bytes <= MAX_ID_BYTES { Ok(()) } else { Err(too_many()) }
+}
+
+fn too_many() -> KeyError {
+    KeyError::new(KeyErrorKind::TooMany, "the body")
+}
+
+/// The most bytes of all ids of one delivery.
+const MAX_ID_BYTES: usize = 32 << 20;
 
 /// The longest namespace, escaped, to which the digest of a value can be added.
 const MAX_SCOPED_LEN: usize = MAX_NAMESPACE_LEN - 1 - VALUE_DIGITS;

@@ -81,5 +81,5 @@ pub const AZURE_EVENT_GRID: Preset = Preset {
 fn event_grid() -> Reader {
     let events = key::each("", key::json("/topic").and(key::json("/id")))
         .event_type(key::json("/eventType"));
-    cloud_events_or(move |request| events.read(request))
+    cloud_events_or(move |list| events.read(list))
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::KeyError;
-use crate::key::{self, EventPart, Found, Reader, RequestRef};
+use crate::key::{self, EventPart, Events, Extracted, Reader, RequestRef};
 
 /// Returns the value at a JSON pointer in the body, if it is present and well-formed.
 pub(super) fn value(request: &RequestRef<'_>, pointer: &str) -> Option<String> {
@@ -25,23 +25,18 @@ pub(super) fn header_is(request: &RequestRef<'_>, name: &str, value: &str) -> bo
 /// Reads CloudEvents in JSON, one event or a batch by the media type, and any other body by `other`. An id is unique
 /// within its source only.
 pub(super) fn cloud_events_or(
-    other: impl Fn(&RequestRef<'_>) -> Result<Found, KeyError> + Send + Sync + 'static,
+    other: impl Fn(Events<'_>) -> Result<Extracted, KeyError> + Send + Sync + 'static,
 ) -> Reader {
     let key = || key::json("/source").and(key::json("/id"));
     let event = EventPart::new(key()).with_event_type(key::json("/type"));
     let batch = key::each("", key()).event_type(key::json("/type"));
-    Arc::new(move |request| {
-        if request.is_of("application/cloudevents-batch+json") {
-            batch.read(request)
-        } else if request.is_of("application/cloudevents+json") {
-            one(&event, request)
+    Arc::new(move |events| {
+        if events.request.is_of("application/cloudevents-batch+json") {
+            batch.read(events)
+        } else if events.request.is_of("application/cloudevents+json") {
+            events.one(&event)
         } else {
-            other(request)
+            other(events)
         }
     })
-}
-
-/// Reads the one event of a request.
-pub(super) fn one(event: &EventPart, request: &RequestRef<'_>) -> Result<Found, KeyError> {
-    Ok(event.read(request)?.map_or(Found::Missing, |found| Found::One(found.into_owned())))
 }

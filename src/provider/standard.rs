@@ -1,7 +1,9 @@
 //! Formats that many senders share.
 
+use percent_encoding::percent_decode_str;
+
 use super::preset::{DAY, DEFAULTS, HOUR, MINUTE, Preset, Retries, Rule};
-use super::read::{cloud_events_or, one};
+use super::read::cloud_events_or;
 use super::scheme::Part::{Body, Id, Seconds, Text};
 use super::scheme::{Part, Scheme, Secret, base64};
 use crate::error::{KeyError, KeyErrorKind};
@@ -84,7 +86,7 @@ pub const CLOUDEVENTS: Preset = Preset {
 fn cloud_events() -> Reader {
     let headers = EventPart::new(attribute("ce-source").and(attribute("ce-id")))
         .with_event_type(attribute("ce-type"));
-    cloud_events_or(move |request| one(&headers, request))
+    cloud_events_or(move |events| events.one(&headers))
 }
 
 /// Reads an attribute of an event from a header: unquoted, then percent-decoded once (HTTP protocol
@@ -111,21 +113,12 @@ fn unquote(value: &str) -> String {
 }
 
 fn decode(value: &str) -> Result<String, KeyErrorKind> {
-    let mut plain = Vec::with_capacity(value.len());
-    let mut bytes = value.bytes();
-    let digit = |byte: Option<u8>| byte.and_then(|byte| char::from(byte).to_digit(16));
-    while let Some(byte) = bytes.next() {
-        if byte != b'%' {
-            plain.push(byte);
-            continue;
-        }
-        let (high, low) = (digit(bytes.next()), digit(bytes.next()));
-        let (Some(high), Some(low)) = (high, low) else {
-            return Err(KeyErrorKind::InvalidEncoding);
-        };
-        plain.extend(u8::try_from(high * 16 + low));
+    let is_code = |rest: &str| rest.bytes().take(2).filter(u8::is_ascii_hexdigit).count() == 2;
+    if !value.split('%').skip(1).all(is_code) {
+        return Err(KeyErrorKind::InvalidEncoding);
     }
-    String::from_utf8(plain).map_err(|_| KeyErrorKind::NotUtf8)
+    let plain = percent_decode_str(value).decode_utf8();
+    plain.map(std::borrow::Cow::into_owned).map_err(|_| KeyErrorKind::NotUtf8)
 }
 
 #[cfg(test)]

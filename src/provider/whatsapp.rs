@@ -9,7 +9,7 @@ use super::scheme::Part::Body;
 use super::scheme::{Scheme, hex};
 use crate::error::KeyError;
 use crate::key::{
-    self, Arrays, EventPart, Found, FoundEvents, FoundId, KeyPart, Reader, RequestRef, body_id,
+    self, Arrays, EventPart, Events, Extracted, FoundId, KeyPart, Reader, RequestRef, body_id,
     compose, items,
 };
 
@@ -40,7 +40,7 @@ pub const WHATSAPP: Preset = Preset {
 
 fn whatsapp() -> Reader {
     let rules = Rules::new();
-    Arc::new(move |request| rules.read(request))
+    Arc::new(move |events| rules.read(events))
 }
 
 /// The pointers and parts, parsed once.
@@ -75,11 +75,11 @@ impl Rules {
         }
     }
 
-    fn read(&self, request: &RequestRef<'_>) -> Result<Found, KeyError> {
+    fn read(&self, mut events: Events<'_>) -> Result<Extracted, KeyError> {
+        let request = events.request;
         let Some(entries) = items(request.body(), &self.entries)? else {
-            return Ok(Found::Missing);
+            return Ok(Extracted::Missing);
         };
-        let mut events = FoundEvents::default();
         let mut complete = true;
         for entry in entries {
             let changes = items(&entry, &self.changes)?.unwrap_or_default();
@@ -103,7 +103,7 @@ impl Rules {
                 events.push(found, change, true)?;
             }
         }
-        Ok(if complete { events.into() } else { Found::Missing })
+        Ok(if complete { events.into() } else { Extracted::Missing })
     }
 
     /// Returns the messages and statuses of a change, in the order of the request; `true` marks a
@@ -123,7 +123,7 @@ impl Rules {
         &self,
         change: &RequestRef<'_>,
         updates: Vec<(Bytes, bool)>,
-        events: &mut FoundEvents,
+        events: &mut Events<'_>,
     ) -> Result<bool, KeyError> {
         let phone = self.phone.read(change)?;
         let event_type = phone.as_ref().and_then(|phone| phone.event_type.clone());
