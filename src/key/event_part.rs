@@ -48,7 +48,7 @@ impl EventPart {
     }
 
     /// Returns the part of the id.
-    pub(super) fn id(&self) -> &KeyPart {
+    pub(crate) fn id(&self) -> &KeyPart {
         &self.id
     }
 

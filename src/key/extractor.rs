@@ -91,21 +91,29 @@ struct Second {
     is_content: bool,
 }
 
+/// How the keys of a request are read.
 #[derive(Clone)]
-enum Rule {
+pub(crate) enum Rule {
     Part(EventPart),
     Each(EachKey),
+    /// A list of events in most requests, but not in all.
     Reader(Reader),
     Fn(Arc<ExtractFn>),
     /// The header `Idempotency-Key` within this scope.
     IdempotencyKey(KeyPart),
 }
 
+impl Rule {
+    pub(crate) fn part(part: KeyPart) -> Self {
+        Self::Part(EventPart::new(part))
+    }
+}
+
 impl KeyPart {
     /// Makes an extractor of keys in this [namespace](KeyExtractor::namespace), which the layer takes.
     #[must_use]
     pub fn namespace(self, namespace: &str) -> KeyExtractor {
-        KeyExtractor::new(namespace, Rule::Part(EventPart::new(self)))
+        KeyExtractor::new(namespace, Rule::part(self))
     }
 }
 
@@ -118,7 +126,7 @@ impl EachKey {
 }
 
 impl KeyExtractor {
-    fn new(namespace: &str, rule: Rule) -> Self {
+    pub(crate) fn new(namespace: &str, rule: Rule) -> Self {
         Self {
             namespace: namespace.into(),
             namespace_by: None,
@@ -133,10 +141,6 @@ impl KeyExtractor {
             unsigned_id: false,
             tried_once: false,
         }
-    }
-
-    pub(crate) fn from_reader(namespace: &'static str, reader: Reader) -> Self {
-        Self::new(namespace, Rule::Reader(reader))
     }
 
     /// Makes the extractor of requests with the header `Idempotency-Key`.

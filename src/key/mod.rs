@@ -51,7 +51,7 @@ mod request;
 pub(crate) use digest::{body_id, derive, hex, sha256};
 pub use each::{EachKey, each};
 pub(crate) use event_part::{EventPart, FoundId};
-pub(crate) use extractor::{Events, Reader};
+pub(crate) use extractor::{Events, Reader, Rule};
 pub use extractor::{Extracted, IntoKeyExtractor, KeyExtractor};
 pub(crate) use form::FORM;
 #[cfg(feature = "postgres")]

@@ -2,12 +2,12 @@
 
 use percent_encoding::percent_decode_str;
 
-use super::preset::{DAY, DEFAULTS, HOUR, MINUTE, Preset, Retries, Rule};
+use super::preset::{DAY, DEFAULTS, HOUR, MINUTE, Preset, Retries};
 use super::read::cloud_events_or;
 use super::scheme::Part::{Body, Id, Seconds, Text};
 use super::scheme::{Part, Scheme, Secret, base64};
 use crate::error::{KeyError, KeyErrorKind};
-use crate::key::{self, EventPart, KeyPart, Reader, RequestRef};
+use crate::key::{self, EventPart, KeyPart, Reader, RequestRef, Rule};
 
 /// Standard Webhooks: the header `webhook-id`, which is signed and stays the same on every retry.
 ///
@@ -22,7 +22,7 @@ use crate::key::{self, EventPart, KeyPart, Reader, RequestRef};
 pub const STANDARD_WEBHOOKS: Preset = Preset {
     name: "standard-webhooks",
     aliases: &["openai"],
-    rule: Rule::Part(|| key::header("webhook-id")),
+    rule: || Rule::part(key::header("webhook-id")),
     floor: 2 * (75 * HOUR + 35 * MINUTE), // twice the 75 h 35 min of the specification
     scheme: Some(standard(
         "webhook-signature",
@@ -48,7 +48,7 @@ const fn standard(header: &'static str, text: &'static [Part]) -> Scheme {
 pub const SVIX: Preset = Preset {
     name: "svix",
     aliases: &["clerk", "resend"],
-    rule: Rule::Part(|| key::from_fn(svix_id)),
+    rule: || Rule::part(key::from_fn(svix_id)),
     floor: 2 * (27 * HOUR + 35 * MINUTE + 5), // twice the 27 h 35 min 5 s of the schedule
     scheme: Some(standard(
         "svix-signature",
@@ -77,7 +77,7 @@ fn svix_id(request: &RequestRef<'_>) -> Result<Option<String>, KeyError> {
 /// event has one key in every mode. The format has no signature. Retries differ between senders.
 pub const CLOUDEVENTS: Preset = Preset {
     name: "cloudevents",
-    rule: Rule::Reader(cloud_events),
+    rule: || Rule::Reader(cloud_events()),
     floor: 7 * DAY, // our estimate: the format has no schedule
     retries: Retries::Undocumented,
     ..DEFAULTS

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::preset::{DAY, DEFAULTS, MIB, Preset, Rule};
+use super::preset::{DAY, DEFAULTS, MIB, Preset};
 use super::scheme::Part::Body;
 use super::scheme::{Scheme, hex};
 use crate::error::KeyError;
 use crate::key::{
-    self, Arrays, EventPart, Events, Extracted, FoundId, KeyPart, Reader, RequestRef, body_id,
-    compose, items,
+    self, Arrays, EventPart, Events, Extracted, FoundId, KeyPart, Reader, RequestRef, Rule,
+    body_id, compose, items,
 };
 
 /// WhatsApp and other webhooks of Meta: one key for each update.
@@ -30,7 +30,7 @@ use crate::key::{
 pub const WHATSAPP: Preset = Preset {
     name: "whatsapp",
     aliases: &["meta", "meta-whatsapp"],
-    rule: Rule::Reader(whatsapp),
+    rule: || Rule::Reader(whatsapp()),
     floor: 14 * DAY, // twice the 7 days of the schedule
     max_body: Some(3 * MIB),
     scheme: Some(Scheme::signed("x-hub-signature-256", hex("sha256="), &[Body])),
