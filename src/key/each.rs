@@ -1,7 +1,7 @@
 //! [`EachKey`]: a key for every event of a JSON array in the body.
 
 use super::event_part::EventPart;
-use super::extractor::{Events, Extracted};
+use super::events::{Events, Extracted};
 use super::json::{Arrays, items};
 use super::part::KeyPart;
 use crate::error::{ConfigError, KeyError};

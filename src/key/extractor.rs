@@ -5,15 +5,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::Method;
 
 use super::digest::{body_id, sha256_hex};
 use super::each::EachKey;
-use super::event_part::{EventPart, FoundId, read_type};
+use super::event_part::{EventPart, FoundId};
+use super::events::{Events, Extracted};
 use super::id::{DedupKey, Event, Keys, MAX_NAMESPACE_LEN, check_namespace};
 use super::idempotency;
-use super::json::MAX_EVENTS;
 use super::part::{KeyPart, body_digest};
 use super::request::RequestRef;
 use crate::error::{ConfigError, ConfigErrorKind, KeyError, KeyErrorKind, check, valid};
@@ -32,21 +31,8 @@ pub trait IntoKeyExtractor: Into<KeyExtractor> {}
 
 impl IntoKeyExtractor for KeyExtractor {}
 
-/// The result of an extractor on a request.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Extracted {
-    /// The delivery's keys.
-    Keys(Keys),
-    /// No event: a [handshake](KeyExtractor::handshake_when), or a request that reaches the handler
-    /// without [deduplication](KeyExtractor::bypass_when).
-    Bypass,
-    /// The key is missing: the layer's policy decides.
-    Missing,
-}
-
 /// A rule that neither a part nor an [`EachKey`] can express.
-pub(crate) type Reader = Arc<dyn Fn(Events<'_>) -> Result<Extracted, KeyError> + Send + Sync>;
+pub(crate) type Reader = fn(Events<'_>) -> Result<Extracted, KeyError>;
 
 /// Reads the keys of a delivery from its head and its body.
 ///
@@ -466,14 +452,21 @@ impl KeyExtractor {
             return Ok(Extracted::Bypass);
         }
         match &self.rule {
-            Rule::Part(part) => self.one(part.read(request)?, request),
+            Rule::Part(part) => self.events(request).one_of(part),
             Rule::IdempotencyKey(scope) => {
-                self.one(idempotency::find(scope, request)?.map(FoundId::from), request)
+                let id = idempotency::find(scope, request)?;
+                self.events(request).one(id.map(FoundId::from))
             }
-            Rule::Each(each) => each.read(self.list(request)),
-            Rule::Reader(read) => read(self.list(request)),
+            Rule::Each(each) => each.read(self.events(request)),
+            Rule::Reader(read) => read(self.events(request)),
             Rule::Fn(extract) => self.with_rest_of_one(extract(request)?, request),
         }
+    }
+
+    /// Returns no event, and what makes events of ids.
+    fn events<'e>(&'e self, request: &RequestRef<'e>) -> Events<'e> {
+        let second = self.second.as_ref().map(|second| (&second.part, second.is_content));
+        Events::new(request, self.namespaces(request), second, self.event_type.as_ref())
     }
 
     /// Returns the namespaces of a request's keys and of their second identities.
@@ -489,39 +482,6 @@ impl KeyExtractor {
         Ok(namespaces.map(|namespace| scoped(namespace, &value)))
     }
 
-    /// Returns the keys of a delivery of one event, with all its identities.
-    fn one(
-        &self,
-        found: Option<FoundId<'_>>,
-        request: &RequestRef<'_>,
-    ) -> Result<Extracted, KeyError> {
-        let Some(found) = found else { return Ok(Extracted::Missing) };
-        let [namespace, second_namespace] = self.namespaces(request)?;
-        let mut event = Event::new(DedupKey::in_namespace(&namespace, &found.id)?);
-        event.event_type = self.type_of(found.event_type, request);
-        if let Some(second) = &self.second {
-            second.add_to(&mut event, &second_namespace, second.part.read(request)?)?;
-        }
-        Ok(Extracted::Keys(event.into()))
-    }
-
-    /// Returns the type that the rule has found, else the type that the part reads.
-    fn type_of(&self, found: Option<Arc<str>>, request: &RequestRef<'_>) -> Option<Arc<str>> {
-        found.or_else(|| read_type(self.event_type.as_ref()?, request))
-    }
-
-    /// Returns a list without events.
-    fn list<'e>(&'e self, request: &RequestRef<'e>) -> Events<'e> {
-        Events {
-            extractor: self,
-            request: *request,
-            namespaces: self.namespaces(request),
-            second: self.second.as_ref().map(|second| (second, second.part.with_head_of(request))),
-            events: Vec::new(),
-            id_bytes: [0; 2],
-        }
-    }
-
     /// Adds the type and the second identity to the event that a closure found, if it is one event and
     /// has none.
     fn with_rest_of_one(
@@ -532,11 +492,7 @@ impl KeyExtractor {
         if let Extracted::Keys(keys) = &mut extracted
             && let [event] = &mut *keys.events
         {
-            event.event_type = self.type_of(event.event_type.take(), request);
-            if let (Some(second), None) = (&self.second, &event.second) {
-                let [_, namespace] = self.namespaces(request)?;
-                second.add_to(event, &namespace, second.part.read(request)?)?;
-            }
+            self.events(request).add_rest(event, request)?;
         }
         Ok(extracted)
     }
@@ -563,69 +519,6 @@ impl KeyExtractor {
         self.unsigned_id && self.second.is_none()
     }
 }
-
-/// The events of a multi-event delivery that have been read so far, with all their identities.
-pub(crate) struct Events<'e> {
-    extractor: &'e KeyExtractor,
-    pub(crate) request: RequestRef<'e>,
-    namespaces: Result<[Cow<'e, str>; 2], KeyError>,
-    second: Option<(&'e Second, KeyPart)>,
-    events: Vec<Event>,
-    /// Of all ids, and of all second identities, before long ids are hashed.
-    id_bytes: [usize; 2],
-}
-
-impl Events<'_> {
-    /// Adds an event with its own bytes, which are its payload if they are the same on every attempt.
-    pub(crate) fn push(
-        &mut self,
-        found: FoundId<'_>,
-        body: Bytes,
-        is_payload: bool,
-    ) -> Result<(), KeyError> {
-        if self.events.len() == MAX_EVENTS {
-            return Err(too_many());
-        }
-        add_bytes(&mut self.id_bytes[0], &found.id)?;
-        let request = self.request.with_body(&body);
-        let [namespace, second_namespace] = self.namespaces.as_ref().map_err(KeyError::clone)?;
-        let mut event = Event::new(DedupKey::in_namespace(namespace, &found.id)?);
-        event.event_type = self.extractor.type_of(found.event_type, &request);
-        if let Some((second, part)) = &self.second
-            && let Some(id) = part.read(&request)?
-        {
-            add_bytes(&mut self.id_bytes[1], &id)?;
-            second.add_to(&mut event, second_namespace, Some(id))?;
-        }
-        event.payload = is_payload.then_some(body);
-        self.events.push(event);
-        Ok(())
-    }
-
-    /// Returns the keys of a delivery that is no list but the one event of `part`.
-    pub(crate) fn one(self, part: &EventPart) -> Result<Extracted, KeyError> {
-        self.extractor.one(part.read(&self.request)?, &self.request)
-    }
-}
-
-impl From<Events<'_>> for Extracted {
-    fn from(list: Events<'_>) -> Self {
-        Keys::new(list.events).map_or(Self::Bypass, Self::Keys)
-    }
-}
-
-/// Refuses ids that are too long together: a long part that all events share is in each id.
-fn add_bytes(bytes: &mut usize, id: &str) -> Result<(), KeyError> {
-    *bytes = bytes.saturating_add(id.len());
-    if *bytes <= MAX_ID_BYTES { Ok(()) } else { Err(too_many()) }
-}
-
-fn too_many() -> KeyError {
-    KeyError::new(KeyErrorKind::TooMany, "the body")
-}
-
-/// The most bytes of all ids of one delivery.
-const MAX_ID_BYTES: usize = 32 << 20;
 
 /// The longest namespace, escaped, to which the digest of a value can be added.
 const MAX_SCOPED_LEN: usize = MAX_NAMESPACE_LEN - 1 - VALUE_DIGITS;
@@ -660,20 +553,6 @@ fn escaped(namespace: &str) -> Cow<'_, str> {
 fn is_digest(value: &str) -> bool {
     value.len() == VALUE_DIGITS
         && value.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
-}
-
-impl Second {
-    /// Adds the second identity with this id, if there is one.
-    fn add_to(
-        &self,
-        event: &mut Event,
-        namespace: &str,
-        id: Option<Cow<'_, str>>,
-    ) -> Result<(), KeyError> {
-        let Some(id) = id else { return Ok(()) };
-        event.set_second(DedupKey::in_namespace(namespace, &id)?, self.is_content);
-        Ok(())
-    }
 }
 
 impl fmt::Debug for KeyExtractor {

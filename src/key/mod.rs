@@ -39,6 +39,7 @@
 mod digest;
 mod each;
 mod event_part;
+mod events;
 mod extractor;
 mod form;
 mod header;
@@ -51,8 +52,10 @@ mod request;
 pub(crate) use digest::{body_id, derive, hex, sha256};
 pub use each::{EachKey, each};
 pub(crate) use event_part::{EventPart, FoundId};
-pub(crate) use extractor::{Events, Reader, Rule};
-pub use extractor::{Extracted, IntoKeyExtractor, KeyExtractor};
+pub(crate) use events::Events;
+pub use events::Extracted;
+pub(crate) use extractor::Rule;
+pub use extractor::{IntoKeyExtractor, KeyExtractor};
 pub(crate) use form::FORM;
 #[cfg(feature = "postgres")]
 pub(crate) use id::MAX_ID_LEN;

@@ -1,9 +1,11 @@
 //! Queues and event buses of cloud providers.
 
+use std::sync::LazyLock;
+
 use super::preset::{DAY, DEFAULTS, HOUR, MIB, Preset};
 use super::read::{cloud_events_or, header_is, value};
 use crate::error::{KeyError, KeyErrorKind};
-use crate::key::{self, KeyPart, Reader, RequestRef, Rule};
+use crate::key::{self, EachKey, Events, Extracted, KeyPart, RequestRef, Rule};
 
 /// Amazon SNS: topic and message, from the signed body.
 ///
@@ -69,7 +71,7 @@ pub const GOOGLE_PUBSUB: Preset = Preset {
 /// [`on_missing_key`](crate::DedupLayer::on_missing_key) is set. It signs nothing.
 pub const AZURE_EVENT_GRID: Preset = Preset {
     name: "azure-event-grid",
-    rule: || Rule::Reader(event_grid()),
+    rule: || Rule::Reader(event_grid),
     bypass: Some(|request| {
         header_is(request, "aeg-event-type", "SubscriptionValidation")
             && value(request, "/0/data/validationCode").is_some()
@@ -78,8 +80,9 @@ pub const AZURE_EVENT_GRID: Preset = Preset {
     ..DEFAULTS
 };
 
-fn event_grid() -> Reader {
-    let events = key::each("", key::json("/topic").and(key::json("/id")))
-        .event_type(key::json("/eventType"));
-    cloud_events_or(move |list| events.read(list))
+fn event_grid(events: Events<'_>) -> Result<Extracted, KeyError> {
+    static EACH: LazyLock<EachKey> = LazyLock::new(|| {
+        key::each("", key::json("/topic").and(key::json("/id"))).event_type(key::json("/eventType"))
+    });
+    cloud_events_or(events, |events| EACH.read(events))
 }

@@ -1,5 +1,7 @@
 //! Formats that many senders share.
 
+use std::sync::LazyLock;
+
 use percent_encoding::percent_decode_str;
 
 use super::preset::{DAY, DEFAULTS, HOUR, MINUTE, Preset, Retries};
@@ -7,7 +9,7 @@ use super::read::cloud_events_or;
 use super::scheme::Part::{Body, Id, Seconds, Text};
 use super::scheme::{Part, Scheme, Secret, base64};
 use crate::error::{KeyError, KeyErrorKind};
-use crate::key::{self, EventPart, KeyPart, Reader, RequestRef, Rule};
+use crate::key::{self, EventPart, Events, Extracted, KeyPart, RequestRef, Rule};
 
 /// Standard Webhooks: the header `webhook-id`, which is signed and stays the same on every retry.
 ///
@@ -77,16 +79,18 @@ fn svix_id(request: &RequestRef<'_>) -> Result<Option<String>, KeyError> {
 /// event has one key in every mode. The format has no signature. Retries differ between senders.
 pub const CLOUDEVENTS: Preset = Preset {
     name: "cloudevents",
-    rule: || Rule::Reader(cloud_events()),
+    rule: || Rule::Reader(cloud_events),
     floor: 7 * DAY, // our estimate: the format has no schedule
     retries: Retries::Undocumented,
     ..DEFAULTS
 };
 
-fn cloud_events() -> Reader {
-    let headers = EventPart::new(attribute("ce-source").and(attribute("ce-id")))
-        .with_event_type(attribute("ce-type"));
-    cloud_events_or(move |events| events.one(&headers))
+fn cloud_events(events: Events<'_>) -> Result<Extracted, KeyError> {
+    static HEADERS: LazyLock<EventPart> = LazyLock::new(|| {
+        EventPart::new(attribute("ce-source").and(attribute("ce-id")))
+            .with_event_type(attribute("ce-type"))
+    });
+    cloud_events_or(events, |events| events.one_of(&HEADERS))
 }
 
 /// Reads an attribute of an event from a header: unquoted, then percent-decoded once (HTTP protocol
