@@ -89,11 +89,6 @@ impl FoundId<'_> {
     pub(crate) fn into_owned(self) -> FoundId<'static> {
         FoundId { id: self.id.into_owned().into(), event_type: self.event_type }
     }
-
-    /// Adds the type, if it is one.
-    pub(crate) fn with_event_type(self, text: Option<&str>) -> Self {
-        Self { event_type: text.and_then(event_type), ..self }
-    }
 }
 
 impl From<String> for FoundId<'_> {

@@ -41,8 +41,7 @@ mod each;
 mod event_part;
 mod events;
 mod extractor;
-mod form;
-mod header;
+mod field;
 mod id;
 mod idempotency;
 mod json;
@@ -56,7 +55,7 @@ pub(crate) use events::Events;
 pub use events::Extracted;
 pub(crate) use extractor::Rule;
 pub use extractor::{IntoKeyExtractor, KeyExtractor};
-pub(crate) use form::FORM;
+pub(crate) use field::FORM;
 #[cfg(feature = "postgres")]
 pub(crate) use id::MAX_ID_LEN;
 pub use id::{DedupKey, Event, Keys};

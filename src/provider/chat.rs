@@ -69,7 +69,7 @@ fn is_no_slack_event(request: &RequestRef<'_>) -> bool {
 pub const TWILIO: Preset = Preset {
     name: "twilio",
     rule: || Rule::part(twilio_fields()),
-    bypass: Some(is_head_without_fields),
+    bypass: Some(|request| is_probe(request, twilio_fields)),
     methods: &[Method::POST, Method::GET],
     floor: DAY, // our estimate: no schedule is documented
     retries: Retries::ConnectionFailure,
@@ -86,7 +86,7 @@ pub const TWILIO: Preset = Preset {
 pub const TWILIO_BY_TOKEN: Preset = Preset {
     name: "twilio-by-token",
     rule: || Rule::part(twilio_by_token()),
-    bypass: Some(is_head_without_token),
+    bypass: Some(|request| is_probe(request, twilio_by_token)),
     signed_id: false,
     ..TWILIO
 };
@@ -96,7 +96,7 @@ fn twilio_fields() -> KeyPart {
 }
 
 fn twilio_by_token() -> KeyPart {
-    key::header("i-twilio-idempotency-token").or(twilio(key::form)).or(twilio(key::query))
+    key::header("i-twilio-idempotency-token").or(twilio_fields())
 }
 
 fn twilio(field: fn(&str) -> KeyPart) -> KeyPart {
@@ -115,12 +115,8 @@ fn twilio(field: fn(&str) -> KeyPart) -> KeyPart {
 }
 
 /// Routers run the handler of GET for a HEAD; a HEAD without a key is a probe of the URL.
-fn is_head_without_fields(request: &RequestRef<'_>) -> bool {
-    request.method() == Method::HEAD && matches!(twilio_fields().read(request), Ok(None))
-}
-
-fn is_head_without_token(request: &RequestRef<'_>) -> bool {
-    request.method() == Method::HEAD && matches!(twilio_by_token().read(request), Ok(None))
+fn is_probe(request: &RequestRef<'_>, key: fn() -> KeyPart) -> bool {
+    request.method() == Method::HEAD && matches!(key().read(request), Ok(None))
 }
 
 /// Telegram: `/update_id` in the body.

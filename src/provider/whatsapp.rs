@@ -10,7 +10,7 @@ use super::scheme::{Scheme, hex};
 use crate::error::KeyError;
 use crate::key::{
     self, Arrays, EventPart, Events, Extracted, FoundId, KeyPart, RequestRef, Rule, body_id,
-    compose, items,
+    compose, event_type, items,
 };
 
 /// WhatsApp and other webhooks of Meta: one key for each update.
@@ -78,7 +78,8 @@ fn whatsapp(mut events: Events<'_>) -> Result<Extracted, KeyError> {
             let field = FIELD.read(&of)?;
             let digest = body_id(&change);
             let parts = [id.as_deref(), time.as_deref(), field.as_deref(), Some(&*digest)];
-            let found = FoundId::from(compose(&parts)).with_event_type(field.as_deref());
+            let event_type = field.as_deref().and_then(event_type);
+            let found = FoundId { id: compose(&parts).into(), event_type };
             events.push(found, change, true)?;
         }
     }
