@@ -53,17 +53,11 @@ impl<'e> Events<'e> {
         Self { request, namespaces, second, event_type, events, id_bytes }
     }
 
-    /// Returns the keys of a delivery of one event.
-    pub(crate) fn one(mut self, found: Option<FoundId<'_>>) -> Result<Extracted, KeyError> {
-        let Some(found) = found else { return Ok(Extracted::Missing) };
-        let request = self.request;
-        Ok(Extracted::Keys(self.event(found, &request)?.into()))
-    }
-
     /// Returns the keys of a delivery of the one event that the part reads.
-    pub(crate) fn one_of(self, part: &EventPart) -> Result<Extracted, KeyError> {
+    pub(crate) fn one_of(mut self, part: &EventPart) -> Result<Extracted, KeyError> {
         let request = self.request;
-        self.one(part.read(&request)?)
+        let Some(found) = part.read(&request)? else { return Ok(Extracted::Missing) };
+        Ok(Extracted::Keys(self.event(found, &request)?.into()))
     }
 
     /// Adds an event of a list with its own bytes, which are its payload if they are the same on every attempt.
