@@ -1,18 +1,10 @@
 //! [`EachKey`]: a key for every event of a JSON array in the body.
 
-use std::sync::Arc;
-
-use bytes::Bytes;
-
-use super::event_part::{EventPart, FoundId};
-use super::id::shortened;
-use super::json::{MAX_EVENTS, Pointer, items};
+use super::event_part::EventPart;
+use super::events::{Events, Extracted};
+use super::json::{Arrays, items};
 use super::part::KeyPart;
-use super::request::RequestRef;
-use crate::error::{ConfigError, KeyError, KeyErrorKind};
-
-/// The most bytes of all ids of one delivery, before long ids are hashed.
-const MAX_ID_BYTES: usize = 32 << 20;
+use crate::error::{ConfigError, KeyError};
 
 /// Reads a key for every event of a JSON array. [`each`] makes it.
 ///
@@ -27,13 +19,13 @@ const MAX_ID_BYTES: usize = 32 << 20;
 /// 4. If all arrays are empty, the result is [`Bypass`](super::Extracted::Bypass): nothing has to
 ///    be deduplicated, and after a 400 the sender would retry.
 /// 5. A value that is no array, and a name that occurs twice on the way, are malformed.
-/// 6. A delivery has at most 65,536 events; the rest is not read. All ids of a delivery have at
-///    most 32 MiB together, because a long header would be part of each.
+/// 6. A delivery has at most 65,536 events. All ids of a delivery have at most 32 MiB together,
+///    because a long header would be part of each.
 /// 7. Events are slices of the body, not copies. The head is read once, so the time is linear in
 ///    the body.
 #[derive(Debug, Clone)]
 pub struct EachKey {
-    array: Pointer,
+    arrays: Arrays,
     part: EventPart,
     payload: bool,
 }
@@ -63,11 +55,11 @@ pub struct EachKey {
 /// ```
 #[must_use]
 pub fn each(pointer: &str, part: KeyPart) -> EachKey {
-    let (array, part) = match Pointer::to_items(pointer) {
-        Ok(array) => (array, part),
-        Err(fault) => (Pointer::to_items_of(&[]), KeyPart::invalid(fault)),
+    let (arrays, part) = match Arrays::parse(pointer) {
+        Ok(arrays) => (arrays, part),
+        Err(fault) => (Arrays::default(), KeyPart::invalid(fault)),
     };
-    EachKey { array, part: EventPart::new(part), payload: true }
+    EachKey { arrays, part: EventPart::new(part), payload: true }
 }
 
 impl EachKey {
@@ -91,12 +83,12 @@ impl EachKey {
         self.part.fault()
     }
 
-    pub(crate) fn read(&self, request: &RequestRef<'_>) -> Result<Found, KeyError> {
-        let Some(bodies) = items(request.body(), &self.array)? else {
-            return Ok(Found::Missing);
+    pub(crate) fn read(&self, mut events: Events<'_>) -> Result<Extracted, KeyError> {
+        let request = events.request;
+        let Some(bodies) = items(request.body(), &self.arrays)? else {
+            return Ok(Extracted::Missing);
         };
-        let mut events = FoundEvents::default();
-        let part = self.part.with_head_of(request);
+        let part = self.part.with_head_of(&request);
         let mut missing = false;
         // All events are read even if one has no key, because a malformed value is reported before a
         // missing value.
@@ -109,66 +101,6 @@ impl EachKey {
                 None => missing = true,
             }
         }
-        Ok(if missing { Found::Missing } else { events.into() })
-    }
-}
-
-/// The ids that a rule found, without a namespace.
-#[derive(Debug)]
-pub(crate) enum Found {
-    One(FoundId<'static>),
-    /// A list, which may be empty.
-    Each(Vec<FoundEvent>),
-    Missing,
-}
-
-/// The events of a delivery that have been read so far, within the bounds.
-#[derive(Debug, Default)]
-pub(crate) struct FoundEvents {
-    events: Vec<FoundEvent>,
-    id_bytes: usize,
-}
-
-#[derive(Debug)]
-pub(crate) struct FoundEvent {
-    /// Hashed if it is long, so that long ids do not add up.
-    pub(super) id: String,
-    pub(super) event_type: Option<Arc<str>>,
-    /// The event's own bytes.
-    pub(super) body: Bytes,
-    /// `true` if these bytes are the same on every attempt.
-    pub(super) payload: bool,
-}
-
-impl FoundEvents {
-    pub(crate) fn push(
-        &mut self,
-        found: FoundId<'_>,
-        body: Bytes,
-        payload: bool,
-    ) -> Result<(), KeyError> {
-        let FoundId { id, event_type } = found;
-        self.id_bytes = self.id_bytes.saturating_add(id.len());
-        check_id_bytes(self.id_bytes)?;
-        if self.events.len() == MAX_EVENTS {
-            return Err(KeyError::new(KeyErrorKind::TooMany, "the body"));
-        }
-        let id = shortened(&id).into_owned();
-        self.events.push(FoundEvent { id, event_type, body, payload });
-        Ok(())
-    }
-}
-
-/// Refuses ids that are too long together: a long part that all events share is in each id.
-pub(super) fn check_id_bytes(bytes: usize) -> Result<(), KeyError> {
-    if bytes <= MAX_ID_BYTES {
-        return Ok(());
-    }
-    Err(KeyError::new(KeyErrorKind::TooMany, "the body"))
-}
-
-impl From<FoundEvents> for Found {
-    fn from(found: FoundEvents) -> Self {
-        Self::Each(found.events)
+        Ok(if missing { Extracted::Missing } else { events.into() })
     }
 }

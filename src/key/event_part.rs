@@ -48,7 +48,7 @@ impl EventPart {
     }
 
     /// Returns the part of the id.
-    pub(super) fn id(&self) -> &KeyPart {
+    pub(crate) fn id(&self) -> &KeyPart {
         &self.id
     }
 
@@ -88,11 +88,6 @@ pub(super) fn read_type(part: &KeyPart, request: &RequestRef<'_>) -> Option<Arc<
 impl FoundId<'_> {
     pub(crate) fn into_owned(self) -> FoundId<'static> {
         FoundId { id: self.id.into_owned().into(), event_type: self.event_type }
-    }
-
-    /// Adds the type, if it is one.
-    pub(crate) fn with_event_type(self, text: Option<&str>) -> Self {
-        Self { event_type: text.and_then(event_type), ..self }
     }
 }
 

@@ -8,8 +8,9 @@ use std::time::Duration;
 use http::Method;
 
 use super::digest::{body_id, sha256_hex};
-use super::each::{EachKey, Found, FoundEvent, check_id_bytes};
+use super::each::EachKey;
 use super::event_part::{EventPart, FoundId, read_type};
+use super::events::{Events, Extracted};
 use super::id::{DedupKey, Event, Keys, MAX_NAMESPACE_LEN, check_namespace};
 use super::idempotency;
 use super::part::{KeyPart, body_digest};
@@ -30,21 +31,8 @@ pub trait IntoKeyExtractor: Into<KeyExtractor> {}
 
 impl IntoKeyExtractor for KeyExtractor {}
 
-/// The result of an extractor on a request.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Extracted {
-    /// The delivery's keys.
-    Keys(Keys),
-    /// No event: a [handshake](KeyExtractor::handshake_when), or a request that reaches the handler
-    /// without [deduplication](KeyExtractor::bypass_when).
-    Bypass,
-    /// The key is missing: the layer's policy decides.
-    Missing,
-}
-
 /// A rule that neither a part nor an [`EachKey`] can express.
-pub(crate) type Reader = Arc<dyn Fn(&RequestRef<'_>) -> Result<Found, KeyError> + Send + Sync>;
+pub(crate) type Reader = fn(Events<'_>) -> Result<Extracted, KeyError>;
 
 /// Reads the keys of a delivery from its head and its body.
 ///
@@ -89,21 +77,29 @@ struct Second {
     is_content: bool,
 }
 
+/// How the keys of a request are read.
 #[derive(Clone)]
-enum Rule {
+pub(crate) enum Rule {
     Part(EventPart),
     Each(EachKey),
+    /// A list of events in most requests, but not in all.
     Reader(Reader),
     Fn(Arc<ExtractFn>),
     /// The header `Idempotency-Key` within this scope.
     IdempotencyKey(KeyPart),
 }
 
+impl Rule {
+    pub(crate) fn part(part: KeyPart) -> Self {
+        Self::Part(EventPart::new(part))
+    }
+}
+
 impl KeyPart {
     /// Makes an extractor of keys in this [namespace](KeyExtractor::namespace), which the layer takes.
     #[must_use]
     pub fn namespace(self, namespace: &str) -> KeyExtractor {
-        KeyExtractor::new(namespace, Rule::Part(EventPart::new(self)))
+        KeyExtractor::new(namespace, Rule::part(self))
     }
 }
 
@@ -116,7 +112,7 @@ impl EachKey {
 }
 
 impl KeyExtractor {
-    fn new(namespace: &str, rule: Rule) -> Self {
+    pub(crate) fn new(namespace: &str, rule: Rule) -> Self {
         Self {
             namespace: namespace.into(),
             namespace_by: None,
@@ -131,10 +127,6 @@ impl KeyExtractor {
             unsigned_id: false,
             tried_once: false,
         }
-    }
-
-    pub(crate) fn from_reader(namespace: &'static str, reader: Reader) -> Self {
-        Self::new(namespace, Rule::Reader(reader))
     }
 
     /// Makes the extractor of requests with the header `Idempotency-Key`.
@@ -459,28 +451,41 @@ impl KeyExtractor {
         if any_holds(&self.bypass, request) || any_holds(&self.handshake, request) {
             return Ok(Extracted::Bypass);
         }
-        let found = match &self.rule {
-            Rule::Part(part) => match part.read(request)? {
-                Some(id) => return self.one(id, request),
-                None => Found::Missing,
-            },
-            Rule::IdempotencyKey(scope) => match idempotency::find(scope, request)? {
-                Some(id) => Found::One(id.into()),
-                None => Found::Missing,
-            },
-            Rule::Each(each) => each.read(request)?,
-            Rule::Reader(read) => read(request)?,
-            Rule::Fn(extract) => return self.with_rest_of_one(extract(request)?, request),
-        };
-        Ok(match found {
-            Found::One(id) => return self.one(id, request),
-            Found::Each(found) if found.is_empty() => Extracted::Bypass,
-            Found::Each(found) => {
-                let events = self.events(found, request)?;
-                Keys::new(events).map_or(Extracted::Missing, Extracted::Keys)
+        match &self.rule {
+            Rule::Part(part) => self.one(part.read(request)?, request),
+            Rule::IdempotencyKey(scope) => {
+                self.one(idempotency::find(scope, request)?.map(FoundId::from), request)
             }
-            Found::Missing => Extracted::Missing,
-        })
+            Rule::Each(each) => each.read(self.events(request)),
+            Rule::Reader(read) => read(self.events(request)),
+            Rule::Fn(extract) => self.with_rest_of_one(extract(request)?, request),
+        }
+    }
+
+    // A header's key takes 235 ns; by `Events`, it takes 243 ns.
+    /// Returns the keys of a delivery of one event.
+    fn one(
+        &self,
+        found: Option<FoundId<'_>>,
+        request: &RequestRef<'_>,
+    ) -> Result<Extracted, KeyError> {
+        let Some(found) = found else { return Ok(Extracted::Missing) };
+        let [namespace, second_namespace] = self.namespaces(request)?;
+        let mut event = Event::new(DedupKey::in_namespace(&namespace, &found.id)?);
+        let read = || read_type(self.event_type.as_ref()?, request);
+        event.event_type = found.event_type.or_else(read);
+        if let Some(second) = &self.second
+            && let Some(id) = second.part.read(request)?
+        {
+            event.set_second(DedupKey::in_namespace(&second_namespace, &id)?, second.is_content);
+        }
+        Ok(Extracted::Keys(event.into()))
+    }
+
+    /// Returns no event, and what makes events of ids.
+    fn events<'e>(&'e self, request: &RequestRef<'e>) -> Events<'e> {
+        let second = self.second.as_ref().map(|second| (&second.part, second.is_content));
+        Events::new(request, self.namespaces(request), second, self.event_type.as_ref())
     }
 
     /// Returns the namespaces of a request's keys and of their second identities.
@@ -496,47 +501,6 @@ impl KeyExtractor {
         Ok(namespaces.map(|namespace| scoped(namespace, &value)))
     }
 
-    /// Returns the keys of a delivery of one event, with all its identities.
-    fn one(&self, found: FoundId<'_>, request: &RequestRef<'_>) -> Result<Extracted, KeyError> {
-        let [namespace, second_namespace] = self.namespaces(request)?;
-        let mut event = Event::new(DedupKey::in_namespace(&namespace, &found.id)?);
-        event.event_type = self.type_of(found.event_type, request);
-        if let Some(second) = &self.second {
-            second.add_to(&mut event, &second_namespace, second.part.read(request)?)?;
-        }
-        Ok(Extracted::Keys(event.into()))
-    }
-
-    /// Returns the type that the rule has found, else the type that the part reads.
-    fn type_of(&self, found: Option<Arc<str>>, request: &RequestRef<'_>) -> Option<Arc<str>> {
-        found.or_else(|| read_type(self.event_type.as_ref()?, request))
-    }
-
-    /// Returns the events of a multi-event delivery, with all their identities.
-    fn events(
-        &self,
-        found: Vec<FoundEvent>,
-        request: &RequestRef<'_>,
-    ) -> Result<Vec<Event>, KeyError> {
-        let [namespace, second_namespace] = self.namespaces(request)?;
-        let second = self.second.as_ref().map(|second| (second, second.part.with_head_of(request)));
-        let mut id_bytes = 0;
-        let event = |found: FoundEvent| {
-            let request = request.with_body(&found.body);
-            let mut event = Event::new(DedupKey::in_namespace(&namespace, &found.id)?);
-            event.event_type = self.type_of(found.event_type, &request);
-            if let Some((second, part)) = &second {
-                let id = part.read(&request)?;
-                id_bytes += id.as_ref().map_or(0, |id| id.len());
-                check_id_bytes(id_bytes)?;
-                second.add_to(&mut event, &second_namespace, id)?;
-            }
-            event.payload = found.payload.then_some(found.body);
-            Ok(event)
-        };
-        found.into_iter().map(event).collect()
-    }
-
     /// Adds the type and the second identity to the event that a closure found, if it is one event and
     /// has none.
     fn with_rest_of_one(
@@ -547,11 +511,7 @@ impl KeyExtractor {
         if let Extracted::Keys(keys) = &mut extracted
             && let [event] = &mut *keys.events
         {
-            event.event_type = self.type_of(event.event_type.take(), request);
-            if let (Some(second), None) = (&self.second, &event.second) {
-                let [_, namespace] = self.namespaces(request)?;
-                second.add_to(event, &namespace, second.part.read(request)?)?;
-            }
+            self.events(request).add_rest(event, request)?;
         }
         Ok(extracted)
     }
@@ -612,20 +572,6 @@ fn escaped(namespace: &str) -> Cow<'_, str> {
 fn is_digest(value: &str) -> bool {
     value.len() == VALUE_DIGITS
         && value.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
-}
-
-impl Second {
-    /// Adds the second identity with this id, if there is one.
-    fn add_to(
-        &self,
-        event: &mut Event,
-        namespace: &str,
-        id: Option<Cow<'_, str>>,
-    ) -> Result<(), KeyError> {
-        let Some(id) = id else { return Ok(()) };
-        event.set_second(DedupKey::in_namespace(namespace, &id)?, self.is_content);
-        Ok(())
-    }
 }
 
 impl fmt::Debug for KeyExtractor {

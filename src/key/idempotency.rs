@@ -16,14 +16,14 @@ use http::{HeaderMap, HeaderName};
 use super::id::MAX_ID_LEN;
 use super::part::{KeyPart, compose, from_fn};
 use super::request::RequestRef;
-use super::{digest, header};
+use super::{digest, field};
 use crate::error::{KeyError, KeyErrorKind};
 
 const NAME: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// Returns the value of the header.
 fn read(headers: &HeaderMap) -> Result<Option<Cow<'_, str>>, KeyErrorKind> {
-    let Some(text) = header::read(headers, &NAME)? else { return Ok(None) };
+    let Some(text) = field::header(headers, &NAME)? else { return Ok(None) };
     let value = match text.strip_prefix('"') {
         Some(rest) => quoted(rest),
         None => text.bytes().all(is_bare).then_some(Cow::Borrowed(text)),

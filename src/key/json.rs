@@ -8,7 +8,7 @@
 //!    other one of the two values (RFC 8259, section 4).
 //! 4. Strings, booleans and 64-bit integers are ids. Other numbers are malformed, because two ids
 //!    could become one floating point number. `null` is missing.
-//! 5. In a pointer to items, `*` stands for every item of an array.
+//! 5. Where `*` stands for every item of an array, each item is read by a walk of its own.
 //! 6. A walk for several pointers finds no error: where one has a fault, each is read by a walk of its own.
 //!    So a pointer has the same result alone and with others.
 //!
@@ -34,80 +34,61 @@ use crate::error::{ConfigError, ConfigErrorKind, KeyError, KeyErrorKind};
 /// before a single key is made.
 pub(super) const MAX_EVENTS: usize = 65_536;
 
-/// A JSON pointer (RFC 6901): `/data/object/id`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Pointer {
+/// A JSON pointer (RFC 6901) to one value: `/data/object/id`.
+#[derive(Debug, Clone)]
+pub(super) struct Pointer {
     text: Arc<str>,
     tree: Arc<Tree>,
-    is_to_items: bool,
 }
 
-/// One step of a JSON pointer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Token {
-    /// The name of a member, or the index of an item.
-    Name(String),
-    /// Every item of an array.
-    EachItem,
+/// A JSON pointer to an array. In the pointer, `*` stands for every item of an array on the way.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Arrays {
+    text: Arc<str>,
+    /// The way to the first array, and from each item of an array to the next array.
+    trees: Arc<[Tree]>,
 }
 
-/// The steps of one pointer, or of several.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// The names on the way to one value, or to several. A name is that of a member, or the index of an item.
+#[derive(Debug, Clone, Default)]
 struct Tree {
     /// The number of the pointer that ends here.
     ends: Option<usize>,
-    below: Vec<(Token, Self)>,
+    below: Vec<(String, Self)>,
 }
 
 impl Tree {
-    /// Adds the steps of a pointer, which gets this number unless it has one.
+    fn new(names: &[String]) -> Self {
+        let end = Self { ends: Some(0), below: Vec::new() };
+        let above = |tree, name: &String| Self { ends: None, below: vec![(name.clone(), tree)] };
+        names.iter().rfold(end, above)
+    }
+
+    /// Adds the names of a pointer, which gets this number unless it has one.
     fn add(&mut self, pointer: &Self, number: usize) {
         if pointer.ends.is_some() {
             self.ends.get_or_insert(number);
         }
-        for (token, rest) in &pointer.below {
-            let known = self.below.iter().position(|(known, _)| known == token);
-            let at = known.unwrap_or_else(|| {
-                self.below.push((token.clone(), Self::default()));
+        for (name, rest) in &pointer.below {
+            let at = self.place(name).unwrap_or_else(|| {
+                self.below.push((name.clone(), Self::default()));
                 self.below.len() - 1
             });
             self.below[at].1.add(rest, number);
         }
     }
+
+    fn place(&self, name: &str) -> Option<usize> {
+        self.below.iter().position(|(known, _)| known == name)
+    }
 }
 
 impl Pointer {
-    /// Parses a pointer to one value.
-    ///
     /// # Errors
     ///
     /// If `text` is neither empty nor starts with `/`, or if a `~` is not part of `~0` or `~1`.
-    pub(super) fn to_value(text: &str) -> Result<Self, ConfigError> {
-        Ok(Self::new(text, names(text)?.into_iter().map(Token::Name), false))
-    }
-
-    /// Parses a pointer to the items of an array, or of several: `*` stands for every item of an
-    /// array on the way.
-    ///
-    /// # Errors
-    ///
-    /// As [`to_value`](Self::to_value).
-    pub(super) fn to_items(text: &str) -> Result<Self, ConfigError> {
-        let token = |name| if name == "*" { Token::EachItem } else { Token::Name(name) };
-        Ok(Self::new(text, names(text)?.into_iter().map(token).chain([Token::EachItem]), true))
-    }
-
-    /// Returns the pointer to the items of the array that these plain names lead to.
-    pub(crate) fn to_items_of(names: &[&str]) -> Self {
-        let text: String = names.iter().map(|name| format!("/{name}")).collect();
-        let tokens = names.iter().map(|&name| Token::Name(name.to_owned()));
-        Self::new(&text, tokens.chain([Token::EachItem]), true)
-    }
-
-    fn new(text: &str, tokens: impl DoubleEndedIterator<Item = Token>, is_to_items: bool) -> Self {
-        let end = Tree { ends: Some(0), below: Vec::new() };
-        let tree = tokens.rfold(end, |tree, token| Tree { ends: None, below: vec![(token, tree)] });
-        Self { text: text.into(), tree: tree.into(), is_to_items }
+    pub(super) fn parse(text: &str) -> Result<Self, ConfigError> {
+        Ok(Self { text: text.into(), tree: Tree::new(&names(text)?).into() })
     }
 
     /// Returns the pointer as it was written.
@@ -117,13 +98,31 @@ impl Pointer {
 
     /// Returns an error about the value at the pointer.
     pub(super) fn error(&self, kind: KeyErrorKind) -> KeyError {
-        let what = match (kind, self.is_to_items) {
-            (KeyErrorKind::InvalidJson, _) => return KeyError::new(kind, "the body"),
-            (_, true) if self.text.is_empty() => "the body".to_owned(),
-            (_, true) => format!("JSON array {}", self.text),
-            (_, false) => format!("JSON value {}", self.text),
-        };
-        KeyError::new(kind, what)
+        error(kind, "JSON value", &self.text)
+    }
+}
+
+impl Arrays {
+    /// # Errors
+    ///
+    /// As [`Pointer::parse`].
+    pub(super) fn parse(text: &str) -> Result<Self, ConfigError> {
+        let trees = names(text)?.split(|name| name == "*").map(Tree::new).collect();
+        Ok(Self { text: text.into(), trees })
+    }
+
+    /// Returns the pointer to the array that these plain names lead to.
+    pub(crate) fn at(names: &[&str]) -> Self {
+        let text: String = names.iter().map(|name| format!("/{name}")).collect();
+        let names: Vec<_> = names.iter().map(|&name| name.to_owned()).collect();
+        Self { text: text.into(), trees: [Tree::new(&names)].into() }
+    }
+}
+
+fn error(kind: KeyErrorKind, what: &str, pointer: &str) -> KeyError {
+    match kind {
+        KeyErrorKind::InvalidJson => KeyError::new(kind, "the body"),
+        _ => KeyError::new(kind, format!("{what} {pointer}")),
     }
 }
 
@@ -135,11 +134,10 @@ pub(super) struct Pointers {
 }
 
 /// The values of several pointers in one body.
-#[derive(Debug)]
 pub(crate) struct Values<'b> {
     texts: &'b [Arc<str>],
     /// In the order of the pointers.
-    values: Vec<Option<&'b str>>,
+    values: Vec<Option<&'b RawValue>>,
 }
 
 impl Pointers {
@@ -154,15 +152,14 @@ impl Pointers {
 
     /// Reads the values in one walk; `None` if a pointer has a fault.
     pub(super) fn read<'b>(&'b self, body: &'b [u8]) -> Option<Values<'b>> {
-        let found = walk(body, &self.tree, self.texts.len()).ok()?;
-        let values = found.into_iter().map(|found| found.values.first().copied()).collect();
+        let values = walk(body, &self.tree, self.texts.len()).ok()?.into_vec();
         Some(Values { texts: &self.texts, values })
     }
 }
 
 impl<'b> Values<'b> {
     /// Returns the value of a pointer, if the pointer was read.
-    fn find(&self, pointer: &Pointer) -> Option<Option<&'b str>> {
+    fn find(&self, pointer: &Pointer) -> Option<Option<&'b RawValue>> {
         let number = self.texts.iter().position(|text| *text == pointer.text)?;
         Some(self.values[number])
     }
@@ -196,45 +193,64 @@ pub(super) fn read<'b>(
 ) -> Result<Option<Cow<'b, str>>, KeyErrorKind> {
     let value = match values.and_then(|values| values.find(pointer)) {
         Some(value) => value,
-        None => select(body, pointer)?.values.first().copied(),
+        None => select(body, &pointer.tree)?,
     };
-    value.map_or(Ok(None), id)
+    value.map(|value| id(value.get())).transpose()
 }
 
-/// Returns the items of all arrays that `pointer` names in `body`, as slices of `body` in its order.
+/// Returns the items of all arrays that `arrays` names in `body`, as slices of `body` in its order.
 /// Returns `None` if one of the arrays is missing.
-pub(crate) fn items(body: &Bytes, pointer: &Pointer) -> Result<Option<Vec<Bytes>>, KeyError> {
-    let found = select(body, pointer).map_err(|kind| pointer.error(kind))?;
-    let Found { values, is_missing } = found;
-    let slice = |item: &str| body.slice_ref(item.as_bytes());
-    Ok((!is_missing).then(|| values.into_iter().map(slice).collect()))
+pub(crate) fn items(body: &Bytes, arrays: &Arrays) -> Result<Option<Vec<Bytes>>, KeyError> {
+    let fault = |kind| match &*arrays.text {
+        "" => KeyError::new(kind, "the body"),
+        text => error(kind, "JSON array", text),
+    };
+    let (mut items, mut is_missing) = (vec![&**body], false);
+    for tree in &*arrays.trees {
+        let mut inner = Vec::new();
+        for item in items {
+            let array: Option<Vec<&RawValue>> = select(item, tree).map_err(fault)?;
+            is_missing |= array.is_none();
+            inner.extend(array.into_iter().flatten().map(|item| item.get().as_bytes()));
+        }
+        items = inner;
+    }
+    if items.len() > MAX_EVENTS {
+        return Err(fault(KeyErrorKind::TooMany));
+    }
+    Ok((!is_missing).then(|| items.into_iter().map(|item| body.slice_ref(item)).collect()))
 }
 
 /// Returns what one pointer names in `body`.
-fn select<'b>(body: &'b [u8], pointer: &Pointer) -> Result<Found<'b>, KeyErrorKind> {
-    let found = walk(body, &pointer.tree, 1)?;
-    Ok(found.into_iter().next().unwrap_or_default())
+fn select<'b, T>(body: &'b [u8], tree: &Tree) -> Result<T, KeyErrorKind>
+where
+    T: Deserialize<'b> + Default,
+{
+    Ok(walk(body, tree, 1)?.pop().unwrap_or_default())
 }
 
-/// Returns what each of `count` pointers names in `body`, by its number.
-fn walk<'b>(body: &'b [u8], tree: &Tree, count: usize) -> Result<List<Found<'b>>, KeyErrorKind> {
-    let found = std::iter::repeat_with(Found::default).take(count).collect();
-    let mut selection = Selection { found, fault: None };
+/// Returns what each of `count` pointers names in `body`, by its number; the default if it is missing.
+fn walk<'b, T>(body: &'b [u8], tree: &Tree, count: usize) -> Result<List<T>, KeyErrorKind>
+where
+    T: Deserialize<'b> + Default,
+{
+    let mut found: List<T> = std::iter::repeat_with(T::default).take(count).collect();
+    let mut is_repeated = false;
     let mut json = serde_json::Deserializer::from_slice(body);
-    let walk = Walk { tree, selection: &mut selection };
-    let read = walk.deserialize(&mut json).and_then(|()| json.end());
-    match (selection.fault, read) {
-        (Some(kind), _) => Err(kind),
-        (None, Err(_)) => Err(KeyErrorKind::InvalidJson),
-        (None, Ok(())) => Ok(selection.found),
+    let walk = Walk { tree, found: &mut found, is_repeated: &mut is_repeated };
+    match walk.deserialize(&mut json).and_then(|()| json.end()) {
+        Ok(()) => Ok(found),
+        Err(_) if is_repeated => Err(KeyErrorKind::Repeated),
+        // Every value can be read, but an array only as an array.
+        Err(error) if error.is_data() => Err(KeyErrorKind::NotAnArray),
+        Err(_) => Err(KeyErrorKind::InvalidJson),
     }
 }
 
 /// Returns the id that a JSON value stands for; `json` is well-formed but for the escapes of a
 /// string.
-fn id(json: &str) -> Result<Option<Cow<'_, str>>, KeyErrorKind> {
+fn id(json: &str) -> Result<Cow<'_, str>, KeyErrorKind> {
     let id: Cow<'_, str> = match json.as_bytes() {
-        b"null" => return Ok(None),
         b"true" | b"false" => json.into(),
         [b'"', plain @ .., b'"'] if !plain.contains(&b'\\') => json[1..json.len() - 1].into(),
         [b'"', ..] => {
@@ -248,147 +264,86 @@ fn id(json: &str) -> Result<Option<Cow<'_, str>>, KeyErrorKind> {
         _ => return Err(KeyErrorKind::NotAnId),
     };
     check_value(&id)?;
-    Ok(Some(id))
+    Ok(id)
 }
 
-/// What a pointer names, as it is written.
-#[derive(Debug, Default)]
-struct Found<'de> {
-    values: List<&'de str>,
-    /// A value is missing, on the way or at the end.
-    is_missing: bool,
-}
-
-/// The result of a walk.
-struct Selection<'de> {
-    /// By the numbers of the pointers.
-    found: List<Found<'de>>,
-    /// An error that is not an error of the JSON syntax.
-    fault: Option<KeyErrorKind>,
-}
-
-impl Selection<'_> {
-    fn fail<E: Error>(&mut self, kind: KeyErrorKind) -> Result<(), E> {
-        self.fault = Some(kind);
-        Err(E::custom("malformed key"))
-    }
-
-    /// All pointers that lead through here name nothing.
-    fn miss(&mut self, tree: &Tree) {
-        if let Some(number) = tree.ends {
-            self.found[number].is_missing = true;
-        }
-        tree.below.iter().for_each(|(_, below)| self.miss(below));
-    }
-}
-
-/// Reads a value, and selects the values that the pointers name in it.
-struct Walk<'w, 'de> {
+/// Reads a value, and what the pointers name in it.
+struct Walk<'w, T> {
     tree: &'w Tree,
-    selection: &'w mut Selection<'de>,
+    /// By the numbers of the pointers.
+    found: &'w mut [T],
+    is_repeated: &'w mut bool,
 }
 
-impl<'de> DeserializeSeed<'de> for Walk<'_, 'de> {
+impl<'de, T: Deserialize<'de>> DeserializeSeed<'de> for Walk<'_, T> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<(), D::Error> {
         let Some(number) = self.tree.ends else { return json.deserialize_any(self) };
-        if self.selection.found[number].values.len() == MAX_EVENTS {
-            return self.selection.fail(KeyErrorKind::TooMany);
-        }
-        let value = <&RawValue>::deserialize(json)?.get();
-        self.selection.found[number].values.push(value);
         if self.tree.below.is_empty() {
+            self.found[number] = T::deserialize(json)?;
             return Ok(());
         }
-        let mut json = serde_json::Deserializer::from_str(value);
-        (&mut json).deserialize_any(self).map_err(D::Error::custom)
+        let value = <&RawValue>::deserialize(json)?;
+        self.found[number] = T::deserialize(value).map_err(D::Error::custom)?;
+        value.deserialize_any(self).map_err(D::Error::custom)
     }
 }
 
-impl<'de> Walk<'_, 'de> {
-    /// The value has neither members nor items.
-    fn scalar<E: Error>(self) -> Result<(), E> {
-        if self.has_each_item() {
-            return self.selection.fail(KeyErrorKind::NotAnArray);
-        }
-        self.visit_unit()
-    }
-
-    fn has_each_item(&self) -> bool {
-        self.tree.below.iter().any(|(token, _)| *token == Token::EachItem)
-    }
-
-    fn below(&mut self, at: usize) -> Walk<'_, 'de> {
-        Walk { tree: &self.tree.below[at].1, selection: self.selection }
+impl<T> Walk<'_, T> {
+    fn below(&mut self, at: usize) -> Walk<'_, T> {
+        let tree = &self.tree.below[at].1;
+        Walk { tree, found: self.found, is_repeated: self.is_repeated }
     }
 }
 
 /// Follows the pointers into a value.
-impl<'de> Visitor<'de> for Walk<'_, 'de> {
+impl<'de, T: Deserialize<'de>> Visitor<'de> for Walk<'_, T> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a JSON value")
     }
 
-    fn visit_str<E: Error>(self, _: &str) -> Result<(), E> {
-        self.scalar()
+    fn visit_str<E>(self, _: &str) -> Result<(), E> {
+        Ok(())
     }
 
-    fn visit_u64<E: Error>(self, _: u64) -> Result<(), E> {
-        self.scalar()
+    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
+        Ok(())
     }
 
-    fn visit_i64<E: Error>(self, _: i64) -> Result<(), E> {
-        self.scalar()
+    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
+        Ok(())
     }
 
-    fn visit_f64<E: Error>(self, _: f64) -> Result<(), E> {
-        self.scalar()
+    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
+        Ok(())
     }
 
-    fn visit_bool<E: Error>(self, _: bool) -> Result<(), E> {
-        self.scalar()
+    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
+        Ok(())
     }
 
-    fn visit_unit<E: Error>(self) -> Result<(), E> {
-        self.tree.below.iter().for_each(|(_, below)| self.selection.miss(below));
+    fn visit_unit<E>(self) -> Result<(), E> {
         Ok(())
     }
 
     fn visit_seq<A: SeqAccess<'de>>(mut self, mut items: A) -> Result<(), A::Error> {
-        let wanted = |token: &Token, index| match token {
-            Token::EachItem => true,
-            Token::Name(name) => array_index(name) == Some(index),
-        };
-        let mut length = 0;
-        loop {
-            let at = self.tree.below.iter().position(|(token, _)| wanted(token, length));
-            let item = match at {
+        for index in 0.. {
+            let is_wanted = |(name, _): &(String, _)| array_index(name) == Some(index);
+            let item = match self.tree.below.iter().position(is_wanted) {
                 Some(at) => items.next_element_seed(self.below(at))?,
                 None => items.next_element::<IgnoredAny>()?.map(drop),
             };
             if item.is_none() {
                 break;
             }
-            length += 1;
-        }
-        for (token, below) in &self.tree.below {
-            let is_item = |name| array_index(name).is_some_and(|index| index < length);
-            if let Token::Name(name) = token
-                && !is_item(name)
-            {
-                self.selection.miss(below);
-            }
         }
         Ok(())
     }
 
     fn visit_map<A: MapAccess<'de>>(mut self, mut members: A) -> Result<(), A::Error> {
-        if self.has_each_item() {
-            return self.selection.fail(KeyErrorKind::NotAnArray);
-        }
         let mut met: SmallVec<[bool; 8]> = smallvec![false; self.tree.below.len()];
         while let Some(at) = members.next_key_seed(Place(self.tree))? {
             let Some(at) = at else {
@@ -396,14 +351,10 @@ impl<'de> Visitor<'de> for Walk<'_, 'de> {
                 continue;
             };
             if std::mem::replace(&mut met[at], true) {
-                return self.selection.fail(KeyErrorKind::Repeated);
+                *self.is_repeated = true;
+                return Err(A::Error::custom("a repeated name"));
             }
             members.next_value_seed(self.below(at))?;
-        }
-        for ((_, below), met) in self.tree.below.iter().zip(met) {
-            if !met {
-                self.selection.miss(below);
-            }
         }
         Ok(())
     }
@@ -434,7 +385,6 @@ impl Visitor<'_> for Place<'_> {
     }
 
     fn visit_str<E: Error>(self, name: &str) -> Result<Option<usize>, E> {
-        let is_name = |token: &Token| matches!(token, Token::Name(known) if known == name);
-        Ok(self.0.below.iter().position(|(token, _)| is_name(token)))
+        Ok(self.0.place(name))
     }
 }

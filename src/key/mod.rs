@@ -39,9 +39,9 @@
 mod digest;
 mod each;
 mod event_part;
+mod events;
 mod extractor;
-mod form;
-mod header;
+mod field;
 mod id;
 mod idempotency;
 mod json;
@@ -50,17 +50,18 @@ mod request;
 
 pub(crate) use digest::{body_id, derive, hex, sha256};
 pub use each::{EachKey, each};
-pub(crate) use each::{Found, FoundEvents};
 pub(crate) use event_part::{EventPart, FoundId};
-pub(crate) use extractor::Reader;
-pub use extractor::{Extracted, IntoKeyExtractor, KeyExtractor};
-pub(crate) use form::FORM;
+pub(crate) use events::Events;
+pub use events::Extracted;
+pub(crate) use extractor::Rule;
+pub use extractor::{IntoKeyExtractor, KeyExtractor};
+pub(crate) use field::FORM;
 #[cfg(feature = "postgres")]
 pub(crate) use id::MAX_ID_LEN;
 pub use id::{DedupKey, Event, Keys};
 pub(crate) use id::{List, event_type};
 pub(crate) use idempotency::whole_payload;
-pub(crate) use json::{Pointer, items};
+pub(crate) use json::{Arrays, items};
 pub(crate) use part::compose;
 pub use part::{KeyPart, body_digest, form, from_fn, header, json, query};
 pub use request::RequestRef;

@@ -9,7 +9,7 @@ use http::HeaderName;
 use super::id::check_value;
 use super::json::{Pointer, Pointers};
 use super::request::RequestRef;
-use super::{digest, form as form_field, header as header_value, json as json_value};
+use super::{digest, field, json as json_value};
 use crate::error::{ConfigError, ConfigErrorKind, KeyError, KeyErrorKind};
 
 type ReadFn = dyn Fn(&RequestRef<'_>) -> Result<Option<String>, KeyError> + Send + Sync;
@@ -58,7 +58,7 @@ pub fn header(name: &str) -> KeyPart {
 /// [invalid](super::KeyExtractor::checked) key.
 #[must_use]
 pub fn json(pointer: &str) -> KeyPart {
-    Pointer::to_value(pointer).map_or_else(KeyPart::invalid, |it| KeyPart(Node::Json(it)))
+    Pointer::parse(pointer).map_or_else(KeyPart::invalid, |it| KeyPart(Node::Json(it)))
 }
 
 /// Reads a field of an `application/x-www-form-urlencoded` body and decodes its value.
@@ -179,13 +179,13 @@ impl KeyPart {
     ) -> Result<Option<Cow<'r, str>>, KeyError> {
         let value = match &self.0 {
             Node::Header(name) => {
-                header_value::read(request.headers(), name).map(|value| value.map(Cow::Borrowed))
+                field::header(request.headers(), name).map(|value| value.map(Cow::Borrowed))
             }
             Node::Json(pointer) => json_value::read(request.body(), request.values(), pointer),
-            Node::Form(field) => form_field::read(request, field),
+            Node::Form(name) => field::form(request, name),
             Node::Query(parameter) => {
                 let query = request.uri().query().unwrap_or_default();
-                form_field::field(query.as_bytes(), parameter)
+                field::pair(query.as_bytes(), parameter)
             }
             Node::BodyDigest => {
                 let body = request.body();

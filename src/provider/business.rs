@@ -1,9 +1,9 @@
 //! E-mail services and business tools.
 
-use super::preset::{DAY, DEFAULTS, HOUR, Preset, Rule};
+use super::preset::{DAY, DEFAULTS, HOUR, Preset};
 use super::scheme::Part::{Body, Fixed, Rfc3339, Seconds};
 use super::scheme::{self, Scheme, Secret, base64};
-use crate::key;
+use crate::key::{self, Rule};
 
 /// SendGrid's Event Webhook: `/sg_event_id` of each event; the digest of an event without one.
 ///
@@ -52,7 +52,7 @@ use crate::key;
 /// [signature]: https://www.twilio.com/docs/sendgrid/for-developers/tracking-events/getting-started-event-webhook-security-features
 pub const SENDGRID: Preset = Preset {
     name: "sendgrid",
-    rule: Rule::Each(|| key::each("", key::json("/sg_event_id").or(key::body_digest()))),
+    rule: || Rule::Each(key::each("", key::json("/sg_event_id").or(key::body_digest()))),
     event_type: Some(|| key::json("/event")),
     floor: 48 * HOUR, // twice the 24 h of the schedule
     scheme: Some(
@@ -75,7 +75,7 @@ pub const SENDGRID: Preset = Preset {
 /// type; its key is `/MessageID`. Postmark signs nothing.
 pub const POSTMARK: Preset = Preset {
     name: "postmark",
-    rule: Rule::Part(|| {
+    rule: || {
         let by_id = key::json("/RecordType").and(key::json("/ID"));
         let time = key::json("/DeliveredAt")
             .or(key::json("/BouncedAt"))
@@ -88,8 +88,8 @@ pub const POSTMARK: Preset = Preset {
             .and(time.optional())
             .and(key::json("/OriginalLink").optional())
             .and(key::json("/SuppressSending").optional());
-        by_id.or(by_message)
-    }),
+        Rule::part(by_id.or(by_message))
+    },
     event_type: Some(|| key::json("/RecordType")),
     floor: 7 * DAY, // our estimate: only the 10.5 h of inbound messages are documented
     ..DEFAULTS
@@ -104,7 +104,7 @@ pub const POSTMARK: Preset = Preset {
 /// public URL, body, which has the ids, and time.
 pub const HUBSPOT: Preset = Preset {
     name: "hubspot",
-    rule: Rule::Each(|| {
+    rule: || {
         let key = key::json("/portalId")
             .and(key::json("/appId"))
             .and(key::json("/subscriptionId"))
@@ -112,8 +112,8 @@ pub const HUBSPOT: Preset = Preset {
             .and(key::json("/objectId").optional())
             .and(key::json("/occurredAt").optional())
             .and(key::json("/propertyName").optional());
-        key::each("", key).without_payload()
-    }),
+        Rule::Each(key::each("", key).without_payload())
+    },
     event_type: Some(|| key::json("/subscriptionType")),
     floor: 6 * DAY, // twice the 3 days of the schedule
     scheme: Some(Scheme::new("x-hubspot-signature-v3", scheme::Rule::HubSpot)),
@@ -129,7 +129,7 @@ pub const HUBSPOT: Preset = Preset {
 /// time. Box recommends a tolerance of 10 min. If two keys are configured at Box, one of them is enough.
 pub const BOX: Preset = Preset {
     name: "box",
-    rule: Rule::Part(|| key::json("/id")),
+    rule: || Rule::part(key::json("/id")),
     event_type: Some(|| key::json("/trigger")),
     floor: 7 * DAY, // our estimate: no schedule is documented
     scheme: Some(Scheme::signed(

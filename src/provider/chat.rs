@@ -2,11 +2,11 @@
 
 use http::Method;
 
-use super::preset::{DAY, DEFAULTS, HOUR, MINUTE, Preset, Retries, Rule};
+use super::preset::{DAY, DEFAULTS, HOUR, MINUTE, Preset, Retries};
 use super::read::{header_is, lacks, value};
 use super::scheme::Part::{Body, Id, Rfc3339, Seconds, Text};
 use super::scheme::{self, Scheme, Secret, hex};
-use crate::key::{self, FORM, KeyPart, RequestRef};
+use crate::key::{self, FORM, KeyPart, RequestRef, Rule};
 
 /// Slack's Events API: `/event_id` in the body, which is unique across all workspaces.
 ///
@@ -18,7 +18,7 @@ use crate::key::{self, FORM, KeyPart, RequestRef};
 /// body, which has the id.
 pub const SLACK: Preset = Preset {
     name: "slack",
-    rule: Rule::Part(|| key::json("/event_id")),
+    rule: || Rule::part(key::json("/event_id")),
     event_type: Some(|| key::json("/event/type")),
     bypass: Some(is_no_slack_event),
     floor: 12 * MINUTE, // twice the 6 min of the schedule
@@ -68,8 +68,8 @@ fn is_no_slack_event(request: &RequestRef<'_>) -> bool {
 ///   its URL. A message whose text has the other spelling is refused, too.
 pub const TWILIO: Preset = Preset {
     name: "twilio",
-    rule: Rule::Part(twilio_fields),
-    bypass: Some(is_head_without_fields),
+    rule: || Rule::part(twilio_fields()),
+    bypass: Some(|request| is_probe(request, twilio_fields)),
     methods: &[Method::POST, Method::GET],
     floor: DAY, // our estimate: no schedule is documented
     retries: Retries::ConnectionFailure,
@@ -85,8 +85,8 @@ pub const TWILIO: Preset = Preset {
 /// signature does not cover the header. We did not find its official definition.
 pub const TWILIO_BY_TOKEN: Preset = Preset {
     name: "twilio-by-token",
-    rule: Rule::Part(twilio_by_token),
-    bypass: Some(is_head_without_token),
+    rule: || Rule::part(twilio_by_token()),
+    bypass: Some(|request| is_probe(request, twilio_by_token)),
     signed_id: false,
     ..TWILIO
 };
@@ -96,7 +96,7 @@ fn twilio_fields() -> KeyPart {
 }
 
 fn twilio_by_token() -> KeyPart {
-    key::header("i-twilio-idempotency-token").or(twilio(key::form)).or(twilio(key::query))
+    key::header("i-twilio-idempotency-token").or(twilio_fields())
 }
 
 fn twilio(field: fn(&str) -> KeyPart) -> KeyPart {
@@ -115,12 +115,8 @@ fn twilio(field: fn(&str) -> KeyPart) -> KeyPart {
 }
 
 /// Routers run the handler of GET for a HEAD; a HEAD without a key is a probe of the URL.
-fn is_head_without_fields(request: &RequestRef<'_>) -> bool {
-    request.method() == Method::HEAD && matches!(twilio_fields().read(request), Ok(None))
-}
-
-fn is_head_without_token(request: &RequestRef<'_>) -> bool {
-    request.method() == Method::HEAD && matches!(twilio_by_token().read(request), Ok(None))
+fn is_probe(request: &RequestRef<'_>, key: fn() -> KeyPart) -> bool {
+    request.method() == Method::HEAD && matches!(key().read(request), Ok(None))
 }
 
 /// Telegram: `/update_id` in the body.
@@ -134,7 +130,7 @@ fn is_head_without_token(request: &RequestRef<'_>) -> bool {
 /// one delivery can forge others.
 pub const TELEGRAM: Preset = Preset {
     name: "telegram",
-    rule: Rule::Part(|| key::json("/update_id")),
+    rule: || Rule::part(key::json("/update_id")),
     floor: 48 * HOUR, // twice the 24 h for which updates are stored
     scheme: Some(
         Scheme::new("x-telegram-bot-api-secret-token", scheme::Rule::Token)
@@ -152,7 +148,7 @@ pub const TELEGRAM: Preset = Preset {
 /// recommends a tolerance of 10 min.
 pub const TWITCH: Preset = Preset {
     name: "twitch",
-    rule: Rule::Part(|| key::header("twitch-eventsub-message-id")),
+    rule: || Rule::part(key::header("twitch-eventsub-message-id")),
     event_type: Some(|| key::header("twitch-eventsub-subscription-type")),
     bypass: Some(is_no_twitch_event),
     floor: 7 * DAY, // our estimate: no schedule is documented

@@ -1,9 +1,11 @@
 //! Queues and event buses of cloud providers.
 
-use super::preset::{DAY, DEFAULTS, HOUR, MIB, Preset, Rule};
+use std::sync::LazyLock;
+
+use super::preset::{DAY, DEFAULTS, HOUR, MIB, Preset};
 use super::read::{cloud_events_or, header_is, value};
 use crate::error::{KeyError, KeyErrorKind};
-use crate::key::{self, KeyPart, Reader, RequestRef};
+use crate::key::{self, EachKey, Events, Extracted, KeyPart, RequestRef, Rule};
 
 /// Amazon SNS: topic and message, from the signed body.
 ///
@@ -14,7 +16,7 @@ use crate::key::{self, KeyPart, Reader, RequestRef};
 /// 3. The content type is `text/plain` and is ignored.
 pub const AWS_SNS: Preset = Preset {
     name: "aws-sns",
-    rule: Rule::Part(|| key::from_fn(sns)),
+    rule: || Rule::part(key::from_fn(sns)),
     bypass: Some(is_sns_confirmation),
     floor: 2 * HOUR, // twice the 1 h that a delivery policy may take
     signed_id: true,
@@ -55,7 +57,7 @@ fn is_raw(request: &RequestRef<'_>) -> bool {
 /// no part of the body.
 pub const GOOGLE_PUBSUB: Preset = Preset {
     name: "google-pubsub",
-    rule: Rule::Part(|| key::json("/subscription").and(key::json("/message/messageId"))),
+    rule: || Rule::part(key::json("/subscription").and(key::json("/message/messageId"))),
     floor: 14 * DAY, // twice the 7 days for which messages are kept
     max_body: Some(14 * MIB),
     ..DEFAULTS
@@ -69,7 +71,7 @@ pub const GOOGLE_PUBSUB: Preset = Preset {
 /// [`on_missing_key`](crate::DedupLayer::on_missing_key) is set. It signs nothing.
 pub const AZURE_EVENT_GRID: Preset = Preset {
     name: "azure-event-grid",
-    rule: Rule::Reader(event_grid),
+    rule: || Rule::Reader(event_grid),
     bypass: Some(|request| {
         header_is(request, "aeg-event-type", "SubscriptionValidation")
             && value(request, "/0/data/validationCode").is_some()
@@ -78,8 +80,9 @@ pub const AZURE_EVENT_GRID: Preset = Preset {
     ..DEFAULTS
 };
 
-fn event_grid() -> Reader {
-    let events = key::each("", key::json("/topic").and(key::json("/id")))
-        .event_type(key::json("/eventType"));
-    cloud_events_or(move |request| events.read(request))
+fn event_grid(events: Events<'_>) -> Result<Extracted, KeyError> {
+    static EACH: LazyLock<EachKey> = LazyLock::new(|| {
+        key::each("", key::json("/topic").and(key::json("/id"))).event_type(key::json("/eventType"))
+    });
+    cloud_events_or(events, |events| EACH.read(events))
 }

@@ -1,10 +1,10 @@
 //! Code hosting and build services.
 
-use super::preset::{DAY, DEFAULTS, MIB, Preset, Retries, Rule};
+use super::preset::{DAY, DEFAULTS, MIB, Preset, Retries};
 use super::read::header_is;
 use super::scheme::Part::Body;
 use super::scheme::{self, Scheme, hex};
-use crate::key::{self, RequestRef};
+use crate::key::{self, RequestRef, Rule};
 
 /// GitHub: the header `X-GitHub-Delivery`, one value per event.
 ///
@@ -25,7 +25,7 @@ use crate::key::{self, RequestRef};
 /// body. Neither the id nor a time is signed.
 pub const GITHUB: Preset = Preset {
     name: "github",
-    rule: Rule::Part(|| key::header("x-github-delivery")),
+    rule: || Rule::part(key::header("x-github-delivery")),
     event_type: Some(|| key::header("x-github-event")),
     handshake: Some(is_ping),
     floor: 3 * DAY, // redelivery by a person
@@ -52,7 +52,7 @@ fn is_ping(request: &RequestRef<'_>) -> bool {
 /// `Idempotency-Key`, is not supported.
 pub const GITLAB: Preset = Preset {
     name: "gitlab",
-    rule: Rule::Part(|| key::header("idempotency-key").or(key::header("webhook-id"))),
+    rule: || Rule::part(key::header("idempotency-key").or(key::header("webhook-id"))),
     event_type: Some(|| key::header("x-gitlab-event")),
     floor: 7 * DAY, // our estimate: no schedule is documented
     max_body: Some(25 * MIB),
@@ -69,7 +69,7 @@ pub const GITLAB: Preset = Preset {
 pub const GITEA: Preset = Preset {
     name: "gitea",
     aliases: &["forgejo"],
-    rule: Rule::Part(|| key::header("x-gitea-delivery")),
+    rule: || Rule::part(key::header("x-gitea-delivery")),
     event_type: Some(|| key::header("x-gitea-event")),
     floor: DAY, // our estimate: it never retries
     retries: Retries::Never,
@@ -83,7 +83,7 @@ pub const GITEA: Preset = Preset {
 /// signed.
 pub const CIRCLECI: Preset = Preset {
     name: "circleci",
-    rule: Rule::Part(|| key::json("/id")),
+    rule: || Rule::part(key::json("/id")),
     event_type: Some(|| key::json("/type")),
     floor: 7 * DAY, // our estimate: no schedule is documented
     retries: Retries::Undocumented,

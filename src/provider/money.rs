@@ -1,9 +1,9 @@
 //! Payments and shops.
 
-use super::preset::{DAY, DEFAULTS, HOUR, Preset, Rule};
+use super::preset::{DAY, DEFAULTS, HOUR, Preset};
 use super::scheme::Part::{Body, Item, Text, Url};
 use super::scheme::{self, Scheme, Secret, base64, hex};
-use crate::key;
+use crate::key::{self, Rule};
 
 /// Stripe: the event's `id` (`evt_…`) in the body, of snapshot and of thin events. For events of
 /// connected accounts, the account precedes the id.
@@ -18,7 +18,7 @@ use crate::key;
 /// secret, including `whsec_`.
 pub const STRIPE: Preset = Preset {
     name: "stripe",
-    rule: Rule::Part(|| key::json("/account").and(key::json("/id")).or(key::json("/id"))),
+    rule: || Rule::part(key::json("/account").and(key::json("/id")).or(key::json("/id"))),
     event_type: Some(|| key::json("/type")),
     floor: 30 * DAY, // redelivery by a person
     scheme: Some(Scheme::signed(
@@ -41,12 +41,12 @@ pub const STRIPE: Preset = Preset {
 /// id nor a time is signed.
 pub const SHOPIFY: Preset = Preset {
     name: "shopify",
-    rule: Rule::Part(|| {
-        key::header("x-shopify-shop-domain")
+    rule: || {
+        let key = key::header("x-shopify-shop-domain")
             .and(key::header("x-shopify-topic"))
-            .and(key::header("x-shopify-event-id"))
-            .or(key::header("x-shopify-webhook-id"))
-    }),
+            .and(key::header("x-shopify-event-id"));
+        Rule::part(key.or(key::header("x-shopify-webhook-id")))
+    },
     event_type: Some(|| key::header("x-shopify-topic")),
     floor: 8 * HOUR, // twice the 4 h of the schedule
     scheme: Some(Scheme::signed("x-shopify-hmac-sha256", base64(""), &[Body])),
@@ -59,7 +59,7 @@ pub const SHOPIFY: Preset = Preset {
 /// which has the id. No time is signed.
 pub const SQUARE: Preset = Preset {
     name: "square",
-    rule: Rule::Part(|| key::json("/event_id")),
+    rule: || Rule::part(key::json("/event_id")),
     event_type: Some(|| key::json("/type")),
     floor: 48 * HOUR, // twice the 24 h of the schedule
     scheme: Some(Scheme::signed("x-square-hmacsha256-signature", base64(""), &[Url, Body])),
@@ -75,7 +75,7 @@ pub const SQUARE: Preset = Preset {
 /// the id. Paddle's libraries use a tolerance of 5 s.
 pub const PADDLE: Preset = Preset {
     name: "paddle",
-    rule: Rule::Part(|| key::json("/event_id")),
+    rule: || Rule::part(key::json("/event_id")),
     event_type: Some(|| key::json("/event_type")),
     floor: 6 * DAY, // twice the 3 days of the schedule
     scheme: Some(Scheme::signed(
@@ -101,15 +101,15 @@ pub const PADDLE: Preset = Preset {
 /// `additionalData`. The secret is hexadecimal.
 pub const ADYEN: Preset = Preset {
     name: "adyen",
-    rule: Rule::Each(|| {
+    rule: || {
         let field = |name| key::json(&format!("/NotificationRequestItem/{name}"));
         let key = field("merchantAccountCode")
             .optional()
             .and(field("pspReference"))
             .and(field("eventCode"))
             .and(field("success"));
-        key::each("/notificationItems", key)
-    }),
+        Rule::Each(key::each("/notificationItems", key))
+    },
     event_type: Some(|| key::json("/NotificationRequestItem/eventCode")),
     floor: 60 * DAY, // twice the 30 days of the schedule
     scheme: Some(Scheme::new("", scheme::Rule::Adyen).with_secret(Secret::Hex)),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use http::Method;
 
 use super::scheme::Scheme;
-use crate::key::{self, EachKey, IntoKeyExtractor, KeyExtractor, KeyPart, Reader, RequestRef};
+use crate::key::{self, IntoKeyExtractor, KeyExtractor, KeyPart, RequestRef, Rule};
 
 pub(super) const MINUTE: u64 = 60;
 pub(super) const HOUR: u64 = 60 * MINUTE;
@@ -20,7 +20,8 @@ pub(super) const MIB: usize = 1024 * 1024;
 pub struct Preset {
     pub(super) name: &'static str,
     pub(super) aliases: &'static [&'static str],
-    pub(super) rule: Rule,
+    /// How the key is read.
+    pub(super) rule: fn() -> Rule,
     /// `None` if the rule reads the type with the key, or if the sender has no such field.
     pub(super) event_type: Option<fn() -> KeyPart>,
     /// The requests without an event whose sender needs no more than a 2xx: the layer answers them.
@@ -42,7 +43,7 @@ pub struct Preset {
 pub(super) const DEFAULTS: Preset = Preset {
     name: "",
     aliases: &[],
-    rule: Rule::Part(key::body_digest),
+    rule: || Rule::part(key::body_digest()),
     event_type: None,
     handshake: None,
     bypass: None,
@@ -55,15 +56,6 @@ pub(super) const DEFAULTS: Preset = Preset {
 };
 
 type Condition = fn(&RequestRef<'_>) -> bool;
-
-/// How the key is read.
-#[derive(Clone, Copy)]
-pub(super) enum Rule {
-    Part(fn() -> KeyPart),
-    Each(fn() -> EachKey),
-    /// A list of events in most requests, but not in all.
-    Reader(fn() -> Reader),
-}
 
 /// When a sender retries a delivery by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,23 +92,16 @@ impl Preset {
     /// The part ignores handshakes and methods. [`extractor`](Self::extractor) includes them.
     #[must_use]
     pub fn key(&self) -> Option<KeyPart> {
-        match self.rule {
-            Rule::Part(part) => Some(part()),
-            Rule::Each(_) | Rule::Reader(_) => None,
-        }
+        if let Rule::Part(part) = (self.rule)() { Some(part.id().clone()) } else { None }
     }
 
     /// Returns the extractor, which the layer takes: the key in the preset's namespace, the
     /// methods, the retention floor and the handshakes.
     #[must_use]
     pub fn extractor(&self) -> KeyExtractor {
-        let keys = match self.rule {
-            Rule::Part(part) => part().namespace(self.name),
-            Rule::Each(each) => each().namespace(self.name),
-            Rule::Reader(reader) => KeyExtractor::from_reader(self.name, reader()),
-        };
-        let mut keys =
-            keys.methods(self.methods.iter().cloned()).retention_floor(self.retention_floor());
+        let mut keys = KeyExtractor::new(self.name, (self.rule)())
+            .methods(self.methods.iter().cloned())
+            .retention_floor(self.retention_floor());
         keys.max_body = self.max_body;
         keys.unsigned_id = !self.signed_id;
         keys.tried_once = matches!(self.retries, Retries::Never | Retries::ConnectionFailure);

@@ -1,9 +1,9 @@
 //! Values that more than one preset reads from a request.
 
-use std::sync::Arc;
+use std::sync::LazyLock;
 
 use crate::error::KeyError;
-use crate::key::{self, EventPart, Found, Reader, RequestRef};
+use crate::key::{self, EachKey, EventPart, Events, Extracted, KeyPart, RequestRef};
 
 /// Returns the value at a JSON pointer in the body, if it is present and well-formed.
 pub(super) fn value(request: &RequestRef<'_>, pointer: &str) -> Option<String> {
@@ -25,23 +25,19 @@ pub(super) fn header_is(request: &RequestRef<'_>, name: &str, value: &str) -> bo
 /// Reads CloudEvents in JSON, one event or a batch by the media type, and any other body by `other`. An id is unique
 /// within its source only.
 pub(super) fn cloud_events_or(
-    other: impl Fn(&RequestRef<'_>) -> Result<Found, KeyError> + Send + Sync + 'static,
-) -> Reader {
-    let key = || key::json("/source").and(key::json("/id"));
-    let event = EventPart::new(key()).with_event_type(key::json("/type"));
-    let batch = key::each("", key()).event_type(key::json("/type"));
-    Arc::new(move |request| {
-        if request.is_of("application/cloudevents-batch+json") {
-            batch.read(request)
-        } else if request.is_of("application/cloudevents+json") {
-            one(&event, request)
-        } else {
-            other(request)
-        }
-    })
-}
-
-/// Reads the one event of a request.
-pub(super) fn one(event: &EventPart, request: &RequestRef<'_>) -> Result<Found, KeyError> {
-    Ok(event.read(request)?.map_or(Found::Missing, |found| Found::One(found.into_owned())))
+    events: Events<'_>,
+    other: impl FnOnce(Events<'_>) -> Result<Extracted, KeyError>,
+) -> Result<Extracted, KeyError> {
+    static KEY: LazyLock<KeyPart> = LazyLock::new(|| key::json("/source").and(key::json("/id")));
+    static EVENT: LazyLock<EventPart> =
+        LazyLock::new(|| EventPart::new(KEY.clone()).with_event_type(key::json("/type")));
+    static BATCH: LazyLock<EachKey> =
+        LazyLock::new(|| key::each("", KEY.clone()).event_type(key::json("/type")));
+    if events.request.is_of("application/cloudevents-batch+json") {
+        BATCH.read(events)
+    } else if events.request.is_of("application/cloudevents+json") {
+        events.one_of(&EVENT)
+    } else {
+        other(events)
+    }
 }

@@ -1,11 +1,15 @@
 //! Formats that many senders share.
 
-use super::preset::{DAY, DEFAULTS, HOUR, MINUTE, Preset, Retries, Rule};
-use super::read::{cloud_events_or, one};
+use std::sync::LazyLock;
+
+use percent_encoding::percent_decode_str;
+
+use super::preset::{DAY, DEFAULTS, HOUR, MINUTE, Preset, Retries};
+use super::read::cloud_events_or;
 use super::scheme::Part::{Body, Id, Seconds, Text};
 use super::scheme::{Part, Scheme, Secret, base64};
 use crate::error::{KeyError, KeyErrorKind};
-use crate::key::{self, EventPart, KeyPart, Reader, RequestRef};
+use crate::key::{self, EventPart, Events, Extracted, KeyPart, RequestRef, Rule};
 
 /// Standard Webhooks: the header `webhook-id`, which is signed and stays the same on every retry.
 ///
@@ -20,7 +24,7 @@ use crate::key::{self, EventPart, KeyPart, Reader, RequestRef};
 pub const STANDARD_WEBHOOKS: Preset = Preset {
     name: "standard-webhooks",
     aliases: &["openai"],
-    rule: Rule::Part(|| key::header("webhook-id")),
+    rule: || Rule::part(key::header("webhook-id")),
     floor: 2 * (75 * HOUR + 35 * MINUTE), // twice the 75 h 35 min of the specification
     scheme: Some(standard(
         "webhook-signature",
@@ -46,7 +50,7 @@ const fn standard(header: &'static str, text: &'static [Part]) -> Scheme {
 pub const SVIX: Preset = Preset {
     name: "svix",
     aliases: &["clerk", "resend"],
-    rule: Rule::Part(|| key::from_fn(svix_id)),
+    rule: || Rule::part(key::from_fn(svix_id)),
     floor: 2 * (27 * HOUR + 35 * MINUTE + 5), // twice the 27 h 35 min 5 s of the schedule
     scheme: Some(standard(
         "svix-signature",
@@ -75,16 +79,18 @@ fn svix_id(request: &RequestRef<'_>) -> Result<Option<String>, KeyError> {
 /// event has one key in every mode. The format has no signature. Retries differ between senders.
 pub const CLOUDEVENTS: Preset = Preset {
     name: "cloudevents",
-    rule: Rule::Reader(cloud_events),
+    rule: || Rule::Reader(cloud_events),
     floor: 7 * DAY, // our estimate: the format has no schedule
     retries: Retries::Undocumented,
     ..DEFAULTS
 };
 
-fn cloud_events() -> Reader {
-    let headers = EventPart::new(attribute("ce-source").and(attribute("ce-id")))
-        .with_event_type(attribute("ce-type"));
-    cloud_events_or(move |request| one(&headers, request))
+fn cloud_events(events: Events<'_>) -> Result<Extracted, KeyError> {
+    static HEADERS: LazyLock<EventPart> = LazyLock::new(|| {
+        EventPart::new(attribute("ce-source").and(attribute("ce-id")))
+            .with_event_type(attribute("ce-type"))
+    });
+    cloud_events_or(events, |events| events.one_of(&HEADERS))
 }
 
 /// Reads an attribute of an event from a header: unquoted, then percent-decoded once (HTTP protocol
@@ -111,21 +117,12 @@ fn unquote(value: &str) -> String {
 }
 
 fn decode(value: &str) -> Result<String, KeyErrorKind> {
-    let mut plain = Vec::with_capacity(value.len());
-    let mut bytes = value.bytes();
-    let digit = |byte: Option<u8>| byte.and_then(|byte| char::from(byte).to_digit(16));
-    while let Some(byte) = bytes.next() {
-        if byte != b'%' {
-            plain.push(byte);
-            continue;
-        }
-        let (high, low) = (digit(bytes.next()), digit(bytes.next()));
-        let (Some(high), Some(low)) = (high, low) else {
-            return Err(KeyErrorKind::InvalidEncoding);
-        };
-        plain.extend(u8::try_from(high * 16 + low));
+    let is_code = |rest: &str| rest.bytes().take(2).filter(u8::is_ascii_hexdigit).count() == 2;
+    if !value.split('%').skip(1).all(is_code) {
+        return Err(KeyErrorKind::InvalidEncoding);
     }
-    String::from_utf8(plain).map_err(|_| KeyErrorKind::NotUtf8)
+    let plain = percent_decode_str(value).decode_utf8();
+    plain.map(std::borrow::Cow::into_owned).map_err(|_| KeyErrorKind::NotUtf8)
 }
 
 #[cfg(test)]

@@ -1,16 +1,16 @@
 //! Webhooks of Meta's Graph API, which WhatsApp uses.
 
-use std::sync::Arc;
+use std::sync::LazyLock;
 
 use bytes::Bytes;
 
-use super::preset::{DAY, DEFAULTS, MIB, Preset, Rule};
+use super::preset::{DAY, DEFAULTS, MIB, Preset};
 use super::scheme::Part::Body;
 use super::scheme::{Scheme, hex};
 use crate::error::KeyError;
 use crate::key::{
-    self, EventPart, Found, FoundEvents, FoundId, KeyPart, Pointer, Reader, RequestRef, body_id,
-    compose, items,
+    self, Arrays, EventPart, Events, Extracted, FoundId, KeyPart, RequestRef, Rule, body_id,
+    compose, event_type, items,
 };
 
 /// WhatsApp and other webhooks of Meta: one key for each update.
@@ -30,7 +30,7 @@ use crate::key::{
 pub const WHATSAPP: Preset = Preset {
     name: "whatsapp",
     aliases: &["meta", "meta-whatsapp"],
-    rule: Rule::Reader(whatsapp),
+    rule: || Rule::Reader(whatsapp),
     floor: 14 * DAY, // twice the 7 days of the schedule
     max_body: Some(3 * MIB),
     scheme: Some(Scheme::signed("x-hub-signature-256", hex("sha256="), &[Body])),
@@ -38,111 +38,89 @@ pub const WHATSAPP: Preset = Preset {
     ..DEFAULTS
 };
 
-fn whatsapp() -> Reader {
-    let rules = Rules::new();
-    Arc::new(move |request| rules.read(request))
-}
+// Parsed once.
+static ENTRIES: LazyLock<Arrays> = LazyLock::new(|| Arrays::at(&["entry"]));
+static CHANGES: LazyLock<Arrays> = LazyLock::new(|| Arrays::at(&["changes"]));
+static MESSAGES: LazyLock<Arrays> = LazyLock::new(|| Arrays::at(&["value", "messages"]));
+static STATUSES: LazyLock<Arrays> = LazyLock::new(|| Arrays::at(&["value", "statuses"]));
+/// The type is that of the change.
+static PHONE: LazyLock<EventPart> = LazyLock::new(|| {
+    EventPart::new(key::json("/value/metadata/phone_number_id"))
+        .with_event_type(key::json("/field"))
+});
+static ID: LazyLock<KeyPart> = LazyLock::new(|| key::json("/id"));
+static STATUS: LazyLock<KeyPart> = LazyLock::new(|| key::json("/status"));
+static RECIPIENT: LazyLock<KeyPart> = LazyLock::new(|| key::json("/recipient_id"));
+static TIME: LazyLock<KeyPart> = LazyLock::new(|| key::json("/time"));
+static FIELD: LazyLock<KeyPart> = LazyLock::new(|| key::json("/field"));
 
-/// The pointers and parts, parsed once.
-struct Rules {
-    entries: Pointer,
-    changes: Pointer,
-    messages: Pointer,
-    statuses: Pointer,
-    /// The type is that of the change.
-    phone: EventPart,
-    id: KeyPart,
-    status: KeyPart,
-    recipient: KeyPart,
-    time: KeyPart,
-    field: KeyPart,
-}
-
-impl Rules {
-    fn new() -> Self {
-        Self {
-            entries: Pointer::to_items_of(&["entry"]),
-            changes: Pointer::to_items_of(&["changes"]),
-            messages: Pointer::to_items_of(&["value", "messages"]),
-            statuses: Pointer::to_items_of(&["value", "statuses"]),
-            phone: EventPart::new(key::json("/value/metadata/phone_number_id"))
-                .with_event_type(key::json("/field")),
-            id: key::json("/id"),
-            status: key::json("/status"),
-            recipient: key::json("/recipient_id"),
-            time: key::json("/time"),
-            field: key::json("/field"),
+fn whatsapp(mut events: Events<'_>) -> Result<Extracted, KeyError> {
+    let request = events.request;
+    let Some(entries) = items(request.body(), &ENTRIES)? else {
+        return Ok(Extracted::Missing);
+    };
+    let mut complete = true;
+    for entry in entries {
+        let changes = items(&entry, &CHANGES)?.unwrap_or_default();
+        if changes.is_empty() {
+            events.push(body_id(&entry).into(), entry, true)?;
+            continue;
         }
-    }
-
-    fn read(&self, request: &RequestRef<'_>) -> Result<Found, KeyError> {
-        let Some(entries) = items(request.body(), &self.entries)? else {
-            return Ok(Found::Missing);
-        };
-        let mut events = FoundEvents::default();
-        let mut complete = true;
-        for entry in entries {
-            let changes = items(&entry, &self.changes)?.unwrap_or_default();
-            if changes.is_empty() {
-                events.push(body_id(&entry).into(), entry, true)?;
+        let of = request.with_body(&entry);
+        let (id, time) = (ID.read(&of)?, TIME.read(&of)?);
+        for change in changes {
+            let updates = updates(&change)?;
+            let of = request.with_body(&change);
+            if !updates.is_empty() {
+                complete &= read_updates(&of, updates, &mut events)?;
                 continue;
             }
-            let of = request.with_body(&entry);
-            let (id, time) = (self.id.read(&of)?, self.time.read(&of)?);
-            for change in changes {
-                let updates = self.updates(&change)?;
-                let of = request.with_body(&change);
-                if !updates.is_empty() {
-                    complete &= self.read_updates(&of, updates, &mut events)?;
-                    continue;
-                }
-                let field = self.field.read(&of)?;
-                let digest = body_id(&change);
-                let parts = [id.as_deref(), time.as_deref(), field.as_deref(), Some(&*digest)];
-                let found = FoundId::from(compose(&parts)).with_event_type(field.as_deref());
-                events.push(found, change, true)?;
-            }
+            let field = FIELD.read(&of)?;
+            let digest = body_id(&change);
+            let parts = [id.as_deref(), time.as_deref(), field.as_deref(), Some(&*digest)];
+            let event_type = field.as_deref().and_then(event_type);
+            let found = FoundId { id: compose(&parts).into(), event_type };
+            events.push(found, change, true)?;
         }
-        Ok(if complete { events.into() } else { Found::Missing })
     }
+    Ok(if complete { events.into() } else { Extracted::Missing })
+}
 
-    /// Returns the messages and statuses of a change, in the order of the request; `true` marks a
-    /// status.
-    fn updates(&self, change: &Bytes) -> Result<Vec<(Bytes, bool)>, KeyError> {
-        let messages = items(change, &self.messages)?.unwrap_or_default();
-        let statuses = items(change, &self.statuses)?.unwrap_or_default();
-        let messages = messages.into_iter().map(|update| (update, false));
-        let statuses = statuses.into_iter().map(|update| (update, true));
-        let mut updates: Vec<_> = messages.chain(statuses).collect();
-        updates.sort_by_key(|(update, _)| update.as_ptr().addr());
-        Ok(updates)
-    }
+/// Returns the messages and statuses of a change, in the order of the request; `true` marks a
+/// status.
+fn updates(change: &Bytes) -> Result<Vec<(Bytes, bool)>, KeyError> {
+    let messages = items(change, &MESSAGES)?.unwrap_or_default();
+    let statuses = items(change, &STATUSES)?.unwrap_or_default();
+    let messages = messages.into_iter().map(|update| (update, false));
+    let statuses = statuses.into_iter().map(|update| (update, true));
+    let mut updates: Vec<_> = messages.chain(statuses).collect();
+    updates.sort_by_key(|(update, _)| update.as_ptr().addr());
+    Ok(updates)
+}
 
-    /// Reads the keys of updates. Returns `true` if each update has one.
-    fn read_updates(
-        &self,
-        change: &RequestRef<'_>,
-        updates: Vec<(Bytes, bool)>,
-        events: &mut FoundEvents,
-    ) -> Result<bool, KeyError> {
-        let phone = self.phone.read(change)?;
-        let event_type = phone.as_ref().and_then(|phone| phone.event_type.clone());
-        let phone = phone.as_ref().map(|phone| &*phone.id);
-        let mut complete = true;
-        for (update, is_status) in updates {
-            let of = change.with_body(&update);
-            let id = self.id.read(&of)?;
-            let key = if is_status {
-                let (status, recipient) = (self.status.read(&of)?, self.recipient.read(&of)?);
-                complete &= id.is_some() && status.is_some();
-                compose(&[phone, id.as_deref(), status.as_deref(), recipient.as_deref()])
-            } else {
-                complete &= id.is_some();
-                compose(&[phone, id.as_deref()])
-            };
-            let found = FoundId { id: key.into(), event_type: event_type.clone() };
-            events.push(found, update, true)?;
-        }
-        Ok(complete)
+/// Reads the keys of updates. Returns `true` if each update has one.
+fn read_updates(
+    change: &RequestRef<'_>,
+    updates: Vec<(Bytes, bool)>,
+    events: &mut Events<'_>,
+) -> Result<bool, KeyError> {
+    let phone = PHONE.read(change)?;
+    let event_type = phone.as_ref().and_then(|phone| phone.event_type.clone());
+    let phone = phone.as_ref().map(|phone| &*phone.id);
+    let mut complete = true;
+    for (update, is_status) in updates {
+        let of = change.with_body(&update);
+        let id = ID.read(&of)?;
+        let key = if is_status {
+            let (status, recipient) = (STATUS.read(&of)?, RECIPIENT.read(&of)?);
+            complete &= id.is_some() && status.is_some();
+            compose(&[phone, id.as_deref(), status.as_deref(), recipient.as_deref()])
+        } else {
+            complete &= id.is_some();
+            compose(&[phone, id.as_deref()])
+        };
+        let found = FoundId { id: key.into(), event_type: event_type.clone() };
+        events.push(found, update, true)?;
     }
+    Ok(complete)
 }

@@ -25,7 +25,6 @@ mod received;
 mod schemes;
 mod secret;
 mod sign;
-mod time;
 mod verifier;
 
 pub use error::{Refusal, VerifierError};

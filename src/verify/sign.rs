@@ -5,6 +5,7 @@ use std::time::SystemTime;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
+use chrono::{DateTime, SecondsFormat};
 use hmac::{Hmac, KeyInit, Mac};
 use http::request::Parts;
 use http::{HeaderValue, Request};
@@ -16,7 +17,6 @@ use super::public_url::{PublicUrl, target};
 use super::received::{HmacSha256, Received, mac};
 use super::schemes::{adyen, data, url};
 use super::secret::key_of;
-use super::time;
 use super::verifier::unix;
 use crate::error::BoxError;
 use crate::provider::{Codes, Part, Preset, Rule, Secret};
@@ -112,7 +112,10 @@ impl Signing {
         for part in parts {
             match *part {
                 Part::Seconds(header) => self.set(header, &self.now.to_string())?,
-                Part::Rfc3339(header) => self.set(header, &time::format(self.now))?,
+                Part::Rfc3339(header) => {
+                    let time = DateTime::from_timestamp(self.now, 0).ok_or("no date")?;
+                    self.set(header, &time.to_rfc3339_opts(SecondsFormat::Secs, true))?;
+                }
                 Part::Item(prefix) => {
                     before = format!("{prefix}{}{}", self.now, codes.separators[0]);
                     self.set(header, &before)?;

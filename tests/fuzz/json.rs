@@ -113,7 +113,6 @@ fn tokens(pointer: &str) -> Option<Tokens> {
 }
 
 /// The values at a pointer, in the order of the text.
-#[derive(Default)]
 struct Found<'t> {
     values: Vec<&'t Tree>,
     missing: bool,
@@ -121,45 +120,50 @@ struct Found<'t> {
 
 impl<'t> Found<'t> {
     fn at(tree: &'t Tree, tokens: &[Option<String>]) -> Result<Self, KeyErrorKind> {
-        let mut found = Self::default();
-        found.walk(tree, tokens)?;
+        let mut found = Self { values: vec![tree], missing: false };
+        let ways: Vec<_> = tokens.split(Option::is_none).collect();
+        for (index, names) in ways.iter().enumerate() {
+            let is_to_array = index + 1 < ways.len();
+            for value in std::mem::take(&mut found.values) {
+                match named(value, names, is_to_array)? {
+                    Some(Tree::List(items)) if is_to_array => found.values.extend(items),
+                    Some(value) => found.values.push(value),
+                    None => found.missing = true,
+                }
+            }
+        }
         Ok(found)
     }
+}
 
-    fn walk(&mut self, tree: &'t Tree, tokens: &[Option<String>]) -> Result<(), KeyErrorKind> {
-        let Some((token, rest)) = tokens.split_first() else {
-            self.values.push(tree);
-            return Ok(());
+/// Returns the value that the names lead to.
+fn named<'t>(
+    tree: &'t Tree,
+    names: &[Option<String>],
+    is_to_array: bool,
+) -> Result<Option<&'t Tree>, KeyErrorKind> {
+    let Some((Some(name), rest)) = names.split_first() else {
+        return match tree {
+            Tree::Null => Ok(None),
+            Tree::List(_) => Ok(Some(tree)),
+            _ if is_to_array => Err(NotAnArray),
+            _ => Ok(Some(tree)),
         };
-        match (tree, token) {
-            (Tree::Null, _) => self.missing = true,
-            (Tree::List(items), None) => {
-                for item in items {
-                    self.walk(item, rest)?;
-                }
-            }
-            (_, None) => return Err(NotAnArray),
-            (Tree::List(items), Some(index)) => {
-                let is_index = index == "0" || !index.starts_with(['0', '+']);
-                let index = index.parse::<usize>().ok().filter(|_| is_index);
-                match index.and_then(|index| items.get(index)) {
-                    Some(item) => self.walk(item, rest)?,
-                    None => self.missing = true,
-                }
-            }
-            (Tree::Map(members), Some(name)) => {
-                let mut of_name = members.iter().filter(|member| member.0 == *name);
-                match of_name.next() {
-                    Some((_, value)) => self.walk(value, rest)?,
-                    None => self.missing = true,
-                }
-                if of_name.next().is_some() {
-                    return Err(Repeated);
-                }
-            }
-            _ => self.missing = true,
+    };
+    match tree {
+        Tree::List(items) => {
+            let is_index = name == "0" || !name.starts_with(['0', '+']);
+            let index = name.parse::<usize>().ok().filter(|_| is_index);
+            let item = index.and_then(|index| items.get(index));
+            item.map_or(Ok(None), |item| named(item, rest, is_to_array))
         }
-        Ok(())
+        Tree::Map(members) => {
+            let mut of_name = members.iter().filter(|member| member.0 == *name);
+            let first = of_name.next();
+            let value = first.map_or(Ok(None), |(_, value)| named(value, rest, is_to_array))?;
+            if of_name.next().is_some() { Err(Repeated) } else { Ok(value) }
+        }
+        _ => Ok(None),
     }
 }
 

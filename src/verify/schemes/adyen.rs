@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::request::Parts;
 
 use crate::error::KeyErrorKind;
-use crate::key::{self, KeyPart, Pointer, RequestRef, items};
+use crate::key::{self, Arrays, KeyPart, RequestRef, items};
 use crate::verify::error::Refusal;
 use crate::verify::received::{HmacSha256, Received, base64, signed};
 
@@ -25,28 +25,21 @@ const VALUES: [(&str, &str); 8] = [
     ("success", "/success"),
 ];
 
-/// The parser of an item.
-struct Item {
-    list: Pointer,
-    signature: KeyPart,
-    values: [KeyPart; 8],
-}
+// Parsed once.
+static LIST: LazyLock<Arrays> = LazyLock::new(|| Arrays::at(&[ITEMS]));
+static SIGNATURE_PART: LazyLock<KeyPart> = LazyLock::new(|| field("/additionalData/hmacSignature"));
+static VALUE_PARTS: LazyLock<[KeyPart; 8]> = LazyLock::new(|| VALUES.map(|(_, at)| field(at)));
 
-static ITEM: LazyLock<Item> = LazyLock::new(|| {
-    let field = |pointer| key::json(&format!("/NotificationRequestItem{pointer}"));
-    Item {
-        list: Pointer::to_items_of(&[ITEMS]),
-        signature: field("/additionalData/hmacSignature"),
-        values: VALUES.map(|(_, pointer)| field(pointer)),
-    }
-});
+fn field(pointer: &str) -> KeyPart {
+    key::json(&format!("/NotificationRequestItem{pointer}"))
+}
 
 /// HMAC-SHA256 in base64. Every item must be signed.
 pub(in crate::verify) fn verify(key: &[u8], request: &Received<'_>) -> Result<(), Refusal> {
     let items = items_of(&Bytes::copy_from_slice(request.body))?;
     for item in &items {
         let text = text(request.head, item)?;
-        let signature = read(&ITEM.signature, request.head, item, SIGNATURE)?;
+        let signature = read(&SIGNATURE_PART, request.head, item, SIGNATURE)?;
         if signature.is_empty() {
             return Err(Refusal::Missing(SIGNATURE));
         }
@@ -56,7 +49,7 @@ pub(in crate::verify) fn verify(key: &[u8], request: &Received<'_>) -> Result<()
 }
 
 pub(in crate::verify) fn items_of(body: &Bytes) -> Result<Vec<Bytes>, Refusal> {
-    let items = items(body, &ITEM.list).map_err(|_| Refusal::Malformed(ITEMS))?;
+    let items = items(body, &LIST).map_err(|_| Refusal::Malformed(ITEMS))?;
     items.filter(|items| !items.is_empty()).ok_or(Refusal::Missing(ITEMS))
 }
 
@@ -66,7 +59,7 @@ pub(in crate::verify) fn items_of(body: &Bytes) -> Result<Vec<Bytes>, Refusal> {
 /// text ambiguous, so that an attacker could move it to the next value.
 pub(in crate::verify) fn text(head: &Parts, item: &Bytes) -> Result<String, Refusal> {
     let mut values = Vec::with_capacity(VALUES.len());
-    for ((name, _), part) in VALUES.iter().zip(&ITEM.values) {
+    for ((name, _), part) in VALUES.iter().zip(&*VALUE_PARTS) {
         let value = read(part, head, item, name)?;
         if *name != REFERENCE && value.contains(':') {
             return Err(Refusal::Malformed(name));

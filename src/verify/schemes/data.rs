@@ -1,5 +1,6 @@
 //! The schemes that are data: a code over a text that the scheme describes, and shared tokens.
 
+use chrono::DateTime;
 use ctutils::CtEq;
 
 #[cfg(feature = "verify-ecdsa")]
@@ -10,7 +11,6 @@ use crate::verify::public_url::target;
 use crate::verify::received::{HmacSha256, Received, base64, hex, signed};
 #[cfg(feature = "verify-ecdsa")]
 use crate::verify::schemes::ecdsa;
-use crate::verify::time;
 
 /// Verifies a request with one key. One valid code is enough, so that a secret can change.
 pub(in crate::verify) fn verify(
@@ -84,7 +84,7 @@ pub(in crate::verify) fn text<'a>(
             }
             Part::Rfc3339(header) => {
                 let value = request.header(header)?;
-                text.time = Some(time::parse(value).ok_or(Refusal::Malformed(header))?);
+                text.time = Some(rfc3339(value).ok_or(Refusal::Malformed(header))?);
                 value
             }
             Part::Item(prefix) => {
@@ -113,4 +113,39 @@ pub(in crate::verify) fn text<'a>(
 /// Reads a time in seconds since 1970.
 pub(in crate::verify) fn seconds(header: &'static str, value: &str) -> Result<i64, Refusal> {
     value.parse().map_err(|_| Refusal::Malformed(header))
+}
+
+/// Reads a time such as `2026-11-22T06:00:00.123Z`, in seconds since 1970.
+fn rfc3339(value: &str) -> Option<i64> {
+    // RFC 3339 allows lower-case letters and a space too. No sender writes them.
+    let is_plain = value.bytes().all(|byte| byte.is_ascii_digit() || b"+-.:TZ".contains(&byte));
+    let time = is_plain.then(|| DateTime::parse_from_rfc3339(value));
+    Some(time?.ok()?.timestamp())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::rfc3339;
+
+    #[test]
+    fn rfc3339_reads_what_senders_write_only() {
+        for (time, seconds) in [
+            ("1969-12-31T23:59:59Z", Some(-1)),
+            ("2000-02-29T12:00:00.5Z", Some(951_825_600)),
+            ("2020-01-01T00:00:00-07:00", Some(1_577_862_000)),
+            ("2022-12-28T14:31:01.123456789+05:30", Some(1_672_218_061)),
+            ("2022-12-28 14:31:01Z", None),
+            ("2022-12-28t14:31:01Z", None),
+            ("2022-12-28T14:31:01z", None),
+            ("2022-12-28T14:31:01\u{2212}07:00", None),
+            ("2022-12-28T14:31:01", None),
+            ("2022-12-28T14:31:01.Z", None),
+            ("2022-12-28T14:31:01ZZ", None),
+            ("2022-12-28T14:31:01+7:00", None),
+            ("2022-12-28T14:31:61Z", None),
+            ("2022-02-29T14:31:01Z", None),
+        ] {
+            assert_eq!(rfc3339(time), seconds, "{time}");
+        }
+    }
 }

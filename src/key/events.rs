@@ -1,0 +1,126 @@
+//! [`Events`]: makes the events of a delivery from the ids that a rule finds.
+
+use std::borrow::Cow;
+
+use bytes::Bytes;
+
+use super::event_part::{EventPart, FoundId, read_type};
+use super::id::{DedupKey, Event, Keys};
+use super::json::MAX_EVENTS;
+use super::part::KeyPart;
+use super::request::RequestRef;
+use crate::error::{KeyError, KeyErrorKind};
+
+/// The most bytes of all ids of one delivery, before long ids are hashed.
+const MAX_ID_BYTES: usize = 32 << 20;
+
+/// The result of an extractor on a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Extracted {
+    /// The delivery's keys.
+    Keys(Keys),
+    /// No event: a [handshake](super::KeyExtractor::handshake_when), or a request that reaches the handler
+    /// without [deduplication](super::KeyExtractor::bypass_when).
+    Bypass,
+    /// The key is missing: the layer's policy decides.
+    Missing,
+}
+
+/// The events of a delivery that have been found so far, with all their identities.
+pub(crate) struct Events<'e> {
+    pub(crate) request: RequestRef<'e>,
+    /// The namespaces of the keys and of the second identities.
+    namespaces: Result<[Cow<'e, str>; 2], KeyError>,
+    /// The part of the second identities, and whether it is a digest of the body.
+    second: Option<(Cow<'e, KeyPart>, bool)>,
+    /// Reads the type of an event to which the rule gives none.
+    event_type: Option<&'e KeyPart>,
+    events: Vec<Event>,
+    /// Of all ids, and of all second identities.
+    id_bytes: [usize; 2],
+}
+
+impl<'e> Events<'e> {
+    pub(super) fn new(
+        request: &RequestRef<'e>,
+        namespaces: Result<[Cow<'e, str>; 2], KeyError>,
+        second: Option<(&'e KeyPart, bool)>,
+        event_type: Option<&'e KeyPart>,
+    ) -> Self {
+        let second = second.map(|(part, is_content)| (Cow::Borrowed(part), is_content));
+        let (request, events, id_bytes) = (*request, Vec::new(), [0; 2]);
+        Self { request, namespaces, second, event_type, events, id_bytes }
+    }
+
+    /// Returns the keys of a delivery of the one event that the part reads.
+    pub(crate) fn one_of(mut self, part: &EventPart) -> Result<Extracted, KeyError> {
+        let request = self.request;
+        let Some(found) = part.read(&request)? else { return Ok(Extracted::Missing) };
+        Ok(Extracted::Keys(self.event(found, &request)?.into()))
+    }
+
+    /// Adds an event of a list with its own bytes, which are its payload if they are the same on every attempt.
+    pub(crate) fn push(
+        &mut self,
+        found: FoundId<'_>,
+        body: Bytes,
+        is_payload: bool,
+    ) -> Result<(), KeyError> {
+        match self.events.len() {
+            MAX_EVENTS => return Err(too_many()),
+            0 => {
+                let read = |part: &KeyPart| Cow::Owned(part.with_head_of(&self.request));
+                self.second = self.second.take().map(|(part, content)| (read(&part), content));
+            }
+            _ => {}
+        }
+        add_bytes(&mut self.id_bytes[0], &found.id)?;
+        let mut event = self.event(found, &self.request.with_body(&body))?;
+        event.payload = is_payload.then_some(body);
+        self.events.push(event);
+        Ok(())
+    }
+
+    fn event(&mut self, found: FoundId<'_>, request: &RequestRef<'_>) -> Result<Event, KeyError> {
+        let [namespace, _] = self.namespaces.as_ref().map_err(KeyError::clone)?;
+        let mut event = Event::new(DedupKey::in_namespace(namespace, &found.id)?);
+        event.event_type = found.event_type;
+        self.add_rest(&mut event, request)?;
+        Ok(event)
+    }
+
+    /// Adds the type and the second identity, if the event has none.
+    pub(super) fn add_rest(
+        &mut self,
+        event: &mut Event,
+        request: &RequestRef<'_>,
+    ) -> Result<(), KeyError> {
+        if event.event_type.is_none() {
+            event.event_type = self.event_type.and_then(|part| read_type(part, request));
+        }
+        if let (Some((part, is_content)), None) = (&self.second, &event.second) {
+            let [_, namespace] = self.namespaces.as_ref().map_err(KeyError::clone)?;
+            let Some(id) = part.read(request)? else { return Ok(()) };
+            add_bytes(&mut self.id_bytes[1], &id)?;
+            event.set_second(DedupKey::in_namespace(namespace, &id)?, *is_content);
+        }
+        Ok(())
+    }
+}
+
+impl From<Events<'_>> for Extracted {
+    fn from(list: Events<'_>) -> Self {
+        Keys::new(list.events).map_or(Self::Bypass, Self::Keys)
+    }
+}
+
+/// Refuses ids that are too long together: a long part that all events share is in each id.
+fn add_bytes(bytes: &mut usize, id: &str) -> Result<(), KeyError> {
+    *bytes = bytes.saturating_add(id.len());
+    if *bytes <= MAX_ID_BYTES { Ok(()) } else { Err(too_many()) }
+}
+
+fn too_many() -> KeyError {
+    KeyError::new(KeyErrorKind::TooMany, "the body")
+}
