@@ -88,7 +88,7 @@ impl Lease {
         let job = RetryJob {
             operation: "complete",
             adapter: Arc::clone(&self.adapter),
-            keys: lease.of_ledger.keys().into(),
+            keys: (*lease.of_ledger.keys).into(),
             terms,
             store_timeout: lease.of_ledger.store_timeout,
             bound: COMPLETION_BOUND,
@@ -224,11 +224,12 @@ impl LeaseClaim {
     /// Returns the claims that hold the keys. The renewal ends before, because a renewal after the release would
     /// report a lost lease.
     fn release(&mut self) -> Claims<'_> {
+        self.lease.of_ledger.mark_handler_ended();
         (self.renewal, self.left) = (None, Left::Nothing);
         let (ledger, lease) = (&self.ledger, &self.lease.of_ledger);
         let terms = lease.terms.clone();
         let mut claims = Claims::new(&ledger.adapter, &ledger.releases, terms, lease.store_timeout);
-        claims.held = lease.keys().into();
+        claims.held = lease.keys.clone();
         claims
     }
 }
@@ -249,7 +250,7 @@ impl Claim for LeaseClaim {
             // From here on, a claim that is dropped completes in the background.
             self.left = Left::Completion(with_response.clone());
             let terms = with_response.as_deref().unwrap_or(&lease.terms);
-            let (adapter, keys) = (&*self.ledger.adapter, lease.keys());
+            let (adapter, keys) = (&*self.ledger.adapter, &lease.keys);
             let replies = call::complete(adapter, keys, terms, lease.store_timeout).await;
             report(keys, &replies, self.renewal.is_some(), &self.lease);
             let left = &mut self.left;
@@ -283,7 +284,7 @@ impl Drop for LeaseClaim {
 impl fmt::Debug for LeaseClaim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LeaseClaim")
-            .field("keys", &self.lease.of_ledger.keys())
+            .field("keys", &self.lease.of_ledger.keys)
             .finish_non_exhaustive()
     }
 }
