@@ -31,14 +31,13 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::call;
-use super::claims::{Claims, Doubt, RELEASE_BOUND};
+use super::claims::{Claims, Doubt};
 use super::contract::{
     Begin, BeginContext, CanShadow, Claim, FailOpen, HandlerSuccess, Ledger, Sealed,
 };
 use super::pending::Pending;
 use super::resolve::{Resolution, flatten};
-use super::retry::{PendingWrites, RetryJob, RetryPool};
+use super::retry::{PendingWrites, RetryPool, Write};
 use crate::adapter::contract::{Abilities, DedupAdapter, Permanence};
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys};
@@ -69,19 +68,8 @@ impl OnArrival {
 
     /// Claims the keys of an unprotected delivery as soon as the store replies.
     fn spawn_claim(&self, keys: &[DedupKey], claims: &mut Claims<'_>) {
-        let job = RetryJob {
-            operation: "claim",
-            adapter: Arc::clone(&self.adapter),
-            keys: keys.into(),
-            terms: claims.terms.clone(),
-            store_timeout: claims.store_timeout,
-            bound: RELEASE_BOUND,
-            repeats: |_| true,
-        };
-        self.pool.repeat(claims.take_slot(), job, (), |job, keys| {
-            let claimed = call::claim(&*job.adapter, keys, &job.terms, job.store_timeout);
-            Box::pin(async { call::errors(claimed.await) })
-        });
+        let job = claims.job(Write::Claim, keys.into());
+        self.pool.repeat(claims.take_slot(), job, ());
     }
 }
 

@@ -11,13 +11,10 @@ use super::call;
 use super::contract::{Begin, BeginContext};
 use super::pending::{Pending, PendingGuard};
 use super::resolve::{KeyState, Resolution, States, resolve_claims};
-use super::retry::{RetryJob, RetryPool};
-use crate::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Permanence, Seen};
+use super::retry::{RetryJob, RetryPool, Write};
+use crate::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Seen};
 use crate::error::Error;
 use crate::key::{DedupKey, Event, List};
-
-/// After this time, the release of a key that is complete at once is not repeated.
-pub(super) const RELEASE_BOUND: Duration = Duration::from_secs(600);
 
 /// The claims of one delivery. If it is dropped, all keys that it may hold are released in the background.
 ///
@@ -184,13 +181,11 @@ impl<'l> Claims<'l> {
 
     /// Releases the keys. The release continues in the background if it fails, or if this future is dropped.
     pub(super) async fn finish(self) -> Result<(), Error> {
-        let job = self.job();
-        let releasing = self.doubt.as_ref().map(|doubt| doubt.releasing);
-        let _guard = releasing.map(|releasing| releasing.add(Arc::clone(&job.keys), ()));
+        let (keys, _guard) = self.releasing();
         // Dropped before the guard, so that there is no moment without one.
         let mut claims = self;
         let (adapter, bound) = (&**claims.adapter, claims.store_timeout);
-        call::all(call::release(adapter, &job.keys, &claims.terms, bound).await)?;
+        call::all(call::release(adapter, &keys, &claims.terms, bound).await)?;
         claims.held.clear();
         Ok(())
     }
@@ -199,20 +194,18 @@ impl<'l> Claims<'l> {
         self.doubt.as_mut().and_then(|doubt| doubt.slot.take())
     }
 
-    fn job(&self) -> RetryJob {
-        RetryJob {
-            operation: "release",
-            adapter: Arc::clone(self.adapter),
-            keys: self.held.iter().chain(&self.asked).cloned().collect(),
-            terms: self.terms.clone(),
-            store_timeout: self.store_timeout,
-            bound: match self.terms.permanence() {
-                Permanence::OnClaim => RELEASE_BOUND,
-                // The lease has lapsed then.
-                Permanence::OnCompletion { lease } => lease,
-            },
-            repeats: Error::is_transient,
-        }
+    pub(super) fn job(&self, write: Write, keys: Arc<[DedupKey]>) -> RetryJob {
+        let (adapter, terms) = (Arc::clone(self.adapter), self.terms.clone());
+        RetryJob { write, adapter, keys, terms, store_timeout: self.store_timeout }
+    }
+
+    /// Returns all keys that may be held. A key that is complete at once is in flight until they are released, or the
+    /// guard is dropped.
+    fn releasing(&self) -> (Arc<[DedupKey]>, Option<PendingGuard>) {
+        let keys: Arc<[_]> = self.held.iter().chain(&self.asked).cloned().collect();
+        let releasing = self.doubt.as_ref().map(|doubt| doubt.releasing);
+        let guard = releasing.map(|releasing| releasing.add(Arc::clone(&keys), ()));
+        (keys, guard)
     }
 }
 
@@ -221,12 +214,7 @@ impl Drop for Claims<'_> {
         if self.held.is_empty() && self.asked.is_empty() {
             return;
         }
-        let job = self.job();
-        let releasing = self.doubt.as_ref().map(|doubt| doubt.releasing);
-        let guard = releasing.map(|releasing| releasing.add(Arc::clone(&job.keys), ()));
-        self.pool.repeat(self.take_slot(), job, guard, |job, keys| {
-            let released = call::release(&*job.adapter, keys, &job.terms, job.store_timeout);
-            Box::pin(async { call::errors(released.await) })
-        });
+        let (keys, guard) = self.releasing();
+        self.pool.repeat(self.take_slot(), self.job(Write::Release, keys), guard);
     }
 }

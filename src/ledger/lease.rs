@@ -18,7 +18,6 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -28,17 +27,12 @@ use super::contract::{
     Begin, BeginContext, CanReplay, CanShadow, Claim, FailOpen, HandlerSuccess, Ledger, Sealed,
 };
 use super::pending::Pending;
-use super::renewal::{HeldLease, LeaseTerms, RenewalGuard, Renewals};
+use super::renewal::{HeldLease, LeaseTerms, RenewalGuard, Renewals, report};
 use super::resolve::{Resolution, flatten};
-use super::retry::{PendingWrites, RetryJob, RetryPool};
-use crate::adapter::contract::{Abilities, CallTerms, CompleteReply, DedupAdapter};
+use super::retry::{PendingWrites, RetryJob, RetryPool, Write};
+use crate::adapter::contract::{Abilities, CallTerms, DedupAdapter};
 use crate::error::{ConfigError, ConfigErrorKind, Error};
-use crate::key::{DedupKey, Keys};
-use crate::observe;
-
-/// After this time, a completion is not repeated. Until then its lease is renewed too, because a store
-/// may take renewals and no completions.
-const COMPLETION_BOUND: Duration = Duration::from_secs(600);
+use crate::key::Keys;
 
 /// Background writes of each kind at once.
 const MOST_COMPLETIONS: usize = 16_384;
@@ -85,27 +79,12 @@ impl Lease {
         lease: Arc<HeldLease>,
         renewal: Option<RenewalGuard>,
     ) {
-        let job = RetryJob {
-            operation: "complete",
-            adapter: Arc::clone(&self.adapter),
-            keys: (*lease.of_ledger.keys).into(),
-            terms,
-            store_timeout: lease.of_ledger.store_timeout,
-            bound: COMPLETION_BOUND,
-            repeats: |_| true,
-        };
-        let pending = self.completing.add(Arc::clone(&job.keys), job.terms.clone());
-        // An unprotected delivery has claimed nothing.
-        let is_claimed = renewal.is_some();
-        self.completions.repeat(None, job, (pending, renewal), move |job, keys| {
-            let lease = Arc::clone(&lease);
-            Box::pin(async move {
-                let replies =
-                    call::complete(&*job.adapter, keys, &job.terms, job.store_timeout).await;
-                report(keys, &replies, is_claimed, &lease);
-                call::errors(replies)
-            })
-        });
+        let keys: Arc<[_]> = (*lease.of_ledger.keys).into();
+        let pending = self.completing.add(Arc::clone(&keys), terms.clone());
+        let (adapter, store_timeout) = (Arc::clone(&self.adapter), lease.of_ledger.store_timeout);
+        let write = Write::Complete { lease, is_claimed: renewal.is_some() };
+        let job = RetryJob { write, adapter, keys, terms, store_timeout };
+        self.completions.repeat(None, job, (pending, renewal));
     }
 }
 
@@ -177,27 +156,6 @@ impl FailOpen for Lease {}
 impl CanShadow for Lease {}
 
 impl CanReplay for Lease {}
-
-/// Reports claims that the store has lost, and lost leases, unless the delivery knew before.
-fn report(
-    keys: &[DedupKey],
-    replies: &[Result<CompleteReply, Error>],
-    is_claimed: bool,
-    lease: &HeldLease,
-) {
-    let with = |completed| {
-        let replies = keys.iter().zip(replies);
-        let replies = replies.filter(move |(_, reply)| matches!(reply, Ok(it) if *it == completed));
-        replies.map(|(key, _)| key)
-    };
-    if is_claimed {
-        with(CompleteReply::Inserted).for_each(observe::claim_missing);
-    }
-    let mut lost = with(CompleteReply::LeaseLost).peekable();
-    if lost.peek().is_some() && lease.mark_lease_lost() {
-        lost.for_each(observe::lease_lost);
-    }
-}
 
 /// The claim of a delivery under a lease.
 ///

@@ -19,8 +19,9 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::call;
-use crate::adapter::contract::{CallTerms, DedupAdapter, RenewReply};
+use crate::adapter::contract::{CallTerms, CompleteReply, DedupAdapter, RenewReply};
 use crate::delivery::Inner;
+use crate::error::Error;
 use crate::key::{DedupKey, List};
 use crate::observe;
 
@@ -188,6 +189,27 @@ async fn renew(adapter: Arc<dyn DedupAdapter>, lease: Arc<HeldLease>) {
             lost.for_each(|(key, _)| observe::lease_lost(key));
         }
         sleep_until(next).await;
+    }
+}
+
+/// Reports claims that the store has lost, and lost leases, unless the delivery knew before.
+pub(super) fn report(
+    keys: &[DedupKey],
+    replies: &[Result<CompleteReply, Error>],
+    is_claimed: bool,
+    lease: &HeldLease,
+) {
+    let with = |completed| {
+        let replies = keys.iter().zip(replies);
+        let replies = replies.filter(move |(_, reply)| matches!(reply, Ok(it) if *it == completed));
+        replies.map(|(key, _)| key)
+    };
+    if is_claimed {
+        with(CompleteReply::Inserted).for_each(observe::claim_missing);
+    }
+    let mut lost = with(CompleteReply::LeaseLost).peekable();
+    if lost.peek().is_some() && lease.mark_lease_lost() {
+        lost.for_each(observe::lease_lost);
     }
 }
 
