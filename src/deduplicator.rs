@@ -248,15 +248,15 @@ impl<L: Ledger> Deduplicator<L> {
     {
         let (claim, delivery) = match self.claim(&event, &report).await {
             Ok(Begin::First { claim, delivery, .. }) => (claim, delivery),
-            Ok(Begin::Duplicate(info)) => {
-                report.fields.age = Some(info.age);
+            Ok(Begin::Duplicate(seen)) => {
+                report.fields.age = Some(seen.age);
                 report.end(Outcome::Duplicate, None);
-                return Ok(RunOutcome::Duplicate(Seen::new(info.age)));
+                return Ok(RunOutcome::Duplicate(seen));
             }
-            Ok(Begin::Mismatch(info)) => {
-                report.fields.age = Some(info.age);
+            Ok(Begin::Mismatch(seen)) => {
+                report.fields.age = Some(seen.age);
                 report.end(Outcome::Mismatch, None);
-                return Ok(RunOutcome::Mismatch(Seen::new(info.age)));
+                return Ok(RunOutcome::Mismatch(seen));
             }
             // An event has a key.
             Ok(Begin::InFlight | Begin::WithoutKey(_)) => {

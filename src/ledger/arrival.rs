@@ -99,7 +99,7 @@ impl Ledger for OnArrival {
         if slot.is_none() {
             let error = Error::new(ErrorKind::Unavailable, "reserving a slot for a release");
             if context.fails_open(&error) {
-                return Ok(Resolution::unprotected(events, &error).run((), |_| ArrivalClaim));
+                return Ok(Resolution::unprotected(events, &error).begin(|_| (), |_| ArrivalClaim));
             }
             return Err(error);
         }
@@ -107,14 +107,12 @@ impl Ledger for OnArrival {
         let claiming = (!seconds.is_empty()).then(|| self.claiming.add(seconds, Instant::now()));
         let (releasing, removals) = (&self.releasing, self.releasing.removals());
         let mut claims = Claims::new(&self.adapter, &self.pool, terms, context.store_timeout);
-        claims.doubt = Some(Box::new(Doubt { slot, releasing, removals, claiming }));
-        let start = |claims: &mut Claims<'_>, resolution: &mut Resolution| {
-            if resolution.is_unprotected {
-                self.spawn_claim(&resolution.held, claims);
-            }
-            resolution.run((), |_| ArrivalClaim)
-        };
-        claims.begin(events, first, context, start).await
+        claims.doubt = Some(Box::new(Doubt { slot, releasing, guard: None, removals, claiming }));
+        let resolution = claims.begin(events, first, context).await?;
+        if resolution.is_unprotected {
+            self.spawn_claim(&resolution.held, &mut claims);
+        }
+        Ok(resolution.begin(|_| (), |_| ArrivalClaim))
     }
 
     fn stores_data(&self) -> bool {

@@ -11,7 +11,9 @@ use http::Extensions;
 
 use super::retry::PendingWrites;
 use super::times::Times;
-use crate::adapter::contract::{Abilities, CallTerms, Fetch, Permanence, StoredResponse, Token};
+use crate::adapter::contract::{
+    Abilities, CallTerms, Fetch, Permanence, Seen, StoredResponse, Token,
+};
 use crate::adapter::{DuplicateNote, EventTypes, Payloads};
 use crate::delivery::Delivery;
 use crate::error::{ConfigError, Error, ErrorKind};
@@ -142,26 +144,10 @@ pub enum Begin<C> {
     WithoutKey(Option<C>),
     /// Other deliveries run every event that is not complete.
     InFlight,
-    /// Every event is complete.
-    Duplicate(DuplicateInfo),
+    /// Every event is complete. The first one was seen then. It has stored data only if the response is fetched.
+    Duplicate(Seen),
     /// Every event is complete, and one was handled with another payload.
-    Mismatch(DuplicateInfo),
-}
-
-impl<C> Begin<C> {
-    /// Returns `true` if no event runs here.
-    pub(super) const fn runs_nothing(&self) -> bool {
-        matches!(self, Self::InFlight | Self::Duplicate(_) | Self::Mismatch(_))
-    }
-}
-
-/// A delivery of which no event is new.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DuplicateInfo {
-    /// The time since its first complete event was first seen.
-    pub age: Duration,
-    /// The stored response, if the delivery has one event and the context fetches responses.
-    pub response: Option<Arc<StoredResponse>>,
+    Mismatch(Seen),
 }
 
 /// The terms on which a delivery begins.

@@ -28,7 +28,7 @@ use super::contract::{
 };
 use super::pending::Pending;
 use super::renewal::{HeldLease, LeaseTerms, RenewalGuard, Renewals, report};
-use super::resolve::{Resolution, flatten};
+use super::resolve::flatten;
 use super::retry::{PendingWrites, RetryJob, RetryPool, Write};
 use crate::adapter::contract::{Abilities, CallTerms, DedupAdapter};
 use crate::error::{ConfigError, ConfigErrorKind, Error};
@@ -112,28 +112,20 @@ impl Ledger for Lease {
         let terms = context.leased_terms(&events, self.abilities);
         let mut claims = Claims::new(&self.adapter, &self.releases, terms, context.store_timeout);
         claims.completing = Some(&self.completing);
-        let mut must_yield = false;
-        let yields = &mut must_yield;
-        let start = move |claims: &mut Claims<'_>, resolution: &mut Resolution| {
-            let (held, terms) = (std::mem::take(&mut resolution.held), claims.terms.clone());
-            let is_claimed = !resolution.is_unprotected;
-            resolution.run(LeaseTerms::new(held, terms, claims.store_timeout), |lease| {
-                let start = || self.renewals.start(&self.adapter, Arc::clone(&lease), claimed_at);
-                let renewal = is_claimed.then(start).flatten();
-                *yields = renewal.as_ref().is_some_and(RenewalGuard::must_yield);
-                LeaseClaim { ledger: Arc::clone(self), lease, renewal, left: Left::Release }
-            })
-        };
-        let begun = claims.begin(events, first, context, start).await;
-        if !must_yield {
-            return begun;
-        }
-        // Boxed, because few claims wake the sweeper.
-        let yielded = Box::pin(async move {
-            tokio::task::yield_now().await;
-            begun
+        let resolution = claims.begin(events, first, context).await?;
+        let is_claimed = !resolution.is_unprotected;
+        let of_ledger = |held| LeaseTerms::new(held, claims.terms.clone(), claims.store_timeout);
+        let begun = resolution.begin(of_ledger, |lease| {
+            let start = || self.renewals.start(&self.adapter, Arc::clone(&lease), claimed_at);
+            let renewal = is_claimed.then(start).flatten();
+            LeaseClaim { ledger: Arc::clone(self), lease, renewal, left: Left::Release }
         });
-        yielded.await
+        drop(claims);
+        if matches!(&begun, Begin::First { claim, .. } if claim.renewal.as_ref().is_some_and(RenewalGuard::must_yield))
+        {
+            tokio::task::yield_now().await;
+        }
+        Ok(begun)
     }
 
     fn check(&self) -> Result<(), ConfigError> {
