@@ -313,11 +313,9 @@ impl<L: Ledger> Deduplicator<L> {
         }
         let Settings { times, wait, fail_open } = self.settings;
         let mut context = BeginContext::of(&times, Duration::ZERO);
-        context.fetch = if payloads.is_some() { Fetch::Digest } else { Fetch::Nothing };
-        context.payloads = payloads;
-        if fail_open {
-            context.fail_open();
-        }
+        context.terms.fetch = if payloads.is_some() { Fetch::Digest } else { Fetch::Nothing };
+        context.terms.payloads = payloads;
+        context.terms.duplicate_note = fail_open.then(Default::default);
         let begun = self.ledger.begin(&report.keys, &context).await?;
         if !matches!(begun, Begin::InFlight) || wait.is_zero() {
             return Ok(begun);

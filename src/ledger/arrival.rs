@@ -93,7 +93,8 @@ impl Ledger for OnArrival {
             return Ok(Begin::WithoutKey(None));
         }
         let (events, first) = flatten(keys);
-        let terms = context.terms(Permanence::OnClaim, &events, self.abilities);
+        let mut terms = context.terms(&events, self.abilities);
+        terms.permanence = Permanence::OnClaim;
         // Reserved before the claim, because a refused release loses an event.
         let slot = self.pool.reserve();
         if slot.is_none() {
@@ -108,7 +109,7 @@ impl Ledger for OnArrival {
         let (releasing, removals) = (&self.releasing, self.releasing.removals());
         let mut claims = Claims::new(&self.adapter, &self.pool, terms, context.store_timeout);
         claims.doubt = Some(Box::new(Doubt { slot, releasing, guard: None, removals, claiming }));
-        let resolution = claims.begin(events, first, context).await?;
+        let mut resolution = claims.begin(events, first, context).await?;
         if resolution.is_unprotected {
             self.spawn_claim(&resolution.held, &mut claims);
         }

@@ -109,10 +109,10 @@ impl Ledger for Lease {
         }
         let (events, first) = flatten(keys);
         let claimed_at = Instant::now();
-        let terms = context.leased_terms(&events, self.abilities);
+        let terms = context.terms(&events, self.abilities);
         let mut claims = Claims::new(&self.adapter, &self.releases, terms, context.store_timeout);
         claims.completing = Some(&self.completing);
-        let resolution = claims.begin(events, first, context).await?;
+        let mut resolution = claims.begin(events, first, context).await?;
         let is_claimed = !resolution.is_unprotected;
         let of_ledger = |held| LeaseTerms::new(held, claims.terms.clone(), claims.store_timeout);
         let begun = resolution.begin(of_ledger, |lease| {
@@ -121,11 +121,17 @@ impl Ledger for Lease {
             LeaseClaim { ledger: Arc::clone(self), lease, renewal, left: Left::Release }
         });
         drop(claims);
-        if matches!(&begun, Begin::First { claim, .. } if claim.renewal.as_ref().is_some_and(RenewalGuard::must_yield))
-        {
-            tokio::task::yield_now().await;
+        let must_yield =
+            |claim: &LeaseClaim| claim.renewal.as_ref().is_some_and(RenewalGuard::must_yield);
+        if !matches!(&begun, Begin::First { claim, .. } if must_yield(claim)) {
+            return Ok(begun);
         }
-        Ok(begun)
+        // Boxed, because few claims wake the sweeper.
+        let yielded = Box::pin(async move {
+            tokio::task::yield_now().await;
+            begun
+        });
+        Ok(yielded.await)
     }
 
     fn check(&self) -> Result<(), ConfigError> {

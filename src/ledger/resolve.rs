@@ -180,15 +180,16 @@ impl Resolution {
 
     /// Returns the verdict on the delivery. Its ledger holds something for the events that run, and makes their claim.
     pub(super) fn begin<T: OfLedger, C>(
-        self,
+        &mut self,
         of_ledger: impl FnOnce(List<DedupKey>) -> T,
         claim: impl FnOnce(Arc<Inner<T>>) -> C,
     ) -> Begin<C> {
         if self.new.is_empty() {
             return self.without_new();
         }
-        let Self { new, attempt, takeover, in_flight, mismatch, is_unprotected, .. } = self;
-        let of_ledger = of_ledger(self.held);
+        let Self { attempt, takeover, in_flight, mismatch, is_unprotected, .. } = *self;
+        let (new, held) = (std::mem::take(&mut self.new), std::mem::take(&mut self.held));
+        let of_ledger = of_ledger(held);
         let inner = Arc::new(Inner::new(new, (attempt, takeover), is_unprotected, None, of_ledger));
         let delivery = Delivery::from(Arc::clone(&inner));
         let claim = claim(inner);
@@ -200,8 +201,8 @@ impl Resolution {
     }
 
     /// Returns the verdict on a delivery without a new event.
-    pub(super) fn without_new<C>(self) -> Begin<C> {
-        match self.duplicate {
+    pub(super) fn without_new<C>(&mut self) -> Begin<C> {
+        match self.duplicate.take() {
             Some(seen) if !self.in_flight && self.mismatch => Begin::Mismatch(seen),
             Some(seen) if !self.in_flight => Begin::Duplicate(seen),
             _ => Begin::InFlight,

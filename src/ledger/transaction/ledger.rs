@@ -72,7 +72,7 @@ impl<DB: Database> Ledger for Transactional<DB> {
         context: &BeginContext,
     ) -> Result<Begin<Self::Claim>, Error> {
         if keys.is_empty() {
-            let terms = context.transaction_terms(&[], ABILITIES);
+            let terms = context.terms(&[], ABILITIES);
             let claim = self.claim(List::new(), terms, context, None);
             return Ok(Begin::WithoutKey(Some(claim)));
         }
@@ -83,7 +83,7 @@ impl<DB: Database> Ledger for Transactional<DB> {
             return Ok(Begin::InFlight);
         }
         let (adapter, store_timeout) = (&*self.adapter, context.store_timeout);
-        let terms = context.transaction_terms(&events, ABILITIES);
+        let terms = context.terms(&events, ABILITIES);
         let opened = open(adapter, &asked, &terms, store_timeout).await?;
         if opened.replies.len() != asked.len() {
             return Err(Error::new(ErrorKind::Corrupt, "counting the replies of the store"));
