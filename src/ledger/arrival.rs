@@ -33,7 +33,7 @@ use tokio::time::Instant;
 
 use super::claims::{Claims, Doubt};
 use super::contract::{
-    Begin, BeginContext, CanShadow, Claim, FailOpen, HandlerSuccess, Ledger, Sealed,
+    Begin, BeginContext, CanShadow, Claim, FailOpen, HandlerSuccess, Ledger, Sealed, fails_open,
 };
 use super::pending::Pending;
 use super::resolve::{Resolution, flatten};
@@ -99,7 +99,7 @@ impl Ledger for OnArrival {
         let slot = self.pool.reserve();
         if slot.is_none() {
             let error = Error::new(ErrorKind::Unavailable, "reserving a slot for a release");
-            if context.fails_open(&error) {
+            if fails_open(&terms, &error) {
                 return Ok(Resolution::unprotected(events, &error).begin(|_| (), |_| ArrivalClaim));
             }
             return Err(error);
@@ -107,9 +107,9 @@ impl Ledger for OnArrival {
         let seconds: Arc<[_]> = events.iter().filter_map(Event::second_identity).cloned().collect();
         let claiming = (!seconds.is_empty()).then(|| self.claiming.add(seconds, Instant::now()));
         let (releasing, removals) = (&self.releasing, self.releasing.removals());
-        let mut claims = Claims::new(&self.adapter, &self.pool, terms, context.store_timeout);
+        let mut claims = Claims::new(&self.adapter, &self.pool, terms, &context.store_timeout);
         claims.doubt = Some(Box::new(Doubt { slot, releasing, guard: None, removals, claiming }));
-        let mut resolution = claims.begin(events, first, context).await?;
+        let mut resolution = claims.begin(events, first).await?;
         if resolution.is_unprotected {
             self.spawn_claim(&resolution.held, &mut claims);
         }

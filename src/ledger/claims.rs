@@ -8,7 +8,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 use super::call;
-use super::contract::BeginContext;
+use super::contract::fails_open;
 use super::pending::{Pending, PendingGuard};
 use super::resolve::{Replies, Reply, Resolution, resolve};
 use super::retry::{RetryJob, RetryPool, Write};
@@ -27,7 +27,7 @@ pub(super) struct Claims<'l> {
     /// The keys that the last call claims.
     asked: List<DedupKey>,
     pub(super) terms: CallTerms,
-    pub(super) store_timeout: Duration,
+    pub(super) store_timeout: &'l Duration,
     /// What this process knows of keys that are complete in the store. Boxed, because most ledgers have none.
     pub(super) doubt: Option<Box<Doubt<'l>>>,
     /// The keys that are complete for this process, and are not claimed, with the terms of their completion.
@@ -73,7 +73,7 @@ impl<'l> Claims<'l> {
         adapter: &'l Arc<dyn DedupAdapter>,
         pool: &'l RetryPool,
         terms: CallTerms,
-        store_timeout: Duration,
+        store_timeout: &'l Duration,
     ) -> Self {
         let (held, asked) = (List::new(), List::new());
         let (doubt, completing) = (None, None);
@@ -86,7 +86,6 @@ impl<'l> Claims<'l> {
         &mut self,
         events: List<Event>,
         first: List<DedupKey>,
-        context: &BeginContext,
     ) -> impl Future<Output = Result<Resolution, Error>> + Send {
         self.asked = first;
         async move {
@@ -103,7 +102,7 @@ impl<'l> Claims<'l> {
                 self.add(Replies::default(), claimed)
             };
             if events.iter().all(|event| event.second_identity().is_none()) {
-                return self.conclude(events, replies, have_failed, context);
+                return self.conclude(events, replies, have_failed);
             }
             // Boxed, because most events have one identity.
             let later_step = Box::pin(async move {
@@ -115,7 +114,7 @@ impl<'l> Claims<'l> {
                     (replies, have_failed) = self.add(replies, claimed);
                     have_failed &= are_claimed;
                 }
-                let resolution = self.conclude(events, replies, have_failed, context)?;
+                let resolution = self.conclude(events, replies, have_failed)?;
                 if resolution.new.is_empty() && !self.held.is_empty() {
                     // A release that fails continues in the background.
                     let _ = self.finish().await;
@@ -135,7 +134,7 @@ impl<'l> Claims<'l> {
                 Some(completing) => completing.split(&mut self.asked),
                 None => Vec::new(),
             };
-            let (adapter, bound) = (&**self.adapter, self.store_timeout);
+            let (adapter, bound) = (&**self.adapter, *self.store_timeout);
             (call::claim(adapter, &self.asked, &self.terms, bound).await, pending)
         }
     }
@@ -166,9 +165,8 @@ impl<'l> Claims<'l> {
         events: List<Event>,
         replies: Replies,
         have_failed: bool,
-        context: &BeginContext,
     ) -> Result<Resolution, Error> {
-        let open = replies.error().filter(|error| have_failed && context.fails_open(error));
+        let open = replies.error().filter(|error| have_failed && fails_open(&self.terms, error));
         let mut resolution = match open {
             Some(error) => Resolution::unprotected(events, error),
             None => resolve(&events, &replies, &self.terms),
@@ -184,7 +182,7 @@ impl<'l> Claims<'l> {
     /// Releases the keys. The release continues in the background if it fails, or if this future is dropped.
     pub(super) async fn finish(&mut self) -> Result<(), Error> {
         let keys = self.releasing();
-        let (adapter, bound) = (&**self.adapter, self.store_timeout);
+        let (adapter, bound) = (&**self.adapter, *self.store_timeout);
         call::all(call::release(adapter, &keys, &self.terms, bound).await)?;
         self.held.clear();
         Ok(())
@@ -196,7 +194,7 @@ impl<'l> Claims<'l> {
 
     pub(super) fn job(&self, write: Write, keys: Arc<[DedupKey]>) -> RetryJob {
         let (adapter, terms) = (Arc::clone(self.adapter), self.terms.clone());
-        RetryJob { write, adapter, keys, terms, store_timeout: self.store_timeout }
+        RetryJob { write, adapter, keys, terms, store_timeout: *self.store_timeout }
     }
 
     /// Returns all keys that may be held. A key that is complete at once is in flight from now on.

@@ -190,15 +190,6 @@ impl BeginContext {
         again
     }
 
-    /// Returns `true` if the handler runs unprotected after this error.
-    ///
-    /// [`ErrorKind::Corrupt`] never fails open: the unreadable data may belong to a duplicate. Nor does
-    /// an error after the store has found a duplicate, when only the read of its response failed.
-    pub(super) fn fails_open(&self, error: &Error) -> bool {
-        let note = self.terms.duplicate_note.as_ref();
-        note.is_some_and(|note| note.get().is_none()) && error.kind() != ErrorKind::Corrupt
-    }
-
     /// Returns the terms for a store of these abilities, for a delivery of these events.
     ///
     /// The response to a multi-event delivery answered for other events too, so it is not replayed.
@@ -219,6 +210,15 @@ impl BeginContext {
         let payloads = terms.payloads.take().unwrap_or_default();
         terms.with_payloads(keys.into_iter().chain(payloads.iter().cloned()))
     }
+}
+
+/// Returns `true` if the handler runs unprotected after this error of a claim.
+///
+/// [`ErrorKind::Corrupt`] never fails open: the unreadable data may belong to a duplicate. Nor does
+/// an error after the store has found a duplicate, when only the read of its response failed.
+pub(super) fn fails_open(terms: &CallTerms, error: &Error) -> bool {
+    let found_no_duplicate = terms.duplicate_note.as_ref().is_some_and(|note| note.get().is_none());
+    found_no_duplicate && error.kind() != ErrorKind::Corrupt
 }
 
 /// Returns the types of all identities of these events; `None` if no event has a type.

@@ -99,39 +99,44 @@ impl Sealed for Lease {}
 impl Ledger for Lease {
     type Claim = LeaseClaim;
 
-    async fn begin(
+    #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
+    fn begin(
         self: &Arc<Self>,
         keys: &Keys,
         context: &BeginContext,
-    ) -> Result<Begin<Self::Claim>, Error> {
-        if keys.is_empty() {
-            return Ok(Begin::WithoutKey(None));
+    ) -> impl Future<Output = Result<Begin<Self::Claim>, Error>> + Send {
+        async move {
+            if keys.is_empty() {
+                return Ok(Begin::WithoutKey(None));
+            }
+            let (events, first) = flatten(keys);
+            let claimed_at = Instant::now();
+            let terms = context.terms(&events, self.abilities);
+            let mut claims =
+                Claims::new(&self.adapter, &self.releases, terms, &context.store_timeout);
+            claims.completing = Some(&self.completing);
+            let mut resolution = claims.begin(events, first).await?;
+            let is_claimed = !resolution.is_unprotected;
+            let of_ledger =
+                |held| LeaseTerms::new(held, claims.terms.clone(), *claims.store_timeout);
+            let begun = resolution.begin(of_ledger, |lease| {
+                let start = || self.renewals.start(&self.adapter, Arc::clone(&lease), claimed_at);
+                let renewal = is_claimed.then(start).flatten();
+                LeaseClaim { ledger: Arc::clone(self), lease, renewal, left: Left::Release }
+            });
+            drop(claims);
+            let must_yield =
+                |claim: &LeaseClaim| claim.renewal.as_ref().is_some_and(RenewalGuard::must_yield);
+            if !matches!(&begun, Begin::First { claim, .. } if must_yield(claim)) {
+                return Ok(begun);
+            }
+            // Boxed, because few claims wake the sweeper.
+            let yielded = Box::pin(async move {
+                tokio::task::yield_now().await;
+                begun
+            });
+            Ok(yielded.await)
         }
-        let (events, first) = flatten(keys);
-        let claimed_at = Instant::now();
-        let terms = context.terms(&events, self.abilities);
-        let mut claims = Claims::new(&self.adapter, &self.releases, terms, context.store_timeout);
-        claims.completing = Some(&self.completing);
-        let mut resolution = claims.begin(events, first, context).await?;
-        let is_claimed = !resolution.is_unprotected;
-        let of_ledger = |held| LeaseTerms::new(held, claims.terms.clone(), claims.store_timeout);
-        let begun = resolution.begin(of_ledger, |lease| {
-            let start = || self.renewals.start(&self.adapter, Arc::clone(&lease), claimed_at);
-            let renewal = is_claimed.then(start).flatten();
-            LeaseClaim { ledger: Arc::clone(self), lease, renewal, left: Left::Release }
-        });
-        drop(claims);
-        let must_yield =
-            |claim: &LeaseClaim| claim.renewal.as_ref().is_some_and(RenewalGuard::must_yield);
-        if !matches!(&begun, Begin::First { claim, .. } if must_yield(claim)) {
-            return Ok(begun);
-        }
-        // Boxed, because few claims wake the sweeper.
-        let yielded = Box::pin(async move {
-            tokio::task::yield_now().await;
-            begun
-        });
-        Ok(yielded.await)
     }
 
     fn check(&self) -> Result<(), ConfigError> {
@@ -184,7 +189,8 @@ impl LeaseClaim {
         (self.renewal, self.left) = (None, Left::Nothing);
         let (ledger, lease) = (&self.ledger, &self.lease.of_ledger);
         let terms = lease.terms.clone();
-        let mut claims = Claims::new(&ledger.adapter, &ledger.releases, terms, lease.store_timeout);
+        let mut claims =
+            Claims::new(&ledger.adapter, &ledger.releases, terms, &lease.store_timeout);
         claims.held = lease.keys.clone();
         claims
     }
