@@ -249,15 +249,15 @@ impl<L: Ledger> Deduplicator<L> {
     {
         let (claim, delivery) = match self.claim(&event, &report).await {
             Ok(Begin::First { claim, delivery, .. }) => (claim, delivery),
-            Ok(Begin::Duplicate(info)) => {
-                report.fields.age = Some(info.age);
+            Ok(Begin::Duplicate(seen)) => {
+                report.fields.age = Some(seen.age);
                 report.end(Outcome::Duplicate, None);
-                return Ok(RunOutcome::Duplicate(Seen::new(info.age)));
+                return Ok(RunOutcome::Duplicate(seen));
             }
-            Ok(Begin::Mismatch(info)) => {
-                report.fields.age = Some(info.age);
+            Ok(Begin::Mismatch(seen)) => {
+                report.fields.age = Some(seen.age);
                 report.end(Outcome::Mismatch, None);
-                return Ok(RunOutcome::Mismatch(Seen::new(info.age)));
+                return Ok(RunOutcome::Mismatch(seen));
             }
             // An event has a key.
             Ok(Begin::InFlight | Begin::WithoutKey(_)) => {
@@ -314,11 +314,9 @@ impl<L: Ledger> Deduplicator<L> {
         }
         let Settings { times, wait, fail_open } = self.settings;
         let mut context = BeginContext::of(&times, Duration::ZERO);
-        context.fetch = if payloads.is_some() { Fetch::Digest } else { Fetch::Nothing };
-        context.payloads = payloads;
-        if fail_open {
-            context.fail_open();
-        }
+        context.terms.fetch = if payloads.is_some() { Fetch::Digest } else { Fetch::Nothing };
+        context.terms.payloads = payloads;
+        context.terms.duplicate_note = fail_open.then(Default::default);
         let begun = self.ledger.begin(&report.keys, &context).await?;
         if !matches!(begun, Begin::InFlight) || wait.is_zero() {
             return Ok(begun);

@@ -65,10 +65,12 @@ const LEVELS: &[(&str, Levels)] = &[
     (
         "ledger",
         &[
-            &["retry", "times"],
+            &["call", "pending", "times"],
+            &["renewal"],
+            &["retry"],
             &["contract"],
-            &["call", "pending", "resolve"],
-            &["claims", "renewal"],
+            &["resolve"],
+            &["claims"],
             &["arrival", "lease", "transaction"],
         ],
     ),

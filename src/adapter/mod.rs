@@ -55,6 +55,6 @@ pub use purging::{Purger, Purging};
 pub use sql::{Batching, Identifier};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteAdapter, SqliteOptions};
-pub(crate) use terms::{DuplicateNote, EventTypes, Payloads};
+pub(crate) use terms::{EventTypes, Payloads};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use transaction::TransactionAdapter;

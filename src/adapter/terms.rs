@@ -44,16 +44,16 @@ impl fmt::Debug for Token {
 /// Cloning is cheap.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallTerms {
-    token: Token,
+    pub(crate) token: Token,
     retention: Duration,
-    permanence: Permanence,
-    fetch: Fetch,
-    payloads: Option<Payloads>,
-    event_types: Option<EventTypes>,
+    pub(crate) permanence: Permanence,
+    pub(crate) fetch: Fetch,
+    pub(crate) payloads: Option<Payloads>,
+    pub(crate) event_types: Option<EventTypes>,
     response: Option<Arc<StoredResponse>>,
-    duplicate_note: Option<DuplicateNote>,
-    /// Zero for no bound.
-    transaction_bound_ms: i32,
+    pub(crate) duplicate_note: Option<DuplicateNote>,
+    /// For how many milliseconds a lent transaction may be idle. Zero for no bound.
+    pub(crate) transaction_bound_ms: i32,
 }
 
 /// Set once the store has returned that a key of the call is complete. The caller reads it after an
@@ -132,18 +132,14 @@ impl CallTerms {
     /// [type](crate::key::Event::with_event_type) is ignored.
     #[must_use]
     pub fn with_event_types<T: AsRef<str>>(
-        self,
+        mut self,
         types: impl IntoIterator<Item = (DedupKey, T)>,
     ) -> Self {
         let types =
             types.into_iter().filter_map(|(key, text)| Some((key, event_type(text.as_ref())?)));
         let mut types: Vec<_> = types.collect();
         types.sort_unstable();
-        self.with_sorted_event_types(types.into())
-    }
-
-    pub(crate) fn with_sorted_event_types(mut self, types: EventTypes) -> Self {
-        self.event_types = Some(types);
+        self.event_types = Some(types.into());
         self
     }
 
@@ -165,23 +161,6 @@ impl CallTerms {
     pub fn with_response(mut self, response: Arc<StoredResponse>) -> Self {
         self.response = Some(response);
         self
-    }
-
-    pub(crate) fn with_duplicate_note(mut self, note: DuplicateNote) -> Self {
-        self.duplicate_note = Some(note);
-        self
-    }
-
-    /// Sets for how many milliseconds a lent transaction may be idle. Zero is no bound.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    pub(crate) const fn with_transaction_bound_ms(mut self, bound: i32) -> Self {
-        self.transaction_bound_ms = bound;
-        self
-    }
-
-    #[cfg(feature = "postgres")]
-    pub(super) const fn transaction_bound_ms(&self) -> i32 {
-        self.transaction_bound_ms
     }
 
     /// Returns the data to store with this key once it is complete; `None` if there is none.

@@ -275,7 +275,7 @@ impl Event {
     }
 
     /// Returns all identities of the event, the key first.
-    pub(crate) fn identities(&self) -> impl Iterator<Item = &DedupKey> {
+    pub(crate) fn identities(&self) -> impl Iterator<Item = &DedupKey> + Clone {
         std::iter::once(&self.key).chain(&self.second)
     }
 }

@@ -141,9 +141,9 @@ impl Config {
         // A response to be stored is read after the handler has returned.
         let after = if self.replay.is_some() { self.body_timeout } else { Duration::ZERO };
         let mut context = BeginContext::of(&self.times, after);
-        (context.fetch, context.payloads) = (fetch, payloads.cloned());
+        (context.terms.fetch, context.terms.payloads) = (fetch, payloads.cloned());
         if self.on_unavailable == OnUnavailable::FailOpen {
-            context.fail_open();
+            context.terms.duplicate_note = Some(Default::default());
         }
         context
     }

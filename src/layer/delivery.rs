@@ -46,13 +46,11 @@ use super::gate::{NotAdmitted, Permit, release_readiness};
 use super::paths::LAST_PATHS;
 use super::policy::{OnInFlight, OnMismatch, Replay};
 use crate::adapter::Payloads;
-use crate::adapter::contract::StoredResponse;
+use crate::adapter::contract::{Seen, StoredResponse};
 use crate::delivery::{Delivery, Verdict};
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys, hex, sha256};
-use crate::ledger::{
-    Begin, BeginContext, Claim, DuplicateInfo, HandlerSuccess, Ledger, RunsWithoutKey,
-};
+use crate::ledger::{Begin, BeginContext, Claim, HandlerSuccess, Ledger, RunsWithoutKey};
 use crate::observe::{self, Outcome, Report, ShadowFields};
 use crate::run::{Called, Wait, call, run};
 
@@ -268,14 +266,14 @@ where
             Ok(Begin::WithoutKey(claim)) => {
                 return (Verdict::NoKey, Some(Claimed { claim, delivery: None, instead: None }));
             }
-            Ok(Begin::Duplicate(info)) => {
-                let verdict = Verdict::Duplicate { age: info.age };
-                (verdict, (Outcome::Duplicate, self.answer_known(info)))
+            Ok(Begin::Duplicate(seen)) => {
+                let verdict = Verdict::Duplicate { age: seen.age };
+                (verdict, (Outcome::Duplicate, self.answer_known(&seen)))
             }
-            Ok(Begin::Mismatch(info)) => {
-                let verdict = Verdict::Mismatch { age: info.age };
+            Ok(Begin::Mismatch(seen)) => {
+                let verdict = Verdict::Mismatch { age: seen.age };
                 let refusal = Ending::Own(DedupResult::Mismatch);
-                let answer = if refuses { refusal } else { self.answer_known(info) };
+                let answer = if refuses { refusal } else { self.answer_known(&seen) };
                 (verdict, (Outcome::Mismatch, answer))
             }
             Ok(Begin::InFlight) if is_acknowledged => {
@@ -294,8 +292,8 @@ where
     }
 
     /// Answers a delivery of which every event is complete.
-    fn answer_known(&self, info: DuplicateInfo) -> Ending<ResBody, S::Error> {
-        match info.response {
+    fn answer_known(&self, seen: &Seen) -> Ending<ResBody, S::Error> {
+        match seen.stored.as_ref().and_then(|stored| stored.response.clone()) {
             Some(response) => Ending::Replay(response),
             None if self.layer.config.duplicate_status.is_success() => {
                 Ending::Own(DedupResult::Duplicate)

@@ -31,14 +31,13 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::call;
-use super::claims::{Claims, Doubt, RELEASE_BOUND};
+use super::claims::{Claims, Doubt};
 use super::contract::{
-    Begin, BeginContext, CanShadow, Claim, FailOpen, HandlerSuccess, Ledger, Sealed,
+    Begin, BeginContext, CanShadow, Claim, FailOpen, HandlerSuccess, Ledger, Sealed, fails_open,
 };
 use super::pending::Pending;
 use super::resolve::{Resolution, flatten};
-use super::retry::{PendingWrites, RetryJob, RetryPool};
+use super::retry::{PendingWrites, RetryPool, Write};
 use crate::adapter::contract::{Abilities, DedupAdapter, Permanence};
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys};
@@ -69,19 +68,8 @@ impl OnArrival {
 
     /// Claims the keys of an unprotected delivery as soon as the store replies.
     fn spawn_claim(&self, keys: &[DedupKey], claims: &mut Claims<'_>) {
-        let job = RetryJob {
-            operation: "claim",
-            adapter: Arc::clone(&self.adapter),
-            keys: keys.into(),
-            terms: claims.terms.clone(),
-            store_timeout: claims.store_timeout,
-            bound: RELEASE_BOUND,
-            repeats: |_| true,
-        };
-        self.pool.repeat(claims.take_slot(), job, (), |job, keys| {
-            let claimed = call::claim(&*job.adapter, keys, &job.terms, job.store_timeout);
-            Box::pin(async { call::errors(claimed.await) })
-        });
+        let job = claims.job(Write::Claim, keys.into());
+        self.pool.repeat(claims.take_slot(), job, ());
     }
 }
 
@@ -105,28 +93,27 @@ impl Ledger for OnArrival {
             return Ok(Begin::WithoutKey(None));
         }
         let (events, first) = flatten(keys);
-        let terms = context.terms(Permanence::OnClaim, &events, self.abilities);
+        let mut terms = context.terms(&events, self.abilities);
+        terms.permanence = Permanence::OnClaim;
         // Reserved before the claim, because a refused release loses an event.
         let slot = self.pool.reserve();
         if slot.is_none() {
             let error = Error::new(ErrorKind::Unavailable, "reserving a slot for a release");
-            if context.fails_open(&error) {
-                return Ok(Resolution::unprotected(events, &error).run((), |_| ArrivalClaim));
+            if fails_open(&terms, &error) {
+                return Ok(Resolution::unprotected(events, &error).begin(|_| (), |_| ArrivalClaim));
             }
             return Err(error);
         }
         let seconds: Arc<[_]> = events.iter().filter_map(Event::second_identity).cloned().collect();
         let claiming = (!seconds.is_empty()).then(|| self.claiming.add(seconds, Instant::now()));
         let (releasing, removals) = (&self.releasing, self.releasing.removals());
-        let mut claims = Claims::new(&self.adapter, &self.pool, terms, context.store_timeout);
-        claims.doubt = Some(Box::new(Doubt { slot, releasing, removals, claiming }));
-        let start = |claims: &mut Claims<'_>, resolution: &mut Resolution| {
-            if resolution.is_unprotected {
-                self.spawn_claim(&resolution.held, claims);
-            }
-            resolution.run((), |_| ArrivalClaim)
-        };
-        claims.begin(events, first, context, start).await
+        let mut claims = Claims::new(&self.adapter, &self.pool, terms, &context.store_timeout);
+        claims.doubt = Some(Box::new(Doubt { slot, releasing, guard: None, removals, claiming }));
+        let mut resolution = claims.begin(events, first).await?;
+        if resolution.is_unprotected {
+            self.spawn_claim(&resolution.held, &mut claims);
+        }
+        Ok(resolution.begin(|_| (), |_| ArrivalClaim))
     }
 
     fn stores_data(&self) -> bool {

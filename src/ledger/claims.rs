@@ -8,16 +8,13 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 use super::call;
-use super::contract::{Begin, BeginContext};
+use super::contract::fails_open;
 use super::pending::{Pending, PendingGuard};
-use super::resolve::{KeyState, Resolution, States, resolve_claims};
-use super::retry::{RetryJob, RetryPool};
-use crate::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Permanence, Seen};
+use super::resolve::{Replies, Reply, Resolution, resolve};
+use super::retry::{RetryJob, RetryPool, Write};
+use crate::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Seen};
 use crate::error::Error;
 use crate::key::{DedupKey, Event, List};
-
-/// After this time, the release of a key that is complete at once is not repeated.
-pub(super) const RELEASE_BOUND: Duration = Duration::from_secs(600);
 
 /// The claims of one delivery. If it is dropped, all keys that it may hold are released in the background.
 ///
@@ -30,7 +27,7 @@ pub(super) struct Claims<'l> {
     /// The keys that the last call claims.
     asked: List<DedupKey>,
     pub(super) terms: CallTerms,
-    pub(super) store_timeout: Duration,
+    pub(super) store_timeout: &'l Duration,
     /// What this process knows of keys that are complete in the store. Boxed, because most ledgers have none.
     pub(super) doubt: Option<Box<Doubt<'l>>>,
     /// The keys that are complete for this process, and are not claimed, with the terms of their completion.
@@ -43,6 +40,7 @@ pub(super) struct Doubt<'l> {
     pub(super) slot: Option<OwnedSemaphorePermit>,
     /// Contains the keys to release until they are released.
     pub(super) releasing: &'l Arc<Pending>,
+    pub(super) guard: Option<PendingGuard>,
     /// The removals from `releasing` before the delivery. If there was one meanwhile, any key may have been released.
     pub(super) removals: usize,
     /// When each delivery of this process has begun that claims second identities.
@@ -50,12 +48,12 @@ pub(super) struct Doubt<'l> {
 }
 
 /// The replies of a step, and the keys that were not asked for because their completion is pending, with its terms.
-type Claimed = (List<Result<ClaimReply, Error>>, Vec<(DedupKey, CallTerms)>);
+type Claimed = (List<Reply>, Vec<(DedupKey, CallTerms)>);
 
 impl Doubt<'_> {
-    fn apply(&self, states: &mut States) {
-        for (key, state) in states.iter_mut() {
-            let KeyState::Duplicate(seen) = &state else { continue };
+    fn apply(&self, replies: &mut [(DedupKey, Reply)]) {
+        for (key, reply) in replies {
+            let Ok(ClaimReply::Duplicate(seen)) = &reply else { continue };
             let is_released =
                 self.releasing.contains(key) || self.releasing.removals() != self.removals;
             let claiming = self.claiming.as_ref().filter(|guard| guard.keys().contains(key));
@@ -64,7 +62,7 @@ impl Doubt<'_> {
                 guard.is_known(key, |since| seen.age <= since.elapsed())
             };
             if is_released || claiming.is_some_and(is_shared) {
-                *state = KeyState::InFlight;
+                *reply = Ok(ClaimReply::InFlight);
             }
         }
     }
@@ -75,25 +73,23 @@ impl<'l> Claims<'l> {
         adapter: &'l Arc<dyn DedupAdapter>,
         pool: &'l RetryPool,
         terms: CallTerms,
-        store_timeout: Duration,
+        store_timeout: &'l Duration,
     ) -> Self {
         let (held, asked) = (List::new(), List::new());
         let (doubt, completing) = (None, None);
         Self { adapter, pool, held, asked, terms, store_timeout, doubt, completing }
     }
 
-    /// Claims the identities of these events, beginning with those that are `first`. If there are new events, `start`
-    /// makes their claim.
-    pub(super) fn begin<C: Send>(
-        mut self,
+    /// Claims the identities of these events, beginning with those that are `first`. From then on, only the keys that
+    /// are to be released are held.
+    pub(super) fn begin(
+        &mut self,
         events: List<Event>,
         first: List<DedupKey>,
-        context: &BeginContext,
-        start: impl FnOnce(&mut Self, &mut Resolution) -> Begin<C> + Send,
-    ) -> impl Future<Output = Result<Begin<C>, Error>> + Send {
+    ) -> impl Future<Output = Result<Resolution, Error>> + Send {
         self.asked = first;
         async move {
-            let first = {
+            let (mut replies, mut have_failed) = {
                 let claimed = self.claim().await;
                 // Most deliveries carry one event with one identity, which is new.
                 if let ([Ok(ClaimReply::First { attempt, takeover })], [event]) =
@@ -101,22 +97,29 @@ impl<'l> Claims<'l> {
                     && event.second_identity().is_none()
                 {
                     let (held, run) = (std::mem::take(&mut self.asked), (*attempt, *takeover));
-                    return Ok(start(&mut self, &mut Resolution::first(events, held, run)));
+                    return Ok(Resolution::first(events, held, run));
                 }
-                self.states(claimed)
+                self.add(Replies::default(), claimed)
             };
             if events.iter().all(|event| event.second_identity().is_none()) {
-                return self.conclude(events, first, States::default(), context, start);
+                return self.conclude(events, replies, have_failed);
             }
             // Boxed, because most events have one identity.
             let later_step = Box::pin(async move {
-                let later = self.claim_later(&events, &first).await;
-                let begun = self.conclude(events, first, later, context, start);
-                if begun.as_ref().is_ok_and(Begin::runs_nothing) && !self.held.is_empty() {
+                let later = replies.later_keys(&events, &self.terms);
+                if !later.is_empty() {
+                    let are_claimed = replies.are_first();
+                    (self.held, self.asked) = (replies.may_be_held(), later);
+                    let claimed = self.claim().await;
+                    (replies, have_failed) = self.add(replies, claimed);
+                    have_failed &= are_claimed;
+                }
+                let resolution = self.conclude(events, replies, have_failed)?;
+                if resolution.new.is_empty() && !self.held.is_empty() {
                     // A release that fails continues in the background.
                     let _ = self.finish().await;
                 }
-                begun
+                Ok(resolution)
             });
             later_step.await
         }
@@ -131,67 +134,57 @@ impl<'l> Claims<'l> {
                 Some(completing) => completing.split(&mut self.asked),
                 None => Vec::new(),
             };
-            let (adapter, bound) = (&**self.adapter, self.store_timeout);
+            let (adapter, bound) = (&**self.adapter, *self.store_timeout);
             (call::claim(adapter, &self.asked, &self.terms, bound).await, pending)
         }
     }
 
-    /// Returns the states of the keys that were asked for, and of those that are pending.
-    fn states(&self, (replies, pending): Claimed) -> States {
+    /// Adds the replies for the keys that were asked for, and for those that are pending. Returns with them `true` if
+    /// all claims have failed.
+    fn add(&self, mut replies: Replies, (of_store, pending): Claimed) -> (Replies, bool) {
+        let have_failed = pending.is_empty() && of_store.iter().all(Result::is_err);
         // The event of a key whose completion is pending is complete, as far as this process knows.
         let complete = |(key, terms): (DedupKey, CallTerms)| {
             let stored = terms.stored_data_for(&key).unwrap_or_default();
             let seen = Seen::new(Duration::ZERO).with_stored(Arc::new(stored));
-            (key, KeyState::Duplicate(seen))
+            (key, Ok(ClaimReply::Duplicate(seen)))
         };
-        let pending = pending.into_iter().map(complete);
-        let mut states = States::new(&self.asked, replies, pending);
+        let asked = self.asked.iter().cloned().zip(of_store);
+        let mut added: List<_> = asked.chain(pending.into_iter().map(complete)).collect();
         if let Some(doubt) = &self.doubt {
-            doubt.apply(&mut states);
+            doubt.apply(&mut added);
         }
-        states
+        replies.add(added);
+        (replies, have_failed)
     }
 
-    /// Claims the keys of events whose second identities were claimed, or are complete for these keys.
-    async fn claim_later(&mut self, events: &[Event], first: &States) -> States {
-        let later = first.later_keys(events, &self.terms);
-        if later.is_empty() {
-            return States::default();
-        }
-        self.held = first.may_be_held().cloned().collect();
-        self.asked = later;
-        let claimed = self.claim().await;
-        self.states(claimed)
-    }
-
-    /// Makes the claim of the events that run. From now on, only the keys that are to be released are held.
-    fn conclude<C>(
+    /// Resolves the replies. `have_failed` is `true` if no claim of the last step has a reply, and the step before has
+    /// claimed all.
+    fn conclude(
         &mut self,
         events: List<Event>,
-        first: States,
-        later: States,
-        context: &BeginContext,
-        start: impl FnOnce(&mut Self, &mut Resolution) -> Begin<C>,
-    ) -> Result<Begin<C>, Error> {
-        let mut resolution = resolve_claims(events, first, later, &self.terms, context);
+        replies: Replies,
+        have_failed: bool,
+    ) -> Result<Resolution, Error> {
+        let open = replies.error().filter(|error| have_failed && fails_open(&self.terms, error));
+        let mut resolution = match open {
+            Some(error) => Resolution::unprotected(events, error),
+            None => resolve(&events, &replies, &self.terms),
+        };
         self.held = std::mem::take(&mut resolution.release);
         self.asked.clear();
-        if resolution.new.is_empty() {
-            return resolution.without_new();
+        match replies.into_error() {
+            Some(error) if resolution.new.is_empty() => Err(error),
+            _ => Ok(resolution),
         }
-        Ok(start(self, &mut resolution))
     }
 
     /// Releases the keys. The release continues in the background if it fails, or if this future is dropped.
-    pub(super) async fn finish(self) -> Result<(), Error> {
-        let job = self.job();
-        let releasing = self.doubt.as_ref().map(|doubt| doubt.releasing);
-        let _guard = releasing.map(|releasing| releasing.add(Arc::clone(&job.keys), ()));
-        // Dropped before the guard, so that there is no moment without one.
-        let mut claims = self;
-        let (adapter, bound) = (&**claims.adapter, claims.store_timeout);
-        call::all(call::release(adapter, &job.keys, &claims.terms, bound).await)?;
-        claims.held.clear();
+    pub(super) async fn finish(&mut self) -> Result<(), Error> {
+        let keys = self.releasing();
+        let (adapter, bound) = (&**self.adapter, *self.store_timeout);
+        call::all(call::release(adapter, &keys, &self.terms, bound).await)?;
+        self.held.clear();
         Ok(())
     }
 
@@ -199,20 +192,19 @@ impl<'l> Claims<'l> {
         self.doubt.as_mut().and_then(|doubt| doubt.slot.take())
     }
 
-    fn job(&self) -> RetryJob {
-        RetryJob {
-            operation: "release",
-            adapter: Arc::clone(self.adapter),
-            keys: self.held.iter().chain(&self.asked).cloned().collect(),
-            terms: self.terms.clone(),
-            store_timeout: self.store_timeout,
-            bound: match self.terms.permanence() {
-                Permanence::OnClaim => RELEASE_BOUND,
-                // The lease has lapsed then.
-                Permanence::OnCompletion { lease } => lease,
-            },
-            repeats: Error::is_transient,
+    pub(super) fn job(&self, write: Write, keys: Arc<[DedupKey]>) -> RetryJob {
+        let (adapter, terms) = (Arc::clone(self.adapter), self.terms.clone());
+        RetryJob { write, adapter, keys, terms, store_timeout: *self.store_timeout }
+    }
+
+    /// Returns all keys that may be held. A key that is complete at once is in flight from now on.
+    fn releasing(&mut self) -> Arc<[DedupKey]> {
+        let keys: Arc<[_]> = self.held.iter().chain(&self.asked).cloned().collect();
+        if let Some(doubt) = &mut self.doubt {
+            // Added before the guard of an earlier call is dropped, so that there is no moment without one.
+            doubt.guard = Some(doubt.releasing.add(Arc::clone(&keys), ()));
         }
+        keys
     }
 }
 
@@ -221,12 +213,8 @@ impl Drop for Claims<'_> {
         if self.held.is_empty() && self.asked.is_empty() {
             return;
         }
-        let job = self.job();
-        let releasing = self.doubt.as_ref().map(|doubt| doubt.releasing);
-        let guard = releasing.map(|releasing| releasing.add(Arc::clone(&job.keys), ()));
-        self.pool.repeat(self.take_slot(), job, guard, |job, keys| {
-            let released = call::release(&*job.adapter, keys, &job.terms, job.store_timeout);
-            Box::pin(async { call::errors(released.await) })
-        });
+        let keys = self.releasing();
+        let guard = self.doubt.as_mut().and_then(|doubt| doubt.guard.take());
+        self.pool.repeat(self.take_slot(), self.job(Write::Release, keys), guard);
     }
 }

@@ -11,8 +11,8 @@ use http::Extensions;
 
 use super::retry::PendingWrites;
 use super::times::Times;
-use crate::adapter::contract::{Abilities, CallTerms, Fetch, Permanence, StoredResponse, Token};
-use crate::adapter::{DuplicateNote, EventTypes, Payloads};
+use crate::adapter::EventTypes;
+use crate::adapter::contract::{Abilities, CallTerms, Fetch, Seen, StoredResponse, Token};
 use crate::delivery::Delivery;
 use crate::error::{ConfigError, Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys};
@@ -142,147 +142,83 @@ pub enum Begin<C> {
     WithoutKey(Option<C>),
     /// Other deliveries run every event that is not complete.
     InFlight,
-    /// Every event is complete.
-    Duplicate(DuplicateInfo),
+    /// Every event is complete. The first one was seen then. It has stored data only if the response is fetched.
+    Duplicate(Seen),
     /// Every event is complete, and one was handled with another payload.
-    Mismatch(DuplicateInfo),
-}
-
-impl<C> Begin<C> {
-    /// Returns `true` if no event runs here.
-    pub(super) const fn runs_nothing(&self) -> bool {
-        matches!(self, Self::InFlight | Self::Duplicate(_) | Self::Mismatch(_))
-    }
-}
-
-/// A delivery of which no event is new.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DuplicateInfo {
-    /// The time since its first complete event was first seen.
-    pub age: Duration,
-    /// The stored response, if the delivery has one event and the context fetches responses.
-    pub response: Option<Arc<StoredResponse>>,
+    Mismatch(Seen),
 }
 
 /// The terms on which a delivery begins.
 #[derive(Debug, Clone)]
 pub struct BeginContext {
-    /// Exists before the first call to the store, so that an unknown outcome can be released.
-    token: Token,
-    retention: Duration,
-    lease: Duration,
+    /// The terms of a lease. The token exists before the first call to the store, so that an unknown outcome can be
+    /// released. With a duplicate note, the handler runs if the store does not reply.
+    pub terms: CallTerms,
     /// The bound on every call to the store.
     pub(super) store_timeout: Duration,
-    /// For how many milliseconds a lent transaction may be idle. Zero for no bound.
-    #[cfg_attr(
-        not(any(feature = "postgres", feature = "sqlite")),
-        expect(dead_code, reason = "no store lends transactions")
-    )]
-    transaction_bound_ms: i32,
-    /// The stored data that a duplicate carries. Responses are fetched for one event only.
-    pub fetch: Fetch,
-    /// The SHA-256 of each key's payload.
-    pub(crate) payloads: Option<Payloads>,
-    /// Whether the store has found a duplicate. `None` if the handler does not run when the store does not reply.
-    fails_open: Option<DuplicateNote>,
 }
 
 impl BeginContext {
     /// Makes the terms of one delivery, with a token of its own.
     #[must_use]
     pub fn new(retention: Duration, lease: Duration, store_timeout: Duration) -> Self {
-        Self {
-            token: Token::random(),
-            retention,
-            lease,
-            store_timeout,
-            transaction_bound_ms: 0,
-            fetch: Fetch::Nothing,
-            payloads: None,
-            fails_open: None,
-        }
+        let terms = CallTerms::on_completion(Token::random(), retention, lease);
+        Self { terms, store_timeout }
     }
 
     /// Makes the terms of one delivery under these times. `after` is the bound on what follows the handler before the
     /// commit.
     pub(crate) fn of(times: &Times, after: Duration) -> Self {
-        let context = Self::new(times.retention, times.lease, times.store_timeout);
+        let mut context = Self::new(times.retention, times.lease, times.store_timeout);
         let most =
             |bound: Duration| bound.saturating_add(after).saturating_add(times.store_timeout);
         // No honest handler is ended by it. The setting of Postgres has 31 bits.
         let ms = |bound| i32::try_from(most(bound).as_millis()).unwrap_or(i32::MAX);
-        Self { transaction_bound_ms: times.handler_timeout.map_or(0, ms), ..context }
-    }
-
-    /// Runs the handler unprotected if the store does not reply.
-    pub(crate) fn fail_open(&mut self) {
-        self.fails_open = Some(DuplicateNote::default());
+        context.terms.transaction_bound_ms = times.handler_timeout.map_or(0, ms);
+        context
     }
 
     pub(crate) const fn is_open(&self) -> bool {
-        self.fails_open.is_some()
+        self.terms.duplicate_note.is_some()
     }
 
     /// Returns these terms for another claim, which does not fail open. It has a token of its own, because
     /// the claim before it may still be released in the background.
     pub(crate) fn again(&self) -> Self {
-        Self { token: Token::random(), fails_open: None, ..self.clone() }
-    }
-
-    /// Returns `true` if the handler runs unprotected after this error.
-    ///
-    /// [`ErrorKind::Corrupt`] never fails open: the unreadable data may belong to a duplicate. Nor does
-    /// an error after the store has found a duplicate, when only the read of its response failed.
-    pub(super) fn fails_open(&self, error: &Error) -> bool {
-        let found_no_duplicate = self.fails_open.as_ref().is_some_and(|note| note.get().is_none());
-        found_no_duplicate && error.kind() != ErrorKind::Corrupt
+        let mut again = self.clone();
+        (again.terms.token, again.terms.duplicate_note) = (Token::random(), None);
+        again
     }
 
     /// Returns the terms for a store of these abilities, for a delivery of these events.
     ///
     /// The response to a multi-event delivery answered for other events too, so it is not replayed.
-    pub(super) fn terms(
-        &self,
-        permanence: Permanence,
-        events: &[Event],
-        abilities: Abilities,
-    ) -> CallTerms {
+    pub(super) fn terms(&self, events: &[Event], abilities: Abilities) -> CallTerms {
+        let mut terms = self.terms.clone();
         let keys = if abilities.stored_data { keys_of_seconds(events) } else { Vec::new() };
-        let fetch = match self.fetch {
+        terms.fetch = match terms.fetch {
             Fetch::DigestAndResponse if events.len() != 1 => Fetch::Digest,
             Fetch::Nothing if !keys.is_empty() => Fetch::Digest,
             fetch => fetch,
         };
-        let terms = match permanence {
-            Permanence::OnClaim => CallTerms::on_claim(self.token, self.retention),
-            Permanence::OnCompletion { lease } => {
-                CallTerms::on_completion(self.token, self.retention, lease)
-            }
-        };
-        let mut terms = terms.with_fetch(fetch);
-        if let Some(note) = &self.fails_open {
-            terms = terms.with_duplicate_note(Arc::clone(note));
+        if abilities.inspection {
+            terms.event_types = event_types(events);
         }
-        if let Some(types) = abilities.inspection.then(|| event_types(events)).flatten() {
-            terms = terms.with_sorted_event_types(types);
-        }
-        if keys.is_empty() && self.payloads.is_none() {
+        if keys.is_empty() {
             return terms;
         }
-        let payloads = self.payloads.iter().flat_map(|payloads| payloads.iter().cloned());
-        terms.with_payloads(keys.into_iter().chain(payloads))
+        let payloads = terms.payloads.take().unwrap_or_default();
+        terms.with_payloads(keys.into_iter().chain(payloads.iter().cloned()))
     }
+}
 
-    /// Returns [`terms`](Self::terms) under the lease.
-    pub(super) fn leased_terms(&self, events: &[Event], abilities: Abilities) -> CallTerms {
-        self.terms(Permanence::OnCompletion { lease: self.lease }, events, abilities)
-    }
-
-    /// Returns the terms of a lent transaction.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    pub(super) fn transaction_terms(&self, events: &[Event], abilities: Abilities) -> CallTerms {
-        self.leased_terms(events, abilities).with_transaction_bound_ms(self.transaction_bound_ms)
-    }
+/// Returns `true` if the handler runs unprotected after this error of a claim.
+///
+/// [`ErrorKind::Corrupt`] never fails open: the unreadable data may belong to a duplicate. Nor does
+/// an error after the store has found a duplicate, when only the read of its response failed.
+pub(super) fn fails_open(terms: &CallTerms, error: &Error) -> bool {
+    let found_no_duplicate = terms.duplicate_note.as_ref().is_some_and(|note| note.get().is_none());
+    found_no_duplicate && error.kind() != ErrorKind::Corrupt
 }
 
 /// Returns the types of all identities of these events; `None` if no event has a type.

@@ -18,7 +18,6 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -28,17 +27,12 @@ use super::contract::{
     Begin, BeginContext, CanReplay, CanShadow, Claim, FailOpen, HandlerSuccess, Ledger, Sealed,
 };
 use super::pending::Pending;
-use super::renewal::{HeldLease, LeaseTerms, RenewalGuard, Renewals};
-use super::resolve::{Resolution, flatten};
-use super::retry::{PendingWrites, RetryJob, RetryPool};
-use crate::adapter::contract::{Abilities, CallTerms, CompleteReply, DedupAdapter};
+use super::renewal::{HeldLease, LeaseTerms, RenewalGuard, Renewals, report};
+use super::resolve::flatten;
+use super::retry::{PendingWrites, RetryJob, RetryPool, Write};
+use crate::adapter::contract::{Abilities, CallTerms, DedupAdapter};
 use crate::error::{ConfigError, ConfigErrorKind, Error};
-use crate::key::{DedupKey, Keys};
-use crate::observe;
-
-/// After this time, a completion is not repeated. Until then its lease is renewed too, because a store
-/// may take renewals and no completions.
-const COMPLETION_BOUND: Duration = Duration::from_secs(600);
+use crate::key::Keys;
 
 /// Background writes of each kind at once.
 const MOST_COMPLETIONS: usize = 16_384;
@@ -85,27 +79,12 @@ impl Lease {
         lease: Arc<HeldLease>,
         renewal: Option<RenewalGuard>,
     ) {
-        let job = RetryJob {
-            operation: "complete",
-            adapter: Arc::clone(&self.adapter),
-            keys: lease.of_ledger.keys().into(),
-            terms,
-            store_timeout: lease.of_ledger.store_timeout,
-            bound: COMPLETION_BOUND,
-            repeats: |_| true,
-        };
-        let pending = self.completing.add(Arc::clone(&job.keys), job.terms.clone());
-        // An unprotected delivery has claimed nothing.
-        let is_claimed = renewal.is_some();
-        self.completions.repeat(None, job, (pending, renewal), move |job, keys| {
-            let lease = Arc::clone(&lease);
-            Box::pin(async move {
-                let replies =
-                    call::complete(&*job.adapter, keys, &job.terms, job.store_timeout).await;
-                report(keys, &replies, is_claimed, &lease);
-                call::errors(replies)
-            })
-        });
+        let keys: Arc<[_]> = (*lease.of_ledger.keys).into();
+        let pending = self.completing.add(Arc::clone(&keys), terms.clone());
+        let (adapter, store_timeout) = (Arc::clone(&self.adapter), lease.of_ledger.store_timeout);
+        let write = Write::Complete { lease, is_claimed: renewal.is_some() };
+        let job = RetryJob { write, adapter, keys, terms, store_timeout };
+        self.completions.repeat(None, job, (pending, renewal));
     }
 }
 
@@ -120,41 +99,44 @@ impl Sealed for Lease {}
 impl Ledger for Lease {
     type Claim = LeaseClaim;
 
-    async fn begin(
+    #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
+    fn begin(
         self: &Arc<Self>,
         keys: &Keys,
         context: &BeginContext,
-    ) -> Result<Begin<Self::Claim>, Error> {
-        if keys.is_empty() {
-            return Ok(Begin::WithoutKey(None));
-        }
-        let (events, first) = flatten(keys);
-        let claimed_at = Instant::now();
-        let terms = context.leased_terms(&events, self.abilities);
-        let mut claims = Claims::new(&self.adapter, &self.releases, terms, context.store_timeout);
-        claims.completing = Some(&self.completing);
-        let mut must_yield = false;
-        let yields = &mut must_yield;
-        let start = move |claims: &mut Claims<'_>, resolution: &mut Resolution| {
-            let (held, terms) = (std::mem::take(&mut resolution.held), claims.terms.clone());
+    ) -> impl Future<Output = Result<Begin<Self::Claim>, Error>> + Send {
+        async move {
+            if keys.is_empty() {
+                return Ok(Begin::WithoutKey(None));
+            }
+            let (events, first) = flatten(keys);
+            let claimed_at = Instant::now();
+            let terms = context.terms(&events, self.abilities);
+            let mut claims =
+                Claims::new(&self.adapter, &self.releases, terms, &context.store_timeout);
+            claims.completing = Some(&self.completing);
+            let mut resolution = claims.begin(events, first).await?;
             let is_claimed = !resolution.is_unprotected;
-            resolution.run(LeaseTerms::new(held, terms, claims.store_timeout), |lease| {
+            let of_ledger =
+                |held| LeaseTerms::new(held, claims.terms.clone(), *claims.store_timeout);
+            let begun = resolution.begin(of_ledger, |lease| {
                 let start = || self.renewals.start(&self.adapter, Arc::clone(&lease), claimed_at);
                 let renewal = is_claimed.then(start).flatten();
-                *yields = renewal.as_ref().is_some_and(RenewalGuard::must_yield);
                 LeaseClaim { ledger: Arc::clone(self), lease, renewal, left: Left::Release }
-            })
-        };
-        let begun = claims.begin(events, first, context, start).await;
-        if !must_yield {
-            return begun;
+            });
+            drop(claims);
+            let must_yield =
+                |claim: &LeaseClaim| claim.renewal.as_ref().is_some_and(RenewalGuard::must_yield);
+            if !matches!(&begun, Begin::First { claim, .. } if must_yield(claim)) {
+                return Ok(begun);
+            }
+            // Boxed, because few claims wake the sweeper.
+            let yielded = Box::pin(async move {
+                tokio::task::yield_now().await;
+                begun
+            });
+            Ok(yielded.await)
         }
-        // Boxed, because few claims wake the sweeper.
-        let yielded = Box::pin(async move {
-            tokio::task::yield_now().await;
-            begun
-        });
-        yielded.await
     }
 
     fn check(&self) -> Result<(), ConfigError> {
@@ -177,27 +159,6 @@ impl FailOpen for Lease {}
 impl CanShadow for Lease {}
 
 impl CanReplay for Lease {}
-
-/// Reports claims that the store has lost, and lost leases, unless the delivery knew before.
-fn report(
-    keys: &[DedupKey],
-    replies: &[Result<CompleteReply, Error>],
-    is_claimed: bool,
-    lease: &HeldLease,
-) {
-    let with = |completed| {
-        let replies = keys.iter().zip(replies);
-        let replies = replies.filter(move |(_, reply)| matches!(reply, Ok(it) if *it == completed));
-        replies.map(|(key, _)| key)
-    };
-    if is_claimed {
-        with(CompleteReply::Inserted).for_each(observe::claim_missing);
-    }
-    let mut lost = with(CompleteReply::LeaseLost).peekable();
-    if lost.peek().is_some() && lease.mark_lease_lost() {
-        lost.for_each(observe::lease_lost);
-    }
-}
 
 /// The claim of a delivery under a lease.
 ///
@@ -224,11 +185,13 @@ impl LeaseClaim {
     /// Returns the claims that hold the keys. The renewal ends before, because a renewal after the release would
     /// report a lost lease.
     fn release(&mut self) -> Claims<'_> {
+        self.lease.of_ledger.mark_handler_ended();
         (self.renewal, self.left) = (None, Left::Nothing);
         let (ledger, lease) = (&self.ledger, &self.lease.of_ledger);
         let terms = lease.terms.clone();
-        let mut claims = Claims::new(&ledger.adapter, &ledger.releases, terms, lease.store_timeout);
-        claims.held = lease.keys().into();
+        let mut claims =
+            Claims::new(&ledger.adapter, &ledger.releases, terms, &lease.store_timeout);
+        claims.held = lease.keys.clone();
         claims
     }
 }
@@ -249,7 +212,7 @@ impl Claim for LeaseClaim {
             // From here on, a claim that is dropped completes in the background.
             self.left = Left::Completion(with_response.clone());
             let terms = with_response.as_deref().unwrap_or(&lease.terms);
-            let (adapter, keys) = (&*self.ledger.adapter, lease.keys());
+            let (adapter, keys) = (&*self.ledger.adapter, &lease.keys);
             let replies = call::complete(adapter, keys, terms, lease.store_timeout).await;
             report(keys, &replies, self.renewal.is_some(), &self.lease);
             let left = &mut self.left;
@@ -283,7 +246,7 @@ impl Drop for LeaseClaim {
 impl fmt::Debug for LeaseClaim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LeaseClaim")
-            .field("keys", &self.lease.of_ledger.keys())
+            .field("keys", &self.lease.of_ledger.keys)
             .finish_non_exhaustive()
     }
 }

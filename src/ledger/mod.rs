@@ -35,8 +35,7 @@ pub(crate) mod transaction;
 pub use arrival::OnArrival;
 pub use contract::Ledger;
 pub(crate) use contract::{
-    Begin, BeginContext, CanReplay, CanShadow, Claim, DuplicateInfo, FailOpen, HandlerSuccess,
-    RunsWithoutKey,
+    Begin, BeginContext, CanReplay, CanShadow, Claim, FailOpen, HandlerSuccess, RunsWithoutKey,
 };
 pub use lease::Lease;
 pub(crate) use retry::PendingWrites;

@@ -1,7 +1,8 @@
-//! Renews the leases of running handlers, in one task (the sweeper) for each layer.
+//! Renews the leases of running handlers.
 //!
 //! 1. A lease is renewed at a third of its length, and after a failed attempt at a twelfth.
-//! 2. The sweeper is a task of its own, so the lease of a handler that blocks its thread is renewed.
+//! 2. One task for each layer (the sweeper) starts a task for each lease that is due for the first time. So the
+//!    lease of a handler that blocks its thread is renewed.
 //! 3. The sweeper starts with the first claim, and again with the next one if its runtime has ended. It ends
 //!    when it wakes and no delivery runs. It wakes at least every [`LINGER`], so it holds the adapter no longer
 //!    than that after the last handler.
@@ -13,12 +14,14 @@ use std::time::Duration;
 use slab::Slab;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
-use tokio::time::Instant;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::call;
-use crate::adapter::contract::{CallTerms, DedupAdapter, RenewReply};
+use crate::adapter::contract::{CallTerms, CompleteReply, DedupAdapter, RenewReply};
 use crate::delivery::Inner;
+use crate::error::Error;
 use crate::key::{DedupKey, List};
 use crate::observe;
 
@@ -36,19 +39,17 @@ pub(super) struct Renewals {
 #[derive(Default)]
 struct Leases {
     running: Slab<Running>,
-    sweeping: bool,
+    sweeper: Option<AbortHandle>,
     wakes_at: Option<Instant>,
 }
 
 struct Running {
     lease: Arc<HeldLease>,
+    /// The time of the first renewal.
     due: Instant,
-    /// The last renewal. It ends with the lease: a release must follow it.
+    /// Ends with the lease: a release must follow its last renewal.
     renewal: Option<AbortOnDropHandle<()>>,
 }
-
-/// Leases to renew, with their places.
-type Due = Vec<(usize, Arc<HeldLease>)>;
 
 /// A delivery with its lease, shared with its claim.
 pub(super) type HeldLease = Inner<LeaseTerms>;
@@ -56,7 +57,7 @@ pub(super) type HeldLease = Inner<LeaseTerms>;
 /// What a ledger holds with a delivery under a lease.
 pub(super) struct LeaseTerms {
     /// Sorted.
-    keys: List<DedupKey>,
+    pub(super) keys: List<DedupKey>,
     pub(super) terms: CallTerms,
     pub(super) store_timeout: Duration,
     handler_ended: AtomicBool,
@@ -67,13 +68,8 @@ impl LeaseTerms {
         Self { keys, terms, store_timeout, handler_ended: AtomicBool::new(false) }
     }
 
-    /// Returns the keys, sorted.
-    pub(super) fn keys(&self) -> &[DedupKey] {
-        &self.keys
-    }
-
-    /// Marks the handler as ended. The lease is still renewed. From now on only the completion reports
-    /// a lost lease, because a renewal after the completion finds no lease.
+    /// Marks the handler as ended. From now on only the completion reports a lost lease, because a renewal
+    /// after the completion or the release finds no lease.
     pub(super) fn mark_handler_ended(&self) {
         self.handler_ended.store(true, Ordering::Release);
     }
@@ -120,18 +116,55 @@ impl Renewals {
         let due = lease.of_ledger.due(since);
         let mut leases = self.lock();
         let place = leases.running.insert(Running { lease, due, renewal: None });
-        let starts = !std::mem::replace(&mut leases.sweeping, true);
+        let starts = leases.sweeper.as_ref().is_none_or(AbortHandle::is_finished);
+        if starts {
+            let sweeper = runtime.spawn(Arc::clone(self).run(Arc::clone(adapter)));
+            (leases.sweeper, leases.wakes_at) = (Some(sweeper.abort_handle()), None);
+        }
         let sleeps_too_long = leases.wakes_at.is_some_and(|wakes_at| due < wakes_at);
         drop(leases);
         if sleeps_too_long {
             self.earlier.notify_one();
         }
-        if starts {
-            let (renewals, adapter) = (Arc::clone(self), Arc::clone(adapter));
-            runtime.spawn(Sweeper { renewals, adapter, ended: false }.run());
-        }
         let has_woken = starts || sleeps_too_long;
         Some(RenewalGuard { renewals: Arc::clone(self), place, has_woken })
+    }
+
+    /// The sweeper.
+    async fn run(self: Arc<Self>, adapter: Arc<dyn DedupAdapter>) {
+        while let Some(next) = self.sweep(&adapter) {
+            tokio::select! {
+                () = sleep_until(next) => {}
+                () = self.earlier.notified() => {}
+            }
+        }
+    }
+
+    /// Starts the renewals that are due. Returns when to wake again; `None` if no delivery runs: the next claim
+    /// starts another sweeper.
+    fn sweep(&self, adapter: &Arc<dyn DedupAdapter>) -> Option<Instant> {
+        let mut leases = self.lock();
+        if leases.running.is_empty() {
+            // The lock is held, so that no claim comes between the check and the end.
+            leases.sweeper = None;
+            return None;
+        }
+        let now = Instant::now();
+        let mut next = now + LINGER;
+        for (_, running) in &mut leases.running {
+            // A renewal ends by itself only with its runtime.
+            if running.renewal.as_ref().is_some_and(|renewal| !renewal.is_finished()) {
+                continue;
+            }
+            if running.due <= now {
+                let renewal = renew(Arc::clone(adapter), Arc::clone(&running.lease));
+                running.renewal = Some(AbortOnDropHandle::new(tokio::spawn(renewal)));
+            } else {
+                next = next.min(running.due);
+            }
+        }
+        leases.wakes_at = Some(next);
+        Some(next)
     }
 
     fn lock(&self) -> MutexGuard<'_, Leases> {
@@ -140,102 +173,43 @@ impl Renewals {
     }
 }
 
-/// The task that renews the leases. If its runtime drops it, the next claim starts another.
-struct Sweeper {
-    renewals: Arc<Renewals>,
-    adapter: Arc<dyn DedupAdapter>,
-    ended: bool,
-}
-
-impl Sweeper {
-    async fn run(mut self) {
-        while let Some((due, next)) = self.next() {
-            for (place, lease) in due {
-                let (renewals, adapter) = (Arc::clone(&self.renewals), Arc::clone(&self.adapter));
-                let renewal = renew(renewals, adapter, place, Arc::clone(&lease));
-                self.attach(place, &lease, AbortOnDropHandle::new(tokio::spawn(renewal)));
-            }
-            tokio::select! {
-                () = tokio::time::sleep_until(next) => {}
-                () = self.renewals.earlier.notified() => {}
-            }
-        }
-    }
-
-    /// Makes the renewal end with the lease. It ends at once if the lease has ended.
-    fn attach(&self, place: usize, lease: &Arc<HeldLease>, renewal: AbortOnDropHandle<()>) {
-        let mut leases = self.renewals.lock();
-        let running = leases.running.get_mut(place);
-        let running = running.filter(|running| Arc::ptr_eq(&running.lease, lease));
-        let before = running.and_then(|running| running.renewal.replace(renewal));
-        drop(leases);
-        drop(before);
-    }
-
-    /// Takes the leases that are due. Returns with them when to wake again; `None` if no delivery runs: the
-    /// next claim starts another sweeper.
-    fn next(&mut self) -> Option<(Due, Instant)> {
-        let mut leases = self.renewals.lock();
-        if leases.running.is_empty() {
-            // The lock is held, so that no claim comes between the check and the end.
-            (leases.sweeping, leases.wakes_at) = (false, None);
-            self.ended = true;
-            return None;
-        }
-        let now = Instant::now();
-        let (mut due, mut next) = (Vec::new(), now + LINGER);
-        for (place, running) in &mut leases.running {
-            if running.due <= now {
-                running.due = running.lease.of_ledger.due(now);
-                due.push((place, Arc::clone(&running.lease)));
-            }
-            next = next.min(running.due);
-        }
-        leases.wakes_at = Some(next);
-        Some((due, next))
-    }
-}
-
-impl Drop for Sweeper {
-    fn drop(&mut self) {
-        // Another sweeper may run already.
-        if !self.ended {
-            let mut leases = self.renewals.lock();
-            (leases.sweeping, leases.wakes_at) = (false, None);
-        }
-    }
-}
-
-async fn renew(
-    renewals: Arc<Renewals>,
-    adapter: Arc<dyn DedupAdapter>,
-    place: usize,
-    lease: Arc<HeldLease>,
-) {
+/// Renews a lease until its guard is dropped.
+async fn renew(adapter: Arc<dyn DedupAdapter>, lease: Arc<HeldLease>) {
     let held = &lease.of_ledger;
-    let keys = held.keys();
-    let replies = call::renew(&*adapter, keys, &held.terms, held.store_timeout).await;
-    let mut leases = renewals.lock();
-    // The delivery may have ended during the call, and another delivery may have its place.
-    let running = leases.running.get_mut(place).filter(|now| Arc::ptr_eq(&now.lease, &lease));
-    let Some(running) = running else { return };
-    match call::all(replies) {
-        Ok(replies) if replies.iter().all(|renewed| *renewed == RenewReply::Held) => {}
-        Ok(_) if held.handler_ended.load(Ordering::Acquire) => {}
-        Ok(replies) => {
-            let is_first_report = lease.mark_lease_lost();
-            // The report calls a subscriber or a recorder, which is the user's code and may claim.
-            drop(leases);
-            if is_first_report {
-                let lost = keys.iter().zip(&replies);
-                let lost = lost.filter(|(_, renewed)| **renewed == RenewReply::Lost);
-                lost.for_each(|(key, _)| observe::lease_lost(key));
-            }
+    loop {
+        let next = held.due(Instant::now());
+        let replies = call::renew(&*adapter, &held.keys, &held.terms, held.store_timeout).await;
+        let Ok(replies) = call::all(replies) else {
+            tokio::time::sleep(clamped(held.terms.lease() / 12)).await;
+            continue;
+        };
+        let is_lost = replies.contains(&RenewReply::Lost);
+        if is_lost && !held.handler_ended.load(Ordering::Acquire) && lease.mark_lease_lost() {
+            let lost = held.keys.iter().zip(&replies).filter(|(_, it)| **it == RenewReply::Lost);
+            lost.for_each(|(key, _)| observe::lease_lost(key));
         }
-        Err(_) => {
-            running.due = Instant::now() + clamped(held.terms.lease() / 12);
-            renewals.earlier.notify_one();
-        }
+        sleep_until(next).await;
+    }
+}
+
+/// Reports claims that the store has lost, and lost leases, unless the delivery knew before.
+pub(super) fn report(
+    keys: &[DedupKey],
+    replies: &[Result<CompleteReply, Error>],
+    is_claimed: bool,
+    lease: &HeldLease,
+) {
+    let with = |completed| {
+        let replies = keys.iter().zip(replies);
+        let replies = replies.filter(move |(_, reply)| matches!(reply, Ok(it) if *it == completed));
+        replies.map(|(key, _)| key)
+    };
+    if is_claimed {
+        with(CompleteReply::Inserted).for_each(observe::claim_missing);
+    }
+    let mut lost = with(CompleteReply::LeaseLost).peekable();
+    if lost.peek().is_some() && lease.mark_lease_lost() {
+        lost.for_each(observe::lease_lost);
     }
 }
 

@@ -26,8 +26,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::contract::{Begin, BeginContext, DuplicateInfo};
-use crate::adapter::contract::{CallTerms, ClaimReply, Fetch, Permanence, Seen, StoredResponse};
+use super::contract::Begin;
+use crate::adapter::contract::{CallTerms, ClaimReply, Fetch, Permanence, Seen};
 use crate::delivery::{Delivery, Inner, OfLedger};
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys, List};
@@ -37,36 +37,9 @@ use crate::observe;
 /// and a release take less than 2 min before and after the bound of the release.
 const MAY_BE_RELEASED: Duration = Duration::from_secs(720);
 
-/// The state of one key, as the store and this process know it.
-#[derive(Debug, Clone)]
-pub(super) enum KeyState {
-    First {
-        attempt: u32,
-        takeover: bool,
-    },
-    InFlight,
-    Duplicate(Seen),
-    /// The claim has failed. After an unknown outcome, the key may be held.
-    Failed {
-        unknown: bool,
-    },
-}
-
-impl KeyState {
-    fn may_be_held(&self) -> bool {
-        matches!(self, Self::First { .. } | Self::Failed { unknown: true })
-    }
-}
-
-impl From<ClaimReply> for KeyState {
-    fn from(claimed: ClaimReply) -> Self {
-        match claimed {
-            ClaimReply::First { attempt, takeover } => Self::First { attempt, takeover },
-            ClaimReply::InFlight => Self::InFlight,
-            ClaimReply::Duplicate(seen) => Self::Duplicate(seen),
-        }
-    }
-}
+/// The reply of the store for one key, or what this process knows of the key. After an error of unknown outcome, the
+/// key may be held.
+pub(super) type Reply = Result<ClaimReply, Error>;
 
 /// Returns the events without repetitions, and the identities that are claimed first, sorted.
 pub(super) fn flatten(keys: &Keys) -> (List<Event>, List<DedupKey>) {
@@ -97,64 +70,37 @@ pub(super) fn identities<'e>(events: impl IntoIterator<Item = &'e Event>) -> Lis
     keys
 }
 
-/// The states of the keys of one step.
+/// The replies for the keys of a delivery, sorted by key.
 #[derive(Debug, Default)]
-pub(super) struct States {
-    /// Sorted by key.
-    states: List<(DedupKey, KeyState)>,
-    /// The error of a claim, if one has failed. Boxed, because most claims have none.
-    error: Option<Box<Error>>,
-}
+pub(super) struct Replies(List<(DedupKey, Reply)>);
 
-impl States {
-    /// The replies are the store's for the keys that were `asked`, in their order. The states of the other keys are
-    /// `known` to this process.
-    pub(super) fn new(
-        asked: &[DedupKey],
-        replies: List<Result<ClaimReply, Error>>,
-        known: impl Iterator<Item = (DedupKey, KeyState)>,
-    ) -> Self {
-        let mut error: Option<Box<Error>> = None;
-        let mut state = |reply| match reply {
-            Ok(claimed) => KeyState::from(claimed),
-            Err(failed) => {
-                let unknown = Error::is_unknown(&failed);
-                // Unreadable data may belong to a duplicate, so this error decides whether a handler runs.
-                if error.is_none() || failed.kind() == ErrorKind::Corrupt {
-                    error = Some(Box::new(failed));
-                }
-                KeyState::Failed { unknown }
-            }
-        };
-        let mut states = List::new();
-        for (key, reply) in asked.iter().zip(replies) {
-            states.push((key.clone(), state(reply)));
-        }
-        states.extend(known);
-        states.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
-        Self { states, error }
+impl Replies {
+    pub(super) fn add(&mut self, replies: impl IntoIterator<Item = (DedupKey, Reply)>) {
+        self.0.extend(replies);
+        self.0.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
     }
 
-    fn of(&self, key: &DedupKey) -> Option<&KeyState> {
-        let at = self.states.binary_search_by(|(other, _)| other.cmp(key)).ok()?;
-        Some(&self.states[at].1)
+    fn of(&self, key: &DedupKey) -> Option<&Reply> {
+        let at = self.0.binary_search_by(|(other, _)| other.cmp(key)).ok()?;
+        Some(&self.0[at].1)
     }
 
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut (DedupKey, KeyState)> {
-        self.states.iter_mut()
+    pub(super) fn are_first(&self) -> bool {
+        self.0.iter().all(|(_, reply)| reply.as_ref().is_ok_and(is_first))
     }
 
     /// Returns the keys that were claimed, or whose claim has an unknown outcome.
-    pub(super) fn may_be_held(&self) -> impl Iterator<Item = &DedupKey> {
-        self.states.iter().filter_map(|(key, state)| state.may_be_held().then_some(key))
+    pub(super) fn may_be_held(&self) -> List<DedupKey> {
+        let held = self.0.iter().filter(|(_, reply)| may_be_held(reply));
+        held.map(|(key, _)| key.clone()).collect()
     }
 
-    /// Returns the keys to claim after this first step, sorted: rule 2.
+    /// Returns the keys to claim after the first step, sorted: rule 2.
     pub(super) fn later_keys(&self, events: &[Event], terms: &CallTerms) -> List<DedupKey> {
-        let is_later = |event: &&Event| match event.second_identity().map(|second| self.of(second))
-        {
-            Some(Some(KeyState::First { .. })) => true,
-            Some(Some(KeyState::Duplicate(seen))) => is_complete_for(event.key(), seen, terms),
+        let second = |event: &Event| self.of(event.second_identity()?);
+        let is_later = |event: &&Event| match second(event) {
+            Some(Ok(ClaimReply::First { .. })) => true,
+            Some(Ok(ClaimReply::Duplicate(seen))) => is_complete_for(event.key(), seen, terms),
             _ => false,
         };
         let mut later: List<DedupKey> =
@@ -162,20 +108,26 @@ impl States {
         later.sort_unstable();
         later
     }
+
+    /// Returns the error of a claim. Unreadable data may belong to a duplicate, so such an error comes first: it
+    /// decides whether a handler runs.
+    pub(super) fn error(&self) -> Option<&Error> {
+        let errors = self.0.iter().filter_map(|(_, reply)| reply.as_ref().err());
+        errors.min_by_key(|error| error.kind() != ErrorKind::Corrupt)
+    }
+
+    pub(super) fn into_error(self) -> Option<Error> {
+        let errors = self.0.into_iter().filter_map(|(_, reply)| reply.err());
+        errors.min_by_key(|error| error.kind() != ErrorKind::Corrupt)
+    }
 }
 
-/// Returns the error after which the handler runs unprotected: no claim of the last step has a reply, and the
-/// step before has claimed all.
-fn fails_open<'s>(
-    first: &'s States,
-    later: &'s States,
-    context: &BeginContext,
-) -> Option<&'s Error> {
-    let are_claimed = first.states.iter().all(|(_, state)| matches!(state, KeyState::First { .. }));
-    let last = if later.states.is_empty() { first } else { later };
-    let have_failed = last.states.iter().all(|(_, state)| matches!(state, KeyState::Failed { .. }));
-    let is_last_alone = later.states.is_empty() || are_claimed;
-    last.error.as_deref().filter(|error| is_last_alone && have_failed && context.fails_open(error))
+fn is_first(reply: &ClaimReply) -> bool {
+    matches!(reply, ClaimReply::First { .. })
+}
+
+fn may_be_held(reply: &Reply) -> bool {
+    reply.as_ref().map_or_else(Error::is_unknown, is_first)
 }
 
 /// Returns `true` if a second identity is complete for this very key. On arrival, the claim that has completed it can
@@ -201,11 +153,8 @@ pub(super) struct Resolution {
     in_flight: bool,
     duplicate: Option<Seen>,
     mismatch: bool,
-    response: Option<Arc<StoredResponse>>,
     /// Keys to release: rule 5.
     pub(super) release: List<DedupKey>,
-    /// The error of a claim, if one has failed.
-    error: Option<Box<Error>>,
     /// The events run although the store has not replied.
     pub(super) is_unprotected: bool,
 }
@@ -229,32 +178,18 @@ impl Resolution {
         Self { new, held, attempt: 1, is_unprotected: true, ..Self::default() }
     }
 
-    /// Returns the verdict on a delivery without a new event.
-    ///
-    /// # Errors
-    ///
-    /// The error of a claim.
-    pub(super) fn without_new<C>(self) -> Result<Begin<C>, Error> {
-        if let Some(error) = self.error {
-            return Err(*error);
-        }
-        Ok(match self.duplicate {
-            Some(seen) if !self.in_flight => {
-                let info = DuplicateInfo { age: seen.age, response: self.response };
-                if self.mismatch { Begin::Mismatch(info) } else { Begin::Duplicate(info) }
-            }
-            _ => Begin::InFlight,
-        })
-    }
-
-    /// Returns the verdict on a delivery with new events, with what its ledger holds for it, and with its claim.
-    pub(super) fn run<T: OfLedger, C>(
+    /// Returns the verdict on the delivery. Its ledger holds something for the events that run, and makes their claim.
+    pub(super) fn begin<T: OfLedger, C>(
         &mut self,
-        of_ledger: T,
+        of_ledger: impl FnOnce(List<DedupKey>) -> T,
         claim: impl FnOnce(Arc<Inner<T>>) -> C,
     ) -> Begin<C> {
+        if self.new.is_empty() {
+            return self.without_new();
+        }
         let Self { attempt, takeover, in_flight, mismatch, is_unprotected, .. } = *self;
-        let new = std::mem::take(&mut self.new);
+        let (new, held) = (std::mem::take(&mut self.new), std::mem::take(&mut self.held));
+        let of_ledger = of_ledger(held);
         let inner = Arc::new(Inner::new(new, (attempt, takeover), is_unprotected, None, of_ledger));
         let delivery = Delivery::from(Arc::clone(&inner));
         let claim = claim(inner);
@@ -263,6 +198,15 @@ impl Resolution {
             observe::takeover(event.key(), attempt);
         }
         Begin::First { claim, delivery, in_flight, mismatch }
+    }
+
+    /// Returns the verdict on a delivery without a new event.
+    pub(super) fn without_new<C>(&mut self) -> Begin<C> {
+        match self.duplicate.take() {
+            Some(seen) if !self.in_flight && self.mismatch => Begin::Mismatch(seen),
+            Some(seen) if !self.in_flight => Begin::Duplicate(seen),
+            _ => Begin::InFlight,
+        }
     }
 
     /// Notes that a key of `event` is complete.
@@ -276,66 +220,37 @@ impl Resolution {
         if !is_key && event.alias().is_none() && named_key(seen).is_some_and(is_others) {
             observe::same_body(event.key());
         }
-        self.duplicate.get_or_insert_with(|| seen.clone());
+        // A response answers a delivery of one event.
+        let replays = terms.fetch() == Fetch::DigestAndResponse;
+        let seen = || if replays { seen.clone() } else { Seen::new(seen.age) };
+        self.duplicate.get_or_insert_with(seen);
     }
 }
 
-/// Resolves the claims of the first and the later step for these events.
-pub(super) fn resolve_claims(
-    events: List<Event>,
-    first: States,
-    later: States,
-    terms: &CallTerms,
-    context: &BeginContext,
-) -> Resolution {
-    if let Some(error) = fails_open(&first, &later, context) {
-        return Resolution::unprotected(events, error);
-    }
-    let mut resolution = resolve(&events, &first, &later, terms);
-    resolution.error = first.error.or(later.error);
-    resolution
-}
-
-/// Resolves the states after the first and the later step for these events.
-pub(super) fn resolve(
-    events: &[Event],
-    first: &States,
-    later: &States,
-    terms: &CallTerms,
-) -> Resolution {
+/// Resolves the replies for these events.
+pub(super) fn resolve(events: &[Event], replies: &Replies, terms: &CallTerms) -> Resolution {
     let mut resolution = Resolution::default();
-    let is_single = events.len() == 1;
     let mut new = Vec::new();
     for event in events {
-        let of_key = if event.second_identity().is_some() { later } else { first };
-        let of_key = (event.key(), of_key.of(event.key()));
-        let of_second = event.second_identity().map(|second| (second, first.of(second)));
-        let identities = [Some(of_key), of_second].into_iter().flatten();
-        let claimed = identities.clone().filter_map(|(key, state)| match state? {
-            KeyState::First { attempt, takeover } => Some((key.clone(), *attempt, *takeover)),
-            _ => None,
-        });
-        let mut deciding = identities.clone().filter(|(key, state)| match state {
+        let identities = event.identities().map(|key| (key, replies.of(key)));
+        let mut deciding = identities.clone().filter(|(key, reply)| match reply {
             // Rule 2.
-            Some(KeyState::Duplicate(seen)) if *key != event.key() => {
+            Some(Ok(ClaimReply::Duplicate(seen))) if *key != event.key() => {
                 !is_complete_for(event.key(), seen, terms)
             }
             _ => true,
         });
-        let duplicate = deciding.clone().find_map(|(key, state)| match state? {
-            KeyState::Duplicate(seen) => Some((key, seen)),
+        let duplicate = deciding.clone().find_map(|(key, reply)| match reply? {
+            Ok(ClaimReply::Duplicate(seen)) => Some((key, seen)),
             _ => None,
         });
         if let Some((key, seen)) = duplicate {
             resolution.add_duplicate(event, key, seen, terms);
-            if is_single && terms.fetch() == Fetch::DigestAndResponse {
-                let stored = seen.stored.as_ref();
-                resolution.response = stored.and_then(|stored| stored.response.clone());
-            }
-        } else if deciding.all(|(_, state)| matches!(state, Some(KeyState::First { .. }))) {
-            for (key, attempt, takeover) in claimed {
-                resolution.held.push(key);
-                resolution.attempt = resolution.attempt.max(attempt);
+        } else if deciding.all(|(_, reply)| matches!(reply, Some(Ok(ClaimReply::First { .. })))) {
+            for (key, reply) in identities {
+                let Some(Ok(ClaimReply::First { attempt, takeover })) = reply else { continue };
+                resolution.held.push(key.clone());
+                resolution.attempt = resolution.attempt.max(*attempt);
                 resolution.takeover |= takeover;
             }
             new.push(event.clone());
@@ -344,8 +259,8 @@ pub(super) fn resolve(
             // A missing reply claims nothing.
             resolution.in_flight = true;
         }
-        let may_be_held = identities.filter(|(_, state)| state.is_some_and(KeyState::may_be_held));
-        resolution.release.extend(may_be_held.map(|(key, _)| key.clone()));
+        let held = identities.filter(|(_, reply)| reply.is_some_and(may_be_held));
+        resolution.release.extend(held.map(|(key, _)| key.clone()));
     }
     resolution.new = new.into();
     resolution.held.sort_unstable();
@@ -365,7 +280,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::adapter::contract::StoredData;
+    use crate::adapter::contract::{StoredData, StoredResponse};
 
     fn key(id: &str) -> DedupKey {
         DedupKey::new("n", id).unwrap()
@@ -383,16 +298,16 @@ mod tests {
         flatten(&Keys::new(events.iter().map(|it| event(it)).collect()).unwrap())
     }
 
-    const FIRST: KeyState = KeyState::First { attempt: 1, takeover: false };
-    const DUPLICATE: KeyState = KeyState::Duplicate(Seen::new(Duration::ZERO));
+    const FIRST: ClaimReply = ClaimReply::first(1, false);
+    const DUPLICATE: ClaimReply = ClaimReply::Duplicate(Seen::new(Duration::ZERO));
 
-    fn complete(digest: Option<[u8; 32]>, response: Option<Arc<StoredResponse>>) -> KeyState {
+    fn complete(digest: Option<[u8; 32]>, response: Option<Arc<StoredResponse>>) -> ClaimReply {
         let stored = Arc::new(StoredData::new(digest, response));
-        KeyState::Duplicate(Seen::new(Duration::ZERO).with_stored(stored))
+        ClaimReply::Duplicate(Seen::new(Duration::ZERO).with_stored(stored))
     }
 
     /// A second identity that is complete for this key.
-    fn complete_for(id: &str) -> KeyState {
+    fn complete_for(id: &str) -> ClaimReply {
         complete(Some(key(id).sha256()), None)
     }
 
@@ -400,26 +315,27 @@ mod tests {
         CallTerms::on_completion([0; 16].into(), Duration::ZERO, Duration::ZERO)
     }
 
-    fn states(states: &[(&str, KeyState)]) -> States {
-        let states = states.iter().map(|(id, state)| (key(id), state.clone())).collect();
-        States { states, error: None }
+    fn of(replies: &[(&str, ClaimReply)]) -> Replies {
+        let mut sorted = Replies::default();
+        sorted.add(replies.iter().map(|(id, reply)| (key(id), Ok(reply.clone()))));
+        sorted
     }
 
     #[test]
     fn second_identity_is_claimed_first_and_its_key_after_it() {
         let (events, first) = flat(&["a+s", "b+t", "c+u", "d+v", "e+w", "f"]);
         assert_eq!(*first, ["f", "s", "t", "u", "v", "w"].map(key));
-        let first = states(&[
+        let mut replies = of(&[
             ("f", FIRST),
             ("s", FIRST),
             ("t", DUPLICATE),
-            ("u", KeyState::InFlight),
+            ("u", ClaimReply::InFlight),
             ("v", complete_for("d")),
             ("w", complete_for("a")),
         ]);
-        assert_eq!(*first.later_keys(&events, &terms()), ["a", "d"].map(key));
-        let later = states(&[("a", FIRST), ("d", FIRST)]);
-        let resolution = resolve(&events, &first, &later, &terms());
+        assert_eq!(*replies.later_keys(&events, &terms()), ["a", "d"].map(key));
+        replies.add(of(&[("a", FIRST), ("d", FIRST)]).0);
+        let resolution = resolve(&events, &replies, &terms());
         assert_eq!(*resolution.new, ["a+s", "d+v", "f"].map(event));
         assert_eq!(*resolution.held, ["a", "d", "f", "s"].map(key));
         assert!(resolution.in_flight && resolution.duplicate.is_some());
@@ -429,24 +345,23 @@ mod tests {
     /// An event that does not run: whether it is in flight or a duplicate, and what is released.
     #[test]
     fn event_without_both_identities_does_not_run_and_holds_nothing() {
-        let all_at_once = |second| states(&[("a", FIRST), ("s", second)]);
-        for (first, later, in_flight, release) in [
-            (states(&[("s", FIRST)]), states(&[("a", DUPLICATE)]), false, "s"),
-            (states(&[("s", FIRST)]), states(&[("a", KeyState::InFlight)]), true, "s"),
+        for (replies, in_flight, release) in [
+            (of(&[("s", FIRST), ("a", DUPLICATE)]), false, "s"),
+            (of(&[("s", FIRST), ("a", ClaimReply::InFlight)]), true, "s"),
             // The reply is missing.
-            (states(&[("s", FIRST)]), States::default(), true, "s"),
-            (States::default(), States::default(), true, ""),
+            (of(&[("s", FIRST)]), true, "s"),
+            (of(&[]), true, ""),
             // The row of the second identity belongs to another claim.
-            (states(&[("s", complete_for("a"))]), states(&[("a", DUPLICATE)]), false, ""),
-            (states(&[("s", complete_for("a"))]), states(&[("a", KeyState::InFlight)]), true, ""),
+            (of(&[("s", complete_for("a")), ("a", DUPLICATE)]), false, ""),
+            (of(&[("s", complete_for("a")), ("a", ClaimReply::InFlight)]), true, ""),
             // The transactional ledger claims both at once.
-            (all_at_once(DUPLICATE), all_at_once(DUPLICATE), false, "a"),
-            (all_at_once(KeyState::InFlight), all_at_once(KeyState::InFlight), true, "a"),
+            (of(&[("s", DUPLICATE), ("a", FIRST)]), false, "a"),
+            (of(&[("s", ClaimReply::InFlight), ("a", FIRST)]), true, "a"),
         ] {
-            let resolution = resolve(&flat(&["a+s"]).0, &first, &later, &terms());
+            let resolution = resolve(&flat(&["a+s"]).0, &replies, &terms());
             assert!(resolution.new.is_empty() && resolution.held.is_empty());
             let found = (resolution.in_flight, resolution.duplicate.is_none());
-            assert_eq!(found, (in_flight, in_flight), "{first:?} {later:?}");
+            assert_eq!(found, (in_flight, in_flight), "{replies:?}");
             let released: Vec<_> = resolution.release.iter().map(DedupKey::id).collect();
             assert_eq!(released.join(" "), release);
         }
@@ -454,8 +369,8 @@ mod tests {
 
     #[test]
     fn key_runs_beside_its_complete_second_identity_and_leaves_that_alone() {
-        let (first, later) = (states(&[("s", complete_for("a"))]), states(&[("a", FIRST)]));
-        let resolution = resolve(&flat(&["a+s"]).0, &first, &later, &terms());
+        let replies = of(&[("s", complete_for("a")), ("a", FIRST)]);
+        let resolution = resolve(&flat(&["a+s"]).0, &replies, &terms());
         assert_eq!((resolution.new.len(), &*resolution.held), (1, &[key("a")][..]));
         assert!(resolution.release.is_empty());
     }
@@ -463,13 +378,14 @@ mod tests {
     #[test]
     fn payload_and_response_are_those_of_the_key() {
         let response = StoredResponse::new(Default::default(), Default::default(), "a".into());
-        let first = states(&[("a", complete(Some([1; 32]), Some(Arc::new(response))))]);
+        let replies = of(&[("a", complete(Some([1; 32]), Some(Arc::new(response))))]);
         let terms = terms().with_payloads([(key("a"), [2; 32])]);
         for fetch in [Fetch::Nothing, Fetch::Digest, Fetch::DigestAndResponse] {
             let terms = terms.clone().with_fetch(fetch);
-            let resolution = resolve(&flat(&["a"]).0, &first, &States::default(), &terms);
+            let resolution = resolve(&flat(&["a"]).0, &replies, &terms);
             assert!(resolution.mismatch);
-            assert_eq!(resolution.response.is_some(), fetch == Fetch::DigestAndResponse);
+            let stored = resolution.duplicate.unwrap().stored;
+            assert_eq!(stored.is_some(), fetch == Fetch::DigestAndResponse);
         }
     }
 

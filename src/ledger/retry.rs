@@ -4,16 +4,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
-use futures_util::future::BoxFuture;
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use crate::adapter::contract::{CallTerms, DedupAdapter};
+use super::call;
+use super::renewal::{HeldLease, report};
+use crate::adapter::contract::{CallTerms, DedupAdapter, Permanence};
 use crate::error::Error;
 use crate::key::DedupKey;
-use crate::observe;
+use crate::observe::{self, Background};
 
 const FIRST_DELAY: Duration = Duration::from_millis(50);
 const LONGEST_DELAY: Duration = Duration::from_secs(5);
@@ -21,6 +22,10 @@ const LONGEST_DELAY: Duration = Duration::from_secs(5);
 /// How many calls of a job run at once, each with its whole bound. A store that writes one key after the other
 /// and waits 100 ms for a replica takes 1.6 s. With more, the last keys would never have their turn.
 const MOST_IN_BACKGROUND: usize = 16;
+
+/// After this time, a write is not repeated. Until then the lease of a completion is renewed too, because a store
+/// may take renewals and no completions.
+const LONGEST_BOUND: Duration = Duration::from_secs(600);
 
 /// Runs jobs in the background: each repeats its calls until they succeed.
 pub(super) struct RetryPool {
@@ -30,34 +35,58 @@ pub(super) struct RetryPool {
 
 /// Calls of one kind, one for each key.
 pub(super) struct RetryJob {
-    /// For logs and metrics.
-    pub(super) operation: &'static str,
+    pub(super) write: Write,
     pub(super) adapter: Arc<dyn DedupAdapter>,
     pub(super) keys: Arc<[DedupKey]>,
     pub(super) terms: CallTerms,
     /// The bound of one call.
     pub(super) store_timeout: Duration,
-    /// The bound of the job.
-    pub(super) bound: Duration,
-    /// Whether the calls are repeated after this error.
-    pub(super) repeats: fn(&Error) -> bool,
 }
 
-/// The errors of the calls for some keys of a job.
-pub(super) type Errors<'j> = BoxFuture<'j, Vec<Error>>;
+/// The kind of a background write.
+pub(super) enum Write {
+    Claim,
+    /// A delivery that ran unprotected has claimed nothing.
+    Complete {
+        lease: Arc<HeldLease>,
+        is_claimed: bool,
+    },
+    Release,
+}
 
 impl RetryJob {
+    /// Returns the name of the calls in logs and metrics, and the bound of the job.
+    fn limits(&self) -> (&'static str, Duration) {
+        match (&self.write, self.terms.permanence()) {
+            (Write::Claim, _) => ("claim", LONGEST_BOUND),
+            (Write::Complete { .. }, _) => ("complete", LONGEST_BOUND),
+            (Write::Release, Permanence::OnClaim) => ("release", LONGEST_BOUND),
+            // The lease has lapsed then.
+            (Write::Release, Permanence::OnCompletion { lease }) => ("release", lease),
+        }
+    }
+
+    fn repeats(&self, error: &Error) -> bool {
+        !matches!(self.write, Write::Release) || error.is_transient()
+    }
+
     /// Makes the calls, a few at a time: a key that the store refuses delays no other key. Returns an error after
     /// which the job is repeated, if there is one, or else another error.
-    async fn attempt(
-        &self,
-        calls: impl for<'j> Fn(&'j Self, &'j [DedupKey]) -> Errors<'j>,
-    ) -> Result<(), Error> {
+    async fn attempt(&self) -> Result<(), Error> {
+        let (adapter, terms, bound) = (&*self.adapter, &self.terms, self.store_timeout);
         let mut errors = Vec::new();
         for keys in self.keys.chunks(MOST_IN_BACKGROUND) {
-            errors.extend(calls(self, keys).await);
+            errors.extend(match &self.write {
+                Write::Claim => call::errors(call::claim(adapter, keys, terms, bound).await),
+                Write::Release => call::errors(call::release(adapter, keys, terms, bound).await),
+                Write::Complete { lease, is_claimed } => {
+                    let replies = call::complete(adapter, keys, terms, bound).await;
+                    report(keys, &replies, *is_claimed, lease);
+                    call::errors(replies)
+                }
+            });
         }
-        let repeated = errors.iter().position(self.repeats).unwrap_or_default();
+        let repeated = errors.iter().position(|error| self.repeats(error)).unwrap_or_default();
         if errors.is_empty() { Ok(()) } else { Err(errors.swap_remove(repeated)) }
     }
 }
@@ -81,18 +110,17 @@ impl RetryPool {
     ///
     /// Reserves a slot unless the caller has one. Without a runtime or a free slot, the job is refused,
     /// which is logged.
-    pub(super) fn repeat<A, G>(
+    pub(super) fn repeat(
         &self,
         slot: Option<OwnedSemaphorePermit>,
         job: RetryJob,
-        guard: G,
-        calls: A,
-    ) where
-        A: for<'j> Fn(&'j RetryJob, &'j [DedupKey]) -> Errors<'j> + Send + Sync + 'static,
-        G: Send + 'static,
-    {
-        let Some(slot) = slot.or_else(|| self.reserve()) else { return refuse(&job) };
-        let Ok(runtime) = Handle::try_current() else { return refuse(&job) };
+        guard: impl Send + 'static,
+    ) {
+        let (operation, bound) = job.limits();
+        let (slot, runtime) = (slot.or_else(|| self.reserve()), Handle::try_current());
+        let (Some(slot), Ok(runtime)) = (slot, runtime) else {
+            return observe::background(operation, Background::Refused, job.keys.first());
+        };
         let pending = job.keys.first().map(observe::pending_write);
         let task = async move {
             let start = Instant::now();
@@ -103,14 +131,14 @@ impl RetryPool {
                 .without_max_times()
                 .build();
             let result = loop {
-                let Err(error) = job.attempt(&calls).await else { break observe::Background::Done };
-                let left = job.bound.saturating_sub(start.elapsed());
-                if left.is_zero() || !(job.repeats)(&error) {
-                    break observe::Background::GaveUp(error);
+                let Err(error) = job.attempt().await else { break Background::Done };
+                let left = bound.saturating_sub(start.elapsed());
+                if left.is_zero() || !job.repeats(&error) {
+                    break Background::GaveUp(error);
                 }
                 tokio::time::sleep(delays.next().unwrap_or(LONGEST_DELAY).min(left)).await;
             };
-            observe::background(job.operation, result, job.keys.first());
+            observe::background(operation, result, job.keys.first());
             drop((guard, slot, pending));
         };
         self.tasks.spawn_on(task, &runtime);
@@ -138,8 +166,4 @@ impl PendingWrites {
             tasks.wait().await;
         }
     }
-}
-
-fn refuse(job: &RetryJob) {
-    observe::background(job.operation, observe::Background::Refused, job.keys.first());
 }

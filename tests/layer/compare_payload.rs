@@ -361,7 +361,7 @@ async fn delivery_dropped_while_it_reads_stored_data_leaves_nothing_behind() {
     let minute = Duration::from_secs(60);
     let context = || {
         let mut context = BeginContext::new(DAY, minute, Duration::from_secs(1));
-        context.fetch = Fetch::Digest;
+        context.terms = context.terms.with_fetch(Fetch::Digest);
         context
     };
     let lease = internals::lease(Arc::clone(&store));

@@ -223,7 +223,7 @@ fn array(keys: &[Uuid]) -> String {
 impl Statements {
     /// Returns the message that begins a lent transaction.
     fn begin(&self, terms: &CallTerms) -> String {
-        let idle_ms = terms.transaction_bound_ms().to_string();
+        let idle_ms = terms.transaction_bound_ms.to_string();
         format!("{TAG}BEGIN; {}", fill(&self.tx_begin, &[("idle_ms", &*idle_ms)]))
     }
 

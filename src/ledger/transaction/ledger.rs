@@ -11,11 +11,11 @@ use super::super::contract::{
     Begin, BeginContext, CanReplay, Claim, HandlerSuccess, Ledger, Sealed,
 };
 use super::super::pending::{Pending, PendingGuard};
-use super::super::resolve::{KeyState, States, flatten, identities, resolve};
+use super::super::resolve::{Replies, flatten, identities, resolve};
 use super::super::retry::PendingWrites;
 use super::lend::{LendSlot, State, TxHandle, open};
 use crate::adapter::TransactionAdapter;
-use crate::adapter::contract::{Abilities, CallTerms};
+use crate::adapter::contract::{Abilities, CallTerms, ClaimReply};
 use crate::adapter::transaction::OpenTransaction;
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Keys, List};
@@ -72,7 +72,7 @@ impl<DB: Database> Ledger for Transactional<DB> {
         context: &BeginContext,
     ) -> Result<Begin<Self::Claim>, Error> {
         if keys.is_empty() {
-            let terms = context.transaction_terms(&[], ABILITIES);
+            let terms = context.terms(&[], ABILITIES);
             let claim = self.claim(List::new(), terms, context, None);
             return Ok(Begin::WithoutKey(Some(claim)));
         }
@@ -83,22 +83,22 @@ impl<DB: Database> Ledger for Transactional<DB> {
             return Ok(Begin::InFlight);
         }
         let (adapter, store_timeout) = (&*self.adapter, context.store_timeout);
-        let terms = context.transaction_terms(&events, ABILITIES);
+        let terms = context.terms(&events, ABILITIES);
         let opened = open(adapter, &asked, &terms, store_timeout).await?;
         if opened.replies.len() != asked.len() {
             return Err(Error::new(ErrorKind::Corrupt, "counting the replies of the store"));
         }
-        let replies = opened.replies.into_iter().map(Ok).collect();
-        let pending = pending.into_iter().map(|(key, _)| (key, KeyState::InFlight));
-        let states = States::new(&asked, replies, pending);
-        let mut resolution = resolve(&events, &states, &states, &terms);
+        let mut replies = Replies::default();
+        replies.add(asked.into_iter().zip(opened.replies.into_iter().map(Ok)));
+        replies.add(pending.into_iter().map(|(key, ())| (key, Ok(ClaimReply::InFlight))));
+        let mut resolution = resolve(&events, &replies, &terms);
         let Some(mut transaction) = opened.transaction else {
-            return resolution.without_new();
+            return Ok(resolution.without_new());
         };
         if resolution.new.is_empty() {
             let rollback = || adapter.rollback(transaction);
             bounded(&["rollback", "rolling back"], store_timeout, rollback).await?;
-            return resolution.without_new();
+            return Ok(resolution.without_new());
         }
         if !resolution.release.is_empty() {
             let keys = &resolution.release;
@@ -108,7 +108,7 @@ impl<DB: Database> Ledger for Transactional<DB> {
             .await?;
         }
         let held = std::mem::take(&mut resolution.held);
-        Ok(resolution.run((), |_| self.claim(held, terms, context, Some(transaction))))
+        Ok(resolution.begin(|_| (), |_| self.claim(held, terms, context, Some(transaction))))
     }
 
     /// An outer layer may lend its transaction. A second one would take another connection, and on SQLite
