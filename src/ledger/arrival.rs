@@ -109,15 +109,17 @@ impl Ledger for OnArrival {
         let (releasing, removals) = (&self.releasing, self.releasing.removals());
         let mut claims = Claims::new(&self.adapter, &self.pool, terms, &context.store_timeout);
         claims.doubt = Some(Box::new(Doubt { slot, releasing, guard: None, removals, claiming }));
-        let mut resolution = claims.begin(events, first).await?;
-        if resolution.is_unprotected {
-            self.spawn_claim(&resolution.held, &mut claims);
-        }
-        Ok(resolution.begin(|_| (), |_| ArrivalClaim))
+        let start = |claims: &mut Claims<'_>, resolution: &mut Resolution| {
+            if resolution.is_unprotected {
+                self.spawn_claim(&resolution.held, claims);
+            }
+            resolution.begin(|_| (), |_| ArrivalClaim)
+        };
+        claims.begin(events, first, start).await
     }
 
     fn stores_data(&self) -> bool {
-        self.adapter.abilities().stored_data
+        self.abilities.stored_data
     }
 
     fn pending_writes(&self) -> PendingWrites {

@@ -8,7 +8,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 use super::call;
-use super::contract::fails_open;
+use super::contract::{Begin, fails_open};
 use super::pending::{Pending, PendingGuard};
 use super::resolve::{Replies, Reply, Resolution, resolve};
 use super::retry::{RetryJob, RetryPool, Write};
@@ -81,12 +81,13 @@ impl<'l> Claims<'l> {
     }
 
     /// Claims the identities of these events, beginning with those that are `first`. From then on, only the keys that
-    /// are to be released are held.
-    pub(super) fn begin(
-        &mut self,
+    /// are to be released are held. `start` begins the delivery: a verdict as the output would be moved four times.
+    pub(super) fn begin<C: Send>(
+        mut self,
         events: List<Event>,
         first: List<DedupKey>,
-    ) -> impl Future<Output = Result<Resolution, Error>> + Send {
+        start: impl FnOnce(&mut Self, &mut Resolution) -> Begin<C> + Send,
+    ) -> impl Future<Output = Result<Begin<C>, Error>> + Send {
         self.asked = first;
         async move {
             let (mut replies, mut have_failed) = {
@@ -97,12 +98,13 @@ impl<'l> Claims<'l> {
                     && event.second_identity().is_none()
                 {
                     let (held, run) = (std::mem::take(&mut self.asked), (*attempt, *takeover));
-                    return Ok(Resolution::first(events, held, run));
+                    return Ok(start(&mut self, &mut Resolution::first(events, held, run)));
                 }
                 self.add(Replies::default(), claimed)
             };
             if events.iter().all(|event| event.second_identity().is_none()) {
-                return self.conclude(events, replies, have_failed);
+                let mut resolution = self.conclude(events, replies, have_failed)?;
+                return Ok(start(&mut self, &mut resolution));
             }
             // Boxed, because most events have one identity.
             let later_step = Box::pin(async move {
@@ -114,12 +116,12 @@ impl<'l> Claims<'l> {
                     (replies, have_failed) = self.add(replies, claimed);
                     have_failed &= are_claimed;
                 }
-                let resolution = self.conclude(events, replies, have_failed)?;
+                let mut resolution = self.conclude(events, replies, have_failed)?;
                 if resolution.new.is_empty() && !self.held.is_empty() {
                     // A release that fails continues in the background.
                     let _ = self.finish().await;
                 }
-                Ok(resolution)
+                Ok(start(&mut self, &mut resolution))
             });
             later_step.await
         }

@@ -28,7 +28,7 @@ use super::contract::{
 };
 use super::pending::Pending;
 use super::renewal::{HeldLease, LeaseTerms, RenewalGuard, Renewals, report};
-use super::resolve::flatten;
+use super::resolve::{Resolution, flatten};
 use super::retry::{PendingWrites, RetryJob, RetryPool, Write};
 use crate::adapter::contract::{Abilities, CallTerms, DedupAdapter};
 use crate::error::{ConfigError, ConfigErrorKind, Error};
@@ -115,16 +115,18 @@ impl Ledger for Lease {
             let mut claims =
                 Claims::new(&self.adapter, &self.releases, terms, &context.store_timeout);
             claims.completing = Some(&self.completing);
-            let mut resolution = claims.begin(events, first).await?;
-            let is_claimed = !resolution.is_unprotected;
-            let of_ledger =
-                |held| LeaseTerms::new(held, claims.terms.clone(), *claims.store_timeout);
-            let begun = resolution.begin(of_ledger, |lease| {
-                let start = || self.renewals.start(&self.adapter, Arc::clone(&lease), claimed_at);
-                let renewal = is_claimed.then(start).flatten();
-                LeaseClaim { ledger: Arc::clone(self), lease, renewal, left: Left::Release }
-            });
-            drop(claims);
+            let start = move |claims: &mut Claims<'_>, resolution: &mut Resolution| {
+                let is_claimed = !resolution.is_unprotected;
+                let of_ledger =
+                    |held| LeaseTerms::new(held, claims.terms.clone(), *claims.store_timeout);
+                resolution.begin(of_ledger, |lease| {
+                    let start =
+                        || self.renewals.start(&self.adapter, Arc::clone(&lease), claimed_at);
+                    let renewal = is_claimed.then(start).flatten();
+                    LeaseClaim { ledger: Arc::clone(self), lease, renewal, left: Left::Release }
+                })
+            };
+            let begun = claims.begin(events, first, start).await?;
             let must_yield =
                 |claim: &LeaseClaim| claim.renewal.as_ref().is_some_and(RenewalGuard::must_yield);
             if !matches!(&begun, Begin::First { claim, .. } if must_yield(claim)) {
