@@ -59,7 +59,8 @@ impl Doubt<'_> {
             let claiming = self.claiming.as_ref().filter(|guard| guard.keys().contains(key));
             // Another delivery may have completed this second identity, and may release it.
             let is_shared = |guard: &PendingGuard<Instant>| {
-                guard.is_known(key, |since| seen.age <= since.elapsed())
+                // The age is the difference of two times in whole milliseconds.
+                guard.is_known(key, |since| seen.age <= since.elapsed() + Duration::from_millis(1))
             };
             if is_released || claiming.is_some_and(is_shared) {
                 *reply = Ok(ClaimReply::InFlight);

@@ -112,7 +112,7 @@ pub trait FailOpen: Ledger {}
 #[diagnostic::on_unimplemented(
     message = "`{Self}` has no modes",
     note = "the handler writes through the `DedupTx` of its claim, and a duplicate has no claim: run a \
-            lease ledger in shadow in its place, on a table of its own"
+            lease ledger in shadow in its place, on the same table"
 )]
 pub trait CanShadow: Ledger {}
 

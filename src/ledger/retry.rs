@@ -11,6 +11,7 @@ use tokio_util::task::TaskTracker;
 
 use super::call;
 use super::renewal::{HeldLease, report};
+use super::times::deadline_in;
 use crate::adapter::contract::{CallTerms, DedupAdapter, Permanence};
 use crate::error::Error;
 use crate::key::DedupKey;
@@ -70,12 +71,15 @@ impl RetryJob {
         !matches!(self.write, Write::Release) || error.is_transient()
     }
 
-    /// Makes the calls, a few at a time: a key that the store refuses delays no other key. Returns an error after
-    /// which the job is repeated, if there is one, or else another error.
-    async fn attempt(&self) -> Result<(), Error> {
+    /// Makes the calls, a few at a time: a key that the store refuses delays no other key. After `end`, no call
+    /// follows an error. Returns an error after which the job is repeated, if there is one, or else another error.
+    async fn attempt(&self, end: Instant) -> Result<(), Error> {
         let (adapter, terms, bound) = (&*self.adapter, &self.terms, self.store_timeout);
         let mut errors = Vec::new();
         for keys in self.keys.chunks(MOST_IN_BACKGROUND) {
+            if !errors.is_empty() && Instant::now() >= end {
+                break;
+            }
             errors.extend(match &self.write {
                 Write::Claim => call::errors(call::claim(adapter, keys, terms, bound).await),
                 Write::Release => call::errors(call::release(adapter, keys, terms, bound).await),
@@ -123,7 +127,7 @@ impl RetryPool {
         };
         let pending = job.keys.first().map(observe::pending_write);
         let task = async move {
-            let start = Instant::now();
+            let end = deadline_in(bound);
             let mut delays = ExponentialBuilder::new()
                 .with_min_delay(FIRST_DELAY)
                 .with_max_delay(LONGEST_DELAY)
@@ -131,8 +135,8 @@ impl RetryPool {
                 .without_max_times()
                 .build();
             let result = loop {
-                let Err(error) = job.attempt().await else { break Background::Done };
-                let left = bound.saturating_sub(start.elapsed());
+                let Err(error) = job.attempt(end).await else { break Background::Done };
+                let left = end.saturating_duration_since(Instant::now());
                 if left.is_zero() || !job.repeats(&error) {
                     break Background::GaveUp(error);
                 }

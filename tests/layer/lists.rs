@@ -11,10 +11,11 @@ use tower_dedup::adapter::contract::{
 };
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::adapter::{Batching, MemoryAdapter, SqliteAdapter, SqliteOptions};
+use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{DedupKey, DedupLayer, Error, ErrorKind, OnInFlight};
 
 use crate::support::multi_event::by_word;
-use crate::support::{Body, Handler, answered, dedup_key, result, send, sqlite_url, terms};
+use crate::support::{Body, Handler, answered, dedup_key, faulty, result, send, sqlite_url, terms};
 
 const EVENTS: usize = 40;
 
@@ -90,6 +91,19 @@ async fn list_that_is_longer_than_the_queue_waits_for_room() {
     assert_eq!(result(&send(&service, list(200)).await), None);
     assert_eq!(handler.last().keys().count(), 200);
     assert_eq!(result(&send(&service, list(200)).await), Some("duplicate"));
+}
+
+/// Past its bound, a release on arrival could meet a delivery that takes the event for handled.
+#[tokio::test(start_paused = true)]
+async fn background_write_of_a_list_ends_soon_after_its_bound() {
+    let store = faulty(MemoryAdapter::new());
+    store.set(StoreCall::Release, Fault::Hang);
+    let layer = DedupLayer::new(by_word(), Arc::clone(&store)).lease(Duration::from_secs(1));
+    let service = layer.layer(Handler::default().then(500).service());
+    assert_eq!(send(&service, list(64)).await.status(), 500);
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    // All at once before the answer; then 16 keys, whose calls outlive the bound.
+    assert_eq!(store.calls(StoreCall::Release), 64 + 16);
 }
 
 /// After a 2xx, the event in flight would not come again.
