@@ -45,7 +45,7 @@ pub enum TxUnavailable {
     Closed,
     /// The request has no key, and the store did not open a transaction for it. The handler may try
     /// again.
-    Unopened(Arc<Error>),
+    Unopened(Error),
 }
 
 impl fmt::Display for TxUnavailable {
@@ -63,7 +63,7 @@ impl fmt::Display for TxUnavailable {
 impl std::error::Error for TxUnavailable {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Unopened(error) => Some(&**error),
+            Self::Unopened(error) => Some(error),
             Self::Absent | Self::Lent | Self::Copied | Self::Closed => None,
         }
     }
@@ -299,7 +299,7 @@ impl<DB: Database> TxHandle<DB> {
                 let context = "opening a transaction: the adapter opened none";
                 opened.transaction.ok_or_else(|| Error::new(ErrorKind::Corrupt, context))
             });
-            lent.transaction = Some(opened.map_err(|e| TxUnavailable::Unopened(Arc::new(e)))?);
+            lent.transaction = Some(opened.map_err(TxUnavailable::Unopened)?);
             // The delivery has ended meanwhile: nothing would commit.
             if lent.slot.is_closed() {
                 return Err(TxUnavailable::Closed);
