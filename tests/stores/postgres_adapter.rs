@@ -60,6 +60,18 @@ async fn only_migrate_makes_the_table_without_make_table() {
     }
 }
 
+/// A lone release waits nearly as long as a statement may run, by a setting of the server that has 31 bits.
+#[tokio::test]
+async fn claim_is_released_however_long_a_statement_may_run() {
+    let schema = Schema::fresh();
+    let options = PostgresOptions::new().statement_timeout(Duration::MAX);
+    let adapter = PostgresAdapter::connect_with(&schema.url(), options).await.unwrap();
+    let (key, terms) = (dedup_key("a"), on_claim(&terms()));
+    assert_eq!(adapter.claim(&key, &terms).await.unwrap(), FIRST);
+    adapter.release(&key, &terms).await.unwrap();
+    assert_eq!(adapter.get(&key).await.unwrap(), None);
+}
+
 #[tokio::test]
 async fn many_connections_create_the_schema_at_once() {
     for _ in 0..5 {
