@@ -69,60 +69,6 @@ impl std::error::Error for TxUnavailable {
     }
 }
 
-/// The state of all handles to one transaction.
-#[derive(Default)]
-struct Borrowers {
-    is_copied: AtomicBool,
-    /// The number of the next clone.
-    next: AtomicU64,
-    /// The number of the handle that borrowed first.
-    holder: OnceLock<u64>,
-}
-
-/// A handle's number.
-struct Borrower {
-    borrowers: Arc<Borrowers>,
-    number: u64,
-}
-
-/// Stays in the request's extensions, and so is cloned with the request only.
-struct CopyMark(Arc<Borrowers>);
-
-impl Borrower {
-    /// Returns the first handle, and the mark of its request.
-    fn with_mark() -> (Self, CopyMark) {
-        let borrowers = Arc::<Borrowers>::default();
-        (Self::of(Arc::clone(&borrowers)), CopyMark(borrowers))
-    }
-
-    fn of(borrowers: Arc<Borrowers>) -> Self {
-        let number = borrowers.next.fetch_add(1, Ordering::Relaxed);
-        Self { borrowers, number }
-    }
-
-    /// Fails if another copy of the request borrowed the transaction. The caller holds the transaction.
-    fn check(&self) -> Result<(), TxUnavailable> {
-        let holder = self.borrowers.holder.get_or_init(|| self.number);
-        if *holder != self.number && self.borrowers.is_copied.load(Ordering::Acquire) {
-            return Err(TxUnavailable::Copied);
-        }
-        Ok(())
-    }
-}
-
-impl Clone for Borrower {
-    fn clone(&self) -> Self {
-        Self::of(Arc::clone(&self.borrowers))
-    }
-}
-
-impl Clone for CopyMark {
-    fn clone(&self) -> Self {
-        self.0.is_copied.store(true, Ordering::Release);
-        Self(Arc::clone(&self.0))
-    }
-}
-
 /// Holds a transaction while its handler may borrow it.
 pub(super) struct LendSlot<DB: Database> {
     state: Mutex<State<DB>>,
@@ -133,6 +79,21 @@ pub(super) struct LendSlot<DB: Database> {
     store_timeout: Duration,
     /// Ends a transaction whose holder drops it on a thread without a runtime.
     runtime: Handle,
+    /// The number of the next handle.
+    next: AtomicU64,
+    /// The number of the handle that borrowed first.
+    holder: OnceLock<u64>,
+    is_copied: AtomicBool,
+}
+
+/// Stays in the request's extensions, and so is cloned with the request only.
+struct CopyMark<DB: Database>(Arc<LendSlot<DB>>);
+
+impl<DB: Database> Clone for CopyMark<DB> {
+    fn clone(&self) -> Self {
+        self.0.is_copied.store(true, Ordering::Release);
+        Self(Arc::clone(&self.0))
+    }
 }
 
 pub(super) enum State<DB: Database> {
@@ -170,7 +131,18 @@ impl<DB: Database> LendSlot<DB> {
     ) -> Arc<Self> {
         let state = Mutex::new(transaction.map_or(State::Unopened, State::Available));
         let (adapter, runtime) = (Arc::clone(adapter), Handle::current());
-        Arc::new(Self { state, adapter, keys, terms, store_timeout, runtime })
+        let (next, holder, is_copied) = Default::default();
+        Arc::new(Self {
+            state,
+            adapter,
+            keys,
+            terms,
+            store_timeout,
+            runtime,
+            next,
+            holder,
+            is_copied,
+        })
     }
 
     /// Ends the lending. Returns the state before.
@@ -223,6 +195,15 @@ impl<DB: Database> LendSlot<DB> {
         }
     }
 
+    /// Fails if another copy of the request borrowed the transaction. The caller holds the transaction.
+    fn check_copy(&self, number: u64) -> Result<(), TxUnavailable> {
+        let is_holder = *self.holder.get_or_init(|| number) == number;
+        if !is_holder && self.is_copied.load(Ordering::Acquire) {
+            return Err(TxUnavailable::Copied);
+        }
+        Ok(())
+    }
+
     /// `None` if the borrower has not opened the transaction.
     fn take_back(self: &Arc<Self>, transaction: Option<OpenTransaction<DB>>) {
         let mut state = lock(&self.state);
@@ -267,7 +248,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// ```
 pub struct TxHandle<DB: Database> {
     slot: Arc<LendSlot<DB>>,
-    borrower: Borrower,
+    number: u64,
 }
 
 impl<DB: Database> TxHandle<DB> {
@@ -291,7 +272,7 @@ impl<DB: Database> TxHandle<DB> {
         let slot = Arc::clone(&self.slot);
         // Dropped without a transaction, it leaves the slot unopened again.
         let mut lent = DedupTx { transaction: slot.lend()?, slot };
-        self.borrower.check()?;
+        lent.slot.check_copy(self.number)?;
         if lent.transaction.is_none() {
             let LendSlot { adapter, keys, terms, store_timeout, .. } = &*lent.slot;
             let opened = open(&**adapter, keys, terms, *store_timeout).await;
@@ -310,15 +291,19 @@ impl<DB: Database> TxHandle<DB> {
 
     /// Adds the first handle to a request.
     pub(super) fn attach(slot: &Arc<LendSlot<DB>>, extensions: &mut Extensions) {
-        let (borrower, mark) = Borrower::with_mark();
-        extensions.insert(Self { slot: Arc::clone(slot), borrower });
-        extensions.insert(mark);
+        extensions.insert(Self::of(slot));
+        extensions.insert(CopyMark(Arc::clone(slot)));
+    }
+
+    fn of(slot: &Arc<LendSlot<DB>>) -> Self {
+        let number = slot.next.fetch_add(1, Ordering::Relaxed);
+        Self { slot: Arc::clone(slot), number }
     }
 }
 
 impl<DB: Database> Clone for TxHandle<DB> {
     fn clone(&self) -> Self {
-        Self { slot: Arc::clone(&self.slot), borrower: self.borrower.clone() }
+        Self::of(&self.slot)
     }
 }
 
