@@ -14,7 +14,7 @@ pub(super) async fn findings(postgres: &Postgres) -> Result<Vec<Finding>, Failur
     ));
     findings.extend(facts.table.iter().flat_map(|table| [rights(table), index(table)]));
     if matches!(state, Ok(TableState::Current)) {
-        findings.push(finding::purge(postgres.open().await).await);
+        findings.push(finding::purge(postgres.with(finding::stats).await));
     }
     Ok(findings)
 }

@@ -21,12 +21,10 @@ const NAMESPACE: &str = "tower-dedup.doctor";
 const RETENTION: Duration = Duration::from_secs(60);
 
 pub(super) async fn findings(redis: &Redis) -> Result<Vec<Finding>, Failure> {
-    let adapter = redis.connect().await?;
-    let work = async { Ok(checks(&redis.url, &adapter).await?) };
-    let findings = within(redis.timeout * 6, work).await;
-    // The findings stand.
-    let _ = tokio::time::timeout(redis.timeout, adapter.close()).await;
-    findings
+    let checks = async |adapter: &RedisAdapter| {
+        within(redis.timeout * 6, async { Ok(checks(&redis.url, adapter).await?) }).await
+    };
+    redis.with(checks).await
 }
 
 async fn checks(url: &str, adapter: &RedisAdapter) -> Result<Vec<Finding>, Error> {

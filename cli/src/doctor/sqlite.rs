@@ -25,7 +25,7 @@ pub(super) async fn findings(sqlite: &Sqlite) -> Result<Vec<Finding>, Failure> {
         // The same error as of every other command.
         sqlite.connect().await?;
     }
-    let path = fs::canonicalize(&path)?;
+    let path = fs::canonicalize(&path).map_err(Failure::usage)?;
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let mut findings = vec![rights(&path), durability(file_system(&mounts, &path))];
     match sqlite.connect().await {
@@ -33,7 +33,7 @@ pub(super) async fn findings(sqlite: &Sqlite) -> Result<Vec<Finding>, Failure> {
             let state = sqlite.table(&mut connection).await;
             findings.push(finding::table(&state));
             if matches!(state, Ok(TableState::Current)) {
-                findings.push(finding::purge(sqlite.open(Access::Read).await).await);
+                findings.push(finding::purge(sqlite.with(Access::Read, finding::stats).await));
             }
             findings.push(damage(sqlite, connection).await);
         }
