@@ -46,7 +46,7 @@ pub(crate) struct Redis {
 }
 
 /// What a command does to the store.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub(crate) enum Access {
     Read,
     Write,
@@ -62,7 +62,7 @@ pub(crate) enum TableState {
 }
 
 /// The facts of a Postgres server, by `sql/facts.sql`.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Deserialize)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(crate) struct Facts {
     pub(crate) is_standby: bool,
@@ -75,7 +75,7 @@ pub(crate) struct Facts {
     pub(crate) table: Option<PgTable>,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Deserialize)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(crate) struct PgTable {
     schema: String,

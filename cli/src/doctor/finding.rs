@@ -10,8 +10,7 @@ use crate::failure::Failure;
 use crate::output::text;
 use crate::store::TableState;
 
-/// Rounds over a large table begin up to about 13 h apart: a round, and a pause of 6.6 h at most after it. A
-/// lag beyond this means that nothing purges.
+/// A service purges every ten minutes, unless its options say otherwise. A lag beyond this means that nothing purges.
 const LONGEST_LAG: Duration = PURGE_GRACE.saturating_add(Duration::from_secs(24 * 3_600));
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -68,13 +67,17 @@ impl Finding {
 }
 
 pub(super) fn table(state: &Result<TableState, Failure>) -> Finding {
-    const ADVICE: &str = "run `tower-dedup migrate`, or name another in the URL: dedup_table=NAME";
-    let error = state.as_ref().err().map(|failure| format!("cannot be read: {}", failure.message));
-    let is = |other| matches!(state, Ok(state) if *state == other);
-    Finding::ok("table", "exists, and is of this version")
-        .error(is(TableState::Missing).then_some("is missing"), ADVICE)
-        .error(is(TableState::Older).then_some("is of an older version"), ADVICE)
-        .error(error, "see the other lines")
+    let found = match state {
+        Ok(TableState::Current) => return Finding::ok("table", "exists, and is of this version"),
+        Ok(TableState::Missing) => "is missing",
+        Ok(TableState::Older) => "is of an older version",
+        Err(failure) => {
+            let found = format!("cannot be read: {}", failure.message);
+            return Finding::ok("table", "").error(Some(found), "see the other lines");
+        }
+    };
+    let advice = "run `tower-dedup migrate`, or name another in the URL: dedup_table=NAME";
+    Finding::ok("table", "").error(Some(found), advice)
 }
 
 pub(super) async fn stats(store: &dyn MaintenanceAdapter) -> Result<Stats, Failure> {
