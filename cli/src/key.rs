@@ -22,7 +22,7 @@ use crate::output::{Members, Output};
 struct Capture {
     method: Option<String>,
     url: Option<String>,
-    headers: Option<Members<String>>,
+    headers: Option<Members>,
     body_utf8: Option<String>,
     body_base64: Option<String>,
 }
@@ -80,6 +80,7 @@ impl Capture {
         let mut request = Request::builder().method(method).uri(target).body(())?;
         for (name, value) in self.headers.into_iter().flat_map(|headers| headers.0) {
             let name = name.parse::<HeaderName>()?;
+            let value = value.as_str().ok_or("the value of a header is no string")?;
             request.headers_mut().append(name, HeaderValue::from_bytes(value.as_bytes())?);
         }
         let body = match (self.body_utf8, self.body_base64) {

@@ -40,13 +40,11 @@ async fn main() -> ExitCode {
 /// Ends the process with help or a usage error. The error names the arguments, and one may be a URL with
 /// its password.
 fn refuse(error: &clap::Error) -> ! {
-    use ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion};
+    use ErrorKind::{
+        DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand as NoCommand, DisplayVersion,
+    };
 
-    let is_help = matches!(
-        error.kind(),
-        DisplayHelp | DisplayHelpOnMissingArgumentOrSubcommand | DisplayVersion
-    );
-    if is_help {
+    if matches!(error.kind(), DisplayHelp | NoCommand | DisplayVersion) {
         error.exit();
     }
     let text = error.render().to_string();

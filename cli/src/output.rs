@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::io::{self, BufRead, Write};
-use std::marker::PhantomData;
+use std::iter;
 
 use clap::Args;
 use serde::Serialize;
@@ -83,7 +83,7 @@ fn json_line(object: &impl Serialize) -> Result<String, Failure> {
 /// Returns a line for each member that is not null.
 pub(crate) fn members(object: &impl Serialize) -> Result<String, Failure> {
     let object = serde_json::to_string(object).map_err(Failure::usage)?;
-    let members: Members<Value> = serde_json::from_str(&object).map_err(Failure::usage)?;
+    let members: Members = serde_json::from_str(&object).map_err(Failure::usage)?;
     let members = members.0.into_iter().filter(|(_, value)| !value.is_null());
     Ok(table(members.map(|(name, value)| vec![name, text(&value)])))
 }
@@ -137,28 +137,25 @@ fn is_unprintable(char: char) -> bool {
 
 /// The members of a JSON object in their order, with repeated names.
 #[derive(Debug)]
-pub(crate) struct Members<T>(pub(crate) Vec<(String, T)>);
+pub(crate) struct Members(pub(crate) Vec<(String, Value)>);
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Members<T> {
+impl<'de> Deserialize<'de> for Members {
     fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
-        struct InOrder<T>(PhantomData<T>);
+        struct InOrder;
 
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for InOrder<T> {
-            type Value = Members<T>;
+        impl<'de> Visitor<'de> for InOrder {
+            type Value = Members;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members<T>, A::Error> {
-                let mut members = Vec::new();
-                while let Some(member) = map.next_entry()? {
-                    members.push(member);
-                }
-                Ok(Members(members))
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members, A::Error> {
+                let members = iter::from_fn(|| map.next_entry().transpose());
+                members.collect::<Result<_, _>>().map(Members)
             }
         }
 
-        json.deserialize_map(InOrder(PhantomData))
+        json.deserialize_map(InOrder)
     }
 }

@@ -76,10 +76,9 @@ pub(crate) struct Facts {
 }
 
 #[derive(Deserialize)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(crate) struct PgTable {
-    schema: String,
-    has_version: bool,
+    /// The quoted name of the table with the version.
+    version_table: Option<String>,
     /// The rights that are missing, without DELETE.
     pub(crate) lacks: String,
     pub(crate) may_delete: bool,
@@ -204,9 +203,10 @@ impl Postgres {
     pub(crate) async fn look(&self) -> Result<(Facts, Result<TableState, Failure>), Failure> {
         let mut connection = self.connect().await?;
         let facts = within(self.timeout, self.facts(&mut connection)).await?;
+        let version_table = facts.table.as_ref().and_then(|table| table.version_table.as_deref());
         // The last, because a lock of the version table leaves the connection unusable.
         let state = async {
-            let state = self.state(&mut connection, facts.table.as_ref()).await;
+            let state = Self::state(&mut connection, version_table).await;
             // The state stands.
             let _ = connection.close().await;
             state
@@ -229,17 +229,11 @@ impl Postgres {
     }
 
     async fn state(
-        &self,
         connection: &mut PgConnection,
-        table: Option<&PgTable>,
+        version_table: Option<&str>,
     ) -> Result<TableState, Failure> {
-        let Some(table) = table.filter(|table| table.has_version) else {
-            return Ok(TableState::Missing);
-        };
-        let (_, name) = internals::postgres_table(&self.options);
-        let schema = table.schema.replace('"', "\"\"");
-        let version =
-            format!("SELECT coalesce(max(version), 0) FROM \"{schema}\".\"{name}_schema\"");
+        let Some(version_table) = version_table else { return Ok(TableState::Missing) };
+        let version = format!("SELECT coalesce(max(version), 0) FROM {version_table}");
         let version = sqlx::query_scalar(AssertSqlSafe(version)).persistent(false);
         let version: i32 = version.fetch_one(connection).await?;
         let is_current = version >= internals::POSTGRES_SCHEMA_VERSION;
