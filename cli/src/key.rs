@@ -18,7 +18,7 @@ use crate::options::Key;
 use crate::output::{Members, Output};
 
 /// A captured request.
-#[derive(Debug, Deserialize)]
+#[derive(Deserialize)]
 struct Capture {
     method: Option<String>,
     url: Option<String>,
@@ -28,7 +28,7 @@ struct Capture {
 }
 
 /// The output.
-#[derive(Debug, Serialize)]
+#[derive(Serialize)]
 #[serde(tag = "outcome", rename_all = "lowercase")]
 enum Outcome {
     Key { key: String },

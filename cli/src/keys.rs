@@ -132,7 +132,8 @@ pub(crate) async fn forget(
         if !options.yes {
             let Some(entry) = store.get(&key).await? else { return Ok(("missing", MISSING)) };
             tell(&members(&Line::new(output, &key, Some(&entry), None))?);
-            if !confirm(FORGET)? {
+            // Without a reader of the question, nothing is forgotten.
+            if !confirm(FORGET).map_err(Failure::usage)? {
                 return Ok(("declined", "nothing was changed"));
             }
         }

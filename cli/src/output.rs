@@ -59,12 +59,7 @@ pub(crate) fn tell(line: &str) {
 }
 
 /// Asks a question that only `y` or `yes` confirms. The end of the input does not.
-pub(crate) fn confirm(question: &str) -> Result<bool, Failure> {
-    // Without a reader of the question, the command did nothing.
-    ask(question).map_err(Failure::usage)
-}
-
-fn ask(question: &str) -> io::Result<bool> {
+pub(crate) fn confirm(question: &str) -> io::Result<bool> {
     write!(io::stderr(), "{} [y/N] ", lines(question))?;
     io::stderr().flush()?;
     let mut reply = String::new();
