@@ -3,6 +3,7 @@
 use std::error::Error as _;
 use std::time::Duration;
 
+use tower_dedup::internals::in_one_line;
 use tower_dedup::{BoxError, Error, ErrorKind, sqlx};
 
 pub(crate) const NO_TABLE: &str = "the store has no table: run `tower-dedup migrate`";
@@ -73,19 +74,4 @@ pub(crate) async fn within<T>(
 ) -> Result<T, Failure> {
     let ended = tokio::time::timeout(timeout, work).await;
     ended.unwrap_or_else(|_| Err(Failure::new(UNAVAILABLE, "the store timed out")))
-}
-
-/// Returns the error and its causes in one line, without causes that the line already contains.
-pub(crate) fn in_one_line(error: &dyn std::error::Error) -> String {
-    let mut line = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let text = cause.to_string();
-        if !line.contains(&text) {
-            line.push_str(": ");
-            line.push_str(&text);
-        }
-        next = cause.source();
-    }
-    line
 }

@@ -163,9 +163,7 @@ impl RunReport {
 
 impl Drop for RunReport {
     fn drop(&mut self) {
-        let dropped =
-            || if std::thread::panicking() { Outcome::Panicked } else { Outcome::Cancelled };
-        let outcome = self.outcome.unwrap_or_else(dropped);
-        self.fields.emit(outcome, self.keys.events(), &self.meters);
+        let dropped = if std::thread::panicking() { Outcome::Panicked } else { Outcome::Cancelled };
+        self.fields.emit(self.outcome.unwrap_or(dropped), self.keys.events(), &self.meters);
     }
 }

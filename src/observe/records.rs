@@ -270,7 +270,7 @@ pub(crate) fn evicted(keys: u64) {
 }
 
 /// Returns the error and its causes in one line.
-pub(super) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut line = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {

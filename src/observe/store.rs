@@ -30,10 +30,11 @@ impl StoreSpan {
         let span = may_be_wanted(Level::DEBUG).then(
             || tracing::debug_span!(target: "tower_dedup", "store", operation, result = Empty),
         );
-        #[cfg(feature = "metrics")]
-        return Self { span, start: std::time::Instant::now() };
-        #[cfg(not(feature = "metrics"))]
-        Self { span }
+        Self {
+            span,
+            #[cfg(feature = "metrics")]
+            start: std::time::Instant::now(),
+        }
     }
 
     pub(crate) fn in_scope<T>(&self, part: impl FnOnce() -> T) -> T {

@@ -5,12 +5,12 @@ use std::time::Duration;
 use tower_dedup::adapter::RedisAdapter;
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::{ListFilter, MaintenanceAdapter};
-use tower_dedup::internals::ask_primaries;
+use tower_dedup::internals::{ask_primaries, in_one_line};
 use tower_dedup::redis::{Cmd, InfoDict, cmd, from_redis_value};
 use tower_dedup::{DedupKey, Error};
 
 use super::finding::Finding;
-use crate::failure::{Failure, in_one_line, within};
+use crate::failure::{Failure, within};
 use crate::store::Redis;
 
 /// How many keys are claimed and released again, so that each primary of a cluster gets some.

@@ -4,12 +4,13 @@ use std::fs::{self, OpenOptions};
 use std::path::Path;
 use std::{io, process};
 
+use tower_dedup::internals::in_one_line;
 use tower_dedup::sqlx;
 use tower_dedup::sqlx::Connection;
 use tower_dedup::sqlx::sqlite::SqliteConnection;
 
 use super::finding::{self, Finding};
-use crate::failure::{Failure, in_one_line};
+use crate::failure::Failure;
 use crate::store::{Access, Sqlite, TableState};
 
 /// File systems of a network: WAL mode needs memory that all processes share.
