@@ -291,6 +291,8 @@ impl<L: Ledger> Deduplicator<L> {
             (Called::Panicked(_), _) => Outcome::Panicked,
         };
         report.end(outcome, settled.as_ref().err());
+        // Not in an unwind: a panic of a subscriber would abort the process.
+        drop(report);
         match called {
             Called::Returned(Ok(value)) => {
                 settled.map(|()| RunOutcome::First(value)).map_err(RunError::Store)

@@ -21,11 +21,18 @@ use crate::error::Error;
 use crate::ledger::Transactional;
 #[cfg(feature = "testing")]
 use crate::ledger::{Lease, OnArrival};
+use crate::observe;
 
 #[cfg(all(feature = "testing", any(feature = "postgres", feature = "sqlite")))]
 pub use crate::adapter::transaction::OpenTransaction;
 #[cfg(feature = "testing")]
 pub use crate::ledger::contract::{Begin, BeginContext, Claim, HandlerSuccess};
+
+/// Returns the error and its causes in one line.
+#[must_use]
+pub fn in_one_line(error: &(dyn std::error::Error + 'static)) -> String {
+    observe::chain(error)
+}
 
 /// The version of the table that `migrate` makes, as the version table stores it.
 #[cfg(feature = "postgres")]

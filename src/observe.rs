@@ -105,15 +105,20 @@
 //! | `tower_dedup_store_duration_seconds` | `db.client.operation.duration` | histogram in seconds |
 //! | every other metric | none | |
 
+/// Changes a metric: `counter increment 1; "name", "label" => value`.
+macro_rules! meter {
+    ($kind:ident $change:ident $value:expr; $name:literal $(, $label:literal => $of:expr)*) => {{
+        #[cfg(feature = "metrics")]
+        metrics::$kind!($name $(, $label => $of)*).$change($value);
+        #[cfg(not(feature = "metrics"))]
+        let _ = || ($value, $($of),*);
+    }};
+}
+
 /// Adds to a counter: one, or the number before its name.
 macro_rules! count {
-    ($number:expr; $name:literal $(, $label:literal => $value:expr)*) => {{
-        #[cfg(feature = "metrics")]
-        metrics::counter!($name $(, $label => $value)*).increment($number);
-        #[cfg(not(feature = "metrics"))]
-        let _ = || ($number, $($value),*);
-    }};
-    ($name:literal $($labels:tt)*) => { count!(1; $name $($labels)*) };
+    ($number:expr; $($metric:tt)+) => { meter!(counter increment $number; $($metric)+) };
+    ($($metric:tt)+) => { count!(1; $($metric)+) };
 }
 
 mod delivery;
@@ -134,9 +139,10 @@ pub(crate) use records::not_verified;
 #[cfg(feature = "axum")]
 pub(crate) use records::rejected;
 pub(crate) use records::{
-    Background, background, claim_missing, lease_lost, mismatch, mode_changed, orphaned_panic,
-    purge_failed, purge_failed_again, purged, response_not_stored, same_body, shadow,
-    short_retention, small_body_limit, takeover, unprotected, unsigned_id,
+    background_done, background_failed, background_refused, chain, claim_missing, lease_lost,
+    mismatch, mode_changed, orphaned_panic, purge_failed, purge_failed_again, purged,
+    response_not_stored, same_body, short_retention, small_body_limit, takeover, unprotected,
+    unsigned_id,
 };
 #[cfg(feature = "memory")]
 pub(crate) use records::{evicted, evicting, nearly_full};

@@ -1,10 +1,10 @@
 //! [`Failure`]: why a command could not answer, and its exit code.
 
 use std::error::Error as _;
-use std::io;
 use std::time::Duration;
 
-use tower_dedup::{ConfigError, Error, ErrorKind, KeyError, sqlx};
+use tower_dedup::internals::in_one_line;
+use tower_dedup::{BoxError, Error, ErrorKind, sqlx};
 
 pub(crate) const NO_TABLE: &str = "the store has no table: run `tower-dedup migrate`";
 
@@ -22,12 +22,12 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    pub(crate) fn new(code: u8, message: impl Into<String>) -> Self {
-        Self { code, message: message.into() }
+    pub(crate) fn new(code: u8, error: impl Into<BoxError>) -> Self {
+        Self { code, message: in_one_line(&*error.into()) }
     }
 
-    pub(crate) fn usage(message: impl Into<String>) -> Self {
-        Self::new(USAGE, message)
+    pub(crate) fn usage(error: impl Into<BoxError>) -> Self {
+        Self::new(USAGE, error)
     }
 }
 
@@ -42,25 +42,7 @@ impl From<Error> for Failure {
             ErrorKind::Config => USAGE,
             _ => REFUSED,
         };
-        Self::new(code, in_one_line(&error))
-    }
-}
-
-impl From<ConfigError> for Failure {
-    fn from(error: ConfigError) -> Self {
-        Self::usage(error.to_string())
-    }
-}
-
-impl From<KeyError> for Failure {
-    fn from(error: KeyError) -> Self {
-        Self::usage(error.to_string())
-    }
-}
-
-impl From<io::Error> for Failure {
-    fn from(error: io::Error) -> Self {
-        Self::usage(error.to_string())
+        Self::new(code, error)
     }
 }
 
@@ -74,7 +56,7 @@ impl From<sqlx::Error> for Failure {
         let code = error.as_database_error().map(|error| error.code().unwrap_or_default());
         let is_refusal = code.is_some_and(|code| !code.starts_with("57P"));
         // sqlx's own texts for these contain no parameter of the connection.
-        Self::new(if is_refusal { REFUSED } else { UNAVAILABLE }, in_one_line(&error))
+        Self::new(if is_refusal { REFUSED } else { UNAVAILABLE }, error)
     }
 }
 
@@ -92,19 +74,4 @@ pub(crate) async fn within<T>(
 ) -> Result<T, Failure> {
     let ended = tokio::time::timeout(timeout, work).await;
     ended.unwrap_or_else(|_| Err(Failure::new(UNAVAILABLE, "the store timed out")))
-}
-
-/// Returns the error and its causes in one line, without causes that the line already contains.
-pub(crate) fn in_one_line(error: &dyn std::error::Error) -> String {
-    let mut line = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let text = cause.to_string();
-        if !line.contains(&text) {
-            line.push_str(": ");
-            line.push_str(&text);
-        }
-        next = cause.source();
-    }
-    line
 }

@@ -1,6 +1,5 @@
 //! `key`: the keys of a captured request. The guide's page `incidents` describes both forms.
 
-use std::error::Error;
 use std::path::Path;
 use std::{fs, io};
 
@@ -10,25 +9,26 @@ use bytes::Bytes;
 use http::header::{HeaderName, HeaderValue};
 use http::{Method, Request, Uri, request};
 use serde::{Deserialize, Serialize};
+use tower_dedup::BoxError;
 use tower_dedup::key::{Extracted, RequestRef};
 use tower_dedup::provider::{self, Preset};
 
-use crate::failure::{Failure, in_one_line};
+use crate::failure::Failure;
 use crate::options::Key;
 use crate::output::{Members, Output};
 
 /// A captured request.
-#[derive(Debug, Deserialize)]
+#[derive(Deserialize)]
 struct Capture {
     method: Option<String>,
     url: Option<String>,
-    headers: Option<Members<String>>,
+    headers: Option<Members>,
     body_utf8: Option<String>,
     body_base64: Option<String>,
 }
 
 /// The output.
-#[derive(Debug, Serialize)]
+#[derive(Serialize)]
 #[serde(tag = "outcome", rename_all = "lowercase")]
 enum Outcome {
     Key { key: String },
@@ -40,10 +40,12 @@ enum Outcome {
 
 /// Prints the keys. A request without a key is an answer, too.
 pub(crate) fn run(options: &Key, output: Output) -> Result<bool, Failure> {
-    let outcome = find(&options.provider)
-        .map_err(Into::into)
-        .and_then(|preset| read(preset, options.file.as_deref()))
-        .map_err(|error| Failure::usage(in_one_line(&*error)))?;
+    let preset = find(&options.provider).map_err(Failure::usage)?;
+    let file = options.file.as_deref().filter(|file| *file != Path::new("-"));
+    let name = file.map_or_else(|| "stdin".to_owned(), |file| file.display().to_string());
+    let name = if name.contains("://") { "a URL is no file" } else { &name };
+    let outcome = read(preset, file);
+    let outcome = outcome.map_err(|error| Failure::usage(format!("{name}: {error}")))?;
     Output { json: true, ..output }.print(&outcome)?;
     Ok(true)
 }
@@ -58,31 +60,27 @@ fn find(name: &str) -> Result<Preset, String> {
     })
 }
 
-/// Reads a captured request.
-fn read(preset: Preset, file: Option<&Path>) -> Result<Outcome, Box<dyn Error>> {
-    let file = file.filter(|file| *file != Path::new("-"));
-    let name = file.map_or_else(|| "stdin".to_owned(), |file| file.display().to_string());
-    let name = if name.contains("://") { "a URL is no file".to_owned() } else { name };
-    let in_file = |error: Box<dyn Error>| format!("{name}: {error}");
+/// Reads a captured request, and the outcome of the preset on it.
+fn read(preset: Preset, file: Option<&Path>) -> Result<Outcome, BoxError> {
     let text = match file {
         Some(file) => fs::read_to_string(file),
         None => io::read_to_string(io::stdin()),
     };
-    let text = text.map_err(|error| in_file(error.into()))?;
-    let capture: Capture = serde_json::from_str(&text).map_err(|error| in_file(error.into()))?;
-    let (head, body) = capture.into_request().map_err(in_file)?;
+    let capture: Capture = serde_json::from_str(&text?)?;
+    let (head, body) = capture.into_request()?;
     Ok(outcome(preset, &head, &body))
 }
 
 impl Capture {
     /// Returns the request as a server sees it, with the target in origin form.
-    fn into_request(self) -> Result<(request::Parts, Bytes), Box<dyn Error>> {
+    fn into_request(self) -> Result<(request::Parts, Bytes), BoxError> {
         let url: Uri = self.url.as_deref().filter(|url| !url.is_empty()).unwrap_or("/").parse()?;
         let target = url.path_and_query().map_or("/", |target| target.as_str());
         let method = self.method.as_deref().unwrap_or("POST").parse::<Method>()?;
         let mut request = Request::builder().method(method).uri(target).body(())?;
         for (name, value) in self.headers.into_iter().flat_map(|headers| headers.0) {
             let name = name.parse::<HeaderName>()?;
+            let value = value.as_str().ok_or("the value of a header is no string")?;
             request.headers_mut().append(name, HeaderValue::from_bytes(value.as_bytes())?);
         }
         let body = match (self.body_utf8, self.body_base64) {

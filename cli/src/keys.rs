@@ -5,12 +5,12 @@ use std::time::SystemTime;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::inspect::{Entry, ForgetReply, KeyState, ListFilter};
+use tower_dedup::adapter::inspect::{Entry, ForgetReply, KeyState, ListFilter, MaintenanceAdapter};
 
 use crate::failure::Failure;
-use crate::options::{EventId, List};
+use crate::options::{Event, Forget, List};
 use crate::output::{Output, confirm, members, table, tell, text, write};
-use crate::store::{Access, Store, Target};
+use crate::store::{Access, Target};
 
 /// A row of the on-arrival ledger is complete before its handler runs, so the store does not see the run.
 const FORGET: &str = "The on-arrival ledger: the event may be running now, because its key is complete from \
@@ -56,12 +56,10 @@ impl Line {
     }
 }
 
-pub(crate) async fn get(target: &Target, event: &EventId, output: Output) -> Result<bool, Failure> {
-    let key = DedupKey::new(&event.namespace, &event.id)?;
-    let store = target.open(Access::Read).await?;
-    let entry = store.adapter.get(&key).await;
-    store.close().await;
-    let entry = entry?;
+pub(crate) async fn get(target: &Target, event: &Event, output: Output) -> Result<bool, Failure> {
+    let key = event.key()?;
+    let get = async |store: &dyn MaintenanceAdapter| Ok(store.get(&key).await?);
+    let entry = target.with(Access::Read, get).await?;
     if entry.is_none() && !output.json {
         tell(MISSING);
     } else {
@@ -70,6 +68,7 @@ pub(crate) async fn get(target: &Target, event: &EventId, output: Output) -> Res
     Ok(entry.is_some())
 }
 
+/// Lists up to `--limit` keys: as JSON, each as it comes.
 pub(crate) async fn list(target: &Target, options: &List, output: Output) -> Result<bool, Failure> {
     let mut filter = ListFilter::default();
     filter.state = options.state;
@@ -77,14 +76,31 @@ pub(crate) async fn list(target: &Target, options: &List, output: Output) -> Res
     filter.id_part.clone_from(&options.id);
     filter.since = options.since;
     filter.attempts_over = options.attempts_over;
-    let store = target.open(Access::Read).await?;
-    let listed = list_open(&store, &filter, options.limit, output).await;
-    store.close().await;
-    let (rows, is_complete, unreadable) = listed?;
+    let mut rows = vec![COLUMNS.map(|name| name.to_uppercase().replace('_', " ")).to_vec()];
+    let (mut left, mut unreadable) = (options.limit, 0);
+    let list = async |store: &dyn MaintenanceAdapter| {
+        let mut after = None;
+        loop {
+            let portion = store.list(&filter, after.as_deref(), left.min(PORTION)).await?;
+            unreadable += portion.unreadable;
+            for (key, entry) in portion.keys {
+                left = left.saturating_sub(1);
+                let line = Line::new(output, &key, Some(&entry), filter.state);
+                if !output.json {
+                    rows.push(line.row());
+                } else if !output.print(&line)? {
+                    return Ok(true);
+                }
+            }
+            after = portion.next;
+            if after.is_none() || left == 0 {
+                return Ok(after.is_none());
+            }
+        }
+    };
+    let is_complete = target.with(Access::Read, list).await?;
     if !output.json {
-        let head = COLUMNS.map(|name| name.to_uppercase().replace('_', " ")).to_vec();
-        let table = table([head].into_iter().chain(rows.iter().cloned()));
-        write(if rows.is_empty() { "no keys" } else { &table })?;
+        write(&if rows.len() == 1 { "no keys".to_owned() } else { table(rows) })?;
     }
     if unreadable > 0 {
         tell(&format!("{unreadable} keys are left out, because their data is unreadable"));
@@ -95,84 +111,41 @@ pub(crate) async fn list(target: &Target, options: &List, output: Output) -> Res
     Ok(true)
 }
 
-/// Lists up to `limit` keys. With JSON, each is printed as it comes, and none is returned. Also returns
-/// whether the list is complete, and how many keys are unreadable.
-async fn list_open(
-    store: &Store,
-    filter: &ListFilter,
-    limit: u32,
-    output: Output,
-) -> Result<(Vec<Vec<String>>, bool, u64), Failure> {
-    let (mut rows, mut left, mut after, mut unreadable) = (Vec::new(), limit, None, 0);
-    loop {
-        let portion = store.adapter.list(filter, after.as_deref(), left.min(PORTION)).await?;
-        unreadable += portion.unreadable;
-        left = left.saturating_sub(u32::try_from(portion.keys.len()).unwrap_or(u32::MAX));
-        for (key, entry) in portion.keys {
-            let line = Line::new(output, &key, Some(&entry), filter.state);
-            if !output.json {
-                rows.push(line.row());
-            } else if !output.print(&line)? {
-                return Ok((rows, true, unreadable));
-            }
-        }
-        match portion.next {
-            None => return Ok((rows, true, unreadable)),
-            Some(_) if left == 0 => return Ok((rows, false, unreadable)),
-            next => after = next,
-        }
-    }
-}
-
 /// What became of `forget`. It is the only record of the reason.
 #[derive(Serialize)]
-struct Outcome {
-    namespace: String,
+struct Outcome<'a> {
+    namespace: &'a str,
     id: String,
     result: &'static str,
     note: &'static str,
     at: String,
-    reason: Option<String>,
+    reason: Option<&'a str>,
 }
 
 pub(crate) async fn forget(
     target: &Target,
-    event: &EventId,
-    reason: Option<String>,
-    yes: bool,
+    options: &Forget,
     output: Output,
 ) -> Result<bool, Failure> {
-    let key = DedupKey::new(&event.namespace, &event.id)?;
-    let store = target.open(Access::Write).await?;
-    let forgotten = forget_open(&store, &key, yes, output).await;
-    store.close().await;
-    let (result, note) = match forgotten? {
-        None => ("declined", "nothing was changed"),
-        Some(ForgetReply::Removed) => ("forgotten", "the next delivery runs"),
-        Some(ForgetReply::InFlight) => ("in-flight", "refused: the event is running"),
-        Some(_) => ("missing", MISSING),
-    };
-    let at = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
-    let namespace = event.namespace.clone();
-    output.print(&Outcome { namespace, id: output.id(&key), result, note, at, reason })?;
-    Ok(result == "forgotten")
-}
-
-/// Returns `None` if the operator did not confirm.
-async fn forget_open(
-    store: &Store,
-    key: &DedupKey,
-    yes: bool,
-    output: Output,
-) -> Result<Option<ForgetReply>, Failure> {
-    if !yes {
-        let Some(entry) = store.adapter.get(key).await? else {
-            return Ok(Some(ForgetReply::Missing));
-        };
-        tell(&members(&Line::new(output, key, Some(&entry), None))?);
-        if !confirm(FORGET)? {
-            return Ok(None);
+    let key = options.event.key()?;
+    let forget = async |store: &dyn MaintenanceAdapter| {
+        if !options.yes {
+            let Some(entry) = store.get(&key).await? else { return Ok(("missing", MISSING)) };
+            tell(&members(&Line::new(output, &key, Some(&entry), None))?);
+            // Without a reader of the question, nothing is forgotten.
+            if !confirm(FORGET).map_err(Failure::usage)? {
+                return Ok(("declined", "nothing was changed"));
+            }
         }
-    }
-    Ok(Some(store.adapter.forget(key).await?))
+        Ok(match store.forget(&key).await? {
+            ForgetReply::Removed => ("forgotten", "the next delivery runs"),
+            ForgetReply::InFlight => ("in-flight", "refused: the event is running"),
+            _ => ("missing", MISSING),
+        })
+    };
+    let (result, note) = target.with(Access::Write, forget).await?;
+    let at = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+    let (namespace, id, reason) = (key.namespace(), output.id(&key), options.reason.as_deref());
+    output.print(&Outcome { namespace, id, result, note, at, reason })?;
+    Ok(result == "forgotten")
 }

@@ -21,13 +21,13 @@ use clap::{CommandFactory, Parser};
 
 use failure::Failure;
 use options::{Command, Options};
-use output::Output;
+use store::Target;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let options = Options::try_parse().unwrap_or_else(|error| refuse(&error));
-    let output = Output { json: options.global.json, hash_ids: options.global.hash_ids };
-    match run(options, output).await {
+    let output = options.output;
+    match run(options).await {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(failure) => {
@@ -40,13 +40,11 @@ async fn main() -> ExitCode {
 /// Ends the process with help or a usage error. The error names the arguments, and one may be a URL with
 /// its password.
 fn refuse(error: &clap::Error) -> ! {
-    use ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion};
+    use ErrorKind::{
+        DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand as NoCommand, DisplayVersion,
+    };
 
-    let is_help = matches!(
-        error.kind(),
-        DisplayHelp | DisplayHelpOnMissingArgumentOrSubcommand | DisplayVersion
-    );
-    if is_help {
+    if matches!(error.kind(), DisplayHelp | NoCommand | DisplayVersion) {
         error.exit();
     }
     let text = error.render().to_string();
@@ -60,24 +58,17 @@ fn refuse(error: &clap::Error) -> ! {
 }
 
 /// Runs a command. Returns `false` if the answer is no.
-async fn run(Options { global, command }: Options, output: Output) -> Result<bool, Failure> {
-    let target = || store::Target::new(&global, false);
+async fn run(Options { store, output, timeout, command }: Options) -> Result<bool, Failure> {
+    let record_function = matches!(&command, Command::Migrate(migrate) if migrate.record_function);
+    let target = || Target::new(store.as_deref().unwrap_or_default(), timeout, record_function);
     match command {
         Command::Key(options) => key::run(&options, output),
-        Command::Migrate { check: true, .. } => table::check(&target()?, output).await,
-        Command::Migrate { print, record_function, .. } => {
-            let target = store::Target::new(&global, record_function)?;
-            match print {
-                true => table::print(&target, output),
-                false => table::migrate(&target, record_function, output).await,
-            }
-        }
+        Command::Migrate(options) if options.print => table::print(&target()?, output),
+        Command::Migrate(options) => table::migrate(&target()?, &options, output).await,
         Command::Stats => table::stats(&target()?, output).await,
         Command::Get(event) => keys::get(&target()?, &event, output).await,
         Command::List(options) => keys::list(&target()?, &options, output).await,
-        Command::Forget { event, reason, yes } => {
-            keys::forget(&target()?, &event, reason, yes, output).await
-        }
+        Command::Forget(options) => keys::forget(&target()?, &options, output).await,
         Command::Purge { keys_per_statement } => {
             table::purge(&target()?, keys_per_statement, output).await
         }

@@ -5,7 +5,11 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
+use tower_dedup::DedupKey;
 use tower_dedup::adapter::inspect::KeyState;
+
+use crate::failure::Failure;
+use crate::output::Output;
 
 const AFTER_HELP: &str = "\
 Exit codes:
@@ -23,14 +27,6 @@ plainly, because you ask for them; --hash-ids prints their hashes, as the logs d
 #[derive(Parser)]
 #[command(name = "tower-dedup", version, after_help = AFTER_HELP)]
 pub(crate) struct Options {
-    #[command(flatten)]
-    pub(crate) global: Global,
-    #[command(subcommand)]
-    pub(crate) command: Command,
-}
-
-#[derive(Args)]
-pub(crate) struct Global {
     /// The store: `sqlite://FILE`, `postgres://…`, `redis://…`, `redis+sentinel://…` or
     /// `redis+cluster://…`. The parameters `dedup_table`, `dedup_schema` and `dedup_prefix` name other keys.
     // The text is no value of clap's, whose errors and help would print it with its password.
@@ -42,16 +38,14 @@ pub(crate) struct Global {
         hide_env_values = true
     )]
     pub(crate) store: Option<String>,
-    /// Prints JSON: one object, or one for each key or finding, one a line.
-    #[arg(long, global = true)]
-    pub(crate) json: bool,
-    /// Prints the first 16 hex digits of an id's SHA-256, as the logs do, in place of the id.
-    #[arg(long, global = true)]
-    pub(crate) hash_ids: bool,
+    #[command(flatten)]
+    pub(crate) output: Output,
     /// How long to connect, and how long one statement may take: `500ms`, `10s`, `2m`. A statement over a
     /// part of the table has six times as long.
     #[arg(long, global = true, value_name = "TIME", default_value = "10s", value_parser = time)]
     pub(crate) timeout: Duration,
+    #[command(subcommand)]
+    pub(crate) command: Command,
 }
 
 #[derive(Subcommand)]
@@ -60,20 +54,9 @@ pub(crate) enum Command {
     /// releases 16 keys of its own.
     Doctor,
     /// Makes the table, if it does not exist.
-    Migrate {
-        /// Changes nothing; exits with 1 if the table is missing or of an older version.
-        #[arg(long, conflicts_with = "print")]
-        check: bool,
-        /// Changes nothing; prints the statements that make the table. Needs no connection.
-        #[arg(long)]
-        print: bool,
-        /// Also makes the function that records a key in a transaction of another driver (Postgres). It replaces
-        /// the function of an earlier version.
-        #[arg(long, conflicts_with = "check")]
-        record_function: bool,
-    },
+    Migrate(Migrate),
     /// Prints the state of one event.
-    Get(EventId),
+    Get(Event),
     /// Lists keys, in no particular order.
     List(List),
     /// Prints how many keys are in each state. An estimate for a large table.
@@ -86,16 +69,7 @@ pub(crate) enum Command {
     ///
     /// Not refused under the on-arrival ledger: its keys are complete while their handlers run. Look at the
     /// service first, or two handlers may run.
-    Forget {
-        #[command(flatten)]
-        event: EventId,
-        /// Why. It is printed, and stored nowhere.
-        #[arg(long, value_name = "TEXT")]
-        reason: Option<String>,
-        /// Does not ask.
-        #[arg(long)]
-        yes: bool,
-    },
+    Forget(Forget),
     /// Deletes keys that expired at least an hour ago. Redis deletes them by itself.
     Purge {
         /// How many keys one statement deletes. Fewer keys hold locks for a shorter time.
@@ -107,11 +81,43 @@ pub(crate) enum Command {
 }
 
 #[derive(Args)]
-pub(crate) struct EventId {
+pub(crate) struct Migrate {
+    /// Changes nothing; exits with 1 if the table is missing or of an older version.
+    #[arg(long, conflicts_with = "print")]
+    pub(crate) check: bool,
+    /// Changes nothing; prints the statements that make the table. Needs no connection.
+    #[arg(long)]
+    pub(crate) print: bool,
+    /// Also makes the function that records a key in a transaction of another driver (Postgres). It replaces
+    /// the function of an earlier version.
+    #[arg(long, conflicts_with = "check")]
+    pub(crate) record_function: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct Event {
     /// The namespace: a preset's is its name (`github`, `stripe`).
-    pub(crate) namespace: String,
+    namespace: String,
     /// The id, as the sender gives it.
-    pub(crate) id: String,
+    id: String,
+}
+
+impl Event {
+    pub(crate) fn key(&self) -> Result<DedupKey, Failure> {
+        DedupKey::new(&self.namespace, &self.id).map_err(Failure::usage)
+    }
+}
+
+#[derive(Args)]
+pub(crate) struct Forget {
+    #[command(flatten)]
+    pub(crate) event: Event,
+    /// Why. It is printed, and stored nowhere.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) reason: Option<String>,
+    /// Does not ask.
+    #[arg(long)]
+    pub(crate) yes: bool,
 }
 
 #[derive(Args)]

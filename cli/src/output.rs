@@ -3,8 +3,9 @@
 
 use std::fmt;
 use std::io::{self, BufRead, Write};
-use std::marker::PhantomData;
+use std::iter;
 
+use clap::Args;
 use serde::Serialize;
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::{Value, json};
@@ -12,9 +13,13 @@ use tower_dedup::DedupKey;
 
 use crate::failure::Failure;
 
-#[derive(Clone, Copy)]
+#[derive(Args, Clone, Copy)]
 pub(crate) struct Output {
+    /// Prints JSON: one object, or one for each key or finding, one a line.
+    #[arg(long, global = true)]
     pub(crate) json: bool,
+    /// Prints the first 16 hex digits of an id's SHA-256, as the logs do, in place of the id.
+    #[arg(long, global = true)]
     pub(crate) hash_ids: bool,
 }
 
@@ -44,7 +49,7 @@ impl Output {
 pub(crate) fn write(text: &str) -> Result<bool, Failure> {
     match writeln!(io::stdout(), "{}", lines(text)) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
-        written => Ok(written.map(|()| true)?),
+        written => written.map(|()| true).map_err(Failure::usage),
     }
 }
 
@@ -54,12 +59,7 @@ pub(crate) fn tell(line: &str) {
 }
 
 /// Asks a question that only `y` or `yes` confirms. The end of the input does not.
-pub(crate) fn confirm(question: &str) -> Result<bool, Failure> {
-    // Without a reader of the question, the command did nothing.
-    ask(question).map_err(|error| Failure::usage(error.to_string()))
-}
-
-fn ask(question: &str) -> io::Result<bool> {
+pub(crate) fn confirm(question: &str) -> io::Result<bool> {
     write!(io::stderr(), "{} [y/N] ", lines(question))?;
     io::stderr().flush()?;
     let mut reply = String::new();
@@ -71,14 +71,14 @@ fn ask(question: &str) -> io::Result<bool> {
 
 /// Returns one line of JSON. `serde_json` escapes no character above U+001F, and a terminal obeys some.
 fn json_line(object: &impl Serialize) -> Result<String, Failure> {
-    let line = serde_json::to_string(object).map_err(io::Error::from)?;
+    let line = serde_json::to_string(object).map_err(Failure::usage)?;
     Ok(escaped(&line, |char| format!("\\u{:04x}", u32::from(char))))
 }
 
 /// Returns a line for each member that is not null.
 pub(crate) fn members(object: &impl Serialize) -> Result<String, Failure> {
-    let object = serde_json::to_string(object).map_err(io::Error::from)?;
-    let members: Members<Value> = serde_json::from_str(&object).map_err(io::Error::from)?;
+    let object = serde_json::to_string(object).map_err(Failure::usage)?;
+    let members: Members = serde_json::from_str(&object).map_err(Failure::usage)?;
     let members = members.0.into_iter().filter(|(_, value)| !value.is_null());
     Ok(table(members.map(|(name, value)| vec![name, text(&value)])))
 }
@@ -132,39 +132,25 @@ fn is_unprintable(char: char) -> bool {
 
 /// The members of a JSON object in their order, with repeated names.
 #[derive(Debug)]
-pub(crate) struct Members<T>(pub(crate) Vec<(String, T)>);
+pub(crate) struct Members(pub(crate) Vec<(String, Value)>);
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Members<T> {
+impl<'de> Deserialize<'de> for Members {
     fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
-        struct InOrder<T>(PhantomData<T>);
+        struct InOrder;
 
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for InOrder<T> {
-            type Value = Members<T>;
+        impl<'de> Visitor<'de> for InOrder {
+            type Value = Members;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members<T>, A::Error> {
-                let mut members = Vec::new();
-                while let Some(member) = map.next_entry()? {
-                    members.push(member);
-                }
-                Ok(Members(members))
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members, A::Error> {
+                let members = iter::from_fn(|| map.next_entry().transpose());
+                members.collect::<Result<_, _>>().map(Members)
             }
         }
 
-        json.deserialize_map(InOrder(PhantomData))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn table_pads_columns_and_escapes_control_characters() {
-        let rows = [vec!["a".into(), "long".into()], vec!["bcd".into(), "\u{1b}[2J".into()]];
-        assert_eq!(table(rows), "a    long\nbcd  \\u{1b}[2J");
+        json.deserialize_map(InOrder)
     }
 }

@@ -18,7 +18,6 @@ use tower_dedup::sqlx::sqlite::{
 use tower_dedup::sqlx::{self, AssertSqlSafe, ConnectOptions, Connection};
 
 use crate::failure::{Failure, NO_TABLE, REFUSED, within};
-use crate::options::Global;
 
 /// A store, before it is opened.
 pub(crate) enum Target {
@@ -47,24 +46,10 @@ pub(crate) struct Redis {
 }
 
 /// What a command does to the store.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub(crate) enum Access {
     Read,
     Write,
-}
-
-/// An open store, whose table exists if it has one.
-pub(crate) struct Store {
-    pub(crate) adapter: Box<dyn MaintenanceAdapter>,
-    pool: Pool,
-    timeout: Duration,
-}
-
-enum Pool {
-    Postgres(PgPool),
-    Sqlite(SqlitePool),
-    /// The adapter has the connections.
-    Own,
 }
 
 /// Whether the table exists.
@@ -77,7 +62,7 @@ pub(crate) enum TableState {
 }
 
 /// The facts of a Postgres server, by `sql/facts.sql`.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Deserialize)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(crate) struct Facts {
     pub(crate) is_standby: bool,
@@ -90,11 +75,10 @@ pub(crate) struct Facts {
     pub(crate) table: Option<PgTable>,
 }
 
-#[derive(Debug, Clone, Deserialize)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
+#[derive(Deserialize)]
 pub(crate) struct PgTable {
-    schema: String,
-    has_version: bool,
+    /// The quoted name of the table with the version.
+    version_table: Option<String>,
     /// The rights that are missing, without DELETE.
     pub(crate) lacks: String,
     pub(crate) may_delete: bool,
@@ -105,38 +89,38 @@ pub(crate) struct PgTable {
 impl Target {
     /// Reads the URL. Connects to nothing. `record_function`: whether `migrate` and `schema_sql` also make the
     /// function that records a key.
-    pub(crate) fn new(global: &Global, record_function: bool) -> Result<Self, Failure> {
-        let (url, timeout) = (global.store.as_deref().unwrap_or_default(), global.timeout);
+    pub(crate) fn new(
+        url: &str,
+        timeout: Duration,
+        record_function: bool,
+    ) -> Result<Self, Failure> {
         let scheme = url.split(':').next().unwrap_or_default();
         let is_postgres = matches!(scheme, "postgres" | "postgresql");
         if record_function && !is_postgres {
             return Err(Failure::usage("--record-function is for Postgres"));
         }
-        match scheme {
+        match scheme.split('+').next().unwrap_or_default() {
             _ if is_postgres => Postgres::new(url, timeout, record_function).map(Self::Postgres),
             "sqlite" => Sqlite::new(url, timeout).map(Self::Sqlite),
+            "redis" | "rediss" | "valkey" | "valkeys" => Ok(Self::Redis(Redis::new(url, timeout))),
             "memory" => Err(Failure::usage("a memory store exists only in its own process")),
             "" => Err(Failure::usage("no store is given: set --store or TOWER_DEDUP_STORE")),
-            _ => match scheme.split('+').next() {
-                Some("redis" | "rediss" | "valkey" | "valkeys") => {
-                    Ok(Self::Redis(Redis::new(url, timeout)))
-                }
-                _ => Err(Failure::usage(
-                    "the store is no URL of the kind sqlite:, postgres: or redis:",
-                )),
-            },
+            _ => {
+                Err(Failure::usage("the store is no URL of the kind sqlite:, postgres: or redis:"))
+            }
         }
     }
 
-    /// Opens the store, whose table must exist.
-    pub(crate) async fn open(&self, access: Access) -> Result<Store, Failure> {
+    /// Opens the store, whose table must exist, does this work, and closes the store.
+    pub(crate) async fn with<T>(
+        &self,
+        access: Access,
+        work: impl AsyncFnOnce(&dyn MaintenanceAdapter) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
         match self {
-            Self::Postgres(postgres) => postgres.open().await,
-            Self::Sqlite(sqlite) => sqlite.open(access).await,
-            Self::Redis(redis) => {
-                let adapter = Box::new(redis.connect().await?);
-                Ok(Store { adapter, pool: Pool::Own, timeout: redis.timeout })
-            }
+            Self::Postgres(postgres) => postgres.with(work).await,
+            Self::Sqlite(sqlite) => sqlite.with(access, work).await,
+            Self::Redis(redis) => redis.with(async |adapter| work(adapter).await).await,
         }
     }
 
@@ -146,10 +130,7 @@ impl Target {
             Self::Sqlite(sqlite) if !sqlite.path().exists() => Ok(TableState::Missing),
             Self::Sqlite(sqlite) => sqlite.table(&mut sqlite.connect().await?).await,
             // It has no table. A server that is away is an error here too.
-            Self::Redis(_) => {
-                self.open(Access::Read).await?.close().await;
-                Ok(TableState::Current)
-            }
+            Self::Redis(redis) => redis.with(async |_| Ok(TableState::Current)).await,
         }
     }
 
@@ -158,9 +139,7 @@ impl Target {
         match self {
             Self::Postgres(postgres) => {
                 let pool = postgres.pool();
-                let adapter = PostgresAdapter::with_options(pool.clone(), postgres.options.clone());
-                let migrated = adapter.migrate().await;
-                adapter.close().await;
+                let migrated = postgres.adapter(&pool).migrate().await;
                 pool.close().await;
                 Ok(migrated?)
             }
@@ -177,40 +156,14 @@ impl Target {
 
     pub(crate) fn schema_sql(&self) -> Vec<String> {
         match self {
-            Self::Postgres(postgres) => {
-                PostgresAdapter::with_options(postgres.pool(), postgres.options.clone())
-                    .schema_sql()
-            }
-            Self::Sqlite(sqlite) => {
-                let pool = SqlitePoolOptions::new().connect_lazy_with(sqlite.connect.clone());
-                SqliteAdapter::with_options(pool, sqlite.options.clone()).schema_sql()
-            }
+            Self::Postgres(postgres) => postgres.adapter(&postgres.pool()).schema_sql(),
+            Self::Sqlite(sqlite) => sqlite.adapter(&sqlite.pool(Access::Write)).schema_sql(),
             Self::Redis(_) => Vec::new(),
         }
     }
 
     pub(crate) fn is_redis(&self) -> bool {
         matches!(self, Self::Redis(_))
-    }
-}
-
-impl Store {
-    /// Closes the connections: those to a server within `--timeout`, because the network may be silent.
-    pub(crate) async fn close(&self) {
-        let close = async {
-            self.adapter.close().await;
-            match &self.pool {
-                Pool::Postgres(pool) => pool.close().await,
-                Pool::Sqlite(pool) => pool.close().await,
-                Pool::Own => {}
-            }
-        };
-        if matches!(self.pool, Pool::Sqlite(_)) {
-            close.await;
-        } else {
-            // The server ends a connection whose process has ended.
-            let _ = tokio::time::timeout(self.timeout, close).await;
-        }
     }
 }
 
@@ -222,7 +175,7 @@ impl Postgres {
             .make_table(false)
             .record_function(record_function)
             .statement_timeout(timeout);
-        let (options, connect) = options.read_url(url)?;
+        let (options, connect) = options.read_url(url).map_err(Failure::usage)?;
         let connect = connect.application_name("tower-dedup");
         Ok(Self { options, connect, timeout })
     }
@@ -242,13 +195,18 @@ impl Postgres {
             .connect_lazy_with(self.connect.clone())
     }
 
+    fn adapter(&self, pool: &PgPool) -> PostgresAdapter {
+        PostgresAdapter::with_options(pool.clone(), self.options.clone())
+    }
+
     /// Returns the facts, and the state of the table or why it cannot be read.
     pub(crate) async fn look(&self) -> Result<(Facts, Result<TableState, Failure>), Failure> {
         let mut connection = self.connect().await?;
         let facts = within(self.timeout, self.facts(&mut connection)).await?;
+        let version_table = facts.table.as_ref().and_then(|table| table.version_table.as_deref());
         // The last, because a lock of the version table leaves the connection unusable.
         let state = async {
-            let state = self.state(&mut connection, facts.table.as_ref()).await;
+            let state = Self::state(&mut connection, version_table).await;
             // The state stands.
             let _ = connection.close().await;
             state
@@ -271,38 +229,36 @@ impl Postgres {
     }
 
     async fn state(
-        &self,
         connection: &mut PgConnection,
-        table: Option<&PgTable>,
+        version_table: Option<&str>,
     ) -> Result<TableState, Failure> {
-        let Some(table) = table.filter(|table| table.has_version) else {
-            return Ok(TableState::Missing);
-        };
-        let (_, name) = internals::postgres_table(&self.options);
-        let schema = table.schema.replace('"', "\"\"");
-        let version =
-            format!("SELECT coalesce(max(version), 0) FROM \"{schema}\".\"{name}_schema\"");
+        let Some(version_table) = version_table else { return Ok(TableState::Missing) };
+        let version = format!("SELECT coalesce(max(version), 0) FROM {version_table}");
         let version = sqlx::query_scalar(AssertSqlSafe(version)).persistent(false);
         let version: i32 = version.fetch_one(connection).await?;
         let is_current = version >= internals::POSTGRES_SCHEMA_VERSION;
         Ok(if is_current { TableState::Current } else { TableState::Older })
     }
 
-    /// Opens the adapter over a pool. It does not make the table.
-    pub(crate) async fn open(&self) -> Result<Store, Failure> {
+    /// Does this work on an adapter that does not make the table.
+    pub(crate) async fn with<T>(
+        &self,
+        work: impl AsyncFnOnce(&dyn MaintenanceAdapter) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
         let connection = self.connect().await?;
         let _ = tokio::time::timeout(self.timeout, connection.close()).await;
         let pool = self.pool();
-        let adapter = PostgresAdapter::with_options(pool.clone(), self.options.clone());
-        let pool = Pool::Postgres(pool);
-        Ok(Store { adapter: Box::new(adapter), pool, timeout: self.timeout })
+        let done = work(&self.adapter(&pool)).await;
+        // The network may be silent. The server ends a connection whose process has ended.
+        let _ = tokio::time::timeout(self.timeout, pool.close()).await;
+        done
     }
 }
 
 impl Sqlite {
     fn new(url: &str, timeout: Duration) -> Result<Self, Failure> {
         let options = SqliteOptions::new().purging(Purging::off()).write_lock_timeout(timeout);
-        let (options, connect) = options.read_url(url)?;
+        let (options, connect) = options.read_url(url).map_err(Failure::usage)?;
         let connect = connect.busy_timeout(timeout);
         Ok(Self { url: url.to_owned(), options, connect, timeout })
     }
@@ -320,6 +276,19 @@ impl Sqlite {
         let is_writable = OpenOptions::new().write(true).open(self.path()).is_ok();
         let connect = self.connect.clone();
         if is_writable { connect.pragma("query_only", "ON") } else { connect.read_only(true) }
+    }
+
+    fn pool(&self, access: Access) -> SqlitePool {
+        let connect = match access {
+            Access::Read => self.for_reading(),
+            Access::Write => self.connect.clone(),
+        };
+        SqlitePoolOptions::new().max_connections(2).connect_lazy_with(connect)
+    }
+
+    /// Returns an adapter over a pool, because its own pool would set WAL mode.
+    fn adapter(&self, pool: &SqlitePool) -> SqliteAdapter {
+        SqliteAdapter::with_options(pool.clone(), self.options.clone())
     }
 
     /// Opens a connection that does not write.
@@ -350,22 +319,23 @@ impl Sqlite {
         Ok(if is_current { TableState::Current } else { TableState::Older })
     }
 
-    /// Opens the adapter over a pool, because its own pool would set WAL mode.
-    pub(crate) async fn open(&self, access: Access) -> Result<Store, Failure> {
+    pub(crate) async fn with<T>(
+        &self,
+        access: Access,
+        work: impl AsyncFnOnce(&dyn MaintenanceAdapter) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
         let mut connection = self.connect().await?;
         let state = self.table(&mut connection).await?;
         connection.close().await?;
         if state != TableState::Current {
             return Err(Failure::new(REFUSED, NO_TABLE));
         }
-        let connect = match access {
-            Access::Read => self.for_reading(),
-            Access::Write => self.connect.clone(),
-        };
-        let pool = SqlitePoolOptions::new().max_connections(2).connect_lazy_with(connect);
-        let adapter = SqliteAdapter::with_options(pool.clone(), self.options.clone());
-        let pool = Pool::Sqlite(pool);
-        Ok(Store { adapter: Box::new(adapter), pool, timeout: self.timeout })
+        let pool = self.pool(access);
+        let adapter = self.adapter(&pool);
+        let done = work(&adapter).await;
+        adapter.close().await;
+        pool.close().await;
+        done
     }
 }
 
@@ -380,8 +350,14 @@ impl Redis {
         Self { url: url.to_owned(), options, timeout }
     }
 
-    pub(crate) async fn connect(&self) -> Result<RedisAdapter, Failure> {
+    pub(crate) async fn with<T>(
+        &self,
+        work: impl AsyncFnOnce(&RedisAdapter) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
         let connect = RedisAdapter::connect_with(&self.url, self.options.clone());
-        within(self.timeout, async { Ok(connect.await?) }).await
+        let adapter = within(self.timeout, async { Ok(connect.await?) }).await?;
+        let done = work(&adapter).await;
+        let _ = tokio::time::timeout(self.timeout, adapter.close()).await;
+        done
     }
 }

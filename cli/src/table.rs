@@ -2,10 +2,12 @@
 
 use serde::Serialize;
 use serde_json::json;
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 
 use crate::failure::Failure;
+use crate::options::Migrate;
 use crate::output::{Output, write};
-use crate::store::{Access, Store, TableState, Target};
+use crate::store::{Access, TableState, Target};
 
 const WITHOUT_TABLE: &str = "a Redis store has no table: there is nothing to make";
 
@@ -27,43 +29,33 @@ struct Migration {
     note: &'static str,
 }
 
-/// Returns `false` if `migrate` would change something.
-pub(crate) async fn check(target: &Target, output: Output) -> Result<bool, Failure> {
-    let state = target.table_state().await?;
+/// Makes the table unless it is current. Returns `false` if `--check` finds work. `--record-function` makes its
+/// function beside a table that is current, too.
+pub(crate) async fn migrate(
+    target: &Target,
+    options: &Migrate,
+    output: Output,
+) -> Result<bool, Failure> {
+    let mut state = target.table_state().await?;
+    let changed = !options.check && state != TableState::Current;
+    if changed || options.record_function {
+        target.migrate().await?;
+        state = TableState::Current;
+    }
     let note = match state {
         TableState::Missing => "the table is missing: run `tower-dedup migrate`",
         TableState::Older => "the table is older: run `tower-dedup migrate`",
+        TableState::Current if changed => "the table is made",
         TableState::Current if target.is_redis() => WITHOUT_TABLE,
         TableState::Current => "the table is current",
     };
-    output.print(&Migration { state, changed: false, note })?;
+    output.print(&Migration { state, changed, note })?;
     Ok(state == TableState::Current)
 }
 
-/// `always` runs the migration beside a table that is current, too.
-pub(crate) async fn migrate(
-    target: &Target,
-    always: bool,
-    output: Output,
-) -> Result<bool, Failure> {
-    let changed = target.table_state().await? != TableState::Current;
-    if changed || always {
-        target.migrate().await?;
-    }
-    let note = match changed {
-        true => "the table is made",
-        false if target.is_redis() => WITHOUT_TABLE,
-        false => "the table is current",
-    };
-    output.print(&Migration { state: TableState::Current, changed, note })?;
-    Ok(true)
-}
-
 pub(crate) async fn stats(target: &Target, output: Output) -> Result<bool, Failure> {
-    let store = target.open(Access::Read).await?;
-    let stats = store.adapter.stats().await;
-    store.close().await;
-    output.print(&stats?)?;
+    let stats = target.with(Access::Read, async |store| Ok(store.stats().await?)).await?;
+    output.print(&stats)?;
     Ok(true)
 }
 
@@ -73,22 +65,19 @@ pub(crate) async fn purge(
     keys_per_statement: u32,
     output: Output,
 ) -> Result<bool, Failure> {
-    let store = target.open(Access::Write).await?;
-    let purged = purge_open(&store, keys_per_statement).await;
-    store.close().await;
-    let expires_keys = store.adapter.abilities().expires_keys;
-    let note = expires_keys.then_some("the store deletes expired keys by itself");
-    output.print(&json!({ "purged": purged?, "note": note }))?;
-    Ok(true)
-}
-
-async fn purge_open(store: &Store, keys_per_statement: u32) -> Result<u64, Failure> {
-    let mut total = 0;
-    loop {
-        let deleted = store.adapter.purge(keys_per_statement).await?;
-        total += deleted;
-        if deleted < u64::from(keys_per_statement) {
-            return Ok(total);
+    let purge = async |store: &dyn MaintenanceAdapter| {
+        let mut purged = 0;
+        loop {
+            let deleted = store.purge(keys_per_statement).await?;
+            purged += deleted;
+            if deleted < u64::from(keys_per_statement) {
+                break;
+            }
         }
-    }
+        let expires_keys = store.abilities().expires_keys;
+        let note = expires_keys.then_some("the store deletes expired keys by itself");
+        Ok(json!({ "purged": purged, "note": note }))
+    };
+    output.print(&target.with(Access::Write, purge).await?)?;
+    Ok(true)
 }

@@ -376,9 +376,6 @@ where
         settled: Result<(), Error>,
         instead: Option<(Outcome, DedupResult)>,
     ) {
-        if let Judged::InShadow(Some(verdict)) = self.judged {
-            observe::shadow(&self.layer.config.key.namespace, verdict.as_str());
-        }
         let failure = settled.err().map(|error| {
             let is_handlers = error.kind() == ErrorKind::Transaction;
             self.report.error = Some(error.into());

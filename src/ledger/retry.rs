@@ -15,7 +15,7 @@ use super::times::deadline_in;
 use crate::adapter::contract::{CallTerms, DedupAdapter, Permanence};
 use crate::error::Error;
 use crate::key::DedupKey;
-use crate::observe::{self, Background};
+use crate::observe;
 
 const FIRST_DELAY: Duration = Duration::from_millis(50);
 const LONGEST_DELAY: Duration = Duration::from_secs(5);
@@ -120,12 +120,14 @@ impl RetryPool {
         job: RetryJob,
         guard: impl Send + 'static,
     ) {
+        // Calls without a key reach no store.
+        let Some(key) = job.keys.first() else { return };
         let (operation, bound) = job.limits();
         let (slot, runtime) = (slot.or_else(|| self.reserve()), Handle::try_current());
         let (Some(slot), Ok(runtime)) = (slot, runtime) else {
-            return observe::background(operation, Background::Refused, job.keys.first());
+            return observe::background_refused(key, operation);
         };
-        let pending = job.keys.first().map(observe::pending_write);
+        let pending = observe::pending_write(key);
         let task = async move {
             let end = deadline_in(bound);
             let mut delays = ExponentialBuilder::new()
@@ -134,15 +136,18 @@ impl RetryPool {
                 .with_jitter()
                 .without_max_times()
                 .build();
-            let result = loop {
-                let Err(error) = job.attempt(end).await else { break Background::Done };
+            let ended = loop {
+                let Err(error) = job.attempt(end).await else { break Ok(()) };
                 let left = end.saturating_duration_since(Instant::now());
                 if left.is_zero() || !job.repeats(&error) {
-                    break Background::GaveUp(error);
+                    break Err(error);
                 }
                 tokio::time::sleep(delays.next().unwrap_or(LONGEST_DELAY).min(left)).await;
             };
-            observe::background(operation, result, job.keys.first());
+            match ended {
+                Ok(()) => observe::background_done(&job.keys[0], operation),
+                Err(error) => observe::background_failed(&job.keys[0], operation, &error),
+            }
             drop((guard, slot, pending));
         };
         self.tasks.spawn_on(task, &runtime);

@@ -84,6 +84,8 @@ impl Report {
         if let Some(shadow) = &self.shadow {
             span.record("mode", "shadow");
             span.record("verdict", shadow.verdict);
+            let namespace = meters.namespace.to_string();
+            count!("tower_dedup_shadow_total", "namespace" => namespace, "verdict" => shadow.verdict);
         }
         let first = events.first();
         // Outside of its span: many subscribers show a record with the fields of the spans around it.
@@ -134,13 +136,14 @@ fn rounded_ms(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).round() / 1e3
 }
 
-/// Reports one run: when it ends, or when it is dropped before.
+/// Reports one run when it is dropped.
 pub(crate) struct RunReport {
     pub(crate) meters: Arc<Meters>,
     pub(crate) fields: Report,
     /// Without the payload, which may be large.
     pub(crate) keys: Keys,
-    has_ended: bool,
+    /// `None` until the run has ended.
+    outcome: Option<Outcome>,
     _running: Counted,
 }
 
@@ -149,23 +152,18 @@ impl RunReport {
         let keys = Keys::from(event.clone()).without_payloads();
         let mut fields = Report::started_now();
         fields.open_span(keys.events(), &meters);
-        Self { fields, keys, has_ended: false, _running: meters.running(), meters }
+        Self { fields, keys, outcome: None, _running: meters.running(), meters }
     }
 
-    /// Reports the end.
     pub(crate) fn end(&mut self, outcome: Outcome, error: Option<&Error>) {
-        self.has_ended = true;
-        self.fields.error = error.map(|error| chain(error).into());
-        self.fields.emit(outcome, self.keys.events(), &self.meters);
+        self.outcome = Some(outcome);
+        self.fields.error = error.map(|error| error.clone().into());
     }
 }
 
 impl Drop for RunReport {
     fn drop(&mut self) {
-        if self.has_ended {
-            return;
-        }
-        let is_panic = std::thread::panicking();
-        self.end(if is_panic { Outcome::Panicked } else { Outcome::Cancelled }, None);
+        let dropped = if std::thread::panicking() { Outcome::Panicked } else { Outcome::Cancelled };
+        self.fields.emit(self.outcome.unwrap_or(dropped), self.keys.events(), &self.meters);
     }
 }

@@ -257,32 +257,6 @@ records! {
 }
 pub(crate) use record_rows;
 
-/// How a store call ended that outlives its delivery.
-#[derive(Debug)]
-pub(crate) enum Background {
-    Done,
-    /// The last error.
-    GaveUp(Error),
-    /// Too many such calls are pending.
-    Refused,
-}
-
-/// Reports a completion or release that ended in the background. Calls without a key reach no store.
-pub(crate) fn background(operation: &'static str, result: Background, key: Option<&DedupKey>) {
-    let Some(key) = key else { return };
-    match result {
-        Background::Done => background_done(key, operation),
-        Background::GaveUp(error) => background_failed(key, operation, &error),
-        Background::Refused => background_refused(key, operation),
-    }
-}
-
-/// Counts a delivery in shadow.
-pub(crate) fn shadow(namespace: &str, verdict: &'static str) {
-    let namespace = namespace.to_owned();
-    count!("tower_dedup_shadow_total", "namespace" => namespace, "verdict" => verdict);
-}
-
 /// Counts a connection of the queue's lanes that was lost. The lane opens another one.
 #[cfg(feature = "postgres")]
 pub(crate) fn lane_restarted(store: &'static str) {
@@ -296,7 +270,7 @@ pub(crate) fn evicted(keys: u64) {
 }
 
 /// Returns the error and its causes in one line.
-pub(super) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut line = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {

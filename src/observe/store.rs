@@ -1,6 +1,6 @@
 //! Spans and metrics of store calls, and metrics of the table of a store.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tracing::field::Empty;
 use tracing::level_filters::LevelFilter;
@@ -30,10 +30,11 @@ impl StoreSpan {
         let span = may_be_wanted(Level::DEBUG).then(
             || tracing::debug_span!(target: "tower_dedup", "store", operation, result = Empty),
         );
-        #[cfg(feature = "metrics")]
-        return Self { span, start: std::time::Instant::now() };
-        #[cfg(not(feature = "metrics"))]
-        Self { span }
+        Self {
+            span,
+            #[cfg(feature = "metrics")]
+            start: std::time::Instant::now(),
+        }
     }
 
     pub(crate) fn in_scope<T>(&self, part: impl FnOnce() -> T) -> T {
@@ -76,31 +77,22 @@ impl StoreSpan {
 
 /// Reports that a round of a purge has succeeded, or that the first one is still to come.
 pub(crate) fn set_last_purge() {
-    #[cfg(feature = "metrics")]
-    {
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        metrics::gauge!("tower_dedup_last_purge_timestamp_seconds")
-            .set(now.unwrap_or_default().as_secs_f64());
-    }
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    meter!(gauge set now.as_secs_f64(); "tower_dedup_last_purge_timestamp_seconds");
 }
 
 /// Reports the keys of a store by state, the time since the oldest lapsed lease lapsed, and the bytes of the table.
-#[cfg_attr(not(feature = "metrics"), expect(unused_variables, reason = "metrics only"))]
-#[cfg_attr(feature = "metrics", expect(clippy::cast_precision_loss, reason = "a gauge is a float"))]
 pub(crate) fn table(
     rows: [(&'static str, u64); 5],
     oldest_lapsed: Option<Duration>,
     bytes: Option<u64>,
 ) {
-    #[cfg(feature = "metrics")]
-    {
-        for (state, rows) in rows {
-            metrics::gauge!("tower_dedup_rows", "state" => state).set(rows as f64);
-        }
-        metrics::gauge!("tower_dedup_oldest_lapsed_seconds")
-            .set(oldest_lapsed.unwrap_or_default().as_secs_f64());
-        if let Some(bytes) = bytes {
-            metrics::gauge!("tower_dedup_table_bytes").set(bytes as f64);
-        }
+    for (state, rows) in rows {
+        meter!(gauge set rows as f64; "tower_dedup_rows", "state" => state);
+    }
+    let lapsed = oldest_lapsed.unwrap_or_default();
+    meter!(gauge set lapsed.as_secs_f64(); "tower_dedup_oldest_lapsed_seconds");
+    if let Some(bytes) = bytes {
+        meter!(gauge set bytes as f64; "tower_dedup_table_bytes");
     }
 }

@@ -4,14 +4,13 @@ use std::time::Duration;
 
 use serde::Serialize;
 use serde_json::json;
-use tower_dedup::adapter::inspect::PURGE_GRACE;
+use tower_dedup::adapter::inspect::{MaintenanceAdapter, PURGE_GRACE, Stats};
 
 use crate::failure::Failure;
 use crate::output::text;
-use crate::store::{Store, TableState};
+use crate::store::TableState;
 
-/// Rounds over a large table begin up to about 13 h apart: a round, and a pause of 6.6 h at most after it. A
-/// lag beyond this means that nothing purges.
+/// A service purges every ten minutes, unless its options say otherwise. A lag beyond this means that nothing purges.
 const LONGEST_LAG: Duration = PURGE_GRACE.saturating_add(Duration::from_secs(24 * 3_600));
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -68,52 +67,37 @@ impl Finding {
 }
 
 pub(super) fn table(state: &Result<TableState, Failure>) -> Finding {
-    const ADVICE: &str = "run `tower-dedup migrate`, or name another in the URL: dedup_table=NAME";
-    let error = state.as_ref().err().map(|failure| format!("cannot be read: {}", failure.message));
-    let is = |other| matches!(state, Ok(state) if *state == other);
-    Finding::ok("table", "exists, and is of this version")
-        .error(is(TableState::Missing).then_some("is missing"), ADVICE)
-        .error(is(TableState::Older).then_some("is of an older version"), ADVICE)
-        .error(error, "see the other lines")
-}
-
-/// Reads the purge lag of a store.
-pub(super) async fn purge(store: Result<Store, Failure>) -> Finding {
-    let stats = async {
-        let store = store?;
-        let stats = store.adapter.stats().await;
-        store.close().await;
-        Ok(stats?.oldest_expired)
+    let found = match state {
+        Ok(TableState::Current) => return Finding::ok("table", "exists, and is of this version"),
+        Ok(TableState::Missing) => "is missing",
+        Ok(TableState::Older) => "is of an older version",
+        Err(failure) => {
+            let found = format!("cannot be read: {}", failure.message);
+            return Finding::ok("table", "").error(Some(found), "see the other lines");
+        }
     };
-    stats.await.map_or_else(
-        |Failure { message, .. }| {
-            let found = format!("the statistics cannot be read: {message}");
-            Finding::ok("purge", "").warning(Some(found), "see this error, and the other lines")
-        },
-        purge_lag,
-    )
+    let advice = "run `tower-dedup migrate`, or name another in the URL: dedup_table=NAME";
+    Finding::ok("table", "").error(Some(found), advice)
 }
 
-fn purge_lag(lag: Option<Duration>) -> Finding {
-    let found = lag.map(|lag| {
-        let time = humantime::format_duration(Duration::from_secs(lag.as_secs()));
-        format!("the oldest expired key expired {time} ago")
-    });
-    let ok = found.clone().unwrap_or_else(|| "no expired key waits for its purge".to_owned());
+pub(super) async fn stats(store: &dyn MaintenanceAdapter) -> Result<Stats, Failure> {
+    Ok(store.stats().await?)
+}
+
+pub(super) fn purge(stats: Result<Stats, Failure>) -> Finding {
+    let lag = match stats {
+        Ok(stats) => stats.oldest_expired.unwrap_or_default(),
+        Err(Failure { message, .. }) => {
+            let found = format!("the statistics cannot be read: {message}");
+            return Finding::ok("purge", "")
+                .warning(Some(found), "see this error, and the other lines");
+        }
+    };
+    let time = humantime::format_duration(Duration::from_secs(lag.as_secs()));
+    let found = format!("the oldest expired key expired {time} ago");
+    let ok = if lag.is_zero() { "no expired key waits for its purge" } else { &found };
     Finding::ok("purge", ok).warning(
-        found.filter(|_| lag > Some(LONGEST_LAG)),
+        (lag > LONGEST_LAG).then_some(&*found),
         "look for `purging failed` in the service's log; purge now: `tower-dedup purge`",
     )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn purge_lag_of_a_day_and_the_grace_is_a_warning() {
-        let lag = |seconds| purge_lag(Some(Duration::from_secs(seconds))).level;
-        assert_eq!(lag(25 * 3_600), Level::Ok);
-        assert_eq!(lag(25 * 3_600 + 1), Level::Warning);
-    }
 }

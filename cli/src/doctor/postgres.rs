@@ -6,7 +6,7 @@ use crate::store::{Facts, PgTable, Postgres, TableState};
 
 pub(super) async fn findings(postgres: &Postgres) -> Result<Vec<Finding>, Failure> {
     let (facts, state) = postgres.look().await?;
-    let mut findings = vec![tls(&facts), primary(&facts), durability(&facts)];
+    let mut findings = vec![tls(facts.tls, facts.is_local), primary(&facts), durability(&facts)];
     let is_unlogged = facts.table.as_ref().is_some_and(|table| table.is_unlogged);
     findings.push(finding::table(&state).error(
         is_unlogged.then_some("is unlogged: a crash of the server empties it"),
@@ -14,26 +14,22 @@ pub(super) async fn findings(postgres: &Postgres) -> Result<Vec<Finding>, Failur
     ));
     findings.extend(facts.table.iter().flat_map(|table| [rights(table), index(table)]));
     if matches!(state, Ok(TableState::Current)) {
-        findings.push(finding::purge(postgres.open().await).await);
+        findings.push(finding::purge(postgres.with(finding::stats).await));
     }
     Ok(findings)
 }
 
-fn tls(facts: &Facts) -> Finding {
-    const ADVICE: &str = "add sslmode=verify-full to the URL, and a feature tls-… to the service";
-    let is_encrypted = facts.tls == Some(true);
-    let local = "none, and the server is on this machine";
-    Finding::ok("tls", if is_encrypted { "the connection is encrypted" } else { local })
-        .warning(
-            (!facts.is_local && facts.tls.is_none())
-                .then_some("the server does not say whether the connection is encrypted"),
-            ADVICE,
-        )
-        .warning(
-            (!facts.is_local && !is_encrypted)
-                .then_some("the connection to another machine is not encrypted"),
-            ADVICE,
-        )
+fn tls(told: Option<bool>, is_local: bool) -> Finding {
+    let found = match told {
+        Some(true) => "the connection is encrypted",
+        _ if is_local => "none, and the server is on this machine",
+        Some(false) => "the connection to another machine is not encrypted",
+        None => "the server does not say whether the connection is encrypted",
+    };
+    Finding::ok("tls", found).warning(
+        (!is_local && told != Some(true)).then_some(found),
+        "add sslmode=verify-full to the URL, and a feature tls-… to the service",
+    )
 }
 
 fn primary(facts: &Facts) -> Finding {
@@ -91,16 +87,7 @@ mod tests {
             (Some(false), false, Warning),
             (None, false, Warning),
         ] {
-            let facts = Facts {
-                is_standby: false,
-                is_read_only: false,
-                fsync: true,
-                full_page_writes: true,
-                tls: told,
-                is_local,
-                table: None,
-            };
-            assert_eq!(tls(&facts).level, level, "{told:?} {is_local}");
+            assert_eq!(tls(told, is_local).level, level, "{told:?} {is_local}");
         }
     }
 }

@@ -5,12 +5,12 @@ use std::time::Duration;
 use tower_dedup::adapter::RedisAdapter;
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::{ListFilter, MaintenanceAdapter};
-use tower_dedup::internals::ask_primaries;
-use tower_dedup::redis::{Cmd, cmd, from_redis_value};
+use tower_dedup::internals::{ask_primaries, in_one_line};
+use tower_dedup::redis::{Cmd, InfoDict, cmd, from_redis_value};
 use tower_dedup::{DedupKey, Error};
 
 use super::finding::Finding;
-use crate::failure::{Failure, in_one_line, within};
+use crate::failure::{Failure, within};
 use crate::store::Redis;
 
 /// How many keys are claimed and released again, so that each primary of a cluster gets some.
@@ -21,12 +21,10 @@ const NAMESPACE: &str = "tower-dedup.doctor";
 const RETENTION: Duration = Duration::from_secs(60);
 
 pub(super) async fn findings(redis: &Redis) -> Result<Vec<Finding>, Failure> {
-    let adapter = redis.connect().await?;
-    let work = async { Ok(checks(&redis.url, &adapter).await?) };
-    let findings = within(redis.timeout * 6, work).await;
-    // The findings stand.
-    let _ = tokio::time::timeout(redis.timeout, adapter.close()).await;
-    findings
+    let checks = async |adapter: &RedisAdapter| {
+        within(redis.timeout * 6, async { Ok(checks(&redis.url, adapter).await?) }).await
+    };
+    redis.with(checks).await
 }
 
 async fn checks(url: &str, adapter: &RedisAdapter) -> Result<Vec<Finding>, Error> {
@@ -34,18 +32,18 @@ async fn checks(url: &str, adapter: &RedisAdapter) -> Result<Vec<Finding>, Error
     let replies = ask_primaries(adapter, &cmd("INFO")).await?;
     let is_local = replies.iter().all(|(address, _)| is_local(address));
     let mut findings = vec![tls(scheme, is_local)];
-    let mut info_error = Ok(());
+    let mut asked = Ok(());
     for (at, info) in replies {
         match info {
             Ok(info) => {
-                let info = from_redis_value::<String>(info).unwrap_or_default();
+                let info = from_redis_value(info).unwrap_or_else(|_| InfoDict::new(""));
                 findings.push(memory(&at, &info));
                 findings.push(durability(&at, &info, scheme.ends_with("+sentinel")));
             }
-            Err(error) => info_error = Err(error),
+            Err(error) => asked = Err(error),
         }
     }
-    findings.push(rights(adapter, info_error).await);
+    findings.push(rights(adapter, asked).await);
     Ok(findings)
 }
 
@@ -57,12 +55,6 @@ fn is_local(address: &str) -> bool {
         || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
-/// Returns the value of a line `name:value`, or nothing.
-fn field<'a>(info: &'a str, name: &str) -> &'a str {
-    let value = |line: &'a str| line.trim_end().strip_prefix(name)?.strip_prefix(':');
-    info.lines().find_map(value).unwrap_or_default()
-}
-
 fn tls(scheme: &str, is_local: bool) -> Finding {
     let is_encrypted = scheme.starts_with("rediss") || scheme.starts_with("valkeys");
     let local = "none, and the server is on this machine";
@@ -72,14 +64,14 @@ fn tls(scheme: &str, is_local: bool) -> Finding {
     )
 }
 
-fn memory(at: &str, info: &str) -> Finding {
-    let number = |name| field(info, name).parse::<u64>().unwrap_or_default();
+fn memory(at: &str, info: &InfoDict) -> Finding {
+    let number = |name| info.get::<u64>(name).unwrap_or_default();
+    let text = |name| info.get::<String>(name).unwrap_or_default();
     let (used, max) = (number("used_memory"), number("maxmemory"));
-    let policy = field(info, "maxmemory_policy");
-    let used_text = field(info, "used_memory_human");
+    let (used_text, policy) = (text("used_memory_human"), text("maxmemory_policy"));
     let found = match max {
         0 => format!("{at}: {used_text} used, maxmemory is not set"),
-        _ => format!("{at}: {used_text} of {} used, {policy}", field(info, "maxmemory_human")),
+        _ => format!("{at}: {used_text} of {} used, {policy}", text("maxmemory_human")),
     };
     Finding::ok("memory", &*found)
         .error(
@@ -92,9 +84,9 @@ fn memory(at: &str, info: &str) -> Finding {
         )
 }
 
-fn durability(at: &str, info: &str, is_sentinel: bool) -> Finding {
-    let lacks_file = field(info, "aof_enabled") != "1";
-    let lacks_replicas = is_sentinel && field(info, "min_slaves_good_slaves").is_empty();
+fn durability(at: &str, info: &InfoDict, is_sentinel: bool) -> Finding {
+    let lacks_file = info.get("aof_enabled") != Some(1);
+    let lacks_replicas = is_sentinel && !info.contains_key(&"min_slaves_good_slaves");
     Finding::ok("durability", format!("{at}: append-only file"))
         .warning(
             lacks_file.then(|| format!("{at}: there is no append-only file")),
@@ -108,12 +100,13 @@ fn durability(at: &str, info: &str, is_sentinel: bool) -> Finding {
         )
 }
 
-/// Tries what the service needs, and so also finds a replica, or a server that cannot write. Leaves expired rows
-/// behind, for an hour.
+/// Tries what the service needs, and so also finds a replica, or a server that cannot write. `info` is whether `INFO`
+/// was permitted.
 async fn rights(adapter: &RedisAdapter, info: Result<(), Error>) -> Finding {
-    let (claim, list) = claim_and_list(adapter).await;
+    let claim = claim(adapter).await;
     let eval = ask(adapter, cmd("EVAL").arg("return 1").arg(0)).await;
     let wait = ask(adapter, cmd("WAIT").arg(0).arg(0)).await;
+    let list = adapter.list(&ListFilter::default(), None, 1).await.map(drop);
     let list = list.and(ask(adapter, &cmd("DBSIZE")).await);
     let fails = |what: &str, tried: Result<(), Error>| {
         tried.err().map(|error| format!("{what} fails: {}", in_one_line(&error)))
@@ -135,46 +128,23 @@ async fn rights(adapter: &RedisAdapter, info: Result<(), Error>) -> Finding {
         .warning(fails("a list", list), "grant +scan and +dbsize for `list` and `stats`")
 }
 
-/// Claims keys as the on-arrival ledger does, reads one, lists them, and releases them, after which they are expired.
-async fn claim_and_list(adapter: &RedisAdapter) -> (Result<(), Error>, Result<(), Error>) {
+/// Claims keys as the on-arrival ledger does, reads and releases them. Their rows are expired then, and stay for an
+/// hour.
+async fn claim(adapter: &RedisAdapter) -> Result<(), Error> {
     let run = rand::random::<u64>();
     let terms = CallTerms::on_claim(Token::random(), RETENTION);
-    let mut keys = Vec::new();
-    let claimed = async {
-        for n in 0..KEYS {
-            let key = DedupKey::new(NAMESPACE, &format!("{run:016x}-{n:02}")).expect("a key");
-            adapter.claim(&key, &terms).await?;
-            keys.push(key);
-        }
-        adapter.get(&keys[0]).await
-    };
-    let claimed = claimed.await.map(drop);
-    let mut filter = ListFilter::default();
-    filter.namespace = Some(NAMESPACE.to_owned());
-    let listed = adapter.list(&filter, None, 1).await.map(drop);
-    let released = async {
-        for key in &keys {
-            adapter.release(key, &terms).await?;
-        }
-        Ok(())
-    };
-    (claimed.and(released.await), listed)
+    for n in 0..KEYS {
+        let key = DedupKey::new(NAMESPACE, &format!("{run:016x}-{n:02}")).expect("a key");
+        adapter.claim(&key, &terms).await?;
+        let read = adapter.get(&key).await;
+        adapter.release(&key, &terms).await?;
+        read?;
+    }
+    Ok(())
 }
 
 /// Sends a command to every primary, each of which may refuse it.
 async fn ask(adapter: &RedisAdapter, command: &Cmd) -> Result<(), Error> {
     let replies = ask_primaries(adapter, command).await?;
     replies.into_iter().try_for_each(|(_, reply)| reply.map(drop))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn field_is_the_value_of_a_line_of_info() {
-        let info = "# Memory\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n\r\n";
-        assert_eq!(field(info, "maxmemory_policy"), "noeviction");
-        assert_eq!((field(info, "maxmemory"), field(info, "maxmem")), ("0", ""));
-    }
 }

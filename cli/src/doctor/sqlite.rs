@@ -4,12 +4,13 @@ use std::fs::{self, OpenOptions};
 use std::path::Path;
 use std::{io, process};
 
+use tower_dedup::internals::in_one_line;
 use tower_dedup::sqlx;
 use tower_dedup::sqlx::Connection;
 use tower_dedup::sqlx::sqlite::SqliteConnection;
 
 use super::finding::{self, Finding};
-use crate::failure::{Failure, in_one_line};
+use crate::failure::Failure;
 use crate::store::{Access, Sqlite, TableState};
 
 /// File systems of a network: WAL mode needs memory that all processes share.
@@ -25,7 +26,7 @@ pub(super) async fn findings(sqlite: &Sqlite) -> Result<Vec<Finding>, Failure> {
         // The same error as of every other command.
         sqlite.connect().await?;
     }
-    let path = fs::canonicalize(&path)?;
+    let path = fs::canonicalize(&path).map_err(Failure::usage)?;
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let mut findings = vec![rights(&path), durability(file_system(&mounts, &path))];
     match sqlite.connect().await {
@@ -33,7 +34,7 @@ pub(super) async fn findings(sqlite: &Sqlite) -> Result<Vec<Finding>, Failure> {
             let state = sqlite.table(&mut connection).await;
             findings.push(finding::table(&state));
             if matches!(state, Ok(TableState::Current)) {
-                findings.push(finding::purge(sqlite.open(Access::Read).await).await);
+                findings.push(finding::purge(sqlite.with(Access::Read, finding::stats).await));
             }
             findings.push(damage(sqlite, connection).await);
         }

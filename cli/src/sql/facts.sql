@@ -1,7 +1,7 @@
 -- The facts of the server, and of the table $1 of the schema $2, or of the search path, with its partitions: one
 -- JSON object. Every role may read them.
 WITH RECURSIVE found AS (
-  SELECT c.oid, c.relnamespace, n.nspname, v.oid AS version
+  SELECT c.oid, c.relnamespace, v.oid AS version
   FROM pg_class AS c
   JOIN pg_namespace AS n ON n.oid = c.relnamespace
   LEFT JOIN pg_class AS v
@@ -13,8 +13,7 @@ WITH RECURSIVE found AS (
   UNION ALL SELECT i.inhrelid FROM pg_inherits AS i JOIN part AS p ON i.inhparent = p.oid
 ), facts AS (
   SELECT
-    nspname::text AS schema,
-    version IS NOT NULL AS has_version,
+    version::regclass::text AS version_table,
     concat_ws(', ',
       CASE WHEN NOT has_schema_privilege(relnamespace, 'USAGE') THEN 'USAGE on the schema' END,
       CASE WHEN NOT has_table_privilege(oid, 'SELECT') THEN 'SELECT' END,
