@@ -1,4 +1,4 @@
-//! Claims that are complete at once, one caller at a time.
+//! Claims that are complete at once, one caller at a time, and terms that an adapter does not support.
 
 use super::super::driver::{FIRST, RETENTION, SLACK, complete_at_once, is_duplicate, key, leased};
 use super::super::store::Store;
