@@ -76,7 +76,6 @@ macro_rules! conformance_suite {
         $crate::conformance_suite! { @cases $store $(, $name)?: run_case:
             on_claim {
                 claim_complete_at_once_is_first_once,
-                claim_complete_at_once_repeated_with_its_token_is_first,
                 key_complete_at_once_is_first_again_after_its_release,
                 key_complete_at_once_is_first_again_after_its_retention,
             }
@@ -111,23 +110,19 @@ macro_rules! lease_conformance_suite {
                 completed_key_is_first_again_after_its_retention,
                 claim_is_first_then_in_flight_then_duplicate,
                 claim_repeated_with_its_token_returns_the_same_reply,
-                released_key_is_free_and_counts_its_attempts,
                 lapsed_lease_is_taken_over_once,
                 stale_token_changes_nothing,
                 late_completion_counts_and_returns_lease_lost,
                 completion_of_a_missing_row_inserts_the_row,
-                repeated_completion_returns_the_same_reply,
-                renewal_keeps_the_lease,
-                renewal_revives_a_lapsed_or_missing_row,
+                renewal_keeps_or_revives_the_lease,
                 renewal_of_a_released_or_complete_key_is_lost,
-                further_claim_refreshes_the_retention,
                 calls_for_several_keys_reply_key_by_key,
                 calls_for_4096_keys_reply_key_by_key,
             }
             races {
                 workers_racing_for_a_lease_have_one_winner,
                 workers_racing_for_a_lapsed_lease_have_one_winner,
-                claims_of_overlapping_keys_do_not_deadlock,
+                claims_of_overlapping_keys_have_one_winner_for_each,
                 concurrent_calls_of_all_kinds_reply_for_their_own_keys,
                 dropped_completion_can_be_repeated,
             }
@@ -143,7 +138,6 @@ macro_rules! stored_data_conformance_suite {
         $crate::conformance_suite! { @cases $store $(, $name)?: run_maintenance_case:
             stored {
                 completion_stores_what_it_carries,
-                claim_that_is_complete_at_once_stores_payloads,
                 each_key_has_its_own_stored_data,
                 late_completion_stores_what_it_carries,
                 duplicate_carries_what_the_call_fetches,
@@ -177,8 +171,7 @@ macro_rules! maintenance_conformance_suite {
             races {
                 hanging_calls_block_no_other_call,
                 dropped_claim_can_be_released,
-                purge_continues_after_a_dropped_call,
-                purge_runs_beside_claims,
+                purges_run_beside_claims_and_after_dropped_purges,
             }
             inspection {
                 stats_count_each_state_and_its_oldest_key,
@@ -201,8 +194,6 @@ macro_rules! inspection_conformance_suite {
                 list_in_pages_has_every_key_once,
                 list_beside_writes_has_every_key_that_is_not_written,
                 foreign_cursor_is_refused,
-            }
-            event_type {
                 event_type_is_stored_with_a_new_key,
             }
         }
@@ -214,7 +205,7 @@ macro_rules! inspection_conformance_suite {
 macro_rules! refusal_conformance_suite {
     ($store:ty $(, $name:ident)?) => {
         $crate::conformance_suite! { @cases $store $(, $name)?: run_case:
-            refusal {
+            on_claim {
                 unsupported_terms_are_refused_before_anything_is_written,
             }
         }

@@ -419,7 +419,7 @@ mod tests {
             parts.iter().flat_map(|namespace| parts.map(|id| (*namespace, id))).collect();
         let keys: Vec<DedupKey> =
             sorted.iter().map(|(namespace, id)| DedupKey::new(namespace, id).unwrap()).collect();
-        assert!(sorted.is_sorted() && keys.is_sorted());
+        assert!(sorted.is_sorted() && keys.is_sorted_by(|one, other| one.text < other.text));
         for (key, parts) in keys.iter().zip(sorted) {
             assert_eq!((key.namespace(), key.id()), parts);
         }

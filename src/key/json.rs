@@ -297,6 +297,15 @@ impl<T> Walk<'_, T> {
     }
 }
 
+/// Defines methods that find nothing in a value without members and items.
+macro_rules! skip {
+    ($($visit:ident($value:ty))+) => {$(
+        fn $visit<E>(self, _: $value) -> Result<(), E> {
+            Ok(())
+        }
+    )+};
+}
+
 /// Follows the pointers into a value.
 impl<'de, T: Deserialize<'de>> Visitor<'de> for Walk<'_, T> {
     type Value = ();
@@ -305,25 +314,7 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for Walk<'_, T> {
         f.write_str("a JSON value")
     }
 
-    fn visit_str<E>(self, _: &str) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
-        Ok(())
-    }
+    skip!(visit_str(&str) visit_u64(u64) visit_i64(i64) visit_f64(f64) visit_bool(bool));
 
     fn visit_unit<E>(self) -> Result<(), E> {
         Ok(())

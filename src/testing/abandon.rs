@@ -46,8 +46,7 @@ use crate::layer::DedupLayer;
 /// ```
 pub async fn abandon<B>(layer: &DedupLayer, request: Request<B>)
 where
-    B: Body<Data = Bytes>,
-    B::Error: fmt::Debug,
+    B: Body<Data = Bytes, Error: fmt::Debug>,
 {
     let (head, body) = buffered(request).await;
     let (adapter, key, terms) = layer.claim_parts();

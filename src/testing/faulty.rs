@@ -1,9 +1,11 @@
 //! [`FaultyAdapter`]: a store with faults.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures_util::future::BoxFuture;
 
 use crate::adapter::contract::{
     Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, RenewReply, StoreFuture,
@@ -89,17 +91,14 @@ struct Calls {
     made: u64,
     /// The fault of each call that `planned` does not name.
     fault: Fault,
-    /// The number of a call, counted from 1, and its fault. The newest is last.
-    planned: Vec<(u64, Fault)>,
+    /// The faults of later calls, by their numbers, counted from 1.
+    planned: BTreeMap<u64, Fault>,
 }
 
 impl Calls {
     fn next(&mut self) -> Fault {
         self.made += 1;
-        let planned = self.planned.iter().rev().find(|(number, _)| *number == self.made);
-        let fault = planned.map_or(self.fault, |(_, fault)| *fault);
-        self.planned.retain(|(number, _)| *number > self.made);
-        fault
+        self.planned.remove(&self.made).unwrap_or(self.fault)
     }
 }
 
@@ -130,7 +129,7 @@ impl<A> FaultyAdapter<A> {
     pub fn set_nth(&self, call: StoreCall, n: u64, fault: Fault) {
         assert!(n > 0, "the next call has the number 1");
         let calls = &mut self.lock()[call as usize];
-        calls.planned.push((calls.made.saturating_add(n), fault));
+        calls.planned.insert(calls.made.saturating_add(n), fault);
     }
 
     /// Returns how many calls of one kind were made, with those that had a fault.
@@ -242,7 +241,7 @@ impl<A: MaintenanceAdapter> MaintenanceAdapter for FaultyAdapter<A> {
         self.inner.stats()
     }
 
-    fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+    fn close(&self) -> BoxFuture<'_, ()> {
         self.inner.close()
     }
 }

@@ -39,12 +39,9 @@ use crate::layer::DedupResult;
 /// ```
 pub async fn redeliver<S, B, R>(mut service: S, request: Request<B>, copies: usize) -> Responses
 where
-    S: Service<Request<B>, Response = Response<R>>,
-    S::Error: fmt::Debug,
-    B: Body<Data = Bytes> + From<Bytes>,
-    B::Error: fmt::Debug,
-    R: Body,
-    R::Error: fmt::Debug,
+    S: Service<Request<B>, Response = Response<R>, Error: fmt::Debug>,
+    B: Body<Data = Bytes, Error: fmt::Debug> + From<Bytes>,
+    R: Body<Error: fmt::Debug>,
 {
     let (head, body) = buffered(request).await;
     let mut responses = Vec::with_capacity(copies);
@@ -83,14 +80,12 @@ where
 /// ```
 pub async fn redeliver_at_once<S, B, R>(service: S, request: Request<B>, copies: usize) -> Responses
 where
-    S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
-    S::Future: Send,
-    S::Error: fmt::Debug,
-    B: Body<Data = Bytes> + From<Bytes> + Send + 'static,
-    B::Error: fmt::Debug,
-    R: Body + Send + 'static,
-    R::Data: Send,
-    R::Error: fmt::Debug,
+    S: Service<Request<B>, Response = Response<R>, Future: Send, Error: fmt::Debug>
+        + Clone
+        + Send
+        + 'static,
+    B: Body<Data = Bytes, Error: fmt::Debug> + From<Bytes> + Send + 'static,
+    R: Body<Data: Send, Error: fmt::Debug> + Send + 'static,
 {
     let (head, body) = buffered(request).await;
     let start = Arc::new(Barrier::new(copies));
@@ -162,20 +157,14 @@ impl Responses {
     }
 }
 
-pub(super) async fn buffered<B>(request: Request<B>) -> (request::Parts, Bytes)
-where
-    B: Body<Data = Bytes>,
-    B::Error: fmt::Debug,
-{
+pub(super) async fn buffered(
+    request: Request<impl Body<Error: fmt::Debug>>,
+) -> (request::Parts, Bytes) {
     let (head, body) = request.into_parts();
     (head, collected("request", body).await)
 }
 
-async fn collected<B>(of: &str, body: B) -> Bytes
-where
-    B: Body,
-    B::Error: fmt::Debug,
-{
+async fn collected(of: &str, body: impl Body<Error: fmt::Debug>) -> Bytes {
     match body.collect().await {
         Ok(body) => body.to_bytes(),
         Err(error) => panic!("the body of the {of} ended in an error: {error:?}"),
@@ -188,10 +177,8 @@ fn copy<B: From<Bytes>>(head: &request::Parts, body: &Bytes) -> Request<B> {
 
 async fn send<S, B, R>(service: &mut S, request: Request<B>) -> Response<Bytes>
 where
-    S: Service<Request<B>, Response = Response<R>>,
-    S::Error: fmt::Debug,
-    R: Body,
-    R::Error: fmt::Debug,
+    S: Service<Request<B>, Response = Response<R>, Error: fmt::Debug>,
+    R: Body<Error: fmt::Debug>,
 {
     poll_fn(|cx| service.poll_ready(cx)).await.unwrap_or_else(|error| failed(&error));
     let response = service.call(request).await.unwrap_or_else(|error| failed(&error));

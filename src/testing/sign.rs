@@ -41,10 +41,11 @@ use crate::provider::Preset;
 /// # }).unwrap();
 /// ```
 #[must_use]
-pub fn sign<R>(request: Request<R>, preset: Preset, secret: &str) -> Request<Full<Bytes>>
-where
-    R: Body<Data = Bytes>,
-{
+pub fn sign<R: Body<Data = Bytes>>(
+    request: Request<R>,
+    preset: Preset,
+    secret: &str,
+) -> Request<Full<Bytes>> {
     signed(request, preset, None, secret)
 }
 
@@ -52,27 +53,21 @@ where
 ///
 /// `public_url` is the URL of [`Preset::verifier_at`]: without the path of the request.
 #[must_use]
-pub fn sign_at<R>(
+pub fn sign_at<R: Body<Data = Bytes>>(
     request: Request<R>,
     preset: Preset,
     public_url: &str,
     secret: &str,
-) -> Request<Full<Bytes>>
-where
-    R: Body<Data = Bytes>,
-{
+) -> Request<Full<Bytes>> {
     signed(request, preset, Some(public_url), secret)
 }
 
-fn signed<R>(
+fn signed<R: Body<Data = Bytes>>(
     request: Request<R>,
     preset: Preset,
     public_url: Option<&str>,
     secret: &str,
-) -> Request<Full<Bytes>>
-where
-    R: Body<Data = Bytes>,
-{
+) -> Request<Full<Bytes>> {
     let name = preset.name();
     assert!(preset.has_verifier(), "there is no signature scheme for `{name}`");
     let (head, body) = request.into_parts();

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::iter;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 #[cfg(any(test, feature = "testing"))]
 use std::time::Duration;
@@ -13,7 +13,7 @@ use siphasher::sip128::SipHasher13;
 use super::clock::{Clock, ms};
 use super::gauge::Gauge;
 use super::row::{Call, Row};
-use super::shard::{AtCapacity, Shard, fingerprint, shard_of};
+use super::shard::{AtCapacity, Shard};
 use crate::adapter::contract::{Abilities, DedupAdapter, StoreFuture};
 use crate::adapter::inspect::{Entry, ForgetReply, MaintenanceAdapter, PURGE_GRACE, Stats};
 use crate::adapter::replies::{ClaimReply, CompleteReply, RenewReply};
@@ -56,8 +56,6 @@ pub struct MemoryAdapter {
     clock: Clock,
     gauge: Gauge,
     hasher: SipHasher13,
-    /// The shard at which the next purge begins, so that small purges reach all shards.
-    purge_at: AtomicUsize,
     closed: AtomicBool,
 }
 
@@ -83,7 +81,6 @@ impl MemoryAdapter {
             gauge: Gauge::default(),
             // Only this adapter knows the secret.
             hasher: SipHasher13::new_with_key(&rand::random()),
-            purge_at: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
         }
     }
@@ -115,12 +112,14 @@ impl MemoryAdapter {
         operation: impl FnOnce(&mut Option<Row>, u64) -> T,
     ) -> Result<T, Error> {
         self.check_open()?;
-        let fingerprint = fingerprint(self.hasher, key);
-        let number = shard_of(fingerprint, self.shards.len());
-        let mut shard = self.lock(number);
+        let hash = self.hasher.hash(key.as_bytes());
+        // The upper half of the product is below the number of shards. The index does not use this half of the hash.
+        let product = u128::from(hash.h2) * (self.shards.len() as u128);
+        let mut shard = self.lock(usize::try_from(product >> 64).unwrap_or_default());
         let now = self.clock.now();
         let operation = |row: &mut Option<Row>| operation(row, now);
-        let (reply, pressure) = shard.update(fingerprint, self.at_capacity, now, operation)?;
+        let (reply, pressure) =
+            shard.update([hash.h1, hash.h2], self.at_capacity, now, operation)?;
         drop(shard);
         self.gauge.report(pressure, now);
         Ok(reply)
@@ -147,10 +146,7 @@ impl Default for MemoryAdapter {
 
 impl fmt::Debug for MemoryAdapter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryAdapter")
-            .field("shards", &self.shards.len())
-            .field("at_capacity", &self.at_capacity)
-            .finish_non_exhaustive()
+        f.debug_struct("MemoryAdapter").finish_non_exhaustive()
     }
 }
 
@@ -183,9 +179,7 @@ impl MaintenanceAdapter for MemoryAdapter {
         Box::pin(async move {
             self.check_open()?;
             let until = self.clock.now().saturating_sub(ms(PURGE_GRACE));
-            let (start, count) = (self.purge_at.fetch_add(1, Ordering::Relaxed), self.shards.len());
-            let shards = (0..count).map(|number| start.wrapping_add(number) % count);
-            let purged = shards
+            let purged = (0..self.shards.len())
                 .flat_map(|number| iter::from_fn(move || self.lock(number).remove_due(until)));
             Ok((0..limit).zip(purged).count() as u64)
         })
@@ -196,7 +190,7 @@ impl MaintenanceAdapter for MemoryAdapter {
     }
 
     fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
-        Box::pin(async move { self.one(key, |row, _| row.as_ref()?.entry(&self.clock)) })
+        Box::pin(async move { self.one(key, |row, now| row.as_ref()?.entry(now)) })
     }
 
     /// Locks a shard while its rows are counted.
@@ -220,6 +214,7 @@ impl MaintenanceAdapter for MemoryAdapter {
 
 #[cfg(test)]
 mod tests {
+    /// An attacker who knew the secret could construct keys with one fingerprint.
     #[test]
     fn each_adapter_has_a_secret_of_its_own() {
         let hash = || super::MemoryAdapter::new().hasher.hash(b"a").as_u128();

@@ -40,14 +40,13 @@ impl Clock {
         let offset = self.offset_ms.load(Ordering::Relaxed);
         self.offset_ms.store(offset.saturating_sub(ms(by)), Ordering::Relaxed);
     }
+}
 
-    /// Returns the wall-clock time of `at`; the present where the platform cannot express it.
-    pub(super) fn wall(&self, at: u64) -> SystemTime {
-        let (now, wall) = (self.now(), SystemTime::now());
-        let distance = Duration::from_millis(at.abs_diff(now));
-        let moved = if at >= now { wall.checked_add(distance) } else { wall.checked_sub(distance) };
-        moved.unwrap_or(wall)
-    }
+/// Returns the wall-clock time of `at`; the present where the platform cannot express it.
+pub(super) fn wall(at: u64, now: u64) -> SystemTime {
+    let (wall, distance) = (SystemTime::now(), Duration::from_millis(at.abs_diff(now)));
+    let moved = if at >= now { wall.checked_add(distance) } else { wall.checked_sub(distance) };
+    moved.unwrap_or(wall)
 }
 
 /// Returns the time `duration` after `at`.

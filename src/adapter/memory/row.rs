@@ -10,10 +10,10 @@ use super::super::inspect::{Entry, ForgetReply, KeyState, Stats};
 use super::super::replies::{ClaimReply, CompleteReply, RenewReply, Seen};
 use super::super::stored::{Fetch, StoredData};
 use super::super::terms::{CallTerms, Permanence, Token};
-use super::clock::{Clock, after};
+use super::clock::{after, wall};
 use crate::key::DedupKey;
 
-/// Times are milliseconds of the adapter's [`Clock`].
+/// Times are milliseconds of the adapter's [`Clock`](super::clock::Clock).
 #[derive(Clone)]
 pub(super) struct Row {
     /// `None` once the claim was released.
@@ -48,19 +48,19 @@ impl Row {
     }
 
     /// Returns `None` for an expired row.
-    pub(super) fn entry(&self, clock: &Clock) -> Option<Entry> {
-        let ends_at = clock.wall(self.ends_at);
-        let state = self.state(clock.now())?;
-        let (first, expires) = (clock.wall(self.first_seen_at), clock.wall(self.expires_at));
+    pub(super) fn entry(&self, now: u64) -> Option<Entry> {
+        let state = self.state(now)?;
+        let [first, expires, ends_at] =
+            [self.first_seen_at, self.expires_at, self.ends_at].map(|at| wall(at, now));
         let mut entry = Entry::new(state, first, expires);
         (entry.attempts, entry.takeover) = (self.attempts, self.takeover);
         match state {
-            KeyState::Complete => entry.completed_at = Some(ends_at),
+            KeyState::Complete => {
+                entry.completed_at = Some(ends_at);
+                entry.stored = StoredData::fetched(self.stored.as_ref(), Fetch::DigestAndResponse);
+            }
             KeyState::InFlight | KeyState::Lapsed => entry.lease_until = Some(ends_at),
             KeyState::Released => {}
-        }
-        if self.is_complete {
-            entry.stored = StoredData::fetched(self.stored.as_ref(), Fetch::DigestAndResponse);
         }
         Some(entry)
     }
@@ -176,14 +176,11 @@ impl Call<'_> {
     /// A call in memory is never late, so a release needs no row of its own.
     pub(super) fn release(self, row: &mut Option<Row>) {
         let on_claim = self.is_on_claim();
-        match row {
-            Some(held) if held.is_complete == on_claim && held.is_by(self.terms.token()) => {
-                held.token = None;
-            }
-            _ => return,
-        }
-        if on_claim {
-            *row = None;
+        if let Some(held) = row
+            && held.is_complete == on_claim
+            && held.is_by(self.terms.token())
+        {
+            if on_claim { *row = None } else { held.token = None }
         }
     }
 

@@ -4,7 +4,6 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use hashbrown::HashTable;
-use siphasher::sip128::SipHasher13;
 use slab::Slab;
 
 use super::clock::END;
@@ -12,7 +11,6 @@ use super::gauge::Pressure;
 use super::row::Row;
 use crate::adapter::inspect::KeyState;
 use crate::error::{Error, ErrorKind};
-use crate::key::DedupKey;
 
 /// How many expired keys are removed for a new one. More than one, so that a store that is only
 /// written to stays clean without a purger.
@@ -36,30 +34,8 @@ pub enum AtCapacity {
     EvictOldest,
 }
 
-impl AtCapacity {
-    /// Returns the time by which a row must be due, to go for a new one.
-    fn until(self, now: u64) -> u64 {
-        match self {
-            Self::Refuse => now,
-            Self::EvictOldest => END,
-        }
-    }
-}
-
 /// 128 bits that identify a key in one adapter.
 pub(super) type Fingerprint = [u64; 2];
-
-pub(super) fn fingerprint(hasher: SipHasher13, key: &DedupKey) -> Fingerprint {
-    let hash = hasher.hash(key.as_bytes());
-    [hash.h1, hash.h2]
-}
-
-/// Returns the number of one of `shards`, by the half of the fingerprint that the index does not use.
-pub(super) fn shard_of(fingerprint: Fingerprint, shards: usize) -> usize {
-    // The upper half of the product is below `shards`.
-    let product = u128::from(fingerprint[1]) * (shards as u128);
-    usize::try_from(product >> 64).unwrap_or_default()
-}
 
 /// The number of a row in its shard.
 type Slot = u16;
@@ -138,18 +114,22 @@ impl Shard {
         }
         let mut evicted_age_ms = None;
         if self.rows.len() >= self.capacity {
-            let first_seen_at = self.evict(at_capacity, now).ok_or_else(full)?.first_seen_at;
-            evicted_age_ms = Some(now.saturating_sub(first_seen_at));
+            let evicted = match at_capacity {
+                AtCapacity::Refuse => None,
+                AtCapacity::EvictOldest => self.evict(now),
+            };
+            let evicted = evicted.ok_or_else(|| Error::new(ErrorKind::Full, "claiming keys"))?;
+            evicted_age_ms = Some(now.saturating_sub(evicted.first_seen_at));
         }
         let nearly_full = self.rows.len() == 4 * self.capacity / 5;
         Ok(Pressure { evicted_age_ms, nearly_full })
     }
 
-    fn evict(&mut self, at_capacity: AtCapacity, now: u64) -> Option<Row> {
+    fn evict(&mut self, now: u64) -> Option<Row> {
         let mut spared = Vec::new();
         let mut evicted = None;
         while evicted.is_none()
-            && let Some(slot) = self.pop(at_capacity.until(now))
+            && let Some(slot) = self.pop(END)
         {
             let is_in_flight = self.rows[slot.into()].1.state(now) == Some(KeyState::InFlight);
             if !is_in_flight { evicted = Some(slot) } else { spared.push(slot) }
@@ -193,9 +173,9 @@ impl Shard {
     fn push(&mut self, slot: Slot) {
         let entry = due(slot, &self.rows[slot.into()].1);
         if self.order.len() + self.out_of_turn.len() > 2 * self.rows.len() + MAX_OUTDATED {
-            let rows =
-                self.rows.iter().filter_map(|(at, (_, row))| Some((at.try_into().ok()?, row)));
-            let mut order: Vec<u64> = rows.map(|(slot, row)| due(slot, row)).collect();
+            let rows = self.rows.iter();
+            let entries = rows.filter_map(|(at, (_, row))| Some(due(at.try_into().ok()?, row)));
+            let mut order: Vec<u64> = entries.collect();
             order.sort_unstable();
             (self.order, self.out_of_turn) = (order.into(), BinaryHeap::new());
         } else if self.order.back().is_some_and(|last| last >> Slot::BITS > entry >> Slot::BITS) {
@@ -208,14 +188,16 @@ impl Shard {
     /// Takes the row that is due first out of the order, if it is due by `until`.
     fn pop(&mut self, until: u64) -> Option<Slot> {
         loop {
-            let next = self.order.front().copied();
-            let earlier = self.out_of_turn.peek().map(|Reverse(entry)| *entry);
-            let earlier = earlier.filter(|entry| next.is_none_or(|next| *entry < next));
-            let first = earlier.or(next).filter(|first| first >> Slot::BITS <= until)?;
-            if earlier.is_some() {
-                self.out_of_turn.pop();
-            } else {
+            let in_turn = self.order.front().copied();
+            let out_of_turn = self.out_of_turn.peek().map(|Reverse(entry)| *entry);
+            let first = in_turn.into_iter().chain(out_of_turn).min()?;
+            if first >> Slot::BITS > until {
+                return None;
+            }
+            if in_turn == Some(first) {
                 self.order.pop_front();
+            } else {
+                self.out_of_turn.pop();
             }
             let [low, high, ..] = first.to_le_bytes();
             let slot = Slot::from_le_bytes([low, high]);
@@ -224,11 +206,6 @@ impl Shard {
             }
         }
     }
-}
-
-/// The error of a call whose new key has no room.
-fn full() -> Error {
-    Error::new(ErrorKind::Full, "claiming keys")
 }
 
 #[cfg(test)]
@@ -241,27 +218,7 @@ mod tests {
     use super::super::row::Call;
     use super::*;
     use crate::adapter::terms::{CallTerms, Token};
-
-    fn fingerprint_of(secret: u8, namespace: &str, id: &str) -> Fingerprint {
-        let key = DedupKey::new(namespace, id).unwrap();
-        fingerprint(SipHasher13::new_with_key(&[secret; 16]), &key)
-    }
-
-    #[test]
-    fn fingerprint_depends_on_the_secret_and_on_where_the_namespace_ends() {
-        let of = |namespace, id| fingerprint_of(1, namespace, id);
-        assert_eq!(of("ab", "c"), of("ab", "c"));
-        assert_ne!(of("ab", "c"), fingerprint_of(2, "ab", "c"));
-        for (namespace, id) in [("a", "bc"), ("abc", "c"), ("ab", "C"), ("ab ", "c"), ("c", "ab")] {
-            assert_ne!(of("ab", "c"), of(namespace, id), "{namespace} {id}");
-        }
-    }
-
-    #[test]
-    fn every_fingerprint_has_a_shard() {
-        let most = [0, u64::MAX];
-        assert_eq!((shard_of(most, 7), shard_of(most, 1), shard_of([0; 2], 7)), (6, 0, 0));
-    }
+    use crate::key::DedupKey;
 
     proptest! {
         #[test]

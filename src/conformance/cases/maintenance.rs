@@ -84,8 +84,13 @@ pub(super) async fn hostile_keys_stay_distinct<S: Maintained>(store: S) {
         "\"]]}", "\\", "\\u0041", "A", "a", "a ", " a", "%", "_", "*", "?1", "$1", "\u{e9}",
         "null", "0", "00", "1e3",
     ];
-    let long =
-        ["x".repeat(255), "\u{10FFFF}".repeat(63), "'; DROP TABLE webhook_deliveries; --".into()];
+    let x = "x".repeat(254);
+    let long = [
+        format!("{x}x"),
+        format!("{x}y"),
+        "\u{10FFFF}".repeat(63),
+        "'; DROP TABLE webhook_deliveries; --".into(),
+    ];
     let odd = ["e\u{301}", "\u{202e}rtl", "line\nbreak\r\ttab\u{7f}"];
     let keys: Vec<DedupKey> = ids
         .iter()
@@ -114,8 +119,8 @@ pub(super) async fn hostile_keys_stay_distinct<S: Maintained>(store: S) {
 /// first twice.
 pub(super) async fn clock_set_back_makes_no_key_first_twice<S: Maintained>(store: S) {
     let adapter = store.adapter();
-    let [lapsed, at_once, claimed, released, new] =
-        ["lapsed", "at once", "claimed", "released", "new"].map(key);
+    let [lapsed, at_once, claimed, released] =
+        ["lapsed", "at once", "claimed", "released"].map(key);
     adapter.claim(&lapsed, &leased()).await.unwrap();
     store.advance(LEASE + SLACK).await;
     let mine = leased();
@@ -135,14 +140,10 @@ pub(super) async fn clock_set_back_makes_no_key_first_twice<S: Maintained>(store
         assert_eq!(adapter.claim(keys, &leased()).await.unwrap(), ClaimReply::InFlight);
     }
     assert_eq!(adapter.renew(&claimed, &mine).await.unwrap(), RenewReply::Held);
-    assert_eq!(adapter.claim(&claimed, &leased()).await.unwrap(), ClaimReply::InFlight);
     assert_eq!(adapter.complete(&claimed, &mine).await.unwrap(), CompleteReply::Held);
     assert!(is_duplicate(&adapter.claim(&claimed, &leased()).await.unwrap()));
     let again = adapter.claim(&released, &mine).await.unwrap();
     assert_eq!(again, ClaimReply::first(2, false));
-    assert_eq!(adapter.claim(&new, &mine).await.unwrap(), FIRST);
-    assert_eq!(adapter.complete(&new, &mine).await.unwrap(), CompleteReply::Held);
-    assert!(is_duplicate(&adapter.claim(&new, &leased()).await.unwrap()));
     assert_eq!(adapter.purge(100).await.unwrap(), 0);
     let entry = adapter.get(&claimed).await.unwrap().expect("an entry");
     assert_eq!(entry.state, KeyState::Complete);

@@ -1,12 +1,10 @@
 //! The cases. Each takes a fresh store and panics where the store breaks a rule.
 
-mod event_type;
 mod inspection;
 mod lease;
 mod maintenance;
 mod on_claim;
 mod races;
-mod refusal;
 mod stored;
 
 use super::store::{Store, run};

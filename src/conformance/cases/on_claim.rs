@@ -1,13 +1,17 @@
-//! Claims that are complete at once, one caller at a time.
+//! Claims that are complete at once, one caller at a time, and terms that an adapter does not support.
 
-use super::super::driver::{FIRST, RETENTION, SLACK, complete_at_once, is_duplicate, key};
+use super::super::driver::{FIRST, RETENTION, SLACK, complete_at_once, is_duplicate, key, leased};
 use super::super::store::Store;
-use crate::adapter::contract::{ClaimReply, DedupAdapter};
+use crate::adapter::contract::{ClaimReply, DedupAdapter, Fetch};
+use crate::error::ErrorKind;
 
-/// The first claim of a key is first. Every later claim is a duplicate with the age of the key.
+/// The first claim of a key is first, also if it is repeated with its token, because the first reply may be lost. Every
+/// claim with another token is a duplicate with the age of the key.
 pub(super) async fn claim_complete_at_once_is_first_once<S: Store>(store: S) {
-    let (adapter, keys) = (store.adapter(), key("a"));
-    assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), FIRST);
+    let (adapter, keys, mine) = (store.adapter(), key("a"), complete_at_once());
+    for _ in 0..3 {
+        assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), FIRST);
+    }
     store.advance(SLACK).await;
     for _ in 0..3 {
         match &adapter.claim(&keys, &complete_at_once()).await.unwrap() {
@@ -19,24 +23,16 @@ pub(super) async fn claim_complete_at_once_is_first_once<S: Store>(store: S) {
     }
 }
 
-/// A claim that is repeated with its token returns the same reply, because the first reply may be
-/// lost. A claim with another token is a duplicate.
-pub(super) async fn claim_complete_at_once_repeated_with_its_token_is_first<S: Store>(store: S) {
-    let (adapter, keys, mine) = (store.adapter(), key("a"), complete_at_once());
-    for _ in 0..3 {
-        assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), FIRST);
-    }
-    assert!(is_duplicate(&adapter.claim(&keys, &complete_at_once()).await.unwrap()));
-}
-
 /// Only the token of the claim releases a key that is complete at once. Then the key is new.
 pub(super) async fn key_complete_at_once_is_first_again_after_its_release<S: Store>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), key("a"), complete_at_once());
     adapter.release(&keys, &mine).await.unwrap();
     adapter.claim(&keys, &mine).await.unwrap();
     adapter.release(&keys, &complete_at_once()).await.unwrap();
-    adapter.release(&keys, &mine).await.unwrap();
-    adapter.release(&keys, &mine).await.unwrap();
+    assert!(is_duplicate(&adapter.claim(&keys, &complete_at_once()).await.unwrap()));
+    for _ in 0..2 {
+        adapter.release(&keys, &mine).await.unwrap();
+    }
     assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), FIRST);
 }
 
@@ -47,5 +43,32 @@ pub(super) async fn key_complete_at_once_is_first_again_after_its_retention<S: S
     store.advance(RETENTION - SLACK).await;
     assert!(is_duplicate(&adapter.claim(&keys, &complete_at_once()).await.unwrap()));
     store.advance(SLACK).await;
+    assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), FIRST);
+}
+
+/// An adapter without leases or without stored data refuses the terms that need them, and writes
+/// nothing.
+pub(super) async fn unsupported_terms_are_refused_before_anything_is_written<S: Store>(store: S) {
+    let (adapter, keys) = (store.adapter(), key("a"));
+    let abilities = adapter.abilities();
+    assert!(!abilities.leases || !abilities.stored_data, "the adapter supports everything");
+    let mut refused = Vec::new();
+    if !abilities.leases {
+        refused.push(leased());
+        for kind in [
+            adapter.renew(&keys, &leased()).await.map(drop),
+            adapter.complete(&keys, &leased()).await.map(drop),
+        ] {
+            assert_eq!(kind.unwrap_err().kind(), ErrorKind::Unsupported);
+        }
+    }
+    if !abilities.stored_data {
+        refused.push(complete_at_once().with_fetch(Fetch::Digest));
+        refused.push(complete_at_once().with_payloads([(keys.clone(), [7; 32])]));
+    }
+    for terms in refused {
+        let error = adapter.claim(&keys, &terms).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{terms:?}");
+    }
     assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), FIRST);
 }

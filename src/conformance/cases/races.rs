@@ -2,11 +2,11 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::join_all;
+use tokio::task::JoinHandle;
 
 use super::super::driver::{
     FIRST, LEASE, RETENTION, claim_all, complete_at_once, is_duplicate, key, leased, rows,
@@ -19,52 +19,59 @@ use crate::key::DedupKey;
 const WORKERS: usize = 16;
 const ROUNDS: usize = 60;
 
-/// Runs `attempt` in 16 tasks for 60 rounds, and asserts that each round has one winner.
-async fn race<A, F>(adapter: Arc<A>, attempt: impl Fn(Arc<A>, usize) -> F + Send + Sync + 'static)
-where
+/// Runs `attempt` in 16 tasks for 60 rounds. It returns the numbers of the keys that its task has won. Asserts that each
+/// of 60 keys has one winner.
+async fn race<A, F, W>(
+    adapter: Arc<A>,
+    attempt: impl Fn(Arc<A>, usize, usize) -> F + Clone + Send + 'static,
+) where
     A: Send + Sync + ?Sized + 'static,
-    F: Future<Output = bool> + Send + 'static,
+    F: Future<Output = W> + Send + 'static,
+    W: IntoIterator<Item = usize>,
 {
-    let attempt = Arc::new(attempt);
-    let winners: Arc<Vec<AtomicU32>> = Arc::new((0..ROUNDS).map(|_| AtomicU32::new(0)).collect());
-    let tasks = (0..WORKERS).map(|_| {
-        let (adapter, attempt, winners) =
-            (Arc::clone(&adapter), Arc::clone(&attempt), Arc::clone(&winners));
+    let tasks = (0..WORKERS).map(|worker| {
+        let (adapter, attempt) = (Arc::clone(&adapter), attempt.clone());
         tokio::spawn(async move {
+            let mut won = Vec::new();
             for round in 0..ROUNDS {
-                if attempt(Arc::clone(&adapter), round).await {
-                    winners[round].fetch_add(1, Ordering::Relaxed);
-                }
+                won.extend(attempt(Arc::clone(&adapter), worker, round).await);
             }
+            won
         })
     });
-    for task in join_all(tasks).await {
-        task.expect("a worker");
-    }
-    let winners: Vec<u32> = winners.iter().map(|wins| wins.load(Ordering::Relaxed)).collect();
-    assert!(winners.iter().all(|wins| *wins == 1), "winners by round: {winners:?}");
+    let mut won = all_end(tasks).await.concat();
+    won.sort_unstable();
+    assert!(won.iter().copied().eq(0..ROUNDS), "won: {won:?}");
+}
+
+async fn all_end<T>(tasks: impl Iterator<Item = JoinHandle<T>>) -> Vec<T> {
+    let all = tokio::time::timeout(Duration::from_secs(60), join_all(tasks)).await;
+    all.expect("no deadlock").into_iter().map(|ended| ended.expect("a worker")).collect()
+}
+
+/// Returns the number if the claim is first, of any attempt: a second winner may have counted the first one.
+fn won(number: usize, claimed: &ClaimReply) -> Option<usize> {
+    matches!(claimed, ClaimReply::First { .. }).then_some(number)
 }
 
 /// 16 workers claim 60 keys under a lease: each key is first once.
 pub(super) async fn workers_racing_for_a_lease_have_one_winner<S: Store>(store: S) {
-    race(store.adapter(), |adapter, round| is_first(adapter, round, leased())).await;
+    race(store.adapter(), |adapter, _, round| claim_one(adapter, round, leased())).await;
 }
 
 /// 16 workers claim 60 keys that are complete at once: each key is first once.
 pub(super) async fn workers_racing_for_a_claim_complete_at_once_have_one_winner<S: Store>(
     store: S,
 ) {
-    race(store.adapter(), |adapter, round| is_first(adapter, round, complete_at_once())).await;
+    race(store.adapter(), |adapter, _, round| claim_one(adapter, round, complete_at_once())).await;
 }
 
-async fn is_first<A: DedupAdapter + ?Sized>(
+async fn claim_one<A: DedupAdapter + ?Sized>(
     adapter: Arc<A>,
     round: usize,
     terms: CallTerms,
-) -> bool {
-    let claimed = adapter.claim(&key(&round.to_string()), &terms).await.unwrap();
-    // Of any attempt: a second winner may have counted the first one.
-    matches!(claimed, ClaimReply::First { .. })
+) -> Option<usize> {
+    won(round, &adapter.claim(&key(&round.to_string()), &terms).await.unwrap())
 }
 
 /// 16 workers claim 60 keys whose lease lapsed: each key is taken over once.
@@ -74,43 +81,27 @@ pub(super) async fn workers_racing_for_a_lapsed_lease_have_one_winner<S: Store>(
         adapter.claim(&key(&round.to_string()), &leased()).await.unwrap();
     }
     store.advance(LEASE).await;
-    race(adapter, |adapter, round| async move {
+    race(adapter, |adapter, _, round| async move {
         let claimed = adapter.claim(&key(&round.to_string()), &leased()).await.unwrap();
         let is_taken = claimed == ClaimReply::first(2, true);
         assert!(is_taken || claimed == ClaimReply::InFlight, "taken over again: {claimed:?}");
-        is_taken
+        won(round, &claimed)
     })
     .await;
 }
 
-/// Workers claim overlapping keys, several at the same time. No call deadlocks, and no key is first
-/// twice.
-pub(super) async fn claims_of_overlapping_keys_do_not_deadlock<S: Store>(store: S) {
-    let adapter = store.adapter();
-    let firsts: Arc<Vec<AtomicU32>> = Arc::new((0..40).map(|_| AtomicU32::new(0)).collect());
-    let tasks = (0..WORKERS).map(|worker| {
-        let (adapter, firsts) = (Arc::clone(&adapter), Arc::clone(&firsts));
-        tokio::spawn(async move {
-            for start in 0..32 {
-                let first = (start * 7 + worker * 3) % 32;
-                let keys: Vec<DedupKey> =
-                    (first..first + 8).map(|id| key(&id.to_string())).collect();
-                let claimed = claim_all(&*adapter, &keys, &leased()).await;
-                for (reply, times) in claimed.iter().zip(&firsts[first..]) {
-                    if matches!(reply, ClaimReply::First { .. }) {
-                        times.fetch_add(1, Ordering::Relaxed);
-                    }
-                }
-            }
-        })
-    });
-    let all = tokio::time::timeout(Duration::from_secs(60), join_all(tasks)).await;
-    for task in all.expect("no deadlock") {
-        task.expect("a worker");
-    }
-    let firsts: Vec<u32> = firsts.iter().map(|times| times.load(Ordering::Relaxed)).collect();
-    assert!(firsts.iter().all(|times| *times <= 1), "{firsts:?}");
-    assert!(firsts.iter().filter(|times| **times == 1).count() >= 32, "{firsts:?}");
+/// Workers claim overlapping keys, eight at the same time. No call deadlocks, and each key is first once.
+pub(super) async fn claims_of_overlapping_keys_have_one_winner_for_each<S: Store>(store: S) {
+    race(store.adapter(), |adapter, worker, round| async move {
+        let numbers: Vec<usize> =
+            (0..8).map(|next| (7 * round + 3 * worker + next) % ROUNDS).collect();
+        let keys: Vec<DedupKey> = numbers.iter().map(|number| key(&number.to_string())).collect();
+        let claimed = claim_all(&*adapter, &keys, &leased()).await;
+        let won =
+            numbers.into_iter().zip(&claimed).filter_map(|(number, claimed)| won(number, claimed));
+        won.collect::<Vec<_>>()
+    })
+    .await;
 }
 
 /// A claim that is dropped at any await can be released by its token.
@@ -240,10 +231,7 @@ pub(super) async fn concurrent_calls_of_all_kinds_reply_for_their_own_keys<S: St
             }
         })
     });
-    let all = tokio::time::timeout(Duration::from_secs(60), join_all(tasks)).await;
-    for task in all.expect("no deadlock") {
-        task.expect("a worker");
-    }
+    all_end(tasks).await;
 }
 
 async fn one_of_all_kinds<A: DedupAdapter + ?Sized>(adapter: &A, keys: &DedupKey, kind: usize) {
@@ -286,40 +274,22 @@ async fn one_of_all_kinds<A: DedupAdapter + ?Sized>(adapter: &A, keys: &DedupKey
     }
 }
 
-/// After a purge is dropped at any await, the next purge deletes the remaining keys.
-pub(super) async fn purge_continues_after_a_dropped_call<S: Maintained>(store: S) {
-    let adapter = store.adapter();
-    let old: Vec<DedupKey> = (0..300).map(|id| key(&format!("old-{id}"))).collect();
-    claim_all(&*adapter, &old, &complete_at_once()).await;
-    store.advance(RETENTION + PURGE_GRACE).await;
-    adapter.claim(&key("fresh"), &complete_at_once()).await.unwrap();
-    for polls in 0..12 {
-        dropped_after(polls, adapter.purge(10)).await;
-    }
-    // A dropped call may reach the store late.
-    let rest = async {
-        while rows(&adapter).await > 1 {
-            adapter.purge(10).await.unwrap();
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(10), rest).await.expect("the rest is purged");
-    let fresh = adapter.claim(&key("fresh"), &complete_at_once()).await.unwrap();
-    assert!(is_duplicate(&fresh), "{fresh:?}");
-}
-
-/// A purge and claims run at the same time. Both end, and no live key is deleted.
-pub(super) async fn purge_runs_beside_claims<S: Maintained>(store: S) {
+/// Purges run beside claims, after purges that were dropped at any await. Every expired key is deleted, and no live key.
+pub(super) async fn purges_run_beside_claims_and_after_dropped_purges<S: Maintained>(store: S) {
     let adapter = store.adapter();
     let old: Vec<DedupKey> = (0..500).map(|id| key(&format!("old-{id}"))).collect();
     claim_all(&*adapter, &old, &complete_at_once()).await;
     store.advance(RETENTION + PURGE_GRACE).await;
+    for polls in 0..12 {
+        dropped_after(polls, adapter.purge(10)).await;
+    }
     let purging = {
         let adapter = Arc::clone(&adapter);
-        // A store may also delete expired keys by itself.
+        // A dropped call may reach the store late, and leave a call no key to delete.
         tokio::spawn(async move {
-            while adapter.purge(20).await.unwrap() > 0 {
-                tokio::task::yield_now().await;
+            loop {
+                adapter.purge(20).await.unwrap();
+                tokio::time::sleep(Duration::from_millis(1)).await;
             }
         })
     };
@@ -332,9 +302,14 @@ pub(super) async fn purge_runs_beside_claims<S: Maintained>(store: S) {
         }
         live.push(keys);
     }
-    let purged = tokio::time::timeout(Duration::from_secs(60), purging).await;
-    purged.expect("purging ends").expect("a purge");
-    assert_eq!(rows(&adapter).await, live.len() as u64);
+    let purged = async {
+        while rows(&adapter).await > live.len() as u64 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), purged).await.expect("all is purged");
+    assert!(!purging.is_finished(), "no purge fails");
+    purging.abort();
     for (id, keys) in live.iter().enumerate() {
         let again = adapter.claim(keys, &leased()).await.unwrap();
         if id % 2 == 0 {

@@ -94,23 +94,6 @@ pub(super) async fn completion_stores_what_it_carries<S: Store>(store: S) {
     assert_eq!(all_of(&*adapter, &keys).await, Some(data(7, Some(&stored_response))));
 }
 
-/// A claim under `OnClaim` stores payloads; its release deletes them with the key.
-pub(super) async fn claim_that_is_complete_at_once_stores_payloads<S: Store>(store: S) {
-    let (adapter, keys) = (store.adapter(), key("a"));
-    let mine = with_payload(complete_at_once(), &keys, 7);
-    assert_eq!(adapter.claim(&keys, &mine).await.unwrap(), FIRST);
-    assert_eq!(all_of(&*adapter, &keys).await, Some(data(7, None)));
-    adapter.release(&keys, &mine).await.unwrap();
-    assert_eq!(all_of(&*adapter, &keys).await, None);
-    // The same over the row of a failed handler.
-    let (failed, mine) = (key("failed"), leased());
-    adapter.claim(&failed, &mine).await.unwrap();
-    adapter.release(&failed, &mine).await.unwrap();
-    let again = with_payload(complete_at_once(), &failed, 9);
-    assert_eq!(adapter.claim(&failed, &again).await.unwrap(), ClaimReply::first(2, false));
-    assert_eq!(all_of(&*adapter, &failed).await, Some(data(9, None)));
-}
-
 /// Each key has its own stored data, also if the calls have the same terms. A duplicate without stored data returns
 /// empty stored data.
 pub(super) async fn each_key_has_its_own_stored_data<S: Store>(store: S) {
@@ -119,6 +102,10 @@ pub(super) async fn each_key_has_its_own_stored_data<S: Store>(store: S) {
     let some = || keys.iter().zip(0..4).map(|(key, payload)| (key.clone(), [payload; 32]));
     let mine = leased().with_payloads(some());
     let (at_once, claimed) = keys.split_at(2);
+    // A claim over the row of a failed handler stores them too.
+    let failed = leased();
+    adapter.claim(&at_once[1], &failed).await.unwrap();
+    adapter.release(&at_once[1], &failed).await.unwrap();
     claim_all(&*adapter, at_once, &complete_at_once().with_payloads(some())).await;
     claim_all(&*adapter, claimed, &mine).await;
     complete_all(&*adapter, &claimed[..3], &mine).await;
@@ -164,7 +151,7 @@ pub(super) async fn duplicate_carries_what_the_call_fetches<S: Store>(store: S) 
     }
 }
 
-/// The stored data of a key ends with its retention. A later claim of the key does not return it.
+/// The stored data of a key ends with its retention, and with a release. A later claim of the key does not return it.
 pub(super) async fn stored_data_ends_with_the_retention<S: Maintained>(store: S) {
     let (adapter, keys) = (store.adapter(), ["claimed", "completed", "once"].map(key));
     let mine = with_payloads(leased(), &keys, 7).with_response(response("old"));
@@ -178,6 +165,11 @@ pub(super) async fn stored_data_ends_with_the_retention<S: Maintained>(store: S)
     assert_eq!(all_of_each(&*adapter, &keys).await, vec![Some(StoredData::default()); 3]);
     adapter.forget(&keys[0]).await.unwrap();
     assert_eq!(all_of(&*adapter, &keys[0]).await, None);
+    let (released, mine) = (key("released"), with_payload(complete_at_once(), &key("released"), 7));
+    adapter.claim(&released, &mine).await.unwrap();
+    adapter.release(&released, &mine).await.unwrap();
+    assert_eq!(adapter.complete(&released, &leased()).await.unwrap(), CompleteReply::Inserted);
+    assert_eq!(all_of(&*adapter, &released).await, Some(StoredData::default()));
 }
 
 /// `get` returns the stored data of a complete key, and of no other key. It changes nothing.
