@@ -39,6 +39,13 @@ async fn transaction_is_lent_to_one_extractor_at_a_time<D: Db>() {
             // After its drop, the transaction can be lent again.
             let mut again = handle.lend().await.unwrap();
             D::run(&mut again, "INSERT INTO effects (id) VALUES ('x')".to_owned()).await.unwrap();
+            drop(again);
+            // Of two copies of the request, the one that borrowed first may borrow again.
+            let copy = head.extensions.clone();
+            let copied = copy.get::<TxHandle<D::Database>>().unwrap().lend().await;
+            assert!(matches!(copied, Err(TxUnavailable::Copied)));
+            let first = head.extensions.get::<TxHandle<D::Database>>().unwrap();
+            assert!(first.lend().await.is_ok());
             *store.lock().unwrap() = Some(handle);
             StatusCode::OK
         }

@@ -375,25 +375,3 @@ impl<DB: Database> fmt::Debug for DedupTx<DB> {
         f.debug_struct("DedupTx").field("transaction", &self.transaction).finish_non_exhaustive()
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_clone_of_a_handle_may_borrow_while_the_request_is_not_copied() {
-        let (first, _mark) = Borrower::with_mark();
-        let second = first.clone();
-        assert!(first.check().is_ok());
-        assert!(second.check().is_ok());
-    }
-
-    #[test]
-    fn only_the_copy_that_borrowed_first_may_borrow_again() {
-        let (first, mark) = Borrower::with_mark();
-        let (second, _copy) = (first.clone(), mark.clone());
-        assert!(second.check().is_ok());
-        assert!(matches!(first.check(), Err(TxUnavailable::Copied)));
-        assert!(second.check().is_ok());
-    }
-}
