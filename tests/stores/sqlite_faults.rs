@@ -76,6 +76,29 @@ async fn deferred_foreign_key_violated_at_commit_is_500_uncommitted() {
     assert_eq!(count(&pool, "webhook_deliveries").await, 0);
 }
 
+/// The delivery ends before the statement that its handler has left, and so before the rollback.
+#[tokio::test]
+async fn connection_of_a_rollback_that_outlives_its_delivery_is_usable() {
+    let file = File::new();
+    let pool = file.pool(1).await;
+    let long = tower::service_fn(async |request: Request<Body>| {
+        let count = "WITH RECURSIVE c (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c LIMIT 3000000) \
+            INSERT INTO effects SELECT max(n) FROM c";
+        sqlx::query(count).execute(&mut *lend(&request).await).await.unwrap();
+        answer(200)
+    });
+    let (short, patient) = (Duration::from_millis(100), Duration::from_secs(20));
+    let options = SqliteOptions::new().write_lock_timeout(patient);
+    let adapter = SqliteAdapter::with_options(pool.clone(), options);
+    adapter.migrate().await.unwrap();
+    let layer = DedupLayer::transactional(by_header(), adapter);
+    let service = layer.store_timeout(short).handler_timeout(short).layer(long);
+    assert_eq!(send(&service, request("a")).await.status(), 504);
+    let began = pool.begin_with("BEGIN IMMEDIATE").await;
+    began.expect("a connection without a transaction").rollback().await.unwrap();
+    assert_eq!(count(&pool, "effects").await, 0);
+}
+
 /// Polls a call once, and then never again. The yields let its task take the file.
 async fn left_unpolled<F: Future>(call: F) -> std::pin::Pin<Box<F>> {
     let mut call = Box::pin(call);

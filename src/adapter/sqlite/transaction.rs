@@ -234,17 +234,21 @@ impl SqliteStore {
         hook.ok_or_else(|| not_ours("committing: the handler has ended its transaction"))
     }
 
-    /// Rolls back all of a handler's transaction.
+    /// Rolls back all of a handler's transaction, in a task of its own: the handler may have left a long statement. If
+    /// the rollback ended half-way, sqlx would believe for ever that its connection is in a transaction.
     pub(super) async fn rollback(
         &self,
         mut transaction: OpenTransaction<Sqlite>,
     ) -> Result<(), Error> {
-        // An error if the transaction has silently ended.
-        let _ = sqlx::query("ROLLBACK").execute(transaction.connection()).await;
-        // sqlx does not know of that ROLLBACK. Without another transaction, its own ROLLBACK would
-        // fail, and it would believe for ever to be in one.
-        let _ = sqlx::query("BEGIN").execute(transaction.connection()).await;
-        let rolled_back = transaction.rollback().await;
+        let rollback = async move {
+            // An error if the transaction has silently ended.
+            let _ = sqlx::query("ROLLBACK").execute(transaction.connection()).await;
+            // sqlx does not know of that ROLLBACK. Without another transaction, its own ROLLBACK would
+            // fail, and it would believe for ever to be in one.
+            let _ = sqlx::query("BEGIN").execute(transaction.connection()).await;
+            transaction.rollback().await
+        };
+        let rolled_back = tokio::spawn(rollback).await.unwrap_or(Err(sqlx::Error::WorkerCrashed));
         rolled_back.map_err(|error| store_error("rolling the transaction back", error))
     }
 }
