@@ -99,6 +99,29 @@ async fn connection_of_a_rollback_that_outlives_its_delivery_is_usable() {
     assert_eq!(count(&pool, "effects").await, 0);
 }
 
+/// SQLite has rolled back, as after a COMMIT on a full disk. Here the handler's own hook does so.
+#[tokio::test]
+async fn connection_of_a_commit_that_became_a_rollback_is_not_in_a_transaction() {
+    let file = File::new();
+    let pool = file.pool(1).await;
+    let layer = DedupLayer::transactional(by_header(), SqliteAdapter::new(pool.clone()));
+    let service = layer.layer(tower::service_fn(async |request: Request<Body>| {
+        lend(&request).await.lock_handle().await.unwrap().set_commit_hook(|| false);
+        answer(200)
+    }));
+    let refused = send(&service, request("a")).await;
+    assert_eq!((refused.status().as_u16(), result(&refused)), (500, Some("uncommitted")));
+    // The user's transaction, which fails.
+    let mut failed = pool.begin().await.unwrap();
+    sqlx::query("INSERT INTO effects VALUES ('a')").execute(&mut *failed).await.unwrap();
+    failed.rollback().await.unwrap();
+    let lease = SqliteAdapter::new(pool);
+    let (key, terms) = (dedup_key("b"), on_claim(&terms()));
+    assert_eq!(lease.claim(&key, &terms).await.unwrap(), FIRST);
+    let written = file.connect().await.get(&key).await.unwrap();
+    assert!(written.is_some(), "an acknowledged claim was not committed");
+}
+
 /// Polls a call once, and then never again. The yields let its task take the file.
 async fn left_unpolled<F: Future>(call: F) -> std::pin::Pin<Box<F>> {
     let mut call = Box::pin(call);
