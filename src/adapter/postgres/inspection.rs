@@ -110,7 +110,8 @@ impl PostgresStore {
             let version = row.map_or(0, |row| row.version);
             let bind = |query: Bound| query.bind(Uuid::from(hash)).bind(version);
             let bound = self.options.statement_timeout;
-            let forgotten = self.fetch_on(Source::Pool, bound, &statements.forget, &bind).await;
+            // Not on a connection of the user's, which may be in a transaction that nobody commits.
+            let forgotten = self.fetch_on(Source::Lane, bound, &statements.forget, &bind).await;
             if forgotten.as_ref().is_err_and(is_locked) {
                 return Ok(ForgetReply::InFlight);
             }
