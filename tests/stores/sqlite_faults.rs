@@ -116,6 +116,14 @@ async fn connection_of_a_commit_that_became_a_rollback_is_usable() {
 }
 
 /// SQLite ends a transaction of the user, and sqlx does not know it. The next transaction is not rolled back then.
+async fn leak_a_transaction(pool: &SqlitePool, statement: &'static str) {
+    let mut ended = pool.begin().await.unwrap();
+    sqlx::query("ROLLBACK").execute(&mut *ended).await.unwrap();
+    drop(ended);
+    let mut leaked = pool.begin().await.unwrap();
+    sqlx::query(statement).fetch_all(&mut *leaked).await.unwrap();
+}
+
 #[tokio::test]
 async fn call_beside_a_transaction_that_the_user_has_leaked_is_committed() {
     let file = File::new();
@@ -123,15 +131,23 @@ async fn call_beside_a_transaction_that_the_user_has_leaked_is_committed() {
     let adapter = SqliteAdapter::new(pool.clone());
     let (key, terms) = (dedup_key("a"), on_claim(&terms()));
     adapter.migrate().await.unwrap();
-    let mut ended = pool.begin().await.unwrap();
-    sqlx::query("ROLLBACK").execute(&mut *ended).await.unwrap();
-    drop(ended);
-    let mut failed = pool.begin().await.unwrap();
-    sqlx::query("INSERT INTO effects VALUES ('a')").execute(&mut *failed).await.unwrap();
-    drop(failed);
+    leak_a_transaction(&pool, "INSERT INTO effects VALUES ('a')").await;
     assert_eq!(adapter.claim(&key, &terms).await.unwrap(), FIRST);
     let written = file.connect().await.get(&key).await.unwrap();
     assert!(written.is_some(), "an acknowledged claim was not committed");
+}
+
+/// The transaction still sees a key that another process has released.
+#[tokio::test]
+async fn key_that_only_a_leaked_transaction_sees_is_no_duplicate() {
+    let file = File::new();
+    let pool = file.pool(1).await;
+    let (adapter, other) = (SqliteAdapter::new(pool.clone()), file.connect().await);
+    let (key, released) = (dedup_key("a"), on_claim(&terms()));
+    adapter.claim(&key, &released).await.unwrap();
+    leak_a_transaction(&pool, "SELECT * FROM webhook_deliveries").await;
+    other.release(&key, &released).await.unwrap();
+    assert_eq!(adapter.claim(&key, &on_claim(&terms())).await.unwrap(), FIRST);
 }
 
 /// Polls a call once, and then never again. The yields let its task take the file.

@@ -161,7 +161,7 @@ impl SqliteStore {
     async fn create(&self) -> Result<(), Error> {
         let fault = |error| store_error(PREPARING, error);
         // IMMEDIATE: two processes that both find no table take turns.
-        let mut connection = to_write(&self.writer).await.map_err(fault)?;
+        let mut connection = acquire(&self.writer).await.map_err(fault)?;
         let mut tx = connection.begin_with("BEGIN IMMEDIATE").await.map_err(fault)?;
         self.create_in(&mut tx).await?;
         tx.commit().await.map_err(fault)
@@ -291,7 +291,7 @@ impl SqliteStore {
         keys: &[&DedupKey],
         fetch: Fetch,
     ) -> Result<Vec<Option<Row>>, sqlx::Error> {
-        let connection = &mut *self.readers.acquire().await?;
+        let connection = &mut *acquire(&self.readers).await?;
         Session { connection, statements: &self.statements }.read(keys, fetch).await
     }
 
@@ -309,10 +309,10 @@ impl SqliteStore {
     }
 }
 
-/// Returns a connection of a pool for writing. One that sqlx believes to be in a transaction is closed: a transaction of
-/// the user's has ended without sqlx's knowledge, and the next one may be open still. Nobody would commit what is written
-/// in it.
-pub(super) async fn to_write(pool: &SqlitePool) -> Result<PoolConnection<Sqlite>, sqlx::Error> {
+/// Returns a connection of a pool. One that sqlx believes to be in a transaction is closed: a transaction of the user's
+/// has ended without sqlx's knowledge, and the next one may be open still. Nobody would commit what is written in it, and
+/// it does not see what others have written since.
+pub(super) async fn acquire(pool: &SqlitePool) -> Result<PoolConnection<Sqlite>, sqlx::Error> {
     loop {
         let connection = pool.acquire().await?;
         if !connection.is_in_transaction() {

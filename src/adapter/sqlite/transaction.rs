@@ -26,7 +26,7 @@ use super::adapter::SqliteAdapter;
 use super::errors::{is_constraint, is_refused_commit, store_error};
 use super::params::{keys_json, rows_json};
 use super::session::Session;
-use super::store::{SqliteStore, WriteGuard, to_write};
+use super::store::{SqliteStore, WriteGuard, acquire};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -156,7 +156,7 @@ impl SqliteStore {
         let lent = Lent { hook: Arc::clone(&hook), _guard: guard };
         let writer = self.writer.clone();
         let begin = async move {
-            OpenTransaction::begin(to_write(&writer).await?, "BEGIN IMMEDIATE", None).await
+            OpenTransaction::begin(acquire(&writer).await?, "BEGIN IMMEDIATE", None).await
         };
         let begun = tokio::spawn(begin).await.unwrap_or(Err(sqlx::Error::WorkerCrashed));
         let mut transaction = begun.map_err(fault)?.with(lent);
