@@ -4,7 +4,7 @@
 //! firewall has forgotten the flow. sqlx sets no TCP keepalive and gives a statement no timeout, so
 //! the adapter sets the timeouts.
 //!
-//! 1. Batches use connections of the adapter's own, beside the user's pool. A private pool opens them, with
+//! 1. Batches and `forget` use connections of the adapter's own, beside the user's pool. A private pool opens them, with
 //!    the hooks and the connect options of the user's: rotated credentials take effect. It holds none,
 //!    because sqlx takes a connection back by a task and a ping.
 //! 2. A statement that takes too long, or whose caller is dropped, is *abandoned*. Its connection is closed and not
