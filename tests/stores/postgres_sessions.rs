@@ -134,6 +134,30 @@ async fn key_is_forgotten_beside_a_transaction_that_the_user_has_leaked() {
 }
 
 #[tokio::test]
+async fn key_is_purged_beside_a_transaction_that_the_user_has_leaked() {
+    let database = Database::fresh().await;
+    let pool = database.pool(1);
+    let adapter = PostgresAdapter::new(pool.clone());
+    let (key, terms) = (dedup_key("a"), on_claim(&terms()));
+    adapter.claim(&key, &terms).await.unwrap();
+    database.run("UPDATE webhook_deliveries SET expires_at = now() - interval '2 h'").await;
+    leak_a_transaction(&pool, "").await;
+    assert_eq!(adapter.purge(10).await.unwrap(), 1);
+    let again = adapter.claim(&key, &terms).await.unwrap();
+    assert_eq!(again, ClaimReply::first(1, false));
+}
+
+#[tokio::test]
+async fn table_is_made_beside_a_transaction_that_the_user_has_leaked() {
+    let database = Database::fresh().await;
+    let pool = database.pool(1);
+    let adapter = PostgresAdapter::new(pool.clone());
+    leak_a_transaction(&pool, "").await;
+    let (key, terms) = (dedup_key("a"), on_claim(&terms()));
+    assert_eq!(adapter.claim(&key, &terms).await.unwrap(), ClaimReply::first(1, false));
+}
+
+#[tokio::test]
 async fn transaction_that_the_user_has_leaked_and_broken_fails_no_delivery() {
     let database = Database::fresh().await;
     let pool = database.pool(1);
