@@ -280,6 +280,9 @@ impl<DB: Database> OpenTransaction<DB> {
         };
         if ended {
             self.end();
+        } else if self.on_drop.is_none() {
+            // A full disk has ended the transaction. sqlx would believe for ever that the connection is in it.
+            self.close();
         }
         committed
     }
@@ -305,7 +308,7 @@ impl<DB: Database> OpenTransaction<DB> {
         match &rolled_back {
             Ok(()) => self.end(),
             // The server has answered: it notices that the connection is closed, and nothing is lost.
-            Err(sqlx::Error::Database(_)) if self.on_drop.is_some() => self.close(),
+            Err(sqlx::Error::Database(_)) => self.close(),
             Err(_) => {}
         }
         rolled_back

@@ -348,8 +348,8 @@ async fn cut_off_at_commit<L: Ledger>(layer: impl FnOnce(PostgresAdapter) -> Ded
     adapter.migrate().await.unwrap();
     let service = layer(adapter).store_timeout(MINUTE / 2).layer(apart(&database));
     let gate = database.gate("COMMIT AFTER INSERT ON webhook_deliveries").await;
-    // The messages: is the connection alive; prepare the statement; execute it.
-    proxy.set(2, Cut::Abandoned);
+    // The messages, on the connection of the migration: prepare the statement; execute it.
+    proxy.set(1, Cut::Abandoned);
     assert_eq!(send(&service, request("a")).await.status(), 503);
     let sprung = proxy.sprung();
     assert!(sprung.as_ref().is_some_and(|message| message.starts_with('B')), "{sprung:?}");
@@ -450,14 +450,21 @@ async fn forget_whose_reply_is_lost_keeps_the_row_of_a_later_delivery() {
     let database = Database::fresh().await;
     let direct = PostgresAdapter::new(database.pool(2));
     let proxy = Proxy::start(&database.options()).await;
-    // The second connection opens after the later delivery.
-    let gate = Arc::new(Semaphore::new(1));
+    // A connection of the pool, and one beside it. The third opens after the later delivery.
+    let gate = Arc::new(Semaphore::new(2));
     let closed = Arc::clone(&gate);
     let pool = PgPoolOptions::new().max_connections(1).after_connect(move |_, _| {
         let gate = Arc::clone(&closed);
         Box::pin(async move {
             gate.acquire().await.unwrap().forget();
             Ok(())
+        })
+    });
+    // The pool asks whether a connection that returns is alive, here after the messages of the test.
+    let pool = pool.after_release(|_, _| {
+        Box::pin(async {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            Ok(true)
         })
     });
     let pool = pool.connect_lazy_with(proxy.options(database.options()));
@@ -472,8 +479,8 @@ async fn forget_whose_reply_is_lost_keeps_the_row_of_a_later_delivery() {
         assert_eq!(adapter.forget(&first).await.unwrap(), ForgetReply::Removed);
         until(|| pool.num_idle() == 1).await;
     }
-    // The row is read first. The pool asks whether the connection is alive before that, after it, and again.
-    proxy.set(4, Cut::Unanswered);
+    // The row is read first. The pool asks whether the connection is alive before that.
+    proxy.set(2, Cut::Unanswered);
 
     let forgetting = tokio::spawn({
         let (adapter, key) = (adapter.clone(), key.clone());

@@ -15,7 +15,7 @@ use sqlx::{PgPool, Postgres};
 use tower::{Layer, Service, ServiceExt};
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
-use tower_dedup::adapter::{Batching, PostgresAdapter, PostgresOptions};
+use tower_dedup::adapter::{Batching, PostgresAdapter, PostgresOptions, TransactionAdapter};
 use tower_dedup::ledger::Transactional;
 use tower_dedup::{DedupHandle, DedupLayer, OnInFlight};
 
@@ -418,6 +418,40 @@ async fn purging_over_a_silent_connection_ends() {
         failed
     }));
     assert!(failed.await.contains(&true), "no message fell silent");
+}
+
+/// A lost COMMIT has the only place. The next delivery has read on a connection of the pool, which falls silent on
+/// its way back.
+#[tokio::test]
+async fn connection_that_falls_silent_on_its_way_back_costs_no_place_of_the_pool() {
+    let database = Database::fresh().await;
+    let proxy = Proxy::start(&database.options()).await;
+    let (falls, silenced) = (Arc::new(AtomicBool::new(false)), proxy.clone());
+    let until_released = Arc::clone(&falls);
+    let pool = PgPoolOptions::new()
+        .max_connections(1)
+        .acquire_timeout(IN_TIME)
+        .after_release(move |_, _| {
+            if until_released.swap(false, Ordering::SeqCst) {
+                silenced.silence();
+            }
+            Box::pin(std::future::ready(Ok(true)))
+        })
+        .connect_lazy_with(proxy.options(database.options()));
+    let adapter = adapter(&pool, Batching::new());
+    let (lost, next) = ([dedup_key("lost")], [dedup_key("next")]);
+    let terms = CallTerms::on_completion([1; 16].into(), MINUTE, MINUTE);
+    adapter.migrate().await.unwrap();
+    let opened = adapter.open(&lost, &terms).await.unwrap().transaction.unwrap();
+    proxy.set(1, Cut::Silent);
+    let commit = adapter.commit(opened, &lost, &terms);
+    tokio::time::timeout(STORE_TIMEOUT, commit).await.unwrap_err();
+    assert!(proxy.sprung().expect("a message fell silent").contains("COMMIT"));
+    falls.store(true, Ordering::SeqCst);
+    let open = adapter.open(&next, &terms);
+    tokio::time::timeout(STORE_TIMEOUT, open).await.unwrap_err();
+    assert!(!falls.load(Ordering::SeqCst), "no connection was released");
+    pool.acquire().await.expect("the place of the pool");
 }
 
 /// The host accepts the connection and says nothing.

@@ -8,8 +8,8 @@ use http::{Request, Response};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Executor, PgPool};
 use tower::Layer;
-use tower_dedup::adapter::contract::{DedupAdapter, Fetch};
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter, Fetch};
+use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, TransactionAdapter};
 use tower_dedup::{ErrorKind, Replay};
 
@@ -111,6 +111,61 @@ async fn calls_leave_no_lock_and_no_setting_behind() {
     adapter.purge(10).await.unwrap();
     watch.nothing_is_left("maintenance").await;
     adapter.close().await;
+}
+
+/// sqlx leaves a connection in a transaction if its `begin` is dropped, as that of a handler whose client hangs up.
+async fn leak_a_transaction(pool: &PgPool, more: &str) {
+    let mut leaked = pool.acquire().await.unwrap();
+    let statements = AssertSqlSafe(format!("BEGIN; {more}"));
+    let _ = leaked.execute(sqlx::raw_sql(statements)).await;
+}
+
+#[tokio::test]
+async fn key_is_forgotten_beside_a_transaction_that_the_user_has_leaked() {
+    let database = Database::fresh().await;
+    let pool = database.pool(1);
+    let adapter = PostgresAdapter::new(pool.clone());
+    let (key, terms) = (dedup_key("a"), on_claim(&terms()));
+    adapter.claim(&key, &terms).await.unwrap();
+    leak_a_transaction(&pool, "").await;
+    assert_eq!(adapter.forget(&key).await.unwrap(), ForgetReply::Removed);
+    let again = adapter.claim(&key, &terms).await.unwrap();
+    assert_eq!(again, ClaimReply::first(1, false));
+}
+
+#[tokio::test]
+async fn key_is_purged_beside_a_transaction_that_the_user_has_leaked() {
+    let database = Database::fresh().await;
+    let pool = database.pool(1);
+    let adapter = PostgresAdapter::new(pool.clone());
+    let (key, terms) = (dedup_key("a"), on_claim(&terms()));
+    adapter.claim(&key, &terms).await.unwrap();
+    database.run("UPDATE webhook_deliveries SET expires_at = now() - interval '2 h'").await;
+    leak_a_transaction(&pool, "").await;
+    assert_eq!(adapter.purge(10).await.unwrap(), 1);
+    let again = adapter.claim(&key, &terms).await.unwrap();
+    assert_eq!(again, ClaimReply::first(1, false));
+}
+
+#[tokio::test]
+async fn table_is_made_beside_a_transaction_that_the_user_has_leaked() {
+    let database = Database::fresh().await;
+    let pool = database.pool(1);
+    let adapter = PostgresAdapter::new(pool.clone());
+    leak_a_transaction(&pool, "").await;
+    let (key, terms) = (dedup_key("a"), on_claim(&terms()));
+    assert_eq!(adapter.claim(&key, &terms).await.unwrap(), ClaimReply::first(1, false));
+}
+
+#[tokio::test]
+async fn transaction_that_the_user_has_leaked_and_broken_fails_no_delivery() {
+    let database = Database::fresh().await;
+    let pool = database.pool(1);
+    let adapter = PostgresAdapter::new(pool.clone());
+    adapter.migrate().await.unwrap();
+    leak_a_transaction(&pool, "SELECT nonsense").await;
+    let opened = adapter.open(&[dedup_key("a")], &terms()).await.unwrap();
+    adapter.rollback(opened.transaction.unwrap()).await.unwrap();
 }
 
 /// The handler's settings end with its transaction, too, however that ends.

@@ -76,6 +76,80 @@ async fn deferred_foreign_key_violated_at_commit_is_500_uncommitted() {
     assert_eq!(count(&pool, "webhook_deliveries").await, 0);
 }
 
+/// The delivery ends before the statement that its handler has left, and so before the rollback.
+#[tokio::test]
+async fn connection_of_a_rollback_that_outlives_its_delivery_is_usable() {
+    let file = File::new();
+    let pool = file.pool(1).await;
+    let long = tower::service_fn(async |request: Request<Body>| {
+        let count = "WITH RECURSIVE c (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c LIMIT 3000000) \
+            INSERT INTO effects SELECT max(n) FROM c";
+        sqlx::query(count).execute(&mut *lend(&request).await).await.unwrap();
+        answer(200)
+    });
+    let (short, patient) = (Duration::from_millis(100), Duration::from_secs(20));
+    let options = SqliteOptions::new().write_lock_timeout(patient);
+    let adapter = SqliteAdapter::with_options(pool.clone(), options);
+    adapter.migrate().await.unwrap();
+    let layer = DedupLayer::transactional(by_header(), adapter);
+    let service = layer.store_timeout(short).handler_timeout(short).layer(long);
+    assert_eq!(send(&service, request("a")).await.status(), 504);
+    let began = pool.begin_with("BEGIN IMMEDIATE").await;
+    began.expect("a connection without a transaction").rollback().await.unwrap();
+    assert_eq!(count(&pool, "effects").await, 0);
+}
+
+/// SQLite has rolled back, as after a COMMIT on a full disk. Here the handler's own hook does so.
+#[tokio::test]
+async fn connection_of_a_commit_that_became_a_rollback_is_usable() {
+    let file = File::new();
+    let pool = file.pool(1).await;
+    let layer = DedupLayer::transactional(by_header(), SqliteAdapter::new(pool.clone()));
+    let service = layer.layer(tower::service_fn(async |request: Request<Body>| {
+        lend(&request).await.lock_handle().await.unwrap().set_commit_hook(|| false);
+        answer(200)
+    }));
+    let refused = send(&service, request("a")).await;
+    assert_eq!((refused.status().as_u16(), result(&refused)), (500, Some("uncommitted")));
+    let began = pool.begin_with("BEGIN IMMEDIATE").await;
+    began.expect("a connection without a transaction").rollback().await.unwrap();
+}
+
+/// SQLite ends a transaction of the user, and sqlx does not know it. The next transaction is not rolled back then.
+async fn leak_a_transaction(pool: &SqlitePool, statement: &'static str) {
+    let mut ended = pool.begin().await.unwrap();
+    sqlx::query("ROLLBACK").execute(&mut *ended).await.unwrap();
+    drop(ended);
+    let mut leaked = pool.begin().await.unwrap();
+    sqlx::query(statement).fetch_all(&mut *leaked).await.unwrap();
+}
+
+#[tokio::test]
+async fn call_beside_a_transaction_that_the_user_has_leaked_is_committed() {
+    let file = File::new();
+    let pool = file.pool(1).await;
+    let adapter = SqliteAdapter::new(pool.clone());
+    let (key, terms) = (dedup_key("a"), on_claim(&terms()));
+    adapter.migrate().await.unwrap();
+    leak_a_transaction(&pool, "INSERT INTO effects VALUES ('a')").await;
+    assert_eq!(adapter.claim(&key, &terms).await.unwrap(), FIRST);
+    let written = file.connect().await.get(&key).await.unwrap();
+    assert!(written.is_some(), "an acknowledged claim was not committed");
+}
+
+/// The transaction still sees a key that another process has released.
+#[tokio::test]
+async fn key_that_only_a_leaked_transaction_sees_is_no_duplicate() {
+    let file = File::new();
+    let pool = file.pool(1).await;
+    let (adapter, other) = (SqliteAdapter::new(pool.clone()), file.connect().await);
+    let (key, released) = (dedup_key("a"), on_claim(&terms()));
+    adapter.claim(&key, &released).await.unwrap();
+    leak_a_transaction(&pool, "SELECT * FROM webhook_deliveries").await;
+    other.release(&key, &released).await.unwrap();
+    assert_eq!(adapter.claim(&key, &on_claim(&terms())).await.unwrap(), FIRST);
+}
+
 /// Polls a call once, and then never again. The yields let its task take the file.
 async fn left_unpolled<F: Future>(call: F) -> std::pin::Pin<Box<F>> {
     let mut call = Box::pin(call);

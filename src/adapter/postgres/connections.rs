@@ -4,9 +4,10 @@
 //! firewall has forgotten the flow. sqlx sets no TCP keepalive and gives a statement no timeout, so
 //! the adapter sets the timeouts.
 //!
-//! 1. Batches use connections of the adapter's own, beside the user's pool. A private pool opens them, with
-//!    the hooks and the connect options of the user's: rotated credentials take effect. It holds none,
-//!    because sqlx takes a connection back by a task and a ping.
+//! 1. Batches use connections of the adapter's own, beside the user's pool. So do purges, `forget` and migrations:
+//!    nobody commits what is written in a transaction that the user has leaked. A private pool opens the connections,
+//!    with the hooks and the connect options of the user's: rotated credentials take effect. It holds none, because
+//!    sqlx takes a connection back by a task and a ping.
 //! 2. A statement that takes too long, or whose caller is dropped, is *abandoned*. Its connection is closed and not
 //!    pooled, and its outcome is unknown. The server may still run it: its session waits for a lock, a disk or a
 //!    standby. Nothing searches for such a session. Its [`Place`] stays taken for [`FIRST`], and then each time twice

@@ -84,9 +84,10 @@ pub(super) fn is_broken(error: &sqlx::Error) -> bool {
     }
 }
 
-/// Returns `true` if a statement needs another connection.
+/// Returns `true` if a statement needs another connection. One of the user's may be in a transaction that has failed
+/// (25P02): in sqlx up to 0.9.0 a dropped `begin` leaves its connection in a transaction.
 pub(super) fn is_gone(error: &sqlx::Error) -> bool {
-    is_broken(error) || is_read_only(error)
+    is_broken(error) || is_read_only(error) || has_code(error, &["25P02"])
 }
 
 /// Returns the error of an abandoned statement.

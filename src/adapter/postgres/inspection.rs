@@ -23,7 +23,8 @@ impl PostgresStore {
     pub(super) async fn purge(&self, limit: u32) -> Result<u64, Error> {
         let fault = |error| store_error("purging", error);
         let bind = |query: Bound| query.bind(i64::from(limit));
-        let rows = self.read_part(&self.statements().purge, &bind).await.map_err(fault)?;
+        let purged = self.run_long(Source::Lane, &self.statements().purge, &bind).await;
+        let rows = purged.map_err(fault)?;
         rows.first().map_or(Ok(0), |row| row.count("count")).map_err(fault)
     }
 
@@ -31,7 +32,8 @@ impl PostgresStore {
         let (statements, fault) =
             (self.statements(), |error| store_error("reading statistics", error));
         let size = self.fetch(&statements.size, &|query| query).await.map_err(fault)?;
-        let rows = self.read_part(&statements.stats, &|query| query).await.map_err(fault)?;
+        let rows =
+            self.run_long(Source::Pool, &statements.stats, &|query| query).await.map_err(fault)?;
         let (Some(size), Some(row)) = (size.first(), rows.first()) else {
             return Ok(Stats::default());
         };
@@ -68,7 +70,7 @@ impl PostgresStore {
                 .bind(i64::from(limit))
         };
         let cursor = |row: &PgRow| Ok(row.try_get::<Uuid, _>("key")?.to_string());
-        let rows = self.read_part(&self.statements().list, &bind).await;
+        let rows = self.run_long(Source::Pool, &self.statements().list, &bind).await;
         rows.and_then(|rows| listing(&rows, limit, cursor, |row| read_row(row, Fetch::Nothing)))
             .map_err(|error| store_error("listing keys", error))
     }
@@ -110,7 +112,7 @@ impl PostgresStore {
             let version = row.map_or(0, |row| row.version);
             let bind = |query: Bound| query.bind(Uuid::from(hash)).bind(version);
             let bound = self.options.statement_timeout;
-            let forgotten = self.fetch_on(Source::Pool, bound, &statements.forget, &bind).await;
+            let forgotten = self.fetch_on(Source::Lane, bound, &statements.forget, &bind).await;
             if forgotten.as_ref().is_err_and(is_locked) {
                 return Ok(ForgetReply::InFlight);
             }
@@ -145,9 +147,14 @@ impl PostgresStore {
     }
 
     /// Runs a statement over many rows, which has six times as long as another statement.
-    async fn read_part(&self, sql: &Arc<str>, bind: Bind<'_>) -> Result<Vec<PgRow>, sqlx::Error> {
+    async fn run_long(
+        &self,
+        source: Source,
+        sql: &Arc<str>,
+        bind: Bind<'_>,
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
         let bound = self.options.statement_timeout.saturating_mul(6);
-        Ok(self.fetch_on(Source::Pool, bound, sql, bind).await?.rows)
+        Ok(self.fetch_on(source, bound, sql, bind).await?.rows)
     }
 }
 

@@ -114,7 +114,7 @@ impl PostgresOptions {
 
     /// Sets how often expired keys are deleted, in the background; [`Purging::off`] deletes nothing.
     ///
-    /// A role without DELETE causes one warning. Each statement takes a connection of the pool.
+    /// A role without DELETE causes one warning. Each statement takes a connection beside the pool.
     pub fn purging(mut self, purging: Purging) -> Self {
         self.purging = purging;
         self

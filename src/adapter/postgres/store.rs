@@ -226,7 +226,7 @@ impl PostgresStore {
             sql.push(record_function(&found.name));
         }
         if !sql.is_empty() {
-            let mut session = self.connections.get(Source::Pool).await.map_err(fault)?;
+            let mut session = self.connections.get(Source::Lane).await.map_err(fault)?;
             // One message: if the call is dropped, the server still commits all of it or nothing.
             let sql = AssertSqlSafe(migration(sql, lock_timeout));
             let migrate = |connection| sqlx::raw_sql(sql).execute(connection);

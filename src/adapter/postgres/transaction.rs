@@ -22,7 +22,7 @@ use super::super::sql::batch::{claimed, known, unanswered};
 use super::super::sql::call::{Kind, rows_of};
 use super::super::sql::statement::{fill, query, render};
 use super::super::terms::{CallTerms, Token};
-use super::super::transaction::{OpenTransaction, Opened, not_ours};
+use super::super::transaction::{OpenTransaction, Opened, not_ours, return_to_pool};
 use super::adapter::PostgresAdapter;
 use super::connections::Source;
 use super::errors::{is_broken_transaction, is_conflict, is_locked, is_read_only, store_error};
@@ -110,7 +110,7 @@ impl PostgresStore {
                 Some(place) => place,
                 // A delivery that waits holds no connection of the pool.
                 None => {
-                    drop(connection.take());
+                    connection.take().into_iter().for_each(return_to_pool);
                     self.transactions.place().await
                 }
             };

@@ -10,7 +10,7 @@ use super::super::sql::row::Row;
 use super::super::stored::Fetch;
 use super::errors::{is_row_error, store_error};
 use super::session::Session;
-use super::store::{Lookup, SqliteStore, WriteGuard};
+use super::store::{Lookup, SqliteStore, WriteGuard, acquire};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -67,7 +67,7 @@ impl RowExecutor for &SqliteStore {
     ) -> (Vec<Replied>, Option<Failed>) {
         let mut has_written = false;
         let executed = async {
-            let connection = &mut *self.writer.acquire().await?;
+            let connection = &mut *acquire(&self.writer).await?;
             let mut session = Session { connection, statements: &self.statements };
             session.execute(kind, rows, &mut has_written).await
         };

@@ -13,7 +13,7 @@ use super::super::stored::Fetch;
 use super::errors::store_error;
 use super::params::{keys_json, read_row};
 use super::session::Session;
-use super::store::SqliteStore;
+use super::store::{SqliteStore, acquire};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
@@ -21,8 +21,12 @@ impl SqliteStore {
     /// Deletes at most `limit` expired keys.
     pub(super) async fn purge(self: &Arc<Self>, limit: u32) -> Result<u64, Error> {
         self.write_in_task(move |store| async move {
-            let purge = query(&store.statements.purge).bind(limit).execute(&store.writer).await;
-            purge.map(|done| done.rows_affected()).map_err(|error| store_error("purging", error))
+            let purge = async {
+                let connection = &mut *acquire(&store.writer).await?;
+                query(&store.statements.purge).bind(limit).execute(connection).await
+            };
+            let purged = purge.await.map(|done| done.rows_affected());
+            purged.map_err(|error| store_error("purging", error))
         })
         .await
     }
@@ -32,7 +36,7 @@ impl SqliteStore {
         let key = key.clone();
         self.write_in_task(|store| async move {
             let fault = |error| store_error("forgetting a key", error);
-            let connection = &mut *store.writer.acquire().await.map_err(fault)?;
+            let connection = &mut *acquire(&store.writer).await.map_err(fault)?;
             let mut session = Session { connection, statements: &store.statements };
             let found = session.read(&[&key], Fetch::Nothing).await.map_err(fault)?;
             let found = found.into_iter().flatten().next();

@@ -4,7 +4,8 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use sqlx::sqlite::{SqliteConnection, SqliteExecutor, SqlitePool};
+use sqlx::pool::PoolConnection;
+use sqlx::sqlite::{Sqlite, SqliteConnection, SqliteExecutor, SqlitePool};
 use sqlx::{ConnectOptions, Connection, Row as _};
 use tokio::sync::{Mutex, OwnedMutexGuard, Semaphore, oneshot};
 
@@ -160,7 +161,8 @@ impl SqliteStore {
     async fn create(&self) -> Result<(), Error> {
         let fault = |error| store_error(PREPARING, error);
         // IMMEDIATE: two processes that both find no table take turns.
-        let mut tx = self.writer.begin_with("BEGIN IMMEDIATE").await.map_err(fault)?;
+        let mut connection = acquire(&self.writer).await.map_err(fault)?;
+        let mut tx = connection.begin_with("BEGIN IMMEDIATE").await.map_err(fault)?;
         self.create_in(&mut tx).await?;
         tx.commit().await.map_err(fault)
     }
@@ -289,7 +291,7 @@ impl SqliteStore {
         keys: &[&DedupKey],
         fetch: Fetch,
     ) -> Result<Vec<Option<Row>>, sqlx::Error> {
-        let connection = &mut *self.readers.acquire().await?;
+        let connection = &mut *acquire(&self.readers).await?;
         Session { connection, statements: &self.statements }.read(keys, fetch).await
     }
 
@@ -304,5 +306,19 @@ impl SqliteStore {
             // The file is closed in any case.
             let _ = held.close().await;
         }
+    }
+}
+
+/// Returns a connection of a pool. One that sqlx believes to be in a transaction is closed: a transaction of the user's
+/// has ended without sqlx's knowledge, and the next one may be open still. Nobody would commit what is written in it, and
+/// it does not see what others have written since.
+pub(super) async fn acquire(pool: &SqlitePool) -> Result<PoolConnection<Sqlite>, sqlx::Error> {
+    loop {
+        let connection = pool.acquire().await?;
+        if !connection.is_in_transaction() {
+            return Ok(connection);
+        }
+        // The connection is closed in any case.
+        let _ = connection.close().await;
     }
 }

@@ -14,8 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use sqlx::Connection;
-use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool};
+use sqlx::sqlite::{Sqlite, SqliteConnection};
 
 use super::super::replies::ClaimReply;
 use super::super::sql::batch::{claimed, known};
@@ -27,14 +26,12 @@ use super::adapter::SqliteAdapter;
 use super::errors::{is_constraint, is_refused_commit, store_error};
 use super::params::{keys_json, rows_json};
 use super::session::Session;
-use super::store::{SqliteStore, WriteGuard};
+use super::store::{SqliteStore, WriteGuard, acquire};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
 const OPENING: &str = "opening a transaction";
 const COMMITTING: &str = "committing the handler's transaction";
-/// How often a transaction is begun again on another connection.
-const ATTEMPTS: u32 = 8;
 
 /// What a lent transaction holds until its end.
 struct Lent {
@@ -157,24 +154,12 @@ impl SqliteStore {
         let fault = |error| store_error(OPENING, error);
         let hook = Arc::new(Hook::default());
         let lent = Lent { hook: Arc::clone(&hook), _guard: guard };
-        let mut attempts = 0;
-        let begun = loop {
-            attempts += 1;
-            let writer = self.writer.clone();
-            let begin = async move {
-                OpenTransaction::begin(writer.acquire().await?, "BEGIN IMMEDIATE", None).await
-            };
-            let begun = tokio::spawn(begin).await.unwrap_or(Err(sqlx::Error::WorkerCrashed));
-            match begun {
-                Err(sqlx::Error::InvalidSavePointStatement) if attempts < ATTEMPTS => {
-                    // The connection may still be on its way back to the pool.
-                    tokio::time::sleep(Duration::from_millis(1 << attempts)).await;
-                    close_stuck(&self.writer).await;
-                }
-                begun => break begun.map_err(fault)?,
-            }
+        let writer = self.writer.clone();
+        let begin = async move {
+            OpenTransaction::begin(acquire(&writer).await?, "BEGIN IMMEDIATE", None).await
         };
-        let mut transaction = begun.with(lent);
+        let begun = tokio::spawn(begin).await.unwrap_or(Err(sqlx::Error::WorkerCrashed));
+        let mut transaction = begun.map_err(fault)?.with(lent);
         let mut handle = transaction.connection().lock_handle().await.map_err(fault)?;
         handle.set_commit_hook(move || hook.allows());
         drop(handle);
@@ -234,17 +219,21 @@ impl SqliteStore {
         hook.ok_or_else(|| not_ours("committing: the handler has ended its transaction"))
     }
 
-    /// Rolls back all of a handler's transaction.
+    /// Rolls back all of a handler's transaction, in a task of its own: the handler may have left a long statement. If
+    /// the rollback ended half-way, sqlx would believe for ever that its connection is in a transaction.
     pub(super) async fn rollback(
         &self,
         mut transaction: OpenTransaction<Sqlite>,
     ) -> Result<(), Error> {
-        // An error if the transaction has silently ended.
-        let _ = sqlx::query("ROLLBACK").execute(transaction.connection()).await;
-        // sqlx does not know of that ROLLBACK. Without another transaction, its own ROLLBACK would
-        // fail, and it would believe for ever to be in one.
-        let _ = sqlx::query("BEGIN").execute(transaction.connection()).await;
-        let rolled_back = transaction.rollback().await;
+        let rollback = async move {
+            // An error if the transaction has silently ended.
+            let _ = sqlx::query("ROLLBACK").execute(transaction.connection()).await;
+            // sqlx does not know of that ROLLBACK. Without another transaction, its own ROLLBACK would
+            // fail, and it would believe for ever to be in one.
+            let _ = sqlx::query("BEGIN").execute(transaction.connection()).await;
+            transaction.rollback().await
+        };
+        let rolled_back = tokio::spawn(rollback).await.unwrap_or(Err(sqlx::Error::WorkerCrashed));
         rolled_back.map_err(|error| store_error("rolling the transaction back", error))
     }
 }
@@ -270,17 +259,4 @@ async fn change(
         if refused { error.of_the_transaction() } else { error }
     })?;
     Ok(rows.len())
-}
-
-/// Closes the idle connections that sqlx believes to be in a transaction. No caller holds that transaction:
-/// it ended without sqlx's knowledge, and the connection was dropped then.
-async fn close_stuck(pool: &SqlitePool) {
-    let mut sound = Vec::new();
-    while let Some(connection) = pool.try_acquire() {
-        if connection.is_in_transaction() {
-            let _ = connection.close().await;
-        } else {
-            sound.push(connection);
-        }
-    }
 }
