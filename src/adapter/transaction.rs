@@ -320,6 +320,8 @@ impl<DB: Database> OpenTransaction<DB> {
     }
 
     fn end(&mut self) {
+        // Before the pool's next user has the connection, whose COMMIT the hook on SQLite would refuse.
+        self.attachment = None;
         if let Some(connection) = self.connection.take() {
             return_to_pool(connection);
         }

@@ -368,8 +368,8 @@ impl<'s> Session<'s> {
         if rows.len() > 1 {
             return LOCK_TIMEOUT.to_owned();
         }
-        // The setting has 31 bits.
-        let ms = self.store.options.statement_timeout.as_millis() * 9 / 10;
+        // The setting has 31 bits, and 0 is no bound.
+        let ms = (self.store.options.statement_timeout.as_millis() * 9 / 10).max(1);
         format!("{}ms", i32::try_from(ms).unwrap_or(i32::MAX))
     }
 }

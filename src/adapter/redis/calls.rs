@@ -42,11 +42,7 @@ impl DedupAdapter for RedisAdapter {
                     claimed = self.despite_full(key, terms, bound).await.unwrap_or(claimed);
                 }
                 // The client of a cluster repeats a call by itself: the first attempt may have claimed the key.
-                Err(error)
-                    if error.kind() == ErrorKind::Refused
-                        && self.0.client.is_cluster()
-                        && terms.permanence() == Permanence::OnClaim =>
-                {
+                Err(error) if error.kind() == ErrorKind::Refused && self.0.client.is_cluster() => {
                     claimed = claimed.map_err(|error| unknown(bound).with_source(error));
                 }
                 _ => {}
@@ -105,7 +101,13 @@ impl RedisAdapter {
         terms: &CallTerms,
         bound: Bound,
     ) -> Option<Result<ClaimReply, Error>> {
-        let row = self.row(&self.name(key), terms.fetch(), bound).await.ok()??;
+        let row = match self.row(&self.name(key), terms.fetch(), bound).await {
+            Ok(row) => row?,
+            Err(error) if self.0.client.is_cluster() => {
+                return Some(Err(unknown(bound).with_source(error)));
+            }
+            Err(_) => return None,
+        };
         if row.token == terms.token().as_bytes() {
             return Some(Err(unknown(bound).with_source("the reply to the claim was lost")));
         }
