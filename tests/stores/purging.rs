@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::postgres::PgConnectOptions;
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, SqliteConnection};
 use sqlx::{PgPool, SqlitePool};
@@ -19,7 +19,7 @@ use tower_dedup::adapter::{
 };
 
 use crate::support::log::Log;
-use crate::support::postgres::{Schema, Server};
+use crate::support::postgres::Schema;
 use crate::support::time_travel::{age_file, age_schema};
 use crate::support::{FIRST, claim_all, dedup_key, sorted_keys, terms, until};
 
@@ -277,28 +277,6 @@ async fn sqlite_purge_beside_a_handler_warns_and_recovers() {
     let warnings: Vec<_> = failed.filter(|event| event["level"] == "WARN").collect();
     assert_eq!(warnings.len(), 1, "{warnings:?}");
     assert!(warnings[0]["error"].contains("write lock"), "{warnings:?}");
-}
-
-#[tokio::test]
-async fn outage_of_postgres_warns_once_and_purging_goes_on_afterwards() {
-    let (log, _guard) = Log::of_this_thread();
-    let server = Server::start();
-    let place = Place::Schema(Schema::fresh_in(&server.url()));
-    let Place::Schema(schema) = &place else { unreachable!() };
-    let pool = PgPoolOptions::new().acquire_timeout(Duration::from_millis(200));
-    let pool = pool.connect_lazy(&schema.url()).unwrap();
-    let adapter = PostgresAdapter::with_options(pool, PostgresOptions::new().purging(often()));
-    place.fill(3).await;
-    adapter.stats().await.unwrap();
-    place.is_purged().await;
-    server.stop_immediately();
-    until(|| log.beginning("purging failed").len() > 3).await;
-    server.start_again();
-    place.fill(3).await;
-    place.is_purged().await;
-    let failed = log.beginning("purging failed").into_iter();
-    assert_eq!(failed.filter(|event| event["level"] == "WARN").count(), 1);
-    adapter.close().await;
 }
 
 #[test]

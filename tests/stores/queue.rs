@@ -137,12 +137,6 @@ async fn overload<A: DedupAdapter + Clone>(adapter: A, expected: usize) {
 }
 
 #[tokio::test]
-async fn waiting_rows_are_bounded_on_postgres() {
-    // No lane runs before every call waits.
-    overload(postgres_with(&Schema::fresh(), few()).await, 8).await;
-}
-
-#[tokio::test]
 async fn waiting_rows_are_bounded_on_sqlite() {
     overload(sqlite_with(&tempfile::tempdir().unwrap(), few()).await, 8).await;
 }
@@ -175,14 +169,6 @@ async fn running_events_go_on_while_the_queue_is_full_on_postgres() {
     let schema = Schema::fresh();
     let refused = calls_while_the_queue_is_full(postgres_with(&schema, few()).await).await;
     assert_eq!(refused, Err(ErrorKind::Overloaded));
-}
-
-#[tokio::test]
-async fn running_events_go_on_while_the_queue_is_full_on_sqlite() {
-    let dir = tempfile::tempdir().unwrap();
-    let adapter = sqlite_with(&dir, few()).await;
-    // A claim reads first, and reads have a queue of their own.
-    assert_eq!(calls_while_the_queue_is_full(adapter).await, Ok(()));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -11,7 +11,7 @@ use tower_dedup::ErrorKind;
 use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter, RenewReply};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 
-use super::queue::{few, postgres, postgres_with, sqlite_with};
+use super::queue::{few, postgres, sqlite_with};
 use crate::support::postgres::Schema;
 use crate::support::{dedup_key, polled, terms};
 
@@ -27,11 +27,6 @@ async fn dropped_caller_is_not_sent<A: MaintenanceAdapter>(adapter: A) {
             assert_eq!(adapter.get(key).await.unwrap(), None, "{}", key.id());
         }
     }
-}
-
-#[tokio::test]
-async fn dropped_caller_is_not_sent_on_postgres() {
-    dropped_caller_is_not_sent(postgres_with(&Schema::fresh(), few()).await).await;
 }
 
 #[tokio::test]
@@ -55,11 +50,6 @@ async fn dropped_caller_takes_no_room<A: DedupAdapter>(adapter: A) {
         }
         assert_eq!(refused.unwrap_err().kind(), ErrorKind::Overloaded);
     }
-}
-
-#[tokio::test]
-async fn dropped_caller_takes_no_room_on_postgres() {
-    dropped_caller_takes_no_room(postgres_with(&Schema::fresh(), few()).await).await;
 }
 
 #[tokio::test]

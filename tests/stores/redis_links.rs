@@ -4,8 +4,6 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use http::Request;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 use tower::Layer;
 use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
@@ -17,7 +15,7 @@ use super::redis_calls::{attempt, claim, config_error, connect, options};
 use crate::support::effects::answer;
 use crate::support::log::Log;
 use crate::support::proxy::{Cut, Proxy};
-use crate::support::redis::{Server, fresh_prefix, wait_until};
+use crate::support::redis::{Server, fresh_prefix};
 use crate::support::{Body, by_header, dedup_key, on_claim, request, send, terms};
 
 /// The adapter's default bound of a call, and something for a busy machine.
@@ -44,21 +42,6 @@ async fn connecting_to_a_server_that_is_down_fails_at_once() {
     let error = RedisAdapter::connect(&server.url()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(begun.elapsed() < Duration::from_secs(1));
-}
-
-#[tokio::test]
-async fn calls_work_again_after_the_server_was_killed_and_restarted() {
-    let server = Server::start_with(&["appendonly yes", "appendfsync always"]);
-    let (adapter, terms) = (connect(&server.url()).await, terms());
-    assert_eq!(attempt(claim(&adapter, "a", &terms).await), 1);
-    server.kill();
-    let begun = Instant::now();
-    let error = claim(&adapter, "b", &terms).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable);
-    assert!(begun.elapsed() < CALL + SLACK, "{:?}", begun.elapsed());
-    server.start_again();
-    assert_eq!(attempt(claim(&adapter, "b", &terms).await), 1);
-    assert!(matches!(claim(&adapter, "a", &self::terms()).await.unwrap(), ClaimReply::InFlight));
 }
 
 #[tokio::test]
@@ -181,16 +164,6 @@ fn connection_that_a_dead_runtime_was_opening_is_opened_by_another_runtime() {
 }
 
 #[tokio::test]
-async fn forgotten_scripts_are_sent_again() {
-    let server = Server::start();
-    let adapter = connect(&server.url()).await;
-    let terms = terms();
-    assert_eq!(attempt(claim(&adapter, "a", &terms).await), 1);
-    server.run::<()>(&["SCRIPT", "FLUSH"]);
-    assert_eq!(attempt(claim(&adapter, "a", &terms).await), 1);
-}
-
-#[tokio::test]
 async fn replica_refuses_until_it_is_a_primary_again() {
     let (server, other) = (Server::start(), Server::start());
     let adapter = connect(&server.url()).await;
@@ -294,21 +267,6 @@ async fn server_that_refuses_info_is_used() {
 }
 
 #[tokio::test]
-async fn closed_adapter_refuses_calls() {
-    let server = Server::start();
-    let adapter = connect(&server.url()).await;
-    claim(&adapter, "a", &terms()).await.unwrap();
-    adapter.close().await;
-    let error = claim(&adapter, "b", &terms()).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable);
-    wait_until("closed connections", || {
-        let clients: String = server.run(&["CLIENT", "LIST", "TYPE", "normal"]);
-        (clients.lines().count() == 1).then_some(())
-    })
-    .await;
-}
-
-#[tokio::test]
 async fn call_that_waits_for_a_connection_is_refused_once_its_adapter_is_closed() {
     let server = Server::start();
     let adapter = RedisAdapter::new(redis::Client::open(server.url()).unwrap());
@@ -320,45 +278,6 @@ async fn call_that_waits_for_a_connection_is_refused_once_its_adapter_is_closed(
         server.cont();
     });
     assert_eq!(claimed.unwrap_err().kind(), ErrorKind::Unavailable);
-}
-
-/// Passes messages on, and says that the server is of version 6.
-async fn pass_as_old(client: TcpStream, server: TcpStream) -> std::io::Result<()> {
-    let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
-        (client.into_split(), server.into_split());
-    tokio::spawn(async move { tokio::io::copy(&mut from_client, &mut to_server).await });
-    let (mut buffer, name) = (vec![0; 65_536], b"redis_version:");
-    loop {
-        let read = from_server.read(&mut buffer).await?;
-        if read == 0 {
-            return Ok(());
-        }
-        let message = &mut buffer[..read];
-        if let Some(at) = message.windows(name.len()).position(|word| word == name) {
-            message[at + name.len()] = b'6';
-        }
-        to_client.write_all(message).await?;
-    }
-}
-
-/// In a cluster that is being upgraded, one primary may know the flags of scripts, and another not.
-#[tokio::test]
-async fn scripts_have_no_flags_if_a_primary_says_that_it_is_old() {
-    let server = Server::start();
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let (url, port) = (format!("redis://{}", listener.local_addr().unwrap()), server.port());
-    tokio::spawn(async move {
-        while let Ok((client, _)) = listener.accept().await {
-            let server = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
-            tokio::spawn(pass_as_old(client, server));
-        }
-    });
-    let (adapter, terms) = (connect(&url).await, terms());
-    claim(&adapter, "a", &terms).await.unwrap();
-    // Without its flag, no script writes at `maxmemory`.
-    server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
-    let error = adapter.complete(&dedup_key("a"), &terms).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Full);
 }
 
 /// Uses a client of the user.
