@@ -8,7 +8,6 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::{FromRequestParts, Request};
 use axum::http::StatusCode;
-use axum::middleware::from_fn;
 use axum::response::Response;
 use axum::routing::post;
 use sqlx::postgres::Postgres;
@@ -17,24 +16,18 @@ use tower_dedup::adapter::TransactionAdapter;
 use tower_dedup::adapter::contract::{CallTerms, Token};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::ledger::Transactional;
-use tower_dedup::{
-    DedupHandle, DedupLayer, DedupTx, KeyExtractor, OnMissingKey, TxHandle, TxUnavailable,
-};
+use tower_dedup::{DedupHandle, DedupLayer, DedupTx, KeyExtractor, TxHandle, TxUnavailable};
 
 use super::fixture::{CONNECTIONS, Db, Pg, World, app, handle, on_both, send};
-use super::lend::retry_by_line;
 use crate::support::{answered, by_header, rows};
 
 on_both!(
     one_handler_serves_deliveries_and_handshakes,
-    missing_key_that_passes_through_has_a_transaction,
     failed_handshake_is_rolled_back,
     handshake_whose_handler_ends_its_transaction_is_500,
-    handshake_whose_handler_keeps_its_transaction_is_500_and_rolled_back,
     handler_that_borrows_nothing_needs_no_store,
     transaction_is_opened_once_and_after_a_dropped_call_again,
     nested_layers_open_one_transaction,
-    retry_layer_inside_commits_no_two_runs_of_a_handshake,
     adapter_opens_a_transaction_without_keys,
 );
 
@@ -70,14 +63,6 @@ async fn one_handler_serves_deliveries_and_handshakes<D: Db>() {
     assert_eq!(db.effects().await, ["a", "ping", "ping, more"]);
     assert_eq!(answered(&ping(&app, "500").await), (500, None));
     assert_eq!(world.runs(), 4);
-}
-
-async fn missing_key_that_passes_through_has_a_transaction<D: Db>() {
-    let (db, world) = (D::create().await, World::default());
-    let app = app::<D>(layer(&db).on_missing_key(OnMissingKey::PassThrough), &world);
-    let request = Request::post("/hook").body(Body::from("insert")).unwrap();
-    assert_eq!(app.clone().oneshot(request).await.unwrap().status(), 200);
-    assert_eq!(db.effects().await, ["ping"]);
 }
 
 async fn failed_handshake_is_rolled_back<D: Db>() {
@@ -120,18 +105,6 @@ async fn handshake_whose_handler_ends_its_transaction_is_500<D: Db>() {
         other => panic!("{other:?}"),
     }
     assert_eq!(send(&app, "a", "insert").await.status(), 200);
-}
-
-async fn handshake_whose_handler_keeps_its_transaction_is_500_and_rolled_back<D: Db>() {
-    let (db, world) = (D::create().await, World::default());
-    let app = app::<D>(layer(&db), &world);
-    assert_eq!(answered(&ping(&app, "insert keep").await), (500, Some("uncommitted")));
-    world.waiting(1).await;
-    world.go.notify_waiters();
-    world.waiting(0).await;
-    // SQLite waits for the rollback.
-    assert_eq!(send(&app, "a", "insert").await.status(), 200);
-    assert_eq!(db.effects().await, ["a"]);
 }
 
 async fn handler_that_borrows_nothing_needs_no_store<D: Db>() {
@@ -196,18 +169,6 @@ async fn nested_layers_open_one_transaction<D: Db>() {
     assert_eq!(db.effects().await, ["ping"]);
 }
 
-async fn retry_layer_inside_commits_no_two_runs_of_a_handshake<D: Db>() {
-    let (db, world) = (D::create().await, World::default());
-    let app = Router::new()
-        .route("/hook", post(handle::<D>).layer(from_fn(retry_by_line)))
-        .layer(layer(&db))
-        .with_state(world.clone());
-    assert_eq!(answered(&ping(&app, "more 500\ninsert").await), (500, None));
-    assert_eq!((db.effects().await, world.runs()), (vec![], 1));
-    assert_eq!(ping(&app, "insert\ninsert").await.status(), 200);
-    assert_eq!(db.effects().await, ["ping"]);
-}
-
 /// The contract of [`TransactionAdapter::open`] and `commit`.
 async fn adapter_opens_a_transaction_without_keys<D: Db>() {
     let db = D::create().await;
@@ -246,14 +207,5 @@ async fn handshake_whose_commit_fails_is_503() {
     let response = ping(&app, "").await;
     assert_eq!(answered(&response), (503, Some("unavailable")));
     assert_eq!(response.headers()["retry-after"], "30");
-    assert!(db.effects().await.is_empty());
-}
-
-/// The constraint is checked by the COMMIT, after the layer's last statement.
-#[tokio::test]
-async fn handshake_that_violates_a_deferred_constraint_is_500() {
-    let (db, world) = (Pg::create().await, World::default());
-    let app = app::<Pg>(layer(&db), &world);
-    assert_eq!(answered(&ping(&app, "insert insert").await), (500, Some("uncommitted")));
     assert!(db.effects().await.is_empty());
 }
