@@ -62,9 +62,8 @@ async fn body_over_the_limit_is_413_and_claims_nothing() {
     let (adapter, handler) = (memory(), Handler::default());
     let service =
         DedupLayer::new(by_header(), Arc::clone(&adapter)).body_limit(8).layer(handler.service());
-    // The length is announced, as by Content-Length.
-    let mut announced = request("a");
-    *announced.body_mut() = "123456789".into();
+    // The length is announced, as by Content-Length. The body would panic if it were read.
+    let announced = request("a").map(|_| Announced(9));
     // The length is not announced, and the body comes in pieces.
     let streamed = streamed("b", chunks(&["1234", "5678", "9"]));
     for answer in [send(&service, announced).await, send(&service, streamed).await] {
@@ -93,15 +92,6 @@ impl http_body::Body for Announced {
     fn size_hint(&self) -> http_body::SizeHint {
         http_body::SizeHint::with_exact(self.0)
     }
-}
-
-#[tokio::test]
-async fn body_announced_over_the_limit_is_413_before_it_is_read() {
-    let handler = Handler::default();
-    let service = DedupLayer::new(by_header(), memory()).body_limit(8).layer(handler.service());
-    let answer = send(&service, request("a").map(|_| Announced(9))).await;
-    assert_eq!(answer.status(), StatusCode::PAYLOAD_TOO_LARGE);
-    assert_eq!(handler.runs(), 0);
 }
 
 #[tokio::test]

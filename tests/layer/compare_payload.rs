@@ -1,6 +1,6 @@
 //! One id with two payloads: compared, counted, and refused by choice; on every ledger and store.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -8,10 +8,7 @@ use http::{Request, StatusCode};
 use sha2::Digest;
 use sqlx::postgres::PgPoolOptions;
 use tower::Layer;
-use tower_dedup::adapter::contract::{
-    Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, RenewReply, StoreFuture,
-    Token,
-};
+use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::adapter::{MemoryAdapter, PostgresAdapter};
 use tower_dedup::key::{self, DedupKey, Event, Extracted, KeyExtractor, Keys};
@@ -271,115 +268,6 @@ async fn unreadable_stored_data_is_503_even_if_the_layer_fails_open() {
     store.set(StoreCall::Fetch, Fault::Fail);
     assert_eq!(answer!(&lease, words("known=1")).0, 200);
     assert_eq!(handler.runs(), 1);
-}
-
-/// Responses are large, and a request may carry thousands of keys: a claim reads them only if one
-/// of them is the answer.
-#[tokio::test]
-async fn responses_are_read_only_for_replay() {
-    let store = Arc::new(RecordsFetches::default());
-    let handler = Handler::default();
-    let lease = DedupLayer::new(by_word(), Arc::clone(&store))
-        .compare_payload(key::body_digest(), OnMismatch::Refuse)
-        .layer(handler.service());
-    for (body, answer) in [("a=1", ran()), ("a=1", duplicate()), ("a=2", refused())] {
-        assert_eq!(answer!(&lease, words(body)), answer, "{body}");
-    }
-    assert_eq!(answer!(&lease, words("a=1 b=1")), ran());
-    assert_eq!(answer!(&lease, words("a=1 b=1")), duplicate());
-    assert_eq!(store.fetched(), [Fetch::Digest; 7]);
-
-    let arrival = DedupLayer::on_arrival(by_word(), Arc::clone(&store))
-        .compare_payload(key::body_digest(), OnMismatch::Refuse)
-        .layer(handler.service());
-    assert_eq!(answer!(&arrival, words("a=1")), duplicate());
-    assert_eq!(answer!(&arrival, words("a=1 c=1")), ran());
-    assert_eq!(store.fetched(), [Fetch::Digest; 3]);
-
-    // Only the response to a single event is replayed; a multi-event delivery has none.
-    let replaying = DedupLayer::new(by_word(), Arc::clone(&store))
-        .replay(Replay::new())
-        .layer(handler.service());
-    assert_eq!(answer!(&replaying, words("a=1")), duplicate());
-    assert_eq!(store.fetched(), [Fetch::DigestAndResponse]);
-    assert_eq!(answer!(&replaying, words("a=1 b=1")), duplicate());
-    assert_eq!(store.fetched(), [Fetch::Digest; 2]);
-}
-
-/// A store that remembers the stored data that its claims fetch.
-#[derive(Default)]
-struct RecordsFetches {
-    inner: MemoryAdapter,
-    fetched: Mutex<Vec<Fetch>>,
-}
-
-impl RecordsFetches {
-    /// Returns what the claims since the last call have fetched.
-    fn fetched(&self) -> Vec<Fetch> {
-        std::mem::take(&mut self.fetched.lock().unwrap())
-    }
-}
-
-impl DedupAdapter for RecordsFetches {
-    fn abilities(&self) -> Abilities {
-        self.inner.abilities()
-    }
-
-    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
-        self.fetched.lock().unwrap().push(terms.fetch());
-        self.inner.claim(key, terms)
-    }
-
-    fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()> {
-        self.inner.release(key, terms)
-    }
-
-    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, RenewReply> {
-        self.inner.renew(key, terms)
-    }
-
-    fn complete<'a>(
-        &'a self,
-        key: &'a DedupKey,
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, CompleteReply> {
-        self.inner.complete(key, terms)
-    }
-}
-
-/// The caller of a `Deduplicator` may drop the future while the store replies.
-#[tokio::test(start_paused = true)]
-async fn delivery_dropped_while_it_reads_stored_data_leaves_nothing_behind() {
-    use tower_dedup::internals::{self, BeginContext};
-    use tower_dedup::ledger::Ledger;
-    let store = faulty(MemoryAdapter::new());
-    let known = CallTerms::on_claim(Token::random(), DAY);
-    store.complete(&dedup_key("known"), &known).await.unwrap();
-    store.set(StoreCall::Fetch, Fault::LoseReply);
-    let keys =
-        |new| Keys::new(["known", new].map(|id| Event::new(dedup_key(id))).to_vec()).unwrap();
-    let minute = Duration::from_secs(60);
-    let context = || {
-        let mut context = BeginContext::new(DAY, minute, Duration::from_secs(1));
-        context.terms = context.terms.with_fetch(Fetch::Digest);
-        context
-    };
-    let lease = internals::lease(Arc::clone(&store));
-    let claimed = keys("claimed");
-    let terms = context();
-    let begun = tokio::time::timeout(Duration::from_millis(50), lease.begin(&claimed, &terms));
-    assert!(begun.await.is_err());
-    lease.pending_writes().drain().await;
-    let entry = store.get(&dedup_key("claimed")).await.unwrap();
-    assert_eq!(entry.unwrap().state, KeyState::Released);
-
-    let arrival = internals::on_arrival(Arc::clone(&store));
-    let recorded = keys("recorded");
-    let terms = context();
-    let begun = tokio::time::timeout(Duration::from_millis(50), arrival.begin(&recorded, &terms));
-    assert!(begun.await.is_err());
-    arrival.pending_writes().drain().await;
-    assert_eq!(store.get(&dedup_key("recorded")).await.unwrap(), None);
 }
 
 /// A delivery that holds a transaction must not wait for a second connection. Two such deliveries

@@ -2,22 +2,21 @@
 
 use std::future::pending;
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use tower_dedup::adapter::MemoryAdapter;
-use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
-use tower_dedup::internals::{self, Begin, BeginContext, Claim, HandlerSuccess};
+use tower_dedup::internals::{self, Begin, BeginContext};
 use tower_dedup::key::{Event, Keys};
-use tower_dedup::ledger::{Lease, Ledger};
+use tower_dedup::ledger::Ledger;
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{Deduplicator, Delivery, OnUnavailable, RunContext, RunError, RunOutcome};
 
 use crate::support::log::Log;
-use crate::support::{Faulty, dedup_key, faulty, polled, until};
+use crate::support::{Faulty, dedup_key, faulty, polled};
 
 type FaultyStore = Arc<Faulty<MemoryAdapter>>;
 
@@ -189,58 +188,6 @@ async fn on_arrival_deduplicator_dropped_while_claiming_frees_its_key() {
     assert!(matches!(delivery_of(&worker, "a").await, RunOutcome::InFlight));
     drained(&worker).await;
     assert_runs(&delivery_of(&worker, "a").await);
-}
-
-/// A subscriber is the user's code. It may end a delivery while it handles the record of a lost
-/// lease.
-#[test]
-fn subscriber_that_ends_a_claim_when_a_lease_is_lost_does_not_deadlock() {
-    let (ended, waits) = mpsc::channel();
-    std::thread::spawn(move || {
-        use tracing_subscriber::layer::SubscriberExt;
-        let subscriber_claim = EndsClaimOnWarning::default();
-        let subscriber = tracing_subscriber::registry().with(subscriber_claim.clone());
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        tracing::subscriber::with_default(subscriber, || {
-            runtime.block_on(lose_a_lease(&subscriber_claim));
-        });
-        ended.send(()).unwrap();
-    });
-    waits.recv_timeout(Duration::from_secs(30)).expect("no deadlock");
-}
-
-async fn lose_a_lease(subscriber_claim: &EndsClaimOnWarning) {
-    let store = store();
-    let ledger = internals::lease(Arc::clone(&store));
-    let claim = async |id, lease| {
-        let context = BeginContext::new(HOUR, lease, HOUR);
-        match ledger.begin(&Keys::from(Event::new(dedup_key(id))), &context).await.unwrap() {
-            Begin::First { claim, delivery, .. } => (claim, delivery),
-            other => panic!("{other:?}"),
-        }
-    };
-    *subscriber_claim.0.lock().unwrap() = Some(claim("ends", HOUR).await.0);
-    store.set(StoreCall::Renew, Fault::Fail);
-    let (loses, delivery) = claim("a", Duration::from_millis(100)).await;
-    let other = CallTerms::on_completion(Token::random(), HOUR, HOUR);
-    while !matches!(store.claim(&dedup_key("a"), &other).await.unwrap(), ClaimReply::First { .. }) {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    store.set(StoreCall::Renew, Fault::None);
-    until(|| delivery.lease_lost() && subscriber_claim.0.lock().unwrap().is_none()).await;
-    loses.commit(&HandlerSuccess::default()).await.unwrap();
-}
-
-#[derive(Clone, Default)]
-struct EndsClaimOnWarning(Arc<Mutex<Option<<Lease as Ledger>::Claim>>>);
-
-impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for EndsClaimOnWarning {
-    fn on_event(&self, event: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
-        if *event.metadata().level() == tracing::Level::WARN {
-            let claim = self.0.lock().unwrap().take();
-            drop(claim);
-        }
-    }
 }
 
 /// Runs until it is woken, and then ends with `result`.

@@ -1,26 +1,18 @@
 //! Compositions with layers of tower-http.
 
 use std::convert::Infallible;
-use std::io::{Read, Write};
 
 use bytes::Bytes;
-use flate2::read::GzDecoder;
-use flate2::write::GzEncoder;
-use http::{HeaderValue, Request, StatusCode, header};
-use http_body_util::{BodyExt, Full};
-use tower::{ServiceBuilder, ServiceExt, service_fn};
-use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
-use tower_dedup::{Delivery, OnMissingKey};
+use http::{HeaderValue, StatusCode, header};
+use http_body_util::Full;
+use tower::ServiceBuilder;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::compression::CompressionLayer;
 use tower_http::decompression::RequestDecompressionLayer;
 use tower_http::limit::RequestBodyLimitLayer;
 use tower_http::trace::TraceLayer;
 
-use super::{
-    ANSWER, BODY, Handler, acme, answer, dedup, delivers_once, delivery, duplicate, full, handled,
-    own, response, send, store, streaming,
-};
+use super::{BODY, Handler, dedup, delivers_once, duplicate, handled, own, send, store, streaming};
 use crate::support::rows;
 
 #[tokio::test]
@@ -48,75 +40,6 @@ async fn the_usual_stack_around_a_service() {
         .layer(CompressionLayer::new())
         .service(handler.service());
     delivers_once::<_, Full<Bytes>, _>(service, &handler).await;
-}
-
-fn gzip(bytes: &[u8], level: u32) -> Bytes {
-    let mut encoder = GzEncoder::new(Vec::new(), flate2::Compression::new(level));
-    encoder.write_all(bytes).unwrap();
-    encoder.finish().unwrap().into()
-}
-
-fn gzipped(id: &str, body: Bytes) -> Request<Full<Bytes>> {
-    let mut request = delivery(id, b"");
-    request.headers_mut().insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
-    *request.body_mut() = Full::new(body);
-    request
-}
-
-#[tokio::test]
-async fn request_decompression_outside() {
-    let (handler, store) = (Handler::default(), store());
-    let by_body = dedup(&store).on_missing_key(OnMissingKey::BodyDigest);
-    let service = ServiceBuilder::new()
-        .layer(RequestDecompressionLayer::new())
-        .layer(by_body)
-        .service(handler.service::<Full<Bytes>>());
-    assert_eq!(send(&service, gzipped("evt_1", gzip(BODY, 9))).await, handled());
-    assert_eq!(send(&service, gzipped("evt_1", gzip(BODY, 0))).await, duplicate());
-    assert_eq!(send(&service, full("evt_1", BODY)).await, duplicate());
-    assert_eq!(handler.bodies(), [BODY]);
-
-    // A digest covers the bytes that the handler gets, however they were compressed.
-    let no_id = |mut request: Request<Full<Bytes>>| {
-        request.headers_mut().remove("x-id");
-        request
-    };
-    assert_eq!(send(&service, no_id(gzipped("", gzip(BODY, 9)))).await, handled());
-    assert_eq!(send(&service, no_id(gzipped("", gzip(BODY, 0)))).await, duplicate());
-
-    // Half an upload claims nothing.
-    let count = rows(&store).await;
-    let half = gzip(BODY, 9).split_to(20);
-    let broken = own(StatusCode::BAD_REQUEST, "broken-body");
-    assert_eq!(send(&service, gzipped("evt_2", half)).await, broken);
-    assert_eq!(rows(&store).await, count);
-    assert_eq!(send(&service, gzipped("evt_2", gzip(BODY, 9))).await, handled());
-}
-
-#[tokio::test]
-async fn compression_inside() {
-    let handler = Handler::default();
-    let service = ServiceBuilder::new()
-        .layer(dedup(&store()))
-        .layer(CompressionLayer::new())
-        .service(handler.service::<Full<Bytes>>());
-    let request = || {
-        let mut request = full("evt_1", BODY);
-        let gzip = HeaderValue::from_static("gzip");
-        request.headers_mut().insert(header::ACCEPT_ENCODING, gzip);
-        request
-    };
-    let first = service.clone().oneshot(request()).await.unwrap();
-    assert_eq!(first.headers()[header::CONTENT_ENCODING], "gzip");
-    let mut plain = String::new();
-    let compressed = first.into_body().collect().await.unwrap().to_bytes();
-    GzDecoder::new(&*compressed).read_to_string(&mut plain).unwrap();
-    assert_eq!(plain, ANSWER);
-
-    let second = service.oneshot(request()).await.unwrap();
-    assert!(!second.headers().contains_key(header::CONTENT_ENCODING));
-    assert_eq!(answer(second).await, duplicate());
-    assert_eq!(handler.bodies(), [BODY]);
 }
 
 #[tokio::test]
@@ -148,23 +71,4 @@ async fn a_body_over_the_limit_of_an_outer_layer_is_413_and_claims_nothing() {
     assert_eq!(send(&service, stream(BODY)).await, handled());
     assert_eq!(send(&service, stream(BODY)).await, duplicate());
     assert_eq!(handler.bodies(), [BODY]);
-}
-
-#[tokio::test]
-async fn a_panic_behind_catch_panic_is_500_and_the_key_is_free() {
-    let store = store();
-    let attempts = service_fn(async |request: Request<Full<Bytes>>| {
-        let delivery = request.extensions().get::<Delivery>().unwrap();
-        assert!(delivery.attempt() > 1, "the first attempt fails");
-        assert!(!delivery.is_takeover());
-        Ok::<_, Infallible>(response())
-    });
-    let service =
-        ServiceBuilder::new().layer(CatchPanicLayer::new()).layer(dedup(&store)).service(attempts);
-    let failed = send(&service, full("evt_1", BODY)).await;
-    assert_eq!((failed.status, failed.result), (StatusCode::INTERNAL_SERVER_ERROR, None));
-    let entry = store.get(&acme("evt_1")).await.unwrap().unwrap();
-    assert_eq!(entry.state, KeyState::Released);
-    assert_eq!(send(&service, full("evt_1", BODY)).await, handled());
-    assert_eq!(send(&service, full("evt_1", BODY)).await, duplicate());
 }
