@@ -21,13 +21,10 @@ use tower_dedup::ledger::{Ledger, Transactional};
 use tower_dedup::{DedupLayer, ErrorKind, OnInFlight, ResponseBody};
 
 use crate::support::effects::{
-    AT_A_GATE, Database, MINUTE, answer, apart, effect, lend, transactional, until_acknowledged,
-    write,
+    Database, MINUTE, answer, apart, effect, lend, transactional, until_acknowledged, write,
 };
 use crate::support::proxy::{Cut, Proxy};
-use crate::support::{
-    Body, FIRST, answered, by_header, dedup_key, polled, request, send, spawn_send, until,
-};
+use crate::support::{Body, FIRST, answered, by_header, dedup_key, polled, request, send, until};
 
 #[tokio::test]
 async fn request_dropped_at_any_poll_leaves_nothing_behind() {
@@ -259,39 +256,6 @@ async fn transaction_whose_connection_breaks_at_any_message_loses_and_doubles_no
     cut_at_every_message(&database, &proxy, &service, true).await;
 }
 
-/// The handler fails after its write.
-#[tokio::test]
-async fn rollback_whose_connection_breaks_at_any_message_keeps_nothing() {
-    let database = Database::fresh().await;
-    let (proxy, pool) = database.proxied(2).await;
-    let service = transactional(&pool).layer(tower::service_fn(async |request: Request<Body>| {
-        let fails = request.headers().contains_key("fails");
-        let written = write(request).await?;
-        Ok::<_, Infallible>(answer(!fails && written.status() == 200))
-    }));
-    until_acknowledged(&service, "the schema is there").await;
-    for cut in [Cut::Lost, Cut::Unanswered, Cut::Abandoned] {
-        for spared in 0.. {
-            assert!(spared < 100, "{cut:?} has no end");
-            let id = format!("{cut:?}-{spared}");
-            let mut event = request(&id);
-            event.headers_mut().insert("fails", "1".parse().unwrap());
-            proxy.set(spared, cut);
-            let answered = send(&service, event).await.status();
-            let is_sprung = proxy.sprung().is_some();
-            assert!(answered.is_server_error(), "{id}: {answered}");
-            assert_eq!(database.effects_and_key(&id).await, 0, "{id}");
-            until_acknowledged(&service, &id).await;
-            assert_eq!(database.effects_and_key(&id).await, 1, "{id}");
-            if !is_sprung {
-                assert!(spared > 5, "{spared} messages only");
-                break;
-            }
-        }
-    }
-    database.until_no_transaction_is_open().await;
-}
-
 /// No process dies, so under a lease no event runs twice either.
 #[tokio::test]
 async fn lease_whose_connection_breaks_at_any_message_loses_and_doubles_nothing() {
@@ -356,34 +320,6 @@ async fn cut_off_at_commit<L: Ledger>(layer: impl FnOnce(PostgresAdapter) -> Ded
     drop(gate);
     until_acknowledged(&service, "a").await;
     assert_eq!(database.effects.of("a").await, 1);
-}
-
-/// The delivery's session is terminated while the server executes the claim, the handler's write,
-/// the completion, or COMMIT.
-#[tokio::test]
-async fn session_terminated_at_any_statement_loses_and_doubles_nothing() {
-    let database = Database::fresh().await;
-    let layer = transactional(&database.pool(3)).store_timeout(MINUTE / 2);
-    let service = layer.layer(tower::service_fn(write));
-    send(&service, request("the schema is there")).await;
-    for at in [
-        "BEFORE INSERT ON webhook_deliveries",
-        "BEFORE INSERT ON effects",
-        "BEFORE UPDATE ON webhook_deliveries",
-        "COMMIT AFTER INSERT ON effects",
-    ] {
-        let gate = database.gate(at).await;
-        let delivery = spawn_send(&service, request(at));
-        database.until_sessions(AT_A_GATE, 1).await;
-        assert_eq!(database.terminate(AT_A_GATE).await, 1);
-        let answered = delivery.await.unwrap();
-        assert!(answered.is_server_error(), "{at}: {answered}");
-        assert_eq!(database.effects_and_key(at).await, 0, "{at}");
-        drop(gate);
-        until_acknowledged(&service, at).await;
-        assert_eq!(database.effects_and_key(at).await, 1, "{at}");
-        database.until_no_transaction_is_open().await;
-    }
 }
 
 /// Terminates all sessions again and again, under load. Two layers stand for two processes.

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use tower_dedup::ErrorKind;
 use tower_dedup::adapter::RedisAdapter;
-use tower_dedup::adapter::contract::{CallTerms, CompleteReply, DedupAdapter, Token};
+use tower_dedup::adapter::contract::DedupAdapter;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 
 use super::failover::{adapters, end, go_on, loads, recover};
 use super::load::{RECOVERED, Verdict, suspicions, until_suspected};
 use crate::support::redis::Server;
-use crate::support::{FIRST, dedup_key, on_claim, terms};
+use crate::support::{FIRST, dedup_key, terms};
 
 fn assert_undisturbed(verdict: &Verdict) {
     assert_eq!((verdict.doubled, verdict.missing), (0, 0), "{verdict:#?}");
@@ -124,36 +124,6 @@ pub(super) async fn assert_fails_in_time(adapter: &RedisAdapter, id: &str) {
     let kind = claim.unwrap_err().kind();
     assert!(matches!(kind, ErrorKind::Timeout | ErrorKind::Unavailable), "{kind:?}");
     assert!(took < Duration::from_secs(5), "the call ended after {took:?}");
-}
-
-/// Claims are refused at `maxmemory`; what ends a claim goes through, on servers from 7.0 on.
-#[tokio::test]
-async fn completions_and_releases_go_through_when_memory_is_full() {
-    let server = Server::start();
-    let adapter = RedisAdapter::connect(&server.url()).await.unwrap();
-    let on_completion = terms();
-    let at_once = CallTerms::on_claim(Token::random(), on_completion.retention());
-    let (complete, release, undo) = (dedup_key("c"), dedup_key("r"), dedup_key("u"));
-    assert_eq!(adapter.claim(&complete, &on_completion).await.unwrap(), FIRST);
-    assert_eq!(adapter.claim(&release, &on_completion).await.unwrap(), FIRST);
-    assert_eq!(adapter.claim(&undo, &at_once).await.unwrap(), FIRST);
-
-    server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
-    for new in [terms(), on_claim(&terms())] {
-        let refused = adapter.claim(&dedup_key("new"), &new).await.unwrap_err();
-        assert_eq!(refused.kind(), ErrorKind::Full);
-    }
-    if server.version() >= (7, 0, 0) {
-        let completed = adapter.complete(&complete, &on_completion).await.unwrap();
-        assert_eq!(completed, CompleteReply::Held);
-        adapter.release(&release, &on_completion).await.unwrap();
-        adapter.release(&undo, &at_once).await.unwrap();
-    } else {
-        let refused = adapter.complete(&complete, &on_completion).await.unwrap_err();
-        assert_eq!(refused.kind(), ErrorKind::Full);
-    }
-    server.run::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
-    assert_eq!(adapter.claim(&dedup_key("new"), &terms()).await.unwrap(), FIRST);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
