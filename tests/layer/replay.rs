@@ -20,13 +20,13 @@ use tower_dedup::key::{DedupKey, Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{BoxError, DedupLayer, DedupResult, Replay};
 
-use crate::support::ledgers::{AnyLayer, Inner, Replaying, Setup};
+use crate::support::ledgers::{Inner, Replaying, Setup};
 use crate::support::{Body, answered, by_header, dedup_key, faulty, request, stored_data, until};
 
 type Boxed = http_body_util::combinators::UnsyncBoxBody<Bytes, BoxError>;
 
-async fn layer<S: Setup<Layer: Replaying>>(setup: &S) -> S::Layer {
-    setup.layer(by_header()).await.replay(Replay::new())
+async fn layer<S: Setup<Ledger: Replaying>>(setup: &S) -> DedupLayer<S::Ledger> {
+    S::Ledger::replaying(setup.layer(by_header()).await)
 }
 
 /// Answers with a status, some headers and a body that contain the number of its run.
@@ -82,10 +82,10 @@ fn empty() -> (u16, Option<String>, Option<String>, Bytes) {
     (200, Some("duplicate".to_owned()), None, Bytes::new())
 }
 
-async fn duplicate_gets_the_first_response<S: Setup<Layer: Replaying>>(setup: S) {
+async fn duplicate_gets_the_first_response<S: Setup<Ledger: Replaying>>(setup: S) {
     let handler = Counted::default();
     let inner = handler.service();
-    let service = layer(&setup).await.wrap(inner.clone());
+    let service = layer(&setup).await.layer(inner.clone());
     let answer = service.clone().oneshot(request("a")).await.unwrap();
     assert_eq!(answer.headers()[SET_COOKIE], "session=secret", "the first has all of it");
     assert_eq!(seen(answer).await, first("<Response>1</Response>"));
@@ -97,7 +97,7 @@ async fn duplicate_gets_the_first_response<S: Setup<Layer: Replaying>>(setup: S)
         assert_eq!(seen(answer).await, again("<Response>1</Response>"));
     }
     // Another process, another event.
-    let other = layer(&setup).await.wrap(inner);
+    let other = layer(&setup).await.layer(inner);
     let answer = other.clone().oneshot(request("a")).await.unwrap();
     assert_eq!(seen(answer).await, again("<Response>1</Response>"));
     let answer = other.oneshot(request("b")).await.unwrap();
@@ -105,7 +105,7 @@ async fn duplicate_gets_the_first_response<S: Setup<Layer: Replaying>>(setup: S)
     assert_eq!(handler.runs(), 2);
 }
 
-async fn delivery_that_waited_gets_the_first_response<S: Setup<Layer: Replaying>>(setup: S) {
+async fn delivery_that_waited_gets_the_first_response<S: Setup<Ledger: Replaying>>(setup: S) {
     let handler = Counted::default();
     let (run, go) = (handler.clone(), Arc::new(tokio::sync::Semaphore::new(0)));
     let (started, until_go) = (Arc::new(AtomicUsize::new(0)), Arc::clone(&go));
@@ -113,7 +113,7 @@ async fn delivery_that_waited_gets_the_first_response<S: Setup<Layer: Replaying>
     let layer = layer(&setup).await;
     let (handle, service) = (
         layer.handle(),
-        layer.wrap(tower::service_fn(move |_: Request<Body>| {
+        layer.layer(tower::service_fn(move |_: Request<Body>| {
             let (run, go) = (run.clone(), Arc::clone(&until_go));
             count.fetch_add(1, Ordering::SeqCst);
             async move {
@@ -131,10 +131,10 @@ async fn delivery_that_waited_gets_the_first_response<S: Setup<Layer: Replaying>
     assert_eq!(seen(two.await.unwrap().unwrap()).await, again("<Response>1</Response>"));
 }
 
-async fn failure_is_not_stored_and_a_success_after_it_is<S: Setup<Layer: Replaying>>(setup: S) {
+async fn failure_is_not_stored_and_a_success_after_it_is<S: Setup<Ledger: Replaying>>(setup: S) {
     let runs = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&runs);
-    let service = layer(&setup).await.wrap(tower::service_fn(move |_: Request<Body>| {
+    let service = layer(&setup).await.layer(tower::service_fn(move |_: Request<Body>| {
         let run = count.fetch_add(1, Ordering::SeqCst) + 1;
         async move {
             let status = if run == 1 { 500 } else { 202 };
@@ -150,13 +150,13 @@ async fn failure_is_not_stored_and_a_success_after_it_is<S: Setup<Layer: Replayi
 }
 
 /// A key that is claimed after its expiry has lost its stored response.
-async fn response_stored_before_the_key_expired_is_gone<S: Setup<Layer: Replaying>>(setup: S) {
+async fn response_stored_before_the_key_expired_is_gone<S: Setup<Ledger: Replaying>>(setup: S) {
     let handler = Counted::default();
     let inner = handler.service();
-    let briefly = layer(&setup).await.retention(Duration::from_millis(100)).wrap(inner.clone());
+    let briefly = layer(&setup).await.retention(Duration::from_millis(100)).layer(inner.clone());
     let answer = briefly.oneshot(request("a")).await.unwrap();
     assert_eq!(seen(answer).await, first("<Response>1</Response>"));
-    let plain = setup.layer(by_header()).await.wrap(inner.clone());
+    let plain = setup.layer(by_header()).await.layer(inner.clone());
     let expired = async {
         loop {
             let answer = seen(plain.clone().oneshot(request("a")).await.unwrap()).await;
@@ -168,7 +168,7 @@ async fn response_stored_before_the_key_expired_is_gone<S: Setup<Layer: Replayin
     };
     let answer = tokio::time::timeout(Duration::from_secs(10), expired).await.expect("it expires");
     assert_eq!(answer, first("<Response>2</Response>"));
-    let replaying = layer(&setup).await.wrap(inner);
+    let replaying = layer(&setup).await.layer(inner);
     assert_eq!(seen(replaying.oneshot(request("a")).await.unwrap()).await, empty());
     assert_eq!(handler.runs(), 2);
 }
