@@ -12,8 +12,6 @@ use axum::response::Response;
 use axum::routing::post;
 use sqlx::postgres::Postgres;
 use tower::ServiceExt;
-use tower_dedup::adapter::TransactionAdapter;
-use tower_dedup::adapter::contract::{CallTerms, Token};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::ledger::Transactional;
 use tower_dedup::{DedupHandle, DedupLayer, DedupTx, KeyExtractor, TxHandle, TxUnavailable};
@@ -28,7 +26,6 @@ on_both!(
     handler_that_borrows_nothing_needs_no_store,
     transaction_is_opened_once_and_after_a_dropped_call_again,
     nested_layers_open_one_transaction,
-    adapter_opens_a_transaction_without_keys,
 );
 
 fn keys() -> KeyExtractor {
@@ -167,30 +164,6 @@ async fn nested_layers_open_one_transaction<D: Db>() {
         .with_state(world);
     assert_eq!(answered(&ping(&app, "insert").await), (200, None));
     assert_eq!(db.effects().await, ["ping"]);
-}
-
-/// The contract of [`TransactionAdapter::open`] and `commit`.
-async fn adapter_opens_a_transaction_without_keys<D: Db>() {
-    let db = D::create().await;
-    let (adapter, minute) = (db.adapter(), Duration::from_secs(60));
-    let terms = CallTerms::on_completion(Token::random(), minute, minute);
-    let write = |id: &str| format!("INSERT INTO effects (id) VALUES ('{id}')");
-    for (id, commits) in [("a", true), ("b", false), ("c", true)] {
-        let opened = adapter.open(&[], &terms).await.unwrap();
-        assert!(opened.replies.is_empty());
-        let mut transaction = opened.transaction.unwrap();
-        D::run(transaction.connection(), write(id)).await.unwrap();
-        if commits {
-            adapter.commit(transaction, &[], &terms).await.unwrap();
-        } else {
-            adapter.rollback(transaction).await.unwrap();
-        }
-    }
-    let dropped = adapter.open(&[], &terms).await.unwrap();
-    D::run(dropped.transaction.unwrap().connection(), write("d")).await.unwrap();
-    assert_eq!(db.effects().await, ["a", "c"]);
-    // Keys that a handler writes itself are its own.
-    assert_eq!(rows(&adapter).await, 0);
 }
 
 /// The connection dies before COMMIT: a retry may succeed.
