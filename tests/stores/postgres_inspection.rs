@@ -236,9 +236,9 @@ async fn a_list_of_a_large_table_has_every_key_once() {
     }
 }
 
-/// A purge and a list read a part of the table, whatever the planner knows of their parameters.
+/// A claim, a purge and a list read a part of the table, whatever the planner knows of their parameters.
 #[tokio::test]
-async fn plans_of_a_purge_and_a_list_are_index_scans() {
+async fn plans_are_index_scans() {
     const STATEMENTS: &str = include_str!("../../src/adapter/postgres/sql/golden.txt");
     for (partitions, plans) in [(0, "auto"), (0, "force_generic_plan"), (4, "auto")] {
         let table = Table::new(partitions).await;
@@ -253,6 +253,15 @@ async fn plans_of_a_purge_and_a_list_are_index_scans() {
                 "list",
                 "uuid, int4, text, int8, int8, text, int8",
                 "'00000000-0000-0000-0000-000000000000', 1, NULL, NULL, NULL, NULL, 10",
+                &["_pkey"],
+            ),
+            ("read", "uuid[]", "ARRAY[gen_random_uuid()]", &["_pkey"]),
+            (
+                "claim_existing",
+                "uuid[], text[], text[], uuid[], int8, int8, text[], bytea[], int2[], text[], bytea[], \
+                 int8[]",
+                "ARRAY[gen_random_uuid()], '{a}', '{a}', ARRAY[gen_random_uuid()], 1, 1, '{NULL}', \
+                 '{NULL}', '{NULL}', '{NULL}', '{NULL}', '{0}'",
                 &["_pkey"],
             ),
         ] {

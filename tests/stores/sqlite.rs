@@ -1,4 +1,4 @@
-//! SQLite files that refuse writes, are locked, are full, or are gone.
+//! SQLite files that are locked, full, or gone.
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,8 @@ use tower_dedup::adapter::{Identifier, Purging, SqliteAdapter, SqliteOptions};
 use tower_dedup::{ConfigError, ConfigErrorKind, DedupLayer, ErrorKind};
 
 use crate::support::{
-    FIRST, Handler, answered, by_header, dedup_key, on_claim, request, result, rows, send,
-    spawn_send, sqlite_url, terms, until,
+    FIRST, Handler, answered, by_header, dedup_key, on_claim, request, result, send, spawn_send,
+    sqlite_url, terms, until,
 };
 
 /// A SQLite file in a folder of its own.
@@ -204,41 +204,27 @@ async fn migration_leaves_the_tables_of_the_user_alone() {
     assert_eq!(version, 7);
 }
 
-/// A table may have any name that SQL allows, and the user closes the user's pool.
-#[tokio::test]
-async fn table_name_may_be_a_word_of_sql() {
-    let file = File::new();
-    let options = SqliteConnectOptions::new().filename(file.path()).create_if_missing(true);
-    let pool = SqlitePool::connect_with(options).await.unwrap();
-    let adapter = SqliteAdapter::with_options(
-        pool.clone(),
-        SqliteOptions::new().table(Identifier::new("order").unwrap()),
-    );
-    let key = dedup_key("a");
-    assert_eq!(adapter.claim(&key, &on_claim(&terms())).await.unwrap(), FIRST);
-    assert_eq!(adapter.purge(1).await.unwrap() + rows(&adapter).await, 1);
-    adapter.close().await;
-    let _: i64 = sqlx::query_scalar("SELECT 1").fetch_one(&pool).await.unwrap();
-    for name in ["", "1a", "a b", "a\"b", "sqlite_x", "SQLite_x", &"a".repeat(49)] {
-        let refused = Identifier::new(name).unwrap_err();
-        assert_eq!(refused.kind(), ConfigErrorKind::Setting, "{name}");
-    }
-}
-
-/// Two tables are two stores, and the user can create the schema.
+/// Two tables are two stores, a table may have any name that SQL allows, and the user can create the schema.
 #[tokio::test]
 async fn schema_created_by_hand_works() {
     let file = File::new();
-    let options = SqliteOptions::new().table(Identifier::new("Events_2").unwrap());
-    let adapter = SqliteAdapter::connect_with(&file.url(), options).await.unwrap();
-    let mut connection = file.connection().await;
+    let options = SqliteConnectOptions::new().filename(file.path()).create_if_missing(true);
+    let pool = SqlitePool::connect_with(options).await.unwrap();
+    let table = SqliteOptions::new().table(Identifier::new("order").unwrap());
+    let adapter = SqliteAdapter::with_options(pool.clone(), table);
     for statement in adapter.schema_sql() {
-        sqlx::query(AssertSqlSafe(statement)).execute(&mut connection).await.unwrap();
+        sqlx::query(AssertSqlSafe(statement)).execute(&pool).await.unwrap();
     }
     let key = dedup_key("a");
     assert_eq!(adapter.claim(&key, &on_claim(&terms())).await.unwrap(), FIRST);
     let other = file.connect().await;
     assert_eq!(other.claim(&key, &on_claim(&terms())).await.unwrap(), FIRST);
+    adapter.close().await;
+    assert!(!pool.is_closed(), "the user's pool stays open");
+    for name in ["", "1a", "a b", "a\"b", "sqlite_x", "SQLite_x", &"a".repeat(49)] {
+        let refused = Identifier::new(name).unwrap_err();
+        assert_eq!(refused.kind(), ConfigErrorKind::Setting, "{name}");
+    }
 }
 
 #[tokio::test]
