@@ -12,7 +12,6 @@ use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::{DedupLayer, Verified, key};
 
 use super::{BODY, Handler, dedup, delivers_once, duplicate, full, handled, send, store};
-use crate::support::rows;
 
 #[tokio::test]
 async fn router_layer() {
@@ -86,16 +85,6 @@ async fn from_fn_directly_inside_takes_the_body_of_axum() {
         .layer(from_fn(untouched));
     let app = handler.router().layer(inside);
     delivers_once::<_, axum::body::Body, _>(app, &handler).await;
-}
-
-#[tokio::test]
-async fn two_dedup_layers_nested() {
-    let (handler, store) = (Handler::default(), store());
-    let outer = DedupLayer::new(key::header("x-id").namespace("outer"), Arc::clone(&store));
-    let app = handler.router().layer(dedup(&store)).layer(outer);
-    delivers_once::<_, axum::body::Body, _>(app, &handler).await;
-    // Each layer has stored both events.
-    assert_eq!(rows(&store).await, 4);
 }
 
 #[tokio::test]
