@@ -200,6 +200,33 @@ fn rand_token() -> Token {
     rand::random::<[u8; 16]>().into()
 }
 
+/// A COMMIT that the server refuses has ended the transaction, so the connection stays in the pool.
+#[tokio::test]
+async fn refused_commit_keeps_its_connection() {
+    let database = Database::fresh().await;
+    let pool = database.pool(1);
+    let (_, service) = in_a_transaction(adapter(&pool), sound(&database));
+    until_acknowledged(&service, WARM).await;
+    database
+        .run(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+             RAISE serialization_failure; END $$; \
+             CREATE CONSTRAINT TRIGGER refused AFTER INSERT ON effects INITIALLY DEFERRED \
+             FOR EACH ROW WHEN (NEW.id = 'refused') EXECUTE FUNCTION refuse()",
+        )
+        .await;
+    let session = async || -> i32 {
+        let pid = sqlx::query_scalar("SELECT pg_backend_pid()");
+        pid.fetch_one(&pool).await.unwrap()
+    };
+    let before = session().await;
+    assert!(send(&service, request("refused")).await.status().is_server_error());
+    assert_eq!(session().await, before);
+    until_acknowledged(&service, "after").await;
+    assert_eq!(database.effects.of("refused").await, 0);
+    database.until_no_transaction_is_open().await;
+}
+
 /// A pool that shares the permits of a smaller parent has no more lanes than it has connections.
 #[tokio::test]
 async fn a_pool_with_a_parent_has_lanes() {
