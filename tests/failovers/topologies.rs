@@ -65,6 +65,32 @@ async fn silent_sentinel_costs_a_short_bound() {
     set.sentinels()[1].cont();
 }
 
+/// Claims events until the new master has one of them.
+#[tokio::test]
+async fn durable_call_leaves_a_master_that_is_cut_off_from_the_others() {
+    let set = SentinelSet::start_linked(&[]);
+    let prefix = fresh_prefix();
+    let options = RedisOptions::new().prefix(&prefix).wait_replicas(1, Duration::from_millis(500));
+    let adapter = RedisAdapter::connect_with(&set.url(), options).await.unwrap();
+    assert_eq!(attempt(claim(&adapter, "a", &terms()).await), 1);
+    // The old master still takes the writes of its clients.
+    set.cut_from_peers(0);
+    let new = set.failover_from(0).await;
+    let begun = Instant::now();
+    for number in 0.. {
+        let id = format!("b{number}");
+        claim_again(&adapter, &id).await;
+        let mut server = set.servers()[new].connection().unwrap();
+        let key = format!("{prefix}:test:{id}").into_bytes();
+        if keys_of(&mut server, &prefix).unwrap().contains(&key) {
+            break;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(5), "calls stay on the old master");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    set.heal(0);
+}
+
 #[tokio::test]
 async fn sentinels_have_a_password_of_their_own() {
     let set = SentinelSet::start();
