@@ -306,6 +306,31 @@ async fn transactions_recover_when_all_connections_fall_silent_under_load() {
     all_silent_under_load(in_a_transaction).await;
 }
 
+/// A service without traffic: no call runs when its idle connections fall silent.
+#[tokio::test]
+async fn idle_connections_that_fall_silent_cost_few_deliveries() {
+    let database = Database::fresh().await;
+    for build in [lease as Build, on_arrival, in_a_transaction] {
+        let (proxy, pool) = database.proxied(10).await;
+        let adapter = adapter(&pool);
+        adapter.migrate().await.unwrap();
+        let (_, service) = build(adapter, sound(&database));
+        let crowd = (0..20).map(|number| {
+            let service = service.clone();
+            async move { until_acknowledged(&service, &format!("crowd-{number}")).await }
+        });
+        join_all(crowd).await;
+        proxy.silence();
+        let mut failed = 0;
+        for number in 0..10 {
+            let id = format!("after-{number}");
+            failed += u32::from(send(&service, request(&id)).await.status() != 200);
+        }
+        assert!(failed <= 3, "{failed} of 10 failed");
+        database.run("TRUNCATE effects, webhook_deliveries").await;
+    }
+}
+
 /// The lease is renewed over a fresh connection, so that no other process takes the event over.
 #[tokio::test]
 async fn lease_is_renewed_when_all_connections_fall_silent() {
