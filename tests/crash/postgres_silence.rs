@@ -331,6 +331,31 @@ async fn idle_connections_that_fall_silent_cost_few_deliveries() {
     }
 }
 
+/// Calls do not wait for earlier statements. Those are on silent connections and may each take a
+/// minute.
+#[tokio::test]
+async fn calls_behind_a_silent_lane_go_out_on_another() {
+    let database = Database::fresh().await;
+    let proxy = Proxy::start(&database.options()).await;
+    let pool = database.pool_with(2, proxy.options(database.options()));
+    let patient = adapter_with(&pool, MINUTE);
+    // A first batch that makes the table is late, and opens more lanes.
+    patient.migrate().await.unwrap();
+    let (_, service) = lease(patient, sound(&database));
+    let crowd = (0..200).map(|number| {
+        let service = service.clone();
+        async move { until_acknowledged(&service, &format!("crowd-{number}")).await }
+    });
+    join_all(crowd).await;
+    proxy.silence();
+    let start = Instant::now();
+    // The events differ, because a call waits for a call with the same key that is being sent.
+    while send(&service, request(&format!("{:?}", start.elapsed()))).await.status() != 200 {
+        assert!(start.elapsed() < MINUTE / 2, "no call gets through");
+    }
+    assert_eq!(send(&service, request("after")).await.status(), 200);
+}
+
 /// The lease is renewed over a fresh connection, so that no other process takes the event over.
 #[tokio::test]
 async fn lease_is_renewed_when_all_connections_fall_silent() {
