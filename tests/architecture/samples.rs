@@ -9,40 +9,24 @@ fn sample(files: &[(&str, &str)]) -> Crate {
     Crate::of("src", files.chain([lib]))
 }
 
-/// The fault of one file among others that exist, as the line and the path that breaks a rule.
+/// The faults of one file among others, as the line and the path that breaks a rule.
 fn level_faults(path: &str, text: &str) -> String {
     let others = [
         "error.rs",
         "key/mod.rs",
         "key/id.rs",
-        "key/part.rs",
-        "delivery.rs",
         "observe.rs",
-        "provider/mod.rs",
-        "adapter/mod.rs",
         "adapter/contract.rs",
         "adapter/stored.rs",
-        "adapter/memory/mod.rs",
-        "adapter/sqlite/mod.rs",
-        "adapter/sqlite/schema.rs",
-        "adapter/sql/mod.rs",
+        "adapter/mod.rs",
         "ledger/mod.rs",
-        "ledger/lease.rs",
-        "run.rs",
-        "layer/mod.rs",
         "layer/gate.rs",
         "layer/config.rs",
-        "layer/body.rs",
-        "extract.rs",
     ];
-    let exports = "mod contract; mod stored; pub use contract::Seen; pub fn connect() {}";
-    let files: Vec<_> = others
-        .into_iter()
-        .filter(|other| *other != path)
-        .map(|other| (other, if other == "adapter/mod.rs" { exports } else { "" }))
-        .chain([(path, text)])
-        .collect();
-    let sources = sample(&files);
+    let exports = "mod contract; mod stored; pub use contract::Seen;";
+    let others = others.into_iter().filter(|other| *other != path);
+    let others = others.map(|other| (other, if other == "adapter/mod.rs" { exports } else { "" }));
+    let sources = sample(&others.chain([(path, text)]).collect::<Vec<_>>());
     let uses = sources.uses();
     let broken = uses.iter().filter(|used| sources.level_fault(used).is_some());
     let broken: Vec<_> = broken.map(|used| format!("{} {}", used.line, used.path)).collect();
@@ -53,46 +37,22 @@ fn level_faults(path: &str, text: &str) -> String {
 fn level_check_finds_each_use_of_a_higher_or_equal_level() {
     for (path, text, expected) in [
         (
-            "key/part.rs",
-            "use crate::error::KeyError;\nuse crate::adapter::Seen;",
-            "2 adapter::Seen",
+            "key/id.rs",
+            "use crate::{error, adapter::{Seen, Token},\n observe};",
+            "1 adapter::Seen, 1 adapter::Token, 2 observe",
         ),
-        (
-            "key/part.rs",
-            "use crate::{error, adapter::{Seen, Token},\n provider};",
-            "1 adapter::Seen, 1 adapter::Token, 2 provider",
-        ),
-        ("adapter/memory/mod.rs", "use crate::ledger::Lease;", "1 ledger::Lease"),
-        ("ledger/lease.rs", "fn f() {\n let x = crate::extract::f();\n}", "2 extract::f"),
-        ("run.rs", "use super::layer::Layer;", "1 layer::Layer"),
-        ("key/part.rs", "use super::super::observe;", "1 observe"),
-        ("key/mod.rs", "use super::observe;", "1 observe"),
-        ("key/part.rs", "mod inner { use super::super::super::observe; }", "1 observe"),
-        ("delivery.rs", "use crate::DedupKey;", "1 DedupKey"),
-        ("observe.rs", "use crate::newmodule;", "1 newmodule"),
-        ("observe.rs", "use crate::*;", "1 *"),
+        ("error.rs", "fn f() {\n let x = crate::observe::f();\n}", "2 observe::f"),
+        ("key/id.rs", "mod inner { use super::super::super::observe; }", "1 observe"),
+        ("observe.rs", "use crate::DedupKey;", "1 DedupKey"),
         ("layer/config.rs", "use super::gate::*;", "1 layer::gate::*"),
-        // Inside a folder.
         ("layer/gate.rs", "use super::config::Config;", "1 layer::config::Config"),
-        ("layer/gate.rs", "use super::body;", "1 layer::body"),
         ("adapter/stored.rs", "use super::Seen;", "1 adapter::Seen"),
-        ("adapter/memory/mod.rs", "use crate::adapter::connect;", "1 adapter::connect"),
-        ("adapter/sql/mod.rs", "use super::sqlite::schema;", "1 adapter::sqlite::schema"),
         // Nothing is wrong.
-        ("layer/config.rs", "use crate::layer::gate;\nuse super::{body, gate::Gate};", ""),
-        ("key/part.rs", "use super::id::DedupKey; use crate::key::id;", ""),
-        ("key/part.rs", "mod inner { use super::super::id; }", ""),
-        ("adapter/sqlite/mod.rs", "use super::sql; mod schema; use schema::X;", ""),
-        ("adapter/memory/mod.rs", "use crate::adapter::Seen;", ""),
-        ("ledger/mod.rs", "mod lease; pub use lease::Lease;", ""),
-        (
-            "observe.rs",
-            "//! [`crate::layer`]\n/// [crate::DedupLayer]\nconst S: &str = \"crate::layer\";",
-            "",
-        ),
-        ("observe.rs", "pub(crate) fn f() {} pub(in crate::observe) fn g() {}", ""),
+        ("layer/config.rs", "use crate::layer::gate;\nuse super::gate::Gate;", ""),
+        ("ledger/mod.rs", "use crate::adapter::Seen; mod lease; pub use lease::Lease;", ""),
+        ("observe.rs", "//! [`crate::layer`]\nconst S: &str = \"crate::layer\";", ""),
+        ("observe.rs", "pub(in crate::observe) fn g() {}", ""),
         ("observe.rs", "#[cfg(test)]\nmod tests { use crate::layer::X; }\nfn f() {}", ""),
-        ("observe.rs", "#[cfg(test)]\nuse crate::layer::X;", ""),
         ("error.rs", "macro_rules! m { () => { $crate::DedupKey } }", ""),
     ] {
         assert_eq!(level_faults(path, text), expected, "{path}: {text}");
@@ -103,12 +63,8 @@ fn level_check_finds_each_use_of_a_higher_or_equal_level() {
 
 #[test]
 fn a_module_without_a_level_is_found() {
-    for (path, fault) in [
-        ("newmodule.rs", "src/newmodule.rs:1: `newmodule` has no level: see LEVELS"),
-        ("layer/extra.rs", "src/layer/extra.rs:1: `extra` has no level: see LEVELS"),
-    ] {
-        assert_eq!(sample(&[(path, "")]).without_level(), [fault]);
-    }
+    let fault = "src/layer/extra.rs:1: `extra` has no level: see LEVELS";
+    assert_eq!(sample(&[("layer/extra.rs", "")]).without_level(), [fault]);
     // A folder without levels, and a module of tests.
     assert!(sample(&[("key/extra.rs", "")]).without_level().is_empty());
     let tests = [("layer/mod.rs", "#[cfg(test)]\nmod model;"), ("layer/model.rs", "")];
@@ -120,15 +76,11 @@ fn circle_check_finds_each_circle() {
     let circle = |files: &[(&str, &str)]| sample(files).circles();
     for (files, expected) in [
         (
-            &[("key/a.rs", "use super::b::B;"), ("key/b.rs", "\nuse crate::key::a::A;")][..],
-            "a circle: src/key/a.rs:1 -> src/key/b.rs:2",
-        ),
-        (
             &[
                 ("key/a.rs", "use super::b::B;"),
                 ("key/b.rs", "fn f() -> super::c::C {}"),
                 ("key/c.rs", "use super::{a::{A, Z}};"),
-            ],
+            ][..],
             "a circle: src/key/a.rs:1 -> src/key/b.rs:1 -> src/key/c.rs:1",
         ),
         // An item of the `mod.rs` itself, which uses its child.
@@ -137,14 +89,6 @@ fn circle_check_finds_each_circle() {
             "a circle: src/key/mod.rs:2 -> src/key/a.rs:1",
         ),
         // Through a re-export.
-        (
-            &[
-                ("key/mod.rs", "mod a; mod b; pub use a::A; pub use b::B;"),
-                ("key/a.rs", "use crate::key::B;"),
-                ("key/b.rs", "use crate::key::A;"),
-            ],
-            "a circle: src/key/a.rs:1 -> src/key/b.rs:1",
-        ),
         (
             &[
                 ("key/mod.rs", "mod a; mod b; pub use a::A; pub use b::B as C;"),
@@ -169,10 +113,6 @@ fn circle_check_finds_each_circle() {
             ("key/b.rs", ""),
         ][..],
         &[("key/a.rs", "use self::inner::X; use crate::key::a::Y; mod inner {}")],
-        &[
-            ("key/a.rs", "use super::b::B;"),
-            ("key/b.rs", "#[cfg(test)]\nmod tests { use super::super::a::A; }"),
-        ],
         &[
             ("key/mod.rs", "mod a; #[cfg(test)] mod model;"),
             ("key/a.rs", "#[cfg(test)]\nuse super::model::M;"),

@@ -15,7 +15,7 @@ use sqlx::{PgPool, Postgres};
 use tower::{Layer, Service, ServiceExt};
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
-use tower_dedup::adapter::{Batching, PostgresAdapter, PostgresOptions, TransactionAdapter};
+use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, TransactionAdapter};
 use tower_dedup::ledger::Transactional;
 use tower_dedup::{DedupHandle, DedupLayer, OnInFlight};
 
@@ -29,16 +29,12 @@ pub(super) const STATEMENT_TIMEOUT: Duration = Duration::from_millis(900);
 pub(super) const IN_TIME: Duration = Duration::from_secs(10);
 const CONNECTIONS: u32 = 2;
 
-pub(super) fn adapter(pool: &PgPool, batching: Batching) -> PostgresAdapter {
-    adapter_with(pool, batching, STATEMENT_TIMEOUT)
+pub(super) fn adapter(pool: &PgPool) -> PostgresAdapter {
+    adapter_with(pool, STATEMENT_TIMEOUT)
 }
 
-pub(super) fn adapter_with(
-    pool: &PgPool,
-    batching: Batching,
-    statement: Duration,
-) -> PostgresAdapter {
-    let options = PostgresOptions::new().batching(batching).statement_timeout(statement);
+fn adapter_with(pool: &PgPool, statement: Duration) -> PostgresAdapter {
+    let options = PostgresOptions::new().statement_timeout(statement);
     PostgresAdapter::with_options(pool.clone(), options)
 }
 
@@ -143,13 +139,7 @@ pub(super) const WARM: &str = "warm";
 
 /// Runs one delivery, one message of which falls silent. The delivery has its own runtime, so that
 /// its tasks can be counted. Returns the number of messages.
-async fn silenced(
-    database: &Database,
-    batching: Batching,
-    build: Build,
-    cut: Option<(usize, Cut)>,
-    id: &str,
-) -> usize {
+async fn silenced(database: &Database, build: Build, cut: Option<(usize, Cut)>, id: &str) -> usize {
     let proxy = Proxy::start(&database.options()).await;
     let options = proxy.options(database.options());
     let runtime =
@@ -158,7 +148,7 @@ async fn silenced(
     let (pool, handle, service) = {
         let _entered = runtime.enter();
         let pool = database.pool_with(CONNECTIONS, options);
-        let (handle, service) = build(adapter(&pool, batching), handler);
+        let (handle, service) = build(adapter(&pool), handler);
         (pool, handle, service)
     };
     let (messages, id, event) = (proxy.clone(), id.to_owned(), request(id));
@@ -210,16 +200,16 @@ pub(super) async fn until<F: Future<Output = bool>>(mut condition: impl FnMut() 
     tokio::time::timeout(MINUTE / 2, met).await.expect("the condition holds in time");
 }
 
-async fn silent_at_every_message(batching: Batching, build: Build, at_least: usize) {
+async fn silent_at_every_message(build: Build, at_least: usize) {
     let database = Database::fresh().await;
-    let all = silenced(&database, batching, build, None, "heard").await;
+    let all = silenced(&database, build, None, "heard").await;
     assert!(all >= at_least, "{all} messages only");
     let cuts = (0..all).flat_map(|at| [(at, Cut::Silent), (at, Cut::SilentUnanswered)]);
     let runs = cuts.map(|(at, cut)| {
         let database = &database;
         async move {
             let id = format!("{cut:?}-{at}");
-            silenced(database, batching, build, Some((at, cut)), &id).await;
+            silenced(database, build, Some((at, cut)), &id).await;
             assert_eq!(database.effects.of(&id).await, 1, "{id}");
         }
     });
@@ -234,34 +224,34 @@ async fn silent_at_every_message(batching: Batching, build: Build, at_least: usi
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lease_over_a_silent_connection_loses_and_doubles_nothing() {
-    silent_at_every_message(Batching::new(), lease, 4).await;
+    silent_at_every_message(lease, 4).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn release_over_a_silent_connection_frees_the_key() {
-    silent_at_every_message(Batching::new(), failing_lease, 4).await;
+    silent_at_every_message(failing_lease, 4).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_arrival_over_a_silent_connection_loses_and_doubles_nothing() {
-    silent_at_every_message(Batching::new(), on_arrival, 2).await;
+    silent_at_every_message(on_arrival, 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn transaction_over_a_silent_connection_loses_and_doubles_nothing() {
-    silent_at_every_message(Batching::new(), in_a_transaction, 10).await;
+    silent_at_every_message(in_a_transaction, 10).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rollback_over_a_silent_connection_frees_the_key() {
-    silent_at_every_message(Batching::new(), rolled_back, 10).await;
+    silent_at_every_message(rolled_back, 10).await;
 }
 
 /// All connections fall silent at once while 200 deliveries run.
 async fn all_silent_under_load(build: Build) {
     let database = Database::fresh().await;
     let (proxy, pool) = database.proxied(4).await;
-    let (handle, service) = build(adapter(&pool, Batching::new()), sound(&database));
+    let (handle, service) = build(adapter(&pool), sound(&database));
     until_acknowledged(&service, WARM).await;
     let (start, acknowledged) = (Instant::now(), Arc::new(AtomicUsize::new(0)));
     let deliveries: Vec<_> = (0..200)
@@ -322,7 +312,7 @@ async fn idle_connections_that_fall_silent_cost_few_deliveries() {
     let database = Database::fresh().await;
     for build in [lease as Build, on_arrival, in_a_transaction] {
         let (proxy, pool) = database.proxied(10).await;
-        let adapter = adapter(&pool, Batching::new());
+        let adapter = adapter(&pool);
         adapter.migrate().await.unwrap();
         let (_, service) = build(adapter, sound(&database));
         let crowd = (0..20).map(|number| {
@@ -348,7 +338,7 @@ async fn calls_behind_a_silent_lane_go_out_on_another() {
     let database = Database::fresh().await;
     let proxy = Proxy::start(&database.options()).await;
     let pool = database.pool_with(2, proxy.options(database.options()));
-    let patient = adapter_with(&pool, Batching::new(), MINUTE);
+    let patient = adapter_with(&pool, MINUTE);
     // A first batch that makes the table is late, and opens more lanes.
     patient.migrate().await.unwrap();
     let (_, service) = lease(patient, sound(&database));
@@ -373,7 +363,7 @@ async fn lease_is_renewed_when_all_connections_fall_silent() {
     let (proxy, pool) = database.proxied(2).await;
     let held = Handler::default();
     let lease = Duration::from_secs(4);
-    let layer = DedupLayer::new(by_header(), adapter(&pool, Batching::new()));
+    let layer = DedupLayer::new(by_header(), adapter(&pool));
     let layer = layer.store_timeout(STORE_TIMEOUT).lease(lease);
     let service = layer.layer(held.service());
     // Another process, whose connections work.
@@ -401,13 +391,13 @@ async fn lease_is_renewed_when_all_connections_fall_silent() {
 #[tokio::test]
 async fn purging_over_a_silent_connection_ends() {
     let database = Database::fresh().await;
-    adapter(&database.pool(1), Batching::new()).migrate().await.unwrap();
+    adapter(&database.pool(1)).migrate().await.unwrap();
     let cuts = (0..8).flat_map(|at| [(at, Cut::Silent), (at, Cut::SilentUnanswered)]);
     let failed = join_all(cuts.map(async |(at, cut)| {
         let proxy = Proxy::start(&database.options()).await;
         let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(STATEMENT_TIMEOUT);
         let pool = pool.connect_lazy_with(proxy.options(database.options()));
-        let purging = adapter_with(&pool, Batching::new(), STORE_TIMEOUT / 4);
+        let purging = adapter_with(&pool, STORE_TIMEOUT / 4);
         until(async || purging.purge(10).await.is_ok()).await;
         proxy.set(at, cut);
         let purged = tokio::time::timeout(IN_TIME, purging.purge(10)).await;
@@ -438,7 +428,7 @@ async fn connection_that_falls_silent_on_its_way_back_costs_no_place_of_the_pool
             Box::pin(std::future::ready(Ok(true)))
         })
         .connect_lazy_with(proxy.options(database.options()));
-    let adapter = adapter(&pool, Batching::new());
+    let adapter = adapter(&pool);
     let (lost, next) = ([dedup_key("lost")], [dedup_key("next")]);
     let terms = CallTerms::on_completion([1; 16].into(), MINUTE, MINUTE);
     adapter.migrate().await.unwrap();
@@ -474,7 +464,7 @@ async fn lanes_follow_the_connect_options_of_the_pool() {
     }
     let options = |role: &str| database.options().username(&format!("{name}_{role}"));
     let pool = database.pool_with(2, options("old"));
-    let adapter = adapter(&pool, Batching::new());
+    let adapter = adapter(&pool);
     let claim = async |id: &str| {
         let terms = CallTerms::on_completion([1; 16].into(), MINUTE, MINUTE);
         adapter.claim(&dedup_key(id), &terms).await

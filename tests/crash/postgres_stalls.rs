@@ -9,7 +9,6 @@ use http::Request;
 use sqlx::postgres::PgPoolOptions;
 use tower::Layer;
 use tower_dedup::DedupLayer;
-use tower_dedup::adapter::Batching;
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
 
 use super::postgres_silence::{
@@ -27,7 +26,7 @@ use crate::support::{Body, FIRST, by_header, dedup_key, request, send};
 async fn a_statement_that_outlives_its_handler_is_ended() {
     let database = Database::fresh().await;
     let pool = database.pool(2);
-    let adapter = adapter(&pool, Batching::new());
+    let adapter = adapter(&pool);
     adapter.migrate().await.unwrap();
     database.run("CREATE TABLE stock (item int PRIMARY KEY); INSERT INTO stock VALUES (1)").await;
     let handler = tower::service_fn(async |request: Request<Body>| {
@@ -65,11 +64,11 @@ async fn a_statement_that_outlives_its_handler_is_ended() {
 
 /// A session locks the whole table, as `CREATE INDEX` without `CONCURRENTLY` or `ALTER TABLE` does.
 /// Calls fail in time, sessions do not pile up on the server, and the next calls succeed.
-async fn locked_table_piles_up_no_sessions(batching: Batching, build: Build) {
+async fn locked_table_piles_up_no_sessions(build: Build) {
     for mode in ["SHARE", "ACCESS EXCLUSIVE"] {
         let database = Database::fresh().await;
         let pool = database.pool(4);
-        let adapter = adapter(&pool, batching);
+        let adapter = adapter(&pool);
         adapter.migrate().await.unwrap();
         let (_, service) = build(adapter, sound(&database));
         until_acknowledged(&service, WARM).await;
@@ -100,12 +99,12 @@ async fn locked_table_piles_up_no_sessions(batching: Batching, build: Build) {
 
 #[tokio::test]
 async fn lease_on_a_locked_table_piles_up_no_sessions() {
-    locked_table_piles_up_no_sessions(Batching::new(), lease).await;
+    locked_table_piles_up_no_sessions(lease).await;
 }
 
 #[tokio::test]
 async fn transactions_on_a_locked_table_pile_up_no_sessions() {
-    locked_table_piles_up_no_sessions(Batching::new(), in_a_transaction).await;
+    locked_table_piles_up_no_sessions(in_a_transaction).await;
 }
 
 /// The user's own migration makes the table in a transaction that stays open. Calls that find no table fail in
@@ -113,7 +112,7 @@ async fn transactions_on_a_locked_table_pile_up_no_sessions() {
 #[tokio::test]
 async fn open_migration_piles_up_no_sessions() {
     let database = Database::fresh().await;
-    let adapter = adapter(&database.pool(4), Batching::new());
+    let adapter = adapter(&database.pool(4));
     let mut theirs = database.effects.pool().begin().await.unwrap();
     for statement in adapter.schema_sql() {
         sqlx::raw_sql(sqlx::AssertSqlSafe(statement)).execute(&mut *theirs).await.unwrap();
@@ -136,10 +135,10 @@ async fn open_migration_piles_up_no_sessions() {
 
 /// COMMIT stalls, as with an absent standby or a hanging disk. The adapter opens no further sessions beside
 /// those of the pool and of the lanes.
-async fn stalled_commits(batching: Batching, build: Build, table: &str, sessions: i64) {
+async fn stalled_commits(build: Build, table: &str, sessions: i64) {
     let database = Database::fresh().await;
     let pool = database.pool(3);
-    let (_, service) = build(adapter(&pool, batching), sound(&database));
+    let (_, service) = build(adapter(&pool), sound(&database));
     until_acknowledged(&service, WARM).await;
     let gate = database.gate(&format!("COMMIT AFTER INSERT ON {table}")).await;
     let (start, mut most, mut sent) = (Instant::now(), 0, 0);
@@ -166,12 +165,12 @@ async fn stalled_commits(batching: Batching, build: Build, table: &str, sessions
 
 #[tokio::test]
 async fn stalled_commits_pile_up_no_sessions() {
-    stalled_commits(Batching::new(), in_a_transaction, "effects", 3 + 2 + 3).await;
+    stalled_commits(in_a_transaction, "effects", 3 + 2 + 3).await;
 }
 
 #[tokio::test]
 async fn stalled_claims_pile_up_no_sessions() {
-    stalled_commits(Batching::new(), patient_lease, "webhook_deliveries", 3 + 4).await;
+    stalled_commits(patient_lease, "webhook_deliveries", 3 + 4).await;
 }
 
 /// The COMMIT of the claim stalls for longer than its statement may take. No other session sees the
@@ -179,7 +178,7 @@ async fn stalled_claims_pile_up_no_sessions() {
 #[tokio::test]
 async fn on_arrival_claim_that_waits_in_its_commit_is_not_reported_absent() {
     let database = Database::fresh().await;
-    let adapter = adapter(&database.pool(3), Batching::new());
+    let adapter = adapter(&database.pool(3));
     adapter.migrate().await.unwrap();
     let gate = database.gate("COMMIT AFTER INSERT ON webhook_deliveries").await;
     let (keys, mine) = (dedup_key("a"), CallTerms::on_claim(rand_token(), MINUTE));
@@ -206,7 +205,7 @@ fn rand_token() -> Token {
 async fn refused_commit_keeps_its_connection() {
     let database = Database::fresh().await;
     let pool = database.pool(1);
-    let (_, service) = in_a_transaction(adapter(&pool, Batching::new()), sound(&database));
+    let (_, service) = in_a_transaction(adapter(&pool), sound(&database));
     until_acknowledged(&service, WARM).await;
     database
         .run(
@@ -235,7 +234,7 @@ async fn a_pool_with_a_parent_has_lanes() {
     let parent = database.pool(2);
     let pool = PgPoolOptions::new().max_connections(1).parent(parent);
     let pool = pool.connect_lazy_with(database.options());
-    let (_, service) = lease(adapter(&pool, Batching::new()), sound(&database));
+    let (_, service) = lease(adapter(&pool), sound(&database));
     until_acknowledged(&service, "a").await;
 }
 

@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -15,7 +14,6 @@ use futures_util::future::join_all;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions, Postgres};
 use sqlx::sqlite::Sqlite;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, Row, SqliteConnection};
-use tokio::sync::Barrier;
 use tower::ServiceExt;
 use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
@@ -204,49 +202,6 @@ async fn guide_privileges_are_enough() {
 async fn deliver(app: &Router, id: impl std::fmt::Display) -> Response {
     let request = Request::post("/").header("webhook-id", id.to_string());
     app.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap()
-}
-
-/// Runs two deliveries at once, whose handlers each take a second connection of the pool.
-async fn two_with_two_connections_each(connections: u32) -> [u16; 2] {
-    let schema = Schema::fresh();
-    let pool = PgPoolOptions::new()
-        .max_connections(connections)
-        .acquire_timeout(Duration::from_secs(3))
-        .connect(&schema.url())
-        .await
-        .unwrap();
-    let (second, both) = (pool.clone(), Arc::new(Barrier::new(2)));
-    let handler = move |_tx: DedupTx<Postgres>| {
-        let (pool, both): (PgPool, _) = (second.clone(), Arc::clone(&both));
-        async move {
-            both.wait().await;
-            match sqlx::query("SELECT 1").execute(&pool).await {
-                Ok(_) => StatusCode::OK,
-                Err(_) => StatusCode::INTERNAL_SERVER_ERROR,
-            }
-        }
-    };
-    let adapter = PostgresAdapter::new(pool);
-    adapter.migrate().await.unwrap();
-    let layer = DedupLayer::transactional(by_header(), adapter)
-        .max_running(2)
-        .store_timeout(Duration::from_secs(20));
-    let app: Router = Router::new().route("/", post(handler)).layer(layer);
-    let (one, other) = tokio::join!(deliver(&app, 1), deliver(&app, 2));
-    let mut statuses = [one.status().as_u16(), other.status().as_u16()];
-    statuses.sort_unstable();
-    statuses
-}
-
-#[tokio::test]
-async fn two_connections_for_each_handler_need_a_larger_pool() {
-    let [_, worse] = two_with_two_connections_each(2).await;
-    assert_eq!(worse, 500, "each delivery holds the connection that the other waits for");
-    assert_eq!(
-        two_with_two_connections_each(3).await,
-        [200, 200],
-        "one of the deliveries can go on"
-    );
 }
 
 /// One layer around another, each with a transaction: the inner layer waits for the connection of
@@ -470,44 +425,6 @@ fn links_of_the_proofs_lead_to_files_and_sections_that_exist() {
             assert!(root().join(&file).exists(), "no {file}");
             let leads = wanted.is_empty() || sections(&text(&file)).iter().any(|it| it == wanted);
             assert!(leads, "no `{target}`");
-        }
-    }
-}
-
-/// The code of the snippets of a page.
-fn snippets(text: &str) -> Vec<String> {
-    text.split("```").skip(1).step_by(2).map(str::to_owned).collect()
-}
-
-/// A snippet shows what it does. Longer programs are examples or tests.
-#[test]
-fn snippets_hide_at_most_ten_lines() {
-    for (page, text) in texts() {
-        for snippet in snippets(&text) {
-            let hidden = snippet.lines().filter(|line| *line == "#" || line.starts_with("# "));
-            let hidden = hidden.count();
-            assert!(hidden <= 10, "{page}: {hidden} hidden lines in {snippet}");
-        }
-    }
-}
-
-/// A layer on the router covers every route, and the routes under one layer share their keys.
-#[test]
-fn snippets_put_the_layer_on_the_route() {
-    for (page, text) in pages_and_proofs() {
-        for snippet in snippets(&text) {
-            for (start, _) in snippet.match_indices(".route(") {
-                // Below zero, the statement has ended.
-                let mut depth = 0;
-                for (at, char) in snippet[start..].char_indices() {
-                    depth += i32::from(char == '(') - i32::from(char == ')');
-                    if depth < 0 || char == ';' && depth == 0 {
-                        break;
-                    }
-                    let on_router = depth == 0 && snippet[start + at..].starts_with(".layer(");
-                    assert!(!on_router, "{page}: {snippet}");
-                }
-            }
         }
     }
 }

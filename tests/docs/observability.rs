@@ -216,23 +216,6 @@ fn dashboard_shows_every_metric() {
     assert!(missing.is_empty(), "not on the dashboard: {missing:?}");
 }
 
-#[test]
-fn panels_say_what_they_show_and_have_their_own_place() {
-    let mut cells = BTreeSet::new();
-    for panel in panels() {
-        let title = panel["title"].as_str().unwrap();
-        let description = panel["description"].as_str().unwrap_or_default();
-        assert!(description.len() >= 40, "{title}: no description");
-        let place = |name: &str| panel["gridPos"][name].as_u64().unwrap();
-        assert!(place("x") + place("w") <= 24, "{title} is outside of the grid");
-        for x in place("x")..place("x") + place("w") {
-            for y in place("y")..place("y") + place("h") {
-                assert!(cells.insert((x, y)), "{title} covers another panel");
-            }
-        }
-    }
-}
-
 /// Values for the labels of a metric, so that every query has a result.
 fn samples(label: &str) -> &'static [&'static str] {
     match label {

@@ -1,6 +1,5 @@
 //! The recipes of the guide, on Postgres and on SQLite: the same SQL, and the same outcome.
 
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
@@ -13,12 +12,11 @@ use sqlx::postgres::{PgPoolOptions, Postgres};
 use sqlx::sqlite::{Sqlite, SqliteConnectOptions, SqliteJournalMode};
 use sqlx::{PgPool, SqlitePool};
 use tower::ServiceExt;
-use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
 use tower_dedup::adapter::{PostgresAdapter, SqliteAdapter, SqliteOptions};
 use tower_dedup::{DedupLayer, DedupTx, Delivery, OnInFlight};
 
 use crate::support::postgres::Schema;
-use crate::support::{by_header, dedup_key, result};
+use crate::support::{by_header, result};
 
 const RECIPES: &str = include_str!("../../src/docs/recipes.md");
 
@@ -31,11 +29,10 @@ const APPLY: &str = "INSERT INTO balances (account, balance) VALUES ($1, $2) \
 const CONVERGING: &str =
     "INSERT INTO entries (event, amount) VALUES ($1, $2) ON CONFLICT (event) DO NOTHING";
 
-const TABLES: [&str; 4] = [
+const TABLES: [&str; 3] = [
     "CREATE TABLE newest (account TEXT PRIMARY KEY, number BIGINT NOT NULL)",
     "CREATE TABLE balances (account TEXT PRIMARY KEY, balance BIGINT NOT NULL)",
     "CREATE TABLE entries (event TEXT PRIMARY KEY, amount BIGINT NOT NULL)",
-    "CREATE TABLE runs (n BIGINT)",
 ];
 
 /// The SQL above is the guide's.
@@ -49,9 +46,6 @@ fn guide_has_the_sql_of_the_recipes() {
         assert!(words(RECIPES).contains(&words(sql)), "{sql}");
     }
 }
-
-/// The calls that the payment service got.
-type Calls = Arc<Mutex<Vec<String>>>;
 
 async fn send(app: &Router, id: &str, body: impl Into<String>) -> (u16, Option<String>) {
     let request = Request::post("/").header("webhook-id", id).body(Body::from(body.into()));
@@ -177,42 +171,6 @@ macro_rules! recipes {
                     .await
                     .unwrap();
                 assert_eq!(entries, [10]);
-            }
-
-            /// One idempotency key for one call, after a rollback, a second run, `forget` and a
-            /// replay.
-            #[tokio::test]
-            async fn external_call_has_one_idempotency_key_for_all_runs() {
-                let (pool, adapter, _kept) = super::$database().await;
-                set_up(&pool).await;
-                let handler = async |State(calls): State<Calls>,
-                                     delivery: Delivery,
-                                     mut tx: DedupTx<$db>,
-                                     fails: String| {
-                    let insert = sqlx::query("INSERT INTO runs VALUES (1)");
-                    insert.execute(&mut *tx).await.unwrap();
-                    calls.lock().unwrap().push(delivery.idempotency_key("charge"));
-                    match fails.as_str() {
-                        "" => StatusCode::OK,
-                        _ => StatusCode::INTERNAL_SERVER_ERROR,
-                    }
-                };
-                let calls = Calls::default();
-                let layer = DedupLayer::transactional(by_header(), adapter.clone());
-                let app = Router::new().route("/", post(handler)).layer(layer);
-                let app = app.with_state(Arc::clone(&calls));
-                assert_eq!(send(&app, "a", "fails").await, (500, None));
-                assert_eq!(send(&app, "a", "").await, (200, None));
-                assert_eq!(send(&app, "a", "").await, (200, Some("duplicate".to_owned())));
-                assert_eq!(adapter.forget(&dedup_key("a")).await.unwrap(), ForgetReply::Removed);
-                assert_eq!(adapter.forget(&dedup_key("a")).await.unwrap(), ForgetReply::Missing);
-                assert_eq!(send(&app, "a", "").await, (200, None));
-                let runs: i64 =
-                    sqlx::query_scalar("SELECT count(*) FROM runs").fetch_one(&pool).await.unwrap();
-                assert_eq!(runs, 2, "the failed run has left nothing");
-                let calls = calls.lock().unwrap();
-                assert_eq!(calls.len(), 3);
-                assert!(calls.iter().all(|key| *key == calls[0]), "{calls:?}");
             }
         }
     };

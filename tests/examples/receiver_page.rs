@@ -3,12 +3,10 @@
 use std::time::Duration;
 
 use serde_json::json;
-use sqlx::postgres::PgConnectOptions;
 
 use crate::programs::{run, start};
 use crate::server::{Server, answer, duplicate, effect, first};
 use crate::support::postgres::Schema;
-use crate::support::proxy::Proxy;
 use crate::support::redis::{fresh_prefix, shared, with_prefix};
 use crate::support::sqlite_url;
 
@@ -145,11 +143,6 @@ async fn buttons_on_sqlite_on_arrival() {
 }
 
 #[tokio::test]
-async fn buttons_on_postgres_lease() {
-    buttons(&Schema::fresh().url(), "lease").await;
-}
-
-#[tokio::test]
 async fn buttons_on_postgres_transactional() {
     buttons(&Schema::fresh().url(), "transactional").await;
 }
@@ -180,54 +173,6 @@ async fn verdicts_in_shadow_are_on_the_page() {
     let args = ["--mode", "shadow", "--ledger", "transactional", "--listen", "127.0.0.1:0"];
     let (succeeded, said) = run("receiver", &args).await;
     assert!(!succeeded && said.contains("cannot run with --mode shadow"), "{said}");
-}
-
-/// The button returns at once, and the page shows the event while its handler runs.
-#[tokio::test]
-async fn slow_event_is_in_flight_on_the_page() {
-    let dir = tempfile::tempdir().unwrap();
-    let url = sqlite_url(dir.path());
-    for args in
-        [["--store", &url, "--ledger", "lease"], ["--store", "memory:", "--ledger", "lease"]]
-    {
-        let receiver = start("receiver", &args).await;
-        assert!(rows(&receiver.page("").await, "In flight or lapsed").is_empty());
-        // The store in memory has no list.
-        let state = if args[1] == "memory:" { "handler runs here" } else { "in-flight" };
-        let page = receiver.press("slowly", "").await;
-        let slow = id(&rows(&page, "Try it")[0]).to_owned();
-        assert_eq!(rows(&page, "Try it")[0][2], "under way");
-        let flights = loop {
-            let page = receiver.page("").await;
-            assert_eq!(rows(&page, "Try it")[0][2], "under way", "the handler ended unseen");
-            let flights = rows(&page, "In flight or lapsed");
-            // A page that reads the store before the claim shows what runs in its process.
-            if flights.first().is_some_and(|flight| flight[1] == state) {
-                break flights;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        };
-        assert_eq!((flights.len(), id(&flights[0]), &*flights[0][2]), (1, &*slow, "1"));
-        let facts = receiver.page(&format!("?id={slow}")).await;
-        assert!(facts.contains("in flight; the lease lapses in"), "{facts}");
-        // A second delivery waits for 2 s.
-        let page = receiver.press("again", &slow).await;
-        assert_eq!(deliveries(&page)[0], delivery("in_flight", "in_flight", "", "503"));
-        assert_eq!(rows(&page, "Try it")[0][2], "503 in-flight");
-    }
-}
-
-/// The page shows the event's type, which GitHub names in a header.
-#[tokio::test]
-async fn look_up_shows_the_type_of_an_event() {
-    let dir = tempfile::tempdir().unwrap();
-    let receiver = start("receiver", &["--store", &sqlite_url(dir.path())]).await;
-    let request = receiver.post("/webhooks/github").header("x-github-delivery", "72d3162e");
-    let request = request.header("x-github-event", "push").body("{}");
-    assert_eq!(answer(&request.send().await.unwrap()), first());
-    let facts = receiver.page("?namespace=github&id=72d3162e").await;
-    assert!(facts.contains("<th>type</th><td>push</td>"), "{facts}");
-    receiver.stop().await;
 }
 
 /// Another process sees the event of a killed one: first in flight, then lapsed. The next delivery takes
@@ -262,37 +207,6 @@ async fn event_of_a_killed_receiver_lapses_on_the_page() {
     assert!(rows(&page, "In flight or lapsed").is_empty(), "{page}");
     assert_eq!(receiver.get("/effects").await, json!([effect(&slow, 1)]));
     receiver.stop().await;
-}
-
-/// Each delivery has a record, also without a store.
-#[tokio::test]
-async fn deliveries_without_a_store_are_on_the_page() {
-    let schema = Schema::fresh();
-    let url = schema.url();
-    let options: PgConnectOptions = url.parse().unwrap();
-    let server = format!("{}:{}", options.get_host(), options.get_port());
-    assert!(url.contains(&server), "{server}");
-    let proxy = Proxy::start(&options).await;
-    let url = url.replace(&server, &format!("127.0.0.1:{}", proxy.port()));
-    let receiver = start("receiver", &["--store", &url]).await;
-    let page = receiver.press("once", "").await;
-    assert_eq!(deliveries(&page)[0], delivery("first", "completed", "1", "200"));
-    proxy.close();
-    for _ in 0..3 {
-        let page = receiver.press("once", "").await;
-        assert_eq!(rows(&page, "Try it")[0][2], "503 unavailable");
-        let (verdict, outcome, ..) = &deliveries(&page)[0];
-        assert_eq!(verdict, "unavailable");
-        assert!(outcome.starts_with("unavailable"), "with the error: {outcome}");
-        assert!(
-            page.contains("The store cannot list its keys")
-                || page.contains("The effects cannot be read"),
-            "{page}"
-        );
-    }
-    let page = receiver.page("").await;
-    let outcomes = rows(&page, "Deliveries by outcome");
-    assert_eq!(outcomes[1][..2], ["unavailable", "3"]);
 }
 
 #[tokio::test]

@@ -344,58 +344,6 @@ fn json_reads_long_strings() {
     assert_eq!(read(&key::json("/id"), with_body(body)), id(&sha256(long.as_bytes())));
 }
 
-/// The parts of a composed id are read in one walk. Each has the result that it has alone.
-#[test]
-fn json_has_the_same_result_in_one_walk_with_others() {
-    const POINTERS: [&str; 11] =
-        ["/id", "/a/id", "/a/b/id", "/a/b", "/a/b/0", "/a/b/01", "/type", "", "/", "/*", "/a~1b"];
-    let deep = format!(r#"{{"x":{0},"a":{0},"id":1}}"#, "[".repeat(300) + &"]".repeat(300));
-    let texts = [
-        r#"{"id":"evt","a":{"id":2,"b":{"id":"x"}},"type":"t"}"#,
-        r#"{"type":"t","a":{"b":[{"id":1},2]},"id":null}"#,
-        r#"{"a":{"b":{"0":"zero","01":"one"}},"":"empty","*":"star","a/b":1}"#,
-        r#"{"id":1,"id":2}"#,
-        r#"{"id":1,"\u0069d":2,"type":{"a":1}}"#,
-        r#"{"a":{"id":1,"id":2}}"#,
-        r#"{"a":{"id":1},"a":{"id":2}}"#,
-        r#"{"a":{"id":1},"a":1,"id":"x"}"#,
-        r#"{"a":"\ud800","id":"x"}"#,
-        r#"{"a":{"\ud800":1},"id":"x"}"#,
-        r#"{"id":"\ud800","type":"x"}"#,
-        r#"{"x":"\ud800","id":"x"}"#,
-        r#"{"a":1,"id":1.5}"#,
-        r#"{"a":null,"id":""}"#,
-        r#"{"a":true,"id":{}}"#,
-        r#"{"a":-1,"id":[]}"#,
-        r#"{"a":1.5,"id":"a\u0000b"}"#,
-        r#"{"a":[{"id":1}],"id":true}"#,
-        r#"{"id":1} x"#,
-        r#"{"id":1,"id":2} x"#,
-        r#"{"id":1,}"#,
-        r#"{"id":"#,
-        r#"[{"id":1}]"#,
-        r#""text""#,
-        "",
-        "{}",
-        &deep,
-    ];
-    let not_utf8 = [&b"{\"id\":\"\xff\",\"type\":1}"[..], b"{\"x\":\"\xff\",\"type\":1}"];
-    for body in texts.map(str::as_bytes).into_iter().chain(not_utf8) {
-        let shown = String::from_utf8_lossy(body);
-        let alone = |pointer| read(&key::json(pointer), with_body(body.to_owned()));
-        for (one, other) in POINTERS.iter().flat_map(|one| POINTERS.map(|other| (*one, other))) {
-            let expected = match (alone(one), alone(other)) {
-                (Err(kind), _) | (_, Err(kind)) => Err(kind),
-                (Ok(Some(one)), Ok(Some(other))) => id(&format!("{one}|{other}")),
-                _ => MISSING,
-            };
-            let both = key::json(one).and(key::json(other));
-            let found = read(&both, with_body(body.to_owned()));
-            assert_eq!(found, expected, "{one} and {other} of {shown:.80}");
-        }
-    }
-}
-
 // Digests and closures
 
 #[test]

@@ -18,7 +18,7 @@ use tower_dedup::key::{self, DedupKey, Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{DedupLayer, Mode, OnMismatch, OnUnavailable, Replay, provider};
 
-use crate::support::ledgers::{AnyLayer, Setup};
+use crate::support::ledgers::Setup;
 use crate::support::log::Log;
 use crate::support::postgres::Schema;
 use crate::support::{Body, Handler, by_header, dedup_key, faulty, result, send, stored_data};
@@ -54,7 +54,7 @@ async fn other_payload_is_422_with_refuse<S: Setup>(setup: S) {
     let handler = Handler::default();
     let layer =
         setup.layer(by_header()).await.compare_payload(key::body_digest(), OnMismatch::Refuse);
-    let service = layer.wrap(handler.service());
+    let service = layer.layer(handler.service());
     assert_eq!(answer!(&service, event("a", "one")), ran());
     assert_eq!(answer!(&service, event("a", "two")), refused());
     assert_eq!(answer!(&service, event("a", "one")), duplicate());
@@ -63,7 +63,7 @@ async fn other_payload_is_422_with_refuse<S: Setup>(setup: S) {
         .layer(by_header())
         .await
         .compare_payload(key::body_digest(), OnMismatch::Refuse)
-        .wrap(handler.service());
+        .layer(handler.service());
     assert_eq!(answer!(&other, event("a", "two")), refused());
     assert_eq!(answer!(&other, event("a", "one")), duplicate());
     assert_eq!(answer!(&other, event("b", "two")), ran());
@@ -76,7 +76,7 @@ async fn other_payload_is_reported_and_acknowledged<S: Setup>(setup: S) {
         .layer(by_header())
         .await
         .compare_payload(key::body_digest(), OnMismatch::Report)
-        .wrap(handler.service());
+        .layer(handler.service());
     assert_eq!(answer!(&service, event("a", "one")), ran());
     assert_eq!(answer!(&service, event("a", "two")), duplicate());
     assert_eq!(handler.runs(), 1);
@@ -89,7 +89,7 @@ async fn events_of_one_delivery_are_compared_one_by_one<S: Setup>(setup: S) {
         .layer(by_word())
         .await
         .compare_payload(key::body_digest(), OnMismatch::Refuse)
-        .wrap(handler.service());
+        .layer(handler.service());
     assert_eq!(answer!(&service, words("a=1 b=1 c=1")), ran());
     assert_eq!(answer!(&service, words("c=1 a=1")), duplicate());
     assert_eq!(answer!(&service, words("b=1")), duplicate());

@@ -1,6 +1,7 @@
 //! Layers for the header `Idempotency-Key`: the cases of the draft, scopes and operations, and the answers
 //! as problem details. `replay` and `compare_payload` have every store.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,17 +12,17 @@ use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody};
 use serde_json::{Value, json};
 use tokio::time::Instant;
-use tower::{Layer, ServiceExt};
+use tower::{Layer, Service, ServiceExt};
 use tower_dedup::adapter::contract::{Abilities, CallTerms, ClaimReply, DedupAdapter, StoreFuture};
 use tower_dedup::adapter::{MemoryAdapter, SqliteAdapter};
 use tower_dedup::key::{self, KeyPart};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{
     BoxError, ConfigErrorKind, DedupKey, DedupLayer, DedupResult, OnMismatch, OnMissingKey,
-    provider,
+    ResponseBody, provider,
 };
 
-use crate::support::ledgers::{Inner, Outer};
+use crate::support::ledgers::Inner;
 use crate::support::{Body, Handler, faulty, send, sqlite_url};
 
 const UUID: &str = "8e03978e-40d5-43e8-bc93-6894a57f9324";
@@ -107,7 +108,10 @@ impl Answer {
     }
 }
 
-async fn ask(service: &impl Outer, request: Request<Body>) -> Answer {
+async fn ask<S>(service: &S, request: Request<Body>) -> Answer
+where
+    S: Service<Request<Body>, Response = Response<ResponseBody<Body>>, Error = Infallible> + Clone,
+{
     let (head, body) = send(service, request).await.into_parts();
     let body = body.collect().await.unwrap().to_bytes();
     let result = head.extensions.get().copied();

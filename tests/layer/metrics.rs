@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::Request;
-use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 use metrics_util::debugging::{DebugValue, Snapshotter};
 use tower::Layer;
 use tower_dedup::adapter::MemoryAdapter;
@@ -126,31 +125,6 @@ fn pending_writes_gauge_counts_completions_and_releases_in_the_background() {
         store.set(StoreCall::Release, Fault::None);
         handle.drain().await;
         assert_eq!(change(&snapshotter, PENDING), -2.0);
-    });
-}
-
-#[test]
-fn pending_writes_gauge_forgets_the_writes_of_a_runtime_that_ends() {
-    observed(async |_, _| {
-        let store = store();
-        store.set(StoreCall::Complete, Fault::Fail);
-        let dedup = Deduplicator::new(store);
-        // A thread would have no recorder, so the runtime runs on this one, outside of any task.
-        tokio::task::spawn_blocking(move || {
-            let recorder = metrics_util::debugging::DebuggingRecorder::new();
-            let own = recorder.snapshotter();
-            metrics::with_local_recorder(&recorder, || {
-                let runtime =
-                    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-                let key = dedup_key("a");
-                runtime.block_on(dedup.run(&key, async |_| Ok::<_, ()>(()))).unwrap();
-                assert_eq!(change(&own, PENDING), 1.0);
-                drop(runtime);
-                assert_eq!(change(&own, PENDING), -1.0);
-            });
-        })
-        .await
-        .unwrap();
     });
 }
 
@@ -323,38 +297,4 @@ fn runs_of_a_deduplicator_are_counted_under_the_namespace_of_their_key() {
             |namespace| value(&sums, "tower_dedup_deliveries_total", &[namespace, "completed"]);
         assert_eq!([count("orders"), count("mails")], [2.0, 1.0]);
     });
-}
-
-#[test]
-fn prometheus_shows_the_descriptions_and_the_recommended_buckets() {
-    let mut builder = PrometheusBuilder::new();
-    for &(name, buckets) in tower_dedup::observe::metrics_buckets() {
-        assert!(buckets.is_sorted(), "{name}");
-        builder = builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), buckets).unwrap();
-    }
-    let recorder = builder.build_recorder();
-    let prometheus = recorder.handle();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    metrics::with_local_recorder(&recorder, || {
-        tower_dedup::observe::describe_metrics();
-        runtime.block_on(async {
-            let layer = DedupLayer::new(by_header(), MemoryAdapter::new());
-            let service = layer.layer(Handler::default().service());
-            for _ in 0..2 {
-                send(&service, request("a")).await;
-            }
-        });
-    });
-    let page = prometheus.render();
-    for line in [
-        "# HELP tower_dedup_deliveries_total Deliveries by outcome",
-        "# TYPE tower_dedup_deliveries_total counter",
-        "tower_dedup_deliveries_total{namespace=\"test\",outcome=\"duplicate\"} 1",
-        "tower_dedup_running{namespace=\"test\"} 0",
-        "tower_dedup_delivery_duration_seconds_bucket{namespace=\"test\",outcome=\"completed\",le=\"60\"} 1",
-        "tower_dedup_store_duration_seconds_bucket{operation=\"claim\",result=\"ok\",le=\"5\"} 2",
-        "tower_dedup_duplicate_age_seconds_bucket{namespace=\"test\",le=\"5184000\"} 1",
-    ] {
-        assert!(page.lines().any(|other| other == line), "no line {line}:\n{page}");
-    }
 }

@@ -201,20 +201,6 @@ async fn layer_that_fails_open_completes_its_key_in_shadow_too() {
 }
 
 #[tokio::test]
-async fn errors_and_panics_of_a_duplicates_handler_reach_the_caller() {
-    let store = store();
-    let handler = Handler::default().then(200).then(1).then(0);
-    let service = shadow(&store).layer(handler.fallible());
-    assert_eq!(service.clone().oneshot(request("a")).await.unwrap().status(), 200);
-    let failed = service.clone().oneshot(request("a")).await.unwrap_err();
-    assert_eq!(failed, "the handler was told to fail");
-    let panicked = tokio::spawn(service.oneshot(request("a"))).await.unwrap_err();
-    let panic = panicked.into_panic();
-    assert_eq!(panic.downcast_ref::<&str>(), Some(&"the handler was told to panic"));
-    assert!(is_complete(&store, "a").await);
-}
-
-#[tokio::test]
 async fn duplicate_in_shadow_gets_the_handlers_body_and_no_response_is_stored() {
     let (store, handler) = (store(), Handler::default());
     let layer = shadow(&store).replay(Replay::new());
@@ -229,16 +215,6 @@ async fn duplicate_in_shadow_gets_the_handlers_body_and_no_response_is_stored() 
     let replayed = send(&service, request("a")).await;
     assert_eq!((result(&replayed), handler.runs()), (Some("duplicate"), 2));
     assert!(replayed.into_body().collect().await.unwrap().to_bytes().is_empty());
-}
-
-#[tokio::test(start_paused = true)]
-async fn handler_timeout_does_not_apply_in_shadow() {
-    let slow = tower::service_fn(async |_: Request<Body>| {
-        tokio::time::sleep(Duration::from_secs(60)).await;
-        Ok::<_, std::convert::Infallible>(http::Response::new(Body::from("slow")))
-    });
-    let service = shadow(&store()).handler_timeout(SOON).layer(slow);
-    assert_eq!(send(&service, request("a")).await.status(), 200);
 }
 
 #[tokio::test]

@@ -262,10 +262,6 @@ async fn maximum_of_events_runs_and_one_more_is_400(fixture: Fixture) {
 cases! {
     calls_memory_lease: memory_under(Lease) = [each_event_is_claimed_and_completed_by_one_call];
     calls_memory_arrival: memory_under(Arrival) = [each_event_is_claimed_and_completed_by_one_call];
-    calls_sqlite_lease: sqlite_under(Lease) = [each_event_is_claimed_and_completed_by_one_call];
-    calls_sqlite_arrival: sqlite_under(Arrival) = [each_event_is_claimed_and_completed_by_one_call];
-    calls_postgres_lease: postgres_under(Lease) = [each_event_is_claimed_and_completed_by_one_call];
-    calls_postgres_arrival: postgres_under(Arrival) = [each_event_is_claimed_and_completed_by_one_call];
 }
 
 fn hundred(name: &str) -> String {

@@ -10,7 +10,7 @@ use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, StoreFuture, Token};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::internals::{self, Begin, BeginContext};
-use tower_dedup::key::{self, DedupKey, Event, Keys};
+use tower_dedup::key::{DedupKey, Event, Keys};
 use tower_dedup::ledger::Ledger;
 use tower_dedup::{DedupLayer, Delivery, OnInFlight};
 
@@ -124,26 +124,6 @@ async fn deliveries_that_share_one_identity_run_once_in_every_order() {
     }
     assert_eq!(runs.len(), 100);
     assert!(runs.values().all(|runs| *runs == 1), "{runs:?}");
-}
-
-/// The second identity that an extractor declares.
-#[tokio::test]
-async fn second_identity_of_an_extractor_has_its_own_namespace() {
-    let (adapter, handler) = (memory(), Handler::default());
-    let stripe = key::json("/id")
-        .namespace("stripe")
-        .second_identity("change", key::json("/data/object/id").and(key::json("/type")));
-    let service = DedupLayer::new(stripe, Arc::clone(&adapter)).layer(handler.service());
-    let event = |id: &str| {
-        let body =
-            format!(r#"{{"id":"{id}","type":"invoice.paid","data":{{"object":{{"id":"in_1"}}}}}}"#);
-        Request::post("/").body(Body::from(body)).unwrap()
-    };
-    send(&service, event("evt_1")).await;
-    assert_eq!(result(&send(&service, event("evt_2")).await), Some("duplicate"));
-    let change = DedupKey::new("stripe.change", "in_1|invoice.paid").unwrap();
-    assert!(adapter.get(&change).await.unwrap().is_some());
-    assert_eq!(handler.runs(), 1);
 }
 
 /// A second identity equal to the first is none, and a closure's single event can have one.

@@ -8,21 +8,18 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::{Request, Response};
-use sqlx::Database;
 use sqlx::postgres::PgPoolOptions;
-use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
 use tokio::sync::Semaphore;
 use tower::limit::GlobalConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt};
+use tower_dedup::adapter::PostgresAdapter;
 use tower_dedup::adapter::contract::{
-    Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, StoreFuture, Token,
+    Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, StoreFuture,
 };
-use tower_dedup::adapter::{PostgresAdapter, SqliteAdapter, SqliteOptions, TransactionAdapter};
-use tower_dedup::ledger::Transactional;
 use tower_dedup::{DedupKey, DedupLayer, OnInFlight};
 
 use crate::support::postgres::Schema;
-use crate::support::{Body, Handler, answered, by_header, dedup_key, request, send, until};
+use crate::support::{Body, Handler, answered, by_header, request, send, until};
 
 /// The calls that an inner service and a ledger saw, and their behaviour.
 #[derive(Default)]
@@ -168,18 +165,15 @@ async fn waiting_delivery_whose_inner_service_fails_returns_its_error_and_claims
     assert_eq!(stage.begins(), 1);
 }
 
-/// A transactional layer around a `ConcurrencyLimit` of two. The test holds the only connection, or
-/// the write lock of the file. A waiter of a failed event queues for it. Other events hold both
-/// places of the limit.
-async fn no_delivery_starves<DB, H>(
-    layer: DedupLayer<Transactional<DB>>,
-    hold_the_store: impl AsyncFnOnce() -> H,
-) where
-    DB: Database,
-{
+/// A transactional layer around a `ConcurrencyLimit` of two. The test holds the only connection. A waiter
+/// of a failed event queues for it. Other events hold both places of the limit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_delivery_starves_behind_a_waiting_one_on_postgres() {
+    let schema = Schema::fresh();
+    let pool = PgPoolOptions::new().max_connections(1).connect(&schema.url()).await.unwrap();
     let handler = Handler::default().then(500);
     handler.hold();
-    let layer = layer
+    let layer = DedupLayer::transactional(by_header(), PostgresAdapter::new(pool.clone()))
         .on_in_flight(OnInFlight::Wait(Duration::from_secs(60)))
         .store_timeout(Duration::from_secs(3))
         // Permits suffice for all. Only the limit is exhausted.
@@ -197,9 +191,9 @@ async fn no_delivery_starves<DB, H>(
     handler.running(1).await;
     let waiter = deliver("a");
     until(|| handle.waiting() == 1 && handle.running() == 1).await;
-    let held = hold_the_store();
+    let held = async { pool.acquire().await.unwrap() };
     let (held, fails) = futures_util::future::join(held, async {
-        // The test queues for the store before the waiting delivery. On SQLite, it reads the file before.
+        // The test queues for the connection before the waiting delivery.
         tokio::time::sleep(Duration::from_millis(500)).await;
         handler.release();
         fails.await.unwrap()
@@ -215,31 +209,4 @@ async fn no_delivery_starves<DB, H>(
         assert_eq!(other.await.unwrap(), 200);
     }
     assert_eq!(handler.runs(), 4);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_delivery_starves_behind_a_waiting_one_on_sqlite() {
-    let dir = tempfile::tempdir().unwrap();
-    let options =
-        SqliteConnectOptions::new().filename(dir.path().join("app.db")).create_if_missing(true);
-    let pool = SqlitePoolOptions::new().connect_with(options).await.unwrap();
-    let adapter = SqliteAdapter::with_options(
-        pool,
-        SqliteOptions::new().write_lock_timeout(Duration::from_secs(3)),
-    );
-    let turn = adapter.clone();
-    let layer = DedupLayer::transactional(by_header(), adapter);
-    no_delivery_starves(layer, async || {
-        let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
-        turn.open(&[dedup_key("held")], &terms).await.unwrap().transaction
-    })
-    .await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_delivery_starves_behind_a_waiting_one_on_postgres() {
-    let schema = Schema::fresh();
-    let pool = PgPoolOptions::new().max_connections(1).connect(&schema.url()).await.unwrap();
-    let layer = DedupLayer::transactional(by_header(), PostgresAdapter::new(pool.clone()));
-    no_delivery_starves(layer, async || pool.acquire().await.unwrap()).await;
 }

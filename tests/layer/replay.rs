@@ -20,15 +20,13 @@ use tower_dedup::key::{DedupKey, Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{BoxError, DedupLayer, DedupResult, Replay};
 
-use crate::support::ledgers::{AnyLayer, Replaying, Setup};
-use crate::support::{
-    Body, answered, by_header, dedup_key, faulty, request, result, stored_data, until,
-};
+use crate::support::ledgers::{Inner, Replaying, Setup};
+use crate::support::{Body, answered, by_header, dedup_key, faulty, request, stored_data, until};
 
 type Boxed = http_body_util::combinators::UnsyncBoxBody<Bytes, BoxError>;
 
-async fn layer<S: Setup<Layer: Replaying>>(setup: &S) -> S::Layer {
-    setup.layer(by_header()).await.replay(Replay::new())
+async fn layer<S: Setup<Ledger: Replaying>>(setup: &S) -> DedupLayer<S::Ledger> {
+    S::Ledger::replaying(setup.layer(by_header()).await)
 }
 
 /// Answers with a status, some headers and a body that contain the number of its run.
@@ -38,6 +36,11 @@ struct Counted(Arc<AtomicUsize>);
 impl Counted {
     fn runs(&self) -> usize {
         self.0.load(Ordering::SeqCst)
+    }
+
+    fn service(&self) -> impl Inner {
+        let handler = self.clone();
+        tower::service_fn(move |_: Request<Body>| handler.clone().answer())
     }
 
     async fn answer(self) -> Result<Response<Body>, Infallible> {
@@ -79,11 +82,10 @@ fn empty() -> (u16, Option<String>, Option<String>, Bytes) {
     (200, Some("duplicate".to_owned()), None, Bytes::new())
 }
 
-async fn duplicate_gets_the_first_response<S: Setup<Layer: Replaying>>(setup: S) {
+async fn duplicate_gets_the_first_response<S: Setup<Ledger: Replaying>>(setup: S) {
     let handler = Counted::default();
-    let run = handler.clone();
-    let inner = tower::service_fn(move |_: Request<Body>| run.clone().answer());
-    let service = layer(&setup).await.wrap(inner.clone());
+    let inner = handler.service();
+    let service = layer(&setup).await.layer(inner.clone());
     let answer = service.clone().oneshot(request("a")).await.unwrap();
     assert_eq!(answer.headers()[SET_COOKIE], "session=secret", "the first has all of it");
     assert_eq!(seen(answer).await, first("<Response>1</Response>"));
@@ -95,7 +97,7 @@ async fn duplicate_gets_the_first_response<S: Setup<Layer: Replaying>>(setup: S)
         assert_eq!(seen(answer).await, again("<Response>1</Response>"));
     }
     // Another process, another event.
-    let other = layer(&setup).await.wrap(inner);
+    let other = layer(&setup).await.layer(inner);
     let answer = other.clone().oneshot(request("a")).await.unwrap();
     assert_eq!(seen(answer).await, again("<Response>1</Response>"));
     let answer = other.oneshot(request("b")).await.unwrap();
@@ -103,7 +105,7 @@ async fn duplicate_gets_the_first_response<S: Setup<Layer: Replaying>>(setup: S)
     assert_eq!(handler.runs(), 2);
 }
 
-async fn delivery_that_waited_gets_the_first_response<S: Setup<Layer: Replaying>>(setup: S) {
+async fn delivery_that_waited_gets_the_first_response<S: Setup<Ledger: Replaying>>(setup: S) {
     let handler = Counted::default();
     let (run, go) = (handler.clone(), Arc::new(tokio::sync::Semaphore::new(0)));
     let (started, until_go) = (Arc::new(AtomicUsize::new(0)), Arc::clone(&go));
@@ -111,7 +113,7 @@ async fn delivery_that_waited_gets_the_first_response<S: Setup<Layer: Replaying>
     let layer = layer(&setup).await;
     let (handle, service) = (
         layer.handle(),
-        layer.wrap(tower::service_fn(move |_: Request<Body>| {
+        layer.layer(tower::service_fn(move |_: Request<Body>| {
             let (run, go) = (run.clone(), Arc::clone(&until_go));
             count.fetch_add(1, Ordering::SeqCst);
             async move {
@@ -129,10 +131,10 @@ async fn delivery_that_waited_gets_the_first_response<S: Setup<Layer: Replaying>
     assert_eq!(seen(two.await.unwrap().unwrap()).await, again("<Response>1</Response>"));
 }
 
-async fn failure_is_not_stored_and_a_success_after_it_is<S: Setup<Layer: Replaying>>(setup: S) {
+async fn failure_is_not_stored_and_a_success_after_it_is<S: Setup<Ledger: Replaying>>(setup: S) {
     let runs = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&runs);
-    let service = layer(&setup).await.wrap(tower::service_fn(move |_: Request<Body>| {
+    let service = layer(&setup).await.layer(tower::service_fn(move |_: Request<Body>| {
         let run = count.fetch_add(1, Ordering::SeqCst) + 1;
         async move {
             let status = if run == 1 { 500 } else { 202 };
@@ -148,14 +150,13 @@ async fn failure_is_not_stored_and_a_success_after_it_is<S: Setup<Layer: Replayi
 }
 
 /// A key that is claimed after its expiry has lost its stored response.
-async fn response_stored_before_the_key_expired_is_gone<S: Setup<Layer: Replaying>>(setup: S) {
+async fn response_stored_before_the_key_expired_is_gone<S: Setup<Ledger: Replaying>>(setup: S) {
     let handler = Counted::default();
-    let run = handler.clone();
-    let inner = tower::service_fn(move |_: Request<Body>| run.clone().answer());
-    let briefly = layer(&setup).await.retention(Duration::from_millis(100)).wrap(inner.clone());
+    let inner = handler.service();
+    let briefly = layer(&setup).await.retention(Duration::from_millis(100)).layer(inner.clone());
     let answer = briefly.oneshot(request("a")).await.unwrap();
     assert_eq!(seen(answer).await, first("<Response>1</Response>"));
-    let plain = setup.layer(by_header()).await.wrap(inner.clone());
+    let plain = setup.layer(by_header()).await.layer(inner.clone());
     let expired = async {
         loop {
             let answer = seen(plain.clone().oneshot(request("a")).await.unwrap()).await;
@@ -167,7 +168,7 @@ async fn response_stored_before_the_key_expired_is_gone<S: Setup<Layer: Replayin
     };
     let answer = tokio::time::timeout(Duration::from_secs(10), expired).await.expect("it expires");
     assert_eq!(answer, first("<Response>2</Response>"));
-    let replaying = layer(&setup).await.wrap(inner);
+    let replaying = layer(&setup).await.layer(inner);
     assert_eq!(seen(replaying.oneshot(request("a")).await.unwrap()).await, empty());
     assert_eq!(handler.runs(), 2);
 }
@@ -251,10 +252,8 @@ async fn body_at_the_limit_is_stored_and_a_larger_one_is_not() {
 #[tokio::test]
 async fn response_of_the_event_that_the_second_identity_names_is_replayed() {
     let (handler, keys) = (Counted::default(), by_header().content_identity());
-    let run = handler.clone();
-    let service = DedupLayer::new(keys, MemoryAdapter::new())
-        .replay(Replay::new())
-        .layer(tower::service_fn(move |_: Request<Body>| run.clone().answer()));
+    let service =
+        DedupLayer::new(keys, MemoryAdapter::new()).replay(Replay::new()).layer(handler.service());
     let event = |id: &str, body: &'static str| request(id).map(|_| Body::from(body));
     for (id, body, expected) in [
         ("k1", "one", first("<Response>1</Response>")),
@@ -341,40 +340,16 @@ async fn response_that_takes_too_long_is_completed_without_it() {
     assert_eq!(seen(service.oneshot(request("a")).await.unwrap()).await, empty());
 }
 
-/// An empty 200 in place of the response would be a wrong answer.
-#[tokio::test]
-async fn store_that_does_not_return_stored_data_is_503() {
-    let store = faulty(MemoryAdapter::new());
-    let handler = Counted::default();
-    let run = handler.clone();
-    let service = DedupLayer::new(by_header(), Arc::clone(&store))
-        .replay(Replay::new())
-        .store_timeout(Duration::from_millis(50))
-        .layer(tower::service_fn(move |_: Request<Body>| run.clone().answer()));
-    assert_eq!(seen(service.clone().oneshot(request("a")).await.unwrap()).await.0, 202);
-    for fault in [Fault::Fail, Fault::Hang, Fault::Panic, Fault::ExecuteAndFail] {
-        store.set(StoreCall::Fetch, fault);
-        let answer = service.clone().oneshot(request("a")).await.unwrap();
-        let unavailable = (StatusCode::SERVICE_UNAVAILABLE, Some("unavailable"));
-        assert_eq!((answer.status(), result(&answer)), unavailable, "{fault:?}");
-    }
-    store.set(StoreCall::Fetch, Fault::None);
-    let answer = service.oneshot(request("a")).await.unwrap();
-    assert_eq!(seen(answer).await, again("<Response>1</Response>"));
-    assert_eq!(handler.runs(), 1);
-}
-
 /// While a completion is on its way to the store, this process answers from memory.
 #[tokio::test]
 async fn response_is_replayed_while_its_completion_is_pending() {
     let store = faulty(MemoryAdapter::new());
     let handler = Counted::default();
-    let run = handler.clone();
     let layer = DedupLayer::new(by_header(), Arc::clone(&store))
         .replay(Replay::new())
         .store_timeout(Duration::from_millis(50));
     let handle = layer.handle();
-    let service = layer.layer(tower::service_fn(move |_: Request<Body>| run.clone().answer()));
+    let service = layer.layer(handler.service());
     store.set(StoreCall::Complete, Fault::Fail);
     let answer = service.clone().oneshot(request("a")).await.unwrap();
     assert_eq!(seen(answer).await, first("<Response>1</Response>"));
@@ -395,9 +370,7 @@ async fn event_without_a_stored_response_is_a_plain_duplicate() {
     let earlier = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
     adapter.complete(&dedup_key("a"), &earlier).await.unwrap();
     let handler = Counted::default();
-    let run = handler.clone();
-    let service = replaying(&adapter, Replay::new())
-        .layer(tower::service_fn(move |_: Request<Body>| run.clone().answer()));
+    let service = replaying(&adapter, Replay::new()).layer(handler.service());
     assert_eq!(seen(service.oneshot(request("a")).await.unwrap()).await, empty());
     assert_eq!(handler.runs(), 0);
 }
@@ -419,10 +392,9 @@ async fn response_to_a_multi_event_delivery_is_not_stored_and_either_identity_re
         Ok(Keys::new(events.collect::<Result<_, _>>()?).map_or(Extracted::Missing, Extracted::Keys))
     });
     let handler = Counted::default();
-    let run = handler.clone();
     let service = DedupLayer::new(by_query.unwrap(), MemoryAdapter::new())
         .replay(Replay::new())
-        .layer(tower::service_fn(move |_: Request<Body>| run.clone().answer()));
+        .layer(handler.service());
     let deliver = async |query: &str| {
         let request = Request::post(format!("/?{query}")).body(Body::default()).unwrap();
         seen(service.clone().oneshot(request).await.unwrap()).await

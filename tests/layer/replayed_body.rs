@@ -6,7 +6,7 @@ use tower::Layer;
 use tower_dedup::DedupLayer;
 use tower_dedup::key::{self, KeyExtractor};
 
-use crate::support::ledgers::{AnyLayer, OnMemory, Setup};
+use crate::support::ledgers::{OnMemory, Setup};
 use crate::support::log::Log;
 use crate::support::{Body, Handler, answered, memory, result, send};
 
@@ -20,13 +20,13 @@ fn event(id: &str, body: &'static str) -> Request<Body> {
 
 async fn replayed_body_does_not_acknowledge_the_event_of_its_id<S: Setup>(setup: S) {
     let handler = Handler::default();
-    let service = setup.layer(by_header_and_body()).await.wrap(handler.service());
+    let service = setup.layer(by_header_and_body()).await.layer(handler.service());
     assert_eq!(send(&service, event("id-1", "old")).await.status(), 200);
     assert_eq!(result(&send(&service, event("id-2", "old")).await), Some("duplicate"));
     // Nor does a known id use up the body of another event.
     assert_eq!(result(&send(&service, event("id-1", "new")).await), Some("duplicate"));
     // Another process, to which the release of the first one is of no help.
-    let other = setup.layer(by_header_and_body()).await.wrap(handler.service());
+    let other = setup.layer(by_header_and_body()).await.layer(handler.service());
     let real = send(&other, event("id-2", "new")).await;
     assert_eq!(answered(&real), (200, None));
     assert_eq!(handler.runs(), 2);
@@ -35,7 +35,7 @@ async fn replayed_body_does_not_acknowledge_the_event_of_its_id<S: Setup>(setup:
 
 async fn replayed_body_does_not_acknowledge_an_event_whose_run_failed<S: Setup>(setup: S) {
     let handler = Handler::default().then(500);
-    let service = setup.layer(by_header_and_body()).await.wrap(handler.service());
+    let service = setup.layer(by_header_and_body()).await.layer(handler.service());
     assert_eq!(send(&service, event("id-2", "new")).await.status(), 500);
     assert_eq!(send(&service, event("id-1", "old")).await.status(), 200);
     assert_eq!(result(&send(&service, event("id-2", "old")).await), Some("duplicate"));
@@ -74,7 +74,7 @@ mod arrived {
 async fn idempotency_key_is_the_same_for_each_attempt_whatever_the_body() {
     let handler = Handler::default().then(500);
     let service =
-        OnMemory::create().await.layer(by_header_and_body()).await.wrap(handler.service());
+        OnMemory::create().await.layer(by_header_and_body()).await.layer(handler.service());
     assert_eq!(send(&service, event("id-1", r#"{"attempt": 1}"#)).await.status(), 500);
     let first = handler.last().idempotency_key("charge");
     assert_eq!(send(&service, event("id-1", r#"{"attempt": 2}"#)).await.status(), 200);

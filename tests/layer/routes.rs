@@ -9,14 +9,14 @@ use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::{MatchedPath, Request};
 use axum::routing::{MethodRouter, post};
-use tower::{Layer, ServiceExt};
+use tower::ServiceExt;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{MemoryAdapter, SqliteAdapter};
 use tower_dedup::ledger::Ledger;
 use tower_dedup::{DedupLayer, DedupTx, Delivery, OnMissingKey, key, provider};
 
 use crate::support::log::Log;
-use crate::support::{Handler, by_header, request, result, rows, send, sqlite_url};
+use crate::support::{result, rows, sqlite_url};
 
 /// Collects the log records of this thread while `run` runs.
 fn logged(run: impl AsyncFnOnce()) -> Log {
@@ -83,31 +83,6 @@ fn layers_of_one_namespace_on_two_routes_warn_that_the_second_has_not_run() {
         assert_eq!(runs.count(), 2);
     });
     // Twice within a minute, reported once.
-    assert_eq!(levels(&log, OTHER_PATH), ["ERROR"]);
-}
-
-/// The sender delivers to both endpoints at once.
-#[test]
-fn on_arrival_layer_warns_while_the_first_route_still_runs() {
-    let log = logged(async || {
-        let handler = Handler::default();
-        handler.hold();
-        let service = DedupLayer::on_arrival(by_header(), store()).layer(handler.service());
-        let event = |path: &str| {
-            let mut event = request("at once");
-            *event.uri_mut() = path.parse().unwrap();
-            event
-        };
-        let first = tokio::spawn({
-            let (service, event) = (service.clone(), event("/at-once/billing"));
-            async move { send(&service, event).await.status() }
-        });
-        handler.running(1).await;
-        let second = send(&service, event("/at-once/tax")).await;
-        assert_eq!(result(&second), Some("duplicate"));
-        handler.release();
-        assert_eq!(first.await.unwrap(), 200);
-    });
     assert_eq!(levels(&log, OTHER_PATH), ["ERROR"]);
 }
 

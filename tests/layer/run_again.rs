@@ -10,7 +10,7 @@ use tower_dedup::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
 use tower_dedup::{DedupKey, DedupLayer, key, provider};
 
 use crate::compare_payload::{answer, duplicate, ran};
-use crate::support::ledgers::{AnyLayer, Operated};
+use crate::support::ledgers::Setup;
 use crate::support::log::Log;
 use crate::support::{Body, Handler, by_header, dedup_key, request, result, send, sqlite_url};
 
@@ -18,9 +18,9 @@ async fn forget(operator: &dyn MaintenanceAdapter, key: &DedupKey) {
     assert_eq!(operator.forget(key).await.unwrap(), ForgetReply::Removed, "{key:?}");
 }
 
-async fn forgotten_event_runs_once_more<S: Operated>(setup: S) {
+async fn forgotten_event_runs_once_more<S: Setup>(setup: S) {
     let (handler, operator) = (Handler::default(), setup.operator().await);
-    let service = setup.layer(by_header()).await.wrap(handler.service());
+    let service = setup.layer(by_header()).await.layer(handler.service());
     assert_eq!(answer!(&service, request("a")), ran());
     let first = handler.last().idempotency_key("charge");
     assert_eq!(answer!(&service, request("a")), duplicate());
@@ -37,10 +37,10 @@ async fn forgotten_event_runs_once_more<S: Operated>(setup: S) {
 }
 
 /// Deliveries in two processes at the same moment.
-async fn one_of_many_deliveries_runs_again<S: Operated>(setup: S) {
+async fn one_of_many_deliveries_runs_again<S: Setup>(setup: S) {
     let (handler, operator) = (Handler::default(), setup.operator().await);
-    let one = setup.layer(by_header()).await.wrap(handler.service());
-    let other = setup.layer(by_header()).await.wrap(handler.service());
+    let one = setup.layer(by_header()).await.layer(handler.service());
+    let other = setup.layer(by_header()).await.layer(handler.service());
     for round in 1..=8 {
         let id = format!("{}", round % 2);
         if round > 2 {
@@ -58,11 +58,11 @@ async fn one_of_many_deliveries_runs_again<S: Operated>(setup: S) {
 }
 
 /// The second identity is complete for this very key. So the key alone decides.
-async fn forgotten_key_is_enough_for_an_event_with_two_identities<S: Operated>(setup: S) {
+async fn forgotten_key_is_enough_for_an_event_with_two_identities<S: Setup>(setup: S) {
     let (handler, operator) = (Handler::default(), setup.operator().await);
     let keys = by_header().content_identity();
     let layer = setup.layer(keys).await;
-    let (handle, service) = (layer.handle(), layer.wrap(handler.service()));
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
     assert_eq!(answer!(&service, request("a")), ran());
     let second = DedupKey::new("test.body", &body_id()).unwrap();
     assert!(operator.get(&second).await.unwrap().is_some());
@@ -93,9 +93,9 @@ fn body_id() -> String {
     keys.first().id().to_owned()
 }
 
-async fn running_event_is_not_forgotten<S: Operated>(setup: S) {
+async fn running_event_is_not_forgotten<S: Setup>(setup: S) {
     let (handler, operator) = (Handler::default(), setup.operator().await);
-    let service = setup.layer(by_header()).await.wrap(handler.service());
+    let service = setup.layer(by_header()).await.layer(handler.service());
     // Where the operator waits for the whole store, once is enough.
     for _ in 0..if S::HOLDS_THE_STORE { 1 } else { 2 } {
         handler.hold();
@@ -117,9 +117,9 @@ async fn running_event_is_not_forgotten<S: Operated>(setup: S) {
 }
 
 /// The type stands in the store, in the handler's `Delivery`, and in the delivery's record.
-async fn type_of_an_event_is_stored<S: Operated>(setup: S) {
+async fn type_of_an_event_is_stored<S: Setup>(setup: S) {
     let (handler, operator) = (Handler::default(), setup.operator().await);
-    let service = setup.layer(provider::GITHUB.extractor()).await.wrap(handler.service());
+    let service = setup.layer(provider::GITHUB.extractor()).await.layer(handler.service());
     let deliver = |id: &str, event: Option<&str>| {
         let mut request = Request::post("/hook").header("x-github-delivery", id);
         if let Some(event) = event {

@@ -84,24 +84,6 @@ fn setting_that_was_invalid_can_be_mended() {
     assert!(layer().lease(Duration::ZERO).lease(Duration::from_secs(1)).checked().is_ok());
 }
 
-/// The panic names the place where the layer is applied.
-#[test]
-fn layer_that_panics_names_its_caller() {
-    let hook = std::panic::take_hook();
-    let (sender, places) = std::sync::mpsc::channel();
-    let test = std::thread::current().id();
-    std::panic::set_hook(Box::new(move |panic| {
-        if std::thread::current().id() == test {
-            let _ = sender.send(panic.location().map(|place| place.file().to_owned()));
-        }
-    }));
-    let inner = tower::service_fn(async |_: ()| Ok::<_, ()>(()));
-    let panicked = catch_unwind(|| drop(layer().lease(Duration::ZERO).layer(inner)));
-    std::panic::set_hook(hook);
-    assert!(panicked.is_err());
-    assert_eq!(places.recv().unwrap().as_deref(), Some(file!()));
-}
-
 #[tokio::test]
 async fn handle_taken_before_the_bounds_are_set_counts_and_drains() {
     let handler = Handler::default();

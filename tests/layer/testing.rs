@@ -9,11 +9,11 @@ use axum::body::Body as AxumBody;
 use axum::http::StatusCode;
 use axum::routing::post;
 use bytes::Bytes;
-use http::{HeaderName, Request, Response};
+use http::{HeaderName, Request};
 use http_body_util::Full;
 use tokio::sync::Barrier;
 use tower::limit::ConcurrencyLimitLayer;
-use tower::{Layer, ServiceBuilder, service_fn};
+use tower::{Layer, ServiceBuilder};
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::{DedupAdapter, Fetch, RenewReply};
 use tower_dedup::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
@@ -92,28 +92,6 @@ async fn copies_wait_until_the_service_is_ready() {
     let responses = redeliver_at_once(service.clone(), request("a"), 5).await;
     assert_eq!((responses.handled(), responses.duplicates()), (1, 4));
     assert_eq!(redeliver(service, request("a"), 2).await.duplicates(), 2);
-}
-
-/// The run of the first copy ends only after all other copies wait for it.
-#[tokio::test]
-async fn copies_at_once_overlap() {
-    let dedup = layer();
-    let handle = dedup.handle();
-    let waited = Arc::new(AtomicUsize::new(0));
-    let handler = {
-        let (handle, waited) = (handle.clone(), Arc::clone(&waited));
-        service_fn(move |_: Request<Full<Bytes>>| {
-            let (handle, waited) = (handle.clone(), Arc::clone(&waited));
-            async move {
-                until(|| handle.waiting() == 7).await;
-                waited.store(handle.waiting(), Ordering::SeqCst);
-                Ok::<_, std::convert::Infallible>(Response::new(Full::<Bytes>::default()))
-            }
-        })
-    };
-    let responses = redeliver_at_once(dedup.layer(handler), request("a"), 8).await;
-    assert_eq!((responses.handled(), responses.duplicates()), (1, 7));
-    assert_eq!(waited.load(Ordering::SeqCst), 7);
 }
 
 /// Without deduplication all copies are in the handler at the same time.

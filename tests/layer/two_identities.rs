@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use http::{Request, StatusCode};
+use tower::Layer;
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::contract::{CallTerms, Token};
 use tower_dedup::key::{self, KeyExtractor};
 
-use crate::support::ledgers::{AnyLayer, Operated, Setup};
+use crate::support::ledgers::Setup;
 use crate::support::{Body, Handler, result, send};
 
 const ROUNDS: usize = 30;
@@ -32,10 +33,10 @@ async fn one_of_racing_deliveries_runs<S: Setup>(setup: S) {
 }
 
 /// Of each third change a row has expired: that of its second identity, or that of a key.
-async fn one_of_racing_deliveries_runs_over_expired_rows<S: Operated>(setup: S) {
+async fn one_of_racing_deliveries_runs_over_expired_rows<S: Setup>(setup: S) {
     let operator = setup.operator().await;
     // Makes the table.
-    let service = setup.layer(by_id_and_change()).await.wrap(Handler::default().service());
+    let service = setup.layer(by_id_and_change()).await.layer(Handler::default().service());
     send(&service, event("other", "other")).await;
     for round in (0..ROUNDS).filter(|round| round % 3 < 2) {
         let name = [("test.change", format!("change-{round}")), ("test", format!("{round}-0"))];
@@ -53,7 +54,7 @@ async fn race<S: Setup>(setup: &S) {
     let mut services = Vec::new();
     for _ in 0..PROCESSES {
         let layer = setup.layer(by_id_and_change()).await;
-        services.push((layer.handle(), layer.wrap(handler.service())));
+        services.push((layer.handle(), layer.layer(handler.service())));
     }
     for round in 0..ROUNDS {
         let change = format!("change-{round}");

@@ -9,8 +9,6 @@ mod postgres_encryption;
 mod postgres_fence;
 mod postgres_inspection;
 mod postgres_lanes;
-mod postgres_queue;
-mod postgres_restart;
 mod postgres_servers;
 mod postgres_sessions;
 mod postgres_test_database;

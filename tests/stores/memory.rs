@@ -6,9 +6,7 @@ use std::time::Duration;
 use crate::support::rows;
 use allocation_counter::AllocationInfo;
 use futures_util::FutureExt;
-use tower_dedup::adapter::contract::{
-    CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, Token,
-};
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, CompleteReply, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::{MaintenanceAdapter, PURGE_GRACE};
 use tower_dedup::adapter::{AtCapacity, MemoryAdapter};
 use tower_dedup::{DedupKey, Error, ErrorKind};
@@ -216,35 +214,6 @@ fn eviction_takes_the_key_nearest_to_its_expiry() {
     }
 }
 
-#[test]
-fn extreme_times_do_not_panic_and_expire_in_order() {
-    let adapter = MemoryAdapter::with_capacity(10);
-    let odd = [Duration::ZERO, Duration::from_nanos(1), Duration::from_millis(1), Duration::MAX];
-    let odd = odd.map(|time| [time, Duration::from_secs(600 * 365 * 86_400)]);
-    for (id, retention) in odd.into_iter().flatten().enumerate() {
-        for lease in odd.into_iter().flatten() {
-            let key = key(id);
-            let mine = CallTerms::on_completion(Token::random(), retention, lease);
-            now(adapter.claim(&key, &mine)).unwrap();
-            now(adapter.renew(&key, &mine)).unwrap();
-            now(adapter.get(&key)).unwrap();
-            now(adapter.complete(&key, &mine)).unwrap();
-            let again = CallTerms::on_claim(Token::random(), retention);
-            now(adapter.claim(&key, &again.with_fetch(Fetch::DigestAndResponse))).unwrap();
-            now(adapter.purge(10)).unwrap();
-        }
-    }
-    for by in [Duration::from_secs(600 * 365 * 86_400), Duration::MAX, Duration::MAX] {
-        adapter.advance(by);
-        now(adapter.purge(10)).unwrap();
-        let claimed = remember(&adapter, &key(100)).unwrap();
-        assert!(matches!(claimed, ClaimReply::First { .. }), "{claimed:?}");
-    }
-    // The clock stands at its maximum, so the purge's grace never passes.
-    assert_eq!(now(adapter.purge(10)).unwrap(), 0);
-    assert!(now(adapter.get(&key(100))).unwrap().is_none());
-}
-
 #[tokio::test(start_paused = true)]
 async fn leases_and_retention_follow_paused_time() {
     let adapter = MemoryAdapter::new();
@@ -260,18 +229,6 @@ async fn leases_and_retention_follow_paused_time() {
     assert!(matches!(adapter.claim(&key, &terms()).await.unwrap(), ClaimReply::Duplicate(_)));
     tokio::time::advance(Duration::from_millis(1)).await;
     assert_eq!(adapter.claim(&key, &terms()).await.unwrap(), FIRST);
-}
-
-#[tokio::test(start_paused = true)]
-async fn paused_time_stands_still_for_leases() {
-    let adapter = MemoryAdapter::new();
-    let brief = leased_for(Duration::from_millis(1));
-    adapter.claim(&key(0), &brief).await.unwrap();
-    // Real time passes; paused time does not.
-    std::thread::sleep(Duration::from_millis(5));
-    assert_eq!(adapter.claim(&key(0), &terms()).await.unwrap(), ClaimReply::InFlight);
-    adapter.advance(Duration::from_millis(1));
-    assert_eq!(adapter.claim(&key(0), &terms()).await.unwrap(), ClaimReply::first(2, true));
 }
 
 #[test]
@@ -298,19 +255,4 @@ fn key_claimed_many_times_takes_the_memory_of_one() {
     assert!(info.bytes_current < 1_500, "{}", info.bytes_current);
     adapter.advance(RETENTION + PURGE_GRACE);
     assert_eq!(now(adapter.purge(10)).unwrap(), 1);
-}
-
-#[tokio::test]
-async fn lease_longer_than_retention_is_purged_one_hour_after_it_lapses() {
-    let adapter = MemoryAdapter::new();
-    let retention = Duration::from_secs(1);
-    let brief = CallTerms::on_completion(Token::random(), retention, 2 * PURGE_GRACE);
-    adapter.claim(&key(0), &brief).await.unwrap();
-    adapter.advance(PURGE_GRACE + Duration::from_secs(5));
-    assert_eq!(adapter.purge(10).await.unwrap(), 0);
-    adapter.renew(&key(0), &brief).await.unwrap();
-    adapter.advance(3 * PURGE_GRACE - Duration::from_secs(5));
-    assert_eq!(adapter.purge(10).await.unwrap(), 0);
-    adapter.advance(Duration::from_secs(6));
-    assert_eq!(adapter.purge(10).await.unwrap(), 1);
 }

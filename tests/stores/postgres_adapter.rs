@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
-use tower_dedup::adapter::contract::{ClaimReply, CompleteReply, DedupAdapter};
+use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
 use tower_dedup::adapter::inspect::{ListFilter, MaintenanceAdapter};
 use tower_dedup::adapter::{Identifier, PostgresAdapter, PostgresOptions, TransactionAdapter};
 use tower_dedup::{DedupKey, ErrorKind};
@@ -186,41 +186,6 @@ async fn duplicates_write_no_wal() {
     let written = position().await - before;
     // 20,000 replies. The background of any server writes a WAL record now and then.
     assert!(written < 2_000, "{written} bytes of log");
-}
-
-/// A completion changes no indexed column, and the page has room for the new row version.
-#[tokio::test]
-async fn completions_are_heap_only_updates() {
-    const EVENTS: u32 = 600;
-    let schema = Schema::fresh();
-    let (adapter, pool) = (adapter(&schema).await, pool(&schema.url()).await);
-    for id in 0..EVENTS {
-        let (key, mine) = (dedup_key(&id.to_string()), terms());
-        adapter.claim(&key, &mine).await.unwrap();
-        assert_eq!(adapter.complete(&key, &mine).await.unwrap(), CompleteReply::Held);
-    }
-    let counted = async || -> (i64, i64) {
-        sqlx::query_as(
-            "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables \
-             WHERE relid = 'webhook_deliveries'::regclass",
-        )
-        .fetch_one(&pool)
-        .await
-        .unwrap()
-    };
-    // Sessions report their counts when they end.
-    adapter.close().await;
-    let mut counts = counted().await;
-    for _ in 0..500 {
-        if counts.0 >= i64::from(EVENTS) {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-        counts = counted().await;
-    }
-    let (updated, hot) = counts;
-    assert_eq!(updated, i64::from(EVENTS));
-    assert!(hot * 100 >= updated * 95, "{hot} of {updated} are heap-only");
 }
 
 /// Acknowledged writes are on disk, although the role says `synchronous_commit = off`.

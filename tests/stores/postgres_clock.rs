@@ -122,32 +122,6 @@ async fn lease_until(pool: &PgPool, id: &str) -> f64 {
     sqlx::query_scalar(until).bind(id).fetch_one(pool).await.unwrap()
 }
 
-/// The pool's connections are in use when the claim asks for one.
-#[tokio::test]
-async fn claim_that_waited_for_a_connection_gets_its_whole_lease() {
-    let database = Database::fresh().await;
-    let pool = database.pool(1);
-    let adapter = PostgresAdapter::new(pool.clone());
-    adapter.migrate().await.unwrap();
-    let mut taken = pool.acquire().await.unwrap();
-    let claim = tokio::spawn(async move {
-        let opened = adapter.open(&[dedup_key("a")], &terms()).await.unwrap();
-        // The row is visible once the claim's transaction commits.
-        let mut transaction = opened.transaction.unwrap();
-        transaction.connection().execute("COMMIT").await.unwrap();
-        opened.replies[0].clone()
-    });
-    // The yields let the claim enter the pool's queue.
-    for _ in 0..50 {
-        tokio::task::yield_now().await;
-    }
-    let released = now(&mut taken).await;
-    drop(taken);
-    assert_eq!(claim.await.unwrap(), ClaimReply::first(1, false));
-    let until = lease_until(database.effects.pool(), "a").await;
-    assert!(until >= released + 60.0, "{until} {released}");
-}
-
 /// Another session locks the row while the claim waits. The lease begins when the claim has the
 /// row.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -40,11 +40,12 @@ struct World {
 }
 
 impl World {
-    async fn new(batching: Batching) -> Self {
+    async fn new() -> Self {
         let schema = Schema::fresh();
         let options = || {
             // A statement may be late for longer than the test takes.
-            let options = PostgresOptions::new().batching(batching).purging(Purging::off());
+            let options = PostgresOptions::new().batching(Batching::new().lanes(100));
+            let options = options.purging(Purging::off());
             options.statement_timeout(MINUTE)
         };
         let direct: PgConnectOptions = schema.url().parse().unwrap();
@@ -149,8 +150,9 @@ async fn late_claim_has_no_effect(
     true
 }
 
-async fn late_claims_have_no_effect(batching: Batching) {
-    let world = World::new(batching).await;
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn late_claims_in_batches_have_no_effect_after_their_release() {
+    let world = World::new().await;
     for terms in [under_lease, on_arrival] {
         for waits in [Duration::ZERO, PURGE_GRACE - MINUTE] {
             for row in ["none", "released", "lapsed", "expired"] {
@@ -169,15 +171,10 @@ async fn late_claims_have_no_effect(batching: Batching) {
     world.proxy.close();
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn late_claims_in_batches_have_no_effect_after_their_release() {
-    late_claims_have_no_effect(Batching::new().lanes(100)).await;
-}
-
 /// An operator's call that is late must not undo a completion that came after it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn late_forget_keeps_a_later_completion() {
-    let world = World::new(Batching::new()).await;
+    let world = World::new().await;
     let key = dedup_key("a");
     world.other.claim(&key, &on_arrival()).await.unwrap();
     // The second message names the version that the first one has read.
@@ -200,7 +197,7 @@ async fn late_forget_keeps_a_later_completion() {
 /// A purge must not delete the row of a release while the claim may still arrive.
 #[tokio::test]
 async fn release_keeps_every_row_for_an_hour() {
-    let world = World::new(Batching::new()).await;
+    let world = World::new().await;
     for mine in [under_lease(), on_arrival()] {
         let key = dedup_key(&format!("{:?}", mine.permanence()));
         world.other.claim(&key, &on_arrival()).await.unwrap();

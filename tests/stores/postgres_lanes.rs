@@ -1,4 +1,4 @@
-//! The connections of the queue's lanes: one that is lost is counted, and the others are not tried after it.
+//! The connections of the queue's lanes: one that is lost is counted.
 
 use std::str::FromStr;
 
@@ -7,18 +7,18 @@ use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use tower_dedup::Error;
+use tower_dedup::adapter::PostgresAdapter;
 use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
-use tower_dedup::adapter::{Batching, PostgresAdapter, PostgresOptions};
 
 use crate::support::postgres::{Schema, shared};
 use crate::support::{dedup_key, on_claim, terms};
 
 /// Returns the name of the adapter's sessions, and the adapter.
-fn named(schema: &Schema, options: PostgresOptions) -> (String, PostgresAdapter) {
+fn named(schema: &Schema) -> (String, PostgresAdapter) {
     let name = format!("{}_lanes", schema.name());
     let connect = PgConnectOptions::from_str(&schema.url()).unwrap().application_name(&name);
     let pool = PgPoolOptions::new().connect_lazy_with(connect);
-    (name, PostgresAdapter::with_options(pool, options))
+    (name, PostgresAdapter::new(pool))
 }
 
 async fn claims(adapter: &PostgresAdapter, round: &str) -> Vec<Result<ClaimReply, Error>> {
@@ -38,19 +38,6 @@ async fn cut(name: &str) -> i64 {
          SELECT count(*) FILTER (WHERE pg_terminate_backend(pid)) FROM ours"
     );
     sqlx::query_scalar(AssertSqlSafe(cut)).fetch_one(&mut admin).await.unwrap()
-}
-
-/// More connections are lost than a statement has tries.
-#[tokio::test]
-async fn claim_succeeds_after_all_lanes_lost_their_connections() {
-    let schema = Schema::fresh();
-    let batching = Batching::new().lanes(16).max_batch_keys(1);
-    let (name, adapter) = named(&schema, PostgresOptions::new().batching(batching));
-    adapter.migrate().await.unwrap();
-    assert!(claims(&adapter, "before").await.iter().all(Result::is_ok));
-    let lost = cut(&name).await;
-    assert!(lost > 8, "{lost} sessions");
-    adapter.claim(&dedup_key("after"), &on_claim(&terms())).await.unwrap();
 }
 
 #[test]
@@ -75,7 +62,7 @@ fn lane_that_loses_its_connection_is_counted() {
     metrics::with_local_recorder(&recorder, || {
         runtime.block_on(async {
             let schema = Schema::fresh();
-            let (name, adapter) = named(&schema, PostgresOptions::new());
+            let (name, adapter) = named(&schema);
             let claims = async |round: &str| claims(&adapter, round).await;
             assert!(claims("before").await.iter().all(Result::is_ok));
             assert_eq!(restarts(), 0);

@@ -11,11 +11,14 @@ use tower_dedup::ErrorKind;
 use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter, RenewReply};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 
-use super::queue::{few, postgres, postgres_with, sqlite_with};
+use super::queue::{few, postgres, sqlite_with};
 use crate::support::postgres::Schema;
 use crate::support::{dedup_key, polled, terms};
 
-async fn dropped_caller_is_not_sent<A: MaintenanceAdapter>(adapter: A) {
+#[tokio::test]
+async fn dropped_caller_is_not_sent_on_sqlite() {
+    let dir = tempfile::tempdir().unwrap();
+    let adapter = sqlite_with(&dir, few()).await;
     for round in 0..20 {
         let gone: Vec<_> = (0..4).map(|at| dedup_key(&format!("gone-{round}-{at}"))).collect();
         for key in &gone {
@@ -29,18 +32,11 @@ async fn dropped_caller_is_not_sent<A: MaintenanceAdapter>(adapter: A) {
     }
 }
 
-#[tokio::test]
-async fn dropped_caller_is_not_sent_on_postgres() {
-    dropped_caller_is_not_sent(postgres_with(&Schema::fresh(), few()).await).await;
-}
-
-#[tokio::test]
-async fn dropped_caller_is_not_sent_on_sqlite() {
-    dropped_caller_is_not_sent(sqlite_with(&tempfile::tempdir().unwrap(), few()).await).await;
-}
-
 /// Dropped callers take no room from waiting callers.
-async fn dropped_caller_takes_no_room<A: DedupAdapter>(adapter: A) {
+#[tokio::test]
+async fn dropped_caller_takes_no_room_on_sqlite() {
+    let dir = tempfile::tempdir().unwrap();
+    let adapter = sqlite_with(&dir, few()).await;
     for round in 0..20 {
         for at in 0..8 {
             let gone = dedup_key(&format!("gone-{round}-{at}"));
@@ -55,16 +51,6 @@ async fn dropped_caller_takes_no_room<A: DedupAdapter>(adapter: A) {
         }
         assert_eq!(refused.unwrap_err().kind(), ErrorKind::Overloaded);
     }
-}
-
-#[tokio::test]
-async fn dropped_caller_takes_no_room_on_postgres() {
-    dropped_caller_takes_no_room(postgres_with(&Schema::fresh(), few()).await).await;
-}
-
-#[tokio::test]
-async fn dropped_caller_takes_no_room_on_sqlite() {
-    dropped_caller_takes_no_room(sqlite_with(&tempfile::tempdir().unwrap(), few()).await).await;
 }
 
 /// A batch waits for a row of an open transaction. Calls that gather during the wait go in the

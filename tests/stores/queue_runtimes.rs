@@ -1,18 +1,18 @@
 //! The queue and its runtimes, which end.
 
-use std::future::Future;
 use std::time::Duration;
 
-use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
+use tower_dedup::adapter::contract::ClaimReply;
 
-use super::queue::{claim, postgres, sqlite};
-use crate::support::postgres::Schema;
+use super::queue::{claim, sqlite};
 use crate::support::terms;
 
 /// Runtimes come and go over one adapter, each with unfinished calls when it ends.
-fn several_runtimes<A: DedupAdapter + Clone>(connect: impl Future<Output = A>) {
+#[test]
+fn adapter_outlives_its_runtimes_on_sqlite() {
+    let dir = tempfile::tempdir().unwrap();
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let adapter = runtime().block_on(connect);
+    let adapter = runtime().block_on(sqlite(&dir));
     for round in 0..20 {
         runtime().block_on(async {
             for at in 0..100 {
@@ -24,16 +24,4 @@ fn several_runtimes<A: DedupAdapter + Clone>(connect: impl Future<Output = A>) {
             assert_eq!(claimed.expect("a reply").unwrap(), ClaimReply::first(1, false));
         });
     }
-}
-
-#[test]
-fn adapter_outlives_its_runtimes_on_postgres() {
-    let schema = Schema::fresh();
-    several_runtimes(postgres(&schema));
-}
-
-#[test]
-fn adapter_outlives_its_runtimes_on_sqlite() {
-    let dir = tempfile::tempdir().unwrap();
-    several_runtimes(sqlite(&dir));
 }

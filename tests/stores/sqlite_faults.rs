@@ -12,7 +12,7 @@ use tower::Layer;
 use tower_dedup::TxHandle;
 use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
-use tower_dedup::adapter::{Batching, SqliteAdapter, SqliteOptions, TransactionAdapter};
+use tower_dedup::adapter::{SqliteAdapter, SqliteOptions, TransactionAdapter};
 use tower_dedup::{DedupLayer, DedupTx};
 
 use super::sqlite::File;
@@ -161,10 +161,10 @@ async fn left_unpolled<F: Future>(call: F) -> std::pin::Pin<Box<F>> {
     call
 }
 
-async fn unpolled_call_does_not_stop_other_calls(batching: Batching) {
+#[tokio::test]
+async fn unpolled_call_delays_no_other_call() {
     let file = File::new();
-    let options = SqliteOptions::new().batching(batching);
-    let adapter = SqliteAdapter::connect_with(&file.url(), options).await.unwrap();
+    let adapter = file.connect().await;
     adapter.migrate().await.unwrap();
     let other = file.connect().await;
     other.migrate().await.unwrap();
@@ -179,11 +179,6 @@ async fn unpolled_call_does_not_stop_other_calls(batching: Batching) {
     other.rollback(opened.transaction.unwrap()).await.unwrap();
     assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
     drop((renewal, forgotten, purge));
-}
-
-#[tokio::test]
-async fn unpolled_call_delays_no_other_call() {
-    unpolled_call_does_not_stop_other_calls(Batching::new()).await;
 }
 
 #[tokio::test]

@@ -63,22 +63,6 @@ async fn claim_all<A: DedupAdapter>(adapter: &A) -> Vec<(usize, Fetch, Result<Cl
     .await
 }
 
-async fn each_caller_gets_the_data_it_asked_for<A: DedupAdapter>(adapter: &A) {
-    complete(adapter).await;
-    // The second time, the adapter reads before it inserts.
-    for _ in 0..2 {
-        for (id, fetch, claimed) in claim_all(adapter).await {
-            let payload = Some([u8::try_from(id).unwrap(); 32]);
-            let expected = match fetch {
-                Fetch::Nothing => None,
-                Fetch::Digest => Some(StoredData::new(payload, None)),
-                _ => Some(StoredData::new(payload, Some(response(id).into()))),
-            };
-            assert_eq!(stored(&claimed.unwrap()), expected.map(Arc::new), "{id} {fetch:?}");
-        }
-    }
-}
-
 /// `corrupt` makes the row of key 7 unreadable, which all callers of the row read.
 async fn unreadable_row_fails_only_its_callers<A: MaintenanceAdapter>(
     adapter: &A,
@@ -133,20 +117,6 @@ async fn unreadable_response_fails_only_its_caller<A: MaintenanceAdapter>(
 }
 
 const CORRUPT: &str = "UPDATE webhook_deliveries SET response_headers = 'none' WHERE id = '7'";
-
-#[tokio::test]
-async fn postgres_duplicates_carry_the_data_that_their_callers_asked_for() {
-    let schema = Schema::fresh();
-    let adapter = postgres(&schema).await;
-    each_caller_gets_the_data_it_asked_for(&adapter).await;
-}
-
-#[tokio::test]
-async fn sqlite_duplicates_carry_the_data_that_their_callers_asked_for() {
-    let dir = tempfile::tempdir().unwrap();
-    let adapter = sqlite(&dir).await;
-    each_caller_gets_the_data_it_asked_for(&adapter).await;
-}
 
 #[tokio::test]
 async fn postgres_unreadable_response_fails_only_its_caller() {

@@ -11,12 +11,11 @@ use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions, Connection};
 use tower::Service;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
-use tower_dedup::adapter::{MemoryAdapter, PostgresAdapter, RedisAdapter, SqliteAdapter};
-use tower_dedup::key::KeyPart;
-use tower_dedup::ledger::{Lease, OnArrival, Transactional};
-use tower_dedup::{
-    DedupHandle, DedupLayer, KeyExtractor, OnInFlight, OnMismatch, Replay, ResponseBody,
+use tower_dedup::adapter::{
+    MemoryAdapter, PostgresAdapter, RedisAdapter, SqliteAdapter, TransactionAdapter,
 };
+use tower_dedup::ledger::{Lease, Ledger, OnArrival, Transactional};
+use tower_dedup::{DedupLayer, KeyExtractor, Replay, ResponseBody};
 
 use super::postgres::Schema;
 use super::redis::{self, fresh_prefix, with_prefix};
@@ -42,78 +41,16 @@ impl<S, B> Inner<B> for S where
 {
 }
 
-/// A deduplicated service.
-pub(crate) trait Outer:
-    Service<
-        Request<Body>,
-        Response = Response<ResponseBody<Body>>,
-        Error = Infallible,
-        Future: Send,
-    > + Clone
-    + Send
-    + 'static
-{
+/// A ledger that stores responses.
+pub(crate) trait Replaying: Ledger + Sized {
+    fn replaying(layer: DedupLayer<Self>) -> DedupLayer<Self>;
 }
-
-impl<S> Outer for S where
-    S: Service<
-            Request<Body>,
-            Response = Response<ResponseBody<Body>>,
-            Error = Infallible,
-            Future: Send,
-        > + Clone
-        + Send
-        + 'static
-{
-}
-
-/// A layer under any ledger.
-pub(crate) trait AnyLayer: Sized {
-    fn compare_payload(self, part: KeyPart, on_mismatch: OnMismatch) -> Self;
-    fn on_in_flight(self, policy: OnInFlight) -> Self;
-    fn retention(self, retention: Duration) -> Self;
-    fn handle(&self) -> DedupHandle;
-    fn wrap<S: Inner>(&self, inner: S) -> impl Outer;
-}
-
-/// A layer whose ledger stores responses.
-pub(crate) trait Replaying: AnyLayer {
-    fn replay(self, replay: Replay) -> Self;
-}
-
-macro_rules! any_layer {
-    ($($ledger:ty),+) => {$(
-        impl AnyLayer for DedupLayer<$ledger> {
-            fn compare_payload(self, part: KeyPart, on_mismatch: OnMismatch) -> Self {
-                self.compare_payload(part, on_mismatch)
-            }
-
-            fn on_in_flight(self, policy: OnInFlight) -> Self {
-                self.on_in_flight(policy)
-            }
-
-            fn retention(self, retention: Duration) -> Self {
-                self.retention(retention)
-            }
-
-            fn handle(&self) -> DedupHandle {
-                self.handle()
-            }
-
-            fn wrap<S: Inner>(&self, inner: S) -> impl Outer {
-                tower::Layer::layer(self, inner)
-            }
-        }
-    )+};
-}
-
-any_layer!(Lease, OnArrival, Transactional<sqlx::Sqlite>, Transactional<sqlx::Postgres>);
 
 macro_rules! replaying {
     ($($ledger:ty),+) => {$(
-        impl Replaying for DedupLayer<$ledger> {
-            fn replay(self, replay: Replay) -> Self {
-                self.replay(replay)
+        impl Replaying for $ledger {
+            fn replaying(layer: DedupLayer<Self>) -> DedupLayer<Self> {
+                layer.replay(Replay::new())
             }
         }
     )+};
@@ -121,73 +58,49 @@ macro_rules! replaying {
 
 replaying!(Lease, Transactional<sqlx::Sqlite>, Transactional<sqlx::Postgres>);
 
-/// A ledger over a fresh store.
-pub(crate) trait Setup: Sized {
-    type Layer: AnyLayer;
+/// A fresh store of a test.
+pub(crate) trait Place: Sized {
+    type Adapter: MaintenanceAdapter;
 
-    fn create() -> impl Future<Output = Self>;
-    /// Returns a layer over the same store, as another process has.
-    fn layer(&self, key: KeyExtractor) -> impl Future<Output = Self::Layer>;
-}
+    /// Whether an open transaction holds the whole store against operators.
+    const HAS_ONE_WRITER: bool = false;
 
-/// A ledger over a store that operators see into.
-pub(crate) trait Operated: Setup {
-    /// Whether a running delivery holds the whole store against operators.
-    const HOLDS_THE_STORE: bool = false;
-
-    /// Returns an adapter with connections of its own, as the command of an operator has.
-    fn operator(&self) -> impl Future<Output = Arc<dyn MaintenanceAdapter>>;
-
+    fn fresh() -> impl Future<Output = Self>;
+    /// Returns an adapter with connections of its own, as another process has.
+    fn adapter(&self) -> impl Future<Output = Self::Adapter>;
     /// Moves the times of all rows back.
-    fn age(&self, by: Duration) -> impl Future<Output = ()>;
+    fn age_rows(&self, by: Duration) -> impl Future<Output = ()>;
 }
-
-macro_rules! operated {
-    ($($setup:ty: |$this:ident| $store:expr, $holds:literal;)+) => {$(
-        impl Operated for $setup {
-            const HOLDS_THE_STORE: bool = $holds;
-
-            async fn operator(&self) -> Arc<dyn MaintenanceAdapter> {
-                let $this = self;
-                Arc::new($store.adapter().await)
-            }
-
-            async fn age(&self, by: Duration) {
-                let $this = self;
-                $store.age_rows(by).await;
-            }
-        }
-    )+};
-}
-
-operated!(
-    OnSqlite: |setup| setup, false;
-    OnPostgres: |setup| setup, false;
-    InSqlite: |setup| setup.0, true;
-    InPostgres: |setup| setup.0, false;
-    ArrivedInSqlite: |setup| setup.0, false;
-    ArrivedInPostgres: |setup| setup.0, false;
-    OnRedis: |setup| setup, false;
-    ArrivedInRedis: |setup| setup.0, false;
-);
 
 pub(crate) struct OnMemory(Arc<MemoryAdapter>);
 
-impl Setup for OnMemory {
-    type Layer = DedupLayer;
+impl Place for OnMemory {
+    type Adapter = Arc<MemoryAdapter>;
 
-    async fn create() -> Self {
+    async fn fresh() -> Self {
         Self(Arc::new(MemoryAdapter::new()))
     }
 
-    async fn layer(&self, key: KeyExtractor) -> Self::Layer {
-        DedupLayer::new(key, Arc::clone(&self.0))
+    async fn adapter(&self) -> Self::Adapter {
+        Arc::clone(&self.0)
+    }
+
+    async fn age_rows(&self, by: Duration) {
+        self.0.advance(by);
     }
 }
 
 pub(crate) struct OnSqlite(tempfile::TempDir);
 
-impl OnSqlite {
+impl Place for OnSqlite {
+    type Adapter = SqliteAdapter;
+
+    const HAS_ONE_WRITER: bool = true;
+
+    async fn fresh() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
     async fn adapter(&self) -> SqliteAdapter {
         SqliteAdapter::connect(&sqlite_url(self.0.path())).await.unwrap()
     }
@@ -198,35 +111,15 @@ impl OnSqlite {
     }
 }
 
-impl Setup for OnSqlite {
-    type Layer = DedupLayer;
-
-    async fn create() -> Self {
-        Self(tempfile::tempdir().unwrap())
-    }
-
-    async fn layer(&self, key: KeyExtractor) -> Self::Layer {
-        DedupLayer::new(key, self.adapter().await)
-    }
-}
-
-pub(crate) struct InSqlite(OnSqlite);
-
-impl Setup for InSqlite {
-    type Layer = DedupLayer<Transactional<sqlx::Sqlite>>;
-
-    async fn create() -> Self {
-        Self(OnSqlite::create().await)
-    }
-
-    async fn layer(&self, key: KeyExtractor) -> Self::Layer {
-        DedupLayer::transactional(key, self.0.adapter().await)
-    }
-}
-
 pub(crate) struct OnPostgres(Schema);
 
-impl OnPostgres {
+impl Place for OnPostgres {
+    type Adapter = PostgresAdapter;
+
+    async fn fresh() -> Self {
+        Self(Schema::fresh())
+    }
+
     async fn adapter(&self) -> PostgresAdapter {
         PostgresAdapter::connect(&self.0.url()).await.unwrap()
     }
@@ -237,36 +130,16 @@ impl OnPostgres {
     }
 }
 
-impl Setup for OnPostgres {
-    type Layer = DedupLayer;
-
-    async fn create() -> Self {
-        Self(Schema::fresh())
-    }
-
-    async fn layer(&self, key: KeyExtractor) -> Self::Layer {
-        DedupLayer::new(key, self.adapter().await)
-    }
-}
-
-pub(crate) struct InPostgres(OnPostgres);
-
-impl Setup for InPostgres {
-    type Layer = DedupLayer<Transactional<sqlx::Postgres>>;
-
-    async fn create() -> Self {
-        Self(OnPostgres::create().await)
-    }
-
-    async fn layer(&self, key: KeyExtractor) -> Self::Layer {
-        DedupLayer::transactional(key, self.0.adapter().await)
-    }
-}
-
 /// A prefix of the shared server.
 pub(crate) struct OnRedis(String);
 
-impl OnRedis {
+impl Place for OnRedis {
+    type Adapter = RedisAdapter;
+
+    async fn fresh() -> Self {
+        Self(fresh_prefix())
+    }
+
     async fn adapter(&self) -> RedisAdapter {
         RedisAdapter::connect(&with_prefix(redis::shared(), &self.0)).await.unwrap()
     }
@@ -277,69 +150,94 @@ impl OnRedis {
     }
 }
 
-impl Setup for OnRedis {
-    type Layer = DedupLayer;
+/// A ledger over a fresh store. A store by itself is under a lease.
+pub(crate) trait Setup: Sized {
+    type Ledger: Ledger;
+    type Place: Place;
+
+    /// Whether a running delivery holds the whole store against operators.
+    const HOLDS_THE_STORE: bool = false;
+
+    fn over(place: Self::Place) -> Self;
+    fn place(&self) -> &Self::Place;
+    /// Returns a layer over the same store, as another process has.
+    fn layer(&self, key: KeyExtractor) -> impl Future<Output = DedupLayer<Self::Ledger>>;
 
     async fn create() -> Self {
-        Self(fresh_prefix())
+        Self::over(Self::Place::fresh().await)
     }
 
-    async fn layer(&self, key: KeyExtractor) -> Self::Layer {
+    /// Returns an adapter with connections of its own, as the command of an operator has.
+    async fn operator(&self) -> Arc<dyn MaintenanceAdapter> {
+        Arc::new(self.place().adapter().await)
+    }
+
+    async fn age(&self, by: Duration) {
+        self.place().age_rows(by).await;
+    }
+}
+
+impl<P: Place> Setup for P {
+    type Ledger = Lease;
+    type Place = P;
+
+    fn over(place: P) -> Self {
+        place
+    }
+
+    fn place(&self) -> &P {
+        self
+    }
+
+    async fn layer(&self, key: KeyExtractor) -> DedupLayer {
         DedupLayer::new(key, self.adapter().await)
     }
 }
 
 /// Under `on_arrival`.
-pub(crate) struct ArrivedIn<S>(S);
+pub(crate) struct ArrivedIn<P>(P);
 
-impl Setup for ArrivedIn<OnMemory> {
-    type Layer = DedupLayer<OnArrival>;
+impl<P: Place> Setup for ArrivedIn<P> {
+    type Ledger = OnArrival;
+    type Place = P;
 
-    async fn create() -> Self {
-        Self(OnMemory::create().await)
+    fn over(place: P) -> Self {
+        Self(place)
     }
 
-    async fn layer(&self, key: KeyExtractor) -> Self::Layer {
-        DedupLayer::on_arrival(key, Arc::clone(&self.0.0))
-    }
-}
-
-impl Setup for ArrivedIn<OnSqlite> {
-    type Layer = DedupLayer<OnArrival>;
-
-    async fn create() -> Self {
-        Self(OnSqlite::create().await)
+    fn place(&self) -> &P {
+        &self.0
     }
 
-    async fn layer(&self, key: KeyExtractor) -> Self::Layer {
+    async fn layer(&self, key: KeyExtractor) -> DedupLayer<OnArrival> {
         DedupLayer::on_arrival(key, self.0.adapter().await)
     }
 }
 
-impl Setup for ArrivedIn<OnPostgres> {
-    type Layer = DedupLayer<OnArrival>;
+/// Under `transactional`.
+pub(crate) struct In<P>(P);
 
-    async fn create() -> Self {
-        Self(OnPostgres::create().await)
+impl<P: Place<Adapter: TransactionAdapter>> Setup for In<P> {
+    type Ledger = Transactional<<P::Adapter as TransactionAdapter>::Database>;
+    type Place = P;
+
+    const HOLDS_THE_STORE: bool = P::HAS_ONE_WRITER;
+
+    fn over(place: P) -> Self {
+        Self(place)
     }
 
-    async fn layer(&self, key: KeyExtractor) -> Self::Layer {
-        DedupLayer::on_arrival(key, self.0.adapter().await)
-    }
-}
-
-impl Setup for ArrivedIn<OnRedis> {
-    type Layer = DedupLayer<OnArrival>;
-
-    async fn create() -> Self {
-        Self(OnRedis::create().await)
+    fn place(&self) -> &P {
+        &self.0
     }
 
-    async fn layer(&self, key: KeyExtractor) -> Self::Layer {
-        DedupLayer::on_arrival(key, self.0.adapter().await)
+    async fn layer(&self, key: KeyExtractor) -> DedupLayer<Self::Ledger> {
+        DedupLayer::transactional(key, self.0.adapter().await)
     }
 }
 
+pub(crate) type InSqlite = In<OnSqlite>;
+pub(crate) type InPostgres = In<OnPostgres>;
 pub(crate) type ArrivedInMemory = ArrivedIn<OnMemory>;
 pub(crate) type ArrivedInSqlite = ArrivedIn<OnSqlite>;
 pub(crate) type ArrivedInPostgres = ArrivedIn<OnPostgres>;

@@ -16,7 +16,9 @@ use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt};
 use tower_dedup::TxHandle;
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
-use tower_dedup::adapter::{MemoryAdapter, PostgresAdapter, SqliteAdapter, SqliteOptions};
+use tower_dedup::adapter::{
+    MemoryAdapter, PostgresAdapter, SqliteAdapter, SqliteOptions, TransactionAdapter,
+};
 use tower_dedup::key::{Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::ledger::Ledger;
 use tower_dedup::{DedupKey, DedupLayer, DedupTx, Delivery, OnInFlight, ResponseBody};
@@ -327,36 +329,38 @@ pub(crate) async fn memory_under(kind: Kind) -> Fixture {
 }
 
 pub(crate) async fn sqlite_under(kind: Kind) -> Fixture {
-    let (dir, pools) = lite().await;
-    if kind != Kind::Transactional {
-        let stores = pools.map(|pool| Arc::new(lite_adapter(pool)) as Arc<dyn MaintenanceAdapter>);
-        return with_effects_apart(kind, stores, dir);
-    }
-    let (runs, effects) = (Runs::default(), Effects::Lite(pools[0].clone()));
-    let store = Arc::new(lite_adapter(pools[0].clone()));
-    let services = pools.map(|pool| {
-        let runs = Arc::clone(&runs);
-        let layer = DedupLayer::transactional(by_word(), lite_adapter(pool));
-        service(layer, move |request| within::<Sqlite>(request, Arc::clone(&runs)))
-    });
-    Fixture { kind, store, services, effects, runs, _place: Box::new(dir) }
+    let (dir, [one, other]) = lite().await;
+    let effects = Effects::Lite(one.clone());
+    in_a_database(kind, effects, [one.clone(), one, other].map(lite_adapter), dir)
 }
 
 pub(crate) async fn postgres_under(kind: Kind) -> Fixture {
-    let (schema, pools) = pg().await;
+    let (schema, [one, other]) = pg().await;
+    let effects = Effects::Pg(one.clone());
+    in_a_database(kind, effects, [one.clone(), one, other].map(PostgresAdapter::new), schema)
+}
+
+/// Makes a receiver from the adapter of an operator and those of two processes.
+fn in_a_database<A>(
+    kind: Kind,
+    effects: Effects,
+    [operator, one, other]: [A; 3],
+    place: impl std::any::Any,
+) -> Fixture
+where
+    A: MaintenanceAdapter + TransactionAdapter<Database: Sql>,
+{
     if kind != Kind::Transactional {
-        let stores =
-            pools.map(|pool| Arc::new(PostgresAdapter::new(pool)) as Arc<dyn MaintenanceAdapter>);
-        return with_effects_apart(kind, stores, schema);
+        let stores = [one, other].map(|adapter| Arc::new(adapter) as Arc<dyn MaintenanceAdapter>);
+        return with_effects_apart(kind, stores, place);
     }
-    let (runs, effects) = (Runs::default(), Effects::Pg(pools[0].clone()));
-    let store = Arc::new(PostgresAdapter::new(pools[0].clone()));
-    let services = pools.map(|pool| {
+    let runs = Runs::default();
+    let services = [one, other].map(|adapter| {
         let runs = Arc::clone(&runs);
-        let layer = DedupLayer::transactional(by_word(), PostgresAdapter::new(pool));
-        service(layer, move |request| within::<Postgres>(request, Arc::clone(&runs)))
+        let layer = DedupLayer::transactional(by_word(), adapter);
+        service(layer, move |request| within::<A::Database>(request, Arc::clone(&runs)))
     });
-    Fixture { kind, store, services, effects, runs, _place: Box::new(schema) }
+    Fixture { kind, store: Arc::new(operator), services, effects, runs, _place: Box::new(place) }
 }
 
 pub(crate) fn request(words: &str) -> Request<Body> {

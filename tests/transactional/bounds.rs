@@ -1,7 +1,6 @@
 //! A transactional delivery holds a connection, so it takes its permit first, and waits for it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use http::StatusCode;
@@ -10,16 +9,14 @@ use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
 use tokio::sync::Semaphore;
 use tower::limit::GlobalConcurrencyLimitLayer;
 use tower::{Layer, ServiceBuilder};
-use tower_dedup::adapter::contract::Fetch;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
-use tower_dedup::adapter::{PostgresAdapter, SqliteAdapter, TransactionAdapter};
+use tower_dedup::adapter::{PostgresAdapter, SqliteAdapter};
 use tower_dedup::ledger::Transactional;
 use tower_dedup::{DedupLayer, OnInFlight};
 
 use crate::support::postgres::Schema;
 use crate::support::{
-    Handler, answered, by_header, polled, request, result, send, sorted_keys, spawn_send, terms,
-    until,
+    Handler, answered, by_header, polled, request, result, send, spawn_send, until,
 };
 
 async fn over_a_pool_of(connections: u32, schema: &Schema) -> DedupLayer<Transactional<Postgres>> {
@@ -135,56 +132,6 @@ async fn delivery_that_waits_for_a_permit_holds_no_place_in_an_inner_limit() {
     assert_eq!(first.await.unwrap(), StatusCode::OK);
     assert_eq!(waits.await.status(), StatusCode::OK);
     assert_eq!(places.available_permits(), 2);
-}
-
-/// A sender that never retries, such as GitHub, must not get a 503 because many pushes come at once.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_hundred_pushes_at_once_over_a_pool_of_ten_are_all_handled() {
-    let schema = Schema::fresh();
-    let handler = Handler::default();
-    let layer = over_a_pool_of(10, &schema).await;
-    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-    let pushes = (0..200_u32).map(|n| {
-        let service = service.clone();
-        tokio::spawn(async move { send(&service, request(&n.to_string())).await.status() })
-    });
-    for push in pushes.collect::<Vec<_>>() {
-        assert_eq!(push.await.unwrap(), StatusCode::OK);
-        assert!(handle.running() <= 8, "{}", handle.running());
-    }
-    assert_eq!(handler.runs(), 200);
-}
-
-/// A transaction begins on the connection that has read its keys: the pool tests every connection that
-/// it lends. A delivery waits for no second connection while it holds one, and a read of more than 64
-/// responses takes two statements.
-#[tokio::test]
-async fn open_takes_one_connection_of_the_pool_for_each_statement_that_reads() {
-    let schema = Schema::fresh();
-    let lent = Arc::new(AtomicUsize::new(0));
-    let pool = PgPoolOptions::new().max_connections(1).before_acquire({
-        let lent = Arc::clone(&lent);
-        move |_, _| {
-            lent.fetch_add(1, Ordering::SeqCst);
-            Box::pin(async { Ok(true) })
-        }
-    });
-    let pool = pool.acquire_timeout(Duration::from_secs(5)).connect(&schema.url()).await.unwrap();
-    let adapter = PostgresAdapter::new(pool);
-    adapter.stats().await.unwrap();
-    for (count, statements) in [(1, 1), (65, 2)] {
-        let keys = sorted_keys(&format!("of-{count}"), count);
-        for reply in ["first", "duplicate"] {
-            let terms = terms().with_fetch(Fetch::DigestAndResponse);
-            let before = lent.load(Ordering::SeqCst);
-            let opened = adapter.open(&keys, &terms).await.unwrap();
-            assert_eq!(lent.load(Ordering::SeqCst) - before, statements, "{count} {reply}");
-            assert_eq!(opened.transaction.is_some(), reply == "first", "{count}");
-            if let Some(transaction) = opened.transaction {
-                adapter.commit(transaction, &keys, &terms).await.unwrap();
-            }
-        }
-    }
 }
 
 #[tokio::test]

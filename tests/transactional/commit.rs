@@ -22,7 +22,6 @@ use crate::support::{answered, by_header, dedup_key, result};
 on_both!(
     the_key_and_the_effect_commit_together,
     a_failed_handler_leaves_neither_key_nor_effect,
-    savepoint_of_the_handler_rolls_back_its_part_only,
     a_completion_after_its_retention_is_remembered_for_another,
     concurrent_duplicates_run_once,
     duplicate_in_another_process_is_answered_at_once,
@@ -76,15 +75,6 @@ async fn handler_past_its_timeout_is_rolled_back_before_the_answer<D: Db>() {
     }
     assert_eq!(send(&app, "a", "insert").await.status(), 200);
     assert_eq!((db.effects().await, world.last().is_takeover()), (vec!["a".to_owned()], false));
-}
-
-async fn savepoint_of_the_handler_rolls_back_its_part_only<D: Db>() {
-    let (db, world) = (D::create().await, World::default());
-    let app = transactional::<D>(db.adapter(), &world);
-    assert_eq!(send(&app, "a", "savepoints").await.status(), 200);
-    assert_eq!(db.effects().await, ["a"]);
-    assert_eq!(send(&app, "b", "savepoints 500").await.status(), 500);
-    assert_eq!(db.effects().await, ["a"]);
 }
 
 async fn a_completion_after_its_retention_is_remembered_for_another<D: Db>() {

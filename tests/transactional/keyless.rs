@@ -8,34 +8,24 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::{FromRequestParts, Request};
 use axum::http::StatusCode;
-use axum::middleware::from_fn;
 use axum::response::Response;
 use axum::routing::post;
 use sqlx::postgres::Postgres;
 use tower::ServiceExt;
-use tower_dedup::adapter::TransactionAdapter;
-use tower_dedup::adapter::contract::{CallTerms, Token};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::ledger::Transactional;
-use tower_dedup::{
-    DedupHandle, DedupLayer, DedupTx, KeyExtractor, OnMissingKey, TxHandle, TxUnavailable,
-};
+use tower_dedup::{DedupHandle, DedupLayer, DedupTx, KeyExtractor, TxHandle, TxUnavailable};
 
 use super::fixture::{CONNECTIONS, Db, Pg, World, app, handle, on_both, send};
-use super::lend::retry_by_line;
 use crate::support::{answered, by_header, rows};
 
 on_both!(
     one_handler_serves_deliveries_and_handshakes,
-    missing_key_that_passes_through_has_a_transaction,
     failed_handshake_is_rolled_back,
     handshake_whose_handler_ends_its_transaction_is_500,
-    handshake_whose_handler_keeps_its_transaction_is_500_and_rolled_back,
     handler_that_borrows_nothing_needs_no_store,
     transaction_is_opened_once_and_after_a_dropped_call_again,
     nested_layers_open_one_transaction,
-    retry_layer_inside_commits_no_two_runs_of_a_handshake,
-    adapter_opens_a_transaction_without_keys,
 );
 
 fn keys() -> KeyExtractor {
@@ -70,14 +60,6 @@ async fn one_handler_serves_deliveries_and_handshakes<D: Db>() {
     assert_eq!(db.effects().await, ["a", "ping", "ping, more"]);
     assert_eq!(answered(&ping(&app, "500").await), (500, None));
     assert_eq!(world.runs(), 4);
-}
-
-async fn missing_key_that_passes_through_has_a_transaction<D: Db>() {
-    let (db, world) = (D::create().await, World::default());
-    let app = app::<D>(layer(&db).on_missing_key(OnMissingKey::PassThrough), &world);
-    let request = Request::post("/hook").body(Body::from("insert")).unwrap();
-    assert_eq!(app.clone().oneshot(request).await.unwrap().status(), 200);
-    assert_eq!(db.effects().await, ["ping"]);
 }
 
 async fn failed_handshake_is_rolled_back<D: Db>() {
@@ -120,18 +102,6 @@ async fn handshake_whose_handler_ends_its_transaction_is_500<D: Db>() {
         other => panic!("{other:?}"),
     }
     assert_eq!(send(&app, "a", "insert").await.status(), 200);
-}
-
-async fn handshake_whose_handler_keeps_its_transaction_is_500_and_rolled_back<D: Db>() {
-    let (db, world) = (D::create().await, World::default());
-    let app = app::<D>(layer(&db), &world);
-    assert_eq!(answered(&ping(&app, "insert keep").await), (500, Some("uncommitted")));
-    world.waiting(1).await;
-    world.go.notify_waiters();
-    world.waiting(0).await;
-    // SQLite waits for the rollback.
-    assert_eq!(send(&app, "a", "insert").await.status(), 200);
-    assert_eq!(db.effects().await, ["a"]);
 }
 
 async fn handler_that_borrows_nothing_needs_no_store<D: Db>() {
@@ -196,42 +166,6 @@ async fn nested_layers_open_one_transaction<D: Db>() {
     assert_eq!(db.effects().await, ["ping"]);
 }
 
-async fn retry_layer_inside_commits_no_two_runs_of_a_handshake<D: Db>() {
-    let (db, world) = (D::create().await, World::default());
-    let app = Router::new()
-        .route("/hook", post(handle::<D>).layer(from_fn(retry_by_line)))
-        .layer(layer(&db))
-        .with_state(world.clone());
-    assert_eq!(answered(&ping(&app, "more 500\ninsert").await), (500, None));
-    assert_eq!((db.effects().await, world.runs()), (vec![], 1));
-    assert_eq!(ping(&app, "insert\ninsert").await.status(), 200);
-    assert_eq!(db.effects().await, ["ping"]);
-}
-
-/// The contract of [`TransactionAdapter::open`] and `commit`.
-async fn adapter_opens_a_transaction_without_keys<D: Db>() {
-    let db = D::create().await;
-    let (adapter, minute) = (db.adapter(), Duration::from_secs(60));
-    let terms = CallTerms::on_completion(Token::random(), minute, minute);
-    let write = |id: &str| format!("INSERT INTO effects (id) VALUES ('{id}')");
-    for (id, commits) in [("a", true), ("b", false), ("c", true)] {
-        let opened = adapter.open(&[], &terms).await.unwrap();
-        assert!(opened.replies.is_empty());
-        let mut transaction = opened.transaction.unwrap();
-        D::run(transaction.connection(), write(id)).await.unwrap();
-        if commits {
-            adapter.commit(transaction, &[], &terms).await.unwrap();
-        } else {
-            adapter.rollback(transaction).await.unwrap();
-        }
-    }
-    let dropped = adapter.open(&[], &terms).await.unwrap();
-    D::run(dropped.transaction.unwrap().connection(), write("d")).await.unwrap();
-    assert_eq!(db.effects().await, ["a", "c"]);
-    // Keys that a handler writes itself are its own.
-    assert_eq!(rows(&adapter).await, 0);
-}
-
 /// The connection dies before COMMIT: a retry may succeed.
 #[tokio::test]
 async fn handshake_whose_commit_fails_is_503() {
@@ -246,14 +180,5 @@ async fn handshake_whose_commit_fails_is_503() {
     let response = ping(&app, "").await;
     assert_eq!(answered(&response), (503, Some("unavailable")));
     assert_eq!(response.headers()["retry-after"], "30");
-    assert!(db.effects().await.is_empty());
-}
-
-/// The constraint is checked by the COMMIT, after the layer's last statement.
-#[tokio::test]
-async fn handshake_that_violates_a_deferred_constraint_is_500() {
-    let (db, world) = (Pg::create().await, World::default());
-    let app = app::<Pg>(layer(&db), &world);
-    assert_eq!(answered(&ping(&app, "insert insert").await), (500, Some("uncommitted")));
     assert!(db.effects().await.is_empty());
 }

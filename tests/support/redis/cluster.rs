@@ -145,13 +145,6 @@ impl Cluster {
         wait_until("one owner of a slot", || self.owner_of(slot)).await
     }
 
-    /// Kills the primary that owns the slot of a key. Returns its number.
-    pub(crate) async fn kill_primary_of(&self, key: &str) -> usize {
-        let number = self.primary_of(key).await;
-        self.nodes[number].kill();
-        number
-    }
-
     /// Waits until a node other than this one owns the slot of a key, and all slots are served again.
     pub(crate) async fn failover_from(&self, old: usize, key: &str) -> usize {
         let slot = self.slot_of(key);
