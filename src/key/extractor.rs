@@ -525,12 +525,18 @@ impl KeyExtractor {
         if request.body().is_empty() {
             return Err(KeyError::new(KeyErrorKind::Missing, "the body"));
         }
-        let [namespace, _] = self.namespaces(request)?;
-        let mut id = body_id(request.body());
-        if let Rule::IdempotencyKey(scope) = &self.rule {
-            id = idempotency::id(scope, request, &id)?;
+        let [namespace, second_namespace] = self.namespaces(request)?;
+        let digest = body_id(request.body());
+        let id: Cow<'_, str> = match &self.rule {
+            Rule::IdempotencyKey(scope) => idempotency::id(scope, request, &digest)?.into(),
+            _ => (&*digest).into(),
+        };
+        let mut event = Event::new(DedupKey::in_namespace(&namespace, &id)?);
+        // Otherwise whoever replays a body without its id lets it run again.
+        if self.second.as_ref().is_some_and(|second| second.is_content) {
+            event.set_second(DedupKey::in_namespace(&second_namespace, &digest)?, true);
         }
-        Ok(Event::new(DedupKey::in_namespace(&namespace, &id)?).into())
+        Ok(event.into())
     }
 
     /// Returns `true` if nothing that the sender signs identifies the event.

@@ -2,14 +2,11 @@
 
 use std::borrow::Cow;
 
-use http::header::{CONTENT_TYPE, HeaderMap, HeaderName};
+use http::header::{HeaderMap, HeaderName};
 
 use super::id::check_value;
 use super::request::RequestRef;
 use crate::error::KeyErrorKind;
-
-/// The media type of a form.
-pub(crate) const FORM: &str = "application/x-www-form-urlencoded";
 
 /// Returns the header's value without the white space around it, which is not part of a field
 /// value (RFC 9110, section 5.5). Two headers of one name are malformed, because proxies differ in
@@ -30,14 +27,12 @@ pub(super) fn header<'r>(
     }
 }
 
-/// Returns the field's decoded value. A body with another content type has no fields; senders may
-/// omit the content type.
+/// Returns the field's decoded value. A body with another content type has no fields.
 pub(super) fn form<'r>(
     request: &RequestRef<'r>,
     name: &str,
 ) -> Result<Option<Cow<'r, str>>, KeyErrorKind> {
-    let is_form = !request.headers().contains_key(CONTENT_TYPE) || request.is_of(FORM);
-    if is_form { pair(request.body(), name) } else { Ok(None) }
+    if request.may_be_form() { pair(request.body(), name) } else { Ok(None) }
 }
 
 /// Returns the decoded value of `name` among `name=value` pairs joined by `&`.

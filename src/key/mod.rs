@@ -55,7 +55,6 @@ pub(crate) use events::Events;
 pub use events::Extracted;
 pub(crate) use extractor::Rule;
 pub use extractor::{IntoKeyExtractor, KeyExtractor};
-pub(crate) use field::FORM;
 #[cfg(feature = "postgres")]
 pub(crate) use id::MAX_ID_LEN;
 pub use id::{DedupKey, Event, Keys};
@@ -64,4 +63,5 @@ pub(crate) use idempotency::whole_payload;
 pub(crate) use json::{Arrays, items};
 pub(crate) use part::compose;
 pub use part::{KeyPart, body_digest, form, from_fn, header, json, query};
+pub(crate) use request::FORM;
 pub use request::RequestRef;

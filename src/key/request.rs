@@ -6,6 +6,9 @@ use super::json::Values;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Uri, header, request};
 
+/// The media type of a form.
+pub(crate) const FORM: &str = "application/x-www-form-urlencoded";
+
 /// The head of a request and its whole body.
 #[derive(Clone, Copy)]
 pub struct RequestRef<'r> {
@@ -45,6 +48,11 @@ impl<'r> RequestRef<'r> {
         let value = self.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
         let essence = value.unwrap_or_default().split(|byte| *byte == b';').next();
         essence.unwrap_or_default().trim_ascii().eq_ignore_ascii_case(media_type.as_bytes())
+    }
+
+    /// Returns `true` if the body may be a form. Senders may omit the content type.
+    pub(crate) fn may_be_form(&self) -> bool {
+        !self.headers().contains_key(header::CONTENT_TYPE) || self.is_of(FORM)
     }
 
     /// Returns the extensions that outer layers have inserted.

@@ -375,8 +375,8 @@ impl<L, B> DedupLayer<L, B> {
     /// [`Verified`](crate::Verified) in its extensions. A layer that verifies signatures belongs
     /// outside this one, and the order is easy to reverse.
     ///
-    /// Logs a warning if the preset's sender does not sign the id and the key has no
-    /// [content identity](crate::guide::keys#an-id-that-is-not-signed).
+    /// Logs a warning if the preset's sender does not sign the id and the key has no second identity, such
+    /// as a [content identity](crate::guide::keys#an-id-that-is-not-signed).
     pub fn require_verified(mut self) -> Self {
         if self.config.key.is_replayable() {
             observe::unsigned_id(&self.config.key.namespace);
@@ -454,7 +454,8 @@ impl<L: Ledger, B> DedupLayer<L, B> {
     /// attempt counter or a time into the body (see [`provider`](crate::provider)). In a
     /// multi-event delivery, `part` is read from each event's
     /// [own bytes](crate::key::Event::with_payload). The SHA-256 of `part` is stored with the key. A
-    /// delivery without `part` is not compared.
+    /// delivery without `part` is not compared, and one whose `part` is malformed is answered 400. An
+    /// amount with a fraction is malformed for [`json`](crate::key::json): read it by a closure.
     ///
     /// A mismatch is counted, logged, and answered as `on_mismatch` says; the handler does not run.
     /// Only payloads of *handled* events are compared. After a failed attempt, the event may come

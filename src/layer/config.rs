@@ -14,6 +14,9 @@ use crate::key::{KeyExtractor, KeyPart};
 use crate::ledger::{BeginContext, Times};
 use crate::observe::Meters;
 
+/// Stands for [`DedupResult::ResponseNotStored`](crate::DedupResult::ResponseNotStored): no answer to a duplicate.
+pub(super) const NOT_STORED: StatusCode = StatusCode::INTERNAL_SERVER_ERROR;
+
 /// Every setting but the bounds, which are the gate's.
 #[derive(Debug, Clone)]
 pub(super) struct Config {
@@ -102,7 +105,9 @@ impl Config {
         let is_allowed = !status.is_success() && !status.is_informational();
         check(is_allowed, "in_flight_status", "neither 1xx nor 2xx")?;
         // A client of an API must not take an empty 2xx for the response.
-        let is_told = self.problems && self.on_in_flight != OnInFlight::Acknowledge;
+        let is_told = self.problems
+            && self.duplicate_status == NOT_STORED
+            && self.on_in_flight != OnInFlight::Acknowledge;
         check(self.duplicate_status.is_success() || is_told, "duplicate_status", "2xx")?;
         if let Some(docs) = &self.problem_docs {
             let is_url = docs.parse::<Uri>().is_ok() && !docs.contains('#');

@@ -5,6 +5,7 @@ use std::time::Duration;
 use http::{StatusCode, header};
 
 use super::builder::DedupLayer;
+use super::config::NOT_STORED;
 use super::policy::{LogIds, OnInFlight, OnMismatch, Replay};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::adapter::TransactionAdapter;
@@ -85,7 +86,7 @@ impl<L: CanReplay> DedupLayer<L> {
             .replay(replay);
         // Invalid for other layers, because webhook senders retry after it. A client of an API
         // must not take an empty 2xx for the response: a duplicate without one is `ResponseNotStored`.
-        layer.config.duplicate_status = StatusCode::INTERNAL_SERVER_ERROR;
+        layer.config.duplicate_status = NOT_STORED;
         layer.config.problems = true;
         layer.config.log_ids = LogIds::Hashed;
         layer

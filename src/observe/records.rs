@@ -99,8 +99,8 @@ records! {
         );
     }
 
-    /// once a layer: [`require_verified`](crate::DedupLayer::require_verified) is set, and there is no
-    /// [content identity](crate::guide::keys#an-id-that-is-not-signed)
+    /// once a layer: [`require_verified`](crate::DedupLayer::require_verified) is set, and there is no second
+    /// identity, such as a [content identity](crate::guide::keys#an-id-that-is-not-signed)
     fn unsigned_id(namespace: &str) {
         warn!(
             "unsigned id: this sender does not sign the id, so a captured delivery runs again under another \

@@ -54,13 +54,16 @@ fn is_no_slack_event(request: &RequestRef<'_>) -> bool {
 /// This key is for *callbacks*. The turns of a conversation (the `action` of a `<Gather>` or
 /// `<Record>`) need the body of the response. They repeat one `CallSid` with one status when a menu
 /// asks again. Leave such routes out, or use [`TWILIO_BY_TOKEN`] with
-/// [`replay`](crate::DedupLayer::replay).
+/// [`replay`](crate::DedupLayer::replay). The webhooks of Conversations report several events
+/// (`EventType`) under one `MessageSid`, so they need a key of their own.
 ///
 /// [Signature](https://www.twilio.com/docs/usage/security#validating-requests): HMAC-SHA1 over the public URL and the form
 /// fields, without separators. If the body is no form, the URL has its digest.
 ///
 /// - `MessageStatus=sent&SmsSid=SM1` and `MessageStatus=sentSmsSidSM1` have one signature, and the second is another
-///   key. Let the handler refuse unknown statuses and values that are no SID.
+///   key. A field that the key may lack can be hidden in its neighbour, too. Let the handler refuse unknown statuses,
+///   values that are no SID, and requests without a field that Twilio always sends, such as `AccountSid`.
+/// - The content type is not signed. A form with another content type is refused, because its fields are not read.
 /// - The time is not signed, and neither is the method: the text of a GET is also that of a POST with the end of the
 ///   query in its form. So the verifier takes the method from `AccountSid=AC…` (`AC` and 32 hexadecimal digits). A GET
 ///   needs it in its query, and no body. Any other request is refused with it in its URL or fields: put no `AccountSid`
@@ -82,7 +85,9 @@ pub const TWILIO: Preset = Preset {
 /// the header, by the fields of [`TWILIO`].
 ///
 /// This key is for the turns of a conversation, which repeat one `CallSid` with one status. The
-/// signature does not cover the header. We did not find its official definition.
+/// signature does not cover the header, and a [content identity](crate::KeyExtractor::content_identity)
+/// does not help: the signature covers the fields in any order. We did not find the official
+/// definition of the header.
 pub const TWILIO_BY_TOKEN: Preset = Preset {
     name: "twilio-by-token",
     rule: || Rule::part(twilio_by_token()),
@@ -142,7 +147,7 @@ pub const TELEGRAM: Preset = Preset {
 /// Twitch EventSub: the header `Twitch-Eventsub-Message-Id`, which is signed.
 ///
 /// The header that marks a verification or a revocation is not signed. Such a request is a handshake
-/// only if the signed body has no `/event`.
+/// only if the signed body has neither an `/event` nor a list of `/events`.
 ///
 /// [Signature](https://dev.twitch.tv/docs/eventsub/handling-webhook-events/): HMAC-SHA256 over id, time and body. Twitch
 /// recommends a tolerance of 10 min.
@@ -163,5 +168,6 @@ pub const TWITCH: Preset = Preset {
 
 fn is_no_twitch_event(request: &RequestRef<'_>) -> bool {
     let is = |kind| header_is(request, "twitch-eventsub-message-type", kind);
-    (is("webhook_callback_verification") || is("revocation")) && lacks(request, "/event")
+    let has_no_event = ["/event", "/events"].into_iter().all(|pointer| lacks(request, pointer));
+    (is("webhook_callback_verification") || is("revocation")) && has_no_event
 }

@@ -39,6 +39,10 @@ pub const STRIPE: Preset = Preset {
 ///
 /// [Signature](https://shopify.dev/docs/apps/build/webhooks): HMAC-SHA256 over the body. Neither the
 /// id nor a time is signed.
+///
+/// **Before you add a [content identity](crate::KeyExtractor::content_identity)**, give each topic its
+/// own route and namespace. The topic is not in the body, and `orders/create` and `orders/paid` of one
+/// order may have the same bytes. In one namespace the second of them would be a duplicate.
 pub const SHOPIFY: Preset = Preset {
     name: "shopify",
     rule: || {

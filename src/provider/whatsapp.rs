@@ -25,6 +25,11 @@ use crate::key::{
 /// `recipient_id`, and the fields of the entry and of the change. One request carries up to 1,000
 /// updates. Meta verifies the URL by a GET, which the layer does not deduplicate.
 ///
+/// **Some statuses share a key, and all but the first are duplicates**: the same status of several
+/// members of a group (`recipient_participant_id`), and several statuses of one payment with one
+/// name (`/payment`). If they matter, read your own key with
+/// [`KeyExtractor::from_fn`](crate::KeyExtractor::from_fn).
+///
 /// [Signature](https://developers.facebook.com/docs/graph-api/webhooks/getting-started): HMAC-SHA256 over the body, which
 /// has the ids. No time is signed.
 pub const WHATSAPP: Preset = Preset {

@@ -3,8 +3,8 @@
 
 use http::Request;
 use tower::Layer;
-use tower_dedup::DedupLayer;
 use tower_dedup::key::{self, KeyExtractor};
+use tower_dedup::{DedupLayer, OnMissingKey};
 
 use crate::support::ledgers::{OnMemory, Setup};
 use crate::support::log::Log;
@@ -93,6 +93,21 @@ async fn replayed_body_is_logged_as_a_warning_and_a_retry_is_not() {
         send(&arrival, event(id, "old")).await;
         assert_eq!(log.beginning("same body").len(), 2 * warnings, "{id}");
     }
+}
+
+/// Whoever replays a body can leave its id out.
+#[tokio::test]
+async fn replayed_body_without_an_id_is_a_duplicate_by_its_body() {
+    let handler = Handler::default();
+    let layer = DedupLayer::new(by_header_and_body(), memory());
+    let service = layer.on_missing_key(OnMissingKey::BodyDigest).layer(handler.service());
+    let without_id = |body| Request::post("/hook").body(Body::from(body)).unwrap();
+    assert_eq!(answered(&send(&service, event("id-1", "old")).await), (200, None));
+    assert_eq!(result(&send(&service, without_id("old")).await), Some("duplicate"));
+    assert_eq!(answered(&send(&service, without_id("new")).await), (200, None));
+    assert_eq!(result(&send(&service, without_id("new")).await), Some("duplicate"));
+    assert_eq!(result(&send(&service, event("id-2", "new")).await), Some("duplicate"));
+    assert_eq!(handler.runs(), 2);
 }
 
 #[test]

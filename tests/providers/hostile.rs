@@ -35,6 +35,21 @@ fn malformed_body_has_its_reason() {
     assert_eq!(kind(provider::HUBSPOT, body), Err(KeyErrorKind::NotAnId));
 }
 
+/// The header that marks a revocation is not signed, and the body of drops is a list of events.
+#[test]
+fn list_of_drops_is_no_handshake_of_twitch() {
+    let drops = r#"{"subscription": {"type": "drop.entitlement.grant"}, "events": [{"id": "1"}]}"#;
+    let revoked = r#"{"subscription": {"status": "authorization_revoked"}}"#;
+    for (body, is_event) in [(drops, true), (revoked, false)] {
+        let request = Request::post("/hook")
+            .header("twitch-eventsub-message-id", "m1")
+            .header("twitch-eventsub-message-type", "revocation");
+        let ((head, ()), body) = (request.body(()).unwrap().into_parts(), Bytes::from(body));
+        let found = provider::TWITCH.extractor().extract(&RequestRef::new(&head, &body)).unwrap();
+        assert_eq!(matches!(found, Extracted::Keys(_)), is_event, "{body:?}");
+    }
+}
+
 /// The sum of all arrays counts, although no single array is too long.
 #[test]
 fn updates_of_all_entries_together_are_bounded() {

@@ -381,6 +381,24 @@ fn twilio_signature_of_one_method_is_refused_for_the_other_at_every_cut() {
     }
 }
 
+/// The content type is not signed. Under another one, the fields are not read for the key.
+#[test]
+fn twilio_form_of_another_content_type_is_refused() {
+    let sent = case(provider::TWILIO, "sms-status-sent");
+    let refused = Err(Refusal::Malformed("content-type"));
+    for (content_type, verdict) in [
+        ("application/x-www-form-urlencoded; charset=UTF-8", Ok(())),
+        ("application/json", refused),
+        ("text/plain", refused),
+    ] {
+        let mut case = sent.clone();
+        case.headers.retain(|name, _| !name.eq_ignore_ascii_case("content-type"));
+        assert_eq!(case.verdict(provider::TWILIO), Ok(()));
+        case.headers.insert("Content-Type".to_owned(), content_type.to_owned());
+        assert_eq!(case.verdict(provider::TWILIO), verdict, "{content_type}");
+    }
+}
+
 /// The configured URL is verified, whatever host the request names.
 #[test]
 fn twilio_signature_needs_the_public_url() {

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use bytes::Bytes;
 use hmac::Hmac;
 use http::Method;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
+use crate::key::RequestRef;
 use crate::verify::error::Refusal;
 use crate::verify::public_url::target;
 use crate::verify::received::{HmacSha256, Received, base64, hex, signed};
@@ -45,6 +47,9 @@ pub(in crate::verify) fn twilio_text(request: &Received<'_>) -> Result<String, R
         if !request.body.is_empty() {
             return Err(Refusal::Forged);
         }
+    } else if !RequestRef::new(request.head, &Bytes::new()).may_be_form() {
+        // Otherwise an attacker could hide the fields from the key, which reads forms.
+        return Err(Refusal::Malformed("content-type"));
     } else {
         // Twilio sorts the fields and signs equal pairs once.
         for (name, value) in form_urlencoded::parse(request.body).collect::<BTreeSet<_>>() {
