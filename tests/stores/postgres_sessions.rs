@@ -120,11 +120,16 @@ async fn leak_a_transaction(pool: &PgPool, more: &str) {
     let _ = leaked.execute(sqlx::raw_sql(statements)).await;
 }
 
-#[tokio::test]
-async fn key_is_forgotten_beside_a_transaction_that_the_user_has_leaked() {
+async fn over_one_connection() -> (Database, PgPool, PostgresAdapter) {
     let database = Database::fresh().await;
     let pool = database.pool(1);
     let adapter = PostgresAdapter::new(pool.clone());
+    (database, pool, adapter)
+}
+
+#[tokio::test]
+async fn key_is_forgotten_beside_a_transaction_that_the_user_has_leaked() {
+    let (_database, pool, adapter) = over_one_connection().await;
     let (key, terms) = (dedup_key("a"), on_claim(&terms()));
     adapter.claim(&key, &terms).await.unwrap();
     leak_a_transaction(&pool, "").await;
@@ -135,9 +140,7 @@ async fn key_is_forgotten_beside_a_transaction_that_the_user_has_leaked() {
 
 #[tokio::test]
 async fn key_is_purged_beside_a_transaction_that_the_user_has_leaked() {
-    let database = Database::fresh().await;
-    let pool = database.pool(1);
-    let adapter = PostgresAdapter::new(pool.clone());
+    let (database, pool, adapter) = over_one_connection().await;
     let (key, terms) = (dedup_key("a"), on_claim(&terms()));
     adapter.claim(&key, &terms).await.unwrap();
     database.run("UPDATE webhook_deliveries SET expires_at = now() - interval '2 h'").await;
@@ -149,9 +152,7 @@ async fn key_is_purged_beside_a_transaction_that_the_user_has_leaked() {
 
 #[tokio::test]
 async fn table_is_made_beside_a_transaction_that_the_user_has_leaked() {
-    let database = Database::fresh().await;
-    let pool = database.pool(1);
-    let adapter = PostgresAdapter::new(pool.clone());
+    let (_database, pool, adapter) = over_one_connection().await;
     leak_a_transaction(&pool, "").await;
     let (key, terms) = (dedup_key("a"), on_claim(&terms()));
     assert_eq!(adapter.claim(&key, &terms).await.unwrap(), ClaimReply::first(1, false));
@@ -159,9 +160,7 @@ async fn table_is_made_beside_a_transaction_that_the_user_has_leaked() {
 
 #[tokio::test]
 async fn transaction_that_the_user_has_leaked_and_broken_fails_no_delivery() {
-    let database = Database::fresh().await;
-    let pool = database.pool(1);
-    let adapter = PostgresAdapter::new(pool.clone());
+    let (_database, pool, adapter) = over_one_connection().await;
     adapter.migrate().await.unwrap();
     leak_a_transaction(&pool, "SELECT nonsense").await;
     let opened = adapter.open(&[dedup_key("a")], &terms()).await.unwrap();

@@ -21,12 +21,10 @@ impl SqliteStore {
     /// Deletes at most `limit` expired keys.
     pub(super) async fn purge(self: &Arc<Self>, limit: u32) -> Result<u64, Error> {
         self.write_in_task(move |store| async move {
-            let purge = async {
-                let connection = &mut *acquire(&store.writer).await?;
-                query(&store.statements.purge).bind(limit).execute(connection).await
-            };
-            let purged = purge.await.map(|done| done.rows_affected());
-            purged.map_err(|error| store_error("purging", error))
+            let fault = |error| store_error("purging", error);
+            let connection = &mut *acquire(&store.writer).await.map_err(fault)?;
+            let purge = query(&store.statements.purge).bind(limit);
+            Ok(purge.execute(connection).await.map_err(fault)?.rows_affected())
         })
         .await
     }
