@@ -11,6 +11,11 @@
 //! 4. A release always writes. It raises the version of each row, and inserts a released row where there is none. It
 //!    keeps `expires_at` at now or later. `forget` leaves a released row.
 //! 5. A purge deletes rows an hour after `expires_at`, and no message is under way for an hour.
+//! 6. A handler's transaction that has executed its completion holds the row until its COMMIT or ROLLBACK. Nobody but
+//!    a release, and the completion of a lease, waits for a held row. A claim reads the row as it was before. A take
+//!    passes over it, and is answered *in flight*. The outcome is unknown instead if the claim has lost a reply: an
+//!    earlier message of the claim may still take the row. A claim that finds its own lease is first, although the
+//!    row is held. A renewal writes nothing, and is answered *renewed*. `forget` and the purge leave the row.
 
 use stateright::{Model, Property};
 
@@ -40,8 +45,12 @@ pub(crate) struct Fence {
     pub(crate) ticks: i8,
     pub(crate) lapses: u8,
     pub(crate) forgets: u8,
-    /// There is an old row, which may be purged.
-    pub(crate) old_row: bool,
+    /// How many transactions of callers hold the row.
+    pub(crate) holds: u8,
+    /// How many transactions of earlier runs hold the row: their leases lapsed before this history.
+    pub(crate) earlier_holds: u8,
+    /// The row of an earlier run. A complete row has expired, and may be purged.
+    pub(crate) old_row: Row,
     pub(crate) each: Left,
     pub(crate) broken: Option<Rule>,
 }
@@ -119,6 +128,12 @@ pub(crate) struct State {
     messages: Vec<Message>,
     lapses: u8,
     forgets: u8,
+    holds: u8,
+    earlier_holds: u8,
+    /// Whose transaction holds the row. `NOBODY` is an earlier run.
+    holder: Option<Token>,
+    /// An earlier run has committed.
+    earlier_committed: bool,
     /// When the retention of the last acknowledged completion ends. On arrival, a claim completes.
     complete_until: i8,
     /// The property that this history violates.
@@ -135,6 +150,10 @@ pub(crate) enum Step {
     Send(Token, Kind),
     /// The store executes a message. `true`: the reply arrives.
     Arrive(Message, bool),
+    /// A handler executes its completion: its transaction holds the row.
+    Hold(Token),
+    /// The transaction that holds the row ends. `true`: by its COMMIT.
+    EndHold(bool),
     Lapse,
     Forget,
     Purge,
@@ -201,6 +220,9 @@ impl Fence {
         let Message { kind, by, .. } = message;
         let place = state.messages.iter().position(|other| *other == message);
         state.messages.remove(place.expect("the message is under way"));
+        if state.holder.is_some() && self.meets_a_held_row(state, message, is_replied) {
+            return;
+        }
         let (before, is_new) = (state.row, state.row.row == Row::Absent);
         let until = state.now + self.retention;
         let violated = match kind {
@@ -235,6 +257,62 @@ impl Fence {
         state.violated = violated;
         if is_replied {
             self.reply(state, message, before);
+        }
+    }
+
+    /// Returns `true` if the message ends at the held row. Any other message sees the row as it was before.
+    fn meets_a_held_row(&self, state: &mut State, message: Message, is_replied: bool) -> bool {
+        let Message { kind, by, .. } = message;
+        match kind {
+            Kind::Take(version) if version == state.row.version => {
+                let has_lost_a_reply = state.caller(by).left.repeats < self.each.repeats;
+                let is_unknown = has_lost_a_reply && self.holds(Rule::SkipAfterALossIsUnknown);
+                if is_replied {
+                    self.answer(state, by, if is_unknown { Phase::Gone } else { Phase::InFlight });
+                }
+                true
+            }
+            Kind::Read
+                if state.row.row == Row::Leased(by) && !self.holds(Rule::OwnHeldRowIsFirst) =>
+            {
+                self.answer(state, by, Phase::InFlight);
+                true
+            }
+            // Only if `ReleaseWaitsForTheRow` is broken.
+            Kind::Release => {
+                if is_replied {
+                    self.reply(state, message, state.row);
+                }
+                true
+            }
+            Kind::Renew => true,
+            Kind::Insert | Kind::Read | Kind::Take(_) | Kind::Complete => false,
+        }
+    }
+
+    /// Returns `true` if the store executes no such message while a transaction holds the row.
+    fn waits(&self, kind: Kind) -> bool {
+        match kind {
+            Kind::Release => self.holds(Rule::ReleaseWaitsForTheRow),
+            Kind::Complete => true,
+            Kind::Insert | Kind::Read | Kind::Take(_) | Kind::Renew => false,
+        }
+    }
+
+    /// The transaction that holds the row ends: the first COMMIT wins, whoever has the lease.
+    fn end_hold(&self, state: &mut State, is_committed: bool) {
+        let Some(by) = state.holder.take() else { return };
+        let completed = store::complete_in_transaction(state.row.row, by, self.broken);
+        if let (true, Some(row)) = (is_committed, completed) {
+            let (kept, anew) = (state.row.expires, state.now + self.retention);
+            let expires = if kept > state.now { kept } else { anew };
+            self.write(state, row, expires);
+            state.complete_until = state.complete_until.max(expires);
+        }
+        if by == NOBODY {
+            state.earlier_committed |= is_committed;
+        } else {
+            state.caller(by).phase = if is_committed { Phase::Completed } else { Phase::Gone };
         }
     }
 
@@ -279,7 +357,7 @@ impl Fence {
                     let ran =
                         |other: &Caller| matches!(other.phase, Phase::Succeeded | Phase::Completed);
                     let is_lost = self.ledger == Ledger::Lease
-                        && !self.old_row
+                        && !state.earlier_committed
                         && caller.phase == Phase::Waits
                         && !state.callers.iter().any(ran);
                     state.violated = state.violated.or(is_lost.then_some(RAN));
@@ -316,7 +394,8 @@ impl Fence {
 
     fn first(&self, state: &mut State, by: Token) {
         let is_faulty = state.forgets < self.forgets;
-        let is_held = state.lapses == self.lapses
+        let has_lapsed = state.lapses < self.lapses || state.earlier_holds < self.earlier_holds;
+        let is_held = !has_lapsed
             && state
                 .callers
                 .iter()
@@ -362,9 +441,12 @@ impl Fence {
         state.callers.sort_unstable();
         state.messages.iter_mut().for_each(|message| message.by = places[usize::from(message.by)]);
         state.messages.sort_unstable();
-        if let Row::Leased(by) | Row::Lapsed(by) | Row::Complete(by) = &mut state.row.row {
-            *by = places[usize::from(*by)];
-        }
+        let of_row = match &mut state.row.row {
+            Row::Leased(by) | Row::Lapsed(by) | Row::Complete(by) => Some(by),
+            Row::Absent | Row::Released => None,
+        };
+        // `NOBODY` keeps its place.
+        of_row.into_iter().chain(&mut state.holder).for_each(|by| *by = places[usize::from(*by)]);
         state
     }
 }
@@ -374,16 +456,24 @@ impl Model for Fence {
     type Action = Step;
 
     fn init_states(&self) -> Vec<State> {
-        let (row, version) =
-            if self.old_row { (Row::Complete(NOBODY), 1) } else { (Row::Absent, 0) };
+        let is_complete = matches!(self.old_row, Row::Complete(_));
+        let row = Versioned {
+            row: self.old_row,
+            version: u8::from(self.old_row != Row::Absent),
+            expires: if matches!(self.old_row, Row::Lapsed(_)) { HOUR + self.retention } else { 0 },
+        };
         let caller = Caller { phase: Phase::Idle, is_served: false, left: self.each };
         vec![State {
             now: HOUR,
-            row: Versioned { row, version, expires: 0 },
+            row,
             callers: vec![caller; usize::from(self.callers)],
             messages: Vec::new(),
             lapses: self.lapses,
             forgets: self.forgets,
+            holds: self.holds,
+            earlier_holds: self.earlier_holds,
+            holder: None,
+            earlier_committed: is_complete,
             complete_until: 0,
             violated: None,
         }]
@@ -393,6 +483,8 @@ impl Model for Fence {
         if state.violated.is_some() {
             return;
         }
+        let can_complete = store::complete_in_transaction(state.row.row, NOBODY, self.broken);
+        let may_hold = state.holder.is_none() && can_complete.is_some();
         for (by, Caller { phase, is_served, left }) in (0..).zip(&state.callers) {
             match phase {
                 Phase::Idle => steps.push(Step::Claim(by)),
@@ -404,7 +496,13 @@ impl Model for Fence {
                 }
                 Phase::Gone if left.releases > 0 => steps.push(Step::Send(by, Kind::Release)),
                 Phase::Runs if self.ledger == Ledger::Lease => {
-                    steps.extend([Step::Handler(by, true), Step::Handler(by, false)]);
+                    // A handler whose transaction holds the row ends with the transaction.
+                    if state.holder != Some(by) {
+                        steps.extend([Step::Handler(by, true), Step::Handler(by, false)]);
+                    }
+                    if may_hold && state.holds > 0 {
+                        steps.push(Step::Hold(by));
+                    }
                     if left.renewals > 0 {
                         steps.push(Step::Send(by, Kind::Renew));
                     }
@@ -415,10 +513,17 @@ impl Model for Fence {
                 _ => {}
             }
         }
+        if may_hold && state.earlier_holds > 0 {
+            steps.push(Step::Hold(NOBODY));
+        }
+        if state.holder.is_some() {
+            steps.extend([true, false].map(Step::EndHold));
+        }
         let Versioned { row, expires, .. } = state.row;
         match row {
             Row::Absent => {}
             Row::Leased(_) => steps.extend((state.lapses > 0).then_some(Step::Lapse)),
+            Row::Lapsed(_) | Row::Released | Row::Complete(_) if state.holder.is_some() => {}
             Row::Lapsed(_) | Row::Released | Row::Complete(_) => {
                 steps.extend((state.forgets > 0).then_some(Step::Forget));
                 steps.extend((state.now - expires >= HOUR).then_some(Step::Purge));
@@ -432,6 +537,9 @@ impl Model for Fence {
         let mut messages = state.messages.clone();
         messages.dedup();
         for message in messages {
+            if state.holder.is_some() && self.waits(message.kind) {
+                continue;
+            }
             if message.is_awaited {
                 steps.push(Step::Arrive(message, true));
             }
@@ -477,6 +585,12 @@ impl Model for Fence {
                 state.send(by, kind);
             }
             Step::Arrive(message, is_replied) => self.arrive(&mut state, message, is_replied),
+            Step::Hold(by) => {
+                let left = if by == NOBODY { &mut state.earlier_holds } else { &mut state.holds };
+                *left -= 1;
+                state.holder = Some(by);
+            }
+            Step::EndHold(is_committed) => self.end_hold(&mut state, is_committed),
             Step::Lapse => {
                 state.lapses -= 1;
                 if let Row::Leased(by) = state.row.row {
@@ -537,7 +651,19 @@ impl Model for Fence {
                 is(state, Phase::Duplicate)
             }),
         ];
-        if self.ticks > 0 || self.old_row {
+        if self.holds + self.earlier_holds > 0 {
+            properties.extend([
+                Property::sometimes("a release waits for a held row", |_, state: &State| {
+                    let is_release = |message: &Message| message.kind == Kind::Release;
+                    state.holder.is_some() && state.messages.iter().any(is_release)
+                }),
+                Property::sometimes("a claim is in flight at a held row", |_, state: &State| {
+                    let is_free = !matches!(state.row.row, Row::Leased(_));
+                    is_free && state.holder.is_some() && is(state, Phase::InFlight)
+                }),
+            ]);
+        }
+        if self.ticks > 0 || matches!(self.old_row, Row::Complete(_)) {
             properties.push(Property::sometimes("a row is purged", |_, state: &State| {
                 state.row.row == Row::Absent && state.row.version > 0
             }));

@@ -7,7 +7,7 @@ use super::protocol::{Ledger, Protocol, Rule, State};
 use super::store::{Action, Call, Key, Reply, Row, Token};
 
 impl Protocol {
-    /// Returns one bit for each place whose key has a pending completion: `Pending::split` in `Lease::begin`.
+    /// Returns one bit for each place whose key has a pending completion: `Pending::split` in `Claims::claim`.
     pub(crate) fn pending(&self, state: &State, index: usize, process: Process) -> u8 {
         let is_pending = |key| self.has_job(state, process, Action::Complete, key);
         let keys = self.deliveries[index].iter().enumerate();
@@ -20,8 +20,7 @@ impl Protocol {
         state.jobs.iter().any(is_it)
     }
 
-    /// The outcome of the call is unknown: `Release` in `release.rs`, and the drop of `LeaseClaim` in
-    /// `lease/ledger.rs`.
+    /// The outcome of the call is unknown: the drop of `Claims` in `claims.rs`, and of `LeaseClaim` in `lease.rs`.
     pub(crate) fn unknown(&self, state: &mut State, index: usize) {
         let Phase::Calling { process, token, action, view, .. } = &state.deliveries[index].phase
         else {
@@ -50,7 +49,7 @@ impl Protocol {
     }
 
     /// Returns `true` if the key is not claimed after these replies, because its second identity was not:
-    /// `States::later_keys` in `resolve.rs`.
+    /// `Replies::later_keys` in `resolve.rs`.
     pub(crate) fn ends_early(&self, action: Action, replies: &[Reply]) -> bool {
         let is_refused = matches!(replies.last(), Some(Reply::Duplicate | Reply::InFlight));
         action == Action::Claim && is_refused && self.holds(Rule::KeyNeedsItsSecond)
@@ -88,8 +87,7 @@ impl Protocol {
         state.deliveries[index].phase = phase;
     }
 
-    /// Treats a complete key as in flight if its claim may be released: `OnArrival::doubt`, and
-    /// `ClaimingGuard::is_shared`.
+    /// Treats a complete key as in flight if its claim may be released: `Doubt::apply` in `claims.rs`.
     fn adjusted(
         &self,
         state: &State,
@@ -125,8 +123,7 @@ impl Protocol {
         replies
     }
 
-    /// Returns the phase of a delivery whose handler does not run: rules 1 and 4 of `resolve.rs`, and
-    /// `Lease::begin_with`.
+    /// Returns the phase of a delivery whose handler does not run: rules 3 and 5 of `resolve.rs`.
     fn resolve(
         &self,
         state: &mut State,
@@ -187,7 +184,7 @@ impl Protocol {
         }
     }
 
-    /// Returns `true` if the reply to a release waits for the replica: `run_durably` in `Shared::release_one`.
+    /// Returns `true` if the reply to a release waits for the replica: `wait_replicas` in `redis/slot.rs`.
     ///
     /// A release always writes, so there is always a write to wait for: also if another token holds the row.
     pub(crate) fn waits_for_replica(&self) -> bool {

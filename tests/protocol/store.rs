@@ -168,6 +168,17 @@ pub(crate) fn decide(
     }
 }
 
+/// Returns the row after a completion in the handler's transaction, or `None` if the completion is refused.
+///
+/// It needs a row, and looks at no lease: of the rows that are not complete, the first COMMIT wins.
+pub(crate) fn complete_in_transaction(row: Row, token: Token, broken: Option<Rule>) -> Option<Row> {
+    match row {
+        Row::Absent => None,
+        Row::Complete(_) if broken != Some(Rule::FirstCommitWins) => None,
+        _ => Some(Row::Complete(token)),
+    }
+}
+
 fn under_lease(action: Action, row: Row, token: Token, broken: Option<Rule>) -> (Row, Reply) {
     let holds = |rule| broken != Some(rule);
     let is_mine = matches!(row, Row::Leased(holder) | Row::Lapsed(holder) if holder == token);
