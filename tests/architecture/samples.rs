@@ -72,6 +72,20 @@ fn a_module_without_a_level_is_found() {
 }
 
 #[test]
+fn a_level_without_a_module_is_found() {
+    let missing = sample(&[("layer/mod.rs", ""), ("adapter/purging/mod.rs", "")]).without_module();
+    let is_missing = |module: &str| {
+        missing.contains(&format!("tests/architecture.rs: no module `{module}` exists"))
+    };
+    for module in ["error", "layer::gate", "adapter::contract", "ledger::transaction"] {
+        assert!(is_missing(module), "{module}: {missing:?}");
+    }
+    for module in ["lib", "layer", "adapter", "adapter::purging"] {
+        assert!(!is_missing(module), "{module}: {missing:?}");
+    }
+}
+
+#[test]
 fn circle_check_finds_each_circle() {
     let circle = |files: &[(&str, &str)]| sample(files).circles();
     for (files, expected) in [
