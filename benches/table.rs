@@ -1,7 +1,7 @@
 //! Writes the figures of the last run into one table and one plot.
 //!
-//! `cargo bench --bench table` prints the table, and writes the plot to `ratios.svg` in the target
-//! folder. With `-- --readme`, it writes the table into `README.md` and the plot beside this file. So
+//! `cargo bench --bench table` prints the table and nothing else to stdout, and writes the plot to `ratios.svg` in
+//! the target folder. With `-- --readme`, it writes the table into `README.md` and the plot beside this file. So
 //! this command measures everything and updates `benches/README.md`:
 //!
 //! ```console
@@ -25,6 +25,8 @@ use shared::run::Run;
 const BEGIN: &str = "<!-- `cargo bench --bench table -- --readme` writes what follows. -->\n";
 const END: &str = "<!-- Up to here. -->\n";
 const README: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
+/// How the sentence on the machine begins.
+const MACHINE: &str = "Callers, servers and PostgreSQL shared";
 const PLOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/ratios.svg");
 
 fn main() {
@@ -43,11 +45,11 @@ fn main() {
         let section = format!("{BEGIN}\n{table}\n{machine}{END}");
         fs::write(README, format!("{before}{section}{after}")).expect("the README");
         fs::write(PLOT, svg(&figures)).expect("the plot");
-        println!("\nwritten: {README}, {PLOT}");
+        eprintln!("\nwritten: {README}, {PLOT}");
     } else {
         let plot = ratios::target().join("ratios.svg");
         fs::write(&plot, svg(&figures)).expect("the plot");
-        println!("\nthe plot: {}", plot.display());
+        eprintln!("\nthe plot: {}", plot.display());
     }
 }
 
@@ -61,6 +63,10 @@ fn parts(readme: &str) -> (&str, &str, &str) {
 
 fn check(readme: &str) {
     let (_, section, _) = parts(readme);
+    let is_written =
+        |line: &&str| line.is_empty() || line.starts_with('|') || line.starts_with(MACHINE);
+    let other: Vec<&str> = section.lines().filter(|line| !is_written(line)).collect();
+    assert!(other.is_empty(), "the section has the table and the machine only: {other:?}");
     let lines: Vec<&str> = section.lines().filter(|line| line.starts_with("| `")).collect();
     assert_eq!(lines.len(), GOALS.len(), "the README has a row for every goal");
     for (goal, line) in GOALS.iter().zip(lines) {
@@ -100,7 +106,7 @@ fn machine() -> String {
         Some(format!(" of {}", line.trim_start_matches([' ', '\t', ':']).trim()))
     });
     let (system, model) = (std::env::consts::OS, model.unwrap_or_default());
-    format!("Callers, servers and PostgreSQL shared {cores} cores{model} ({system}).\n\n")
+    format!("{MACHINE} {cores} cores{model} ({system}).\n\n")
 }
 
 // The plot has one bar per figure that has a goal. The bar goes from the goal to the right if the figure is better, and to
