@@ -13,7 +13,7 @@ pub(super) fn spawn(task: impl Future<Output = ()> + Send + 'static) {
     drop(tokio::spawn(task));
 }
 
-/// Lets the tasks run that are ready now.
+/// Yields once, so that tasks that are ready can run.
 ///
 /// The task wakes itself, and goes to the end of a queue from which every worker thread takes tasks.
 /// `tokio::task::yield_now` would leave it to its own thread, which a caller that has its reply may block.
