@@ -172,8 +172,8 @@ pub trait DedupAdapter: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// The store's own errors. The layer repeats a release after a [transient](Error::is_transient) error, and after
-    /// no other.
+    /// The store's own errors. The layer repeats a release for 10 min, after every error but
+    /// [`ErrorKind::Unsupported`].
     fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()>;
 
     /// Moves the end of the key's lease, if this token holds it. A lapsed or missing row is revived if no

@@ -5,7 +5,7 @@
 //! 2. A claim whose reply was lost is released by its token. The sender got 503, and its retry must
 //!    find the key free; otherwise the event is lost without a run.
 //! 3. The claim may still be on its way to the store. Once the release has returned, the claim has no effect
-//!    any more, however late it arrives. A store that does not reply is asked again for 10 min.
+//!    any more, however late it arrives. A release that fails is repeated for 10 min.
 //! 4. Until the release has ended, this process treats the key as in flight where the store replies
 //!    "complete". Another process gets "complete" in that time; where that matters, use the lease
 //!    ledger.

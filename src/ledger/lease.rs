@@ -8,10 +8,9 @@
 //!    renews its lease.
 //! 3. The keys of a handler that fails are released at once, so that the retry runs at once.
 //! 4. A claim whose reply was lost is released by its token. Once the release has returned, the claim has no
-//!    effect any more, however late it arrives. A store that does not reply is asked again until the lease
-//!    would have lapsed.
-//! 5. A claim that fails because stored data is unreadable is released by one call, because the store
-//!    has executed it already.
+//!    effect any more, however late it arrives. A release that fails is repeated for 10 min. No slot is
+//!    reserved for it before the claim: one that finds none leaves its key to the lease.
+//! 5. A claim that fails because stored data is unreadable is released too: the store has executed it.
 //! 6. A runtime that shuts down drops its deliveries and starts no task. So their keys are not
 //!    released: the leases lapse, as if the process had died.
 

@@ -11,9 +11,8 @@ use tokio_util::task::TaskTracker;
 
 use super::call;
 use super::renewal::{HeldLease, report};
-use super::times::deadline_in;
-use crate::adapter::contract::{CallTerms, DedupAdapter, Permanence};
-use crate::error::Error;
+use crate::adapter::contract::{CallTerms, DedupAdapter};
+use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 use crate::observe;
 
@@ -25,8 +24,9 @@ const LONGEST_DELAY: Duration = Duration::from_secs(5);
 const MOST_IN_BACKGROUND: usize = 16;
 
 /// After this time, a write is not repeated. Until then the lease of a completion is renewed too, because a store
-/// may take renewals and no completions.
-const LONGEST_BOUND: Duration = Duration::from_secs(600);
+/// may take renewals and no completions. A release under a lease is repeated as long, however short the lease is: the
+/// claim may reach the store after it, and would hold the key for a further lease.
+const BOUND: Duration = Duration::from_secs(600);
 
 /// Runs jobs in the background: each repeats its calls until they succeed.
 pub(super) struct RetryPool {
@@ -56,19 +56,19 @@ pub(super) enum Write {
 }
 
 impl RetryJob {
-    /// Returns the name of the calls in logs and metrics, and the bound of the job.
-    fn limits(&self) -> (&'static str, Duration) {
-        match (&self.write, self.terms.permanence()) {
-            (Write::Claim, _) => ("claim", LONGEST_BOUND),
-            (Write::Complete { .. }, _) => ("complete", LONGEST_BOUND),
-            (Write::Release, Permanence::OnClaim) => ("release", LONGEST_BOUND),
-            // The lease has lapsed then.
-            (Write::Release, Permanence::OnCompletion { lease }) => ("release", lease),
+    /// Returns the name of the calls in logs and metrics.
+    fn operation(&self) -> &'static str {
+        match self.write {
+            Write::Claim => "claim",
+            Write::Complete { .. } => "complete",
+            Write::Release => "release",
         }
     }
 
+    /// Returns `true` if the job is repeated after this error. A release that ends early may lose an event, and
+    /// most errors that seem to last do not: a pooler without prepared statements has one server of many.
     fn repeats(&self, error: &Error) -> bool {
-        !matches!(self.write, Write::Release) || error.is_transient()
+        !matches!(self.write, Write::Release) || error.kind() != ErrorKind::Unsupported
     }
 
     /// Makes the calls, a few at a time: a key that the store refuses delays no other key. After `end`, no call
@@ -122,14 +122,14 @@ impl RetryPool {
     ) {
         // Calls without a key reach no store.
         let Some(key) = job.keys.first() else { return };
-        let (operation, bound) = job.limits();
+        let operation = job.operation();
         let (slot, runtime) = (slot.or_else(|| self.reserve()), Handle::try_current());
         let (Some(slot), Ok(runtime)) = (slot, runtime) else {
             return observe::background_refused(key, operation);
         };
         let pending = observe::pending_write(key);
         let task = async move {
-            let end = deadline_in(bound);
+            let end = Instant::now() + BOUND;
             let mut delays = ExponentialBuilder::new()
                 .with_min_delay(FIRST_DELAY)
                 .with_max_delay(LONGEST_DELAY)

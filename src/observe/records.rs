@@ -156,7 +156,7 @@ records! {
         info!(key; "completed in the background", operation);
     }
 
-    /// such a call never succeeded, or a release met an error that does not pass by itself; `error` is the last
+    /// such a call never succeeded, or the store has no releases; `error` is the last
     /// one
     #[count("tower_dedup_background_total", "operation" => operation, "result" => "gave_up")]
     fn background_failed(key: &DedupKey, operation: &'static str, error: &Error) {

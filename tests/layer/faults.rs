@@ -1,6 +1,7 @@
 //! A store hangs, fails, or loses replies. No event is lost, no key stays blocked, and the layer
 //! recovers without a restart.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -8,11 +9,13 @@ use tokio::time::Instant;
 use tower::Layer;
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::Purging;
-use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
+use tower_dedup::adapter::contract::{
+    Abilities, CallTerms, ClaimReply, DedupAdapter, StoreFuture, Token,
+};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::ledger::OnArrival;
 use tower_dedup::testing::{Fault, StoreCall};
-use tower_dedup::{DedupLayer, OnUnavailable};
+use tower_dedup::{DedupKey, DedupLayer, Error, ErrorKind, OnUnavailable};
 
 use crate::support::{
     Faulty, Handler, answered, by_header, dedup_key, faulty, request, result, rows, send,
@@ -128,7 +131,7 @@ async fn success_is_answered_even_if_the_store_goes_away() {
             let other = CallTerms::on_completion(Token::random(), minute, Duration::ZERO);
             let claimed = store.get_ref().claim(&dedup_key("a"), &other).await.unwrap();
             assert!(
-                !matches!(claimed, tower_dedup::adapter::contract::ClaimReply::First { .. }),
+                !matches!(claimed, ClaimReply::First { .. }),
                 "{fault:?}: another process may not run it"
             );
         }
@@ -246,7 +249,7 @@ async fn handler_that_blocks_its_thread_keeps_its_lease() {
     let minute = Duration::from_secs(60);
     let twin = CallTerms::on_completion(Token::random(), minute, Duration::ZERO);
     let twin = store.get_ref().claim(&dedup_key("a"), &twin).await.unwrap();
-    assert_eq!(twin, tower_dedup::adapter::contract::ClaimReply::InFlight);
+    assert_eq!(twin, ClaimReply::InFlight);
     release.send(()).unwrap();
     assert_eq!(run.await.unwrap(), 200);
 }
@@ -271,7 +274,7 @@ async fn lost_lease_is_reported_and_undoes_nothing() {
         );
         let keys = dedup_key("a");
         let taken = store.get_ref().claim(&keys, &taker).await.unwrap();
-        assert_eq!(taken, tower_dedup::adapter::contract::ClaimReply::first(2, true));
+        assert_eq!(taken, ClaimReply::first(2, true));
         assert!(!handler.last().lease_lost());
         store.set(StoreCall::Renew, Fault::None);
         let delivery = handler.last();
@@ -329,6 +332,108 @@ async fn retry_during_a_release_is_never_200() {
     tokio::time::timeout(Duration::from_secs(20), handle.drain()).await.expect("undone");
     assert_eq!(result(&send(&service, request("a")).await), None);
     assert_eq!(handler.runs(), 1);
+}
+
+/// A store whose claims lose their replies, and whose first releases fail.
+struct FailsReleases {
+    store: Arc<MemoryAdapter>,
+    kind: ErrorKind,
+    releases: AtomicUsize,
+}
+
+/// How many releases fail: the delivery's own one, and repetitions.
+const FAILED_RELEASES: usize = 4;
+
+impl DedupAdapter for FailsReleases {
+    fn abilities(&self) -> Abilities {
+        self.store.abilities()
+    }
+
+    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
+        Box::pin(async {
+            self.store.claim(key, terms).await?;
+            Err(Error::new(ErrorKind::Unavailable, "claiming keys"))
+        })
+    }
+
+    fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()> {
+        Box::pin(async {
+            if self.releases.fetch_add(1, Ordering::SeqCst) < FAILED_RELEASES {
+                return Err(Error::new(self.kind, "releasing keys"));
+            }
+            self.store.release(key, terms).await
+        })
+    }
+}
+
+/// The error may be that of a pooler, which is right the next time. Only a store that has no releases stays so.
+#[tokio::test(start_paused = true)]
+async fn release_is_repeated_after_every_error_but_unsupported() {
+    for kind in [
+        ErrorKind::Unavailable,
+        ErrorKind::Timeout,
+        ErrorKind::Refused,
+        ErrorKind::Full,
+        ErrorKind::Overloaded,
+        ErrorKind::Corrupt,
+        ErrorKind::Transaction,
+        ErrorKind::Config,
+        ErrorKind::Unsupported,
+    ] {
+        for on_arrival in [true, false] {
+            let store = Arc::new(MemoryAdapter::new());
+            let fails = FailsReleases { store: Arc::clone(&store), kind, releases: 0.into() };
+            let fails = Arc::new(fails);
+            let (status, handle) = if on_arrival {
+                let layer = DedupLayer::on_arrival(by_header(), Arc::clone(&fails));
+                let service = layer.clone().layer(Handler::default().service());
+                (send(&service, request("a")).await.status(), layer.handle())
+            } else {
+                let layer = DedupLayer::new(by_header(), Arc::clone(&fails));
+                let service = layer.clone().layer(Handler::default().service());
+                (send(&service, request("a")).await.status(), layer.handle())
+            };
+            assert_eq!(status, 503);
+            handle.drain().await;
+            let state = store.get(&dedup_key("a")).await.unwrap().map(|entry| entry.state);
+            let releases = fails.releases.load(Ordering::SeqCst);
+            if kind == ErrorKind::Unsupported {
+                assert_eq!(releases, 1, "{kind:?} {on_arrival}");
+            } else {
+                // On arrival, a released key is new.
+                let released = (!on_arrival).then_some(KeyState::Released);
+                assert_eq!((releases, state), (FAILED_RELEASES + 1, released), "{kind:?}");
+            }
+        }
+    }
+}
+
+/// Also under a lease that is short: the claim may reach the store late, and would hold the key for another lease.
+#[tokio::test(start_paused = true)]
+async fn release_is_repeated_for_ten_minutes() {
+    for on_arrival in [true, false] {
+        for (minutes, is_released) in [(9, true), (11, false)] {
+            let store = store();
+            store.set(StoreCall::Claim, Fault::LoseReply);
+            store.set(StoreCall::Release, Fault::Fail);
+            let (status, handle) = if on_arrival {
+                let layer = arrival(&store);
+                let service = layer.clone().layer(Handler::default().service());
+                (send(&service, request("a")).await.status(), layer.handle())
+            } else {
+                let layer = lease(&store).lease(SOON);
+                let service = layer.clone().layer(Handler::default().service());
+                (send(&service, request("a")).await.status(), layer.handle())
+            };
+            assert_eq!(status, 503);
+            tokio::time::sleep(Duration::from_secs(60 * minutes)).await;
+            assert_eq!(handle.pending_writes(), usize::from(is_released), "{on_arrival}");
+            let calls = store.calls(StoreCall::Release);
+            store.set_all(Fault::None);
+            handle.drain().await;
+            assert_eq!(store.calls(StoreCall::Release) - calls, u64::from(is_released));
+        }
+    }
 }
 
 /// An outage causes many releases. They do not delay a completion.

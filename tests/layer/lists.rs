@@ -98,12 +98,13 @@ async fn list_that_is_longer_than_the_queue_waits_for_room() {
 async fn background_write_of_a_list_ends_soon_after_its_bound() {
     let store = faulty(MemoryAdapter::new());
     store.set(StoreCall::Release, Fault::Hang);
-    let layer = DedupLayer::new(by_word(), Arc::clone(&store)).lease(Duration::from_secs(1));
+    let layer = DedupLayer::new(by_word(), Arc::clone(&store)).max_keys(640);
+    let layer = layer.store_timeout(Duration::from_secs(30));
     let service = layer.layer(Handler::default().then(500).service());
-    assert_eq!(send(&service, list(64)).await.status(), 500);
-    tokio::time::sleep(Duration::from_secs(30)).await;
-    // All at once before the answer; then 16 keys, whose calls outlive the bound.
-    assert_eq!(store.calls(StoreCall::Release), 64 + 16);
+    assert_eq!(send(&service, list(640)).await.status(), 500);
+    tokio::time::sleep(Duration::from_secs(1_200)).await;
+    // All at once before the answer; then 16 keys each 30 s, for 10 min.
+    assert_eq!(store.calls(StoreCall::Release), 640 + 20 * 16);
 }
 
 /// After a 2xx, the event in flight would not come again.
