@@ -1,5 +1,6 @@
 //! Replies that are lost on their way from the server: the client, or the adapter above it, repeats the
-//! command. The repeated command does not take its own first attempt for another delivery.
+//! command. The repeated command does not take its own first attempt for another delivery. A proxy that has lost a
+//! reply answers in its place.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,7 +19,8 @@ use super::failover::{end, loads};
 use crate::support::redis::{Server, command, connection};
 use crate::support::{FIRST, dedup_key, on_claim, terms};
 
-/// A TCP address before one server that loses replies, and closes the connection with each lost reply.
+/// A TCP address before one server that loses replies, and closes the connection with each lost reply; or answers
+/// in the place of each.
 #[derive(Clone)]
 struct Lossy {
     port: u16,
@@ -28,6 +30,8 @@ struct Lossy {
     at_random: Arc<AtomicBool>,
     /// A setting of the server that changes with the next lost reply.
     sets: Arc<Mutex<Option<[&'static str; 2]>>>,
+    /// The answer in the place of a lost reply.
+    answer: Arc<Mutex<Option<&'static str>>>,
     lost: Arc<AtomicUsize>,
 }
 
@@ -41,6 +45,7 @@ impl Lossy {
             next: Arc::default(),
             at_random: Arc::default(),
             sets: Arc::default(),
+            answer: Arc::default(),
             lost: Arc::default(),
         };
         let server = server(port);
@@ -57,7 +62,7 @@ impl Lossy {
 
     async fn pass(&self, mut client: TcpStream, mut server: TcpStream) -> std::io::Result<()> {
         let (mut up, mut down) = (vec![0; 65_536], vec![0; 65_536]);
-        let mut runs_script = false;
+        let (mut runs_script, mut replies) = (false, Vec::new());
         loop {
             tokio::select! {
                 read = client.read(&mut up) => {
@@ -72,6 +77,20 @@ impl Lossy {
                     let reply = &down[..read?];
                     if reply.is_empty() {
                         return Ok(());
+                    }
+                    let answer = *self.answer.lock().unwrap();
+                    if let Some(answer) = answer {
+                        replies.extend_from_slice(reply);
+                        while let Some(length) = length_of_reply(&replies) {
+                            let reply: Vec<u8> = replies.drain(..length).collect();
+                            if self.loses(runs_script) {
+                                self.lost.fetch_add(1, Ordering::SeqCst);
+                                client.write_all(format!("{answer}\r\n").as_bytes()).await?;
+                            } else {
+                                client.write_all(&reply).await?;
+                            }
+                        }
+                        continue;
                     }
                     if self.loses(runs_script) {
                         self.lost.fetch_add(1, Ordering::SeqCst);
@@ -104,6 +123,19 @@ impl Lossy {
         assert_eq!(self.lost.load(Ordering::SeqCst) - lost, replies, "lost replies");
         done
     }
+}
+
+/// Returns the length of the first reply, if it is whole.
+fn length_of_reply(replies: &[u8]) -> Option<usize> {
+    let line = replies.windows(2).position(|end| end == b"\r\n")? + 2;
+    let number = || std::str::from_utf8(&replies[1..line - 2]).unwrap().parse::<i64>().unwrap();
+    let length = match replies[0] {
+        b'$' => line + usize::try_from(number() + 2).unwrap_or_default(),
+        b'*' => (0..number())
+            .try_fold(line, |length, _| Some(length + length_of_reply(&replies[length..])?))?,
+        _ => line,
+    };
+    (length <= replies.len()).then_some(length)
 }
 
 /// One server behind the address.
@@ -216,4 +248,52 @@ async fn replies_lost_at_random_by_one_server_lose_and_double_nothing() {
 async fn replies_lost_at_random_in_a_cluster_lose_and_double_nothing() {
     let (lossy, _server, url) = cluster().await;
     replies_lost_at_random(&lossy, &url).await;
+}
+
+/// Not one of Redis's own refusals: the script may have run. So says a proxy that has lost the reply of its server.
+const NO_REFUSALS: [&str; 7] = [
+    "-upstream failure",
+    "-ERR server closed connection",
+    "-BACKEND no backend is left",
+    "-WRONGTYPE the proxy says so",
+    // Of no shape that a script returns.
+    "+OK",
+    ":0",
+    "*1\r\n:7",
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn answer_of_a_proxy_is_no_refusal_of_the_server() {
+    let (lossy, _server, url) = server().await;
+    let adapter = RedisAdapter::connect(&url).await.unwrap();
+    // From now on, the server knows the scripts.
+    adapter.claim(&dedup_key("warm"), &terms()).await.unwrap();
+    adapter.release(&dedup_key("warm"), &terms()).await.unwrap();
+    for answer in NO_REFUSALS {
+        for terms in [terms(), on_claim(&terms())] {
+            let layer = format!("{answer} {:?}", terms.permanence());
+            *lossy.answer.lock().unwrap() = Some(answer);
+            let key = dedup_key(&format!("{:?}", terms.token()));
+            let error = lossy.losing(1, adapter.claim(&key, &terms)).await.unwrap_err();
+            let is_unknown = matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Corrupt);
+            assert!(is_unknown, "{layer}: {error:?}");
+            assert!(adapter.get(&key).await.unwrap().is_some(), "{layer}");
+            // The value of another program is there for the release, too.
+            if answer.starts_with("-WRONGTYPE") {
+                continue;
+            }
+            let released = lossy.losing(1, adapter.release(&key, &terms)).await;
+            released.expect_err(&layer);
+        }
+    }
+}
+
+/// Nor does a key stay held for a lease: no load would end in time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn answers_of_a_proxy_at_random_lose_and_double_nothing() {
+    let (lossy, _server, url) = server().await;
+    for answer in ["-upstream failure", "+OK"] {
+        *lossy.answer.lock().unwrap() = Some(answer);
+        replies_lost_at_random(&lossy, &url).await;
+    }
 }

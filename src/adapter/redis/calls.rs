@@ -63,10 +63,15 @@ impl DedupAdapter for RedisAdapter {
         Box::pin(async move {
             let on_claim = terms.permanence() == Permanence::OnClaim;
             let call = self.call(&script::RELEASE, key).arg(terms.token().as_bytes());
-            match self.reply(&call.arg(u8::from(on_claim)), self.0.bound("releasing keys")).await {
-                // This token has not claimed an unreadable value. An error would be repeated for minutes.
+            let bound = self.0.bound("releasing keys");
+            match self.0.run(&call.arg(u8::from(on_claim)), bound).await {
+                // This token has not claimed a value of another program. An error would be repeated for minutes.
                 Err(error) if error.kind() == ErrorKind::Corrupt => Ok(()),
-                released => released.map(drop),
+                // After a reply of another shape, the release has not returned.
+                reply => match Reply::read(reply?, bound.context)?.case {
+                    0 | 1 | UNREADABLE => Ok(()),
+                    _ => Err(unreadable(bound.context)),
+                },
             }
         })
     }
@@ -203,9 +208,12 @@ fn fetched(fetch: Fetch) -> u8 {
     }
 }
 
+/// The case of a script that cannot read the value.
+const UNREADABLE: i64 = -1;
+
 /// The reply of a script: a number that names the case, and the values of the case.
 struct Reply {
-    case: usize,
+    case: i64,
     values: Value,
     context: &'static str,
 }
@@ -213,8 +221,7 @@ struct Reply {
 impl Reply {
     /// # Errors
     ///
-    /// [`ErrorKind::Corrupt`] for the reply of a script that cannot read the value, and for a reply of no
-    /// script of this version.
+    /// [`ErrorKind::Corrupt`] for a reply of no script of this version.
     fn read(reply: Value, context: &'static str) -> Result<Self, Error> {
         let mut values = match reply {
             Value::Array(values) if !values.is_empty() => values,
@@ -225,7 +232,8 @@ impl Reply {
     }
 
     fn one_of<T: Copy>(&self, replies: &[T]) -> Result<T, Error> {
-        replies.get(self.case).copied().ok_or_else(|| unreadable(self.context))
+        let case = usize::try_from(self.case).ok();
+        case.and_then(|case| replies.get(case)).copied().ok_or_else(|| unreadable(self.context))
     }
 
     fn values<T: FromRedisValue>(self) -> Result<T, Error> {

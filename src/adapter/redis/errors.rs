@@ -1,12 +1,32 @@
 //! [`Failure`]: why an attempt of a call has failed, and the classes of Redis's errors.
 //!
-//! A reply of the server that refuses a command is certain: nothing was stored. After an error of the
-//! connection or a timeout the outcome is unknown.
+//! A refusal of the server is certain: nothing was stored. Only the codes of [`REFUSALS`] are refusals. After any other
+//! error the outcome is unknown: a proxy that has lost the reply to a script answers by an error of its own.
 
 use redis::{RedisError, RetryMethod, ServerErrorKind};
 
 use super::client::RedisClient;
 use crate::error::{ConfigError, Error, ErrorKind};
+
+/// The codes by which a server refuses a script before its write. `OOM` is one too, with a kind of its own.
+const REFUSALS: [&str; 16] = [
+    "READONLY",
+    "NOPERM",
+    "NOAUTH",
+    "WRONGPASS",
+    "LOADING",
+    "MASTERDOWN",
+    "CLUSTERDOWN",
+    "MOVED",
+    "ASK",
+    "TRYAGAIN",
+    "CROSSSLOT",
+    "NOSCRIPT",
+    "BUSY",
+    "MISCONF",
+    "NOREPLICAS",
+    "EXECABORT",
+];
 
 /// Why an attempt of a call has failed.
 #[derive(Debug, Clone)]
@@ -90,11 +110,10 @@ fn kind(error: &RedisError) -> ErrorKind {
         Some("OOM") => ErrorKind::Full,
         // A key of ours that another program wrote as a list or as a hash.
         Some("WRONGTYPE") => ErrorKind::Corrupt,
-        // An error of the script itself: a command of it may have been executed.
-        Some("ERR") => ErrorKind::Unavailable,
-        Some(_) => ErrorKind::Refused,
+        Some(code) if REFUSALS.contains(&code) => ErrorKind::Refused,
+        // No connection was opened.
         None if error.kind() == redis::ErrorKind::AuthenticationFailed => ErrorKind::Refused,
-        None => ErrorKind::Unavailable,
+        _ => ErrorKind::Unavailable,
     }
 }
 
@@ -114,6 +133,20 @@ fn error_in_script(detail: &str) -> Option<RedisError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_code_of_the_list_is_a_refusal() {
+        let refusals = REFUSALS.map(|code| (code, ErrorKind::Refused));
+        let others = ["ERR", "UNKILLABLE", "NOTBUSY", "INPROG", "upstream", "readonly", "Redis"];
+        let others = others.map(|code| (code, ErrorKind::Unavailable));
+        let named = [("OOM", ErrorKind::Full), ("WRONGTYPE", ErrorKind::Corrupt)];
+        for (code, kind) in refusals.into_iter().chain(others).chain(named) {
+            let reply = redis::parse_redis_value(format!("-{code} it says\r\n").as_bytes());
+            let error = Failure::from(reply.unwrap().extract_error().unwrap_err()).into_error("");
+            let is_refusal = matches!(kind, ErrorKind::Refused | ErrorKind::Full);
+            assert_eq!((error.kind(), error.is_unknown()), (kind, !is_refusal), "{code}");
+        }
+    }
 
     #[test]
     fn error_of_a_command_in_a_script_is_known_before_redis_7() {
