@@ -103,19 +103,25 @@ async fn database_without_all_characters_is_refused() {
     }
 }
 
-/// A server or a pooler reports that the outcome of a statement is unknown.
+/// A server or a pooler reports that the outcome of a statement is unknown, or has a code that is not one of the
+/// server's refusals.
 #[tokio::test]
 async fn error_with_an_unknown_outcome_is_no_refusal() {
     let schema = Schema::fresh();
     let pool = pool(&schema.url()).await;
     let adapter = PostgresAdapter::new(pool.clone());
     adapter.migrate().await.unwrap();
-    for (code, kind) in [
-        ("40003", ErrorKind::Unavailable),
-        ("58000", ErrorKind::Unavailable),
-        ("58030", ErrorKind::Unavailable),
-        ("22023", ErrorKind::Refused),
-    ] {
+    let unknown = [
+        "40003", "58000", "58030", "0A000", "P0001", "XX000", "08P01", "2F000", "38000", "F0000",
+        "HV000", "57000", "PX001",
+    ];
+    let refused = [
+        "22023", "23505", "25001", "28000", "3D000", "3F000", "40001", "40P01", "42501", "53100",
+        "54000", "55000", "57014",
+    ];
+    let unknown = unknown.map(|code| (code, ErrorKind::Unavailable));
+    let refused = refused.map(|code| (code, ErrorKind::Refused));
+    for (code, kind) in unknown.into_iter().chain(refused) {
         let raise = format!(
             "CREATE OR REPLACE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
              RAISE EXCEPTION USING ERRCODE = '{code}'; END $$; \

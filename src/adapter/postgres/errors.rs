@@ -19,14 +19,17 @@ pub(super) fn store_error(context: &'static str, error: sqlx::Error) -> Error {
     errors::store_error(context, error, is_refusal)
 }
 
-/// Returns `true` if a statement with this error changed nothing. The server rolls back a statement
-/// that it answers with an error, with these exceptions: the connection or the server ends (08, 57P,
-/// XX), the server dies with a COMMIT in its log (PANIC, with any code), the error says that the outcome is unknown
-/// (40003), or a pooler has lost the server (58).
+/// The classes of SQLSTATEs by which the server refuses a statement, which it then rolls back, and 57014 (cancelled).
+const REFUSALS: [&str; 12] =
+    ["22", "23", "25", "28", "3D", "3F", "40", "42", "53", "54", "55", "57014"];
+
+/// Returns `true` if a statement with this error changed nothing. After any other error the outcome is unknown: the
+/// connection or the server ends (08, 57P, XX), or a pooler has lost the server (58, or a code of its own). Two codes
+/// of the classes are no refusals: 40003 says that the outcome is unknown, and a server that dies with a COMMIT in its
+/// log (PANIC) says so with any code.
 fn is_refusal(error: &dyn DatabaseError) -> bool {
     let Some(code) = error.code() else { return false };
-    !panics(error)
-        && !["08", "57P", "XX", "40003", "58"].iter().any(|class| code.starts_with(class))
+    !panics(error) && code != "40003" && REFUSALS.iter().any(|class| code.starts_with(class))
 }
 
 /// Returns `true` if the server ends all its sessions and recovers, as it does if the disk of its log is full.
