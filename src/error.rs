@@ -261,7 +261,7 @@ impl std::error::Error for KeyError {}
 
 /// An invalid setting, found while a layer or an adapter is built.
 ///
-/// Its text names the setting or the fault, and holds no URL, which may hold a password.
+/// Its text names the setting and its value, or the fault, and holds no URL of a store, which may hold a password.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {
     kind: ConfigErrorKind,
@@ -290,8 +290,14 @@ impl ConfigError {
     }
 
     /// Returns the error of a setting: what its value must be (`at least 100 ms`).
+    #[cfg(all(feature = "redis", feature = "tls-rustls-no-provider"))]
     pub(crate) fn setting(setting: &str, rule: &str) -> Self {
         Self::new(ConfigErrorKind::Setting, format!("`{setting}` must be {rule}"))
+    }
+
+    /// Returns the error of a setting with this value.
+    pub(crate) fn value(setting: &str, rule: &str, value: &dyn fmt::Debug) -> Self {
+        Self::new(ConfigErrorKind::Setting, format!("`{setting}` must be {rule}, not {value:?}"))
     }
 
     /// Returns the error of a URL that cannot be parsed.
@@ -322,13 +328,14 @@ impl std::error::Error for ConfigError {}
 /// The rule of a setting that must be longer than zero.
 pub(crate) const NOT_ZERO: &str = "longer than zero";
 
-/// Refuses an invalid setting.
+/// Refuses an invalid value of a setting.
 pub(crate) fn check(
     is_valid: bool,
     setting: &'static str,
     rule: &'static str,
+    value: &dyn fmt::Debug,
 ) -> Result<(), ConfigError> {
-    if is_valid { Ok(()) } else { Err(ConfigError::setting(setting, rule)) }
+    if is_valid { Ok(()) } else { Err(ConfigError::value(setting, rule, value)) }
 }
 
 /// Returns what was checked.

@@ -102,8 +102,10 @@ impl Purging {
     pub(crate) fn check(self) -> Result<(), ConfigError> {
         let pauses = Duration::from_millis(1)..=Duration::from_secs(365 * 86_400);
         let is_pause = self.every.is_none_or(|every| pauses.contains(&every));
-        check(is_pause, "every", "from 1 ms to 365 days")?;
-        check(self.keys_per_statement > 0, "keys_per_statement", "at least 1")
+        let every = self.every.unwrap_or_default();
+        check(is_pause, "every", "from 1 ms to 365 days", &every)?;
+        let keys = self.keys_per_statement;
+        check(keys > 0, "keys_per_statement", "at least 1", &keys)
     }
 
     #[cfg(any(feature = "postgres", feature = "sqlite"))]

@@ -177,7 +177,8 @@ impl KeyExtractor {
     /// use tower_dedup::key;
     ///
     /// let refused = key::json("id").namespace("acme").checked().unwrap_err();
-    /// assert_eq!(refused.to_string(), "not a JSON pointer (RFC 6901)");
+    /// let text = "`pointer` must be a JSON pointer (RFC 6901), not \"id\"";
+    /// assert_eq!(refused.to_string(), text);
     /// ```
     ///
     /// # Errors
@@ -198,7 +199,7 @@ impl KeyExtractor {
         if let Some(Second { label, namespace, part, is_content }) = &self.second {
             check_namespace(namespace)?;
             let is_label = !label.is_empty() && !label.contains('.');
-            check(is_label, "label", "a text without `.`")?;
+            check(is_label, "label", "a text without `.`", label)?;
             if !is_content && part.reads_body_digest() {
                 let rule = "a digest of the body is a `content_identity`";
                 return Err(ConfigError::new(ConfigErrorKind::Setting, rule));
@@ -208,7 +209,7 @@ impl KeyExtractor {
         if self.namespace_by.is_some() {
             let longest = second.map_or(&self.namespace, |second| &second.namespace);
             let fits = escaped(longest).len() <= MAX_SCOPED_LEN;
-            check(fits, "namespace", "at most 47 bytes under `namespace_by`")?;
+            check(fits, "namespace", "at most 47 bytes under `namespace_by`", longest)?;
         }
         let of_rule = match &self.rule {
             Rule::Part(part) => part.fault(),

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::digest::{hex, sha256, sha256_hex};
-use crate::error::{ConfigError, ConfigErrorKind, KeyError, KeyErrorKind};
+use crate::error::{ConfigError, KeyError, KeyErrorKind};
 
 /// A list that allocates only for more than one item, because most deliveries carry one event.
 pub(crate) type List<T> = SmallVec<[T; 1]>;
@@ -186,8 +186,8 @@ fn is_hidden(char: char) -> bool {
     char.is_control() || matches!(char, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Escapes the hidden characters, so that an id makes no further line.
-fn escaped(text: &str) -> Cow<'_, str> {
+/// Escapes the hidden characters of an outside text, so that it makes no further line and reorders none.
+pub(crate) fn escaped(text: &str) -> Cow<'_, str> {
     if !text.contains(is_hidden) {
         return text.into();
     }
@@ -403,8 +403,8 @@ pub(crate) fn check_namespace(namespace: &str) -> Result<(), ConfigError> {
     if fits {
         Ok(())
     } else {
-        let rule = "a namespace is 1 to 64 bytes without control characters";
-        Err(ConfigError::new(ConfigErrorKind::Setting, rule))
+        let rule = "1 to 64 bytes without control characters";
+        Err(ConfigError::value("namespace", rule, &namespace))
     }
 }
 

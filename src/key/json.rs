@@ -28,7 +28,7 @@ use serde_json::value::RawValue;
 use smallvec::{SmallVec, smallvec};
 
 use super::id::{List, check_value};
-use crate::error::{ConfigError, ConfigErrorKind, KeyError, KeyErrorKind};
+use crate::error::{ConfigError, KeyError, KeyErrorKind};
 
 /// The most events of one delivery. The layer's default bound is lower; this bound is checked
 /// before a single key is made.
@@ -166,22 +166,18 @@ impl<'b> Values<'b> {
 }
 
 fn names(text: &str) -> Result<Vec<String>, ConfigError> {
-    match text.strip_prefix('/') {
+    let names = match text.strip_prefix('/') {
         Some(rest) => rest.split('/').map(unescape).collect(),
-        None if text.is_empty() => Ok(Vec::new()),
-        None => Err(not_a_pointer()),
-    }
+        None => text.is_empty().then(Vec::new),
+    };
+    names.ok_or_else(|| ConfigError::value("pointer", "a JSON pointer (RFC 6901)", &text))
 }
 
-fn not_a_pointer() -> ConfigError {
-    ConfigError::new(ConfigErrorKind::Setting, "not a JSON pointer (RFC 6901)")
-}
-
-fn unescape(token: &str) -> Result<String, ConfigError> {
+fn unescape(token: &str) -> Option<String> {
     let is_valid = token.split('~').skip(1).all(|rest| rest.starts_with(['0', '1']));
     // In this order: `~01` is the name `~1`.
     let plain = || token.replace("~1", "/").replace("~0", "~");
-    is_valid.then(plain).ok_or_else(not_a_pointer)
+    is_valid.then(plain)
 }
 
 /// Returns the id at `pointer` in `body`, or `None` if it is missing or `null`. `values` are those of

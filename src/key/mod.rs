@@ -58,7 +58,7 @@ pub use extractor::{IntoKeyExtractor, KeyExtractor};
 #[cfg(feature = "postgres")]
 pub(crate) use id::MAX_ID_LEN;
 pub use id::{DedupKey, Event, Keys};
-pub(crate) use id::{List, event_type};
+pub(crate) use id::{List, escaped, event_type};
 pub(crate) use idempotency::whole_payload;
 pub(crate) use json::{Arrays, items};
 pub(crate) use part::compose;

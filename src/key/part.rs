@@ -10,7 +10,7 @@ use super::id::check_value;
 use super::json::{Pointer, Pointers};
 use super::request::RequestRef;
 use super::{digest, field, json as json_value};
-use crate::error::{ConfigError, ConfigErrorKind, KeyError, KeyErrorKind};
+use crate::error::{ConfigError, KeyError, KeyErrorKind};
 
 type ReadFn = dyn Fn(&RequestRef<'_>) -> Result<Option<String>, KeyError> + Send + Sync;
 
@@ -42,10 +42,8 @@ enum Node {
 /// [invalid](super::KeyExtractor::checked) key.
 #[must_use]
 pub fn header(name: &str) -> KeyPart {
-    let invalid = |_| {
-        let rule = "not an HTTP header name";
-        KeyPart::invalid(ConfigError::new(ConfigErrorKind::Setting, rule))
-    };
+    let invalid =
+        |_| KeyPart::invalid(ConfigError::value("header", "the name of an HTTP header", &name));
     name.parse().map_or_else(invalid, |name| KeyPart(Node::Header(name)))
 }
 

@@ -185,8 +185,8 @@ impl<L, B> DedupLayer<L, B> {
     /// of its own: set both.
     ///
     /// axum's extractors of bodies have a limit of 2 MB too (`DefaultBodyLimit`). With the feature
-    /// `axum`, a layer with a limit above 2 MiB raises axum's limit to its own, for the routes inside
-    /// it. A `DefaultBodyLimit` inside this layer decides before it.
+    /// `axum`, a layer with a limit above 2 MiB raises this default to its own, for the routes inside
+    /// it. A `DefaultBodyLimit` that the application sets, inside or outside this layer, decides before it.
     ///
     /// 0 is invalid.
     pub fn body_limit(mut self, bytes: usize) -> Self {
@@ -504,7 +504,8 @@ impl<L: Ledger, B> DedupLayer<L, B> {
     ///
     /// let from_a_file = Duration::ZERO;
     /// let dedup = DedupLayer::new(provider::STRIPE, MemoryAdapter::new()).lease(from_a_file);
-    /// assert_eq!(dedup.checked().unwrap_err().to_string(), "`lease` must be at least 100 ms");
+    /// let error = dedup.checked().unwrap_err().to_string();
+    /// assert_eq!(error, "`lease` must be at least 100 ms, not 0ns");
     /// # }
     /// ```
     ///

@@ -97,25 +97,28 @@ impl Config {
             return Err(fault.clone());
         }
         self.times.check()?;
-        check(!self.methods.is_empty(), "methods", "at least one method")?;
-        check(self.body_limit > 0, "body_limit", "at least 1 byte")?;
-        check(!self.body_timeout.is_zero(), "body_timeout", NOT_ZERO)?;
-        check(self.max_keys > 0, "max_keys", "at least 1 key")?;
+        check(!self.methods.is_empty(), "methods", "at least one method", &self.methods)?;
+        check(self.body_limit > 0, "body_limit", "at least 1 byte", &self.body_limit)?;
+        check(!self.body_timeout.is_zero(), "body_timeout", NOT_ZERO, &self.body_timeout)?;
+        check(self.max_keys > 0, "max_keys", "at least 1 key", &self.max_keys)?;
         let status = self.in_flight_status;
         let is_allowed = !status.is_success() && !status.is_informational();
-        check(is_allowed, "in_flight_status", "neither 1xx nor 2xx")?;
+        check(is_allowed, "in_flight_status", "neither 1xx nor 2xx", &status)?;
         // A client of an API must not take an empty 2xx for the response.
         let is_told = self.problems
             && self.duplicate_status == NOT_STORED
             && self.on_in_flight != OnInFlight::Acknowledge;
-        check(self.duplicate_status.is_success() || is_told, "duplicate_status", "2xx")?;
+        let status = self.duplicate_status;
+        check(status.is_success() || is_told, "duplicate_status", "2xx", &status)?;
         if let Some(docs) = &self.problem_docs {
             let is_url = docs.parse::<Uri>().is_ok() && !docs.contains('#');
-            check(is_url, "problem_docs", "a URL without a fragment")?;
-            check(self.problems, "problem_docs", "of a layer for `Idempotency-Key`")?;
+            check(is_url, "problem_docs", "a URL without a fragment", docs)?;
+            check(self.problems, "problem_docs", "of a layer for `Idempotency-Key`", docs)?;
         }
         if let Some(replay) = &self.replay {
-            check(replay.is_valid(), "replay", "without headers of one client or one connection")?;
+            let invalid = replay.invalid();
+            let rule = "without headers of one client or one connection";
+            check(invalid.is_empty(), "replay", rule, &invalid)?;
         }
         if !stores_data && (self.compare_payload.is_some() || self.replay.is_some()) {
             let rule = "the adapter does not support stored data";

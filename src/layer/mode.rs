@@ -15,7 +15,7 @@ use crate::error::ConfigError;
 ///
 /// The bounds of the body ([`body_limit`](crate::DedupLayer::body_limit),
 /// [`body_timeout`](crate::DedupLayer::body_timeout)) hold in every mode, because the inner service
-/// takes a whole body. With the feature `axum`, so does the raised limit of axum's extractors.
+/// takes a whole body. With the feature `axum`, so does the raised default of axum's limit.
 ///
 /// # From text
 ///
@@ -95,7 +95,7 @@ impl FromStr for Mode {
     /// Any other text.
     fn from_str(name: &str) -> Result<Self, ConfigError> {
         let mode = Self::ALL.into_iter().find(|mode| mode.as_str() == name);
-        mode.ok_or_else(|| ConfigError::setting("mode", "`enforce`, `shadow` or `off`"))
+        mode.ok_or_else(|| ConfigError::value("mode", "`enforce`, `shadow` or `off`", &name))
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{HeaderMap, HeaderName, header, response};
+use http::{HeaderMap, HeaderName, HeaderValue, header, response};
 
 /// What to do with a delivery that carries no key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -118,6 +118,8 @@ pub enum Disposition {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Replay {
     headers: Arc<[HeaderName]>,
+    /// Whether the headers that begin with `content-` are stored, too.
+    describes_content: bool,
     pub(super) body_limit: usize,
 }
 
@@ -139,7 +141,11 @@ impl Replay {
     /// Stores the status, the header `content-type` and a body of up to 64 KiB.
     #[must_use]
     pub fn new() -> Self {
-        Self { headers: [header::CONTENT_TYPE].into(), body_limit: 64 * 1024 }
+        Self {
+            headers: [header::CONTENT_TYPE].into(),
+            describes_content: false,
+            body_limit: 64 * 1024,
+        }
     }
 
     /// Stores these headers instead of `content-type`.
@@ -152,6 +158,12 @@ impl Replay {
         self
     }
 
+    /// Stores every header that begins with `content-`, too, but for `content-length`.
+    pub(super) const fn describing_content(mut self) -> Self {
+        self.describes_content = true;
+        self
+    }
+
     /// Sets the longest body that is stored, in bytes. A response with a longer body is not stored
     /// at all, which is logged and counted. Its duplicates get an empty response.
     #[must_use]
@@ -160,29 +172,43 @@ impl Replay {
         self
     }
 
-    pub(super) fn is_valid(&self) -> bool {
-        !self.headers.iter().any(|name| NEVER_STORED.contains(name))
+    /// Returns the headers that no response may be stored with.
+    pub(super) fn invalid(&self) -> Vec<&HeaderName> {
+        self.headers.iter().filter(|name| NEVER_STORED.contains(name)).collect()
+    }
+
+    fn stores(&self, name: &HeaderName) -> bool {
+        let is_described = || name.as_str().starts_with("content-") && !NEVER_STORED.contains(name);
+        self.headers.contains(name) || (self.describes_content && is_described())
     }
 
     /// Returns those of `headers` that are stored, or why the response cannot be stored.
     pub(super) fn select(&self, headers: &HeaderMap) -> Result<HeaderMap, &'static str> {
-        let chosen = |name| self.headers.contains(&name);
-        if headers.contains_key(header::CONTENT_ENCODING) && !chosen(header::CONTENT_ENCODING) {
+        let encoding = header::CONTENT_ENCODING;
+        if headers.contains_key(&encoding) && !self.stores(&encoding) {
             // A client cannot decode the body without that header.
             return Err("its body is encoded");
         }
         let mut selected = HeaderMap::new();
-        for name in &*self.headers {
-            for value in headers.get_all(name) {
-                // Stores take text.
-                if std::str::from_utf8(value.as_bytes()).is_err() {
-                    return Err("one of its headers is not text");
-                }
-                selected.append(name, value.clone());
+        for (name, value) in headers.iter().filter(|(name, _)| self.stores(name)) {
+            // Stores take text.
+            if std::str::from_utf8(value.as_bytes()).is_err() {
+                return Err("one of its headers is not text");
             }
+            selected.append(name, value.clone());
         }
         Ok(selected)
     }
+}
+
+/// Returns `true` for a response whose body is a stream: it may not end, and its client reads it as it comes.
+/// `x-accel-buffering: no` is what nginx and others take as the sign not to buffer a response.
+pub(super) fn is_stream(headers: &HeaderMap) -> bool {
+    let value = |name: &str| headers.get(name).map_or(&b""[..], HeaderValue::as_bytes);
+    let kind = value("content-type").split(|byte| *byte == b';').next().unwrap_or_default();
+    let kinds = [&b"text/event-stream"[..], b"multipart/x-mixed-replace"];
+    kinds.iter().any(|stream| kind.trim_ascii().eq_ignore_ascii_case(stream))
+        || value("x-accel-buffering").trim_ascii().eq_ignore_ascii_case(b"no")
 }
 
 impl Default for Replay {

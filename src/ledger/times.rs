@@ -40,11 +40,13 @@ const LONGEST_STORE_TIMEOUT: Duration = Duration::from_secs(30);
 impl Times {
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         let Self { retention, lease, store_timeout, handler_timeout } = *self;
-        check(!retention.is_zero(), "retention", NOT_ZERO)?;
-        check(lease >= MIN_LEASE, "lease", "at least 100 ms")?;
+        check(!retention.is_zero(), "retention", NOT_ZERO, &retention)?;
+        check(lease >= MIN_LEASE, "lease", "at least 100 ms", &lease)?;
         let is_bound = !store_timeout.is_zero() && store_timeout <= LONGEST_STORE_TIMEOUT;
-        check(is_bound, "store_timeout", "longer than zero and at most 30 s")?;
-        check(handler_timeout != Some(Duration::ZERO), "handler_timeout", NOT_ZERO)
+        let rule = "longer than zero and at most 30 s";
+        check(is_bound, "store_timeout", rule, &store_timeout)?;
+        let bound = handler_timeout.unwrap_or(Duration::MAX);
+        check(!bound.is_zero(), "handler_timeout", NOT_ZERO, &bound)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::error::Error;
-use crate::key::DedupKey;
+use crate::key::{DedupKey, escaped};
 
 /// Defines a function for each record, and the macro `record_rows`: the rows of their documentation. The
 /// comment above a record adds to its message there.
@@ -25,7 +25,7 @@ macro_rules! records {
                 $(count!($($count)+);)?
                 tracing::$level!(
                     target: "tower_dedup",
-                    $(namespace = $key.namespace(), id = &*$key.shown_id(),)?
+                    $(namespace = &*escaped($key.namespace()), id = &*$key.shown_id(),)?
                     $($($fields)+,)?
                     $message
                 );
@@ -126,17 +126,19 @@ records! {
     }
 
     /// a [`VerifyLayer`](crate::verify::VerifyLayer) refused the request; `preset` is the sender, `path` the
-    /// path of the request, and `reason` says why
+    /// path of the request, and `reason` says why. `url`, of a sender that signs the URL, is the one that it has to
+    /// have signed, without the query. `claimed_id` is the id of the request, which nobody has verified
     #[cfg(feature = "verify")]
-    #[count("tower_dedup_not_verified_total", "preset" => preset.unwrap_or("other"), "reason" => name)]
+    #[count("tower_dedup_not_verified_total", "preset" => preset.unwrap_or("other").to_owned(), "reason" => name)]
     fn not_verified(
-        preset: Option<&'static str>,
-        // The URI grammar keeps control characters out of it.
+        preset: Option<&str>,
         path: &str,
+        url: Option<&str>,
+        claimed_id: Option<&str>,
         name: &'static str,
         reason: &dyn std::fmt::Display,
     ) {
-        warn!("not verified", preset, path, %reason);
+        warn!("not verified", preset, path, url, claimed_id, %reason);
     }
 
     /// the argument is [`Delivery`](crate::Delivery) or `DedupTx`; `fix` says what to change
@@ -147,7 +149,7 @@ records! {
 
     /// no caller is left that the panic could reach
     fn orphaned_panic(namespace: &str, message: &str) {
-        error!("a handler panicked after its client had gone", namespace, panic = message);
+        error!("a handler panicked after its client had gone", namespace, panic = &*escaped(message));
     }
 
     /// a store call succeeded after its delivery had ended
@@ -193,7 +195,7 @@ records! {
         warn!(
             "not encrypted: the connection to Postgres on another host has no TLS. Set `sslmode=verify-full`, \
             and a feature: `tls-rustls`, `tls-rustls-aws-lc-rs` or `tls-native-tls`",
-            host
+            host = &*escaped(host)
         );
     }
 
@@ -202,7 +204,7 @@ records! {
     fn redis_is_unfit(server: &impl std::fmt::Display, fault: &(dyn std::error::Error + 'static)) {
         error!(
             "the Redis server may not be used: every call is refused until it is mended",
-            server = %server, error = chain(fault)
+            server = &*escaped(&server.to_string()), error = chain(fault)
         );
     }
 
@@ -217,7 +219,10 @@ records! {
     #[cfg(feature = "redis")]
     #[count("tower_dedup_store_losses_total", "kind" => kind)]
     fn store_loss_suspected(kind: &'static str, primary: &str) {
-        warn!("the store may have lost acknowledged writes: events of the last time may run again", kind, primary);
+        warn!(
+            "the store may have lost acknowledged writes: events of the last time may run again",
+            kind, primary = &*escaped(primary)
+        );
     }
 
     /// once an hour at most, of a `MemoryAdapter`
@@ -269,7 +274,7 @@ pub(crate) fn evicted(keys: u64) {
     count!(keys; "tower_dedup_evicted_total");
 }
 
-/// Returns the error and its causes in one line.
+/// Returns the error and its causes in one line. A cause may have the text of a server or of the application.
 pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut line = error.to_string();
     let mut next = error.source();
@@ -282,5 +287,5 @@ pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
         }
         next = cause.source();
     }
-    line
+    escaped(&line).into_owned()
 }

@@ -13,7 +13,7 @@ use crate::provider::{self, Preset};
 pub enum Refusal {
     /// The header, or the member of the body, is missing.
     Missing(&'static str),
-    /// The header, or the member of the body, is repeated or unreadable.
+    /// The header, the form or the member of the body is repeated, unreadable or too long.
     Malformed(&'static str),
     /// The header and its equivalent in the other family of headers differ.
     Ambiguous(&'static str),
@@ -40,7 +40,7 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Missing(place) => write!(f, "{place} is missing"),
-            Self::Malformed(place) => write!(f, "{place} is repeated or unreadable"),
+            Self::Malformed(place) => write!(f, "{place} is repeated, unreadable or too long"),
             Self::Ambiguous(header) => write!(f, "{header} and its standard header differ"),
             Self::OutOfTime => f.write_str("the signed time is too old or in the future"),
             Self::Forged => f.write_str("the signature does not match the request"),

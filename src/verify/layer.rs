@@ -3,6 +3,7 @@
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -19,11 +20,22 @@ use tower_service::Service;
 use super::error::Refusal;
 use super::verifier::Verifier;
 use crate::error::{BoxError, ConfigError, NOT_ZERO, check, valid};
-use crate::layer::{BODY_LIMIT, BODY_TIMEOUT, BodyFault, Collect, Verified};
+use crate::key::{Extracted, IntoKeyExtractor, KeyExtractor, RequestRef, escaped};
+use crate::layer::{BODY_LIMIT, BODY_TIMEOUT, BodyFault, Collect, LogIds, Verified};
 use crate::observe;
 
-type Check = dyn Fn(&Parts, &[u8], SystemTime) -> Result<(), Refusal> + Send + Sync;
+type Own = dyn Fn(&Parts, &[u8], SystemTime) -> Result<(), Refusal> + Send + Sync;
 type Clock = dyn Fn() -> SystemTime + Send + Sync;
+
+/// The longest body, in bytes, in which the id of a refused request is looked for: whoever cannot sign must not
+/// make the server parse more.
+const CLAIM_LIMIT: usize = 64 * 1024;
+
+/// What verifies a request.
+enum Check {
+    Preset(Box<Verifier>),
+    Own(Box<Own>),
+}
 
 /// Passes only requests with a valid signature, and inserts [`Verified`] into their extensions.
 ///
@@ -51,6 +63,9 @@ type Clock = dyn Fn() -> SystemTime + Send + Sync;
 /// It takes every request body whose data is [`Bytes`]. It wraps every service that takes
 /// [`Full<Bytes>`]: an axum route, a [`Dedup`](crate::Dedup), a hyper service.
 ///
+/// A request without the header of the signature, and any other that its head shows to be unverified, is refused
+/// before its body is read.
+///
 /// | answer | when |
 /// |---|---|
 /// | 401 | the request is not verified |
@@ -65,8 +80,11 @@ type Clock = dyn Fn() -> SystemTime + Send + Sync;
 #[must_use = "a layer does nothing until it wraps a service"]
 pub struct VerifyLayer {
     check: Arc<Check>,
-    /// The name of the preset; `None` for a scheme of the user.
-    preset: Option<&'static str>,
+    /// The name of the sender in log records and metrics.
+    name: Option<Arc<str>>,
+    /// Reads the id that a refused request claims to have.
+    claims: Option<Arc<KeyExtractor>>,
+    log_ids: LogIds,
     body_limit: usize,
     body_timeout: Duration,
     clock: Arc<Clock>,
@@ -79,24 +97,54 @@ impl VerifyLayer {
     pub fn new(verifier: Verifier) -> Self {
         let preset = verifier.preset;
         let body_limit = BODY_LIMIT.max(preset.max_body().unwrap_or_default());
-        let layer = Self::from_fn(move |head, body, now| verifier.verify(head, body, now));
-        Self { preset: Some(preset.name()), body_limit, ..layer }
+        let layer =
+            Self::with(Check::Preset(Box::new(verifier))).named(preset.name()).claimed_id(preset);
+        Self { body_limit, ..layer }
     }
 
     /// Makes a layer for a sender whose scheme this crate does not have. The limits are 2 MiB and 10 s.
     /// The closure takes the head of
-    /// the request, the whole raw body and the server's time.
+    /// the request, the whole raw body and the server's time. [`named`](Self::named) gives the sender a name.
     pub fn from_fn<F>(check: F) -> Self
     where
         F: Fn(&Parts, &[u8], SystemTime) -> Result<(), Refusal> + Send + Sync + 'static,
     {
+        Self::with(Check::Own(Box::new(check)))
+    }
+
+    fn with(check: Check) -> Self {
         Self {
             check: Arc::new(check),
-            preset: None,
+            name: None,
+            claims: None,
+            log_ids: LogIds::default(),
             body_limit: BODY_LIMIT,
             body_timeout: BODY_TIMEOUT,
             clock: Arc::new(SystemTime::now),
         }
+    }
+
+    /// Sets the name of the sender: `preset` in log records and metrics. The default is the preset's name; for
+    /// [`from_fn`](Self::from_fn) the log record has none, and metrics have `other`.
+    pub fn named(mut self, name: &str) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Sets where a refused request is looked for its id, which the log record `not verified` has as
+    /// `claimed_id`. The default is the preset's key; for [`from_fn`](Self::from_fn) there is none.
+    ///
+    /// **Nobody has verified this id.** The record does not have it if the head alone was refused and the id is
+    /// in the body, or if the body has more than 64 KiB. Of several events, the record names the first.
+    pub fn claimed_id(mut self, key: impl IntoKeyExtractor) -> Self {
+        self.claims = Some(Arc::new(key.into()));
+        self
+    }
+
+    /// Sets how log records name an id: see [`DedupLayer::log_ids`](crate::DedupLayer::log_ids).
+    pub fn log_ids(mut self, ids: LogIds) -> Self {
+        self.log_ids = ids;
+        self
     }
 
     /// Sets the largest body, in bytes. A larger body is answered 413. The smaller of this limit and
@@ -117,10 +165,11 @@ impl VerifyLayer {
     /// # Errors
     ///
     /// A [`body_limit`](Self::body_limit) of 0 bytes, or a
-    /// [`body_timeout`](Self::body_timeout) of zero.
+    /// [`body_timeout`](Self::body_timeout) of zero. A [`claimed_id`](Self::claimed_id) with an invalid key.
     pub fn checked(self) -> Result<Self, ConfigError> {
-        check(self.body_limit > 0, "body_limit", "at least 1 byte")?;
-        check(!self.body_timeout.is_zero(), "body_timeout", NOT_ZERO)?;
+        check(self.body_limit > 0, "body_limit", "at least 1 byte", &self.body_limit)?;
+        check(!self.body_timeout.is_zero(), "body_timeout", NOT_ZERO, &self.body_timeout)?;
+        self.claims.as_ref().map_or(Ok(()), |key| key.check())?;
         Ok(self)
     }
 
@@ -136,6 +185,13 @@ impl VerifyLayer {
         R::Error: Into<BoxError>,
     {
         let (mut head, body) = request.into_parts();
+        let unauthorized = |head: &Parts, body: &Bytes, refusal: Refusal| {
+            self.report(head, body, refusal.name(), &refusal);
+            StatusCode::UNAUTHORIZED
+        };
+        self.check
+            .head(&head, (self.clock)())
+            .map_err(|refusal| unauthorized(&head, &Bytes::new(), refusal))?;
         let mut body = pin!(Collect::new(body, self.body_limit, self.body_timeout));
         let body = poll_fn(|cx| body.as_mut().poll(cx)).await.map_err(|fault| {
             let (status, reason, fact) = match fault {
@@ -149,15 +205,65 @@ impl VerifyLayer {
                     (StatusCode::BAD_REQUEST, "broken_body", "the body ended in an error")
                 }
             };
-            observe::not_verified(self.preset, head.uri.path(), reason, &fact);
+            self.report(&head, &Bytes::new(), reason, &fact);
             status
         })?;
-        (self.check)(&head, &body, (self.clock)()).map_err(|refusal| {
-            observe::not_verified(self.preset, head.uri.path(), refusal.name(), &refusal);
-            StatusCode::UNAUTHORIZED
-        })?;
+        self.check
+            .whole(&head, &body, (self.clock)())
+            .map_err(|refusal| unauthorized(&head, &body, refusal))?;
         head.extensions.insert(Verified);
         Ok(Request::from_parts(head, Full::new(body)))
+    }
+
+    /// Logs and counts a request that is refused. `body` is what was read of it.
+    fn report(&self, head: &Parts, body: &Bytes, name: &'static str, reason: &dyn fmt::Display) {
+        let url = self.check.signed_url(head);
+        observe::not_verified(
+            self.name.as_deref(),
+            &escaped(head.uri.path()),
+            url.as_deref().map(|url| escaped(url)).as_deref(),
+            self.unverified_id(head, body).as_deref(),
+            name,
+            reason,
+        );
+    }
+
+    fn unverified_id(&self, head: &Parts, body: &Bytes) -> Option<String> {
+        let body = if body.len() > CLAIM_LIMIT { &Bytes::new() } else { body };
+        let read = || self.claims.as_ref()?.read(&RequestRef::new(head, body)).ok();
+        // A closure of the key may panic, which must not replace the answer.
+        let Ok(Some(Extracted::Keys(keys))) = catch_unwind(AssertUnwindSafe(read)) else {
+            return None;
+        };
+        let key = keys.events().first()?.key();
+        Some(match self.log_ids {
+            LogIds::Plain => key.shown_id().into_owned(),
+            LogIds::Hashed => key.log_id(),
+        })
+    }
+}
+
+impl Check {
+    /// Refuses a request by its head alone, before its body is read.
+    fn head(&self, head: &Parts, now: SystemTime) -> Result<(), Refusal> {
+        match self {
+            Self::Preset(verifier) => verifier.verify_head(head, now),
+            Self::Own(_) => Ok(()),
+        }
+    }
+
+    fn whole(&self, head: &Parts, body: &[u8], now: SystemTime) -> Result<(), Refusal> {
+        match self {
+            Self::Preset(verifier) => verifier.verify(head, body, now),
+            Self::Own(check) => check(head, body, now),
+        }
+    }
+
+    fn signed_url(&self, head: &Parts) -> Option<String> {
+        match self {
+            Self::Preset(verifier) => verifier.signed_url(head),
+            Self::Own(_) => None,
+        }
     }
 }
 

@@ -8,7 +8,7 @@
 //!    see it.
 //! 4. A signature is compared as a whole and in constant time. A comparison that stops early would let
 //!    an attacker find the signature byte by byte.
-//! 5. A missing, repeated or unreadable header is refused.
+//! 5. A missing, repeated or unreadable header is refused, before the body is read.
 //! 6. A signed time must be within the [`tolerance`](Verifier::tolerance) of the server's time, before
 //!    or after. So an attacker cannot send a captured delivery again for ever.
 //! 7. Several secrets are accepted while one replaces the other ([`Verifier::or_secret`]).
@@ -24,6 +24,7 @@ mod public_url;
 mod received;
 mod schemes;
 mod secret;
+#[cfg(feature = "testing")]
 mod sign;
 mod verifier;
 

@@ -41,7 +41,14 @@ impl PublicUrl {
     }
 }
 
-/// Returns the part of the request's target that follows the public URL.
-pub(super) fn target(uri: &Uri) -> &str {
-    uri.path_and_query().map_or("/", PathAndQuery::as_str)
+/// Returns what may follow the public URL in the signed URL: the request's target and, if its path is `/`,
+/// the target without this slash.
+///
+/// The sender signs the URL that is configured there, and that of `/square` ends without a slash. Every path
+/// on the wire begins with one: that of `https://example.com`, and what a proxy or axum's `nest` leaves of
+/// `/square`.
+pub(super) fn targets(uri: &Uri) -> impl Iterator<Item = &str> {
+    let target = uri.path_and_query().map_or("/", PathAndQuery::as_str);
+    let without_slash = target.strip_prefix('/').filter(|_| uri.path() == "/");
+    std::iter::once(target).chain(without_slash)
 }

@@ -21,6 +21,8 @@ pub(super) struct Received<'a> {
     pub(super) tolerance: u64,
     /// `None` if the scheme signs no URL.
     pub(super) url: Option<&'a PublicUrl>,
+    /// What follows `url` in the signed URL.
+    pub(super) target: &'a str,
 }
 
 impl<'a> Received<'a> {

@@ -13,7 +13,7 @@ use serde_json::Value;
 use sha1::Sha1;
 
 use super::error::VerifierError;
-use super::public_url::{PublicUrl, target};
+use super::public_url::{PublicUrl, targets};
 use super::received::{HmacSha256, Received, mac};
 use super::schemes::{adyen, data, url};
 use super::secret::key_of;
@@ -130,7 +130,8 @@ impl Signing {
     fn hubspot(&mut self) -> Result<Vec<u8>, BoxError> {
         let time = format!("{}000", self.now);
         self.set("x-hubspot-request-timestamp", &time)?;
-        let url = [self.received().public_url()?.as_str(), target(&self.head.uri)].concat();
+        let request = self.received();
+        let url = [request.public_url()?.as_str(), request.target].concat();
         let method = self.head.method.as_str().as_bytes();
         self.code::<HmacSha256>(&[method, url.as_bytes(), &self.body, time.as_bytes()])
     }
@@ -143,7 +144,8 @@ impl Signing {
 
     fn received(&self) -> Received<'_> {
         let (head, body, url) = (&self.head, &self.body, self.url.as_ref());
-        Received { head, body, now: self.now, tolerance: 0, url }
+        let target = targets(&head.uri).next().unwrap_or_default();
+        Received { head, body, now: self.now, tolerance: 0, url, target }
     }
 
     /// Signs every item of the body.

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use http::request::Parts;
 
 use super::error::{Refusal, VerifierError};
-use super::public_url::PublicUrl;
+use super::public_url::{PublicUrl, targets};
 use super::received::Received;
 use super::schemes::{adyen, data, url};
 use super::secret::key_of;
@@ -89,17 +89,43 @@ impl Verifier {
     ///
     /// The reason why the request is not verified.
     pub fn verify(&self, head: &Parts, body: &[u8], now: SystemTime) -> Result<(), Refusal> {
-        let request = Received {
-            head,
-            body,
-            now: unix(now),
-            tolerance: self.tolerance.as_secs(),
-            url: self.url.as_deref(),
-        };
-        let mut results = self.keys.iter().map(|key| verify(&self.scheme, key, &request));
-        // Every other refusal is the same for all secrets.
-        let decided = results.find(|result| *result != Err(Refusal::Forged));
-        decided.unwrap_or(Err(Refusal::Forged))
+        self.decide(head, body, now, verify)
+    }
+
+    /// Refuses a request before its body is read, if its head shows that it is not verified.
+    pub(super) fn verify_head(&self, head: &Parts, now: SystemTime) -> Result<(), Refusal> {
+        self.decide(head, b"", now, verify_head)
+    }
+
+    /// Succeeds if `verify` does, with one of the keys and one of the URLs that the sender may have signed.
+    fn decide(
+        &self,
+        head: &Parts,
+        body: &[u8],
+        now: SystemTime,
+        verify: fn(&Scheme, &[u8], &Received<'_>) -> Result<(), Refusal>,
+    ) -> Result<(), Refusal> {
+        let (now, tolerance) = (unix(now), self.tolerance.as_secs());
+        let url = self.url.as_deref().filter(|_| self.scheme.signs_url());
+        let tried = if url.is_some() { 2 } else { 1 };
+        for target in targets(&head.uri).take(tried) {
+            let request = Received { head, body, now, tolerance, url, target };
+            for key in &*self.keys {
+                // Every other refusal is the same for all keys and URLs.
+                let result = verify(&self.scheme, key, &request);
+                if result != Err(Refusal::Forged) {
+                    return result;
+                }
+            }
+        }
+        Err(Refusal::Forged)
+    }
+
+    /// Returns the URL that the sender has to have signed, without its query, which may name persons; `None` if
+    /// it signs no URL.
+    pub(super) fn signed_url(&self, head: &Parts) -> Option<String> {
+        let url = self.url.as_deref().filter(|_| self.scheme.signs_url())?;
+        Some([url.as_str(), head.uri.path()].concat())
     }
 }
 
@@ -111,6 +137,17 @@ fn verify(scheme: &Scheme, key: &[u8], request: &Received<'_>) -> Result<(), Ref
         Rule::Adyen => adyen::verify(key, request),
         Rule::HubSpot => url::hubspot(key, request),
         Rule::Twilio => url::twilio(key, request),
+    }
+}
+
+/// Verifies what the head alone shows. Adyen's signatures are in the body.
+fn verify_head(scheme: &Scheme, key: &[u8], request: &Received<'_>) -> Result<(), Refusal> {
+    match scheme.rule {
+        Rule::Signed(codes, text) => data::read(scheme, codes, text, request).map(drop),
+        Rule::Token => data::verify_token(scheme.header, key, request),
+        Rule::Adyen => Ok(()),
+        Rule::HubSpot => url::hubspot_headers(request).map(drop),
+        Rule::Twilio => url::twilio_signature(request).map(drop),
     }
 }
 
@@ -135,10 +172,12 @@ impl Preset {
 
     /// Makes a verifier for a sender that may sign the public URL of this server.
     ///
-    /// `public_url` is the URL as the sender knows it, without the path of the request:
-    /// `https://hooks.example.com`. A server behind a proxy sees another URL. If the proxy or axum's
-    /// `nest` removes a prefix of the path, the public URL includes the prefix. Schemes that sign no URL
-    /// do not use it.
+    /// `public_url` is what stands before the path that the layer sees: `https://hooks.example.com`. It is
+    /// not the URL that is configured at the sender, `https://hooks.example.com/twilio`, unless a proxy or
+    /// axum's `nest` removes `/twilio`, so that the layer sees the path `/`. The port belongs to it, if the
+    /// sender's URL has one. Schemes that sign no URL do not use it.
+    ///
+    /// A request that is refused has the URL that was expected in its log record `not verified`, as `url`.
     ///
     /// # Errors
     ///

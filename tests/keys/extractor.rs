@@ -89,15 +89,21 @@ fn second_identity_refuses_a_namespace_that_is_too_long() {
 
 #[test]
 fn extract_by_an_invalid_extractor_panics_with_the_text_of_checked() {
-    let not_a_pointer = "not a JSON pointer (RFC 6901)";
+    let not_a_pointer = "`pointer` must be a JSON pointer (RFC 6901), not \"id\"";
     let part = || key::header("a").and(key::json("id").optional());
     for (extractor, rule) in [
         (part().namespace("n"), not_a_pointer),
         (key::header("a").namespace("n").event_type(part()), not_a_pointer),
         (key::header("a").namespace("n").second_identity("b", part()), not_a_pointer),
-        (key::each("events", key::header("a")).namespace("n"), not_a_pointer),
+        (
+            key::each("events", key::header("a")).namespace("n"),
+            "`pointer` must be a JSON pointer (RFC 6901), not \"events\"",
+        ),
         (key::each("", part()).namespace("n"), not_a_pointer),
-        (key::header("a b").namespace("n"), "not an HTTP header name"),
+        (
+            key::header("a b").namespace("n"),
+            "`header` must be the name of an HTTP header, not \"a b\"",
+        ),
         (
             key::header("a").namespace("n").second_identity("b", key::body_digest()),
             "a digest of the body is a `content_identity`",

@@ -316,7 +316,8 @@ fn json_follows_rfc_6901() {
     assert_eq!(read(&key::json(""), with_body("\"whole\"")), id("whole"));
     for pointer in ["id", "/a~2", "/~", "#/id"] {
         let refused = key::json(pointer).namespace("n").checked().unwrap_err();
-        assert_eq!(refused.to_string(), "not a JSON pointer (RFC 6901)", "{pointer}");
+        let rule = format!("`pointer` must be a JSON pointer (RFC 6901), not {pointer:?}");
+        assert_eq!(refused.to_string(), rule);
     }
     assert_eq!(format!("{:?}", key::json("/a~1b")), "json(/a~1b)");
 }

@@ -338,7 +338,7 @@ fn mode_is_shared_by_clones_services_and_handles() {
         assert_eq!(mode.to_string().parse(), Ok(mode));
     }
     let error = "Shadow".parse::<Mode>().unwrap_err().to_string();
-    assert_eq!(error, "`mode` must be `enforce`, `shadow` or `off`");
+    assert_eq!(error, "`mode` must be `enforce`, `shadow` or `off`, not \"Shadow\"");
 }
 
 #[tokio::test]

@@ -27,26 +27,33 @@ fn refused(layer: &DedupLayer) -> String {
 fn layer_with_an_invalid_setting_is_an_error_when_checked_and_panics_when_applied() {
     let zero = Duration::ZERO;
     for (layer, setting, rule) in [
-        (layer().methods([]), "methods", "at least one method"),
-        (layer().body_limit(0), "body_limit", "at least 1 byte"),
-        (layer().body_timeout(zero), "body_timeout", "longer than zero"),
-        (layer().retention(zero), "retention", "longer than zero"),
-        (layer().lease(Duration::from_micros(99_999)), "lease", "at least 100 ms"),
-        (layer().store_timeout(zero), "store_timeout", "longer than zero and at most 30 s"),
+        (layer().methods([]), "methods", "at least one method, not []"),
+        (layer().body_limit(0), "body_limit", "at least 1 byte, not 0"),
+        (layer().body_timeout(zero), "body_timeout", "longer than zero, not 0ns"),
+        (layer().retention(zero), "retention", "longer than zero, not 0ns"),
+        (layer().lease(Duration::from_millis(99)), "lease", "at least 100 ms, not 99ms"),
+        (
+            layer().store_timeout(zero),
+            "store_timeout",
+            "longer than zero and at most 30 s, not 0ns",
+        ),
         (
             layer().store_timeout(Duration::from_millis(30_001)),
             "store_timeout",
-            "longer than zero and at most 30 s",
+            "longer than zero and at most 30 s, not 30.001s",
         ),
-        (layer().handler_timeout(zero), "handler_timeout", "longer than zero"),
-        (layer().max_keys(0), "max_keys", "at least 1 key"),
+        (layer().handler_timeout(zero), "handler_timeout", "longer than zero, not 0ns"),
+        (layer().max_keys(0), "max_keys", "at least 1 key, not 0"),
     ] {
         assert_eq!(refused(&layer), format!("`{setting}` must be {rule}"));
     }
     for status in [StatusCode::CONTINUE, StatusCode::OK, StatusCode::NO_CONTENT] {
         let layer = layer().in_flight_status(status);
         let error = layer.clone().checked().unwrap_err().to_string();
-        assert_eq!(error, "`in_flight_status` must be neither 1xx nor 2xx");
+        assert_eq!(
+            error,
+            format!("`in_flight_status` must be neither 1xx nor 2xx, not {}", status.as_u16())
+        );
         refused(&layer);
     }
     refused(&layer().duplicate_status(StatusCode::CONFLICT));
@@ -59,7 +66,7 @@ fn layer_with_an_invalid_setting_is_an_error_when_checked_and_panics_when_applie
         DedupLayer::new(no_pointer().namespace("n"), MemoryAdapter::new()),
         layer().compare_payload(no_pointer(), OnMismatch::Refuse),
     ] {
-        assert_eq!(refused(&layer), "not a JSON pointer (RFC 6901)");
+        assert_eq!(refused(&layer), "`pointer` must be a JSON pointer (RFC 6901), not \"id\"");
     }
 }
 

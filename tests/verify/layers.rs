@@ -26,7 +26,7 @@ use tower_dedup::{
     ConfigErrorKind, Dedup, DedupKey, DedupLayer, KeyExtractor, Verified, key, provider,
 };
 
-use crate::vectors::{VECTORS, at, case, cases, signature_header};
+use crate::vectors::{VECTORS, at, case, cases, senders, signature_header};
 
 type Store = Arc<MemoryAdapter>;
 
@@ -315,6 +315,69 @@ async fn body_that_does_not_arrive_is_not_verified() {
             assert_eq!(answer, (status, None));
         }
         assert_eq!(site.counts().await, (0, 0));
+    }
+}
+
+/// Nobody can make the server buffer a body without the header of a signature.
+#[tokio::test]
+async fn request_that_its_head_shows_to_be_unverified_is_refused_before_its_body_is_read() {
+    for sender in senders().into_iter().filter(|sender| *sender != provider::ADYEN) {
+        let secret = sender.test_secrets()[0];
+        let verify = VerifyLayer::new(sender.verifier_at("https://h", secret).unwrap());
+        let app = verify.layer(service_fn(
+            async |_: Request<Full<Bytes>>| -> Result<Response<Full<Bytes>>, Infallible> {
+                panic!("{}", "the request is not verified")
+            },
+        ));
+        let unread = || {
+            Body::from_stream(stream::poll_fn(|_| -> std::task::Poll<Option<io::Result<Bytes>>> {
+                panic!("the body was read")
+            }))
+        };
+        let header = signature_header(sender);
+        let request = Request::post("/hook").header("content-length", "9");
+        let without = request.body(unread()).unwrap();
+        let mut twice = Request::post("/hook").body(unread()).unwrap();
+        for _ in 0..2 {
+            twice.headers_mut().append(&header, HeaderValue::from_static("x"));
+        }
+        for request in [without, twice] {
+            let response = app.clone().oneshot(request).await.unwrap();
+            assert_eq!(response.status(), 401, "{sender:?}");
+        }
+    }
+}
+
+/// The route of the sender's URL, inside a nest or not.
+#[tokio::test]
+async fn nested_route_verifies_the_url_that_the_sender_has() {
+    for sender in [provider::SQUARE, provider::TWILIO, provider::TWILIO_BY_TOKEN, provider::HUBSPOT]
+    {
+        let secret = sender.test_secrets()[0];
+        let route = |public_url| {
+            let verify = VerifyLayer::new(sender.verifier_at(public_url, secret).unwrap());
+            post(async || "handled").layer(verify)
+        };
+        let nested = |path| Router::new().route(path, route("https://h/square"));
+        for (app, target) in [
+            (Router::new().nest("/square", nested("/")), "/square"),
+            (Router::new().nest("/square", nested("/")), "/square?a=1"),
+            (Router::new().nest("/square/", nested("/")), "/square/"),
+            (Router::new().nest("/square", nested("/hook")), "/square/hook"),
+            (Router::new().nest_service("/square", nested("/")), "/square"),
+            (Router::new().route("/square", route("https://h")), "/square"),
+            (Router::new().route("/", route("https://h")), "/"),
+        ] {
+            let request = Request::post(target).body(Bytes::from("b=2")).unwrap();
+            let now = std::time::SystemTime::now();
+            let signed = sender.sign(secret, Some("https://h"), now, request).unwrap();
+            let (head, body) = signed.into_parts();
+            let forged = Request::from_parts(head.clone(), Body::from("b=3"));
+            let app = in_axum(app);
+            assert_eq!(send(&app, forged).await, unverified(), "{sender:?} {target}");
+            let signed = Request::from_parts(head, Body::from(body));
+            assert_eq!(send(&app, signed).await, ran(), "{sender:?} {target}");
+        }
     }
 }
 

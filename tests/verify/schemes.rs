@@ -12,7 +12,7 @@ use http::request::Parts;
 use http::{HeaderName, HeaderValue, Request, Uri, header};
 use sha1::Sha1;
 use tower_dedup::provider::{self, Preset};
-use tower_dedup::verify::Refusal;
+use tower_dedup::verify::{Refusal, VerifierError};
 
 use crate::vectors::{Case, VECTORS, at, case, cases, genuine, senders, signature_header};
 
@@ -474,4 +474,137 @@ fn every_scheme_has_vectors() {
     let tested = genuine().into_iter().map(|(sender, _)| sender.name());
     let tested: BTreeSet<_> = tested.chain(["gitlab", "telegram", "twilio-by-token"]).collect();
     assert_eq!(tested, senders().iter().map(Preset::name).collect());
+}
+
+/// A colon of one value could stand at the end of another: the code of the item decides which has it.
+#[test]
+fn adyen_item_is_accepted_wherever_its_values_can_be_told_apart() {
+    const KEY: &str = "6120736563726574";
+    let report = "r_2022-11-01T00:00:00.csv";
+    // The values in the order of the signed text.
+    let item = |[psp, original, account, reference, code]: [&str; 5], signature: &str| {
+        serde_json::json!({"NotificationRequestItem": {
+            "pspReference": psp, "originalReference": original, "merchantAccountCode": account,
+            "merchantReference": reference, "amount": {"value": 0, "currency": "EUR"},
+            "eventCode": code, "success": "true", "additionalData": {"hmacSignature": signature},
+        }})
+    };
+    let signature = |[psp, original, account, reference, code]: [&str; 5]| {
+        let text = format!("{psp}:{original}:{account}:{reference}:0:EUR:{code}:true");
+        let mac = Hmac::<sha2::Sha256>::new_from_slice(b"a secret").unwrap().chain_update(text);
+        STANDARD.encode(mac.finalize().into_bytes())
+    };
+    let verdict = |items: &[serde_json::Value]| {
+        let body = serde_json::json!({"notificationItems": items}).to_string();
+        let (head, ()) = Request::post("/hook").body(()).unwrap().into_parts();
+        provider::ADYEN.verifier(KEY).unwrap().verify(&head, body.as_bytes(), at(0))
+    };
+    const REPORT: &str = "REPORT_AVAILABLE";
+    const PAID: &str = "AUTHORISATION";
+    let sound = [
+        [report, "", "Shop", "", REPORT],
+        ["settlement_1.csv", "", "Shop", "", REPORT],
+        [":::", "", "Shop", "x", REPORT],
+        ["7914073381342284", "", "Shop", "order:1:2", PAID],
+        ["7914073381342284", "", "Shop", ":", PAID],
+        ["7914073381342284", "8313547924770610", "Shop", "", "REFUND"],
+    ];
+    let sound = sound.map(|values| item(values, &signature(values)));
+    assert_eq!(verdict(&sound), Ok(()), "all in one request");
+    for genuine in [
+        [report, "", "Shop", "", REPORT],
+        [":::", "", "Shop", "x", REPORT],
+        ["7914073381342284", "", "Shop", "order:1:2", PAID],
+        ["7914073381342284", "8313547924770610", "Shop", "a:b:c", "REFUND"],
+    ] {
+        let signed = signature(genuine);
+        let text = genuine[..4].join(":");
+        let words: Vec<_> = text.split(':').collect();
+        // Every other way to cut the same text into four values.
+        for a in 1..words.len() {
+            for b in a + 1..words.len() {
+                for c in b + 1..words.len() {
+                    let cut = [&words[..a], &words[a..b], &words[b..c], &words[c..]];
+                    let [psp, original, account, reference] = cut.map(|words| words.join(":"));
+                    let values = [&*psp, &original, &account, &reference, genuine[4]];
+                    let accepted = verdict(&[item(values, &signed)]).is_ok();
+                    assert_eq!(accepted, values == genuine, "{values:?}");
+                }
+            }
+        }
+    }
+}
+
+/// The request that a proxy or axum's `nest` leaves of `/square` has the path `/`.
+#[test]
+fn signed_url_may_end_without_the_slash_of_an_empty_path() {
+    for sender in senders().into_iter().filter(|sender| {
+        sender.verifier("x").is_err_and(|error| error == VerifierError::NoPublicUrl)
+    }) {
+        let secret = sender.test_secrets()[0];
+        for (configured, sent, public_url, left, accepted) in [
+            ("https://h", "/square", "https://h/square", "/", true),
+            ("https://h", "/square", "https://h/square/", "/", true),
+            ("https://h", "/square/", "https://h/square", "/", true),
+            ("https://h", "/square?a=1", "https://h/square", "/?a=1", true),
+            ("https://h", "/square/?a=1", "https://h/square", "/?a=1", true),
+            ("https://h", "/square/hook", "https://h/square", "/hook", true),
+            ("https://h", "/square", "https://h", "/square", true),
+            ("https://h", "/square", "https://h/squar", "/e", false),
+            ("https://h", "/square", "https://h/square", "/square", false),
+            ("https://h", "/squarehook", "https://h/square", "/hook", false),
+            ("https://h", "/square?a=1", "https://h/square", "/?a=2", false),
+        ] {
+            let request = Request::post(sent).body(Bytes::from("b=2")).unwrap();
+            let signed = sender.sign(secret, Some(configured), at(1_753_900_006), request).unwrap();
+            let (mut head, body) = signed.into_parts();
+            head.uri = left.parse().unwrap();
+            let verifier = sender.verifier_at(public_url, secret).unwrap();
+            let verdict = verifier.verify(&head, &body, at(1_753_900_006));
+            assert_eq!(
+                verdict.is_ok(),
+                accepted,
+                "{sender:?} {sent} {public_url} {left}: {verdict:?}"
+            );
+        }
+    }
+}
+
+/// Sorting a million pairs takes longer than the rest of a request.
+#[test]
+fn form_of_more_than_a_thousand_fields_is_refused() {
+    let secret = provider::TWILIO.test_secrets()[0];
+    let verifier = provider::TWILIO.verifier_at("https://h", secret).unwrap();
+    for (fields, verdict) in [(1_000, Ok(())), (1_001, Err(Refusal::Malformed("the form")))] {
+        let body: Vec<_> = (0..fields).map(|field| format!("f{field:04}=1")).collect();
+        let request = Request::post("/hook").body(Bytes::from(body[..1_000].join("&"))).unwrap();
+        let signed = provider::TWILIO.sign(secret, Some("https://h"), at(0), request).unwrap();
+        let (head, _) = signed.into_parts();
+        assert_eq!(verifier.verify(&head, body.join("&").as_bytes(), at(0)), verdict, "{fields}");
+    }
+}
+
+/// An encoded `/` or `?` of a path is another path: of another tenant, for example.
+#[test]
+fn hubspot_decodes_the_query_and_not_the_path() {
+    let secret = provider::HUBSPOT.test_secrets()[0];
+    let now = at(1_753_900_006);
+    for (signed, sent, accepted) in [
+        ("/hubspot/acme?v=1", "/hubspot/acme?v=1", true),
+        ("/hubspot/acme?v=1", "/hubspot/acme%3Fv=1", false),
+        ("/hubspot/acme?v=1", "/hubspot/acme%3fv=1", false),
+        ("/hubspot/acme/a", "/hubspot/acme%2Fa", false),
+        ("/hubspot/acme;a", "/hubspot/acme%3Ba", false),
+        ("/hubspot/a%3Fb", "/hubspot/a%3Fb", true),
+        ("/hubspot/a?v=1:/?@!$'()*,;", "/hubspot/a?v=1%3A%2f%3F%40%21%24%27%28%29%2A%2C%3B", true),
+        ("/hubspot/a%2Fb?v=a:b", "/hubspot/a%2Fb?v=a%3Ab", true),
+        ("/hubspot/a?v=1&w=2", "/hubspot/a?v=1%26w=2", false),
+    ] {
+        let request = Request::post(signed).body(Bytes::new()).unwrap();
+        let request = provider::HUBSPOT.sign(secret, Some("https://h"), now, request).unwrap();
+        let (mut head, _) = request.into_parts();
+        head.uri = sent.parse().unwrap();
+        let verifier = provider::HUBSPOT.verifier_at("https://h", secret).unwrap();
+        assert_eq!(verifier.verify(&head, b"", now).is_ok(), accepted, "{signed} {sent}");
+    }
 }

@@ -103,14 +103,15 @@ impl RedisOptions {
     pub(super) fn checked(self) -> Result<Self, ConfigError> {
         let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
         let is_prefix = matches!(self.prefix.len(), 1..=32) && self.prefix.bytes().all(is_part);
-        check(is_prefix, "prefix", "1 to 32 characters of `A-Z a-z 0-9 _ . -`")?;
+        check(is_prefix, "prefix", "1 to 32 characters of `A-Z a-z 0-9 _ . -`", &self.prefix)?;
         bounded(self.call_timeout, "call_timeout")?;
         bounded(self.response_timeout, "response_timeout")?;
         bounded(self.connect_timeout, "connect_timeout")?;
         if let Some((replicas, bound)) = self.wait_replicas {
-            check(replicas > 0, "wait_replicas", "at least 1 replica")?;
+            check(replicas > 0, "wait_replicas", "at least 1 replica", &replicas)?;
             bounded(bound, "wait_replicas")?;
-            check(bound < self.call_timeout, "wait_replicas", "shorter than `call_timeout`")?;
+            let is_shorter = bound < self.call_timeout;
+            check(is_shorter, "wait_replicas", "shorter than `call_timeout`", &bound)?;
         }
         Ok(self)
     }
@@ -123,7 +124,8 @@ impl Default for RedisOptions {
 }
 
 fn bounded(bound: Duration, setting: &'static str) -> Result<(), ConfigError> {
-    check((Duration::from_millis(1)..=LONGEST).contains(&bound), setting, "1 ms to 1 day")
+    let fits = (Duration::from_millis(1)..=LONGEST).contains(&bound);
+    check(fits, setting, "1 ms to 1 day", &bound)
 }
 
 #[cfg(test)]

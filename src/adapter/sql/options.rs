@@ -102,9 +102,9 @@ impl Batching {
 
     pub(in crate::adapter) fn check(self) -> Result<(), ConfigError> {
         const RULE: &str = "at least 1";
-        check(self.lanes > 0, "lanes", RULE)?;
-        check(self.max_batch_keys > 0, "max_batch_keys", RULE)?;
-        check(self.max_queued_keys > 0, "max_queued_keys", RULE)
+        check(self.lanes > 0, "lanes", RULE, &self.lanes)?;
+        check(self.max_batch_keys > 0, "max_batch_keys", RULE, &self.max_batch_keys)?;
+        check(self.max_queued_keys > 0, "max_queued_keys", RULE, &self.max_queued_keys)
     }
 }
 
@@ -130,7 +130,7 @@ pub(in crate::adapter) fn check_timeout(
     setting: &'static str,
     timeout: Duration,
 ) -> Result<(), ConfigError> {
-    check(timeout >= Duration::from_millis(1), setting, "at least 1 ms")
+    check(timeout >= Duration::from_millis(1), setting, "at least 1 ms", &timeout)
 }
 
 /// Takes the parameters with these names out of a URL, which the database's own parser would refuse

@@ -12,10 +12,12 @@ use crate::verify::received::{HmacSha256, Received, base64, signed};
 
 const ITEMS: &str = "notificationItems";
 const SIGNATURE: &str = "additionalData.hmacSignature";
+const FILE: &str = "pspReference";
 const REFERENCE: &str = "merchantReference";
+const EVENT_CODE: usize = 6;
 /// The signed values, in their order: the name, and the pointer inside an item.
 const VALUES: [(&str, &str); 8] = [
-    ("pspReference", "/pspReference"),
+    (FILE, "/pspReference"),
     ("originalReference", "/originalReference"),
     ("merchantAccountCode", "/merchantAccountCode"),
     (REFERENCE, "/merchantReference"),
@@ -55,16 +57,20 @@ pub(in crate::verify) fn items_of(body: &Bytes) -> Result<Vec<Bytes>, Refusal> {
 
 /// Returns the signed text of an item: the values, joined by colons.
 ///
-/// A colon in the merchant's own reference is signed as it is. A colon in another value would make the
-/// text ambiguous, so that an attacker could move it to the next value.
+/// A colon inside a value is signed as it is. So one value of an item may have colons, and the item's code
+/// decides which: otherwise an attacker could move a colon to the next value. The code itself has none, and
+/// is always the last value but one of the text. The `pspReference` of a report is the name of a file, which
+/// may contain a time. Every other item may have colons in the merchant's own reference.
 pub(in crate::verify) fn text(head: &Parts, item: &Bytes) -> Result<String, Refusal> {
     let mut values = Vec::with_capacity(VALUES.len());
     for ((name, _), part) in VALUES.iter().zip(&*VALUE_PARTS) {
-        let value = read(part, head, item, name)?;
-        if *name != REFERENCE && value.contains(':') {
+        values.push(read(part, head, item, name)?);
+    }
+    let with_colons = if values[EVENT_CODE] == "REPORT_AVAILABLE" { FILE } else { REFERENCE };
+    for ((name, _), value) in VALUES.iter().zip(&values) {
+        if *name != with_colons && value.contains(':') {
             return Err(Refusal::Malformed(name));
         }
-        values.push(value);
     }
     Ok(values.join(":"))
 }

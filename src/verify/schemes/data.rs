@@ -7,7 +7,6 @@ use ctutils::CtEq;
 use crate::provider::Secret;
 use crate::provider::{Codes, Part, Scheme};
 use crate::verify::error::Refusal;
-use crate::verify::public_url::target;
 use crate::verify::received::{HmacSha256, Received, base64, hex, signed};
 #[cfg(feature = "verify-ecdsa")]
 use crate::verify::schemes::ecdsa;
@@ -20,18 +19,7 @@ pub(in crate::verify) fn verify(
     key: &[u8],
     request: &Received<'_>,
 ) -> Result<(), Refusal> {
-    let signed_text = text(scheme.header, codes, parts, request)?;
-    let value = request.optional(scheme.header)?;
-    let other = match codes.other_header {
-        "" => None,
-        header => request.optional(header)?,
-    };
-    if value.or(other).is_none() {
-        return Err(Refusal::Missing(scheme.header));
-    }
-    if let Some(time) = signed_text.time {
-        request.within_tolerance(time)?;
-    }
+    let (signed_text, [value, other]) = read(scheme, codes, parts, request)?;
     let decode = if codes.is_base64 { base64 } else { hex };
     let items = value.into_iter().chain(other).flat_map(|value| value.split(codes.separators));
     let found = items.filter_map(|item| decode(item.strip_prefix(codes.prefix)?));
@@ -40,6 +28,28 @@ pub(in crate::verify) fn verify(
         return ecdsa::signed(key, &signed_text.parts, found);
     }
     signed::<HmacSha256>(key, &signed_text.parts, found)
+}
+
+/// Reads the signed text and the headers with a code. Refuses what the head alone shows to be unverified.
+pub(in crate::verify) fn read<'a>(
+    scheme: &Scheme,
+    codes: Codes,
+    parts: &[Part],
+    request: &Received<'a>,
+) -> Result<(Text<'a>, [Option<&'a str>; 2]), Refusal> {
+    let text = text(scheme.header, codes, parts, request)?;
+    let value = request.optional(scheme.header)?;
+    let other = match codes.other_header {
+        "" => None,
+        header => request.optional(header)?,
+    };
+    if value.or(other).is_none() {
+        return Err(Refusal::Missing(scheme.header));
+    }
+    if let Some(time) = text.time {
+        request.within_tolerance(time)?;
+    }
+    Ok((text, [value, other]))
 }
 
 /// Compares the header with the secret in constant time.
@@ -98,7 +108,7 @@ pub(in crate::verify) fn text<'a>(
             }
             Part::Url => {
                 text.parts.push(request.public_url()?.as_str().as_bytes());
-                target(&request.head.uri)
+                request.target
             }
             Part::Body => {
                 text.parts.push(request.body);
