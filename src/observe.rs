@@ -20,7 +20,8 @@
 //! | `payload` | in shadow: the first 16 hex digits of the SHA-256 of the body, or of the part that [`compare_payload`](crate::DedupLayer::compare_payload) names |
 //! | `status` | the status of the response; a run of a `Deduplicator` has none |
 //! | `duration_ms` | the time from the head of the request to the head of the response, or of the run |
-//! | `error` | the internal error, which the client never sees |
+//! | `error` | the internal error, which the client never sees; of `overloaded` the numbers of deliveries |
+//! | `fix` | of `unverified`, `unscoped` and `overloaded`: what to change |
 //!
 //! | `outcome` | level | meaning |
 //! |---|---|---|

@@ -80,14 +80,20 @@ where
     fn enforce(mut self: Box<Self>, cx: &mut Context<'_>) -> Dispatch<ResBody, S::Error> {
         let config = &self.layer.config;
         if !self.is_verified() {
+            self.report.error = Some(NOT_VERIFIED.into());
             return Dispatch::Ended(self.answer(Outcome::Unverified, DedupResult::Unverified));
         }
-        if !config.handshakes_to_handler && config.key.is_handshake(&self.request_ref()) {
-            return Dispatch::Ended(self.answer(Outcome::Handshake, DedupResult::Handshake));
-        }
-        let is_nested = match self.request_keys() {
-            Ok(request) if request.keys.is_empty() => L::runs_outside(&self.head.extensions),
-            Ok(request) => {
+        let answers = !config.handshakes_to_handler;
+        let read = caught(|| {
+            let is_answered = answers && config.key.is_handshake(&self.request_ref());
+            if is_answered { Ok(None) } else { self.request_keys().map(Some) }
+        });
+        let is_nested = match read {
+            Ok(None) => {
+                return Dispatch::Ended(self.answer(Outcome::Handshake, DedupResult::Handshake));
+            }
+            Ok(Some(request)) if request.keys.is_empty() => L::runs_outside(&self.head.extensions),
+            Ok(Some(request)) => {
                 self.request = request;
                 self.is_nested(Delivery::holds)
             }
@@ -135,7 +141,11 @@ where
             self.permit = self.layer.gate.running.try_acquire();
             self.permit.is_none().then_some(Verdict::Overloaded)
         };
-        self.report.error = fault.map(Into::into);
+        self.report.error = match verdict {
+            Some(Verdict::Unverified) => Some(NOT_VERIFIED.into()),
+            Some(Verdict::Overloaded) => Some(self.layer.gate.load().into()),
+            _ => fault.map(Into::into),
+        };
         self.judged = Judged::InShadow(verdict);
         self.open_span();
         self.start(cx)
@@ -236,6 +246,9 @@ impl<S, L, B> Run<S, L, B> {
     /// Reports how the request has ended.
     pub(super) fn report<R, E>(&mut self, outcome: Outcome, ending: &Ending<R, E>) {
         let config = &self.layer.config;
+        if outcome == Outcome::Overloaded {
+            self.report.error = Some(self.layer.gate.load().into());
+        }
         self.report.status = ending.own_status(config).or(self.report.status);
         self.report.emit(outcome, self.request.logged(self.judged), &config.meters);
     }
@@ -345,8 +358,10 @@ impl<S, L, B> Run<S, L, B> {
     }
 }
 
-/// Returns an error if `read` panics: a closure of the key must not replace the handler's response by
-/// its panic.
+const NOT_VERIFIED: &str = "the request has no extension `Verified`";
+
+/// Returns an error if `read` panics: a closure of the key must not replace the response by its panic, and the
+/// delivery has its log record.
 fn caught<T>(read: impl FnOnce() -> Result<T, KeyError>) -> Result<T, KeyError> {
     let panicked =
         |_| Err(KeyError::new(KeyErrorKind::Missing, "the key, whose closure panicked,"));

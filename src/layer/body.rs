@@ -134,6 +134,7 @@ pub(super) async fn buffer_response<B: Body<Data = Bytes>>(
 ) -> Result<Buffered<B>, B::Error> {
     const LONG: &str = "its body is too long";
     const SLOW: &str = "its body took too long";
+    const TRAILERS: &str = "it has trailers";
     if body.size_hint().lower() > u64::try_from(limit).unwrap_or(u64::MAX) {
         return Ok((Err(LONG), ResponseBody::inner(body)));
     }
@@ -162,19 +163,24 @@ pub(super) async fn buffer_response<B: Body<Data = Bytes>>(
         }
     }
     let all = all.freeze();
-    Ok((Ok(all.clone()), ResponseBody::read(all, trailers, None)))
+    let trailers: Option<HeaderMap> = trailers.filter(|trailers: &HeaderMap| !trailers.is_empty());
+    let stored = if trailers.is_some() { Err(TRAILERS) } else { Ok(all.clone()) };
+    Ok((stored, ResponseBody::read(all, trailers, None)))
 }
 
 /// The default of the largest request body, in bytes.
 pub(crate) const BODY_LIMIT: usize = 2 * 1024 * 1024;
-/// Raises axum's limit to a layer's `limit`, because axum's extractors refuse bodies above 2 MiB by
-/// default.
+/// Raises axum's default limit to a layer's `limit`, because axum's extractors refuse bodies above 2 MB by
+/// default. A limit that the application has set stays.
 #[cfg(feature = "axum")]
 pub(super) fn raise_limit_of_axum(extensions: &mut Extensions, limit: usize) {
-    let mut request = Request::new(());
-    std::mem::swap(request.extensions_mut(), extensions);
-    axum_core::extract::DefaultBodyLimit::max(limit).apply(&mut request);
-    std::mem::swap(request.extensions_mut(), extensions);
+    let mut raised = Request::new(());
+    raised.extensions_mut().clone_from(extensions);
+    axum_core::extract::DefaultBodyLimit::max(limit).apply(&mut raised);
+    // The type of the extension is private to axum. With a limit of the application, there is none more.
+    if raised.extensions().len() > extensions.len() {
+        std::mem::swap(raised.extensions_mut(), extensions);
+    }
 }
 
 /// The default of the time in which a request body must arrive.

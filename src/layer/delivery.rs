@@ -44,7 +44,7 @@ use super::builder::DedupLayer;
 use super::config::Config;
 use super::gate::{NotAdmitted, Permit, release_readiness};
 use super::paths::LAST_PATHS;
-use super::policy::{OnInFlight, OnMismatch, Replay};
+use super::policy::{OnInFlight, OnMismatch, Replay, is_stream};
 use crate::adapter::Payloads;
 use crate::adapter::contract::{Seen, StoredResponse};
 use crate::delivery::{Delivery, Verdict};
@@ -485,6 +485,11 @@ async fn store<ResBody: Body<Data = Bytes>, E>(
         ended.1 = Ending::Inner(Ok(Response::from_parts(head, ResponseBody::own())));
         return Some(HandlerSuccess::default());
     };
+    if is_stream(&head.headers) {
+        observe::response_not_stored(key, "its body is a stream");
+        ended.1 = Ending::Inner(Ok(Response::from_parts(head, ResponseBody::inner(body))));
+        return Some(HandlerSuccess::default());
+    }
     let read = buffer_response(body, replay.body_limit, time);
     let (bytes, body) = match AssertUnwindSafe(read).catch_unwind().await {
         Ok(Ok(buffered)) => buffered,

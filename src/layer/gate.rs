@@ -48,6 +48,12 @@ impl Gate {
         }
     }
 
+    /// Returns how many deliveries run and wait, of how many that may.
+    pub(super) fn load(&self) -> String {
+        let of = |bound: &Bound| format!("{} of {}", bound.held(), *bound.limit());
+        format!("{} deliveries run, {} wait", of(&self.running), of(&self.waiting))
+    }
+
     /// Waits for a permit to run, then for the readiness of `inner`.
     pub(super) async fn run_by<S, R>(
         &self,

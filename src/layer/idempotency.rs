@@ -34,7 +34,7 @@ impl DedupLayer {
     /// | [`on_in_flight`](Self::on_in_flight), [`in_flight_status`](Self::in_flight_status) | 409 at once |
     /// | [`retry_after_in_flight`](Self::retry_after_in_flight) | 1 s |
     /// | [`compare_payload`](Self::compare_payload) | the query string and the body; another payload is answered 422 |
-    /// | [`replay`](Self::replay) | a body of up to 256 KiB with its `content-…` headers, `etag`, `last-modified`, `link` and `location` |
+    /// | [`replay`](Self::replay) | a body of up to 256 KiB with all its `content-…` headers, `etag`, `last-modified`, `link` and `location`; no [stream](crate::guide::responses#a-response-that-matters) |
     /// | [`success_when`](Self::success_when) | any status below 500 but 401, 408, 409, 425 and 429 |
     /// | duplicate whose response was not stored | 422, `broken-response`; [`duplicate_status`](Self::duplicate_status) sets a 2xx |
     /// | [`retention`](Self::retention) | 24 h |
@@ -67,16 +67,8 @@ impl DedupLayer {
 
 impl<L: CanReplay> DedupLayer<L> {
     fn for_api_clients(self) -> Self {
-        let replay = Replay::new().body_limit(256 * 1024).headers([
-            header::CONTENT_TYPE,
-            header::CONTENT_ENCODING,
-            header::CONTENT_LANGUAGE,
-            header::CONTENT_LOCATION,
-            header::ETAG,
-            header::LAST_MODIFIED,
-            header::LINK,
-            header::LOCATION,
-        ]);
+        let headers = [header::ETAG, header::LAST_MODIFIED, header::LINK, header::LOCATION];
+        let replay = Replay::new().body_limit(256 * 1024).headers(headers).describing_content();
         let mut layer = self
             .retention(Duration::from_secs(86_400))
             .on_in_flight(OnInFlight::Reject)

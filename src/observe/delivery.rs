@@ -9,7 +9,7 @@ use tracing::field::Empty;
 use tracing::{Level, Span};
 
 use super::meters::{Counted, Meters};
-use super::outcome::Outcome;
+use super::outcome::{Outcome, fix};
 use super::records::chain;
 use super::store::may_be_wanted;
 use crate::error::{BoxError, Error};
@@ -88,6 +88,7 @@ impl Report {
             count!("tower_dedup_shadow_total", "namespace" => namespace, "verdict" => shadow.verdict);
         }
         let first = events.first();
+        let verdict = || self.shadow.as_ref().map(|shadow| shadow.verdict);
         // Outside of its span: many subscribers show a record with the fields of the spans around it.
         let around = || self.around.clone().unwrap_or_else(Span::current);
         macro_rules! event {
@@ -105,11 +106,12 @@ impl Report {
                     takeover = self.attempt.map(|(_, takeover)| takeover),
                     age_ms = self.age.map(ms),
                     mode = self.shadow.as_ref().map(|_| "shadow"),
-                    verdict = self.shadow.as_ref().map(|shadow| shadow.verdict),
+                    verdict = verdict(),
                     payload = self.shadow.as_ref().map(|shadow| &*shadow.payload),
                     status = self.status.map(|status| status.as_u16()),
                     duration_ms = rounded_ms(*duration),
                     error = self.error.as_deref().map(|error| chain(error)),
+                    fix = fix(verdict().unwrap_or(outcome.as_str())),
                     "delivery"
                 )
             };

@@ -62,7 +62,7 @@ outcomes! {
     Unavailable = "unavailable" WARN,
     /// `max_running` or `max_waiting` was reached, or the inner service was not ready when the wait ended
     Overloaded = "overloaded" WARN,
-    /// the key is missing or malformed, or there are too many keys
+    /// the key is missing or malformed, its closure panicked, or there are too many keys
     InvalidKey = "invalid_key" WARN,
     /// the request body is larger than [`body_limit`](crate::DedupLayer::body_limit)
     TooLarge = "too_large" WARN,
@@ -86,6 +86,23 @@ outcomes! {
     Bypass = "bypass" DEBUG,
 }
 pub(crate) use outcome_rows;
+
+/// Returns what to change after this outcome, or after this verdict in shadow.
+pub(super) fn fix(name: &str) -> Option<&'static str> {
+    match name {
+        "unverified" => Some(
+            "put the verifying layer outside the DedupLayer: first in a tuple, `.layer((verify, dedup))`",
+        ),
+        "unscoped" => Some(
+            "put the layer that authenticates outside the DedupLayer, and let it insert what the scope reads",
+        ),
+        "overloaded" => Some(
+            "raise the bound that is reached, `max_running` or `max_waiting`, or add processes; if none is \
+             reached, an inner service was not ready",
+        ),
+        _ => None,
+    }
+}
 
 impl Outcome {
     /// Returns `true` if the events whose handler ran are complete.

@@ -288,6 +288,42 @@ async fn handshake_that_needs_only_a_2xx_is_answered_by_the_layer() {
     assert_eq!(outcomes, [&expected[..], &bypasses[..]].concat());
 }
 
+/// The sender gets an answer, and the log has the reason.
+#[tokio::test]
+async fn key_whose_closure_panics_is_400_and_logged() {
+    let (log, _collecting) = Log::of_this_thread();
+    let (adapter, handler) = (memory(), Handler::default());
+    let layer = |key: KeyExtractor| DedupLayer::new(key, Arc::clone(&adapter));
+    fn panics<T>() -> T {
+        panic!("the closure panics")
+    }
+    let part = || key::from_fn(|_| panics());
+    let layers = [
+        layer(part().namespace("test")),
+        layer(KeyExtractor::from_fn("test", |_| panics()).unwrap()),
+        layer(by_header().handshake_when(|_| panics())),
+        layer(by_header().bypass_when(|_| panics())),
+        layer(by_header().namespace_by(|_| panics())),
+        layer(by_header().second_identity("alias", part())),
+        layer(by_header()).compare_payload(part(), tower_dedup::OnMismatch::Report),
+        DedupLayer::idempotency_key(part(), Arc::clone(&adapter)),
+    ];
+    for (number, layer) in layers.into_iter().enumerate() {
+        let service = layer.max_running(1).layer(handler.service());
+        for _ in 0..2 {
+            let mut request = request("a");
+            request.headers_mut().insert("idempotency-key", HeaderValue::from_static("a"));
+            let answer = send(&service, request).await;
+            assert_eq!(answered(&answer), (400, Some("invalid-key")), "{number}");
+            let record = log.last("delivery");
+            assert_eq!(record["outcome"], "invalid_key");
+            assert_eq!(record["error"], "the key, whose closure panicked, is missing");
+        }
+    }
+    assert_eq!(log.all("delivery").len(), 16);
+    assert_eq!((rows(&adapter).await, handler.runs()), (0, 0));
+}
+
 #[tokio::test]
 async fn unverified_requests_are_refused_with_require_verified() {
     let (adapter, handler) = (memory(), Handler::default());
@@ -323,6 +359,6 @@ async fn answers_of_the_layer_are_configurable() {
     for status in [409, 301, 500] {
         let refused = layer.clone().duplicate_status(status.try_into().unwrap());
         let error = refused.checked().unwrap_err().to_string();
-        assert_eq!(error, "`duplicate_status` must be 2xx");
+        assert_eq!(error, format!("`duplicate_status` must be 2xx, not {status}"));
     }
 }

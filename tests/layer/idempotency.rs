@@ -390,6 +390,56 @@ async fn duplicate_whose_response_was_not_stored_is_422() {
     assert_eq!((again.header("x-dedup-result"), handler.runs()), (Some("duplicate"), 1));
 }
 
+#[tokio::test]
+async fn repetition_of_a_request_for_a_stream_is_422() {
+    let handler = Handler::default();
+    let inner = handler.service().map_response(|mut response: Response<Body>| {
+        response.headers_mut().insert(CONTENT_TYPE, "text/event-stream".parse().unwrap());
+        response.map(|_| Full::from("data: 1"))
+    });
+    let service = layer(MemoryAdapter::new()).problem_docs(DOCS).layer(inner);
+    let first = ask(&service, pay(UUID)).await;
+    assert_eq!((first.status, &first.body[..]), (200, &b"data: 1"[..]));
+    let again = ask(&service, pay(UUID)).await;
+    assert_eq!((again.problem(), handler.runs()), ((422, "broken-response"), 1));
+    let problem: Value = serde_json::from_slice(&again.body).unwrap();
+    assert_eq!(problem["type"], format!("{DOCS}#response-not-stored"));
+}
+
+/// A client needs all of them to read the body, and no list of them is complete.
+#[tokio::test]
+async fn every_header_that_describes_the_content_is_replayed() {
+    let described = [
+        ("content-disposition", "attachment; filename=\"invoice.pdf\""),
+        ("content-digest", "sha-256=:4REjxQ4yrqUVicfSKYNO/cF9zNj5ANbzgDZt3/h3Qxo=:"),
+        ("content-security-policy", "default-src 'none'"),
+        ("content-language", "en"),
+        ("content-location", "/invoices/1"),
+        ("content-range", "bytes 0-6/7"),
+        ("etag", "\"1\""),
+    ];
+    let inner = Handler::default().service().map_response(move |mut response: Response<Body>| {
+        for (name, value) in described {
+            response.headers_mut().insert(name, value.parse().unwrap());
+        }
+        response.headers_mut().append("content-language", "de".parse().unwrap());
+        response.headers_mut().insert("content-length", "7".parse().unwrap());
+        response.headers_mut().insert("x-content-id", "1".parse().unwrap());
+        response.map(|_| Full::from("invoice"))
+    });
+    let service = layer(MemoryAdapter::new()).layer(inner);
+    ask(&service, pay(UUID)).await;
+    let again = ask(&service, pay(UUID)).await;
+    assert_eq!(again.header("idempotent-replayed"), Some("true"));
+    for (name, value) in described {
+        assert_eq!(again.header(name), Some(value));
+    }
+    assert_eq!(again.headers.get_all("content-language").iter().count(), 2);
+    for name in ["content-length", "x-content-id"] {
+        assert_eq!(again.header(name), None);
+    }
+}
+
 /// The first run has failed and its key is free, so the client's library may repeat the request.
 #[tokio::test]
 async fn response_whose_body_breaks_is_500_and_the_repetition_runs() {

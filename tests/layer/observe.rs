@@ -12,7 +12,8 @@ use tower_dedup::adapter::{AtCapacity, MemoryAdapter};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::verify::{Refusal, VerifyLayer};
 use tower_dedup::{
-    DedupLayer, KeyExtractor, LogIds, OnInFlight, OnMismatch, OnUnavailable, Replay, key, provider,
+    DedupLayer, KeyError, KeyErrorKind, KeyExtractor, LogIds, OnInFlight, OnMismatch,
+    OnUnavailable, Replay, key, provider,
 };
 
 use crate::support::log::Log;
@@ -187,6 +188,9 @@ fn every_outcome_is_counted_under_its_name() {
         let full = layer.clone().max_running(0).layer(handler.service());
         send(&full, request("d")).await;
         assert_eq!(outcome(), "overloaded");
+        let record = log.last("delivery");
+        assert_eq!(record["error"], "0 of 0 deliveries run, 0 of 256 wait");
+        assert!(record["fix"].contains("`max_running`"), "{record:?}");
         drop(layer.clone().max_running(1_024));
         let hangs = Handler::default();
         hangs.hold();
@@ -198,6 +202,9 @@ fn every_outcome_is_counted_under_its_name() {
         let strict = layer.clone().require_verified().layer(handler.service());
         send(&strict, request("d")).await;
         assert_eq!(outcome(), "unverified");
+        let record = log.last("delivery");
+        assert_eq!(record["error"], "the request has no extension `Verified`");
+        assert!(record["fix"].contains("outside the DedupLayer"), "{record:?}");
         let api = DedupLayer::idempotency_key(key::header("x-tenant"), MemoryAdapter::new());
         let mut unscoped = request("d");
         unscoped.headers_mut().insert("idempotency-key", "d".parse().unwrap());
@@ -205,6 +212,7 @@ fn every_outcome_is_counted_under_its_name() {
         assert_eq!(outcome(), "unscoped");
         assert_eq!(log.last("delivery")["level"], "ERROR");
         assert_eq!(log.last("delivery")["error"], "the scope is missing");
+        assert!(log.last("delivery")["fix"].contains("authenticates"));
 
         // A success while the store is gone, and a takeover.
         store.set(StoreCall::Complete, Fault::Fail);
@@ -404,14 +412,21 @@ fn unsigned_id_is_reported_once_if_verification_is_required() {
     });
 }
 
-/// The reason is logged with the sender and the path, without another value of the request.
+/// Sends a request through the layer alone.
+async fn refused(layer: &VerifyLayer, request: http::request::Builder, body: &str) {
+    let service = layer.layer(tower::service_fn(async |_| {
+        Ok::<_, std::convert::Infallible>(http::Response::new(String::new()))
+    }));
+    let request = request.body(axum::body::Body::from(body.to_owned())).unwrap();
+    let response = ServiceExt::oneshot(service, request).await.unwrap();
+    assert_eq!((response.status().as_u16(), response.into_body()), (401, String::new()));
+}
+
+/// The reason is logged with the sender and the path, without another value of the request than its id.
 #[test]
 fn refusal_of_a_request_is_counted_and_logged_without_its_values() {
     observed(async |log, snapshotter| {
-        let verifier = provider::GITHUB.verifier("It's a Secret").unwrap();
-        let service = VerifyLayer::new(verifier).layer(tower::service_fn(async |_| {
-            Ok::<_, std::convert::Infallible>(http::Response::new(String::new()))
-        }));
+        let verify = VerifyLayer::new(provider::GITHUB.verifier("It's a Secret").unwrap());
         for (signature, reason) in [
             (None, "x-hub-signature-256 is missing"),
             (Some("sha256=00aa"), "the signature does not match the request"),
@@ -420,9 +435,7 @@ fn refusal_of_a_request_is_counted_and_logged_without_its_values() {
             if let Some(signature) = signature {
                 request = request.header("x-hub-signature-256", signature);
             }
-            let request = request.body(axum::body::Body::from("body")).unwrap();
-            let response = ServiceExt::oneshot(service.clone(), request).await.unwrap();
-            assert_eq!((response.status().as_u16(), response.into_body()), (401, String::new()));
+            refused(&verify, request, "body").await;
             let record = log.last("not verified");
             let [level, why] = ["level", "reason"].map(|field| record[field].as_str());
             assert_eq!((level, why), ("WARN", reason));
@@ -430,16 +443,103 @@ fn refusal_of_a_request_is_counted_and_logged_without_its_values() {
             assert_eq!(record.len(), 5, "{record:?}");
         }
         let own = VerifyLayer::from_fn(|_, _, _| Err(Refusal::OutOfTime));
-        let own = own.layer(tower::service_fn(async |_| {
-            Ok::<_, std::convert::Infallible>(http::Response::new(String::new()))
-        }));
-        let request = http::Request::post("/own").body(axum::body::Body::empty()).unwrap();
-        ServiceExt::oneshot(own, request).await.unwrap();
+        refused(&own, http::Request::post("/own"), "").await;
         assert!(!log.last("not verified").contains_key("preset"));
+        refused(&own.clone().named("inhouse"), http::Request::post("/own"), "").await;
+        assert_eq!(log.last("not verified")["preset"], "inhouse");
         let sums = measured(&snapshotter);
-        for labels in [["github", "missing"], ["github", "forged"], ["other", "out_of_time"]] {
+        for labels in [
+            ["github", "missing"],
+            ["github", "forged"],
+            ["other", "out_of_time"],
+            ["inhouse", "out_of_time"],
+        ] {
             assert_eq!(value(&sums, "tower_dedup_not_verified_total", &labels), 1.0, "{labels:?}");
         }
+    });
+}
+
+/// Nobody has verified it, and it is the only trace of the delivery.
+#[test]
+fn refused_request_is_logged_with_the_id_that_it_claims() {
+    observed(async |log, _| {
+        let stripe = VerifyLayer::new(provider::STRIPE.verifier("whsec_x").unwrap());
+        let github = VerifyLayer::new(provider::GITHUB.verifier("x").unwrap());
+        let own = VerifyLayer::from_fn(|_, _, _| Err(Refusal::Forged));
+        let by_id = own.clone().claimed_id(by_header());
+        let panics = KeyExtractor::from_fn("test", |_| panic!("the closure panics")).unwrap();
+        let panics = own.clone().claimed_id(panics);
+        let now = std::time::SystemTime::now();
+        let now = now.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+        let signed = || {
+            let signature = format!("t={now},v1=00");
+            http::Request::post("/hook").header("stripe-signature", signature)
+        };
+        let pushed = || http::Request::post("/hook").header("x-github-delivery", "push-1");
+        let named = |id: &str| http::Request::post("/hook").header("webhook-id", id.as_bytes());
+        let evt = r#"{"id":"evt_1"}"#;
+        let large = format!(r#"{{"id":"evt_1","text":"{}"}}"#, "x".repeat(64 * 1024));
+        let hashed = crate::support::dedup_key("push-1").log_id();
+        for (verify, request, body, id) in [
+            (&stripe, signed(), evt, Some("evt_1")),
+            (&stripe, signed(), "no json", None),
+            (&stripe, signed(), &large, None),
+            // The body is not read.
+            (&stripe, http::Request::post("/hook"), evt, None),
+            (&github, pushed(), &large, Some("push-1")),
+            (&github.clone().log_ids(LogIds::Hashed), pushed(), "", Some(&*hashed)),
+            (&own, named("a"), "", None),
+            (&by_id, named("a"), "", Some("a")),
+            (&by_id, named("a\u{202e}\u{9b}b"), "", Some("a\\u{202e}\\u{9b}b")),
+            (&panics, named("a"), "", None),
+        ] {
+            refused(verify, request, body).await;
+            let record = log.last("not verified");
+            assert_eq!(record.get("claimed_id").map(String::as_str), id, "{record:?}");
+        }
+    });
+}
+
+/// The URL that is configured twice, in the verifier and by the route, is the most common mistake.
+#[test]
+fn refused_request_is_logged_with_the_url_that_its_sender_has_to_have_signed() {
+    observed(async |log, _| {
+        let url_signed = [
+            (provider::SQUARE, true),
+            (provider::TWILIO, true),
+            (provider::TWILIO_BY_TOKEN, true),
+            (provider::HUBSPOT, true),
+            (provider::GITHUB, false),
+        ];
+        for (sender, is_signed) in url_signed {
+            let verifier =
+                sender.verifier_at("https://h.example/webhooks/twilio", "secret").unwrap();
+            let request = http::Request::post("/webhooks/twilio?From=%2B1555");
+            refused(&VerifyLayer::new(verifier), request, "").await;
+            let record = log.last("not verified");
+            let url = "https://h.example/webhooks/twilio/webhooks/twilio";
+            assert_eq!(record.get("url").map(String::as_str), is_signed.then_some(url));
+        }
+    });
+}
+
+/// Servers let such paths through.
+#[test]
+fn text_of_a_request_makes_no_further_line_of_a_record_and_reorders_none() {
+    observed(async |log, _| {
+        let verifier = provider::SQUARE.verifier_at("https://h", "secret").unwrap();
+        let path = "/a\u{202e}b\u{9b}c\u{2028}d";
+        let uri = http::Uri::from_maybe_shared(bytes::Bytes::from(path)).unwrap();
+        refused(&VerifyLayer::new(verifier), http::Request::post(uri), "").await;
+        let record = log.last("not verified");
+        let shown = r"/a\u{202e}b\u{9b}c\u{2028}d";
+        assert_eq!((&*record["path"], &*record["url"]), (shown, &*format!("https://h{shown}")));
+
+        let outside = || KeyError::new(KeyErrorKind::Rejected, "tenant a\u{202e}\nb");
+        let key = KeyExtractor::from_fn("test", move |_| Err(outside())).unwrap();
+        let service = DedupLayer::new(key, store()).layer(Handler::default().service());
+        send(&service, request("a")).await;
+        assert_eq!(log.last("delivery")["error"], r"tenant a\u{202e}\nb was rejected");
     });
 }
 

@@ -21,6 +21,7 @@ use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{BoxError, DedupLayer, DedupResult, Replay};
 
 use crate::support::ledgers::{Inner, Replaying, Setup};
+use crate::support::log::Log;
 use crate::support::{Body, answered, by_header, dedup_key, faulty, request, stored_data, until};
 
 type Boxed = http_body_util::combinators::UnsyncBoxBody<Bytes, BoxError>;
@@ -269,7 +270,7 @@ async fn response_of_the_event_that_the_second_identity_names_is_replayed() {
 }
 
 #[tokio::test]
-async fn trailers_reach_the_first_delivery_and_are_not_stored() {
+async fn response_with_trailers_reaches_the_first_delivery_whole_and_is_not_stored() {
     let adapter = Arc::new(MemoryAdapter::new());
     let service = replaying(&adapter, Replay::new()).layer(with_body(|| {
         let mut trailers = HeaderMap::new();
@@ -282,10 +283,62 @@ async fn trailers_reach_the_first_delivery_and_are_not_stored() {
     let collected = answer.into_body().collect().await.unwrap();
     assert_eq!(collected.trailers().unwrap()["x-checksum"], "1");
     assert_eq!(collected.to_bytes(), "abc");
-    let answer = service.oneshot(request("a")).await.unwrap();
-    let collected = answer.into_body().collect().await.unwrap();
-    assert!(collected.trailers().is_none());
-    assert_eq!(collected.to_bytes(), "abc");
+    assert_eq!(seen(service.oneshot(request("a")).await.unwrap()).await, empty());
+}
+
+/// The head leaves at once, because its client reads such a body as it comes, and it may never end.
+#[tokio::test(start_paused = true)]
+async fn stream_is_not_read_and_not_stored() {
+    let accel = HeaderName::from_static("x-accel-buffering");
+    for (name, value, is_stream) in [
+        (CONTENT_TYPE, "text/event-stream", true),
+        (CONTENT_TYPE, "Text/Event-Stream; charset=utf-8", true),
+        (CONTENT_TYPE, "multipart/x-mixed-replace;boundary=a", true),
+        (accel.clone(), "no", true),
+        (accel, "yes", false),
+        (CONTENT_TYPE, "text/event-streams", false),
+        (CONTENT_TYPE, "application/json", false),
+    ] {
+        let (log, _guard) = Log::of_this_thread();
+        let (events, receiver) = tokio::sync::mpsc::unbounded_channel::<&'static str>();
+        let receiver = Arc::new(tokio::sync::Mutex::new(receiver));
+        let header = name.clone();
+        let inner = tower::service_fn(move |_: Request<Body>| {
+            let frames = futures_util::stream::unfold(Arc::clone(&receiver), async |receiver| {
+                let event = receiver.lock().await.recv().await?;
+                Some((data(event), receiver))
+            });
+            let response = Response::builder().header(&header, value);
+            let response = response.body(BodyExt::boxed_unsync(StreamBody::new(frames))).unwrap();
+            async move { Ok::<_, Infallible>(response) }
+        });
+        let service = replaying(&Arc::new(MemoryAdapter::new()), Replay::new()).layer(inner);
+        let send_all = || {
+            events.send("data: 1").unwrap();
+            events.send("data: 2").unwrap();
+            drop(events);
+        };
+        let started = tokio::time::Instant::now();
+        let first = if is_stream {
+            // Nothing was sent yet.
+            let first = service.clone().oneshot(request("a")).await.unwrap();
+            send_all();
+            first
+        } else {
+            send_all();
+            service.clone().oneshot(request("a")).await.unwrap()
+        };
+        assert_eq!(started.elapsed(), Duration::ZERO, "{name}: {value}");
+        assert_eq!(first.headers()[&name], value);
+        assert_eq!(seen(first).await.3, "data: 1data: 2");
+        let again = seen(service.oneshot(request("a")).await.unwrap()).await;
+        if is_stream {
+            assert_eq!(again, empty(), "{name}: {value}");
+            assert_eq!(log.beginning("response not stored")[0]["why"], "its body is a stream");
+        } else {
+            assert_eq!(again.3, "data: 1data: 2", "{name}: {value}");
+        }
+    }
 }
 
 /// A body that ends in an error or a panic counts as a failed handler: the retry runs.
@@ -477,8 +530,10 @@ fn headers_of_one_client_or_connection_are_refused() {
         let layer = DedupLayer::new(by_header(), MemoryAdapter::new()).replay(replay);
         let error = layer.checked().unwrap_err().to_string();
         assert_eq!(
-            error, "`replay` must be without headers of one client or one connection",
-            "{name}"
+            error,
+            format!(
+                "`replay` must be without headers of one client or one connection, not [{name:?}]"
+            )
         );
     }
 }

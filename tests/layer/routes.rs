@@ -244,6 +244,30 @@ async fn default_body_limit_is_raised_to_the_largest_body_of_the_sender() {
     }
 }
 
+/// The layer raises the default of axum, and no limit that the application has chosen.
+#[tokio::test]
+async fn default_body_limit_of_the_application_holds() {
+    use axum::extract::DefaultBodyLimit;
+    for (limit, bytes, status) in [
+        (DefaultBodyLimit::max(10), 10, 200),
+        (DefaultBodyLimit::max(10), 11, 413),
+        (DefaultBodyLimit::max(3 << 20), 3 << 20, 200),
+        (DefaultBodyLimit::max(3 << 20), (3 << 20) + 1, 413),
+        (DefaultBodyLimit::max(2 << 20), (2 << 20) + 1, 413),
+        (DefaultBodyLimit::max(26 << 20), 25 << 20, 200),
+        (DefaultBodyLimit::disable(), 25 << 20, 200),
+        (DefaultBodyLimit::disable(), (25 << 20) + 1, 413),
+    ] {
+        let dedup = DedupLayer::new(provider::GITHUB, store());
+        let handler = async |body: axum::body::Bytes| body.len().to_string();
+        let app = Router::new().route("/", post(handler).layer(dedup)).layer(limit);
+        let push = Request::post("/").header("x-github-delivery", "push");
+        let push = push.body(Body::from(vec![b' '; bytes])).unwrap();
+        let response = app.oneshot(push).await.unwrap();
+        assert_eq!(response.status(), status, "{bytes} bytes under {limit:?}");
+    }
+}
+
 /// The client learns nothing about the routes. The log names the fault.
 #[test]
 fn rejected_arguments_are_an_empty_500_and_a_logged_cause_with_its_fix() {
