@@ -64,7 +64,9 @@ enum Check {
 /// [`Full<Bytes>`]: an axum route, a [`Dedup`](crate::Dedup), a hyper service.
 ///
 /// A request without the header of the signature, and any other that its head shows to be unverified, is refused
-/// before its body is read.
+/// before its body is read. A form of more than 1,000 fields is refused. So is an item of Adyen with a colon in a
+/// value, which could belong to the next one: the `pspReference` of a `REPORT_AVAILABLE`, and the `merchantReference`
+/// of any other item, may have colons.
 ///
 /// | answer | when |
 /// |---|---|
