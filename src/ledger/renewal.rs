@@ -1,18 +1,21 @@
 //! Renews the leases of running handlers.
 //!
 //! 1. A lease is renewed at a third of its length, and after a failed attempt at a twelfth.
-//! 2. One task for each layer (the sweeper) starts a task for each lease that is due for the first time. So the
-//!    lease of a handler that blocks its thread is renewed.
-//! 3. The sweeper starts with the first claim, and again with the next one if its runtime has ended. It ends
-//!    when it wakes and no delivery runs. It wakes at least every [`LINGER`], so it holds the adapter no longer
-//!    than that after the last handler.
+//! 2. One task for each layer and runtime (the sweeper) starts a task for each lease that is due for the first
+//!    time. So the lease of a handler that blocks its thread is renewed.
+//! 3. A lease is renewed on the runtime of its own delivery. A runtime that is blocked delays the renewals of
+//!    its own deliveries only.
+//! 4. The sweeper starts with the first claim of its runtime. It ends when it wakes and no delivery of its
+//!    runtime runs. It wakes at least every [`LINGER`], so it holds the adapter no longer than that after the
+//!    last handler.
 
+use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use slab::Slab;
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, Id};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
@@ -30,17 +33,28 @@ use crate::observe;
 const LINGER: Duration = Duration::from_millis(250);
 
 #[derive(Default)]
-pub(super) struct Renewals {
-    leases: Mutex<Leases>,
-    /// Wakes the sweeper, because a lease is due earlier than the sweeper wakes.
-    earlier: Notify,
-}
+pub(super) struct Renewals(Mutex<Vec<RuntimeLeases>>);
 
-#[derive(Default)]
-struct Leases {
+/// The leases of the deliveries of one runtime.
+struct RuntimeLeases {
+    runtime: Id,
     running: Slab<Running>,
     sweeper: Option<AbortHandle>,
     wakes_at: Option<Instant>,
+    /// Wakes the sweeper, because a lease is due earlier than the sweeper wakes.
+    earlier: Arc<Notify>,
+}
+
+impl RuntimeLeases {
+    fn of(runtime: Id) -> Self {
+        let (running, earlier) = (Slab::new(), Arc::default());
+        Self { runtime, running, sweeper: None, wakes_at: None, earlier }
+    }
+
+    /// Returns `false` if there is no sweeper, or if its runtime has ended.
+    fn is_swept(&self) -> bool {
+        self.sweeper.as_ref().is_some_and(|sweeper| !sweeper.is_finished())
+    }
 }
 
 struct Running {
@@ -83,6 +97,7 @@ impl LeaseTerms {
 /// Ends the renewals of a lease when it is dropped.
 pub(super) struct RenewalGuard {
     renewals: Arc<Renewals>,
+    runtime: Id,
     place: usize,
     has_woken: bool,
 }
@@ -97,7 +112,10 @@ impl RenewalGuard {
 
 impl Drop for RenewalGuard {
     fn drop(&mut self) {
-        let running = self.renewals.lock().running.try_remove(self.place);
+        let mut runtimes = self.renewals.lock();
+        let of_runtime = runtimes.iter_mut().find(|leases| leases.runtime == self.runtime);
+        let running = of_runtime.and_then(|leases| leases.running.try_remove(self.place));
+        drop(runtimes);
         // Dropped without the lock, because the drop may run other code.
         drop(running);
     }
@@ -112,43 +130,43 @@ impl Renewals {
         lease: Arc<HeldLease>,
         since: Instant,
     ) -> Option<RenewalGuard> {
-        let runtime = Handle::try_current().ok()?;
-        let due = lease.of_ledger.due(since);
-        let mut leases = self.lock();
+        let handle = Handle::try_current().ok()?;
+        let (runtime, due) = (handle.id(), lease.of_ledger.due(since));
+        let mut runtimes = self.lock();
+        let known = runtimes.iter().position(|leases| leases.runtime == runtime);
+        let at = known.unwrap_or_else(|| {
+            runtimes.retain(|leases| !leases.running.is_empty() || leases.is_swept());
+            runtimes.push(RuntimeLeases::of(runtime));
+            runtimes.len() - 1
+        });
+        let leases = &mut runtimes[at];
         let place = leases.running.insert(Running { lease, due, renewal: None });
-        let starts = leases.sweeper.as_ref().is_none_or(AbortHandle::is_finished);
+        let starts = !leases.is_swept();
         if starts {
-            let sweeper = runtime.spawn(Arc::clone(self).run(Arc::clone(adapter)));
-            (leases.sweeper, leases.wakes_at) = (Some(sweeper.abort_handle()), None);
+            let sweeper = sweeper(Arc::clone(self), Arc::clone(adapter), leases);
+            (leases.sweeper, leases.wakes_at) = (Some(handle.spawn(sweeper).abort_handle()), None);
         }
         let sleeps_too_long = leases.wakes_at.is_some_and(|wakes_at| due < wakes_at);
-        drop(leases);
-        if sleeps_too_long {
-            self.earlier.notify_one();
+        let earlier = sleeps_too_long.then(|| Arc::clone(&leases.earlier));
+        drop(runtimes);
+        if let Some(earlier) = earlier {
+            earlier.notify_one();
         }
         let has_woken = starts || sleeps_too_long;
-        Some(RenewalGuard { renewals: Arc::clone(self), place, has_woken })
+        Some(RenewalGuard { renewals: Arc::clone(self), runtime, place, has_woken })
     }
 
-    /// The sweeper.
-    async fn run(self: Arc<Self>, adapter: Arc<dyn DedupAdapter>) {
-        while let Some(next) = self.sweep(&adapter) {
-            tokio::select! {
-                () = sleep_until(next) => {}
-                () = self.earlier.notified() => {}
-            }
-        }
-    }
-
-    /// Starts the renewals that are due. Returns when to wake again; `None` if no delivery runs: the next claim
-    /// starts another sweeper.
-    fn sweep(&self, adapter: &Arc<dyn DedupAdapter>) -> Option<Instant> {
-        let mut leases = self.lock();
-        if leases.running.is_empty() {
+    /// Starts the renewals of one runtime that are due. Returns when to wake again; `None` if no delivery of it
+    /// runs: the next claim starts another sweeper.
+    fn sweep(&self, adapter: &Arc<dyn DedupAdapter>, runtime: Id) -> Option<Instant> {
+        let mut runtimes = self.lock();
+        let at = runtimes.iter().position(|leases| leases.runtime == runtime)?;
+        if runtimes[at].running.is_empty() {
             // The lock is held, so that no claim comes between the check and the end.
-            leases.sweeper = None;
+            runtimes.swap_remove(at);
             return None;
         }
+        let leases = &mut runtimes[at];
         let now = Instant::now();
         let mut next = now + LINGER;
         for (_, running) in &mut leases.running {
@@ -167,9 +185,26 @@ impl Renewals {
         Some(next)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Leases> {
+    fn lock(&self) -> MutexGuard<'_, Vec<RuntimeLeases>> {
         // No holder panics between two changes that belong together.
-        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Starts the renewals of the leases of one runtime, on that runtime.
+fn sweeper(
+    renewals: Arc<Renewals>,
+    adapter: Arc<dyn DedupAdapter>,
+    leases: &RuntimeLeases,
+) -> impl Future<Output = ()> + use<> {
+    let (runtime, earlier) = (leases.runtime, Arc::clone(&leases.earlier));
+    async move {
+        while let Some(next) = renewals.sweep(&adapter, runtime) {
+            tokio::select! {
+                () = sleep_until(next) => {}
+                () = earlier.notified() => {}
+            }
+        }
     }
 }
 

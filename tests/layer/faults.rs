@@ -254,6 +254,29 @@ async fn handler_that_blocks_its_thread_keeps_its_lease() {
     assert_eq!(run.await.unwrap(), 200);
 }
 
+/// One layer serves two runtimes of one thread each. Nobody drives the first one, as while a handler blocks it.
+#[test]
+fn blocked_runtime_delays_no_renewal_of_another_runtime() {
+    let (store, handler) = (store(), Handler::default());
+    let service = lease(&store)
+        .lease(Duration::from_millis(600))
+        .on_in_flight(tower_dedup::OnInFlight::Reject)
+        .layer(handler.service());
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (blocked, driven) = (runtime(), runtime());
+    blocked.block_on(async { assert_eq!(send(&service, request("quick")).await.status(), 200) });
+    handler.hold();
+    driven.block_on(async {
+        let run = spawn_send(&service, request("a"));
+        until(|| store.calls(StoreCall::Renew) >= 3).await;
+        assert_eq!(result(&send(&service, request("a")).await), Some("in-flight"));
+        handler.release();
+        assert_eq!(run.await.unwrap(), 200);
+    });
+    assert!(!handler.last().lease_lost());
+    assert_eq!(handler.runs(), 2);
+}
+
 /// A handler can see that its lease is lost. Its success is stored nevertheless. Its failure
 /// releases nothing.
 #[tokio::test]
