@@ -27,7 +27,7 @@ use crate::ledger::{
     Begin, BeginContext, Claim, FailOpen, HandlerSuccess, Lease, Ledger, OnArrival, Times,
 };
 use crate::observe::{MetersByNamespace, Outcome, RunReport};
-use crate::run::{Called, Wait, call, run};
+use crate::run::{Called, Polls, Wait, call, run};
 
 /// Runs a handler for an event, unless the event is a duplicate or in flight.
 ///
@@ -324,12 +324,13 @@ impl<L: Ledger> Deduplicator<L> {
             return Ok(begun);
         }
         let _waiting = report.meters.waiting();
-        let mut wait = Wait::within(wait);
+        let (wait, mut polls) = (Wait::within(wait), Polls::start());
         loop {
-            sleep_until(wait.next()).await;
+            sleep_until(polls.due().min(wait.deadline())).await;
             if let Some(begun) = wait.claim(&self.ledger, &report.keys, &context).await {
                 return begun;
             }
+            polls.advance();
         }
     }
 }

@@ -1,7 +1,8 @@
 //! The way of one delivery: claim, wait, handle, settle.
 //!
 //! 1. [`Ledger::begin`] claims the keys of the delivery.
-//! 2. [`Wait`]: while another delivery runs the event, the delivery waits and claims again.
+//! 2. [`Wait`]: while another delivery runs the event, the delivery waits and claims again, at the times of its
+//!    [`Polls`]. In a layer, [`Waiters`] has one waiter of an event claim for all.
 //! 3. [`call`] calls the handler, within its bound. The caller decides whether the handler succeeded.
 //! 4. [`run`] commits the claim of a success, and rolls back any other claim.
 //!
@@ -30,29 +31,24 @@ use tokio::time::{Instant, timeout};
 
 use crate::error::Error;
 use crate::key::Keys;
-use crate::ledger::{
-    Begin, BeginContext, Claim, HandlerSuccess, Ledger, PollDelays, deadline_in, poll_delays,
-};
+use crate::ledger::{Begin, BeginContext, Claim, HandlerSuccess, Ledger, deadline_in};
+
+mod waiters;
+
+pub(crate) use waiters::{Polls, Waiters};
 
 /// The wait of a delivery for another one that runs its event.
 pub(crate) struct Wait {
     deadline: Instant,
-    delays: PollDelays,
 }
 
 impl Wait {
     pub(crate) fn within(bound: Duration) -> Self {
-        Self { deadline: deadline_in(bound), delays: poll_delays() }
+        Self { deadline: deadline_in(bound) }
     }
 
     pub(crate) fn deadline(&self) -> Instant {
         self.deadline
-    }
-
-    /// Returns when to claim again, if nothing wakes the delivery before.
-    pub(crate) fn next(&mut self) -> Instant {
-        let delay = self.delays.next().unwrap_or_default();
-        self.deadline.min(Instant::now() + delay)
     }
 
     /// Claims the keys again. Returns `None` if the delivery must wait longer. Past the deadline, the event

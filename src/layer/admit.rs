@@ -195,7 +195,7 @@ where
         release_readiness(&mut self.inner);
         let deadline = deadline_in(self.layer.config.times.store_timeout);
         let meters = &self.layer.config.meters;
-        let place = gate.waiting.try_acquire().map(|place| (place, meters.waiting()));
+        let place = gate.waiting_for_permit.try_acquire().map(|place| (place, meters.waiting()));
         let admitted = match &place {
             Some(_) => gate.run_by(&mut self.inner, deadline).await,
             None => Err(NotAdmitted::Full),

@@ -41,7 +41,7 @@ use crate::observe;
 /// | [`store_timeout`](Self::store_timeout) | 2 s |
 /// | [`handler_timeout`](Self::handler_timeout) | off |
 /// | [`max_running`](Self::max_running) | 1,024; [`transactional`](DedupLayer::transactional) on Postgres: the pool's size less two |
-/// | [`max_waiting`](Self::max_waiting) | 256 |
+/// | [`max_waiting`](Self::max_waiting) | 256, and 8 for one key |
 /// | [`max_keys`](Self::max_keys) | 4,096 a request |
 /// | [`success_when`](Self::success_when) | 2xx |
 /// | [`on_missing_key`](Self::on_missing_key) | 400 |
@@ -274,12 +274,13 @@ impl<L, B> DedupLayer<L, B> {
         self
     }
 
-    /// Sets how many deliveries may wait at once, over all services and clones of this layer. They
-    /// wait for another delivery of their event or, in a transactional layer, for a permit. A
-    /// delivery beyond that is answered 503 at once. Set it before the layer serves, as
-    /// [`max_running`](Self::max_running).
+    /// Sets how many deliveries may wait at once for another delivery of their event, over all services and
+    /// clones of this layer. In a transactional layer, as many more may wait for a permit. A delivery beyond
+    /// that is answered 503 at once, and so is the ninth that would wait for one key. Set it before the layer
+    /// serves, as [`max_running`](Self::max_running).
     pub fn max_waiting(self, deliveries: usize) -> Self {
-        self.gate.waiting.resize(deliveries);
+        self.gate.waiting_for_event.resize(deliveries);
+        self.gate.waiting_for_permit.resize(deliveries);
         self
     }
 

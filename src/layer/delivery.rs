@@ -2,7 +2,8 @@
 //!
 //! [`Run::to_the_end`] takes the way of [`run`](crate::run). To its steps it adds these:
 //!
-//! 1. While the delivery waits for another one, it gives up its permit and the inner service's readiness.
+//! 1. While the delivery waits for another one, it gives up its permit and the inner service's readiness. It takes
+//!    both again for each of its claims.
 //! 2. `judge` decides whether the handler succeeded. `store_response` reads the response of a success, if
 //!    duplicates get it.
 //! 3. Deliveries that wait for the event are woken once the claim is settled.
@@ -27,7 +28,6 @@
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,7 +35,6 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use http::{Extensions, Method, Request, Response, request};
 use http_body::Body;
-use tokio::time::sleep_until;
 use tower_service::Service;
 
 use super::answer::{DedupResult, Ending};
@@ -215,34 +214,30 @@ where
         let layer = Arc::clone(&self.layer);
         let gate = &layer.gate;
         self.permit = None;
-        let Some(_place) = gate.waiting.try_acquire() else {
+        release_readiness(&mut self.inner);
+        let Some(waiter) = gate.waiters.wait_for(&self.request.keys) else {
+            return Ok(Ok(Begin::InFlight));
+        };
+        let Some(_place) = gate.waiting_for_event.try_acquire() else {
             return Err(Box::new(own(Outcome::Overloaded, DedupResult::InFlight)));
         };
         let _waiting = layer.config.meters.waiting();
-        let waiter = gate.waiters.wait_for(self.request.keys.first());
-        let notify = waiter.notify();
-        let mut woken = pin!(notify.notified());
-        woken.as_mut().enable();
-        let mut wait = Wait::within(bound);
-        loop {
-            release_readiness(&mut self.inner);
-            let next = wait.next();
-            tokio::select! {
-                () = woken.as_mut() => {}
-                () = sleep_until(next) => {}
-            }
-            // Registered before the next claim: the other delivery may end between that and the next
-            // wait, and must wake this one.
-            woken.set(notify.notified());
-            woken.as_mut().enable();
+        let wait = Wait::within(bound);
+        let Some(mut turn) = waiter.turn(wait.deadline()).await else {
+            return Ok(Ok(Begin::InFlight));
+        };
+        while turn.next(wait.deadline()).await {
             let permit = gate.run_by(&mut self.inner, wait.deadline()).await;
             self.permit = Some(permit.map_err(|reason| Box::new(refused(reason)))?);
-            let again = wait.claim(&layer.ledger, &self.request.keys, &context);
-            if let Some(begun) = again.await {
+            let begun = wait.claim(&layer.ledger, &self.request.keys, &context).await;
+            turn.claimed(matches!(begun, Some(Ok(Begin::Duplicate(_) | Begin::Mismatch(_)))));
+            if let Some(begun) = begun {
                 return Ok(begun);
             }
             self.permit = None;
+            release_readiness(&mut self.inner);
         }
+        Ok(Ok(Begin::InFlight))
     }
 
     /// Returns the verdict, with what the handler runs on, or else writes the ending to `ended`.

@@ -2,25 +2,26 @@
 //!
 //! A layer shares one gate with its clones, its services and its handles.
 
-use std::collections::HashMap;
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 use tokio_util::task::TaskTracker;
 use tower_service::Service;
 
 use super::mode::SharedMode;
-use crate::key::DedupKey;
+use crate::run::Waiters;
 
 pub(super) struct Gate {
     pub(super) mode: SharedMode,
     /// The deliveries that run.
     pub(super) running: Bound,
-    /// The deliveries that wait.
-    pub(super) waiting: Bound,
+    /// The deliveries that wait for another delivery of their event.
+    pub(super) waiting_for_event: Bound,
+    /// The deliveries that wait for a permit. They have a bound of their own: most of them are new events, and
+    /// duplicates must not take their places.
+    pub(super) waiting_for_permit: Bound,
     pub(super) waiters: Waiters,
     pub(super) tasks: TaskTracker,
 }
@@ -42,7 +43,8 @@ impl Gate {
         Self {
             mode: SharedMode::default(),
             running: Bound::new(1_024),
-            waiting: Bound::new(256),
+            waiting_for_event: Bound::new(256),
+            waiting_for_permit: Bound::new(256),
             waiters: Waiters::default(),
             tasks,
         }
@@ -51,7 +53,9 @@ impl Gate {
     /// Returns how many deliveries run and wait, of how many that may.
     pub(super) fn load(&self) -> String {
         let of = |bound: &Bound| format!("{} of {}", bound.held(), *bound.limit());
-        format!("{} deliveries run, {} wait", of(&self.running), of(&self.waiting))
+        let [running, event, permit] =
+            [&self.running, &self.waiting_for_event, &self.waiting_for_permit].map(of);
+        format!("{running} deliveries run, {event} wait for their event, {permit} for a permit")
     }
 
     /// Waits for a permit to run, then for the readiness of `inner`.
@@ -125,66 +129,6 @@ impl Bound {
     }
 }
 
-/// The deliveries of this process that wait for a key. Other processes cannot wake them, so
-/// they poll too.
-#[derive(Default)]
-pub(super) struct Waiters {
-    by_key: Mutex<HashMap<DedupKey, Arc<Notify>>>,
-    /// How many keys have waiters. At zero, `wake` takes no lock.
-    count: AtomicUsize,
-}
-
-impl Waiters {
-    /// Registers a waiter of `key` until the result is dropped.
-    pub(super) fn wait_for(&self, key: &DedupKey) -> Waiter<'_> {
-        let mut by_key = self.lock();
-        let notify = Arc::clone(by_key.entry(key.clone()).or_default());
-        self.count.store(by_key.len(), Ordering::Release);
-        Waiter { waiters: self, key: key.clone(), notify }
-    }
-
-    /// Wakes the waiters of these keys: their delivery has ended.
-    pub(super) fn wake<'k>(&self, keys: impl Iterator<Item = &'k DedupKey>) {
-        if self.count.load(Ordering::Acquire) == 0 {
-            return;
-        }
-        let by_key = self.lock();
-        for key in keys {
-            if let Some(notify) = by_key.get(key) {
-                notify.notify_waiters();
-            }
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<DedupKey, Arc<Notify>>> {
-        self.by_key.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-pub(super) struct Waiter<'w> {
-    waiters: &'w Waiters,
-    key: DedupKey,
-    notify: Arc<Notify>,
-}
-
-impl Waiter<'_> {
-    pub(super) fn notify(&self) -> Arc<Notify> {
-        Arc::clone(&self.notify)
-    }
-}
-
-impl Drop for Waiter<'_> {
-    fn drop(&mut self) {
-        let mut by_key = self.waiters.lock();
-        drop(std::mem::take(&mut self.notify));
-        // The last waiter removes the entry: the map holds the only handle that is left.
-        if by_key.get(&self.key).is_some_and(|notify| Arc::strong_count(notify) == 1) {
-            by_key.remove(&self.key);
-            self.waiters.count.store(by_key.len(), Ordering::Release);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -199,39 +143,5 @@ mod tests {
         assert!(held.iter().all(Option::is_some) && bound.try_acquire().is_none());
         bound.resize(usize::MAX);
         assert_eq!(bound.held(), 2);
-    }
-
-    fn key(id: &str) -> DedupKey {
-        DedupKey::new("test", id).unwrap()
-    }
-
-    #[tokio::test]
-    async fn end_of_a_delivery_wakes_the_waiters_of_its_keys_only() {
-        let waiters = Waiters::default();
-        let [a, b] = [key("a"), key("b")];
-        waiters.wake([&a].into_iter());
-        let waiter = waiters.wait_for(&a);
-        let notify = waiter.notify();
-        let mut woken = std::pin::pin!(notify.notified());
-        woken.as_mut().enable();
-        waiters.wake([&b].into_iter());
-        assert!(futures_util::poll!(woken.as_mut()).is_pending());
-        waiters.wake([&b, &a].into_iter());
-        assert!(futures_util::poll!(woken).is_ready());
-    }
-
-    #[test]
-    fn last_waiter_of_a_key_removes_its_entry() {
-        let waiters = Waiters::default();
-        let left = || (waiters.lock().len(), waiters.count.load(Ordering::Acquire));
-        let [first, second] = [(); 2].map(|()| waiters.wait_for(&key("a")));
-        let other = waiters.wait_for(&key("b"));
-        assert_eq!(left(), (2, 2));
-        drop(first);
-        assert_eq!(left(), (2, 2));
-        drop(second);
-        assert_eq!(left(), (1, 1));
-        drop(other);
-        assert_eq!(left(), (0, 0));
     }
 }

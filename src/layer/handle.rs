@@ -75,7 +75,7 @@ impl DedupHandle {
     /// Returns how many deliveries wait for another delivery of their event, or for a permit.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.gate.waiting.held()
+        self.gate.waiting_for_event.held() + self.gate.waiting_for_permit.held()
     }
 
     /// Returns how many completions and releases of ended deliveries have not reached the store

@@ -29,4 +29,5 @@ mod success;
 mod support;
 mod testing;
 mod two_identities;
+mod waiting;
 mod without_key;

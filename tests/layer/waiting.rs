@@ -1,0 +1,299 @@
+//! Deliveries that wait for an event in flight: how many, which of them claims, and what they leave to new events.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use http::{Request, Response};
+use tokio::task::JoinHandle;
+use tower::{Layer, Service, ServiceExt};
+use tower_dedup::adapter::MemoryAdapter;
+use tower_dedup::adapter::contract::{
+    Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, StoreFuture,
+};
+use tower_dedup::testing::StoreCall;
+use tower_dedup::{DedupKey, DedupLayer, OnInFlight, ResponseBody};
+
+use crate::observe::observed;
+use crate::spans::transactional;
+use crate::support::ledgers::Inner;
+use crate::support::log::Log;
+use crate::support::multi_event::by_word;
+use crate::support::{
+    Body, Handler, answered, by_header, dedup_key, faulty, memory, request, result, send, terms,
+    until,
+};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// The status, and the result if the layer has answered.
+type Answer = (u16, Option<String>);
+
+fn answer(status: u16, result: &str) -> Answer {
+    (status, Some(result.to_owned()))
+}
+
+fn deliver<S, R>(service: &S, request: Request<R>) -> JoinHandle<Answer>
+where
+    S: Service<Request<R>, Response = Response<ResponseBody<Body>>, Error = Infallible>,
+    S: Clone + Send + 'static,
+    S::Future: Send,
+    R: Send + 'static,
+{
+    let sent = service.clone().oneshot(request);
+    tokio::spawn(async move {
+        let response = sent.await.unwrap_or_else(|never| match never {});
+        (response.status().as_u16(), result(&response).map(str::to_owned))
+    })
+}
+
+async fn answers(deliveries: Vec<JoinHandle<Answer>>) -> Vec<Answer> {
+    join_all(deliveries).await.into_iter().map(Result::unwrap).collect()
+}
+
+fn times(answers: &[Answer], of: &Answer) -> usize {
+    answers.iter().filter(|answer| *answer == of).count()
+}
+
+/// A handler that `held` runs for the events whose id begins with `slow`, and that ends at once for others.
+fn slow_or_quick(held: &Handler) -> impl Inner {
+    let slow = held.service::<Body>();
+    tower::service_fn(move |request: Request<Body>| {
+        let is_slow = request.headers()["webhook-id"].as_bytes().starts_with(b"slow");
+        let slow = slow.clone();
+        async move { if is_slow { slow.oneshot(request).await } else { Ok(Response::default()) } }
+    })
+}
+
+/// At most eight deliveries wait for one event. A transactional layer lets new events wait for a permit.
+#[tokio::test]
+async fn waiting_duplicates_of_one_event_leave_new_events_their_places() {
+    let (held, (layer, _dir)) = (Handler::default(), transactional().await);
+    held.hold();
+    let layer =
+        layer.max_running(2).store_timeout(MINUTE / 2).on_in_flight(OnInFlight::Wait(MINUTE));
+    let (handle, service) = (layer.handle(), layer.layer(slow_or_quick(&held)));
+    let first = deliver(&service, request("slow"));
+    held.running(1).await;
+    let duplicates: Vec<_> = (0..256).map(|_| deliver(&service, request("slow"))).collect();
+    until(|| duplicates.iter().filter(|it| it.is_finished()).count() == 248).await;
+    assert_eq!((handle.running(), handle.waiting()), (1, 8));
+    let new = (0..24).map(|n| deliver(&service, request(&n.to_string()))).collect();
+    until(|| handle.waiting() == 8 + 23).await;
+    held.release();
+    assert_eq!(answers(new).await, vec![(200, None); 24]);
+    assert_eq!(first.await.unwrap(), (200, None));
+    let duplicates = answers(duplicates).await;
+    assert_eq!(times(&duplicates, &answer(503, "in-flight")), 248);
+    assert_eq!(times(&duplicates, &answer(200, "duplicate")), 8);
+    assert_eq!(held.runs(), 1);
+}
+
+/// `max_waiting` bounds duplicates, and beside them as many deliveries that wait for a permit.
+#[tokio::test]
+async fn full_bound_of_duplicates_leaves_the_bound_of_permits_free_and_the_reverse() {
+    let (held, (layer, _dir)) = (Handler::default(), transactional().await);
+    held.hold();
+    let layer = layer
+        .max_running(2)
+        .max_waiting(4)
+        .store_timeout(MINUTE / 2)
+        .on_in_flight(OnInFlight::Wait(MINUTE));
+    let (handle, service) = (layer.handle(), layer.layer(slow_or_quick(&held)));
+    let mut all = vec![deliver(&service, request("slow"))];
+    held.running(1).await;
+    for waiting in 1..=4 {
+        all.push(deliver(&service, request("slow")));
+        until(|| handle.waiting() == waiting).await;
+    }
+    assert_eq!(answered(&send(&service, request("slow")).await), (503, Some("in-flight")));
+    // The first has a permit, and waits for the database.
+    for waiting in 4..=8 {
+        all.push(deliver(&service, request(&waiting.to_string())));
+        until(|| handle.waiting() == waiting && handle.running() == 2).await;
+    }
+    assert_eq!(answered(&send(&service, request("9")).await), (503, Some("unavailable")));
+    held.release();
+    let all = answers(all).await;
+    assert_eq!((times(&all, &(200, None)), times(&all, &answer(200, "duplicate"))), (6, 4));
+}
+
+/// A store whose claims take 5 ms.
+struct Slow(MemoryAdapter);
+
+impl DedupAdapter for Slow {
+    fn abilities(&self) -> Abilities {
+        self.0.abilities()
+    }
+
+    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
+        Box::pin(async {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            self.0.claim(key, terms).await
+        })
+    }
+
+    fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()> {
+        self.0.release(key, terms)
+    }
+
+    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, RenewReply> {
+        self.0.renew(key, terms)
+    }
+
+    fn complete<'a>(
+        &'a self,
+        key: &'a DedupKey,
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, CompleteReply> {
+        self.0.complete(key, terms)
+    }
+}
+
+/// Two of four permits are held by handlers. One more is held by the claims of all waiting duplicates together.
+#[tokio::test(start_paused = true)]
+async fn claims_of_waiting_duplicates_leave_a_permit_to_new_events() {
+    let held = Handler::default();
+    held.hold();
+    let layer = DedupLayer::new(by_header(), Slow(MemoryAdapter::new()))
+        .max_running(4)
+        .on_in_flight(OnInFlight::Wait(MINUTE));
+    let (handle, service) = (layer.handle(), layer.layer(slow_or_quick(&held)));
+    let slow = ["slow-1", "slow-2"].map(|id| deliver(&service, request(id)));
+    held.running(2).await;
+    let mut duplicates = Vec::new();
+    for _ in 0..64 {
+        duplicates.push(deliver(&service, request("slow-1")));
+        tokio::time::sleep(Duration::from_millis(6)).await;
+    }
+    for n in 0..200 {
+        let new = send(&service, request(&n.to_string())).await;
+        assert_eq!(answered(&new), (200, None), "{n}, with {} waiting", handle.waiting());
+    }
+    assert_eq!(handle.waiting(), 8);
+    held.release();
+    for slow in slow {
+        assert_eq!(slow.await.unwrap(), (200, None));
+    }
+    let duplicates = answers(duplicates).await;
+    assert_eq!(times(&duplicates, &answer(503, "in-flight")), 56);
+    assert_eq!(times(&duplicates, &answer(200, "duplicate")), 8);
+}
+
+/// Each delivery claims once when it comes. After that, one of those that wait claims for all.
+#[tokio::test(start_paused = true)]
+async fn waiters_of_one_event_claim_as_often_as_one_waiter() {
+    let mut claims = Vec::new();
+    for copies in [1, 40] {
+        let (store, held) = (faulty(MemoryAdapter::new()), Handler::default());
+        held.hold();
+        let service = DedupLayer::new(by_header(), Arc::clone(&store)).layer(held.service());
+        let first = deliver(&service, request("a"));
+        held.running(1).await;
+        let copies = (0..copies).map(|_| deliver(&service, request("a"))).collect::<Vec<_>>();
+        let of_arrivals = 1 + copies.len() as u64;
+        let answers = answers(copies).await;
+        assert_eq!(times(&answers, &answer(503, "in-flight")), answers.len());
+        claims.push(store.calls(StoreCall::Claim) - of_arrivals);
+        held.release();
+        assert_eq!(first.await.unwrap(), (200, None));
+    }
+    // The pauses are random.
+    assert!(claims.iter().all(|claims| (10..=21).contains(claims)), "{claims:?}");
+}
+
+#[test]
+fn ninth_waiter_of_a_key_is_in_flight_and_not_overloaded() {
+    observed(async |log: Log, _| {
+        let held = Handler::default();
+        held.hold();
+        let layer = DedupLayer::new(by_header(), memory()).on_in_flight(OnInFlight::Wait(MINUTE));
+        let (handle, service) = (layer.handle(), layer.layer(held.service()));
+        let mut eight = Vec::new();
+        let first = deliver(&service, request("a"));
+        held.running(1).await;
+        for waiting in 1..=8 {
+            eight.push(deliver(&service, request("a")));
+            until(|| handle.waiting() == waiting).await;
+        }
+        assert_eq!(answered(&send(&service, request("a")).await), (503, Some("in-flight")));
+        assert_eq!(log.last("delivery")["outcome"], "in_flight");
+        // Another event has its own eight.
+        let other = deliver(&service, request("b"));
+        held.running(2).await;
+        let duplicate = deliver(&service, request("b"));
+        until(|| handle.waiting() == 9).await;
+        held.release();
+        let all = answers(eight.into_iter().chain([first, other, duplicate]).collect()).await;
+        assert!(all.iter().all(|(status, _)| *status == 200), "{all:?}");
+    });
+}
+
+/// The event runs in another process. The delivery that claims for both gives up first.
+#[tokio::test(start_paused = true)]
+async fn waiter_with_the_longer_bound_goes_on_when_the_other_gives_up() {
+    let (store, held) = (memory(), Handler::default());
+    held.hold();
+    let layer = || DedupLayer::new(by_header(), Arc::clone(&store));
+    let (here, there) = (layer().layer(held.service()), layer());
+    let waits = |bound| there.clone().on_in_flight(OnInFlight::Wait(bound)).layer(held.service());
+    let first = deliver(&here, request("a"));
+    held.running(1).await;
+    let short = deliver(&waits(Duration::from_millis(300)), request("a"));
+    until(|| there.handle().waiting() == 1).await;
+    let long = deliver(&waits(MINUTE), request("a"));
+    until(|| there.handle().waiting() == 2).await;
+    assert_eq!(short.await.unwrap(), answer(503, "in-flight"));
+    held.release();
+    assert_eq!(first.await.unwrap(), (200, None));
+    assert_eq!(long.await.unwrap(), answer(200, "duplicate"));
+}
+
+/// The delivery that claims for all runs the event, and leaves the turn to the next.
+#[tokio::test(start_paused = true)]
+async fn waiters_wait_on_while_one_of_them_runs_the_event_that_failed() {
+    let (store, handler) = (faulty(MemoryAdapter::new()), Handler::default().then(500));
+    handler.hold();
+    let layer =
+        DedupLayer::new(by_header(), Arc::clone(&store)).on_in_flight(OnInFlight::Wait(MINUTE));
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    let first = deliver(&service, request("a"));
+    handler.running(1).await;
+    let waiters: Vec<_> = (0..8).map(|_| deliver(&service, request("a"))).collect();
+    until(|| handle.waiting() == 8).await;
+    let claims = store.calls(StoreCall::Claim);
+    handler.release();
+    assert_eq!(first.await.unwrap(), (500, None));
+    let answers = answers(waiters).await;
+    assert_eq!((times(&answers, &(200, None)), times(&answers, &answer(200, "duplicate"))), (1, 7));
+    assert_eq!(handler.runs(), 2);
+    assert!(store.calls(StoreCall::Claim) - claims <= 8 + 2, "one claim each, and few between");
+    handle.drain().await;
+    assert_eq!((handle.running(), handle.waiting()), (0, 0));
+}
+
+/// Two lists begin with the same event, and wait for different ones.
+#[tokio::test(start_paused = true)]
+async fn lists_that_wait_for_different_events_do_not_wait_for_each_other() {
+    let (store, handler) = (memory(), Handler::default());
+    let elsewhere = terms();
+    for id in ["a", "b", "c"] {
+        store.claim(&dedup_key(id), &elsewhere).await.unwrap();
+    }
+    store.complete(&dedup_key("a"), &elsewhere).await.unwrap();
+    let layer =
+        DedupLayer::new(by_word(), Arc::clone(&store)).on_in_flight(OnInFlight::Wait(MINUTE / 2));
+    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+    let list = |words: &'static str| Request::post("/").body(Body::from(words)).unwrap();
+    let waits = deliver(&service, list("a b"));
+    until(|| handle.waiting() == 1).await;
+    let ends = deliver(&service, list("a c"));
+    until(|| handle.waiting() == 2).await;
+    store.complete(&dedup_key("c"), &elsewhere).await.unwrap();
+    assert_eq!(ends.await.unwrap(), answer(200, "duplicate"));
+    assert_eq!(handle.waiting(), 1);
+    store.complete(&dedup_key("b"), &elsewhere).await.unwrap();
+    assert_eq!(waits.await.unwrap(), answer(200, "duplicate"));
+    assert_eq!(handler.runs(), 0);
+}
