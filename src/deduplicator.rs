@@ -58,8 +58,8 @@ use crate::run::{Called, Polls, Wait, call, run};
 /// # Observation
 ///
 /// A run has the log record, the metrics and the spans of a delivery: see [`observe`](crate::observe).
-/// Their namespace is that of the key, and the id is shown as it is. Each namespace has time series of its own, and
-/// some memory for as long as the deduplicator lives: keep namespaces few, and put a tenant into the id.
+/// Their namespace is that of the key, and the id is shown as it is. The first 1,000 namespaces have time series of
+/// their own, and the metrics count all others as `other`.
 ///
 /// # Cancel safety
 ///

@@ -11,7 +11,7 @@
 //! | field | meaning |
 //! |---|---|
 //! | `outcome` | see below |
-//! | `namespace`, `id` | the first key; `id` is the id itself with control characters escaped, or the first 16 hex digits of its SHA-256 ([`LogIds`](crate::LogIds)) |
+//! | `namespace`, `id` | the first key; `namespace` is its whole namespace, with the value that [`namespace_by`](crate::KeyExtractor::namespace_by) adds; `id` is the id itself with control characters escaped, or the first 16 hex digits of its SHA-256 ([`LogIds`](crate::LogIds)) |
 //! | `event_type` | the type of the first event, as the sender names it |
 //! | `keys` | the number of keys in the delivery: one of each event, without second identities |
 //! | `attempt`, `takeover` | of a run: see [`Delivery`](crate::Delivery) |
@@ -43,6 +43,12 @@
 //! The feature `metrics` reports through the [`metrics`](https://docs.rs/metrics) facade:
 //!
 #![doc = include_str!("observe/metrics.md")]
+//!
+//! `namespace` is the layer's namespace, without the value of
+//! [`namespace_by`](crate::KeyExtractor::namespace_by) and whatever namespace a closure gives its keys: a layer has one
+//! series for all its tenants. Of a [`Deduplicator`](crate::Deduplicator) it is the namespace of the key. After its
+//! first 1,000 namespaces, the deduplicator counts all others as `other`. Log records and spans have the whole
+//! namespace.
 //!
 //! A gauge counts a delivery or a call exactly once, and until its future ends or is dropped.
 //!

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use smallvec::SmallVec;
 
+use super::counted::CountedAs;
 use super::digest::{hex, sha256, sha256_hex};
 use crate::error::{ConfigError, KeyError, KeyErrorKind};
 
@@ -34,6 +35,8 @@ pub struct DedupKey {
     id_at: u8,
     /// Log records show the digest of the id. It is no part of the key's identity.
     is_hashed_in_logs: bool,
+    /// No part of the key's identity.
+    counted_as: CountedAs,
 }
 
 impl DedupKey {
@@ -84,7 +87,8 @@ impl DedupKey {
         let text = std::str::from_utf8(&text[..len])
             .map_err(|_| KeyError::new(KeyErrorKind::NotUtf8, "the id"))?;
         let id_at = u8::try_from(id_at).unwrap_or_default();
-        Ok(Self { text: text.into(), id_at, is_hashed_in_logs: false })
+        let counted_as = CountedAs::default();
+        Ok(Self { text: text.into(), id_at, is_hashed_in_logs: false, counted_as })
     }
 
     /// Returns bytes that no other key has.
@@ -102,6 +106,11 @@ impl DedupKey {
     #[must_use]
     pub fn namespace(&self) -> &str {
         &self.text[..usize::from(self.id_at) - 1]
+    }
+
+    /// Returns the namespace of the metrics: that of the layer, or else the key's own.
+    pub(crate) fn counted_namespace(&self) -> String {
+        self.counted_as.name(self.namespace())
     }
 
     /// Returns the id as it is stored.
@@ -330,6 +339,16 @@ impl Keys {
         for event in &mut *self.events {
             for key in std::iter::once(&mut event.key).chain(&mut event.second) {
                 key.is_hashed_in_logs = true;
+            }
+        }
+        self
+    }
+
+    /// Lets metrics count the keys under another namespace than their own.
+    pub(crate) fn counted_as(mut self, counted_as: CountedAs) -> Self {
+        for event in &mut *self.events {
+            for key in std::iter::once(&mut event.key).chain(&mut event.second) {
+                key.counted_as = counted_as;
             }
         }
         self

@@ -36,6 +36,7 @@
 //! }
 //! ```
 
+mod counted;
 mod digest;
 mod each;
 mod event_part;
@@ -48,6 +49,7 @@ mod json;
 mod part;
 mod request;
 
+pub(crate) use counted::CountedAs;
 pub(crate) use digest::{body_id, derive, hex, sha256};
 pub use each::{EachKey, each};
 pub(crate) use event_part::{EventPart, FoundId};

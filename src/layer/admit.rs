@@ -285,7 +285,7 @@ impl<S, L, B> Run<S, L, B> {
     /// Returns the keys as the delivery and its log records hold them.
     fn named(&self, keys: Keys) -> Keys {
         // A background write may hold the keys, and must not hold the body.
-        let keys = keys.without_payloads();
+        let keys = keys.without_payloads().counted_as(self.layer.config.meters.counted_as);
         match self.layer.config.log_ids {
             LogIds::Plain => keys,
             LogIds::Hashed => keys.with_hashed_log_ids(),

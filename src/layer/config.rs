@@ -62,7 +62,7 @@ impl Config {
         times.retention = times.retention.max(key.retention_floor.unwrap_or_default());
         let body_limit = BODY_LIMIT.max(key.max_body.unwrap_or_default());
         Self {
-            meters: Arc::new(Meters::new(&key.namespace, key.tried_once)),
+            meters: Arc::new(Meters::of_layer(&key.namespace, key.tried_once)),
             key,
             methods,
             body_limit,

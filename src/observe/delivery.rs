@@ -61,7 +61,7 @@ impl Report {
             self.span = tracing::info_span!(
                 target: "tower_dedup",
                 "delivery",
-                namespace = &*meters.namespace,
+                namespace = namespace(events.first(), meters),
                 id = events.first().map(|event| event.key().shown_id()).as_deref(),
                 outcome = Empty,
                 attempt = Empty,
@@ -98,7 +98,7 @@ impl Report {
                     parent: around(),
                     tracing::Level::$level,
                     outcome = outcome.as_str(),
-                    namespace = &*meters.namespace,
+                    namespace = namespace(first, meters),
                     id = first.map(|event| event.key().shown_id()).as_deref(),
                     event_type = first.and_then(Event::event_type),
                     keys = events.len(),
@@ -129,6 +129,11 @@ impl Report {
     }
 }
 
+/// Returns the namespace of a record. That of a key may have a tenant, which no metric has.
+fn namespace<'n>(first: Option<&'n Event>, meters: &'n Meters) -> &'n str {
+    first.map_or(&meters.namespace, |event| event.key().namespace())
+}
+
 fn ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
@@ -151,7 +156,7 @@ pub(crate) struct RunReport {
 
 impl RunReport {
     pub(crate) fn start(meters: Arc<Meters>, event: &Event) -> Self {
-        let keys = Keys::from(event.clone()).without_payloads();
+        let keys = Keys::from(event.clone()).without_payloads().counted_as(meters.counted_as);
         let mut fields = Report::started_now();
         fields.open_span(keys.events(), &meters);
         Self { fields, keys, outcome: None, _running: meters.running(), meters }

@@ -2,16 +2,14 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-#[cfg(feature = "metrics")]
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 #[cfg(feature = "metrics")]
 use super::outcome::Outcome;
 use super::records;
-use crate::key::DedupKey;
+use crate::key::{CountedAs, DedupKey};
 
 /// The metrics' keys of one layer, or of one namespace of a deduplicator.
 ///
@@ -19,6 +17,8 @@ use crate::key::DedupKey;
 /// counting. The recorder is looked up each time, because it may be installed late.
 pub(crate) struct Meters {
     pub(super) namespace: Arc<str>,
+    /// `namespace`, for the counters that know a key only.
+    pub(crate) counted_as: CountedAs,
     /// The sender does not deliver again after a response.
     pub(super) is_tried_once: bool,
     /// `true` once `nested layers` was logged.
@@ -46,10 +46,17 @@ static METADATA: metrics::Metadata<'_> =
     metrics::Metadata::new(module_path!(), metrics::Level::INFO, Some(module_path!()));
 
 impl Meters {
-    pub(crate) fn new(namespace: &Arc<str>, is_tried_once: bool) -> Self {
+    pub(crate) fn of_layer(namespace: &Arc<str>, is_tried_once: bool) -> Self {
+        let counted_as = CountedAs::new(namespace);
+        Self { is_tried_once, counted_as, ..Self::of_key(namespace) }
+    }
+
+    /// Makes the meters of keys that count under their own namespace.
+    fn of_key(namespace: &Arc<str>) -> Self {
         Self {
             namespace: Arc::clone(namespace),
-            is_tried_once,
+            counted_as: CountedAs::default(),
+            is_tried_once: false,
             logged_nested: AtomicBool::new(false),
             logged_other_path: Mutex::default(),
             #[cfg(feature = "metrics")]
@@ -76,7 +83,7 @@ impl Meters {
     /// Reports a duplicate that came on another path than the path on which its event was handled.
     pub(crate) fn handled_on_another_path(&self, key: &DedupKey) {
         const PAUSE: Duration = Duration::from_secs(60);
-        count!("tower_dedup_other_path_total", "namespace" => key.namespace().to_owned());
+        count!("tower_dedup_other_path_total", "namespace" => self.namespace.to_string());
         let mut logged = self.logged_other_path.lock().unwrap_or_else(PoisonError::into_inner);
         if logged.is_none_or(|logged| logged.elapsed() >= PAUSE) {
             *logged = Some(Instant::now());
@@ -149,19 +156,31 @@ impl std::fmt::Debug for Meters {
     }
 }
 
+/// The namespaces of a deduplicator that have meters of their own. With their series, which a recorder of metrics
+/// keeps, they are some megabytes.
+const MOST_NAMESPACES: usize = 1_000;
+
 /// The meters of a deduplicator, whose namespaces are those of its keys.
 #[derive(Default)]
-pub(crate) struct MetersByNamespace(Mutex<HashMap<Arc<str>, Arc<Meters>>>);
+pub(crate) struct MetersByNamespace {
+    own: Mutex<HashMap<Arc<str>, Arc<Meters>>>,
+    /// Of all further namespaces.
+    other: OnceLock<Arc<Meters>>,
+}
 
 impl MetersByNamespace {
     pub(crate) fn get(&self, namespace: &str) -> Arc<Meters> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(meters) = all.get(namespace) {
+        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(meters) = own.get(namespace) {
             return Arc::clone(meters);
         }
+        if own.len() >= MOST_NAMESPACES {
+            let other = || Arc::new(Meters::of_layer(&"other".into(), false));
+            return Arc::clone(self.other.get_or_init(other));
+        }
         let namespace = Arc::from(namespace);
-        let meters = Arc::new(Meters::new(&namespace, false));
-        all.insert(namespace, Arc::clone(&meters));
+        let meters = Arc::new(Meters::of_key(&namespace));
+        own.insert(namespace, Arc::clone(&meters));
         meters
     }
 }
@@ -191,6 +210,6 @@ impl Drop for Counted {
 pub(crate) fn pending_write(of: &DedupKey) -> Counted {
     Counted {
         #[cfg(feature = "metrics")]
-        gauge: counting(&key("tower_dedup_pending_writes", &of.namespace().into(), None)),
+        gauge: counting(&key("tower_dedup_pending_writes", &of.counted_namespace().into(), None)),
     }
 }

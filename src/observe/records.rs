@@ -39,18 +39,18 @@ macro_rules! records {
 }
 
 records! {
-    #[count("tower_dedup_leases_lost_total", "namespace" => key.namespace().to_owned())]
+    #[count("tower_dedup_leases_lost_total", "namespace" => key.counted_namespace())]
     fn lease_lost(key: &DedupKey) {
         warn!(key; "lease lost: another handler may have run this event too");
     }
 
-    #[count("tower_dedup_takeovers_total", "namespace" => key.namespace().to_owned())]
+    #[count("tower_dedup_takeovers_total", "namespace" => key.counted_namespace())]
     fn takeover(key: &DedupKey, attempt: u32) {
         warn!(key; "takeover: an earlier handler of this event died or lost its lease", attempt);
     }
 
     /// the handler runs all the same
-    #[count("tower_dedup_unprotected_total", "namespace" => key.namespace().to_owned())]
+    #[count("tower_dedup_unprotected_total", "namespace" => key.counted_namespace())]
     fn unprotected(key: &DedupKey, error: &Error) {
         warn!(key; "running unprotected: the store did not reply", error = chain(error));
     }
@@ -69,12 +69,12 @@ records! {
         warn!(key; "same body: it was handled under another id, and this id stays free");
     }
 
-    #[count("tower_dedup_mismatches_total", "namespace" => key.namespace().to_owned())]
+    #[count("tower_dedup_mismatches_total", "namespace" => key.counted_namespace())]
     fn mismatch(key: &DedupKey) {
         warn!(key; "payload mismatch: this event was handled with another payload");
     }
 
-    #[count("tower_dedup_responses_not_stored_total", "namespace" => key.namespace().to_owned())]
+    #[count("tower_dedup_responses_not_stored_total", "namespace" => key.counted_namespace())]
     fn response_not_stored(key: &DedupKey, why: &'static str) {
         warn!(key; "response not stored: duplicates of this event get an empty response", why);
     }

@@ -8,16 +8,20 @@ use metrics_util::debugging::{DebugValue, Snapshotter};
 use tower::Layer;
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::DedupAdapter;
-use tower_dedup::key::Event;
+use tower_dedup::key::{self, Event, Extracted, RequestRef};
 use tower_dedup::testing::{Fault, StoreCall};
-use tower_dedup::{DedupLayer, Deduplicator, OnInFlight, RunContext, RunError};
+use tower_dedup::{
+    DedupKey, DedupLayer, Deduplicator, KeyExtractor, Mode, OnInFlight, OnMismatch, OnUnavailable,
+    Replay, RunContext, RunError,
+};
 
 use crate::observe::{measured, observed, value};
 use crate::spans::transactional;
 use crate::support::log::Log;
 use crate::support::multi_event::by_word;
 use crate::support::{
-    Body, Faulty, Handler, by_header, dedup_key, faulty, polled, request, send, spawn_send, terms,
+    Body, Faulty, Handler, by_header, dedup_key, faulty, polled, request, request_to, send,
+    spawn_send, terms, until,
 };
 
 const WAITING: &str = "tower_dedup_waiting";
@@ -289,12 +293,145 @@ fn runs_of_a_deduplicator_are_counted_under_the_namespace_of_their_key() {
     observed(async |_, snapshotter| {
         let dedup = Deduplicator::new(store());
         for (namespace, id) in [("orders", "1"), ("orders", "2"), ("mails", "1")] {
-            let key = tower_dedup::DedupKey::new(namespace, id).unwrap();
+            let key = DedupKey::new(namespace, id).unwrap();
             dedup.clone().run(&key, async |_| Ok::<_, ()>(())).await.unwrap();
         }
         let sums = measured(&snapshotter);
         let count =
             |namespace| value(&sums, "tower_dedup_deliveries_total", &[namespace, "completed"]);
         assert_eq!([count("orders"), count("mails")], [2.0, 1.0]);
+    });
+}
+
+/// The namespace of two tenants' keys: the value of `namespace_by`, or what the closure of an extractor gives.
+fn extractors() -> [(KeyExtractor, fn(&str) -> String); 2] {
+    let tenant = |request: &RequestRef<'_>| {
+        Some(request.headers().get("x-tenant")?.to_str().ok()?.to_owned())
+    };
+    let by_closure = KeyExtractor::from_fn("test", move |request| {
+        let id = request.headers()["webhook-id"].to_str().unwrap();
+        let namespace = tenant(request).unwrap();
+        Ok(Extracted::Keys(Event::new(DedupKey::new(&namespace, id)?).into()))
+    });
+    [
+        (by_header().namespace_by(tenant), |tenant| format!("test:{tenant}")),
+        (by_closure.unwrap(), str::to_owned),
+    ]
+}
+
+fn of_tenant(tenant: &str, path: &'static str, id: &str) -> Request<Body> {
+    let mut request = request_to(path, id);
+    request.headers_mut().insert("x-tenant", tenant.parse().unwrap());
+    request
+}
+
+/// Two tenants behind one layer: every metric has one series, and every record of an event has its tenant.
+#[test]
+fn metrics_have_the_namespace_of_the_layer_and_records_that_of_the_key() {
+    const TENANTS: [&str; 2] = ["tenant-1", "tenant-2"];
+    for (extractor, namespace_of) in extractors() {
+        observed(async |log, snapshotter| {
+            let (store, handler) = (store(), Handler::default());
+            let layer = DedupLayer::new(extractor, Arc::clone(&store))
+                .compare_payload(key::body_digest(), OnMismatch::Report)
+                .replay(Replay::new().body_limit(1))
+                .on_unavailable(OnUnavailable::FailOpen)
+                .store_timeout(Duration::from_millis(50));
+            let service = layer.layer(handler.service());
+            for tenant in TENANTS {
+                let deliver = |id| send(&service, of_tenant(tenant, "/hook", id));
+                let key = |id| DedupKey::new(&namespace_of(tenant), id).unwrap();
+                deliver("e1").await;
+                deliver("e1").await;
+                let mut other = of_tenant(tenant, "/elsewhere", "e1");
+                *other.body_mut() = Body::from("another");
+                send(&service, other).await;
+                // Another process dies with this event.
+                store.claim(&key("taken-over"), &terms()).await.unwrap();
+                store.get_ref().advance(Duration::from_secs(61));
+                deliver("taken-over").await;
+                // Another process takes this event over.
+                handler.hold();
+                let late = spawn_send(&service, of_tenant(tenant, "/hook", "lost"));
+                handler.running(1).await;
+                store.get_ref().advance(Duration::from_secs(61));
+                store.claim(&key("lost"), &terms()).await.unwrap();
+                let waits = spawn_send(&service, of_tenant(tenant, "/hook", "lost"));
+                until(|| layer.handle().waiting() == 1).await;
+                handler.release();
+                late.await.unwrap();
+                waits.await.unwrap();
+                store.set(StoreCall::Claim, Fault::Fail);
+                store.set(StoreCall::Complete, Fault::Fail);
+                deliver("unprotected").await;
+                store.set_all(Fault::None);
+                layer.handle().set_mode(Mode::Shadow).unwrap();
+                deliver("shadow").await;
+                layer.handle().set_mode(Mode::Enforce).unwrap();
+            }
+            layer.handle().drain().await;
+
+            let sums = measured(&snapshotter);
+            for ((name, labels), _) in &sums {
+                let has_tenant = labels.iter().any(|label| label.contains("tenant"));
+                assert!(!has_tenant, "{name} {labels:?}");
+            }
+            for name in [
+                "deliveries_total",
+                "running",
+                "waiting",
+                "pending_writes",
+                "delivery_duration_seconds",
+                "duplicate_age_seconds",
+                "first_attempts_total",
+                "takeovers_total",
+                "leases_lost_total",
+                "unprotected_total",
+                "other_path_total",
+                "mismatches_total",
+                "responses_not_stored_total",
+                "shadow_total",
+            ] {
+                let name = format!("tower_dedup_{name}");
+                let is_measured = |(of, labels): &(String, Vec<String>)| {
+                    *of == name && labels.first().is_some_and(|label| label == "test")
+                };
+                assert!(sums.keys().any(is_measured), "{name}: {sums:#?}");
+            }
+            for (message, count) in [("delivery", 8), ("takeover", 1), ("lease lost", 1)] {
+                for tenant in TENANTS.map(namespace_of) {
+                    let records = log.beginning(message);
+                    let of_tenant = records.iter().filter(|it| it["namespace"] == tenant).count();
+                    assert_eq!(of_tenant, count, "{tenant}: {records:#?}");
+                }
+            }
+        });
+    }
+}
+
+/// The first thousand namespaces have series of their own, and the others share one.
+#[test]
+fn deduplicator_counts_a_thousand_namespaces() {
+    observed(async |log, snapshotter| {
+        let store = store();
+        let dedup = Deduplicator::new(Arc::clone(&store));
+        for n in 0..1_050 {
+            let key = DedupKey::new(&format!("tenant-{n}"), "1").unwrap();
+            if n >= 1_000 {
+                store.claim(&key, &terms()).await.unwrap();
+                store.get_ref().advance(Duration::from_secs(61));
+            }
+            dedup.clone().run(&key, async |_| Ok::<_, ()>(())).await.unwrap();
+            assert_eq!(log.last("delivery")["namespace"], key.namespace());
+        }
+        let sums = measured(&snapshotter);
+        let deliveries =
+            |namespace| value(&sums, "tower_dedup_deliveries_total", &[namespace, "completed"]);
+        assert_eq!([deliveries("tenant-0"), deliveries("tenant-999")], [1.0, 1.0]);
+        assert_eq!([deliveries("tenant-1000"), deliveries("other")], [0.0, 50.0]);
+        let takeovers: Vec<_> =
+            sums.iter().filter(|((name, _), _)| name == "tower_dedup_takeovers_total").collect();
+        assert_eq!(takeovers.len(), 1, "{takeovers:?}");
+        assert_eq!(value(&sums, "tower_dedup_takeovers_total", &["other"]), 50.0);
     });
 }
