@@ -191,11 +191,13 @@ mod tests {
         waiters.wake([&key("a")].into_iter());
         let waiter = waiters.wait_for(&keys("a")).unwrap();
         let mut turn = waiter.turn(in_a_minute()).await.unwrap();
-        let mut next = std::pin::pin!(turn.next(in_a_minute()));
-        waiters.wake([&key("b")].into_iter());
-        assert!(poll!(next.as_mut()).is_pending());
-        waiters.wake([&key("b"), &key("a")].into_iter());
-        assert!(next.await);
+        {
+            let mut next = std::pin::pin!(turn.next(in_a_minute()));
+            waiters.wake([&key("b")].into_iter());
+            assert!(poll!(next.as_mut()).is_pending());
+            waiters.wake([&key("b"), &key("a")].into_iter());
+            assert!(next.await);
+        }
         // The delivery may end while the waiter claims.
         waiters.wake([&key("a")].into_iter());
         assert_eq!(turn.next(in_a_minute()).now_or_never(), Some(true));
