@@ -28,8 +28,9 @@ pub enum OnMissingKey {
 #[non_exhaustive]
 pub enum OnInFlight {
     /// Wait for the first run to end, up to this long, and begin again. If the first run succeeded,
-    /// answer 200; if it failed, run the handler. Past the bound, 503 with `Retry-After`. So is a delivery beyond
-    /// eight that wait for one key, at once.
+    /// answer 200; if it failed, run the handler. Past the bound, 503 with `Retry-After`. So is, at once, a
+    /// delivery beyond eight that wait for one key. One of those that wait for an event claims it again for all,
+    /// and takes a permit to run for each claim. The others hold none, and follow one after the other.
     ///
     /// The default, with 2 s: most handlers end within 2 s, so the sender never sees a failure.
     Wait(Duration),
