@@ -186,7 +186,7 @@ pub struct KeyError {
 pub enum KeyErrorKind {
     /// A required value is missing.
     Missing,
-    /// The value is empty.
+    /// The value is empty, or has no visible character.
     Empty,
     /// The value occurs more than once, and the handler may read another one than the layer.
     Repeated,
@@ -239,7 +239,7 @@ impl fmt::Display for KeyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match self.kind {
             KeyErrorKind::Missing | KeyErrorKind::MissingScope => "is missing",
-            KeyErrorKind::Empty => "is empty",
+            KeyErrorKind::Empty => "is empty or blank",
             KeyErrorKind::Repeated => "is given more than once",
             KeyErrorKind::Nul => "holds a NUL",
             KeyErrorKind::NotUtf8 => "is not UTF-8",

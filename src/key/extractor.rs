@@ -11,7 +11,7 @@ use super::digest::{body_id, sha256_hex};
 use super::each::EachKey;
 use super::event_part::{EventPart, FoundId, read_type};
 use super::events::{Events, Extracted};
-use super::id::{DedupKey, Event, Keys, MAX_NAMESPACE_LEN, check_namespace};
+use super::id::{DedupKey, Event, Keys, MAX_NAMESPACE_LEN, check_namespace, is_blank};
 use super::idempotency;
 use super::part::{KeyPart, body_digest};
 use super::request::RequestRef;
@@ -246,7 +246,7 @@ impl KeyExtractor {
     /// Adds a value that a closure reads from the request to the namespace: `{namespace}:{value}`.
     ///
     /// The value can be the route. This is for one layer over several routes that receive one event,
-    /// if each route's handler has to see the event. If the value is missing or empty, the layer
+    /// if each route's handler has to see the event. If the value is missing, empty or blank, the layer
     /// answers 400, because a key in the wrong namespace would lose the event. The value is part of
     /// the key: a renamed route has no keys.
     ///
@@ -496,7 +496,7 @@ impl KeyExtractor {
         let second = self.second.as_ref().map_or("", |second| &second.namespace);
         let namespaces = [&*self.namespace, second];
         let Some(read) = &self.namespace_by else { return Ok(namespaces.map(Cow::Borrowed)) };
-        let value = read(request).filter(|value| !value.is_empty());
+        let value = read(request).filter(|value| !is_blank(value));
         let value =
             value.ok_or_else(|| KeyError::new(KeyErrorKind::Missing, "the namespace's value"))?;
         Ok(namespaces.map(|namespace| scoped(namespace, &value)))

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use http::header::{HeaderMap, HeaderName};
 
-use super::id::check_value;
+use super::id::{check_value, is_blank};
 use super::request::RequestRef;
 use crate::error::KeyErrorKind;
 
@@ -21,7 +21,7 @@ pub(super) fn header<'r>(
         return Err(KeyErrorKind::Repeated);
     }
     match std::str::from_utf8(value.as_bytes().trim_ascii()) {
-        Ok("") => Err(KeyErrorKind::Empty),
+        Ok(value) if is_blank(value) => Err(KeyErrorKind::Empty),
         Ok(value) => Ok(Some(value)),
         Err(_) => Err(KeyErrorKind::NotUtf8),
     }
@@ -32,7 +32,12 @@ pub(super) fn form<'r>(
     request: &RequestRef<'r>,
     name: &str,
 ) -> Result<Option<Cow<'r, str>>, KeyErrorKind> {
-    if request.may_be_form() { pair(request.body(), name) } else { Ok(None) }
+    if request.may_be_form() { pair(without_mark(request.body()), name) } else { Ok(None) }
+}
+
+/// Returns the text without a byte order mark before it, which a parser may ignore (RFC 8259, section 8.1).
+pub(crate) fn without_mark(text: &[u8]) -> &[u8] {
+    text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text)
 }
 
 /// Returns the decoded value of `name` among `name=value` pairs joined by `&`.

@@ -47,7 +47,7 @@ impl DedupKey {
     ///
     /// # Errors
     ///
-    /// [`KeyError`] if the id is empty or holds a NUL, or if the namespace is not 1 to 64 bytes
+    /// [`KeyError`] if the id is empty, blank or holds a NUL, or if the namespace is not 1 to 64 bytes
     /// without control characters.
     ///
     /// # Example
@@ -73,7 +73,7 @@ impl DedupKey {
     /// As [`new`](Self::new), with a namespace that is already checked, and an id without a NUL, as every
     /// value of a part is.
     pub(crate) fn in_namespace(namespace: &str, id: &str) -> Result<Self, KeyError> {
-        if id.is_empty() {
+        if is_blank(id) {
             return Err(KeyError::new(KeyErrorKind::Empty, "the id"));
         }
         debug_assert!(!id.contains('\0'), "a NUL in an id");
@@ -399,13 +399,23 @@ impl From<Event> for Keys {
     }
 }
 
+/// Returns `true` for a text without a visible character: all events with it would be one.
+pub(super) fn is_blank(text: &str) -> bool {
+    // Zero-width characters are no white space in Unicode.
+    let shows_nothing = |char: char| {
+        let is_zero_width = matches!(char, '\u{200b}'..='\u{200d}' | '\u{2060}' | '\u{feff}');
+        char.is_whitespace() || is_hidden(char) || is_zero_width
+    };
+    text.chars().all(shows_nothing)
+}
+
 /// Refuses a text that no part of an id may be.
 pub(super) fn check_value(text: &str) -> Result<(), KeyErrorKind> {
-    if text.is_empty() {
-        return Err(KeyErrorKind::Empty);
-    }
     if text.contains('\0') {
         return Err(KeyErrorKind::Nul);
+    }
+    if is_blank(text) {
+        return Err(KeyErrorKind::Empty);
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ use std::borrow::Cow;
 
 use http::{HeaderMap, HeaderName};
 
-use super::id::MAX_ID_LEN;
+use super::id::{MAX_ID_LEN, is_blank};
 use super::part::{KeyPart, compose, from_fn};
 use super::request::RequestRef;
 use super::{digest, field};
@@ -30,8 +30,8 @@ fn read(headers: &HeaderMap) -> Result<Option<Cow<'_, str>>, KeyErrorKind> {
     };
     let value = value.ok_or(KeyErrorKind::InvalidString)?;
     match value.len() {
-        0 => Err(KeyErrorKind::Empty),
-        1..=MAX_ID_LEN => Ok(Some(value)),
+        _ if is_blank(&value) => Err(KeyErrorKind::Empty),
+        ..=MAX_ID_LEN => Ok(Some(value)),
         _ => Err(KeyErrorKind::TooLong),
     }
 }
@@ -161,6 +161,7 @@ mod tests {
             (b"", Err(Empty)),
             (b"  ", Err(Empty)),
             (br#""""#, Err(Empty)),
+            (br#"" ""#, Err(Empty)),
             (br#"""#, Err(InvalidString)),
             (br#""a"#, Err(InvalidString)),
             (br#"a""#, Err(InvalidString)),

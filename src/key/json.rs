@@ -3,7 +3,8 @@
 //! 1. A walk reads the body once, for one pointer or for several. It builds no tree of the body, and skips
 //!    values that no pointer names, however deeply they nest.
 //! 2. The whole body must be one JSON value. The escapes in skipped strings are not checked. The
-//!    content type does not matter, because some senders say `text/plain`.
+//!    content type does not matter, because some senders say `text/plain`. A byte order mark before the
+//!    value is skipped.
 //! 3. A member name that occurs twice on the way is malformed. The handler's parser may return the
 //!    other one of the two values (RFC 8259, section 4).
 //! 4. Strings, booleans and 64-bit integers are ids. Other numbers are malformed, because two ids
@@ -27,6 +28,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use smallvec::{SmallVec, smallvec};
 
+use super::field::without_mark;
 use super::id::{List, check_value};
 use crate::error::{ConfigError, KeyError, KeyErrorKind};
 
@@ -232,7 +234,7 @@ where
 {
     let mut found: List<T> = std::iter::repeat_with(T::default).take(count).collect();
     let mut is_repeated = false;
-    let mut json = serde_json::Deserializer::from_slice(body);
+    let mut json = serde_json::Deserializer::from_slice(without_mark(body));
     let walk = Walk { tree, found: &mut found, is_repeated: &mut is_repeated };
     match walk.deserialize(&mut json).and_then(|()| json.end()) {
         Ok(()) => Ok(found),

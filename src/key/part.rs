@@ -38,7 +38,7 @@ enum Node {
 
 /// Reads a request header.
 ///
-/// A header that occurs twice, is empty, or is not UTF-8 is malformed. A name that no HTTP header has makes an
+/// A header that occurs twice, is empty or blank, or is not UTF-8 is malformed. A name that no HTTP header has makes an
 /// [invalid](super::KeyExtractor::checked) key.
 #[must_use]
 pub fn header(name: &str) -> KeyPart {
@@ -49,8 +49,8 @@ pub fn header(name: &str) -> KeyPart {
 
 /// Reads the value at a JSON pointer (RFC 6901) in the body: a string, a boolean or a 64-bit integer.
 ///
-/// Malformed are a body that is not JSON, a name that occurs twice on the way, another kind of value, and an
-/// empty string. `null` is missing.
+/// Malformed are a body that is not JSON, a name that occurs twice on the way, another kind of value, and a
+/// string that is empty or blank. `null` is missing. A byte order mark before the JSON is skipped.
 ///
 /// A pointer is empty or starts with `/`, and has `~` in `~0` and `~1` only. Any other text makes an
 /// [invalid](super::KeyExtractor::checked) key.
@@ -61,15 +61,15 @@ pub fn json(pointer: &str) -> KeyPart {
 
 /// Reads a field of an `application/x-www-form-urlencoded` body and decodes its value.
 ///
-/// The value is missing if the request has another content type. A field that occurs twice is
-/// malformed.
+/// The value is missing if the request has another content type. A field that occurs twice, or is empty or
+/// blank, is malformed. A byte order mark before the form is skipped.
 #[must_use]
 pub fn form(field: &str) -> KeyPart {
     KeyPart(Node::Form(field.into()))
 }
 
-/// Reads a parameter of the query string and decodes its value. A parameter that occurs twice is
-/// malformed.
+/// Reads a parameter of the query string and decodes its value. A parameter that occurs twice, or is empty or
+/// blank, is malformed.
 #[must_use]
 pub fn query(parameter: &str) -> KeyPart {
     KeyPart(Node::Query(parameter.into()))

@@ -115,6 +115,20 @@ fn items_are_the_bytes_between_the_commas_of_all_arrays_on_the_way() {
 }
 
 #[test]
+fn byte_order_mark_before_a_list_is_skipped() {
+    assert_eq!(ids(&events(), "\u{feff}{\"events\": [{\"id\": 1}, {\"id\": 2}]}"), ["1", "2"]);
+    let body = "\u{feff}[[1],[2]]";
+    assert_eq!(items("/*", body), Ok(Some(vec!["1".to_owned(), "2".to_owned()])));
+}
+
+#[test]
+fn event_of_a_list_with_a_blank_id_is_malformed() {
+    let error = read(&events(), r#"{"events":[{"id":1},{"id":" "}]}"#).unwrap_err();
+    assert_eq!(error.kind(), KeyErrorKind::Empty);
+    assert_eq!(error.to_string(), "JSON value /id of event 1 is empty or blank");
+}
+
+#[test]
 fn array_that_is_missing_anywhere_makes_the_delivery_missing() {
     for (pointer, body) in [
         ("", "null"),
@@ -137,7 +151,7 @@ fn value_that_is_no_array_is_malformed() {
         }
     }
     assert_eq!(items("/e", r#"{"e":[1],"\u0065":[2]}"#), Err(KeyErrorKind::Repeated));
-    for body in ["", "[", "[1] x", "[1,]", "[1][2]", "\u{feff}[]", r#"{"e":[1,2}"#] {
+    for body in ["", "[", "[1] x", "[1,]", "[1][2]", "\u{feff}\u{feff}[]", r#"{"e":[1,2}"#] {
         let kind = items("", body).or(items("/e", body)).unwrap_err();
         assert_eq!(kind, KeyErrorKind::InvalidJson, "{body:?}");
     }

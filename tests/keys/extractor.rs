@@ -177,7 +177,7 @@ fn namespace_by_gives_two_pairs_of_namespace_and_value_two_namespaces() {
 
 #[test]
 fn namespace_by_without_a_value_is_malformed() {
-    for value in [None, Some(String::new())] {
+    for value in [None, Some(String::new()), Some(" ".to_owned())] {
         let extractor = key::header("a").namespace("acme").namespace_by(move |_| value.clone());
         let (head, body) = letters(&[("a", "1")]).into_parts();
         let body = Bytes::from(body);

@@ -3,7 +3,7 @@
 use http::Request;
 use tower_dedup::KeyErrorKind::{Empty, InvalidJson, NotAnId, NotUtf8, Nul, Repeated};
 use tower_dedup::key;
-use tower_dedup::{KeyError, KeyErrorKind};
+use tower_dedup::{DedupKey, KeyError, KeyErrorKind};
 
 use crate::requests::{FORM, MISSING, id, read, sha256, with_body, with_form, with_headers};
 
@@ -36,6 +36,8 @@ fn header_is_malformed_if_repeated_empty_or_not_utf8() {
         (&[b"a", b""], Repeated),
         (&[b""], Empty),
         (&[b" \t "], Empty),
+        // White space of Unicode.
+        (&["\u{a0}".as_bytes()], Empty),
         (&[b"caf\xe9"], NotUtf8),
         (&[b"\xff\xfe"], NotUtf8),
         // A surrogate, and an overlong slash.
@@ -276,7 +278,10 @@ fn json_is_malformed_if_the_body_is_not_one_json_value() {
         b"{\"id\":\"a\xff\"}",
         b"{\"id\xff\":1,\"id\":\"a\"}",
         b"{\"id\":\"a\"}\0",
-        b"\xef\xbb\xbf{\"id\":\"a\"}",
+        // Two byte order marks, one after white space, and one inside.
+        b"\xef\xbb\xbf\xef\xbb\xbf{\"id\":\"a\"}",
+        b" \xef\xbb\xbf{\"id\":\"a\"}",
+        b"{\xef\xbb\xbf\"id\":\"a\"}",
         // UTF-16, with and without a byte order mark.
         b"\xff\xfe{\0\"\0i\0d\0\"\0:\x001\0}\0",
         b"{\0\"\0i\0d\0\"\0:\x001\0}\0",
@@ -343,6 +348,64 @@ fn json_reads_long_strings() {
     let long = "k".repeat(1 << 20);
     let body = format!(r#"{{"x":"{long}","id":"{long}"}}"#);
     assert_eq!(read(&key::json("/id"), with_body(body)), id(&sha256(long.as_bytes())));
+}
+
+// Byte order marks and blank values
+
+/// RFC 8259, section 8.1: a parser may ignore a byte order mark.
+#[test]
+fn byte_order_mark_before_json_or_a_form_is_skipped() {
+    const MARKED: &[u8] = b"\xef\xbb\xbf{\"id\":\"a\",\"type\":\"t\"}";
+    for part in [
+        key::json("/id"),
+        key::json("/id").and(key::json("/none").optional()).or(key::json("/id")),
+        key::json("/none").or(key::json("/id")),
+    ] {
+        let plain = read(&part, with_body(&MARKED[3..]));
+        assert!(matches!(&plain, Ok(Some(_))), "{part:?}");
+        assert_eq!(read(&part, with_body(MARKED)), plain, "{part:?}");
+    }
+    let extractor = key::json("/id").namespace("n").event_type(key::json("/type"));
+    let (head, body) = with_body(bytes::Bytes::from_static(MARKED)).into_parts();
+    let found = extractor.extract(&key::RequestRef::new(&head, &body));
+    let Ok(key::Extracted::Keys(keys)) = found else { panic!("{found:?}") };
+    assert_eq!(keys.events()[0].event_type(), Some("t"));
+    assert_eq!(read(&key::form("id"), with_form("\u{feff}id=a&b=c")), id("a"));
+    assert_eq!(read(&key::form("b"), with_form("\u{feff}id=a&b=c")), id("c"));
+    // The digest is that of the bytes.
+    let digest = key::body_digest();
+    assert_ne!(read(&digest, with_body(MARKED)), read(&digest, with_body(&MARKED[3..])));
+}
+
+/// A blank value in place of an id would make all such events one.
+#[test]
+fn blank_value_is_malformed_wherever_it_comes_from() {
+    for blank in [" ", "\t\n", "\u{a0}", "\u{3000}\u{2003}", "\u{200b}", "\u{feff}", "\u{1}\u{7f}"] {
+        let encoded: String = blank.bytes().map(|byte| format!("%{byte:02X}")).collect();
+        let json = serde_json::json!({ "id": blank, "other": "b" }).to_string();
+        let form = with_form(format!("id={encoded}&other=b"));
+        let query = Request::post(format!("/?id={encoded}")).body("").unwrap();
+        assert_eq!(read(&key::json("/id"), with_body(json.clone())), Err(Empty), "{blank:?}");
+        assert_eq!(read(&key::form("id"), form), Err(Empty), "{blank:?}");
+        assert_eq!(read(&key::query("id"), query), Err(Empty), "{blank:?}");
+        let value = blank.to_owned();
+        let closure = key::from_fn(move |_| Ok(Some(value.clone())));
+        assert_eq!(read(&closure, with_body("")), Err(Empty), "{blank:?}");
+        let other = || key::json("/other");
+        for composed in [
+            key::json("/id").and(other()),
+            key::json("/id").optional().and(other()),
+            key::json("/id").or(other()),
+            other().and(key::json("/id")),
+        ] {
+            assert_eq!(read(&composed, with_body(json.clone())), Err(Empty), "{blank:?}");
+        }
+        assert_eq!(DedupKey::new("n", blank).unwrap_err().kind(), Empty, "{blank:?}");
+    }
+    for header in ["\u{a0}", "\u{3000}", "\u{200b}"] {
+        let read = read(&key::header("x-id"), with_headers(&[header.as_bytes()]));
+        assert_eq!(read, Err(Empty), "{header:?}");
+    }
 }
 
 // Digests and closures
