@@ -57,6 +57,7 @@ pub(crate) use events::Events;
 pub use events::Extracted;
 pub(crate) use extractor::Rule;
 pub use extractor::{IntoKeyExtractor, KeyExtractor};
+pub(crate) use field::without_mark;
 #[cfg(feature = "postgres")]
 pub(crate) use id::MAX_ID_LEN;
 pub use id::{DedupKey, Event, Keys};

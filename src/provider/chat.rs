@@ -1,12 +1,10 @@
 //! Messaging, calls and streams.
 
-use http::Method;
-
-use super::preset::{DAY, DEFAULTS, HOUR, MINUTE, Preset, Retries};
+use super::preset::{DAY, DEFAULTS, HOUR, MINUTE, Preset};
 use super::read::{header_is, lacks, value};
 use super::scheme::Part::{Body, Id, Rfc3339, Seconds, Text};
 use super::scheme::{self, Scheme, Secret, hex};
-use crate::key::{self, FORM, KeyPart, RequestRef, Rule};
+use crate::key::{self, FORM, RequestRef, Rule, without_mark};
 
 /// Slack's Events API: `/event_id` in the body, which is unique across all workspaces.
 ///
@@ -34,94 +32,10 @@ pub const SLACK: Preset = Preset {
 /// The content type is not signed, so a "form" whose body is a JSON object counts as an event.
 fn is_no_slack_event(request: &RequestRef<'_>) -> bool {
     if request.is_of(FORM) {
-        return !request.body().trim_ascii_start().starts_with(b"{");
+        return !without_mark(request.body()).trim_ascii_start().starts_with(b"{");
     }
     let kind = value(request, "/type");
     matches!(kind.as_deref(), Some("url_verification" | "app_rate_limited"))
-}
-
-/// Twilio: the account, the message or call, and its status. The values are form fields or, for
-/// webhooks that are configured as GET, query parameters.
-///
-/// One message reports several statuses under one `MessageSid`. With the id alone, `delivered` would
-/// be a duplicate of `sent`. The key is
-///
-/// - `AccountSid|MessageSid|MessageStatus` (or `SmsStatus`), or
-/// - `AccountSid|CallSid|CallStatus|SequenceNumber|RecordingSid|RecordingStatus`.
-///
-/// Every part but `MessageSid` and `CallSid` is empty if the request does not have it.
-///
-/// This key is for *callbacks*. The turns of a conversation (the `action` of a `<Gather>` or
-/// `<Record>`) need the body of the response. They repeat one `CallSid` with one status when a menu
-/// asks again. Leave such routes out, or use [`TWILIO_BY_TOKEN`] with
-/// [`replay`](crate::DedupLayer::replay). The webhooks of Conversations report several events
-/// (`EventType`) under one `MessageSid`, so they need a key of their own.
-///
-/// [Signature](https://www.twilio.com/docs/usage/security#validating-requests): HMAC-SHA1 over the public URL and the form
-/// fields, without separators. If the body is no form, the URL has its digest.
-///
-/// - `MessageStatus=sent&SmsSid=SM1` and `MessageStatus=sentSmsSidSM1` have one signature, and the second is another
-///   key. A field that the key may lack can be hidden in its neighbour, too. Let the handler refuse unknown statuses,
-///   values that are no SID, and requests without a field that Twilio always sends, such as `AccountSid`.
-/// - The content type is not signed. A form with another content type is refused, because its fields are not read.
-/// - The time is not signed, and neither is the method: the text of a GET is also that of a POST with the end of the
-///   query in its form. So the verifier takes the method from `AccountSid=AC…` (`AC` and 32 hexadecimal digits). A GET
-///   needs it in its query, and no body. Any other request is refused with it in its URL or fields: put no `AccountSid`
-///   into the URL of a webhook that Twilio sends by POST. A request without a form is refused with `AccountSidAC…` in
-///   its URL. A message whose text has the other spelling is refused, too.
-pub const TWILIO: Preset = Preset {
-    name: "twilio",
-    rule: || Rule::part(twilio_fields()),
-    bypass: Some(|request| is_probe(request, twilio_fields)),
-    methods: &[Method::POST, Method::GET],
-    floor: DAY, // our estimate: no schedule is documented
-    retries: Retries::ConnectionFailure,
-    scheme: Some(Scheme::new("x-twilio-signature", scheme::Rule::Twilio)),
-    signed_id: true,
-    ..DEFAULTS
-};
-
-/// Twilio, by the header `I-Twilio-Idempotency-Token`, which all retries of one request share; without
-/// the header, by the fields of [`TWILIO`].
-///
-/// This key is for the turns of a conversation, which repeat one `CallSid` with one status. The
-/// signature does not cover the header, and a [content identity](crate::KeyExtractor::content_identity)
-/// does not help: the signature covers the fields in any order. We did not find the official
-/// definition of the header.
-pub const TWILIO_BY_TOKEN: Preset = Preset {
-    name: "twilio-by-token",
-    rule: || Rule::part(twilio_by_token()),
-    bypass: Some(|request| is_probe(request, twilio_by_token)),
-    signed_id: false,
-    ..TWILIO
-};
-
-fn twilio_fields() -> KeyPart {
-    twilio(key::form).or(twilio(key::query))
-}
-
-fn twilio_by_token() -> KeyPart {
-    key::header("i-twilio-idempotency-token").or(twilio_fields())
-}
-
-fn twilio(field: fn(&str) -> KeyPart) -> KeyPart {
-    let message = field("AccountSid")
-        .optional()
-        .and(field("MessageSid"))
-        .and(field("MessageStatus").or(field("SmsStatus")).optional());
-    let call = field("AccountSid")
-        .optional()
-        .and(field("CallSid"))
-        .and(field("CallStatus").optional())
-        .and(field("SequenceNumber").optional())
-        .and(field("RecordingSid").optional())
-        .and(field("RecordingStatus").optional());
-    message.or(call)
-}
-
-/// Routers run the handler of GET for a HEAD; a HEAD without a key is a probe of the URL.
-fn is_probe(request: &RequestRef<'_>, key: fn() -> KeyPart) -> bool {
-    request.method() == Method::HEAD && matches!(key().read(request), Ok(None))
 }
 
 /// Telegram: `/update_id` in the body.

@@ -39,10 +39,11 @@ mod read;
 #[cfg_attr(not(feature = "verify"), expect(dead_code, reason = "the feature `verify` reads it"))]
 mod scheme;
 mod standard;
+mod twilio;
 mod whatsapp;
 
 pub use business::{BOX, HUBSPOT, POSTMARK, SENDGRID};
-pub use chat::{SLACK, TELEGRAM, TWILIO, TWILIO_BY_TOKEN, TWITCH};
+pub use chat::{SLACK, TELEGRAM, TWITCH};
 pub use cloud::{AWS_SNS, AZURE_EVENT_GRID, GOOGLE_PUBSUB};
 pub use code::{CIRCLECI, GITEA, GITHUB, GITLAB};
 pub use money::{ADYEN, PADDLE, SHOPIFY, SQUARE, STRIPE};
@@ -50,6 +51,7 @@ pub use preset::{Preset, Retries};
 #[cfg(feature = "verify")]
 pub(crate) use scheme::{Codes, Part, Rule, Scheme, Secret};
 pub use standard::{CLOUDEVENTS, STANDARD_WEBHOOKS, SVIX};
+pub use twilio::{TWILIO, TWILIO_BY_TOKEN};
 pub use whatsapp::WHATSAPP;
 
 /// All presets, in the order of the [table](crate::guide::providers).

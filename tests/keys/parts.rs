@@ -380,7 +380,8 @@ fn byte_order_mark_before_json_or_a_form_is_skipped() {
 /// A blank value in place of an id would make all such events one.
 #[test]
 fn blank_value_is_malformed_wherever_it_comes_from() {
-    for blank in [" ", "\t\n", "\u{a0}", "\u{3000}\u{2003}", "\u{200b}", "\u{feff}", "\u{1}\u{7f}"] {
+    for blank in [" ", "\t\n", "\u{a0}", "\u{3000}\u{2003}", "\u{200b}", "\u{feff}", "\u{1}\u{7f}"]
+    {
         let encoded: String = blank.bytes().map(|byte| format!("%{byte:02X}")).collect();
         let json = serde_json::json!({ "id": blank, "other": "b" }).to_string();
         let form = with_form(format!("id={encoded}&other=b"));

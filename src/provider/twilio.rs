@@ -1,0 +1,186 @@
+//! Twilio: messages, calls, and the callbacks of its other products.
+
+use std::collections::BTreeSet;
+use std::sync::LazyLock;
+
+use http::Method;
+
+use super::preset::{DAY, DEFAULTS, Preset, Retries};
+use super::scheme::{self, Scheme};
+use crate::error::KeyError;
+use crate::key::{self, KeyPart, RequestRef, Rule, hex, sha256, without_mark};
+
+/// Twilio: the account, the message or call, and its status. The values are form fields or, for
+/// webhooks that are configured as GET, query parameters.
+///
+/// One message reports several statuses under one `MessageSid`. With the id alone, `delivered` would
+/// be a duplicate of `sent`. The key is
+///
+/// - `AccountSid|MessageSid|MessageStatus` (or `SmsStatus`), or
+/// - `AccountSid|CallSid|CallStatus|SequenceNumber|RecordingSid|RecordingStatus`.
+///
+/// Every part but `MessageSid` and `CallSid` is empty if the request does not have it.
+///
+/// Events of **other kinds** share these ids, or have neither: [streams], [conferences], [transcriptions], payments,
+/// [conversations], rooms, [tasks], SIMs and others. They have another SID, or a field that no status has. Their key has
+/// one more part, or is that part after `AccountSid`: `fields_` and the SHA-256 of the sorted fields. Twilio signs these
+/// fields, and a retry has the same ones, except `RetryCount`, which is left out. Webhooks in JSON have no key here.
+///
+/// This key is for *callbacks*. The turns of a conversation (the `action` of a `<Gather>` or
+/// `<Record>`) need the body of the response. They repeat one `CallSid` with one status when a menu
+/// asks again. Leave such routes out, or use [`TWILIO_BY_TOKEN`] with
+/// [`replay`](crate::DedupLayer::replay).
+///
+/// [streams]: https://www.twilio.com/docs/voice/twiml/stream
+/// [conferences]: https://www.twilio.com/docs/voice/twiml/conference
+/// [transcriptions]: https://www.twilio.com/docs/voice/twiml/transcription
+/// [conversations]: https://www.twilio.com/docs/conversations/conversations-webhooks
+/// [tasks]: https://www.twilio.com/docs/taskrouter/api/event/reference
+///
+/// [Signature](https://www.twilio.com/docs/usage/security#validating-requests): HMAC-SHA1 over the public URL and the form
+/// fields, without separators. If the body is no form, the URL has its digest.
+///
+/// - `MessageStatus=sent&SmsSid=SM1` and `MessageStatus=sentSmsSidSM1` have one signature, and the second is another
+///   key. A field that the key may lack can be hidden in its neighbour, too. Let the handler refuse unknown statuses,
+///   values that are no SID, and requests without a field that Twilio always sends, such as `AccountSid`.
+/// - The content type is not signed. A form with another content type is refused, because its fields are not read.
+/// - The time is not signed, and neither is the method: the text of a GET is also that of a POST with the end of the
+///   query in its form. So the verifier takes the method from `AccountSid=AC…` (`AC` and 32 hexadecimal digits). A GET
+///   needs it in its query, and no body. Any other request is refused with it in its URL or fields: put no `AccountSid`
+///   into the URL of a webhook that Twilio sends by POST. A request without a form is refused with `AccountSidAC…` in
+///   its URL. A message whose text has the other spelling is refused, too.
+pub const TWILIO: Preset = Preset {
+    name: "twilio",
+    rule: || Rule::part(by_fields()),
+    bypass: Some(|request| is_probe(request, by_fields)),
+    methods: &[Method::POST, Method::GET],
+    floor: DAY, // our estimate: no schedule is documented
+    retries: Retries::ConnectionFailure,
+    scheme: Some(Scheme::new("x-twilio-signature", scheme::Rule::Twilio)),
+    signed_id: true,
+    ..DEFAULTS
+};
+
+/// Twilio, by the header `I-Twilio-Idempotency-Token`, which all retries of one request share; without
+/// the header, by the fields of [`TWILIO`].
+///
+/// This key is for the turns of a conversation, which repeat one `CallSid` with one status. The
+/// signature does not cover the header, and a [content identity](crate::KeyExtractor::content_identity)
+/// does not help: the signature covers the fields in any order. We did not find the official
+/// definition of the header.
+pub const TWILIO_BY_TOKEN: Preset = Preset {
+    name: "twilio-by-token",
+    rule: || Rule::part(by_token()),
+    bypass: Some(|request| is_probe(request, by_token)),
+    signed_id: false,
+    ..TWILIO
+};
+
+fn by_fields() -> KeyPart {
+    key::from_fn(|request| {
+        // Otherwise a field that is hidden from one of the two could be read from the other.
+        let form = if request.may_be_form() { without_mark(request.body()) } else { &[] };
+        match id(&FORM_STATUS, form, request)? {
+            None => {
+                id(&QUERY_STATUS, request.uri().query().unwrap_or_default().as_bytes(), request)
+            }
+            found => Ok(found),
+        }
+    })
+}
+
+fn by_token() -> KeyPart {
+    key::header("i-twilio-idempotency-token").or(by_fields())
+}
+
+// Parsed once.
+static FORM_STATUS: LazyLock<KeyPart> = LazyLock::new(|| status(key::form));
+static QUERY_STATUS: LazyLock<KeyPart> = LazyLock::new(|| status(key::query));
+
+/// The key of the status of a message, a call or a recording.
+fn status(field: fn(&str) -> KeyPart) -> KeyPart {
+    let message = field("AccountSid")
+        .optional()
+        .and(field("MessageSid"))
+        .and(field("MessageStatus").or(field("SmsStatus")).optional());
+    let call = field("AccountSid")
+        .optional()
+        .and(field("CallSid"))
+        .and(field("CallStatus").optional())
+        .and(field("SequenceNumber").optional())
+        .and(field("RecordingSid").optional())
+        .and(field("RecordingStatus").optional());
+    message.or(call)
+}
+
+/// The SIDs that a status may have beside its own.
+const OF_A_STATUS: &[&str] = &[
+    "AccountSid",
+    "ApplicationSid",
+    "CallSid",
+    "ChannelInstallSid",
+    "MessageSid",
+    "MessagingServiceSid",
+    "OriginalRepliedMessageSid",
+    "ParentCallSid",
+    "PhoneNumberSid",
+    "RecordingSid",
+    "SmsMessageSid",
+    "SmsSid",
+    "TrunkSid",
+];
+
+/// The fields of events that have no SID beside that of their call.
+const OF_OTHER_EVENTS: &[&str] = &[
+    "DialCallStatus",
+    "PaymentMethod",
+    "ReferCallStatus",
+    "SessionId",
+    "StableSpeechResult",
+    "UnstableSpeechResult",
+    "VirtualAgentStatus",
+];
+
+/// Reads the id from pairs `name=value` joined by `&`.
+fn id(
+    status: &KeyPart,
+    pairs: &[u8],
+    request: &RequestRef<'_>,
+) -> Result<Option<String>, KeyError> {
+    let status = status.read(request)?;
+    let fields: BTreeSet<_> = form_urlencoded::parse(pairs).collect();
+    let has_sid_but = |known: &[&str]| {
+        let names = fields.iter().map(|(name, _)| &**name);
+        let mut sids = names.filter(|name| name.ends_with("Sid") || name.ends_with("_sid"));
+        sids.any(|name| !known.contains(&name))
+    };
+    let parts = match &status {
+        Some(status) => {
+            let is_other = |name: &str| name.ends_with("Event") || OF_OTHER_EVENTS.contains(&name);
+            if !has_sid_but(OF_A_STATUS) && !fields.iter().any(|(name, _)| is_other(name)) {
+                return Ok(Some(status.clone().into_owned()));
+            }
+            &**status
+        }
+        None => {
+            let account = fields.iter().find(|(name, _)| name == "AccountSid");
+            // Twilio states the account beside a field that is named `Sid` only.
+            let known: &[_] =
+                if account.is_some() { &["AccountSid"] } else { &["account_sid", "Sid"] };
+            if !has_sid_but(known) {
+                return Ok(None);
+            }
+            account.map_or("", |(_, account)| account)
+        }
+    };
+    // As Twilio signs them: sorted, without separators, equal pairs once. So a separator that an attacker moves makes
+    // no other digest.
+    let text = fields.iter().filter(|(name, _)| name != "RetryCount");
+    let text: String = text.flat_map(|(name, value)| [&**name, &**value]).collect();
+    Ok(Some(format!("{parts}|fields_{}", hex(&sha256(text.as_bytes())))))
+}
+
+/// Routers run the handler of GET for a HEAD; a HEAD without a key is a probe of the URL.
+fn is_probe(request: &RequestRef<'_>, key: fn() -> KeyPart) -> bool {
+    request.method() == Method::HEAD && matches!(key().read(request), Ok(None))
+}
