@@ -44,9 +44,11 @@ async fn main() -> Result<(), BoxError> {
 }
 
 async fn on_event(mut tx: DedupTx<Postgres>, event: Delivery, body: Json<Value>) -> StatusCode {
-    let Some("push") = event.event_type() else { return StatusCode::OK };
-    let insert = sqlx::query(INSERT).bind(event.id());
-    let insert = insert.bind(body["ref"].as_str()).bind(body["after"].as_str());
+    // A push, by the signed body: the header with the event is not signed.
+    let (Some(branch), Some(head)) = (body["ref"].as_str(), body["after"].as_str()) else {
+        return StatusCode::OK;
+    };
+    let insert = sqlx::query(INSERT).bind(event.id()).bind(branch).bind(head);
     let Err(error) = insert.execute(&mut *tx).await else { return StatusCode::OK };
     tracing::error!(%error, "writing a push");
     StatusCode::INTERNAL_SERVER_ERROR // rolled back with the key

@@ -204,7 +204,8 @@ impl Delivery {
     /// delivery, the type of the first event to run. `None` if the [preset](crate::provider) does not know
     /// where the type stands, or the sender's value is no name of 1 to 100 bytes.
     ///
-    /// Many senders do not sign it: decide by the verified payload.
+    /// A type that is read from a header is not signed ([table](crate::guide::providers)). Decide by the verified body: a
+    /// 2xx completes the key, and an event that was ignored under a forged type is lost.
     #[must_use]
     pub fn event_type(&self) -> Option<&str> {
         self.0.events[0].event_type()

@@ -13,6 +13,7 @@ use super::event_part::{EventPart, FoundId, read_type};
 use super::events::{Events, Extracted};
 use super::id::{DedupKey, Event, Keys, MAX_NAMESPACE_LEN, check_namespace, is_blank};
 use super::idempotency;
+use super::json::is_array;
 use super::part::{KeyPart, body_digest};
 use super::request::RequestRef;
 use crate::error::{ConfigError, ConfigErrorKind, KeyError, KeyErrorKind, check, valid};
@@ -356,7 +357,7 @@ impl KeyExtractor {
     /// Reads the type of an event with `part`: the name that the sender gives to this kind of event.
     ///
     /// Operators see it, and [`Delivery::event_type`](crate::Delivery::event_type) returns it. It is no
-    /// part of the key. A missing or malformed type, or one that is longer than 100 bytes, is none. An
+    /// part of the key. A header is seldom signed: read the type from the signed body if it is there. A missing or malformed type, or one that is longer than 100 bytes, is none. An
     /// [`EachKey`] reads it from the event, as it reads the key.
     ///
     /// ```
@@ -521,10 +522,20 @@ impl KeyExtractor {
     ///
     /// # Errors
     ///
-    /// If the body is empty, because all empty bodies have one digest.
+    /// If the body is empty, because all empty bodies have one digest. If it is a list of events with content
+    /// identities: whoever removes the header that the list is read by would let handled events run again.
     pub(crate) fn body_digest(&self, request: &RequestRef<'_>) -> Result<Keys, KeyError> {
         if request.body().is_empty() {
             return Err(KeyError::new(KeyErrorKind::Missing, "the body"));
+        }
+        let has_content = self.second.as_ref().is_some_and(|second| second.is_content);
+        let is_list = match self.rule {
+            Rule::Each(_) => true,
+            Rule::Reader(_) => is_array(request.body()),
+            _ => false,
+        };
+        if has_content && is_list {
+            return Err(KeyError::new(KeyErrorKind::Missing, "the key of an event of the list"));
         }
         let [namespace, second_namespace] = self.namespaces(request)?;
         let digest = body_id(request.body());
@@ -534,7 +545,7 @@ impl KeyExtractor {
         };
         let mut event = Event::new(DedupKey::in_namespace(&namespace, &id)?);
         // Otherwise whoever replays a body without its id lets it run again.
-        if self.second.as_ref().is_some_and(|second| second.is_content) {
+        if has_content {
             event.set_second(DedupKey::in_namespace(&second_namespace, &digest)?, true);
         }
         Ok(event.into())

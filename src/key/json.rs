@@ -219,6 +219,11 @@ pub(crate) fn items(body: &Bytes, arrays: &Arrays) -> Result<Option<Vec<Bytes>>,
     Ok((!is_missing).then(|| items.into_iter().map(|item| body.slice_ref(item)).collect()))
 }
 
+/// Returns `true` if the body can be a JSON array, and no other JSON.
+pub(crate) fn is_array(body: &[u8]) -> bool {
+    without_mark(body).trim_ascii_start().starts_with(b"[")
+}
+
 /// Returns what one pointer names in `body`.
 fn select<'b, T>(body: &'b [u8], tree: &Tree) -> Result<T, KeyErrorKind>
 where

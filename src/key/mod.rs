@@ -63,7 +63,7 @@ pub(crate) use id::MAX_ID_LEN;
 pub use id::{DedupKey, Event, Keys};
 pub(crate) use id::{List, escaped, event_type};
 pub(crate) use idempotency::whole_payload;
-pub(crate) use json::{Arrays, items};
+pub(crate) use json::{Arrays, is_array, items};
 pub(crate) use part::compose;
 pub use part::{KeyPart, body_digest, form, from_fn, header, json, query};
 pub(crate) use request::FORM;

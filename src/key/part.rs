@@ -153,12 +153,22 @@ impl KeyPart {
         Self(Node::Optional(Box::new(self)))
     }
 
-    /// Returns the SHA-256 of the value; for a body digest, that of the raw body, even an empty one.
-    pub(crate) fn sha256(&self, request: &RequestRef<'_>) -> Result<Option<[u8; 32]>, KeyError> {
+    /// Returns the SHA-256 of the value; for a body digest, that of the raw body, even an empty one. A missing value has
+    /// the digest of the empty text, which no present value is.
+    pub(crate) fn sha256(&self, request: &RequestRef<'_>) -> Result<[u8; 32], KeyError> {
         if let Node::BodyDigest = self.0 {
-            return Ok(Some(digest::sha256(request.body())));
+            return Ok(digest::sha256(request.body()));
         }
-        Ok(self.read(request)?.map(|value| digest::sha256(value.as_bytes())))
+        Ok(digest::sha256(self.read_or_empty(request)?.as_bytes()))
+    }
+
+    /// Reads the value. A missing value, also inside an `and`, is empty.
+    fn read_or_empty<'r>(&self, request: &RequestRef<'r>) -> Result<Cow<'r, str>, KeyError> {
+        match &self.0 {
+            Node::And(parts) => Ok(join(parts, request)?.0.into()),
+            Node::Optional(part) => part.read_or_empty(request),
+            _ => Ok(self.read(request)?.unwrap_or_default()),
+        }
     }
 
     /// Returns `true` if a digest of the body is a part of the value.
@@ -193,7 +203,10 @@ impl KeyPart {
                 let Some(value) = read(request)? else { return Ok(None) };
                 check_value(&value).map(|()| Some(Cow::Owned(value)))
             }
-            Node::And(parts) => return all_of(parts, request),
+            Node::And(parts) => {
+                let (id, has_all) = join(parts, request)?;
+                return Ok(has_all.then_some(Cow::Owned(id)));
+            }
             Node::Or(parts) => {
                 for part in parts {
                     if let Some(value) = part.read(request)? {
@@ -254,10 +267,8 @@ impl KeyPart {
     }
 }
 
-fn all_of<'r>(
-    parts: &[KeyPart],
-    request: &RequestRef<'r>,
-) -> Result<Option<Cow<'r, str>>, KeyError> {
+/// Returns the values of an `and`, joined, and whether they are an id. A missing value is empty.
+fn join(parts: &[KeyPart], request: &RequestRef<'_>) -> Result<(String, bool), KeyError> {
     let mut id = String::new();
     let (mut any, mut missing) = (false, false);
     // All parts are read even if one is missing, because malformed is reported before missing.
@@ -268,7 +279,7 @@ fn all_of<'r>(
         push_part(&mut id, index, value.as_deref());
     }
     // With all parts optional and missing, an id of separators only would name many events.
-    Ok((any && !missing).then_some(Cow::Owned(id)))
+    Ok((id, any && !missing))
 }
 
 /// Returns the id of a list of parts, as an [`and`](KeyPart::and) of optional parts writes it.

@@ -347,9 +347,8 @@ impl<S, L, B> Run<S, L, B> {
             else {
                 continue;
             };
-            if let Some(digest) = part.sha256(&RequestRef::new(&self.head, bytes))? {
-                payloads.push((event.key().clone(), digest));
-            }
+            let digest = part.sha256(&RequestRef::new(&self.head, bytes))?;
+            payloads.push((event.key().clone(), digest));
         }
         // If two events have one key, the second is a duplicate of the first.
         payloads.sort_by(|(one, _), (other, _)| one.cmp(other));

@@ -35,7 +35,7 @@ impl DedupLayer {
     /// | [`retry_after_in_flight`](Self::retry_after_in_flight) | 1 s |
     /// | [`compare_payload`](Self::compare_payload) | the query string and the body; another payload is answered 422 |
     /// | [`replay`](Self::replay) | a body of up to 256 KiB with all its `content-…` headers, `etag`, `last-modified`, `link` and `location`; no [stream](crate::guide::responses#a-response-that-matters) |
-    /// | [`success_when`](Self::success_when) | any status below 500 but 401, 408, 409, 425 and 429 |
+    /// | [`success_when`](Self::success_when) | any status from 200 to 499 but 401, 407, 408, 409, 421, 423, 425 and 429 |
     /// | duplicate whose response was not stored | 422, `broken-response`; [`duplicate_status`](Self::duplicate_status) sets a 2xx |
     /// | [`retention`](Self::retention) | 24 h |
     /// | answers of the layer | problem details (RFC 9457) |
@@ -85,8 +85,9 @@ impl<L: CanReplay> DedupLayer<L> {
     }
 }
 
-/// Returns `false` for a status after which a client repeats the same request with the same key: the
-/// server failed, or the request comes too early, too often or without valid credentials.
+/// Returns `false` for a status after which a client repeats the same request with the same key: the server failed, or
+/// the request comes too early, too often, without valid credentials (also for a proxy), on a wrong connection, or
+/// meets a lock. A status below 200 is no response to the request (RFC 9110, section 15.2).
 fn is_final(status: StatusCode) -> bool {
-    !matches!(status.as_u16(), 401 | 408 | 409 | 425 | 429 | 500..)
+    !matches!(status.as_u16(), ..200 | 401 | 407..=409 | 421 | 423 | 425 | 429 | 500..)
 }

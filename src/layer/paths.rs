@@ -9,11 +9,9 @@
 //! 3. The table is good enough for a log record only. It does not know the events of other
 //!    processes, and it takes two stores with the same keys for one.
 
-use std::hash::{BuildHasher, Hash};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-use rustc_hash::FxBuildHasher;
 
 use crate::key::DedupKey;
 
@@ -65,7 +63,9 @@ impl LastPaths {
 
 /// Without a secret: two keys of one hash change a log record only.
 fn hash(value: impl Hash) -> u64 {
-    FxBuildHasher.hash_one(value)
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
 }
 
 #[cfg(test)]

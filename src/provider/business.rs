@@ -68,11 +68,17 @@ pub const SENDGRID: Preset = Preset {
 };
 
 /// Postmark: the record's type and `/ID`; without `/ID`, the values that differ between the records of
-/// one message.
+/// one message, or of one recipient.
 ///
 /// People open and click one message many times, and its recipient may unsubscribe and resubscribe.
 /// With `/MessageID` alone, all but the first record would be duplicates. An inbound message has no
-/// type; its key is `/MessageID`. Postmark signs nothing.
+/// type; its key is `/MessageID`. A change of a subscription that belongs to no message (`/MessageID` is null) has
+/// server, stream, recipient, time, origin, reason and the new state. Any other record is known by the header
+/// `X-PM-Webhook-Trace-Id`.
+///
+/// Postmark sends this header when it can, and it is the same on every retry. It does not precede the fields, because
+/// keys that are stored would run again. Postmark signs nothing. After a 4xx other than 408 and 429, it sends an event
+/// of an outbound message no more.
 pub const POSTMARK: Preset = Preset {
     name: "postmark",
     rule: || {
@@ -88,10 +94,19 @@ pub const POSTMARK: Preset = Preset {
             .and(time.optional())
             .and(key::json("/OriginalLink").optional())
             .and(key::json("/SuppressSending").optional());
-        Rule::part(by_id.or(by_message))
+        let by_recipient = key::json("/RecordType")
+            .and(key::json("/ServerID").optional())
+            .and(key::json("/MessageStream").optional())
+            .and(key::json("/Recipient"))
+            .and(key::json("/ChangedAt"))
+            .and(key::json("/Origin").optional())
+            .and(key::json("/SuppressionReason").optional())
+            .and(key::json("/SuppressSending").optional());
+        let by_trace = key::header("x-pm-webhook-trace-id");
+        Rule::part(by_id.or(by_message).or(by_recipient).or(by_trace))
     },
     event_type: Some(|| key::json("/RecordType")),
-    floor: 7 * DAY, // our estimate: only the 10.5 h of inbound messages are documented
+    floor: 7 * DAY, // our estimate: a person can send an inbound message again at any time
     ..DEFAULTS
 };
 

@@ -60,15 +60,16 @@ pub const TELEGRAM: Preset = Preset {
 
 /// Twitch EventSub: the header `Twitch-Eventsub-Message-Id`, which is signed.
 ///
-/// The header that marks a verification or a revocation is not signed. Such a request is a handshake
-/// only if the signed body has neither an `/event` nor a list of `/events`.
+/// The headers with the type of the message and of the event are not signed. A verification or a revocation is a
+/// handshake only if the signed body has neither an `/event` nor a list of `/events`. The type of an event is that of
+/// the body.
 ///
 /// [Signature](https://dev.twitch.tv/docs/eventsub/handling-webhook-events/): HMAC-SHA256 over id, time and body. Twitch
 /// recommends a tolerance of 10 min.
 pub const TWITCH: Preset = Preset {
     name: "twitch",
     rule: || Rule::part(key::header("twitch-eventsub-message-id")),
-    event_type: Some(|| key::header("twitch-eventsub-subscription-type")),
+    event_type: Some(|| key::json("/subscription/type")),
     bypass: Some(is_no_twitch_event),
     floor: 7 * DAY, // our estimate: no schedule is documented
     scheme: Some(Scheme::signed(

@@ -2,8 +2,12 @@
 
 use std::sync::LazyLock;
 
+use bytes::Bytes;
+
 use crate::error::KeyError;
-use crate::key::{self, EachKey, EventPart, Events, Extracted, KeyPart, RequestRef};
+use crate::key::{
+    self, Arrays, EachKey, EventPart, Events, Extracted, KeyPart, RequestRef, is_array, items,
+};
 
 /// Returns the value at a JSON pointer in the body, if it is present and well-formed.
 pub(super) fn value(request: &RequestRef<'_>, pointer: &str) -> Option<String> {
@@ -22,13 +26,24 @@ pub(super) fn header_is(request: &RequestRef<'_>, name: &str, value: &str) -> bo
     found.is_some_and(|found| found.eq_ignore_ascii_case(value))
 }
 
+/// The key of one event.
+static KEY: LazyLock<KeyPart> = LazyLock::new(|| key::json("/source").and(key::json("/id")));
+static LIST: LazyLock<Arrays> = LazyLock::new(|| Arrays::at(&[]));
+
+/// Returns `true` if the body is a JSON array with an event among its items.
+pub(super) fn is_batch_of_cloud_events(request: &RequestRef<'_>) -> bool {
+    let is_event = |item: &Bytes| matches!(KEY.read(&request.with_body(item)), Ok(Some(_)));
+    // Most bodies are no array: that is seen without a walk.
+    is_array(request.body())
+        && items(request.body(), &LIST).is_ok_and(|items| items.iter().flatten().any(is_event))
+}
+
 /// Reads CloudEvents in JSON, one event or a batch by the media type, and any other body by `other`. An id is unique
 /// within its source only.
 pub(super) fn cloud_events_or(
     events: Events<'_>,
     other: impl FnOnce(Events<'_>) -> Result<Extracted, KeyError>,
 ) -> Result<Extracted, KeyError> {
-    static KEY: LazyLock<KeyPart> = LazyLock::new(|| key::json("/source").and(key::json("/id")));
     static EVENT: LazyLock<EventPart> =
         LazyLock::new(|| EventPart::new(KEY.clone()).with_event_type(key::json("/type")));
     static BATCH: LazyLock<EachKey> =

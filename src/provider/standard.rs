@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use percent_encoding::percent_decode_str;
 
 use super::preset::{DAY, DEFAULTS, HOUR, MINUTE, Preset, Retries};
-use super::read::cloud_events_or;
+use super::read::{cloud_events_or, is_batch_of_cloud_events};
 use super::scheme::Part::{Body, Id, Seconds, Text};
 use super::scheme::{Part, Scheme, Secret, base64};
 use crate::error::{KeyError, KeyErrorKind};
@@ -76,7 +76,8 @@ fn svix_id(request: &RequestRef<'_>) -> Result<Option<String>, KeyError> {
 /// The content type gives the mode: `application/cloudevents-batch+json` is a list of events,
 /// `application/cloudevents+json` is one event. With any other content type, the attributes are the
 /// headers `ce-source` and `ce-id`. These are percent-decoded as the HTTP binding requires, so that an
-/// event has one key in every mode. The format has no signature. Retries differ between senders.
+/// event has one key in every mode. A list of events with another content type is malformed, because the ids are those
+/// of its events. The format has no signature. Retries differ between senders.
 pub const CLOUDEVENTS: Preset = Preset {
     name: "cloudevents",
     rule: || Rule::Reader(cloud_events),
@@ -90,7 +91,13 @@ fn cloud_events(events: Events<'_>) -> Result<Extracted, KeyError> {
         EventPart::new(attribute("ce-source").and(attribute("ce-id")))
             .with_event_type(attribute("ce-type"))
     });
-    cloud_events_or(events, |events| events.one_of(&HEADERS))
+    cloud_events_or(events, |events| {
+        // The content type is not signed. With ids in headers, handled events could run again.
+        if is_batch_of_cloud_events(&events.request) {
+            return Err(KeyError::new(KeyErrorKind::Repeated, "the id, in headers and in a list,"));
+        }
+        events.one_of(&HEADERS)
+    })
 }
 
 /// Reads an attribute of an event from a header: unquoted, then percent-decoded once (HTTP protocol

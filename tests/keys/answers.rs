@@ -1,12 +1,14 @@
 //! Answers of the layer to requests without a key and without a body.
+#![expect(clippy::unwrap_used, reason = "what cannot be unwrapped fails the test")]
 
 use std::sync::Arc;
 
 use bytes::Bytes;
+use http::Request;
 use http_body_util::Full;
 use tower::Layer;
-use tower_dedup::key;
 use tower_dedup::{DedupLayer, OnMissingKey};
+use tower_dedup::{key, provider};
 
 use crate::requests::with_body;
 use crate::support::{Handler, answered, memory, rows, send};
@@ -29,4 +31,31 @@ async fn body_digest_of_an_empty_body_is_a_missing_key() {
         assert_eq!((answered(&answer), handler.runs()), ((200, None), runs));
     }
     assert!(handler.deliveries().is_empty());
+}
+
+/// The content identities of a list are those of its events, so the digest of the whole body would let handled events
+/// run again. The headers that decide are not signed.
+#[tokio::test]
+async fn list_without_its_header_is_400_under_content_identities() {
+    const CE: &str = "application/cloudevents-batch+json";
+    let each = key::each("/events", key::header("x-page").and(key::json("/id"))).namespace("n");
+    let events = r#"{"events":[{"id":1}]}"#;
+    let batch = r#"[{"source":"s","id":"1"}]"#;
+    for (extractor, header, value, body) in [
+        (each, "x-page", "1", events),
+        (provider::CLOUDEVENTS.extractor(), "content-type", CE, batch),
+    ] {
+        for policy in [OnMissingKey::Reject, OnMissingKey::BodyDigest] {
+            let handler = Handler::default();
+            let layer = DedupLayer::new(extractor.clone().content_identity(), memory());
+            let service = layer.on_missing_key(policy).layer(handler.service());
+            let request = || Request::post("/").body(Full::<Bytes>::from(body)).unwrap();
+            let mut complete = request();
+            complete.headers_mut().insert(header, value.parse().unwrap());
+            assert_eq!(answered(&send(&service, complete).await), (200, None), "{body}");
+            let answer = send(&service, request()).await;
+            assert_eq!(answered(&answer), (400, Some("invalid-key")), "{body} {policy:?}");
+            assert_eq!(handler.runs(), 1);
+        }
+    }
 }

@@ -176,12 +176,51 @@ async fn only_the_named_parts_are_compared() {
     assert_eq!(answer!(&service, event("a", r#"{"amount":5,"attempt":1}"#)), ran());
     assert_eq!(answer!(&service, event("a", r#"{"attempt":2,"amount":5}"#)), duplicate());
     assert_eq!(answer!(&service, event("a", r#"{"amount":6,"attempt":3}"#)), refused());
-    // A missing value cannot be compared, and a malformed value cannot be trusted.
-    assert_eq!(answer!(&service, event("a", r#"{"attempt":4}"#)), duplicate());
+    // A malformed value cannot be trusted.
     assert_eq!(answer!(&service, event("b", r#"{"amount":{}}"#)).0, 400);
-    assert_eq!(answer!(&service, event("b", r#"{"other":1}"#)), ran());
-    assert_eq!(answer!(&service, event("b", r#"{"amount":7}"#)), duplicate());
-    assert_eq!(handler.runs(), 2);
+    assert_eq!(handler.runs(), 1);
+}
+
+/// Otherwise a request that leaves the amount out would pass for the one with it.
+#[tokio::test]
+async fn absent_or_null_value_differs_from_a_present_one() {
+    let handler = Handler::default();
+    let amount = key::json("/amount").and(key::json("/currency"));
+    let service = DedupLayer::new(by_header(), MemoryAdapter::new())
+        .compare_payload(amount, OnMismatch::Refuse)
+        .layer(handler.service());
+    let bodies = [
+        r#"{"amount":5,"currency":"eur"}"#,
+        r#"{"amount":5}"#,
+        r#"{"amount":6}"#,
+        r#"{"currency":"eur","amount":null}"#,
+        "{}",
+    ];
+    for (id, first) in ["a", "b", "c", "d", "e"].into_iter().zip(bodies) {
+        assert_eq!(answer!(&service, event(id, first)), ran(), "{first}");
+        for body in bodies {
+            let expected = if body == first { duplicate() } else { refused() };
+            assert_eq!(answer!(&service, event(id, body)), expected, "{body} after {first}");
+        }
+    }
+    assert_eq!(answer!(&service, event("e", r#"{"amount":null,"other":1}"#)), duplicate());
+    assert_eq!(handler.runs(), 5);
+}
+
+/// A value that was never present is equal to itself, whatever the part.
+#[tokio::test]
+async fn absent_values_of_single_parts_are_compared() {
+    for (id, part) in
+        [("a", key::json("/amount")), ("b", key::header("x-none").or(key::json("/amount")))]
+    {
+        let handler = Handler::default();
+        let service = DedupLayer::new(by_header(), MemoryAdapter::new())
+            .compare_payload(part, OnMismatch::Refuse)
+            .layer(handler.service());
+        assert_eq!(answer!(&service, event(id, "{}")), ran());
+        assert_eq!(answer!(&service, event(id, r#"{"amount":null}"#)), duplicate());
+        assert_eq!(answer!(&service, event(id, r#"{"amount":7}"#)), refused());
+    }
 }
 
 /// Keys that were stored before the option was switched on have no digest.

@@ -153,7 +153,7 @@ async fn retry_after_a_client_error_gets_the_first_response() {
 #[tokio::test]
 async fn retry_after_a_server_error_runs_again() {
     let store = Arc::new(MemoryAdapter::new());
-    for status in [401, 408, 409, 425, 429, 500, 502, 503, 504, 600] {
+    for status in [101, 103, 401, 407, 408, 409, 421, 423, 425, 429, 500, 502, 503, 504, 600] {
         let handler = Handler::default().then(status);
         let service = layer(Arc::clone(&store)).layer(payments(&handler));
         let key = status.to_string();

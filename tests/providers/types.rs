@@ -22,7 +22,7 @@ const TYPES: &[(&str, &[&str])] = &[
     ("adyen", &["AUTHORISATION", "CAPTURE", "REFUND"]),
     ("slack", &["app_mention", "message"]),
     ("whatsapp", &["message_template_status_update", "messages"]),
-    ("twitch", &["channel.follow"]),
+    ("twitch", &["channel.follow", "drop.entitlement.grant"]),
     ("sendgrid", &["click", "delivered", "dropped", "group_unsubscribe", "open", "processed"]),
     ("postmark", &["Bounce", "Click", "Delivery", "Open", "SpamComplaint", "SubscriptionChange"]),
     ("azure-event-grid", &["a", "e", "t"]),
