@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use http::header::{HeaderMap, HeaderName};
 
 use super::id::{check_value, is_blank};
+use super::json::without_mark;
 use super::request::RequestRef;
 use crate::error::KeyErrorKind;
 
@@ -33,11 +34,6 @@ pub(super) fn form<'r>(
     name: &str,
 ) -> Result<Option<Cow<'r, str>>, KeyErrorKind> {
     if request.may_be_form() { pair(without_mark(request.body()), name) } else { Ok(None) }
-}
-
-/// Returns the text without a byte order mark before it, which a parser may ignore (RFC 8259, section 8.1).
-pub(crate) fn without_mark(text: &[u8]) -> &[u8] {
-    text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text)
 }
 
 /// Returns the decoded value of `name` among `name=value` pairs joined by `&`.

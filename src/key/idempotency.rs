@@ -130,7 +130,7 @@ mod tests {
                 None if !trimmed.iter().all(is_bare) => None,
                 None => Some(String::from_utf8(trimmed.to_vec()).expect("ASCII")),
             };
-            let is_key = |text: &String| (1..=MAX_ID_LEN).contains(&text.len());
+            let is_key = |text: &String| !is_blank(text) && text.len() <= MAX_ID_LEN;
             assert_eq!(found.ok().flatten(), expected.filter(is_key));
         });
     }

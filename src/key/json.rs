@@ -28,7 +28,6 @@ use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use smallvec::{SmallVec, smallvec};
 
-use super::field::without_mark;
 use super::id::{List, check_value};
 use crate::error::{ConfigError, KeyError, KeyErrorKind};
 
@@ -217,6 +216,11 @@ pub(crate) fn items(body: &Bytes, arrays: &Arrays) -> Result<Option<Vec<Bytes>>,
         return Err(fault(KeyErrorKind::TooMany));
     }
     Ok((!is_missing).then(|| items.into_iter().map(|item| body.slice_ref(item)).collect()))
+}
+
+/// Returns the text without a byte order mark before it, which a parser may ignore (RFC 8259, section 8.1).
+pub(crate) fn without_mark(text: &[u8]) -> &[u8] {
+    text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text)
 }
 
 /// Returns `true` if the body can be a JSON array, and no other JSON.

@@ -57,13 +57,12 @@ pub(crate) use events::Events;
 pub use events::Extracted;
 pub(crate) use extractor::Rule;
 pub use extractor::{IntoKeyExtractor, KeyExtractor};
-pub(crate) use field::without_mark;
 #[cfg(feature = "postgres")]
 pub(crate) use id::MAX_ID_LEN;
 pub use id::{DedupKey, Event, Keys};
 pub(crate) use id::{List, escaped, event_type};
 pub(crate) use idempotency::whole_payload;
-pub(crate) use json::{Arrays, is_array, items};
+pub(crate) use json::{Arrays, is_array, items, without_mark};
 pub(crate) use part::compose;
 pub use part::{KeyPart, body_digest, form, from_fn, header, json, query};
 pub(crate) use request::FORM;

@@ -101,7 +101,8 @@ pub const PADDLE: Preset = Preset {
 /// Older accounts expect the body `[accepted]` in every response. SOAP is not supported.
 ///
 /// [Signature](https://docs.adyen.com/development-resources/webhooks/verify-hmac-signatures/): HMAC-SHA256 over eight
-/// values of each item, among them the four of the key. Nothing else is signed: not the time, `paymentMethod` or
+/// values of each item: `pspReference`, `originalReference`, `merchantAccountCode`, `merchantReference`, value and
+/// currency of the amount, `eventCode` and `success`. Nothing else is signed: not the time, `paymentMethod` or
 /// `additionalData`. The secret is hexadecimal.
 pub const ADYEN: Preset = Preset {
     name: "adyen",

@@ -78,14 +78,10 @@ pub const TWILIO_BY_TOKEN: Preset = Preset {
 
 fn by_fields() -> KeyPart {
     key::from_fn(|request| {
-        // Otherwise a field that is hidden from one of the two could be read from the other.
         let form = if request.may_be_form() { without_mark(request.body()) } else { &[] };
-        match id(&FORM_STATUS, form, request)? {
-            None => {
-                id(&QUERY_STATUS, request.uri().query().unwrap_or_default().as_bytes(), request)
-            }
-            found => Ok(found),
-        }
+        let found = id(&FORM_STATUS, form, request)?;
+        let query = request.uri().query().unwrap_or_default().as_bytes();
+        found.map_or_else(|| id(&QUERY_STATUS, query, request), |found| Ok(Some(found)))
     })
 }
 

@@ -38,6 +38,20 @@ fn read<B: Into<Bytes>>(part: KeyPart, request: Request<B>) -> ReadId {
     }
 }
 
+/// Returns `true` for a text without a visible character, or with characters of which a terminal shows none.
+fn is_blank(text: &str) -> bool {
+    let hidden = ['\u{200b}'..='\u{200d}', '\u{2028}'..='\u{202e}', '\u{2060}'..='\u{2060}'];
+    let hidden = |char| hidden.iter().any(|range| range.contains(&char));
+    let shows_nothing = |char: char| {
+        char.is_whitespace()
+            || char.is_control()
+            || hidden(char)
+            || ('\u{2066}'..='\u{2069}').contains(&char)
+            || char == '\u{feff}'
+    };
+    text.chars().all(shows_nothing)
+}
+
 /// Returns a text as an id: a reference for the rule that a long id is hashed.
 fn stored_id(text: &str) -> String {
     use sha2::{Digest, Sha256};

@@ -41,3 +41,25 @@ proptest! {
         prop_assert_eq!(batch, Outcome::Keys { keys: vec![key] });
     }
 }
+
+/// The content type is not signed: with ids in headers, the events of a handled batch could run again.
+#[test]
+fn batch_of_events_is_malformed_in_binary_mode_and_other_lists_are_data() {
+    let event = r#"{"source":"s","id":"1"}"#;
+    let key = || Outcome::Key { key: "/shop|A9".to_owned() };
+    for (body, expected) in [
+        (format!("[{event}]"), Outcome::Malformed),
+        (format!(" \t[{{}},\n{event}]"), Outcome::Malformed),
+        (format!("\u{feff}[{event}]"), Outcome::Malformed),
+        (r#"[1, {"id": "A1"}, {"source": "s", "id": null}]"#.to_owned(), key()),
+        ("[]".to_owned(), key()),
+        ("[".to_owned(), key()),
+        (event.to_owned(), key()),
+    ] {
+        let request = Request::post("/").header("content-type", "application/json");
+        let request = request.header("ce-source", "/shop").header("ce-id", "A9");
+        let (head, ()) = request.body(()).unwrap().into_parts();
+        let found = outcome(provider::CLOUDEVENTS, &head, &Bytes::from(body.clone()));
+        assert_eq!(found, expected, "{body}");
+    }
+}

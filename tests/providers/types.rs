@@ -24,7 +24,10 @@ const TYPES: &[(&str, &[&str])] = &[
     ("whatsapp", &["message_template_status_update", "messages"]),
     ("twitch", &["channel.follow", "drop.entitlement.grant"]),
     ("sendgrid", &["click", "delivered", "dropped", "group_unsubscribe", "open", "processed"]),
-    ("postmark", &["Bounce", "Click", "Delivery", "Open", "SpamComplaint", "SubscriptionChange"]),
+    (
+        "postmark",
+        &["Bounce", "Click", "Delivery", "New", "Open", "SpamComplaint", "SubscriptionChange"],
+    ),
     ("azure-event-grid", &["a", "e", "t"]),
     ("hubspot", &["contact.propertyChange"]),
     ("box", &["FILE.UPLOADED"]),
