@@ -239,7 +239,7 @@ impl fmt::Display for KeyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match self.kind {
             KeyErrorKind::Missing | KeyErrorKind::MissingScope => "is missing",
-            KeyErrorKind::Empty => "is empty or blank",
+            KeyErrorKind::Empty => "is empty",
             KeyErrorKind::Repeated => "is given more than once",
             KeyErrorKind::Nul => "holds a NUL",
             KeyErrorKind::NotUtf8 => "is not UTF-8",

@@ -1,5 +1,4 @@
 //! Answers of the layer to requests without a key and without a body.
-#![expect(clippy::unwrap_used, reason = "what cannot be unwrapped fails the test")]
 
 use std::sync::Arc;
 

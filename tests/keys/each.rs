@@ -125,7 +125,7 @@ fn byte_order_mark_before_a_list_is_skipped() {
 fn event_of_a_list_with_a_blank_id_is_malformed() {
     let error = read(&events(), r#"{"events":[{"id":1},{"id":" "}]}"#).unwrap_err();
     assert_eq!(error.kind(), KeyErrorKind::Empty);
-    assert_eq!(error.to_string(), "JSON value /id of event 1 is empty or blank");
+    assert_eq!(error.to_string(), "JSON value /id of event 1 is empty");
 }
 
 #[test]
