@@ -1,7 +1,10 @@
 //! Servers and tables with other settings: another language, another encoding, partitions, errors
 //! of a pooler.
 
-use sqlx::postgres::PgPoolOptions;
+use std::error::Error as _;
+use std::time::Duration;
+
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
 use tower::Layer;
 use tower_dedup::ErrorKind;
@@ -11,6 +14,7 @@ use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, TransactionAdapter}
 
 use crate::support::effects::{Database, transactional, write};
 use crate::support::postgres::{Schema, Server, create_partitions, fresh_name, shared, with_path};
+use crate::support::proxy::Proxy;
 use crate::support::{answered, claim_all, dedup_key, request, rows, send, terms};
 
 async fn pool(url: &str) -> PgPool {
@@ -133,4 +137,26 @@ async fn error_with_an_unknown_outcome_is_no_refusal() {
         let error = adapter.claim(&dedup_key("a"), &terms()).await.unwrap_err();
         assert_eq!(error.kind(), kind, "{code}");
     }
+}
+
+/// A server that is stopped reads otherwise than one that is slow.
+#[tokio::test]
+async fn call_names_the_reason_for_which_no_connection_opens() {
+    let schema = Schema::fresh();
+    let direct: PgConnectOptions = schema.url().parse().unwrap();
+    let proxy = Proxy::start(&direct).await;
+    let options = proxy.options(direct);
+    let pool = PgPoolOptions::new().max_connections(3).connect_with(options).await.unwrap();
+    let adapter = PostgresAdapter::new(pool);
+    adapter.claim(&dedup_key("a"), &terms()).await.unwrap();
+    proxy.close();
+    // The reply to this call is lost with its connection.
+    adapter.claim(&dedup_key("b"), &terms()).await.unwrap_err();
+    // As a layer bounds it.
+    let (bound, key) = (Duration::from_secs(2), dedup_key("c"));
+    let error = tokio::time::timeout(bound, adapter.claim(&key, &terms())).await.unwrap();
+    let error = error.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    let source = error.source().unwrap().to_string();
+    assert!(source.contains("refused"), "{source}");
 }

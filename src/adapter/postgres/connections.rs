@@ -163,10 +163,26 @@ impl Connections {
     pub(super) async fn get(&self, source: Source) -> Result<BoundedConnection<'_>, sqlx::Error> {
         let connection = match source {
             Source::Pool => Lent::Pooled(self.pooled().await?),
-            Source::Lane => Lent::Own(self.own().await?),
+            Source::Lane => Lent::Own(tokio::select! {
+                biased;
+                own = self.own() => own?,
+                error = self.refusal() => return Err(error),
+            }),
         };
         let connection = Some(connection);
         Ok(BoundedConnection { connections: self, connection, state: State::Usable })
+    }
+
+    /// Returns why no connection opens, early enough for the record of a caller. While a server refuses connections,
+    /// sqlx tries again, and at last says only that its time is up.
+    async fn refusal(&self) -> sqlx::Error {
+        const ASK_AFTER: Duration = Duration::from_secs(1);
+        sleep(ASK_AFTER).await;
+        let options = self.pool.connect_options();
+        match timeout(TEST, sqlx::ConnectOptions::connect(&*options)).await {
+            Ok(Err(error)) => error,
+            _ => std::future::pending().await,
+        }
     }
 
     /// Returns a connection of the pool. The pool tests an idle connection without a timeout of its own,
