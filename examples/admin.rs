@@ -49,7 +49,7 @@ async fn authenticate(State(token): State<Token>, request: Request, next: Next) 
 #[derive(Deserialize)]
 struct Filter {
     namespace: Option<String>,
-    /// `in-flight`, `lapsed`, `failed` or `complete`.
+    /// `in-flight`, `lapsed`, `released` or `complete`.
     state: Option<String>,
     /// A part of the id.
     id: Option<String>,
@@ -79,7 +79,8 @@ async fn show(
     Ok(Json(shown(&key, &entry)))
 }
 
-/// Lets the event run again when it is delivered the next time.
+/// Lets the event run again when it is delivered the next time, unless another id was handled with the same body: see
+/// the record `same body`.
 async fn forget(
     State(store): State<Store>,
     Path((namespace, id)): Path<(String, String)>,

@@ -10,7 +10,7 @@ use http::header::{HeaderName, HeaderValue};
 use http::{Method, Request, Uri, request};
 use serde::{Deserialize, Serialize};
 use tower_dedup::BoxError;
-use tower_dedup::key::{Extracted, RequestRef};
+use tower_dedup::key::{Event, Extracted, RequestRef};
 use tower_dedup::provider::{self, Preset};
 
 use crate::failure::Failure;
@@ -31,11 +31,27 @@ struct Capture {
 #[derive(Serialize)]
 #[serde(tag = "outcome", rename_all = "lowercase")]
 enum Outcome {
-    Key { key: String },
-    Keys { keys: Vec<String> },
+    Key {
+        key: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        content_identity: Option<Identity>,
+    },
+    Keys {
+        keys: Vec<String>,
+        content_identities: Vec<Option<Identity>>,
+    },
     Bypass,
     Missing,
-    Malformed { reason: String },
+    Malformed {
+        reason: String,
+    },
+}
+
+/// The second identity that an event has under `content_identity`.
+#[derive(Serialize)]
+struct Identity {
+    namespace: String,
+    id: String,
 }
 
 /// Prints the keys. A request without a key is an answer, too.
@@ -101,15 +117,26 @@ fn outcome(preset: Preset, head: &request::Parts, body: &Bytes) -> Outcome {
     if !(delivers(&head.method) || head.method == Method::HEAD && delivers(&Method::GET)) {
         return Outcome::Bypass;
     }
-    match preset.extractor().extract(&RequestRef::new(head, body)) {
+    let keys = preset.extractor().content_identity();
+    match keys.extract(&RequestRef::new(head, body)) {
         Ok(Extracted::Keys(keys)) if keys.is_multi_event() => {
             let ids = keys.events().iter().map(|event| event.key().id().to_owned());
-            Outcome::Keys { keys: ids.collect() }
+            let contents = keys.events().iter().map(content_identity);
+            Outcome::Keys { keys: ids.collect(), content_identities: contents.collect() }
         }
-        Ok(Extracted::Keys(keys)) => Outcome::Key { key: keys.first().id().to_owned() },
+        Ok(Extracted::Keys(keys)) => Outcome::Key {
+            key: keys.first().id().to_owned(),
+            content_identity: content_identity(&keys.events()[0]),
+        },
         Ok(Extracted::Bypass) => Outcome::Bypass,
         // `Extracted` is non-exhaustive; the only other variant is `Missing`.
         Ok(_) => Outcome::Missing,
         Err(error) => Outcome::Malformed { reason: error.to_string() },
     }
+}
+
+/// An empty body has none.
+fn content_identity(event: &Event) -> Option<Identity> {
+    let content = event.second_identity()?;
+    Some(Identity { namespace: content.namespace().to_owned(), id: content.id().to_owned() })
 }

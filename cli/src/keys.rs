@@ -13,8 +13,12 @@ use crate::output::{Output, confirm, members, table, tell, text, write};
 use crate::store::{Access, Target};
 
 /// A row of the on-arrival ledger is complete before its handler runs, so the store does not see the run.
-const FORGET: &str = "The on-arrival ledger: the event may be running now, because its key is complete from \
-                      the start.\nForget this key? Its next delivery runs again.";
+const FORGET: &str = "If its layer is `on_arrival`, the event may still be running.\nForget this key? Its next \
+                      delivery runs, unless a second identity is complete for another id: see the record \
+                      `same body`, and `tower-dedup key`.";
+/// The row of a content identity may name another key, and no store knows of the pair.
+const FORGOTTEN: &str =
+    "the next delivery runs, unless a second identity is complete for another id";
 const MISSING: &str = "there is no such key";
 /// How many keys one call of a list returns.
 const PORTION: u32 = 1_000;
@@ -138,7 +142,7 @@ pub(crate) async fn forget(
             }
         }
         Ok(match store.forget(&key).await? {
-            ForgetReply::Removed => ("forgotten", "the next delivery runs"),
+            ForgetReply::Removed => ("forgotten", FORGOTTEN),
             ForgetReply::InFlight => ("in-flight", "refused: the event is running"),
             _ => ("missing", MISSING),
         })

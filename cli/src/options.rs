@@ -65,7 +65,8 @@ pub(crate) enum Command {
     ///
     /// This lets a complete event run again: forget it, then let the sender deliver it again. The output is
     /// the record of it, because the store keeps neither the time nor the reason. Of an event with two
-    /// identities, forget the key.
+    /// identities, forget the key. If another id was handled with the same body, also forget the identity that the
+    /// log record `same body` names (`by_namespace`, `by_id`).
     ///
     /// Not refused under the on-arrival ledger: its keys are complete while their handlers run. Look at the
     /// service first, or two handlers may run.
@@ -76,7 +77,8 @@ pub(crate) enum Command {
         #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
         keys_per_statement: u32,
     },
-    /// Prints the keys of a captured request, as one line of JSON. Needs no store.
+    /// Prints the keys of a captured request, and the second identities that its events have under
+    /// `content_identity`, as one line of JSON. Needs no store.
     Key(Key),
 }
 
@@ -152,7 +154,7 @@ pub(crate) struct Key {
 }
 
 fn state() -> impl TypedValueParser<Value = KeyState> {
-    let names = ["in-flight", "lapsed", "failed", "complete"];
+    let names = ["in-flight", "lapsed", "released", "complete"];
     PossibleValuesParser::new(names).try_map(|name| name.parse())
 }
 

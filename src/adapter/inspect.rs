@@ -32,6 +32,10 @@ pub trait MaintenanceAdapter: DedupAdapter {
     ///
     /// An earlier run that still succeeds, or whose completion is under way, completes the key again.
     ///
+    /// Of an event with two identities, forget the key. A second identity that is complete for another key makes the
+    /// event a duplicate until it is forgotten, too: the record `same body` or `same event` of
+    /// [`observe`](crate::observe) names it.
+    ///
     /// On Postgres and Redis an expired row stays in place of the key for [`PURGE_GRACE`], so that a claim which
     /// is still on its way has no effect. They do not repeat the call after a lost reply: the outcome is then
     /// unknown, and [`get`](Self::get) shows the key.
@@ -201,7 +205,8 @@ pub enum KeyState {
     InFlight,
     /// The lease has lapsed: the handler's process died or lost the store. The next delivery takes over.
     Lapsed,
-    /// The handler failed. The next delivery runs.
+    /// The handler failed. The next delivery runs. A key that an operator
+    /// [forgot](MaintenanceAdapter::forget) is released, too, and has expired.
     Released,
     /// Every further delivery is a duplicate.
     Complete,
@@ -259,9 +264,8 @@ pub struct Listing {
 /// [`rows`](Self::rows) and [`complete`](Self::complete) follow the catalogue's estimate. On SQLite, each number is
 /// the least that there is.
 ///
-/// With the feature `serde`, the fields are serialized under their names, with two exceptions. `released` has
-/// the name of its [state](KeyState), `failed`. A time is in whole seconds, and `_seconds` follows its name:
-/// `oldest_lapsed_seconds`.
+/// With the feature `serde`, the fields are serialized under their names. A time is in whole seconds, and `_seconds`
+/// follows its name: `oldest_lapsed_seconds`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -275,7 +279,6 @@ pub struct Stats {
     /// Keys whose lease has lapsed.
     pub lapsed: u64,
     /// Keys that were released and not claimed again.
-    #[cfg_attr(feature = "serde", serde(rename = "failed"))]
     pub released: u64,
     /// Complete keys that have not expired.
     pub complete: u64,
@@ -352,19 +355,19 @@ fn as_seconds<S: serde::Serializer>(time: &Option<Duration>, to: S) -> Result<S:
     serde::Serialize::serialize(&time.map(|time| time.as_secs()), to)
 }
 
-/// The name of a state: `in-flight`, `lapsed`, `failed` for released keys, `complete`.
+/// The name of a state: `in-flight`, `lapsed`, `released`, `complete`.
 impl fmt::Display for KeyState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::InFlight => "in-flight",
             Self::Lapsed => "lapsed",
-            Self::Released => "failed",
+            Self::Released => "released",
             Self::Complete => "complete",
         })
     }
 }
 
-/// Reads the names of [`Display`](fmt::Display), and `released`.
+/// Reads the names of [`Display`](fmt::Display).
 impl FromStr for KeyState {
     type Err = Error;
 
@@ -372,11 +375,11 @@ impl FromStr for KeyState {
         match name {
             "in-flight" => Ok(Self::InFlight),
             "lapsed" => Ok(Self::Lapsed),
-            "failed" | "released" => Ok(Self::Released),
+            "released" => Ok(Self::Released),
             "complete" => Ok(Self::Complete),
             _ => Err(Error::new(
                 ErrorKind::Refused,
-                "reading a state: in-flight, lapsed, failed or complete is needed",
+                "reading a state: in-flight, lapsed, released or complete is needed",
             )),
         }
     }
@@ -392,7 +395,9 @@ mod tests {
         {
             assert_eq!(state.to_string().parse::<KeyState>().unwrap(), state);
         }
-        assert_eq!("released".parse::<KeyState>().unwrap(), KeyState::Released);
-        assert_eq!("gone".parse::<KeyState>().unwrap_err().kind(), ErrorKind::Refused);
+        assert_eq!(KeyState::Released.to_string(), "released");
+        for other in ["failed", "Released", "gone"] {
+            assert_eq!(other.parse::<KeyState>().unwrap_err().kind(), ErrorKind::Refused);
+        }
     }
 }

@@ -109,7 +109,7 @@ mod tests {
         lapsed.lease_until = Some(at(30));
         let released = Entry::new(KeyState::Released, at(0), at(60));
         for (entry, state, until) in
-            [(lapsed, "lapsed", json!("1970-01-01T00:00:30Z")), (released, "failed", json!(null))]
+            [(lapsed, "lapsed", json!("1970-01-01T00:00:30Z")), (released, "released", json!(null))]
         {
             let form = form(&entry);
             assert_eq!((&form["state"], &form["lease_until"]), (&json!(state), &until));
@@ -127,7 +127,7 @@ mod tests {
     fn statistics_name_the_states_and_the_seconds() {
         let stats = Stats { oldest_lapsed: Some(Duration::from_millis(1_900)), ..Stats::default() };
         let form = serde_json::to_value(stats).unwrap();
-        assert_eq!((&form["failed"], &form["oldest_lapsed_seconds"]), (&json!(0), &json!(1)));
+        assert_eq!((&form["released"], &form["oldest_lapsed_seconds"]), (&json!(0), &json!(1)));
         assert_eq!(form["oldest_expired_seconds"], json!(null));
         assert_eq!(form.as_object().unwrap().len(), 11);
     }

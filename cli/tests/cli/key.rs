@@ -30,11 +30,13 @@ async fn key_prints_each_outcome_as_one_line() {
     let events = r#"{"body_utf8": "[{\"sg_event_id\": \"a\"}, {\"sg_event_id\": \"b\"}]"}"#;
     let malformed = r#"{"outcome":"malformed","reason":"the body is not a JSON array"}"#;
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/payloads/cloudevents/binary.json");
-    let binary = r#"{"outcome":"key","key":"/mycontext/subcontext|1234-1234-1234"}"#;
+    // `printf %s "$BODY" | sha256sum`
+    let binary = r#"{"outcome":"key","key":"/mycontext/subcontext|1234-1234-1234","content_identity":{"namespace":"cloudevents.body","id":"body_eaf558fa8c6d94540f6b4d4ab6e4c25ee954a1bb32f2a1c82894c40217138baf"}}"#;
+    let each = r#"{"outcome":"keys","keys":["a","b"],"content_identities":[{"namespace":"sendgrid.body","id":"body_14414b5c8f60c2b3fcda2d2c2ffbac5554469dda95a177c31b6e77c402fa0219"},{"namespace":"sendgrid.body","id":"body_15f6b31cdcf648fccf63e1a06197a72ee60729e3597c7a821a16e52503101438"}]}"#;
     for (args, stdin, line) in [
         (&["openai", "-"][..], msg_1, r#"{"outcome":"key","key":"msg_1"}"#),
         (&["cloudevents", file], "", binary),
-        (&["sendgrid"], events, r#"{"outcome":"keys","keys":["a","b"]}"#),
+        (&["sendgrid"], events, each),
         (&["openai"], "{}", r#"{"outcome":"missing"}"#),
         (&["sendgrid"], r#"{"body_utf8": "{}"}"#, malformed),
         (&["box"], r#"{"method": "GET"}"#, r#"{"outcome":"bypass"}"#),
@@ -60,7 +62,7 @@ async fn key_prints_keys_as_they_are_stored() {
 async fn key_reads_binary_bodies_and_repeated_headers() {
     // {"update_id":7}
     let base64 = r#"{"body_base64": "eyJ1cGRhdGVfaWQiOjd9", "headers": null, "url": null}"#;
-    assert_eq!(printed(&["telegram"], base64).await, json!({ "outcome": "key", "key": "7" }));
+    assert_eq!(printed(&["telegram"], base64).await["key"], "7");
     let twice = r#"{"headers": {"webhook-id": "a", "Webhook-Id": "a"}}"#;
     assert_eq!(printed(&["svix"], twice).await["outcome"], "malformed");
     let absolute = r#"{"method": "GET", "url": "https://example.com:8443/v?CallSid=CA1#rc=2"}"#;

@@ -195,7 +195,7 @@ async fn stats_counts_each_state() {
     for place in Place::all() {
         fill(&place.url).await;
         let stats = &place.run(&["stats", "--json"]).await.json()[0];
-        let counts = ["rows", "in_flight", "lapsed", "failed", "complete", "expired"];
+        let counts = ["rows", "in_flight", "lapsed", "released", "complete", "expired"];
         assert_eq!(counts.map(|name| stats[name].as_u64().unwrap()), [4, 1, 1, 1, 1, 0]);
         assert_eq!(stats["is_exact"], true);
         place.run(&["stats"]).await.assert(0, "oldest_in_flight_seconds  ");
@@ -212,13 +212,16 @@ fn ids(keys: &[Value]) -> Vec<&str> {
 async fn list_selects_by_state_namespace_id_time_and_attempts() {
     for place in Place::both() {
         fill(&place.url).await;
+        let released = place.run(&["list", "--state", "released"]).await;
+        released.assert(0, "released  test       bad  -           1         2");
+        place.run(&["list", "--state", "failed"]).await.assert(2, "released");
         place.adapter().await.claim(&dedup_key("bad"), &terms()).await.unwrap();
         place.set_past("first_seen_at", "done", 7_200).await;
         for (args, expected) in [
             (&[][..], &["bad", "done", "gone", "run"][..]),
             (&["--state", "in-flight"], &["bad", "run"]),
             (&["--state", "lapsed"], &["gone"]),
-            (&["--state", "failed"], &[]),
+            (&["--state", "released"], &[]),
             (&["--state", "complete"], &["done"]),
             (&["--since", "1h"], &["bad", "gone", "run"]),
             (&["--attempts-over", "1"], &["bad"]),
@@ -253,8 +256,10 @@ async fn forget_asks_and_only_yes_confirms() {
         // A row of the on-arrival ledger looks like this one while its handler runs.
         let asked = forget("y\n").await;
         asked.assert(0, "forgotten");
-        assert!(asked.stderr.contains("The on-arrival ledger: "), "{asked:?}");
-        asked.assert(0, "from the start.\nForget this key? Its next delivery runs again. [y/N] ");
+        let question = "If its layer is `on_arrival`, the event may still be running.\nForget this key? \
+                        Its next delivery runs, unless a second identity is complete for another id: see the \
+                        record `same body`, and `tower-dedup key`. [y/N] ";
+        assert!(asked.stderr.ends_with(question), "{asked:?}");
         forget("").await.assert(1, "there is no such key");
     }
 }
@@ -267,6 +272,8 @@ async fn forget_prints_when_and_why_and_lets_a_complete_event_run() {
         let reason = "invoice \u{1f9fe} was not sent";
         let forgotten = place.run(&["forget", "test", "done", "--reason", reason, "--yes"]).await;
         forgotten.assert(0, "id         done\nresult     forgotten\n");
+        let note = "note       the next delivery runs, unless a second identity is complete for another id\n";
+        forgotten.assert(0, note);
         forgotten.assert(0, &format!("reason     {reason}\n"));
         let claimed = place.adapter().await.claim(&dedup_key("done"), &terms()).await.unwrap();
         assert!(format!("{claimed:?}").starts_with("First"), "{claimed:?}");

@@ -91,7 +91,7 @@ async fn doctor_finds_what_a_server_lacks() {
     evicting.assert_finding("durability", "ok", "append-only file");
     // The other commands work beside it. It has left nothing but expired rows.
     let stats = &run(&url, &["stats", "--json"]).await.json()[0];
-    let counts = ["rows", "in_flight", "lapsed", "failed", "complete", "expired"];
+    let counts = ["rows", "in_flight", "lapsed", "released", "complete", "expired"];
     assert_eq!(counts.map(|name| stats[name].as_u64().unwrap()), [16, 0, 0, 0, 0, 16]);
 
     server.run::<()>(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);

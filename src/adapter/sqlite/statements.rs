@@ -28,7 +28,7 @@ const STATE: &str = "CASE
     WHEN expires_at <= now THEN 'expired'
     WHEN completed_at IS NOT NULL THEN 'complete'
     WHEN token IS NOT NULL THEN 'lapsed'
-    ELSE 'failed'
+    ELSE 'released'
   END";
 
 statements! {

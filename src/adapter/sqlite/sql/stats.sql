@@ -3,7 +3,7 @@
 SELECT count(*) AS rows,
   count(*) FILTER (WHERE state = 'in-flight') AS in_flight,
   count(*) FILTER (WHERE state = 'lapsed') AS lapsed,
-  count(*) FILTER (WHERE state = 'failed') AS released,
+  count(*) FILTER (WHERE state = 'released') AS released,
   count(*) FILTER (WHERE state = 'complete') AS complete,
   count(*) FILTER (WHERE state = 'expired') AS expired,
   max(now - first_seen_at) FILTER (WHERE state = 'in-flight') AS oldest_in_flight,
