@@ -146,10 +146,10 @@ pub(crate) use records::not_verified;
 #[cfg(feature = "axum")]
 pub(crate) use records::rejected;
 pub(crate) use records::{
-    background_done, background_failed, background_refused, chain, claim_missing, lease_lost,
-    mismatch, mode_changed, orphaned_panic, purge_failed, purge_failed_again, purged,
-    response_not_stored, same_body, short_retention, small_body_limit, takeover, unprotected,
-    unsigned_id,
+    background_claimed, background_completed, background_failed, background_refused,
+    background_released, chain, claim_missing, lease_lost, mismatch, mode_changed, orphaned_panic,
+    purge_failed, purge_failed_again, purged, response_not_stored, same_body, same_event,
+    short_retention, small_body_limit, takeover, unprotected, unsigned_id,
 };
 #[cfg(feature = "memory")]
 pub(crate) use records::{evicted, evicting, nearly_full};

@@ -10,6 +10,16 @@ pub(crate) fn body_id(body: &[u8]) -> String {
     format!("{BODY_PREFIX}{}", sha256_hex(body))
 }
 
+/// Returns the SHA-256 in an id that [`body_id`] made; `None` for another id.
+pub(super) fn sha256_of_body_id(id: &str) -> Option<[u8; 32]> {
+    let hex = id.strip_prefix(BODY_PREFIX)?.as_bytes();
+    let mut sha256 = [0; 32];
+    for (byte, digits) in sha256.iter_mut().zip(hex.chunks_exact(2)) {
+        *byte = u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
+    }
+    (hex.len() == 64).then_some(sha256)
+}
+
 /// Returns the SHA-256 of `bytes`.
 pub(crate) fn sha256(bytes: &[u8]) -> [u8; 32] {
     Sha256::digest(bytes).into()
@@ -53,6 +63,15 @@ mod tests {
             body_id(b"abc"),
             "body_ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
         );
+    }
+
+    #[test]
+    fn sha256_of_a_body_id_is_that_of_the_body() {
+        assert_eq!(sha256_of_body_id(&body_id(b"abc")), Some(sha256(b"abc")));
+        let short = body_id(b"abc").split_off(1);
+        for id in [&short, "body_", &body_id(b"abc")[..67], &format!("body_{}", "g".repeat(64))] {
+            assert_eq!(sha256_of_body_id(id), None, "{id}");
+        }
     }
 
     #[test]

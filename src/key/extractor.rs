@@ -322,8 +322,12 @@ impl KeyExtractor {
     /// This is for senders that sign the body and not the id
     /// ([`Preset::signed_id`](crate::provider::Preset::signed_id)). Whoever reads one delivery, and cannot
     /// sign, could send it again under another id; it is a duplicate by its body, and the other id stays
-    /// free. Two real events with the same bytes are one event. A body that differs on a retry only costs:
-    /// the key decides then.
+    /// free. Two real events with the same bytes are one event.
+    ///
+    /// With the key, the store keeps the SHA-256 of the body. A complete key that comes with another body is a duplicate
+    /// and is reported as a payload mismatch, as [`compare_payload`](crate::DedupLayer::compare_payload) of the body
+    /// does. [The guide](crate::guide::keys#an-id-that-is-not-signed) says what an attacker can do, and what the
+    /// identity costs.
     ///
     /// The identity is `body_` and 64 hex digits in the namespace `{namespace}.body`. An
     /// [`EachKey`] takes the bytes of each event. An empty body has no digest.
@@ -399,8 +403,12 @@ impl KeyExtractor {
     /// `handshake`. A second call adds to the first.
     ///
     /// For requests that carry no event and need no more than a 2xx, such as the ping of GitHub. So a
-    /// handler that takes a [`Delivery`](crate::Delivery) serves the hook from its first request on. An
-    /// answer follows [`require_verified`](crate::DedupLayer::require_verified). In
+    /// handler that takes a [`Delivery`](crate::Delivery) serves the hook from its first request on. Under a
+    /// [content identity](Self::content_identity), the layer completes that of the handshake before it answers, and
+    /// answers 503 if the store does not. So `is_handshake` must look at what the sender signs: a body that it takes for a
+    /// handshake runs under no id afterwards.
+    ///
+    /// An answer follows [`require_verified`](crate::DedupLayer::require_verified). In
     /// [shadow](crate::Mode::Shadow), and with
     /// [`handshakes_to_handler`](crate::DedupLayer::handshakes_to_handler), the request reaches the
     /// handler as under [`bypass_when`](Self::bypass_when).
@@ -528,13 +536,12 @@ impl KeyExtractor {
         if request.body().is_empty() {
             return Err(KeyError::new(KeyErrorKind::Missing, "the body"));
         }
-        let has_content = self.second.as_ref().is_some_and(|second| second.is_content);
         let is_list = match self.rule {
             Rule::Each(_) => true,
             Rule::Reader(_) => is_array(request.body()),
             _ => false,
         };
-        if has_content && is_list {
+        if self.has_content_identity() && is_list {
             return Err(KeyError::new(KeyErrorKind::Missing, "the key of an event of the list"));
         }
         let [namespace, second_namespace] = self.namespaces(request)?;
@@ -545,10 +552,34 @@ impl KeyExtractor {
         };
         let mut event = Event::new(DedupKey::in_namespace(&namespace, &id)?);
         // Otherwise whoever replays a body without its id lets it run again.
-        if has_content {
+        if self.has_content_identity() {
             event.set_second(DedupKey::in_namespace(&second_namespace, &digest)?, true);
         }
         Ok(event.into())
+    }
+
+    /// Returns `true` for an extractor with a [`content_identity`](Self::content_identity).
+    pub(crate) fn has_content_identity(&self) -> bool {
+        self.second.as_ref().is_some_and(|second| second.is_content)
+    }
+
+    /// Returns the content identities of a handshake, as events: those of the events that a list carries, or that of the
+    /// body. There are none where the same body is no event either.
+    pub(crate) fn contents(&self, request: &RequestRef<'_>) -> Option<Keys> {
+        if !self.has_content_identity() {
+            return None;
+        }
+        let list = match &self.rule {
+            Rule::Each(each) => each.read(self.events(request)),
+            Rule::Reader(read) => read(self.events(request)),
+            Rule::Part(_) | Rule::Fn(_) | Rule::IdempotencyKey(_) => Ok(Extracted::Missing),
+        };
+        let keys = match list {
+            Ok(Extracted::Keys(keys)) => keys,
+            _ => self.body_digest(request).ok()?,
+        };
+        let content = |event: &Event| Some(Event::new(event.second_identity()?.clone()));
+        Keys::new(keys.events().iter().filter_map(content).collect())
     }
 
     /// Returns `true` if nothing that the sender signs identifies the event.

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::counted::CountedAs;
-use super::digest::{hex, sha256, sha256_hex};
+use super::digest::{hex, sha256, sha256_hex, sha256_of_body_id};
 use crate::error::{ConfigError, KeyError, KeyErrorKind};
 
 /// A list that allocates only for more than one item, because most deliveries carry one event.
@@ -274,6 +274,12 @@ impl Event {
     /// Returns the second identity, if it is another name of the event and not the digest of its body.
     pub(crate) fn alias(&self) -> Option<&DedupKey> {
         self.second.as_ref().filter(|_| !self.is_content)
+    }
+
+    /// Returns the SHA-256 of the event's bytes, if they are its second identity.
+    pub(crate) fn content_sha256(&self) -> Option<[u8; 32]> {
+        let content = self.second.as_ref().filter(|_| self.is_content)?;
+        sha256_of_body_id(content.id())
     }
 
     /// Returns the event's own bytes within the body of a multi-event delivery, if the extractor

@@ -156,7 +156,7 @@ impl KeyPart {
     /// Returns the SHA-256 of the value; for a body digest, that of the raw body, even an empty one. A missing value has
     /// the digest of the empty text, which no present value is.
     pub(crate) fn sha256(&self, request: &RequestRef<'_>) -> Result<[u8; 32], KeyError> {
-        if let Node::BodyDigest = self.0 {
+        if self.is_body_digest() {
             return Ok(digest::sha256(request.body()));
         }
         Ok(digest::sha256(self.read_or_empty(request)?.as_bytes()))
@@ -171,9 +171,14 @@ impl KeyPart {
         }
     }
 
+    /// Returns `true` for [`body_digest`].
+    pub(crate) fn is_body_digest(&self) -> bool {
+        matches!(self.0, Node::BodyDigest)
+    }
+
     /// Returns `true` if a digest of the body is a part of the value.
     pub(super) fn reads_body_digest(&self) -> bool {
-        matches!(self.0, Node::BodyDigest) || self.inner().iter().any(Self::reads_body_digest)
+        self.is_body_digest() || self.inner().iter().any(Self::reads_body_digest)
     }
 
     /// Reads the value.

@@ -31,7 +31,7 @@ use crate::adapter::Payloads;
 use crate::delivery::{Delivery, Verdict};
 use crate::error::{KeyError, KeyErrorKind};
 use crate::key::{DedupKey, Extracted, KeyPart, Keys, RequestRef};
-use crate::ledger::{Ledger, deadline_in};
+use crate::ledger::{BeginContext, Ledger, deadline_in};
 use crate::observe::{self, Outcome};
 
 /// What happens to a request whose body was read.
@@ -86,14 +86,21 @@ where
         let answers = !config.handshakes_to_handler;
         let read = caught(|| {
             let is_answered = answers && config.key.is_handshake(&self.request_ref());
-            if is_answered { Ok(None) } else { self.request_keys().map(Some) }
+            if is_answered {
+                Ok(Err(config.key.contents(&self.request_ref())))
+            } else {
+                self.request_keys().map(Ok)
+            }
         });
         let is_nested = match read {
-            Ok(None) => {
+            Ok(Err(Some(contents))) if contents.identity_count() <= config.max_keys => {
+                return Dispatch::Waiting(Box::pin(self.record_handshake(contents)));
+            }
+            Ok(Err(_)) => {
                 return Dispatch::Ended(self.answer(Outcome::Handshake, DedupResult::Handshake));
             }
-            Ok(Some(request)) if request.keys.is_empty() => L::runs_outside(&self.head.extensions),
-            Ok(Some(request)) => {
+            Ok(Ok(request)) if request.keys.is_empty() => L::runs_outside(&self.head.extensions),
+            Ok(Ok(request)) => {
                 self.request = request;
                 self.is_nested(Delivery::holds)
             }
@@ -118,6 +125,25 @@ where
         } else {
             Dispatch::Ended(self.answer(Outcome::Overloaded, DedupResult::Unavailable))
         }
+    }
+
+    /// Answers a handshake once its content identities are complete: its body was handled, and runs under no id of an
+    /// event. It claims nothing that would have to be released, so its caller may drop it.
+    async fn record_handshake(mut self: Box<Self>, contents: Keys) -> Ending<ResBody, S::Error> {
+        let Self { inner, layer, .. } = &mut *self;
+        let DedupLayer { ledger, config, gate, .. } = &**layer;
+        // A drain waits for this request too.
+        let _counted = gate.tasks.token();
+        release_readiness(inner);
+        let context = BeginContext::recording(&config.times, &contents, ledger.stores_data());
+        let (outcome, result) = match ledger.record(&contents, &context).await {
+            Ok(()) => (Outcome::Handshake, DedupResult::Handshake),
+            Err(error) => {
+                self.report.error = Some(error.into());
+                (Outcome::Unavailable, DedupResult::Unavailable)
+            }
+        };
+        self.answer(outcome, result)
     }
 
     /// Starts a delivery in shadow, whatever is wrong with it.

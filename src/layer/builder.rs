@@ -323,7 +323,8 @@ impl<L, B> DedupLayer<L, B> {
 
     /// Lets [handshakes](crate::KeyExtractor::handshake_when) reach the handler, for example to learn of
     /// a new hook. They have no [`Delivery`](crate::Delivery), so the handler takes an
-    /// `Option<Delivery>`. Without this call, the layer answers them by 200 with the result `handshake`.
+    /// `Option<Delivery>`. Without this call, the layer answers them by 200 with the result `handshake`. It records no
+    /// [content identity](crate::KeyExtractor::content_identity) of a handshake that reaches the handler.
     pub fn handshakes_to_handler(mut self) -> Self {
         self.config.handshakes_to_handler = true;
         self
@@ -464,7 +465,11 @@ impl<L: Ledger, B> DedupLayer<L, B> {
     /// back with another payload. [On arrival](Self::on_arrival), an event with a second identity is compared from 12
     /// minutes after its claim on. [The guide](crate::guide::responses#one-id-another-body) has an example.
     ///
-    /// Invalid for an adapter without [`stored_data`](crate::adapter::contract::Abilities::stored_data).
+    /// A layer with a [content identity](crate::KeyExtractor::content_identity) stores the SHA-256 of the body in the same
+    /// place, and reports a mismatch without this setting.
+    ///
+    /// Invalid for an adapter without [`stored_data`](crate::adapter::contract::Abilities::stored_data). Under a content
+    /// identity, any part but [`key::body_digest()`](crate::key::body_digest) is invalid.
     pub fn compare_payload(mut self, part: KeyPart, on_mismatch: OnMismatch) -> Self {
         self.config.compare_payload = Some(part);
         self.config.on_mismatch = on_mismatch;

@@ -96,6 +96,13 @@ impl Config {
         if let Some(fault) = self.compare_payload.as_ref().and_then(KeyPart::fault) {
             return Err(fault.clone());
         }
+        if let Some(part) = &self.compare_payload
+            && self.key.has_content_identity()
+        {
+            // The digests of both stand in one column.
+            let rule = "`key::body_digest()` under a `content_identity`";
+            check(part.is_body_digest(), "compare_payload", rule, part)?;
+        }
         self.times.check()?;
         check(!self.methods.is_empty(), "methods", "at least one method", &self.methods)?;
         check(self.body_limit > 0, "body_limit", "at least 1 byte", &self.body_limit)?;

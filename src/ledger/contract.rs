@@ -44,6 +44,29 @@ pub trait Ledger: Sealed + Send + Sync + 'static {
         context: &BeginContext,
     ) -> impl Future<Output = Result<Begin<Self::Claim>, Error>> + Send;
 
+    /// Completes the identities of a request that the layer answers itself: no event of its may run later.
+    ///
+    /// # Errors
+    ///
+    /// The store did not reply, or another delivery runs an event of this identity.
+    #[doc(hidden)]
+    fn record(
+        self: &Arc<Self>,
+        keys: &Keys,
+        context: &BeginContext,
+    ) -> impl Future<Output = Result<(), Error>> + Send {
+        async move {
+            match self.begin(keys, context).await? {
+                Begin::First { in_flight: true, .. } | Begin::InFlight => Err(Error::new(
+                    ErrorKind::Unavailable,
+                    "recording a handshake: it is in flight",
+                )),
+                Begin::First { claim, .. } => claim.commit(&HandlerSuccess::default()).await,
+                Begin::WithoutKey(_) | Begin::Duplicate(_) | Begin::Mismatch(_) => Ok(()),
+            }
+        }
+    }
+
     /// Returns `true` if an outer layer runs this request, which has no key here, as this layer would.
     #[doc(hidden)]
     #[must_use]
@@ -178,6 +201,17 @@ impl BeginContext {
         context
     }
 
+    /// Returns the terms under which [`Ledger::record`] completes the identities of a request that is no event. They do
+    /// not fail open. The rows name no other key, so no event is complete with them.
+    pub(crate) fn recording(times: &Times, keys: &Keys, stores_data: bool) -> Self {
+        let mut context = Self::of(times, Duration::ZERO);
+        let itself = |event: &Event| (event.key().clone(), event.key().sha256());
+        if stores_data {
+            context.terms = context.terms.with_payloads(keys.events().iter().map(itself));
+        }
+        context
+    }
+
     pub(crate) const fn is_open(&self) -> bool {
         self.terms.duplicate_note.is_some()
     }
@@ -195,7 +229,7 @@ impl BeginContext {
     /// The response to a multi-event delivery answered for other events too, so it is not replayed.
     pub(super) fn terms(&self, events: &[Event], abilities: Abilities) -> CallTerms {
         let mut terms = self.terms.clone();
-        let keys = if abilities.stored_data { keys_of_seconds(events) } else { Vec::new() };
+        let keys = if abilities.stored_data { digests(events) } else { Vec::new() };
         terms.fetch = match terms.fetch {
             Fetch::DigestAndResponse if events.len() != 1 => Fetch::Digest,
             Fetch::Nothing if !keys.is_empty() => Fetch::Digest,
@@ -207,8 +241,9 @@ impl BeginContext {
         if keys.is_empty() {
             return terms;
         }
+        // The first digest of a key counts: a compared payload before a content.
         let payloads = terms.payloads.take().unwrap_or_default();
-        terms.with_payloads(keys.into_iter().chain(payloads.iter().cloned()))
+        terms.with_payloads(payloads.iter().cloned().chain(keys))
     }
 }
 
@@ -233,11 +268,13 @@ fn event_types(events: &[Event]) -> Option<EventTypes> {
     (!types.is_empty()).then(|| types.into())
 }
 
-/// Returns the second identities, each with the SHA-256 of its event's key. The store holds it where it
-/// holds the digest of a payload with a key.
-fn keys_of_seconds(events: &[Event]) -> Vec<(DedupKey, [u8; 32])> {
-    let second = |event: &Event| Some((event.second_identity()?.clone(), event.key().sha256()));
-    events.iter().filter_map(second).collect()
+/// Returns the digests that the store holds with the identities of these events: with a second identity the SHA-256
+/// of its event's key, and with a key that of its event's content, if that is the second identity.
+fn digests(events: &[Event]) -> Vec<(DedupKey, [u8; 32])> {
+    let of_second = |event: &Event| Some((event.second_identity()?.clone(), event.key().sha256()));
+    let of_key = |event: &Event| Some((event.key().clone(), event.content_sha256()?));
+    let of_event = |event| [of_second(event), of_key(event)].into_iter().flatten();
+    events.iter().flat_map(of_event).collect()
 }
 
 /// How a handler succeeded.

@@ -140,6 +140,14 @@ impl Ledger for Lease {
         }
     }
 
+    /// In one call: a completion counts whoever holds the lease.
+    async fn record(self: &Arc<Self>, keys: &Keys, context: &BeginContext) -> Result<(), Error> {
+        let (_, identities) = flatten(keys);
+        let terms = context.terms(keys.events(), self.abilities);
+        let bound = context.store_timeout;
+        call::all(call::complete(&*self.adapter, &identities, &terms, bound).await).map(drop)
+    }
+
     fn check(&self) -> Result<(), ConfigError> {
         let has_leases = self.abilities.leases;
         let rule = "the adapter does not support leases";

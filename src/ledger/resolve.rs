@@ -16,7 +16,8 @@
 //!    released, never completed: whoever cannot sign may send a body that was handled under the id of an
 //!    event that was not. An identity whose claim has an unknown outcome is released too.
 //! 6. Payloads are compared under the key of an event. Only payloads of complete keys are compared: an
-//!    attempt that failed had no effect that could differ. A mismatch is a duplicate, and is reported.
+//!    attempt that failed had no effect that could differ. A mismatch is a duplicate, and is reported. The payload of
+//!    an event with a content identity is that content, because a body that was not handled can use up an id.
 //! 7. A response is replayed to a delivery of one event only.
 //!
 //! The transactional ledger claims all identities in one call, inside one transaction: nobody sees a claim
@@ -217,8 +218,10 @@ impl Resolution {
             observe::mismatch(key);
         }
         let is_others = |named: [u8; 32]| named != event.key().sha256();
-        if !is_key && event.alias().is_none() && named_key(seen).is_some_and(is_others) {
-            observe::same_body(event.key());
+        if !is_key && named_key(seen).is_some_and(is_others) {
+            let report =
+                if event.alias().is_some() { observe::same_event } else { observe::same_body };
+            report(event.key(), key);
         }
         // A response answers a delivery of one event.
         let replays = terms.fetch() == Fetch::DigestAndResponse;

@@ -65,6 +65,15 @@ impl RetryJob {
         }
     }
 
+    fn report_done(&self) {
+        let report = match self.write {
+            Write::Claim => observe::background_claimed,
+            Write::Complete { .. } => observe::background_completed,
+            Write::Release => observe::background_released,
+        };
+        report(&self.keys[0]);
+    }
+
     /// Returns `true` if the job is repeated after this error. A release that ends early may lose an event, and
     /// most errors that seem to last do not: a pooler without prepared statements has one server of many.
     fn repeats(&self, error: &Error) -> bool {
@@ -145,7 +154,7 @@ impl RetryPool {
                 tokio::time::sleep(delays.next().unwrap_or(LONGEST_DELAY).min(left)).await;
             };
             match ended {
-                Ok(()) => observe::background_done(&job.keys[0], operation),
+                Ok(()) => job.report_done(),
                 Err(error) => observe::background_failed(&job.keys[0], operation, &error),
             }
             drop((guard, slot, pending));

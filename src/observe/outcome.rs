@@ -54,7 +54,8 @@ outcomes! {
     /// handler ran, and the events that it ran are complete
     InFlight = "in_flight" INFO,
     /// the id is complete with another payload, and the layer
-    /// [compares](crate::DedupLayer::compare_payload) payloads
+    /// [compares](crate::DedupLayer::compare_payload) payloads or has a
+    /// [content identity](crate::KeyExtractor::content_identity)
     Mismatch = "mismatch" WARN,
     /// the body of a response to be stored ended in an error; the key is free for the retry
     BrokenResponse = "broken_response" ERROR,

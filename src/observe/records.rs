@@ -64,9 +64,21 @@ records! {
     }
 
     /// the event is a duplicate by its [content identity](crate::KeyExtractor::content_identity) only: a replay
-    /// under another id, or two events with the same bytes
-    fn same_body(key: &DedupKey) {
-        warn!(key; "same body: it was handled under another id, and this id stays free");
+    /// under another id, or two events with the same bytes. `by_namespace` and `by_id` are that identity
+    fn same_body(key: &DedupKey, by: &DedupKey) {
+        warn!(
+            key; "same body: it was handled under another id, and this id stays free",
+            by_namespace = by.namespace(), by_id = &*by.shown_id()
+        );
+    }
+
+    /// the event is a duplicate by its [second identity](crate::KeyExtractor::second_identity) only, which
+    /// `by_namespace` and `by_id` are
+    fn same_event(key: &DedupKey, by: &DedupKey) {
+        info!(
+            key; "same event: it was handled under another id, and this id stays free",
+            by_namespace = by.namespace(), by_id = &*by.shown_id()
+        );
     }
 
     #[count("tower_dedup_mismatches_total", "namespace" => key.counted_namespace())]
@@ -152,10 +164,22 @@ records! {
         error!("a handler panicked after its client had gone", namespace, panic = &*escaped(message));
     }
 
-    /// a store call succeeded after its delivery had ended
-    #[count("tower_dedup_background_total", "operation" => operation, "result" => "ok")]
-    fn background_done(key: &DedupKey, operation: &'static str) {
-        info!(key; "completed in the background", operation);
+    /// the key is complete: the store call succeeded after its delivery had ended
+    #[count("tower_dedup_background_total", "operation" => "complete", "result" => "ok")]
+    fn background_completed(key: &DedupKey) {
+        info!(key; "completed in the background", operation = "complete");
+    }
+
+    /// such a call, of an event that did not run or whose handler failed: the next delivery runs
+    #[count("tower_dedup_background_total", "operation" => "release", "result" => "ok")]
+    fn background_released(key: &DedupKey) {
+        info!(key; "released in the background", operation = "release");
+    }
+
+    /// such a call, of an event that ran unprotected on arrival: the key is complete
+    #[count("tower_dedup_background_total", "operation" => "claim", "result" => "ok")]
+    fn background_claimed(key: &DedupKey) {
+        info!(key; "claimed in the background", operation = "claim");
     }
 
     /// such a call never succeeded, or the store has no releases; `error` is the last

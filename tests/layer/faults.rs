@@ -17,6 +17,7 @@ use tower_dedup::ledger::OnArrival;
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{DedupKey, DedupLayer, Error, ErrorKind, OnUnavailable};
 
+use crate::support::log::Log;
 use crate::support::{
     Faulty, Handler, answered, by_header, dedup_key, faulty, request, result, rows, send,
     spawn_send, until,
@@ -661,4 +662,43 @@ async fn purger_goes_on_after_the_store_fails() {
     let calls = store.calls(StoreCall::Purge);
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert_eq!(store.calls(StoreCall::Purge), calls, "stopped");
+}
+
+/// *Completed* about an event that never ran would end the search for it.
+#[tokio::test(start_paused = true)]
+async fn background_write_is_recorded_as_what_it_did() {
+    use StoreCall::{Claim, Complete, Release};
+    let (completed, released) = ("completed in the background", "released in the background");
+    for (is_arrival, handled, call, fault, status, message, operation) in [
+        (false, 200, Complete, Fault::Fail, 200, completed, "complete"),
+        (false, 500, Release, Fault::Fail, 500, released, "release"),
+        (false, 200, Claim, Fault::LoseReply, 503, released, "release"),
+        (true, 200, Claim, Fault::LoseReply, 503, released, "release"),
+        (true, 200, Claim, Fault::Fail, 200, "claimed in the background", "claim"),
+    ] {
+        let (log, _guard) = Log::of_this_thread();
+        let (store, handler) = (store(), Handler::default().then(handled));
+        store.set(call, fault);
+        let (answer, handle) = if is_arrival {
+            let layer = if fault == Fault::Fail {
+                arrival(&store).on_unavailable(OnUnavailable::FailOpen)
+            } else {
+                arrival(&store)
+            };
+            let handle = layer.handle();
+            (send(&layer.layer(handler.service()), request("a")).await, handle)
+        } else {
+            let layer = lease(&store);
+            let handle = layer.handle();
+            (send(&layer.layer(handler.service()), request("a")).await, handle)
+        };
+        assert_eq!(answer.status().as_u16(), status);
+        store.set_all(Fault::None);
+        handle.drain().await;
+        let records = log.beginning("");
+        let records = records.iter().filter(|record| record["message"].contains("background"));
+        let records: Vec<_> =
+            records.map(|record| (&*record["message"], &*record["operation"])).collect();
+        assert_eq!(records, [(message, operation)]);
+    }
 }

@@ -1,14 +1,19 @@
 //! A body that was handled, sent again under the id of another event: by whoever reads deliveries and cannot
 //! sign. The sender's signature does not cover the id.
 
-use http::Request;
-use tower::Layer;
-use tower_dedup::key::{self, KeyExtractor};
-use tower_dedup::{DedupLayer, OnMissingKey};
+use std::sync::Arc;
 
-use crate::support::ledgers::{OnMemory, Setup};
+use http::{HeaderValue, Request};
+use tower::Layer;
+use tower_dedup::adapter::MemoryAdapter;
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::key::{self, DedupKey, Event, Extracted, KeyExtractor};
+use tower_dedup::testing::Fault;
+use tower_dedup::{DedupLayer, Mode, OnMismatch, OnMissingKey, OnUnavailable};
+
+use crate::support::ledgers::{InSqlite, OnMemory, Setup};
 use crate::support::log::Log;
-use crate::support::{Body, Handler, answered, memory, result, send};
+use crate::support::{Body, Handler, answered, dedup_key, faulty, memory, result, rows, send};
 
 fn by_header_and_body() -> KeyExtractor {
     key::header("webhook-id").namespace("test").content_identity()
@@ -44,6 +49,40 @@ async fn replayed_body_does_not_acknowledge_an_event_whose_run_failed<S: Setup>(
     assert_eq!(handler.runs(), 3);
 }
 
+/// A body that was not handled uses up the id under which it is sent. The event of that id is refused then, so that
+/// its sender, and whoever reads the log, learns of it.
+async fn event_whose_id_another_body_used_up_is_refused<S: Setup>(setup: S) {
+    let handler = Handler::default().then(500);
+    let layer = setup.layer(by_header_and_body()).await;
+    let layer = layer.compare_payload(key::body_digest(), OnMismatch::Refuse);
+    let service = layer.layer(handler.service());
+    assert_eq!(send(&service, event("id-1", "real")).await.status(), 500);
+    assert_eq!(answered(&send(&service, event("id-1", "other")).await), (200, None));
+    let retry = send(&service, event("id-1", "real")).await;
+    assert_eq!(answered(&retry), (422, Some("mismatch")));
+    // The real body stays free.
+    assert_eq!(answered(&send(&service, event("id-2", "real")).await), (200, None));
+}
+
+/// A layer that compares no payloads has the digest too: in the record, and for a layer that compares.
+async fn key_keeps_the_digest_of_its_content<S: Setup>(setup: S) {
+    let handler = Handler::default();
+    let plain = setup.layer(by_header_and_body()).await.layer(handler.service());
+    assert_eq!(answered(&send(&plain, event("id-1", "one")).await), (200, None));
+    let entry = setup.operator().await.get(&dedup_key("id-1")).await.unwrap().unwrap();
+    // `printf one | sha256sum`
+    let sha256 = "7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed";
+    let stored = entry.stored.unwrap().payload_sha256.unwrap();
+    assert_eq!(stored.iter().map(|byte| format!("{byte:02x}")).collect::<String>(), sha256);
+    let compared = setup.layer(by_header_and_body()).await;
+    let compared = compared.compare_payload(key::body_digest(), OnMismatch::Refuse);
+    let compared = compared.layer(handler.service());
+    assert_eq!(answered(&send(&compared, event("id-1", "two")).await), (422, Some("mismatch")));
+    let same = send(&compared, event("id-1", "one")).await;
+    assert_eq!(answered(&same), (200, Some("duplicate")));
+    assert_eq!(handler.runs(), 1);
+}
+
 crate::on_ledgers!(
     [
         lease_on_memory = OnMemory,
@@ -54,10 +93,16 @@ crate::on_ledgers!(
     ],
     replayed_body_does_not_acknowledge_the_event_of_its_id,
     replayed_body_does_not_acknowledge_an_event_whose_run_failed,
+    event_whose_id_another_body_used_up_is_refused,
+    key_keeps_the_digest_of_its_content,
+    handshake_uses_up_its_body_and_no_id,
 );
 
 mod arrived {
-    use super::replayed_body_does_not_acknowledge_the_event_of_its_id;
+    use super::{
+        handshake_uses_up_its_body_and_no_id, key_keeps_the_digest_of_its_content,
+        replayed_body_does_not_acknowledge_the_event_of_its_id,
+    };
 
     crate::on_ledgers!(
         [
@@ -66,7 +111,110 @@ mod arrived {
             on_arrival_in_postgres = ArrivedInPostgres,
         ],
         replayed_body_does_not_acknowledge_the_event_of_its_id,
+        key_keeps_the_digest_of_its_content,
+        handshake_uses_up_its_body_and_no_id,
     );
+}
+
+/// As GitHub's ping: the header is not signed, and the body is.
+fn with_handshakes() -> KeyExtractor {
+    by_header_and_body().handshake_when(|request| {
+        request.headers().contains_key("x-ping") && request.body().starts_with(b"ping")
+    })
+}
+
+fn ping(body: &'static str) -> Request<Body> {
+    let mut ping = event("ping-1", body);
+    ping.headers_mut().insert("x-ping", HeaderValue::from_static("1"));
+    ping
+}
+
+/// The layer answers the handshake, so its body was handled, and may not run under the id of an event.
+async fn handshake_uses_up_its_body_and_no_id<S: Setup>(setup: S) {
+    let handler = Handler::default();
+    let layer = || setup.layer(with_handshakes());
+    let service = layer().await.layer(handler.service());
+    for service in [&service, &service, &layer().await.layer(handler.service())] {
+        assert_eq!(answered(&send(service, ping("ping")).await), (200, Some("handshake")));
+    }
+    let other = layer().await.layer(handler.service());
+    let replayed = send(&other, event("id-1", "ping")).await;
+    assert_eq!(answered(&replayed), (200, Some("duplicate")));
+    assert_eq!(answered(&send(&other, event("id-1", "real")).await), (200, None));
+    assert_eq!(answered(&send(&other, event("ping-1", "other")).await), (200, None));
+    assert_eq!(handler.runs(), 2);
+    // A body that was handled as an event is a handshake all the same.
+    assert_eq!(answered(&send(&other, event("id-3", "ping 3")).await), (200, None));
+    assert_eq!(answered(&send(&other, ping("ping 3")).await), (200, Some("handshake")));
+}
+
+/// Otherwise the handshake would be acknowledged, and its body free.
+#[tokio::test(start_paused = true)]
+async fn handshake_without_a_store_is_503() {
+    for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply, Fault::ExecuteAndFail] {
+        let (store, handler) = (faulty(MemoryAdapter::new()), Handler::default());
+        let lease = DedupLayer::new(with_handshakes(), Arc::clone(&store));
+        let arrival = DedupLayer::on_arrival(with_handshakes(), Arc::clone(&store));
+        // The policy is for events.
+        let lease = lease.on_unavailable(OnUnavailable::FailOpen).layer(handler.service());
+        let arrival = arrival.on_unavailable(OnUnavailable::FailOpen);
+        let (handle, arrival) = (arrival.handle(), arrival.layer(handler.service()));
+        store.set_all(fault);
+        let unavailable = (503, Some("unavailable"));
+        assert_eq!(answered(&send(&lease, ping("ping 1")).await), unavailable, "{fault:?}");
+        assert_eq!(answered(&send(&arrival, ping("ping 2")).await), unavailable, "{fault:?}");
+        store.set_all(Fault::None);
+        handle.drain().await;
+        assert_eq!(answered(&send(&lease, ping("ping 1")).await), (200, Some("handshake")));
+        assert_eq!(answered(&send(&arrival, ping("ping 2")).await), (200, Some("handshake")));
+        for body in ["ping 1", "ping 2"] {
+            let replayed = send(&lease, event("id-1", body)).await;
+            assert_eq!(answered(&replayed), (200, Some("duplicate")), "{fault:?}");
+        }
+        assert_eq!(handler.runs(), 0);
+    }
+}
+
+/// The layer records what it acknowledges itself: not a request that is not verified, or that its handler gets.
+#[tokio::test]
+async fn handshake_that_the_layer_does_not_answer_leaves_no_row() {
+    let (store, handler) = (memory(), Handler::default());
+    let layer = || DedupLayer::new(with_handshakes(), Arc::clone(&store));
+    let without_content = key::header("webhook-id").namespace("test");
+    let without_content =
+        without_content.handshake_when(|request| request.headers().contains_key("x-ping"));
+    for (layer, expected) in [
+        (layer().require_verified(), (500, Some("unverified"))),
+        (layer().handshakes_to_handler(), (200, None)),
+        (layer().mode(Mode::Shadow), (200, None)),
+        (layer().mode(Mode::Off), (200, None)),
+        (DedupLayer::new(without_content, Arc::clone(&store)), (200, Some("handshake"))),
+    ] {
+        let answer = send(&layer.layer(handler.service()), ping("ping")).await;
+        assert_eq!(answered(&answer), expected);
+        assert_eq!(rows(&store).await, 0, "{expected:?}");
+    }
+    // An empty body has no digest.
+    let any = by_header_and_body().handshake_when(|request| request.body().is_empty());
+    let service = DedupLayer::new(any, Arc::clone(&store)).layer(handler.service());
+    assert_eq!(answered(&send(&service, ping("")).await), (200, Some("handshake")));
+    assert_eq!(rows(&store).await, 0);
+}
+
+/// Each event of a list has the digest of its own bytes.
+#[tokio::test]
+async fn handshake_with_a_list_uses_up_each_of_its_bodies() {
+    let handler = Handler::default();
+    let events = key::each("/events", key::header("webhook-id").and(key::json("/id")));
+    let events = events.namespace("test").content_identity();
+    let keys = events.handshake_when(|request| request.headers().contains_key("x-ping"));
+    let service = DedupLayer::new(keys, memory()).layer(handler.service());
+    let list = r#"{"events": [{"id": 1}, {"id": 2}]}"#;
+    assert_eq!(answered(&send(&service, ping(list)).await), (200, Some("handshake")));
+    assert_eq!(answered(&send(&service, event("id-1", list)).await), (200, Some("duplicate")));
+    // No list, and so no event.
+    assert_eq!(answered(&send(&service, ping("ping")).await), (200, Some("handshake")));
+    assert_eq!(handler.runs(), 0);
 }
 
 /// The sender counts its attempts in the body.
@@ -82,6 +230,28 @@ async fn idempotency_key_is_the_same_for_each_attempt_whatever_the_body() {
 }
 
 #[tokio::test]
+async fn known_id_with_another_body_is_logged_as_a_warning() {
+    let (log, _guard) = Log::of_this_thread();
+    let handler = Handler::default();
+    let lease = DedupLayer::new(by_header_and_body(), memory()).layer(handler.service());
+    let arrival = DedupLayer::on_arrival(by_header_and_body(), memory()).layer(handler.service());
+    let setup = InSqlite::create().await;
+    let in_sqlite = setup.layer(by_header_and_body()).await.layer(handler.service());
+    let mut warnings = 0;
+    for (body, is_other) in [("one", false), ("one", false), ("two", true), ("two", true)] {
+        send(&lease, event("id-1", body)).await;
+        send(&arrival, event("id-1", body)).await;
+        send(&in_sqlite, event("id-1", body)).await;
+        warnings += if is_other { 3 } else { 0 };
+        let records = log.beginning("payload mismatch");
+        assert_eq!(records.len(), warnings, "{body}");
+        assert!(records.iter().all(|record| record["level"] == "WARN"));
+    }
+    assert_eq!(log.last("delivery")["outcome"], "mismatch");
+    assert_eq!(handler.runs(), 3);
+}
+
+#[tokio::test]
 async fn replayed_body_is_logged_as_a_warning_and_a_retry_is_not() {
     let (log, _guard) = Log::of_this_thread();
     let handler = Handler::default();
@@ -93,6 +263,45 @@ async fn replayed_body_is_logged_as_a_warning_and_a_retry_is_not() {
         send(&arrival, event(id, "old")).await;
         assert_eq!(log.beginning("same body").len(), 2 * warnings, "{id}");
     }
+    // By which identity it was a duplicate, so that an operator can look it up and forget it.
+    let record = log.beginning("same body").pop().unwrap();
+    // `printf old | sha256sum`
+    let by_id = "body_cba06b5736faf67e54b07b561eae94395e774c517a7d910a54369e1263ccfbd4";
+    assert_eq!((&*record["level"], &*record["id"]), ("WARN", "id-2"));
+    assert_eq!((&*record["by_namespace"], &*record["by_id"]), ("test.body", by_id));
+}
+
+/// The body of a handshake belongs to no id.
+#[tokio::test]
+async fn replayed_handshake_is_logged_as_a_warning() {
+    let (log, _guard) = Log::of_this_thread();
+    let handler = Handler::default();
+    let lease = DedupLayer::new(with_handshakes(), memory()).layer(handler.service());
+    let arrival = DedupLayer::on_arrival(with_handshakes(), memory()).layer(handler.service());
+    send(&lease, ping("ping")).await;
+    send(&arrival, ping("ping")).await;
+    assert!(log.beginning("same body").is_empty());
+    send(&lease, event("ping-1", "ping")).await;
+    send(&arrival, event("ping-1", "ping")).await;
+    assert_eq!(log.beginning("same body").len(), 2);
+}
+
+/// Another name of the event is the sender's own, and no sign of an attack.
+#[tokio::test]
+async fn duplicate_by_an_alias_is_logged_with_the_alias() {
+    let (log, _guard) = Log::of_this_thread();
+    let keys = key::header("webhook-id").namespace("test");
+    let keys = keys.second_identity("change", key::header("x-change"));
+    let service = DedupLayer::new(keys, memory()).layer(Handler::default().service());
+    for (id, records) in [("evt-1", 0), ("evt-1", 0), ("evt-2", 1)] {
+        let mut request = event(id, "");
+        request.headers_mut().insert("x-change", HeaderValue::from_static("in-1"));
+        send(&service, request).await;
+        assert_eq!(log.beginning("same event").len(), records, "{id}");
+    }
+    let record = log.beginning("same event").pop().unwrap();
+    assert_eq!((&*record["level"], &*record["id"]), ("INFO", "evt-2"));
+    assert_eq!((&*record["by_namespace"], &*record["by_id"]), ("test.change", "in-1"));
 }
 
 /// Whoever replays a body can leave its id out.
@@ -108,6 +317,46 @@ async fn replayed_body_without_an_id_is_a_duplicate_by_its_body() {
     assert_eq!(result(&send(&service, without_id("new")).await), Some("duplicate"));
     assert_eq!(result(&send(&service, event("id-2", "new")).await), Some("duplicate"));
     assert_eq!(handler.runs(), 2);
+}
+
+/// A closure names the bytes that count, such as those without a counter of attempts.
+#[tokio::test]
+async fn compared_payload_of_an_event_counts_and_not_its_content() {
+    let keys = KeyExtractor::from_fn("test", |request| {
+        let event = Event::new(DedupKey::new("test", "id-1")?);
+        Ok(Extracted::Keys(event.with_payload(request.body().slice(..1)).into()))
+    });
+    let keys = keys.unwrap().content_identity();
+    let layer = DedupLayer::new(keys, memory());
+    let layer = layer.compare_payload(key::body_digest(), OnMismatch::Refuse);
+    let service = layer.layer(Handler::default().service());
+    for (body, expected) in [
+        ("a, attempt 1", (200, None)),
+        ("a, attempt 2", (200, Some("duplicate"))),
+        ("b, attempt 3", (422, Some("mismatch"))),
+    ] {
+        assert_eq!(answered(&send(&service, event("", body)).await), expected, "{body}");
+    }
+}
+
+/// Both digests stand in one column.
+#[test]
+fn content_identity_compares_the_whole_body_or_nothing() {
+    let layer = || DedupLayer::new(by_header_and_body(), memory());
+    let compares = |part| layer().compare_payload(part, OnMismatch::Report).checked();
+    assert!(compares(key::body_digest()).is_ok());
+    let rule = "`compare_payload` must be `key::body_digest()` under a `content_identity`";
+    for part in [
+        key::json("/amount"),
+        key::body_digest().optional(),
+        key::header("x-shop").and(key::body_digest()),
+    ] {
+        let fault = format!("{rule}, not {part:?}");
+        assert_eq!(compares(part).unwrap_err().to_string(), fault);
+    }
+    let alias = key::header("webhook-id").namespace("test").second_identity("n", key::json("/n"));
+    let layer = DedupLayer::new(alias, memory());
+    assert!(layer.compare_payload(key::json("/n"), OnMismatch::Report).checked().is_ok());
 }
 
 #[test]
