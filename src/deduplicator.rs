@@ -6,25 +6,20 @@ use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::Extensions;
 use sha2::{Digest, Sha256};
 use tokio::time::sleep_until;
 use tracing::Instrument;
 
 use crate::adapter::Payloads;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::adapter::TransactionAdapter;
 use crate::adapter::contract::{DedupAdapter, Fetch, Seen};
 use crate::delivery::Delivery;
 use crate::error::{ConfigError, Error, ErrorKind};
 use crate::key::Event;
 use crate::layer::OnUnavailable;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-use crate::ledger::Transactional;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-use crate::ledger::transaction::{DedupTx, TxHandle, TxUnavailable};
 use crate::ledger::{
-    Begin, BeginContext, Claim, FailOpen, HandlerSuccess, Lease, Ledger, OnArrival, Times,
+    Begin, BeginContext, Claim, FailOpen, HandlerSuccess, Lease, Ledger, OnArrival,
+    TRANSACTIONAL_LEASE, Times, Transactional,
 };
 use crate::observe::{MetersByNamespace, Outcome, RunReport};
 use crate::run::{Called, Polls, Wait, call, run};
@@ -85,7 +80,7 @@ use crate::run::{Called, Polls, Wait, call, run};
 ///
 /// let failed = dedup.run(&key, async |_| Err::<(), _>("no paper")).await;
 /// assert!(failed.is_err()); // the key is released: the queue delivers again
-/// let first = dedup.run(&key, async |run| Ok::<_, &str>(run.delivery().attempt())).await;
+/// let first = dedup.run(&key, async |event| Ok::<_, &str>(event.attempt())).await;
 /// assert_eq!(first.unwrap(), RunOutcome::First(2));
 /// let again = dedup.run(&key, async |_| Ok::<_, &str>(0)).await;
 /// assert!(matches!(again.unwrap(), RunOutcome::Duplicate(_))); // acknowledge the message
@@ -121,13 +116,11 @@ impl Deduplicator {
     }
 
     /// Deduplicates in the handler's own transaction: the key and the handler's writes commit together,
-    /// or not at all. The handler takes the transaction from [`RunContext::transaction`]. Each run holds a
-    /// connection: let fewer runs go on at once than the pool has connections.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    pub fn transactional<A: TransactionAdapter>(
-        adapter: A,
-    ) -> Deduplicator<Transactional<A::Database>> {
-        Deduplicator::with_ledger(Transactional::new(Arc::new(adapter)))
+    /// or not at all. The handler begins the transaction by [`Delivery::begin`], as under
+    /// [`DedupLayer::transactional`](crate::DedupLayer::transactional): after a success without a completion,
+    /// [`run`](Self::run) returns [`RunError::Store`] of the kind [`ErrorKind::Transaction`].
+    pub fn transactional(adapter: impl TransactionAdapter) -> Deduplicator<Transactional> {
+        Deduplicator::with_ledger(Transactional::new(Arc::new(adapter))).lease(TRANSACTIONAL_LEASE)
     }
 }
 
@@ -226,7 +219,7 @@ impl<L: Ledger> Deduplicator<L> {
     pub async fn run<T, E, F>(
         &self,
         event: impl Into<Event>,
-        handler: impl FnOnce(RunContext) -> F,
+        handler: impl FnOnce(Delivery) -> F,
     ) -> Result<RunOutcome<T>, RunError<E>>
     where
         F: Future<Output = Result<T, E>>,
@@ -241,7 +234,7 @@ impl<L: Ledger> Deduplicator<L> {
     async fn run_reported<T, E, F>(
         &self,
         event: Event,
-        handler: impl FnOnce(RunContext) -> F,
+        handler: impl FnOnce(Delivery) -> F,
         mut report: RunReport,
     ) -> Result<RunOutcome<T>, RunError<E>>
     where
@@ -260,7 +253,7 @@ impl<L: Ledger> Deduplicator<L> {
                 return Ok(RunOutcome::Mismatch(seen));
             }
             // An event has a key.
-            Ok(Begin::InFlight | Begin::WithoutKey(_)) => {
+            Ok(Begin::InFlight | Begin::WithoutKey) => {
                 report.end(Outcome::InFlight, None);
                 return Ok(RunOutcome::InFlight);
             }
@@ -271,18 +264,27 @@ impl<L: Ledger> Deduplicator<L> {
         };
         report.fields.attempt = Some((delivery.attempt(), delivery.is_takeover()));
         let bound = self.settings.times.handler_timeout;
-        let ran = run(Some(claim), |claim: Option<&L::Claim>| {
-            let mut extensions = Extensions::new();
-            if let Some(claim) = claim {
-                claim.attach(&mut extensions);
-            }
-            async move {
-                let called = call(bound, || handler(RunContext { delivery, extensions })).await;
-                let is_success = matches!(called, Called::Returned(Ok(_)));
-                (called, is_success.then(HandlerSuccess::default))
-            }
+        let handled = delivery.clone();
+        let ran = run(Some(claim), || async move {
+            let called = call(bound, || handler(handled)).await;
+            let is_success = matches!(called, Called::Returned(Ok(_)));
+            (called, is_success.then(HandlerSuccess::default))
         });
         let (called, settled) = ran.await;
+        // Another run may have completed the event: one more claim decides.
+        let has_committed = matches!((&called, &settled), (Called::Returned(Ok(_)), Ok(())));
+        if delivery.was_refused() && !has_committed {
+            match self.claim(&event, &report).await {
+                Ok(Begin::Duplicate(seen)) => {
+                    report.fields.age = Some(seen.age);
+                    report.end(Outcome::Duplicate, None);
+                    return Ok(RunOutcome::Duplicate(seen));
+                }
+                // An error of the release continues in the background.
+                Ok(Begin::First { claim, .. }) => drop(claim.rollback().await),
+                _ => {}
+            }
+        }
         let outcome = match (&called, &settled) {
             (Called::Returned(Ok(_)), Ok(())) => Outcome::Completed,
             (Called::Returned(Ok(_)), Err(_)) => Outcome::Uncommitted,
@@ -354,36 +356,6 @@ impl<L> Clone for Deduplicator<L> {
 impl<L> fmt::Debug for Deduplicator<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Deduplicator").field("settings", &self.settings).finish_non_exhaustive()
-    }
-}
-
-/// The delivery of a handler and its transaction: the counterpart of a request's extensions.
-#[derive(Debug)]
-pub struct RunContext {
-    delivery: Delivery,
-    #[cfg_attr(
-        not(any(feature = "postgres", feature = "sqlite")),
-        expect(dead_code, reason = "only transactions are attached")
-    )]
-    extensions: Extensions,
-}
-
-impl RunContext {
-    /// Returns the delivery: its attempt, its lease, its derived idempotency keys.
-    #[must_use]
-    pub fn delivery(&self) -> &Delivery {
-        &self.delivery
-    }
-
-    /// Lends the transaction that commits with the key.
-    ///
-    /// # Errors
-    ///
-    /// [`TxUnavailable::Absent`] under a ledger that is not transactional over this database, and
-    /// the others while it is lent.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    pub async fn transaction<DB: sqlx::Database>(&self) -> Result<DedupTx<DB>, TxUnavailable> {
-        self.extensions.get::<TxHandle<DB>>().ok_or(TxUnavailable::Absent)?.lend().await
     }
 }
 

@@ -1,5 +1,6 @@
 //! [`Delivery`]: the delivery that a handler runs.
 
+use std::any::Any;
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -36,9 +37,9 @@ use crate::key::{DedupKey, Event, Keys, List, derive};
 pub struct Delivery(Arc<Inner<dyn OfLedger>>);
 
 /// What a ledger holds with a delivery.
-pub(crate) trait OfLedger: Send + Sync + UnwindSafe + RefUnwindSafe + 'static {}
+pub(crate) trait OfLedger: Any + Send + Sync + UnwindSafe + RefUnwindSafe {}
 
-impl<T: Send + Sync + UnwindSafe + RefUnwindSafe + 'static> OfLedger for T {}
+impl<T: Any + Send + Sync + UnwindSafe + RefUnwindSafe> OfLedger for T {}
 
 /// The state of a delivery, with what its ledger holds for it: one allocation for both.
 pub(crate) struct Inner<T: ?Sized> {
@@ -95,6 +96,10 @@ impl<T: OfLedger> From<Arc<Inner<T>>> for Delivery {
         Self(inner)
     }
 }
+
+/// An extension of a response whose `Retry-After` the layer replaces by its own.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RetryAfterOfLayer;
 
 /// How a layer judges a delivery.
 ///
@@ -173,11 +178,21 @@ pub(crate) struct Unenforced {
 impl Delivery {
     /// Makes the delivery of all events of a request that the handler runs under every verdict.
     /// `claim` is the delivery of the claim, if there is one.
-    pub(crate) fn unenforced(events: List<Event>, verdict: Verdict, claim: Option<&Self>) -> Self {
+    pub(crate) fn unenforced(
+        events: List<Event>,
+        verdict: Verdict,
+        claim: Option<&Self>,
+        of_ledger: impl OfLedger,
+    ) -> Self {
         let run = claim.map_or((1, false), |claim| (claim.attempt(), claim.is_takeover()));
         let is_unprotected = claim.is_none_or(Self::is_unprotected);
         let unenforced = Unenforced { verdict, claim: claim.cloned() };
-        Self(Arc::new(Inner::new(events, run, is_unprotected, Some(unenforced), ())))
+        Self(Arc::new(Inner::new(events, run, is_unprotected, Some(unenforced), of_ledger)))
+    }
+
+    /// Returns what the ledger holds with the delivery.
+    pub(crate) fn of_ledger(&self) -> &dyn OfLedger {
+        &self.0.of_ledger
     }
 
     /// Sets the request that this delivery belongs to. Idempotency keys are derived from all events

@@ -52,8 +52,7 @@ pub enum ErrorKind {
     /// The store returned data that this version cannot read. It has executed the call, so it claims no
     /// further key for this call later. Which keys it claimed is unknown.
     Corrupt,
-    /// The handler ended, broke or kept the transaction that the layer lent it. The layer commits
-    /// nothing of it.
+    /// The handler succeeded, and no transaction of it has completed its events.
     Transaction,
     /// The adapter does not support the call. Nothing was stored.
     Unsupported,
@@ -116,13 +115,6 @@ impl Error {
         self
     }
 
-    /// Turns the error into one that the handler caused.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    pub(crate) fn of_the_transaction(mut self) -> Self {
-        self.kind = ErrorKind::Transaction;
-        self
-    }
-
     /// Returns the kind of the error.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
@@ -151,7 +143,9 @@ impl fmt::Display for Error {
             ErrorKind::Full => "the store is full",
             ErrorKind::Overloaded => "too many calls are queued",
             ErrorKind::Corrupt => "the store returned unreadable data",
-            ErrorKind::Transaction => "the handler ended, broke or kept the transaction",
+            ErrorKind::Transaction => {
+                "commit by `Delivery::begin`, complete by `completion`, or call `nothing_to_write`"
+            }
             ErrorKind::Unsupported => "the adapter does not support this",
             ErrorKind::Config => return f.write_str(&self.context),
         };

@@ -1,24 +1,21 @@
-//! [`Delivery`] and `DedupTx` as axum extractors, on `axum-core`.
+//! [`Delivery`] as an axum extractor and [`CommitError`] as a response, on `axum-core`.
 
 use std::convert::Infallible;
 use std::fmt;
 
 use axum_core::extract::{FromRequestParts, OptionalFromRequestParts};
 use axum_core::response::{IntoResponse, Response};
-use http::StatusCode;
 use http::request::Parts;
+use http::{HeaderValue, StatusCode, header};
 
-use crate::delivery::Delivery;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-use crate::ledger::transaction::{DedupTx, TxHandle, TxUnavailable};
+use crate::delivery::{Delivery, RetryAfterOfLayer};
+use crate::ledger::completion::CommitError;
 use crate::observe;
 
 /// Extracts the delivery that the handler runs.
 ///
 /// Use `Option<Delivery>` if a request may reach the handler without deduplication. Such requests
-/// are handshakes, methods that are not deduplicated, and missing keys that pass through. Under a
-/// transactional layer, the arguments `Option<Delivery>` and [`DedupTx`](crate::DedupTx) serve
-/// deliveries and handshakes.
+/// are handshakes, methods that are not deduplicated, and missing keys that pass through.
 ///
 /// # Example
 ///
@@ -79,95 +76,20 @@ impl IntoResponse for DeliveryRejection {
     }
 }
 
-/// Extracts the transaction of a delivery, which the layer lends until the argument is dropped.
+/// 503 with `Retry-After` if the error is [transient](CommitError::is_transient), else 500. The body is empty, and the
+/// cause is logged.
 ///
-/// A handshake, and a missing key that passes through, get a transaction without a key. It opens here,
-/// and the layer commits it after a success. So a handler of deliveries and handshakes takes `DedupTx`
-/// and `Option<Delivery>`.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-impl<DB: sqlx::Database, S: Sync> FromRequestParts<S> for DedupTx<DB> {
-    type Rejection = DedupTxRejection;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, DedupTxRejection> {
-        let handle = parts
-            .extensions
-            .get::<TxHandle<DB>>()
-            .ok_or(DedupTxRejection(TxUnavailable::Absent))?;
-        handle.lend().await.map_err(DedupTxRejection)
-    }
-}
-
-/// Returns `None` if no transactional layer over this database covers the route, or if the request's
-/// method is not deduplicated.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-impl<DB: sqlx::Database, S: Sync> OptionalFromRequestParts<S> for DedupTx<DB> {
-    type Rejection = DedupTxRejection;
-
-    async fn from_request_parts(
-        parts: &mut Parts,
-        _: &S,
-    ) -> Result<Option<Self>, DedupTxRejection> {
-        let Some(handle) = parts.extensions.get::<TxHandle<DB>>() else { return Ok(None) };
-        handle.lend().await.map(Some).map_err(DedupTxRejection)
-    }
-}
-
-/// The rejection of a [`DedupTx`] argument: no
-/// [transactional](crate::DedupLayer::transactional) layer over this database covers the route, the
-/// transaction is already lent, or the store opened none.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-#[derive(Debug, Clone)]
-pub struct DedupTxRejection(TxUnavailable);
-
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-impl DedupTxRejection {
-    /// Returns 503 if the store opened no transaction, and otherwise 500, because of a mistake in the
-    /// program.
-    #[must_use]
-    pub fn status(&self) -> StatusCode {
-        match self.0 {
-            TxUnavailable::Unopened(_) => StatusCode::SERVICE_UNAVAILABLE,
-            _ => StatusCode::INTERNAL_SERVER_ERROR,
-        }
-    }
-
-    fn fix(&self) -> &'static str {
-        match self.0 {
-            TxUnavailable::Absent => {
-                "put DedupLayer::transactional over this database around the route, or take \
-                 Option<DedupTx> if methods that are not deduplicated reach this handler"
-            }
-            TxUnavailable::Lent => "take one DedupTx at a time: drop it before the next one",
-            TxUnavailable::Copied => {
-                "put a layer that runs the handler again outside the DedupLayer"
-            }
-            TxUnavailable::Closed => "take the DedupTx before the handler returns",
-            TxUnavailable::Unopened(_) => {
-                "check the database, and that its pool has more connections than max_running"
-            }
-        }
-    }
-}
-
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-impl fmt::Display for DedupTxRejection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the transaction is unavailable")
-    }
-}
-
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-impl std::error::Error for DedupTxRejection {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.0)
-    }
-}
-
-/// The body is empty. The cause is logged, because clients never see internal errors.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-impl IntoResponse for DedupTxRejection {
+/// `Retry-After` is 30 s; inside a [`DedupLayer`](crate::DedupLayer) it is
+/// [`retry_after_unavailable`](crate::DedupLayer::retry_after_unavailable).
+impl IntoResponse for CommitError {
     fn into_response(self) -> Response {
-        observe::rejected("DedupTx", &self, self.fix());
-        self.status().into_response()
+        observe::commit_failed(&self);
+        if !self.is_transient() {
+            return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+        }
+        let mut response = StatusCode::SERVICE_UNAVAILABLE.into_response();
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("30"));
+        response.extensions_mut().insert(RetryAfterOfLayer);
+        response
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::adapter::Identifier;
 #[cfg(feature = "redis")]
 use crate::adapter::RedisAdapter;
-#[cfg(all(feature = "testing", any(feature = "postgres", feature = "sqlite")))]
+#[cfg(feature = "testing")]
 use crate::adapter::TransactionAdapter;
 #[cfg(feature = "testing")]
 use crate::adapter::contract::DedupAdapter;
@@ -17,14 +17,10 @@ use crate::adapter::{PostgresAdapter, PostgresOptions};
 use crate::adapter::{SqliteAdapter, SqliteOptions};
 #[cfg(feature = "redis")]
 use crate::error::Error;
-#[cfg(all(feature = "testing", any(feature = "postgres", feature = "sqlite")))]
-use crate::ledger::Transactional;
 #[cfg(feature = "testing")]
-use crate::ledger::{Lease, OnArrival};
+use crate::ledger::{Lease, OnArrival, Transactional};
 use crate::observe;
 
-#[cfg(all(feature = "testing", any(feature = "postgres", feature = "sqlite")))]
-pub use crate::adapter::transaction::OpenTransaction;
 #[cfg(feature = "testing")]
 pub use crate::ledger::contract::{Begin, BeginContext, Claim, HandlerSuccess};
 
@@ -83,7 +79,7 @@ pub fn on_arrival(adapter: impl DedupAdapter) -> Arc<OnArrival> {
 }
 
 /// Returns a ledger for a test that stops a delivery at every point.
-#[cfg(all(feature = "testing", any(feature = "postgres", feature = "sqlite")))]
-pub fn transactional<A: TransactionAdapter>(adapter: A) -> Arc<Transactional<A::Database>> {
+#[cfg(feature = "testing")]
+pub fn transactional(adapter: impl TransactionAdapter) -> Arc<Transactional> {
     Arc::new(Transactional::new(Arc::new(adapter)))
 }

@@ -75,11 +75,9 @@ pub mod testing;
 #[cfg(feature = "verify")]
 pub mod verify;
 
-pub use deduplicator::{Deduplicator, RunContext, RunError, RunOutcome};
+pub use deduplicator::{Deduplicator, RunError, RunOutcome};
 pub use delivery::{Delivery, Verdict};
 pub use error::{BoxError, ConfigError, ConfigErrorKind, Error, ErrorKind, KeyError, KeyErrorKind};
-#[cfg(all(feature = "axum", any(feature = "postgres", feature = "sqlite")))]
-pub use extract::DedupTxRejection;
 #[cfg(feature = "axum")]
 pub use extract::DeliveryRejection;
 pub use key::{DedupKey, KeyExtractor};
@@ -88,7 +86,8 @@ pub use layer::{
     OnMissingKey, OnUnavailable, Replay, ResponseBody, ResponseFuture, Verified,
 };
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub use ledger::transaction::{DedupTx, TxHandle, TxUnavailable};
+pub use ledger::completion::DedupTx;
+pub use ledger::completion::{CommitError, CommitErrorKind};
 /// The crate sqlx, in the version whose pools, connections and databases this crate takes.
 ///
 /// Use this name, or depend on the same version, as for its macros. Under another version of sqlx, a pool is a

@@ -143,14 +143,14 @@ pub(crate) use meters::{Meters, MetersByNamespace, pending_write};
 pub(crate) use outcome::Outcome;
 #[cfg(feature = "verify")]
 pub(crate) use records::not_verified;
-#[cfg(feature = "axum")]
-pub(crate) use records::rejected;
 pub(crate) use records::{
     background_claimed, background_completed, background_failed, background_refused,
     background_released, chain, claim_missing, lease_lost, mismatch, mode_changed, orphaned_panic,
     purge_failed, purge_failed_again, purged, response_not_stored, same_body, same_event,
     short_retention, small_body_limit, takeover, unprotected, unsigned_id,
 };
+#[cfg(feature = "axum")]
+pub(crate) use records::{commit_failed, rejected};
 #[cfg(feature = "memory")]
 pub(crate) use records::{evicted, evicting, nearly_full};
 #[cfg(feature = "postgres")]

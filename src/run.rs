@@ -102,13 +102,13 @@ where
 #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
 pub(crate) fn run<C: Claim, F, T>(
     claim: Option<C>,
-    handler: impl FnOnce(Option<&C>) -> F,
+    handler: impl FnOnce() -> F,
 ) -> impl Future<Output = (T, Result<(), Error>)>
 where
     F: Future<Output = (T, Option<HandlerSuccess>)>,
 {
     async move {
-        let (output, success) = handler(claim.as_ref()).await;
+        let (output, success) = handler().await;
         let Some(claim) = claim else { return (output, Ok(())) };
         let settled = match success {
             Some(success) => claim.commit(&success).await,

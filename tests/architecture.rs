@@ -52,7 +52,7 @@ const LEVELS: &[(&str, Levels)] = &[
     (
         "adapter",
         &[
-            &["stored"],
+            &["completion", "stored"],
             &["terms", "replies"],
             &["contract"],
             &["inspect"],
@@ -65,13 +65,14 @@ const LEVELS: &[(&str, Levels)] = &[
     (
         "ledger",
         &[
-            &["call", "pending", "times"],
-            &["renewal"],
+            &["call", "held", "pending", "times"],
+            &["completion", "renewal"],
             &["retry"],
             &["contract"],
             &["resolve"],
             &["claims"],
-            &["arrival", "lease", "transaction"],
+            &["arrival", "lease"],
+            &["transactional"],
         ],
     ),
     ("conformance", &[&["store"], &["driver"], &["cases", "processes"]]),
@@ -108,7 +109,7 @@ const LEVELS: &[(&str, Levels)] = &[
 
 /// Foreign crates, and the modules that may name them.
 const FOREIGN: &[(&str, &[&str])] = &[
-    ("sqlx", &["adapter", "ledger::transaction", "extract", "deduplicator", "lib"]),
+    ("sqlx", &["adapter", "ledger::completion", "lib"]),
     ("axum_core", &["extract", "layer::body"]),
     ("redis", &["adapter", "internals", "lib"]),
 ];

@@ -22,6 +22,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
+pub use super::completion::Completion;
 pub use super::replies::{ClaimReply, CompleteReply, RenewReply, Seen};
 pub use super::stored::{Fetch, StoredData, StoredResponse};
 pub use super::terms::{CallTerms, Permanence, Token};
@@ -208,6 +209,38 @@ pub trait DedupAdapter: Send + Sync + 'static {
         let _ = (key, terms);
         Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "completing keys")) })
     }
+
+    /// Makes the statement that completes these keys in a transaction of the handler's: all keys that the delivery
+    /// holds, with the data of [`CallTerms::stored_data_for`]. It is no call, and reaches no store.
+    ///
+    /// The statement writes the row of each key, whoever holds its lease, and takes the token of the terms. It fails if
+    /// a key is complete already or has no row: the first COMMIT wins. A row that has expired begins a new retention.
+    /// Without keys, it completes nothing and succeeds. With a `mark`, it fails unless the transaction has this mark,
+    /// which [`Delivery::begin`](crate::Delivery::begin) sets.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`] by default.
+    fn completion(
+        &self,
+        keys: &[DedupKey],
+        terms: &CallTerms,
+        mark: Option<&str>,
+    ) -> Result<Completion, Error> {
+        let _ = (keys, terms, mark);
+        Err(Error::new(ErrorKind::Unsupported, "completing events in a transaction"))
+    }
+
+    /// Returns `true` if the key is complete by the token of the terms. The transactional ledger asks after a handler
+    /// that has completed its events by a statement of its own. The store reads where it writes: no replica.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`] by default. Otherwise the store's own errors.
+    fn is_complete<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, bool> {
+        let _ = (key, terms);
+        Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "reading completions")) })
+    }
 }
 
 /// The abilities of a store beyond claims that are complete at once.
@@ -227,6 +260,9 @@ pub struct Abilities {
     /// The store deletes expired keys by itself, [`PURGE_GRACE`](super::inspect::PURGE_GRACE) after they have expired:
     /// [`purge`](super::inspect::MaintenanceAdapter::purge) has nothing to delete.
     pub expires_keys: bool,
+    /// The store implements [`completion`](DedupAdapter::completion) and [`is_complete`](DedupAdapter::is_complete): a
+    /// handler completes its events in its own transaction.
+    pub completion: bool,
 }
 
 impl Abilities {
@@ -271,5 +307,18 @@ impl<A: DedupAdapter + ?Sized> DedupAdapter for Arc<A> {
         terms: &'a CallTerms,
     ) -> StoreFuture<'a, CompleteReply> {
         (**self).complete(key, terms)
+    }
+
+    fn completion(
+        &self,
+        keys: &[DedupKey],
+        terms: &CallTerms,
+        mark: Option<&str>,
+    ) -> Result<Completion, Error> {
+        (**self).completion(keys, terms, mark)
+    }
+
+    fn is_complete<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, bool> {
+        (**self).is_complete(key, terms)
     }
 }

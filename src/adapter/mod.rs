@@ -21,6 +21,7 @@
 //! # }).unwrap();
 //! ```
 
+pub(crate) mod completion;
 mod connect;
 pub mod contract;
 pub mod inspect;
@@ -40,11 +41,12 @@ mod sql;
 mod sqlite;
 mod stored;
 mod terms;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub(crate) mod transaction;
+mod transaction;
 
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisAdapter, RedisClient, RedisOptions};
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub use completion::{CompletionConnection, CompletionDatabase};
 pub use connect::connect;
 #[cfg(feature = "memory")]
 pub use memory::{AtCapacity, MemoryAdapter};
@@ -56,5 +58,4 @@ pub use sql::{Batching, Identifier};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteAdapter, SqliteOptions};
 pub(crate) use terms::{EventTypes, Payloads};
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use transaction::TransactionAdapter;

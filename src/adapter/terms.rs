@@ -52,8 +52,8 @@ pub struct CallTerms {
     pub(crate) event_types: Option<EventTypes>,
     response: Option<Arc<StoredResponse>>,
     pub(crate) duplicate_note: Option<DuplicateNote>,
-    /// For how many milliseconds a lent transaction may be idle. Zero for no bound.
-    pub(crate) transaction_bound_ms: i32,
+    /// How long a handler may hold its transaction, in milliseconds. Zero for no bound.
+    pub(crate) handler_bound_ms: i32,
 }
 
 /// Set once the store has returned that a key of the call is complete. The caller reads it after an
@@ -102,7 +102,7 @@ impl CallTerms {
             event_types: None,
             response: None,
             duplicate_note: None,
-            transaction_bound_ms: 0,
+            handler_bound_ms: 0,
         }
     }
 
@@ -161,6 +161,18 @@ impl CallTerms {
     pub fn with_response(mut self, response: Arc<StoredResponse>) -> Self {
         self.response = Some(response);
         self
+    }
+
+    /// Returns `true` if nothing is stored with this key, now or later.
+    #[cfg(feature = "postgres")]
+    pub(super) fn stores_nothing_with(&self, key: &DedupKey) -> bool {
+        self.fetch != Fetch::DigestAndResponse && self.stored_data_for(key).is_none()
+    }
+
+    /// Returns the response to store.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(super) fn response(&self) -> Option<&StoredResponse> {
+        self.response.as_deref()
     }
 
     /// Returns the data to store with this key once it is complete; `None` if there is none.

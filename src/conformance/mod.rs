@@ -64,9 +64,9 @@ mod driver;
 mod processes;
 mod store;
 
-pub use cases::{run_case, run_maintenance_case};
+pub use cases::{run_case, run_completion_case, run_maintenance_case};
 pub use processes::processes_race_for_keys;
-pub use store::{SharedStore, Store};
+pub use store::{HandlerTransaction, SharedStore, Store, Transactional};
 
 /// Expands to one `#[test]` for every case of claims that are complete at once. Every adapter has to
 /// pass them.
@@ -210,6 +210,22 @@ macro_rules! held_row_conformance_suite {
                 claims_beside_held_rows_return_at_once,
                 renewal_of_a_held_row_returns_at_once_and_is_not_lost,
                 completions_and_releases_of_held_rows_delay_no_other_call,
+            }
+        }
+    };
+}
+
+/// Expands to one `#[test]` for every case of a store whose events a handler completes in its own transaction, for a
+/// [`Transactional`](crate::conformance::Transactional) store.
+#[macro_export]
+macro_rules! completion_conformance_suite {
+    ($store:ty $(, $name:ident)?) => {
+        $crate::conformance_suite! { @cases $store $(, $name)?: run_completion_case:
+            completion {
+                first_commit_wins_in_every_state,
+                complete_or_missing_row_refuses_all,
+                rollback_leaves_every_row_as_it_was,
+                transactions_that_race_complete_once,
             }
         }
     };

@@ -5,8 +5,11 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::adapter::contract::DedupAdapter;
+use futures_util::future::BoxFuture;
+
+use crate::adapter::contract::{Completion, DedupAdapter};
 use crate::adapter::inspect::MaintenanceAdapter;
+use crate::error::BoxError;
 use crate::key::DedupKey;
 
 /// A store under test.
@@ -34,6 +37,28 @@ pub trait Store: Sized + Send + Sync + 'static {
         let id = key.id().to_owned();
         async move { panic!("no transaction can hold the row of {id} alone") }
     }
+}
+
+/// A store with [`completion`](crate::adapter::contract::Abilities::completion).
+pub trait Transactional: Store {
+    /// Begins a transaction in the database of the store, and writes something in it.
+    fn transaction(&self) -> impl Future<Output = Box<dyn HandlerTransaction>> + Send;
+}
+
+/// A transaction as a handler has one. Dropped, it is rolled back.
+pub trait HandlerTransaction: Send {
+    /// Executes the statement of a completion with its parameter.
+    ///
+    /// # Errors
+    ///
+    /// The errors of the database.
+    fn complete<'t>(
+        &'t mut self,
+        completion: &'t Completion,
+    ) -> BoxFuture<'t, Result<(), BoxError>>;
+
+    /// Commits.
+    fn commit(self: Box<Self>) -> BoxFuture<'static, ()>;
 }
 
 /// A store that several processes share.

@@ -58,7 +58,6 @@ pub use events::Extracted;
 pub(crate) use extractor::Rule;
 pub use extractor::{IntoKeyExtractor, KeyExtractor};
 #[cfg(feature = "postgres")]
-pub(crate) use id::MAX_ID_LEN;
 pub use id::{DedupKey, Event, Keys};
 pub(crate) use id::{List, escaped, event_type};
 pub(crate) use idempotency::whole_payload;

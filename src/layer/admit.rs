@@ -31,7 +31,7 @@ use crate::adapter::Payloads;
 use crate::delivery::{Delivery, Verdict};
 use crate::error::{KeyError, KeyErrorKind};
 use crate::key::{DedupKey, Extracted, KeyPart, Keys, RequestRef};
-use crate::ledger::{BeginContext, Ledger, deadline_in};
+use crate::ledger::{BeginContext, Ledger, RunsWithoutKey, deadline_in};
 use crate::observe::{self, Outcome};
 
 /// What happens to a request whose body was read.
@@ -99,7 +99,9 @@ where
             Ok(Err(_)) => {
                 return Dispatch::Ended(self.answer(Outcome::Handshake, DedupResult::Handshake));
             }
-            Ok(Ok(request)) if request.keys.is_empty() => L::runs_outside(&self.head.extensions),
+            Ok(Ok(request)) if request.keys.is_empty() => {
+                self.head.extensions.get::<RunsWithoutKey>().is_some()
+            }
             Ok(Ok(request)) => {
                 self.request = request;
                 self.is_nested(Delivery::holds)
@@ -188,7 +190,7 @@ where
             && !keys.is_empty()
         {
             let keys = keys.without_payloads();
-            let delivery = Delivery::unenforced(keys.events().into(), Verdict::Off, None);
+            let delivery = self.layer.ledger.unenforced(keys.events(), Verdict::Off, None);
             delivery.set_request(&keys);
             self.head.extensions.insert(delivery);
         }

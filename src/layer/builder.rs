@@ -14,7 +14,6 @@ use super::gate::Gate;
 use super::handle::DedupHandle;
 use super::mode::Mode;
 use super::policy::{LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Success};
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::adapter::TransactionAdapter;
 use crate::adapter::contract::DedupAdapter;
 #[cfg(feature = "testing")]
@@ -23,9 +22,9 @@ use crate::error::ConfigError;
 #[cfg(feature = "testing")]
 use crate::key::KeyExtractor;
 use crate::key::{IntoKeyExtractor, KeyPart};
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-use crate::ledger::Transactional;
-use crate::ledger::{CanReplay, CanShadow, FailOpen, Lease, Ledger, OnArrival};
+use crate::ledger::{
+    CanReplay, FailOpen, Lease, Ledger, OnArrival, TRANSACTIONAL_LEASE, Transactional,
+};
 use crate::observe;
 
 /// Makes every delivery to the inner service take effect once.
@@ -37,10 +36,10 @@ use crate::observe;
 /// | [`body_limit`](Self::body_limit) | 2 MiB, or the preset's largest body if that is larger |
 /// | [`body_timeout`](Self::body_timeout) | 10 s |
 /// | [`retention`](Self::retention) | 30 days, or the preset's floor if that is longer |
-/// | [`lease`](Self::lease) | 60 s, renewed at 20 s |
+/// | [`lease`](Self::lease) | 60 s, renewed at 20 s; [`transactional`](DedupLayer::transactional): 10 s |
 /// | [`store_timeout`](Self::store_timeout) | 2 s |
 /// | [`handler_timeout`](Self::handler_timeout) | off |
-/// | [`max_running`](Self::max_running) | 1,024; [`transactional`](DedupLayer::transactional) on Postgres: the pool's size less two |
+/// | [`max_running`](Self::max_running) | 1,024 |
 /// | [`max_waiting`](Self::max_waiting) | 256, and 8 for one key |
 /// | [`max_keys`](Self::max_keys) | 4,096 a request |
 /// | [`success_when`](Self::success_when) | 2xx |
@@ -126,22 +125,22 @@ impl DedupLayer {
     /// Deduplicates in the handler's own transaction: the key and the handler's writes commit together,
     /// or not at all.
     ///
-    /// The handler takes the transaction as a [`DedupTx`](crate::DedupTx) argument. It holds a
-    /// connection while it runs, so [`max_running`](Self::max_running) defaults to the size of a
-    /// Postgres pool less two, and at least 1. A delivery waits for its permit for up to
-    /// [`store_timeout`](Self::store_timeout). [The guide](crate::guide::transactions#use) has an example.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    pub fn transactional<A: TransactionAdapter>(
+    /// The claim is that of a lease, so no connection is held while the handler thinks. The handler begins a transaction
+    /// by [`Delivery::begin`](crate::Delivery::begin) and commits it, or completes its event by
+    /// [`Delivery::completion`](crate::Delivery::completion) in a transaction of another driver. A handler that has
+    /// nothing to write says [`nothing_to_write`](crate::Delivery::nothing_to_write). After any other success the answer
+    /// is 500 with the header value `uncommitted`, and the event is released.
+    ///
+    /// [`lease`](Self::lease) is 10 s by default: safety does not depend on it.
+    /// [The guide](crate::guide::transactions) has an example.
+    ///
+    /// Invalid for an adapter without [`completion`](crate::adapter::contract::Abilities::completion).
+    pub fn transactional(
         key: impl IntoKeyExtractor,
-        adapter: A,
-    ) -> DedupLayer<Transactional<A::Database>> {
-        let max_running = adapter.default_max_running();
-        let mut layer = DedupLayer::with_ledger(key, Transactional::new(Arc::new(adapter)));
-        layer.config.waits_for_permit = true;
-        if let Some(deliveries) = max_running {
-            layer.gate.running.resize(deliveries);
-        }
-        layer
+        adapter: impl TransactionAdapter,
+    ) -> DedupLayer<Transactional> {
+        let layer = DedupLayer::with_ledger(key, Transactional::new(Arc::new(adapter)));
+        layer.lease(TRANSACTIONAL_LEASE)
     }
 }
 
@@ -422,13 +421,9 @@ impl<L: Ledger, B> DedupLayer<L, B> {
     /// Sets whether the layer enforces its verdicts, only reports them, or does nothing.
     /// [`DedupHandle::set_mode`](crate::DedupHandle::set_mode) changes it while the layer serves.
     ///
-    /// Not for [`transactional`](Self::transactional) layers, because the handler writes through the
-    /// transaction of its claim: this does not compile.
-    // The bound is the method's, so that the compiler shows the message of `CanShadow`.
-    pub fn mode(self, mode: Mode) -> Self
-    where
-        L: CanShadow,
-    {
+    /// In shadow and off, a transaction of the handler's completes nothing: see
+    /// [`Delivery::begin`](crate::Delivery::begin).
+    pub fn mode(self, mode: Mode) -> Self {
         self.gate.mode.set(mode);
         self
     }
@@ -438,8 +433,8 @@ impl<L: Ledger, B> DedupLayer<L, B> {
     /// A duplicate whose stored data cannot be read is 503 under every policy. On the SQL stores, so is a
     /// duplicate whose response is not read within `store_timeout`.
     ///
-    /// Not for [`transactional`](Self::transactional) layers: without the database there is no
-    /// transaction to lend, so this does not compile.
+    /// Not for [`transactional`](Self::transactional) layers: without the database no transaction completes the event,
+    /// so this does not compile.
     // The bound is the method's, so that the compiler shows the message of `FailOpen`.
     pub fn on_unavailable(mut self, policy: OnUnavailable) -> Self
     where
@@ -537,7 +532,6 @@ impl<L: Ledger, B> DedupLayer<L, B> {
             gate: Arc::clone(&self.gate),
             pending_writes: self.ledger.pending_writes(),
             namespace: Arc::clone(&self.config.key.namespace),
-            can_shadow: L::CAN_SHADOW,
         }
     }
 }

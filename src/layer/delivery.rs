@@ -33,7 +33,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use http::{Extensions, Method, Request, Response, request};
+use http::{Extensions, Method, Request, Response, header, request};
 use http_body::Body;
 use tower_service::Service;
 
@@ -46,7 +46,7 @@ use super::paths::LAST_PATHS;
 use super::policy::{OnInFlight, OnMismatch, Replay, is_stream};
 use crate::adapter::Payloads;
 use crate::adapter::contract::{Seen, StoredResponse};
-use crate::delivery::{Delivery, Verdict};
+use crate::delivery::{Delivery, RetryAfterOfLayer, Verdict};
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys, hex, sha256};
 use crate::ledger::{Begin, BeginContext, Claim, HandlerSuccess, Ledger, RunsWithoutKey};
@@ -179,13 +179,18 @@ where
             self.report.attempt = Some((delivery.attempt(), delivery.is_takeover()));
         }
         let (this, held, to) = (&mut *self, delivery.as_ref(), &mut ended);
-        let ran = run(claim, move |claim: Option<&L::Claim>| this.handle(claim, held, to));
-        let ((), settled) = ran.await;
+        let ((), settled) = run(claim, move || this.handle(held, to)).await;
         if let Some(delivery) = &delivery {
             let identities = delivery.events().iter().flat_map(Event::identities);
             self.layer.gate.waiters.wake(identities);
         }
         self.conclude(&mut ended, settled, instead);
+        if delivery.is_some_and(|delivery| delivery.was_refused())
+            && matches!(ended.0, Outcome::Failed | Outcome::Uncommitted)
+        {
+            // Boxed, because few completions are refused.
+            Box::pin(self.answer_refused(&mut ended)).await;
+        }
         ended
     }
 
@@ -258,8 +263,11 @@ where
                 let (claim, delivery) = (Some(claim), Some(delivery));
                 return (verdict, Some(Claimed { claim, delivery, instead }));
             }
-            Ok(Begin::WithoutKey(claim)) => {
-                return (Verdict::NoKey, Some(Claimed { claim, delivery: None, instead: None }));
+            Ok(Begin::WithoutKey) => {
+                return (
+                    Verdict::NoKey,
+                    Some(Claimed { claim: None, delivery: None, instead: None }),
+                );
             }
             Ok(Begin::Duplicate(seen)) => {
                 let verdict = Verdict::Duplicate { age: seen.age };
@@ -297,6 +305,22 @@ where
         }
     }
 
+    /// Answers a delivery whose completion was refused: a duplicate, if another delivery has completed its events. One
+    /// more claim decides.
+    async fn answer_refused(&mut self, ended: &mut Ended<ResBody, S::Error>) {
+        let DedupLayer { ledger, config, .. } = &*self.layer;
+        let context = config.begin_context(self.request.payloads.as_ref(), false);
+        match ledger.begin(&self.request.keys, &context).await {
+            Ok(Begin::Duplicate(seen)) => {
+                self.report.age = Some(seen.age);
+                *ended = (Outcome::Duplicate, self.answer_known(&seen));
+            }
+            // An error of the release continues in the background.
+            Ok(Begin::First { claim, .. }) => drop(claim.rollback().await),
+            _ => {}
+        }
+    }
+
     /// Puts the verdict into the log record. Reports a delivery that is acknowledged on another path than
     /// the one on which its event was handled.
     fn note(&mut self, verdict: Verdict) {
@@ -331,17 +355,13 @@ where
     /// Calls the inner service, judges its response, and writes the ending to `ended`.
     fn handle<'r>(
         &'r mut self,
-        claim: Option<&L::Claim>,
         delivery: Option<&Delivery>,
         ended: &'r mut Ended<ResBody, S::Error>,
     ) -> impl Future<Output = ((), Option<HandlerSuccess>)> + use<'r, S, L, B, ResBody> {
         let Self { inner, head, body, request: RequestKeys { keys, .. }, judged, .. } = self;
         let (config, report, judged) = (&self.layer.config, &mut self.report, *judged);
         let is_head = head.method == Method::HEAD;
-        extend(&mut head.extensions, keys, judged, delivery);
-        if let Some(claim) = claim {
-            claim.attach(&mut head.extensions);
-        }
+        extend(&mut head.extensions, keys, judged, delivery, &*self.layer.ledger);
         let (bound, replay) = match judged {
             Judged::Enforced => (config.times.handler_timeout, config.replay.as_ref()),
             Judged::InShadow(_) => (None, None),
@@ -397,11 +417,23 @@ where
             // A release that failed changes the log record only.
             _ => {}
         }
+        if let Ending::Inner(Ok(response)) = &mut ended.1
+            && response.extensions_mut().remove::<RetryAfterOfLayer>().is_some()
+        {
+            let seconds = self.layer.config.retry_after_unavailable.as_secs();
+            response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+        }
     }
 }
 
 /// Adds the delivery to a request.
-fn extend(extensions: &mut Extensions, keys: &Keys, judged: Judged, delivery: Option<&Delivery>) {
+fn extend(
+    extensions: &mut Extensions,
+    keys: &Keys,
+    judged: Judged,
+    delivery: Option<&Delivery>,
+    ledger: &impl Ledger,
+) {
     let delivery = match (judged, delivery) {
         (Judged::Enforced, None) => {
             extensions.insert(RunsWithoutKey);
@@ -409,7 +441,11 @@ fn extend(extensions: &mut Extensions, keys: &Keys, judged: Judged, delivery: Op
         }
         (Judged::Enforced, Some(delivery)) => delivery.clone(),
         (Judged::InShadow(Some(verdict)), claim) if !keys.is_empty() => {
-            Delivery::unenforced(keys.events().into(), verdict, claim)
+            if let Some(claim) = claim {
+                // The layer completes the events as under a lease.
+                claim.nothing_to_write();
+            }
+            ledger.unenforced(keys.events(), verdict, claim)
         }
         (Judged::InShadow(_), _) => return,
     };

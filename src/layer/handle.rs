@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use super::gate::Gate;
 use super::mode::Mode;
-use crate::error::{ConfigError, ConfigErrorKind};
 use crate::ledger::PendingWrites;
 use crate::observe;
 
@@ -35,8 +34,6 @@ pub struct DedupHandle {
     pub(super) gate: Arc<Gate>,
     pub(super) pending_writes: PendingWrites,
     pub(super) namespace: Arc<str>,
-    /// Whether the ledger has the modes `Shadow` and `Off`.
-    pub(super) can_shadow: bool,
 }
 
 impl DedupHandle {
@@ -47,23 +44,12 @@ impl DedupHandle {
     }
 
     /// Sets the mode of the layer, its clones and its services. A change is logged. [`Mode`] says what
-    /// happens to deliveries that have begun. Claims that were made in shadow count after the switch to `Enforce`.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigErrorKind::Unsupported`] for `Shadow` and `Off` if the layer is
-    /// [transactional](crate::DedupLayer::transactional), because the handler writes through the
-    /// transaction of its claim.
-    pub fn set_mode(&self, mode: Mode) -> Result<(), ConfigError> {
-        if mode != Mode::Enforce && !self.can_shadow {
-            let rule = "the ledger does not support the modes shadow and off";
-            return Err(ConfigError::new(ConfigErrorKind::Unsupported, rule));
-        }
+    /// happens to the deliveries that run.
+    pub fn set_mode(&self, mode: Mode) {
         let previous = self.gate.mode.set(mode);
         if previous != mode {
             observe::mode_changed(&self.namespace, previous.as_str(), mode.as_str());
         }
-        Ok(())
     }
 
     /// Returns how many deliveries hold a permit to run.

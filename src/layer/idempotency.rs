@@ -7,12 +7,10 @@ use http::{StatusCode, header};
 use super::builder::DedupLayer;
 use super::config::NOT_STORED;
 use super::policy::{LogIds, OnInFlight, OnMismatch, Replay};
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::adapter::TransactionAdapter;
 use crate::adapter::contract::DedupAdapter;
 use crate::key::{KeyExtractor, KeyPart, whole_payload};
 use crate::ledger::CanReplay;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::ledger::Transactional;
 
 /// Layers for the header `Idempotency-Key`, with which the clients of an API repeat a request.
@@ -54,13 +52,13 @@ impl DedupLayer {
     /// Does the same as [`idempotency_key`](Self::idempotency_key), in the handler's own transaction,
     /// as [`transactional`](Self::transactional).
     ///
-    /// It commits after a 2xx only. After any other status the handler's writes are rolled back, no
-    /// response is stored, and the same request runs again.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    pub fn transactional_idempotency_key<A: TransactionAdapter>(
+    /// A response that the handler sets by [`Delivery::set_response`](crate::Delivery::set_response) commits with the
+    /// key. After any status but a 2xx no response is stored, and the same request runs again, unless the handler has
+    /// committed.
+    pub fn transactional_idempotency_key(
         scope: KeyPart,
-        adapter: A,
-    ) -> DedupLayer<Transactional<A::Database>> {
+        adapter: impl TransactionAdapter,
+    ) -> DedupLayer<Transactional> {
         Self::transactional(KeyExtractor::idempotency_key(scope), adapter).for_api_clients()
     }
 }

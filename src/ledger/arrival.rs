@@ -33,7 +33,7 @@ use tokio::time::Instant;
 
 use super::claims::{Claims, Doubt};
 use super::contract::{
-    Begin, BeginContext, CanShadow, Claim, FailOpen, HandlerSuccess, Ledger, Sealed, fails_open,
+    Begin, BeginContext, Claim, FailOpen, HandlerSuccess, Ledger, Sealed, fails_open,
 };
 use super::pending::Pending;
 use super::resolve::{Resolution, flatten};
@@ -90,7 +90,7 @@ impl Ledger for OnArrival {
         context: &BeginContext,
     ) -> Result<Begin<Self::Claim>, Error> {
         if keys.is_empty() {
-            return Ok(Begin::WithoutKey(None));
+            return Ok(Begin::WithoutKey);
         }
         let (events, first) = flatten(keys);
         let mut terms = context.terms(&events, self.abilities);
@@ -128,8 +128,6 @@ impl Ledger for OnArrival {
 }
 
 impl FailOpen for OnArrival {}
-
-impl CanShadow for OnArrival {}
 
 /// The claim of a delivery whose keys are permanent: there is nothing to commit or to roll back.
 #[derive(Debug)]

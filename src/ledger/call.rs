@@ -48,7 +48,7 @@ macro_rules! calls {
 }
 
 calls!(claim "claiming keys" ClaimReply, renew "renewing leases" RenewReply,
-    complete "completing keys" CompleteReply, release "releasing keys" ());
+    complete "completing keys" CompleteReply, release "releasing keys" (), is_complete "reading completions" bool);
 
 /// Makes a call for each key, many of them at once, within one bound for all. Calls for which a store has no room
 /// beside the others are made again, because the store has executed nothing of them.

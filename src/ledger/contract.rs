@@ -7,13 +7,11 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::Extensions;
-
 use super::retry::PendingWrites;
 use super::times::Times;
 use crate::adapter::EventTypes;
 use crate::adapter::contract::{Abilities, CallTerms, Fetch, Seen, StoredResponse, Token};
-use crate::delivery::Delivery;
+use crate::delivery::{Delivery, Verdict};
 use crate::error::{ConfigError, Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys};
 
@@ -62,21 +60,18 @@ pub trait Ledger: Sealed + Send + Sync + 'static {
                     "recording a handshake: it is in flight",
                 )),
                 Begin::First { claim, .. } => claim.commit(&HandlerSuccess::default()).await,
-                Begin::WithoutKey(_) | Begin::Duplicate(_) | Begin::Mismatch(_) => Ok(()),
+                Begin::WithoutKey | Begin::Duplicate(_) | Begin::Mismatch(_) => Ok(()),
             }
         }
     }
 
-    /// Returns `true` if an outer layer runs this request, which has no key here, as this layer would.
+    /// Makes the delivery of all events of a request that the handler runs under every verdict. `claim` is the delivery
+    /// of the claim, if there is one.
     #[doc(hidden)]
     #[must_use]
-    fn runs_outside(extensions: &Extensions) -> bool {
-        extensions.get::<RunsWithoutKey>().is_some()
+    fn unenforced(&self, events: &[Event], verdict: Verdict, claim: Option<&Delivery>) -> Delivery {
+        Delivery::unenforced(events.into(), verdict, claim, ())
     }
-
-    /// Whether the ledger is a [`CanShadow`], for code that does not know its type.
-    #[doc(hidden)]
-    const CAN_SHADOW: bool = true;
 
     /// # Errors
     ///
@@ -98,18 +93,13 @@ pub trait Ledger: Sealed + Send + Sync + 'static {
 /// The claim of a delivery that runs.
 ///
 /// If it is dropped before `commit`, it is rolled back in the background. If `commit` is dropped, the
-/// completion continues in the background, unless the handler's effect is in the same transaction.
+/// completion continues in the background.
 pub trait Claim: Send + 'static {
-    /// Adds the lent transaction to the request, if there is one.
-    fn attach(&self, extensions: &mut Extensions) {
-        let _ = extensions;
-    }
-
     /// Completes the keys, because the handler succeeded.
     ///
     /// # Errors
     ///
-    /// The transaction with the handler's effect could not be committed. The layer answers 500 or 503.
+    /// No transaction of the handler's has completed the keys, or the store does not say. The layer answers 500 or 503.
     fn commit(self, success: &HandlerSuccess) -> impl Future<Output = Result<(), Error>> + Send;
 
     /// Releases the keys, because the handler failed.
@@ -127,17 +117,9 @@ pub(crate) struct RunsWithoutKey;
 /// A ledger that can run a handler while its store does not reply.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot run a handler without its store",
-    note = "a transactional delivery without a transaction does not exist"
+    note = "without its store, a transactional ledger completes no event in the handler's transaction"
 )]
 pub trait FailOpen: Ledger {}
-
-/// A ledger whose handlers can run without a claim.
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` has no modes",
-    note = "the handler writes through the `DedupTx` of its claim, and a duplicate has no claim: run a \
-            lease ledger in shadow in its place, on the same table"
-)]
-pub trait CanShadow: Ledger {}
 
 /// A ledger that makes a key permanent *after* its handler has responded, so that the response can be
 /// stored.
@@ -161,8 +143,8 @@ pub enum Begin<C> {
         /// Another event of the request was handled with another payload.
         mismatch: bool,
     },
-    /// The request has no key, and the handler runs. The claim lends it a transaction.
-    WithoutKey(Option<C>),
+    /// The request has no key, and the handler runs.
+    WithoutKey,
     /// Other deliveries run every event that is not complete.
     InFlight,
     /// Every event is complete. The first one was seen then. It has stored data only if the response is fetched.
@@ -197,7 +179,7 @@ impl BeginContext {
             |bound: Duration| bound.saturating_add(after).saturating_add(times.store_timeout);
         // No honest handler is ended by it. The setting of Postgres has 31 bits.
         let ms = |bound| i32::try_from(most(bound).as_millis()).unwrap_or(i32::MAX);
-        context.terms.transaction_bound_ms = times.handler_timeout.map_or(0, ms);
+        context.terms.handler_bound_ms = times.handler_timeout.map_or(0, ms);
         context
     }
 

@@ -23,15 +23,17 @@ use tokio::time::Instant;
 use super::call;
 use super::claims::Claims;
 use super::contract::{
-    Begin, BeginContext, CanReplay, CanShadow, Claim, FailOpen, HandlerSuccess, Ledger, Sealed,
+    Begin, BeginContext, CanReplay, Claim, FailOpen, HandlerSuccess, Ledger, Sealed,
 };
+use super::held::{HeldLease, LeaseTerms};
 use super::pending::Pending;
-use super::renewal::{HeldLease, LeaseTerms, RenewalGuard, Renewals, report};
+use super::renewal::{RenewalGuard, Renewals, report};
 use super::resolve::{Resolution, flatten};
 use super::retry::{PendingWrites, RetryJob, RetryPool, Write};
 use crate::adapter::contract::{Abilities, CallTerms, DedupAdapter};
-use crate::error::{ConfigError, ConfigErrorKind, Error};
-use crate::key::Keys;
+use crate::delivery::{Delivery, Verdict};
+use crate::error::{ConfigError, ConfigErrorKind, Error, ErrorKind};
+use crate::key::{Event, Keys};
 
 /// Background writes of each kind at once.
 const MOST_COMPLETIONS: usize = 16_384;
@@ -44,6 +46,8 @@ const MOST_RELEASES: usize = 4_096;
 pub struct Lease {
     adapter: Arc<dyn DedupAdapter>,
     abilities: Abilities,
+    /// Whether a success needs a completion in the handler's transaction.
+    is_strict: bool,
     renewals: Arc<Renewals>,
     /// Keys that succeeded in this process and are not completed in the store yet.
     completing: Arc<Pending<CallTerms>>,
@@ -57,12 +61,22 @@ impl Lease {
     pub(crate) fn new(adapter: Arc<dyn DedupAdapter>) -> Self {
         Self {
             abilities: adapter.abilities(),
+            is_strict: false,
             adapter,
             renewals: Arc::default(),
             completing: Arc::default(),
             completions: RetryPool::new(MOST_COMPLETIONS),
             releases: RetryPool::new(MOST_RELEASES),
         }
+    }
+
+    /// Demands a completion in the handler's transaction: see [`Transactional`](super::Transactional).
+    pub(super) fn strict(adapter: Arc<dyn DedupAdapter>) -> Self {
+        Self { is_strict: true, ..Self::new(adapter) }
+    }
+
+    pub(super) fn abilities(&self) -> Abilities {
+        self.abilities
     }
 
     #[cfg(feature = "testing")]
@@ -106,7 +120,7 @@ impl Ledger for Lease {
     ) -> impl Future<Output = Result<Begin<Self::Claim>, Error>> + Send {
         async move {
             if keys.is_empty() {
-                return Ok(Begin::WithoutKey(None));
+                return Ok(Begin::WithoutKey);
             }
             let (events, first) = flatten(keys);
             let claimed_at = Instant::now();
@@ -116,8 +130,8 @@ impl Ledger for Lease {
             claims.completing = Some(&self.completing);
             let start = move |claims: &mut Claims<'_>, resolution: &mut Resolution| {
                 let is_claimed = !resolution.is_unprotected;
-                let of_ledger =
-                    |held| LeaseTerms::new(held, claims.terms.clone(), *claims.store_timeout);
+                let (terms, timeout) = (claims.terms.clone(), *claims.store_timeout);
+                let of_ledger = |held| LeaseTerms::new(held, terms, timeout, &self.adapter);
                 resolution.begin(of_ledger, |lease| {
                     let start =
                         || self.renewals.start(&self.adapter, Arc::clone(&lease), claimed_at);
@@ -148,6 +162,11 @@ impl Ledger for Lease {
         call::all(call::complete(&*self.adapter, &identities, &terms, bound).await).map(drop)
     }
 
+    fn unenforced(&self, events: &[Event], verdict: Verdict, claim: Option<&Delivery>) -> Delivery {
+        let held = LeaseTerms::nothing(&self.adapter);
+        Delivery::unenforced(events.into(), verdict, claim, held)
+    }
+
     fn check(&self) -> Result<(), ConfigError> {
         let has_leases = self.abilities.leases;
         let rule = "the adapter does not support leases";
@@ -164,8 +183,6 @@ impl Ledger for Lease {
 }
 
 impl FailOpen for Lease {}
-
-impl CanShadow for Lease {}
 
 impl CanReplay for Lease {}
 
@@ -205,9 +222,18 @@ impl LeaseClaim {
     }
 }
 
+impl LeaseClaim {
+    /// Returns `true` if the handler's transaction has completed all keys.
+    async fn are_complete(&self) -> Result<bool, Error> {
+        let (adapter, lease) = (&*self.ledger.adapter, &self.lease.of_ledger);
+        let read = call::is_complete(adapter, &lease.keys, &lease.terms, lease.store_timeout);
+        Ok(call::all(read.await)?.iter().all(|is_complete| *is_complete))
+    }
+}
+
 impl Claim for LeaseClaim {
-    /// Completes the keys in one attempt, or else in the background. Returns no error, because the
-    /// handler succeeded.
+    /// Completes the keys in one attempt, or else in the background. Returns no error then, because the
+    /// handler succeeded. Keys that the handler's transaction has completed are only given the response.
     #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
     fn commit(
         mut self,
@@ -216,6 +242,24 @@ impl Claim for LeaseClaim {
         async move {
             let lease = &self.lease.of_ledger;
             lease.mark_handler_ended();
+            let mut is_committed = lease.writes.are_committed();
+            if self.ledger.is_strict && !is_committed && !lease.writes.are_none() {
+                // Boxed, because only handlers with another driver come here.
+                is_committed = Box::pin(self.are_complete()).await?;
+                if !is_committed {
+                    let context =
+                        "committing: no transaction of the handler has completed the event";
+                    let error = Error::new(ErrorKind::Transaction, context);
+                    // An error of the release is not the cause.
+                    let _ = self.release().finish().await;
+                    return Err(error);
+                }
+            }
+            if is_committed && (success.response.is_none() || lease.writes.response().is_some()) {
+                let left = &mut self.left;
+                *left = Left::Nothing;
+                return Ok(());
+            }
             // Boxed, because most layers store no response.
             let with_response = success.terms(&lease.terms).map(Box::new);
             // From here on, a claim that is dropped completes in the background.

@@ -22,23 +22,23 @@
 mod arrival;
 mod call;
 mod claims;
+pub(crate) mod completion;
 pub(crate) mod contract;
+mod held;
 mod lease;
 mod pending;
 mod renewal;
 mod resolve;
 mod retry;
 mod times;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub(crate) mod transaction;
+mod transactional;
 
 pub use arrival::OnArrival;
 pub use contract::Ledger;
 pub(crate) use contract::{
-    Begin, BeginContext, CanReplay, CanShadow, Claim, FailOpen, HandlerSuccess, RunsWithoutKey,
+    Begin, BeginContext, CanReplay, Claim, FailOpen, HandlerSuccess, RunsWithoutKey,
 };
 pub use lease::Lease;
 pub(crate) use retry::PendingWrites;
-pub(crate) use times::{PollDelays, Times, deadline_in, poll_delays};
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub use transaction::Transactional;
+pub(crate) use times::{PollDelays, TRANSACTIONAL_LEASE, Times, deadline_in, poll_delays};
+pub use transactional::Transactional;

@@ -11,7 +11,6 @@
 //!    last handler.
 
 use std::future::Future;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -23,10 +22,10 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::call;
-use crate::adapter::contract::{CallTerms, CompleteReply, DedupAdapter, RenewReply};
-use crate::delivery::Inner;
+use super::held::{HeldLease, LeaseTerms};
+use crate::adapter::contract::{CompleteReply, DedupAdapter, RenewReply};
 use crate::error::Error;
-use crate::key::{DedupKey, List};
+use crate::key::DedupKey;
 use crate::observe;
 
 /// A sweeper that ended with each last delivery would start again with the next one, and a start makes
@@ -66,35 +65,6 @@ struct Running {
     renewal: Option<AbortOnDropHandle<()>>,
 }
 
-/// A delivery with its lease, shared with its claim.
-pub(super) type HeldLease = Inner<LeaseTerms>;
-
-/// What a ledger holds with a delivery under a lease.
-pub(super) struct LeaseTerms {
-    /// Sorted.
-    pub(super) keys: List<DedupKey>,
-    pub(super) terms: CallTerms,
-    pub(super) store_timeout: Duration,
-    handler_ended: AtomicBool,
-}
-
-impl LeaseTerms {
-    pub(super) fn new(keys: List<DedupKey>, terms: CallTerms, store_timeout: Duration) -> Self {
-        Self { keys, terms, store_timeout, handler_ended: AtomicBool::new(false) }
-    }
-
-    /// Marks the handler as ended. From now on only the completion reports a lost lease, because a renewal
-    /// after the completion or the release finds no lease.
-    pub(super) fn mark_handler_ended(&self) {
-        self.handler_ended.store(true, Ordering::Release);
-    }
-
-    /// Returns when to renew the lease, which counts from `since`.
-    fn due(&self, since: Instant) -> Instant {
-        since + clamped(self.terms.lease() / 3)
-    }
-}
-
 /// Ends the renewals of a lease when it is dropped.
 pub(super) struct RenewalGuard {
     renewals: Arc<Renewals>,
@@ -132,7 +102,7 @@ impl Renewals {
         since: Instant,
     ) -> Option<RenewalGuard> {
         let handle = Handle::try_current().ok()?;
-        let (runtime, due) = (handle.id(), lease.of_ledger.due(since));
+        let (runtime, due) = (handle.id(), due(&lease.of_ledger, since));
         let mut runtimes = self.lock();
         let known = runtimes.iter().position(|leases| leases.runtime == runtime);
         let at = known.unwrap_or_else(|| {
@@ -213,7 +183,7 @@ fn sweeper(
 async fn renew(adapter: Arc<dyn DedupAdapter>, lease: Arc<HeldLease>) {
     let held = &lease.of_ledger;
     loop {
-        let (next, soon) = (held.due(Instant::now()), clamped(held.terms.lease() / 12));
+        let (next, soon) = (due(held, Instant::now()), clamped(held.terms.lease() / 12));
         let replies = call::renew(&*adapter, &held.keys, &held.terms, held.store_timeout).await;
         let Ok(replies) = call::all(replies) else {
             tokio::time::sleep(soon).await;
@@ -221,7 +191,11 @@ async fn renew(adapter: Arc<dyn DedupAdapter>, lease: Arc<HeldLease>) {
         };
         let is_locked = replies.contains(&RenewReply::Locked);
         let is_lost = replies.contains(&RenewReply::Lost);
-        if is_lost && !held.handler_ended.load(Ordering::Acquire) && lease.mark_lease_lost() {
+        if is_lost
+            && !held.has_handler_ended()
+            && !is_completed(&*adapter, held).await
+            && lease.mark_lease_lost()
+        {
             let lost = held.keys.iter().zip(&replies).filter(|(_, it)| **it == RenewReply::Lost);
             lost.for_each(|(key, _)| observe::lease_lost(key));
         }
@@ -231,6 +205,18 @@ async fn renew(adapter: Arc<dyn DedupAdapter>, lease: Arc<HeldLease>) {
             sleep_until(next).await;
         }
     }
+}
+
+/// Returns `true` if the handler's own transaction has completed the keys: their leases are over, and not lost.
+async fn is_completed(adapter: &dyn DedupAdapter, held: &LeaseTerms) -> bool {
+    if held.writes.are_committed() {
+        return true;
+    }
+    if !adapter.abilities().completion {
+        return false;
+    }
+    let read = call::is_complete(adapter, &held.keys, &held.terms, held.store_timeout).await;
+    read.iter().all(|reply| matches!(reply, Ok(true)))
 }
 
 /// Reports claims that the store has lost, and lost leases, unless the delivery knew before.
@@ -252,6 +238,11 @@ pub(super) fn report(
     if lost.peek().is_some() && lease.mark_lease_lost() {
         lost.for_each(observe::lease_lost);
     }
+}
+
+/// Returns when to renew a lease that counts from `since`.
+fn due(held: &LeaseTerms, since: Instant) -> Instant {
+    since + clamped(held.terms.lease() / 3)
 }
 
 /// Returns a delay of at least 1 ms, so that the sweeper never spins, and of at most a day,

@@ -10,7 +10,8 @@ use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use super::call;
-use super::renewal::{HeldLease, report};
+use super::held::HeldLease;
+use super::renewal::report;
 use crate::adapter::contract::{CallTerms, DedupAdapter};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;

@@ -12,6 +12,10 @@ const DAY: Duration = Duration::from_secs(86_400);
 /// The shortest lease. A busy process may renew a shorter lease too late.
 const MIN_LEASE: Duration = Duration::from_millis(100);
 
+/// The lease of the transactional ledger by default: the retry after a dead process runs sooner, and of two runs of an
+/// event the second cannot commit.
+pub(crate) const TRANSACTIONAL_LEASE: Duration = Duration::from_secs(10);
+
 /// The times that a layer and a deduplicator set.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Times {

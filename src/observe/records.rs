@@ -153,10 +153,16 @@ records! {
         warn!("not verified", preset, path, url, claimed_id, %reason);
     }
 
-    /// the argument is [`Delivery`](crate::Delivery) or `DedupTx`; `fix` says what to change
+    /// the argument is [`Delivery`](crate::Delivery); `fix` says what to change
     #[cfg(feature = "axum")]
     fn rejected(argument: &'static str, error: &(dyn std::error::Error + 'static), fix: &'static str) {
         warn!("rejected: an argument of the handler is not available", argument, error = chain(error), fix);
+    }
+
+    /// a handler has returned a [`CommitError`](crate::CommitError)
+    #[cfg(feature = "axum")]
+    fn commit_failed(error: &(dyn std::error::Error + 'static)) {
+        warn!("not committed: a transaction of a handler has failed", error = chain(error));
     }
 
     /// no caller is left that the panic could reach

@@ -6,14 +6,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::sqlite::SqliteConnectOptions;
+use futures_util::future::BoxFuture;
+use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, PgConnection};
 use tempfile::TempDir;
-use tower_dedup::DedupKey;
+use tower_dedup::adapter::contract::Completion;
 use tower_dedup::adapter::{
     Identifier, MemoryAdapter, PostgresAdapter, PostgresOptions, SqliteAdapter,
 };
-use tower_dedup::conformance::{SharedStore, Store};
+use tower_dedup::conformance::{HandlerTransaction, SharedStore, Store, Transactional};
+use tower_dedup::{BoxError, DedupKey};
 
 use crate::support::postgres::Schema;
 use crate::support::time_travel::{milliseconds, shift_file, shift_schema};
@@ -79,6 +81,46 @@ impl Store for Sqlite {
 
     async fn set_back(&self, by: Duration) {
         shift(&self.path, milliseconds(by)).await;
+    }
+}
+
+/// A transaction of a handler, on a connection of its own.
+struct Open<C>(C);
+
+macro_rules! handler_transaction {
+    ($connection:ty) => {
+        impl HandlerTransaction for Open<$connection> {
+            fn complete<'t>(
+                &'t mut self,
+                completion: &'t Completion,
+            ) -> BoxFuture<'t, Result<(), BoxError>> {
+                Box::pin(async move {
+                    let sql = AssertSqlSafe(completion.sql().to_owned());
+                    let completed = sqlx::query(sql).bind(completion.parameter().to_owned());
+                    completed.execute(&mut self.0).await?;
+                    Ok(())
+                })
+            }
+
+            fn commit(mut self: Box<Self>) -> BoxFuture<'static, ()> {
+                Box::pin(async move {
+                    sqlx::query("COMMIT").execute(&mut self.0).await.unwrap();
+                    self.0.close().await.unwrap();
+                })
+            }
+        }
+    };
+}
+
+handler_transaction!(SqliteConnection);
+handler_transaction!(PgConnection);
+
+impl Transactional for Sqlite {
+    async fn transaction(&self) -> Box<dyn HandlerTransaction> {
+        let options = SqliteConnectOptions::new().filename(&self.path);
+        let mut connection = options.busy_timeout(Duration::from_secs(20)).connect().await.unwrap();
+        connection.execute("BEGIN IMMEDIATE").await.unwrap();
+        Box::new(Open(connection))
     }
 }
 
@@ -150,6 +192,15 @@ impl Store for Postgres {
         );
         holder.execute(AssertSqlSafe(sql)).await.unwrap();
         Box::new(holder)
+    }
+}
+
+impl Transactional for Postgres {
+    async fn transaction(&self) -> Box<dyn HandlerTransaction> {
+        let mut connection = PgConnection::connect(self.schema.database_url()).await.unwrap();
+        let sql = "BEGIN; CREATE TEMP TABLE effects (id text)";
+        connection.execute(sql).await.unwrap();
+        Box::new(Open(connection))
     }
 }
 

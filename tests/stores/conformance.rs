@@ -58,6 +58,14 @@ mod held {
     tower_dedup::held_row_conformance_suite!(super::Postgres);
 }
 
+mod sqlite_completion {
+    tower_dedup::completion_conformance_suite!(super::Sqlite);
+}
+
+mod postgres_completion {
+    tower_dedup::completion_conformance_suite!(super::Postgres);
+}
+
 mod plain {
     tower_dedup::conformance_suite!(super::PlainStore);
     tower_dedup::refusal_conformance_suite!(super::PlainStore);

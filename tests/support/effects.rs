@@ -7,13 +7,12 @@ use std::time::Duration;
 
 use http::{Request, Response, StatusCode};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{ConnectOptions, PgConnection, PgPool, Postgres};
+use sqlx::{ConnectOptions, PgConnection, PgPool};
 use tower::Service;
 use tower::util::BoxCloneSyncService;
-use tower_dedup::TxHandle;
 use tower_dedup::adapter::PostgresAdapter;
 use tower_dedup::ledger::Transactional;
-use tower_dedup::{DedupLayer, DedupTx, Delivery};
+use tower_dedup::{CommitError, DedupLayer, Delivery};
 
 use super::postgres::Schema;
 use super::proxy::Proxy;
@@ -242,15 +241,28 @@ pub(crate) struct Gate {
 /// The condition on `pg_stat_activity` that matches a session at a gate.
 pub(crate) const AT_A_GATE: &str = "wait_event = 'PgSleep'";
 
-/// Returns the delivery's transaction.
-pub(crate) async fn lend(request: &Request<Body>) -> DedupTx<Postgres> {
-    request.extensions().get::<TxHandle<Postgres>>().unwrap().lend().await.unwrap()
+/// Writes the effect of a delivery in a transaction that completes it, after `then` has waited.
+pub(crate) async fn commit_effect(
+    pool: &PgPool,
+    event: &Delivery,
+    then: impl Future<Output = ()>,
+) -> Result<(), CommitError> {
+    let mut tx = event.begin(pool).await?;
+    effect(&mut tx, event).await?;
+    then.await;
+    tx.commit().await
 }
 
-/// A handler that writes its effect in the delivery's transaction, and fails if the write fails.
-pub(crate) async fn write(request: Request<Body>) -> Result<Response<Body>, Infallible> {
-    let written = effect(&mut *lend(&request).await, request.extensions().get().unwrap()).await;
-    Ok(answer(written.is_ok()))
+/// A handler that writes its effect in a transaction that completes the delivery, and fails if the commit fails.
+pub(crate) fn write(pool: &PgPool) -> Boxed {
+    let pool = pool.clone();
+    Boxed::new(tower::service_fn(move |request: Request<Body>| {
+        let pool = pool.clone();
+        async move {
+            let event = request.extensions().get().unwrap();
+            Ok(answer(commit_effect(&pool, event, async {}).await.is_ok()))
+        }
+    }))
 }
 
 pub(crate) fn answer(success: bool) -> Response<Body> {
@@ -261,7 +273,7 @@ pub(crate) fn answer(success: bool) -> Response<Body> {
     response
 }
 
-pub(crate) fn transactional(pool: &PgPool) -> DedupLayer<Transactional<Postgres>> {
+pub(crate) fn transactional(pool: &PgPool) -> DedupLayer<Transactional> {
     DedupLayer::transactional(by_header(), PostgresAdapter::new(pool.clone()))
 }
 
@@ -278,16 +290,15 @@ where
     tokio::time::timeout(MINUTE, acknowledged).await.expect("an end");
 }
 
-/// A handler that writes its effect, then does as `held` says.
-pub(crate) fn writes_and_waits(held: &Handler) -> Boxed {
-    let held = held.clone();
+/// A handler that writes its effect, then does as `held` says, then commits.
+pub(crate) fn writes_and_waits(pool: &PgPool, held: &Handler) -> Boxed {
+    let (pool, held) = (pool.clone(), held.clone());
     Boxed::new(tower::service_fn(move |request: Request<Body>| {
-        let held = held.clone();
+        let (pool, held) = (pool.clone(), held.clone());
         async move {
-            let mut tx = lend(&request).await;
-            let written = effect(&mut tx, request.extensions().get().unwrap()).await;
-            held.run(request).await.unwrap();
-            Ok(answer(written.is_ok()))
+            let event = request.extensions().get::<Delivery>().unwrap().clone();
+            let waits = async { drop(held.run(request).await.unwrap()) };
+            Ok(answer(commit_effect(&pool, &event, waits).await.is_ok()))
         }
     }))
 }

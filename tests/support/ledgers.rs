@@ -56,14 +56,11 @@ macro_rules! replaying {
     )+};
 }
 
-replaying!(Lease, Transactional<sqlx::Sqlite>, Transactional<sqlx::Postgres>);
+replaying!(Lease, Transactional);
 
 /// A fresh store of a test.
 pub(crate) trait Place: Sized {
     type Adapter: MaintenanceAdapter;
-
-    /// Whether an open transaction holds the whole store against operators.
-    const HAS_ONE_WRITER: bool = false;
 
     fn fresh() -> impl Future<Output = Self>;
     /// Returns an adapter with connections of its own, as another process has.
@@ -94,8 +91,6 @@ pub(crate) struct OnSqlite(tempfile::TempDir);
 
 impl Place for OnSqlite {
     type Adapter = SqliteAdapter;
-
-    const HAS_ONE_WRITER: bool = true;
 
     async fn fresh() -> Self {
         Self(tempfile::tempdir().unwrap())
@@ -154,9 +149,6 @@ impl Place for OnRedis {
 pub(crate) trait Setup: Sized {
     type Ledger: Ledger;
     type Place: Place;
-
-    /// Whether a running delivery holds the whole store against operators.
-    const HOLDS_THE_STORE: bool = false;
 
     fn over(place: Self::Place) -> Self;
     fn place(&self) -> &Self::Place;
@@ -218,10 +210,8 @@ impl<P: Place> Setup for ArrivedIn<P> {
 pub(crate) struct In<P>(P);
 
 impl<P: Place<Adapter: TransactionAdapter>> Setup for In<P> {
-    type Ledger = Transactional<<P::Adapter as TransactionAdapter>::Database>;
+    type Ledger = Transactional;
     type Place = P;
-
-    const HOLDS_THE_STORE: bool = P::HAS_ONE_WRITER;
 
     fn over(place: P) -> Self {
         Self(place)

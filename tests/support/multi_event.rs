@@ -11,10 +11,11 @@ use http::{Request, Response};
 use http_body_util::BodyExt;
 use sqlx::postgres::{PgPoolOptions, Postgres};
 use sqlx::sqlite::{Sqlite, SqliteConnectOptions, SqliteJournalMode, SqlitePool};
-use sqlx::{AssertSqlSafe, Connection, Database, PgPool};
+use sqlx::{AssertSqlSafe, Connection, PgPool, Pool};
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt};
-use tower_dedup::TxHandle;
+use tower_dedup::adapter::CompletionDatabase;
+use tower_dedup::adapter::contract::Completion;
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::adapter::{
     MemoryAdapter, PostgresAdapter, SqliteAdapter, SqliteOptions, TransactionAdapter,
@@ -72,11 +73,16 @@ pub(crate) fn id(name: &str) -> &str {
 }
 
 /// A database of the transactional ledger.
-pub(crate) trait Sql: Database {
+pub(crate) trait Sql: CompletionDatabase {
     fn run(
         connection: &mut Self::Connection,
         sql: String,
     ) -> BoxFuture<'_, Result<(), sqlx::Error>>;
+
+    fn run_with<'c>(
+        connection: &'c mut Self::Connection,
+        completion: &'c Completion,
+    ) -> BoxFuture<'c, Result<(), sqlx::Error>>;
 }
 
 impl Sql for Postgres {
@@ -86,6 +92,15 @@ impl Sql for Postgres {
     ) -> BoxFuture<'_, Result<(), sqlx::Error>> {
         Box::pin(async move { sqlx::query(AssertSqlSafe(sql)).execute(connection).await.map(drop) })
     }
+
+    fn run_with<'c>(
+        connection: &'c mut sqlx::PgConnection,
+        completion: &'c Completion,
+    ) -> BoxFuture<'c, Result<(), sqlx::Error>> {
+        let query = sqlx::query(AssertSqlSafe(completion.sql().to_owned()));
+        let query = query.bind(completion.parameter().to_owned());
+        Box::pin(async move { query.execute(connection).await.map(drop) })
+    }
 }
 
 impl Sql for Sqlite {
@@ -94,6 +109,15 @@ impl Sql for Sqlite {
         sql: String,
     ) -> BoxFuture<'_, Result<(), sqlx::Error>> {
         Box::pin(async move { sqlx::query(AssertSqlSafe(sql)).execute(connection).await.map(drop) })
+    }
+
+    fn run_with<'c>(
+        connection: &'c mut sqlx::SqliteConnection,
+        completion: &'c Completion,
+    ) -> BoxFuture<'c, Result<(), sqlx::Error>> {
+        let query = sqlx::query(AssertSqlSafe(completion.sql().to_owned()));
+        let query = query.bind(completion.parameter().to_owned());
+        Box::pin(async move { query.execute(connection).await.map(drop) })
     }
 }
 
@@ -185,13 +209,13 @@ pub(crate) async fn apart(
     answer(200)
 }
 
-/// A handler that writes its effects in the delivery's transaction, each event under a savepoint.
-pub(crate) async fn within<DB: Sql>(request: Request<Body>, runs: Runs) -> Answer {
+/// A handler that writes its effects in a transaction that completes the delivery, each event under a savepoint.
+pub(crate) async fn within<DB: Sql>(request: Request<Body>, runs: Runs, pool: Pool<DB>) -> Answer {
     let (delivery, head, body) = split(request, &runs).await;
-    let mut tx = head.extensions.get::<TxHandle<DB>>().unwrap().lend().await.unwrap();
+    let Ok(mut tx) = delivery.begin(&pool).await else { return answer(503) };
     if head.headers.contains_key("bulk") {
         DB::run(&mut tx, insert(delivery.keys().map(DedupKey::id))).await.unwrap();
-        return answer(200);
+        return answer(if tx.commit().await.is_ok() { 200 } else { 503 });
     }
     let (mut failed, mut ran) = (false, Vec::new());
     for (name, way) in words(&body) {
@@ -219,7 +243,10 @@ pub(crate) async fn within<DB: Sql>(request: Request<Body>, runs: Runs) -> Answe
             }
         }
     }
-    answer(if failed { 500 } else { 200 })
+    if failed {
+        return answer(500);
+    }
+    answer(if tx.commit().await.is_ok() { 200 } else { 503 })
 }
 
 /// Ends or breaks the transaction in a way that no savepoint rolls back.
@@ -331,34 +358,38 @@ pub(crate) async fn memory_under(kind: Kind) -> Fixture {
 pub(crate) async fn sqlite_under(kind: Kind) -> Fixture {
     let (dir, [one, other]) = lite().await;
     let effects = Effects::Lite(one.clone());
-    in_a_database(kind, effects, [one.clone(), one, other].map(lite_adapter), dir)
+    let pools = [one.clone(), other.clone()];
+    in_a_database(kind, effects, [one.clone(), one, other].map(lite_adapter), pools, dir)
 }
 
 pub(crate) async fn postgres_under(kind: Kind) -> Fixture {
     let (schema, [one, other]) = pg().await;
     let effects = Effects::Pg(one.clone());
-    in_a_database(kind, effects, [one.clone(), one, other].map(PostgresAdapter::new), schema)
+    let pools = [one.clone(), other.clone()];
+    in_a_database(kind, effects, [one.clone(), one, other].map(PostgresAdapter::new), pools, schema)
 }
 
 /// Makes a receiver from the adapter of an operator and those of two processes.
-fn in_a_database<A>(
+fn in_a_database<A, DB>(
     kind: Kind,
     effects: Effects,
     [operator, one, other]: [A; 3],
+    [pool, other_pool]: [Pool<DB>; 2],
     place: impl std::any::Any,
 ) -> Fixture
 where
-    A: MaintenanceAdapter + TransactionAdapter<Database: Sql>,
+    A: MaintenanceAdapter + TransactionAdapter,
+    DB: Sql,
 {
     if kind != Kind::Transactional {
         let stores = [one, other].map(|adapter| Arc::new(adapter) as Arc<dyn MaintenanceAdapter>);
         return with_effects_apart(kind, stores, place);
     }
     let runs = Runs::default();
-    let services = [one, other].map(|adapter| {
+    let services = [(one, pool), (other, other_pool)].map(|(adapter, pool)| {
         let runs = Arc::clone(&runs);
         let layer = DedupLayer::transactional(by_word(), adapter);
-        service(layer, move |request| within::<A::Database>(request, Arc::clone(&runs)))
+        service(layer, move |request| within(request, Arc::clone(&runs), pool.clone()))
     });
     Fixture { kind, store: Arc::new(operator), services, effects, runs, _place: Box::new(place) }
 }
@@ -411,20 +442,6 @@ impl Fixture {
     /// Returns the events that the last run saw as new.
     pub(crate) fn news(&self) -> Vec<String> {
         self.last().keys().map(|key| key.id().to_owned()).collect()
-    }
-
-    /// Waits until no transaction on Postgres holds a key. A transaction that ends releases its keys one
-    /// after another, so a delivery of several keys could get a part of them, and run that part.
-    pub(crate) async fn until_free(&self) {
-        const HELD: &str = "SELECT EXISTS (SELECT FROM pg_locks JOIN pg_database AS d ON d.oid = database \
-                            WHERE locktype = 'advisory' AND d.datname = current_database())";
-        let Effects::Pg(pool) = &self.effects else { return };
-        let free = async {
-            while sqlx::query_scalar(HELD).fetch_one(pool).await.unwrap() {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        tokio::time::timeout(LATE * 3, free).await.expect("every transaction ends");
     }
 
     /// Delivers until the delivery is acknowledged, as a sender does.

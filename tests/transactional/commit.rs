@@ -1,40 +1,39 @@
 //! The transactional ledger, on Postgres and on SQLite: the key and the handler's writes commit
 //! together, or neither commits.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use axum::Router;
-use axum::body::Body;
-use axum::extract::Request;
-use axum::http::StatusCode;
-use axum::routing::post;
+use axum::response::Response;
 use futures_util::future::join_all;
-use tower::ServiceExt;
-use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
+use tower_dedup::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
 use tower_dedup::{
-    DedupLayer, DedupTx, Deduplicator, ErrorKind, OnInFlight, RunContext, RunError, RunOutcome,
-    TxUnavailable,
+    DedupLayer, Deduplicator, Delivery, ErrorKind, OnInFlight, RunError, RunOutcome,
 };
 
 use super::fixture::{CONNECTIONS, Db, World, app, on_both, send, transactional};
 use crate::support::{answered, by_header, dedup_key, result};
 
 on_both!(
-    the_key_and_the_effect_commit_together,
-    a_failed_handler_leaves_neither_key_nor_effect,
-    a_completion_after_its_retention_is_remembered_for_another,
+    key_and_effect_commit_together,
+    failed_handler_leaves_no_effect_and_a_released_key,
+    success_without_a_completion_is_uncommitted_and_runs_again,
+    success_that_writes_nothing_is_completed,
+    completion_after_its_retention_is_remembered_for_another,
     concurrent_duplicates_run_once,
-    duplicate_in_another_process_is_answered_at_once,
-    commit_that_fails_is_no_2xx,
+    event_of_a_running_handler_is_in_flight_for_all,
+    late_first_run_and_its_takeover_commit_once,
+    commit_that_the_database_refuses_is_no_2xx,
+    committed_and_then_failed_is_complete,
     deduplicator_commits_the_work_with_its_key,
-    handler_past_its_timeout_is_rolled_back_before_the_answer,
+    handler_past_its_timeout_is_rolled_back,
 );
 
-async fn the_key_and_the_effect_commit_together<D: Db>() {
+async fn key_and_effect_commit_together<D: Db>() {
     let (db, world) = (D::create().await, World::default());
-    let app = transactional::<D>(db.adapter(), &world);
-    assert_eq!(send(&app, "a", "insert").await.status(), 200);
-    let again = send(&app, "a", "insert").await;
+    let app = transactional(&db, &world);
+    assert_eq!(send(&app, "a", "begin insert commit").await.status(), 200);
+    let again = send(&app, "a", "begin insert commit").await;
     assert_eq!(answered(&again), (200, Some("duplicate")));
     assert_eq!(db.effects().await, ["a"]);
     let entry = db.adapter().get(&dedup_key("a")).await.unwrap().unwrap();
@@ -42,46 +41,72 @@ async fn the_key_and_the_effect_commit_together<D: Db>() {
     assert_eq!((entry.attempts, entry.takeover, world.runs()), (1, false, 1));
 }
 
-async fn a_failed_handler_leaves_neither_key_nor_effect<D: Db>() {
+async fn failed_handler_leaves_no_effect_and_a_released_key<D: Db>() {
     let (db, world) = (D::create().await, World::default());
-    let app = transactional::<D>(db.adapter(), &world);
-    for script in ["insert 500", "insert 400", "insert 302"] {
+    let app = transactional(&db, &world);
+    for script in ["begin insert 500", "begin insert 400", "begin insert 302", "500"] {
         let failed = send(&app, "a", script).await;
         assert_ne!(failed.status(), 200);
         assert_eq!(result(&failed), None, "the answer is the handler's own");
+        let entry = db.adapter().get(&dedup_key("a")).await.unwrap().unwrap();
+        assert!(matches!(entry.state, KeyState::Released), "{entry:?}");
     }
     let panicked = tokio::spawn({
         let app = app.clone();
-        async move { send(&app, "a", "insert panic").await }
+        async move { send(&app, "a", "begin insert panic").await }
     });
     assert!(panicked.await.unwrap_err().is_panic());
-    assert_eq!(db.adapter().get(&dedup_key("a")).await.unwrap(), None);
     assert!(db.effects().await.is_empty());
-    assert_eq!(send(&app, "a", "insert").await.status(), 200);
-    assert!(!world.last().is_takeover());
-    assert_eq!((db.effects().await, world.runs()), (vec!["a".to_owned()], 5));
+    assert_eq!(send(&app, "a", "begin insert commit").await.status(), 200);
+    let last = world.last();
+    assert_eq!((last.is_takeover(), last.attempt()), (false, 6));
+    assert_eq!((db.effects().await, world.runs()), (vec!["a".to_owned()], 6));
 }
 
-/// The handler is dropped and its transaction rolled back before the answer. No connection is lost.
-async fn handler_past_its_timeout_is_rolled_back_before_the_answer<D: Db>() {
+/// Whatever the handler did instead of a commit, and whatever its answer says.
+async fn success_without_a_completion_is_uncommitted_and_runs_again<D: Db>() {
     let (db, world) = (D::create().await, World::default());
-    let layer = DedupLayer::transactional(by_header(), db.adapter());
-    let app = app::<D>(layer.handler_timeout(Duration::from_millis(300)), &world);
-    for _ in 0..=CONNECTIONS {
-        let late = send(&app, "a", "insert wait").await;
-        assert_eq!(answered(&late), (504, Some("handler-timeout")));
-        assert_eq!(db.adapter().get(&dedup_key("a")).await.unwrap(), None);
-        assert!(db.effects().await.is_empty());
+    let app = transactional(&db, &world);
+    for script in [
+        "200",
+        "begin insert drop",
+        "begin insert complete drop",
+        "begin insert complete-disposition",
+    ] {
+        let answer = send(&app, "a", script).await;
+        assert_eq!(answered(&answer), (500, Some("uncommitted")), "{script}");
+        let entry = db.adapter().get(&dedup_key("a")).await.unwrap().unwrap();
+        assert!(matches!(entry.state, KeyState::Released), "{script}: {entry:?}");
+        assert!(db.effects().await.is_empty(), "{script}");
     }
-    assert_eq!(send(&app, "a", "insert").await.status(), 200);
-    assert_eq!((db.effects().await, world.last().is_takeover()), (vec!["a".to_owned()], false));
+    assert_eq!(send(&app, "a", "begin insert commit").await.status(), 200);
+    assert_eq!(db.effects().await, ["a"]);
 }
 
-async fn a_completion_after_its_retention_is_remembered_for_another<D: Db>() {
+async fn success_that_writes_nothing_is_completed<D: Db>() {
     let (db, world) = (D::create().await, World::default());
-    let app = transactional::<D>(db.adapter(), &world);
-    assert_eq!(send(&app, "a", "insert expire").await.status(), 200);
-    let again = send(&app, "a", "insert").await;
+    let app = transactional(&db, &world);
+    assert_eq!(answered(&send(&app, "a", "nothing").await), (200, None));
+    assert_eq!(answered(&send(&app, "a", "nothing").await), (200, Some("duplicate")));
+    // A lease demands nothing, and its handler may commit all the same.
+    let leased = app_of_lease(&db, &world);
+    assert_eq!(answered(&send(&leased, "b", "200").await), (200, None));
+    assert_eq!(answered(&send(&leased, "c", "begin insert commit").await), (200, None));
+    for id in ["b", "c"] {
+        assert_eq!(answered(&send(&app, id, "500").await), (200, Some("duplicate")));
+    }
+    assert_eq!((db.effects().await, world.runs()), (vec!["c".to_owned()], 3));
+}
+
+fn app_of_lease<D: Db>(db: &D, world: &World) -> axum::Router {
+    app(db, DedupLayer::new(by_header(), db.adapter()), world)
+}
+
+async fn completion_after_its_retention_is_remembered_for_another<D: Db>() {
+    let (db, world) = (D::create().await, World::default());
+    let app = transactional(&db, &world);
+    assert_eq!(send(&app, "a", "begin insert expire commit").await.status(), 200);
+    let again = send(&app, "a", "begin insert commit").await;
     assert_eq!(answered(&again), (200, Some("duplicate")));
     let entry = db.adapter().get(&dedup_key("a")).await.unwrap().unwrap();
     let remembered = entry.expires_at.duration_since(entry.first_seen_at).unwrap();
@@ -90,124 +115,181 @@ async fn a_completion_after_its_retention_is_remembered_for_another<D: Db>() {
 }
 
 async fn concurrent_duplicates_run_once<D: Db>() {
-    const EVENTS: usize = 12;
+    const EVENTS: usize = 20;
     let (db, world) = (D::create().await, World::default());
-    let layer = DedupLayer::transactional(by_header(), db.adapter());
-    let app = app::<D>(layer.on_in_flight(OnInFlight::Wait(Duration::from_secs(20))), &world);
-    // Of each event, one runs and eight wait.
-    let all = (0..EVENTS * 9).map(|delivery| {
+    let app = transactional(&db, &world);
+    let deliver = |id: usize| {
         let app = app.clone();
-        tokio::spawn(async move { send(&app, &(delivery % EVENTS).to_string(), "insert").await })
-    });
-    for answer in join_all(all).await {
-        let answer = answer.unwrap();
-        // A pool of three may be too small for this many at once; no other failure is allowed.
-        let (status, result) = (answer.status().as_u16(), result(&answer));
-        assert!(status == 200 || (status, result) == (503, Some("unavailable")), "{answer:?}");
+        async move { send(&app, &id.to_string(), "begin insert commit").await }
+    };
+    let sent = (0..EVENTS).flat_map(|id| [deliver(id), deliver(id), deliver(id)]);
+    for answer in join_all(sent).await {
+        assert!(matches!(answered(&answer), (200, _) | (503, Some("in-flight"))), "{answer:?}");
     }
-    let retried = (0..EVENTS).map(|id| {
-        let app = app.clone();
-        async move { send(&app, &id.to_string(), "insert").await }
-    });
-    for answer in join_all(retried).await {
+    for answer in join_all((0..EVENTS).map(deliver)).await {
         assert_eq!(answer.status(), 200);
     }
     assert_eq!((db.effects().await.len(), world.runs()), (EVENTS, EVENTS));
 }
 
-/// The duplicate of an uncommitted key does not occupy a connection while it waits.
-async fn duplicate_in_another_process_is_answered_at_once<D: Db>() {
+/// For a duplicate in this process and in another one, for `get`, `list` and `forget`. A handler that thinks holds no
+/// connection: more of them than the pool has connections run at once.
+async fn event_of_a_running_handler_is_in_flight_for_all<D: Db>() {
     let (db, world) = (D::create().await, World::default());
-    let first = transactional::<D>(db.adapter(), &world);
+    let first = transactional(&db, &world);
     let other = db.other_adapter().await;
     let layer = DedupLayer::transactional(by_header(), other.clone());
-    let second = app::<D>(layer.on_in_flight(OnInFlight::Reject), &world);
-    let running = tokio::spawn({
-        let first = first.clone();
-        async move { send(&first, "a", "insert wait").await }
-    });
-    world.waiting(1).await;
-    let start = Instant::now();
-    for _ in 0..2 * CONNECTIONS {
-        assert_eq!(send(&second, "a", "insert").await.status(), 503);
-    }
-    assert!(
-        start.elapsed() < Duration::from_secs(10),
-        "the duplicate does not wait for the handler"
-    );
+    let second = app(&db, layer.on_in_flight(OnInFlight::Reject), &world);
+    let handlers = 2 * usize::try_from(CONNECTIONS).unwrap();
+    let running: Vec<_> = (0..handlers)
+        .map(|id| {
+            let first = first.clone();
+            tokio::spawn(
+                async move { send(&first, &id.to_string(), "wait begin insert commit").await },
+            )
+        })
+        .collect();
+    world.waiting(handlers).await;
+    let in_flight = send(&second, "0", "begin insert commit").await;
+    assert_eq!(answered(&in_flight), (503, Some("in-flight")));
+    assert_eq!(other.forget(&dedup_key("0")).await.unwrap(), ForgetReply::InFlight);
+    let entry = other.get(&dedup_key("0")).await.unwrap().unwrap();
+    assert_eq!((entry.state, entry.attempts), (KeyState::InFlight, 1));
+    let listed = other.list(&Default::default(), None, 100).await.unwrap();
+    assert_eq!(listed.keys.len(), handlers);
     world.go.notify_waiters();
-    assert_eq!(running.await.unwrap().status(), 200);
-    assert_eq!(result(&send(&second, "a", "insert").await), Some("duplicate"));
-    assert_eq!((db.effects().await, world.runs()), (vec!["a".to_owned()], 1));
+    for answer in join_all(running).await {
+        assert_eq!(answer.unwrap().status(), 200);
+    }
+    assert_eq!(result(&send(&second, "0", "500").await), Some("duplicate"));
+    assert_eq!((db.effects().await.len(), world.runs()), (handlers, handlers));
 }
 
-/// The constraint fails at COMMIT on Postgres, at once on SQLite.
-async fn commit_that_fails_is_no_2xx<D: Db>() {
+/// The lease of the first run lapses, the retry runs, and both try to commit: the second is refused, and its answer is
+/// that of a duplicate, because the event is complete.
+async fn late_first_run_and_its_takeover_commit_once<D: Db>() {
+    for first_wins in [true, false] {
+        let (db, world) = (D::create().await, World::default());
+        let held = app(&db, lost_lease(&db), &world);
+        let late = tokio::spawn({
+            let held = held.clone();
+            async move { send(&held, "a", "wait begin insert-run commit").await }
+        });
+        world.waiting(1).await;
+        db.advance(Duration::from_secs(3_601)).await;
+        let takeover = app(&db, DedupLayer::transactional(by_header(), db.adapter()), &world);
+        if first_wins {
+            let second =
+                tokio::spawn(
+                    async move { send(&takeover, "a", "wait begin insert-run commit").await },
+                );
+            world.waiting(2).await;
+            // The other keeps waiting until it is woken.
+            world.go.notify_one();
+            let (one, two) = tokio::join!(late, async {
+                while db.effects().await.is_empty() {
+                    tokio::task::yield_now().await;
+                }
+                world.go.notify_waiters();
+                second.await
+            });
+            let answers = [one.unwrap(), two.unwrap()];
+            let mut results = answers.each_ref().map(answered);
+            results.sort_unstable();
+            assert_eq!(results, [(200, None), (200, Some("duplicate"))]);
+        } else {
+            let ran = send(&takeover, "a", "begin insert-run commit").await;
+            assert_eq!((answered(&ran), world.last().is_takeover()), ((200, None), true));
+            world.go.notify_waiters();
+            assert_eq!(answered(&late.await.unwrap()), (200, Some("duplicate")));
+        }
+        assert_eq!((db.effects().await.len(), world.runs()), (1, 2));
+    }
+}
+
+/// A lease that no renewal reaches.
+fn lost_lease<D: Db>(db: &D) -> DedupLayer<tower_dedup::ledger::Transactional> {
+    DedupLayer::transactional(by_header(), db.adapter()).lease(Duration::from_secs(3_600))
+}
+
+/// The constraint fails at COMMIT on Postgres, at once on SQLite. It is no fault of a moment: the answer is 500.
+async fn commit_that_the_database_refuses_is_no_2xx<D: Db>() {
     let (db, world) = (D::create().await, World::default());
-    let app = transactional::<D>(db.adapter(), &world);
-    assert_eq!(send(&app, "a", "insert").await.status(), 200);
-    let conflict = |id: &str| {
-        let request = Request::post("/hook").header("webhook-id", id).body(Body::from("a"));
-        let handler = async |mut tx: DedupTx<D::Database>, taken: String| {
-            let sql = format!("INSERT INTO effects (id) VALUES ('{taken}')");
-            match D::run(&mut tx, sql).await {
-                Ok(()) => StatusCode::OK,
-                Err(_) => StatusCode::INTERNAL_SERVER_ERROR,
-            }
-        };
-        let layer = DedupLayer::transactional(by_header(), db.adapter());
-        let app = Router::new().route("/hook", post(handler)).layer(layer).with_state(());
-        app.oneshot(request.unwrap())
-    };
-    assert_eq!(conflict("b").await.unwrap().status(), 500);
-    assert_eq!(db.adapter().get(&dedup_key("b")).await.unwrap(), None);
+    let app = transactional(&db, &world);
+    assert_eq!(send(&app, "a", "begin insert commit").await.status(), 200);
+    assert_eq!(db.adapter().forget(&dedup_key("a")).await.unwrap(), ForgetReply::Removed);
+    let refused = send(&app, "a", "begin insert commit").await;
+    assert_eq!(answered(&refused), (500, None));
+    let entry = db.adapter().get(&dedup_key("a")).await.unwrap().unwrap();
+    assert!(matches!(entry.state, KeyState::Released), "{entry:?}");
     assert_eq!(db.effects().await, ["a"]);
-    assert_eq!(send(&app, "b", "insert").await.status(), 200);
+}
+
+async fn committed_and_then_failed_is_complete<D: Db>() {
+    let (db, world) = (D::create().await, World::default());
+    let app = transactional(&db, &world);
+    assert_eq!(answered(&send(&app, "a", "begin insert commit 500").await), (500, None));
+    assert_eq!(answered(&send(&app, "a", "500").await), (200, Some("duplicate")));
+    let panicked = tokio::spawn({
+        let app = app.clone();
+        async move { send(&app, "b", "begin insert commit panic").await }
+    });
+    assert!(panicked.await.unwrap_err().is_panic());
+    assert_eq!(answered(&send(&app, "b", "500").await), (200, Some("duplicate")));
+    assert_eq!(db.effects().await, ["a", "b"]);
 }
 
 async fn deduplicator_commits_the_work_with_its_key<D: Db>() {
     let db = D::create().await;
     let worker = Deduplicator::transactional(db.adapter());
     let key = dedup_key("a");
-    let insert = async |work: RunContext| {
-        let mut tx = work.transaction::<D::Database>().await.unwrap();
+    let insert = async |event: &Delivery| {
+        let mut tx = event.begin(db.pool()).await.unwrap();
         D::run(&mut tx, "INSERT INTO effects (id) VALUES ('a')".to_owned()).await.unwrap();
         tx
     };
-    let failed = worker.run(&key, async |work| {
-        drop(insert(work).await);
+    let failed = worker.run(&key, async |event| {
+        drop(insert(&event).await);
         Err::<(), _>("no")
     });
     assert!(matches!(failed.await, Err(RunError::Handler("no"))));
-    assert!(db.effects().await.is_empty());
-    // The server or the file has ended the transaction, so it cannot be committed.
-    let held = worker.run(&key, async |work| Ok::<_, &str>(insert(work).await)).await;
-    match held {
+    let dropped = worker.run(&key, async |event| {
+        drop(insert(&event).await);
+        Ok::<_, &str>(())
+    });
+    match dropped.await {
         Err(RunError::Store(error)) => assert_eq!(error.kind(), ErrorKind::Transaction),
         other => panic!("{other:?}"),
     }
-    let first = async {
-        loop {
-            let ran = worker.run(&key, async |work| {
-                drop(insert(work).await);
-                Ok::<_, &str>(())
-            });
-            match ran.await.unwrap() {
-                RunOutcome::First(()) => break,
-                // The rollback of the held transaction still runs.
-                RunOutcome::InFlight => tokio::task::yield_now().await,
-                other => panic!("{other:?}"),
-            }
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(20), first).await.expect("a first run");
-    let again = worker.run(&key, async |_| Ok::<_, &str>(())).await.unwrap();
+    assert!(db.effects().await.is_empty());
+    // A run that comes too late is a duplicate of the one that has committed.
+    let first = worker.run(&key, async |event| {
+        let terms = CallTerms::on_completion(Token::random(), 60 * SECOND, 60 * SECOND);
+        db.adapter().complete(&key, &terms).await.unwrap();
+        insert(&event).await.commit().await
+    });
+    assert!(matches!(first.await.unwrap(), RunOutcome::Duplicate(_)));
+    assert!(db.effects().await.is_empty());
+    let other = dedup_key("b");
+    let ran = worker.run(&other, async |event| insert(&event).await.commit().await);
+    assert_eq!(ran.await.unwrap(), RunOutcome::First(()));
+    let again = worker.run(&other, async |_| Ok::<_, &str>(())).await.unwrap();
     assert!(matches!(again, RunOutcome::Duplicate(_)), "{again:?}");
     assert_eq!(db.effects().await, ["a"]);
-    let leased = Deduplicator::new(db.adapter());
-    let other = dedup_key("b");
-    let absent = leased.run(&other, async |work| {
-        Err::<(), _>(work.transaction::<D::Database>().await.unwrap_err())
-    });
-    assert!(matches!(absent.await, Err(RunError::Handler(TxUnavailable::Absent))));
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// The handler is dropped, and no connection is lost.
+async fn handler_past_its_timeout_is_rolled_back<D: Db>() {
+    let (db, world) = (D::create().await, World::default());
+    let layer = DedupLayer::transactional(by_header(), db.adapter());
+    let app = app(&db, layer.handler_timeout(Duration::from_millis(300)), &world);
+    for _ in 0..=CONNECTIONS {
+        let late: Response = send(&app, "a", "begin insert wait").await;
+        assert_eq!(answered(&late), (504, Some("handler-timeout")));
+        assert!(db.effects().await.is_empty());
+    }
+    assert_eq!(send(&app, "a", "begin insert commit").await.status(), 200);
+    assert_eq!((db.effects().await, world.last().is_takeover()), (vec!["a".to_owned()], false));
 }

@@ -9,17 +9,18 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use futures_util::future::BoxFuture;
 use sqlx::postgres::{PgPoolOptions, Postgres};
 use sqlx::sqlite::{Sqlite, SqliteConnectOptions, SqliteJournalMode, SqlitePool};
-use sqlx::{Connection, Database, PgPool};
+use sqlx::{Connection, Database, PgPool, Pool};
 use tokio::sync::Notify;
 use tower::ServiceExt;
+use tower_dedup::adapter::contract::Completion;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{PostgresAdapter, SqliteAdapter, SqliteOptions, TransactionAdapter};
-use tower_dedup::{DedupLayer, DedupTx, Delivery};
+use tower_dedup::{CommitError, DedupLayer, DedupTx, Delivery, Disposition};
 
 use crate::support::multi_event::Sql;
 use crate::support::postgres::Schema;
@@ -28,9 +29,10 @@ use crate::support::{by_header, until};
 /// A database with a table of effects.
 pub(super) trait Db: Send + Sync + 'static {
     type Database: Sql;
-    type Adapter: MaintenanceAdapter + TransactionAdapter<Database = Self::Database> + Clone;
+    type Adapter: MaintenanceAdapter + TransactionAdapter + Clone;
 
     fn create() -> impl Future<Output = Self> + Send;
+    fn pool(&self) -> &Pool<Self::Database>;
     fn adapter(&self) -> Self::Adapter;
     /// Returns an adapter with connections of its own, as another process has.
     fn other_adapter(&self) -> impl Future<Output = Self::Adapter> + Send;
@@ -44,6 +46,13 @@ pub(super) trait Db: Send + Sync + 'static {
     ) -> BoxFuture<'_, Result<(), sqlx::Error>> {
         Self::Database::run(connection, sql)
     }
+
+    fn run_with<'c>(
+        connection: &'c mut <Self::Database as Database>::Connection,
+        completion: &'c Completion,
+    ) -> BoxFuture<'c, Result<(), sqlx::Error>> {
+        Self::Database::run_with(connection, completion)
+    }
 }
 
 /// The number of connections of a pool: small, so that a lost connection fails the test.
@@ -52,13 +61,6 @@ pub(super) const CONNECTIONS: u32 = 3;
 pub(super) struct Pg {
     pub(super) pool: PgPool,
     pub(super) schema: Schema,
-}
-
-impl Pg {
-    async fn pool(&self) -> PgPool {
-        let pool = PgPoolOptions::new().max_connections(CONNECTIONS);
-        pool.connect(&self.schema.url()).await.unwrap()
-    }
 }
 
 impl Db for Pg {
@@ -75,12 +77,17 @@ impl Db for Pg {
         Self { pool, schema }
     }
 
+    fn pool(&self) -> &PgPool {
+        &self.pool
+    }
+
     fn adapter(&self) -> PostgresAdapter {
         PostgresAdapter::new(self.pool.clone())
     }
 
     async fn other_adapter(&self) -> PostgresAdapter {
-        PostgresAdapter::new(self.pool().await)
+        let pool = PgPoolOptions::new().max_connections(CONNECTIONS);
+        PostgresAdapter::new(pool.connect(&self.schema.url()).await.unwrap())
     }
 
     async fn effects(&self) -> Vec<String> {
@@ -102,7 +109,7 @@ pub(super) struct Lite {
 }
 
 impl Lite {
-    pub(super) async fn pool(dir: &tempfile::TempDir) -> SqlitePool {
+    async fn connect(dir: &tempfile::TempDir) -> SqlitePool {
         let options = SqliteConnectOptions::new()
             .filename(dir.path().join("app.db"))
             .create_if_missing(true)
@@ -125,10 +132,14 @@ impl Db for Lite {
 
     async fn create() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let pool = Self::pool(&dir).await;
+        let pool = Self::connect(&dir).await;
         let create = "CREATE TABLE effects (id text UNIQUE)";
         sqlx::query(create).execute(&pool).await.unwrap();
         Self { pool, dir }
+    }
+
+    fn pool(&self) -> &SqlitePool {
+        &self.pool
     }
 
     fn adapter(&self) -> SqliteAdapter {
@@ -137,7 +148,7 @@ impl Db for Lite {
 
     async fn other_adapter(&self) -> SqliteAdapter {
         SqliteAdapter::with_options(
-            Self::pool(&self.dir).await,
+            Self::connect(&self.dir).await,
             SqliteOptions::new().write_lock_timeout(Duration::from_millis(300)),
         )
     }
@@ -179,92 +190,103 @@ impl World {
     }
 }
 
-/// Executes the words of the body in order. A request without a key has the id `ping`.
+/// Executes the words of the body in order. `begin` begins the transaction of the delivery, and the words after it run in
+/// it. `commit` commits it.
 pub(super) async fn handle<D: Db>(
-    State(world): State<World>,
-    delivery: Option<Delivery>,
-    mut tx: DedupTx<D::Database>,
+    State((world, pool)): State<(World, Pool<D::Database>)>,
+    delivery: Delivery,
     script: String,
-) -> StatusCode {
-    world.runs.fetch_add(1, Ordering::SeqCst);
-    let id = delivery.as_ref().map_or("ping", Delivery::id).to_owned();
-    world.deliveries.lock().unwrap().extend(delivery);
-    let insert = || format!("INSERT INTO effects (id) VALUES ('{id}')");
+) -> Result<Response, CommitError> {
+    let run = world.runs.fetch_add(1, Ordering::SeqCst);
+    world.deliveries.lock().unwrap().push(delivery.clone());
+    let id = delivery.id().to_owned();
+    let insert = |word: &str| format!("{word} INTO effects (id) VALUES ('{id}')");
+    let mut begun: Option<DedupTx<D::Database>> = None;
     for word in script.split_whitespace() {
-        match word {
-            "insert" => D::run(&mut tx, insert()).await.unwrap(),
+        match (word, &mut begun) {
+            ("begin", begun) => *begun = Some(delivery.begin(&pool).await?),
+            ("commit", begun) => begun.take().unwrap().commit().await?,
+            ("drop", begun) => drop(begun.take()),
+            ("forget", begun) => std::mem::forget(begun.take()),
+            ("nothing", _) => delivery.nothing_to_write(),
+            ("complete", Some(tx)) => tx.complete().await?,
+            // The handler ignores a refusal.
+            ("complete-anyway", Some(tx)) => drop(tx.complete().await),
+            ("insert", Some(tx)) => D::run(tx, insert("INSERT")).await?,
+            // No constraint refuses a second one.
+            ("insert-run", Some(tx)) => {
+                D::run(tx, insert("INSERT").replace("')", &format!(", {run}')"))).await?;
+            }
+            // Two transactions of one handler.
+            ("other-commits", _) => {
+                let mut other = delivery.begin(&pool).await?;
+                D::run(&mut other, insert("INSERT")).await?;
+                other.commit().await?;
+            }
             // The handler ignores an error.
-            "broken" => D::run(&mut tx, "SELECT nonsense".to_owned()).await.unwrap_err().drop(),
-            "commit" => D::run(&mut tx, "COMMIT".to_owned()).await.unwrap_or_default(),
-            "rollback" => D::run(&mut tx, "ROLLBACK".to_owned()).await.unwrap_or_default(),
-            "begin" => D::run(&mut tx, "BEGIN".to_owned()).await.unwrap_or_default(),
+            ("broken", Some(tx)) => {
+                drop(D::run(tx, "SELECT nonsense".to_owned()).await.unwrap_err())
+            }
             // The conflict ends the whole transaction. Only the statement reports it.
-            "or-rollback" => {
-                let sql = insert().replace("INSERT", "INSERT OR ROLLBACK");
-                D::run(&mut tx, sql).await.unwrap_err().drop();
+            ("or-rollback", Some(tx)) => {
+                drop(D::run(tx, insert("INSERT OR ROLLBACK")).await.unwrap_err());
             }
-            // Runs outside a transaction, if the transaction has ended.
-            "more" => {
-                let sql = format!("INSERT INTO effects (id) VALUES ('{id}, more')");
-                D::run(&mut tx, sql).await.unwrap_or_default();
-            }
-            "savepoints" => {
-                let mut released = tx.begin().await.unwrap();
-                D::run(&mut released, insert()).await.unwrap();
-                released.commit().await.unwrap();
-                let mut dropped = tx.begin().await.unwrap();
-                D::run(&mut dropped, insert().replace("')", ", dropped')")).await.unwrap();
+            ("savepoints", Some(tx)) => {
+                let mut released = tx.begin().await?;
+                D::run(&mut released, insert("INSERT")).await?;
+                released.commit().await?;
+                let mut dropped = tx.begin().await?;
+                D::run(&mut dropped, insert("INSERT").replace("')", ", dropped')")).await?;
                 drop(dropped);
             }
-            "expire" => {
+            ("in-savepoint", Some(tx)) => {
+                let mut inner = tx.begin().await?;
+                delivery.complete_in(&mut *inner).await?;
+                inner.rollback().await?;
+            }
+            ("expire", Some(tx)) => {
                 // The retention is shorter than the handler's run.
                 let sql = "UPDATE webhook_deliveries SET expires_at = first_seen_at";
-                D::run(&mut tx, sql.to_owned()).await.unwrap();
+                D::run(tx, sql.to_owned()).await?;
             }
-            "leak" => std::mem::forget(tx.begin().await.unwrap()),
-            "wait" => {
+            ("wait", _) => {
                 let go = world.go.notified();
                 world.waiting.fetch_add(1, Ordering::SeqCst);
                 go.await;
                 world.waiting.fetch_sub(1, Ordering::SeqCst);
             }
-            "keep" => {
-                let world = world.clone();
-                tokio::spawn(async move {
-                    let go = world.go.notified();
-                    world.waiting.fetch_add(1, Ordering::SeqCst);
-                    go.await;
-                    drop(tx);
-                    world.waiting.fetch_sub(1, Ordering::SeqCst);
-                });
-                return StatusCode::OK;
+            ("panic", _) => panic!("the handler was told to panic"),
+            ("complete-disposition", _) => {
+                let mut response = Response::new(Body::empty());
+                response.extensions_mut().insert(Disposition::Complete);
+                return Ok(response);
             }
-            "panic" => panic!("the handler was told to panic"),
-            status => return StatusCode::from_u16(status.parse().unwrap()).unwrap(),
+            (raw @ ("raw-commit" | "raw-rollback" | "raw-begin"), Some(tx)) => {
+                let sql = raw.trim_start_matches("raw-").to_uppercase();
+                D::run(tx, sql).await.unwrap_or_default();
+            }
+            (status, _) => {
+                let status = StatusCode::from_u16(status.parse().unwrap()).unwrap();
+                return Ok(status.into_response());
+            }
         }
     }
-    StatusCode::OK
-}
-
-trait Dropped {
-    fn drop(self);
-}
-
-impl Dropped for sqlx::Error {
-    fn drop(self) {}
+    Ok(StatusCode::OK.into_response())
 }
 
 pub(super) fn app<D: Db>(
+    db: &D,
     layer: DedupLayer<impl tower_dedup::ledger::Ledger>,
     world: &World,
 ) -> Router {
     // A busy machine must not cause a 503.
     let layer = layer.store_timeout(Duration::from_secs(20));
-    Router::new().route("/hook", post(handle::<D>)).layer(layer).with_state(world.clone())
+    let state = (world.clone(), db.pool().clone());
+    Router::new().route("/hook", post(handle::<D>)).layer(layer).with_state(state)
 }
 
-pub(super) fn transactional<D: Db>(adapter: D::Adapter, world: &World) -> Router {
-    app::<D>(DedupLayer::transactional(by_header(), adapter), world)
+pub(super) fn transactional<D: Db>(db: &D, world: &World) -> Router {
+    app(db, DedupLayer::transactional(by_header(), db.adapter()), world)
 }
 
 pub(super) async fn send(app: &Router, id: &str, script: &str) -> Response {

@@ -5,10 +5,11 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::postgres::{PgPool, PgPoolOptions, Postgres};
+use sqlx::postgres::{PgPool, PgPoolOptions};
 use sqlx::{ConnectOptions, Connection};
 use tokio::time::timeout;
 
+use super::super::completion::Completion;
 use super::super::contract::{Abilities, DedupAdapter, StoreFuture};
 use super::super::inspect::{Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats};
 use super::super::replies::{ClaimReply, CompleteReply, RenewReply};
@@ -16,20 +17,17 @@ use super::super::sql::adapter::sql_adapter;
 use super::super::sql::call::{Kind, RowReply, missing_reply};
 use super::super::sql::responses::{READING_RESPONSE, add_response};
 use super::super::terms::CallTerms;
-use super::super::transaction::{OpenTransaction, Opened, Sealed, TransactionAdapter};
+use super::super::transaction::TransactionAdapter;
 use super::errors::{store_error, timed_out};
 use super::options::PostgresOptions;
 use super::params::key_hash;
 use super::schema::create_sql;
-use super::statements::record_function;
 use super::store::PostgresStore;
 use crate::error::Error;
 use crate::key::DedupKey;
 
 const CONNECTIONS: u32 = 10;
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How many connections of a pool handlers leave to everybody else by default.
-const SPARE_CONNECTIONS: u32 = 2;
 
 /// Keeps keys in a table of a Postgres database, for all processes of a service.
 ///
@@ -116,9 +114,7 @@ impl PostgresAdapter {
     /// Returns the statements that [`migrate`](Self::migrate) runs, for your own migrations.
     #[must_use]
     pub fn schema_sql(&self) -> Vec<String> {
-        let options = &self.0.options;
-        let function = options.makes_function.then(|| record_function(&options.name));
-        create_sql(&options.name).into_iter().chain(function).collect()
+        create_sql(&self.0.options.name)
     }
 
     async fn claim_once(&self, key: &DedupKey, terms: &CallTerms) -> Result<ClaimReply, Error> {
@@ -134,12 +130,7 @@ impl PostgresAdapter {
     }
 }
 
-sql_adapter!(PostgresAdapter, PostgresStore, Postgres, {
-    fn default_max_running(&self) -> Option<usize> {
-        let connections = self.0.pool().options().get_max_connections();
-        usize::try_from(connections.saturating_sub(SPARE_CONNECTIONS).max(1)).ok()
-    }
-});
+sql_adapter!(PostgresAdapter, PostgresStore);
 
 #[cfg(test)]
 mod tests {
@@ -156,7 +147,7 @@ mod tests {
         let durable = Statements::new(&name, &options.durable_claims(true), Wait::Briefly);
         let (find, migration) = (tagged(&name.find()), migration(create_sql(&name), None));
         let named = TableName { schema: Some("webhooks".to_owned()), ..name };
-        let (create, function) = (create_sql(&named), record_function(&TableName::default()));
+        let create = create_sql(&named);
         let mut all = statements.all();
         assert!(all.iter().all(|(_, text)| text.starts_with(TAG)), "the server's log names each");
         let differs = |(one, other): &(_, (_, &str))| {
@@ -171,7 +162,6 @@ mod tests {
             ("find", &*find),
             ("migration", &*migration),
             ("create_schema", &*create[0]),
-            ("record_function", &*function),
         ]);
         check_golden("src/adapter/postgres/sql/golden.txt", &all);
     }

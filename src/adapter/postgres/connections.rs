@@ -31,7 +31,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
 
 use super::super::sql::call::Kind;
-use super::super::transaction::{OnDrop, return_to_pool};
 use super::errors::{is_gone, is_timed_out, timed_out};
 use super::statements::TAG;
 use crate::observe;
@@ -49,6 +48,8 @@ const SURPLUS: Duration = Duration::from_secs(60);
 /// to others, whom the setting does not disturb.
 const CHECK_CLIENT: &str = "SELECT set_config('client_connection_check_interval', '1s', false) \
      WHERE current_setting('client_connection_check_interval') = '0'";
+/// How long a connection may take to return to its pool.
+const RETURN_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the place of an abandoned statement stays taken at first, and at most.
 const FIRST: Duration = Duration::from_secs(10);
 const LONGEST: Duration = Duration::from_secs(60);
@@ -91,19 +92,6 @@ impl Places {
     }
 }
 
-impl Place {
-    /// Returns what to do with the connection of a transaction that was lost, in its COMMIT or before. The server
-    /// notices a closed connection within seconds, except during a COMMIT.
-    pub(super) fn lost(mut self) -> Box<OnDrop<Postgres>> {
-        Box::new(move |connection, commits| {
-            drop(connection.detach());
-            // The closure owns the whole place.
-            let place = &mut self;
-            place.is_lost = commits;
-        })
-    }
-}
-
 impl Drop for Place {
     fn drop(&mut self) {
         // Without a runtime, the place is free at once.
@@ -118,6 +106,12 @@ impl Drop for Place {
             drop(permit);
         });
     }
+}
+
+/// Returns a connection to its pool, or closes it if it does not answer. A dropped connection returns too, but without a
+/// bound.
+fn return_to_pool(mut connection: PoolConnection<Postgres>) {
+    tokio::spawn(timeout(RETURN_TIMEOUT, connection.return_to_pool()));
 }
 
 fn lost_for(doubled: u32) -> Duration {
@@ -350,14 +344,6 @@ enum Lent {
 }
 
 impl BoundedConnection<'_> {
-    /// Returns the connection of the pool after a statement that the server has answered.
-    pub(super) fn into_pooled(mut self) -> Option<PoolConnection<Postgres>> {
-        match self.connection.take()? {
-            Lent::Pooled(connection) => Some(connection),
-            Lent::Own(_) => None,
-        }
-    }
-
     /// Runs one statement within `bound`.
     pub(super) async fn run<'s, T, F>(
         &'s mut self,

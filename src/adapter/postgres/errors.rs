@@ -71,12 +71,6 @@ pub(super) fn is_read_only(error: &sqlx::Error) -> bool {
     has_code(error, &["25006"])
 }
 
-/// Returns `true` if the handler broke its transaction: it swallowed an error (25P02), violated a
-/// deferred constraint (class 23), or left a session that cannot name or write the table (class 42).
-pub(super) fn is_broken_transaction(error: &sqlx::Error) -> bool {
-    has_code(error, &["25P02", "23", "42"])
-}
-
 /// Returns `true` if the connection is gone, as all connections of a pool are after a restart of the
 /// server.
 pub(super) fn is_broken(error: &sqlx::Error) -> bool {

@@ -1,7 +1,7 @@
 //! The calls of operators.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
@@ -13,7 +13,7 @@ use super::super::sql::row::{Columns as _, Row};
 use super::super::stored::Fetch;
 use super::connections::Source;
 use super::errors::{is_locked, store_error};
-use super::params::{Bind, Bound, Uuid, advisory_lock, key_hash, read_row};
+use super::params::{Bind, Bound, Uuid, key_hash, read_row};
 use super::store::{Fetched, PostgresStore};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
@@ -86,11 +86,7 @@ impl PostgresStore {
                 return Ok(Some(entry));
             }
         }
-        let in_flight = self.is_in_transaction(hash).await.map_err(fault)?;
-        Ok(in_flight.then(|| {
-            let now = SystemTime::now();
-            Entry::new(KeyState::InFlight, now, now)
-        }))
+        Ok(None)
     }
 
     /// Forgets a key, unless a live lease or an open transaction holds it.
@@ -100,14 +96,8 @@ impl PostgresStore {
         let (statements, hash) = (self.statements(), key_hash(key));
         for _ in 0..TRIES {
             let row = self.read_key(hash, Fetch::Nothing).await.map_err(fault)?;
-            match row.as_ref().map_or(Some(ForgetReply::Missing), Row::forgotten) {
-                Some(ForgetReply::Missing)
-                    if self.is_in_transaction(hash).await.map_err(fault)? =>
-                {
-                    return Ok(ForgetReply::InFlight);
-                }
-                Some(reply) => return Ok(reply),
-                None => {}
+            if let Some(reply) = row.as_ref().map_or(Some(ForgetReply::Missing), Row::forgotten) {
+                return Ok(reply);
             }
             let version = row.map_or(0, |row| row.version);
             let bind = |query: Bound| query.bind(Uuid::from(hash)).bind(version);
@@ -116,7 +106,7 @@ impl PostgresStore {
             if forgotten.as_ref().is_err_and(is_locked) {
                 return Ok(ForgetReply::InFlight);
             }
-            let Fetched { rows, lost_reply, .. } = forgotten.map_err(fault)?;
+            let Fetched { rows, lost_reply } = forgotten.map_err(fault)?;
             if !rows.is_empty() {
                 return Ok(ForgetReply::Removed);
             }
@@ -137,13 +127,6 @@ impl PostgresStore {
         let (statements, keys) = (self.statements(), [Uuid::from(hash)]);
         let rows = self.fetch(statements.read(fetch), &|query| query.bind(&keys[..])).await?;
         Ok(rows.first().map(|row| read_row(row, fetch)))
-    }
-
-    /// Returns `true` if an open transaction holds the lock of a key. Its row is not visible yet.
-    async fn is_in_transaction(&self, hash: u128) -> Result<bool, sqlx::Error> {
-        let bind = |query: Bound| query.bind(advisory_lock(hash));
-        let locked = self.fetch(&self.statements().is_locked, &bind).await?;
-        locked.first().map_or(Ok(false), |row| row.flag("locked"))
     }
 
     /// Runs a statement over many rows, which has six times as long as another statement.

@@ -5,16 +5,17 @@
 //! 2. No error is recognised by its text. A unique violation never happens.
 
 mod adapter;
+mod completion;
 mod connections;
 mod errors;
 mod inspection;
 mod options;
 mod params;
+mod record;
 mod schema;
 mod session;
 mod statements;
 mod store;
-mod transaction;
 
 pub use adapter::PostgresAdapter;
 pub use options::PostgresOptions;

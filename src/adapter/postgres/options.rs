@@ -41,7 +41,6 @@ pub struct PostgresOptions {
     pub(super) purging: Purging,
     pub(super) statement_timeout: Duration,
     pub(super) makes_table: bool,
-    pub(super) makes_function: bool,
 }
 
 impl PostgresOptions {
@@ -55,7 +54,6 @@ impl PostgresOptions {
             purging: Purging::new(),
             statement_timeout: Duration::from_secs(5),
             makes_table: true,
-            makes_function: false,
         }
     }
 
@@ -78,16 +76,6 @@ impl PostgresOptions {
     /// [`migrate`](super::PostgresAdapter::migrate) makes the table.
     pub fn make_table(mut self, make: bool) -> Self {
         self.makes_table = make;
-        self
-    }
-
-    /// Sets whether [`migrate`](super::PostgresAdapter::migrate) also makes the function with which a program records a
-    /// key in a transaction of another driver, and [`schema_sql`](super::PostgresAdapter::schema_sql) returns it. The
-    /// default is `false`.
-    ///
-    #[doc = include_str!("../../docs/stores/other_drivers.md")]
-    pub fn record_function(mut self, make: bool) -> Self {
-        self.makes_function = make;
         self
     }
 

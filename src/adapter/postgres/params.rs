@@ -82,35 +82,6 @@ pub(super) fn key_hash(key: &DedupKey) -> u128 {
     u128::from_be_bytes(first)
 }
 
-/// Returns a key's part of its advisory lock; the statements add the table's part.
-pub(super) fn advisory_lock(hash: u128) -> i64 {
-    let [.., a, b, c, d, e, f, g, h] = hash.to_be_bytes();
-    i64::from_be_bytes([a, b, c, d, e, f, g, h])
-}
-
-/// How many advisory locks a transaction takes for its keys. The server's lock table has by default room for 64
-/// locks for each connection.
-const MAX_LOCKS: usize = 63;
-
-/// Returns the locks that a transaction takes for its keys, in the order of the keys.
-///
-/// The last keys of a large delivery share one lock, which stands for the whole set: so a copy of the
-/// delivery is in flight at once, with all its keys. A different call that names a key without a lock of
-/// its own waits for the row, as long as `lock_timeout` allows.
-pub(super) fn advisory_locks(rows: &[RowCall<'_>]) -> Vec<i64> {
-    let mut locks: Vec<i64> = rows.iter().map(|row| advisory_lock(row.hash)).collect();
-    if locks.len() > MAX_LOCKS {
-        let mut set = Sha256::new();
-        for row in rows {
-            set.update(row.hash.to_be_bytes());
-        }
-        let mut last = [0; 8];
-        last.copy_from_slice(&set.finalize()[..8]);
-        locks[MAX_LOCKS - 1..].fill(i64::from_be_bytes(last));
-    }
-    locks
-}
-
 /// Returns the value that `read` makes of each returned row, in the order of `rows`. A returned row begins with its
 /// key.
 pub(super) fn by_key<T>(
@@ -123,8 +94,7 @@ pub(super) fn by_key<T>(
     indexes.sort_unstable();
     let mut found: Vec<_> = rows.iter().map(|_| None).collect();
     for row in returned {
-        // A claim in a transaction that claims nothing returns a row without a key.
-        let Some(Uuid(key)) = row.try_get(0)? else { continue };
+        let Uuid(key) = row.try_get(0)?;
         let key = u128::from_be_bytes(key);
         if let Ok(at) = indexes.binary_search_by_key(&key, |(hash, _)| *hash) {
             let index: usize = indexes[at].1;
@@ -159,11 +129,11 @@ pub(super) fn bind_rows(query: Bound, kind: Kind, rows: &[RowCall<'_>]) -> Bound
         Kind::ClaimComplete | Kind::Complete => {
             bind_data(bind_keys(query, rows), rows, true).bind(event_types(rows))
         }
-        Kind::Release | Kind::ReleaseComplete => bind_keys(query, rows),
+        Kind::Release | Kind::ReleaseComplete | Kind::Check => bind_keys(query, rows),
     }
 }
 
-/// Binds the rows of a renewal, or of a claim: in a transaction, or one that takes existing rows. A claim that is
+/// Binds the rows of a renewal, or of a claim that takes existing rows. A claim that is
 /// complete at once has no lease.
 pub(super) fn bind_claim(query: Bound, kind: Kind, rows: &[RowCall<'_>]) -> Bound {
     let lease = || rows.first().map_or(0, |row| row.terms.lease_ms().min(MAX_MS));

@@ -1,4 +1,4 @@
-//! [`Session`]: the statements of calls, in a batch, in an open transaction or on the pool.
+//! [`Session`]: the statements of calls, in a batch or in a transaction of the user's.
 //!
 //! Each try handles the rows that have no reply yet, with at most one statement a step:
 //!
@@ -17,29 +17,26 @@
 //! is then sent again by statements that pass over such rows, which cost more: see [`Wait`]. They are used for the next
 //! 10 s. A completion or a release of a row that was passed over is sent alone, beside the queue, and waits.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use sqlx::Row as _;
-use sqlx::pool::PoolConnection;
-use sqlx::postgres::{PgConnection, PgRow, Postgres};
+use sqlx::postgres::{PgConnection, PgRow};
 use tokio::sync::oneshot;
 
 use super::super::replies::{ClaimReply, RenewReply};
 use super::super::sql::batch::{Failed, RowExecutor, TRIES, execute_batch, unanswered};
-use super::super::sql::call::{Call, Kind, Replied, RowCall, RowReply, select};
+use super::super::sql::call::{Call, Kind, Replied, RowCall, RowReply, checked, select};
 use super::super::sql::queue::{BatchExecutor, Waits};
 use super::super::sql::responses::most_read;
 use super::super::sql::row::{Row, completed};
 use super::super::sql::statement::query;
 use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
-use super::connections::{BoundedConnection, Place, Source};
+use super::connections::{Place, Source};
 use super::errors::{is_locked, is_row_error, is_timed_out, store_error};
 use super::params::{
-    Bind, Bound, Uuid, advisory_locks, bind_claim, bind_data, bind_rows, by_key, key_hash,
-    read_row, uuids,
+    Bind, Bound, Uuid, bind_claim, bind_data, bind_rows, by_key, key_hash, read_row, uuids,
 };
 use super::statements::{ByWait, Statements, Wait};
 use super::store::{Fetched, PostgresStore};
@@ -52,37 +49,14 @@ pub(super) struct Session<'s> {
     statements: ByWait,
     /// How batches meet rows that open transactions hold.
     wait: Wait,
-    source: Source,
-    transaction: Option<InTransaction<'s>>,
-    /// The connection of the last statement, if it was one of the pool.
-    pooled: Option<BoundedConnection<'s>>,
+    /// The connection of the user's transaction, for a session in one.
+    within: Option<&'s mut PgConnection>,
     /// How many rows needed no write.
     known: usize,
     /// Whether a statement may have written rows whose reply was lost.
     lost_reply: bool,
     /// Whether the server may still run a statement.
     has_abandoned: bool,
-}
-
-struct InTransaction<'s> {
-    connection: &'s mut PgConnection,
-    /// The lock of each key, made once: a repeated statement asks for the same locks.
-    locks: HashMap<u128, i64>,
-    begun: Option<Begun>,
-}
-
-/// The transaction that claimed.
-#[derive(Debug)]
-pub(super) struct Begun {
-    pub(super) xid: String,
-    /// The role of the claim, as `current_setting` returns it: a name, or `none`.
-    pub(super) role: String,
-}
-
-impl Begun {
-    fn new(row: &PgRow) -> Result<Self, sqlx::Error> {
-        Ok(Self { xid: row.try_get("xid")?, role: row.try_get("role")? })
-    }
 }
 
 impl BatchExecutor<Call> for PostgresStore {
@@ -98,7 +72,7 @@ impl BatchExecutor<Call> for PostgresStore {
         batch: Vec<Call>,
         waits: &Waits<'_>,
     ) -> Vec<Result<RowReply, Error>> {
-        let session = Session { wait: self.wait(), ..Session::new(self, Source::Lane) };
+        let session = Session { wait: self.wait(), ..Session::new(self) };
         session.execute_batch(&mut place, &batch, waits).await
     }
 }
@@ -126,7 +100,7 @@ impl PostgresStore {
                 () = reply.closed() => return,
                 place = store.connections.alone.place() => place,
             };
-            let mut session = Session::new(&store, Source::Lane);
+            let mut session = Session::new(&store);
             session.wait = Wait::Long;
             let replies = session.execute_batch(&mut place, &batch, &|_| true).await;
             // The caller may be gone.
@@ -142,6 +116,18 @@ impl RowExecutor for Session<'_> {
         kind: Kind,
         rows: &[RowCall<'_>],
     ) -> (Vec<Replied>, Option<Failed>) {
+        if kind == Kind::Check {
+            return match self.read(rows, Fetch::Nothing).await {
+                Ok(found) => (checked(rows, &found), None),
+                Err(error) => {
+                    let error = store_error(kind.context(), error);
+                    (
+                        rows.iter().map(|_| None).collect(),
+                        Some(Failed { error, is_row_error: false }),
+                    )
+                }
+            };
+        }
         let read_first = &self.store.read_first;
         let reads_first = kind.is_claim() && read_first.load(Ordering::Relaxed);
         let mut replies: Vec<Replied> = rows.iter().map(|_| None).collect();
@@ -185,31 +171,26 @@ impl RowExecutor for Session<'_> {
 }
 
 impl<'s> Session<'s> {
-    pub(super) fn new(store: &'s PostgresStore, source: Source) -> Self {
+    fn new(store: &'s PostgresStore) -> Self {
         Self {
             store,
             statements: store.statements_by_wait(),
             wait: Wait::Briefly,
-            source,
-            transaction: None,
-            pooled: None,
+            within: None,
             known: 0,
             lost_reply: false,
             has_abandoned: false,
         }
     }
 
-    /// Returns the session of a transaction that claims no other keys than these.
+    /// Returns the session of a transaction of the user's. It passes over rows that other transactions hold.
     pub(super) fn within(
         store: &'s PostgresStore,
         statements: &Arc<Statements>,
         connection: &'s mut PgConnection,
-        rows: &[RowCall<'_>],
     ) -> Self {
-        let locks = rows.iter().map(|row| row.hash).zip(advisory_locks(rows)).collect();
-        let transaction = Some(InTransaction { connection, locks, begun: None });
         let statements = std::array::from_fn(|_| Arc::clone(statements));
-        Self { statements, transaction, ..Self::new(store, Source::Pool) }
+        Self { statements, wait: Wait::PassOver, within: Some(connection), ..Self::new(store) }
     }
 
     /// Sends the calls of a batch, which has this place.
@@ -229,18 +210,7 @@ impl<'s> Session<'s> {
         Arc::clone(&self.statements[self.wait as usize])
     }
 
-    /// Returns the connection of the pool that the last statement has left. The caller has to bound what it does with it.
-    pub(super) fn into_pooled(self) -> Option<PoolConnection<Postgres>> {
-        self.pooled.and_then(BoundedConnection::into_pooled)
-    }
-
-    /// Returns the transaction, once it has sent a statement.
-    pub(super) fn into_begun(self) -> Option<Begun> {
-        self.transaction.and_then(|transaction| transaction.begun)
-    }
-
     /// Sends the statements for the rows without a reply. After an error, some more rows may have their reply.
-    /// Without rows, it begins the work of a transaction without keys.
     pub(super) async fn run(
         &mut self,
         kind: Kind,
@@ -248,16 +218,11 @@ impl<'s> Session<'s> {
         replies: &mut [Replied],
         mut reads: bool,
     ) -> Result<(), sqlx::Error> {
-        if rows.is_empty() {
-            let all = self.all();
-            let opened = self.send(&all.tx_open, &|query| query).await?;
-            return self.note_begun(opened.first());
-        }
         // A row that a statement has passed over may be held for long. A completion also finds rows that are complete.
         let tries = match kind {
             Kind::Complete if self.wait == Wait::PassOver => 2,
             Kind::Claim | Kind::ClaimComplete | Kind::Complete => TRIES,
-            Kind::Renew | Kind::Release | Kind::ReleaseComplete => 1,
+            Kind::Renew | Kind::Release | Kind::ReleaseComplete | Kind::Check => 1,
         };
         for _ in 0..tries {
             let mut unwritten = unanswered(replies);
@@ -324,24 +289,19 @@ impl<'s> Session<'s> {
         kind: Kind,
         rows: &[RowCall<'_>],
     ) -> Result<Vec<Option<RowReply>>, sqlx::Error> {
-        let (all, locks) = (self.all(), self.locks(rows));
-        let is_within = locks.is_some();
+        let all = self.all();
         let sql = match kind {
-            Kind::Claim | Kind::ClaimComplete if is_within => &all.tx_claim_insert,
             Kind::Claim => &all.claim_insert,
             Kind::ClaimComplete => &all.claim_complete_insert,
             Kind::Renew => &all.renew,
             Kind::Complete => &all.complete,
             Kind::Release => &all.release,
             Kind::ReleaseComplete => &all.release_complete,
+            // `execute` only reads.
+            Kind::Check => return Ok(rows.iter().map(|_| None).collect()),
         };
-        let bind = |query| match &locks {
-            Some(locks) => bind_claim(query, kind, rows).bind(locks),
-            None => bind_rows(query, kind, rows),
-        };
-        let returned = self.send_write(kind, sql, &bind).await?;
-        self.note_begun(returned.first())?;
-        if kind.is_claim() && !is_within {
+        let returned = self.send_write(kind, sql, &|query| bind_rows(query, kind, rows)).await?;
+        if kind.is_claim() {
             self.store.replanner.note_rows(returned.len());
         }
         let written = by_key(rows, &returned, |index, row| {
@@ -351,8 +311,6 @@ impl<'s> Session<'s> {
                 Kind::Renew if row.try_get(1)? => RowReply::Renewed(RenewReply::Locked),
                 Kind::Renew => RowReply::Renewed(RenewReply::Held),
                 Kind::Release | Kind::ReleaseComplete => RowReply::Released,
-                _ if is_within && !row.try_get("locked")? => RowReply::IN_FLIGHT,
-                _ if is_within && !row.try_get("granted")? => return Ok(None),
                 _ => RowReply::first(1, false),
             }))
         })?;
@@ -369,16 +327,12 @@ impl<'s> Session<'s> {
         found: &[Row],
     ) -> Result<Vec<Replied>, sqlx::Error> {
         let versions: Vec<_> = found.iter().map(|row| row.version).collect();
-        let (all, locks) = (self.all(), self.locks(rows));
-        let sql = if locks.is_some() { &all.tx_claim_existing } else { &all.claim_existing };
+        let all = self.all();
         let bind = |query| {
             let query = bind_claim(query, kind, rows);
-            match &locks {
-                Some(locks) => query.bind(locks),
-                None => bind_data(query, rows, kind == Kind::ClaimComplete).bind(&versions),
-            }
+            bind_data(query, rows, kind == Kind::ClaimComplete).bind(&versions)
         };
-        let taken = self.send_write(kind, sql, &bind).await?;
+        let taken = self.send_write(kind, &all.claim_existing, &bind).await?;
         let lost_reply = self.lost_reply;
         by_key(rows, &taken, |index, row| {
             // By position, in the order of RETURNING in `sql/*claim*.sql`.
@@ -407,21 +361,6 @@ impl<'s> Session<'s> {
         Ok(found)
     }
 
-    fn note_begun(&mut self, row: Option<&PgRow>) -> Result<(), sqlx::Error> {
-        if let (Some(InTransaction { begun: begun @ None, .. }), Some(row)) =
-            (&mut self.transaction, row)
-        {
-            *begun = Some(Begun::new(row)?);
-        }
-        Ok(())
-    }
-
-    /// Returns the locks of the keys, in a transaction.
-    fn locks(&self, rows: &[RowCall<'_>]) -> Option<Vec<Option<i64>>> {
-        let locks = &self.transaction.as_ref()?.locks;
-        Some(rows.iter().map(|row| locks.get(&row.hash).copied()).collect())
-    }
-
     async fn send_write(
         &mut self,
         kind: Kind,
@@ -430,7 +369,7 @@ impl<'s> Session<'s> {
     ) -> Result<Vec<PgRow>, sqlx::Error> {
         let written = self.send(sql, bind).await?;
         // A statement that writes nothing waits for no disk and no standby.
-        if self.source == Source::Lane && !written.is_empty() {
+        if self.within.is_none() && !written.is_empty() {
             let connections = &self.store.connections;
             connections.batches.has_ended(kind);
             connections.alone.has_ended(kind);
@@ -439,17 +378,14 @@ impl<'s> Session<'s> {
     }
 
     async fn send(&mut self, sql: &Arc<str>, bind: Bind<'_>) -> Result<Vec<PgRow>, sqlx::Error> {
-        if let Some(transaction) = &mut self.transaction {
-            return bind(query(sql)).fetch_all(&mut *transaction.connection).await;
+        if let Some(connection) = &mut self.within {
+            return bind(query(sql)).fetch_all(&mut **connection).await;
         }
-        // No call waits for a connection while it holds another.
-        drop(self.pooled.take());
         let bound = self.store.options.statement_timeout;
-        let fetched = self.store.fetch_on(self.source, bound, sql, bind).await;
+        let fetched = self.store.fetch_on(Source::Lane, bound, sql, bind).await;
         self.has_abandoned |= fetched.as_ref().is_err_and(is_timed_out);
-        let Fetched { rows, connection, lost_reply } = fetched?;
+        let Fetched { rows, lost_reply } = fetched?;
         self.lost_reply |= lost_reply;
-        self.pooled = Some(connection).filter(|_| self.source == Source::Pool);
         Ok(rows)
     }
 }

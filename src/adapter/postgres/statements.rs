@@ -33,14 +33,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::super::inspect::PURGE_GRACE;
-use super::super::sql::batch::TRIES;
 use super::super::sql::inspection::{COUNTED, PORTION};
 use super::super::sql::statement::{render, statements};
 use super::super::stored::Fetch;
 use super::options::PostgresOptions;
-use super::params::MAX_MS;
-use super::schema::{TableName, literal};
-use crate::key::MAX_ID_LEN;
+use super::schema::TableName;
 
 /// The start of every statement: `pg_stat_activity` and the server's log show whose it is.
 pub(super) const TAG: &str = "/* tower-dedup */ ";
@@ -74,6 +71,10 @@ const UNLESS_HELD: &str = "WHERE NOT EXISTS (SELECT FROM held AS h WHERE h.key =
 /// The statements by [`Wait`].
 pub(super) type ByWait = [Arc<Statements>; 3];
 
+/// How long a completion waits for its row, unless the handler has set a `lock_timeout`: a second transaction of the
+/// same handler may hold it. Not 2 s, which a handler may have chosen.
+const COMPLETION_TIMEOUT: &str = "1999ms";
+
 statements! {
     /// Every statement, with the table's name. A field is named after its file.
     pub(super) struct Statements {
@@ -82,6 +83,9 @@ statements! {
         claim_complete_insert,
         renew,
         complete,
+        completion,
+        completion_lean,
+        completion_check,
         release,
         release_complete,
         forget,
@@ -89,23 +93,12 @@ statements! {
         read_digest,
         read_response,
         get,
-        is_locked,
         purge,
         stats,
         size,
         list,
         version,
         encrypted,
-        tx_begin,
-        tx_claim_insert,
-        tx_claim_existing,
-        tx_release,
-        tx_begin_end,
-        tx_store,
-        tx_complete,
-        tx_restore_role,
-        tx_open,
-        tx_is_same,
     }
 }
 
@@ -147,7 +140,7 @@ impl Statements {
             ("durable", &*durable),
             ("lock_timeout", LOCK_TIMEOUT),
             ("wait", [BRIEFLY, LOCK_TIMEOUT, &*long][wait as usize]),
-            ("handler_lock_timeout", &*render(include_str!("sql/handler_lock_timeout.sql"), &[])),
+            ("completion_timeout", COMPLETION_TIMEOUT),
             ("grace_ms", &*PURGE_GRACE.as_millis().to_string()),
             ("counted", &*COUNTED.to_string()),
             ("portion", &*PORTION.to_string()),
@@ -164,36 +157,6 @@ impl Statements {
             Fetch::DigestAndResponse => &self.read_response,
         }
     }
-}
-
-/// Returns the statement that makes the function which records a key in the caller's transaction.
-pub(super) fn record_function(name: &TableName) -> String {
-    // `format` of Postgres fills the table's name in.
-    let values = [
-        ("table", "%1$s"),
-        ("table_number", "to_regclass(%1$L)"),
-        ("state", &*render(include_str!("sql/state.sql"), &[])),
-        ("durable", &*render(include_str!("sql/durable.sql"), &[])),
-        ("max_id_len", &*MAX_ID_LEN.to_string()),
-        ("max_seconds", &*(MAX_MS / 1_000).to_string()),
-        ("tries", &*TRIES.to_string()),
-    ];
-    let body = render(include_str!("sql/record_body.sql"), &values);
-    let unqualified = TableName { schema: None, table: name.table.clone() };
-    let values = [
-        ("table_literal", &*literal(&name.quoted(""))),
-        ("table_name", &*literal(&unqualified.quoted(""))),
-        ("function_name", &*literal(&unqualified.quoted("_record"))),
-        ("lock_timeout", LOCK_TIMEOUT),
-        ("body", &*body),
-    ];
-    let make = render(include_str!("sql/record_function.sql"), &values);
-    // The name of a schema may hold any character.
-    let mut tag = "$tower_dedup$".to_owned();
-    while make.contains(&tag) {
-        tag.insert(1, 'x');
-    }
-    format!("DO {tag}\n{make}\n{tag}")
 }
 
 /// A smaller table is read as fast as its index.
@@ -221,18 +184,5 @@ impl Replanner {
             None => Arc::clone(sql),
             Some(generation) => format!("{sql} /* {generation} */").into(),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn name_of_a_schema_ends_neither_the_body_nor_a_name() {
-        let schema = Some(r#"a"$tower_dedup$'b"#.to_owned());
-        let sql = record_function(&TableName { schema, ..TableName::default() });
-        assert_eq!(sql.matches("$xtower_dedup$").count(), 2, "{sql}");
-        assert!(sql.contains(r#"'"a""$tower_dedup$''b"."webhook_deliveries"'::regclass"#), "{sql}");
     }
 }

@@ -13,14 +13,14 @@ use super::super::sql::options::check_open;
 use super::super::sql::purge::PurgeTask;
 use super::super::sql::queue::Batcher;
 use super::super::sql::statement::query;
-use super::connections::{BoundedConnection, Connections, Places, Source};
+use super::connections::{Connections, Source};
 use super::errors::{
     is_broken, is_conflict, is_gone, is_read_only, is_timed_out, is_without_table, store_error,
 };
 use super::options::{PostgresOptions, may_be_plain_text};
 use super::params::Bind;
 use super::schema::{TableName, VERSION, create_sql, migration};
-use super::statements::{ByWait, Replanner, Statements, Wait, record_function, tagged};
+use super::statements::{ByWait, Replanner, Statements, Wait, tagged};
 use crate::error::{Error, ErrorKind};
 use crate::observe;
 
@@ -52,7 +52,6 @@ pub(super) struct PostgresStore {
     pub(super) read_first: AtomicBool,
     /// When a batch last waited for a row that an open transaction holds.
     met_held: Mutex<Option<Instant>>,
-    pub(super) transactions: Places,
     pub(super) purge_task: PurgeTask,
     /// Whether it is known if the connections are encrypted.
     has_checked_encryption: AtomicBool,
@@ -60,10 +59,8 @@ pub(super) struct PostgresStore {
 }
 
 /// The rows that a statement returned.
-pub(super) struct Fetched<'s> {
+pub(super) struct Fetched {
     pub(super) rows: Vec<PgRow>,
-    /// The connection that returned them. It returns to its source when it is dropped.
-    pub(super) connection: BoundedConnection<'s>,
     /// An earlier try of the statement lost its reply: the rows may show what that try wrote.
     pub(super) lost_reply: bool,
 }
@@ -84,8 +81,6 @@ struct FoundTable {
 impl PostgresStore {
     pub(super) fn new(pool: PgPool, options: PostgresOptions, user_pool: bool) -> Self {
         let lanes = options.batching.lanes;
-        let connections = pool.options().get_max_connections();
-        let transactions = Places::new(usize::try_from(connections).unwrap_or(usize::MAX));
         Self {
             connections: Connections::new(pool, lanes),
             find: tagged(&options.name.find()),
@@ -94,7 +89,6 @@ impl PostgresStore {
             replanner: Replanner::default(),
             read_first: AtomicBool::new(false),
             met_held: Mutex::default(),
-            transactions,
             purge_task: PurgeTask::new(options.purging),
             has_checked_encryption: AtomicBool::new(false),
             has_schema: AtomicBool::new(false),
@@ -242,12 +236,8 @@ impl PostgresStore {
                 "the Postgres schema is of an older version",
             ));
         }
-        let mut sql = if is_current { Vec::new() } else { create_sql(&found.name) };
-        // Not by a call: its role may lack the right.
-        if may_make && lock_timeout.is_none() && self.options.makes_function {
-            sql.push(record_function(&found.name));
-        }
-        if !sql.is_empty() {
+        if !is_current {
+            let sql = create_sql(&found.name);
             let mut session = self.connections.get(Source::Lane).await.map_err(fault)?;
             // One message: if the call is dropped, the server still commits all of it or nothing.
             let sql = AssertSqlSafe(migration(sql, lock_timeout));
@@ -334,7 +324,7 @@ impl PostgresStore {
         bound: Duration,
         sql: &Arc<str>,
         bind: Bind<'_>,
-    ) -> Result<Fetched<'_>, sqlx::Error> {
+    ) -> Result<Fetched, sqlx::Error> {
         let sql = &self.replanner.text(sql);
         let mut pauses = repeats();
         let mut lost = None;
@@ -353,7 +343,7 @@ impl PostgresStore {
             let error = match session.run(bound, fetch).await {
                 Ok(rows) => {
                     let lost_reply = lost.is_some();
-                    return Ok(Fetched { rows, connection: session, lost_reply });
+                    return Ok(Fetched { rows, lost_reply });
                 }
                 Err(error) => error,
             };

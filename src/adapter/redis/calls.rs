@@ -23,7 +23,13 @@ const MOST_VERSIONS: usize = 5;
 
 impl DedupAdapter for RedisAdapter {
     fn abilities(&self) -> Abilities {
-        Abilities { leases: true, stored_data: true, inspection: true, expires_keys: true }
+        Abilities {
+            leases: true,
+            stored_data: true,
+            inspection: true,
+            expires_keys: true,
+            ..Abilities::default()
+        }
     }
 
     fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {

@@ -1,8 +1,8 @@
 //! The contracts of a SQL adapter, which is a handle to a store.
 
-/// Implements the contracts for an adapter over the `Arc` of its store. `$more` are the methods of [`TransactionAdapter`](super::super::transaction::TransactionAdapter) that have a default.
+/// Implements the contracts for an adapter over the `Arc` of its store.
 macro_rules! sql_adapter {
-    ($adapter:ident, $store:ident, $database:ident, { $($more:item)* }) => {
+    ($adapter:ident, $store:ident) => {
         impl std::fmt::Debug for $adapter {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 let mut adapter = f.debug_struct(stringify!($adapter));
@@ -42,7 +42,13 @@ macro_rules! sql_adapter {
 
         impl DedupAdapter for $adapter {
             fn abilities(&self) -> Abilities {
-                Abilities { leases: true, stored_data: true, inspection: true, ..Abilities::default() }
+                Abilities {
+                    leases: true,
+                    stored_data: true,
+                    inspection: true,
+                    completion: true,
+                    ..Abilities::default()
+                }
             }
 
             fn claim<'a>(
@@ -79,6 +85,24 @@ macro_rules! sql_adapter {
                 let call = || self.call(Kind::Complete, key, terms, RowReply::completed);
                 Box::pin(self.0.with_table(call))
             }
+
+            fn completion(
+                &self,
+                keys: &[DedupKey],
+                terms: &CallTerms,
+                mark: Option<&str>,
+            ) -> Result<Completion, Error> {
+                Ok(self.0.completion(keys, terms, mark))
+            }
+
+            fn is_complete<'a>(
+                &'a self,
+                key: &'a DedupKey,
+                terms: &'a CallTerms,
+            ) -> StoreFuture<'a, bool> {
+                let call = || self.call(Kind::Check, key, terms, RowReply::checked);
+                Box::pin(self.0.with_table(call))
+            }
         }
 
         impl MaintenanceAdapter for $adapter {
@@ -113,43 +137,7 @@ macro_rules! sql_adapter {
             }
         }
 
-        impl Sealed for $adapter {}
-
-        impl TransactionAdapter for $adapter {
-            type Database = $database;
-
-            fn open<'a>(
-                &'a self,
-                keys: &'a [DedupKey],
-                terms: &'a CallTerms,
-            ) -> StoreFuture<'a, Opened<$database>> {
-                Box::pin(self.0.with_table(move || self.0.open(keys, terms)))
-            }
-
-            fn release_in<'a>(
-                &'a self,
-                transaction: &'a mut OpenTransaction<$database>,
-                keys: &'a [DedupKey],
-                terms: &'a CallTerms,
-            ) -> StoreFuture<'a, ()> {
-                Box::pin(self.0.release_in(transaction.connection(), keys, terms))
-            }
-
-            fn commit<'a>(
-                &'a self,
-                transaction: OpenTransaction<$database>,
-                keys: &'a [DedupKey],
-                terms: &'a CallTerms,
-            ) -> StoreFuture<'a, ()> {
-                Box::pin(self.0.commit(transaction, keys, terms))
-            }
-
-            fn rollback(&self, transaction: OpenTransaction<$database>) -> StoreFuture<'_, ()> {
-                Box::pin(self.0.rollback(transaction))
-            }
-
-            $($more)*
-        }
+        impl TransactionAdapter for $adapter {}
     };
 }
 

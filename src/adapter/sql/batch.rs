@@ -15,10 +15,8 @@ use std::future::Future;
 use std::time::{Duration, Instant};
 
 use super::super::replies::ClaimReply;
-use super::super::terms::CallTerms;
 use super::call::{Call, Kind, Replied, RowCall, RowReply, missing_reply};
 use super::queue::Waits;
-use super::row::Row;
 use crate::error::Error;
 
 /// For how long a refused batch is split, from the begin of the first refused statement on. Meanwhile its lane sends
@@ -33,15 +31,6 @@ const MAX_BYTES: usize = 8 * 1_024 * 1_024;
 /// Returns the indexes of the rows without a reply.
 pub(in crate::adapter) fn unanswered<T>(replies: &[Option<T>]) -> Vec<usize> {
     (0..replies.len()).filter(|index| replies[*index].is_none()).collect()
-}
-
-/// Returns the replies to a claim of several keys that was only read so far; `None` for a row that it has to write.
-pub(in crate::adapter) fn known(
-    rows: Vec<Option<Row>>,
-    terms: &CallTerms,
-) -> Result<Vec<Replied>, Error> {
-    let known = |row: Option<Row>| row.and_then(|row| RowReply::of_row(&row, Kind::Claim, terms));
-    rows.into_iter().map(|row| Ok(known(row).transpose()?.map(Ok))).collect()
 }
 
 /// Returns the replies to a claim in a transaction. A row that others changed in every try is in flight: no

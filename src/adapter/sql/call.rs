@@ -21,6 +21,8 @@ pub(in crate::adapter) enum Kind {
     Release,
     /// Releases rows that were claimed complete.
     ReleaseComplete,
+    /// Reads whether the token has completed the row.
+    Check,
 }
 
 impl Kind {
@@ -43,6 +45,7 @@ impl Kind {
             Self::Renew => "renewing leases",
             Self::Complete => "completing keys",
             Self::Release | Self::ReleaseComplete => "releasing keys",
+            Self::Check => "reading completions",
         }
     }
 
@@ -64,6 +67,7 @@ pub(in crate::adapter) enum RowReply {
     Renewed(RenewReply),
     Completed(CompleteReply),
     Released,
+    Checked(bool),
     /// An open transaction holds the row, and the statement has passed over it. Not for a claim or a renewal.
     #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite locks no row"))]
     Locked,
@@ -100,6 +104,10 @@ impl RowReply {
 
     pub(in crate::adapter) fn completed(self) -> Option<CompleteReply> {
         if let Self::Completed(completed) = self { Some(completed) } else { None }
+    }
+
+    pub(in crate::adapter) fn checked(self) -> Option<bool> {
+        if let Self::Checked(is_complete) = self { Some(is_complete) } else { None }
     }
 
     pub(in crate::adapter) fn released(self) -> Option<()> {
@@ -199,6 +207,16 @@ pub(in crate::adapter) fn rows_of<'c>(
 ) -> Vec<RowCall<'c>> {
     let row = |key| RowCall { key, hash: hash(key), terms, call: 0, waits: &|_| true };
     keys.iter().map(row).collect()
+}
+
+/// Returns for each row that was read whether its token has completed it.
+pub(in crate::adapter) fn checked(rows: &[RowCall<'_>], found: &[Option<Row>]) -> Vec<Replied> {
+    let checked = |(row, found): (&RowCall<'_>, &Option<Row>)| {
+        let is_complete =
+            |found: &Row| Ok(found.completed(row.token())? == Some(CompleteReply::Held));
+        Some(found.as_ref().map_or(Ok(false), is_complete).map(RowReply::Checked))
+    };
+    rows.iter().zip(found).map(checked).collect()
 }
 
 /// Returns the rows at these indexes.

@@ -4,6 +4,7 @@
 pub(super) mod adapter;
 pub(super) mod batch;
 pub(super) mod call;
+pub(super) mod completion;
 pub(super) mod errors;
 pub(super) mod inspection;
 pub(super) mod options;

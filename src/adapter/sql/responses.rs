@@ -23,7 +23,7 @@ const MAX_RESPONSES: usize = 64;
 pub(in crate::adapter) const READING_RESPONSE: &str = "reading a stored response";
 
 /// Adds the response to a duplicate, if its terms fetch responses. `read` reads the row. A row that is no longer
-/// complete is in flight.
+/// complete, or whose response is on its way, is in flight.
 pub(in crate::adapter) async fn add_response<F>(
     terms: &CallTerms,
     claimed: ClaimReply,
@@ -38,6 +38,7 @@ where
     }
     // The next statement may fail or time out, and no handler may run for a known duplicate.
     terms.note_duplicate();
-    let reply = read().await?.map(|row| row.claimed(terms)).transpose()?;
+    let row = read().await?.filter(|row| !row.awaits_response());
+    let reply = row.map(|row| row.claimed(terms)).transpose()?;
     Ok(reply.flatten().filter(is_duplicate).unwrap_or(ClaimReply::InFlight))
 }

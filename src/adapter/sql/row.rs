@@ -105,6 +105,14 @@ impl Row {
         }
     }
 
+    /// Returns `true` if a handler's transaction has completed the row, and the layer has not added the response yet. The
+    /// lease bounds how long it may take.
+    pub(in crate::adapter) fn awaits_response(&self) -> bool {
+        let has_response = self.stored.as_ref().is_some_and(|stored| stored.response.is_some());
+        let is_awaited = self.lease_until.is_some_and(|until| until > self.now);
+        self.completed_at.is_some() && is_awaited && !has_response
+    }
+
     fn is_by(&self, token: Token) -> bool {
         self.token.as_ref() == Some(token.as_bytes())
     }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable};
-use sqlx::sqlite::{Sqlite, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
+use sqlx::sqlite::{SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
 
+use super::super::completion::Completion;
 use super::super::contract::{Abilities, DedupAdapter, StoreFuture};
 use super::super::inspect::{Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats};
 use super::super::replies::{ClaimReply, CompleteReply, RenewReply};
@@ -16,7 +17,7 @@ use super::super::sql::call::{Kind, RowReply, missing_reply, without_response};
 use super::super::sql::responses::{READING_RESPONSE, add_response};
 use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
-use super::super::transaction::{OpenTransaction, Opened, Sealed, TransactionAdapter};
+use super::super::transaction::TransactionAdapter;
 use super::errors::{is_busy, store_error};
 use super::options::SqliteOptions;
 use super::store::SqliteStore;
@@ -151,11 +152,7 @@ impl SqliteAdapter {
     }
 }
 
-sql_adapter!(SqliteAdapter, SqliteStore, Sqlite, {
-    fn open_timeout(&self) -> Duration {
-        self.0.options.write_lock_timeout
-    }
-});
+sql_adapter!(SqliteAdapter, SqliteStore);
 
 #[cfg(test)]
 mod tests {

@@ -41,18 +41,6 @@ pub(super) fn is_sql_error(error: &Error) -> bool {
     errors::cause(error).and_then(code) == Some(ERROR)
 }
 
-/// Returns `true` if a deferred constraint refused a COMMIT.
-pub(super) fn is_constraint(error: &sqlx::Error) -> bool {
-    code(error) == Some(CONSTRAINT)
-}
-
-/// Returns `true` if a commit hook has turned the COMMIT into a rollback.
-pub(super) fn is_refused_commit(error: &sqlx::Error) -> bool {
-    const CONSTRAINT_COMMITHOOK: &str = "531";
-    let code = error.as_database_error().and_then(DatabaseError::code);
-    code.is_some_and(|code| code == CONSTRAINT_COMMITHOOK)
-}
-
 fn code(error: &sqlx::Error) -> Option<i64> {
     error.as_database_error().and_then(primary_code)
 }

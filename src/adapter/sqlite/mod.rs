@@ -7,15 +7,16 @@
 //! 3. `expires_at` has an index, by which a purge finds its rows.
 
 mod adapter;
+mod completion;
 mod dialect;
 mod errors;
 mod inspection;
 mod options;
 mod params;
+mod record;
 mod session;
 mod statements;
 mod store;
-mod transaction;
 mod write_lock;
 
 pub use adapter::SqliteAdapter;

@@ -12,7 +12,7 @@ use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
 use super::super::replies::RenewReply;
 use super::super::sql::batch::{TRIES, unanswered};
-use super::super::sql::call::{Kind, Replied, RowCall, RowReply, select, stores_data};
+use super::super::sql::call::{Kind, Replied, RowCall, RowReply, checked, select, stores_data};
 use super::super::sql::responses::most_read;
 use super::super::sql::row::{Row, completed};
 use super::super::sql::statement::query;
@@ -37,6 +37,10 @@ impl Session<'_> {
         rows: &[RowCall<'_>],
         has_written: &mut bool,
     ) -> Result<Vec<Replied>, sqlx::Error> {
+        if kind == Kind::Check {
+            let keys: Vec<_> = rows.iter().map(|row| row.key).collect();
+            return Ok(checked(rows, &self.read(&keys, Fetch::Nothing).await?));
+        }
         let all = self.statements;
         let (renewed, lost) = (RenewReply::Held, RenewReply::Lost);
         let held = RowReply::Completed(completed(1, true));
@@ -49,7 +53,8 @@ impl Session<'_> {
             }
             Kind::Claim => (&all.claim_insert, RowReply::first(1, false), None),
             Kind::ClaimComplete => (&all.claim_complete_insert, RowReply::first(1, false), None),
-            Kind::Complete => (&all.complete_held, held, None),
+            // A check has only read.
+            Kind::Complete | Kind::Check => (&all.complete_held, held, None),
         };
         let replies = |reply: Option<RowReply>| rows.iter().map(move |_| reply.clone().map(Ok));
         if other.is_some() {

@@ -5,8 +5,7 @@
 //!
 //! 1. `?1` is a JSON array of rows: [`rows_json`](super::params::rows_json) for statements that write,
 //!    [`keys_json`](super::params::keys_json) for the others.
-//! 2. Within a transaction, `?2` is the token and `?3` the retention of all keys.
-//! 3. Every key is searched by the primary key, also in a table that ANALYZE saw tiny.
+//! 2. Every key is searched by the primary key, also in a table that ANALYZE saw tiny.
 
 use std::sync::Arc;
 
@@ -41,6 +40,8 @@ statements! {
         renew,
         complete,
         complete_held,
+        completion,
+        completion_check,
         release,
         release_complete,
         forget,
@@ -57,10 +58,6 @@ statements! {
         create_index,
         create_version_table,
         create_version,
-        tx_release_inserted,
-        tx_release_existing,
-        tx_store,
-        tx_complete,
     }
 }
 

@@ -20,7 +20,7 @@ use super::errors::{is_sql_error, store_error};
 use super::options::SqliteOptions;
 use super::session::Session;
 use super::statements::{Statements, VERSION};
-use super::write_lock::{WriteLock, write_lock_of};
+use super::write_lock::{FileLocks, locks_of};
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 use crate::observe;
@@ -39,7 +39,7 @@ pub(super) struct SqliteStore {
     pub(super) user_pool: bool,
     pub(super) options: SqliteOptions,
     /// Serves writers in the order of arrival. SQLite's own lock does not.
-    write_lock: Arc<WriteLock>,
+    locks: Arc<FileLocks>,
     pub(super) statements: Statements,
     pub(super) lookups: Batcher<Lookup>,
     pub(super) calls: Batcher<Call>,
@@ -79,7 +79,7 @@ impl SqliteStore {
         user_pool: bool,
     ) -> Self {
         Self {
-            write_lock: write_lock_of(&writer.connect_options()),
+            locks: locks_of(&writer.connect_options()),
             statements: Statements::new(&options.table),
             lookups: Batcher::new(options.batching.lanes(LOOKUP_LANES)),
             calls: Batcher::new(options.batching.lanes(1)),
@@ -248,7 +248,7 @@ impl SqliteStore {
     /// Waits for the write lock, `write_lock_timeout` at most, and then returns an error of this kind. A caller that is
     /// dropped while it waits has changed nothing.
     pub(super) async fn write_lock(&self, kind: ErrorKind) -> Result<WriteGuard, Error> {
-        let lock = Arc::clone(&self.write_lock).lock_owned();
+        let lock = Arc::clone(&self.locks.writer).lock_owned();
         let lock = tokio::time::timeout(self.options.write_lock_timeout, lock).await;
         lock.map_err(|_| Error::new(kind, "waiting for the write lock of the SQLite file"))
     }

@@ -1,7 +1,7 @@
 //! The write lock of a file, for all adapters of this process.
 //!
 //! SQLite lets one connection write at a time, and serves waiting connections in no order. A
-//! transaction that is lent to a handler holds the file as long as the handler runs.
+//! transaction of a handler holds the file until it ends.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -12,11 +12,18 @@ use sqlx::sqlite::SqliteConnectOptions;
 /// The caller that writes holds it. It is fair: it goes to callers in the order of arrival.
 pub(super) type WriteLock = tokio::sync::Mutex<()>;
 
-static LOCKS: LazyLock<Mutex<HashMap<PathBuf, Weak<WriteLock>>>> = LazyLock::new(Mutex::default);
+/// The locks of a file.
+#[derive(Debug, Default)]
+pub(super) struct FileLocks {
+    pub(super) writer: Arc<WriteLock>,
+    /// The handler that waits for `writer`, or holds it: the others wait here, so that a batch waits behind one.
+    pub(super) handlers: Arc<WriteLock>,
+}
 
-/// Returns the write lock of the file that these options name: the same lock for every path to the
-/// file.
-pub(super) fn write_lock_of(options: &SqliteConnectOptions) -> Arc<WriteLock> {
+static LOCKS: LazyLock<Mutex<HashMap<PathBuf, Weak<FileLocks>>>> = LazyLock::new(Mutex::default);
+
+/// Returns the locks of the file that these options name: the same for every path to the file.
+pub(super) fn locks_of(options: &SqliteConnectOptions) -> Arc<FileLocks> {
     let name = options.get_filename();
     // The file may not exist yet; its folder does.
     let folder = name.parent().filter(|folder| !folder.as_os_str().is_empty());
@@ -47,12 +54,12 @@ mod tests {
     #[test]
     fn one_file_has_one_write_lock_under_every_name() {
         let dir = tempfile::tempdir().unwrap();
-        let at = |path: PathBuf| write_lock_of(&SqliteConnectOptions::new().filename(path));
+        let at = |path: PathBuf| locks_of(&SqliteConnectOptions::new().filename(path));
         let one = at(dir.path().join("a.db"));
         std::fs::write(dir.path().join("a.db"), "").unwrap();
         assert!(Arc::ptr_eq(&one, &at(dir.path().join(".").join("a.db"))));
         assert!(!Arc::ptr_eq(&one, &at(dir.path().join("b.db"))));
-        let memory = || write_lock_of(&SqliteConnectOptions::new().filename(":memory:"));
+        let memory = || locks_of(&SqliteConnectOptions::new().filename(":memory:"));
         assert!(!Arc::ptr_eq(&memory(), &memory()));
     }
 }

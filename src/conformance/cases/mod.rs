@@ -1,5 +1,6 @@
 //! The cases. Each takes a fresh store and panics where the store breaks a rule.
 
+mod completion;
 mod held;
 mod inspection;
 mod lease;
@@ -8,7 +9,7 @@ mod on_claim;
 mod races;
 mod stored;
 
-use super::store::{Store, run};
+use super::store::{Store, Transactional, run};
 use crate::adapter::inspect::MaintenanceAdapter;
 
 /// Runs a case of this name with a fresh store, on a runtime of its own with four threads.
@@ -22,6 +23,17 @@ pub fn run_case<S: Store>(name: &str) {
     lease_conformance_suite!(S, name);
     held_row_conformance_suite!(S, name);
     refusal_conformance_suite!(S, name);
+    panic!("no case {name}");
+}
+
+/// As [`run_case`], for a store whose events a handler completes in its own transaction.
+///
+/// # Panics
+///
+/// As [`run_case`].
+#[doc(hidden)]
+pub fn run_completion_case<S: Transactional>(name: &str) {
+    completion_conformance_suite!(S, name);
     panic!("no case {name}");
 }
 

@@ -1,0 +1,65 @@
+//! Keys that a program records in a transaction of its own, without a layer.
+
+use std::time::Duration;
+
+use sqlx::Connection;
+use sqlx::postgres::PgConnection;
+
+use super::super::replies::ClaimReply;
+use super::super::sql::batch::claimed;
+use super::super::sql::call::{Kind, rows_of};
+use super::super::terms::{CallTerms, Token};
+use super::adapter::PostgresAdapter;
+use super::errors::{is_locked, store_error};
+use super::params::key_hash;
+use super::session::Session;
+use crate::error::Error;
+use crate::key::DedupKey;
+
+impl PostgresAdapter {
+    /// Claims a key in a transaction of yours: the key is complete when, and only if, the transaction
+    /// commits.
+    ///
+    #[doc = include_str!("../../docs/stores/postgres_record_in.md")]
+    pub async fn record_in(
+        &self,
+        connection: &mut PgConnection,
+        key: &DedupKey,
+        retention: Duration,
+    ) -> Result<ClaimReply, Error> {
+        let fault = |error| store_error("claiming a key in a transaction", error);
+        let statements = self.0.ready_within(connection).await?;
+        let terms = CallTerms::on_claim(Token::random(), retention);
+        let rows = rows_of(std::slice::from_ref(key), &terms, key_hash);
+        // A wait that is too long must not abort the user's transaction.
+        let mut savepoint = connection.begin().await.map_err(fault)?;
+        let timeout: String =
+            sqlx::query_scalar("SELECT pg_catalog.current_setting('lock_timeout')")
+                .fetch_one(&mut *savepoint)
+                .await
+                .map_err(fault)?;
+        let mut replies = vec![None];
+        let mut session = Session::within(&self.0, &statements, &mut savepoint);
+        let ran = session.run(Kind::ClaimComplete, &rows, &mut replies, false).await;
+        match ran {
+            Err(error) if is_locked(&error) => {
+                savepoint.rollback().await.map_err(fault)?;
+                return Ok(ClaimReply::InFlight);
+            }
+            ran => ran.map_err(|error| {
+                let error = fault(error);
+                // The transaction is lost. The next one finds the table, or makes it.
+                self.0.note_missing_table(&error, &statements);
+                error
+            })?,
+        }
+        // The claim has set its own.
+        sqlx::query("SELECT pg_catalog.set_config('lock_timeout', $1, true)")
+            .bind(timeout)
+            .execute(&mut *savepoint)
+            .await
+            .map_err(fault)?;
+        savepoint.commit().await.map_err(fault)?;
+        Ok(claimed(replies)?.remove(0))
+    }
+}

@@ -1,0 +1,63 @@
+-- Completes events in the transaction of a handler, for any driver: `$1` is the text of `params::completion_json`.
+--
+-- It completes all events, or it is an error that aborts the transaction. The first COMMIT wins, whoever holds the
+-- lease. The text of an error has a value of the run, because the planner evaluates a constant one, and the statement
+-- would always fail.
+WITH asked AS MATERIALIZED (
+  SELECT d.token, d.mark, d.first, d.keeps_lease, d.retention_ms * interval '1 millisecond' AS retention, d.idle_ms,
+    d.events, d.status, d.headers, pg_catalog.decode(d.body, 'hex') AS body
+  FROM pg_catalog.jsonb_to_record($1::text::jsonb) AS d (
+    token uuid, mark text, first boolean, keeps_lease boolean, retention_ms bigint, idle_ms bigint, events jsonb,
+    status smallint, headers text, body text
+  )
+), bounds AS MATERIALIZED (
+  -- For this transaction, and only where its user has set none. `lock_timeout` is for this statement: the last SELECT
+  -- sets it back.
+  SELECT {durable} AS durability,
+    CASE WHEN pg_catalog.current_setting('lock_timeout') = '0'
+      THEN pg_catalog.set_config('lock_timeout', '{completion_timeout}', true) END AS lock_timeout,
+    CASE WHEN pg_catalog.current_setting('idle_in_transaction_session_timeout') = '0'
+      THEN pg_catalog.set_config('idle_in_transaction_session_timeout', a.idle_ms::text, true) END AS idle_timeout,
+    -- A completion alone, outside of the transaction with the effect, has written nothing before.
+    a.first OR pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL AS is_within,
+    -- The mark of a transaction that this crate began is gone after a ROLLBACK or COMMIT of the handler's.
+    a.mark IS NULL OR a.mark = pg_catalog.current_setting('tower_dedup.tx', true) AS is_marked
+  FROM asked AS a
+), held AS MATERIALIZED (
+  SELECT t.key, a.token, a.keeps_lease, a.retention, a.status, a.headers, a.body,
+    pg_catalog.decode(e.sha256, 'hex') AS sha256
+  FROM asked AS a
+  CROSS JOIN bounds AS b
+  CROSS JOIN pg_catalog.jsonb_to_recordset(a.events) AS e (key uuid, sha256 text)
+  JOIN {table} AS t ON t.key = e.key
+  WHERE b.is_within AND b.is_marked AND t.completed_at IS NULL
+  ORDER BY t.key
+  FOR UPDATE OF t
+), completed AS (
+  UPDATE {table} AS t SET
+    version = t.version + 1,
+    token = h.token,
+    completed_at = pg_catalog.clock_timestamp(),
+    -- A complete row with a live lease waits for its response.
+    lease_until = CASE WHEN h.keeps_lease THEN t.lease_until END,
+    -- A row that only a release has made has expired.
+    expires_at = CASE WHEN t.expires_at <= pg_catalog.clock_timestamp()
+      THEN pg_catalog.clock_timestamp() + h.retention ELSE t.expires_at END,
+    payload_sha256 = h.sha256,
+    response_status = h.status, response_headers = h.headers, response_body = h.body
+  FROM held AS h
+  WHERE t.key = h.key
+  RETURNING 1
+)
+SELECT CASE
+    WHEN c.n = a.n
+      AND (b.lock_timeout IS NULL OR pg_catalog.set_config('lock_timeout', '0', true) IS NOT NULL) THEN 'completed'
+    WHEN b.is_within IS NOT TRUE THEN
+      ('tower_dedup: nothing was written in this transaction before the completion of ' || a.n || ' events')::bigint::text
+    WHEN b.is_marked IS NOT TRUE THEN
+      ('tower_dedup: the transaction of ' || a.n || ' events has ended')::bigint::text
+    ELSE ('tower_dedup: this transaction completes ' || c.n || ' of ' || a.n || ' events: roll back')::bigint::text
+  END AS completion
+FROM bounds AS b,
+  (SELECT pg_catalog.count(*) AS n FROM completed) AS c,
+  (SELECT pg_catalog.jsonb_array_length(events) AS n FROM asked) AS a

@@ -1,0 +1,11 @@
+-- Returns a row if this transaction has completed the events of `params::completion_json`, and still is the one that
+-- this crate began.
+SELECT 1
+FROM pg_catalog.jsonb_to_record($1::text::jsonb) AS d (token uuid, mark text, events jsonb)
+WHERE d.mark = pg_catalog.current_setting('tower_dedup.tx', true)
+  AND NOT EXISTS (
+    SELECT 1
+    FROM pg_catalog.jsonb_to_recordset(d.events) AS e (key uuid)
+    LEFT JOIN {table} AS t ON t.key = e.key AND t.token = d.token AND t.completed_at IS NOT NULL
+    WHERE t.key IS NULL
+  )

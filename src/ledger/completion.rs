@@ -1,0 +1,420 @@
+//! Completion in the handler's own transaction: [`Delivery::begin`], [`Delivery::completion`].
+//!
+//! 1. The claim is that of a lease. The handler opens a transaction, writes, and completes the events in it. Nothing is
+//!    lent, and no connection is held while a handler thinks.
+//! 2. A completion writes the rows of all events that the delivery holds, if none is complete. The first COMMIT wins,
+//!    whoever holds the lease. So the row decides, and the lease only keeps others from running in vain.
+//! 3. A transaction that [`DedupTx`] commits is known to have completed its events. After a completion by another
+//!    driver, the ledger reads the rows: see [`Transactional`](super::Transactional).
+//! 4. A delivery that holds nothing completes nothing: one in shadow, one of a layer that is off, one that runs
+//!    unprotected. Its transaction is the handler's alone.
+
+use std::any::Any;
+use std::fmt;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use sqlx::{Database, Pool, Transaction};
+
+use super::held::LeaseTerms;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use crate::adapter::completion::{CompletionConnection, CompletionDatabase, Fault, begin, fault};
+use crate::adapter::contract::{Completion, DedupAdapter, StoredResponse};
+use crate::delivery::Delivery;
+use crate::error::{BoxError, Error, ErrorKind};
+use crate::key::{DedupKey, hex};
+
+impl Delivery {
+    /// Begins a transaction of the handler's on its own pool. [`DedupTx::commit`] completes the events of the delivery
+    /// in it: the key and the handler's writes, in one COMMIT.
+    ///
+    /// ```
+    /// # #[cfg(all(feature = "axum", feature = "postgres"))] {
+    /// use axum::extract::State;
+    /// use tower_dedup::sqlx::{self, PgPool};
+    /// use tower_dedup::{CommitError, Delivery};
+    ///
+    /// async fn on_paid(State(pool): State<PgPool>, event: Delivery) -> Result<(), CommitError> {
+    ///     let mut tx = event.begin(&pool).await?;
+    ///     let insert = sqlx::query("INSERT INTO payments (event) VALUES ($1)").bind(event.id());
+    ///     insert.execute(&mut *tx).await?;
+    ///     tx.commit().await // the key and the payment
+    /// }
+    /// # let _: axum::Router<PgPool> = axum::Router::new().route("/", axum::routing::post(on_paid));
+    /// # }
+    /// ```
+    ///
+    /// The pool leads to the database of the layer's store, and may be another pool than the store's. On SQLite, the
+    /// transaction begins by `BEGIN IMMEDIATE`, after those of other handlers.
+    ///
+    /// In [shadow](crate::Mode::Shadow), in a layer that is off, and in an
+    /// [unprotected](Self::is_unprotected) run, the transaction is the handler's alone: `commit` only commits.
+    ///
+    /// # Errors
+    ///
+    /// [`CommitErrorKind::Config`] for a pool of another kind of database than the store's, or a store that completes
+    /// no events in a transaction. Otherwise [`CommitErrorKind::Unavailable`], also for a pool without a free
+    /// connection.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub async fn begin<DB: CompletionDatabase>(
+        &self,
+        pool: &Pool<DB>,
+    ) -> Result<DedupTx<DB>, CommitError> {
+        let writes = self.writes()?;
+        // It names the database.
+        let database = writes.completion(&[], None)?.own.database;
+        let database = database.filter(DB::is_of).ok_or_else(CommitError::other_database)?;
+        let turn = DB::turn(database, pool).await?;
+        let (transaction, turn) = begin(pool, &writes.mark(), turn).await?;
+        Ok(DedupTx { transaction, event: self.clone(), is_early: false, _turn: turn })
+    }
+
+    /// Returns the statement that completes the events of this delivery, for a transaction of another driver than sqlx.
+    ///
+    /// Execute it in the transaction that has the handler's writes, with its one parameter, and commit. It is an error
+    /// if an event is complete already: return the error, and roll back. A delivery that holds nothing has a statement
+    /// that completes nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`CommitErrorKind::Config`] for a store that completes no events in a transaction.
+    pub fn completion(&self) -> Result<Completion, CommitError> {
+        let writes = self.writes()?;
+        Ok(writes.completion(self.held(), None)?)
+    }
+
+    /// Completes the events of this delivery in a transaction of sqlx that the handler has begun.
+    ///
+    /// As [`completion`](Self::completion), with the errors of this crate. Commit afterwards. Under
+    /// [`DedupLayer::transactional`](crate::DedupLayer::transactional) the layer reads the rows after a success; not
+    /// so after [`begin`](Self::begin).
+    ///
+    /// # Errors
+    ///
+    /// [`CommitErrorKind::Refused`] if an event is complete already, or, on Postgres, nothing was written before in
+    /// this transaction. Otherwise the errors of the database. On Postgres the transaction is aborted then; on SQLite
+    /// roll it back.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub async fn complete_in<C: CompletionConnection>(
+        &self,
+        connection: &mut C,
+    ) -> Result<(), CommitError> {
+        let completion = self.completion()?;
+        let ran = connection.run(completion.shared_sql(), completion.parameter()).await;
+        self.noting_refusal(ran.map(drop).map_err(CommitError::from))
+    }
+
+    /// Says that the handler writes nothing for this delivery, as for an event of a type that it ignores. The layer then
+    /// completes the events as under a lease, and demands no transaction.
+    pub fn nothing_to_write(&self) {
+        if let Ok(writes) = self.writes() {
+            writes.of.writes.set_none();
+        }
+    }
+
+    /// Stores this response with the events, in the completion of the handler's transaction. Call it before the
+    /// completion. Only the first call counts.
+    ///
+    /// Without it, a layer that stores responses adds the response of the handler after the commit. If the process dies
+    /// in between, the event is complete without a response.
+    pub fn set_response(&self, response: StoredResponse) {
+        if let Ok(writes) = self.writes() {
+            writes.of.writes.set_response(response);
+        }
+    }
+
+    /// Returns `true` if a completion of this delivery was refused.
+    pub(crate) fn was_refused(&self) -> bool {
+        self.writes().is_ok_and(|writes| writes.of.writes.are_refused())
+    }
+
+    /// Returns what the ledger holds for the delivery of the claim.
+    fn writes(&self) -> Result<Writes<'_>, CommitError> {
+        let of = (self.of_ledger() as &dyn Any).downcast_ref::<LeaseTerms>();
+        Ok(Writes { of: of.ok_or_else(CommitError::no_transactions)? })
+    }
+
+    /// Returns the keys that a completion completes.
+    fn held(&self) -> &[DedupKey] {
+        match self.writes() {
+            Ok(writes) if !self.is_unprotected() => &writes.of.keys,
+            _ => &[],
+        }
+    }
+
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    fn noting_refusal<T>(&self, result: Result<T, CommitError>) -> Result<T, CommitError> {
+        if let (Err(error), Ok(writes)) = (&result, self.writes())
+            && error.kind == CommitErrorKind::Refused
+        {
+            writes.of.writes.set_refused();
+        }
+        result
+    }
+}
+
+struct Writes<'d> {
+    of: &'d LeaseTerms,
+}
+
+impl Writes<'_> {
+    fn completion(&self, keys: &[DedupKey], mark: Option<&str>) -> Result<Completion, Error> {
+        let LeaseTerms { terms, writes, .. } = self.of;
+        let with_response =
+            writes.response().map(|response| terms.clone().with_response(Arc::clone(response)));
+        writes.adapter.completion(keys, with_response.as_ref().unwrap_or(terms), mark)
+    }
+
+    fn mark(&self) -> String {
+        hex(self.of.terms.token().as_bytes())
+    }
+}
+
+/// A transaction of the handler's that completes the events of its delivery.
+///
+/// [`Delivery::begin`] begins it. It derefs to the connection. Dropped without [`commit`](Self::commit), it is rolled
+/// back.
+///
+/// Savepoints of your own work as usual; complete and commit outside of them.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[must_use = "a transaction that is dropped is rolled back"]
+pub struct DedupTx<DB: CompletionDatabase> {
+    transaction: Transaction<'static, DB>,
+    event: Delivery,
+    /// Whether the events were completed before the commit.
+    is_early: bool,
+    /// Dropped after the transaction.
+    _turn: DB::Turn,
+}
+
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+impl<DB: CompletionDatabase> DedupTx<DB> {
+    /// Completes the events of the delivery, and commits.
+    ///
+    /// After it nothing may fail that matters: the events are complete, and a retry is a duplicate.
+    ///
+    /// # Errors
+    ///
+    /// [`CommitErrorKind::Refused`] if an event is complete already, or if this transaction has ended: it is rolled
+    /// back. [`CommitErrorKind::Unknown`] if the COMMIT has no reply. Otherwise the errors of the database: nothing was
+    /// committed. Return the error: the layer answers for you, and releases the events unless they are complete.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped before the COMMIT is sent, the transaction is rolled back. Dropped later, the database decides.
+    pub async fn commit(mut self) -> Result<(), CommitError> {
+        let is_checked = self.is_early;
+        let completed = if is_checked { self.check().await } else { self.write(true).await };
+        if let Err(error) = completed {
+            // An error of the rollback changes nothing: a connection that is lost rolls back, too.
+            let _ = self.transaction.rollback().await;
+            return Err(error);
+        }
+        self.transaction.commit().await.map_err(CommitError::of_commit)?;
+        if let (Ok(writes), false) = (self.event.writes(), self.event.held().is_empty()) {
+            writes.of.writes.set_committed();
+        }
+        Ok(())
+    }
+
+    /// Completes the events now, before more statements of the handler.
+    ///
+    /// Above READ COMMITTED, complete first: a renewal of the lease after the snapshot of the transaction is a conflict
+    /// otherwise. [`commit`](Self::commit) then only checks that the completion still stands.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`commit`](Self::commit). Return the error: the transaction cannot commit.
+    pub async fn complete(&mut self) -> Result<(), CommitError> {
+        self.is_early = true;
+        self.write(false).await
+    }
+
+    /// Rolls back now. Dropping does the same in the background.
+    ///
+    /// # Errors
+    ///
+    /// The errors of the database; nothing was committed.
+    pub async fn rollback(self) -> Result<(), CommitError> {
+        Ok(self.transaction.rollback().await?)
+    }
+
+    async fn write(&mut self, is_last: bool) -> Result<(), CommitError> {
+        let (event, connection) = (&self.event, &mut *self.transaction);
+        if event.held().is_empty() {
+            return Ok(());
+        }
+        let writes = event.writes()?;
+        let mark = writes.mark();
+        let completion = writes.completion(event.held(), Some(&mark))?.first();
+        let (sql, parameter) = match &completion.own.lean {
+            Some((sql, parameter)) if is_last => (sql, &**parameter),
+            _ => (completion.shared_sql(), completion.parameter()),
+        };
+        let written = async {
+            connection
+                .still_within()
+                .await
+                .map_err(|error| CommitError::new(CommitErrorKind::Refused, error))?;
+            match connection.run(sql, parameter).await? {
+                0 => Err(CommitError::refused()),
+                _ => Ok(()),
+            }
+        };
+        event.noting_refusal(written.await)
+    }
+
+    /// Checks that this transaction still has the completion that was written early.
+    async fn check(&mut self) -> Result<(), CommitError> {
+        let (event, connection) = (&self.event, &mut *self.transaction);
+        if event.held().is_empty() {
+            return Ok(());
+        }
+        let writes = event.writes()?;
+        let mark = writes.mark();
+        let completion = writes.completion(event.held(), Some(&mark))?.first();
+        let Some(check) = &completion.own.check else { return Err(CommitError::refused()) };
+        let stands = connection.finds(check, completion.parameter()).await?;
+        event.noting_refusal(if stands { Ok(()) } else { Err(CommitError::refused()) })
+    }
+}
+
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+impl<DB: CompletionDatabase> Deref for DedupTx<DB> {
+    type Target = <DB as Database>::Connection;
+
+    fn deref(&self) -> &Self::Target {
+        &self.transaction
+    }
+}
+
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+impl<DB: CompletionDatabase> DerefMut for DedupTx<DB> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.transaction
+    }
+}
+
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+impl<DB: CompletionDatabase> fmt::Debug for DedupTx<DB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DedupTx").field("event", &self.event).finish_non_exhaustive()
+    }
+}
+
+/// Why a transaction did not begin, complete its events, or commit.
+///
+/// With the feature `axum` it is a response: 503 with `Retry-After` if it is [transient](Self::is_transient), so that
+/// the sender delivers again, and 500 otherwise. Its body is empty, and its cause is logged. `?` makes one of an error
+/// of sqlx.
+#[derive(Debug)]
+pub struct CommitError {
+    kind: CommitErrorKind,
+    source: Option<BoxError>,
+}
+
+/// The kinds of [`CommitError`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum CommitErrorKind {
+    /// An event is complete already or has no row, or the transaction has ended. Nothing was committed. If the events
+    /// are complete, the layer answers as for a duplicate.
+    Refused,
+    /// The database is away or busy, or another transaction was in the way. Nothing was committed.
+    Unavailable,
+    /// The COMMIT has no reply: the retry finds the events complete, or runs.
+    Unknown,
+    /// The database refused a statement of the handler's or the COMMIT, as for a constraint. Nothing was committed.
+    Database,
+    /// The pool belongs to another database than the store, or the store completes no events in a transaction.
+    Config,
+}
+
+impl CommitError {
+    fn new(kind: CommitErrorKind, source: impl Into<BoxError>) -> Self {
+        Self { kind, source: Some(source.into()) }
+    }
+
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    fn refused() -> Self {
+        Self { kind: CommitErrorKind::Refused, source: None }
+    }
+
+    fn no_transactions() -> Self {
+        let fault = "this ledger completes no events in a handler's transaction";
+        Self::new(CommitErrorKind::Config, fault)
+    }
+
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    fn other_database() -> Self {
+        Self::new(
+            CommitErrorKind::Config,
+            "the pool leads to another kind of database than the store",
+        )
+    }
+
+    /// Returns the error of a COMMIT: without a reply from the database, its outcome is unknown.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    fn of_commit(error: sqlx::Error) -> Self {
+        match fault(&error) {
+            Fault::Away => Self::new(CommitErrorKind::Unknown, error),
+            _ => error.into(),
+        }
+    }
+
+    /// Returns the kind.
+    #[must_use]
+    pub fn kind(&self) -> CommitErrorKind {
+        self.kind
+    }
+
+    /// Returns `true` if the event may succeed when it is delivered again, without any change.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        !matches!(self.kind, CommitErrorKind::Database | CommitErrorKind::Config)
+    }
+}
+
+impl From<Error> for CommitError {
+    fn from(error: Error) -> Self {
+        let kind = match error.kind() {
+            ErrorKind::Config | ErrorKind::Unsupported => CommitErrorKind::Config,
+            _ => CommitErrorKind::Unavailable,
+        };
+        Self::new(kind, error)
+    }
+}
+
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+impl From<sqlx::Error> for CommitError {
+    fn from(error: sqlx::Error) -> Self {
+        let kind = match fault(&error) {
+            Fault::Refused => CommitErrorKind::Refused,
+            Fault::InTheWay | Fault::Away => CommitErrorKind::Unavailable,
+            Fault::Statement => CommitErrorKind::Database,
+        };
+        Self::new(kind, error)
+    }
+}
+
+impl fmt::Display for CommitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.kind {
+            CommitErrorKind::Refused => {
+                "completing in a transaction: an event is complete already or has no row, or the transaction has ended"
+            }
+            CommitErrorKind::Unavailable => "completing in a transaction: the database is unavailable",
+            CommitErrorKind::Unknown => "committing: the database has not replied",
+            CommitErrorKind::Database => "completing in a transaction: the database refused a statement",
+            CommitErrorKind::Config => "completing in a transaction: the store and the pool do not match",
+        })
+    }
+}
+
+impl std::error::Error for CommitError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_deref().map(|source| source as _)
+    }
+}

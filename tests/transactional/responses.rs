@@ -1,0 +1,98 @@
+//! Responses that are stored for duplicates: with the commit, or after it.
+
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
+use axum::routing::post;
+use sqlx::Pool;
+use tower::ServiceExt;
+use tower_dedup::adapter::contract::{DedupAdapter, StoredResponse};
+use tower_dedup::{CommitError, DedupLayer, Delivery, OnInFlight, Replay};
+
+use super::fixture::{Db, on_both};
+use crate::support::{answered, by_header, dedup_key, terms};
+
+on_both!(
+    response_of_the_handler_is_added_after_the_commit,
+    response_that_the_handler_sets_commits_with_the_key,
+    event_that_awaits_its_response_is_in_flight,
+);
+
+/// Commits, and answers with its body. With the header `sets`, it sets another response before.
+async fn handle<D: Db>(
+    State(pool): State<Pool<D::Database>>,
+    event: Delivery,
+    headers: HeaderMap,
+    body: String,
+) -> Result<(StatusCode, String), CommitError> {
+    let mut tx = event.begin(&pool).await?;
+    D::run(&mut tx, "INSERT INTO effects (id) VALUES ('a')".to_owned()).await?;
+    if headers.contains_key("sets") {
+        let response =
+            StoredResponse::new(StatusCode::ACCEPTED, HeaderMap::new(), "set \u{e9}".into());
+        event.set_response(response);
+    }
+    tx.commit().await?;
+    Ok((StatusCode::CREATED, body))
+}
+
+fn replaying<D: Db>(db: &D) -> Router {
+    let layer = DedupLayer::transactional(by_header(), db.adapter()).replay(Replay::new());
+    let layer = layer.on_in_flight(OnInFlight::Reject);
+    Router::new().route("/hook", post(handle::<D>)).layer(layer).with_state(db.pool().clone())
+}
+
+async fn deliver(app: &Router, sets: bool) -> (u16, String) {
+    let request = Request::post("/hook").header("webhook-id", "a");
+    let request = if sets { request.header("sets", "") } else { request };
+    let response = app.clone().oneshot(request.body(Body::from("made")).unwrap()).await.unwrap();
+    let status = response.status().as_u16();
+    (
+        status,
+        String::from_utf8(to_bytes(response.into_body(), 1_000).await.unwrap().to_vec()).unwrap(),
+    )
+}
+
+async fn response_of_the_handler_is_added_after_the_commit<D: Db>() {
+    let db = D::create().await;
+    let app = replaying(&db);
+    for _ in 0..2 {
+        assert_eq!(deliver(&app, false).await, (201, "made".to_owned()));
+    }
+    assert_eq!(db.effects().await, ["a"]);
+}
+
+async fn response_that_the_handler_sets_commits_with_the_key<D: Db>() {
+    let db = D::create().await;
+    let app = replaying(&db);
+    assert_eq!(deliver(&app, true).await, (201, "made".to_owned()));
+    assert_eq!(deliver(&app, true).await, (202, "set \u{e9}".to_owned()));
+    assert_eq!(db.effects().await, ["a"]);
+}
+
+/// A process dies between its commit and the response: until the lease is over the event is in flight for a layer that
+/// stores responses, and a duplicate for others.
+async fn event_that_awaits_its_response_is_in_flight<D: Db>() {
+    let db = D::create().await;
+    let (adapter, key) = (db.adapter(), dedup_key("a"));
+    let mine = terms().with_fetch(tower_dedup::adapter::contract::Fetch::DigestAndResponse);
+    adapter.claim(&key, &mine).await.unwrap();
+    let completion = adapter.completion(std::slice::from_ref(&key), &mine, None).unwrap().first();
+    D::run_with(&mut *db.pool().acquire().await.unwrap(), &completion).await.unwrap();
+    let app = replaying(&db);
+    let in_flight = async |app: &Router| -> Response {
+        let request = Request::post("/hook").header("webhook-id", "a").body(Body::empty());
+        app.clone().oneshot(request.unwrap()).await.unwrap()
+    };
+    assert_eq!(answered(&in_flight(&app).await), (503, Some("in-flight")));
+    let plain = DedupLayer::new(by_header(), db.adapter());
+    let plain = Router::new().route("/hook", post(async || "again")).layer(plain);
+    assert_eq!(answered(&in_flight(&plain).await), (200, Some("duplicate")));
+    db.advance(Duration::from_secs(61)).await;
+    assert_eq!(answered(&in_flight(&app).await), (200, Some("duplicate")));
+    assert!(db.effects().await.is_empty());
+}
