@@ -465,7 +465,7 @@ mod tests {
     fn delivery_in_shadow_holds_the_events_and_the_lease_of_its_claim() {
         let claim = delivery("b");
         let events = List::from_vec(vec![event("a"), event("b")]);
-        let all = Delivery::unenforced(events, Verdict::First, Some(&claim));
+        let all = Delivery::unenforced(events, Verdict::First, Some(&claim), ());
         let keys = ["a", "b"].map(|id| event(id).key().clone());
         assert!(!all.holds(&keys[0]) && all.holds(&keys[1]), "the claim holds `b` only");
         assert!(!all.lease_lost() && claim.0.mark_lease_lost() && all.lease_lost());

@@ -175,6 +175,7 @@ mod tests {
     use super::super::super::stored::StoredResponse;
     use super::super::super::terms::Token;
     use super::*;
+    use crate::adapter::contract::CallTerms;
     use crate::error::ErrorKind;
     use crate::key::DedupKey;
 
