@@ -1,56 +1,335 @@
-//! The function that records a key in a transaction of another driver: the guide's callers, the identity of a key,
-//! and races, on a real server.
+//! Handlers that complete their event in a transaction of their own driver, through the layer, on real servers. The guide
+//! shows the functions `pay`.
 
-mod callers;
 mod diesel_async;
-mod identity;
 #[path = "../support/postgres.rs"]
 #[allow(dead_code, reason = "this test takes a part of it")]
 mod postgres;
-mod races;
-mod rules;
+mod rusqlite;
 mod sea_orm;
 mod tokio_postgres;
 
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use ::diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl};
+use ::sea_orm::{ConnectionTrait, Database as SeaOrm, DatabaseConnection, Statement};
+use ::tokio_postgres::{Client, NoTls};
+use axum::Router;
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::response::Response;
+use axum::routing::post;
 use sqlx::postgres::{PgPool, PgPoolOptions};
-use sqlx::{Error, PgConnection};
-use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions};
+use tokio::sync::{Mutex, Notify};
+use tower::ServiceExt;
+use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::{PostgresAdapter, SqliteAdapter, TransactionAdapter};
+use tower_dedup::{BoxError, DedupKey, DedupLayer, Delivery, OnInFlight, key};
 
 use crate::postgres::Schema;
 
-const HOUR: Duration = Duration::from_secs(3_600);
-
-/// A database with the table, the function and a table of effects.
-struct Database {
-    schema: Schema,
-    pool: PgPool,
+/// How a handler pays.
+#[derive(Clone)]
+enum Driver {
+    Sqlx(PgPool),
+    SeaOrm(DatabaseConnection),
+    DieselAsync(Arc<Mutex<AsyncPgConnection>>),
+    TokioPostgres(Arc<Mutex<Client>>),
+    SqlxSqlite(SqlitePool),
+    Rusqlite(Arc<Mutex<::rusqlite::Connection>>),
 }
 
-impl Database {
-    async fn fresh() -> Self {
+const POSTGRES: [&str; 4] = ["sqlx", "sea-orm", "diesel-async", "tokio-postgres"];
+const SQLITE: [&str; 2] = ["sqlx-sqlite", "rusqlite"];
+
+impl Driver {
+    async fn connect(name: &str, url: &str) -> Self {
+        match name {
+            "sqlx" => Self::Sqlx(PgPool::connect(url).await.unwrap()),
+            "sea-orm" => Self::SeaOrm(SeaOrm::connect(url).await.unwrap()),
+            "diesel-async" => Self::DieselAsync(Arc::new(Mutex::new(
+                AsyncPgConnection::establish(url).await.unwrap(),
+            ))),
+            "tokio-postgres" => {
+                let (client, connection) = ::tokio_postgres::connect(url, NoTls).await.unwrap();
+                tokio::spawn(connection);
+                Self::TokioPostgres(Arc::new(Mutex::new(client)))
+            }
+            "sqlx-sqlite" => Self::SqlxSqlite(lite(url).await),
+            "rusqlite" => {
+                let connection = ::rusqlite::Connection::open(url).unwrap();
+                connection.busy_timeout(Duration::from_secs(10)).unwrap();
+                Self::Rusqlite(Arc::new(Mutex::new(connection)))
+            }
+            other => panic!("no driver {other}"),
+        }
+    }
+
+    async fn pay(&self, event: &Delivery) -> Result<(), BoxError> {
+        const PAY: &str = "INSERT INTO payments VALUES ($1)";
+        match self {
+            Self::Sqlx(pool) => {
+                let mut tx = event.begin(pool).await?;
+                sqlx::query(PAY).bind(event.id()).execute(&mut *tx).await?;
+                Ok(tx.commit().await?)
+            }
+            Self::SqlxSqlite(pool) => {
+                let mut tx = event.begin(pool).await?;
+                sqlx::query(PAY).bind(event.id()).execute(&mut *tx).await?;
+                Ok(tx.commit().await?)
+            }
+            Self::SeaOrm(db) => sea_orm::pay(db, event).await,
+            Self::DieselAsync(connection) => {
+                diesel_async::pay(&mut *connection.lock().await, event).await
+            }
+            Self::TokioPostgres(client) => {
+                tokio_postgres::pay(&mut *client.lock().await, event).await
+            }
+            Self::Rusqlite(connection) => rusqlite::pay(&mut *connection.lock().await, event),
+        }
+    }
+
+    /// Executes the completion alone, as `&db` in place of `&tx` does.
+    async fn complete_alone(&self, event: &Delivery) -> Result<(), BoxError> {
+        let completion = event.completion()?;
+        let (sql, parameter) = (completion.sql(), completion.parameter());
+        match self {
+            Self::Sqlx(pool) => event.complete_in(&mut *pool.acquire().await?).await?,
+            Self::SeaOrm(db) => {
+                let values = vec![parameter.into()];
+                let alone = Statement::from_sql_and_values(db.get_database_backend(), sql, values);
+                db.execute_raw(alone).await?;
+            }
+            Self::DieselAsync(connection) => {
+                let alone = diesel::sql_query(sql).bind::<diesel::sql_types::Text, _>(parameter);
+                alone.execute(&mut *connection.lock().await).await?;
+            }
+            Self::TokioPostgres(client) => {
+                client.lock().await.execute(sql, &[&parameter]).await?;
+            }
+            Self::SqlxSqlite(_) | Self::Rusqlite(_) => panic!("SQLite does not tell"),
+        }
+        Ok(())
+    }
+}
+
+async fn lite(path: &str) -> SqlitePool {
+    let options = SqliteConnectOptions::new()
+        .filename(path)
+        .create_if_missing(true)
+        .journal_mode(SqliteJournalMode::Wal)
+        .busy_timeout(Duration::from_secs(10));
+    SqlitePoolOptions::new().max_connections(3).connect_with(options).await.unwrap()
+}
+
+/// A database with a table of payments, which no constraint keeps from a second one.
+enum Place {
+    Postgres(Schema, PgPool),
+    Sqlite(tempfile::TempDir, SqlitePool),
+}
+
+const CREATE: &str = "CREATE TABLE payments (id text)";
+const PAID: &str = "SELECT id FROM payments ORDER BY id";
+const LAPSE: &str = "UPDATE webhook_deliveries SET lease_until = first_seen_at";
+
+impl Place {
+    async fn of(driver: &str) -> Self {
+        if SQLITE.contains(&driver) {
+            let dir = tempfile::tempdir().unwrap();
+            let pool = lite(dir.path().join("app.db").to_str().unwrap()).await;
+            sqlx::query(CREATE).execute(&pool).await.unwrap();
+            return Self::Sqlite(dir, pool);
+        }
         let schema = Schema::fresh();
-        let pool = PgPoolOptions::new().max_connections(16);
-        let pool = pool.connect(schema.database_url()).await.unwrap();
-        sqlx::query("CREATE TABLE payments (id text)").execute(&pool).await.unwrap();
-        let database = Self { schema, pool };
-        database.adapter().migrate().await.unwrap();
-        database
+        let pool =
+            PgPoolOptions::new().max_connections(8).connect(schema.database_url()).await.unwrap();
+        sqlx::query(CREATE).execute(&pool).await.unwrap();
+        Self::Postgres(schema, pool)
     }
 
-    fn adapter(&self) -> PostgresAdapter {
-        let options = PostgresOptions::new().record_function(true);
-        PostgresAdapter::with_options(self.pool.clone(), options)
+    fn url(&self) -> String {
+        match self {
+            Self::Postgres(schema, _) => schema.database_url().to_owned(),
+            Self::Sqlite(dir, _) => dir.path().join("app.db").to_str().unwrap().to_owned(),
+        }
     }
 
-    async fn payments(&self) -> Vec<String> {
-        let payments = sqlx::query_scalar("SELECT id FROM payments ORDER BY id");
-        payments.fetch_all(&self.pool).await.unwrap()
+    async fn paid(&self) -> Vec<String> {
+        match self {
+            Self::Postgres(_, pool) => sqlx::query_scalar(PAID).fetch_all(pool).await.unwrap(),
+            Self::Sqlite(_, pool) => sqlx::query_scalar(PAID).fetch_all(pool).await.unwrap(),
+        }
+    }
+
+    async fn lapse(&self) {
+        match self {
+            Self::Postgres(_, pool) => drop(sqlx::query(LAPSE).execute(pool).await.unwrap()),
+            Self::Sqlite(_, pool) => drop(sqlx::query(LAPSE).execute(pool).await.unwrap()),
+        }
+    }
+
+    async fn state(&self, id: &str) -> Option<KeyState> {
+        let key = DedupKey::new("shop", id).unwrap();
+        let entry = match self {
+            Self::Postgres(_, pool) => PostgresAdapter::new(pool.clone()).get(&key).await,
+            Self::Sqlite(_, pool) => SqliteAdapter::new(pool.clone()).get(&key).await,
+        };
+        entry.unwrap().map(|entry| entry.state)
+    }
+
+    fn app(&self, driver: Driver, world: &World) -> Router {
+        match self {
+            Self::Postgres(_, pool) => app(PostgresAdapter::new(pool.clone()), driver, world),
+            Self::Sqlite(_, pool) => app(SqliteAdapter::new(pool.clone()), driver, world),
+        }
     }
 }
 
-async fn record(connection: &mut PgConnection, namespace: &str, id: &str) -> Result<String, Error> {
-    let record = sqlx::query_scalar("SELECT webhook_deliveries_record($1, $2, 3600)");
-    record.bind(namespace).bind(id).fetch_one(connection).await
+/// What a handler shares with its test.
+#[derive(Clone, Default)]
+struct World {
+    waiting: Arc<AtomicUsize>,
+    go: Arc<Notify>,
+}
+
+/// A receiver whose handler does the words of its body: `wait`, `pay`, `alone`, `fail`.
+fn app(adapter: impl TransactionAdapter, driver: Driver, world: &World) -> Router {
+    let world = world.clone();
+    let handler = async move |event: Delivery, script: String| {
+        for word in script.split_whitespace() {
+            let done = match word {
+                "wait" => {
+                    let go = world.go.notified();
+                    world.waiting.fetch_add(1, Ordering::SeqCst);
+                    go.await;
+                    Ok(())
+                }
+                "pay" => driver.pay(&event).await,
+                "alone" => driver.complete_alone(&event).await,
+                _ => Err("the handler was told to fail".into()),
+            };
+            if done.is_err() {
+                return StatusCode::INTERNAL_SERVER_ERROR;
+            }
+        }
+        StatusCode::OK
+    };
+    let layer = DedupLayer::transactional(key::header("webhook-id").namespace("shop"), adapter);
+    // No renewal reaches it within a test.
+    let layer = layer.lease(Duration::from_secs(3_600)).on_in_flight(OnInFlight::Reject);
+    Router::new().route("/", post(handler)).layer(layer.store_timeout(Duration::from_secs(20)))
+}
+
+async fn send(app: &Router, id: &str, script: &str) -> (u16, Option<String>) {
+    let request = Request::post("/").header("webhook-id", id);
+    let request = request.body(Body::from(script.to_owned())).unwrap();
+    let response: Response = app.clone().oneshot(request).await.unwrap();
+    let result = response.headers().get("x-dedup-result").map(|it| it.to_str().unwrap().to_owned());
+    (response.status().as_u16(), result)
+}
+
+fn duplicate() -> (u16, Option<String>) {
+    (200, Some("duplicate".to_owned()))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_driver_commits_key_and_payment_once() {
+    for name in POSTGRES.into_iter().chain(SQLITE) {
+        let place = Place::of(name).await;
+        let driver = Driver::connect(name, &place.url()).await;
+        let (app, world) = (place.app(driver.clone(), &World::default()), World::default());
+        assert_eq!(send(&app, "a", "fail").await.0, 500, "{name}");
+        assert_eq!(place.state("a").await, Some(KeyState::Released), "{name}");
+        assert_eq!(send(&app, "a", "pay").await, (200, None), "{name}");
+        assert_eq!(send(&app, "a", "pay").await, duplicate(), "{name}");
+        // Success without a completion.
+        assert_eq!(send(&app, "b", "").await, (500, Some("uncommitted".to_owned())), "{name}");
+        assert_eq!(place.paid().await, ["a"], "{name}");
+        // A late first run and its takeover: the second cannot commit.
+        let late = place.app(driver.clone(), &world);
+        let late = tokio::spawn(async move { send(&late, "c", "wait pay").await });
+        while world.waiting.load(Ordering::SeqCst) == 0 {
+            tokio::task::yield_now().await;
+        }
+        place.lapse().await;
+        assert_eq!(send(&app, "c", "pay").await, (200, None), "{name}");
+        world.go.notify_one();
+        assert_ne!(late.await.unwrap(), (200, None), "{name}");
+        assert_eq!(send(&app, "c", "pay").await, duplicate(), "{name}");
+        assert_eq!(place.paid().await, ["a", "c"], "{name}");
+    }
+}
+
+/// It would complete the event without the payment, and pass every ordinary test.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn completion_outside_of_the_transaction_is_refused_on_postgres() {
+    for name in POSTGRES {
+        let place = Place::of(name).await;
+        let driver = Driver::connect(name, &place.url()).await;
+        let app = place.app(driver, &World::default());
+        assert_eq!(send(&app, "a", "alone").await.0, 500, "{name}");
+        assert_eq!(place.state("a").await, Some(KeyState::Released), "{name}");
+        assert_eq!(send(&app, "a", "pay").await, (200, None), "{name}");
+        assert_eq!(place.paid().await, ["a"], "{name}");
+    }
+}
+
+const CHILD: &str = "TOWER_DEDUP_DRIVER";
+
+/// A process dies by SIGKILL while it pays, over and over. Its event is paid once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_process_pays_once() {
+    if let Ok(child) = std::env::var(CHILD) {
+        let [name, url] = child.split_once(' ').map(|(name, url)| [name, url]).unwrap();
+        return pay_until_killed(name, url).await;
+    }
+    for name in POSTGRES.into_iter().chain(SQLITE) {
+        let place = Place::of(name).await;
+        let app = place.app(Driver::connect(name, &place.url()).await, &World::default());
+        assert_eq!(send(&app, "ready", "pay").await, (200, None), "{name}");
+        for kill in 0..4 {
+            let mut child = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "killed_process_pays_once"])
+                .env(CHILD, format!("{name} {}", place.url()))
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap();
+            let before = place.paid().await.len();
+            while place.paid().await.len() < before + 3 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            tokio::time::sleep(Duration::from_millis(kill)).await;
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        // What is complete is paid, what is paid is complete, and each once.
+        place.lapse().await;
+        let mut paid = place.paid().await;
+        let runs = paid.len();
+        paid.dedup();
+        assert_eq!(paid.len(), runs, "{name}: no event is paid twice");
+        for id in &paid {
+            assert_eq!(place.state(id).await, Some(KeyState::Complete), "{name}: {id}");
+            assert_eq!(send(&app, id, "pay").await, duplicate(), "{name}: {id}");
+        }
+    }
+}
+
+async fn pay_until_killed(name: &str, url: &str) {
+    let driver = Driver::connect(name, url).await;
+    let world = World::default();
+    let app = if SQLITE.contains(&name) {
+        app(SqliteAdapter::new(lite(url).await), driver, &world)
+    } else {
+        app(PostgresAdapter::new(PgPool::connect(url).await.unwrap()), driver, &world)
+    };
+    for _ in 0..100_000 {
+        send(&app, &rand::random::<u64>().to_string(), "pay").await;
+    }
 }

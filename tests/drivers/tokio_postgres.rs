@@ -1,12 +1,11 @@
-use tokio_postgres::{Client, Error};
+use tokio_postgres::Client;
+use tower_dedup::{BoxError, Delivery};
 
-pub(crate) async fn pay(client: &mut Client, id: &str) -> Result<String, Error> {
+pub(crate) async fn pay(client: &mut Client, event: &Delivery) -> Result<(), BoxError> {
     let tx = client.transaction().await?;
-    let record = "SELECT webhook_deliveries_record('shop', $1, $2)";
-    let outcome: String = tx.query_one(record, &[&id, &2_592_000_f64]).await?.get(0);
-    if outcome == "first" {
-        tx.execute("INSERT INTO payments VALUES ($1)", &[&id]).await?;
-        tx.commit().await?; // the key and the payment, or neither
-    }
-    Ok(outcome)
+    tx.execute("INSERT INTO payments VALUES ($1)", &[&event.id()]).await?;
+    let completion = event.completion()?;
+    tx.execute(completion.sql(), &[&completion.parameter()]).await?;
+    tx.commit().await?; // the key and the payment, or neither
+    Ok(())
 }
