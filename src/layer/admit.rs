@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use futures_util::future::lazy;
 use futures_util::{FutureExt, TryFutureExt};
 use http::{Request, Response};
 use http_body::Body;
@@ -23,21 +22,19 @@ use super::answer::{DedupResult, Ending, panic_message};
 use super::body::{BODY_LIMIT, raise_limit_of_axum};
 use super::body::{BodyFault, ResponseBody};
 use super::builder::DedupLayer;
-use super::delivery::{Judged, RequestKeys, Run, refused};
-use super::gate::{NotAdmitted, release_readiness};
+use super::delivery::{Judged, RequestKeys, Run};
 use super::mode::Mode;
 use super::policy::{LogIds, OnMissingKey, Verified};
 use crate::adapter::Payloads;
 use crate::delivery::{Delivery, Verdict};
 use crate::error::{KeyError, KeyErrorKind};
 use crate::key::{DedupKey, Extracted, KeyPart, Keys, RequestRef};
-use crate::ledger::{BeginContext, Ledger, RunsWithoutKey, deadline_in};
+use crate::ledger::{BeginContext, Ledger, RunsWithoutKey};
 use crate::observe::{self, Outcome};
 
 /// What happens to a request whose body was read.
 pub(super) enum Dispatch<B, E> {
-    /// The inner service handles the request, which is not deduplicated; or the request waits for a permit
-    /// and has claimed nothing; or the delivery runs in a task.
+    /// The inner service handles the request, which is not deduplicated; or the delivery runs in a task.
     Waiting(EndingFuture<B, E>),
     /// The request has ended.
     Ended(Ending<B, E>),
@@ -118,12 +115,10 @@ where
         if is_nested {
             return self.forward_nested();
         }
-        let span = self.open_span();
+        self.open_span();
         self.permit = self.layer.gate.running.try_acquire();
         if self.permit.is_some() {
             self.start(cx)
-        } else if self.layer.config.waits_for_permit {
-            Dispatch::Waiting(Box::pin(self.wait_for_permit().instrument(span)))
         } else {
             Dispatch::Ended(self.answer(Outcome::Overloaded, DedupResult::Unavailable))
         }
@@ -213,35 +208,6 @@ where
         let (layer, span) = (Arc::clone(&self.layer), self.report.span.clone());
         // Two boxes, each below 1 KiB, because common allocators are faster below that size.
         run_detached(Box::pin(self.to_the_end()), layer, span, cx)
-    }
-
-    /// Waits for a permit, then starts the delivery.
-    async fn wait_for_permit(mut self: Box<Self>) -> Ending<ResBody, S::Error> {
-        let gate = Arc::clone(&self.layer.gate);
-        // A drain waits for this delivery too.
-        let _counted = gate.tasks.token();
-        release_readiness(&mut self.inner);
-        let deadline = deadline_in(self.layer.config.times.store_timeout);
-        let meters = &self.layer.config.meters;
-        let place = gate.waiting_for_permit.try_acquire().map(|place| (place, meters.waiting()));
-        let admitted = match &place {
-            Some(_) => gate.run_by(&mut self.inner, deadline).await,
-            None => Err(NotAdmitted::Full),
-        };
-        let (outcome, ending) = match admitted {
-            Ok(permit) => {
-                // The delivery may wait again, for another delivery of its event.
-                drop(place);
-                self.permit = Some(permit);
-                return match lazy(|cx| self.start(cx)).await {
-                    Dispatch::Waiting(task) => task.await,
-                    Dispatch::Ended(ending) => ending,
-                };
-            }
-            Err(reason) => refused(reason),
-        };
-        self.report(outcome, &ending);
-        ending
     }
 
     fn forward(mut self) -> Dispatch<ResBody, S::Error> {

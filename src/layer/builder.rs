@@ -262,8 +262,7 @@ impl<L, B> DedupLayer<L, B> {
     }
 
     /// Sets how many deliveries may run at once, over all services and clones of this layer. A
-    /// delivery beyond that is answered 503, in a transactional layer after a wait of up to
-    /// [`store_timeout`](Self::store_timeout). 0 refuses every delivery; `usize::MAX` bounds nothing.
+    /// delivery beyond that is answered 503. 0 refuses every delivery; `usize::MAX` bounds nothing.
     ///
     /// Set it before the layer serves: later, the bound does not become smaller than the number of deliveries that run
     /// then. Running deliveries have tasks of their own, which outer `ConcurrencyLimit` and `Timeout`
@@ -274,12 +273,10 @@ impl<L, B> DedupLayer<L, B> {
     }
 
     /// Sets how many deliveries may wait at once for another delivery of their event, over all services and
-    /// clones of this layer. In a transactional layer, as many more may wait for a permit. A delivery beyond
-    /// that is answered 503 at once, and so is the ninth that would wait for one key. Set it before the layer
-    /// serves, as [`max_running`](Self::max_running).
+    /// clones of this layer. A delivery beyond that is answered 503 at once, and so is the ninth that would wait for one
+    /// key. Set it before the layer serves, as [`max_running`](Self::max_running).
     pub fn max_waiting(self, deliveries: usize) -> Self {
-        self.gate.waiting_for_event.resize(deliveries);
-        self.gate.waiting_for_permit.resize(deliveries);
+        self.gate.waiting.resize(deliveries);
         self
     }
 

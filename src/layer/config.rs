@@ -27,8 +27,6 @@ pub(super) struct Config {
     pub(super) body_timeout: Duration,
     pub(super) times: Times,
     pub(super) max_keys: usize,
-    /// Whether a delivery waits up to `store_timeout` for its permit.
-    pub(super) waits_for_permit: bool,
     pub(super) success: Success,
     pub(super) on_missing_key: OnMissingKey,
     pub(super) handshakes_to_handler: bool,
@@ -69,7 +67,6 @@ impl Config {
             body_timeout: BODY_TIMEOUT,
             times,
             max_keys: 4_096,
-            waits_for_permit: false,
             success: Success(Arc::new(|response| response.status.is_success())),
             on_missing_key: OnMissingKey::default(),
             handshakes_to_handler: false,

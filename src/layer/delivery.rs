@@ -80,7 +80,7 @@ pub(super) enum Judged {
 
 /// A request, and the delivery that it becomes.
 pub(super) struct Run<S, L, B> {
-    /// Ready, except while the delivery waits for a permit or for another delivery.
+    /// Ready, except while the delivery waits for another delivery.
     pub(super) inner: S,
     /// Taken when the handler is called, with the body.
     pub(super) head: request::Parts,
@@ -223,7 +223,7 @@ where
         let Some(waiter) = gate.waiters.wait_for(&self.request.keys) else {
             return Ok(Ok(Begin::InFlight));
         };
-        let Some(_place) = gate.waiting_for_event.try_acquire() else {
+        let Some(_place) = gate.waiting.try_acquire() else {
             return Err(Box::new(own(Outcome::Overloaded, DedupResult::InFlight)));
         };
         let _waiting = layer.config.meters.waiting();

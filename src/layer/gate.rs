@@ -18,10 +18,7 @@ pub(super) struct Gate {
     /// The deliveries that run.
     pub(super) running: Bound,
     /// The deliveries that wait for another delivery of their event.
-    pub(super) waiting_for_event: Bound,
-    /// The deliveries that wait for a permit. They have a bound of their own: most of them are new events, and
-    /// duplicates must not take their places.
-    pub(super) waiting_for_permit: Bound,
+    pub(super) waiting: Bound,
     pub(super) waiters: Waiters,
     pub(super) tasks: TaskTracker,
 }
@@ -43,8 +40,7 @@ impl Gate {
         Self {
             mode: SharedMode::default(),
             running: Bound::new(1_024),
-            waiting_for_event: Bound::new(256),
-            waiting_for_permit: Bound::new(256),
+            waiting: Bound::new(256),
             waiters: Waiters::default(),
             tasks,
         }
@@ -53,9 +49,8 @@ impl Gate {
     /// Returns how many deliveries run and wait, of how many that may.
     pub(super) fn load(&self) -> String {
         let of = |bound: &Bound| format!("{} of {}", bound.held(), *bound.limit());
-        let [running, event, permit] =
-            [&self.running, &self.waiting_for_event, &self.waiting_for_permit].map(of);
-        format!("{running} deliveries run, {event} wait for their event, {permit} for a permit")
+        let [running, waiting] = [&self.running, &self.waiting].map(of);
+        format!("{running} deliveries run, {waiting} wait for their event")
     }
 
     /// Waits for a permit to run, then for the readiness of `inner`.

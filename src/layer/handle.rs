@@ -58,10 +58,10 @@ impl DedupHandle {
         self.gate.running.held()
     }
 
-    /// Returns how many deliveries wait for another delivery of their event, or for a permit.
+    /// Returns how many deliveries wait for another delivery of their event.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.gate.waiting_for_event.held() + self.gate.waiting_for_permit.held()
+        self.gate.waiting.held()
     }
 
     /// Returns how many completions and releases of ended deliveries have not reached the store

@@ -112,7 +112,7 @@ pin_project! {
     ///
     /// # Cancel safety
     ///
-    /// Dropped while it buffers the body or waits for a permit, it leaves nothing behind. Dropped
+    /// Dropped while it buffers the body, it leaves nothing behind. Dropped
     /// later, the delivery runs to its end without it. For a request by a method that is not deduplicated,
     /// it drops the inner service's future.
     pub struct ResponseFuture<S, L, B, R, ResBody>
