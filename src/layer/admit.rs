@@ -252,9 +252,9 @@ impl<S, L, B> Run<S, L, B> {
     }
 
     /// Opens the span of the delivery, which the rest of its work enters.
-    fn open_span(&mut self) -> Span {
+    fn open_span(&mut self) {
         let events = self.request.logged(self.judged);
-        self.report.open_span(events, &self.layer.config.meters)
+        self.report.open_span(events, &self.layer.config.meters);
     }
 
     /// Returns `true` if an outer layer runs this delivery. This layer would find the event in flight
