@@ -36,7 +36,7 @@ async fn main() -> Result<(), BoxError> {
         let found = sender.extractor().extract(&RequestRef::new(&head, &body))?;
         let Extracted::Keys(keys) = found else { continue }; // GitHub's ping is no event
         for event in keys.events() {
-            let run = dedup.run(event.clone(), async |run| on_event(run.delivery(), &body).await);
+            let run = dedup.run(event.clone(), async |event| on_event(&event, &body).await);
             match run.await {
                 Ok(RunOutcome::First(())) => {}
                 Ok(RunOutcome::Duplicate(_)) => println!("duplicate: {}", event.key().id()),
@@ -62,7 +62,8 @@ fn request(delivery: &Value) -> Result<Request<Bytes>, BoxError> {
     Ok(request.body(body.to_string().into())?)
 }
 
-/// The function that the receiver's handler calls, too.
+/// The function that the receiver's handler calls, too. If it writes to the store's database, use
+/// `Deduplicator::transactional`, and begin here with `event.begin(&pool)`.
 async fn on_event(event: &Delivery, body: &Bytes) -> Result<(), BoxError> {
     let (sender, kind) = (event.key().namespace(), event.event_type().unwrap_or("event"));
     println!("{sender} {} {kind}: {} bytes", event.id(), body.len());

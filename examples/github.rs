@@ -2,12 +2,12 @@
 
 use std::{env, time::Duration};
 
-use axum::{Json, Router, http::StatusCode, routing::post};
+use axum::{Json, Router, extract::State, routing::post};
 use serde_json::Value;
 use tower_dedup::adapter::PostgresAdapter;
-use tower_dedup::sqlx::{self, Connection, PgConnection, Postgres};
+use tower_dedup::sqlx::{self, PgPool};
 use tower_dedup::verify::VerifyLayer;
-use tower_dedup::{BoxError, DedupLayer, DedupTx, Delivery, KeyExtractor, provider::GITHUB};
+use tower_dedup::{BoxError, CommitError, DedupLayer, Delivery, KeyExtractor, provider::GITHUB};
 
 const CREATE: &str = "CREATE TABLE IF NOT EXISTS pushes (delivery TEXT, branch TEXT, head TEXT)";
 const INSERT: &str = "INSERT INTO pushes (delivery, branch, head) VALUES ($1, $2, $3)";
@@ -18,21 +18,21 @@ async fn main() -> Result<(), BoxError> {
     let secret = env::var("GITHUB_WEBHOOK_SECRET").map_err(|_| "set GITHUB_WEBHOOK_SECRET")?;
     let url = env::var("DATABASE_URL").map_err(|_| "set DATABASE_URL to postgres://…")?;
     let listen = env::var("LISTEN").unwrap_or("127.0.0.1:3000".to_owned());
-    let store = PostgresAdapter::connect(&url).await?;
-    sqlx::raw_sql(CREATE).execute(&mut PgConnection::connect(&url).await?).await?;
+    let pool = PgPool::connect(&url).await?;
+    sqlx::raw_sql(CREATE).execute(&pool).await?;
 
     let verify = VerifyLayer::new(GITHUB.verifier(&secret)?);
     // GitHub signs the body and not the id. So a signed body that comes again under another id is a
     // duplicate, too.
     let key = KeyExtractor::from(GITHUB).content_identity();
-    let dedup = DedupLayer::transactional(key, store).require_verified();
-    // A handler that hangs is rolled back after this time, and its key is free again. GitHub waits 10 s, and three
-    // steps of the layer take up to 2 s each.
+    let dedup =
+        DedupLayer::transactional(key, PostgresAdapter::new(pool.clone())).require_verified();
+    // A handler that hangs is rolled back, and its key is free again. GitHub waits 10 s in all.
     let dedup = dedup.handler_timeout(Duration::from_secs(3));
     let handle = dedup.handle();
-    // Of a tuple, the first layer is the outermost: a forged request uses up no id. The layer answers the
-    // ping of a new hook.
+    // The first layer is the outermost: a forged request uses up no id. The layer answers the ping.
     let app = Router::new().route("/webhooks/github", post(on_event).layer((verify, dedup)));
+    let app = app.with_state(pool);
     let listener = tokio::net::TcpListener::bind(&listen).await?;
     println!("listening on http://{}/webhooks/github", listener.local_addr()?);
     // In a container, wait for SIGTERM too, as the example `receiver` does.
@@ -43,13 +43,18 @@ async fn main() -> Result<(), BoxError> {
     Ok(())
 }
 
-async fn on_event(mut tx: DedupTx<Postgres>, event: Delivery, body: Json<Value>) -> StatusCode {
+async fn on_event(
+    State(pool): State<PgPool>,
+    event: Delivery,
+    body: Json<Value>,
+) -> Result<(), CommitError> {
     // A push, by the signed body: the header with the event is not signed.
     let (Some(branch), Some(head)) = (body["ref"].as_str(), body["after"].as_str()) else {
-        return StatusCode::OK;
+        event.nothing_to_write();
+        return Ok(());
     };
+    let mut tx = event.begin(&pool).await?;
     let insert = sqlx::query(INSERT).bind(event.id()).bind(branch).bind(head);
-    let Err(error) = insert.execute(&mut *tx).await else { return StatusCode::OK };
-    tracing::error!(%error, "writing a push");
-    StatusCode::INTERNAL_SERVER_ERROR // rolled back with the key
+    insert.execute(&mut *tx).await?; // an error rolls back, and releases the key
+    tx.commit().await // the key and the push
 }

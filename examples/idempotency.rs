@@ -4,16 +4,16 @@
 
 use std::time::Duration;
 
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json, Router, routing::post};
 use clap::Parser;
 use serde::{Deserialize, Serialize};
-use sqlx::{Sqlite, SqlitePool, sqlite::SqliteConnectOptions};
+use sqlx::{SqlitePool, sqlite::SqliteConnectOptions};
 use tower_dedup::adapter::SqliteAdapter;
-use tower_dedup::{BoxError, DedupLayer, DedupTx, key};
+use tower_dedup::{BoxError, CommitError, DedupLayer, Delivery, key};
 
 const CREATE: &str = "CREATE TABLE IF NOT EXISTS payments
     (id INTEGER PRIMARY KEY, payer TEXT NOT NULL, amount BIGINT NOT NULL)";
@@ -55,12 +55,13 @@ async fn main() -> Result<(), BoxError> {
         Ok(request.extensions().get::<Principal>().map(|principal| principal.0.to_owned()))
     });
     // The payment and its key are in one database, so they commit together.
-    let idempotency = DedupLayer::transactional_idempotency_key(scope, SqliteAdapter::new(pool))
-        .problem_docs("https://api.example.com/docs/idempotency");
+    let idempotency =
+        DedupLayer::transactional_idempotency_key(scope, SqliteAdapter::new(pool.clone()))
+            .problem_docs("https://api.example.com/docs/idempotency");
     let handle = idempotency.handle();
     // The first layer is the outermost: it sets the scope.
     let create = post(create).layer((from_fn(authenticate), idempotency));
-    let app = Router::new().route("/payments", create);
+    let app = Router::new().route("/payments", create).with_state(pool);
 
     let listener = tokio::net::TcpListener::bind(listen).await?;
     println!("listening on http://{}/payments", listener.local_addr()?);
@@ -83,18 +84,18 @@ async fn authenticate(mut request: Request, next: Next) -> Response {
 }
 
 async fn create(
-    mut tx: DedupTx<Sqlite>,
+    State(pool): State<SqlitePool>,
     Extension(payer): Extension<Principal>,
+    request: Delivery,
     Json(Order { amount }): Json<Order>,
-) -> Result<Response, StatusCode> {
+) -> Result<Response, CommitError> {
     if amount <= 0 {
-        return Err(StatusCode::UNPROCESSABLE_ENTITY);
+        return Ok(StatusCode::UNPROCESSABLE_ENTITY.into_response());
     }
+    let mut tx = request.begin(&pool).await?;
     let insert = sqlx::query_scalar(INSERT).bind(payer.0).bind(amount);
-    let id: i64 = insert.fetch_one(&mut *tx).await.map_err(|error| {
-        tracing::error!(%error, "a payment failed");
-        StatusCode::INTERNAL_SERVER_ERROR // rolled back; the repetition runs again
-    })?;
+    let id: i64 = insert.fetch_one(&mut *tx).await?; // an error rolls back; the repetition runs again
+    tx.commit().await?;
     let location = [(header::LOCATION, format!("/payments/{id}"))];
     Ok((StatusCode::CREATED, location, Json(Payment { id, amount })).into_response())
 }

@@ -66,6 +66,8 @@ fn read(message: &str) -> Result<(DedupKey, Message), BoxError> {
     Ok((DedupKey::new(STRIPE.name(), &message.id)?, message))
 }
 
+/// If it writes to the store's database, use `Deduplicator::transactional`: then the closure of `run` begins with
+/// `event.begin(&pool)`, and ends with `tx.commit()`.
 async fn handle(message: &Message) -> Result<(), BoxError> {
     println!("once: {}, {}", message.id, message.amount);
     Ok(())

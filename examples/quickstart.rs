@@ -2,15 +2,17 @@
 
 use std::{env, time::Duration};
 
-use axum::{Json, Router, http::StatusCode, routing::post};
+use axum::{Json, Router, extract::State, routing::post};
 use serde_json::Value;
 use tower_dedup::adapter::{PostgresAdapter, SqliteAdapter};
-use tower_dedup::sqlx::{self, Connection, PgConnection, Postgres, Sqlite, SqliteConnection};
+use tower_dedup::sqlx::{self, PgPool, SqlitePool};
 use tower_dedup::verify::VerifyLayer;
-use tower_dedup::{BoxError, DedupLayer, DedupTx, Delivery, provider::STRIPE};
+use tower_dedup::{BoxError, CommitError, DedupLayer, Delivery, provider::STRIPE};
 
 const CREATE: &str = "CREATE TABLE IF NOT EXISTS payments (event_id TEXT NOT NULL, amount BIGINT)";
 const INSERT: &str = "INSERT INTO payments (event_id, amount) VALUES ($1, $2)";
+/// An error rolls back, and the retry runs.
+type Handled = Result<(), CommitError>;
 
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
@@ -24,25 +26,23 @@ async fn main() -> Result<(), BoxError> {
         verifier = verifier.or_secret(old)?;
     }
     let verify = VerifyLayer::new(verifier);
-    // A handler that hangs is rolled back after this time, and its key is free again.
-    let bound = Duration::from_secs(20);
-    // Keep the branch of your database. They differ in the type of the handler's transaction.
-    let (route, handle) = if url.starts_with("postgres") {
-        let store = PostgresAdapter::connect(&url).await?;
-        sqlx::raw_sql(CREATE).execute(&mut PgConnection::connect(&url).await?).await?;
-        let dedup =
-            DedupLayer::transactional(STRIPE, store).require_verified().handler_timeout(bound);
-        let handle = dedup.handle();
-        // Of a tuple, the first layer is the outermost: a forged request uses up no id.
-        (post(on_postgres).layer((verify, dedup)), handle)
+    // Keep the branch of your database. They differ in the type of the handler's pool.
+    let (dedup, route) = if url.starts_with("postgres") {
+        let pool = PgPool::connect(&url).await?;
+        sqlx::raw_sql(CREATE).execute(&pool).await?;
+        let dedup = DedupLayer::transactional(STRIPE, PostgresAdapter::new(pool.clone()));
+        (dedup, post(on_postgres).with_state(pool))
     } else {
         let store = SqliteAdapter::connect(&url).await?; // makes the file
-        sqlx::raw_sql(CREATE).execute(&mut SqliteConnection::connect(&url).await?).await?;
-        let dedup =
-            DedupLayer::transactional(STRIPE, store).require_verified().handler_timeout(bound);
-        let handle = dedup.handle();
-        (post(on_sqlite).layer((verify, dedup)), handle)
+        let pool = SqlitePool::connect(&url).await?;
+        sqlx::raw_sql(CREATE).execute(&pool).await?;
+        (DedupLayer::transactional(STRIPE, store), post(on_sqlite).with_state(pool))
     };
+    // A handler that hangs is rolled back after this time, and its key is free again.
+    let dedup = dedup.require_verified().handler_timeout(Duration::from_secs(20));
+    let handle = dedup.handle();
+    // Of a tuple, the first layer is the outermost: a forged request uses up no id.
+    let route = route.layer((verify, dedup));
     let app = Router::new().route("/webhooks/stripe", route);
     let listener = tokio::net::TcpListener::bind(&listen).await?;
     println!("listening on http://{}/webhooks/stripe", listener.local_addr()?);
@@ -53,25 +53,25 @@ async fn main() -> Result<(), BoxError> {
     Ok(())
 }
 
-// Write by `tx` alone. Handlers that wait for a second connection of one pool can block each other.
-async fn on_postgres(mut tx: DedupTx<Postgres>, event: Delivery, body: Json<Value>) -> StatusCode {
-    let Some("payment_intent.succeeded") = event.event_type() else { return StatusCode::OK };
-    let insert = sqlx::query(INSERT).bind(event.id()).bind(amount(&body));
-    status(insert.execute(&mut *tx).await.err())
+async fn on_postgres(State(pool): State<PgPool>, event: Delivery, body: Json<Value>) -> Handled {
+    let Some("payment_intent.succeeded") = body["type"].as_str() else { return ignored(&event) };
+    let mut tx = event.begin(&pool).await?;
+    sqlx::query(INSERT).bind(event.id()).bind(amount(&body)).execute(&mut *tx).await?;
+    tx.commit().await // the key and the payment
 }
 
-async fn on_sqlite(mut tx: DedupTx<Sqlite>, event: Delivery, body: Json<Value>) -> StatusCode {
-    let Some("payment_intent.succeeded") = event.event_type() else { return StatusCode::OK };
-    let insert = sqlx::query(INSERT).bind(event.id()).bind(amount(&body));
-    status(insert.execute(&mut *tx).await.err())
+async fn on_sqlite(State(pool): State<SqlitePool>, event: Delivery, body: Json<Value>) -> Handled {
+    let Some("payment_intent.succeeded") = body["type"].as_str() else { return ignored(&event) };
+    let mut tx = event.begin(&pool).await?;
+    sqlx::query(INSERT).bind(event.id()).bind(amount(&body)).execute(&mut *tx).await?;
+    tx.commit().await // the key and the payment
 }
 
 fn amount(event: &Value) -> Option<i64> {
     event.pointer("/data/object/amount")?.as_i64()
 }
 
-fn status(error: Option<sqlx::Error>) -> StatusCode {
-    let Some(error) = error else { return StatusCode::OK }; // committed with the key
-    tracing::error!(%error, "writing a payment");
-    StatusCode::INTERNAL_SERVER_ERROR // rolled back with the key: the retry runs
+fn ignored(event: &Delivery) -> Handled {
+    event.nothing_to_write(); // else a success without a commit is an error
+    Ok(())
 }

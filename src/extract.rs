@@ -1,14 +1,15 @@
-//! [`Delivery`] as an axum extractor and [`CommitError`] as a response, on `axum-core`.
+//! [`Delivery`] as an axum extractor, [`CommitError`] and [`Disposition`] as responses, on `axum-core`.
 
 use std::convert::Infallible;
 use std::fmt;
 
 use axum_core::extract::{FromRequestParts, OptionalFromRequestParts};
-use axum_core::response::{IntoResponse, Response};
+use axum_core::response::{IntoResponse, IntoResponseParts, Response, ResponseParts};
 use http::request::Parts;
 use http::{HeaderValue, StatusCode, header};
 
 use crate::delivery::{Delivery, RetryAfterOfLayer};
+use crate::layer::Disposition;
 use crate::ledger::completion::CommitError;
 use crate::observe;
 
@@ -90,6 +91,56 @@ impl IntoResponse for CommitError {
         let mut response = StatusCode::SERVICE_UNAVAILABLE.into_response();
         response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("30"));
         response.extensions_mut().insert(RetryAfterOfLayer);
+        response
+    }
+}
+
+/// A part of a response, beside a status and a body.
+///
+/// ```
+/// use axum::http::StatusCode;
+/// use axum::response::{IntoResponse, Response};
+/// use tower_dedup::Disposition;
+///
+/// /// Never runs this event again, and tells the sender why.
+/// fn park(error: String) -> Response {
+///     (StatusCode::UNPROCESSABLE_ENTITY, Disposition::Complete, error).into_response()
+/// }
+/// let parked = park("no such account".to_owned());
+/// assert_eq!(parked.status(), 422);
+/// assert_eq!(parked.extensions().get(), Some(&Disposition::Complete));
+/// ```
+impl IntoResponseParts for Disposition {
+    type Error = Infallible;
+
+    fn into_response_parts(self, mut parts: ResponseParts) -> Result<ResponseParts, Infallible> {
+        parts.extensions_mut().insert(self);
+        Ok(parts)
+    }
+}
+
+/// An empty response: 200 for [`Complete`](Disposition::Complete), 503 for [`Release`](Disposition::Release), because
+/// after a 2xx the sender does not deliver again. A status before it in a tuple replaces its own.
+///
+/// ```
+/// use axum::http::StatusCode;
+/// use axum::response::IntoResponse;
+/// use tower_dedup::Disposition;
+///
+/// assert_eq!(Disposition::Complete.into_response().status(), 200);
+/// assert_eq!(Disposition::Release.into_response().status(), 503);
+/// let gone = (StatusCode::GONE, Disposition::Complete).into_response();
+/// assert_eq!(gone.status(), 410);
+/// assert_eq!(gone.extensions().get(), Some(&Disposition::Complete));
+/// ```
+impl IntoResponse for Disposition {
+    fn into_response(self) -> Response {
+        let status = match self {
+            Self::Complete => StatusCode::OK,
+            Self::Release => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        let mut response = status.into_response();
+        response.extensions_mut().insert(self);
         response
     }
 }

@@ -13,10 +13,11 @@ use sqlx::sqlite::{
     Sqlite, SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool,
     SqlitePoolOptions, SqliteSynchronous,
 };
-use sqlx::{Database, Result};
+use sqlx::{Pool, Result};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 use tower_dedup::DedupKey;
+use tower_dedup::adapter::CompletionDatabase;
 
 // Valid on both databases.
 const CREATE: &str = "CREATE TABLE IF NOT EXISTS effects (\
@@ -73,8 +74,11 @@ pub(crate) struct Effect {
     count: i64,
 }
 
-/// A database in which a connection can write effects.
-pub(crate) trait Table: Database {
+/// A database in which a handler's transaction can write effects.
+pub(crate) trait Table: CompletionDatabase {
+    /// Returns the pool, if the effects are in this kind of database.
+    fn pool(effects: &Effects) -> Option<&Pool<Self>>;
+
     fn add(
         connection: &mut Self::Connection,
         key: &DedupKey,
@@ -83,6 +87,13 @@ pub(crate) trait Table: Database {
 }
 
 impl Table for Sqlite {
+    fn pool(effects: &Effects) -> Option<&SqlitePool> {
+        match effects {
+            Effects::Sqlite(pool) => Some(pool),
+            _ => None,
+        }
+    }
+
     async fn add(connection: &mut SqliteConnection, key: &DedupKey, attempt: u32) -> Result<()> {
         let insert = sqlx::query(INSERT).bind(key.namespace()).bind(key.id());
         insert.bind(i64::from(attempt)).execute(connection).await.map(drop)
@@ -90,6 +101,13 @@ impl Table for Sqlite {
 }
 
 impl Table for Postgres {
+    fn pool(effects: &Effects) -> Option<&PgPool> {
+        match effects {
+            Effects::Postgres(pool) => Some(pool),
+            _ => None,
+        }
+    }
+
     async fn add(connection: &mut PgConnection, key: &DedupKey, attempt: u32) -> Result<()> {
         let insert = sqlx::query(INSERT).bind(key.namespace()).bind(key.id());
         insert.bind(i64::from(attempt)).execute(connection).await.map(drop)

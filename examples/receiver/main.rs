@@ -60,13 +60,13 @@
 //!
 //! - `delay_ms=5000` makes it slow. Deliver the event again during the run: the second delivery waits
 //!   for two seconds and gets 503, `x-dedup-result: in-flight`. Or hang up: the handler runs to its end.
-//!   Or `kill -9` the receiver, start it again, and deliver again. Under `lease`, the event is in flight
-//!   until the lease lapses (`--lease-seconds 5`), then a takeover runs. Under `transactional`, the
-//!   handler runs at once, as if for the first time.
+//!   Or `kill -9` the receiver, start it again, and deliver again. Under `lease` and
+//!   `transactional`, the event is in flight until the lease lapses (`--lease-seconds 5`), then a takeover
+//!   runs.
 //! - `fail=500` responds with that status (400 to 599), and has no effect. The retry runs at once.
 //!
-//! Under `transactional`, a running delivery holds its transaction. On Postgres, it holds one of ten
-//! connections. On SQLite, it holds the file's write lock, so handlers run one after another.
+//! Under `transactional`, the handler begins its transaction after the delay, so a slow handler holds no connection and
+//! no lock. `fail` comes after the write, which is rolled back.
 //!
 //! SIGTERM and Ctrl-C stop the receiver in order: it refuses new connections, runs every handler to its
 //! end, and closes the store.
@@ -111,7 +111,9 @@ use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{self, PostgresAdapter, SqliteAdapter};
 use tower_dedup::ledger::Ledger;
 use tower_dedup::verify::{Verifier, VerifyLayer};
-use tower_dedup::{DedupHandle, DedupLayer, DedupTx, Delivery, Mode, OnMismatch, key, provider};
+use tower_dedup::{
+    CommitError, DedupHandle, DedupLayer, Delivery, Mode, OnMismatch, key, provider,
+};
 
 /// The time limit of a shutdown.
 const SHUTDOWN: Duration = Duration::from_secs(30);
@@ -139,9 +141,9 @@ struct Options {
     /// When a key becomes permanent.
     #[arg(long, value_enum, default_value = "lease")]
     ledger: LedgerKind,
-    /// The lease: how long an event of a dead receiver stays in flight, under `lease`.
-    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
-    lease_seconds: u64,
+    /// The lease: how long an event of a dead receiver stays in flight [default: 60; under `transactional` 10].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    lease_seconds: Option<u64>,
     /// The public URL of this receiver, without the path, for senders that sign the URL.
     #[arg(long, value_name = "URL", value_parser = public_url)]
     public_url: Option<String>,
@@ -191,7 +193,7 @@ async fn run(options: Options, records: Records) -> Result<(), Box<dyn Error>> {
     let verifiers = secrets::verifiers(env::vars_os(), options.public_url.as_deref())?;
     let running = Running::default();
     let routes = Routes {
-        lease: Duration::from_secs(options.lease_seconds),
+        lease: options.lease_seconds.map(Duration::from_secs),
         compare_payload: options.compare_payload,
         verifiers,
         running: running.clone(),
@@ -208,21 +210,19 @@ async fn run(options: Options, records: Records) -> Result<(), Box<dyn Error>> {
             let layer = |preset| DedupLayer::on_arrival(preset, store.clone()).mode(mode);
             (store.clone(), routes.over(layer, receive))
         }
-        LedgerKind::Transactional if mode != Mode::Enforce => {
-            return Err(format!("--ledger transactional cannot run with --mode {mode}").into());
-        }
         // The type of the transaction depends on the database, and so does the handler.
         LedgerKind::Transactional if url.starts_with("sqlite:") => {
             let store = SqliteAdapter::connect(url).await?;
-            let layer = |preset| DedupLayer::transactional(preset, store.clone());
+            let layer = |preset| DedupLayer::transactional(preset, store.clone()).mode(mode);
             (Arc::new(store.clone()), routes.over(layer, receive_in::<Sqlite>))
         }
         LedgerKind::Transactional if url.starts_with("postgres") => {
             let store = PostgresAdapter::connect(url).await?;
-            // If a proxy falls silent, Postgres ends an idle transaction after this and `store_timeout`.
+            // If a proxy falls silent, the handler waits for its connection no longer.
             let bound = Duration::from_secs(20);
-            let layer =
-                |preset| DedupLayer::transactional(preset, store.clone()).handler_timeout(bound);
+            let layer = |preset| {
+                DedupLayer::transactional(preset, store.clone()).handler_timeout(bound).mode(mode)
+            };
             (Arc::new(store.clone()), routes.over(layer, receive_in::<Postgres>))
         }
         LedgerKind::Transactional => {
@@ -333,7 +333,8 @@ fn store_in_words(url: &str) -> &'static str {
 
 /// The settings of the routes.
 struct Routes {
-    lease: Duration,
+    /// `None` for the ledger's own.
+    lease: Option<Duration>,
     compare_payload: bool,
     /// The verifiers of the senders with a secret, by name.
     verifiers: BTreeMap<&'static str, Verifier>,
@@ -357,7 +358,10 @@ impl Routes {
     {
         let (mut router, mut handles) = (Router::new(), Vec::new());
         for preset in provider::ALL {
-            let mut dedup = layer(*preset).lease(self.lease);
+            let mut dedup = layer(*preset);
+            if let Some(lease) = self.lease {
+                dedup = dedup.lease(lease);
+            }
             if self.compare_payload {
                 dedup = dedup.compare_payload(key::body_digest(), OnMismatch::Report);
             }
@@ -403,8 +407,11 @@ fn failure<'de, D: Deserializer<'de>>(status: D) -> Result<Option<StatusCode>, D
 }
 
 impl Misbehaviour {
-    async fn act(&self) -> Result<(), StatusCode> {
+    async fn delay(&self) {
         tokio::time::sleep(Duration::from_millis(self.delay_ms)).await;
+    }
+
+    fn fail(&self) -> Result<(), StatusCode> {
         self.fail.map_or(Ok(()), Err)
     }
 }
@@ -418,7 +425,8 @@ async fn receive(
     delivery: Option<Delivery>,
     body: Bytes,
 ) -> Result<Response, StatusCode> {
-    misbehaviour.act().await?;
+    misbehaviour.delay().await;
+    misbehaviour.fail()?;
     if let Some(delivery) = delivery {
         for key in delivery.keys() {
             effects.add(key, delivery.attempt()).await.map_err(|error| failed(&error))?;
@@ -427,22 +435,30 @@ async fn receive(
     Ok(respond(&headers, &body))
 }
 
-/// The handler under the transactional ledger: its writes commit together with the keys. It writes
-/// first, so that `fail` and `kill -9` cause a rollback.
+/// The handler under the transactional ledger: its writes commit together with the keys. A request without keys
+/// writes nothing.
 async fn receive_in<DB: Table>(
+    State(effects): State<Effects>,
     Query(misbehaviour): Query<Misbehaviour>,
     headers: HeaderMap,
     delivery: Option<Delivery>,
-    tx: Option<DedupTx<DB>>,
     body: Bytes,
-) -> Result<Response, StatusCode> {
-    if let Some((delivery, mut tx)) = delivery.zip(tx) {
-        for key in delivery.keys() {
-            let added = bounded(DB::add(&mut tx, key, delivery.attempt())).await;
-            added.map_err(|error| failed(&error))?;
+) -> Result<Response, Response> {
+    let refused = |error: CommitError| error.into_response();
+    misbehaviour.delay().await;
+    match (delivery, DB::pool(&effects)) {
+        (Some(delivery), Some(pool)) => {
+            let mut tx = delivery.begin(pool).await.map_err(refused)?;
+            for key in delivery.keys() {
+                let added = bounded(DB::add(&mut tx, key, delivery.attempt())).await;
+                added.map_err(|error| refused(error.into()))?;
+            }
+            // After the writes, which are rolled back.
+            misbehaviour.fail().map_err(IntoResponse::into_response)?;
+            tx.commit().await.map_err(refused)?;
         }
+        _ => misbehaviour.fail().map_err(IntoResponse::into_response)?,
     }
-    misbehaviour.act().await?;
     Ok(respond(&headers, &body))
 }
 

@@ -17,7 +17,39 @@ use crate::error::Error;
 ///
 /// [`Delivery::completion`](crate::Delivery::completion) makes it. Execute it in the transaction that has the
 /// handler's writes, and commit. The transaction then completes all events that the delivery holds, or it cannot
-/// commit: if an event is complete already, the statement is an error.
+/// commit: if an event is complete already, the statement is an error. [The
+/// guide](crate::guide::transactions#other-drivers) has the call of each driver.
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use tower_dedup::adapter::SqliteAdapter;
+/// use tower_dedup::sqlx::{self, AssertSqlSafe, SqlitePool};
+/// use tower_dedup::{BoxError, DedupKey, Deduplicator, RunOutcome};
+///
+/// # let dir = tempfile::tempdir()?;
+/// # let url = format!("sqlite://{}?mode=rwc", dir.path().join("shop.db").display());
+/// # let pool = SqlitePool::connect(&url).await?;
+/// # sqlx::query("CREATE TABLE orders (id TEXT)").execute(&pool).await?;
+/// let dedup = Deduplicator::transactional(SqliteAdapter::new(pool.clone()));
+/// let key = DedupKey::new("shop", "order_17")?;
+/// for is_first in [true, false] {
+///     let ran = dedup.run(&key, async |event| {
+///         let completion = event.completion()?;
+///         let mut tx = pool.begin().await?; // of any driver
+///         sqlx::query("INSERT INTO orders VALUES ($1)").bind(event.id()).execute(&mut *tx).await?;
+///         let complete = sqlx::query(AssertSqlSafe(completion.sql().to_owned()));
+///         complete.bind(completion.parameter()).execute(&mut *tx).await?;
+///         tx.commit().await?;
+///         Ok::<_, BoxError>(())
+///     });
+///     assert_eq!(matches!(ran.await, Ok(RunOutcome::First(()))), is_first);
+/// }
+/// let orders = sqlx::query_scalar("SELECT count(*) FROM orders").fetch_one(&pool);
+/// assert_eq!(orders.await.ok(), Some(1_i64));
+/// # Ok::<(), BoxError>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone)]
 pub struct Completion {
     sql: Arc<str>,

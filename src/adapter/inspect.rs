@@ -47,8 +47,7 @@ pub trait MaintenanceAdapter: DedupAdapter {
 
     /// Returns the state of one key and its stored data; `None` for an unknown or expired key.
     ///
-    /// On Postgres, a key that only an open transaction knows is in flight without a lease. Nobody else sees its row,
-    /// so the times of the entry are those of the call.
+    /// On Postgres, a key that an open transaction has inserted (`record_in`) is unknown until its COMMIT.
     ///
     /// Changes nothing. A stored response that cannot be read is no error: see
     /// [`Entry::response_is_unreadable`].

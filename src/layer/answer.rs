@@ -42,7 +42,7 @@ pub enum DedupResult {
     SlowBody,
     /// The handler ran for longer than its timeout and was dropped.
     HandlerTimeout,
-    /// The handler succeeded, but its transaction cannot be committed.
+    /// The handler succeeded, and no transaction has completed its event.
     Uncommitted,
     /// The handler's response was to be stored, and its body ended in an error.
     BrokenResponse,

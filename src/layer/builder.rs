@@ -251,8 +251,8 @@ impl<L, B> DedupLayer<L, B> {
     ///
     /// Past that the handler is dropped at an `.await`, its key is released, and the answer is 504
     /// with the header value `handler-timeout`. The handler may have half-run; the retry sees an
-    /// [`attempt`](crate::Delivery::attempt) above 1, and no takeover. In a transaction all is rolled back, and the
-    /// attempt is 1 again. Tasks that the handler has spawned go on. The timeout does not cover the response's body, nor a handler that blocks its
+    /// [`attempt`](crate::Delivery::attempt) above 1, and no takeover. A transaction that it holds is rolled back. Tasks
+    /// that the handler has spawned go on. The timeout does not cover the response's body, nor a handler that blocks its
     /// thread. Under the on-arrival ledger the key stays complete, and the event is lost.
     ///
     /// Zero is invalid.

@@ -22,8 +22,8 @@
 //!    delivery moves to a task of its own. Until then no caller can drop it. Most deliveries over a
 //!    store in memory end without a wait. The current tracing span goes along; task-locals do not.
 //! 3. A delivery takes one of `max_running` permits, then the inner service's readiness, then its
-//!    claim. In another order, a delivery could hold a transaction while it waits for a place in an
-//!    inner limit, and the deliveries in those places could wait for the transaction. A delivery that
+//!    claim. In another order, a delivery could hold its event while it waits for a place in an
+//!    inner limit, and the deliveries in those places could wait for the event. A delivery that
 //!    waits for another delivery of its event releases permit and readiness, and takes them again.
 //! 4. The *ready* inner service is called, never a fresh clone of it.
 //! 5. `type Error = S::Error`: this layer's failures are responses, so axum needs no

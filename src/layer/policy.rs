@@ -76,12 +76,14 @@ pub enum OnMismatch {
 }
 
 /// Decides whether the event was handled: an extension that a handler or an inner layer puts into the
-/// response.
+/// response. With the feature `axum` it is a part of a response: `(StatusCode::GONE, Disposition::Complete)`.
 ///
 /// It decides before [`success_when`](crate::DedupLayer::success_when). It stays in the response, so
 /// that an outer deduplicating layer decides the same. Under the
 /// [on-arrival](crate::DedupLayer::on_arrival) ledger it changes nothing but the log record, because
-/// the key is permanent before the handler runs.
+/// the key is permanent before the handler runs. Under the
+/// [transactional](crate::DedupLayer::transactional) ledger, `Complete` replaces no commit: a success that has completed
+/// nothing in a transaction, and has not said [`nothing_to_write`](crate::Delivery::nothing_to_write), is 500.
 ///
 /// # Example
 ///

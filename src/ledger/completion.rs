@@ -177,7 +177,23 @@ impl Writes<'_> {
 /// [`Delivery::begin`] begins it. It derefs to the connection. Dropped without [`commit`](Self::commit), it is rolled
 /// back.
 ///
-/// Savepoints of your own work as usual; complete and commit outside of them.
+/// Savepoints of your own work as usual; complete and commit outside of them. [The
+/// guide](crate::guide::transactions#what-a-handler-may-do) says what else a handler may do.
+///
+/// ```
+/// # #[cfg(feature = "postgres")] {
+/// use tower_dedup::sqlx::{self, PgPool};
+/// use tower_dedup::{CommitError, Delivery};
+///
+/// async fn pay(event: &Delivery, pool: &PgPool) -> Result<(), CommitError> {
+///     let mut tx = event.begin(pool).await?;
+///     let insert = sqlx::query("INSERT INTO payments (event) VALUES ($1)").bind(event.id());
+///     insert.execute(&mut *tx).await?; // an error drops `tx`, which rolls back
+///     tx.commit().await
+/// }
+/// # let _ = pay;
+/// # }
+/// ```
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 #[must_use = "a transaction that is dropped is rolled back"]
 pub struct DedupTx<DB: CompletionDatabase> {

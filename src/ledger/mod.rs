@@ -7,17 +7,16 @@
 //!
 //! 1. Every call to the store has a bound, which includes the wait for a connection.
 //! 2. A token is made before the call. A claim of unknown outcome (a timeout, a lost connection, a
-//!    dropped future) may hold keys. *Lease, on arrival*: the token is released in the background.
-//!    *Transactional*: the transaction is rolled back.
+//!    dropped future) may hold keys. The token is released in the background.
 //! 3. On arrival, an event is lost if its retry reaches another process before that release has ended.
 //! 4. If the store fails after the handler's success: *lease*: the answer is the handler's, and the
 //!    completion continues in the background. *On arrival*: no call follows the handler.
-//!    *Transactional*: the answer is 503, because the writes of the handler may not be committed.
+//!    *Transactional*: as under a lease, once the handler has committed; a read of another driver's completion that
+//!    fails is 503.
 //! 5. A claim that is dropped without `commit` or `rollback`: *lease, transactional*: it is rolled back.
 //!    *On arrival*: the key stays complete.
 //! 6. The events of a delivery complete or are released together.
-//! 7. A `commit` that is dropped: *lease*: the completion continues. *Transactional*: the database
-//!    decides whether the COMMIT took place.
+//! 7. A `commit` that is dropped: *lease*: the completion continues. *Transactional*: the handler's COMMIT has decided.
 
 mod arrival;
 mod call;

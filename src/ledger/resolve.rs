@@ -19,9 +19,6 @@
 //!    attempt that failed had no effect that could differ. A mismatch is a duplicate, and is reported. The payload of
 //!    an event with a content identity is that content, because a body that was not handled can use up an id.
 //! 7. A response is replayed to a delivery of one event only.
-//!
-//! The transactional ledger claims all identities in one call, inside one transaction: nobody sees a claim
-//! that does not commit.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -357,7 +354,7 @@ mod tests {
             // The row of the second identity belongs to another claim.
             (of(&[("s", complete_for("a")), ("a", DUPLICATE)]), false, ""),
             (of(&[("s", complete_for("a")), ("a", ClaimReply::InFlight)]), true, ""),
-            // The transactional ledger claims both at once.
+            // Both were claimed at once.
             (of(&[("s", DUPLICATE), ("a", FIRST)]), false, "a"),
             (of(&[("s", ClaimReply::InFlight), ("a", FIRST)]), true, "a"),
         ] {

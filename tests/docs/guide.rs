@@ -8,21 +8,16 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::StatusCode;
-use axum::response::Response;
 use axum::routing::post;
-use futures_util::future::join_all;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions, Postgres};
-use sqlx::sqlite::Sqlite;
-use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, Row, SqliteConnection};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, Row, SqliteConnection, SqlitePool};
 use tower::ServiceExt;
 use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
 };
 use tower_dedup::adapter::inspect::{ForgetReply, ListFilter, MaintenanceAdapter};
-use tower_dedup::adapter::{
-    Identifier, PostgresAdapter, PostgresOptions, SqliteAdapter, SqliteOptions,
-};
-use tower_dedup::{DedupKey, DedupLayer, DedupTx, key};
+use tower_dedup::adapter::{Identifier, PostgresAdapter, PostgresOptions, SqliteAdapter};
+use tower_dedup::{CommitError, DedupKey, DedupLayer, Delivery, key};
 
 use crate::support::cluster::until_true;
 use crate::support::postgres::{Schema, Server};
@@ -36,7 +31,7 @@ const MOST_WORDS_OF_A_PAGE: usize = 2_000;
 
 /// Returns the SQL of the guide that contains these words.
 fn sql(words: &str) -> String {
-    let pages = [read("incidents"), text("src/docs/stores/postgres.md")];
+    let pages = [read("incidents"), read("transactions"), text("src/docs/stores/postgres.md")];
     let blocks = pages.iter().flat_map(|page| page.split("```sql\n").skip(1));
     let mut blocks = blocks.map(|rest| {
         let end = rest.find("```").expect("a block ends");
@@ -126,7 +121,8 @@ async fn guide_privileges_are_enough() {
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(admin).await.unwrap();
     };
     let roles = "CREATE SCHEMA webhooks; CREATE ROLE migrator LOGIN; CREATE ROLE app LOGIN; \
-                 CREATE TABLE webhooks.effects (id text); GRANT ALL ON webhooks.effects TO app;";
+                 CREATE ROLE handler LOGIN; CREATE TABLE webhooks.effects (id text); \
+                 GRANT ALL ON webhooks.effects TO handler;";
     run(&mut admin, roles.to_owned()).await;
     let pool = |role: &str| {
         let options = PgConnectOptions::from_str(&server.url()).unwrap().username(role);
@@ -173,23 +169,24 @@ async fn guide_privileges_are_enough() {
     assert_eq!(app.purge(10).await.unwrap(), 3);
     assert_eq!(rows(&app).await, 0);
 
-    // Under the transactional ledger, also with a handler that leaks a savepoint, or ends its transaction.
-    let handler = async |mut tx: DedupTx<Postgres>, script: String| {
-        if script == "leak" {
-            std::mem::forget(tx.begin().await.unwrap());
-        }
-        if script == "spoil" {
-            sqlx::query("ROLLBACK").execute(&mut *tx).await.unwrap();
-            return StatusCode::OK;
-        }
+    // The completion runs as the role of the handler, whatever its `search_path`.
+    run(&mut admin, sql("TO handler")).await;
+    let handlers = pool("handler");
+    let handler = async move |event: Delivery, script: String| {
+        let mut tx = event.begin(&handlers).await?;
         let insert = sqlx::query("INSERT INTO webhooks.effects VALUES ($1)").bind(&script);
-        insert.execute(&mut *tx).await.unwrap();
-        if script == "fail" { StatusCode::INTERNAL_SERVER_ERROR } else { StatusCode::OK }
+        insert.execute(&mut *tx).await?;
+        match &*script {
+            "fail" => return Ok(StatusCode::BAD_GATEWAY),
+            "spoil" => drop(sqlx::query("ROLLBACK").execute(&mut *tx).await?),
+            _ => drop(sqlx::query("SET LOCAL search_path = ''").execute(&mut *tx).await?),
+        }
+        tx.commit().await?;
+        Ok::<_, CommitError>(StatusCode::OK)
     };
     let layer = DedupLayer::transactional(by_header(), app.clone());
     let service: Router = Router::new().route("/", post(handler)).layer(layer);
-    for (script, status) in [("fail", 500), ("leak", 500), ("spoil", 500), ("work", 200), ("", 200)]
-    {
+    for (script, status) in [("fail", 502), ("spoil", 503), ("work", 200), ("", 200)] {
         let request = Request::post("/").header("webhook-id", "d");
         let request = request.body(Body::from(script)).unwrap();
         assert_eq!(service.clone().oneshot(request).await.unwrap().status(), status, "{script}");
@@ -199,44 +196,22 @@ async fn guide_privileges_are_enough() {
     assert_eq!(effects, ["work"]);
 }
 
-async fn deliver(app: &Router, id: impl std::fmt::Display) -> Response {
-    let request = Request::post("/").header("webhook-id", id.to_string());
-    app.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap()
-}
-
-/// One layer around another, each with a transaction: the inner layer waits for the connection of
-/// the outer one.
+/// The handler has the delivery of the inner layer only.
 #[tokio::test]
-async fn nested_transactional_layers_on_one_pool_are_503() {
-    let outer = || key::header("webhook-id").namespace("outer");
-    let schema = Schema::fresh();
-    let pool = PgPoolOptions::new().max_connections(2).connect(&schema.url()).await.unwrap();
-    let adapter = PostgresAdapter::new(pool);
-    adapter.migrate().await.unwrap();
-    let app = |store_timeout| -> Router {
-        // More than the default, which leaves connections for the inner layer.
-        let layer = |key| DedupLayer::transactional(key, adapter.clone()).max_running(8);
-        Router::new()
-            .route("/", post(async |_: DedupTx<Postgres>| {}))
-            .layer(layer(by_header()).store_timeout(store_timeout))
-            .layer(layer(outer()).store_timeout(Duration::from_secs(20)))
-    };
-    assert_eq!(deliver(&app(Duration::from_secs(20)), "alone").await.status(), 200);
-    let app = app(Duration::from_millis(500));
-    let answers = join_all((0..8).map(|id| deliver(&app, id))).await;
-    assert!(answers.iter().any(|answer| answer.status() == 503), "{answers:?}");
-
+async fn outer_of_two_transactional_layers_sees_no_commit() {
     let dir = tempfile::tempdir().unwrap();
-    let url = format!("sqlite://{}", dir.path().join("dedup.db").display());
-    let options = SqliteOptions::new().write_lock_timeout(Duration::from_millis(100));
-    let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
-    let handler = async |_: DedupTx<Sqlite>| {};
+    let url = sqlite_url(dir.path());
+    let adapter = SqliteAdapter::connect(&url).await.unwrap();
+    let pool = SqlitePool::connect(&url).await.unwrap();
+    let handler = async move |event: Delivery| event.begin(&pool).await?.commit().await;
+    let outer = key::header("webhook-id").namespace("outer");
     let app: Router = Router::new()
         .route("/", post(handler))
         .layer(DedupLayer::transactional(by_header(), adapter.clone()))
-        .layer(DedupLayer::transactional(outer(), adapter));
-    let answer = deliver(&app, "alone").await;
-    assert_eq!(answered(&answer), (503, Some("unavailable")));
+        .layer(DedupLayer::transactional(outer, adapter));
+    let request = Request::post("/").header("webhook-id", "a").body(Body::empty()).unwrap();
+    let answer = app.oneshot(request).await.unwrap();
+    assert_eq!(answered(&answer), (500, Some("uncommitted")));
 }
 
 /// A handler that leaves its transaction idle for longer than the server allows.
@@ -251,16 +226,18 @@ async fn session_ended_by_the_server_is_503_and_nothing_is_committed() {
     ]);
     let pool = PgPoolOptions::new().max_connections(2).connect_with(options).await.unwrap();
     sqlx::query("CREATE TABLE effects (work text)").execute(&pool).await.unwrap();
-    let others = pool.clone();
-    let handler = async move |mut tx: DedupTx<Postgres>, work: String| {
+    let handlers = pool.clone();
+    let handler = async move |event: Delivery, work: String| {
+        let mut tx = event.begin(&handlers).await?;
         let insert = sqlx::query("INSERT INTO effects VALUES ($1)").bind(&work);
-        insert.execute(&mut *tx).await.unwrap();
+        insert.execute(&mut *tx).await?;
         if work == "idle" {
             let session: i32 =
-                sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *tx).await.unwrap();
+                sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *tx).await?;
             let ended = format!("SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = {session}");
-            until_true(&mut others.acquire().await.unwrap(), &ended).await;
+            until_true(&mut *handlers.acquire().await?, &ended).await;
         }
+        tx.commit().await
     };
     let adapter = PostgresAdapter::new(pool.clone());
     let layer = DedupLayer::transactional(by_header(), adapter);

@@ -8,12 +8,12 @@ use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::routing::post;
 use futures_util::future::join_all;
-use sqlx::postgres::{PgPoolOptions, Postgres};
-use sqlx::sqlite::{Sqlite, SqliteConnectOptions, SqliteJournalMode};
+use sqlx::postgres::PgPoolOptions;
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode};
 use sqlx::{PgPool, SqlitePool};
 use tower::ServiceExt;
 use tower_dedup::adapter::{PostgresAdapter, SqliteAdapter, SqliteOptions};
-use tower_dedup::{DedupLayer, DedupTx, Delivery, OnInFlight};
+use tower_dedup::{CommitError, DedupLayer, Delivery, OnInFlight};
 
 use crate::support::postgres::Schema;
 use crate::support::{by_header, result};
@@ -74,25 +74,30 @@ async fn sqlite() -> (SqlitePool, SqliteAdapter, tempfile::TempDir) {
 }
 
 macro_rules! recipes {
-    ($database:ident, $db:ty, $pool:ty) => {
+    ($database:ident, $pool:ty) => {
         mod $database {
             use super::*;
 
             /// `account number balance`, and whether the handler fails after the write.
-            async fn in_order(mut tx: DedupTx<$db>, event: String) -> StatusCode {
+            async fn in_order(
+                State(pool): State<$pool>,
+                delivery: Delivery,
+                event: String,
+            ) -> Result<StatusCode, CommitError> {
+                let mut tx = delivery.begin(&pool).await?;
                 let words: Vec<&str> = event.split(' ').collect();
                 let (number, balance): (i64, i64) =
                     (words[1].parse().unwrap(), words[2].parse().unwrap());
                 let newer = sqlx::query(NEWER).bind(words[0]).bind(number);
-                if newer.execute(&mut *tx).await.unwrap().rows_affected() == 0 {
-                    return StatusCode::OK;
+                if newer.execute(&mut *tx).await?.rows_affected() > 0 {
+                    let apply = sqlx::query(APPLY).bind(words[0]).bind(balance);
+                    apply.execute(&mut *tx).await?;
                 }
-                let apply = sqlx::query(APPLY).bind(words[0]).bind(balance);
-                apply.execute(&mut *tx).await.unwrap();
-                match words.get(3) {
-                    Some(_) => StatusCode::INTERNAL_SERVER_ERROR,
-                    None => StatusCode::OK,
+                if words.len() > 3 {
+                    return Ok(StatusCode::INTERNAL_SERVER_ERROR);
                 }
+                tx.commit().await?;
+                Ok(StatusCode::OK)
             }
 
             async fn balance(pool: &$pool) -> i64 {
@@ -111,7 +116,8 @@ macro_rules! recipes {
                 let (pool, adapter, _kept) = super::$database().await;
                 set_up(&pool).await;
                 let layer = DedupLayer::transactional(by_header(), adapter);
-                let app: Router = Router::new().route("/", post(in_order)).layer(layer);
+                let app = Router::new().route("/", post(in_order)).layer(layer);
+                let app: Router = app.with_state(pool.clone());
                 // The number of the failed run was rolled back, so the retry is not stale.
                 assert_eq!(send(&app, "e2", "ada 2 70 fail").await, (500, None));
                 assert_eq!(send(&app, "e2", "ada 2 70").await, (200, None));
@@ -130,7 +136,8 @@ macro_rules! recipes {
                 let layer = DedupLayer::transactional(by_header(), adapter)
                     .on_in_flight(OnInFlight::Wait(Duration::from_secs(20)))
                     .store_timeout(Duration::from_secs(20));
-                let app: Router = Router::new().route("/", post(in_order)).layer(layer);
+                let app = Router::new().route("/", post(in_order)).layer(layer);
+                let app: Router = app.with_state(pool.clone());
                 for round in 0..5 {
                     let first = round * 40;
                     // Each event twice, in a random order.
@@ -176,5 +183,5 @@ macro_rules! recipes {
     };
 }
 
-recipes!(postgres, Postgres, PgPool);
-recipes!(sqlite, Sqlite, SqlitePool);
+recipes!(postgres, PgPool);
+recipes!(sqlite, SqlitePool);

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Many senders wait for a few seconds only, and some never retry. So the handler does no work: it
-//! enqueues a job in the transaction that claims the event's key. Both commit before the sender sees
+//! enqueues a job in the transaction that completes the event's key. Both commit before the sender sees
 //! its 202, or neither does and the sender retries. A duplicate enqueues nothing.
 //!
 //! A worker in this process runs a job once it is committed. After a failure, it runs the job again
@@ -31,6 +31,7 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use clap::Parser;
@@ -41,20 +42,22 @@ use graphile_worker::{
 };
 use serde::{Deserialize, Serialize};
 use shared::{in_one_line, stop_signal};
-use sqlx::postgres::{PgPool, PgPoolOptions, Postgres};
+use sqlx::postgres::{PgPool, PgPoolOptions};
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tower_dedup::adapter::PostgresAdapter;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::verify::VerifyLayer;
-use tower_dedup::{DedupLayer, DedupTx, Delivery, provider};
+use tower_dedup::{CommitError, DedupLayer, Delivery, provider};
 
 #[path = "../../shared/mod.rs"]
 mod shared;
 
 /// The worker's connections: one to listen for new jobs, the others for running jobs.
 const CONNECTIONS: u32 = 5;
+/// How long a delivery waits for a connection: well below the time for which its sender waits.
+const ACQUIRE: Duration = Duration::from_secs(2);
 const BODY_LIMIT: usize = 256 * 1024;
 /// The variable with the sender's secret. It is no option, because every user of the machine can read
 /// options.
@@ -101,14 +104,15 @@ async fn run(options: Options) -> Result<(), Box<dyn Error>> {
     let verifier = provider::STANDARD_WEBHOOKS.verifier(&secret);
     let verifier = verifier.map_err(|why| format!("{SECRET}: {why}"))?;
     let verify = VerifyLayer::new(verifier).body_limit(BODY_LIMIT);
-    // One pool for deliveries, which hold a connection while they run, and one for jobs. Neither waits
-    // for the other.
-    let keys = PostgresAdapter::connect(&options.database_url).await?;
+    // One pool for deliveries, and one for jobs. Neither waits for the other.
+    let deliveries = PgPoolOptions::new().max_connections(10).acquire_timeout(ACQUIRE);
+    let deliveries = deliveries.connect(&options.database_url).await?;
+    let keys = PostgresAdapter::new(deliveries.clone());
     keys.migrate().await?;
     let pool = PgPoolOptions::new().max_connections(CONNECTIONS);
     let pool = pool.connect(&options.database_url).await?;
     let jobs = Jobs {
-        pool: pool.clone(),
+        deliveries: deliveries.clone(),
         schema: Schema::new(&options.jobs_schema),
         max_attempts: options.max_attempts,
     };
@@ -168,6 +172,7 @@ async fn run(options: Options) -> Result<(), Box<dyn Error>> {
         handle.drain().await;
         let ended = worker.await;
         keys.close().await;
+        deliveries.close().await;
         pool.close().await;
         ended
     });
@@ -220,35 +225,60 @@ impl TaskHandler for OnEvent {
 
 #[derive(Clone)]
 struct Jobs {
-    pool: PgPool,
+    deliveries: PgPool,
     schema: Schema,
     max_attempts: i16,
 }
 
-/// The handler: enqueues the job in the transaction that claims the key. The layer commits the
-/// transaction before a 2xx leaves, and rolls it back otherwise.
+/// The handler: enqueues the job in the transaction that completes the event. The 202 leaves after the COMMIT.
 async fn enqueue(
     State(jobs): State<Jobs>,
     delivery: Delivery,
-    mut tx: DedupTx<Postgres>,
     Json(event): Json<Event>,
-) -> Result<StatusCode, StatusCode> {
-    let failed = |error: &dyn Error| {
-        tracing::error!(error = in_one_line(error), "the job could not be enqueued");
-        StatusCode::INTERNAL_SERVER_ERROR
-    };
+) -> Result<StatusCode, NotEnqueued> {
     let key = delivery.key();
     let key = format!("{}/{}", key.namespace(), key.id());
     let idempotency_key = delivery.idempotency_key(OnEvent::IDENTIFIER);
     let job = OnEvent { key: key.clone(), idempotency_key, event };
-    let job = serde_json::to_value(job).map_err(|error| failed(&error))?;
+    let job = serde_json::to_value(job).map_err(|error| NotEnqueued::job(&error))?;
     // The job has the event's key in the queue. If the key is forgotten and the event delivered again,
     // the new job replaces one that still waits.
     let spec = JobSpecBuilder::new().max_attempts(jobs.max_attempts).job_key(key).build();
+    let mut tx = delivery.begin(&jobs.deliveries).await?;
     add_job(&mut *tx, jobs.schema, OnEvent::IDENTIFIER, job, spec, false)
         .await
-        .map_err(|error| failed(&error))?;
+        .map_err(|error| NotEnqueued::job(&error))?; // `tx` is dropped, which rolls back
+    tx.commit().await?; // the key and the job
     Ok(StatusCode::ACCEPTED)
+}
+
+/// Why there is no job: the sender delivers the event again.
+enum NotEnqueued {
+    Transaction(CommitError),
+    /// Logged.
+    Job,
+}
+
+impl NotEnqueued {
+    fn job(error: &dyn Error) -> Self {
+        tracing::error!(error = in_one_line(error), "the job could not be enqueued");
+        Self::Job
+    }
+}
+
+impl From<CommitError> for NotEnqueued {
+    fn from(error: CommitError) -> Self {
+        Self::Transaction(error)
+    }
+}
+
+impl IntoResponse for NotEnqueued {
+    fn into_response(self) -> Response {
+        match self {
+            Self::Transaction(error) => error.into_response(),
+            Self::Job => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+        }
+    }
 }
 
 /// A job without attempts left. This runs it again:
@@ -267,7 +297,7 @@ async fn dead_letters(State(jobs): State<Jobs>) -> Result<Json<Vec<DeadLetter>>,
          WHERE attempts >= max_attempts AND locked_at IS NULL ORDER BY id",
         jobs.schema.identifier("jobs") // quoted
     );
-    let rows = sqlx::query_as(sqlx::AssertSqlSafe(sql)).fetch_all(&jobs.pool).await;
+    let rows = sqlx::query_as(sqlx::AssertSqlSafe(sql)).fetch_all(&jobs.deliveries).await;
     let rows: Vec<(i64, Option<String>, i16, Option<String>)> = rows.map_err(|error| {
         tracing::error!(error = in_one_line(&error), "the dead letters could not be read");
         StatusCode::INTERNAL_SERVER_ERROR
