@@ -253,6 +253,22 @@ async fn session_ended_by_the_server_is_503_and_nothing_is_committed() {
     assert_eq!(effects, ["quick"]);
 }
 
+/// `tests/drivers` runs them.
+#[test]
+fn calls_of_other_drivers_are_those_of_their_tests() {
+    let page = read("transactions");
+    let table = page.lines().skip_while(|line| !line.starts_with("| driver |")).skip(2);
+    let rows: Vec<_> = table.take_while(|line| line.starts_with('|')).collect();
+    for row in &rows {
+        let (driver, calls) = row.trim_matches('|').split_once('|').expect("two cells");
+        let source = text(&format!("tests/drivers/{}.rs", driver.trim().replace('-', "_")));
+        for call in calls.split('`').skip(1).step_by(2) {
+            assert!(source.contains(call), "{driver}: {call}");
+        }
+    }
+    assert_eq!(rows.len(), 4);
+}
+
 pub(super) fn text(file: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
     std::fs::read_to_string(path).unwrap_or_else(|_| panic!("no file {file}"))

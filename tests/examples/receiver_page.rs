@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::programs::{run, start};
+use crate::programs::start;
 use crate::server::{Server, answer, duplicate, effect, first};
 use crate::support::postgres::Schema;
 use crate::support::redis::{fresh_prefix, shared, with_prefix};
