@@ -4,15 +4,18 @@
 
 use std::time::Duration;
 
+use axum::body::Bytes;
 use axum::extract::{Request, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json, Router, routing::post};
 use clap::Parser;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
+use serde_json::json;
 use sqlx::{SqlitePool, sqlite::SqliteConnectOptions};
 use tower_dedup::adapter::SqliteAdapter;
+use tower_dedup::adapter::contract::StoredResponse;
 use tower_dedup::{BoxError, CommitError, DedupLayer, Delivery, key};
 
 const CREATE: &str = "CREATE TABLE IF NOT EXISTS payments
@@ -37,12 +40,6 @@ struct Order {
     amount: i64,
 }
 
-#[derive(Serialize)]
-struct Payment {
-    id: i64,
-    amount: i64,
-}
-
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
     tracing_subscriber::fmt::init();
@@ -54,7 +51,7 @@ async fn main() -> Result<(), BoxError> {
     let scope = key::from_fn(|request| {
         Ok(request.extensions().get::<Principal>().map(|principal| principal.0.to_owned()))
     });
-    // The payment and its key are in one database, so they commit together.
+    // The payment, its key and the response are in one database, so they commit together.
     let idempotency =
         DedupLayer::transactional_idempotency_key(scope, SqliteAdapter::new(pool.clone()))
             .problem_docs("https://api.example.com/docs/idempotency");
@@ -95,7 +92,12 @@ async fn create(
     let mut tx = request.begin(&pool).await?;
     let insert = sqlx::query_scalar(INSERT).bind(payer.0).bind(amount);
     let id: i64 = insert.fetch_one(&mut *tx).await?; // an error rolls back; the repetition runs again
+    let mut headers = HeaderMap::new();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(header::LOCATION, format!("/payments/{id}").parse().expect("ASCII"));
+    let body = Bytes::from(json!({ "id": id, "amount": amount }).to_string());
+    // In the same COMMIT: also after a crash, a repetition gets this response.
+    request.set_response(StoredResponse::new(StatusCode::CREATED, headers.clone(), body.clone()));
     tx.commit().await?;
-    let location = [(header::LOCATION, format!("/payments/{id}"))];
-    Ok((StatusCode::CREATED, location, Json(Payment { id, amount })).into_response())
+    Ok((StatusCode::CREATED, headers, body).into_response())
 }

@@ -78,7 +78,16 @@ const LEVELS: &[(&str, Levels)] = &[
     ("conformance", &[&["store"], &["driver"], &["cases", "processes"]]),
     (
         "conformance::cases",
-        &[&["held", "inspection", "lease", "maintenance", "on_claim", "races", "stored"]],
+        &[&[
+            "completion",
+            "held",
+            "inspection",
+            "lease",
+            "maintenance",
+            "on_claim",
+            "races",
+            "stored",
+        ]],
     ),
     (
         "verify",
