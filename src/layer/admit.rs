@@ -23,6 +23,7 @@ use super::body::{BODY_LIMIT, raise_limit_of_axum};
 use super::body::{BodyFault, ResponseBody};
 use super::builder::DedupLayer;
 use super::delivery::{Judged, RequestKeys, Run};
+use super::gate::release_readiness;
 use super::mode::Mode;
 use super::policy::{LogIds, OnMissingKey, Verified};
 use crate::adapter::Payloads;
