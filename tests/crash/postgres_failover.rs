@@ -21,11 +21,11 @@ use tokio::task::JoinHandle;
 use tower::Layer;
 use tower::util::BoxCloneSyncService;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, CompleteReply, DedupAdapter, Token};
-use tower_dedup::adapter::{Batching, PostgresAdapter, PostgresOptions, TransactionAdapter};
+use tower_dedup::adapter::{Batching, PostgresAdapter, PostgresOptions};
 use tower_dedup::{DedupLayer, OnInFlight, ResponseBody};
 
 use crate::support::cluster::{Cluster, blocking, scalar};
-use crate::support::effects::{Boxed, Effects, answer, effect, lend};
+use crate::support::effects::{Boxed, Effects, answer, commit_effect, complete_in, effect};
 use crate::support::{Body, FIRST, by_header, dedup_key, on_claim, request, result, send};
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -49,12 +49,15 @@ fn pool_of(url: &str, connections: u32, synchronous_commit: &str) -> PgPool {
         .connect_lazy_with(options.options([("synchronous_commit", synchronous_commit)]))
 }
 
-/// A handler that writes its effect in the delivery's transaction.
-fn within() -> Boxed {
-    Boxed::new(tower::service_fn(async |request: Request<Body>| {
-        let written = effect(&mut *lend(&request).await, request.extensions().get().unwrap()).await;
-        pause(10).await;
-        Ok(answer(written.is_ok()))
+/// A handler that writes its effect in a transaction that completes the delivery.
+fn within(pool: &PgPool) -> Boxed {
+    let pool = pool.clone();
+    Boxed::new(tower::service_fn(move |request: Request<Body>| {
+        let pool = pool.clone();
+        async move {
+            let event = request.extensions().get().unwrap();
+            Ok(answer(commit_effect(&pool, event, pause(10)).await.is_ok()))
+        }
     }))
 }
 
@@ -82,8 +85,9 @@ async fn pause(most: u64) {
 
 /// The service of one process, with a pool of its own.
 fn transactional(url: &str) -> Service {
-    let adapter = PostgresAdapter::new(pool_of(url, 8, "local"));
-    Service::new(DedupLayer::transactional(by_header(), adapter).layer(within()))
+    let pool = pool_of(url, 8, "local");
+    let layer = DedupLayer::transactional(by_header(), PostgresAdapter::new(pool.clone()));
+    Service::new(layer.lease(LEASE).layer(within(&pool)))
 }
 
 fn lease(url: &str, handler: Boxed) -> Service {
@@ -396,7 +400,7 @@ async fn writes_of_a_role_that_does_not_wait_for_the_standby_wait_for_it() {
         adapter.claim(&batched, &mine).await.unwrap();
         single.claim(&one, &mine).await.unwrap();
         single.claim(&undone, &on_claim(&mine)).await.unwrap();
-        let opened = single.open(slice::from_ref(&open), &mine).await.unwrap().transaction.unwrap();
+        single.claim(&open, &mine).await.unwrap();
         let mut transaction = pool.begin().await.unwrap();
         let first = single.record_in(&mut transaction, &user, HOUR).await.unwrap();
         assert_eq!(first, FIRST);
@@ -421,8 +425,8 @@ async fn writes_of_a_role_that_does_not_wait_for_the_standby_wait_for_it() {
                     end("an undone record");
                 },
                 async {
-                    single.commit(opened, slice::from_ref(&open), &mine).await.unwrap();
-                    end("a transactional commit");
+                    complete_in(&pool, &single, slice::from_ref(&open), &mine).await;
+                    end("a completion in a handler's transaction");
                 },
                 async {
                     transaction.commit().await.unwrap();
@@ -472,10 +476,12 @@ async fn a_commit_that_waits_for_the_standby_is_not_acknowledged_before_it() {
     let cluster = Cluster::synchronous().await;
     let url = cluster.address.url();
     let effects = Effects::create(&url).await;
-    let adapter = PostgresAdapter::new(pool_of(&url, 4, "on"));
+    let pool = pool_of(&url, 4, "on");
+    let adapter = PostgresAdapter::new(pool.clone());
     adapter.migrate().await.unwrap();
     let layer = DedupLayer::transactional(by_header(), adapter).on_in_flight(OnInFlight::Reject);
-    let service = layer.store_timeout(Duration::from_millis(300)).layer(within());
+    let (short, layer) = (Duration::from_millis(300), layer.lease(LEASE));
+    let service = layer.store_timeout(short).handler_timeout(short).layer(within(&pool));
     let standby = Arc::clone(&cluster.standby);
     blocking(move || standby.stop_immediately()).await;
     let mut admin = PgConnection::connect(&cluster.primary.url()).await.unwrap();

@@ -6,23 +6,20 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{Extensions, Request, Response};
-use sqlx::Postgres;
+use http::{Request, Response};
+use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
 use tokio::sync::Semaphore;
 use tower::{Layer, Service, ServiceExt};
-use tower_dedup::TxHandle;
 use tower_dedup::adapter::PostgresAdapter;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
-use tower_dedup::internals::{self, Begin, BeginContext, Claim, HandlerSuccess};
-use tower_dedup::key::{DedupKey, Event, Keys};
-use tower_dedup::ledger::{Ledger, Transactional};
-use tower_dedup::{DedupLayer, ErrorKind, OnInFlight, ResponseBody};
+use tower_dedup::ledger::Ledger;
+use tower_dedup::{DedupKey, DedupLayer, Delivery, ErrorKind, OnInFlight, ResponseBody};
 
 use crate::support::effects::{
-    AT_A_GATE, Database, MINUTE, answer, apart, effect, lend, transactional, until_acknowledged,
-    write,
+    AT_A_GATE, Database, MINUTE, answer, apart, commit_effect, effect, transactional,
+    until_acknowledged, write,
 };
 use crate::support::proxy::{Cut, Proxy};
 use crate::support::{
@@ -32,7 +29,8 @@ use crate::support::{
 #[tokio::test]
 async fn request_dropped_at_any_poll_leaves_nothing_behind() {
     let database = Database::fresh().await;
-    let service = transactional(&database.pool(3)).layer(tower::service_fn(write));
+    let pool = database.pool(3);
+    let service = transactional(&pool).layer(write(&pool));
     for polls in 0..5 {
         for again in [false, true] {
             let id = format!("{polls}-{again}");
@@ -44,77 +42,45 @@ async fn request_dropped_at_any_poll_leaves_nothing_behind() {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Stage {
-    Begin,
-    Commit,
-    Rollback,
-}
-
-/// The delivery's task awaits the ledger's calls. Each call is dropped at each of its awaits, as a
-/// `store_timeout` or the end of a runtime would drop it.
+/// The handler's transaction is dropped at each of its awaits: in BEGIN, in the effect, in the completion, in COMMIT.
 #[tokio::test]
-async fn ledger_call_dropped_at_any_await_leaves_nothing_behind() {
+async fn transaction_dropped_at_any_await_leaves_nothing_behind() {
     let database = Database::fresh().await;
     // The proxy delays each reply, so that every await is really pending.
     let (_proxy, pool) = database.proxied(3).await;
-    let adapter = PostgresAdapter::new(pool);
-    let ledger = internals::transactional(adapter.clone());
-    let layer = DedupLayer::transactional(by_header(), adapter);
-    let service = layer.layer(tower::service_fn(write));
-    send(&service, request("the schema is there")).await;
-    for (stage, most) in [(Stage::Begin, 30), (Stage::Commit, 8), (Stage::Rollback, 8)] {
-        let mut cut = 0;
-        for (polls, again) in (1..most).flat_map(|polls| [(polls, false), (polls, true)]) {
-            let id = format!("{stage:?}-{polls}-{again}");
-            cut += usize::from(!cut_off(&ledger, &id, stage, polls, again).await);
-            until_acknowledged(&service, &id).await;
-            assert_eq!(database.effects_and_key(&id).await, 1, "{id}");
-            database.until_no_transaction_is_open().await;
-        }
-        assert!(cut > 0, "{stage:?} was never cut off");
+    let service = transactional(&pool).layer(write(&pool));
+    until_acknowledged(&service, "the schema is there").await;
+    let mut cut = 0;
+    for (polls, again) in (1..16).flat_map(|polls| [(polls, false), (polls, true)]) {
+        let (id, theirs) = (format!("{polls}-{again}"), pool.clone());
+        let hasty = tower::service_fn(move |request: Request<Body>| {
+            let pool = theirs.clone();
+            async move {
+                let event = request.extensions().get().unwrap();
+                let committed = polled(commit_effect(&pool, event, async {}), polls, again).await;
+                Ok::<_, Infallible>(answer(committed.is_some_and(|it| it.is_ok())))
+            }
+        });
+        let hasty = transactional(&pool).layer(hasty);
+        cut += usize::from(send(&hasty, request(&id)).await.status() != 200);
+        until_acknowledged(&service, &id).await;
+        assert_eq!(database.effects_and_key(&id).await, 1, "{id}");
+        database.until_no_transaction_is_open().await;
     }
+    assert!(cut > 5, "{cut} transactions were cut off");
 }
 
-/// Runs a delivery whose `stage` is dropped after this many polls. Returns whether the stage had
-/// ended by then.
-async fn cut_off(
-    ledger: &Arc<Transactional<Postgres>>,
-    id: &str,
-    stage: Stage,
-    polls: usize,
-    again: bool,
-) -> bool {
-    let polls_of = |this| if this == stage { polls } else { usize::MAX };
-    let (keys, context) =
-        (Keys::from(Event::new(dedup_key(id))), BeginContext::new(MINUTE, MINUTE, MINUTE));
-    let begun = polled(ledger.begin(&keys, &context), polls_of(Stage::Begin), again).await;
-    let Some(begun) = begun else { return false };
-    let Ok(Begin::First { claim, delivery, .. }) = begun else { panic!("{begun:?}") };
-    let mut extensions = Extensions::new();
-    claim.attach(&mut extensions);
-    let mut tx = extensions.get::<TxHandle<Postgres>>().unwrap().lend().await.unwrap();
-    effect(&mut tx, &delivery).await.unwrap();
-    drop(tx);
-    let ended = match stage {
-        Stage::Begin => return true,
-        Stage::Commit => polled(claim.commit(&HandlerSuccess::default()), polls, again).await,
-        Stage::Rollback => polled(claim.rollback(), polls, again).await,
-    };
-    ended.map(Result::unwrap).is_some()
-}
-
-/// The same through the layer: the timeout expires during any call.
+/// The timeout expires during any call.
 #[tokio::test]
 async fn store_timeout_at_any_moment_leaves_nothing_behind() {
     let database = Database::fresh().await;
     let pool = database.pool(3);
-    let patient = transactional(&pool).layer(tower::service_fn(write));
+    let patient = transactional(&pool).layer(write(&pool));
     send(&patient, request("the schema is there")).await;
     for micros in (1..10_000).step_by(100) {
         let hasty = transactional(&pool).store_timeout(Duration::from_micros(micros));
         let id = micros.to_string();
-        let answered = send(&hasty.layer(tower::service_fn(write)), request(&id)).await.status();
+        let answered = send(&hasty.layer(write(&pool)), request(&id)).await.status();
         let effects = database.effects_and_key(&id).await;
         assert!(effects == 1 || answered == 503, "{id}: {answered}");
         until_acknowledged(&patient, &id).await;
@@ -123,18 +89,18 @@ async fn store_timeout_at_any_moment_leaves_nothing_behind() {
     database.until_no_transaction_is_open().await;
 }
 
-/// COMMIT takes longer than the delivery waits for it, and succeeds. The sender gets a 503, and the
-/// retry finds the key complete.
+/// COMMIT takes longer than the handler may run, and succeeds. The sender gets a 504, and the retry finds the key
+/// complete.
 #[tokio::test]
 async fn commit_after_the_timeout_is_found_by_the_retry() {
     let database = Database::fresh().await;
     let pool = database.pool(3);
     PostgresAdapter::new(pool.clone()).migrate().await.unwrap();
     let hasty = transactional(&pool).on_in_flight(OnInFlight::Reject);
-    let service = hasty.store_timeout(Duration::from_secs(3)).layer(tower::service_fn(write));
+    let service = hasty.handler_timeout(Duration::from_secs(3)).layer(write(&pool));
     let gate = database.gate("COMMIT AFTER INSERT ON effects").await;
     let response = send(&service, request("a")).await;
-    assert_eq!(answered(&response), (503, Some("unavailable")));
+    assert_eq!(answered(&response), (504, Some("handler-timeout")));
     let response = send(&service, request("a")).await;
     assert_eq!(answered(&response), (503, Some("in-flight")));
     drop(gate);
@@ -143,17 +109,24 @@ async fn commit_after_the_timeout_is_found_by_the_retry() {
     database.until_no_transaction_is_open().await;
 }
 
+/// Returns a receiver whose handler thinks for up to this many milliseconds between its effect and its commit.
+fn pausing(pool: &PgPool, most: u64) -> impl Receiver {
+    let theirs = pool.clone();
+    transactional(pool).layer(tower::service_fn(move |request: Request<Body>| {
+        let pool = theirs.clone();
+        async move {
+            let thinks = tokio::time::sleep(Duration::from_millis(rand::random_range(0..=most)));
+            let event = request.extensions().get().unwrap();
+            Ok::<_, Infallible>(answer(commit_effect(&pool, event, thinks).await.is_ok()))
+        }
+    }))
+}
+
 /// The runtime ends at any moment of the delivery, and its task ends with it.
 #[test]
 fn runtime_that_ends_leaves_nothing_behind() {
     let observer = tokio::runtime::Runtime::new().unwrap();
     let database = observer.block_on(Database::fresh());
-    let handle = |request: Request<Body>| async move {
-        let mut tx = lend(&request).await;
-        let written = effect(&mut tx, request.extensions().get().unwrap()).await;
-        tokio::time::sleep(Duration::from_millis(2)).await;
-        Ok::<_, Infallible>(answer(written.is_ok()))
-    };
     let mut unfinished = 0;
     for micros in (0..16_000).step_by(400) {
         for workers in [0, 2] {
@@ -167,7 +140,7 @@ fn runtime_that_ends_leaves_nothing_behind() {
             let runtime = builder.enable_all().build().unwrap();
             // The pool's tasks belong to the same runtime.
             let entered = runtime.enter();
-            let service = transactional(&database.pool(2)).layer(tower::service_fn(handle));
+            let service = pausing(&database.pool(2), 2);
             drop(entered);
             let event = request(&id);
             let delivery = runtime.spawn(async move { send(&service, event).await.status() });
@@ -182,7 +155,7 @@ fn runtime_that_ends_leaves_nothing_behind() {
                     assert_eq!(database.effects.of(&id).await, 1, "{id}");
                 }
                 let pool = database.pool(2);
-                let service = transactional(&pool).layer(tower::service_fn(write));
+                let service = transactional(&pool).layer(write(&pool));
                 until_acknowledged(&service, &id).await;
                 assert_eq!(database.effects_and_key(&id).await, 1, "{id}");
                 pool.close().await;
@@ -201,10 +174,12 @@ fn transaction_dropped_on_any_thread_is_rolled_back() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let pool = runtime.block_on(async { database.pool(3) });
     let (sender, receiver) = std::sync::mpsc::channel();
+    let theirs = pool.clone();
     let hand_over = move |request: Request<Body>| {
-        let sender = sender.clone();
+        let (sender, pool) = (sender.clone(), theirs.clone());
         async move {
-            sender.send(lend(&request).await).unwrap();
+            let event = request.extensions().get::<Delivery>().unwrap();
+            sender.send(event.begin(&pool).await.unwrap()).unwrap();
             Ok::<_, Infallible>(answer(true))
         }
     };
@@ -255,7 +230,7 @@ where
 async fn transaction_whose_connection_breaks_at_any_message_loses_and_doubles_nothing() {
     let database = Database::fresh().await;
     let (proxy, pool) = database.proxied(2).await;
-    let service = transactional(&pool).layer(tower::service_fn(write));
+    let service = transactional(&pool).layer(write(&pool));
     cut_at_every_message(&database, &proxy, &service, true).await;
 }
 
@@ -264,10 +239,20 @@ async fn transaction_whose_connection_breaks_at_any_message_loses_and_doubles_no
 async fn rollback_whose_connection_breaks_at_any_message_keeps_nothing() {
     let database = Database::fresh().await;
     let (proxy, pool) = database.proxied(2).await;
-    let service = transactional(&pool).layer(tower::service_fn(async |request: Request<Body>| {
-        let fails = request.headers().contains_key("fails");
-        let written = write(request).await?;
-        Ok::<_, Infallible>(answer(!fails && written.status() == 200))
+    let (theirs, commits) = (pool.clone(), write(&pool));
+    let service = transactional(&pool).layer(tower::service_fn(move |request: Request<Body>| {
+        let (pool, commits) = (theirs.clone(), commits.clone());
+        async move {
+            if !request.headers().contains_key("fails") {
+                return commits.oneshot(request).await;
+            }
+            let event: &Delivery = request.extensions().get().unwrap();
+            if let Ok(mut tx) = event.begin(&pool).await {
+                let _ = effect(&mut tx, event).await;
+                let _ = tx.rollback().await;
+            }
+            Ok(answer(false))
+        }
     }));
     until_acknowledged(&service, "the schema is there").await;
     for cut in [Cut::Lost, Cut::Unanswered, Cut::Abandoned] {
@@ -363,8 +348,8 @@ async fn cut_off_at_commit<L: Ledger>(layer: impl FnOnce(PostgresAdapter) -> Ded
 #[tokio::test]
 async fn session_terminated_at_any_statement_loses_and_doubles_nothing() {
     let database = Database::fresh().await;
-    let layer = transactional(&database.pool(3)).store_timeout(MINUTE / 2);
-    let service = layer.layer(tower::service_fn(write));
+    let pool = database.pool(3);
+    let service = transactional(&pool).store_timeout(Duration::from_secs(3)).layer(write(&pool));
     send(&service, request("the schema is there")).await;
     for at in [
         "BEFORE INSERT ON webhook_deliveries",
@@ -386,12 +371,31 @@ async fn session_terminated_at_any_statement_loses_and_doubles_nothing() {
     }
 }
 
-/// Terminates all sessions again and again, under load. Two layers stand for two processes.
-async fn storm_with_terminations<S>(database: &Database, services: [S; 2])
-where
-    S: Service<Request<Body>, Error = Infallible> + Clone + Send + Sync + 'static,
-    S: Service<Request<Body>, Response = Response<ResponseBody<Body>>, Future: Send>,
+/// A deduplicated service.
+trait Receiver:
+    Service<Request<Body>, Response = Response<ResponseBody<Body>>, Error = Infallible, Future: Send>
+    + Clone
+    + Send
+    + Sync
+    + 'static
 {
+}
+
+impl<S> Receiver for S where
+    S: Service<
+            Request<Body>,
+            Response = Response<ResponseBody<Body>>,
+            Error = Infallible,
+            Future: Send,
+        > + Clone
+        + Send
+        + Sync
+        + 'static
+{
+}
+
+/// Terminates all sessions again and again, under load. Two layers stand for two processes.
+async fn storm_with_terminations(database: &Database, services: [impl Receiver; 2]) {
     until_acknowledged(&services[0], "warm").await;
     let deliveries: Vec<_> = (0..240)
         .map(|copy| {
@@ -424,13 +428,7 @@ where
 #[tokio::test]
 async fn transactions_terminated_under_load_lose_and_double_nothing() {
     let database = Database::fresh().await;
-    let handler = tower::service_fn(async |request: Request<Body>| {
-        let mut tx = lend(&request).await;
-        let written = effect(&mut tx, request.extensions().get().unwrap()).await;
-        tokio::time::sleep(Duration::from_millis(rand::random_range(0..20))).await;
-        Ok(answer(written.is_ok()))
-    });
-    let services = [(); 2].map(|()| transactional(&database.pool(4)).layer(handler));
+    let services = [(); 2].map(|()| pausing(&database.pool(4), 20));
     storm_with_terminations(&database, services).await;
 }
 

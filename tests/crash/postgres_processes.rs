@@ -1,5 +1,6 @@
-//! Several processes on one Postgres table, under load: handlers fail, processes are killed, the
-//! server is restarted. Every effect of a transactional delivery is there exactly once.
+//! Several processes on one Postgres table, under load: handlers fail, processes are killed or frozen, the
+//! server is restarted, connections break or fall silent. Every effect of a transactional delivery is there
+//! exactly once.
 //!
 //! The processes are this test binary, started again with a database in its environment. Each
 //! process is a receiver on a port of its own; its handler's effect is one row beside the keys.
@@ -14,8 +15,9 @@ use axum::error_handling::HandleError;
 use axum::http::{Request, Response, StatusCode};
 use axum::{RequestPartsExt, Router};
 use http_body_util::BodyExt;
-use sqlx::postgres::PgPoolOptions;
-use sqlx::{PgPool, Postgres};
+use rand::seq::SliceRandom;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{ConnectOptions, PgPool, Postgres};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tower::Layer;
@@ -23,16 +25,18 @@ use tower_dedup::adapter::PostgresAdapter;
 use tower_dedup::{DedupLayer, DedupTx, Delivery};
 use tower_http::catch_panic::CatchPanicLayer;
 
-use crate::support::effects::{Effects, effect};
+use crate::support::effects::{Effects, answer, effect};
 use crate::support::postgres::{Schema, Server};
+use crate::support::proxy::{Cut, Proxy};
 use crate::support::{Body, by_header};
 
 const RECEIVER: &str = "TOWER_DEDUP_TEST_RECEIVER";
 const MARK: &str = "receiver-listens-at:";
 const TOLD_TO: &str = "the handler was told to panic";
-/// The lease of the lease ledger: short, so that the events of a killed process do not wait for
-/// long.
+/// Short, so that the events of a killed process do not wait for long.
 const LEASE: Duration = Duration::from_millis(700);
+/// Longer than a handler thinks. Only a silent connection reaches it.
+const HANDLER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A run ends long before this bound. Only a test that hangs reaches it.
 const FOR_EVER: Duration = Duration::from_secs(240);
@@ -66,16 +70,17 @@ fn receiver() {
 async fn serve(kind: Kind, url: &str) {
     // All tests of this file at once, on a machine of many cores, stay below the server's
     // `max_connections`.
-    let pool = PgPoolOptions::new().max_connections(8).connect(url).await.unwrap();
+    let pool = PgPoolOptions::new().max_connections(8).acquire_timeout(HANDLER_TIMEOUT);
+    let pool = pool.connect_lazy(url).unwrap();
     let adapter = PostgresAdapter::new(pool.clone());
+    let handler = tower::service_fn(move |request| handle(request, kind, pool.clone()));
     let app = match kind {
         Kind::Transactional => {
-            let handler = tower::service_fn(|request| handle(request, None));
-            let dedup = DedupLayer::transactional(by_header(), adapter).layer(handler);
+            let layer = DedupLayer::transactional(by_header(), adapter).lease(LEASE);
+            let dedup = layer.handler_timeout(HANDLER_TIMEOUT).layer(handler);
             Router::new().route_service("/hook", HandleError::new(dedup, failed))
         }
         Kind::Lease => {
-            let handler = tower::service_fn(move |request| handle(request, Some(pool.clone())));
             let dedup = DedupLayer::new(by_header(), adapter).lease(LEASE).layer(handler);
             Router::new().route_service("/hook", HandleError::new(dedup, failed))
         }
@@ -89,11 +94,12 @@ async fn failed(error: &'static str) -> (StatusCode, &'static str) {
     (StatusCode::INTERNAL_SERVER_ERROR, error)
 }
 
-/// Writes the effect, in the delivery's transaction or on its own connection. Then waits, so that
-/// the process may die. Then, one time in three, fails as the body says.
+/// Writes the effect, in a transaction that completes the delivery or on its own connection. Then waits, so that the
+/// process may die. Then, one time in three, fails as the body says.
 async fn handle(
     request: Request<Body>,
-    apart: Option<PgPool>,
+    kind: Kind,
+    pool: PgPool,
 ) -> Result<Response<Body>, &'static str> {
     let (mut parts, body) = request.into_parts();
     let body = body.collect().await.expect("infallible").to_bytes();
@@ -101,26 +107,34 @@ async fn handle(
     let delivery: Delivery = parts.extract().await.unwrap();
     // Dropped at the end of the handler: a panic drops it while it unwinds.
     let mut tx: Option<DedupTx<Postgres>> = None;
-    let written = match apart {
-        None => effect(tx.insert(parts.extract().await.unwrap()), &delivery).await,
-        Some(pool) => match pool.acquire().await {
-            Ok(mut connection) => effect(&mut connection, &delivery).await,
-            Err(error) => Err(error),
+    let written = match kind {
+        Kind::Transactional => match delivery.begin(&pool).await {
+            Ok(begun) => effect(tx.insert(begun), &delivery).await.is_ok(),
+            Err(_) => false,
+        },
+        Kind::Lease => match pool.acquire().await {
+            Ok(mut connection) => effect(&mut connection, &delivery).await.is_ok(),
+            Err(_) => false,
         },
     };
     tokio::time::sleep(Duration::from_millis(rand::random_range(0..=ms.parse().unwrap()))).await;
     let fails = rand::random_ratio(1, 3);
     let way =
         if way == "mixed" { ["500", "error", "panic"][rand::random_range(0..3)] } else { way };
-    let mut response = Response::new(Body::default());
-    match way {
-        _ if written.is_err() => *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR,
-        "500" if fails => *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR,
-        "error" if fails => return Err("the handler was told to fail"),
-        "panic" if fails => panic!("{TOLD_TO}"),
-        _ => {}
-    }
-    Ok(response)
+    let succeeds = match (way, tx) {
+        _ if !written => false,
+        ("500", _) if fails => false,
+        ("error", _) if fails => return Err("the handler was told to fail"),
+        ("panic", _) if fails => panic!("{TOLD_TO}"),
+        // The completion or the COMMIT has been sent, and its reply is lost.
+        ("lost", Some(tx)) if fails => {
+            let soon = Duration::from_micros(rand::random_range(0..3_000));
+            matches!(tokio::time::timeout(soon, tx.commit()).await, Ok(Ok(())))
+        }
+        (_, Some(tx)) => tx.commit().await.is_ok(),
+        (_, None) => true,
+    };
+    Ok(answer(succeeds))
 }
 
 /// The receivers and their answers.
@@ -184,6 +198,19 @@ impl Receivers {
         let (child, address) = self.spawn().await;
         self.children.lock().unwrap().push(child);
         self.addresses.lock().unwrap().push(address);
+    }
+
+    /// Freezes one receiver for longer than its leases, which lapse: its handlers go on afterwards.
+    async fn freeze_one(&self) {
+        let pid = {
+            let children = self.children.lock().unwrap();
+            children[rand::random_range(0..children.len())].id().unwrap().to_string()
+        };
+        for signal in ["-STOP", "-CONT"] {
+            let sent = Command::new("kill").args([signal, &pid]).status().await.unwrap();
+            assert!(sent.success(), "{signal}");
+            tokio::time::sleep(if signal == "-STOP" { LEASE * 2 } else { Duration::ZERO }).await;
+        }
     }
 
     /// Delivers to one of the receivers, again and again, until the event is acknowledged.
@@ -255,6 +282,7 @@ impl Receivers {
             "500 handler",
             "503 in-flight",
             "503 unavailable",
+            "504 handler-timeout",
             "none",
         ]
         .into();
@@ -309,8 +337,8 @@ async fn events_whose_handlers_fail_one_time_in_three_take_effect_once() {
 }
 
 /// Delivers 300 events while one receiver after the other is killed. Returns how many were killed.
-async fn storm_with_deaths(kind: Kind, url: &str) -> usize {
-    let receivers = Receivers::start(kind, url, PROCESSES).await;
+async fn storm_with_deaths(url: &str) -> usize {
+    let receivers = Receivers::start(Kind::Lease, url, PROCESSES).await;
     let deaths = AtomicUsize::new(0);
     let killer = async {
         // A fixed number of rounds ends also if no delivery ends between two kills.
@@ -333,16 +361,6 @@ async fn storm_with_deaths(kind: Kind, url: &str) -> usize {
     deaths
 }
 
-#[tokio::test]
-async fn transactions_of_killed_processes_lose_and_double_nothing() {
-    let schema = Schema::fresh();
-    let effects = Effects::create(&schema.url()).await;
-    storm_with_deaths(Kind::Transactional, &schema.url()).await;
-    effects.assert_once(ids(300)).await;
-    assert_complete(&effects, 300).await;
-    assert!(effects.runs().await > 300, "no process died in a handler");
-}
-
 /// Under a lease no event is lost either, and every second run is a takeover. At most one run of
 /// each event is no takeover. The first run that writes may be a takeover of a process that died
 /// before its effect.
@@ -350,7 +368,7 @@ async fn transactions_of_killed_processes_lose_and_double_nothing() {
 async fn lease_doubles_an_event_only_after_a_death() {
     let schema = Schema::fresh();
     let effects = Effects::create(&schema.url()).await;
-    let deaths = storm_with_deaths(Kind::Lease, &schema.url()).await;
+    let deaths = storm_with_deaths(&schema.url()).await;
     let mut all = effects.all().await;
     let mut doubled = 0;
     for id in ids(300) {
@@ -366,13 +384,25 @@ async fn lease_doubles_an_event_only_after_a_death() {
     assert!(doubled <= deaths * 12, "{doubled} runs were repeated by {deaths} deaths");
 }
 
-/// The server dies three times. Its `synchronous_commit` is off, so it loses unflushed writes. No
-/// acknowledged event may be lost.
-#[tokio::test]
-async fn server_restarted_under_load_loses_and_doubles_nothing() {
+/// A fault of the storm.
+#[derive(Clone, Copy)]
+enum Fault {
+    Kill,
+    Freeze,
+    Restart,
+    /// All connections of all receivers fall silent.
+    Silence,
+    /// One of the next messages, which may be a COMMIT, breaks its connection.
+    Cut(Cut),
+}
+
+/// Every fault under load: SIGKILL in handlers, processes that are frozen for longer than their leases and then go on,
+/// server restarts that lose unflushed writes, connections that break or fall silent at any message, commits whose
+/// replies are lost. Nothing is lost, and nothing doubled.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn transactional_under_every_fault_loses_and_doubles_nothing() {
     let server = Arc::new(Server::start());
-    let url = server.url();
-    let effects = Effects::create(&url).await;
+    let effects = Effects::create(&server.url()).await;
     for sql in [
         "ALTER SYSTEM SET synchronous_commit = off",
         "ALTER SYSTEM SET wal_writer_delay = '10s'",
@@ -381,30 +411,53 @@ async fn server_restarted_under_load_loses_and_doubles_nothing() {
         sqlx::query(sql).execute(effects.pool()).await.unwrap();
     }
     // The adapter does not look again for a lost schema.
-    PostgresAdapter::connect(&url).await.unwrap().migrate().await.unwrap();
+    PostgresAdapter::connect(&server.url()).await.unwrap().migrate().await.unwrap();
     server.restart_immediately();
-    assert_complete(&effects, 0).await;
 
-    let receivers = Receivers::start(Kind::Transactional, &url, 2).await;
+    let options: PgConnectOptions = server.url().parse().unwrap();
+    let proxy = Proxy::start(&options).await;
+    let url = proxy.options(options).to_url_lossy().to_string();
+    let receivers = Receivers::start(Kind::Transactional, &url, PROCESSES).await;
     let (sent, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let mut ways = ["lost 60", "never 60", "mixed 60"].into_iter().cycle();
     let events = std::iter::from_fn(|| {
-        let next = || (format!("event-{}", sent.fetch_add(1, Ordering::SeqCst)), "never 10".into());
-        (!stop.load(Ordering::SeqCst)).then(next)
+        let id = || format!("event-{}", sent.fetch_add(1, Ordering::SeqCst));
+        (!stop.load(Ordering::SeqCst)).then(|| (id(), ways.next().unwrap().to_owned()))
     });
-    let restarts = async {
-        for _ in 0..3 {
-            receivers.are_acknowledged(200).await;
-            let server = Arc::clone(&server);
-            tokio::task::spawn_blocking(move || server.restart_immediately()).await.unwrap();
+    let cuts = [Cut::Lost, Cut::Unanswered, Cut::Abandoned, Cut::Silent, Cut::SilentUnanswered];
+    let mut faults: Vec<_> = [Fault::Kill, Fault::Freeze, Fault::Silence].repeat(3);
+    faults.extend([Fault::Restart; 2].into_iter().chain(cuts.repeat(3).into_iter().map(Fault::Cut)));
+    faults.shuffle(&mut rand::rng());
+    let mut sprung = 0;
+    let chaos = async {
+        receivers.are_acknowledged(20).await;
+        for fault in faults {
+            match fault {
+                Fault::Kill => receivers.kill_one().await,
+                Fault::Freeze => receivers.freeze_one().await,
+                Fault::Silence => proxy.silence(),
+                Fault::Cut(cut) => {
+                    proxy.set(rand::random_range(0..40), cut);
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    sprung += usize::from(proxy.sprung().is_some());
+                }
+                Fault::Restart => {
+                    let server = Arc::clone(&server);
+                    tokio::task::spawn_blocking(move || server.restart_immediately()).await.unwrap();
+                }
+            }
+            receivers.are_acknowledged(5).await;
         }
-        receivers.are_acknowledged(200).await;
         stop.store(true, Ordering::SeqCst);
     };
-    tokio::join!(receivers.storm(events, 4, 8), restarts);
+    tokio::join!(receivers.storm(events, 3, 16), chaos);
     let sent = sent.into_inner();
     receivers.assert_answers();
-    assert!(receivers.answered("503 unavailable") > 0, "no delivery was 503 during a restart");
-    assert_eq!(receivers.answered("none"), 0, "a receiver did not answer");
     effects.assert_once(ids(sent)).await;
     assert_complete(&effects, sent).await;
+    let answers = receivers.answers.lock().unwrap();
+    assert!(answers.contains_key("none"), "no receiver died with a delivery: {answers:?}");
+    assert!(sprung > 5, "{sprung} connections broke");
+    let runs = effects.runs().await;
+    assert!(runs > i64::try_from(sent).unwrap(), "{runs} runs of {sent} events: none was repeated");
 }

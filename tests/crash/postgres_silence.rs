@@ -11,15 +11,17 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use http::{Request, Response};
 use sqlx::postgres::PgPoolOptions;
-use sqlx::{PgPool, Postgres};
+use sqlx::PgPool;
 use tower::{Layer, Service, ServiceExt};
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
-use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, TransactionAdapter};
+use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
 use tower_dedup::ledger::Transactional;
-use tower_dedup::{DedupHandle, DedupLayer, OnInFlight};
+use tower_dedup::{DedupHandle, DedupLayer, Delivery, OnInFlight};
 
-use crate::support::effects::{Boxed, Database, MINUTE, answer, apart, until_acknowledged, write};
+use crate::support::effects::{
+    Boxed, Database, MINUTE, answer, apart, effect, until_acknowledged, write,
+};
 use crate::support::proxy::{Cut, Proxy};
 use crate::support::{Body, Handler, by_header, dedup_key, request, send};
 
@@ -38,8 +40,8 @@ fn adapter_with(pool: &PgPool, statement: Duration) -> PostgresAdapter {
     PostgresAdapter::with_options(pool.clone(), options)
 }
 
-/// A layer over this adapter, around a handler, which may be the given one.
-pub(super) type Build = fn(PostgresAdapter, Boxed) -> (DedupHandle, Boxed);
+/// A layer over this adapter, around a handler: the given one, or one that writes over this pool.
+pub(super) type Build = fn(&PgPool, PostgresAdapter, Boxed) -> (DedupHandle, Boxed);
 
 /// A handler that writes its effect over connections that work. They belong to the runtime of the
 /// test, because the runtime of a delivery ends before the test does.
@@ -67,19 +69,23 @@ fn under_lease(adapter: PostgresAdapter) -> DedupLayer {
     DedupLayer::new(by_header(), adapter).store_timeout(STORE_TIMEOUT)
 }
 
-pub(super) fn lease(adapter: PostgresAdapter, handler: Boxed) -> (DedupHandle, Boxed) {
+pub(super) fn lease(_: &PgPool, adapter: PostgresAdapter, handler: Boxed) -> (DedupHandle, Boxed) {
     let layer = under_lease(adapter);
     (layer.handle(), boxed(layer.layer(handler)))
 }
 
 /// A statement is abandoned at its own timeout, and not because its delivery ends.
-pub(super) fn patient_lease(adapter: PostgresAdapter, handler: Boxed) -> (DedupHandle, Boxed) {
+pub(super) fn patient_lease(
+    _: &PgPool,
+    adapter: PostgresAdapter,
+    handler: Boxed,
+) -> (DedupHandle, Boxed) {
     let layer = under_lease(adapter).store_timeout(2 * STATEMENT_TIMEOUT);
     (layer.handle(), boxed(layer.layer(handler)))
 }
 
 /// The handler fails the first time, so that its key is released.
-fn failing_lease(adapter: PostgresAdapter, handler: Boxed) -> (DedupHandle, Boxed) {
+fn failing_lease(_: &PgPool, adapter: PostgresAdapter, handler: Boxed) -> (DedupHandle, Boxed) {
     let layer = under_lease(adapter);
     let handler = tower::service_fn(move |request: Request<Body>| {
         let mut handler = handler.clone();
@@ -94,42 +100,46 @@ fn failing_lease(adapter: PostgresAdapter, handler: Boxed) -> (DedupHandle, Boxe
     (layer.handle(), boxed(layer.layer(handler)))
 }
 
-fn on_arrival(adapter: PostgresAdapter, handler: Boxed) -> (DedupHandle, Boxed) {
+fn on_arrival(_: &PgPool, adapter: PostgresAdapter, handler: Boxed) -> (DedupHandle, Boxed) {
     let layer = DedupLayer::on_arrival(by_header(), adapter).store_timeout(STORE_TIMEOUT);
     (layer.handle(), boxed(layer.layer(handler)))
 }
 
-fn transactional(adapter: PostgresAdapter) -> DedupLayer<Transactional<Postgres>> {
+fn transactional(adapter: PostgresAdapter) -> DedupLayer<Transactional> {
     let layer = DedupLayer::transactional(by_header(), adapter).store_timeout(STORE_TIMEOUT);
     layer.handler_timeout(2 * STORE_TIMEOUT)
 }
 
 /// The handler bounds the time that it waits for its statement.
-pub(super) fn in_a_transaction(adapter: PostgresAdapter, _: Boxed) -> (DedupHandle, Boxed) {
-    let layer = transactional(adapter);
-    let handler = tower::service_fn(async |request: Request<Body>| {
-        match tokio::time::timeout(STORE_TIMEOUT, write(request)).await {
-            Ok(written) => written,
-            Err(_) => Ok(answer(false)),
-        }
+pub(super) fn in_a_transaction(
+    pool: &PgPool,
+    adapter: PostgresAdapter,
+    _: Boxed,
+) -> (DedupHandle, Boxed) {
+    let (layer, handler) = (transactional(adapter), write(pool));
+    let handler = tower::service_fn(move |request: Request<Body>| {
+        let written = tokio::time::timeout(STORE_TIMEOUT, handler.clone().oneshot(request));
+        async move { written.await.unwrap_or_else(|_| Ok(answer(false))) }
     });
     (layer.handle(), boxed(layer.layer(handler)))
 }
 
 /// The same, but the first run fails after its write.
-fn rolled_back(adapter: PostgresAdapter, _: Boxed) -> (DedupHandle, Boxed) {
-    let layer = transactional(adapter);
+fn rolled_back(pool: &PgPool, adapter: PostgresAdapter, _: Boxed) -> (DedupHandle, Boxed) {
+    let (layer, pool) = (transactional(adapter), pool.clone());
     let failed = Arc::new(AtomicBool::new(false));
     let handler = tower::service_fn(move |request: Request<Body>| {
-        let failed = Arc::clone(&failed);
+        let (failed, pool) = (Arc::clone(&failed), pool.clone());
         async move {
-            let id = request.headers()["webhook-id"].clone();
-            let written = tokio::time::timeout(STORE_TIMEOUT, write(request)).await;
-            let fails = id != WARM && !failed.swap(true, Ordering::SeqCst);
-            match written {
-                Ok(written) if !fails => written,
-                _ => Ok::<_, Infallible>(answer(false)),
-            }
+            let event: &Delivery = request.extensions().get().unwrap();
+            let fails = event.id() != WARM && !failed.swap(true, Ordering::SeqCst);
+            let written = async {
+                let mut tx = event.begin(&pool).await?;
+                effect(&mut tx, event).await?;
+                if fails { tx.rollback().await } else { tx.commit().await }
+            };
+            let written = tokio::time::timeout(STORE_TIMEOUT, written).await;
+            Ok::<_, Infallible>(answer(!fails && matches!(written, Ok(Ok(())))))
         }
     });
     (layer.handle(), boxed(layer.layer(handler)))
@@ -148,7 +158,7 @@ async fn silenced(database: &Database, build: Build, cut: Option<(usize, Cut)>, 
     let (pool, handle, service) = {
         let _entered = runtime.enter();
         let pool = database.pool_with(CONNECTIONS, options);
-        let (handle, service) = build(adapter(&pool), handler);
+        let (handle, service) = build(&pool, adapter(&pool), handler);
         (pool, handle, service)
     };
     let (messages, id, event) = (proxy.clone(), id.to_owned(), request(id));
@@ -251,7 +261,7 @@ async fn rollback_over_a_silent_connection_frees_the_key() {
 async fn all_silent_under_load(build: Build) {
     let database = Database::fresh().await;
     let (proxy, pool) = database.proxied(4).await;
-    let (handle, service) = build(adapter(&pool), sound(&database));
+    let (handle, service) = build(&pool, adapter(&pool), sound(&database));
     until_acknowledged(&service, WARM).await;
     let (start, acknowledged) = (Instant::now(), Arc::new(AtomicUsize::new(0)));
     let deliveries: Vec<_> = (0..200)
@@ -314,7 +324,7 @@ async fn idle_connections_that_fall_silent_cost_few_deliveries() {
         let (proxy, pool) = database.proxied(10).await;
         let adapter = adapter(&pool);
         adapter.migrate().await.unwrap();
-        let (_, service) = build(adapter, sound(&database));
+        let (_, service) = build(&pool, adapter, sound(&database));
         let crowd = (0..20).map(|number| {
             let service = service.clone();
             async move { until_acknowledged(&service, &format!("crowd-{number}")).await }
@@ -341,7 +351,7 @@ async fn calls_behind_a_silent_lane_go_out_on_another() {
     let patient = adapter_with(&pool, MINUTE);
     // A first batch that makes the table is late, and opens more lanes.
     patient.migrate().await.unwrap();
-    let (_, service) = lease(patient, sound(&database));
+    let (_, service) = lease(&pool, patient, sound(&database));
     let crowd = (0..200).map(|number| {
         let service = service.clone();
         async move { until_acknowledged(&service, &format!("crowd-{number}")).await }
@@ -408,40 +418,6 @@ async fn purging_over_a_silent_connection_ends() {
         failed
     }));
     assert!(failed.await.contains(&true), "no message fell silent");
-}
-
-/// A lost COMMIT has the only place. The next delivery has read on a connection of the pool, which falls silent on
-/// its way back.
-#[tokio::test]
-async fn connection_that_falls_silent_on_its_way_back_costs_no_place_of_the_pool() {
-    let database = Database::fresh().await;
-    let proxy = Proxy::start(&database.options()).await;
-    let (falls, silenced) = (Arc::new(AtomicBool::new(false)), proxy.clone());
-    let until_released = Arc::clone(&falls);
-    let pool = PgPoolOptions::new()
-        .max_connections(1)
-        .acquire_timeout(IN_TIME)
-        .after_release(move |_, _| {
-            if until_released.swap(false, Ordering::SeqCst) {
-                silenced.silence();
-            }
-            Box::pin(std::future::ready(Ok(true)))
-        })
-        .connect_lazy_with(proxy.options(database.options()));
-    let adapter = adapter(&pool);
-    let (lost, next) = ([dedup_key("lost")], [dedup_key("next")]);
-    let terms = CallTerms::on_completion([1; 16].into(), MINUTE, MINUTE);
-    adapter.migrate().await.unwrap();
-    let opened = adapter.open(&lost, &terms).await.unwrap().transaction.unwrap();
-    proxy.set(1, Cut::Silent);
-    let commit = adapter.commit(opened, &lost, &terms);
-    tokio::time::timeout(STORE_TIMEOUT, commit).await.unwrap_err();
-    assert!(proxy.sprung().expect("a message fell silent").contains("COMMIT"));
-    falls.store(true, Ordering::SeqCst);
-    let open = adapter.open(&next, &terms);
-    tokio::time::timeout(STORE_TIMEOUT, open).await.unwrap_err();
-    assert!(!falls.load(Ordering::SeqCst), "no connection was released");
-    pool.acquire().await.expect("the place of the pool");
 }
 
 /// The host accepts the connection and says nothing.

@@ -1,76 +1,29 @@
 //! Locks, commits and pools that stall: calls fail in time, sessions do not pile up on the server, and
 //! the next calls succeed.
 
-use std::convert::Infallible;
 use std::time::Instant;
 
 use futures_util::future::join_all;
-use http::Request;
 use sqlx::postgres::PgPoolOptions;
-use tower::Layer;
-use tower_dedup::DedupLayer;
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
 
 use super::postgres_silence::{
     Build, IN_TIME, STATEMENT_TIMEOUT, STORE_TIMEOUT, WARM, adapter, in_a_transaction, lease,
     patient_lease, sound, until,
 };
-use crate::support::effects::{
-    Database, MINUTE, answer, effect, lend, transactional, until_acknowledged, write,
-};
-use crate::support::{Body, FIRST, by_header, dedup_key, request, send};
-
-/// A handler that is dropped at its timeout leaves a statement that waits for a row lock. Two such
-/// handlers do not use up a pool of two connections.
-#[tokio::test]
-async fn a_statement_that_outlives_its_handler_is_ended() {
-    let database = Database::fresh().await;
-    let pool = database.pool(2);
-    let adapter = adapter(&pool);
-    adapter.migrate().await.unwrap();
-    database.run("CREATE TABLE stock (item int PRIMARY KEY); INSERT INTO stock VALUES (1)").await;
-    let handler = tower::service_fn(async |request: Request<Body>| {
-        let stuck = request.headers()["webhook-id"].to_str().unwrap().starts_with("stuck");
-        let run = async {
-            let mut tx = lend(&request).await;
-            if stuck {
-                let lock = sqlx::query("SELECT FROM stock WHERE item = 1 FOR UPDATE");
-                lock.execute(&mut *tx).await.unwrap();
-            }
-            effect(&mut tx, request.extensions().get().unwrap()).await.unwrap();
-        };
-        Ok::<_, Infallible>(answer(tokio::time::timeout(STORE_TIMEOUT, run).await.is_ok()))
-    });
-    let layer = DedupLayer::transactional(by_header(), adapter).store_timeout(STORE_TIMEOUT);
-    // The default for a pool of two connections is one running delivery.
-    let service = layer.max_running(2).layer(handler);
-    let mut locked = database.effects.pool().begin().await.unwrap();
-    sqlx::query("SELECT FROM stock WHERE item = 1 FOR UPDATE").execute(&mut *locked).await.unwrap();
-    let stuck = ["stuck-1", "stuck-2"].map(|id| send(&service, request(id)));
-    for answered in join_all(stuck).await {
-        assert_eq!(answered.status(), 500);
-    }
-    // The row is still locked: connections are available, and no session waits on the server.
-    until_acknowledged(&service, "sound").await;
-    database.until_sessions("wait_event_type = 'Lock'", 0).await;
-    locked.rollback().await.unwrap();
-    for id in ["stuck-1", "stuck-2"] {
-        until_acknowledged(&service, id).await;
-    }
-    let ids = ["sound", "stuck-1", "stuck-2"].map(str::to_owned);
-    database.effects.assert_once(ids).await;
-    database.until_no_transaction_is_open().await;
-}
+use crate::support::effects::{Database, MINUTE, until_acknowledged};
+use crate::support::{FIRST, dedup_key, request, send};
 
 /// A session locks the whole table, as `CREATE INDEX` without `CONCURRENTLY` or `ALTER TABLE` does.
 /// Calls fail in time, sessions do not pile up on the server, and the next calls succeed.
-async fn locked_table_piles_up_no_sessions(build: Build) {
+#[tokio::test]
+async fn locked_table_piles_up_no_sessions() {
     for mode in ["SHARE", "ACCESS EXCLUSIVE"] {
         let database = Database::fresh().await;
         let pool = database.pool(4);
         let adapter = adapter(&pool);
         adapter.migrate().await.unwrap();
-        let (_, service) = build(adapter, sound(&database));
+        let (_, service) = lease(&pool, adapter, sound(&database));
         until_acknowledged(&service, WARM).await;
         let mut locked = database.effects.pool().begin().await.unwrap();
         let lock = format!("LOCK TABLE webhook_deliveries IN {mode} MODE");
@@ -97,16 +50,6 @@ async fn locked_table_piles_up_no_sessions(build: Build) {
     }
 }
 
-#[tokio::test]
-async fn lease_on_a_locked_table_piles_up_no_sessions() {
-    locked_table_piles_up_no_sessions(lease).await;
-}
-
-#[tokio::test]
-async fn transactions_on_a_locked_table_pile_up_no_sessions() {
-    locked_table_piles_up_no_sessions(in_a_transaction).await;
-}
-
 /// The lock of the table would keep the session of an abandoned statement for as long as it lasts. The server ends the
 /// session, because its client has gone.
 #[tokio::test]
@@ -131,12 +74,13 @@ async fn abandoned_statement_leaves_the_server_while_the_table_is_locked() {
 #[tokio::test]
 async fn open_migration_piles_up_no_sessions() {
     let database = Database::fresh().await;
-    let adapter = adapter(&database.pool(4));
+    let pool = database.pool(4);
+    let adapter = adapter(&pool);
     let mut theirs = database.effects.pool().begin().await.unwrap();
     for statement in adapter.schema_sql() {
         sqlx::raw_sql(sqlx::AssertSqlSafe(statement)).execute(&mut *theirs).await.unwrap();
     }
-    let (_, service) = lease(adapter, sound(&database));
+    let (_, service) = lease(&pool, adapter, sound(&database));
     let (start, mut most) = (Instant::now(), 0);
     while start.elapsed() < 8 * STATEMENT_TIMEOUT {
         let crowd = (0..4).map(|number| {
@@ -157,7 +101,7 @@ async fn open_migration_piles_up_no_sessions() {
 async fn stalled_commits(build: Build, table: &str, sessions: i64) {
     let database = Database::fresh().await;
     let pool = database.pool(3);
-    let (_, service) = build(adapter(&pool), sound(&database));
+    let (_, service) = build(&pool, adapter(&pool), sound(&database));
     until_acknowledged(&service, WARM).await;
     let gate = database.gate(&format!("COMMIT AFTER INSERT ON {table}")).await;
     let (start, mut most, mut sent) = (Instant::now(), 0, 0);
@@ -167,7 +111,7 @@ async fn stalled_commits(build: Build, table: &str, sessions: i64) {
             async move { send(&service, request(&format!("event-{number}"))).await.status() }
         });
         for answered in join_all(crowd).await {
-            assert_eq!(answered, 503);
+            assert!(answered.is_server_error(), "{answered}");
         }
         sent += 3;
         most = most.max(database.sessions("true").await);
@@ -219,33 +163,6 @@ fn rand_token() -> Token {
     rand::random::<[u8; 16]>().into()
 }
 
-/// A COMMIT that the server refuses has ended the transaction, so the connection stays in the pool.
-#[tokio::test]
-async fn refused_commit_keeps_its_connection() {
-    let database = Database::fresh().await;
-    let pool = database.pool(1);
-    let (_, service) = in_a_transaction(adapter(&pool), sound(&database));
-    until_acknowledged(&service, WARM).await;
-    database
-        .run(
-            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
-             RAISE serialization_failure; END $$; \
-             CREATE CONSTRAINT TRIGGER refused AFTER INSERT ON effects INITIALLY DEFERRED \
-             FOR EACH ROW WHEN (NEW.id = 'refused') EXECUTE FUNCTION refuse()",
-        )
-        .await;
-    let session = async || -> i32 {
-        let pid = sqlx::query_scalar("SELECT pg_backend_pid()");
-        pid.fetch_one(&pool).await.unwrap()
-    };
-    let before = session().await;
-    assert!(send(&service, request("refused")).await.status().is_server_error());
-    assert_eq!(session().await, before);
-    until_acknowledged(&service, "after").await;
-    assert_eq!(database.effects.of("refused").await, 0);
-    database.until_no_transaction_is_open().await;
-}
-
 /// A pool that shares the permits of a smaller parent has no more lanes than it has connections.
 #[tokio::test]
 async fn a_pool_with_a_parent_has_lanes() {
@@ -253,29 +170,6 @@ async fn a_pool_with_a_parent_has_lanes() {
     let parent = database.pool(2);
     let pool = PgPoolOptions::new().max_connections(1).parent(parent);
     let pool = pool.connect_lazy_with(database.options());
-    let (_, service) = lease(adapter(&pool), sound(&database));
+    let (_, service) = lease(&pool, adapter(&pool), sound(&database));
     until_acknowledged(&service, "a").await;
-}
-
-/// A delivery that ends at `store_timeout` leaves the pool's queue.
-#[tokio::test]
-async fn deliveries_past_store_timeout_leave_the_queue_of_the_pool() {
-    let database = Database::fresh().await;
-    let pool = database.pool(1);
-    let layer = transactional(&pool).store_timeout(STORE_TIMEOUT / 4);
-    let service = layer.layer(tower::service_fn(write));
-    until_acknowledged(&service, WARM).await;
-    let taken = pool.acquire().await.unwrap();
-    let crowd = (0..50).map(|number| {
-        let service = service.clone();
-        async move { send(&service, request(&number.to_string())).await.status() }
-    });
-    for answered in join_all(crowd).await {
-        assert_eq!(answered, 503);
-    }
-    drop(taken);
-    // The 50 late deliveries began no transaction.
-    until_acknowledged(&service, "after").await;
-    assert_eq!(database.effects.runs().await, 2);
-    database.until_no_transaction_is_open().await;
 }

@@ -11,17 +11,16 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
+use axum::{Extension, Router};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::post;
 use futures_util::future::join_all;
-use sqlx::Connection;
-use sqlx::sqlite::{Sqlite, SqliteConnection};
+use sqlx::SqlitePool;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tower_dedup::adapter::{RedisAdapter, SqliteAdapter};
-use tower_dedup::{DedupLayer, DedupTx, Delivery};
+use tower_dedup::{CommitError, DedupLayer, Delivery};
 
 use crate::support::redis::Server;
 use crate::support::{by_header, sqlite_url};
@@ -62,8 +61,9 @@ async fn on_sqlite(dir: &Path, route: Router<Arc<PathBuf>>) -> Router<Arc<PathBu
     match std::env::var(LEDGER).as_deref() {
         Ok("arrival") => route.layer(DedupLayer::on_arrival(by_header(), adapter)),
         Ok("transactional") => {
-            let written = Router::new().route("/hook", post(write));
-            written.layer(DedupLayer::transactional(by_header(), adapter))
+            let pool = SqlitePool::connect(&sqlite_url(dir)).await.unwrap();
+            let written = Router::new().route("/hook", post(write)).layer(Extension(pool));
+            written.layer(DedupLayer::transactional(by_header(), adapter).lease(LEASE))
         }
         _ => route.layer(DedupLayer::new(by_header(), adapter).lease(LEASE)),
     }
@@ -83,16 +83,19 @@ async fn handle(State(dir): State<Arc<PathBuf>>, delivery: Delivery, body: Strin
     StatusCode::OK
 }
 
-/// The same, with an effect in the delivery's transaction as well.
+/// The same, with an effect in a transaction that completes the delivery as well. The process dies before the COMMIT.
 async fn write(
     dir: State<Arc<PathBuf>>,
     delivery: Delivery,
-    mut tx: DedupTx<Sqlite>,
+    Extension(pool): Extension<SqlitePool>,
     body: String,
-) -> StatusCode {
-    let insert = sqlx::query("INSERT INTO written VALUES (1)");
-    insert.execute(&mut *tx).await.unwrap();
-    handle(dir, delivery, body).await
+) -> Result<StatusCode, CommitError> {
+    let mut tx = delivery.begin(&pool).await?;
+    sqlx::query("INSERT INTO written VALUES (1)").execute(&mut *tx).await?;
+    tx.complete().await?;
+    let status = handle(dir, delivery, body).await;
+    tx.commit().await?;
+    Ok(status)
 }
 
 async fn start(dir: &Path, ledger: &str) -> (Child, String) {
@@ -146,15 +149,30 @@ async fn killed_in_its_handler(client: &reqwest::Client, dir: &Path, ledger: &st
     assert_eq!(cut.await.unwrap(), None, "the connection was cut");
 }
 
-/// The process dies while its handler runs. The retry gets 503 until the lease lapses, and then
-/// runs as a takeover.
 #[tokio::test]
 async fn lease_retry_after_a_sigkill_runs_as_a_takeover() {
-    let dir = tempfile::tempdir().unwrap();
-    let client = reqwest::Client::new();
-    killed_in_its_handler(&client, dir.path(), "lease").await;
+    taken_over_after_a_sigkill("lease", tempfile::tempdir().unwrap().path()).await;
+}
 
-    let (_second, url) = start(dir.path(), "lease").await;
+/// The killed process has completed its event, and has not committed.
+#[tokio::test]
+async fn transaction_of_a_killed_process_leaves_nothing_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = format!("{}?mode=rwc", sqlite_url(dir.path()));
+    let file = SqlitePool::connect(&url).await.unwrap();
+    sqlx::query("CREATE TABLE written (n INTEGER)").execute(&file).await.unwrap();
+    taken_over_after_a_sigkill("transactional", dir.path()).await;
+    let written = sqlx::query_scalar("SELECT count(*) FROM written");
+    assert_eq!(written.fetch_one(&file).await.ok(), Some(1_i64));
+}
+
+/// The process dies while its handler runs. The retry gets 503 until the lease lapses, and then
+/// runs as a takeover.
+async fn taken_over_after_a_sigkill(ledger: &str, dir: &Path) {
+    let client = reqwest::Client::new();
+    killed_in_its_handler(&client, dir, ledger).await;
+
+    let (_second, url) = start(dir, ledger).await;
     let mut statuses = Vec::new();
     loop {
         let status = deliver(&client, &url, "a", 0).await.unwrap();
@@ -165,9 +183,9 @@ async fn lease_retry_after_a_sigkill_runs_as_a_takeover() {
         }
         assert_eq!(status, 503);
     }
-    assert_eq!(effects(dir.path())[1..], [("a".to_owned(), 2, true)]);
+    assert_eq!(effects(dir)[1..], [("a".to_owned(), 2, true)]);
     assert_eq!(deliver(&client, &url, "a", 0).await, Some(200));
-    assert_eq!(effects(dir.path()).len(), 2, "later deliveries are duplicates");
+    assert_eq!(effects(dir).len(), 2, "later deliveries are duplicates");
 }
 
 /// On arrival the key is complete before the handler runs, so a process that dies in the handler
@@ -181,26 +199,6 @@ async fn on_arrival_sigkill_in_the_handler_loses_the_event() {
     let (_second, url) = start(dir.path(), "arrival").await;
     assert_eq!(deliver(&client, &url, "a", 0).await, Some(200));
     assert_eq!(effects(dir.path()).len(), 1, "the retry is a duplicate of a run that never ended");
-}
-
-/// A killed transactional run leaves no row behind, and the retry waits for no lease.
-#[tokio::test]
-async fn transaction_of_a_killed_process_leaves_nothing_behind() {
-    let dir = tempfile::tempdir().unwrap();
-    let url = format!("{}?mode=rwc", sqlite_url(dir.path()));
-    let mut file = SqliteConnection::connect(&url).await.unwrap();
-    sqlx::query("CREATE TABLE written (n INTEGER)").execute(&mut file).await.unwrap();
-    let client = reqwest::Client::new();
-    killed_in_its_handler(&client, dir.path(), "transactional").await;
-    let written = "SELECT count(*) FROM written";
-    assert_eq!(sqlx::query_scalar::<_, i64>(written).fetch_one(&mut file).await.unwrap(), 0);
-
-    let (_second, url) = start(dir.path(), "transactional").await;
-    for _ in 0..2 {
-        assert_eq!(deliver(&client, &url, "a", 0).await, Some(200));
-        assert_eq!(sqlx::query_scalar::<_, i64>(written).fetch_one(&mut file).await.unwrap(), 1);
-    }
-    assert_eq!(effects(dir.path())[1..], [("a".to_owned(), 1, false)], "no takeover");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

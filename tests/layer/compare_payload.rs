@@ -421,8 +421,7 @@ async fn delivery_dropped_while_it_reads_stored_data_leaves_nothing_behind() {
     assert_eq!(store.get(&dedup_key("recorded")).await.unwrap(), None);
 }
 
-/// A delivery that holds a transaction must not wait for a second connection. Two such deliveries
-/// could wait for each other. So the ledger reads stored data before the transaction.
+/// Deliveries of a pool with one connection could wait for each other otherwise.
 #[tokio::test]
 async fn comparison_in_a_transaction_needs_no_second_connection() {
     let schema = Schema::fresh();

@@ -14,7 +14,7 @@ use tower_dedup::internals::{self, Begin, BeginContext, Claim, HandlerSuccess};
 use tower_dedup::key::{Event, Keys};
 use tower_dedup::ledger::{Lease, Ledger};
 use tower_dedup::testing::{Fault, StoreCall};
-use tower_dedup::{Deduplicator, Delivery, OnUnavailable, RunContext, RunError, RunOutcome};
+use tower_dedup::{Deduplicator, Delivery, OnUnavailable, RunError, RunOutcome};
 
 use crate::support::log::Log;
 use crate::support::{Faulty, dedup_key, faulty, polled, until};
@@ -38,7 +38,7 @@ async fn drained<L: Ledger>(worker: &Deduplicator<L>) {
 
 async fn delivery_of(worker: &Deduplicator<impl Ledger>, id: &str) -> RunOutcome<Delivery> {
     let key = dedup_key(id);
-    worker.run(&key, async |work: RunContext| Ok::<_, ()>(work.delivery().clone())).await.unwrap()
+    worker.run(&key, async |delivery| Ok::<_, ()>(delivery)).await.unwrap()
 }
 
 #[track_caller]

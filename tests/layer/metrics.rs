@@ -12,11 +12,10 @@ use tower_dedup::key::{self, Event, Extracted, RequestRef};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{
     DedupKey, DedupLayer, Deduplicator, KeyExtractor, Mode, OnInFlight, OnMismatch, OnUnavailable,
-    Replay, RunContext, RunError,
+    Replay, RunError,
 };
 
 use crate::observe::{measured, observed, value};
-use crate::spans::transactional;
 use crate::support::log::Log;
 use crate::support::multi_event::by_word;
 use crate::support::{
@@ -65,26 +64,6 @@ fn waiting_gauge_counts_who_waits_for_another_delivery() {
             assert_eq!(delivery.await.unwrap(), 200);
         }
         assert_eq!(gauges(&snapshotter), [-2.0, -3.0]);
-    });
-}
-
-#[test]
-fn waiting_gauge_forgets_a_request_that_is_dropped_while_it_waits_for_a_permit() {
-    observed(async |_, snapshotter| {
-        let handler = Handler::default();
-        handler.hold();
-        let (layer, _dir) = transactional().await;
-        let service = layer.max_running(1).layer(handler.service());
-        let running = spawn_send(&service, request("a"));
-        handler.running(1).await;
-        let waits = polled(send(&service, request("b")), 1, false).await;
-        assert!(waits.is_none());
-        let sums = measured(&snapshotter);
-        // It has waited and was dropped.
-        assert_eq!(sums.get(&(WAITING.to_owned(), vec!["test".to_owned()])), Some(&0.0));
-        handler.release();
-        assert_eq!(running.await.unwrap(), 200);
-        assert_eq!(change(&snapshotter, WAITING), 0.0);
     });
 }
 
@@ -235,7 +214,7 @@ fn deduplicator_reports_every_outcome_as_a_layer_does() {
         assert_eq!(outcome(), "handler_timeout");
 
         let inner = dedup.clone();
-        let both = dedup.run(dedup_key("held"), async |_: RunContext| {
+        let both = dedup.run(dedup_key("held"), async |_| {
             let again = inner.run(dedup_key("held"), async |_| Ok::<_, ()>(())).await;
             assert_eq!(outcome(), "in_flight");
             again.map(drop)

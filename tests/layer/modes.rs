@@ -8,10 +8,10 @@ use http::{HeaderValue, Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
-use tower_dedup::adapter::{MemoryAdapter, SqliteAdapter};
+use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{
-    ConfigErrorKind, DedupLayer, DedupResult, KeyExtractor, Mode, OnInFlight, OnMismatch,
+    DedupLayer, DedupResult, KeyExtractor, Mode, OnInFlight, OnMismatch,
     OnMissingKey, OnUnavailable, Replay, Verdict, Verified, key,
 };
 
@@ -20,7 +20,7 @@ use crate::support::log::Log;
 use crate::support::multi_event::by_word;
 use crate::support::{
     Body, Faulty, Handler, by_header, dedup_key, faulty, polled, request, request_to, result, send,
-    sqlite_url, until,
+    until,
 };
 
 type Store = Arc<Faulty<MemoryAdapter>>;
@@ -211,7 +211,7 @@ async fn duplicate_in_shadow_gets_the_handlers_body_and_no_response_is_stored() 
         assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "handled");
     }
     assert_eq!(store.calls(StoreCall::Fetch), 0);
-    handle.set_mode(Mode::Enforce).unwrap();
+    handle.set_mode(Mode::Enforce);
     let replayed = send(&service, request("a")).await;
     assert_eq!((result(&replayed), handler.runs()), (Some("duplicate"), 2));
     assert!(replayed.into_body().collect().await.unwrap().to_bytes().is_empty());
@@ -312,10 +312,10 @@ async fn event_of_shadow_is_a_duplicate_after_the_switch_and_event_of_off_is_unk
     let layer = shadow(&store);
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
     send(&service, request("in shadow")).await;
-    handle.set_mode(Mode::Off).unwrap();
+    handle.set_mode(Mode::Off);
     send(&service, request("while off")).await;
-    handle.set_mode(Mode::Enforce).unwrap();
-    handle.set_mode(Mode::Enforce).unwrap();
+    handle.set_mode(Mode::Enforce);
+    handle.set_mode(Mode::Enforce);
     assert_eq!(result(&send(&service, request("in shadow")).await), Some("duplicate"));
     assert_eq!(result(&send(&service, request("while off")).await), None);
     assert_eq!(handler.runs(), 3);
@@ -332,27 +332,13 @@ fn mode_is_shared_by_clones_services_and_handles() {
     assert_eq!(handle.mode(), Mode::Enforce);
     let _layer = layer.mode(Mode::Shadow);
     assert_eq!((handle.mode(), clone.handle().mode()), (Mode::Shadow, Mode::Shadow));
-    handle.set_mode(Mode::Off).unwrap();
+    handle.set_mode(Mode::Off);
     assert_eq!(clone.handle().mode(), Mode::Off);
     for mode in [Mode::Enforce, Mode::Shadow, Mode::Off] {
         assert_eq!(mode.to_string().parse(), Ok(mode));
     }
     let error = "Shadow".parse::<Mode>().unwrap_err().to_string();
     assert_eq!(error, "`mode` must be `enforce`, `shadow` or `off`, not \"Shadow\"");
-}
-
-#[tokio::test]
-async fn transactional_layer_refuses_shadow_and_off() {
-    let dir = tempfile::tempdir().unwrap();
-    let adapter = SqliteAdapter::connect(&sqlite_url(dir.path())).await.unwrap();
-    let handle = DedupLayer::transactional(by_header(), adapter).handle();
-    for mode in [Mode::Shadow, Mode::Off] {
-        let error = handle.set_mode(mode).unwrap_err();
-        assert_eq!(error.kind(), ConfigErrorKind::Unsupported);
-        let said = "the ledger does not support the modes shadow and off";
-        assert_eq!((error.to_string().as_str(), handle.mode()), (said, Mode::Enforce));
-    }
-    handle.set_mode(Mode::Enforce).unwrap();
 }
 
 #[tokio::test]
@@ -367,7 +353,7 @@ async fn delivery_in_shadow_outlives_its_caller_and_delivery_of_off_does_not() {
     handle.drain().await;
     assert!(is_complete(&store, "a").await);
 
-    handle.set_mode(Mode::Off).unwrap();
+    handle.set_mode(Mode::Off);
     let alive = Arc::new(());
     let held = Arc::clone(&alive);
     let never = tower::service_fn(move |_: Request<Body>| {
@@ -469,7 +455,7 @@ async fn delivery_that_waits_is_woken_by_one_in_shadow() {
     handler.hold();
     let first = tokio::spawn(service.clone().oneshot(request("a")));
     handler.running(1).await;
-    handle.set_mode(Mode::Enforce).unwrap();
+    handle.set_mode(Mode::Enforce);
     let waits = tokio::spawn(service.oneshot(request("a")));
     until(|| handle.waiting() == 1).await;
     let released = tokio::time::Instant::now();

@@ -190,14 +190,14 @@ async fn storm<L: Ledger>(layer: DedupLayer<L>, store: Store, namespace: &str) {
 
     let layer = layer.store_timeout(Duration::from_millis(30));
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-    handle.set_mode(Mode::Off).unwrap();
+    handle.set_mode(Mode::Off);
     let failing = faults(&store);
     assert!(deliver_all(service.clone()).await == expected, "off changed a response");
     handler.ran_all_once();
     assert_eq!(store.calls(StoreCall::Claim), 0);
     assert!(log.all("delivery").is_empty());
 
-    handle.set_mode(Mode::Shadow).unwrap();
+    handle.set_mode(Mode::Shadow);
     let got = deliver_all(service.clone()).await;
     for (number, (got, expected)) in got.iter().zip(&expected).enumerate() {
         assert_eq!(got, expected, "shadow changed the response to {number}");
@@ -326,7 +326,7 @@ async fn switched(events: usize) -> Switched {
             let mut switches = 0;
             let modes = [Mode::Shadow, Mode::Enforce, Mode::Off, Mode::Enforce, Mode::Shadow];
             for mode in modes.into_iter().cycle().take_while(|_| !ended.load(Ordering::Relaxed)) {
-                handle.set_mode(mode).unwrap();
+                handle.set_mode(mode);
                 switches += 1;
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }

@@ -8,18 +8,13 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::{Request, Response};
-use sqlx::postgres::PgPoolOptions;
-use tokio::sync::Semaphore;
-use tower::limit::GlobalConcurrencyLimitLayer;
-use tower::{Layer, Service, ServiceBuilder, ServiceExt};
-use tower_dedup::adapter::PostgresAdapter;
+use tower::{Layer, Service, ServiceExt};
 use tower_dedup::adapter::contract::{
     Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, StoreFuture,
 };
 use tower_dedup::{DedupKey, DedupLayer, OnInFlight};
 
-use crate::support::postgres::Schema;
-use crate::support::{Body, Handler, answered, by_header, request, send, until};
+use crate::support::{Body, answered, by_header, request, until};
 
 /// The calls that an inner service and a ledger saw, and their behaviour.
 #[derive(Default)]
@@ -163,50 +158,4 @@ async fn waiting_delivery_whose_inner_service_fails_returns_its_error_and_claims
     let error = service.oneshot(request("a")).await.unwrap_err();
     assert_eq!(error, "the inner service is broken");
     assert_eq!(stage.begins(), 1);
-}
-
-/// A transactional layer around a `ConcurrencyLimit` of two. The test holds the only connection. A waiter
-/// of a failed event queues for it. Other events hold both places of the limit.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_delivery_starves_behind_a_waiting_one_on_postgres() {
-    let schema = Schema::fresh();
-    let pool = PgPoolOptions::new().max_connections(1).connect(&schema.url()).await.unwrap();
-    let handler = Handler::default().then(500);
-    handler.hold();
-    let layer = DedupLayer::transactional(by_header(), PostgresAdapter::new(pool.clone()))
-        .on_in_flight(OnInFlight::Wait(Duration::from_secs(60)))
-        .store_timeout(Duration::from_secs(3))
-        // Permits suffice for all. Only the limit is exhausted.
-        .max_running(16);
-    let handle = layer.handle();
-    let places = Arc::new(Semaphore::new(2));
-    let limit = GlobalConcurrencyLimitLayer::with_semaphore(Arc::clone(&places));
-    let service = ServiceBuilder::new().layer(layer).layer(limit).service(handler.service());
-    let deliver = |id: &'static str| {
-        let service = service.clone();
-        tokio::spawn(async move { send(&service, request(id)).await.status().as_u16() })
-    };
-
-    let fails = deliver("a");
-    handler.running(1).await;
-    let waiter = deliver("a");
-    until(|| handle.waiting() == 1 && handle.running() == 1).await;
-    let held = async { pool.acquire().await.unwrap() };
-    let (held, fails) = futures_util::future::join(held, async {
-        // The test queues for the connection before the waiting delivery.
-        tokio::time::sleep(Duration::from_millis(500)).await;
-        handler.release();
-        fails.await.unwrap()
-    })
-    .await;
-    assert_eq!(fails, 500);
-    until(|| handle.running() == 1).await;
-    let others = [deliver("b"), deliver("c")];
-    until(|| places.available_permits() == 0).await;
-    drop(held);
-    assert_eq!(waiter.await.unwrap(), 200);
-    for other in others {
-        assert_eq!(other.await.unwrap(), 200);
-    }
-    assert_eq!(handler.runs(), 4);
 }

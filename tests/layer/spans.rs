@@ -3,10 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use tempfile::TempDir;
 use tower::Layer;
-use tower_dedup::adapter::{MemoryAdapter, SqliteAdapter};
-use tower_dedup::ledger::Transactional;
+use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::{DedupLayer, Deduplicator, LogIds, Mode};
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::with_default;
@@ -15,7 +13,7 @@ use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 
 use crate::support::log::{Fields, Log, ask_all_subscribers};
-use crate::support::{Handler, by_header, dedup_key, request, send, spawn_send, sqlite_url};
+use crate::support::{Handler, by_header, dedup_key, request, send};
 
 /// A span: its name, its parent, its fields.
 #[derive(Debug, Clone, Default)]
@@ -88,14 +86,6 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// Returns a layer whose deliveries wait for a permit, and the folder of its store.
-pub(crate) async fn transactional() -> (DedupLayer<Transactional<sqlx::Sqlite>>, TempDir) {
-    let dir = tempfile::tempdir().unwrap();
-    let pool =
-        sqlx::SqlitePool::connect(&format!("{}?mode=rwc", sqlite_url(dir.path()))).await.unwrap();
-    (DedupLayer::transactional(by_header(), SqliteAdapter::new(pool)), dir)
-}
-
 /// A handler that logs before and after it has waited, so that the delivery moves to its task.
 async fn handle<B>(
     _: http::Request<B>,
@@ -162,35 +152,6 @@ fn run_of_a_deduplicator_is_a_span_around_its_handler() {
     let deliveries = spans.named("delivery");
     assert_eq!(deliveries[0].1.fields["outcome"], "completed");
     assert!(spans.named("store").iter().all(|(_, call)| call.parent == Some(deliveries[0].0)));
-}
-
-/// A request that waits for its permit is inside the span, and so is the rest of the delivery.
-#[test]
-fn waiting_for_a_permit_is_inside_the_span() {
-    let spans = Spans::default();
-    with_default(tracing_subscriber::registry().with(spans.clone()), || {
-        runtime().block_on(async {
-            let handler = Handler::default();
-            handler.hold();
-            let (layer, _dir) = transactional().await;
-            let layer = layer.max_running(1);
-            let service = layer.layer(handler.service());
-            let deliver = |id| spawn_send(&service, request(id));
-            let first = deliver("a");
-            handler.running(1).await;
-            let second = deliver("b");
-            tokio::task::yield_now().await;
-            assert_eq!(spans.named("delivery").len(), 2);
-            handler.release();
-            assert_eq!(
-                [first.await.unwrap(), second.await.unwrap()].map(|status| status.as_u16()),
-                [200; 2]
-            );
-        });
-    });
-    let deliveries = spans.named("delivery");
-    assert!(deliveries.iter().all(|(_, span)| span.fields["outcome"] == "completed"));
-    assert_eq!(deliveries.len(), 2);
 }
 
 #[test]

@@ -4,8 +4,8 @@
 //! three rows. Its options are those of [`Options`].
 //!
 //! 1. **Receivers.** Three processes with the real layer, HTTP by axum. Each run of a handler writes one
-//!    row (its event, the receiver, the attempt, the time) into a database: in the delivery's
-//!    transaction under the transactional ledger, on a connection of its own else. A handler repeats its
+//!    row (its event, the receiver, the attempt, the time) into a database: in a transaction that
+//!    completes the delivery under the transactional ledger, on a connection of its own else. A handler repeats its
 //!    write until the database has it. The rows are in the database of the keys; for Redis, in a
 //!    Postgres without faults.
 //! 2. **Deliveries.** Each event is delivered four times: twice at the same moment to two receivers, once

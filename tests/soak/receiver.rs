@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use axum::Router;
+use axum::{Extension, Router};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::{get, post};
@@ -13,11 +13,11 @@ use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
 use serde::{Deserialize, Serialize};
 use sqlx::postgres::PgPoolOptions;
-use sqlx::{AssertSqlSafe, Postgres, Sqlite};
+use sqlx::{AssertSqlSafe, Pool, Postgres, Sqlite, SqlitePool};
 use tower_dedup::adapter::contract::DedupAdapter;
 use tower_dedup::adapter::{PostgresAdapter, RedisAdapter, SqliteAdapter, TransactionAdapter};
 use tower_dedup::ledger::Ledger;
-use tower_dedup::{DedupHandle, DedupLayer, DedupTx, Delivery};
+use tower_dedup::{DedupHandle, DedupLayer, Delivery};
 
 use crate::effects::{self, Effect, EffectWriter};
 use crate::row::{LedgerKind, Row};
@@ -81,16 +81,22 @@ async fn serve(setup: Setup) {
         "sqlite" => {
             let adapter = until_ok(|| SqliteAdapter::connect(&url)).await;
             match row.ledger {
-                LedgerKind::Transactional => within(app, adapter, post(write_sqlite)),
+                LedgerKind::Transactional => {
+                    let pool = until_ok(|| SqlitePool::connect(&url)).await;
+                    within(app, adapter, post(write_sqlite).layer(Extension(pool)))
+                }
                 _ => beside(app, adapter),
             }
         }
         "postgres" => {
             let pool = PgPoolOptions::new().max_connections(CONNECTIONS);
             let pool = pool.acquire_timeout(Duration::from_secs(2)).connect_lazy(&url);
-            let adapter = PostgresAdapter::new(pool.expect("a URL"));
+            let pool = pool.expect("a URL");
+            let adapter = PostgresAdapter::new(pool.clone());
             match row.ledger {
-                LedgerKind::Transactional => within(app, adapter, post(write_postgres)),
+                LedgerKind::Transactional => {
+                    within(app, adapter, post(write_postgres).layer(Extension(pool)))
+                }
                 _ => beside(app, adapter),
             }
         }
@@ -128,13 +134,10 @@ fn beside(app: Arc<App>, adapter: impl DedupAdapter) -> Router {
     }
 }
 
-/// Handlers that write in the transaction of the delivery.
-fn within<A: TransactionAdapter>(app: Arc<App>, adapter: A, hook: Hook) -> Router
-where
-    tower_dedup::ledger::Transactional<A::Database>: Ledger,
-{
+/// Handlers that write in a transaction that completes their delivery.
+fn within(app: Arc<App>, adapter: impl TransactionAdapter, hook: Hook) -> Router {
+    let layer = DedupLayer::transactional(by_header(), adapter).lease(LEASE);
     // Behind the link, which stays up, the server ends an idle transaction by this.
-    let layer = DedupLayer::transactional(by_header(), adapter);
     router(app, layer.handler_timeout(HANDLER_TIMEOUT), hook)
 }
 
@@ -205,16 +208,22 @@ macro_rules! write_in_transaction {
         async fn $name(
             State(app): State<Arc<App>>,
             delivery: Delivery,
-            mut tx: DedupTx<$database>,
+            Extension(pool): Extension<Pool<$database>>,
         ) -> StatusCode {
-            let Some(event) = event_of(&delivery) else { return StatusCode::OK };
+            let Some(event) = event_of(&delivery) else {
+                delivery.nothing_to_write();
+                return StatusCode::OK;
+            };
             let mut draws = app.draws(event);
             pause(&mut draws).await;
             let sql = effects::insert([&app.effect(event, &delivery)], $now);
+            let Ok(mut tx) = delivery.begin(&pool).await else {
+                return StatusCode::INTERNAL_SERVER_ERROR;
+            };
             let written = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *tx).await;
             pause(&mut draws).await;
             // Rolled back.
-            if written.is_err() || app.fails(&mut draws) {
+            if written.is_err() || app.fails(&mut draws) || tx.commit().await.is_err() {
                 return StatusCode::INTERNAL_SERVER_ERROR;
             }
             StatusCode::OK

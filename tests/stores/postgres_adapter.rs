@@ -1,6 +1,5 @@
 //! The Postgres adapter: its schema, its cost for the server, and servers that refuse.
 
-use std::slice;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -9,9 +8,10 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
 use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
 use tower_dedup::adapter::inspect::{ListFilter, MaintenanceAdapter};
-use tower_dedup::adapter::{Identifier, PostgresAdapter, PostgresOptions, TransactionAdapter};
+use tower_dedup::adapter::{Identifier, PostgresAdapter, PostgresOptions};
 use tower_dedup::{DedupKey, ErrorKind};
 
+use crate::support::effects::complete_in;
 use crate::support::postgres::{Schema, Server};
 use crate::support::{FIRST, claim_all, complete_all, dedup_key, on_claim, rows, terms};
 
@@ -41,7 +41,6 @@ async fn only_migrate_makes_the_table_without_make_table() {
     for _ in 0..2 {
         for error in [
             adapter.claim(&key, &terms()).await.unwrap_err(),
-            adapter.open(slice::from_ref(&key), &terms()).await.map(drop).unwrap_err(),
             adapter.list(&ListFilter::default(), None, 1).await.map(drop).unwrap_err(),
             adapter.stats().await.map(drop).unwrap_err(),
         ] {
@@ -180,8 +179,6 @@ async fn duplicates_write_no_wal() {
         let claimed = claim_all(&adapter, &in_flight, &terms()).await.unwrap();
         assert_eq!(claimed, vec![ClaimReply::InFlight; 100]);
         claim_all(&adapter, &known, &on_claim(&terms())).await.unwrap();
-        let opened = adapter.open(&known, &terms()).await.unwrap();
-        assert!(opened.transaction.is_none());
     }
     let written = position().await - before;
     // 20,000 replies. The background of any server writes a WAL record now and then.
@@ -197,15 +194,16 @@ async fn crash_of_the_server_loses_nothing_that_was_acknowledged() {
         PgConnectOptions::from_str(&server.url()).unwrap().options([("synchronous_commit", "off")]);
     let connect = || PgPoolOptions::new().max_connections(4).connect_lazy_with(options.clone());
     for round in 0..3_u32 {
-        let adapter = PostgresAdapter::new(connect());
+        let theirs = connect();
+        let adapter = PostgresAdapter::new(theirs.clone());
         let ids = |part: u32| keys(round * 300 + part * 100..round * 300 + part * 100 + 100);
         let (completed, recorded, committed) = (ids(0), ids(1), ids(2));
         let mine = terms();
         claim_all(&adapter, &completed, &mine).await.unwrap();
         complete_all(&adapter, &completed, &mine).await.unwrap();
         claim_all(&adapter, &recorded, &on_claim(&terms())).await.unwrap();
-        let opened = adapter.open(&committed, &mine).await.unwrap();
-        adapter.commit(opened.transaction.unwrap(), &committed, &mine).await.unwrap();
+        claim_all(&adapter, &committed, &mine).await.unwrap();
+        complete_in(&theirs, &adapter, &committed, &mine).await;
         // An immediate restart loses unflushed writes.
         server.restart_immediately();
         let adapter = PostgresAdapter::new(connect());
@@ -232,7 +230,6 @@ async fn standby_is_refused_until_it_is_promoted() {
         assert!(other.claim(key, &on_claim(&terms())).await.unwrap_err().is_transient());
         assert!(other.claim(key, &terms()).await.unwrap_err().is_transient());
         assert!(other.complete(key, &terms()).await.unwrap_err().is_transient());
-        assert!(other.open(slice::from_ref(key), &terms()).await.unwrap_err().is_transient());
     }
     primary.stop_immediately();
     standby.promote();
@@ -256,8 +253,6 @@ async fn read_only_database_is_unavailable_and_recovers() {
     for key in [&known, &new] {
         let refused = adapter.claim(key, &terms()).await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Refused);
-        let refused = adapter.open(slice::from_ref(key), &terms()).await;
-        assert!(refused.is_ok_and(|opened| opened.transaction.is_none()) || key == &new);
     }
     assert_eq!(writing.claim(&new, &terms()).await.unwrap(), ClaimReply::first(1, false));
 }

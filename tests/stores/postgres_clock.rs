@@ -7,9 +7,9 @@ use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
 };
 use tower_dedup::adapter::inspect::{Entry, ForgetReply, MaintenanceAdapter};
-use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, TransactionAdapter};
+use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
 
-use crate::support::effects::{AT_A_GATE, Database, MINUTE};
+use crate::support::effects::{complete_in, AT_A_GATE, Database, MINUTE};
 use crate::support::{FIRST, claim_all, dedup_key, on_claim, rows};
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -63,8 +63,8 @@ async fn leases_and_retention_follow_the_clock_of_the_store() {
         let claimed = claim_all(&adapter, &set, &mine).await.unwrap();
         assert_eq!(claimed, vec![FIRST; 3]);
         let keys = [dedup_key("transactional")];
-        let transaction = adapter.open(&keys, &mine).await.unwrap().transaction.unwrap();
-        adapter.commit(transaction, &keys, &mine).await.unwrap();
+        claim_all(&adapter, &keys, &mine).await.unwrap();
+        complete_in(&pool, &adapter, &keys, &mine).await;
         assert_eq!(adapter.claim(&dedup_key("recorded"), &on_claim(&mine)).await.unwrap(), FIRST);
         // Times are reported as the store knows them, within the duration of a test.
         let told = entry(&adapter, "a").await;
@@ -78,8 +78,6 @@ async fn leases_and_retention_follow_the_clock_of_the_store() {
         set_clock(&database, start + 30).await;
         let claimed = claim_all(&adapter, &set, &terms()).await.unwrap();
         assert_eq!(claimed, vec![ClaimReply::InFlight; 3]);
-        let opened = adapter.open(&set[..1], &terms()).await.unwrap();
-        assert_eq!(opened.replies, [ClaimReply::InFlight]);
         assert_eq!(adapter.forget(&dedup_key("a")).await.unwrap(), ForgetReply::InFlight);
         assert_eq!(adapter.renew(&dedup_key("b"), &mine).await.unwrap(), RenewReply::Held);
         assert_eq!(adapter.complete(&dedup_key("c"), &mine).await.unwrap(), CompleteReply::Held);
@@ -114,7 +112,7 @@ async fn leases_and_retention_follow_the_clock_of_the_store() {
 #[tokio::test]
 async fn claim_meets_a_row_that_was_committed_since_its_statement_began() {
     let database = Database::fresh().await;
-    for case in ["claim", "claims of a batch", "record", "open", "record_in"] {
+    for case in ["claim", "claims of a batch", "record", "record_in"] {
         let adapter = PostgresAdapter::with_options(database.pool(3), PostgresOptions::new());
         adapter.migrate().await.unwrap();
         database.run("TRUNCATE webhook_deliveries").await;
@@ -127,11 +125,6 @@ async fn claim_meets_a_row_that_was_committed_since_its_statement_began() {
                     "record" => {
                         let recorded = adapter.claim(&key, &on_claim(&terms())).await.unwrap();
                         matches!(recorded, ClaimReply::Duplicate(_))
-                    }
-                    "open" => {
-                        let opened = adapter.open(&[key], &terms()).await.unwrap();
-                        matches!(opened.replies[..], [ClaimReply::Duplicate(_)])
-                            && opened.transaction.is_none()
                     }
                     "record_in" => {
                         let mut transaction = pool.begin().await.unwrap();

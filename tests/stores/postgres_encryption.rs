@@ -6,12 +6,10 @@ use std::sync::Arc;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
 use tokio::net::{TcpListener, TcpStream};
 use tower_dedup::adapter::PostgresAdapter;
-use tower_dedup::adapter::TransactionAdapter;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 
 use crate::support::log::Log;
 use crate::support::postgres::Schema;
-use crate::support::{dedup_key, terms};
 
 const WARNING: &str = "not encrypted";
 
@@ -63,10 +61,4 @@ async fn connection_to_another_host_without_tls_warns_once() {
     let warnings = log.beginning(WARNING);
     assert_eq!(warnings.len(), 1, "{warnings:?}");
     assert_eq!((&*warnings[0]["level"], &*warnings[0]["host"]), ("WARN", elsewhere.get_host()));
-
-    // The adapter of a transactional layer makes no other call.
-    let (keys, transactional) = ([dedup_key("evt_1")], adapter(elsewhere));
-    let opened = transactional.open(&keys, &terms()).await.unwrap();
-    transactional.rollback(opened.transaction.unwrap()).await.unwrap();
-    assert_eq!(log.beginning(WARNING).len(), 2);
 }

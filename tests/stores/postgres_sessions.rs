@@ -10,10 +10,10 @@ use sqlx::{AssertSqlSafe, Executor, PgPool};
 use tower::Layer;
 use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter, Fetch};
 use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
-use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, TransactionAdapter};
-use tower_dedup::{ErrorKind, Replay};
+use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
+use tower_dedup::{Delivery, ErrorKind, Replay};
 
-use crate::support::effects::{Database, MINUTE, answer, lend, transactional};
+use crate::support::effects::{Database, MINUTE, answer, transactional, write};
 use crate::support::{
     Body, claim_all, complete_all, dedup_key, on_claim, release_all, request, send, sorted_keys,
     terms,
@@ -90,16 +90,6 @@ async fn calls_leave_no_lock_and_no_setting_behind() {
         release_all(&adapter, &recorded, &on_claim(&mine)).await.unwrap();
         watch.nothing_is_left("unrecord").await;
 
-        let opened = sorted_keys(&format!("opened{count}"), count);
-        let transaction = adapter.open(&opened, &mine).await.unwrap().transaction.unwrap();
-        // Batches leave locked rows out.
-        adapter.claim(&opened[0], &terms()).await.unwrap();
-        adapter.rollback(transaction).await.unwrap();
-        watch.nothing_is_left("rollback").await;
-        let mut transaction = adapter.open(&opened, &mine).await.unwrap().transaction.unwrap();
-        adapter.release_in(&mut transaction, &opened[..1], &mine).await.unwrap();
-        adapter.commit(transaction, &opened[1..], &mine).await.unwrap();
-        watch.nothing_is_left("commit").await;
         let mut theirs = watch.pool.begin().await.unwrap();
         adapter.record_in(&mut theirs, &dedup_key(&format!("in-{count}")), MINUTE).await.unwrap();
         theirs.commit().await.unwrap();
@@ -160,32 +150,36 @@ async fn table_is_made_beside_a_transaction_that_the_user_has_leaked() {
 
 #[tokio::test]
 async fn transaction_that_the_user_has_leaked_and_broken_fails_no_delivery() {
-    let (_database, pool, adapter) = over_one_connection().await;
+    let (database, pool, adapter) = over_one_connection().await;
     adapter.migrate().await.unwrap();
     leak_a_transaction(&pool, "SELECT nonsense").await;
-    let opened = adapter.open(&[dedup_key("a")], &terms()).await.unwrap();
-    adapter.rollback(opened.transaction.unwrap()).await.unwrap();
+    let service = transactional(&pool).layer(write(&pool));
+    assert_eq!(send(&service, request("a")).await.status(), 200);
+    assert_eq!(database.effects_and_key("a").await, 1);
 }
 
-/// The handler's settings end with its transaction, too, however that ends.
+/// The completion sets bounds for its transaction only, however that ends. The handler's settings stay its own.
 #[tokio::test]
-async fn deliveries_leave_no_lock_and_no_setting_behind() {
+async fn deliveries_leave_no_setting_behind() {
     let database = Database::fresh().await;
     let watch = Watch::new(&database).await;
-    let handler = tower::service_fn(async |request: Request<Body>| {
-        let sql = request.headers()["sql"].to_str().unwrap().to_owned();
-        let ran = lend(&request).await.execute(sqlx::raw_sql(AssertSqlSafe(sql))).await;
-        Ok::<Response<Body>, Infallible>(answer(ran.is_ok()))
+    let pool = watch.pool.clone();
+    let handler = tower::service_fn(move |request: Request<Body>| {
+        let pool = pool.clone();
+        async move {
+            let sql = request.headers()["sql"].to_str().unwrap().to_owned();
+            let event: &Delivery = request.extensions().get().unwrap();
+            let mut tx = event.begin(&pool).await.unwrap();
+            let ran = tx.execute(sqlx::raw_sql(AssertSqlSafe(sql))).await;
+            let is_done = ran.is_ok() && tx.commit().await.is_ok();
+            Ok::<Response<Body>, Infallible>(answer(is_done))
+        }
     });
     let service = transactional(&watch.pool).store_timeout(MINUTE / 2).replay(Replay::new());
     let service = service.layer(handler);
     for (id, sql, status) in [
         ("a", "SELECT 1", 200),
-        (
-            "b",
-            "SET LOCAL search_path = ''; SET LOCAL ROLE pg_monitor; SET LOCAL work_mem = '1MB'",
-            200,
-        ),
+        ("b", "SET LOCAL search_path = ''; SET LOCAL work_mem = '1MB'", 200),
         ("c", "SET LOCAL ROLE pg_monitor; SELECT nonsense", 500),
         ("d", "SELECT pg_advisory_xact_lock(1)", 200),
         ("a", "SELECT 1", 200),

@@ -127,21 +127,20 @@ fn guide_shows_a_test_that_runs() {
 }
 
 mod in_sqlx_test {
-    use axum::http::StatusCode;
-    use tower_dedup::DedupTx;
+    use axum::extract::State;
+    use tower_dedup::{CommitError, Delivery};
 
     use super::*;
 
-    async fn on_stripe(mut tx: DedupTx<sqlx::Postgres>) -> StatusCode {
-        match sqlx::query("INSERT INTO payments VALUES ('evt_1')").execute(&mut *tx).await {
-            Ok(_) => StatusCode::OK,
-            Err(_) => StatusCode::INTERNAL_SERVER_ERROR,
-        }
+    async fn on_stripe(State(pool): State<PgPool>, event: Delivery) -> Result<(), CommitError> {
+        let mut tx = event.begin(&pool).await?;
+        sqlx::query("INSERT INTO payments VALUES ('evt_1')").execute(&mut *tx).await?;
+        tx.commit().await
     }
 
     fn app(pool: &PgPool) -> Router {
         let dedup = DedupLayer::transactional(provider::STRIPE, PostgresAdapter::new(pool.clone()));
-        Router::new().route("/stripe", post(on_stripe).layer(dedup))
+        Router::new().route("/stripe", post(on_stripe).layer(dedup)).with_state(pool.clone())
     }
 
     #[ignore = "sqlx_test_drops_its_databases runs it"]

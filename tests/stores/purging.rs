@@ -15,7 +15,7 @@ use tokio::runtime::{Handle, Runtime};
 use tower_dedup::adapter::contract::{CallTerms, Token};
 use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter, PURGE_GRACE};
 use tower_dedup::adapter::{
-    PostgresAdapter, PostgresOptions, Purging, SqliteAdapter, SqliteOptions, TransactionAdapter,
+    PostgresAdapter, PostgresOptions, Purging, SqliteAdapter, SqliteOptions,
 };
 
 use crate::support::log::Log;
@@ -253,10 +253,8 @@ async fn sqlite_purge_beside_a_handler_warns_and_recovers() {
     place.fill(5).await;
     let Place::File(dir) = &place else { unreachable!() };
     let url = format!("sqlite://{}", Place::path(dir).display());
-    let other = SqliteOptions::new().purging(Purging::off());
-    let other = SqliteAdapter::connect_with(&url, other).await.unwrap();
-    let (one, two) = (dedup_key("evt_1"), dedup_key("evt_2"));
-    let first = other.open(&[one], &terms()).await.unwrap().transaction.unwrap();
+    let handler = SqlitePool::connect(&url).await.unwrap();
+    let first = handler.begin_with("BEGIN IMMEDIATE").await.unwrap();
 
     let options = SqliteOptions::new().purging(often());
     let options = options.write_lock_timeout(Duration::from_secs(1));
@@ -264,14 +262,7 @@ async fn sqlite_purge_beside_a_handler_warns_and_recovers() {
     assert!(adapter.get(&dedup_key("live")).await.unwrap().is_some());
     until(|| log.beginning("purging failed").len() > 1).await;
     place.stays().await;
-    // The purge waits for its turn, and this delivery for the next one.
-    let second = async { other.open(&[two], &terms()).await.unwrap().transaction.unwrap() };
-    let first_ends = async {
-        tokio::time::sleep(WHILE).await;
-        other.rollback(first).await.unwrap();
-    };
-    let (second, ()) = tokio::join!(second, first_ends);
-    other.rollback(second).await.unwrap();
+    first.rollback().await.unwrap();
     place.is_purged().await;
     let failed = log.beginning("purging failed").into_iter();
     let warnings: Vec<_> = failed.filter(|event| event["level"] == "WARN").collect();
@@ -328,45 +319,33 @@ fn call_on_another_runtime_starts_the_task_again_after_its_runtime_has_ended() {
 }
 
 #[tokio::test]
-async fn transactions_and_record_in_start_the_task() {
+async fn record_in_starts_the_task() {
     let hour = Duration::from_secs(3_600);
-    for records in [false, true] {
-        let [file, schema] = Place::all();
-        file.fill(3).await;
-        schema.fill(3).await;
-        let (Place::File(dir), Place::Schema(of)) = (&file, &schema) else { unreachable!() };
-        let key = dedup_key("evt_1");
+    let [file, schema] = Place::all();
+    file.fill(3).await;
+    schema.fill(3).await;
+    let (Place::File(dir), Place::Schema(of)) = (&file, &schema) else { unreachable!() };
+    let key = dedup_key("evt_1");
 
-        let options = SqliteConnectOptions::new().filename(Place::path(dir));
-        let pool = SqlitePool::connect_with(options).await.unwrap();
-        let options = SqliteOptions::new().purging(often());
-        let adapter = SqliteAdapter::with_options(pool.clone(), options);
-        if records {
-            let mut connection = pool.acquire().await.unwrap();
-            adapter.record_in(&mut connection, &key, hour).await.unwrap();
-            sqlx::query("DELETE FROM webhook_deliveries WHERE id = 'evt_1'")
-                .execute(&mut *connection)
-                .await
-                .unwrap();
-        } else {
-            let opened = adapter.open(slice::from_ref(&key), &terms()).await.unwrap();
-            adapter.rollback(opened.transaction.unwrap()).await.unwrap();
-        }
-        file.is_purged().await;
+    let options = SqliteConnectOptions::new().filename(Place::path(dir));
+    let pool = SqlitePool::connect_with(options).await.unwrap();
+    let options = SqliteOptions::new().purging(often());
+    let adapter = SqliteAdapter::with_options(pool.clone(), options);
+    let mut connection = pool.acquire().await.unwrap();
+    adapter.record_in(&mut connection, &key, hour).await.unwrap();
+    sqlx::query("DELETE FROM webhook_deliveries WHERE id = 'evt_1'")
+        .execute(&mut *connection)
+        .await
+        .unwrap();
+    file.is_purged().await;
 
-        let pool = PgPool::connect(&of.url()).await.unwrap();
-        let options = PostgresOptions::new().purging(often());
-        let adapter = PostgresAdapter::with_options(pool.clone(), options);
-        if records {
-            let mut transaction = pool.begin().await.unwrap();
-            adapter.record_in(&mut transaction, &key, hour).await.unwrap();
-            transaction.rollback().await.unwrap();
-        } else {
-            let opened = adapter.open(slice::from_ref(&key), &terms()).await.unwrap();
-            adapter.rollback(opened.transaction.unwrap()).await.unwrap();
-        }
-        schema.is_purged().await;
-    }
+    let pool = PgPool::connect(&of.url()).await.unwrap();
+    let options = PostgresOptions::new().purging(often());
+    let adapter = PostgresAdapter::with_options(pool.clone(), options);
+    let mut transaction = pool.begin().await.unwrap();
+    adapter.record_in(&mut transaction, &key, hour).await.unwrap();
+    transaction.rollback().await.unwrap();
+    schema.is_purged().await;
 }
 
 #[tokio::test]

@@ -353,8 +353,8 @@ async fn assert_plans(connection: &mut SqliteConnection) {
         ("get", 1),
         ("complete_held", 1),
         ("release", 1),
-        ("tx_complete", 1),
-        ("tx_store", 1),
+        ("completion", 1),
+        ("completion_check", 1),
         ("forget", 1),
         // It searches the rows, and searches them again to delete them.
         ("release_complete", 2),

@@ -2,22 +2,21 @@
 //! are not polled, dropped tables.
 
 use std::convert::Infallible;
-use std::slice;
 use std::time::{Duration, Instant};
 
 use http::{Request, Response, StatusCode};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions};
-use sqlx::{AssertSqlSafe, Connection, Sqlite, SqlitePool};
+use sqlx::{AssertSqlSafe, Connection, SqlitePool};
 use tower::Layer;
-use tower_dedup::TxHandle;
 use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
-use tower_dedup::adapter::{SqliteAdapter, SqliteOptions, TransactionAdapter};
-use tower_dedup::{DedupLayer, DedupTx};
+use tower_dedup::adapter::{SqliteAdapter, SqliteOptions};
+use tower_dedup::{DedupLayer, Delivery};
 
 use super::sqlite::File;
-use crate::support::{Body, FIRST, by_header, dedup_key, on_claim, request, result, send, terms};
+use crate::support::{Body, FIRST, by_header, dedup_key, on_claim, request, send, terms};
 
+const SHORT: Duration = Duration::from_millis(100);
 const HOUR: Duration = Duration::from_secs(3_600);
 
 impl File {
@@ -44,75 +43,47 @@ async fn count(pool: &SqlitePool, table: &str) -> i64 {
     sqlx::query_scalar(sql).fetch_one(pool).await.unwrap()
 }
 
-async fn lend(request: &Request<Body>) -> DedupTx<Sqlite> {
-    request.extensions().get::<TxHandle<Sqlite>>().unwrap().lend().await.unwrap()
-}
-
-fn answer(status: u16) -> Result<Response<Body>, Infallible> {
+fn answer(status: u16) -> Response<Body> {
     let mut response = Response::new(Body::default());
     *response.status_mut() = StatusCode::from_u16(status).unwrap();
-    Ok(response)
+    response
 }
 
-/// The handler's write makes COMMIT fail. The store has not failed.
-async fn violates(request: Request<Body>) -> Result<Response<Body>, Infallible> {
-    let mut tx = lend(&request).await;
-    sqlx::query("INSERT INTO orders VALUES (1, 99)").execute(&mut *tx).await.unwrap();
-    answer(200)
-}
-
+/// A pool of one connection: the next transaction of the handler needs it.
 #[tokio::test]
-async fn deferred_foreign_key_violated_at_commit_is_500_uncommitted() {
+async fn transaction_whose_commit_fails_or_outlives_its_delivery_leaves_the_connection_usable() {
     let file = File::new();
-    let pool = file.pool(2).await;
-    let service = DedupLayer::transactional(by_header(), SqliteAdapter::new(pool.clone()))
-        .layer(tower::service_fn(violates));
+    let pool = file.pool(1).await;
+    let run = |sql: &'static str, is_late: bool| {
+        let handler = pool.clone();
+        let handler = tower::service_fn(move |request: Request<Body>| {
+            let pool = handler.clone();
+            async move {
+                let event: &Delivery = request.extensions().get().unwrap();
+                let mut tx = event.begin(&pool).await.unwrap();
+                sqlx::query(sql).execute(&mut *tx).await.unwrap();
+                let status = if tx.commit().await.is_ok() { 200 } else { 500 };
+                Ok::<_, Infallible>(answer(status))
+            }
+        });
+        let options = SqliteOptions::new().write_lock_timeout(Duration::from_secs(20));
+        let adapter = SqliteAdapter::with_options(pool.clone(), options);
+        let layer = DedupLayer::transactional(by_header(), adapter);
+        let layer = if is_late { layer.handler_timeout(SHORT) } else { layer };
+        async move { send(&layer.layer(handler), request("a")).await.status().as_u16() }
+    };
+    // A deferred foreign key makes COMMIT fail. The handler's pool keeps its connection.
     for _ in 0..3 {
-        let refused = send(&service, request("a")).await;
-        let shown = (refused.status().as_u16(), result(&refused));
-        assert_eq!(shown, (500, Some("uncommitted")));
+        assert_eq!(run("INSERT INTO orders VALUES (1, 99)", false).await, 500);
+        assert_eq!(count(&pool, "orders").await, 0);
     }
-    assert_eq!(count(&pool, "orders").await, 0);
-    assert_eq!(count(&pool, "webhook_deliveries").await, 0);
-}
-
-/// The delivery ends before the statement that its handler has left, and so before the rollback.
-#[tokio::test]
-async fn connection_of_a_rollback_that_outlives_its_delivery_is_usable() {
-    let file = File::new();
-    let pool = file.pool(1).await;
-    let long = tower::service_fn(async |request: Request<Body>| {
-        let count = "WITH RECURSIVE c (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c LIMIT 3000000) \
-            INSERT INTO effects SELECT max(n) FROM c";
-        sqlx::query(count).execute(&mut *lend(&request).await).await.unwrap();
-        answer(200)
-    });
-    let (short, patient) = (Duration::from_millis(100), Duration::from_secs(20));
-    let options = SqliteOptions::new().write_lock_timeout(patient);
-    let adapter = SqliteAdapter::with_options(pool.clone(), options);
-    adapter.migrate().await.unwrap();
-    let layer = DedupLayer::transactional(by_header(), adapter);
-    let service = layer.store_timeout(short).handler_timeout(short).layer(long);
-    assert_eq!(send(&service, request("a")).await.status(), 504);
-    let began = pool.begin_with("BEGIN IMMEDIATE").await;
-    began.expect("a connection without a transaction").rollback().await.unwrap();
+    // The delivery ends before the statement that its handler has left, and so before the rollback.
+    let long = "WITH RECURSIVE c (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c LIMIT 3000000) \
+                INSERT INTO effects SELECT max(n) FROM c";
+    assert_eq!(run(long, true).await, 504);
     assert_eq!(count(&pool, "effects").await, 0);
-}
-
-/// SQLite has rolled back, as after a COMMIT on a full disk. Here the handler's own hook does so.
-#[tokio::test]
-async fn connection_of_a_commit_that_became_a_rollback_is_usable() {
-    let file = File::new();
-    let pool = file.pool(1).await;
-    let layer = DedupLayer::transactional(by_header(), SqliteAdapter::new(pool.clone()));
-    let service = layer.layer(tower::service_fn(async |request: Request<Body>| {
-        lend(&request).await.lock_handle().await.unwrap().set_commit_hook(|| false);
-        answer(200)
-    }));
-    let refused = send(&service, request("a")).await;
-    assert_eq!((refused.status().as_u16(), result(&refused)), (500, Some("uncommitted")));
-    let began = pool.begin_with("BEGIN IMMEDIATE").await;
-    began.expect("a connection without a transaction").rollback().await.unwrap();
+    assert_eq!(run("INSERT INTO effects VALUES ('a')", false).await, 200);
+    assert_eq!(count(&pool, "effects").await, 1);
 }
 
 /// SQLite ends a transaction of the user, and sqlx does not know it. The next transaction is not rolled back then.
@@ -175,8 +146,6 @@ async fn unpolled_call_delays_no_other_call() {
     let started = Instant::now();
     let claimed = other.claim(&dedup_key("b"), &terms()).await.unwrap();
     assert_eq!(claimed, ClaimReply::first(1, false));
-    let opened = other.open(&[dedup_key("c")], &terms()).await.unwrap();
-    other.rollback(opened.transaction.unwrap()).await.unwrap();
     assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
     drop((renewal, forgotten, purge));
 }
@@ -196,9 +165,6 @@ async fn dropped_table_is_created_again_by_the_call_that_misses_it() {
     assert_eq!(claimed, ClaimReply::first(1, false));
     sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
     assert_eq!(adapter.purge(10).await.unwrap(), 0);
-    sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
-    let open = adapter.open(slice::from_ref(&key), &terms()).await.unwrap().transaction.unwrap();
-    adapter.commit(open, slice::from_ref(&key), &terms()).await.unwrap_err();
     sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
     assert_eq!(adapter.get(&key).await.unwrap(), None);
     sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();

@@ -11,8 +11,9 @@ use sqlx::{ConnectOptions, PgConnection, PgPool};
 use tower::Service;
 use tower::util::BoxCloneSyncService;
 use tower_dedup::adapter::PostgresAdapter;
+use tower_dedup::adapter::contract::{CallTerms, DedupAdapter};
 use tower_dedup::ledger::Transactional;
-use tower_dedup::{CommitError, DedupLayer, Delivery};
+use tower_dedup::{CommitError, DedupKey, DedupLayer, Delivery};
 
 use super::postgres::Schema;
 use super::proxy::Proxy;
@@ -251,6 +252,18 @@ pub(crate) async fn commit_effect(
     effect(&mut tx, event).await?;
     then.await;
     tx.commit().await
+}
+
+/// Completes these claimed keys in a transaction of the user's.
+pub(crate) async fn complete_in(
+    pool: &PgPool,
+    adapter: &PostgresAdapter,
+    keys: &[DedupKey],
+    terms: &CallTerms,
+) {
+    let completion = adapter.completion(keys, terms, None).unwrap().first();
+    let completed = sqlx::query(sqlx::AssertSqlSafe(completion.sql().to_owned()));
+    completed.bind(completion.parameter().to_owned()).execute(pool).await.unwrap();
 }
 
 /// A handler that writes its effect in a transaction that completes the delivery, and fails if the commit fails.

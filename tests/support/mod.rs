@@ -174,7 +174,7 @@ pub(crate) fn answered<B>(response: &Response<B>) -> (u16, Option<&str>) {
     (response.status().as_u16(), result(response))
 }
 
-/// A handler that counts its runs and answers as the test says.
+/// A handler that counts its runs, answers as the test says, and has nothing to write.
 #[derive(Clone, Default)]
 pub(crate) struct Handler(Arc<State>);
 
@@ -229,6 +229,7 @@ impl Handler {
         state.runs.fetch_add(1, Ordering::SeqCst);
         state.running.fetch_add(1, Ordering::SeqCst);
         if let Some(delivery) = request.extensions().get::<Delivery>() {
+            delivery.nothing_to_write();
             state.deliveries.lock().unwrap().push(delivery.clone());
         }
         loop {
