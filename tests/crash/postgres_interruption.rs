@@ -110,7 +110,7 @@ async fn commit_after_the_timeout_is_found_by_the_retry() {
 }
 
 /// Returns a receiver whose handler thinks for up to this many milliseconds between its effect and its commit.
-fn pausing(pool: &PgPool, most: u64) -> impl Receiver {
+fn pausing(pool: &PgPool, most: u64) -> impl Receiver + use<> {
     let theirs = pool.clone();
     transactional(pool).layer(tower::service_fn(move |request: Request<Body>| {
         let pool = theirs.clone();
@@ -373,8 +373,12 @@ async fn session_terminated_at_any_statement_loses_and_doubles_nothing() {
 
 /// A deduplicated service.
 trait Receiver:
-    Service<Request<Body>, Response = Response<ResponseBody<Body>>, Error = Infallible, Future: Send>
-    + Clone
+    Service<
+        Request<Body>,
+        Response = Response<ResponseBody<Body>>,
+        Error = Infallible,
+        Future: Send,
+    > + Clone
     + Send
     + Sync
     + 'static

@@ -426,7 +426,8 @@ async fn transactional_under_every_fault_loses_and_doubles_nothing() {
     });
     let cuts = [Cut::Lost, Cut::Unanswered, Cut::Abandoned, Cut::Silent, Cut::SilentUnanswered];
     let mut faults: Vec<_> = [Fault::Kill, Fault::Freeze, Fault::Silence].repeat(3);
-    faults.extend([Fault::Restart; 2].into_iter().chain(cuts.repeat(3).into_iter().map(Fault::Cut)));
+    faults
+        .extend([Fault::Restart; 2].into_iter().chain(cuts.repeat(3).into_iter().map(Fault::Cut)));
     faults.shuffle(&mut rand::rng());
     let mut sprung = 0;
     let chaos = async {
@@ -443,7 +444,9 @@ async fn transactional_under_every_fault_loses_and_doubles_nothing() {
                 }
                 Fault::Restart => {
                     let server = Arc::clone(&server);
-                    tokio::task::spawn_blocking(move || server.restart_immediately()).await.unwrap();
+                    tokio::task::spawn_blocking(move || server.restart_immediately())
+                        .await
+                        .unwrap();
                 }
             }
             receivers.are_acknowledged(5).await;

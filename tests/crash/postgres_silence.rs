@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use http::{Request, Response};
-use sqlx::postgres::PgPoolOptions;
 use sqlx::PgPool;
+use sqlx::postgres::PgPoolOptions;
 use tower::{Layer, Service, ServiceExt};
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;

@@ -8,8 +8,8 @@ use sqlx::postgres::PgPoolOptions;
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
 
 use super::postgres_silence::{
-    Build, IN_TIME, STATEMENT_TIMEOUT, STORE_TIMEOUT, WARM, adapter, in_a_transaction, lease,
-    patient_lease, sound, until,
+    Build, IN_TIME, STATEMENT_TIMEOUT, WARM, adapter, in_a_transaction, lease, patient_lease,
+    sound, until,
 };
 use crate::support::effects::{Database, MINUTE, until_acknowledged};
 use crate::support::{FIRST, dedup_key, request, send};

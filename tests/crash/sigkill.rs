@@ -11,10 +11,10 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::{Extension, Router};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::post;
+use axum::{Extension, Router};
 use futures_util::future::join_all;
 use sqlx::SqlitePool;
 use tokio::io::{AsyncBufReadExt, BufReader};

@@ -7,12 +7,12 @@ use std::time::Duration;
 use http::{HeaderValue, Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use tower::{Layer, ServiceExt};
-use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::adapter::MemoryAdapter;
+use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{
-    DedupLayer, DedupResult, KeyExtractor, Mode, OnInFlight, OnMismatch,
-    OnMissingKey, OnUnavailable, Replay, Verdict, Verified, key,
+    DedupLayer, DedupResult, KeyExtractor, Mode, OnInFlight, OnMismatch, OnMissingKey,
+    OnUnavailable, Replay, Verdict, Verified, key,
 };
 
 use crate::observe::{measured, observed};

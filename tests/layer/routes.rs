@@ -10,8 +10,8 @@ use axum::body::{Body, to_bytes};
 use axum::extract::{MatchedPath, Request};
 use axum::routing::{MethodRouter, post};
 use tower::ServiceExt;
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::MemoryAdapter;
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::ledger::Ledger;
 use tower_dedup::{DedupLayer, Delivery, OnMissingKey, key, provider};
 
