@@ -12,9 +12,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tower_dedup::DedupKey;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
 use tower_dedup::adapter::{MemoryAdapter, PostgresAdapter};
+use tower_dedup::ledger::Transactional;
+use tower_dedup::{DedupKey, Deduplicator, RunOutcome};
 
 #[path = "measure/limit.rs"]
 mod limit;
@@ -23,7 +24,7 @@ mod shared;
 
 use limit::Limit;
 use shared::calls::{
-    Claims, Duplicates, Events, NAMESPACE, Ours, Store, callers, fresh_key, old_id, terms,
+    Claims, Duplicates, Events, NAMESPACE, Ours, Store, callers, fresh_id, fresh_key, old_id, terms,
 };
 use shared::database::{Database, FEW, Schema, fill};
 use shared::disk::SyncTime;
@@ -33,7 +34,7 @@ use shared::ratios::{heading, report, skipped};
 use shared::rounds::{Caller, Load, in_turn, load, median};
 use shared::run::{Run, runtime};
 use shared::usage::{Cost, Usage, own_cpu};
-use sqlx::PgPool;
+use sqlx::{PgConnection, PgPool};
 
 const CLAIMS_1: &[&str] = &["pg_claim_1_p50"];
 const CLAIMS_64: &[&str] = &[
@@ -49,6 +50,7 @@ const CLAIMS_256: &[&str] = &["pg_claim_256", "pg_claim_256_of_limit"];
 const EVENTS: &[&str] =
     &["pg_event_64", "pg_event_server_us", "pg_event_client_us", "pg_event_wal_bytes"];
 const HELD: &[&str] = &["pg_held_64"];
+const TRANSACTIONS: &[&str] = &["pg_transactional_64", "pg_transactional_server"];
 const DUPLICATES: &[&str] = &[
     "pg_duplicates_64",
     "pg_duplicate_server_us",
@@ -61,7 +63,7 @@ fn main() {
     if run.is_test() {
         return runtime().block_on(test(&run));
     }
-    let all = [CLAIMS_1, CLAIMS_64, CLAIMS_256, HELD, EVENTS, DUPLICATES];
+    let all = [CLAIMS_1, CLAIMS_64, CLAIMS_256, HELD, EVENTS, TRANSACTIONS, DUPLICATES];
     if !all.into_iter().any(|names| run.wants(names)) {
         return;
     }
@@ -76,6 +78,7 @@ fn main() {
         let what = "claim and completion, over two statements an event";
         let (ours, baseline) = (Events(sides.ours()), Events(sides.baseline()));
         sides.compare(EVENTS, 64, what, ours, baseline).await;
+        sides.transactions().await;
         let what = "duplicates, over INSERT … ON CONFLICT DO NOTHING";
         let ours = Duplicates { store: sides.ours(), keys: FEW };
         let baseline = Duplicates { store: sides.baseline(), keys: FEW };
@@ -203,6 +206,23 @@ impl<'a> Sides<'a> {
         report_one(self.run, HELD[0], &rounds);
     }
 
+    /// Measures events whose handler writes one row, in a transaction that completes the event, against a table of
+    /// seen ids by hand. Both sides have a pool of the same size for it.
+    async fn transactions(&self) {
+        if !self.run.wants(TRANSACTIONS) {
+            return;
+        }
+        for pool in [&self.filler, &self.one_by_one] {
+            let tables = "CREATE TABLE effects (id text NOT NULL, amount int8); CREATE TABLE seen \
+                          (provider text, id text, at timestamptz DEFAULT now(), PRIMARY KEY (provider, id))";
+            sqlx::raw_sql(tables).execute(pool).await.expect("tables");
+        }
+        let worker = Arc::new(Deduplicator::transactional(self.adapter.clone()));
+        let ours = InTransactions { worker, pool: self.filler.clone() };
+        let what = "events with one write in a transaction, over INSERT … ON CONFLICT by hand";
+        self.compare(TRANSACTIONS, 64, what, ours, ByHand(self.one_by_one.clone())).await;
+    }
+
     /// Runs a load beside 10,000 rows.
     async fn measure<F: Future<Output = Load>>(
         &self,
@@ -235,6 +255,44 @@ impl Caller for BesideHeld {
     }
 }
 
+async fn write(connection: &mut PgConnection, id: &str) -> sqlx::Result<()> {
+    let insert = sqlx::query("INSERT INTO effects VALUES ($1, 42)").bind(id.to_owned());
+    insert.execute(connection).await.map(drop)
+}
+
+/// A caller whose handler writes in a transaction that completes its event.
+#[derive(Clone)]
+struct InTransactions {
+    worker: Arc<Deduplicator<Transactional>>,
+    pool: PgPool,
+}
+
+impl Caller for InTransactions {
+    async fn call(&mut self) {
+        let ran = self.worker.run(&fresh_key(), async |event| {
+            let mut tx = event.begin(&self.pool).await?;
+            write(&mut tx, event.id()).await?;
+            tx.commit().await
+        });
+        assert_eq!(ran.await.expect("a commit"), RunOutcome::First(()));
+    }
+}
+
+/// A caller that does the same without this crate, as textbooks do.
+#[derive(Clone)]
+struct ByHand(PgPool);
+
+impl Caller for ByHand {
+    async fn call(&mut self) {
+        let (id, mut tx) = (fresh_id(), self.0.begin().await.expect("a transaction"));
+        let seen = "INSERT INTO seen (provider, id) VALUES ($1, $2) ON CONFLICT DO NOTHING";
+        let seen = sqlx::query(seen).bind(NAMESPACE).bind(&id).execute(&mut *tx).await;
+        assert_eq!(seen.expect("an insert").rows_affected(), 1);
+        write(&mut tx, &id).await.expect("an insert");
+        tx.commit().await.expect("a commit");
+    }
+}
+
 /// Reports one figure. The end of its name says which.
 fn report_one(run: &Run, name: &str, rounds: &[Round]) {
     let medians = |value: &dyn Fn(&Measured) -> f64| {
@@ -260,6 +318,10 @@ fn report_one(run: &Run, name: &str, rounds: &[Round]) {
     } else if name.ends_with("_server_us") {
         let server = |it: &Measured| it.cost.server_us.unwrap_or(f64::NAN);
         (ours(&server), format!("of the baseline {:.1} µs", medians(&server)[1]))
+    } else if name.ends_with("_server") {
+        let server = |it: &Measured| it.cost.server_us.unwrap_or(f64::NAN);
+        let [ours, baseline, _] = medians(&server);
+        (ratios(1, &server), format!("{ours:.1} µs over {baseline:.1} µs"))
     } else if name.ends_with("_client_us") {
         let client = |it: &Measured| it.cost.client_us;
         (ours(&client), format!("of the baseline {:.1} µs", medians(&client)[1]))
@@ -319,7 +381,7 @@ async fn test(run: &Run) {
         Measured { load, cost, sync }
     });
     let rounds: Vec<Round> = rounds.await.into_iter().map(Vec::from).collect();
-    for name in [CLAIMS_1, CLAIMS_64, CLAIMS_256, HELD, EVENTS, DUPLICATES].concat() {
+    for name in [CLAIMS_1, CLAIMS_64, CLAIMS_256, HELD, EVENTS, TRANSACTIONS, DUPLICATES].concat() {
         report_one(run, name, &rounds);
     }
 }

@@ -118,6 +118,10 @@ goals! {
         "claims a second on Postgres, 64 callers of new keys beside 8 of leased rows that an open transaction holds, over the same without it";
     pg_event_64: NoGoal,
         "whole events (claim and completion) a second, 64 callers, over two statements an event";
+    pg_transactional_64: AtLeast(0.75),
+        "events a second whose handler writes one row in a transaction that completes them, 64 callers, over `INSERT … ON CONFLICT DO NOTHING` in the same transaction by hand";
+    pg_transactional_server: AtMost(1.35),
+        "CPU of the server for such an event, over the same by hand";
     pg_duplicates_64: AtLeast(6.0),
         "duplicates a second, 64 callers, over `INSERT … ON CONFLICT DO NOTHING` one by one";
     pg_claim_server_us: AtMost(9.0) "µs",

@@ -19,8 +19,8 @@ use crate::observe::{measured, observed, value};
 use crate::support::log::Log;
 use crate::support::multi_event::by_word;
 use crate::support::{
-    Body, Faulty, Handler, by_header, dedup_key, faulty, polled, request, request_to, send,
-    spawn_send, terms, until,
+    Body, Faulty, Handler, by_header, dedup_key, faulty, request, request_to, send, spawn_send,
+    terms, until,
 };
 
 const WAITING: &str = "tower_dedup_waiting";
