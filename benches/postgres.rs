@@ -22,7 +22,9 @@ mod limit;
 mod shared;
 
 use limit::Limit;
-use shared::calls::{Claims, Duplicates, Events, NAMESPACE, Ours, Store, callers, old_id};
+use shared::calls::{
+    Claims, Duplicates, Events, NAMESPACE, Ours, Store, callers, fresh_key, old_id, terms,
+};
 use shared::database::{Database, FEW, Schema, fill};
 use shared::disk::SyncTime;
 use shared::goals::grouped;
@@ -46,6 +48,7 @@ const CLAIMS_64: &[&str] = &[
 const CLAIMS_256: &[&str] = &["pg_claim_256", "pg_claim_256_of_limit"];
 const EVENTS: &[&str] =
     &["pg_event_64", "pg_event_server_us", "pg_event_client_us", "pg_event_wal_bytes"];
+const HELD: &[&str] = &["pg_held_64"];
 const DUPLICATES: &[&str] = &[
     "pg_duplicates_64",
     "pg_duplicate_server_us",
@@ -58,7 +61,7 @@ fn main() {
     if run.is_test() {
         return runtime().block_on(test(&run));
     }
-    let all = [CLAIMS_1, CLAIMS_64, CLAIMS_256, EVENTS, DUPLICATES];
+    let all = [CLAIMS_1, CLAIMS_64, CLAIMS_256, HELD, EVENTS, DUPLICATES];
     if !all.into_iter().any(|names| run.wants(names)) {
         return;
     }
@@ -69,6 +72,7 @@ fn main() {
             let (ours, baseline) = (Claims(sides.ours()), Claims(sides.baseline()));
             sides.compare(names, count, "claims of new keys", ours, baseline).await;
         }
+        sides.beside_held_rows().await;
         let what = "claim and completion, over two statements an event";
         let (ours, baseline) = (Events(sides.ours()), Events(sides.baseline()));
         sides.compare(EVENTS, 64, what, ours, baseline).await;
@@ -169,6 +173,36 @@ impl<'a> Sides<'a> {
         }
     }
 
+    /// Measures claims beside eight leased rows, which an open transaction holds or not.
+    async fn beside_held_rows(&self) {
+        if !self.run.wants(HELD) {
+            return;
+        }
+        let rounds = in_turn::<_, 2>(self.run, async |which| {
+            let load = async || {
+                let keys: Vec<_> = (0..8).map(|_| fresh_key()).collect();
+                for key in &keys {
+                    self.ours().claim(key, Token::random()).await;
+                }
+                let mut holder = self.filler.begin().await.expect("a transaction");
+                if which == 0 {
+                    let hold = "UPDATE webhook_deliveries SET version = version + 1 \
+                                WHERE completed_at IS NULL";
+                    sqlx::query(hold).execute(&mut *holder).await.expect("rows");
+                }
+                let caller = |leased| BesideHeld { adapter: self.adapter.clone(), leased };
+                let all = callers(64, caller(None)).chain(keys.into_iter().map(Some).map(caller));
+                let load = load(all, self.run.time()).await;
+                holder.rollback().await.expect("a rollback");
+                load
+            };
+            self.measure(&self.filler, load).await
+        });
+        let rounds: Vec<Round> = rounds.await.into_iter().map(Vec::from).collect();
+        heading(self.run, "claims of new keys beside eight held rows, 64 callers");
+        report_one(self.run, HELD[0], &rounds);
+    }
+
     /// Runs a load beside 10,000 rows.
     async fn measure<F: Future<Output = Load>>(
         &self,
@@ -181,6 +215,23 @@ impl<'a> Sides<'a> {
         let load = load().await;
         let cost = Cost::of_each(load.calls, before, self.database.usage(pool).await);
         Measured { load, cost, sync }
+    }
+}
+
+/// A caller that claims new keys, or one leased key.
+#[derive(Clone)]
+struct BesideHeld {
+    adapter: PostgresAdapter,
+    leased: Option<DedupKey>,
+}
+
+impl Caller for BesideHeld {
+    async fn call(&mut self) {
+        let Some(key) = &self.leased else {
+            return Ours(self.adapter.clone()).claim(&fresh_key(), Token::random()).await;
+        };
+        let claimed = self.adapter.claim(key, &terms(Token::random())).await;
+        assert_eq!(claimed.expect("a claim"), ClaimReply::InFlight);
     }
 }
 
@@ -268,7 +319,7 @@ async fn test(run: &Run) {
         Measured { load, cost, sync }
     });
     let rounds: Vec<Round> = rounds.await.into_iter().map(Vec::from).collect();
-    for name in [CLAIMS_1, CLAIMS_64, CLAIMS_256, EVENTS, DUPLICATES].concat() {
+    for name in [CLAIMS_1, CLAIMS_64, CLAIMS_256, HELD, EVENTS, DUPLICATES].concat() {
         report_one(run, name, &rounds);
     }
 }

@@ -114,6 +114,8 @@ goals! {
         "median latency of a claim, one caller, over one statement a call";
     pg_claim_64_p50: AtMost(0.2),
         "the same, 64 callers";
+    pg_held_64: AtLeast(0.9),
+        "claims a second on Postgres, 64 callers of new keys beside 8 of leased rows that an open transaction holds, over the same without it";
     pg_event_64: NoGoal,
         "whole events (claim and completion) a second, 64 callers, over two statements an event";
     pg_duplicates_64: AtLeast(6.0),

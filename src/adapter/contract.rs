@@ -179,6 +179,10 @@ pub trait DedupAdapter: Send + Sync + 'static {
     /// Moves the end of the key's lease, if this token holds it. A lapsed or missing row is revived if no
     /// other token took the key.
     ///
+    /// In a store whose rows open transactions hold, only a release and a completion wait for such a row. A claim is
+    /// [`InFlight`](ClaimReply::InFlight) at once, or of unknown outcome if it may hold the row itself. A renewal is
+    /// [`Locked`](RenewReply::Locked).
+    ///
     /// # Errors
     ///
     /// [`ErrorKind::Unsupported`] by default. Otherwise the store's own errors.

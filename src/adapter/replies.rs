@@ -62,6 +62,9 @@ impl ClaimReply {
 pub enum RenewReply {
     /// The caller holds the key for another lease.
     Held,
+    /// An open transaction holds the row of the key, as that of a handler that completes its event. Nothing changed, and
+    /// the caller asks again soon.
+    Locked,
     /// Another token holds the key, or the key is complete or released. Nothing changed.
     Lost,
 }

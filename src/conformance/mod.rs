@@ -200,6 +200,21 @@ macro_rules! inspection_conformance_suite {
     };
 }
 
+/// Expands to one `#[test]` for every case of rows that an open transaction holds, for an adapter with leases and a store
+/// with [`hold`](crate::conformance::Store::hold).
+#[macro_export]
+macro_rules! held_row_conformance_suite {
+    ($store:ty $(, $name:ident)?) => {
+        $crate::conformance_suite! { @cases $store $(, $name)?: run_case:
+            held {
+                claims_beside_held_rows_return_at_once,
+                renewal_of_a_held_row_returns_at_once_and_is_not_lost,
+                completions_and_releases_of_held_rows_delay_no_other_call,
+            }
+        }
+    };
+}
+
 /// Expands to one `#[test]` for an adapter without leases or without stored data.
 #[macro_export]
 macro_rules! refusal_conformance_suite {

@@ -1,11 +1,13 @@
 //! The stores under test, and the runtime that a case runs on.
 
+use std::any::Any;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::adapter::contract::DedupAdapter;
 use crate::adapter::inspect::MaintenanceAdapter;
+use crate::key::DedupKey;
 
 /// A store under test.
 pub trait Store: Sized + Send + Sync + 'static {
@@ -24,6 +26,14 @@ pub trait Store: Sized + Send + Sync + 'static {
 
     /// Sets the store's clock back by this much, or moves the stored times forward.
     fn set_back(&self, by: Duration) -> impl Future<Output = ()> + Send;
+
+    /// Holds the row of this key, as an open transaction does that has written it, until the returned value is dropped.
+    /// Only [`held_row_conformance_suite!`](crate::held_row_conformance_suite) calls it. By default it panics: the
+    /// transactions of the store hold no single row.
+    fn hold(&self, key: &DedupKey) -> impl Future<Output = Box<dyn Any + Send>> + Send {
+        let id = key.id().to_owned();
+        async move { panic!("no transaction can hold the row of {id} alone") }
+    }
 }
 
 /// A store that several processes share.

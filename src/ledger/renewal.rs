@@ -1,6 +1,7 @@
 //! Renews the leases of running handlers.
 //!
-//! 1. A lease is renewed at a third of its length, and after a failed attempt at a twelfth.
+//! 1. A lease is renewed at a third of its length. After a failed attempt, and while an open transaction holds the row,
+//!    it is asked again at a twelfth.
 //! 2. One task for each layer and runtime (the sweeper) starts a task for each lease that is due for the first
 //!    time. So the lease of a handler that blocks its thread is renewed.
 //! 3. A lease is renewed on the runtime of its own delivery. A runtime that is blocked delays the renewals of
@@ -212,18 +213,23 @@ fn sweeper(
 async fn renew(adapter: Arc<dyn DedupAdapter>, lease: Arc<HeldLease>) {
     let held = &lease.of_ledger;
     loop {
-        let next = held.due(Instant::now());
+        let (next, soon) = (held.due(Instant::now()), clamped(held.terms.lease() / 12));
         let replies = call::renew(&*adapter, &held.keys, &held.terms, held.store_timeout).await;
         let Ok(replies) = call::all(replies) else {
-            tokio::time::sleep(clamped(held.terms.lease() / 12)).await;
+            tokio::time::sleep(soon).await;
             continue;
         };
+        let is_locked = replies.contains(&RenewReply::Locked);
         let is_lost = replies.contains(&RenewReply::Lost);
         if is_lost && !held.handler_ended.load(Ordering::Acquire) && lease.mark_lease_lost() {
             let lost = held.keys.iter().zip(&replies).filter(|(_, it)| **it == RenewReply::Lost);
             lost.for_each(|(key, _)| observe::lease_lost(key));
         }
-        sleep_until(next).await;
+        if is_locked {
+            tokio::time::sleep(soon).await;
+        } else {
+            sleep_until(next).await;
+        }
     }
 }
 

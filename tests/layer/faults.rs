@@ -10,7 +10,7 @@ use tower::Layer;
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::Purging;
 use tower_dedup::adapter::contract::{
-    Abilities, CallTerms, ClaimReply, DedupAdapter, StoreFuture, Token,
+    Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, StoreFuture, Token,
 };
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::ledger::OnArrival;
@@ -228,6 +228,53 @@ async fn handler_that_outlives_its_lease_keeps_it() {
     assert_eq!(first.await.unwrap(), 200);
     assert_eq!(handler.runs(), 1);
     assert!(store.calls(StoreCall::Renew) >= 4, "{}", store.calls(StoreCall::Renew));
+}
+
+/// A store whose renewals meet a row that an open transaction holds.
+struct HeldRow(MemoryAdapter, AtomicUsize);
+
+impl DedupAdapter for HeldRow {
+    fn abilities(&self) -> Abilities {
+        self.0.abilities()
+    }
+
+    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
+        self.0.claim(key, terms)
+    }
+
+    fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()> {
+        self.0.release(key, terms)
+    }
+
+    fn renew<'a>(&'a self, _: &'a DedupKey, _: &'a CallTerms) -> StoreFuture<'a, RenewReply> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        Box::pin(async { Ok(RenewReply::Locked) })
+    }
+
+    fn complete<'a>(
+        &'a self,
+        key: &'a DedupKey,
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, CompleteReply> {
+        self.0.complete(key, terms)
+    }
+}
+
+/// A held row is no lost lease. It is asked again at a twelfth of the lease, because it may be free by then.
+#[tokio::test(start_paused = true)]
+async fn lease_of_a_held_row_is_not_lost_and_is_renewed_again_soon() {
+    let store = Arc::new(HeldRow(MemoryAdapter::new(), AtomicUsize::new(0)));
+    let handler = Handler::default();
+    handler.hold();
+    let layer = DedupLayer::new(by_header(), Arc::clone(&store)).lease(Duration::from_secs(12));
+    let run = spawn_send(&layer.layer(handler.service()), request("a"));
+    handler.running(1).await;
+    tokio::time::sleep(Duration::from_millis(6_500)).await;
+    // At 4, 5 and 6 s.
+    assert_eq!(store.1.load(Ordering::Relaxed), 3);
+    assert!(!handler.last().lease_lost());
+    handler.release();
+    assert_eq!(run.await.unwrap(), 200);
 }
 
 /// The renewal runs in another task, so a handler that blocks its thread does not lose its lease.

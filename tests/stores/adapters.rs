@@ -1,13 +1,15 @@
 //! The stores that the conformance suite runs on, in their default configuration. `tests/configurations` makes
 //! its stores from these.
 
+use std::any::Any;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::sqlite::SqliteConnectOptions;
-use sqlx::{ConnectOptions, Connection, PgConnection};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, PgConnection};
 use tempfile::TempDir;
+use tower_dedup::DedupKey;
 use tower_dedup::adapter::{
     Identifier, MemoryAdapter, PostgresAdapter, PostgresOptions, SqliteAdapter,
 };
@@ -137,6 +139,17 @@ impl Store for Postgres {
 
     async fn set_back(&self, by: Duration) {
         self.shift(milliseconds(by)).await;
+    }
+
+    async fn hold(&self, key: &DedupKey) -> Box<dyn Any + Send> {
+        let mut holder = PgConnection::connect(self.schema.database_url()).await.unwrap();
+        let sql = format!(
+            "BEGIN; UPDATE {}.webhook_deliveries SET version = version + 1 WHERE id = '{}'",
+            self.schema.name(),
+            key.id()
+        );
+        holder.execute(AssertSqlSafe(sql)).await.unwrap();
+        Box::new(holder)
     }
 }
 

@@ -54,6 +54,10 @@ everything!(memory = Memory, sqlite = Sqlite, postgres = Postgres, redis = Redis
 
 inspection!(sqlite = Sqlite, postgres = Postgres, redis = Redis);
 
+mod held {
+    tower_dedup::held_row_conformance_suite!(super::Postgres);
+}
+
 mod plain {
     tower_dedup::conformance_suite!(super::PlainStore);
     tower_dedup::refusal_conformance_suite!(super::PlainStore);

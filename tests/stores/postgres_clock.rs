@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use sqlx::postgres::PgConnectOptions;
-use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
 use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
 };
@@ -108,59 +108,6 @@ async fn leases_and_retention_follow_the_clock_of_the_store() {
         assert_eq!(adapter.purge(100).await.unwrap(), 4);
         assert_eq!(rows(&adapter).await, 1);
     }
-}
-
-/// Returns the store's time.
-async fn now(connection: &mut PgConnection) -> f64 {
-    let now = "SELECT extract(epoch FROM clock_timestamp())::float8";
-    sqlx::query_scalar(now).fetch_one(connection).await.unwrap()
-}
-
-async fn lease_until(pool: &PgPool, id: &str) -> f64 {
-    let until =
-        "SELECT extract(epoch FROM lease_until)::float8 FROM webhook_deliveries WHERE id = $1";
-    sqlx::query_scalar(until).bind(id).fetch_one(pool).await.unwrap()
-}
-
-/// Another session locks the row while the claim waits. The lease begins when the claim has the
-/// row.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn claim_that_waited_for_a_row_gets_its_whole_lease() {
-    let database = Database::fresh().await;
-    let adapter = PostgresAdapter::new(database.pool(2));
-    let mut watcher = PgConnection::connect_with(&database.options()).await.unwrap();
-    let mut granted = false;
-    // On a busy machine, the claim may have reached its limit.
-    for attempt in 0..50 {
-        let (id, mine) = (format!("{attempt}"), terms());
-        adapter.claim(&dedup_key(&id), &mine).await.unwrap();
-        adapter.release(&dedup_key(&id), &mine).await.unwrap();
-        let mut theirs = database.effects.pool().begin().await.unwrap();
-        let lock =
-            AssertSqlSafe(format!("SELECT FROM webhook_deliveries WHERE id = '{id}' FOR UPDATE"));
-        theirs.execute(lock).await.unwrap();
-        let claim = tokio::spawn({
-            let (adapter, key) = (adapter.clone(), dedup_key(&id));
-            async move { adapter.claim(&key, &terms()).await.unwrap() }
-        });
-        let waits = "SELECT count(*) FROM pg_stat_activity \
-                     WHERE application_name = $1 AND wait_event_type = 'Lock'";
-        loop {
-            let waits = sqlx::query_scalar::<_, i64>(waits).bind(database.name());
-            if waits.fetch_one(&mut watcher).await.unwrap() == 1 || claim.is_finished() {
-                break;
-            }
-        }
-        let released = now(&mut theirs).await;
-        theirs.commit().await.unwrap();
-        if claim.await.unwrap() == ClaimReply::first(2, false) {
-            let until = lease_until(database.effects.pool(), &id).await;
-            assert!(until >= released + 60.0, "{until} {released}");
-            granted = true;
-            break;
-        }
-    }
-    assert!(granted, "a claim waited for the row and got it");
 }
 
 /// An insertion may find a row that was committed after its statement began. The statement itself

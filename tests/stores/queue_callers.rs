@@ -4,6 +4,7 @@
 //! same thread.
 
 use std::pin::pin;
+use std::time::Duration;
 
 use futures_util::future::{Either, join, join_all, select};
 use sqlx::postgres::PgPoolOptions;
@@ -53,7 +54,7 @@ async fn dropped_caller_takes_no_room_on_sqlite() {
     }
 }
 
-/// A batch waits for a row of an open transaction. Calls that gather during the wait go in the
+/// A batch waits for a row that an open transaction has inserted. Calls that gather during the wait go in the
 /// second lane. The batch waits as long as a statement may wait for a row, so a slow machine may
 /// need several attempts.
 #[tokio::test]
@@ -61,10 +62,10 @@ async fn callers_do_not_wait_for_the_batch_before_theirs() {
     let schema = Schema::fresh();
     let adapter = postgres(&schema).await;
     let held = dedup_key("held");
-    adapter.claim(&held, &terms()).await.unwrap();
     let pool = PgPoolOptions::new().max_connections(1).connect_lazy(&schema.url()).unwrap();
     let mut theirs = pool.begin().await.unwrap();
-    sqlx::query("SELECT 1 FROM webhook_deliveries FOR UPDATE").execute(&mut *theirs).await.unwrap();
+    let recorded = adapter.record_in(&mut theirs, &held, Duration::from_secs(60)).await;
+    assert_eq!(recorded.unwrap(), ClaimReply::first(1, false));
     for round in 0..50 {
         let mine = terms();
         let keys: Vec<_> = (0..40).map(|at| dedup_key(&format!("{round}-{at}"))).collect();

@@ -249,7 +249,11 @@ async fn claim(
         }
     }
     some.shuffle(&mut rand::rng());
-    for (key, renewed) in all(&some, |key| adapter.renew(key, &mine)).await {
+    for (key, mut renewed) in all(&some, |key| adapter.renew(key, &mine)).await {
+        // A statement of another process holds the row for a moment.
+        while renewed == RenewReply::Locked {
+            renewed = again(|| adapter.renew(key, &mine)).await;
+        }
         let held = done.contains(key) || failed.contains(key);
         assert_eq!(renewed == RenewReply::Held, held, "{}: {renewed:?}", key.id());
     }

@@ -9,9 +9,10 @@
 //!    with the hooks and the connect options of the user's: rotated credentials take effect. It holds none, because
 //!    sqlx takes a connection back by a task and a ping.
 //! 2. A statement that takes too long, or whose caller is dropped, is *abandoned*. Its connection is closed and not
-//!    pooled, and its outcome is unknown. The server may still run it: its session waits for a lock, a disk or a
-//!    standby. Nothing searches for such a session. Its [`Place`] stays taken for [`FIRST`], and then each time twice
-//!    as long until a statement ends well. Otherwise each call would leave one more session on the server.
+//!    pooled, and its outcome is unknown. The server may still run it: its session waits for a lock, until the server
+//!    notices that the client has gone; or for a disk or a standby. Nothing searches for such a session. Its [`Place`]
+//!    stays taken for [`FIRST`], and then each time twice as long until a statement of its kind writes. Otherwise each
+//!    call would leave one more session on the server.
 //! 3. After one connection has failed, the idle connections are suspect: those of the batches are closed.
 //!    If it fell silent or led to a standby, those of the user's pool are tested at once.
 //! 4. The connections end with the user's pool: the task that purges sees its end. Otherwise a database could not be dropped after its pool was
@@ -24,13 +25,15 @@ use std::time::{Duration, Instant};
 
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, Postgres};
-use sqlx::{Connection, Row};
+use sqlx::{AssertSqlSafe, Connection, Row};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
 
+use super::super::sql::call::Kind;
 use super::super::transaction::{OnDrop, return_to_pool};
 use super::errors::{is_gone, is_timed_out, timed_out};
+use super::statements::TAG;
 use crate::observe;
 
 /// How long a test of an idle connection may take.
@@ -41,6 +44,11 @@ const TEST_AFTER: Duration = Duration::from_secs(10);
 const CONNECT: Duration = Duration::from_secs(2);
 /// How long a connection stays open that no batch needs.
 const SURPLUS: Duration = Duration::from_secs(60);
+/// Ends the session of an abandoned statement on the server, whatever it waits for: its connection is closed. For the
+/// session, because a statement waits for the table's lock before it could set anything. A pooler may give the session
+/// to others, whom the setting does not disturb.
+const CHECK_CLIENT: &str = "SELECT set_config('client_connection_check_interval', '1s', false) \
+     WHERE current_setting('client_connection_check_interval') = '0'";
 /// How long the place of an abandoned statement stays taken at first, and at most.
 const FIRST: Duration = Duration::from_secs(10);
 const LONGEST: Duration = Duration::from_secs(60);
@@ -48,14 +56,19 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// How many statements or transactions may be under way, those that were lost included.
 pub(super) struct Places {
     free: Arc<Semaphore>,
-    /// How often the time of a lost place was doubled since a statement or a transaction ended well.
-    doubled: Arc<AtomicU32>,
+    doubled: Doubled,
 }
+
+/// How often the time of a lost place was doubled since a statement or a transaction ended well, by [`Kind`]. While one
+/// kind ends well, another may not: claims do not wait for a standby, for example.
+type Doubled = Arc<[AtomicU32; 6]>;
 
 /// The place of a batch, a transaction or a migration.
 pub(super) struct Place {
     permit: Option<OwnedSemaphorePermit>,
-    doubled: Arc<AtomicU32>,
+    doubled: Doubled,
+    /// The kind of its calls. All transactions and all migrations have one.
+    pub(super) kind: Kind,
     /// Whether the place stays taken for a while after it is dropped.
     pub(super) is_lost: bool,
 }
@@ -69,12 +82,12 @@ impl Places {
     pub(super) async fn place(&self) -> Place {
         // The semaphore is never closed.
         let permit = Arc::clone(&self.free).acquire_owned().await.ok();
-        Place { permit, doubled: Arc::clone(&self.doubled), is_lost: false }
+        Place { permit, doubled: Arc::clone(&self.doubled), kind: Kind::Claim, is_lost: false }
     }
 
-    /// Notes that a statement or a transaction has ended well.
-    pub(super) fn has_ended(&self) {
-        self.doubled.store(0, Ordering::Relaxed);
+    /// Notes that a statement of this kind has written, or a transaction has ended well.
+    pub(super) fn has_ended(&self, kind: Kind) {
+        self.doubled[kind as usize].store(0, Ordering::Relaxed);
     }
 }
 
@@ -95,10 +108,11 @@ impl Drop for Place {
     fn drop(&mut self) {
         // Without a runtime, the place is free at once.
         let (true, Ok(runtime)) = (self.is_lost, Handle::try_current()) else { return };
-        let (permit, doubled) = (self.permit.take(), Arc::clone(&self.doubled));
-        let (before, order) = (doubled.load(Ordering::Relaxed), Ordering::Relaxed);
+        let (permit, all, kind) = (self.permit.take(), Arc::clone(&self.doubled), self.kind);
+        let (before, order) = (all[kind as usize].load(Ordering::Relaxed), Ordering::Relaxed);
         runtime.spawn(async move {
             sleep(lost_for(before)).await;
+            let doubled = &all[kind as usize];
             // Those that were lost together double the time once.
             let _ = doubled.compare_exchange(before, before.saturating_add(1), order, order);
             drop(permit);
@@ -128,6 +142,8 @@ pub(super) struct Connections {
     /// How many of them there may be.
     most: usize,
     pub(super) batches: Places,
+    /// For calls that wait for a row, beside the batches.
+    pub(super) alone: Places,
     pub(super) migration: Places,
 }
 
@@ -156,8 +172,8 @@ impl Connections {
             .max_lifetime(None)
             .idle_timeout(None)
             .connect_lazy_with((*pool.connect_options()).clone());
-        let (batches, migration) = (Places::new(most), Places::new(1));
-        Self { pool, private, idle: Mutex::default(), most, batches, migration }
+        let [batches, alone, migration] = [most, most, 1].map(Places::new);
+        Self { pool, private, idle: Mutex::default(), most, batches, alone, migration }
     }
 
     pub(super) async fn get(&self, source: Source) -> Result<BoundedConnection<'_>, sqlx::Error> {
@@ -202,7 +218,15 @@ impl Connections {
         }
         let options = self.pool.connect_options();
         self.private.set_connect_options((*options).clone());
-        let (connection, now) = (self.private.acquire().await?.detach(), Instant::now());
+        let mut connection = self.private.acquire().await?.detach();
+        let set = AssertSqlSafe(format!("{TAG}{CHECK_CLIENT}"));
+        let set = timeout(CONNECT, sqlx::raw_sql(set).execute(&mut connection)).await;
+        match set.unwrap_or_else(|_| Err(timed_out())) {
+            // Not every system can tell that a client has gone.
+            Ok(_) | Err(sqlx::Error::Database(_)) => {}
+            Err(error) => return Err(error),
+        }
+        let now = Instant::now();
         Ok(Own { connection, options, opened: now, used: now })
     }
 
@@ -377,6 +401,26 @@ impl Drop for BoundedConnection<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Claims, which may not wait for the disk, end well while completions do not.
+    #[tokio::test(start_paused = true)]
+    async fn only_a_success_of_the_same_kind_resets_the_time_of_a_lost_place() {
+        let places = Places::new(1);
+        let lose = async |kind| {
+            let mut place = places.place().await;
+            (place.kind, place.is_lost) = (kind, true);
+            drop(place);
+            let start = tokio::time::Instant::now();
+            drop(places.place().await);
+            start.elapsed().as_secs()
+        };
+        assert_eq!(lose(Kind::Complete).await, 10);
+        places.has_ended(Kind::Claim);
+        assert_eq!(lose(Kind::Complete).await, 20);
+        assert_eq!(lose(Kind::Claim).await, 10);
+        places.has_ended(Kind::Complete);
+        assert_eq!(lose(Kind::Complete).await, 10);
+    }
 
     #[test]
     fn lost_place_is_taken_for_10_to_60_s() {

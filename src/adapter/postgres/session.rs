@@ -19,8 +19,9 @@ use std::sync::atomic::Ordering;
 use sqlx::Row as _;
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnection, PgRow, Postgres};
+use tokio::sync::oneshot;
 
-use super::super::replies::RenewReply;
+use super::super::replies::{ClaimReply, RenewReply};
 use super::super::sql::batch::{Failed, RowExecutor, TRIES, execute_batch, unanswered};
 use super::super::sql::call::{Call, Kind, Replied, RowCall, RowReply, select};
 use super::super::sql::queue::{BatchExecutor, Waits};
@@ -28,19 +29,24 @@ use super::super::sql::responses::most_read;
 use super::super::sql::row::{Row, completed};
 use super::super::sql::statement::query;
 use super::super::stored::Fetch;
+use super::super::terms::CallTerms;
 use super::connections::{BoundedConnection, Place, Source};
 use super::errors::{is_locked, is_row_error, is_timed_out, store_error};
 use super::params::{
-    Bind, Bound, Uuid, advisory_locks, bind_claim, bind_data, bind_rows, by_key, read_row, uuids,
+    Bind, Bound, Uuid, advisory_locks, bind_claim, bind_data, bind_rows, by_key, key_hash,
+    read_row, uuids,
 };
-use super::statements::{LOCK_TIMEOUT, Statements};
+use super::statements::{ByWait, Statements, Wait};
 use super::store::{Fetched, PostgresStore};
 use crate::error::Error;
+use crate::key::DedupKey;
 
 /// Runs statements. Outside of a transaction, each is a transaction of its own.
 pub(super) struct Session<'s> {
     store: &'s PostgresStore,
-    statements: Arc<Statements>,
+    statements: ByWait,
+    /// How batches meet rows that open transactions hold.
+    wait: Wait,
     source: Source,
     transaction: Option<InTransaction<'s>>,
     /// The connection of the last statement, if it was one of the pool.
@@ -87,10 +93,41 @@ impl BatchExecutor<Call> for PostgresStore {
         batch: Vec<Call>,
         waits: &Waits<'_>,
     ) -> Vec<Result<RowReply, Error>> {
-        let mut session = Session::new(self, Source::Lane);
-        let replies = execute_batch(&mut session, &batch, waits).await;
-        place.is_lost = session.has_abandoned;
-        replies
+        let session = Session { wait: self.wait(), ..Session::new(self, Source::Lane) };
+        session.execute_batch(&mut place, &batch, waits).await
+    }
+}
+
+impl PostgresStore {
+    /// Queues a call. A completion or a release that its batch has passed over is repeated alone, and waits for its row
+    /// for its whole bound. Beside the queue: no other call waits for the row.
+    pub(super) async fn submit(
+        self: &Arc<Self>,
+        kind: Kind,
+        key: &DedupKey,
+        terms: &CallTerms,
+    ) -> Result<RowReply, Error> {
+        let call = || Call::new(kind, key, terms, key_hash);
+        let reply = self.calls.submit(self, call()).await?;
+        if !matches!(reply, RowReply::Locked) {
+            return Ok(reply);
+        }
+        let (store, batch) = (Arc::clone(self), [call()]);
+        let (mut reply, replied) = oneshot::channel();
+        // In a task of its own, because a statement whose caller is dropped would close its connection.
+        tokio::spawn(async move {
+            let place = tokio::select! {
+                biased;
+                () = reply.closed() => return,
+                place = store.connections.alone.place() => place,
+            };
+            let (mut place, mut session) = (place, Session::new(&store, Source::Lane));
+            session.wait = Wait::Long;
+            let replies = session.execute_batch(&mut place, &batch, &|_| true).await;
+            // The caller may be gone.
+            let _ = replies.into_iter().next().map(|replied| reply.send(replied));
+        });
+        replied.await.unwrap_or_else(|_| Err(kind.unknown()))
     }
 }
 
@@ -104,7 +141,17 @@ impl RowExecutor for Session<'_> {
         let reads_first = kind.is_claim() && read_first.load(Ordering::Relaxed);
         let mut replies: Vec<Replied> = rows.iter().map(|_| None).collect();
         self.known = 0;
-        let error = self.run(kind, rows, &mut replies, reads_first).await.err();
+        let mut error = self.run(kind, rows, &mut replies, reads_first).await.err();
+        // One wait is enough: this batch and the next ones pass over the row.
+        if self.wait == Wait::Briefly && error.as_ref().is_some_and(is_locked) {
+            self.store.note_held();
+            self.wait = Wait::PassOver;
+            error = self.run(kind, rows, &mut replies, reads_first).await.err();
+        }
+        if self.wait == Wait::PassOver && error.is_none() && !kind.is_claim() {
+            let locked = replies.iter_mut().filter(|reply| reply.is_none());
+            locked.for_each(|reply| *reply = Some(Ok(RowReply::Locked)));
+        }
         let unanswered = unanswered(&replies);
         let answered = rows.len() - unanswered.len();
         if kind.is_claim() && answered > 0 {
@@ -136,7 +183,8 @@ impl<'s> Session<'s> {
     pub(super) fn new(store: &'s PostgresStore, source: Source) -> Self {
         Self {
             store,
-            statements: store.statements(),
+            statements: store.statements_by_wait(),
+            wait: Wait::Briefly,
             source,
             transaction: None,
             pooled: None,
@@ -155,8 +203,25 @@ impl<'s> Session<'s> {
     ) -> Self {
         let locks = rows.iter().map(|row| row.hash).zip(advisory_locks(rows)).collect();
         let transaction = Some(InTransaction { connection, locks, begun: None });
-        let statements = Arc::clone(statements);
+        let statements = std::array::from_fn(|_| Arc::clone(statements));
         Self { statements, transaction, ..Self::new(store, Source::Pool) }
+    }
+
+    /// Sends the calls of a batch, which has this place.
+    async fn execute_batch(
+        mut self,
+        place: &mut Place,
+        batch: &[Call],
+        waits: &Waits<'_>,
+    ) -> Vec<Result<RowReply, Error>> {
+        let replies = execute_batch(&mut self, batch, waits).await;
+        place.is_lost = self.has_abandoned;
+        place.kind = batch.first().map_or(Kind::Claim, Call::kind);
+        replies
+    }
+
+    fn all(&self) -> Arc<Statements> {
+        Arc::clone(&self.statements[self.wait as usize])
     }
 
     /// Returns the connection of the pool that the last statement has left. The caller has to bound what it does with it.
@@ -179,11 +244,17 @@ impl<'s> Session<'s> {
         mut reads: bool,
     ) -> Result<(), sqlx::Error> {
         if rows.is_empty() {
-            let all = Arc::clone(&self.statements);
+            let all = self.all();
             let opened = self.send(&all.tx_open, &|query| query).await?;
             return self.note_begun(opened.first());
         }
-        for _ in 0..TRIES {
+        // A row that a statement has passed over may be held for long. A completion also finds rows that are complete.
+        let tries = match kind {
+            Kind::Complete if self.wait == Wait::PassOver => 2,
+            Kind::Claim | Kind::ClaimComplete | Kind::Complete => TRIES,
+            Kind::Renew | Kind::Release | Kind::ReleaseComplete => 1,
+        };
+        for _ in 0..tries {
             let mut unwritten = unanswered(replies);
             if unwritten.is_empty() {
                 break;
@@ -213,7 +284,7 @@ impl<'s> Session<'s> {
         // committed, and would not see it.
         let fetch = rows.first().map_or(Fetch::Nothing, |row| row.terms.fetch());
         let found = self.read(&select(rows, &indexes), fetch).await?;
-        let (mut unwritten, mut free, mut versions) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut unwritten, mut free, mut found_free) = (Vec::new(), Vec::new(), Vec::new());
         for (index, row) in indexes.into_iter().zip(found) {
             let Some(row) = row else {
                 unwritten.push(index);
@@ -227,14 +298,16 @@ impl<'s> Session<'s> {
                 None if !kind.is_claim() => unwritten.push(index),
                 None if rows[index].has_caller() => {
                     free.push(index);
-                    versions.push(row.version);
+                    found_free.push(row);
                 }
                 None => replies[index] = Some(Err(kind.unknown())),
             }
         }
         if !free.is_empty() {
-            let taken = self.take(kind, &select(rows, &free), &versions).await?;
-            set(replies, &free, taken);
+            let taken = self.take(kind, &select(rows, &free), &found_free).await?;
+            for (index, reply) in free.into_iter().zip(taken) {
+                replies[index] = reply;
+            }
         }
         Ok(unwritten)
     }
@@ -246,24 +319,22 @@ impl<'s> Session<'s> {
         kind: Kind,
         rows: &[RowCall<'_>],
     ) -> Result<Vec<Option<RowReply>>, sqlx::Error> {
-        let (all, locks) = (Arc::clone(&self.statements), self.locks(rows));
+        let (all, locks) = (self.all(), self.locks(rows));
         let is_within = locks.is_some();
-        let (sql, other) = match kind {
-            Kind::Claim | Kind::ClaimComplete if is_within => (&all.tx_claim_insert, None),
-            Kind::Claim => (&all.claim_insert, None),
-            Kind::ClaimComplete => (&all.claim_complete_insert, None),
-            Kind::Renew => (&all.renew, Some(RowReply::Renewed(RenewReply::Lost))),
-            Kind::Complete => (&all.complete, None),
-            Kind::Release => (&all.release, Some(RowReply::Released)),
-            Kind::ReleaseComplete => (&all.release_complete, Some(RowReply::Released)),
+        let sql = match kind {
+            Kind::Claim | Kind::ClaimComplete if is_within => &all.tx_claim_insert,
+            Kind::Claim => &all.claim_insert,
+            Kind::ClaimComplete => &all.claim_complete_insert,
+            Kind::Renew => &all.renew,
+            Kind::Complete => &all.complete,
+            Kind::Release => &all.release,
+            Kind::ReleaseComplete => &all.release_complete,
         };
-        let wait = self.release_timeout(rows);
         let bind = |query| match &locks {
             Some(locks) => bind_claim(query, kind, rows).bind(locks),
-            None if kind == Kind::ReleaseComplete => bind_rows(query, kind, rows).bind(&wait),
             None => bind_rows(query, kind, rows),
         };
-        let returned = self.send_write(sql, &bind).await?;
+        let returned = self.send_write(kind, sql, &bind).await?;
         self.note_begun(returned.first())?;
         if kind.is_claim() && !is_within {
             self.store.replanner.note_rows(returned.len());
@@ -271,36 +342,48 @@ impl<'s> Session<'s> {
         let written = by_key(rows, &returned, |index, row| {
             Ok(Some(match kind {
                 Kind::Complete => completion(row, rows[index].token().into())?,
+                // By position, as in RETURNING in `sql/renew.sql`.
+                Kind::Renew if row.try_get(1)? => RowReply::Renewed(RenewReply::Locked),
                 Kind::Renew => RowReply::Renewed(RenewReply::Held),
+                Kind::Release | Kind::ReleaseComplete => RowReply::Released,
                 _ if is_within && !row.try_get("locked")? => RowReply::IN_FLIGHT,
                 _ if is_within && !row.try_get("granted")? => return Ok(None),
                 _ => RowReply::first(1, false),
             }))
         })?;
-        Ok(written.into_iter().map(|reply| reply.or_else(|| other.clone())).collect())
+        let lost = (kind == Kind::Renew).then_some(RowReply::Renewed(RenewReply::Lost));
+        Ok(written.into_iter().map(|reply| reply.or_else(|| lost.clone())).collect())
     }
 
-    /// Takes existing rows at these versions. Returns the reply for each row that it wrote.
+    /// Takes existing rows at the versions that were found. Returns the reply for each row that it wrote, or that an open
+    /// transaction holds: the claim is in flight. If this claim itself may hold the row, its outcome is unknown.
     async fn take(
         &mut self,
         kind: Kind,
         rows: &[RowCall<'_>],
-        versions: &[i64],
-    ) -> Result<Vec<Option<RowReply>>, sqlx::Error> {
-        let (all, locks) = (Arc::clone(&self.statements), self.locks(rows));
+        found: &[Row],
+    ) -> Result<Vec<Replied>, sqlx::Error> {
+        let versions: Vec<_> = found.iter().map(|row| row.version).collect();
+        let (all, locks) = (self.all(), self.locks(rows));
         let sql = if locks.is_some() { &all.tx_claim_existing } else { &all.claim_existing };
         let bind = |query| {
             let query = bind_claim(query, kind, rows);
             match &locks {
                 Some(locks) => query.bind(locks),
-                None => bind_data(query, rows, kind == Kind::ClaimComplete).bind(versions),
+                None => bind_data(query, rows, kind == Kind::ClaimComplete).bind(&versions),
             }
         };
-        let taken = self.send_write(sql, &bind).await?;
-        by_key(rows, &taken, |_, row| {
+        let taken = self.send_write(kind, sql, &bind).await?;
+        let lost_reply = self.lost_reply;
+        by_key(rows, &taken, |index, row| {
             // By position, in the order of RETURNING in `sql/*claim*.sql`.
-            let attempts: i32 = row.try_get(1)?;
-            Ok(Some(RowReply::first(attempts.into(), row.try_get(2)?)))
+            let Some(attempts) = row.try_get::<Option<i32>, _>(1)? else {
+                let (mine, holder) = (rows[index].token(), found[index].token);
+                let is_own = holder.as_ref() == Some(mine.as_bytes());
+                let held = RowReply::Claimed(ClaimReply::InFlight, holder);
+                return Ok(Some(if lost_reply || is_own { Err(kind.unknown()) } else { Ok(held) }));
+            };
+            Ok(Some(Ok(RowReply::first(attempts.into(), row.try_get(2)?))))
         })
     }
 
@@ -309,7 +392,7 @@ impl<'s> Session<'s> {
         rows: &[RowCall<'_>],
         fetch: Fetch,
     ) -> Result<Vec<Option<Row>>, sqlx::Error> {
-        let all = Arc::clone(&self.statements);
+        let all = self.all();
         let mut found = Vec::with_capacity(rows.len());
         for part in rows.chunks(most_read(fetch)) {
             let bind = |query: Bound| query.bind(uuids(part));
@@ -336,12 +419,14 @@ impl<'s> Session<'s> {
 
     async fn send_write(
         &mut self,
+        kind: Kind,
         sql: &Arc<str>,
         bind: Bind<'_>,
     ) -> Result<Vec<PgRow>, sqlx::Error> {
         let written = self.send(sql, bind).await?;
-        if self.source == Source::Lane {
-            self.store.connections.batches.has_ended();
+        // A statement that writes nothing waits for no disk and no standby.
+        if self.source == Source::Lane && !written.is_empty() {
+            self.store.connections.batches.has_ended(kind);
         }
         Ok(written)
     }
@@ -359,18 +444,6 @@ impl<'s> Session<'s> {
         self.lost_reply |= lost_reply;
         self.pooled = Some(connection).filter(|_| self.source == Source::Pool);
         Ok(rows)
-    }
-
-    /// Returns how long a release waits for a row. A key that is complete at once and never ran is a duplicate for
-    /// other processes, until its release has the row. So this release, once it is sent alone, waits nearly as long as
-    /// the statement may run: then the server ends the wait.
-    fn release_timeout(&self, rows: &[RowCall<'_>]) -> String {
-        if rows.len() > 1 {
-            return LOCK_TIMEOUT.to_owned();
-        }
-        // The setting has 31 bits, and 0 is no bound.
-        let ms = (self.store.options.statement_timeout.as_millis() * 9 / 10).max(1);
-        format!("{}ms", i32::try_from(ms).unwrap_or(i32::MAX))
     }
 }
 

@@ -4,9 +4,10 @@
 //!
 //! 1. `key` is the first 16 bytes of the SHA-256 over namespace, line feed and id (a namespace holds no
 //!    control character). The names stand beside it to be read; no index covers them.
-//! 2. Every statement waits for a row for [`LOCK_TIMEOUT`] at most, except `release_complete` if it is sent alone.
-//!    Statements hold row locks until they end, but an open transaction may hold them as long as a handler
-//!    runs. The table's lock, which DDL takes, has no such bound.
+//! 2. Statements hold row locks until they end, but an open transaction may hold them as long as a handler
+//!    runs. How a statement of a batch meets such a row, says [`Wait`]. `claim_existing`, `forget` and `purge` pass over
+//!    it, and a read needs no lock. `lock_timeout` is set for the statement only; the table's lock, which DDL takes,
+//!    has no such bound.
 //! 3. Every statement is as durable as `synchronous_commit = on`, whatever a role or a database is set
 //!    to; except claims under a lease, if the server has no synchronous standby.
 //! 4. The clock is `clock_timestamp()`, which advances while a statement waits. An insertion reads it once a row, before
@@ -36,6 +37,7 @@ use super::super::sql::batch::TRIES;
 use super::super::sql::inspection::{COUNTED, PORTION};
 use super::super::sql::statement::{render, statements};
 use super::super::stored::Fetch;
+use super::options::PostgresOptions;
 use super::params::MAX_MS;
 use super::schema::{TableName, literal};
 use crate::key::MAX_ID_LEN;
@@ -43,9 +45,34 @@ use crate::key::MAX_ID_LEN;
 /// The start of every statement: `pg_stat_activity` and the server's log show whose it is.
 pub(super) const TAG: &str = "/* tower-dedup */ ";
 
-/// How long a statement waits for a row that an open transaction holds: longer than a COMMIT over a slow disk or to
-/// a standby takes, and shorter than a sender waits.
-pub(super) const LOCK_TIMEOUT: &str = "100ms";
+/// How long an insertion waits for a row that an open transaction has inserted: longer than a COMMIT over a slow disk or
+/// to a standby takes, and shorter than a sender waits.
+const LOCK_TIMEOUT: &str = "100ms";
+/// How long a batch waits for a row that an open transaction holds, before it passes over such rows: longer than a
+/// COMMIT over a disk takes.
+const BRIEFLY: &str = "10ms";
+
+/// How the statement of a batch meets a row that an open transaction holds. The names of the folder `sql` stand for
+/// one statement of each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// Waits for 10 ms, and then fails. Looks for no such row, which takes a tenth to a fifth of the server's time.
+    Briefly,
+    /// Passes over it: an insertion leaves out the keys that have a row; a completion, a release and a renewal leave out
+    /// the rows that they cannot lock. Waits only for a row that an open transaction has inserted.
+    PassOver,
+    /// Waits nearly as long as the statement may run: then the server ends the wait.
+    Long,
+}
+
+/// Leaves out a key that has a row: an insertion would wait for the transaction that holds it. With the keys in a
+/// subquery, Postgres keeps one plan for any number of keys. As a join, it takes twice the time for a few keys.
+const UNLESS_EXISTS: &str = "WHERE a.key <> ALL (ARRAY(SELECT key FROM {table} WHERE key = ANY ((SELECT $1::uuid[])::uuid[])))";
+/// Leaves out a row that an open transaction holds.
+const UNLESS_HELD: &str = "WHERE NOT EXISTS (SELECT FROM held AS h WHERE h.key = a.key)";
+
+/// The statements by [`Wait`].
+pub(super) type ByWait = [Arc<Statements>; 3];
 
 statements! {
     /// Every statement, with the table's name. A field is named after its file.
@@ -88,16 +115,38 @@ pub(super) fn tagged(sql: &str) -> Arc<str> {
 }
 
 impl Statements {
-    pub(super) fn new(name: &TableName, durable_claims: bool) -> Self {
+    /// Returns the statements of each [`Wait`].
+    pub(super) fn by_wait(name: &TableName, options: &PostgresOptions) -> ByWait {
+        let of = |wait| Arc::new(Self::new(name, options, wait));
+        [Wait::Briefly, Wait::PassOver, Wait::Long].map(of)
+    }
+
+    pub(super) fn new(name: &TableName, options: &PostgresOptions, wait: Wait) -> Self {
+        // The setting has 31 bits, and 0 is no bound.
+        let long = (options.statement_timeout.as_millis() * 9 / 10).max(1);
+        let long = i32::try_from(long).unwrap_or(i32::MAX);
+        let long = format!("{long}ms");
+        let passing = wait == Wait::PassOver;
         let durable = render(include_str!("sql/durable.sql"), &[]);
         let asynchronous = render(include_str!("sql/claim_durable.sql"), &[("durable", &durable)]);
+        let table = ("table", &*name.quoted(""));
+        let held = render(include_str!("sql/held.sql"), &[table]);
+        let unless_exists = format!("\n  {}", render(UNLESS_EXISTS, &[table]));
+        let unless_held = format!("\n  {UNLESS_HELD}");
+        let pass = |text| if passing { text } else { "" };
         let values = [
-            ("table", &*name.quoted("")),
+            table,
+            ("held", &*held),
+            ("unless_held", UNLESS_HELD),
+            ("pass_held", pass(&*held)),
+            ("pass_unless_held", pass(&*unless_held)),
+            ("pass_unless_exists", pass(&*unless_exists)),
             ("version_table", &*name.quoted("_schema")),
             ("table_number", &*name.number()),
-            ("claim_durable", if durable_claims { &*durable } else { &*asynchronous }),
+            ("claim_durable", if options.durable_claims { &*durable } else { &*asynchronous }),
             ("durable", &*durable),
             ("lock_timeout", LOCK_TIMEOUT),
+            ("wait", [BRIEFLY, LOCK_TIMEOUT, &*long][wait as usize]),
             ("handler_lock_timeout", &*render(include_str!("sql/handler_lock_timeout.sql"), &[])),
             ("grace_ms", &*PURGE_GRACE.as_millis().to_string()),
             ("counted", &*COUNTED.to_string()),

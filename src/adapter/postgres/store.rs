@@ -1,14 +1,14 @@
 //! [`PostgresStore`]: how a statement is run, and where the table is.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use backon::{BackoffBuilder, ExponentialBuilder};
 use sqlx::postgres::{PgConnection, PgPool, PgRow};
 use sqlx::{AssertSqlSafe, Row as _};
 
-use super::super::sql::call::Call;
+use super::super::sql::call::{Call, Kind};
 use super::super::sql::options::check_open;
 use super::super::sql::purge::PurgeTask;
 use super::super::sql::queue::Batcher;
@@ -20,7 +20,7 @@ use super::errors::{
 use super::options::{PostgresOptions, may_be_plain_text};
 use super::params::Bind;
 use super::schema::{TableName, VERSION, create_sql, migration};
-use super::statements::{Replanner, Statements, record_function, tagged};
+use super::statements::{ByWait, Replanner, Statements, Wait, record_function, tagged};
 use crate::error::{Error, ErrorKind};
 use crate::observe;
 
@@ -28,6 +28,9 @@ use crate::observe;
 const MIGRATION_WAIT: Duration = Duration::from_secs(5);
 /// For how long a migration may run.
 const MAINTENANCE_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// For how long batches pass over rows that open transactions hold, after one has waited for such a row.
+const PASS_OVER_FOR: Duration = Duration::from_secs(10);
 
 /// How often a statement is repeated that conflicted with another, or whose connection was gone.
 const REPEATS: usize = 6;
@@ -41,12 +44,14 @@ pub(super) struct PostgresStore {
     find: Arc<str>,
     /// Names the schema after the table is found: a `search_path` that changes later names no other
     /// table.
-    statements: RwLock<Arc<Statements>>,
+    statements: RwLock<ByWait>,
     pub(super) calls: Batcher<Call>,
     pub(super) replanner: Replanner,
     /// Whether claims read before they insert: while at least half of their keys are known. An insertion shows without
     /// extra cost whether a key is new; the row of a known key takes a second statement.
     pub(super) read_first: AtomicBool,
+    /// When a batch last waited for a row that an open transaction holds.
+    met_held: Mutex<Option<Instant>>,
     pub(super) transactions: Places,
     pub(super) purge_task: PurgeTask,
     /// Whether it is known if the connections are encrypted.
@@ -66,7 +71,7 @@ pub(super) struct Fetched<'s> {
 /// Where the table is, or is to be.
 struct FoundTable {
     name: TableName,
-    statements: Arc<Statements>,
+    statements: ByWait,
     /// Whether it exists, with its version.
     exists: bool,
     /// Whether it has an index on `expires_at`.
@@ -78,17 +83,17 @@ struct FoundTable {
 
 impl PostgresStore {
     pub(super) fn new(pool: PgPool, options: PostgresOptions, user_pool: bool) -> Self {
-        let statements = Statements::new(&options.name, options.durable_claims);
         let lanes = options.batching.lanes;
         let connections = pool.options().get_max_connections();
         let transactions = Places::new(usize::try_from(connections).unwrap_or(usize::MAX));
         Self {
             connections: Connections::new(pool, lanes),
             find: tagged(&options.name.find()),
-            statements: RwLock::new(Arc::new(statements)),
+            statements: RwLock::new(Statements::by_wait(&options.name, &options)),
             calls: Batcher::new(options.batching),
             replanner: Replanner::default(),
             read_first: AtomicBool::new(false),
+            met_held: Mutex::default(),
             transactions,
             purge_task: PurgeTask::new(options.purging),
             has_checked_encryption: AtomicBool::new(false),
@@ -118,7 +123,23 @@ impl PostgresStore {
 
     /// Returns the statements that were last made.
     pub(super) fn statements(&self) -> Arc<Statements> {
-        Arc::clone(&self.statements.read().unwrap_or_else(PoisonError::into_inner))
+        self.statements_by_wait()[Wait::Briefly as usize].clone()
+    }
+
+    pub(super) fn statements_by_wait(&self) -> ByWait {
+        self.statements.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns how a batch meets a row that an open transaction holds.
+    pub(super) fn wait(&self) -> Wait {
+        let met = *self.met_held.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_recent = met.is_some_and(|met| met.elapsed() < PASS_OVER_FOR);
+        if is_recent { Wait::PassOver } else { Wait::Briefly }
+    }
+
+    /// Notes that a batch has met a row that an open transaction holds.
+    pub(super) fn note_held(&self) {
+        *self.met_held.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
     /// Runs a call once the table is found; and once more if the table is gone, which is then looked
@@ -174,7 +195,7 @@ impl PostgresStore {
         let found = query(&self.find).fetch_one(&mut *connection).await.map_err(fault)?;
         let found = self.found(&found)?;
         let is_current = found.exists && {
-            let version = query(&found.statements.version).fetch_one(connection).await;
+            let version = query(&found.statements[0].version).fetch_one(connection).await;
             version.and_then(|row| row.try_get::<i32, _>(0)).map_err(fault)? >= VERSION
         };
         if !is_current {
@@ -184,7 +205,8 @@ impl PostgresStore {
         if found.is_everybodys {
             self.set_statements(&found.statements);
         }
-        Ok(found.statements)
+        let [statements, ..] = found.statements;
+        Ok(statements)
     }
 
     /// Finds the table, or makes it.
@@ -213,7 +235,7 @@ impl PostgresStore {
         }
         // Without the table, and without the right to make it, the server's error says so.
         let is_current = (found.exists || !may_make)
-            && self.version(&found.statements).await.map_err(fault)? >= VERSION;
+            && self.version(&found.statements[0]).await.map_err(fault)? >= VERSION;
         if !is_current && !may_make {
             return Err(Error::new(
                 ErrorKind::Refused,
@@ -234,11 +256,11 @@ impl PostgresStore {
             let migrated = session.run(MAINTENANCE_TIMEOUT, migrate).await;
             place.is_lost = migrated.as_ref().is_err_and(is_timed_out);
             if !place.is_lost {
-                self.connections.migration.has_ended();
+                self.connections.migration.has_ended(Kind::Claim);
             }
             migrated.map_err(fault)?;
         }
-        self.warn_of_plain_text(&found.statements).await;
+        self.warn_of_plain_text(&found.statements[0]).await;
         self.set_statements(&found.statements);
         Ok(())
     }
@@ -257,8 +279,8 @@ impl PostgresStore {
         }
     }
 
-    fn set_statements(&self, statements: &Arc<Statements>) {
-        *self.statements.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(statements);
+    fn set_statements(&self, statements: &ByWait) {
+        *self.statements.write().unwrap_or_else(PoisonError::into_inner) = statements.clone();
         self.has_schema.store(true, Ordering::Release);
     }
 
@@ -277,7 +299,7 @@ impl PostgresStore {
         let schema = row.try_get("schema").map_err(fault)?;
         let name = TableName { schema, ..self.options.name.clone() };
         Ok(FoundTable {
-            statements: Arc::new(Statements::new(&name, self.options.durable_claims)),
+            statements: Statements::by_wait(&name, &self.options),
             name,
             exists: row.try_get("there").map_err(fault)?,
             has_index: row.try_get("has_index").map_err(fault)?,

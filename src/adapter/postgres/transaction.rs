@@ -82,7 +82,7 @@ impl PostgresStore {
     ) -> Result<(), Error> {
         let rolled_back = transaction.rollback().await;
         rolled_back.map_err(|error| store_error("rolling the transaction back", error))?;
-        self.transactions.has_ended();
+        self.transactions.has_ended(Kind::Claim);
         Ok(())
     }
 
@@ -186,7 +186,7 @@ impl PostgresStore {
             return Err(not_ours("committing: the handler has leaked a savepoint"));
         }
         transaction.commit().await.map_err(fault)?;
-        self.transactions.has_ended();
+        self.transactions.has_ended(Kind::Claim);
         Ok(())
     }
 

@@ -1,9 +1,8 @@
 //! The contracts of a SQL adapter, which is a handle to a store.
 
-/// Implements the contracts for an adapter over the `Arc` of its store. `$hash` orders the rows of a batch. `$more` are
-/// the methods of [`TransactionAdapter`](super::super::transaction::TransactionAdapter) that have a default.
+/// Implements the contracts for an adapter over the `Arc` of its store. `$more` are the methods of [`TransactionAdapter`](super::super::transaction::TransactionAdapter) that have a default.
 macro_rules! sql_adapter {
-    ($adapter:ident, $store:ident, $database:ident, $hash:expr, { $($more:item)* }) => {
+    ($adapter:ident, $store:ident, $database:ident, { $($more:item)* }) => {
         impl std::fmt::Debug for $adapter {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 let mut adapter = f.debug_struct(stringify!($adapter));
@@ -30,8 +29,7 @@ macro_rules! sql_adapter {
                 terms: &CallTerms,
                 pick: fn(RowReply) -> Option<T>,
             ) -> Result<T, Error> {
-                let call = Call::new(kind, key, terms, $hash);
-                pick(self.0.calls.submit(&self.0, call).await?).ok_or_else(missing_reply)
+                pick(self.0.submit(kind, key, terms).await?).ok_or_else(missing_reply)
             }
         }
 

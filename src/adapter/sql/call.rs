@@ -64,6 +64,9 @@ pub(in crate::adapter) enum RowReply {
     Renewed(RenewReply),
     Completed(CompleteReply),
     Released,
+    /// An open transaction holds the row, and the statement has passed over it. Not for a claim or a renewal.
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite locks no row"))]
+    Locked,
 }
 
 /// The reply of a row; `None` for a row that has to be sent again.
@@ -128,6 +131,11 @@ impl Call {
         // Responses are large, and would delay the other calls of a batch: see `responses`.
         let terms = terms.clone().with_fetch(without_response(terms.fetch()));
         Self { kind, key: key.clone(), hash: hash(key), terms }
+    }
+
+    #[cfg(feature = "postgres")]
+    pub(in crate::adapter) fn kind(&self) -> Kind {
+        self.kind
     }
 
     /// Returns the row of the call. `index` is the place of the call in its batch.

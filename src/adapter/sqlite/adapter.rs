@@ -12,7 +12,7 @@ use super::super::contract::{Abilities, DedupAdapter, StoreFuture};
 use super::super::inspect::{Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats};
 use super::super::replies::{ClaimReply, CompleteReply, RenewReply};
 use super::super::sql::adapter::sql_adapter;
-use super::super::sql::call::{Call, Kind, RowReply, missing_reply, without_response};
+use super::super::sql::call::{Kind, RowReply, missing_reply, without_response};
 use super::super::sql::responses::{READING_RESPONSE, add_response};
 use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
@@ -151,7 +151,7 @@ impl SqliteAdapter {
     }
 }
 
-sql_adapter!(SqliteAdapter, SqliteStore, Sqlite, |_| 0, {
+sql_adapter!(SqliteAdapter, SqliteStore, Sqlite, {
     fn open_timeout(&self) -> Duration {
         self.0.options.write_lock_timeout
     }

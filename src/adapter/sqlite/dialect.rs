@@ -3,11 +3,14 @@
 //! The caller reads first, on the connections that only read, so that duplicates wait for no writer.
 //! Only keys that are not known are written.
 
+use std::sync::Arc;
+
 use super::super::sql::batch::{Failed, RowExecutor, execute_batch};
 use super::super::sql::call::{Call, Kind, Replied, RowCall, RowReply};
 use super::super::sql::queue::{BatchExecutor, Waits};
 use super::super::sql::row::Row;
 use super::super::stored::Fetch;
+use super::super::terms::CallTerms;
 use super::errors::{is_row_error, store_error};
 use super::session::Session;
 use super::store::{Lookup, SqliteStore, WriteGuard, acquire};
@@ -33,6 +36,17 @@ impl BatchExecutor<Lookup> for SqliteStore {
             Ok(rows) => rows.into_iter().map(Ok).collect(),
             Err(error) => vec![Err(store_error("looking up keys", error)); batch.len()],
         }
+    }
+}
+
+impl SqliteStore {
+    pub(super) async fn submit(
+        self: &Arc<Self>,
+        kind: Kind,
+        key: &DedupKey,
+        terms: &CallTerms,
+    ) -> Result<RowReply, Error> {
+        self.calls.submit(self, Call::new(kind, key, terms, |_| 0)).await
     }
 }
 

@@ -1,5 +1,6 @@
 //! The cases. Each takes a fresh store and panics where the store breaks a rule.
 
+mod held;
 mod inspection;
 mod lease;
 mod maintenance;
@@ -19,6 +20,7 @@ use crate::adapter::inspect::MaintenanceAdapter;
 pub fn run_case<S: Store>(name: &str) {
     conformance_suite!(S, name);
     lease_conformance_suite!(S, name);
+    held_row_conformance_suite!(S, name);
     refusal_conformance_suite!(S, name);
     panic!("no case {name}");
 }

@@ -1,7 +1,7 @@
 -- Claims keys that have no row, complete at once, with their stored data. Returns those.
 -- A key that has a row is neither locked nor written. Rows are inserted in the order of the arrays.
 WITH settings AS MATERIALIZED (
-  SELECT set_config('lock_timeout', '{lock_timeout}', true) AS lock_timeout, {durable} AS durability,
+  SELECT set_config('lock_timeout', '{wait}', true) AS lock_timeout, {durable} AS durability,
     $5::int8 * interval '1 millisecond' AS retention
 )
 INSERT INTO {table} AS t (
@@ -22,7 +22,7 @@ FROM (
   ) AS a (
     key, namespace, id, token,
     payload_sha256, response_status, response_headers, response_body, event_type
-  )
+  ){pass_unless_exists}
 ) AS a
 ON CONFLICT (key) DO NOTHING
 RETURNING t.key

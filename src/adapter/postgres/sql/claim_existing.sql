@@ -1,44 +1,51 @@
 -- Takes rows at the versions that were read: rows that were free then, and those of the caller's own token. Without a
--- lease, they are complete at once, with their stored data.
+-- lease, they are complete at once, with their stored data. A row at its version that an open transaction holds is
+-- passed over, and returned without attempts.
 WITH settings AS MATERIALIZED (
-  SELECT set_config('lock_timeout', '{lock_timeout}', true) AS lock_timeout,
-    CASE WHEN $6::int8 IS NULL THEN {durable} ELSE {claim_durable} END AS durability,
+  SELECT CASE WHEN $6::int8 IS NULL THEN {durable} ELSE {claim_durable} END AS durability,
     $5::int8 * interval '1 millisecond' AS retention, $6::int8 * interval '1 millisecond' AS lease
+), calls AS MATERIALIZED (
+  SELECT a.key, a.token, s.retention, s.lease, a.event_type,
+    a.payload_sha256, a.response_status, a.response_headers, a.response_body, a.version
+  FROM settings AS s, unnest(
+    $1::uuid[], $4::uuid[], $7::text[],
+    $8::bytea[], $9::int2[], $10::text[], $11::bytea[], $12::int8[]
+  ) AS a (
+    key, token, event_type,
+    payload_sha256, response_status, response_headers, response_body, version
+  )
 ), locked AS MATERIALIZED (
   -- In the order of `key`: an UPDATE locks in any order. A claim that is repeated with its token counts no attempt.
   SELECT t.key, a.token, a.retention, a.lease, a.event_type,
     a.payload_sha256, a.response_status, a.response_headers, a.response_body,
     a.lease IS NOT NULL AND t.token = a.token AND t.completed_at IS NULL AND t.lease_until IS NOT NULL AS is_own,
     t.expires_at <= clock_timestamp() AS is_expired
-  FROM (
-    SELECT a.key, a.token, s.retention, s.lease, a.event_type,
-      a.payload_sha256, a.response_status, a.response_headers, a.response_body, a.version
-    FROM settings AS s, unnest(
-      $1::uuid[], $4::uuid[], $7::text[],
-      $8::bytea[], $9::int2[], $10::text[], $11::bytea[], $12::int8[]
-    ) AS a (
-      key, token, event_type,
-      payload_sha256, response_status, response_headers, response_body, version
-    )
-  ) AS a
+  FROM calls AS a
   JOIN {table} AS t ON t.key = a.key
   WHERE t.version = a.version
   ORDER BY t.key
-  FOR UPDATE OF t
+  FOR UPDATE OF t SKIP LOCKED
+), taken AS (
+  UPDATE {table} AS t SET
+    version = t.version + 1,
+    token = l.token,
+    lease_until = clock_timestamp() + l.lease,
+    attempts = CASE WHEN l.is_own THEN t.attempts WHEN l.is_expired THEN 1 ELSE t.attempts + 1 END,
+    takeover = CASE WHEN l.is_own THEN t.takeover ELSE NOT l.is_expired AND t.lease_until IS NOT NULL END,
+    first_seen_at = CASE WHEN l.is_expired AND l.is_own IS NOT TRUE THEN clock_timestamp() ELSE t.first_seen_at END,
+    completed_at = CASE WHEN l.lease IS NULL THEN clock_timestamp() END,
+    expires_at = clock_timestamp() + l.retention,
+    -- A key that is claimed again after it has expired loses its stored data.
+    event_type = CASE WHEN l.is_expired AND l.is_own IS NOT TRUE THEN l.event_type ELSE t.event_type END,
+    payload_sha256 = l.payload_sha256, response_status = l.response_status,
+    response_headers = l.response_headers, response_body = l.response_body
+  FROM locked AS l
+  WHERE t.key = l.key
+  RETURNING t.key, t.attempts, t.takeover
 )
-UPDATE {table} AS t SET
-  version = t.version + 1,
-  token = l.token,
-  lease_until = clock_timestamp() + l.lease,
-  attempts = CASE WHEN l.is_own THEN t.attempts WHEN l.is_expired THEN 1 ELSE t.attempts + 1 END,
-  takeover = CASE WHEN l.is_own THEN t.takeover ELSE NOT l.is_expired AND t.lease_until IS NOT NULL END,
-  first_seen_at = CASE WHEN l.is_expired AND l.is_own IS NOT TRUE THEN clock_timestamp() ELSE t.first_seen_at END,
-  completed_at = CASE WHEN l.lease IS NULL THEN clock_timestamp() END,
-  expires_at = clock_timestamp() + l.retention,
-  -- A key that is claimed again after it has expired loses its stored data.
-  event_type = CASE WHEN l.is_expired AND l.is_own IS NOT TRUE THEN l.event_type ELSE t.event_type END,
-  payload_sha256 = l.payload_sha256, response_status = l.response_status,
-  response_headers = l.response_headers, response_body = l.response_body
-FROM locked AS l
-WHERE t.key = l.key
-RETURNING t.key, t.attempts, t.takeover
+SELECT key, attempts, takeover FROM taken
+UNION ALL
+SELECT a.key, NULL, NULL
+FROM calls AS a
+JOIN {table} AS t USING (key, version)
+WHERE NOT EXISTS (SELECT FROM locked AS l WHERE l.key = a.key)

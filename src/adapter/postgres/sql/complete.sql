@@ -6,9 +6,9 @@
 -- before is not written again.
 -- `expires_at` stays unless the row has expired: the retention counts from the claim.
 WITH settings AS MATERIALIZED (
-  SELECT set_config('lock_timeout', '{lock_timeout}', true) AS lock_timeout, {durable} AS durability,
+  SELECT set_config('lock_timeout', '{wait}', true) AS lock_timeout, {durable} AS durability,
     $5::int8 * interval '1 millisecond' AS retention
-)
+){pass_held}
 INSERT INTO {table} AS t (
   key, namespace, id, token, lease_until, attempts, takeover,
   first_seen_at, completed_at, expires_at, event_type,
@@ -27,7 +27,7 @@ FROM (
   ) AS a (
     key, namespace, id, token,
     payload_sha256, response_status, response_headers, response_body, event_type
-  )
+  ){pass_unless_held}
 ) AS a
 ON CONFLICT (key) DO UPDATE SET
   version = t.version + 1,

@@ -1,14 +1,19 @@
--- Makes a row expire, at the version that was read, unless a live lease holds it. The row stays, so that a claim that
--- was made before cannot insert it again.
+-- Makes a row expire, at the version that was read, unless a live lease or an open transaction holds it. The row stays,
+-- so that a claim that was made before cannot insert it again.
 WITH settings AS MATERIALIZED (
-  SELECT set_config('lock_timeout', '{lock_timeout}', true) AS lock_timeout, {durable} AS durability
+  SELECT {durable} AS durability
+), locked AS MATERIALIZED (
+  SELECT t.key
+  FROM settings, {table} AS t
+  WHERE t.key = $1 AND t.version = $2
+    AND (t.completed_at IS NOT NULL OR t.lease_until IS NULL OR t.lease_until <= clock_timestamp())
+  FOR UPDATE OF t SKIP LOCKED
 )
 UPDATE {table} AS t SET
   version = t.version + 1,
   token = NULL, lease_until = NULL, attempts = 0, takeover = false,
   completed_at = NULL, expires_at = clock_timestamp(), event_type = NULL,
   payload_sha256 = NULL, response_status = NULL, response_headers = NULL, response_body = NULL
-FROM settings
-WHERE t.key = $1 AND t.version = $2
-  AND (t.completed_at IS NOT NULL OR t.lease_until IS NULL OR t.lease_until <= clock_timestamp())
+FROM locked AS l
+WHERE t.key = l.key
 RETURNING t.key

@@ -1,14 +1,13 @@
 -- Undoes claims that were complete at once: the complete rows of these tokens expire. Otherwise as `release.sql`.
--- `$6` is the `lock_timeout`.
 WITH settings AS MATERIALIZED (
-  SELECT set_config('lock_timeout', $6::text, true) AS lock_timeout, {durable} AS durability
-)
+  SELECT set_config('lock_timeout', '{wait}', true) AS lock_timeout, {durable} AS durability
+){pass_held}
 INSERT INTO {table} AS t (
   key, namespace, id, token, attempts, takeover, first_seen_at, expires_at
 )
 SELECT a.key, a.namespace, a.id, a.token, 0, false, clock_timestamp(), clock_timestamp()
 FROM settings
-CROSS JOIN unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[]) AS a (key, namespace, id, token)
+CROSS JOIN unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[]) AS a (key, namespace, id, token){pass_unless_held}
 ORDER BY a.key
 ON CONFLICT (key) DO UPDATE SET
   version = t.version + 1,
@@ -23,3 +22,4 @@ ON CONFLICT (key) DO UPDATE SET
   response_status = CASE WHEN t.completed_at IS NOT NULL AND t.token = excluded.token THEN NULL ELSE t.response_status END,
   response_headers = CASE WHEN t.completed_at IS NOT NULL AND t.token = excluded.token THEN NULL ELSE t.response_headers END,
   response_body = CASE WHEN t.completed_at IS NOT NULL AND t.token = excluded.token THEN NULL ELSE t.response_body END
+RETURNING t.key

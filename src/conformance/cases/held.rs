@@ -1,0 +1,103 @@
+//! Rows that an open transaction holds: only completions and releases wait for them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::future::{join, join_all};
+
+use super::super::driver::{FIRST, LEASE, SLACK, is_duplicate, key, leased};
+use super::super::store::Store;
+use crate::adapter::contract::{ClaimReply, CompleteReply, DedupAdapter, RenewReply};
+
+const ROUNDS: usize = 50;
+/// The bound of one call beside held rows, on average over all rounds: a store that waits for each row has none.
+const AT_ONCE: Duration = Duration::from_millis(50);
+
+/// Claims of held rows, in every state, and of new keys in the same moment return at once.
+pub(super) async fn claims_beside_held_rows_return_at_once<S: Store>(store: S) {
+    let adapter = store.adapter();
+    let [live, lapsed, released, complete] = ["live", "lapsed", "released", "complete"].map(key);
+    let mine = leased();
+    adapter.claim(&lapsed, &mine).await.unwrap();
+    adapter.claim(&released, &mine).await.unwrap();
+    adapter.release(&released, &mine).await.unwrap();
+    adapter.claim(&complete, &mine).await.unwrap();
+    adapter.complete(&complete, &mine).await.unwrap();
+    store.advance(LEASE + SLACK).await;
+    adapter.claim(&live, &mine).await.unwrap();
+    let _held = join_all([&live, &lapsed, &released, &complete].map(|key| store.hold(key))).await;
+    let start = Instant::now();
+    for round in 0..ROUNDS {
+        let (new, other) = (key(&format!("new-{round}")), leased());
+        let claims = [&live, &lapsed, &released, &complete, &new];
+        let claims = join_all(claims.map(|key| adapter.claim(key, &other))).await;
+        let claims: Vec<_> = claims.into_iter().map(Result::unwrap).collect();
+        assert_eq!(claims[..3], [const { ClaimReply::InFlight }; 3]);
+        assert!(is_duplicate(&claims[3]), "{claims:?}");
+        assert_eq!(claims[4], FIRST);
+    }
+    let took = start.elapsed();
+    assert!(took < AT_ONCE * ROUNDS as u32, "{ROUNDS} rounds took {took:?}");
+    // Its own row: an answer "in flight" would leave a lease that nobody holds.
+    for key in [&live, &lapsed] {
+        let unknown = adapter.claim(key, &mine).await.unwrap_err();
+        assert!(unknown.is_unknown(), "{unknown}");
+    }
+}
+
+/// A renewal says "locked", and not "lost", of a row that its token holds. It renews other leases at once.
+pub(super) async fn renewal_of_a_held_row_returns_at_once_and_is_not_lost<S: Store>(store: S) {
+    let adapter = store.adapter();
+    let ([held, other], mine) = (["held", "other"].map(key), leased());
+    adapter.claim(&held, &mine).await.unwrap();
+    adapter.claim(&other, &mine).await.unwrap();
+    let holder = store.hold(&held).await;
+    let start = Instant::now();
+    for _ in 0..ROUNDS {
+        let renewed = join(adapter.renew(&held, &mine), adapter.renew(&other, &mine)).await;
+        assert_eq!(
+            (renewed.0.unwrap(), renewed.1.unwrap()),
+            (RenewReply::Locked, RenewReply::Held)
+        );
+    }
+    let took = start.elapsed();
+    assert!(took < AT_ONCE * ROUNDS as u32, "{ROUNDS} rounds took {took:?}");
+    drop(holder);
+    while adapter.renew(&held, &mine).await.unwrap() == RenewReply::Locked {}
+    assert_eq!(adapter.renew(&held, &mine).await.unwrap(), RenewReply::Held);
+}
+
+/// A completion and a release wait for their held row, and take effect when it is free. Meanwhile other calls of all kinds
+/// return at once.
+pub(super) async fn completions_and_releases_of_held_rows_delay_no_other_call<S: Store>(store: S) {
+    let adapter = store.adapter();
+    let ([completed, released], mine) = (["completed", "released"].map(key), leased());
+    let mut holders = Vec::new();
+    for key in [&completed, &released] {
+        adapter.claim(key, &mine).await.unwrap();
+        holders.push(store.hold(key).await);
+    }
+    let waiting = {
+        let (adapter, mine) = (Arc::clone(&adapter), mine.clone());
+        let (completed, released) = (completed.clone(), released.clone());
+        tokio::spawn(async move {
+            join(adapter.complete(&completed, &mine), adapter.release(&released, &mine)).await
+        })
+    };
+    let start = Instant::now();
+    for round in 0..ROUNDS / 2 {
+        let keys = ["a", "b"].map(|name| key(&format!("{name}-{round}")));
+        let claims = join_all(keys.iter().map(|key| adapter.claim(key, &mine))).await;
+        assert!(claims.into_iter().all(|claimed| claimed.unwrap() == FIRST));
+        let ended = join(adapter.complete(&keys[0], &mine), adapter.release(&keys[1], &mine)).await;
+        assert_eq!((ended.0.unwrap(), ended.1.unwrap()), (CompleteReply::Held, ()));
+    }
+    let took = start.elapsed();
+    assert!(took < AT_ONCE * ROUNDS as u32, "{ROUNDS} calls took {took:?}");
+    assert!(!waiting.is_finished(), "an open transaction holds the rows");
+    drop(holders);
+    let (complete, release) = waiting.await.unwrap();
+    assert_eq!((complete.unwrap(), release.unwrap()), (CompleteReply::Held, ()));
+    assert!(is_duplicate(&adapter.claim(&completed, &leased()).await.unwrap()));
+    assert_eq!(adapter.claim(&released, &leased()).await.unwrap(), ClaimReply::first(2, false));
+}
