@@ -107,6 +107,25 @@ async fn transactions_on_a_locked_table_pile_up_no_sessions() {
     locked_table_piles_up_no_sessions(in_a_transaction).await;
 }
 
+/// The lock of the table would keep the session of an abandoned statement for as long as it lasts. The server ends the
+/// session, because its client has gone.
+#[tokio::test]
+async fn abandoned_statement_leaves_the_server_while_the_table_is_locked() {
+    let database = Database::fresh().await;
+    let adapter = adapter(&database.pool(4));
+    let claim = async |id| {
+        let terms = CallTerms::on_claim(rand_token(), MINUTE);
+        adapter.claim(&dedup_key(id), &terms).await
+    };
+    claim(WARM).await.unwrap();
+    let mut locked = database.effects.pool().begin().await.unwrap();
+    let lock = sqlx::raw_sql("LOCK TABLE webhook_deliveries");
+    lock.execute(&mut *locked).await.unwrap();
+    assert!(claim("a").await.is_err());
+    database.until_sessions("wait_event_type = 'Lock'", 0).await;
+    locked.rollback().await.unwrap();
+}
+
 /// The user's own migration makes the table in a transaction that stays open. Calls that find no table fail in
 /// time and wait for one migration of theirs.
 #[tokio::test]

@@ -6,11 +6,16 @@
 //!    reads first.
 //! 2. Take the existing rows that are free, each at the version that was read, and only for a caller that still
 //!    waits. A caller releases after it has stopped waiting, and the release raises the version. So a release is
-//!    a fence: a late take finds another version. A completion has no such step.
+//!    a fence: a late take finds another version. A completion has no such step. A row at its version that an open
+//!    transaction holds is passed over: the claim is in flight.
 //! 3. Insert the missing rows. A completion also updates rows that are not complete. A renewal and a release have this
 //!    step only, and it replies to each row.
 //!
 //! A row that was written in step 2 or 3 has its reply. A row may have none after [`TRIES`].
+//!
+//! A row that an open transaction holds delays no other row. The first batch that meets one waits for it briefly, and
+//! is then sent again by statements that pass over such rows, which cost more: see [`Wait`]. They are used for the next
+//! 10 s. A completion or a release of a row that was passed over is sent alone, beside the queue, and waits.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -116,12 +121,12 @@ impl PostgresStore {
         let (mut reply, replied) = oneshot::channel();
         // In a task of its own, because a statement whose caller is dropped would close its connection.
         tokio::spawn(async move {
-            let place = tokio::select! {
+            let mut place = tokio::select! {
                 biased;
                 () = reply.closed() => return,
                 place = store.connections.alone.place() => place,
             };
-            let (mut place, mut session) = (place, Session::new(&store, Source::Lane));
+            let mut session = Session::new(&store, Source::Lane);
             session.wait = Wait::Long;
             let replies = session.execute_batch(&mut place, &batch, &|_| true).await;
             // The caller may be gone.
@@ -426,7 +431,9 @@ impl<'s> Session<'s> {
         let written = self.send(sql, bind).await?;
         // A statement that writes nothing waits for no disk and no standby.
         if self.source == Source::Lane && !written.is_empty() {
-            self.store.connections.batches.has_ended(kind);
+            let connections = &self.store.connections;
+            connections.batches.has_ended(kind);
+            connections.alone.has_ended(kind);
         }
         Ok(written)
     }
