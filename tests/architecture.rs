@@ -77,7 +77,7 @@ const LEVELS: &[(&str, Levels)] = &[
     ("conformance", &[&["store"], &["driver"], &["cases", "processes"]]),
     (
         "conformance::cases",
-        &[&["inspection", "lease", "maintenance", "on_claim", "races", "stored"]],
+        &[&["held", "inspection", "lease", "maintenance", "on_claim", "races", "stored"]],
     ),
     (
         "verify",

@@ -123,7 +123,7 @@ impl PostgresStore {
 
     /// Returns the statements that were last made.
     pub(super) fn statements(&self) -> Arc<Statements> {
-        self.statements_by_wait()[Wait::Briefly as usize].clone()
+        Arc::clone(&self.statements_by_wait()[Wait::Briefly as usize])
     }
 
     pub(super) fn statements_by_wait(&self) -> ByWait {

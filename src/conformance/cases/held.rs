@@ -9,7 +9,7 @@ use super::super::driver::{FIRST, LEASE, SLACK, is_duplicate, key, leased};
 use super::super::store::Store;
 use crate::adapter::contract::{ClaimReply, CompleteReply, DedupAdapter, RenewReply};
 
-const ROUNDS: usize = 50;
+const ROUNDS: u32 = 50;
 /// The bound of one call beside held rows, on average over all rounds: a store that waits for each row has none.
 const AT_ONCE: Duration = Duration::from_millis(50);
 
@@ -37,7 +37,7 @@ pub(super) async fn claims_beside_held_rows_return_at_once<S: Store>(store: S) {
         assert_eq!(claims[4], FIRST);
     }
     let took = start.elapsed();
-    assert!(took < AT_ONCE * ROUNDS as u32, "{ROUNDS} rounds took {took:?}");
+    assert!(took < AT_ONCE * ROUNDS, "{ROUNDS} rounds took {took:?}");
     // Its own row: an answer "in flight" would leave a lease that nobody holds.
     for key in [&live, &lapsed] {
         let unknown = adapter.claim(key, &mine).await.unwrap_err();
@@ -61,7 +61,7 @@ pub(super) async fn renewal_of_a_held_row_returns_at_once_and_is_not_lost<S: Sto
         );
     }
     let took = start.elapsed();
-    assert!(took < AT_ONCE * ROUNDS as u32, "{ROUNDS} rounds took {took:?}");
+    assert!(took < AT_ONCE * ROUNDS, "{ROUNDS} rounds took {took:?}");
     drop(holder);
     while adapter.renew(&held, &mine).await.unwrap() == RenewReply::Locked {}
     assert_eq!(adapter.renew(&held, &mine).await.unwrap(), RenewReply::Held);
@@ -93,7 +93,7 @@ pub(super) async fn completions_and_releases_of_held_rows_delay_no_other_call<S:
         assert_eq!((ended.0.unwrap(), ended.1.unwrap()), (CompleteReply::Held, ()));
     }
     let took = start.elapsed();
-    assert!(took < AT_ONCE * ROUNDS as u32, "{ROUNDS} calls took {took:?}");
+    assert!(took < AT_ONCE * ROUNDS, "{ROUNDS} calls took {took:?}");
     assert!(!waiting.is_finished(), "an open transaction holds the rows");
     drop(holders);
     let (complete, release) = waiting.await.unwrap();
