@@ -59,8 +59,7 @@ fn refuse(error: &clap::Error) -> ! {
 
 /// Runs a command. Returns `false` if the answer is no.
 async fn run(Options { store, output, timeout, command }: Options) -> Result<bool, Failure> {
-    let record_function = matches!(&command, Command::Migrate(migrate) if migrate.record_function);
-    let target = || Target::new(store.as_deref().unwrap_or_default(), timeout, record_function);
+    let target = || Target::new(store.as_deref().unwrap_or_default(), timeout);
     match command {
         Command::Key(options) => key::run(&options, output),
         Command::Migrate(options) if options.print => table::print(&target()?, output),

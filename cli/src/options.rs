@@ -90,10 +90,6 @@ pub(crate) struct Migrate {
     /// Changes nothing; prints the statements that make the table. Needs no connection.
     #[arg(long)]
     pub(crate) print: bool,
-    /// Also makes the function that records a key in a transaction of another driver (Postgres). It replaces
-    /// the function of an earlier version.
-    #[arg(long, conflicts_with = "check")]
-    pub(crate) record_function: bool,
 }
 
 #[derive(Args)]

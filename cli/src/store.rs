@@ -87,20 +87,12 @@ pub(crate) struct PgTable {
 }
 
 impl Target {
-    /// Reads the URL. Connects to nothing. `record_function`: whether `migrate` and `schema_sql` also make the
-    /// function that records a key.
-    pub(crate) fn new(
-        url: &str,
-        timeout: Duration,
-        record_function: bool,
-    ) -> Result<Self, Failure> {
+    /// Reads the URL. Connects to nothing.
+    pub(crate) fn new(url: &str, timeout: Duration) -> Result<Self, Failure> {
         let scheme = url.split(':').next().unwrap_or_default();
         let is_postgres = matches!(scheme, "postgres" | "postgresql");
-        if record_function && !is_postgres {
-            return Err(Failure::usage("--record-function is for Postgres"));
-        }
         match scheme.split('+').next().unwrap_or_default() {
-            _ if is_postgres => Postgres::new(url, timeout, record_function).map(Self::Postgres),
+            _ if is_postgres => Postgres::new(url, timeout).map(Self::Postgres),
             "sqlite" => Sqlite::new(url, timeout).map(Self::Sqlite),
             "redis" | "rediss" | "valkey" | "valkeys" => Ok(Self::Redis(Redis::new(url, timeout))),
             "memory" => Err(Failure::usage("a memory store exists only in its own process")),
@@ -168,12 +160,11 @@ impl Target {
 }
 
 impl Postgres {
-    fn new(url: &str, timeout: Duration, record_function: bool) -> Result<Self, Failure> {
+    fn new(url: &str, timeout: Duration) -> Result<Self, Failure> {
         let options = PostgresOptions::new()
             .purging(Purging::off())
             // A session that is set read-only would reach the service through a pooler.
             .make_table(false)
-            .record_function(record_function)
             .statement_timeout(timeout);
         let (options, connect) = options.read_url(url).map_err(Failure::usage)?;
         let connect = connect.application_name("tower-dedup");

@@ -29,8 +29,7 @@ struct Migration {
     note: &'static str,
 }
 
-/// Makes the table unless it is current. Returns `false` if `--check` finds work. `--record-function` makes its
-/// function beside a table that is current, too.
+/// Makes the table unless it is current. Returns `false` if `--check` finds work.
 pub(crate) async fn migrate(
     target: &Target,
     options: &Migrate,
@@ -38,7 +37,7 @@ pub(crate) async fn migrate(
 ) -> Result<bool, Failure> {
     let mut state = target.table_state().await?;
     let changed = !options.check && state != TableState::Current;
-    if changed || options.record_function {
+    if changed {
         target.migrate().await?;
         state = TableState::Current;
     }

@@ -173,16 +173,6 @@ async fn migrate_print_prints_what_makes_the_table() {
     let mut connection = PgConnection::connect(&postgres.url).await.unwrap();
     sqlx::raw_sql(AssertSqlSafe(printed.stdout)).execute(&mut connection).await.unwrap();
     postgres.run(&["migrate", "--check"]).await.assert(0, "current");
-    // The function comes only if it is asked for, also beside a table that stands.
-    let has = "SELECT to_regproc('webhook_deliveries_record') IS NOT NULL";
-    for (args, expected) in [(&["migrate"][..], false), (&["migrate", "--record-function"], true)] {
-        postgres.run(args).await.assert(0, "current");
-        let found: bool = sqlx::query_scalar(has).fetch_one(&mut connection).await.unwrap();
-        assert_eq!(found, expected, "{args:?}");
-    }
-    let printed = postgres.run(&["migrate", "--print", "--record-function"]).await;
-    sqlx::raw_sql(AssertSqlSafe(printed.stdout)).execute(&mut connection).await.unwrap();
-    sqlite.run(&["migrate", "--record-function"]).await.assert(2, "is for Postgres");
     // It needs no server.
     let nowhere =
         run("postgres://nobody@127.0.0.1:1/none", &["migrate", "--print", "--json"]).await;
