@@ -347,9 +347,9 @@ fn metrics_have_the_namespace_of_the_layer_and_records_that_of_the_key() {
                 store.set(StoreCall::Complete, Fault::Fail);
                 deliver("unprotected").await;
                 store.set_all(Fault::None);
-                layer.handle().set_mode(Mode::Shadow).unwrap();
+                layer.handle().set_mode(Mode::Shadow);
                 deliver("shadow").await;
-                layer.handle().set_mode(Mode::Enforce).unwrap();
+                layer.handle().set_mode(Mode::Enforce);
             }
             layer.handle().drain().await;
 

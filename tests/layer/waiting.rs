@@ -16,7 +16,6 @@ use tower_dedup::testing::StoreCall;
 use tower_dedup::{DedupKey, DedupLayer, OnInFlight, ResponseBody};
 
 use crate::observe::observed;
-use crate::spans::transactional;
 use crate::support::ledgers::Inner;
 use crate::support::log::Log;
 use crate::support::multi_event::by_word;
@@ -66,57 +65,28 @@ fn slow_or_quick(held: &Handler) -> impl Inner {
     })
 }
 
-/// At most eight deliveries wait for one event. A transactional layer lets new events wait for a permit.
+/// At most eight deliveries wait for one event, and the places of the others stay free.
 #[tokio::test]
 async fn waiting_duplicates_of_one_event_leave_new_events_their_places() {
-    let (held, (layer, _dir)) = (Handler::default(), transactional().await);
+    let held = Handler::default();
     held.hold();
-    let layer =
-        layer.max_running(2).store_timeout(MINUTE / 2).on_in_flight(OnInFlight::Wait(MINUTE));
+    let layer = DedupLayer::new(by_header(), memory()).max_running(2);
+    let layer = layer.on_in_flight(OnInFlight::Wait(MINUTE));
     let (handle, service) = (layer.handle(), layer.layer(slow_or_quick(&held)));
     let first = deliver(&service, request("slow"));
     held.running(1).await;
     let duplicates: Vec<_> = (0..256).map(|_| deliver(&service, request("slow"))).collect();
     until(|| duplicates.iter().filter(|it| it.is_finished()).count() == 248).await;
     assert_eq!((handle.running(), handle.waiting()), (1, 8));
-    let new = (0..24).map(|n| deliver(&service, request(&n.to_string()))).collect();
-    until(|| handle.waiting() == 8 + 23).await;
+    for new in 0..24 {
+        assert_eq!(answered(&send(&service, request(&new.to_string())).await), (200, None));
+    }
     held.release();
-    assert_eq!(answers(new).await, vec![(200, None); 24]);
     assert_eq!(first.await.unwrap(), (200, None));
     let duplicates = answers(duplicates).await;
     assert_eq!(times(&duplicates, &answer(503, "in-flight")), 248);
     assert_eq!(times(&duplicates, &answer(200, "duplicate")), 8);
     assert_eq!(held.runs(), 1);
-}
-
-/// `max_waiting` bounds duplicates, and beside them as many deliveries that wait for a permit.
-#[tokio::test]
-async fn full_bound_of_duplicates_leaves_the_bound_of_permits_free_and_the_reverse() {
-    let (held, (layer, _dir)) = (Handler::default(), transactional().await);
-    held.hold();
-    let layer = layer
-        .max_running(2)
-        .max_waiting(4)
-        .store_timeout(MINUTE / 2)
-        .on_in_flight(OnInFlight::Wait(MINUTE));
-    let (handle, service) = (layer.handle(), layer.layer(slow_or_quick(&held)));
-    let mut all = vec![deliver(&service, request("slow"))];
-    held.running(1).await;
-    for waiting in 1..=4 {
-        all.push(deliver(&service, request("slow")));
-        until(|| handle.waiting() == waiting).await;
-    }
-    assert_eq!(answered(&send(&service, request("slow")).await), (503, Some("in-flight")));
-    // The first has a permit, and waits for the database.
-    for waiting in 4..=8 {
-        all.push(deliver(&service, request(&waiting.to_string())));
-        until(|| handle.waiting() == waiting && handle.running() == 2).await;
-    }
-    assert_eq!(answered(&send(&service, request("9")).await), (503, Some("unavailable")));
-    held.release();
-    let all = answers(all).await;
-    assert_eq!((times(&all, &(200, None)), times(&all, &answer(200, "duplicate"))), (6, 4));
 }
 
 /// A store whose claims take 5 ms.

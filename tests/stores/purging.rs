@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
