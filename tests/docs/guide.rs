@@ -176,11 +176,12 @@ async fn guide_privileges_are_enough() {
         let mut tx = event.begin(&handlers).await?;
         let insert = sqlx::query("INSERT INTO webhooks.effects VALUES ($1)").bind(&script);
         insert.execute(&mut *tx).await?;
-        match &*script {
+        let sql = match &*script {
             "fail" => return Ok(StatusCode::BAD_GATEWAY),
-            "spoil" => drop(sqlx::query("ROLLBACK").execute(&mut *tx).await?),
-            _ => drop(sqlx::query("SET LOCAL search_path = ''").execute(&mut *tx).await?),
-        }
+            "spoil" => "ROLLBACK",
+            _ => "SET LOCAL search_path = ''",
+        };
+        sqlx::query(sql).execute(&mut *tx).await?;
         tx.commit().await?;
         Ok::<_, CommitError>(StatusCode::OK)
     };
