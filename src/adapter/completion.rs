@@ -250,7 +250,8 @@ pub(crate) fn fault(error: &sqlx::Error) -> Fault {
         code if code.len() == 5 => match &code[..2] {
             "40" | "53" | "55" => Fault::InTheWay,
             "08" | "57" | "58" | "XX" => Fault::Away,
-            _ if code == "25006" => Fault::InTheWay,
+            // A standby; a transaction that was idle or open for too long.
+            _ if matches!(code, "25006" | "25P03" | "25P04") => Fault::InTheWay,
             _ => Fault::Statement,
         },
         code => match code.parse::<i32>().map(|extended| extended & 0xff) {

@@ -8,7 +8,8 @@
 //! 3. The check follows all such orders, because they leave different rows behind. The next wave
 //!    begins with any of these rows.
 //! 4. A database's adapter makes some calls in several statements, and another caller may change
-//!    the key between them. [`is_sent_again`] says which replies that allows.
+//!    the key between them. [`is_sent_again`] says which replies that allows. It passes over rows that another call
+//!    holds: see [`is_passed_over`].
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,6 +18,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::future::join_all;
 use proptest::prelude::*;
+
+use tower_dedup::adapter::contract::RenewReply;
+use tower_dedup::adapter::inspect::ForgetReply;
 
 use super::backends::Backend;
 use super::call::{Call, asked, purge};
@@ -157,6 +161,9 @@ fn explain(stored: &Rows, events: &[&Event], now: u32, loosely: bool) -> Option<
                 if !may_begin(place) {
                     continue;
                 }
+                if loosely && is_passed_over(event, events) {
+                    next.entry(been | 1 << place).or_default().extend(rows.clone());
+                }
                 for row in &rows {
                     let (reply, left) = outcome(&event.call, row.clone(), now);
                     if reply == event.reply || (loosely && is_read_apart(&reply, event)) {
@@ -178,6 +185,21 @@ fn mask(events: &[&Event], such: impl Fn(&Event) -> bool) -> u32 {
 /// statements is in flight.
 fn is_read_apart(reply: &Reply, event: &Event) -> bool {
     matches!((reply, &event.reply), (Reply::Duplicate(_, Some(_)), Reply::InFlight))
+}
+
+/// A row that another call holds at the same time is passed over: the call changes nothing, and says so.
+fn is_passed_over(event: &Event, events: &[&Event]) -> bool {
+    let says_so = matches!(
+        event.reply,
+        Reply::InFlight
+            | Reply::Renewed(RenewReply::Locked)
+            | Reply::Forgotten(ForgetReply::InFlight)
+    );
+    let is_held_by = |other: &&Event| {
+        let is_write = !matches!(other.call, Call::Get(_));
+        is_write && other.caller != event.caller && other.began < event.ended && event.began < other.ended
+    };
+    says_so && events.iter().any(is_held_by)
 }
 
 /// A claim of several keys may be sent again because of one of them. Returns the row after the
