@@ -56,17 +56,20 @@ async fn a_pool_full_of_connections_to_a_demoted_server_recovers() {
 }
 
 /// The guide's `before_acquire` checks that a connection may write before the pool lends it.
-#[tokio::test(flavor = "multi_thread")]
-async fn before_acquire_of_the_guide_closes_connections_to_a_demoted_server() {
-    let demoted = Demoted::start().await;
-    let looks = PgPoolOptions::new().test_before_acquire(false).before_acquire(|connection, _| {
+pub(super) fn looks() -> PgPoolOptions {
+    PgPoolOptions::new().test_before_acquire(false).before_acquire(|connection, _| {
         Box::pin(async move {
             let read_only = sqlx::query_scalar("SHOW transaction_read_only");
             let read_only: String = read_only.fetch_one(connection).await?;
             Ok(read_only == "off")
         })
-    });
-    let pool = demoted.pool_with(looks).await;
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn before_acquire_of_the_guide_closes_connections_to_a_demoted_server() {
+    let demoted = Demoted::start().await;
+    let pool = demoted.pool_with(looks()).await;
     let recovers: bool =
         sqlx::query_scalar("SELECT pg_is_in_recovery()").fetch_one(&pool).await.unwrap();
     assert!(!recovers);

@@ -165,39 +165,6 @@ fn runtime_that_ends_leaves_nothing_behind() {
     assert!(unfinished > 0, "every delivery ended before its runtime");
 }
 
-/// A handler hands its transaction to a thread without a runtime. The thread drops it before or
-/// after the runtime's end.
-#[test]
-fn transaction_dropped_on_any_thread_is_rolled_back() {
-    let observer = tokio::runtime::Runtime::new().unwrap();
-    let database = observer.block_on(Database::fresh());
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let pool = runtime.block_on(async { database.pool(3) });
-    let (sender, receiver) = std::sync::mpsc::channel();
-    let theirs = pool.clone();
-    let hand_over = move |request: Request<Body>| {
-        let (sender, pool) = (sender.clone(), theirs.clone());
-        async move {
-            let event = request.extensions().get::<Delivery>().unwrap();
-            sender.send(event.begin(&pool).await.unwrap()).unwrap();
-            Ok::<_, Infallible>(answer(true))
-        }
-    };
-    let service = transactional(&pool).layer(tower::service_fn(hand_over));
-    let dropped = |id| {
-        assert_eq!(runtime.block_on(send(&service, request(id))).status(), 500);
-        receiver.recv().unwrap()
-    };
-    let (before, after) = (dropped("before"), dropped("after"));
-    let drops = std::thread::spawn(move || drop(before));
-    assert!(drops.join().is_ok(), "the drop has panicked");
-    observer.block_on(database.until_sessions("state LIKE 'idle in transaction%'", 1));
-    runtime.shutdown_background();
-    let drops = std::thread::spawn(move || drop(after));
-    assert!(drops.join().is_ok(), "the drop has panicked");
-    observer.block_on(database.until_no_transaction_is_open());
-}
-
 /// Breaks the connection at each message of a delivery in turn. The break comes before the server
 /// has the message, while the server executes it, or afterwards.
 async fn cut_at_every_message<S, B>(database: &Database, proxy: &Proxy, service: &S, exact: bool)

@@ -65,13 +65,13 @@ fn slow_or_quick(held: &Handler) -> impl Inner {
     })
 }
 
-/// At most eight deliveries wait for one event, and the places of the others stay free.
+/// At most eight deliveries wait for one event, and none of them has a permit.
 #[tokio::test]
 async fn waiting_duplicates_of_one_event_leave_new_events_their_places() {
-    let held = Handler::default();
+    let (held, layer) = (Handler::default(), DedupLayer::new(by_header(), memory()));
     held.hold();
-    let layer = DedupLayer::new(by_header(), memory()).max_running(2);
-    let layer = layer.on_in_flight(OnInFlight::Wait(MINUTE));
+    let layer =
+        layer.max_running(2).store_timeout(MINUTE / 2).on_in_flight(OnInFlight::Wait(MINUTE));
     let (handle, service) = (layer.handle(), layer.layer(slow_or_quick(&held)));
     let first = deliver(&service, request("slow"));
     held.running(1).await;
