@@ -22,7 +22,9 @@ use tower_dedup::{BoxError, DedupLayer, DedupResult, Replay};
 
 use crate::support::ledgers::{Inner, Replaying, Setup};
 use crate::support::log::Log;
-use crate::support::{Body, answered, by_header, dedup_key, faulty, request, stored_data, until};
+use crate::support::{
+    Body, answered, by_header, dedup_key, faulty, request, stored_data, until, writes_nothing,
+};
 
 type Boxed = http_body_util::combinators::UnsyncBoxBody<Bytes, BoxError>;
 
@@ -41,7 +43,10 @@ impl Counted {
 
     fn service(&self) -> impl Inner {
         let handler = self.clone();
-        tower::service_fn(move |_: Request<Body>| handler.clone().answer())
+        tower::service_fn(move |request: Request<Body>| {
+            writes_nothing(&request);
+            handler.clone().answer()
+        })
     }
 
     async fn answer(self) -> Result<Response<Body>, Infallible> {
@@ -114,7 +119,8 @@ async fn delivery_that_waited_gets_the_first_response<S: Setup<Ledger: Replaying
     let layer = layer(&setup).await;
     let (handle, service) = (
         layer.handle(),
-        layer.layer(tower::service_fn(move |_: Request<Body>| {
+        layer.layer(tower::service_fn(move |request: Request<Body>| {
+            writes_nothing(&request);
             let (run, go) = (run.clone(), Arc::clone(&until_go));
             count.fetch_add(1, Ordering::SeqCst);
             async move {
@@ -135,7 +141,8 @@ async fn delivery_that_waited_gets_the_first_response<S: Setup<Ledger: Replaying
 async fn failure_is_not_stored_and_a_success_after_it_is<S: Setup<Ledger: Replaying>>(setup: S) {
     let runs = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&runs);
-    let service = layer(&setup).await.layer(tower::service_fn(move |_: Request<Body>| {
+    let service = layer(&setup).await.layer(tower::service_fn(move |request: Request<Body>| {
+        writes_nothing(&request);
         let run = count.fetch_add(1, Ordering::SeqCst) + 1;
         async move {
             let status = if run == 1 { 500 } else { 202 };

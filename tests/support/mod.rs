@@ -174,6 +174,13 @@ pub(crate) fn answered<B>(response: &Response<B>) -> (u16, Option<&str>) {
     (response.status().as_u16(), result(response))
 }
 
+/// Says, if the request has a delivery, that its handler writes nothing.
+pub(crate) fn writes_nothing<B>(request: &Request<B>) {
+    if let Some(delivery) = request.extensions().get::<Delivery>() {
+        delivery.nothing_to_write();
+    }
+}
+
 /// A handler that counts its runs, answers as the test says, and has nothing to write.
 #[derive(Clone, Default)]
 pub(crate) struct Handler(Arc<State>);
@@ -228,8 +235,8 @@ impl Handler {
         let state = &self.0;
         state.runs.fetch_add(1, Ordering::SeqCst);
         state.running.fetch_add(1, Ordering::SeqCst);
+        writes_nothing(&request);
         if let Some(delivery) = request.extensions().get::<Delivery>() {
-            delivery.nothing_to_write();
             state.deliveries.lock().unwrap().push(delivery.clone());
         }
         loop {
