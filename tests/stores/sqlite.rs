@@ -369,7 +369,11 @@ async fn assert_plans(connection: &mut SqliteConnection) {
         let plan = plan(connection, name).await;
         let found = plan.iter().filter(|step| step.contains(by_key)).count();
         assert_eq!(found, searches, "{name}\n{plan:?}");
-        let scans_rows = |step: &String| step.starts_with("SCAN t") || step.starts_with("SCAN e");
+        // The events of a completion are a list of JSON.
+        let scans_rows = |step: &String| {
+            (step.starts_with("SCAN t") || step.starts_with("SCAN e"))
+                && !step.contains("VIRTUAL TABLE")
+        };
         assert!(!plan.iter().any(scans_rows), "{name}\n{plan:?}");
     }
 }
