@@ -269,7 +269,8 @@ struct InTransactions {
 
 impl Caller for InTransactions {
     async fn call(&mut self) {
-        let ran = self.worker.run(&fresh_key(), async |event| {
+        let key = fresh_key();
+        let ran = self.worker.run(&key, async |event| {
             let mut tx = event.begin(&self.pool).await?;
             write(&mut tx, event.id()).await?;
             tx.commit().await
