@@ -79,7 +79,7 @@ async fn store_timeout_at_any_moment_leaves_nothing_behind() {
     send(&patient, request("the schema is there")).await;
     for micros in (1..10_000).step_by(100) {
         // A lost claim is released in as little time as this, or lapses.
-        let hasty = transactional(&pool).lease(Duration::from_millis(50));
+        let hasty = transactional(&pool).lease(Duration::from_millis(100));
         let hasty = hasty.store_timeout(Duration::from_micros(micros));
         let id = micros.to_string();
         let answered = send(&hasty.layer(write(&pool)), request(&id)).await.status();
