@@ -75,9 +75,9 @@ async fn transaction_dropped_at_any_await_leaves_nothing_behind() {
 async fn store_timeout_at_any_moment_leaves_nothing_behind() {
     let database = Database::fresh().await;
     let pool = database.pool(3);
-    let patient = transactional(&pool).layer(write(&pool));
+    let patient = transactional(&pool).on_in_flight(OnInFlight::Reject).layer(write(&pool));
     send(&patient, request("the schema is there")).await;
-    for micros in (1..10_000).step_by(100) {
+    for micros in (1..10_000).step_by(250) {
         // A lost claim is released in as little time as this, or lapses.
         let hasty = transactional(&pool).lease(Duration::from_millis(100));
         let hasty = hasty.store_timeout(Duration::from_micros(micros));
