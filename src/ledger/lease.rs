@@ -223,11 +223,17 @@ impl LeaseClaim {
 }
 
 impl LeaseClaim {
-    /// Returns `true` if the handler's transaction has completed all keys.
-    async fn are_complete(&self) -> Result<bool, Error> {
+    /// Returns an error unless the handler's transaction has completed all keys. They are released then.
+    async fn demand_completion(&mut self) -> Result<(), Error> {
         let (adapter, lease) = (&*self.ledger.adapter, &self.lease.of_ledger);
         let read = call::is_complete(adapter, &lease.keys, &lease.terms, lease.store_timeout);
-        Ok(call::all(read.await)?.iter().all(|is_complete| *is_complete))
+        if call::all(read.await)?.iter().all(|is_complete| *is_complete) {
+            return Ok(());
+        }
+        // An error of the release is not the cause.
+        let _ = self.release().finish().await;
+        let context = "committing: no transaction of the handler has completed the event";
+        Err(Error::new(ErrorKind::Transaction, context))
     }
 }
 
@@ -245,15 +251,8 @@ impl Claim for LeaseClaim {
             let mut is_committed = lease.writes.are_committed();
             if self.ledger.is_strict && !is_committed && !lease.writes.are_none() {
                 // Boxed, because only handlers with another driver come here.
-                is_committed = Box::pin(self.are_complete()).await?;
-                if !is_committed {
-                    let context =
-                        "committing: no transaction of the handler has completed the event";
-                    let error = Error::new(ErrorKind::Transaction, context);
-                    // An error of the release is not the cause.
-                    let _ = self.release().finish().await;
-                    return Err(error);
-                }
+                Box::pin(self.demand_completion()).await?;
+                is_committed = true;
             }
             if is_committed && (success.response.is_none() || lease.writes.response().is_some()) {
                 let left = &mut self.left;

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use ::diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl};
+use ::diesel_async::{AsyncConnection, AsyncPgConnection};
 use ::sea_orm::{ConnectionTrait, Database as SeaOrm, DatabaseConnection, Statement};
 use ::tokio_postgres::{Client, NoTls};
 use axum::Router;
@@ -106,6 +106,8 @@ impl Driver {
                 db.execute_raw(alone).await?;
             }
             Self::DieselAsync(connection) => {
+                use ::diesel_async::RunQueryDsl;
+
                 let alone = diesel::sql_query(sql).bind::<diesel::sql_types::Text, _>(parameter);
                 alone.execute(&mut *connection.lock().await).await?;
             }

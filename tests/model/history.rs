@@ -197,7 +197,10 @@ fn is_passed_over(event: &Event, events: &[&Event]) -> bool {
     );
     let is_held_by = |other: &&Event| {
         let is_write = !matches!(other.call, Call::Get(_));
-        is_write && other.caller != event.caller && other.began < event.ended && event.began < other.ended
+        is_write
+            && other.caller != event.caller
+            && other.began < event.ended
+            && event.began < other.ended
     };
     says_so && events.iter().any(is_held_by)
 }

@@ -62,7 +62,7 @@ mod tests {
         assert_eq!(name_of("github", "a:b"), "dedup:github:a:b");
         assert_eq!(name_of("a:b%3A", "%:{x}"), "dedup:a%3Ab%253A:%25:%7Bx}");
         for namespace in ["a", ":", "%", "%3A", "%253A", "{", "%7B", "*[?]\\^-", "\u{10FFFF}"] {
-            for id in ["a", ":", "%3A", ":a:", "{a}", "%7B", " ", "\n"] {
+            for id in ["a", ":", "%3A", ":a:", "{a}", "%7B", "a b", "a\nb"] {
                 let expected = DedupKey::new(namespace, id).unwrap();
                 assert_eq!(key("dedup", &name_of(namespace, id)), Some(expected));
             }

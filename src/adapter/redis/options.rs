@@ -103,7 +103,11 @@ impl RedisOptions {
     pub(super) fn checked(self) -> Result<Self, ConfigError> {
         let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
         let is_prefix = matches!(self.prefix.len(), 1..=32) && self.prefix.bytes().all(is_part);
-        check(is_prefix, "prefix", "1 to 32 characters of `A-Z a-z 0-9 _ . -`", &self.prefix)?;
+        if !is_prefix {
+            // Without its value: a URL may have its password in the wrong place.
+            let rule = "1 to 32 characters of `A-Z a-z 0-9 _ . -`";
+            return Err(ConfigError::setting("prefix", rule));
+        }
         bounded(self.call_timeout, "call_timeout")?;
         bounded(self.response_timeout, "response_timeout")?;
         bounded(self.connect_timeout, "connect_timeout")?;

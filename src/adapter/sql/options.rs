@@ -171,7 +171,10 @@ mod tests {
         let shortest = Duration::from_millis(1);
         assert_eq!(check_timeout("statement_timeout", shortest), Ok(()));
         let refused = check_timeout("statement_timeout", Duration::from_micros(999));
-        assert_eq!(refused.unwrap_err().to_string(), "`statement_timeout` must be at least 1 ms");
+        assert_eq!(
+            refused.unwrap_err().to_string(),
+            "`statement_timeout` must be at least 1 ms, not 999µs"
+        );
     }
 
     /// What is left of a URL is the URL without the named parameters, in its order.
