@@ -107,7 +107,7 @@ fn on_arrival(_: &PgPool, adapter: PostgresAdapter, handler: Boxed) -> (DedupHan
 
 fn transactional(adapter: PostgresAdapter) -> DedupLayer<Transactional> {
     let layer = DedupLayer::transactional(by_header(), adapter).store_timeout(STORE_TIMEOUT);
-    layer.handler_timeout(2 * STORE_TIMEOUT)
+    layer.lease(Duration::from_secs(1)).handler_timeout(2 * STORE_TIMEOUT)
 }
 
 /// Returns a pool that a handler may use, too. sqlx gives a connection back after a ping without a bound: without this
