@@ -223,13 +223,15 @@ impl LeaseClaim {
 }
 
 impl LeaseClaim {
-    /// Returns an error unless the handler's transaction has completed all keys. They are released then.
-    async fn demand_completion(&mut self) -> Result<(), Error> {
+    /// Returns `true` if the handler's transaction has completed all keys.
+    async fn are_complete(&self) -> Result<bool, Error> {
         let (adapter, lease) = (&*self.ledger.adapter, &self.lease.of_ledger);
         let read = call::is_complete(adapter, &lease.keys, &lease.terms, lease.store_timeout);
-        if call::all(read.await)?.iter().all(|is_complete| *is_complete) {
-            return Ok(());
-        }
+        Ok(call::all(read.await)?.iter().all(|is_complete| *is_complete))
+    }
+
+    /// Releases the keys of a success that has completed nothing.
+    async fn refuse(&mut self) -> Result<(), Error> {
         // An error of the release is not the cause.
         let _ = self.release().finish().await;
         let context = "committing: no transaction of the handler has completed the event";
@@ -251,8 +253,10 @@ impl Claim for LeaseClaim {
             let mut is_committed = lease.writes.are_committed();
             if self.ledger.is_strict && !is_committed && !lease.writes.are_none() {
                 // Boxed, because only handlers with another driver come here.
-                Box::pin(self.demand_completion()).await?;
-                is_committed = true;
+                is_committed = Box::pin(self.are_complete()).await?;
+                if !is_committed {
+                    return Box::pin(self.refuse()).await;
+                }
             }
             if is_committed && (success.response.is_none() || lease.writes.response().is_some()) {
                 let left = &mut self.left;
