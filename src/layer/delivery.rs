@@ -92,6 +92,8 @@ pub(super) struct Run<S, L, B> {
     pub(super) layer: Arc<DedupLayer<L, B>>,
     /// `None` while the delivery waits, and in shadow if none was free.
     pub(super) permit: Option<Permit>,
+    /// Whether a completion was refused, and the delivery has not succeeded.
+    was_refused: bool,
     pub(super) report: Report,
 }
 
@@ -106,6 +108,7 @@ impl<S, L, B> Run<S, L, B> {
             judged: Judged::Enforced,
             layer,
             permit: None,
+            was_refused: false,
             report: Report::started_now(),
         })
     }
@@ -142,11 +145,16 @@ where
             let running = self.layer.config.meters.running();
             // A panic in an extension or in a response body counts as a panic of the handler. The dropped
             // claim is released. The ledger catches the panics of an adapter.
-            let (outcome, ending) = match AssertUnwindSafe(self.deliver()).catch_unwind().await {
+            let mut ended = match AssertUnwindSafe(self.deliver()).catch_unwind().await {
                 Ok(ended) => ended,
                 Err(panic) => (Outcome::Panicked, Ending::Panicked(panic)),
             };
+            if self.was_refused {
+                // Boxed and by value, because few completions are refused and this future stays small.
+                ended = Box::pin(self.answer_refused(ended)).await;
+            }
             drop(running);
+            let (outcome, ending) = ended;
             self.report(outcome, &ending);
             ending
         }
@@ -185,12 +193,8 @@ where
             self.layer.gate.waiters.wake(identities);
         }
         self.conclude(&mut ended, settled, instead);
-        if delivery.is_some_and(|delivery| delivery.was_refused())
-            && matches!(ended.0, Outcome::Failed | Outcome::Uncommitted)
-        {
-            // Boxed, because few completions are refused.
-            Box::pin(self.answer_refused(&mut ended)).await;
-        }
+        let is_complete = !matches!(ended.0, Outcome::Failed | Outcome::Uncommitted);
+        self.was_refused = !is_complete && delivery.is_some_and(|delivery| delivery.was_refused());
         ended
     }
 
@@ -307,18 +311,22 @@ where
 
     /// Answers a delivery whose completion was refused: a duplicate, if another delivery has completed its events. One
     /// more claim decides.
-    async fn answer_refused(&mut self, ended: &mut Ended<ResBody, S::Error>) {
+    async fn answer_refused(
+        &mut self,
+        ended: Ended<ResBody, S::Error>,
+    ) -> Ended<ResBody, S::Error> {
         let DedupLayer { ledger, config, .. } = &*self.layer;
         let context = config.begin_context(self.request.payloads.as_ref(), false);
         match ledger.begin(&self.request.keys, &context).await {
             Ok(Begin::Duplicate(seen)) => {
                 self.report.age = Some(seen.age);
-                *ended = (Outcome::Duplicate, self.answer_known(&seen));
+                return (Outcome::Duplicate, self.answer_known(&seen));
             }
             // An error of the release continues in the background.
             Ok(Begin::First { claim, .. }) => drop(claim.rollback().await),
             _ => {}
         }
+        ended
     }
 
     /// Puts the verdict into the log record. Reports a delivery that is acknowledged on another path than

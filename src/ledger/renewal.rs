@@ -69,7 +69,8 @@ struct Running {
 pub(super) struct RenewalGuard {
     renewals: Arc<Renewals>,
     runtime: Id,
-    place: usize,
+    /// Not a `usize`, so that the future of a delivery stays within 1,024 bytes.
+    place: u32,
     has_woken: bool,
 }
 
@@ -85,7 +86,7 @@ impl Drop for RenewalGuard {
     fn drop(&mut self) {
         let mut runtimes = self.renewals.lock();
         let of_runtime = runtimes.iter_mut().find(|leases| leases.runtime == self.runtime);
-        let running = of_runtime.and_then(|leases| leases.running.try_remove(self.place));
+        let running = of_runtime.and_then(|leases| leases.running.try_remove(self.place as usize));
         drop(runtimes);
         // Dropped without the lock, because the drop may run other code.
         drop(running);
@@ -112,6 +113,7 @@ impl Renewals {
         });
         let leases = &mut runtimes[at];
         let place = leases.running.insert(Running { lease, due, renewal: None });
+        let place = u32::try_from(place).ok()?;
         let starts = !leases.is_swept();
         if starts {
             let sweeper = sweeper(Arc::clone(self), Arc::clone(adapter), leases);
