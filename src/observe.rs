@@ -21,7 +21,7 @@
 //! | `status` | the status of the response; a run of a `Deduplicator` has none |
 //! | `duration_ms` | the time from the head of the request to the head of the response, or of the run |
 //! | `error` | the internal error, which the client never sees; of `overloaded` the numbers of deliveries |
-//! | `fix` | of `unverified`, `unscoped` and `overloaded`: what to change |
+//! | `fix` | of `unverified`, `unscoped`, `overloaded` and `uncommitted`: what to change |
 //!
 //! | `outcome` | level | meaning |
 //! |---|---|---|

@@ -101,6 +101,10 @@ pub(super) fn fix(name: &str) -> Option<&'static str> {
             "raise the bound that is reached, `max_running` or `max_waiting`, or add processes; if none is \
              reached, an inner service was not ready",
         ),
+        "uncommitted" => Some(
+            "commit the transaction of `Delivery::begin`, execute `Delivery::completion` in that of another driver, or \
+             call `nothing_to_write`; an `error` of the store passes by itself",
+        ),
         _ => None,
     }
 }

@@ -53,28 +53,42 @@ async fn show(connection: &mut PgConnection, setting: &str) -> String {
     sqlx::query_scalar(show).fetch_one(connection).await.unwrap()
 }
 
-/// The COMMIT of a handler waits for the disk, and for that of a synchronous standby, whatever its role is set to. A
-/// stronger setting stays.
+/// The COMMIT of a handler waits for the disk, and for that of a synchronous standby, whatever its role is set to. COMMIT
+/// itself reads the setting. A stronger setting stays.
 #[tokio::test]
 async fn completion_is_committed_to_disk() {
+    let database = Database::fresh().await;
+    database
+        .run(
+            "CREATE TABLE commits (setting text); \
+             CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+             INSERT INTO commits SELECT current_setting('synchronous_commit'); RETURN NULL; END $$; \
+             CREATE CONSTRAINT TRIGGER look AFTER INSERT ON effects INITIALLY DEFERRED \
+             FOR EACH ROW EXECUTE FUNCTION look()",
+        )
+        .await;
     for (setting, found) in
         [("off", "on"), ("local", "on"), ("remote_write", "on"), ("remote_apply", "remote_apply")]
     {
-        let database = Database::fresh().await;
         let pool = database.pool_set(3, &[("synchronous_commit", setting)]);
         let worker = Deduplicator::transactional(PostgresAdapter::new(pool.clone()));
         for is_early in [false, true] {
+            database.run("TRUNCATE commits").await;
             let key = dedup_key(&format!("{setting} {is_early}"));
             let ran = worker.run(&key, async |event| {
                 let mut tx = event.begin(&pool).await?;
                 effect(&mut tx, &event).await?;
                 if is_early {
                     tx.complete().await?;
-                    assert_eq!(show(&mut tx, "synchronous_commit").await, found);
                 }
                 tx.commit().await
             });
             assert_eq!(ran.await.unwrap(), RunOutcome::First(()));
+            let commits: Vec<String> = sqlx::query_scalar("SELECT setting FROM commits")
+                .fetch_all(database.effects.pool())
+                .await
+                .unwrap();
+            assert_eq!(commits, [found], "{setting} {is_early}");
         }
     }
 }
