@@ -32,8 +32,7 @@ impl TableName {
         }
     }
 
-    /// Returns an expression for the table's number, which is null where there is no such table. With
-    /// it, advisory locks of several tables of one database differ.
+    /// Returns an expression for the table's number, which is null where there is no such table.
     pub(super) fn number(&self) -> String {
         format!("to_regclass({})", literal(&self.quoted("")))
     }
