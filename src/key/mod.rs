@@ -57,7 +57,6 @@ pub(crate) use events::Events;
 pub use events::Extracted;
 pub(crate) use extractor::Rule;
 pub use extractor::{IntoKeyExtractor, KeyExtractor};
-#[cfg(feature = "postgres")]
 pub use id::{DedupKey, Event, Keys};
 pub(crate) use id::{List, escaped, event_type};
 pub(crate) use idempotency::whole_payload;
