@@ -24,7 +24,9 @@ use crate::adapter::completion::{CompletionConnection, CompletionDatabase, Fault
 use crate::adapter::contract::{Completion, DedupAdapter, StoredResponse};
 use crate::delivery::Delivery;
 use crate::error::{BoxError, Error, ErrorKind};
-use crate::key::{DedupKey, hex};
+use crate::key::DedupKey;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use crate::key::hex;
 
 impl Delivery {
     /// Begins a transaction of the handler's on its own pool. [`DedupTx::commit`] completes the events of the delivery
@@ -167,6 +169,7 @@ impl Writes<'_> {
         writes.adapter.completion(keys, with_response.as_ref().unwrap_or(terms), mark)
     }
 
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
     fn mark(&self) -> String {
         hex(self.of.terms.token().as_bytes())
     }

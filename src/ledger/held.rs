@@ -74,6 +74,7 @@ impl HandlerWrites {
         }
     }
 
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(super) fn set_committed(&self) {
         self.set(COMMITTED);
     }
@@ -82,6 +83,7 @@ impl HandlerWrites {
         self.set(NOTHING);
     }
 
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(super) fn set_refused(&self) {
         self.set(REFUSED);
     }

@@ -50,9 +50,13 @@ impl CompletionDatabase for Sqlite {
     /// Both locks come before the connection, so that handlers that wait leave the pool to the one that runs. A batch
     /// waits in the line of the file, behind one handler and not behind all.
     async fn turn(database: CompletedIn, pool: &SqlitePool) -> Result<Self::Turn, Error> {
-        let CompletedIn::Sqlite { write_lock_timeout } = database else {
+        let write_lock_timeout = match database {
+            CompletedIn::Sqlite { write_lock_timeout } => write_lock_timeout,
             // `is_of` is asked before.
-            return Err(Error::new(ErrorKind::Config, "beginning a transaction on SQLite"));
+            #[cfg(feature = "postgres")]
+            CompletedIn::Postgres => {
+                return Err(Error::new(ErrorKind::Config, "beginning a transaction on SQLite"));
+            }
         };
         let locks = locks_of(&pool.connect_options());
         let both = async {
