@@ -225,7 +225,7 @@ pub(super) async fn handle<D: Db>(
             }
             // The handler ignores an error.
             ("broken", Some(tx)) => {
-                drop(D::run(tx, "SELECT nonsense".to_owned()).await.unwrap_err())
+                drop(D::run(tx, "SELECT nonsense".to_owned()).await.unwrap_err());
             }
             // The conflict ends the whole transaction. Only the statement reports it.
             ("or-rollback", Some(tx)) => {
