@@ -319,7 +319,7 @@ impl<'s> Session<'s> {
     }
 
     /// Takes existing rows at the versions that were found. Returns the reply for each row that it wrote, or that an open
-    /// transaction holds: the claim is in flight. If this claim itself may hold the row, its outcome is unknown.
+    /// transaction holds: the claim is in flight. A row that this claim itself may hold has no reply.
     async fn take(
         &mut self,
         kind: Kind,
@@ -338,9 +338,11 @@ impl<'s> Session<'s> {
             // By position, in the order of RETURNING in `sql/*claim*.sql`.
             let Some(attempts) = row.try_get::<Option<i32>, _>(1)? else {
                 let (mine, holder) = (rows[index].token(), found[index].token);
-                let is_own = holder.as_ref() == Some(mine.as_bytes());
-                let held = RowReply::Claimed(ClaimReply::InFlight, holder);
-                return Ok(Some(if lost_reply || is_own { Err(kind.unknown()) } else { Ok(held) }));
+                // It is read again: another call may hold it for a moment.
+                if lost_reply || holder.as_ref() == Some(mine.as_bytes()) {
+                    return Ok(None);
+                }
+                return Ok(Some(Ok(RowReply::Claimed(ClaimReply::InFlight, holder))));
             };
             Ok(Some(Ok(RowReply::first(attempts.into(), row.try_get(2)?))))
         })
