@@ -67,6 +67,8 @@ struct Event {
     /// The time by a clock of the wave.
     began: usize,
     ended: usize,
+    /// Whether another caller purges in the same wave.
+    beside_purge: bool,
 }
 
 impl fmt::Debug for Event {
@@ -106,6 +108,9 @@ async fn run<W: Backend>(backend: &W, wave: &Wave) -> Result<Vec<Event>, String>
     let callers = wave.callers.iter().cloned().enumerate().map(|(caller, calls)| {
         let adapter = Arc::clone(&adapters[caller % adapters.len()]);
         let clock = Arc::clone(&clock);
+        let others = wave.callers.iter().enumerate().filter(|(other, _)| *other != caller);
+        let beside_purge =
+            others.flat_map(|(_, calls)| calls).any(|call| matches!(call, Call::Purge(_)));
         async move {
             let tick = || clock.fetch_add(1, Ordering::SeqCst);
             let mut events = Vec::new();
@@ -124,6 +129,7 @@ async fn run<W: Backend>(backend: &W, wave: &Wave) -> Result<Vec<Event>, String>
                         reply,
                         began,
                         ended,
+                        beside_purge,
                     }));
                 }
             }
@@ -161,7 +167,7 @@ fn explain(stored: &Rows, events: &[&Event], now: u32, loosely: bool) -> Option<
                 if !may_begin(place) {
                     continue;
                 }
-                if loosely && is_passed_over(event, events) {
+                if loosely && is_passed_over(event, events, &rows) {
                     next.entry(been | 1 << place).or_default().extend(rows.clone());
                 }
                 for row in &rows {
@@ -187,8 +193,9 @@ fn is_read_apart(reply: &Reply, event: &Event) -> bool {
     matches!((reply, &event.reply), (Reply::Duplicate(_, Some(_)), Reply::InFlight))
 }
 
-/// A row that another call holds at the same time is passed over: the call changes nothing, and says so.
-fn is_passed_over(event: &Event, events: &[&Event]) -> bool {
+/// A row that another call holds at the same time is passed over: the call changes nothing, and says so. A purge holds
+/// only rows that may be away.
+fn is_passed_over(event: &Event, events: &[&Event], rows: &Rows) -> bool {
     let says_so = matches!(
         event.reply,
         Reply::InFlight
@@ -202,7 +209,8 @@ fn is_passed_over(event: &Event, events: &[&Event]) -> bool {
             && other.began < event.ended
             && event.began < other.ended
     };
-    says_so && events.iter().any(is_held_by)
+    let is_purged = event.beside_purge && rows.contains(&None);
+    says_so && (is_purged || events.iter().any(is_held_by))
 }
 
 /// A claim of several keys may be sent again because of one of them. Returns the row after the
