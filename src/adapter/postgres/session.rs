@@ -338,8 +338,9 @@ impl<'s> Session<'s> {
             // By position, in the order of RETURNING in `sql/*claim*.sql`.
             let Some(attempts) = row.try_get::<Option<i32>, _>(1)? else {
                 let (mine, holder) = (rows[index].token(), found[index].token);
+                let is_own = holder.as_ref() == Some(mine.as_bytes());
                 // It is read again: another call may hold it for a moment.
-                if lost_reply || holder.as_ref() == Some(mine.as_bytes()) {
+                if lost_reply || is_own {
                     return Ok(None);
                 }
                 return Ok(Some(Ok(RowReply::Claimed(ClaimReply::InFlight, holder))));
