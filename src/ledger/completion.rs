@@ -260,14 +260,19 @@ impl<DB: CompletionDatabase> DedupTx<DB> {
         Ok(self.transaction.rollback().await?)
     }
 
-    async fn write(&mut self, is_last: bool) -> Result<(), CommitError> {
-        let (event, connection) = (&self.event, &mut *self.transaction);
-        if event.held().is_empty() {
-            return Ok(());
+    /// Returns the completion of the events that the delivery holds, for this transaction. None if it holds nothing.
+    fn completion(&self) -> Result<Option<Completion>, CommitError> {
+        let keys = self.event.held();
+        if keys.is_empty() {
+            return Ok(None);
         }
-        let writes = event.writes()?;
-        let mark = writes.mark();
-        let completion = writes.completion(event.held(), Some(&mark))?.first();
+        let writes = self.event.writes()?;
+        Ok(Some(writes.completion(keys, Some(&writes.mark()))?.first()))
+    }
+
+    async fn write(&mut self, is_last: bool) -> Result<(), CommitError> {
+        let Some(completion) = self.completion()? else { return Ok(()) };
+        let (event, connection) = (&self.event, &mut *self.transaction);
         let (sql, parameter) = match &completion.own.lean {
             Some((sql, parameter)) if is_last => (sql, &**parameter),
             _ => (completion.shared_sql(), completion.parameter()),
@@ -287,13 +292,8 @@ impl<DB: CompletionDatabase> DedupTx<DB> {
 
     /// Checks that this transaction still has the completion that was written early.
     async fn check(&mut self) -> Result<(), CommitError> {
+        let Some(completion) = self.completion()? else { return Ok(()) };
         let (event, connection) = (&self.event, &mut *self.transaction);
-        if event.held().is_empty() {
-            return Ok(());
-        }
-        let writes = event.writes()?;
-        let mark = writes.mark();
-        let completion = writes.completion(event.held(), Some(&mark))?.first();
         let Some(check) = &completion.own.check else { return Err(CommitError::refused()) };
         let stands = connection.finds(check, completion.parameter()).await?;
         event.noting_refusal(if stands { Ok(()) } else { Err(CommitError::refused()) })
