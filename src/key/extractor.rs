@@ -558,6 +558,10 @@ impl KeyExtractor {
         Ok(event.into())
     }
 
+    pub(crate) fn has_second_identity(&self) -> bool {
+        self.second.is_some()
+    }
+
     /// Returns `true` for an extractor with a [`content_identity`](Self::content_identity).
     pub(crate) fn has_content_identity(&self) -> bool {
         self.second.as_ref().is_some_and(|second| second.is_content)

@@ -317,7 +317,6 @@ impl<S, L, B> Run<S, L, B> {
             Extracted::Missing => match config.on_missing_key {
                 OnMissingKey::Reject => Err(KeyError::new(KeyErrorKind::Missing, "the key")),
                 OnMissingKey::PassThrough => Ok(Keys::none()),
-                OnMissingKey::BodyDigest => config.key.body_digest(&request),
             },
         }
     }

@@ -518,7 +518,7 @@ impl<L: Ledger, B> DedupLayer<L, B> {
     }
 
     pub(super) fn check(&self) -> Result<(), ConfigError> {
-        self.ledger.check()?;
+        self.ledger.check(self.config.key.has_second_identity())?;
         self.config.check(self.ledger.stores_data())
     }
 

@@ -109,9 +109,7 @@ impl Config {
         let is_allowed = !status.is_success() && !status.is_informational();
         check(is_allowed, "in_flight_status", "neither 1xx nor 2xx", &status)?;
         // A client of an API must not take an empty 2xx for the response.
-        let is_told = self.problems
-            && self.duplicate_status == NOT_STORED
-            && self.on_in_flight != OnInFlight::Acknowledge;
+        let is_told = self.problems && self.duplicate_status == NOT_STORED;
         let status = self.duplicate_status;
         check(status.is_success() || is_told, "duplicate_status", "2xx", &status)?;
         if let Some(docs) = &self.problem_docs {

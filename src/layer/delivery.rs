@@ -27,6 +27,7 @@
 //!   ended is lost.
 
 use std::future::Future;
+use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,7 +42,7 @@ use super::answer::{DedupResult, Ending};
 use super::body::{ResponseBody, buffer_response};
 use super::builder::DedupLayer;
 use super::config::Config;
-use super::gate::{NotAdmitted, Permit, release_readiness};
+use super::gate::{Admitted, NotAdmitted, Permit};
 use super::paths::LAST_PATHS;
 use super::policy::{OnInFlight, OnMismatch, Replay, is_stream};
 use crate::adapter::Payloads;
@@ -51,7 +52,7 @@ use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys, hex, sha256};
 use crate::ledger::{Begin, BeginContext, Claim, HandlerSuccess, Ledger, RunsWithoutKey};
 use crate::observe::{self, Outcome, Report, ShadowFields};
-use crate::run::{Called, Wait, call, run};
+use crate::run::{Admission, Called, call, run};
 
 /// The keys of a request. Without a key, there are none.
 pub(super) struct RequestKeys {
@@ -220,33 +221,19 @@ where
         bound: Duration,
         context: BeginContext,
     ) -> Waited<L::Claim, ResBody, S::Error> {
-        let layer = Arc::clone(&self.layer);
-        let gate = &layer.gate;
-        self.permit = None;
-        release_readiness(&mut self.inner);
-        let Some(waiter) = gate.waiters.wait_for(&self.request.keys) else {
+        let Self { inner, permit, layer, request, .. } = self;
+        let DedupLayer { ledger, config, gate, .. } = &**layer;
+        let mut admission = Admitted { inner, permit, gate, request: PhantomData };
+        admission.release();
+        let Some(waiter) = gate.waiters.wait_for(&request.keys) else {
             return Ok(Ok(Begin::InFlight));
         };
         let Some(_place) = gate.waiting.try_acquire() else {
             return Err(Box::new(own(Outcome::Overloaded, DedupResult::InFlight)));
         };
-        let _waiting = layer.config.meters.waiting();
-        let wait = Wait::within(bound);
-        let Some(mut turn) = waiter.turn(wait.deadline()).await else {
-            return Ok(Ok(Begin::InFlight));
-        };
-        while turn.next(wait.deadline()).await {
-            let permit = gate.run_by(&mut self.inner, wait.deadline()).await;
-            self.permit = Some(permit.map_err(|reason| Box::new(refused(reason)))?);
-            let begun = wait.claim(&layer.ledger, &self.request.keys, &context).await;
-            turn.claimed(matches!(begun, Some(Ok(Begin::Duplicate(_) | Begin::Mismatch(_)))));
-            if let Some(begun) = begun {
-                return Ok(begun);
-            }
-            self.permit = None;
-            release_readiness(&mut self.inner);
-        }
-        Ok(Ok(Begin::InFlight))
+        let _waiting = config.meters.waiting();
+        let begun = waiter.claim(ledger, &context, bound, &mut admission).await;
+        begun.map_err(|reason| Box::new(refused(reason)))
     }
 
     /// Returns the verdict, with what the handler runs on, or else writes the ending to `ended`.
@@ -255,7 +242,6 @@ where
         begun: Result<Begin<L::Claim>, Error>,
         ended: &mut Ended<ResBody, S::Error>,
     ) -> (Verdict, Option<Claimed<L::Claim>>) {
-        let is_acknowledged = self.layer.config.on_in_flight == OnInFlight::Acknowledge;
         let refuses = self.layer.config.on_mismatch == OnMismatch::Refuse;
         let (verdict, answer) = match begun {
             Ok(Begin::First { claim, delivery, in_flight, mismatch }) => {
@@ -282,9 +268,6 @@ where
                 let refusal = Ending::Own(DedupResult::Mismatch);
                 let answer = if refuses { refusal } else { self.answer_known(&seen) };
                 (verdict, (Outcome::Mismatch, answer))
-            }
-            Ok(Begin::InFlight) if is_acknowledged => {
-                (Verdict::InFlight, own(Outcome::InFlight, DedupResult::Duplicate))
             }
             Ok(Begin::InFlight) => {
                 (Verdict::InFlight, own(Outcome::InFlight, DedupResult::InFlight))
@@ -334,14 +317,8 @@ where
     fn note(&mut self, verdict: Verdict) {
         let config = &self.layer.config;
         self.report.age = verdict.age();
-        let is_acknowledged = match self.judged {
-            Judged::Enforced if verdict == Verdict::InFlight => {
-                config.on_in_flight == OnInFlight::Acknowledge
-            }
-            _ => verdict.age().is_some(),
-        };
         let keys = &self.request.keys;
-        if is_acknowledged && LAST_PATHS.is_elsewhere(keys.first(), self.head.uri.path()) {
+        if verdict.age().is_some() && LAST_PATHS.is_elsewhere(keys.first(), self.head.uri.path()) {
             config.meters.handled_on_another_path(keys.first());
         }
         if let Judged::InShadow(_) = self.judged {

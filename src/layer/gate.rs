@@ -3,6 +3,7 @@
 //! A layer shares one gate with its clones, its services and its handles.
 
 use std::future::poll_fn;
+use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -11,7 +12,7 @@ use tokio_util::task::TaskTracker;
 use tower_service::Service;
 
 use super::mode::SharedMode;
-use crate::run::Waiters;
+use crate::run::{Admission, Waiters};
 
 pub(super) struct Gate {
     pub(super) mode: SharedMode,
@@ -53,21 +54,33 @@ impl Gate {
         format!("{running} deliveries run, {waiting} wait for their event")
     }
 
-    /// Waits for a permit to run, then for the readiness of `inner`.
-    pub(super) async fn run_by<S, R>(
-        &self,
-        inner: &mut S,
-        deadline: Instant,
-    ) -> Result<Permit, NotAdmitted<S::Error>>
-    where
-        S: Service<R>,
-    {
+}
+
+/// The permit of a delivery, and the readiness of its inner service.
+pub(super) struct Admitted<'d, S, R> {
+    pub(super) inner: &'d mut S,
+    pub(super) permit: &'d mut Option<Permit>,
+    pub(super) gate: &'d Gate,
+    pub(super) request: PhantomData<fn(R)>,
+}
+
+impl<S: Service<R> + Clone, R> Admission for Admitted<'_, S, R> {
+    type Refusal = NotAdmitted<S::Error>;
+
+    /// Waits for a permit to run, then for the readiness of the inner service.
+    async fn admit(&mut self, deadline: Instant) -> Result<(), Self::Refusal> {
         let admitted = async {
-            let permit = self.running.acquire().await.ok_or(NotAdmitted::Full)?;
-            poll_fn(|cx| inner.poll_ready(cx)).await.map_err(NotAdmitted::Inner)?;
+            let permit = self.gate.running.acquire().await.ok_or(NotAdmitted::Full)?;
+            poll_fn(|cx| self.inner.poll_ready(cx)).await.map_err(NotAdmitted::Inner)?;
             Ok(permit)
         };
-        timeout_at(deadline, admitted).await.unwrap_or(Err(NotAdmitted::Full))
+        *self.permit = Some(timeout_at(deadline, admitted).await.unwrap_or(Err(NotAdmitted::Full))?);
+        Ok(())
+    }
+
+    fn release(&mut self) {
+        *self.permit = None;
+        release_readiness(self.inner);
     }
 }
 
