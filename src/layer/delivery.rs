@@ -38,10 +38,10 @@ use http::{Extensions, Method, Request, Response, header, request};
 use http_body::Body;
 use tower_service::Service;
 
-use super::answer::{DedupResult, Ending};
+use super::answer::Ending;
 use super::body::{ResponseBody, buffer_response};
 use super::builder::DedupLayer;
-use super::config::Config;
+use super::config::{Config, WithoutResponse};
 use super::gate::{Admitted, NotAdmitted, Permit};
 use super::paths::LAST_PATHS;
 use super::policy::{OnInFlight, OnMismatch, Replay, is_stream};
@@ -51,7 +51,7 @@ use crate::delivery::{Delivery, RetryAfterOfLayer, Verdict};
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys, hex, sha256};
 use crate::ledger::{Begin, BeginContext, Claim, HandlerSuccess, Ledger, RunsWithoutKey};
-use crate::observe::{self, Outcome, Report, ShadowFields};
+use crate::observe::{self, DedupAnswer, Outcome, Report, ShadowFields};
 use crate::run::{Admission, Called, call, run};
 
 /// The keys of a request. Without a key, there are none.
@@ -121,7 +121,7 @@ struct Claimed<C> {
     /// The events that `claim` holds.
     delivery: Option<Delivery>,
     /// The ending of a success, if another event of the request must come again.
-    instead: Option<(Outcome, DedupResult)>,
+    instead: Option<Outcome>,
 }
 
 /// How a delivery ended, for its log record and for its caller.
@@ -170,7 +170,7 @@ where
             },
         };
         // Each step writes the ending here. As an output it would be moved four times.
-        let mut ended = own(Outcome::Unavailable, DedupResult::Unavailable);
+        let mut ended = own(Outcome::Unavailable);
         let (verdict, claimed) = match begun {
             Ok(begun) => self.judge_claim(begun, &mut ended),
             Err(verdict) => (verdict, None),
@@ -229,7 +229,7 @@ where
             return Ok(Ok(Begin::InFlight));
         };
         let Some(_place) = gate.waiting.try_acquire() else {
-            return Err(Box::new(own(Outcome::Overloaded, DedupResult::InFlight)));
+            return Err(Box::new((Outcome::Overloaded, Ending::Own(DedupAnswer::InFlight))));
         };
         let _waiting = config.meters.waiting();
         let begun = waiter.claim(ledger, &context, bound, &mut admission).await;
@@ -246,9 +246,8 @@ where
         let (verdict, answer) = match begun {
             Ok(Begin::First { claim, delivery, in_flight, mismatch }) => {
                 // The retry finds the events of this run complete, and runs the others.
-                let in_flight = in_flight.then_some((Outcome::InFlight, DedupResult::InFlight));
-                let refusal = (Outcome::Mismatch, DedupResult::Mismatch);
-                let instead = in_flight.or((mismatch && refuses).then_some(refusal));
+                let in_flight = in_flight.then_some(Outcome::InFlight);
+                let instead = in_flight.or((mismatch && refuses).then_some(Outcome::Mismatch));
                 let verdict = delivery.verdict();
                 let (claim, delivery) = (Some(claim), Some(delivery));
                 return (verdict, Some(Claimed { claim, delivery, instead }));
@@ -265,16 +264,13 @@ where
             }
             Ok(Begin::Mismatch(seen)) => {
                 let verdict = Verdict::Mismatch { age: seen.age };
-                let refusal = Ending::Own(DedupResult::Mismatch);
-                let answer = if refuses { refusal } else { self.answer_known(&seen) };
-                (verdict, (Outcome::Mismatch, answer))
+                let known = || (Outcome::Mismatch, self.answer_known(&seen));
+                (verdict, if refuses { own(Outcome::Mismatch) } else { known() })
             }
-            Ok(Begin::InFlight) => {
-                (Verdict::InFlight, own(Outcome::InFlight, DedupResult::InFlight))
-            }
+            Ok(Begin::InFlight) => (Verdict::InFlight, own(Outcome::InFlight)),
             Err(error) => {
                 self.report.error = Some(error.into());
-                (Verdict::Unavailable, own(Outcome::Unavailable, DedupResult::Unavailable))
+                (Verdict::Unavailable, own(Outcome::Unavailable))
             }
         };
         *ended = answer;
@@ -283,12 +279,11 @@ where
 
     /// Answers a delivery of which every event is complete.
     fn answer_known(&self, seen: &Seen) -> Ending<ResBody, S::Error> {
-        match seen.stored.as_ref().and_then(|stored| stored.response.clone()) {
-            Some(response) => Ending::Replay(response),
-            None if self.layer.config.duplicate_status.is_success() => {
-                Ending::Own(DedupResult::Duplicate)
-            }
-            None => Ending::Own(DedupResult::ResponseNotStored),
+        let stored = seen.stored.as_ref().and_then(|stored| stored.response.clone());
+        match (stored, self.layer.config.without_response) {
+            (Some(response), _) => Ending::Replay(response),
+            (None, WithoutResponse::Empty(_)) => Ending::Own(DedupAnswer::Duplicate),
+            (None, WithoutResponse::Refuse) => Ending::Own(DedupAnswer::ResponseNotStored),
         }
     }
 
@@ -374,7 +369,7 @@ where
         &mut self,
         ended: &mut Ended<ResBody, S::Error>,
         settled: Result<(), Error>,
-        instead: Option<(Outcome, DedupResult)>,
+        instead: Option<Outcome>,
     ) {
         let failure = settled.err().map(|error| {
             let is_handlers = error.kind() == ErrorKind::Transaction;
@@ -382,17 +377,19 @@ where
             is_handlers
         });
         match (ended.0, self.judged, failure, instead) {
-            (Outcome::Completed, Judged::Enforced, Some(is_handlers), _) => {
-                *ended = uncommitted(is_handlers);
+            (Outcome::Completed, Judged::Enforced, Some(true), _) => {
+                *ended = own(Outcome::Uncommitted);
             }
-            (Outcome::Completed, Judged::Enforced, _, Some((outcome, result))) => {
-                *ended = own(outcome, result);
+            // The store failed the commit: a retry may succeed.
+            (Outcome::Completed, Judged::Enforced, Some(false), _) => {
+                *ended = (Outcome::Uncommitted, Ending::Own(DedupAnswer::Unavailable));
             }
+            (Outcome::Completed, Judged::Enforced, _, Some(outcome)) => *ended = own(outcome),
             // A 2xx that is no success, after which the other event would not come again.
-            (Outcome::Failed, Judged::Enforced, _, Some((Outcome::InFlight, result)))
+            (Outcome::Failed, Judged::Enforced, _, Some(outcome @ Outcome::InFlight))
                 if self.report.status.is_some_and(|status| status.is_success()) =>
             {
-                ended.1 = Ending::Own(result);
+                ended.1 = Ending::Own(outcome.answer());
             }
             (Outcome::Completed | Outcome::Failed, Judged::Enforced, ..)
                 if self.request.keys.is_empty() =>
@@ -449,7 +446,7 @@ fn judge<ResBody, E>(
         Called::Returned(Ok(response)) => response,
         Called::Returned(Err(error)) => return (Outcome::Failed, Ending::Inner(Err(error))),
         Called::Panicked(panic) => return (Outcome::Panicked, Ending::Panicked(panic)),
-        Called::TimedOut => return own(Outcome::HandlerTimeout, DedupResult::HandlerTimeout),
+        Called::TimedOut => return own(Outcome::HandlerTimeout),
     };
     let (head, body) = response.into_parts();
     report.status = Some(head.status);
@@ -466,23 +463,17 @@ fn judge<ResBody, E>(
     }
 }
 
-/// Returns the answer to a success that was not committed, because of the handler or of the store. If
-/// the store failed the commit, a retry may succeed.
-const fn uncommitted<B, E>(is_handlers: bool) -> Ended<B, E> {
-    let result = if is_handlers { DedupResult::Uncommitted } else { DedupResult::Unavailable };
-    own(Outcome::Uncommitted, result)
-}
-
 /// Returns the ending of a delivery that may not run.
 pub(super) fn refused<B, E>(reason: NotAdmitted<E>) -> Ended<B, E> {
     match reason {
-        NotAdmitted::Full => own(Outcome::Overloaded, DedupResult::Unavailable),
+        NotAdmitted::Full => own(Outcome::Overloaded),
         NotAdmitted::Inner(error) => (Outcome::Failed, Ending::Inner(Err(error))),
     }
 }
 
-const fn own<B, E>(outcome: Outcome, result: DedupResult) -> Ended<B, E> {
-    (outcome, Ending::Own(result))
+/// Returns the ending of a delivery that the layer answers.
+fn own<B, E>(outcome: Outcome) -> Ended<B, E> {
+    (outcome, Ending::Own(outcome.answer()))
 }
 
 /// Reads the response of a success, so that duplicates get it. A body that ends in an error or panics is no
@@ -510,7 +501,7 @@ async fn store<ResBody: Body<Data = Bytes>, E>(
     let (bytes, body) = match AssertUnwindSafe(read).catch_unwind().await {
         Ok(Ok(buffered)) => buffered,
         Ok(Err(_)) => {
-            *ended = own(Outcome::BrokenResponse, DedupResult::BrokenResponse);
+            *ended = own(Outcome::BrokenResponse);
             return None;
         }
         Err(panic) => {

@@ -53,7 +53,6 @@ impl Gate {
         let [running, waiting] = [&self.running, &self.waiting].map(of);
         format!("{running} deliveries run, {waiting} wait for their event")
     }
-
 }
 
 /// The permit of a delivery, and the readiness of its inner service.
@@ -74,7 +73,8 @@ impl<S: Service<R> + Clone, R> Admission for Admitted<'_, S, R> {
             poll_fn(|cx| self.inner.poll_ready(cx)).await.map_err(NotAdmitted::Inner)?;
             Ok(permit)
         };
-        *self.permit = Some(timeout_at(deadline, admitted).await.unwrap_or(Err(NotAdmitted::Full))?);
+        *self.permit =
+            Some(timeout_at(deadline, admitted).await.unwrap_or(Err(NotAdmitted::Full))?);
         Ok(())
     }
 

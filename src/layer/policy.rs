@@ -158,7 +158,7 @@ impl Replay {
     }
 
     /// Stores every header that begins with `content-`, too, but for `content-length`.
-    pub(super) const fn describing_content(mut self) -> Self {
+    pub(crate) const fn describing_content(mut self) -> Self {
         self.describes_content = true;
         self
     }

@@ -11,7 +11,7 @@ use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::adapter::{MemoryAdapter, SqliteAdapter};
 use tower_dedup::testing::{Fault, StoreCall};
-use tower_dedup::{DedupLayer, DedupResult, OnInFlight, OnUnavailable};
+use tower_dedup::{DedupAnswer, DedupLayer, OnInFlight, OnUnavailable};
 
 use crate::support::log::Log;
 use crate::support::{
@@ -28,7 +28,7 @@ async fn duplicate_is_answered_without_the_handler() {
     for _ in 0..3 {
         let again = send(&service, request("a")).await;
         assert_eq!(answered(&again), (200, Some("duplicate")));
-        assert_eq!(again.extensions().get(), Some(&DedupResult::Duplicate));
+        assert_eq!(again.extensions().get(), Some(&DedupAnswer::Duplicate));
     }
     assert_eq!(handler.runs(), 1);
     send(&service, request("b")).await;
@@ -462,8 +462,8 @@ async fn completion_without_a_reply_is_no_lost_lease() {
 #[tokio::test(start_paused = true)]
 async fn waiting_delivery_is_not_run_because_the_store_fails() {
     for (on_unavailable, expected) in [
-        (OnUnavailable::FailClosed, DedupResult::Unavailable),
-        (OnUnavailable::FailOpen, DedupResult::InFlight),
+        (OnUnavailable::FailClosed, DedupAnswer::Unavailable),
+        (OnUnavailable::FailOpen, DedupAnswer::InFlight),
     ] {
         let (store, handler) = (faulty(MemoryAdapter::new()), Handler::default());
         handler.hold();

@@ -18,7 +18,7 @@ use tower_dedup::adapter::{MemoryAdapter, SqliteAdapter};
 use tower_dedup::key::{self, KeyPart};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{
-    BoxError, ConfigErrorKind, DedupKey, DedupLayer, DedupResult, OnMismatch, OnMissingKey,
+    BoxError, ConfigErrorKind, DedupAnswer, DedupKey, DedupLayer, OnMismatch, OnMissingKey,
     ResponseBody, provider,
 };
 
@@ -70,7 +70,7 @@ struct Answer {
     status: u16,
     headers: HeaderMap,
     body: Bytes,
-    result: Option<DedupResult>,
+    result: Option<DedupAnswer>,
 }
 
 impl Answer {
@@ -86,7 +86,7 @@ impl Answer {
     fn is_replayed(&self) -> bool {
         let replayed = self.header("idempotent-replayed") == Some("true");
         assert_eq!(self.header("x-dedup-result") == Some("duplicate"), replayed);
-        assert_eq!(self.result == Some(DedupResult::Duplicate), replayed);
+        assert_eq!(self.result == Some(DedupAnswer::Duplicate), replayed);
         assert_eq!(self.headers.contains_key(SET_COOKIE), !replayed);
         replayed
     }

@@ -11,7 +11,7 @@ use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{
-    DedupLayer, DedupResult, KeyExtractor, Mode, OnInFlight, OnMismatch, OnMissingKey,
+    DedupAnswer, DedupLayer, KeyExtractor, Mode, OnInFlight, OnMismatch, OnMissingKey,
     OnUnavailable, Replay, Verdict, Verified, key,
 };
 
@@ -55,7 +55,7 @@ async fn judged(layer: &DedupLayer, log: &Log, request: Request<Body>) -> Verdic
     let response = send(&layer.layer(handler.service()), request).await;
     assert_eq!((response.status(), handler.runs()), (StatusCode::IM_A_TEAPOT, 1));
     assert_eq!(result(&response), None);
-    assert!(response.extensions().get::<DedupResult>().is_none());
+    assert!(response.extensions().get::<DedupAnswer>().is_none());
     let (delivery, record) = (handler.last(), log.last("delivery"));
     let verdict = delivery.verdict();
     assert_eq!(delivery.is_unprotected(), verdict != Verdict::First);
