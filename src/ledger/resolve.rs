@@ -326,7 +326,7 @@ mod tests {
             ("v", complete_for("d")),
             ("w", complete_for("a")),
         ]);
-        assert_eq!(*replies.later_keys(&events, &terms()), ["a", "d"].map(key));
+        assert_eq!(*replies.later_keys(&events), ["a", "d"].map(key));
         replies.add(of(&[("a", FIRST), ("d", FIRST)]).0);
         let resolution = resolve(&events, &replies, &terms());
         assert_eq!(*resolution.new, ["a+s", "d+v", "f"].map(event));

@@ -215,21 +215,6 @@ async fn duplicate_of_a_short_handler_in_another_process_is_answered_soon() {
     assert_eq!(runs.load(Ordering::Relaxed), 101);
 }
 
-#[tokio::test]
-async fn in_flight_is_acknowledged_by_choice() {
-    let handler = Handler::default();
-    handler.hold();
-    let service = DedupLayer::new(by_header(), memory())
-        .on_in_flight(OnInFlight::Acknowledge)
-        .layer(handler.service());
-    let first = spawn_send(&service, request("a"));
-    handler.running(1).await;
-    let twin = send(&service, request("a")).await;
-    assert_eq!(answered(&twin), (200, Some("duplicate")));
-    handler.release();
-    assert_eq!(first.await.unwrap(), 200);
-}
-
 /// The client disconnects while the handler runs. The handler finishes, and the retry gets 200.
 #[tokio::test]
 async fn client_that_disconnects_does_not_stop_its_handler() {

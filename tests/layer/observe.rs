@@ -353,37 +353,6 @@ fn panic_whose_client_has_gone_is_logged_with_its_text() {
     });
 }
 
-/// Only an answer that acknowledges the event can hide that this path never runs it.
-#[test]
-fn event_in_flight_on_another_path_is_counted_if_it_is_acknowledged() {
-    observed(async |_, snapshotter| {
-        let handler = Handler::default();
-        handler.hold();
-        let layer = DedupLayer::new(by_header(), store());
-        let event = |number, path| request_to(path, &format!("in flight on another path {number}"));
-        let run =
-            |number| tokio::spawn(layer.layer(handler.service()).oneshot(event(number, "/first")));
-        let running: Vec<_> = (0..5).map(run).collect();
-        handler.running(5).await;
-        for (policy, status, expected) in
-            [(OnInFlight::Reject, 503, 0.0), (OnInFlight::Acknowledge, 200, 1.0)]
-        {
-            let service = layer.clone().on_in_flight(policy).layer(handler.service());
-            let mut counts = Vec::new();
-            for number in 0..5 {
-                assert_eq!(send(&service, event(number, "/second")).await.status(), status);
-                counts.push(value(&measured(&snapshotter), ON_ANOTHER_PATH, &["test"]));
-            }
-            assert_counted_on_another_path(&counts, expected);
-        }
-        handler.release();
-        for ended in futures_util::future::join_all(running).await {
-            assert_eq!(ended.unwrap().unwrap().status(), 200);
-        }
-        assert_eq!(handler.runs(), 5);
-    });
-}
-
 /// Without a second identity, a captured delivery of GitHub runs again under another id.
 #[test]
 fn unsigned_id_is_reported_once_if_verification_is_required() {

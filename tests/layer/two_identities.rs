@@ -84,10 +84,7 @@ async fn race<S: Setup>(setup: &S) {
     }
 }
 
-crate::on_ledgers!(
-    [lease_memory = OnMemory, arrival_memory = ArrivedInMemory],
-    one_of_racing_deliveries_runs,
-);
+crate::on_ledgers!([lease_memory = OnMemory], one_of_racing_deliveries_runs,);
 
 mod shared {
     use super::{one_of_racing_deliveries_runs, one_of_racing_deliveries_runs_over_expired_rows};
@@ -98,10 +95,7 @@ mod shared {
             lease_postgres = OnPostgres,
             transactional_sqlite = InSqlite,
             transactional_postgres = InPostgres,
-            arrival_sqlite = ArrivedInSqlite,
-            arrival_postgres = ArrivedInPostgres,
             lease_redis = OnRedis,
-            arrival_redis = ArrivedInRedis,
         ],
         one_of_racing_deliveries_runs,
         one_of_racing_deliveries_runs_over_expired_rows,
