@@ -21,7 +21,7 @@ use crate::ledger::{
     TRANSACTIONAL_LEASE, Times, Transactional,
 };
 use crate::observe::{MetersByNamespace, Outcome, RunReport};
-use crate::run::{Called, Waiters, call, run};
+use crate::run::{Called, Waiters, call, completed_by_another, run};
 
 /// Runs a handler for an event, unless the event is a duplicate or in flight.
 ///
@@ -279,19 +279,15 @@ impl<L: Ledger> Deduplicator<L> {
         });
         let (called, settled) = ran.await;
         self.waiters.wake(event.identities());
-        // Another run may have completed the event: one more claim decides.
         let has_committed = matches!((&called, &settled), (Called::Returned(Ok(_)), Ok(())));
-        if delivery.was_refused() && !has_committed {
-            match self.claim(&event, &report).await {
-                Ok(Begin::Duplicate(seen)) => {
-                    report.fields.age = Some(seen.age);
-                    report.end(Outcome::Duplicate, None);
-                    return Ok(RunOutcome::Duplicate(seen));
-                }
-                // An error of the release continues in the background.
-                Ok(Begin::First { claim, .. }) => drop(claim.rollback().await),
-                _ => {}
-            }
+        if delivery.was_refused()
+            && !has_committed
+            && let Ok(context) = self.context(&event)
+            && let Some(seen) = completed_by_another(&self.ledger, &report.keys, &context).await
+        {
+            report.fields.age = Some(seen.age);
+            report.end(Outcome::Duplicate, None);
+            return Ok(RunOutcome::Duplicate(seen));
         }
         let outcome = match (&called, &settled) {
             (Called::Returned(Ok(_)), Ok(())) => Outcome::Completed,
@@ -315,6 +311,18 @@ impl<L: Ledger> Deduplicator<L> {
 
     /// Claims the event. While it is in flight, claims it again until the wait is over.
     async fn claim(&self, event: &Event, report: &RunReport) -> Result<Begin<L::Claim>, Error> {
+        let (context, wait) = (self.context(event)?, self.settings.wait);
+        let begun = self.ledger.begin(&report.keys, &context).await?;
+        if !matches!(begun, Begin::InFlight) || wait.is_zero() {
+            return Ok(begun);
+        }
+        let Some(waiter) = self.waiters.wait_for(&report.keys) else { return Ok(begun) };
+        let _waiting = report.meters.waiting();
+        let Ok(begun) = waiter.claim(&self.ledger, &context, wait, &mut ()).await;
+        begun
+    }
+
+    fn context(&self, event: &Event) -> Result<BeginContext, Error> {
         self.check().map_err(|error| {
             Error::new(ErrorKind::Config, "running an event").with_source(error)
         })?;
@@ -324,19 +332,12 @@ impl<L: Ledger> Deduplicator<L> {
         if payloads.is_some() && !self.ledger.stores_data() {
             return Err(Error::new(ErrorKind::Unsupported, "comparing a payload"));
         }
-        let Settings { times, wait, fail_open } = self.settings;
+        let Settings { times, fail_open, .. } = self.settings;
         let mut context = BeginContext::of(&times, Duration::ZERO);
         context.terms.fetch = if payloads.is_some() { Fetch::Digest } else { Fetch::Nothing };
         context.terms.payloads = payloads;
         context.terms.duplicate_note = fail_open.then(Default::default);
-        let begun = self.ledger.begin(&report.keys, &context).await?;
-        if !matches!(begun, Begin::InFlight) || wait.is_zero() {
-            return Ok(begun);
-        }
-        let Some(waiter) = self.waiters.wait_for(&report.keys) else { return Ok(begun) };
-        let _waiting = report.meters.waiting();
-        let Ok(begun) = waiter.claim(&self.ledger, &context, wait, &mut ()).await;
-        begun
+        Ok(context)
     }
 }
 

@@ -22,13 +22,16 @@ use std::any::Any;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use tokio::time::timeout;
 
+use crate::adapter::contract::Seen;
 use crate::error::Error;
-use crate::ledger::{Claim, HandlerSuccess};
+use crate::key::Keys;
+use crate::ledger::{Begin, BeginContext, Claim, HandlerSuccess, Ledger};
 
 mod waiters;
 
@@ -80,5 +83,23 @@ where
             None => Box::pin(claim.rollback()).await,
         };
         (output, settled)
+    }
+}
+
+/// Decides about a delivery whose completion was refused, by one more claim: another delivery may have completed its
+/// events. Then it is a duplicate, and this returns when the first event was seen.
+pub(crate) async fn completed_by_another<L: Ledger>(
+    ledger: &Arc<L>,
+    keys: &Keys,
+    context: &BeginContext,
+) -> Option<Seen> {
+    match ledger.begin(keys, &context.again()).await {
+        Ok(Begin::Duplicate(seen)) => Some(seen),
+        Ok(Begin::First { claim, .. }) => {
+            // A release that fails continues in the background.
+            let _ = claim.rollback().await;
+            None
+        }
+        _ => None,
     }
 }

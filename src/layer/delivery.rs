@@ -52,7 +52,7 @@ use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys, hex, sha256};
 use crate::ledger::{Begin, BeginContext, Claim, HandlerSuccess, Ledger, RunsWithoutKey};
 use crate::observe::{self, DedupAnswer, Outcome, Report, ShadowFields};
-use crate::run::{Admission, Called, call, run};
+use crate::run::{Admission, Called, call, completed_by_another, run};
 
 /// The keys of a request. Without a key, there are none.
 pub(super) struct RequestKeys {
@@ -287,24 +287,20 @@ where
         }
     }
 
-    /// Answers a delivery whose completion was refused: a duplicate, if another delivery has completed its events. One
-    /// more claim decides.
+    /// Answers a delivery whose completion was refused: a duplicate, if another delivery has completed its events.
     async fn answer_refused(
         &mut self,
         ended: Ended<ResBody, S::Error>,
     ) -> Ended<ResBody, S::Error> {
         let DedupLayer { ledger, config, .. } = &*self.layer;
         let context = config.begin_context(self.request.payloads.as_ref(), false);
-        match ledger.begin(&self.request.keys, &context).await {
-            Ok(Begin::Duplicate(seen)) => {
+        match completed_by_another(ledger, &self.request.keys, &context).await {
+            None => ended,
+            Some(seen) => {
                 self.report.age = Some(seen.age);
-                return (Outcome::Duplicate, self.answer_known(&seen));
+                (Outcome::Duplicate, self.answer_known(&seen))
             }
-            // An error of the release continues in the background.
-            Ok(Begin::First { claim, .. }) => drop(claim.rollback().await),
-            _ => {}
         }
-        ended
     }
 
     /// Puts the verdict into the log record. Reports a delivery that is acknowledged on another path than
