@@ -17,8 +17,8 @@ use crate::error::{ConfigError, Error, ErrorKind};
 use crate::key::Event;
 use crate::layer::OnUnavailable;
 use crate::ledger::{
-    Begin, BeginContext, Claim, FailOpen, HandlerSuccess, Lease, Ledger, OnArrival,
-    TRANSACTIONAL_LEASE, Times, Transactional,
+    Begin, BeginContext, FailOpen, HandlerSuccess, Lease, Ledger, OnArrival, TRANSACTIONAL_LEASE,
+    Times, Transactional,
 };
 use crate::observe::{MetersByNamespace, Outcome, RunReport};
 use crate::run::{Called, Waiters, call, completed_by_another, run};

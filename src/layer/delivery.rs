@@ -50,7 +50,7 @@ use crate::adapter::contract::{Seen, StoredResponse};
 use crate::delivery::{Delivery, RetryAfterOfLayer, Verdict};
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys, hex, sha256};
-use crate::ledger::{Begin, BeginContext, Claim, HandlerSuccess, Ledger, RunsWithoutKey};
+use crate::ledger::{Begin, BeginContext, HandlerSuccess, Ledger, RunsWithoutKey};
 use crate::observe::{self, DedupAnswer, Outcome, Report, ShadowFields};
 use crate::run::{Admission, Called, call, completed_by_another, run};
 
