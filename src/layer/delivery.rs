@@ -116,7 +116,7 @@ impl<S, L, B> Run<S, L, B> {
 }
 
 /// A delivery whose handler runs.
-struct Claimed<C> {
+struct Runs<C> {
     claim: Option<C>,
     /// The events that `claim` holds.
     delivery: Option<Delivery>,
@@ -176,9 +176,9 @@ where
             Err(verdict) => (verdict, None),
         };
         self.note(verdict);
-        let Claimed { claim, delivery, instead } = match (claimed, self.judged) {
+        let Runs { claim, delivery, instead } = match (claimed, self.judged) {
             (Some(claimed), _) => claimed,
-            (None, Judged::InShadow(_)) => Claimed { claim: None, delivery: None, instead: None },
+            (None, Judged::InShadow(_)) => Runs { claim: None, delivery: None, instead: None },
             (None, Judged::Enforced) => return ended,
         };
         if let Some(delivery) = &delivery {
@@ -241,7 +241,7 @@ where
         &mut self,
         begun: Result<Begin<L::Claim>, Error>,
         ended: &mut Ended<ResBody, S::Error>,
-    ) -> (Verdict, Option<Claimed<L::Claim>>) {
+    ) -> (Verdict, Option<Runs<L::Claim>>) {
         let refuses = self.layer.config.on_mismatch == OnMismatch::Refuse;
         let (verdict, answer) = match begun {
             Ok(Begin::First { claim, delivery, in_flight, mismatch }) => {
@@ -250,12 +250,12 @@ where
                 let instead = in_flight.or((mismatch && refuses).then_some(Outcome::Mismatch));
                 let verdict = delivery.verdict();
                 let (claim, delivery) = (Some(claim), Some(delivery));
-                return (verdict, Some(Claimed { claim, delivery, instead }));
+                return (verdict, Some(Runs { claim, delivery, instead }));
             }
             Ok(Begin::WithoutKey) => {
                 return (
                     Verdict::NoKey,
-                    Some(Claimed { claim: None, delivery: None, instead: None }),
+                    Some(Runs { claim: None, delivery: None, instead: None }),
                 );
             }
             Ok(Begin::Duplicate(seen)) => {

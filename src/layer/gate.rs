@@ -17,9 +17,9 @@ use crate::run::{Admission, Waiters};
 pub(super) struct Gate {
     pub(super) mode: SharedMode,
     /// The deliveries that run.
-    pub(super) running: Bound,
+    pub(super) running: Permits,
     /// The deliveries that wait for another delivery of their event.
-    pub(super) waiting: Bound,
+    pub(super) waiting: Permits,
     pub(super) waiters: Waiters,
     pub(super) tasks: TaskTracker,
 }
@@ -40,8 +40,8 @@ impl Gate {
         tasks.close();
         Self {
             mode: SharedMode::default(),
-            running: Bound::new(1_024),
-            waiting: Bound::new(256),
+            running: Permits::new(1_024),
+            waiting: Permits::new(256),
             waiters: Waiters::default(),
             tasks,
         }
@@ -49,7 +49,7 @@ impl Gate {
 
     /// Returns how many deliveries run and wait, of how many that may.
     pub(super) fn load(&self) -> String {
-        let of = |bound: &Bound| format!("{} of {}", bound.held(), *bound.limit());
+        let of = |bound: &Permits| format!("{} of {}", bound.held(), *bound.limit());
         let [running, waiting] = [&self.running, &self.waiting].map(of);
         format!("{running} deliveries run, {waiting} wait for their event")
     }
@@ -95,12 +95,12 @@ pub(super) fn release_readiness<S: Clone>(inner: &mut S) {
 pub(super) type Permit = OwnedSemaphorePermit;
 
 /// A number of permits that may change while permits are held.
-pub(super) struct Bound {
+pub(super) struct Permits {
     permits: Arc<Semaphore>,
     limit: Mutex<usize>,
 }
 
-impl Bound {
+impl Permits {
     fn new(limit: usize) -> Self {
         Self { permits: Arc::new(Semaphore::new(limit)), limit: Mutex::new(limit) }
     }
@@ -143,7 +143,7 @@ mod tests {
 
     #[tokio::test]
     async fn bound_that_grows_admits_more_at_once() {
-        let bound = Bound::new(0);
+        let bound = Permits::new(0);
         let mut waits = std::pin::pin!(bound.acquire());
         assert!(futures_util::poll!(waits.as_mut()).is_pending());
         bound.resize(2);
