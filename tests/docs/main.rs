@@ -4,7 +4,6 @@ mod guards;
 mod guide;
 mod metrics;
 mod observability;
-mod presets;
 mod readme;
 mod recipes;
 mod records;

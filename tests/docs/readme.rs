@@ -28,6 +28,14 @@ fn readme_has_at_most_700_words_beside_its_program() {
     assert!(words <= 700, "{words} words");
 }
 
+#[test]
+fn number_of_presets_is_right() {
+    let all = tower_dedup::provider::ALL.len();
+    for words in [format!("| a preset for each of {all} senders |"), format!("{} more senders", all - 3)] {
+        assert!(README.contains(&words), "{words}");
+    }
+}
+
 /// Returns the rows of the table whose first cell is `head`, without links and emphasis.
 fn table(page: &str, head: &str) -> Vec<String> {
     let start = page.find(&format!("| {head} |")).unwrap_or_else(|| panic!("no table {head}"));

@@ -79,10 +79,7 @@ fn verify_changed_body() {
         let mut input = Input(input);
         let sender = *input.pick(&senders());
         // A token signs nothing, Adyen signs values, and Twilio signs fields without their separators.
-        let signs_body = !matches!(
-            sender.name(),
-            "gitlab" | "telegram" | "adyen" | "twilio" | "twilio-by-token"
-        );
+        let signs_body = !matches!(sender.name(), "gitlab" | "telegram" | "adyen" | "twilio");
         if !signs_body {
             return;
         }

@@ -507,7 +507,6 @@ fn refused_request_is_logged_with_the_url_that_its_sender_has_to_have_signed() {
         let url_signed = [
             (provider::SQUARE, true),
             (provider::TWILIO, true),
-            (provider::TWILIO_BY_TOKEN, true),
             (provider::HUBSPOT, true),
             (provider::GITHUB, false),
         ];
