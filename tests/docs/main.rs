@@ -10,4 +10,3 @@ mod records;
 mod shadow;
 #[path = "../support/mod.rs"]
 mod support;
-mod types;
