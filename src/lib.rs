@@ -24,8 +24,6 @@ mod delivery;
 mod error;
 #[cfg(feature = "axum")]
 mod extract;
-#[cfg(test)]
-mod fuzz;
 pub mod guide {
     //! The pages of the guide. Read the [crate page](crate) first.
 

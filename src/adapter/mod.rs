@@ -33,8 +33,6 @@ mod purging;
 #[cfg(feature = "redis")]
 mod redis;
 mod replies;
-#[cfg(feature = "serde")]
-mod serialize;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod sql;
 #[cfg(feature = "sqlite")]

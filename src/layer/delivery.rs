@@ -253,10 +253,7 @@ where
                 return (verdict, Some(Runs { claim, delivery, instead }));
             }
             Ok(Begin::WithoutKey) => {
-                return (
-                    Verdict::NoKey,
-                    Some(Runs { claim: None, delivery: None, instead: None }),
-                );
+                return (Verdict::NoKey, Some(Runs { claim: None, delivery: None, instead: None }));
             }
             Ok(Begin::Duplicate(seen)) => {
                 let verdict = Verdict::Duplicate { age: seen.age };

@@ -299,7 +299,7 @@ async fn key_whose_closure_panics_is_400_and_logged() {
     let part = || key::from_fn(|_| panics());
     let layers = [
         layer(part().namespace("test")),
-        layer(KeyExtractor::from_fn("test", |_| panics()).unwrap()),
+        layer(KeyExtractor::from_fn("test", |_| panics())),
         layer(by_header().handshake_when(|_| panics())),
         layer(by_header().bypass_when(|_| panics())),
         layer(by_header().namespace_by(|_| panics())),

@@ -452,7 +452,7 @@ async fn response_to_a_multi_event_delivery_is_not_stored_and_either_identity_re
         Ok(Keys::new(events.collect::<Result<_, _>>()?).map_or(Extracted::Missing, Extracted::Keys))
     });
     let handler = Counted::default();
-    let service = DedupLayer::new(by_query.unwrap(), MemoryAdapter::new())
+    let service = DedupLayer::new(by_query, MemoryAdapter::new())
         .replay(Replay::new())
         .layer(handler.service());
     let deliver = async |query: &str| {

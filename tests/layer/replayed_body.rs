@@ -292,8 +292,7 @@ async fn compared_payload_of_an_event_counts_and_not_its_content() {
         let event = Event::new(DedupKey::new("test", "id-1")?);
         Ok(Extracted::Keys(event.with_payload(request.body().slice(..1)).into()))
     });
-    let keys = keys.unwrap().content_identity();
-    let layer = DedupLayer::new(keys, memory());
+    let layer = DedupLayer::new(keys.content_identity(), memory());
     let layer = layer.compare_payload(key::body_digest(), OnMismatch::Refuse);
     let service = layer.layer(Handler::default().service());
     for (body, expected) in [
