@@ -466,7 +466,7 @@ impl KeyExtractor {
     }
 
     pub(crate) fn has_second_identity(&self) -> bool {
-        self.second.is_some()
+        self.naming.second.is_some()
     }
 
     /// Returns `true` for an extractor with a [`content_identity`](Self::content_identity).
@@ -495,7 +495,7 @@ impl KeyExtractor {
 
     /// Returns `true` if nothing that the sender signs identifies the event.
     pub(crate) fn is_replayable(&self) -> bool {
-        self.unsigned_id && self.naming.second.is_none()
+        self.unsigned_id && !self.has_second_identity()
     }
 }
 

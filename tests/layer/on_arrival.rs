@@ -126,7 +126,7 @@ async fn second_identity_on_arrival_is_refused() {
         let event = Event::new(dedup_key("a")).with_second_identity(dedup_key("b"));
         Ok(Extracted::Keys(event.into()))
     });
-    let layer = DedupLayer::on_arrival(keys.unwrap(), Arc::clone(&store));
+    let layer = DedupLayer::on_arrival(keys, Arc::clone(&store));
     let service = layer.on_unavailable(OnUnavailable::FailOpen).layer(handler.service());
     let answer = send(&service, request("a")).await;
     assert_eq!(answered(&answer), (503, Some("unavailable")));
