@@ -92,7 +92,7 @@ fn error(kind: KeyErrorKind, what: &str, pointer: &str) -> KeyError {
 pub(super) struct Pointers(Vec<Pointer>);
 
 /// The values of several pointers in one body, in the order of the pointers.
-pub(crate) struct Values<'b> {
+pub(crate) struct Selected<'b> {
     pointers: &'b [Pointer],
     values: Vec<Option<&'b RawValue>>,
 }
@@ -109,13 +109,13 @@ impl Pointers {
     }
 
     /// Reads the values in one walk; `None` if a pointer has a fault.
-    pub(super) fn read<'b>(&'b self, body: &'b [u8]) -> Option<Values<'b>> {
+    pub(super) fn read<'b>(&'b self, body: &'b [u8]) -> Option<Selected<'b>> {
         let values = walk(body, self.0.iter().map(|pointer| &*pointer.names)).ok()?;
-        Some(Values { pointers: &self.0, values: values.into_vec() })
+        Some(Selected { pointers: &self.0, values: values.into_vec() })
     }
 }
 
-impl<'b> Values<'b> {
+impl<'b> Selected<'b> {
     /// Returns the value of a pointer, if the pointer was read.
     fn find(&self, pointer: &Pointer) -> Option<Option<&'b RawValue>> {
         let number = self.pointers.iter().position(|known| known.text == pointer.text)?;
@@ -142,7 +142,7 @@ fn unescape(token: &str) -> Option<String> {
 /// the body, if they were read.
 pub(super) fn read<'b>(
     body: &'b [u8],
-    values: Option<&Values<'b>>,
+    values: Option<&Selected<'b>>,
     pointer: &Pointer,
 ) -> Result<Option<Cow<'b, str>>, KeyErrorKind> {
     let value = match values.and_then(|values| values.find(pointer)) {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::json::Values;
+use super::json::Selected;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Uri, header, request};
 
@@ -15,7 +15,7 @@ pub struct RequestRef<'r> {
     head: &'r request::Parts,
     body: &'r Bytes,
     /// The JSON values of the body, if they were read.
-    values: Option<&'r Values<'r>>,
+    values: Option<&'r Selected<'r>>,
 }
 
 impl<'r> RequestRef<'r> {
@@ -69,14 +69,14 @@ impl<'r> RequestRef<'r> {
     }
 
     /// Returns the same request, with JSON values of its body that were read.
-    pub(super) fn with_values<'v>(&self, values: Option<&'v Values<'v>>) -> RequestRef<'v>
+    pub(super) fn with_values<'v>(&self, values: Option<&'v Selected<'v>>) -> RequestRef<'v>
     where
         'r: 'v,
     {
         RequestRef { head: self.head, body: self.body, values }
     }
 
-    pub(super) fn values(&self) -> Option<&'r Values<'r>> {
+    pub(super) fn values(&self) -> Option<&'r Selected<'r>> {
         self.values
     }
 

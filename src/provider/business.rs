@@ -2,7 +2,7 @@
 
 use super::preset::{DAY, DEFAULTS, HOUR, Preset};
 use super::scheme::Part::{Body, Fixed, Rfc3339, Seconds};
-use super::scheme::{self, Scheme, Secret, base64};
+use super::scheme::{Proof, Scheme, Secret, base64};
 use crate::key::{self, Rule};
 
 /// SendGrid's Event Webhook: `/sg_event_id` of each event; the digest of an event without one.
@@ -131,7 +131,7 @@ pub const HUBSPOT: Preset = Preset {
     },
     event_type: Some(|| key::json("/subscriptionType")),
     floor: 6 * DAY, // twice the 3 days of the schedule
-    scheme: Some(Scheme::new("x-hubspot-signature-v3", scheme::Rule::HubSpot)),
+    scheme: Some(Scheme::new("x-hubspot-signature-v3", Proof::HubSpot)),
     signed_id: true,
     ..DEFAULTS
 };

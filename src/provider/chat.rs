@@ -3,7 +3,7 @@
 use super::preset::{DAY, DEFAULTS, HOUR, MINUTE, Preset};
 use super::read::{header_is, lacks, value};
 use super::scheme::Part::{Body, Id, Rfc3339, Seconds, Text};
-use super::scheme::{self, Scheme, Secret, hex};
+use super::scheme::{Proof, Scheme, Secret, hex};
 use crate::key::{self, FORM, RequestRef, Rule, without_mark};
 
 /// Slack's Events API: `/event_id` in the body, which is unique across all workspaces.
@@ -52,8 +52,7 @@ pub const TELEGRAM: Preset = Preset {
     rule: || Rule::part(key::json("/update_id")),
     floor: 48 * HOUR, // twice the 24 h for which updates are stored
     scheme: Some(
-        Scheme::new("x-telegram-bot-api-secret-token", scheme::Rule::Token)
-            .with_secret(Secret::Token),
+        Scheme::new("x-telegram-bot-api-secret-token", Proof::Token).with_secret(Secret::Token),
     ),
     ..DEFAULTS
 };

@@ -3,7 +3,7 @@
 use super::preset::{DAY, DEFAULTS, MIB, Preset, Retries};
 use super::read::header_is;
 use super::scheme::Part::Body;
-use super::scheme::{self, Scheme, hex};
+use super::scheme::{Proof, Scheme, hex};
 use crate::key::{self, RequestRef, Rule};
 
 /// GitHub: the header `X-GitHub-Delivery`, one value per event.
@@ -56,7 +56,7 @@ pub const GITLAB: Preset = Preset {
     event_type: Some(|| key::header("x-gitlab-event")),
     floor: 7 * DAY, // our estimate: no schedule is documented
     max_body: Some(25 * MIB),
-    scheme: Some(Scheme::new("x-gitlab-token", scheme::Rule::Token)),
+    scheme: Some(Scheme::new("x-gitlab-token", Proof::Token)),
     ..DEFAULTS
 };
 

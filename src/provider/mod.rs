@@ -49,7 +49,7 @@ pub use code::{CIRCLECI, GITEA, GITHUB, GITLAB};
 pub use money::{ADYEN, PADDLE, SHOPIFY, SQUARE, STRIPE};
 pub use preset::{Preset, Retries};
 #[cfg(feature = "verify")]
-pub(crate) use scheme::{Codes, Part, Rule, Scheme, Secret};
+pub(crate) use scheme::{Codes, Part, Proof, Scheme, Secret};
 pub use standard::{CLOUDEVENTS, STANDARD_WEBHOOKS, SVIX};
 pub use twilio::TWILIO;
 pub use whatsapp::WHATSAPP;

@@ -2,7 +2,7 @@
 
 use super::preset::{DAY, DEFAULTS, HOUR, Preset};
 use super::scheme::Part::{Body, Item, Text, Url};
-use super::scheme::{self, Scheme, Secret, base64, hex};
+use super::scheme::{Proof, Scheme, Secret, base64, hex};
 use crate::key::{self, Rule};
 
 /// Stripe: the event's `id` (`evt_…`) in the body, of snapshot and of thin events. For events of
@@ -117,7 +117,7 @@ pub const ADYEN: Preset = Preset {
     },
     event_type: Some(|| key::json("/NotificationRequestItem/eventCode")),
     floor: 60 * DAY, // twice the 30 days of the schedule
-    scheme: Some(Scheme::new("", scheme::Rule::Adyen).with_secret(Secret::Hex)),
+    scheme: Some(Scheme::new("", Proof::Adyen).with_secret(Secret::Hex)),
     signed_id: true,
     ..DEFAULTS
 };

@@ -6,12 +6,12 @@ pub(crate) struct Scheme {
     /// The header with the signature, or with the token; empty if the signatures are in the body.
     pub(crate) header: &'static str,
     pub(crate) secret: Secret,
-    pub(crate) rule: Rule,
+    pub(crate) proof: Proof,
 }
 
 /// What makes a request genuine.
 #[derive(Clone, Copy)]
-pub(crate) enum Rule {
+pub(crate) enum Proof {
     /// The header has a code of the text: an HMAC-SHA256, or an ECDSA signature if the secret is a public key.
     Signed(Codes, &'static [Part]),
     /// The header is the secret itself.
@@ -86,12 +86,12 @@ impl Codes {
 }
 
 impl Scheme {
-    pub(super) const fn new(header: &'static str, rule: Rule) -> Self {
-        Self { header, secret: Secret::Text, rule }
+    pub(super) const fn new(header: &'static str, proof: Proof) -> Self {
+        Self { header, secret: Secret::Text, proof }
     }
 
     pub(super) const fn signed(header: &'static str, codes: Codes, text: &'static [Part]) -> Self {
-        Self::new(header, Rule::Signed(codes, text))
+        Self::new(header, Proof::Signed(codes, text))
     }
 
     pub(super) const fn with_secret(self, secret: Secret) -> Self {
@@ -102,16 +102,16 @@ impl Scheme {
     pub(crate) fn signs_time(&self) -> bool {
         let is_time =
             |part: &Part| matches!(part, Part::Seconds(_) | Part::Rfc3339(_) | Part::Item(_));
-        self.text().iter().any(is_time) || matches!(self.rule, Rule::HubSpot)
+        self.text().iter().any(is_time) || matches!(self.proof, Proof::HubSpot)
     }
 
     /// Returns `true` if the public URL of the server is signed.
     pub(crate) fn signs_url(&self) -> bool {
         let is_url = |part: &Part| matches!(part, Part::Url);
-        self.text().iter().any(is_url) || matches!(self.rule, Rule::HubSpot | Rule::Twilio)
+        self.text().iter().any(is_url) || matches!(self.proof, Proof::HubSpot | Proof::Twilio)
     }
 
     fn text(&self) -> &'static [Part] {
-        if let Rule::Signed(_, text) = self.rule { text } else { &[] }
+        if let Proof::Signed(_, text) = self.proof { text } else { &[] }
     }
 }

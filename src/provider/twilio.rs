@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use http::Method;
 
 use super::preset::{DAY, DEFAULTS, Preset, Retries};
-use super::scheme::{self, Scheme};
+use super::scheme::{Proof, Scheme};
 use crate::error::KeyError;
 use crate::key::{self, KeyPart, RequestRef, Rule, hex, sha256, without_mark};
 
@@ -55,7 +55,7 @@ pub const TWILIO: Preset = Preset {
     methods: &[Method::POST, Method::GET],
     floor: DAY, // our estimate: no schedule is documented
     retries: Retries::ConnectionFailure,
-    scheme: Some(Scheme::new("x-twilio-signature", scheme::Rule::Twilio)),
+    scheme: Some(Scheme::new("x-twilio-signature", Proof::Twilio)),
     signed_id: true,
     ..DEFAULTS
 };

@@ -19,7 +19,7 @@ use super::schemes::{adyen, data, url};
 use super::secret::key_of;
 use super::verifier::unix;
 use crate::error::BoxError;
-use crate::provider::{Codes, Part, Preset, Rule, Secret};
+use crate::provider::{Codes, Part, Preset, Proof, Secret};
 
 /// A pair of keys for SendGrid, made for tests.
 const PUBLIC_KEY: &str = "MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEu5xywnLmdP135pgu4+Dc2H5LxIKJ9mfI/yUcDPuw\
@@ -65,8 +65,8 @@ impl Preset {
         };
         let (head, body) = request.into_parts();
         let mut signing = Signing { head, body, key, url, now: unix(now) };
-        let signature = match scheme.rule {
-            Rule::Signed(codes, parts) => {
+        let signature = match scheme.proof {
+            Proof::Signed(codes, parts) => {
                 let (before, text) = signing.text(scheme.header, codes, parts)?;
                 let code = match scheme.secret {
                     Secret::PublicKey => ecdsa(secret, &text)?,
@@ -79,10 +79,10 @@ impl Preset {
                 };
                 format!("{before}{}{code}", codes.prefix)
             }
-            Rule::Token => secret.to_owned(),
-            Rule::HubSpot => STANDARD.encode(signing.hubspot()?),
-            Rule::Twilio => STANDARD.encode(signing.twilio()?),
-            Rule::Adyen => {
+            Proof::Token => secret.to_owned(),
+            Proof::HubSpot => STANDARD.encode(signing.hubspot()?),
+            Proof::Twilio => STANDARD.encode(signing.twilio()?),
+            Proof::Adyen => {
                 signing.adyen()?;
                 return Ok(Request::from_parts(signing.head, signing.body));
             }

@@ -11,7 +11,7 @@ use super::public_url::{PublicUrl, targets};
 use super::received::Received;
 use super::schemes::{adyen, data, url};
 use super::secret::key_of;
-use crate::provider::{Preset, Rule, Scheme};
+use crate::provider::{Preset, Proof, Scheme};
 
 /// Verifies the requests of one sender: its scheme, one or more secrets, and a tolerance.
 ///
@@ -131,23 +131,23 @@ impl Verifier {
 
 /// Verifies a request with one key.
 fn verify(scheme: &Scheme, key: &[u8], request: &Received<'_>) -> Result<(), Refusal> {
-    match scheme.rule {
-        Rule::Signed(codes, text) => data::verify(scheme, codes, text, key, request),
-        Rule::Token => data::verify_token(scheme.header, key, request),
-        Rule::Adyen => adyen::verify(key, request),
-        Rule::HubSpot => url::hubspot(key, request),
-        Rule::Twilio => url::twilio(key, request),
+    match scheme.proof {
+        Proof::Signed(codes, text) => data::verify(scheme, codes, text, key, request),
+        Proof::Token => data::verify_token(scheme.header, key, request),
+        Proof::Adyen => adyen::verify(key, request),
+        Proof::HubSpot => url::hubspot(key, request),
+        Proof::Twilio => url::twilio(key, request),
     }
 }
 
 /// Verifies what the head alone shows. Adyen's signatures are in the body.
 fn verify_head(scheme: &Scheme, key: &[u8], request: &Received<'_>) -> Result<(), Refusal> {
-    match scheme.rule {
-        Rule::Signed(codes, text) => data::read(scheme, codes, text, request).map(drop),
-        Rule::Token => data::verify_token(scheme.header, key, request),
-        Rule::Adyen => Ok(()),
-        Rule::HubSpot => url::hubspot_headers(request).map(drop),
-        Rule::Twilio => url::twilio_signature(request).map(drop),
+    match scheme.proof {
+        Proof::Signed(codes, text) => data::read(scheme, codes, text, request).map(drop),
+        Proof::Token => data::verify_token(scheme.header, key, request),
+        Proof::Adyen => Ok(()),
+        Proof::HubSpot => url::hubspot_headers(request).map(drop),
+        Proof::Twilio => url::twilio_signature(request).map(drop),
     }
 }
 
