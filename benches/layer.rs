@@ -40,7 +40,7 @@ const NAMES: [&str; 2] = ["layer_ns", "layer_over_axum_idempotent"];
 const HEADER: &str = "webhook-id";
 const SESSION: &str = "session=AAAAAAAAAAAAAAAAAAAAAA";
 /// More than a sample has.
-const KEYS: u64 = 20_000;
+const KEYS: u32 = 20_000;
 
 fn routes() -> Router {
     Router::new().route("/hook", post(async |body: bytes::Bytes| body.len().to_string()))
@@ -53,7 +53,8 @@ fn layered() -> Router {
 
 fn idempotent() -> Router {
     let options = IdempotentOptions::default().use_idempotency_key_header(Some(HEADER), true);
-    let session = SessionLayer::new(Arc::new(MokaStore::builder().max_capacity(KEYS).build()));
+    let session =
+        SessionLayer::new(Arc::new(MokaStore::builder().max_capacity(KEYS.into()).build()));
     routes()
         .layer(IdempotentLayer::<MokaStore>::new(options.expire_after(86_400)))
         .layer(session.with_cookie_options(CookieOptions::build().name("session")))
