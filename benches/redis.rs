@@ -1,7 +1,7 @@
 //! The Redis adapter against `SET NX PX` by the raw client, on one server.
 //!
-//! `cargo bench --bench redis` takes about eight minutes, or two with `--quick`. It starts its own server,
-//! which persists nothing. Each side has one multiplexed connection. Before every measurement, the server
+//! `cargo bench --bench redis` takes three minutes, or 30 s with `--quick`. It starts its own server,
+//! which persists nothing. Each side has one multiplexed connection and 64 callers. Before every measurement, the server
 //! is emptied and gets 10,000 complete keys of this side.
 //!
 //! Under `cargo test` it does nothing, because `postgres` tests all of its parts.
@@ -20,49 +20,41 @@ mod shared;
 #[path = "../tests/support/redis/mod.rs"]
 mod support;
 
-use shared::calls::{Claims, Duplicates, Events, LEASE, NAMESPACE, Ours, RETENTION, Store};
-use shared::calls::{callers, fresh_key, old_id};
-use shared::goals::grouped;
-use shared::ratios::{heading, report};
-use shared::rounds::{Caller, Load, in_turn, load, median};
+use shared::calls::{
+    Claims, Duplicates, Events, LEASE, NAMESPACE, Ours, RETENTION, Store, fresh_key, old_id,
+};
+use shared::compare::{Bed, compare};
+use shared::database::FEW;
+use shared::ratios::report;
 use shared::run::{Run, runtime};
-use shared::usage::own_cpu;
 use support::Server;
 
-/// The number of complete keys on the server before a measurement.
-const FEW: u64 = 10_000;
+const BYTES: &str = "redis_key_bytes";
 /// The number of keys whose bytes are measured.
 const MANY: u64 = 200_000;
 
 fn main() {
     let run = Run::from_args();
-    let claims = [("redis_claim_1", 1), ("redis_claim_64", 64), ("redis_claim_256", 256)];
-    let duplicates =
-        [("redis_duplicate_1", 1), ("redis_duplicate_64", 64), ("redis_duplicate_256", 256)];
-    let others = ["redis_event_64", "redis_key_bytes"];
-    let names = claims.iter().chain(&duplicates).map(|(name, _)| *name).chain(others);
-    if run.is_test() || !names.into_iter().any(|name| run.wants(&[name])) {
+    let rates = ["redis_claim_64", "redis_event_64", "redis_duplicate_64"];
+    if run.is_test() || !(run.wants(&rates) || run.wants(&[BYTES])) {
         return;
     }
     let server = Server::start();
     runtime().block_on(async {
-        let sides = Sides::new(&server.url()).await;
+        let adapter = RedisAdapter::connect(&server.url()).await.expect("Redis");
+        let sides = Sides { ours: Ours(adapter), raw: Raw::connect(&server.url()).await };
         println!("\nRedis: redis_version {}", sides.info("server", "redis_version").await);
-        for (name, count) in claims {
-            sides.compare(&run, name, count, "claims of new keys", Claims, Claims).await;
-        }
-        for (name, count) in duplicates {
-            let what = "claims of complete keys";
-            let ours = |store| Duplicates { store, keys: FEW };
-            let raw = |store| Duplicates { store, keys: FEW };
-            sides.compare(&run, name, count, what, ours, raw).await;
-        }
-        let what = "claim and completion, over SET NX PX and SET XX PX";
-        sides.compare(&run, "redis_event_64", 64, what, Events, Events).await;
-        if run.wants(&["redis_key_bytes"]) {
-            heading(&run, &format!("memory of the server for each of {MANY} keys"));
+        let stores = || (sides.ours.clone(), sides.raw.clone());
+        let (ours, raw) = stores();
+        compare(&run, &sides, rates[0], Claims(ours), Claims(raw)).await;
+        let (ours, raw) = stores();
+        compare(&run, &sides, rates[1], Events(ours), Events(raw)).await;
+        let (ours, raw) = stores();
+        let ours = Duplicates { store: ours, keys: FEW };
+        compare(&run, &sides, rates[2], ours, Duplicates { store: raw, keys: FEW }).await;
+        if run.wants(&[BYTES]) {
             let (ours, raw) = (sides.bytes(&sides.ours).await, sides.bytes(&sides.raw).await);
-            report(&run, "redis_key_bytes", &[ours], &format!("{raw:.0} B for SET NX PX"));
+            report(&run, BYTES, &[ours], &format!("{raw:.0} B for SET NX PX"));
         }
     });
 }
@@ -73,99 +65,27 @@ struct Sides {
     raw: Raw,
 }
 
-/// The result of one measurement.
-struct Measured {
-    load: Load,
-    /// CPU time of one call, in microseconds: of this process and of the server.
-    cpu: [f64; 2],
+impl Bed for Sides {
+    async fn reset(&self, side: usize) {
+        self.empty().await;
+        if side == 0 { fill(&self.ours).await } else { fill(&self.raw).await }
+    }
+
+    async fn cpu(&self) -> Option<Duration> {
+        let mut cpu = Duration::ZERO;
+        for field in ["used_cpu_user", "used_cpu_sys"] {
+            cpu += Duration::from_secs_f64(self.info("cpu", field).await.parse().ok()?);
+        }
+        Some(cpu)
+    }
 }
 
 impl Sides {
-    async fn new(url: &str) -> Self {
-        let adapter = RedisAdapter::connect(url).await.expect("Redis");
-        Self { ours: Ours(adapter), raw: Raw::connect(url).await }
-    }
-
-    /// Measures both sides in turn, and reports the calls a second of the adapter over those of the
-    /// raw client.
-    async fn compare<A: Caller + Clone, B: Caller + Clone>(
-        &self,
-        run: &Run,
-        name: &str,
-        count: usize,
-        what: &str,
-        ours: impl Fn(Ours<RedisAdapter>) -> A,
-        raw: impl Fn(Raw) -> B,
-    ) {
-        if !run.wants(&[name]) {
-            return;
-        }
-        let rounds: Vec<[Measured; 2]> = in_turn(run, async |which| {
-            if which == 0 {
-                self.measure(run, count, &self.ours, &ours).await
-            } else {
-                self.measure(run, count, &self.raw, &raw).await
-            }
-        })
-        .await;
-        let callers = if count == 1 { "one caller".to_owned() } else { format!("{count} callers") };
-        heading(run, &format!("{what}, {callers}"));
-        let ratios: Vec<f64> =
-            rounds.iter().map(|[ours, raw]| ours.load.per_second / raw.load.per_second).collect();
-        let of = |side: usize, value: fn(&Measured) -> f64| {
-            median(rounds.iter().map(|round| value(&round[side])))
-        };
-        let [rates, client, server] = [
-            (|it: &Measured| it.load.per_second) as fn(&Measured) -> f64,
-            |it| it.cpu[0],
-            |it| it.cpu[1],
-        ]
-        .map(|value| [of(0, value), of(1, value)]);
-        let note = format!(
-            "{} over {} a second; CPU of a call: client {:.1} over {:.1} µs, server {:.1} over {:.1} µs",
-            grouped(rates[0]),
-            grouped(rates[1]),
-            client[0],
-            client[1],
-            server[0],
-            server[1],
-        );
-        report(run, name, &ratios, &note);
-    }
-
-    async fn measure<S: Store, C: Caller + Clone>(
-        &self,
-        run: &Run,
-        count: usize,
-        store: &S,
-        caller: impl Fn(S) -> C,
-    ) -> Measured {
-        self.empty().await;
-        each(FEW, |number| {
-            let store = store.clone();
-            async move {
-                let key = DedupKey::new(NAMESPACE, &old_id(number)).expect("a key");
-                let token = Token::random();
-                store.claim(&key, token).await;
-                store.complete(&key, token).await;
-            }
-        })
-        .await;
-        let before = self.cpu().await;
-        let load = load(callers(count, caller(store.clone())), run.time()).await;
-        let after = self.cpu().await;
-        let cpu = [0, 1].map(|of| (after[of] - before[of]).as_secs_f64() * 1e6 / load.calls);
-        Measured { load, cpu }
-    }
-
     /// Returns the memory that one key takes on the server.
     async fn bytes<S: Store>(&self, store: &S) -> f64 {
         self.empty().await;
-        let used = async || {
-            let used: f64 = self.info("memory", "used_memory").await.parse().expect("bytes");
-            used
-        };
-        let before = used().await;
+        let used = async || self.info("memory", "used_memory").await.parse::<f64>();
+        let before = used().await.expect("bytes");
         each(MANY, |_| {
             let store = store.clone();
             async move { store.claim(&fresh_key(), Token::random()).await }
@@ -173,7 +93,7 @@ impl Sides {
         .await;
         #[expect(clippy::cast_precision_loss, reason = "far fewer than 2⁵² keys")]
         let keys = MANY as f64;
-        (used().await - before) / keys
+        (used().await.expect("bytes") - before) / keys
     }
 
     async fn empty(&self) {
@@ -181,21 +101,25 @@ impl Sides {
         assert_eq!(emptied, "OK");
     }
 
-    /// Returns the CPU time that this process and the server have used.
-    async fn cpu(&self) -> [Duration; 2] {
-        let mut server = Duration::ZERO;
-        for field in ["used_cpu_user", "used_cpu_sys"] {
-            let seconds = self.info("cpu", field).await.parse().expect("seconds");
-            server += Duration::from_secs_f64(seconds);
-        }
-        [own_cpu(), server]
-    }
-
     async fn info(&self, section: &str, field: &str) -> String {
         let info: String = self.raw.query(redis::cmd("INFO").arg(section)).await;
         let value = info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
         value.unwrap_or_else(|| panic!("no {field} in {info}")).to_owned()
     }
+}
+
+/// Completes keys.
+async fn fill<S: Store>(store: &S) {
+    each(FEW, |number| {
+        let store = store.clone();
+        async move {
+            let key = DedupKey::new(NAMESPACE, &old_id(number)).expect("a key");
+            let token = Token::random();
+            store.claim(&key, token).await;
+            store.complete(&key, token).await;
+        }
+    })
+    .await;
 }
 
 /// Makes calls for the numbers from 1 on, 64 at once.

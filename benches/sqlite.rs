@@ -1,142 +1,86 @@
-//! The SQLite adapter at `synchronous = FULL`, against one insert per commit.
+//! The SQLite adapter at `synchronous = FULL`, against one statement per commit.
 //!
-//! `cargo bench --bench sqlite` takes two minutes, or some seconds with `--quick`. The baseline is a pool of
+//! `cargo bench --bench sqlite` takes two minutes, or 20 s with `--quick`. The baseline is a pool of
 //! one connection in WAL mode, the fastest choice: several connections wait for each other with pauses,
-//! or fail. Every measurement has a new file in the target folder.
+//! or fail. Each side has a file of the same layout in the target folder, and 64 callers. Before every measurement, the
+//! file is filled with 10,000 rows.
 //!
-//! The limit is one caller with one connection. Each of its statements inserts as many keys as an average
-//! batch of the adapter, and is one commit with one sync. The text of a batch is made before its time begins.
-//!
-//! Under `cargo test`, it runs one short round of all three.
+//! Under `cargo test`, it runs one short round.
 
-use std::cell::Cell;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use sqlx::sqlite::{
-    SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
-};
-use tempfile::TempDir;
+use sqlx::SqlitePool;
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
+use tower_dedup::DedupKey;
 use tower_dedup::adapter::SqliteAdapter;
 use tower_dedup::adapter::contract::Token;
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
 
 #[path = "shared/mod.rs"]
 mod shared;
 
-use shared::calls::{Claims, NAMESPACE, Ours, callers, fresh_id, fresh_key};
-use shared::disk::print_sync_time;
-use shared::goals::grouped;
-use shared::ratios::{heading, report};
-use shared::rounds::{Caller, Load, in_turn, load, median};
+use shared::calls::{Claims, Duplicates, Events, NAMESPACE, Ours, Store};
+use shared::compare::{Bed, compare};
+use shared::database::FEW;
 use shared::run::{Run, runtime};
-
-const CALLERS: usize = 64;
 
 const INSERT: &str = "INSERT INTO webhook_deliveries \
     (namespace, id, token, lease_until, attempts, takeover, first_seen_at, expires_at) \
     VALUES (?1, ?2, ?3, unixepoch() * 1000 + 60000, 1, 0, unixepoch() * 1000, \
     unixepoch() * 1000 + 2592000000) ON CONFLICT DO NOTHING";
 
-/// One statement for many keys: an array of ids and tokens.
-const INSERT_MANY: &str = "INSERT INTO webhook_deliveries \
-    (namespace, id, token, lease_until, attempts, takeover, first_seen_at, expires_at) \
-    SELECT ?1, value ->> 0, unhex(value ->> 1), unixepoch() * 1000 + 60000, 1, 0, unixepoch() * 1000, \
-    unixepoch() * 1000 + 2592000000 FROM json_each(?2) WHERE true ON CONFLICT DO NOTHING";
+const COMPLETE: &str = "UPDATE webhook_deliveries SET completed_at = unixepoch() * 1000, \
+    lease_until = NULL WHERE namespace = ?1 AND id = ?2 AND token = ?3 AND completed_at IS NULL";
 
-const NAMES: [&str; 2] = ["sqlite_claim_64", "sqlite_claim_64_of_limit"];
+/// Inserts complete keys.
+const FILL: &str = "INSERT INTO webhook_deliveries \
+    (namespace, id, token, attempts, takeover, first_seen_at, completed_at, expires_at) \
+    WITH RECURSIVE numbers (number) AS \
+    (VALUES (1) UNION ALL SELECT number + 1 FROM numbers WHERE number < ?2) \
+    SELECT ?1, printf('old_%024d', number), randomblob(16), 1, 0, unixepoch() * 1000, \
+    unixepoch() * 1000, unixepoch() * 1000 + 2592000000 FROM numbers";
 
 fn main() {
     let run = Run::from_args();
-    if !run.wants(&NAMES) {
+    if !run.wants(&["sqlite_claim_64", "sqlite_event_64", "sqlite_duplicate_64"]) {
         return;
     }
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    if !run.is_test() {
-        print_sync_time(folder);
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
+    runtime().block_on(async {
+        let files = [dir.path().join("ours.db"), dir.path().join("baseline.db")];
+        let url = format!("sqlite://{}", files[0].display());
+        let adapter = SqliteAdapter::connect(&url).await.expect("a file");
+        adapter.migrate().await.expect("a table");
+        let bed = Files([pool(&files[0]).await, pool(&files[1]).await]);
+        let (ours, baseline) = (Ours(adapter), OneByOne(bed.0[1].clone()));
+        let claims = (Claims(ours.clone()), Claims(baseline.clone()));
+        compare(&run, &bed, "sqlite_claim_64", claims.0, claims.1).await;
+        let events = (Events(ours.clone()), Events(baseline.clone()));
+        compare(&run, &bed, "sqlite_event_64", events.0, events.1).await;
+        let ours = Duplicates { store: ours, keys: FEW };
+        let baseline = Duplicates { store: baseline, keys: FEW };
+        compare(&run, &bed, "sqlite_duplicate_64", ours, baseline).await;
+    });
+}
+
+/// A pool for the file of each side.
+struct Files([SqlitePool; 2]);
+
+impl Bed for Files {
+    async fn reset(&self, side: usize) {
+        let pool = &self.0[side];
+        sqlx::query("DELETE FROM webhook_deliveries").execute(pool).await.expect("a table");
+        let fill = sqlx::query(FILL).bind(NAMESPACE).bind(i64::try_from(FEW).expect("a number"));
+        fill.execute(pool).await.expect("rows");
     }
-    // Of the adapter's last measurement.
-    let batch = Cell::new(1.0);
-    let rounds: Vec<[Load; 3]> = runtime().block_on(in_turn(&run, async |which| {
-        let dir = tempfile::tempdir_in(folder).expect("a folder");
-        match which {
-            0 => ours(&run, &dir, &batch).await,
-            1 => baseline(&run, &dir).await,
-            _ => limit(&run, &dir, batch.get()).await,
-        }
-    }));
-    heading(&run, "claims of new keys on SQLite, over one insert a commit, 64 callers");
-    let side = |side: usize| rounds.iter().map(move |round| round[side].per_second);
-    let [ours, baseline, limit] = [0, 1, 2].map(|which| grouped(median(side(which))));
-    let ratios = |over: usize| -> Vec<f64> {
-        side(0).zip(side(over)).map(|(ours, other)| ours / other).collect()
-    };
-    report(&run, NAMES[0], &ratios(1), &format!("{ours} over {baseline} a second"));
-    let batch = batch.get();
-    let note = format!("{ours} over {limit} a second, in batches of {batch:.0} keys");
-    report(&run, NAMES[1], &ratios(2), &note);
-}
 
-/// Also notes how many keys an average batch has.
-async fn ours(run: &Run, dir: &TempDir, batch: &Cell<f64>) -> Load {
-    let file = dir.path().join("ours.db");
-    let url = format!("sqlite://{}", file.display());
-    let adapter = SqliteAdapter::connect(&url).await.expect("a file");
-    adapter.migrate().await.expect("a table");
-    let before = commits(&file);
-    let load = load(callers(CALLERS, Claims(Ours(adapter.clone()))), run.time()).await;
-    let commits = commits(&file).wrapping_sub(before);
-    batch.set((load.calls / f64::from(commits)).round());
-    adapter.close().await;
-    load
-}
-
-/// Returns the number of commits, modulo 2³²: `iChange` in the header of the WAL index, see
-/// <https://sqlite.org/walformat.html>.
-///
-/// Closing the index releases the locks of this process on it. No other process opens the file.
-fn commits(file: &Path) -> u32 {
-    let index = std::fs::read(file.with_extension("db-shm")).expect("a WAL index");
-    let bytes = index.get(8..12).and_then(|bytes| bytes.try_into().ok());
-    u32::from_ne_bytes(bytes.expect("a header"))
-}
-
-async fn baseline(run: &Run, dir: &TempDir) -> Load {
-    let pool = pool(&dir.path().join("baseline.db")).await;
-    let load = load(callers(CALLERS, Inserts(pool.clone())), run.time()).await;
-    pool.close().await;
-    load
-}
-
-/// Returns the load of one caller with statements for so many keys. The latency is that of a statement.
-async fn limit(run: &Run, dir: &TempDir, batch: f64) -> Load {
-    let pool = pool(&dir.path().join("limit.db")).await;
-    let mut connection = pool.acquire().await.expect("a connection");
-    let (mut statements, mut passed) = (0.0, Duration::ZERO);
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a few keys")]
-    let size = batch as usize;
-    while passed < run.time() {
-        let mut rows: Vec<[String; 2]> = (0..size)
-            .map(|_| {
-                [fresh_id(), format!("{:032x}", u128::from_ne_bytes(*Token::random().as_bytes()))]
-            })
-            .collect();
-        rows.sort();
-        let rows = serde_json::to_string(&rows).expect("text");
-        let start = Instant::now();
-        let query = sqlx::query(INSERT_MANY).bind(NAMESPACE).bind(rows);
-        let inserted = query.execute(&mut *connection).await.expect("an insert");
-        passed += start.elapsed();
-        statements += 1.0;
-        assert_eq!(inserted.rows_affected(), size as u64);
+    /// SQLite runs in this process.
+    async fn cpu(&self) -> Option<Duration> {
+        None
     }
-    drop(connection);
-    pool.close().await;
-    let calls = statements * batch;
-    Load { calls, per_second: calls / passed.as_secs_f64(), p50: passed.div_f64(statements) }
 }
 
-/// Returns a pool of one connection to a new file with a table of the adapter's layout.
+/// Returns a pool of one connection to a file with a table of the adapter's layout.
 async fn pool(file: &Path) -> SqlitePool {
     let options = SqliteConnectOptions::new()
         .filename(file)
@@ -149,15 +93,29 @@ async fn pool(file: &Path) -> SqlitePool {
     pool
 }
 
+/// The baseline.
 #[derive(Clone)]
-struct Inserts(SqlitePool);
+struct OneByOne(SqlitePool);
 
-impl Caller for Inserts {
-    async fn call(&mut self) {
-        let key = fresh_key();
-        let query = sqlx::query(INSERT).bind(key.namespace()).bind(key.id());
-        let token = Token::random().as_bytes().to_vec();
-        let inserted = query.bind(token).execute(&self.0).await.expect("an insert");
-        assert_eq!(inserted.rows_affected(), 1);
+impl OneByOne {
+    /// Runs a statement for one key, and returns how many rows it has changed.
+    async fn run(&self, sql: &'static str, key: &DedupKey, token: Token) -> u64 {
+        let query = sqlx::query(sql).bind(key.namespace()).bind(key.id());
+        let query = query.bind(token.as_bytes().to_vec());
+        query.execute(&self.0).await.expect("a statement").rows_affected()
+    }
+}
+
+impl Store for OneByOne {
+    async fn claim(&self, key: &DedupKey, token: Token) {
+        assert_eq!(self.run(INSERT, key, token).await, 1);
+    }
+
+    async fn complete(&self, key: &DedupKey, token: Token) {
+        assert_eq!(self.run(COMPLETE, key, token).await, 1);
+    }
+
+    async fn duplicate(&self, key: &DedupKey) {
+        assert_eq!(self.run(INSERT, key, Token::random()).await, 0);
     }
 }

@@ -153,7 +153,7 @@ pub(crate) use records::{
 #[cfg(feature = "axum")]
 pub(crate) use records::{commit_failed, rejected};
 #[cfg(feature = "memory")]
-pub(crate) use records::{evicted, evicting, nearly_full};
+pub(crate) use records::nearly_full;
 #[cfg(feature = "postgres")]
 pub(crate) use records::{lane_restarted, not_encrypted};
 #[cfg(feature = "redis")]

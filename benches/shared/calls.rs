@@ -104,8 +104,3 @@ impl<S: Store> Caller for Duplicates<S> {
 pub(crate) fn old_id(number: u64) -> String {
     format!("old_{number:024}")
 }
-
-/// Returns `count` callers.
-pub(crate) fn callers<C: Caller + Clone>(count: usize, caller: C) -> impl Iterator<Item = C> {
-    std::iter::repeat_n(caller, count)
-}

@@ -4,17 +4,13 @@
 //! because no test cuts the power; here, the sync is part of the figure. With `TEST_POSTGRES_URL` set,
 //! the benches use that server instead, in temporary schemas.
 
-use std::path::Path;
 use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
-use tower_dedup::DedupKey;
 use tower_dedup::adapter::PostgresAdapter;
-use tower_dedup::adapter::contract::DedupAdapter;
 
-use super::calls::{NAMESPACE, Ours, Store, old_id};
-use super::disk::print_sync_time;
-use super::usage::{Usage, family_cpu, own_cpu};
+use super::calls::NAMESPACE;
+use super::usage::family_cpu;
 
 #[path = "../../tests/support/postgres.rs"]
 mod support;
@@ -40,7 +36,6 @@ impl Database {
             Ok(url) if !url.is_empty() => (url, None),
             _ => {
                 let server = Server::start();
-                print_sync_time(parent(&server));
                 (server.url(), Some(server))
             }
         };
@@ -82,30 +77,11 @@ impl Database {
         (schema, adapter)
     }
 
-    /// Returns the folder of the server's folder, or `None` for a server that the bench did not start.
-    pub(crate) fn folder(&self) -> Option<&Path> {
-        self.server.as_ref().map(parent)
+    /// Returns the CPU time of all processes of the server; `None` for a server that the bench did not start.
+    pub(crate) fn cpu(&self) -> Option<Duration> {
+        let file = self.server.as_ref()?.dir().join("data/postmaster.pid");
+        family_cpu(std::fs::read_to_string(file).ok()?.lines().next()?.parse().ok()?)
     }
-
-    /// Returns the log of the server, or `None` for a server that the bench did not start.
-    pub(crate) fn log(&self) -> Option<String> {
-        self.server.as_ref().map(Server::log)
-    }
-
-    /// Returns what this process and the server have used.
-    pub(crate) async fn usage(&self, pool: &PgPool) -> Usage {
-        let wal = sqlx::query_scalar("SELECT (pg_current_wal_insert_lsn() - '0/0')::int8");
-        let wal = wal.fetch_one(pool).await.expect("a position");
-        let server = self.server.as_ref().and_then(|server| {
-            let file = std::fs::read_to_string(server.dir().join("data/postmaster.pid")).ok()?;
-            family_cpu(file.lines().next()?.parse().ok()?)
-        });
-        Usage { client: own_cpu(), server, wal }
-    }
-}
-
-fn parent(server: &Server) -> &Path {
-    server.dir().parent().expect("a folder of folders")
 }
 
 /// Replaces the table's content with this many complete rows, then runs VACUUM and ANALYZE.
@@ -124,13 +100,5 @@ pub(crate) async fn fill(pool: &PgPool, rows: u64) {
     );
     for statement in ["TRUNCATE webhook_deliveries", &fill, "VACUUM ANALYZE webhook_deliveries"] {
         pool.execute(AssertSqlSafe(statement)).await.expect("rows");
-    }
-}
-
-/// Asserts that the adapter finds the filled rows. Otherwise the bench would measure claims beside rows
-/// that are no keys.
-pub(crate) async fn assert_found<A: DedupAdapter + Clone>(adapter: &Ours<A>, rows: u64) {
-    for number in [1, rows / 2, rows] {
-        adapter.duplicate(&DedupKey::new(NAMESPACE, &old_id(number)).expect("a key")).await;
     }
 }

@@ -1,32 +1,31 @@
 //! Output of the figures: beside their goals on the screen, and in `ratios.json` in the target folder.
 //!
-//! The file is one JSON object of names and values. A bench replaces its own figures and leaves the
-//! others, so a figure that was not measured again is that of an earlier run.
+//! The file is one JSON object of names, values and the commits that were measured. A bench replaces its own figures and
+//! leaves the others, so a figure that was not measured again is that of an earlier run.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use super::goals::goal;
 use super::rounds::median;
 use super::run::Run;
 
-/// Returns Cargo's target folder.
-pub(crate) fn target() -> PathBuf {
-    let tmp = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    tmp.parent().expect("the folder for temporary files is in the target folder").to_owned()
-}
+/// The value of each figure, and the commit.
+pub(crate) type Figures = BTreeMap<String, (f64, String)>;
 
-/// Returns the path of the file with all figures.
+/// Returns the path of the file with all figures, in Cargo's target folder.
 pub(crate) fn file() -> PathBuf {
-    target().join("ratios.json")
+    let tmp = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    tmp.with_file_name("ratios.json")
 }
 
-pub(crate) fn read(file: &Path) -> BTreeMap<String, f64> {
+pub(crate) fn read(file: &Path) -> Figures {
     match fs::read(file) {
         Ok(json) => serde_json::from_slice(&json)
             .unwrap_or_else(|error| panic!("{}: {error}", file.display())),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => BTreeMap::new(),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Figures::new(),
         Err(error) => panic!("{}: {error}", file.display()),
     }
 }
@@ -35,20 +34,20 @@ pub(crate) fn read(file: &Path) -> BTreeMap<String, f64> {
 pub(crate) fn write(file: &Path, name: &str, value: f64) {
     let mut figures = read(file);
     // Digits after the third decimal are noise.
-    figures.insert(name.to_owned(), (value * 1e3).round() / 1e3);
+    figures.insert(name.to_owned(), ((value * 1e3).round() / 1e3, commit()));
     let next = file.with_extension("json.next");
     let json = serde_json::to_vec_pretty(&figures).expect("names and numbers");
     fs::write(&next, json).and_then(|()| fs::rename(&next, file)).expect("the target folder");
 }
 
-/// Prints a heading, except under `cargo test`.
-pub(crate) fn heading(run: &Run, text: &str) {
-    if !run.is_test() {
-        println!("\n{text}");
-    }
+/// Returns the name of the commit; empty outside of a clone.
+fn commit() -> String {
+    let git = Command::new("git").args(["rev-parse", "--short=8", "HEAD"]).output();
+    git.map(|it| String::from_utf8_lossy(&it.stdout).trim().to_owned()).unwrap_or_default()
 }
 
-/// Computes a figure as the median of its rounds, prints it beside its goal, and writes it to the file.
+/// Computes a figure as the median of its rounds, prints it beside its goal, and writes it to the file. Does neither
+/// under `cargo test`.
 ///
 /// `note` is printed after the verdict.
 pub(crate) fn report(run: &Run, name: &str, values: &[f64], note: &str) {
@@ -58,14 +57,11 @@ pub(crate) fn report(run: &Run, name: &str, values: &[f64], note: &str) {
     if run.is_test() {
         return;
     }
-    let (least, most) =
-        values.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), value| {
-            (least.min(*value), most.max(*value))
-        });
+    let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     println!(
-        "{name:<26} {:>14}  {:<16} {:<7} {note}; {} to {} in {} rounds",
+        "{name:<26} {:>10}  {:<16} {note}; {} to {} in {} rounds",
         goal.value(value),
-        goal.goal(),
         goal.verdict(value),
         goal.value(least),
         goal.value(most),
@@ -75,8 +71,10 @@ pub(crate) fn report(run: &Run, name: &str, values: &[f64], note: &str) {
 }
 
 /// Prints that this run skips a figure.
-pub(crate) fn skipped(name: &str, why: &str) {
-    println!("{name:<26} {:>14}  {:<16} not measured: {why}", "", goal(name).goal());
+pub(crate) fn skipped(run: &Run, name: &str, why: &str) {
+    if !run.is_test() {
+        println!("{name:<26} not measured: {why}");
+    }
 }
 
 /// The tests of this module, which `postgres` runs under `cargo test`.
@@ -87,6 +85,6 @@ pub(crate) fn check() {
     write(&file, "pg_claim_64", 7.123_456);
     write(&file, "layer_ns", 900.0);
     write(&file, "pg_claim_64", 8.0);
-    let expected = [("layer_ns".to_owned(), 900.0), ("pg_claim_64".to_owned(), 8.0)];
-    assert_eq!(read(&file), BTreeMap::from(expected));
+    let values: Vec<_> = read(&file).into_iter().map(|(name, (value, _))| (name, value)).collect();
+    assert_eq!(values, [("layer_ns".to_owned(), 900.0), ("pg_claim_64".to_owned(), 8.0)]);
 }

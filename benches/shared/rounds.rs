@@ -104,7 +104,7 @@ pub(crate) async fn check(run: &Run) {
     assert!((median([3.0, 1.0, 2.0]) - 2.0).abs() < 1e-9);
     assert!((median([4.0, 1.0, 2.0, 3.0]) - 2.5).abs() < 1e-9);
     let mut order = Vec::new();
-    let run = Run::parse(["--bench".to_owned(), "--quick".to_owned()], &[]).expect("options");
+    let run = Run::parse(["--bench".to_owned(), "--quick".to_owned()]).expect("options");
     let rounds = in_turn::<_, 2>(&run, async |which| {
         order.push(which);
         order.len()

@@ -2,7 +2,7 @@
 //!
 //! 1. `cargo bench` passes `--bench`. `cargo test --all-targets` runs a bench without it: the bench then
 //!    does one short round without a server, and writes no figures.
-//! 2. `--quick` makes fewer and shorter rounds, and skips the 10,000,000 rows.
+//! 2. `--quick` makes fewer and shorter rounds.
 //! 3. Other words select figures by a part of their name: `cargo bench --bench postgres -- event`.
 
 use std::time::Duration;
@@ -27,38 +27,21 @@ pub(crate) struct Run {
 impl Run {
     /// Parses the arguments. Ends the process on an unknown option, before a long run starts.
     pub(crate) fn from_args() -> Self {
-        let run = Self::parse(std::env::args().skip(1), &[]);
-        run.unwrap_or_else(|unknown| leave(&unknown))
+        Self::parse(std::env::args().skip(1)).unwrap_or_else(|unknown| {
+            eprintln!("`{unknown}` is no option of a bench. It takes `--quick` and parts of names of figures");
+            std::process::exit(2)
+        })
     }
 
-    /// Parses the arguments, and accepts these options too.
-    pub(crate) fn from_args_with(known: &[&str]) -> Self {
-        let run = Self::parse(std::env::args().skip(1), known);
-        run.unwrap_or_else(|unknown| leave(&unknown))
-    }
-
-    /// Parses the arguments beside criterion, which rejects unknown options itself. With an option of
-    /// criterion's, other words may be its values, so they select nothing.
-    pub(crate) fn from_args_beside_criterion() -> Self {
-        let args = || std::env::args().skip(1);
-        let ours = args().filter(|arg| arg == "--bench" || arg == "--quick");
-        let run = Self::parse(args(), &[]).or_else(|_| Self::parse(ours, &[]));
-        run.unwrap_or_else(|unknown| leave(&unknown))
-    }
-
-    pub(crate) fn parse(
-        args: impl IntoIterator<Item = String>,
-        known: &[&str],
-    ) -> Result<Self, String> {
+    pub(crate) fn parse(args: impl IntoIterator<Item = String>) -> Result<Self, String> {
         let (mut bench, mut quick, mut words) = (false, false, Vec::new());
         for arg in args {
             match arg.as_str() {
                 "--bench" => bench = true,
                 "--quick" => quick = true,
-                // Options of test runners.
-                "--test" | "--nocapture" | "--no-capture" => {}
+                // Options of test runners, and of `table`.
+                "--test" | "--nocapture" | "--no-capture" | "--readme" => {}
                 word if !word.starts_with('-') => words.push(arg),
-                option if known.contains(&option) => {}
                 _ => return Err(arg),
             }
         }
@@ -98,13 +81,6 @@ impl Run {
     }
 }
 
-fn leave(unknown: &str) -> ! {
-    eprintln!(
-        "`{unknown}` is no option of this bench. It takes `--quick` and parts of the names of figures"
-    );
-    std::process::exit(2)
-}
-
 /// Returns a runtime with one worker per core, like that of a server.
 pub(crate) fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime")
@@ -112,12 +88,12 @@ pub(crate) fn runtime() -> Runtime {
 
 /// The tests of this module, which `postgres` runs under `cargo test`.
 pub(crate) fn check() {
-    let parse = |line: &str| Run::parse(line.split_whitespace().map(str::to_owned), &["--readme"]);
+    let parse = |line: &str| Run::parse(line.split_whitespace().map(str::to_owned));
     assert_eq!(parse("").unwrap().length, Length::Test);
     assert_eq!(parse("--bench").unwrap().length, Length::Full);
     assert_eq!(parse("--bench --quick").unwrap().length, Length::Quick);
     assert_eq!(parse("--bench --quik").unwrap_err(), "--quik");
-    assert!(parse("--bench --readme").unwrap().wants(&["any"]));
+    assert!(parse("--bench").unwrap().wants(&["any"]));
     let chosen = parse("--bench event sqlite").unwrap();
     assert!(chosen.wants(&["pg_claim_64", "pg_event_64"]));
     assert!(!chosen.wants(&["pg_claim_64"]));

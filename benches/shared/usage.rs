@@ -1,4 +1,4 @@
-//! What a call costs beside time: CPU of the client, CPU of the server, and WAL.
+//! CPU time of this process and of a server.
 //!
 //! The rates of a busy machine or of a slow disk vary by a factor of ten. CPU time per call hardly varies.
 
@@ -7,40 +7,6 @@ use std::time::Duration;
 
 use rustix::param::clock_ticks_per_second;
 use rustix::time::{ClockId, clock_gettime};
-
-/// What the client and the server have used since they started.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Usage {
-    /// CPU time of this process: the callers and the client.
-    pub(crate) client: Duration,
-    /// CPU time of all processes of the server, or `None` if it is unknown.
-    pub(crate) server: Option<Duration>,
-    /// The end of the WAL, in bytes.
-    pub(crate) wal: i64,
-}
-
-/// What one call costs.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Cost {
-    pub(crate) client_us: f64,
-    pub(crate) server_us: Option<f64>,
-    pub(crate) wal_bytes: f64,
-}
-
-impl Cost {
-    /// Returns the cost of each of these calls.
-    pub(crate) fn of_each(calls: f64, before: Usage, after: Usage) -> Self {
-        let us = |before: Duration, after: Duration| (after - before).as_secs_f64() * 1e6 / calls;
-        #[expect(clippy::cast_precision_loss, reason = "far fewer than 2⁵² bytes")]
-        let wal = (after.wal - before.wal) as f64;
-        Self {
-            client_us: us(before.client, after.client),
-            server_us: before.server.zip(after.server).map(|(before, after)| us(before, after)),
-            // The server writes some bytes even without calls.
-            wal_bytes: (wal / calls).round(),
-        }
-    }
-}
 
 /// Returns the CPU time of this process.
 pub(crate) fn own_cpu() -> Duration {
@@ -97,12 +63,4 @@ pub(crate) fn check() {
     assert_eq!(Stat::parse(line), Some(Stat { parent: 5, own: 120, waited: 4 }));
     assert_eq!(Stat::parse("77"), None);
     assert_eq!(family_cpu(std::process::id()).is_some(), cfg!(target_os = "linux"));
-    let usage = |ms, wal| Usage {
-        client: Duration::from_millis(ms),
-        server: Some(Duration::from_millis(2 * ms)),
-        wal,
-    };
-    let cost = Cost::of_each(1_000.0, usage(1, 10), usage(3, 200_010));
-    assert!((cost.client_us - 2.0).abs() < 1e-9 && (cost.wal_bytes - 200.0).abs() < 1e-9);
-    assert!((cost.server_us.expect("a server") - 4.0).abs() < 1e-9);
 }

@@ -47,7 +47,7 @@ pub use self::redis::{RedisAdapter, RedisClient, RedisOptions};
 pub use completion::{CompletionConnection, CompletionDatabase};
 pub use connect::connect;
 #[cfg(feature = "memory")]
-pub use memory::{AtCapacity, MemoryAdapter};
+pub use memory::MemoryAdapter;
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresAdapter, PostgresOptions};
 pub use purging::{Purger, Purging};

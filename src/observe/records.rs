@@ -261,16 +261,6 @@ records! {
         warn!("nearly full: the memory store has reached four fifths of its capacity");
     }
 
-    /// once a minute at most: a full `MemoryAdapter` has forgotten `keys` live keys; `age_s` is the age of the
-    /// youngest
-    #[cfg(feature = "memory")]
-    fn evicting(keys: u64, age: Duration) {
-        warn!(
-            "evicted: the memory store is full and forgets events that may be delivered again",
-            keys, age_s = age.as_secs()
-        );
-    }
-
     #[cfg(feature = "sqlite")]
     fn sqlite_table_is_gone(table: &str) {
         warn!("the table of the SQLite store is gone, and its keys with it: it is made again", table);
@@ -296,12 +286,6 @@ pub(crate) use record_rows;
 #[cfg(feature = "postgres")]
 pub(crate) fn lane_restarted(store: &'static str) {
     count!("tower_dedup_lane_restarts_total", "store" => store);
-}
-
-/// Counts live keys that a store has forgotten.
-#[cfg(feature = "memory")]
-pub(crate) fn evicted(keys: u64) {
-    count!(keys; "tower_dedup_evicted_total");
 }
 
 /// Returns the error and its causes in one line. A cause may have the text of a server or of the application.

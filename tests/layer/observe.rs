@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tower::{Layer, ServiceExt};
+use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
-use tower_dedup::adapter::{AtCapacity, MemoryAdapter};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::verify::{Refusal, VerifyLayer};
 use tower_dedup::{
@@ -18,7 +18,7 @@ use tower_dedup::{
 
 use crate::support::log::Log;
 use crate::support::{
-    FIRST, Faulty, Handler, by_header, claim_all, faulty, on_claim, request, request_to, send,
+    FIRST, Faulty, Handler, by_header, faulty, on_claim, request, request_to, send,
 };
 
 /// Runs on one thread, with a log and metrics of its own. Every metric has to be described.
@@ -511,8 +511,6 @@ fn text_of_a_request_makes_no_further_line_of_a_record_and_reorders_none() {
     });
 }
 
-const EVICTED: &str =
-    "evicted: the memory store is full and forgets events that may be delivered again";
 const NEARLY_FULL: &str = "nearly full: the memory store has reached four fifths of its capacity";
 
 async fn record(adapter: &MemoryAdapter, ids: std::ops::Range<usize>) {
@@ -524,61 +522,25 @@ async fn record(adapter: &MemoryAdapter, ids: std::ops::Range<usize>) {
 }
 
 #[test]
-fn evictions_of_a_full_memory_store_are_counted_and_logged_with_their_age() {
-    observed(async |log, snapshotter| {
-        let adapter = MemoryAdapter::with_capacity(3).at_capacity(AtCapacity::EvictOldest);
-        record(&adapter, 0..3).await;
-        adapter.advance(Duration::from_secs(100));
-        assert!(log.all(EVICTED).is_empty());
-        record(&adapter, 3..5).await;
-        let first = log.all(EVICTED);
-        assert_eq!(first.len(), 1, "a minute has not passed");
-        assert_eq!(
-            (&*first[0]["level"], &*first[0]["keys"], &*first[0]["age_s"]),
-            ("WARN", "1", "100")
-        );
-        adapter.advance(Duration::from_secs(61));
-        record(&adapter, 5..6).await;
-        let second = log.last(EVICTED);
-        assert_eq!((&*second["keys"], &*second["age_s"]), ("2", "161"));
-        let evicted = ("tower_dedup_evicted_total".to_owned(), Vec::new());
-        assert_eq!(measured(&snapshotter).get(&evicted), Some(&3.0));
-        // An expired row is not evicted; the keys of a set are counted one by one.
-        adapter.advance(Duration::from_secs(86_400));
-        record(&adapter, 6..9).await;
-        assert!(!measured(&snapshotter).get(&evicted).is_some_and(|count| *count > 0.0));
-        let mut set: Vec<_> =
-            (20..22).map(|id| crate::support::dedup_key(&id.to_string())).collect();
-        set.sort();
-        let day = CallTerms::on_claim(Token::random(), Duration::from_secs(86_400));
-        claim_all(&adapter, &set, &on_claim(&day)).await.unwrap();
-        assert_eq!(measured(&snapshotter).get(&evicted), Some(&2.0));
-    });
-}
-
-#[test]
 fn a_memory_store_that_is_four_fifths_full_is_logged_once_an_hour() {
     observed(async |log, _| {
-        for at_capacity in [AtCapacity::Refuse, AtCapacity::EvictOldest] {
-            let adapter = MemoryAdapter::with_capacity(10).at_capacity(at_capacity);
-            let before = log.all(NEARLY_FULL).len();
-            record(&adapter, 0..8).await;
-            assert_eq!(log.all(NEARLY_FULL).len(), before);
-            record(&adapter, 8..10).await;
-            assert_eq!(log.all(NEARLY_FULL).len(), before + 1);
-            let empty = async || {
-                for id in 0..10 {
-                    adapter.forget(&crate::support::dedup_key(&id.to_string())).await.unwrap();
-                }
-            };
-            empty().await;
-            record(&adapter, 0..10).await;
-            assert_eq!(log.all(NEARLY_FULL).len(), before + 1);
-            empty().await;
-            adapter.advance(Duration::from_secs(3_601));
-            record(&adapter, 0..10).await;
-            assert_eq!(log.all(NEARLY_FULL).len(), before + 2);
-        }
+        let adapter = MemoryAdapter::with_capacity(10);
+        record(&adapter, 0..8).await;
+        assert_eq!(log.all(NEARLY_FULL).len(), 0);
+        record(&adapter, 8..10).await;
+        assert_eq!(log.all(NEARLY_FULL).len(), 1);
+        let empty = async || {
+            for id in 0..10 {
+                adapter.forget(&crate::support::dedup_key(&id.to_string())).await.unwrap();
+            }
+        };
+        empty().await;
+        record(&adapter, 0..10).await;
+        assert_eq!(log.all(NEARLY_FULL).len(), 1);
+        empty().await;
+        adapter.advance(Duration::from_secs(3_601));
+        record(&adapter, 0..10).await;
+        assert_eq!(log.all(NEARLY_FULL).len(), 2);
     });
 }
 
@@ -597,12 +559,12 @@ fn a_memory_store_logs_while_it_holds_no_lock() {
     use tracing_subscriber::layer::SubscriberExt;
     let (done, ended) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        let adapter = MemoryAdapter::with_capacity(2).at_capacity(AtCapacity::EvictOldest);
+        let adapter = MemoryAdapter::with_capacity(5);
         let adapter = Arc::new(adapter);
         let subscriber = tracing_subscriber::registry().with(Asks(Arc::clone(&adapter)));
         tracing::subscriber::with_default(subscriber, || {
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-            runtime.block_on(record(&adapter, 0..4));
+            runtime.block_on(record(&adapter, 0..5));
         });
         done.send(()).unwrap();
     });

@@ -190,12 +190,20 @@ async fn forgotten_scripts_are_sent_again() {
     assert_eq!(attempt(claim(&adapter, "a", &terms).await), 1);
 }
 
+/// Returns how many connections the server has accepted.
+fn connections(server: &Server) -> u128 {
+    let info: String = server.run(&["INFO", "stats"]);
+    let count = info.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
+    count.unwrap().parse().unwrap()
+}
+
 #[tokio::test]
 async fn replica_refuses_until_it_is_a_primary_again() {
     let (server, other) = (Server::start(), Server::start());
     let adapter = connect(&server.url()).await;
     let (terms, port) = (terms(), other.port().to_string());
     server.run::<()>(&["REPLICAOF", "127.0.0.1", &port]);
+    let (since, before) = (Instant::now(), connections(&server));
     let mut kinds = Vec::new();
     // A try that is under way when the time of a call is up makes that call's outcome unknown.
     while !kinds.contains(&ErrorKind::Refused) && kinds.len() < 5 {
@@ -206,6 +214,9 @@ async fn replica_refuses_until_it_is_a_primary_again() {
     let (last, earlier) = kinds.split_last().unwrap();
     assert_eq!(*last, ErrorKind::Refused);
     assert!(earlier.iter().all(|kind| *kind == ErrorKind::Timeout), "{earlier:?}");
+    // Each refusal is a doubt. One of the connections is that of this question.
+    let opened = connections(&server) - before - 1;
+    assert!((1..=since.elapsed().as_millis() / 200 + 1).contains(&opened), "{opened}");
     // A call that waits for the end of the failover succeeds.
     let (claimed, ()) = tokio::join!(claim(&adapter, "a", &terms), async {
         sleep(Duration::from_millis(500)).await;

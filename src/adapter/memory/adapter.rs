@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::iter;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[cfg(any(test, feature = "testing"))]
 use std::time::Duration;
 
@@ -11,19 +11,22 @@ use futures_util::future::BoxFuture;
 use siphasher::sip128::SipHasher13;
 
 use super::clock::{Clock, ms};
-use super::gauge::Gauge;
 use super::row::{Call, Row};
-use super::shard::{AtCapacity, Shard};
+use super::shard::{Fingerprint, Shard};
 use crate::adapter::contract::{Abilities, DedupAdapter, StoreFuture};
 use crate::adapter::inspect::{Entry, ForgetReply, MaintenanceAdapter, PURGE_GRACE, Stats};
 use crate::adapter::replies::{ClaimReply, CompleteReply, RenewReply};
 use crate::adapter::terms::CallTerms;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
+use crate::observe;
 
 const DEFAULT_CAPACITY: usize = 1_000_000;
+const DEFAULT_STORED_BYTES: usize = 256 << 20;
 /// A shard holds so many keys, or up to twice as many: a call may wait while a shard grows.
-const SHARD_KEYS: usize = 2_048;
+const SHARD_KEYS: usize = 1_600;
+/// The warning about an adapter that is nearly full comes once in this time.
+const HOUR_MS: u64 = 3_600_000;
 
 /// Stores keys in this process, for tests, development and services of a single process.
 ///
@@ -38,10 +41,11 @@ const SHARD_KEYS: usize = 2_048;
 ///
 /// 1. Nothing survives a restart, and no other process sees the keys. **Behind a load balancer with two replicas,
 ///    every event can run twice.**
-/// 2. The adapter is bounded. At capacity it refuses a new key with a typed error (the layer answers 503), unless
-///    [`AtCapacity::EvictOldest`] was chosen. It logs a warning when it becomes fuller than four fifths; evicted keys
-///    are counted, and logged with their age.
-/// 3. A live lease is never evicted, purged or expired.
+/// 2. The adapter is bounded, in keys and in the bytes of stored responses. A full one refuses new keys with
+///    [`ErrorKind::Full`] until keys expire: the layer answers new events 503, and still recognises duplicates. It logs
+///    a warning when it becomes fuller than four fifths.
+/// 3. A key is never evicted: its event would run again. For more keys, raise the capacity, shorten the retention, or
+///    use SQLite.
 ///
 /// Not `Clone`: share the adapter in an [`Arc`](std::sync::Arc), which is an adapter too.
 ///
@@ -52,9 +56,12 @@ const SHARD_KEYS: usize = 2_048;
 /// runtime use real time. With the feature `testing`, `advance` and `set_back` move the clock, paused or not.
 pub struct MemoryAdapter {
     shards: Box<[Mutex<Shard>]>,
-    at_capacity: AtCapacity,
+    /// The bytes of the data that all rows store.
+    stored: Arc<AtomicUsize>,
+    max_stored_bytes: usize,
     clock: Clock,
-    gauge: Gauge,
+    /// When the next warning may be logged.
+    next_warning_ms: AtomicU64,
     hasher: SipHasher13,
     closed: AtomicBool,
 }
@@ -68,7 +75,7 @@ impl MemoryAdapter {
 
     /// Creates an adapter for up to `capacity` keys, at least one.
     ///
-    /// From 4,096 keys on, a keyed hash spreads the keys over shards, each with its share of the
+    /// From 3,200 keys on, a keyed hash spreads the keys over shards, each with its share of the
     /// capacity. The first refusal may therefore come a few per cent early.
     #[must_use]
     pub fn with_capacity(capacity: usize) -> Self {
@@ -76,19 +83,23 @@ impl MemoryAdapter {
         let shard = || Mutex::new(Shard::new(capacity.max(1).div_ceil(shards)));
         Self {
             shards: iter::repeat_with(shard).take(shards).collect(),
-            at_capacity: AtCapacity::default(),
+            stored: Arc::default(),
+            max_stored_bytes: DEFAULT_STORED_BYTES,
             clock: Clock::new(),
-            gauge: Gauge::default(),
+            next_warning_ms: AtomicU64::new(0),
             // Only this adapter knows the secret.
             hasher: SipHasher13::new_with_key(&rand::random()),
             closed: AtomicBool::new(false),
         }
     }
 
-    /// Sets whether a full adapter refuses a new key or evicts an old one. By default it refuses.
+    /// Sets how many bytes the stored responses of all keys may take; 256 MiB by default.
+    ///
+    /// Beyond it, new keys are refused until keys expire. Events that run already still complete, so the bytes may
+    /// exceed the bound by the responses of these.
     #[must_use]
-    pub fn at_capacity(mut self, at_capacity: AtCapacity) -> Self {
-        self.at_capacity = at_capacity;
+    pub fn max_stored_bytes(mut self, bytes: usize) -> Self {
+        self.max_stored_bytes = bytes;
         self
     }
 
@@ -117,11 +128,17 @@ impl MemoryAdapter {
         let product = u128::from(hash.h2) * (self.shards.len() as u128);
         let mut shard = self.lock(usize::try_from(product >> 64).unwrap_or_default());
         let now = self.clock.now();
-        let operation = |row: &mut Option<Row>| operation(row, now);
-        let (reply, pressure) =
-            shard.update([hash.h1, hash.h2], self.at_capacity, now, operation)?;
+        let has_room = || self.stored.load(Ordering::Relaxed) < self.max_stored_bytes;
+        let fingerprint = Fingerprint([hash.h1, hash.h2]);
+        let (reply, is_nearly_full) =
+            shard.update(fingerprint, has_room, now, |row| operation(row, now))?;
+        // Without the lock: a subscriber may be slow, or call the store.
         drop(shard);
-        self.gauge.report(pressure, now);
+        let is_due = |next| (now >= next).then(|| now + HOUR_MS);
+        let order = Ordering::Relaxed;
+        if is_nearly_full && self.next_warning_ms.fetch_update(order, order, is_due).is_ok() {
+            observe::nearly_full();
+        }
         Ok(reply)
     }
 
@@ -159,7 +176,7 @@ macro_rules! call {
             terms: &'a CallTerms,
         ) -> StoreFuture<'a, $reply> {
             Box::pin(async move {
-                self.one(key, |row, now| Call { key, terms, now }.$method(row))
+                self.one(key, |row, now| Call { key, terms, now, stored: &self.stored }.$method(row))
             })
         }
     )+};

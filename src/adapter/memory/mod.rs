@@ -13,9 +13,7 @@
 
 mod adapter;
 mod clock;
-mod gauge;
 mod row;
 mod shard;
 
 pub use adapter::MemoryAdapter;
-pub use shard::AtCapacity;

@@ -4,6 +4,7 @@
 //! suite tests both.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::super::inspect::{Entry, ForgetReply, KeyState, Stats};
@@ -21,12 +22,12 @@ pub(super) struct Row {
     is_complete: bool,
     /// `completed_at` of a complete row; `lease_until` of any other row.
     ends_at: u64,
-    pub(super) first_seen_at: u64,
+    first_seen_at: u64,
     expires_at: u64,
     attempts: u32,
     takeover: bool,
     /// Set only on complete rows.
-    stored: Option<Arc<StoredData>>,
+    stored: Option<Arc<Kept>>,
 }
 
 impl Row {
@@ -57,7 +58,7 @@ impl Row {
         match state {
             KeyState::Complete => {
                 entry.completed_at = Some(ends_at);
-                entry.stored = StoredData::fetched(self.stored.as_ref(), Fetch::DigestAndResponse);
+                entry.stored = self.fetched(Fetch::DigestAndResponse);
             }
             KeyState::InFlight | KeyState::Lapsed => entry.lease_until = Some(ends_at),
             KeyState::Released => {}
@@ -89,6 +90,10 @@ impl Row {
         }
     }
 
+    fn fetched(&self, fetch: Fetch) -> Option<Arc<StoredData>> {
+        StoredData::fetched(self.stored.as_ref().map(|kept| &kept.data), fetch)
+    }
+
     fn is_by(&self, token: Token) -> bool {
         self.token == Some(token)
     }
@@ -102,12 +107,44 @@ fn since(at: u64, now: u64) -> Duration {
     Duration::from_millis(now.saturating_sub(at))
 }
 
+/// Stored data of a row. Its bytes are counted as long as it is kept.
+struct Kept {
+    data: Arc<StoredData>,
+    /// The bytes of the data that all rows store.
+    all: Arc<AtomicUsize>,
+}
+
+impl Kept {
+    fn new(data: StoredData, all: &Arc<AtomicUsize>) -> Arc<Self> {
+        let kept = Self { data: Arc::new(data), all: Arc::clone(all) };
+        kept.all.fetch_add(kept.bytes(), Ordering::Relaxed);
+        Arc::new(kept)
+    }
+
+    fn bytes(&self) -> usize {
+        let response = self.data.response.as_ref().map_or(0, |response| {
+            let headers = response.headers.iter();
+            let headers = headers.map(|(name, value)| name.as_str().len() + value.len());
+            response.body.len() + headers.sum::<usize>()
+        });
+        size_of::<StoredData>() + response
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.bytes(), Ordering::Relaxed);
+    }
+}
+
 /// A call for one key. Its operations get the row of the key, and change it.
 #[derive(Clone, Copy)]
 pub(super) struct Call<'a> {
     pub(super) key: &'a DedupKey,
     pub(super) terms: &'a CallTerms,
     pub(super) now: u64,
+    /// The bytes of the data that all rows store.
+    pub(super) stored: &'a Arc<AtomicUsize>,
 }
 
 impl Call<'_> {
@@ -121,7 +158,7 @@ impl Call<'_> {
                 }
                 Some(KeyState::Complete) => {
                     let mut seen = Seen::new(since(old.first_seen_at, self.now));
-                    seen.stored = StoredData::fetched(old.stored.as_ref(), self.terms.fetch());
+                    seen.stored = old.fetched(self.terms.fetch());
                     return ClaimReply::Duplicate(seen);
                 }
                 _ if !on_claim && old.is_claimed_by(token) => {
@@ -205,7 +242,7 @@ impl Call<'_> {
     fn mark_complete(self, row: &mut Row) {
         row.is_complete = true;
         row.ends_at = self.now;
-        row.stored = self.terms.stored_data_for(self.key).map(Arc::new);
+        row.stored = self.terms.stored_data_for(self.key).map(|data| Kept::new(data, self.stored));
         if row.expires_at <= self.now {
             row.expires_at = after(self.now, self.terms.retention());
         }

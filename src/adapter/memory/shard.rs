@@ -1,15 +1,10 @@
-//! [`Shard`]: the rows under one lock, the index that finds them, and the order in which they are due.
+//! [`Shard`]: the rows under one lock, and the order in which they are due.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BinaryHeap, HashMap};
+use std::hash::{BuildHasherDefault, Hash, Hasher};
 
-use hashbrown::HashTable;
-use slab::Slab;
-
-use super::clock::END;
-use super::gauge::Pressure;
 use super::row::Row;
-use crate::adapter::inspect::KeyState;
 use crate::error::{Error, ErrorKind};
 
 /// How many expired keys are removed for a new one. More than one, so that a store that is only
@@ -20,190 +15,130 @@ const KEPT_ROWS: usize = 128;
 /// The order may have this many outdated entries, and as many more as there are rows.
 const MAX_OUTDATED: usize = 16;
 
-/// How a full [`MemoryAdapter`](super::MemoryAdapter) treats a new key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum AtCapacity {
-    /// Refuses the key with [`ErrorKind::Full`]; the layer answers 503, so the sender retries.
-    /// Duplicates are still recognised; every *new* event is refused until keys expire.
-    #[default]
-    Refuse,
-    /// Evicts the key of the same shard that is nearest to its expiry and not in flight. The event
-    /// of that key would run again. Each eviction is counted (`tower_dedup_evicted_total`), and a
-    /// warning is logged, once a minute at most.
-    EvictOldest,
+/// 128 bits that identify a key in one adapter. They are random, so 64 of them are a hash.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Fingerprint(pub(super) [u64; 2]);
+
+impl Hash for Fingerprint {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        hasher.write_u64(self.0[0]);
+    }
 }
 
-/// 128 bits that identify a key in one adapter.
-pub(super) type Fingerprint = [u64; 2];
+/// Returns the 64 bits that were written.
+#[derive(Default)]
+pub(super) struct AsWritten(u64);
 
-/// The number of a row in its shard.
-type Slot = u16;
+impl Hasher for AsWritten {
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
 
-const _: () = assert!(END >> (u64::BITS - Slot::BITS) == 0);
+    fn write(&mut self, _: &[u8]) {}
 
-/// Returns when the row is due, with its slot in the lower bits.
-fn due(slot: Slot, row: &Row) -> u64 {
-    row.due() << Slot::BITS | u64::from(slot)
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }
+
+type Rows = HashMap<Fingerprint, Row, BuildHasherDefault<AsWritten>>;
 
 pub(super) struct Shard {
     capacity: usize,
-    rows: Slab<(Fingerprint, Row)>,
-    index: HashTable<Slot>,
-    /// Every row has its present entry, here or in `out_of_turn`. Other entries are outdated.
+    rows: Rows,
+    /// When each row is due. An entry is outdated if its row is due at another time, or is gone.
     ///
-    /// Most keys have one retention, so most entries come in the order in which they are due. A timing wheel does not
-    /// know which row of a bucket is due first.
-    order: VecDeque<u64>,
-    /// The entries that are due before the last one of `order`.
-    out_of_turn: BinaryHeap<Reverse<u64>>,
+    /// Most keys have one retention, so most entries come in their order, and a push takes one comparison.
+    order: BinaryHeap<Reverse<(u64, Fingerprint)>>,
 }
 
 impl Shard {
     pub(super) fn new(capacity: usize) -> Self {
-        let (order, out_of_turn) = (VecDeque::new(), BinaryHeap::new());
-        Self { capacity, rows: Slab::new(), index: HashTable::new(), order, out_of_turn }
+        Self { capacity, rows: Rows::default(), order: BinaryHeap::new() }
     }
 
     pub(super) fn rows(&self) -> impl Iterator<Item = &Row> {
-        self.rows.iter().map(|(_, (_, row))| row)
+        self.rows.values()
     }
 
     /// Runs an operation on the row of a key, and stores the row, or removes it. A new row without room is refused.
+    /// Returns `true` beside the reply if the shard becomes fuller than four fifths.
     ///
     /// This is the only way to a row, so no other call comes between the reading and the writing.
     pub(super) fn update<T>(
         &mut self,
         fingerprint: Fingerprint,
-        at_capacity: AtCapacity,
+        has_room: impl FnOnce() -> bool,
         now: u64,
         operation: impl FnOnce(&mut Option<Row>) -> T,
-    ) -> Result<(T, Pressure), Error> {
-        let found = self.find(fingerprint);
-        let mut row = found.map(|slot| self.rows[usize::from(slot)].1.clone());
+    ) -> Result<(T, bool), Error> {
+        let mut row = self.rows.get(&fingerprint).cloned();
+        let due_before = row.as_ref().map(Row::due);
         let reply = operation(&mut row);
-        let mut pressure = Pressure::default();
-        match (found, row) {
-            (None, None) => {}
-            (None, Some(row)) => {
-                pressure = self.make_room(at_capacity, now)?;
-                self.insert(fingerprint, row);
-            }
-            (Some(slot), None) => drop(self.remove(slot)),
-            (Some(slot), Some(new)) => {
-                let row = &mut self.rows[usize::from(slot)].1;
-                let is_due_as_before = row.due() == new.due();
-                *row = new;
-                if !is_due_as_before {
-                    self.push(slot);
-                }
-            }
+        let Some(row) = row else {
+            self.remove(fingerprint);
+            return Ok((reply, false));
+        };
+        let mut is_nearly_full = false;
+        if due_before.is_none() {
+            self.make_room(has_room, now)?;
+            is_nearly_full = self.rows.len() == 4 * self.capacity / 5;
         }
-        Ok((reply, pressure))
+        let due = row.due();
+        self.rows.insert(fingerprint, row);
+        if due_before != Some(due) {
+            self.push(due, fingerprint);
+        }
+        Ok((reply, is_nearly_full))
     }
 
     /// Removes the row that is due first, if it is due by `until`.
     pub(super) fn remove_due(&mut self, until: u64) -> Option<Row> {
-        self.pop(until).map(|slot| self.remove(slot))
+        loop {
+            let Reverse((due, fingerprint)) = *self.order.peek()?;
+            if due > until {
+                return None;
+            }
+            self.order.pop();
+            if self.rows.get(&fingerprint).is_some_and(|row| row.due() == due) {
+                return self.remove(fingerprint);
+            }
+        }
     }
 
-    fn make_room(&mut self, at_capacity: AtCapacity, now: u64) -> Result<Pressure, Error> {
+    /// Makes room for a new row.
+    fn make_room(&mut self, has_room: impl FnOnce() -> bool, now: u64) -> Result<(), Error> {
         for _ in 0..PURGED_PER_INSERT {
             self.remove_due(now);
         }
-        let mut evicted_age_ms = None;
-        if self.rows.len() >= self.capacity {
-            let evicted = match at_capacity {
-                AtCapacity::Refuse => None,
-                AtCapacity::EvictOldest => self.evict(now),
-            };
-            let evicted = evicted.ok_or_else(|| Error::new(ErrorKind::Full, "claiming keys"))?;
-            evicted_age_ms = Some(now.saturating_sub(evicted.first_seen_at));
-        }
-        let nearly_full = self.rows.len() == 4 * self.capacity / 5;
-        Ok(Pressure { evicted_age_ms, nearly_full })
-    }
-
-    fn evict(&mut self, now: u64) -> Option<Row> {
-        let mut spared = Vec::new();
-        let mut evicted = None;
-        while evicted.is_none()
-            && let Some(slot) = self.pop(END)
-        {
-            let is_in_flight = self.rows[slot.into()].1.state(now) == Some(KeyState::InFlight);
-            if !is_in_flight { evicted = Some(slot) } else { spared.push(slot) }
-        }
-        spared.into_iter().for_each(|slot| self.push(slot));
-        evicted.map(|slot| self.remove(slot))
-    }
-
-    fn find(&self, fingerprint: Fingerprint) -> Option<Slot> {
-        let is_same = |slot: &Slot| self.rows[usize::from(*slot)].0 == fingerprint;
-        self.index.find(fingerprint[0], is_same).copied()
-    }
-
-    fn insert(&mut self, fingerprint: Fingerprint, row: Row) {
         let len = self.rows.len();
-        if len == self.rows.capacity() {
-            // Doubled, but not beyond the capacity of the shard.
-            let more = len.max(8).min(self.capacity.saturating_sub(len));
-            self.rows.reserve_exact(more);
-            self.order.reserve_exact(more);
+        if len >= self.capacity || !has_room() {
+            return Err(Error::new(ErrorKind::Full, "claiming keys"));
         }
-        // A shard has fewer rows than `Slot` has values.
-        let slot = Slot::try_from(self.rows.insert((fingerprint, row))).unwrap_or(Slot::MAX);
-        self.push(slot);
-        let rows = &self.rows;
-        self.index.insert_unique(fingerprint[0], slot, |slot| rows[usize::from(*slot)].0[0]);
+        if len == self.rows.capacity() {
+            // The map itself would double its size where removed rows have left no place free.
+            let room = (2 * len).max(8).min(self.capacity);
+            let mut rows = Rows::with_capacity_and_hasher(room + room / 16, Default::default());
+            rows.extend(self.rows.drain());
+            self.rows = rows;
+        }
+        Ok(())
     }
 
-    fn remove(&mut self, slot: Slot) -> Row {
-        let (fingerprint, row) = self.rows.remove(slot.into());
-        if let Ok(found) = self.index.find_entry(fingerprint[0], |other| *other == slot) {
-            found.remove();
-        }
+    fn remove(&mut self, fingerprint: Fingerprint) -> Option<Row> {
+        let row = self.rows.remove(&fingerprint);
         if self.rows.is_empty() && self.rows.capacity() > KEPT_ROWS {
             *self = Self::new(self.capacity);
         }
         row
     }
 
-    /// Adds the row to the order.
-    fn push(&mut self, slot: Slot) {
-        let entry = due(slot, &self.rows[slot.into()].1);
-        if self.order.len() + self.out_of_turn.len() > 2 * self.rows.len() + MAX_OUTDATED {
+    /// Adds a row to the order.
+    fn push(&mut self, due: u64, fingerprint: Fingerprint) {
+        self.order.push(Reverse((due, fingerprint)));
+        if self.order.len() > 2 * self.rows.len() + MAX_OUTDATED {
             let rows = self.rows.iter();
-            let entries = rows.filter_map(|(at, (_, row))| Some(due(at.try_into().ok()?, row)));
-            let mut order: Vec<u64> = entries.collect();
-            order.sort_unstable();
-            (self.order, self.out_of_turn) = (order.into(), BinaryHeap::new());
-        } else if self.order.back().is_some_and(|last| last >> Slot::BITS > entry >> Slot::BITS) {
-            self.out_of_turn.push(Reverse(entry));
-        } else {
-            self.order.push_back(entry);
-        }
-    }
-
-    /// Takes the row that is due first out of the order, if it is due by `until`.
-    fn pop(&mut self, until: u64) -> Option<Slot> {
-        loop {
-            let in_turn = self.order.front().copied();
-            let out_of_turn = self.out_of_turn.peek().map(|Reverse(entry)| *entry);
-            let first = in_turn.into_iter().chain(out_of_turn).min()?;
-            if first >> Slot::BITS > until {
-                return None;
-            }
-            if in_turn == Some(first) {
-                self.order.pop_front();
-            } else {
-                self.out_of_turn.pop();
-            }
-            let [low, high, ..] = first.to_le_bytes();
-            let slot = Slot::from_le_bytes([low, high]);
-            if self.rows.get(slot.into()).is_some_and(|(_, row)| due(slot, row) == first) {
-                return Some(slot);
-            }
+            self.order = rows.map(|(key, row)| Reverse((row.due(), *key))).collect();
         }
     }
 }
@@ -232,14 +167,15 @@ mod tests {
                 let key = DedupKey::new("n", "a").unwrap();
                 let (mut row, mut is_pushed) = (None, false);
                 if stays {
-                    Call { key: &key, terms: &terms, now: 0 }.claim(&mut row);
+                    let stored = &Default::default();
+                    Call { key: &key, terms: &terms, now: 0, stored }.claim(&mut row);
                     is_pushed = times.insert(id, due) != Some(due);
                 } else {
                     times.remove(&id);
                 }
-                shard.update([id; 2], AtCapacity::Refuse, 0, |old| *old = row).unwrap();
-                let entries = shard.order.len() + shard.out_of_turn.len();
-                prop_assert!(!is_pushed || entries <= 2 * times.len() + MAX_OUTDATED + 1);
+                shard.update(Fingerprint([id; 2]), || true, 0, |old| *old = row).unwrap();
+                let most = 2 * times.len() + MAX_OUTDATED;
+                prop_assert!(!is_pushed || shard.order.len() <= most);
             }
             let mut expected: Vec<u64> = times.into_values().collect();
             expected.sort_unstable();
@@ -248,7 +184,7 @@ mod tests {
                 std::iter::from_fn(|| shard.remove_due(until)).map(|row| row.due()).collect()
             };
             prop_assert_eq!(purged(until), expected);
-            prop_assert_eq!(purged(END), late);
+            prop_assert_eq!(purged(u64::MAX), late);
         }
     }
 }

@@ -62,19 +62,6 @@ impl Failure {
         }
     }
 
-    /// Returns `true` if no reply came.
-    pub(super) fn is_silence(&self) -> bool {
-        match self {
-            Self::Redis(error) => error.code().is_none(),
-            failure => matches!(failure, Self::TimedOut),
-        }
-    }
-
-    /// Returns `true` if the connection carries nothing any more. The client of a cluster connects again by itself.
-    pub(super) fn is_break(&self, client: &RedisClient) -> bool {
-        matches!(self, Self::Redis(error) if error.is_unrecoverable_error()) && !client.is_cluster()
-    }
-
     /// Returns `true` if the connection may be silent, or another server may be the primary.
     pub(super) fn is_doubt(&self, client: &RedisClient) -> bool {
         match self {

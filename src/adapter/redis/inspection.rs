@@ -26,7 +26,7 @@ use super::slot::Live;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
-/// What a list and statistics do, for their errors.
+/// The operation, for error texts.
 const READING: &str = "reading keys";
 
 /// How many rows are read at once.
@@ -40,7 +40,7 @@ const STEP: usize = 1_000;
 
 /// Where a list goes on, as JSON: the primary, the position of `SCAN` (`None` after the last one), and the keys of
 /// Redis that the step before has returned too many.
-type Place = (String, Option<u64>, Vec<String>);
+type Cursor = (String, Option<u64>, Vec<String>);
 
 /// A key of Redis, the event's key, and its row; `None` for an unreadable one.
 type Found = (String, DedupKey, Option<Row>);
@@ -77,14 +77,14 @@ impl MaintenanceAdapter for RedisAdapter {
             let primaries = self.primaries().await?;
             let (mut primary, mut scan, mut names) = match after {
                 // The first primary is the next one.
-                None => Place::default(),
+                None => Cursor::default(),
                 Some(cursor) => {
-                    let place = serde_json::from_str(cursor).ok();
-                    let place = place.filter(|place: &Place| {
-                        text(place) == cursor
-                            && primaries.iter().any(|(address, _)| *address == place.0)
-                    });
-                    place.ok_or_else(|| {
+                    let read: Option<Cursor> = serde_json::from_str(cursor).ok();
+                    let is_valid = |read: &Cursor| {
+                        text(read) == cursor
+                            && primaries.iter().any(|(address, _)| *address == read.0)
+                    };
+                    read.filter(is_valid).ok_or_else(|| {
                         Error::new(ErrorKind::Refused, "listing keys after a cursor")
                     })?
                 }
@@ -227,9 +227,9 @@ impl RedisAdapter {
 }
 
 /// Returns the text of a cursor.
-fn text(place: &Place) -> String {
+fn text(cursor: &Cursor) -> String {
     // Texts and numbers always serialize.
-    serde_json::to_string(place).unwrap_or_default()
+    serde_json::to_string(cursor).unwrap_or_default()
 }
 
 fn read<T: FromRedisValue>(reply: Value) -> Result<T, Error> {

@@ -1,34 +1,31 @@
-//! [`Slot`]: the open connections of an adapter, and the calls over them. Connections that are of no use any more are
-//! replaced.
+//! [`Slot`]: the open connections of an adapter, and the calls over them.
 //!
 //! `redis` connects again after an error of the socket only. A connection that is silent, and one to a server
-//! that is no primary any more, stay as they are. So a slot replaces its connections after a reply that did not
+//! that is no primary any more, stay as they are. So connections are in *doubt* after a reply that did not
 //! come, after a call that was dropped before its reply, after an error of the socket, and after a refusal that
-//! another server might not send.
+//! another server might not send. Connections in doubt are replaced.
 //!
-//! 1. One task opens connections for all callers. It goes on if a caller goes away.
-//! 2. Connections that may still work serve until the next ones are open. A doubt of them stays until then. While it
-//!    stays, calls begin an opening once within the response timeout.
+//! 1. One task opens the next connections for all callers. It goes on if a caller goes away.
+//! 2. A call that has failed over connections in doubt waits for the next ones. Other calls go on over them, because in
+//!    a cluster the other primaries still reply.
 //! 3. In a cluster, open connections are replaced only by ones that reach every primary. While a primary hangs, new
 //!    ones would serve no other key better, and each of their calls there would hold up all others: `redis` looks
 //!    for the slots again, and asks the silent primary too.
-//! 4. A failed opening is believed for a moment, and never for good.
-//! 5. A call is repeated within its time, because every script is idempotent by its token: a claim finds its own
+//! 4. A call is repeated within its time, because every script is idempotent by its token: a claim finds its own
 //!    row, or another version than it names. If one attempt may have been executed, the outcome of the call is
 //!    unknown.
-//! 6. `WAIT` holds up everything behind it on its connection, and waits for the writes of its own connection
+//! 5. `WAIT` holds up everything behind it on its connection, and waits for the writes of its own connection
 //!    only. So a call that waits for replicas is one script with its `WAIT`, on one of a few further connections.
 
 use std::borrow::Cow;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use backon::{BackoffBuilder, ExponentialBuilder};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use redis::{Cmd, Pipeline, Value};
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use super::client::{Connection, RedisClient};
 use super::errors::Failure;
@@ -39,8 +36,8 @@ use crate::error::Error;
 
 /// How many calls wait for replicas at the same time.
 const WAITING: usize = 8;
-/// How long a failed opening is believed.
-const FAILED: Duration = Duration::from_millis(100);
+/// An opening begins no earlier after the one before.
+const OPENING_PAUSE: Duration = Duration::from_millis(200);
 /// Sentinels take up to 1.5 s each to reply, which `redis` sets.
 const SENTINELS: Duration = Duration::from_secs(5);
 
@@ -54,8 +51,14 @@ pub(super) struct Live {
     /// For the calls that wait for replicas.
     waiting: Vec<Connection>,
     knows_flags: bool,
-    /// Whether every primary has been looked at.
-    is_whole: bool,
+    /// The next connections replace these. Set from the beginning if not every primary has been looked at.
+    is_doubted: AtomicBool,
+}
+
+impl Live {
+    fn is_doubted(&self) -> bool {
+        self.is_doubted.load(Ordering::Relaxed)
+    }
 }
 
 type Opening = Shared<BoxFuture<'static, Result<Arc<Live>, Failure>>>;
@@ -73,9 +76,7 @@ pub(super) struct Slot {
 #[derive(Default)]
 struct State {
     current: Option<Arc<Live>>,
-    /// The current connections are to be replaced.
-    is_doubted: bool,
-    /// The next connections; those that could not be opened, until the next opening begins.
+    /// The next connections.
     opening: Option<Opening>,
     /// When the last opening began.
     began: Option<Instant>,
@@ -148,79 +149,69 @@ impl Slot {
     where
         F: Future<Output = Result<T, Failure>>,
     {
-        let (mut pauses, mut silent, mut error) = (None, None, None::<Error>);
+        let (mut pause, mut failed, mut before) = (FIRST_PAUSE, None, None::<Error>);
         loop {
-            let failure = match self.send(bound.deadline, &mut silent, &send).await {
+            let failure = match self.send(bound.deadline, &mut failed, &send).await {
                 Ok(reply) => return Ok(reply),
                 Err(failure) => failure,
             };
-            let pause = pauses.get_or_insert_with(pauses_of_a_call).next().unwrap_or(LONGEST_PAUSE);
             let is_last = bound.is_once
                 || !failure.is_worth_repeating()
                 || Instant::now() + pause >= bound.deadline;
             // After an error with an unknown outcome, a refusal does not make the outcome known.
-            let last = failure.into_error(bound.context);
-            let last = error
-                .take()
-                .filter(|error| error.is_unknown() && !last.is_unknown())
-                .unwrap_or(last);
+            let error = failure.into_error(bound.context);
+            let error = match before {
+                Some(before) if before.is_unknown() && !error.is_unknown() => before,
+                _ => error,
+            };
             if is_last {
-                return Err(last);
+                return Err(error);
             }
-            error = Some(last);
-            sleep(pause).await;
+            before = Some(error);
+            sleep(pause.mul_f64(rand::random_range(0.5..1.0))).await;
+            pause = LONGEST_PAUSE.min(2 * pause);
         }
     }
 
-    /// Sends something over the open connections, until `deadline` at most. `silent` are the connections over which
-    /// no reply to the attempt before has come: this one waits for the next connections, if they are being opened.
+    /// Sends something over the open connections, until `deadline` at most. `failed` are the connections in doubt over
+    /// which the attempt before has failed.
     async fn send<T, F>(
         self: &Arc<Self>,
         deadline: Instant,
-        silent: &mut Option<Arc<Live>>,
+        failed: &mut Option<Arc<Live>>,
         send: impl FnOnce(Arc<Live>) -> F,
     ) -> Result<T, Failure>
     where
         F: Future<Output = Result<T, Failure>>,
     {
-        let live = timeout_at(deadline, self.live(silent.as_ref())).await;
+        let live = timeout_at(deadline, self.live(failed.as_ref())).await;
         let live = live.unwrap_or(Err(Failure::TimedOut))?;
         let until = deadline.min(Instant::now() + self.options.reply_timeout());
-        let timed_out = Some(Failure::TimedOut);
-        let mut sent = Sent { slot: self, live: &live, failure: timed_out };
+        let mut sent = Sent { live: &live, is_doubt: true };
         let reply = timeout_at(until, send(Arc::clone(&live))).await;
         let reply = reply.unwrap_or(Err(Failure::TimedOut));
-        sent.failure = reply.as_ref().err().cloned();
-        let is_silent = sent.failure.as_ref().is_some_and(Failure::is_silence);
-        *silent = is_silent.then(|| Arc::clone(&live));
+        sent.is_doubt = reply.as_ref().is_err_and(|failure| failure.is_doubt(&self.client));
+        drop(sent);
+        *failed = live.is_doubted().then_some(live);
         reply
     }
 
-    /// Returns the open connections. Opens them, if there are none. Waits for the next ones, if `silent` are the
-    /// current ones and are being replaced.
-    async fn live(self: &Arc<Self>, silent: Option<&Arc<Live>>) -> Result<Arc<Live>, Failure> {
+    /// Returns the open connections. Opens the next ones, if there are none, or if these are in doubt. Waits for the
+    /// next ones, if there are none, or if these are the ones that have `failed`.
+    async fn live(self: &Arc<Self>, failed: Option<&Arc<Live>>) -> Result<Arc<Live>, Failure> {
         let opening = {
             let mut state = self.state();
             if state.is_closed {
                 return Err(Failure::Closed);
             }
-            let rest = match &state.current {
-                Some(live) if !state.is_doubted => return Ok(Arc::clone(live)),
-                Some(_) => self.options.response_timeout,
-                None if state.opening.is_some() => FAILED,
-                None => Duration::ZERO,
-            };
-            let is_early = state.began.is_some_and(|began| began.elapsed() < rest);
-            let is_opening = state.opening.as_ref().is_some_and(|it| it.peek().is_none());
-            let opening = match (&state.current, &state.opening) {
-                (_, Some(opening)) if is_opening => opening.clone(),
-                (Some(live), _) if is_early => return Ok(Arc::clone(live)),
-                (None, Some(failed)) if is_early => failed.clone(),
-                _ => self.start(&mut state),
-            };
-            match &state.current {
-                Some(live) if silent.is_none_or(|silent| !Arc::ptr_eq(silent, live)) => {
-                    return Ok(Arc::clone(live));
+            let current = state.current.clone();
+            if let Some(live) = current.as_ref().filter(|live| !live.is_doubted()) {
+                return Ok(Arc::clone(live));
+            }
+            let opening = self.opening(&mut state);
+            match current {
+                Some(live) if failed.is_none_or(|failed| !Arc::ptr_eq(failed, &live)) => {
+                    return Ok(live);
                 }
                 _ => opening,
             }
@@ -234,18 +225,26 @@ impl Slot {
         }
     }
 
-    /// Starts the task that opens the next connections. It ends by itself, because it has a bound, or with its
-    /// runtime.
-    fn start(self: &Arc<Self>, state: &mut State) -> Opening {
+    /// Returns the opening that is under way. Otherwise starts the task of another one, which ends by itself, because it
+    /// has a bound, or with its runtime.
+    fn opening(self: &Arc<Self>, state: &mut State) -> Opening {
+        if let Some(opening) = &state.opening {
+            return opening.clone();
+        }
+        let now = Instant::now();
+        let begins = state.began.map_or(now, |began| now.max(began + OPENING_PAUSE));
         let slot = Arc::clone(self);
         let bound = SENTINELS + 2 * (slot.options.connect_timeout + slot.options.response_timeout);
-        let task = tokio::spawn(async move { timeout(bound, slot.open()).await });
+        let task = tokio::spawn(async move {
+            sleep_until(begins).await;
+            timeout(bound, slot.open()).await
+        });
         let opened = task.map(|opened| match opened {
             Ok(Ok(opened)) => opened,
             _ => Err(Failure::TimedOut),
         });
         let opening = opened.boxed().shared();
-        (state.opening, state.began) = (Some(opening.clone()), Some(Instant::now()));
+        (state.opening, state.began) = (Some(opening.clone()), Some(begins));
         opening
     }
 
@@ -269,18 +268,7 @@ impl Slot {
         };
         let runs_flags = timeout(limit, server::runs_flags(&main, &self.options.prefix)).await;
         let knows_flags = runs_flags.map_err(|_| Failure::TimedOut)?? && is_new;
-        Ok(Arc::new(Live { main, waiting, knows_flags, is_whole }))
-    }
-
-    /// Doubts connections after a failure, if they are the current ones.
-    fn doubt(&self, live: &Arc<Live>, failure: &Failure) {
-        let mut state = self.state();
-        if state.current.as_ref().is_some_and(|current| Arc::ptr_eq(current, live)) {
-            if failure.is_break(&self.client) {
-                state.current = None;
-            }
-            state.is_doubted |= failure.is_doubt(&self.client);
-        }
+        Ok(Arc::new(Live { main, waiting, knows_flags, is_doubted: (!is_whole).into() }))
     }
 
     /// Closes the connections. Every later call fails with [`Unavailable`](crate::ErrorKind::Unavailable).
@@ -295,27 +283,18 @@ impl Slot {
     /// Locks the state, in which the connections that have opened meanwhile are the current ones.
     fn state(&self) -> MutexGuard<'_, State> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        match state.opening.clone().and_then(FutureExt::now_or_never) {
-            Some(Ok(live)) => {
-                (state.is_doubted, state.opening) = (!live.is_whole, None);
-                if live.is_whole || state.current.is_none() {
+        if let Some(opened) = state.opening.clone().and_then(FutureExt::now_or_never) {
+            state.opening = None;
+            match opened {
+                Ok(live) if !live.is_doubted() || state.current.is_none() => {
                     state.current = Some(live);
                 }
+                Err(Failure::Unfit(_)) => state.current = None,
+                _ => {}
             }
-            Some(Err(Failure::Unfit(_))) => state.current = None,
-            _ => {}
         }
         state
     }
-}
-
-fn pauses_of_a_call() -> impl Iterator<Item = Duration> {
-    ExponentialBuilder::new()
-        .with_min_delay(FIRST_PAUSE)
-        .with_max_delay(LONGEST_PAUSE)
-        .with_jitter()
-        .without_max_times()
-        .build()
 }
 
 async fn send_script(
@@ -339,15 +318,12 @@ async fn send_script(
 
 /// What was sent over connections. If its caller goes away before the reply, the connections may be silent.
 struct Sent<'a> {
-    slot: &'a Slot,
-    live: &'a Arc<Live>,
-    failure: Option<Failure>,
+    live: &'a Live,
+    is_doubt: bool,
 }
 
 impl Drop for Sent<'_> {
     fn drop(&mut self) {
-        if let Some(failure) = &self.failure {
-            self.slot.doubt(self.live, failure);
-        }
+        self.live.is_doubted.fetch_or(self.is_doubt, Ordering::Relaxed);
     }
 }

@@ -30,7 +30,7 @@ mod receiver;
 mod receivers;
 mod row;
 mod store;
-#[path = "../support/mod.rs"]
+#[path = "../tests/support/mod.rs"]
 mod support;
 mod table;
 mod verdict;
