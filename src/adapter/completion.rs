@@ -159,20 +159,17 @@ pub trait Sealed {}
 /// A database of sqlx in which [`Delivery::begin`](crate::Delivery::begin) begins a transaction.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub trait CompletionDatabase: Database<Connection: CompletionConnection> + Sealed {
-    /// Waits until a transaction may begin, and returns the right to it.
-    #[doc(hidden)]
-    fn turn(
-        database: CompletedIn,
-        pool: &Pool<Self>,
-    ) -> impl Future<Output = Result<Self::Turn, Error>> + Send;
-
-    /// Returns `true` for completions in this kind of database.
-    #[doc(hidden)]
-    fn is_of(database: &CompletedIn) -> bool;
-
     /// The right to a transaction, which is held to its end.
     #[doc(hidden)]
     type Turn: Send + Sync + 'static;
+
+    /// Waits until a transaction may begin, and returns the right to it. None if the store completes its events in
+    /// another kind of database.
+    #[doc(hidden)]
+    fn turn(
+        database: Option<CompletedIn>,
+        pool: &Pool<Self>,
+    ) -> impl Future<Output = Result<Option<Self::Turn>, Error>> + Send;
 
     /// Returns the statement that begins a transaction with this mark.
     #[doc(hidden)]
@@ -186,15 +183,7 @@ pub trait CompletionConnection: Connection + Sealed {
     #[doc(hidden)]
     fn still_within(&mut self) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
-    /// Executes a statement with one text parameter. Returns how many rows it wrote or returned.
-    #[doc(hidden)]
-    fn run(
-        &mut self,
-        sql: &Arc<str>,
-        parameter: &str,
-    ) -> impl Future<Output = Result<u64, sqlx::Error>> + Send;
-
-    /// Returns `true` if the query returns a row.
+    /// Executes a statement with one text parameter. Returns `true` if it returns a row.
     #[doc(hidden)]
     fn finds(
         &mut self,

@@ -15,7 +15,7 @@ use tower_dedup::adapter::contract::{
     ClaimReply, CompleteReply, DedupAdapter, Fetch, StoredData, StoredResponse,
 };
 use tower_dedup::adapter::inspect::{ListFilter, MaintenanceAdapter};
-use tower_dedup::adapter::{Batching, PostgresAdapter, PostgresOptions, SqliteAdapter};
+use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, SqliteAdapter};
 use tower_dedup::{DedupLayer, Error, ErrorKind, OnUnavailable, Replay, ResponseBody};
 
 use super::queue::{postgres, sqlite};
@@ -168,7 +168,7 @@ async fn sqlite_column_that_does_not_decode_fails_only_the_callers_of_its_row() 
 async fn postgres_new_key_is_claimed_while_duplicates_wait_for_their_responses() {
     let schema = Schema::fresh();
     let pool = PgPoolOptions::new().max_connections(1).connect(&schema.url()).await.unwrap();
-    let options = PostgresOptions::new().batching(Batching::new().lanes(1));
+    let options = PostgresOptions::new().connections(1);
     let adapter = PostgresAdapter::with_options(pool.clone(), options);
     complete(&adapter).await;
     // The second time, the adapter reads before it inserts.

@@ -23,15 +23,18 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use backon::{BackoffBuilder, ExponentialBuilder};
 use sqlx::pool::PoolConnection;
-use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, Postgres};
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgRow, Postgres};
 use sqlx::{AssertSqlSafe, Connection, Row};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
 
 use super::super::sql::call::Kind;
-use super::errors::{is_gone, is_timed_out, timed_out};
+use super::super::sql::statement::query;
+use super::errors::{is_broken, is_conflict, is_gone, is_read_only, is_timed_out, timed_out};
+use super::params::Bind;
 use super::statements::TAG;
 use crate::observe;
 
@@ -50,6 +53,8 @@ const CHECK_CLIENT: &str = "SELECT set_config('client_connection_check_interval'
      WHERE current_setting('client_connection_check_interval') = '0'";
 /// How long a connection may take to return to its pool.
 const RETURN_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often a statement is repeated that conflicted with another, or whose connection was gone.
+const REPEATS: usize = 6;
 /// How long the place of an abandoned statement stays taken at first, and at most.
 const FIRST: Duration = Duration::from_secs(10);
 const LONGEST: Duration = Duration::from_secs(60);
@@ -139,6 +144,13 @@ pub(super) struct Connections {
     /// For calls that wait for a row, beside the batches.
     pub(super) alone: Places,
     pub(super) migration: Places,
+}
+
+/// The rows that a statement returned.
+pub(super) struct Fetched {
+    pub(super) rows: Vec<PgRow>,
+    /// An earlier try of the statement lost its reply: the rows may show what that try wrote.
+    pub(super) lost_reply: bool,
 }
 
 /// A connection beside the pool.
@@ -278,9 +290,78 @@ impl Connections {
         }
     }
 
+    /// Runs one statement on a connection of this source, within `bound`. Returns its rows.
+    ///
+    /// The statement is repeated after a conflict, and if its connection turns out to be gone: a
+    /// statement that is repeated with its token has the same result. A repetition may be refused
+    /// because the server still runs the statement whose reply was lost: the outcome is unknown then.
+    /// A statement that has used up its time is not repeated, because its caller has stopped waiting.
+    pub(super) async fn fetch(
+        &self,
+        source: Source,
+        bound: Duration,
+        sql: &Arc<str>,
+        bind: Bind<'_>,
+    ) -> Result<Fetched, sqlx::Error> {
+        let mut pauses = repeats();
+        let mut lost = None;
+        loop {
+            let mut session = match self.get(source).await {
+                Ok(session) => session,
+                Err(error) => return Err(lost.unwrap_or(error)),
+            };
+            let fetch = |connection| async {
+                let rows = bind(query(sql)).fetch_all(connection).await?;
+                if rows.first().is_some_and(is_from_a_standby) {
+                    return Err(sqlx::Error::Protocol("the server is a standby".to_owned()));
+                }
+                Ok(rows)
+            };
+            let error = match session.run(bound, fetch).await {
+                Ok(rows) => {
+                    let lost_reply = lost.is_some();
+                    return Ok(Fetched { rows, lost_reply });
+                }
+                Err(error) => error,
+            };
+            if is_read_only(&error) || matches!(error, sqlx::Error::Protocol(_)) {
+                // All connections may lead to the same server.
+                self.test_idle();
+            }
+            if is_timed_out(&error) {
+                return Err(error);
+            }
+            drop(session);
+            match pauses.next() {
+                Some(pause) if is_gone(&error) || is_conflict(&error) => {
+                    sleep(pause).await;
+                }
+                _ => return Err(lost.unwrap_or(error)),
+            }
+            if is_broken(&error) {
+                lost = Some(error);
+            }
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vec<Own>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Returns the pauses between the repetitions of a statement or a transaction.
+fn repeats() -> impl Iterator<Item = Duration> + Send {
+    ExponentialBuilder::new()
+        .with_min_delay(Duration::from_millis(1))
+        .with_max_delay(Duration::from_millis(50))
+        .with_jitter()
+        .with_max_times(REPEATS)
+        .build()
+}
+
+/// Returns `true` for a row from a server that only follows another.
+fn is_from_a_standby(row: &PgRow) -> bool {
+    row.try_get("standby").unwrap_or(false)
 }
 
 /// Returns an idle connection to the pool if it leads to a primary that replies in time.

@@ -38,11 +38,6 @@ fn panics(error: &dyn DatabaseError) -> bool {
     error.is_some_and(|error| matches!(error.severity(), PgSeverity::Panic))
 }
 
-/// Returns `true` if the table does not exist.
-pub(super) fn is_without_table(error: &Error) -> bool {
-    errors::cause(error).is_some_and(|error| has_code(error, &["42P01"]))
-}
-
 /// Returns `true` if the SQLSTATE begins with one of these.
 fn has_code(error: &sqlx::Error, codes: &[&str]) -> bool {
     let code = error.as_database_error().and_then(DatabaseError::code);

@@ -10,17 +10,17 @@ use super::super::inspect::{Entry, ForgetReply, KeyState, ListFilter, Listing, S
 use super::super::sql::batch::TRIES;
 use super::super::sql::inspection::{listing, stats};
 use super::super::sql::row::{Columns as _, Row};
+use super::super::sql::store::SqlMaintenance;
 use super::super::stored::Fetch;
-use super::connections::Source;
+use super::connections::{Fetched, Source};
 use super::errors::{is_locked, store_error};
 use super::params::{Bind, Bound, Uuid, key_hash, read_row};
-use super::store::{Fetched, PostgresStore};
+use super::store::PostgresStore;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
-impl PostgresStore {
-    /// Deletes at most `limit` expired keys.
-    pub(super) async fn purge(&self, limit: u32) -> Result<u64, Error> {
+impl SqlMaintenance for PostgresStore {
+    async fn purge(self: &Arc<Self>, limit: u32) -> Result<u64, Error> {
         let fault = |error| store_error("purging", error);
         let bind = |query: Bound| query.bind(i64::from(limit));
         let purged = self.run_long(Source::Lane, &self.statements().purge, &bind).await;
@@ -28,10 +28,11 @@ impl PostgresStore {
         rows.first().map_or(Ok(0), |row| row.count("count")).map_err(fault)
     }
 
-    pub(super) async fn stats(&self) -> Result<Stats, Error> {
+    async fn stats(&self) -> Result<Stats, Error> {
         let (statements, fault) =
             (self.statements(), |error| store_error("reading statistics", error));
-        let size = self.fetch(&statements.size, &|query| query).await.map_err(fault)?;
+        let size =
+            self.fetch(Source::Pool, &statements.size, &|query| query).await.map_err(fault)?;
         let rows =
             self.run_long(Source::Pool, &statements.stats, &|query| query).await.map_err(fault)?;
         let (Some(size), Some(row)) = (size.first(), rows.first()) else {
@@ -48,8 +49,7 @@ impl PostgresStore {
         Ok(stats)
     }
 
-    /// Reads one portion of a list.
-    pub(super) async fn list(
+    async fn list(
         &self,
         filter: &ListFilter,
         after: Option<&str>,
@@ -76,10 +76,10 @@ impl PostgresStore {
     }
 
     /// Reads a key on any server.
-    pub(super) async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
+    async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
         let (fault, hash) = (|error| store_error("looking up a key", error), key_hash(key));
         let bind = |query: Bound| query.bind(Uuid::from(hash));
-        let rows = self.fetch(&self.statements().get, &bind).await.map_err(fault)?;
+        let rows = self.fetch(Source::Pool, &self.statements().get, &bind).await.map_err(fault)?;
         if let Some(row) = rows.first() {
             let event_type = row.text("event_type").map_err(fault)?;
             if let Some(entry) = read_row(row, Fetch::DigestAndResponse).entry(event_type)? {
@@ -90,7 +90,7 @@ impl PostgresStore {
     }
 
     /// Forgets a key, unless a live lease or an open transaction holds it.
-    pub(super) async fn forget(&self, key: &DedupKey) -> Result<ForgetReply, Error> {
+    async fn forget(self: &Arc<Self>, key: &DedupKey) -> Result<ForgetReply, Error> {
         const CONTEXT: &str = "forgetting a key";
         let fault = |error| store_error(CONTEXT, error);
         let (statements, hash) = (self.statements(), key_hash(key));
@@ -102,7 +102,8 @@ impl PostgresStore {
             let version = row.map_or(0, |row| row.version);
             let bind = |query: Bound| query.bind(Uuid::from(hash)).bind(version);
             let bound = self.options.statement_timeout;
-            let forgotten = self.fetch_on(Source::Lane, bound, &statements.forget, &bind).await;
+            let forgotten =
+                self.connections.fetch(Source::Lane, bound, &statements.forget, &bind).await;
             if forgotten.as_ref().is_err_and(is_locked) {
                 return Ok(ForgetReply::InFlight);
             }
@@ -117,7 +118,9 @@ impl PostgresStore {
         }
         Ok(ForgetReply::InFlight)
     }
+}
 
+impl PostgresStore {
     /// Reads a row, on a primary only.
     pub(super) async fn read_key(
         &self,
@@ -125,7 +128,8 @@ impl PostgresStore {
         fetch: Fetch,
     ) -> Result<Option<Row>, sqlx::Error> {
         let (statements, keys) = (self.statements(), [Uuid::from(hash)]);
-        let rows = self.fetch(statements.read(fetch), &|query| query.bind(&keys[..])).await?;
+        let bind = |query: Bound| query.bind(&keys[..]);
+        let rows = self.fetch(Source::Pool, statements.read(fetch), &bind).await?;
         Ok(rows.first().map(|row| read_row(row, fetch)))
     }
 
@@ -137,7 +141,7 @@ impl PostgresStore {
         bind: Bind<'_>,
     ) -> Result<Vec<PgRow>, sqlx::Error> {
         let bound = self.options.statement_timeout.saturating_mul(6);
-        Ok(self.fetch_on(source, bound, sql, bind).await?.rows)
+        Ok(self.connections.fetch(source, bound, sql, bind).await?.rows)
     }
 }
 

@@ -30,7 +30,6 @@
 //! versions that were read come last. `get` and `forget` take one key.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::super::inspect::PURGE_GRACE;
 use super::super::sql::inspection::{COUNTED, PORTION};
@@ -90,7 +89,6 @@ statements! {
         release_complete,
         forget,
         read,
-        read_digest,
         read_response,
         get,
         purge,
@@ -127,19 +125,29 @@ impl Statements {
         let unless_exists = format!("\n  {}", render(UNLESS_EXISTS, &[table]));
         let unless_held = format!("\n  {UNLESS_HELD}");
         let pass = |text| if passing { text } else { "" };
+        let (wait, durable) =
+            (("wait", [BRIEFLY, LOCK_TIMEOUT, &*long][wait as usize]), ("durable", &*durable));
+        let (pass_held, unless_held) = (("pass_held", pass(&held)), pass(&unless_held));
+        let complete_rows = |attempts, unless| {
+            let values = [table, ("attempts", attempts), ("unless", unless)];
+            render(include_str!("sql/complete_rows.sql"), &values)
+        };
+        let release_rows = [table, wait, durable, pass_held, ("pass_unless_held", unless_held)];
         let values = [
             table,
+            wait,
+            durable,
+            pass_held,
             ("held", &*held),
             ("unless_held", UNLESS_HELD),
-            ("pass_held", pass(&*held)),
-            ("pass_unless_held", pass(&*unless_held)),
-            ("pass_unless_exists", pass(&*unless_exists)),
+            ("pass_unless_exists", pass(&unless_exists)),
+            ("complete_rows", &*complete_rows("0", unless_held)),
+            ("claimed_rows", &*complete_rows("1", pass(&unless_exists))),
+            ("release_rows", &*render(include_str!("sql/release_rows.sql"), &release_rows)),
             ("version_table", &*name.quoted("_schema")),
             ("table_number", &*name.number()),
-            ("claim_durable", if options.durable_claims { &*durable } else { &*asynchronous }),
-            ("durable", &*durable),
+            ("claim_durable", if options.durable_claims { durable.1 } else { &*asynchronous }),
             ("lock_timeout", LOCK_TIMEOUT),
-            ("wait", [BRIEFLY, LOCK_TIMEOUT, &*long][wait as usize]),
             ("completion_timeout", COMPLETION_TIMEOUT),
             ("grace_ms", &*PURGE_GRACE.as_millis().to_string()),
             ("counted", &*COUNTED.to_string()),
@@ -152,37 +160,8 @@ impl Statements {
     /// Returns the statement that reads rows with as much of their stored data.
     pub(super) fn read(&self, fetch: Fetch) -> &Arc<str> {
         match fetch {
-            Fetch::Nothing => &self.read,
-            Fetch::Digest => &self.read_digest,
+            Fetch::Nothing | Fetch::Digest => &self.read,
             Fetch::DigestAndResponse => &self.read_response,
-        }
-    }
-}
-
-/// A smaller table is read as fast as its index.
-const FEW_ROWS: u64 = 256;
-
-/// Has statements planned again whenever the number of rows that this adapter has written has doubled.
-///
-/// Postgres reuses the plan of a prepared statement until the table is analyzed. A plan that was made for
-/// a tiny table reads all rows, also after the table has grown. So the text of a statement has a generation in a
-/// comment: no setting of the session is needed, which PgBouncer would give to others. If other processes fill the
-/// table, autovacuum analyzes it after a minute.
-#[derive(Debug, Default)]
-pub(super) struct Replanner {
-    rows_written: AtomicU64,
-}
-
-impl Replanner {
-    pub(super) fn note_rows(&self, rows: usize) {
-        self.rows_written.fetch_add(rows.try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
-    }
-
-    /// Returns the statement with the comment of its generation.
-    pub(super) fn text(&self, sql: &Arc<str>) -> Arc<str> {
-        match (self.rows_written.load(Ordering::Relaxed) / FEW_ROWS).checked_ilog2() {
-            None => Arc::clone(sql),
-            Some(generation) => format!("{sql} /* {generation} */").into(),
         }
     }
 }
