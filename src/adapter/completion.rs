@@ -255,7 +255,7 @@ pub(crate) fn fault(error: &sqlx::Error) -> Fault {
 
 /// Begins a transaction in a task of its own: in sqlx up to 0.9.0, a dropped `BEGIN` leaves its connection in a
 /// transaction ([sqlx#4385](https://github.com/transact-rs/sqlx/issues/4385)). Closes connections that sqlx believes to
-/// be in a transaction, because no transaction begins on them.
+/// be in a transaction, and those in an aborted one: no transaction begins on them.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) async fn begin<DB: CompletionDatabase>(
     pool: &Pool<DB>,
@@ -265,18 +265,24 @@ pub(crate) async fn begin<DB: CompletionDatabase>(
     let (pool, statement) = (pool.clone(), DB::begin_statement(mark));
     let begin = async move {
         for _ in 0..pool.options().get_max_connections() {
-            match pool.begin_with(sqlx::AssertSqlSafe(statement.clone())).await {
-                Err(sqlx::Error::InvalidSavePointStatement) => {
-                    let leaked = pool.acquire().await?;
-                    if leaked.is_in_transaction() {
-                        // The connection is closed in any case.
-                        let _ = leaked.close().await;
-                    }
-                }
-                begun => return Ok((begun?, turn)),
+            let begun = pool.begin_with(sqlx::AssertSqlSafe(statement.clone())).await;
+            let is_aborted = begun.as_ref().is_err_and(is_of_an_aborted_transaction);
+            if !is_aborted && !matches!(begun, Err(sqlx::Error::InvalidSavePointStatement)) {
+                return Ok((begun?, turn));
+            }
+            let leaked = pool.acquire().await?;
+            if is_aborted || leaked.is_in_transaction() {
+                // The connection is closed in any case.
+                let _ = leaked.close().await;
             }
         }
         Err(sqlx::Error::PoolTimedOut)
     };
     tokio::spawn(begin).await.unwrap_or(Err(sqlx::Error::WorkerCrashed))
+}
+
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+fn is_of_an_aborted_transaction(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
+    code.is_some_and(|code| code == "25P02")
 }
