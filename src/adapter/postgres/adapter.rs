@@ -82,10 +82,10 @@ impl PostgresAdapter {
 
     /// Returns an adapter over a pool of yours, on the database that your service uses anyway.
     ///
-    /// [Batches](PostgresOptions::connections) have connections of their own, with the pool's hooks and connect options,
-    /// which are closed with the pool. So claims of the other ledgers, purges and `forget` take no connection of yours;
-    /// transactions, the other calls of operators and stored responses do. [`close`](MaintenanceAdapter::close) leaves
-    /// the pool open. For the size of the pool, see [Connections](crate::guide::production#connections).
+    /// The adapter has [connections](PostgresOptions::connections) of its own, with the pool's hooks and connect options,
+    /// which are closed with the pool. So only transactions of handlers take a connection of yours.
+    /// [`close`](MaintenanceAdapter::close) leaves the pool open. For the size of the pool, see
+    /// [Connections](crate::guide::production#connections).
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
         Self::with_options(pool, PostgresOptions::new())

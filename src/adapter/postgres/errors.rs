@@ -76,10 +76,9 @@ pub(super) fn is_broken(error: &sqlx::Error) -> bool {
     }
 }
 
-/// Returns `true` if a statement needs another connection. One of the user's may be in a transaction that has failed
-/// (25P02): in sqlx up to 0.9.0 a dropped `begin` leaves its connection in a transaction.
+/// Returns `true` if a statement needs another connection.
 pub(super) fn is_gone(error: &sqlx::Error) -> bool {
-    is_broken(error) || is_read_only(error) || has_code(error, &["25P02"])
+    is_broken(error) || is_read_only(error)
 }
 
 /// Returns the error of an abandoned statement.

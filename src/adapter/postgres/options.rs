@@ -96,7 +96,8 @@ impl PostgresOptions {
     /// past that, claims are refused.
     ///
     /// The connections are beside the pool, with its options. While batches take longer than 500 ms, up to as many more
-    /// are opened, because the others may have fallen silent. A connection is opened when a batch needs it.
+    /// are opened, because the others may have fallen silent. Calls that wait for a locked row have as many, and purges,
+    /// calls of operators and reads of stored responses have four. A connection is opened when it is needed.
     ///
     /// 0 is invalid.
     pub fn connections(mut self, connections: usize) -> Self {

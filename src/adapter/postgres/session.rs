@@ -33,7 +33,7 @@ use super::super::sql::store::{Common, READING_RESPONSE, SqlStore};
 use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
 use super::completion::completion;
-use super::connections::{Fetched, Place, Source};
+use super::connections::{Fetched, Place};
 use super::errors::{is_locked, is_row_error, is_timed_out, store_error};
 use super::params::{
     Bind, Bound, Uuid, bind_claim, bind_data, bind_rows, by_key, key_hash, read_row, uuids,
@@ -370,7 +370,7 @@ impl<'c> Session<'c> {
             return bind(query(sql)).fetch_all(&mut **connection).await;
         }
         let bound = self.store.options.statement_timeout;
-        let fetched = self.store.connections.fetch(Source::Lane, bound, sql, bind).await;
+        let fetched = self.store.connections.fetch(bound, sql, bind).await;
         if let Some(place) = &mut self.place {
             place.is_lost |= fetched.as_ref().is_err_and(is_timed_out);
         }

@@ -9,7 +9,7 @@ use sqlx::{AssertSqlSafe, Row as _};
 
 use super::super::sql::call::Kind;
 use super::super::sql::store::Common;
-use super::connections::{Connections, Source};
+use super::connections::{Connections, Fetched};
 use super::errors::{is_timed_out, store_error};
 use super::options::{PostgresOptions, may_be_plain_text};
 use super::params::Bind;
@@ -111,7 +111,7 @@ impl PostgresStore {
         if lock_timeout.is_some() && self.common.has_table() {
             return Ok(());
         }
-        let found = self.fetch(Source::Lane, &self.find, &|query| query).await.map_err(fault)?;
+        let found = self.fetch(1, &self.find, &|query| query).await.map_err(fault)?;
         let found = found.first().ok_or(sqlx::Error::RowNotFound).map_err(fault)?;
         let found = self.found(found)?;
         // Not for a call: a claim needs no index.
@@ -132,7 +132,7 @@ impl PostgresStore {
         }
         if !is_current {
             let sql = create_sql(&found.name);
-            let mut session = self.connections.get(Source::Lane).await.map_err(fault)?;
+            let mut session = self.connections.get().await.map_err(fault)?;
             // One message: if the call is dropped, the server still commits all of it or nothing.
             let sql = AssertSqlSafe(migration(sql, lock_timeout));
             let migrate = |connection| sqlx::raw_sql(sql).execute(connection);
@@ -156,7 +156,7 @@ impl PostgresStore {
         if !may_be_plain_text(&options) || self.has_checked_encryption.load(Ordering::Relaxed) {
             return;
         }
-        let rows = self.fetch(Source::Lane, &statements.encrypted, &|query| query).await;
+        let rows = self.fetch(1, &statements.encrypted, &|query| query).await;
         let Ok(rows) = rows else { return };
         let is_plain = matches!(rows.first().map(|row| row.try_get(0)), Some(Ok(false)));
         if !self.has_checked_encryption.swap(true, Ordering::Relaxed) && is_plain {
@@ -192,18 +192,34 @@ impl PostgresStore {
     }
 
     async fn version(&self, statements: &Statements) -> Result<i32, sqlx::Error> {
-        let version = self.fetch(Source::Lane, &statements.version, &|query| query).await?;
+        let version = self.fetch(1, &statements.version, &|query| query).await?;
         version.first().map_or(Ok(0), |row| row.try_get(0))
     }
 
-    /// Runs one statement, which is its own transaction. Returns its rows.
+    /// Runs one statement beside the batches, for as many times the usual bound. It is its own transaction. Returns its
+    /// rows.
     pub(super) async fn fetch(
         &self,
-        source: Source,
+        times: u32,
         sql: &Arc<str>,
         bind: Bind<'_>,
     ) -> Result<Vec<PgRow>, sqlx::Error> {
-        let bound = self.options.statement_timeout;
-        Ok(self.connections.fetch(source, bound, sql, bind).await?.rows)
+        Ok(self.fetch_once(times, sql, bind).await?.rows)
+    }
+
+    /// The same, for a statement that may not be repeated after a lost reply.
+    pub(super) async fn fetch_once(
+        &self,
+        times: u32,
+        sql: &Arc<str>,
+        bind: Bind<'_>,
+    ) -> Result<Fetched, sqlx::Error> {
+        let mut place = self.connections.others.place().await;
+        // Dropped here, the server may still run the statement.
+        place.is_lost = true;
+        let bound = self.options.statement_timeout.saturating_mul(times);
+        let fetched = self.connections.fetch(bound, sql, bind).await;
+        place.is_lost = fetched.as_ref().is_err_and(is_timed_out);
+        fetched
     }
 }

@@ -126,7 +126,7 @@ pub(in crate::adapter) trait SqlStore: Send + Sync + 'static {
     /// Reads a row with its response, where a write would see it.
     ///
     /// Responses are large, and a batch has many callers. So a batch reads at most digests, and each caller reads its own
-    /// response afterwards, on a connection of the pool, whose size bounds how many read at once.
+    /// response afterwards. The store bounds how many read at once.
     fn read_response(
         &self,
         key: &DedupKey,
