@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{HeaderMap, Request, Response, StatusCode};
 use sqlx::postgres::PgPoolOptions;
-use sqlx::{Connection, PgConnection, SqliteConnection};
+use sqlx::{Connection, PgConnection, PgPool, SqliteConnection};
 use tower::Layer;
 use tower::util::BoxCloneService;
 use tower_dedup::adapter::contract::{

@@ -32,7 +32,7 @@ use super::super::sql::call::Kind;
 use super::super::sql::statement::query;
 use super::errors::{is_broken, is_conflict, is_gone, is_read_only, is_timed_out, timed_out};
 use super::params::Bind;
-use super::statements::TAG;
+use super::statements::{Replanner, TAG};
 use crate::observe;
 
 /// How long a test of an idle connection may take.
@@ -127,6 +127,7 @@ pub(super) struct Connections {
     pub(super) alone: Places,
     pub(super) others: Places,
     pub(super) migration: Places,
+    pub(super) replanner: Replanner,
 }
 
 /// The rows that a statement returned.
@@ -163,7 +164,8 @@ impl Connections {
             .connect_lazy_with((*pool.connect_options()).clone());
         let [batches, alone, others, migration] = [most, most, OTHERS, 1].map(Places::new);
         let (idle, most) = (Mutex::default(), most.saturating_add(OTHERS));
-        Self { pool, private, idle, most, batches, alone, others, migration }
+        let replanner = Replanner::default();
+        Self { pool, private, idle, most, batches, alone, others, migration, replanner }
     }
 
     pub(super) async fn get(&self) -> Result<BoundedConnection<'_>, sqlx::Error> {
@@ -256,6 +258,7 @@ impl Connections {
         sql: &Arc<str>,
         bind: Bind<'_>,
     ) -> Result<Fetched, sqlx::Error> {
+        let sql = &self.replanner.text(sql);
         let mut pauses = repeats();
         let mut lost = None;
         loop {

@@ -289,6 +289,9 @@ impl<'c> Session<'c> {
             Kind::Check => return Ok(rows.iter().map(|_| None).collect()),
         };
         let returned = self.send_write(kind, sql, &|query| bind_rows(query, kind, rows)).await?;
+        if kind.is_claim() {
+            self.store.connections.replanner.note_rows(returned.len());
+        }
         let written = by_key(rows, &returned, |index, row| {
             Ok(Some(match kind {
                 Kind::Complete => completed_reply(row, rows[index].token().into())?,

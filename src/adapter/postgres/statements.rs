@@ -30,6 +30,7 @@
 //! versions that were read come last. `get` and `forget` take one key.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::super::inspect::PURGE_GRACE;
 use super::super::sql::inspection::{COUNTED, PORTION};
@@ -162,6 +163,37 @@ impl Statements {
         match fetch {
             Fetch::Nothing | Fetch::Digest => &self.read,
             Fetch::DigestAndResponse => &self.read_response,
+        }
+    }
+}
+
+/// A smaller table is read as fast as its index.
+const FEW_ROWS: u64 = 256;
+
+/// Has statements planned again whenever the number of rows that this adapter has written has doubled.
+///
+/// On Postgres 15, after 300,000 rows, plans that were made for the empty table took 66 ms for a renewal, 82 ms for a claim
+/// that passes over held rows and 197 ms for a take, in place of less than 1 ms.
+///
+/// Postgres reuses the plan of a prepared statement until the table is analyzed. A plan that was made for
+/// a tiny table reads all rows, also after the table has grown. So the text of a statement has a generation in a
+/// comment: no setting of the session is needed, which PgBouncer would give to others. If other processes fill the
+/// table, autovacuum analyzes it after a minute.
+#[derive(Debug, Default)]
+pub(super) struct Replanner {
+    rows_written: AtomicU64,
+}
+
+impl Replanner {
+    pub(super) fn note_rows(&self, rows: usize) {
+        self.rows_written.fetch_add(rows.try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Returns the statement with the comment of its generation.
+    pub(super) fn text(&self, sql: &Arc<str>) -> Arc<str> {
+        match (self.rows_written.load(Ordering::Relaxed) / FEW_ROWS).checked_ilog2() {
+            None => Arc::clone(sql),
+            Some(generation) => format!("{sql} /* {generation} */").into(),
         }
     }
 }

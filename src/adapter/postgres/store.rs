@@ -220,6 +220,9 @@ impl PostgresStore {
         let bound = self.options.statement_timeout.saturating_mul(times);
         let fetched = self.connections.fetch(bound, sql, bind).await;
         place.is_lost = fetched.as_ref().is_err_and(is_timed_out);
+        if fetched.is_ok() {
+            self.connections.others.has_ended(place.kind);
+        }
         fetched
     }
 }
