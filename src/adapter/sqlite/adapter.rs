@@ -99,7 +99,7 @@ impl SqliteAdapter {
     /// Returns an adapter over a pool of yours, on the file that your service uses anyway.
     ///
     /// The pool's settings stay as they are: see [Your own pool](#your-own-pool). Renewals need a connection too.
-    /// [`close`](MaintenanceAdapter::close) leaves the pool open.
+    /// [`close`](crate::adapter::inspect::MaintenanceAdapter::close) leaves the pool open.
     #[must_use]
     pub fn new(pool: SqlitePool) -> Self {
         Self::with_options(pool, SqliteOptions::new())
