@@ -1,21 +1,28 @@
 //! For the command and the tests of this repository. Not a part of the API: every version may change it.
 
-#[cfg(feature = "testing")]
+#[cfg(any(feature = "postgres", feature = "sqlite", feature = "testing"))]
 use std::sync::Arc;
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-use crate::adapter::Identifier;
+use tokio_util::sync::CancellationToken;
+
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use crate::adapter::Purging;
 #[cfg(feature = "redis")]
 use crate::adapter::RedisAdapter;
 #[cfg(feature = "testing")]
 use crate::adapter::TransactionAdapter;
 #[cfg(feature = "testing")]
 use crate::adapter::contract::DedupAdapter;
+#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+use crate::adapter::contract::StoredResponse;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use crate::adapter::inspect::MaintenanceAdapter;
 #[cfg(feature = "postgres")]
 use crate::adapter::{PostgresAdapter, PostgresOptions};
 #[cfg(feature = "sqlite")]
 use crate::adapter::{SqliteAdapter, SqliteOptions};
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
 use crate::error::Error;
 #[cfg(feature = "testing")]
 use crate::key::{KeyExtractor, KeyPart};
@@ -43,14 +50,14 @@ pub const SQLITE_SCHEMA_VERSION: i64 = SqliteAdapter::SCHEMA_VERSION;
 /// Returns the schema, if it is set, and the table.
 #[cfg(feature = "postgres")]
 #[must_use]
-pub fn postgres_table(options: &PostgresOptions) -> (Option<&str>, &Identifier) {
+pub fn postgres_table(options: &PostgresOptions) -> (Option<&str>, &str) {
     (options.schema_name(), options.table_name())
 }
 
 /// Returns the table.
 #[cfg(feature = "sqlite")]
 #[must_use]
-pub fn sqlite_table(options: &SqliteOptions) -> &Identifier {
+pub fn sqlite_table(options: &SqliteOptions) -> &str {
     options.table_name()
 }
 
@@ -91,4 +98,59 @@ pub fn on_arrival(adapter: impl DedupAdapter) -> Arc<OnArrival> {
 #[cfg(feature = "testing")]
 pub fn transactional(adapter: impl TransactionAdapter) -> Arc<Transactional> {
     Arc::new(Transactional::new(Arc::new(adapter)))
+}
+
+/// Returns the headers of a stored response as the stores of this crate hold them.
+#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+#[must_use]
+pub fn stored_headers(response: &StoredResponse) -> String {
+    response.headers_json()
+}
+
+/// Reads a stored response from the parts that the stores of this crate hold.
+///
+/// # Errors
+///
+/// The status or the headers are unreadable.
+#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+pub fn stored_response(status: i64, headers: &str, body: Vec<u8>) -> Result<StoredResponse, Error> {
+    StoredResponse::from_stored(status, headers, body)
+}
+
+/// Returns the options with smaller bounds of the queue: how many calls a batch takes, and how many wait.
+#[cfg(feature = "postgres")]
+#[must_use]
+pub fn with_postgres_bounds(
+    options: PostgresOptions,
+    batch: usize,
+    waiting: usize,
+) -> PostgresOptions {
+    options.with_bounds(batch, waiting)
+}
+
+/// Returns the options with smaller bounds of the queue: how many calls a batch takes, and how many wait.
+#[cfg(feature = "sqlite")]
+#[must_use]
+pub fn with_sqlite_bounds(options: SqliteOptions, batch: usize, waiting: usize) -> SqliteOptions {
+    options.with_bounds(batch, waiting)
+}
+
+/// Purges as the SQL adapters do in the background, until it is dropped.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub async fn purge(purging: Purging, adapter: Arc<impl MaintenanceAdapter>) {
+    purging.run(|| Some(Arc::clone(&adapter)), CancellationToken::new()).await;
+}
+
+/// Returns the statements of the adapter by the names of their files, for tests of their plans.
+#[cfg(all(feature = "postgres", feature = "testing"))]
+#[must_use]
+pub fn postgres_statements(adapter: &PostgresAdapter) -> Vec<(&'static str, Arc<str>)> {
+    adapter.statements()
+}
+
+/// Returns the statements of the adapter by the names of their files, for tests of their plans.
+#[cfg(all(feature = "sqlite", feature = "testing"))]
+#[must_use]
+pub fn sqlite_statements(adapter: &SqliteAdapter) -> Vec<(&'static str, Arc<str>)> {
+    adapter.statements()
 }

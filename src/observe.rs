@@ -142,22 +142,26 @@ pub use describe::{describe_metrics, metrics_buckets};
 pub use endings::DedupAnswer;
 pub(crate) use endings::Outcome;
 pub(crate) use meters::{Meters, MetersByNamespace, pending_write};
+#[cfg(feature = "memory")]
+pub(crate) use records::nearly_full;
 #[cfg(feature = "verify")]
 pub(crate) use records::not_verified;
 pub(crate) use records::{
     background_claimed, background_completed, background_failed, background_refused,
     background_released, chain, claim_missing, lease_lost, mismatch, mode_changed, orphaned_panic,
-    purge_failed, purge_failed_again, purged, response_not_stored, same_body, same_event,
-    short_retention, small_body_limit, takeover, unprotected, unsigned_id,
+    response_not_stored, same_body, same_event, short_retention, small_body_limit, takeover,
+    unprotected, unsigned_id,
 };
 #[cfg(feature = "axum")]
 pub(crate) use records::{commit_failed, rejected};
-#[cfg(feature = "memory")]
-pub(crate) use records::nearly_full;
 #[cfg(feature = "postgres")]
 pub(crate) use records::{lane_restarted, not_encrypted};
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) use records::{purge_failed, purge_failed_again, purged};
 #[cfg(feature = "redis")]
 pub(crate) use records::{redis_hides_its_policy, redis_is_unfit, store_loss_suspected};
 #[cfg(feature = "sqlite")]
-pub(crate) use records::{sqlite_is_not_durable, sqlite_is_not_in_wal_mode, sqlite_table_is_gone};
-pub(crate) use store::{StoreSpan, set_last_purge, table};
+pub(crate) use records::{sqlite_is_not_durable, sqlite_is_not_in_wal_mode};
+pub(crate) use store::StoreSpan;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) use store::{set_last_purge, table};

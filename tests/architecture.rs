@@ -56,7 +56,7 @@ const LEVELS: &[(&str, Levels)] = &[
             &["terms", "replies"],
             &["contract"],
             &["inspect"],
-            &["purging", "transaction"],
+            &["transaction"],
             &["sql"],
             &["memory", "sqlite", "postgres", "redis"],
             &["connect"],

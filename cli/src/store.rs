@@ -212,7 +212,7 @@ impl Postgres {
         // Without a name, which fails behind some poolers before `doctor` can say so.
         let facts = sqlx::query_scalar(include_str!("sql/facts.sql"))
             .persistent(false)
-            .bind(table.as_str())
+            .bind(table)
             .bind(schema);
         let facts: String = facts.fetch_one(connection).await?;
         let unreadable = |error| Failure::new(REFUSED, format!("reading the facts: {error}"));
@@ -300,7 +300,7 @@ impl Sqlite {
         let tables = sqlx::query_scalar(
             "SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name IN (?1, ?1 || '_schema')",
         );
-        let tables: i64 = tables.bind(table.as_str()).fetch_one(&mut *connection).await?;
+        let tables: i64 = tables.bind(table).fetch_one(&mut *connection).await?;
         if tables != 2 {
             return Ok(TableState::Missing);
         }

@@ -159,20 +159,17 @@ pub trait Sealed {}
 /// A database of sqlx in which [`Delivery::begin`](crate::Delivery::begin) begins a transaction.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub trait CompletionDatabase: Database<Connection: CompletionConnection> + Sealed {
-    /// Waits until a transaction may begin, and returns the right to it.
-    #[doc(hidden)]
-    fn turn(
-        database: CompletedIn,
-        pool: &Pool<Self>,
-    ) -> impl Future<Output = Result<Self::Turn, Error>> + Send;
-
-    /// Returns `true` for completions in this kind of database.
-    #[doc(hidden)]
-    fn is_of(database: &CompletedIn) -> bool;
-
     /// The right to a transaction, which is held to its end.
     #[doc(hidden)]
     type Turn: Send + Sync + 'static;
+
+    /// Waits until a transaction may begin, and returns the right to it. None if the store completes its events in
+    /// another kind of database.
+    #[doc(hidden)]
+    fn turn(
+        database: Option<CompletedIn>,
+        pool: &Pool<Self>,
+    ) -> impl Future<Output = Result<Option<Self::Turn>, Error>> + Send;
 
     /// Returns the statement that begins a transaction with this mark.
     #[doc(hidden)]
@@ -186,15 +183,7 @@ pub trait CompletionConnection: Connection + Sealed {
     #[doc(hidden)]
     fn still_within(&mut self) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
-    /// Executes a statement with one text parameter. Returns how many rows it wrote or returned.
-    #[doc(hidden)]
-    fn run(
-        &mut self,
-        sql: &Arc<str>,
-        parameter: &str,
-    ) -> impl Future<Output = Result<u64, sqlx::Error>> + Send;
-
-    /// Returns `true` if the query returns a row.
+    /// Executes a statement with one text parameter. Returns `true` if it returns a row.
     #[doc(hidden)]
     fn finds(
         &mut self,
@@ -266,7 +255,7 @@ pub(crate) fn fault(error: &sqlx::Error) -> Fault {
 
 /// Begins a transaction in a task of its own: in sqlx up to 0.9.0, a dropped `BEGIN` leaves its connection in a
 /// transaction ([sqlx#4385](https://github.com/transact-rs/sqlx/issues/4385)). Closes connections that sqlx believes to
-/// be in a transaction, because no transaction begins on them.
+/// be in a transaction, and those in an aborted one: no transaction begins on them.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) async fn begin<DB: CompletionDatabase>(
     pool: &Pool<DB>,
@@ -276,18 +265,24 @@ pub(crate) async fn begin<DB: CompletionDatabase>(
     let (pool, statement) = (pool.clone(), DB::begin_statement(mark));
     let begin = async move {
         for _ in 0..pool.options().get_max_connections() {
-            match pool.begin_with(sqlx::AssertSqlSafe(statement.clone())).await {
-                Err(sqlx::Error::InvalidSavePointStatement) => {
-                    let leaked = pool.acquire().await?;
-                    if leaked.is_in_transaction() {
-                        // The connection is closed in any case.
-                        let _ = leaked.close().await;
-                    }
-                }
-                begun => return Ok((begun?, turn)),
+            let begun = pool.begin_with(sqlx::AssertSqlSafe(statement.clone())).await;
+            let is_aborted = begun.as_ref().is_err_and(is_of_an_aborted_transaction);
+            if !is_aborted && !matches!(begun, Err(sqlx::Error::InvalidSavePointStatement)) {
+                return Ok((begun?, turn));
+            }
+            let leaked = pool.acquire().await?;
+            if is_aborted || leaked.is_in_transaction() {
+                // The connection is closed in any case.
+                let _ = leaked.close().await;
             }
         }
         Err(sqlx::Error::PoolTimedOut)
     };
     tokio::spawn(begin).await.unwrap_or(Err(sqlx::Error::WorkerCrashed))
+}
+
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+fn is_of_an_aborted_transaction(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
+    code.is_some_and(|code| code == "25P02")
 }

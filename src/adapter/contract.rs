@@ -15,7 +15,7 @@
 //! 7. A store that cannot answer returns an [`Error`]. It never guesses.
 //!
 //! A third party implements [`DedupAdapter`] for layers, and
-//! [`MaintenanceAdapter`](super::inspect::MaintenanceAdapter) for the purger and for operators. The conformance
+//! [`MaintenanceAdapter`](super::inspect::MaintenanceAdapter) for operators and purges. The conformance
 //! suite (feature `conformance`) tests both.
 
 use std::future::Future;

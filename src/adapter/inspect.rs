@@ -12,7 +12,7 @@ use super::stored::StoredData;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
-/// The calls of operators and of the purger to a store.
+/// The calls of operators to a store, and purges.
 ///
 /// A reference to a `dyn MaintenanceAdapter` coerces to a `dyn DedupAdapter`, so
 /// [`connect`](super::connect) returns an adapter for layers and for maintenance.

@@ -29,7 +29,6 @@ pub mod inspect;
 mod memory;
 #[cfg(feature = "postgres")]
 mod postgres;
-mod purging;
 #[cfg(feature = "redis")]
 mod redis;
 mod replies;
@@ -50,9 +49,8 @@ pub use connect::connect;
 pub use memory::MemoryAdapter;
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresAdapter, PostgresOptions};
-pub use purging::{Purger, Purging};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub use sql::{Batching, Identifier};
+pub use sql::Purging;
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteAdapter, SqliteOptions};
 pub(crate) use terms::{EventTypes, Payloads};

@@ -4,9 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
-
-use crate::error::{Error, ErrorKind};
+use http::{HeaderMap, StatusCode};
 
 /// The stored data that a duplicate carries.
 ///
@@ -77,43 +75,6 @@ impl StoredResponse {
     pub const fn new(status: StatusCode, headers: HeaderMap, body: Bytes) -> Self {
         Self { status, headers, body }
     }
-
-    /// Returns the headers as text, for a store: a JSON array of pairs of strings.
-    ///
-    /// A value that is not UTF-8 is left out; the layer stores no response with such a value.
-    #[must_use]
-    pub fn headers_json(&self) -> String {
-        let pairs: Vec<(&str, &str)> = self
-            .headers
-            .iter()
-            .filter_map(|(name, value)| {
-                Some((name.as_str(), std::str::from_utf8(value.as_bytes()).ok()?))
-            })
-            .collect();
-        // Pairs of strings always serialize.
-        serde_json::to_string(&pairs).unwrap_or_default()
-    }
-
-    /// Makes a response of the parts that a store holds.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Corrupt`] if the status or the headers are unreadable.
-    pub fn from_stored(status: i64, headers_json: &str, body: Vec<u8>) -> Result<Self, Error> {
-        const CONTEXT: &str = "reading a stored response";
-        let corrupt = || Error::new(ErrorKind::Corrupt, CONTEXT);
-        let status = u16::try_from(status).ok().and_then(|code| StatusCode::from_u16(code).ok());
-        let pairs: Vec<(String, String)> =
-            serde_json::from_str(headers_json).map_err(|error| corrupt().with_source(error))?;
-        let mut headers = HeaderMap::with_capacity(pairs.len());
-        for (name, value) in pairs {
-            let name = name.parse::<HeaderName>().map_err(|error| corrupt().with_source(error))?;
-            let value = HeaderValue::from_bytes(value.as_bytes())
-                .map_err(|error| corrupt().with_source(error))?;
-            headers.append(name, value);
-        }
-        Ok(Self::new(status.ok_or_else(corrupt)?, headers, body.into()))
-    }
 }
 
 impl fmt::Debug for StoredResponse {
@@ -127,25 +88,84 @@ impl fmt::Debug for StoredResponse {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// The form of a stored response in the stores of this crate.
+#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+mod form {
+    use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
-    #[test]
-    fn response_comes_back_as_it_was_stored() {
-        let mut headers = HeaderMap::new();
-        headers.append("content-type", HeaderValue::from_static("text/xml"));
-        headers.append("link", HeaderValue::from_static("<a>"));
-        headers.append("link", HeaderValue::from_bytes("<\u{e9}>\t\"b\"".as_bytes()).unwrap());
-        let stored =
-            StoredResponse::new(StatusCode::CREATED, headers, Bytes::from_static(b"\0\xff"));
-        let again = StoredResponse::from_stored(201, &stored.headers_json(), b"\0\xff".to_vec());
-        assert_eq!(again.unwrap(), stored);
-        for (status, headers) in [(20, "[]"), (200, "{}"), (200, r#"[["a b","c"]]"#)] {
-            let corrupt = StoredResponse::from_stored(status, headers, Vec::new()).unwrap_err();
-            assert_eq!(corrupt.kind(), ErrorKind::Corrupt, "{status} {headers}");
+    use super::StoredResponse;
+    use crate::error::{Error, ErrorKind};
+
+    impl StoredResponse {
+        /// Returns the headers as a JSON array of pairs of strings. A value that is not UTF-8 is left out; the layer stores no
+        /// response with such a value.
+        pub(crate) fn headers_json(&self) -> String {
+            let pairs: Vec<(&str, &str)> = self
+                .headers
+                .iter()
+                .filter_map(|(name, value)| {
+                    Some((name.as_str(), std::str::from_utf8(value.as_bytes()).ok()?))
+                })
+                .collect();
+            // Pairs of strings always serialize.
+            serde_json::to_string(&pairs).unwrap_or_default()
+        }
+
+        /// Makes a response of the parts that a store holds. The error is [`ErrorKind::Corrupt`] if the status or the headers
+        /// are unreadable.
+        pub(crate) fn from_stored(
+            status: i64,
+            headers_json: &str,
+            body: Vec<u8>,
+        ) -> Result<Self, Error> {
+            const CONTEXT: &str = "reading a stored response";
+            let corrupt = || Error::new(ErrorKind::Corrupt, CONTEXT);
+            let status =
+                u16::try_from(status).ok().and_then(|code| StatusCode::from_u16(code).ok());
+            let pairs: Vec<(String, String)> =
+                serde_json::from_str(headers_json).map_err(|error| corrupt().with_source(error))?;
+            let mut headers = HeaderMap::with_capacity(pairs.len());
+            for (name, value) in pairs {
+                let name =
+                    name.parse::<HeaderName>().map_err(|error| corrupt().with_source(error))?;
+                let value = HeaderValue::from_bytes(value.as_bytes())
+                    .map_err(|error| corrupt().with_source(error))?;
+                headers.append(name, value);
+            }
+            Ok(Self::new(status.ok_or_else(corrupt)?, headers, body.into()))
         }
     }
+
+    #[cfg(test)]
+    mod tests {
+        use bytes::Bytes;
+
+        use super::*;
+
+        #[test]
+        fn response_comes_back_as_it_was_stored() {
+            let mut headers = HeaderMap::new();
+            headers.append("content-type", HeaderValue::from_static("text/xml"));
+            headers.append("link", HeaderValue::from_static("<a>"));
+            headers.append("link", HeaderValue::from_bytes("<\u{e9}>\t\"b\"".as_bytes()).unwrap());
+            let stored =
+                StoredResponse::new(StatusCode::CREATED, headers, Bytes::from_static(b"\0\xff"));
+            let again =
+                StoredResponse::from_stored(201, &stored.headers_json(), b"\0\xff".to_vec());
+            assert_eq!(again.unwrap(), stored);
+            for (status, headers) in [(20, "[]"), (200, "{}"), (200, r#"[["a b","c"]]"#)] {
+                let corrupt = StoredResponse::from_stored(status, headers, Vec::new()).unwrap_err();
+                assert_eq!(corrupt.kind(), ErrorKind::Corrupt, "{status} {headers}");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
 
     #[test]
     fn debug_output_of_a_response_shows_no_content() {

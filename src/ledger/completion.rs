@@ -67,8 +67,7 @@ impl Delivery {
         let writes = self.writes()?;
         // It names the database.
         let database = writes.completion(&[], None)?.own.database;
-        let database = database.filter(DB::is_of).ok_or_else(CommitError::other_database)?;
-        let turn = DB::turn(database, pool).await?;
+        let turn = DB::turn(database, pool).await?.ok_or_else(CommitError::other_database)?;
         let (transaction, turn) = begin(pool, &writes.mark(), turn).await?;
         Ok(DedupTx { transaction, event: self.clone(), is_early: false, _turn: turn })
     }
@@ -104,7 +103,7 @@ impl Delivery {
         connection: &mut C,
     ) -> Result<(), CommitError> {
         let completion = self.completion()?;
-        let ran = connection.run(completion.shared_sql(), completion.parameter()).await;
+        let ran = connection.finds(completion.shared_sql(), completion.parameter()).await;
         self.noting_refusal(ran.map(drop).map_err(CommitError::from))
     }
 
@@ -273,19 +272,19 @@ impl<DB: CompletionDatabase> DedupTx<DB> {
     async fn write(&mut self, is_last: bool) -> Result<(), CommitError> {
         let Some(completion) = self.completion()? else { return Ok(()) };
         let (event, connection) = (&self.event, &mut *self.transaction);
-        let (sql, parameter) = match &completion.own.lean {
-            Some((sql, parameter)) if is_last => (sql, &**parameter),
-            _ => (completion.shared_sql(), completion.parameter()),
+        let lean = completion.own.lean.as_ref().filter(|_| is_last);
+        let (sql, parameter) = match lean {
+            Some((sql, parameter)) => (sql, &**parameter),
+            None => (completion.shared_sql(), completion.parameter()),
         };
         let written = async {
             connection
                 .still_within()
                 .await
                 .map_err(|error| CommitError::new(CommitErrorKind::Refused, error))?;
-            match connection.run(sql, parameter).await? {
-                0 => Err(CommitError::refused()),
-                _ => Ok(()),
-            }
+            let is_written = connection.finds(sql, parameter).await?;
+            // The other statement refuses by an error.
+            if lean.is_none() || is_written { Ok(()) } else { Err(CommitError::refused()) }
         };
         event.noting_refusal(written.await)
     }

@@ -204,17 +204,20 @@ records! {
     }
 
     /// expired keys were deleted
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
     #[count(keys; "tower_dedup_purged_total")]
     fn purged(keys: u64) {
         debug!("purged", keys);
     }
 
     /// a round of a purge failed, and the round before it did not
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
     fn purge_failed(error: &Error) {
         warn!("purging failed; it is tried again", error = chain(error));
     }
 
     /// a further round failed
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
     fn purge_failed_again(error: &Error) {
         debug!("purging failed; it is tried again", error = chain(error));
     }
@@ -259,11 +262,6 @@ records! {
     #[cfg(feature = "memory")]
     fn nearly_full() {
         warn!("nearly full: the memory store has reached four fifths of its capacity");
-    }
-
-    #[cfg(feature = "sqlite")]
-    fn sqlite_table_is_gone(table: &str) {
-        warn!("the table of the SQLite store is gone, and its keys with it: it is made again", table);
     }
 
     #[cfg(feature = "sqlite")]

@@ -76,12 +76,14 @@ impl StoreSpan {
 }
 
 /// Reports that a round of a purge has succeeded, or that the first one is still to come.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) fn set_last_purge() {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     meter!(gauge set now.as_secs_f64(); "tower_dedup_last_purge_timestamp_seconds");
 }
 
 /// Reports the keys of a store by state, the time since the oldest lapsed lease lapsed, and the bytes of the table.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) fn table(
     rows: [(&'static str, u64); 5],
     oldest_lapsed: Option<Duration>,

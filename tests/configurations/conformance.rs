@@ -10,10 +10,9 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
 use sqlx::{Connection, PgConnection, SqlitePool};
 use tempfile::TempDir;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
-use tower_dedup::adapter::{
-    Batching, MemoryAdapter, PostgresAdapter, PostgresOptions, SqliteAdapter,
-};
+use tower_dedup::adapter::{MemoryAdapter, PostgresAdapter, PostgresOptions, SqliteAdapter};
 use tower_dedup::conformance::{SharedStore, Store};
+use tower_dedup::internals::with_postgres_bounds;
 
 use super::adapters::{Memory, Postgres, Sqlite, connect_in, everything, inspection, shift, url};
 use super::redis_stores::{RedisCluster, RedisReplicated, RedisSentinel};
@@ -143,7 +142,7 @@ impl Store for Single {
     type Adapter = PostgresAdapter;
 
     async fn create() -> Self {
-        let options = PostgresOptions::new().batching(Batching::new().lanes(8).max_batch_keys(1));
+        let options = with_postgres_bounds(PostgresOptions::new().connections(8), 1, 16_384);
         Self(Postgres::over(options, connect_in).await)
     }
 

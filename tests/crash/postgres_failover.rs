@@ -21,7 +21,8 @@ use tokio::task::JoinHandle;
 use tower::Layer;
 use tower::util::BoxCloneSyncService;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, CompleteReply, DedupAdapter, Token};
-use tower_dedup::adapter::{Batching, PostgresAdapter, PostgresOptions};
+use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
+use tower_dedup::internals::with_postgres_bounds;
 use tower_dedup::{DedupLayer, OnInFlight, ResponseBody};
 
 use super::postgres_demoted::looks;
@@ -397,8 +398,7 @@ async fn writes_of_a_role_that_does_not_wait_for_the_standby_wait_for_it() {
     for setting in ["local", "off"] {
         let pool = pool_of(&url, 8, setting);
         let adapter = PostgresAdapter::new(pool.clone());
-        let batching = Batching::new().lanes(8).max_batch_keys(1);
-        let options = PostgresOptions::new().batching(batching);
+        let options = with_postgres_bounds(PostgresOptions::new().connections(8), 1, 16_384);
         let single = PostgresAdapter::with_options(pool.clone(), options);
         let key = |name: &str| dedup_key(&format!("{setting} {name}"));
         let (batched, one, undone, open, user) =

@@ -60,7 +60,8 @@ fn tests_of_each_guard_exist() {
         let from_suite = fails.contains("conformance::");
         let (sources, words) = texts.entry((binary, from_suite)).or_insert_with(|| {
             let mut sources = match binary {
-                "lib" | "shuttle" => text_of("src"),
+                "lib" => text_of("src"),
+                "queue" => text_of("tests/protocol/queue"),
                 _ => text_of(&format!("tests/{binary}")),
             };
             if from_suite {

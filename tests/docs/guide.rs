@@ -16,7 +16,7 @@ use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
 };
 use tower_dedup::adapter::inspect::{ForgetReply, ListFilter, MaintenanceAdapter};
-use tower_dedup::adapter::{Identifier, PostgresAdapter, PostgresOptions, SqliteAdapter};
+use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, SqliteAdapter};
 use tower_dedup::{CommitError, DedupKey, DedupLayer, Delivery, key};
 
 use crate::support::cluster::until_true;
@@ -129,7 +129,7 @@ async fn guide_privileges_are_enough() {
         PgPoolOptions::new().max_connections(4).connect_lazy_with(options)
     };
     let adapter = |pool: PgPool| {
-        let options = PostgresOptions::new().schema(Identifier::new("webhooks").unwrap());
+        let options = PostgresOptions::new().schema("webhooks");
         PostgresAdapter::with_options(pool, options)
     };
     run(&mut admin, sql("TO migrator")).await;

@@ -13,6 +13,7 @@ use tower_dedup::adapter::contract::{
     Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, StoreFuture, Token,
 };
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
+use tower_dedup::internals::purge;
 use tower_dedup::ledger::OnArrival;
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{DedupKey, DedupLayer, Error, ErrorKind, OnUnavailable};
@@ -593,11 +594,6 @@ async fn extreme_settings_do_no_harm() {
         .retention(Duration::from_nanos(1))
         .on_in_flight(tower_dedup::OnInFlight::Wait(Duration::ZERO));
     assert_eq!(send(&least.layer(handler.service()), request("c")).await.status(), 200);
-    let (least, most) = (Duration::from_millis(1), Duration::from_secs(365 * 86_400));
-    for (every, keys) in [(least, 1), (most, u32::MAX)] {
-        let purging = Purging::new().every(every).keys_per_statement(keys);
-        purging.spawn(Arc::clone(&store)).stop().await;
-    }
     store.get_ref().advance(Duration::MAX);
     store.get_ref().advance(Duration::MAX);
     assert_eq!(send(&service, request("d")).await.status(), 200);
@@ -625,7 +621,7 @@ async fn pending_writes_are_bounded() {
     assert_eq!(send(&service, request("a")).await.status(), 200);
 }
 
-/// The purger goes on after errors, hangs and panics, and ends when it is stopped.
+/// The task of SQL adapters goes on after errors, hangs and panics.
 #[tokio::test(start_paused = true)]
 async fn purger_goes_on_after_the_store_fails() {
     let store = store();
@@ -637,7 +633,7 @@ async fn purger_goes_on_after_the_store_fails() {
     store.get_ref().advance(Duration::from_secs(7_200));
     store.set(StoreCall::Purge, Fault::Fail);
     let purging = Purging::new().every(Duration::from_millis(5)).keys_per_statement(100);
-    let purger = purging.spawn(Arc::clone(&store));
+    let purger = tokio::spawn(purge(purging, Arc::clone(&store)));
     for fault in [Fault::Panic, Fault::Hang, Fault::Fail] {
         let calls = store.calls(StoreCall::Purge);
         // A statement that hangs ends after 30 s.
@@ -658,10 +654,7 @@ async fn purger_goes_on_after_the_store_fails() {
         }
     };
     tokio::time::timeout(Duration::from_secs(100), emptied).await.expect("purged");
-    purger.stop().await;
-    let calls = store.calls(StoreCall::Purge);
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    assert_eq!(store.calls(StoreCall::Purge), calls, "stopped");
+    purger.abort();
 }
 
 /// *Completed* about an event that never ran would end the search for it.

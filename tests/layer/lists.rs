@@ -10,7 +10,8 @@ use tower_dedup::adapter::contract::{
     Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, StoreFuture,
 };
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
-use tower_dedup::adapter::{Batching, MemoryAdapter, SqliteAdapter, SqliteOptions};
+use tower_dedup::adapter::{MemoryAdapter, SqliteAdapter, SqliteOptions};
+use tower_dedup::internals::with_sqlite_bounds;
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{DedupKey, DedupLayer, Error, ErrorKind, OnInFlight};
 
@@ -84,7 +85,7 @@ async fn key_that_cannot_be_completed_delays_no_other_key_of_its_list() {
 #[tokio::test]
 async fn list_that_is_longer_than_the_queue_waits_for_room() {
     let dir = tempfile::tempdir().unwrap();
-    let options = SqliteOptions::new().batching(Batching::new().max_queued_keys(50));
+    let options = with_sqlite_bounds(SqliteOptions::new(), 1_024, 50);
     let store = SqliteAdapter::connect_with(&sqlite_url(dir.path()), options).await.unwrap();
     let handler = Handler::default();
     let service = DedupLayer::new(by_word(), store).layer(handler.service());

@@ -1,4 +1,4 @@
-//! The purger: start of its rounds, and counts.
+//! How SQL adapters purge in the background: start of the rounds, and counts.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -8,10 +8,12 @@ use std::time::Duration;
 
 use metrics_util::debugging::DebuggingRecorder;
 use tokio::sync::Notify;
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
+use tower_dedup::adapter::Purging;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, StoreFuture};
 use tower_dedup::adapter::inspect::{Entry, ForgetReply, MaintenanceAdapter, Stats};
-use tower_dedup::adapter::{Purger, Purging};
+use tower_dedup::internals::purge;
 use tower_dedup::{DedupKey, Error, ErrorKind};
 
 use crate::observe::measured;
@@ -90,8 +92,8 @@ fn purging() -> Purging {
     Purging::new().every(INTERVAL).keys_per_statement(100)
 }
 
-fn purger(store: &Arc<Scripted>) -> Purger {
-    purging().spawn(Arc::clone(store))
+fn purger(store: &Arc<Scripted>) -> JoinHandle<()> {
+    tokio::spawn(purge(purging(), Arc::clone(store)))
 }
 
 fn pauses(begun_at: &[Instant]) -> Vec<f64> {
@@ -110,7 +112,7 @@ async fn the_first_round_starts_within_a_minute_and_the_next_after_the_interval(
         firsts.push(first);
         let pause = pauses(&begun)[0];
         assert!((539.0..=661.0).contains(&pause), "{pause}");
-        purger.stop().await;
+        purger.abort();
     }
     // Purgers that start together do not purge together.
     firsts.sort_by(f64::total_cmp);
@@ -120,10 +122,10 @@ async fn the_first_round_starts_within_a_minute_and_the_next_after_the_interval(
 #[tokio::test(start_paused = true)]
 async fn the_first_round_starts_within_a_short_interval() {
     let (store, started) = (Scripted::new([]), Instant::now());
-    let purger = purging().every(Duration::from_secs(2)).spawn(Arc::clone(&store));
+    let purger = tokio::spawn(purge(purging().every(Duration::from_secs(2)), Arc::clone(&store)));
     let begun = store.portions(1).await;
     assert!(begun[0] - started <= Duration::from_secs(3));
-    purger.stop().await;
+    purger.abort();
 }
 
 #[tokio::test(start_paused = true)]
@@ -138,7 +140,7 @@ async fn a_failed_round_is_repeated_after_a_second_and_then_in_doubling_pauses()
         let expected = if at < 14 { expected } else { 600.0 };
         assert!((0.89 * expected..=1.12 * expected).contains(pause), "{at}: {pauses:?}");
     }
-    purger.stop().await;
+    purger.abort();
 }
 
 #[tokio::test(start_paused = true)]
@@ -151,19 +153,7 @@ async fn a_full_statement_is_repeated_at_once_and_one_that_is_not_full_ends_the_
         assert!((pause - expected).abs() < 0.1, "{pauses:?}");
     }
     assert!((541.0..=663.0).contains(&pauses[2]), "{pauses:?}");
-    // A stop does not wait for the pause.
-    purger.stop().await;
-}
-
-/// A store in memory never waits.
-#[tokio::test(start_paused = true)]
-async fn a_round_without_an_end_blocks_no_other_task_and_a_stop_ends_it() {
-    let full = (Duration::ZERO, Ok(100));
-    let store = Scripted::new(std::iter::repeat_n(full, 1_000_000));
-    let purger = purger(&store);
-    store.portions(10).await;
-    purger.stop().await;
-    assert!(store.portions(10).await.len() < 1_000);
+    purger.abort();
 }
 
 #[test]
@@ -182,22 +172,10 @@ fn rows_deleted_by_a_failing_round_are_counted() {
             ]);
             let purger = purger(&store);
             store.portions(5).await;
-            purger.stop().await;
+            purger.abort();
         });
     });
     let mut counted = measured(&recorder.snapshotter()).into_iter();
     let purged = counted.find(|((name, _), _)| name == "tower_dedup_purged_total");
     assert_eq!(purged.unwrap().1, 207.0);
-}
-
-#[tokio::test]
-async fn purger_with_an_invalid_setting_panics_when_it_is_spawned() {
-    for purging in [
-        purging().every(Duration::ZERO),
-        purging().every(Duration::MAX),
-        purging().keys_per_statement(0),
-    ] {
-        let spawn = || drop(purging.spawn(Arc::<Scripted>::default()));
-        assert!(std::panic::catch_unwind(spawn).is_err());
-    }
 }

@@ -8,9 +8,10 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, SqliteConnec
 use tempfile::TempDir;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{
-    Batching, MemoryAdapter, PostgresAdapter, PostgresOptions, Purging, RedisAdapter,
-    SqliteAdapter, SqliteOptions,
+    MemoryAdapter, PostgresAdapter, PostgresOptions, Purging, RedisAdapter, SqliteAdapter,
+    SqliteOptions,
 };
+use tower_dedup::internals::{with_postgres_bounds, with_sqlite_bounds};
 
 use super::support::postgres::Schema;
 use super::support::redis::{command, connection, fresh_prefix, keys_of, shared, with_prefix};
@@ -61,10 +62,10 @@ impl Backend for Memory {
     }
 }
 
-/// How the adapters of a backend batch: large batches, and small batches in several lanes.
-pub(crate) fn batching() -> [Batching; 2] {
-    [Batching::new(), Batching::new().lanes(3).max_batch_keys(3)]
-}
+/// How many calls a batch of each adapter of a backend takes: two adapters with large and with small batches.
+pub(crate) const BATCHES: [usize; 2] = [1_024, 3];
+/// How many calls may wait.
+const WAITING: usize = 16_384;
 
 pub(crate) struct File {
     adapters: Vec<Arc<SqliteAdapter>>,
@@ -73,13 +74,14 @@ pub(crate) struct File {
 }
 
 impl File {
-    pub(crate) async fn new(batching: impl IntoIterator<Item = Batching>) -> Self {
+    pub(crate) async fn new(batches: impl IntoIterator<Item = usize>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("dedup.db");
         let mut adapters = Vec::new();
-        for batching in batching {
+        for batch in batches {
             let url = format!("sqlite://{}", path.display());
-            let options = SqliteOptions::new().batching(batching).purging(Purging::off());
+            let options = SqliteOptions::new().purging(Purging::off());
+            let options = with_sqlite_bounds(options, batch, WAITING);
             let adapter = SqliteAdapter::connect_with(&url, options).await.unwrap();
             adapter.migrate().await.unwrap();
             adapters.push(Arc::new(adapter));
@@ -114,11 +116,12 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    pub(crate) async fn new(batching: impl IntoIterator<Item = Batching>) -> Self {
+    pub(crate) async fn new(batches: impl IntoIterator<Item = usize>) -> Self {
         let schema = Schema::fresh();
         let mut adapters = Vec::new();
-        for batching in batching {
-            let options = PostgresOptions::new().batching(batching).purging(Purging::off());
+        for batch in batches {
+            let options = PostgresOptions::new().connections(3).purging(Purging::off());
+            let options = with_postgres_bounds(options, batch, WAITING);
             let adapter = PostgresAdapter::connect_with(&schema.url(), options).await.unwrap();
             adapter.migrate().await.unwrap();
             adapters.push(Arc::new(adapter));

@@ -19,7 +19,7 @@ use std::cell::RefCell;
 use std::fmt::Debug;
 use std::future::Future;
 
-use backends::{Backend, File, Memory, Redis, Server, batching};
+use backends::{BATCHES, Backend, File, Memory, Redis, Server};
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
 
@@ -82,12 +82,12 @@ fn memory_in_shards_follows_the_contract() {
 
 #[test]
 fn sqlite_follows_the_contract() {
-    follows(400, File::new(batching()));
+    follows(400, File::new(BATCHES));
 }
 
 #[test]
 fn postgres_follows_the_contract() {
-    follows(400, Server::new(batching()));
+    follows(400, Server::new(BATCHES));
 }
 
 #[test]
@@ -102,12 +102,12 @@ fn memory_is_linearizable() {
 
 #[test]
 fn sqlite_is_linearizable() {
-    is_explained(1_000, File::new(batching()));
+    is_explained(1_000, File::new(BATCHES));
 }
 
 #[test]
 fn postgres_is_linearizable() {
-    is_explained(1_000, Server::new(batching()));
+    is_explained(1_000, Server::new(BATCHES));
 }
 
 #[test]

@@ -11,9 +11,7 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, PgConnection};
 use tempfile::TempDir;
 use tower_dedup::adapter::contract::Completion;
-use tower_dedup::adapter::{
-    Identifier, MemoryAdapter, PostgresAdapter, PostgresOptions, SqliteAdapter,
-};
+use tower_dedup::adapter::{MemoryAdapter, PostgresAdapter, PostgresOptions, SqliteAdapter};
 use tower_dedup::conformance::{HandlerTransaction, SharedStore, Store, Transactional};
 use tower_dedup::{BoxError, DedupKey};
 
@@ -152,7 +150,7 @@ impl Postgres {
         connect: impl AsyncFnOnce(&Schema, PostgresOptions) -> PostgresAdapter,
     ) -> Self {
         let schema = Schema::fresh();
-        let options = options.schema(Identifier::new(schema.name()).unwrap());
+        let options = options.schema(schema.name());
         let adapter = connect(&schema, options).await;
         adapter.migrate().await.unwrap();
         Self { adapter: Arc::new(adapter), schema }

@@ -8,7 +8,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
 use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
 use tower_dedup::adapter::inspect::{ListFilter, MaintenanceAdapter};
-use tower_dedup::adapter::{Identifier, PostgresAdapter, PostgresOptions};
+use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
 use tower_dedup::{DedupKey, ErrorKind};
 
 use crate::support::effects::complete_in;
@@ -75,11 +75,11 @@ async fn claim_is_released_however_long_a_statement_may_run() {
 async fn many_connections_create_the_schema_at_once() {
     for _ in 0..5 {
         let schema = Schema::fresh();
-        let name = Identifier::new(&format!("{}_new", schema.name())).unwrap();
+        let name = format!("{}_new", schema.name());
         let all = (0..8).map(|_| {
             let (name, database) = (name.clone(), schema.database_url().to_owned());
             tokio::spawn(async move {
-                let options = PostgresOptions::new().schema(name);
+                let options = PostgresOptions::new().schema(&name);
                 let adapter = PostgresAdapter::connect_with(&database, options).await.unwrap();
                 adapter.claim(&dedup_key("a"), &on_claim(&terms())).await.unwrap()
             })
@@ -120,8 +120,7 @@ async fn migration_that_failed_is_retried() {
 #[tokio::test]
 async fn schema_created_by_the_user_works() {
     let schema = Schema::fresh();
-    let (name, table) = (schema.name(), Identifier::new("order").unwrap());
-    let options = PostgresOptions::new().table(table).schema(Identifier::new(name).unwrap());
+    let options = PostgresOptions::new().table("order").schema(schema.name());
     let pool = pool(schema.database_url()).await;
     let adapter = PostgresAdapter::with_options(pool.clone(), options);
     for statement in adapter.schema_sql() {
@@ -145,7 +144,15 @@ async fn connect_that_fails_reports_it_without_the_url() {
     let error = error.map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(!format!("{error:?}").contains("hidden"), "{error:?}");
-    assert!(Identifier::new("a.b").is_err());
+    for options in [PostgresOptions::new().table("a.b"), PostgresOptions::new().schema("a\"b")] {
+        let pool = PgPoolOptions::new().connect_lazy("postgres://127.0.0.1:1/db").unwrap();
+        let adapter = PostgresAdapter::with_options(pool, options);
+        let calls =
+            [adapter.claim(&dedup_key("a"), &terms()).await.map(drop), adapter.migrate().await];
+        for error in calls.map(Result::unwrap_err) {
+            assert_eq!(error.kind(), ErrorKind::Config, "{error:?}");
+        }
+    }
 }
 
 /// A duplicate writes nothing, so it never waits for a disk.

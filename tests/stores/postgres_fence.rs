@@ -11,7 +11,7 @@ use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
 };
 use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter, PURGE_GRACE};
-use tower_dedup::adapter::{Batching, PostgresAdapter, PostgresOptions, Purging};
+use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, Purging};
 
 use crate::support::dedup_key;
 use crate::support::postgres::Schema;
@@ -44,7 +44,7 @@ impl World {
         let schema = Schema::fresh();
         let options = || {
             // A statement may be late for longer than the test takes.
-            let options = PostgresOptions::new().batching(Batching::new().lanes(100));
+            let options = PostgresOptions::new().connections(100);
             let options = options.purging(Purging::off());
             options.statement_timeout(MINUTE)
         };

@@ -9,6 +9,7 @@ use tower_dedup::ErrorKind;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::{ForgetReply, KeyState, ListFilter, MaintenanceAdapter};
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, Purging};
+use tower_dedup::internals::postgres_statements;
 
 use crate::support::postgres::{Schema, create_partitions};
 use crate::support::{claim_all, dedup_key, sorted_keys, terms};
@@ -239,7 +240,6 @@ async fn a_list_of_a_large_table_has_every_key_once() {
 /// A claim, a purge and a list read a part of the table, whatever the planner knows of their parameters.
 #[tokio::test]
 async fn plans_are_index_scans() {
-    const STATEMENTS: &str = include_str!("../../src/adapter/postgres/sql/golden.txt");
     for (partitions, plans) in [(0, "auto"), (0, "force_generic_plan"), (4, "auto")] {
         let table = Table::new(partitions).await;
         table.fill("evt_", 60_000).await;
@@ -265,8 +265,8 @@ async fn plans_are_index_scans() {
                 &["_pkey"],
             ),
         ] {
-            let (_, sql) = STATEMENTS.split_once(&format!("-- {name}\n")).unwrap();
-            let (sql, _) = sql.split_once(";\n").unwrap();
+            let statements = postgres_statements(&table.adapter);
+            let (_, sql) = statements.iter().find(|(named, _)| *named == name).unwrap();
             let prepare = format!("PREPARE the_{name} ({parameters}) AS {sql}");
             sqlx::raw_sql(AssertSqlSafe(prepare)).execute(&mut *connection).await.unwrap();
             let explain = format!("EXPLAIN EXECUTE the_{name} ({arguments})");

@@ -46,8 +46,9 @@ async fn server_in_another_language_changes_no_reply() {
     assert!(error.contains("existiert nicht"), "the server speaks German: {error}");
     let adapter = PostgresAdapter::with_options(pool.clone(), PostgresOptions::new());
     lock_that_is_not_ours_is_in_flight(&adapter, &pool).await;
-    // The code also identifies a table that is missing.
     pool.execute("DROP TABLE webhook_deliveries, webhook_deliveries_schema").await.unwrap();
+    assert_eq!(adapter.stats().await.unwrap_err().kind(), ErrorKind::Refused);
+    adapter.migrate().await.unwrap();
     assert_eq!(rows(&adapter).await, 0);
 }
 

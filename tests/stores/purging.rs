@@ -11,11 +11,13 @@ use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, SqliteConnection};
 use sqlx::{PgPool, SqlitePool};
 use tokio::runtime::{Handle, Runtime};
+use tower_dedup::ErrorKind;
 use tower_dedup::adapter::contract::{CallTerms, Token};
 use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter, PURGE_GRACE};
 use tower_dedup::adapter::{
     PostgresAdapter, PostgresOptions, Purging, SqliteAdapter, SqliteOptions,
 };
+use tower_dedup::internals::purge;
 
 use crate::support::log::Log;
 use crate::support::postgres::{Schema, Server};
@@ -140,6 +142,27 @@ fn adapters_purge_by_default() {
 }
 
 #[tokio::test]
+async fn invalid_purging_is_the_error_of_every_call() {
+    let place = Place::Schema(Schema::fresh());
+    let Place::Schema(schema) = &place else { unreachable!() };
+    let pool = PgPool::connect(&schema.url()).await.unwrap();
+    let (least, most) = (Duration::from_millis(1), Duration::from_secs(365 * 86_400));
+    for (every, keys, is_valid) in [
+        (least, 1, true),
+        (most, u32::MAX, true),
+        (least / 2, 1, false),
+        (most + least, 1, false),
+        (least, 0, false),
+    ] {
+        let purging = Purging::new().every(every).keys_per_statement(keys);
+        let options = PostgresOptions::new().purging(purging);
+        let called = PostgresAdapter::with_options(pool.clone(), options).stats().await;
+        let kind = called.map_err(|error| error.kind()).err();
+        assert_eq!(kind, (!is_valid).then_some(ErrorKind::Config), "{every:?} {keys}");
+    }
+}
+
+#[tokio::test]
 async fn adapter_without_a_call_and_adapter_with_purging_off_delete_nothing() {
     for place in Place::all() {
         place.fill(5).await;
@@ -220,7 +243,7 @@ fn replicas_and_a_purger_purge_one_table_without_errors() {
                     replicas.push(replica);
                 }
                 let purging = often().keys_per_statement(50);
-                let purger = purging.spawn(Arc::clone(&replicas[0]));
+                let purger = tokio::spawn(purge(purging, Arc::new(Arc::clone(&replicas[0]))));
                 for id in 0..200 {
                     let key = dedup_key(&format!("evt_{id}"));
                     let (terms, replica) = (terms(), &replicas[id % 4]);
@@ -229,7 +252,7 @@ fn replicas_and_a_purger_purge_one_table_without_errors() {
                     assert_eq!(replica.forget(&key).await.unwrap(), ForgetReply::Removed);
                 }
                 place.is_purged().await;
-                purger.stop().await;
+                purger.abort();
                 for replica in replicas {
                     replica.close().await;
                 }

@@ -11,9 +11,8 @@ use tempfile::TempDir;
 use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, StoredResponse, Token,
 };
-use tower_dedup::adapter::{
-    Batching, PostgresAdapter, PostgresOptions, SqliteAdapter, SqliteOptions,
-};
+use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, SqliteAdapter, SqliteOptions};
+use tower_dedup::internals::{with_postgres_bounds, with_sqlite_bounds};
 use tower_dedup::{DedupKey, Error, ErrorKind};
 
 use crate::support::postgres::Schema;
@@ -24,30 +23,32 @@ fn pool(schema: &Schema) -> PgPool {
 }
 
 pub(super) async fn postgres(schema: &Schema) -> PostgresAdapter {
-    postgres_with(schema, Batching::new()).await
+    postgres_with(schema, PostgresOptions::new()).await
 }
 
 pub(super) async fn sqlite(dir: &TempDir) -> SqliteAdapter {
-    sqlite_with(dir, Batching::new()).await
+    sqlite_with(dir, SqliteOptions::new()).await
 }
 
-pub(super) async fn postgres_with(schema: &Schema, batching: Batching) -> PostgresAdapter {
-    let options = PostgresOptions::new().batching(batching);
+pub(super) async fn postgres_with(schema: &Schema, options: PostgresOptions) -> PostgresAdapter {
     let adapter = PostgresAdapter::connect_with(&schema.url(), options).await.unwrap();
     adapter.migrate().await.unwrap();
     adapter
 }
 
-pub(super) async fn sqlite_with(dir: &TempDir, batching: Batching) -> SqliteAdapter {
-    let options = SqliteOptions::new().batching(batching);
+pub(super) async fn sqlite_with(dir: &TempDir, options: SqliteOptions) -> SqliteAdapter {
     let adapter = SqliteAdapter::connect_with(&sqlite_url(dir.path()), options).await.unwrap();
     adapter.migrate().await.unwrap();
     adapter
 }
 
 /// Room for eight rows that wait.
-pub(super) fn few() -> Batching {
-    Batching::new().max_queued_keys(8)
+pub(super) fn few_on_postgres() -> PostgresOptions {
+    with_postgres_bounds(PostgresOptions::new(), 1_024, 8)
+}
+
+pub(super) fn few_on_sqlite() -> SqliteOptions {
+    with_sqlite_bounds(SqliteOptions::new(), 1_024, 8)
 }
 
 /// Runs all calls at once, each in a task.
@@ -117,7 +118,7 @@ async fn refused_row_fails_only_its_caller_on_sqlite() {
 #[tokio::test]
 async fn waiting_rows_are_bounded_on_sqlite() {
     let dir = tempfile::tempdir().unwrap();
-    let adapter = sqlite_with(&dir, few()).await;
+    let adapter = sqlite_with(&dir, few_on_sqlite()).await;
     let claims = (0..50).map(|at| claim(adapter.clone(), format!("o{at}"), terms()));
     // One task makes all calls, so nothing is sent before the last one.
     let claimed = join_all(claims).await;
@@ -144,7 +145,7 @@ async fn waiting_rows_are_bounded_on_sqlite() {
 #[tokio::test]
 async fn running_events_go_on_while_the_queue_is_full_on_postgres() {
     let schema = Schema::fresh();
-    let adapter = postgres_with(&schema, few()).await;
+    let adapter = postgres_with(&schema, few_on_postgres()).await;
     let at_once = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
     let held = dedup_key("held");
     assert_eq!(adapter.claim(&held, &at_once).await.unwrap(), ClaimReply::first(1, false));

@@ -12,14 +12,14 @@ use tower_dedup::ErrorKind;
 use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter, RenewReply};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 
-use super::queue::{few, postgres, sqlite_with};
+use super::queue::{few_on_sqlite, postgres, sqlite_with};
 use crate::support::postgres::Schema;
 use crate::support::{dedup_key, polled, terms};
 
 #[tokio::test]
 async fn dropped_caller_is_not_sent_on_sqlite() {
     let dir = tempfile::tempdir().unwrap();
-    let adapter = sqlite_with(&dir, few()).await;
+    let adapter = sqlite_with(&dir, few_on_sqlite()).await;
     for round in 0..20 {
         let gone: Vec<_> = (0..4).map(|at| dedup_key(&format!("gone-{round}-{at}"))).collect();
         for key in &gone {
@@ -37,7 +37,7 @@ async fn dropped_caller_is_not_sent_on_sqlite() {
 #[tokio::test]
 async fn dropped_caller_takes_no_room_on_sqlite() {
     let dir = tempfile::tempdir().unwrap();
-    let adapter = sqlite_with(&dir, few()).await;
+    let adapter = sqlite_with(&dir, few_on_sqlite()).await;
     for round in 0..20 {
         for at in 0..8 {
             let gone = dedup_key(&format!("gone-{round}-{at}"));

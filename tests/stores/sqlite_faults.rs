@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use http::{Request, Response, StatusCode};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions};
-use sqlx::{AssertSqlSafe, Connection, SqlitePool};
+use sqlx::{AssertSqlSafe, SqlitePool};
 use tower::Layer;
 use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
@@ -17,7 +17,6 @@ use super::sqlite::File;
 use crate::support::{Body, FIRST, by_header, dedup_key, on_claim, request, send, terms};
 
 const SHORT: Duration = Duration::from_millis(100);
-const HOUR: Duration = Duration::from_secs(3_600);
 
 impl File {
     /// A pool of the user, on a file with a table of the user.
@@ -151,27 +150,17 @@ async fn unpolled_call_delays_no_other_call() {
 }
 
 #[tokio::test]
-async fn dropped_table_is_created_again_by_the_call_that_misses_it() {
+async fn dropped_table_is_an_error_until_it_is_made_again() {
     let file = File::new();
     let adapter = SqliteAdapter::with_options(file.pool(2).await, SqliteOptions::new());
     let key = dedup_key("a");
+    assert_eq!(adapter.claim(&key, &on_claim(&terms())).await.unwrap(), FIRST);
     let drop_it = "DROP TABLE webhook_deliveries; DROP TABLE webhook_deliveries_schema";
+    sqlx::raw_sql(drop_it).execute(&mut file.connection().await).await.unwrap();
+    assert!(adapter.claim(&key, &on_claim(&terms())).await.is_err());
+    adapter.purge(10).await.unwrap_err();
+    adapter.migrate().await.unwrap();
     assert_eq!(adapter.claim(&key, &on_claim(&terms())).await.unwrap(), FIRST);
-    let mut other = file.connection().await;
-    sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
-    assert_eq!(adapter.claim(&key, &on_claim(&terms())).await.unwrap(), FIRST);
-    sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
-    let claimed = adapter.claim(&key, &terms()).await.unwrap();
-    assert_eq!(claimed, ClaimReply::first(1, false));
-    sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
-    assert_eq!(adapter.purge(10).await.unwrap(), 0);
-    sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
-    assert_eq!(adapter.get(&key).await.unwrap(), None);
-    sqlx::raw_sql(drop_it).execute(&mut other).await.unwrap();
-    let mut tx = other.begin_with("BEGIN IMMEDIATE").await.unwrap();
-    let first = adapter.record_in(&mut tx, &key, HOUR).await.unwrap();
-    assert_eq!(first, FIRST);
-    tx.commit().await.unwrap();
     let again = adapter.claim(&key, &on_claim(&terms())).await.unwrap();
     assert!(matches!(again, ClaimReply::Duplicate(_)), "{again:?}");
 }

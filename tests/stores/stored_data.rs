@@ -8,14 +8,14 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{HeaderMap, Request, Response, StatusCode};
 use sqlx::postgres::PgPoolOptions;
-use sqlx::{Connection, PgConnection, SqliteConnection};
+use sqlx::{Connection, PgConnection, PgPool, SqliteConnection};
 use tower::Layer;
 use tower::util::BoxCloneService;
 use tower_dedup::adapter::contract::{
     ClaimReply, CompleteReply, DedupAdapter, Fetch, StoredData, StoredResponse,
 };
 use tower_dedup::adapter::inspect::{ListFilter, MaintenanceAdapter};
-use tower_dedup::adapter::{Batching, PostgresAdapter, PostgresOptions, SqliteAdapter};
+use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, SqliteAdapter};
 use tower_dedup::{DedupLayer, Error, ErrorKind, OnUnavailable, Replay, ResponseBody};
 
 use super::queue::{postgres, sqlite};
@@ -163,17 +163,32 @@ async fn sqlite_column_that_does_not_decode_fails_only_the_callers_of_its_row() 
     }
 }
 
-/// The pool has no connection left, so that no response can be read.
+/// Makes stored responses wait for the lock 7 when they are read: the table is a view then.
+async fn hold_responses(pool: &PgPool) {
+    let columns = "key, version, namespace, id, token, lease_until, attempts, takeover, first_seen_at, \
+         completed_at, expires_at, event_type, payload_sha256, response_status, response_headers";
+    let sql = format!(
+        "ALTER TABLE webhook_deliveries RENAME TO base; \
+         CREATE FUNCTION held(body bytea) RETURNS bytea VOLATILE LANGUAGE plpgsql AS \
+         'BEGIN PERFORM pg_advisory_xact_lock_shared(7); RETURN body; END'; \
+         CREATE VIEW webhook_deliveries AS \
+         SELECT {columns}, held(response_body) AS response_body FROM base"
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(pool).await.unwrap();
+}
+
 #[tokio::test]
 async fn postgres_new_key_is_claimed_while_duplicates_wait_for_their_responses() {
     let schema = Schema::fresh();
     let pool = PgPoolOptions::new().max_connections(1).connect(&schema.url()).await.unwrap();
-    let options = PostgresOptions::new().batching(Batching::new().lanes(1));
+    let options = PostgresOptions::new().connections(1);
     let adapter = PostgresAdapter::with_options(pool.clone(), options);
     complete(&adapter).await;
+    hold_responses(&pool).await;
     // The second time, the adapter reads before it inserts.
     for round in 0..2 {
-        let taken = pool.acquire().await.unwrap();
+        let mut lock = PgConnection::connect(&schema.url()).await.unwrap();
+        sqlx::query("SELECT pg_advisory_lock(7)").execute(&mut lock).await.unwrap();
         let duplicates: Vec<_> = (0..KEYS)
             .map(|id| {
                 let adapter = adapter.clone();
@@ -188,7 +203,7 @@ async fn postgres_new_key_is_claimed_while_duplicates_wait_for_their_responses()
         let key = dedup_key(&format!("new {round}"));
         assert_eq!(adapter.claim(&key, &new).await.unwrap(), FIRST);
         assert!(duplicates.iter().all(|duplicate| !duplicate.is_finished()));
-        drop(taken);
+        lock.close().await.unwrap();
         for (id, duplicate) in duplicates.into_iter().enumerate() {
             let data = stored(&duplicate.await.unwrap()).unwrap();
             assert_eq!(data.response, Some(Arc::new(response(id))));
@@ -219,19 +234,20 @@ async fn postgres_response_that_is_slow_or_fails_is_503_even_if_the_layer_fails_
     let adapter = PostgresAdapter::new(pool.clone());
     let service = replays_and_fails_open(&adapter, &handler).await;
 
-    let mut connection = pool.acquire().await.unwrap();
-    let other = pool.acquire().await.unwrap();
+    hold_responses(&pool).await;
+    let mut connection = PgConnection::connect(&schema.url()).await.unwrap();
+    sqlx::query("SELECT pg_advisory_lock(7)").execute(&mut connection).await.unwrap();
     assert_eq!(send(&service, request("known")).await.status(), 503);
     assert_eq!(result(&send(&service, request("known")).await), Some("unavailable"));
-    drop(other);
-    let rename = "ALTER TABLE webhook_deliveries RENAME COLUMN response_body TO renamed";
-    sqlx::query(rename).execute(&mut *connection).await.unwrap();
+    sqlx::query("SELECT pg_advisory_unlock(7)").execute(&mut connection).await.unwrap();
+    let rename = "ALTER VIEW webhook_deliveries RENAME COLUMN response_body TO renamed";
+    sqlx::query(rename).execute(&mut connection).await.unwrap();
     assert_eq!(send(&service, request("known")).await.status(), 503);
     assert_eq!(handler.runs(), 1);
     // A store that has not found a duplicate fails open.
-    sqlx::query("DROP TABLE webhook_deliveries").execute(&mut *connection).await.unwrap();
+    sqlx::query("DROP VIEW webhook_deliveries").execute(&mut connection).await.unwrap();
     sqlx::query("CREATE VIEW webhook_deliveries AS SELECT 1 AS key")
-        .execute(&mut *connection)
+        .execute(&mut connection)
         .await
         .unwrap();
     assert_eq!(send(&service, request("known")).await.status(), 200);

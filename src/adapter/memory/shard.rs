@@ -8,7 +8,7 @@ use super::row::Row;
 use crate::error::{Error, ErrorKind};
 
 /// How many expired keys are removed for a new one. More than one, so that a store that is only
-/// written to stays clean without a purger.
+/// written to stays clean without a purge.
 const PURGED_PER_INSERT: usize = 2;
 /// An empty shard keeps memory for this many rows.
 const KEPT_ROWS: usize = 128;

@@ -1,7 +1,6 @@
-//! [`PostgresAdapter`]: its calls and its maintenance.
+//! [`PostgresAdapter`]: how it is made.
 
-use std::future::Future;
-use std::pin::Pin;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,22 +8,13 @@ use sqlx::postgres::{PgPool, PgPoolOptions};
 use sqlx::{ConnectOptions, Connection};
 use tokio::time::timeout;
 
-use super::super::completion::Completion;
-use super::super::contract::{Abilities, DedupAdapter, StoreFuture};
-use super::super::inspect::{Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats};
-use super::super::replies::{ClaimReply, CompleteReply, RenewReply};
-use super::super::sql::adapter::sql_adapter;
-use super::super::sql::call::{Kind, RowReply, missing_reply};
-use super::super::sql::responses::{READING_RESPONSE, add_response};
-use super::super::terms::CallTerms;
+use super::super::sql::store::{SqlAdapter, usable};
 use super::super::transaction::TransactionAdapter;
 use super::errors::{store_error, timed_out};
 use super::options::PostgresOptions;
-use super::params::key_hash;
-use super::schema::create_sql;
+use super::schema::{TableName, create_sql};
 use super::store::PostgresStore;
 use crate::error::Error;
-use crate::key::DedupKey;
 
 const CONNECTIONS: u32 = 10;
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -76,8 +66,8 @@ impl PostgresAdapter {
     ///
     /// Those of [`connect`](Self::connect), and [`ErrorKind::Config`](crate::ErrorKind::Config) for an invalid option.
     pub async fn connect_with(url: &str, options: PostgresOptions) -> Result<Self, Error> {
-        options.check()?;
         let (options, connect) = options.read_url(url)?;
+        options.check()?;
         // The pool would try until its time is up, and not say what was wrong.
         let first = timeout(ACQUIRE_TIMEOUT, connect.connect()).await;
         let first = first.unwrap_or_else(|_| Err(timed_out()));
@@ -92,10 +82,10 @@ impl PostgresAdapter {
 
     /// Returns an adapter over a pool of yours, on the database that your service uses anyway.
     ///
-    /// [Batches](PostgresOptions::batching) have connections of their own, with the pool's hooks and connect options,
-    /// which are closed with the pool. So claims of the other ledgers, purges and `forget` take no connection of yours;
-    /// transactions, the other calls of operators and stored responses do. [`close`](MaintenanceAdapter::close) leaves
-    /// the pool open. For the size of the pool, see [Connections](crate::guide::production#connections).
+    /// The adapter has [connections](PostgresOptions::connections) of its own, with the pool's hooks and connect options,
+    /// which are closed with the pool. So only transactions of handlers take a connection of yours.
+    /// [`close`](crate::adapter::inspect::MaintenanceAdapter::close) leaves the pool open. For the size of the pool, see
+    /// [Connections](crate::guide::production#connections).
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
         Self::with_options(pool, PostgresOptions::new())
@@ -114,55 +104,43 @@ impl PostgresAdapter {
     /// Returns the statements that [`migrate`](Self::migrate) runs, for your own migrations.
     #[must_use]
     pub fn schema_sql(&self) -> Vec<String> {
-        create_sql(&self.0.options.name)
+        create_sql(&TableName::of(&self.0.options))
     }
 
-    async fn claim_once(&self, key: &DedupKey, terms: &CallTerms) -> Result<ClaimReply, Error> {
-        let claimed = self.call(Kind::claim(terms), key, terms, RowReply::claimed).await?;
-        // Boxed, because most calls read nothing.
-        let read = || {
-            Box::pin(async {
-                let read = self.0.read_key(key_hash(key), terms.fetch()).await;
-                read.map_err(|error| store_error(READING_RESPONSE, error))
-            })
-        };
-        add_response(terms, claimed, read).await
+    #[cfg(feature = "testing")]
+    pub(crate) fn statements(&self) -> Vec<(&'static str, Arc<str>)> {
+        self.0.statements().by_name()
+    }
+
+    /// Makes the schema, if it does not exist. Many processes may call it at once.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Refused`](crate::ErrorKind::Refused) if the schema may not be made here,
+    /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) if the database cannot be reached or written;
+    /// the next call tries again.
+    pub async fn migrate(&self) -> Result<(), Error> {
+        usable(self)?.migrate().await
     }
 }
 
-sql_adapter!(PostgresAdapter, PostgresStore);
+impl SqlAdapter for PostgresAdapter {
+    type Store = PostgresStore;
 
-#[cfg(test)]
-mod tests {
-    use super::super::super::sql::statement::check_golden;
-    use super::super::schema::{TableName, migration};
-    use super::super::statements::{Statements, TAG, Wait, tagged};
-    use super::*;
+    fn of(store: Arc<PostgresStore>) -> Self {
+        Self(store)
+    }
 
-    #[test]
-    fn golden() {
-        let name = TableName::default();
-        let options = PostgresOptions::new();
-        let [statements, passing, _] = Statements::by_wait(&name, &options);
-        let durable = Statements::new(&name, &options.durable_claims(true), Wait::Briefly);
-        let (find, migration) = (tagged(&name.find()), migration(create_sql(&name), None));
-        let named = TableName { schema: Some("webhooks".to_owned()), ..name };
-        let create = create_sql(&named);
-        let mut all = statements.all();
-        assert!(all.iter().all(|(_, text)| text.starts_with(TAG)), "the server's log names each");
-        let differs = |(one, other): &(_, (_, &str))| {
-            let (_, text): (&str, &str) = *one;
-            text != other.1
-        };
-        let passing = all.iter().copied().zip(passing.all()).filter(differs);
-        let passing: Vec<_> = passing.map(|(_, passing)| passing).collect();
-        all.extend(passing);
-        all.extend([
-            ("claim_insert, durable", &*durable.claim_insert),
-            ("find", &*find),
-            ("migration", &*migration),
-            ("create_schema", &*create[0]),
-        ]);
-        check_golden("src/adapter/postgres/sql/golden.txt", &all);
+    fn store(&self) -> &Arc<PostgresStore> {
+        &self.0
+    }
+}
+
+impl TransactionAdapter for PostgresAdapter {}
+
+impl fmt::Debug for PostgresAdapter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut adapter = f.debug_struct("PostgresAdapter");
+        adapter.field("options", &self.0.options).finish_non_exhaustive()
     }
 }

@@ -12,43 +12,41 @@ use super::super::sql::completion::{completion_json, idle_ms};
 use super::super::sql::statement::query;
 use super::super::terms::CallTerms;
 use super::params::{Uuid, key_hash, retention_ms};
-use super::store::PostgresStore;
+use super::statements::Statements;
 use crate::error::Error;
 use crate::key::{DedupKey, hex};
 
-impl PostgresStore {
-    pub(super) fn completion(
-        &self,
-        keys: &[DedupKey],
-        terms: &CallTerms,
-        mark: Option<&str>,
-    ) -> Completion {
-        let statements = self.statements();
-        let retention = retention_ms(terms);
-        let json = |first| {
-            completion_json(
-                keys,
-                terms,
-                retention,
-                mark,
-                first,
-                |key, sha256| json!({ "key": Uuid::from(key_hash(key)).to_string(), "sha256": sha256 }),
-            )
-        };
-        let lean = match keys {
-            // The mark says that the caller counts the rows.
-            [only] if mark.is_some() && terms.stores_nothing_with(only) => {
-                let (key, token) = (Uuid::from(key_hash(only)), hex(terms.token().as_bytes()));
-                let text = format!("{key} {token} {retention} {}", idle_ms(terms));
-                Some((Arc::clone(&statements.completion_lean), text))
-            }
-            _ => None,
-        };
-        let check = Some(Arc::clone(&statements.completion_check));
-        Completion::new(Arc::clone(&statements.completion), json(false))
-            .with_first(json(true))
-            .with_own(Own { database: Some(CompletedIn::Postgres), lean, check })
-    }
+/// Makes the statement that completes these keys.
+pub(super) fn completion(
+    statements: &Statements,
+    keys: &[DedupKey],
+    terms: &CallTerms,
+    mark: Option<&str>,
+) -> Completion {
+    let retention = retention_ms(terms);
+    let json = |first| {
+        completion_json(
+            keys,
+            terms,
+            retention,
+            mark,
+            first,
+            |key, sha256| json!({ "key": Uuid::from(key_hash(key)).to_string(), "sha256": sha256 }),
+        )
+    };
+    let lean = match keys {
+        // The mark says that the caller counts the rows.
+        [only] if mark.is_some() && terms.stores_nothing_with(only) => {
+            let (key, token) = (Uuid::from(key_hash(only)), hex(terms.token().as_bytes()));
+            let text = format!("{key} {token} {retention} {}", idle_ms(terms));
+            Some((Arc::clone(&statements.completion_lean), text))
+        }
+        _ => None,
+    };
+    let check = Some(Arc::clone(&statements.completion_check));
+    Completion::new(Arc::clone(&statements.completion), json(false))
+        .with_first(json(true))
+        .with_own(Own { database: Some(CompletedIn::Postgres), lean, check })
 }
 
 impl Sealed for Postgres {}
@@ -56,12 +54,8 @@ impl Sealed for Postgres {}
 impl CompletionDatabase for Postgres {
     type Turn = ();
 
-    fn is_of(database: &CompletedIn) -> bool {
-        *database == CompletedIn::Postgres
-    }
-
-    async fn turn(_: CompletedIn, _: &PgPool) -> Result<(), Error> {
-        Ok(())
+    async fn turn(database: Option<CompletedIn>, _: &PgPool) -> Result<Option<()>, Error> {
+        Ok((database == Some(CompletedIn::Postgres)).then_some(()))
     }
 
     /// One message. A SELECT would forbid the handler's `SET TRANSACTION`.
@@ -76,10 +70,6 @@ impl CompletionConnection for PgConnection {
     /// The completion itself looks for the mark.
     async fn still_within(&mut self) -> Result<(), sqlx::Error> {
         Ok(())
-    }
-
-    async fn run(&mut self, sql: &Arc<str>, parameter: &str) -> Result<u64, sqlx::Error> {
-        Ok(query(sql).bind(parameter.to_owned()).execute(self).await?.rows_affected())
     }
 
     async fn finds(&mut self, sql: &Arc<str>, parameter: &str) -> Result<bool, sqlx::Error> {

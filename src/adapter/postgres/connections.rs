@@ -4,52 +4,54 @@
 //! firewall has forgotten the flow. sqlx sets no TCP keepalive and gives a statement no timeout, so
 //! the adapter sets the timeouts.
 //!
-//! 1. Batches use connections of the adapter's own, beside the user's pool. So do purges, `forget` and migrations:
-//!    nobody commits what is written in a transaction that the user has leaked. A private pool opens the connections,
-//!    with the hooks and the connect options of the user's: rotated credentials take effect. It holds none, because
-//!    sqlx takes a connection back by a task and a ping.
-//! 2. A statement that takes too long, or whose caller is dropped, is *abandoned*. Its connection is closed and not
-//!    pooled, and its outcome is unknown. The server may still run it: its session waits for a lock, until the server
-//!    notices that the client has gone; or for a disk or a standby. Nothing searches for such a session. Its [`Place`]
-//!    stays taken for [`FIRST`], and then each time twice as long until a statement of its kind writes. Otherwise each
-//!    call would leave one more session on the server.
-//! 3. After one connection has failed, the idle connections are suspect: those of the batches are closed.
-//!    If it fell silent or led to a standby, those of the user's pool are tested at once.
-//! 4. The connections end with the user's pool: the task that purges sees its end. Otherwise a database could not be dropped after its pool was
-//!    closed, as `#[sqlx::test]` does, while a handle to the adapter exists.
+//! 1. The adapter uses connections of its own, beside the user's pool: nobody commits what is written in a transaction that
+//!    the user has leaked. A private pool opens them, with the hooks and the connect options of the user's: rotated
+//!    credentials take effect. It holds none, because sqlx takes a connection back by a task and a ping.
+//! 2. A statement that takes too long, or whose caller is dropped, is *abandoned*. Its connection is closed, and its
+//!    outcome is unknown. The server may still run it: its session waits for a lock, until the server notices that the
+//!    client has gone; or for a disk or a standby. Nothing searches for such a session. Its [`Place`] stays taken for
+//!    [`FIRST`], and then each time twice as long until a statement of its kind writes. Otherwise each call would leave
+//!    one more session on the server.
+//! 3. After one connection has failed, the idle connections are suspect, and are closed.
+//! 4. The connections end with the user's pool: the task that purges sees its end. Otherwise a database could not be
+//!    dropped after its pool was closed, as `#[sqlx::test]` does, while a handle to the adapter exists.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use sqlx::pool::PoolConnection;
-use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, Postgres};
+use backon::{BackoffBuilder, ExponentialBuilder};
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgRow};
 use sqlx::{AssertSqlSafe, Connection, Row};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
 
 use super::super::sql::call::Kind;
-use super::errors::{is_gone, is_timed_out, timed_out};
-use super::statements::TAG;
+use super::super::sql::statement::query;
+use super::errors::{is_broken, is_conflict, is_gone, is_read_only, is_timed_out, timed_out};
+use super::params::Bind;
+use super::statements::{Replanner, TAG};
 use crate::observe;
 
 /// How long a test of an idle connection may take.
 const TEST: Duration = Duration::from_millis(500);
-/// How long a connection of the batches may be idle and not be tested.
+/// How long a connection may be idle and not be tested.
 const TEST_AFTER: Duration = Duration::from_secs(10);
 /// How long opening a connection may take, over all tries.
 const CONNECT: Duration = Duration::from_secs(2);
-/// How long a connection stays open that no batch needs.
+/// How long a connection stays open that nothing needs.
 const SURPLUS: Duration = Duration::from_secs(60);
 /// Ends the session of an abandoned statement on the server, whatever it waits for: its connection is closed. For the
 /// session, because a statement waits for the table's lock before it could set anything. A pooler may give the session
 /// to others, whom the setting does not disturb.
 const CHECK_CLIENT: &str = "SELECT set_config('client_connection_check_interval', '1s', false) \
      WHERE current_setting('client_connection_check_interval') = '0'";
-/// How long a connection may take to return to its pool.
-const RETURN_TIMEOUT: Duration = Duration::from_secs(5);
+/// How many statements run beside the batches: those of operators, purges, and reads of stored responses.
+const OTHERS: usize = 4;
+/// How often a statement is repeated that conflicted with another, or whose connection was gone.
+const REPEATS: usize = 6;
 /// How long the place of an abandoned statement stays taken at first, and at most.
 const FIRST: Duration = Duration::from_secs(10);
 const LONGEST: Duration = Duration::from_secs(60);
@@ -108,23 +110,8 @@ impl Drop for Place {
     }
 }
 
-/// Returns a connection to its pool, or closes it if it does not answer. A dropped connection returns too, but without a
-/// bound.
-fn return_to_pool(mut connection: PoolConnection<Postgres>) {
-    tokio::spawn(timeout(RETURN_TIMEOUT, connection.return_to_pool()));
-}
-
 fn lost_for(doubled: u32) -> Duration {
     FIRST.saturating_mul(1 << doubled.min(8)).min(LONGEST)
-}
-
-/// Where a statement runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Source {
-    /// A connection of the pool.
-    Pool,
-    /// A connection of the batches, beside the pool.
-    Lane,
 }
 
 /// The user's pool, and the connections that are beside it.
@@ -138,7 +125,16 @@ pub(super) struct Connections {
     pub(super) batches: Places,
     /// For calls that wait for a row, beside the batches.
     pub(super) alone: Places,
+    pub(super) others: Places,
     pub(super) migration: Places,
+    pub(super) replanner: Replanner,
+}
+
+/// The rows that a statement returned.
+pub(super) struct Fetched {
+    pub(super) rows: Vec<PgRow>,
+    /// An earlier try of the statement lost its reply: the rows may show what that try wrote.
+    pub(super) lost_reply: bool,
 }
 
 /// A connection beside the pool.
@@ -166,21 +162,19 @@ impl Connections {
             .max_lifetime(None)
             .idle_timeout(None)
             .connect_lazy_with((*pool.connect_options()).clone());
-        let [batches, alone, migration] = [most, most, 1].map(Places::new);
-        Self { pool, private, idle: Mutex::default(), most, batches, alone, migration }
+        let [batches, alone, others, migration] = [most, most, OTHERS, 1].map(Places::new);
+        let (idle, most) = (Mutex::default(), most.saturating_add(OTHERS));
+        let replanner = Replanner::default();
+        Self { pool, private, idle, most, batches, alone, others, migration, replanner }
     }
 
-    pub(super) async fn get(&self, source: Source) -> Result<BoundedConnection<'_>, sqlx::Error> {
-        let connection = match source {
-            Source::Pool => Lent::Pooled(self.pooled().await?),
-            Source::Lane => Lent::Own(tokio::select! {
-                biased;
-                own = self.own() => own?,
-                error = self.refusal() => return Err(error),
-            }),
+    pub(super) async fn get(&self) -> Result<BoundedConnection<'_>, sqlx::Error> {
+        let own = tokio::select! {
+            biased;
+            own = self.own() => own?,
+            error = self.refusal() => return Err(error),
         };
-        let connection = Some(connection);
-        Ok(BoundedConnection { connections: self, connection, state: State::Usable })
+        Ok(BoundedConnection { connections: self, own: Some(own), is_usable: true })
     }
 
     /// Returns why no connection opens, early enough for the record of a caller. While a server refuses connections,
@@ -193,21 +187,6 @@ impl Connections {
             Ok(Err(error)) => error,
             _ => std::future::pending().await,
         }
-    }
-
-    /// Returns a connection of the pool. The pool tests an idle connection without a timeout of its own,
-    /// so a test that takes longer than [`TEST`] is dropped, which closes the connection.
-    pub(super) async fn pooled(&self) -> Result<PoolConnection<Postgres>, sqlx::Error> {
-        if self.is_closed() {
-            return Err(sqlx::Error::PoolClosed);
-        }
-        if self.pool.num_idle() > 0 {
-            let _test = PoolTest { connections: self, since: Instant::now() };
-            if let Ok(acquired) = timeout(TEST, self.pool.acquire()).await {
-                return acquired;
-            }
-        }
-        self.pool.acquire().await
     }
 
     async fn own(&self) -> Result<Own, sqlx::Error> {
@@ -224,7 +203,7 @@ impl Connections {
             }
             drop(own);
             observe::lane_restarted("postgres");
-            self.test_idle();
+            self.close_idle();
         }
         let options = self.pool.connect_options();
         self.private.set_connect_options((*options).clone());
@@ -267,14 +246,57 @@ impl Connections {
         self.private.is_closed() || self.pool.is_closed()
     }
 
-    /// Tests all idle connections, after one has fallen silent or led to a standby.
-    pub(super) fn test_idle(&self) {
-        self.close_idle();
-        if Handle::try_current().is_err() {
-            return;
-        }
-        while let Some(connection) = self.pool.try_acquire() {
-            tokio::spawn(test(connection));
+    /// Runs one statement within `bound`. Returns its rows.
+    ///
+    /// The statement is repeated after a conflict, and if its connection turns out to be gone: a
+    /// statement that is repeated with its token has the same result. A repetition may be refused
+    /// because the server still runs the statement whose reply was lost: the outcome is unknown then.
+    /// A statement that has used up its time is not repeated, because its caller has stopped waiting.
+    pub(super) async fn fetch(
+        &self,
+        bound: Duration,
+        sql: &Arc<str>,
+        bind: Bind<'_>,
+    ) -> Result<Fetched, sqlx::Error> {
+        let sql = &self.replanner.text(sql);
+        let mut pauses = repeats();
+        let mut lost = None;
+        loop {
+            let mut session = match self.get().await {
+                Ok(session) => session,
+                Err(error) => return Err(lost.unwrap_or(error)),
+            };
+            let fetch = |connection| async {
+                let rows = bind(query(sql)).fetch_all(connection).await?;
+                if rows.first().is_some_and(is_from_a_standby) {
+                    return Err(sqlx::Error::Protocol("the server is a standby".to_owned()));
+                }
+                Ok(rows)
+            };
+            let error = match session.run(bound, fetch).await {
+                Ok(rows) => {
+                    let lost_reply = lost.is_some();
+                    return Ok(Fetched { rows, lost_reply });
+                }
+                Err(error) => error,
+            };
+            if is_read_only(&error) || matches!(error, sqlx::Error::Protocol(_)) {
+                // All connections may lead to the same server.
+                self.close_idle();
+            }
+            if is_timed_out(&error) {
+                return Err(error);
+            }
+            drop(session);
+            match pauses.next() {
+                Some(pause) if is_gone(&error) || is_conflict(&error) => {
+                    sleep(pause).await;
+                }
+                _ => return Err(lost.unwrap_or(error)),
+            }
+            if is_broken(&error) {
+                lost = Some(error);
+            }
         }
     }
 
@@ -283,64 +305,27 @@ impl Connections {
     }
 }
 
-/// Returns an idle connection to the pool if it leads to a primary that replies in time.
-async fn test(connection: PoolConnection<Postgres>) {
-    let mut connection = Guard(Some(connection));
-    let asked = async {
-        let Some(connection) = connection.0.as_mut() else { return Ok(false) };
-        let row = sqlx::raw_sql("SELECT NOT pg_is_in_recovery()").fetch_one(&mut **connection);
-        row.await?.try_get::<bool, _>(0)
-    };
-    if matches!(timeout(TEST, asked).await, Ok(Ok(true)))
-        && let Some(connection) = connection.0.take()
-    {
-        return_to_pool(connection);
-    }
+/// Returns the pauses between the repetitions of a statement or a transaction.
+fn repeats() -> impl Iterator<Item = Duration> + Send {
+    ExponentialBuilder::new()
+        .with_min_delay(Duration::from_millis(1))
+        .with_max_delay(Duration::from_millis(50))
+        .with_jitter()
+        .with_max_times(REPEATS)
+        .build()
 }
 
-/// A test of a connection by the pool. If it takes long, or its caller stops waiting, the connection may
-/// have fallen silent.
-struct PoolTest<'c> {
-    connections: &'c Connections,
-    since: Instant,
-}
-
-impl Drop for PoolTest<'_> {
-    fn drop(&mut self) {
-        if self.since.elapsed() >= TEST / 2 {
-            self.connections.test_idle();
-        }
-    }
-}
-
-/// A connection of the pool that is closed when it is dropped.
-struct Guard(Option<PoolConnection<Postgres>>);
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        drop(self.0.take().map(PoolConnection::detach));
-    }
+/// Returns `true` for a row from a server that only follows another.
+fn is_from_a_standby(row: &PgRow) -> bool {
+    row.try_get("standby").unwrap_or(false)
 }
 
 /// A connection for one statement. It is closed if it is dropped while a statement is under way, after a statement
-/// without an answer, and if the server takes no writes. Otherwise it returns to its source.
+/// without an answer, and if the server takes no writes. Otherwise it serves the next statement.
 pub(super) struct BoundedConnection<'c> {
     connections: &'c Connections,
-    connection: Option<Lent>,
-    state: State,
-}
-
-#[derive(Clone, Copy)]
-enum State {
-    Usable,
-    /// A statement is under way, or was abandoned.
-    Busy,
-    Broken,
-}
-
-enum Lent {
-    Pooled(PoolConnection<Postgres>),
-    Own(Own),
+    own: Option<Own>,
+    is_usable: bool,
 }
 
 impl BoundedConnection<'_> {
@@ -353,48 +338,23 @@ impl BoundedConnection<'_> {
     where
         F: Future<Output = Result<T, sqlx::Error>>,
     {
-        self.state = State::Busy;
-        let connection = match self.connection.as_mut() {
-            Some(Lent::Pooled(connection)) => &mut **connection,
-            Some(Lent::Own(own)) => &mut own.connection,
-            None => return Err(sqlx::Error::PoolClosed),
-        };
-        let run = timeout(bound, statement(connection)).await;
+        self.is_usable = false;
+        let Some(own) = self.own.as_mut() else { return Err(sqlx::Error::PoolClosed) };
+        let run = timeout(bound, statement(&mut own.connection)).await;
         let run = run.unwrap_or_else(|_| Err(timed_out()));
-        self.state = match &run {
-            Err(error) if is_timed_out(error) => State::Busy,
-            Err(error) if is_gone(error) => State::Broken,
-            _ => State::Usable,
-        };
+        self.is_usable = !run.as_ref().is_err_and(|error| is_timed_out(error) || is_gone(error));
         run
     }
 }
 
 impl Drop for BoundedConnection<'_> {
     fn drop(&mut self) {
-        let Some(connection) = self.connection.take() else { return };
-        let connections = self.connections;
-        match (connection, self.state) {
-            (Lent::Pooled(connection), State::Usable) => return_to_pool(connection),
-            (Lent::Own(own), State::Usable) => connections.keep(own),
-            (Lent::Pooled(connection), State::Broken) => drop(connection.detach()),
-            (Lent::Pooled(connection), State::Busy) => {
-                let (silent, closing) = (Guard(Some(connection)), connections.pool.close_event());
-                connections.test_idle();
-                // Not longer each time: a pool of the user's serves other work too.
-                let held = async move {
-                    let _ = timeout(FIRST, closing).await;
-                    drop(silent);
-                };
-                drop(Handle::try_current().map(|runtime| runtime.spawn(held)));
-            }
-            (Lent::Own(_), state) => {
+        match self.own.take() {
+            Some(own) if self.is_usable => self.connections.keep(own),
+            own => {
+                drop(own);
                 observe::lane_restarted("postgres");
-                match state {
-                    State::Busy => connections.test_idle(),
-                    // The pool itself notices closed connections, before it lends one.
-                    _ => connections.close_idle(),
-                }
+                self.connections.close_idle();
             }
         }
     }

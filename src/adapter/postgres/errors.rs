@@ -38,11 +38,6 @@ fn panics(error: &dyn DatabaseError) -> bool {
     error.is_some_and(|error| matches!(error.severity(), PgSeverity::Panic))
 }
 
-/// Returns `true` if the table does not exist.
-pub(super) fn is_without_table(error: &Error) -> bool {
-    errors::cause(error).is_some_and(|error| has_code(error, &["42P01"]))
-}
-
 /// Returns `true` if the SQLSTATE begins with one of these.
 fn has_code(error: &sqlx::Error, codes: &[&str]) -> bool {
     let code = error.as_database_error().and_then(DatabaseError::code);
@@ -81,10 +76,9 @@ pub(super) fn is_broken(error: &sqlx::Error) -> bool {
     }
 }
 
-/// Returns `true` if a statement needs another connection. One of the user's may be in a transaction that has failed
-/// (25P02): in sqlx up to 0.9.0 a dropped `begin` leaves its connection in a transaction.
+/// Returns `true` if a statement needs another connection.
 pub(super) fn is_gone(error: &sqlx::Error) -> bool {
-    is_broken(error) || is_read_only(error) || has_code(error, &["25P02"])
+    is_broken(error) || is_read_only(error)
 }
 
 /// Returns the error of an abandoned statement.

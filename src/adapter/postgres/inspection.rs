@@ -10,30 +10,32 @@ use super::super::inspect::{Entry, ForgetReply, KeyState, ListFilter, Listing, S
 use super::super::sql::batch::TRIES;
 use super::super::sql::inspection::{listing, stats};
 use super::super::sql::row::{Columns as _, Row};
+use super::super::sql::store::SqlMaintenance;
 use super::super::stored::Fetch;
-use super::connections::Source;
+use super::connections::Fetched;
 use super::errors::{is_locked, store_error};
-use super::params::{Bind, Bound, Uuid, key_hash, read_row};
-use super::store::{Fetched, PostgresStore};
+use super::params::{Bound, Uuid, key_hash, read_row};
+use super::store::PostgresStore;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
-impl PostgresStore {
-    /// Deletes at most `limit` expired keys.
-    pub(super) async fn purge(&self, limit: u32) -> Result<u64, Error> {
+/// A statement over many rows has so many times as long as another.
+const LONG: u32 = 6;
+
+impl SqlMaintenance for PostgresStore {
+    async fn purge(self: &Arc<Self>, limit: u32) -> Result<u64, Error> {
         let fault = |error| store_error("purging", error);
         let bind = |query: Bound| query.bind(i64::from(limit));
-        let purged = self.run_long(Source::Lane, &self.statements().purge, &bind).await;
+        let purged = self.fetch(LONG, &self.statements().purge, &bind).await;
         let rows = purged.map_err(fault)?;
         rows.first().map_or(Ok(0), |row| row.count("count")).map_err(fault)
     }
 
-    pub(super) async fn stats(&self) -> Result<Stats, Error> {
+    async fn stats(&self) -> Result<Stats, Error> {
         let (statements, fault) =
             (self.statements(), |error| store_error("reading statistics", error));
-        let size = self.fetch(&statements.size, &|query| query).await.map_err(fault)?;
-        let rows =
-            self.run_long(Source::Pool, &statements.stats, &|query| query).await.map_err(fault)?;
+        let size = self.fetch(1, &statements.size, &|query| query).await.map_err(fault)?;
+        let rows = self.fetch(LONG, &statements.stats, &|query| query).await.map_err(fault)?;
         let (Some(size), Some(row)) = (size.first(), rows.first()) else {
             return Ok(Stats::default());
         };
@@ -48,8 +50,7 @@ impl PostgresStore {
         Ok(stats)
     }
 
-    /// Reads one portion of a list.
-    pub(super) async fn list(
+    async fn list(
         &self,
         filter: &ListFilter,
         after: Option<&str>,
@@ -70,16 +71,16 @@ impl PostgresStore {
                 .bind(i64::from(limit))
         };
         let cursor = |row: &PgRow| Ok(row.try_get::<Uuid, _>("key")?.to_string());
-        let rows = self.run_long(Source::Pool, &self.statements().list, &bind).await;
+        let rows = self.fetch(LONG, &self.statements().list, &bind).await;
         rows.and_then(|rows| listing(&rows, limit, cursor, |row| read_row(row, Fetch::Nothing)))
             .map_err(|error| store_error("listing keys", error))
     }
 
     /// Reads a key on any server.
-    pub(super) async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
+    async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
         let (fault, hash) = (|error| store_error("looking up a key", error), key_hash(key));
         let bind = |query: Bound| query.bind(Uuid::from(hash));
-        let rows = self.fetch(&self.statements().get, &bind).await.map_err(fault)?;
+        let rows = self.fetch(1, &self.statements().get, &bind).await.map_err(fault)?;
         if let Some(row) = rows.first() {
             let event_type = row.text("event_type").map_err(fault)?;
             if let Some(entry) = read_row(row, Fetch::DigestAndResponse).entry(event_type)? {
@@ -90,7 +91,7 @@ impl PostgresStore {
     }
 
     /// Forgets a key, unless a live lease or an open transaction holds it.
-    pub(super) async fn forget(&self, key: &DedupKey) -> Result<ForgetReply, Error> {
+    async fn forget(self: &Arc<Self>, key: &DedupKey) -> Result<ForgetReply, Error> {
         const CONTEXT: &str = "forgetting a key";
         let fault = |error| store_error(CONTEXT, error);
         let (statements, hash) = (self.statements(), key_hash(key));
@@ -101,8 +102,7 @@ impl PostgresStore {
             }
             let version = row.map_or(0, |row| row.version);
             let bind = |query: Bound| query.bind(Uuid::from(hash)).bind(version);
-            let bound = self.options.statement_timeout;
-            let forgotten = self.fetch_on(Source::Lane, bound, &statements.forget, &bind).await;
+            let forgotten = self.fetch_once(1, &statements.forget, &bind).await;
             if forgotten.as_ref().is_err_and(is_locked) {
                 return Ok(ForgetReply::InFlight);
             }
@@ -117,7 +117,9 @@ impl PostgresStore {
         }
         Ok(ForgetReply::InFlight)
     }
+}
 
+impl PostgresStore {
     /// Reads a row, on a primary only.
     pub(super) async fn read_key(
         &self,
@@ -125,19 +127,9 @@ impl PostgresStore {
         fetch: Fetch,
     ) -> Result<Option<Row>, sqlx::Error> {
         let (statements, keys) = (self.statements(), [Uuid::from(hash)]);
-        let rows = self.fetch(statements.read(fetch), &|query| query.bind(&keys[..])).await?;
+        let bind = |query: Bound| query.bind(&keys[..]);
+        let rows = self.fetch(1, statements.read(fetch), &bind).await?;
         Ok(rows.first().map(|row| read_row(row, fetch)))
-    }
-
-    /// Runs a statement over many rows, which has six times as long as another statement.
-    async fn run_long(
-        &self,
-        source: Source,
-        sql: &Arc<str>,
-        bind: Bind<'_>,
-    ) -> Result<Vec<PgRow>, sqlx::Error> {
-        let bound = self.options.statement_timeout.saturating_mul(6);
-        Ok(self.fetch_on(source, bound, sql, bind).await?.rows)
     }
 }
 

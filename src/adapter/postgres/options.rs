@@ -9,11 +9,10 @@ use std::time::Duration;
 
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 
-use super::super::purging::Purging;
-use super::super::sql::Batching;
-use super::super::sql::{Identifier, check_timeout, take_identifiers};
-use super::schema::TableName;
-use crate::error::{ConfigError, ConfigErrorKind};
+use super::super::sql::Purging;
+use super::super::sql::options::{SqlOptions, check_name, check_timeout, take_names};
+use super::super::sql::queue::Bounds;
+use crate::error::{ConfigError, ConfigErrorKind, check};
 
 /// The parameters by which libpq chooses between servers.
 const CHOOSES: [&str; 2] = ["target_session_attrs", "load_balance_hosts"];
@@ -24,49 +23,49 @@ const CHOOSES: [&str; 2] = ["target_session_attrs", "load_balance_hosts"];
 ///
 /// ```
 /// use std::time::Duration;
-/// use tower_dedup::adapter::{Identifier, PostgresOptions};
+/// use tower_dedup::adapter::PostgresOptions;
 ///
-/// let options = PostgresOptions::new()
-///     .table(Identifier::new("webhooks")?)
-///     .statement_timeout(Duration::from_secs(3));
+/// let options =
+///     PostgresOptions::new().table("webhooks").statement_timeout(Duration::from_secs(3));
 /// assert!(format!("{options:?}").contains("webhooks"));
-/// # Ok::<(), tower_dedup::ConfigError>(())
 /// ```
+///
+/// A name is quoted in every statement. It matches `[A-Za-z_][A-Za-z0-9_]{0,47}`, and does not begin with `sqlite_`.
+/// [`connect_with`](super::PostgresAdapter::connect_with) reports an invalid option; without it, the first call does.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct PostgresOptions {
-    pub(super) name: TableName,
+    pub(super) sql: SqlOptions,
+    pub(super) schema: Option<String>,
     pub(super) durable_claims: bool,
-    pub(super) batching: Batching,
-    pub(super) purging: Purging,
     pub(super) statement_timeout: Duration,
     pub(super) makes_table: bool,
 }
 
 impl PostgresOptions {
     /// Returns the defaults: the table `webhook_deliveries` in the first schema of the `search_path`,
-    /// [`Batching::new`], [`Purging::new`], and 5 s for a statement. Claims under a lease do not wait for the disk.
+    /// two connections for batches, [`Purging::new`], and 5 s for a statement. Claims under a lease do not wait for the
+    /// disk.
     pub fn new() -> Self {
         Self {
-            name: TableName::default(),
+            sql: SqlOptions::new(),
+            schema: None,
             durable_claims: false,
-            batching: Batching::new(),
-            purging: Purging::new(),
             statement_timeout: Duration::from_secs(5),
             makes_table: true,
         }
     }
 
     /// Sets the table's name. The default is `webhook_deliveries`.
-    pub fn table(mut self, table: Identifier) -> Self {
-        self.name.table = table;
+    pub fn table(mut self, table: &str) -> Self {
+        table.clone_into(&mut self.sql.table);
         self
     }
 
     /// Sets the table's schema. By default it is the first schema of the `search_path`: that in which
     /// the first call finds the table, or makes it.
-    pub fn schema(mut self, schema: Identifier) -> Self {
-        self.name.schema = Some(schema.0);
+    pub fn schema(mut self, schema: &str) -> Self {
+        self.schema = Some(schema.to_owned());
         self
     }
 
@@ -90,13 +89,19 @@ impl PostgresOptions {
         self
     }
 
-    /// Sets how concurrent calls are sent together.
+    /// Sets how many connections send batches at the same time. The default is 2. Each needs a core of the database.
     ///
-    /// Batches use connections beside the pool, with the options of the pool: one for each lane, 2 by
-    /// default, and up to 4 while batches take longer than 500 ms. A connection is opened when a batch
-    /// needs it.
-    pub fn batching(mut self, batching: Batching) -> Self {
-        self.batching = batching;
+    /// Calls that arrive while a batch is under way are sent together in the next one: up to 1,024 keys with the same
+    /// retention, lease and stored data in a statement. A call that is alone is sent at once. Up to 16,384 calls wait;
+    /// past that, claims are refused.
+    ///
+    /// The connections are beside the pool, with its options. While batches take longer than 500 ms, up to as many more
+    /// are opened, because the others may have fallen silent. Calls that wait for a locked row have as many, and purges,
+    /// calls of operators and reads of stored responses have four. A connection is opened when it is needed.
+    ///
+    /// 0 is invalid.
+    pub fn connections(mut self, connections: usize) -> Self {
+        self.sql.bounds.lanes = connections;
         self
     }
 
@@ -104,7 +109,7 @@ impl PostgresOptions {
     ///
     /// A role without DELETE causes one warning. Each statement takes a connection beside the pool.
     pub fn purging(mut self, purging: Purging) -> Self {
-        self.purging = purging;
+        self.sql.purging = purging;
         self
     }
 
@@ -122,17 +127,25 @@ impl PostgresOptions {
     }
 
     pub(super) fn check(&self) -> Result<(), ConfigError> {
-        self.batching.check()?;
-        self.purging.check()?;
+        self.sql.check()?;
+        self.schema.as_deref().map_or(Ok(()), |schema| check_name("schema", schema))?;
+        let connections = self.sql.bounds.lanes;
+        check(connections > 0, "connections", "at least 1", &connections)?;
         check_timeout("statement_timeout", self.statement_timeout)
     }
 
-    pub(crate) fn table_name(&self) -> &Identifier {
-        &self.name.table
+    pub(crate) fn with_bounds(mut self, batch: usize, waiting: usize) -> Self {
+        let bounds = self.sql.bounds;
+        self.sql.bounds = Bounds { max_batch_keys: batch, max_queued_keys: waiting, ..bounds };
+        self
+    }
+
+    pub(crate) fn table_name(&self) -> &str {
+        &self.sql.table
     }
 
     pub(crate) fn schema_name(&self) -> Option<&str> {
-        self.name.schema.as_deref()
+        self.schema.as_deref()
     }
 
     /// Reads a URL: the names of the table and the schema into these options, everything else into
@@ -143,7 +156,7 @@ impl PostgresOptions {
     ///
     /// [`ConfigError`], for a URL that `connect_with` refuses. The error does not contain the URL.
     pub fn read_url(mut self, url: &str) -> Result<(Self, PgConnectOptions), ConfigError> {
-        let (url, [table, schema]) = take_identifiers(url, ["dedup_table", "dedup_schema"])?;
+        let (url, [table, schema]) = take_names(url, ["dedup_table", "dedup_schema"])?;
         if let Some(table) = table {
             self = self.table(table);
         }

@@ -8,6 +8,7 @@ use sqlx::postgres::PgConnection;
 use super::super::replies::ClaimReply;
 use super::super::sql::batch::claimed;
 use super::super::sql::call::{Kind, rows_of};
+use super::super::sql::store::ready;
 use super::super::terms::{CallTerms, Token};
 use super::adapter::PostgresAdapter;
 use super::errors::{is_locked, store_error};
@@ -28,7 +29,7 @@ impl PostgresAdapter {
         retention: Duration,
     ) -> Result<ClaimReply, Error> {
         let fault = |error| store_error("claiming a key in a transaction", error);
-        let statements = self.0.ready_within(connection).await?;
+        let store = ready(self).await?;
         let terms = CallTerms::on_claim(Token::random(), retention);
         let rows = rows_of(std::slice::from_ref(key), &terms, key_hash);
         // A wait that is too long must not abort the user's transaction.
@@ -39,19 +40,14 @@ impl PostgresAdapter {
                 .await
                 .map_err(fault)?;
         let mut replies = vec![None];
-        let mut session = Session::within(&self.0, &statements, &mut savepoint);
+        let mut session = Session::within(store, &mut savepoint);
         let ran = session.run(Kind::ClaimComplete, &rows, &mut replies, false).await;
         match ran {
             Err(error) if is_locked(&error) => {
                 savepoint.rollback().await.map_err(fault)?;
                 return Ok(ClaimReply::InFlight);
             }
-            ran => ran.map_err(|error| {
-                let error = fault(error);
-                // The transaction is lost. The next one finds the table, or makes it.
-                self.0.note_missing_table(&error, &statements);
-                error
-            })?,
+            ran => ran.map_err(fault)?,
         }
         // The claim has set its own.
         sqlx::query("SELECT pg_catalog.set_config('lock_timeout', $1, true)")

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::super::sql::Identifier;
 use super::super::sql::statement::render;
+use super::options::PostgresOptions;
 
 /// The version of the schema that this code writes.
 pub(super) const VERSION: i32 = 1;
@@ -13,22 +13,21 @@ pub(super) const VERSION: i32 = 1;
 pub(super) struct TableName {
     /// `None` until the table was found, unless the options name a schema.
     pub(super) schema: Option<String>,
-    pub(super) table: Identifier,
-}
-
-impl Default for TableName {
-    fn default() -> Self {
-        Self { schema: None, table: Identifier::default_table() }
-    }
+    pub(super) table: String,
 }
 
 impl TableName {
+    /// Returns the name that the options give.
+    pub(super) fn of(options: &PostgresOptions) -> Self {
+        Self { schema: options.schema.clone(), table: options.sql.table.clone() }
+    }
+
     /// Returns the quoted name: a name may be a word of SQL.
     pub(super) fn quoted(&self, suffix: &str) -> String {
-        let table = &self.table;
+        let table = quoted(&format!("{}{suffix}", self.table));
         match &self.schema {
-            Some(schema) => format!("{}.\"{table}{suffix}\"", quoted(schema)),
-            None => format!("\"{table}{suffix}\""),
+            Some(schema) => format!("{}.{table}", quoted(schema)),
+            None => table,
         }
     }
 

@@ -21,92 +21,96 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use sqlx::Row as _;
-use sqlx::postgres::{PgConnection, PgRow};
-use tokio::sync::oneshot;
+use sqlx::postgres::{PgConnection, PgPool, PgRow, Postgres};
 
+use super::super::completion::Completion;
 use super::super::replies::{ClaimReply, RenewReply};
-use super::super::sql::batch::{Failed, RowExecutor, TRIES, execute_batch, unanswered};
-use super::super::sql::call::{Call, Kind, Replied, RowCall, RowReply, checked, select};
-use super::super::sql::queue::{BatchExecutor, Waits};
-use super::super::sql::responses::most_read;
+use super::super::sql::batch::{Failed, RowExecutor, TRIES, unanswered};
+use super::super::sql::call::{Kind, Replied, RowCall, RowReply, checked, most_read, select};
 use super::super::sql::row::{Row, completed};
 use super::super::sql::statement::query;
+use super::super::sql::store::{Common, READING_RESPONSE, SqlStore};
 use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
-use super::connections::{Place, Source};
+use super::completion::completion;
+use super::connections::{Fetched, Place};
 use super::errors::{is_locked, is_row_error, is_timed_out, store_error};
 use super::params::{
     Bind, Bound, Uuid, bind_claim, bind_data, bind_rows, by_key, key_hash, read_row, uuids,
 };
 use super::statements::{ByWait, Statements, Wait};
-use super::store::{Fetched, PostgresStore};
+use super::store::{MIGRATION_WAIT, PostgresStore};
 use crate::error::Error;
 use crate::key::DedupKey;
 
 /// Runs statements. Outside of a transaction, each is a transaction of its own.
-pub(super) struct Session<'s> {
-    store: &'s PostgresStore,
+pub(in crate::adapter) struct Session<'c> {
+    store: Arc<PostgresStore>,
     statements: ByWait,
     /// How batches meet rows that open transactions hold.
     wait: Wait,
+    /// The place of the session's statements.
+    place: Option<Place>,
     /// The connection of the user's transaction, for a session in one.
-    within: Option<&'s mut PgConnection>,
+    within: Option<&'c mut PgConnection>,
     /// How many rows needed no write.
     known: usize,
     /// Whether a statement may have written rows whose reply was lost.
     lost_reply: bool,
-    /// Whether the server may still run a statement.
-    has_abandoned: bool,
 }
 
-impl BatchExecutor<Call> for PostgresStore {
-    type SendGuard = Place;
+impl SqlStore for PostgresStore {
+    type Database = Postgres;
+    type Session = Session<'static>;
 
-    async fn send_guard(&self) -> Result<Place, Error> {
-        Ok(self.connections.batches.place().await)
+    fn common(&self) -> &Common {
+        &self.common
     }
 
-    async fn execute(
-        &self,
-        mut place: Place,
-        batch: Vec<Call>,
-        waits: &Waits<'_>,
-    ) -> Vec<Result<RowReply, Error>> {
-        let session = Session { wait: self.wait(), ..Session::new(self) };
-        session.execute_batch(&mut place, &batch, waits).await
+    fn pool(&self) -> &PgPool {
+        &self.connections.pool
     }
-}
 
-impl PostgresStore {
-    /// Queues a call. A completion or a release that its batch has passed over is repeated alone, and waits for its row
-    /// for its whole bound. Beside the queue: no other call waits for the row.
-    pub(super) async fn submit(
-        self: &Arc<Self>,
-        kind: Kind,
-        key: &DedupKey,
-        terms: &CallTerms,
-    ) -> Result<RowReply, Error> {
-        let call = || Call::new(kind, key, terms, key_hash);
-        let reply = self.calls.submit(self, call()).await?;
-        if !matches!(reply, RowReply::Locked) {
-            return Ok(reply);
+    fn is_closed(&self) -> bool {
+        self.connections.is_closed()
+    }
+
+    async fn close(&self) {
+        self.common.stop();
+        self.connections.close().await;
+        if !self.user_pool {
+            self.pool().close().await;
         }
-        let (store, batch) = (Arc::clone(self), [call()]);
-        let (mut reply, replied) = oneshot::channel();
-        // In a task of its own, because a statement whose caller is dropped would close its connection.
-        tokio::spawn(async move {
-            let mut place = tokio::select! {
-                biased;
-                () = reply.closed() => return,
-                place = store.connections.alone.place() => place,
-            };
-            let mut session = Session::new(&store);
-            session.wait = Wait::Long;
-            let replies = session.execute_batch(&mut place, &batch, &|_| true).await;
-            // The caller may be gone.
-            let _ = replies.into_iter().next().map(|replied| reply.send(replied));
-        });
-        replied.await.unwrap_or_else(|_| Err(kind.unknown()))
+    }
+
+    fn on_pool_closed(&self) {
+        self.connections.close_idle();
+    }
+
+    async fn prepare(self: &Arc<Self>) -> Result<(), Error> {
+        self.find_or_make(self.options.makes_table, Some(MIGRATION_WAIT)).await
+    }
+
+    fn hash(key: &DedupKey) -> u128 {
+        key_hash(key)
+    }
+
+    async fn session(self: &Arc<Self>, alone: bool) -> Result<Session<'static>, Error> {
+        let (places, wait) = if alone {
+            (&self.connections.alone, Wait::Long)
+        } else {
+            (&self.connections.batches, self.wait())
+        };
+        Ok(Session::new(self, Some(places.place().await), wait))
+    }
+
+    async fn read_response(&self, key: &DedupKey) -> Result<Option<Row>, Error> {
+        let read = self.read_key(key_hash(key), Fetch::DigestAndResponse).await;
+        read.map_err(|error| store_error(READING_RESPONSE, error))
+    }
+
+    fn completion(&self, keys: &[DedupKey], terms: &CallTerms, mark: Option<&str>) -> Completion {
+        completion(&self.statements(), keys, terms, mark)
     }
 }
 
@@ -116,6 +120,9 @@ impl RowExecutor for Session<'_> {
         kind: Kind,
         rows: &[RowCall<'_>],
     ) -> (Vec<Replied>, Option<Failed>) {
+        if let Some(place) = &mut self.place {
+            place.kind = kind;
+        }
         if kind == Kind::Check {
             return match self.read(rows, Fetch::Nothing).await {
                 Ok(found) => (checked(rows, &found), None),
@@ -128,8 +135,7 @@ impl RowExecutor for Session<'_> {
                 }
             };
         }
-        let read_first = &self.store.read_first;
-        let reads_first = kind.is_claim() && read_first.load(Ordering::Relaxed);
+        let reads_first = kind.is_claim() && self.store.read_first.load(Ordering::Relaxed);
         let mut replies: Vec<Replied> = rows.iter().map(|_| None).collect();
         self.known = 0;
         let mut error = self.run(kind, rows, &mut replies, reads_first).await.err();
@@ -148,8 +154,8 @@ impl RowExecutor for Session<'_> {
         if kind.is_claim() && answered > 0 {
             let known = self.known * 2 >= answered;
             // Every claim reads the flag, and few change it.
-            if known != read_first.load(Ordering::Relaxed) {
-                read_first.store(known, Ordering::Relaxed);
+            if known != self.store.read_first.load(Ordering::Relaxed) {
+                self.store.read_first.store(known, Ordering::Relaxed);
             }
         }
         let Some(error) = error else { return (replies, None) };
@@ -170,40 +176,22 @@ impl RowExecutor for Session<'_> {
     }
 }
 
-impl<'s> Session<'s> {
-    fn new(store: &'s PostgresStore) -> Self {
+impl<'c> Session<'c> {
+    pub(super) fn new(store: &Arc<PostgresStore>, place: Option<Place>, wait: Wait) -> Self {
         Self {
-            store,
+            store: Arc::clone(store),
             statements: store.statements_by_wait(),
-            wait: Wait::Briefly,
+            wait,
+            place,
             within: None,
             known: 0,
             lost_reply: false,
-            has_abandoned: false,
         }
     }
 
-    /// Returns the session of a transaction of the user's. It passes over rows that other transactions hold.
-    pub(super) fn within(
-        store: &'s PostgresStore,
-        statements: &Arc<Statements>,
-        connection: &'s mut PgConnection,
-    ) -> Self {
-        let statements = std::array::from_fn(|_| Arc::clone(statements));
-        Self { statements, wait: Wait::PassOver, within: Some(connection), ..Self::new(store) }
-    }
-
-    /// Sends the calls of a batch, which has this place.
-    async fn execute_batch(
-        mut self,
-        place: &mut Place,
-        batch: &[Call],
-        waits: &Waits<'_>,
-    ) -> Vec<Result<RowReply, Error>> {
-        let replies = execute_batch(&mut self, batch, waits).await;
-        place.is_lost = self.has_abandoned;
-        place.kind = batch.first().map_or(Kind::Claim, Call::kind);
-        replies
+    /// Returns the session of a transaction of the user's.
+    pub(super) fn within(store: &Arc<PostgresStore>, connection: &'c mut PgConnection) -> Self {
+        Self { within: Some(connection), ..Session::new(store, None, Wait::Briefly) }
     }
 
     fn all(&self) -> Arc<Statements> {
@@ -302,11 +290,11 @@ impl<'s> Session<'s> {
         };
         let returned = self.send_write(kind, sql, &|query| bind_rows(query, kind, rows)).await?;
         if kind.is_claim() {
-            self.store.replanner.note_rows(returned.len());
+            self.store.connections.replanner.note_rows(returned.len());
         }
         let written = by_key(rows, &returned, |index, row| {
             Ok(Some(match kind {
-                Kind::Complete => completion(row, rows[index].token().into())?,
+                Kind::Complete => completed_reply(row, rows[index].token().into())?,
                 // By position, as in RETURNING in `sql/renew.sql`.
                 Kind::Renew if row.try_get(1)? => RowReply::Renewed(RenewReply::Locked),
                 Kind::Renew => RowReply::Renewed(RenewReply::Held),
@@ -385,8 +373,10 @@ impl<'s> Session<'s> {
             return bind(query(sql)).fetch_all(&mut **connection).await;
         }
         let bound = self.store.options.statement_timeout;
-        let fetched = self.store.fetch_on(Source::Lane, bound, sql, bind).await;
-        self.has_abandoned |= fetched.as_ref().is_err_and(is_timed_out);
+        let fetched = self.store.connections.fetch(bound, sql, bind).await;
+        if let Some(place) = &mut self.place {
+            place.is_lost |= fetched.as_ref().is_err_and(is_timed_out);
+        }
         let Fetched { rows, lost_reply } = fetched?;
         self.lost_reply |= lost_reply;
         Ok(rows)
@@ -400,7 +390,7 @@ fn set(replies: &mut [Replied], indexes: &[usize], written: Vec<Option<RowReply>
 }
 
 /// Returns the reply of a row that a completion wrote: its key, attempts and token.
-fn completion(row: &PgRow, mine: Uuid) -> Result<RowReply, sqlx::Error> {
+fn completed_reply(row: &PgRow, mine: Uuid) -> Result<RowReply, sqlx::Error> {
     // By position, in the order of RETURNING in `sql/complete.sql`.
     let attempts: i32 = row.try_get(1)?;
     let token: Option<Uuid> = row.try_get(2)?;

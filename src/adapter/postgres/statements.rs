@@ -90,7 +90,6 @@ statements! {
         release_complete,
         forget,
         read,
-        read_digest,
         read_response,
         get,
         purge,
@@ -127,19 +126,29 @@ impl Statements {
         let unless_exists = format!("\n  {}", render(UNLESS_EXISTS, &[table]));
         let unless_held = format!("\n  {UNLESS_HELD}");
         let pass = |text| if passing { text } else { "" };
+        let (wait, durable) =
+            (("wait", [BRIEFLY, LOCK_TIMEOUT, &*long][wait as usize]), ("durable", &*durable));
+        let (pass_held, unless_held) = (("pass_held", pass(&held)), pass(&unless_held));
+        let complete_rows = |attempts, unless| {
+            let values = [table, ("attempts", attempts), ("unless", unless)];
+            render(include_str!("sql/complete_rows.sql"), &values)
+        };
+        let release_rows = [table, wait, durable, pass_held, ("pass_unless_held", unless_held)];
         let values = [
             table,
+            wait,
+            durable,
+            pass_held,
             ("held", &*held),
             ("unless_held", UNLESS_HELD),
-            ("pass_held", pass(&*held)),
-            ("pass_unless_held", pass(&*unless_held)),
-            ("pass_unless_exists", pass(&*unless_exists)),
+            ("pass_unless_exists", pass(&unless_exists)),
+            ("complete_rows", &*complete_rows("0", unless_held)),
+            ("claimed_rows", &*complete_rows("1", pass(&unless_exists))),
+            ("release_rows", &*render(include_str!("sql/release_rows.sql"), &release_rows)),
             ("version_table", &*name.quoted("_schema")),
             ("table_number", &*name.number()),
-            ("claim_durable", if options.durable_claims { &*durable } else { &*asynchronous }),
-            ("durable", &*durable),
+            ("claim_durable", if options.durable_claims { durable.1 } else { &*asynchronous }),
             ("lock_timeout", LOCK_TIMEOUT),
-            ("wait", [BRIEFLY, LOCK_TIMEOUT, &*long][wait as usize]),
             ("completion_timeout", COMPLETION_TIMEOUT),
             ("grace_ms", &*PURGE_GRACE.as_millis().to_string()),
             ("counted", &*COUNTED.to_string()),
@@ -152,8 +161,7 @@ impl Statements {
     /// Returns the statement that reads rows with as much of their stored data.
     pub(super) fn read(&self, fetch: Fetch) -> &Arc<str> {
         match fetch {
-            Fetch::Nothing => &self.read,
-            Fetch::Digest => &self.read_digest,
+            Fetch::Nothing | Fetch::Digest => &self.read,
             Fetch::DigestAndResponse => &self.read_response,
         }
     }
@@ -163,6 +171,9 @@ impl Statements {
 const FEW_ROWS: u64 = 256;
 
 /// Has statements planned again whenever the number of rows that this adapter has written has doubled.
+///
+/// On Postgres 15, after 300,000 rows, plans that were made for the empty table took 66 ms for a renewal, 82 ms for a claim
+/// that passes over held rows and 197 ms for a take, in place of less than 1 ms.
 ///
 /// Postgres reuses the plan of a prepared statement until the table is analyzed. A plan that was made for
 /// a tiny table reads all rows, also after the table has grown. So the text of a statement has a generation in a

@@ -8,7 +8,7 @@
 //!    by their callers. They are not in flight, because their keys may be free. After any other failure all callers
 //!    of the statement get the same error.
 //! 3. A statement carries at most 8 MiB of responses, or one response that is larger. A batch reads
-//!    no [responses](super::responses).
+//!    no responses: see [`SqlStore::read_response`](super::store::SqlStore::read_response).
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -246,7 +246,7 @@ mod tests {
             Kind::ClaimComplete => CallTerms::on_claim(token, minute),
             _ => CallTerms::on_completion(token, minute, minute),
         };
-        Call::new(kind, &key, &terms, |_| id)
+        Call::new(kind, &key, &terms, id)
     }
 
     /// Returns a letter for the reply to each call.
@@ -362,7 +362,7 @@ mod tests {
         let body = vec![0; bytes].into();
         let response = StoredResponse::new(StatusCode::OK, HeaderMap::new(), body);
         let terms = terms.with_response(response.into());
-        Call::new(Kind::Complete, &key, &terms, |_| 0)
+        Call::new(Kind::Complete, &key, &terms, 0)
     }
 
     #[test]

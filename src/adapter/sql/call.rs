@@ -130,19 +130,13 @@ pub(in crate::adapter) struct Call {
 }
 
 impl Call {
-    pub(in crate::adapter) fn new(
-        kind: Kind,
-        key: &DedupKey,
-        terms: &CallTerms,
-        hash: impl Fn(&DedupKey) -> u128,
-    ) -> Self {
-        // Responses are large, and would delay the other calls of a batch: see `responses`.
+    pub(super) fn new(kind: Kind, key: &DedupKey, terms: &CallTerms, hash: u128) -> Self {
+        // Responses are large, and would delay the other calls of a batch.
         let terms = terms.clone().with_fetch(without_response(terms.fetch()));
-        Self { kind, key: key.clone(), hash: hash(key), terms }
+        Self { kind, key: key.clone(), hash, terms }
     }
 
-    #[cfg(feature = "postgres")]
-    pub(in crate::adapter) fn kind(&self) -> Kind {
+    pub(super) fn kind(&self) -> Kind {
         self.kind
     }
 
@@ -229,6 +223,11 @@ pub(in crate::adapter) fn stores_data(rows: &[RowCall<'_>]) -> bool {
     rows.iter().any(|row| row.terms.stores_data())
 }
 
+/// Returns how many rows one statement reads. A response is large.
+pub(in crate::adapter) fn most_read(fetch: Fetch) -> usize {
+    if fetch == Fetch::DigestAndResponse { 64 } else { usize::MAX }
+}
+
 /// Returns the stored data that a batch reads: no responses.
 pub(in crate::adapter) fn without_response(fetch: Fetch) -> Fetch {
     if fetch == Fetch::Nothing { Fetch::Nothing } else { Fetch::Digest }
@@ -252,7 +251,7 @@ mod tests {
             (Kind::Release, false),
             (Kind::ReleaseComplete, false),
         ] {
-            assert_eq!(Call::new(kind, &key, &terms, |_| 1).is_bounded(), begins, "{kind:?}");
+            assert_eq!(Call::new(kind, &key, &terms, 1).is_bounded(), begins, "{kind:?}");
         }
     }
 
@@ -263,7 +262,7 @@ mod tests {
             let (retention, lease) = (Duration::from_secs(retention), Duration::from_secs(lease));
             let terms = CallTerms::on_completion(Token::random(), retention, lease);
             let terms = terms.with_payloads([(key.clone(), rand::random())]);
-            Call::new(kind, &key, &terms.with_fetch(fetch), |_| 1)
+            Call::new(kind, &key, &terms.with_fetch(fetch), 1)
         };
         let one = call(Kind::Claim, 60, 60, Fetch::Digest);
         for (kind, retention, lease, fetch) in [

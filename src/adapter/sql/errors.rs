@@ -1,7 +1,5 @@
 //! Errors of a SQL store.
 
-use std::error::Error as _;
-
 use crate::error::{Error, ErrorKind};
 
 /// Returns the error of a failed statement. Its outcome is unknown, unless `is_refusal` knows the
@@ -22,13 +20,10 @@ pub(in crate::adapter) fn store_error(
     Error::new(kind, context).with_source(error)
 }
 
-/// Returns the database's error that caused this one.
-pub(in crate::adapter) fn cause(error: &Error) -> Option<&sqlx::Error> {
-    error.source()?.downcast_ref()
-}
-
 #[cfg(all(test, feature = "sqlite"))]
 mod tests {
+    use std::error::Error as _;
+
     use sqlx::Connection;
 
     use super::*;
@@ -50,8 +45,7 @@ mod tests {
             let error = store_error("testing", error, |_| is_refusal);
             assert_eq!(error.kind(), kind, "{text}");
             assert_eq!(error.is_unknown(), kind != ErrorKind::Refused, "{text}");
-            assert_eq!(cause(&error).map(ToString::to_string), Some(text));
+            assert_eq!(error.source().map(ToString::to_string), Some(text));
         }
-        assert!(cause(&Error::new(ErrorKind::Refused, "testing")).is_none());
     }
 }

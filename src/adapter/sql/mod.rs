@@ -1,7 +1,6 @@
 //! The parts that the SQL adapters share: the meaning of a row, the queue of calls, and how a batch of calls becomes
 //! statements.
 
-pub(super) mod adapter;
 pub(super) mod batch;
 pub(super) mod call;
 pub(super) mod completion;
@@ -10,9 +9,8 @@ pub(super) mod inspection;
 pub(super) mod options;
 pub(super) mod purge;
 pub(super) mod queue;
-pub(super) mod responses;
 pub(super) mod row;
 pub(super) mod statement;
+pub(super) mod store;
 
-pub use options::{Batching, Identifier};
-pub(super) use options::{check_timeout, take_identifiers};
+pub use purge::Purging;

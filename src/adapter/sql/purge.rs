@@ -1,16 +1,184 @@
-//! [`PurgeTask`]: the task that purges an adapter's table, without any code of the user's, and that sees the end of its
-//! pool.
+//! [`Purging`]: how often expired keys are deleted. [`PurgeTask`]: the task of an adapter that deletes them, without any
+//! code of the user's, and that sees the end of its pool.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
+use rand::RngExt;
 use sqlx::{Database, Pool};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use super::super::inspect::MaintenanceAdapter;
-use super::super::purging::{Purging, TIMEOUT};
+use super::super::contract::StoreFuture;
+use super::super::inspect::{MaintenanceAdapter, Stats};
+use crate::error::{ConfigError, Error, ErrorKind, check};
+use crate::observe;
+
+/// The latest start of the first round. The earliest is half of it: a test or a command that counts rows
+/// has ended before.
+const FIRST_WITHIN: Duration = Duration::from_secs(60);
+/// The pause after the first failed round.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+/// How long one statement may take.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How often expired keys are deleted, an hour ([`PURGE_GRACE`](super::super::inspect::PURGE_GRACE)) after they have expired. A
+/// SQL adapter does so by itself, in the background.
+///
+/// The first call of an adapter starts a task on the runtime of that call. The task ends with the
+/// adapter, with its pool and with that runtime; a later call on another runtime starts it again. It
+/// purges only while that runtime is driven, and does nothing while tokio's clock is paused.
+///
+/// A round repeats a statement until it deletes fewer keys than it may. Then it reads the statistics for the
+/// [gauges](crate::observe#metrics). The first round starts after 30 to 60 s, or within the interval if that is shorter.
+/// Every pause is jittered, so that replicas that start together do not purge together.
+///
+/// An error, a hang or a panic of the store ends one round, and a round is tried again after 1 s, 2 s, 4 s and so on, up
+/// to the interval. The first failure is logged at WARN (`purging failed`), and the next ones at DEBUG, until a round
+/// succeeds.
+///
+/// Replicas that share a table do not disturb each other.
+///
+/// # Example
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_dedup::adapter::Purging;
+///
+/// let hourly = Purging::new().every(Duration::from_secs(3_600)).keys_per_statement(100);
+/// assert_ne!(hourly, Purging::off());
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub struct Purging {
+    /// `None` if nothing is purged.
+    every: Option<Duration>,
+    keys_per_statement: u32,
+}
+
+impl Purging {
+    /// Deletes up to 1,000 keys in a statement, every ten minutes. A statement that deletes so many is repeated at
+    /// once.
+    pub const fn new() -> Self {
+        Self { every: Some(Duration::from_secs(600)), keys_per_statement: 1_000 }
+    }
+
+    /// Deletes nothing. Expired keys stay until you purge: see
+    /// [`MaintenanceAdapter::purge`](super::super::inspect::MaintenanceAdapter::purge).
+    pub const fn off() -> Self {
+        Self { every: None, ..Self::new() }
+    }
+
+    /// Sets the pause between two rounds.
+    ///
+    /// A pause below 1 ms or above 365 days is invalid.
+    pub fn every(self, interval: Duration) -> Self {
+        Self { every: Some(interval), ..self }
+    }
+
+    /// Sets how many keys one statement deletes at most. A statement with fewer keys holds its locks
+    /// for a shorter time.
+    ///
+    /// 0 is invalid.
+    pub fn keys_per_statement(self, keys: u32) -> Self {
+        Self { keys_per_statement: keys, ..self }
+    }
+
+    pub(crate) fn check(self) -> Result<(), ConfigError> {
+        let pauses = Duration::from_millis(1)..=Duration::from_secs(365 * 86_400);
+        let is_pause = self.every.is_none_or(|every| pauses.contains(&every));
+        let every = self.every.unwrap_or_default();
+        check(is_pause, "every", "from 1 ms to 365 days", &every)?;
+        let keys = self.keys_per_statement;
+        check(keys > 0, "keys_per_statement", "at least 1", &keys)
+    }
+
+    fn is_off(self) -> bool {
+        self.every.is_none()
+    }
+
+    /// Purges until `stop`, or until `adapter` returns `None`: it is asked before each statement.
+    pub(crate) async fn run<A: MaintenanceAdapter>(
+        self,
+        adapter: impl Fn() -> Option<A>,
+        stop: CancellationToken,
+    ) {
+        let Some(every) = self.every else { return };
+        let mut pause = every.min(FIRST_WITHIN).mul_f64(rand::rng().random_range(0.5..=1.0));
+        let (mut retry, mut has_failed) = (FIRST_RETRY, false);
+        // For an alert on a purge that never succeeds.
+        observe::set_last_purge();
+        while stop.run_until_cancelled(sleep(pause)).await.is_some() {
+            let round = AssertUnwindSafe(self.round(&adapter, &stop)).catch_unwind();
+            let panicked = |_| Err(Error::new(ErrorKind::Unavailable, "purging keys: a panic"));
+            match round.await.unwrap_or_else(panicked) {
+                Ok(false) => return,
+                Ok(true) => (pause, retry, has_failed) = (every, FIRST_RETRY, false),
+                // The adapter may be closed.
+                Err(_) if stop.is_cancelled() => return,
+                Err(error) => {
+                    if has_failed {
+                        observe::purge_failed_again(&error);
+                    } else {
+                        observe::purge_failed(&error);
+                    }
+                    has_failed = true;
+                    (pause, retry) = (retry.min(every), retry.saturating_mul(2).min(every));
+                }
+            }
+            pause = pause.mul_f64(rand::rng().random_range(0.9..=1.1));
+        }
+    }
+
+    /// Deletes every key that can be purged. Returns `false` if it was stopped before; a stop waits for the current
+    /// statement.
+    async fn round<A: MaintenanceAdapter>(
+        self,
+        adapter: &impl Fn() -> Option<A>,
+        stop: &CancellationToken,
+    ) -> Result<bool, Error> {
+        while let Some(adapter) = adapter()
+            && !stop.is_cancelled()
+        {
+            let deleted = within(adapter.purge(self.keys_per_statement)).await?;
+            if deleted > 0 {
+                observe::purged(deleted);
+            }
+            if deleted < u64::from(self.keys_per_statement) {
+                observe::set_last_purge();
+                report(&within(adapter.stats()).await?);
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+impl Default for Purging {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+async fn within<T>(call: StoreFuture<'_, T>) -> Result<T, Error> {
+    let called = tokio::time::timeout(TIMEOUT, call).await;
+    called.unwrap_or_else(|_| Err(Error::new(ErrorKind::Timeout, "purging keys")))
+}
+
+fn report(stats: &Stats) {
+    let rows = [
+        ("in_flight", stats.in_flight),
+        ("lapsed", stats.lapsed),
+        ("released", stats.released),
+        ("complete", stats.complete),
+        ("expired", stats.expired),
+    ];
+    observe::table(rows, stats.oldest_lapsed, stats.bytes);
+}
 
 /// At most one task at a time. It ends with its runtime, or when this is dropped or stopped, after the current
 /// statement.
@@ -49,7 +217,7 @@ impl PurgeTask {
         let (store, closed) = (Arc::downgrade(store), pool.close_event());
         let purged = store.clone();
         let adapter = move || purged.upgrade().filter(|_| !is_clock_paused()).map(adapter);
-        let purge = purging.run(TIMEOUT, adapter, stop.clone());
+        let purge = purging.run(adapter, stop.clone());
         let purges = !purging.is_off() && !is_clock_paused();
         runtime.spawn(async move {
             let _permit = permit;

@@ -50,36 +50,16 @@ macro_rules! statements {
                 }
             }
 
-            #[cfg(test)]
-            $visibility fn all(&self) -> Vec<(&'static str, &str)> {
-                vec![$((stringify!($field), &*self.$field)),+]
+            /// Returns the statements by their names, for tests of their plans.
+            #[cfg(feature = "testing")]
+            $visibility fn by_name(&self) -> Vec<(&'static str, std::sync::Arc<str>)> {
+                vec![$((stringify!($field), std::sync::Arc::clone(&self.$field))),+]
             }
         }
     };
 }
 
 pub(in crate::adapter) use statements;
-
-/// Compares all statements of a dialect with the golden file, which reviewers read.
-///
-/// `UPDATE_GOLDEN=1 cargo test --lib golden` rewrites the file.
-#[cfg(test)]
-pub(in crate::adapter) fn check_golden(file: &str, statements: &[(&str, &str)]) {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
-    let texts = statements.iter().map(|(name, text)| format!("-- {name}\n{text};\n"));
-    let found = texts.collect::<Vec<_>>().join("\n");
-    assert!(!found.contains("{table"), "a placeholder was not replaced");
-    if std::env::var_os("UPDATE_GOLDEN").is_some() {
-        std::fs::write(&path, &found).unwrap();
-    }
-    let golden = std::fs::read_to_string(&path).unwrap_or_default();
-    let differs = golden.lines().zip(found.lines()).find(|(golden, found)| golden != found);
-    assert!(
-        golden == found,
-        "the statements differ from {file} (first: {differs:?}); \
-         after a review, run `UPDATE_GOLDEN=1 cargo test --lib golden`"
-    );
-}
 
 #[cfg(test)]
 mod tests {

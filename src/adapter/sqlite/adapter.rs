@@ -1,28 +1,18 @@
-//! [`SqliteAdapter`]: its calls and its maintenance.
+//! [`SqliteAdapter`]: how it is made.
 
-use std::future::Future;
-use std::pin::Pin;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable};
 use sqlx::sqlite::{SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
 
-use super::super::completion::Completion;
-use super::super::contract::{Abilities, DedupAdapter, StoreFuture};
-use super::super::inspect::{Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats};
-use super::super::replies::{ClaimReply, CompleteReply, RenewReply};
-use super::super::sql::adapter::sql_adapter;
-use super::super::sql::call::{Kind, RowReply, missing_reply, without_response};
-use super::super::sql::responses::{READING_RESPONSE, add_response};
-use super::super::stored::Fetch;
-use super::super::terms::CallTerms;
+use super::super::sql::store::{SqlAdapter, usable};
 use super::super::transaction::TransactionAdapter;
-use super::errors::{is_busy, store_error};
+use super::errors::is_busy;
 use super::options::SqliteOptions;
 use super::store::SqliteStore;
 use crate::error::{Error, ErrorKind};
-use crate::key::DedupKey;
 
 /// How long a statement waits for another process's lock. Less than the layer's default
 /// `store_timeout`, so that a held file becomes an error and frees the connection.
@@ -80,8 +70,8 @@ impl SqliteAdapter {
     ///
     /// Those of [`connect`](Self::connect), and [`ErrorKind::Config`] for an invalid option.
     pub async fn connect_with(url: &str, options: SqliteOptions) -> Result<Self, Error> {
-        options.check()?;
         let (options, connect) = options.read_url(url)?;
+        options.check()?;
         let connect = connect.busy_timeout(BUSY_TIMEOUT);
         let writing = connect
             .clone()
@@ -109,7 +99,7 @@ impl SqliteAdapter {
     /// Returns an adapter over a pool of yours, on the file that your service uses anyway.
     ///
     /// The pool's settings stay as they are: see [Your own pool](#your-own-pool). Renewals need a connection too.
-    /// [`close`](MaintenanceAdapter::close) leaves the pool open.
+    /// [`close`](crate::adapter::inspect::MaintenanceAdapter::close) leaves the pool open.
     #[must_use]
     pub fn new(pool: SqlitePool) -> Self {
         Self::with_options(pool, SqliteOptions::new())
@@ -131,35 +121,50 @@ impl SqliteAdapter {
         self.0.statements.create().into_iter().map(|sql| sql.to_string()).collect()
     }
 
-    async fn claim_once(&self, key: &DedupKey, terms: &CallTerms) -> Result<ClaimReply, Error> {
-        // A duplicate is not written, and waits for no writer.
-        let lookup = (key.clone(), without_response(terms.fetch()));
-        let row = self.0.lookups.submit(&self.0, lookup).await?;
-        let claimed = match row.map(|row| row.claimed(terms)).transpose()?.flatten() {
-            Some(known) => known,
-            None => self.call(Kind::claim(terms), key, terms, RowReply::claimed).await?,
-        };
-        // Boxed, because most calls read nothing.
-        let read = || {
-            Box::pin(async {
-                let _permit = self.0.response_reads.acquire().await;
-                let read = self.0.read(&[key], Fetch::DigestAndResponse).await;
-                let rows = read.map_err(|error| store_error(READING_RESPONSE, error))?;
-                Ok(rows.into_iter().flatten().next())
-            })
-        };
-        add_response(terms, claimed, read).await
+    #[cfg(feature = "testing")]
+    pub(crate) fn statements(&self) -> Vec<(&'static str, Arc<str>)> {
+        self.0.statements.by_name()
+    }
+
+    /// Makes the schema, if it does not exist. Many processes may call it at once.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Refused`] if the schema may not be made here, [`ErrorKind::Unavailable`] if the file cannot be
+    /// reached or written; the next call tries again.
+    pub async fn migrate(&self) -> Result<(), Error> {
+        usable(self)?.migrate().await
     }
 }
 
-sql_adapter!(SqliteAdapter, SqliteStore);
+impl SqlAdapter for SqliteAdapter {
+    type Store = SqliteStore;
+
+    fn of(store: Arc<SqliteStore>) -> Self {
+        Self(store)
+    }
+
+    fn store(&self) -> &Arc<SqliteStore> {
+        &self.0
+    }
+}
+
+impl TransactionAdapter for SqliteAdapter {}
+
+impl fmt::Debug for SqliteAdapter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut adapter = f.debug_struct("SqliteAdapter");
+        adapter.field("options", &self.0.options).finish_non_exhaustive()
+    }
+}
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::contract::{CallTerms, ClaimReply, DedupAdapter, Fetch, Token};
     use super::super::super::inspect::PURGE_GRACE;
-    use super::super::super::terms::Token;
     use super::super::store::RESPONSE_READS;
     use super::*;
+    use crate::key::DedupKey;
 
     #[tokio::test]
     async fn new_key_is_claimed_while_duplicates_wait_for_their_responses() {

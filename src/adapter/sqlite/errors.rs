@@ -7,7 +7,6 @@ use sqlx::error::DatabaseError;
 use super::super::sql::errors;
 use crate::error::Error;
 
-const ERROR: i64 = 1;
 const BUSY: i64 = 5;
 const LOCKED: i64 = 6;
 const READONLY: i64 = 8;
@@ -34,11 +33,6 @@ pub(super) fn is_busy(error: &sqlx::Error) -> bool {
 /// Returns `true` if one row may have caused the error: its value, or a trigger.
 pub(super) fn is_row_error(error: &sqlx::Error) -> bool {
     matches!(code(error), Some(TOOBIG | CONSTRAINT | MISMATCH))
-}
-
-/// Returns `true` for an error in SQL, as where there is no such table.
-pub(super) fn is_sql_error(error: &Error) -> bool {
-    errors::cause(error).and_then(code) == Some(ERROR)
 }
 
 fn code(error: &sqlx::Error) -> Option<i64> {

@@ -9,17 +9,17 @@ use super::super::inspect::{Entry, ForgetReply, ListFilter, Listing, Stats};
 use super::super::sql::inspection::{listing, stats};
 use super::super::sql::row::Columns as _;
 use super::super::sql::statement::query;
+use super::super::sql::store::SqlMaintenance;
 use super::super::stored::Fetch;
 use super::errors::store_error;
 use super::params::{keys_json, read_row};
-use super::session::Session;
-use super::store::{SqliteStore, acquire};
+use super::session::{Session, acquire};
+use super::store::SqliteStore;
 use crate::error::{Error, ErrorKind};
 use crate::key::DedupKey;
 
-impl SqliteStore {
-    /// Deletes at most `limit` expired keys.
-    pub(super) async fn purge(self: &Arc<Self>, limit: u32) -> Result<u64, Error> {
+impl SqlMaintenance for SqliteStore {
+    async fn purge(self: &Arc<Self>, limit: u32) -> Result<u64, Error> {
         self.write_in_task(move |store| async move {
             let fault = |error| store_error("purging", error);
             let connection = &mut *acquire(&store.writer).await.map_err(fault)?;
@@ -29,8 +29,7 @@ impl SqliteStore {
         .await
     }
 
-    /// Forgets a key, unless a live lease holds it.
-    pub(super) async fn forget(self: &Arc<Self>, key: &DedupKey) -> Result<ForgetReply, Error> {
+    async fn forget(self: &Arc<Self>, key: &DedupKey) -> Result<ForgetReply, Error> {
         let key = key.clone();
         self.write_in_task(|store| async move {
             let fault = |error| store_error("forgetting a key", error);
@@ -48,7 +47,7 @@ impl SqliteStore {
         .await
     }
 
-    pub(super) async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
+    async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
         let fault = |error| store_error("looking up a key", error);
         let get = query(&self.statements.get).bind(keys_json([key]));
         let row = get.fetch_optional(&self.readers).await.map_err(fault)?;
@@ -56,7 +55,7 @@ impl SqliteStore {
         read_row(&row, Fetch::DigestAndResponse).entry(row.text("event_type").map_err(fault)?)
     }
 
-    pub(super) async fn stats(&self) -> Result<Stats, Error> {
+    async fn stats(&self) -> Result<Stats, Error> {
         let read = async {
             let row = query(&self.statements.stats).fetch_one(&self.readers).await?;
             let bytes = query(&self.statements.bytes).fetch_one(&self.readers).await?;
@@ -65,8 +64,7 @@ impl SqliteStore {
         read.await.map_err(|error| store_error("reading statistics", error))
     }
 
-    /// Reads one portion of a list.
-    pub(super) async fn list(
+    async fn list(
         &self,
         filter: &ListFilter,
         after: Option<&str>,

@@ -8,7 +8,6 @@
 
 mod adapter;
 mod completion;
-mod dialect;
 mod errors;
 mod inspection;
 mod options;

@@ -5,44 +5,32 @@ use std::time::Duration;
 
 use sqlx::sqlite::SqliteConnectOptions;
 
-use super::super::purging::Purging;
-use super::super::sql::Batching;
-use super::super::sql::{Identifier, check_timeout, take_identifiers};
+use super::super::sql::Purging;
+use super::super::sql::options::{SqlOptions, check_timeout, take_names};
+use super::super::sql::queue::Bounds;
 use crate::error::ConfigError;
 
 /// How a [`SqliteAdapter`](super::SqliteAdapter) works. Set before the adapter exists.
+///
+/// The table's name is quoted in every statement. It matches `[A-Za-z_][A-Za-z0-9_]{0,47}`, and does not begin with
+/// `sqlite_`. [`connect_with`](super::SqliteAdapter::connect_with) reports an invalid option; without it, the first call
+/// does.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct SqliteOptions {
-    pub(super) table: Identifier,
-    pub(super) batching: Batching,
-    pub(super) purging: Purging,
+    pub(super) sql: SqlOptions,
     pub(super) write_lock_timeout: Duration,
 }
 
 impl SqliteOptions {
-    /// Returns the defaults: the table `webhook_deliveries`, [`Batching::new`], [`Purging::new`], and 5 s
-    /// to wait for the write lock.
+    /// Returns the defaults: the table `webhook_deliveries`, [`Purging::new`], and 5 s to wait for the write lock.
     pub fn new() -> Self {
-        Self {
-            table: Identifier::default_table(),
-            batching: Batching::new(),
-            purging: Purging::new(),
-            write_lock_timeout: Duration::from_secs(5),
-        }
+        Self { sql: SqlOptions::new(), write_lock_timeout: Duration::from_secs(5) }
     }
 
     /// Sets the table's name. The default is `webhook_deliveries`.
-    pub fn table(mut self, table: Identifier) -> Self {
-        self.table = table;
-        self
-    }
-
-    /// Sets how concurrent calls are sent together.
-    ///
-    /// There is one lane, on the connection that writes. Lookups are sent together as well.
-    pub fn batching(mut self, batching: Batching) -> Self {
-        self.batching = batching;
+    pub fn table(mut self, table: &str) -> Self {
+        table.clone_into(&mut self.sql.table);
         self
     }
 
@@ -50,7 +38,7 @@ impl SqliteOptions {
     ///
     /// A portion of 1,000 keys is one write among those of deliveries, in the order of their begin.
     pub fn purging(mut self, purging: Purging) -> Self {
-        self.purging = purging;
+        self.sql.purging = purging;
         self
     }
 
@@ -66,13 +54,18 @@ impl SqliteOptions {
     }
 
     pub(super) fn check(&self) -> Result<(), ConfigError> {
-        self.batching.check()?;
-        self.purging.check()?;
+        self.sql.check()?;
         check_timeout("write_lock_timeout", self.write_lock_timeout)
     }
 
-    pub(crate) fn table_name(&self) -> &Identifier {
-        &self.table
+    pub(crate) fn with_bounds(mut self, batch: usize, waiting: usize) -> Self {
+        let bounds = self.sql.bounds;
+        self.sql.bounds = Bounds { max_batch_keys: batch, max_queued_keys: waiting, ..bounds };
+        self
+    }
+
+    pub(crate) fn table_name(&self) -> &str {
+        &self.sql.table
     }
 
     /// Reads a URL: the name of the table into these options, everything else into sqlx's. For a pool
@@ -82,7 +75,7 @@ impl SqliteOptions {
     ///
     /// [`ConfigError`], for a URL that `connect_with` refuses. The error does not contain the URL.
     pub fn read_url(mut self, url: &str) -> Result<(Self, SqliteConnectOptions), ConfigError> {
-        let (url, [table]) = take_identifiers(url, ["dedup_table"])?;
+        let (url, [table]) = take_names(url, ["dedup_table"])?;
         if let Some(table) = table {
             self = self.table(table);
         }

@@ -7,11 +7,11 @@ use sqlx::sqlite::SqliteConnection;
 use super::super::replies::ClaimReply;
 use super::super::sql::batch::claimed;
 use super::super::sql::call::{Kind, rows_of};
+use super::super::sql::store::usable;
 use super::super::terms::{CallTerms, Token};
 use super::adapter::SqliteAdapter;
 use super::errors::store_error;
 use super::session::Session;
-use super::store::SqliteStore;
 use crate::error::Error;
 use crate::key::DedupKey;
 
@@ -26,29 +26,14 @@ impl SqliteAdapter {
         key: &DedupKey,
         retention: Duration,
     ) -> Result<ClaimReply, Error> {
-        let store = &self.0;
-        // Looked for on this connection: another one would wait for its transaction.
-        store.ready_within(connection).await?;
+        let store = usable(self)?;
+        // On this connection: another one would wait for its transaction, which holds the file.
+        store.prepare_within(connection).await?;
         let terms = CallTerms::on_claim(Token::random(), retention);
-        let mut claimed = record(store, connection, key, &terms).await;
-        if claimed.is_err() && store.lacks_table(connection).await {
-            store.ready_within(connection).await?;
-            claimed = record(store, connection, key, &terms).await;
-        }
-        claimed
+        let rows = rows_of(std::slice::from_ref(key), &terms, |_| 0);
+        let mut session = Session { connection, statements: &store.statements };
+        let written = session.write(Kind::ClaimComplete, &rows, vec![None], &mut false).await;
+        let fault = |error| store_error("claiming a key in a transaction", error);
+        Ok(claimed(written.map_err(fault)?)?.remove(0))
     }
-}
-
-/// Claims the key, complete at once. The transaction holds the file, so no other process writes.
-async fn record(
-    store: &SqliteStore,
-    connection: &mut SqliteConnection,
-    key: &DedupKey,
-    terms: &CallTerms,
-) -> Result<ClaimReply, Error> {
-    let rows = rows_of(std::slice::from_ref(key), terms, |_| 0);
-    let mut session = Session { connection, statements: &store.statements };
-    let written = session.write(Kind::ClaimComplete, &rows, vec![None], &mut false).await;
-    let written = written.map_err(|error| store_error("claiming a key in a transaction", error))?;
-    Ok(claimed(written)?.remove(0))
 }

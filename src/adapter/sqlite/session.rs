@@ -7,20 +7,72 @@
 
 use std::sync::Arc;
 
-use sqlx::Row as _;
-use sqlx::sqlite::{SqliteConnection, SqliteRow};
+use sqlx::pool::PoolConnection;
+use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool, SqliteRow};
+use sqlx::{Connection as _, Row as _};
+use tokio::sync::OwnedMutexGuard;
 
 use super::super::replies::RenewReply;
-use super::super::sql::batch::{TRIES, unanswered};
-use super::super::sql::call::{Kind, Replied, RowCall, RowReply, checked, select, stores_data};
-use super::super::sql::responses::most_read;
+use super::super::sql::batch::{Failed, RowExecutor, TRIES, unanswered};
+use super::super::sql::call::{
+    Kind, Replied, RowCall, RowReply, checked, most_read, select, stores_data,
+};
 use super::super::sql::row::{Row, completed};
 use super::super::sql::statement::query;
 use super::super::stored::Fetch;
 use super::super::terms::Token;
+use super::errors::{is_row_error, store_error};
 use super::params::{keys_json, rows_in_order, rows_json, with_indexes};
 use super::statements::Statements;
 use crate::key::DedupKey;
+
+/// The right to write to the file.
+pub(super) type WriteGuard = OwnedMutexGuard<()>;
+
+/// Sends a batch under the write lock.
+pub(in crate::adapter) struct Writer {
+    pub(super) pool: SqlitePool,
+    pub(super) statements: Arc<Statements>,
+    pub(super) _lock: WriteGuard,
+}
+
+impl RowExecutor for Writer {
+    /// If it is dropped, the statement runs to its end on the connection's own thread, and its outcome is unknown.
+    async fn execute(
+        &mut self,
+        kind: Kind,
+        rows: &[RowCall<'_>],
+    ) -> (Vec<Replied>, Option<Failed>) {
+        let mut has_written = false;
+        let executed = async {
+            let connection = &mut *acquire(&self.pool).await?;
+            let mut session = Session { connection, statements: &self.statements };
+            session.execute(kind, rows, &mut has_written).await
+        };
+        let error = match executed.await {
+            Ok(replies) => return (replies, None),
+            Err(error) => error,
+        };
+        let is_row_error = is_row_error(&error);
+        let error = store_error(kind.context(), error);
+        let error = if has_written { error.with_unknown_outcome() } else { error };
+        (rows.iter().map(|_| None).collect(), Some(Failed { error, is_row_error }))
+    }
+}
+
+/// Returns a connection of a pool. One that sqlx believes to be in a transaction is closed: a transaction of the user's
+/// has ended without sqlx's knowledge, and the next one may be open still. Nobody would commit what is written in it, and
+/// it does not see what others have written since.
+pub(super) async fn acquire(pool: &SqlitePool) -> Result<PoolConnection<Sqlite>, sqlx::Error> {
+    loop {
+        let connection = pool.acquire().await?;
+        if !connection.is_in_transaction() {
+            return Ok(connection);
+        }
+        // The connection is closed in any case.
+        let _ = connection.close().await;
+    }
+}
 
 /// A connection that may write: under the write lock, or in a transaction that holds the file.
 pub(super) struct Session<'c> {

@@ -10,7 +10,6 @@
 use std::sync::Arc;
 
 use super::super::inspect::PURGE_GRACE;
-use super::super::sql::Identifier;
 use super::super::sql::inspection::{COUNTED, PORTION};
 use super::super::sql::statement::{render, statements};
 use super::super::stored::Fetch;
@@ -46,7 +45,6 @@ statements! {
         release_complete,
         forget,
         read,
-        read_digest,
         get,
         purge,
         list,
@@ -62,14 +60,22 @@ statements! {
 }
 
 impl Statements {
-    pub(super) fn new(name: &Identifier) -> Self {
+    pub(super) fn new(name: &str) -> Self {
         // Quoted: a name may be a word of SQL.
+        let (table, now) = (("table", &*format!("\"{name}\"")), ("now", NOW));
+        let complete_rows = |attempts| {
+            let values = [table, now, ("attempts", attempts)];
+            render(include_str!("sql/complete_rows.sql"), &values)
+        };
         let values = [
-            ("name", name.as_str()),
-            ("table", &*format!("\"{name}\"")),
+            ("name", name),
+            table,
+            now,
+            ("complete_rows", &*complete_rows("0")),
+            ("claimed_rows", &*complete_rows("1")),
+            ("leased_rows", &*render(include_str!("sql/leased_rows.sql"), &[table, now])),
             ("version_table", &*format!("\"{name}_schema\"")),
             ("version", &*VERSION.to_string()),
-            ("now", NOW),
             ("state", STATE),
             ("grace_ms", &*PURGE_GRACE.as_millis().to_string()),
             ("counted", &*COUNTED.to_string()),
@@ -86,21 +92,8 @@ impl Statements {
     /// Returns the statement that reads rows with as much of their stored data.
     pub(super) fn read(&self, fetch: Fetch) -> &Arc<str> {
         match fetch {
-            Fetch::Nothing => &self.read,
-            Fetch::Digest => &self.read_digest,
+            Fetch::Nothing | Fetch::Digest => &self.read,
             Fetch::DigestAndResponse => &self.get,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::super::sql::statement::check_golden;
-    use super::*;
-
-    #[test]
-    fn golden() {
-        let statements = Statements::new(&Identifier::default_table());
-        check_golden("src/adapter/sqlite/sql/golden.txt", &statements.all());
     }
 }

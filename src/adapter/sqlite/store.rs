@@ -4,21 +4,23 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use sqlx::pool::PoolConnection;
 use sqlx::sqlite::{Sqlite, SqliteConnection, SqliteExecutor, SqlitePool};
 use sqlx::{ConnectOptions, Connection, Row as _};
-use tokio::sync::{Mutex, OwnedMutexGuard, Semaphore, oneshot};
+use tokio::sync::{Mutex, Semaphore, oneshot};
 
-use super::super::sql::call::Call;
-use super::super::sql::options::check_open;
-use super::super::sql::purge::PurgeTask;
-use super::super::sql::queue::{BatchItem, Batcher};
+use super::super::completion::Completion;
+use super::super::replies::ClaimReply;
+use super::super::sql::call::without_response;
+use super::super::sql::queue::{BatchExecutor, BatchItem, Batcher, Bounds, Waits};
 use super::super::sql::row::Row;
 use super::super::sql::statement::query;
+use super::super::sql::store::{Common, READING_RESPONSE, SqlStore};
 use super::super::stored::Fetch;
-use super::errors::{is_sql_error, store_error};
+use super::super::terms::CallTerms;
+use super::completion::completion;
+use super::errors::store_error;
 use super::options::SqliteOptions;
-use super::session::Session;
+use super::session::{Session, WriteGuard, Writer, acquire};
 use super::statements::{Statements, VERSION};
 use super::write_lock::{FileLocks, locks_of};
 use crate::error::{Error, ErrorKind};
@@ -32,7 +34,7 @@ const LOOKUP_LANES: usize = 2;
 pub(super) const RESPONSE_READS: u32 = 2;
 
 /// The state that all handles of an adapter share.
-pub(super) struct SqliteStore {
+pub(in crate::adapter) struct SqliteStore {
     pub(super) readers: SqlitePool,
     pub(super) writer: SqlitePool,
     /// Whether the pool is the user's, whose settings are only checked.
@@ -40,21 +42,16 @@ pub(super) struct SqliteStore {
     pub(super) options: SqliteOptions,
     /// Serves writers in the order of arrival. SQLite's own lock does not.
     locks: Arc<FileLocks>,
-    pub(super) statements: Statements,
+    pub(super) statements: Arc<Statements>,
     pub(super) lookups: Batcher<Lookup>,
-    pub(super) calls: Batcher<Call>,
-    pub(super) purge_task: PurgeTask,
+    common: Common,
     /// Leaves connections for lookups while other callers read large responses.
     pub(super) response_reads: Semaphore,
     /// Open from the first use on. When the last connection to a file closes, SQLite removes `-wal` and
     /// `-shm`, and the pools close idle connections.
     held: Mutex<Option<SqliteConnection>>,
-    has_schema: AtomicBool,
     closed: AtomicBool,
 }
-
-/// The right to write to the file.
-pub(super) type WriteGuard = OwnedMutexGuard<()>;
 
 /// One caller's question for a row.
 pub(super) type Lookup = (DedupKey, Fetch);
@@ -80,13 +77,16 @@ impl SqliteStore {
     ) -> Self {
         Self {
             locks: locks_of(&writer.connect_options()),
-            statements: Statements::new(&options.table),
-            lookups: Batcher::new(options.batching.lanes(LOOKUP_LANES)),
-            calls: Batcher::new(options.batching.lanes(1)),
-            purge_task: PurgeTask::new(options.purging),
+            statements: Arc::new(Statements::new(&options.sql.table)),
+            lookups: Batcher::new(Bounds { lanes: LOOKUP_LANES, ..options.sql.bounds }),
+            // SQLite has one writer.
+            common: Common::new(
+                &options.sql,
+                Bounds { lanes: 1, ..options.sql.bounds },
+                options.check(),
+            ),
             response_reads: Semaphore::new(RESPONSE_READS as usize),
             held: Mutex::default(),
-            has_schema: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             readers,
             writer,
@@ -95,44 +95,7 @@ impl SqliteStore {
         }
     }
 
-    pub(super) fn pool(&self) -> &SqlitePool {
-        &self.writer
-    }
-
-    /// The pool was closed. Nothing follows: the file is held until the last handle is dropped.
-    pub(super) fn on_close(&self) {}
-
-    /// Runs a call once the table exists; and once more if the table is gone, which is then made again.
-    pub(super) async fn with_table<T, F>(self: &Arc<Self>, call: impl Fn() -> F) -> Result<T, Error>
-    where
-        F: Future<Output = Result<T, Error>>,
-    {
-        self.ready().await?;
-        match call().await {
-            // Boxed, because it is rare.
-            Err(error) if Box::pin(self.had_no_table(&error)).await => {
-                self.ready().await?;
-                Box::pin(call()).await
-            }
-            reply => reply,
-        }
-    }
-
-    async fn ready(self: &Arc<Self>) -> Result<(), Error> {
-        check_open(self.closed.load(Ordering::Acquire), self.options.check())?;
-        self.ensure_purge();
-        if self.has_schema.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        Box::pin(self.make_schema()).await
-    }
-
     pub(super) async fn migrate(self: &Arc<Self>) -> Result<(), Error> {
-        check_open(self.closed.load(Ordering::Acquire), self.options.check())?;
-        self.make_schema().await
-    }
-
-    async fn make_schema(self: &Arc<Self>) -> Result<(), Error> {
         let fault = |error| store_error(PREPARING, error);
         if !self.finds_schema().await.map_err(fault)? {
             self.write_in_task(|store| async move { store.create().await }).await?;
@@ -141,7 +104,7 @@ impl SqliteStore {
             self.check_settings().await.map_err(fault)?;
         }
         self.hold_file().await?;
-        self.has_schema.store(true, Ordering::Release);
+        self.common.set_has_table();
         Ok(())
     }
 
@@ -175,52 +138,18 @@ impl SqliteStore {
         Ok(())
     }
 
-    /// Returns `true` if a call failed because the table was gone: dropped, or in a file that was
-    /// restored without it. SQLite's code is that of any error in SQL, so the table is looked for.
-    async fn had_no_table(&self, error: &Error) -> bool {
-        if !is_sql_error(error) {
-            return false;
-        }
-        let Ok(exists) = self.finds_schema().await else { return false };
-        // If the table exists, another call that missed it has made it since.
-        if !exists {
-            self.forget_schema();
-        }
-        true
-    }
-
     /// Makes the schema in a transaction of the user's, if it does not exist. Whether it stays is for
     /// that transaction to decide.
-    pub(super) async fn ready_within(
-        self: &Arc<Self>,
+    pub(super) async fn prepare_within(
+        &self,
         connection: &mut SqliteConnection,
     ) -> Result<(), Error> {
-        check_open(self.closed.load(Ordering::Acquire), self.options.check())?;
-        self.ensure_purge();
-        if self.has_schema.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        self.create_in(connection).await
-    }
-
-    /// Returns `true` if the table is gone, as a transaction of the user's sees it.
-    pub(super) async fn lacks_table(&self, connection: &mut SqliteConnection) -> bool {
-        let is_gone = matches!(self.has_tables(connection).await, Ok(false));
-        if is_gone {
-            self.forget_schema();
-        }
-        is_gone
+        if self.common.has_table() { Ok(()) } else { self.create_in(connection).await }
     }
 
     async fn has_tables(&self, on: impl SqliteExecutor<'_>) -> Result<bool, sqlx::Error> {
         // Both tables and the index.
         Ok(query(&self.statements.tables).fetch_one(on).await?.try_get::<i64, _>(0)? == 3)
-    }
-
-    fn forget_schema(&self) {
-        if self.has_schema.swap(false, Ordering::AcqRel) {
-            observe::sqlite_table_is_gone(self.options.table.as_str());
-        }
     }
 
     async fn finds_schema(&self) -> Result<bool, sqlx::Error> {
@@ -294,10 +223,49 @@ impl SqliteStore {
         let connection = &mut *acquire(&self.readers).await?;
         Session { connection, statements: &self.statements }.read(keys, fetch).await
     }
+}
 
-    pub(super) async fn close(&self) {
+impl BatchExecutor<Lookup> for SqliteStore {
+    type SendGuard = ();
+
+    async fn send_guard(self: &Arc<Self>) -> Result<(), Error> {
+        Ok(())
+    }
+
+    async fn execute(
+        self: &Arc<Self>,
+        (): (),
+        batch: Vec<Lookup>,
+        _: &Waits<'_>,
+    ) -> Vec<Result<Option<Row>, Error>> {
+        let fetch = batch.first().map_or(Fetch::Nothing, |(_, fetch)| *fetch);
+        let keys: Vec<&DedupKey> = batch.iter().map(|(key, _)| key).collect();
+        match self.read(&keys, fetch).await {
+            Ok(rows) => rows.into_iter().map(Ok).collect(),
+            Err(error) => vec![Err(store_error("looking up keys", error)); batch.len()],
+        }
+    }
+}
+
+impl SqlStore for SqliteStore {
+    type Database = Sqlite;
+    type Session = Writer;
+
+    fn common(&self) -> &Common {
+        &self.common
+    }
+
+    fn pool(&self) -> &SqlitePool {
+        &self.writer
+    }
+
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    async fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        self.purge_task.stop();
+        self.common.stop();
         if !self.user_pool {
             self.readers.close().await;
             self.writer.close().await;
@@ -307,18 +275,44 @@ impl SqliteStore {
             let _ = held.close().await;
         }
     }
-}
 
-/// Returns a connection of a pool. One that sqlx believes to be in a transaction is closed: a transaction of the user's
-/// has ended without sqlx's knowledge, and the next one may be open still. Nobody would commit what is written in it, and
-/// it does not see what others have written since.
-pub(super) async fn acquire(pool: &SqlitePool) -> Result<PoolConnection<Sqlite>, sqlx::Error> {
-    loop {
-        let connection = pool.acquire().await?;
-        if !connection.is_in_transaction() {
-            return Ok(connection);
-        }
-        // The connection is closed in any case.
-        let _ = connection.close().await;
+    async fn prepare(self: &Arc<Self>) -> Result<(), Error> {
+        self.migrate().await
+    }
+
+    /// The order of the keys is enough.
+    fn hash(_: &DedupKey) -> u128 {
+        0
+    }
+
+    /// A batch has the lock before it takes its calls: a write is executed only for a caller that still waits, and a
+    /// release that follows needs the lock too. So it is a fence. The same with a second batch beside a late one.
+    async fn session(self: &Arc<Self>, _: bool) -> Result<Writer, Error> {
+        // After an error nothing was sent to the file.
+        let lock = self.write_lock(ErrorKind::Refused).await?;
+        let statements = Arc::clone(&self.statements);
+        Ok(Writer { pool: self.writer.clone(), statements, _lock: lock })
+    }
+
+    /// A duplicate is not written, and waits for no writer.
+    async fn look_up(
+        self: &Arc<Self>,
+        key: &DedupKey,
+        terms: &CallTerms,
+    ) -> Result<Option<ClaimReply>, Error> {
+        let lookup = (key.clone(), without_response(terms.fetch()));
+        let row = self.lookups.submit(self, lookup).await?;
+        Ok(row.map(|row| row.claimed(terms)).transpose()?.flatten())
+    }
+
+    async fn read_response(&self, key: &DedupKey) -> Result<Option<Row>, Error> {
+        let _permit = self.response_reads.acquire().await;
+        let read = self.read(&[key], Fetch::DigestAndResponse).await;
+        let rows = read.map_err(|error| store_error(READING_RESPONSE, error))?;
+        Ok(rows.into_iter().flatten().next())
+    }
+
+    fn completion(&self, keys: &[DedupKey], terms: &CallTerms, mark: Option<&str>) -> Completion {
+        completion(&self.statements, self.options.write_lock_timeout, keys, terms, mark)
     }
 }

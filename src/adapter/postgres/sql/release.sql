@@ -3,18 +3,7 @@
 -- A release is a fence: it raises the version of each row, and inserts an expired row where there is none. So no
 -- claim of the token takes effect any more that was made before it. The inserted row has the token, because
 -- `excluded` must name it, and no lease, because a row without a lease is nobody's.
-WITH settings AS MATERIALIZED (
-  SELECT set_config('lock_timeout', '{wait}', true) AS lock_timeout, {durable} AS durability
-){pass_held}
-INSERT INTO {table} AS t (
-  key, namespace, id, token, attempts, takeover, first_seen_at, expires_at
-)
-SELECT a.key, a.namespace, a.id, a.token, 0, false, clock_timestamp(), clock_timestamp()
-FROM settings
-CROSS JOIN unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[]) AS a (key, namespace, id, token){pass_unless_held}
-ORDER BY a.key
-ON CONFLICT (key) DO UPDATE SET
-  version = t.version + 1,
+{release_rows}
   token = CASE WHEN t.completed_at IS NULL THEN nullif(t.token, excluded.token) ELSE t.token END,
   lease_until = CASE WHEN t.completed_at IS NULL AND t.token = excluded.token THEN NULL ELSE t.lease_until END,
   expires_at = greatest(t.expires_at, clock_timestamp())

@@ -1,5 +1,7 @@
 //! [`Batcher`]: the callers' side of the queue. [`Lane`]: the task that sends one batch after the other. [`Queue`]: the
 //! calls that wait, and which of them form the next batch.
+//!
+//! The model in `tests/protocol/queue` compiles this file too: it names nothing but `super::runtime` and `crate::error`.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -12,9 +14,24 @@ use futures_util::FutureExt;
 use tokio::sync::oneshot;
 
 use super::runtime::{Mutex, late, spawn, yield_now};
-// The model compiles this file as well.
-use crate::adapter::sql::options::Batching;
 use crate::error::{Error, ErrorKind};
+
+/// How much a queue does at once.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::adapter) struct Bounds {
+    /// How many batches are sent at the same time; up to twice as many while batches are late.
+    pub(in crate::adapter) lanes: usize,
+    /// How many calls one batch takes.
+    pub(in crate::adapter) max_batch_keys: usize,
+    /// How many calls may wait, before claims are refused.
+    pub(in crate::adapter) max_queued_keys: usize,
+}
+
+impl Bounds {
+    pub(in crate::adapter) const fn new() -> Self {
+        Self { lanes: 2, max_batch_keys: 1_024, max_queued_keys: 16_384 }
+    }
+}
 
 /// One call.
 pub(in crate::adapter) trait BatchItem: Send + 'static {
@@ -39,11 +56,11 @@ pub(in crate::adapter) trait BatchExecutor<I: BatchItem>:
     type SendGuard: Send;
 
     /// Acquires the guard. An error is the reply to all calls of the batch that the lane takes then.
-    fn send_guard(&self) -> impl Future<Output = Result<Self::SendGuard, Error>> + Send;
+    fn send_guard(self: &Arc<Self>) -> impl Future<Output = Result<Self::SendGuard, Error>> + Send;
 
     /// Returns one reply for each call, in their order. A batch goes on if a caller stops waiting.
     fn execute(
-        &self,
+        self: &Arc<Self>,
         guard: Self::SendGuard,
         batch: Vec<I>,
         waits: &Waits<'_>,
@@ -62,8 +79,8 @@ const MAX_TRIES: usize = 4;
 pub(in crate::adapter) struct Batcher<I: BatchItem>(Arc<Mutex<Queue<I>>>);
 
 impl<I: BatchItem> Batcher<I> {
-    pub(in crate::adapter) fn new(batching: Batching) -> Self {
-        Self(Arc::new(Mutex::new(Queue::new(batching))))
+    pub(in crate::adapter) fn new(bounds: Bounds) -> Self {
+        Self(Arc::new(Mutex::new(Queue::new(bounds))))
     }
 
     /// Queues a call, and waits for its reply.
@@ -96,8 +113,7 @@ impl<I: BatchItem> Batcher<I> {
     }
 
     /// Returns how many keys wait; `None` if there are no lanes.
-    #[cfg(test)]
-    #[allow(dead_code, reason = "used by the model, which compiles its own copy of this file")]
+    #[cfg(shuttle)]
     pub(super) fn waiting(&self) -> Option<usize> {
         let queue = lock(&self.0);
         (queue.lanes > 0).then_some(queue.waiting.len())
@@ -263,7 +279,7 @@ pub(super) struct Waiting<I: BatchItem> {
 
 /// The waiting calls, and how many lanes send them.
 pub(super) struct Queue<I: BatchItem> {
-    batching: Batching,
+    bounds: Bounds,
     /// In the order of their tickets.
     waiting: VecDeque<Waiting<I>>,
     next_ticket: u64,
@@ -276,15 +292,15 @@ pub(super) struct Queue<I: BatchItem> {
 }
 
 impl<I: BatchItem> Queue<I> {
-    pub(super) fn new(batching: Batching) -> Self {
+    pub(super) fn new(bounds: Bounds) -> Self {
         let waiting = VecDeque::new();
-        Self { batching, waiting, next_ticket: 0, lanes: 0, sending: 0, late: 0 }
+        Self { bounds, waiting, next_ticket: 0, lanes: 0, sending: 0, late: 0 }
     }
 
     /// Returns the call's ticket. A caller that drops its future gives its room back itself, so a refusal looks at no
     /// call: callers are refused while the store is slow.
     pub(super) fn push(&mut self, item: I, reply: ReplySender<I>) -> Result<u64, Error> {
-        if item.is_bounded() && self.waiting.len() >= self.batching.max_queued_keys {
+        if item.is_bounded() && self.waiting.len() >= self.bounds.max_queued_keys {
             return Err(Error::new(ErrorKind::Overloaded, "queueing a call"));
         }
         let ticket = self.next_ticket;
@@ -304,7 +320,7 @@ impl<I: BatchItem> Queue<I> {
     /// Beside other lanes, [`KEYS_WORTH_A_LANE`] have to wait, or any call while a batch is late; and all lanes have to be
     /// sending, because one that is not takes the waiting calls next.
     pub(super) fn opens_lane(&mut self) -> bool {
-        let worth_a_lane = KEYS_WORTH_A_LANE.min(self.batching.max_batch_keys);
+        let worth_a_lane = KEYS_WORTH_A_LANE.min(self.bounds.max_batch_keys);
         let is_worth_it = self.waiting.len() >= worth_a_lane || self.late > 0;
         let has_place = self.lanes < self.max_lanes() && self.sending == self.lanes;
         let opens = !self.waiting.is_empty() && (self.lanes == 0 || is_worth_it && has_place);
@@ -329,7 +345,7 @@ impl<I: BatchItem> Queue<I> {
 
     /// Lanes whose batches are late do not count, up to the number of lanes.
     fn max_lanes(&self) -> usize {
-        let lanes = self.batching.lanes;
+        let lanes = self.bounds.lanes;
         lanes.saturating_add(self.late.min(lanes))
     }
 
@@ -340,7 +356,7 @@ impl<I: BatchItem> Queue<I> {
 
     /// Takes the calls that can be sent together, from the front, for a lane that sends them now.
     pub(super) fn take(&mut self) -> Vec<Waiting<I>> {
-        let max_calls = self.batching.max_batch_keys;
+        let max_calls = self.bounds.max_batch_keys;
         self.sending += 1;
         let (mut batch, mut skipped): (Vec<Waiting<I>>, Vec<_>) = (Vec::new(), Vec::new());
         while batch.len() < max_calls

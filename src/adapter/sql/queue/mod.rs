@@ -19,13 +19,9 @@
 //!    were the last lanes, callers that still wait send the others again.
 
 mod batcher;
-#[cfg(test)]
-#[cfg(shuttle)]
-#[allow(clippy::duplicate_mod, reason = "the model compiles the same source over another runtime")]
-mod model;
 mod runtime;
 
-pub(in crate::adapter) use batcher::{BatchExecutor, BatchItem, Batcher, Waits};
+pub(in crate::adapter) use batcher::{BatchExecutor, BatchItem, Batcher, Bounds, Waits};
 
 #[cfg(test)]
 mod tests {
@@ -35,7 +31,6 @@ mod tests {
     use tokio::runtime::Builder;
     use tokio::time::timeout;
 
-    use super::super::Batching;
     use super::*;
     use crate::error::Error;
 
@@ -56,11 +51,16 @@ mod tests {
     impl BatchExecutor<u32> for Echo {
         type SendGuard = ();
 
-        async fn send_guard(&self) -> Result<(), Error> {
+        async fn send_guard(self: &Arc<Self>) -> Result<(), Error> {
             Ok(())
         }
 
-        async fn execute(&self, (): (), batch: Vec<u32>, _: &Waits<'_>) -> Vec<Result<u32, Error>> {
+        async fn execute(
+            self: &Arc<Self>,
+            (): (),
+            batch: Vec<u32>,
+            _: &Waits<'_>,
+        ) -> Vec<Result<u32, Error>> {
             tokio::time::sleep(Duration::from_millis(1)).await;
             batch.into_iter().map(Ok).collect()
         }
@@ -72,7 +72,8 @@ mod tests {
         // A caller that has its reply goes on before another task.
         let runtime =
             || Builder::new_current_thread().enable_time().event_interval(1).build().unwrap();
-        let (runtimes, batcher) = ([runtime(), runtime()], Batcher::new(Batching::new().lanes(1)));
+        let (runtimes, batcher) =
+            ([runtime(), runtime()], Batcher::new(Bounds { lanes: 1, ..Bounds::new() }));
         let echo = Arc::new(Echo);
         for number in 0..6 {
             let call =
@@ -86,7 +87,8 @@ mod tests {
     /// and must not wait for this thread.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn caller_that_blocks_its_thread_delays_no_other() {
-        let batcher = Arc::new(Batcher::new(Batching::new().lanes(1).max_batch_keys(1)));
+        let bounds = Bounds { lanes: 1, max_batch_keys: 1, ..Bounds::new() };
+        let batcher = Arc::new(Batcher::new(bounds));
         let submit = |number| {
             let batcher = Arc::clone(&batcher);
             async move { batcher.submit(&Arc::new(Echo), number).await }

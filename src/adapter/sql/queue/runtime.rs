@@ -1,4 +1,4 @@
-//! What the queue needs of a runtime. The model in `model` replaces this file.
+//! What the queue needs of a runtime. The model in `tests/protocol/queue` replaces this file.
 
 use std::future::{Future, poll_fn};
 use std::task::Poll;

@@ -1,14 +1,7 @@
 -- Claims rows that no live lease holds, those that the caller's own token holds, and missing rows.
 -- A claim that is repeated with its token counts no attempt. A key that is claimed again after it has
 -- expired loses its stored data.
-INSERT INTO {table} AS t (
-  namespace, id, token, lease_until, attempts, takeover,
-  first_seen_at, completed_at, expires_at, event_type
-)
-SELECT value ->> 0, value ->> 1, unhex(value ->> 2), {now} + (value ->> 4), 1, 0,
-  {now}, NULL, {now} + (value ->> 3), value ->> 5
-FROM json_each(?1)
-WHERE true
+{leased_rows}
 ON CONFLICT (namespace, id) DO UPDATE SET
   token = excluded.token,
   lease_until = excluded.lease_until,

@@ -3,16 +3,7 @@
 -- The holder's token stays: it shows whether the caller held the key. An inserted row has no
 -- attempts: that shows that it was inserted. A row that was complete before is not written again, unless the same token
 -- adds a response to a row without one.
-INSERT INTO {table} AS t (
-  namespace, id, token, lease_until, attempts, takeover,
-  first_seen_at, completed_at, expires_at, event_type,
-  payload_sha256, response_status, response_headers, response_body
-)
-SELECT value ->> 0, value ->> 1, unhex(value ->> 2), NULL, 0, 0,
-  {now}, {now}, {now} + (value ->> 3), value ->> 5,
-  unhex(value ->> 6), value ->> 7, value ->> 8, unhex(value ->> 9)
-FROM json_each(?1)
-WHERE true
+{complete_rows}
 ON CONFLICT (namespace, id) DO UPDATE SET
   completed_at = CASE WHEN t.expires_at > {now} THEN coalesce(t.completed_at, excluded.completed_at)
     ELSE excluded.completed_at END,

@@ -1,12 +1,5 @@
 -- Moves the lease of rows that their token holds, and inserts missing rows.
-INSERT INTO {table} AS t (
-  namespace, id, token, lease_until, attempts, takeover,
-  first_seen_at, completed_at, expires_at, event_type
-)
-SELECT value ->> 0, value ->> 1, unhex(value ->> 2), {now} + (value ->> 4), 1, 0,
-  {now}, NULL, {now} + (value ->> 3), value ->> 5
-FROM json_each(?1)
-WHERE true
+{leased_rows}
 ON CONFLICT (namespace, id) DO UPDATE SET lease_until = excluded.lease_until
 WHERE (t.completed_at IS NULL AND t.token IS excluded.token)
 RETURNING namespace, id

@@ -1,6 +1,4 @@
-//! The queue under many thousand interleavings: callers that drop their futures, batches that fail,
-//! hang or are late, and lanes that are dropped early. The source of the queue is compiled a second
-//! time, over a modelled runtime.
+//! The callers, the store, and the worlds in which they meet.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,23 +6,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use futures_util::FutureExt;
 use shuttle::rand::{Rng, thread_rng};
 
-use super::super::options::Batching;
 use crate::error::{Error, ErrorKind};
 
-#[path = "../batcher.rs"]
-mod batcher;
-mod counts;
-mod runtime;
+use super::batcher::{BatchExecutor, BatchItem, Batcher, Bounds, Waits};
+use super::runtime;
 
-use batcher::{BatchExecutor, BatchItem, Batcher, Waits};
-
-const MAX_BATCH_KEYS: usize = 4;
+pub(super) const MAX_BATCH_KEYS: usize = 4;
 const MAX_QUEUED_KEYS: usize = 12;
 
 /// Calls of one kind join.
-struct Item {
-    number: usize,
-    kind: u8,
+pub(super) struct Item {
+    pub(super) number: usize,
+    pub(super) kind: u8,
 }
 
 impl BatchItem for Item {
@@ -72,13 +65,18 @@ impl Drop for Sending<'_> {
 impl BatchExecutor<Item> for Store {
     type SendGuard = ();
 
-    async fn send_guard(&self) -> Result<(), Error> {
+    async fn send_guard(self: &Arc<Self>) -> Result<(), Error> {
         shuttle::future::yield_now().await;
         self.unused_guards.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }
 
-    async fn execute(&self, (): (), batch: Vec<Item>, _: &Waits<'_>) -> Vec<Result<usize, Error>> {
+    async fn execute(
+        self: &Arc<Self>,
+        (): (),
+        batch: Vec<Item>,
+        _: &Waits<'_>,
+    ) -> Vec<Result<usize, Error>> {
         self.unused_guards.fetch_sub(1, Ordering::SeqCst);
         assert!(batch.len() <= MAX_BATCH_KEYS, "{} keys in one batch", batch.len());
         assert!(batch.iter().all(|item| item.can_join(&batch[0])), "calls that cannot join");
@@ -180,8 +178,11 @@ fn check(world: World) {
         move || {
             runtime::STOPS.set(world.stops);
             runtime::LATE.set(world.late);
-            let batching = Batching::new().lanes(world.lanes).max_batch_keys(MAX_BATCH_KEYS);
-            let batcher = Arc::new(Batcher::new(batching.max_queued_keys(MAX_QUEUED_KEYS)));
+            let batcher = Arc::new(Batcher::new(Bounds {
+                lanes: world.lanes,
+                max_batch_keys: MAX_BATCH_KEYS,
+                max_queued_keys: MAX_QUEUED_KEYS,
+            }));
             let store = Arc::new(Store {
                 world,
                 sent: (0..world.callers * CALLS).map(|_| AtomicUsize::new(0)).collect(),

@@ -2,8 +2,8 @@
 
 use tokio::sync::oneshot;
 
-use super::batcher::Queue;
-use super::{Batching, Item, MAX_BATCH_KEYS};
+use super::batcher::{Bounds, Queue};
+use super::model::{Item, MAX_BATCH_KEYS};
 
 /// Queues a call, for whose reply nobody waits.
 fn push(queue: &mut Queue<Item>, number: usize, kind: u8) {
@@ -18,7 +18,7 @@ fn take(queue: &mut Queue<Item>) -> Vec<usize> {
 #[test]
 fn a_lane_passes_over_four_batches_of_calls_that_cannot_join() {
     for (skipped, batch) in [(4 * MAX_BATCH_KEYS, vec![0, 9]), (4 * MAX_BATCH_KEYS + 1, vec![0])] {
-        let mut queue = Queue::new(Batching::new().max_batch_keys(MAX_BATCH_KEYS));
+        let mut queue = Queue::new(Bounds { max_batch_keys: MAX_BATCH_KEYS, ..Bounds::new() });
         push(&mut queue, 0, 0);
         (0..skipped).for_each(|_| push(&mut queue, 5, 1));
         push(&mut queue, 9, 0);
@@ -30,7 +30,7 @@ fn a_lane_passes_over_four_batches_of_calls_that_cannot_join() {
 
 #[test]
 fn a_second_lane_is_worth_a_full_batch_and_a_late_batch_one_more_lane() {
-    let mut queue = Queue::new(Batching::new().lanes(2).max_batch_keys(2));
+    let mut queue = Queue::new(Bounds { lanes: 2, max_batch_keys: 2, ..Bounds::new() });
     push(&mut queue, 1, 1);
     assert!(queue.opens_lane(), "the first lane needs no number of keys");
     push(&mut queue, 2, 1);

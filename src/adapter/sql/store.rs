@@ -1,0 +1,353 @@
+//! [`SqlStore`] and [`SqlMaintenance`]: what a database writes to be a store. The contracts of its adapter are
+//! implemented here, once for all databases.
+//!
+//! All databases share the meaning of a [row](super::row), the [queue](super::queue) of calls, how a
+//! [batch](super::batch) becomes statements, the [purge](super::purge), and the columns of
+//! [lists and statistics](super::inspection). A database is a plain module beside this one, with a folder of
+//! statements. MySQL, for example, would write, after the module `sqlite`:
+//!
+//! 1. `options`: a public type over [`SqlOptions`](super::options::SqlOptions).
+//! 2. `statements` and `sql/*.sql`: the table, and one statement for each thing that a call does to a row.
+//! 3. `params`: keys and their terms as parameters, and a [`Row`] from the columns of a row.
+//! 4. `session`: [`RowExecutor`], which gives the keys of a batch their replies by these statements.
+//! 5. `store` and `inspection`: the connections and the table, with [`SqlStore`] and [`SqlMaintenance`].
+//! 6. `adapter`: the public type, with its constructors, [`SqlAdapter`] and `TransactionAdapter`.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use sqlx::{Database, Pool};
+use tokio::sync::oneshot;
+
+use super::super::completion::Completion;
+use super::super::contract::{Abilities, DedupAdapter, StoreFuture};
+use super::super::inspect::{Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats};
+use super::super::replies::{ClaimReply, CompleteReply, RenewReply};
+use super::super::stored::Fetch;
+use super::super::terms::CallTerms;
+use super::batch::{RowExecutor, execute_batch};
+use super::call::{Call, Kind, RowReply, missing_reply};
+use super::options::SqlOptions;
+use super::purge::PurgeTask;
+use super::queue::{BatchExecutor, Batcher, Bounds, Waits};
+use super::row::Row;
+use crate::error::{ConfigError, Error, ErrorKind};
+use crate::key::DedupKey;
+
+/// The operation that reads a stored response, for the text of an error.
+pub(in crate::adapter) const READING_RESPONSE: &str = "reading a stored response";
+
+/// The state of a store that does not depend on the database.
+pub(in crate::adapter) struct Common {
+    calls: Batcher<Call>,
+    purge: PurgeTask,
+    /// Of the options.
+    checked: Result<(), ConfigError>,
+    /// Whether the table was found.
+    has_table: AtomicBool,
+}
+
+impl Common {
+    /// `checked` is the error of every call if an option is invalid.
+    pub(in crate::adapter) fn new(
+        options: &SqlOptions,
+        bounds: Bounds,
+        checked: Result<(), ConfigError>,
+    ) -> Self {
+        let (calls, purge) = (Batcher::new(bounds), PurgeTask::new(options.purging));
+        Self { calls, purge, checked, has_table: AtomicBool::new(false) }
+    }
+
+    pub(in crate::adapter) fn has_table(&self) -> bool {
+        self.has_table.load(Ordering::Acquire)
+    }
+
+    /// Notes that the table is there. It is not looked for again.
+    pub(in crate::adapter) fn set_has_table(&self) {
+        self.has_table.store(true, Ordering::Release);
+    }
+
+    /// Ends the purges.
+    pub(in crate::adapter) fn stop(&self) {
+        self.purge.stop();
+    }
+}
+
+/// A store of keys in a database.
+///
+/// A call is made once [`prepare`](Self::prepare) has found the table. Calls of a batch are executed by a
+/// [`session`](Self::session); the others are methods, each of which runs its own statements.
+pub(in crate::adapter) trait SqlStore: Send + Sync + 'static {
+    /// The kind of its pool.
+    type Database: Database;
+
+    /// Sends the rows of a batch.
+    type Session: RowExecutor + 'static;
+
+    fn common(&self) -> &Common;
+
+    /// Returns the pool with which the store ends.
+    fn pool(&self) -> &Pool<Self::Database>;
+
+    /// Returns `true` after [`close`](Self::close), and once the pool was closed.
+    fn is_closed(&self) -> bool;
+
+    /// Closes the connections; a pool of the user's stays open.
+    fn close(&self) -> impl Future<Output = ()> + Send;
+
+    /// Closes what would keep a pool open that the user has closed.
+    fn on_pool_closed(&self) {}
+
+    /// Finds the table, or makes it where the options allow it. Calls [`Common::set_has_table`].
+    fn prepare(self: &Arc<Self>) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// Returns the number by which the rows of a batch are sorted, so that no two batches deadlock.
+    fn hash(key: &DedupKey) -> u128;
+
+    /// Waits until a batch may be sent. A call does not count as sent before. An `alone` session sends one call that its
+    /// batch has passed over ([`RowReply::Locked`]), and waits for the row.
+    fn session(
+        self: &Arc<Self>,
+        alone: bool,
+    ) -> impl Future<Output = Result<Self::Session, Error>> + Send;
+
+    /// Returns the reply to a claim that need not be queued, because it finds its key complete or in flight.
+    fn look_up(
+        self: &Arc<Self>,
+        key: &DedupKey,
+        terms: &CallTerms,
+    ) -> impl Future<Output = Result<Option<ClaimReply>, Error>> + Send {
+        let _ = (key, terms);
+        async { Ok(None) }
+    }
+
+    /// Reads a row with its response, where a write would see it.
+    ///
+    /// Responses are large, and a batch has many callers. So a batch reads at most digests, and each caller reads its own
+    /// response afterwards. The store bounds how many read at once.
+    fn read_response(
+        &self,
+        key: &DedupKey,
+    ) -> impl Future<Output = Result<Option<Row>, Error>> + Send;
+
+    /// Makes the statement that completes these keys in a handler's transaction: see [`DedupAdapter::completion`].
+    fn completion(&self, keys: &[DedupKey], terms: &CallTerms, mark: Option<&str>) -> Completion;
+}
+
+/// The calls of operators to a store, and purges: see [`MaintenanceAdapter`].
+pub(in crate::adapter) trait SqlMaintenance: SqlStore {
+    fn purge(self: &Arc<Self>, limit: u32) -> impl Future<Output = Result<u64, Error>> + Send;
+
+    fn forget(
+        self: &Arc<Self>,
+        key: &DedupKey,
+    ) -> impl Future<Output = Result<ForgetReply, Error>> + Send;
+
+    fn get(&self, key: &DedupKey) -> impl Future<Output = Result<Option<Entry>, Error>> + Send;
+
+    fn list(
+        &self,
+        filter: &ListFilter,
+        after: Option<&str>,
+        limit: u32,
+    ) -> impl Future<Output = Result<Listing, Error>> + Send;
+
+    fn stats(&self) -> impl Future<Output = Result<Stats, Error>> + Send;
+}
+
+/// The public handle of a store. The contracts of an adapter follow from it.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not an adapter: `DedupAdapter` is not implemented for it"
+)]
+pub(in crate::adapter) trait SqlAdapter: Send + Sync + 'static {
+    type Store: SqlMaintenance;
+
+    fn of(store: Arc<Self::Store>) -> Self;
+
+    fn store(&self) -> &Arc<Self::Store>;
+}
+
+/// Returns the store once it may be called. Purges in the background from now on.
+pub(in crate::adapter) async fn ready<A: SqlAdapter>(adapter: &A) -> Result<&Arc<A::Store>, Error> {
+    let store = usable(adapter)?;
+    if !store.common().has_table() {
+        // Boxed, because it is rare, and each call of a list is a future of its own.
+        Box::pin(store.prepare()).await?;
+    }
+    Ok(store)
+}
+
+/// Returns the store, unless it is closed or has an invalid option. Purges in the background from now on.
+pub(in crate::adapter) fn usable<A: SqlAdapter>(adapter: &A) -> Result<&Arc<A::Store>, Error> {
+    let (store, common) = (adapter.store(), adapter.store().common());
+    if store.is_closed() {
+        return Err(Error::new(ErrorKind::Unavailable, "using an adapter that was closed"));
+    }
+    if let Err(error) = &common.checked {
+        return Err(Error::new(ErrorKind::Config, "using an adapter").with_source(error.clone()));
+    }
+    common.purge.ensure(store, store.pool(), A::of, A::Store::on_pool_closed);
+    Ok(store)
+}
+
+impl<S: SqlStore> BatchExecutor<Call> for S {
+    type SendGuard = S::Session;
+
+    async fn send_guard(self: &Arc<Self>) -> Result<S::Session, Error> {
+        self.session(false).await
+    }
+
+    async fn execute(
+        self: &Arc<Self>,
+        mut session: S::Session,
+        batch: Vec<Call>,
+        waits: &Waits<'_>,
+    ) -> Vec<Result<RowReply, Error>> {
+        execute_batch(&mut session, &batch, waits).await
+    }
+}
+
+/// Sends a call in a batch; alone if its batch has passed over the row.
+async fn call<S: SqlStore, T>(
+    store: &Arc<S>,
+    kind: Kind,
+    key: &DedupKey,
+    terms: &CallTerms,
+    pick: fn(RowReply) -> Option<T>,
+) -> Result<T, Error> {
+    let call = || Call::new(kind, key, terms, S::hash(key));
+    let mut reply = store.common().calls.submit(store, call()).await?;
+    if matches!(reply, RowReply::Locked) {
+        reply = call_alone(Arc::clone(store), call()).await?;
+    }
+    pick(reply).ok_or_else(missing_reply)
+}
+
+/// Sends a call beside the queue, where no other call waits for its row. In a task of its own: a caller that stops
+/// waiting would break off the statement, and close its connection.
+async fn call_alone<S: SqlStore>(store: Arc<S>, call: Call) -> Result<RowReply, Error> {
+    let (kind, (mut reply, replied)) = (call.kind(), oneshot::channel());
+    tokio::spawn(async move {
+        let session = tokio::select! {
+            biased;
+            () = reply.closed() => return,
+            session = store.session(true) => session,
+        };
+        let called = match session {
+            Ok(mut session) => execute_batch(&mut session, &[call], &|_| true).await.pop(),
+            Err(error) => Some(Err(error)),
+        };
+        // The caller may be gone.
+        let _ = called.map(|called| reply.send(called));
+    });
+    replied.await.unwrap_or_else(|_| Err(kind.unknown()))
+}
+
+/// Claims a key. Reads the response of a duplicate, if its terms fetch responses: a row that is no longer complete, or
+/// whose response is on its way, is in flight.
+async fn claim<S: SqlStore>(
+    store: &Arc<S>,
+    key: &DedupKey,
+    terms: &CallTerms,
+) -> Result<ClaimReply, Error> {
+    let claimed = match store.look_up(key, terms).await? {
+        Some(known) => known,
+        None => call(store, Kind::claim(terms), key, terms, RowReply::claimed).await?,
+    };
+    let is_duplicate = |reply: &ClaimReply| matches!(reply, ClaimReply::Duplicate(_));
+    if terms.fetch() != Fetch::DigestAndResponse || !is_duplicate(&claimed) {
+        return Ok(claimed);
+    }
+    // The next statement may fail or time out, and no handler may run for a known duplicate.
+    terms.note_duplicate();
+    // Boxed, because most calls read nothing.
+    let row = Box::pin(store.read_response(key)).await?.filter(|row| !row.awaits_response());
+    let reply = row.map(|row| row.claimed(terms)).transpose()?;
+    Ok(reply.flatten().filter(is_duplicate).unwrap_or(ClaimReply::InFlight))
+}
+
+impl<A: SqlAdapter> DedupAdapter for A {
+    fn abilities(&self) -> Abilities {
+        Abilities {
+            leases: true,
+            stored_data: true,
+            inspection: true,
+            completion: true,
+            ..Abilities::default()
+        }
+    }
+
+    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
+        Box::pin(async move { claim(ready(self).await?, key, terms).await })
+    }
+
+    fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()> {
+        Box::pin(async move {
+            call(ready(self).await?, Kind::release(terms), key, terms, RowReply::released).await
+        })
+    }
+
+    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, RenewReply> {
+        Box::pin(async move {
+            call(ready(self).await?, Kind::Renew, key, terms, RowReply::renewed).await
+        })
+    }
+
+    fn complete<'a>(
+        &'a self,
+        key: &'a DedupKey,
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, CompleteReply> {
+        Box::pin(async move {
+            call(ready(self).await?, Kind::Complete, key, terms, RowReply::completed).await
+        })
+    }
+
+    fn completion(
+        &self,
+        keys: &[DedupKey],
+        terms: &CallTerms,
+        mark: Option<&str>,
+    ) -> Result<Completion, Error> {
+        Ok(self.store().completion(keys, terms, mark))
+    }
+
+    fn is_complete<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, bool> {
+        Box::pin(async move {
+            call(ready(self).await?, Kind::Check, key, terms, RowReply::checked).await
+        })
+    }
+}
+
+impl<A: SqlAdapter> MaintenanceAdapter for A {
+    fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
+        Box::pin(async move { ready(self).await?.purge(limit).await })
+    }
+
+    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, ForgetReply> {
+        Box::pin(async move { ready(self).await?.forget(key).await })
+    }
+
+    fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
+        Box::pin(async move { ready(self).await?.get(key).await })
+    }
+
+    fn list<'a>(
+        &'a self,
+        filter: &'a ListFilter,
+        after: Option<&'a str>,
+        limit: u32,
+    ) -> StoreFuture<'a, Listing> {
+        Box::pin(async move { ready(self).await?.list(filter, after, limit).await })
+    }
+
+    fn stats(&self) -> StoreFuture<'_, Stats> {
+        Box::pin(async move { ready(self).await?.stats().await })
+    }
+
+    fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(self.store().close())
+    }
+}
