@@ -264,7 +264,7 @@ pub(crate) async fn begin<DB: CompletionDatabase>(
 ) -> Result<(Transaction<'static, DB>, DB::Turn), sqlx::Error> {
     let (pool, statement) = (pool.clone(), DB::begin_statement(mark));
     let begin = async move {
-        for _ in 0..pool.options().get_max_connections() {
+        for _ in 0..=pool.options().get_max_connections() {
             let begun = pool.begin_with(sqlx::AssertSqlSafe(statement.clone())).await;
             let is_aborted = begun.as_ref().is_err_and(is_of_an_aborted_transaction);
             if !is_aborted && !matches!(begun, Err(sqlx::Error::InvalidSavePointStatement)) {

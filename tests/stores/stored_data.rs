@@ -169,7 +169,7 @@ async fn hold_responses(pool: &PgPool) {
          completed_at, expires_at, event_type, payload_sha256, response_status, response_headers";
     let sql = format!(
         "ALTER TABLE webhook_deliveries RENAME TO base; \
-         CREATE FUNCTION held(body bytea) RETURNS bytea VOLATILE LANGUAGE plpgsql AS \
+         CREATE FUNCTION held(body bytea) RETURNS bytea STABLE LANGUAGE plpgsql AS \
          'BEGIN PERFORM pg_advisory_xact_lock_shared(7); RETURN body; END'; \
          CREATE VIEW webhook_deliveries AS \
          SELECT {columns}, held(response_body) AS response_body FROM base"

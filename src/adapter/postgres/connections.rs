@@ -12,7 +12,8 @@
 //!    client has gone; or for a disk or a standby. Nothing searches for such a session. Its [`Place`] stays taken for
 //!    [`FIRST`], and then each time twice as long until a statement of its kind writes. Otherwise each call would leave
 //!    one more session on the server.
-//! 3. After one connection has failed, the idle connections are suspect, and are closed.
+//! 3. After one connection has failed, the idle connections are suspect: those of the adapter are closed. Those of the
+//!    user's pool are tested at once, because the transactions of handlers would wait for each that has fallen silent.
 //! 4. The connections end with the user's pool: the task that purges sees its end. Otherwise a database could not be
 //!    dropped after its pool was closed, as `#[sqlx::test]` does, while a handle to the adapter exists.
 
@@ -22,7 +23,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use backon::{BackoffBuilder, ExponentialBuilder};
-use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgRow};
+use sqlx::pool::PoolConnection;
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgRow, Postgres};
 use sqlx::{AssertSqlSafe, Connection, Row};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -203,7 +205,7 @@ impl Connections {
             }
             drop(own);
             observe::lane_restarted("postgres");
-            self.close_idle();
+            self.test_idle();
         }
         let options = self.pool.connect_options();
         self.private.set_connect_options((*options).clone());
@@ -246,6 +248,17 @@ impl Connections {
         self.private.is_closed() || self.pool.is_closed()
     }
 
+    /// Closes the idle connections, and tests those of the user's pool.
+    fn test_idle(&self) {
+        self.close_idle();
+        if Handle::try_current().is_err() {
+            return;
+        }
+        while let Some(connection) = self.pool.try_acquire() {
+            tokio::spawn(test(connection));
+        }
+    }
+
     /// Runs one statement within `bound`. Returns its rows.
     ///
     /// The statement is repeated after a conflict, and if its connection turns out to be gone: a
@@ -282,7 +295,7 @@ impl Connections {
             };
             if is_read_only(&error) || matches!(error, sqlx::Error::Protocol(_)) {
                 // All connections may lead to the same server.
-                self.close_idle();
+                self.test_idle();
             }
             if is_timed_out(&error) {
                 return Err(error);
@@ -320,6 +333,20 @@ fn is_from_a_standby(row: &PgRow) -> bool {
     row.try_get("standby").unwrap_or(false)
 }
 
+/// Returns a connection to its pool if it leads to a primary that replies in time.
+async fn test(mut connection: PoolConnection<Postgres>) {
+    let asked = async {
+        let row = sqlx::raw_sql("SELECT NOT pg_is_in_recovery()").fetch_one(&mut *connection);
+        row.await?.try_get::<bool, _>(0)
+    };
+    if matches!(timeout(TEST, asked).await, Ok(Ok(true))) {
+        // sqlx asks once more.
+        let _ = timeout(TEST, connection.return_to_pool()).await;
+    } else {
+        drop(connection.detach());
+    }
+}
+
 /// A connection for one statement. It is closed if it is dropped while a statement is under way, after a statement
 /// without an answer, and if the server takes no writes. Otherwise it serves the next statement.
 pub(super) struct BoundedConnection<'c> {
@@ -354,7 +381,7 @@ impl Drop for BoundedConnection<'_> {
             own => {
                 drop(own);
                 observe::lane_restarted("postgres");
-                self.connections.close_idle();
+                self.connections.test_idle();
             }
         }
     }
