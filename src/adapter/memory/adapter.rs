@@ -25,8 +25,6 @@ const DEFAULT_CAPACITY: usize = 1_000_000;
 const DEFAULT_STORED_BYTES: usize = 256 << 20;
 /// A shard holds so many keys, or up to twice as many: a call may wait while a shard grows.
 const SHARD_KEYS: usize = 1_600;
-/// The warning about an adapter that is nearly full comes once in this time.
-const HOUR_MS: u64 = 3_600_000;
 
 /// Stores keys in this process, for tests, development and services of a single process.
 ///
@@ -129,14 +127,14 @@ impl MemoryAdapter {
         let mut shard = self.lock(usize::try_from(product >> 64).unwrap_or_default());
         let now = self.clock.now();
         let has_room = || self.stored.load(Ordering::Relaxed) < self.max_stored_bytes;
-        let fingerprint = Fingerprint([hash.h1, hash.h2]);
+        let operation = |row: &mut Option<Row>| operation(row, now);
         let (reply, is_nearly_full) =
-            shard.update(fingerprint, has_room, now, |row| operation(row, now))?;
+            shard.update(Fingerprint([hash.h1, hash.h2]), has_room, now, operation)?;
         // Without the lock: a subscriber may be slow, or call the store.
         drop(shard);
-        let is_due = |next| (now >= next).then(|| now + HOUR_MS);
-        let order = Ordering::Relaxed;
-        if is_nearly_full && self.next_warning_ms.fetch_update(order, order, is_due).is_ok() {
+        // Once an hour.
+        let (order, next) = (Ordering::Relaxed, |at| (now >= at).then_some(now + 3_600_000));
+        if is_nearly_full && self.next_warning_ms.fetch_update(order, order, next).is_ok() {
             observe::nearly_full();
         }
         Ok(reply)

@@ -5,7 +5,6 @@
 //! 2. A row is found by a fingerprint of its key: 128 bits of `SipHash` under random bits of the
 //!    adapter. Two of a million keys collide with a probability of 1.5 in 10²⁷. An attacker who does
 //!    not know the random bits cannot construct a collision.
-//! 3. Each operation is a method of [`row::Call`] on the row of one key.
 //!
 //! # Why not a cache crate?
 //!

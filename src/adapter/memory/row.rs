@@ -122,12 +122,9 @@ impl Kept {
     }
 
     fn bytes(&self) -> usize {
-        let response = self.data.response.as_ref().map_or(0, |response| {
-            let headers = response.headers.iter();
-            let headers = headers.map(|(name, value)| name.as_str().len() + value.len());
-            response.body.len() + headers.sum::<usize>()
-        });
-        size_of::<StoredData>() + response
+        let Some(response) = &self.data.response else { return size_of::<StoredData>() };
+        let headers = response.headers.iter().map(|(name, it)| name.as_str().len() + it.len());
+        size_of::<StoredData>() + response.body.len() + headers.sum::<usize>()
     }
 }
 
