@@ -1,0 +1,46 @@
+//! The parameter of a completion in the transaction of a handler.
+
+use tower_dedup::DedupKey;
+use tower_dedup::adapter::contract::{CallTerms, StoredData};
+
+use crate::row::{fetches_response, milliseconds};
+
+/// Returns the text of a JSON object for `sql/completion.sql`. All its strings are hex digits, which need no escaping.
+pub(crate) fn parameter(keys: &[DedupKey], terms: &CallTerms) -> String {
+    let data: Vec<StoredData> =
+        keys.iter().map(|key| terms.stored_data_for(key).unwrap_or_default()).collect();
+    let events: Vec<String> = keys
+        .iter()
+        .zip(&data)
+        .map(|(key, data)| {
+            let [namespace, id] = [key.namespace(), key.id()].map(|text| hex(text.as_bytes()));
+            format!(
+                "[{namespace},{id},{}]",
+                data.payload_sha256.map_or_else(null, |sha256| hex(&sha256))
+            )
+        })
+        .collect();
+    // One response answers the delivery, and is stored with each of its events.
+    let response = data.first().and_then(|data| data.response.as_deref());
+    format!(
+        r#"{{"token":{},"retention_ms":{},"keeps_lease":{},"status":{},"headers":{},"body":{},"events":[{}]}}"#,
+        hex(terms.token().as_bytes()),
+        milliseconds(terms.retention()),
+        // The layer adds the response to the complete row. Until then the event is in flight for its duplicates.
+        fetches_response(terms.fetch()) && response.is_none(),
+        response.map_or_else(null, |response| response.status.as_u16().to_string()),
+        response.map_or_else(null, |response| hex(response.headers_json().as_bytes())),
+        response.map_or_else(null, |response| hex(&response.body)),
+        events.join(","),
+    )
+}
+
+fn null() -> String {
+    "null".to_owned()
+}
+
+/// Returns a JSON string of hex digits.
+fn hex(bytes: &[u8]) -> String {
+    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("\"{digits}\"")
+}

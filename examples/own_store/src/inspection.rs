@@ -1,0 +1,178 @@
+//! The calls of operators and of the purger.
+
+use std::time::Duration;
+
+use sqlx::Row as _;
+use sqlx::mysql::{MySqlArguments, MySqlRow};
+use tower_dedup::adapter::contract::{CallTerms, Token};
+use tower_dedup::adapter::inspect::{Entry, ForgetReply, KeyState, ListFilter, Listing, Stats};
+use tower_dedup::{DedupKey, Error, ErrorKind};
+
+use crate::TRIES;
+use crate::row::{Row, Write, key_of, milliseconds};
+use crate::session::{Call, Ran, Wants, args};
+
+/// How many rows one call of `list` reads.
+const PORTION: usize = 1_000;
+
+impl Call {
+    /// Refuses a server on which the fence does not hold.
+    pub(crate) async fn check_server(&self) -> Result<(), Error> {
+        let text = "the store needs MariaDB 10.6 or later, without --sysdate-is-now";
+        let ran = self
+            .run(&self.session.statements.check, MySqlArguments::default(), Wants::Rows)
+            .await?
+            .unwrap_or_default();
+        let row = ran.rows.first().ok_or_else(|| self.error(ErrorKind::Corrupt))?;
+        let version: String = row.try_get("version").map_err(|error| self.fault(error))?;
+        let has_clock: i64 = row.try_get("has_clock").map_err(|error| self.fault(error))?;
+        let mut numbers = version.split('.').map_while(|number| number.parse::<u32>().ok());
+        let is_new = (numbers.next(), numbers.next()) >= (Some(10), Some(6));
+        if version.contains("MariaDB") && is_new && has_clock == 1 {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Config, text))
+    }
+
+    pub(crate) async fn purge(self, limit: u32) -> Result<u64, Error> {
+        let purged = self
+            .run(&self.session.statements.purge, args![i64::from(limit)], Wants::Nothing)
+            .await?;
+        // Nothing, if statements of others have met it four times: the next call finds the rows.
+        Ok(purged.unwrap_or_default().written)
+    }
+
+    pub(crate) async fn forget(self, key: DedupKey) -> Result<ForgetReply, Error> {
+        // Its row is that of a release: expired, without token and attempts.
+        let (gone, terms) = (
+            Write { is_new: true, ..Write::default() },
+            CallTerms::on_claim(Token::random(), Duration::ZERO),
+        );
+        for _ in 0..TRIES {
+            let Some(row) = self.read(&key, false).await? else { return Ok(ForgetReply::Missing) };
+            match row.state() {
+                None => return Ok(ForgetReply::Missing),
+                Some(KeyState::InFlight) => return Ok(ForgetReply::InFlight),
+                _ => {}
+            }
+            // At the version that was read: a call that is late must not undo a completion that came after it.
+            let args = Self::write(&key, &row, &gone, &terms, None, (false, false))?;
+            match self.run(&self.session.statements.write, args, Wants::Nothing).await? {
+                Some(ran) if ran.written > 0 => return Ok(ForgetReply::Removed),
+                Some(_) => {}
+                None => return Ok(ForgetReply::InFlight),
+            }
+        }
+        Ok(ForgetReply::InFlight)
+    }
+
+    pub(crate) async fn get(self, key: DedupKey) -> Result<Option<Entry>, Error> {
+        Ok(self.read(&key, true).await?.and_then(Row::entry))
+    }
+
+    pub(crate) async fn list(
+        self,
+        filter: ListFilter,
+        after: Option<String>,
+        limit: u32,
+    ) -> Result<Listing, Error> {
+        // No key has an empty namespace, so this is before all keys.
+        let (namespace, id) = after
+            .map_or(Ok(<(Vec<u8>, Vec<u8>)>::default()), |cursor| self.read_cursor(&cursor))?;
+        // With 0, the list would never end.
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX).max(1);
+        let args = args![&namespace, &namespace, &id, PORTION as u64];
+        let Ran { rows, .. } =
+            self.run(&self.session.statements.list, args, Wants::Rows).await?.unwrap_or_default();
+        let mut listing = Listing::default();
+        for (number, row) in rows.iter().enumerate() {
+            let fault = |error| self.fault(error);
+            let namespace: Vec<u8> = row.try_get("namespace").map_err(fault)?;
+            let id: Vec<u8> = row.try_get("id").map_err(fault)?;
+            match key_of(&namespace, &id).zip(Row::read(row).ok()) {
+                None => listing.unreadable += 1,
+                Some((key, row)) => {
+                    if selects(&filter, &key, &row)
+                        && let Some(mut entry) = row.entry()
+                    {
+                        entry.stored = None;
+                        listing.keys.push((key, entry));
+                    }
+                }
+            }
+            if listing.keys.len() == limit || number + 1 == PORTION {
+                listing.next = Some(cursor(&namespace, &id));
+                break;
+            }
+        }
+        Ok(listing)
+    }
+
+    /// Reads a cursor, which has one spelling.
+    fn read_cursor(&self, text: &str) -> Result<(Vec<u8>, Vec<u8>), Error> {
+        let read =
+            text.split_once('-').and_then(|(namespace, id)| Some((unhex(namespace)?, unhex(id)?)));
+        read.filter(|(namespace, id)| cursor(namespace, id) == text && !namespace.is_empty())
+            .ok_or_else(|| self.error(ErrorKind::Refused))
+    }
+
+    pub(crate) async fn stats(self) -> Result<Stats, Error> {
+        let ran = self
+            .run(&self.session.statements.stats, MySqlArguments::default(), Wants::Rows)
+            .await?
+            .unwrap_or_default();
+        let Some(row) = ran.rows.first() else { return Ok(Stats::default()) };
+        read_stats(row).map_err(|error| self.fault(error))
+    }
+}
+
+fn selects(filter: &ListFilter, key: &DedupKey, row: &Row) -> bool {
+    let state = row.state();
+    filter.state.is_none_or(|wanted| state == Some(wanted))
+        && filter.namespace.as_deref().is_none_or(|namespace| namespace == key.namespace())
+        && filter.id_part.as_deref().is_none_or(|part| key.id().contains(part))
+        && filter
+            .since
+            .is_none_or(|since| row.now.saturating_sub(milliseconds(since)) <= row.first_seen_at)
+        && filter.attempts_over.is_none_or(|attempts| row.attempts > attempts.into())
+}
+
+fn read_stats(row: &MySqlRow) -> Result<Stats, sqlx::Error> {
+    let count = |name: &str| {
+        let count: Option<i64> = row.try_get(name)?;
+        Ok::<_, sqlx::Error>(count.and_then(|count| u64::try_from(count).ok()).unwrap_or(0))
+    };
+    let age = |name: &str| {
+        let age: Option<i64> = row.try_get(name)?;
+        Ok::<_, sqlx::Error>(age.map(|ms| Duration::from_millis(u64::try_from(ms).unwrap_or(0))))
+    };
+    let mut stats = Stats::default();
+    stats.is_exact = count("is_exact")? == 1;
+    (stats.rows, stats.in_flight, stats.lapsed) =
+        (count("counted")?, count("in_flight")?, count("lapsed")?);
+    (stats.released, stats.complete, stats.expired) =
+        (count("released")?, count("complete")?, count("expired")?);
+    stats.oldest_in_flight = age("oldest_in_flight")?;
+    stats.oldest_lapsed = age("oldest_lapsed")?;
+    stats.oldest_expired = age("oldest_expired")?;
+    stats.bytes = row.try_get::<Option<u64>, _>("bytes")?;
+    if !stats.is_exact {
+        // Nearly all rows between the two ends are complete.
+        let estimate: Option<u64> = row.try_get("estimate")?;
+        let more = estimate.unwrap_or(0).saturating_sub(stats.rows);
+        stats.rows += more;
+        stats.complete += more;
+    }
+    Ok(stats)
+}
+
+fn cursor(namespace: &[u8], id: &[u8]) -> String {
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    format!("{}-{}", hex(namespace), hex(id))
+}
+
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    let pairs = text.as_bytes().chunks(2);
+    pairs.map(|pair| Some(digit(pair[0])? << 4 | digit(*pair.get(1)?)?)).collect()
+}

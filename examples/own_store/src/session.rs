@@ -1,0 +1,247 @@
+//! Connections, and how a statement is sent on one.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::mysql::{MySqlArguments, MySqlConnectOptions, MySqlPool, MySqlPoolOptions, MySqlRow};
+use sqlx::{AssertSqlSafe, Connection, Executor};
+use tokio::sync::{Semaphore, oneshot};
+use tokio::time::{sleep, timeout};
+use tower_dedup::adapter::contract::StoreFuture;
+use tower_dedup::{Error, ErrorKind};
+
+use crate::Options;
+use crate::errors::{is_contended, is_duplicate_key, store_error};
+use crate::statements::{Statement, Statements};
+
+/// The sessions of this store wait for no lock, and each statement is a transaction. The modes are set because the
+/// server's may turn a value that does not fit into a warning.
+const SESSION: &str = "SET @@session.innodb_lock_wait_timeout = 0, @@session.autocommit = 1, \
+     @@session.time_zone = '+00:00', @@session.sql_mode = 'STRICT_ALL_TABLES'";
+/// Without gap locks, statements for two keys do not meet. The guard of an insertion reads without locks.
+const ISOLATION: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED";
+/// The pauses after which a statement is sent again that met a lock. A statement holds a row for a moment; a handler's
+/// transaction holds it for longer.
+const PAUSES: [Duration; 3] =
+    [Duration::from_millis(1), Duration::from_millis(2), Duration::from_millis(5)];
+/// How long a patient statement waits for a row: `statements::PATIENT`.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// A connection that was idle for longer is tested: the server may have restarted.
+const IDLE: Duration = Duration::from_secs(5);
+
+/// The state that all handles of a store share.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pool: MySqlPool,
+    pub(crate) statements: Statements,
+    options: Options,
+    /// A statement that waits for a held row holds a connection. Others must find one, so few wait at a time.
+    patient: Semaphore,
+}
+
+impl Session {
+    /// Opens a pool. A pool of the program's would have other settings of its sessions.
+    pub(crate) async fn open(
+        connect: MySqlConnectOptions,
+        options: Options,
+    ) -> Result<Self, Error> {
+        let fault = |error| store_error("connecting to MariaDB", error);
+        let Some(database) = connect.get_database() else {
+            return Err(Error::new(
+                ErrorKind::Config,
+                "the URL of a MariaDB store must name a database",
+            ));
+        };
+        let statements = Statements::new(database);
+        let pool = MySqlPoolOptions::new()
+            .max_connections(options.connections)
+            .acquire_timeout(options.timeout)
+            // A connection is tested when it is returned.
+            .test_before_acquire(false)
+            .before_acquire(|connection, meta| {
+                Box::pin(async move {
+                    if meta.idle_for > IDLE {
+                        connection.ping().await?;
+                    }
+                    Ok(true)
+                })
+            })
+            .after_connect(|connection, _| {
+                Box::pin(async move {
+                    connection.execute(SESSION).await?;
+                    connection.execute(ISOLATION).await.map(drop)
+                })
+            });
+        // The pool would try until its time is up, and not say what was wrong.
+        sqlx::MySqlConnection::connect_with(&connect)
+            .await
+            .map_err(fault)?
+            .close()
+            .await
+            .map_err(fault)?;
+        let pool = pool.connect_with(connect).await.map_err(fault)?;
+        let patient = Semaphore::new((options.connections as usize / 4).max(1));
+        Ok(Self { pool, statements, options, patient })
+    }
+
+    pub(crate) async fn close(&self) {
+        self.pool.close().await;
+    }
+}
+
+/// The rows that a statement returned, and how many it wrote.
+#[derive(Debug, Default)]
+pub(crate) struct Ran {
+    pub(crate) rows: Vec<MySqlRow>,
+    pub(crate) written: u64,
+}
+
+/// Whether a statement returns rows.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Wants {
+    Rows,
+    Nothing,
+}
+
+/// Makes the arguments of a statement.
+macro_rules! args {
+    ($($value:expr),* $(,)?) => {{
+        let mut args = sqlx::mysql::MySqlArguments::default();
+        $(sqlx::Arguments::add(&mut args, $value).map_err($crate::session::unencodable)?;)*
+        args
+    }};
+}
+pub(crate) use args;
+
+pub(crate) fn unencodable(error: sqlx::error::BoxDynError) -> Error {
+    Error::new(ErrorKind::Refused, "encoding an argument").with_source(error)
+}
+
+/// One call, for as long as its caller waits.
+#[derive(Debug)]
+pub(crate) struct Call {
+    pub(crate) session: Arc<Session>,
+    pub(crate) context: &'static str,
+    /// Closed once the caller is gone.
+    caller: oneshot::Sender<()>,
+}
+
+impl Call {
+    /// Runs a call in a task of its own.
+    ///
+    /// A caller may drop its call, or stop polling it. The task ends the statement that it has sent, so that no connection
+    /// is left with a lock or an unread reply, and sends no further one for a caller that is gone.
+    ///
+    /// This is a part of the fence. A claim reads a row and takes it at the version that it has read. If the caller was
+    /// dropped meanwhile and has released, the read may have found the version of the release; but then the caller is gone
+    /// before the take is sent.
+    pub(crate) fn start<'a, T, F>(
+        session: &Arc<Session>,
+        context: &'static str,
+        work: impl FnOnce(Self) -> F + Send + 'a,
+    ) -> StoreFuture<'a, T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, Error>> + Send + 'static,
+    {
+        let session = Arc::clone(session);
+        Box::pin(async move {
+            let (caller, _waits) = oneshot::channel();
+            let task = tokio::spawn(work(Self { session, context, caller }));
+            let failed =
+                |error| Err(Error::new(ErrorKind::Unavailable, context).with_source(error));
+            task.await.unwrap_or_else(failed)
+        })
+    }
+
+    /// Returns the error of an sqlx call.
+    pub(crate) fn fault(&self, error: sqlx::Error) -> Error {
+        store_error(self.context, error)
+    }
+
+    /// Returns an error of this kind.
+    pub(crate) fn error(&self, kind: ErrorKind) -> Error {
+        Error::new(kind, self.context)
+    }
+
+    /// Sends a statement. `None` if a transaction holds its row.
+    pub(crate) async fn run(
+        &self,
+        statement: &Statement,
+        args: MySqlArguments,
+        wants: Wants,
+    ) -> Result<Option<Ran>, Error> {
+        for pause in PAUSES {
+            match self
+                .send(&statement.sql, args.clone(), wants, self.session.options.timeout)
+                .await?
+            {
+                Some(ran) => return Ok(Some(ran)),
+                None => sleep(pause).await,
+            }
+        }
+        self.send(&statement.sql, args, wants, self.session.options.timeout).await
+    }
+
+    /// Sends a statement that waits for the row that a transaction holds: a completion or a release. A claim that polls
+    /// would hardly ever get a row that handlers hold one after the other.
+    pub(crate) async fn run_patiently(
+        &self,
+        statement: &Statement,
+        args: MySqlArguments,
+    ) -> Result<u64, Error> {
+        if let Some(ran) = self.run(statement, args.clone(), Wants::Nothing).await? {
+            return Ok(ran.written);
+        }
+        // Never closed.
+        let _permit = self.session.patient.acquire().await;
+        let bound = PATIENCE + self.session.options.timeout;
+        match self.send(&statement.patient, args, Wants::Nothing, bound).await? {
+            Some(ran) => Ok(ran.written),
+            None => Err(self.error(ErrorKind::Refused)),
+        }
+    }
+
+    async fn send(
+        &self,
+        sql: &Arc<str>,
+        args: MySqlArguments,
+        wants: Wants,
+        bound: Duration,
+    ) -> Result<Option<Ran>, Error> {
+        let pool = &self.session.pool;
+        let mut connection = match pool.acquire().await {
+            Ok(connection) => connection,
+            // The server is away, and not the pool too small.
+            Err(sqlx::Error::PoolTimedOut) if pool.size() < self.session.options.connections => {
+                return Err(self.error(ErrorKind::Unavailable));
+            }
+            Err(error) => return Err(self.fault(error)),
+        };
+        if self.caller.is_closed() {
+            return Err(self.error(ErrorKind::Timeout));
+        }
+        let query = sqlx::query_with(AssertSqlSafe(Arc::clone(sql)), args);
+        let ran = timeout(bound, async {
+            Ok(match wants {
+                Wants::Rows => Ran { rows: query.fetch_all(&mut *connection).await?, written: 0 },
+                Wants::Nothing => {
+                    let written = query.execute(&mut *connection).await?.rows_affected();
+                    Ran { rows: Vec::new(), written }
+                }
+            })
+        });
+        match ran.await {
+            Ok(Ok(ran)) => Ok(Some(ran)),
+            Ok(Err(error)) if is_contended(&error) => Ok(None),
+            Ok(Err(error)) if is_duplicate_key(&error) => Ok(Some(Ran::default())),
+            Ok(Err(error)) => Err(self.fault(error)),
+            // Its reply may come later, so the connection is closed, without another word to a silent server.
+            Err(_) => {
+                drop(connection.detach());
+                Err(self.error(ErrorKind::Timeout))
+            }
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! The store against a MariaDB server of its own.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
+mod conformance;
+mod server;
+mod storm;
+mod transactions;
