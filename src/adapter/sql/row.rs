@@ -198,7 +198,8 @@ impl Row {
     ) -> Result<Option<CompleteReply>, Error> {
         self.check_readable()?;
         Ok(match self.state() {
-            Some(KeyState::Complete) if self.is_by(token) => Some(CompleteReply::Held),
+            // Repeated with its token: the same reply, also of a row that it inserted.
+            Some(KeyState::Complete) if self.is_by(token) => Some(completed(self.attempts, true)),
             Some(KeyState::Complete) => Some(CompleteReply::LeaseLost),
             _ => None,
         })
