@@ -6,7 +6,6 @@ mod memory;
 mod postgres_adapter;
 mod postgres_clock;
 mod postgres_encryption;
-mod postgres_fence;
 mod postgres_inspection;
 mod postgres_lanes;
 mod postgres_servers;
