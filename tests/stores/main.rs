@@ -1,6 +1,7 @@
 //! The adapters: the conformance suite, the queue, and each store.
 
 mod adapters;
+mod broken;
 mod conformance;
 mod memory;
 mod postgres_adapter;
