@@ -75,11 +75,14 @@ const LEVELS: &[(&str, Levels)] = &[
             &["transactional"],
         ],
     ),
-    ("conformance", &[&["store"], &["driver"], &["cases", "processes"]]),
+    ("conformance", &[&["proxy", "store"], &["driver", "trace"], &["cases", "processes"]]),
     (
         "conformance::cases",
         &[&[
+            "answers",
             "completion",
+            "corrupt",
+            "fence",
             "held",
             "inspection",
             "lease",

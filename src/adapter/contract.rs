@@ -10,9 +10,24 @@
 //!    [`PURGE_GRACE`](super::inspect::PURGE_GRACE) after it has expired, and not before.
 //! 5. A completion counts whoever holds the lease; renew and release need the token that holds it.
 //!    A [release](DedupAdapter::release) is a fence: no earlier call with its token has an effect after it.
-//! 6. Stored data comes with the duplicate, in the same call. A store may read it in a second step, if
-//!    this step finds the row complete again. Otherwise the reply is [`InFlight`](ClaimReply::InFlight).
+//! 6. Stored data comes with the duplicate, in the same call. A store may read it in a second step, after
+//!    [`CallTerms::note_duplicate`], if this step finds the same row complete again. Otherwise the reply is
+//!    [`InFlight`](ClaimReply::InFlight).
 //! 7. A store that cannot answer returns an [`Error`]. It never guesses.
+//! 8. Calls that nobody polls delay no other call.
+//!
+//! The cases in which two replies look right have one:
+//!
+//! | call | reply |
+//! |---|---|
+//! | a completion that inserted its row, repeated | [`Inserted`](CompleteReply::Inserted) again |
+//! | a completion of a row that another token has taken, then that token's | [`LeaseLost`](CompleteReply::LeaseLost), then [`Held`](CompleteReply::Held): the row keeps the token of its holder |
+//! | a completion of an incomplete row of another token that has expired | `LeaseLost`: its handler may have run. The row of a release or `forget` without a claim, and an expired complete row, count as missing: `Inserted` |
+//! | a renewal after a release or [`forget`](super::inspect::MaintenanceAdapter::forget) of any key | [`Lost`](RenewReply::Lost): both leave a row, an expired one if the key was not under a lease of the token |
+//! | a claim under a lease, repeated after lease and retention have ended, before another claim | its first reply |
+//! | a claim under a lease, repeated | starts the lease and the retention again |
+//! | a later claim that brings an event type | the type of the first claim stays |
+//! | a renewal or a completion with terms under [`OnClaim`](Permanence::OnClaim) | as with a lease of zero |
 //!
 //! A third party implements [`DedupAdapter`] for layers, and
 //! [`MaintenanceAdapter`](super::inspect::MaintenanceAdapter) for operators and purges. The conformance
@@ -168,8 +183,8 @@ pub trait DedupAdapter: Send + Sync + 'static {
     /// before it has an effect, however late it arrives at the store. The layer drops such a call before it
     /// releases, and a wrapper drops the inner call with its own. A store whose calls travel over a network
     /// gives each row a version that every write raises. A release writes in every case: it raises the version of a
-    /// row of others, and leaves an expired row where there was none. A claim takes an existing row at the version
-    /// that it has read, and only while its caller waits.
+    /// row of others, keeps that row for [`PURGE_GRACE`](super::inspect::PURGE_GRACE) more, and leaves an expired row where
+    /// there was none. A claim takes an existing row at the version that it has read, and only while its caller waits.
     ///
     /// # Errors
     ///

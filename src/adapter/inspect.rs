@@ -36,9 +36,10 @@ pub trait MaintenanceAdapter: DedupAdapter {
     /// event a duplicate until it is forgotten, too: the record `same body` or `same event` of
     /// [`observe`](crate::observe) names it.
     ///
-    /// On Postgres and Redis an expired row stays in place of the key for [`PURGE_GRACE`], so that a claim which
-    /// is still on its way has no effect. They do not repeat the call after a lost reply: the outcome is then
-    /// unknown, and [`get`](Self::get) shows the key.
+    /// An expired row stays in place of the key for [`PURGE_GRACE`] (in memory, until the store needs its room), so that a
+    /// claim or a renewal which is still on its way has no effect. A late call must not undo a completion that came after
+    /// it. Postgres and Redis do not repeat the call after a lost reply: the outcome is then unknown, and
+    /// [`get`](Self::get) shows the key.
     ///
     /// # Errors
     ///
@@ -145,7 +146,7 @@ pub struct Entry {
     pub lease_until: Option<SystemTime>,
     /// When a complete key became complete; `None` in the other states.
     pub completed_at: Option<SystemTime>,
-    /// How often the key was claimed since it was first seen.
+    /// How often the key was claimed since it was first seen; 0 if a completion inserted it.
     pub attempts: u32,
     /// Whether the last claim was a takeover.
     pub takeover: bool,
@@ -252,7 +253,7 @@ pub struct Listing {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Whether every key was counted.
+    /// Whether every key was counted, as in every small store.
     pub is_exact: bool,
     /// All stored keys, with expired keys that are not purged yet.
     pub rows: u64,
@@ -271,7 +272,7 @@ pub struct Stats {
     /// The time since the oldest lapsed lease lapsed.
     pub oldest_lapsed: Option<Duration>,
     /// The time since the oldest expired key expired: the purge lag, with
-    /// [`PURGE_GRACE`].
+    /// [`PURGE_GRACE`]. An incomplete key expires with its lease, if that ends later.
     pub oldest_expired: Option<Duration>,
     /// The bytes of the table with its indexes, or of the file.
     pub bytes: Option<u64>,

@@ -77,6 +77,6 @@ pub enum CompleteReply {
     Held,
     /// The caller did not hold the key: another handler may have run. The key is complete.
     LeaseLost,
-    /// The store did not know the key. The key is complete now.
+    /// The store did not know the key, and the caller's completion is the first. The key is complete now.
     Inserted,
 }

@@ -216,35 +216,35 @@ impl CallTerms {
     }
 
     /// Returns how long a claim holds without a renewal; zero under [`Permanence::OnClaim`].
-    pub(crate) const fn lease(&self) -> Duration {
+    #[must_use]
+    pub const fn lease(&self) -> Duration {
         match self.permanence {
             Permanence::OnClaim => Duration::ZERO,
             Permanence::OnCompletion { lease } => lease,
         }
     }
-}
-
-#[cfg(any(feature = "postgres", feature = "sqlite", feature = "redis"))]
-impl CallTerms {
-    /// Notes that a key of the call is complete, before its response and the other keys are read.
-    pub(super) fn note_duplicate(&self) {
-        if let Some(note) = &self.duplicate_note {
-            let _ = note.set(());
-        }
-    }
 
     /// Returns the retention in whole milliseconds, at most 2⁶¹: added to a Unix time it does not overflow an `i64`.
-    pub(super) fn retention_ms(&self) -> i64 {
+    #[must_use]
+    pub fn retention_ms(&self) -> i64 {
         saturating_ms(self.retention)
     }
 
     /// Returns the lease in whole milliseconds, at most 2⁶¹.
-    pub(super) fn lease_ms(&self) -> i64 {
+    #[must_use]
+    pub fn lease_ms(&self) -> i64 {
         saturating_ms(self.lease())
+    }
+
+    /// Notes that the key of a claim is complete, before its stored data is read in a second step: no handler runs for a
+    /// known duplicate, also if this step fails or the layer drops the call.
+    pub fn note_duplicate(&self) {
+        if let Some(note) = &self.duplicate_note {
+            let _ = note.set(());
+        }
     }
 }
 
-#[cfg(any(feature = "postgres", feature = "sqlite", feature = "redis"))]
 fn saturating_ms(duration: Duration) -> i64 {
     const MOST: i64 = 1 << 61;
     i64::try_from(duration.as_millis()).map_or(MOST, |ms| ms.min(MOST))

@@ -1,12 +1,18 @@
 //! The conformance suite: tests of the rules that every store follows, for your own store.
 //!
 //! 1. Implement [`Store`] for your adapter. It creates a fresh store and lets time pass in it.
-//! 2. In a test module, expand [`conformance_suite!`](crate::conformance_suite) and the macro of each
-//!    ability that the adapter has. Each macro makes one named `#[test]` of every case.
+//! 2. In a test module, expand [`conformance_suite!`](crate::conformance_suite) with the abilities of the adapter. It
+//!    makes one named `#[test]` of every case. A case that fails shows its last calls: keys, tokens, cursors, replies.
 //! 3. A store that cannot be reached has to panic in [`Store::create`], with a message that says what is
 //!    missing. The suite skips nothing.
 //!
 //! Minor versions of this crate add cases: an adapter that passes today may fail a case of tomorrow.
+//!
+//! # What the suite does not test
+//!
+//! Whether times are the server's, and read after every wait; whether a purge deletes a row that was taken meanwhile;
+//! whether a list or statistics of a large store read a bounded part; whether an error of unknown outcome is told as
+//! [`Refused`](crate::ErrorKind::Refused); clocks of several servers, failovers, replicas; speed.
 //!
 //! # Example
 //!
@@ -40,14 +46,12 @@
 //! }
 //!
 //! mod memory {
-//!     tower_dedup::conformance_suite!(super::Memory);
-//!     tower_dedup::lease_conformance_suite!(super::Memory);
-//!     tower_dedup::stored_data_conformance_suite!(super::Memory);
-//!     tower_dedup::maintenance_conformance_suite!(super::Memory);
+//!     tower_dedup::conformance_suite!(super::Memory: leases, stored_data, maintenance);
 //! }
 //! # // One case, because the macro's tests are compiled in tests only.
 //! # pub(crate) fn one() {
-//! #     tower_dedup::conformance::run_case::<Memory>("claim_complete_at_once_is_first_once");
+//! #     use tower_dedup::conformance::{cases, run};
+//! #     run::<Memory, _>("first", cases::on_claim::claim_complete_at_once_is_first_once);
 //! # }
 //! # }
 //! # #[cfg(all(feature = "memory", feature = "testing"))]
@@ -60,52 +64,93 @@
     reason = "the cases are tests, and a failed test panics"
 )]
 
+#[doc(hidden)]
+pub mod cases;
 mod driver;
 mod processes;
+mod proxy;
 mod store;
+mod trace;
 
-pub use cases::{run_case, run_completion_case, run_maintenance_case};
 pub use processes::processes_race_for_keys;
-pub use store::{HandlerTransaction, SharedStore, Store, Transactional};
+#[doc(hidden)]
+pub use proxy::{Cut, Proxy};
+pub use store::{HandlerTransaction, RemoteStore, SharedStore, Store, Transactional};
+#[doc(hidden)]
+pub use trace::{Case, run};
 
-/// Expands to one `#[test]` for every case of claims that are complete at once. Every adapter has to
-/// pass them.
+use crate::adapter::contract::DedupAdapter;
+
+/// Asserts that the adapter announces these abilities. Names of other parts of the suite are ignored.
+#[doc(hidden)]
+pub fn assert_announced<S: Store>(adapter: &S::Adapter, expanded: &[&str]) {
+    let abilities = adapter.abilities();
+    let announced = [
+        ("leases", abilities.leases),
+        ("stored_data", abilities.stored_data),
+        ("inspection", abilities.inspection),
+        ("completion", abilities.completion),
+    ];
+    for (name, is_announced) in announced {
+        assert!(
+            is_announced || !expanded.contains(&name),
+            "the adapter does not announce `{name}`"
+        );
+    }
+}
+
+/// Expands to one `#[test]` for every case of claims that are complete at once, which every adapter has to pass, and
+/// for every case of the listed abilities.
+///
+/// ```ignore
+/// tower_dedup::conformance_suite!(MyStore: leases, stored_data, maintenance, fence);
+/// ```
+///
+/// | ability | for |
+/// |---|---|
+/// | `leases` | [`leases`](crate::adapter::contract::Abilities::leases) |
+/// | `maintenance` | `leases`, and a [`MaintenanceAdapter`](crate::adapter::inspect::MaintenanceAdapter) |
+/// | `stored_data` | `maintenance` and [`stored_data`](crate::adapter::contract::Abilities::stored_data) |
+/// | `inspection` | `stored_data` and [`inspection`](crate::adapter::contract::Abilities::inspection) |
+/// | `fence` | `maintenance`, in a store behind a network: a [`RemoteStore`](crate::conformance::RemoteStore) |
+/// | `completion` | `leases` and [`completion`](crate::adapter::contract::Abilities::completion), in a [`Transactional`](crate::conformance::Transactional) store |
+/// | `held_rows` | `leases`, in a store whose rows open transactions hold: [`hold`](crate::conformance::Store::hold) |
+/// | `corrupt_data` | `stored_data`, in a store that the test can write: [`corrupt`](crate::conformance::Store::corrupt) |
+/// | `processes` | `leases`, in a store that processes share: a [`SharedStore`](crate::conformance::SharedStore) |
 #[macro_export]
 macro_rules! conformance_suite {
-    ($store:ty $(, $name:ident)?) => {
-        $crate::conformance_suite! { @cases $store $(, $name)?: run_case:
+    ($store:ty $(: $($ability:ident),+ $(,)?)?) => {
+        /// The store can be created, and its adapter announces the abilities of the suite.
+        #[test]
+        fn store_can_be_created() {
+            $crate::conformance::run("store_can_be_created", |store: $crate::conformance::Case<$store>| async move {
+                let adapter = $crate::conformance::Store::adapter(&store);
+                let expanded = &[$($(stringify!($ability)),+)?];
+                $crate::conformance::assert_announced::<$crate::conformance::Case<$store>>(&adapter, expanded);
+            });
+        }
+        $crate::conformance_suite! { @cases $store:
             on_claim {
                 claim_complete_at_once_is_first_once,
                 key_complete_at_once_is_first_again_after_its_release,
                 key_complete_at_once_is_first_again_after_its_retention,
+                unsupported_terms_are_refused_before_anything_is_written,
             }
             races {
                 workers_racing_for_a_claim_complete_at_once_have_one_winner,
                 dropped_claim_complete_at_once_can_be_released,
             }
         }
+        $($($crate::conformance_suite! { @$ability $store })+)?
     };
-    (@cases $store:ty: $run:ident: $($module:ident { $($case:ident,)+ })+) => {$($(
-        #[test]
-        fn $case() {
-            $crate::conformance::$run::<$store>(stringify!($case));
-        }
-    )+)+};
-    // Runs the case of a name. Only the crate itself can name the cases.
-    (@cases $store:ty, $name:ident: $run:ident: $($module:ident { $($case:ident,)+ })+) => {$($(
-        if $name == stringify!($case) {
-            return run($module::$case::<$store>);
-        }
-    )+)+};
-}
-
-/// Expands to one `#[test]` for every case of an adapter with [leases](crate::adapter::contract::Abilities::leases).
-#[macro_export]
-macro_rules! lease_conformance_suite {
-    ($store:ty $(, $name:ident)?) => {
-        $crate::conformance_suite! { @cases $store $(, $name)?: run_case:
+    (@leases $store:ty) => {
+        $crate::conformance_suite! { @cases $store:
+            answers {
+                calls_reply_by_the_state_of_the_row,
+                retention_counts_from_the_last_claim,
+                terms_without_a_lease_renew_and_complete,
+            }
             lease {
-                claim_complete_at_once_counts_attempts_and_takeovers,
                 release_follows_the_permanence_of_its_terms,
                 completed_key_is_first_again_after_its_retention,
                 claim_is_first_then_in_flight_then_duplicate,
@@ -113,9 +158,7 @@ macro_rules! lease_conformance_suite {
                 lapsed_lease_is_taken_over_once,
                 stale_token_changes_nothing,
                 late_completion_counts_and_returns_lease_lost,
-                completion_of_a_missing_row_inserts_the_row,
                 renewal_keeps_or_revives_the_lease,
-                renewal_of_a_released_or_complete_key_is_lost,
                 calls_for_several_keys_reply_key_by_key,
                 calls_for_4096_keys_reply_key_by_key,
             }
@@ -128,14 +171,8 @@ macro_rules! lease_conformance_suite {
             }
         }
     };
-}
-
-/// Expands to one `#[test]` for every case of an adapter with leases and
-/// [stored data](crate::adapter::contract::Abilities::stored_data).
-#[macro_export]
-macro_rules! stored_data_conformance_suite {
-    ($store:ty $(, $name:ident)?) => {
-        $crate::conformance_suite! { @cases $store $(, $name)?: run_maintenance_case:
+    (@stored_data $store:ty) => {
+        $crate::conformance_suite! { @cases $store:
             stored {
                 completion_stores_what_it_carries,
                 each_key_has_its_own_stored_data,
@@ -144,27 +181,25 @@ macro_rules! stored_data_conformance_suite {
                 stored_data_ends_with_the_retention,
                 get_returns_the_stored_data_of_a_complete_key,
                 duplicate_beside_completions_carries_whole_stored_data,
+                duplicate_beside_releases_carries_whole_stored_data,
                 losers_of_a_race_get_the_stored_data_of_the_winner,
                 hostile_responses_come_back_unchanged,
             }
         }
     };
-}
-
-/// Expands to one `#[test]` for every case of an adapter with leases that is a
-/// [`MaintenanceAdapter`](crate::adapter::inspect::MaintenanceAdapter).
-#[macro_export]
-macro_rules! maintenance_conformance_suite {
-    ($store:ty $(, $name:ident)?) => {
-        $crate::conformance_suite! { @cases $store $(, $name)?: run_maintenance_case:
+    (@maintenance $store:ty) => {
+        $crate::conformance_suite! { @cases $store:
+            answers {
+                calls_of_operators_reply_by_the_state_of_the_row,
+            }
             maintenance {
-                expired_key_is_first_with_one_attempt,
                 live_lease_outlives_its_retention,
                 completion_after_the_retention_is_remembered,
                 extreme_durations_neither_panic_nor_overflow,
                 hostile_keys_stay_distinct,
                 clock_set_back_makes_no_key_first_twice,
                 purge_deletes_only_keys_that_expired_an_hour_ago,
+                purge_deletes_as_many_keys_as_its_limit,
                 calls_after_close_fail,
                 forget_get_and_stats_follow_the_state_of_a_key,
             }
@@ -180,14 +215,8 @@ macro_rules! maintenance_conformance_suite {
             }
         }
     };
-}
-
-/// Expands to one `#[test]` for every case of an adapter with leases, stored data and
-/// [inspection](crate::adapter::contract::Abilities::inspection).
-#[macro_export]
-macro_rules! inspection_conformance_suite {
-    ($store:ty $(, $name:ident)?) => {
-        $crate::conformance_suite! { @cases $store $(, $name)?: run_maintenance_case:
+    (@inspection $store:ty) => {
+        $crate::conformance_suite! { @cases $store:
             inspection {
                 list_returns_the_state_of_each_key,
                 list_filters_by_state_namespace_id_age_and_attempts,
@@ -198,14 +227,21 @@ macro_rules! inspection_conformance_suite {
             }
         }
     };
-}
-
-/// Expands to one `#[test]` for every case of rows that an open transaction holds, for an adapter with leases and a store
-/// with [`hold`](crate::conformance::Store::hold).
-#[macro_export]
-macro_rules! held_row_conformance_suite {
-    ($store:ty $(, $name:ident)?) => {
-        $crate::conformance_suite! { @cases $store $(, $name)?: run_case:
+    (@fence $store:ty) => {
+        $crate::conformance_suite! { @cases $store:
+            fence {
+                late_claim_has_no_effect_after_its_release,
+                late_renewal_has_no_effect_after_its_release,
+                late_claim_of_a_forgotten_key_has_no_effect,
+                late_forget_undoes_no_later_completion,
+                late_take_of_a_purged_row_takes_no_other_row,
+                release_is_one_step,
+                release_keeps_every_row_for_an_hour,
+            }
+        }
+    };
+    (@held_rows $store:ty) => {
+        $crate::conformance_suite! { @cases $store:
             held {
                 claims_beside_held_rows_return_at_once,
                 renewal_of_a_held_row_returns_at_once_and_is_not_lost,
@@ -213,14 +249,8 @@ macro_rules! held_row_conformance_suite {
             }
         }
     };
-}
-
-/// Expands to one `#[test]` for every case of a store whose events a handler completes in its own transaction, for a
-/// [`Transactional`](crate::conformance::Transactional) store.
-#[macro_export]
-macro_rules! completion_conformance_suite {
-    ($store:ty $(, $name:ident)?) => {
-        $crate::conformance_suite! { @cases $store $(, $name)?: run_completion_case:
+    (@completion $store:ty) => {
+        $crate::conformance_suite! { @cases $store:
             completion {
                 first_commit_wins_in_every_state,
                 complete_or_missing_row_refuses_all,
@@ -229,32 +259,27 @@ macro_rules! completion_conformance_suite {
             }
         }
     };
-}
-
-/// Expands to one `#[test]` for an adapter without leases or without stored data.
-#[macro_export]
-macro_rules! refusal_conformance_suite {
-    ($store:ty $(, $name:ident)?) => {
-        $crate::conformance_suite! { @cases $store $(, $name)?: run_case:
-            on_claim {
-                unsupported_terms_are_refused_before_anything_is_written,
+    (@corrupt_data $store:ty) => {
+        $crate::conformance_suite! { @cases $store:
+            corrupt {
+                unreadable_response_is_told_and_never_replayed,
             }
         }
     };
-}
-
-/// Expands to one `#[test]` in which processes race, for a [`SharedStore`](crate::conformance::SharedStore)
-/// with leases.
-#[macro_export]
-macro_rules! process_conformance_suite {
-    ($store:ty) => {
+    (@processes $store:ty) => {
         #[test]
         fn processes_race_for_keys() {
             let name = concat!(module_path!(), "::processes_race_for_keys");
             $crate::conformance::processes_race_for_keys::<$store>(name);
         }
     };
+    (@cases $store:ty: $($module:ident { $($case:ident,)+ })+) => {$($(
+        #[test]
+        fn $case() {
+            $crate::conformance::run(
+                stringify!($case),
+                $crate::conformance::cases::$module::$case::<$crate::conformance::Case<$store>>,
+            );
+        }
+    )+)+};
 }
-
-// Below the macros, which list its cases.
-mod cases;

@@ -31,12 +31,29 @@ pub trait Store: Sized + Send + Sync + 'static {
     fn set_back(&self, by: Duration) -> impl Future<Output = ()> + Send;
 
     /// Holds the row of this key, as an open transaction does that has written it, until the returned value is dropped.
-    /// Only [`held_row_conformance_suite!`](crate::held_row_conformance_suite) calls it. By default it panics: the
-    /// transactions of the store hold no single row.
+    /// Only the cases of `held_rows` call it. By default it panics: the transactions of the store hold no single row.
     fn hold(&self, key: &DedupKey) -> impl Future<Output = Box<dyn Any + Send>> + Send {
         let id = key.id().to_owned();
         async move { panic!("no transaction can hold the row of {id} alone") }
     }
+
+    /// Makes the stored response of this complete key unreadable, as a fault or an older program may leave it.
+    /// Only the cases of `corrupt_data` call it. By default it panics.
+    fn corrupt(&self, key: &DedupKey) -> impl Future<Output = ()> + Send {
+        let id = key.id().to_owned();
+        async move { panic!("the test cannot write the row of {id}") }
+    }
+}
+
+/// A store that its adapters reach over TCP, for the ability `fence`: the suite puts a proxy in front of its server, and
+/// holds messages back.
+pub trait RemoteStore: Store<Adapter: MaintenanceAdapter> {
+    /// Returns the host and the port of the server.
+    fn server(&self) -> (String, u16);
+
+    /// Connects another adapter to this store, by this port of `127.0.0.1` in place of the server's. Without TLS, and
+    /// with bounds of its calls of 10 s or more: the suite holds a message for as long as a few calls take.
+    fn connect(&self, port: u16) -> impl Future<Output = Arc<Self::Adapter>> + Send;
 }
 
 /// A store with [`completion`](crate::adapter::contract::Abilities::completion).
@@ -74,13 +91,9 @@ pub trait SharedStore: Store {
 }
 
 /// A store whose adapter can be inspected and purged.
-pub(super) trait Maintained: Store<Adapter: MaintenanceAdapter> {}
+pub trait Maintained: Store<Adapter: MaintenanceAdapter> {}
 
 impl<S: Store<Adapter: MaintenanceAdapter>> Maintained for S {}
-
-pub(super) fn run<S: Store, F: Future<Output = ()>>(case: impl FnOnce(S) -> F) {
-    runtime().block_on(async { case(S::create().await).await });
-}
 
 pub(super) fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread()

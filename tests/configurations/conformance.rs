@@ -14,7 +14,7 @@ use tower_dedup::adapter::{MemoryAdapter, PostgresAdapter, PostgresOptions, Sqli
 use tower_dedup::conformance::{SharedStore, Store};
 use tower_dedup::internals::with_postgres_bounds;
 
-use super::adapters::{Memory, Postgres, Sqlite, connect_in, everything, inspection, shift, url};
+use super::adapters::{Memory, Postgres, Sqlite, connect_in, shift, url};
 use super::redis_stores::{RedisCluster, RedisReplicated, RedisSentinel};
 use crate::support::postgres::{Schema, create_partitions};
 use crate::support::time_travel::milliseconds;
@@ -180,37 +180,38 @@ impl SharedStore for Partitioned {
     }
 }
 
-everything!(
-    memory_few_shards = FewShards,
-    sqlite_users_pool = UsersPool,
-    postgres_serializable = Serializable,
-    postgres_single = Single,
-    postgres_partitioned = Partitioned,
-    boxed = Boxed,
-    redis_sentinel = RedisSentinel,
-    redis_cluster = RedisCluster,
-    redis_replicated = RedisReplicated,
-);
-
-inspection!(
-    sqlite_users_pool = UsersPool,
-    postgres_serializable = Serializable,
-    postgres_single = Single,
-    postgres_partitioned = Partitioned,
-    boxed = Boxed,
-    redis_sentinel = RedisSentinel,
-    redis_cluster = RedisCluster,
-    redis_replicated = RedisReplicated,
-);
-
-mod postgres_partitioned_processes {
-    tower_dedup::process_conformance_suite!(super::Partitioned);
+mod memory_few_shards {
+    tower_dedup::conformance_suite!(super::FewShards: leases, stored_data, maintenance);
 }
 
-mod redis_sentinel_processes {
-    tower_dedup::process_conformance_suite!(super::RedisSentinel);
+mod sqlite_users_pool {
+    tower_dedup::conformance_suite!(super::UsersPool: leases, stored_data, maintenance, inspection);
 }
 
-mod redis_cluster_processes {
-    tower_dedup::process_conformance_suite!(super::RedisCluster);
+mod postgres_serializable {
+    tower_dedup::conformance_suite!(super::Serializable: leases, stored_data, maintenance, inspection);
+}
+
+mod postgres_single {
+    tower_dedup::conformance_suite!(super::Single: leases, stored_data, maintenance, inspection);
+}
+
+mod postgres_partitioned {
+    tower_dedup::conformance_suite!(super::Partitioned: leases, stored_data, maintenance, inspection, processes);
+}
+
+mod boxed {
+    tower_dedup::conformance_suite!(super::Boxed: leases, stored_data, maintenance, inspection);
+}
+
+mod redis_sentinel {
+    tower_dedup::conformance_suite!(super::RedisSentinel: leases, stored_data, maintenance, inspection, processes);
+}
+
+mod redis_cluster {
+    tower_dedup::conformance_suite!(super::RedisCluster: leases, stored_data, maintenance, inspection, processes);
+}
+
+mod redis_replicated {
+    tower_dedup::conformance_suite!(super::RedisReplicated: leases, stored_data, maintenance, inspection);
 }

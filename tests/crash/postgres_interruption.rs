@@ -21,7 +21,7 @@ use crate::support::effects::{
     AT_A_GATE, Database, MINUTE, answer, apart, commit_effect, effect, transactional,
     until_acknowledged, write,
 };
-use crate::support::proxy::{Cut, Proxy};
+use crate::support::proxy::{Cut, Proxy, through, to_postgres};
 use crate::support::{
     Body, FIRST, answered, by_header, dedup_key, polled, request, send, spawn_send, until,
 };
@@ -266,6 +266,9 @@ async fn on_arrival_connection_that_breaks_at_any_message_loses_and_doubles_noth
     cut_at_every_message(&database, &proxy, &layer.layer(apart(&database)), false).await;
 }
 
+/// An `ErrorResponse` of a server that panics, as it does if the disk of its log is full.
+const PANIC: &[u8] = b"E\0\0\0\x2cSPANIC\0VPANIC\0C53100\0Mthe disk is full\0\0";
+
 /// The server has written the claim to its log, and dies of the full disk before it replies.
 #[tokio::test]
 async fn claim_whose_server_panics_is_not_taken_for_refused() {
@@ -275,7 +278,7 @@ async fn claim_whose_server_panics_is_not_taken_for_refused() {
     for id in ["a", "b", "c", "d"].map(dedup_key) {
         let terms = CallTerms::on_claim(Token::random(), MINUTE);
         adapter.claim(&dedup_key("warm"), &terms).await.unwrap();
-        proxy.set(0, Cut::Panic);
+        proxy.set(0, Cut::Replied(PANIC));
         let claimed = adapter.claim(&id, &terms).await;
         assert!(proxy.sprung().is_some());
         assert!(matches!(claimed, Ok(FIRST)), "{claimed:?}");
@@ -420,7 +423,7 @@ async fn leases_terminated_under_load_lose_and_double_nothing() {
 async fn forget_whose_reply_is_lost_keeps_the_row_of_a_later_delivery() {
     let database = Database::fresh().await;
     let direct = PostgresAdapter::new(database.pool(2));
-    let proxy = Proxy::start(&database.options()).await;
+    let proxy = to_postgres(&database.options()).await;
     // The adapter's connection. The next one opens after the later delivery.
     let gate = Arc::new(Semaphore::new(1));
     let closed = Arc::clone(&gate);
@@ -431,7 +434,7 @@ async fn forget_whose_reply_is_lost_keeps_the_row_of_a_later_delivery() {
             Ok(())
         })
     });
-    let pool = pool.connect_lazy_with(proxy.options(database.options()));
+    let pool = pool.connect_lazy_with(through(proxy.port(), database.options()));
     let adapter = PostgresAdapter::new(pool.clone());
     let terms = || CallTerms::on_claim(Token::random(), 10 * MINUTE);
     let complete = async |key: &DedupKey| direct.claim(key, &terms()).await.unwrap();

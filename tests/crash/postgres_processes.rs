@@ -27,7 +27,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::support::effects::{Effects, answer, effect};
 use crate::support::postgres::{Schema, Server};
-use crate::support::proxy::{Cut, Proxy};
+use crate::support::proxy::{Cut, through, to_postgres};
 use crate::support::{Body, by_header};
 
 const RECEIVER: &str = "TOWER_DEDUP_TEST_RECEIVER";
@@ -418,8 +418,8 @@ async fn transactional_under_every_fault_loses_and_doubles_nothing() {
     server.restart_immediately();
 
     let options: PgConnectOptions = server.url().parse().unwrap();
-    let proxy = Proxy::start(&options).await;
-    let url = proxy.options(options).to_url_lossy().to_string();
+    let proxy = to_postgres(&options).await;
+    let url = through(proxy.port(), options).to_url_lossy().to_string();
     let receivers = Receivers::start(Kind::Transactional, &url, PROCESSES).await;
     let (sent, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
     let mut ways = ["lost 60", "never 60", "mixed 60"].into_iter().cycle();

@@ -22,7 +22,7 @@ use tower_dedup::{DedupHandle, DedupLayer, Delivery, OnInFlight};
 use crate::support::effects::{
     Boxed, Database, MINUTE, answer, apart, effect, until_acknowledged, write,
 };
-use crate::support::proxy::{Cut, Proxy};
+use crate::support::proxy::{Cut, through, to_postgres};
 use crate::support::{Body, Handler, by_header, dedup_key, request, send};
 
 pub(super) const STORE_TIMEOUT: Duration = Duration::from_millis(400);
@@ -169,8 +169,8 @@ async fn silenced(
     cut: Option<(usize, Cut)>,
     id: &str,
 ) -> usize {
-    let proxy = Proxy::start(&database.options()).await;
-    let options = proxy.options(database.options());
+    let proxy = to_postgres(&database.options()).await;
+    let options = through(proxy.port(), database.options());
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let handler = sound(database);
@@ -285,8 +285,8 @@ async fn rollback_over_a_silent_connection_frees_the_key() {
 /// All connections fall silent at once while 200 deliveries run.
 async fn all_silent_under_load(build: Build, is_alone: bool) {
     let database = Database::fresh().await;
-    let proxy = Proxy::start(&database.options()).await;
-    let pool = bounded(4, proxy.options(database.options()));
+    let proxy = to_postgres(&database.options()).await;
+    let pool = bounded(4, through(proxy.port(), database.options()));
     let (handle, service) = build(&pool, adapter(&pool), sound(&database));
     until_acknowledged(&service, WARM).await;
     let (start, acknowledged) = (Instant::now(), Arc::new(AtomicUsize::new(0)));
@@ -377,8 +377,8 @@ async fn idle_connections_that_fall_silent_cost_few_deliveries() {
 #[tokio::test]
 async fn calls_behind_a_silent_lane_go_out_on_another() {
     let database = Database::fresh().await;
-    let proxy = Proxy::start(&database.options()).await;
-    let pool = database.pool_with(2, proxy.options(database.options()));
+    let proxy = to_postgres(&database.options()).await;
+    let pool = database.pool_with(2, through(proxy.port(), database.options()));
     let patient = adapter_with(&pool, MINUTE);
     // A first batch that makes the table is late, and opens more lanes.
     patient.migrate().await.unwrap();
@@ -435,9 +435,9 @@ async fn purging_over_a_silent_connection_ends() {
     adapter(&database.pool(1)).migrate().await.unwrap();
     let cuts = (0..8).flat_map(|at| [(at, Cut::Silent), (at, Cut::SilentUnanswered)]);
     let failed = join_all(cuts.map(async |(at, cut)| {
-        let proxy = Proxy::start(&database.options()).await;
+        let proxy = to_postgres(&database.options()).await;
         let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(STATEMENT_TIMEOUT);
-        let pool = pool.connect_lazy_with(proxy.options(database.options()));
+        let pool = pool.connect_lazy_with(through(proxy.port(), database.options()));
         let purging = adapter_with(&pool, STORE_TIMEOUT / 4);
         until(async || purging.purge(10).await.is_ok()).await;
         proxy.set(at, cut);

@@ -16,7 +16,7 @@ use crate::support::multi_event::{
     Fixture, Kind, LATE, Runs, apart, by_word, cases, ids, layers, own, pg, send_to, service,
     within,
 };
-use crate::support::proxy::{Cut, Proxy};
+use crate::support::proxy::{Cut, through, to_postgres};
 use crate::support::{claim_all, dedup_key, faulty, rows, terms};
 
 macro_rules! under_every_ledger {
@@ -283,10 +283,10 @@ async fn each_event_is_claimed_and_completed_by_one_call(fixture: Fixture) {
 #[tokio::test]
 async fn multi_event_delivery_takes_as_many_round_trips_as_one_event() {
     let (schema, _pools) = pg().await;
-    let proxy = Proxy::start(&schema.url().parse().unwrap()).await;
+    let proxy = to_postgres(&schema.url().parse().unwrap()).await;
     // One connection, which has prepared every statement after the first deliveries.
     let pool = PgPoolOptions::new().max_connections(1).test_before_acquire(false);
-    let pool = pool.connect_lazy_with(proxy.options(schema.url().parse().unwrap()));
+    let pool = pool.connect_lazy_with(through(proxy.port(), schema.url().parse().unwrap()));
     let adapter = PostgresAdapter::new(pool.clone());
     let (runs, log) = (Runs::default(), Arc::default());
     let apart = {

@@ -7,15 +7,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, PgConnection};
 use tempfile::TempDir;
 use tower_dedup::adapter::contract::Completion;
 use tower_dedup::adapter::{MemoryAdapter, PostgresAdapter, PostgresOptions, SqliteAdapter};
-use tower_dedup::conformance::{HandlerTransaction, SharedStore, Store, Transactional};
+use tower_dedup::conformance::{
+    HandlerTransaction, RemoteStore, SharedStore, Store, Transactional,
+};
 use tower_dedup::{BoxError, DedupKey};
 
 use crate::support::postgres::Schema;
+use crate::support::proxy::through;
 use crate::support::time_travel::{milliseconds, shift_file, shift_schema};
 
 pub(crate) struct Memory(pub(crate) Arc<MemoryAdapter>);
@@ -79,6 +83,13 @@ impl Store for Sqlite {
 
     async fn set_back(&self, by: Duration) {
         shift(&self.path, milliseconds(by)).await;
+    }
+
+    async fn corrupt(&self, key: &DedupKey) {
+        let mut connection =
+            SqliteConnectOptions::new().filename(&self.path).connect().await.unwrap();
+        let sql = "UPDATE webhook_deliveries SET response_headers = 'x' WHERE id = ?1";
+        sqlx::query(sql).bind(key.id()).execute(&mut connection).await.unwrap();
     }
 }
 
@@ -191,6 +202,30 @@ impl Store for Postgres {
         holder.execute(AssertSqlSafe(sql)).await.unwrap();
         Box::new(holder)
     }
+
+    async fn corrupt(&self, key: &DedupKey) {
+        let mut connection = PgConnection::connect(self.schema.database_url()).await.unwrap();
+        let table = format!("{}.webhook_deliveries", self.schema.name());
+        let sql = format!("UPDATE {table} SET response_headers = 'x' WHERE id = $1");
+        sqlx::query(AssertSqlSafe(sql)).bind(key.id()).execute(&mut connection).await.unwrap();
+    }
+}
+
+impl RemoteStore for Postgres {
+    fn server(&self) -> (String, u16) {
+        let options: PgConnectOptions = self.schema.database_url().parse().unwrap();
+        (options.get_host().to_owned(), options.get_port())
+    }
+
+    async fn connect(&self, port: u16) -> Arc<PostgresAdapter> {
+        let direct: PgConnectOptions = self.schema.database_url().parse().unwrap();
+        let pool = PgPoolOptions::new().connect_lazy_with(through(port, direct));
+        let options = PostgresOptions::new().purging(Purging::off());
+        let options = options.schema(Identifier::new(self.schema.name()).unwrap());
+        // A statement may be late for longer than the case takes.
+        let options = options.statement_timeout(Duration::from_secs(60));
+        Arc::new(PostgresAdapter::with_options(pool, options))
+    }
 }
 
 impl Transactional for Postgres {
@@ -215,28 +250,3 @@ impl SharedStore for Postgres {
         Arc::new(PostgresAdapter::connect(&url).await.unwrap())
     }
 }
-
-/// Expands every macro for an adapter with all abilities.
-macro_rules! everything {
-    ($($name:ident = $store:ident),+ $(,)?) => {$(
-        mod $name {
-            tower_dedup::conformance_suite!(super::$store);
-            tower_dedup::lease_conformance_suite!(super::$store);
-            tower_dedup::stored_data_conformance_suite!(super::$store);
-            tower_dedup::maintenance_conformance_suite!(super::$store);
-        }
-    )+};
-}
-pub(crate) use everything;
-
-/// Expands the macro for an adapter with the ability `inspection`.
-macro_rules! inspection {
-    ($($name:ident = $store:ident),+ $(,)?) => {
-        mod inspection {$(
-            mod $name {
-                tower_dedup::inspection_conformance_suite!(super::super::$store);
-            }
-        )+}
-    };
-}
-pub(crate) use inspection;

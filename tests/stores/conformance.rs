@@ -9,7 +9,7 @@ use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, StoreFuture};
 use tower_dedup::conformance::Store;
 
-use super::adapters::{Memory, Postgres, Sqlite, everything, inspection};
+use super::adapters::{Memory, Postgres, Sqlite};
 use super::redis_stores::Redis;
 
 /// A store with the required methods only.
@@ -50,35 +50,29 @@ impl Store for PlainStore {
     }
 }
 
-everything!(memory = Memory, sqlite = Sqlite, postgres = Postgres, redis = Redis);
-
-inspection!(sqlite = Sqlite, postgres = Postgres, redis = Redis);
-
-mod held {
-    tower_dedup::held_row_conformance_suite!(super::Postgres);
+mod memory {
+    tower_dedup::conformance_suite!(super::Memory: leases, stored_data, maintenance);
 }
 
-mod sqlite_completion {
-    tower_dedup::completion_conformance_suite!(super::Sqlite);
+mod sqlite {
+    tower_dedup::conformance_suite!(
+        super::Sqlite: leases, stored_data, maintenance, inspection, completion, corrupt_data, processes
+    );
 }
 
-mod postgres_completion {
-    tower_dedup::completion_conformance_suite!(super::Postgres);
+mod postgres {
+    tower_dedup::conformance_suite!(
+        super::Postgres: leases, stored_data, maintenance, inspection, completion, corrupt_data, processes, fence,
+        held_rows
+    );
+}
+
+mod redis {
+    tower_dedup::conformance_suite!(
+        super::Redis: leases, stored_data, maintenance, inspection, corrupt_data, processes, fence
+    );
 }
 
 mod plain {
     tower_dedup::conformance_suite!(super::PlainStore);
-    tower_dedup::refusal_conformance_suite!(super::PlainStore);
-}
-
-mod sqlite_processes {
-    tower_dedup::process_conformance_suite!(super::Sqlite);
-}
-
-mod postgres_processes {
-    tower_dedup::process_conformance_suite!(super::Postgres);
-}
-
-mod redis_processes {
-    tower_dedup::process_conformance_suite!(super::Redis);
 }

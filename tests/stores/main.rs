@@ -1,12 +1,12 @@
 //! The adapters: the conformance suite, the queue, and each store.
 
 mod adapters;
+mod broken;
 mod conformance;
 mod memory;
 mod postgres_adapter;
 mod postgres_clock;
 mod postgres_encryption;
-mod postgres_fence;
 mod postgres_inspection;
 mod postgres_lanes;
 mod postgres_servers;

@@ -14,7 +14,7 @@ use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
 
 use crate::support::effects::{Database, transactional, write};
 use crate::support::postgres::{Schema, Server, create_partitions, fresh_name, shared, with_path};
-use crate::support::proxy::Proxy;
+use crate::support::proxy::{through, to_postgres};
 use crate::support::{answered, claim_all, dedup_key, request, rows, send, terms};
 
 async fn pool(url: &str) -> PgPool {
@@ -145,8 +145,8 @@ async fn error_with_an_unknown_outcome_is_no_refusal() {
 async fn call_names_the_reason_for_which_no_connection_opens() {
     let schema = Schema::fresh();
     let direct: PgConnectOptions = schema.url().parse().unwrap();
-    let proxy = Proxy::start(&direct).await;
-    let options = proxy.options(direct);
+    let proxy = to_postgres(&direct).await;
+    let options = through(proxy.port(), direct);
     let pool = PgPoolOptions::new().max_connections(3).connect_with(options).await.unwrap();
     let adapter = PostgresAdapter::new(pool);
     adapter.claim(&dedup_key("a"), &terms()).await.unwrap();

@@ -4,17 +4,15 @@ use std::future::Future;
 use std::time::Duration;
 
 use tokio::time::timeout;
-use tower_dedup::adapter::contract::{
-    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply,
-};
-use tower_dedup::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
+use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{RedisAdapter, RedisOptions};
 use tower_dedup::key::DedupKey;
 
 use crate::support::proxy::{Cut, Proxy};
 use crate::support::redis::{Server, command};
 use crate::support::time_travel::{milliseconds, shift_redis};
-use crate::support::{FIRST, dedup_key, on_claim, terms};
+use crate::support::{dedup_key, on_claim, terms};
 
 const BOUND: Duration = Duration::from_secs(10);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -99,61 +97,6 @@ enum Row {
 
 const ROWS: [Row; 4] = [Row::Missing, Row::Released, Row::Lapsed, Row::Expired];
 
-/// The token of a packed value.
-fn token(value: &[u8]) -> &[u8] {
-    &value[28..44]
-}
-
-/// A claim arrives after its release, or after the next claim as well.
-async fn late_claim_changes_nothing(of_terms: impl Fn() -> CallTerms, age: Duration) {
-    let fence = Fence::new().await;
-    // The message that inserts or reads is late, or the message that takes the row.
-    let cases = ROWS.into_iter().flat_map(|row| [(row, 0), (row, 1)]);
-    for (row, spared) in cases.filter(|case| *case != (Row::Missing, 1)) {
-        for claimed_again in [false, true] {
-            let what = format!("{row:?}, message {spared}, claimed again: {claimed_again}");
-            let (keys, mine) = (dedup_key(&what), of_terms());
-            fence.prepare(row, &keys).await;
-            fence.holds_back(spared, fence.slow.claim(&keys, &mine)).await;
-            fence.adapter.release(&keys, &mine).await.unwrap();
-            fence.pass(age);
-            let next = of_terms();
-            let claim = async || {
-                let claimed = fence.adapter.claim(&keys, &next).await.unwrap();
-                assert!(matches!(claimed, ClaimReply::First { .. }), "{what}: {claimed:?}");
-            };
-            if claimed_again {
-                claim().await;
-            }
-            let before = fence.value(&keys);
-            fence.proxy.deliver().await;
-            assert_eq!(fence.value(&keys), before, "{what}");
-            assert_ne!(token(&before), mine.token().as_bytes(), "{what}");
-            if !claimed_again {
-                let entry = fence.adapter.get(&keys).await.unwrap();
-                let is_free = |state| !matches!(state, KeyState::Complete);
-                assert!(entry.is_none_or(|entry| is_free(entry.state)), "{what}");
-                claim().await;
-            }
-            assert_eq!(token(&fence.value(&keys)), next.token().as_bytes(), "{what}");
-        }
-    }
-}
-
-#[tokio::test]
-async fn late_claim_under_a_lease_changes_nothing() {
-    for age in [Duration::ZERO, 59 * MINUTE] {
-        late_claim_changes_nothing(terms, age).await;
-    }
-}
-
-#[tokio::test]
-async fn late_claim_that_is_complete_at_once_changes_nothing() {
-    for age in [Duration::ZERO, 59 * MINUTE] {
-        late_claim_changes_nothing(|| on_claim(&terms()), age).await;
-    }
-}
-
 /// A claim was repeated after an error of the connection, and its first message arrives after the release.
 #[tokio::test]
 async fn late_copy_of_a_claim_changes_nothing() {
@@ -173,26 +116,6 @@ async fn late_copy_of_a_claim_changes_nothing() {
             assert!(matches!(claimed, ClaimReply::First { .. }), "{row:?}: {claimed:?}");
             fence.server.run::<()>(&["FLUSHDB"]);
         }
-    }
-}
-
-/// A release keeps a row for an hour more that was about to be deleted.
-#[tokio::test]
-async fn release_of_a_row_that_is_nearly_deleted_keeps_it_for_an_hour() {
-    let fence = Fence::new().await;
-    for of_terms in [terms, || on_claim(&terms())] {
-        let (keys, mine) = (dedup_key("old"), of_terms());
-        let other = CallTerms::on_claim(terms().token(), MINUTE);
-        fence.adapter.claim(&keys, &other).await.unwrap();
-        fence.pass(59 * MINUTE);
-        fence.holds_back(1, fence.slow.claim(&keys, &mine)).await;
-        fence.adapter.release(&keys, &mine).await.unwrap();
-        fence.pass(59 * MINUTE);
-        let before = fence.value(&keys);
-        fence.proxy.deliver().await;
-        assert_eq!(fence.value(&keys), before);
-        assert_eq!(fence.adapter.forget(&keys).await.unwrap(), ForgetReply::Missing);
-        fence.server.run::<()>(&["FLUSHDB"]);
     }
 }
 
@@ -237,59 +160,6 @@ async fn row_of_the_last_version_is_released_and_claimed() {
     let claimed = fence.adapter.claim(&keys, &terms()).await.unwrap();
     assert_eq!(claimed, ClaimReply::first(2, false));
     assert_eq!(fence.value(&keys)[23..28], [0, 0, 0, 0, 1]);
-}
-
-#[tokio::test]
-async fn late_renewal_changes_nothing() {
-    let fence = Fence::new().await;
-    for (id, is_gone) in [("held", false), ("gone", true)] {
-        let (keys, mine) = (dedup_key(id), terms());
-        assert_eq!(fence.adapter.claim(&keys, &mine).await.unwrap(), FIRST);
-        if is_gone {
-            fence.server.run::<()>(&["DEL", &format!("dedup:test:{id}")]);
-        }
-        fence.holds_back(0, fence.slow.renew(&keys, &mine)).await;
-        fence.adapter.release(&keys, &mine).await.unwrap();
-        let before = fence.value(&keys);
-        fence.proxy.deliver().await;
-        assert_eq!(fence.value(&keys), before, "{id}");
-        assert_eq!(fence.adapter.renew(&keys, &mine).await.unwrap(), RenewReply::Lost, "{id}");
-        let claimed = fence.adapter.claim(&keys, &terms()).await.unwrap();
-        assert!(matches!(claimed, ClaimReply::First { .. }), "{id}: {claimed:?}");
-    }
-}
-
-#[tokio::test]
-async fn late_forget_undoes_no_later_completion() {
-    let fence = Fence::new().await;
-    let (keys, mine) = (dedup_key("a"), terms());
-    fence.adapter.claim(&keys, &mine).await.unwrap();
-    fence.pass(2 * MINUTE);
-    // It has read the lapsed row.
-    fence.holds_back(1, fence.slow.forget(&keys)).await;
-    assert_eq!(fence.adapter.complete(&keys, &mine).await.unwrap(), CompleteReply::Held);
-    let before = fence.value(&keys);
-    fence.proxy.deliver().await;
-    assert_eq!(fence.value(&keys), before);
-    let claimed = fence.adapter.claim(&keys, &terms()).await.unwrap();
-    assert!(matches!(claimed, ClaimReply::Duplicate(_)), "{claimed:?}");
-}
-
-/// A forgotten key is a release too: a claim that had read the row before does not take it.
-#[tokio::test]
-async fn late_claim_of_a_forgotten_row_changes_nothing() {
-    let fence = Fence::new().await;
-    for of_terms in [terms, || on_claim(&terms())] {
-        let (keys, mine) = (dedup_key("a"), of_terms());
-        fence.prepare(Row::Lapsed, &keys).await;
-        fence.holds_back(1, fence.slow.claim(&keys, &mine)).await;
-        assert_eq!(fence.adapter.forget(&keys).await.unwrap(), ForgetReply::Removed);
-        let before = fence.value(&keys);
-        fence.proxy.deliver().await;
-        assert_eq!(fence.value(&keys), before);
-        assert_eq!(fence.adapter.claim(&keys, &terms()).await.unwrap(), FIRST);
-        fence.server.run::<()>(&["FLUSHDB"]);
-    }
 }
 
 /// A row that changes before each write leaves the outcome unknown, and not in flight.

@@ -4,11 +4,12 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tower_dedup::DedupKey;
 use tower_dedup::adapter::{RedisAdapter, RedisOptions};
-use tower_dedup::conformance::{SharedStore, Store};
+use tower_dedup::conformance::{RemoteStore, SharedStore, Store};
 
 use crate::support::redis::{
-    Cluster, SentinelSet, Server, connection, fresh_prefix, shared, with_prefix,
+    Cluster, SentinelSet, Server, command, connection, fresh_prefix, shared, with_prefix,
 };
 use crate::support::time_travel::{milliseconds, shift_redis};
 
@@ -122,6 +123,28 @@ impl<T: Topology> Store for On<T> {
 
     async fn set_back(&self, by: Duration) {
         self.shift(milliseconds(by));
+    }
+
+    async fn corrupt(&self, key: &DedupKey) {
+        let name = format!("{}:{}:{}", self.prefix, key.namespace(), key.id());
+        for url in T::primaries() {
+            let mut connection = connection(&url).unwrap();
+            // The headers of `lua/prelude.lua`, of a row without a digest and an event type.
+            command(&["SETRANGE", &name, "50", "x"]).exec(&mut connection).unwrap();
+        }
+    }
+}
+
+impl RemoteStore for Redis {
+    fn server(&self) -> (String, u16) {
+        let url = shared().trim_start_matches("redis://");
+        let (host, port) = url.split('/').next().and_then(|url| url.rsplit_once(':')).unwrap();
+        (host.to_owned(), port.parse().unwrap())
+    }
+
+    async fn connect(&self, port: u16) -> Arc<RedisAdapter> {
+        let url = with_prefix(&format!("redis://127.0.0.1:{port}"), &self.prefix);
+        Arc::new(RedisAdapter::connect_with(&url, patient()).await.unwrap())
     }
 }
 

@@ -16,7 +16,7 @@ use tower_dedup::ledger::Transactional;
 use tower_dedup::{CommitError, DedupKey, DedupLayer, Delivery};
 
 use super::postgres::Schema;
-use super::proxy::Proxy;
+use super::proxy::{Proxy, through, to_postgres};
 use super::{Body, Handler, by_header, request, send};
 
 /// A handler.
@@ -142,8 +142,8 @@ impl Database {
 
     /// Returns a proxy, and a pool whose connections pass through the proxy.
     pub(crate) async fn proxied(&self, connections: u32) -> (Proxy, PgPool) {
-        let proxy = Proxy::start(&self.options()).await;
-        let pool = self.pool_with(connections, proxy.options(self.options()));
+        let proxy = to_postgres(&self.options()).await;
+        let pool = self.pool_with(connections, through(proxy.port(), self.options()));
         (proxy, pool)
     }
 

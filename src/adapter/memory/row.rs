@@ -78,13 +78,27 @@ impl Row {
         stats.count(state, since(at, now));
     }
 
-    /// Removes a row that is not under a live lease.
+    /// Returns the row of a released or forgotten key without attempts. It has expired, and no renewal revives it.
+    fn fence(now: u64) -> Self {
+        Self {
+            token: None,
+            is_complete: false,
+            ends_at: 0,
+            first_seen_at: now,
+            expires_at: now,
+            attempts: 0,
+            takeover: false,
+            stored: None,
+        }
+    }
+
+    /// Releases a row that is not under a live lease.
     pub(super) fn forget(row: &mut Option<Self>, now: u64) -> ForgetReply {
         match row.as_ref().and_then(|row| row.state(now)) {
             None => ForgetReply::Missing,
             Some(KeyState::InFlight) => ForgetReply::InFlight,
             Some(_) => {
-                *row = None;
+                *row = Some(Self::fence(now));
                 ForgetReply::Removed
             }
         }
@@ -189,16 +203,22 @@ impl Call<'_> {
     }
 
     pub(super) fn complete(self, row: &mut Option<Row>) -> CompleteReply {
-        // An expired complete row counts as missing. An incomplete row does not.
-        match row {
-            Some(row) if !row.is_complete || row.expires_at > self.now => {
+        // An expired complete row counts as missing, and so does a fence. Another incomplete row does not.
+        let is_known =
+            |row: &Row| if row.is_complete { row.expires_at > self.now } else { row.attempts > 0 };
+        match row.as_mut().filter(|row| is_known(row)) {
+            Some(row) => {
                 if !row.is_complete {
                     self.mark_complete(row);
                 }
-                let is_held = row.is_by(self.terms.token());
-                if is_held { CompleteReply::Held } else { CompleteReply::LeaseLost }
+                match (row.is_by(self.terms.token()), row.attempts) {
+                    // Repeated: this token has inserted the row.
+                    (true, 0) => CompleteReply::Inserted,
+                    (true, _) => CompleteReply::Held,
+                    (false, _) => CompleteReply::LeaseLost,
+                }
             }
-            _ => {
+            None => {
                 let mut new = Row { attempts: 0, ..self.leased() };
                 self.mark_complete(&mut new);
                 *row = Some(new);
@@ -207,14 +227,11 @@ impl Call<'_> {
         }
     }
 
-    /// A call in memory is never late, so a release needs no row of its own.
     pub(super) fn release(self, row: &mut Option<Row>) {
         let on_claim = self.is_on_claim();
-        if let Some(held) = row
-            && held.is_complete == on_claim
-            && held.is_by(self.terms.token())
-        {
-            if on_claim { *row = None } else { held.token = None }
+        let held = row.get_or_insert_with(|| Row::fence(self.now));
+        if held.is_complete == on_claim && held.is_by(self.terms.token()) {
+            if on_claim { *held = Row::fence(self.now) } else { held.token = None }
         }
     }
 

@@ -81,6 +81,10 @@ impl Shard {
         };
         let mut is_nearly_full = false;
         if due_before.is_none() {
+            // A full shard needs no row that has expired: a release never fails.
+            if self.rows.len() >= self.capacity && row.due() <= now {
+                return Ok((reply, false));
+            }
             self.make_room(has_room, now)?;
             is_nearly_full = self.rows.len() == 4 * self.capacity / 5;
         }

@@ -206,8 +206,10 @@ pub(in crate::adapter) fn rows_of<'c>(
 /// Returns for each row that was read whether its token has completed it.
 pub(in crate::adapter) fn checked(rows: &[RowCall<'_>], found: &[Option<Row>]) -> Vec<Replied> {
     let checked = |(row, found): (&RowCall<'_>, &Option<Row>)| {
-        let is_complete =
-            |found: &Row| Ok(found.completed(row.token())? == Some(CompleteReply::Held));
+        let is_complete = |found: &Row| {
+            let completed = found.completed(row.token())?;
+            Ok(completed.is_some_and(|reply| reply != CompleteReply::LeaseLost))
+        };
         Some(found.as_ref().map_or(Ok(false), is_complete).map(RowReply::Checked))
     };
     rows.iter().zip(found).map(checked).collect()

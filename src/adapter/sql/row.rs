@@ -198,7 +198,8 @@ impl Row {
     ) -> Result<Option<CompleteReply>, Error> {
         self.check_readable()?;
         Ok(match self.state() {
-            Some(KeyState::Complete) if self.is_by(token) => Some(CompleteReply::Held),
+            // Repeated with its token: the same reply, also of a row that it inserted.
+            Some(KeyState::Complete) if self.is_by(token) => Some(completed(self.attempts, true)),
             Some(KeyState::Complete) => Some(CompleteReply::LeaseLost),
             _ => None,
         })
@@ -281,12 +282,14 @@ mod tests {
         let leased = |now| row_at(&on_completion(mine), now);
         let complete = |now| row_at(&on_claim(mine), now);
         let released = Row { token: None, lease_until: None, ..leased(1_000) };
+        let inserted = Row { attempts: 0, ..complete(0) };
         for (row, claims, completions, forgets) in [
             (leased(0), "- I I I", "- -", Some(ForgetReply::InFlight)),
             (leased(999), "- I I I", "- -", Some(ForgetReply::InFlight)),
             (leased(1_000), "- - - -", "- -", None),
             (released, "- - - -", "- -", None),
             (complete(59_999), "D D F D", "H L", None),
+            (inserted, "D D F D", "I L", None),
             (complete(60_000), "- - - -", "- -", Some(ForgetReply::Missing)),
             (leased(60_000), "- - - -", "- -", Some(ForgetReply::Missing)),
         ] {
@@ -302,7 +305,7 @@ mod tests {
                 None => "-",
                 Some(CompleteReply::Held) => "H",
                 Some(CompleteReply::LeaseLost) => "L",
-                Some(_) => "?",
+                Some(CompleteReply::Inserted) => "I",
             });
             let replies = (&*claimed.join(" "), &*completed.join(" "), row.forgotten());
             assert_eq!(replies, (claims, completions, forgets), "{row:?}");

@@ -15,7 +15,7 @@ const ROUNDS: u32 = 50;
 const AT_ONCE: Duration = Duration::from_millis(50);
 
 /// Claims of held rows, in every state, and of new keys in the same moment return at once.
-pub(super) async fn claims_beside_held_rows_return_at_once<S: Store>(store: S) {
+pub async fn claims_beside_held_rows_return_at_once<S: Store>(store: S) {
     let adapter = store.adapter();
     let [live, lapsed, released, complete] = ["live", "lapsed", "released", "complete"].map(key);
     let mine = leased();
@@ -47,7 +47,7 @@ pub(super) async fn claims_beside_held_rows_return_at_once<S: Store>(store: S) {
 }
 
 /// A renewal says "locked", and not "lost", of a row that its token holds. It renews other leases at once.
-pub(super) async fn renewal_of_a_held_row_returns_at_once_and_is_not_lost<S: Store>(store: S) {
+pub async fn renewal_of_a_held_row_returns_at_once_and_is_not_lost<S: Store>(store: S) {
     let adapter = store.adapter();
     let ([held, other], mine) = (["held", "other"].map(key), leased());
     adapter.claim(&held, &mine).await.unwrap();
@@ -71,7 +71,7 @@ pub(super) async fn renewal_of_a_held_row_returns_at_once_and_is_not_lost<S: Sto
 
 /// A completion and a release wait for their held row, and take effect when it is free. Meanwhile other calls of all kinds
 /// return at once.
-pub(super) async fn completions_and_releases_of_held_rows_delay_no_other_call<S: Store>(store: S) {
+pub async fn completions_and_releases_of_held_rows_delay_no_other_call<S: Store>(store: S) {
     let adapter = store.adapter();
     let ([completed, released], mine) = (["completed", "released"].map(key), leased());
     let mut holders = Vec::new();

@@ -14,23 +14,8 @@ use crate::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter, PURGE_G
 use crate::error::ErrorKind;
 use crate::key::DedupKey;
 
-/// A key whose retention has ended is new, whether its lease lapsed or was released.
-pub(super) async fn expired_key_is_first_with_one_attempt<S: Maintained>(store: S) {
-    let adapter = store.adapter();
-    let (lapsed, released) = (key("lapsed"), key("released"));
-    adapter.claim(&lapsed, &leased()).await.unwrap();
-    let mine = leased();
-    adapter.claim(&released, &mine).await.unwrap();
-    adapter.release(&released, &mine).await.unwrap();
-    store.advance(RETENTION).await;
-    for keys in [lapsed, released] {
-        assert_eq!(adapter.get(&keys).await.unwrap(), None);
-        assert_eq!(adapter.claim(&keys, &leased()).await.unwrap(), FIRST);
-    }
-}
-
 /// A key under a live lease is not purged, claimed or forgotten, even after its retention has ended.
-pub(super) async fn live_lease_outlives_its_retention<S: Maintained>(store: S) {
+pub async fn live_lease_outlives_its_retention<S: Maintained>(store: S) {
     let (adapter, keys) = (store.adapter(), key("a"));
     let brief =
         CallTerms::on_completion(Token::random(), Duration::from_millis(1), 3 * PURGE_GRACE);
@@ -46,7 +31,7 @@ pub(super) async fn live_lease_outlives_its_retention<S: Maintained>(store: S) {
 }
 
 /// A completion after the retention has ended starts another retention.
-pub(super) async fn completion_after_the_retention_is_remembered<S: Maintained>(store: S) {
+pub async fn completion_after_the_retention_is_remembered<S: Maintained>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), key("a"), leased_for(4 * RETENTION));
     adapter.claim(&keys, &mine).await.unwrap();
     store.advance(RETENTION + PURGE_GRACE + SLACK).await;
@@ -56,7 +41,7 @@ pub(super) async fn completion_after_the_retention_is_remembered<S: Maintained>(
 }
 
 /// Retentions and leases of zero and of `Duration::MAX` neither panic nor overflow into the past.
-pub(super) async fn extreme_durations_neither_panic_nor_overflow<S: Maintained>(store: S) {
+pub async fn extreme_durations_neither_panic_nor_overflow<S: Maintained>(store: S) {
     let adapter = store.adapter();
     let longest = CallTerms::on_completion(Token::random(), Duration::MAX, Duration::MAX);
     let keys = key("longest");
@@ -78,7 +63,7 @@ pub(super) async fn extreme_durations_neither_panic_nor_overflow<S: Maintained>(
 }
 
 /// Keys that look like SQL or JSON, or like each other, are stored as they are and stay distinct.
-pub(super) async fn hostile_keys_stay_distinct<S: Maintained>(store: S) {
+pub async fn hostile_keys_stay_distinct<S: Maintained>(store: S) {
     let adapter = store.adapter();
     let ids = [
         "\"]]}", "\\", "\\u0041", "A", "a", "a ", " a", "%", "_", "*", "?1", "$1", "\u{e9}",
@@ -117,7 +102,7 @@ pub(super) async fn hostile_keys_stay_distinct<S: Maintained>(store: S) {
 
 /// After the clock is set back by an hour, leases and retentions last for an hour more. No key is
 /// first twice.
-pub(super) async fn clock_set_back_makes_no_key_first_twice<S: Maintained>(store: S) {
+pub async fn clock_set_back_makes_no_key_first_twice<S: Maintained>(store: S) {
     let adapter = store.adapter();
     let [lapsed, at_once, claimed, released] =
         ["lapsed", "at once", "claimed", "released"].map(key);
@@ -157,7 +142,7 @@ pub(super) async fn clock_set_back_makes_no_key_first_twice<S: Maintained>(store
 /// A purge deletes keys that expired an hour ago, up to the limit. Keys that expired later stay,
 /// although claims treat them as new. Live and leased keys stay too. A store that deletes expired keys by
 /// itself has deleted the same keys by then.
-pub(super) async fn purge_deletes_only_keys_that_expired_an_hour_ago<S: Maintained>(store: S) {
+pub async fn purge_deletes_only_keys_that_expired_an_hour_ago<S: Maintained>(store: S) {
     let adapter = store.adapter();
     for id in 0..10 {
         adapter.claim(&key(&format!("old-{id}")), &complete_at_once()).await.unwrap();
@@ -192,8 +177,22 @@ pub(super) async fn purge_deletes_only_keys_that_expired_an_hour_ago<S: Maintain
     assert_eq!(adapter.claim(&key("leased"), &leased()).await.unwrap(), ClaimReply::InFlight);
 }
 
+/// A purge deletes as many keys as its limit, however many that is: a purger stops at the first call that deletes fewer.
+pub async fn purge_deletes_as_many_keys_as_its_limit<S: Maintained>(store: S) {
+    let adapter = store.adapter();
+    let keys: Vec<DedupKey> = (0..2_000).map(|id| key(&id.to_string())).collect();
+    claim_all(&*adapter, &keys, &complete_at_once()).await;
+    store.advance(RETENTION + PURGE_GRACE).await;
+    let expected = if adapter.abilities().expires_keys { [0; 3] } else { [1_000, 1_000, 0] };
+    for (call, expected) in expected.into_iter().enumerate() {
+        let purged = adapter.purge(1_000).await.unwrap();
+        assert_eq!(purged, expected, "purge {call} of 1,000 keys each, over 2,000");
+    }
+    assert_eq!(rows(&adapter).await, 0);
+}
+
 /// After `close`, every call fails at once with `Unavailable`.
-pub(super) async fn calls_after_close_fail<S: Maintained>(store: S) {
+pub async fn calls_after_close_fail<S: Maintained>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), key("a"), leased());
     adapter.claim(&keys, &mine).await.unwrap();
     let closed_and_asked = async {
@@ -220,7 +219,7 @@ pub(super) async fn calls_after_close_fail<S: Maintained>(store: S) {
 }
 
 /// `get` and `stats` return the state of a key after each change. `forget` refuses a live lease.
-pub(super) async fn forget_get_and_stats_follow_the_state_of_a_key<S: Maintained>(store: S) {
+pub async fn forget_get_and_stats_follow_the_state_of_a_key<S: Maintained>(store: S) {
     let (adapter, keys, mine) = (store.adapter(), key("a"), leased());
     assert_eq!(adapter.get(&keys).await.unwrap(), None);
     assert_eq!(adapter.forget(&keys).await.unwrap(), ForgetReply::Missing);

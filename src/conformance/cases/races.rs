@@ -1,11 +1,12 @@
 //! Concurrent calls, dropped calls and calls that hang.
 
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use futures_util::future::join_all;
+use futures_util::future::{join_all, maybe_done};
 use tokio::task::JoinHandle;
 
 use super::super::driver::{
@@ -55,14 +56,12 @@ fn won(number: usize, claimed: &ClaimReply) -> Option<usize> {
 }
 
 /// 16 workers claim 60 keys under a lease: each key is first once.
-pub(super) async fn workers_racing_for_a_lease_have_one_winner<S: Store>(store: S) {
+pub async fn workers_racing_for_a_lease_have_one_winner<S: Store>(store: S) {
     race(store.adapter(), |adapter, _, round| claim_one(adapter, round, leased())).await;
 }
 
 /// 16 workers claim 60 keys that are complete at once: each key is first once.
-pub(super) async fn workers_racing_for_a_claim_complete_at_once_have_one_winner<S: Store>(
-    store: S,
-) {
+pub async fn workers_racing_for_a_claim_complete_at_once_have_one_winner<S: Store>(store: S) {
     race(store.adapter(), |adapter, _, round| claim_one(adapter, round, complete_at_once())).await;
 }
 
@@ -75,7 +74,7 @@ async fn claim_one<A: DedupAdapter + ?Sized>(
 }
 
 /// 16 workers claim 60 keys whose lease lapsed: each key is taken over once.
-pub(super) async fn workers_racing_for_a_lapsed_lease_have_one_winner<S: Store>(store: S) {
+pub async fn workers_racing_for_a_lapsed_lease_have_one_winner<S: Store>(store: S) {
     let adapter = store.adapter();
     for round in 0..ROUNDS {
         adapter.claim(&key(&round.to_string()), &leased()).await.unwrap();
@@ -91,7 +90,7 @@ pub(super) async fn workers_racing_for_a_lapsed_lease_have_one_winner<S: Store>(
 }
 
 /// Workers claim overlapping keys, eight at the same time. No call deadlocks, and each key is first once.
-pub(super) async fn claims_of_overlapping_keys_have_one_winner_for_each<S: Store>(store: S) {
+pub async fn claims_of_overlapping_keys_have_one_winner_for_each<S: Store>(store: S) {
     race(store.adapter(), |adapter, worker, round| async move {
         let numbers: Vec<usize> =
             (0..8).map(|next| (7 * round + 3 * worker + next) % ROUNDS).collect();
@@ -105,7 +104,7 @@ pub(super) async fn claims_of_overlapping_keys_have_one_winner_for_each<S: Store
 }
 
 /// A claim that is dropped at any await can be released by its token.
-pub(super) async fn dropped_claim_can_be_released<S: Maintained>(store: S) {
+pub async fn dropped_claim_can_be_released<S: Maintained>(store: S) {
     let adapter = store.adapter();
     for polls in 0..24_usize {
         let keys = key(&format!("dropped-{polls}"));
@@ -125,26 +124,34 @@ pub(super) async fn dropped_claim_can_be_released<S: Maintained>(store: S) {
     assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), FIRST);
 }
 
-/// Calls that hang, because no task polls them, block no other call. Later calls of every kind
-/// succeed within 20 s. So do the hanging calls once they are polled again.
-pub(super) async fn hanging_calls_block_no_other_call<S: Maintained>(store: S) {
+/// 64 calls of each kind that hang, because no task polls them, block no other call: later calls of every kind succeed
+/// within 20 s. So do the hanging calls once they are polled again.
+pub async fn hanging_calls_block_no_other_call<S: Maintained>(store: S) {
     const BOUND: Duration = Duration::from_secs(20);
+    const CALLS: usize = 64;
     let adapter = store.adapter();
-    for polls in 1..12_usize {
+    for polls in [1, 2, 4, 8] {
         let key = |name: &str| key(&format!("{name}-{polls}"));
-        let (mine, held, at_once) = (leased(), key("held"), key("at once"));
-        adapter.claim(&held, &mine).await.unwrap();
-        let (claimed, other) = (key("claimed"), leased());
-        let mut claim = Box::pin(adapter.claim(&claimed, &other));
-        let mut renew = Box::pin(adapter.renew(&held, &mine));
-        let mut hangs = (true, true);
+        let (mine, other) = (leased(), leased());
+        let numbered =
+            |name: &str| -> Vec<_> { (0..CALLS).map(|n| key(&format!("{name} {n}"))).collect() };
+        let (held, claimed) = (numbered("held"), numbered("claimed"));
+        claim_all(&*adapter, &held, &mine).await;
+        let mut claims: Vec<_> =
+            claimed.iter().map(|key| maybe_done(adapter.claim(key, &other))).collect();
+        let mut renewals: Vec<_> =
+            held.iter().map(|key| maybe_done(adapter.renew(key, &mine))).collect();
         for _ in 0..polls {
-            hangs.0 = hangs.0 && futures_util::poll!(claim.as_mut()).is_pending();
-            hangs.1 = hangs.1 && futures_util::poll!(renew.as_mut()).is_pending();
+            for claim in &mut claims {
+                let _ = futures_util::poll!(claim);
+            }
+            for renewal in &mut renewals {
+                let _ = futures_util::poll!(renewal);
+            }
             tokio::time::sleep(Duration::from_micros(200)).await;
         }
         let later = async {
-            let (terms, free) = (leased(), key("free"));
+            let (terms, free, at_once) = (leased(), key("free"), key("at once"));
             assert_eq!(adapter.claim(&at_once, &complete_at_once()).await.unwrap(), FIRST);
             let first = adapter.claim(&free, &terms).await.unwrap();
             assert!(matches!(first, ClaimReply::First { .. }), "{first:?}");
@@ -153,17 +160,21 @@ pub(super) async fn hanging_calls_block_no_other_call<S: Maintained>(store: S) {
             assert!(adapter.get(&free).await.unwrap().is_some());
             adapter.purge(10).await.unwrap();
         };
-        tokio::time::timeout(BOUND, later).await.expect("later calls do not wait");
+        let bounded = tokio::time::timeout(BOUND, later).await;
+        bounded.expect("later calls do not wait for 128 calls that nobody polls");
         let rest = async {
-            if hangs.0 {
-                let claimed = claim.await.unwrap();
-                assert!(matches!(claimed, ClaimReply::First { .. }), "{claimed:?}");
-            }
-            if hangs.1 {
-                assert_eq!(renew.await.unwrap(), RenewReply::Held);
-            }
+            join_all(&mut claims).await;
+            join_all(&mut renewals).await;
         };
         tokio::time::timeout(BOUND, rest).await.expect("hanging calls end");
+        for claim in &mut claims {
+            let claim = Pin::new(claim).take_output().expect("it has ended").unwrap();
+            assert!(matches!(claim, ClaimReply::First { .. }), "{polls} polls: {claim:?}");
+        }
+        for renewal in &mut renewals {
+            let renewal = Pin::new(renewal).take_output().expect("it has ended").unwrap();
+            assert_eq!(renewal, RenewReply::Held, "{polls} polls");
+        }
     }
 }
 
@@ -180,7 +191,7 @@ async fn dropped_after<F: Future>(polls: usize, call: F) {
 
 /// After a claim that is complete at once, or its release, is dropped at any await, the token can
 /// still release the key.
-pub(super) async fn dropped_claim_complete_at_once_can_be_released<S: Store>(store: S) {
+pub async fn dropped_claim_complete_at_once_can_be_released<S: Store>(store: S) {
     let adapter = store.adapter();
     for polls in 0..24_usize {
         let (keys, mine) = (key(&format!("dropped-{polls}")), complete_at_once());
@@ -198,7 +209,7 @@ pub(super) async fn dropped_claim_complete_at_once_can_be_released<S: Store>(sto
 
 /// A renewal or completion that is dropped at any await can be repeated. No other token claims the key
 /// in between.
-pub(super) async fn dropped_completion_can_be_repeated<S: Store>(store: S) {
+pub async fn dropped_completion_can_be_repeated<S: Store>(store: S) {
     let adapter = store.adapter();
     for polls in 0..24_usize {
         let (keys, mine) = (key(&format!("dropped-{polls}")), leased());
@@ -220,7 +231,7 @@ pub(super) async fn dropped_completion_can_be_repeated<S: Store>(store: S) {
 
 /// Calls of all kinds run at the same time, each on a key of its own. Each call returns the reply of
 /// its own key, with any other calls in its batch.
-pub(super) async fn concurrent_calls_of_all_kinds_reply_for_their_own_keys<S: Store>(store: S) {
+pub async fn concurrent_calls_of_all_kinds_reply_for_their_own_keys<S: Store>(store: S) {
     let adapter = store.adapter();
     let tasks = (0..2 * WORKERS).map(|worker| {
         let adapter = Arc::clone(&adapter);
@@ -275,7 +286,7 @@ async fn one_of_all_kinds<A: DedupAdapter + ?Sized>(adapter: &A, keys: &DedupKey
 }
 
 /// Purges run beside claims, after purges that were dropped at any await. Every expired key is deleted, and no live key.
-pub(super) async fn purges_run_beside_claims_and_after_dropped_purges<S: Maintained>(store: S) {
+pub async fn purges_run_beside_claims_and_after_dropped_purges<S: Maintained>(store: S) {
     let adapter = store.adapter();
     let old: Vec<DedupKey> = (0..500).map(|id| key(&format!("old-{id}"))).collect();
     claim_all(&*adapter, &old, &complete_at_once()).await;

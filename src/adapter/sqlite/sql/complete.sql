@@ -1,20 +1,21 @@
 -- Completes keys, whoever holds them, and inserts missing rows. Returns the rows that it wrote.
 --
 -- The holder's token stays: it shows whether the caller held the key. An inserted row has no
--- attempts: that shows that it was inserted. A row that was complete before is not written again, unless the same token
+-- attempts: that shows that it was inserted. So has a row that only a release has made. A row that was complete before is not written again, unless the same token
 -- adds a response to a row without one.
 {complete_rows}
 ON CONFLICT (namespace, id) DO UPDATE SET
   completed_at = CASE WHEN t.expires_at > {now} THEN coalesce(t.completed_at, excluded.completed_at)
     ELSE excluded.completed_at END,
   lease_until = NULL,
-  token = CASE WHEN t.completed_at IS NULL THEN t.token ELSE excluded.token END,
+  token = CASE WHEN t.completed_at IS NULL AND t.attempts > 0 THEN t.token ELSE excluded.token END,
   attempts = CASE WHEN t.completed_at IS NULL OR t.expires_at > {now} THEN t.attempts ELSE 0 END,
   takeover = CASE WHEN t.completed_at IS NULL OR t.expires_at > {now} THEN t.takeover ELSE 0 END,
-  first_seen_at = CASE WHEN t.completed_at IS NULL OR t.expires_at > {now} THEN t.first_seen_at
+  first_seen_at = CASE WHEN (t.completed_at IS NULL OR t.expires_at > {now}) AND t.attempts > 0 THEN t.first_seen_at
     ELSE excluded.first_seen_at END,
   expires_at = CASE WHEN t.expires_at <= {now} THEN excluded.expires_at ELSE t.expires_at END,
-  event_type = CASE WHEN t.completed_at IS NULL OR t.expires_at > {now} THEN t.event_type ELSE excluded.event_type END,
+  event_type = CASE WHEN (t.completed_at IS NULL OR t.expires_at > {now}) AND t.attempts > 0 THEN t.event_type
+    ELSE excluded.event_type END,
   payload_sha256 = excluded.payload_sha256,
   response_status = excluded.response_status,
   response_headers = excluded.response_headers,

@@ -1,0 +1,179 @@
+//! One reply for each call and each state of a row.
+
+use super::super::driver::{LEASE, RETENTION, SLACK, is_duplicate, key, leased};
+use super::super::store::{Maintained, Store};
+use crate::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
+};
+use crate::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
+use crate::key::DedupKey;
+
+/// How a row comes about. Of each call, the reply to the token of the row, and to another token:
+///
+/// - a claim: the attempt, `t` for a takeover; `D`uplicate, `-` in flight,
+/// - a renewal: `H`eld, `L`ost; a completion: `H`eld, `L`ease lost, `I`nserted,
+/// - `get`: the state or `-`; `forget`: `R`emoved, `M`issing, `-` in flight.
+///
+/// A row that is called *expired* was in the state before, and its retention has ended.
+#[rustfmt::skip]
+const REPLIES: [(&str, &str); 14] = [
+    // row                 claim    at once  renew  complete  get  forget
+    ("none",              "1 1      1 1      H H    I I       -    M"),
+    ("released unclaimed","1 1      1 1      L L    I I       -    M"),
+    ("released",          "2 2      2 2      L L    L L       R    R"),
+    ("leased",            "1 -      - -      H L    H L       I    -"),
+    ("taken",             "2t -     - -      H L    H L       I    -"),
+    ("lapsed",            "1 2t     2t 2t    H L    H L       L    R"),
+    ("complete",          "D D      1 D      L L    H L       C    R"),
+    ("inserted",          "D D      1 D      L L    I L       C    R"),
+    // An incomplete row answers its own token as before.
+    ("expired released",  "1 1      1 1      L L    L L       -    M"),
+    ("expired lapsed",    "1 1      1 1      H L    H L       -    M"),
+    ("expired taken",     "2t 1     1 1      H L    H L       -    M"),
+    ("expired complete",  "1 1      1 1      L L    I I       -    M"),
+    ("expired inserted",  "1 1      1 1      L L    I I       -    M"),
+    ("released at once",  "1 1      1 1      L L    I I       -    M"),
+];
+
+fn at_once(terms: &CallTerms) -> CallTerms {
+    CallTerms::on_claim(terms.token(), terms.retention())
+}
+
+/// Makes the row of this name by this token.
+async fn prepare<S: Store>(store: &S, row: &str, key: &DedupKey, mine: &CallTerms) {
+    let adapter = store.adapter();
+    let (is_expired, row) = row.strip_prefix("expired ").map_or((false, row), |row| (true, row));
+    let first = match row {
+        "none" | "inserted" | "released unclaimed" => None,
+        "released at once" => Some(at_once(mine)),
+        "taken" => Some(leased()),
+        _ => Some(mine.clone()),
+    };
+    if let Some(first) = first {
+        adapter.claim(key, &first).await.unwrap();
+    }
+    match row {
+        "none" | "leased" => {}
+        "released unclaimed" | "released" => adapter.release(key, mine).await.unwrap(),
+        "released at once" => adapter.release(key, &at_once(mine)).await.unwrap(),
+        "lapsed" => store.advance(LEASE + SLACK).await,
+        "taken" => {
+            store.advance(LEASE + SLACK).await;
+            adapter.claim(key, mine).await.unwrap();
+        }
+        _ => drop(adapter.complete(key, mine).await.unwrap()),
+    }
+    if is_expired {
+        store.advance(RETENTION + SLACK).await;
+    }
+}
+
+/// Makes each call by each token, on a row of its own: a store may delete expired rows with every insertion. The same
+/// call again has the same reply.
+async fn check<S: Store>(store: &S, (row, replies): (&str, &str), then: impl AsyncFn(&DedupKey)) {
+    let adapter = store.adapter();
+    let calls = ["claim", "claim at once", "renew", "complete"];
+    let calls = calls.into_iter().flat_map(|call| ["its", "another"].map(|token| (call, token)));
+    for ((call, token), expected) in calls.zip(replies.split_whitespace()) {
+        let label = format!("{row}: {call} by {token} token");
+        let (key, mine) = (key(&label), leased());
+        prepare(store, row, &key, &mine).await;
+        then(&key).await;
+        let terms = if token == "its" { mine } else { leased() };
+        for time in ["once", "again"] {
+            let reply = reply(&*adapter, call, &key, &terms).await;
+            assert_eq!(reply, expected, "{label}, {time}");
+        }
+    }
+}
+
+/// Makes this call. Returns the reply as [`REPLIES`] has it.
+async fn reply<A: DedupAdapter + ?Sized>(
+    adapter: &A,
+    call: &str,
+    key: &DedupKey,
+    terms: &CallTerms,
+) -> String {
+    let letter = match call {
+        "renew" => match adapter.renew(key, terms).await.unwrap() {
+            RenewReply::Held => "H",
+            RenewReply::Locked => "locked",
+            RenewReply::Lost => "L",
+        },
+        "complete" => match adapter.complete(key, terms).await.unwrap() {
+            CompleteReply::Held => "H",
+            CompleteReply::LeaseLost => "L",
+            CompleteReply::Inserted => "I",
+        },
+        claim => {
+            let terms = if claim == "claim" { terms.clone() } else { at_once(terms) };
+            match adapter.claim(key, &terms).await.unwrap() {
+                ClaimReply::First { attempt, takeover } => {
+                    return format!("{attempt}{}", if takeover { "t" } else { "" });
+                }
+                ClaimReply::Duplicate(_) => "D",
+                ClaimReply::InFlight => "-",
+            }
+        }
+    };
+    letter.to_owned()
+}
+
+/// Each call replies by the state of its row, and a call that is repeated with its token replies the same.
+pub async fn calls_reply_by_the_state_of_the_row<S: Store>(store: S) {
+    for row in REPLIES {
+        check(&store, row, async |_| {}).await;
+    }
+}
+
+/// `get` and `forget` reply by the state of the row. A forgotten key is new, and no renewal revives it.
+pub async fn calls_of_operators_reply_by_the_state_of_the_row<S: Maintained>(store: S) {
+    let adapter = store.adapter();
+    let forget = async |key: &DedupKey| adapter.forget(key).await.unwrap();
+    for row in ["complete", "lapsed"] {
+        let forgotten = (row, "1 1  1 1  L L  I I");
+        check(&store, forgotten, async |key| assert_eq!(forget(key).await, ForgetReply::Removed))
+            .await;
+    }
+    for (row, replies) in REPLIES {
+        let key = key(row);
+        prepare(&store, row, &key, &leased()).await;
+        let got = match adapter.get(&key).await.unwrap().map(|entry| entry.state) {
+            Some(KeyState::InFlight) => "I",
+            Some(KeyState::Lapsed) => "L",
+            Some(KeyState::Released) => "R",
+            Some(KeyState::Complete) => "C",
+            None => "-",
+        };
+        let forgotten = match forget(&key).await {
+            ForgetReply::Removed => "R",
+            ForgetReply::InFlight => "-",
+            ForgetReply::Missing => "M",
+        };
+        let mut expected = replies.split_whitespace().skip(8);
+        assert_eq!((Some(got), Some(forgotten)), (expected.next(), expected.next()), "{row}");
+    }
+}
+
+/// A claim that is repeated with its token starts the retention again, as it starts the lease again.
+pub async fn retention_counts_from_the_last_claim<S: Store>(store: S) {
+    let (adapter, key, mine) = (store.adapter(), key("a"), leased());
+    adapter.claim(&key, &mine).await.unwrap();
+    store.advance(RETENTION / 2).await;
+    adapter.claim(&key, &mine).await.unwrap();
+    adapter.complete(&key, &mine).await.unwrap();
+    store.advance(RETENTION - SLACK).await;
+    assert!(is_duplicate(&adapter.claim(&key, &leased()).await.unwrap()));
+}
+
+/// A renewal and a completion do not ask for the permanence of their terms: without a lease, a renewal lapses at once.
+pub async fn terms_without_a_lease_renew_and_complete<S: Store>(store: S) {
+    let (adapter, key) = (store.adapter(), key("a"));
+    let [mine, other] = [(); 2].map(|()| CallTerms::on_claim(Token::random(), RETENTION));
+    assert_eq!(adapter.renew(&key, &mine).await.unwrap(), RenewReply::Held);
+    let taker = leased();
+    assert_eq!(adapter.claim(&key, &taker).await.unwrap(), ClaimReply::first(2, true));
+    assert_eq!(adapter.complete(&key, &other).await.unwrap(), CompleteReply::LeaseLost);
+    // The row keeps the token of its holder.
+    assert_eq!(adapter.complete(&key, &taker).await.unwrap(), CompleteReply::Held);
+}

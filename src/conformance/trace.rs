@@ -1,0 +1,270 @@
+//! Runs a case within a bound, and shows the last calls of a case that fails: their keys, cursors and replies.
+
+use std::any::{Any, TypeId};
+use std::collections::VecDeque;
+use std::fmt::{self, Debug};
+use std::future::Future;
+use std::panic::resume_unwind;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+
+use super::store::{HandlerTransaction, RemoteStore, Store, Transactional, runtime};
+use crate::adapter::contract::{
+    Abilities, CallTerms, ClaimReply, CompleteReply, Completion, DedupAdapter, RenewReply,
+    StoreFuture,
+};
+use crate::adapter::inspect::{Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats};
+use crate::error::Error;
+use crate::key::DedupKey;
+
+/// How long a case may take, with its store.
+const DEADLINE: Duration = Duration::from_secs(180);
+const CREATED_WITHIN: Duration = Duration::from_secs(60);
+/// How many calls a failure shows, and how many characters of each.
+const SHOWN: usize = 16;
+const LENGTH: usize = 300;
+
+/// The types of the stores that could not be created: their other cases fail at once.
+static NOT_CREATED: Mutex<Vec<TypeId>> = Mutex::new(Vec::new());
+
+/// Runs a case with a fresh store, in a thread of its own: a store that hangs, even in its drop, fails the case.
+///
+/// # Panics
+///
+/// Panics if the case does, or if it does not end in time.
+#[doc(hidden)]
+#[expect(clippy::print_stderr, reason = "the test harness shows it for a test that failed")]
+pub fn run<S: Store, F: Future<Output = ()> + 'static>(name: &str, case: fn(Case<S>) -> F) {
+    let (trace, (running, ended)) = (Arc::<Trace>::default(), mpsc::channel::<()>());
+    let kept = Arc::clone(&trace);
+    let body = move || {
+        let _running = running;
+        runtime().block_on(async { case(Case { store: created().await, trace: kept }).await });
+    };
+    let thread = thread::Builder::new().name(name.to_owned()).spawn(body).expect("a thread");
+    let ended = ended.recv_timeout(DEADLINE);
+    let is_over = ended == Err(RecvTimeoutError::Disconnected);
+    assert!(is_over, "{name}: the case has no end within {DEADLINE:?}.\n{trace}");
+    if let Err(panic) = thread.join() {
+        eprintln!("{trace}");
+        resume_unwind(panic);
+    }
+}
+
+async fn created<S: Store>() -> S {
+    /// Dropped by a panic, it records the store.
+    struct Failed(TypeId);
+
+    impl Drop for Failed {
+        fn drop(&mut self) {
+            NOT_CREATED.lock().unwrap_or_else(PoisonError::into_inner).push(self.0);
+        }
+    }
+
+    let store = TypeId::of::<S>();
+    let has_failed = NOT_CREATED.lock().unwrap_or_else(PoisonError::into_inner).contains(&store);
+    assert!(!has_failed, "see `store_can_be_created`: a store was not created");
+    let failed = Failed(store);
+    let created = tokio::time::timeout(CREATED_WITHIN, S::create()).await;
+    let created = created.unwrap_or_else(|_| panic!("no store within {CREATED_WITHIN:?}"));
+    std::mem::forget(failed);
+    created
+}
+
+/// The last calls of a case.
+#[derive(Debug, Default)]
+struct Trace(Mutex<(usize, VecDeque<(usize, String)>)>);
+
+impl Trace {
+    fn lock(&self) -> std::sync::MutexGuard<'_, (usize, VecDeque<(usize, String)>)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that a call begins. Returns its number.
+    fn begin(&self, call: String) -> usize {
+        let mut noted = self.lock();
+        noted.0 += 1;
+        let number = noted.0;
+        if noted.1.len() == SHOWN {
+            noted.1.pop_front();
+        }
+        noted.1.push_back((number, call));
+        number
+    }
+
+    fn end(&self, number: usize, reply: &impl Debug) {
+        if let Some((_, call)) = self.lock().1.iter_mut().find(|(noted, _)| *noted == number) {
+            *call += &format!(": {reply:?}");
+        }
+    }
+}
+
+impl fmt::Display for Trace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("The last calls, and their replies if they ended:")?;
+        for (number, call) in &self.lock().1 {
+            let call: String = call.chars().take(LENGTH).collect();
+            write!(f, "\n{number:5} {call}")?;
+        }
+        Ok(())
+    }
+}
+
+/// A store of one case, which notes the calls.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Case<S> {
+    store: S,
+    trace: Arc<Trace>,
+}
+
+impl<S: Store> Case<S> {
+    fn traced(&self, adapter: Arc<S::Adapter>) -> Arc<Traced<S::Adapter>> {
+        Arc::new(Traced { adapter, trace: Arc::clone(&self.trace) })
+    }
+}
+
+impl<S: Store> Store for Case<S> {
+    type Adapter = Traced<S::Adapter>;
+
+    async fn create() -> Self {
+        Self { store: created().await, trace: Arc::default() }
+    }
+
+    fn adapter(&self) -> Arc<Self::Adapter> {
+        self.traced(self.store.adapter())
+    }
+
+    async fn advance(&self, by: Duration) {
+        self.trace.begin(format!("(time passes: {by:?})"));
+        self.store.advance(by).await;
+    }
+
+    async fn set_back(&self, by: Duration) {
+        self.trace.begin(format!("(the clock is set back: {by:?})"));
+        self.store.set_back(by).await;
+    }
+
+    async fn hold(&self, key: &DedupKey) -> Box<dyn Any + Send> {
+        self.trace.begin(format!("(a transaction holds {})", key.id()));
+        self.store.hold(key).await
+    }
+
+    async fn corrupt(&self, key: &DedupKey) {
+        self.trace.begin(format!("(the response of {} is corrupted)", key.id()));
+        self.store.corrupt(key).await;
+    }
+}
+
+impl<S: Transactional> Transactional for Case<S> {
+    async fn transaction(&self) -> Box<dyn HandlerTransaction> {
+        self.store.transaction().await
+    }
+}
+
+impl<S: RemoteStore> RemoteStore for Case<S> {
+    fn server(&self) -> (String, u16) {
+        self.store.server()
+    }
+
+    async fn connect(&self, port: u16) -> Arc<Self::Adapter> {
+        self.traced(self.store.connect(port).await)
+    }
+}
+
+/// An adapter that notes its calls.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Traced<A: ?Sized> {
+    trace: Arc<Trace>,
+    adapter: Arc<A>,
+}
+
+impl<A: ?Sized> Traced<A> {
+    fn noted<'a, T: Debug + 'a>(
+        &'a self,
+        call: impl FnOnce() -> String + Send + 'a,
+        future: StoreFuture<'a, T>,
+    ) -> StoreFuture<'a, T>
+    where
+        A: Send + Sync,
+    {
+        let trace = &*self.trace;
+        Box::pin(async move {
+            let number = trace.begin(call());
+            let reply = future.await;
+            trace.end(number, &reply);
+            reply
+        })
+    }
+}
+
+macro_rules! noted {
+    ($($method:ident -> $reply:ty),+) => {$(
+        fn $method<'a>(
+            &'a self,
+            key: &'a DedupKey,
+            terms: &'a CallTerms,
+        ) -> StoreFuture<'a, $reply> {
+            let (token, permanence) = (terms.token(), terms.permanence());
+            let call = move || {
+                let (namespace, id) = (key.namespace(), key.id());
+                format!("{} {namespace} {id:?}, {token:?} {permanence:?}", stringify!($method))
+            };
+            self.noted(call, self.adapter.$method(key, terms))
+        }
+    )+};
+}
+
+impl<A: DedupAdapter + ?Sized> DedupAdapter for Traced<A> {
+    fn abilities(&self) -> Abilities {
+        self.adapter.abilities()
+    }
+
+    noted!(claim -> ClaimReply, release -> (), renew -> RenewReply, complete -> CompleteReply, is_complete -> bool);
+
+    fn completion(
+        &self,
+        keys: &[DedupKey],
+        terms: &CallTerms,
+        mark: Option<&str>,
+    ) -> Result<Completion, Error> {
+        self.adapter.completion(keys, terms, mark)
+    }
+}
+
+impl<A: MaintenanceAdapter + ?Sized> MaintenanceAdapter for Traced<A> {
+    fn purge(&self, limit: u32) -> StoreFuture<'_, u64> {
+        self.noted(move || format!("purge {limit}"), self.adapter.purge(limit))
+    }
+
+    fn forget<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, ForgetReply> {
+        self.noted(move || format!("forget {:?}", key.id()), self.adapter.forget(key))
+    }
+
+    fn get<'a>(&'a self, key: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
+        self.noted(move || format!("get {:?}", key.id()), self.adapter.get(key))
+    }
+
+    fn list<'a>(
+        &'a self,
+        filter: &'a ListFilter,
+        after: Option<&'a str>,
+        limit: u32,
+    ) -> StoreFuture<'a, Listing> {
+        let call = move || format!("list after {after:?}, at most {limit}, {filter:?}");
+        self.noted(call, self.adapter.list(filter, after, limit))
+    }
+
+    fn stats(&self) -> StoreFuture<'_, Stats> {
+        self.noted(|| "stats".to_owned(), self.adapter.stats())
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.adapter.close()
+    }
+}
