@@ -65,11 +65,13 @@ impl Delivery {
         pool: &Pool<DB>,
     ) -> Result<DedupTx<DB>, CommitError> {
         let writes = self.writes()?;
-        // It names the database.
-        let database = writes.completion(&[], None)?.own.database;
-        let turn = DB::turn(database, pool).await?.ok_or_else(CommitError::other_database)?;
-        let (transaction, turn) = begin(pool, &writes.mark(), turn).await?;
-        Ok(DedupTx { transaction, event: self.clone(), is_early: false, _turn: turn })
+        let mark = writes.mark();
+        let completion = writes.completion(self.held(), Some(&mark))?.first();
+        let turn = DB::turn(completion.own.database, pool).await?;
+        let turn = turn.ok_or_else(CommitError::other_database)?;
+        let (transaction, turn) = begin(pool, &mark, turn).await?;
+        let event = self.clone();
+        Ok(DedupTx { transaction, event, completion, is_early: false, _turn: turn })
     }
 
     /// Returns the statement that completes the events of this delivery, for a transaction of another driver than sqlx.
@@ -201,6 +203,8 @@ impl Writes<'_> {
 pub struct DedupTx<DB: CompletionDatabase> {
     transaction: Transaction<'static, DB>,
     event: Delivery,
+    /// Without a response that the handler has set since.
+    completion: Completion,
     /// Whether the events were completed before the commit.
     is_early: bool,
     /// Dropped after the transaction.
@@ -261,11 +265,13 @@ impl<DB: CompletionDatabase> DedupTx<DB> {
 
     /// Returns the completion of the events that the delivery holds, for this transaction. None if it holds nothing.
     fn completion(&self) -> Result<Option<Completion>, CommitError> {
-        let keys = self.event.held();
+        let (keys, writes) = (self.event.held(), self.event.writes()?);
         if keys.is_empty() {
             return Ok(None);
         }
-        let writes = self.event.writes()?;
+        if writes.of.writes.response().is_none() {
+            return Ok(Some(self.completion.clone()));
+        }
         Ok(Some(writes.completion(keys, Some(&writes.mark()))?.first()))
     }
 
