@@ -119,7 +119,6 @@ pub fn stored_response(status: i64, headers: &str, body: Vec<u8>) -> Result<Stor
 
 /// Returns the options with smaller bounds of the queue: how many calls a batch takes, and how many wait.
 #[cfg(feature = "postgres")]
-#[must_use]
 pub fn with_postgres_bounds(
     options: PostgresOptions,
     batch: usize,
@@ -130,7 +129,6 @@ pub fn with_postgres_bounds(
 
 /// Returns the options with smaller bounds of the queue: how many calls a batch takes, and how many wait.
 #[cfg(feature = "sqlite")]
-#[must_use]
 pub fn with_sqlite_bounds(options: SqliteOptions, batch: usize, waiting: usize) -> SqliteOptions {
     options.with_bounds(batch, waiting)
 }

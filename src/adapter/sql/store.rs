@@ -4,7 +4,7 @@
 //! All databases share the meaning of a [row](super::row), the [queue](super::queue) of calls, how a
 //! [batch](super::batch) becomes statements, the [purge](super::purge), and the columns of
 //! [lists and statistics](super::inspection). A database is a plain module beside this one, with a folder of
-//! statements. MySQL, for example, would write, after the module `sqlite`:
+//! statements. One more database would write, after the model of the module `sqlite`:
 //!
 //! 1. `options`: a public type over [`SqlOptions`](super::options::SqlOptions).
 //! 2. `statements` and `sql/*.sql`: the table, and one statement for each thing that a call does to a row.
