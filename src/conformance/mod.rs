@@ -102,10 +102,6 @@ pub fn assert_announced<S: Store>(adapter: &S::Adapter, expanded: &[&str]) {
 /// Expands to one `#[test]` for every case of claims that are complete at once, which every adapter has to pass, and
 /// for every case of the listed abilities.
 ///
-/// ```ignore
-/// tower_dedup::conformance_suite!(MyStore: leases, stored_data, maintenance, fence);
-/// ```
-///
 /// | ability | for |
 /// |---|---|
 /// | `leases` | [`leases`](crate::adapter::contract::Abilities::leases) |

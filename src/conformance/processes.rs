@@ -6,18 +6,21 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 
-use super::driver::{complete_at_once, key, leased};
+use super::driver::{LEASE, SLACK, complete_at_once, key, leased};
 use super::store::{SharedStore, runtime};
 use crate::adapter::contract::{ClaimReply, CompleteReply, DedupAdapter, Permanence};
 
 const WORKER: &str = "TOWER_DEDUP_CONFORMANCE_ADDRESS";
+/// What the worker does that is killed, and the id of its key.
+const HOLD: &str = "hold";
 const TASKS: usize = 4;
 const KEYS: usize = 200;
 /// Marks a line of a worker among the lines of the test harness.
 const MARK: &str = "conformance-worker:";
 
 /// Starts [`PROCESSES`](SharedStore::PROCESSES) processes of four tasks each, which claim the same keys
-/// under a lease and complete at once. Asserts that each key has exactly one winner.
+/// under a lease and complete at once. Asserts that each key has exactly one winner. One process more is killed while it
+/// holds a lease, and its key is taken over.
 ///
 /// A worker process is the same test, started again: `name` is the full path of the test.
 #[doc(hidden)]
@@ -35,7 +38,7 @@ async fn lead<S: SharedStore>(name: &str) {
     let address = store.address();
     let test = name.split_once("::").map_or(name, |(_crate, test)| test);
     let program = std::env::current_exe().expect("the path of this test");
-    let mut workers: Vec<Child> = (0..S::PROCESSES)
+    let mut workers: Vec<Child> = (0..=S::PROCESSES)
         .map(|_| {
             Command::new(&program)
                 .args([test, "--exact", "--nocapture", "--test-threads=1"])
@@ -54,9 +57,20 @@ async fn lead<S: SharedStore>(name: &str) {
         expect_line(&mut output, "ready").await;
         lines.push(output);
     }
+    let (mut killed, mut output) = workers.pop().zip(lines.pop()).expect("the last worker");
+    start(&mut killed, HOLD).await;
+    expect_line(&mut output, "held").await;
+    killed.kill().await.expect("SIGKILL");
+    store.advance(LEASE + SLACK).await;
+    let claimed = store.adapter().claim(&key(HOLD), &leased()).await.expect("a claim");
+    assert_eq!(
+        claimed,
+        ClaimReply::first(2, true),
+        "after a process that held the lease was killed"
+    );
     // Only now, because all workers must be connected.
     for worker in &mut workers {
-        worker.stdin.take().expect("a worker's input").write_all(b"go\n").await.expect("a start");
+        start(worker, "go").await;
     }
     let mut won = Vec::new();
     for output in &mut lines {
@@ -70,6 +84,12 @@ async fn lead<S: SharedStore>(name: &str) {
     keys.sort();
     won.sort();
     assert_eq!(won, keys, "each key has one winner");
+}
+
+/// Tells a worker what to do.
+async fn start(worker: &mut Child, what: &str) {
+    let mut input = worker.stdin.take().expect("a worker's input");
+    input.write_all(format!("{what}\n").as_bytes()).await.expect("a start");
 }
 
 /// Returns the id of a key under a lease, and that of a key that is complete at once.
@@ -99,6 +119,11 @@ async fn work<S: SharedStore>(address: &str) {
     println!("\n{MARK}ready");
     let mut line = String::new();
     BufReader::new(tokio::io::stdin()).read_line(&mut line).await.expect("a start");
+    if line.trim() == HOLD {
+        adapter.claim(&key(HOLD), &leased()).await.expect("a claim");
+        println!("\n{MARK}held");
+        return std::future::pending().await;
+    }
     let tasks = (0..TASKS).map(|_| {
         let adapter = adapter.clone();
         tokio::spawn(async move {

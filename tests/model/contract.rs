@@ -179,8 +179,12 @@ fn contract(call: &Call, stored: Option<Row>, now: u32) -> (Reply, Option<Row>) 
                 let inserted = Row { attempts: 0, ..fresh };
                 return (Reply::Completed(CompleteReply::Inserted), Some(inserted));
             };
-            let held = row.token == Some(terms.token);
-            let reply = if held { CompleteReply::Held } else { CompleteReply::LeaseLost };
+            let reply = match (row.token == Some(terms.token), row.attempts) {
+                // Repeated: the first call inserted the row.
+                (true, 0) => CompleteReply::Inserted,
+                (true, _) => CompleteReply::Held,
+                (false, _) => CompleteReply::LeaseLost,
+            };
             let row = if row.complete {
                 row
             } else {

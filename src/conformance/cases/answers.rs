@@ -39,50 +39,56 @@ fn at_once(terms: &CallTerms) -> CallTerms {
     CallTerms::on_claim(terms.token(), terms.retention())
 }
 
-/// Makes the row of this name by this token.
-async fn prepare<S: Store>(store: &S, row: &str, key: &DedupKey, mine: &CallTerms) {
+/// Makes a row of this name for each key, by its token.
+async fn prepare<S: Store>(store: &S, row: &str, keys: &[(DedupKey, CallTerms)]) {
     let adapter = store.adapter();
     let (is_expired, row) = row.strip_prefix("expired ").map_or((false, row), |row| (true, row));
-    let first = match row {
-        "none" | "inserted" | "released unclaimed" => None,
-        "released at once" => Some(at_once(mine)),
-        "taken" => Some(leased()),
-        _ => Some(mine.clone()),
-    };
-    if let Some(first) = first {
+    for (key, mine) in keys {
+        let first = match row {
+            "none" | "inserted" | "released unclaimed" => continue,
+            "released at once" => at_once(mine),
+            "taken" => leased(),
+            _ => mine.clone(),
+        };
         adapter.claim(key, &first).await.unwrap();
     }
-    match row {
-        "none" | "leased" => {}
-        "released unclaimed" | "released" => adapter.release(key, mine).await.unwrap(),
-        "released at once" => adapter.release(key, &at_once(mine)).await.unwrap(),
-        "lapsed" => store.advance(LEASE + SLACK).await,
-        "taken" => {
-            store.advance(LEASE + SLACK).await;
-            adapter.claim(key, mine).await.unwrap();
+    if row == "lapsed" || row == "taken" {
+        store.advance(LEASE + SLACK).await;
+    }
+    for (key, mine) in keys {
+        match row {
+            "none" | "leased" | "lapsed" => {}
+            "released unclaimed" | "released" => adapter.release(key, mine).await.unwrap(),
+            "released at once" => adapter.release(key, &at_once(mine)).await.unwrap(),
+            "taken" => drop(adapter.claim(key, mine).await.unwrap()),
+            _ => drop(adapter.complete(key, mine).await.unwrap()),
         }
-        _ => drop(adapter.complete(key, mine).await.unwrap()),
     }
     if is_expired {
         store.advance(RETENTION + SLACK).await;
     }
 }
 
-/// Makes each call by each token, on a row of its own: a store may delete expired rows with every insertion. The same
-/// call again has the same reply.
+/// Makes each call by each token, on a row of its own. The same call again has the same reply.
 async fn check<S: Store>(store: &S, (row, replies): (&str, &str), then: impl AsyncFn(&DedupKey)) {
     let adapter = store.adapter();
     let calls = ["claim", "claim at once", "renew", "complete"];
     let calls = calls.into_iter().flat_map(|call| ["its", "another"].map(|token| (call, token)));
-    for ((call, token), expected) in calls.zip(replies.split_whitespace()) {
-        let label = format!("{row}: {call} by {token} token");
-        let (key, mine) = (key(&label), leased());
-        prepare(store, row, &key, &mine).await;
-        then(&key).await;
-        let terms = if token == "its" { mine } else { leased() };
-        for time in ["once", "again"] {
-            let reply = reply(&*adapter, call, &key, &terms).await;
-            assert_eq!(reply, expected, "{label}, {time}");
+    let calls: Vec<_> = calls.zip(replies.split_whitespace()).collect();
+    let label = |call, token| format!("{row}: {call} by {token} token");
+    let keys = calls.iter().map(|((call, token), _)| (key(&label(call, token)), leased()));
+    let keys: Vec<_> = keys.collect();
+    // A store may delete an expired row with every insertion, and a release may leave one.
+    let together = if row.starts_with("released ") { 1 } else { calls.len() };
+    for (calls, keys) in calls.chunks(together).zip(keys.chunks(together)) {
+        prepare(store, row, keys).await;
+        for (((call, token), expected), (key, mine)) in calls.iter().zip(keys) {
+            then(key).await;
+            let terms = if *token == "its" { mine } else { &leased() };
+            for time in ["once", "again"] {
+                let reply = reply(&*adapter, call, key, terms).await;
+                assert_eq!(reply, *expected, "{}, {time}", label(call, token));
+            }
         }
     }
 }
@@ -137,7 +143,7 @@ pub async fn calls_of_operators_reply_by_the_state_of_the_row<S: Maintained>(sto
     }
     for (row, replies) in REPLIES {
         let key = key(row);
-        prepare(&store, row, &key, &leased()).await;
+        prepare(&store, row, &[(key.clone(), leased())]).await;
         let got = match adapter.get(&key).await.unwrap().map(|entry| entry.state) {
             Some(KeyState::InFlight) => "I",
             Some(KeyState::Lapsed) => "L",
