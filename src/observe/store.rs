@@ -1,5 +1,6 @@
 //! Spans and metrics of store calls, and metrics of the table of a store.
 
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 use std::time::{Duration, SystemTime};
 
 use tracing::field::Empty;

@@ -23,7 +23,7 @@ use crate::support::effects::{
 };
 use crate::support::proxy::{Cut, Proxy, through, to_postgres};
 use crate::support::{
-    Body, FIRST, answered, by_header, dedup_key, polled, request, send, spawn_send, until,
+    Body, FIRST, answered, by_header, dedup_key, polled, request, send, spawn_send,
 };
 
 #[tokio::test]
