@@ -70,6 +70,23 @@ need_servers() {
     { command -v localedef >/dev/null && [ -e /usr/share/i18n/locales/de_DE ]; } || install_packages locales ||
         stop "the source of the locale de_DE is missing: install locales (Debian) or glibc-locale-source (Fedora)"
 }
+# The server that the tests of examples/own_store start.
+need_mariadb() {
+    # The package would start a service, unless a policy forbids it: only its programs are needed.
+    local policy=/usr/sbin/policy-rc.d
+    local path=$PATH:/usr/sbin
+    PATH=$path command -v mariadbd >/dev/null && command -v mariadb-install-db >/dev/null && return
+    if [ "$(id -u)" = 0 ] && [ ! -e "$policy" ]; then
+        printf '#!/bin/sh\nexit 101\n' >"$policy"
+        chmod +x "$policy"
+        install_packages mariadb-server || true
+        rm "$policy"
+    else
+        install_packages mariadb-server || true
+    fi
+    PATH=$path command -v mariadbd >/dev/null ||
+        stop "MariaDB is missing: install mariadb-server (Debian, Fedora) or mariadb (Homebrew)"
+}
 # promtool runs the tests of the alerts in examples/observability.
 need_promtool() {
     command -v promtool >/dev/null && return
