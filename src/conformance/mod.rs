@@ -68,6 +68,11 @@
 pub mod cases;
 mod driver;
 mod processes;
+#[expect(
+    clippy::missing_panics_doc,
+    clippy::must_use_candidate,
+    reason = "hidden: for the suite, and for the tests of this crate"
+)]
 mod proxy;
 mod store;
 mod trace;

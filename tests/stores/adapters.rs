@@ -12,7 +12,9 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, PgConnection};
 use tempfile::TempDir;
 use tower_dedup::adapter::contract::Completion;
-use tower_dedup::adapter::{MemoryAdapter, PostgresAdapter, PostgresOptions, SqliteAdapter};
+use tower_dedup::adapter::{
+    MemoryAdapter, PostgresAdapter, PostgresOptions, Purging, SqliteAdapter,
+};
 use tower_dedup::conformance::{
     HandlerTransaction, RemoteStore, SharedStore, Store, Transactional,
 };
@@ -221,7 +223,7 @@ impl RemoteStore for Postgres {
         let direct: PgConnectOptions = self.schema.database_url().parse().unwrap();
         let pool = PgPoolOptions::new().connect_lazy_with(through(port, direct));
         let options = PostgresOptions::new().purging(Purging::off());
-        let options = options.schema(Identifier::new(self.schema.name()).unwrap());
+        let options = options.schema(self.schema.name());
         // A statement may be late for longer than the case takes.
         let options = options.statement_timeout(Duration::from_secs(60));
         Arc::new(PostgresAdapter::with_options(pool, options))

@@ -364,8 +364,7 @@ async fn assert_plans(adapter: &SqliteAdapter, connection: &mut SqliteConnection
         ("completion", 1),
         ("completion_check", 1),
         ("forget", 1),
-        // It searches the rows, and searches them again to delete them.
-        ("release_complete", 2),
+        ("release_complete", 1),
         // They insert.
         ("claim_insert", 0),
         ("claim_upsert", 0),
