@@ -13,10 +13,10 @@ pub(crate) fn parameter(keys: &[DedupKey], terms: &CallTerms) -> String {
         .iter()
         .zip(&data)
         .map(|(key, data)| {
-            let [namespace, id] = [key.namespace(), key.id()].map(|text| hex(text.as_bytes()));
+            let [namespace, id] = [key.namespace(), key.id()].map(|text| quoted(text.as_bytes()));
             format!(
                 "[{namespace},{id},{}]",
-                data.payload_sha256.map_or_else(null, |sha256| hex(&sha256))
+                data.payload_sha256.map_or_else(null, |sha256| quoted(&sha256))
             )
         })
         .collect();
@@ -24,13 +24,13 @@ pub(crate) fn parameter(keys: &[DedupKey], terms: &CallTerms) -> String {
     let response = data.first().and_then(|data| data.response.as_deref());
     format!(
         r#"{{"token":{},"retention_ms":{},"keeps_lease":{},"status":{},"headers":{},"body":{},"events":[{}]}}"#,
-        hex(terms.token().as_bytes()),
+        quoted(terms.token().as_bytes()),
         milliseconds(terms.retention()),
         // The layer adds the response to the complete row. Until then the event is in flight for its duplicates.
         fetches_response(terms.fetch()) && response.is_none(),
         response.map_or_else(null, |response| response.status.as_u16().to_string()),
-        response.map_or_else(null, |response| hex(response.headers_json().as_bytes())),
-        response.map_or_else(null, |response| hex(&response.body)),
+        response.map_or_else(null, |response| quoted(response.headers_json().as_bytes())),
+        response.map_or_else(null, |response| quoted(&response.body)),
         events.join(","),
     )
 }
@@ -40,7 +40,10 @@ fn null() -> String {
 }
 
 /// Returns a JSON string of hex digits.
-fn hex(bytes: &[u8]) -> String {
-    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("\"{digits}\"")
+fn quoted(bytes: &[u8]) -> String {
+    format!("\"{}\"", hex(bytes))
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

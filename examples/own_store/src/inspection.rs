@@ -3,14 +3,15 @@
 use std::time::Duration;
 
 use sqlx::Row as _;
-use sqlx::mysql::{MySqlArguments, MySqlRow};
+use sqlx::mysql::MySqlRow;
 use tower_dedup::adapter::contract::{CallTerms, Token};
 use tower_dedup::adapter::inspect::{Entry, ForgetReply, KeyState, ListFilter, Listing, Stats};
 use tower_dedup::{DedupKey, Error, ErrorKind};
 
 use crate::TRIES;
+use crate::completion::hex;
 use crate::row::{Row, Write, key_of, milliseconds};
-use crate::session::{Call, Ran, Wants, args};
+use crate::session::{Args, Call, Ran, Wants};
 
 /// How many rows one call of `list` reads.
 const PORTION: usize = 1_000;
@@ -18,25 +19,19 @@ const PORTION: usize = 1_000;
 impl Call {
     /// Refuses a server on which the fence does not hold.
     pub(crate) async fn check_server(&self) -> Result<(), Error> {
-        let text = "the store needs MariaDB 10.6 or later, without --sysdate-is-now";
-        let ran = self
-            .run(&self.session.statements.check, MySqlArguments::default(), Wants::Rows)
-            .await?
-            .unwrap_or_default();
-        let row = ran.rows.first().ok_or_else(|| self.error(ErrorKind::Corrupt))?;
-        let version: String = row.try_get("version").map_err(|error| self.fault(error))?;
-        let has_clock: i64 = row.try_get("has_clock").map_err(|error| self.fault(error))?;
-        let mut numbers = version.split('.').map_while(|number| number.parse::<u32>().ok());
-        let is_new = (numbers.next(), numbers.next()) >= (Some(10), Some(6));
-        if version.contains("MariaDB") && is_new && has_clock == 1 {
-            return Ok(());
+        const TEXT: &str = "the store needs MariaDB 10.6 or later, without --sysdate-is-now";
+        let checked =
+            self.run(&self.session.statements.check, Args::default(), Wants::Rows).await?;
+        let rows = checked.unwrap_or_default().rows;
+        match rows.first().map(|row| row.try_get::<bool, _>("has_clock")).transpose() {
+            Ok(Some(true)) => Ok(()),
+            _ => Err(Error::new(ErrorKind::Config, TEXT)),
         }
-        Err(Error::new(ErrorKind::Config, text))
     }
 
     pub(crate) async fn purge(self, limit: u32) -> Result<u64, Error> {
         let purged = self
-            .run(&self.session.statements.purge, args![i64::from(limit)], Wants::Nothing)
+            .run(&self.session.statements.purge, Args::default().add(limit), Wants::Nothing)
             .await?;
         // Nothing, if statements of others have met it four times: the next call finds the rows.
         Ok(purged.unwrap_or_default().written)
@@ -56,7 +51,7 @@ impl Call {
                 _ => {}
             }
             // At the version that was read: a call that is late must not undo a completion that came after it.
-            let args = Self::write(&key, &row, &gone, &terms, None, (false, false))?;
+            let args = Self::write(&key, &row, &gone, &terms, None, (false, false));
             match self.run(&self.session.statements.write, args, Wants::Nothing).await? {
                 Some(ran) if ran.written > 0 => return Ok(ForgetReply::Removed),
                 Some(_) => {}
@@ -81,7 +76,7 @@ impl Call {
             .map_or(Ok(<(Vec<u8>, Vec<u8>)>::default()), |cursor| self.read_cursor(&cursor))?;
         // With 0, the list would never end.
         let limit = usize::try_from(limit).unwrap_or(usize::MAX).max(1);
-        let args = args![&namespace, &namespace, &id, PORTION as u64];
+        let args = Args::default().add(&namespace).add(&namespace).add(&id).add(PORTION as u64);
         let Ran { rows, .. } =
             self.run(&self.session.statements.list, args, Wants::Rows).await?.unwrap_or_default();
         let mut listing = Listing::default();
@@ -118,7 +113,7 @@ impl Call {
 
     pub(crate) async fn stats(self) -> Result<Stats, Error> {
         let ran = self
-            .run(&self.session.statements.stats, MySqlArguments::default(), Wants::Rows)
+            .run(&self.session.statements.stats, Args::default(), Wants::Rows)
             .await?
             .unwrap_or_default();
         let Some(row) = ran.rows.first() else { return Ok(Stats::default()) };
@@ -138,28 +133,28 @@ fn selects(filter: &ListFilter, key: &DedupKey, row: &Row) -> bool {
 }
 
 fn read_stats(row: &MySqlRow) -> Result<Stats, sqlx::Error> {
-    let count = |name: &str| {
-        let count: Option<i64> = row.try_get(name)?;
-        Ok::<_, sqlx::Error>(count.and_then(|count| u64::try_from(count).ok()).unwrap_or(0))
+    let number = |name: &str| {
+        let number: Option<i64> = row.try_get(name)?;
+        // A clock that went back makes a time negative.
+        Ok::<_, sqlx::Error>(number.map(|number| u64::try_from(number).unwrap_or(0)))
     };
-    let age = |name: &str| {
-        let age: Option<i64> = row.try_get(name)?;
-        Ok::<_, sqlx::Error>(age.map(|ms| Duration::from_millis(u64::try_from(ms).unwrap_or(0))))
-    };
+    let count = |name: &str| Ok::<_, sqlx::Error>(number(name)?.unwrap_or(0));
+    let age = |name: &str| Ok::<_, sqlx::Error>(number(name)?.map(Duration::from_millis));
     let mut stats = Stats::default();
-    stats.is_exact = count("is_exact")? == 1;
-    (stats.rows, stats.in_flight, stats.lapsed) =
-        (count("counted")?, count("in_flight")?, count("lapsed")?);
-    (stats.released, stats.complete, stats.expired) =
-        (count("released")?, count("complete")?, count("expired")?);
+    stats.is_exact = row.try_get("is_exact")?;
+    stats.rows = count("counted")?;
+    stats.in_flight = count("in_flight")?;
+    stats.lapsed = count("lapsed")?;
+    stats.released = count("released")?;
+    stats.complete = count("complete")?;
+    stats.expired = count("expired")?;
     stats.oldest_in_flight = age("oldest_in_flight")?;
     stats.oldest_lapsed = age("oldest_lapsed")?;
     stats.oldest_expired = age("oldest_expired")?;
-    stats.bytes = row.try_get::<Option<u64>, _>("bytes")?;
+    stats.bytes = number("bytes")?;
     if !stats.is_exact {
         // Nearly all rows between the two ends are complete.
-        let estimate: Option<u64> = row.try_get("estimate")?;
-        let more = estimate.unwrap_or(0).saturating_sub(stats.rows);
+        let more = count("estimate")?.saturating_sub(stats.rows);
         stats.rows += more;
         stats.complete += more;
     }
@@ -167,7 +162,6 @@ fn read_stats(row: &MySqlRow) -> Result<Stats, sqlx::Error> {
 }
 
 fn cursor(namespace: &[u8], id: &[u8]) -> String {
-    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     format!("{}-{}", hex(namespace), hex(id))
 }
 

@@ -7,13 +7,12 @@ mod row;
 mod session;
 mod statements;
 
-use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::Row as _;
-use sqlx::mysql::{MySqlArguments, MySqlConnectOptions};
+use sqlx::mysql::{MySqlConnectOptions, MySqlRow};
 use tower_dedup::adapter::TransactionAdapter;
 use tower_dedup::adapter::contract::{
     Abilities, CallTerms, ClaimReply, CompleteReply, Completion, DedupAdapter, RenewReply,
@@ -25,42 +24,30 @@ use tower_dedup::adapter::inspect::{
 use tower_dedup::{DedupKey, Error, ErrorKind};
 
 use crate::errors::store_error;
-use crate::row::{Next, Row, Write, fetches_response, lease_ms, milliseconds};
-use crate::session::{Call, Ran, Session, Wants, args};
+use crate::row::{Row, Write, fetches_response, lease_ms, milliseconds};
+use crate::session::{Args, Call, Ran, Session, Wants};
 
 /// How often a call reads its row again that another call has written meanwhile.
 const TRIES: usize = 8;
 
-/// Keeps keys in a table of a MariaDB database, for all processes of a service.
+/// Keeps keys in a table of a database of MariaDB, for all processes of a service.
 ///
 /// A clone is another handle to the same connections.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct MariaDbStore(Arc<Session>);
 
 /// The options of a [`MariaDbStore`].
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    connections: u32,
-    timeout: Duration,
+    /// How many connections the store opens at most: 16 by default, at least one.
+    pub connections: u32,
+    /// How long one statement may take, and how long a call waits for a connection: 5 s by default.
+    pub timeout: Duration,
 }
 
 impl Default for Options {
     fn default() -> Self {
         Self { connections: 16, timeout: Duration::from_secs(5) }
-    }
-}
-
-impl Options {
-    /// Sets how many connections the store opens at most: 16 by default, at least one.
-    #[must_use]
-    pub fn connections(self, connections: u32) -> Self {
-        Self { connections: connections.max(1), ..self }
-    }
-
-    /// Sets how long one statement may take, and how long a call waits for a connection: 5 s by default.
-    #[must_use]
-    pub fn timeout(self, timeout: Duration) -> Self {
-        Self { timeout, ..self }
     }
 }
 
@@ -88,7 +75,7 @@ impl MariaDbStore {
         Call::start(&session, CONTEXT, |call| async move {
             call.check_server().await?;
             let create = &call.session.statements.create_table;
-            call.run(create, MySqlArguments::default(), Wants::Nothing).await.map(drop)
+            call.run(create, Args::default(), Wants::Nothing).await.map(drop)
         })
         .await?;
         Ok(Self(session))
@@ -97,8 +84,7 @@ impl MariaDbStore {
 
 impl Call {
     async fn read(&self, key: &DedupKey, with_response: bool) -> Result<Option<Row>, Error> {
-        let args =
-            args![with_response, with_response, key.namespace().as_bytes(), key.id().as_bytes()];
+        let args = Args::default().add(with_response).add(with_response).key(key);
         let read = self.run(&self.session.statements.read, args, Wants::Rows).await?;
         let rows = read.unwrap_or_default().rows;
         rows.first().map(Row::read).transpose().map_err(|error| self.fault(error))
@@ -112,24 +98,15 @@ impl Call {
         lease: Option<i64>,
         attempts: i64,
     ) -> Result<bool, Error> {
-        let (namespace, id) = (key.namespace().as_bytes(), key.id().as_bytes());
-        let (digest, status, headers, body) = stored(key, terms, lease.is_none());
-        let args = args![
-            namespace,
-            id,
-            token_of(terms),
-            lease,
-            attempts,
-            lease.is_none(),
-            milliseconds(terms.retention()),
-            terms.event_type_for(key).map(str::as_bytes),
-            digest,
-            status,
-            headers,
-            body,
-            namespace,
-            id,
-        ];
+        let args = Args::default()
+            .key(key)
+            .token(terms)
+            .add(attempts)
+            .add(terms.event_type_for(key).map(str::as_bytes))
+            .stored(key, terms, lease.is_none())
+            .add(lease.is_none())
+            .numbers([lease, Some(milliseconds(terms.retention()))])
+            .key(key);
         // A held row is in the way: it can be read.
         let inserted = self.run(&self.session.statements.insert, args, Wants::Nothing).await?;
         Ok(inserted.is_some_and(|ran| ran.written > 0))
@@ -144,28 +121,25 @@ impl Call {
         terms: &CallTerms,
         lease: Option<i64>,
         (completes, keeps_retention): (bool, bool),
-    ) -> Result<MySqlArguments, Error> {
-        let (digest, status, headers, body) = stored(key, terms, completes);
-        Ok(args![
-            write.token.as_deref(),
-            lease,
-            write.attempts,
-            write.takeover,
-            write.is_new,
-            completes,
-            write.is_new,
-            keeps_retention,
-            milliseconds(terms.retention()),
-            write.is_new,
-            terms.event_type_for(key).map(str::as_bytes),
-            digest,
-            status,
-            headers,
-            body,
-            key.namespace().as_bytes(),
-            key.id().as_bytes(),
-            row.version,
-        ])
+    ) -> Args {
+        let event_type = if write.is_new {
+            terms.event_type_for(key).map(str::as_bytes)
+        } else {
+            row.event_type.as_deref()
+        };
+        Args::default()
+            .add(write.token.as_deref())
+            .add(write.attempts)
+            .add(write.takeover)
+            .add(event_type)
+            .stored(key, terms, completes)
+            .add(write.is_new)
+            .add(completes)
+            .add(lease)
+            .add(keeps_retention)
+            .add(milliseconds(terms.retention()))
+            .key(key)
+            .add(row.version)
     }
 
     async fn claim(self, key: DedupKey, terms: CallTerms) -> Result<ClaimReply, Error> {
@@ -175,14 +149,11 @@ impl Call {
             if self.insert(&key, &terms, lease, 1).await? {
                 return Ok(ClaimReply::first(1, false));
             }
-            let Some(row) = self.read(&key, fetches_response(terms.fetch())).await? else {
-                continue;
-            };
-            let (write, reply) = match row.claimed(&terms)? {
-                Next::Reply(reply) => return Ok(reply),
-                Next::Write(write, reply) => (write, reply),
-            };
-            let args = Self::write(&key, &row, &write, &terms, lease, (lease.is_none(), false))?;
+            let read = self.read(&key, fetches_response(terms.fetch())).await?;
+            let Some(row) = read else { continue };
+            let (write, reply) = row.claimed(&terms)?;
+            let Some(write) = write else { return Ok(reply) };
+            let args = Self::write(&key, &row, &write, &terms, lease, (lease.is_none(), false));
             match self.run(&self.session.statements.write, args, Wants::Nothing).await? {
                 Some(ran) if ran.written > 0 => return Ok(reply),
                 // Another call was faster.
@@ -197,22 +168,6 @@ impl Call {
     }
 
     async fn complete(self, key: DedupKey, terms: CallTerms) -> Result<CompleteReply, Error> {
-        let statements = &self.session.statements;
-        let (digest, status, headers, body) = stored(&key, &terms, true);
-        let has_response = status.is_some();
-        let args = args![
-            milliseconds(terms.retention()),
-            digest,
-            status,
-            headers,
-            body,
-            key.namespace().as_bytes(),
-            key.id().as_bytes(),
-            token_of(&terms),
-        ];
-        if self.run_patiently(&statements.complete, args).await? > 0 {
-            return Ok(CompleteReply::Held);
-        }
         for _ in 0..TRIES {
             let Some(row) = self.read(&key, false).await? else {
                 // Without attempts: that shows that it was inserted, also if the completion is repeated.
@@ -221,12 +176,10 @@ impl Call {
                 }
                 continue;
             };
-            let (write, reply) = match row.completed(&terms, has_response) {
-                Next::Reply(reply) => return Ok(reply),
-                Next::Write(write, reply) => (write, reply),
-            };
-            let args = Self::write(&key, &row, &write, &terms, None, (true, !write.is_new))?;
-            if self.run_patiently(&statements.write, args).await? > 0 {
+            let (write, reply) = row.completed(&terms, &key);
+            let Some(write) = write else { return Ok(reply) };
+            let args = Self::write(&key, &row, &write, &terms, None, (true, !write.is_new));
+            if self.run_patiently(&self.session.statements.write, args).await? > 0 {
                 return Ok(reply);
             }
         }
@@ -234,24 +187,21 @@ impl Call {
     }
 
     async fn renew(self, key: DedupKey, terms: CallTerms) -> Result<RenewReply, Error> {
-        let (token, lease) = (token_of(&terms), lease_ms(&terms)?.unwrap_or_default());
-        let args = args![
-            key.namespace().as_bytes(),
-            key.id().as_bytes(),
-            &token,
-            lease,
-            milliseconds(terms.retention()),
-            terms.event_type_for(&key).map(str::as_bytes),
-            &token,
-            lease,
-            &token,
-        ];
+        let lease = Some(lease_ms(&terms)?.unwrap_or_default());
+        let args = Args::default()
+            .key(&key)
+            .token(&terms)
+            .add(terms.event_type_for(&key).map(str::as_bytes))
+            .numbers([lease, Some(milliseconds(terms.retention())), lease]);
         let renewed = self.run(&self.session.statements.renew, args, Wants::Rows).await?;
         // "Lost" of a row that a transaction holds would end the lease of its handler.
         let Some(Ran { rows, .. }) = renewed else { return Ok(RenewReply::Locked) };
-        let held = rows.first().map(|row| row.try_get::<Option<i64>, _>("is_held")).transpose();
-        let held = held.map_err(|error| self.fault(error))?.flatten();
-        Ok(if held == Some(1) { RenewReply::Held } else { RenewReply::Lost })
+        let is_held = |row: &MySqlRow| {
+            let token: Option<Vec<u8>> = row.try_get("token")?;
+            Ok(token.as_deref() == Some(terms.token().as_bytes()) && row.try_get("is_leased")?)
+        };
+        let is_held = rows.first().map_or(Ok(false), is_held).map_err(|error| self.fault(error))?;
+        Ok(if is_held { RenewReply::Held } else { RenewReply::Lost })
     }
 
     async fn release(self, key: DedupKey, terms: CallTerms) -> Result<(), Error> {
@@ -260,42 +210,13 @@ impl Call {
             Some(_) => &statements.release,
             None => &statements.release_complete,
         };
-        let mut args = args![key.namespace().as_bytes(), key.id().as_bytes()];
-        // Every further parameter is the token.
-        for _ in 2..statement.sql.matches('?').count() {
-            sqlx::Arguments::add(&mut args, token_of(&terms)).map_err(session::unencodable)?;
-        }
-        self.run_patiently(statement, args).await.map(drop)
+        self.run_patiently(statement, Args::default().key(&key).token(&terms)).await.map(drop)
     }
 
-    async fn is_complete(self, key: DedupKey, terms: CallTerms) -> Result<bool, Error> {
-        let args = args![key.namespace().as_bytes(), key.id().as_bytes(), token_of(&terms)];
+    async fn completed(self, key: DedupKey, terms: CallTerms) -> Result<bool, Error> {
+        let args = Args::default().key(&key).token(&terms);
         let found = self.run(&self.session.statements.is_complete, args, Wants::Rows).await?;
         Ok(found.is_some_and(|ran| !ran.rows.is_empty()))
-    }
-}
-
-fn token_of(terms: &CallTerms) -> Vec<u8> {
-    terms.token().as_bytes().to_vec()
-}
-
-/// The digest of the payload, and the response: status, headers, body.
-type Stored = (Option<Vec<u8>>, Option<i64>, Option<Vec<u8>>, Option<Vec<u8>>);
-
-/// Returns the columns of the data that is stored with a complete key. Another row has none.
-fn stored(key: &DedupKey, terms: &CallTerms, is_complete: bool) -> Stored {
-    let Some(data) = terms.stored_data_for(key).filter(|_| is_complete) else {
-        return Stored::default();
-    };
-    let digest = data.payload_sha256.map(Vec::from);
-    match data.response.as_deref() {
-        None => (digest, None, None, None),
-        Some(response) => (
-            digest,
-            Some(response.status.as_u16().into()),
-            Some(response.headers_json().into_bytes()),
-            Some(response.body.to_vec()),
-        ),
     }
 }
 
@@ -348,7 +269,7 @@ impl DedupAdapter for MariaDbStore {
 
     fn is_complete<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, bool> {
         Call::start(&self.0, "reading a completion", |call| {
-            call.is_complete(key.clone(), terms.clone())
+            call.completed(key.clone(), terms.clone())
         })
     }
 }
@@ -385,12 +306,5 @@ impl MaintenanceAdapter for MariaDbStore {
 
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(self.0.close())
-    }
-}
-
-impl fmt::Debug for MariaDbStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The connect options may hold a password.
-        f.debug_struct("MariaDbStore").finish_non_exhaustive()
     }
 }

@@ -23,7 +23,7 @@ pub(crate) struct Row {
     pub(crate) first_seen_at: i64,
     completed_at: Option<i64>,
     expires_at: i64,
-    event_type: Option<Vec<u8>>,
+    pub(crate) event_type: Option<Vec<u8>>,
     payload_sha256: Option<[u8; 32]>,
     has_response: bool,
     /// As far as it was read. An error meets only the callers that need the response.
@@ -39,13 +39,6 @@ pub(crate) struct Write {
     pub(crate) takeover: bool,
     /// The key is new: its first sight and its type are those of this call.
     pub(crate) is_new: bool,
-}
-
-/// What a call does about a row that it has read.
-#[derive(Debug)]
-pub(crate) enum Next<T> {
-    Reply(T),
-    Write(Write, T),
 }
 
 /// Returns whether these terms fetch a response. An unknown variant fetches all that there is.
@@ -108,18 +101,18 @@ impl Row {
         self.token.as_deref() == Some(token.as_bytes())
     }
 
-    /// Returns what a claim does about this row.
-    pub(crate) fn claimed(&self, terms: &CallTerms) -> Result<Next<ClaimReply>, Error> {
+    /// Returns the reply to a claim that finds this row, and what it writes.
+    pub(crate) fn claimed(&self, terms: &CallTerms) -> Result<(Option<Write>, ClaimReply), Error> {
         let (is_mine, on_claim) = (self.is_by(terms.token()), lease_ms(terms)?.is_none());
         let state = self.state();
         match state {
             // Repeated with its token: the first reply may be lost. An inserted completion has no attempts.
             Some(KeyState::Complete) if on_claim && is_mine => {
-                return Ok(Next::Reply(first(self.attempts.max(1), self.takeover)));
+                return Ok((None, first(self.attempts.max(1), self.takeover)));
             }
-            Some(KeyState::Complete) => return self.duplicate(terms.fetch()).map(Next::Reply),
+            Some(KeyState::Complete) => return Ok((None, self.duplicate(terms.fetch())?)),
             Some(KeyState::InFlight) if on_claim || !is_mine => {
-                return Ok(Next::Reply(ClaimReply::InFlight));
+                return Ok((None, ClaimReply::InFlight));
             }
             _ => {}
         }
@@ -133,7 +126,7 @@ impl Row {
         };
         let is_new = state.is_none() && !is_repeated;
         let token = Some(terms.token().as_bytes().to_vec());
-        Ok(Next::Write(Write { token, attempts, takeover, is_new }, first(attempts, takeover)))
+        Ok((Some(Write { token, attempts, takeover, is_new }), first(attempts, takeover)))
     }
 
     /// Returns the reply to a claim of a complete key.
@@ -154,8 +147,13 @@ impl Row {
         Ok(ClaimReply::Duplicate(seen))
     }
 
-    /// Returns what a completion does about this row, which its token does not hold.
-    pub(crate) fn completed(&self, terms: &CallTerms, has_response: bool) -> Next<CompleteReply> {
+    /// Returns the reply to a completion that finds this row, and what it writes.
+    pub(crate) fn completed(
+        &self,
+        terms: &CallTerms,
+        key: &DedupKey,
+    ) -> (Option<Write>, CompleteReply) {
+        let has_response = terms.stored_data_for(key).is_some_and(|data| data.response.is_some());
         let is_mine = self.is_by(terms.token());
         let reply = match (is_mine, self.attempts) {
             (false, _) => CompleteReply::LeaseLost,
@@ -173,16 +171,16 @@ impl Row {
         if self.completed_at.is_some() && !is_expired {
             // The response to an event that a handler's transaction has completed.
             let adds_response = is_mine && has_response && !self.has_response;
-            return if adds_response { Next::Write(kept(), reply) } else { Next::Reply(reply) };
+            return (adds_response.then(kept), reply);
         }
         // An expired complete key is like a new one, and a row without attempts was made by a release alone.
         if self.completed_at.is_some() || self.attempts == 0 {
             let token = Some(terms.token().as_bytes().to_vec());
             let write = Write { token, attempts: 0, takeover: false, is_new: true };
-            return Next::Write(write, CompleteReply::Inserted);
+            return (Some(write), CompleteReply::Inserted);
         }
         // The token of the holder stays: its own completion, which may follow, was not late.
-        Next::Write(kept(), reply)
+        (Some(kept()), reply)
     }
 
     /// Returns the entry of the row, with all stored data; `None` for an expired row.

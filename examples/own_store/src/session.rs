@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::mysql::{MySqlArguments, MySqlConnectOptions, MySqlPool, MySqlPoolOptions, MySqlRow};
-use sqlx::{AssertSqlSafe, Connection, Executor};
+use sqlx::{Arguments as _, AssertSqlSafe, Connection as _, Encode, Executor, MySql, Type};
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{sleep, timeout};
-use tower_dedup::adapter::contract::StoreFuture;
-use tower_dedup::{Error, ErrorKind};
+use tower_dedup::adapter::contract::{CallTerms, StoreFuture};
+use tower_dedup::{DedupKey, Error, ErrorKind};
 
 use crate::Options;
 use crate::errors::{is_contended, is_duplicate_key, store_error};
@@ -73,13 +73,6 @@ impl Session {
                     connection.execute(ISOLATION).await.map(drop)
                 })
             });
-        // The pool would try until its time is up, and not say what was wrong.
-        sqlx::MySqlConnection::connect_with(&connect)
-            .await
-            .map_err(fault)?
-            .close()
-            .await
-            .map_err(fault)?;
         let pool = pool.connect_with(connect).await.map_err(fault)?;
         let patient = Semaphore::new((options.connections as usize / 4).max(1));
         Ok(Self { pool, statements, options, patient })
@@ -104,18 +97,38 @@ pub(crate) enum Wants {
     Nothing,
 }
 
-/// Makes the arguments of a statement.
-macro_rules! args {
-    ($($value:expr),* $(,)?) => {{
-        let mut args = sqlx::mysql::MySqlArguments::default();
-        $(sqlx::Arguments::add(&mut args, $value).map_err($crate::session::unencodable)?;)*
-        args
-    }};
-}
-pub(crate) use args;
+/// The arguments of a statement, in its order.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Args(MySqlArguments);
 
-pub(crate) fn unencodable(error: sqlx::error::BoxDynError) -> Error {
-    Error::new(ErrorKind::Refused, "encoding an argument").with_source(error)
+impl Args {
+    /// Adds a value. Numbers and bytes always encode; a statement without an argument fails.
+    pub(crate) fn add<'v, T: Encode<'v, MySql> + Type<MySql>>(mut self, value: T) -> Self {
+        let _ = self.0.add(value);
+        self
+    }
+
+    pub(crate) fn numbers<const N: usize>(self, values: [Option<i64>; N]) -> Self {
+        values.into_iter().fold(self, Self::add)
+    }
+
+    pub(crate) fn key(self, key: &DedupKey) -> Self {
+        self.add(key.namespace().as_bytes()).add(key.id().as_bytes())
+    }
+
+    pub(crate) fn token(self, terms: &CallTerms) -> Self {
+        self.add(&terms.token().as_bytes()[..])
+    }
+
+    /// Adds the four columns of the data that is stored with a complete key. Another row has none.
+    pub(crate) fn stored(self, key: &DedupKey, terms: &CallTerms, is_complete: bool) -> Self {
+        let data = terms.stored_data_for(key).filter(|_| is_complete).unwrap_or_default();
+        let response = data.response.as_deref();
+        self.add(data.payload_sha256.map(Vec::from))
+            .add(response.map(|response| i64::from(response.status.as_u16())))
+            .add(response.map(|response| response.headers_json().into_bytes()))
+            .add(response.map(|response| &response.body[..]))
+    }
 }
 
 /// One call, for as long as its caller waits.
@@ -169,7 +182,7 @@ impl Call {
     pub(crate) async fn run(
         &self,
         statement: &Statement,
-        args: MySqlArguments,
+        args: Args,
         wants: Wants,
     ) -> Result<Option<Ran>, Error> {
         for pause in PAUSES {
@@ -189,7 +202,7 @@ impl Call {
     pub(crate) async fn run_patiently(
         &self,
         statement: &Statement,
-        args: MySqlArguments,
+        args: Args,
     ) -> Result<u64, Error> {
         if let Some(ran) = self.run(statement, args.clone(), Wants::Nothing).await? {
             return Ok(ran.written);
@@ -206,7 +219,7 @@ impl Call {
     async fn send(
         &self,
         sql: &Arc<str>,
-        args: MySqlArguments,
+        args: Args,
         wants: Wants,
         bound: Duration,
     ) -> Result<Option<Ran>, Error> {
@@ -222,7 +235,7 @@ impl Call {
         if self.caller.is_closed() {
             return Err(self.error(ErrorKind::Timeout));
         }
-        let query = sqlx::query_with(AssertSqlSafe(Arc::clone(sql)), args);
+        let query = sqlx::query_with(AssertSqlSafe(Arc::clone(sql)), args.0);
         let ran = timeout(bound, async {
             Ok(match wants {
                 Wants::Rows => Ran { rows: query.fetch_all(&mut *connection).await?, written: 0 },

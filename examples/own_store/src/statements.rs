@@ -51,7 +51,6 @@ statements!(
     insert,
     read,
     write,
-    complete,
     renew,
     release,
     release_complete,

@@ -4,12 +4,12 @@
 -- waits for another insertion of the key, which is over in a moment.
 SET STATEMENT innodb_lock_wait_timeout = 2 FOR
 INSERT INTO {table} (
-  namespace, id, version, token, lease_until, attempts, takeover,
-  first_seen_at, completed_at, expires_at, event_type,
-  payload_sha256, response_status, response_headers, response_body
+  namespace, id, token, attempts, takeover, event_type,
+  payload_sha256, response_status, response_headers, response_body,
+  version, first_seen_at, completed_at, lease_until, expires_at
 )
-SELECT ?, ?, {version}, ?, {now} + ?, ?, FALSE,
-  {now}, IF(?, {now}, NULL), {now} + ?, ?,
-  ?, ?, ?, ?
+SELECT ?, ?, ?, ?, FALSE, ?,
+  ?, ?, ?, ?,
+  {version}, {now}, IF(?, {now}, NULL), {now} + ?, {now} + ?
 FROM DUAL
 WHERE NOT EXISTS (SELECT 1 FROM {table} WHERE namespace = ? AND id = ?)

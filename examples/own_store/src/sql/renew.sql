@@ -3,11 +3,9 @@
 --
 -- MariaDB assigns from left to right: `lease_until` comes last, because the condition reads it.
 INSERT INTO {table} (
-  namespace, id, version, token, lease_until, attempts, takeover, first_seen_at, expires_at, event_type
-) VALUES (?, ?, {version}, ?, {now} + ?, 1, FALSE, {now}, {now} + ?, ?)
+  namespace, id, token, event_type, lease_until, expires_at, version, attempts, takeover, first_seen_at
+) VALUES (?, ?, ?, ?, {now} + ?, {now} + ?, {version}, 1, FALSE, {now})
 ON DUPLICATE KEY UPDATE
   version = version + 1,
-  lease_until = IF(
-    token = ? AND completed_at IS NULL AND lease_until IS NOT NULL, {now} + ?, lease_until
-  )
-RETURNING token = ? AND completed_at IS NULL AND lease_until IS NOT NULL AS is_held
+  lease_until = IF(token = VALUES(token) AND completed_at IS NULL AND lease_until IS NOT NULL, {now} + ?, lease_until)
+RETURNING token, completed_at IS NULL AND lease_until IS NOT NULL AS is_leased

@@ -12,9 +12,9 @@ SELECT COUNT(*) AS counted,
   MAX(IF(state = 5, now - GREATEST(expires_at, IF(completed_at IS NULL, COALESCE(lease_until, 0), 0)), NULL))
     AS oldest_expired,
   COUNT(IF(expires_at > now, NULL, 1)) < {counted} AND COUNT(IF(expires_at > now, 1, NULL)) < {counted} AS is_exact,
-  (SELECT TABLE_ROWS FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = '{name}')
+  (SELECT CAST(TABLE_ROWS AS SIGNED) FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = '{name}')
     AS estimate,
-  (SELECT DATA_LENGTH + INDEX_LENGTH FROM information_schema.TABLES
+  (SELECT CAST(DATA_LENGTH + INDEX_LENGTH AS SIGNED) FROM information_schema.TABLES
     WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = '{name}') AS bytes
 FROM (
   SELECT t.*, {start} AS now, CASE
