@@ -25,7 +25,7 @@ use tower_dedup::{DedupKey, Error, ErrorKind};
 
 use crate::errors::store_error;
 use crate::row::{Row, Write, fetches_response, lease_ms, milliseconds};
-use crate::session::{Args, Call, Ran, Session, Wants};
+use crate::session::{Args, Call, Ran, Session};
 
 /// How often a call reads its row again that another call has written meanwhile.
 const TRIES: usize = 8;
@@ -74,8 +74,7 @@ impl MariaDbStore {
         let session = Arc::new(Session::open(connect, options).await?);
         Call::start(&session, CONTEXT, |call| async move {
             call.check_server().await?;
-            let create = &call.session.statements.create_table;
-            call.run(create, Args::default(), Wants::Nothing).await.map(drop)
+            call.run(&call.sql().create_table, Args::default()).await.map(drop)
         })
         .await?;
         Ok(Self(session))
@@ -85,8 +84,7 @@ impl MariaDbStore {
 impl Call {
     async fn read(&self, key: &DedupKey, with_response: bool) -> Result<Option<Row>, Error> {
         let args = Args::default().add(with_response).add(with_response).key(key);
-        let read = self.run(&self.session.statements.read, args, Wants::Rows).await?;
-        let rows = read.unwrap_or_default().rows;
+        let rows = self.query(&self.sql().read, args).await?;
         rows.first().map(Row::read).transpose().map_err(|error| self.fault(error))
     }
 
@@ -98,8 +96,7 @@ impl Call {
         lease: Option<i64>,
         attempts: i64,
     ) -> Result<bool, Error> {
-        let args = Args::default()
-            .key(key)
+        let args = Args::of(key)
             .token(terms)
             .add(attempts)
             .add(terms.event_type_for(key).map(str::as_bytes))
@@ -108,7 +105,7 @@ impl Call {
             .numbers([lease, Some(milliseconds(terms.retention()))])
             .key(key);
         // A held row is in the way: it can be read.
-        let inserted = self.run(&self.session.statements.insert, args, Wants::Nothing).await?;
+        let inserted = self.run(&self.sql().insert, args).await?;
         Ok(inserted.is_some_and(|ran| ran.written > 0))
     }
 
@@ -154,7 +151,7 @@ impl Call {
             let (write, reply) = row.claimed(&terms)?;
             let Some(write) = write else { return Ok(reply) };
             let args = Self::write(&key, &row, &write, &terms, lease, (lease.is_none(), false));
-            match self.run(&self.session.statements.write, args, Wants::Nothing).await? {
+            match self.run(&self.sql().write, args).await? {
                 Some(ran) if ran.written > 0 => return Ok(reply),
                 // Another call was faster.
                 Some(_) => {}
@@ -179,7 +176,7 @@ impl Call {
             let (write, reply) = row.completed(&terms, &key);
             let Some(write) = write else { return Ok(reply) };
             let args = Self::write(&key, &row, &write, &terms, None, (true, !write.is_new));
-            if self.run_patiently(&self.session.statements.write, args).await? > 0 {
+            if self.run_patiently(&self.sql().write, args).await? > 0 {
                 return Ok(reply);
             }
         }
@@ -188,12 +185,11 @@ impl Call {
 
     async fn renew(self, key: DedupKey, terms: CallTerms) -> Result<RenewReply, Error> {
         let lease = Some(lease_ms(&terms)?.unwrap_or_default());
-        let args = Args::default()
-            .key(&key)
+        let args = Args::of(&key)
             .token(&terms)
             .add(terms.event_type_for(&key).map(str::as_bytes))
             .numbers([lease, Some(milliseconds(terms.retention())), lease]);
-        let renewed = self.run(&self.session.statements.renew, args, Wants::Rows).await?;
+        let renewed = self.run(&self.sql().renew, args).await?;
         // "Lost" of a row that a transaction holds would end the lease of its handler.
         let Some(Ran { rows, .. }) = renewed else { return Ok(RenewReply::Locked) };
         let is_held = |row: &MySqlRow| {
@@ -205,18 +201,16 @@ impl Call {
     }
 
     async fn release(self, key: DedupKey, terms: CallTerms) -> Result<(), Error> {
-        let statements = &self.session.statements;
         let statement = match lease_ms(&terms)? {
-            Some(_) => &statements.release,
-            None => &statements.release_complete,
+            Some(_) => &self.sql().release,
+            None => &self.sql().release_complete,
         };
-        self.run_patiently(statement, Args::default().key(&key).token(&terms)).await.map(drop)
+        self.run_patiently(statement, Args::of(&key).token(&terms)).await.map(drop)
     }
 
     async fn completed(self, key: DedupKey, terms: CallTerms) -> Result<bool, Error> {
-        let args = Args::default().key(&key).token(&terms);
-        let found = self.run(&self.session.statements.is_complete, args, Wants::Rows).await?;
-        Ok(found.is_some_and(|ran| !ran.rows.is_empty()))
+        let args = Args::of(&key).token(&terms);
+        Ok(!self.query(&self.sql().is_complete, args).await?.is_empty())
     }
 }
 
