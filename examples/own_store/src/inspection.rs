@@ -30,7 +30,7 @@ impl Call {
     pub(crate) async fn purge(self, limit: u32) -> Result<u64, Error> {
         let purged = self.run(&self.sql().purge, Args::default().add(limit)).await?;
         // Nothing, if statements of others have met it four times: the next call finds the rows.
-        Ok(purged.unwrap_or_default().written)
+        Ok(purged.map_or(0, |(_, written)| written))
     }
 
     pub(crate) async fn forget(self, key: DedupKey) -> Result<ForgetReply, Error> {
@@ -47,9 +47,9 @@ impl Call {
                 _ => {}
             }
             // At the version that was read: a call that is late must not undo a completion that came after it.
-            let args = Self::write(&key, &row, &gone, &terms, None, (false, false));
+            let args = Self::write(&key, &row, &gone, &terms);
             match self.run(&self.sql().write, args).await? {
-                Some(ran) if ran.written > 0 => return Ok(ForgetReply::Removed),
+                Some((_, written)) if written > 0 => return Ok(ForgetReply::Removed),
                 Some(_) => {}
                 None => return Ok(ForgetReply::InFlight),
             }

@@ -25,7 +25,7 @@ use tower_dedup::{DedupKey, Error, ErrorKind};
 
 use crate::errors::store_error;
 use crate::row::{Row, Write, fetches_response, lease_ms, milliseconds};
-use crate::session::{Args, Call, Ran, Session};
+use crate::session::{Args, Call, Session};
 
 /// How often a call reads its row again that another call has written meanwhile.
 const TRIES: usize = 8;
@@ -106,19 +106,11 @@ impl Call {
             .key(key);
         // A held row is in the way: it can be read.
         let inserted = self.run(&self.sql().insert, args).await?;
-        Ok(inserted.is_some_and(|ran| ran.written > 0))
+        Ok(inserted.is_some_and(|(_, written)| written > 0))
     }
 
-    /// Returns the arguments that write a row at the version that was read. `lease` is `None` for a row that holds no
-    /// lease; with `completes` it is complete.
-    fn write(
-        key: &DedupKey,
-        row: &Row,
-        write: &Write,
-        terms: &CallTerms,
-        lease: Option<i64>,
-        (completes, keeps_retention): (bool, bool),
-    ) -> Args {
+    /// Returns the arguments that write a row at the version that was read.
+    fn write(key: &DedupKey, row: &Row, write: &Write, terms: &CallTerms) -> Args {
         let event_type = if write.is_new {
             terms.event_type_for(key).map(str::as_bytes)
         } else {
@@ -129,11 +121,11 @@ impl Call {
             .add(write.attempts)
             .add(write.takeover)
             .add(event_type)
-            .stored(key, terms, completes)
+            .stored(key, terms, write.completes)
             .add(write.is_new)
-            .add(completes)
-            .add(lease)
-            .add(keeps_retention)
+            .add(write.completes)
+            .add(write.lease)
+            .add(write.keeps_retention)
             .add(milliseconds(terms.retention()))
             .key(key)
             .add(row.version)
@@ -150,9 +142,9 @@ impl Call {
             let Some(row) = read else { continue };
             let (write, reply) = row.claimed(&terms)?;
             let Some(write) = write else { return Ok(reply) };
-            let args = Self::write(&key, &row, &write, &terms, lease, (lease.is_none(), false));
+            let args = Self::write(&key, &row, &write, &terms);
             match self.run(&self.sql().write, args).await? {
-                Some(ran) if ran.written > 0 => return Ok(reply),
+                Some((_, written)) if written > 0 => return Ok(reply),
                 // Another call was faster.
                 Some(_) => {}
                 // A transaction holds a row of the caller's own token, as after a claim whose reply was lost. "In flight"
@@ -175,7 +167,7 @@ impl Call {
             };
             let (write, reply) = row.completed(&terms, &key);
             let Some(write) = write else { return Ok(reply) };
-            let args = Self::write(&key, &row, &write, &terms, None, (true, !write.is_new));
+            let args = Self::write(&key, &row, &write, &terms);
             if self.run_patiently(&self.sql().write, args).await? > 0 {
                 return Ok(reply);
             }
@@ -191,7 +183,7 @@ impl Call {
             .numbers([lease, Some(milliseconds(terms.retention())), lease]);
         let renewed = self.run(&self.sql().renew, args).await?;
         // "Lost" of a row that a transaction holds would end the lease of its handler.
-        let Some(Ran { rows, .. }) = renewed else { return Ok(RenewReply::Locked) };
+        let Some((rows, _)) = renewed else { return Ok(RenewReply::Locked) };
         let is_held = |row: &MySqlRow| {
             let token: Option<Vec<u8>> = row.try_get("token")?;
             Ok(token.as_deref() == Some(terms.token().as_bytes()) && row.try_get("is_leased")?)
@@ -299,6 +291,6 @@ impl MaintenanceAdapter for MariaDbStore {
     }
 
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
-        Box::pin(self.0.close())
+        Box::pin(self.0.pool.close())
     }
 }

@@ -33,7 +33,7 @@ const IDLE: Duration = Duration::from_secs(5);
 /// The state that all handles of a store share.
 #[derive(Debug)]
 pub(crate) struct Session {
-    pool: MySqlPool,
+    pub(crate) pool: MySqlPool,
     pub(crate) statements: Statements,
     options: Options,
     /// A statement that waits for a held row holds a connection. Others must find one, so few wait at a time.
@@ -74,18 +74,10 @@ impl Session {
         let patient = Semaphore::new((options.connections as usize / 4).max(1));
         Ok(Self { pool, statements, options, patient })
     }
-
-    pub(crate) async fn close(&self) {
-        self.pool.close().await;
-    }
 }
 
 /// The rows that a statement returned, and how many it wrote.
-#[derive(Debug, Default)]
-pub(crate) struct Ran {
-    pub(crate) rows: Vec<MySqlRow>,
-    pub(crate) written: u64,
-}
+pub(crate) type Ran = (Vec<MySqlRow>, u64);
 
 /// The arguments of a statement, in its order.
 #[derive(Debug, Clone, Default)]
@@ -177,7 +169,7 @@ impl Call {
 
     /// Sends a statement that meets no lock. Returns its rows.
     pub(crate) async fn query(&self, of: &Statement, args: Args) -> Result<Vec<MySqlRow>, Error> {
-        Ok(self.run(of, args).await?.unwrap_or_default().rows)
+        Ok(self.run(of, args).await?.unwrap_or_default().0)
     }
 
     /// Sends a statement. `None` if a transaction holds its row.
@@ -194,13 +186,13 @@ impl Call {
     /// Sends a statement that waits for the row that a transaction holds: a completion or a release. Who polls would hardly
     /// ever get a row that handlers hold one after the other. Returns how many rows it wrote.
     pub(crate) async fn run_patiently(&self, of: &Statement, args: Args) -> Result<u64, Error> {
-        if let Some(ran) = self.run(of, args.clone()).await? {
-            return Ok(ran.written);
+        if let Some((_, written)) = self.run(of, args.clone()).await? {
+            return Ok(written);
         }
         // Never closed.
         let _permit = self.session.patient.acquire().await;
         let ran = self.send(of, true, args).await?;
-        ran.map(|ran| ran.written).ok_or_else(|| self.error(ErrorKind::Refused))
+        ran.map(|(_, written)| written).ok_or_else(|| self.error(ErrorKind::Refused))
     }
 
     async fn send(&self, of: &Statement, patient: bool, args: Args) -> Result<Option<Ran>, Error> {
@@ -223,10 +215,9 @@ impl Call {
         let query = sqlx::query_with(AssertSqlSafe(Arc::clone(sql)), args.0);
         let ran = timeout(bound, async {
             if of.has_rows {
-                return Ok(Ran { rows: query.fetch_all(&mut *connection).await?, written: 0 });
+                return Ok((query.fetch_all(&mut *connection).await?, 0));
             }
-            let written = query.execute(&mut *connection).await?.rows_affected();
-            Ok(Ran { rows: Vec::new(), written })
+            Ok((Vec::new(), query.execute(&mut *connection).await?.rows_affected()))
         });
         match ran.await {
             Ok(Ok(ran)) => Ok(Some(ran)),
