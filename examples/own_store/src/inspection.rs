@@ -11,7 +11,7 @@ use tower_dedup::{DedupKey, Error, ErrorKind};
 use crate::TRIES;
 use crate::completion::hex;
 use crate::row::{Row, Write, key_of, milliseconds};
-use crate::session::{Args, Call, Ran, Wants};
+use crate::session::{Args, Call};
 
 /// How many rows one call of `list` reads.
 const PORTION: usize = 1_000;
@@ -20,9 +20,7 @@ impl Call {
     /// Refuses a server on which the fence does not hold.
     pub(crate) async fn check_server(&self) -> Result<(), Error> {
         const TEXT: &str = "the store needs MariaDB 10.6 or later, without --sysdate-is-now";
-        let checked =
-            self.run(&self.session.statements.check, Args::default(), Wants::Rows).await?;
-        let rows = checked.unwrap_or_default().rows;
+        let rows = self.query(&self.sql().check, Args::default()).await?;
         match rows.first().map(|row| row.try_get::<bool, _>("has_clock")).transpose() {
             Ok(Some(true)) => Ok(()),
             _ => Err(Error::new(ErrorKind::Config, TEXT)),
@@ -30,11 +28,9 @@ impl Call {
     }
 
     pub(crate) async fn purge(self, limit: u32) -> Result<u64, Error> {
-        let purged = self
-            .run(&self.session.statements.purge, Args::default().add(limit), Wants::Nothing)
-            .await?;
+        let purged = self.run(&self.sql().purge, Args::default().add(limit)).await?;
         // Nothing, if statements of others have met it four times: the next call finds the rows.
-        Ok(purged.unwrap_or_default().written)
+        Ok(purged.map_or(0, |(_, written)| written))
     }
 
     pub(crate) async fn forget(self, key: DedupKey) -> Result<ForgetReply, Error> {
@@ -51,9 +47,9 @@ impl Call {
                 _ => {}
             }
             // At the version that was read: a call that is late must not undo a completion that came after it.
-            let args = Self::write(&key, &row, &gone, &terms, None, (false, false));
-            match self.run(&self.session.statements.write, args, Wants::Nothing).await? {
-                Some(ran) if ran.written > 0 => return Ok(ForgetReply::Removed),
+            let args = Self::write(&key, &row, &gone, &terms);
+            match self.run(&self.sql().write, args).await? {
+                Some((_, written)) if written > 0 => return Ok(ForgetReply::Removed),
                 Some(_) => {}
                 None => return Ok(ForgetReply::InFlight),
             }
@@ -77,8 +73,7 @@ impl Call {
         // With 0, the list would never end.
         let limit = usize::try_from(limit).unwrap_or(usize::MAX).max(1);
         let args = Args::default().add(&namespace).add(&namespace).add(&id).add(PORTION as u64);
-        let Ran { rows, .. } =
-            self.run(&self.session.statements.list, args, Wants::Rows).await?.unwrap_or_default();
+        let rows = self.query(&self.sql().list, args).await?;
         let mut listing = Listing::default();
         for (number, row) in rows.iter().enumerate() {
             let fault = |error| self.fault(error);
@@ -112,11 +107,8 @@ impl Call {
     }
 
     pub(crate) async fn stats(self) -> Result<Stats, Error> {
-        let ran = self
-            .run(&self.session.statements.stats, Args::default(), Wants::Rows)
-            .await?
-            .unwrap_or_default();
-        let Some(row) = ran.rows.first() else { return Ok(Stats::default()) };
+        let rows = self.query(&self.sql().stats, Args::default()).await?;
+        let Some(row) = rows.first() else { return Ok(Stats::default()) };
         read_stats(row).map_err(|error| self.fault(error))
     }
 }

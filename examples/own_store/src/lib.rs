@@ -25,7 +25,7 @@ use tower_dedup::{DedupKey, Error, ErrorKind};
 
 use crate::errors::store_error;
 use crate::row::{Row, Write, fetches_response, lease_ms, milliseconds};
-use crate::session::{Args, Call, Ran, Session, Wants};
+use crate::session::{Args, Call, Session};
 
 /// How often a call reads its row again that another call has written meanwhile.
 const TRIES: usize = 8;
@@ -74,8 +74,7 @@ impl MariaDbStore {
         let session = Arc::new(Session::open(connect, options).await?);
         Call::start(&session, CONTEXT, |call| async move {
             call.check_server().await?;
-            let create = &call.session.statements.create_table;
-            call.run(create, Args::default(), Wants::Nothing).await.map(drop)
+            call.run(&call.sql().create_table, Args::default()).await.map(drop)
         })
         .await?;
         Ok(Self(session))
@@ -85,8 +84,7 @@ impl MariaDbStore {
 impl Call {
     async fn read(&self, key: &DedupKey, with_response: bool) -> Result<Option<Row>, Error> {
         let args = Args::default().add(with_response).add(with_response).key(key);
-        let read = self.run(&self.session.statements.read, args, Wants::Rows).await?;
-        let rows = read.unwrap_or_default().rows;
+        let rows = self.query(&self.sql().read, args).await?;
         rows.first().map(Row::read).transpose().map_err(|error| self.fault(error))
     }
 
@@ -98,8 +96,7 @@ impl Call {
         lease: Option<i64>,
         attempts: i64,
     ) -> Result<bool, Error> {
-        let args = Args::default()
-            .key(key)
+        let args = Args::of(key)
             .token(terms)
             .add(attempts)
             .add(terms.event_type_for(key).map(str::as_bytes))
@@ -108,20 +105,12 @@ impl Call {
             .numbers([lease, Some(milliseconds(terms.retention()))])
             .key(key);
         // A held row is in the way: it can be read.
-        let inserted = self.run(&self.session.statements.insert, args, Wants::Nothing).await?;
-        Ok(inserted.is_some_and(|ran| ran.written > 0))
+        let inserted = self.run(&self.sql().insert, args).await?;
+        Ok(inserted.is_some_and(|(_, written)| written > 0))
     }
 
-    /// Returns the arguments that write a row at the version that was read. `lease` is `None` for a row that holds no
-    /// lease; with `completes` it is complete.
-    fn write(
-        key: &DedupKey,
-        row: &Row,
-        write: &Write,
-        terms: &CallTerms,
-        lease: Option<i64>,
-        (completes, keeps_retention): (bool, bool),
-    ) -> Args {
+    /// Returns the arguments that write a row at the version that was read.
+    fn write(key: &DedupKey, row: &Row, write: &Write, terms: &CallTerms) -> Args {
         let event_type = if write.is_new {
             terms.event_type_for(key).map(str::as_bytes)
         } else {
@@ -132,11 +121,11 @@ impl Call {
             .add(write.attempts)
             .add(write.takeover)
             .add(event_type)
-            .stored(key, terms, completes)
+            .stored(key, terms, write.completes)
             .add(write.is_new)
-            .add(completes)
-            .add(lease)
-            .add(keeps_retention)
+            .add(write.completes)
+            .add(write.lease)
+            .add(write.keeps_retention)
             .add(milliseconds(terms.retention()))
             .key(key)
             .add(row.version)
@@ -153,9 +142,9 @@ impl Call {
             let Some(row) = read else { continue };
             let (write, reply) = row.claimed(&terms)?;
             let Some(write) = write else { return Ok(reply) };
-            let args = Self::write(&key, &row, &write, &terms, lease, (lease.is_none(), false));
-            match self.run(&self.session.statements.write, args, Wants::Nothing).await? {
-                Some(ran) if ran.written > 0 => return Ok(reply),
+            let args = Self::write(&key, &row, &write, &terms);
+            match self.run(&self.sql().write, args).await? {
+                Some((_, written)) if written > 0 => return Ok(reply),
                 // Another call was faster.
                 Some(_) => {}
                 // A transaction holds a row of the caller's own token, as after a claim whose reply was lost. "In flight"
@@ -178,8 +167,8 @@ impl Call {
             };
             let (write, reply) = row.completed(&terms, &key);
             let Some(write) = write else { return Ok(reply) };
-            let args = Self::write(&key, &row, &write, &terms, None, (true, !write.is_new));
-            if self.run_patiently(&self.session.statements.write, args).await? > 0 {
+            let args = Self::write(&key, &row, &write, &terms);
+            if self.run_patiently(&self.sql().write, args).await? > 0 {
                 return Ok(reply);
             }
         }
@@ -188,14 +177,13 @@ impl Call {
 
     async fn renew(self, key: DedupKey, terms: CallTerms) -> Result<RenewReply, Error> {
         let lease = Some(lease_ms(&terms)?.unwrap_or_default());
-        let args = Args::default()
-            .key(&key)
+        let args = Args::of(&key)
             .token(&terms)
             .add(terms.event_type_for(&key).map(str::as_bytes))
             .numbers([lease, Some(milliseconds(terms.retention())), lease]);
-        let renewed = self.run(&self.session.statements.renew, args, Wants::Rows).await?;
+        let renewed = self.run(&self.sql().renew, args).await?;
         // "Lost" of a row that a transaction holds would end the lease of its handler.
-        let Some(Ran { rows, .. }) = renewed else { return Ok(RenewReply::Locked) };
+        let Some((rows, _)) = renewed else { return Ok(RenewReply::Locked) };
         let is_held = |row: &MySqlRow| {
             let token: Option<Vec<u8>> = row.try_get("token")?;
             Ok(token.as_deref() == Some(terms.token().as_bytes()) && row.try_get("is_leased")?)
@@ -205,18 +193,16 @@ impl Call {
     }
 
     async fn release(self, key: DedupKey, terms: CallTerms) -> Result<(), Error> {
-        let statements = &self.session.statements;
         let statement = match lease_ms(&terms)? {
-            Some(_) => &statements.release,
-            None => &statements.release_complete,
+            Some(_) => &self.sql().release,
+            None => &self.sql().release_complete,
         };
-        self.run_patiently(statement, Args::default().key(&key).token(&terms)).await.map(drop)
+        self.run_patiently(statement, Args::of(&key).token(&terms)).await.map(drop)
     }
 
     async fn completed(self, key: DedupKey, terms: CallTerms) -> Result<bool, Error> {
-        let args = Args::default().key(&key).token(&terms);
-        let found = self.run(&self.session.statements.is_complete, args, Wants::Rows).await?;
-        Ok(found.is_some_and(|ran| !ran.rows.is_empty()))
+        let args = Args::of(&key).token(&terms);
+        Ok(!self.query(&self.sql().is_complete, args).await?.is_empty())
     }
 }
 
@@ -305,6 +291,6 @@ impl MaintenanceAdapter for MariaDbStore {
     }
 
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
-        Box::pin(self.0.close())
+        Box::pin(self.0.pool.close())
     }
 }

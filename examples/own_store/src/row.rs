@@ -31,7 +31,7 @@ pub(crate) struct Row {
     pub(crate) now: i64,
 }
 
-/// What a statement writes into a row, beside its times.
+/// What a call writes into a row that it has read.
 #[derive(Debug, Default)]
 pub(crate) struct Write {
     pub(crate) token: Option<Vec<u8>>,
@@ -39,6 +39,10 @@ pub(crate) struct Write {
     pub(crate) takeover: bool,
     /// The key is new: its first sight and its type are those of this call.
     pub(crate) is_new: bool,
+    pub(crate) completes: bool,
+    /// The retention goes on, unless it has ended.
+    pub(crate) keeps_retention: bool,
+    pub(crate) lease: Option<i64>,
 }
 
 /// Returns whether these terms fetch a response. An unknown variant fetches all that there is.
@@ -103,8 +107,8 @@ impl Row {
 
     /// Returns the reply to a claim that finds this row, and what it writes.
     pub(crate) fn claimed(&self, terms: &CallTerms) -> Result<(Option<Write>, ClaimReply), Error> {
-        let (is_mine, on_claim) = (self.is_by(terms.token()), lease_ms(terms)?.is_none());
-        let state = self.state();
+        let (is_mine, lease, state) = (self.is_by(terms.token()), lease_ms(terms)?, self.state());
+        let on_claim = lease.is_none();
         match state {
             // Repeated with its token: the first reply may be lost. An inserted completion has no attempts.
             Some(KeyState::Complete) if on_claim && is_mine => {
@@ -126,7 +130,16 @@ impl Row {
         };
         let is_new = state.is_none() && !is_repeated;
         let token = Some(terms.token().as_bytes().to_vec());
-        Ok((Some(Write { token, attempts, takeover, is_new }), first(attempts, takeover)))
+        let write = Write {
+            token,
+            attempts,
+            takeover,
+            is_new,
+            completes: on_claim,
+            lease,
+            ..Write::default()
+        };
+        Ok((Some(write), first(attempts, takeover)))
     }
 
     /// Returns the reply to a claim of a complete key.
@@ -165,7 +178,9 @@ impl Row {
             token: self.token.clone(),
             attempts: self.attempts,
             takeover: self.takeover,
-            is_new: false,
+            completes: true,
+            keeps_retention: true,
+            ..Write::default()
         };
         let is_expired = self.expires_at <= self.now;
         if self.completed_at.is_some() && !is_expired {
@@ -176,7 +191,7 @@ impl Row {
         // An expired complete key is like a new one, and a row without attempts was made by a release alone.
         if self.completed_at.is_some() || self.attempts == 0 {
             let token = Some(terms.token().as_bytes().to_vec());
-            let write = Write { token, attempts: 0, takeover: false, is_new: true };
+            let write = Write { token, is_new: true, completes: true, ..Write::default() };
             return (Some(write), CompleteReply::Inserted);
         }
         // The token of the holder stays: its own completion, which may follow, was not late.

@@ -33,7 +33,7 @@ const IDLE: Duration = Duration::from_secs(5);
 /// The state that all handles of a store share.
 #[derive(Debug)]
 pub(crate) struct Session {
-    pool: MySqlPool,
+    pub(crate) pool: MySqlPool,
     pub(crate) statements: Statements,
     options: Options,
     /// A statement that waits for a held row holds a connection. Others must find one, so few wait at a time.
@@ -48,10 +48,7 @@ impl Session {
     ) -> Result<Self, Error> {
         let fault = |error| store_error("connecting to MariaDB", error);
         let Some(database) = connect.get_database() else {
-            return Err(Error::new(
-                ErrorKind::Config,
-                "the URL of a MariaDB store must name a database",
-            ));
+            return Err(Error::new(ErrorKind::Config, "the URL must name a database of MariaDB"));
         };
         let statements = Statements::new(database);
         let pool = MySqlPoolOptions::new()
@@ -77,25 +74,10 @@ impl Session {
         let patient = Semaphore::new((options.connections as usize / 4).max(1));
         Ok(Self { pool, statements, options, patient })
     }
-
-    pub(crate) async fn close(&self) {
-        self.pool.close().await;
-    }
 }
 
 /// The rows that a statement returned, and how many it wrote.
-#[derive(Debug, Default)]
-pub(crate) struct Ran {
-    pub(crate) rows: Vec<MySqlRow>,
-    pub(crate) written: u64,
-}
-
-/// Whether a statement returns rows.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Wants {
-    Rows,
-    Nothing,
-}
+pub(crate) type Ran = (Vec<MySqlRow>, u64);
 
 /// The arguments of a statement, in its order.
 #[derive(Debug, Clone, Default)]
@@ -110,6 +92,10 @@ impl Args {
 
     pub(crate) fn numbers<const N: usize>(self, values: [Option<i64>; N]) -> Self {
         values.into_iter().fold(self, Self::add)
+    }
+
+    pub(crate) fn of(key: &DedupKey) -> Self {
+        Self::default().key(key)
     }
 
     pub(crate) fn key(self, key: &DedupKey) -> Self {
@@ -134,8 +120,8 @@ impl Args {
 /// One call, for as long as its caller waits.
 #[derive(Debug)]
 pub(crate) struct Call {
-    pub(crate) session: Arc<Session>,
-    pub(crate) context: &'static str,
+    session: Arc<Session>,
+    context: &'static str,
     /// Closed once the caller is gone.
     caller: oneshot::Sender<()>,
 }
@@ -162,10 +148,13 @@ impl Call {
         Box::pin(async move {
             let (caller, _waits) = oneshot::channel();
             let task = tokio::spawn(work(Self { session, context, caller }));
-            let failed =
-                |error| Err(Error::new(ErrorKind::Unavailable, context).with_source(error));
-            task.await.unwrap_or_else(failed)
+            // It panicked, or the runtime ends.
+            task.await.unwrap_or_else(|_| Err(Error::new(ErrorKind::Unavailable, context)))
         })
+    }
+
+    pub(crate) fn sql(&self) -> &Statements {
+        &self.session.statements
     }
 
     /// Returns the error of an sqlx call.
@@ -178,56 +167,40 @@ impl Call {
         Error::new(kind, self.context)
     }
 
-    /// Sends a statement. `None` if a transaction holds its row.
-    pub(crate) async fn run(
-        &self,
-        statement: &Statement,
-        args: Args,
-        wants: Wants,
-    ) -> Result<Option<Ran>, Error> {
-        for pause in PAUSES {
-            match self
-                .send(&statement.sql, args.clone(), wants, self.session.options.timeout)
-                .await?
-            {
-                Some(ran) => return Ok(Some(ran)),
-                None => sleep(pause).await,
-            }
-        }
-        self.send(&statement.sql, args, wants, self.session.options.timeout).await
+    /// Sends a statement that meets no lock. Returns its rows.
+    pub(crate) async fn query(&self, of: &Statement, args: Args) -> Result<Vec<MySqlRow>, Error> {
+        Ok(self.run(of, args).await?.unwrap_or_default().0)
     }
 
-    /// Sends a statement that waits for the row that a transaction holds: a completion or a release. A claim that polls
-    /// would hardly ever get a row that handlers hold one after the other.
-    pub(crate) async fn run_patiently(
-        &self,
-        statement: &Statement,
-        args: Args,
-    ) -> Result<u64, Error> {
-        if let Some(ran) = self.run(statement, args.clone(), Wants::Nothing).await? {
-            return Ok(ran.written);
+    /// Sends a statement. `None` if a transaction holds its row.
+    pub(crate) async fn run(&self, of: &Statement, args: Args) -> Result<Option<Ran>, Error> {
+        for pause in PAUSES {
+            if let Some(ran) = self.send(of, false, args.clone()).await? {
+                return Ok(Some(ran));
+            }
+            sleep(pause).await;
+        }
+        self.send(of, false, args).await
+    }
+
+    /// Sends a statement that waits for the row that a transaction holds: a completion or a release. Who polls would hardly
+    /// ever get a row that handlers hold one after the other. Returns how many rows it wrote.
+    pub(crate) async fn run_patiently(&self, of: &Statement, args: Args) -> Result<u64, Error> {
+        if let Some((_, written)) = self.run(of, args.clone()).await? {
+            return Ok(written);
         }
         // Never closed.
         let _permit = self.session.patient.acquire().await;
-        let bound = PATIENCE + self.session.options.timeout;
-        match self.send(&statement.patient, args, Wants::Nothing, bound).await? {
-            Some(ran) => Ok(ran.written),
-            None => Err(self.error(ErrorKind::Refused)),
-        }
+        let ran = self.send(of, true, args).await?;
+        ran.map(|(_, written)| written).ok_or_else(|| self.error(ErrorKind::Refused))
     }
 
-    async fn send(
-        &self,
-        sql: &Arc<str>,
-        args: Args,
-        wants: Wants,
-        bound: Duration,
-    ) -> Result<Option<Ran>, Error> {
-        let pool = &self.session.pool;
+    async fn send(&self, of: &Statement, patient: bool, args: Args) -> Result<Option<Ran>, Error> {
+        let (pool, options) = (&self.session.pool, &self.session.options);
         let mut connection = match pool.acquire().await {
             Ok(connection) => connection,
             // The server is away, and not the pool too small.
-            Err(sqlx::Error::PoolTimedOut) if pool.size() < self.session.options.connections => {
+            Err(sqlx::Error::PoolTimedOut) if pool.size() < options.connections => {
                 return Err(self.error(ErrorKind::Unavailable));
             }
             Err(error) => return Err(self.fault(error)),
@@ -235,15 +208,16 @@ impl Call {
         if self.caller.is_closed() {
             return Err(self.error(ErrorKind::Timeout));
         }
+        let (sql, bound) = match patient {
+            false => (&of.sql, options.timeout),
+            true => (&of.patient, options.timeout + PATIENCE),
+        };
         let query = sqlx::query_with(AssertSqlSafe(Arc::clone(sql)), args.0);
         let ran = timeout(bound, async {
-            Ok(match wants {
-                Wants::Rows => Ran { rows: query.fetch_all(&mut *connection).await?, written: 0 },
-                Wants::Nothing => {
-                    let written = query.execute(&mut *connection).await?.rows_affected();
-                    Ran { rows: Vec::new(), written }
-                }
-            })
+            if of.has_rows {
+                return Ok((query.fetch_all(&mut *connection).await?, 0));
+            }
+            Ok((Vec::new(), query.execute(&mut *connection).await?.rows_affected()))
         });
         match ran.await {
             Ok(Ok(ran)) => Ok(Some(ran)),

@@ -24,6 +24,8 @@ const PATIENT: &str = "SET STATEMENT innodb_lock_wait_timeout = 5 FOR ";
 /// A statement, and the same with a wait for locked rows.
 #[derive(Debug)]
 pub(crate) struct Statement {
+    /// Whether it returns rows.
+    pub(crate) has_rows: bool,
     pub(crate) sql: Arc<str>,
     pub(crate) patient: Arc<str>,
 }
@@ -73,5 +75,7 @@ fn statement(file: &str, table: &str) -> Statement {
         .replace("{counted}", &COUNTED.to_string())
         .replace("{name}", TABLE)
         .replace("{table}", table);
-    Statement { patient: format!("{PATIENT}{sql}").into(), sql: sql.into() }
+    let writes = ["CREATE ", "DELETE ", "INSERT ", "UPDATE "].iter().any(|verb| sql.contains(verb));
+    let has_rows = !writes || sql.contains("RETURNING ");
+    Statement { has_rows, patient: format!("{PATIENT}{sql}").into(), sql: sql.into() }
 }
