@@ -7,6 +7,7 @@ use axum::http::{StatusCode, header::AUTHORIZATION};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router, routing::get};
+use chrono::{DateTime, SecondsFormat, Utc};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -95,8 +96,19 @@ async fn forget(
     })
 }
 
+/// A stored response stays out: its headers and body may be personal data.
 fn shown(key: &DedupKey, entry: &Entry) -> Value {
-    json!({ "namespace": key.namespace(), "id": key.id(), "entry": entry })
+    let utc = |time| DateTime::<Utc>::from(time).to_rfc3339_opts(SecondsFormat::Secs, true);
+    json!({ "namespace": key.namespace(), "id": key.id(), "entry": {
+        "state": entry.state.to_string(),
+        "event_type": entry.event_type,
+        "attempts": entry.attempts,
+        "takeover": entry.takeover,
+        "first_seen_at": utc(entry.first_seen_at),
+        "expires_at": utc(entry.expires_at),
+        "lease_until": entry.lease_until.map(utc),
+        "completed_at": entry.completed_at.map(utc),
+    } })
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "the form of `map_err`")]

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
-use tokio::time::sleep_until;
 use tracing::Instrument;
 
 use crate::adapter::Payloads;
@@ -18,11 +17,11 @@ use crate::error::{ConfigError, Error, ErrorKind};
 use crate::key::Event;
 use crate::layer::OnUnavailable;
 use crate::ledger::{
-    Begin, BeginContext, Claim, FailOpen, HandlerSuccess, Lease, Ledger, OnArrival,
-    TRANSACTIONAL_LEASE, Times, Transactional,
+    Begin, BeginContext, FailOpen, HandlerSuccess, Lease, Ledger, OnArrival, TRANSACTIONAL_LEASE,
+    Times, Transactional,
 };
 use crate::observe::{MetersByNamespace, Outcome, RunReport};
-use crate::run::{Called, Polls, Wait, call, run};
+use crate::run::{Called, Waiters, call, completed_by_another, run};
 
 /// Runs a handler for an event, unless the event is a duplicate or in flight.
 ///
@@ -48,7 +47,7 @@ use crate::run::{Called, Polls, Wait, call, run};
 ///
 /// # Clone
 ///
-/// A clone shares the ledger with its original, and has its own settings.
+/// A clone shares the ledger and the waiting runs with its original, and has its own settings.
 ///
 /// # Observation
 ///
@@ -91,6 +90,7 @@ use crate::run::{Called, Polls, Wait, call, run};
 pub struct Deduplicator<L = Lease> {
     ledger: Arc<L>,
     meters: Arc<MetersByNamespace>,
+    waiters: Arc<Waiters>,
     settings: Settings,
 }
 
@@ -126,7 +126,12 @@ impl Deduplicator {
 
 impl<L: Ledger> Deduplicator<L> {
     fn with_ledger(ledger: L) -> Self {
-        Self { ledger: Arc::new(ledger), meters: Arc::default(), settings: Settings::default() }
+        Self {
+            ledger: Arc::new(ledger),
+            meters: Arc::default(),
+            waiters: Arc::default(),
+            settings: Settings::default(),
+        }
     }
 
     /// Sets how long a key is remembered, as [`DedupLayer::retention`](crate::DedupLayer::retention).
@@ -164,7 +169,8 @@ impl<L: Ledger> Deduplicator<L> {
     }
 
     /// Sets how long [`run`](Self::run) waits for an event in flight, a day at most. It asks the store
-    /// after 2 to 4 ms first, then 1.5 times later each time, and every 250 to 500 ms at last.
+    /// after 2 to 4 ms first, then 1.5 times later each time, and every 250 to 500 ms at last, and at once when a run
+    /// of the event ends in this deduplicator or in a clone. At most 8 runs wait for one key: for more, it is in flight.
     pub fn wait(mut self, bound: Duration) -> Self {
         self.settings.wait = bound;
         self
@@ -181,7 +187,8 @@ impl<L: Ledger> Deduplicator<L> {
     }
 
     fn check(&self) -> Result<(), ConfigError> {
-        self.ledger.check()?;
+        // A run refuses an event that the ledger does not take.
+        self.ledger.check(false)?;
         self.settings.times.check()
     }
 
@@ -271,19 +278,16 @@ impl<L: Ledger> Deduplicator<L> {
             (called, is_success.then(HandlerSuccess::default))
         });
         let (called, settled) = ran.await;
-        // Another run may have completed the event: one more claim decides.
+        self.waiters.wake(event.identities());
         let has_committed = matches!((&called, &settled), (Called::Returned(Ok(_)), Ok(())));
-        if delivery.was_refused() && !has_committed {
-            match self.claim(&event, &report).await {
-                Ok(Begin::Duplicate(seen)) => {
-                    report.fields.age = Some(seen.age);
-                    report.end(Outcome::Duplicate, None);
-                    return Ok(RunOutcome::Duplicate(seen));
-                }
-                // An error of the release continues in the background.
-                Ok(Begin::First { claim, .. }) => drop(claim.rollback().await),
-                _ => {}
-            }
+        if delivery.was_refused()
+            && !has_committed
+            && let Ok(context) = self.context(&event)
+            && let Some(seen) = completed_by_another(&self.ledger, &report.keys, &context).await
+        {
+            report.fields.age = Some(seen.age);
+            report.end(Outcome::Duplicate, None);
+            return Ok(RunOutcome::Duplicate(seen));
         }
         let outcome = match (&called, &settled) {
             (Called::Returned(Ok(_)), Ok(())) => Outcome::Completed,
@@ -307,6 +311,18 @@ impl<L: Ledger> Deduplicator<L> {
 
     /// Claims the event. While it is in flight, claims it again until the wait is over.
     async fn claim(&self, event: &Event, report: &RunReport) -> Result<Begin<L::Claim>, Error> {
+        let (context, wait) = (self.context(event)?, self.settings.wait);
+        let begun = self.ledger.begin(&report.keys, &context).await?;
+        if !matches!(begun, Begin::InFlight) || wait.is_zero() {
+            return Ok(begun);
+        }
+        let Some(waiter) = self.waiters.wait_for(&report.keys) else { return Ok(begun) };
+        let _waiting = report.meters.waiting();
+        let Ok(begun) = waiter.claim(&self.ledger, &context, wait, &mut ()).await;
+        begun
+    }
+
+    fn context(&self, event: &Event) -> Result<BeginContext, Error> {
         self.check().map_err(|error| {
             Error::new(ErrorKind::Config, "running an event").with_source(error)
         })?;
@@ -316,24 +332,12 @@ impl<L: Ledger> Deduplicator<L> {
         if payloads.is_some() && !self.ledger.stores_data() {
             return Err(Error::new(ErrorKind::Unsupported, "comparing a payload"));
         }
-        let Settings { times, wait, fail_open } = self.settings;
+        let Settings { times, fail_open, .. } = self.settings;
         let mut context = BeginContext::of(&times, Duration::ZERO);
         context.terms.fetch = if payloads.is_some() { Fetch::Digest } else { Fetch::Nothing };
         context.terms.payloads = payloads;
         context.terms.duplicate_note = fail_open.then(Default::default);
-        let begun = self.ledger.begin(&report.keys, &context).await?;
-        if !matches!(begun, Begin::InFlight) || wait.is_zero() {
-            return Ok(begun);
-        }
-        let _waiting = report.meters.waiting();
-        let (wait, mut polls) = (Wait::within(wait), Polls::start());
-        loop {
-            sleep_until(polls.due().min(wait.deadline())).await;
-            if let Some(begun) = wait.claim(&self.ledger, &report.keys, &context).await {
-                return begun;
-            }
-            polls.advance();
-        }
+        Ok(context)
     }
 }
 
@@ -349,7 +353,7 @@ impl<L: FailOpen> Deduplicator<L> {
 impl<L> Clone for Deduplicator<L> {
     fn clone(&self) -> Self {
         let (ledger, meters) = (Arc::clone(&self.ledger), Arc::clone(&self.meters));
-        Self { ledger, meters, settings: self.settings }
+        Self { ledger, meters, waiters: Arc::clone(&self.waiters), settings: self.settings }
     }
 }
 

@@ -25,6 +25,8 @@ use crate::adapter::{SqliteAdapter, SqliteOptions};
 #[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
 use crate::error::Error;
 #[cfg(feature = "testing")]
+use crate::key::{KeyExtractor, KeyPart};
+#[cfg(feature = "testing")]
 use crate::ledger::{Lease, OnArrival, Transactional};
 use crate::observe;
 
@@ -71,6 +73,13 @@ pub async fn ask_primaries(
     command: &redis::Cmd,
 ) -> Result<Vec<(String, Result<redis::Value, Error>)>, Error> {
     adapter.ask_primaries(command, "asking a primary").await
+}
+
+/// Returns the extractor of [`DedupLayer::idempotency_key`](crate::DedupLayer::idempotency_key).
+#[cfg(feature = "testing")]
+#[must_use]
+pub fn idempotency_key(scope: KeyPart) -> KeyExtractor {
+    KeyExtractor::idempotency_key(scope)
 }
 
 /// Returns a ledger for a test that stops a delivery at every point.

@@ -24,8 +24,6 @@ mod delivery;
 mod error;
 #[cfg(feature = "axum")]
 mod extract;
-#[cfg(test)]
-mod fuzz;
 pub mod guide {
     //! The pages of the guide. Read the [crate page](crate) first.
 
@@ -62,6 +60,7 @@ pub mod guide {
     #[doc = include_str!("docs/incidents.md")]
     pub mod incidents {}
 }
+mod idempotency;
 #[doc(hidden)]
 pub mod internals;
 pub mod key;
@@ -82,12 +81,13 @@ pub use error::{BoxError, ConfigError, ConfigErrorKind, Error, ErrorKind, KeyErr
 pub use extract::DeliveryRejection;
 pub use key::{DedupKey, KeyExtractor};
 pub use layer::{
-    Dedup, DedupHandle, DedupLayer, DedupResult, Disposition, LogIds, Mode, OnInFlight, OnMismatch,
+    Dedup, DedupHandle, DedupLayer, Disposition, LogIds, Mode, OnInFlight, OnMismatch,
     OnMissingKey, OnUnavailable, Replay, ResponseBody, ResponseFuture, Verified,
 };
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use ledger::completion::DedupTx;
 pub use ledger::completion::{CommitError, CommitErrorKind};
+pub use observe::DedupAnswer;
 /// The crate sqlx, in the version whose pools, connections and databases this crate takes.
 ///
 /// Use this name, or depend on the same version, as for its macros. Under another version of sqlx, a pool is a

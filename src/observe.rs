@@ -25,7 +25,7 @@
 //!
 //! | `outcome` | level | meaning |
 //! |---|---|---|
-#![doc = outcome::outcome_rows!()]
+#![doc = endings::outcome_rows!()]
 //!
 //! Other records, with the same target. A record about one event has `namespace` and `id` too:
 //!
@@ -131,16 +131,17 @@ macro_rules! count {
 mod delivery;
 #[cfg(feature = "metrics")]
 mod describe;
+mod endings;
 mod meters;
-mod outcome;
 mod records;
 mod store;
 
 pub(crate) use delivery::{Report, RunReport, ShadowFields};
 #[cfg(feature = "metrics")]
 pub use describe::{describe_metrics, metrics_buckets};
+pub use endings::DedupAnswer;
+pub(crate) use endings::Outcome;
 pub(crate) use meters::{Meters, MetersByNamespace, pending_write};
-pub(crate) use outcome::Outcome;
 #[cfg(feature = "verify")]
 pub(crate) use records::not_verified;
 pub(crate) use records::{

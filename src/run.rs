@@ -1,14 +1,13 @@
 //! The way of one delivery: claim, wait, handle, settle.
 //!
 //! 1. [`Ledger::begin`] claims the keys of the delivery.
-//! 2. [`Wait`]: while another delivery runs the event, the delivery waits and claims again, at the times of its
-//!    [`Polls`]. In a layer, [`Waiters`] has one waiter of an event claim for all.
+//! 2. [`Waiter::claim`](waiters::Waiter::claim): while another delivery runs the event, the delivery waits and claims
+//!    again. Of the [`Waiters`] of an event, one claims for all.
 //! 3. [`call`] calls the handler, within its bound. The caller decides whether the handler succeeded.
 //! 4. [`run`] commits the claim of a success, and rolls back any other claim.
 //!
 //! A layer adds its bounds and its answers. In shadow, it calls the handler under every verdict. A request
-//! without a key has nothing to claim. A [`Deduplicator`](crate::Deduplicator) has no bounds on running
-//! deliveries, and nothing wakes it while it waits.
+//! without a key has nothing to claim. A [`Deduplicator`](crate::Deduplicator) has no bounds on running deliveries.
 //!
 //! # What happens if a future is dropped?
 //!
@@ -27,48 +26,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
+use crate::adapter::contract::Seen;
 use crate::error::Error;
 use crate::key::Keys;
-use crate::ledger::{Begin, BeginContext, Claim, HandlerSuccess, Ledger, deadline_in};
+use crate::ledger::{Begin, BeginContext, Claim, HandlerSuccess, Ledger};
 
 mod waiters;
 
-pub(crate) use waiters::{Polls, Waiters};
-
-/// The wait of a delivery for another one that runs its event.
-pub(crate) struct Wait {
-    deadline: Instant,
-}
-
-impl Wait {
-    pub(crate) fn within(bound: Duration) -> Self {
-        Self { deadline: deadline_in(bound) }
-    }
-
-    pub(crate) fn deadline(&self) -> Instant {
-        self.deadline
-    }
-
-    /// Claims the keys again. Returns `None` if the delivery must wait longer. Past the deadline, the event
-    /// counts as in flight.
-    pub(crate) async fn claim<L: Ledger>(
-        &self,
-        ledger: &Arc<L>,
-        keys: &Keys,
-        context: &BeginContext,
-    ) -> Option<Result<Begin<L::Claim>, Error>> {
-        // Closed, whatever the policy: another delivery runs this event, so an error of the store must not
-        // start it unprotected.
-        let begun = ledger.begin(keys, &context.again()).await;
-        let is_undecided = matches!(begun, Ok(Begin::InFlight) | Err(_));
-        if is_undecided && Instant::now() < self.deadline {
-            return None;
-        }
-        Some(if begun.is_err() && context.is_open() { Ok(Begin::InFlight) } else { begun })
-    }
-}
+pub(crate) use waiters::{Admission, Waiters};
 
 /// How the call of the handler ended.
 pub(crate) enum Called<R, E> {
@@ -116,5 +83,23 @@ where
             None => Box::pin(claim.rollback()).await,
         };
         (output, settled)
+    }
+}
+
+/// Decides about a delivery whose completion was refused, by one more claim: another delivery may have completed its
+/// events. Then it is a duplicate, and this returns when the first event was seen.
+pub(crate) async fn completed_by_another<L: Ledger>(
+    ledger: &Arc<L>,
+    keys: &Keys,
+    context: &BeginContext,
+) -> Option<Seen> {
+    match ledger.begin(keys, &context.again()).await {
+        Ok(Begin::Duplicate(seen)) => Some(seen),
+        Ok(Begin::First { claim, .. }) => {
+            // A release that fails continues in the background.
+            let _ = claim.rollback().await;
+            None
+        }
+        _ => None,
     }
 }

@@ -1,9 +1,10 @@
 //! `get`, `list` and `forget`.
 
-use std::time::SystemTime;
+use std::fmt::Write;
+use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::json;
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::inspect::{Entry, ForgetReply, KeyState, ListFilter, MaintenanceAdapter};
 
@@ -25,15 +26,72 @@ const PORTION: u32 = 1_000;
 /// The members of a line that the table shows.
 const COLUMNS: [&str; 6] = ["state", "namespace", "id", "event_type", "attempts", "first_seen_at"];
 
-/// One key: what the library serializes an [`Entry`] to, after the names of the key.
+/// One key. An unknown or expired key has no entry.
 #[derive(Serialize)]
 struct Line {
     namespace: String,
     id: String,
-    /// Null for an unknown or expired key.
-    state: Value,
+    state: Option<String>,
     #[serde(flatten)]
-    entry: Map<String, Value>,
+    entry: Option<Shown>,
+}
+
+/// An [`Entry`] without the headers and the body of a stored response, which may be personal data.
+#[derive(Serialize)]
+struct Shown {
+    attempts: u32,
+    completed_at: Option<String>,
+    event_type: Option<String>,
+    expires_at: String,
+    first_seen_at: String,
+    lease_until: Option<String>,
+    payload_sha256: Option<String>,
+    response: Option<Response>,
+    response_is_unreadable: bool,
+    takeover: bool,
+}
+
+#[derive(Serialize)]
+struct Response {
+    bytes: usize,
+    status: u16,
+}
+
+impl From<&Entry> for Shown {
+    fn from(entry: &Entry) -> Self {
+        let stored = entry.stored.as_deref();
+        let response = stored.and_then(|stored| stored.response.as_ref());
+        Self {
+            attempts: entry.attempts,
+            completed_at: entry.completed_at.map(utc),
+            event_type: entry.event_type.clone(),
+            expires_at: utc(entry.expires_at),
+            first_seen_at: utc(entry.first_seen_at),
+            lease_until: entry.lease_until.map(utc),
+            payload_sha256: stored.and_then(|stored| stored.payload_sha256).map(hex),
+            response: response.map(|response| Response {
+                bytes: response.body.len(),
+                status: response.status.as_u16(),
+            }),
+            response_is_unreadable: entry.response_is_unreadable,
+            takeover: entry.takeover,
+        }
+    }
+}
+
+/// Returns a time in whole seconds. A time beyond the years of RFC 3339 becomes their last second.
+fn utc(time: SystemTime) -> String {
+    const LAST: u64 = 253_402_300_799;
+    let seconds = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    let time = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds.min(LAST));
+    humantime::format_rfc3339_seconds(time).to_string()
+}
+
+fn hex(digest: [u8; 32]) -> String {
+    digest.iter().fold(String::new(), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
 }
 
 impl Line {
@@ -45,12 +103,8 @@ impl Line {
         entry: Option<&Entry>,
         selected: Option<KeyState>,
     ) -> Self {
-        let mut entry = match entry.map(serde_json::to_value) {
-            Some(Ok(Value::Object(entry))) => entry,
-            _ => Map::new(),
-        };
-        let state = entry.remove("state").unwrap_or_default();
-        let state = selected.map_or(state, |state| json!(state));
+        let state = selected.or(entry.map(|entry| entry.state)).map(|state| state.to_string());
+        let entry = entry.map(Shown::from);
         Self { namespace: key.namespace().to_owned(), id: output.id(key), state, entry }
     }
 
@@ -148,8 +202,25 @@ pub(crate) async fn forget(
         })
     };
     let (result, note) = target.with(Access::Write, forget).await?;
-    let at = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+    let at = utc(SystemTime::now());
     let (namespace, id, reason) = (key.namespace(), output.id(&key), options.reason.as_deref());
     output.print(&Outcome { namespace, id, result, note, at, reason })?;
     Ok(result == "forgotten")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_outside_the_calendar_is_its_end() {
+        let epoch = SystemTime::UNIX_EPOCH;
+        for (time, shown) in [
+            (epoch + Duration::from_secs(951_782_400), "2000-02-29T00:00:00Z"),
+            (epoch - Duration::from_secs(1), "1970-01-01T00:00:00Z"),
+            (epoch + Duration::from_secs(1 << 60), "9999-12-31T23:59:59Z"),
+        ] {
+            assert_eq!(utc(time), shown);
+        }
+    }
 }

@@ -1,5 +1,7 @@
 //! `migrate`, `stats` and `purge`.
 
+use std::time::Duration;
+
 use serde::Serialize;
 use serde_json::json;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
@@ -52,9 +54,37 @@ pub(crate) async fn migrate(
     Ok(state == TableState::Current)
 }
 
+#[derive(Serialize)]
+struct Counts {
+    is_exact: bool,
+    rows: u64,
+    in_flight: u64,
+    lapsed: u64,
+    released: u64,
+    complete: u64,
+    expired: u64,
+    oldest_in_flight_seconds: Option<u64>,
+    oldest_lapsed_seconds: Option<u64>,
+    oldest_expired_seconds: Option<u64>,
+    bytes: Option<u64>,
+}
+
 pub(crate) async fn stats(target: &Target, output: Output) -> Result<bool, Failure> {
     let stats = target.with(Access::Read, async |store| Ok(store.stats().await?)).await?;
-    output.print(&stats)?;
+    let seconds = |time: Option<Duration>| time.map(|time| time.as_secs());
+    output.print(&Counts {
+        is_exact: stats.is_exact,
+        rows: stats.rows,
+        in_flight: stats.in_flight,
+        lapsed: stats.lapsed,
+        released: stats.released,
+        complete: stats.complete,
+        expired: stats.expired,
+        oldest_in_flight_seconds: seconds(stats.oldest_in_flight),
+        oldest_lapsed_seconds: seconds(stats.oldest_lapsed),
+        oldest_expired_seconds: seconds(stats.oldest_expired),
+        bytes: stats.bytes,
+    })?;
     Ok(true)
 }
 

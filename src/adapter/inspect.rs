@@ -135,18 +135,7 @@ impl<A: MaintenanceAdapter + ?Sized> MaintenanceAdapter for Arc<A> {
 pub const PURGE_GRACE: Duration = Duration::from_secs(3_600);
 
 /// The state and the stored data of one key: the reply to
-/// [`MaintenanceAdapter::get`].
-///
-/// With the feature `serde`, it is serialized as one flat object:
-///
-/// | member | |
-/// |---|---|
-/// | `state` | the name of the [`KeyState`] |
-/// | `event_type`, `attempts`, `takeover`, `response_is_unreadable` | the fields |
-/// | `first_seen_at`, `expires_at` | the fields, in UTC and whole seconds: `2026-01-31T12:00:00Z` |
-/// | `lease_until`, `completed_at` | the same, or null |
-/// | `payload_sha256` | the digest in hex, or null |
-/// | `response` | `status` and `bytes` of a stored response, or null; its headers and body may be personal data |
+/// [`MaintenanceAdapter::get`]. The example `admin` shows it as JSON.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Entry {
@@ -195,8 +184,6 @@ impl Entry {
 
 /// A state of a key, as [`MaintenanceAdapter::list`] selects it and
 /// [`Stats`] counts it.
-///
-/// With the feature `serde`, it is serialized as the name that [`Display`](fmt::Display) writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum KeyState {
@@ -262,11 +249,7 @@ pub struct Listing {
 /// retention, these were claimed last. A lapsed or released key between them is not counted as such. On Postgres,
 /// [`rows`](Self::rows) and [`complete`](Self::complete) follow the catalogue's estimate. On SQLite, each number is
 /// the least that there is.
-///
-/// With the feature `serde`, the fields are serialized under their names. A time is in whole seconds, and `_seconds`
-/// follows its name: `oldest_lapsed_seconds`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Stats {
     /// Whether every key was counted.
@@ -284,23 +267,11 @@ pub struct Stats {
     /// Expired keys that are not purged yet.
     pub expired: u64,
     /// The time since the oldest live lease was first claimed.
-    #[cfg_attr(
-        feature = "serde",
-        serde(rename = "oldest_in_flight_seconds", serialize_with = "as_seconds")
-    )]
     pub oldest_in_flight: Option<Duration>,
     /// The time since the oldest lapsed lease lapsed.
-    #[cfg_attr(
-        feature = "serde",
-        serde(rename = "oldest_lapsed_seconds", serialize_with = "as_seconds")
-    )]
     pub oldest_lapsed: Option<Duration>,
     /// The time since the oldest expired key expired: the purge lag, with
     /// [`PURGE_GRACE`].
-    #[cfg_attr(
-        feature = "serde",
-        serde(rename = "oldest_expired_seconds", serialize_with = "as_seconds")
-    )]
     pub oldest_expired: Option<Duration>,
     /// The bytes of the table with its indexes, or of the file.
     pub bytes: Option<u64>,
@@ -347,11 +318,6 @@ impl Stats {
             &mut self.expired,
         ]
     }
-}
-
-#[cfg(feature = "serde")]
-fn as_seconds<S: serde::Serializer>(time: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
-    serde::Serialize::serialize(&time.map(|time| time.as_secs()), to)
 }
 
 /// The name of a state: `in-flight`, `lapsed`, `released`, `complete`.

@@ -32,8 +32,6 @@ mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
 mod replies;
-#[cfg(feature = "serde")]
-mod serialize;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod sql;
 #[cfg(feature = "sqlite")]

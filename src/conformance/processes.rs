@@ -20,6 +20,7 @@ const MARK: &str = "conformance-worker:";
 /// under a lease and complete at once. Asserts that each key has exactly one winner.
 ///
 /// A worker process is the same test, started again: `name` is the full path of the test.
+#[doc(hidden)]
 pub fn processes_race_for_keys<S: SharedStore>(name: &str) {
     runtime().block_on(async {
         match std::env::var(WORKER) {

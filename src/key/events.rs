@@ -7,6 +7,7 @@ use bytes::Bytes;
 use super::event_part::{EventPart, FoundId, read_type};
 use super::id::{DedupKey, Event, Keys};
 use super::json::MAX_EVENTS;
+use super::naming::Naming;
 use super::part::KeyPart;
 use super::request::RequestRef;
 use crate::error::{KeyError, KeyErrorKind};
@@ -42,22 +43,41 @@ pub(crate) struct Events<'e> {
 }
 
 impl<'e> Events<'e> {
-    pub(super) fn new(
-        request: &RequestRef<'e>,
-        namespaces: Result<[Cow<'e, str>; 2], KeyError>,
-        second: Option<(&'e KeyPart, bool)>,
-        event_type: Option<&'e KeyPart>,
-    ) -> Self {
-        let second = second.map(|(part, is_content)| (Cow::Borrowed(part), is_content));
-        let (request, events, id_bytes) = (*request, Vec::new(), [0; 2]);
-        Self { request, namespaces, second, event_type, events, id_bytes }
+    pub(super) fn new(request: &RequestRef<'e>, naming: &'e Naming, namespace: &'e str) -> Self {
+        let second = naming.second.as_ref();
+        Self {
+            request: *request,
+            namespaces: naming.namespaces(namespace, request),
+            second: second.map(|second| (Cow::Borrowed(&second.part), second.is_content)),
+            event_type: naming.event_type.as_ref(),
+            events: Vec::new(),
+            id_bytes: [0; 2],
+        }
     }
 
     /// Returns the keys of a delivery of the one event that the part reads.
-    pub(crate) fn one_of(mut self, part: &EventPart) -> Result<Extracted, KeyError> {
+    pub(crate) fn one_of(self, part: &EventPart) -> Result<Extracted, KeyError> {
+        let found = part.read(&self.request)?;
+        self.one(found)
+    }
+
+    /// Returns the keys of a delivery of one event.
+    pub(super) fn one(mut self, found: Option<FoundId<'_>>) -> Result<Extracted, KeyError> {
+        let Some(found) = found else { return Ok(Extracted::Missing) };
         let request = self.request;
-        let Some(found) = part.read(&request)? else { return Ok(Extracted::Missing) };
         Ok(Extracted::Keys(self.event(found, &request)?.into()))
+    }
+
+    /// Adds the type and the second identity to the event that a closure found, if it is one event and
+    /// has none.
+    pub(super) fn of_closure(mut self, mut found: Extracted) -> Result<Extracted, KeyError> {
+        if let Extracted::Keys(keys) = &mut found
+            && let [event] = &mut *keys.events
+        {
+            let request = self.request;
+            self.add_rest(event, &request)?;
+        }
+        Ok(found)
     }
 
     /// Adds an event of a list with its own bytes, which are its payload if they are the same on every attempt.
@@ -91,11 +111,7 @@ impl<'e> Events<'e> {
     }
 
     /// Adds the type and the second identity, if the event has none.
-    pub(super) fn add_rest(
-        &mut self,
-        event: &mut Event,
-        request: &RequestRef<'_>,
-    ) -> Result<(), KeyError> {
+    fn add_rest(&mut self, event: &mut Event, request: &RequestRef<'_>) -> Result<(), KeyError> {
         if event.event_type.is_none() {
             event.event_type = self.event_type.and_then(|part| read_type(part, request));
         }

@@ -341,21 +341,18 @@ impl Keys {
     }
 
     /// Lets log records show the digests of the ids.
-    pub(crate) fn with_hashed_log_ids(mut self) -> Self {
-        for event in &mut *self.events {
-            for key in std::iter::once(&mut event.key).chain(&mut event.second) {
-                key.is_hashed_in_logs = true;
-            }
-        }
-        self
+    pub(crate) fn with_hashed_log_ids(self) -> Self {
+        self.with_each(|key| key.is_hashed_in_logs = true)
     }
 
     /// Lets metrics count the keys under another namespace than their own.
-    pub(crate) fn counted_as(mut self, counted_as: CountedAs) -> Self {
+    pub(crate) fn counted_as(self, counted_as: CountedAs) -> Self {
+        self.with_each(|key| key.counted_as = counted_as)
+    }
+
+    fn with_each(mut self, change: impl Fn(&mut DedupKey)) -> Self {
         for event in &mut *self.events {
-            for key in std::iter::once(&mut event.key).chain(&mut event.second) {
-                key.counted_as = counted_as;
-            }
+            std::iter::once(&mut event.key).chain(&mut event.second).for_each(&change);
         }
         self
     }

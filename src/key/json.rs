@@ -39,49 +39,16 @@ pub(super) const MAX_EVENTS: usize = 65_536;
 #[derive(Debug, Clone)]
 pub(super) struct Pointer {
     text: Arc<str>,
-    tree: Arc<Tree>,
+    /// A name is that of a member, or the index of an item.
+    names: Arc<[String]>,
 }
 
 /// A JSON pointer to an array. In the pointer, `*` stands for every item of an array on the way.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Arrays {
     text: Arc<str>,
-    /// The way to the first array, and from each item of an array to the next array.
-    trees: Arc<[Tree]>,
-}
-
-/// The names on the way to one value, or to several. A name is that of a member, or the index of an item.
-#[derive(Debug, Clone, Default)]
-struct Tree {
-    /// The number of the pointer that ends here.
-    ends: Option<usize>,
-    below: Vec<(String, Self)>,
-}
-
-impl Tree {
-    fn new(names: &[String]) -> Self {
-        let end = Self { ends: Some(0), below: Vec::new() };
-        let above = |tree, name: &String| Self { ends: None, below: vec![(name.clone(), tree)] };
-        names.iter().rfold(end, above)
-    }
-
-    /// Adds the names of a pointer, which gets this number unless it has one.
-    fn add(&mut self, pointer: &Self, number: usize) {
-        if pointer.ends.is_some() {
-            self.ends.get_or_insert(number);
-        }
-        for (name, rest) in &pointer.below {
-            let at = self.place(name).unwrap_or_else(|| {
-                self.below.push((name.clone(), Self::default()));
-                self.below.len() - 1
-            });
-            self.below[at].1.add(rest, number);
-        }
-    }
-
-    fn place(&self, name: &str) -> Option<usize> {
-        self.below.iter().position(|(known, _)| known == name)
-    }
+    /// The names on the way to the first array, and from each item of an array to the next array.
+    ways: Arc<[Vec<String>]>,
 }
 
 impl Pointer {
@@ -89,7 +56,7 @@ impl Pointer {
     ///
     /// If `text` is neither empty nor starts with `/`, or if a `~` is not part of `~0` or `~1`.
     pub(super) fn parse(text: &str) -> Result<Self, ConfigError> {
-        Ok(Self { text: text.into(), tree: Tree::new(&names(text)?).into() })
+        Ok(Self { text: text.into(), names: names(text)?.into() })
     }
 
     /// Returns the pointer as it was written.
@@ -107,16 +74,9 @@ impl Arrays {
     /// # Errors
     ///
     /// As [`Pointer::parse`].
-    pub(super) fn parse(text: &str) -> Result<Self, ConfigError> {
-        let trees = names(text)?.split(|name| name == "*").map(Tree::new).collect();
-        Ok(Self { text: text.into(), trees })
-    }
-
-    /// Returns the pointer to the array that these plain names lead to.
-    pub(crate) fn at(names: &[&str]) -> Self {
-        let text: String = names.iter().map(|name| format!("/{name}")).collect();
-        let names: Vec<_> = names.iter().map(|&name| name.to_owned()).collect();
-        Self { text: text.into(), trees: [Tree::new(&names)].into() }
+    pub(crate) fn parse(text: &str) -> Result<Self, ConfigError> {
+        let ways = names(text)?.split(|name| name == "*").map(<[_]>::to_vec).collect();
+        Ok(Self { text: text.into(), ways })
     }
 }
 
@@ -127,41 +87,38 @@ fn error(kind: KeyErrorKind, what: &str, pointer: &str) -> KeyError {
     }
 }
 
-/// Several pointers, each to one value.
+/// Several pointers, each to another value.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Pointers {
-    texts: Vec<Arc<str>>,
-    tree: Tree,
-}
+pub(super) struct Pointers(Vec<Pointer>);
 
-/// The values of several pointers in one body.
+/// The values of several pointers in one body, in the order of the pointers.
 pub(crate) struct Values<'b> {
-    texts: &'b [Arc<str>],
-    /// In the order of the pointers.
+    pointers: &'b [Pointer],
     values: Vec<Option<&'b RawValue>>,
 }
 
 impl Pointers {
     pub(super) fn add(&mut self, pointer: &Pointer) {
-        self.tree.add(&pointer.tree, self.texts.len());
-        self.texts.push(Arc::clone(&pointer.text));
+        if self.0.iter().all(|known| known.text != pointer.text) {
+            self.0.push(pointer.clone());
+        }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.texts.len()
+        self.0.len()
     }
 
     /// Reads the values in one walk; `None` if a pointer has a fault.
     pub(super) fn read<'b>(&'b self, body: &'b [u8]) -> Option<Values<'b>> {
-        let values = walk(body, &self.tree, self.texts.len()).ok()?.into_vec();
-        Some(Values { texts: &self.texts, values })
+        let values = walk(body, self.0.iter().map(|pointer| &*pointer.names)).ok()?;
+        Some(Values { pointers: &self.0, values: values.into_vec() })
     }
 }
 
 impl<'b> Values<'b> {
     /// Returns the value of a pointer, if the pointer was read.
     fn find(&self, pointer: &Pointer) -> Option<Option<&'b RawValue>> {
-        let number = self.texts.iter().position(|text| *text == pointer.text)?;
+        let number = self.pointers.iter().position(|known| known.text == pointer.text)?;
         Some(self.values[number])
     }
 }
@@ -190,7 +147,7 @@ pub(super) fn read<'b>(
 ) -> Result<Option<Cow<'b, str>>, KeyErrorKind> {
     let value = match values.and_then(|values| values.find(pointer)) {
         Some(value) => value,
-        None => select(body, &pointer.tree)?,
+        None => select(body, &pointer.names)?,
     };
     value.map(|value| id(value.get())).transpose()
 }
@@ -203,10 +160,10 @@ pub(crate) fn items(body: &Bytes, arrays: &Arrays) -> Result<Option<Vec<Bytes>>,
         text => error(kind, "JSON array", text),
     };
     let (mut items, mut is_missing) = (vec![&**body], false);
-    for tree in &*arrays.trees {
+    for names in &*arrays.ways {
         let mut inner = Vec::new();
         for item in items {
-            let array: Option<Vec<&RawValue>> = select(item, tree).map_err(fault)?;
+            let array: Option<Vec<&RawValue>> = select(item, names).map_err(fault)?;
             is_missing |= array.is_none();
             inner.extend(array.into_iter().flatten().map(|item| item.get().as_bytes()));
         }
@@ -229,22 +186,26 @@ pub(crate) fn is_array(body: &[u8]) -> bool {
 }
 
 /// Returns what one pointer names in `body`.
-fn select<'b, T>(body: &'b [u8], tree: &Tree) -> Result<T, KeyErrorKind>
+fn select<'b, T>(body: &'b [u8], names: &[String]) -> Result<T, KeyErrorKind>
 where
     T: Deserialize<'b> + Default,
 {
-    Ok(walk(body, tree, 1)?.pop().unwrap_or_default())
+    Ok(walk(body, std::iter::once(names))?.pop().unwrap_or_default())
 }
 
-/// Returns what each of `count` pointers names in `body`, by its number; the default if it is missing.
-fn walk<'b, T>(body: &'b [u8], tree: &Tree, count: usize) -> Result<List<T>, KeyErrorKind>
+/// Returns what each pointer names in `body`; the default if it is missing.
+fn walk<'b, 'n, T>(
+    body: &'b [u8],
+    pointers: impl Iterator<Item = &'n [String]>,
+) -> Result<List<T>, KeyErrorKind>
 where
     T: Deserialize<'b> + Default,
 {
-    let mut found: List<T> = std::iter::repeat_with(T::default).take(count).collect();
+    let ways: Ways<'_> = pointers.enumerate().collect();
+    let mut found: List<T> = ways.iter().map(|_| T::default()).collect();
     let mut is_repeated = false;
     let mut json = serde_json::Deserializer::from_slice(without_mark(body));
-    let walk = Walk { tree, found: &mut found, is_repeated: &mut is_repeated };
+    let walk = Walk { ways, found: &mut found, is_repeated: &mut is_repeated };
     match walk.deserialize(&mut json).and_then(|()| json.end()) {
         Ok(()) => Ok(found),
         Err(_) if is_repeated => Err(KeyErrorKind::Repeated),
@@ -274,20 +235,27 @@ fn id(json: &str) -> Result<Cow<'_, str>, KeyErrorKind> {
     Ok(id)
 }
 
+/// The numbers of pointers, and the names that each still has before it.
+type Ways<'n> = SmallVec<[(usize, &'n [String]); 4]>;
+
 /// Reads a value, and what the pointers name in it.
-struct Walk<'w, T> {
-    tree: &'w Tree,
+struct Walk<'w, 'n, T> {
+    ways: Ways<'n>,
     /// By the numbers of the pointers.
     found: &'w mut [T],
     is_repeated: &'w mut bool,
 }
 
-impl<'de, T: Deserialize<'de>> DeserializeSeed<'de> for Walk<'_, T> {
+impl<'de, T: Deserialize<'de>> DeserializeSeed<'de> for Walk<'_, '_, T> {
     type Value = ();
 
-    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<(), D::Error> {
-        let Some(number) = self.tree.ends else { return json.deserialize_any(self) };
-        if self.tree.below.is_empty() {
+    fn deserialize<D: Deserializer<'de>>(mut self, json: D) -> Result<(), D::Error> {
+        // No two pointers are equal, so at most one ends here.
+        let Some(at) = self.ways.iter().position(|(_, names)| names.is_empty()) else {
+            return json.deserialize_any(self);
+        };
+        let (number, _) = self.ways.remove(at);
+        if self.ways.is_empty() {
             self.found[number] = T::deserialize(json)?;
             return Ok(());
         }
@@ -297,10 +265,13 @@ impl<'de, T: Deserialize<'de>> DeserializeSeed<'de> for Walk<'_, T> {
     }
 }
 
-impl<T> Walk<'_, T> {
-    fn below(&mut self, at: usize) -> Walk<'_, T> {
-        let tree = &self.tree.below[at].1;
-        Walk { tree, found: self.found, is_repeated: self.is_repeated }
+impl<'n, T> Walk<'_, 'n, T> {
+    /// Returns the walk of what all ways with the next name of this one lead to.
+    fn below(&mut self, at: usize) -> Walk<'_, 'n, T> {
+        let next = &self.ways[at].1[0];
+        let same = self.ways.iter().filter(|(_, names)| names[0] == *next);
+        let ways = same.map(|(number, names)| (*number, &names[1..])).collect();
+        Walk { ways, found: self.found, is_repeated: self.is_repeated }
     }
 }
 
@@ -314,7 +285,7 @@ macro_rules! skip {
 }
 
 /// Follows the pointers into a value.
-impl<'de, T: Deserialize<'de>> Visitor<'de> for Walk<'_, T> {
+impl<'de, T: Deserialize<'de>> Visitor<'de> for Walk<'_, '_, T> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -329,8 +300,8 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for Walk<'_, T> {
 
     fn visit_seq<A: SeqAccess<'de>>(mut self, mut items: A) -> Result<(), A::Error> {
         for index in 0.. {
-            let is_wanted = |(name, _): &(String, _)| array_index(name) == Some(index);
-            let item = match self.tree.below.iter().position(is_wanted) {
+            let is_wanted = |(_, names): &(_, &[String])| array_index(&names[0]) == Some(index);
+            let item = match self.ways.iter().position(is_wanted) {
                 Some(at) => items.next_element_seed(self.below(at))?,
                 None => items.next_element::<IgnoredAny>()?.map(drop),
             };
@@ -342,8 +313,8 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for Walk<'_, T> {
     }
 
     fn visit_map<A: MapAccess<'de>>(mut self, mut members: A) -> Result<(), A::Error> {
-        let mut met: SmallVec<[bool; 8]> = smallvec![false; self.tree.below.len()];
-        while let Some(at) = members.next_key_seed(Place(self.tree))? {
+        let mut met: SmallVec<[bool; 8]> = smallvec![false; self.ways.len()];
+        while let Some(at) = members.next_key_seed(Member(&self.ways))? {
             let Some(at) = at else {
                 members.next_value::<IgnoredAny>()?;
                 continue;
@@ -364,10 +335,10 @@ fn array_index(token: &str) -> Option<usize> {
     if plain { token.parse().ok() } else { None }
 }
 
-/// Returns the place of a member's name in the tree, without copying the name.
-struct Place<'t>(&'t Tree);
+/// Returns the first way that a member's name is next on, without copying the name.
+struct Member<'w>(&'w [(usize, &'w [String])]);
 
-impl<'de> DeserializeSeed<'de> for Place<'_> {
+impl<'de> DeserializeSeed<'de> for Member<'_> {
     type Value = Option<usize>;
 
     fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Option<usize>, D::Error> {
@@ -375,7 +346,7 @@ impl<'de> DeserializeSeed<'de> for Place<'_> {
     }
 }
 
-impl Visitor<'_> for Place<'_> {
+impl Visitor<'_> for Member<'_> {
     type Value = Option<usize>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -383,6 +354,6 @@ impl Visitor<'_> for Place<'_> {
     }
 
     fn visit_str<E: Error>(self, name: &str) -> Result<Option<usize>, E> {
-        Ok(self.0.place(name))
+        Ok(self.0.iter().position(|(_, names)| names[0] == name))
     }
 }

@@ -46,6 +46,7 @@ mod field;
 mod id;
 mod idempotency;
 mod json;
+mod naming;
 mod part;
 mod request;
 

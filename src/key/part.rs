@@ -122,13 +122,9 @@ impl KeyPart {
     /// `a.and(b).and(c)` is one list of three parts.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
-        match self.0 {
-            Node::And(mut parts) => {
-                parts.push(other);
-                Self(Node::And(parts))
-            }
-            node => Self(Node::And(vec![Self(node), other])),
-        }
+        let mut parts = if let Node::And(parts) = self.0 { parts } else { vec![self] };
+        parts.push(other);
+        Self(Node::And(parts))
     }
 
     /// Reads the first value that is present.
@@ -136,13 +132,9 @@ impl KeyPart {
     /// If a value is malformed, the result is malformed: the next alternative is not tried.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
-        match self.0 {
-            Node::Or(mut parts) => {
-                parts.push(other);
-                Self(Node::Or(parts))
-            }
-            node => Self(Node::Or(vec![Self(node), other])),
-        }
+        let mut parts = if let Node::Or(parts) = self.0 { parts } else { vec![self] };
+        parts.push(other);
+        Self(Node::Or(parts))
     }
 
     /// Turns a missing value inside an [`and`](Self::and) into an empty part; otherwise it would

@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 use tower_service::Service;
 use tracing::{Instrument, Span};
 
-use super::answer::{DedupResult, Ending, panic_message};
+use super::answer::{Ending, panic_message};
 #[cfg(feature = "axum")]
 use super::body::{BODY_LIMIT, raise_limit_of_axum};
 use super::body::{BodyFault, ResponseBody};
@@ -31,7 +31,7 @@ use crate::delivery::{Delivery, Verdict};
 use crate::error::{KeyError, KeyErrorKind};
 use crate::key::{DedupKey, Extracted, KeyPart, Keys, RequestRef};
 use crate::ledger::{BeginContext, Ledger, RunsWithoutKey};
-use crate::observe::{self, Outcome};
+use crate::observe::{self, DedupAnswer, Outcome};
 
 /// What happens to a request whose body was read.
 pub(super) enum Dispatch<B, E> {
@@ -79,7 +79,7 @@ where
         let config = &self.layer.config;
         if !self.is_verified() {
             self.report.error = Some(NOT_VERIFIED.into());
-            return Dispatch::Ended(self.answer(Outcome::Unverified, DedupResult::Unverified));
+            return Dispatch::Ended(self.answer(Outcome::Unverified));
         }
         let answers = !config.handshakes_to_handler;
         let read = caught(|| {
@@ -95,7 +95,7 @@ where
                 return Dispatch::Waiting(Box::pin(self.record_handshake(contents)));
             }
             Ok(Err(_)) => {
-                return Dispatch::Ended(self.answer(Outcome::Handshake, DedupResult::Handshake));
+                return Dispatch::Ended(self.answer(Outcome::Handshake));
             }
             Ok(Ok(request)) if request.keys.is_empty() => {
                 self.head.extensions.get::<RunsWithoutKey>().is_some()
@@ -105,12 +105,12 @@ where
                 self.is_nested(Delivery::holds)
             }
             Err(error) => {
-                let (outcome, result) = match error.kind() {
-                    KeyErrorKind::MissingScope => (Outcome::Unscoped, DedupResult::Unscoped),
-                    _ => (Outcome::InvalidKey, DedupResult::InvalidKey),
+                let outcome = match error.kind() {
+                    KeyErrorKind::MissingScope => Outcome::Unscoped,
+                    _ => Outcome::InvalidKey,
                 };
                 self.report.error = Some(error.into());
-                return Dispatch::Ended(self.answer(outcome, result));
+                return Dispatch::Ended(self.answer(outcome));
             }
         };
         if is_nested {
@@ -121,7 +121,7 @@ where
         if self.permit.is_some() {
             self.start(cx)
         } else {
-            Dispatch::Ended(self.answer(Outcome::Overloaded, DedupResult::Unavailable))
+            Dispatch::Ended(self.answer(Outcome::Overloaded))
         }
     }
 
@@ -134,14 +134,14 @@ where
         let _counted = gate.tasks.token();
         release_readiness(inner);
         let context = BeginContext::recording(&config.times, &contents, ledger.stores_data());
-        let (outcome, result) = match ledger.record(&contents, &context).await {
-            Ok(()) => (Outcome::Handshake, DedupResult::Handshake),
+        let outcome = match ledger.record(&contents, &context).await {
+            Ok(()) => Outcome::Handshake,
             Err(error) => {
                 self.report.error = Some(error.into());
-                (Outcome::Unavailable, DedupResult::Unavailable)
+                Outcome::Unavailable
             }
         };
-        self.answer(outcome, result)
+        self.answer(outcome)
     }
 
     /// Starts a delivery in shadow, whatever is wrong with it.
@@ -221,19 +221,19 @@ where
 impl<S, L, B> Run<S, L, B> {
     /// Refuses a request whose body was not read to its end.
     pub(super) fn refuse_body<R, E>(&mut self, fault: BodyFault) -> Ending<R, E> {
-        let (outcome, result) = match fault {
-            BodyFault::TooLarge => (Outcome::TooLarge, DedupResult::TooLarge),
-            BodyFault::Slow => (Outcome::SlowBody, DedupResult::SlowBody),
+        let outcome = match fault {
+            BodyFault::TooLarge => Outcome::TooLarge,
+            BodyFault::Slow => Outcome::SlowBody,
             BodyFault::Broken(error) => {
                 self.report.error = Some(error);
-                (Outcome::BrokenBody, DedupResult::BrokenBody)
+                Outcome::BrokenBody
             }
         };
-        self.answer(outcome, result)
+        self.answer(outcome)
     }
 
-    fn answer<R, E>(&mut self, outcome: Outcome, result: DedupResult) -> Ending<R, E> {
-        let ending = Ending::Own(result);
+    fn answer<R, E>(&mut self, outcome: Outcome) -> Ending<R, E> {
+        let ending = Ending::Own(outcome.answer());
         self.report(outcome, &ending);
         ending
     }
@@ -317,7 +317,6 @@ impl<S, L, B> Run<S, L, B> {
             Extracted::Missing => match config.on_missing_key {
                 OnMissingKey::Reject => Err(KeyError::new(KeyErrorKind::Missing, "the key")),
                 OnMissingKey::PassThrough => Ok(Keys::none()),
-                OnMissingKey::BodyDigest => config.key.body_digest(&request),
             },
         }
     }
@@ -390,6 +389,6 @@ fn run_detached<L: Ledger, B: 'static, R: Send + 'static, E: Send + 'static>(
     tasks.spawn(task.instrument(span));
     Dispatch::Waiting(Box::pin(async {
         // The runtime drops the task when it shuts down.
-        ending.await.unwrap_or(Ending::Own(DedupResult::Unavailable))
+        ending.await.unwrap_or(Ending::Own(DedupAnswer::Unavailable))
     }))
 }

@@ -55,7 +55,7 @@ impl<B> ResponseBody<B> {
 
     /// Returns a body of these bytes.
     pub(super) fn full(bytes: Bytes) -> Self {
-        Self::read(bytes, None, None)
+        if bytes.is_empty() { Self::own() } else { Self::read(bytes, None, None) }
     }
 
     fn read(first: Bytes, trailers: Option<HeaderMap>, rest: Option<Pin<Box<B>>>) -> Self {

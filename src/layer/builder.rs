@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http::{HeaderName, Method, StatusCode, response};
 use http_body_util::Full;
 
-use super::config::Config;
+use super::config::{Config, Dress, WithoutResponse};
 use super::gate::Gate;
 use super::handle::DedupHandle;
 use super::mode::Mode;
@@ -359,7 +359,7 @@ impl<L, B> DedupLayer<L, B> {
     ///
     /// All but a 2xx is invalid, because senders retry anything else, and some disable the endpoint.
     pub fn duplicate_status(mut self, status: StatusCode) -> Self {
-        self.config.duplicate_status = status;
+        self.config.without_response = WithoutResponse::Empty(status);
         self
     }
 
@@ -388,6 +388,14 @@ impl<L, B> DedupLayer<L, B> {
     /// persons.
     pub fn log_ids(mut self, ids: LogIds) -> Self {
         self.config.log_ids = ids;
+        self
+    }
+
+    /// Makes a layer for the clients of an API: `dress` completes its answers, and a duplicate whose response was not
+    /// stored is refused.
+    pub(crate) fn dressed(mut self, dress: Dress) -> Self {
+        self.config.dress = Some(dress);
+        self.config.without_response = WithoutResponse::Refuse;
         self
     }
 
@@ -518,7 +526,7 @@ impl<L: Ledger, B> DedupLayer<L, B> {
     }
 
     pub(super) fn check(&self) -> Result<(), ConfigError> {
-        self.ledger.check()?;
+        self.ledger.check(self.config.key.has_second_identity())?;
         self.config.check(self.ledger.stores_data())
     }
 

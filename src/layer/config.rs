@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{HeaderName, Method, StatusCode, Uri};
+use bytes::Bytes;
+use http::{HeaderName, Method, Response, StatusCode, Uri};
 
 use super::body::{BODY_LIMIT, BODY_TIMEOUT};
 use super::policy::{LogIds, OnInFlight, OnMismatch, OnMissingKey, OnUnavailable, Replay, Success};
@@ -12,10 +13,21 @@ use crate::adapter::contract::Fetch;
 use crate::error::{ConfigError, ConfigErrorKind, NOT_ZERO, check};
 use crate::key::{KeyExtractor, KeyPart};
 use crate::ledger::{BeginContext, Times};
-use crate::observe::Meters;
+use crate::observe::{DedupAnswer, Meters};
 
-/// Stands for [`DedupResult::ResponseNotStored`](crate::DedupResult::ResponseNotStored): no answer to a duplicate.
-pub(super) const NOT_STORED: StatusCode = StatusCode::INTERNAL_SERVER_ERROR;
+/// The answer to a duplicate whose response is not stored, as that of a layer without [`Replay`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WithoutResponse {
+    /// An empty response with this status, a 2xx.
+    Empty(StatusCode),
+    /// [`DedupAnswer::ResponseNotStored`]: a client of an API must not take an empty 2xx for the response.
+    Refuse,
+}
+
+/// Completes an answer for the clients of an API: its body and its headers. It has its status already. A replayed
+/// response has no [`DedupAnswer`]. `docs` is the page that [`DedupLayer::problem_docs`](super::DedupLayer::problem_docs)
+/// sets.
+pub(crate) type Dress = fn(&mut Response<Bytes>, Option<DedupAnswer>, docs: Option<&str>);
 
 /// Every setting but the bounds, which are the gate's.
 #[derive(Debug, Clone)]
@@ -34,7 +46,7 @@ pub(super) struct Config {
     pub(super) on_unavailable: OnUnavailable,
     pub(super) retry_after_in_flight: Duration,
     pub(super) retry_after_unavailable: Duration,
-    pub(super) duplicate_status: StatusCode,
+    pub(super) without_response: WithoutResponse,
     pub(super) in_flight_status: StatusCode,
     pub(super) result_header: Option<HeaderName>,
     pub(super) require_verified: bool,
@@ -43,10 +55,9 @@ pub(super) struct Config {
     pub(super) compare_payload: Option<KeyPart>,
     pub(super) on_mismatch: OnMismatch,
     pub(super) replay: Option<Replay>,
-    /// For a layer whose clients send the header `Idempotency-Key`: makes the layer's own answers problem details
-    /// (RFC 9457), and marks replayed responses.
-    pub(super) problems: bool,
-    /// The URL of the API's documentation, from which the types of problems are made.
+    /// For a layer whose clients send the header `Idempotency-Key`.
+    pub(super) dress: Option<Dress>,
+    /// The URL of the API's documentation.
     pub(super) problem_docs: Option<Arc<str>>,
 }
 
@@ -74,7 +85,7 @@ impl Config {
             on_unavailable: OnUnavailable::default(),
             retry_after_in_flight: Duration::from_secs(5),
             retry_after_unavailable: Duration::from_secs(30),
-            duplicate_status: StatusCode::OK,
+            without_response: WithoutResponse::Empty(StatusCode::OK),
             in_flight_status: StatusCode::SERVICE_UNAVAILABLE,
             result_header: Some(HeaderName::from_static("x-dedup-result")),
             require_verified: false,
@@ -82,7 +93,7 @@ impl Config {
             compare_payload: None,
             on_mismatch: OnMismatch::default(),
             replay: None,
-            problems: false,
+            dress: None,
             problem_docs: None,
         }
     }
@@ -108,16 +119,13 @@ impl Config {
         let status = self.in_flight_status;
         let is_allowed = !status.is_success() && !status.is_informational();
         check(is_allowed, "in_flight_status", "neither 1xx nor 2xx", &status)?;
-        // A client of an API must not take an empty 2xx for the response.
-        let is_told = self.problems
-            && self.duplicate_status == NOT_STORED
-            && self.on_in_flight != OnInFlight::Acknowledge;
-        let status = self.duplicate_status;
-        check(status.is_success() || is_told, "duplicate_status", "2xx", &status)?;
+        if let WithoutResponse::Empty(status) = self.without_response {
+            check(status.is_success(), "duplicate_status", "2xx", &status)?;
+        }
         if let Some(docs) = &self.problem_docs {
             let is_url = docs.parse::<Uri>().is_ok() && !docs.contains('#');
             check(is_url, "problem_docs", "a URL without a fragment", docs)?;
-            check(self.problems, "problem_docs", "of a layer for `Idempotency-Key`", docs)?;
+            check(self.dress.is_some(), "problem_docs", "of a layer for `Idempotency-Key`", docs)?;
         }
         if let Some(replay) = &self.replay {
             let invalid = replay.invalid();
@@ -129,6 +137,15 @@ impl Config {
             return Err(ConfigError::new(ConfigErrorKind::Unsupported, rule));
         }
         Ok(())
+    }
+
+    /// Returns the status of an answer of the layer's own.
+    pub(super) fn status(&self, answer: DedupAnswer) -> StatusCode {
+        match (answer, self.without_response) {
+            (DedupAnswer::Duplicate, WithoutResponse::Empty(status)) => status,
+            (DedupAnswer::InFlight, _) => self.in_flight_status,
+            (answer, _) => answer.status(),
+        }
     }
 
     /// Returns `true` for the methods that are deduplicated. GET stands for HEAD too, because

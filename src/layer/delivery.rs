@@ -27,6 +27,7 @@
 //!   ended is lost.
 
 use std::future::Future;
+use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,11 +38,11 @@ use http::{Extensions, Method, Request, Response, header, request};
 use http_body::Body;
 use tower_service::Service;
 
-use super::answer::{DedupResult, Ending};
+use super::answer::Ending;
 use super::body::{ResponseBody, buffer_response};
 use super::builder::DedupLayer;
-use super::config::Config;
-use super::gate::{NotAdmitted, Permit, release_readiness};
+use super::config::{Config, WithoutResponse};
+use super::gate::{Admitted, NotAdmitted, Permit};
 use super::paths::LAST_PATHS;
 use super::policy::{OnInFlight, OnMismatch, Replay, is_stream};
 use crate::adapter::Payloads;
@@ -49,9 +50,9 @@ use crate::adapter::contract::{Seen, StoredResponse};
 use crate::delivery::{Delivery, RetryAfterOfLayer, Verdict};
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys, hex, sha256};
-use crate::ledger::{Begin, BeginContext, Claim, HandlerSuccess, Ledger, RunsWithoutKey};
-use crate::observe::{self, Outcome, Report, ShadowFields};
-use crate::run::{Called, Wait, call, run};
+use crate::ledger::{Begin, BeginContext, HandlerSuccess, Ledger, RunsWithoutKey};
+use crate::observe::{self, DedupAnswer, Outcome, Report, ShadowFields};
+use crate::run::{Admission, Called, call, completed_by_another, run};
 
 /// The keys of a request. Without a key, there are none.
 pub(super) struct RequestKeys {
@@ -115,12 +116,12 @@ impl<S, L, B> Run<S, L, B> {
 }
 
 /// A delivery whose handler runs.
-struct Claimed<C> {
+struct Runs<C> {
     claim: Option<C>,
     /// The events that `claim` holds.
     delivery: Option<Delivery>,
     /// The ending of a success, if another event of the request must come again.
-    instead: Option<(Outcome, DedupResult)>,
+    instead: Option<Outcome>,
 }
 
 /// How a delivery ended, for its log record and for its caller.
@@ -169,15 +170,15 @@ where
             },
         };
         // Each step writes the ending here. As an output it would be moved four times.
-        let mut ended = own(Outcome::Unavailable, DedupResult::Unavailable);
+        let mut ended = own(Outcome::Unavailable);
         let (verdict, claimed) = match begun {
             Ok(begun) => self.judge_claim(begun, &mut ended),
             Err(verdict) => (verdict, None),
         };
         self.note(verdict);
-        let Claimed { claim, delivery, instead } = match (claimed, self.judged) {
+        let Runs { claim, delivery, instead } = match (claimed, self.judged) {
             (Some(claimed), _) => claimed,
-            (None, Judged::InShadow(_)) => Claimed { claim: None, delivery: None, instead: None },
+            (None, Judged::InShadow(_)) => Runs { claim: None, delivery: None, instead: None },
             (None, Judged::Enforced) => return ended,
         };
         if let Some(delivery) = &delivery {
@@ -220,33 +221,19 @@ where
         bound: Duration,
         context: BeginContext,
     ) -> Waited<L::Claim, ResBody, S::Error> {
-        let layer = Arc::clone(&self.layer);
-        let gate = &layer.gate;
-        self.permit = None;
-        release_readiness(&mut self.inner);
-        let Some(waiter) = gate.waiters.wait_for(&self.request.keys) else {
+        let Self { inner, permit, layer, request, .. } = self;
+        let DedupLayer { ledger, config, gate, .. } = &**layer;
+        let mut admission = Admitted { inner, permit, gate, request: PhantomData };
+        admission.release();
+        let Some(waiter) = gate.waiters.wait_for(&request.keys) else {
             return Ok(Ok(Begin::InFlight));
         };
         let Some(_place) = gate.waiting.try_acquire() else {
-            return Err(Box::new(own(Outcome::Overloaded, DedupResult::InFlight)));
+            return Err(Box::new((Outcome::Overloaded, Ending::Own(DedupAnswer::InFlight))));
         };
-        let _waiting = layer.config.meters.waiting();
-        let wait = Wait::within(bound);
-        let Some(mut turn) = waiter.turn(wait.deadline()).await else {
-            return Ok(Ok(Begin::InFlight));
-        };
-        while turn.next(wait.deadline()).await {
-            let permit = gate.run_by(&mut self.inner, wait.deadline()).await;
-            self.permit = Some(permit.map_err(|reason| Box::new(refused(reason)))?);
-            let begun = wait.claim(&layer.ledger, &self.request.keys, &context).await;
-            turn.claimed(matches!(begun, Some(Ok(Begin::Duplicate(_) | Begin::Mismatch(_)))));
-            if let Some(begun) = begun {
-                return Ok(begun);
-            }
-            self.permit = None;
-            release_readiness(&mut self.inner);
-        }
-        Ok(Ok(Begin::InFlight))
+        let _waiting = config.meters.waiting();
+        let begun = waiter.claim(ledger, &context, bound, &mut admission).await;
+        begun.map_err(|reason| Box::new(refused(reason)))
     }
 
     /// Returns the verdict, with what the handler runs on, or else writes the ending to `ended`.
@@ -254,24 +241,19 @@ where
         &mut self,
         begun: Result<Begin<L::Claim>, Error>,
         ended: &mut Ended<ResBody, S::Error>,
-    ) -> (Verdict, Option<Claimed<L::Claim>>) {
-        let is_acknowledged = self.layer.config.on_in_flight == OnInFlight::Acknowledge;
+    ) -> (Verdict, Option<Runs<L::Claim>>) {
         let refuses = self.layer.config.on_mismatch == OnMismatch::Refuse;
         let (verdict, answer) = match begun {
             Ok(Begin::First { claim, delivery, in_flight, mismatch }) => {
                 // The retry finds the events of this run complete, and runs the others.
-                let in_flight = in_flight.then_some((Outcome::InFlight, DedupResult::InFlight));
-                let refusal = (Outcome::Mismatch, DedupResult::Mismatch);
-                let instead = in_flight.or((mismatch && refuses).then_some(refusal));
+                let in_flight = in_flight.then_some(Outcome::InFlight);
+                let instead = in_flight.or((mismatch && refuses).then_some(Outcome::Mismatch));
                 let verdict = delivery.verdict();
                 let (claim, delivery) = (Some(claim), Some(delivery));
-                return (verdict, Some(Claimed { claim, delivery, instead }));
+                return (verdict, Some(Runs { claim, delivery, instead }));
             }
             Ok(Begin::WithoutKey) => {
-                return (
-                    Verdict::NoKey,
-                    Some(Claimed { claim: None, delivery: None, instead: None }),
-                );
+                return (Verdict::NoKey, Some(Runs { claim: None, delivery: None, instead: None }));
             }
             Ok(Begin::Duplicate(seen)) => {
                 let verdict = Verdict::Duplicate { age: seen.age };
@@ -279,19 +261,13 @@ where
             }
             Ok(Begin::Mismatch(seen)) => {
                 let verdict = Verdict::Mismatch { age: seen.age };
-                let refusal = Ending::Own(DedupResult::Mismatch);
-                let answer = if refuses { refusal } else { self.answer_known(&seen) };
-                (verdict, (Outcome::Mismatch, answer))
+                let known = || (Outcome::Mismatch, self.answer_known(&seen));
+                (verdict, if refuses { own(Outcome::Mismatch) } else { known() })
             }
-            Ok(Begin::InFlight) if is_acknowledged => {
-                (Verdict::InFlight, own(Outcome::InFlight, DedupResult::Duplicate))
-            }
-            Ok(Begin::InFlight) => {
-                (Verdict::InFlight, own(Outcome::InFlight, DedupResult::InFlight))
-            }
+            Ok(Begin::InFlight) => (Verdict::InFlight, own(Outcome::InFlight)),
             Err(error) => {
                 self.report.error = Some(error.into());
-                (Verdict::Unavailable, own(Outcome::Unavailable, DedupResult::Unavailable))
+                (Verdict::Unavailable, own(Outcome::Unavailable))
             }
         };
         *ended = answer;
@@ -300,33 +276,28 @@ where
 
     /// Answers a delivery of which every event is complete.
     fn answer_known(&self, seen: &Seen) -> Ending<ResBody, S::Error> {
-        match seen.stored.as_ref().and_then(|stored| stored.response.clone()) {
-            Some(response) => Ending::Replay(response),
-            None if self.layer.config.duplicate_status.is_success() => {
-                Ending::Own(DedupResult::Duplicate)
-            }
-            None => Ending::Own(DedupResult::ResponseNotStored),
+        let stored = seen.stored.as_ref().and_then(|stored| stored.response.clone());
+        match (stored, self.layer.config.without_response) {
+            (Some(response), _) => Ending::Replay(response),
+            (None, WithoutResponse::Empty(_)) => Ending::Own(DedupAnswer::Duplicate),
+            (None, WithoutResponse::Refuse) => Ending::Own(DedupAnswer::ResponseNotStored),
         }
     }
 
-    /// Answers a delivery whose completion was refused: a duplicate, if another delivery has completed its events. One
-    /// more claim decides.
+    /// Answers a delivery whose completion was refused: a duplicate, if another delivery has completed its events.
     async fn answer_refused(
         &mut self,
         ended: Ended<ResBody, S::Error>,
     ) -> Ended<ResBody, S::Error> {
         let DedupLayer { ledger, config, .. } = &*self.layer;
         let context = config.begin_context(self.request.payloads.as_ref(), false);
-        match ledger.begin(&self.request.keys, &context).await {
-            Ok(Begin::Duplicate(seen)) => {
+        match completed_by_another(ledger, &self.request.keys, &context).await {
+            None => ended,
+            Some(seen) => {
                 self.report.age = Some(seen.age);
-                return (Outcome::Duplicate, self.answer_known(&seen));
+                (Outcome::Duplicate, self.answer_known(&seen))
             }
-            // An error of the release continues in the background.
-            Ok(Begin::First { claim, .. }) => drop(claim.rollback().await),
-            _ => {}
         }
-        ended
     }
 
     /// Puts the verdict into the log record. Reports a delivery that is acknowledged on another path than
@@ -334,14 +305,8 @@ where
     fn note(&mut self, verdict: Verdict) {
         let config = &self.layer.config;
         self.report.age = verdict.age();
-        let is_acknowledged = match self.judged {
-            Judged::Enforced if verdict == Verdict::InFlight => {
-                config.on_in_flight == OnInFlight::Acknowledge
-            }
-            _ => verdict.age().is_some(),
-        };
         let keys = &self.request.keys;
-        if is_acknowledged && LAST_PATHS.is_elsewhere(keys.first(), self.head.uri.path()) {
+        if verdict.age().is_some() && LAST_PATHS.is_elsewhere(keys.first(), self.head.uri.path()) {
             config.meters.handled_on_another_path(keys.first());
         }
         if let Judged::InShadow(_) = self.judged {
@@ -397,7 +362,7 @@ where
         &mut self,
         ended: &mut Ended<ResBody, S::Error>,
         settled: Result<(), Error>,
-        instead: Option<(Outcome, DedupResult)>,
+        instead: Option<Outcome>,
     ) {
         let failure = settled.err().map(|error| {
             let is_handlers = error.kind() == ErrorKind::Transaction;
@@ -405,17 +370,19 @@ where
             is_handlers
         });
         match (ended.0, self.judged, failure, instead) {
-            (Outcome::Completed, Judged::Enforced, Some(is_handlers), _) => {
-                *ended = uncommitted(is_handlers);
+            (Outcome::Completed, Judged::Enforced, Some(true), _) => {
+                *ended = own(Outcome::Uncommitted);
             }
-            (Outcome::Completed, Judged::Enforced, _, Some((outcome, result))) => {
-                *ended = own(outcome, result);
+            // The store failed the commit: a retry may succeed.
+            (Outcome::Completed, Judged::Enforced, Some(false), _) => {
+                *ended = (Outcome::Uncommitted, Ending::Own(DedupAnswer::Unavailable));
             }
+            (Outcome::Completed, Judged::Enforced, _, Some(outcome)) => *ended = own(outcome),
             // A 2xx that is no success, after which the other event would not come again.
-            (Outcome::Failed, Judged::Enforced, _, Some((Outcome::InFlight, result)))
+            (Outcome::Failed, Judged::Enforced, _, Some(outcome @ Outcome::InFlight))
                 if self.report.status.is_some_and(|status| status.is_success()) =>
             {
-                ended.1 = Ending::Own(result);
+                ended.1 = Ending::Own(outcome.answer());
             }
             (Outcome::Completed | Outcome::Failed, Judged::Enforced, ..)
                 if self.request.keys.is_empty() =>
@@ -472,7 +439,7 @@ fn judge<ResBody, E>(
         Called::Returned(Ok(response)) => response,
         Called::Returned(Err(error)) => return (Outcome::Failed, Ending::Inner(Err(error))),
         Called::Panicked(panic) => return (Outcome::Panicked, Ending::Panicked(panic)),
-        Called::TimedOut => return own(Outcome::HandlerTimeout, DedupResult::HandlerTimeout),
+        Called::TimedOut => return own(Outcome::HandlerTimeout),
     };
     let (head, body) = response.into_parts();
     report.status = Some(head.status);
@@ -489,23 +456,17 @@ fn judge<ResBody, E>(
     }
 }
 
-/// Returns the answer to a success that was not committed, because of the handler or of the store. If
-/// the store failed the commit, a retry may succeed.
-const fn uncommitted<B, E>(is_handlers: bool) -> Ended<B, E> {
-    let result = if is_handlers { DedupResult::Uncommitted } else { DedupResult::Unavailable };
-    own(Outcome::Uncommitted, result)
-}
-
 /// Returns the ending of a delivery that may not run.
 pub(super) fn refused<B, E>(reason: NotAdmitted<E>) -> Ended<B, E> {
     match reason {
-        NotAdmitted::Full => own(Outcome::Overloaded, DedupResult::Unavailable),
+        NotAdmitted::Full => own(Outcome::Overloaded),
         NotAdmitted::Inner(error) => (Outcome::Failed, Ending::Inner(Err(error))),
     }
 }
 
-const fn own<B, E>(outcome: Outcome, result: DedupResult) -> Ended<B, E> {
-    (outcome, Ending::Own(result))
+/// Returns the ending of a delivery that the layer answers.
+fn own<B, E>(outcome: Outcome) -> Ended<B, E> {
+    (outcome, Ending::Own(outcome.answer()))
 }
 
 /// Reads the response of a success, so that duplicates get it. A body that ends in an error or panics is no
@@ -533,7 +494,7 @@ async fn store<ResBody: Body<Data = Bytes>, E>(
     let (bytes, body) = match AssertUnwindSafe(read).catch_unwind().await {
         Ok(Ok(buffered)) => buffered,
         Ok(Err(_)) => {
-            *ended = own(Outcome::BrokenResponse, DedupResult::BrokenResponse);
+            *ended = own(Outcome::BrokenResponse);
             return None;
         }
         Err(panic) => {

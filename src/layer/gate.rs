@@ -3,6 +3,7 @@
 //! A layer shares one gate with its clones, its services and its handles.
 
 use std::future::poll_fn;
+use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -11,14 +12,14 @@ use tokio_util::task::TaskTracker;
 use tower_service::Service;
 
 use super::mode::SharedMode;
-use crate::run::Waiters;
+use crate::run::{Admission, Waiters};
 
 pub(super) struct Gate {
     pub(super) mode: SharedMode,
     /// The deliveries that run.
-    pub(super) running: Bound,
+    pub(super) running: Permits,
     /// The deliveries that wait for another delivery of their event.
-    pub(super) waiting: Bound,
+    pub(super) waiting: Permits,
     pub(super) waiters: Waiters,
     pub(super) tasks: TaskTracker,
 }
@@ -39,8 +40,8 @@ impl Gate {
         tasks.close();
         Self {
             mode: SharedMode::default(),
-            running: Bound::new(1_024),
-            waiting: Bound::new(256),
+            running: Permits::new(1_024),
+            waiting: Permits::new(256),
             waiters: Waiters::default(),
             tasks,
         }
@@ -48,26 +49,38 @@ impl Gate {
 
     /// Returns how many deliveries run and wait, of how many that may.
     pub(super) fn load(&self) -> String {
-        let of = |bound: &Bound| format!("{} of {}", bound.held(), *bound.limit());
+        let of = |bound: &Permits| format!("{} of {}", bound.held(), *bound.limit());
         let [running, waiting] = [&self.running, &self.waiting].map(of);
         format!("{running} deliveries run, {waiting} wait for their event")
     }
+}
 
-    /// Waits for a permit to run, then for the readiness of `inner`.
-    pub(super) async fn run_by<S, R>(
-        &self,
-        inner: &mut S,
-        deadline: Instant,
-    ) -> Result<Permit, NotAdmitted<S::Error>>
-    where
-        S: Service<R>,
-    {
+/// The permit of a delivery, and the readiness of its inner service.
+pub(super) struct Admitted<'d, S, R> {
+    pub(super) inner: &'d mut S,
+    pub(super) permit: &'d mut Option<Permit>,
+    pub(super) gate: &'d Gate,
+    pub(super) request: PhantomData<fn(R)>,
+}
+
+impl<S: Service<R> + Clone, R> Admission for Admitted<'_, S, R> {
+    type Refusal = NotAdmitted<S::Error>;
+
+    /// Waits for a permit to run, then for the readiness of the inner service.
+    async fn admit(&mut self, deadline: Instant) -> Result<(), Self::Refusal> {
         let admitted = async {
-            let permit = self.running.acquire().await.ok_or(NotAdmitted::Full)?;
-            poll_fn(|cx| inner.poll_ready(cx)).await.map_err(NotAdmitted::Inner)?;
+            let permit = self.gate.running.acquire().await.ok_or(NotAdmitted::Full)?;
+            poll_fn(|cx| self.inner.poll_ready(cx)).await.map_err(NotAdmitted::Inner)?;
             Ok(permit)
         };
-        timeout_at(deadline, admitted).await.unwrap_or(Err(NotAdmitted::Full))
+        *self.permit =
+            Some(timeout_at(deadline, admitted).await.unwrap_or(Err(NotAdmitted::Full))?);
+        Ok(())
+    }
+
+    fn release(&mut self) {
+        *self.permit = None;
+        release_readiness(self.inner);
     }
 }
 
@@ -82,12 +95,12 @@ pub(super) fn release_readiness<S: Clone>(inner: &mut S) {
 pub(super) type Permit = OwnedSemaphorePermit;
 
 /// A number of permits that may change while permits are held.
-pub(super) struct Bound {
+pub(super) struct Permits {
     permits: Arc<Semaphore>,
     limit: Mutex<usize>,
 }
 
-impl Bound {
+impl Permits {
     fn new(limit: usize) -> Self {
         Self { permits: Arc::new(Semaphore::new(limit)), limit: Mutex::new(limit) }
     }
@@ -130,7 +143,7 @@ mod tests {
 
     #[tokio::test]
     async fn bound_that_grows_admits_more_at_once() {
-        let bound = Bound::new(0);
+        let bound = Permits::new(0);
         let mut waits = std::pin::pin!(bound.acquire());
         assert!(futures_util::poll!(waits.as_mut()).is_pending());
         bound.resize(2);

@@ -41,13 +41,11 @@ mod config;
 mod delivery;
 mod gate;
 mod handle;
-mod idempotency;
 mod mode;
 mod paths;
 mod policy;
 mod service;
 
-pub use answer::DedupResult;
 pub use body::ResponseBody;
 #[cfg(feature = "verify")]
 pub(crate) use body::{BODY_LIMIT, BODY_TIMEOUT, BodyFault, Collect};

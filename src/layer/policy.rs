@@ -7,6 +7,8 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderName, HeaderValue, header, response};
 
 /// What to do with a delivery that carries no key.
+///
+/// To use the body as the key then, say so in the key: `part.or(`[`key::body_digest()`](crate::key::body_digest)`)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum OnMissingKey {
@@ -15,15 +17,12 @@ pub enum OnMissingKey {
     Reject,
     /// Run the handler without protection from duplicates. The bounds of a delivery hold.
     PassThrough,
-    /// Use the SHA-256 of the raw body as the key. An empty body is answered 400, because all empty
-    /// bodies have one digest and the second such delivery would be lost.
-    ///
-    /// Many senders put an attempt counter or a time into the body of a retry, and some send two
-    /// real events with the same bytes.
-    BodyDigest,
 }
 
 /// What to do with a delivery whose event is in flight.
+///
+/// It is never acknowledged before it is handled: a sender that must get its 200 at once needs
+/// [`DedupLayer::on_arrival`](crate::DedupLayer::on_arrival), which may lose the event, or a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnInFlight {
@@ -36,10 +35,6 @@ pub enum OnInFlight {
     Wait(Duration),
     /// Answer 503 with `Retry-After` at once.
     Reject,
-    /// Answer like a duplicate. **If the first run then fails and the sender does not deliver
-    /// again, the event is lost.** On Postgres, so is an event that comes while DDL locks the table, because its
-    /// key counts as in flight.
-    Acknowledge,
 }
 
 impl Default for OnInFlight {
@@ -163,7 +158,7 @@ impl Replay {
     }
 
     /// Stores every header that begins with `content-`, too, but for `content-length`.
-    pub(super) const fn describing_content(mut self) -> Self {
+    pub(crate) const fn describing_content(mut self) -> Self {
         self.describes_content = true;
         self
     }

@@ -17,12 +17,13 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use super::admit::{Dispatch, EndingFuture};
-use super::answer::{DedupResult, Ending, own, replayed};
+use super::answer::{Ending, own, replayed};
 use super::body::{Collect, ResponseBody};
 use super::builder::DedupLayer;
 use super::delivery::Run;
 use crate::error::{BoxError, valid};
 use crate::ledger::Ledger;
+use crate::observe::DedupAnswer;
 
 impl<S, L: Ledger, B> Layer<S> for DedupLayer<L, B> {
     type Service = Dedup<S, L, B>;
@@ -166,7 +167,7 @@ where
                 (Some(run), Ok(body)) => run.dispatch(body, cx),
                 (Some(mut run), Err(fault)) => break run.refuse_body(fault),
                 // The caller polls again after the future was ready.
-                (None, _) => break Ending::Own(DedupResult::Unavailable),
+                (None, _) => break Ending::Own(DedupAnswer::Unavailable),
             };
             match dispatch {
                 Dispatch::Ended(ending) => break ending,
@@ -176,7 +177,7 @@ where
         let config = &this.layer.config;
         Poll::Ready(match ending {
             Ending::Inner(response) => response,
-            Ending::Own(result) => Ok(own(result, config)),
+            Ending::Own(answer) => Ok(own(answer, config)),
             Ending::Replay(stored) => Ok(replayed(&stored, config)),
             Ending::Panicked(panic) => resume_unwind(panic),
         })

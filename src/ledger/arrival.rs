@@ -9,12 +9,8 @@
 //! 4. Until the release has ended, this process treats the key as in flight where the store replies
 //!    "complete". Another process gets "complete" in that time; where that matters, use the lease
 //!    ledger.
-//! 5. A second identity is complete before its event's key is claimed. It is released if the key is not
-//!    claimed. Until that is decided, this process treats the second identity as in flight.
-//! 6. A second identity that is complete for the very key of an event says nothing about the event once the
-//!    claim that completed it can no longer be released: 12 min later. Before, it makes the event a duplicate.
-//!    Otherwise that claim could lose the key to this one, and release the second identity of an event that
-//!    runs, and a twin would run.
+//! 5. An event has one identity. A second one would be complete before the key is claimed, and would have to be
+//!    released if the key is not claimed: meanwhile other processes acknowledge an event that nobody runs.
 //!
 //! # Timeline of a claim whose reply is lost
 //!
@@ -29,8 +25,6 @@
 use std::fmt;
 use std::sync::Arc;
 
-use tokio::time::Instant;
-
 use super::claims::{Claims, Doubt};
 use super::contract::{
     Begin, BeginContext, Claim, FailOpen, HandlerSuccess, Ledger, Sealed, fails_open,
@@ -39,8 +33,8 @@ use super::pending::Pending;
 use super::resolve::{Resolution, flatten};
 use super::retry::{PendingWrites, RetryPool, Write};
 use crate::adapter::contract::{Abilities, DedupAdapter, Permanence};
-use crate::error::{Error, ErrorKind};
-use crate::key::{DedupKey, Event, Keys};
+use crate::error::{ConfigError, ConfigErrorKind, Error, ErrorKind};
+use crate::key::{DedupKey, Keys};
 
 /// The number of claims that may wait for their reply, or for their release, at once.
 const MOST_RELEASES: usize = 16_384;
@@ -54,16 +48,14 @@ pub struct OnArrival {
     abilities: Abilities,
     /// Keys that deliveries with a 503 may have claimed.
     releasing: Arc<Pending>,
-    /// When each delivery has begun that claims second identities.
-    claiming: Arc<Pending<Instant>>,
     pool: RetryPool,
 }
 
 impl OnArrival {
     pub(crate) fn new(adapter: Arc<dyn DedupAdapter>) -> Self {
-        let (releasing, claiming) = (Arc::default(), Arc::default());
         let abilities = adapter.abilities();
-        Self { adapter, abilities, releasing, claiming, pool: RetryPool::new(MOST_RELEASES) }
+        let (releasing, pool) = (Arc::default(), RetryPool::new(MOST_RELEASES));
+        Self { adapter, abilities, releasing, pool }
     }
 
     /// Claims the keys of an unprotected delivery as soon as the store replies.
@@ -92,6 +84,10 @@ impl Ledger for OnArrival {
         if keys.is_empty() {
             return Ok(Begin::WithoutKey);
         }
+        if keys.events().iter().any(|event| event.second_identity().is_some()) {
+            let context = "claiming on arrival an event with a second identity";
+            return Err(Error::new(ErrorKind::Config, context));
+        }
         let (events, first) = flatten(keys);
         let mut terms = context.terms(&events, self.abilities);
         terms.permanence = Permanence::OnClaim;
@@ -104,11 +100,9 @@ impl Ledger for OnArrival {
             }
             return Err(error);
         }
-        let seconds: Arc<[_]> = events.iter().filter_map(Event::second_identity).cloned().collect();
-        let claiming = (!seconds.is_empty()).then(|| self.claiming.add(seconds, Instant::now()));
         let (releasing, removals) = (&self.releasing, self.releasing.removals());
         let mut claims = Claims::new(&self.adapter, &self.pool, terms, &context.store_timeout);
-        claims.doubt = Some(Box::new(Doubt { slot, releasing, guard: None, removals, claiming }));
+        claims.doubt = Some(Box::new(Doubt { slot, releasing, guard: None, removals }));
         let start = |claims: &mut Claims<'_>, resolution: &mut Resolution| {
             if resolution.is_unprotected {
                 self.spawn_claim(&resolution.held, claims);
@@ -116,6 +110,17 @@ impl Ledger for OnArrival {
             resolution.begin(|_| (), |_| ArrivalClaim)
         };
         claims.begin(events, first, start).await
+    }
+
+    /// No request has an identity of its content.
+    async fn record(self: &Arc<Self>, _: &Keys, _: &BeginContext) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn check(&self, has_second_identity: bool) -> Result<(), ConfigError> {
+        let rule = "one identity of an event on arrival, and not a second one";
+        let is_valid = !has_second_identity;
+        if is_valid { Ok(()) } else { Err(ConfigError::new(ConfigErrorKind::Unsupported, rule)) }
     }
 
     fn stores_data(&self) -> bool {

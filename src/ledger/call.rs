@@ -66,7 +66,7 @@ async fn each<'k, T>(
         let rest = waiting.split_off(waiting.len().min(MOST_AT_ONCE));
         let begin = |at: &usize| {
             let key = &keys[*at];
-            Numbered { at: *at, call: StoreCall::begin(operation, move || call(key)) }
+            Numbered { at: *at, call: MeasuredCall::begin(operation, move || call(key)) }
         };
         let mut calls: FuturesUnordered<_> = waiting.iter().map(begin).collect();
         let is_in_time = poll_fn(|cx| {
@@ -110,7 +110,7 @@ pub(super) fn bounded<'c, T: 'c>(
     call: impl FnOnce() -> StoreFuture<'c, T>,
 ) -> impl Future<Output = Result<T, Error>> + Send {
     // Outside of the future, which would store `call` beside its future.
-    let mut call = StoreCall::begin(operation, call);
+    let mut call = MeasuredCall::begin(operation, call);
     async move {
         // Set at the first wait: a store in memory replies without a timer.
         let mut deadline = None;
@@ -129,14 +129,14 @@ pub(super) fn bounded<'c, T: 'c>(
 }
 
 /// A call that is measured. If it panics, it fails with [`ErrorKind::Unavailable`].
-struct StoreCall<'c, T> {
+struct MeasuredCall<'c, T> {
     operation: Operation,
     span: StoreSpan,
     /// `None` after a panic or a timeout.
     call: Option<StoreFuture<'c, T>>,
 }
 
-impl<'c, T> StoreCall<'c, T> {
+impl<'c, T> MeasuredCall<'c, T> {
     fn begin(operation: Operation, call: impl FnOnce() -> StoreFuture<'c, T>) -> Self {
         let span = StoreSpan::begin(operation[0]);
         let call = catch_unwind(AssertUnwindSafe(|| span.in_scope(call))).ok();
@@ -161,7 +161,7 @@ impl<'c, T> StoreCall<'c, T> {
     }
 }
 
-impl<T> Future for StoreCall<'_, T> {
+impl<T> Future for MeasuredCall<'_, T> {
     type Output = Result<T, Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -179,7 +179,7 @@ impl<T> Future for StoreCall<'_, T> {
 /// The call for the key at this index.
 struct Numbered<'c, T> {
     at: usize,
-    call: StoreCall<'c, T>,
+    call: MeasuredCall<'c, T>,
 }
 
 impl<T> Future for Numbered<'_, T> {

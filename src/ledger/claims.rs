@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::Instant;
 
 use super::call;
 use super::contract::{Begin, fails_open};
@@ -43,8 +42,6 @@ pub(super) struct Doubt<'l> {
     pub(super) guard: Option<PendingGuard>,
     /// The removals from `releasing` before the delivery. If there was one meanwhile, any key may have been released.
     pub(super) removals: usize,
-    /// When each delivery of this process has begun that claims second identities.
-    pub(super) claiming: Option<PendingGuard<Instant>>,
 }
 
 /// The replies of a step, and the keys that were not asked for because their completion is pending, with its terms.
@@ -53,16 +50,9 @@ type Claimed = (List<Reply>, Vec<(DedupKey, CallTerms)>);
 impl Doubt<'_> {
     fn apply(&self, replies: &mut [(DedupKey, Reply)]) {
         for (key, reply) in replies {
-            let Ok(ClaimReply::Duplicate(seen)) = &reply else { continue };
-            let is_released =
-                self.releasing.contains(key) || self.releasing.removals() != self.removals;
-            let claiming = self.claiming.as_ref().filter(|guard| guard.keys().contains(key));
-            // Another delivery may have completed this second identity, and may release it.
-            let is_shared = |guard: &PendingGuard<Instant>| {
-                // The age is the difference of two times in whole milliseconds.
-                guard.is_known(key, |since| seen.age <= since.elapsed() + Duration::from_millis(1))
-            };
-            if is_released || claiming.is_some_and(is_shared) {
+            let may_be_released =
+                || self.releasing.contains(key) || self.releasing.removals() != self.removals;
+            if matches!(reply, Ok(ClaimReply::Duplicate(_))) && may_be_released() {
                 *reply = Ok(ClaimReply::InFlight);
             }
         }
@@ -109,7 +99,7 @@ impl<'l> Claims<'l> {
             }
             // Boxed, because most events have one identity.
             let later_step = Box::pin(async move {
-                let later = replies.later_keys(&events, &self.terms);
+                let later = replies.later_keys(&events);
                 if !later.is_empty() {
                     let are_claimed = replies.are_first();
                     (self.held, self.asked) = (replies.may_be_held(), later);

@@ -46,24 +46,13 @@ pub trait Ledger: Sealed + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// The store did not reply, or another delivery runs an event of this identity.
+    /// The store did not reply.
     #[doc(hidden)]
     fn record(
         self: &Arc<Self>,
         keys: &Keys,
         context: &BeginContext,
-    ) -> impl Future<Output = Result<(), Error>> + Send {
-        async move {
-            match self.begin(keys, context).await? {
-                Begin::First { in_flight: true, .. } | Begin::InFlight => Err(Error::new(
-                    ErrorKind::Unavailable,
-                    "recording a handshake: it is in flight",
-                )),
-                Begin::First { claim, .. } => claim.commit(&HandlerSuccess::default()).await,
-                Begin::WithoutKey | Begin::Duplicate(_) | Begin::Mismatch(_) => Ok(()),
-            }
-        }
-    }
+    ) -> impl Future<Output = Result<(), Error>> + Send;
 
     /// Makes the delivery of all events of a request that the handler runs under every verdict. `claim` is the delivery
     /// of the claim, if there is one.
@@ -75,11 +64,9 @@ pub trait Ledger: Sealed + Send + Sync + 'static {
 
     /// # Errors
     ///
-    /// An adapter that lacks an ability which the ledger needs.
+    /// An adapter that lacks an ability which the ledger needs, or keys that it does not take.
     #[doc(hidden)]
-    fn check(&self) -> Result<(), ConfigError> {
-        Ok(())
-    }
+    fn check(&self, has_second_identity: bool) -> Result<(), ConfigError>;
 
     /// Returns `true` if the adapter stores payload digests and responses.
     #[doc(hidden)]

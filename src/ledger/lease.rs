@@ -167,7 +167,7 @@ impl Ledger for Lease {
         Delivery::unenforced(events.into(), verdict, claim, held)
     }
 
-    fn check(&self) -> Result<(), ConfigError> {
+    fn check(&self, _: bool) -> Result<(), ConfigError> {
         let has_leases = self.abilities.leases;
         let rule = "the adapter does not support leases";
         if has_leases { Ok(()) } else { Err(ConfigError::new(ConfigErrorKind::Unsupported, rule)) }

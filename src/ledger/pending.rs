@@ -15,7 +15,7 @@ pub(super) struct Pending<T = ()> {
     removals: AtomicUsize,
 }
 
-/// The keys of a work tell it from every other work.
+/// `Arc::ptr_eq` on the keys identifies a work.
 type ByKey<T> = HashMap<DedupKey, Vec<(Arc<[DedupKey]>, T)>>;
 
 impl<T> Default for Pending<T> {
@@ -75,19 +75,6 @@ impl<T> Pending<T> {
 pub(super) struct PendingGuard<T = ()> {
     pending: Arc<Pending<T>>,
     keys: Arc<[DedupKey]>,
-}
-
-impl<T> PendingGuard<T> {
-    pub(super) fn keys(&self) -> &[DedupKey] {
-        &self.keys
-    }
-
-    /// Returns `true` if this is so for what another work knows of the key.
-    pub(super) fn is_known(&self, key: &DedupKey, is_so: impl Fn(&T) -> bool) -> bool {
-        let pending = self.pending.lock();
-        let mut works = pending.get(key).into_iter().flatten();
-        works.any(|(keys, known)| !Arc::ptr_eq(keys, &self.keys) && is_so(known))
-    }
 }
 
 impl<T> Drop for PendingGuard<T> {

@@ -22,18 +22,13 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::contract::Begin;
-use crate::adapter::contract::{CallTerms, ClaimReply, Fetch, Permanence, Seen};
+use crate::adapter::contract::{CallTerms, ClaimReply, Fetch, Seen};
 use crate::delivery::{Delivery, Inner, OfLedger};
 use crate::error::{Error, ErrorKind};
 use crate::key::{DedupKey, Event, Keys, List};
 use crate::observe;
-
-/// After this time, no second identity that a claim on arrival has completed is released: the claims of the identities
-/// and a release take less than 2 min before and after the bound of the release.
-const MAY_BE_RELEASED: Duration = Duration::from_secs(720);
 
 /// The reply of the store for one key, or what this process knows of the key. After an error of unknown outcome, the
 /// key may be held.
@@ -94,11 +89,11 @@ impl Replies {
     }
 
     /// Returns the keys to claim after the first step, sorted: rule 2.
-    pub(super) fn later_keys(&self, events: &[Event], terms: &CallTerms) -> List<DedupKey> {
+    pub(super) fn later_keys(&self, events: &[Event]) -> List<DedupKey> {
         let second = |event: &Event| self.of(event.second_identity()?);
         let is_later = |event: &&Event| match second(event) {
             Some(Ok(ClaimReply::First { .. })) => true,
-            Some(Ok(ClaimReply::Duplicate(seen))) => is_complete_for(event.key(), seen, terms),
+            Some(Ok(ClaimReply::Duplicate(seen))) => is_complete_for(event.key(), seen),
             _ => false,
         };
         let mut later: List<DedupKey> =
@@ -128,11 +123,9 @@ fn may_be_held(reply: &Reply) -> bool {
     reply.as_ref().map_or_else(Error::is_unknown, is_first)
 }
 
-/// Returns `true` if a second identity is complete for this very key. On arrival, the claim that has completed it can
-/// still be released for some time.
-fn is_complete_for(key: &DedupKey, second: &Seen, terms: &CallTerms) -> bool {
-    let is_final = terms.permanence() != Permanence::OnClaim || second.age >= MAY_BE_RELEASED;
-    is_final && named_key(second) == Some(key.sha256())
+/// Returns `true` if a second identity is complete for this very key.
+fn is_complete_for(key: &DedupKey, second: &Seen) -> bool {
+    named_key(second) == Some(key.sha256())
 }
 
 fn named_key(second: &Seen) -> Option<[u8; 32]> {
@@ -236,7 +229,7 @@ pub(super) fn resolve(events: &[Event], replies: &Replies, terms: &CallTerms) ->
         let mut deciding = identities.clone().filter(|(key, reply)| match reply {
             // Rule 2.
             Some(Ok(ClaimReply::Duplicate(seen))) if *key != event.key() => {
-                !is_complete_for(event.key(), seen, terms)
+                !is_complete_for(event.key(), seen)
             }
             _ => true,
         });
@@ -333,7 +326,7 @@ mod tests {
             ("v", complete_for("d")),
             ("w", complete_for("a")),
         ]);
-        assert_eq!(*replies.later_keys(&events, &terms()), ["a", "d"].map(key));
+        assert_eq!(*replies.later_keys(&events), ["a", "d"].map(key));
         replies.add(of(&[("a", FIRST), ("d", FIRST)]).0);
         let resolution = resolve(&events, &replies, &terms());
         assert_eq!(*resolution.new, ["a+s", "d+v", "f"].map(event));

@@ -63,8 +63,8 @@ impl Ledger for Transactional {
         self.0.unenforced(events, verdict, claim)
     }
 
-    fn check(&self) -> Result<(), ConfigError> {
-        self.0.check()?;
+    fn check(&self, has_second_identity: bool) -> Result<(), ConfigError> {
+        self.0.check(has_second_identity)?;
         if self.0.abilities().completion {
             return Ok(());
         }

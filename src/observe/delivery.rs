@@ -8,8 +8,8 @@ use http::StatusCode;
 use tracing::field::Empty;
 use tracing::{Level, Span};
 
+use super::endings::{Outcome, fix};
 use super::meters::{Counted, Meters};
-use super::outcome::{Outcome, fix};
 use super::records::chain;
 use super::store::may_be_wanted;
 use crate::error::{BoxError, Error};

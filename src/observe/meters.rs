@@ -7,7 +7,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 #[cfg(feature = "metrics")]
-use super::outcome::Outcome;
+use super::endings::Outcome;
 use super::records;
 use crate::key::{CountedAs, DedupKey};
 

@@ -51,7 +51,7 @@ pub use preset::{Preset, Retries};
 #[cfg(feature = "verify")]
 pub(crate) use scheme::{Codes, Part, Rule, Scheme, Secret};
 pub use standard::{CLOUDEVENTS, STANDARD_WEBHOOKS, SVIX};
-pub use twilio::{TWILIO, TWILIO_BY_TOKEN};
+pub use twilio::TWILIO;
 pub use whatsapp::WHATSAPP;
 
 /// All presets, in the order of the [table](crate::guide::providers).
@@ -70,7 +70,6 @@ pub const ALL: &[Preset] = &[
     ADYEN,
     SLACK,
     TWILIO,
-    TWILIO_BY_TOKEN,
     WHATSAPP,
     TELEGRAM,
     TWITCH,

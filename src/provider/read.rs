@@ -28,7 +28,7 @@ pub(super) fn header_is(request: &RequestRef<'_>, name: &str, value: &str) -> bo
 
 /// The key of one event.
 static KEY: LazyLock<KeyPart> = LazyLock::new(|| key::json("/source").and(key::json("/id")));
-static LIST: LazyLock<Arrays> = LazyLock::new(|| Arrays::at(&[]));
+static LIST: LazyLock<Arrays> = LazyLock::new(|| Arrays::parse("").unwrap_or_default());
 
 /// Returns `true` if the body is a JSON array with an event among its items.
 pub(super) fn is_batch_of_cloud_events(request: &RequestRef<'_>) -> bool {

@@ -28,8 +28,7 @@ use crate::key::{self, KeyPart, RequestRef, Rule, hex, sha256, without_mark};
 ///
 /// This key is for *callbacks*. The turns of a conversation (the `action` of a `<Gather>` or
 /// `<Record>`) need the body of the response. They repeat one `CallSid` with one status when a menu
-/// asks again. Leave such routes out, or use [`TWILIO_BY_TOKEN`] with
-/// [`replay`](crate::DedupLayer::replay).
+/// asks again. Leave such routes out, or see [the guide](crate::guide::providers#senders-without-a-preset).
 ///
 /// [streams]: https://www.twilio.com/docs/voice/twiml/stream
 /// [conferences]: https://www.twilio.com/docs/voice/twiml/conference
@@ -52,28 +51,13 @@ use crate::key::{self, KeyPart, RequestRef, Rule, hex, sha256, without_mark};
 pub const TWILIO: Preset = Preset {
     name: "twilio",
     rule: || Rule::part(by_fields()),
-    bypass: Some(|request| is_probe(request, by_fields)),
+    bypass: Some(is_probe),
     methods: &[Method::POST, Method::GET],
     floor: DAY, // our estimate: no schedule is documented
     retries: Retries::ConnectionFailure,
     scheme: Some(Scheme::new("x-twilio-signature", scheme::Rule::Twilio)),
     signed_id: true,
     ..DEFAULTS
-};
-
-/// Twilio, by the header `I-Twilio-Idempotency-Token`, which all retries of one request share; without
-/// the header, by the fields of [`TWILIO`].
-///
-/// This key is for the turns of a conversation, which repeat one `CallSid` with one status. The
-/// signature does not cover the header, and a [content identity](crate::KeyExtractor::content_identity)
-/// does not help: the signature covers the fields in any order. We did not find the official
-/// definition of the header.
-pub const TWILIO_BY_TOKEN: Preset = Preset {
-    name: "twilio-by-token",
-    rule: || Rule::part(by_token()),
-    bypass: Some(|request| is_probe(request, by_token)),
-    signed_id: false,
-    ..TWILIO
 };
 
 fn by_fields() -> KeyPart {
@@ -83,10 +67,6 @@ fn by_fields() -> KeyPart {
         let query = request.uri().query().unwrap_or_default().as_bytes();
         found.map_or_else(|| id(&QUERY_STATUS, query, request), |found| Ok(Some(found)))
     })
-}
-
-fn by_token() -> KeyPart {
-    key::header("i-twilio-idempotency-token").or(by_fields())
 }
 
 // Parsed once.
@@ -177,6 +157,6 @@ fn id(
 }
 
 /// Routers run the handler of GET for a HEAD; a HEAD without a key is a probe of the URL.
-fn is_probe(request: &RequestRef<'_>, key: fn() -> KeyPart) -> bool {
-    request.method() == Method::HEAD && matches!(key().read(request), Ok(None))
+fn is_probe(request: &RequestRef<'_>) -> bool {
+    request.method() == Method::HEAD && matches!(by_fields().read(request), Ok(None))
 }

@@ -44,10 +44,12 @@ pub const WHATSAPP: Preset = Preset {
 };
 
 // Parsed once.
-static ENTRIES: LazyLock<Arrays> = LazyLock::new(|| Arrays::at(&["entry"]));
-static CHANGES: LazyLock<Arrays> = LazyLock::new(|| Arrays::at(&["changes"]));
-static MESSAGES: LazyLock<Arrays> = LazyLock::new(|| Arrays::at(&["value", "messages"]));
-static STATUSES: LazyLock<Arrays> = LazyLock::new(|| Arrays::at(&["value", "statuses"]));
+static ENTRIES: LazyLock<Arrays> = LazyLock::new(|| Arrays::parse("/entry").unwrap_or_default());
+static CHANGES: LazyLock<Arrays> = LazyLock::new(|| Arrays::parse("/changes").unwrap_or_default());
+static MESSAGES: LazyLock<Arrays> =
+    LazyLock::new(|| Arrays::parse("/value/messages").unwrap_or_default());
+static STATUSES: LazyLock<Arrays> =
+    LazyLock::new(|| Arrays::parse("/value/statuses").unwrap_or_default());
 /// The type is that of the change.
 static PHONE: LazyLock<EventPart> = LazyLock::new(|| {
     EventPart::new(key::json("/value/metadata/phone_number_id"))

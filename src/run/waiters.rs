@@ -1,7 +1,7 @@
 //! [`Waiters`]: the deliveries of one process that wait for events in flight.
 //!
 //! 1. At most [`MOST_OF_A_KEY`] deliveries wait for one key. So duplicates of one event take few places.
-//! 2. Deliveries with equal identities wait for the same rows. One of them has the [`Turn`]: it alone claims
+//! 2. Deliveries with equal identities wait for the same rows. One of them has the turn: it alone claims
 //!    again, at growing pauses. The others wait for the turn.
 //! 3. Dropped, a turn goes to the next waiter, in the order of arrival. The pauses are those of the event, so the
 //!    next waiter goes on where the one before has stopped.
@@ -11,39 +11,17 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::{self, Notify};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
+use crate::error::Error;
 use crate::key::{DedupKey, Keys};
-use crate::ledger::{PollDelays, poll_delays};
+use crate::ledger::{Begin, BeginContext, Ledger, PollDelays, deadline_in, poll_delays};
 
 /// How many deliveries wait for one key.
 const MOST_OF_A_KEY: usize = 8;
-
-/// The times at which an event in flight is claimed again.
-pub(crate) struct Polls {
-    delays: PollDelays,
-    due: Instant,
-}
-
-impl Polls {
-    pub(crate) fn start() -> Self {
-        let mut polls = Self { delays: poll_delays(), due: Instant::now() };
-        polls.advance();
-        polls
-    }
-
-    /// Returns when to claim again.
-    pub(crate) fn due(&self) -> Instant {
-        self.due
-    }
-
-    /// Counts the next pause from now.
-    pub(crate) fn advance(&mut self) {
-        self.due = Instant::now() + self.delays.next().unwrap_or_default();
-    }
-}
 
 /// The waiting deliveries, by the first key of each.
 #[derive(Default)]
@@ -61,13 +39,55 @@ struct Awaited {
     ended: Notify,
 }
 
+/// The times at which an event in flight is claimed again.
+struct Polls {
+    delays: PollDelays,
+    due: Instant,
+}
+
+impl Polls {
+    fn start() -> Self {
+        let mut polls = Self { delays: poll_delays(), due: Instant::now() };
+        polls.advance();
+        polls
+    }
+
+    /// Counts the next pause from now.
+    fn advance(&mut self) {
+        self.due = Instant::now() + self.delays.next().unwrap_or_default();
+    }
+}
+
+/// What a delivery holds while it runs, and not while it waits.
+pub(crate) trait Admission {
+    /// Why a delivery may not run.
+    type Refusal;
+
+    /// Takes it before a claim.
+    async fn admit(&mut self, deadline: Instant) -> Result<(), Self::Refusal>;
+
+    /// Gives it back before a wait.
+    fn release(&mut self);
+}
+
+/// For deliveries that hold nothing.
+impl Admission for () {
+    type Refusal = std::convert::Infallible;
+
+    async fn admit(&mut self, _: Instant) -> Result<(), Self::Refusal> {
+        Ok(())
+    }
+
+    fn release(&mut self) {}
+}
+
 impl Waiters {
     /// Registers a waiter of these keys until the result is dropped. Returns `None` if too many deliveries wait for
     /// the first key.
     pub(crate) fn wait_for(&self, keys: &Keys) -> Option<Waiter<'_>> {
         let mut by_key = self.lock();
         let of_key = by_key.entry(keys.first().clone()).or_default();
-        if of_key.iter().map(|awaited| awaited.waiters()).sum::<usize>() >= MOST_OF_A_KEY {
+        if of_key.iter().map(Awaited::waiters).sum::<usize>() >= MOST_OF_A_KEY {
             return None;
         }
         let known = of_key.iter().find(|awaited| awaited.keys == *keys).map(Arc::clone);
@@ -104,6 +124,7 @@ impl Awaited {
     }
 }
 
+/// A place among the waiters of a key.
 pub(crate) struct Waiter<'w> {
     waiters: &'w Waiters,
     /// `None` while it is dropped.
@@ -111,17 +132,56 @@ pub(crate) struct Waiter<'w> {
 }
 
 impl Waiter<'_> {
-    /// Waits until no other waiter has the turn. Returns `None` past the deadline.
-    pub(crate) async fn turn(&self, deadline: Instant) -> Option<Turn<'_>> {
-        let awaited = self.awaited.as_ref()?;
-        let polls = timeout_at(deadline, awaited.turn.lock()).await.ok()?;
-        Some(Turn { awaited, polls })
+    /// Waits until the other delivery has ended, and claims the keys again. Past the bound, the event is in flight.
+    ///
+    /// # Errors
+    ///
+    /// The delivery may not run.
+    pub(crate) async fn claim<L: Ledger, A: Admission>(
+        &self,
+        ledger: &Arc<L>,
+        context: &BeginContext,
+        bound: Duration,
+        admission: &mut A,
+    ) -> Result<Result<Begin<L::Claim>, Error>, A::Refusal> {
+        let deadline = deadline_in(bound);
+        let Some(awaited) = &self.awaited else { return Ok(Ok(Begin::InFlight)) };
+        let Ok(mut polls) = timeout_at(deadline, awaited.turn.lock()).await else {
+            return Ok(Ok(Begin::InFlight));
+        };
+        loop {
+            admission.release();
+            tokio::select! {
+                biased;
+                () = awaited.ended.notified() => {}
+                () = sleep_until(polls.due.min(deadline)) => {
+                    // A waiter that is alone claims a last time. The polls of others go on without it.
+                    if polls.due > deadline && awaited.waiters() > 1 {
+                        return Ok(Ok(Begin::InFlight));
+                    }
+                }
+            }
+            admission.admit(deadline).await?;
+            // It does not fail open: another delivery runs this event, so an error of the store must not start it
+            // unprotected.
+            let begun = ledger.begin(&awaited.keys, &context.again()).await;
+            polls.advance();
+            if matches!(begun, Ok(Begin::Duplicate(_) | Begin::Mismatch(_))) {
+                awaited.ended.notify_one();
+            }
+            let is_undecided = matches!(begun, Ok(Begin::InFlight) | Err(_));
+            if !is_undecided || Instant::now() >= deadline {
+                let is_in_flight = begun.is_err() && context.is_open();
+                return Ok(if is_in_flight { Ok(Begin::InFlight) } else { begun });
+            }
+        }
     }
 }
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         let mut by_key = self.waiters.lock();
+        // Dropped under the lock, as the number of waiters is read.
         let Some(awaited) = self.awaited.take() else { return };
         if awaited.waiters() > 1 {
             return;
@@ -137,39 +197,8 @@ impl Drop for Waiter<'_> {
     }
 }
 
-/// The right to claim an event again. One waiter of it has the right.
-pub(crate) struct Turn<'w> {
-    awaited: &'w Arc<Awaited>,
-    polls: sync::MutexGuard<'w, Polls>,
-}
-
-impl Turn<'_> {
-    /// Waits until the event is to be claimed again. Returns `false` past the deadline. Before that, a waiter that is
-    /// alone claims a last time; the polls of others go on without it.
-    pub(crate) async fn next(&mut self, deadline: Instant) -> bool {
-        let due = self.polls.due();
-        tokio::select! {
-            biased;
-            () = self.awaited.ended.notified() => true,
-            () = sleep_until(due.min(deadline)) => due <= deadline || self.awaited.waiters() == 1,
-        }
-    }
-
-    /// Notes that the event was claimed again. If it is complete, the next waiter claims at once.
-    pub(crate) fn claimed(&mut self, is_complete: bool) {
-        self.polls.advance();
-        if is_complete {
-            self.awaited.ended.notify_one();
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use futures_util::{FutureExt, poll};
-
     use super::*;
     use crate::key::Event;
 
@@ -179,65 +208,6 @@ mod tests {
 
     fn keys(id: &str) -> Keys {
         Event::new(key(id)).into()
-    }
-
-    fn in_a_minute() -> Instant {
-        Instant::now() + Duration::from_secs(60)
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn end_of_a_delivery_wakes_the_turn_of_its_keys_only() {
-        let waiters = Waiters::default();
-        waiters.wake([&key("a")].into_iter());
-        let waiter = waiters.wait_for(&keys("a")).unwrap();
-        let mut turn = waiter.turn(in_a_minute()).await.unwrap();
-        {
-            let mut next = std::pin::pin!(turn.next(in_a_minute()));
-            waiters.wake([&key("b")].into_iter());
-            assert!(poll!(next.as_mut()).is_pending());
-            waiters.wake([&key("b"), &key("a")].into_iter());
-            assert!(next.await);
-        }
-        // The delivery may end while the waiter claims.
-        waiters.wake([&key("a")].into_iter());
-        assert_eq!(turn.next(in_a_minute()).now_or_never(), Some(true));
-        assert_eq!(turn.next(in_a_minute()).now_or_never(), None);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn turn_that_is_dropped_goes_to_the_next_waiter_with_its_pauses() {
-        let waiters = Waiters::default();
-        let [first, second] = [(); 2].map(|()| waiters.wait_for(&keys("a")).unwrap());
-        let mut turn = first.turn(in_a_minute()).await.unwrap();
-        let mut waits = std::pin::pin!(second.turn(in_a_minute()));
-        assert!(poll!(waits.as_mut()).is_pending());
-        let start = Instant::now();
-        for _ in 0..12 {
-            assert!(turn.next(in_a_minute()).await);
-            turn.claimed(false);
-        }
-        let due = turn.polls.due();
-        // The runtime of the first one ends.
-        drop(turn);
-        drop(first);
-        let mut turn = waits.now_or_never().flatten().expect("the turn");
-        assert_eq!(turn.polls.due(), due);
-        assert!(due - start > Duration::from_millis(400));
-        // The event is complete, so the next one claims at once.
-        turn.claimed(true);
-        assert_eq!(turn.next(in_a_minute()).now_or_never(), Some(true));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn only_a_waiter_that_is_alone_claims_at_its_deadline() {
-        let waiters = Waiters::default();
-        let [first, second] = [(); 2].map(|()| waiters.wait_for(&keys("a")).unwrap());
-        let deadline = Instant::now() + Duration::from_millis(1);
-        let mut turn = first.turn(deadline).await.unwrap();
-        assert!(second.turn(deadline).await.is_none());
-        assert!(!turn.next(deadline).await);
-        drop(second);
-        assert!(turn.next(deadline).await);
     }
 
     #[test]

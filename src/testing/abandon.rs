@@ -27,7 +27,7 @@ use crate::layer::DedupLayer;
 /// use std::time::Duration;
 /// use axum::{Router, routing::post};
 /// use tower_dedup::adapter::MemoryAdapter;
-/// use tower_dedup::{DedupLayer, DedupResult, Delivery, OnInFlight, provider, testing};
+/// use tower_dedup::{DedupLayer, DedupAnswer, Delivery, OnInFlight, provider, testing};
 ///
 /// # tokio::time::pause();
 /// let dedup = DedupLayer::new(provider::GITHUB, MemoryAdapter::new()).on_in_flight(OnInFlight::Reject);
@@ -37,7 +37,7 @@ use crate::layer::DedupLayer;
 /// let handler = async |delivery: Delivery| delivery.is_takeover().to_string();
 /// let app: Router = Router::new().route("/", post(handler).layer(dedup));
 /// let early = testing::redeliver(app.clone(), event(), 1).await;
-/// assert_eq!(early.count(DedupResult::InFlight), 1);
+/// assert_eq!(early.count(DedupAnswer::InFlight), 1);
 ///
 /// tokio::time::advance(Duration::from_secs(61)).await;
 /// let late = testing::redeliver(app, event(), 1).await;

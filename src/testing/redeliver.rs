@@ -12,7 +12,7 @@ use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 use tower_service::Service;
 
-use crate::layer::DedupResult;
+use crate::observe::DedupAnswer;
 
 /// Sends this many copies of a request, each after the response to the copy before it.
 ///
@@ -110,7 +110,7 @@ where
 
 /// The responses to the copies of a request, in the order in which they arrived.
 ///
-/// The layer puts a [`DedupResult`] into the extensions of its own responses. The counts are read from
+/// The layer puts a [`DedupAnswer`] into the extensions of its own responses. The counts are read from
 /// there, so they hold whatever the [`result_header`](crate::DedupLayer::result_header) is called.
 #[derive(Debug)]
 #[must_use = "a test asserts something about the responses"]
@@ -126,17 +126,17 @@ impl Responses {
     /// Returns how many copies were duplicates.
     #[must_use]
     pub fn duplicates(&self) -> usize {
-        self.count(DedupResult::Duplicate)
+        self.count(DedupAnswer::Duplicate)
     }
 
     /// Returns how many copies the layer answered with this result.
     #[must_use]
-    pub fn count(&self, result: DedupResult) -> usize {
+    pub fn count(&self, result: DedupAnswer) -> usize {
         self.results().filter(|found| *found == Some(result)).count()
     }
 
     /// Returns the layer's result for each copy; `None` for a response that is not the layer's own.
-    fn results(&self) -> impl Iterator<Item = Option<DedupResult>> {
+    fn results(&self) -> impl Iterator<Item = Option<DedupAnswer>> {
         self.0.iter().map(|response| response.extensions().get().copied())
     }
 

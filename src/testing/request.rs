@@ -103,9 +103,6 @@ fn sample<'i>(preset: &str, id: &'i str) -> Sample<'i> {
             "type": "event_callback", "event_id": id, "event": { "type": "app_mention" },
         })),
         "twilio" => twilio(id),
-        "twilio-by-token" => {
-            Sample { headers: vec![("i-twilio-idempotency-token", id)], ..twilio("SM_sample") }
-        }
         "whatsapp" => by_json(json!({ "object": "whatsapp_business_account", "entry": [{
             "id": "sample", "changes": [{ "field": "messages", "value": {
                 "messaging_product": "whatsapp", "metadata": { "phone_number_id": "sample" },

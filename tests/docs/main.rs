@@ -4,11 +4,9 @@ mod guards;
 mod guide;
 mod metrics;
 mod observability;
-mod presets;
 mod readme;
 mod recipes;
 mod records;
 mod shadow;
 #[path = "../support/mod.rs"]
 mod support;
-mod types;

@@ -1,14 +1,10 @@
-//! Fuzz targets over the public API. Each compares with a reference or states a property.
-//!
-//! The targets of private items are the tests named `fuzz_…` beside them in `src`. `scripts/fuzz` runs all
-//! targets for a long time.
+//! Fuzz targets. Each compares with a reference or states a property.
 #![expect(clippy::unwrap_used, reason = "what cannot be unwrapped fails the test")]
 
 #[expect(dead_code, reason = "the targets take the requests, not what each must give")]
 #[path = "../providers/cases.rs"]
 mod cases;
 mod fields;
-#[path = "../../src/fuzz.rs"]
 mod fuzz;
 mod input;
 mod json;

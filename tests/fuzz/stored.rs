@@ -11,7 +11,7 @@ use crate::input::Input;
 /// A response comes back as it was stored.
 #[test]
 fn stored_response() {
-    fuzz("stored_response", 10_000, &[], |input| {
+    fuzz("stored_response", 5_000, &[], |input| {
         let mut input = Input(input);
         let status = u16::from_be_bytes([input.byte(), input.byte()]) % 900 + 100;
         let status = StatusCode::from_u16(status).unwrap();
@@ -36,7 +36,7 @@ fn stored_response() {
 /// Any stored text is headers or corrupt, and what is read is read again after it is stored again.
 #[test]
 fn stored_headers() {
-    fuzz("stored_headers", 20_000, &[], |input| {
+    fuzz("stored_headers", 10_000, &[], |input| {
         let mut input = Input(input);
         let status = i64::from(i16::from_be_bytes([input.byte(), input.byte()]));
         let text = String::from_utf8_lossy(input.0);

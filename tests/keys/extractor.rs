@@ -37,7 +37,7 @@ fn a_namespace_is_1_to_64_bytes_without_control_characters() {
         let refused = part().namespace(namespace).checked().unwrap_err();
         assert_eq!(refused.kind(), ConfigErrorKind::Setting, "{namespace:?}");
         let closure = KeyExtractor::from_fn(namespace, |_| Ok(Extracted::Missing));
-        assert_eq!(closure.unwrap_err(), refused, "{namespace:?}");
+        assert_eq!(closure.checked().unwrap_err(), refused, "{namespace:?}");
         assert!(!is_valid(part().namespace("x").namespace(namespace)), "{namespace:?}");
         assert!(!is_valid(key::each("", part()).namespace(namespace)), "{namespace:?}");
     }
@@ -260,7 +260,7 @@ fn type_that_a_closure_gives_precedes_the_part_of_the_type() {
             let event = own.map_or(event.clone(), |own| event.with_event_type(own));
             Ok(Extracted::Keys(event.into()))
         });
-        let extractor = extractor.unwrap().event_type(key::json("/type"));
+        let extractor = extractor.event_type(key::json("/type"));
         let Extracted::Keys(keys) = extract(&extractor, with_body(r#"{"type":"read"}"#)) else {
             panic!("the closure gives a key");
         };

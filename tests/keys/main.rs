@@ -4,6 +4,7 @@ mod answers;
 mod composition;
 mod each;
 mod extractor;
+mod idempotency;
 mod parts;
 mod requests;
 #[path = "../support/mod.rs"]

@@ -159,8 +159,8 @@ async fn malformed_and_missing_ids_are_400_and_claim_nothing() {
     // The policy for missing keys does not apply to malformed keys.
     let pass = DedupLayer::new(by_header(), Arc::clone(&adapter));
     let pass = pass.on_missing_key(OnMissingKey::PassThrough).layer(handler.service());
-    let digest = DedupLayer::new(by_header(), Arc::clone(&adapter));
-    let digest = digest.on_missing_key(OnMissingKey::BodyDigest).layer(handler.service());
+    let digest = key::header("webhook-id").or(key::body_digest()).namespace("test");
+    let digest = DedupLayer::new(digest, Arc::clone(&adapter)).layer(handler.service());
     for values in bad {
         let services = [&service, &pass, &digest];
         for service in &services[..if values.is_empty() { 1 } else { 3 }] {
@@ -180,22 +180,21 @@ async fn malformed_and_missing_ids_are_400_and_claim_nothing() {
 
 #[tokio::test]
 async fn missing_key_is_handled_as_the_policy_says() {
-    for (policy, runs, told) in [
-        (OnMissingKey::Reject, 0, Some("invalid-key")),
-        (OnMissingKey::PassThrough, 2, None),
-        (OnMissingKey::BodyDigest, 1, Some("duplicate")),
+    let or_body = key::header("webhook-id").or(key::body_digest()).namespace("test");
+    for (key, policy, runs, told) in [
+        (by_header(), OnMissingKey::Reject, 0, Some("invalid-key")),
+        (by_header(), OnMissingKey::PassThrough, 2, None),
+        (or_body, OnMissingKey::Reject, 1, Some("duplicate")),
     ] {
         let (adapter, handler) = (memory(), Handler::default());
-        let service = DedupLayer::new(by_header(), Arc::clone(&adapter))
-            .on_missing_key(policy)
-            .layer(handler.service());
-        let keyless = || Request::post("/hook").body(crate::support::Body::from("same")).unwrap();
-        send(&service, keyless()).await;
-        assert_eq!(result(&send(&service, keyless()).await), told, "{policy:?}");
+        let layer = DedupLayer::new(key, Arc::clone(&adapter)).on_missing_key(policy);
+        let service = layer.layer(handler.service());
+        let keyless = |body| Request::post("/hook").body(crate::support::Body::from(body)).unwrap();
+        send(&service, keyless("same")).await;
+        assert_eq!(result(&send(&service, keyless("same")).await), told, "{policy:?}");
         assert_eq!(handler.runs(), runs, "{policy:?}");
-        if policy == OnMissingKey::BodyDigest {
-            let other = Request::post("/hook").body(crate::support::Body::from("other")).unwrap();
-            assert_eq!(result(&send(&service, other).await), None);
+        if told == Some("duplicate") {
+            assert_eq!(result(&send(&service, keyless("other")).await), None);
             let hash = "body_0967115f2813a3541eaef77de9d9d5773f1c0c04314b0bbfe4ff3b3b1c55b5d5";
             assert!(adapter.get(&dedup_key(hash)).await.unwrap().is_some());
         }
@@ -300,7 +299,7 @@ async fn key_whose_closure_panics_is_400_and_logged() {
     let part = || key::from_fn(|_| panics());
     let layers = [
         layer(part().namespace("test")),
-        layer(KeyExtractor::from_fn("test", |_| panics()).unwrap()),
+        layer(KeyExtractor::from_fn("test", |_| panics())),
         layer(by_header().handshake_when(|_| panics())),
         layer(by_header().bypass_when(|_| panics())),
         layer(by_header().namespace_by(|_| panics())),

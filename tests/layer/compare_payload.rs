@@ -133,7 +133,6 @@ fn by_word() -> KeyExtractor {
         });
         Ok(Keys::new(events.collect::<Result<_, _>>()?).map_or(Extracted::Missing, Extracted::Keys))
     })
-    .unwrap()
 }
 
 fn words(words: &'static str) -> Request<Body> {

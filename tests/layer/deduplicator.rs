@@ -270,6 +270,27 @@ async fn run_waits_for_an_event_that_another_call_runs() {
     }
 }
 
+/// Otherwise it would ask the store after its next pause.
+#[tokio::test(start_paused = true)]
+async fn end_of_a_run_wakes_the_run_that_waits_for_it() {
+    let dedup = Deduplicator::new(store());
+    let (key, wake) = (dedup_key("a"), tokio::sync::Notify::new());
+    let running = dedup.run(&key, async |_| held(&wake, Ok(())).await);
+    let patient = dedup.clone().wait(HOUR);
+    let waiting = async {
+        let ran = patient.run(&key, async |_| Ok::<_, ()>(())).await;
+        assert!(matches!(ran, Ok(RunOutcome::Duplicate(_))), "{ran:?}");
+        tokio::time::Instant::now()
+    };
+    let ending = async {
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        wake.notify_one();
+        tokio::time::Instant::now()
+    };
+    let (_, waited, ended) = tokio::join!(running, waiting, ending);
+    assert_eq!(waited, ended);
+}
+
 #[tokio::test(start_paused = true)]
 async fn run_that_waits_ends_at_its_bound_and_never_runs_unprotected() {
     let store = store();

@@ -11,7 +11,7 @@ use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::adapter::{MemoryAdapter, SqliteAdapter};
 use tower_dedup::testing::{Fault, StoreCall};
-use tower_dedup::{DedupLayer, DedupResult, OnInFlight, OnUnavailable};
+use tower_dedup::{DedupAnswer, DedupLayer, OnInFlight, OnUnavailable};
 
 use crate::support::log::Log;
 use crate::support::{
@@ -28,7 +28,7 @@ async fn duplicate_is_answered_without_the_handler() {
     for _ in 0..3 {
         let again = send(&service, request("a")).await;
         assert_eq!(answered(&again), (200, Some("duplicate")));
-        assert_eq!(again.extensions().get(), Some(&DedupResult::Duplicate));
+        assert_eq!(again.extensions().get(), Some(&DedupAnswer::Duplicate));
     }
     assert_eq!(handler.runs(), 1);
     send(&service, request("b")).await;
@@ -213,21 +213,6 @@ async fn duplicate_of_a_short_handler_in_another_process_is_answered_soon() {
     let ms = Duration::from_millis;
     assert!(times[50] <= ms(12) && times[100] <= ms(24), "{:?} {:?}", times[50], times[100]);
     assert_eq!(runs.load(Ordering::Relaxed), 101);
-}
-
-#[tokio::test]
-async fn in_flight_is_acknowledged_by_choice() {
-    let handler = Handler::default();
-    handler.hold();
-    let service = DedupLayer::new(by_header(), memory())
-        .on_in_flight(OnInFlight::Acknowledge)
-        .layer(handler.service());
-    let first = spawn_send(&service, request("a"));
-    handler.running(1).await;
-    let twin = send(&service, request("a")).await;
-    assert_eq!(answered(&twin), (200, Some("duplicate")));
-    handler.release();
-    assert_eq!(first.await.unwrap(), 200);
 }
 
 /// The client disconnects while the handler runs. The handler finishes, and the retry gets 200.
@@ -462,8 +447,8 @@ async fn completion_without_a_reply_is_no_lost_lease() {
 #[tokio::test(start_paused = true)]
 async fn waiting_delivery_is_not_run_because_the_store_fails() {
     for (on_unavailable, expected) in [
-        (OnUnavailable::FailClosed, DedupResult::Unavailable),
-        (OnUnavailable::FailOpen, DedupResult::InFlight),
+        (OnUnavailable::FailClosed, DedupAnswer::Unavailable),
+        (OnUnavailable::FailOpen, DedupAnswer::InFlight),
     ] {
         let (store, handler) = (faulty(MemoryAdapter::new()), Handler::default());
         handler.hold();

@@ -297,7 +297,7 @@ fn extractors() -> [(KeyExtractor, NamespaceOf); 2] {
     });
     [
         (by_header().namespace_by(tenant), |tenant| format!("test:{tenant}")),
-        (by_closure.unwrap(), str::to_owned),
+        (by_closure, str::to_owned),
     ]
 }
 

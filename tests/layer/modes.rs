@@ -11,7 +11,7 @@ use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{
-    DedupLayer, DedupResult, KeyExtractor, Mode, OnInFlight, OnMismatch, OnMissingKey,
+    DedupAnswer, DedupLayer, KeyExtractor, Mode, OnInFlight, OnMismatch, OnMissingKey,
     OnUnavailable, Replay, Verdict, Verified, key,
 };
 
@@ -55,7 +55,7 @@ async fn judged(layer: &DedupLayer, log: &Log, request: Request<Body>) -> Verdic
     let response = send(&layer.layer(handler.service()), request).await;
     assert_eq!((response.status(), handler.runs()), (StatusCode::IM_A_TEAPOT, 1));
     assert_eq!(result(&response), None);
-    assert!(response.extensions().get::<DedupResult>().is_none());
+    assert!(response.extensions().get::<DedupAnswer>().is_none());
     let (delivery, record) = (handler.last(), log.last("delivery"));
     let verdict = delivery.verdict();
     assert_eq!(delivery.is_unprotected(), verdict != Verdict::First);
@@ -220,7 +220,7 @@ async fn duplicate_in_shadow_gets_the_handlers_body_and_no_response_is_stored() 
 #[tokio::test]
 async fn panic_of_a_closure_of_the_layer_changes_no_response() {
     let store = store();
-    let panics = KeyExtractor::from_fn("test", |_| panic!("the closure panics")).unwrap();
+    let panics = KeyExtractor::from_fn("test", |_| panic!("the closure panics"));
     for mode in [Mode::Shadow, Mode::Off] {
         let handler = Handler::default().then(202);
         let layer = DedupLayer::new(panics.clone(), Arc::clone(&store)).mode(mode);

@@ -16,7 +16,7 @@ use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::ledger::Ledger;
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{
-    DedupLayer, DedupResult, Delivery, Disposition, Mode, OnInFlight, OnMismatch, OnUnavailable,
+    DedupAnswer, DedupLayer, Delivery, Disposition, Mode, OnInFlight, OnMismatch, OnUnavailable,
     Replay, Verdict, key,
 };
 
@@ -144,7 +144,7 @@ where
                 let text = panic.downcast_ref::<String>().cloned();
                 format!("panic: {}", text.expect("the handler's panic"))
             })??;
-            assert!(response.extensions().get::<DedupResult>().is_none());
+            assert!(response.extensions().get::<DedupAnswer>().is_none());
             let (head, body) = response.into_parts();
             let body = body.collect().await.unwrap().to_bytes().to_vec();
             Ok((head.status.as_u16(), head.headers, body))

@@ -1,17 +1,13 @@
 //! Multi-event deliveries, and events with two identities.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::Request;
-use tokio::sync::Semaphore;
 use tower::Layer;
-use tower_dedup::adapter::MemoryAdapter;
-use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, StoreFuture, Token};
+use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
-use tower_dedup::internals::{self, Begin, BeginContext};
-use tower_dedup::key::{DedupKey, Event, Keys};
-use tower_dedup::ledger::Ledger;
+use tower_dedup::key::{DedupKey, Event};
 use tower_dedup::{DedupLayer, Delivery, OnInFlight};
 
 use crate::support::multi_event::by_word;
@@ -153,110 +149,4 @@ async fn second_identity_of_a_closure_makes_a_duplicate() {
     assert_eq!(with_second.key(), without.key());
     let derived = |delivery: &Delivery| delivery.idempotency_key_of(delivery.key(), "run");
     assert_eq!(derived(&with_second), derived(&without), "a body is no name of an event");
-}
-
-/// A store that delays its replies.
-#[derive(Default)]
-struct Gated {
-    inner: MemoryAdapter,
-    claims: Gate,
-    releases: Gate,
-}
-
-/// Holds calls, in the order in which they arrived, until the test releases each.
-#[derive(Default)]
-struct Gate(Mutex<Vec<Arc<Semaphore>>>);
-
-impl Gate {
-    async fn pass(&self) {
-        let mine = Arc::new(Semaphore::new(0));
-        self.0.lock().unwrap().push(Arc::clone(&mine));
-        mine.acquire().await.unwrap().forget();
-    }
-
-    /// Waits for this call, and lets it go on.
-    async fn open(&self, call: usize) {
-        self.came(call).await;
-        self.0.lock().unwrap()[call].add_permits(1);
-    }
-
-    async fn came(&self, call: usize) {
-        crate::support::until(|| self.0.lock().unwrap().len() > call).await;
-    }
-}
-
-impl DedupAdapter for Gated {
-    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
-        Box::pin(async move {
-            let replies = self.inner.claim(key, terms).await;
-            self.claims.pass().await;
-            replies
-        })
-    }
-
-    fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()> {
-        Box::pin(async move {
-            self.releases.pass().await;
-            self.inner.release(key, terms).await
-        })
-    }
-}
-
-/// On arrival, the layer claims and releases the second identity of an event whose key another claim holds. A
-/// delivery that sees the short claim must not answer 200.
-#[tokio::test]
-async fn on_arrival_released_key_is_never_a_duplicate() {
-    for released_in_between in [true, false] {
-        let store = Arc::new(Gated::default());
-        let ledger = internals::on_arrival(Arc::clone(&store));
-        let minute = Duration::from_secs(60);
-        let other = CallTerms::on_completion(Token::random(), minute, minute);
-        let key = dedup_key("g");
-        store.inner.claim(&key, &other).await.unwrap();
-        let second = DedupKey::new("test.second", "w").unwrap();
-        let event = Event::new(dedup_key("g")).with_second_identity(second);
-        let begin = || {
-            let (ledger, keys) = (ledger.clone(), Keys::from(event.clone()));
-            tokio::spawn(async move {
-                ledger.begin(&keys, &BeginContext::new(minute, minute, minute)).await.unwrap()
-            })
-        };
-        let first = begin();
-        // The second identity, then the key.
-        store.claims.open(0).await;
-        store.claims.came(1).await;
-        store.inner.release(&key, &other).await.unwrap();
-        if released_in_between {
-            // This delivery sees the claim, and gets its reply once the claim is released.
-            let twin = begin();
-            store.claims.came(2).await;
-            store.claims.open(1).await;
-            store.releases.open(0).await;
-            assert!(matches!(first.await.unwrap(), Begin::InFlight));
-            store.claims.open(2).await;
-            assert!(matches!(twin.await.unwrap(), Begin::InFlight));
-        } else {
-            // This delivery gets its reply before the delivery that made the claim.
-            let twin = begin();
-            store.claims.open(2).await;
-            assert!(matches!(twin.await.unwrap(), Begin::InFlight));
-            store.claims.open(1).await;
-            store.releases.open(0).await;
-            assert!(matches!(first.await.unwrap(), Begin::InFlight));
-        }
-        assert_eq!(ledger.pending_writes().count(), 0);
-        let retry = begin();
-        store.claims.open(3).await;
-        store.claims.open(4).await;
-        assert!(matches!(retry.await.unwrap(), Begin::First { .. }));
-        // An event that is complete under both identities is a duplicate, however many deliveries
-        // ask at once.
-        store.inner.advance(Duration::from_secs(1));
-        let [one, other] = [begin(), begin()];
-        store.claims.came(6).await;
-        store.claims.open(5).await;
-        assert!(matches!(one.await.unwrap(), Begin::Duplicate(_)));
-        store.claims.open(6).await;
-        assert!(matches!(other.await.unwrap(), Begin::Duplicate(_)));
-    }
 }

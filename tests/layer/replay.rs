@@ -18,7 +18,7 @@ use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, StoredData, Token}
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::key::{DedupKey, Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::testing::{Fault, StoreCall};
-use tower_dedup::{BoxError, DedupLayer, DedupResult, Replay};
+use tower_dedup::{BoxError, DedupAnswer, DedupLayer, Replay};
 
 use crate::support::ledgers::{Inner, Replaying, Setup};
 use crate::support::log::Log;
@@ -99,7 +99,7 @@ async fn duplicate_gets_the_first_response<S: Setup<Ledger: Replaying>>(setup: S
         let answer = service.clone().oneshot(request("a")).await.unwrap();
         assert!(!answer.headers().contains_key(SET_COOKIE), "a cookie is for one client");
         assert!(!answer.headers().contains_key(ETAG), "not one of the chosen headers");
-        assert_eq!(answer.extensions().get(), Some(&DedupResult::Duplicate));
+        assert_eq!(answer.extensions().get(), Some(&DedupAnswer::Duplicate));
         assert_eq!(seen(answer).await, again("<Response>1</Response>"));
     }
     // Another process, another event.
@@ -367,7 +367,7 @@ async fn response_body_that_breaks_is_a_failure() {
     let broken = layer.layer(with_body(|| frames(vec![data("abc"), Err("broken".into())])));
     let answer = broken.oneshot(request("a")).await.unwrap();
     assert_eq!(answered(&answer), (500, Some("broken-response")));
-    assert_eq!(answer.extensions().get(), Some(&DedupResult::BrokenResponse));
+    assert_eq!(answer.extensions().get(), Some(&DedupAnswer::BrokenResponse));
     let entry = adapter.get(&dedup_key("a")).await.unwrap().unwrap();
     assert_eq!(entry.state, KeyState::Released);
 
@@ -452,7 +452,7 @@ async fn response_to_a_multi_event_delivery_is_not_stored_and_either_identity_re
         Ok(Keys::new(events.collect::<Result<_, _>>()?).map_or(Extracted::Missing, Extracted::Keys))
     });
     let handler = Counted::default();
-    let service = DedupLayer::new(by_query.unwrap(), MemoryAdapter::new())
+    let service = DedupLayer::new(by_query, MemoryAdapter::new())
         .replay(Replay::new())
         .layer(handler.service());
     let deliver = async |query: &str| {

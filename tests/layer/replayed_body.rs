@@ -9,7 +9,7 @@ use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::key::{self, DedupKey, Event, Extracted, KeyExtractor};
 use tower_dedup::testing::Fault;
-use tower_dedup::{DedupLayer, Mode, OnMismatch, OnMissingKey, OnUnavailable};
+use tower_dedup::{DedupLayer, Mode, OnMismatch, OnUnavailable};
 
 use crate::support::ledgers::{InSqlite, OnMemory, Setup};
 use crate::support::log::Log;
@@ -98,24 +98,6 @@ crate::on_ledgers!(
     handshake_uses_up_its_body_and_no_id,
 );
 
-mod arrived {
-    use super::{
-        handshake_uses_up_its_body_and_no_id, key_keeps_the_digest_of_its_content,
-        replayed_body_does_not_acknowledge_the_event_of_its_id,
-    };
-
-    crate::on_ledgers!(
-        [
-            on_arrival_in_memory = ArrivedInMemory,
-            on_arrival_in_sqlite = ArrivedInSqlite,
-            on_arrival_in_postgres = ArrivedInPostgres,
-        ],
-        replayed_body_does_not_acknowledge_the_event_of_its_id,
-        key_keeps_the_digest_of_its_content,
-        handshake_uses_up_its_body_and_no_id,
-    );
-}
-
 /// As GitHub's ping: the header is not signed, and the body is.
 fn with_handshakes() -> KeyExtractor {
     by_header_and_body().handshake_when(|request| {
@@ -154,23 +136,15 @@ async fn handshake_without_a_store_is_503() {
     for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply, Fault::ExecuteAndFail] {
         let (store, handler) = (faulty(MemoryAdapter::new()), Handler::default());
         let lease = DedupLayer::new(with_handshakes(), Arc::clone(&store));
-        let arrival = DedupLayer::on_arrival(with_handshakes(), Arc::clone(&store));
         // The policy is for events.
         let lease = lease.on_unavailable(OnUnavailable::FailOpen).layer(handler.service());
-        let arrival = arrival.on_unavailable(OnUnavailable::FailOpen);
-        let (handle, arrival) = (arrival.handle(), arrival.layer(handler.service()));
         store.set_all(fault);
         let unavailable = (503, Some("unavailable"));
-        assert_eq!(answered(&send(&lease, ping("ping 1")).await), unavailable, "{fault:?}");
-        assert_eq!(answered(&send(&arrival, ping("ping 2")).await), unavailable, "{fault:?}");
+        assert_eq!(answered(&send(&lease, ping("ping")).await), unavailable, "{fault:?}");
         store.set_all(Fault::None);
-        handle.drain().await;
-        assert_eq!(answered(&send(&lease, ping("ping 1")).await), (200, Some("handshake")));
-        assert_eq!(answered(&send(&arrival, ping("ping 2")).await), (200, Some("handshake")));
-        for body in ["ping 1", "ping 2"] {
-            let replayed = send(&lease, event("id-1", body)).await;
-            assert_eq!(answered(&replayed), (200, Some("duplicate")), "{fault:?}");
-        }
+        assert_eq!(answered(&send(&lease, ping("ping")).await), (200, Some("handshake")));
+        let replayed = send(&lease, event("id-1", "ping")).await;
+        assert_eq!(answered(&replayed), (200, Some("duplicate")), "{fault:?}");
         assert_eq!(handler.runs(), 0);
     }
 }
@@ -234,21 +208,19 @@ async fn known_id_with_another_body_is_logged_as_a_warning() {
     let (log, _guard) = Log::of_this_thread();
     let handler = Handler::default();
     let lease = DedupLayer::new(by_header_and_body(), memory()).layer(handler.service());
-    let arrival = DedupLayer::on_arrival(by_header_and_body(), memory()).layer(handler.service());
     let setup = InSqlite::create().await;
     let in_sqlite = setup.layer(by_header_and_body()).await.layer(handler.service());
     let mut warnings = 0;
     for (body, is_other) in [("one", false), ("one", false), ("two", true), ("two", true)] {
         send(&lease, event("id-1", body)).await;
-        send(&arrival, event("id-1", body)).await;
         send(&in_sqlite, event("id-1", body)).await;
-        warnings += if is_other { 3 } else { 0 };
+        warnings += if is_other { 2 } else { 0 };
         let records = log.beginning("payload mismatch");
         assert_eq!(records.len(), warnings, "{body}");
         assert!(records.iter().all(|record| record["level"] == "WARN"));
     }
     assert_eq!(log.last("delivery")["outcome"], "mismatch");
-    assert_eq!(handler.runs(), 3);
+    assert_eq!(handler.runs(), 2);
 }
 
 #[tokio::test]
@@ -256,12 +228,9 @@ async fn replayed_body_is_logged_as_a_warning_and_a_retry_is_not() {
     let (log, _guard) = Log::of_this_thread();
     let handler = Handler::default();
     let lease = DedupLayer::new(by_header_and_body(), memory()).layer(handler.service());
-    let arrival = DedupLayer::on_arrival(by_header_and_body(), memory()).layer(handler.service());
     for (id, warnings) in [("id-1", 0), ("id-1", 0), ("id-2", 1)] {
         send(&lease, event(id, "old")).await;
         assert_eq!(log.beginning("same body").len(), warnings, "{id}");
-        send(&arrival, event(id, "old")).await;
-        assert_eq!(log.beginning("same body").len(), 2 * warnings, "{id}");
     }
     // By which identity it was a duplicate, so that an operator can look it up and forget it.
     let record = log.beginning("same body").pop().unwrap();
@@ -277,13 +246,10 @@ async fn replayed_handshake_is_logged_as_a_warning() {
     let (log, _guard) = Log::of_this_thread();
     let handler = Handler::default();
     let lease = DedupLayer::new(with_handshakes(), memory()).layer(handler.service());
-    let arrival = DedupLayer::on_arrival(with_handshakes(), memory()).layer(handler.service());
     send(&lease, ping("ping")).await;
-    send(&arrival, ping("ping")).await;
     assert!(log.beginning("same body").is_empty());
     send(&lease, event("ping-1", "ping")).await;
-    send(&arrival, event("ping-1", "ping")).await;
-    assert_eq!(log.beginning("same body").len(), 2);
+    assert_eq!(log.beginning("same body").len(), 1);
 }
 
 /// Another name of the event is the sender's own, and no sign of an attack.
@@ -308,8 +274,8 @@ async fn duplicate_by_an_alias_is_logged_with_the_alias() {
 #[tokio::test]
 async fn replayed_body_without_an_id_is_a_duplicate_by_its_body() {
     let handler = Handler::default();
-    let layer = DedupLayer::new(by_header_and_body(), memory());
-    let service = layer.on_missing_key(OnMissingKey::BodyDigest).layer(handler.service());
+    let keys = key::header("webhook-id").or(key::body_digest()).namespace("test");
+    let service = DedupLayer::new(keys.content_identity(), memory()).layer(handler.service());
     let without_id = |body| Request::post("/hook").body(Body::from(body)).unwrap();
     assert_eq!(answered(&send(&service, event("id-1", "old")).await), (200, None));
     assert_eq!(result(&send(&service, without_id("old")).await), Some("duplicate"));
@@ -326,8 +292,7 @@ async fn compared_payload_of_an_event_counts_and_not_its_content() {
         let event = Event::new(DedupKey::new("test", "id-1")?);
         Ok(Extracted::Keys(event.with_payload(request.body().slice(..1)).into()))
     });
-    let keys = keys.unwrap().content_identity();
-    let layer = DedupLayer::new(keys, memory());
+    let layer = DedupLayer::new(keys.content_identity(), memory());
     let layer = layer.compare_payload(key::body_digest(), OnMismatch::Refuse);
     let service = layer.layer(Handler::default().service());
     for (body, expected) in [

@@ -57,9 +57,7 @@ fn layer_with_an_invalid_setting_is_an_error_when_checked_and_panics_when_applie
         refused(&layer);
     }
     refused(&layer().duplicate_status(StatusCode::CONFLICT));
-    // The client would be told that the first request was processed.
     let of_an_api = DedupLayer::idempotency_key(key::header("x-tenant"), MemoryAdapter::new());
-    refused(&of_an_api.clone().on_in_flight(OnInFlight::Acknowledge));
     refused(&of_an_api.duplicate_status(StatusCode::CONFLICT));
     let no_pointer = || key::json("id");
     for layer in [

@@ -21,7 +21,7 @@ use tower_dedup::testing::{
     Fault, FaultyAdapter, StoreCall, abandon, redeliver, redeliver_at_once,
 };
 use tower_dedup::verify::VerifyLayer;
-use tower_dedup::{DedupLayer, DedupResult, ErrorKind, OnInFlight, Replay, provider, testing};
+use tower_dedup::{DedupAnswer, DedupLayer, ErrorKind, OnInFlight, Replay, provider, testing};
 
 use crate::support::{
     FIRST, Handler, by_header, dedup_key, faulty, memory, request, rows, terms, until,
@@ -42,7 +42,7 @@ async fn redeliver_returns_the_responses_in_order() {
     assert_eq!((responses.handled(), responses.duplicates(), handler.runs()), (2, 2, 2));
     assert_eq!(responses.get(0).body(), "handled");
     assert!(responses.get(2).body().is_empty());
-    assert_eq!(responses.get(2).extensions().get(), Some(&DedupResult::Duplicate));
+    assert_eq!(responses.get(2).extensions().get(), Some(&DedupAnswer::Duplicate));
 }
 
 #[tokio::test]
@@ -156,11 +156,11 @@ async fn abandoned_event_is_in_flight_then_taken_over() {
     abandon(&dedup, request("a")).await;
     assert_eq!(rows(&store).await, 2, "both identities");
     let early = redeliver(service.clone(), request("a"), 1).await;
-    assert_eq!((early.count(DedupResult::InFlight), handler.runs()), (1, 0));
+    assert_eq!((early.count(DedupAnswer::InFlight), handler.runs()), (1, 0));
     // No process renews the lease.
     tokio::time::advance(LEASE - Duration::from_millis(1)).await;
     let early = redeliver(service.clone(), request("a"), 1).await;
-    assert_eq!(early.count(DedupResult::InFlight), 1);
+    assert_eq!(early.count(DedupAnswer::InFlight), 1);
     tokio::time::advance(Duration::from_millis(1)).await;
     let late = redeliver(service, request("a"), 2).await;
     assert_eq!((late.handled(), late.duplicates()), (1, 1));

@@ -1,17 +1,18 @@
 //! Of the deliveries of one event with two identities, one runs: in several processes at once, under every ledger.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use http::{Request, StatusCode};
 use tower::Layer;
-use tower_dedup::DedupKey;
 use tower_dedup::adapter::contract::{CallTerms, Token};
-use tower_dedup::key::{self, KeyExtractor};
+use tower_dedup::key::{self, Event, Extracted, KeyExtractor};
+use tower_dedup::{DedupKey, DedupLayer};
 
 use crate::support::ledgers::Setup;
-use crate::support::{Body, Handler, result, send};
+use crate::support::{Body, Handler, by_header, dedup_key, memory, result, send};
 
 const ROUNDS: usize = 30;
 /// A task of each process sends each id.
@@ -84,10 +85,24 @@ async fn race<S: Setup>(setup: &S) {
     }
 }
 
-crate::on_ledgers!(
-    [lease_memory = OnMemory, arrival_memory = ArrivedInMemory],
-    one_of_racing_deliveries_runs,
-);
+crate::on_ledgers!([lease_memory = OnMemory], one_of_racing_deliveries_runs,);
+
+/// The guide's way to change a key: while both kinds of process run, the new key has the old one as its second identity.
+#[tokio::test]
+async fn changed_key_is_a_duplicate_for_old_and_new_processes() {
+    let (store, handler) = (memory(), Handler::default());
+    let new = KeyExtractor::from_fn("test-2", |request| {
+        let id = request.headers()["webhook-id"].to_str().unwrap();
+        let event = Event::new(DedupKey::new("test-2", &format!("new-{id}"))?);
+        Ok(Extracted::Keys(event.with_second_identity(dedup_key(id)).into()))
+    });
+    let [old, new] = [by_header(), new]
+        .map(|keys| DedupLayer::new(keys, Arc::clone(&store)).layer(handler.service()));
+    for (id, first, second) in [("1", &old, &new), ("2", &new, &old)] {
+        assert_eq!(result(&send(first, event(id, "")).await), None);
+        assert_eq!(result(&send(second, event(id, "")).await), Some("duplicate"));
+    }
+}
 
 mod shared {
     use super::{one_of_racing_deliveries_runs, one_of_racing_deliveries_runs_over_expired_rows};
@@ -98,10 +113,7 @@ mod shared {
             lease_postgres = OnPostgres,
             transactional_sqlite = InSqlite,
             transactional_postgres = InPostgres,
-            arrival_sqlite = ArrivedInSqlite,
-            arrival_postgres = ArrivedInPostgres,
             lease_redis = OnRedis,
-            arrival_redis = ArrivedInRedis,
         ],
         one_of_racing_deliveries_runs,
         one_of_racing_deliveries_runs_over_expired_rows,

@@ -33,7 +33,6 @@ fn facts_of_every_preset_are_pinned() {
         ("adyen", 60 * DAY, Automatic, true),
         ("slack", 12 * 60, Automatic, true),
         ("twilio", DAY, ConnectionFailure, true),
-        ("twilio-by-token", DAY, ConnectionFailure, false),
         ("whatsapp", 14 * DAY, Automatic, true),
         ("telegram", 2 * DAY, Automatic, false),
         ("twitch", 7 * DAY, Automatic, true),

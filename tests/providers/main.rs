@@ -58,7 +58,6 @@ presets! {
     adyen: ADYEN,
     slack: SLACK,
     twilio: TWILIO,
-    twilio_by_token: TWILIO_BY_TOKEN,
     whatsapp: WHATSAPP,
     telegram: TELEGRAM,
     twitch: TWITCH,

@@ -231,7 +231,6 @@ pub(crate) type InPostgres = In<OnPostgres>;
 pub(crate) type ArrivedInMemory = ArrivedIn<OnMemory>;
 pub(crate) type ArrivedInSqlite = ArrivedIn<OnSqlite>;
 pub(crate) type ArrivedInPostgres = ArrivedIn<OnPostgres>;
-pub(crate) type ArrivedInRedis = ArrivedIn<OnRedis>;
 
 /// One `#[tokio::test]` for every ledger and case, named after both.
 #[macro_export]

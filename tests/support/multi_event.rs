@@ -61,7 +61,6 @@ pub(crate) fn by_word() -> KeyExtractor {
         });
         Ok(Keys::new(events.collect::<Result<_, _>>()?).map_or(Extracted::Missing, Extracted::Keys))
     })
-    .unwrap()
 }
 
 pub(crate) fn words(body: &str) -> impl Iterator<Item = (&str, &str)> {

@@ -468,11 +468,11 @@ fn shared_token_is_accepted_only_as_a_whole() {
     }
 }
 
-/// Every sender has vectors, but for the shared tokens, Twilio by token and Gitea, whose vectors are GitHub's.
+/// Every sender has vectors, but for the shared tokens, and Gitea, whose vectors are GitHub's.
 #[test]
 fn every_scheme_has_vectors() {
     let tested = genuine().into_iter().map(|(sender, _)| sender.name());
-    let tested: BTreeSet<_> = tested.chain(["gitlab", "telegram", "twilio-by-token"]).collect();
+    let tested: BTreeSet<_> = tested.chain(["gitlab", "telegram"]).collect();
     assert_eq!(tested, senders().iter().map(Preset::name).collect());
 }
 

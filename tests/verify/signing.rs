@@ -17,7 +17,7 @@ fn unsigned(sender: Preset) -> Request<Bytes> {
                 {"NotificationRequestItem": {"pspReference": "1", "success": "true"}},
                 {"NotificationRequestItem": {"pspReference": "2", "success": "false"}}]}"#
         }
-        "twilio" | "twilio-by-token" => "MessageSid=SM1&MessageStatus=sent",
+        "twilio" => "MessageSid=SM1&MessageStatus=sent",
         _ => r#"{"id": "evt_1"}"#,
     };
     let id = match sender.name() {

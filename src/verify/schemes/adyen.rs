@@ -28,7 +28,8 @@ const VALUES: [(&str, &str); 8] = [
 ];
 
 // Parsed once.
-static LIST: LazyLock<Arrays> = LazyLock::new(|| Arrays::at(&[ITEMS]));
+static LIST: LazyLock<Arrays> =
+    LazyLock::new(|| Arrays::parse(&format!("/{ITEMS}")).unwrap_or_default());
 static SIGNATURE_PART: LazyLock<KeyPart> = LazyLock::new(|| field("/additionalData/hmacSignature"));
 static VALUE_PARTS: LazyLock<[KeyPart; 8]> = LazyLock::new(|| VALUES.map(|(_, at)| field(at)));
 

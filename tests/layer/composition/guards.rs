@@ -15,7 +15,7 @@ use tower_dedup::adapter::{MemoryAdapter, SqliteAdapter};
 use tower_dedup::key::{KeyExtractor, KeyPart};
 use tower_dedup::ledger::{Lease, OnArrival};
 use tower_dedup::{
-    ConfigError, Dedup, DedupHandle, DedupKey, DedupLayer, DedupResult, Delivery, Error, KeyError,
+    ConfigError, Dedup, DedupAnswer, DedupHandle, DedupKey, DedupLayer, Delivery, Error, KeyError,
     ResponseBody, ResponseFuture, Verified,
 };
 
@@ -55,7 +55,7 @@ fn types_are_as_shareable_as_promised() {
     is_cloned::<DedupKey>();
     is_cloned::<KeyExtractor>();
     is_cloned::<KeyPart>();
-    is_cloned::<DedupResult>();
+    is_cloned::<DedupAnswer>();
     is_cloned::<Verified>();
     is_shared::<MemoryAdapter>();
     is_shared::<SqliteAdapter>();

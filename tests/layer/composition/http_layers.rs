@@ -10,7 +10,7 @@ use http::{HeaderValue, Request, StatusCode, header};
 use http_body_util::{BodyExt, Full};
 use tower::{ServiceBuilder, ServiceExt, service_fn};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
-use tower_dedup::{Delivery, OnMissingKey};
+use tower_dedup::{DedupLayer, Delivery, key};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::compression::CompressionLayer;
 use tower_http::decompression::RequestDecompressionLayer;
@@ -66,7 +66,8 @@ fn gzipped(id: &str, body: Bytes) -> Request<Full<Bytes>> {
 #[tokio::test]
 async fn request_decompression_outside() {
     let (handler, store) = (Handler::default(), store());
-    let by_body = dedup(&store).on_missing_key(OnMissingKey::BodyDigest);
+    let by_body = key::header("x-id").or(key::body_digest()).namespace("acme");
+    let by_body = DedupLayer::new(by_body, std::sync::Arc::clone(&store));
     let service = ServiceBuilder::new()
         .layer(RequestDecompressionLayer::new())
         .layer(by_body)

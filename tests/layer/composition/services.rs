@@ -16,7 +16,7 @@ use tokio::sync::{Barrier, Notify};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::util::{BoxCloneService, BoxCloneSyncService};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
-use tower_dedup::DedupResult;
+use tower_dedup::DedupAnswer;
 
 use super::{
     BODY, Handler, answer, dedup, delivers_once, duplicate, full, handled, own, response, send,
@@ -217,9 +217,9 @@ async fn a_request_without_a_body_gives_the_handler_an_empty_one() {
 async fn an_outer_layer_reads_the_result_from_the_extensions() {
     let handler = Handler::default();
     let service = dedup(&store()).result_header(None).layer(handler.service::<Full<Bytes>>());
-    for expected in [None, Some(DedupResult::Duplicate)] {
+    for expected in [None, Some(DedupAnswer::Duplicate)] {
         let response = service.clone().oneshot(full("evt_1", BODY)).await.unwrap();
-        assert_eq!(response.extensions().get::<DedupResult>().copied(), expected);
+        assert_eq!(response.extensions().get::<DedupAnswer>().copied(), expected);
         assert!(!response.headers().contains_key("x-dedup-result"));
     }
 }
