@@ -142,6 +142,8 @@ pub use describe::{describe_metrics, metrics_buckets};
 pub use endings::DedupAnswer;
 pub(crate) use endings::Outcome;
 pub(crate) use meters::{Meters, MetersByNamespace, pending_write};
+#[cfg(feature = "memory")]
+pub(crate) use records::nearly_full;
 #[cfg(feature = "verify")]
 pub(crate) use records::not_verified;
 pub(crate) use records::{
@@ -152,8 +154,6 @@ pub(crate) use records::{
 };
 #[cfg(feature = "axum")]
 pub(crate) use records::{commit_failed, rejected};
-#[cfg(feature = "memory")]
-pub(crate) use records::nearly_full;
 #[cfg(feature = "postgres")]
 pub(crate) use records::{lane_restarted, not_encrypted};
 #[cfg(feature = "redis")]
