@@ -38,7 +38,6 @@ use shared::run::{Length, Run};
 
 const NAMES: [&str; 2] = ["layer_ns", "layer_over_axum_idempotent"];
 const HEADER: &str = "webhook-id";
-const SESSION: &str = "session=AAAAAAAAAAAAAAAAAAAAAA";
 /// More than a sample has.
 const KEYS: u32 = 20_000;
 
@@ -66,10 +65,12 @@ static BODY: [u8; 1_024] = [b'x'; 1_024];
 
 fn request(id: u32) -> Request<Body> {
     let mut request = Request::post("/hook").body(Body::from(&BODY[..])).unwrap();
-    let id = HeaderValue::from_str(&format!("msg_{id:020}")).unwrap();
-    request.headers_mut().insert(HEADER, id);
-    // `axum-idempotent` stores responses for requests with a session only.
-    request.headers_mut().insert("cookie", HeaderValue::from_static(SESSION));
+    let event = HeaderValue::from_str(&format!("msg_{id:020}")).unwrap();
+    request.headers_mut().insert(HEADER, event);
+    // `axum-idempotent` stores responses for requests with a session only. The time of a call grows with the responses
+    // of its session, so each event has its own.
+    let session = HeaderValue::from_str(&format!("session={id:021}A")).unwrap();
+    request.headers_mut().insert("cookie", session);
     request
 }
 
