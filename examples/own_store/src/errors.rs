@@ -40,7 +40,8 @@ pub(crate) fn store_error(context: &'static str, error: sqlx::Error) -> Error {
     Error::new(kind, context).with_source(error)
 }
 
-fn number(error: &sqlx::Error) -> Option<u16> {
+/// Returns the server's number of an error.
+pub(crate) fn number(error: &sqlx::Error) -> Option<u16> {
     let error = error.as_database_error()?.try_downcast_ref::<MySqlDatabaseError>()?;
     Some(error.number())
 }
@@ -49,9 +50,4 @@ fn number(error: &sqlx::Error) -> Option<u16> {
 /// server undid the statement, so that it can be sent again.
 pub(crate) fn is_contended(error: &sqlx::Error) -> bool {
     matches!(number(error), Some(1205 | 1213 | 1020))
-}
-
-/// Returns `true` if a row with this key exists.
-pub(crate) fn is_duplicate_key(error: &sqlx::Error) -> bool {
-    number(error) == Some(1062)
 }

@@ -35,10 +35,8 @@ impl Call {
 
     pub(crate) async fn forget(self, key: DedupKey) -> Result<ForgetReply, Error> {
         // Its row is that of a release: expired, without token and attempts.
-        let (gone, terms) = (
-            Write { is_new: true, ..Write::default() },
-            CallTerms::on_claim(Token::random(), Duration::ZERO),
-        );
+        let gone = Write { is_new: true, ..Write::default() };
+        let terms = CallTerms::on_claim(Token::random(), Duration::ZERO);
         for _ in 0..TRIES {
             let Some(row) = self.read(&key, false).await? else { return Ok(ForgetReply::Missing) };
             match row.state() {
@@ -58,7 +56,7 @@ impl Call {
     }
 
     pub(crate) async fn get(self, key: DedupKey) -> Result<Option<Entry>, Error> {
-        Ok(self.read(&key, true).await?.and_then(Row::entry))
+        Ok(self.read(&key, true).await?.and_then(|row| row.entry(true)))
     }
 
     pub(crate) async fn list(
@@ -81,14 +79,10 @@ impl Call {
             let id: Vec<u8> = row.try_get("id").map_err(fault)?;
             match key_of(&namespace, &id).zip(Row::read(row).ok()) {
                 None => listing.unreadable += 1,
-                Some((key, row)) => {
-                    if selects(&filter, &key, &row)
-                        && let Some(mut entry) = row.entry()
-                    {
-                        entry.stored = None;
-                        listing.keys.push((key, entry));
-                    }
+                Some((key, row)) if selects(&filter, &key, &row) => {
+                    listing.keys.extend(row.entry(false).map(|entry| (key, entry)));
                 }
+                Some(_) => {}
             }
             if listing.keys.len() == limit || number + 1 == PORTION {
                 listing.next = Some(cursor(&namespace, &id));

@@ -56,18 +56,9 @@ impl MariaDbStore {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Config`] for a URL that cannot be read or names no database, and for a server that has no
-    /// `SKIP LOCKED` or reads its clock once a statement. Otherwise the errors of the server.
-    pub async fn connect(url: &str) -> Result<Self, Error> {
-        Self::connect_with(url, Options::default()).await
-    }
-
-    /// Connects with these options.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`connect`](Self::connect).
-    pub async fn connect_with(url: &str, options: Options) -> Result<Self, Error> {
+    /// [`ErrorKind::Config`] for a URL that cannot be read or names no database, and for a server that reads its clock
+    /// once a statement. [`ErrorKind::Refused`], for a syntax error, from MySQL and before MariaDB 10.6.
+    pub async fn connect(url: &str, options: Options) -> Result<Self, Error> {
         const CONTEXT: &str = "connecting to MariaDB";
         let connect =
             url.parse::<MySqlConnectOptions>().map_err(|error| store_error(CONTEXT, error))?;

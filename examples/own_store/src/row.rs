@@ -198,8 +198,8 @@ impl Row {
         (Some(kept()), reply)
     }
 
-    /// Returns the entry of the row, with all stored data; `None` for an expired row.
-    pub(crate) fn entry(self) -> Option<Entry> {
+    /// Returns the entry of the row; `None` for an expired row.
+    pub(crate) fn entry(self, with_stored: bool) -> Option<Entry> {
         let state = self.state()?;
         let mut entry = Entry::new(state, wall(self.first_seen_at), wall(self.expires_at));
         (entry.attempts, entry.takeover) = (attempt(self.attempts), self.takeover);
@@ -208,7 +208,8 @@ impl Row {
             entry.completed_at = self.completed_at.map(wall);
             entry.response_is_unreadable = self.response.is_err();
             let response = self.response.unwrap_or_default();
-            entry.stored = Some(Arc::new(StoredData::new(self.payload_sha256, response)));
+            let stored = || Arc::new(StoredData::new(self.payload_sha256, response));
+            entry.stored = with_stored.then(stored);
         } else {
             entry.lease_until = self.lease_until.map(wall);
         }

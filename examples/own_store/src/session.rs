@@ -12,7 +12,7 @@ use tower_dedup::adapter::contract::{CallTerms, StoreFuture};
 use tower_dedup::{DedupKey, Error, ErrorKind};
 
 use crate::Options;
-use crate::errors::{is_contended, is_duplicate_key, store_error};
+use crate::errors::{is_contended, number, store_error};
 use crate::statements::{Statement, Statements};
 
 /// The sessions of this store wait for no lock, and each statement is a transaction. The modes are set because the
@@ -23,8 +23,7 @@ const SESSION: &str = "SET @@session.innodb_lock_wait_timeout = 0, @@session.aut
 const ISOLATION: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED";
 /// The pauses after which a statement is sent again that met a lock. A statement holds a row for a moment; a handler's
 /// transaction holds it for longer.
-const PAUSES: [Duration; 3] =
-    [Duration::from_millis(1), Duration::from_millis(2), Duration::from_millis(5)];
+const PAUSES_MS: [u64; 3] = [1, 2, 5];
 /// How long a patient statement waits for a row: `statements::PATIENT`.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// A connection that was idle for longer is tested: the server may have restarted.
@@ -52,7 +51,7 @@ impl Session {
         };
         let statements = Statements::new(database);
         let pool = MySqlPoolOptions::new()
-            .max_connections(options.connections)
+            .max_connections(options.connections.max(1))
             .acquire_timeout(options.timeout)
             // A connection is tested when it is returned.
             .test_before_acquire(false)
@@ -174,11 +173,11 @@ impl Call {
 
     /// Sends a statement. `None` if a transaction holds its row.
     pub(crate) async fn run(&self, of: &Statement, args: Args) -> Result<Option<Ran>, Error> {
-        for pause in PAUSES {
+        for pause in PAUSES_MS {
             if let Some(ran) = self.send(of, false, args.clone()).await? {
                 return Ok(Some(ran));
             }
-            sleep(pause).await;
+            sleep(Duration::from_millis(pause)).await;
         }
         self.send(of, false, args).await
     }
@@ -222,7 +221,8 @@ impl Call {
         match ran.await {
             Ok(Ok(ran)) => Ok(Some(ran)),
             Ok(Err(error)) if is_contended(&error) => Ok(None),
-            Ok(Err(error)) if is_duplicate_key(&error) => Ok(Some(Ran::default())),
+            // Another call has inserted the row in the same moment.
+            Ok(Err(error)) if number(&error) == Some(1062) => Ok(Some(Ran::default())),
             Ok(Err(error)) => Err(self.fault(error)),
             // Its reply may come later, so the connection is closed, without another word to a silent server.
             Err(_) => {

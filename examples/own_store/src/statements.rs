@@ -47,21 +47,10 @@ macro_rules! statements {
     };
 }
 
-statements!(
-    check,
-    create_table,
-    insert,
-    read,
-    write,
-    renew,
-    release,
-    release_complete,
-    completion,
-    is_complete,
-    purge,
-    list,
-    stats,
-);
+statements! {
+    check, create_table, insert, read, write, renew, release, release_complete,
+    completion, is_complete, purge, list, stats,
+}
 
 fn statement(file: &str, table: &str) -> Statement {
     let lines = file.lines().filter(|line| !line.trim_start().starts_with("--"));

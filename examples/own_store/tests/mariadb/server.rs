@@ -140,7 +140,7 @@ impl SharedStore for Database {
 
     async fn attach(address: &str) -> Arc<MariaDbStore> {
         let options = Options { timeout: Duration::from_secs(15), ..Options::default() };
-        Arc::new(MariaDbStore::connect_with(address, options).await.unwrap())
+        Arc::new(MariaDbStore::connect(address, options).await.unwrap())
     }
 }
 

@@ -13,7 +13,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::post;
 use futures_util::future::join_all;
-use own_store::MariaDbStore;
+use own_store::{MariaDbStore, Options};
 use sqlx::AssertSqlSafe;
 use sqlx::mysql::MySqlPool;
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -45,7 +45,7 @@ fn receiver() {
 
 async fn serve(url: &str) {
     let pool = MySqlPool::connect(url).await.unwrap();
-    let store = MariaDbStore::connect(url).await.unwrap();
+    let store = MariaDbStore::connect(url, Options::default()).await.unwrap();
     let by_id = || key::header("webhook-id").namespace("storm");
     let app = match std::env::var(LEDGER).unwrap().as_str() {
         "arrival" => {
