@@ -29,7 +29,7 @@ pub(crate) fn parameter(keys: &[DedupKey], terms: &CallTerms) -> String {
         // The layer adds the response to the complete row. Until then the event is in flight for its duplicates.
         fetches_response(terms.fetch()) && response.is_none(),
         response.map_or_else(null, |response| response.status.as_u16().to_string()),
-        response.map_or_else(null, |response| quoted(response.headers_json().as_bytes())),
+        response.map_or_else(null, |response| quoted(&header_lines(&response.headers))),
         response.map_or_else(null, |response| quoted(&response.body)),
         events.join(","),
     )

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use sqlx::Row as _;
 use sqlx::mysql::MySqlRow;
 use tower_dedup::adapter::contract::{
@@ -225,8 +226,29 @@ fn response(row: &MySqlRow, status: Option<i64>) -> Result<Option<Arc<StoredResp
     let (Some(status), Some(headers), Some(body)) = (status, headers, body) else {
         return Ok(None);
     };
-    let stored = StoredResponse::from_stored(status, &String::from_utf8_lossy(&headers), body)?;
-    Ok(Some(Arc::new(stored)))
+    let status = u16::try_from(status).ok().and_then(|code| StatusCode::from_u16(code).ok());
+    let (Some(status), Some(headers)) = (status, headers_of(&headers)) else {
+        return Err(Error::new(ErrorKind::Corrupt, "reading a stored response"));
+    };
+    Ok(Some(Arc::new(StoredResponse::new(status, headers, body.into()))))
+}
+
+/// Returns the headers as lines `name: value`, in their order. No value has a line break.
+pub(crate) fn header_lines(headers: &HeaderMap) -> Vec<u8> {
+    let line = |(name, value): (&HeaderName, &HeaderValue)| {
+        [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\n"].concat()
+    };
+    headers.iter().flat_map(line).collect()
+}
+
+fn headers_of(lines: &[u8]) -> Option<HeaderMap> {
+    let mut headers = HeaderMap::new();
+    for line in lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+        let colon = line.windows(2).position(|two| two == b": ")?;
+        let name = HeaderName::from_bytes(&line[..colon]).ok()?;
+        headers.append(name, HeaderValue::from_bytes(&line[colon + 2..]).ok()?);
+    }
+    Some(headers)
 }
 
 /// Returns the key of a row of a list.

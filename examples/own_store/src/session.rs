@@ -111,7 +111,7 @@ impl Args {
         let response = data.response.as_deref();
         self.add(data.payload_sha256.map(Vec::from))
             .add(response.map(|response| i64::from(response.status.as_u16())))
-            .add(response.map(|response| response.headers_json().into_bytes()))
+            .add(response.map(|response| header_lines(&response.headers)))
             .add(response.map(|response| &response.body[..]))
     }
 }

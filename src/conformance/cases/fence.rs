@@ -116,18 +116,21 @@ impl<S: RemoteStore> World<S> {
 /// held.
 macro_rules! each_message {
     ($world:ident, $name:expr, |$key:ident, $label:ident| $begin:block, $call:expr, $check:block) => {
-        let mut late = 0;
-        for spared in 0..MANY {
-            let $label = &format!("{}, message {spared}", $name);
+        let (mut late, mut spared, mut beside) = (0, 0, 0);
+        while spared < MANY {
+            let $label = &format!("{}, message {spared}, beside {beside}", $name);
             let $key = &key($label);
             $begin
             let mut call = $call;
             match $world.hold(spared, &mut call).await {
                 Held::Ended => break,
-                Held::Beside => {}
+                // The message was none of the call: the same place again.
+                Held::Beside if beside < MANY => beside += 1,
+                Held::Beside => spared += 1,
                 Held::Late => {
                     drop(call);
                     late += 1;
+                    spared += 1;
                     $check
                 }
             }

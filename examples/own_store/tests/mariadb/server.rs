@@ -14,7 +14,7 @@ use own_store::{MariaDbStore, Options};
 use sqlx::mysql::MySqlConnection;
 use sqlx::{AssertSqlSafe, Connection, Executor};
 use tower_dedup::adapter::contract::Completion;
-use tower_dedup::conformance::{HandlerTransaction, SharedStore, Store, Transactional};
+use tower_dedup::conformance::{HandlerTransaction, RemoteStore, SharedStore, Store, Transactional};
 use tower_dedup::{BoxError, DedupKey};
 
 /// A shell that keeps the server. The pipe to its stdin breaks when the tests end, even by SIGKILL. Then it kills the
@@ -130,6 +130,22 @@ impl Store for Database {
         assert_eq!(held.execute(&mut connection).await.unwrap().rows_affected(), 1);
         // Dropped, it is closed, and the server rolls back.
         Box::new(connection)
+    }
+
+    async fn corrupt(&self, key: &DedupKey) {
+        let sql = "UPDATE webhook_deliveries SET response_headers = 'no JSON' WHERE namespace = ? AND id = ?";
+        let corrupt = sqlx::query(sql).bind(key.namespace()).bind(key.id());
+        assert_eq!(corrupt.execute(&mut self.connection().await).await.unwrap().rows_affected(), 1);
+    }
+}
+
+impl RemoteStore for Database {
+    fn server(&self) -> (String, u16) {
+        ("127.0.0.1".to_owned(), server().port)
+    }
+
+    async fn connect(&self, port: u16) -> Arc<MariaDbStore> {
+        Self::attach(&self.url.replace(&format!(":{}/", server().port), &format!(":{port}/"))).await
     }
 }
 
