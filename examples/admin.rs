@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tower_dedup::adapter;
 use tower_dedup::adapter::inspect::{Entry, ForgetReply, ListFilter, MaintenanceAdapter};
-use tower_dedup::{BoxError, DedupKey, Error, ErrorKind};
+use tower_dedup::{BoxError, DedupKey, StoreError, StoreErrorKind};
 
 type Store = Arc<dyn MaintenanceAdapter>;
 type Token = sha2::digest::Output<Sha256>;
@@ -112,10 +112,10 @@ fn shown(key: &DedupKey, entry: &Entry) -> Value {
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "the form of `map_err`")]
-fn failed(error: Error) -> StatusCode {
+fn failed(error: StoreError) -> StatusCode {
     tracing::error!(%error, "an operator's request");
     match error.kind() {
-        ErrorKind::Refused => StatusCode::BAD_REQUEST, // no such state, or a cursor of another store
+        StoreErrorKind::Refused => StatusCode::BAD_REQUEST, // no such state, or a cursor of another store
         _ => StatusCode::SERVICE_UNAVAILABLE,
     }
 }

@@ -63,8 +63,8 @@ pub(crate) fn of_store(store: StoreKind, deliveries: u64, seed: u64) -> Vec<(u64
 }
 
 /// Waits until so many deliveries are acknowledged. Returns `false` if the load ends before.
-async fn reached(load: &Load, lane: usize, at: u64) -> bool {
-    load.due[lane].store(at, Ordering::Relaxed);
+async fn reached(load: &Load, client: usize, at: u64) -> bool {
+    load.due[client].store(at, Ordering::Relaxed);
     while load.acknowledged() < at {
         if load.has_ended() {
             return false;
@@ -72,7 +72,7 @@ async fn reached(load: &Load, lane: usize, at: u64) -> bool {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     // The load goes on during the fault.
-    load.due[lane].store(u64::MAX, Ordering::Relaxed);
+    load.due[client].store(u64::MAX, Ordering::Relaxed);
     true
 }
 

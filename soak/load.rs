@@ -117,7 +117,7 @@ impl Load {
     }
 
     async fn send_events(&self) -> Result<(), String> {
-        let mut lanes = [Lane::new(self.ports), Lane::new(self.ports)];
+        let mut clients = [Client::new(self.ports), Client::new(self.ports)];
         let mut later = VecDeque::new();
         let events = self.events.len() as u64;
         let most_later = LATER.min(events / SENDERS / 4);
@@ -133,7 +133,7 @@ impl Load {
             let mut others = StdRng::seed_from_u64(draws.random());
             let first = draws.random_range(0..RECEIVERS);
             self.time(event, 0).store(now(), Ordering::Relaxed);
-            let [one, other] = &mut lanes;
+            let [one, other] = &mut clients;
             tokio::try_join!(
                 self.deliver(one, event, 0, first, &mut draws),
                 self.deliver(other, event, 1, first + 1, &mut others),
@@ -148,7 +148,7 @@ impl Load {
         }
         for (event, mut draws) in later {
             let place = draws.random_range(0..RECEIVERS);
-            self.deliver(&mut lanes[0], event, 3, place, &mut draws).await?;
+            self.deliver(&mut clients[0], event, 3, place, &mut draws).await?;
         }
         Ok(())
     }
@@ -165,7 +165,7 @@ impl Load {
     /// Delivers one copy until a 2xx, to the receivers in turn.
     async fn deliver(
         &self,
-        lane: &mut Lane,
+        client: &mut Client,
         event: u64,
         copy: u32,
         mut place: usize,
@@ -181,9 +181,9 @@ impl Load {
                 ));
             }
             if draws.random_ratio(1, HANG_UP) {
-                self.hang_up(lane, event, place, draws).await;
+                self.hang_up(client, event, place, draws).await;
             }
-            last = match timeout(ANSWERED, lane.send(place, event)).await {
+            last = match timeout(ANSWERED, client.send(place, event)).await {
                 Ok(Ok((200, _))) => {
                     if copy < 3 {
                         self.time(event, 1).fetch_max(now(), Ordering::Relaxed);
@@ -193,11 +193,11 @@ impl Load {
                 }
                 Ok(Ok((status, why))) => format!("{status} {why}"),
                 Ok(Err(_)) => {
-                    lane.close(place);
+                    client.close(place);
                     "no connection".to_owned()
                 }
                 Err(_) => {
-                    lane.close(place);
+                    client.close(place);
                     format!("no answer within {ANSWERED:?}")
                 }
             };
@@ -217,7 +217,7 @@ impl Load {
     }
 
     /// Sends the event and hangs up: in the middle of the body, or before the response.
-    async fn hang_up(&self, lane: &mut Lane, event: u64, place: usize, draws: &mut StdRng) {
+    async fn hang_up(&self, client: &mut Client, event: u64, place: usize, draws: &mut StdRng) {
         let wait = Duration::from_micros(draws.random_range(0..4_000));
         if draws.random_bool(0.5) {
             let port = self.ports[place];
@@ -235,20 +235,20 @@ impl Load {
             if matches!(timeout(ANSWERED, sent).await, Ok(Ok(()))) {
                 self.hang_ups.fetch_add(1, Ordering::Relaxed);
             }
-        } else if timeout(wait, lane.send(place, event)).await.is_err() {
-            lane.close(place);
+        } else if timeout(wait, client.send(place, event)).await.is_err() {
+            client.close(place);
             self.hang_ups.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
 /// One connection to each receiver, opened when it is needed.
-struct Lane {
+struct Client {
     ports: [u16; RECEIVERS],
     connections: [Option<(SendRequest<Full<Bytes>>, AbortHandle)>; RECEIVERS],
 }
 
-impl Lane {
+impl Client {
     fn new(ports: [u16; RECEIVERS]) -> Self {
         Self { ports, connections: Default::default() }
     }
@@ -285,7 +285,7 @@ impl Lane {
     }
 }
 
-impl Drop for Lane {
+impl Drop for Client {
     fn drop(&mut self) {
         (0..RECEIVERS).for_each(|place| self.close(place));
     }

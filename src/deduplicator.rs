@@ -13,7 +13,7 @@ use crate::adapter::Payloads;
 use crate::adapter::TransactionAdapter;
 use crate::adapter::contract::{DedupAdapter, Fetch, Seen};
 use crate::delivery::Delivery;
-use crate::error::{ConfigError, Error, ErrorKind};
+use crate::error::{ConfigError, StoreError, StoreErrorKind};
 use crate::key::Event;
 use crate::layer::OnUnavailable;
 use crate::ledger::{
@@ -118,7 +118,7 @@ impl Deduplicator {
     /// Deduplicates in the handler's own transaction: the key and the handler's writes commit together,
     /// or not at all. The handler begins the transaction by [`Delivery::begin`], as under
     /// [`DedupLayer::transactional`](crate::DedupLayer::transactional): after a success without a completion,
-    /// [`run`](Self::run) returns [`RunError::Store`] of the kind [`ErrorKind::Transaction`].
+    /// [`run`](Self::run) returns [`RunError::Store`] of the kind [`StoreErrorKind::Transaction`].
     pub fn transactional(adapter: impl TransactionAdapter) -> Deduplicator<Transactional> {
         Deduplicator::with_ledger(Transactional::new(Arc::new(adapter))).lease(TRANSACTIONAL_LEASE)
     }
@@ -214,8 +214,8 @@ impl<L: Ledger> Deduplicator<L> {
     /// - [`RunError::Handler`] if the handler failed, [`RunError::TimedOut`] if it took too long: the
     ///   key is released for the next attempt.
     /// - [`RunError::Store`] if the store did not reply, or if the transaction could not be
-    ///   committed. Its kind is [`ErrorKind::Config`] if [`checked`](Self::checked) returns an error, and
-    ///   [`ErrorKind::Unsupported`] if the event has a payload and the
+    ///   committed. Its kind is [`StoreErrorKind::Config`] if [`checked`](Self::checked) returns an error, and
+    ///   [`StoreErrorKind::Unsupported`] if the event has a payload and the
     ///   adapter has no [`stored_data`](crate::adapter::contract::Abilities::stored_data).
     ///
     /// After any of them, do not acknowledge the message.
@@ -310,7 +310,11 @@ impl<L: Ledger> Deduplicator<L> {
     }
 
     /// Claims the event. While it is in flight, claims it again until the wait is over.
-    async fn claim(&self, event: &Event, report: &RunReport) -> Result<Begin<L::Claim>, Error> {
+    async fn claim(
+        &self,
+        event: &Event,
+        report: &RunReport,
+    ) -> Result<Begin<L::Claim>, StoreError> {
         let (context, wait) = (self.context(event)?, self.settings.wait);
         let begun = self.ledger.begin(&report.keys, &context).await?;
         if !matches!(begun, Begin::InFlight) || wait.is_zero() {
@@ -322,15 +326,15 @@ impl<L: Ledger> Deduplicator<L> {
         begun
     }
 
-    fn context(&self, event: &Event) -> Result<BeginContext, Error> {
+    fn context(&self, event: &Event) -> Result<BeginContext, StoreError> {
         self.check().map_err(|error| {
-            Error::new(ErrorKind::Config, "running an event").with_source(error)
+            StoreError::new(StoreErrorKind::Config, "running an event").with_source(error)
         })?;
         let payloads: Option<Payloads> = event
             .payload()
             .map(|bytes| [(event.key().clone(), Sha256::digest(bytes).into())].into());
         if payloads.is_some() && !self.ledger.stores_data() {
-            return Err(Error::new(ErrorKind::Unsupported, "comparing a payload"));
+            return Err(StoreError::new(StoreErrorKind::Unsupported, "comparing a payload"));
         }
         let Settings { times, fail_open, .. } = self.settings;
         let mut context = BeginContext::of(&times, Duration::ZERO);
@@ -380,12 +384,12 @@ pub enum RunOutcome<T> {
 
 /// Why an event was not handled.
 ///
-/// It is an [`Error`](std::error::Error) only if `E` is one, which [`BoxError`](crate::BoxError) is not.
+/// It is an [`StoreError`](std::error::Error) only if `E` is one, which [`BoxError`](crate::BoxError) is not.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum RunError<E> {
     /// The store did not reply, or refused.
-    Store(Error),
+    Store(StoreError),
     /// The handler failed.
     Handler(E),
     /// The handler ran longer than [`Deduplicator::handler_timeout`].

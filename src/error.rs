@@ -1,4 +1,4 @@
-//! The error types: [`Error`] of a store, [`KeyError`] of a request, and [`ConfigError`] of the code
+//! The error types: [`StoreError`] of a store, [`KeyError`] of a request, and [`ConfigError`] of the code
 //! that builds a layer or an adapter.
 //!
 //! 1. None of them is a service error, because the layer turns them into responses.
@@ -20,24 +20,24 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// # Example
 ///
 /// ```
-/// use tower_dedup::{Error, ErrorKind};
+/// use tower_dedup::{StoreError, StoreErrorKind};
 ///
-/// let error = Error::new(ErrorKind::Unavailable, "connecting to the store")
+/// let error = StoreError::new(StoreErrorKind::Unavailable, "connecting to the store")
 ///     .with_source(std::io::Error::other("connection refused"));
 /// assert!(error.is_transient());
 /// assert_eq!(error.to_string(), "connecting to the store: the store is unavailable");
 /// ```
 #[derive(Debug, Clone)]
-pub struct Error {
-    kind: ErrorKind,
+pub struct StoreError {
+    kind: StoreErrorKind,
     context: Cow<'static, str>,
     source: Option<Arc<dyn std::error::Error + Send + Sync>>,
 }
 
-/// The kinds of [`Error`].
+/// The kinds of [`StoreError`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum ErrorKind {
+pub enum StoreErrorKind {
     /// The store could not be reached, or failed during the operation. The outcome is unknown.
     Unavailable,
     /// The store did not reply in time. The outcome is unknown.
@@ -60,7 +60,7 @@ pub enum ErrorKind {
     Config,
 }
 
-impl ErrorKind {
+impl StoreErrorKind {
     /// Returns a short name for logs and metric labels: lower case, words joined by `_`.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
@@ -77,9 +77,9 @@ impl ErrorKind {
     }
 }
 
-impl Error {
+impl StoreError {
     /// Makes an error of this kind. `context` names the operation as a gerund: `"claiming keys"`.
-    pub fn new(kind: ErrorKind, context: impl Into<Cow<'static, str>>) -> Self {
+    pub fn new(kind: StoreErrorKind, context: impl Into<Cow<'static, str>>) -> Self {
         Self { kind, context: context.into(), source: None }
     }
 
@@ -94,30 +94,30 @@ impl Error {
     pub(crate) fn is_unknown(&self) -> bool {
         !matches!(
             self.kind,
-            ErrorKind::Refused
-                | ErrorKind::Full
-                | ErrorKind::Overloaded
-                | ErrorKind::Unsupported
-                | ErrorKind::Config
+            StoreErrorKind::Refused
+                | StoreErrorKind::Full
+                | StoreErrorKind::Overloaded
+                | StoreErrorKind::Unsupported
+                | StoreErrorKind::Config
         )
     }
 
     /// Marks the outcome as unknown, because the operation may be executed in part.
     ///
-    /// [`ErrorKind::Corrupt`] stays: which keys were claimed is unknown already, and a layer must not fail
+    /// [`StoreErrorKind::Corrupt`] stays: which keys were claimed is unknown already, and a layer must not fail
     /// open after it.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     #[must_use]
     pub(crate) fn with_unknown_outcome(mut self) -> Self {
-        if self.kind != ErrorKind::Corrupt {
-            self.kind = ErrorKind::Unavailable;
+        if self.kind != StoreErrorKind::Corrupt {
+            self.kind = StoreErrorKind::Unavailable;
         }
         self
     }
 
     /// Returns the kind of the error.
     #[must_use]
-    pub fn kind(&self) -> ErrorKind {
+    pub fn kind(&self) -> StoreErrorKind {
         self.kind
     }
 
@@ -126,42 +126,42 @@ impl Error {
     pub fn is_transient(&self) -> bool {
         !matches!(
             self.kind,
-            ErrorKind::Corrupt
-                | ErrorKind::Transaction
-                | ErrorKind::Unsupported
-                | ErrorKind::Config
+            StoreErrorKind::Corrupt
+                | StoreErrorKind::Transaction
+                | StoreErrorKind::Unsupported
+                | StoreErrorKind::Config
         )
     }
 }
 
-impl fmt::Display for Error {
+impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match self.kind {
-            ErrorKind::Unavailable => "the store is unavailable",
-            ErrorKind::Timeout => "the store timed out",
-            ErrorKind::Refused => "the store refused the call",
-            ErrorKind::Full => "the store is full",
-            ErrorKind::Overloaded => "too many calls are queued",
-            ErrorKind::Corrupt => "the store returned unreadable data",
-            ErrorKind::Transaction => {
+            StoreErrorKind::Unavailable => "the store is unavailable",
+            StoreErrorKind::Timeout => "the store timed out",
+            StoreErrorKind::Refused => "the store refused the call",
+            StoreErrorKind::Full => "the store is full",
+            StoreErrorKind::Overloaded => "too many calls are queued",
+            StoreErrorKind::Corrupt => "the store returned unreadable data",
+            StoreErrorKind::Transaction => {
                 "commit by `Delivery::begin`, complete by `completion`, or call `nothing_to_write`"
             }
-            ErrorKind::Unsupported => "the adapter does not support this",
-            ErrorKind::Config => return f.write_str(&self.context),
+            StoreErrorKind::Unsupported => "the adapter does not support this",
+            StoreErrorKind::Config => return f.write_str(&self.context),
         };
         write!(f, "{}: {what}", self.context)
     }
 }
 
-impl std::error::Error for Error {
+impl std::error::Error for StoreError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.source.as_deref().map(|source| source as _)
     }
 }
 
-impl From<ConfigError> for Error {
+impl From<ConfigError> for StoreError {
     fn from(error: ConfigError) -> Self {
-        Self::new(ErrorKind::Config, "connecting to the store").with_source(error)
+        Self::new(StoreErrorKind::Config, "connecting to the store").with_source(error)
     }
 }
 
@@ -351,15 +351,17 @@ mod tests {
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     #[test]
     fn with_unknown_outcome_keeps_only_the_kind_corrupt() {
-        use super::{Error, ErrorKind};
+        use super::{StoreError, StoreErrorKind};
 
-        for kind in [ErrorKind::Refused, ErrorKind::Timeout, ErrorKind::Unavailable] {
-            let error = Error::new(kind, "claiming keys").with_unknown_outcome();
-            assert_eq!(error.kind(), ErrorKind::Unavailable);
+        for kind in [StoreErrorKind::Refused, StoreErrorKind::Timeout, StoreErrorKind::Unavailable]
+        {
+            let error = StoreError::new(kind, "claiming keys").with_unknown_outcome();
+            assert_eq!(error.kind(), StoreErrorKind::Unavailable);
             assert!(error.is_unknown());
         }
-        let error = Error::new(ErrorKind::Corrupt, "claiming keys").with_unknown_outcome();
-        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        let error =
+            StoreError::new(StoreErrorKind::Corrupt, "claiming keys").with_unknown_outcome();
+        assert_eq!(error.kind(), StoreErrorKind::Corrupt);
         assert!(error.is_unknown());
     }
 }

@@ -23,7 +23,7 @@ use crate::adapter::{PostgresAdapter, PostgresOptions};
 #[cfg(feature = "sqlite")]
 use crate::adapter::{SqliteAdapter, SqliteOptions};
 #[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
-use crate::error::Error;
+use crate::error::StoreError;
 #[cfg(feature = "testing")]
 use crate::key::{KeyExtractor, KeyPart};
 #[cfg(feature = "testing")]
@@ -71,7 +71,7 @@ pub fn sqlite_table(options: &SqliteOptions) -> &str {
 pub async fn ask_primaries(
     adapter: &RedisAdapter,
     command: &redis::Cmd,
-) -> Result<Vec<(String, Result<redis::Value, Error>)>, Error> {
+) -> Result<Vec<(String, Result<redis::Value, StoreError>)>, StoreError> {
     adapter.ask_primaries(command, "asking a primary").await
 }
 
@@ -113,7 +113,11 @@ pub fn stored_headers(response: &StoredResponse) -> String {
 ///
 /// The status or the headers are unreadable.
 #[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
-pub fn stored_response(status: i64, headers: &str, body: Vec<u8>) -> Result<StoredResponse, Error> {
+pub fn stored_response(
+    status: i64,
+    headers: &str,
+    body: Vec<u8>,
+) -> Result<StoredResponse, StoreError> {
     StoredResponse::from_stored(status, headers, body)
 }
 

@@ -76,7 +76,9 @@ pub mod verify;
 
 pub use deduplicator::{Deduplicator, RunError, RunOutcome};
 pub use delivery::{Delivery, Verdict};
-pub use error::{BoxError, ConfigError, ConfigErrorKind, Error, ErrorKind, KeyError, KeyErrorKind};
+pub use error::{
+    BoxError, ConfigError, ConfigErrorKind, KeyError, KeyErrorKind, StoreError, StoreErrorKind,
+};
 #[cfg(feature = "axum")]
 pub use extract::DeliveryRejection;
 pub use key::{DedupKey, KeyExtractor};

@@ -155,7 +155,7 @@ pub(crate) use records::{
 #[cfg(feature = "axum")]
 pub(crate) use records::{commit_failed, rejected};
 #[cfg(feature = "postgres")]
-pub(crate) use records::{lane_restarted, not_encrypted};
+pub(crate) use records::{not_encrypted, worker_restarted};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) use records::{purge_failed, purge_failed_again, purged};
 #[cfg(feature = "redis")]

@@ -29,7 +29,7 @@ use futures_util::FutureExt;
 use tokio::time::timeout;
 
 use crate::adapter::contract::Seen;
-use crate::error::Error;
+use crate::error::StoreError;
 use crate::key::Keys;
 use crate::ledger::{Begin, BeginContext, Claim, HandlerSuccess, Ledger};
 
@@ -70,7 +70,7 @@ where
 pub(crate) fn run<C: Claim, F, T>(
     claim: Option<C>,
     handler: impl FnOnce() -> F,
-) -> impl Future<Output = (T, Result<(), Error>)>
+) -> impl Future<Output = (T, Result<(), StoreError>)>
 where
     F: Future<Output = (T, Option<HandlerSuccess>)>,
 {

@@ -4,7 +4,7 @@ use std::error::Error as _;
 use std::time::Duration;
 
 use tower_dedup::internals::in_one_line;
-use tower_dedup::{BoxError, Error, ErrorKind, sqlx};
+use tower_dedup::{BoxError, StoreError, StoreErrorKind, sqlx};
 
 pub(crate) const NO_TABLE: &str = "the store has no table: run `tower-dedup migrate`";
 
@@ -31,15 +31,17 @@ impl Failure {
     }
 }
 
-impl From<Error> for Failure {
-    fn from(error: Error) -> Self {
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
         let cause = error.source().and_then(|source| source.downcast_ref::<sqlx::Error>());
         if cause.is_some_and(is_without_table) {
             return Self::new(REFUSED, NO_TABLE);
         }
         let code = match error.kind() {
-            ErrorKind::Unavailable | ErrorKind::Timeout | ErrorKind::Overloaded => UNAVAILABLE,
-            ErrorKind::Config => USAGE,
+            StoreErrorKind::Unavailable | StoreErrorKind::Timeout | StoreErrorKind::Overloaded => {
+                UNAVAILABLE
+            }
+            StoreErrorKind::Config => USAGE,
             _ => REFUSED,
         };
         Self::new(code, error)

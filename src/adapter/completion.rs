@@ -11,7 +11,7 @@ use std::time::Duration;
 use sqlx::{Connection, Database, Pool, Transaction};
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-use crate::error::Error;
+use crate::error::StoreError;
 
 /// A statement that completes the events of a delivery in the handler's own transaction, for any driver.
 ///
@@ -169,7 +169,7 @@ pub trait CompletionDatabase: Database<Connection: CompletionConnection> + Seale
     fn turn(
         database: Option<CompletedIn>,
         pool: &Pool<Self>,
-    ) -> impl Future<Output = Result<Option<Self::Turn>, Error>> + Send;
+    ) -> impl Future<Output = Result<Option<Self::Turn>, StoreError>> + Send;
 
     /// Returns the statement that begins a transaction with this mark.
     #[doc(hidden)]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::inspect::MaintenanceAdapter;
-use crate::error::{ConfigError, ConfigErrorKind, Error};
+use crate::error::{ConfigError, ConfigErrorKind, StoreError};
 
 /// Connects to the store that a URL names.
 ///
@@ -21,10 +21,10 @@ use crate::error::{ConfigError, ConfigErrorKind, Error};
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Config`](crate::ErrorKind::Config) with a [`ConfigError`] as its source for a URL
+/// [`StoreErrorKind::Config`](crate::StoreErrorKind::Config) with a [`ConfigError`] as its source for a URL
 /// without an adapter in this build. Otherwise the errors of the adapter's own `connect`; for example,
 /// a Postgres URL names one host.
-pub async fn connect(url: &str) -> Result<Arc<dyn MaintenanceAdapter>, Error> {
+pub async fn connect(url: &str) -> Result<Arc<dyn MaintenanceAdapter>, StoreError> {
     let Some((scheme, _)) = url.split_once(':') else { return Err(ConfigError::url().into()) };
     match feature(scheme) {
         #[cfg(feature = "memory")]

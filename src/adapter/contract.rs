@@ -13,7 +13,7 @@
 //! 6. Stored data comes with the duplicate, in the same call. A store may read it in a second step, after
 //!    [`CallTerms::note_duplicate`], if this step finds the same row complete again. Otherwise the reply is
 //!    [`InFlight`](ClaimReply::InFlight).
-//! 7. A store that cannot answer returns an [`Error`]. It never guesses.
+//! 7. A store that cannot answer returns an [`StoreError`]. It never guesses.
 //! 8. Calls that nobody polls delay no other call.
 //!
 //! The cases in which two replies look right have one:
@@ -41,11 +41,11 @@ pub use super::completion::Completion;
 pub use super::replies::{ClaimReply, CompleteReply, RenewReply, Seen};
 pub use super::stored::{Fetch, StoredData, StoredResponse};
 pub use super::terms::{CallTerms, Permanence, Token};
-use crate::error::{Error, ErrorKind};
+use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 
 /// The boxed future of a call to a store. `Box::pin(async move { … })` makes one.
-pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'a>>;
+pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
 /// The contract of a store: claim a key, then complete or release it.
 ///
@@ -169,7 +169,7 @@ pub trait DedupAdapter: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] for terms that [`abilities`](Self::abilities) does not cover, before
+    /// [`StoreErrorKind::Unsupported`] for terms that [`abilities`](Self::abilities) does not cover, before
     /// anything is written: see [`Abilities::check`]. Otherwise the store's own errors.
     fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply>;
 
@@ -189,7 +189,7 @@ pub trait DedupAdapter: Send + Sync + 'static {
     /// # Errors
     ///
     /// The store's own errors. The layer repeats a release for 10 min, after every error but
-    /// [`ErrorKind::Unsupported`].
+    /// [`StoreErrorKind::Unsupported`].
     fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()>;
 
     /// Moves the end of the key's lease, if this token holds it. A lapsed or missing row is revived if no
@@ -201,10 +201,10 @@ pub trait DedupAdapter: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] by default. Otherwise the store's own errors.
+    /// [`StoreErrorKind::Unsupported`] by default. Otherwise the store's own errors.
     fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, RenewReply> {
         let _ = (key, terms);
-        Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "renewing leases")) })
+        Box::pin(async { Err(StoreError::new(StoreErrorKind::Unsupported, "renewing leases")) })
     }
 
     /// Marks the key complete, whoever holds its lease; a missing row is inserted. The store holds
@@ -215,14 +215,14 @@ pub trait DedupAdapter: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] by default. Otherwise the store's own errors.
+    /// [`StoreErrorKind::Unsupported`] by default. Otherwise the store's own errors.
     fn complete<'a>(
         &'a self,
         key: &'a DedupKey,
         terms: &'a CallTerms,
     ) -> StoreFuture<'a, CompleteReply> {
         let _ = (key, terms);
-        Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "completing keys")) })
+        Box::pin(async { Err(StoreError::new(StoreErrorKind::Unsupported, "completing keys")) })
     }
 
     /// Makes the statement that completes these keys in a transaction of the handler's: all keys that the delivery
@@ -235,15 +235,15 @@ pub trait DedupAdapter: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] by default.
+    /// [`StoreErrorKind::Unsupported`] by default.
     fn completion(
         &self,
         keys: &[DedupKey],
         terms: &CallTerms,
         mark: Option<&str>,
-    ) -> Result<Completion, Error> {
+    ) -> Result<Completion, StoreError> {
         let _ = (keys, terms, mark);
-        Err(Error::new(ErrorKind::Unsupported, "completing events in a transaction"))
+        Err(StoreError::new(StoreErrorKind::Unsupported, "completing events in a transaction"))
     }
 
     /// Returns `true` if the key is complete by the token of the terms. The transactional ledger asks after a handler
@@ -251,10 +251,10 @@ pub trait DedupAdapter: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] by default. Otherwise the store's own errors.
+    /// [`StoreErrorKind::Unsupported`] by default. Otherwise the store's own errors.
     fn is_complete<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, bool> {
         let _ = (key, terms);
-        Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "reading completions")) })
+        Box::pin(async { Err(StoreError::new(StoreErrorKind::Unsupported, "reading completions")) })
     }
 }
 
@@ -286,13 +286,13 @@ impl Abilities {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] for a lease without [`leases`](Self::leases), and for data to store
+    /// [`StoreErrorKind::Unsupported`] for a lease without [`leases`](Self::leases), and for data to store
     /// or to fetch without [`stored_data`](Self::stored_data).
-    pub fn check(self, terms: &CallTerms) -> Result<(), Error> {
+    pub fn check(self, terms: &CallTerms) -> Result<(), StoreError> {
         let wants_lease = matches!(terms.permanence(), Permanence::OnCompletion { .. });
         let wants_data = terms.stores_data() || terms.fetch() != Fetch::Nothing;
         if (wants_lease && !self.leases) || (wants_data && !self.stored_data) {
-            return Err(Error::new(ErrorKind::Unsupported, "claiming keys"));
+            return Err(StoreError::new(StoreErrorKind::Unsupported, "claiming keys"));
         }
         Ok(())
     }
@@ -329,7 +329,7 @@ impl<A: DedupAdapter + ?Sized> DedupAdapter for Arc<A> {
         keys: &[DedupKey],
         terms: &CallTerms,
         mark: Option<&str>,
-    ) -> Result<Completion, Error> {
+    ) -> Result<Completion, StoreError> {
         (**self).completion(keys, terms, mark)
     }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use super::contract::{DedupAdapter, StoreFuture};
 use super::stored::StoredData;
-use crate::error::{Error, ErrorKind};
+use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 
 /// The calls of operators to a store, and purges.
@@ -68,8 +68,8 @@ pub trait MaintenanceAdapter: DedupAdapter {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] unless the store announces [`inspection`](super::contract::Abilities::inspection), which
-    /// is the default; [`ErrorKind::Refused`] for a cursor of another store; else the store's own errors.
+    /// [`StoreErrorKind::Unsupported`] unless the store announces [`inspection`](super::contract::Abilities::inspection), which
+    /// is the default; [`StoreErrorKind::Refused`] for a cursor of another store; else the store's own errors.
     fn list<'a>(
         &'a self,
         filter: &'a ListFilter,
@@ -77,7 +77,7 @@ pub trait MaintenanceAdapter: DedupAdapter {
         limit: u32,
     ) -> StoreFuture<'a, Listing> {
         let _ = (filter, after, limit);
-        Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "listing keys")) })
+        Box::pin(async { Err(StoreError::new(StoreErrorKind::Unsupported, "listing keys")) })
     }
 
     /// Returns how many keys are in each state: exactly for a small store, and about for a large one, of which a
@@ -91,7 +91,7 @@ pub trait MaintenanceAdapter: DedupAdapter {
     /// Closes the adapter's connections, after all calls that are under way.
     ///
     /// Every later call on this handle and its clones fails with
-    /// [`ErrorKind::Unavailable`], and opens no connection. A pool that
+    /// [`StoreErrorKind::Unavailable`], and opens no connection. A pool that
     /// you gave to the adapter stays open.
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
 }
@@ -158,7 +158,7 @@ pub struct Entry {
     /// `None` if the key is not complete, or if the store holds no such data.
     pub stored: Option<Arc<StoredData>>,
     /// Whether a response is stored that cannot be read. `stored` is without the response then. A
-    /// claim that fetches the response fails with [`ErrorKind::Corrupt`].
+    /// claim that fetches the response fails with [`StoreErrorKind::Corrupt`].
     pub response_is_unreadable: bool,
     /// The event's type, as the sender names it; `None` if the preset does not know it.
     pub event_type: Option<String>,
@@ -335,16 +335,16 @@ impl fmt::Display for KeyState {
 
 /// Reads the names of [`Display`](fmt::Display).
 impl FromStr for KeyState {
-    type Err = Error;
+    type Err = StoreError;
 
-    fn from_str(name: &str) -> Result<Self, Error> {
+    fn from_str(name: &str) -> Result<Self, StoreError> {
         match name {
             "in-flight" => Ok(Self::InFlight),
             "lapsed" => Ok(Self::Lapsed),
             "released" => Ok(Self::Released),
             "complete" => Ok(Self::Complete),
-            _ => Err(Error::new(
-                ErrorKind::Refused,
+            _ => Err(StoreError::new(
+                StoreErrorKind::Refused,
                 "reading a state: in-flight, lapsed, released or complete is needed",
             )),
         }
@@ -363,7 +363,7 @@ mod tests {
         }
         assert_eq!(KeyState::Released.to_string(), "released");
         for other in ["failed", "Released", "gone"] {
-            assert_eq!(other.parse::<KeyState>().unwrap_err().kind(), ErrorKind::Refused);
+            assert_eq!(other.parse::<KeyState>().unwrap_err().kind(), StoreErrorKind::Refused);
         }
     }
 }

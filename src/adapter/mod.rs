@@ -17,7 +17,7 @@
 //! let layer = DedupLayer::new(provider::GITHUB, store.clone());
 //! assert_eq!(store.stats().await?.rows, 0);
 //! # let _ = layer;
-//! # Ok::<(), tower_dedup::Error>(())
+//! # Ok::<(), tower_dedup::StoreError>(())
 //! # }).unwrap();
 //! ```
 

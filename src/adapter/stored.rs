@@ -94,7 +94,7 @@ mod form {
     use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
     use super::StoredResponse;
-    use crate::error::{Error, ErrorKind};
+    use crate::error::{StoreError, StoreErrorKind};
 
     impl StoredResponse {
         /// Returns the headers as a JSON array of pairs of strings. A value that is not UTF-8 is left out; the layer stores no
@@ -111,15 +111,15 @@ mod form {
             serde_json::to_string(&pairs).unwrap_or_default()
         }
 
-        /// Makes a response of the parts that a store holds. The error is [`ErrorKind::Corrupt`] if the status or the headers
+        /// Makes a response of the parts that a store holds. The error is [`StoreErrorKind::Corrupt`] if the status or the headers
         /// are unreadable.
         pub(crate) fn from_stored(
             status: i64,
             headers_json: &str,
             body: Vec<u8>,
-        ) -> Result<Self, Error> {
+        ) -> Result<Self, StoreError> {
             const CONTEXT: &str = "reading a stored response";
-            let corrupt = || Error::new(ErrorKind::Corrupt, CONTEXT);
+            let corrupt = || StoreError::new(StoreErrorKind::Corrupt, CONTEXT);
             let status =
                 u16::try_from(status).ok().and_then(|code| StatusCode::from_u16(code).ok());
             let pairs: Vec<(String, String)> =
@@ -155,7 +155,7 @@ mod form {
             assert_eq!(again.unwrap(), stored);
             for (status, headers) in [(20, "[]"), (200, "{}"), (200, r#"[["a b","c"]]"#)] {
                 let corrupt = StoredResponse::from_stored(status, headers, Vec::new()).unwrap_err();
-                assert_eq!(corrupt.kind(), ErrorKind::Corrupt, "{status} {headers}");
+                assert_eq!(corrupt.kind(), StoreErrorKind::Corrupt, "{status} {headers}");
             }
         }
     }

@@ -12,7 +12,7 @@
 //!
 //! Whether times are the server's, and read after every wait; whether a purge deletes a row that was taken meanwhile;
 //! whether a list or statistics of a large store read a bounded part; whether an error of unknown outcome is told as
-//! [`Refused`](crate::ErrorKind::Refused); clocks of several servers, failovers, replicas; speed.
+//! [`Refused`](crate::StoreErrorKind::Refused); clocks of several servers, failovers, replicas; speed.
 //!
 //! # Example
 //!

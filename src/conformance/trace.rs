@@ -18,7 +18,7 @@ use crate::adapter::contract::{
     StoreFuture,
 };
 use crate::adapter::inspect::{Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats};
-use crate::error::Error;
+use crate::error::StoreError;
 use crate::key::DedupKey;
 
 /// How long a case may take, with its store.
@@ -232,7 +232,7 @@ impl<A: DedupAdapter + ?Sized> DedupAdapter for Traced<A> {
         keys: &[DedupKey],
         terms: &CallTerms,
         mark: Option<&str>,
-    ) -> Result<Completion, Error> {
+    ) -> Result<Completion, StoreError> {
         self.adapter.completion(keys, terms, mark)
     }
 }

@@ -48,7 +48,7 @@ use super::policy::{OnInFlight, OnMismatch, Replay, is_stream};
 use crate::adapter::Payloads;
 use crate::adapter::contract::{Seen, StoredResponse};
 use crate::delivery::{Delivery, RetryAfterOfLayer, Verdict};
-use crate::error::{Error, ErrorKind};
+use crate::error::{StoreError, StoreErrorKind};
 use crate::key::{DedupKey, Event, Keys, hex, sha256};
 use crate::ledger::{Begin, BeginContext, HandlerSuccess, Ledger, RunsWithoutKey};
 use crate::observe::{self, DedupAnswer, Outcome, Report, ShadowFields};
@@ -128,7 +128,7 @@ struct Runs<C> {
 type Ended<B, E> = (Outcome, Ending<B, E>);
 
 /// A claim after its wait, or the ending of a delivery that may not go on.
-type Waited<C, B, E> = Result<Result<Begin<C>, Error>, Box<Ended<B, E>>>;
+type Waited<C, B, E> = Result<Result<Begin<C>, StoreError>, Box<Ended<B, E>>>;
 
 impl<S, L, B, ResBody> Run<S, L, B>
 where
@@ -239,7 +239,7 @@ where
     /// Returns the verdict, with what the handler runs on, or else writes the ending to `ended`.
     fn judge_claim(
         &mut self,
-        begun: Result<Begin<L::Claim>, Error>,
+        begun: Result<Begin<L::Claim>, StoreError>,
         ended: &mut Ended<ResBody, S::Error>,
     ) -> (Verdict, Option<Runs<L::Claim>>) {
         let refuses = self.layer.config.on_mismatch == OnMismatch::Refuse;
@@ -361,11 +361,11 @@ where
     fn conclude(
         &mut self,
         ended: &mut Ended<ResBody, S::Error>,
-        settled: Result<(), Error>,
+        settled: Result<(), StoreError>,
         instead: Option<Outcome>,
     ) {
         let failure = settled.err().map(|error| {
-            let is_handlers = error.kind() == ErrorKind::Transaction;
+            let is_handlers = error.kind() == StoreErrorKind::Transaction;
             self.report.error = Some(error.into());
             is_handlers
         });

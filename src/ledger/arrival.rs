@@ -33,7 +33,7 @@ use super::pending::Pending;
 use super::resolve::{Resolution, flatten};
 use super::retry::{PendingWrites, RetryPool, Write};
 use crate::adapter::contract::{Abilities, DedupAdapter, Permanence};
-use crate::error::{ConfigError, ConfigErrorKind, Error, ErrorKind};
+use crate::error::{ConfigError, ConfigErrorKind, StoreError, StoreErrorKind};
 use crate::key::{DedupKey, Keys};
 
 /// The number of claims that may wait for their reply, or for their release, at once.
@@ -80,13 +80,13 @@ impl Ledger for OnArrival {
         self: &Arc<Self>,
         keys: &Keys,
         context: &BeginContext,
-    ) -> Result<Begin<Self::Claim>, Error> {
+    ) -> Result<Begin<Self::Claim>, StoreError> {
         if keys.is_empty() {
             return Ok(Begin::WithoutKey);
         }
         if keys.events().iter().any(|event| event.second_identity().is_some()) {
             let context = "claiming on arrival an event with a second identity";
-            return Err(Error::new(ErrorKind::Config, context));
+            return Err(StoreError::new(StoreErrorKind::Config, context));
         }
         let (events, first) = flatten(keys);
         let mut terms = context.terms(&events, self.abilities);
@@ -94,7 +94,8 @@ impl Ledger for OnArrival {
         // Reserved before the claim, because a refused release loses an event.
         let slot = self.pool.reserve();
         if slot.is_none() {
-            let error = Error::new(ErrorKind::Unavailable, "reserving a slot for a release");
+            let error =
+                StoreError::new(StoreErrorKind::Unavailable, "reserving a slot for a release");
             if fails_open(&terms, &error) {
                 return Ok(Resolution::unprotected(events, &error).begin(|_| (), |_| ArrivalClaim));
             }
@@ -113,7 +114,7 @@ impl Ledger for OnArrival {
     }
 
     /// No request has an identity of its content.
-    async fn record(self: &Arc<Self>, _: &Keys, _: &BeginContext) -> Result<(), Error> {
+    async fn record(self: &Arc<Self>, _: &Keys, _: &BeginContext) -> Result<(), StoreError> {
         Ok(())
     }
 
@@ -139,11 +140,11 @@ impl FailOpen for OnArrival {}
 pub struct ArrivalClaim;
 
 impl Claim for ArrivalClaim {
-    async fn commit(self, _: &HandlerSuccess) -> Result<(), Error> {
+    async fn commit(self, _: &HandlerSuccess) -> Result<(), StoreError> {
         Ok(())
     }
 
-    async fn rollback(self) -> Result<(), Error> {
+    async fn rollback(self) -> Result<(), StoreError> {
         Ok(())
     }
 }

@@ -13,7 +13,7 @@ use tokio::task::coop::unconstrained;
 use crate::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, StoreFuture,
 };
-use crate::error::{Error, ErrorKind};
+use crate::error::{StoreError, StoreErrorKind};
 use crate::key::{DedupKey, List};
 use crate::observe::StoreSpan;
 
@@ -33,7 +33,7 @@ macro_rules! calls {
             keys: &'c [DedupKey],
             terms: &'c CallTerms,
             bound: Duration,
-        ) -> impl Future<Output = List<Result<$reply, Error>>> + Send + 'c {
+        ) -> impl Future<Output = List<Result<$reply, StoreError>>> + Send + 'c {
             let operation = &[stringify!($method), $context];
             let call = move |key| adapter.$method(key, terms);
             async move {
@@ -57,10 +57,10 @@ async fn each<'k, T>(
     keys: &'k [DedupKey],
     bound: Duration,
     call: impl Fn(&'k DedupKey) -> StoreFuture<'k, T> + Copy + Send,
-) -> List<Result<T, Error>> {
+) -> List<Result<T, StoreError>> {
     // One timer, because a list has up to a thousand calls.
     let mut deadline = pin!(tokio::time::sleep(bound));
-    let mut replies: Vec<Option<Result<T, Error>>> = keys.iter().map(|_| None).collect();
+    let mut replies: Vec<Option<Result<T, StoreError>>> = keys.iter().map(|_| None).collect();
     let mut waiting: Vec<usize> = (0..keys.len()).collect();
     while !waiting.is_empty() {
         let rest = waiting.split_off(waiting.len().min(MOST_AT_ONCE));
@@ -88,16 +88,16 @@ async fn each<'k, T>(
     replies.into_iter().flatten().collect()
 }
 
-fn is_refused<T>(reply: &Result<T, Error>) -> bool {
-    reply.as_ref().is_err_and(|error| error.kind() == ErrorKind::Overloaded)
+fn is_refused<T>(reply: &Result<T, StoreError>) -> bool {
+    reply.as_ref().is_err_and(|error| error.kind() == StoreErrorKind::Overloaded)
 }
 
 /// Returns all replies, or the first error.
-pub(super) fn all<T>(replies: List<Result<T, Error>>) -> Result<List<T>, Error> {
+pub(super) fn all<T>(replies: List<Result<T, StoreError>>) -> Result<List<T>, StoreError> {
     replies.into_iter().collect()
 }
 
-pub(super) fn errors<T>(replies: List<Result<T, Error>>) -> Vec<Error> {
+pub(super) fn errors<T>(replies: List<Result<T, StoreError>>) -> Vec<StoreError> {
     replies.into_iter().filter_map(Result::err).collect()
 }
 
@@ -108,7 +108,7 @@ pub(super) fn bounded<'c, T: 'c>(
     operation: Operation,
     bound: Duration,
     call: impl FnOnce() -> StoreFuture<'c, T>,
-) -> impl Future<Output = Result<T, Error>> + Send {
+) -> impl Future<Output = Result<T, StoreError>> + Send {
     // Outside of the future, which would store `call` beside its future.
     let mut call = MeasuredCall::begin(operation, call);
     async move {
@@ -128,7 +128,7 @@ pub(super) fn bounded<'c, T: 'c>(
     }
 }
 
-/// A call that is measured. If it panics, it fails with [`ErrorKind::Unavailable`].
+/// A call that is measured. If it panics, it fails with [`StoreErrorKind::Unavailable`].
 struct MeasuredCall<'c, T> {
     operation: Operation,
     span: StoreSpan,
@@ -143,26 +143,26 @@ impl<'c, T> MeasuredCall<'c, T> {
         Self { operation, span, call }
     }
 
-    fn end(&self, reply: Result<T, Error>) -> Result<T, Error> {
+    fn end(&self, reply: Result<T, StoreError>) -> Result<T, StoreError> {
         self.span.end(self.operation[0], reply.as_ref().err());
         reply
     }
 
-    fn panicked(&self) -> Result<T, Error> {
+    fn panicked(&self) -> Result<T, StoreError> {
         // The panic hook has reported the panic itself.
         let context = format!("{}: the adapter panicked", self.operation[1]);
-        self.end(Err(Error::new(ErrorKind::Unavailable, context)))
+        self.end(Err(StoreError::new(StoreErrorKind::Unavailable, context)))
     }
 
     /// Drops the call.
-    fn time_out(&mut self) -> Result<T, Error> {
+    fn time_out(&mut self) -> Result<T, StoreError> {
         self.call = None;
-        self.end(Err(Error::new(ErrorKind::Timeout, self.operation[1])))
+        self.end(Err(StoreError::new(StoreErrorKind::Timeout, self.operation[1])))
     }
 }
 
 impl<T> Future for MeasuredCall<'_, T> {
-    type Output = Result<T, Error>;
+    type Output = Result<T, StoreError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
@@ -183,7 +183,7 @@ struct Numbered<'c, T> {
 }
 
 impl<T> Future for Numbered<'_, T> {
-    type Output = (usize, Result<T, Error>);
+    type Output = (usize, Result<T, StoreError>);
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         self.call.poll_unpin(cx).map(|reply| (self.at, reply))

@@ -12,7 +12,7 @@ use super::pending::{Pending, PendingGuard};
 use super::resolve::{Replies, Reply, Resolution, resolve};
 use super::retry::{RetryJob, RetryPool, Write};
 use crate::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Seen};
-use crate::error::Error;
+use crate::error::StoreError;
 use crate::key::{DedupKey, Event, List};
 
 /// The claims of one delivery. If it is dropped, all keys that it may hold are released in the background.
@@ -78,7 +78,7 @@ impl<'l> Claims<'l> {
         events: List<Event>,
         first: List<DedupKey>,
         start: impl FnOnce(&mut Self, &mut Resolution) -> Begin<C> + Send,
-    ) -> impl Future<Output = Result<Begin<C>, Error>> + Send {
+    ) -> impl Future<Output = Result<Begin<C>, StoreError>> + Send {
         self.asked = first;
         async move {
             let (mut replies, mut have_failed) = {
@@ -158,7 +158,7 @@ impl<'l> Claims<'l> {
         events: List<Event>,
         replies: Replies,
         have_failed: bool,
-    ) -> Result<Resolution, Error> {
+    ) -> Result<Resolution, StoreError> {
         let open = replies.error().filter(|error| have_failed && fails_open(&self.terms, error));
         let mut resolution = match open {
             Some(error) => Resolution::unprotected(events, error),
@@ -173,7 +173,7 @@ impl<'l> Claims<'l> {
     }
 
     /// Releases the keys. The release continues in the background if it fails, or if this future is dropped.
-    pub(super) async fn finish(&mut self) -> Result<(), Error> {
+    pub(super) async fn finish(&mut self) -> Result<(), StoreError> {
         let keys = self.releasing();
         let (adapter, bound) = (&**self.adapter, *self.store_timeout);
         call::all(call::release(adapter, &keys, &self.terms, bound).await)?;

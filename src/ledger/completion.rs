@@ -23,7 +23,7 @@ use super::held::LeaseTerms;
 use crate::adapter::completion::{CompletionConnection, CompletionDatabase, Fault, begin, fault};
 use crate::adapter::contract::{Completion, DedupAdapter, StoredResponse};
 use crate::delivery::Delivery;
-use crate::error::{BoxError, Error, ErrorKind};
+use crate::error::{BoxError, StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::key::hex;
@@ -163,7 +163,7 @@ struct Writes<'d> {
 }
 
 impl Writes<'_> {
-    fn completion(&self, keys: &[DedupKey], mark: Option<&str>) -> Result<Completion, Error> {
+    fn completion(&self, keys: &[DedupKey], mark: Option<&str>) -> Result<Completion, StoreError> {
         let LeaseTerms { terms, writes, .. } = self.of;
         let with_response =
             writes.response().map(|response| terms.clone().with_response(Arc::clone(response)));
@@ -401,10 +401,10 @@ impl CommitError {
     }
 }
 
-impl From<Error> for CommitError {
-    fn from(error: Error) -> Self {
+impl From<StoreError> for CommitError {
+    fn from(error: StoreError) -> Self {
         let kind = match error.kind() {
-            ErrorKind::Config | ErrorKind::Unsupported => CommitErrorKind::Config,
+            StoreErrorKind::Config | StoreErrorKind::Unsupported => CommitErrorKind::Config,
             _ => CommitErrorKind::Unavailable,
         };
         Self::new(kind, error)

@@ -12,7 +12,7 @@ use super::times::Times;
 use crate::adapter::EventTypes;
 use crate::adapter::contract::{Abilities, CallTerms, Fetch, Seen, StoredResponse, Token};
 use crate::delivery::{Delivery, Verdict};
-use crate::error::{ConfigError, Error, ErrorKind};
+use crate::error::{ConfigError, StoreError, StoreErrorKind};
 use crate::key::{DedupKey, Event, Keys};
 
 /// Prevents implementations of [`Ledger`] in other crates.
@@ -40,7 +40,7 @@ pub trait Ledger: Sealed + Send + Sync + 'static {
         self: &Arc<Self>,
         keys: &Keys,
         context: &BeginContext,
-    ) -> impl Future<Output = Result<Begin<Self::Claim>, Error>> + Send;
+    ) -> impl Future<Output = Result<Begin<Self::Claim>, StoreError>> + Send;
 
     /// Completes the identities of a request that the layer answers itself: no event of its may run later.
     ///
@@ -52,7 +52,7 @@ pub trait Ledger: Sealed + Send + Sync + 'static {
         self: &Arc<Self>,
         keys: &Keys,
         context: &BeginContext,
-    ) -> impl Future<Output = Result<(), Error>> + Send;
+    ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// Makes the delivery of all events of a request that the handler runs under every verdict. `claim` is the delivery
     /// of the claim, if there is one.
@@ -87,14 +87,17 @@ pub trait Claim: Send + 'static {
     /// # Errors
     ///
     /// No transaction of the handler's has completed the keys, or the store does not say. The layer answers 500 or 503.
-    fn commit(self, success: &HandlerSuccess) -> impl Future<Output = Result<(), Error>> + Send;
+    fn commit(
+        self,
+        success: &HandlerSuccess,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// Releases the keys, because the handler failed.
     ///
     /// # Errors
     ///
     /// The store did not reply. The error is for logs only, because the answer is the handler's failure.
-    fn rollback(self) -> impl Future<Output = Result<(), Error>> + Send;
+    fn rollback(self) -> impl Future<Output = Result<(), StoreError>> + Send;
 }
 
 /// An extension of a request without a key that a layer runs.
@@ -218,11 +221,11 @@ impl BeginContext {
 
 /// Returns `true` if the handler runs unprotected after this error of a claim.
 ///
-/// [`ErrorKind::Corrupt`] never fails open: the unreadable data may belong to a duplicate. Nor does
+/// [`StoreErrorKind::Corrupt`] never fails open: the unreadable data may belong to a duplicate. Nor does
 /// an error after the store has found a duplicate, when only the read of its response failed.
-pub(super) fn fails_open(terms: &CallTerms, error: &Error) -> bool {
+pub(super) fn fails_open(terms: &CallTerms, error: &StoreError) -> bool {
     let found_no_duplicate = terms.duplicate_note.as_ref().is_some_and(|note| note.get().is_none());
-    found_no_duplicate && error.kind() != ErrorKind::Corrupt
+    found_no_duplicate && error.kind() != StoreErrorKind::Corrupt
 }
 
 /// Returns the types of all identities of these events; `None` if no event has a type.

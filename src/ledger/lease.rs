@@ -32,7 +32,7 @@ use super::resolve::{Resolution, flatten};
 use super::retry::{PendingWrites, RetryJob, RetryPool, Write};
 use crate::adapter::contract::{Abilities, CallTerms, DedupAdapter};
 use crate::delivery::{Delivery, Verdict};
-use crate::error::{ConfigError, ConfigErrorKind, Error, ErrorKind};
+use crate::error::{ConfigError, ConfigErrorKind, StoreError, StoreErrorKind};
 use crate::key::{Event, Keys};
 
 /// Background writes of each kind at once.
@@ -117,7 +117,7 @@ impl Ledger for Lease {
         self: &Arc<Self>,
         keys: &Keys,
         context: &BeginContext,
-    ) -> impl Future<Output = Result<Begin<Self::Claim>, Error>> + Send {
+    ) -> impl Future<Output = Result<Begin<Self::Claim>, StoreError>> + Send {
         async move {
             if keys.is_empty() {
                 return Ok(Begin::WithoutKey);
@@ -155,7 +155,11 @@ impl Ledger for Lease {
     }
 
     /// In one call: a completion counts whoever holds the lease.
-    async fn record(self: &Arc<Self>, keys: &Keys, context: &BeginContext) -> Result<(), Error> {
+    async fn record(
+        self: &Arc<Self>,
+        keys: &Keys,
+        context: &BeginContext,
+    ) -> Result<(), StoreError> {
         let (_, identities) = flatten(keys);
         let terms = context.terms(keys.events(), self.abilities);
         let bound = context.store_timeout;
@@ -224,18 +228,18 @@ impl LeaseClaim {
 
 impl LeaseClaim {
     /// Returns `true` if the handler's transaction has completed all keys.
-    async fn are_complete(&self) -> Result<bool, Error> {
+    async fn are_complete(&self) -> Result<bool, StoreError> {
         let (adapter, lease) = (&*self.ledger.adapter, &self.lease.of_ledger);
         let read = call::is_complete(adapter, &lease.keys, &lease.terms, lease.store_timeout);
         Ok(call::all(read.await)?.iter().all(|is_complete| *is_complete))
     }
 
     /// Releases the keys of a success that has completed nothing.
-    async fn refuse(&mut self) -> Result<(), Error> {
+    async fn refuse(&mut self) -> Result<(), StoreError> {
         // An error of the release is not the cause.
         let _ = self.release().finish().await;
         let context = "committing: no transaction of the handler has completed the event";
-        Err(Error::new(ErrorKind::Transaction, context))
+        Err(StoreError::new(StoreErrorKind::Transaction, context))
     }
 }
 
@@ -246,7 +250,7 @@ impl Claim for LeaseClaim {
     fn commit(
         mut self,
         success: &HandlerSuccess,
-    ) -> impl Future<Output = Result<(), Error>> + Send {
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
         async move {
             let lease = &self.lease.of_ledger;
             lease.mark_handler_ended();
@@ -279,7 +283,7 @@ impl Claim for LeaseClaim {
         }
     }
 
-    async fn rollback(mut self) -> Result<(), Error> {
+    async fn rollback(mut self) -> Result<(), StoreError> {
         self.release().finish().await
     }
 }

@@ -24,7 +24,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::call;
 use super::held::{HeldLease, LeaseTerms};
 use crate::adapter::contract::{CompleteReply, DedupAdapter, RenewReply};
-use crate::error::Error;
+use crate::error::StoreError;
 use crate::key::DedupKey;
 use crate::observe;
 
@@ -224,7 +224,7 @@ async fn is_completed(adapter: &dyn DedupAdapter, held: &LeaseTerms) -> bool {
 /// Reports claims that the store has lost, and lost leases, unless the delivery knew before.
 pub(super) fn report(
     keys: &[DedupKey],
-    replies: &[Result<CompleteReply, Error>],
+    replies: &[Result<CompleteReply, StoreError>],
     is_claimed: bool,
     lease: &HeldLease,
 ) {

@@ -26,13 +26,13 @@ use std::sync::Arc;
 use super::contract::Begin;
 use crate::adapter::contract::{CallTerms, ClaimReply, Fetch, Seen};
 use crate::delivery::{Delivery, Inner, OfLedger};
-use crate::error::{Error, ErrorKind};
+use crate::error::{StoreError, StoreErrorKind};
 use crate::key::{DedupKey, Event, Keys, List};
 use crate::observe;
 
 /// The reply of the store for one key, or what this process knows of the key. After an error of unknown outcome, the
 /// key may be held.
-pub(super) type Reply = Result<ClaimReply, Error>;
+pub(super) type Reply = Result<ClaimReply, StoreError>;
 
 /// Returns the events without repetitions, and the identities that are claimed first, sorted.
 pub(super) fn flatten(keys: &Keys) -> (List<Event>, List<DedupKey>) {
@@ -104,14 +104,14 @@ impl Replies {
 
     /// Returns the error of a claim. Unreadable data may belong to a duplicate, so such an error comes first: it
     /// decides whether a handler runs.
-    pub(super) fn error(&self) -> Option<&Error> {
+    pub(super) fn error(&self) -> Option<&StoreError> {
         let errors = self.0.iter().filter_map(|(_, reply)| reply.as_ref().err());
-        errors.min_by_key(|error| error.kind() != ErrorKind::Corrupt)
+        errors.min_by_key(|error| error.kind() != StoreErrorKind::Corrupt)
     }
 
-    pub(super) fn into_error(self) -> Option<Error> {
+    pub(super) fn into_error(self) -> Option<StoreError> {
         let errors = self.0.into_iter().filter_map(|(_, reply)| reply.err());
-        errors.min_by_key(|error| error.kind() != ErrorKind::Corrupt)
+        errors.min_by_key(|error| error.kind() != StoreErrorKind::Corrupt)
     }
 }
 
@@ -120,7 +120,7 @@ fn is_first(reply: &ClaimReply) -> bool {
 }
 
 fn may_be_held(reply: &Reply) -> bool {
-    reply.as_ref().map_or_else(Error::is_unknown, is_first)
+    reply.as_ref().map_or_else(StoreError::is_unknown, is_first)
 }
 
 /// Returns `true` if a second identity is complete for this very key.
@@ -161,7 +161,7 @@ impl Resolution {
     }
 
     /// Lets the events run although the store has not replied.
-    pub(super) fn unprotected(new: List<Event>, error: &Error) -> Self {
+    pub(super) fn unprotected(new: List<Event>, error: &StoreError) -> Self {
         if let Some(event) = new.first() {
             observe::unprotected(event.key(), error);
         }

@@ -13,7 +13,7 @@ use super::call;
 use super::held::HeldLease;
 use super::renewal::report;
 use crate::adapter::contract::{CallTerms, DedupAdapter};
-use crate::error::{Error, ErrorKind};
+use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 use crate::observe;
 
@@ -77,13 +77,13 @@ impl RetryJob {
 
     /// Returns `true` if the job is repeated after this error. A release that ends early may lose an event, and
     /// most errors that seem to last do not: a pooler without prepared statements has one server of many.
-    fn repeats(&self, error: &Error) -> bool {
-        !matches!(self.write, Write::Release) || error.kind() != ErrorKind::Unsupported
+    fn repeats(&self, error: &StoreError) -> bool {
+        !matches!(self.write, Write::Release) || error.kind() != StoreErrorKind::Unsupported
     }
 
     /// Makes the calls, a few at a time: a key that the store refuses delays no other key. After `end`, no call
     /// follows an error. Returns an error after which the job is repeated, if there is one, or else another error.
-    async fn attempt(&self, end: Instant) -> Result<(), Error> {
+    async fn attempt(&self, end: Instant) -> Result<(), StoreError> {
         let (adapter, terms, bound) = (&*self.adapter, &self.terms, self.store_timeout);
         let mut errors = Vec::new();
         for keys in self.keys.chunks(MOST_IN_BACKGROUND) {

@@ -18,7 +18,7 @@ use super::lease::{Lease, LeaseClaim};
 use super::retry::PendingWrites;
 use crate::adapter::contract::DedupAdapter;
 use crate::delivery::{Delivery, Verdict};
-use crate::error::{ConfigError, ConfigErrorKind, Error};
+use crate::error::{ConfigError, ConfigErrorKind, StoreError};
 use crate::key::{Event, Keys};
 
 /// Completes a key in the transaction that has its handler's writes: each effect in it exists exactly once.
@@ -47,7 +47,7 @@ impl Ledger for Transactional {
         self: &Arc<Self>,
         keys: &Keys,
         context: &BeginContext,
-    ) -> impl Future<Output = Result<Begin<Self::Claim>, Error>> + Send {
+    ) -> impl Future<Output = Result<Begin<Self::Claim>, StoreError>> + Send {
         self.0.begin(keys, context)
     }
 
@@ -55,7 +55,7 @@ impl Ledger for Transactional {
         self: &Arc<Self>,
         keys: &Keys,
         context: &BeginContext,
-    ) -> impl Future<Output = Result<(), Error>> + Send {
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
         self.0.record(keys, context)
     }
 

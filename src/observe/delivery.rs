@@ -12,7 +12,7 @@ use super::endings::{Outcome, fix};
 use super::meters::{Counted, Meters};
 use super::records::chain;
 use super::store::may_be_wanted;
-use crate::error::{BoxError, Error};
+use crate::error::{BoxError, StoreError};
 use crate::key::{Event, Keys};
 
 /// The fields of the log record of a delivery in shadow.
@@ -162,7 +162,7 @@ impl RunReport {
         Self { fields, keys, outcome: None, _running: meters.running(), meters }
     }
 
-    pub(crate) fn end(&mut self, outcome: Outcome, error: Option<&Error>) {
+    pub(crate) fn end(&mut self, outcome: Outcome, error: Option<&StoreError>) {
         self.outcome = Some(outcome);
         self.fields.error = error.map(|error| error.clone().into());
     }

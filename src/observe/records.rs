@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::error::Error;
+use crate::error::StoreError;
 use crate::key::{DedupKey, escaped};
 
 /// Defines a function for each record, and the macro `record_rows`: the rows of their documentation. The
@@ -51,7 +51,7 @@ records! {
 
     /// the handler runs all the same
     #[count("tower_dedup_unprotected_total", "namespace" => key.counted_namespace())]
-    fn unprotected(key: &DedupKey, error: &Error) {
+    fn unprotected(key: &DedupKey, error: &StoreError) {
         warn!(key; "running unprotected: the store did not reply", error = chain(error));
     }
 
@@ -191,7 +191,7 @@ records! {
     /// such a call never succeeded, or the store has no releases; `error` is the last
     /// one
     #[count("tower_dedup_background_total", "operation" => operation, "result" => "gave_up")]
-    fn background_failed(key: &DedupKey, operation: &'static str, error: &Error) {
+    fn background_failed(key: &DedupKey, operation: &'static str, error: &StoreError) {
         error!(key; "gave up in the background", operation, error = chain(error));
     }
 
@@ -212,13 +212,13 @@ records! {
 
     /// a round of a purge failed, and the round before it did not
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    fn purge_failed(error: &Error) {
+    fn purge_failed(error: &StoreError) {
         warn!("purging failed; it is tried again", error = chain(error));
     }
 
     /// a further round failed
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    fn purge_failed_again(error: &Error) {
+    fn purge_failed_again(error: &StoreError) {
         debug!("purging failed; it is tried again", error = chain(error));
     }
 
@@ -280,10 +280,10 @@ records! {
 }
 pub(crate) use record_rows;
 
-/// Counts a connection of the queue's lanes that was lost. The lane opens another one.
+/// Counts a connection of the queue's workers that was lost. The worker opens another one.
 #[cfg(feature = "postgres")]
-pub(crate) fn lane_restarted(store: &'static str) {
-    count!("tower_dedup_lane_restarts_total", "store" => store);
+pub(crate) fn worker_restarted(store: &'static str) {
+    count!("tower_dedup_worker_restarts_total", "store" => store);
 }
 
 /// Returns the error and its causes in one line. A cause may have the text of a server or of the application.

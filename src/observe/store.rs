@@ -7,7 +7,7 @@ use tracing::field::Empty;
 use tracing::level_filters::LevelFilter;
 use tracing::{Level, Span};
 
-use crate::error::Error;
+use crate::error::StoreError;
 
 /// Returns `false` if no subscriber wants spans of this level.
 ///
@@ -47,7 +47,7 @@ impl StoreSpan {
 
     /// Reports the result of the call.
     #[cfg_attr(not(feature = "metrics"), expect(unused_variables, reason = "metrics only"))]
-    pub(crate) fn end(&self, operation: &'static str, error: Option<&Error>) {
+    pub(crate) fn end(&self, operation: &'static str, error: Option<&StoreError>) {
         let result = error.map_or("ok", |error| error.kind().as_str());
         if let Some(span) = &self.span {
             span.record("result", result);

@@ -16,7 +16,7 @@ use std::time::Duration;
 use tokio::sync::{self, Notify};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use crate::error::Error;
+use crate::error::StoreError;
 use crate::key::{DedupKey, Keys};
 use crate::ledger::{Begin, BeginContext, Ledger, PollDelays, deadline_in, poll_delays};
 
@@ -143,7 +143,7 @@ impl Waiter<'_> {
         context: &BeginContext,
         bound: Duration,
         admission: &mut A,
-    ) -> Result<Result<Begin<L::Claim>, Error>, A::Refusal> {
+    ) -> Result<Result<Begin<L::Claim>, StoreError>, A::Refusal> {
         let deadline = deadline_in(bound);
         let Some(awaited) = &self.awaited else { return Ok(Ok(Begin::InFlight)) };
         let Ok(mut polls) = timeout_at(deadline, awaited.turn.lock()).await else {

@@ -11,7 +11,7 @@ use crate::adapter::contract::{
     Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, RenewReply, StoreFuture,
 };
 use crate::adapter::inspect::{Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats};
-use crate::error::{Error, ErrorKind};
+use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 
 /// What a [`FaultyAdapter`] does with a call.
@@ -21,13 +21,13 @@ pub enum Fault {
     /// Executes the call and returns its reply.
     #[default]
     None,
-    /// Returns [`ErrorKind::Unavailable`] and executes nothing.
+    /// Returns [`StoreErrorKind::Unavailable`] and executes nothing.
     Fail,
     /// Never replies and executes nothing.
     Hang,
     /// Executes the call and never replies.
     LoseReply,
-    /// Executes the call and returns [`ErrorKind::Corrupt`], as if its reply were unreadable.
+    /// Executes the call and returns [`StoreErrorKind::Corrupt`], as if its reply were unreadable.
     ExecuteAndFail,
     /// Panics and executes nothing.
     Panic,
@@ -152,14 +152,16 @@ impl<A> FaultyAdapter<A> {
         self.lock()[call as usize].next()
     }
 
-    async fn call<T, F>(fault: Fault, call: F) -> Result<T, Error>
+    async fn call<T, F>(fault: Fault, call: F) -> Result<T, StoreError>
     where
-        F: Future<Output = Result<T, Error>> + Send + 'static,
+        F: Future<Output = Result<T, StoreError>> + Send + 'static,
         T: Send + 'static,
     {
         match fault {
             Fault::None => call.await,
-            Fault::Fail => Err(Error::new(ErrorKind::Unavailable, "calling a faulty adapter")),
+            Fault::Fail => {
+                Err(StoreError::new(StoreErrorKind::Unavailable, "calling a faulty adapter"))
+            }
             Fault::Hang => std::future::pending().await,
             Fault::LoseReply => {
                 let _ = call.await;
@@ -167,7 +169,7 @@ impl<A> FaultyAdapter<A> {
             }
             Fault::ExecuteAndFail => {
                 let _ = call.await;
-                Err(Error::new(ErrorKind::Corrupt, "calling a faulty adapter"))
+                Err(StoreError::new(StoreErrorKind::Corrupt, "calling a faulty adapter"))
             }
             Fault::Panic => panic!("the adapter was told to panic"),
         }

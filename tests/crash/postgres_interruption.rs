@@ -15,7 +15,7 @@ use tower_dedup::adapter::PostgresAdapter;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
 use tower_dedup::ledger::Ledger;
-use tower_dedup::{DedupKey, DedupLayer, Delivery, ErrorKind, OnInFlight, ResponseBody};
+use tower_dedup::{DedupKey, DedupLayer, Delivery, OnInFlight, ResponseBody, StoreErrorKind};
 
 use crate::support::effects::{
     AT_A_GATE, Database, MINUTE, answer, apart, commit_effect, effect, transactional,
@@ -456,7 +456,7 @@ async fn forget_whose_reply_is_lost_keeps_the_row_of_a_later_delivery() {
     tokio::time::timeout(MINUTE, later).await.expect("the row is deleted");
     gate.add_permits(1);
     let error = forgetting.await.unwrap().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable);
     assert!(proxy.sprung().is_some_and(|message| !message.starts_with('S')));
     assert!(matches!(complete(&key).await, ClaimReply::Duplicate(_)));
 }

@@ -375,12 +375,12 @@ async fn idle_connections_that_fall_silent_cost_few_deliveries() {
 /// Calls do not wait for earlier statements. Those are on silent connections and may each take a
 /// minute.
 #[tokio::test]
-async fn calls_behind_a_silent_lane_go_out_on_another() {
+async fn calls_behind_a_silent_worker_go_out_on_another() {
     let database = Database::fresh().await;
     let proxy = to_postgres(&database.options()).await;
     let pool = database.pool_with(2, through(proxy.port(), database.options()));
     let patient = adapter_with(&pool, MINUTE);
-    // A first batch that makes the table is late, and opens more lanes.
+    // A first batch that makes the table is late, and opens more workers.
     patient.migrate().await.unwrap();
     let (_, service) = lease(&pool, patient, sound(&database));
     let crowd = (0..200).map(|number| {
@@ -458,12 +458,12 @@ async fn connecting_to_a_silent_host_ends() {
     let url = format!("postgres://app@{}/app", silent.local_addr().unwrap());
     let connected = tokio::time::timeout(IN_TIME, PostgresAdapter::connect(&url)).await;
     let error = connected.expect("an end").unwrap_err();
-    assert_eq!(error.kind(), tower_dedup::ErrorKind::Unavailable, "{error}");
+    assert_eq!(error.kind(), tower_dedup::StoreErrorKind::Unavailable, "{error}");
 }
 
-/// Lanes use the rotated credentials of the pool, too.
+/// Workers use the rotated credentials of the pool, too.
 #[tokio::test]
-async fn lanes_follow_the_connect_options_of_the_pool() {
+async fn workers_follow_the_connect_options_of_the_pool() {
     let database = Database::fresh().await;
     let name = database.name().to_owned();
     for role in ["old", "new"] {

@@ -41,7 +41,7 @@ async fn locked_table_piles_up_no_sessions() {
             join_all(crowd).await;
             most = most.max(database.sessions("true").await);
         }
-        // The sessions of the pool and of the lanes.
+        // The sessions of the pool and of the workers.
         assert!(most <= 16, "{most} sessions under {mode}");
         locked.rollback().await.unwrap();
         until_acknowledged(&service, "after").await;
@@ -97,7 +97,7 @@ async fn open_migration_piles_up_no_sessions() {
 }
 
 /// COMMIT stalls, as with an absent standby or a hanging disk. The adapter opens no further sessions beside
-/// those of the pool and of the lanes.
+/// those of the pool and of the workers.
 async fn stalled_commits(build: Build, table: &str, sessions: i64) {
     let database = Database::fresh().await;
     let pool = database.pool(3);
@@ -163,9 +163,9 @@ fn rand_token() -> Token {
     rand::random::<[u8; 16]>().into()
 }
 
-/// A pool that shares the permits of a smaller parent has no more lanes than it has connections.
+/// A pool that shares the permits of a smaller parent has no more workers than it has connections.
 #[tokio::test]
-async fn a_pool_with_a_parent_has_lanes() {
+async fn a_pool_with_a_parent_has_workers() {
     let database = Database::fresh().await;
     let parent = database.pool(2);
     let pool = PgPoolOptions::new().max_connections(1).parent(parent);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use redis::cluster::ClusterClient;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tower_dedup::ErrorKind;
+use tower_dedup::StoreErrorKind;
 use tower_dedup::adapter::RedisAdapter;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Permanence, Token};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
@@ -218,7 +218,7 @@ async fn claim_that_a_cluster_refuses_after_a_lost_reply_may_have_been_executed(
             let key = dedup_key(&format!("{name}-{:?}", terms.token()));
             *lossy.sets.lock().unwrap() = Some([name, "1"]);
             let error = lossy.losing(1, adapter.claim(&key, &terms)).await.unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+            assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error:?}");
             server.run::<()>(&["CONFIG", "SET", name, "0"]);
             assert!(adapter.get(&key).await.unwrap().is_some());
         }
@@ -275,7 +275,8 @@ async fn answer_of_a_proxy_is_no_refusal_of_the_server() {
             *lossy.answer.lock().unwrap() = Some(answer);
             let key = dedup_key(&format!("{:?}", terms.token()));
             let error = lossy.losing(1, adapter.claim(&key, &terms)).await.unwrap_err();
-            let is_unknown = matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Corrupt);
+            let is_unknown =
+                matches!(error.kind(), StoreErrorKind::Unavailable | StoreErrorKind::Corrupt);
             assert!(is_unknown, "{layer}: {error:?}");
             assert!(adapter.get(&key).await.unwrap().is_some(), "{layer}");
             // The value of another program is there for the release, too.

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use tower_dedup::ErrorKind;
+use tower_dedup::StoreErrorKind;
 use tower_dedup::adapter::RedisAdapter;
 use tower_dedup::adapter::contract::{CallTerms, CompleteReply, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
@@ -122,7 +122,7 @@ pub(super) async fn assert_fails_in_time(adapter: &RedisAdapter, id: &str) {
     let claim = adapter.claim(&dedup_key(id), &terms()).await;
     let took = start.elapsed();
     let kind = claim.unwrap_err().kind();
-    assert!(matches!(kind, ErrorKind::Timeout | ErrorKind::Unavailable), "{kind:?}");
+    assert!(matches!(kind, StoreErrorKind::Timeout | StoreErrorKind::Unavailable), "{kind:?}");
     assert!(took < Duration::from_secs(5), "the call ended after {took:?}");
 }
 
@@ -141,7 +141,7 @@ async fn completions_and_releases_go_through_when_memory_is_full() {
     server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
     for new in [terms(), on_claim(&terms())] {
         let refused = adapter.claim(&dedup_key("new"), &new).await.unwrap_err();
-        assert_eq!(refused.kind(), ErrorKind::Full);
+        assert_eq!(refused.kind(), StoreErrorKind::Full);
     }
     if server.version() >= (7, 0, 0) {
         let completed = adapter.complete(&complete, &on_completion).await.unwrap();
@@ -150,7 +150,7 @@ async fn completions_and_releases_go_through_when_memory_is_full() {
         adapter.release(&undo, &at_once).await.unwrap();
     } else {
         let refused = adapter.complete(&complete, &on_completion).await.unwrap_err();
-        assert_eq!(refused.kind(), ErrorKind::Full);
+        assert_eq!(refused.kind(), StoreErrorKind::Full);
     }
     server.run::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
     assert_eq!(adapter.claim(&dedup_key("new"), &terms()).await.unwrap(), FIRST);

@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use redis::ConnectionAddr;
 use redis::cluster::ClusterClientBuilder;
 use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
-use tower_dedup::ErrorKind;
+use tower_dedup::StoreErrorKind;
 use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{RedisAdapter, RedisOptions};
@@ -153,7 +153,7 @@ async fn process_that_starts_while_a_primary_of_a_cluster_hangs_serves_the_other
     let other = &cluster.nodes()[1];
     other.run::<()>(&["CONFIG", "SET", "maxmemory", "1gb", "maxmemory-policy", "allkeys-lru"]);
     let evicts = RedisAdapter::connect(&cluster.url()).await.unwrap_err();
-    assert_eq!(evicts.kind(), ErrorKind::Config, "the others are checked");
+    assert_eq!(evicts.kind(), StoreErrorKind::Config, "the others are checked");
     other.run::<()>(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
     cluster.nodes()[..3].iter().for_each(Server::stop);
     let hang = RedisAdapter::connect(&cluster.url()).await.unwrap_err();
@@ -163,7 +163,7 @@ async fn process_that_starts_while_a_primary_of_a_cluster_hangs_serves_the_other
         node.run::<()>(&["ACL", "SETUSER", "default", "-eval"]);
     }
     let lacks = RedisAdapter::connect(&cluster.url()).await.unwrap_err();
-    assert_eq!(lacks.kind(), ErrorKind::Refused, "{lacks:?}");
+    assert_eq!(lacks.kind(), StoreErrorKind::Refused, "{lacks:?}");
 }
 
 /// `tests/crash_redis` moves slots under load.
@@ -265,7 +265,7 @@ async fn write_that_no_replica_has_stays_unknown_on_another_connection_too() {
     let terms = terms();
     for _ in 0..3 {
         let error = claim(&adapter, "a", &terms).await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error:?}");
         // A `WAIT` without a write of its own connection would count the silent replica.
         let _ = primary.ask::<()>(&["CLIENT", "KILL", "TYPE", "normal"]);
     }
@@ -277,7 +277,7 @@ async fn write_that_no_replica_has_stays_unknown_on_another_connection_too() {
 async fn claim_until_durable(
     adapter: &RedisAdapter,
     terms: &tower_dedup::adapter::contract::CallTerms,
-) -> Result<ClaimReply, tower_dedup::Error> {
+) -> Result<ClaimReply, tower_dedup::StoreError> {
     let begun = Instant::now();
     loop {
         let claimed = claim(adapter, "a", terms).await;
@@ -297,7 +297,7 @@ async fn release_of_a_claim_on_arrival_waits_for_replicas() {
     claim(&adapter, "a", &arrival).await.unwrap();
     replica.stop();
     let error = adapter.release(&keys, &arrival).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error:?}");
     replica.cont();
     // The key is gone: the first call has deleted it.
     adapter.release(&keys, &arrival).await.unwrap();

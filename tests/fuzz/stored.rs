@@ -1,7 +1,7 @@
 //! Stored responses.
 
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
-use tower_dedup::ErrorKind;
+use tower_dedup::StoreErrorKind;
 use tower_dedup::adapter::contract::StoredResponse;
 use tower_dedup::internals::{stored_headers as headers_of, stored_response as read};
 
@@ -47,7 +47,7 @@ fn stored_headers() {
                 let again = read(status, &text, Vec::new());
                 assert_eq!(again.unwrap(), response);
             }
-            Err(error) => assert_eq!(error.kind(), ErrorKind::Corrupt),
+            Err(error) => assert_eq!(error.kind(), StoreErrorKind::Corrupt),
         }
     });
 }

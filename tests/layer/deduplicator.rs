@@ -390,7 +390,7 @@ async fn deduplicator_with_an_invalid_setting_runs_nothing() {
             })
             .await;
         let Err(RunError::Store(error)) = ran else { panic!("{ran:?}") };
-        assert_eq!(error.kind(), tower_dedup::ErrorKind::Config);
+        assert_eq!(error.kind(), tower_dedup::StoreErrorKind::Config);
         assert!(invalid.checked().is_err());
     }
 }

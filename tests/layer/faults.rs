@@ -16,7 +16,7 @@ use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::internals::purge;
 use tower_dedup::ledger::OnArrival;
 use tower_dedup::testing::{Fault, StoreCall};
-use tower_dedup::{DedupKey, DedupLayer, Error, ErrorKind, OnUnavailable};
+use tower_dedup::{DedupKey, DedupLayer, OnUnavailable, StoreError, StoreErrorKind};
 
 use crate::support::log::Log;
 use crate::support::{
@@ -409,7 +409,7 @@ async fn retry_during_a_release_is_never_200() {
 /// A store whose claims lose their replies, and whose first releases fail.
 struct FailsReleases {
     store: Arc<MemoryAdapter>,
-    kind: ErrorKind,
+    kind: StoreErrorKind,
     releases: AtomicUsize,
 }
 
@@ -424,14 +424,14 @@ impl DedupAdapter for FailsReleases {
     fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
         Box::pin(async {
             self.store.claim(key, terms).await?;
-            Err(Error::new(ErrorKind::Unavailable, "claiming keys"))
+            Err(StoreError::new(StoreErrorKind::Unavailable, "claiming keys"))
         })
     }
 
     fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()> {
         Box::pin(async {
             if self.releases.fetch_add(1, Ordering::SeqCst) < FAILED_RELEASES {
-                return Err(Error::new(self.kind, "releasing keys"));
+                return Err(StoreError::new(self.kind, "releasing keys"));
             }
             self.store.release(key, terms).await
         })
@@ -442,15 +442,15 @@ impl DedupAdapter for FailsReleases {
 #[tokio::test(start_paused = true)]
 async fn release_is_repeated_after_every_error_but_unsupported() {
     for kind in [
-        ErrorKind::Unavailable,
-        ErrorKind::Timeout,
-        ErrorKind::Refused,
-        ErrorKind::Full,
-        ErrorKind::Overloaded,
-        ErrorKind::Corrupt,
-        ErrorKind::Transaction,
-        ErrorKind::Config,
-        ErrorKind::Unsupported,
+        StoreErrorKind::Unavailable,
+        StoreErrorKind::Timeout,
+        StoreErrorKind::Refused,
+        StoreErrorKind::Full,
+        StoreErrorKind::Overloaded,
+        StoreErrorKind::Corrupt,
+        StoreErrorKind::Transaction,
+        StoreErrorKind::Config,
+        StoreErrorKind::Unsupported,
     ] {
         for on_arrival in [true, false] {
             let store = Arc::new(MemoryAdapter::new());
@@ -469,7 +469,7 @@ async fn release_is_repeated_after_every_error_but_unsupported() {
             handle.drain().await;
             let state = store.get(&dedup_key("a")).await.unwrap().map(|entry| entry.state);
             let releases = fails.releases.load(Ordering::SeqCst);
-            if kind == ErrorKind::Unsupported {
+            if kind == StoreErrorKind::Unsupported {
                 assert_eq!(releases, 1, "{kind:?} {on_arrival}");
             } else {
                 // On arrival, a released key is new.

@@ -13,7 +13,7 @@ use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::adapter::{MemoryAdapter, SqliteAdapter, SqliteOptions};
 use tower_dedup::internals::with_sqlite_bounds;
 use tower_dedup::testing::{Fault, StoreCall};
-use tower_dedup::{DedupKey, DedupLayer, Error, ErrorKind, OnInFlight};
+use tower_dedup::{DedupKey, DedupLayer, OnInFlight, StoreError, StoreErrorKind};
 
 use crate::support::multi_event::by_word;
 use crate::support::{Body, Handler, answered, dedup_key, faulty, result, send, sqlite_url, terms};
@@ -58,11 +58,11 @@ impl DedupAdapter for RefusesOne {
         terms: &'a CallTerms,
     ) -> StoreFuture<'a, CompleteReply> {
         let fault = match self.completions.fetch_add(1, Ordering::SeqCst) {
-            0..EVENTS => Some(ErrorKind::Unavailable),
-            _ => (key.id() == "event-3").then_some(ErrorKind::Refused),
+            0..EVENTS => Some(StoreErrorKind::Unavailable),
+            _ => (key.id() == "event-3").then_some(StoreErrorKind::Refused),
         };
         match fault {
-            Some(kind) => Box::pin(async move { Err(Error::new(kind, "completing keys")) }),
+            Some(kind) => Box::pin(async move { Err(StoreError::new(kind, "completing keys")) }),
             None => self.inner.complete(key, terms),
         }
     }

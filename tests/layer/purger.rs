@@ -14,14 +14,14 @@ use tower_dedup::adapter::Purging;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, StoreFuture};
 use tower_dedup::adapter::inspect::{Entry, ForgetReply, MaintenanceAdapter, Stats};
 use tower_dedup::internals::purge;
-use tower_dedup::{DedupKey, Error, ErrorKind};
+use tower_dedup::{DedupKey, StoreError, StoreErrorKind};
 
 use crate::observe::measured;
 
 const INTERVAL: Duration = Duration::from_secs(600);
 
 /// One portion: how long it takes, and how many keys it deletes.
-type Step = (Duration, Result<u64, ErrorKind>);
+type Step = (Duration, Result<u64, StoreErrorKind>);
 
 /// A store that purges by a script, and deletes nothing after its end.
 #[derive(Default)]
@@ -66,7 +66,7 @@ impl MaintenanceAdapter for Scripted {
             let step = self.script.lock().unwrap().pop_front();
             let (takes, purged) = step.unwrap_or((Duration::ZERO, Ok(0)));
             tokio::time::sleep(takes).await;
-            let purged = purged.map_err(|kind| Error::new(kind, "purging"))?;
+            let purged = purged.map_err(|kind| StoreError::new(kind, "purging"))?;
             Ok(purged)
         })
     }
@@ -130,7 +130,7 @@ async fn the_first_round_starts_within_a_short_interval() {
 
 #[tokio::test(start_paused = true)]
 async fn a_failed_round_is_repeated_after_a_second_and_then_in_doubling_pauses() {
-    let fails = (Duration::ZERO, Err(ErrorKind::Refused));
+    let fails = (Duration::ZERO, Err(StoreErrorKind::Refused));
     let store = Scripted::new(std::iter::repeat_n(fails, 14));
     let purger = purger(&store);
     let pauses = pauses(&store.portions(16).await);
@@ -167,7 +167,7 @@ fn rows_deleted_by_a_failing_round_are_counted() {
             let store = Scripted::new([
                 (now, Ok(100)),
                 (now, Ok(100)),
-                (now, Err(ErrorKind::Unavailable)),
+                (now, Err(StoreErrorKind::Unavailable)),
                 (now, Ok(7)),
             ]);
             let purger = purger(&store);

@@ -21,7 +21,7 @@ use tower_dedup::testing::{
     Fault, FaultyAdapter, StoreCall, abandon, redeliver, redeliver_at_once,
 };
 use tower_dedup::verify::VerifyLayer;
-use tower_dedup::{DedupAnswer, DedupLayer, ErrorKind, OnInFlight, Replay, provider, testing};
+use tower_dedup::{DedupAnswer, DedupLayer, OnInFlight, Replay, StoreErrorKind, provider, testing};
 
 use crate::support::{
     FIRST, Handler, by_header, dedup_key, faulty, memory, request, rows, terms, until,
@@ -220,10 +220,10 @@ fn zeroth_call_is_refused() {
 async fn each_fault_executes_what_it_says() {
     let lasting = Duration::from_secs(1);
     for (fault, is_executed, kind) in [
-        (Fault::Fail, false, Some(ErrorKind::Unavailable)),
+        (Fault::Fail, false, Some(StoreErrorKind::Unavailable)),
         (Fault::Hang, false, None),
         (Fault::LoseReply, true, None),
-        (Fault::ExecuteAndFail, true, Some(ErrorKind::Corrupt)),
+        (Fault::ExecuteAndFail, true, Some(StoreErrorKind::Corrupt)),
     ] {
         let store = faulty(MemoryAdapter::new());
         store.set_nth(StoreCall::Claim, 1, fault);
@@ -243,7 +243,7 @@ async fn fault_of_a_fetch_hides_that_of_its_claim() {
     store.set(StoreCall::Claim, Fault::Fail);
     store.set_nth(StoreCall::Fetch, 1, Fault::ExecuteAndFail);
     let fetching = || terms().with_fetch(Fetch::Digest);
-    for kind in [ErrorKind::Corrupt, ErrorKind::Unavailable] {
+    for kind in [StoreErrorKind::Corrupt, StoreErrorKind::Unavailable] {
         let reply = store.claim(&dedup_key("a"), &fetching()).await;
         assert_eq!(reply.unwrap_err().kind(), kind);
     }
@@ -266,7 +266,7 @@ async fn faulty_adapter_forwards_every_method() {
     assert_eq!(store.forget(&keys).await.unwrap(), ForgetReply::Removed);
     assert_eq!(store.purge(10).await.unwrap(), 0);
     store.set(StoreCall::Purge, Fault::Fail);
-    assert_eq!(store.purge(10).await.unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(store.purge(10).await.unwrap_err().kind(), StoreErrorKind::Unavailable);
     store.close().await;
     assert!(store.get_ref().stats().await.is_err());
     let calls = [

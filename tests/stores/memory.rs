@@ -13,7 +13,7 @@ use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, StoredResponse, Token,
 };
 use tower_dedup::adapter::inspect::{MaintenanceAdapter, PURGE_GRACE};
-use tower_dedup::{DedupKey, Error, ErrorKind};
+use tower_dedup::{DedupKey, StoreError, StoreErrorKind};
 
 const KEYS: usize = 100_000;
 const RETENTION: Duration = Duration::from_secs(1_000);
@@ -45,12 +45,12 @@ fn now<T>(call: impl Future<Output = T>) -> T {
 }
 
 /// Claims a key that is complete at once.
-fn remember(adapter: &MemoryAdapter, key: &DedupKey) -> Result<ClaimReply, Error> {
+fn remember(adapter: &MemoryAdapter, key: &DedupKey) -> Result<ClaimReply, StoreError> {
     now(adapter.claim(key, &on_claim()))
 }
 
-fn is_full<T>(reply: Result<T, Error>) -> bool {
-    reply.is_err_and(|error| error.kind() == ErrorKind::Full)
+fn is_full<T>(reply: Result<T, StoreError>) -> bool {
+    reply.is_err_and(|error| error.kind() == StoreErrorKind::Full)
 }
 
 fn measure(run: impl FnOnce()) -> AllocationInfo {

@@ -9,7 +9,7 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
 use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
 use tower_dedup::adapter::inspect::{ListFilter, MaintenanceAdapter};
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
-use tower_dedup::{DedupKey, ErrorKind};
+use tower_dedup::{DedupKey, StoreErrorKind};
 
 use crate::support::effects::complete_in;
 use crate::support::postgres::{Schema, Server};
@@ -44,7 +44,7 @@ async fn only_migrate_makes_the_table_without_make_table() {
             adapter.list(&ListFilter::default(), None, 1).await.map(drop).unwrap_err(),
             adapter.stats().await.map(drop).unwrap_err(),
         ] {
-            assert_eq!(error.kind(), ErrorKind::Refused, "{error:?}");
+            assert_eq!(error.kind(), StoreErrorKind::Refused, "{error:?}");
         }
         adapter.migrate().await.unwrap();
         assert_eq!(rows(&adapter).await, 0);
@@ -53,7 +53,7 @@ async fn only_migrate_makes_the_table_without_make_table() {
         sqlx::query(older).execute(&pool).await.unwrap();
         let other =
             PostgresAdapter::with_options(pool.clone(), PostgresOptions::new().make_table(false));
-        assert_eq!(other.stats().await.unwrap_err().kind(), ErrorKind::Refused);
+        assert_eq!(other.stats().await.unwrap_err().kind(), StoreErrorKind::Refused);
         let drop = "DROP TABLE webhook_deliveries, webhook_deliveries_schema";
         sqlx::raw_sql(drop).execute(&pool).await.unwrap();
     }
@@ -108,7 +108,7 @@ async fn migration_that_failed_is_retried() {
     let adapter = PostgresAdapter::new(PgPoolOptions::new().connect_lazy_with(options));
     for _ in 0..2 {
         let refused = adapter.claim(&dedup_key("a"), &on_claim(&terms())).await.unwrap_err();
-        assert_eq!(refused.kind(), ErrorKind::Refused, "{refused:?}");
+        assert_eq!(refused.kind(), StoreErrorKind::Refused, "{refused:?}");
     }
     run(&mut admin, format!("GRANT CREATE ON SCHEMA {} TO {role}", schema.name())).await;
     let recorded = adapter.claim(&dedup_key("a"), &on_claim(&terms())).await.unwrap();
@@ -137,12 +137,12 @@ async fn schema_created_by_the_user_works() {
 async fn connect_that_fails_reports_it_without_the_url() {
     for url in ["postgres:/nowhere", "mysql://host/db", "postgres://user:hidden@host:notaport/db"] {
         let error = PostgresAdapter::connect(url).await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Config, "{url}");
+        assert_eq!(error.kind(), StoreErrorKind::Config, "{url}");
         assert!(!format!("{error:?}").contains("hidden"));
     }
     let error = tower_dedup::adapter::connect("postgres://user:hidden@127.0.0.1:1/db").await;
     let error = error.map(drop).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable);
     assert!(!format!("{error:?}").contains("hidden"), "{error:?}");
     for options in [PostgresOptions::new().table("a.b"), PostgresOptions::new().schema("a\"b")] {
         let pool = PgPoolOptions::new().connect_lazy("postgres://127.0.0.1:1/db").unwrap();
@@ -150,7 +150,7 @@ async fn connect_that_fails_reports_it_without_the_url() {
         let calls =
             [adapter.claim(&dedup_key("a"), &terms()).await.map(drop), adapter.migrate().await];
         for error in calls.map(Result::unwrap_err) {
-            assert_eq!(error.kind(), ErrorKind::Config, "{error:?}");
+            assert_eq!(error.kind(), StoreErrorKind::Config, "{error:?}");
         }
     }
 }
@@ -259,7 +259,7 @@ async fn read_only_database_is_unavailable_and_recovers() {
     let adapter = PostgresAdapter::new(PgPoolOptions::new().connect_lazy_with(read_only));
     for key in [&known, &new] {
         let refused = adapter.claim(key, &terms()).await.unwrap_err();
-        assert_eq!(refused.kind(), ErrorKind::Refused);
+        assert_eq!(refused.kind(), StoreErrorKind::Refused);
     }
     assert_eq!(writing.claim(&new, &terms()).await.unwrap(), ClaimReply::first(1, false));
 }

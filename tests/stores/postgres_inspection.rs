@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sqlx::postgres::{PgPool, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row as _};
-use tower_dedup::ErrorKind;
+use tower_dedup::StoreErrorKind;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::{ForgetReply, KeyState, ListFilter, MaintenanceAdapter};
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, Purging};
@@ -107,7 +107,7 @@ async fn migration_refuses_a_table_without_the_index_and_claims_do_not_need_it()
     let table = Table::new(0).await;
     table.execute("DROP INDEX webhook_deliveries_expires_at").await;
     let refused = table.adapter.migrate().await.unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::Refused);
+    assert_eq!(refused.kind(), StoreErrorKind::Refused);
     assert!(refused.to_string().contains("no index on expires_at"), "{refused}");
     let options = PostgresOptions::new().purging(Purging::off());
     let other = PostgresAdapter::with_options(table.pool.clone(), options);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
 use tower::Layer;
-use tower_dedup::ErrorKind;
+use tower_dedup::StoreErrorKind;
 use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
@@ -47,7 +47,7 @@ async fn server_in_another_language_changes_no_reply() {
     let adapter = PostgresAdapter::with_options(pool.clone(), PostgresOptions::new());
     lock_that_is_not_ours_is_in_flight(&adapter, &pool).await;
     pool.execute("DROP TABLE webhook_deliveries, webhook_deliveries_schema").await.unwrap();
-    assert_eq!(adapter.stats().await.unwrap_err().kind(), ErrorKind::Refused);
+    assert_eq!(adapter.stats().await.unwrap_err().kind(), StoreErrorKind::Refused);
     adapter.migrate().await.unwrap();
     assert_eq!(rows(&adapter).await, 0);
 }
@@ -100,7 +100,7 @@ async fn database_without_all_characters_is_refused() {
         let claimed = adapter.claim(&dedup_key("ключ"), &terms()).await;
         match claimed {
             Ok(claimed) => assert_eq!((works, claimed), (true, ClaimReply::first(1, false))),
-            Err(error) => assert_eq!((works, error.kind()), (false, ErrorKind::Config)),
+            Err(error) => assert_eq!((works, error.kind()), (false, StoreErrorKind::Config)),
         }
         adapter.close().await;
         pool.close().await;
@@ -124,8 +124,8 @@ async fn error_with_an_unknown_outcome_is_no_refusal() {
         "22023", "23505", "25001", "28000", "3D000", "3F000", "40001", "40P01", "42501", "53100",
         "54000", "55000", "57014",
     ];
-    let unknown = unknown.map(|code| (code, ErrorKind::Unavailable));
-    let refused = refused.map(|code| (code, ErrorKind::Refused));
+    let unknown = unknown.map(|code| (code, StoreErrorKind::Unavailable));
+    let refused = refused.map(|code| (code, StoreErrorKind::Refused));
     for (code, kind) in unknown.into_iter().chain(refused) {
         let raise = format!(
             "CREATE OR REPLACE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
@@ -157,7 +157,7 @@ async fn call_names_the_reason_for_which_no_connection_opens() {
     let (bound, key) = (Duration::from_secs(2), dedup_key("c"));
     let error = tokio::time::timeout(bound, adapter.claim(&key, &terms())).await.unwrap();
     let error = error.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable);
     let source = error.source().unwrap().to_string();
     assert!(source.contains("refused"), "{source}");
 }

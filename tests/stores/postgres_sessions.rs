@@ -11,7 +11,7 @@ use tower::Layer;
 use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter, Fetch};
 use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter};
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions};
-use tower_dedup::{Delivery, ErrorKind, Replay};
+use tower_dedup::{Delivery, Replay, StoreErrorKind};
 
 use crate::support::effects::{Database, MINUTE, answer, transactional, write};
 use crate::support::{
@@ -203,6 +203,6 @@ async fn pooler_that_keeps_no_prepared_statements_is_named() {
     });
     let adapter = PostgresAdapter::new(options.connect_lazy_with(database.options()));
     let error = adapter.claim(&dedup_key("a"), &terms()).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Config);
+    assert_eq!(error.kind(), StoreErrorKind::Config);
     assert!(error.to_string().contains("PgBouncer needs version 1.21"), "{error}");
 }

@@ -45,8 +45,8 @@ impl Database {
     }
 }
 
-/// Makes calls at the same time, so that all lanes get a connection.
-async fn use_lanes(adapter: &PostgresAdapter) {
+/// Makes calls at the same time, so that all workers get a connection.
+async fn use_workers(adapter: &PostgresAdapter) {
     let calls = (0..64).map(|id| {
         let adapter = adapter.clone();
         tokio::spawn(async move {
@@ -71,9 +71,9 @@ async fn end_of_the_pool_or_the_adapter_leaves_no_connection() {
     for end in ["pool closed", "both closed", "both dropped", "adapter dropped, then pool closed"] {
         let Database { name, pool } = Database::create().await;
         let adapter = PostgresAdapter::new(pool.clone());
-        use_lanes(&adapter).await;
+        use_workers(&adapter).await;
         let in_use = sessions(&name).await;
-        assert!(in_use > i64::from(pool.size()), "{in_use} sessions: no lane has a connection");
+        assert!(in_use > i64::from(pool.size()), "{in_use} sessions: no worker has a connection");
         match end {
             "pool closed" => {
                 pool.close().await;
@@ -160,7 +160,7 @@ mod in_sqlx_test {
     #[sqlx::test]
     async fn server_outlives_its_test(pool: PgPool) -> sqlx::Result<()> {
         let adapter = PostgresAdapter::new(pool.clone());
-        use_lanes(&adapter).await;
+        use_workers(&adapter).await;
         let dedup = DedupLayer::new(provider::STRIPE, adapter);
         let app = Router::new().route("/stripe", post(async || "done").layer(dedup));
         let listener = TcpListener::bind("127.0.0.1:0").await?;

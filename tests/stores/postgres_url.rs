@@ -5,7 +5,7 @@ use std::error::Error as _;
 use std::process::Command;
 
 use tower_dedup::adapter::{self, PostgresAdapter};
-use tower_dedup::{ConfigError, ConfigErrorKind, ErrorKind};
+use tower_dedup::{ConfigError, ConfigErrorKind, StoreErrorKind};
 
 const ONE_ADDRESS: &str = "give one address that leads to the primary";
 
@@ -18,7 +18,7 @@ async fn refused(url: &str) -> Option<String> {
     let shown = format!("{error} {error:?} {other} {other:?}");
     assert!(!shown.contains("hidden") && !shown.contains("127.0.0.1"), "{shown}");
     let cause = error.source().unwrap().downcast_ref::<ConfigError>().cloned();
-    let kind = if cause.is_some() { ErrorKind::Config } else { ErrorKind::Unavailable };
+    let kind = if cause.is_some() { StoreErrorKind::Config } else { StoreErrorKind::Unavailable };
     assert_eq!(error.kind(), kind, "{url}: {error:?}");
     cause.map(|cause| {
         assert_eq!(cause.kind(), ConfigErrorKind::Url);

@@ -11,7 +11,7 @@ use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, SqliteConnection};
 use sqlx::{PgPool, SqlitePool};
 use tokio::runtime::{Handle, Runtime};
-use tower_dedup::ErrorKind;
+use tower_dedup::StoreErrorKind;
 use tower_dedup::adapter::contract::{CallTerms, Token};
 use tower_dedup::adapter::inspect::{ForgetReply, MaintenanceAdapter, PURGE_GRACE};
 use tower_dedup::adapter::{
@@ -158,7 +158,7 @@ async fn invalid_purging_is_the_error_of_every_call() {
         let options = PostgresOptions::new().purging(purging);
         let called = PostgresAdapter::with_options(pool.clone(), options).stats().await;
         let kind = called.map_err(|error| error.kind()).err();
-        assert_eq!(kind, (!is_valid).then_some(ErrorKind::Config), "{every:?} {keys}");
+        assert_eq!(kind, (!is_valid).then_some(StoreErrorKind::Config), "{every:?} {keys}");
     }
 }
 

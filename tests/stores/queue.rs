@@ -13,7 +13,7 @@ use tower_dedup::adapter::contract::{
 };
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, SqliteAdapter, SqliteOptions};
 use tower_dedup::internals::{with_postgres_bounds, with_sqlite_bounds};
-use tower_dedup::{DedupKey, Error, ErrorKind};
+use tower_dedup::{DedupKey, StoreError, StoreErrorKind};
 
 use crate::support::postgres::Schema;
 use crate::support::{FIRST, claim_all, dedup_key, on_claim, sorted_keys, sqlite_url, terms};
@@ -66,7 +66,7 @@ pub(super) async fn claim<A: DedupAdapter>(
     adapter: A,
     id: String,
     mine: CallTerms,
-) -> Result<ClaimReply, Error> {
+) -> Result<ClaimReply, StoreError> {
     adapter.claim(&dedup_key(&id), &mine).await
 }
 
@@ -132,7 +132,7 @@ async fn waiting_rows_are_bounded_on_sqlite() {
             }
             Err(error) => {
                 assert!(error.is_transient());
-                let refused = (ErrorKind::Overloaded, ClaimReply::first(1, false));
+                let refused = (StoreErrorKind::Overloaded, ClaimReply::first(1, false));
                 assert_eq!((error.kind(), next), refused);
             }
         }
@@ -162,7 +162,7 @@ async fn running_events_go_on_while_the_queue_is_full_on_postgres() {
     assert!(renewed.iter().all(Result::is_ok), "{renewed:?}");
     released.unwrap();
     completed.unwrap();
-    assert_eq!(claimed.unwrap_err().kind(), ErrorKind::Overloaded);
+    assert_eq!(claimed.unwrap_err().kind(), StoreErrorKind::Overloaded);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,6 +1,6 @@
 //! Calls that wait for a batch: dropped callers, and callers beside a batch that waits.
 //!
-//! "At once" means that one task makes all calls before any is sent. The lanes are tasks of the
+//! "At once" means that one task makes all calls before any is sent. The workers are tasks of the
 //! same thread.
 
 use std::pin::pin;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures_util::future::{Either, join, join_all, select};
 use sqlx::postgres::PgPoolOptions;
-use tower_dedup::ErrorKind;
+use tower_dedup::StoreErrorKind;
 use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter, RenewReply};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 
@@ -50,12 +50,12 @@ async fn dropped_caller_takes_no_room_on_sqlite() {
         for claimed in claimed {
             assert_eq!(claimed.unwrap(), ClaimReply::first(1, false));
         }
-        assert_eq!(refused.unwrap_err().kind(), ErrorKind::Overloaded);
+        assert_eq!(refused.unwrap_err().kind(), StoreErrorKind::Overloaded);
     }
 }
 
 /// A batch waits for a row that an open transaction has inserted. Calls that gather during the wait go in the
-/// second lane. The batch waits as long as a statement may wait for a row, so a slow machine may
+/// second worker. The batch waits as long as a statement may wait for a row, so a slow machine may
 /// need several attempts.
 #[tokio::test]
 async fn callers_do_not_wait_for_the_batch_before_theirs() {
@@ -75,11 +75,11 @@ async fn callers_do_not_wait_for_the_batch_before_theirs() {
             Either::Right((claimed, waits)) => {
                 let first = |claimed: &ClaimReply| *claimed == ClaimReply::first(1, false);
                 assert!(claimed.iter().all(|claimed| claimed.as_ref().is_ok_and(first)));
-                assert_eq!(waits.await.unwrap_err().kind(), ErrorKind::Refused);
+                assert_eq!(waits.await.unwrap_err().kind(), StoreErrorKind::Refused);
                 return;
             }
             Either::Left((waited, many)) => {
-                assert_eq!(waited.unwrap_err().kind(), ErrorKind::Refused);
+                assert_eq!(waited.unwrap_err().kind(), StoreErrorKind::Refused);
                 many.await;
             }
         }

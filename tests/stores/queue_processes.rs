@@ -22,7 +22,7 @@ use tower_dedup::adapter::PostgresAdapter;
 use tower_dedup::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
 };
-use tower_dedup::{DedupKey, Error, ErrorKind};
+use tower_dedup::{DedupKey, StoreError, StoreErrorKind};
 
 use crate::support::postgres::Server;
 use crate::support::{dedup_key, on_claim};
@@ -189,10 +189,10 @@ async fn call(adapter: PostgresAdapter, caller: usize) -> Vec<String> {
 
 /// A call that waits too long for a row is refused: nothing has changed, and the call is made
 /// again.
-async fn again<T, F: Future<Output = Result<T, Error>>>(call: impl Fn() -> F) -> T {
+async fn again<T, F: Future<Output = Result<T, StoreError>>>(call: impl Fn() -> F) -> T {
     for _ in 0..100 {
         match call().await {
-            Err(error) if error.kind() == ErrorKind::Refused => {}
+            Err(error) if error.kind() == StoreErrorKind::Refused => {}
             answer => return answer.unwrap(),
         }
     }
@@ -200,7 +200,7 @@ async fn again<T, F: Future<Output = Result<T, Error>>>(call: impl Fn() -> F) ->
 }
 
 /// Makes the call for every key at the same time. Returns each key with its reply.
-async fn all<'k, T, F: Future<Output = Result<T, Error>>>(
+async fn all<'k, T, F: Future<Output = Result<T, StoreError>>>(
     keys: &'k [DedupKey],
     call: impl Fn(&'k DedupKey) -> F,
 ) -> Vec<(&'k DedupKey, T)> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter};
 use tower_dedup::adapter::{RedisAdapter, RedisOptions};
-use tower_dedup::{ConfigError, Error};
+use tower_dedup::{ConfigError, StoreError};
 
 use crate::support::dedup_key;
 use crate::support::redis::fresh_prefix;
@@ -22,19 +22,19 @@ pub(crate) async fn claim(
     adapter: &RedisAdapter,
     id: &str,
     terms: &CallTerms,
-) -> Result<ClaimReply, Error> {
+) -> Result<ClaimReply, StoreError> {
     adapter.claim(&dedup_key(id), terms).await
 }
 
 /// Returns the attempt of a claim that was granted.
 #[track_caller]
-pub(crate) fn attempt(claimed: Result<ClaimReply, Error>) -> u32 {
+pub(crate) fn attempt(claimed: Result<ClaimReply, StoreError>) -> u32 {
     match claimed {
         Ok(ClaimReply::First { attempt, .. }) => attempt,
         other => panic!("not claimed: {other:?}"),
     }
 }
 
-pub(crate) fn config_error(error: &Error) -> &ConfigError {
+pub(crate) fn config_error(error: &StoreError) -> &ConfigError {
     error.source().unwrap().downcast_ref().unwrap_or_else(|| panic!("{error:?}"))
 }

@@ -179,6 +179,6 @@ async fn claim_of_a_row_that_changes_each_time_is_of_unknown_outcome() {
         fence.proxy.deliver().await;
     }
     let error = timeout(BOUND, claim).await.unwrap().unwrap_err();
-    assert!(error.is_transient() && error.kind() == tower_dedup::ErrorKind::Unavailable);
+    assert!(error.is_transient() && error.kind() == tower_dedup::StoreErrorKind::Unavailable);
     fence.adapter.claim(&keys, &terms()).await.unwrap();
 }

@@ -11,7 +11,7 @@ use tower::Layer;
 use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
 use tower_dedup::adapter::inspect::{ListFilter, MaintenanceAdapter};
 use tower_dedup::adapter::{RedisAdapter, RedisClient, RedisOptions};
-use tower_dedup::{ConfigError, ConfigErrorKind, DedupLayer, ErrorKind};
+use tower_dedup::{ConfigError, ConfigErrorKind, DedupLayer, StoreErrorKind};
 
 use super::redis_calls::{attempt, claim, config_error, connect, options};
 use crate::support::effects::answer;
@@ -26,7 +26,7 @@ const SLACK: Duration = Duration::from_millis(700);
 
 async fn refused(url: &str) -> ConfigError {
     let error = RedisAdapter::connect_with(url, options()).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Config, "{error:?}");
+    assert_eq!(error.kind(), StoreErrorKind::Config, "{error:?}");
     config_error(&error).clone()
 }
 
@@ -42,7 +42,7 @@ async fn connecting_to_a_server_that_is_down_fails_at_once() {
     server.kill();
     let begun = Instant::now();
     let error = RedisAdapter::connect(&server.url()).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable);
     assert!(begun.elapsed() < Duration::from_secs(1));
 }
 
@@ -54,7 +54,7 @@ async fn calls_work_again_after_the_server_was_killed_and_restarted() {
     server.kill();
     let begun = Instant::now();
     let error = claim(&adapter, "b", &terms).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable);
     assert!(begun.elapsed() < CALL + SLACK, "{:?}", begun.elapsed());
     server.start_again();
     assert_eq!(attempt(claim(&adapter, "b", &terms).await), 1);
@@ -71,7 +71,7 @@ async fn stopped_server_costs_each_call_one_bound() {
     let ids: Vec<_> = (0..50).map(|number| format!("b{number}")).collect();
     let terms = terms();
     for claimed in join_all(ids.iter().map(|id| claim(&adapter, id, &terms))).await {
-        assert_eq!(claimed.unwrap_err().kind(), ErrorKind::Timeout);
+        assert_eq!(claimed.unwrap_err().kind(), StoreErrorKind::Timeout);
     }
     assert!(begun.elapsed() < CALL + SLACK, "{:?}", begun.elapsed());
     server.cont();
@@ -156,7 +156,7 @@ async fn refusal_after_a_lost_reply_leaves_the_outcome_unknown() {
     });
     let error = claimed.unwrap_err();
     // The key was claimed. `Refused` would say that nothing was stored.
-    assert_eq!(error.kind(), ErrorKind::Timeout, "{error:?}");
+    assert_eq!(error.kind(), StoreErrorKind::Timeout, "{error:?}");
 }
 
 #[test]
@@ -206,14 +206,14 @@ async fn replica_refuses_until_it_is_a_primary_again() {
     let (since, before) = (Instant::now(), connections(&server));
     let mut kinds = Vec::new();
     // A try that is under way when the time of a call is up makes that call's outcome unknown.
-    while !kinds.contains(&ErrorKind::Refused) && kinds.len() < 5 {
+    while !kinds.contains(&StoreErrorKind::Refused) && kinds.len() < 5 {
         let begun = Instant::now();
         kinds.push(claim(&adapter, "a", &terms).await.unwrap_err().kind());
         assert!(begun.elapsed() < CALL + SLACK, "{:?}", begun.elapsed());
     }
     let (last, earlier) = kinds.split_last().unwrap();
-    assert_eq!(*last, ErrorKind::Refused);
-    assert!(earlier.iter().all(|kind| *kind == ErrorKind::Timeout), "{earlier:?}");
+    assert_eq!(*last, StoreErrorKind::Refused);
+    assert!(earlier.iter().all(|kind| *kind == StoreErrorKind::Timeout), "{earlier:?}");
     // Each refusal is a doubt. One of the connections is that of this question.
     let opened = connections(&server) - before - 1;
     assert!((1..=since.elapsed().as_millis() / 200 + 1).contains(&opened), "{opened}");
@@ -249,7 +249,7 @@ async fn server_that_begins_to_evict_refuses_calls_until_it_is_mended() {
     claim(&adapter, "b", &terms).await.unwrap_err();
     for _ in 0..10 {
         let error = claim(&adapter, "b", &terms).await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Refused);
+        assert_eq!(error.kind(), StoreErrorKind::Refused);
         assert!(error.is_transient());
         assert!(config_error(&error).to_string().contains(EVICTS));
     }
@@ -311,7 +311,7 @@ async fn closed_adapter_refuses_calls() {
     claim(&adapter, "a", &terms()).await.unwrap();
     adapter.close().await;
     let error = claim(&adapter, "b", &terms()).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable);
     wait_until("closed connections", || {
         let clients: String = server.run(&["CLIENT", "LIST", "TYPE", "normal"]);
         (clients.lines().count() == 1).then_some(())
@@ -330,7 +330,7 @@ async fn call_that_waits_for_a_connection_is_refused_once_its_adapter_is_closed(
         adapter.close().await;
         server.cont();
     });
-    assert_eq!(claimed.unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(claimed.unwrap_err().kind(), StoreErrorKind::Unavailable);
 }
 
 /// Passes messages on, and says that the server is of version 6.
@@ -369,7 +369,7 @@ async fn scripts_have_no_flags_if_a_primary_says_that_it_is_old() {
     // Without its flag, no script writes at `maxmemory`.
     server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
     let error = adapter.complete(&dedup_key("a"), &terms).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Full);
+    assert_eq!(error.kind(), StoreErrorKind::Full);
 }
 
 /// Uses a client of the user.
@@ -394,7 +394,7 @@ async fn client_of_the_user_connects_again() {
     assert_eq!(attempt(claim(&adapter, "c", &terms()).await), 1);
     adapter.close().await;
     let error = claim(&adapter, "d", &terms()).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable);
 }
 
 #[tokio::test]
@@ -403,7 +403,7 @@ async fn server_of_the_users_client_is_checked_before_the_first_call() {
     let client = redis::Client::open(server.url()).unwrap();
     let adapter = RedisAdapter::with_options(client, options()).unwrap();
     let error = claim(&adapter, "a", &terms()).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Refused);
+    assert_eq!(error.kind(), StoreErrorKind::Refused);
     assert!(config_error(&error).to_string().contains(EVICTS));
 }
 

@@ -16,7 +16,7 @@ use tower_dedup::adapter::contract::{
     StoredResponse, Token,
 };
 use tower_dedup::adapter::inspect::{ForgetReply, ListFilter, MaintenanceAdapter};
-use tower_dedup::{DedupKey, DedupLayer, ErrorKind, OnUnavailable};
+use tower_dedup::{DedupKey, DedupLayer, OnUnavailable, StoreErrorKind};
 
 use crate::support::multi_event::by_word;
 use crate::support::redis::{Server, command};
@@ -157,7 +157,7 @@ async fn value_has_44_bytes_and_outlives_retention_and_lease_by_an_hour() {
 }
 
 /// Calls each method on a key, except `forget`. Returns the kinds of the errors.
-async fn kinds(adapter: &RedisAdapter, id: &str) -> Vec<Option<ErrorKind>> {
+async fn kinds(adapter: &RedisAdapter, id: &str) -> Vec<Option<StoreErrorKind>> {
     let (keys, mine) = (dedup_key(id), terms());
     let at_once = on_claim(&mine);
     let results = [
@@ -173,8 +173,8 @@ async fn kinds(adapter: &RedisAdapter, id: &str) -> Vec<Option<ErrorKind>> {
 }
 
 /// Every call but a release, because no token has claimed an unreadable value.
-const CORRUPT: [Option<ErrorKind>; 7] = {
-    let mut kinds = [Some(ErrorKind::Corrupt); 7];
+const CORRUPT: [Option<StoreErrorKind>; 7] = {
+    let mut kinds = [Some(StoreErrorKind::Corrupt); 7];
     (kinds[5], kinds[6]) = (None, None);
     kinds
 };
@@ -229,7 +229,7 @@ async fn key_of_another_type_is_corrupt_and_is_not_listed() {
     own.server.run::<()>(&["SET", "dedup-other:test:a", "5"]);
     assert_eq!(kinds(&own.adapter, "list").await, CORRUPT);
     let forgotten = own.adapter.forget(&dedup_key("list")).await.unwrap_err();
-    assert_eq!(forgotten.kind(), ErrorKind::Corrupt);
+    assert_eq!(forgotten.kind(), StoreErrorKind::Corrupt);
     assert_eq!(own.adapter.list(&ListFilter::default(), None, 10).await.unwrap().keys, []);
     assert_eq!(own.adapter.stats().await.unwrap().rows, 0);
 }
@@ -277,7 +277,7 @@ fn scripts_and_the_decoder_agree_on_every_value() {
         }
         own.set("x", &value);
         let (keys, mine) = (dedup_key("x"), terms());
-        let kind = |error: Option<tower_dedup::Error>| error.map(|error| error.kind());
+        let kind = |error: Option<tower_dedup::StoreError>| error.map(|error| error.kind());
         let (read, renewed) = runtime.block_on(async {
             let read = own.adapter.get(&keys).await;
             (kind(read.err()), kind(own.adapter.renew(&keys, &mine).await.err()))
@@ -290,7 +290,7 @@ fn scripts_and_the_decoder_agree_on_every_value() {
             read,
             renewed
         );
-        prop_assert!(matches!(read, None | Some(ErrorKind::Corrupt)), "{:?}", read);
+        prop_assert!(matches!(read, None | Some(StoreErrorKind::Corrupt)), "{:?}", read);
         // What a script writes can be read again.
         let written = runtime.block_on(own.adapter.complete(&keys, &mine));
         prop_assert_eq!(kind(written.err()), renewed);
@@ -316,7 +316,7 @@ async fn full_server_refuses_claims_and_takes_completions_and_releases() {
     adapter.claim(&keys[3], &at_once).await.unwrap();
     own.server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
     let error = adapter.claim(&dedup_key("new"), &terms()).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Full);
+    assert_eq!(error.kind(), StoreErrorKind::Full);
     // Senders of events that are complete stop.
     for terms in [terms(), terms().with_fetch(Fetch::DigestAndResponse)] {
         let claimed = adapter.claim(&keys[3], &terms).await.unwrap();
@@ -324,11 +324,11 @@ async fn full_server_refuses_claims_and_takes_completions_and_releases() {
     }
     // The claim of this token is one whose reply was lost.
     let error = adapter.claim(&keys[3], &at_once).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable);
     if own.server.version() < (7, 0, 0) {
         // This server refuses every script that writes.
         let error = adapter.complete(&keys[0], &mine).await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Full);
+        assert_eq!(error.kind(), StoreErrorKind::Full);
         return;
     }
     assert_eq!(adapter.complete(&keys[0], &mine).await.unwrap(), CompleteReply::Held);
@@ -348,7 +348,7 @@ async fn missing_right_is_a_refusal() {
     let own = Own::new().await;
     own.server.run::<()>(&["ACL", "SETUSER", "default", "-evalsha", "-eval"]);
     let error = own.adapter.claim(&dedup_key("a"), &terms()).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Refused);
+    assert_eq!(error.kind(), StoreErrorKind::Refused);
 }
 
 /// A layer that fails open runs no handler for an event that is known to be a duplicate, although another key of
@@ -422,5 +422,5 @@ async fn cursor_of_another_primary_is_refused() {
     let other = cursor.as_str().replace(&address, "127.0.0.1:1");
     assert_ne!(other, cursor.as_str());
     let listed = own.adapter.list(&ListFilter::default(), Some(&other), 1).await;
-    assert_eq!(listed.unwrap_err().kind(), ErrorKind::Refused);
+    assert_eq!(listed.unwrap_err().kind(), StoreErrorKind::Refused);
 }

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use redis::{Client, ClientTlsConfig, TlsCertificates};
 use tower_dedup::adapter::RedisAdapter;
-use tower_dedup::{Error, ErrorKind};
+use tower_dedup::{StoreError, StoreErrorKind};
 
 use super::redis_calls::{attempt, claim, options};
 use crate::support::redis::Server;
@@ -75,12 +75,15 @@ impl TlsServer {
     }
 }
 
-async fn refused(adapter: Result<RedisAdapter, Error>) {
+async fn refused(adapter: Result<RedisAdapter, StoreError>) {
     let error = match adapter {
         Ok(adapter) => claim(&adapter, "a", &terms()).await.unwrap_err(),
         Err(error) => error,
     };
-    assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout), "{error:?}");
+    assert!(
+        matches!(error.kind(), StoreErrorKind::Unavailable | StoreErrorKind::Timeout),
+        "{error:?}"
+    );
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use tower_dedup::adapter::contract::DedupAdapter;
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::adapter::{Purging, SqliteAdapter, SqliteOptions};
 use tower_dedup::internals::sqlite_statements;
-use tower_dedup::{ConfigError, DedupLayer, ErrorKind};
+use tower_dedup::{ConfigError, DedupLayer, StoreErrorKind};
 
 use crate::support::{
     FIRST, Handler, answered, by_header, dedup_key, on_claim, request, result, rows, send,
@@ -171,9 +171,9 @@ async fn migration_that_failed_is_tried_again() {
     let key = dedup_key("a");
     assert_eq!(
         adapter.claim(&key, &on_claim(&terms())).await.unwrap_err().kind(),
-        ErrorKind::Refused
+        StoreErrorKind::Refused
     );
-    assert_eq!(adapter.migrate().await.unwrap_err().kind(), ErrorKind::Refused);
+    assert_eq!(adapter.migrate().await.unwrap_err().kind(), StoreErrorKind::Refused);
     run(&mut other, "ROLLBACK").await;
     assert_eq!(adapter.claim(&key, &on_claim(&terms())).await.unwrap(), FIRST);
 }
@@ -239,7 +239,7 @@ async fn table_name_may_be_a_word_of_sql() {
             adapter.claim(&key, &terms()).await.map(drop).unwrap_err(),
             adapter.migrate().await.unwrap_err(),
         ] {
-            assert_eq!(refused.kind(), ErrorKind::Config, "{name}");
+            assert_eq!(refused.kind(), StoreErrorKind::Config, "{name}");
             let cause = refused.source().unwrap().to_string();
             assert!(cause.starts_with("`table` must be"), "{cause}");
         }
@@ -266,7 +266,7 @@ async fn schema_created_by_hand_works() {
 async fn urls_that_name_no_file_are_refused() {
     for url in ["sqlite::memory:", "sqlite://", "sqlite://?mode=memory", "postgres://x", "x"] {
         let refused = SqliteAdapter::connect(url).await.unwrap_err();
-        assert_eq!(refused.kind(), ErrorKind::Config, "{url}");
+        assert_eq!(refused.kind(), StoreErrorKind::Config, "{url}");
     }
     let secret = "mysql://user:secret@host/";
     let Err(refused) = tower_dedup::adapter::connect(secret).await else { panic!("connected") };
@@ -275,7 +275,7 @@ async fn urls_that_name_no_file_are_refused() {
     let cause = std::error::Error::source(&refused).unwrap().downcast_ref::<ConfigError>();
     assert_eq!(cause.unwrap().to_string(), "no adapter for the scheme `mysql:`");
     let missing = SqliteAdapter::connect("sqlite:///nonexistent/folder/x.db").await.unwrap_err();
-    assert_eq!(missing.kind(), ErrorKind::Unavailable);
+    assert_eq!(missing.kind(), StoreErrorKind::Unavailable);
 }
 
 /// SQLite removes `-wal` and `-shm` when the last connection closes, and the pool closes idle connections.

@@ -9,7 +9,7 @@ use sqlx::SqliteConnection;
 use tower_dedup::adapter::SqliteAdapter;
 use tower_dedup::adapter::contract::{ClaimReply, CompleteReply, DedupAdapter, StoredData};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
-use tower_dedup::{Error, ErrorKind};
+use tower_dedup::{StoreError, StoreErrorKind};
 
 use super::sqlite::{File, run};
 use crate::support::{
@@ -32,11 +32,11 @@ async fn file() -> (File, SqliteAdapter, SqliteConnection) {
 /// repetition counts as the first call.
 async fn patiently<T, F>(call: impl Fn() -> F) -> T
 where
-    F: Future<Output = Result<T, Error>>,
+    F: Future<Output = Result<T, StoreError>>,
 {
     loop {
         match call().await {
-            Err(error) if error.kind() == ErrorKind::Refused => {}
+            Err(error) if error.kind() == StoreErrorKind::Refused => {}
             answer => return answer.unwrap(),
         }
     }

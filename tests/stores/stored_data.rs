@@ -16,7 +16,7 @@ use tower_dedup::adapter::contract::{
 };
 use tower_dedup::adapter::inspect::{ListFilter, MaintenanceAdapter};
 use tower_dedup::adapter::{PostgresAdapter, PostgresOptions, SqliteAdapter};
-use tower_dedup::{DedupLayer, Error, ErrorKind, OnUnavailable, Replay, ResponseBody};
+use tower_dedup::{DedupLayer, OnUnavailable, Replay, ResponseBody, StoreError, StoreErrorKind};
 
 use super::queue::{postgres, sqlite};
 use crate::support::postgres::Schema;
@@ -53,7 +53,9 @@ async fn complete<A: DedupAdapter>(adapter: &A) {
 }
 
 /// Claims every key three times at once, each time with another `Fetch`.
-async fn claim_all<A: DedupAdapter>(adapter: &A) -> Vec<(usize, Fetch, Result<ClaimReply, Error>)> {
+async fn claim_all<A: DedupAdapter>(
+    adapter: &A,
+) -> Vec<(usize, Fetch, Result<ClaimReply, StoreError>)> {
     let fetches = [Fetch::Nothing, Fetch::Digest, Fetch::DigestAndResponse];
     let calls = (0..KEYS).flat_map(|id| fetches.map(|fetch| (id, fetch)));
     join_all(calls.map(|(id, fetch)| async move {
@@ -73,7 +75,7 @@ async fn unreadable_row_fails_only_its_callers<A: MaintenanceAdapter>(
     for _ in 0..2 {
         for (id, fetch, claimed) in claim_all(adapter).await {
             if id == 7 {
-                assert_eq!(claimed.unwrap_err().kind(), ErrorKind::Corrupt, "{fetch:?}");
+                assert_eq!(claimed.unwrap_err().kind(), StoreErrorKind::Corrupt, "{fetch:?}");
             } else {
                 assert_eq!(stored(&claimed.unwrap()).is_some(), fetch != Fetch::Nothing);
             }
@@ -83,7 +85,7 @@ async fn unreadable_row_fails_only_its_callers<A: MaintenanceAdapter>(
         });
         for (id, completed) in join_all(completions).await {
             if id == 7 {
-                assert_eq!(completed.unwrap_err().kind(), ErrorKind::Corrupt);
+                assert_eq!(completed.unwrap_err().kind(), StoreErrorKind::Corrupt);
             } else {
                 assert_eq!(completed.unwrap(), CompleteReply::LeaseLost);
             }
@@ -104,7 +106,7 @@ async fn unreadable_response_fails_only_its_caller<A: MaintenanceAdapter>(
     for _ in 0..2 {
         for (id, fetch, claimed) in claim_all(adapter).await {
             if id == 7 && fetch == Fetch::DigestAndResponse {
-                assert_eq!(claimed.unwrap_err().kind(), ErrorKind::Corrupt);
+                assert_eq!(claimed.unwrap_err().kind(), StoreErrorKind::Corrupt);
             } else {
                 assert_eq!(stored(&claimed.unwrap()).is_some(), fetch != Fetch::Nothing);
             }
@@ -292,5 +294,5 @@ async fn connect_reads_table_and_schema_from_the_url() {
     let rows = sqlx::query_scalar::<_, i64>("SELECT count(*) FROM seen");
     assert_eq!(rows.fetch_one(&mut connection).await.unwrap(), 1);
     let refused = SqliteAdapter::connect("sqlite://a.db?dedup_table=a%3Bb").await.unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::Config);
+    assert_eq!(refused.kind(), StoreErrorKind::Config);
 }

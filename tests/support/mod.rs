@@ -34,7 +34,7 @@ use tower_dedup::adapter::contract::{
 };
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::testing::FaultyAdapter;
-use tower_dedup::{DedupKey, Delivery, Error, KeyExtractor, key};
+use tower_dedup::{DedupKey, Delivery, KeyExtractor, StoreError, key};
 
 use ledgers::Inner;
 
@@ -89,7 +89,7 @@ pub(crate) async fn claim_all<A: DedupAdapter + ?Sized>(
     adapter: &A,
     keys: &[DedupKey],
     terms: &CallTerms,
-) -> Result<Vec<ClaimReply>, Error> {
+) -> Result<Vec<ClaimReply>, StoreError> {
     try_join_all(keys.iter().map(|key| adapter.claim(key, terms))).await
 }
 
@@ -98,7 +98,7 @@ pub(crate) async fn complete_all<A: DedupAdapter + ?Sized>(
     adapter: &A,
     keys: &[DedupKey],
     terms: &CallTerms,
-) -> Result<Vec<CompleteReply>, Error> {
+) -> Result<Vec<CompleteReply>, StoreError> {
     try_join_all(keys.iter().map(|key| adapter.complete(key, terms))).await
 }
 
@@ -107,7 +107,7 @@ pub(crate) async fn release_all<A: DedupAdapter + ?Sized>(
     adapter: &A,
     keys: &[DedupKey],
     terms: &CallTerms,
-) -> Result<(), Error> {
+) -> Result<(), StoreError> {
     try_join_all(keys.iter().map(|key| adapter.release(key, terms))).await.map(drop)
 }
 

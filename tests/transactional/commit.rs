@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
 use tower_dedup::{
-    DedupLayer, Deduplicator, Delivery, ErrorKind, OnInFlight, RunError, RunOutcome,
+    DedupLayer, Deduplicator, Delivery, OnInFlight, RunError, RunOutcome, StoreErrorKind,
 };
 
 use super::fixture::{CONNECTIONS, Db, World, app, on_both, send, transactional};
@@ -258,7 +258,7 @@ async fn deduplicator_commits_the_work_with_its_key<D: Db>() {
         Ok::<_, &str>(())
     });
     match dropped.await {
-        Err(RunError::Store(error)) => assert_eq!(error.kind(), ErrorKind::Transaction),
+        Err(RunError::Store(error)) => assert_eq!(error.kind(), StoreErrorKind::Transaction),
         other => panic!("{other:?}"),
     }
     assert!(db.effects().await.is_empty());

@@ -7,7 +7,7 @@ use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::{ListFilter, MaintenanceAdapter};
 use tower_dedup::internals::{ask_primaries, in_one_line};
 use tower_dedup::redis::{Cmd, InfoDict, cmd, from_redis_value};
-use tower_dedup::{DedupKey, Error};
+use tower_dedup::{DedupKey, StoreError};
 
 use super::finding::Finding;
 use crate::failure::{Failure, within};
@@ -27,7 +27,7 @@ pub(super) async fn findings(redis: &Redis) -> Result<Vec<Finding>, Failure> {
     redis.with(checks).await
 }
 
-async fn checks(url: &str, adapter: &RedisAdapter) -> Result<Vec<Finding>, Error> {
+async fn checks(url: &str, adapter: &RedisAdapter) -> Result<Vec<Finding>, StoreError> {
     let scheme = url.split(':').next().unwrap_or_default();
     let replies = ask_primaries(adapter, &cmd("INFO")).await?;
     let is_local = replies.iter().all(|(address, _)| is_local(address));
@@ -102,13 +102,13 @@ fn durability(at: &str, info: &InfoDict, is_sentinel: bool) -> Finding {
 
 /// Tries what the service needs, and so also finds a replica, or a server that cannot write. `info` is whether `INFO`
 /// was permitted.
-async fn rights(adapter: &RedisAdapter, info: Result<(), Error>) -> Finding {
+async fn rights(adapter: &RedisAdapter, info: Result<(), StoreError>) -> Finding {
     let claim = claim(adapter).await;
     let eval = ask(adapter, cmd("EVAL").arg("return 1").arg(0)).await;
     let wait = ask(adapter, cmd("WAIT").arg(0).arg(0)).await;
     let list = adapter.list(&ListFilter::default(), None, 1).await.map(drop);
     let list = list.and(ask(adapter, &cmd("DBSIZE")).await);
-    let fails = |what: &str, tried: Result<(), Error>| {
+    let fails = |what: &str, tried: Result<(), StoreError>| {
         tried.err().map(|error| format!("{what} fails: {}", in_one_line(&error)))
     };
     Finding::ok("rights", "claims, releases, lists and INFO are permitted")
@@ -130,7 +130,7 @@ async fn rights(adapter: &RedisAdapter, info: Result<(), Error>) -> Finding {
 
 /// Claims keys as the on-arrival ledger does, reads and releases them. Their rows are expired then, and stay for an
 /// hour.
-async fn claim(adapter: &RedisAdapter) -> Result<(), Error> {
+async fn claim(adapter: &RedisAdapter) -> Result<(), StoreError> {
     let run = rand::random::<u64>();
     let terms = CallTerms::on_claim(Token::random(), RETENTION);
     for n in 0..KEYS {
@@ -144,7 +144,7 @@ async fn claim(adapter: &RedisAdapter) -> Result<(), Error> {
 }
 
 /// Sends a command to every primary, each of which may refuse it.
-async fn ask(adapter: &RedisAdapter, command: &Cmd) -> Result<(), Error> {
+async fn ask(adapter: &RedisAdapter, command: &Cmd) -> Result<(), StoreError> {
     let replies = ask_primaries(adapter, command).await?;
     replies.into_iter().try_for_each(|(_, reply)| reply.map(drop))
 }

@@ -1,6 +1,6 @@
 //! The rights of the guide are enough, and each of them is needed.
 
-use tower_dedup::Error;
+use tower_dedup::StoreError;
 use tower_dedup::adapter::RedisAdapter;
 use tower_dedup::adapter::contract::DedupAdapter;
 use tower_dedup::adapter::inspect::{ListFilter, MaintenanceAdapter};
@@ -34,7 +34,7 @@ fn was_refused(server: &Server, command: &str) -> bool {
 }
 
 /// Calls every method, and `doctor`.
-async fn use_everything(url: &str) -> (Vec<Error>, Ran) {
+async fn use_everything(url: &str) -> (Vec<StoreError>, Ran) {
     let mut errors = Vec::new();
     match RedisAdapter::connect(url).await {
         Err(error) => errors.push(error),

@@ -3,7 +3,7 @@
 use tower_dedup::DedupKey;
 use tower_dedup::adapter::contract::{CallTerms, StoredData};
 
-use crate::row::{fetches_response, milliseconds};
+use crate::row::{fetches_response, header_lines, milliseconds};
 
 /// Returns the text of a JSON object for `sql/completion.sql`. All its strings are hex digits, which need no escaping.
 pub(crate) fn parameter(keys: &[DedupKey], terms: &CallTerms) -> String {

@@ -3,7 +3,7 @@
 //! Numbers: <https://mariadb.com/kb/en/mariadb-error-codes/>.
 
 use sqlx::mysql::MySqlDatabaseError;
-use tower_dedup::{Error, ErrorKind};
+use tower_dedup::{StoreError, StoreErrorKind};
 
 /// The server undid the statement: a duplicate key in a race, rights, an unknown table or column, a read-only server, a
 /// lock, a deadlock, a changed row, a cancelled statement, a value that fits no column.
@@ -20,24 +20,24 @@ const OVERLOADED: [u16; 2] = [1040, 1203];
 ///
 /// It is a refusal only if the server has said so. After every other error the statement may have been executed, and the
 /// layer releases the key.
-pub(crate) fn store_error(context: &'static str, error: sqlx::Error) -> Error {
+pub(crate) fn store_error(context: &'static str, error: sqlx::Error) -> StoreError {
     let kind = match &error {
         sqlx::Error::Database(_) => match number(&error).unwrap_or_default() {
-            refused if REFUSED.contains(&refused) => ErrorKind::Refused,
-            full if FULL.contains(&full) => ErrorKind::Full,
-            many if OVERLOADED.contains(&many) => ErrorKind::Overloaded,
+            refused if REFUSED.contains(&refused) => StoreErrorKind::Refused,
+            full if FULL.contains(&full) => StoreErrorKind::Full,
+            many if OVERLOADED.contains(&many) => StoreErrorKind::Overloaded,
             // 1053, for example: the server shuts down.
-            _ => ErrorKind::Unavailable,
+            _ => StoreErrorKind::Unavailable,
         },
         // No connection was free, so nothing was sent.
-        sqlx::Error::PoolTimedOut => ErrorKind::Overloaded,
-        sqlx::Error::Configuration(_) => ErrorKind::Config,
+        sqlx::Error::PoolTimedOut => StoreErrorKind::Overloaded,
+        sqlx::Error::Configuration(_) => StoreErrorKind::Config,
         sqlx::Error::ColumnDecode { .. }
         | sqlx::Error::Decode(_)
-        | sqlx::Error::ColumnNotFound(_) => ErrorKind::Corrupt,
-        _ => ErrorKind::Unavailable,
+        | sqlx::Error::ColumnNotFound(_) => StoreErrorKind::Corrupt,
+        _ => StoreErrorKind::Unavailable,
     };
-    Error::new(kind, context).with_source(error)
+    StoreError::new(kind, context).with_source(error)
 }
 
 /// Returns the server's number of an error.

@@ -6,7 +6,7 @@ use sqlx::Row as _;
 use sqlx::mysql::MySqlRow;
 use tower_dedup::adapter::contract::{CallTerms, Token};
 use tower_dedup::adapter::inspect::{Entry, ForgetReply, KeyState, ListFilter, Listing, Stats};
-use tower_dedup::{DedupKey, Error, ErrorKind};
+use tower_dedup::{DedupKey, StoreError, StoreErrorKind};
 
 use crate::TRIES;
 use crate::completion::hex;
@@ -18,22 +18,22 @@ const PORTION: usize = 1_000;
 
 impl Call {
     /// Refuses a server on which the fence does not hold.
-    pub(crate) async fn check_server(&self) -> Result<(), Error> {
+    pub(crate) async fn check_server(&self) -> Result<(), StoreError> {
         const TEXT: &str = "the store needs MariaDB 10.6 or later, without --sysdate-is-now";
         let rows = self.query(&self.sql().check, Args::default()).await?;
         match rows.first().map(|row| row.try_get::<bool, _>("has_clock")).transpose() {
             Ok(Some(true)) => Ok(()),
-            _ => Err(Error::new(ErrorKind::Config, TEXT)),
+            _ => Err(StoreError::new(StoreErrorKind::Config, TEXT)),
         }
     }
 
-    pub(crate) async fn purge(self, limit: u32) -> Result<u64, Error> {
+    pub(crate) async fn purge(self, limit: u32) -> Result<u64, StoreError> {
         let purged = self.run(&self.sql().purge, Args::default().add(limit)).await?;
         // Nothing, if statements of others have met it four times: the next call finds the rows.
         Ok(purged.map_or(0, |(_, written)| written))
     }
 
-    pub(crate) async fn forget(self, key: DedupKey) -> Result<ForgetReply, Error> {
+    pub(crate) async fn forget(self, key: DedupKey) -> Result<ForgetReply, StoreError> {
         // Its row is that of a release: expired, without token and attempts.
         let gone = Write { is_new: true, ..Write::default() };
         let terms = CallTerms::on_claim(Token::random(), Duration::ZERO);
@@ -55,7 +55,7 @@ impl Call {
         Ok(ForgetReply::InFlight)
     }
 
-    pub(crate) async fn get(self, key: DedupKey) -> Result<Option<Entry>, Error> {
+    pub(crate) async fn get(self, key: DedupKey) -> Result<Option<Entry>, StoreError> {
         Ok(self.read(&key, true).await?.and_then(|row| row.entry(true)))
     }
 
@@ -64,7 +64,7 @@ impl Call {
         filter: ListFilter,
         after: Option<String>,
         limit: u32,
-    ) -> Result<Listing, Error> {
+    ) -> Result<Listing, StoreError> {
         // No key has an empty namespace, so this is before all keys.
         let (namespace, id) = after
             .map_or(Ok(<(Vec<u8>, Vec<u8>)>::default()), |cursor| self.read_cursor(&cursor))?;
@@ -93,14 +93,14 @@ impl Call {
     }
 
     /// Reads a cursor, which has one spelling.
-    fn read_cursor(&self, text: &str) -> Result<(Vec<u8>, Vec<u8>), Error> {
+    fn read_cursor(&self, text: &str) -> Result<(Vec<u8>, Vec<u8>), StoreError> {
         let read =
             text.split_once('-').and_then(|(namespace, id)| Some((unhex(namespace)?, unhex(id)?)));
         read.filter(|(namespace, id)| cursor(namespace, id) == text && !namespace.is_empty())
-            .ok_or_else(|| self.error(ErrorKind::Refused))
+            .ok_or_else(|| self.error(StoreErrorKind::Refused))
     }
 
-    pub(crate) async fn stats(self) -> Result<Stats, Error> {
+    pub(crate) async fn stats(self) -> Result<Stats, StoreError> {
         let rows = self.query(&self.sql().stats, Args::default()).await?;
         let Some(row) = rows.first() else { return Ok(Stats::default()) };
         read_stats(row).map_err(|error| self.fault(error))

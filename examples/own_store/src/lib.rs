@@ -21,7 +21,7 @@ use tower_dedup::adapter::contract::{
 use tower_dedup::adapter::inspect::{
     Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats,
 };
-use tower_dedup::{DedupKey, Error, ErrorKind};
+use tower_dedup::{DedupKey, StoreError, StoreErrorKind};
 
 use crate::errors::store_error;
 use crate::row::{Row, Write, fetches_response, lease_ms, milliseconds};
@@ -56,9 +56,9 @@ impl MariaDbStore {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Config`] for a URL that cannot be read or names no database, and for a server that reads its clock
-    /// once a statement. [`ErrorKind::Refused`], for a syntax error, from MySQL and before MariaDB 10.6.
-    pub async fn connect(url: &str, options: Options) -> Result<Self, Error> {
+    /// [`StoreErrorKind::Config`] for a URL that cannot be read or names no database, and for a server that reads its clock
+    /// once a statement. [`StoreErrorKind::Refused`], for a syntax error, from MySQL and before MariaDB 10.6.
+    pub async fn connect(url: &str, options: Options) -> Result<Self, StoreError> {
         const CONTEXT: &str = "connecting to MariaDB";
         let connect =
             url.parse::<MySqlConnectOptions>().map_err(|error| store_error(CONTEXT, error))?;
@@ -73,7 +73,7 @@ impl MariaDbStore {
 }
 
 impl Call {
-    async fn read(&self, key: &DedupKey, with_response: bool) -> Result<Option<Row>, Error> {
+    async fn read(&self, key: &DedupKey, with_response: bool) -> Result<Option<Row>, StoreError> {
         let args = Args::default().add(with_response).add(with_response).key(key);
         let rows = self.query(&self.sql().read, args).await?;
         rows.first().map(Row::read).transpose().map_err(|error| self.fault(error))
@@ -86,7 +86,7 @@ impl Call {
         terms: &CallTerms,
         lease: Option<i64>,
         attempts: i64,
-    ) -> Result<bool, Error> {
+    ) -> Result<bool, StoreError> {
         let args = Args::of(key)
             .token(terms)
             .add(attempts)
@@ -122,7 +122,7 @@ impl Call {
             .add(row.version)
     }
 
-    async fn claim(self, key: DedupKey, terms: CallTerms) -> Result<ClaimReply, Error> {
+    async fn claim(self, key: DedupKey, terms: CallTerms) -> Result<ClaimReply, StoreError> {
         let lease = lease_ms(&terms)?;
         for _ in 0..TRIES {
             // Most keys are new. The row of another key takes a second statement, and a free one a third.
@@ -140,14 +140,14 @@ impl Call {
                 Some(_) => {}
                 // A transaction holds a row of the caller's own token, as after a claim whose reply was lost. "In flight"
                 // would leave a lease that nobody holds; after an error the layer releases it.
-                None if row.is_by(terms.token()) => return Err(self.error(ErrorKind::Timeout)),
+                None if row.is_by(terms.token()) => return Err(self.error(StoreErrorKind::Timeout)),
                 None => return Ok(ClaimReply::InFlight),
             }
         }
-        Err(self.error(ErrorKind::Refused))
+        Err(self.error(StoreErrorKind::Refused))
     }
 
-    async fn complete(self, key: DedupKey, terms: CallTerms) -> Result<CompleteReply, Error> {
+    async fn complete(self, key: DedupKey, terms: CallTerms) -> Result<CompleteReply, StoreError> {
         for _ in 0..TRIES {
             let Some(row) = self.read(&key, false).await? else {
                 // Without attempts: that shows that it was inserted, also if the completion is repeated.
@@ -163,10 +163,10 @@ impl Call {
                 return Ok(reply);
             }
         }
-        Err(self.error(ErrorKind::Refused))
+        Err(self.error(StoreErrorKind::Refused))
     }
 
-    async fn renew(self, key: DedupKey, terms: CallTerms) -> Result<RenewReply, Error> {
+    async fn renew(self, key: DedupKey, terms: CallTerms) -> Result<RenewReply, StoreError> {
         let lease = Some(lease_ms(&terms)?.unwrap_or_default());
         let args = Args::of(&key)
             .token(&terms)
@@ -183,7 +183,7 @@ impl Call {
         Ok(if is_held { RenewReply::Held } else { RenewReply::Lost })
     }
 
-    async fn release(self, key: DedupKey, terms: CallTerms) -> Result<(), Error> {
+    async fn release(self, key: DedupKey, terms: CallTerms) -> Result<(), StoreError> {
         let statement = match lease_ms(&terms)? {
             Some(_) => &self.sql().release,
             None => &self.sql().release_complete,
@@ -191,7 +191,7 @@ impl Call {
         self.run_patiently(statement, Args::of(&key).token(&terms)).await.map(drop)
     }
 
-    async fn completed(self, key: DedupKey, terms: CallTerms) -> Result<bool, Error> {
+    async fn completed(self, key: DedupKey, terms: CallTerms) -> Result<bool, StoreError> {
         let args = Args::of(&key).token(&terms);
         Ok(!self.query(&self.sql().is_complete, args).await?.is_empty())
     }
@@ -232,11 +232,11 @@ impl DedupAdapter for MariaDbStore {
         keys: &[DedupKey],
         terms: &CallTerms,
         mark: Option<&str>,
-    ) -> Result<Completion, Error> {
+    ) -> Result<Completion, StoreError> {
         // Only `Delivery::begin` sets a mark, and it knows no MariaDB.
         if mark.is_some() {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
+            return Err(StoreError::new(
+                StoreErrorKind::Unsupported,
                 "completing events in a marked transaction",
             ));
         }

@@ -11,7 +11,7 @@ use tower_dedup::adapter::contract::{
     Token,
 };
 use tower_dedup::adapter::inspect::{Entry, KeyState};
-use tower_dedup::{DedupKey, Error, ErrorKind};
+use tower_dedup::{DedupKey, StoreError, StoreErrorKind};
 
 /// A row, as `sql/read.sql` returns it. Times are milliseconds since the Unix epoch.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub(crate) struct Row {
     payload_sha256: Option<[u8; 32]>,
     has_response: bool,
     /// As far as it was read. An error meets only the callers that need the response.
-    response: Result<Option<Arc<StoredResponse>>, Error>,
+    response: Result<Option<Arc<StoredResponse>>, StoreError>,
     pub(crate) now: i64,
 }
 
@@ -52,12 +52,12 @@ pub(crate) fn fetches_response(fetch: Fetch) -> bool {
 }
 
 /// Returns the length of the lease; `None` for a claim that is complete at once.
-pub(crate) fn lease_ms(terms: &CallTerms) -> Result<Option<i64>, Error> {
+pub(crate) fn lease_ms(terms: &CallTerms) -> Result<Option<i64>, StoreError> {
     match terms.permanence() {
         Permanence::OnClaim => Ok(None),
         Permanence::OnCompletion { lease } => Ok(Some(milliseconds(lease))),
         // A permanence of a later version of the crate: nothing is known about it, so nothing is written.
-        _ => Err(Error::new(ErrorKind::Unsupported, "reading the permanence of a call")),
+        _ => Err(StoreError::new(StoreErrorKind::Unsupported, "reading the permanence of a call")),
     }
 }
 
@@ -107,7 +107,10 @@ impl Row {
     }
 
     /// Returns the reply to a claim that finds this row, and what it writes.
-    pub(crate) fn claimed(&self, terms: &CallTerms) -> Result<(Option<Write>, ClaimReply), Error> {
+    pub(crate) fn claimed(
+        &self,
+        terms: &CallTerms,
+    ) -> Result<(Option<Write>, ClaimReply), StoreError> {
         let (is_mine, lease, state) = (self.is_by(terms.token()), lease_ms(terms)?, self.state());
         let on_claim = lease.is_none();
         match state {
@@ -144,7 +147,7 @@ impl Row {
     }
 
     /// Returns the reply to a claim of a complete key.
-    fn duplicate(&self, fetch: Fetch) -> Result<ClaimReply, Error> {
+    fn duplicate(&self, fetch: Fetch) -> Result<ClaimReply, StoreError> {
         // A handler's transaction has completed the key, and the layer has not added the response yet. The lease bounds
         // how long this may take.
         let is_awaited =
@@ -218,9 +221,13 @@ impl Row {
     }
 }
 
-fn response(row: &MySqlRow, status: Option<i64>) -> Result<Option<Arc<StoredResponse>>, Error> {
-    let unreadable =
-        |error| Error::new(ErrorKind::Corrupt, "decoding a stored response").with_source(error);
+fn response(
+    row: &MySqlRow,
+    status: Option<i64>,
+) -> Result<Option<Arc<StoredResponse>>, StoreError> {
+    let unreadable = |error| {
+        StoreError::new(StoreErrorKind::Corrupt, "decoding a stored response").with_source(error)
+    };
     let headers: Option<Vec<u8>> = row.try_get("response_headers").map_err(unreadable)?;
     let body: Option<Vec<u8>> = row.try_get("response_body").map_err(unreadable)?;
     let (Some(status), Some(headers), Some(body)) = (status, headers, body) else {
@@ -228,7 +235,7 @@ fn response(row: &MySqlRow, status: Option<i64>) -> Result<Option<Arc<StoredResp
     };
     let status = u16::try_from(status).ok().and_then(|code| StatusCode::from_u16(code).ok());
     let (Some(status), Some(headers)) = (status, headers_of(&headers)) else {
-        return Err(Error::new(ErrorKind::Corrupt, "reading a stored response"));
+        return Err(StoreError::new(StoreErrorKind::Corrupt, "reading a stored response"));
     };
     Ok(Some(Arc::new(StoredResponse::new(status, headers, body.into()))))
 }

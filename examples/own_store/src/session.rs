@@ -9,10 +9,11 @@ use sqlx::{Arguments as _, AssertSqlSafe, Connection as _, Encode, Executor, MyS
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{sleep, timeout};
 use tower_dedup::adapter::contract::{CallTerms, StoreFuture};
-use tower_dedup::{DedupKey, Error, ErrorKind};
+use tower_dedup::{DedupKey, StoreError, StoreErrorKind};
 
 use crate::Options;
 use crate::errors::{is_contended, number, store_error};
+use crate::row::header_lines;
 use crate::statements::{Statement, Statements};
 
 /// The sessions of this store wait for no lock, and each statement is a transaction. The modes are set because the
@@ -44,10 +45,13 @@ impl Session {
     pub(crate) async fn open(
         connect: MySqlConnectOptions,
         options: Options,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, StoreError> {
         let fault = |error| store_error("connecting to MariaDB", error);
         let Some(database) = connect.get_database() else {
-            return Err(Error::new(ErrorKind::Config, "the URL must name a database of MariaDB"));
+            return Err(StoreError::new(
+                StoreErrorKind::Config,
+                "the URL must name a database of MariaDB",
+            ));
         };
         let statements = Statements::new(database);
         let pool = MySqlPoolOptions::new()
@@ -141,14 +145,15 @@ impl Call {
     ) -> StoreFuture<'a, T>
     where
         T: Send + 'static,
-        F: Future<Output = Result<T, Error>> + Send + 'static,
+        F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
         let session = Arc::clone(session);
         Box::pin(async move {
             let (caller, _waits) = oneshot::channel();
             let task = tokio::spawn(work(Self { session, context, caller }));
             // It panicked, or the runtime ends.
-            task.await.unwrap_or_else(|_| Err(Error::new(ErrorKind::Unavailable, context)))
+            task.await
+                .unwrap_or_else(|_| Err(StoreError::new(StoreErrorKind::Unavailable, context)))
         })
     }
 
@@ -157,22 +162,26 @@ impl Call {
     }
 
     /// Returns the error of an sqlx call.
-    pub(crate) fn fault(&self, error: sqlx::Error) -> Error {
+    pub(crate) fn fault(&self, error: sqlx::Error) -> StoreError {
         store_error(self.context, error)
     }
 
     /// Returns an error of this kind.
-    pub(crate) fn error(&self, kind: ErrorKind) -> Error {
-        Error::new(kind, self.context)
+    pub(crate) fn error(&self, kind: StoreErrorKind) -> StoreError {
+        StoreError::new(kind, self.context)
     }
 
     /// Sends a statement that meets no lock. Returns its rows.
-    pub(crate) async fn query(&self, of: &Statement, args: Args) -> Result<Vec<MySqlRow>, Error> {
+    pub(crate) async fn query(
+        &self,
+        of: &Statement,
+        args: Args,
+    ) -> Result<Vec<MySqlRow>, StoreError> {
         Ok(self.run(of, args).await?.unwrap_or_default().0)
     }
 
     /// Sends a statement. `None` if a transaction holds its row.
-    pub(crate) async fn run(&self, of: &Statement, args: Args) -> Result<Option<Ran>, Error> {
+    pub(crate) async fn run(&self, of: &Statement, args: Args) -> Result<Option<Ran>, StoreError> {
         for pause in PAUSES_MS {
             if let Some(ran) = self.send(of, false, args.clone()).await? {
                 return Ok(Some(ran));
@@ -184,28 +193,37 @@ impl Call {
 
     /// Sends a statement that waits for the row that a transaction holds: a completion or a release. Who polls would hardly
     /// ever get a row that handlers hold one after the other. Returns how many rows it wrote.
-    pub(crate) async fn run_patiently(&self, of: &Statement, args: Args) -> Result<u64, Error> {
+    pub(crate) async fn run_patiently(
+        &self,
+        of: &Statement,
+        args: Args,
+    ) -> Result<u64, StoreError> {
         if let Some((_, written)) = self.run(of, args.clone()).await? {
             return Ok(written);
         }
         // Never closed.
         let _permit = self.session.patient.acquire().await;
         let ran = self.send(of, true, args).await?;
-        ran.map(|(_, written)| written).ok_or_else(|| self.error(ErrorKind::Refused))
+        ran.map(|(_, written)| written).ok_or_else(|| self.error(StoreErrorKind::Refused))
     }
 
-    async fn send(&self, of: &Statement, patient: bool, args: Args) -> Result<Option<Ran>, Error> {
+    async fn send(
+        &self,
+        of: &Statement,
+        patient: bool,
+        args: Args,
+    ) -> Result<Option<Ran>, StoreError> {
         let (pool, options) = (&self.session.pool, &self.session.options);
         let mut connection = match pool.acquire().await {
             Ok(connection) => connection,
             // The server is away, and not the pool too small.
             Err(sqlx::Error::PoolTimedOut) if pool.size() < options.connections => {
-                return Err(self.error(ErrorKind::Unavailable));
+                return Err(self.error(StoreErrorKind::Unavailable));
             }
             Err(error) => return Err(self.fault(error)),
         };
         if self.caller.is_closed() {
-            return Err(self.error(ErrorKind::Timeout));
+            return Err(self.error(StoreErrorKind::Timeout));
         }
         let (sql, bound) = match patient {
             false => (&of.sql, options.timeout),
@@ -227,7 +245,7 @@ impl Call {
             // Its reply may come later, so the connection is closed, without another word to a silent server.
             Err(_) => {
                 drop(connection.detach());
-                Err(self.error(ErrorKind::Timeout))
+                Err(self.error(StoreErrorKind::Timeout))
             }
         }
     }

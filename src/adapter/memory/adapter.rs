@@ -17,7 +17,7 @@ use crate::adapter::contract::{Abilities, DedupAdapter, StoreFuture};
 use crate::adapter::inspect::{Entry, ForgetReply, MaintenanceAdapter, PURGE_GRACE, Stats};
 use crate::adapter::replies::{ClaimReply, CompleteReply, RenewReply};
 use crate::adapter::terms::CallTerms;
-use crate::error::{Error, ErrorKind};
+use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 use crate::observe;
 
@@ -40,7 +40,7 @@ const SHARD_KEYS: usize = 1_600;
 /// 1. Nothing survives a restart, and no other process sees the keys. **Behind a load balancer with two replicas,
 ///    every event can run twice.**
 /// 2. The adapter is bounded, in keys and in the bytes of stored responses. A full one refuses new keys with
-///    [`ErrorKind::Full`] until keys expire: the layer answers new events 503, and still recognises duplicates. It logs
+///    [`StoreErrorKind::Full`] until keys expire: the layer answers new events 503, and still recognises duplicates. It logs
 ///    a warning when it becomes fuller than four fifths.
 /// 3. A key is never evicted: its event would run again. For more keys, raise the capacity, shorten the retention, or
 ///    use SQLite.
@@ -119,7 +119,7 @@ impl MemoryAdapter {
         &self,
         key: &DedupKey,
         operation: impl FnOnce(&mut Option<Row>, u64) -> T,
-    ) -> Result<T, Error> {
+    ) -> Result<T, StoreError> {
         self.check_open()?;
         let hash = self.hasher.hash(key.as_bytes());
         // The upper half of the product is below the number of shards. The index does not use this half of the hash.
@@ -140,9 +140,12 @@ impl MemoryAdapter {
         Ok(reply)
     }
 
-    fn check_open(&self) -> Result<(), Error> {
+    fn check_open(&self) -> Result<(), StoreError> {
         if self.closed.load(Ordering::Acquire) {
-            return Err(Error::new(ErrorKind::Unavailable, "using an adapter that was closed"));
+            return Err(StoreError::new(
+                StoreErrorKind::Unavailable,
+                "using an adapter that was closed",
+            ));
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::collections::{BinaryHeap, HashMap};
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 
 use super::row::Row;
-use crate::error::{Error, ErrorKind};
+use crate::error::{StoreError, StoreErrorKind};
 
 /// How many expired keys are removed for a new one. More than one, so that a store that is only
 /// written to stays clean without a purge.
@@ -71,7 +71,7 @@ impl Shard {
         has_room: impl FnOnce() -> bool,
         now: u64,
         operation: impl FnOnce(&mut Option<Row>) -> T,
-    ) -> Result<(T, bool), Error> {
+    ) -> Result<(T, bool), StoreError> {
         let mut row = self.rows.get(&fingerprint).cloned();
         let due_before = row.as_ref().map(Row::due);
         let reply = operation(&mut row);
@@ -111,13 +111,13 @@ impl Shard {
     }
 
     /// Makes room for a new row.
-    fn make_room(&mut self, has_room: impl FnOnce() -> bool, now: u64) -> Result<(), Error> {
+    fn make_room(&mut self, has_room: impl FnOnce() -> bool, now: u64) -> Result<(), StoreError> {
         for _ in 0..PURGED_PER_INSERT {
             self.remove_due(now);
         }
         let len = self.rows.len();
         if len >= self.capacity || !has_room() {
-            return Err(Error::new(ErrorKind::Full, "claiming keys"));
+            return Err(StoreError::new(StoreErrorKind::Full, "claiming keys"));
         }
         if len == self.rows.capacity() {
             // The map itself would double its size where removed rows have left no place free.

@@ -14,7 +14,7 @@ use super::errors::{store_error, timed_out};
 use super::options::PostgresOptions;
 use super::schema::{TableName, create_sql};
 use super::store::PostgresStore;
-use crate::error::Error;
+use crate::error::StoreError;
 
 const CONNECTIONS: u32 = 10;
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -22,7 +22,7 @@ const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Keeps keys in a table of a Postgres database, for all processes of a service.
 ///
 /// ```no_run
-/// # async fn example() -> Result<(), tower_dedup::Error> {
+/// # async fn example() -> Result<(), tower_dedup::StoreError> {
 /// use tower_dedup::adapter::PostgresAdapter;
 /// use tower_dedup::{DedupLayer, provider};
 ///
@@ -49,14 +49,14 @@ impl PostgresAdapter {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Config`](crate::ErrorKind::Config), with a [`ConfigError`] as its source, for a
+    /// [`StoreErrorKind::Config`](crate::StoreErrorKind::Config), with a [`ConfigError`] as its source, for a
     /// URL that cannot be read, and for a URL that names several hosts or has
     /// `target_session_attrs` or `load_balance_hosts`.
-    /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) if the database cannot be
+    /// [`StoreErrorKind::Unavailable`](crate::StoreErrorKind::Unavailable) if the database cannot be
     /// reached within 5 s.
     ///
     /// [`ConfigError`]: crate::ConfigError
-    pub async fn connect(url: &str) -> Result<Self, Error> {
+    pub async fn connect(url: &str) -> Result<Self, StoreError> {
         Self::connect_with(url, PostgresOptions::new()).await
     }
 
@@ -64,8 +64,8 @@ impl PostgresAdapter {
     ///
     /// # Errors
     ///
-    /// Those of [`connect`](Self::connect), and [`ErrorKind::Config`](crate::ErrorKind::Config) for an invalid option.
-    pub async fn connect_with(url: &str, options: PostgresOptions) -> Result<Self, Error> {
+    /// Those of [`connect`](Self::connect), and [`StoreErrorKind::Config`](crate::StoreErrorKind::Config) for an invalid option.
+    pub async fn connect_with(url: &str, options: PostgresOptions) -> Result<Self, StoreError> {
         let (options, connect) = options.read_url(url)?;
         options.check()?;
         // The pool would try until its time is up, and not say what was wrong.
@@ -92,7 +92,7 @@ impl PostgresAdapter {
     }
 
     /// Returns an adapter over a pool of yours, with these options. An invalid option is the error
-    /// ([`ErrorKind::Config`](crate::ErrorKind::Config)) of every call.
+    /// ([`StoreErrorKind::Config`](crate::StoreErrorKind::Config)) of every call.
     #[must_use]
     pub fn with_options(pool: PgPool, options: PostgresOptions) -> Self {
         Self(Arc::new(PostgresStore::new(pool, options, true)))
@@ -116,10 +116,10 @@ impl PostgresAdapter {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Refused`](crate::ErrorKind::Refused) if the schema may not be made here,
-    /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) if the database cannot be reached or written;
+    /// [`StoreErrorKind::Refused`](crate::StoreErrorKind::Refused) if the schema may not be made here,
+    /// [`StoreErrorKind::Unavailable`](crate::StoreErrorKind::Unavailable) if the database cannot be reached or written;
     /// the next call tries again.
-    pub async fn migrate(&self) -> Result<(), Error> {
+    pub async fn migrate(&self) -> Result<(), StoreError> {
         usable(self)?.migrate().await
     }
 }

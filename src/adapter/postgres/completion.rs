@@ -13,7 +13,7 @@ use super::super::sql::statement::query;
 use super::super::terms::CallTerms;
 use super::params::{Uuid, key_hash, retention_ms};
 use super::statements::Statements;
-use crate::error::Error;
+use crate::error::StoreError;
 use crate::key::{DedupKey, hex};
 
 /// Makes the statement that completes these keys.
@@ -54,7 +54,7 @@ impl Sealed for Postgres {}
 impl CompletionDatabase for Postgres {
     type Turn = ();
 
-    async fn turn(database: Option<CompletedIn>, _: &PgPool) -> Result<Option<()>, Error> {
+    async fn turn(database: Option<CompletedIn>, _: &PgPool) -> Result<Option<()>, StoreError> {
         Ok((database == Some(CompletedIn::Postgres)).then_some(()))
     }
 

@@ -149,9 +149,9 @@ struct Own {
 }
 
 impl Connections {
-    /// Lanes whose batches are late do not count, so there are up to twice as many.
-    pub(super) fn new(pool: PgPool, lanes: usize) -> Self {
-        let most = lanes.saturating_mul(2);
+    /// Workers whose batches are late do not count, so there are up to twice as many.
+    pub(super) fn new(pool: PgPool, workers: usize) -> Self {
+        let most = workers.saturating_mul(2);
         let options = pool.options();
         // sqlx refuses a pool that is larger than its parent, which the options may contain.
         let opening = u32::try_from(most).unwrap_or(u32::MAX).min(options.get_max_connections());
@@ -204,7 +204,7 @@ impl Connections {
                 return Ok(own);
             }
             drop(own);
-            observe::lane_restarted("postgres");
+            observe::worker_restarted("postgres");
             self.test_idle();
         }
         let options = self.pool.connect_options();
@@ -380,7 +380,7 @@ impl Drop for BoundedConnection<'_> {
             Some(own) if self.is_usable => self.connections.keep(own),
             own => {
                 drop(own);
-                observe::lane_restarted("postgres");
+                observe::worker_restarted("postgres");
                 self.connections.test_idle();
             }
         }

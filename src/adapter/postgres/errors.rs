@@ -6,15 +6,15 @@ use sqlx::error::DatabaseError;
 use sqlx::postgres::{PgDatabaseError, PgSeverity};
 
 use super::super::sql::errors;
-use crate::error::{Error, ErrorKind};
+use crate::error::{StoreError, StoreErrorKind};
 
-pub(super) fn store_error(context: &'static str, error: sqlx::Error) -> Error {
+pub(super) fn store_error(context: &'static str, error: sqlx::Error) -> StoreError {
     // A prepared statement exists, or does not exist: sqlx names its statements by connection, and an older pooler
     // gives the session to another client.
     if has_code(&error, &["42P05", "26000"]) {
         let text = "sending a statement: the pooler does not keep prepared statements \
                     (PgBouncer needs version 1.21 and max_prepared_statements above 0)";
-        return Error::new(ErrorKind::Config, text).with_source(error);
+        return StoreError::new(StoreErrorKind::Config, text).with_source(error);
     }
     errors::store_error(context, error, is_refusal)
 }

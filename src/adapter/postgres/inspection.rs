@@ -16,14 +16,14 @@ use super::connections::Fetched;
 use super::errors::{is_locked, store_error};
 use super::params::{Bound, Uuid, key_hash, read_row};
 use super::store::PostgresStore;
-use crate::error::{Error, ErrorKind};
+use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 
 /// A statement over many rows has so many times as long as another.
 const LONG: u32 = 6;
 
 impl SqlMaintenance for PostgresStore {
-    async fn purge(self: &Arc<Self>, limit: u32) -> Result<u64, Error> {
+    async fn purge(self: &Arc<Self>, limit: u32) -> Result<u64, StoreError> {
         let fault = |error| store_error("purging", error);
         let bind = |query: Bound| query.bind(i64::from(limit));
         let purged = self.fetch(LONG, &self.statements().purge, &bind).await;
@@ -31,7 +31,7 @@ impl SqlMaintenance for PostgresStore {
         rows.first().map_or(Ok(0), |row| row.count("count")).map_err(fault)
     }
 
-    async fn stats(&self) -> Result<Stats, Error> {
+    async fn stats(&self) -> Result<Stats, StoreError> {
         let (statements, fault) =
             (self.statements(), |error| store_error("reading statistics", error));
         let size = self.fetch(1, &statements.size, &|query| query).await.map_err(fault)?;
@@ -55,7 +55,7 @@ impl SqlMaintenance for PostgresStore {
         filter: &ListFilter,
         after: Option<&str>,
         limit: u32,
-    ) -> Result<Listing, Error> {
+    ) -> Result<Listing, StoreError> {
         // With 0, the list would never end.
         let limit = limit.max(1);
         // No key is 0: it is a part of a SHA-256.
@@ -77,7 +77,7 @@ impl SqlMaintenance for PostgresStore {
     }
 
     /// Reads a key on any server.
-    async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
+    async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, StoreError> {
         let (fault, hash) = (|error| store_error("looking up a key", error), key_hash(key));
         let bind = |query: Bound| query.bind(Uuid::from(hash));
         let rows = self.fetch(1, &self.statements().get, &bind).await.map_err(fault)?;
@@ -91,7 +91,7 @@ impl SqlMaintenance for PostgresStore {
     }
 
     /// Forgets a key, unless a live lease or an open transaction holds it.
-    async fn forget(self: &Arc<Self>, key: &DedupKey) -> Result<ForgetReply, Error> {
+    async fn forget(self: &Arc<Self>, key: &DedupKey) -> Result<ForgetReply, StoreError> {
         const CONTEXT: &str = "forgetting a key";
         let fault = |error| store_error(CONTEXT, error);
         let (statements, hash) = (self.statements(), key_hash(key));
@@ -112,7 +112,7 @@ impl SqlMaintenance for PostgresStore {
             }
             // The lost try may have written the row, or another call has.
             if lost_reply {
-                return Err(Error::new(ErrorKind::Unavailable, CONTEXT));
+                return Err(StoreError::new(StoreErrorKind::Unavailable, CONTEXT));
             }
         }
         Ok(ForgetReply::InFlight)
@@ -134,10 +134,10 @@ impl PostgresStore {
 }
 
 /// Reads a cursor: the last key, as 32 hexadecimal digits.
-fn read_cursor(cursor: &str) -> Result<Uuid, Error> {
+fn read_cursor(cursor: &str) -> Result<Uuid, StoreError> {
     let key = u128::from_str_radix(cursor, 16).map(Uuid::from).ok();
     key.filter(|key| key.to_string() == cursor).ok_or_else(|| {
-        Error::new(ErrorKind::Refused, "listing keys: the cursor is not of this store")
+        StoreError::new(StoreErrorKind::Refused, "listing keys: the cursor is not of this store")
     })
 }
 

@@ -71,7 +71,7 @@ impl PostgresOptions {
 
     /// Sets whether a call makes the table if it is missing. The default is `true`.
     ///
-    /// With `false`, such a call returns [`ErrorKind::Refused`](crate::ErrorKind::Refused), and only
+    /// With `false`, such a call returns [`StoreErrorKind::Refused`](crate::StoreErrorKind::Refused), and only
     /// [`migrate`](super::PostgresAdapter::migrate) makes the table.
     pub fn make_table(mut self, make: bool) -> Self {
         self.makes_table = make;
@@ -101,7 +101,7 @@ impl PostgresOptions {
     ///
     /// 0 is invalid.
     pub fn connections(mut self, connections: usize) -> Self {
-        self.sql.bounds.lanes = connections;
+        self.sql.bounds.workers = connections;
         self
     }
 
@@ -129,7 +129,7 @@ impl PostgresOptions {
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         self.sql.check()?;
         self.schema.as_deref().map_or(Ok(()), |schema| check_name("schema", schema))?;
-        let connections = self.sql.bounds.lanes;
+        let connections = self.sql.bounds.workers;
         check(connections > 0, "connections", "at least 1", &connections)?;
         check_timeout("statement_timeout", self.statement_timeout)
     }

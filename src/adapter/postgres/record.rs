@@ -14,7 +14,7 @@ use super::adapter::PostgresAdapter;
 use super::errors::{is_locked, store_error};
 use super::params::key_hash;
 use super::session::Session;
-use crate::error::Error;
+use crate::error::StoreError;
 use crate::key::DedupKey;
 
 impl PostgresAdapter {
@@ -27,7 +27,7 @@ impl PostgresAdapter {
         connection: &mut PgConnection,
         key: &DedupKey,
         retention: Duration,
-    ) -> Result<ClaimReply, Error> {
+    ) -> Result<ClaimReply, StoreError> {
         let fault = |error| store_error("claiming a key in a transaction", error);
         let store = ready(self).await?;
         let terms = CallTerms::on_claim(Token::random(), retention);

@@ -40,7 +40,7 @@ use super::params::{
 };
 use super::statements::{ByWait, Statements, Wait};
 use super::store::{MIGRATION_WAIT, PostgresStore};
-use crate::error::Error;
+use crate::error::StoreError;
 use crate::key::DedupKey;
 
 /// Runs statements. Outside of a transaction, each is a transaction of its own.
@@ -87,7 +87,7 @@ impl SqlStore for PostgresStore {
         self.connections.close_idle();
     }
 
-    async fn prepare(self: &Arc<Self>) -> Result<(), Error> {
+    async fn prepare(self: &Arc<Self>) -> Result<(), StoreError> {
         self.find_or_make(self.options.makes_table, Some(MIGRATION_WAIT)).await
     }
 
@@ -95,7 +95,7 @@ impl SqlStore for PostgresStore {
         key_hash(key)
     }
 
-    async fn session(self: &Arc<Self>, alone: bool) -> Result<Session<'static>, Error> {
+    async fn session(self: &Arc<Self>, alone: bool) -> Result<Session<'static>, StoreError> {
         let (places, wait) = if alone {
             (&self.connections.alone, Wait::Long)
         } else {
@@ -104,7 +104,7 @@ impl SqlStore for PostgresStore {
         Ok(Session::new(self, Some(places.place().await), wait))
     }
 
-    async fn read_response(&self, key: &DedupKey) -> Result<Option<Row>, Error> {
+    async fn read_response(&self, key: &DedupKey) -> Result<Option<Row>, StoreError> {
         let read = self.read_key(key_hash(key), Fetch::DigestAndResponse).await;
         read.map_err(|error| store_error(READING_RESPONSE, error))
     }

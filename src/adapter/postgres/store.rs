@@ -15,7 +15,7 @@ use super::options::{PostgresOptions, may_be_plain_text};
 use super::params::Bind;
 use super::schema::{TableName, VERSION, create_sql, migration};
 use super::statements::{ByWait, Statements, Wait, tagged};
-use crate::error::{Error, ErrorKind};
+use crate::error::{StoreError, StoreErrorKind};
 use crate::observe;
 
 /// How long a migration waits on the server for another one.
@@ -60,7 +60,7 @@ impl PostgresStore {
     pub(super) fn new(pool: PgPool, options: PostgresOptions, user_pool: bool) -> Self {
         let (bounds, name) = (options.sql.bounds, TableName::of(&options));
         Self {
-            connections: Connections::new(pool, bounds.lanes),
+            connections: Connections::new(pool, bounds.workers),
             find: tagged(&name.find()),
             statements: RwLock::new(Statements::by_wait(&name, &options)),
             common: Common::new(&options.sql, bounds, options.check()),
@@ -94,7 +94,7 @@ impl PostgresStore {
     }
 
     /// Finds the table, or makes it.
-    pub(super) async fn migrate(&self) -> Result<(), Error> {
+    pub(super) async fn migrate(&self) -> Result<(), StoreError> {
         self.find_or_make(true, None).await
     }
 
@@ -104,7 +104,7 @@ impl PostgresStore {
         &self,
         may_make: bool,
         lock_timeout: Option<Duration>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), StoreError> {
         let fault = |error| store_error("preparing the Postgres schema", error);
         // One call, because each abandoned migration may leave a session on the server.
         let mut place = self.connections.migration.place().await;
@@ -116,8 +116,8 @@ impl PostgresStore {
         let found = self.found(found)?;
         // Not for a call: a claim needs no index.
         if lock_timeout.is_none() && found.exists && !found.has_index {
-            return Err(Error::new(
-                ErrorKind::Refused,
+            return Err(StoreError::new(
+                StoreErrorKind::Refused,
                 "preparing the Postgres schema: the table has no index on expires_at",
             ));
         }
@@ -125,8 +125,8 @@ impl PostgresStore {
         let is_current = (found.exists || !may_make)
             && self.version(&found.statements[0]).await.map_err(fault)? >= VERSION;
         if !is_current && !may_make {
-            return Err(Error::new(
-                ErrorKind::Refused,
+            return Err(StoreError::new(
+                StoreErrorKind::Refused,
                 "the Postgres schema is of an older version",
             ));
         }
@@ -170,14 +170,14 @@ impl PostgresStore {
     }
 
     /// Reads the row of [`TableName::find`].
-    fn found(&self, row: &PgRow) -> Result<FoundTable, Error> {
+    fn found(&self, row: &PgRow) -> Result<FoundTable, StoreError> {
         let fault = |error| store_error("looking for the Postgres schema", error);
         let encoding: String = row.try_get("encoding").map_err(fault)?;
         // SQL_ASCII takes every byte. All other encodings lack characters that an id may have, and
         // would refuse its deliveries for ever.
         if !["UTF8", "SQL_ASCII"].contains(&&*encoding) {
-            return Err(Error::new(
-                ErrorKind::Config,
+            return Err(StoreError::new(
+                StoreErrorKind::Config,
                 "preparing the Postgres schema: the database's encoding is not UTF8",
             ));
         }

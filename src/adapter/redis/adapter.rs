@@ -10,12 +10,12 @@ use super::errors::Failure;
 use super::options::RedisOptions;
 use super::slot::{Live, Slot};
 use super::url::Endpoint;
-use crate::error::Error;
+use crate::error::StoreError;
 
 /// Keeps keys in Redis or Valkey: one server, Sentinel, or Cluster.
 ///
 /// ```no_run
-/// # async fn example() -> Result<(), tower_dedup::Error> {
+/// # async fn example() -> Result<(), tower_dedup::StoreError> {
 /// use tower_dedup::adapter::RedisAdapter;
 /// use tower_dedup::{DedupLayer, provider};
 ///
@@ -37,12 +37,12 @@ impl RedisAdapter {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Config`](crate::ErrorKind::Config), with a [`ConfigError`](crate::ConfigError) as its
+    /// [`StoreErrorKind::Config`](crate::StoreErrorKind::Config), with a [`ConfigError`](crate::ConfigError) as its
     /// source, for a URL that cannot be read, and for a server that evicts keys, is older than version
     /// 6.0, or is of another kind than the URL says.
-    /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable) or
-    /// [`ErrorKind::Timeout`](crate::ErrorKind::Timeout) if the server cannot be reached.
-    pub async fn connect(url: &str) -> Result<Self, Error> {
+    /// [`StoreErrorKind::Unavailable`](crate::StoreErrorKind::Unavailable) or
+    /// [`StoreErrorKind::Timeout`](crate::StoreErrorKind::Timeout) if the server cannot be reached.
+    pub async fn connect(url: &str) -> Result<Self, StoreError> {
         Self::connect_with(url, RedisOptions::new()).await
     }
 
@@ -50,9 +50,9 @@ impl RedisAdapter {
     ///
     /// # Errors
     ///
-    /// Those of [`connect`](Self::connect), and [`ErrorKind::Config`](crate::ErrorKind::Config) for an option
+    /// Those of [`connect`](Self::connect), and [`StoreErrorKind::Config`](crate::StoreErrorKind::Config) for an option
     /// that is not valid.
-    pub async fn connect_with(url: &str, options: RedisOptions) -> Result<Self, Error> {
+    pub async fn connect_with(url: &str, options: RedisOptions) -> Result<Self, StoreError> {
         let mut endpoint = Endpoint::read(url)?;
         let prefix = endpoint.prefix.take();
         let options = RedisOptions { prefix: prefix.unwrap_or(options.prefix), ..options };
@@ -64,7 +64,7 @@ impl RedisAdapter {
     /// Returns an adapter over a client of yours: a `redis::Client`, a `SentinelClient` or a `ClusterClient`.
     ///
     /// The first call connects. A server that may not be used refuses every call with
-    /// [`ErrorKind::Refused`](crate::ErrorKind::Refused).
+    /// [`StoreErrorKind::Refused`](crate::StoreErrorKind::Refused).
     #[must_use]
     pub fn new(client: impl Into<RedisClient>) -> Self {
         Self(Slot::new(client.into(), RedisOptions::new()))
@@ -74,11 +74,11 @@ impl RedisAdapter {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Config`](crate::ErrorKind::Config) for an option that is not valid.
+    /// [`StoreErrorKind::Config`](crate::StoreErrorKind::Config) for an option that is not valid.
     pub fn with_options(
         client: impl Into<RedisClient>,
         options: RedisOptions,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, StoreError> {
         Ok(Self(Slot::new(client.into(), options.checked()?)))
     }
 
@@ -91,7 +91,7 @@ impl RedisAdapter {
         &self,
         command: &Cmd,
         context: &'static str,
-    ) -> Result<Vec<(String, Result<Value, Error>)>, Error> {
+    ) -> Result<Vec<(String, Result<Value, StoreError>)>, StoreError> {
         let send = |live: Arc<Live>| async move { Ok(live.main.ask_all(command).await?) };
         let replies = self.0.repeat(self.0.bound(context), send).await?.into_iter();
         let error = |error| Failure::from(error).into_error(context);

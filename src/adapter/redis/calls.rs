@@ -15,7 +15,7 @@ use super::key_names;
 use super::row::{Row, stored_data};
 use super::script::{self, Script, ScriptCall};
 use super::slot::Bound;
-use crate::error::{Error, ErrorKind};
+use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 
 /// How many versions a call names for one key, if the row changes each time.
@@ -44,18 +44,20 @@ impl DedupAdapter for RedisAdapter {
             let reply = self.at_version(&call, bound, MOST_VERSIONS).await;
             let mut claimed = reply.and_then(|reply| claimed(reply, terms.fetch()));
             match &claimed {
-                Err(error) if error.kind() == ErrorKind::Full => {
+                Err(error) if error.kind() == StoreErrorKind::Full => {
                     claimed = self.despite_full(key, terms, bound).await.unwrap_or(claimed);
                 }
                 // The client of a cluster repeats a call by itself: the first attempt may have claimed the key.
-                Err(error) if error.kind() == ErrorKind::Refused && self.0.client.is_cluster() => {
+                Err(error)
+                    if error.kind() == StoreErrorKind::Refused && self.0.client.is_cluster() =>
+                {
                     claimed = claimed.map_err(|error| unknown(bound).with_source(error));
                 }
                 _ => {}
             }
             let may_be_duplicate = match &claimed {
                 Ok(claimed) => matches!(claimed, ClaimReply::Duplicate(_)),
-                Err(error) => error.kind() == ErrorKind::Corrupt,
+                Err(error) => error.kind() == StoreErrorKind::Corrupt,
             };
             if may_be_duplicate {
                 // The call may still fail, and no handler may run for a known duplicate.
@@ -72,7 +74,7 @@ impl DedupAdapter for RedisAdapter {
             let bound = self.0.bound("releasing keys");
             match self.0.run(&call.arg(u8::from(on_claim)), bound).await {
                 // This token has not claimed a value of another program. An error would be repeated for minutes.
-                Err(error) if error.kind() == ErrorKind::Corrupt => Ok(()),
+                Err(error) if error.kind() == StoreErrorKind::Corrupt => Ok(()),
                 // After a reply of another shape, the release has not returned.
                 reply => match Reply::read(reply?, bound.context)?.case {
                     0 | 1 | UNREADABLE => Ok(()),
@@ -111,7 +113,7 @@ impl RedisAdapter {
         key: &DedupKey,
         terms: &CallTerms,
         bound: Bound,
-    ) -> Option<Result<ClaimReply, Error>> {
+    ) -> Option<Result<ClaimReply, StoreError>> {
         let row = match self.row(&self.name(key), terms.fetch(), bound).await {
             Ok(row) => row?,
             Err(error) if self.0.client.is_cluster() => {
@@ -126,7 +128,7 @@ impl RedisAdapter {
     }
 
     /// Makes a row a fence row: see [`MaintenanceAdapter::forget`](super::super::inspect::MaintenanceAdapter::forget).
-    pub(super) async fn forget_key(&self, key: &DedupKey) -> Result<ForgetReply, Error> {
+    pub(super) async fn forget_key(&self, key: &DedupKey) -> Result<ForgetReply, StoreError> {
         // The client of a cluster repeats a command by itself. So a row that has changed since it was read may have
         // changed by this call, and what is there now is a later delivery's.
         let most = if self.0.client.is_cluster() { 1 } else { MOST_VERSIONS };
@@ -141,7 +143,7 @@ impl RedisAdapter {
         name: &str,
         fetch: Fetch,
         bound: Bound,
-    ) -> Result<Option<Row>, Error> {
+    ) -> Result<Option<Row>, StoreError> {
         let call = ScriptCall::new(&script::GET, name).arg(fetched(fetch));
         let reply = self.reply(&call, bound).await?;
         if reply.case == 0 {
@@ -155,13 +157,13 @@ impl RedisAdapter {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unavailable`] if the row changes each time.
+    /// [`StoreErrorKind::Unavailable`] if the row changes each time.
     async fn at_version(
         &self,
         call: &ScriptCall,
         bound: Bound,
         most_versions: usize,
-    ) -> Result<Reply, Error> {
+    ) -> Result<Reply, StoreError> {
         let mut named = None;
         for _ in 0..=most_versions {
             let bound = Bound { is_once: bound.is_once && named.is_some(), ..bound };
@@ -172,11 +174,11 @@ impl RedisAdapter {
             let (version,): (i64,) = reply.values()?;
             named = Some(call.clone().arg(version));
         }
-        Err(Error::new(ErrorKind::Unavailable, bound.context)
+        Err(StoreError::new(StoreErrorKind::Unavailable, bound.context)
             .with_source("the row has changed before each write"))
     }
 
-    async fn reply(&self, call: &ScriptCall, bound: Bound) -> Result<Reply, Error> {
+    async fn reply(&self, call: &ScriptCall, bound: Bound) -> Result<Reply, StoreError> {
         Reply::read(self.0.run(call, bound).await?, bound.context)
     }
 
@@ -227,8 +229,8 @@ struct Reply {
 impl Reply {
     /// # Errors
     ///
-    /// [`ErrorKind::Corrupt`] for a reply of no script of this version.
-    fn read(reply: Value, context: &'static str) -> Result<Self, Error> {
+    /// [`StoreErrorKind::Corrupt`] for a reply of no script of this version.
+    fn read(reply: Value, context: &'static str) -> Result<Self, StoreError> {
         let mut values = match reply {
             Value::Array(values) if !values.is_empty() => values,
             _ => return Err(unreadable(context)),
@@ -237,17 +239,17 @@ impl Reply {
         Ok(Self { case, values: Value::Array(values), context })
     }
 
-    fn one_of<T: Copy>(&self, replies: &[T]) -> Result<T, Error> {
+    fn one_of<T: Copy>(&self, replies: &[T]) -> Result<T, StoreError> {
         let case = usize::try_from(self.case).ok();
         case.and_then(|case| replies.get(case)).copied().ok_or_else(|| unreadable(self.context))
     }
 
-    fn values<T: FromRedisValue>(self) -> Result<T, Error> {
+    fn values<T: FromRedisValue>(self) -> Result<T, StoreError> {
         redis::from_redis_value(self.values).map_err(|_| unreadable(self.context))
     }
 }
 
-fn claimed(reply: Reply, fetch: Fetch) -> Result<ClaimReply, Error> {
+fn claimed(reply: Reply, fetch: Fetch) -> Result<ClaimReply, StoreError> {
     let seen = |age| Seen::new(Duration::from_millis(age));
     match reply.case {
         0 => reply.values().map(|(attempt, takeover)| ClaimReply::first(attempt, takeover)),
@@ -264,12 +266,12 @@ fn claimed(reply: Reply, fetch: Fetch) -> Result<ClaimReply, Error> {
 }
 
 /// Returns the error of a call that may have been executed.
-fn unknown(bound: Bound) -> Error {
-    Error::new(ErrorKind::Unavailable, bound.context)
+fn unknown(bound: Bound) -> StoreError {
+    StoreError::new(StoreErrorKind::Unavailable, bound.context)
 }
 
-pub(super) fn unreadable(context: &'static str) -> Error {
-    Error::new(ErrorKind::Corrupt, context)
+pub(super) fn unreadable(context: &'static str) -> StoreError {
+    StoreError::new(StoreErrorKind::Corrupt, context)
 }
 
 #[cfg(test)]
@@ -304,7 +306,7 @@ mod tests {
         ] {
             let claimed = Reply::read(reply.clone(), "")
                 .and_then(|reply| claimed(reply, Fetch::DigestAndResponse));
-            assert_eq!(claimed.unwrap_err().kind(), ErrorKind::Corrupt, "{reply:?}");
+            assert_eq!(claimed.unwrap_err().kind(), StoreErrorKind::Corrupt, "{reply:?}");
         }
     }
 }

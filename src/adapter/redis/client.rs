@@ -19,7 +19,7 @@ use tokio::sync::Mutex;
 use super::options::RedisOptions;
 use super::tls;
 use super::url::{Endpoint, Kind};
-use crate::error::{ConfigError, Error};
+use crate::error::{ConfigError, StoreError};
 
 /// A connection that carries nothing is probed after this time, so that a dead one is noticed.
 const KEEPALIVE: Duration = Duration::from_secs(15);
@@ -87,7 +87,7 @@ impl RedisClient {
     /// # Errors
     ///
     /// A URL that `redis` cannot use; with TLS, as [`tls::provide`].
-    pub(super) fn of_url(endpoint: Endpoint) -> Result<Self, Error> {
+    pub(super) fn of_url(endpoint: Endpoint) -> Result<Self, StoreError> {
         if endpoint.tls {
             tls::provide()?;
         }

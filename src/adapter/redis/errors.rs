@@ -6,7 +6,7 @@
 use redis::{RedisError, RetryMethod, ServerErrorKind};
 
 use super::client::RedisClient;
-use crate::error::{ConfigError, Error, ErrorKind};
+use crate::error::{ConfigError, StoreError, StoreErrorKind};
 
 /// The codes by which a server refuses a script before its write. `OOM` is one too, with a kind of its own.
 const REFUSALS: [&str; 16] = [
@@ -77,37 +77,38 @@ impl Failure {
         matches!(self, Self::Redis(error) if error.kind() == ServerErrorKind::NoScript.into())
     }
 
-    pub(super) fn into_error(self, context: &'static str) -> Error {
+    pub(super) fn into_error(self, context: &'static str) -> StoreError {
         match self {
-            Self::Redis(error) => Error::new(kind(&error), context).with_source(error),
-            Self::Unfit(reason) => Error::new(ErrorKind::Refused, context).with_source(reason),
-            Self::TooFewReplicas => Error::new(ErrorKind::Unavailable, context)
-                .with_source("too few replicas have the write"),
-            Self::TimedOut => Error::new(ErrorKind::Timeout, context),
-            Self::Closed => {
-                Error::new(ErrorKind::Unavailable, context).with_source("the adapter is closed")
+            Self::Redis(error) => StoreError::new(kind(&error), context).with_source(error),
+            Self::Unfit(reason) => {
+                StoreError::new(StoreErrorKind::Refused, context).with_source(reason)
             }
+            Self::TooFewReplicas => StoreError::new(StoreErrorKind::Unavailable, context)
+                .with_source("too few replicas have the write"),
+            Self::TimedOut => StoreError::new(StoreErrorKind::Timeout, context),
+            Self::Closed => StoreError::new(StoreErrorKind::Unavailable, context)
+                .with_source("the adapter is closed"),
         }
     }
 }
 
-fn kind(error: &RedisError) -> ErrorKind {
+fn kind(error: &RedisError) -> StoreErrorKind {
     match error.code() {
-        _ if error.is_timeout() => ErrorKind::Timeout,
-        Some("OOM") => ErrorKind::Full,
+        _ if error.is_timeout() => StoreErrorKind::Timeout,
+        Some("OOM") => StoreErrorKind::Full,
         // A key of ours that another program wrote as a list or as a hash.
-        Some("WRONGTYPE") => ErrorKind::Corrupt,
-        Some(code) if REFUSALS.contains(&code) => ErrorKind::Refused,
+        Some("WRONGTYPE") => StoreErrorKind::Corrupt,
+        Some(code) if REFUSALS.contains(&code) => StoreErrorKind::Refused,
         // No connection was opened.
-        None if error.kind() == redis::ErrorKind::AuthenticationFailed => ErrorKind::Refused,
-        _ => ErrorKind::Unavailable,
+        None if error.kind() == redis::ErrorKind::AuthenticationFailed => StoreErrorKind::Refused,
+        _ => StoreErrorKind::Unavailable,
     }
 }
 
 /// Returns the error of a command in a script. Before 7.0 it is a part of the script's error:
-/// `Error running script (call to f_…): @user_script:1: -OOM command not allowed …`.
+/// `StoreError running script (call to f_…): @user_script:1: -OOM command not allowed …`.
 fn error_in_script(detail: &str) -> Option<RedisError> {
-    let (_, error) = detail.strip_prefix("Error running script")?.rsplit_once(": ")?;
+    let (_, error) = detail.strip_prefix("StoreError running script")?.rsplit_once(": ")?;
     let error = match error.trim_start_matches('-') {
         refused if refused.starts_with("The user executing the script can't") => "NOPERM",
         error => error,
@@ -123,14 +124,14 @@ mod tests {
 
     #[test]
     fn only_a_code_of_the_list_is_a_refusal() {
-        let refusals = REFUSALS.map(|code| (code, ErrorKind::Refused));
+        let refusals = REFUSALS.map(|code| (code, StoreErrorKind::Refused));
         let others = ["ERR", "UNKILLABLE", "NOTBUSY", "INPROG", "upstream", "readonly", "Redis"];
-        let others = others.map(|code| (code, ErrorKind::Unavailable));
-        let named = [("OOM", ErrorKind::Full), ("WRONGTYPE", ErrorKind::Corrupt)];
+        let others = others.map(|code| (code, StoreErrorKind::Unavailable));
+        let named = [("OOM", StoreErrorKind::Full), ("WRONGTYPE", StoreErrorKind::Corrupt)];
         for (code, kind) in refusals.into_iter().chain(others).chain(named) {
             let reply = redis::parse_redis_value(format!("-{code} it says\r\n").as_bytes());
             let error = Failure::from(reply.unwrap().extract_error().unwrap_err()).into_error("");
-            let is_refusal = matches!(kind, ErrorKind::Refused | ErrorKind::Full);
+            let is_refusal = matches!(kind, StoreErrorKind::Refused | StoreErrorKind::Full);
             assert_eq!((error.kind(), error.is_unknown()), (kind, !is_refusal), "{code}");
         }
     }
@@ -138,14 +139,14 @@ mod tests {
     #[test]
     fn error_of_a_command_in_a_script_is_known_before_redis_7() {
         for (inner, expected) in [
-            ("WRONGTYPE Operation against a key holding the wrong kind", ErrorKind::Corrupt),
-            ("@user_script: 1: -OOM command not allowed when used memory", ErrorKind::Full),
-            ("@user_script: 1: -READONLY You can't write against a read", ErrorKind::Refused),
-            ("@user_script: 1: The user executing the script can't run", ErrorKind::Refused),
-            ("attempt to perform arithmetic on a nil value", ErrorKind::Unavailable),
+            ("WRONGTYPE Operation against a key holding the wrong kind", StoreErrorKind::Corrupt),
+            ("@user_script: 1: -OOM command not allowed when used memory", StoreErrorKind::Full),
+            ("@user_script: 1: -READONLY You can't write against a read", StoreErrorKind::Refused),
+            ("@user_script: 1: The user executing the script can't run", StoreErrorKind::Refused),
+            ("attempt to perform arithmetic on a nil value", StoreErrorKind::Unavailable),
         ] {
             let reply = format!(
-                "-ERR Error running script (call to f_d3c21d0c): @user_script:1: {inner}\r\n"
+                "-ERR StoreError running script (call to f_d3c21d0c): @user_script:1: {inner}\r\n"
             );
             let reply = redis::parse_redis_value(reply.as_bytes()).unwrap();
             let failure = Failure::from(reply.extract_error().unwrap_err());

@@ -23,7 +23,7 @@ use super::errors::Failure;
 use super::key_names;
 use super::row::Row;
 use super::slot::Live;
-use crate::error::{Error, ErrorKind};
+use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 
 /// The operation, for error texts.
@@ -85,7 +85,7 @@ impl MaintenanceAdapter for RedisAdapter {
                             && primaries.iter().any(|(address, _)| *address == read.0)
                     };
                     read.filter(is_valid).ok_or_else(|| {
-                        Error::new(ErrorKind::Refused, "listing keys after a cursor")
+                        StoreError::new(StoreErrorKind::Refused, "listing keys after a cursor")
                     })?
                 }
             };
@@ -140,7 +140,12 @@ impl MaintenanceAdapter for RedisAdapter {
 
 impl RedisAdapter {
     /// Adds the statistics of a primary with this number of keys.
-    async fn add_stats_of(&self, stats: &mut Stats, address: &str, size: u64) -> Result<(), Error> {
+    async fn add_stats_of(
+        &self,
+        stats: &mut Stats,
+        address: &str,
+        size: u64,
+    ) -> Result<(), StoreError> {
         // In a small database a key could be visited twice while it is resized.
         let (mut position, mut visited, mut names) = (0, 0, BTreeSet::new());
         let is_exact = loop {
@@ -169,7 +174,7 @@ impl RedisAdapter {
     }
 
     /// Returns the addresses of the primaries, in their order, and the number of keys of each.
-    async fn primaries(&self) -> Result<Vec<(String, u64)>, Error> {
+    async fn primaries(&self) -> Result<Vec<(String, u64)>, StoreError> {
         let mut primaries = Vec::new();
         for (address, reply) in self.ask_primaries(&redis::cmd("DBSIZE"), READING).await? {
             primaries.push((address, read(reply?)?));
@@ -186,7 +191,7 @@ impl RedisAdapter {
         position: u64,
         namespace: Option<&str>,
         step: usize,
-    ) -> Result<(u64, Vec<String>), Error> {
+    ) -> Result<(u64, Vec<String>), StoreError> {
         let mut scan = redis::cmd("SCAN");
         scan.arg(position).arg("MATCH").arg(key_names::pattern(&self.0.options.prefix, namespace));
         // Keys of another type are not of this crate.
@@ -206,7 +211,7 @@ impl RedisAdapter {
         &self,
         names: impl IntoIterator<Item = String>,
         id_part: Option<&str>,
-    ) -> Result<Vec<Found>, Error> {
+    ) -> Result<Vec<Found>, StoreError> {
         let has_part = |key: &DedupKey| id_part.is_none_or(|part| key.id().contains(part));
         let keys = names.into_iter().filter_map(|name| {
             let key = key_names::key(&self.0.options.prefix, &name).filter(has_part)?;
@@ -216,7 +221,9 @@ impl RedisAdapter {
             let bound = self.0.bound(READING);
             match self.row(&name, Fetch::Nothing, bound).await {
                 Ok(row) => Ok(row.map(|row| (name, key, Some(row)))),
-                Err(error) if error.kind() == ErrorKind::Corrupt => Ok(Some((name, key, None))),
+                Err(error) if error.kind() == StoreErrorKind::Corrupt => {
+                    Ok(Some((name, key, None)))
+                }
                 Err(error) => Err(error),
             }
         };
@@ -232,7 +239,7 @@ fn text(cursor: &Cursor) -> String {
     serde_json::to_string(cursor).unwrap_or_default()
 }
 
-fn read<T: FromRedisValue>(reply: Value) -> Result<T, Error> {
+fn read<T: FromRedisValue>(reply: Value) -> Result<T, StoreError> {
     redis::from_redis_value(reply).map_err(|_| unreadable(READING))
 }
 

@@ -73,7 +73,7 @@ impl RedisOptions {
     /// time at most: from 1 ms to less than [`call_timeout`](Self::call_timeout).
     ///
     /// If too few replicas have the write in time, the call fails with
-    /// [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable), and its outcome is unknown. This makes
+    /// [`StoreErrorKind::Unavailable`](crate::StoreErrorKind::Unavailable), and its outcome is unknown. This makes
     /// the loss of a write by a failover less likely. It does not exclude the loss, because the
     /// failover may choose a replica that does not have the write.
     ///

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::super::inspect::{Entry, KeyState};
 use super::super::replies::Seen;
 use super::super::stored::{Fetch, StoredData, StoredResponse};
-use crate::error::{Error, ErrorKind};
+use crate::error::{StoreError, StoreErrorKind};
 
 /// The stored data of a complete key: the digest of the payload, and the status, the headers and the body of the
 /// response. A missing one is empty, and a missing status is 0.
@@ -79,9 +79,11 @@ impl Row {
 
 /// # Errors
 ///
-/// [`ErrorKind::Corrupt`] for an unreadable digest or response.
-pub(super) fn stored_data((digest, status, headers, body): Stored) -> Result<StoredData, Error> {
-    let corrupt = || Error::new(ErrorKind::Corrupt, "reading stored data");
+/// [`StoreErrorKind::Corrupt`] for an unreadable digest or response.
+pub(super) fn stored_data(
+    (digest, status, headers, body): Stored,
+) -> Result<StoredData, StoreError> {
+    let corrupt = || StoreError::new(StoreErrorKind::Corrupt, "reading stored data");
     let is_there = |digest: &Vec<u8>| !digest.is_empty();
     let digest = Some(digest).filter(is_there).map(TryFrom::try_from).transpose();
     let mut stored = StoredData::new(digest.map_err(|_| corrupt())?, None);

@@ -32,7 +32,7 @@ use super::errors::Failure;
 use super::options::RedisOptions;
 use super::script::ScriptCall;
 use super::server::{self, Servers, wrong_scheme};
-use crate::error::Error;
+use crate::error::StoreError;
 
 /// How many calls wait for replicas at the same time.
 const WAITING: usize = 8;
@@ -104,8 +104,8 @@ impl Slot {
     /// # Errors
     ///
     /// [`ConfigError`](crate::ConfigError) for a server that may not be used;
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) if none can be reached.
-    pub(super) async fn connect(self: &Arc<Self>) -> Result<(), Error> {
+    /// [`Unavailable`](crate::StoreErrorKind::Unavailable) if none can be reached.
+    pub(super) async fn connect(self: &Arc<Self>) -> Result<(), StoreError> {
         match self.live(None).await {
             Ok(_) => Ok(()),
             Err(Failure::Unfit(fault)) => Err(fault.into()),
@@ -124,7 +124,7 @@ impl Slot {
         self: &Arc<Self>,
         call: &ScriptCall,
         bound: Bound,
-    ) -> Result<Value, Error> {
+    ) -> Result<Value, StoreError> {
         let wait = self.options.wait_replicas.filter(|_| call.writes());
         let turn = wait.map_or(0, |_| self.turn.fetch_add(1, Ordering::Relaxed));
         let send = |live: Arc<Live>| async move {
@@ -145,11 +145,11 @@ impl Slot {
         self: &Arc<Self>,
         bound: Bound,
         send: impl Fn(Arc<Live>) -> F,
-    ) -> Result<T, Error>
+    ) -> Result<T, StoreError>
     where
         F: Future<Output = Result<T, Failure>>,
     {
-        let (mut pause, mut failed, mut before) = (FIRST_PAUSE, None, None::<Error>);
+        let (mut pause, mut failed, mut before) = (FIRST_PAUSE, None, None::<StoreError>);
         loop {
             let failure = match self.send(bound.deadline, &mut failed, &send).await {
                 Ok(reply) => return Ok(reply),
@@ -271,7 +271,7 @@ impl Slot {
         Ok(Arc::new(Live { main, waiting, knows_flags, is_doubted: (!is_whole).into() }))
     }
 
-    /// Closes the connections. Every later call fails with [`Unavailable`](crate::ErrorKind::Unavailable).
+    /// Closes the connections. Every later call fails with [`Unavailable`](crate::StoreErrorKind::Unavailable).
     pub(super) fn close(&self) {
         *self.state() = State { is_closed: true, ..State::default() };
     }

@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use percent_encoding::percent_decode_str;
 use redis::{ConnectionInfo, IntoConnectionInfo};
 
-use crate::error::{ConfigError, ConfigErrorKind, Error};
+use crate::error::{ConfigError, ConfigErrorKind, StoreError};
 
 const SEVERAL_HOSTS: &str =
     "the store URL names several hosts: use the scheme `redis+sentinel` or `redis+cluster`";
@@ -39,7 +39,7 @@ impl Endpoint {
     /// # Errors
     ///
     /// [`ConfigError`]. None contains a part of the URL but an unknown scheme.
-    pub(super) fn read(url: &str) -> Result<Self, Error> {
+    pub(super) fn read(url: &str) -> Result<Self, StoreError> {
         let (scheme, rest) = url.split_once("://").ok_or_else(ConfigError::url)?;
         let (server, kind) = match scheme.split_once('+') {
             None => (scheme, Kind::Server),
@@ -97,7 +97,7 @@ impl Endpoint {
     }
 }
 
-fn refused(why: &'static str) -> Error {
+fn refused(why: &'static str) -> StoreError {
     ConfigError::new(ConfigErrorKind::Url, why).into()
 }
 

@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 use super::super::replies::ClaimReply;
 use super::call::{Call, Kind, Replied, RowCall, RowReply, missing_reply};
 use super::queue::Waits;
-use crate::error::Error;
+use crate::error::StoreError;
 
-/// For how long a refused batch is split, from the begin of the first refused statement on. Meanwhile its lane sends
+/// For how long a refused batch is split, from the begin of the first refused statement on. Meanwhile its worker sends
 /// nothing else, and renewals wait for it.
 const SPLIT_TIME: Duration = Duration::from_secs(1);
 /// How often a claim or a completion is sent: another caller may change a row between two statements.
@@ -35,7 +35,7 @@ pub(in crate::adapter) fn unanswered<T>(replies: &[Option<T>]) -> Vec<usize> {
 
 /// Returns the replies to a claim in a transaction. A row that others changed in every try is in flight: no
 /// statement of the claim is late, because it ends with the transaction.
-pub(in crate::adapter) fn claimed(replies: Vec<Replied>) -> Result<Vec<ClaimReply>, Error> {
+pub(in crate::adapter) fn claimed(replies: Vec<Replied>) -> Result<Vec<ClaimReply>, StoreError> {
     let claimed = |row: Replied| match row {
         Some(reply) => reply?.claimed().ok_or_else(missing_reply),
         None => Ok(ClaimReply::InFlight),
@@ -56,7 +56,7 @@ pub(in crate::adapter) trait RowExecutor: Send {
 
 /// Why a statement failed.
 pub(in crate::adapter) struct Failed {
-    pub(in crate::adapter) error: Error,
+    pub(in crate::adapter) error: StoreError,
     /// Whether the other rows can go without one of them.
     pub(in crate::adapter) is_row_error: bool,
 }
@@ -66,12 +66,12 @@ pub(in crate::adapter) async fn execute_batch<E: RowExecutor>(
     executor: &mut E,
     calls: &[Call],
     waits: &Waits<'_>,
-) -> Vec<Result<RowReply, Error>> {
+) -> Vec<Result<RowReply, StoreError>> {
     let kind = calls.first().map_or(Kind::Claim, |call| call.kind);
     let mut replies: Vec<Replied> = vec![None; calls.len()];
     let mut parts = VecDeque::from(in_parts(calls));
     // The end of the time to split, and the last refusal.
-    let mut refused: Option<(Instant, Error)> = None;
+    let mut refused: Option<(Instant, StoreError)> = None;
     // After one, a statement may have granted a key to a call that is sent again.
     let mut has_unknown = false;
     while let Some(part) = parts.pop_front() {
@@ -144,7 +144,7 @@ fn in_parts(calls: &[Call]) -> Vec<Vec<usize>> {
 }
 
 /// Returns the reply to a call by the reply of the row that has its key; `None` if the row does not answer the call.
-fn reply_to(call: &Call, row: &RowCall<'_>, reply: Result<RowReply, Error>) -> Replied {
+fn reply_to(call: &Call, row: &RowCall<'_>, reply: Result<RowReply, StoreError>) -> Replied {
     if std::ptr::eq(&raw const call.terms, row.terms) {
         return Some(reply);
     }
@@ -176,7 +176,7 @@ mod tests {
     use super::super::super::terms::Token;
     use super::*;
     use crate::adapter::contract::CallTerms;
-    use crate::error::ErrorKind;
+    use crate::error::StoreErrorKind;
     use crate::key::DedupKey;
 
     /// A table in memory, with other programs around it. Its keys are numbers.
@@ -206,7 +206,7 @@ mod tests {
             self.sent.push(rows.len());
             let none = || rows.iter().map(|_| None).collect();
             let failed = |is_row_error| {
-                let error = Error::new(ErrorKind::Refused, "testing");
+                let error = StoreError::new(StoreErrorKind::Refused, "testing");
                 (none(), Some(Failed { error, is_row_error }))
             };
             if self.refused == Some(self.sent.len()) {

@@ -5,7 +5,7 @@ use super::super::stored::Fetch;
 use super::super::terms::{CallTerms, Permanence, Token};
 use super::queue::{BatchItem, Waits};
 use super::row::{Row, first};
-use crate::error::{Error, ErrorKind};
+use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 
 /// The kind of a call.
@@ -54,8 +54,8 @@ impl Kind {
     }
 
     /// Returns the error of a row without a reply: a claim is then released, and a completion is repeated.
-    pub(in crate::adapter) fn unknown(self) -> Error {
-        Error::new(ErrorKind::Unavailable, self.context())
+    pub(in crate::adapter) fn unknown(self) -> StoreError {
+        StoreError::new(StoreErrorKind::Unavailable, self.context())
     }
 }
 
@@ -74,7 +74,7 @@ pub(in crate::adapter) enum RowReply {
 }
 
 /// The reply of a row; `None` for a row that has to be sent again.
-pub(in crate::adapter) type Replied = Option<Result<RowReply, Error>>;
+pub(in crate::adapter) type Replied = Option<Result<RowReply, StoreError>>;
 
 impl RowReply {
     pub(in crate::adapter) const IN_FLIGHT: Self = Self::Claimed(ClaimReply::InFlight, None);
@@ -116,8 +116,8 @@ impl RowReply {
 }
 
 /// Returns the error of a call whose reply is of another kind.
-pub(in crate::adapter) fn missing_reply() -> Error {
-    Error::new(ErrorKind::Corrupt, "reading the replies of a batch")
+pub(in crate::adapter) fn missing_reply() -> StoreError {
+    StoreError::new(StoreErrorKind::Corrupt, "reading the replies of a batch")
 }
 
 /// One caller's call.

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::super::contract::StoreFuture;
 use super::super::inspect::{MaintenanceAdapter, Stats};
-use crate::error::{ConfigError, Error, ErrorKind, check};
+use crate::error::{ConfigError, StoreError, StoreErrorKind, check};
 use crate::observe;
 
 /// The latest start of the first round. The earliest is half of it: a test or a command that counts rows
@@ -114,7 +114,8 @@ impl Purging {
         observe::set_last_purge();
         while stop.run_until_cancelled(sleep(pause)).await.is_some() {
             let round = AssertUnwindSafe(self.round(&adapter, &stop)).catch_unwind();
-            let panicked = |_| Err(Error::new(ErrorKind::Unavailable, "purging keys: a panic"));
+            let panicked =
+                |_| Err(StoreError::new(StoreErrorKind::Unavailable, "purging keys: a panic"));
             match round.await.unwrap_or_else(panicked) {
                 Ok(false) => return,
                 Ok(true) => (pause, retry, has_failed) = (every, FIRST_RETRY, false),
@@ -140,7 +141,7 @@ impl Purging {
         self,
         adapter: &impl Fn() -> Option<A>,
         stop: &CancellationToken,
-    ) -> Result<bool, Error> {
+    ) -> Result<bool, StoreError> {
         while let Some(adapter) = adapter()
             && !stop.is_cancelled()
         {
@@ -164,9 +165,9 @@ impl Default for Purging {
     }
 }
 
-async fn within<T>(call: StoreFuture<'_, T>) -> Result<T, Error> {
+async fn within<T>(call: StoreFuture<'_, T>) -> Result<T, StoreError> {
     let called = tokio::time::timeout(TIMEOUT, call).await;
-    called.unwrap_or_else(|_| Err(Error::new(ErrorKind::Timeout, "purging keys")))
+    called.unwrap_or_else(|_| Err(StoreError::new(StoreErrorKind::Timeout, "purging keys")))
 }
 
 fn report(stats: &Stats) {

@@ -17,7 +17,7 @@ use super::super::inspect::{Entry, ForgetReply, KeyState};
 use super::super::replies::{ClaimReply, CompleteReply, Seen};
 use super::super::stored::{Fetch, StoredData, StoredResponse};
 use super::super::terms::{CallTerms, Permanence, Token};
-use crate::error::{Error, ErrorKind};
+use crate::error::{StoreError, StoreErrorKind};
 
 /// The columns of a row, by their names.
 pub(in crate::adapter) trait Columns {
@@ -74,14 +74,15 @@ pub(in crate::adapter) struct Row {
     /// The stored data, as far as it was read; `None` if nothing was read.
     pub(in crate::adapter) stored: Option<StoredData>,
     /// Set if the response is unreadable: only callers that fetch responses fail.
-    pub(in crate::adapter) unreadable_response: Option<Arc<Error>>,
+    pub(in crate::adapter) unreadable_response: Option<Arc<StoreError>>,
     /// Set if a column is unreadable: the row has no state then.
     pub(in crate::adapter) unreadable: Option<Arc<sqlx::Error>>,
 }
 
-fn read_response(row: &impl Columns) -> Result<Option<Arc<StoredResponse>>, Error> {
-    let unreadable =
-        |error| Error::new(ErrorKind::Corrupt, "decoding a stored response").with_source(error);
+fn read_response(row: &impl Columns) -> Result<Option<Arc<StoredResponse>>, StoreError> {
+    let unreadable = |error| {
+        StoreError::new(StoreErrorKind::Corrupt, "decoding a stored response").with_source(error)
+    };
     let status = row.number("response_status").map_err(unreadable)?;
     let headers = row.text("response_headers").map_err(unreadable)?;
     let body = row.bytes("response_body").map_err(unreadable)?;
@@ -142,10 +143,12 @@ impl Row {
         Self { unreadable: Some(Arc::new(error)), ..Self::default() }
     }
 
-    fn check_readable(&self) -> Result<(), Error> {
+    fn check_readable(&self) -> Result<(), StoreError> {
         match &self.unreadable {
-            Some(error) => Err(Error::new(ErrorKind::Corrupt, "reading the row of a key")
-                .with_source(Arc::clone(error))),
+            Some(error) => {
+                Err(StoreError::new(StoreErrorKind::Corrupt, "reading the row of a key")
+                    .with_source(Arc::clone(error)))
+            }
             None => Ok(()),
         }
     }
@@ -165,7 +168,7 @@ impl Row {
     pub(in crate::adapter) fn claimed(
         &self,
         terms: &CallTerms,
-    ) -> Result<Option<ClaimReply>, Error> {
+    ) -> Result<Option<ClaimReply>, StoreError> {
         self.check_readable()?;
         let is_mine = self.is_by(terms.token());
         let on_claim = terms.permanence() == Permanence::OnClaim;
@@ -177,7 +180,8 @@ impl Row {
             }
             Some(KeyState::Complete) => {
                 if let Some(error) = &self.unreadable_response {
-                    let corrupt = Error::new(ErrorKind::Corrupt, "reading a stored response");
+                    let corrupt =
+                        StoreError::new(StoreErrorKind::Corrupt, "reading a stored response");
                     return Err(corrupt.with_source(Arc::clone(error)));
                 }
                 let age = self.now.saturating_sub(self.first_seen_at);
@@ -195,7 +199,7 @@ impl Row {
     pub(in crate::adapter) fn completed(
         &self,
         token: Token,
-    ) -> Result<Option<CompleteReply>, Error> {
+    ) -> Result<Option<CompleteReply>, StoreError> {
         self.check_readable()?;
         Ok(match self.state() {
             // Repeated with its token: the same reply, also of a row that it inserted.
@@ -209,7 +213,7 @@ impl Row {
     pub(in crate::adapter) fn entry(
         &self,
         event_type: Option<String>,
-    ) -> Result<Option<Entry>, Error> {
+    ) -> Result<Option<Entry>, StoreError> {
         self.check_readable()?;
         let Some(state) = self.state() else { return Ok(None) };
         let mut entry = Entry::new(state, wall(self.first_seen_at), wall(self.expires_at));
@@ -320,7 +324,7 @@ mod tests {
         let errors =
             [row.claimed(&terms).err(), row.completed(terms.token()).err(), row.entry(None).err()];
         for error in errors {
-            assert_eq!(error.map(|error| error.kind()), Some(ErrorKind::Corrupt));
+            assert_eq!(error.map(|error| error.kind()), Some(StoreErrorKind::Corrupt));
         }
     }
 }

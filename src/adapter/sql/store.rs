@@ -33,7 +33,7 @@ use super::options::SqlOptions;
 use super::purge::PurgeTask;
 use super::queue::{BatchExecutor, Batcher, Bounds, Waits};
 use super::row::Row;
-use crate::error::{ConfigError, Error, ErrorKind};
+use crate::error::{ConfigError, StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 
 /// The operation that reads a stored response, for the text of an error.
@@ -101,7 +101,7 @@ pub(in crate::adapter) trait SqlStore: Send + Sync + 'static {
     fn on_pool_closed(&self) {}
 
     /// Finds the table, or makes it where the options allow it. Calls [`Common::set_has_table`].
-    fn prepare(self: &Arc<Self>) -> impl Future<Output = Result<(), Error>> + Send;
+    fn prepare(self: &Arc<Self>) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// Returns the number by which the rows of a batch are sorted, so that no two batches deadlock.
     fn hash(key: &DedupKey) -> u128;
@@ -111,14 +111,14 @@ pub(in crate::adapter) trait SqlStore: Send + Sync + 'static {
     fn session(
         self: &Arc<Self>,
         alone: bool,
-    ) -> impl Future<Output = Result<Self::Session, Error>> + Send;
+    ) -> impl Future<Output = Result<Self::Session, StoreError>> + Send;
 
     /// Returns the reply to a claim that need not be queued, because it finds its key complete or in flight.
     fn look_up(
         self: &Arc<Self>,
         key: &DedupKey,
         terms: &CallTerms,
-    ) -> impl Future<Output = Result<Option<ClaimReply>, Error>> + Send {
+    ) -> impl Future<Output = Result<Option<ClaimReply>, StoreError>> + Send {
         let _ = (key, terms);
         async { Ok(None) }
     }
@@ -130,7 +130,7 @@ pub(in crate::adapter) trait SqlStore: Send + Sync + 'static {
     fn read_response(
         &self,
         key: &DedupKey,
-    ) -> impl Future<Output = Result<Option<Row>, Error>> + Send;
+    ) -> impl Future<Output = Result<Option<Row>, StoreError>> + Send;
 
     /// Makes the statement that completes these keys in a handler's transaction: see [`DedupAdapter::completion`].
     fn completion(&self, keys: &[DedupKey], terms: &CallTerms, mark: Option<&str>) -> Completion;
@@ -138,23 +138,24 @@ pub(in crate::adapter) trait SqlStore: Send + Sync + 'static {
 
 /// The calls of operators to a store, and purges: see [`MaintenanceAdapter`].
 pub(in crate::adapter) trait SqlMaintenance: SqlStore {
-    fn purge(self: &Arc<Self>, limit: u32) -> impl Future<Output = Result<u64, Error>> + Send;
+    fn purge(self: &Arc<Self>, limit: u32) -> impl Future<Output = Result<u64, StoreError>> + Send;
 
     fn forget(
         self: &Arc<Self>,
         key: &DedupKey,
-    ) -> impl Future<Output = Result<ForgetReply, Error>> + Send;
+    ) -> impl Future<Output = Result<ForgetReply, StoreError>> + Send;
 
-    fn get(&self, key: &DedupKey) -> impl Future<Output = Result<Option<Entry>, Error>> + Send;
+    fn get(&self, key: &DedupKey)
+    -> impl Future<Output = Result<Option<Entry>, StoreError>> + Send;
 
     fn list(
         &self,
         filter: &ListFilter,
         after: Option<&str>,
         limit: u32,
-    ) -> impl Future<Output = Result<Listing, Error>> + Send;
+    ) -> impl Future<Output = Result<Listing, StoreError>> + Send;
 
-    fn stats(&self) -> impl Future<Output = Result<Stats, Error>> + Send;
+    fn stats(&self) -> impl Future<Output = Result<Stats, StoreError>> + Send;
 }
 
 /// The public handle of a store. The contracts of an adapter follow from it.
@@ -170,7 +171,9 @@ pub(in crate::adapter) trait SqlAdapter: Send + Sync + 'static {
 }
 
 /// Returns the store once it may be called. Purges in the background from now on.
-pub(in crate::adapter) async fn ready<A: SqlAdapter>(adapter: &A) -> Result<&Arc<A::Store>, Error> {
+pub(in crate::adapter) async fn ready<A: SqlAdapter>(
+    adapter: &A,
+) -> Result<&Arc<A::Store>, StoreError> {
     let store = usable(adapter)?;
     if !store.common().has_table() {
         // Boxed, because it is rare, and each call of a list is a future of its own.
@@ -180,13 +183,18 @@ pub(in crate::adapter) async fn ready<A: SqlAdapter>(adapter: &A) -> Result<&Arc
 }
 
 /// Returns the store, unless it is closed or has an invalid option. Purges in the background from now on.
-pub(in crate::adapter) fn usable<A: SqlAdapter>(adapter: &A) -> Result<&Arc<A::Store>, Error> {
+pub(in crate::adapter) fn usable<A: SqlAdapter>(adapter: &A) -> Result<&Arc<A::Store>, StoreError> {
     let (store, common) = (adapter.store(), adapter.store().common());
     if store.is_closed() {
-        return Err(Error::new(ErrorKind::Unavailable, "using an adapter that was closed"));
+        return Err(StoreError::new(
+            StoreErrorKind::Unavailable,
+            "using an adapter that was closed",
+        ));
     }
     if let Err(error) = &common.checked {
-        return Err(Error::new(ErrorKind::Config, "using an adapter").with_source(error.clone()));
+        return Err(
+            StoreError::new(StoreErrorKind::Config, "using an adapter").with_source(error.clone())
+        );
     }
     common.purge.ensure(store, store.pool(), A::of, A::Store::on_pool_closed);
     Ok(store)
@@ -195,7 +203,7 @@ pub(in crate::adapter) fn usable<A: SqlAdapter>(adapter: &A) -> Result<&Arc<A::S
 impl<S: SqlStore> BatchExecutor<Call> for S {
     type SendGuard = S::Session;
 
-    async fn send_guard(self: &Arc<Self>) -> Result<S::Session, Error> {
+    async fn send_guard(self: &Arc<Self>) -> Result<S::Session, StoreError> {
         self.session(false).await
     }
 
@@ -204,7 +212,7 @@ impl<S: SqlStore> BatchExecutor<Call> for S {
         mut session: S::Session,
         batch: Vec<Call>,
         waits: &Waits<'_>,
-    ) -> Vec<Result<RowReply, Error>> {
+    ) -> Vec<Result<RowReply, StoreError>> {
         execute_batch(&mut session, &batch, waits).await
     }
 }
@@ -216,7 +224,7 @@ async fn call<S: SqlStore, T>(
     key: &DedupKey,
     terms: &CallTerms,
     pick: fn(RowReply) -> Option<T>,
-) -> Result<T, Error> {
+) -> Result<T, StoreError> {
     let call = || Call::new(kind, key, terms, S::hash(key));
     let mut reply = store.common().calls.submit(store, call()).await?;
     if matches!(reply, RowReply::Locked) {
@@ -227,7 +235,7 @@ async fn call<S: SqlStore, T>(
 
 /// Sends a call beside the queue, where no other call waits for its row. In a task of its own: a caller that stops
 /// waiting would break off the statement, and close its connection.
-async fn call_alone<S: SqlStore>(store: Arc<S>, call: Call) -> Result<RowReply, Error> {
+async fn call_alone<S: SqlStore>(store: Arc<S>, call: Call) -> Result<RowReply, StoreError> {
     let (kind, (mut reply, replied)) = (call.kind(), oneshot::channel());
     tokio::spawn(async move {
         let session = tokio::select! {
@@ -251,7 +259,7 @@ async fn claim<S: SqlStore>(
     store: &Arc<S>,
     key: &DedupKey,
     terms: &CallTerms,
-) -> Result<ClaimReply, Error> {
+) -> Result<ClaimReply, StoreError> {
     let claimed = match store.look_up(key, terms).await? {
         Some(known) => known,
         None => call(store, Kind::claim(terms), key, terms, RowReply::claimed).await?,
@@ -310,7 +318,7 @@ impl<A: SqlAdapter> DedupAdapter for A {
         keys: &[DedupKey],
         terms: &CallTerms,
         mark: Option<&str>,
-    ) -> Result<Completion, Error> {
+    ) -> Result<Completion, StoreError> {
         Ok(self.store().completion(keys, terms, mark))
     }
 

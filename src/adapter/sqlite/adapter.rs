@@ -12,7 +12,7 @@ use super::super::transaction::TransactionAdapter;
 use super::errors::is_busy;
 use super::options::SqliteOptions;
 use super::store::SqliteStore;
-use crate::error::{Error, ErrorKind};
+use crate::error::{StoreError, StoreErrorKind};
 
 /// How long a statement waits for another process's lock. Less than the layer's default
 /// `store_timeout`, so that a held file becomes an error and frees the connection.
@@ -38,7 +38,7 @@ const OPEN_RETRIES: usize = 6;
 /// let store = SqliteAdapter::connect(&url).await?; // "sqlite://dedup.db"
 /// let dedup = DedupLayer::new(provider::STRIPE, store);
 /// # let _ = dedup;
-/// # Ok::<(), tower_dedup::Error>(())
+/// # Ok::<(), tower_dedup::StoreError>(())
 /// # }).unwrap();
 /// ```
 ///
@@ -57,10 +57,10 @@ impl SqliteAdapter {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Config`] for a URL that cannot be read or names no file (an in-memory database
+    /// [`StoreErrorKind::Config`] for a URL that cannot be read or names no file (an in-memory database
     /// belongs to one connection; use [`MemoryAdapter`](super::super::MemoryAdapter) instead),
-    /// [`ErrorKind::Unavailable`] if the file cannot be opened.
-    pub async fn connect(url: &str) -> Result<Self, Error> {
+    /// [`StoreErrorKind::Unavailable`] if the file cannot be opened.
+    pub async fn connect(url: &str) -> Result<Self, StoreError> {
         Self::connect_with(url, SqliteOptions::new()).await
     }
 
@@ -68,8 +68,8 @@ impl SqliteAdapter {
     ///
     /// # Errors
     ///
-    /// Those of [`connect`](Self::connect), and [`ErrorKind::Config`] for an invalid option.
-    pub async fn connect_with(url: &str, options: SqliteOptions) -> Result<Self, Error> {
+    /// Those of [`connect`](Self::connect), and [`StoreErrorKind::Config`] for an invalid option.
+    pub async fn connect_with(url: &str, options: SqliteOptions) -> Result<Self, StoreError> {
         let (options, connect) = options.read_url(url)?;
         options.check()?;
         let connect = connect.busy_timeout(BUSY_TIMEOUT);
@@ -90,7 +90,8 @@ impl SqliteAdapter {
             .sleep(tokio::time::sleep)
             .await
             .map_err(|error| {
-                Error::new(ErrorKind::Unavailable, "opening the SQLite file").with_source(error)
+                StoreError::new(StoreErrorKind::Unavailable, "opening the SQLite file")
+                    .with_source(error)
             })?;
         let readers = pool().max_connections(READERS).connect_lazy_with(connect);
         Ok(Self(Arc::new(SqliteStore::new(readers, writer, options, false))))
@@ -106,7 +107,7 @@ impl SqliteAdapter {
     }
 
     /// Returns an adapter over a pool of yours, with these options. An invalid option is the error
-    /// ([`ErrorKind::Config`]) of every call.
+    /// ([`StoreErrorKind::Config`]) of every call.
     #[must_use]
     pub fn with_options(pool: SqlitePool, options: SqliteOptions) -> Self {
         Self(Arc::new(SqliteStore::new(pool.clone(), pool, options, true)))
@@ -130,9 +131,9 @@ impl SqliteAdapter {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Refused`] if the schema may not be made here, [`ErrorKind::Unavailable`] if the file cannot be
+    /// [`StoreErrorKind::Refused`] if the schema may not be made here, [`StoreErrorKind::Unavailable`] if the file cannot be
     /// reached or written; the next call tries again.
-    pub async fn migrate(&self) -> Result<(), Error> {
+    pub async fn migrate(&self) -> Result<(), StoreError> {
         usable(self)?.migrate().await
     }
 }

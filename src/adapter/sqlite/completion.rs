@@ -16,7 +16,7 @@ use super::super::sql::statement::query;
 use super::super::terms::CallTerms;
 use super::statements::Statements;
 use super::write_lock::locks_of;
-use crate::error::{Error, ErrorKind};
+use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 
 /// Makes the statement that completes these keys.
@@ -46,15 +46,19 @@ impl CompletionDatabase for Sqlite {
     async fn turn(
         database: Option<CompletedIn>,
         pool: &SqlitePool,
-    ) -> Result<Option<Self::Turn>, Error> {
+    ) -> Result<Option<Self::Turn>, StoreError> {
         let Some(CompletedIn::Sqlite { write_lock_timeout }) = database else { return Ok(None) };
         let locks = locks_of(&pool.connect_options());
         let both = async {
             let handler = Arc::clone(&locks.handlers).lock_owned().await;
             (Arc::clone(&locks.writer).lock_owned().await, handler)
         };
-        let busy =
-            |_| Error::new(ErrorKind::Timeout, "waiting for the write lock of the SQLite file");
+        let busy = |_| {
+            StoreError::new(
+                StoreErrorKind::Timeout,
+                "waiting for the write lock of the SQLite file",
+            )
+        };
         timeout(write_lock_timeout, both).await.map(Some).map_err(busy)
     }
 

@@ -5,7 +5,7 @@
 use sqlx::error::DatabaseError;
 
 use super::super::sql::errors;
-use crate::error::Error;
+use crate::error::StoreError;
 
 const BUSY: i64 = 5;
 const LOCKED: i64 = 6;
@@ -16,7 +16,7 @@ const TOOBIG: i64 = 18;
 const CONSTRAINT: i64 = 19;
 const MISMATCH: i64 = 20;
 
-pub(super) fn store_error(context: &'static str, error: sqlx::Error) -> Error {
+pub(super) fn store_error(context: &'static str, error: sqlx::Error) -> StoreError {
     errors::store_error(context, error, is_refusal)
 }
 

@@ -15,11 +15,11 @@ use super::errors::store_error;
 use super::params::{keys_json, read_row};
 use super::session::{Session, acquire};
 use super::store::SqliteStore;
-use crate::error::{Error, ErrorKind};
+use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 
 impl SqlMaintenance for SqliteStore {
-    async fn purge(self: &Arc<Self>, limit: u32) -> Result<u64, Error> {
+    async fn purge(self: &Arc<Self>, limit: u32) -> Result<u64, StoreError> {
         self.write_in_task(move |store| async move {
             let fault = |error| store_error("purging", error);
             let connection = &mut *acquire(&store.writer).await.map_err(fault)?;
@@ -29,7 +29,7 @@ impl SqlMaintenance for SqliteStore {
         .await
     }
 
-    async fn forget(self: &Arc<Self>, key: &DedupKey) -> Result<ForgetReply, Error> {
+    async fn forget(self: &Arc<Self>, key: &DedupKey) -> Result<ForgetReply, StoreError> {
         let key = key.clone();
         self.write_in_task(|store| async move {
             let fault = |error| store_error("forgetting a key", error);
@@ -47,7 +47,7 @@ impl SqlMaintenance for SqliteStore {
         .await
     }
 
-    async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, Error> {
+    async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, StoreError> {
         let fault = |error| store_error("looking up a key", error);
         let get = query(&self.statements.get).bind(keys_json([key]));
         let row = get.fetch_optional(&self.readers).await.map_err(fault)?;
@@ -55,7 +55,7 @@ impl SqlMaintenance for SqliteStore {
         read_row(&row, Fetch::DigestAndResponse).entry(row.text("event_type").map_err(fault)?)
     }
 
-    async fn stats(&self) -> Result<Stats, Error> {
+    async fn stats(&self) -> Result<Stats, StoreError> {
         let read = async {
             let row = query(&self.statements.stats).fetch_one(&self.readers).await?;
             let bytes = query(&self.statements.bytes).fetch_one(&self.readers).await?;
@@ -69,7 +69,7 @@ impl SqlMaintenance for SqliteStore {
         filter: &ListFilter,
         after: Option<&str>,
         limit: u32,
-    ) -> Result<Listing, Error> {
+    ) -> Result<Listing, StoreError> {
         // A namespace has at most 64 bytes, so none is greater.
         let (mut from, mut end) = (Place::default(), char::MAX.to_string().repeat(17));
         if let Some(namespace) = &filter.namespace {
@@ -111,13 +111,16 @@ fn cursor_at(place: &Place) -> String {
 }
 
 /// Reads a text that [`cursor_at`] makes of a key.
-fn read_cursor(cursor: &str) -> Result<Place, Error> {
+fn read_cursor(cursor: &str) -> Result<Place, StoreError> {
     let place = serde_json::from_str::<Place>(cursor).ok();
     let is_own = |place: &Place| {
         cursor_at(place) == cursor
             && DedupKey::new(&place.0, &place.1).is_ok_and(|key| key.id() == place.1)
     };
     place.filter(is_own).ok_or_else(|| {
-        Error::new(ErrorKind::Refused, "listing keys: the cursor is not one of this store")
+        StoreError::new(
+            StoreErrorKind::Refused,
+            "listing keys: the cursor is not one of this store",
+        )
     })
 }

@@ -12,7 +12,7 @@ use super::super::terms::{CallTerms, Token};
 use super::adapter::SqliteAdapter;
 use super::errors::store_error;
 use super::session::Session;
-use crate::error::Error;
+use crate::error::StoreError;
 use crate::key::DedupKey;
 
 impl SqliteAdapter {
@@ -25,7 +25,7 @@ impl SqliteAdapter {
         connection: &mut SqliteConnection,
         key: &DedupKey,
         retention: Duration,
-    ) -> Result<ClaimReply, Error> {
+    ) -> Result<ClaimReply, StoreError> {
         let store = usable(self)?;
         // On this connection: another one would wait for its transaction, which holds the file.
         store.prepare_within(connection).await?;

@@ -23,13 +23,13 @@ use super::options::SqliteOptions;
 use super::session::{Session, WriteGuard, Writer, acquire};
 use super::statements::{Statements, VERSION};
 use super::write_lock::{FileLocks, locks_of};
-use crate::error::{Error, ErrorKind};
+use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 use crate::observe;
 
 const PREPARING: &str = "preparing the SQLite schema";
 /// How many of the reading connections the lookups of the queue use.
-const LOOKUP_LANES: usize = 2;
+const LOOKUP_WORKERS: usize = 2;
 /// How many callers read stored responses at the same time.
 pub(super) const RESPONSE_READS: u32 = 2;
 
@@ -78,11 +78,11 @@ impl SqliteStore {
         Self {
             locks: locks_of(&writer.connect_options()),
             statements: Arc::new(Statements::new(&options.sql.table)),
-            lookups: Batcher::new(Bounds { lanes: LOOKUP_LANES, ..options.sql.bounds }),
+            lookups: Batcher::new(Bounds { workers: LOOKUP_WORKERS, ..options.sql.bounds }),
             // SQLite has one writer.
             common: Common::new(
                 &options.sql,
-                Bounds { lanes: 1, ..options.sql.bounds },
+                Bounds { workers: 1, ..options.sql.bounds },
                 options.check(),
             ),
             response_reads: Semaphore::new(RESPONSE_READS as usize),
@@ -95,7 +95,7 @@ impl SqliteStore {
         }
     }
 
-    pub(super) async fn migrate(self: &Arc<Self>) -> Result<(), Error> {
+    pub(super) async fn migrate(self: &Arc<Self>) -> Result<(), StoreError> {
         let fault = |error| store_error(PREPARING, error);
         if !self.finds_schema().await.map_err(fault)? {
             self.write_in_task(|store| async move { store.create().await }).await?;
@@ -108,7 +108,7 @@ impl SqliteStore {
         Ok(())
     }
 
-    async fn hold_file(&self) -> Result<(), Error> {
+    async fn hold_file(&self) -> Result<(), StoreError> {
         let fault = |error| store_error("holding the SQLite file open", error);
         let mut held = self.held.lock().await;
         if held.is_none() && !self.closed.load(Ordering::Acquire) {
@@ -121,7 +121,7 @@ impl SqliteStore {
     }
 
     /// If it is dropped or fails, the transaction rolls back and the next call tries again.
-    async fn create(&self) -> Result<(), Error> {
+    async fn create(&self) -> Result<(), StoreError> {
         let fault = |error| store_error(PREPARING, error);
         // IMMEDIATE: two processes that both find no table take turns.
         let mut connection = acquire(&self.writer).await.map_err(fault)?;
@@ -130,7 +130,7 @@ impl SqliteStore {
         tx.commit().await.map_err(fault)
     }
 
-    async fn create_in(&self, connection: &mut SqliteConnection) -> Result<(), Error> {
+    async fn create_in(&self, connection: &mut SqliteConnection) -> Result<(), StoreError> {
         for statement in self.statements.create() {
             let created = query(statement).execute(&mut *connection).await;
             created.map_err(|error| store_error(PREPARING, error))?;
@@ -143,7 +143,7 @@ impl SqliteStore {
     pub(super) async fn prepare_within(
         &self,
         connection: &mut SqliteConnection,
-    ) -> Result<(), Error> {
+    ) -> Result<(), StoreError> {
         if self.common.has_table() { Ok(()) } else { self.create_in(connection).await }
     }
 
@@ -176,10 +176,10 @@ impl SqliteStore {
 
     /// Waits for the write lock, `write_lock_timeout` at most, and then returns an error of this kind. A caller that is
     /// dropped while it waits has changed nothing.
-    pub(super) async fn write_lock(&self, kind: ErrorKind) -> Result<WriteGuard, Error> {
+    pub(super) async fn write_lock(&self, kind: StoreErrorKind) -> Result<WriteGuard, StoreError> {
         let lock = Arc::clone(&self.locks.writer).lock_owned();
         let lock = tokio::time::timeout(self.options.write_lock_timeout, lock).await;
-        lock.map_err(|_| Error::new(kind, "waiting for the write lock of the SQLite file"))
+        lock.map_err(|_| StoreError::new(kind, "waiting for the write lock of the SQLite file"))
     }
 
     /// Runs `write` under the write lock, in a task of its own: a caller may leave its future unpolled,
@@ -190,10 +190,10 @@ impl SqliteStore {
     pub(super) async fn write_in_task<T, F>(
         self: &Arc<Self>,
         write: impl FnOnce(Arc<Self>) -> F + Send + 'static,
-    ) -> Result<T, Error>
+    ) -> Result<T, StoreError>
     where
         T: Send + 'static,
-        F: Future<Output = Result<T, Error>> + Send,
+        F: Future<Output = Result<T, StoreError>> + Send,
     {
         let (mut reply, received) = oneshot::channel();
         let store = Arc::clone(self);
@@ -201,7 +201,7 @@ impl SqliteStore {
             let guard = tokio::select! {
                 biased;
                 () = reply.closed() => return,
-                guard = store.write_lock(ErrorKind::Refused) => guard,
+                guard = store.write_lock(StoreErrorKind::Refused) => guard,
             };
             let written = match guard {
                 Ok(_guard) => write(store).await,
@@ -210,7 +210,8 @@ impl SqliteStore {
             // The caller may be gone.
             let _ = reply.send(written);
         });
-        let ended = |_| Err(Error::new(ErrorKind::Unavailable, "writing: the runtime is ending"));
+        let ended =
+            |_| Err(StoreError::new(StoreErrorKind::Unavailable, "writing: the runtime is ending"));
         received.await.unwrap_or_else(ended)
     }
 
@@ -228,7 +229,7 @@ impl SqliteStore {
 impl BatchExecutor<Lookup> for SqliteStore {
     type SendGuard = ();
 
-    async fn send_guard(self: &Arc<Self>) -> Result<(), Error> {
+    async fn send_guard(self: &Arc<Self>) -> Result<(), StoreError> {
         Ok(())
     }
 
@@ -237,7 +238,7 @@ impl BatchExecutor<Lookup> for SqliteStore {
         (): (),
         batch: Vec<Lookup>,
         _: &Waits<'_>,
-    ) -> Vec<Result<Option<Row>, Error>> {
+    ) -> Vec<Result<Option<Row>, StoreError>> {
         let fetch = batch.first().map_or(Fetch::Nothing, |(_, fetch)| *fetch);
         let keys: Vec<&DedupKey> = batch.iter().map(|(key, _)| key).collect();
         match self.read(&keys, fetch).await {
@@ -276,7 +277,7 @@ impl SqlStore for SqliteStore {
         }
     }
 
-    async fn prepare(self: &Arc<Self>) -> Result<(), Error> {
+    async fn prepare(self: &Arc<Self>) -> Result<(), StoreError> {
         self.migrate().await
     }
 
@@ -287,9 +288,9 @@ impl SqlStore for SqliteStore {
 
     /// A batch has the lock before it takes its calls: a write is executed only for a caller that still waits, and a
     /// release that follows needs the lock too. So it is a fence. The same with a second batch beside a late one.
-    async fn session(self: &Arc<Self>, _: bool) -> Result<Writer, Error> {
+    async fn session(self: &Arc<Self>, _: bool) -> Result<Writer, StoreError> {
         // After an error nothing was sent to the file.
-        let lock = self.write_lock(ErrorKind::Refused).await?;
+        let lock = self.write_lock(StoreErrorKind::Refused).await?;
         let statements = Arc::clone(&self.statements);
         Ok(Writer { pool: self.writer.clone(), statements, _lock: lock })
     }
@@ -299,13 +300,13 @@ impl SqlStore for SqliteStore {
         self: &Arc<Self>,
         key: &DedupKey,
         terms: &CallTerms,
-    ) -> Result<Option<ClaimReply>, Error> {
+    ) -> Result<Option<ClaimReply>, StoreError> {
         let lookup = (key.clone(), without_response(terms.fetch()));
         let row = self.lookups.submit(self, lookup).await?;
         Ok(row.map(|row| row.claimed(terms)).transpose()?.flatten())
     }
 
-    async fn read_response(&self, key: &DedupKey) -> Result<Option<Row>, Error> {
+    async fn read_response(&self, key: &DedupKey) -> Result<Option<Row>, StoreError> {
         let _permit = self.response_reads.acquire().await;
         let read = self.read(&[key], Fetch::DigestAndResponse).await;
         let rows = read.map_err(|error| store_error(READING_RESPONSE, error))?;

@@ -9,7 +9,7 @@ use super::super::driver::{is_duplicate, key, leased};
 use super::super::store::Maintained;
 use crate::adapter::contract::{DedupAdapter, Fetch, StoredResponse};
 use crate::adapter::inspect::{ForgetReply, MaintenanceAdapter};
-use crate::error::ErrorKind;
+use crate::error::StoreErrorKind;
 
 /// A claim that fetches an unreadable response fails: an empty response would be replayed. Other claims and operators
 /// see a complete key.
@@ -20,7 +20,7 @@ pub async fn unreadable_response_is_told_and_never_replayed<S: Maintained>(store
     store.corrupt(&key).await;
     let fetching = leased().with_fetch(Fetch::DigestAndResponse);
     match adapter.claim(&key, &fetching).await {
-        Err(error) => assert_eq!(error.kind(), ErrorKind::Corrupt),
+        Err(error) => assert_eq!(error.kind(), StoreErrorKind::Corrupt),
         Ok(claimed) => panic!("the response is unreadable: {claimed:?}"),
     }
     for fetch in [Fetch::Nothing, Fetch::Digest] {

@@ -11,7 +11,7 @@ use super::super::driver::{
 use super::super::store::{Maintained, Store};
 use crate::adapter::contract::{CallTerms, ClaimReply, CompleteReply, DedupAdapter, Token};
 use crate::adapter::inspect::{Entry, KeyState, ListFilter, MaintenanceAdapter, PURGE_GRACE};
-use crate::error::ErrorKind;
+use crate::error::StoreErrorKind;
 use crate::key::DedupKey;
 
 /// More than enough calls for a list or a purge of a few hundred keys.
@@ -153,7 +153,7 @@ pub async fn list_is_unsupported_without_the_ability<S: Maintained>(store: S) {
     if adapter.abilities().inspection {
         assert_eq!(listed.unwrap().keys, []);
     } else {
-        assert_eq!(listed.unwrap_err().kind(), ErrorKind::Unsupported);
+        assert_eq!(listed.unwrap_err().kind(), StoreErrorKind::Unsupported);
     }
 }
 
@@ -268,7 +268,7 @@ pub async fn foreign_cursor_is_refused<S: Maintained>(store: S) {
     let altered = [format!("{own}x"), format!(" {own}"), format!("{own}\0"), own[1..].into()];
     for text in texts.into_iter().map(str::to_owned).chain(altered) {
         let refused = adapter.list(&all, Some(&text), 1).await.map_err(|error| error.kind());
-        assert_eq!(refused.err(), Some(ErrorKind::Refused), "cursor {text:?}");
+        assert_eq!(refused.err(), Some(StoreErrorKind::Refused), "cursor {text:?}");
     }
 }
 

@@ -11,7 +11,7 @@ use crate::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, Token,
 };
 use crate::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter, PURGE_GRACE};
-use crate::error::ErrorKind;
+use crate::error::StoreErrorKind;
 use crate::key::DedupKey;
 
 /// A key under a live lease is not purged, claimed or forgotten, even after its retention has ended.
@@ -215,7 +215,7 @@ pub async fn calls_after_close_fail<S: Maintained>(store: S) {
         kinds
     };
     let kinds = tokio::time::timeout(SLACK, closed_and_asked).await.expect("no call waits");
-    assert_eq!(kinds, [Err(ErrorKind::Unavailable); 10]);
+    assert_eq!(kinds, [Err(StoreErrorKind::Unavailable); 10]);
 }
 
 /// `get` and `stats` return the state of a key after each change. `forget` refuses a live lease.

@@ -3,7 +3,7 @@
 use super::super::driver::{FIRST, RETENTION, SLACK, complete_at_once, is_duplicate, key, leased};
 use super::super::store::Store;
 use crate::adapter::contract::{ClaimReply, DedupAdapter, Fetch};
-use crate::error::ErrorKind;
+use crate::error::StoreErrorKind;
 
 /// The first claim of a key is first, also if it is repeated with its token, because the first reply may be lost. Every
 /// claim with another token is a duplicate with the age of the key.
@@ -58,7 +58,7 @@ pub async fn unsupported_terms_are_refused_before_anything_is_written<S: Store>(
             adapter.renew(&keys, &leased()).await.map(drop),
             adapter.complete(&keys, &leased()).await.map(drop),
         ] {
-            assert_eq!(kind.unwrap_err().kind(), ErrorKind::Unsupported);
+            assert_eq!(kind.unwrap_err().kind(), StoreErrorKind::Unsupported);
         }
     }
     if !abilities.stored_data {
@@ -67,7 +67,7 @@ pub async fn unsupported_terms_are_refused_before_anything_is_written<S: Store>(
     }
     for terms in refused {
         let error = adapter.claim(&keys, &terms).await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unsupported, "{terms:?}");
+        assert_eq!(error.kind(), StoreErrorKind::Unsupported, "{terms:?}");
     }
     assert_eq!(adapter.claim(&keys, &complete_at_once()).await.unwrap(), FIRST);
 }

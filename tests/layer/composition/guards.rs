@@ -15,8 +15,8 @@ use tower_dedup::adapter::{MemoryAdapter, SqliteAdapter};
 use tower_dedup::key::{KeyExtractor, KeyPart};
 use tower_dedup::ledger::{Lease, OnArrival};
 use tower_dedup::{
-    ConfigError, Dedup, DedupAnswer, DedupHandle, DedupKey, DedupLayer, Delivery, Error, KeyError,
-    ResponseBody, ResponseFuture, Verified,
+    ConfigError, Dedup, DedupAnswer, DedupHandle, DedupKey, DedupLayer, Delivery, KeyError,
+    ResponseBody, ResponseFuture, StoreError, Verified,
 };
 
 use super::{dedup, store};
@@ -59,7 +59,7 @@ fn types_are_as_shareable_as_promised() {
     is_cloned::<Verified>();
     is_shared::<MemoryAdapter>();
     is_shared::<SqliteAdapter>();
-    is_error::<Error>();
+    is_error::<StoreError>();
     is_error::<KeyError>();
     is_error::<ConfigError>();
 }

@@ -1,4 +1,4 @@
-//! What the queue counts, step by step: waiting calls, lanes and late batches.
+//! What the queue counts, step by step: waiting calls, workers and late batches.
 
 use tokio::sync::oneshot;
 
@@ -16,7 +16,7 @@ fn take(queue: &mut Queue<Item>) -> Vec<usize> {
 }
 
 #[test]
-fn a_lane_passes_over_four_batches_of_calls_that_cannot_join() {
+fn a_worker_passes_over_four_batches_of_calls_that_cannot_join() {
     for (skipped, batch) in [(4 * MAX_BATCH_KEYS, vec![0, 9]), (4 * MAX_BATCH_KEYS + 1, vec![0])] {
         let mut queue = Queue::new(Bounds { max_batch_keys: MAX_BATCH_KEYS, ..Bounds::new() });
         push(&mut queue, 0, 0);
@@ -29,32 +29,32 @@ fn a_lane_passes_over_four_batches_of_calls_that_cannot_join() {
 }
 
 #[test]
-fn a_second_lane_is_worth_a_full_batch_and_a_late_batch_one_more_lane() {
-    let mut queue = Queue::new(Bounds { lanes: 2, max_batch_keys: 2, ..Bounds::new() });
+fn a_second_worker_is_worth_a_full_batch_and_a_late_batch_one_more_worker() {
+    let mut queue = Queue::new(Bounds { workers: 2, max_batch_keys: 2, ..Bounds::new() });
     push(&mut queue, 1, 1);
-    assert!(queue.opens_lane(), "the first lane needs no number of keys");
+    assert!(queue.opens_worker(), "the first worker needs no number of keys");
     push(&mut queue, 2, 1);
-    assert!(!queue.opens_lane(), "the first lane takes them");
+    assert!(!queue.opens_worker(), "the first worker takes them");
     assert_eq!(take(&mut queue), [1, 2]);
     push(&mut queue, 1, 1);
-    assert!(!queue.opens_lane());
+    assert!(!queue.opens_worker());
     push(&mut queue, 2, 1);
-    assert!(queue.opens_lane());
+    assert!(queue.opens_worker());
     assert_eq!(take(&mut queue), [1, 2]);
     [1, 2].into_iter().for_each(|key| push(&mut queue, key, 1));
-    assert!(!queue.opens_lane(), "two lanes at most");
+    assert!(!queue.opens_worker(), "two workers at most");
     [4, 5].into_iter().for_each(|ticket| queue.abandon(ticket));
-    // While a batch is late, a call that waits opens one more lane.
+    // While a batch is late, a call that waits opens one more worker.
     queue.late += 1;
-    assert!(!queue.opens_lane(), "nothing waits");
+    assert!(!queue.opens_worker(), "nothing waits");
     push(&mut queue, 3, 1);
-    assert!(queue.opens_lane());
-    assert!(!queue.opens_lane());
+    assert!(queue.opens_worker());
+    assert!(!queue.opens_worker());
     assert!(!queue.has_surplus());
     queue.finish_batch(true);
-    // The lane that was started beside the late batch ends, and leaves the call to the others.
+    // The worker that was started beside the late batch ends, and leaves the call to the others.
     assert!(queue.has_surplus());
-    assert_eq!(queue.close_lane().len(), 0);
+    assert_eq!(queue.close_worker().len(), 0);
     assert!(!queue.has_surplus());
     assert_eq!(take(&mut queue), [3]);
 }

@@ -1,5 +1,5 @@
 //! The queue of the SQL adapters under many thousand interleavings: callers that drop their futures, batches that fail,
-//! hang or are late, and lanes that are dropped early. The source of the queue is compiled here over a modelled
+//! hang or are late, and workers that are dropped early. The source of the queue is compiled here over a modelled
 //! runtime.
 //!
 //! `scripts/faults` runs it with `--cfg shuttle`; without it, there is nothing to run.

@@ -38,7 +38,7 @@ struct Store {
     world: World,
     /// How often each call was sent.
     sent: Vec<AtomicUsize>,
-    lanes: AtomicUsize,
+    workers: AtomicUsize,
     /// How many callers are done.
     done: AtomicUsize,
     /// How many guards were taken that no batch has used.
@@ -53,7 +53,7 @@ struct Sending<'s> {
 
 impl Drop for Sending<'_> {
     fn drop(&mut self) {
-        self.store.lanes.fetch_sub(1, Ordering::SeqCst);
+        self.store.workers.fetch_sub(1, Ordering::SeqCst);
         let panics = std::thread::panicking();
         assert!(
             self.ended || self.store.world.stops > 0 || panics,
@@ -80,8 +80,8 @@ impl BatchExecutor<Item> for Store {
         self.unused_guards.fetch_sub(1, Ordering::SeqCst);
         assert!(batch.len() <= MAX_BATCH_KEYS, "{} keys in one batch", batch.len());
         assert!(batch.iter().all(|item| item.can_join(&batch[0])), "calls that cannot join");
-        let max_lanes = self.world.lanes * if self.world.late { 2 } else { 1 };
-        assert!(self.lanes.fetch_add(1, Ordering::SeqCst) < max_lanes, "too many lanes");
+        let max_workers = self.world.workers * if self.world.late { 2 } else { 1 };
+        assert!(self.workers.fetch_add(1, Ordering::SeqCst) < max_workers, "too many workers");
         let mut sending = Sending { store: self, ended: false };
         for item in &batch {
             let before = self.sent[item.number].fetch_add(1, Ordering::SeqCst);
@@ -114,7 +114,7 @@ impl Store {
 #[derive(Clone, Copy, Default)]
 struct World {
     callers: usize,
-    lanes: usize,
+    workers: usize,
     /// How many batches may be dropped early, as by runtimes that end.
     stops: u32,
     fails: bool,
@@ -179,7 +179,7 @@ fn check(world: World) {
             runtime::STOPS.set(world.stops);
             runtime::LATE.set(world.late);
             let batcher = Arc::new(Batcher::new(Bounds {
-                lanes: world.lanes,
+                workers: world.workers,
                 max_batch_keys: MAX_BATCH_KEYS,
                 max_queued_keys: MAX_QUEUED_KEYS,
             }));
@@ -211,14 +211,14 @@ fn check(world: World) {
                 for caller in callers {
                     caller.await.unwrap();
                 }
-                // Ends only if all lanes end and nothing is left behind.
+                // Ends only if all workers end and nothing is left behind.
                 while batcher.waiting().is_some() {
                     shuttle::future::yield_now().await;
                 }
             });
-            assert_eq!(store.lanes.load(Ordering::SeqCst), 0);
-            // Two lanes may wait for one call. A lane alone takes a guard only if a call waits.
-            if world.lanes == 1 && !world.leaves && !world.late {
+            assert_eq!(store.workers.load(Ordering::SeqCst), 0);
+            // Two workers may wait for one call. A worker alone takes a guard only if a call waits.
+            if world.workers == 1 && !world.leaves && !world.late {
                 assert_eq!(store.unused_guards.load(Ordering::SeqCst), 0);
             }
         },
@@ -227,13 +227,13 @@ fn check(world: World) {
 }
 
 fn calm() -> World {
-    World { callers: 4, lanes: 2, ..World::default() }
+    World { callers: 4, workers: 2, ..World::default() }
 }
 
 #[test]
 fn every_caller_gets_its_own_reply() {
     check(calm());
-    check(World { lanes: 1, ..calm() });
+    check(World { workers: 1, ..calm() });
 }
 
 #[test]
@@ -243,7 +243,7 @@ fn dropped_callers_and_failed_batches_disturb_nobody() {
 }
 
 #[test]
-fn dropped_lane_leaves_no_caller_waiting() {
+fn dropped_worker_leaves_no_caller_waiting() {
     check(World { stops: 2, ..calm() });
     check(World { stops: 2, leaves: true, fails: true, ..calm() });
 }
@@ -252,11 +252,11 @@ fn dropped_lane_leaves_no_caller_waiting() {
 fn caller_that_stops_polling_delays_nobody() {
     check(World { stalls: true, ..calm() });
     check(World { stalls: true, leaves: true, ..calm() });
-    check(World { stalls: true, leaves: true, lanes: 1, ..calm() });
+    check(World { stalls: true, leaves: true, workers: 1, ..calm() });
 }
 
 #[test]
-fn late_batches_start_lanes_and_every_caller_gets_its_own_reply() {
+fn late_batches_start_workers_and_every_caller_gets_its_own_reply() {
     check(World { late: true, ..calm() });
     check(World { late: true, stops: 2, leaves: true, fails: true, ..calm() });
 }
@@ -264,5 +264,5 @@ fn late_batches_start_lanes_and_every_caller_gets_its_own_reply() {
 #[test]
 fn hanging_batch_delays_no_other_batch() {
     check(World { late: true, hangs: true, ..calm() });
-    check(World { late: true, hangs: true, lanes: 1, ..calm() });
+    check(World { late: true, hangs: true, workers: 1, ..calm() });
 }

@@ -10,7 +10,7 @@ pub(super) use shuttle::future::yield_now;
 pub(super) use shuttle::sync::Mutex;
 
 thread_local! {
-    /// How many lanes are still to be dropped early, as by runtimes that end.
+    /// How many workers are still to be dropped early, as by runtimes that end.
     pub(super) static STOPS: Cell<u32> = const { Cell::new(0) };
     /// Whether batches may be late.
     pub(super) static LATE: Cell<bool> = const { Cell::new(false) };

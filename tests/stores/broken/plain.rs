@@ -14,7 +14,7 @@ use tower_dedup::adapter::contract::{
 };
 use tower_dedup::adapter::inspect::{Entry, ForgetReply, MaintenanceAdapter, Stats};
 use tower_dedup::conformance::{RemoteStore, Store};
-use tower_dedup::{DedupKey, Error, ErrorKind};
+use tower_dedup::{DedupKey, StoreError, StoreErrorKind};
 
 use crate::support::postgres::Schema;
 use crate::support::proxy::through;
@@ -118,8 +118,8 @@ fn finished(text: &str) -> AssertSqlSafe<String> {
     AssertSqlSafe(text)
 }
 
-fn unavailable(error: sqlx::Error) -> Error {
-    Error::new(ErrorKind::Unavailable, "executing a statement").with_source(error)
+fn unavailable(error: sqlx::Error) -> StoreError {
+    StoreError::new(StoreErrorKind::Unavailable, "executing a statement").with_source(error)
 }
 
 pub(super) struct PlainAdapter<F>(PgPool, PhantomData<F>);
@@ -145,15 +145,15 @@ fn first(row: &PgRow) -> ClaimReply {
 }
 
 impl<F: Fault> PlainAdapter<F> {
-    async fn row(&self, statement: Statement) -> Result<Option<PgRow>, Error> {
+    async fn row(&self, statement: Statement) -> Result<Option<PgRow>, StoreError> {
         statement.fetch_optional(&self.0).await.map_err(unavailable)
     }
 
-    async fn written(&self, statement: Statement) -> Result<u64, Error> {
+    async fn written(&self, statement: Statement) -> Result<u64, StoreError> {
         Ok(statement.execute(&self.0).await.map_err(unavailable)?.rows_affected())
     }
 
-    async fn claimed(&self, key: &DedupKey, terms: &CallTerms) -> Result<ClaimReply, Error> {
+    async fn claimed(&self, key: &DedupKey, terms: &CallTerms) -> Result<ClaimReply, StoreError> {
         let at_once = terms.permanence() == Permanence::OnClaim;
         for _ in 0..5 {
             if let Some(row) = self.row(timed(sql::<F>(Sql::Insert), key, terms)).await? {
@@ -176,7 +176,7 @@ impl<F: Fault> PlainAdapter<F> {
                 return Ok(first(&row));
             }
         }
-        Err(Error::new(ErrorKind::Unavailable, "claiming a key that others change"))
+        Err(StoreError::new(StoreErrorKind::Unavailable, "claiming a key that others change"))
     }
 }
 
@@ -225,7 +225,8 @@ impl<F: Fault> DedupAdapter for PlainAdapter<F> {
             let complete = of(finished(COMPLETE), key, terms).bind(terms.retention_ms());
             self.written(complete).await?;
             let row = self.row(of(finished(READ), key, terms)).await?;
-            let row = row.ok_or_else(|| Error::new(ErrorKind::Unavailable, "completing a key"))?;
+            let row = row
+                .ok_or_else(|| StoreError::new(StoreErrorKind::Unavailable, "completing a key"))?;
             Ok(match (row.get::<bool, _>("is_mine"), row.get::<i32, _>("attempts")) {
                 (true, 0) => CompleteReply::Inserted,
                 (true, _) => CompleteReply::Held,
@@ -258,7 +259,7 @@ impl<F: Fault> MaintenanceAdapter for PlainAdapter<F> {
     }
 
     fn get<'a>(&'a self, _: &'a DedupKey) -> StoreFuture<'a, Option<Entry>> {
-        Box::pin(async { Err(Error::new(ErrorKind::Unsupported, "reading a key")) })
+        Box::pin(async { Err(StoreError::new(StoreErrorKind::Unsupported, "reading a key")) })
     }
 
     fn stats(&self) -> StoreFuture<'_, Stats> {

@@ -11,7 +11,7 @@ use tower_dedup::adapter::contract::{
 };
 use tower_dedup::adapter::inspect::{Entry, ForgetReply, MaintenanceAdapter, Stats};
 use tower_dedup::conformance::Store;
-use tower_dedup::{DedupKey, Error, ErrorKind};
+use tower_dedup::{DedupKey, StoreError, StoreErrorKind};
 
 pub(super) const NO_FAULT: u8 = 0;
 pub(super) const INSERTED_ONCE: u8 = 1;
@@ -63,7 +63,7 @@ impl<const FAULT: u8> DedupAdapter for Wrapped<FAULT> {
                 && let ClaimReply::Duplicate(mut seen) = claimed
             {
                 if FAULT != REPLAYS_CORRUPT {
-                    return Err(Error::new(ErrorKind::Corrupt, "reading a response"));
+                    return Err(StoreError::new(StoreErrorKind::Corrupt, "reading a response"));
                 }
                 seen.stored = Some(Arc::default());
                 return Ok(ClaimReply::Duplicate(seen));

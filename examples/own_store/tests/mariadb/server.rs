@@ -14,7 +14,9 @@ use own_store::{MariaDbStore, Options};
 use sqlx::mysql::MySqlConnection;
 use sqlx::{AssertSqlSafe, Connection, Executor};
 use tower_dedup::adapter::contract::Completion;
-use tower_dedup::conformance::{HandlerTransaction, RemoteStore, SharedStore, Store, Transactional};
+use tower_dedup::conformance::{
+    HandlerTransaction, RemoteStore, SharedStore, Store, Transactional,
+};
 use tower_dedup::{BoxError, DedupKey};
 
 /// A shell that keeps the server. The pipe to its stdin breaks when the tests end, even by SIGKILL. Then it kills the

@@ -1,4 +1,4 @@
-//! [`Batcher`]: the callers' side of the queue. [`Lane`]: the task that sends one batch after the other. [`Queue`]: the
+//! [`Batcher`]: the callers' side of the queue. [`Worker`]: the task that sends one batch after the other. [`Queue`]: the
 //! calls that wait, and which of them form the next batch.
 //!
 //! The model in `tests/protocol/queue` compiles this file too: it names nothing but `super::runtime` and `crate::error`.
@@ -14,13 +14,13 @@ use futures_util::FutureExt;
 use tokio::sync::oneshot;
 
 use super::runtime::{Mutex, late, spawn, yield_now};
-use crate::error::{Error, ErrorKind};
+use crate::error::{StoreError, StoreErrorKind};
 
 /// How much a queue does at once.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::adapter) struct Bounds {
     /// How many batches are sent at the same time; up to twice as many while batches are late.
-    pub(in crate::adapter) lanes: usize,
+    pub(in crate::adapter) workers: usize,
     /// How many calls one batch takes.
     pub(in crate::adapter) max_batch_keys: usize,
     /// How many calls may wait, before claims are refused.
@@ -29,7 +29,7 @@ pub(in crate::adapter) struct Bounds {
 
 impl Bounds {
     pub(in crate::adapter) const fn new() -> Self {
-        Self { lanes: 2, max_batch_keys: 1_024, max_queued_keys: 16_384 }
+        Self { workers: 2, max_batch_keys: 1_024, max_queued_keys: 16_384 }
     }
 }
 
@@ -51,12 +51,14 @@ pub(in crate::adapter) type Waits<'b> = dyn Fn(usize) -> bool + Sync + 'b;
 pub(in crate::adapter) trait BatchExecutor<I: BatchItem>:
     Send + Sync + 'static
 {
-    /// What a lane acquires before it takes a batch, so that no call counts as being sent while it
+    /// What a worker acquires before it takes a batch, so that no call counts as being sent while it
     /// cannot be sent.
     type SendGuard: Send;
 
-    /// Acquires the guard. An error is the reply to all calls of the batch that the lane takes then.
-    fn send_guard(self: &Arc<Self>) -> impl Future<Output = Result<Self::SendGuard, Error>> + Send;
+    /// Acquires the guard. An error is the reply to all calls of the batch that the worker takes then.
+    fn send_guard(
+        self: &Arc<Self>,
+    ) -> impl Future<Output = Result<Self::SendGuard, StoreError>> + Send;
 
     /// Returns one reply for each call, in their order. A batch goes on if a caller stops waiting.
     fn execute(
@@ -64,15 +66,15 @@ pub(in crate::adapter) trait BatchExecutor<I: BatchItem>:
         guard: Self::SendGuard,
         batch: Vec<I>,
         waits: &Waits<'_>,
-    ) -> impl Future<Output = Vec<Result<I::Reply, Error>>> + Send;
+    ) -> impl Future<Output = Vec<Result<I::Reply, StoreError>>> + Send;
 }
 
-/// How many keys wait when another lane starts; a full batch, if that has fewer. Below, the keys are cheaper
+/// How many keys wait when another worker starts; a full batch, if that has fewer. Below, the keys are cheaper
 /// as a part of the next batch.
-const KEYS_WORTH_A_LANE: usize = 16;
-/// How many batches a lane looks ahead for calls that can join its batch.
+const KEYS_WORTH_A_WORKER: usize = 16;
+/// How many batches a worker looks ahead for calls that can join its batch.
 const LOOK_AHEAD: usize = 4;
-/// How often a call is queued whose lane ended before the call was sent.
+/// How often a call is queued whose worker ended before the call was sent.
 const MAX_TRIES: usize = 4;
 
 /// Collects calls while batches are being sent. It knows nothing of stores.
@@ -90,16 +92,16 @@ impl<I: BatchItem> Batcher<I> {
         &self,
         executor: &Arc<E>,
         mut item: I,
-    ) -> Result<I::Reply, Error> {
+    ) -> Result<I::Reply, StoreError> {
         for _ in 0..MAX_TRIES {
             let (reply, receiver) = oneshot::channel();
             let (ticket, opens) = {
                 let mut queue = lock(&self.0);
-                (queue.push(item, reply)?, queue.opens_lane())
+                (queue.push(item, reply)?, queue.opens_worker())
             };
             let mut queued = Queued { queue: &self.0, ticket: Some(ticket) };
             if opens {
-                Lane::start(Arc::clone(&self.0), Arc::clone(executor));
+                Worker::start(Arc::clone(&self.0), Arc::clone(executor));
             }
             let reply = receiver.await;
             queued.ticket = None;
@@ -109,14 +111,14 @@ impl<I: BatchItem> Batcher<I> {
                 Err(_) => return Err(no_reply()),
             }
         }
-        Err(Error::new(ErrorKind::Refused, "sending a batch: the runtime is ending"))
+        Err(StoreError::new(StoreErrorKind::Refused, "sending a batch: the runtime is ending"))
     }
 
-    /// Returns how many keys wait; `None` if there are no lanes.
+    /// Returns how many keys wait; `None` if there are no workers.
     #[cfg(shuttle)]
     pub(super) fn waiting(&self) -> Option<usize> {
         let queue = lock(&self.0);
-        (queue.lanes > 0).then_some(queue.waiting.len())
+        (queue.workers > 0).then_some(queue.waiting.len())
     }
 }
 
@@ -139,11 +141,11 @@ fn lock<I: BatchItem>(queue: &Mutex<Queue<I>>) -> impl DerefMut<Target = Queue<I
     queue.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A lane that is dropped early, because its runtime ends, leaves no caller waiting.
-struct Lane<I: BatchItem, E: BatchExecutor<I>> {
+/// A worker that is dropped early, because its runtime ends, leaves no caller waiting.
+struct Worker<I: BatchItem, E: BatchExecutor<I>> {
     queue: Arc<Mutex<Queue<I>>>,
     executor: Arc<E>,
-    /// Whether the queue counts this lane.
+    /// Whether the queue counts this worker.
     open: bool,
     /// Whether it waits for the reply to a batch.
     sends: bool,
@@ -151,11 +153,11 @@ struct Lane<I: BatchItem, E: BatchExecutor<I>> {
     late: bool,
 }
 
-impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
-    /// Starts a lane that the queue counts already.
+impl<I: BatchItem, E: BatchExecutor<I>> Worker<I, E> {
+    /// Starts a worker that the queue counts already.
     fn start(queue: Arc<Mutex<Queue<I>>>, executor: Arc<E>) {
-        let lane = Self { queue, executor, open: true, sends: false, late: false };
-        spawn(lane.run());
+        let worker = Self { queue, executor, open: true, sends: false, late: false };
+        spawn(worker.run());
     }
 
     async fn run(mut self) {
@@ -169,12 +171,12 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
         }
     }
 
-    /// Takes the next batch, or closes the lane. Other lanes send the calls that still wait then.
+    /// Takes the next batch, or closes the worker. Other workers send the calls that still wait then.
     fn take(&mut self) -> Option<(Vec<I>, Vec<ReplySender<I>>)> {
         let mut queue = lock(&self.queue);
         self.open = !queue.waiting.is_empty() && !queue.has_surplus();
         if !self.open {
-            queue.close_lane();
+            queue.close_worker();
             return None;
         }
         let batch = queue.take();
@@ -186,7 +188,7 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
 
     async fn send(
         &mut self,
-        guard: Result<E::SendGuard, Error>,
+        guard: Result<E::SendGuard, StoreError>,
         items: Vec<I>,
         senders: Vec<ReplySender<I>>,
     ) {
@@ -201,7 +203,7 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
             }
             Err(error) => items.iter().map(|_| Err(error.clone())).collect(),
         };
-        // The replies follow: the last caller's runtime may stop running tasks after its reply, and a lane that
+        // The replies follow: the last caller's runtime may stop running tasks after its reply, and a worker that
         // is open and not driven would delay every call.
         self.finish_batch();
         let mut replies = replies.into_iter();
@@ -213,7 +215,7 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
         }
     }
 
-    /// Waits for the batch. If the batch is late, lets another lane send the waiting calls: the
+    /// Waits for the batch. If the batch is late, lets another worker send the waiting calls: the
     /// connection may have fallen silent, and other calls need not wait for that to be detected.
     async fn watch<T>(&mut self, batch: impl Future<Output = T>) -> T {
         let mut batch = pin!(batch);
@@ -228,26 +230,26 @@ impl<I: BatchItem, E: BatchExecutor<I>> Lane<I, E> {
         batch.await
     }
 
-    /// Starts another lane if the queue needs one for the calls that still wait.
+    /// Starts another worker if the queue needs one for the calls that still wait.
     fn start_another(&self) {
-        if lock(&self.queue).opens_lane() {
+        if lock(&self.queue).opens_worker() {
             Self::start(Arc::clone(&self.queue), Arc::clone(&self.executor));
         }
     }
 
-    /// Counts the batch as sent, and closes the lane if nothing waits.
+    /// Counts the batch as sent, and closes the worker if nothing waits.
     fn finish_batch(&mut self) {
         self.sends = false;
         let mut queue = lock(&self.queue);
         queue.finish_batch(std::mem::take(&mut self.late));
         self.open = !queue.waiting.is_empty();
         if !self.open {
-            queue.close_lane();
+            queue.close_worker();
         }
     }
 }
 
-impl<I: BatchItem, E: BatchExecutor<I>> Drop for Lane<I, E> {
+impl<I: BatchItem, E: BatchExecutor<I>> Drop for Worker<I, E> {
     fn drop(&mut self) {
         if self.sends {
             self.finish_batch();
@@ -255,7 +257,7 @@ impl<I: BatchItem, E: BatchExecutor<I>> Drop for Lane<I, E> {
         if !self.open {
             return;
         }
-        let not_sent = lock(&self.queue).close_lane();
+        let not_sent = lock(&self.queue).close_worker();
         for Waiting { item, reply, .. } in not_sent {
             let _ = reply.send(QueueReply::NotSent(item));
         }
@@ -265,8 +267,8 @@ impl<I: BatchItem, E: BatchExecutor<I>> Drop for Lane<I, E> {
 pub(super) type ReplySender<I> = oneshot::Sender<QueueReply<I>>;
 
 pub(super) enum QueueReply<I: BatchItem> {
-    Executed(Result<I::Reply, Error>),
-    /// The call was not sent, and its lane has ended: the caller gets it back.
+    Executed(Result<I::Reply, StoreError>),
+    /// The call was not sent, and its worker has ended: the caller gets it back.
     NotSent(I),
 }
 
@@ -277,14 +279,14 @@ pub(super) struct Waiting<I: BatchItem> {
     reply: ReplySender<I>,
 }
 
-/// The waiting calls, and how many lanes send them.
+/// The waiting calls, and how many workers send them.
 pub(super) struct Queue<I: BatchItem> {
     bounds: Bounds,
     /// In the order of their tickets.
     waiting: VecDeque<Waiting<I>>,
     next_ticket: u64,
-    /// How many lanes are open.
-    lanes: usize,
+    /// How many workers are open.
+    workers: usize,
     /// How many of them wait for the reply to a batch.
     sending: usize,
     /// How many of these batches are late.
@@ -294,14 +296,14 @@ pub(super) struct Queue<I: BatchItem> {
 impl<I: BatchItem> Queue<I> {
     pub(super) fn new(bounds: Bounds) -> Self {
         let waiting = VecDeque::new();
-        Self { bounds, waiting, next_ticket: 0, lanes: 0, sending: 0, late: 0 }
+        Self { bounds, waiting, next_ticket: 0, workers: 0, sending: 0, late: 0 }
     }
 
     /// Returns the call's ticket. A caller that drops its future gives its room back itself, so a refusal looks at no
     /// call: callers are refused while the store is slow.
-    pub(super) fn push(&mut self, item: I, reply: ReplySender<I>) -> Result<u64, Error> {
+    pub(super) fn push(&mut self, item: I, reply: ReplySender<I>) -> Result<u64, StoreError> {
         if item.is_bounded() && self.waiting.len() >= self.bounds.max_queued_keys {
-            return Err(Error::new(ErrorKind::Overloaded, "queueing a call"));
+            return Err(StoreError::new(StoreErrorKind::Overloaded, "queueing a call"));
         }
         let ticket = self.next_ticket;
         self.next_ticket += 1;
@@ -315,23 +317,23 @@ impl<I: BatchItem> Queue<I> {
         found.ok().and_then(|index| self.waiting.remove(index));
     }
 
-    /// Counts another lane if the queue needs one; the caller starts it.
+    /// Counts another worker if the queue needs one; the caller starts it.
     ///
-    /// Beside other lanes, [`KEYS_WORTH_A_LANE`] have to wait, or any call while a batch is late; and all lanes have to be
+    /// Beside other workers, [`KEYS_WORTH_A_WORKER`] have to wait, or any call while a batch is late; and all workers have to be
     /// sending, because one that is not takes the waiting calls next.
-    pub(super) fn opens_lane(&mut self) -> bool {
-        let worth_a_lane = KEYS_WORTH_A_LANE.min(self.bounds.max_batch_keys);
-        let is_worth_it = self.waiting.len() >= worth_a_lane || self.late > 0;
-        let has_place = self.lanes < self.max_lanes() && self.sending == self.lanes;
-        let opens = !self.waiting.is_empty() && (self.lanes == 0 || is_worth_it && has_place);
-        self.lanes += usize::from(opens);
+    pub(super) fn opens_worker(&mut self) -> bool {
+        let worth_a_worker = KEYS_WORTH_A_WORKER.min(self.bounds.max_batch_keys);
+        let is_worth_it = self.waiting.len() >= worth_a_worker || self.late > 0;
+        let has_place = self.workers < self.max_workers() && self.sending == self.workers;
+        let opens = !self.waiting.is_empty() && (self.workers == 0 || is_worth_it && has_place);
+        self.workers += usize::from(opens);
         opens
     }
 
-    /// Removes a lane that is not sending. Returns the calls that wait, if it was the last one.
-    pub(super) fn close_lane(&mut self) -> VecDeque<Waiting<I>> {
-        self.lanes -= 1;
-        if self.lanes > 0 {
+    /// Removes a worker that is not sending. Returns the calls that wait, if it was the last one.
+    pub(super) fn close_worker(&mut self) -> VecDeque<Waiting<I>> {
+        self.workers -= 1;
+        if self.workers > 0 {
             return VecDeque::new();
         }
         std::mem::take(&mut self.waiting)
@@ -343,18 +345,18 @@ impl<I: BatchItem> Queue<I> {
         self.sending -= 1;
     }
 
-    /// Lanes whose batches are late do not count, up to the number of lanes.
-    fn max_lanes(&self) -> usize {
-        let lanes = self.bounds.lanes;
-        lanes.saturating_add(self.late.min(lanes))
+    /// Workers whose batches are late do not count, up to the number of workers.
+    fn max_workers(&self) -> usize {
+        let workers = self.bounds.workers;
+        workers.saturating_add(self.late.min(workers))
     }
 
-    /// Returns `true` if a lane was started beside a late batch that is no longer late.
+    /// Returns `true` if a worker was started beside a late batch that is no longer late.
     pub(super) fn has_surplus(&self) -> bool {
-        self.lanes > self.max_lanes()
+        self.workers > self.max_workers()
     }
 
-    /// Takes the calls that can be sent together, from the front, for a lane that sends them now.
+    /// Takes the calls that can be sent together, from the front, for a worker that sends them now.
     pub(super) fn take(&mut self) -> Vec<Waiting<I>> {
         let max_calls = self.bounds.max_batch_keys;
         self.sending += 1;
@@ -376,6 +378,6 @@ impl<I: BatchItem> Queue<I> {
     }
 }
 
-fn no_reply() -> Error {
-    Error::new(ErrorKind::Unavailable, "sending a batch: the batch ended without a reply")
+fn no_reply() -> StoreError {
+    StoreError::new(StoreErrorKind::Unavailable, "sending a batch: the batch ended without a reply")
 }

@@ -1,22 +1,22 @@
 //! The queue: calls that arrive while a statement is in progress are sent together in the next one.
 //!
-//! 1. No timer delays a call. The first call starts a *lane*, a task that sends one batch after the
+//! 1. No timer delays a call. The first call starts a *worker*, a task that sends one batch after the
 //!    other. It ends before it replies if nothing waits then. Without calls nothing runs.
-//! 2. A lane sends one batch at a time, and there are few lanes. While all are sending, another one starts when
+//! 2. A worker sends one batch at a time, and there are few workers. While all are sending, another one starts when
 //!    16 keys wait, because then one more statement is worth its fixed cost; or when a batch is late
-//!    (500 ms), because its connection may have fallen silent. Lanes whose batches are late do not
-//!    count, up to the configured number of lanes.
+//!    (500 ms), because its connection may have fallen silent. Workers whose batches are late do not
+//!    count, up to the configured number of workers.
 //! 3. A batch holds calls that can be sent together: of one kind and with equal terms. A call that cannot join
 //!    waits for a later batch. Calls that name the same key have no order, because a release is a fence.
 //! 4. A caller that drops its future does not affect other callers. A call that was not sent yet is not
-//!    sent; one that was sent is finished by its lane.
+//!    sent; one that was sent is finished by its worker.
 //! 5. The number of waiting calls is bounded. Past the bound a call is refused with
-//!    [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded) and nothing was claimed. A refusal looks at
+//!    [`StoreErrorKind::Overloaded`](crate::StoreErrorKind::Overloaded) and nothing was claimed. A refusal looks at
 //!    no waiting call: a caller that drops its future gives its room back itself. The bound holds for claims only,
 //!    because a running event depends on the other calls.
-//! 6. All runtimes share the queue. A lane is a task of the runtime that started it, and sends calls of
-//!    every runtime. When a runtime ends, the outcome of the calls that its lanes were sending is unknown. If they
-//!    were the last lanes, callers that still wait send the others again.
+//! 6. All runtimes share the queue. A worker is a task of the runtime that started it, and sends calls of
+//!    every runtime. When a runtime ends, the outcome of the calls that its workers were sending is unknown. If they
+//!    were the last workers, callers that still wait send the others again.
 
 mod batcher;
 mod runtime;
@@ -32,7 +32,7 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
-    use crate::error::Error;
+    use crate::error::StoreError;
 
     impl BatchItem for u32 {
         type Reply = Self;
@@ -51,7 +51,7 @@ mod tests {
     impl BatchExecutor<u32> for Echo {
         type SendGuard = ();
 
-        async fn send_guard(self: &Arc<Self>) -> Result<(), Error> {
+        async fn send_guard(self: &Arc<Self>) -> Result<(), StoreError> {
             Ok(())
         }
 
@@ -60,7 +60,7 @@ mod tests {
             (): (),
             batch: Vec<u32>,
             _: &Waits<'_>,
-        ) -> Vec<Result<u32, Error>> {
+        ) -> Vec<Result<u32, StoreError>> {
             tokio::time::sleep(Duration::from_millis(1)).await;
             batch.into_iter().map(Ok).collect()
         }
@@ -73,7 +73,7 @@ mod tests {
         let runtime =
             || Builder::new_current_thread().enable_time().event_interval(1).build().unwrap();
         let (runtimes, batcher) =
-            ([runtime(), runtime()], Batcher::new(Bounds { lanes: 1, ..Bounds::new() }));
+            ([runtime(), runtime()], Batcher::new(Bounds { workers: 1, ..Bounds::new() }));
         let echo = Arc::new(Echo);
         for number in 0..6 {
             let call =
@@ -83,11 +83,11 @@ mod tests {
         }
     }
 
-    /// A caller that has its reply blocks its thread, which may drive the timers. The lane has another call to send,
+    /// A caller that has its reply blocks its thread, which may drive the timers. The worker has another call to send,
     /// and must not wait for this thread.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn caller_that_blocks_its_thread_delays_no_other() {
-        let bounds = Bounds { lanes: 1, max_batch_keys: 1, ..Bounds::new() };
+        let bounds = Bounds { workers: 1, max_batch_keys: 1, ..Bounds::new() };
         let batcher = Arc::new(Batcher::new(bounds));
         let submit = |number| {
             let batcher = Arc::clone(&batcher);

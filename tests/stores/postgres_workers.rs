@@ -1,4 +1,4 @@
-//! The connections of the queue's lanes: one that is lost is counted.
+//! The connections of the queue's workers: one that is lost is counted.
 
 use std::str::FromStr;
 
@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
-use tower_dedup::Error;
+use tower_dedup::StoreError;
 use tower_dedup::adapter::PostgresAdapter;
 use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
 
@@ -15,13 +15,13 @@ use crate::support::{dedup_key, on_claim, terms};
 
 /// Returns the name of the adapter's sessions, and the adapter.
 fn named(schema: &Schema) -> (String, PostgresAdapter) {
-    let name = format!("{}_lanes", schema.name());
+    let name = format!("{}_workers", schema.name());
     let connect = PgConnectOptions::from_str(&schema.url()).unwrap().application_name(&name);
     let pool = PgPoolOptions::new().connect_lazy_with(connect);
     (name, PostgresAdapter::new(pool))
 }
 
-async fn claims(adapter: &PostgresAdapter, round: &str) -> Vec<Result<ClaimReply, Error>> {
+async fn claims(adapter: &PostgresAdapter, round: &str) -> Vec<Result<ClaimReply, StoreError>> {
     let all = (0..16).map(|id| {
         let (adapter, key) = (adapter.clone(), dedup_key(&format!("{round}-{id}")));
         async move { adapter.claim(&key, &on_claim(&terms())).await }
@@ -41,14 +41,14 @@ async fn cut(name: &str) -> i64 {
 }
 
 #[test]
-fn lane_that_loses_its_connection_is_counted() {
+fn worker_that_loses_its_connection_is_counted() {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
     let restarts = || {
         let all = snapshotter.snapshot().into_vec().into_iter();
         let mut found = all.filter(|(key, ..)| {
             let key = key.key();
-            key.name() == "tower_dedup_lane_restarts_total"
+            key.name() == "tower_dedup_worker_restarts_total"
                 && key.labels().all(|label| (label.key(), label.value()) == ("store", "postgres"))
         });
         match found.next() {
@@ -58,7 +58,7 @@ fn lane_that_loses_its_connection_is_counted() {
         }
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    // The lanes run on this thread, and so count with its recorder.
+    // The workers run on this thread, and so count with its recorder.
     metrics::with_local_recorder(&recorder, || {
         runtime.block_on(async {
             let schema = Schema::fresh();
