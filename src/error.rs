@@ -284,7 +284,7 @@ impl ConfigError {
     }
 
     /// Returns the error of a setting: what its value must be (`at least 100 ms`).
-    #[cfg(feature = "redis")]
+    #[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
     pub(crate) fn setting(setting: &str, rule: &str) -> Self {
         Self::new(ConfigErrorKind::Setting, format!("`{setting}` must be {rule}"))
     }

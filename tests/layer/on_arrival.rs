@@ -5,17 +5,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tower::Layer;
+use tokio::sync::Semaphore;
+use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::{Abilities, CallTerms, ClaimReply, DedupAdapter, StoreFuture};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::key::{self, Event, Extracted};
 use tower_dedup::testing::{Fault, StoreCall};
-use tower_dedup::{DedupKey, DedupLayer, KeyExtractor, OnUnavailable};
+use tower_dedup::{DedupKey, DedupLayer, KeyExtractor, OnInFlight, OnUnavailable};
 
 use crate::support::multi_event::by_word;
 use crate::support::{
     Body, Handler, answered, by_header, dedup_key, faulty, memory, request, result, rows, send,
+    until,
 };
 
 /// The number of claims that may wait for their reply, or for their release, at once.
@@ -131,4 +133,53 @@ async fn second_identity_on_arrival_is_refused() {
     let answer = send(&service, request("a")).await;
     assert_eq!(answered(&answer), (503, Some("unavailable")));
     assert_eq!((rows(&store).await, handler.runs()), (0, 0));
+}
+
+/// A store whose replies to claims, and whose releases, wait for a permit.
+struct Gated {
+    inner: MemoryAdapter,
+    claimed: AtomicUsize,
+    replies: Semaphore,
+    releases: Semaphore,
+}
+
+impl DedupAdapter for Gated {
+    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
+        Box::pin(async move {
+            let reply = self.inner.claim(key, terms).await;
+            self.claimed.fetch_add(1, Ordering::SeqCst);
+            self.replies.acquire().await.unwrap().forget();
+            reply
+        })
+    }
+
+    fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()> {
+        Box::pin(async move {
+            self.releases.acquire().await.unwrap().forget();
+            self.inner.release(key, terms).await
+        })
+    }
+}
+
+/// The retry reads the key as complete, and gets the reply after the release. Its event has not run.
+#[tokio::test]
+async fn key_that_is_released_before_the_reply_is_never_a_duplicate() {
+    let (replies, releases) = (Semaphore::new(0), Semaphore::new(0));
+    let store =
+        Gated { inner: MemoryAdapter::new(), claimed: AtomicUsize::new(0), replies, releases };
+    let (store, handler) = (Arc::new(store), Handler::default());
+    let layer = DedupLayer::on_arrival(by_header(), Arc::clone(&store));
+    let layer = layer.on_in_flight(OnInFlight::Reject);
+    let (handle, patient) = (layer.handle(), layer.clone().layer(handler.service()));
+    let hasty = layer.store_timeout(Duration::from_millis(20)).layer(handler.service());
+    assert_eq!(answered(&send(&hasty, request("a")).await), (503, Some("unavailable")));
+    let retry = tokio::spawn(patient.clone().oneshot(request("a")));
+    until(|| store.claimed.load(Ordering::SeqCst) == 2).await;
+    store.releases.add_permits(1);
+    until(|| handle.pending_writes() == 0).await;
+    store.replies.add_permits(2);
+    let answer = retry.await.unwrap().unwrap();
+    assert_eq!(answered(&answer), (503, Some("in-flight")));
+    assert_eq!(answered(&send(&patient, request("a")).await), (200, None));
+    assert_eq!(handler.runs(), 1);
 }

@@ -34,12 +34,12 @@ pub(in crate::adapter) fn check_name(setting: &'static str, name: &str) -> Resul
     let continues = chars.all(|char| char.is_ascii_alphanumeric() || char == '_');
     let reserved = name.to_ascii_lowercase().starts_with("sqlite_");
     let is_name = starts && continues && !reserved && name.len() <= 48;
-    check(
-        is_name,
-        setting,
-        "a name like [A-Za-z_][A-Za-z0-9_]{0,47}, without sqlite_ in front",
-        &name,
-    )
+    if is_name {
+        return Ok(());
+    }
+    // The name is not shown: it may come from a URL, which may hold a password.
+    let rule = "a name like [A-Za-z_][A-Za-z0-9_]{0,47}, without sqlite_ in front";
+    Err(ConfigError::setting(setting, rule))
 }
 
 /// Refuses a timeout below 1 ms: the unit in which databases take it.
