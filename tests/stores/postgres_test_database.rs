@@ -116,16 +116,6 @@ async fn sqlx_test_drops_its_databases() {
     Database::assert_droppable(&name).await;
 }
 
-/// The guide shows the first test; its text is compared.
-#[test]
-fn guide_shows_a_test_that_runs() {
-    let guide = include_str!("../../src/docs/testing.md");
-    let shown = guide.split("```no_run\n").nth(1).unwrap().split("```").next().unwrap();
-    let shown = shown.split("#[sqlx::test]\n").nth(1).unwrap();
-    let here = include_str!("postgres_test_database.rs").replace("\n    ", "\n");
-    assert!(here.contains(shown.trim_end()), "{shown}");
-}
-
 mod in_sqlx_test {
     use axum::extract::State;
     use tower_dedup::{CommitError, Delivery};
