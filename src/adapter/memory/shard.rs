@@ -68,7 +68,7 @@ impl Shard {
     pub(super) fn update<T>(
         &mut self,
         fingerprint: Fingerprint,
-        has_room: impl FnOnce() -> bool,
+        has_room: impl Fn() -> bool,
         now: u64,
         operation: impl FnOnce(&mut Option<Row>) -> T,
     ) -> Result<(T, bool), StoreError> {
@@ -82,7 +82,7 @@ impl Shard {
         let mut is_nearly_full = false;
         if due_before.is_none() {
             // A full shard needs no row that has expired: a release never fails.
-            if self.rows.len() >= self.capacity && row.due() <= now {
+            if row.due() <= now && !(self.rows.len() < self.capacity && has_room()) {
                 return Ok((reply, false));
             }
             self.make_room(has_room, now)?;
@@ -111,7 +111,7 @@ impl Shard {
     }
 
     /// Makes room for a new row.
-    fn make_room(&mut self, has_room: impl FnOnce() -> bool, now: u64) -> Result<(), StoreError> {
+    fn make_room(&mut self, has_room: impl Fn() -> bool, now: u64) -> Result<(), StoreError> {
         for _ in 0..PURGED_PER_INSERT {
             self.remove_due(now);
         }
