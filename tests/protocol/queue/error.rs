@@ -1,24 +1,24 @@
 //! As much of the crate's error as the queue needs, so that the model needs no build of the crate.
 
 #[derive(Debug, Clone)]
-pub(crate) struct Error {
-    kind: ErrorKind,
+pub(crate) struct StoreError {
+    kind: StoreErrorKind,
     _context: &'static str,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ErrorKind {
+pub(crate) enum StoreErrorKind {
     Unavailable,
     Refused,
     Overloaded,
 }
 
-impl Error {
-    pub(crate) fn new(kind: ErrorKind, context: &'static str) -> Self {
+impl StoreError {
+    pub(crate) fn new(kind: StoreErrorKind, context: &'static str) -> Self {
         Self { kind, _context: context }
     }
 
-    pub(crate) fn kind(&self) -> ErrorKind {
+    pub(crate) fn kind(&self) -> StoreErrorKind {
         self.kind
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use futures_util::FutureExt;
 use shuttle::rand::{Rng, thread_rng};
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{StoreError, StoreErrorKind};
 
 use super::batcher::{BatchExecutor, BatchItem, Batcher, Bounds, Waits};
 use super::runtime;
@@ -65,7 +65,7 @@ impl Drop for Sending<'_> {
 impl BatchExecutor<Item> for Store {
     type SendGuard = ();
 
-    async fn send_guard(self: &Arc<Self>) -> Result<(), Error> {
+    async fn send_guard(self: &Arc<Self>) -> Result<(), StoreError> {
         shuttle::future::yield_now().await;
         self.unused_guards.fetch_add(1, Ordering::SeqCst);
         Ok(())
@@ -76,7 +76,7 @@ impl BatchExecutor<Item> for Store {
         (): (),
         batch: Vec<Item>,
         _: &Waits<'_>,
-    ) -> Vec<Result<usize, Error>> {
+    ) -> Vec<Result<usize, StoreError>> {
         self.unused_guards.fetch_sub(1, Ordering::SeqCst);
         assert!(batch.len() <= MAX_BATCH_KEYS, "{} keys in one batch", batch.len());
         assert!(batch.iter().all(|item| item.can_join(&batch[0])), "calls that cannot join");
@@ -95,7 +95,10 @@ impl BatchExecutor<Item> for Store {
         }
         sending.ended = true;
         match if self.world.fails { thread_rng().gen_range(0..4) } else { 3 } {
-            0 => batch.iter().map(|_| Err(Error::new(ErrorKind::Refused, "the store"))).collect(),
+            0 => batch
+                .iter()
+                .map(|_| Err(StoreError::new(StoreErrorKind::Refused, "the store")))
+                .collect(),
             // Too few replies, as after a panic.
             1 => Vec::new(),
             _ => batch.iter().map(|item| Ok(item.number)).collect(),
@@ -164,7 +167,7 @@ async fn call(batcher: &Batcher<Item>, store: &Arc<Store>, number: usize) {
     let sent = || store.sent[number].load(Ordering::SeqCst);
     match reply.await {
         Ok(reply) => assert_eq!((reply, sent()), (number, 1), "the reply of another call"),
-        Err(error) if error.kind() == ErrorKind::Overloaded => assert_eq!(sent(), 0),
+        Err(error) if error.kind() == StoreErrorKind::Overloaded => assert_eq!(sent(), 0),
         Err(error) => {
             assert!(world.fails || world.stops > 0, "{error:?}");
             assert_eq!(sent(), 1, "{error:?}");
