@@ -203,7 +203,7 @@ impl Writes<'_> {
 pub struct DedupTx<DB: CompletionDatabase> {
     transaction: Transaction<'static, DB>,
     event: Delivery,
-    /// Without a response that the handler has set since.
+    /// Of the events that the delivery holds.
     completion: Completion,
     /// Whether the events were completed before the commit.
     is_early: bool,
@@ -263,21 +263,17 @@ impl<DB: CompletionDatabase> DedupTx<DB> {
         Ok(self.transaction.rollback().await?)
     }
 
-    /// Returns the completion of the events that the delivery holds, for this transaction. None if it holds nothing.
-    fn completion(&self) -> Result<Option<Completion>, CommitError> {
-        let (keys, writes) = (self.event.held(), self.event.writes()?);
-        if keys.is_empty() {
-            return Ok(None);
-        }
-        if writes.of.writes.response().is_none() {
-            return Ok(Some(self.completion.clone()));
-        }
-        Ok(Some(writes.completion(keys, Some(&writes.mark()))?.first()))
-    }
-
     async fn write(&mut self, is_last: bool) -> Result<(), CommitError> {
-        let Some(completion) = self.completion()? else { return Ok(()) };
-        let (event, connection) = (&self.event, &mut *self.transaction);
+        let Self { transaction, event, completion, .. } = self;
+        let (keys, connection) = (event.held(), &mut **transaction);
+        if keys.is_empty() {
+            return Ok(());
+        }
+        let writes = event.writes()?;
+        if writes.of.writes.response().is_some() {
+            // The handler may have set it after the beginning.
+            *completion = writes.completion(keys, Some(&writes.mark()))?.first();
+        }
         let lean = completion.own.lean.as_ref().filter(|_| is_last);
         let (sql, parameter) = match lean {
             Some((sql, parameter)) => (sql, &**parameter),
@@ -297,10 +293,12 @@ impl<DB: CompletionDatabase> DedupTx<DB> {
 
     /// Checks that this transaction still has the completion that was written early.
     async fn check(&mut self) -> Result<(), CommitError> {
-        let Some(completion) = self.completion()? else { return Ok(()) };
-        let (event, connection) = (&self.event, &mut *self.transaction);
+        let Self { transaction, event, completion, .. } = self;
+        if event.held().is_empty() {
+            return Ok(());
+        }
         let Some(check) = &completion.own.check else { return Err(CommitError::refused()) };
-        let stands = connection.finds(check, completion.parameter()).await?;
+        let stands = transaction.finds(check, completion.parameter()).await?;
         event.noting_refusal(if stands { Ok(()) } else { Err(CommitError::refused()) })
     }
 }

@@ -213,6 +213,7 @@ pub async fn late_claim_of_a_forgotten_key_has_no_effect<S: RemoteStore>(store: 
         for row in ["released", "lapsed"] {
             let mine = &terms();
             let name = format!("{row}, {:?}", mine.permanence());
+            let mut removed = 0;
             each_message!(
                 world,
                 name,
@@ -227,8 +228,13 @@ pub async fn late_claim_of_a_forgotten_key_has_no_effect<S: RemoteStore>(store: 
                     if forgotten != ForgetReply::InFlight {
                         assert_eq!(forgotten, ForgetReply::Removed, "{label}");
                         world.is_free(label, key, &terms()).await;
+                        removed += 1;
                     }
                 }
+            );
+            assert!(
+                removed > 0,
+                "{name}: every claim has taken effect before its key is forgotten"
             );
         }
     }
