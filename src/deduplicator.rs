@@ -188,8 +188,9 @@ impl<L: Ledger> Deduplicator<L> {
 
     fn check(&self) -> Result<(), ConfigError> {
         // A run refuses an event that the ledger does not take.
-        self.ledger.check(false)?;
-        self.settings.times.check()
+        let times = &self.settings.times;
+        times.check()?;
+        self.ledger.check(false, times.lease, times.retention)
     }
 
     /// Returns the number of completions and releases that continue in the background.
@@ -281,6 +282,7 @@ impl<L: Ledger> Deduplicator<L> {
         self.waiters.wake(event.identities());
         let has_committed = matches!((&called, &settled), (Called::Returned(Ok(_)), Ok(())));
         if delivery.was_refused()
+            && matches!(called, Called::Returned(_))
             && !has_committed
             && let Ok(context) = self.context(&event)
             && let Some(seen) = completed_by_another(&self.ledger, &report.keys, &context).await

@@ -209,6 +209,8 @@ pub enum KeyErrorKind {
     InvalidNamespace,
     /// The application's own extractor refused the request.
     Rejected,
+    /// A closure of the application panicked: the layer answers 503, because the fault is not the sender's.
+    Panicked,
 }
 
 impl KeyError {
@@ -246,6 +248,7 @@ impl fmt::Display for KeyError {
             KeyErrorKind::TooMany => "holds too many keys",
             KeyErrorKind::InvalidNamespace => "is not 1 to 64 bytes without control characters",
             KeyErrorKind::Rejected => "was rejected",
+            KeyErrorKind::Panicked => "has a closure that panicked",
         };
         write!(f, "{} {what}", self.place)
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-use sqlx::{Connection, Database, Pool, Transaction};
+use sqlx::{Connection, Database, Pool, SqlSafeStr, Transaction};
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::error::StoreError;
@@ -160,17 +160,24 @@ pub trait Sealed {}
 /// A database of sqlx in which [`Delivery::begin`](crate::Delivery::begin) begins a transaction.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub trait CompletionDatabase: Database<Connection: CompletionConnection> + Sealed {
+    /// The head of the line of handlers.
+    #[doc(hidden)]
+    type Line: Send + 'static;
+
     /// The right to a transaction, which is held to its end.
     #[doc(hidden)]
     type Turn: Send + Sync + 'static;
 
-    /// Waits until a transaction may begin, and returns the right to it. None if the store completes its events in
-    /// another kind of database.
+    /// Waits for the handlers before. None if the store completes its events in another kind of database.
     #[doc(hidden)]
-    fn turn(
+    fn line(
         database: Option<CompletedIn>,
         pool: &Pool<Self>,
-    ) -> impl Future<Output = Result<Option<Self::Turn>, StoreError>> + Send;
+    ) -> impl Future<Output = Result<Option<Self::Line>, StoreError>> + Send;
+
+    /// Waits until a transaction may begin, and returns the right to it.
+    #[doc(hidden)]
+    fn turn(line: Self::Line) -> impl Future<Output = Result<Self::Turn, StoreError>> + Send;
 
     /// Returns the statement that begins a transaction with this mark.
     #[doc(hidden)]
@@ -254,32 +261,40 @@ pub(crate) fn fault(error: &sqlx::Error) -> Fault {
     }
 }
 
-/// Begins a transaction in a task of its own: in sqlx up to 0.9.0, a dropped `BEGIN` leaves its connection in a
-/// transaction ([sqlx#4385](https://github.com/transact-rs/sqlx/issues/4385)). Closes connections that sqlx believes to
-/// be in a transaction, and those in an aborted one: no transaction begins on them.
+/// Begins a transaction. The turn comes after the connection: while a handler waits for its pool, others write. `BEGIN`
+/// has a task of its own: in sqlx up to 0.9.0, a dropped one leaves its connection in a transaction
+/// ([sqlx#4385](https://github.com/transact-rs/sqlx/issues/4385)). Closes connections that sqlx believes to be in a
+/// transaction, and those in an aborted one: no transaction begins on them.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub(crate) async fn begin<DB: CompletionDatabase>(
+pub(crate) async fn begin<DB: CompletionDatabase, E: From<StoreError> + From<sqlx::Error>>(
     pool: &Pool<DB>,
     mark: &str,
-    turn: DB::Turn,
-) -> Result<(Transaction<'static, DB>, DB::Turn), sqlx::Error> {
+    line: DB::Line,
+) -> Result<(Transaction<'static, DB>, DB::Turn), E> {
+    let mut connection = pool.acquire().await?;
+    for _ in 0..pool.options().get_max_connections() {
+        if !connection.is_in_transaction() {
+            break;
+        }
+        // The connection is closed in any case.
+        let _ = connection.close().await;
+        connection = pool.acquire().await?;
+    }
+    let turn = DB::turn(line).await?;
     let (pool, statement) = (pool.clone(), DB::begin_statement(mark));
     let begin = async move {
         for _ in 0..=pool.options().get_max_connections() {
-            let begun = pool.begin_with(sqlx::AssertSqlSafe(statement.clone())).await;
-            let is_aborted = begun.as_ref().is_err_and(is_of_an_aborted_transaction);
-            if !is_aborted && !matches!(begun, Err(sqlx::Error::InvalidSavePointStatement)) {
+            let statement = sqlx::AssertSqlSafe(statement.clone()).into_sql_str();
+            let begun = Transaction::begin(connection, Some(statement)).await;
+            if !begun.as_ref().is_err_and(is_of_an_aborted_transaction) {
                 return Ok((begun?, turn));
             }
-            let leaked = pool.acquire().await?;
-            if is_aborted || leaked.is_in_transaction() {
-                // The connection is closed in any case.
-                let _ = leaked.close().await;
-            }
+            let _ = pool.acquire().await?.close().await;
+            connection = pool.acquire().await?;
         }
         Err(sqlx::Error::PoolTimedOut)
     };
-    tokio::spawn(begin).await.unwrap_or(Err(sqlx::Error::WorkerCrashed))
+    Ok(tokio::spawn(begin).await.unwrap_or(Err(sqlx::Error::WorkerCrashed))?)
 }
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]

@@ -107,6 +107,8 @@ where
             Err(error) => {
                 let outcome = match error.kind() {
                     KeyErrorKind::MissingScope => Outcome::Unscoped,
+                    // Some senders deliver no event again after a 400.
+                    KeyErrorKind::Panicked => Outcome::Unavailable,
                     _ => Outcome::InvalidKey,
                 };
                 self.report.error = Some(error.into());
@@ -356,8 +358,7 @@ const NOT_VERIFIED: &str = "the request has no extension `Verified`";
 /// Returns an error if `read` panics: a closure of the key must not replace the response by its panic, and the
 /// delivery has its log record.
 fn caught<T>(read: impl FnOnce() -> Result<T, KeyError>) -> Result<T, KeyError> {
-    let panicked =
-        |_| Err(KeyError::new(KeyErrorKind::Missing, "the key, whose closure panicked,"));
+    let panicked = |_| Err(KeyError::new(KeyErrorKind::Panicked, "the key"));
     catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(panicked)
 }
 

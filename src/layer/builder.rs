@@ -213,7 +213,7 @@ impl<L, B> DedupLayer<L, B> {
     /// A retention below the preset's floor (the time in which its sender may deliver an event
     /// again) is used, and a warning is logged.
     ///
-    /// Zero is invalid.
+    /// Zero is invalid, and so is a retention below the [`lease`](Self::lease), except on arrival.
     pub fn retention(mut self, retention: Duration) -> Self {
         self.config.times.retention = retention;
         if let Some(floor) = self.config.key.retention_floor
@@ -526,8 +526,9 @@ impl<L: Ledger, B> DedupLayer<L, B> {
     }
 
     pub(super) fn check(&self) -> Result<(), ConfigError> {
-        self.ledger.check(self.config.key.has_second_identity())?;
-        self.config.check(self.ledger.stores_data())
+        let Config { key, times, .. } = &self.config;
+        self.config.check(self.ledger.stores_data())?;
+        self.ledger.check(key.has_second_identity(), times.lease, times.retention)
     }
 
     /// Returns a handle that counts running deliveries and waits for them at shutdown.

@@ -75,7 +75,7 @@ impl DedupHandle {
     ///
     /// It does not refuse new deliveries: stop accepting connections first. It has no bound of its
     /// own. It waits for the slowest handler and, while the store does not reply, for the bound of the
-    /// last write: ten minutes, or one [lease](crate::DedupLayer::lease) if that is longer.
+    /// last write, ten minutes.
     pub async fn drain(&self) {
         self.gate.tasks.wait().await;
         self.pending_writes.drain().await;

@@ -6,9 +6,9 @@
 //!    find the key free; otherwise the event is lost without a run.
 //! 3. The claim may still be on its way to the store. Once the release has returned, the claim has no effect
 //!    any more, however late it arrives. A release that fails is repeated for 10 min.
-//! 4. Until the release has ended, this process treats the key as in flight where the store replies
-//!    "complete". Another process gets "complete" in that time; where that matters, use the lease
-//!    ledger.
+//! 4. From the claim to its reply, or to the end of the release, this process treats the key as in flight where the
+//!    store replies "complete" to another delivery. Another process gets "complete" in that time, and so does this one
+//!    if the runtime of the release has ended; where that matters, use the lease ledger.
 //! 5. An event has one identity. A second one would be complete before the key is claimed, and would have to be
 //!    released if the key is not claimed: meanwhile other processes acknowledge an event that nobody runs.
 //!
@@ -17,13 +17,16 @@
 //! | step | in this process | a retry of the event |
 //! |---|---|---|
 //! | 1 | a slot for the release is reserved, and the claim is sent | runs the handler, if its claim is first |
-//! | 2 | the store completes the key, and its reply is lost | a duplicate, and the event is lost |
-//! | 3 | after `store_timeout`, `releasing` contains the key, and the sender gets 503 | in this process: in flight. In another process: a duplicate, and the event is lost |
-//! | 4 | the release is repeated until the store has executed it | as in step 3 |
+//! | 2 | the store completes the key, and its reply is lost | in this process: in flight. In another process: a duplicate, and the event is lost |
+//! | 3 | after `store_timeout`, `releasing` contains the key, and the sender gets 503 | as in step 2 |
+//! | 4 | the release is repeated until the store has executed it | as in step 2 |
 //! | 5 | `releasing` drops the key | runs the handler |
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::claims::{Claims, Doubt};
 use super::contract::{
@@ -46,6 +49,8 @@ const MOST_RELEASES: usize = 16_384;
 pub struct OnArrival {
     adapter: Arc<dyn DedupAdapter>,
     abilities: Abilities,
+    /// Keys whose claims have no reply, with the times at which these were made.
+    claiming: Arc<Pending<Instant>>,
     /// Keys that deliveries with a 503 may have claimed.
     releasing: Arc<Pending>,
     pool: RetryPool,
@@ -54,8 +59,8 @@ pub struct OnArrival {
 impl OnArrival {
     pub(crate) fn new(adapter: Arc<dyn DedupAdapter>) -> Self {
         let abilities = adapter.abilities();
-        let (releasing, pool) = (Arc::default(), RetryPool::new(MOST_RELEASES));
-        Self { adapter, abilities, releasing, pool }
+        let (claiming, releasing) = (Arc::default(), Arc::default());
+        Self { adapter, abilities, claiming, releasing, pool: RetryPool::new(MOST_RELEASES) }
     }
 
     /// Claims the keys of an unprotected delivery as soon as the store replies.
@@ -101,9 +106,12 @@ impl Ledger for OnArrival {
             }
             return Err(error);
         }
-        let (releasing, removals) = (&self.releasing, self.releasing.removals());
+        let (claiming, releasing) = (&self.claiming, &self.releasing);
+        let own = claiming.add(first.iter().cloned().collect(), Instant::now());
+        let removals = releasing.removals();
         let mut claims = Claims::new(&self.adapter, &self.pool, terms, &context.store_timeout);
-        claims.doubt = Some(Box::new(Doubt { slot, releasing, guard: None, removals }));
+        let doubt = Doubt { slot, releasing, guard: None, claiming, own, removals };
+        claims.doubt = Some(Box::new(doubt));
         let start = |claims: &mut Claims<'_>, resolution: &mut Resolution| {
             if resolution.is_unprotected {
                 self.spawn_claim(&resolution.held, claims);
@@ -118,7 +126,12 @@ impl Ledger for OnArrival {
         Ok(())
     }
 
-    fn check(&self, has_second_identity: bool) -> Result<(), ConfigError> {
+    fn check(
+        &self,
+        has_second_identity: bool,
+        _: Duration,
+        _: Duration,
+    ) -> Result<(), ConfigError> {
         let rule = "one identity of an event on arrival, and not a second one";
         let is_valid = !has_second_identity;
         if is_valid { Ok(()) } else { Err(ConfigError::new(ConfigErrorKind::Unsupported, rule)) }

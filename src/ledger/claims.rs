@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
 
 use super::call;
 use super::contract::{Begin, fails_open};
@@ -33,13 +34,18 @@ pub(super) struct Claims<'l> {
     pub(super) completing: Option<&'l Pending<CallTerms>>,
 }
 
-/// A key that is complete in the store is in flight if its claim may be released, because its handler never ran.
+/// A key that is complete in the store is in flight while the claim that completed it has no reply, or may be released:
+/// its handler may never run.
 pub(super) struct Doubt<'l> {
     /// A slot of the pool, which must not refuse the release.
     pub(super) slot: Option<OwnedSemaphorePermit>,
     /// Contains the keys to release until they are released.
     pub(super) releasing: &'l Arc<Pending>,
     pub(super) guard: Option<PendingGuard>,
+    /// Contains the keys whose claims have no reply, with the times at which these were made.
+    pub(super) claiming: &'l Arc<Pending<Instant>>,
+    /// The keys of these claims. Dropped after [`Claims`] has added them to `releasing`, if they are to be released.
+    pub(super) own: PendingGuard<Instant>,
     /// The removals from `releasing` before the delivery. If there was one meanwhile, any key may have been released.
     pub(super) removals: usize,
 }
@@ -50,9 +56,13 @@ type Claimed = (List<Reply>, Vec<(DedupKey, CallTerms)>);
 impl Doubt<'_> {
     fn apply(&self, replies: &mut [(DedupKey, Reply)]) {
         for (key, reply) in replies {
-            let may_be_released =
-                || self.releasing.contains(key) || self.releasing.removals() != self.removals;
-            if matches!(reply, Ok(ClaimReply::Duplicate(_))) && may_be_released() {
+            let Ok(ClaimReply::Duplicate(seen)) = &reply else { continue };
+            // A row that is older than a claim was not written by it.
+            let may_be_by = |claimed_at: &Instant| claimed_at.elapsed() >= seen.age;
+            if self.claiming.any_beside(key, &self.own, may_be_by)
+                || self.releasing.contains(key)
+                || self.releasing.removals() != self.removals
+            {
                 *reply = Ok(ClaimReply::InFlight);
             }
         }

@@ -67,9 +67,10 @@ impl Delivery {
         let writes = self.writes()?;
         let mark = writes.mark();
         let completion = writes.completion(self.held(), Some(&mark))?.first();
-        let turn = DB::turn(completion.own.database, pool).await?;
-        let turn = turn.ok_or_else(CommitError::other_database)?;
-        let (transaction, turn) = begin(pool, &mark, turn).await?;
+        let line = DB::line(completion.own.database, pool).await?;
+        let line = line.ok_or_else(CommitError::other_database)?;
+        let (transaction, turn) = begin::<_, CommitError>(pool, &mark, line).await?;
+        writes.of.writes.set_begun();
         let event = self.clone();
         Ok(DedupTx { transaction, event, completion, is_early: false, _turn: turn })
     }
@@ -110,15 +111,15 @@ impl Delivery {
     }
 
     /// Says that the handler writes nothing for this delivery, as for an event of a type that it ignores. The layer then
-    /// completes the events as under a lease, and demands no transaction.
+    /// completes the events as under a lease, and demands no transaction. A later [`begin`](Self::begin) takes it back.
     pub fn nothing_to_write(&self) {
         if let Ok(writes) = self.writes() {
             writes.of.writes.set_none();
         }
     }
 
-    /// Stores this response with the events, in the completion of the handler's transaction. Call it before the
-    /// completion. Only the first call counts.
+    /// Stores this response with the events, in the completion of the handler's transaction. Only the first call counts,
+    /// and only before the completion.
     ///
     /// Without it, a layer that stores responses adds the response of the handler after the commit. If the process dies
     /// in between, the event is complete without a response.
@@ -165,9 +166,11 @@ struct Writes<'d> {
 impl Writes<'_> {
     fn completion(&self, keys: &[DedupKey], mark: Option<&str>) -> Result<Completion, StoreError> {
         let LeaseTerms { terms, writes, .. } = self.of;
-        let with_response =
-            writes.response().map(|response| terms.clone().with_response(Arc::clone(response)));
-        writes.adapter.completion(keys, with_response.as_ref().unwrap_or(terms), mark)
+        let Some(response) = writes.response() else {
+            return writes.adapter.completion(keys, terms, mark);
+        };
+        writes.set_stored();
+        writes.adapter.completion(keys, &terms.clone().with_response(Arc::clone(response)), mark)
     }
 
     #[cfg(any(feature = "postgres", feature = "sqlite"))]

@@ -64,9 +64,14 @@ pub trait Ledger: Sealed + Send + Sync + 'static {
 
     /// # Errors
     ///
-    /// An adapter that lacks an ability which the ledger needs, or keys that it does not take.
+    /// An adapter that lacks an ability which the ledger needs, or keys or times that it does not take.
     #[doc(hidden)]
-    fn check(&self, has_second_identity: bool) -> Result<(), ConfigError>;
+    fn check(
+        &self,
+        has_second_identity: bool,
+        lease: Duration,
+        retention: Duration,
+    ) -> Result<(), ConfigError>;
 
     /// Returns `true` if the adapter stores payload digests and responses.
     #[doc(hidden)]

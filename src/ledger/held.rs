@@ -64,6 +64,8 @@ const COMMITTED: u8 = 1;
 const NOTHING: u8 = 2;
 /// A completion was refused: another delivery may have completed the events.
 const REFUSED: u8 = 4;
+/// A statement was made that stores the response of the handler.
+const STORED: u8 = 8;
 
 impl HandlerWrites {
     pub(super) fn new(adapter: Arc<dyn DedupAdapter>) -> Self {
@@ -83,9 +85,19 @@ impl HandlerWrites {
         self.set(NOTHING);
     }
 
+    /// The handler writes after all.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(super) fn set_begun(&self) {
+        self.state.fetch_and(!NOTHING, Ordering::AcqRel);
+    }
+
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(super) fn set_refused(&self) {
         self.set(REFUSED);
+    }
+
+    pub(super) fn set_stored(&self) {
+        self.set(STORED);
     }
 
     /// Only the first response counts.
@@ -109,8 +121,13 @@ impl HandlerWrites {
         self.has(NOTHING)
     }
 
+    /// A completion after the commit is refused by the events' own completion.
     pub(super) fn are_refused(&self) -> bool {
-        self.has(REFUSED)
+        self.has(REFUSED) && !self.has(COMMITTED)
+    }
+
+    pub(super) fn have_stored_response(&self) -> bool {
+        self.has(STORED)
     }
 
     /// Returns the response that the handler has set.

@@ -17,6 +17,7 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -32,7 +33,7 @@ use super::resolve::{Resolution, flatten};
 use super::retry::{PendingWrites, RetryJob, RetryPool, Write};
 use crate::adapter::contract::{Abilities, CallTerms, DedupAdapter};
 use crate::delivery::{Delivery, Verdict};
-use crate::error::{ConfigError, ConfigErrorKind, StoreError, StoreErrorKind};
+use crate::error::{ConfigError, ConfigErrorKind, StoreError, StoreErrorKind, check};
 use crate::key::{Event, Keys};
 
 /// Background writes of each kind at once.
@@ -140,6 +141,14 @@ impl Ledger for Lease {
                 })
             };
             let begun = claims.begin(events, first, start).await?;
+            // Another delivery may have run the events. Dropped, the claim is released.
+            let has_lapsed = |delivery: &Delivery| {
+                !delivery.is_unprotected() && claimed_at.elapsed() >= context.terms.lease()
+            };
+            if matches!(&begun, Begin::First { delivery, .. } if has_lapsed(delivery)) {
+                let context = "claiming keys, whose lease was over before the reply";
+                return Err(StoreError::new(StoreErrorKind::Timeout, context));
+            }
             let must_yield =
                 |claim: &LeaseClaim| claim.renewal.as_ref().is_some_and(RenewalGuard::must_yield);
             if !matches!(&begun, Begin::First { claim, .. } if must_yield(claim)) {
@@ -171,10 +180,13 @@ impl Ledger for Lease {
         Delivery::unenforced(events.into(), verdict, claim, held)
     }
 
-    fn check(&self, _: bool) -> Result<(), ConfigError> {
-        let has_leases = self.abilities.leases;
-        let rule = "the adapter does not support leases";
-        if has_leases { Ok(()) } else { Err(ConfigError::new(ConfigErrorKind::Unsupported, rule)) }
+    fn check(&self, _: bool, lease: Duration, retention: Duration) -> Result<(), ConfigError> {
+        if !self.abilities.leases {
+            let rule = "the adapter does not support leases";
+            return Err(ConfigError::new(ConfigErrorKind::Unsupported, rule));
+        }
+        // A row that expires before its lease is over tells no takeover, and counts no attempts.
+        check(retention >= lease, "retention", "at least the lease", &retention)
     }
 
     fn stores_data(&self) -> bool {
@@ -262,7 +274,7 @@ impl Claim for LeaseClaim {
                     return Box::pin(self.refuse()).await;
                 }
             }
-            if is_committed && (success.response.is_none() || lease.writes.response().is_some()) {
+            if is_committed && (success.response.is_none() || lease.writes.have_stored_response()) {
                 let left = &mut self.left;
                 *left = Left::Nothing;
                 return Ok(());

@@ -43,6 +43,18 @@ impl<T: Clone> Pending<T> {
         !self.is_empty() && self.lock().contains_key(key)
     }
 
+    /// Returns `true` if another work than that of the guard has the key and is such.
+    pub(super) fn any_beside(
+        &self,
+        key: &DedupKey,
+        own: &PendingGuard<T>,
+        is_such: impl Fn(&T) -> bool,
+    ) -> bool {
+        let pending = self.lock();
+        let mut others = pending.get(key).into_iter().flatten();
+        others.any(|(keys, known)| !Arc::ptr_eq(keys, &own.keys) && is_such(known))
+    }
+
     /// Returns a number that changes whenever keys are removed. If the number is unchanged and a key is
     /// absent now, the key was absent all the time.
     pub(super) fn removals(&self) -> usize {

@@ -12,6 +12,7 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::contract::{Begin, BeginContext, CanReplay, Ledger, Sealed};
 use super::lease::{Lease, LeaseClaim};
@@ -63,8 +64,13 @@ impl Ledger for Transactional {
         self.0.unenforced(events, verdict, claim)
     }
 
-    fn check(&self, has_second_identity: bool) -> Result<(), ConfigError> {
-        self.0.check(has_second_identity)?;
+    fn check(
+        &self,
+        has_second_identity: bool,
+        lease: Duration,
+        retention: Duration,
+    ) -> Result<(), ConfigError> {
+        self.0.check(has_second_identity, lease, retention)?;
         if self.0.abilities().completion {
             return Ok(());
         }

@@ -70,11 +70,11 @@ outcomes! {
     Mismatch = "mismatch" WARN => Mismatch,
     /// the body of a response to be stored ended in an error; the key is free for the retry
     BrokenResponse = "broken_response" ERROR => BrokenResponse,
-    /// the store did not reply in time, or returned an error
+    /// the store did not reply in time, or returned an error; or a closure of the key panicked
     Unavailable = "unavailable" WARN => Unavailable,
     /// `max_running` or `max_waiting` was reached, or the inner service was not ready when the wait ended
     Overloaded = "overloaded" WARN => Unavailable,
-    /// the key is missing or malformed, its closure panicked, or there are too many keys
+    /// the key is missing or malformed, or there are too many keys
     InvalidKey = "invalid_key" WARN => InvalidKey,
     /// the request body is larger than [`body_limit`](crate::DedupLayer::body_limit)
     TooLarge = "too_large" WARN => TooLarge,

@@ -289,7 +289,7 @@ async fn handshake_that_needs_only_a_2xx_is_answered_by_the_layer() {
 
 /// The sender gets an answer, and the log has the reason.
 #[tokio::test]
-async fn key_whose_closure_panics_is_400_and_logged() {
+async fn key_whose_closure_panics_is_503_and_logged() {
     let (log, _collecting) = Log::of_this_thread();
     let (adapter, handler) = (memory(), Handler::default());
     let layer = |key: KeyExtractor| DedupLayer::new(key, Arc::clone(&adapter));
@@ -313,10 +313,10 @@ async fn key_whose_closure_panics_is_400_and_logged() {
             let mut request = request("a");
             request.headers_mut().insert("idempotency-key", HeaderValue::from_static("a"));
             let answer = send(&service, request).await;
-            assert_eq!(answered(&answer), (400, Some("invalid-key")), "{number}");
+            assert_eq!(answered(&answer), (503, Some("unavailable")), "{number}");
             let record = log.last("delivery");
-            assert_eq!(record["outcome"], "invalid_key");
-            assert_eq!(record["error"], "the key, whose closure panicked, is missing");
+            assert_eq!(record["outcome"], "unavailable");
+            assert_eq!(record["error"], "the key has a closure that panicked");
         }
     }
     assert_eq!(log.all("delivery").len(), 16);

@@ -161,7 +161,8 @@ async fn failure_is_not_stored_and_a_success_after_it_is<S: Setup<Ledger: Replay
 async fn response_stored_before_the_key_expired_is_gone<S: Setup<Ledger: Replaying>>(setup: S) {
     let handler = Counted::default();
     let inner = handler.service();
-    let briefly = layer(&setup).await.retention(Duration::from_millis(100)).layer(inner.clone());
+    let brief = Duration::from_millis(100);
+    let briefly = layer(&setup).await.lease(brief).retention(brief).layer(inner.clone());
     let answer = briefly.oneshot(request("a")).await.unwrap();
     assert_eq!(seen(answer).await, first("<Response>1</Response>"));
     let plain = setup.layer(by_header()).await.layer(inner.clone());

@@ -74,7 +74,7 @@ fn layer_with_valid_settings_is_checked() {
         .methods([Method::PUT])
         .body_limit(1)
         .body_timeout(Duration::from_nanos(1))
-        .retention(Duration::from_nanos(1))
+        .retention(Duration::from_millis(100))
         .lease(Duration::from_millis(100))
         .store_timeout(Duration::from_nanos(1))
         .handler_timeout(Duration::MAX)

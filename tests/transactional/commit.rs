@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use axum::response::Response;
+use futures_util::FutureExt;
 use futures_util::future::join_all;
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
@@ -276,6 +277,16 @@ async fn deduplicator_commits_the_work_with_its_key<D: Db>() {
     let again = worker.run(&other, async |_| Ok::<_, &str>(())).await.unwrap();
     assert!(matches!(again, RunOutcome::Duplicate(_)), "{again:?}");
     assert_eq!(db.effects().await, ["a"]);
+    // A refusal does not hide a panic.
+    let panics = dedup_key("c");
+    let panics = worker.run(&panics, async |event| {
+        let terms = CallTerms::on_completion(Token::random(), 60 * SECOND, 60 * SECOND);
+        db.adapter().complete(&panics, &terms).await.unwrap();
+        event.begin(db.pool()).await.unwrap().commit().await.unwrap();
+        Ok::<_, &str>(())
+    });
+    let panicked = std::panic::AssertUnwindSafe(panics).catch_unwind().await;
+    assert!(panicked.is_err());
 }
 
 const SECOND: Duration = Duration::from_secs(1);

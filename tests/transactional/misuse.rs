@@ -5,7 +5,11 @@ use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use super::fixture::{CONNECTIONS, Db, Lite, Pg, World, on_both, send, transactional};
 use crate::support::{answered, dedup_key};
 
-on_both!(no_misuse_is_a_2xx_without_its_effect, savepoints_of_the_handler_work);
+on_both!(
+    no_misuse_is_a_2xx_without_its_effect,
+    handler_that_fails_after_its_own_commit_has_failed,
+    savepoints_of_the_handler_work,
+);
 
 /// Each misuse many times: no connection is lost.
 async fn no_misuse_is_a_2xx_without_its_effect<D: Db>() {
@@ -16,6 +20,8 @@ async fn no_misuse_is_a_2xx_without_its_effect<D: Db>() {
         "begin insert raw-rollback raw-begin commit",
         "begin insert complete raw-rollback commit",
         "begin insert complete complete-anyway raw-rollback commit",
+        // Nothing to write was said before.
+        "nothing begin insert drop",
     ] {
         for _ in 0..=CONNECTIONS {
             let answer = send(&app, "a", script).await;
@@ -26,6 +32,15 @@ async fn no_misuse_is_a_2xx_without_its_effect<D: Db>() {
         }
     }
     assert_eq!(answered(&send(&app, "a", "begin insert commit").await), (200, None));
+    assert_eq!(db.effects().await, ["a"]);
+}
+
+/// Its second transaction is refused, because its first one has completed the event.
+async fn handler_that_fails_after_its_own_commit_has_failed<D: Db>() {
+    let (db, world) = (D::create().await, World::default());
+    let app = transactional(&db, &world);
+    assert_eq!(answered(&send(&app, "a", "begin insert commit begin commit").await), (503, None));
+    assert_eq!(answered(&send(&app, "a", "").await), (200, Some("duplicate")));
     assert_eq!(db.effects().await, ["a"]);
 }
 

@@ -19,10 +19,13 @@ use crate::support::{answered, by_header, dedup_key, terms};
 on_both!(
     response_of_the_handler_is_added_after_the_commit,
     response_that_the_handler_sets_commits_with_the_key,
+    response_that_is_set_after_the_commit_does_not_count,
     event_that_awaits_its_response_is_in_flight,
+    event_is_in_flight_for_as_long_as_its_handler_makes_its_response,
 );
 
-/// Commits, and answers with its body. With the header `sets`, it sets another response before.
+/// Commits, and answers with its body. With the header `sets`, it sets another response before, with `sets-late` after.
+/// With `waits` it takes three times the lease in between.
 async fn handle<D: Db>(
     State(pool): State<Pool<D::Database>>,
     event: Delivery,
@@ -31,24 +34,34 @@ async fn handle<D: Db>(
 ) -> Result<(StatusCode, String), CommitError> {
     let mut tx = event.begin(&pool).await?;
     D::run(&mut tx, "INSERT INTO effects (id) VALUES ('a')".to_owned()).await?;
-    if headers.contains_key("sets") {
+    let set = || {
         let response =
             StoredResponse::new(StatusCode::ACCEPTED, HeaderMap::new(), "set \u{e9}".into());
         event.set_response(response);
+    };
+    if headers.contains_key("sets") {
+        set();
     }
     tx.commit().await?;
+    if headers.contains_key("sets-late") {
+        set();
+    }
+    if headers.contains_key("waits") {
+        tokio::time::sleep(3 * LEASE).await;
+    }
     Ok((StatusCode::CREATED, body))
 }
 
 fn replaying<D: Db>(db: &D) -> Router {
     let layer = DedupLayer::transactional(by_header(), db.adapter()).replay(Replay::new());
-    let layer = layer.on_in_flight(OnInFlight::Reject);
+    let layer = layer.on_in_flight(OnInFlight::Reject).lease(LEASE);
     Router::new().route("/hook", post(handle::<D>)).layer(layer).with_state(db.pool().clone())
 }
 
-async fn deliver(app: &Router, sets: bool) -> (u16, String) {
-    let request = Request::post("/hook").header("webhook-id", "a");
-    let request = if sets { request.header("sets", "") } else { request };
+const LEASE: Duration = Duration::from_millis(400);
+
+async fn deliver(app: &Router, does: &'static str) -> (u16, String) {
+    let request = Request::post("/hook").header("webhook-id", "a").header(does, "");
     let response = app.clone().oneshot(request.body(Body::from("made")).unwrap()).await.unwrap();
     let status = response.status().as_u16();
     (
@@ -61,7 +74,7 @@ async fn response_of_the_handler_is_added_after_the_commit<D: Db>() {
     let db = D::create().await;
     let app = replaying(&db);
     for _ in 0..2 {
-        assert_eq!(deliver(&app, false).await, (201, "made".to_owned()));
+        assert_eq!(deliver(&app, "commits").await, (201, "made".to_owned()));
     }
     assert_eq!(db.effects().await, ["a"]);
 }
@@ -69,9 +82,35 @@ async fn response_of_the_handler_is_added_after_the_commit<D: Db>() {
 async fn response_that_the_handler_sets_commits_with_the_key<D: Db>() {
     let db = D::create().await;
     let app = replaying(&db);
-    assert_eq!(deliver(&app, true).await, (201, "made".to_owned()));
-    assert_eq!(deliver(&app, true).await, (202, "set \u{e9}".to_owned()));
+    assert_eq!(deliver(&app, "sets").await, (201, "made".to_owned()));
+    assert_eq!(deliver(&app, "sets").await, (202, "set \u{e9}".to_owned()));
     assert_eq!(db.effects().await, ["a"]);
+}
+
+async fn response_that_is_set_after_the_commit_does_not_count<D: Db>() {
+    let db = D::create().await;
+    let app = replaying(&db);
+    for _ in 0..2 {
+        assert_eq!(deliver(&app, "sets-late").await, (201, "made".to_owned()));
+    }
+}
+
+/// Nobody has died, so no repetition gets an answer without the response.
+async fn event_is_in_flight_for_as_long_as_its_handler_makes_its_response<D: Db>() {
+    let db = D::create().await;
+    let app = replaying(&db);
+    let first = tokio::spawn({
+        let app = app.clone();
+        async move { deliver(&app, "waits").await }
+    });
+    while db.effects().await.is_empty() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    tokio::time::sleep(2 * LEASE).await;
+    assert_eq!(deliver(&app, "commits").await.0, 503);
+    for made in [first.await.unwrap(), deliver(&app, "commits").await] {
+        assert_eq!(made, (201, "made".to_owned()));
+    }
 }
 
 /// A process dies between its commit and the response: until the lease is over the event is in flight for a layer that

@@ -4,8 +4,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
+use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
+use tower_dedup::adapter::SqliteAdapter;
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
-use tower_dedup::{CommitError, Deduplicator};
+use tower_dedup::{CommitError, Deduplicator, Delivery, RunError, RunOutcome};
 
 use super::fixture::{Db, Lite};
 use crate::support::{dedup_key, until};
@@ -47,4 +49,35 @@ async fn handlers_that_wait_hold_up_neither_claims_nor_the_pool() {
     ran.into_iter().for_each(|ran| drop(ran.unwrap()));
     assert_eq!(db.effects().await.len(), HANDLERS);
     assert!(waited < WRITES_FOR * 10, "{waited:?}");
+}
+
+/// The pool of the handlers is not that of the store, and busy. Events that need no transaction of it run.
+#[tokio::test]
+async fn handler_that_waits_for_its_pool_holds_up_no_other_event() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("app.db");
+    let store = SqliteAdapter::connect(&format!("sqlite://{}", file.display())).await.unwrap();
+    store.migrate().await.unwrap();
+    let pool = SqlitePoolOptions::new().max_connections(1);
+    let pool = pool.connect_with(SqliteConnectOptions::new().filename(&file)).await.unwrap();
+    let report = pool.acquire().await.unwrap();
+    let worker = Deduplicator::transactional(store).handler_timeout(5 * WRITES_FOR);
+    let keys = ["a", "b", "c"].map(dedup_key);
+    let commits = async |event: Delivery| event.begin(&pool).await?.commit().await;
+    let waits = worker.run(&keys[0], commits);
+    let others = async {
+        tokio::time::sleep(WRITES_FOR).await;
+        let nothing = |event: Delivery| {
+            event.nothing_to_write();
+            async { Ok::<_, CommitError>(()) }
+        };
+        assert_eq!(worker.run(&keys[1], nothing).await.unwrap(), RunOutcome::First(()));
+    };
+    let (waited, ()) = tokio::join!(waits, others);
+    assert!(matches!(waited, Err(RunError::TimedOut)), "{waited:?}");
+    // Dropped, it waits no more.
+    drop(report);
+    for key in [&keys[0], &keys[2]] {
+        assert_eq!(worker.run(key, commits).await.unwrap(), RunOutcome::First(()));
+    }
 }

@@ -52,10 +52,15 @@ pub(super) fn completion(
 impl Sealed for Postgres {}
 
 impl CompletionDatabase for Postgres {
+    type Line = ();
     type Turn = ();
 
-    async fn turn(database: Option<CompletedIn>, _: &PgPool) -> Result<Option<()>, StoreError> {
+    async fn line(database: Option<CompletedIn>, _: &PgPool) -> Result<Option<()>, StoreError> {
         Ok((database == Some(CompletedIn::Postgres)).then_some(()))
+    }
+
+    async fn turn((): ()) -> Result<(), StoreError> {
+        Ok(())
     }
 
     /// One message. A SELECT would forbid the handler's `SET TRANSACTION`.

@@ -15,7 +15,7 @@ use super::super::sql::completion::completion_json;
 use super::super::sql::statement::query;
 use super::super::terms::CallTerms;
 use super::statements::Statements;
-use super::write_lock::locks_of;
+use super::write_lock::{FileLocks, WriteLock, locks_of};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 
@@ -36,30 +36,40 @@ pub(super) fn completion(
     })
 }
 
+/// The head of the line of handlers that write a file.
+#[derive(Debug)]
+pub struct Line {
+    handler: OwnedMutexGuard<()>,
+    writer: Arc<WriteLock>,
+    write_lock_timeout: Duration,
+}
+
+async fn locked(lock: &Arc<WriteLock>, bound: Duration) -> Result<OwnedMutexGuard<()>, StoreError> {
+    let context = "waiting for the write lock of the SQLite file";
+    let busy = |_| StoreError::new(StoreErrorKind::Timeout, context);
+    timeout(bound, Arc::clone(lock).lock_owned()).await.map_err(busy)
+}
+
 impl Sealed for Sqlite {}
 
 impl CompletionDatabase for Sqlite {
+    type Line = Line;
     type Turn = (OwnedMutexGuard<()>, OwnedMutexGuard<()>);
 
-    /// Both locks come before the connection, so that handlers that wait leave the pool to the one that runs. A batch
-    /// waits in the line of the file, behind one handler and not behind all.
-    async fn turn(
+    /// The line comes before the connection: handlers that wait leave the pool to the one that runs.
+    async fn line(
         database: Option<CompletedIn>,
         pool: &SqlitePool,
-    ) -> Result<Option<Self::Turn>, StoreError> {
+    ) -> Result<Option<Line>, StoreError> {
         let Some(CompletedIn::Sqlite { write_lock_timeout }) = database else { return Ok(None) };
-        let locks = locks_of(&pool.connect_options());
-        let both = async {
-            let handler = Arc::clone(&locks.handlers).lock_owned().await;
-            (Arc::clone(&locks.writer).lock_owned().await, handler)
-        };
-        let busy = |_| {
-            StoreError::new(
-                StoreErrorKind::Timeout,
-                "waiting for the write lock of the SQLite file",
-            )
-        };
-        timeout(write_lock_timeout, both).await.map(Some).map_err(busy)
+        let FileLocks { writer, handlers } = &*locks_of(&pool.connect_options());
+        let handler = locked(handlers, write_lock_timeout).await?;
+        Ok(Some(Line { handler, writer: Arc::clone(writer), write_lock_timeout }))
+    }
+
+    /// A batch waits in the line of the file, behind one handler and not behind all.
+    async fn turn(line: Line) -> Result<Self::Turn, StoreError> {
+        Ok((locked(&line.writer, line.write_lock_timeout).await?, line.handler))
     }
 
     /// The savepoint shows whether the transaction goes on: an ignored `INSERT OR ROLLBACK` ends it.

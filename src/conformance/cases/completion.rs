@@ -9,7 +9,8 @@ use http::{HeaderMap, StatusCode};
 use super::super::driver::{FIRST, LEASE, RETENTION, SLACK, is_duplicate, key, leased};
 use super::super::store::Transactional;
 use crate::adapter::contract::{
-    CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, StoredData, StoredResponse, Token,
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, RenewReply, StoredData,
+    StoredResponse, Token,
 };
 use crate::key::DedupKey;
 
@@ -129,13 +130,19 @@ pub async fn response_commits_with_the_key_or_follows<S: Transactional>(store: S
         let terms = if kind == "at once" { &done } else { &mine };
         assert!(complete(&store, slice::from_ref(&key), terms).await, "{kind}");
         if kind != "at once" {
-            let waits = adapter.claim(&key, &replays()).await.unwrap();
-            assert_eq!(waits, ClaimReply::InFlight, "{kind}");
+            for _ in 0..2 {
+                let waits = adapter.claim(&key, &replays()).await.unwrap();
+                assert_eq!(waits, ClaimReply::InFlight, "{kind}");
+                store.advance(LEASE * 2 / 3).await;
+                assert_eq!(adapter.renew(&key, &mine).await.unwrap(), RenewReply::Held, "{kind}");
+            }
             assert!(is_duplicate(&adapter.claim(&key, &leased()).await.unwrap()), "{kind}");
+            assert_eq!(adapter.renew(&key, &leased()).await.unwrap(), RenewReply::Lost, "{kind}");
         }
         match kind {
             "follows" => {
                 assert_eq!(adapter.complete(&key, &done).await.unwrap(), CompleteReply::Held);
+                assert_eq!(adapter.renew(&key, &mine).await.unwrap(), RenewReply::Lost);
             }
             "never" => store.advance(LEASE + SLACK).await,
             _ => {}

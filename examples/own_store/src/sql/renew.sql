@@ -1,5 +1,6 @@
 -- Moves the lease of the token, and revives a lapsed or missing row. A row without a lease is released: no renewal
--- revives it, because the renewal may be late. Returns the row as it is now.
+-- revives it, because the renewal may be late. A complete row with a lease waits for its response. Returns the row as it
+-- is now.
 --
 -- MariaDB assigns from left to right: `lease_until` comes last, because the condition reads it.
 INSERT INTO {table} (
@@ -7,5 +8,7 @@ INSERT INTO {table} (
 ) VALUES (?, ?, ?, ?, {now} + ?, {now} + ?, {version}, 1, FALSE, {now})
 ON DUPLICATE KEY UPDATE
   version = version + 1,
-  lease_until = IF(token = VALUES(token) AND completed_at IS NULL AND lease_until IS NOT NULL, {now} + ?, lease_until)
-RETURNING token, completed_at IS NULL AND lease_until IS NOT NULL AS is_leased
+  lease_until = IF(
+    token = VALUES(token) AND lease_until IS NOT NULL AND (completed_at IS NULL OR response_status IS NULL),
+    {now} + ?, lease_until)
+RETURNING token, lease_until IS NOT NULL AND (completed_at IS NULL OR response_status IS NULL) AS is_leased

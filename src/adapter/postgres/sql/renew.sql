@@ -19,8 +19,9 @@ WITH settings AS MATERIALIZED (
   {unless_held}
   ORDER BY a.key
   ON CONFLICT (key) DO UPDATE SET version = t.version + 1, lease_until = excluded.lease_until
-  -- A release leaves a row without a lease, which no renewal revives.
-  WHERE t.completed_at IS NULL AND t.token = excluded.token AND t.lease_until IS NOT NULL
+  -- A release leaves a row without a lease, which no renewal revives. A complete row with one waits for its response.
+  WHERE t.token = excluded.token AND t.lease_until IS NOT NULL
+    AND (t.completed_at IS NULL OR t.response_status IS NULL)
   RETURNING t.key
 )
 SELECT key, false AS is_held FROM renewed
