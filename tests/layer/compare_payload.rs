@@ -8,24 +8,20 @@ use http::{Request, StatusCode};
 use sha2::Digest;
 use sqlx::postgres::PgPoolOptions;
 use tower::Layer;
-use tower_dedup::adapter::contract::{
-    Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, RenewReply, StoreFuture,
-    Token,
-};
+use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Fetch, Token};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::adapter::{MemoryAdapter, PostgresAdapter};
 use tower_dedup::key::{self, DedupKey, Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{DedupLayer, Mode, OnMismatch, OnUnavailable, Replay, provider};
 
+use crate::hooked::Hooked;
 use crate::support::ledgers::Setup;
 use crate::support::log::Log;
 use crate::support::postgres::Schema;
-use crate::support::{Body, Handler, by_header, dedup_key, faulty, result, send, stored_data};
-
-fn event(id: &str, body: &'static str) -> Request<Body> {
-    Request::post("/hook").header("webhook-id", id).body(Body::from(body)).unwrap()
-}
+use crate::support::{
+    Body, Handler, by_header, dedup_key, event, faulty, result, send, stored_data,
+};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -315,7 +311,13 @@ async fn unreadable_stored_data_is_503_even_if_the_layer_fails_open() {
 /// of them is the answer.
 #[tokio::test]
 async fn responses_are_read_only_for_replay() {
-    let store = Arc::new(RecordsFetches::default());
+    let fetched = Arc::<Mutex<Vec<Fetch>>>::default();
+    let noted = Arc::clone(&fetched);
+    let store = Arc::new(Hooked::default().before(StoreCall::Claim, move |_, terms| {
+        noted.lock().unwrap().push(terms.fetch());
+        async { Ok(()) }
+    }));
+    let fetched = || std::mem::take(&mut *fetched.lock().unwrap());
     let handler = Handler::default();
     let lease = DedupLayer::new(by_word(), Arc::clone(&store))
         .compare_payload(key::body_digest(), OnMismatch::Refuse)
@@ -325,64 +327,23 @@ async fn responses_are_read_only_for_replay() {
     }
     assert_eq!(answer!(&lease, words("a=1 b=1")), ran());
     assert_eq!(answer!(&lease, words("a=1 b=1")), duplicate());
-    assert_eq!(store.fetched(), [Fetch::Digest; 7]);
+    assert_eq!(fetched(), [Fetch::Digest; 7]);
 
     let arrival = DedupLayer::on_arrival(by_word(), Arc::clone(&store))
         .compare_payload(key::body_digest(), OnMismatch::Refuse)
         .layer(handler.service());
     assert_eq!(answer!(&arrival, words("a=1")), duplicate());
     assert_eq!(answer!(&arrival, words("a=1 c=1")), ran());
-    assert_eq!(store.fetched(), [Fetch::Digest; 3]);
+    assert_eq!(fetched(), [Fetch::Digest; 3]);
 
     // Only the response to a single event is replayed; a multi-event delivery has none.
     let replaying = DedupLayer::new(by_word(), Arc::clone(&store))
         .replay(Replay::new())
         .layer(handler.service());
     assert_eq!(answer!(&replaying, words("a=1")), duplicate());
-    assert_eq!(store.fetched(), [Fetch::DigestAndResponse]);
+    assert_eq!(fetched(), [Fetch::DigestAndResponse]);
     assert_eq!(answer!(&replaying, words("a=1 b=1")), duplicate());
-    assert_eq!(store.fetched(), [Fetch::Digest; 2]);
-}
-
-/// A store that remembers the stored data that its claims fetch.
-#[derive(Default)]
-struct RecordsFetches {
-    inner: MemoryAdapter,
-    fetched: Mutex<Vec<Fetch>>,
-}
-
-impl RecordsFetches {
-    /// Returns what the claims since the last call have fetched.
-    fn fetched(&self) -> Vec<Fetch> {
-        std::mem::take(&mut self.fetched.lock().unwrap())
-    }
-}
-
-impl DedupAdapter for RecordsFetches {
-    fn abilities(&self) -> Abilities {
-        self.inner.abilities()
-    }
-
-    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
-        self.fetched.lock().unwrap().push(terms.fetch());
-        self.inner.claim(key, terms)
-    }
-
-    fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()> {
-        self.inner.release(key, terms)
-    }
-
-    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, RenewReply> {
-        self.inner.renew(key, terms)
-    }
-
-    fn complete<'a>(
-        &'a self,
-        key: &'a DedupKey,
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, CompleteReply> {
-        self.inner.complete(key, terms)
-    }
+    assert_eq!(fetched(), [Fetch::Digest; 2]);
 }
 
 /// The caller of a `Deduplicator` may drop the future while the store replies.

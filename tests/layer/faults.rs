@@ -8,20 +8,17 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tower::Layer;
 use tower_dedup::adapter::MemoryAdapter;
-use tower_dedup::adapter::Purging;
-use tower_dedup::adapter::contract::{
-    Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, StoreFuture, Token,
-};
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
-use tower_dedup::internals::purge;
 use tower_dedup::ledger::OnArrival;
 use tower_dedup::testing::{Fault, StoreCall};
-use tower_dedup::{DedupKey, DedupLayer, OnUnavailable, StoreError, StoreErrorKind};
+use tower_dedup::{DedupHandle, DedupLayer, OnUnavailable, StoreError, StoreErrorKind};
 
+use crate::hooked::Hooked;
 use crate::support::log::Log;
 use crate::support::{
-    Faulty, Handler, answered, by_header, dedup_key, faulty, request, result, rows, send,
-    spawn_send, until,
+    Faulty, Handler, answered, by_header, dedup_key, faulty, request, result, send, spawn_send,
+    until,
 };
 
 type FaultyStore = Arc<Faulty<MemoryAdapter>>;
@@ -232,48 +229,24 @@ async fn handler_that_outlives_its_lease_keeps_it() {
     assert!(store.calls(StoreCall::Renew) >= 4, "{}", store.calls(StoreCall::Renew));
 }
 
-/// A store whose renewals meet a row that an open transaction holds.
-struct HeldRow(MemoryAdapter, AtomicUsize);
-
-impl DedupAdapter for HeldRow {
-    fn abilities(&self) -> Abilities {
-        self.0.abilities()
-    }
-
-    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
-        self.0.claim(key, terms)
-    }
-
-    fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()> {
-        self.0.release(key, terms)
-    }
-
-    fn renew<'a>(&'a self, _: &'a DedupKey, _: &'a CallTerms) -> StoreFuture<'a, RenewReply> {
-        self.1.fetch_add(1, Ordering::Relaxed);
-        Box::pin(async { Ok(RenewReply::Locked) })
-    }
-
-    fn complete<'a>(
-        &'a self,
-        key: &'a DedupKey,
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, CompleteReply> {
-        self.0.complete(key, terms)
-    }
-}
-
 /// A held row is no lost lease. It is asked again at a twelfth of the lease, because it may be free by then.
 #[tokio::test(start_paused = true)]
 async fn lease_of_a_held_row_is_not_lost_and_is_renewed_again_soon() {
-    let store = Arc::new(HeldRow(MemoryAdapter::new(), AtomicUsize::new(0)));
+    let renewals = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&renewals);
+    let mut store = Hooked::default().before(StoreCall::Renew, move |_, _| {
+        count.fetch_add(1, Ordering::Relaxed);
+        async { Ok(()) }
+    });
+    store.is_held = true;
     let handler = Handler::default();
     handler.hold();
-    let layer = DedupLayer::new(by_header(), Arc::clone(&store)).lease(Duration::from_secs(12));
+    let layer = DedupLayer::new(by_header(), store).lease(Duration::from_secs(12));
     let run = spawn_send(&layer.layer(handler.service()), request("a"));
     handler.running(1).await;
     tokio::time::sleep(Duration::from_millis(6_500)).await;
     // At 4, 5 and 6 s.
-    assert_eq!(store.1.load(Ordering::Relaxed), 3);
+    assert_eq!(renewals.load(Ordering::Relaxed), 3);
     assert!(!handler.last().lease_lost());
     handler.release();
     assert_eq!(run.await.unwrap(), 200);
@@ -292,7 +265,7 @@ async fn handler_that_blocks_its_thread_keeps_its_lease() {
             Ok::<_, std::convert::Infallible>(http::Response::new(crate::support::Body::default()))
         }
     });
-    let service = lease(&store).lease(Duration::from_millis(300)).layer(blocking);
+    let service = lease(&store).lease(Duration::from_millis(900)).layer(blocking);
     let run = spawn_send(&service, request("a"));
     until(|| store.calls(StoreCall::Renew) >= 3).await;
     let minute = Duration::from_secs(60);
@@ -406,37 +379,22 @@ async fn retry_during_a_release_is_never_200() {
     assert_eq!(handler.runs(), 1);
 }
 
-/// A store whose claims lose their replies, and whose first releases fail.
-struct FailsReleases {
-    store: Arc<MemoryAdapter>,
-    kind: StoreErrorKind,
-    releases: AtomicUsize,
+/// Sends one delivery to a layer of each ledger. Returns its status, and the layer's handle.
+async fn delivered<A: DedupAdapter>(store: &Arc<A>, on_arrival: bool) -> (u16, DedupHandle) {
+    let handler = Handler::default();
+    let (answer, handle) = if on_arrival {
+        let layer = DedupLayer::on_arrival(by_header(), Arc::clone(store)).store_timeout(SOON);
+        (send(&layer.clone().layer(handler.service()), request("a")).await, layer.handle())
+    } else {
+        let layer = DedupLayer::new(by_header(), Arc::clone(store)).store_timeout(SOON);
+        let layer = layer.lease(SOON);
+        (send(&layer.clone().layer(handler.service()), request("a")).await, layer.handle())
+    };
+    (answer.status().as_u16(), handle)
 }
 
 /// How many releases fail: the delivery's own one, and repetitions.
 const FAILED_RELEASES: usize = 4;
-
-impl DedupAdapter for FailsReleases {
-    fn abilities(&self) -> Abilities {
-        self.store.abilities()
-    }
-
-    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
-        Box::pin(async {
-            self.store.claim(key, terms).await?;
-            Err(StoreError::new(StoreErrorKind::Unavailable, "claiming keys"))
-        })
-    }
-
-    fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()> {
-        Box::pin(async {
-            if self.releases.fetch_add(1, Ordering::SeqCst) < FAILED_RELEASES {
-                return Err(StoreError::new(self.kind, "releasing keys"));
-            }
-            self.store.release(key, terms).await
-        })
-    }
-}
 
 /// The error may be that of a pooler, which is right the next time. Only a store that has no releases stays so.
 #[tokio::test(start_paused = true)]
@@ -453,22 +411,21 @@ async fn release_is_repeated_after_every_error_but_unsupported() {
         StoreErrorKind::Unsupported,
     ] {
         for on_arrival in [true, false] {
-            let store = Arc::new(MemoryAdapter::new());
-            let fails = FailsReleases { store: Arc::clone(&store), kind, releases: 0.into() };
-            let fails = Arc::new(fails);
-            let (status, handle) = if on_arrival {
-                let layer = DedupLayer::on_arrival(by_header(), Arc::clone(&fails));
-                let service = layer.clone().layer(Handler::default().service());
-                (send(&service, request("a")).await.status(), layer.handle())
-            } else {
-                let layer = DedupLayer::new(by_header(), Arc::clone(&fails));
-                let service = layer.clone().layer(Handler::default().service());
-                (send(&service, request("a")).await.status(), layer.handle())
-            };
+            let releases = Arc::new(AtomicUsize::new(0));
+            let count = Arc::clone(&releases);
+            let store = Hooked::default().before(StoreCall::Release, move |_, _| {
+                let is_refused = count.fetch_add(1, Ordering::SeqCst) < FAILED_RELEASES;
+                let refused = is_refused.then(|| StoreError::new(kind, "releasing keys"));
+                async { refused.map_or(Ok(()), Err) }
+            });
+            let lost = async || Err(StoreError::new(StoreErrorKind::Unavailable, "claiming keys"));
+            let store = Arc::new(store.after(StoreCall::Claim, move |_, _| lost()));
+            let (status, handle) = delivered(&store, on_arrival).await;
             assert_eq!(status, 503);
             handle.drain().await;
-            let state = store.get(&dedup_key("a")).await.unwrap().map(|entry| entry.state);
-            let releases = fails.releases.load(Ordering::SeqCst);
+            let entry = store.store.get(&dedup_key("a")).await.unwrap();
+            let state = entry.map(|entry| entry.state);
+            let releases = releases.load(Ordering::SeqCst);
             if kind == StoreErrorKind::Unsupported {
                 assert_eq!(releases, 1, "{kind:?} {on_arrival}");
             } else {
@@ -488,15 +445,7 @@ async fn release_is_repeated_for_ten_minutes() {
             let store = store();
             store.set(StoreCall::Claim, Fault::LoseReply);
             store.set(StoreCall::Release, Fault::Fail);
-            let (status, handle) = if on_arrival {
-                let layer = arrival(&store);
-                let service = layer.clone().layer(Handler::default().service());
-                (send(&service, request("a")).await.status(), layer.handle())
-            } else {
-                let layer = lease(&store).lease(SOON);
-                let service = layer.clone().layer(Handler::default().service());
-                (send(&service, request("a")).await.status(), layer.handle())
-            };
+            let (status, handle) = delivered(&store, on_arrival).await;
             assert_eq!(status, 503);
             tokio::time::sleep(Duration::from_secs(60 * minutes)).await;
             assert_eq!(handle.pending_writes(), usize::from(is_released), "{on_arrival}");
@@ -619,42 +568,6 @@ async fn pending_writes_are_bounded() {
     assert_eq!(handle.running(), 0);
     store.set_all(Fault::None);
     assert_eq!(send(&service, request("a")).await.status(), 200);
-}
-
-/// The task of SQL adapters goes on after errors, hangs and panics.
-#[tokio::test(start_paused = true)]
-async fn purger_goes_on_after_the_store_fails() {
-    let store = store();
-    for id in 0..250 {
-        let brief = CallTerms::on_claim(Token::random(), Duration::from_secs(3_600));
-        let keys = dedup_key(&id.to_string());
-        store.claim(&keys, &brief).await.unwrap();
-    }
-    store.get_ref().advance(Duration::from_secs(7_200));
-    store.set(StoreCall::Purge, Fault::Fail);
-    let purging = Purging::new().every(Duration::from_millis(5)).keys_per_statement(100);
-    let purger = tokio::spawn(purge(purging, Arc::clone(&store)));
-    for fault in [Fault::Panic, Fault::Hang, Fault::Fail] {
-        let calls = store.calls(StoreCall::Purge);
-        // A statement that hangs ends after 30 s.
-        let goes_on = async {
-            while store.calls(StoreCall::Purge) <= calls + 1 {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(100), goes_on).await.expect("a further call");
-        store.set(StoreCall::Purge, fault);
-    }
-    let left = rows(&store).await;
-    assert!(left > 100, "{left}");
-    store.set(StoreCall::Purge, Fault::None);
-    let emptied = async {
-        while rows(&store).await > 0 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(100), emptied).await.expect("purged");
-    purger.abort();
 }
 
 /// *Completed* about an event that never ran would end the search for it.
