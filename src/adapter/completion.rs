@@ -125,7 +125,8 @@ impl Completion {
         &self.sql
     }
 
-    /// Returns the value of the parameter, a text: `$1` on Postgres, `?1` on SQLite.
+    /// Returns the value of the parameter, a text: `$1` on Postgres, `?1` on SQLite; that of a store of your own is as
+    /// its database writes it.
     #[must_use]
     pub fn parameter(&self) -> &str {
         &self.parameter

@@ -230,8 +230,14 @@ pub trait DedupAdapter: Send + Sync + 'static {
     ///
     /// The statement writes the row of each key, whoever holds its lease, and takes the token of the terms. It fails if
     /// a key is complete already or has no row: the first COMMIT wins. A row that has expired begins a new retention.
-    /// Without keys, it completes nothing and succeeds. With a `mark`, it fails unless the transaction has this mark,
-    /// which [`Delivery::begin`](crate::Delivery::begin) sets.
+    /// Without keys, it completes nothing and succeeds.
+    ///
+    /// If the terms fetch responses and bring none, the layer adds it by [`complete`](Self::complete) with the same
+    /// token, which then replies [`Held`](CompleteReply::Held). Until then, and for as long as the lease lives, the key
+    /// is [`InFlight`](ClaimReply::InFlight) for claims that fetch responses.
+    ///
+    /// `mark` is for the stores of this crate, whose transactions [`Delivery::begin`](crate::Delivery::begin) begins and
+    /// marks. Another store ignores it: `begin` refuses that store in any case.
     ///
     /// # Errors
     ///

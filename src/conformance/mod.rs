@@ -256,6 +256,7 @@ macro_rules! conformance_suite {
                 first_commit_wins_in_every_state,
                 complete_or_missing_row_refuses_all,
                 rollback_leaves_every_row_as_it_was,
+                response_commits_with_the_key_or_follows,
                 transactions_that_race_complete_once,
             }
         }

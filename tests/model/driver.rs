@@ -4,17 +4,19 @@ use std::fmt::Debug;
 use std::time::{Duration, SystemTime};
 
 use futures_util::future::try_join_all;
-use tower_dedup::DedupKey;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, Fetch, StoredData, Token};
 use tower_dedup::adapter::inspect::{Entry, KeyState, MaintenanceAdapter, PURGE_GRACE};
+use tower_dedup::{DedupKey, StoreError, StoreErrorKind};
 
 use super::call::{Call, FOR_EVER, Terms};
 use super::contract::{Reply, State};
-use super::support::{claim_all, complete_all, release_all};
+use super::support::{complete_all, release_all};
 
 /// A schedule runs for less than one step, so the model needs no times between two steps. A purge
 /// spares an expired key for one step.
 pub(crate) const STEP: Duration = PURGE_GRACE;
+
+const MOST_TRIES: usize = 20;
 
 /// The reply to a call.
 #[derive(Debug)]
@@ -36,7 +38,7 @@ pub(crate) async fn execute<A: MaintenanceAdapter>(
         Call::ClaimAtOnce(places, terms) => {
             let keys = keys(places);
             let terms = at_once(&keys, *terms);
-            let claimed = claim_all(adapter, &keys, &terms).await.map_err(text)?;
+            let claimed = claims(adapter, &keys, &terms).await.map_err(text)?;
             (places.clone(), all(claimed, read_claimed))
         }
         Call::ReleaseAtOnce(places, terms) => {
@@ -48,7 +50,7 @@ pub(crate) async fn execute<A: MaintenanceAdapter>(
         Call::Claim(places, terms) => {
             let keys = keys(places);
             let terms = call_terms(&keys, *terms);
-            let claimed = claim_all(adapter, &keys, &terms).await.map_err(text)?;
+            let claimed = claims(adapter, &keys, &terms).await.map_err(text)?;
             (places.clone(), all(claimed, read_claimed))
         }
         Call::Renew(places, terms) => {
@@ -92,6 +94,25 @@ pub(crate) async fn execute<A: MaintenanceAdapter>(
         return Err(format!("{} replies", replies.len()));
     }
     Ok(Replies::Keys(places.into_iter().zip(replies).collect()))
+}
+
+/// Claims the keys at the same time. A claim that may hold a row which another call holds open is of unknown outcome: it
+/// has written nothing, and is made again.
+async fn claims<A: MaintenanceAdapter>(
+    adapter: &A,
+    keys: &[DedupKey],
+    terms: &CallTerms,
+) -> Result<Vec<ClaimReply>, StoreError> {
+    let claim = async |key| {
+        for _ in 0..MOST_TRIES {
+            match adapter.claim(key, terms).await {
+                Err(error) if error.kind() == StoreErrorKind::Unavailable => {}
+                claimed => return claimed,
+            }
+        }
+        adapter.claim(key, terms).await
+    };
+    try_join_all(keys.iter().map(claim)).await
 }
 
 fn key(place: usize) -> DedupKey {

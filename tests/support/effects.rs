@@ -30,7 +30,8 @@ impl Effects {
         let pool = PgPoolOptions::new().max_connections(2).connect(url).await.unwrap();
         // The numbers come from a sequence, which counts writes that are rolled back too.
         sqlx::raw_sql(
-            "CREATE TABLE effects (run bigserial, id text NOT NULL, takeover bool NOT NULL)",
+            "CREATE TABLE effects \
+             (run bigserial, id text NOT NULL, attempt int8 NOT NULL, takeover bool NOT NULL)",
         )
         .execute(&pool)
         .await
@@ -54,13 +55,13 @@ impl Effects {
         count.fetch_one(&self.0).await.unwrap()
     }
 
-    /// Returns, for each event, whether each of its runs was a takeover.
-    pub(crate) async fn all(&self) -> HashMap<String, Vec<bool>> {
-        let rows: Vec<(String, bool)> =
-            sqlx::query_as("SELECT id, takeover FROM effects").fetch_all(&self.0).await.unwrap();
-        let mut all: HashMap<String, Vec<bool>> = HashMap::new();
-        for (id, takeover) in rows {
-            all.entry(id).or_default().push(takeover);
+    /// Returns, for each event, its runs by their attempts, and whether each was a takeover.
+    pub(crate) async fn all(&self) -> HashMap<String, Vec<(i64, bool)>> {
+        let all = "SELECT id, attempt, takeover FROM effects ORDER BY attempt, run";
+        let rows: Vec<(String, i64, bool)> = sqlx::query_as(all).fetch_all(&self.0).await.unwrap();
+        let mut all: HashMap<String, Vec<_>> = HashMap::new();
+        for (id, attempt, takeover) in rows {
+            all.entry(id).or_default().push((attempt, takeover));
         }
         all
     }
@@ -84,8 +85,9 @@ impl Effects {
 
 /// Writes the effect of a delivery.
 pub(crate) async fn effect(connection: &mut PgConnection, delivery: &Delivery) -> sqlx::Result<()> {
-    sqlx::query("INSERT INTO effects (id, takeover) VALUES ($1, $2)")
+    sqlx::query("INSERT INTO effects (id, attempt, takeover) VALUES ($1, $2, $3)")
         .bind(delivery.id().to_owned())
+        .bind(i64::from(delivery.attempt()))
         .bind(delivery.is_takeover())
         .execute(connection)
         .await

@@ -8,5 +8,6 @@ mod modes;
 mod postgres;
 mod record_in;
 mod responses;
+mod sqlite;
 #[path = "../support/mod.rs"]
 mod support;

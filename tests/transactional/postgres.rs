@@ -319,7 +319,7 @@ async fn begin_that_is_dropped_leaves_no_transaction_open() {
         });
         assert_eq!(ran.await.unwrap(), RunOutcome::First(()));
         // On the only connection. Inside a transaction that was left open, nobody would commit it.
-        sqlx::query("INSERT INTO effects (id, takeover) VALUES ('alone', false)")
+        sqlx::query("INSERT INTO effects (id, attempt, takeover) VALUES ('alone', 1, false)")
             .execute(&pool)
             .await
             .unwrap();

@@ -1,12 +1,16 @@
 //! Completions in the transaction of a handler.
 
+use std::slice;
 use std::sync::Arc;
 
 use futures_util::future::join_all;
+use http::{HeaderMap, StatusCode};
 
 use super::super::driver::{FIRST, LEASE, RETENTION, SLACK, is_duplicate, key, leased};
 use super::super::store::Transactional;
-use crate::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
+use crate::adapter::contract::{
+    CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, StoredData, StoredResponse, Token,
+};
 use crate::key::DedupKey;
 
 /// Completes these keys in a transaction, and commits it if that succeeds.
@@ -39,17 +43,17 @@ pub async fn first_commit_wins_in_every_state<S: Transactional>(store: S) {
         adapter.release(key, &mine).await.unwrap();
     }
     // A release may leave a row where there was none, and that row has expired.
-    if complete(&store, std::slice::from_ref(&bare), &mine).await {
+    if complete(&store, slice::from_ref(&bare), &mine).await {
         assert!(is_duplicate(&adapter.claim(&bare, &leased()).await.unwrap()));
     }
     for key in [&own, &lapsed, &taken, &released] {
-        assert!(complete(&store, std::slice::from_ref(key), &mine).await, "{key:?}");
+        assert!(complete(&store, slice::from_ref(key), &mine).await, "{key:?}");
         assert!(adapter.is_complete(key, &mine).await.unwrap(), "{key:?}");
         assert!(!adapter.is_complete(key, &other).await.unwrap(), "{key:?}");
         assert!(is_duplicate(&adapter.claim(key, &leased()).await.unwrap()), "{key:?}");
     }
     store.advance(RETENTION + SLACK).await;
-    assert!(complete(&store, std::slice::from_ref(&expired), &mine).await);
+    assert!(complete(&store, slice::from_ref(&expired), &mine).await);
     assert!(is_duplicate(&adapter.claim(&expired, &leased()).await.unwrap()));
 }
 
@@ -64,12 +68,12 @@ pub async fn complete_or_missing_row_refuses_all<S: Transactional>(store: S) {
     for other in [&done, &missing] {
         let mut keys = [own.clone(), other.clone()];
         keys.sort();
-        assert!(!complete(&store, std::slice::from_ref(other), &mine).await, "{other:?}");
+        assert!(!complete(&store, slice::from_ref(other), &mine).await, "{other:?}");
         assert!(!complete(&store, &keys, &mine).await, "{other:?}");
         assert!(!adapter.is_complete(&own, &mine).await.unwrap(), "{other:?}");
     }
     assert!(!adapter.is_complete(&missing, &mine).await.unwrap());
-    let own = std::slice::from_ref(&own);
+    let own = slice::from_ref(&own);
     assert!(complete(&store, own, &mine).await);
     assert!(!complete(&store, own, &mine).await, "the same completion again");
     // Nothing is completed, and nothing is refused.
@@ -99,6 +103,50 @@ pub async fn rollback_leaves_every_row_as_it_was<S: Transactional>(store: S) {
     assert!(complete(&store, &keys, &again).await);
     for key in &keys {
         assert!(adapter.is_complete(key, &again).await.unwrap());
+    }
+}
+
+/// A response commits with the key. Without one, the layer adds it to the complete row by the same token; until then the
+/// event is in flight for claims that fetch responses, while the lease lives, and a duplicate for others. A store that
+/// announces no stored data passes.
+pub async fn response_commits_with_the_key_or_follows<S: Transactional>(store: S) {
+    let adapter = store.adapter();
+    if !adapter.abilities().stored_data {
+        return;
+    }
+    let response = StoredResponse::new(StatusCode::CREATED, HeaderMap::new(), "\0 \u{e9}".into());
+    let response = Arc::new(response);
+    let replays = || leased().with_fetch(Fetch::DigestAndResponse);
+    let stored = |reply: ClaimReply| match reply {
+        ClaimReply::Duplicate(seen) => seen.stored.map(|stored| (*stored).clone()),
+        reply => panic!("a duplicate, but {reply:?}"),
+    };
+    for kind in ["at once", "follows", "never"] {
+        let key = key(kind);
+        let mine = replays().with_payloads([(key.clone(), [7; 32])]);
+        let done = mine.clone().with_response(Arc::clone(&response));
+        adapter.claim(&key, &mine).await.unwrap();
+        let terms = if kind == "at once" { &done } else { &mine };
+        assert!(complete(&store, slice::from_ref(&key), terms).await, "{kind}");
+        if kind != "at once" {
+            let waits = adapter.claim(&key, &replays()).await.unwrap();
+            assert_eq!(waits, ClaimReply::InFlight, "{kind}");
+            assert!(is_duplicate(&adapter.claim(&key, &leased()).await.unwrap()), "{kind}");
+        }
+        match kind {
+            "follows" => {
+                assert_eq!(adapter.complete(&key, &done).await.unwrap(), CompleteReply::Held);
+            }
+            "never" => store.advance(LEASE + SLACK).await,
+            _ => {}
+        }
+        let response = (kind != "never").then(|| Arc::clone(&response));
+        let expected = StoredData::new(Some([7; 32]), response);
+        assert_eq!(
+            stored(adapter.claim(&key, &replays()).await.unwrap()),
+            Some(expected),
+            "{kind}"
+        );
     }
 }
 

@@ -78,8 +78,8 @@ impl<S: RemoteStore> World<S> {
         self.proxy.set(spared, Cut::Late);
         let held = async {
             self.proxy.until_held(spared).await;
-            // A call whose message it is cannot end.
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            // A call whose message it is cannot end. Any other one ends in this time, also on a busy machine.
+            tokio::time::sleep(Duration::from_millis(25)).await;
         };
         tokio::select! {
             biased;

@@ -1,16 +1,11 @@
 //! What a completion does that is executed elsewhere than at the end of a handler's transaction.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::{HeaderMap, StatusCode};
 use sqlx::mysql::MySqlConnection;
 use sqlx::{AssertSqlSafe, Connection, Executor};
 use tower_dedup::DedupKey;
-use tower_dedup::adapter::contract::{
-    CallTerms, ClaimReply, CompleteReply, Completion, DedupAdapter, Fetch, StoredData,
-    StoredResponse, Token,
-};
+use tower_dedup::adapter::contract::{CallTerms, Completion, DedupAdapter, Token};
 use tower_dedup::conformance::Store;
 
 use crate::server::Database;
@@ -97,44 +92,4 @@ async fn completion_needs_no_settings_of_the_session() {
     .await
     .unwrap();
     assert!((500..=601).contains(&expires_in), "{expires_in}");
-}
-
-/// A response commits with the key. Without one, the layer adds it to the complete row; until then the event is in flight
-/// for those that replay it, and a duplicate for others.
-#[tokio::test]
-async fn response_commits_with_the_key_or_follows() {
-    let database = Database::create().await;
-    let (adapter, keys) =
-        (database.adapter(), ["a", "b"].map(|id| DedupKey::new("shop", id).unwrap()));
-    let response = StoredResponse::new(StatusCode::CREATED, HeaderMap::new(), "\0 \u{e9}".into());
-    let response = Arc::new(response);
-    let other = |fetch| {
-        CallTerms::on_completion(Token::random(), Duration::from_secs(600), Duration::from_secs(60))
-            .with_fetch(fetch)
-    };
-    for (key, at_once) in keys.iter().zip([true, false]) {
-        let terms = other(Fetch::DigestAndResponse).with_payloads([(key.clone(), [7; 32])]);
-        let done = terms.clone().with_response(Arc::clone(&response));
-        adapter.claim(key, &terms).await.unwrap();
-        let by = if at_once { &done } else { &terms };
-        let completion = adapter.completion(std::slice::from_ref(key), by, None).unwrap();
-        let mut connection = database.connection().await;
-        connection.execute("BEGIN").await.unwrap();
-        complete(&mut connection, &completion).await.unwrap();
-        connection.execute("COMMIT").await.unwrap();
-        if !at_once {
-            let claimed = adapter.claim(key, &other(Fetch::DigestAndResponse)).await.unwrap();
-            assert_eq!(claimed, ClaimReply::InFlight);
-            let claimed = adapter.claim(key, &other(Fetch::Nothing)).await.unwrap();
-            assert!(matches!(claimed, ClaimReply::Duplicate(_)), "{claimed:?}");
-            assert_eq!(adapter.complete(key, &done).await.unwrap(), CompleteReply::Held);
-        }
-        match adapter.claim(key, &other(Fetch::DigestAndResponse)).await.unwrap() {
-            ClaimReply::Duplicate(seen) => {
-                let stored = StoredData::new(Some([7; 32]), Some(Arc::clone(&response)));
-                assert_eq!(seen.stored.as_deref(), Some(&stored));
-            }
-            claimed => panic!("{claimed:?}"),
-        }
-    }
 }
