@@ -98,23 +98,18 @@ crate::on_ledgers!(
         lease_postgres = OnPostgres,
         transactional_sqlite = InSqlite,
         transactional_postgres = InPostgres,
-        arrival_sqlite = ArrivedInSqlite,
-        arrival_postgres = ArrivedInPostgres,
     ],
     forgotten_event_runs_once_more,
+    forgotten_key_is_enough_for_an_event_with_two_identities,
     type_of_an_event_is_stored,
 );
 
-mod releasing {
-    use super::forgotten_key_is_enough_for_an_event_with_two_identities;
+mod with_one_identity {
+    use super::{forgotten_event_runs_once_more, type_of_an_event_is_stored};
 
     crate::on_ledgers!(
-        [
-            lease_sqlite = OnSqlite,
-            lease_postgres = OnPostgres,
-            transactional_sqlite = InSqlite,
-            transactional_postgres = InPostgres,
-        ],
-        forgotten_key_is_enough_for_an_event_with_two_identities,
+        [arrival_sqlite = ArrivedInSqlite, arrival_postgres = ArrivedInPostgres],
+        forgotten_event_runs_once_more,
+        type_of_an_event_is_stored,
     );
 }
