@@ -10,6 +10,7 @@
 //! 5. A glob import of our own modules hides what is used, so it fails the test.
 //! 6. Types of `sqlx` and `axum_core` appear only in the modules of [`FOREIGN`].
 //! 7. A file has at most 800 lines, in `src`, `tests`, `soak`, `benches`, `examples` and `cli`.
+//! 8. `tests/README.md` names each file of `tests`, and no other.
 //!
 //! Rules 1 to 6 apply to the library as it ships: tests and comments are left out. The command in `cli` is a
 //! package of its own: the compiler lets it use the public API only.
@@ -198,6 +199,24 @@ fn no_file_is_longer_than_800_lines() {
 }
 
 #[track_caller]
+#[test]
+fn map_of_the_tests_names_each_file() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    let mut files = Vec::new();
+    rust_files(&root, &mut files);
+    let files = files.iter().map(|file| file.strip_prefix(&root).unwrap().with_extension(""));
+    let files = files.filter(|file| !file.starts_with("support"));
+    let files = files.filter(|file| !file.ends_with("main") && !file.ends_with("mod"));
+    let files: BTreeSet<_> = files.map(|file| file.to_str().unwrap().to_owned()).collect();
+    let map = fs::read_to_string(root.join("README.md")).unwrap();
+    let (_, map) = map.split_once("## Where is the test").expect("the map");
+    let rows = map.lines().filter(|line| line.starts_with('|'));
+    let named = rows.flat_map(|row| row.rsplit('|').nth(1).unwrap().split('`').skip(1).step_by(2));
+    let named: BTreeSet<_> = named.map(str::to_owned).collect();
+    let wrong: Vec<_> = files.symmetric_difference(&named).collect();
+    assert!(wrong.is_empty(), "named or there, and not both: {wrong:?}");
+}
+
 fn assert_none(faults: &[String]) {
     assert!(faults.is_empty(), "\n{}\n", faults.join("\n"));
 }

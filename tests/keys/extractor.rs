@@ -72,6 +72,9 @@ fn second_identity_has_a_namespace_below_that_of_the_key() {
     let (head, body) = letters(&[("a", "1"), ("b", "")]).into_parts();
     let error = extractor.extract(&RequestRef::new(&head, &Bytes::from(body))).unwrap_err();
     assert_eq!(error.kind(), Empty);
+    // One that equals the key is none.
+    let key = dedup_key("acme", "1");
+    assert_eq!(Event::new(key.clone()).with_second_identity(key).second_identity(), None);
 }
 
 #[test]

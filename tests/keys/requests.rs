@@ -4,7 +4,7 @@
 use bytes::Bytes;
 use http::{HeaderValue, Request};
 use sha2::{Digest, Sha256};
-use tower_dedup::key::{self, Extracted, KeyPart, RequestRef};
+use tower_dedup::key::{Extracted, KeyPart, RequestRef};
 use tower_dedup::{DedupKey, KeyErrorKind};
 
 pub(crate) const FORM: &str = "application/x-www-form-urlencoded";
@@ -65,14 +65,4 @@ pub(crate) fn letters(values: &[(&str, &str)]) -> Request<&'static str> {
 
 pub(crate) fn dedup_key(namespace: &str, id: &str) -> DedupKey {
     DedupKey::new(namespace, id).unwrap()
-}
-
-/// Composes parts with these values.
-pub(crate) fn compose(parts: &[Option<String>]) -> KeyPart {
-    parts
-        .iter()
-        .cloned()
-        .map(|value| key::from_fn(move |_| Ok(value.clone())).optional())
-        .reduce(KeyPart::and)
-        .unwrap()
 }

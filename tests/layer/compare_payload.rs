@@ -1,31 +1,33 @@
 //! One id with two payloads: compared, counted, and refused by choice; on every ledger and store.
 
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, StatusCode};
+use http::{Request, Response, StatusCode};
 use sha2::Digest;
 use sqlx::postgres::PgPoolOptions;
 use tower::Layer;
-use tower_dedup::adapter::contract::{
-    Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, RenewReply, StoreFuture,
-    Token,
-};
+use tower::util::BoxCloneSyncService;
+use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Fetch, Token};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::adapter::{MemoryAdapter, PostgresAdapter};
+use tower_dedup::internals::{self, BeginContext};
 use tower_dedup::key::{self, DedupKey, Event, Extracted, KeyExtractor, Keys};
+use tower_dedup::ledger::Ledger;
 use tower_dedup::testing::{Fault, StoreCall};
-use tower_dedup::{DedupLayer, Mode, OnMismatch, OnUnavailable, Replay, provider};
+use tower_dedup::{
+    DedupHandle, DedupLayer, Mode, OnMismatch, OnUnavailable, Replay, ResponseBody, provider,
+};
 
+use crate::hooked::Hooked;
 use crate::support::ledgers::Setup;
 use crate::support::log::Log;
 use crate::support::postgres::Schema;
-use crate::support::{Body, Handler, by_header, dedup_key, faulty, result, send, stored_data};
-
-fn event(id: &str, body: &'static str) -> Request<Body> {
-    Request::post("/hook").header("webhook-id", id).body(Body::from(body)).unwrap()
-}
+use crate::support::{
+    Body, Faulty, Handler, by_header, dedup_key, event, faulty, result, send, stored_data,
+};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -164,20 +166,29 @@ async fn payload_of_a_failed_handler_is_not_compared() {
     assert_eq!(answer!(&service, event("a", "one")), refused());
 }
 
-/// Chosen values instead of the whole body, for senders that count their attempts in the body.
+/// Chosen values instead of the whole body, for senders that count their attempts in the body. A value that was never
+/// present is equal to itself, whatever the part.
 #[tokio::test]
 async fn only_the_named_parts_are_compared() {
-    let handler = Handler::default();
-    let amount = key::json("/amount").and(key::json("/currency").optional());
-    let service = DedupLayer::new(by_header(), MemoryAdapter::new())
-        .compare_payload(amount, OnMismatch::Refuse)
-        .layer(handler.service());
-    assert_eq!(answer!(&service, event("a", r#"{"amount":5,"attempt":1}"#)), ran());
-    assert_eq!(answer!(&service, event("a", r#"{"attempt":2,"amount":5}"#)), duplicate());
-    assert_eq!(answer!(&service, event("a", r#"{"amount":6,"attempt":3}"#)), refused());
-    // A malformed value cannot be trusted.
-    assert_eq!(answer!(&service, event("b", r#"{"amount":{}}"#)).0, 400);
-    assert_eq!(handler.runs(), 1);
+    let amount = || key::json("/amount");
+    let named = [r#"{"amount":5,"n":1}"#, r#"{"n":2,"amount":5}"#, r#"{"amount":6,"n":3}"#];
+    let absent = ["{}", r#"{"amount":null}"#, r#"{"amount":7}"#];
+    for (part, bodies) in [
+        (amount().and(key::json("/currency").optional()), named),
+        (amount(), absent),
+        (key::header("x-none").or(amount()), absent),
+    ] {
+        let handler = Handler::default();
+        let service = DedupLayer::new(by_header(), MemoryAdapter::new())
+            .compare_payload(part, OnMismatch::Refuse)
+            .layer(handler.service());
+        for (body, expected) in bodies.into_iter().zip([ran(), duplicate(), refused()]) {
+            assert_eq!(answer!(&service, event("a", body)), expected, "{body}");
+        }
+        // A malformed value cannot be trusted.
+        assert_eq!(answer!(&service, event("b", r#"{"amount":{}}"#)).0, 400);
+        assert_eq!(handler.runs(), 1);
+    }
 }
 
 /// Otherwise a request that leaves the amount out would pass for the one with it.
@@ -204,22 +215,6 @@ async fn absent_or_null_value_differs_from_a_present_one() {
     }
     assert_eq!(answer!(&service, event("e", r#"{"amount":null,"other":1}"#)), duplicate());
     assert_eq!(handler.runs(), 5);
-}
-
-/// A value that was never present is equal to itself, whatever the part.
-#[tokio::test]
-async fn absent_values_of_single_parts_are_compared() {
-    for (id, part) in
-        [("a", key::json("/amount")), ("b", key::header("x-none").or(key::json("/amount")))]
-    {
-        let handler = Handler::default();
-        let service = DedupLayer::new(by_header(), MemoryAdapter::new())
-            .compare_payload(part, OnMismatch::Refuse)
-            .layer(handler.service());
-        assert_eq!(answer!(&service, event(id, "{}")), ran());
-        assert_eq!(answer!(&service, event(id, r#"{"amount":null}"#)), duplicate());
-        assert_eq!(answer!(&service, event(id, r#"{"amount":7}"#)), refused());
-    }
 }
 
 /// Keys that were stored before the option was switched on have no digest.
@@ -250,72 +245,76 @@ async fn second_identity_is_not_compared() {
     assert_eq!(handler.runs(), 1);
 }
 
-/// If a store does not return stored data, no event of the delivery stays claimed, complete or
-/// acknowledged.
+/// A layer of either ledger that compares payloads.
+fn comparing(
+    store: &Arc<Faulty<MemoryAdapter>>,
+    on_arrival: bool,
+    open: OnUnavailable,
+    handler: &Handler,
+) -> (BoxCloneSyncService<Request<Body>, Response<ResponseBody<Body>>, Infallible>, DedupHandle) {
+    let (compared, bound) = (key::body_digest(), Duration::from_millis(50));
+    if on_arrival {
+        let layer = DedupLayer::on_arrival(by_word(), Arc::clone(store)).store_timeout(bound);
+        let layer = layer.compare_payload(compared, OnMismatch::Refuse).on_unavailable(open);
+        (BoxCloneSyncService::new(layer.layer(handler.service())), layer.handle())
+    } else {
+        let layer = DedupLayer::new(by_word(), Arc::clone(store)).store_timeout(bound);
+        let layer = layer.compare_payload(compared, OnMismatch::Refuse).on_unavailable(open);
+        (BoxCloneSyncService::new(layer.layer(handler.service())), layer.handle())
+    }
+}
+
+/// If a store does not return stored data, no event of the delivery stays claimed, complete or acknowledged.
 #[tokio::test(start_paused = true)]
 async fn store_that_does_not_return_stored_data_releases_the_new_events() {
     for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply, Fault::ExecuteAndFail] {
-        let (store, handler) = (faulty(MemoryAdapter::new()), Handler::default());
-        let known = CallTerms::on_claim(Token::random(), DAY);
-        store.complete(&dedup_key("known"), &known).await.unwrap();
-        store.set(StoreCall::Fetch, fault);
-        let bound = Duration::from_millis(50);
-        let lease = DedupLayer::new(by_word(), Arc::clone(&store))
-            .compare_payload(key::body_digest(), OnMismatch::Refuse)
-            .store_timeout(bound);
-        let handle = lease.handle();
-        let service = lease.layer(handler.service());
-        assert_eq!(answer!(&service, words("known=1 new=1")).0, 503, "{fault:?}");
-        handle.drain().await;
-        let entry = store.get(&dedup_key("new")).await.unwrap();
-        if matches!(fault, Fault::LoseReply | Fault::ExecuteAndFail) {
-            assert_eq!(entry.unwrap().state, KeyState::Released, "{fault:?}");
-        } else {
-            assert_eq!(entry, None, "{fault:?}");
+        for on_arrival in [false, true] {
+            let (store, handler) = (faulty(MemoryAdapter::new()), Handler::default());
+            let known = CallTerms::on_claim(Token::random(), DAY);
+            store.complete(&dedup_key("known"), &known).await.unwrap();
+            store.set(StoreCall::Fetch, fault);
+            let (service, handle) =
+                comparing(&store, on_arrival, OnUnavailable::FailClosed, &handler);
+            assert_eq!(answer!(&service, words("known=1 new=1")).0, 503, "{fault:?}");
+            handle.drain().await;
+            let state = store.get(&dedup_key("new")).await.unwrap().map(|entry| entry.state);
+            let is_executed = matches!(fault, Fault::LoseReply | Fault::ExecuteAndFail);
+            // On arrival, a released key is new.
+            let released = (is_executed && !on_arrival).then_some(KeyState::Released);
+            assert_eq!((state, handler.runs()), (released, 0), "{fault:?} {on_arrival}");
+            store.set(StoreCall::Fetch, Fault::None);
+            assert_eq!(answer!(&service, words("known=1 new=1")), ran());
         }
-
-        let arrival = DedupLayer::on_arrival(by_word(), Arc::clone(&store))
-            .compare_payload(key::body_digest(), OnMismatch::Refuse)
-            .store_timeout(bound);
-        let handle = arrival.handle();
-        let service = arrival.layer(handler.service());
-        assert_eq!(answer!(&service, words("known=1 fresh=1")).0, 503, "{fault:?}");
-        handle.drain().await;
-        assert_eq!(store.get(&dedup_key("fresh")).await.unwrap(), None, "{fault:?}");
-        assert_eq!(handler.runs(), 0);
-        store.set(StoreCall::Fetch, Fault::None);
-        assert_eq!(answer!(&service, words("known=1 fresh=1")), ran());
     }
 }
 
 /// The store did reply: the event may be a duplicate, so a layer that fails open does not run it.
 #[tokio::test(start_paused = true)]
 async fn unreadable_stored_data_is_503_even_if_the_layer_fails_open() {
-    let (store, handler) = (faulty(MemoryAdapter::new()), Handler::default());
-    let known = CallTerms::on_claim(Token::random(), DAY);
-    store.complete(&dedup_key("known"), &known).await.unwrap();
-    store.set(StoreCall::Fetch, Fault::ExecuteAndFail);
-    let lease = DedupLayer::new(by_word(), Arc::clone(&store))
-        .compare_payload(key::body_digest(), OnMismatch::Refuse)
-        .on_unavailable(OnUnavailable::FailOpen)
-        .layer(handler.service());
-    assert_eq!(answer!(&lease, words("known=1")).0, 503);
-    let arrival = DedupLayer::on_arrival(by_word(), Arc::clone(&store))
-        .compare_payload(key::body_digest(), OnMismatch::Refuse)
-        .on_unavailable(OnUnavailable::FailOpen)
-        .layer(handler.service());
-    assert_eq!(answer!(&arrival, words("known=1")).0, 503);
-    assert_eq!(handler.runs(), 0);
-    store.set(StoreCall::Fetch, Fault::Fail);
-    assert_eq!(answer!(&lease, words("known=1")).0, 200);
-    assert_eq!(handler.runs(), 1);
+    for on_arrival in [false, true] {
+        let (store, handler) = (faulty(MemoryAdapter::new()), Handler::default());
+        let known = CallTerms::on_claim(Token::random(), DAY);
+        store.complete(&dedup_key("known"), &known).await.unwrap();
+        let (service, _) = comparing(&store, on_arrival, OnUnavailable::FailOpen, &handler);
+        for (fault, status, runs) in [(Fault::ExecuteAndFail, 503, 0), (Fault::Fail, 200, 1)] {
+            store.set(StoreCall::Fetch, fault);
+            assert_eq!(answer!(&service, words("known=1")).0, status);
+            assert_eq!(handler.runs(), runs, "{on_arrival}");
+        }
+    }
 }
 
 /// Responses are large, and a request may carry thousands of keys: a claim reads them only if one
 /// of them is the answer.
 #[tokio::test]
 async fn responses_are_read_only_for_replay() {
-    let store = Arc::new(RecordsFetches::default());
+    let fetched = Arc::<Mutex<Vec<Fetch>>>::default();
+    let noted = Arc::clone(&fetched);
+    let store = Arc::new(Hooked::default().before(StoreCall::Claim, move |_, terms| {
+        noted.lock().unwrap().push(terms.fetch());
+        async { Ok(()) }
+    }));
+    let fetched = || std::mem::take(&mut *fetched.lock().unwrap());
     let handler = Handler::default();
     let lease = DedupLayer::new(by_word(), Arc::clone(&store))
         .compare_payload(key::body_digest(), OnMismatch::Refuse)
@@ -325,98 +324,45 @@ async fn responses_are_read_only_for_replay() {
     }
     assert_eq!(answer!(&lease, words("a=1 b=1")), ran());
     assert_eq!(answer!(&lease, words("a=1 b=1")), duplicate());
-    assert_eq!(store.fetched(), [Fetch::Digest; 7]);
+    assert_eq!(fetched(), [Fetch::Digest; 7]);
 
     let arrival = DedupLayer::on_arrival(by_word(), Arc::clone(&store))
         .compare_payload(key::body_digest(), OnMismatch::Refuse)
         .layer(handler.service());
     assert_eq!(answer!(&arrival, words("a=1")), duplicate());
     assert_eq!(answer!(&arrival, words("a=1 c=1")), ran());
-    assert_eq!(store.fetched(), [Fetch::Digest; 3]);
+    assert_eq!(fetched(), [Fetch::Digest; 3]);
 
     // Only the response to a single event is replayed; a multi-event delivery has none.
     let replaying = DedupLayer::new(by_word(), Arc::clone(&store))
         .replay(Replay::new())
         .layer(handler.service());
     assert_eq!(answer!(&replaying, words("a=1")), duplicate());
-    assert_eq!(store.fetched(), [Fetch::DigestAndResponse]);
+    assert_eq!(fetched(), [Fetch::DigestAndResponse]);
     assert_eq!(answer!(&replaying, words("a=1 b=1")), duplicate());
-    assert_eq!(store.fetched(), [Fetch::Digest; 2]);
-}
-
-/// A store that remembers the stored data that its claims fetch.
-#[derive(Default)]
-struct RecordsFetches {
-    inner: MemoryAdapter,
-    fetched: Mutex<Vec<Fetch>>,
-}
-
-impl RecordsFetches {
-    /// Returns what the claims since the last call have fetched.
-    fn fetched(&self) -> Vec<Fetch> {
-        std::mem::take(&mut self.fetched.lock().unwrap())
-    }
-}
-
-impl DedupAdapter for RecordsFetches {
-    fn abilities(&self) -> Abilities {
-        self.inner.abilities()
-    }
-
-    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
-        self.fetched.lock().unwrap().push(terms.fetch());
-        self.inner.claim(key, terms)
-    }
-
-    fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()> {
-        self.inner.release(key, terms)
-    }
-
-    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, RenewReply> {
-        self.inner.renew(key, terms)
-    }
-
-    fn complete<'a>(
-        &'a self,
-        key: &'a DedupKey,
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, CompleteReply> {
-        self.inner.complete(key, terms)
-    }
+    assert_eq!(fetched(), [Fetch::Digest; 2]);
 }
 
 /// The caller of a `Deduplicator` may drop the future while the store replies.
 #[tokio::test(start_paused = true)]
 async fn delivery_dropped_while_it_reads_stored_data_leaves_nothing_behind() {
-    use tower_dedup::internals::{self, BeginContext};
-    use tower_dedup::ledger::Ledger;
+    async fn dropped<L: Ledger>(ledger: Arc<L>, new: &str) {
+        let events = ["known", new].map(|id| Event::new(dedup_key(id)));
+        let keys = Keys::new(events.to_vec()).unwrap();
+        let mut context = BeginContext::new(DAY, DAY, Duration::from_secs(1));
+        context.terms = context.terms.with_fetch(Fetch::Digest);
+        let begun = tokio::time::timeout(Duration::from_millis(50), ledger.begin(&keys, &context));
+        assert!(begun.await.is_err());
+        ledger.pending_writes().drain().await;
+    }
     let store = faulty(MemoryAdapter::new());
     let known = CallTerms::on_claim(Token::random(), DAY);
     store.complete(&dedup_key("known"), &known).await.unwrap();
     store.set(StoreCall::Fetch, Fault::LoseReply);
-    let keys =
-        |new| Keys::new(["known", new].map(|id| Event::new(dedup_key(id))).to_vec()).unwrap();
-    let minute = Duration::from_secs(60);
-    let context = || {
-        let mut context = BeginContext::new(DAY, minute, Duration::from_secs(1));
-        context.terms = context.terms.with_fetch(Fetch::Digest);
-        context
-    };
-    let lease = internals::lease(Arc::clone(&store));
-    let claimed = keys("claimed");
-    let terms = context();
-    let begun = tokio::time::timeout(Duration::from_millis(50), lease.begin(&claimed, &terms));
-    assert!(begun.await.is_err());
-    lease.pending_writes().drain().await;
+    dropped(internals::lease(Arc::clone(&store)), "claimed").await;
     let entry = store.get(&dedup_key("claimed")).await.unwrap();
     assert_eq!(entry.unwrap().state, KeyState::Released);
-
-    let arrival = internals::on_arrival(Arc::clone(&store));
-    let recorded = keys("recorded");
-    let terms = context();
-    let begun = tokio::time::timeout(Duration::from_millis(50), arrival.begin(&recorded, &terms));
-    assert!(begun.await.is_err());
-    arrival.pending_writes().drain().await;
+    dropped(internals::on_arrival(Arc::clone(&store)), "recorded").await;
     assert_eq!(store.get(&dedup_key("recorded")).await.unwrap(), None);
 }
 

@@ -16,6 +16,7 @@ use tower_dedup::ledger::{Lease, Ledger};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{Deduplicator, Delivery, OnUnavailable, RunError, RunOutcome};
 
+use crate::metrics::work;
 use crate::support::log::Log;
 use crate::support::{Faulty, dedup_key, faulty, polled, until};
 
@@ -48,56 +49,32 @@ fn assert_runs(ran: &RunOutcome<Delivery>) {
 }
 
 #[tokio::test]
-async fn deduplicator_dropped_while_claiming_frees_its_key() {
-    let store = store();
-    let worker = worker(&store);
-    store.set(StoreCall::Claim, Fault::LoseReply);
-    let ran = polled(delivery_of(&worker, "a"), 1, false).await;
-    assert!(ran.is_none());
-    store.set(StoreCall::Claim, Fault::None);
-    drained(&worker).await;
-    assert_runs(&delivery_of(&worker, "a").await);
-}
-
-#[tokio::test]
-async fn deduplicator_dropped_while_its_work_runs_frees_its_key() {
-    let store = store();
-    let worker = worker(&store);
-    let key = dedup_key("a");
-    let run = worker.run(&key, async |_| pending::<Result<(), ()>>().await);
-    assert!(polled(run, 2, false).await.is_none());
-    drained(&worker).await;
-    assert_runs(&delivery_of(&worker, "a").await);
-}
-
-#[tokio::test]
-async fn deduplicator_dropped_while_completing_completes_its_key() {
-    for fault in [Fault::Hang, Fault::LoseReply] {
-        let store = store();
+async fn deduplicator_dropped_at_any_moment_completes_or_frees_its_key() {
+    use StoreCall::{Claim, Complete, Release};
+    for (call, fault, polls, way, completes) in [
+        (Claim, Fault::LoseReply, 1, "", false),
+        (Claim, Fault::None, 2, "hangs", false),
+        (Complete, Fault::Hang, 2, "", true),
+        (Complete, Fault::LoseReply, 2, "", true),
+        (Release, Fault::Hang, 2, "fails", false),
+    ] {
+        let (store, key) = (store(), dedup_key("a"));
         let worker = worker(&store);
-        store.set(StoreCall::Complete, fault);
-        assert!(polled(delivery_of(&worker, "a"), 2, false).await.is_none());
-        assert_eq!(store.calls(StoreCall::Complete), 1);
-        assert!(matches!(delivery_of(&worker, "a").await, RunOutcome::Duplicate(_)), "{fault:?}");
-        store.set(StoreCall::Complete, Fault::None);
+        store.set(call, fault);
+        let run = worker.run(&key, async |_| work(way).await);
+        assert!(polled(run, polls, false).await.is_none(), "{call:?} {fault:?}");
+        assert_eq!(store.calls(call), 1);
+        if completes {
+            assert!(matches!(delivery_of(&worker, "a").await, RunOutcome::Duplicate(_)));
+        }
+        store.set(call, Fault::None);
         drained(&worker).await;
-        let entry = store.get(&dedup_key("a")).await.unwrap().unwrap();
-        assert!(matches!(entry.state, KeyState::Complete), "{entry:?}");
+        let state = store.get(&key).await.unwrap().unwrap().state;
+        assert_eq!(matches!(state, KeyState::Complete), completes, "{call:?} {fault:?}");
+        if !completes {
+            assert_runs(&delivery_of(&worker, "a").await);
+        }
     }
-}
-
-#[tokio::test]
-async fn deduplicator_dropped_while_releasing_frees_its_key() {
-    let store = store();
-    let worker = worker(&store);
-    store.set(StoreCall::Release, Fault::Hang);
-    let key = dedup_key("a");
-    let run = worker.run(&key, async |_| Err::<(), _>("it fails"));
-    assert!(polled(run, 2, false).await.is_none());
-    assert_eq!(store.calls(StoreCall::Release), 1);
-    store.set(StoreCall::Release, Fault::None);
-    drained(&worker).await;
-    assert_runs(&delivery_of(&worker, "a").await);
 }
 
 #[tokio::test]

@@ -101,7 +101,7 @@ async fn success_is_what_the_policy_says() {
 }
 
 /// A delivery that arrives while the first one runs never gets 200 before the first has succeeded.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn duplicate_of_a_run_that_fails_is_never_200() {
     for policy in [OnInFlight::Reject, OnInFlight::Wait(Duration::from_millis(100))] {
         let handler = Handler::default().then(500);
@@ -158,7 +158,7 @@ async fn waiting_duplicate_is_answered_by_the_end_of_the_first_run() {
 }
 
 /// Two layers stand for two processes: no one wakes the waiting delivery, so it polls the store.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn waiting_duplicate_in_another_process_polls_the_store() {
     let (adapter, handler) = (memory(), Handler::default());
     handler.hold();

@@ -8,20 +8,17 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tower::Layer;
 use tower_dedup::adapter::MemoryAdapter;
-use tower_dedup::adapter::Purging;
-use tower_dedup::adapter::contract::{
-    Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, StoreFuture, Token,
-};
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
-use tower_dedup::internals::purge;
 use tower_dedup::ledger::OnArrival;
 use tower_dedup::testing::{Fault, StoreCall};
-use tower_dedup::{DedupKey, DedupLayer, OnUnavailable, StoreError, StoreErrorKind};
+use tower_dedup::{DedupHandle, DedupLayer, OnUnavailable, StoreError, StoreErrorKind};
 
+use crate::hooked::Hooked;
 use crate::support::log::Log;
 use crate::support::{
-    Faulty, Handler, answered, by_header, dedup_key, faulty, request, result, rows, send,
-    spawn_send, until,
+    Faulty, Handler, answered, by_header, dedup_key, faulty, request, result, send, spawn_send,
+    until,
 };
 
 type FaultyStore = Arc<Faulty<MemoryAdapter>>;
@@ -55,7 +52,30 @@ async fn becomes_complete(store: &FaultyStore, id: &str) {
     panic!("{id} did not become complete");
 }
 
-#[tokio::test]
+/// The reply of a claim comes after its lease, in which another delivery has run the event.
+#[tokio::test(start_paused = true)]
+async fn run_never_begins_after_its_lease() {
+    let ms = Duration::from_millis;
+    let claims = AtomicUsize::new(0);
+    let store = Hooked::default().after(StoreCall::Claim, move |_, _| {
+        let is_late = claims.fetch_add(1, Ordering::SeqCst) == 0;
+        async move {
+            tokio::time::sleep(if is_late { ms(1_800) } else { ms(1) }).await;
+            Ok(())
+        }
+    });
+    let handler = Handler::default();
+    let layer = DedupLayer::new(by_header(), Arc::new(store)).lease(ms(1_000));
+    let service = layer.layer(handler.service());
+    let first = spawn_send(&service, request("a"));
+    tokio::time::sleep(ms(1_200)).await;
+    assert_eq!(answered(&send(&service, request("a")).await), (200, None));
+    assert!(handler.last().is_takeover());
+    assert_eq!(first.await.unwrap(), 503);
+    assert_eq!(handler.runs(), 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn store_that_fails_hangs_or_loses_its_reply_is_503_in_time() {
     for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
         let (store, handler) = (store(), Handler::default());
@@ -79,7 +99,7 @@ async fn store_that_fails_hangs_or_loses_its_reply_is_503_in_time() {
 
 /// The store executed a claim, and its reply was lost. The layer releases the claim
 /// by its token. The retry runs before the lease of 60 s lapses.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn claim_whose_reply_was_lost_does_not_block_its_key() {
     let (store, handler) = (store(), Handler::default());
     let layer = lease(&store).on_in_flight(tower_dedup::OnInFlight::Reject);
@@ -96,7 +116,7 @@ async fn claim_whose_reply_was_lost_does_not_block_its_key() {
 
 /// An on-arrival claim is released if its sender got 503. Otherwise the retry would be a duplicate
 /// of a run that never happened.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn on_arrival_claim_whose_reply_was_lost_does_not_lose_its_event() {
     let (store, handler) = (store(), Handler::default());
     let layer = arrival(&store);
@@ -145,7 +165,7 @@ async fn success_is_answered_even_if_the_store_goes_away() {
 }
 
 /// On arrival the key is complete already: a later fault of the store changes nothing.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn on_arrival_store_gets_no_call_after_the_handler() {
     for (status, fault) in [(200, Fault::Fail), (200, Fault::Hang), (500, Fault::Hang)] {
         let (store, handler) = (store(), Handler::default().then(status));
@@ -163,7 +183,7 @@ async fn on_arrival_store_gets_no_call_after_the_handler() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn release_that_fails_is_repeated_until_the_key_is_free() {
     for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
         let (store, handler) = (store(), Handler::default().then(500));
@@ -181,7 +201,7 @@ async fn release_that_fails_is_repeated_until_the_key_is_free() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn fail_open_runs_unprotected_and_completes_when_the_store_is_back() {
     for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
         let (store, handler) = (store(), Handler::default());
@@ -232,48 +252,24 @@ async fn handler_that_outlives_its_lease_keeps_it() {
     assert!(store.calls(StoreCall::Renew) >= 4, "{}", store.calls(StoreCall::Renew));
 }
 
-/// A store whose renewals meet a row that an open transaction holds.
-struct HeldRow(MemoryAdapter, AtomicUsize);
-
-impl DedupAdapter for HeldRow {
-    fn abilities(&self) -> Abilities {
-        self.0.abilities()
-    }
-
-    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
-        self.0.claim(key, terms)
-    }
-
-    fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()> {
-        self.0.release(key, terms)
-    }
-
-    fn renew<'a>(&'a self, _: &'a DedupKey, _: &'a CallTerms) -> StoreFuture<'a, RenewReply> {
-        self.1.fetch_add(1, Ordering::Relaxed);
-        Box::pin(async { Ok(RenewReply::Locked) })
-    }
-
-    fn complete<'a>(
-        &'a self,
-        key: &'a DedupKey,
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, CompleteReply> {
-        self.0.complete(key, terms)
-    }
-}
-
 /// A held row is no lost lease. It is asked again at a twelfth of the lease, because it may be free by then.
 #[tokio::test(start_paused = true)]
 async fn lease_of_a_held_row_is_not_lost_and_is_renewed_again_soon() {
-    let store = Arc::new(HeldRow(MemoryAdapter::new(), AtomicUsize::new(0)));
+    let renewals = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&renewals);
+    let mut store = Hooked::default().before(StoreCall::Renew, move |_, _| {
+        count.fetch_add(1, Ordering::Relaxed);
+        async { Ok(()) }
+    });
+    store.is_held = true;
     let handler = Handler::default();
     handler.hold();
-    let layer = DedupLayer::new(by_header(), Arc::clone(&store)).lease(Duration::from_secs(12));
+    let layer = DedupLayer::new(by_header(), store).lease(Duration::from_secs(12));
     let run = spawn_send(&layer.layer(handler.service()), request("a"));
     handler.running(1).await;
     tokio::time::sleep(Duration::from_millis(6_500)).await;
     // At 4, 5 and 6 s.
-    assert_eq!(store.1.load(Ordering::Relaxed), 3);
+    assert_eq!(renewals.load(Ordering::Relaxed), 3);
     assert!(!handler.last().lease_lost());
     handler.release();
     assert_eq!(run.await.unwrap(), 200);
@@ -292,7 +288,7 @@ async fn handler_that_blocks_its_thread_keeps_its_lease() {
             Ok::<_, std::convert::Infallible>(http::Response::new(crate::support::Body::default()))
         }
     });
-    let service = lease(&store).lease(Duration::from_millis(300)).layer(blocking);
+    let service = lease(&store).lease(Duration::from_millis(900)).layer(blocking);
     let run = spawn_send(&service, request("a"));
     until(|| store.calls(StoreCall::Renew) >= 3).await;
     let minute = Duration::from_secs(60);
@@ -328,7 +324,7 @@ fn blocked_runtime_delays_no_renewal_of_another_runtime() {
 
 /// A handler can see that its lease is lost. Its success is stored nevertheless. Its failure
 /// releases nothing.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn lost_lease_is_reported_and_undoes_nothing() {
     for status in [200, 500] {
         let (store, handler) = (store(), Handler::default().then(status));
@@ -363,7 +359,7 @@ async fn lost_lease_is_reported_and_undoes_nothing() {
 }
 
 /// A store that panics counts as a store that fails: no success is lost.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn adapter_that_panics_is_a_store_that_fails() {
     let (store, handler) = (store(), Handler::default());
     let layer = lease(&store).lease(Duration::from_millis(300));
@@ -387,7 +383,7 @@ async fn adapter_that_panics_is_a_store_that_fails() {
 
 /// On arrival, the outcome of a claim is unknown, and its release is pending. A delivery of its
 /// event is not answered as a duplicate, because the handler never ran.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn retry_during_a_release_is_never_200() {
     let (store, handler) = (store(), Handler::default());
     let layer = arrival(&store).on_in_flight(tower_dedup::OnInFlight::Reject);
@@ -406,37 +402,22 @@ async fn retry_during_a_release_is_never_200() {
     assert_eq!(handler.runs(), 1);
 }
 
-/// A store whose claims lose their replies, and whose first releases fail.
-struct FailsReleases {
-    store: Arc<MemoryAdapter>,
-    kind: StoreErrorKind,
-    releases: AtomicUsize,
+/// Sends one delivery to a layer of each ledger. Returns its status, and the layer's handle.
+async fn delivered<A: DedupAdapter>(store: &Arc<A>, on_arrival: bool) -> (u16, DedupHandle) {
+    let handler = Handler::default();
+    let (answer, handle) = if on_arrival {
+        let layer = DedupLayer::on_arrival(by_header(), Arc::clone(store)).store_timeout(SOON);
+        (send(&layer.clone().layer(handler.service()), request("a")).await, layer.handle())
+    } else {
+        let layer = DedupLayer::new(by_header(), Arc::clone(store)).store_timeout(SOON);
+        let layer = layer.lease(SOON);
+        (send(&layer.clone().layer(handler.service()), request("a")).await, layer.handle())
+    };
+    (answer.status().as_u16(), handle)
 }
 
 /// How many releases fail: the delivery's own one, and repetitions.
 const FAILED_RELEASES: usize = 4;
-
-impl DedupAdapter for FailsReleases {
-    fn abilities(&self) -> Abilities {
-        self.store.abilities()
-    }
-
-    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
-        Box::pin(async {
-            self.store.claim(key, terms).await?;
-            Err(StoreError::new(StoreErrorKind::Unavailable, "claiming keys"))
-        })
-    }
-
-    fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()> {
-        Box::pin(async {
-            if self.releases.fetch_add(1, Ordering::SeqCst) < FAILED_RELEASES {
-                return Err(StoreError::new(self.kind, "releasing keys"));
-            }
-            self.store.release(key, terms).await
-        })
-    }
-}
 
 /// The error may be that of a pooler, which is right the next time. Only a store that has no releases stays so.
 #[tokio::test(start_paused = true)]
@@ -453,22 +434,21 @@ async fn release_is_repeated_after_every_error_but_unsupported() {
         StoreErrorKind::Unsupported,
     ] {
         for on_arrival in [true, false] {
-            let store = Arc::new(MemoryAdapter::new());
-            let fails = FailsReleases { store: Arc::clone(&store), kind, releases: 0.into() };
-            let fails = Arc::new(fails);
-            let (status, handle) = if on_arrival {
-                let layer = DedupLayer::on_arrival(by_header(), Arc::clone(&fails));
-                let service = layer.clone().layer(Handler::default().service());
-                (send(&service, request("a")).await.status(), layer.handle())
-            } else {
-                let layer = DedupLayer::new(by_header(), Arc::clone(&fails));
-                let service = layer.clone().layer(Handler::default().service());
-                (send(&service, request("a")).await.status(), layer.handle())
-            };
+            let releases = Arc::new(AtomicUsize::new(0));
+            let count = Arc::clone(&releases);
+            let store = Hooked::default().before(StoreCall::Release, move |_, _| {
+                let is_refused = count.fetch_add(1, Ordering::SeqCst) < FAILED_RELEASES;
+                let refused = is_refused.then(|| StoreError::new(kind, "releasing keys"));
+                async { refused.map_or(Ok(()), Err) }
+            });
+            let lost = async || Err(StoreError::new(StoreErrorKind::Unavailable, "claiming keys"));
+            let store = Arc::new(store.after(StoreCall::Claim, move |_, _| lost()));
+            let (status, handle) = delivered(&store, on_arrival).await;
             assert_eq!(status, 503);
             handle.drain().await;
-            let state = store.get(&dedup_key("a")).await.unwrap().map(|entry| entry.state);
-            let releases = fails.releases.load(Ordering::SeqCst);
+            let entry = store.store.get(&dedup_key("a")).await.unwrap();
+            let state = entry.map(|entry| entry.state);
+            let releases = releases.load(Ordering::SeqCst);
             if kind == StoreErrorKind::Unsupported {
                 assert_eq!(releases, 1, "{kind:?} {on_arrival}");
             } else {
@@ -488,15 +468,7 @@ async fn release_is_repeated_for_ten_minutes() {
             let store = store();
             store.set(StoreCall::Claim, Fault::LoseReply);
             store.set(StoreCall::Release, Fault::Fail);
-            let (status, handle) = if on_arrival {
-                let layer = arrival(&store);
-                let service = layer.clone().layer(Handler::default().service());
-                (send(&service, request("a")).await.status(), layer.handle())
-            } else {
-                let layer = lease(&store).lease(SOON);
-                let service = layer.clone().layer(Handler::default().service());
-                (send(&service, request("a")).await.status(), layer.handle())
-            };
+            let (status, handle) = delivered(&store, on_arrival).await;
             assert_eq!(status, 503);
             tokio::time::sleep(Duration::from_secs(60 * minutes)).await;
             assert_eq!(handle.pending_writes(), usize::from(is_released), "{on_arrival}");
@@ -508,31 +480,8 @@ async fn release_is_repeated_for_ten_minutes() {
     }
 }
 
-/// An outage causes many releases. They do not delay a completion.
-#[tokio::test]
-async fn releases_do_not_starve_completions() {
-    let (store, handler) = (store(), Handler::default());
-    handler.hold();
-    let layer = lease(&store).store_timeout(Duration::from_millis(20)).max_running(10_000);
-    let service = layer.layer(handler.service());
-    let success = spawn_send(&service, request("success"));
-    handler.running(1).await;
-    store.set_all(Fault::Hang);
-    let deliveries = (0..4_500).map(|n| {
-        let service = service.clone();
-        tokio::spawn(async move { send(&service, request(&n.to_string())).await.status() })
-    });
-    for delivery in deliveries.collect::<Vec<_>>() {
-        assert_eq!(delivery.await.unwrap(), 503);
-    }
-    handler.release();
-    assert_eq!(success.await.unwrap(), 200);
-    store.set_all(Fault::None);
-    becomes_complete(&store, "success").await;
-}
-
 /// An unprotected run that fails frees its key, which the store has claimed.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn unprotected_failure_leaves_no_claim_behind() {
     let (store, handler) = (store(), Handler::default().then(500));
     let layer = lease(&store)
@@ -599,14 +548,16 @@ async fn extreme_settings_do_no_harm() {
     assert_eq!(send(&service, request("d")).await.status(), 200);
 }
 
-/// Pending writes are bounded while the store is gone.
-#[tokio::test]
+/// An outage causes many releases. They are bounded, and do not delay a completion.
+#[tokio::test(start_paused = true)]
 async fn pending_writes_are_bounded() {
     let (store, handler) = (store(), Handler::default());
+    handler.hold();
     let layer = lease(&store).store_timeout(Duration::from_millis(20)).max_running(10_000);
     let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-    store.set(StoreCall::Claim, Fault::Hang);
-    store.set(StoreCall::Release, Fault::Hang);
+    let success = spawn_send(&service, request("success"));
+    handler.running(1).await;
+    store.set_all(Fault::Hang);
     let deliveries = (0..6_000).map(|n| {
         let service = service.clone();
         tokio::spawn(async move { send(&service, request(&n.to_string())).await.status() })
@@ -616,45 +567,12 @@ async fn pending_writes_are_bounded() {
     }
     let tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
     assert!(tasks <= 4_200, "{tasks}");
-    assert_eq!(handle.running(), 0);
+    assert_eq!(handle.running(), 1);
+    handler.release();
+    assert_eq!(success.await.unwrap(), 200);
     store.set_all(Fault::None);
+    becomes_complete(&store, "success").await;
     assert_eq!(send(&service, request("a")).await.status(), 200);
-}
-
-/// The task of SQL adapters goes on after errors, hangs and panics.
-#[tokio::test(start_paused = true)]
-async fn purger_goes_on_after_the_store_fails() {
-    let store = store();
-    for id in 0..250 {
-        let brief = CallTerms::on_claim(Token::random(), Duration::from_secs(3_600));
-        let keys = dedup_key(&id.to_string());
-        store.claim(&keys, &brief).await.unwrap();
-    }
-    store.get_ref().advance(Duration::from_secs(7_200));
-    store.set(StoreCall::Purge, Fault::Fail);
-    let purging = Purging::new().every(Duration::from_millis(5)).keys_per_statement(100);
-    let purger = tokio::spawn(purge(purging, Arc::clone(&store)));
-    for fault in [Fault::Panic, Fault::Hang, Fault::Fail] {
-        let calls = store.calls(StoreCall::Purge);
-        // A statement that hangs ends after 30 s.
-        let goes_on = async {
-            while store.calls(StoreCall::Purge) <= calls + 1 {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(100), goes_on).await.expect("a further call");
-        store.set(StoreCall::Purge, fault);
-    }
-    let left = rows(&store).await;
-    assert!(left > 100, "{left}");
-    store.set(StoreCall::Purge, Fault::None);
-    let emptied = async {
-        while rows(&store).await > 0 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(100), emptied).await.expect("purged");
-    purger.abort();
 }
 
 /// *Completed* about an event that never ran would end the search for it.

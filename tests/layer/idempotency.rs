@@ -284,25 +284,12 @@ async fn missing_key_is_400_unless_it_passes_through() {
     // A key that is sent counts, and a malformed one is not a missing one.
     assert_eq!(ask(&service, pay(UUID)).await.run(), (201, 3));
     assert!(ask(&service, pay(UUID)).await.is_replayed());
-    assert_eq!(ask(&service, pay("\"")).await.problem(), (400, "invalid-key"));
-    assert_eq!(handler.runs(), 3);
-}
-
-#[tokio::test]
-async fn malformed_key_is_400() {
-    let handler = Handler::default();
-    let service = layer(MemoryAdapter::new()).layer(payments(&handler));
-    let long = "x".repeat(256);
-    for key in
-        ["", "\"\"", "\"a", "a\"", "\"a\";x=1", "a;x=1", "a, b", "\"a\", \"b\"", "a b", &long]
-    {
-        assert_eq!(ask(&service, pay(key)).await.problem(), (400, "invalid-key"), "{key}");
-    }
     let mut repeated = pay(UUID);
     repeated.headers_mut().append("idempotency-key", UUID.parse().unwrap());
-    assert_eq!(ask(&service, repeated).await.problem(), (400, "invalid-key"));
-    assert_eq!(handler.runs(), 0);
-    assert_eq!(ask(&service, pay(&long[1..])).await.run(), (201, 1));
+    for malformed in [pay("\""), pay("a, b"), pay(&"x".repeat(256)), repeated] {
+        assert_eq!(ask(&service, malformed).await.problem(), (400, "invalid-key"));
+    }
+    assert_eq!(handler.runs(), 3);
 }
 
 #[tokio::test(start_paused = true)]
@@ -358,39 +345,28 @@ async fn scope_can_be_any_part() {
 /// The client must not take an empty 200 for the response, and its library must not repeat the request.
 #[tokio::test]
 async fn duplicate_whose_response_was_not_stored_is_422() {
-    let handler = Handler::default();
-    let inner = handler.service().map_response(|response: Response<Body>| {
-        response.map(|_| Full::from(vec![b'x'; 256 * 1024 + 1]))
-    });
-    let layer = layer(MemoryAdapter::new());
-    let service = layer.clone().problem_docs(DOCS).layer(inner.clone());
-    let first = ask(&service, pay(UUID)).await;
-    assert_eq!((first.status, first.body.len()), (200, 256 * 1024 + 1));
-    let again = ask(&service, pay(UUID)).await;
-    assert_eq!(again.problem(), (422, "broken-response"));
-    let problem: Value = serde_json::from_slice(&again.body).unwrap();
-    assert_eq!(problem["type"], format!("{DOCS}#response-not-stored"));
-    // By choice, a 2xx, which is no problem.
-    let service = layer.clone().duplicate_status(StatusCode::ACCEPTED).layer(inner);
-    let again = ask(&service, pay(UUID)).await;
-    assert_eq!((again.status, again.header(CONTENT_TYPE), again.body.len()), (202, None, 0));
-    assert_eq!((again.header("x-dedup-result"), handler.runs()), (Some("duplicate"), 1));
-}
-
-#[tokio::test]
-async fn repetition_of_a_request_for_a_stream_is_422() {
-    let handler = Handler::default();
-    let inner = handler.service().map_response(|mut response: Response<Body>| {
-        response.headers_mut().insert(CONTENT_TYPE, "text/event-stream".parse().unwrap());
-        response.map(|_| Full::from("data: 1"))
-    });
-    let service = layer(MemoryAdapter::new()).problem_docs(DOCS).layer(inner);
-    let first = ask(&service, pay(UUID)).await;
-    assert_eq!((first.status, &first.body[..]), (200, &b"data: 1"[..]));
-    let again = ask(&service, pay(UUID)).await;
-    assert_eq!((again.problem(), handler.runs()), ((422, "broken-response"), 1));
-    let problem: Value = serde_json::from_slice(&again.body).unwrap();
-    assert_eq!(problem["type"], format!("{DOCS}#response-not-stored"));
+    let long = "x".repeat(256 * 1024 + 1);
+    for (kind, body) in [("text/plain", long), ("text/event-stream", "data: 1".to_owned())] {
+        let (handler, sent) = (Handler::default(), Bytes::from(body));
+        let respond = sent.clone();
+        let inner = handler.service().map_response(move |mut response: Response<Body>| {
+            response.headers_mut().insert(CONTENT_TYPE, kind.parse().unwrap());
+            response.map(|_| Full::from(respond.clone()))
+        });
+        let layer = layer(MemoryAdapter::new());
+        let service = layer.clone().problem_docs(DOCS).layer(inner.clone());
+        let first = ask(&service, pay(UUID)).await;
+        assert_eq!((first.status, first.body), (200, sent));
+        let again = ask(&service, pay(UUID)).await;
+        assert_eq!(again.problem(), (422, "broken-response"), "{kind}");
+        let problem: Value = serde_json::from_slice(&again.body).unwrap();
+        assert_eq!(problem["type"], format!("{DOCS}#response-not-stored"));
+        // By choice, a 2xx, which is no problem.
+        let service = layer.duplicate_status(StatusCode::ACCEPTED).layer(inner);
+        let again = ask(&service, pay(UUID)).await;
+        assert_eq!((again.status, again.header(CONTENT_TYPE), again.body.len()), (202, None, 0));
+        assert_eq!((again.header("x-dedup-result"), handler.runs()), (Some("duplicate"), 1));
+    }
 }
 
 /// A client needs all of them to read the body, and no list of them is complete.

@@ -6,15 +6,14 @@ use std::time::Duration;
 
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
 use tower::Layer;
-use tower_dedup::adapter::contract::{
-    Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, StoreFuture,
-};
+use tower_dedup::adapter::contract::DedupAdapter;
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::adapter::{MemoryAdapter, SqliteAdapter, SqliteOptions};
 use tower_dedup::internals::with_sqlite_bounds;
 use tower_dedup::testing::{Fault, StoreCall};
-use tower_dedup::{DedupKey, DedupLayer, OnInFlight, StoreError, StoreErrorKind};
+use tower_dedup::{DedupLayer, OnInFlight, StoreError, StoreErrorKind};
 
+use crate::hooked::Hooked;
 use crate::support::multi_event::by_word;
 use crate::support::{Body, Handler, answered, dedup_key, faulty, result, send, sqlite_url, terms};
 
@@ -28,55 +27,25 @@ fn words(words: impl Into<Body>) -> http::Request<Body> {
     http::Request::post("/").body(words.into()).unwrap()
 }
 
-/// A store that is away when a list is completed, and then refuses to complete one of its keys.
-#[derive(Default)]
-struct RefusesOne {
-    inner: MemoryAdapter,
-    completions: AtomicUsize,
-}
-
-impl DedupAdapter for RefusesOne {
-    fn abilities(&self) -> Abilities {
-        self.inner.abilities()
-    }
-
-    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
-        self.inner.claim(key, terms)
-    }
-
-    fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()> {
-        self.inner.release(key, terms)
-    }
-
-    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, RenewReply> {
-        self.inner.renew(key, terms)
-    }
-
-    fn complete<'a>(
-        &'a self,
-        key: &'a DedupKey,
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, CompleteReply> {
-        let fault = match self.completions.fetch_add(1, Ordering::SeqCst) {
-            0..EVENTS => Some(StoreErrorKind::Unavailable),
-            _ => (key.id() == "event-3").then_some(StoreErrorKind::Refused),
-        };
-        match fault {
-            Some(kind) => Box::pin(async move { Err(StoreError::new(kind, "completing keys")) }),
-            None => self.inner.complete(key, terms),
-        }
-    }
-}
-
 /// Otherwise the leases of the other events lapse, and they run again.
 #[tokio::test(start_paused = true)]
 async fn key_that_cannot_be_completed_delays_no_other_key_of_its_list() {
-    let (store, handler) = (Arc::new(RefusesOne::default()), Handler::default());
+    // Away when the list is completed. Then it refuses to complete one of its keys.
+    let completions = AtomicUsize::new(0);
+    let store = Hooked::default().before(StoreCall::Complete, move |key, _| {
+        let fault = match completions.fetch_add(1, Ordering::SeqCst) {
+            0..EVENTS => Some(StoreErrorKind::Unavailable),
+            _ => (key.id() == "event-3").then_some(StoreErrorKind::Refused),
+        };
+        let fault = fault.map(|kind| StoreError::new(kind, "completing keys"));
+        async { fault.map_or(Ok(()), Err) }
+    });
+    let (store, handler) = (Arc::new(store), Handler::default());
     let service = DedupLayer::new(by_word(), Arc::clone(&store)).layer(handler.service());
     assert_eq!(send(&service, list(EVENTS)).await.status(), 200);
     tokio::time::sleep(Duration::from_secs(10)).await;
     for number in 0..EVENTS {
-        let entry = store.inner.get(&dedup_key(&format!("event-{number}"))).await.unwrap();
+        let entry = store.store.get(&dedup_key(&format!("event-{number}"))).await.unwrap();
         let is_complete = matches!(entry.unwrap().state, KeyState::Complete);
         assert_eq!(is_complete, number != 3, "{number}");
     }

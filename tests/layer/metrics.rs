@@ -1,8 +1,10 @@
 //! Gauges, histograms and counters: of a layer and of a deduplicator.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use http::Request;
 use metrics_util::debugging::{DebugValue, Snapshotter};
 use tower::Layer;
@@ -12,11 +14,10 @@ use tower_dedup::key::{self, Event, Extracted, RequestRef};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{
     DedupKey, DedupLayer, Deduplicator, KeyExtractor, Mode, OnInFlight, OnMismatch, OnUnavailable,
-    Replay, RunError,
+    Replay,
 };
 
 use crate::observe::{measured, observed, value};
-use crate::support::log::Log;
 use crate::support::multi_event::by_word;
 use crate::support::{
     Body, Faulty, Handler, by_header, dedup_key, faulty, request, request_to, send, spawn_send,
@@ -49,15 +50,15 @@ fn waiting_gauge_counts_who_waits_for_another_delivery() {
     observed(async |_, snapshotter| {
         let handler = Handler::default();
         handler.hold();
-        let service = DedupLayer::new(by_header(), store())
-            .on_in_flight(OnInFlight::Wait(Duration::from_secs(30)))
-            .layer(handler.service());
+        let layer = DedupLayer::new(by_header(), store())
+            .on_in_flight(OnInFlight::Wait(Duration::from_secs(30)));
+        let (handle, service) = (layer.handle(), layer.layer(handler.service()));
         let deliver = || spawn_send(&service, request("a"));
         let first = deliver();
         handler.running(1).await;
         assert_eq!(gauges(&snapshotter), [0.0, 1.0]);
         let others = [deliver(), deliver()];
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        until(|| handle.waiting() == 2).await;
         assert_eq!(gauges(&snapshotter), [2.0, 2.0]);
         handler.release();
         for delivery in others.into_iter().chain([first]) {
@@ -164,7 +165,8 @@ fn list_with_an_event_in_flight_elsewhere_is_a_completed_attempt() {
         let service = DedupLayer::new(by_word(), store).layer(Handler::default().service());
         let list = Request::post("/").body(Body::from("a b".to_owned())).unwrap();
         assert_eq!(send(&service, list).await.status(), 503);
-        let fields = ["outcome", "attempt", "status", "level"].map(|field| last(&log, field));
+        let record = log.last("delivery");
+        let fields = ["outcome", "attempt", "status", "level"].map(|field| &*record[field]);
         assert_eq!(fields, ["in_flight", "1", "503", "INFO"]);
         let sums = measured(&snapshotter);
         let first = |result| value(&sums, "tower_dedup_first_attempts_total", &["test", result]);
@@ -172,9 +174,14 @@ fn list_with_an_event_in_flight_elsewhere_is_a_completed_attempt() {
     });
 }
 
-/// Returns the field of the last record `delivery`.
-fn last(log: &Log, field: &str) -> String {
-    log.last("delivery").get(field).cloned().unwrap_or_default()
+/// Does what the name of the way says.
+pub(crate) async fn work(way: &str) -> Result<(), &'static str> {
+    match way {
+        "fails" => Err("no"),
+        "hangs" => std::future::pending().await,
+        "panics" => panic!("on purpose"),
+        _ => Ok(()),
+    }
 }
 
 #[test]
@@ -183,102 +190,49 @@ fn deduplicator_reports_every_outcome_as_a_layer_does() {
         let store = store();
         let dedup = Deduplicator::new(Arc::clone(&store)).store_timeout(Duration::from_millis(50));
         let timed = dedup.clone().handler_timeout(Duration::from_millis(10));
-        let outcome = || last(&log, "outcome");
-        let event = |id: &str, payload: &'static str| {
-            Event::new(dedup_key(id)).with_payload(payload.into())
-        };
+        store.claim(&dedup_key("held"), &terms()).await.unwrap();
+        for (number, (id, payload, way, outcome, level, attempt)) in [
+            ("a", "one", "fails", "failed", "INFO", "1"),
+            ("a", "one", "", "completed", "INFO", "2"),
+            ("a", "one", "", "duplicate", "INFO", ""),
+            ("a", "two", "", "mismatch", "WARN", ""),
+            ("b", "", "hangs", "handler_timeout", "WARN", "1"),
+            ("c", "", "panics", "panicked", "ERROR", "1"),
+            ("held", "", "", "in_flight", "INFO", ""),
+            ("d", "", "", "unavailable", "WARN", ""),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let fault = if outcome == "unavailable" { Fault::Fail } else { Fault::None };
+            store.set(StoreCall::Claim, fault);
+            let event = Event::new(dedup_key(id)).with_payload(payload.into());
+            let run = timed.run(event, async |_| work(way).await);
+            let panicked = AssertUnwindSafe(run).catch_unwind().await.is_err();
+            assert_eq!(panicked, way == "panics");
+            let record = log.last("delivery");
+            let field = |name| record.get(name).map_or("", String::as_str);
+            let fields = ["id", "namespace", "keys", "outcome", "level", "attempt"].map(field);
+            assert_eq!(fields, [id, "test", "1", outcome, level, attempt], "{record:?}");
+            assert!(field("duration_ms").parse::<f64>().unwrap() >= 0.0);
+            let is_known = ["duplicate", "mismatch"].contains(&outcome);
+            assert_eq!(record.contains_key("age_ms"), is_known, "{record:?}");
+            let error = "calling a faulty adapter: the store is unavailable";
+            assert_eq!(field("error") == error, outcome == "unavailable", "{record:?}");
+            assert_eq!(log.all("delivery").len(), number + 1, "one record for each run");
 
-        let failed = dedup.run(event("a", "one"), async |_| Err::<(), _>("no")).await;
-        assert!(matches!(failed, Err(RunError::Handler("no"))));
-        assert_eq!((outcome().as_str(), last(&log, "attempt").as_str()), ("failed", "1"));
-        dedup.run(event("a", "one"), async |_| Ok::<_, ()>(())).await.unwrap();
-        let record = log.last("delivery");
-        assert_eq!(record["id"], "a");
-        assert_eq!(
-            ["outcome", "namespace", "keys", "attempt", "takeover", "level"]
-                .map(|field| &*record[field]),
-            ["completed", "test", "1", "2", "false", "INFO"]
-        );
-        assert!(record["duration_ms"].parse::<f64>().unwrap() >= 0.0);
-        dedup.run(event("a", "one"), async |_| Ok::<_, ()>(())).await.unwrap();
-        assert_eq!(outcome(), "duplicate");
-        assert!(log.last("delivery").contains_key("age_ms"));
-        dedup.run(event("a", "two"), async |_| Ok::<_, ()>(())).await.unwrap();
-        assert_eq!(outcome(), "mismatch");
-
-        let slow = timed.run(dedup_key("slow"), async |_| {
-            std::future::pending::<()>().await;
-            Ok::<_, ()>(())
-        });
-        assert!(matches!(slow.await, Err(RunError::TimedOut)));
-        assert_eq!(outcome(), "handler_timeout");
-
-        let inner = dedup.clone();
-        let both = dedup.run(dedup_key("held"), async |_| {
-            let again = inner.run(dedup_key("held"), async |_| Ok::<_, ()>(())).await;
-            assert_eq!(outcome(), "in_flight");
-            again.map(drop)
-        });
-        both.await.unwrap();
-
-        let panics = {
-            let dedup = dedup.clone();
-            tokio::spawn(async move {
-                let ran = dedup.run(dedup_key("panics"), async |_| {
-                    if true {
-                        panic!("on purpose");
-                    }
-                    Ok::<_, ()>(())
-                });
-                let _ = ran.await;
-            })
-        };
-        assert!(panics.await.unwrap_err().is_panic());
-        assert_eq!(outcome(), "panicked");
-        assert_eq!(last(&log, "level"), "ERROR");
-
-        store.set(StoreCall::Claim, Fault::Fail);
-        let refused = dedup.run(dedup_key("b"), async |_| Ok::<_, ()>(())).await;
-        assert!(matches!(refused, Err(RunError::Store(_))));
-        assert_eq!(outcome(), "unavailable");
-        assert_eq!(last(&log, "error"), "calling a faulty adapter: the store is unavailable");
-
-        assert_eq!(log.all("delivery").len(), 9, "one record for each run");
-        let sums = measured(&snapshotter);
-        for (outcome, times) in [
-            ("failed", 1.0),
-            ("completed", 2.0),
-            ("duplicate", 1.0),
-            ("mismatch", 1.0),
-            ("handler_timeout", 1.0),
-            ("in_flight", 1.0),
-            ("panicked", 1.0),
-            ("unavailable", 1.0),
-        ] {
-            let labels = ["test", outcome];
-            let deliveries = value(&sums, "tower_dedup_deliveries_total", &labels);
-            let timed = value(&sums, "tower_dedup_delivery_duration_seconds", &labels);
-            assert_eq!((deliveries, timed), (times, times), "{outcome}: {sums:#?}");
+            let sums = measured(&snapshotter);
+            for name in ["deliveries_total", "delivery_duration_seconds"] {
+                let name = format!("tower_dedup_{name}");
+                assert_eq!(value(&sums, &name, &["test", outcome]), 1.0, "{outcome}: {sums:#?}");
+            }
+            let first =
+                |result| value(&sums, "tower_dedup_first_attempts_total", &["test", result]);
+            let failed_first = f64::from(u8::from(attempt == "1"));
+            assert_eq!([first("completed"), first("failed")], [0.0, failed_first], "{outcome}");
+            assert_eq!(value(&sums, RUNNING, &["test"]), 0.0);
         }
-        assert_eq!(value(&sums, RUNNING, &["test"]), 0.0);
-        assert_eq!(value(&sums, "tower_dedup_duplicate_age_seconds", &["test"]), 2.0);
-        let first = |result| value(&sums, "tower_dedup_first_attempts_total", &["test", result]);
-        assert_eq!([first("completed"), first("failed")], [1.0, 3.0]);
-    });
-}
-
-#[test]
-fn runs_of_a_deduplicator_are_counted_under_the_namespace_of_their_key() {
-    observed(async |_, snapshotter| {
-        let dedup = Deduplicator::new(store());
-        for (namespace, id) in [("orders", "1"), ("orders", "2"), ("mails", "1")] {
-            let key = DedupKey::new(namespace, id).unwrap();
-            dedup.clone().run(&key, async |_| Ok::<_, ()>(())).await.unwrap();
-        }
-        let sums = measured(&snapshotter);
-        let count =
-            |namespace| value(&sums, "tower_dedup_deliveries_total", &[namespace, "completed"]);
-        assert_eq!([count("orders"), count("mails")], [2.0, 1.0]);
+        dedup.drain().await;
     });
 }
 

@@ -19,8 +19,8 @@ use crate::observe::{measured, observed};
 use crate::support::log::Log;
 use crate::support::multi_event::by_word;
 use crate::support::{
-    Body, Faulty, Handler, by_header, dedup_key, faulty, polled, request, request_to, result, send,
-    until,
+    Body, Faulty, Handler, answered, by_header, dedup_key, event, faulty, polled, request,
+    request_to, result, send, until,
 };
 
 type Store = Arc<Faulty<MemoryAdapter>>;
@@ -33,10 +33,6 @@ fn store() -> Store {
 
 fn shadow(store: &Store) -> DedupLayer {
     DedupLayer::new(by_header(), Arc::clone(store)).store_timeout(SOON).mode(Mode::Shadow)
-}
-
-fn with_body(id: &str, body: &'static str) -> Request<Body> {
-    request(id).map(|_| Full::from(body))
 }
 
 fn without_key(body: &'static str) -> Request<Body> {
@@ -90,8 +86,8 @@ fn every_verdict_is_reported_and_the_client_gets_the_handlers_response() {
         running.await.unwrap().unwrap();
 
         let compares = layer.clone().compare_payload(key::body_digest(), OnMismatch::Refuse);
-        send(&compares.layer(Handler::default().service()), with_body("c", "1")).await;
-        let verdict = judged(&compares, &log, with_body("c", "2")).await;
+        send(&compares.layer(Handler::default().service()), event("c", "1")).await;
+        let verdict = judged(&compares, &log, event("c", "2")).await;
         assert!(matches!(verdict, Verdict::Mismatch { .. }), "{verdict:?}");
 
         let mut repeated = request("d");
@@ -102,7 +98,7 @@ fn every_verdict_is_reported_and_the_client_gets_the_handlers_response() {
             assert!(record.contains_key("error") && !record.contains_key("id"), "{record:?}");
         }
         let two = DedupLayer::new(by_word(), Arc::clone(&store)).max_keys(1).mode(Mode::Shadow);
-        assert_eq!(judged(&two, &log, with_body("", "x y")).await, Verdict::NoKey);
+        assert_eq!(judged(&two, &log, event("", "x y")).await, Verdict::NoKey);
         let unscoped = DedupLayer::idempotency_key(key::header("x-tenant"), Arc::clone(&store));
         let mut keyed = request("d");
         keyed.headers_mut().insert("idempotency-key", HeaderValue::from_static("d"));
@@ -241,8 +237,8 @@ async fn delivery_in_shadow_has_all_events_and_every_event_needs_to_run() {
     let (store, handler) = (store(), Handler::default());
     let layer = DedupLayer::new(by_word(), Arc::clone(&store)).mode(Mode::Shadow);
     let service = layer.layer(handler.service());
-    send(&service, with_body("", "a b")).await;
-    send(&service, with_body("", "b c c")).await;
+    send(&service, event("", "a b")).await;
+    send(&service, event("", "b c c")).await;
     let delivery = handler.last();
     let ids: Vec<&str> = delivery.keys().map(tower_dedup::DedupKey::id).collect();
     assert_eq!(ids, ["b", "c", "c"]);
@@ -253,7 +249,7 @@ async fn delivery_in_shadow_has_all_events_and_every_event_needs_to_run() {
     // The same idempotency keys as under `Enforce`.
     let enforced = Handler::default();
     let other = DedupLayer::new(by_word(), MemoryAdapter::new()).layer(enforced.service());
-    send(&other, with_body("", "b c c")).await;
+    send(&other, event("", "b c c")).await;
     assert_eq!(delivery.idempotency_key("mail"), enforced.last().idempotency_key("mail"));
 }
 
@@ -263,7 +259,7 @@ async fn events_of_a_delivery_in_shadow_complete_or_are_released_together() {
     let layer = DedupLayer::new(by_word(), Arc::clone(&store)).mode(Mode::Shadow);
     let service = layer.layer(handler.service());
     for (status, complete) in [(500, false), (200, true)] {
-        assert_eq!(send(&service, with_body("", "a b")).await.status(), status);
+        assert_eq!(send(&service, event("", "a b")).await.status(), status);
         for id in ["a", "b"] {
             assert_eq!(is_complete(&store, id).await, complete, "{id}");
         }
@@ -371,47 +367,32 @@ async fn delivery_in_shadow_outlives_its_caller_and_delivery_of_off_does_not() {
     assert!(Arc::strong_count(&alive) < running, "the handler was dropped");
 }
 
-/// A layer that enforces inside another one, over the same store and keys.
-async fn nested(outer: Mode, inner: Mode) -> (Handler, Store, Vec<Option<String>>) {
-    let (store, handler) = (store(), Handler::default());
-    let layer = |mode| DedupLayer::new(by_header(), Arc::clone(&store)).mode(mode);
-    let inner = layer(inner).inner_body::<Body>().layer(handler.service());
-    let service = layer(outer).inner_body::<Body>().layer(inner);
-    let mut results = Vec::new();
-    for _ in 0..2 {
-        let response = send(&service, request("a")).await;
-        assert_eq!(response.status(), 200);
-        results.push(result(&response).map(str::to_owned));
+/// Two layers over the same store and keys. The inner one lets the claims of one in shadow through, and enforces the rest.
+#[tokio::test]
+async fn each_of_two_nested_layers_does_what_its_mode_says() {
+    use Mode::{Enforce, Off, Shadow};
+    for (outer, inner, runs, claims, verdict) in [
+        (Off, Enforce, 1, 2, "first"),
+        (Shadow, Enforce, 1, 3, "first"),
+        // They judge a delivery once.
+        (Shadow, Shadow, 2, 2, "duplicate"),
+        (Enforce, Off, 1, 2, "first"),
+    ] {
+        let (store, handler) = (store(), Handler::default());
+        let layer = |mode| DedupLayer::new(by_header(), Arc::clone(&store)).mode(mode);
+        let service = layer(inner).inner_body::<Body>().layer(handler.service());
+        let service = layer(outer).inner_body::<Body>().layer(service);
+        for told in [None, (runs == 1).then_some("duplicate")] {
+            let response = send(&service, request("a")).await;
+            assert_eq!(answered(&response), (200, told), "{outer} {inner}");
+        }
+        let found = (handler.runs(), store.calls(StoreCall::Claim), handler.last().verdict());
+        assert_eq!(
+            (found.0, found.1, found.2.as_str()),
+            (runs, claims, verdict),
+            "{outer} {inner}"
+        );
     }
-    (handler, store, results)
-}
-
-#[tokio::test]
-async fn layer_inside_a_layer_that_is_off_enforces() {
-    let (handler, _, results) = nested(Mode::Off, Mode::Enforce).await;
-    assert_eq!((handler.runs(), results[1].as_deref()), (1, Some("duplicate")));
-    assert_eq!(handler.last().verdict(), Verdict::First, "the Delivery of the inner layer");
-}
-
-#[tokio::test]
-async fn layer_inside_a_layer_in_shadow_lets_its_claims_through_and_enforces_the_rest() {
-    let (handler, _, results) = nested(Mode::Shadow, Mode::Enforce).await;
-    assert_eq!((handler.runs(), results[1].as_deref()), (1, Some("duplicate")));
-}
-
-#[tokio::test]
-async fn layers_in_shadow_inside_each_other_judge_a_delivery_once() {
-    let (handler, store, results) = nested(Mode::Shadow, Mode::Shadow).await;
-    assert_eq!((handler.runs(), results), (2, vec![None, None]));
-    assert_eq!(store.calls(StoreCall::Claim), 2, "one for each delivery");
-    assert!(matches!(handler.last().verdict(), Verdict::Duplicate { .. }));
-}
-
-#[tokio::test]
-async fn layer_that_is_off_inside_another_one_leaves_its_delivery() {
-    let (handler, _, results) = nested(Mode::Enforce, Mode::Off).await;
-    assert_eq!((handler.runs(), results[1].as_deref()), (1, Some("duplicate")));
-    assert_eq!(handler.last().verdict(), Verdict::First);
 }
 
 /// On arrival, an event whose handler failed is lost under `Enforce`. Shadow shows it.

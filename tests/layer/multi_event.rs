@@ -36,7 +36,6 @@ macro_rules! under_every_ledger {
 
 under_every_ledger!(
     new_events_run_and_no_others,
-    poison_event_releases_the_whole_delivery,
     handler_that_fails_half_way_releases_the_whole_delivery,
     list_whose_process_died_runs_whole_as_a_takeover,
     event_in_flight_under_another_claim_is_503_after_the_new_ones,
@@ -62,47 +61,18 @@ async fn new_events_run_and_no_others(fixture: Fixture) {
     assert_eq!(fixture.news(), many);
 }
 
-/// The handler goes on after the poison event, and fails at its end.
-async fn poison_event_releases_the_whole_delivery(fixture: Fixture) {
-    for (way, poison) in [("fail", "p"), ("sql", "q")] {
-        let (before, after) = (format!("a{poison}"), format!("z{poison}"));
-        let batch = |way: &str| format!("{before} {poison}:{way} {after}");
-        let news = [&before, poison, &after];
-        for _ in 0..2 {
-            assert_eq!(fixture.send(&batch(way)).await, own(500));
-            if fixture.kind == Kind::Arrival {
-                break;
-            }
-            assert_eq!(fixture.news(), news);
-            for id in news {
-                assert!(!fixture.is_complete(id).await, "{id}");
-            }
-        }
-        let retried = fixture.send(&batch("")).await;
-        if fixture.kind == Kind::Arrival {
-            assert_eq!(retried, layers(200, "duplicate"));
-            assert!(fixture.effects.all().await.is_empty(), "lost, as documented");
-            continue;
-        }
-        assert_eq!(retried, own(200));
-        assert_eq!((fixture.news(), fixture.last().is_takeover()), (ids(&news.join(" ")), false));
-        assert_eq!(fixture.send(&batch("")).await, layers(200, "duplicate"));
-        let all = fixture.effects.all().await;
-        for once in news {
-            assert_eq!(all.iter().filter(|id| *id == once).count(), 1, "{once}");
-        }
-    }
-}
-
-/// The handler ends at the poison event: by its status, its error, its panic, a drop, or an aborted
-/// transaction.
+/// The handler goes on after the poison event and fails at its end, or it ends there: by its status, its error, its
+/// panic, a drop, or an aborted transaction.
 async fn handler_that_fails_half_way_releases_the_whole_delivery(fixture: Fixture) {
-    let ways = [("500", 500), ("error", 1), ("panic", 0), ("hang", 504), ("abort", 500)];
-    for (n, (way, status)) in ways.into_iter().enumerate() {
+    let goes_on = [("fail", 500), ("sql", 500)];
+    let ends = [("500", 500), ("error", 1), ("panic", 0), ("hang", 504), ("abort", 500)];
+    for (n, (way, status)) in goes_on.into_iter().chain(ends).enumerate() {
         let batch = |way: &str| {
             format!("a{n} p{n}:{way} c{n} {}", if way == "hang" { "impatient!" } else { "" })
         };
         assert_eq!(fixture.send(&batch(way)).await, own(status), "{way}");
+        let is_complete = fixture.is_complete(&format!("a{n}")).await;
+        assert_eq!(is_complete, fixture.kind == Kind::Arrival, "{way}");
         let retried = fixture.send(&batch("")).await;
         if fixture.kind == Kind::Arrival {
             assert_eq!(retried, layers(200, "duplicate"));

@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::Body as AxumBody;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::ledger::Ledger;
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::verify::{Refusal, VerifyLayer};
 use tower_dedup::{
@@ -18,7 +20,8 @@ use tower_dedup::{
 
 use crate::support::log::Log;
 use crate::support::{
-    FIRST, Faulty, Handler, by_header, faulty, on_claim, request, request_to, send,
+    FIRST, Faulty, Handler, by_header, dedup_key, faulty, on_claim, request, request_to, send,
+    spawn_send, terms,
 };
 
 /// Runs on one thread, with a log and metrics of its own. Every metric has to be described.
@@ -69,30 +72,215 @@ fn store() -> Arc<Faulty<MemoryAdapter>> {
     faulty(MemoryAdapter::new())
 }
 
-#[test]
-fn every_delivery_ends_in_one_log_record_with_its_fields() {
-    observed(async |log, _| {
-        let handler = Handler::default().then(500).then(200);
-        let service = DedupLayer::new(by_header(), store()).layer(handler.service());
-        for (outcome, status) in [("failed", "500"), ("completed", "200"), ("duplicate", "200")] {
-            send(&service, request("+15005550006")).await;
-            let event = log.last("delivery");
-            assert_eq!((&*event["outcome"], &*event["status"]), (outcome, status), "{event:?}");
-            assert_eq!(
-                (&*event["level"], &*event["namespace"], &*event["keys"]),
-                ("INFO", "test", "1")
-            );
-            assert!(event["duration_ms"].parse::<f64>().unwrap() >= 0.0);
-            assert_eq!(event["id"], "+15005550006");
-            assert_eq!(event.contains_key("age_ms"), outcome == "duplicate");
-            assert_eq!(event.contains_key("attempt"), outcome != "duplicate");
-        }
-        assert_eq!(log.len(), 3);
+/// Sends one delivery, and checks its record and its metrics. Returns the record, and what was measured.
+async fn reported<L: Ledger>(
+    (log, snapshotter): &(Log, Snapshotter),
+    layer: DedupLayer<L>,
+    handler: &Handler,
+    request: http::Request<impl Into<AxumBody>>,
+    [outcome, level, status]: [&str; 3],
+) -> (BTreeMap<String, String>, Sums) {
+    let (before, _) = (log.all("delivery").len(), measured(snapshotter));
+    let service = layer.layer(handler.fallible());
+    // A panic ends the task, and an error has no status.
+    let _ = tokio::spawn(service.oneshot(request.map(Into::into))).await;
+    let mut records = log.all("delivery");
+    let record = records.pop().expect("a record");
+    assert_eq!(records.len(), before, "{outcome}: more than one record");
+    let field = |name| record.get(name).map_or("", String::as_str);
+    assert_eq!(["outcome", "level", "status"].map(field), [outcome, level, status], "{record:?}");
+    assert!(field("duration_ms").parse::<f64>().unwrap() >= 0.0);
+    let sums = measured(snapshotter);
+    for name in ["tower_dedup_deliveries_total", "tower_dedup_delivery_duration_seconds"] {
+        assert_eq!(value(&sums, name, &[field("namespace"), outcome]), 1.0, "{outcome}: {sums:#?}");
+    }
+    assert_eq!(value(&sums, "tower_dedup_running", &[field("namespace")]), 0.0, "{outcome}");
+    (record, sums)
+}
 
-        // An id may be personal data.
+fn body(id: &str, body: impl Into<AxumBody>) -> http::Request<AxumBody> {
+    let mut request = request(id).map(|_| body.into());
+    request.headers_mut().insert("x-kind", "order.paid".parse().unwrap());
+    request
+}
+
+#[test]
+fn every_outcome_has_its_record_and_its_metrics() {
+    observed(async |log, snapshotter| {
+        let (watch, store) = (&(log.clone(), snapshotter), store());
+        let layer = |key: KeyExtractor| {
+            DedupLayer::new(key, Arc::clone(&store))
+                .store_timeout(Duration::from_millis(50))
+                .on_in_flight(OnInFlight::Reject)
+                .body_limit(100)
+        };
+        let test = || layer(by_header().event_type(key::header("x-kind")));
+        let handler = Handler::default();
+        let ends = async |layer, id: &str, row| {
+            reported(watch, layer, &handler, body(id, "payload"), row).await
+        };
+        let is = |record: &BTreeMap<_, _>, field: &str, text: &str| {
+            assert_eq!(record.get(field).map(String::as_str), Some(text), "{field}: {record:?}");
+        };
+
+        // What the handler did.
+        for (status, row) in [
+            (500, ["failed", "INFO", "500"]),
+            (1, ["failed", "INFO", ""]),
+            (0, ["panicked", "ERROR", ""]),
+        ] {
+            let handler = Handler::default().then(status);
+            reported(watch, test(), &handler, body("+15005550006", ""), row).await;
+        }
+        let (record, sums) = ends(test(), "+15005550006", ["completed", "INFO", "200"]).await;
+        for (field, text) in [
+            ("id", "+15005550006"),
+            ("namespace", "test"),
+            ("keys", "1"),
+            ("attempt", "4"),
+            ("takeover", "false"),
+            ("event_type", "order.paid"),
+        ] {
+            is(&record, field, text);
+        }
+        assert!(!record.contains_key("age_ms"));
+        for call in ["claim", "complete"] {
+            let calls = value(&sums, "tower_dedup_store_duration_seconds", &[call, "ok"]);
+            assert_eq!(calls, 1.0, "{call}");
+        }
+        let (record, _) = ends(test(), "+15005550006", ["duplicate", "INFO", "200"]).await;
+        assert!(record.contains_key("age_ms") && !record.contains_key("attempt"), "{record:?}");
+        is(&record, "event_type", "order.paid");
+        let hangs = Handler::default();
+        hangs.hold();
+        let timed = test().handler_timeout(Duration::from_millis(20));
+        reported(watch, timed, &hangs, body("b", ""), ["handler_timeout", "WARN", "504"]).await;
+
+        // What another process did.
+        let hour = Duration::from_secs(3_600);
+        let lapsed = CallTerms::on_completion(Token::random(), hour, Duration::ZERO);
+        store.claim(&dedup_key("taken"), &lapsed).await.unwrap();
+        let (record, sums) = ends(test(), "taken", ["completed", "INFO", "200"]).await;
+        is(&record, "takeover", "true");
+        assert_eq!(value(&sums, "tower_dedup_takeovers_total", &["test"]), 1.0);
+        let takeover = "takeover: an earlier handler of this event died or lost its lease";
+        is(&log.last(takeover), "attempt", "2");
+        store.claim(&dedup_key("held"), &terms()).await.unwrap();
+        ends(test(), "held", ["in_flight", "INFO", "503"]).await;
+
+        // What the store did.
+        store.set(StoreCall::Claim, Fault::Fail);
+        let (record, sums) = ends(test(), "c", ["unavailable", "WARN", "503"]).await;
+        is(&record, "error", "calling a faulty adapter: the store is unavailable");
+        let calls = value(&sums, "tower_dedup_store_duration_seconds", &["claim", "unavailable"]);
+        assert_eq!(calls, 1.0);
+        let open = test().on_unavailable(OnUnavailable::FailOpen);
+        let (_, sums) = ends(open, "c", ["completed", "INFO", "200"]).await;
+        assert_eq!(value(&sums, "tower_dedup_unprotected_total", &["test"]), 1.0);
+        is(&log.last("running unprotected: the store did not reply"), "level", "WARN");
+        store.set(StoreCall::Claim, Fault::None);
+
+        // What is wrong with the request.
+        let (record, _) = ends(test(), "  ", ["invalid_key", "WARN", "400"]).await;
+        is(&record, "error", "header webhook-id is empty");
+        let broken = futures_util::stream::iter([Err::<&str, _>("the upload breaks")]);
+        let slow = futures_util::stream::pending::<Result<&str, &str>>();
+        for (body_of, row) in [
+            ("x".repeat(101).into(), ["too_large", "WARN", "413"]),
+            (AxumBody::from_stream(broken), ["broken_body", "WARN", "400"]),
+            (AxumBody::from_stream(slow), ["slow_body", "WARN", "408"]),
+        ] {
+            let layer = test().body_timeout(Duration::from_millis(20));
+            reported(watch, layer, &handler, body("d", body_of), row).await;
+        }
+        let (record, _) =
+            ends(test().require_verified(), "d", ["unverified", "ERROR", "500"]).await;
+        is(&record, "error", "the request has no extension `Verified`");
+        assert!(record["fix"].contains("outside the DedupLayer"), "{record:?}");
+        let api = DedupLayer::idempotency_key(key::header("x-tenant"), Arc::clone(&store));
+        let mut unscoped = body("d", "");
+        unscoped.headers_mut().insert("idempotency-key", "d".parse().unwrap());
+        let row = ["unscoped", "ERROR", "500"];
+        let (record, _) = reported(watch, api, &handler, unscoped, row).await;
+        is(&record, "error", "the scope is missing");
+        assert!(record["fix"].contains("authenticates"), "{record:?}");
+        let (record, _) = ends(test().max_running(0), "d", ["overloaded", "WARN", "503"]).await;
+        is(&record, "error", "0 of 0 deliveries run, 0 of 256 wait for their event");
+        assert!(record["fix"].contains("`max_running`"), "{record:?}");
+
+        // Requests without an event.
+        let bypass = layer(by_header().bypass_when(|_| true));
+        ends(bypass, "e", ["bypass", "DEBUG", "200"]).await;
+        let handshake = layer(by_header().handshake_when(|_| true));
+        ends(handshake, "e", ["handshake", "INFO", "200"]).await;
+
+        // Two payloads, and a response that is too long to be stored.
+        let comparing = |refuse| {
+            test().compare_payload(key::body_digest(), refuse).replay(Replay::new().body_limit(3))
+        };
+        let (_, sums) =
+            ends(comparing(OnMismatch::Report), "f", ["completed", "INFO", "200"]).await;
+        assert_eq!(value(&sums, "tower_dedup_responses_not_stored_total", &["test"]), 1.0);
+        let not_stored = "response not stored: duplicates of this event get an empty response";
+        is(&log.last(not_stored), "why", "its body is too long");
+        is(&log.last(not_stored), "id", "f");
+        let differs = "payload mismatch: this event was handled with another payload";
+        assert!(log.all(differs).is_empty());
+        for (refuse, status) in [(OnMismatch::Report, "200"), (OnMismatch::Refuse, "422")] {
+            let row = ["mismatch", "WARN", status];
+            let (record, sums) =
+                reported(watch, comparing(refuse), &handler, body("f", "two"), row).await;
+            assert!(record.contains_key("age_ms"));
+            assert_eq!(value(&sums, "tower_dedup_mismatches_total", &["test"]), 1.0);
+            is(&log.last(differs), "id", "f");
+            is(&log.last(differs), "level", "WARN");
+        }
+    });
+}
+
+#[test]
+fn lost_lease_and_a_write_in_the_background_are_reported() {
+    observed(async |log, snapshotter| {
+        let (store, handler) = (store(), Handler::default());
+        let layer = DedupLayer::new(by_header(), Arc::clone(&store));
+        let layer = layer.store_timeout(Duration::from_millis(50));
+        let (handle, service) = (layer.handle(), layer.layer(handler.service()));
+        store.set(StoreCall::Complete, Fault::Fail);
+        send(&service, request("late")).await;
+        store.set(StoreCall::Complete, Fault::None);
+        handle.drain().await;
+        assert_eq!(log.last("completed in the background")["operation"], "complete");
+
+        handler.hold();
+        let losing = spawn_send(&service, request("lost"));
+        handler.running(1).await;
+        store.get_ref().advance(Duration::from_secs(61));
+        store.claim(&dedup_key("lost"), &terms()).await.unwrap();
+        handler.release();
+        losing.await.unwrap();
+        assert!(handler.last().lease_lost());
+        let sums = measured(&snapshotter);
+        assert_eq!(value(&sums, "tower_dedup_background_total", &["complete", "ok"]), 1.0);
+        assert_eq!(value(&sums, "tower_dedup_leases_lost_total", &["test"]), 1.0);
+    });
+}
+
+/// An id may be personal data, and the keys of clients may name persons.
+#[test]
+fn ids_are_hashed_by_choice_and_those_of_api_clients_always() {
+    observed(async |log, _| {
+        let (handler, hash) = (Handler::default(), dedup_key("k").log_id());
         let hashed = DedupLayer::new(by_header(), store()).log_ids(LogIds::Hashed);
-        send(&hashed.layer(handler.service()), request("evt_1")).await;
-        assert_eq!(log.last("delivery")["id"], crate::support::dedup_key("evt_1").log_id());
+        send(&hashed.layer(handler.service()), request("k")).await;
+        assert_eq!(log.last("delivery")["id"], hash);
+        let layer = DedupLayer::idempotency_key(key::header("x-user"), store());
+        let mut request = request("k");
+        for (name, value) in [("x-user", "u"), ("idempotency-key", "k")] {
+            request.headers_mut().insert(name, value.parse().unwrap());
+        }
+        send(&layer.layer(handler.service()), request).await;
+        let id = log.last("delivery")["id"].clone();
+        assert!(id.len() == 16 && id.bytes().all(|digit| digit.is_ascii_hexdigit()), "{id}");
     });
 }
 
@@ -114,198 +302,6 @@ fn failure_is_a_warning_where_no_retry_follows_a_response() {
             let record = log.last("delivery");
             assert_eq!((&*record["outcome"], &*record["level"]), ("failed", level), "{preset:?}");
         }
-    });
-}
-
-/// The keys of clients may name persons.
-#[test]
-fn keys_of_api_clients_are_hashed_in_logs() {
-    observed(async |log, _| {
-        let layer = DedupLayer::idempotency_key(key::header("x-user"), store());
-        let request = http::Request::post("/").header("x-user", "u").header("idempotency-key", "k");
-        let request = request.body(axum::body::Body::empty()).unwrap();
-        send(&layer.layer(Handler::default().service()), request).await;
-        let id = log.last("delivery")["id"].clone();
-        assert!(id.len() == 16 && id.bytes().all(|digit| digit.is_ascii_hexdigit()), "{id}");
-    });
-}
-
-#[test]
-fn every_outcome_is_counted_under_its_name() {
-    observed(async |log, snapshotter| {
-        let store = store();
-        let handler = Handler::default();
-        let layer = DedupLayer::new(by_header(), Arc::clone(&store))
-            .store_timeout(Duration::from_millis(50))
-            .on_in_flight(OnInFlight::Reject)
-            .body_limit(100);
-        let (handle, service) = (layer.handle(), layer.clone().layer(handler.fallible()));
-        let deliver = async |id: &str| {
-            let service = service.clone();
-            let request = request(id);
-            tokio::spawn(async move { ServiceExt::oneshot(service, request).await }).await
-        };
-        let outcome = || log.last("delivery")["outcome"].clone();
-
-        let _ = deliver("a").await;
-        assert_eq!(outcome(), "completed");
-        let _ = deliver("a").await;
-        assert_eq!(outcome(), "duplicate");
-        let failing = handler.clone().then(0).then(1);
-        let _ = deliver("panic").await;
-        assert_eq!(outcome(), "panicked");
-        let _ = deliver("error").await;
-        assert_eq!(outcome(), "failed");
-        drop(failing);
-
-        handler.hold();
-        let running = tokio::spawn(ServiceExt::oneshot(service.clone(), request("held")));
-        handler.running(1).await;
-        let _ = deliver("held").await;
-        assert_eq!(outcome(), "in_flight");
-        handler.release();
-        let _ = running.await.unwrap();
-
-        store.set(StoreCall::Claim, Fault::Fail);
-        let _ = deliver("b").await;
-        assert_eq!(outcome(), "unavailable");
-        assert_eq!(
-            log.last("delivery")["error"],
-            "calling a faulty adapter: the store is unavailable"
-        );
-        let open = layer.clone().on_unavailable(OnUnavailable::FailOpen).layer(handler.service());
-        send(&open, request("c")).await;
-        assert_eq!(log.last("running unprotected: the store did not reply")["level"], "WARN");
-        store.set(StoreCall::Claim, Fault::None);
-
-        let _ = deliver("  ").await;
-        assert_eq!(outcome(), "invalid_key");
-        assert_eq!(log.last("delivery")["error"], "header webhook-id is empty");
-        let mut large = request("large");
-        *large.body_mut() = "x".repeat(101).into();
-        let _ = ServiceExt::oneshot(service.clone(), large).await;
-        assert_eq!(outcome(), "too_large");
-        let full = layer.clone().max_running(0).layer(handler.service());
-        send(&full, request("d")).await;
-        assert_eq!(outcome(), "overloaded");
-        let record = log.last("delivery");
-        assert_eq!(record["error"], "0 of 0 deliveries run, 0 of 256 wait for their event");
-        assert!(record["fix"].contains("`max_running`"), "{record:?}");
-        drop(layer.clone().max_running(1_024));
-        let hangs = Handler::default();
-        hangs.hold();
-        let timed = layer.clone().handler_timeout(Duration::from_millis(20));
-        send(&timed.layer(hangs.service()), request("slow")).await;
-        assert_eq!(outcome(), "handler_timeout");
-        assert_eq!(log.last("delivery")["level"], "WARN");
-        assert_eq!(log.last("delivery")["status"], "504");
-        let strict = layer.clone().require_verified().layer(handler.service());
-        send(&strict, request("d")).await;
-        assert_eq!(outcome(), "unverified");
-        let record = log.last("delivery");
-        assert_eq!(record["error"], "the request has no extension `Verified`");
-        assert!(record["fix"].contains("outside the DedupLayer"), "{record:?}");
-        let api = DedupLayer::idempotency_key(key::header("x-tenant"), MemoryAdapter::new());
-        let mut unscoped = request("d");
-        unscoped.headers_mut().insert("idempotency-key", "d".parse().unwrap());
-        send(&api.layer(handler.service()), unscoped).await;
-        assert_eq!(outcome(), "unscoped");
-        assert_eq!(log.last("delivery")["level"], "ERROR");
-        assert_eq!(log.last("delivery")["error"], "the scope is missing");
-        assert!(log.last("delivery")["fix"].contains("authenticates"));
-
-        // A success while the store is gone, and a takeover.
-        store.set(StoreCall::Complete, Fault::Fail);
-        let _ = deliver("late").await;
-        assert_eq!(outcome(), "completed");
-        store.set(StoreCall::Complete, Fault::None);
-        handle.drain().await;
-        let ended = log.all("completed in the background");
-        assert!(ended.iter().any(|event| event["operation"] == "complete"), "{ended:?}");
-        let hour = Duration::from_secs(3_600);
-        let dying = CallTerms::on_completion(Token::random(), hour, Duration::ZERO);
-        let keys = crate::support::dedup_key("taken");
-        store.claim(&keys, &dying).await.unwrap();
-        let _ = deliver("taken").await;
-        let takeover = "takeover: an earlier handler of this event died or lost its lease";
-        assert_eq!(log.last(takeover)["attempt"], "2");
-        assert_eq!(log.last("delivery")["takeover"], "true");
-
-        // A lease that is lost.
-        handler.hold();
-        let losing = tokio::spawn(ServiceExt::oneshot(service.clone(), request("lost")));
-        handler.running(1).await;
-        store.get_ref().advance(Duration::from_secs(61));
-        let keys = crate::support::dedup_key("lost");
-        store.claim(&keys, &dying).await.unwrap();
-        handler.release();
-        let _ = losing.await.unwrap();
-        assert!(handler.last().lease_lost());
-
-        let sums = measured(&snapshotter);
-        let count = |name: &str, labels: &[&str]| value(&sums, name, labels);
-        for (outcome, times) in [
-            ("completed", 6.0),
-            ("duplicate", 1.0),
-            ("panicked", 1.0),
-            ("failed", 1.0),
-            ("in_flight", 1.0),
-            ("unavailable", 1.0),
-            ("invalid_key", 1.0),
-            ("too_large", 1.0),
-            ("overloaded", 1.0),
-            ("handler_timeout", 1.0),
-            ("unverified", 1.0),
-        ] {
-            let deliveries = count("tower_dedup_deliveries_total", &["test", outcome]);
-            assert_eq!(deliveries, times, "{outcome}: {sums:#?}");
-            let timed = count("tower_dedup_delivery_duration_seconds", &["test", outcome]);
-            assert_eq!(timed, times, "{outcome}");
-        }
-        assert_eq!(count("tower_dedup_takeovers_total", &["test"]), 1.0);
-        assert_eq!(count("tower_dedup_leases_lost_total", &["test"]), 1.0);
-        assert_eq!(count("tower_dedup_unprotected_total", &["test"]), 1.0);
-        assert_eq!(count("tower_dedup_background_total", &["complete", "ok"]), 1.0);
-        assert!(count("tower_dedup_store_duration_seconds", &["claim", "ok"]) >= 5.0);
-        assert_eq!(count("tower_dedup_store_duration_seconds", &["claim", "unavailable"]), 2.0);
-        assert_eq!(count("tower_dedup_running", &["test"]), 0.0);
-    });
-}
-
-#[test]
-fn mismatches_and_responses_that_are_not_stored_are_reported() {
-    observed(async |log, snapshotter| {
-        let handler = Handler::default();
-        let reporting = DedupLayer::new(by_header(), store())
-            .compare_payload(key::body_digest(), OnMismatch::Report)
-            .replay(Replay::new().body_limit(3));
-        let deliver = async |layer: &DedupLayer<_>, body: &'static str| {
-            let mut event = request("a");
-            *event.body_mut() = body.into();
-            send(&layer.layer(handler.service()), event).await.status().as_u16()
-        };
-        assert_eq!(deliver(&reporting, "one").await, 200);
-        let not_stored = "response not stored: duplicates of this event get an empty response";
-        assert_eq!(log.last(not_stored)["why"], "its body is too long");
-        assert_eq!(log.last(not_stored)["id"], "a");
-        let differs = "payload mismatch: this event was handled with another payload";
-        assert!(log.all(differs).is_empty());
-        assert_eq!(deliver(&reporting, "two").await, 200);
-        assert_eq!(log.last(differs)["id"], "a");
-        assert_eq!(log.last(differs)["level"], "WARN");
-        let event = log.last("delivery");
-        assert_eq!((&*event["outcome"], &*event["status"]), ("mismatch", "200"));
-        assert!(event.contains_key("age_ms"));
-
-        let refusing = reporting.compare_payload(key::body_digest(), OnMismatch::Refuse);
-        assert_eq!(deliver(&refusing, "two").await, 422);
-        assert_eq!(log.last("delivery")["status"], "422");
-        let sums = measured(&snapshotter);
-        let count = |name: &str, labels: &[&str]| value(&sums, name, labels);
-        assert_eq!(count("tower_dedup_mismatches_total", &["test"]), 2.0);
-        assert_eq!(count("tower_dedup_responses_not_stored_total", &["test"]), 1.0);
-        assert_eq!(count("tower_dedup_deliveries_total", &["test", "mismatch"]), 2.0);
-        assert_eq!(count("tower_dedup_store_duration_seconds", &["claim", "ok"]), 3.0);
     });
 }
 
@@ -448,7 +444,7 @@ fn refused_request_is_logged_with_the_id_that_it_claims() {
         let named = |id: &str| http::Request::post("/hook").header("webhook-id", id.as_bytes());
         let evt = r#"{"id":"evt_1"}"#;
         let large = format!(r#"{{"id":"evt_1","text":"{}"}}"#, "x".repeat(64 * 1024));
-        let hashed = crate::support::dedup_key("push-1").log_id();
+        let hashed = dedup_key("push-1").log_id();
         for (verify, request, body, id) in [
             (&stripe, signed(), evt, Some("evt_1")),
             (&stripe, signed(), "no json", None),
@@ -515,7 +511,7 @@ const NEARLY_FULL: &str = "nearly full: the memory store has reached four fifths
 
 async fn record(adapter: &MemoryAdapter, ids: std::ops::Range<usize>) {
     for id in ids {
-        let keys = crate::support::dedup_key(&id.to_string());
+        let keys = dedup_key(&id.to_string());
         let day = CallTerms::on_claim(Token::random(), Duration::from_secs(86_400));
         assert_eq!(adapter.claim(&keys, &on_claim(&day)).await.unwrap(), FIRST);
     }
@@ -532,7 +528,7 @@ fn a_memory_store_that_is_four_fifths_full_is_logged_once_an_hour() {
         // A forgotten key leaves a row, which the next new keys replace.
         let forget = async |ids: std::ops::Range<usize>| {
             for id in ids {
-                adapter.forget(&crate::support::dedup_key(&id.to_string())).await.unwrap();
+                adapter.forget(&dedup_key(&id.to_string())).await.unwrap();
             }
         };
         forget(0..10).await;

@@ -3,7 +3,6 @@
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -16,14 +15,14 @@ use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, StoredData, Token};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
-use tower_dedup::key::{DedupKey, Event, Extracted, KeyExtractor, Keys};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{BoxError, DedupAnswer, DedupLayer, Replay};
 
 use crate::support::ledgers::{Inner, Replaying, Setup};
 use crate::support::log::Log;
+use crate::support::multi_event::by_word;
 use crate::support::{
-    Body, answered, by_header, dedup_key, faulty, request, stored_data, until, writes_nothing,
+    Body, Handler, answered, by_header, dedup_key, faulty, request, send, stored_data, until,
 };
 
 type Boxed = http_body_util::combinators::UnsyncBoxBody<Bytes, BoxError>;
@@ -32,33 +31,20 @@ async fn layer<S: Setup<Ledger: Replaying>>(setup: &S) -> DedupLayer<S::Ledger> 
     S::Ledger::replaying(setup.layer(by_header()).await)
 }
 
-/// Answers with a status, some headers and a body that contain the number of its run.
-#[derive(Clone, Default)]
-struct Counted(Arc<AtomicUsize>);
-
-impl Counted {
-    fn runs(&self) -> usize {
-        self.0.load(Ordering::SeqCst)
-    }
-
-    fn service(&self) -> impl Inner {
-        let handler = self.clone();
-        tower::service_fn(move |request: Request<Body>| {
-            writes_nothing(&request);
-            handler.clone().answer()
-        })
-    }
-
-    async fn answer(self) -> Result<Response<Body>, Infallible> {
-        let run = self.0.fetch_add(1, Ordering::SeqCst) + 1;
-        let response = Response::builder()
-            .status(StatusCode::ACCEPTED)
-            .header(CONTENT_TYPE, "text/xml")
-            .header(SET_COOKIE, "session=secret")
-            .header(ETAG, "\"1\"")
-            .body(Full::from(format!("<Response>{run}</Response>")));
-        Ok(response.unwrap())
-    }
+/// A handler whose successes have a status, some headers, and a body with the number of the run.
+fn numbered(handler: &Handler) -> impl Inner {
+    let runs = handler.clone();
+    handler.service().map_response(move |mut response: Response<Body>| {
+        if response.status() == 200 {
+            *response.status_mut() = StatusCode::ACCEPTED;
+        }
+        for (name, value) in
+            [(CONTENT_TYPE, "text/xml"), (SET_COOKIE, "session=secret"), (ETAG, "\"1\"")]
+        {
+            response.headers_mut().insert(name, HeaderValue::from_static(value));
+        }
+        response.map(|_| Full::from(format!("<Response>{}</Response>", runs.runs())))
+    })
 }
 
 /// The status, result header, content type and body.
@@ -89,14 +75,14 @@ fn empty() -> (u16, Option<String>, Option<String>, Bytes) {
 }
 
 async fn duplicate_gets_the_first_response<S: Setup<Ledger: Replaying>>(setup: S) {
-    let handler = Counted::default();
-    let inner = handler.service();
+    let handler = Handler::default();
+    let inner = numbered(&handler);
     let service = layer(&setup).await.layer(inner.clone());
-    let answer = service.clone().oneshot(request("a")).await.unwrap();
+    let answer = send(&service, request("a")).await;
     assert_eq!(answer.headers()[SET_COOKIE], "session=secret", "the first has all of it");
     assert_eq!(seen(answer).await, first("<Response>1</Response>"));
     for _ in 0..2 {
-        let answer = service.clone().oneshot(request("a")).await.unwrap();
+        let answer = send(&service, request("a")).await;
         assert!(!answer.headers().contains_key(SET_COOKIE), "a cookie is for one client");
         assert!(!answer.headers().contains_key(ETAG), "not one of the chosen headers");
         assert_eq!(answer.extensions().get(), Some(&DedupAnswer::Duplicate));
@@ -112,71 +98,38 @@ async fn duplicate_gets_the_first_response<S: Setup<Ledger: Replaying>>(setup: S
 }
 
 async fn delivery_that_waited_gets_the_first_response<S: Setup<Ledger: Replaying>>(setup: S) {
-    let handler = Counted::default();
-    let (run, go) = (handler.clone(), Arc::new(tokio::sync::Semaphore::new(0)));
-    let (started, until_go) = (Arc::new(AtomicUsize::new(0)), Arc::clone(&go));
-    let count = Arc::clone(&started);
-    let layer = layer(&setup).await;
-    let (handle, service) = (
-        layer.handle(),
-        layer.layer(tower::service_fn(move |request: Request<Body>| {
-            writes_nothing(&request);
-            let (run, go) = (run.clone(), Arc::clone(&until_go));
-            count.fetch_add(1, Ordering::SeqCst);
-            async move {
-                go.acquire().await.unwrap().forget();
-                run.answer().await
-            }
-        })),
-    );
+    let (handler, layer) = (Handler::default(), layer(&setup).await);
+    handler.hold();
+    let (handle, service) = (layer.handle(), layer.layer(numbered(&handler)));
     let one = tokio::spawn(service.clone().oneshot(request("a")));
-    until(|| started.load(Ordering::SeqCst) == 1).await;
+    handler.running(1).await;
     let two = tokio::spawn(service.oneshot(request("a")));
     until(|| handle.waiting() == 1).await;
-    go.add_permits(1);
+    handler.release();
     assert_eq!(seen(one.await.unwrap().unwrap()).await, first("<Response>1</Response>"));
     assert_eq!(seen(two.await.unwrap().unwrap()).await, again("<Response>1</Response>"));
 }
 
 async fn failure_is_not_stored_and_a_success_after_it_is<S: Setup<Ledger: Replaying>>(setup: S) {
-    let runs = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&runs);
-    let service = layer(&setup).await.layer(tower::service_fn(move |request: Request<Body>| {
-        writes_nothing(&request);
-        let run = count.fetch_add(1, Ordering::SeqCst) + 1;
-        async move {
-            let status = if run == 1 { 500 } else { 202 };
-            let response = Response::builder().status(status).header(CONTENT_TYPE, "text/xml");
-            Ok::<_, Infallible>(response.body(Body::from(run.to_string())).unwrap())
-        }
-    }));
-    let answers = [(500, "1", None), (202, "2", None), (202, "2", Some("duplicate"))];
-    for (status, body, result) in answers {
-        let (was, said, _, read) = seen(service.clone().oneshot(request("a")).await.unwrap()).await;
-        assert_eq!((was, said.as_deref(), &read[..]), (status, result, body.as_bytes()));
+    let handler = Handler::default().then(500);
+    let service = layer(&setup).await.layer(numbered(&handler));
+    let mut failed = first("<Response>1</Response>");
+    failed.0 = 500;
+    for answer in [failed, first("<Response>2</Response>"), again("<Response>2</Response>")] {
+        assert_eq!(seen(send(&service, request("a")).await).await, answer);
     }
 }
 
 /// A key that is claimed after its expiry has lost its stored response.
 async fn response_stored_before_the_key_expired_is_gone<S: Setup<Ledger: Replaying>>(setup: S) {
-    let handler = Counted::default();
-    let inner = handler.service();
-    let brief = Duration::from_millis(100);
-    let briefly = layer(&setup).await.lease(brief).retention(brief).layer(inner.clone());
-    let answer = briefly.oneshot(request("a")).await.unwrap();
+    let handler = Handler::default();
+    let inner = numbered(&handler);
+    let service = layer(&setup).await.layer(inner.clone());
+    let answer = send(&service, request("a")).await;
     assert_eq!(seen(answer).await, first("<Response>1</Response>"));
+    setup.age(Duration::from_secs(40 * 86_400)).await;
     let plain = setup.layer(by_header()).await.layer(inner.clone());
-    let expired = async {
-        loop {
-            let answer = seen(plain.clone().oneshot(request("a")).await.unwrap()).await;
-            if answer != empty() {
-                return answer;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    let answer = tokio::time::timeout(Duration::from_secs(10), expired).await.expect("it expires");
-    assert_eq!(answer, first("<Response>2</Response>"));
+    assert_eq!(seen(send(&plain, request("a")).await).await, first("<Response>2</Response>"));
     let replaying = layer(&setup).await.layer(inner);
     assert_eq!(seen(replaying.oneshot(request("a")).await.unwrap()).await, empty());
     assert_eq!(handler.runs(), 2);
@@ -233,7 +186,7 @@ async fn body_at_the_limit_is_stored_and_a_larger_one_is_not() {
     let all = || frames(vec![data("abc"), data("def")]);
     let service = layer.layer(with_body(all));
     for result in [None, Some("duplicate".to_owned())] {
-        let answer = seen(service.clone().oneshot(request("a")).await.unwrap()).await;
+        let answer = seen(send(&service, request("a")).await).await;
         assert_eq!((answer.1, &answer.3[..]), (result, &b"abcdef"[..]));
     }
     let more = || frames(vec![data("abc"), data("defg"), data("hij"), data("k")]);
@@ -260,9 +213,9 @@ async fn body_at_the_limit_is_stored_and_a_larger_one_is_not() {
 /// looked at.
 #[tokio::test]
 async fn response_of_the_event_that_the_second_identity_names_is_replayed() {
-    let (handler, keys) = (Counted::default(), by_header().content_identity());
+    let (handler, keys) = (Handler::default(), by_header().content_identity());
     let service =
-        DedupLayer::new(keys, MemoryAdapter::new()).replay(Replay::new()).layer(handler.service());
+        DedupLayer::new(keys, MemoryAdapter::new()).replay(Replay::new()).layer(numbered(&handler));
     let event = |id: &str, body: &'static str| request(id).map(|_| Body::from(body));
     for (id, body, expected) in [
         ("k1", "one", first("<Response>1</Response>")),
@@ -285,7 +238,7 @@ async fn response_with_trailers_reaches_the_first_delivery_whole_and_is_not_stor
         trailers.insert("x-checksum", HeaderValue::from_static("1"));
         frames(vec![data("abc"), Ok(Frame::trailers(trailers))])
     }));
-    let answer = service.clone().oneshot(request("a")).await.unwrap();
+    let answer = send(&service, request("a")).await;
     // Otherwise a server would announce a length, and send no trailers.
     assert_eq!(http_body::Body::size_hint(answer.body()).exact(), None);
     let collected = answer.into_body().collect().await.unwrap();
@@ -329,12 +282,12 @@ async fn stream_is_not_read_and_not_stored() {
         let started = tokio::time::Instant::now();
         let first = if is_stream {
             // Nothing was sent yet.
-            let first = service.clone().oneshot(request("a")).await.unwrap();
+            let first = send(&service, request("a")).await;
             send_all();
             first
         } else {
             send_all();
-            service.clone().oneshot(request("a")).await.unwrap()
+            send(&service, request("a")).await
         };
         assert_eq!(started.elapsed(), Duration::ZERO, "{name}: {value}");
         assert_eq!(first.headers()[&name], value);
@@ -395,7 +348,7 @@ async fn response_that_takes_too_long_is_completed_without_it() {
         BodyExt::boxed_unsync(StreamBody::new(Box::pin(frames)))
     }));
     let started = tokio::time::Instant::now();
-    let answer = service.clone().oneshot(request("a")).await.unwrap();
+    let answer = send(&service, request("a")).await;
     assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
     assert_eq!(&seen(answer).await.3[..], b"tick tick tick tick tick ");
     assert_eq!(seen(service.oneshot(request("a")).await.unwrap()).await, empty());
@@ -405,17 +358,17 @@ async fn response_that_takes_too_long_is_completed_without_it() {
 #[tokio::test]
 async fn response_is_replayed_while_its_completion_is_pending() {
     let store = faulty(MemoryAdapter::new());
-    let handler = Counted::default();
+    let handler = Handler::default();
     let layer = DedupLayer::new(by_header(), Arc::clone(&store))
         .replay(Replay::new())
         .store_timeout(Duration::from_millis(50));
     let handle = layer.handle();
-    let service = layer.layer(handler.service());
+    let service = layer.layer(numbered(&handler));
     store.set(StoreCall::Complete, Fault::Fail);
-    let answer = service.clone().oneshot(request("a")).await.unwrap();
+    let answer = send(&service, request("a")).await;
     assert_eq!(seen(answer).await, first("<Response>1</Response>"));
     assert_eq!(stored_data(&*store, &dedup_key("a")).await, None);
-    let answer = service.clone().oneshot(request("a")).await.unwrap();
+    let answer = send(&service, request("a")).await;
     assert_eq!(seen(answer).await, again("<Response>1</Response>"));
     store.set(StoreCall::Complete, Fault::None);
     handle.drain().await;
@@ -430,8 +383,8 @@ async fn event_without_a_stored_response_is_a_plain_duplicate() {
     let adapter = Arc::new(MemoryAdapter::new());
     let earlier = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
     adapter.complete(&dedup_key("a"), &earlier).await.unwrap();
-    let handler = Counted::default();
-    let service = replaying(&adapter, Replay::new()).layer(handler.service());
+    let handler = Handler::default();
+    let service = replaying(&adapter, Replay::new()).layer(numbered(&handler));
     assert_eq!(seen(service.oneshot(request("a")).await.unwrap()).await, empty());
     assert_eq!(handler.runs(), 0);
 }
@@ -440,34 +393,22 @@ async fn event_without_a_stored_response_is_a_plain_duplicate() {
 /// with two identities is not.
 #[tokio::test]
 async fn response_to_a_multi_event_delivery_is_not_stored_and_either_identity_replays() {
-    let by_query = KeyExtractor::from_fn("test", |request| {
-        let events = request.uri().query().unwrap_or_default().split('&').map(|id| {
-            let event = |id| DedupKey::new("test", id).map(Event::new);
-            match id.split_once('=') {
-                Some((id, second)) => {
-                    Ok(event(id)?.with_second_identity(DedupKey::new("second", second)?))
-                }
-                None => event(id),
-            }
-        });
-        Ok(Keys::new(events.collect::<Result<_, _>>()?).map_or(Extracted::Missing, Extracted::Keys))
-    });
-    let handler = Counted::default();
-    let service = DedupLayer::new(by_query, MemoryAdapter::new())
+    let handler = Handler::default();
+    let service = DedupLayer::new(by_word(), MemoryAdapter::new())
         .replay(Replay::new())
-        .layer(handler.service());
-    let deliver = async |query: &str| {
-        let request = Request::post(format!("/?{query}")).body(Body::default()).unwrap();
+        .layer(numbered(&handler));
+    let deliver = async |words: &'static str| {
+        let request = Request::post("/").body(Body::from(words)).unwrap();
         seen(service.clone().oneshot(request).await.unwrap()).await
     };
-    assert_eq!(deliver("a&b").await, first("<Response>1</Response>"));
-    assert_eq!(deliver("a&b").await, empty());
+    assert_eq!(deliver("a b").await, first("<Response>1</Response>"));
+    assert_eq!(deliver("a b").await, empty());
     assert_eq!(deliver("a").await, empty());
     assert_eq!(deliver("evt_1=paid").await, first("<Response>2</Response>"));
     assert_eq!(deliver("evt_2=paid").await, again("<Response>2</Response>"));
     assert_eq!(deliver("evt_1").await, again("<Response>2</Response>"));
     // A stored response answers for its own event, not for a delivery with other events.
-    assert_eq!(deliver("evt_1&a").await, empty());
+    assert_eq!(deliver("evt_1 a").await, empty());
 }
 
 #[tokio::test]
@@ -486,7 +427,7 @@ async fn chosen_headers_are_stored_with_all_their_values_if_they_are_text() {
         })
     };
     let service = layer.layer(respond("\u{e9}".as_bytes()));
-    service.clone().oneshot(request("a")).await.unwrap();
+    send(&service, request("a")).await;
     let answer = service.oneshot(request("a")).await.unwrap();
     let links: Vec<_> = answer.headers().get_all("link").iter().collect();
     assert_eq!(links, ["<a>", "<b>"]);

@@ -1,16 +1,13 @@
 //! How an operator lets an event run again, under every ledger; and the types of events.
 
-use futures_util::future::join_all;
 use http::Request;
 use tower::Layer;
-use tower_dedup::adapter::SqliteAdapter;
 use tower_dedup::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
-use tower_dedup::{DedupKey, DedupLayer, key, provider};
+use tower_dedup::{DedupKey, key, provider};
 
 use crate::compare_payload::{answer, duplicate, ran};
 use crate::support::ledgers::Setup;
-use crate::support::log::Log;
-use crate::support::{Body, Handler, by_header, dedup_key, request, result, send, sqlite_url};
+use crate::support::{Body, Handler, by_header, dedup_key, request, result, send};
 
 async fn forget(operator: &dyn MaintenanceAdapter, key: &DedupKey) {
     assert_eq!(operator.forget(key).await.unwrap(), ForgetReply::Removed, "{key:?}");
@@ -32,27 +29,6 @@ async fn forgotten_event_runs_once_more<S: Setup>(setup: S) {
     assert_eq!(handler.runs(), 2);
     let entry = operator.get(&dedup_key("a")).await.unwrap().unwrap();
     assert!(matches!(entry.state, KeyState::Complete), "{entry:?}");
-}
-
-/// Deliveries in two processes at the same moment.
-async fn one_of_many_deliveries_runs_again<S: Setup>(setup: S) {
-    let (handler, operator) = (Handler::default(), setup.operator().await);
-    let one = setup.layer(by_header()).await.layer(handler.service());
-    let other = setup.layer(by_header()).await.layer(handler.service());
-    for round in 1..=8 {
-        let id = format!("{}", round % 2);
-        if round > 2 {
-            forget(&*operator, &dedup_key(&id)).await;
-        }
-        let answers = join_all(
-            (0..8).map(|_| async { [answer!(&one, request(&id)), answer!(&other, request(&id))] }),
-        );
-        // A delivery that has waited for too long is in flight.
-        for (status, _) in answers.await.into_iter().flatten() {
-            assert!([200, 503].contains(&status), "{status}");
-        }
-        assert_eq!(handler.runs(), round);
-    }
 }
 
 /// The second identity is complete for this very key. So the key alone decides.
@@ -89,26 +65,6 @@ fn body_id() -> String {
     keys.first().id().to_owned()
 }
 
-async fn running_event_is_not_forgotten<S: Setup>(setup: S) {
-    let (handler, operator) = (Handler::default(), setup.operator().await);
-    let service = setup.layer(by_header()).await.layer(handler.service());
-    for _ in 0..2 {
-        handler.hold();
-        let operate = async {
-            handler.running(1).await;
-            let reply = operator.forget(&dedup_key("a")).await;
-            handler.release();
-            reply
-        };
-        let deliver = async { answer!(&service, request("a")) };
-        let (reply, answer) = futures_util::future::join(operate, deliver).await;
-        assert_eq!(reply.unwrap(), ForgetReply::InFlight);
-        assert_eq!(answer, ran());
-        assert_eq!(answer!(&service, request("a")), duplicate());
-        forget(&*operator, &dedup_key("a")).await;
-    }
-}
-
 /// The type stands in the store, in the handler's `Delivery`, and in the delivery's record.
 async fn type_of_an_event_is_stored<S: Setup>(setup: S) {
     let (handler, operator) = (Handler::default(), setup.operator().await);
@@ -142,42 +98,18 @@ crate::on_ledgers!(
         lease_postgres = OnPostgres,
         transactional_sqlite = InSqlite,
         transactional_postgres = InPostgres,
-        arrival_sqlite = ArrivedInSqlite,
-        arrival_postgres = ArrivedInPostgres,
     ],
     forgotten_event_runs_once_more,
-    one_of_many_deliveries_runs_again,
+    forgotten_key_is_enough_for_an_event_with_two_identities,
     type_of_an_event_is_stored,
 );
 
-mod releasing {
-    use super::{
-        forgotten_key_is_enough_for_an_event_with_two_identities, running_event_is_not_forgotten,
-    };
+mod with_one_identity {
+    use super::{forgotten_event_runs_once_more, type_of_an_event_is_stored};
 
     crate::on_ledgers!(
-        [
-            lease_sqlite = OnSqlite,
-            lease_postgres = OnPostgres,
-            transactional_sqlite = InSqlite,
-            transactional_postgres = InPostgres,
-        ],
-        running_event_is_not_forgotten,
-        forgotten_key_is_enough_for_an_event_with_two_identities,
+        [arrival_sqlite = ArrivedInSqlite, arrival_postgres = ArrivedInPostgres],
+        forgotten_event_runs_once_more,
+        type_of_an_event_is_stored,
     );
-}
-
-#[tokio::test]
-async fn type_is_logged() {
-    let (log, _guard) = Log::of_this_thread();
-    let dir = tempfile::tempdir().unwrap();
-    let adapter = SqliteAdapter::connect(&sqlite_url(dir.path())).await.unwrap();
-    let typed = by_header().event_type(key::header("x-kind"));
-    let service = DedupLayer::new(typed, adapter).layer(Handler::default().service());
-    for expected in [ran(), duplicate()] {
-        let mut request = request("a");
-        request.headers_mut().insert("x-kind", "order.paid".parse().unwrap());
-        assert_eq!(answer!(&service, request), expected);
-        assert_eq!(log.last("delivery")["event_type"], "order.paid");
-    }
 }

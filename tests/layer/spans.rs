@@ -5,15 +5,15 @@ use std::sync::{Arc, Mutex};
 
 use tower::Layer;
 use tower_dedup::adapter::MemoryAdapter;
-use tower_dedup::{DedupLayer, Deduplicator, LogIds, Mode};
+use tower_dedup::{DedupLayer, Deduplicator, Mode};
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::with_default;
 use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::support::log::{Fields, Log, ask_all_subscribers};
-use crate::support::{Handler, by_header, dedup_key, request, send};
+use crate::support::log::{Fields, ask_all_subscribers};
+use crate::support::{by_header, dedup_key, request, send};
 
 /// A span: its name, its parent, its fields.
 #[derive(Debug, Clone, Default)]
@@ -170,24 +170,6 @@ fn without_the_spans_the_task_stays_in_the_span_of_the_request() {
         assert_eq!(spans.around(message), ["request"], "{message}");
     }
     assert!(spans.named("delivery").is_empty() && spans.named("store").is_empty());
-}
-
-#[test]
-fn without_the_spans_the_record_has_the_id_or_its_hash() {
-    let log = Log::default();
-    let wanted = filter_fn(|metadata| metadata.is_event());
-    with_default(tracing_subscriber::registry().with(wanted).with(log.clone()), || {
-        runtime().block_on(async {
-            for (ids, id) in [
-                (LogIds::Hashed, dedup_key("a").log_id().to_string()),
-                (LogIds::Plain, "a".to_owned()),
-            ] {
-                let layer = DedupLayer::new(by_header(), MemoryAdapter::new()).log_ids(ids);
-                send(&layer.layer(Handler::default().service()), request("a")).await;
-                assert_eq!(log.last("delivery")["id"], id, "{ids:?}");
-            }
-        });
-    });
 }
 
 #[test]

@@ -169,7 +169,7 @@ async fn handler_past_its_timeout_is_dropped_answered_504_and_run_by_the_retry()
 }
 
 /// The timeout ends a hanging delivery. The delivery that waits for it then runs the event.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn handler_timeout_wakes_a_waiting_delivery() {
     let (store, handler) = (store(), Handler::default());
     handler.hold();

@@ -17,9 +17,7 @@ use tower::{Layer, ServiceBuilder};
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::{DedupAdapter, Fetch, RenewReply};
 use tower_dedup::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
-use tower_dedup::testing::{
-    Fault, FaultyAdapter, StoreCall, abandon, redeliver, redeliver_at_once,
-};
+use tower_dedup::testing::{Fault, StoreCall, abandon, redeliver, redeliver_at_once};
 use tower_dedup::verify::VerifyLayer;
 use tower_dedup::{DedupAnswer, DedupLayer, OnInFlight, Replay, StoreErrorKind, provider, testing};
 
@@ -43,6 +41,12 @@ async fn redeliver_returns_the_responses_in_order() {
     assert_eq!(responses.get(0).body(), "handled");
     assert!(responses.get(2).body().is_empty());
     assert_eq!(responses.get(2).extensions().get(), Some(&DedupAnswer::Duplicate));
+    // The results are counted under every header, and without one.
+    for header in [Some(HeaderName::from_static("x-other")), None] {
+        let layer = layer().result_header(header).replay(Replay::new());
+        let responses = redeliver(layer.layer(handler.service()), request("a"), 2).await;
+        assert_eq!((responses.handled(), responses.duplicates()), (1, 1));
+    }
 }
 
 #[tokio::test]
@@ -69,16 +73,6 @@ async fn redeliver_sends_head_and_body_with_every_copy() {
     assert_eq!(responses.statuses(), [500, 500]);
     let one = ("/hook".to_owned(), 7, Bytes::from("payload"));
     assert_eq!(*seen.lock().unwrap(), [one.clone(), one]);
-}
-
-#[tokio::test]
-async fn results_are_counted_under_every_header_and_without_one() {
-    let named = layer().result_header(Some(HeaderName::from_static("x-other")));
-    let handler = Handler::default();
-    for layer in [named, layer().result_header(None), layer().replay(Replay::new())] {
-        let responses = redeliver(layer.layer(handler.service()), request("a"), 2).await;
-        assert_eq!((responses.handled(), responses.duplicates()), (1, 1));
-    }
 }
 
 /// An inner limit: a copy that is not ready waits for the others.
@@ -210,12 +204,6 @@ async fn nth_call_has_its_fault_and_no_other() {
     assert_eq!(released, [false, true, false]);
 }
 
-#[test]
-#[should_panic(expected = "the next call has the number 1")]
-fn zeroth_call_is_refused() {
-    FaultyAdapter::new(MemoryAdapter::new()).set_nth(StoreCall::Claim, 0, Fault::Fail);
-}
-
 #[tokio::test(start_paused = true)]
 async fn each_fault_executes_what_it_says() {
     let lasting = Duration::from_secs(1);
@@ -307,11 +295,4 @@ async fn request_of_every_preset_is_verified_and_runs_once() {
         signed += 1;
     }
     assert_eq!(signed, 19, "presets with a scheme");
-}
-
-#[test]
-#[should_panic(expected = "there is no signature scheme for `postmark`")]
-fn request_of_a_preset_without_a_scheme_is_not_signed() {
-    let event = testing::request(provider::POSTMARK, "/hook", "1");
-    let _ = testing::sign(event, provider::POSTMARK, "secret");
 }

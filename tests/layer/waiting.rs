@@ -9,12 +9,11 @@ use http::{Request, Response};
 use tokio::task::JoinHandle;
 use tower::{Layer, Service, ServiceExt};
 use tower_dedup::adapter::MemoryAdapter;
-use tower_dedup::adapter::contract::{
-    Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, StoreFuture,
-};
+use tower_dedup::adapter::contract::DedupAdapter;
 use tower_dedup::testing::StoreCall;
-use tower_dedup::{DedupKey, DedupLayer, OnInFlight, ResponseBody};
+use tower_dedup::{DedupLayer, OnInFlight, ResponseBody};
 
+use crate::hooked::Hooked;
 use crate::observe::observed;
 use crate::support::ledgers::Inner;
 use crate::support::log::Log;
@@ -89,46 +88,17 @@ async fn waiting_duplicates_of_one_event_leave_new_events_their_places() {
     assert_eq!(held.runs(), 1);
 }
 
-/// A store whose claims take 5 ms.
-struct Slow(MemoryAdapter);
-
-impl DedupAdapter for Slow {
-    fn abilities(&self) -> Abilities {
-        self.0.abilities()
-    }
-
-    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
-        Box::pin(async {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-            self.0.claim(key, terms).await
-        })
-    }
-
-    fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()> {
-        self.0.release(key, terms)
-    }
-
-    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, RenewReply> {
-        self.0.renew(key, terms)
-    }
-
-    fn complete<'a>(
-        &'a self,
-        key: &'a DedupKey,
-        terms: &'a CallTerms,
-    ) -> StoreFuture<'a, CompleteReply> {
-        self.0.complete(key, terms)
-    }
-}
-
 /// Two of four permits are held by handlers. One more is held by the claims of all waiting duplicates together.
 #[tokio::test(start_paused = true)]
 async fn claims_of_waiting_duplicates_leave_a_permit_to_new_events() {
     let held = Handler::default();
     held.hold();
-    let layer = DedupLayer::new(by_header(), Slow(MemoryAdapter::new()))
-        .max_running(4)
-        .on_in_flight(OnInFlight::Wait(MINUTE));
+    let slow = Hooked::default().before(StoreCall::Claim, |_, _| async {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        Ok(())
+    });
+    let layer =
+        DedupLayer::new(by_header(), slow).max_running(4).on_in_flight(OnInFlight::Wait(MINUTE));
     let (handle, service) = (layer.handle(), layer.layer(slow_or_quick(&held)));
     let slow = ["slow-1", "slow-2"].map(|id| deliver(&service, request(id)));
     held.running(2).await;

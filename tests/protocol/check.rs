@@ -93,9 +93,6 @@
 //! | the release waits for a replica | `wait_replicas` in `redis/slot.rs`, `durable.sql` | `RUNS` |
 //! | a key in release is in flight in its process | `Doubt::apply` | `RUNS` |
 //! | so is a key whose release ended during the claim | `Pending::removals` | `RUNS` |
-//! | a duplicate releases the identities that it has claimed | `resolve` | `RUNS` |
-//! | the key of an event is claimed only if its second identity was | `Replies::later_keys` | `RUNS` |
-//! | a second identity that a claim of this process has completed, and may release, is in flight | `is_shared` in `Doubt::apply` | `RUNS` |
 //!
 //! What differs from the code:
 //!
@@ -376,16 +373,6 @@ fn on_arrival_in_two_processes() {
     ] {
         check(&format!("on arrival, one key, {name}"), on_arrival(one_key(faults)));
     }
-    for (name, faults) in [
-        ("no faults", NO_FAULTS),
-        ("a call fails", Faults { calls: 1, ..NO_FAULTS }),
-        ("a crash", Faults { crashes: 1, ..NO_FAULTS }),
-    ] {
-        check(&format!("on arrival, shared identity, {name}"), on_arrival(shared_identity(faults)));
-        check(&format!("on arrival, two identities, {name}"), on_arrival(two_identities(faults)));
-    }
-    check("on arrival, second identity once", on_arrival(second_identity_once()));
-    check("on arrival, replayed body", on_arrival(replayed_body(NO_FAULTS)));
 }
 
 #[test]
@@ -395,9 +382,6 @@ fn on_arrival_in_one_process_runs_what_is_acknowledged() {
     let faults = Faults { calls: 2, failovers: 1, ..NO_FAULTS };
     check("on arrival, one process, a failover", on_arrival(in_one_process(one_key(faults))));
     let faults = Faults { calls: 1, ..NO_FAULTS };
-    for protocol in [shared_identity(faults), two_identities(faults)] {
-        check("on arrival, one process, two identities", on_arrival(in_one_process(protocol)));
-    }
     let slow = Protocol { slow: true, ..in_one_process(one_key(faults)) };
     check("on arrival, one process, a duplicate before the time-out", on_arrival(slow));
 }
@@ -441,13 +425,6 @@ fn on_arrival_with_a_broken_rule_is_found() {
         (Rule::ReleaseIsAFence, one(calls(1)), properties::RUNS),
         (Rule::ReleaseIsReplicated, one(failover), properties::RUNS),
         (Rule::RemovalIsNoticed, one(calls(2)), properties::RUNS),
-        (Rule::KeyNeedsItsSecond, two_identities(NO_FAULTS), properties::RUNS),
-        (Rule::SharedClaimIsInFlight, in_one_process(two_identities(calls(1))), properties::RUNS),
-        (
-            Rule::DuplicateReleasesItsClaims,
-            in_one_process(second_identity_once()),
-            properties::RUNS,
-        ),
     ] {
         let protocol = Protocol { broken: Some(rule), ..on_arrival(protocol) };
         check_broken(rule, protocol, property);

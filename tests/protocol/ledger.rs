@@ -4,7 +4,7 @@
 
 use super::delivery::{Job, Phase, Process};
 use super::protocol::{Ledger, Protocol, Rule, State};
-use super::store::{Action, Call, Key, Reply, Row, Token};
+use super::store::{Action, Call, Key, Reply, Token};
 
 impl Protocol {
     /// Returns one bit for each place whose key has a pending completion: `Pending::split` in `Claims::claim`.
@@ -52,7 +52,7 @@ impl Protocol {
     /// `Replies::later_keys` in `resolve.rs`.
     pub(crate) fn ends_early(&self, action: Action, replies: &[Reply]) -> bool {
         let is_refused = matches!(replies.last(), Some(Reply::Duplicate | Reply::InFlight));
-        action == Action::Claim && is_refused && self.holds(Rule::KeyNeedsItsSecond)
+        action == Action::Claim && is_refused
     }
 
     /// Goes on after the last reply of a call.
@@ -108,18 +108,6 @@ impl Protocol {
                 *reply = Reply::InFlight;
             }
         }
-        if keys.len() == 1 {
-            return replies;
-        }
-        let row = state.store.row(keys[0]);
-        let is_shared = state.deliveries.iter().enumerate().any(|(other, delivery)| {
-            matches!(&delivery.phase,
-                Phase::Calling { process: at, action: Action::Claim, token, .. }
-                    if other != index && *at == process && row == Row::Complete(*token))
-        });
-        if replies[0] == Reply::Duplicate && is_shared && self.holds(Rule::SharedClaimIsInFlight) {
-            replies[0] = Reply::InFlight;
-        }
         replies
     }
 
@@ -142,12 +130,8 @@ impl Protocol {
                 continue;
             }
             let completes = is_duplicate && !self.holds(Rule::DuplicateReleasesItsClaims);
-            match (completes, self.ledger) {
-                (false, _) => self.spawn(state, process, Action::Release, token, *key),
-                (true, Ledger::Lease) => self.spawn(state, process, Action::Complete, token, *key),
-                // It is complete since its claim.
-                (true, Ledger::OnArrival) => {}
-            }
+            let action = if completes { Action::Complete } else { Action::Release };
+            self.spawn(state, process, action, token, *key);
         }
         Some(if is_duplicate {
             Phase::Acknowledged { duplicate: true }

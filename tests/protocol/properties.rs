@@ -123,7 +123,7 @@ fn on_arrival(protocol: &Protocol, properties: &mut Vec<Property<Protocol>>) {
     if failovers + expiries > 0 {
         properties.push(Property::sometimes("an event runs twice", |_, state| runs(state) > 1));
     }
-    if protocol.deliveries[0].len() > 1 || calls > 0 {
+    if calls > 0 {
         properties.push(Property::sometimes("an event is in flight", |_, state| {
             any(state, |phase| *phase == Phase::Idle { in_flight: true })
         }));
@@ -161,24 +161,12 @@ fn lost_lease(protocol: &Protocol, state: &State) -> bool {
 }
 
 /// Returns `true` if each acknowledged event has one of these deliveries, which share an identity with it.
-///
-/// On arrival, another process may meet a second identity that is claimed for a moment. So an event is also that
-/// of the key with which its second identity is claimed. The contrary does not hold: whoever cannot sign may send
-/// a body that was handled under the key of an event that was not.
 fn each_event_has(protocol: &Protocol, state: &State, has: impl Fn(&Delivery) -> bool) -> bool {
-    let (keys, all) = (&protocol.deliveries, 0..state.deliveries.len());
-    let may_meet_a_short_claim = protocol.ledger == Ledger::OnArrival && protocol.processes > 1;
-    let reports = |a: usize, b: usize| {
-        let links = |via: usize| {
-            let second = protocol.second_of(via);
-            second.is_some_and(|second| keys[a].contains(&second))
-                && keys[b].contains(&protocol.key_of(via))
-        };
-        protocol.share_an_identity(a, b) || may_meet_a_short_claim && all.clone().any(links)
-    };
-    state.deliveries.iter().enumerate().all(|(index, delivery)| {
+    let mut all = state.deliveries.iter().enumerate();
+    all.all(|(index, delivery)| {
+        let mut others = state.deliveries.iter().enumerate();
         !matches!(delivery.phase, Phase::Acknowledged { .. })
-            || all.clone().any(|other| reports(index, other) && has(&state.deliveries[other]))
+            || others.any(|(other, it)| protocol.share_an_identity(index, other) && has(it))
     })
 }
 

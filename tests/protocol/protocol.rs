@@ -43,7 +43,6 @@ pub(crate) enum Rule {
     FlagNeedsTheCommit,
     ForgetKeepsTheRow,
     InFlightIsNoDuplicate,
-    KeyNeedsItsSecond,
     LastReadIsUnknown,
     LostCompletionIsRepeated,
     OwnHeldRowIsFirst,
@@ -64,7 +63,6 @@ pub(crate) enum Rule {
     RepeatedClaimIsFirst,
     RetentionBeginsAnew,
     SecondNamesItsKey,
-    SharedClaimIsInFlight,
     SkipAfterALossIsUnknown,
     SuccessIsCompleted,
     TakeNamesTheVersion,
@@ -160,15 +158,6 @@ impl Protocol {
 
     pub(crate) fn execute(&self, state: &mut State, call: Call) -> Reply {
         state.store.execute(call, self.ledger, self.broken)
-    }
-
-    pub(crate) fn key_of(&self, index: usize) -> Key {
-        let keys = &self.deliveries[index];
-        keys[keys.len() - 1]
-    }
-
-    pub(crate) fn second_of(&self, index: usize) -> Option<Key> {
-        self.deliveries[index].iter().copied().find(|key| *key != self.key_of(index))
     }
 
     /// Two deliveries with a common identity report one event.

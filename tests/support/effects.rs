@@ -114,11 +114,6 @@ impl Database {
         Self { effects: Effects::create(&schema.url()).await, schema }
     }
 
-    /// Creates another schema in the same database.
-    pub(crate) fn other_schema(&self) -> Schema {
-        Schema::fresh_in(self.schema.database_url())
-    }
-
     /// Returns the name of the schema, and of the pools' sessions.
     pub(crate) fn name(&self) -> &str {
         self.schema.name()

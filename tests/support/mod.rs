@@ -135,6 +135,11 @@ pub(crate) fn request(id: &str) -> Request<Body> {
     Request::post("/hook").header("webhook-id", id).body(Full::from("payload")).unwrap()
 }
 
+/// Returns the same request with this body.
+pub(crate) fn event(id: &str, body: &'static str) -> Request<Body> {
+    request(id).map(|_| Full::from(body))
+}
+
 /// Returns the same request for another path.
 pub(crate) fn request_to(path: &'static str, id: &str) -> Request<Body> {
     let mut request = request(id);

@@ -84,41 +84,30 @@ pub(crate) trait Sql: CompletionDatabase {
     ) -> BoxFuture<'c, Result<(), sqlx::Error>>;
 }
 
-impl Sql for Postgres {
-    fn run(
-        connection: &mut sqlx::PgConnection,
-        sql: String,
-    ) -> BoxFuture<'_, Result<(), sqlx::Error>> {
-        Box::pin(async move { sqlx::query(AssertSqlSafe(sql)).execute(connection).await.map(drop) })
-    }
+macro_rules! sql {
+    ($($database:ty),+) => {$(
+        impl Sql for $database {
+            fn run(
+                connection: &mut Self::Connection,
+                sql: String,
+            ) -> BoxFuture<'_, Result<(), sqlx::Error>> {
+                let query = sqlx::query(AssertSqlSafe(sql));
+                Box::pin(async move { query.execute(connection).await.map(drop) })
+            }
 
-    fn run_with<'c>(
-        connection: &'c mut sqlx::PgConnection,
-        completion: &'c Completion,
-    ) -> BoxFuture<'c, Result<(), sqlx::Error>> {
-        let query = sqlx::query(AssertSqlSafe(completion.sql().to_owned()));
-        let query = query.bind(completion.parameter().to_owned());
-        Box::pin(async move { query.execute(connection).await.map(drop) })
-    }
+            fn run_with<'c>(
+                connection: &'c mut Self::Connection,
+                completion: &'c Completion,
+            ) -> BoxFuture<'c, Result<(), sqlx::Error>> {
+                let query = sqlx::query(AssertSqlSafe(completion.sql().to_owned()));
+                let query = query.bind(completion.parameter().to_owned());
+                Box::pin(async move { query.execute(connection).await.map(drop) })
+            }
+        }
+    )+};
 }
 
-impl Sql for Sqlite {
-    fn run(
-        connection: &mut sqlx::SqliteConnection,
-        sql: String,
-    ) -> BoxFuture<'_, Result<(), sqlx::Error>> {
-        Box::pin(async move { sqlx::query(AssertSqlSafe(sql)).execute(connection).await.map(drop) })
-    }
-
-    fn run_with<'c>(
-        connection: &'c mut sqlx::SqliteConnection,
-        completion: &'c Completion,
-    ) -> BoxFuture<'c, Result<(), sqlx::Error>> {
-        let query = sqlx::query(AssertSqlSafe(completion.sql().to_owned()));
-        let query = query.bind(completion.parameter().to_owned());
-        Box::pin(async move { query.execute(connection).await.map(drop) })
-    }
-}
+sql!(Postgres, Sqlite);
 
 pub(crate) fn insert<'i>(ids: impl IntoIterator<Item = &'i str>) -> String {
     let rows: Vec<String> = ids.into_iter().map(|id| format!("('{id}')")).collect();
@@ -143,15 +132,6 @@ impl Effects {
         };
         all.sort_unstable();
         all
-    }
-
-    pub(crate) async fn run(&self, sql: &str) {
-        let sql = AssertSqlSafe(sql.to_owned());
-        match self {
-            Self::Log(_) => unreachable!("no database"),
-            Self::Lite(pool) => drop(sqlx::query(sql).execute(pool).await.unwrap()),
-            Self::Pg(pool) => drop(sqlx::query(sql).execute(pool).await.unwrap()),
-        }
     }
 }
 
@@ -441,16 +421,6 @@ impl Fixture {
     /// Returns the events that the last run saw as new.
     pub(crate) fn news(&self) -> Vec<String> {
         self.last().keys().map(|key| key.id().to_owned()).collect()
-    }
-
-    /// Delivers until the delivery is acknowledged, as a sender does.
-    pub(crate) async fn send_until_done(&self, words: &str) {
-        let done = async {
-            while self.send(words).await != own(200) {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        };
-        tokio::time::timeout(LATE, done).await.expect("an end");
     }
 
     pub(crate) async fn state(&self, id: &str) -> Option<KeyState> {

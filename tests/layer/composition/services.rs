@@ -1,26 +1,18 @@
 //! Compositions with plain services, tower layers and a hyper server.
 
-use std::convert::Infallible;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
-
 use bytes::Bytes;
-use futures_util::future::join_all;
 use http::{HeaderValue, Request, StatusCode, header};
 use http_body_util::{Empty, Full};
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Barrier, Notify};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::util::{BoxCloneService, BoxCloneSyncService};
-use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
+use tower::{Layer, Service, ServiceBuilder, ServiceExt};
 use tower_dedup::DedupAnswer;
 
 use super::{
-    BODY, Handler, answer, dedup, delivers_once, duplicate, full, handled, own, response, send,
-    soon, store,
+    BODY, Handler, answer, dedup, delivers_once, duplicate, full, handled, own, send, soon, store,
 };
 
 #[tokio::test]
@@ -85,74 +77,6 @@ async fn service_that_is_ready_is_the_one_that_is_called() {
         assert_eq!(answer(response.await.unwrap()).await, expected, "{id}");
     }
     assert_eq!(handler.bodies(), [BODY, BODY]);
-}
-
-#[tokio::test]
-async fn an_inner_concurrency_limit_holds() {
-    let running = Arc::new(AtomicUsize::new(0));
-    let most = Arc::new(AtomicUsize::new(0));
-    let pair = Arc::new(Barrier::new(2));
-    let handler = {
-        let (running, most) = (Arc::clone(&running), Arc::clone(&most));
-        service_fn(move |_: Request<Full<Bytes>>| {
-            let (running, most, pair) =
-                (Arc::clone(&running), Arc::clone(&most), Arc::clone(&pair));
-            async move {
-                most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-                pair.wait().await;
-                running.fetch_sub(1, Ordering::SeqCst);
-                Ok::<_, Infallible>(response())
-            }
-        })
-    };
-    let service =
-        ServiceBuilder::new().layer(dedup(&store())).concurrency_limit(2).service(handler);
-    let ids: Vec<_> = (0..8).map(|id| id.to_string()).collect();
-    let answers = join_all(ids.iter().map(|id| send(&service, full(id, BODY)))).await;
-    assert!(answers.iter().all(|answer| *answer == handled()), "{answers:?}");
-    assert_eq!((running.load(Ordering::SeqCst), most.load(Ordering::SeqCst)), (0, 2));
-}
-
-#[tokio::test]
-async fn a_waiting_delivery_holds_no_place_in_an_inner_concurrency_limit() {
-    let (started, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let handler = {
-        let (started, go) = (Arc::clone(&started), Arc::clone(&go));
-        service_fn(move |request: Request<Full<Bytes>>| {
-            let (started, go) = (Arc::clone(&started), Arc::clone(&go));
-            async move {
-                if request.headers()["x-id"] == "slow" {
-                    started.notify_one();
-                    go.notified().await;
-                }
-                Ok::<_, Infallible>(response())
-            }
-        })
-    };
-    let dedup =
-        dedup(&store()).on_in_flight(tower_dedup::OnInFlight::Wait(Duration::from_secs(30)));
-    let handle = dedup.handle();
-    let service = ServiceBuilder::new().layer(dedup).concurrency_limit(2).service(handler);
-    let deliver = |id: &'static str| {
-        let service = service.clone();
-        tokio::spawn(async move { send(&service, full(id, BODY)).await })
-    };
-
-    let first = deliver("slow");
-    soon(started.notified()).await;
-    let second = deliver("slow");
-    soon(async {
-        while handle.waiting() == 0 {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
-    // The first delivery holds one permit, the second one none: one permit is left for another
-    // event.
-    assert_eq!(deliver("quick").await.unwrap(), handled());
-    go.notify_one();
-    assert_eq!(first.await.unwrap(), handled());
-    assert_eq!(second.await.unwrap(), duplicate());
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Of the deliveries of one event with two identities, one runs: in several processes at once, under every ledger.
+//! Events with two identities. Of the deliveries of one event one runs: in several processes at once, under every ledger.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,12 +7,14 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use http::{Request, StatusCode};
 use tower::Layer;
-use tower_dedup::adapter::contract::{CallTerms, Token};
+use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
+use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::key::{self, Event, Extracted, KeyExtractor};
-use tower_dedup::{DedupKey, DedupLayer};
+use tower_dedup::{DedupKey, DedupLayer, Delivery, OnInFlight};
 
 use crate::support::ledgers::Setup;
-use crate::support::{Body, Handler, by_header, dedup_key, memory, result, send};
+use crate::support::multi_event::by_word;
+use crate::support::{Body, Handler, by_header, dedup_key, memory, result, send, terms};
 
 const ROUNDS: usize = 30;
 /// A task of each process sends each id.
@@ -21,6 +23,10 @@ const PROCESSES: usize = 2;
 fn by_id_and_change() -> KeyExtractor {
     let change = key::header("x-change");
     key::header("webhook-id").namespace("test").second_identity("change", change)
+}
+
+fn events(words: &'static str) -> Request<Body> {
+    Request::post("/hook").body(Body::from(words)).unwrap()
 }
 
 fn event(id: &str, change: &str) -> Request<Body> {
@@ -43,10 +49,10 @@ async fn one_of_racing_deliveries_runs_over_expired_rows<S: Setup>(setup: S) {
         let name = [("test.change", format!("change-{round}")), ("test", format!("{round}-0"))];
         let (namespace, id) = &name[round % 3];
         let keys = DedupKey::new(namespace, id).unwrap();
-        let terms = CallTerms::on_claim(Token::random(), Duration::from_millis(1));
+        let terms = CallTerms::on_claim(Token::random(), Duration::from_secs(60));
         operator.claim(&keys, &terms).await.unwrap();
     }
-    tokio::time::sleep(Duration::from_millis(5)).await;
+    setup.age(Duration::from_secs(61)).await;
     race(&setup).await;
 }
 
@@ -102,6 +108,50 @@ async fn changed_key_is_a_duplicate_for_old_and_new_processes() {
         assert_eq!(result(&send(first, event(id, "")).await), None);
         assert_eq!(result(&send(second, event(id, "")).await), Some("duplicate"));
     }
+}
+
+/// The first run charges, then fails. Whatever part of the delivery runs next, and under which id, charges again.
+#[tokio::test]
+async fn idempotency_key_is_the_same_for_each_attempt() {
+    let key = |delivery: &Delivery, id| delivery.idempotency_key_of(&dedup_key(id), "charge");
+    for (first, second, again) in
+        [("evt_1=order", "", "evt_2=order"), ("evt_1 evt_2", "evt_1", "evt_1 evt_2")]
+    {
+        let handler = Handler::default().then(500);
+        let service = DedupLayer::new(by_word(), memory()).layer(handler.service());
+        assert_eq!(send(&service, events(first)).await.status(), 500);
+        let first = handler.last();
+        if !second.is_empty() {
+            assert_eq!(send(&service, events(second)).await.status(), 200);
+        }
+        assert_eq!(send(&service, events(again)).await.status(), 200);
+        let last = handler.last();
+        assert_eq!((last.key(), first.attempt(), last.attempt()), (&dedup_key("evt_2"), 1, 2));
+        assert_eq!(first.idempotency_key("charge"), last.idempotency_key("charge"));
+        let (of_first, of_last) = (key(&first, "evt_1"), key(&last, "evt_2"));
+        assert_eq!(of_first == of_last, second.is_empty(), "one event under two ids");
+    }
+}
+
+/// A delivery that waits holds nothing: the second identity is free before the answer.
+#[tokio::test]
+async fn second_identity_is_released_before_the_answer_if_the_key_is_not_claimed() {
+    let (adapter, handler) = (memory(), Handler::default());
+    let service = DedupLayer::new(by_word(), Arc::clone(&adapter))
+        .on_in_flight(OnInFlight::Reject)
+        .layer(handler.service());
+    let other = terms();
+    adapter.claim(&dedup_key("g"), &other).await.unwrap();
+    let second = DedupKey::new("test.second", "w").unwrap();
+    for expected in ["in-flight", "duplicate"] {
+        assert_eq!(result(&send(&service, events("g=w")).await), Some(expected));
+        let entry = adapter.get(&second).await.unwrap().unwrap();
+        assert_eq!(entry.state, KeyState::Released, "{expected}");
+        adapter.complete(&dedup_key("g"), &other).await.unwrap();
+    }
+    // So another event with this second identity runs.
+    assert_eq!(send(&service, events("h=w")).await.status(), 200);
+    assert_eq!(handler.runs(), 1);
 }
 
 mod shared {

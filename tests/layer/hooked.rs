@@ -1,0 +1,111 @@
+//! [`Hooked`]: a store in memory whose calls a test delays, counts or fails.
+
+use std::future::Future;
+
+use futures_util::future::BoxFuture;
+use tower_dedup::adapter::MemoryAdapter;
+use tower_dedup::adapter::contract::{
+    Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, StoreFuture,
+};
+use tower_dedup::testing::StoreCall;
+use tower_dedup::{DedupKey, StoreError};
+
+type Done = Result<(), StoreError>;
+type Hook = Box<dyn Fn(&DedupKey, &CallTerms) -> BoxFuture<'static, Done> + Send + Sync>;
+
+#[derive(Default)]
+pub(crate) struct Hooked {
+    pub(crate) store: MemoryAdapter,
+    /// Each with its call, and whether it comes after the store has executed the call.
+    hooks: Vec<(StoreCall, bool, Hook)>,
+    /// An open transaction holds each row.
+    pub(crate) is_held: bool,
+}
+
+impl Hooked {
+    /// Adds a hook before the calls of this kind. Its error is the reply, and nothing is executed.
+    pub(crate) fn before<F: Future<Output = Done> + Send + 'static>(
+        self,
+        call: StoreCall,
+        hook: impl Fn(&DedupKey, &CallTerms) -> F + Send + Sync + 'static,
+    ) -> Self {
+        self.with(call, false, hook)
+    }
+
+    /// Adds a hook after the calls of this kind. Its error is the reply.
+    pub(crate) fn after<F: Future<Output = Done> + Send + 'static>(
+        self,
+        call: StoreCall,
+        hook: impl Fn(&DedupKey, &CallTerms) -> F + Send + Sync + 'static,
+    ) -> Self {
+        self.with(call, true, hook)
+    }
+
+    fn with<F: Future<Output = Done> + Send + 'static>(
+        mut self,
+        call: StoreCall,
+        is_after: bool,
+        hook: impl Fn(&DedupKey, &CallTerms) -> F + Send + Sync + 'static,
+    ) -> Self {
+        let hook: Hook = Box::new(move |key, terms| Box::pin(hook(key, terms)));
+        self.hooks.push((call, is_after, hook));
+        self
+    }
+
+    fn run<'a, T: Send + 'a>(
+        &'a self,
+        call: StoreCall,
+        key: &'a DedupKey,
+        terms: &'a CallTerms,
+        execute: StoreFuture<'a, T>,
+    ) -> StoreFuture<'a, T> {
+        let hooked = move |at| {
+            let hook = self.hooks.iter().find(|(of, is_after, _)| (*of, *is_after) == (call, at));
+            hook.map(|(.., hook)| hook(key, terms))
+        };
+        Box::pin(async move {
+            if let Some(hook) = hooked(false) {
+                hook.await?;
+            }
+            let reply = execute.await;
+            if let Some(hook) = hooked(true) {
+                hook.await?;
+            }
+            reply
+        })
+    }
+}
+
+impl DedupAdapter for Hooked {
+    fn abilities(&self) -> Abilities {
+        self.store.abilities()
+    }
+
+    fn claim<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ClaimReply> {
+        self.run(StoreCall::Claim, key, terms, self.store.claim(key, terms))
+    }
+
+    fn release<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, ()> {
+        self.run(StoreCall::Release, key, terms, self.store.release(key, terms))
+    }
+
+    fn renew<'a>(&'a self, key: &'a DedupKey, terms: &'a CallTerms) -> StoreFuture<'a, RenewReply> {
+        if self.is_held {
+            return self.run(
+                StoreCall::Renew,
+                key,
+                terms,
+                Box::pin(async { Ok(RenewReply::Locked) }),
+            );
+        }
+        self.run(StoreCall::Renew, key, terms, self.store.renew(key, terms))
+    }
+
+    fn complete<'a>(
+        &'a self,
+        key: &'a DedupKey,
+        terms: &'a CallTerms,
+    ) -> StoreFuture<'a, CompleteReply> {
+        self.run(StoreCall::Complete, key, terms, self.store.complete(key, terms))
+    }
+}
