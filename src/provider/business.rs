@@ -2,7 +2,7 @@
 
 use super::preset::{DAY, DEFAULTS, HOUR, Preset};
 use super::scheme::Part::{Body, Fixed, Rfc3339, Seconds};
-use super::scheme::{Proof, Scheme, Secret, base64};
+use super::scheme::{Proof, Scheme};
 use crate::key::{self, Rule};
 
 /// SendGrid's Event Webhook: `/sg_event_id` of each event; the digest of an event without one.
@@ -55,14 +55,12 @@ pub const SENDGRID: Preset = Preset {
     rule: || Rule::Each(key::each("", key::json("/sg_event_id").or(key::body_digest()))),
     event_type: Some(|| key::json("/event")),
     floor: 48 * HOUR, // twice the 24 h of the schedule
-    scheme: Some(
-        Scheme::signed(
-            "x-twilio-email-event-webhook-signature",
-            base64(""),
-            &[Seconds("x-twilio-email-event-webhook-timestamp"), Body],
-        )
-        .with_secret(Secret::PublicKey),
-    ),
+    scheme: Some(Scheme {
+        text: &[Seconds("x-twilio-email-event-webhook-timestamp"), Body],
+        ..Scheme::new("x-twilio-email-event-webhook-signature", Proof::P256)
+            .base64()
+            .base64_secret()
+    }),
     signed_id: true,
     ..DEFAULTS
 };
@@ -147,16 +145,19 @@ pub const BOX: Preset = Preset {
     rule: || Rule::part(key::json("/id")),
     event_type: Some(|| key::json("/trigger")),
     floor: 7 * DAY, // our estimate: no schedule is documented
-    scheme: Some(Scheme::signed(
-        "box-signature-primary",
-        base64("").or_in("box-signature-secondary"),
-        &[
-            Fixed("box-signature-version", "1"),
-            Fixed("box-signature-algorithm", "HmacSHA256"),
-            Body,
-            Rfc3339("box-delivery-timestamp"),
-        ],
-    )),
+    scheme: Some(
+        Scheme::hmac_sha256(
+            "box-signature-primary",
+            &[
+                Fixed("box-signature-version", "1"),
+                Fixed("box-signature-algorithm", "HmacSHA256"),
+                Body,
+                Rfc3339("box-delivery-timestamp"),
+            ],
+        )
+        .base64()
+        .or_in("box-signature-secondary"),
+    ),
     signed_id: true,
     ..DEFAULTS
 };

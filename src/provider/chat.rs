@@ -2,8 +2,8 @@
 
 use super::preset::{DAY, DEFAULTS, HOUR, MINUTE, Preset};
 use super::read::{header_is, lacks, value};
-use super::scheme::Part::{Body, Id, Rfc3339, Seconds, Text};
-use super::scheme::{Proof, Scheme, Secret, hex};
+use super::scheme::Part::{Body, Header, Rfc3339, Seconds, Text};
+use super::scheme::{Scheme, Secret};
 use crate::key::{self, FORM, RequestRef, Rule, without_mark};
 
 /// Slack's Events API: `/event_id` in the body, which is unique across all workspaces.
@@ -20,11 +20,13 @@ pub const SLACK: Preset = Preset {
     event_type: Some(|| key::json("/event/type")),
     bypass: Some(is_no_slack_event),
     floor: 12 * MINUTE, // twice the 6 min of the schedule
-    scheme: Some(Scheme::signed(
-        "x-slack-signature",
-        hex("v0="),
-        &[Text("v0:"), Seconds("x-slack-request-timestamp"), Text(":"), Body],
-    )),
+    scheme: Some(
+        Scheme::hmac_sha256(
+            "x-slack-signature",
+            &[Text("v0:"), Seconds("x-slack-request-timestamp"), Text(":"), Body],
+        )
+        .prefix("v0="),
+    ),
     signed_id: true,
     ..DEFAULTS
 };
@@ -51,9 +53,7 @@ pub const TELEGRAM: Preset = Preset {
     name: "telegram",
     rule: || Rule::part(key::json("/update_id")),
     floor: 48 * HOUR, // twice the 24 h for which updates are stored
-    scheme: Some(
-        Scheme::new("x-telegram-bot-api-secret-token", Proof::Token).with_secret(Secret::Token),
-    ),
+    scheme: Some(Scheme::token("x-telegram-bot-api-secret-token").with_secret(Secret::Token)),
     ..DEFAULTS
 };
 
@@ -71,11 +71,17 @@ pub const TWITCH: Preset = Preset {
     event_type: Some(|| key::json("/subscription/type")),
     bypass: Some(is_no_twitch_event),
     floor: 7 * DAY, // our estimate: no schedule is documented
-    scheme: Some(Scheme::signed(
-        "twitch-eventsub-message-signature",
-        hex("sha256="),
-        &[Id("twitch-eventsub-message-id"), Rfc3339("twitch-eventsub-message-timestamp"), Body],
-    )),
+    scheme: Some(
+        Scheme::hmac_sha256(
+            "twitch-eventsub-message-signature",
+            &[
+                Header("twitch-eventsub-message-id"),
+                Rfc3339("twitch-eventsub-message-timestamp"),
+                Body,
+            ],
+        )
+        .prefix("sha256="),
+    ),
     signed_id: true,
     ..DEFAULTS
 };

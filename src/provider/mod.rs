@@ -36,8 +36,11 @@ mod code;
 mod money;
 mod preset;
 mod read;
-#[cfg_attr(not(feature = "verify"), expect(dead_code, reason = "the feature `verify` reads it"))]
-mod scheme;
+#[cfg_attr(
+    not(feature = "verify"),
+    expect(dead_code, unreachable_pub, reason = "the feature `verify` reads it")
+)]
+pub(crate) mod scheme;
 mod standard;
 mod twilio;
 mod whatsapp;
@@ -48,8 +51,6 @@ pub use cloud::{AWS_SNS, AZURE_EVENT_GRID, GOOGLE_PUBSUB};
 pub use code::{CIRCLECI, GITEA, GITHUB, GITLAB};
 pub use money::{ADYEN, PADDLE, SHOPIFY, SQUARE, STRIPE};
 pub use preset::{Preset, Retries};
-#[cfg(feature = "verify")]
-pub(crate) use scheme::{Codes, Part, Proof, Scheme, Secret};
 pub use standard::{CLOUDEVENTS, STANDARD_WEBHOOKS, SVIX};
 pub use twilio::TWILIO;
 pub use whatsapp::WHATSAPP;

@@ -6,8 +6,8 @@ use percent_encoding::percent_decode_str;
 
 use super::preset::{DAY, DEFAULTS, HOUR, MINUTE, Preset, Retries};
 use super::read::{cloud_events_or, is_batch_of_cloud_events};
-use super::scheme::Part::{Body, Id, Seconds, Text};
-use super::scheme::{Part, Scheme, Secret, base64};
+use super::scheme::Part::{Body, Header, Seconds, Text};
+use super::scheme::{Part, Scheme, Secret};
 use crate::error::{KeyError, KeyErrorKind};
 use crate::key::{self, EventPart, Events, Extracted, KeyPart, RequestRef, Rule};
 
@@ -18,7 +18,8 @@ use crate::key::{self, EventPart, Events, Extracted, KeyPart, RequestRef, Rule};
 /// schedule. OpenAI retries for up to 72 hours. Every subscribed endpoint receives one message with one
 /// id: [two endpoints](crate::guide::keys#several-endpoints-of-one-sender) need two namespaces.
 ///
-/// [Signature][s]: HMAC-SHA256 over id, time and body. The secret is base64, after `whsec_` or without it.
+/// [Signature][s]: over id, time and body. `v1` is HMAC-SHA256, with a secret in base64, after `whsec_` or without it.
+/// `v1a` is Ed25519, with a public key after `whpk_`, and needs the feature `verify-ed25519`.
 ///
 /// [s]: https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
 pub const STANDARD_WEBHOOKS: Preset = Preset {
@@ -28,14 +29,15 @@ pub const STANDARD_WEBHOOKS: Preset = Preset {
     floor: 2 * (75 * HOUR + 35 * MINUTE), // twice the 75 h 35 min of the specification
     scheme: Some(standard(
         "webhook-signature",
-        &[Id("webhook-id"), Text("."), Seconds("webhook-timestamp"), Text("."), Body],
+        &[Header("webhook-id"), Text("."), Seconds("webhook-timestamp"), Text("."), Body],
     )),
     signed_id: true,
     ..DEFAULTS
 };
 
 const fn standard(header: &'static str, text: &'static [Part]) -> Scheme {
-    Scheme::signed(header, base64("v1,").split_at(&[' ']), text).with_secret(Secret::Webhook)
+    let scheme = Scheme::hmac_sha256(header, text).separated_by(&[' ']).prefix("v1,").base64();
+    scheme.with_secret(Secret::Webhook)
 }
 
 /// Svix: the header `svix-id` or, from newer senders, `webhook-id`, which is signed.
@@ -52,10 +54,13 @@ pub const SVIX: Preset = Preset {
     aliases: &["clerk", "resend"],
     rule: || Rule::part(key::from_fn(svix_id)),
     floor: 2 * (27 * HOUR + 35 * MINUTE + 5), // twice the 27 h 35 min 5 s of the schedule
-    scheme: Some(standard(
-        "svix-signature",
-        &[Id("svix-id"), Text("."), Seconds("svix-timestamp"), Text("."), Body],
-    )),
+    scheme: Some(
+        standard(
+            "svix-signature",
+            &[Header("svix-id"), Text("."), Seconds("svix-timestamp"), Text("."), Body],
+        )
+        .with_twin("svix-", "webhook-"),
+    ),
     signed_id: true,
     ..DEFAULTS
 };

@@ -4,6 +4,10 @@ use std::fmt;
 
 use crate::provider::{self, Preset};
 
+/// The section of the guide on senders without a scheme.
+const PAGE: &str =
+    "https://docs.rs/tower-dedup/latest/tower_dedup/guide/verification/#senders-without-a-scheme";
+
 /// Why a request is not verified.
 ///
 /// A [`VerifyLayer`](super::VerifyLayer) logs it and does not send it to the client. It contains no
@@ -60,6 +64,12 @@ pub enum VerifierError {
         /// The name of the preset.
         preset: &'static str,
     },
+    /// A scheme of your own breaks a rule.
+    #[non_exhaustive]
+    InvalidScheme {
+        /// The rule that it breaks.
+        rule: &'static str,
+    },
     /// The secret is empty.
     EmptySecret,
     /// The secret does not have the form that the scheme needs.
@@ -87,7 +97,13 @@ impl fmt::Display for VerifierError {
             Self::NoScheme { preset } => {
                 let known = provider::ALL.iter().filter(|known| known.has_verifier());
                 let known = known.map(Preset::name).collect::<Vec<_>>().join(", ");
-                write!(f, "no signature scheme is known for `{preset}`; there is one for {known}")
+                write!(
+                    f,
+                    "no signature scheme is known for `{preset}`: {PAGE} says what to do; there is one for {known}"
+                )
+            }
+            Self::InvalidScheme { rule } => {
+                write!(f, "the signature scheme is invalid; the rule is: {rule}")
             }
             Self::EmptySecret => f.write_str("the secret is empty"),
             Self::MalformedSecret { rule } => write!(f, "the secret is not {rule}"),

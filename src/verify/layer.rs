@@ -33,7 +33,7 @@ const CLAIM_LIMIT: usize = 64 * 1024;
 
 /// What verifies a request.
 enum Check {
-    Preset(Box<Verifier>),
+    Verifier(Box<Verifier>),
     Own(Box<Own>),
 }
 
@@ -98,10 +98,10 @@ impl VerifyLayer {
     /// larger.
     pub fn new(verifier: Verifier) -> Self {
         let preset = verifier.preset;
+        let layer = Self::with(Check::Verifier(Box::new(verifier)));
+        let Some(preset) = preset else { return layer };
         let body_limit = BODY_LIMIT.max(preset.max_body().unwrap_or_default());
-        let layer =
-            Self::with(Check::Preset(Box::new(verifier))).named(preset.name()).claimed_id(preset);
-        Self { body_limit, ..layer }
+        Self { body_limit, ..layer }.named(preset.name()).claimed_id(preset)
     }
 
     /// Makes a layer for a sender whose scheme this crate does not have. The limits are 2 MiB and 10 s.
@@ -249,21 +249,21 @@ impl Check {
     /// Refuses a request by its head alone, before its body is read.
     fn head(&self, head: &Parts, now: SystemTime) -> Result<(), Refusal> {
         match self {
-            Self::Preset(verifier) => verifier.verify_head(head, now),
+            Self::Verifier(verifier) => verifier.verify_head(head, now),
             Self::Own(_) => Ok(()),
         }
     }
 
     fn whole(&self, head: &Parts, body: &[u8], now: SystemTime) -> Result<(), Refusal> {
         match self {
-            Self::Preset(verifier) => verifier.verify(head, body, now),
+            Self::Verifier(verifier) => verifier.verify(head, body, now),
             Self::Own(check) => check(head, body, now),
         }
     }
 
     fn signed_url(&self, head: &Parts) -> Option<String> {
         match self {
-            Self::Preset(verifier) => verifier.signed_url(head),
+            Self::Verifier(verifier) => verifier.signed_url(head),
             Self::Own(_) => None,
         }
     }

@@ -19,15 +19,16 @@
 //! signs.
 
 mod error;
+mod key;
 mod layer;
 mod public_url;
 mod received;
 mod schemes;
-mod secret;
 #[cfg(feature = "testing")]
 mod sign;
 mod verifier;
 
+pub use crate::provider::scheme::{Part, Scheme};
 pub use error::{Refusal, VerifierError};
 pub use layer::{Verify, VerifyLayer};
 pub use verifier::Verifier;

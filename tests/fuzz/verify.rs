@@ -51,7 +51,7 @@ fn senders() -> Vec<Preset> {
 }
 
 fn verifier(sender: Preset) -> Verifier {
-    sender.verifier_at(URL, sender.test_secrets()[0]).unwrap()
+    sender.verifier_at(URL, sender.scheme().unwrap().test_secrets()[0]).unwrap()
 }
 
 /// Any headers and any body are refused, because nobody signed them.
@@ -92,8 +92,9 @@ fn verify_changed_body() {
             _ => request,
         };
         let request = request.body(Bytes::copy_from_slice(body)).unwrap();
-        let secret = sender.test_secrets()[1];
-        let (head, signed) = sender.sign(secret, Some(URL), now(), request).unwrap().into_parts();
+        let secret = sender.scheme().unwrap().test_secrets()[1];
+        let (head, signed) =
+            sender.scheme().unwrap().sign(secret, Some(URL), now(), request).unwrap().into_parts();
         let verifier = verifier(sender);
         assert_eq!(verifier.verify(&head, &signed, now()), Ok(()), "{sender:?}");
         let result = verifier.verify(&head, other, now());

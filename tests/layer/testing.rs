@@ -295,7 +295,7 @@ async fn request_of_every_preset_is_verified_and_runs_once() {
         if !preset.has_verifier() {
             continue;
         }
-        let [secret, private] = preset.test_secrets();
+        let [secret, private] = preset.scheme().unwrap().test_secrets();
         let verify = VerifyLayer::new(preset.verifier_at(URL, secret).unwrap());
         let dedup = dedup.require_verified();
         let app: Router =
@@ -310,7 +310,7 @@ async fn request_of_every_preset_is_verified_and_runs_once() {
 }
 
 #[test]
-#[should_panic(expected = "there is no signature scheme for `postmark`")]
+#[should_panic(expected = "there is no signature scheme for the preset")]
 fn request_of_a_preset_without_a_scheme_is_not_signed() {
     let event = testing::request(provider::POSTMARK, "/hook", "1");
     let _ = testing::sign(event, provider::POSTMARK, "secret");

@@ -7,6 +7,7 @@
 
 mod errors;
 mod layers;
+mod own;
 mod page;
 mod receiver;
 mod schemes;

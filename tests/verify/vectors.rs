@@ -100,7 +100,7 @@ impl Case {
         let mut other = self.clone();
         if self.secret.len() == 124 {
             // The public key of another pair: a changed letter is no key.
-            other.secret = provider::SENDGRID.test_secrets()[0].to_owned();
+            other.secret = provider::SENDGRID.scheme().unwrap().test_secrets()[0].to_owned();
             return other;
         }
         let at = self.secret.len() - 3;

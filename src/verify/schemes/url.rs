@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use crate::key::RequestRef;
 use crate::verify::error::Refusal;
 use crate::verify::received::{HmacSha256, Received, base64, hex, signed};
-use crate::verify::schemes::data::seconds;
+use crate::verify::schemes::data::number;
 
 /// Twilio: HMAC-SHA1 over the whole URL and the sorted form fields, or over the URL alone without a
 /// form. If the body is no form, the URL contains its digest.
@@ -127,7 +127,7 @@ pub(in crate::verify) fn hubspot_headers<'a>(
 ) -> Result<(&'a str, &'a str), Refusal> {
     const TIME: &str = "x-hubspot-request-timestamp";
     let time = request.header(TIME)?;
-    request.within_tolerance(seconds(TIME, time)?.div_euclid(1_000))?;
+    request.within_tolerance(number(TIME, time)?.div_euclid(1_000))?;
     Ok((time, request.header("x-hubspot-signature-v3")?))
 }
 
