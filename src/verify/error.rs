@@ -25,6 +25,8 @@ pub enum Refusal {
     OutOfTime,
     /// No signature matches the request and a secret.
     Forged,
+    /// [`VerifyLayer::select`](super::VerifyLayer::select) knows no verifier for the request.
+    Unknown,
 }
 
 impl Refusal {
@@ -36,6 +38,7 @@ impl Refusal {
             Self::Ambiguous(_) => "ambiguous",
             Self::OutOfTime => "out_of_time",
             Self::Forged => "forged",
+            Self::Unknown => "unknown",
         }
     }
 }
@@ -48,6 +51,7 @@ impl fmt::Display for Refusal {
             Self::Ambiguous(header) => write!(f, "{header} and its standard header differ"),
             Self::OutOfTime => f.write_str("the signed time is too old or in the future"),
             Self::Forged => f.write_str("the signature does not match the request"),
+            Self::Unknown => f.write_str("no verifier is known for the request"),
         }
     }
 }

@@ -11,5 +11,6 @@ mod own;
 mod page;
 mod receiver;
 mod schemes;
+mod select;
 mod signing;
 mod vectors;

@@ -2,7 +2,7 @@
 
 #[path = "../support/log.rs"]
 #[allow(dead_code, reason = "this file takes a part of it")]
-mod log;
+pub(crate) mod log;
 
 use axum::body::Body;
 use axum::routing::post;
