@@ -62,6 +62,7 @@ pub const SENDGRID: Preset = Preset {
             .base64_secret()
     }),
     signed_id: true,
+    sample: (&[], r#"[{"sg_event_id":"{id}","sg_message_id":"sample","event":"delivered"}]"#),
     ..DEFAULTS
 };
 
@@ -105,6 +106,7 @@ pub const POSTMARK: Preset = Preset {
     },
     event_type: Some(|| key::json("/RecordType")),
     floor: 7 * DAY, // our estimate: a person can send an inbound message again at any time
+    sample: (&[], r#"{"RecordType":"Bounce","ID":{number}}"#),
     ..DEFAULTS
 };
 
@@ -131,6 +133,10 @@ pub const HUBSPOT: Preset = Preset {
     floor: 6 * DAY, // twice the 3 days of the schedule
     scheme: Some(Scheme::new("x-hubspot-signature-v3", Proof::HubSpot)),
     signed_id: true,
+    sample: (
+        &[],
+        r#"[{"portalId":1,"appId":1,"subscriptionId":1,"eventId":{number},"objectId":1,"occurredAt":1700000000000,"subscriptionType":"contact.creation","attemptNumber":0}]"#,
+    ),
     ..DEFAULTS
 };
 
@@ -159,5 +165,6 @@ pub const BOX: Preset = Preset {
         .or_in("box-signature-secondary"),
     ),
     signed_id: true,
+    sample: (&[], r#"{"id":"{id}","type":"webhook_event","trigger":"FILE.UPLOADED"}"#),
     ..DEFAULTS
 };

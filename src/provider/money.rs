@@ -27,6 +27,10 @@ pub const STRIPE: Preset = Preset {
             .prefix("v1="),
     ),
     signed_id: true,
+    sample: (
+        &[],
+        r#"{"id":"{id}","object":"event","type":"payment_intent.succeeded","data":{"object":{"id":"pi_sample","object":"payment_intent"}}}"#,
+    ),
     ..DEFAULTS
 };
 
@@ -54,6 +58,14 @@ pub const SHOPIFY: Preset = Preset {
     event_type: Some(|| key::header("x-shopify-topic")),
     floor: 8 * HOUR, // twice the 4 h of the schedule
     scheme: Some(Scheme::hmac_sha256("x-shopify-hmac-sha256", &[Body]).base64()),
+    sample: (
+        &[
+            ("x-shopify-shop-domain", "sample.myshopify.com"),
+            ("x-shopify-topic", "orders/create"),
+            ("x-shopify-event-id", "{id}"),
+        ],
+        "{}",
+    ),
     ..DEFAULTS
 };
 
@@ -68,6 +80,7 @@ pub const SQUARE: Preset = Preset {
     floor: 48 * HOUR, // twice the 24 h of the schedule
     scheme: Some(Scheme::hmac_sha256("x-square-hmacsha256-signature", &[Url, Body]).base64()),
     signed_id: true,
+    sample: (&[], r#"{"event_id":"{id}","type":"payment.created"}"#),
     ..DEFAULTS
 };
 
@@ -88,6 +101,7 @@ pub const PADDLE: Preset = Preset {
             .prefix("h1="),
     ),
     signed_id: true,
+    sample: (&[], r#"{"event_id":"{id}","event_type":"transaction.completed"}"#),
     ..DEFAULTS
 };
 
@@ -119,5 +133,9 @@ pub const ADYEN: Preset = Preset {
     floor: 60 * DAY, // twice the 30 days of the schedule
     scheme: Some(Scheme::new("", Proof::Adyen).hex_secret()),
     signed_id: true,
+    sample: (
+        &[],
+        r#"{"live":"false","notificationItems":[{"NotificationRequestItem":{"merchantAccountCode":"SampleAccount","pspReference":"{id}","eventCode":"AUTHORISATION","success":"true"}}]}"#,
+    ),
     ..DEFAULTS
 };

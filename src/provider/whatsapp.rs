@@ -40,6 +40,10 @@ pub const WHATSAPP: Preset = Preset {
     max_body: Some(3 * MIB),
     scheme: Some(Scheme::hmac_sha256("x-hub-signature-256", &[Body]).prefix("sha256=")),
     signed_id: true,
+    sample: (
+        &[],
+        r#"{"object":"whatsapp_business_account","entry":[{"id":"sample","changes":[{"field":"messages","value":{"messaging_product":"whatsapp","metadata":{"phone_number_id":"sample"},"messages":[{"id":"{id}","type":"text","text":{"body":"sample"}}]}}]}]}"#,
+    ),
     ..DEFAULTS
 };
 

@@ -86,6 +86,7 @@ fn verify_changed_body() {
         let [body, other] = [input.bytes(), input.0];
         let request = Request::post("/hook?a=b")
             .header("webhook-id", "msg_1")
+            .header("x-signature-timestamp", "1")
             .header("twitch-eventsub-message-id", "m1");
         let request = match sender.name() {
             "svix" => Request::post("/hook?a=b").header("svix-id", "msg_1"),

@@ -25,7 +25,8 @@ fn unsigned(sender: Preset) -> Request<Bytes> {
         "twitch" => "twitch-eventsub-message-id",
         _ => "webhook-id",
     };
-    Request::post("/hook?a=%3A").header(id, "msg_1").body(body.into()).unwrap()
+    let request = Request::post("/hook?a=%3A").header(id, "msg_1");
+    request.header("x-signature-timestamp", "1").body(body.into()).unwrap()
 }
 
 #[test]
@@ -60,8 +61,8 @@ fn signed_request_is_verified() {
 fn vectors_are_signed_as_published() {
     let mut other = Vec::new();
     for (sender, json, ..) in VECTORS {
-        // Its signatures differ each time.
-        if matches!(sender.name(), "sendgrid" | "adyen") {
+        // The vectors have no private key.
+        if matches!(sender.name(), "sendgrid" | "discord" | "adyen") {
             continue;
         }
         for case in cases(json).into_iter().filter(|case| case.valid) {

@@ -30,6 +30,7 @@ pub(crate) const VECTORS: &[(Preset, &str, usize, usize)] = &[
     (provider::TWITCH, include_str!("../payloads/twitch/signature_vectors.json"), 2, 3),
     (provider::SENDGRID, include_str!("../payloads/sendgrid/signature_vector.json"), 1, 0),
     (provider::HUBSPOT, include_str!("../payloads/hubspot/signature_vectors.json"), 4, 1),
+    (provider::DISCORD, include_str!("../payloads/discord/signature_vectors.json"), 3, 3),
     (provider::BOX, include_str!("../payloads/box/signature_vectors.json"), 2, 3),
 ];
 
@@ -101,6 +102,10 @@ impl Case {
         if self.secret.len() == 124 {
             // The public key of another pair: a changed letter is no key.
             other.secret = provider::SENDGRID.scheme().unwrap().test_secrets()[0].to_owned();
+            return other;
+        }
+        if self.headers.contains_key("X-Signature-Ed25519") {
+            other.secret = provider::DISCORD.scheme().unwrap().test_secrets()[0].to_owned();
             return other;
         }
         let at = self.secret.len() - 3;
