@@ -115,8 +115,8 @@ impl Signing<'_> {
         let text = data::text(&self.received())?.parts.concat();
         let (prefix, code) = match (scheme.proof, self.secret.strip_prefix("whsk_")) {
             (Proof::P256, _) => (scheme.prefix, ecdsa(self.secret, &text)?),
-            (Proof::Ed25519, _) => (scheme.prefix, ed25519(hex(self.secret), &text)?),
-            (_, Some(private)) => (WEBHOOK_ED25519, ed25519(base64(private), &text)?),
+            (Proof::Ed25519, _) => (scheme.prefix, ed25519(hex(self.secret).as_deref(), &text)?),
+            (_, Some(private)) => (WEBHOOK_ED25519, ed25519(base64(private).as_deref(), &text)?),
             (Proof::HmacSha1, _) => (scheme.prefix, self.code::<Hmac<Sha1>>(&[&text])?),
             _ => (scheme.prefix, self.code::<HmacSha256>(&[&text])?),
         };
@@ -197,15 +197,15 @@ fn ecdsa(_: &str, _: &[u8]) -> Result<Vec<u8>, BoxError> {
 
 /// Signs with a private key, which the public key may follow.
 #[cfg(feature = "verify-ed25519")]
-fn ed25519(private_key: Option<Vec<u8>>, text: &[u8]) -> Result<Vec<u8>, BoxError> {
+fn ed25519(private_key: Option<&[u8]>, text: &[u8]) -> Result<Vec<u8>, BoxError> {
     use ed25519_dalek::{Signer, SigningKey};
 
-    let key = private_key.as_deref().and_then(<[u8]>::first_chunk);
+    let key = private_key.and_then(<[u8]>::first_chunk);
     let key = SigningKey::from_bytes(key.ok_or("the private key is malformed")?);
     Ok(key.sign(text).to_bytes().to_vec())
 }
 
 #[cfg(not(feature = "verify-ed25519"))]
-fn ed25519(_: Option<Vec<u8>>, _: &[u8]) -> Result<Vec<u8>, BoxError> {
+fn ed25519(_: Option<&[u8]>, _: &[u8]) -> Result<Vec<u8>, BoxError> {
     Err(VerifierError::FeatureDisabled { feature: "verify-ed25519" }.into())
 }
