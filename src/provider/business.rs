@@ -1,7 +1,7 @@
 //! E-mail services and business tools.
 
 use super::preset::{DAY, DEFAULTS, HOUR, Preset};
-use super::scheme::Part::{Body, Fixed, Rfc3339, Seconds};
+use super::scheme::Part::{Body, Fixed, Method, Millis, Rfc3339, Seconds, Url};
 use super::scheme::{Proof, Scheme};
 use crate::key::{self, Rule};
 
@@ -18,9 +18,7 @@ use crate::key::{self, Rule};
 /// [report]: https://github.com/sendgrid/sendgrid-nodejs/issues/1435
 ///
 /// ```
-/// use http::Request;
-/// use tower_dedup::key::{self, Extracted, RequestRef};
-/// use tower_dedup::provider;
+/// use tower_dedup::{key, provider};
 ///
 /// let values = key::json("/sg_message_id")
 ///     .and(key::json("/event"))
@@ -28,22 +26,7 @@ use crate::key::{self, Rule};
 ///     .and(key::json("/email").optional())
 ///     .and(key::json("/url").optional());
 /// let extractor = provider::SENDGRID.extractor().second_identity("values", values);
-///
-/// let identities = |id: &str| {
-///     let body = format!(
-///         r#"[{{"sg_event_id":"{id}","sg_message_id":"m1","event":"delivered","timestamp":17}}]"#
-///     );
-///     let (head, body) = Request::post("/").body(body.into()).unwrap().into_parts();
-///     let Ok(Extracted::Keys(keys)) = extractor.extract(&RequestRef::new(&head, &body)) else {
-///         panic!("keys");
-///     };
-///     let event = &keys.events()[0];
-///     (event.key().clone(), event.second_identity().unwrap().clone())
-/// };
-/// let (first, again) = (identities("a"), identities("b"));
-/// assert_ne!(first.0, again.0);
-/// assert_eq!(first.1, again.1);
-/// assert_eq!(first.1.id(), "m1|delivered|17||");
+/// # assert!(extractor.checked().is_ok());
 /// ```
 ///
 /// [Signature][signature]: ECDSA over time and body, which has the ids. The secret is the public key that SendGrid shows.
@@ -131,7 +114,14 @@ pub const HUBSPOT: Preset = Preset {
     },
     event_type: Some(|| key::json("/subscriptionType")),
     floor: 6 * DAY, // twice the 3 days of the schedule
-    scheme: Some(Scheme::new("x-hubspot-signature-v3", Proof::HubSpot)),
+    scheme: Some(Scheme {
+        decodes_query: true,
+        ..Scheme::hmac_sha256(
+            "x-hubspot-signature-v3",
+            &[Method, Url, Body, Millis("x-hubspot-request-timestamp")],
+        )
+        .base64()
+    }),
     signed_id: true,
     sample: (
         &[],

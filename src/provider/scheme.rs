@@ -42,6 +42,8 @@ pub struct Scheme {
     /// The beginning of an item with a code. Other items belong to other versions.
     pub(crate) prefix: &'static str,
     pub(crate) is_base64: bool,
+    /// Some characters in the query of the signed URL may be decoded.
+    pub(crate) decodes_query: bool,
 }
 
 /// A part of the signed text of a [`Scheme`].
@@ -50,6 +52,8 @@ pub struct Scheme {
 pub enum Part {
     /// This text.
     Text(&'static str),
+    /// The method of the request: `POST`.
+    Method,
     /// The value of this header, such as the id.
     Header(&'static str),
     /// The time in this header, in seconds since 1970. A signed time must be within the
@@ -81,7 +85,6 @@ pub(crate) enum Proof {
     Token,
     // Data cannot express these: each is a function of `verify::schemes`.
     Adyen,
-    HubSpot,
     Twilio,
 }
 
@@ -110,6 +113,7 @@ impl Scheme {
             separators: &[],
             prefix: "",
             is_base64: false,
+            decodes_query: false,
         }
     }
 
@@ -175,13 +179,13 @@ impl Scheme {
 
     /// Returns `true` if a signed time limits how long a captured request can be sent again.
     pub(crate) fn signs_time(&self) -> bool {
-        self.text.iter().any(Part::is_time) || self.proof == Proof::HubSpot
+        self.text.iter().any(Part::is_time)
     }
 
     /// Returns `true` if the public URL of the server is signed.
     pub(crate) fn signs_url(&self) -> bool {
         let is_url = |part: &Part| matches!(part, Part::Url);
-        self.text.iter().any(is_url) || matches!(self.proof, Proof::HubSpot | Proof::Twilio)
+        self.text.iter().any(is_url) || self.proof == Proof::Twilio
     }
 
     /// Returns the rule that the scheme breaks.
@@ -192,7 +196,7 @@ impl Scheme {
         match self.proof {
             Proof::Adyen => None,
             _ if !is_name(self.header) || !named.all(is_name) => Some("a header has a valid name"),
-            Proof::Token | Proof::HubSpot | Proof::Twilio => None,
+            Proof::Token | Proof::Twilio => None,
             _ if count(|part| matches!(part, Part::Body)) == 0 => Some("the text has the body"),
             _ if count(Part::is_time) > 1 => Some("the text has one time at most"),
             _ if self.separators.is_empty() && count(|part| matches!(part, Part::Item(_))) > 0 => {
@@ -216,7 +220,7 @@ impl Part {
         match *self {
             Self::Header(name) | Self::Seconds(name) | Self::Millis(name) => Some(name),
             Self::Rfc3339(name) | Self::Fixed(name, _) => Some(name),
-            Self::Text(_) | Self::Item(_) | Self::Body | Self::Url => None,
+            Self::Text(_) | Self::Method | Self::Item(_) | Self::Body | Self::Url => None,
         }
     }
 }

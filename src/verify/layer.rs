@@ -15,6 +15,7 @@ use http::request::Parts;
 use http::{Request, Response, StatusCode};
 use http_body::Body;
 use http_body_util::Full;
+use tokio::time::timeout;
 use tower_layer::Layer;
 use tower_service::Service;
 
@@ -24,6 +25,7 @@ use crate::error::{BoxError, ConfigError, NOT_ZERO, check, valid};
 use crate::key::{Extracted, IntoKeyExtractor, KeyExtractor, RequestRef, escaped};
 use crate::layer::{BODY_LIMIT, BODY_TIMEOUT, BodyFault, Collect, LogIds, Verified};
 use crate::observe;
+use crate::provider::Preset;
 
 type Own = dyn Fn(&Parts, &[u8], SystemTime) -> Result<(), Refusal> + Send + Sync;
 type Found = Pin<Box<dyn Future<Output = Result<Option<Verifier>, BoxError>> + Send>>;
@@ -46,8 +48,6 @@ enum Check {
     Own(Box<Own>),
     /// Looks up the verifier of each request.
     Select(Box<Select>),
-    /// There is no verifier for the request.
-    Unknown,
 }
 
 /// Passes only requests with a valid signature, and inserts [`Verified`] into their extensions.
@@ -240,20 +240,20 @@ impl VerifyLayer {
     {
         let (mut head, body) = request.into_parts();
         let found;
-        let check = match &*self.check {
+        let verifier = match &*self.check {
+            Check::Verifier(verifier) => Some(&**verifier),
             Check::Select(look_up) => {
-                found = self.look_up(&**look_up, &head).await?;
-                &found
+                found = self.look_up(look_up, &head).await?;
+                Some(&found)
             }
-            check => check,
+            Check::Own(_) => None,
         };
         let unauthorized = |head: &Parts, body: &Bytes, refusal: Refusal| {
-            self.report(check, head, body, refusal.name(), &refusal);
+            self.report(verifier, head, body, refusal.name(), &refusal);
             StatusCode::UNAUTHORIZED
         };
-        check
-            .head(&head, (self.clock)())
-            .map_err(|refusal| unauthorized(&head, &Bytes::new(), refusal))?;
+        let read = verifier.map_or(Ok(()), |known| known.verify_head(&head, (self.clock)()));
+        read.map_err(|refusal| unauthorized(&head, &Bytes::new(), refusal))?;
         let mut body = pin!(Collect::new(body, self.body_limit, self.body_timeout));
         let body = poll_fn(|cx| body.as_mut().poll(cx)).await.map_err(|fault| {
             let (status, reason, fact) = match fault {
@@ -267,41 +267,54 @@ impl VerifyLayer {
                     (StatusCode::BAD_REQUEST, "broken_body", "the body ended in an error")
                 }
             };
-            self.report(check, &head, &Bytes::new(), reason, &fact);
+            self.report(verifier, &head, &Bytes::new(), reason, &fact);
             status
         })?;
-        check
-            .whole(&head, &body, (self.clock)())
-            .map_err(|refusal| unauthorized(&head, &body, refusal))?;
+        let now = (self.clock)();
+        let verified = match (verifier, &*self.check) {
+            (Some(verifier), _) => verifier.verify(&head, &body, now),
+            (None, Check::Own(check)) => check(&head, &body, now),
+            (None, _) => Err(Refusal::Unknown),
+        };
+        verified.map_err(|refusal| unauthorized(&head, &body, refusal))?;
         head.extensions.insert(Verified);
         Ok(Request::from_parts(head, Full::new(body)))
     }
 
     /// Looks up what verifies the request.
-    async fn look_up(&self, look_up: &Select, head: &Parts) -> Result<Check, StatusCode> {
-        let fact = match tokio::time::timeout(LOOK_UP_TIMEOUT, look_up(head.clone())).await {
-            Ok(Ok(found)) => {
-                return Ok(found.map_or(Check::Unknown, |v| Check::Verifier(Box::new(v))));
+    async fn look_up(&self, look_up: &Select, head: &Parts) -> Result<Verifier, StatusCode> {
+        let (status, name, fact) = match timeout(LOOK_UP_TIMEOUT, look_up(head.clone())).await {
+            Ok(Ok(Some(verifier))) => return Ok(verifier),
+            Ok(Ok(None)) => {
+                let unknown = Refusal::Unknown;
+                (StatusCode::UNAUTHORIZED, unknown.name(), unknown.to_string())
             }
-            Ok(Err(error)) => format!("the look-up failed: {}", escaped(&observe::chain(&*error))),
-            Err(_) => "the look-up took too long".to_owned(),
+            Ok(Err(error)) => {
+                let fact = format!("the look-up failed: {}", escaped(&observe::chain(&*error)));
+                (StatusCode::SERVICE_UNAVAILABLE, "look_up_failed", fact)
+            }
+            Err(_) => {
+                let fact = "the look-up took too long".to_owned();
+                (StatusCode::SERVICE_UNAVAILABLE, "look_up_failed", fact)
+            }
         };
-        self.report(&Check::Unknown, head, &Bytes::new(), "look_up_failed", &fact);
-        Err(StatusCode::SERVICE_UNAVAILABLE)
+        self.report(None, head, &Bytes::new(), name, &fact);
+        Err(status)
     }
 
     /// Logs and counts a request that is refused. `body` is what was read of it.
     fn report(
         &self,
-        check: &Check,
+        verifier: Option<&Verifier>,
         head: &Parts,
         body: &Bytes,
         name: &'static str,
         reason: &dyn fmt::Display,
     ) {
-        let url = check.signed_url(head);
+        let url = verifier.and_then(|verifier| verifier.signed_url(head));
+        let preset = verifier.and_then(|verifier| verifier.preset);
         observe::not_verified(
-            self.name.as_deref().or(check.preset_name()),
+            self.name.as_deref().or(preset.as_ref().map(Preset::name)),
             &escaped(head.uri.path()),
             url.as_deref().map(|url| escaped(url)).as_deref(),
             self.unverified_id(head, body).as_deref(),
@@ -322,35 +335,6 @@ impl VerifyLayer {
             LogIds::Plain => key.shown_id().into_owned(),
             LogIds::Hashed => key.log_id(),
         })
-    }
-}
-
-impl Check {
-    /// Refuses a request by its head alone, before its body is read.
-    fn head(&self, head: &Parts, now: SystemTime) -> Result<(), Refusal> {
-        match self {
-            Self::Verifier(verifier) => verifier.verify_head(head, now),
-            Self::Own(_) => Ok(()),
-            Self::Select(_) | Self::Unknown => Err(Refusal::Unknown),
-        }
-    }
-
-    fn whole(&self, head: &Parts, body: &[u8], now: SystemTime) -> Result<(), Refusal> {
-        match self {
-            Self::Verifier(verifier) => verifier.verify(head, body, now),
-            Self::Own(check) => check(head, body, now),
-            Self::Select(_) | Self::Unknown => Err(Refusal::Unknown),
-        }
-    }
-
-    fn preset_name(&self) -> Option<&'static str> {
-        let Self::Verifier(verifier) = self else { return None };
-        Some(verifier.preset?.name())
-    }
-
-    fn signed_url(&self, head: &Parts) -> Option<String> {
-        let Self::Verifier(verifier) = self else { return None };
-        verifier.signed_url(head)
     }
 }
 

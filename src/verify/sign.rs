@@ -15,38 +15,14 @@ use sha1::Sha1;
 #[cfg(not(all(feature = "verify-ecdsa", feature = "verify-ed25519")))]
 use super::error::VerifierError;
 use super::key::{Key, WEBHOOK_ED25519};
-use super::public_url::{PublicUrl, targets};
+use super::public_url::{PublicUrl, target};
 use super::received::{HmacSha256, Received, base64, hex, mac};
 use super::schemes::{adyen, data, url};
 use super::verifier::unix;
 use crate::error::BoxError;
-use crate::provider::scheme::{Part, Proof, Scheme, Secret};
-
-/// A pair of keys for SendGrid, made for tests.
-const PUBLIC_KEY: &str = "MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEu5xywnLmdP135pgu4+Dc2H5LxIKJ9mfI/yUcDPuw\
-                          7yzWLtSakZA8TdMXds5+v2yDLy+3LTNtYVC4Nyf6Qdh+JQ==";
-const PRIVATE_KEY: &str = "e2acd3efd495d6cdef46bc897e6ed2d6ac305f0b76d7b5fb7cf8acf8f0efb89b";
-/// The first pair of keys of RFC 8032, section 7.1.
-const ED25519_PUBLIC_KEY: &str = "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a";
-const ED25519_PRIVATE_KEY: &str =
-    "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60";
+use crate::provider::scheme::{Part, Proof, Scheme};
 
 impl Scheme {
-    /// Returns a secret for the verifier and one for [`sign`](Self::sign). They are the same but for schemes with a
-    /// pair of keys.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn test_secrets(&self) -> [&'static str; 2] {
-        match (self.proof, self.secret) {
-            (Proof::P256, _) => [PUBLIC_KEY, PRIVATE_KEY],
-            (Proof::Ed25519, _) => [ED25519_PUBLIC_KEY, ED25519_PRIVATE_KEY],
-            (_, Secret::Webhook) => ["whsec_YSBzZWNyZXQgZm9yIHRlc3Rz"; 2],
-            (_, Secret::Base64) => ["YSBzZWNyZXQgZm9yIHRlc3Rz"; 2],
-            (_, Secret::Hex) => ["6120736563726574"; 2],
-            _ => ["a_secret_for_tests"; 2],
-        }
-    }
-
     /// Signs a request as the sender does: sets the headers with time and signature. Adyen's signature
     /// is in the body.
     ///
@@ -69,7 +45,6 @@ impl Scheme {
         let mut signing = Signing { scheme: self, secret, head, body, url, now: unix(now) };
         let signature = match self.proof {
             Proof::Token => secret.to_owned(),
-            Proof::HubSpot => STANDARD.encode(signing.hubspot()?),
             Proof::Twilio => STANDARD.encode(signing.twilio()?),
             Proof::Adyen => {
                 signing.adyen()?;
@@ -128,15 +103,6 @@ impl Signing<'_> {
         Ok([&*before, prefix, &code].concat())
     }
 
-    fn hubspot(&mut self) -> Result<Vec<u8>, BoxError> {
-        let time = format!("{}000", self.now);
-        self.set("x-hubspot-request-timestamp", &time)?;
-        let request = self.received();
-        let url = [request.public_url()?.as_str(), request.target].concat();
-        let method = self.head.method.as_str().as_bytes();
-        self.code::<HmacSha256>(&[method, url.as_bytes(), &self.body, time.as_bytes()])
-    }
-
     fn twilio(&self) -> Result<Vec<u8>, BoxError> {
         let request = self.received();
         let (url, text) = (request.public_url()?, url::twilio_text(&request)?);
@@ -145,7 +111,7 @@ impl Signing<'_> {
 
     fn received(&self) -> Received<'_> {
         let (scheme, head, url) = (self.scheme, &self.head, self.url.as_ref());
-        let target = targets(&head.uri).next().unwrap_or_default();
+        let target = target(&head.uri);
         Received { scheme, head, body: &self.body, now: self.now, tolerance: 0, url, target }
     }
 

@@ -111,8 +111,7 @@ impl Verifier {
     ) -> Result<(), Refusal> {
         let (scheme, now, tolerance) = (&self.scheme, unix(now), self.tolerance.as_secs());
         let url = self.url.as_deref().filter(|_| self.scheme.signs_url());
-        let tried = if url.is_some() { 2 } else { 1 };
-        for target in targets(&head.uri).take(tried) {
+        for target in &targets(&head.uri, scheme) {
             let request = Received { scheme, head, body, now, tolerance, url, target };
             for key in &*self.keys {
                 // Every other refusal is the same for all keys and URLs.
@@ -138,7 +137,6 @@ fn verify(key: &Key, request: &Received<'_>) -> Result<(), Refusal> {
     match (request.scheme.proof, key) {
         (Proof::Token, Key::Shared(token)) => data::verify_token(token, request),
         (Proof::Adyen, Key::Shared(key)) => adyen::verify(key, request),
-        (Proof::HubSpot, Key::Shared(key)) => url::hubspot(key, request),
         (Proof::Twilio, Key::Shared(key)) => url::twilio(key, request),
         (_, key) => data::verify(key, request),
     }
@@ -149,7 +147,6 @@ fn verify_head(key: &Key, request: &Received<'_>) -> Result<(), Refusal> {
     match (request.scheme.proof, key) {
         (Proof::Token, Key::Shared(token)) => data::verify_token(token, request),
         (Proof::Adyen, _) => Ok(()),
-        (Proof::HubSpot, _) => url::hubspot_headers(request).map(drop),
         (Proof::Twilio, _) => url::twilio_signature(request).map(drop),
         _ => data::read(request).map(drop),
     }

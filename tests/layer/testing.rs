@@ -23,6 +23,7 @@ use tower_dedup::testing::{
 use tower_dedup::verify::VerifyLayer;
 use tower_dedup::{DedupAnswer, DedupLayer, OnInFlight, Replay, StoreErrorKind, provider, testing};
 
+use crate::secrets::test_secrets;
 use crate::support::{
     FIRST, Handler, by_header, dedup_key, faulty, memory, request, rows, terms, until,
 };
@@ -295,7 +296,7 @@ async fn request_of_every_preset_is_verified_and_runs_once() {
         if !preset.has_verifier() {
             continue;
         }
-        let [secret, private] = preset.scheme().unwrap().test_secrets();
+        let [secret, private] = test_secrets(preset.scheme());
         let verify = VerifyLayer::new(preset.verifier_at(URL, secret).unwrap());
         let dedup = dedup.require_verified();
         let app: Router =

@@ -98,3 +98,28 @@ fn presets_of_one_event_can_be_composed_and_those_of_several_cannot() {
     let expected = DedupKey::new("github-hooks", "guid|7").unwrap();
     assert_eq!(found, Ok(Extracted::Keys(Event::new(expected).into())));
 }
+
+/// The values that SENDGRID's documentation adds recognise an event under another id.
+#[test]
+fn event_of_sendgrid_under_another_id_has_one_second_identity() {
+    let values = key::json("/sg_message_id")
+        .and(key::json("/event"))
+        .and(key::json("/timestamp"))
+        .and(key::json("/email").optional())
+        .and(key::json("/url").optional());
+    let extractor = provider::SENDGRID.extractor().second_identity("values", values);
+    let identities = |id: &str| {
+        let body = format!(
+            r#"[{{"sg_event_id":"{id}","sg_message_id":"m1","event":"delivered","timestamp":17}}]"#
+        );
+        let (head, body) = Request::post("/").body(Bytes::from(body)).unwrap().into_parts();
+        let Ok(Extracted::Keys(keys)) = extractor.extract(&RequestRef::new(&head, &body)) else {
+            panic!("keys");
+        };
+        let event = &keys.events()[0];
+        (event.key().clone(), event.second_identity().unwrap().clone())
+    };
+    let (first, again) = (identities("a"), identities("b"));
+    assert_ne!(first.0, again.0);
+    assert_eq!((&first.1, first.1.id()), (&again.1, "m1|delivered|17||"));
+}

@@ -26,6 +26,7 @@ use tower_dedup::{
     ConfigErrorKind, Dedup, DedupKey, DedupLayer, KeyExtractor, Verified, key, provider,
 };
 
+use crate::secrets::test_secrets;
 use crate::vectors::{VECTORS, at, case, cases, senders, signature_header};
 
 type Store = Arc<MemoryAdapter>;
@@ -322,7 +323,7 @@ async fn body_that_does_not_arrive_is_not_verified() {
 #[tokio::test]
 async fn request_that_its_head_shows_to_be_unverified_is_refused_before_its_body_is_read() {
     for sender in senders().into_iter().filter(|sender| *sender != provider::ADYEN) {
-        let secret = sender.scheme().unwrap().test_secrets()[0];
+        let secret = test_secrets(sender.scheme())[0];
         let verify = VerifyLayer::new(sender.verifier_at("https://h", secret).unwrap());
         let app = verify.layer(service_fn(
             async |_: Request<Full<Bytes>>| -> Result<Response<Full<Bytes>>, Infallible> {
@@ -352,7 +353,7 @@ async fn request_that_its_head_shows_to_be_unverified_is_refused_before_its_body
 #[tokio::test]
 async fn nested_route_verifies_the_url_that_the_sender_has() {
     for sender in [provider::SQUARE, provider::TWILIO, provider::HUBSPOT] {
-        let secret = sender.scheme().unwrap().test_secrets()[0];
+        let secret = test_secrets(sender.scheme())[0];
         let route = |public_url| {
             let verify = VerifyLayer::new(sender.verifier_at(public_url, secret).unwrap());
             post(async || "handled").layer(verify)
@@ -384,7 +385,7 @@ async fn nested_route_verifies_the_url_that_the_sender_has() {
 /// Both layers of one preset have one limit. The larger limit alone would have no effect.
 #[tokio::test]
 async fn body_limit_of_both_layers_follows_the_preset() {
-    let secret = provider::GITHUB.scheme().unwrap().test_secrets()[0];
+    let secret = test_secrets(provider::GITHUB.scheme())[0];
     let site = Site::new(provider::GITHUB, provider::GITHUB.verifier(secret).unwrap());
     for (bytes, expected) in [(25 << 20, ran()), ((25 << 20) + 1, (413, None))] {
         let push = Request::post("/hook").header("x-github-delivery", format!("push-{bytes}"));

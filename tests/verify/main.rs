@@ -11,6 +11,8 @@ mod own;
 mod page;
 mod receiver;
 mod schemes;
+#[path = "../support/secrets.rs"]
+mod secrets;
 mod select;
 mod signing;
 mod vectors;

@@ -60,6 +60,7 @@ pub(in crate::verify) fn text<'a>(request: &Received<'a>) -> Result<Text<'a>, Re
     for part in parts {
         let value = match *part {
             Part::Text(text) => text,
+            Part::Method => request.head.method.as_str(),
             Part::Fixed(header, value) => {
                 if request.optional(header)?.is_some_and(|found| found != value) {
                     return Err(Refusal::Malformed(header));
