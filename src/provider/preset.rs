@@ -160,7 +160,8 @@ impl Preset {
         self.signed_id
     }
 
-    /// Returns `true` if the feature `verify` verifies the requests of this sender.
+    /// Returns `true` if the feature `verify` verifies the requests of this sender; SendGrid's by `verify-ecdsa`, and
+    /// Discord's by `verify-ed25519`.
     #[must_use]
     pub const fn has_verifier(&self) -> bool {
         self.scheme.is_some()

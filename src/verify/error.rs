@@ -62,7 +62,8 @@ impl std::error::Error for Refusal {}
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum VerifierError {
-    /// This crate knows no signature scheme for the preset. `Display` lists the senders with one.
+    /// This crate knows no signature scheme for the preset. `Display` lists the senders with one, and names the
+    /// page that says what to do.
     #[non_exhaustive]
     NoScheme {
         /// The name of the preset.

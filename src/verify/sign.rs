@@ -40,6 +40,9 @@ impl Scheme {
         now: SystemTime,
         request: Request<Bytes>,
     ) -> Result<Request<Bytes>, BoxError> {
+        if let Some(rule) = self.fault() {
+            return Err(rule.into());
+        }
         let url = public_url.map(PublicUrl::parse).transpose()?;
         let (head, body) = request.into_parts();
         let mut signing = Signing { scheme: self, secret, head, body, url, now: unix(now) };

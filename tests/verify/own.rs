@@ -49,7 +49,7 @@ fn every_form_of_a_scheme_verifies_what_it_signs_and_nothing_else() {
     let schemes = [
         SHOP,
         BANK,
-        Scheme::hmac_sha256("x-a", TEXT),
+        Scheme::hmac_sha256("X-A", TEXT),
         Scheme::hmac_sha256("x-a", TEXT).base64().base64_secret(),
         Scheme::hmac_sha1("x-a", TEXT).prefix("sha1=").hex_secret(),
         Scheme::hmac_sha256("x-a", &[Part::Millis("x-ms"), Part::Body]),
@@ -214,6 +214,7 @@ fn invalid_scheme_or_secret_is_an_error_that_shows_no_secret() {
     ] {
         let error = scheme.verifier("secret").unwrap_err();
         assert!(matches!(error, VerifierError::InvalidScheme { rule: of, .. } if of == rule));
+        assert!(scheme.sign("secret", None, at(NOW), unsigned("")).is_err());
         assert!(error.to_string().contains(rule) && !error.to_string().contains("secret"));
     }
     let base64 = scheme("x", BODY).base64_secret();
