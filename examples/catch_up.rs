@@ -22,8 +22,7 @@ async fn main() -> Result<(), BoxError> {
         Some("github") => GITHUB,
         _ => return Err("usage: catch_up stripe|github < LIST".into()),
     };
-    // The store of the receiver, so that both have the same keys. A body from the list is not the one that was signed,
-    // so it has no content identity.
+    // The store of the receiver, so that both have the same keys.
     let store = env::var("DATABASE_URL").map_err(|_| "set DATABASE_URL")?;
     let dedup = Deduplicator::new(adapter::connect(&store).await?);
 

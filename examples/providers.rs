@@ -8,10 +8,9 @@ use std::{env, time::Duration};
 use axum::routing::{MethodRouter, post};
 use axum::{Router, body::Bytes};
 use tower_dedup::adapter::SqliteAdapter;
-use tower_dedup::key::IntoKeyExtractor;
-use tower_dedup::provider::{GITHUB, STRIPE, TWILIO};
+use tower_dedup::provider::{GITHUB, Preset, STRIPE, TWILIO};
 use tower_dedup::verify::{Verifier, VerifyLayer};
-use tower_dedup::{BoxError, DedupHandle, DedupLayer, Delivery, KeyExtractor};
+use tower_dedup::{BoxError, DedupHandle, DedupLayer, Delivery};
 
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
@@ -24,9 +23,7 @@ async fn main() -> Result<(), BoxError> {
     let twilio = TWILIO.verifier_at(&set("PUBLIC_URL")?, &set("TWILIO_AUTH_TOKEN")?)?;
 
     let store = SqliteAdapter::connect(&url).await?;
-    // GitHub does not sign the id, so the body identifies the event, too.
-    let key_of_github = KeyExtractor::from(GITHUB).content_identity();
-    let (on_github, of_github) = route(github, key_of_github, &store);
+    let (on_github, of_github) = route(github, GITHUB, &store);
     let (on_stripe, of_stripe) = route(stripe, STRIPE, &store);
     let (on_twilio, of_twilio) = route(twilio, TWILIO, &store);
     let app = Router::new()
@@ -48,12 +45,8 @@ fn set(variable: &str) -> Result<String, String> {
     env::var(variable).map_err(|_| format!("set {variable}"))
 }
 
-fn route(
-    verifier: Verifier,
-    key: impl IntoKeyExtractor,
-    store: &SqliteAdapter,
-) -> (MethodRouter, DedupHandle) {
-    let dedup = DedupLayer::new(key, store.clone()).require_verified();
+fn route(verifier: Verifier, sender: Preset, store: &SqliteAdapter) -> (MethodRouter, DedupHandle) {
+    let dedup = DedupLayer::new(sender, store.clone()).require_verified();
     let handle = dedup.handle();
     (post(on_event).layer((VerifyLayer::new(verifier), dedup)), handle)
 }

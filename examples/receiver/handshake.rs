@@ -1,7 +1,7 @@
 //! Handshakes: the responses that a sender expects before it delivers events.
 
 use axum::Json;
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 ///
 /// - Slack's `url_verification` and Twitch's `webhook_callback_verification` expect the challenge as
 ///   text;
-/// - Event Grid's `SubscriptionValidation` expects its code as JSON.
+/// - Event Grid's `SubscriptionValidation` expects its code as JSON;
+/// - Discord's `PING` expects 204, or its type as JSON if it is of interactions.
 ///
 /// All other senders accept a 200.
 pub(crate) fn response(headers: &HeaderMap, body: &[u8]) -> Option<Response> {
@@ -18,6 +19,15 @@ pub(crate) fn response(headers: &HeaderMap, body: &[u8]) -> Option<Response> {
         let events: Value = serde_json::from_slice(body).ok()?;
         let code = events.pointer("/0/data/validationCode")?.as_str()?;
         return Some(Json(json!({ "validationResponse": code })).into_response());
+    }
+    if headers.contains_key("x-signature-ed25519") {
+        let ping: Value = serde_json::from_slice(body).ok()?;
+        let json = [(header::CONTENT_TYPE, "application/json")];
+        return match ping["type"].as_u64()? {
+            0 => Some((StatusCode::NO_CONTENT, json).into_response()),
+            1 if ping["event"].is_null() => Some(Json(json!({ "type": 1 })).into_response()),
+            _ => None,
+        };
     }
     let twitch =
         has_header(headers, "twitch-eventsub-message-type", "webhook_callback_verification");

@@ -44,7 +44,7 @@ pub(crate) type Reader = fn(Events<'_>) -> Result<Extracted, KeyError>;
 /// use tower_dedup::{KeyExtractor, key, provider};
 ///
 /// let own = key::header("webhook-id").or(key::json("/event/id")).namespace("acme");
-/// let of_preset = KeyExtractor::from(provider::GITHUB).content_identity();
+/// let of_preset = KeyExtractor::from(provider::GITHUB).namespace("code");
 /// # let _ = (own, of_preset);
 /// ```
 #[derive(Clone)]
@@ -296,14 +296,14 @@ impl KeyExtractor {
     /// # Example
     ///
     /// ```
-    /// use tower_dedup::{KeyExtractor, provider};
+    /// use tower_dedup::key;
     ///
-    /// let github = KeyExtractor::from(provider::GITHUB).content_identity();
-    /// # let (head, body) = http::Request::post("/").header("x-github-delivery", "1").body("{}".into())?.into_parts();
-    /// # let found = github.extract(&tower_dedup::key::RequestRef::new(&head, &body));
+    /// let orders = key::header("x-id").namespace("orders").content_identity();
+    /// # let (head, body) = http::Request::post("/").header("x-id", "1").body("{}".into())?.into_parts();
+    /// # let found = orders.extract(&tower_dedup::key::RequestRef::new(&head, &body));
     /// # let Ok(tower_dedup::key::Extracted::Keys(keys)) = found else { panic!("keys") };
     /// # let second = keys.events()[0].second_identity().unwrap();
-    /// # assert_eq!(second.namespace(), "github.body");
+    /// # assert_eq!(second.namespace(), "orders.body");
     /// # assert!(second.id().starts_with("body_44136fa3"));
     /// # Ok::<(), http::Error>(())
     /// ```

@@ -373,7 +373,7 @@ impl<L, B> DedupLayer<L, B> {
     /// [`Verified`](crate::Verified) in its extensions. A layer that verifies signatures belongs
     /// outside this one, and the order is easy to reverse.
     ///
-    /// Logs a warning if the preset's sender does not sign the id and the key has no second identity, such
+    /// Logs a record if the preset's sender does not sign the id and the key has no second identity, such
     /// as a [content identity](crate::guide::keys#an-id-that-is-not-signed).
     pub fn require_verified(mut self) -> Self {
         if self.config.key.is_replayable() {

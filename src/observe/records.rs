@@ -114,9 +114,9 @@ records! {
     /// once a layer: [`require_verified`](crate::DedupLayer::require_verified) is set, and there is no second
     /// identity, such as a [content identity](crate::guide::keys#an-id-that-is-not-signed)
     fn unsigned_id(namespace: &str) {
-        warn!(
-            "unsigned id: this sender does not sign the id, so a captured delivery runs again under another \
-            id; add a `content_identity`",
+        info!(
+            "unsigned id: this sender does not sign the id, so a captured delivery runs again under another id; \
+            `content_identity` prevents it, and loses a real event with equal bytes",
             namespace
         );
     }

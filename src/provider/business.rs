@@ -1,8 +1,8 @@
 //! E-mail services and business tools.
 
 use super::preset::{DAY, DEFAULTS, HOUR, Preset};
-use super::scheme::Part::{Body, Fixed, Rfc3339, Seconds};
-use super::scheme::{Proof, Scheme, Secret, base64};
+use super::scheme::Part::{Body, Fixed, Method, Millis, Rfc3339, Seconds, Url};
+use super::scheme::{Proof, Scheme};
 use crate::key::{self, Rule};
 
 /// SendGrid's Event Webhook: `/sg_event_id` of each event; the digest of an event without one.
@@ -18,9 +18,7 @@ use crate::key::{self, Rule};
 /// [report]: https://github.com/sendgrid/sendgrid-nodejs/issues/1435
 ///
 /// ```
-/// use http::Request;
-/// use tower_dedup::key::{self, Extracted, RequestRef};
-/// use tower_dedup::provider;
+/// use tower_dedup::{key, provider};
 ///
 /// let values = key::json("/sg_message_id")
 ///     .and(key::json("/event"))
@@ -28,22 +26,7 @@ use crate::key::{self, Rule};
 ///     .and(key::json("/email").optional())
 ///     .and(key::json("/url").optional());
 /// let extractor = provider::SENDGRID.extractor().second_identity("values", values);
-///
-/// let identities = |id: &str| {
-///     let body = format!(
-///         r#"[{{"sg_event_id":"{id}","sg_message_id":"m1","event":"delivered","timestamp":17}}]"#
-///     );
-///     let (head, body) = Request::post("/").body(body.into()).unwrap().into_parts();
-///     let Ok(Extracted::Keys(keys)) = extractor.extract(&RequestRef::new(&head, &body)) else {
-///         panic!("keys");
-///     };
-///     let event = &keys.events()[0];
-///     (event.key().clone(), event.second_identity().unwrap().clone())
-/// };
-/// let (first, again) = (identities("a"), identities("b"));
-/// assert_ne!(first.0, again.0);
-/// assert_eq!(first.1, again.1);
-/// assert_eq!(first.1.id(), "m1|delivered|17||");
+/// # assert!(extractor.checked().is_ok());
 /// ```
 ///
 /// [Signature][signature]: ECDSA over time and body, which has the ids. The secret is the public key that SendGrid shows.
@@ -55,15 +38,14 @@ pub const SENDGRID: Preset = Preset {
     rule: || Rule::Each(key::each("", key::json("/sg_event_id").or(key::body_digest()))),
     event_type: Some(|| key::json("/event")),
     floor: 48 * HOUR, // twice the 24 h of the schedule
-    scheme: Some(
-        Scheme::signed(
-            "x-twilio-email-event-webhook-signature",
-            base64(""),
-            &[Seconds("x-twilio-email-event-webhook-timestamp"), Body],
-        )
-        .with_secret(Secret::PublicKey),
-    ),
+    scheme: Some(Scheme {
+        text: &[Seconds("x-twilio-email-event-webhook-timestamp"), Body],
+        ..Scheme::new("x-twilio-email-event-webhook-signature", Proof::P256)
+            .base64()
+            .base64_secret()
+    }),
     signed_id: true,
+    sample: (&[], r#"[{"sg_event_id":"{id}","sg_message_id":"sample","event":"delivered"}]"#),
     ..DEFAULTS
 };
 
@@ -107,6 +89,7 @@ pub const POSTMARK: Preset = Preset {
     },
     event_type: Some(|| key::json("/RecordType")),
     floor: 7 * DAY, // our estimate: a person can send an inbound message again at any time
+    sample: (&[], r#"{"RecordType":"Bounce","ID":{number}}"#),
     ..DEFAULTS
 };
 
@@ -131,8 +114,19 @@ pub const HUBSPOT: Preset = Preset {
     },
     event_type: Some(|| key::json("/subscriptionType")),
     floor: 6 * DAY, // twice the 3 days of the schedule
-    scheme: Some(Scheme::new("x-hubspot-signature-v3", Proof::HubSpot)),
+    scheme: Some(Scheme {
+        decodes_query: true,
+        ..Scheme::hmac_sha256(
+            "x-hubspot-signature-v3",
+            &[Method, Url, Body, Millis("x-hubspot-request-timestamp")],
+        )
+        .base64()
+    }),
     signed_id: true,
+    sample: (
+        &[],
+        r#"[{"portalId":1,"appId":1,"subscriptionId":1,"eventId":{number},"objectId":1,"occurredAt":1700000000000,"subscriptionType":"contact.creation","attemptNumber":0}]"#,
+    ),
     ..DEFAULTS
 };
 
@@ -147,16 +141,20 @@ pub const BOX: Preset = Preset {
     rule: || Rule::part(key::json("/id")),
     event_type: Some(|| key::json("/trigger")),
     floor: 7 * DAY, // our estimate: no schedule is documented
-    scheme: Some(Scheme::signed(
-        "box-signature-primary",
-        base64("").or_in("box-signature-secondary"),
-        &[
-            Fixed("box-signature-version", "1"),
-            Fixed("box-signature-algorithm", "HmacSHA256"),
-            Body,
-            Rfc3339("box-delivery-timestamp"),
-        ],
-    )),
+    scheme: Some(
+        Scheme::hmac_sha256(
+            "box-signature-primary",
+            &[
+                Fixed("box-signature-version", "1"),
+                Fixed("box-signature-algorithm", "HmacSHA256"),
+                Body,
+                Rfc3339("box-delivery-timestamp"),
+            ],
+        )
+        .base64()
+        .or_in("box-signature-secondary"),
+    ),
     signed_id: true,
+    sample: (&[], r#"{"id":"{id}","type":"webhook_event","trigger":"FILE.UPLOADED"}"#),
     ..DEFAULTS
 };

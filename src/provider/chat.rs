@@ -2,8 +2,8 @@
 
 use super::preset::{DAY, DEFAULTS, HOUR, MINUTE, Preset};
 use super::read::{header_is, lacks, value};
-use super::scheme::Part::{Body, Id, Rfc3339, Seconds, Text};
-use super::scheme::{Proof, Scheme, Secret, hex};
+use super::scheme::Part::{Body, Header, Rfc3339, Seconds, Text};
+use super::scheme::{Scheme, Secret};
 use crate::key::{self, FORM, RequestRef, Rule, without_mark};
 
 /// Slack's Events API: `/event_id` in the body, which is unique across all workspaces.
@@ -20,12 +20,15 @@ pub const SLACK: Preset = Preset {
     event_type: Some(|| key::json("/event/type")),
     bypass: Some(is_no_slack_event),
     floor: 12 * MINUTE, // twice the 6 min of the schedule
-    scheme: Some(Scheme::signed(
-        "x-slack-signature",
-        hex("v0="),
-        &[Text("v0:"), Seconds("x-slack-request-timestamp"), Text(":"), Body],
-    )),
+    scheme: Some(
+        Scheme::hmac_sha256(
+            "x-slack-signature",
+            &[Text("v0:"), Seconds("x-slack-request-timestamp"), Text(":"), Body],
+        )
+        .prefix("v0="),
+    ),
     signed_id: true,
+    sample: (&[], r#"{"type":"event_callback","event_id":"{id}","event":{"type":"app_mention"}}"#),
     ..DEFAULTS
 };
 
@@ -37,6 +40,31 @@ fn is_no_slack_event(request: &RequestRef<'_>) -> bool {
     let kind = value(request, "/type");
     matches!(kind.as_deref(), Some("url_verification" | "app_rate_limited"))
 }
+
+/// Discord: `/id` of an interaction; for a webhook event, which has no id, the digest of the body. The body has the time
+/// of the event.
+///
+/// A `PING` (`/type` is 0, or 1 of an interaction) is a handshake. Your handler answers it: 204 with a content type, and
+/// `{"type":1}` to an interaction. Discord reads every answer to an interaction, and sends it once. It sends forged
+/// requests on purpose, and takes an endpoint away that does not answer them 401.
+///
+/// [Signature](https://discord.com/developers/docs/events/webhook-events): Ed25519 over time and body, which has the id.
+/// The form of the time is not documented, so it is not checked. The secret is the application's public key. It needs the
+/// feature `verify-ed25519`.
+pub const DISCORD: Preset = Preset {
+    name: "discord",
+    rule: || Rule::part(key::json("/id").or(key::body_digest())),
+    event_type: Some(|| key::json("/event/type")),
+    bypass: Some(|request| {
+        let kind = value(request, "/type");
+        matches!(kind.as_deref(), Some("0" | "1")) && lacks(request, "/event")
+    }),
+    floor: 20 * MINUTE, // twice the 10 min of the schedule
+    scheme: Some(Scheme::ed25519("x-signature-ed25519", &[Header("x-signature-timestamp"), Body])),
+    signed_id: true,
+    sample: (&[("x-signature-timestamp", "1700000000")], r#"{"id":"{id}","type":2}"#),
+    ..DEFAULTS
+};
 
 /// Telegram: `/update_id` in the body.
 ///
@@ -51,9 +79,8 @@ pub const TELEGRAM: Preset = Preset {
     name: "telegram",
     rule: || Rule::part(key::json("/update_id")),
     floor: 48 * HOUR, // twice the 24 h for which updates are stored
-    scheme: Some(
-        Scheme::new("x-telegram-bot-api-secret-token", Proof::Token).with_secret(Secret::Token),
-    ),
+    scheme: Some(Scheme::token("x-telegram-bot-api-secret-token").with_secret(Secret::Token)),
+    sample: (&[], r#"{"update_id":{number},"message":{"text":"sample"}}"#),
     ..DEFAULTS
 };
 
@@ -71,12 +98,22 @@ pub const TWITCH: Preset = Preset {
     event_type: Some(|| key::json("/subscription/type")),
     bypass: Some(is_no_twitch_event),
     floor: 7 * DAY, // our estimate: no schedule is documented
-    scheme: Some(Scheme::signed(
-        "twitch-eventsub-message-signature",
-        hex("sha256="),
-        &[Id("twitch-eventsub-message-id"), Rfc3339("twitch-eventsub-message-timestamp"), Body],
-    )),
+    scheme: Some(
+        Scheme::hmac_sha256(
+            "twitch-eventsub-message-signature",
+            &[
+                Header("twitch-eventsub-message-id"),
+                Rfc3339("twitch-eventsub-message-timestamp"),
+                Body,
+            ],
+        )
+        .prefix("sha256="),
+    ),
     signed_id: true,
+    sample: (
+        &[("twitch-eventsub-message-type", "notification"), ("twitch-eventsub-message-id", "{id}")],
+        r#"{"event":{}}"#,
+    ),
     ..DEFAULTS
 };
 

@@ -3,7 +3,7 @@
 use super::preset::{DAY, DEFAULTS, MIB, Preset, Retries};
 use super::read::header_is;
 use super::scheme::Part::Body;
-use super::scheme::{Proof, Scheme, hex};
+use super::scheme::Scheme;
 use crate::key::{self, RequestRef, Rule};
 
 /// GitHub: the header `X-GitHub-Delivery`, one value per event.
@@ -31,7 +31,8 @@ pub const GITHUB: Preset = Preset {
     floor: 3 * DAY, // redelivery by a person
     max_body: Some(25 * MIB),
     retries: Retries::Never,
-    scheme: Some(Scheme::signed("x-hub-signature-256", hex("sha256="), &[Body])),
+    scheme: Some(Scheme::hmac_sha256("x-hub-signature-256", &[Body]).prefix("sha256=")),
+    sample: (&[("x-github-event", "push"), ("x-github-delivery", "{id}")], "{}"),
     ..DEFAULTS
 };
 
@@ -56,7 +57,8 @@ pub const GITLAB: Preset = Preset {
     event_type: Some(|| key::header("x-gitlab-event")),
     floor: 7 * DAY, // our estimate: no schedule is documented
     max_body: Some(25 * MIB),
-    scheme: Some(Scheme::new("x-gitlab-token", Proof::Token)),
+    scheme: Some(Scheme::token("x-gitlab-token")),
+    sample: (&[("x-gitlab-event", "Push Hook"), ("idempotency-key", "{id}")], "{}"),
     ..DEFAULTS
 };
 
@@ -73,7 +75,8 @@ pub const GITEA: Preset = Preset {
     event_type: Some(|| key::header("x-gitea-event")),
     floor: DAY, // our estimate: it never retries
     retries: Retries::Never,
-    scheme: Some(Scheme::signed("x-gitea-signature", hex(""), &[Body])),
+    scheme: Some(Scheme::hmac_sha256("x-gitea-signature", &[Body])),
+    sample: (&[("x-gitea-event", "push"), ("x-gitea-delivery", "{id}")], "{}"),
     ..DEFAULTS
 };
 
@@ -87,11 +90,12 @@ pub const CIRCLECI: Preset = Preset {
     event_type: Some(|| key::json("/type")),
     floor: 7 * DAY, // our estimate: no schedule is documented
     retries: Retries::Undocumented,
-    scheme: Some(Scheme::signed(
-        "circleci-signature",
-        hex("v1=").split_at(&[',', ' ', '\t']),
-        &[Body],
-    )),
+    scheme: Some(
+        Scheme::hmac_sha256("circleci-signature", &[Body])
+            .separated_by(&[',', ' ', '\t'])
+            .prefix("v1="),
+    ),
     signed_id: true,
+    sample: (&[], r#"{"id":"{id}","type":"workflow-completed"}"#),
     ..DEFAULTS
 };

@@ -36,51 +36,39 @@ mod code;
 mod money;
 mod preset;
 mod read;
-#[cfg_attr(not(feature = "verify"), expect(dead_code, reason = "the feature `verify` reads it"))]
-mod scheme;
+#[cfg_attr(
+    not(feature = "verify"),
+    expect(dead_code, unreachable_pub, reason = "the feature `verify` reads it")
+)]
+pub(crate) mod scheme;
 mod standard;
 mod twilio;
 mod whatsapp;
 
-pub use business::{BOX, HUBSPOT, POSTMARK, SENDGRID};
-pub use chat::{SLACK, TELEGRAM, TWITCH};
-pub use cloud::{AWS_SNS, AZURE_EVENT_GRID, GOOGLE_PUBSUB};
-pub use code::{CIRCLECI, GITEA, GITHUB, GITLAB};
-pub use money::{ADYEN, PADDLE, SHOPIFY, SQUARE, STRIPE};
 pub use preset::{Preset, Retries};
-#[cfg(feature = "verify")]
-pub(crate) use scheme::{Codes, Part, Proof, Scheme, Secret};
-pub use standard::{CLOUDEVENTS, STANDARD_WEBHOOKS, SVIX};
-pub use twilio::TWILIO;
-pub use whatsapp::WHATSAPP;
 
-/// All presets, in the order of the [table](crate::guide::providers).
-pub const ALL: &[Preset] = &[
-    STANDARD_WEBHOOKS,
-    SVIX,
-    CLOUDEVENTS,
-    GITHUB,
-    GITLAB,
-    GITEA,
-    CIRCLECI,
-    STRIPE,
-    SHOPIFY,
-    SQUARE,
-    PADDLE,
-    ADYEN,
-    SLACK,
-    TWILIO,
-    WHATSAPP,
-    TELEGRAM,
-    TWITCH,
-    SENDGRID,
-    POSTMARK,
-    AWS_SNS,
-    GOOGLE_PUBSUB,
-    AZURE_EVENT_GRID,
-    HUBSPOT,
-    BOX,
-];
+/// Exports presets, and lists them in `ALL`.
+macro_rules! presets {
+    ($($file:ident: $($preset:ident),+;)+) => {
+        $(pub use $file::{$($preset),+};)+
+
+        /// All presets, in the order of the [table](crate::guide::providers).
+        pub const ALL: &[Preset] = &[$($($preset),+),+];
+    };
+}
+
+presets! {
+    standard: STANDARD_WEBHOOKS, SVIX, CLOUDEVENTS;
+    code: GITHUB, GITLAB, GITEA, CIRCLECI;
+    money: STRIPE, SHOPIFY, SQUARE, PADDLE, ADYEN;
+    chat: SLACK, DISCORD;
+    twilio: TWILIO;
+    whatsapp: WHATSAPP;
+    chat: TELEGRAM, TWITCH;
+    business: SENDGRID, POSTMARK;
+    cloud: AWS_SNS, GOOGLE_PUBSUB, AZURE_EVENT_GRID;
+    business: HUBSPOT, BOX;
+}
 
 /// Returns the preset with this name or alias; upper case and `_` for `-` are accepted.
 ///

@@ -2,7 +2,7 @@
 
 use super::preset::{DAY, DEFAULTS, HOUR, Preset};
 use super::scheme::Part::{Body, Item, Text, Url};
-use super::scheme::{Proof, Scheme, Secret, base64, hex};
+use super::scheme::{Proof, Scheme};
 use crate::key::{self, Rule};
 
 /// Stripe: the event's `id` (`evt_…`) in the body, of snapshot and of thin events. For events of
@@ -21,12 +21,16 @@ pub const STRIPE: Preset = Preset {
     rule: || Rule::part(key::json("/account").and(key::json("/id")).or(key::json("/id"))),
     event_type: Some(|| key::json("/type")),
     floor: 30 * DAY, // redelivery by a person
-    scheme: Some(Scheme::signed(
-        "stripe-signature",
-        hex("v1=").split_at(&[',']),
-        &[Item("t="), Text("."), Body],
-    )),
+    scheme: Some(
+        Scheme::hmac_sha256("stripe-signature", &[Item("t="), Text("."), Body])
+            .separated_by(&[','])
+            .prefix("v1="),
+    ),
     signed_id: true,
+    sample: (
+        &[],
+        r#"{"id":"{id}","object":"event","type":"payment_intent.succeeded","data":{"object":{"id":"pi_sample","object":"payment_intent"}}}"#,
+    ),
     ..DEFAULTS
 };
 
@@ -53,7 +57,15 @@ pub const SHOPIFY: Preset = Preset {
     },
     event_type: Some(|| key::header("x-shopify-topic")),
     floor: 8 * HOUR, // twice the 4 h of the schedule
-    scheme: Some(Scheme::signed("x-shopify-hmac-sha256", base64(""), &[Body])),
+    scheme: Some(Scheme::hmac_sha256("x-shopify-hmac-sha256", &[Body]).base64()),
+    sample: (
+        &[
+            ("x-shopify-shop-domain", "sample.myshopify.com"),
+            ("x-shopify-topic", "orders/create"),
+            ("x-shopify-event-id", "{id}"),
+        ],
+        "{}",
+    ),
     ..DEFAULTS
 };
 
@@ -66,8 +78,9 @@ pub const SQUARE: Preset = Preset {
     rule: || Rule::part(key::json("/event_id")),
     event_type: Some(|| key::json("/type")),
     floor: 48 * HOUR, // twice the 24 h of the schedule
-    scheme: Some(Scheme::signed("x-square-hmacsha256-signature", base64(""), &[Url, Body])),
+    scheme: Some(Scheme::hmac_sha256("x-square-hmacsha256-signature", &[Url, Body]).base64()),
     signed_id: true,
+    sample: (&[], r#"{"event_id":"{id}","type":"payment.created"}"#),
     ..DEFAULTS
 };
 
@@ -82,12 +95,13 @@ pub const PADDLE: Preset = Preset {
     rule: || Rule::part(key::json("/event_id")),
     event_type: Some(|| key::json("/event_type")),
     floor: 6 * DAY, // twice the 3 days of the schedule
-    scheme: Some(Scheme::signed(
-        "paddle-signature",
-        hex("h1=").split_at(&[';']),
-        &[Item("ts="), Text(":"), Body],
-    )),
+    scheme: Some(
+        Scheme::hmac_sha256("paddle-signature", &[Item("ts="), Text(":"), Body])
+            .separated_by(&[';'])
+            .prefix("h1="),
+    ),
     signed_id: true,
+    sample: (&[], r#"{"event_id":"{id}","event_type":"transaction.completed"}"#),
     ..DEFAULTS
 };
 
@@ -117,7 +131,11 @@ pub const ADYEN: Preset = Preset {
     },
     event_type: Some(|| key::json("/NotificationRequestItem/eventCode")),
     floor: 60 * DAY, // twice the 30 days of the schedule
-    scheme: Some(Scheme::new("", Proof::Adyen).with_secret(Secret::Hex)),
+    scheme: Some(Scheme::new("", Proof::Adyen).hex_secret()),
     signed_id: true,
+    sample: (
+        &[],
+        r#"{"live":"false","notificationItems":[{"NotificationRequestItem":{"merchantAccountCode":"SampleAccount","pspReference":"{id}","eventCode":"AUTHORISATION","success":"true"}}]}"#,
+    ),
     ..DEFAULTS
 };

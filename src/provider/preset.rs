@@ -37,7 +37,13 @@ pub struct Preset {
     /// How the sender signs; `None` if this crate does not know it.
     pub(crate) scheme: Option<Scheme>,
     pub(super) signed_id: bool,
+    #[cfg_attr(not(feature = "testing"), expect(dead_code, reason = "`testing` sends it"))]
+    pub(crate) sample: Sample,
 }
+
+/// A request with an event, for tests: its headers, among them a content type other than JSON, and its body. `{id}` is
+/// the id; in JSON, `{number}` is a number if the id is one.
+pub(crate) type Sample = (&'static [(&'static str, &'static str)], &'static str);
 
 /// The defaults of the fields that a preset does not state.
 pub(super) const DEFAULTS: Preset = Preset {
@@ -53,6 +59,7 @@ pub(super) const DEFAULTS: Preset = Preset {
     retries: Retries::Automatic,
     scheme: None,
     signed_id: false,
+    sample: (&[], "{}"),
 };
 
 type Condition = fn(&RequestRef<'_>) -> bool;
@@ -153,7 +160,8 @@ impl Preset {
         self.signed_id
     }
 
-    /// Returns `true` if the feature `verify` verifies the requests of this sender.
+    /// Returns `true` if the feature `verify` verifies the requests of this sender; SendGrid's by `verify-ecdsa`, and
+    /// Discord's by `verify-ed25519`.
     #[must_use]
     pub const fn has_verifier(&self) -> bool {
         self.scheme.is_some()

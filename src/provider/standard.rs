@@ -6,8 +6,8 @@ use percent_encoding::percent_decode_str;
 
 use super::preset::{DAY, DEFAULTS, HOUR, MINUTE, Preset, Retries};
 use super::read::{cloud_events_or, is_batch_of_cloud_events};
-use super::scheme::Part::{Body, Id, Seconds, Text};
-use super::scheme::{Part, Scheme, Secret, base64};
+use super::scheme::Part::{Body, Header, Seconds, Text};
+use super::scheme::{Part, Scheme, Secret};
 use crate::error::{KeyError, KeyErrorKind};
 use crate::key::{self, EventPart, Events, Extracted, KeyPart, RequestRef, Rule};
 
@@ -15,27 +15,32 @@ use crate::key::{self, EventPart, Events, Extracted, KeyPart, RequestRef, Rule};
 ///
 /// The specification's example schedule makes ten attempts over 75 h 35 min; the floor is twice that.
 /// The specification also says "save the ids for five minutes", which is shorter than its own
-/// schedule. OpenAI retries for up to 72 hours. Every subscribed endpoint receives one message with one
+/// schedule. OpenAI retries for up to 72 hours. Supabase signs its auth hooks so, whose answers it reads, and its
+/// database webhooks not at all. Every subscribed endpoint receives one message with one
 /// id: [two endpoints](crate::guide::keys#several-endpoints-of-one-sender) need two namespaces.
 ///
-/// [Signature][s]: HMAC-SHA256 over id, time and body. The secret is base64, after `whsec_` or without it.
+/// [Signature][s]: over id, time and body. `v1` is HMAC-SHA256, with a secret in base64, after `whsec_` or without it;
+/// if a sender's secret is text, encode it in base64.
+/// `v1a` is Ed25519, with a public key after `whpk_`, and needs the feature `verify-ed25519`.
 ///
 /// [s]: https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
 pub const STANDARD_WEBHOOKS: Preset = Preset {
     name: "standard-webhooks",
-    aliases: &["openai"],
+    aliases: &["openai", "replicate", "supabase"],
     rule: || Rule::part(key::header("webhook-id")),
     floor: 2 * (75 * HOUR + 35 * MINUTE), // twice the 75 h 35 min of the specification
     scheme: Some(standard(
         "webhook-signature",
-        &[Id("webhook-id"), Text("."), Seconds("webhook-timestamp"), Text("."), Body],
+        &[Header("webhook-id"), Text("."), Seconds("webhook-timestamp"), Text("."), Body],
     )),
     signed_id: true,
+    sample: (&[("webhook-id", "{id}")], "{}"),
     ..DEFAULTS
 };
 
 const fn standard(header: &'static str, text: &'static [Part]) -> Scheme {
-    Scheme::signed(header, base64("v1,").split_at(&[' ']), text).with_secret(Secret::Webhook)
+    let scheme = Scheme::hmac_sha256(header, text).separated_by(&[' ']).prefix("v1,").base64();
+    scheme.with_secret(Secret::Webhook)
 }
 
 /// Svix: the header `svix-id` or, from newer senders, `webhook-id`, which is signed.
@@ -52,11 +57,15 @@ pub const SVIX: Preset = Preset {
     aliases: &["clerk", "resend"],
     rule: || Rule::part(key::from_fn(svix_id)),
     floor: 2 * (27 * HOUR + 35 * MINUTE + 5), // twice the 27 h 35 min 5 s of the schedule
-    scheme: Some(standard(
-        "svix-signature",
-        &[Id("svix-id"), Text("."), Seconds("svix-timestamp"), Text("."), Body],
-    )),
+    scheme: Some(
+        standard(
+            "svix-signature",
+            &[Header("svix-id"), Text("."), Seconds("svix-timestamp"), Text("."), Body],
+        )
+        .with_twin("svix-", "webhook-"),
+    ),
     signed_id: true,
+    sample: (&[("svix-id", "{id}")], "{}"),
     ..DEFAULTS
 };
 
@@ -83,6 +92,10 @@ pub const CLOUDEVENTS: Preset = Preset {
     rule: || Rule::Reader(cloud_events),
     floor: 7 * DAY, // our estimate: the format has no schedule
     retries: Retries::Undocumented,
+    sample: (
+        &[("content-type", "application/cloudevents+json")],
+        r#"{"specversion":"1.0","type":"com.example.sample","source":"/sample","id":"{id}"}"#,
+    ),
     ..DEFAULTS
 };
 
@@ -130,29 +143,4 @@ fn decode(value: &str) -> Result<String, KeyErrorKind> {
     }
     let plain = percent_decode_str(value).decode_utf8();
     plain.map(std::borrow::Cow::into_owned).map_err(|_| KeyErrorKind::NotUtf8)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn decode_decodes_an_attribute_once() {
-        // The example of the HTTP protocol binding, section 3.1.3.2.
-        assert_eq!(decode("Euro%20%E2%82%AC%20%F0%9F%98%80").unwrap(), "Euro € 😀");
-        assert_eq!(decode("%2541").unwrap(), "%41");
-        assert_eq!(decode("a+b|c").unwrap(), "a+b|c");
-        for broken in ["%", "%2", "%zz", "%%", "%+1", "a%C"] {
-            assert_eq!(decode(broken), Err(KeyErrorKind::InvalidEncoding), "{broken}");
-        }
-        assert_eq!(decode("%ff"), Err(KeyErrorKind::NotUtf8));
-    }
-
-    #[test]
-    fn unquote_removes_quotes_and_escapes() {
-        assert_eq!(unquote(r#""a \"b\" \\ c""#), r#"a "b" \ c"#);
-        assert_eq!(unquote(r#"a"b"#), r#"a"b"#);
-        assert_eq!(unquote("\""), "\"");
-        assert_eq!(unquote("\"\""), "");
-    }
 }

@@ -57,6 +57,10 @@ pub const TWILIO: Preset = Preset {
     retries: Retries::ConnectionFailure,
     scheme: Some(Scheme::new("x-twilio-signature", Proof::Twilio)),
     signed_id: true,
+    sample: (
+        &[("content-type", "application/x-www-form-urlencoded")],
+        "AccountSid=AC_sample&MessageSid={id}&MessageStatus=delivered",
+    ),
     ..DEFAULTS
 };
 

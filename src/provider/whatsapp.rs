@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::preset::{DAY, DEFAULTS, MIB, Preset};
 use super::scheme::Part::Body;
-use super::scheme::{Scheme, hex};
+use super::scheme::Scheme;
 use crate::error::KeyError;
 use crate::key::{
     self, Arrays, EventPart, Events, Extracted, FoundId, KeyPart, RequestRef, Rule, body_id,
@@ -38,8 +38,12 @@ pub const WHATSAPP: Preset = Preset {
     rule: || Rule::Reader(whatsapp),
     floor: 14 * DAY, // twice the 7 days of the schedule
     max_body: Some(3 * MIB),
-    scheme: Some(Scheme::signed("x-hub-signature-256", hex("sha256="), &[Body])),
+    scheme: Some(Scheme::hmac_sha256("x-hub-signature-256", &[Body]).prefix("sha256=")),
     signed_id: true,
+    sample: (
+        &[],
+        r#"{"object":"whatsapp_business_account","entry":[{"id":"sample","changes":[{"field":"messages","value":{"messaging_product":"whatsapp","metadata":{"phone_number_id":"sample"},"messages":[{"id":"{id}","type":"text","text":{"body":"sample"}}]}}]}]}"#,
+    ),
     ..DEFAULTS
 };
 

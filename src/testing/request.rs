@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Request, header};
 use http_body_util::Full;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::provider::Preset;
 
@@ -36,124 +36,30 @@ use crate::provider::Preset;
 /// ```
 #[must_use]
 pub fn request(preset: Preset, path: &str, id: &str) -> Request<Full<Bytes>> {
-    let Sample { headers, content_type, body } = sample(preset.name(), id);
+    let (headers, body) = preset.sample;
+    let is_form = headers.iter().any(|(_, value)| value.ends_with("x-www-form-urlencoded"));
+    let body = if is_form {
+        body.replace("{id}", &form_urlencoded::byte_serialize(id.as_bytes()).collect::<String>())
+    } else {
+        let body = body.replace("{number}", &number(id).to_string());
+        body.replace(r#""{id}""#, &Value::from(id).to_string())
+    };
     let mut request = Request::new(Full::from(body));
     *request.method_mut() = preset.methods()[0].clone();
     *request.uri_mut() = match path.parse() {
         Ok(uri) => uri,
         Err(error) => panic!("`{path}` is no path: {error}"),
     };
-    request.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    let json = HeaderValue::from_static("application/json");
+    request.headers_mut().insert(header::CONTENT_TYPE, json);
     for (name, value) in headers {
-        let Ok(value) = HeaderValue::from_str(value) else {
+        let value = value.replace("{id}", id);
+        let Ok(value) = HeaderValue::from_str(&value) else {
             panic!("`{value}` is no value of the header {name}");
         };
         request.headers_mut().insert(HeaderName::from_static(name), value);
     }
     request
-}
-
-struct Sample<'i> {
-    headers: Vec<(&'static str, &'i str)>,
-    content_type: &'static str,
-    body: String,
-}
-
-const JSON: &str = "application/json";
-
-fn sample<'i>(preset: &str, id: &'i str) -> Sample<'i> {
-    let by_header = |headers: &[(&'static str, &'i str)]| Sample {
-        headers: headers.to_vec(),
-        content_type: JSON,
-        body: "{}".to_owned(),
-    };
-    let by_json =
-        |body: Value| Sample { headers: Vec::new(), content_type: JSON, body: body.to_string() };
-    match preset {
-        "standard-webhooks" => by_header(&[("webhook-id", id)]),
-        "svix" => by_header(&[("svix-id", id)]),
-        "cloudevents" => Sample {
-            content_type: "application/cloudevents+json",
-            ..by_json(json!({
-                "specversion": "1.0", "type": "com.example.sample", "source": "/sample", "id": id,
-            }))
-        },
-        "github" => by_header(&[("x-github-event", "push"), ("x-github-delivery", id)]),
-        "gitlab" => by_header(&[("x-gitlab-event", "Push Hook"), ("idempotency-key", id)]),
-        "gitea" => by_header(&[("x-gitea-event", "push"), ("x-gitea-delivery", id)]),
-        "circleci" => by_json(json!({ "id": id, "type": "workflow-completed" })),
-        "stripe" => by_json(json!({
-            "id": id, "object": "event", "type": "payment_intent.succeeded",
-            "data": { "object": { "id": "pi_sample", "object": "payment_intent" } },
-        })),
-        "shopify" => by_header(&[
-            ("x-shopify-shop-domain", "sample.myshopify.com"),
-            ("x-shopify-topic", "orders/create"),
-            ("x-shopify-event-id", id),
-        ]),
-        "square" => by_json(json!({ "event_id": id, "type": "payment.created" })),
-        "paddle" => by_json(json!({ "event_id": id, "event_type": "transaction.completed" })),
-        "adyen" => by_json(json!({ "live": "false", "notificationItems": [{
-            "NotificationRequestItem": {
-                "merchantAccountCode": "SampleAccount", "pspReference": id,
-                "eventCode": "AUTHORISATION", "success": "true",
-            },
-        }] })),
-        "slack" => by_json(json!({
-            "type": "event_callback", "event_id": id, "event": { "type": "app_mention" },
-        })),
-        "twilio" => twilio(id),
-        "whatsapp" => by_json(json!({ "object": "whatsapp_business_account", "entry": [{
-            "id": "sample", "changes": [{ "field": "messages", "value": {
-                "messaging_product": "whatsapp", "metadata": { "phone_number_id": "sample" },
-                "messages": [{ "id": id, "type": "text", "text": { "body": "sample" } }],
-            } }],
-        }] })),
-        "telegram" => by_json(json!({ "update_id": number(id), "message": { "text": "sample" } })),
-        "twitch" => Sample {
-            body: json!({ "event": {} }).to_string(),
-            ..by_header(&[
-                ("twitch-eventsub-message-type", "notification"),
-                ("twitch-eventsub-message-id", id),
-            ])
-        },
-        "sendgrid" => by_json(json!([{
-            "sg_event_id": id, "sg_message_id": "sample", "event": "delivered",
-        }])),
-        "postmark" => by_json(json!({ "RecordType": "Bounce", "ID": number(id) })),
-        "aws-sns" => Sample {
-            content_type: "text/plain; charset=UTF-8",
-            ..by_json(json!({
-                "Type": "Notification", "MessageId": id, "Message": "sample",
-                "TopicArn": "arn:aws:sns:us-east-1:123456789012:sample",
-            }))
-        },
-        "google-pubsub" => by_json(json!({
-            "subscription": "projects/sample/subscriptions/sample",
-            "message": { "messageId": id, "data": "c2FtcGxl" },
-        })),
-        "azure-event-grid" => by_json(json!([{
-            "topic": "/subscriptions/sample", "id": id, "eventType": "Sample.Created", "data": {},
-        }])),
-        "hubspot" => by_json(json!([{
-            "portalId": 1, "appId": 1, "subscriptionId": 1, "eventId": number(id), "objectId": 1,
-            "occurredAt": 1_700_000_000_000_u64, "subscriptionType": "contact.creation",
-            "attemptNumber": 0,
-        }])),
-        "box" => by_json(json!({ "id": id, "type": "webhook_event", "trigger": "FILE.UPLOADED" })),
-        other => panic!("the preset `{other}` has no sample"),
-    }
-}
-
-fn twilio(message: &str) -> Sample<'_> {
-    let mut form = form_urlencoded::Serializer::new(String::new());
-    form.append_pair("AccountSid", "AC_sample");
-    form.append_pair("MessageSid", message).append_pair("MessageStatus", "delivered");
-    Sample {
-        headers: Vec::new(),
-        content_type: "application/x-www-form-urlencoded",
-        body: form.finish(),
-    }
 }
 
 /// Returns a number if its digits are those of `id`.

@@ -8,18 +8,18 @@ use http::Request;
 use http_body::Body;
 use http_body_util::{BodyExt, Full};
 
-use crate::provider::Preset;
+use crate::verify::Scheme;
 
-/// Signs a request as the preset's sender does, at this moment.
+/// Signs a request as the sender of a preset, or of a [`Scheme`] of yours, does, at this moment.
 ///
-/// `secret` is the secret of [`Preset::verifier`]. For SendGrid it is the private key, as 64 hexadecimal
-/// digits. A retry of a sender that signs the time has a new signature: sign each copy.
+/// `secret` is the secret of the verifier; for SendGrid and Ed25519 it is the private key, as 64 hexadecimal
+/// digits or after `whsk_`. A retry of a sender that signs the time has a new signature: sign each copy.
 ///
 /// The body must be there at once, as that of [`request`](super::request) or an axum `Body` made from a
 /// string is.
 ///
-/// Panics if the crate knows no scheme of the sender, if the sender signs the public URL
-/// ([`sign_at`] takes it), if the secret is malformed, or if the body is a stream.
+/// Panics if the crate knows no scheme of the preset, if the sender signs the public URL
+/// ([`sign_at`] takes it), if the secret is malformed, if a signed header is missing, or if the body is a stream.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -43,40 +43,39 @@ use crate::provider::Preset;
 #[must_use]
 pub fn sign<R: Body<Data = Bytes>>(
     request: Request<R>,
-    preset: Preset,
+    scheme: impl Into<Option<Scheme>>,
     secret: &str,
 ) -> Request<Full<Bytes>> {
-    signed(request, preset, None, secret)
+    signed(request, scheme.into(), None, secret)
 }
 
 /// Signs a request like [`sign`], for a sender that signs the public URL of the server.
 ///
-/// `public_url` is the URL of [`Preset::verifier_at`]: without the path of the request.
+/// `public_url` is the URL of [`Scheme::verifier_at`]: without the path of the request.
 #[must_use]
 pub fn sign_at<R: Body<Data = Bytes>>(
     request: Request<R>,
-    preset: Preset,
+    scheme: impl Into<Option<Scheme>>,
     public_url: &str,
     secret: &str,
 ) -> Request<Full<Bytes>> {
-    signed(request, preset, Some(public_url), secret)
+    signed(request, scheme.into(), Some(public_url), secret)
 }
 
 fn signed<R: Body<Data = Bytes>>(
     request: Request<R>,
-    preset: Preset,
+    scheme: Option<Scheme>,
     public_url: Option<&str>,
     secret: &str,
 ) -> Request<Full<Bytes>> {
-    let name = preset.name();
-    assert!(preset.has_verifier(), "there is no signature scheme for `{name}`");
+    let Some(scheme) = scheme else { panic!("there is no signature scheme for the preset") };
     let (head, body) = request.into_parts();
     let Some(Ok(body)) = body.collect().now_or_never() else {
         panic!("the body of the request is not there at once");
     };
     let request = Request::from_parts(head, body.to_bytes());
-    match preset.sign(secret, public_url, SystemTime::now(), request) {
+    match scheme.sign(secret, public_url, SystemTime::now(), request) {
         Ok(request) => request.map(Full::from),
-        Err(error) => panic!("the request of `{name}` cannot be signed: {error}"),
+        Err(error) => panic!("the request cannot be signed: {error}"),
     }
 }

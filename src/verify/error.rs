@@ -4,6 +4,10 @@ use std::fmt;
 
 use crate::provider::{self, Preset};
 
+/// The section of the guide on senders without a scheme.
+const PAGE: &str =
+    "https://docs.rs/tower-dedup/latest/tower_dedup/guide/verification/#senders-without-a-scheme";
+
 /// Why a request is not verified.
 ///
 /// A [`VerifyLayer`](super::VerifyLayer) logs it and does not send it to the client. It contains no
@@ -21,6 +25,8 @@ pub enum Refusal {
     OutOfTime,
     /// No signature matches the request and a secret.
     Forged,
+    /// [`VerifyLayer::select`](super::VerifyLayer::select) knows no verifier for the request.
+    Unknown,
 }
 
 impl Refusal {
@@ -32,6 +38,7 @@ impl Refusal {
             Self::Ambiguous(_) => "ambiguous",
             Self::OutOfTime => "out_of_time",
             Self::Forged => "forged",
+            Self::Unknown => "unknown",
         }
     }
 }
@@ -44,6 +51,7 @@ impl fmt::Display for Refusal {
             Self::Ambiguous(header) => write!(f, "{header} and its standard header differ"),
             Self::OutOfTime => f.write_str("the signed time is too old or in the future"),
             Self::Forged => f.write_str("the signature does not match the request"),
+            Self::Unknown => f.write_str("no verifier is known for the request"),
         }
     }
 }
@@ -54,11 +62,18 @@ impl std::error::Error for Refusal {}
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum VerifierError {
-    /// This crate knows no signature scheme for the preset. `Display` lists the senders with one.
+    /// This crate knows no signature scheme for the preset. `Display` lists the senders with one, and names the
+    /// page that says what to do.
     #[non_exhaustive]
     NoScheme {
         /// The name of the preset.
         preset: &'static str,
+    },
+    /// A scheme of your own breaks a rule.
+    #[non_exhaustive]
+    InvalidScheme {
+        /// The rule that it breaks.
+        rule: &'static str,
     },
     /// The secret is empty.
     EmptySecret,
@@ -87,7 +102,13 @@ impl fmt::Display for VerifierError {
             Self::NoScheme { preset } => {
                 let known = provider::ALL.iter().filter(|known| known.has_verifier());
                 let known = known.map(Preset::name).collect::<Vec<_>>().join(", ");
-                write!(f, "no signature scheme is known for `{preset}`; there is one for {known}")
+                write!(
+                    f,
+                    "no signature scheme is known for `{preset}`: {PAGE} says what to do; there is one for {known}"
+                )
+            }
+            Self::InvalidScheme { rule } => {
+                write!(f, "the signature scheme is invalid; the rule is: {rule}")
             }
             Self::EmptySecret => f.write_str("the secret is empty"),
             Self::MalformedSecret { rule } => write!(f, "the secret is not {rule}"),

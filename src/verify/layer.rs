@@ -10,10 +10,12 @@ use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
+use http::header::{HeaderValue, RETRY_AFTER};
 use http::request::Parts;
 use http::{Request, Response, StatusCode};
 use http_body::Body;
 use http_body_util::Full;
+use tokio::time::timeout;
 use tower_layer::Layer;
 use tower_service::Service;
 
@@ -23,18 +25,29 @@ use crate::error::{BoxError, ConfigError, NOT_ZERO, check, valid};
 use crate::key::{Extracted, IntoKeyExtractor, KeyExtractor, RequestRef, escaped};
 use crate::layer::{BODY_LIMIT, BODY_TIMEOUT, BodyFault, Collect, LogIds, Verified};
 use crate::observe;
+use crate::provider::Preset;
 
 type Own = dyn Fn(&Parts, &[u8], SystemTime) -> Result<(), Refusal> + Send + Sync;
+type Found = Pin<Box<dyn Future<Output = Result<Option<Verifier>, BoxError>> + Send>>;
+type Select = dyn Fn(Parts) -> Found + Send + Sync;
 type Clock = dyn Fn() -> SystemTime + Send + Sync;
 
 /// The longest body, in bytes, in which the id of a refused request is looked for: whoever cannot sign must not
 /// make the server parse more.
 const CLAIM_LIMIT: usize = 64 * 1024;
 
+/// The longest look-up of a verifier: as long as a call of the store by default. Senders wait for 3 s and longer.
+const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The `Retry-After` of a look-up that failed, in seconds: that of a `DedupLayer` whose store is not available.
+const RETRY_LOOK_UP: HeaderValue = HeaderValue::from_static("30");
+
 /// What verifies a request.
 enum Check {
-    Preset(Box<Verifier>),
+    Verifier(Box<Verifier>),
     Own(Box<Own>),
+    /// Looks up the verifier of each request.
+    Select(Box<Select>),
 }
 
 /// Passes only requests with a valid signature, and inserts [`Verified`] into their extensions.
@@ -70,7 +83,8 @@ enum Check {
 ///
 /// | answer | when |
 /// |---|---|
-/// | 401 | the request is not verified |
+/// | 401 | the request is not verified, or [`select`](Self::select) knows no verifier for it |
+/// | 503, `Retry-After: 30` | `select` failed, or took more than 2 s |
 /// | 413 | the body is larger than [`body_limit`](Self::body_limit) |
 /// | 408 | the body does not arrive within [`body_timeout`](Self::body_timeout) |
 /// | 400 | the body ends in an error |
@@ -98,10 +112,10 @@ impl VerifyLayer {
     /// larger.
     pub fn new(verifier: Verifier) -> Self {
         let preset = verifier.preset;
+        let layer = Self::with(Check::Verifier(Box::new(verifier)));
+        let Some(preset) = preset else { return layer };
         let body_limit = BODY_LIMIT.max(preset.max_body().unwrap_or_default());
-        let layer =
-            Self::with(Check::Preset(Box::new(verifier))).named(preset.name()).claimed_id(preset);
-        Self { body_limit, ..layer }
+        Self { body_limit, ..layer }.named(preset.name()).claimed_id(preset)
     }
 
     /// Makes a layer for a sender whose scheme this crate does not have. The limits are 2 MiB and 10 s.
@@ -112,6 +126,43 @@ impl VerifyLayer {
         F: Fn(&Parts, &[u8], SystemTime) -> Result<(), Refusal> + Send + Sync + 'static,
     {
         Self::with(Check::Own(Box::new(check)))
+    }
+
+    /// Makes a layer that looks up the verifier of each request: for a secret for each tenant or endpoint.
+    ///
+    /// The closure takes the head of the request. `Ok(None)` means that nobody is known there: 401. An error, and a
+    /// look-up that takes more than 2 s, are 503, so that the sender delivers again. The look-up runs before the body
+    /// is read, for forged requests too, and each time: a cache is the closure's own. If the client hangs up, the
+    /// look-up is dropped at its `.await`.
+    ///
+    /// The limits are 2 MiB and 10 s. Log records have the name of the found preset, unless the layer is
+    /// [`named`](Self::named). The path is raw: `/%61cme` is not `/acme`. [The guide](crate::guide::keys#tenants) has
+    /// the keys.
+    ///
+    /// ```
+    /// use std::collections::HashMap;
+    /// use std::sync::Arc;
+    ///
+    /// use tower_dedup::provider;
+    /// use tower_dedup::verify::VerifyLayer;
+    ///
+    /// // From a database in a real program.
+    /// let secrets = Arc::new(HashMap::from([("/stripe/acme", "whsec_1"), ("/stripe/globex", "whsec_2")]));
+    /// let verify = VerifyLayer::select(move |head| {
+    ///     let secrets = Arc::clone(&secrets);
+    ///     async move {
+    ///         let Some(secret) = secrets.get(head.uri.path()) else { return Ok(None) };
+    ///         Ok(Some(provider::STRIPE.verifier(secret)?))
+    ///     }
+    /// });
+    /// # let _ = verify;
+    /// ```
+    pub fn select<F, Fut>(look_up: F) -> Self
+    where
+        F: Fn(Parts) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Option<Verifier>, BoxError>> + Send + 'static,
+    {
+        Self::with(Check::Select(Box::new(move |head| Box::pin(look_up(head)))))
     }
 
     fn with(check: Check) -> Self {
@@ -126,15 +177,16 @@ impl VerifyLayer {
         }
     }
 
-    /// Sets the name of the sender: `preset` in log records and metrics. The default is the preset's name; for
-    /// [`from_fn`](Self::from_fn) the log record has none, and metrics have `other`.
+    /// Sets the name of the sender: `preset` in log records and metrics. The default is the preset's name; without a
+    /// preset, the log record has none, and metrics have `other`.
     pub fn named(mut self, name: &str) -> Self {
         self.name = Some(name.into());
         self
     }
 
     /// Sets where a refused request is looked for its id, which the log record `not verified` has as
-    /// `claimed_id`. The default is the preset's key; for [`from_fn`](Self::from_fn) there is none.
+    /// `claimed_id`. The default is the preset's key; for [`from_fn`](Self::from_fn), [`select`](Self::select) and
+    /// a scheme of your own there is none.
     ///
     /// **Nobody has verified this id.** The record does not have it if the head alone was refused and the id is
     /// in the body, or if the body has more than 64 KiB. Of several events, the record names the first.
@@ -187,13 +239,21 @@ impl VerifyLayer {
         R::Error: Into<BoxError>,
     {
         let (mut head, body) = request.into_parts();
+        let found;
+        let verifier = match &*self.check {
+            Check::Verifier(verifier) => Some(&**verifier),
+            Check::Select(look_up) => {
+                found = self.look_up(look_up, &head).await?;
+                Some(&found)
+            }
+            Check::Own(_) => None,
+        };
         let unauthorized = |head: &Parts, body: &Bytes, refusal: Refusal| {
-            self.report(head, body, refusal.name(), &refusal);
+            self.report(verifier, head, body, refusal.name(), &refusal);
             StatusCode::UNAUTHORIZED
         };
-        self.check
-            .head(&head, (self.clock)())
-            .map_err(|refusal| unauthorized(&head, &Bytes::new(), refusal))?;
+        let read = verifier.map_or(Ok(()), |known| known.verify_head(&head, (self.clock)()));
+        read.map_err(|refusal| unauthorized(&head, &Bytes::new(), refusal))?;
         let mut body = pin!(Collect::new(body, self.body_limit, self.body_timeout));
         let body = poll_fn(|cx| body.as_mut().poll(cx)).await.map_err(|fault| {
             let (status, reason, fact) = match fault {
@@ -207,21 +267,54 @@ impl VerifyLayer {
                     (StatusCode::BAD_REQUEST, "broken_body", "the body ended in an error")
                 }
             };
-            self.report(&head, &Bytes::new(), reason, &fact);
+            self.report(verifier, &head, &Bytes::new(), reason, &fact);
             status
         })?;
-        self.check
-            .whole(&head, &body, (self.clock)())
-            .map_err(|refusal| unauthorized(&head, &body, refusal))?;
+        let now = (self.clock)();
+        let verified = match (verifier, &*self.check) {
+            (Some(verifier), _) => verifier.verify(&head, &body, now),
+            (None, Check::Own(check)) => check(&head, &body, now),
+            (None, _) => Err(Refusal::Unknown),
+        };
+        verified.map_err(|refusal| unauthorized(&head, &body, refusal))?;
         head.extensions.insert(Verified);
         Ok(Request::from_parts(head, Full::new(body)))
     }
 
+    /// Looks up what verifies the request.
+    async fn look_up(&self, look_up: &Select, head: &Parts) -> Result<Verifier, StatusCode> {
+        let (status, name, fact) = match timeout(LOOK_UP_TIMEOUT, look_up(head.clone())).await {
+            Ok(Ok(Some(verifier))) => return Ok(verifier),
+            Ok(Ok(None)) => {
+                let unknown = Refusal::Unknown;
+                (StatusCode::UNAUTHORIZED, unknown.name(), unknown.to_string())
+            }
+            Ok(Err(error)) => {
+                let fact = format!("the look-up failed: {}", escaped(&observe::chain(&*error)));
+                (StatusCode::SERVICE_UNAVAILABLE, "look_up_failed", fact)
+            }
+            Err(_) => {
+                let fact = "the look-up took too long".to_owned();
+                (StatusCode::SERVICE_UNAVAILABLE, "look_up_failed", fact)
+            }
+        };
+        self.report(None, head, &Bytes::new(), name, &fact);
+        Err(status)
+    }
+
     /// Logs and counts a request that is refused. `body` is what was read of it.
-    fn report(&self, head: &Parts, body: &Bytes, name: &'static str, reason: &dyn fmt::Display) {
-        let url = self.check.signed_url(head);
+    fn report(
+        &self,
+        verifier: Option<&Verifier>,
+        head: &Parts,
+        body: &Bytes,
+        name: &'static str,
+        reason: &dyn fmt::Display,
+    ) {
+        let url = verifier.and_then(|verifier| verifier.signed_url(head));
+        let preset = verifier.and_then(|verifier| verifier.preset);
         observe::not_verified(
-            self.name.as_deref(),
+            self.name.as_deref().or(preset.as_ref().map(Preset::name)),
             &escaped(head.uri.path()),
             url.as_deref().map(|url| escaped(url)).as_deref(),
             self.unverified_id(head, body).as_deref(),
@@ -242,30 +335,6 @@ impl VerifyLayer {
             LogIds::Plain => key.shown_id().into_owned(),
             LogIds::Hashed => key.log_id(),
         })
-    }
-}
-
-impl Check {
-    /// Refuses a request by its head alone, before its body is read.
-    fn head(&self, head: &Parts, now: SystemTime) -> Result<(), Refusal> {
-        match self {
-            Self::Preset(verifier) => verifier.verify_head(head, now),
-            Self::Own(_) => Ok(()),
-        }
-    }
-
-    fn whole(&self, head: &Parts, body: &[u8], now: SystemTime) -> Result<(), Refusal> {
-        match self {
-            Self::Preset(verifier) => verifier.verify(head, body, now),
-            Self::Own(check) => check(head, body, now),
-        }
-    }
-
-    fn signed_url(&self, head: &Parts) -> Option<String> {
-        match self {
-            Self::Preset(verifier) => verifier.signed_url(head),
-            Self::Own(_) => None,
-        }
     }
 }
 
@@ -323,6 +392,9 @@ where
                 Err(status) => {
                     let mut response = Response::new(B::default());
                     *response.status_mut() = status;
+                    if status == StatusCode::SERVICE_UNAVAILABLE {
+                        response.headers_mut().insert(RETRY_AFTER, RETRY_LOOK_UP);
+                    }
                     Ok(response)
                 }
             }

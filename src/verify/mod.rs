@@ -12,22 +12,24 @@
 //! 6. A signed time must be within the [`tolerance`](Verifier::tolerance) of the server's time, before
 //!    or after. So an attacker cannot send a captured delivery again for ever.
 //! 7. Several secrets are accepted while one replaces the other ([`Verifier::or_secret`]).
-//! 8. Verification recognises no retry: a retry has the same id, a new time and a new signature.
+//! 8. A [`Scheme`] is data, a preset's or your own. [`VerifyLayer::select`] looks up the verifier of each request.
+//! 9. Verification recognises no retry: a retry has the same id, a new time and a new signature.
 //!    Deduplication recognises it.
 //!
 //! [The guide](crate::guide::verification) has the order of the layers, and a table of what each sender
 //! signs.
 
 mod error;
+mod key;
 mod layer;
 mod public_url;
 mod received;
 mod schemes;
-mod secret;
 #[cfg(feature = "testing")]
 mod sign;
 mod verifier;
 
+pub use crate::provider::scheme::{Part, Scheme};
 pub use error::{Refusal, VerifierError};
 pub use layer::{Verify, VerifyLayer};
 pub use verifier::Verifier;

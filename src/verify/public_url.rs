@@ -1,9 +1,12 @@
 //! [`PublicUrl`]: the URL of this server as the sender knows it.
 
+use std::borrow::Cow;
+
 use http::Uri;
 use http::uri::PathAndQuery;
 
 use super::error::VerifierError;
+use crate::provider::scheme::Scheme;
 
 /// The public URL of a server, without the path.
 ///
@@ -41,14 +44,36 @@ impl PublicUrl {
     }
 }
 
+/// Returns what follows the public URL in the URL of a request.
+pub(super) fn target(uri: &Uri) -> &str {
+    uri.path_and_query().map_or("/", PathAndQuery::as_str)
+}
+
 /// Returns what may follow the public URL in the signed URL: the request's target and, if its path is `/`,
-/// the target without this slash.
+/// the target without this slash; for HubSpot, each with a decoded query, too.
 ///
 /// The sender signs the URL that is configured there, and that of `/square` ends without a slash. Every path
 /// on the wire begins with one: that of `https://example.com`, and what a proxy or axum's `nest` leaves of
 /// `/square`.
-pub(super) fn targets(uri: &Uri) -> impl Iterator<Item = &str> {
-    let target = uri.path_and_query().map_or("/", PathAndQuery::as_str);
-    let without_slash = target.strip_prefix('/').filter(|_| uri.path() == "/");
-    std::iter::once(target).chain(without_slash)
+pub(super) fn targets<'a>(uri: &'a Uri, scheme: &Scheme) -> Vec<Cow<'a, str>> {
+    let mut targets = vec![Cow::from(target(uri))];
+    if scheme.signs_url() {
+        let without_slash = target(uri).strip_prefix('/').filter(|_| uri.path() == "/");
+        targets.extend(without_slash.map(Cow::from));
+    }
+    if scheme.decodes_query {
+        targets.extend(targets.clone().iter().map(|target| with_decoded_query(target).into()));
+    }
+    targets
+}
+
+/// Decodes the characters in the query that HubSpot's page lists, and leaves the others encoded. HubSpot's libraries
+/// decode none. A decoded `/` or `?` of the path would make it another path.
+fn with_decoded_query(target: &str) -> String {
+    let (path, query) = target.split_at(target.find('?').unwrap_or(target.len()));
+    let query = ":/?@!$'()*,;".chars().fold(query.to_owned(), |query, character| {
+        let (code, plain) = (u32::from(character), character.to_string());
+        query.replace(&format!("%{code:02X}"), &plain).replace(&format!("%{code:02x}"), &plain)
+    });
+    [path, &query].concat()
 }

@@ -9,9 +9,11 @@ use sha2::Sha256;
 
 use super::error::Refusal;
 use super::public_url::PublicUrl;
+use crate::provider::scheme::Scheme;
 
 /// A request, and what a scheme needs to verify it.
 pub(super) struct Received<'a> {
+    pub(super) scheme: &'a Scheme,
     pub(super) head: &'a Parts,
     /// The whole body as it arrived.
     pub(super) body: &'a [u8],
@@ -32,21 +34,21 @@ impl<'a> Received<'a> {
 
     pub(super) fn optional(&self, name: &'static str) -> Result<Option<&'a str>, Refusal> {
         // The headers of Standard Webhooks may stand beside those of Svix or in their place.
-        let standard = match name {
-            "svix-id" => "webhook-id",
-            "svix-timestamp" => "webhook-timestamp",
-            "svix-signature" => "webhook-signature",
-            _ => return self.one(name),
+        let (own, other) = self.scheme.twin;
+        let twin = name.strip_prefix(own).filter(|_| !own.is_empty());
+        let Some(twin) = twin.map(|rest| [other, rest].concat()) else {
+            return self.one(name, name);
         };
-        match (self.one(name)?, self.one(standard)?) {
+        match (self.one(name, name)?, self.one(&twin, name)?) {
             // The signature covers one of them, and a service downstream may read the other.
             (Some(one), Some(other)) if one != other => Err(Refusal::Ambiguous(name)),
-            (own, standard) => Ok(own.or(standard)),
+            (own, twin) => Ok(own.or(twin)),
         }
     }
 
-    fn one(&self, name: &'static str) -> Result<Option<&'a str>, Refusal> {
-        let mut values = self.head.headers.get_all(name).iter();
+    /// Returns the value of a header, which refusals call by `name`.
+    fn one(&self, header: &str, name: &'static str) -> Result<Option<&'a str>, Refusal> {
+        let mut values = self.head.headers.get_all(header).iter();
         match (values.next(), values.next()) {
             (None, _) => Ok(None),
             (Some(value), None) => value.to_str().map(Some).map_err(|_| Refusal::Malformed(name)),

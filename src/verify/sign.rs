@@ -1,4 +1,4 @@
-//! [`Preset::sign`]: signs requests, for tests.
+//! [`Scheme::sign`]: signs requests, for tests.
 
 use std::time::SystemTime;
 
@@ -12,43 +12,26 @@ use http::{HeaderValue, Request};
 use serde_json::Value;
 use sha1::Sha1;
 
+#[cfg(not(all(feature = "verify-ecdsa", feature = "verify-ed25519")))]
 use super::error::VerifierError;
-use super::public_url::{PublicUrl, targets};
-use super::received::{HmacSha256, Received, mac};
+use super::key::{Key, WEBHOOK_ED25519};
+use super::public_url::{PublicUrl, target};
+use super::received::{HmacSha256, Received, base64, hex, mac};
 use super::schemes::{adyen, data, url};
-use super::secret::key_of;
 use super::verifier::unix;
 use crate::error::BoxError;
-use crate::provider::{Codes, Part, Preset, Proof, Secret};
+use crate::provider::scheme::{Part, Proof, Scheme};
 
-/// A pair of keys for SendGrid, made for tests.
-const PUBLIC_KEY: &str = "MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEu5xywnLmdP135pgu4+Dc2H5LxIKJ9mfI/yUcDPuw\
-                          7yzWLtSakZA8TdMXds5+v2yDLy+3LTNtYVC4Nyf6Qdh+JQ==";
-const PRIVATE_KEY: &str = "e2acd3efd495d6cdef46bc897e6ed2d6ac305f0b76d7b5fb7cf8acf8f0efb89b";
-
-impl Preset {
-    /// Returns a secret for the verifier and one for [`sign`](Self::sign). They are the same but for
-    /// SendGrid, which has a pair of keys.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn test_secrets(&self) -> [&'static str; 2] {
-        match self.scheme.map(|scheme| scheme.secret) {
-            Some(Secret::Webhook) => ["whsec_YSBzZWNyZXQgZm9yIHRlc3Rz"; 2],
-            Some(Secret::Hex) => ["6120736563726574"; 2],
-            Some(Secret::PublicKey) => [PUBLIC_KEY, PRIVATE_KEY],
-            _ => ["a_secret_for_tests"; 2],
-        }
-    }
-
+impl Scheme {
     /// Signs a request as the sender does: sets the headers with time and signature. Adyen's signature
     /// is in the body.
     ///
-    /// `public_url` is the one of [`verifier_at`](Self::verifier_at). Where the id in a header is
-    /// signed, the request must have that header.
+    /// `public_url` is the one of [`verifier_at`](Self::verifier_at). Where a header is signed, the request must have
+    /// that header.
     ///
     /// # Errors
     ///
-    /// If there is no scheme, if the secret, the URL or the body is malformed, or a header is missing.
+    /// If the secret, the URL or the body is malformed, or a header is missing.
     #[doc(hidden)]
     pub fn sign(
         &self,
@@ -57,83 +40,70 @@ impl Preset {
         now: SystemTime,
         request: Request<Bytes>,
     ) -> Result<Request<Bytes>, BoxError> {
-        let scheme = self.scheme.ok_or(VerifierError::NoScheme { preset: self.name() })?;
+        if let Some(rule) = self.fault() {
+            return Err(rule.into());
+        }
         let url = public_url.map(PublicUrl::parse).transpose()?;
-        let key = match scheme.secret {
-            Secret::PublicKey => Vec::new(),
-            form => key_of(form, secret)?,
-        };
         let (head, body) = request.into_parts();
-        let mut signing = Signing { head, body, key, url, now: unix(now) };
-        let signature = match scheme.proof {
-            Proof::Signed(codes, parts) => {
-                let (before, text) = signing.text(scheme.header, codes, parts)?;
-                let code = match scheme.secret {
-                    Secret::PublicKey => ecdsa(secret, &text)?,
-                    _ => signing.code::<HmacSha256>(&[&text])?,
-                };
-                let code = if codes.is_base64 {
-                    STANDARD.encode(code)
-                } else {
-                    base16ct::lower::encode_string(&code)
-                };
-                format!("{before}{}{code}", codes.prefix)
-            }
+        let mut signing = Signing { scheme: self, secret, head, body, url, now: unix(now) };
+        let signature = match self.proof {
             Proof::Token => secret.to_owned(),
-            Proof::HubSpot => STANDARD.encode(signing.hubspot()?),
             Proof::Twilio => STANDARD.encode(signing.twilio()?),
             Proof::Adyen => {
                 signing.adyen()?;
                 return Ok(Request::from_parts(signing.head, signing.body));
             }
+            _ => signing.item()?,
         };
-        signing.set(scheme.header, &signature)?;
+        signing.set(self.header, &signature)?;
         Ok(Request::from_parts(signing.head, signing.body))
     }
 }
 
-struct Signing {
+struct Signing<'a> {
+    scheme: &'a Scheme,
+    secret: &'a str,
     head: Parts,
     body: Bytes,
-    key: Vec<u8>,
     url: Option<PublicUrl>,
     now: i64,
 }
 
-impl Signing {
-    /// Sets the header of the time. Returns the items before the code in the header, and the signed text.
-    fn text(
-        &mut self,
-        header: &'static str,
-        codes: Codes,
-        parts: &[Part],
-    ) -> Result<(String, Vec<u8>), BoxError> {
+impl Signing<'_> {
+    /// Sets the header of the time. Returns the value of the header with the code.
+    fn item(&mut self) -> Result<String, BoxError> {
+        let scheme = self.scheme;
         let mut before = String::new();
-        for part in parts {
+        for part in scheme.text {
             match *part {
                 Part::Seconds(header) => self.set(header, &self.now.to_string())?,
+                Part::Millis(header) => self.set(header, &format!("{}000", self.now))?,
                 Part::Rfc3339(header) => {
                     let time = DateTime::from_timestamp(self.now, 0).ok_or("no date")?;
                     self.set(header, &time.to_rfc3339_opts(SecondsFormat::Secs, true))?;
                 }
                 Part::Item(prefix) => {
-                    before = format!("{prefix}{}{}", self.now, codes.separators[0]);
-                    self.set(header, &before)?;
+                    let separator = scheme.separators.first().ok_or("no separator")?;
+                    before = format!("{prefix}{}{separator}", self.now);
+                    self.set(scheme.header, &before)?;
                 }
                 _ => {}
             }
         }
-        let text = data::text(header, codes, parts, &self.received())?.parts.concat();
-        Ok((before, text))
-    }
-
-    fn hubspot(&mut self) -> Result<Vec<u8>, BoxError> {
-        let time = format!("{}000", self.now);
-        self.set("x-hubspot-request-timestamp", &time)?;
-        let request = self.received();
-        let url = [request.public_url()?.as_str(), request.target].concat();
-        let method = self.head.method.as_str().as_bytes();
-        self.code::<HmacSha256>(&[method, url.as_bytes(), &self.body, time.as_bytes()])
+        let text = data::text(&self.received())?.parts.concat();
+        let (prefix, code) = match (scheme.proof, self.secret.strip_prefix("whsk_")) {
+            (Proof::P256, _) => (scheme.prefix, ecdsa(self.secret, &text)?),
+            (Proof::Ed25519, _) => (scheme.prefix, ed25519(hex(self.secret).as_deref(), &text)?),
+            (_, Some(private)) => (WEBHOOK_ED25519, ed25519(base64(private).as_deref(), &text)?),
+            (Proof::HmacSha1, _) => (scheme.prefix, self.code::<Hmac<Sha1>>(&[&text])?),
+            _ => (scheme.prefix, self.code::<HmacSha256>(&[&text])?),
+        };
+        let code = if scheme.is_base64 {
+            STANDARD.encode(code)
+        } else {
+            base16ct::lower::encode_string(&code)
+        };
+        Ok([&*before, prefix, &code].concat())
     }
 
     fn twilio(&self) -> Result<Vec<u8>, BoxError> {
@@ -143,9 +113,9 @@ impl Signing {
     }
 
     fn received(&self) -> Received<'_> {
-        let (head, body, url) = (&self.head, &self.body, self.url.as_ref());
-        let target = targets(&head.uri).next().unwrap_or_default();
-        Received { head, body, now: self.now, tolerance: 0, url, target }
+        let (scheme, head, url) = (self.scheme, &self.head, self.url.as_ref());
+        let target = target(&head.uri);
+        Received { scheme, head, body: &self.body, now: self.now, tolerance: 0, url, target }
     }
 
     /// Signs every item of the body.
@@ -167,7 +137,14 @@ impl Signing {
     }
 
     fn code<M: Mac + KeyInit>(&self, parts: &[&[u8]]) -> Result<Vec<u8>, BoxError> {
-        let mac: M = mac(&self.key, parts).ok_or("no key")?;
+        #[cfg_attr(
+            not(any(feature = "verify-ecdsa", feature = "verify-ed25519")),
+            expect(irrefutable_let_patterns, reason = "there is no other kind of key")
+        )]
+        let Key::Shared(key) = Key::new(self.scheme, self.secret)? else {
+            return Err("a public key signs nothing".into());
+        };
+        let mac: M = mac(&key, parts).ok_or("no key")?;
         Ok(mac.finalize().into_bytes().to_vec())
     }
 }
@@ -177,7 +154,7 @@ fn ecdsa(private_key: &str, text: &[u8]) -> Result<Vec<u8>, BoxError> {
     use p256::ecdsa::signature::Signer;
     use p256::ecdsa::{Signature, SigningKey};
 
-    let scalar = super::received::hex(private_key).ok_or("the private key is not hexadecimal")?;
+    let scalar = hex(private_key).ok_or("the private key is not hexadecimal")?;
     let signature: Signature = SigningKey::from_slice(&scalar)?.sign(text);
     Ok(signature.to_der().as_bytes().to_vec())
 }
@@ -185,4 +162,19 @@ fn ecdsa(private_key: &str, text: &[u8]) -> Result<Vec<u8>, BoxError> {
 #[cfg(not(feature = "verify-ecdsa"))]
 fn ecdsa(_: &str, _: &[u8]) -> Result<Vec<u8>, BoxError> {
     Err(VerifierError::FeatureDisabled { feature: "verify-ecdsa" }.into())
+}
+
+/// Signs with a private key, which the public key may follow.
+#[cfg(feature = "verify-ed25519")]
+fn ed25519(private_key: Option<&[u8]>, text: &[u8]) -> Result<Vec<u8>, BoxError> {
+    use ed25519_dalek::{Signer, SigningKey};
+
+    let key = private_key.and_then(<[u8]>::first_chunk);
+    let key = SigningKey::from_bytes(key.ok_or("the private key is malformed")?);
+    Ok(key.sign(text).to_bytes().to_vec())
+}
+
+#[cfg(not(feature = "verify-ed25519"))]
+fn ed25519(_: Option<&[u8]>, _: &[u8]) -> Result<Vec<u8>, BoxError> {
+    Err(VerifierError::FeatureDisabled { feature: "verify-ed25519" }.into())
 }

@@ -7,11 +7,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use http::request::Parts;
 
 use super::error::{Refusal, VerifierError};
+use super::key::Key;
 use super::public_url::{PublicUrl, targets};
 use super::received::Received;
 use super::schemes::{adyen, data, url};
-use super::secret::key_of;
-use crate::provider::{Preset, Proof, Scheme};
+use crate::provider::Preset;
+use crate::provider::scheme::{Proof, Scheme};
 
 /// Verifies the requests of one sender: its scheme, one or more secrets, and a tolerance.
 ///
@@ -43,24 +44,27 @@ use crate::provider::{Preset, Proof, Scheme};
 /// ```
 #[derive(Clone)]
 pub struct Verifier {
-    pub(super) preset: Preset,
+    /// `None` for a scheme of your own.
+    pub(super) preset: Option<Preset>,
     scheme: Scheme,
-    keys: Arc<[Box<[u8]>]>,
+    keys: Arc<[Key]>,
     url: Option<Arc<PublicUrl>>,
     tolerance: Duration,
 }
 
 impl Verifier {
-    fn new(preset: Preset, secret: &str, url: Option<&str>) -> Result<Self, VerifierError> {
-        let scheme = preset.scheme.ok_or(VerifierError::NoScheme { preset: preset.name() })?;
-        let key = key_of(scheme.secret, secret)?.into();
+    fn new(scheme: Scheme, secret: &str, url: Option<&str>) -> Result<Self, VerifierError> {
+        if let Some(rule) = scheme.fault() {
+            return Err(VerifierError::InvalidScheme { rule });
+        }
+        let key = Key::new(&scheme, secret)?;
         let url = match url {
             Some(url) => Some(Arc::new(PublicUrl::parse(url)?)),
             None if scheme.signs_url() => return Err(VerifierError::NoPublicUrl),
             None => None,
         };
         let tolerance = Duration::from_secs(300);
-        Ok(Self { preset, scheme, keys: [key].into(), url, tolerance })
+        Ok(Self { preset: None, scheme, keys: [key].into(), url, tolerance })
     }
 
     /// Accepts another secret too, while one secret replaces the other. One of them has to match.
@@ -69,7 +73,7 @@ impl Verifier {
     ///
     /// [`VerifierError`] if the secret is empty or malformed.
     pub fn or_secret(mut self, secret: impl AsRef<str>) -> Result<Self, VerifierError> {
-        let key = key_of(self.scheme.secret, secret.as_ref())?.into();
+        let key = Key::new(&self.scheme, secret.as_ref())?;
         self.keys = self.keys.iter().cloned().chain([key]).collect();
         Ok(self)
     }
@@ -103,16 +107,15 @@ impl Verifier {
         head: &Parts,
         body: &[u8],
         now: SystemTime,
-        verify: fn(&Scheme, &[u8], &Received<'_>) -> Result<(), Refusal>,
+        verify: fn(&Key, &Received<'_>) -> Result<(), Refusal>,
     ) -> Result<(), Refusal> {
-        let (now, tolerance) = (unix(now), self.tolerance.as_secs());
+        let (scheme, now, tolerance) = (&self.scheme, unix(now), self.tolerance.as_secs());
         let url = self.url.as_deref().filter(|_| self.scheme.signs_url());
-        let tried = if url.is_some() { 2 } else { 1 };
-        for target in targets(&head.uri).take(tried) {
-            let request = Received { head, body, now, tolerance, url, target };
+        for target in &targets(&head.uri, scheme) {
+            let request = Received { scheme, head, body, now, tolerance, url, target };
             for key in &*self.keys {
                 // Every other refusal is the same for all keys and URLs.
-                let result = verify(&self.scheme, key, &request);
+                let result = verify(key, &request);
                 if result != Err(Refusal::Forged) {
                     return result;
                 }
@@ -130,24 +133,22 @@ impl Verifier {
 }
 
 /// Verifies a request with one key.
-fn verify(scheme: &Scheme, key: &[u8], request: &Received<'_>) -> Result<(), Refusal> {
-    match scheme.proof {
-        Proof::Signed(codes, text) => data::verify(scheme, codes, text, key, request),
-        Proof::Token => data::verify_token(scheme.header, key, request),
-        Proof::Adyen => adyen::verify(key, request),
-        Proof::HubSpot => url::hubspot(key, request),
-        Proof::Twilio => url::twilio(key, request),
+fn verify(key: &Key, request: &Received<'_>) -> Result<(), Refusal> {
+    match (request.scheme.proof, key) {
+        (Proof::Token, Key::Shared(token)) => data::verify_token(token, request),
+        (Proof::Adyen, Key::Shared(key)) => adyen::verify(key, request),
+        (Proof::Twilio, Key::Shared(key)) => url::twilio(key, request),
+        (_, key) => data::verify(key, request),
     }
 }
 
 /// Verifies what the head alone shows. Adyen's signatures are in the body.
-fn verify_head(scheme: &Scheme, key: &[u8], request: &Received<'_>) -> Result<(), Refusal> {
-    match scheme.proof {
-        Proof::Signed(codes, text) => data::read(scheme, codes, text, request).map(drop),
-        Proof::Token => data::verify_token(scheme.header, key, request),
-        Proof::Adyen => Ok(()),
-        Proof::HubSpot => url::hubspot_headers(request).map(drop),
-        Proof::Twilio => url::twilio_signature(request).map(drop),
+fn verify_head(key: &Key, request: &Received<'_>) -> Result<(), Refusal> {
+    match (request.scheme.proof, key) {
+        (Proof::Token, Key::Shared(token)) => data::verify_token(token, request),
+        (Proof::Adyen, _) => Ok(()),
+        (Proof::Twilio, _) => url::twilio_signature(request).map(drop),
+        _ => data::read(request).map(drop),
     }
 }
 
@@ -167,7 +168,8 @@ impl Preset {
     /// [`VerifierError::NoScheme`] if this crate knows no scheme of the sender. Otherwise if the secret is empty
     /// or malformed, if the sender signs the public URL, or if the scheme needs a feature that is off.
     pub fn verifier(&self, secret: impl AsRef<str>) -> Result<Verifier, VerifierError> {
-        Verifier::new(*self, secret.as_ref(), None)
+        let scheme = self.scheme.ok_or(VerifierError::NoScheme { preset: self.name() })?;
+        Ok(Verifier { preset: Some(*self), ..scheme.verifier(secret)? })
     }
 
     /// Makes a verifier for a sender that may sign the public URL of this server.
@@ -187,7 +189,14 @@ impl Preset {
         public_url: &str,
         secret: impl AsRef<str>,
     ) -> Result<Verifier, VerifierError> {
-        Verifier::new(*self, secret.as_ref(), Some(public_url))
+        let scheme = self.scheme.ok_or(VerifierError::NoScheme { preset: self.name() })?;
+        Ok(Verifier { preset: Some(*self), ..scheme.verifier_at(public_url, secret)? })
+    }
+
+    /// Returns how the sender signs; `None` if this crate does not know it.
+    #[must_use]
+    pub fn scheme(&self) -> Option<Scheme> {
+        self.scheme
     }
 
     /// Returns `true` if a signed time limits how long a captured delivery can be sent again.
@@ -197,10 +206,41 @@ impl Preset {
     }
 }
 
+impl Scheme {
+    /// Makes a verifier with a secret.
+    ///
+    /// # Errors
+    ///
+    /// [`VerifierError::InvalidScheme`]; otherwise if the secret is empty or malformed, if the scheme signs the public
+    /// URL, or if it needs a feature that is off.
+    pub fn verifier(&self, secret: impl AsRef<str>) -> Result<Verifier, VerifierError> {
+        Verifier::new(*self, secret.as_ref(), None)
+    }
+
+    /// Makes a verifier for a scheme that signs the public URL of this server: see [`Preset::verifier_at`].
+    ///
+    /// # Errors
+    ///
+    /// As [`verifier`](Self::verifier), and [`VerifierError::InvalidPublicUrl`].
+    pub fn verifier_at(
+        &self,
+        public_url: &str,
+        secret: impl AsRef<str>,
+    ) -> Result<Verifier, VerifierError> {
+        Verifier::new(*self, secret.as_ref(), Some(public_url))
+    }
+}
+
+impl From<Preset> for Option<Scheme> {
+    fn from(preset: Preset) -> Self {
+        preset.scheme
+    }
+}
+
 impl fmt::Debug for Verifier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Verifier")
-            .field("preset", &self.preset.name())
+            .field("preset", &self.preset.map_or("none", |preset| preset.name()))
             .field("keys", &self.keys.len())
             .field("tolerance", &self.tolerance)
             .finish_non_exhaustive()

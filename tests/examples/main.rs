@@ -10,3 +10,4 @@ mod senders;
 mod server;
 #[path = "../support/mod.rs"]
 mod support;
+mod tenants;

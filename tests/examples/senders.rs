@@ -63,20 +63,20 @@ async fn github_answers_the_ping_and_writes_each_push_once() {
     // The header with the event is not signed, so the body decides.
     assert_eq!(sent(from_github(&server, "", "star", "g1", PUSH)).await, first());
     assert_eq!(sent(from_github(&server, "", "push", "g1", PUSH)).await, duplicate());
-    // GitHub does not sign the id.
-    assert_eq!(sent(from_github(&server, "", "push", "g2", PUSH)).await, duplicate());
+    // A real event may have the bytes of another: an equal `workflow_dispatch`, for example.
+    assert_eq!(sent(from_github(&server, "", "push", "g2", PUSH)).await, first());
     let star = r#"{"action":"created"}"#;
     assert_eq!(sent(from_github(&server, "", "push", "g3", star)).await, first());
     server.interrupt().await;
 
     let mut connection = PgConnection::connect(&schema.url()).await.unwrap();
     let rows: Vec<(String, String, String)> =
-        sqlx::query_as("SELECT delivery, branch, head FROM pushes")
+        sqlx::query_as("SELECT delivery, branch, head FROM pushes ORDER BY delivery")
             .fetch_all(&mut connection)
             .await
             .unwrap();
-    let row = ["g1", "refs/heads/main", "6113728f27ae"].map(str::to_owned);
-    assert_eq!(rows, [row.into()]);
+    let row = |id: &str| [id, "refs/heads/main", "6113728f27ae"].map(str::to_owned).into();
+    assert_eq!(rows, [row("g1"), row("g2")]);
 }
 
 /// Starts `providers`. The paths of requests begin with `/webhooks`.

@@ -9,6 +9,8 @@ mod fuzz;
 mod input;
 mod json;
 mod presets;
+#[path = "../support/secrets.rs"]
+mod secrets;
 mod stored;
 mod verify;
 

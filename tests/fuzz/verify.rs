@@ -9,10 +9,13 @@ use tower_dedup::verify::Verifier;
 
 use crate::fuzz::fuzz;
 use crate::input::Input;
+use crate::secrets::test_secrets;
 
 const URL: &str = "https://example.com";
 /// The headers that the schemes read.
-const NAMES: [&str; 26] = [
+const NAMES: [&str; 28] = [
+    "x-signature-ed25519",
+    "x-signature-timestamp",
     "webhook-id",
     "webhook-timestamp",
     "webhook-signature",
@@ -51,7 +54,7 @@ fn senders() -> Vec<Preset> {
 }
 
 fn verifier(sender: Preset) -> Verifier {
-    sender.verifier_at(URL, sender.test_secrets()[0]).unwrap()
+    sender.verifier_at(URL, test_secrets(sender.scheme())[0]).unwrap()
 }
 
 /// Any headers and any body are refused, because nobody signed them.
@@ -86,14 +89,16 @@ fn verify_changed_body() {
         let [body, other] = [input.bytes(), input.0];
         let request = Request::post("/hook?a=b")
             .header("webhook-id", "msg_1")
+            .header("x-signature-timestamp", "1")
             .header("twitch-eventsub-message-id", "m1");
         let request = match sender.name() {
             "svix" => Request::post("/hook?a=b").header("svix-id", "msg_1"),
             _ => request,
         };
         let request = request.body(Bytes::copy_from_slice(body)).unwrap();
-        let secret = sender.test_secrets()[1];
-        let (head, signed) = sender.sign(secret, Some(URL), now(), request).unwrap().into_parts();
+        let secret = test_secrets(sender.scheme())[1];
+        let (head, signed) =
+            sender.scheme().unwrap().sign(secret, Some(URL), now(), request).unwrap().into_parts();
         let verifier = verifier(sender);
         assert_eq!(verifier.verify(&head, &signed, now()), Ok(()), "{sender:?}");
         let result = verifier.verify(&head, other, now());

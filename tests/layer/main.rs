@@ -23,6 +23,8 @@ mod replay;
 mod replayed_body;
 mod routes;
 mod run_again;
+#[path = "../support/secrets.rs"]
+mod secrets;
 mod settings;
 mod spans;
 mod success;

@@ -373,7 +373,7 @@ fn unsigned_id_is_reported_once_if_verification_is_required() {
         for id in ["1", "2"] {
             send(&service, request(id)).await;
         }
-        assert_eq!(reported(), Some(("WARN".to_owned(), "code".to_owned())));
+        assert_eq!(reported(), Some(("INFO".to_owned(), "code".to_owned())));
     });
 }
 

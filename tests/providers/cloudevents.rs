@@ -63,3 +63,29 @@ fn batch_of_events_is_malformed_in_binary_mode_and_other_lists_are_data() {
         assert_eq!(found, expected, "{body}");
     }
 }
+
+/// The first is the example of the HTTP protocol binding, section 3.1.3.2.
+#[test]
+fn attribute_is_unquoted_and_then_decoded_once() {
+    let key = |id: &str| Outcome::Key { key: format!("/shop|{id}") };
+    for (sent, expected) in [
+        ("Euro%20%E2%82%AC%20%F0%9F%98%80", key("Euro € 😀")),
+        ("%2541", key("%2541")),
+        ("a+b", key("a+b")),
+        (r#""a \"b\" \\ c""#, key(r#"a "b" \ c"#)),
+        (r#"a"b"#, key(r#"a"b"#)),
+        ("\"", key("\"")),
+        ("\"\"", Outcome::Malformed),
+        ("%", Outcome::Malformed),
+        ("%2", Outcome::Malformed),
+        ("%zz", Outcome::Malformed),
+        ("%%", Outcome::Malformed),
+        ("%+1", Outcome::Malformed),
+        ("a%C", Outcome::Malformed),
+        ("%ff", Outcome::Malformed),
+    ] {
+        let request = Request::post("/").header("ce-source", "/shop").header("ce-id", sent);
+        let (head, ()) = request.body(()).unwrap().into_parts();
+        assert_eq!(outcome(provider::CLOUDEVENTS, &head, &Bytes::new()), expected, "{sent}");
+    }
+}

@@ -6,61 +6,11 @@ use bytes::Bytes;
 use http::{Method, Request};
 use tower_dedup::DedupKey;
 use tower_dedup::key::{self, Event, Extracted, RequestRef};
-use tower_dedup::provider::{self, Preset, Retries};
+use tower_dedup::provider;
 
 use crate::cases::Outcome::Bypass;
 use crate::cases::{self, Case, outcome};
 use crate::page::row;
-
-#[test]
-fn facts_of_every_preset_are_pinned() {
-    use Retries::{Automatic, ConnectionFailure, Never, Undocumented};
-
-    const HOUR: u64 = 3_600;
-    const DAY: u64 = 24 * HOUR;
-    const PINNED: &[(&str, u64, Retries, bool)] = &[
-        ("standard-webhooks", 2 * (75 * HOUR + 35 * 60), Automatic, true),
-        ("svix", 2 * (27 * HOUR + 35 * 60 + 5), Automatic, true),
-        ("cloudevents", 7 * DAY, Undocumented, false),
-        ("github", 3 * DAY, Never, false),
-        ("gitlab", 7 * DAY, Automatic, false),
-        ("gitea", DAY, Never, false),
-        ("circleci", 7 * DAY, Undocumented, true),
-        ("stripe", 30 * DAY, Automatic, true),
-        ("shopify", 8 * HOUR, Automatic, false),
-        ("square", 2 * DAY, Automatic, true),
-        ("paddle", 6 * DAY, Automatic, true),
-        ("adyen", 60 * DAY, Automatic, true),
-        ("slack", 12 * 60, Automatic, true),
-        ("twilio", DAY, ConnectionFailure, true),
-        ("whatsapp", 14 * DAY, Automatic, true),
-        ("telegram", 2 * DAY, Automatic, false),
-        ("twitch", 7 * DAY, Automatic, true),
-        ("sendgrid", 2 * DAY, Automatic, true),
-        ("postmark", 7 * DAY, Automatic, false),
-        ("aws-sns", 2 * HOUR, Automatic, true),
-        ("google-pubsub", 14 * DAY, Automatic, false),
-        ("azure-event-grid", 2 * DAY, Automatic, false),
-        ("hubspot", 6 * DAY, Automatic, true),
-        ("box", 7 * DAY, Automatic, true),
-    ];
-    let facts = |preset: &Preset| {
-        let floor = preset.retention_floor();
-        (preset.name(), floor.as_secs(), preset.retries(), preset.signed_id())
-    };
-    assert_eq!(provider::ALL.iter().map(facts).collect::<Vec<_>>(), PINNED);
-}
-
-#[test]
-fn largest_bodies_are_pinned() {
-    const MIB: usize = 1024 * 1024;
-    let documented: Vec<_> = provider::ALL
-        .iter()
-        .filter_map(|preset| preset.max_body().map(|bytes| (preset.name(), bytes / MIB)))
-        .collect();
-    let pinned = [("github", 25), ("gitlab", 25), ("whatsapp", 3), ("google-pubsub", 14)];
-    assert_eq!(documented, pinned);
-}
 
 #[test]
 fn only_twilio_delivers_by_get() {
@@ -83,7 +33,9 @@ fn names_and_aliases_are_found_and_unique() {
             assert_eq!(provider::find(name).unwrap().name(), preset.name());
         }
     }
-    for alias in ["openai", "clerk", "resend", "forgejo", "meta", "meta-whatsapp"] {
+    for alias in
+        ["openai", "replicate", "supabase", "clerk", "resend", "forgejo", "meta", "meta-whatsapp"]
+    {
         assert!(names.contains(alias), "{alias}");
     }
     assert_eq!(provider::find("Standard_Webhooks").unwrap().name(), "standard-webhooks");
@@ -145,4 +97,29 @@ fn presets_of_one_event_can_be_composed_and_those_of_several_cannot() {
     let found = composed.extract(&RequestRef::new(&head, &Bytes::new()));
     let expected = DedupKey::new("github-hooks", "guid|7").unwrap();
     assert_eq!(found, Ok(Extracted::Keys(Event::new(expected).into())));
+}
+
+/// The values that SENDGRID's documentation adds recognise an event under another id.
+#[test]
+fn event_of_sendgrid_under_another_id_has_one_second_identity() {
+    let values = key::json("/sg_message_id")
+        .and(key::json("/event"))
+        .and(key::json("/timestamp"))
+        .and(key::json("/email").optional())
+        .and(key::json("/url").optional());
+    let extractor = provider::SENDGRID.extractor().second_identity("values", values);
+    let identities = |id: &str| {
+        let body = format!(
+            r#"[{{"sg_event_id":"{id}","sg_message_id":"m1","event":"delivered","timestamp":17}}]"#
+        );
+        let (head, body) = Request::post("/").body(Bytes::from(body)).unwrap().into_parts();
+        let Ok(Extracted::Keys(keys)) = extractor.extract(&RequestRef::new(&head, &body)) else {
+            panic!("keys");
+        };
+        let event = &keys.events()[0];
+        (event.key().clone(), event.second_identity().unwrap().clone())
+    };
+    let (first, again) = (identities("a"), identities("b"));
+    assert_ne!(first.0, again.0);
+    assert_eq!((&first.1, first.1.id()), (&again.1, "m1|delivered|17||"));
 }

@@ -1,4 +1,4 @@
-//! Every preset on samples of its sender: one test for each preset, with the preset's name.
+//! Every preset on samples of its sender.
 //!
 //! 1. The key of each sample is pinned. The key of a preset is frozen with its first release, because
 //!    stored events would run again under another key.
@@ -29,54 +29,12 @@ use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::provider::{self, Preset};
 use tower_dedup::{DedupLayer, Delivery};
 
-macro_rules! presets {
-    ($($test:ident: $preset:ident),* $(,)?) => {
-        $(
-            #[tokio::test]
-            async fn $test() {
-                hold(provider::$preset).await;
-            }
-        )*
-
-        /// The presets with their tests, by name.
-        const TESTED: &[(&str, Preset)] = &[$((stringify!($test), provider::$preset)),*];
-    };
-}
-
-presets! {
-    standard_webhooks: STANDARD_WEBHOOKS,
-    svix: SVIX,
-    cloudevents: CLOUDEVENTS,
-    github: GITHUB,
-    gitlab: GITLAB,
-    gitea: GITEA,
-    circleci: CIRCLECI,
-    stripe: STRIPE,
-    shopify: SHOPIFY,
-    square: SQUARE,
-    paddle: PADDLE,
-    adyen: ADYEN,
-    slack: SLACK,
-    twilio: TWILIO,
-    whatsapp: WHATSAPP,
-    telegram: TELEGRAM,
-    twitch: TWITCH,
-    sendgrid: SENDGRID,
-    postmark: POSTMARK,
-    aws_sns: AWS_SNS,
-    google_pubsub: GOOGLE_PUBSUB,
-    azure_event_grid: AZURE_EVENT_GRID,
-    hubspot: HUBSPOT,
-    box_: BOX,
-}
-
-#[test]
-fn every_preset_has_its_test() {
-    let tested = TESTED.iter().map(|(test, preset)| {
-        assert_eq!(test.trim_end_matches('_'), preset.name().replace('-', "_"));
-        preset.name()
-    });
-    assert!(tested.eq(provider::ALL.iter().map(Preset::name)));
+#[tokio::test]
+async fn every_preset_holds() {
+    for preset in provider::ALL {
+        println!("{}", preset.name());
+        hold(*preset).await;
+    }
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/payloads/constructed");
     for file in std::fs::read_dir(folder).unwrap() {
         let file = file.unwrap().path();

@@ -38,11 +38,12 @@ fn table_has_the_facts_of_each_preset() {
         let [_, _, facts] = row(*preset);
         let retries = match preset.retries() {
             Retries::Automatic => "retries (",
-            Retries::ConnectionFailure => "retries failed connections only (",
+            Retries::ConnectionFailure => "**retries no status**, only failed connections (",
             Retries::Never => "**never retries** (",
             _ => "retries not documented (",
         };
         assert!(facts.starts_with(retries), "{preset:?}");
+        assert_eq!(facts.contains("**retries no status**"), retries.contains("no status"));
         let stated = |fact: &str| facts.split_once(fact).map(|(_, rest)| rest);
         let retention = stated("; retention ").unwrap().split([';', '.', '(']).next().unwrap();
         assert_eq!(retention.trim(), duration(preset.retention_floor()), "{preset:?}");

@@ -21,6 +21,7 @@ const TYPES: &[(&str, &[&str])] = &[
     ("paddle", &["transaction.completed", "transaction.paid"]),
     ("adyen", &["AUTHORISATION", "CAPTURE", "REFUND"]),
     ("slack", &["app_mention", "message"]),
+    ("discord", &["APPLICATION_AUTHORIZED"]),
     ("whatsapp", &["message_template_status_update", "messages"]),
     ("twitch", &["channel.follow", "drop.entitlement.grant"]),
     ("sendgrid", &["click", "delivered", "dropped", "group_unsubscribe", "open", "processed"]),

@@ -7,8 +7,12 @@
 
 mod errors;
 mod layers;
+mod own;
 mod page;
 mod receiver;
 mod schemes;
+#[path = "../support/secrets.rs"]
+mod secrets;
+mod select;
 mod signing;
 mod vectors;

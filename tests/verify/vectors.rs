@@ -12,6 +12,7 @@ use tower_dedup::provider::{self, Preset};
 use tower_dedup::verify::{Refusal, Verifier};
 
 use crate::page::row;
+use crate::secrets::test_secrets;
 
 /// Every file of vectors: the sender, the file, and the numbers of genuine and forged cases.
 pub(crate) const VECTORS: &[(Preset, &str, usize, usize)] = &[
@@ -30,6 +31,7 @@ pub(crate) const VECTORS: &[(Preset, &str, usize, usize)] = &[
     (provider::TWITCH, include_str!("../payloads/twitch/signature_vectors.json"), 2, 3),
     (provider::SENDGRID, include_str!("../payloads/sendgrid/signature_vector.json"), 1, 0),
     (provider::HUBSPOT, include_str!("../payloads/hubspot/signature_vectors.json"), 4, 1),
+    (provider::DISCORD, include_str!("../payloads/discord/signature_vectors.json"), 3, 3),
     (provider::BOX, include_str!("../payloads/box/signature_vectors.json"), 2, 3),
 ];
 
@@ -100,7 +102,11 @@ impl Case {
         let mut other = self.clone();
         if self.secret.len() == 124 {
             // The public key of another pair: a changed letter is no key.
-            other.secret = provider::SENDGRID.test_secrets()[0].to_owned();
+            other.secret = test_secrets(provider::SENDGRID.scheme())[0].to_owned();
+            return other;
+        }
+        if self.headers.contains_key("X-Signature-Ed25519") {
+            other.secret = test_secrets(provider::DISCORD.scheme())[0].to_owned();
             return other;
         }
         let at = self.secret.len() - 3;

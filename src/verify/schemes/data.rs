@@ -3,43 +3,28 @@
 use chrono::DateTime;
 use ctutils::CtEq;
 
-#[cfg(feature = "verify-ecdsa")]
-use crate::provider::Secret;
-use crate::provider::{Codes, Part, Scheme};
+use crate::provider::scheme::{Part, Scheme};
 use crate::verify::error::Refusal;
-use crate::verify::received::{HmacSha256, Received, base64, hex, signed};
-#[cfg(feature = "verify-ecdsa")]
-use crate::verify::schemes::ecdsa;
+use crate::verify::key::Key;
+use crate::verify::received::{Received, base64, hex};
 
 /// Verifies a request with one key. One valid code is enough, so that a secret can change.
-pub(in crate::verify) fn verify(
-    scheme: &Scheme,
-    codes: Codes,
-    parts: &[Part],
-    key: &[u8],
-    request: &Received<'_>,
-) -> Result<(), Refusal> {
-    let (signed_text, [value, other]) = read(scheme, codes, parts, request)?;
-    let decode = if codes.is_base64 { base64 } else { hex };
-    let items = value.into_iter().chain(other).flat_map(|value| value.split(codes.separators));
-    let found = items.filter_map(|item| decode(item.strip_prefix(codes.prefix)?));
-    #[cfg(feature = "verify-ecdsa")]
-    if let Secret::PublicKey = scheme.secret {
-        return ecdsa::signed(key, &signed_text.parts, found);
-    }
-    signed::<HmacSha256>(key, &signed_text.parts, found)
+pub(in crate::verify) fn verify(key: &Key, request: &Received<'_>) -> Result<(), Refusal> {
+    let scheme = request.scheme;
+    let (signed, [value, other]) = read(request)?;
+    let (prefix, decode) = (key.prefix(scheme), if scheme.is_base64 { base64 } else { hex });
+    let items = value.into_iter().chain(other).flat_map(|value| value.split(scheme.separators));
+    let codes = items.filter_map(|item| decode(item.strip_prefix(prefix)?));
+    key.has_signed(scheme, &signed.parts, codes).then_some(()).ok_or(Refusal::Forged)
 }
 
 /// Reads the signed text and the headers with a code. Refuses what the head alone shows to be unverified.
 pub(in crate::verify) fn read<'a>(
-    scheme: &Scheme,
-    codes: Codes,
-    parts: &[Part],
     request: &Received<'a>,
 ) -> Result<(Text<'a>, [Option<&'a str>; 2]), Refusal> {
-    let text = text(scheme.header, codes, parts, request)?;
+    let (text, scheme) = (text(request)?, request.scheme);
     let value = request.optional(scheme.header)?;
-    let other = match codes.other_header {
+    let other = match scheme.other_header {
         "" => None,
         header => request.optional(header)?,
     };
@@ -54,11 +39,10 @@ pub(in crate::verify) fn read<'a>(
 
 /// Compares the header with the secret in constant time.
 pub(in crate::verify) fn verify_token(
-    header: &'static str,
     secret: &[u8],
     request: &Received<'_>,
 ) -> Result<(), Refusal> {
-    let is_equal = request.header(header)?.as_bytes().ct_eq(secret).to_bool();
+    let is_equal = request.header(request.scheme.header)?.as_bytes().ct_eq(secret).to_bool();
     is_equal.then_some(()).ok_or(Refusal::Forged)
 }
 
@@ -70,26 +54,28 @@ pub(in crate::verify) struct Text<'a> {
 }
 
 /// Returns the text that the parts describe.
-pub(in crate::verify) fn text<'a>(
-    header: &'static str,
-    codes: Codes,
-    parts: &[Part],
-    request: &Received<'a>,
-) -> Result<Text<'a>, Refusal> {
+pub(in crate::verify) fn text<'a>(request: &Received<'a>) -> Result<Text<'a>, Refusal> {
+    let Scheme { header: of_codes, separators, text: parts, .. } = *request.scheme;
     let mut text = Text { parts: Vec::with_capacity(6), time: None };
     for part in parts {
         let value = match *part {
             Part::Text(text) => text,
+            Part::Method => request.head.method.as_str(),
             Part::Fixed(header, value) => {
                 if request.optional(header)?.is_some_and(|found| found != value) {
                     return Err(Refusal::Malformed(header));
                 }
                 continue;
             }
-            Part::Id(header) => request.header(header)?,
+            Part::Header(header) => request.header(header)?,
             Part::Seconds(header) => {
                 let value = request.header(header)?;
-                text.time = Some(seconds(header, value)?);
+                text.time = Some(number(header, value)?);
+                value
+            }
+            Part::Millis(header) => {
+                let value = request.header(header)?;
+                text.time = Some(number(header, value)?.div_euclid(1_000));
                 value
             }
             Part::Rfc3339(header) => {
@@ -98,12 +84,12 @@ pub(in crate::verify) fn text<'a>(
                 value
             }
             Part::Item(prefix) => {
-                let items = request.header(header)?.split(codes.separators);
+                let items = request.header(of_codes)?.split(separators);
                 let mut times = items.filter_map(|item| item.strip_prefix(prefix));
                 let (Some(value), None) = (times.next(), times.next()) else {
-                    return Err(Refusal::Malformed(header));
+                    return Err(Refusal::Malformed(of_codes));
                 };
-                text.time = Some(seconds(header, value)?);
+                text.time = Some(number(of_codes, value)?);
                 value
             }
             Part::Url => {
@@ -120,8 +106,8 @@ pub(in crate::verify) fn text<'a>(
     Ok(text)
 }
 
-/// Reads a time in seconds since 1970.
-pub(in crate::verify) fn seconds(header: &'static str, value: &str) -> Result<i64, Refusal> {
+/// Reads the number of a time since 1970.
+pub(in crate::verify) fn number(header: &'static str, value: &str) -> Result<i64, Refusal> {
     value.parse().map_err(|_| Refusal::Malformed(header))
 }
 

@@ -3,6 +3,4 @@
 
 pub(super) mod adyen;
 pub(super) mod data;
-#[cfg(feature = "verify-ecdsa")]
-pub(super) mod ecdsa;
 pub(super) mod url;

@@ -1,4 +1,4 @@
-//! Schemes that sign the public URL of the server.
+//! Twilio, which signs the fields of a form.
 
 use std::collections::BTreeSet;
 
@@ -10,8 +10,7 @@ use sha2::{Digest, Sha256};
 
 use crate::key::RequestRef;
 use crate::verify::error::Refusal;
-use crate::verify::received::{HmacSha256, Received, base64, hex, signed};
-use crate::verify::schemes::data::seconds;
+use crate::verify::received::{Received, base64, hex, signed};
 
 /// Twilio: HMAC-SHA1 over the whole URL and the sorted form fields, or over the URL alone without a
 /// form. If the body is no form, the URL contains its digest.
@@ -102,41 +101,4 @@ fn has_account_after(name: &str, text: &str) -> bool {
 
 fn is_get(request: &Received<'_>) -> bool {
     request.head.method == Method::GET || request.head.method == Method::HEAD
-}
-
-/// HubSpot, version 3: HMAC-SHA256 in base64 over method, URL, body and time in milliseconds.
-///
-/// HubSpot's page decodes some characters of the URL, and HubSpot's libraries decode none. Both forms
-/// are tried, for the query: a decoded `/` or `?` of the path would make it another path.
-pub(in crate::verify) fn hubspot(key: &[u8], request: &Received<'_>) -> Result<(), Refusal> {
-    let (time, signature) = hubspot_headers(request)?;
-    let signature = base64(signature);
-    let url = [request.public_url()?.as_str(), request.target].concat();
-    let method = request.head.method.as_str().as_bytes();
-    let by = |url: &String| {
-        let text = [method, url.as_bytes(), request.body, time.as_bytes()];
-        signed::<HmacSha256>(key, &text, signature.clone())
-    };
-    let decoded = hubspot_decoded(&url);
-    [url, decoded].iter().map(by).find(Result::is_ok).unwrap_or(Err(Refusal::Forged))
-}
-
-/// Returns the time and the signature.
-pub(in crate::verify) fn hubspot_headers<'a>(
-    request: &Received<'a>,
-) -> Result<(&'a str, &'a str), Refusal> {
-    const TIME: &str = "x-hubspot-request-timestamp";
-    let time = request.header(TIME)?;
-    request.within_tolerance(seconds(TIME, time)?.div_euclid(1_000))?;
-    Ok((time, request.header("x-hubspot-signature-v3")?))
-}
-
-/// Decodes the characters in the query that HubSpot's page lists, and leaves the others encoded.
-fn hubspot_decoded(url: &str) -> String {
-    let (before, query) = url.split_at(url.find('?').unwrap_or(url.len()));
-    let query = ":/?@!$'()*,;".chars().fold(query.to_owned(), |query, character| {
-        let (code, plain) = (u32::from(character), character.to_string());
-        query.replace(&format!("%{code:02X}"), &plain).replace(&format!("%{code:02x}"), &plain)
-    });
-    [before, &query].concat()
 }

@@ -1,0 +1,314 @@
+//! Schemes of one's own, and what each refuses.
+
+#[path = "../support/log.rs"]
+#[allow(dead_code, reason = "this file takes a part of it")]
+pub(crate) mod log;
+
+use axum::body::Body;
+use axum::routing::post;
+use bytes::Bytes;
+use hmac::{Hmac, KeyInit, Mac};
+use http::{HeaderName, HeaderValue, Request};
+use sha2::Sha256;
+use tower::ServiceExt;
+use tower_dedup::adapter::MemoryAdapter;
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::provider;
+use tower_dedup::verify::{Part, Refusal, Scheme, VerifierError, VerifyLayer};
+use tower_dedup::{DedupLayer, key};
+
+use crate::secrets::test_secrets;
+use crate::vectors::at;
+
+const NOW: i64 = 1_753_900_006;
+const SECRET: &str = "a_secret_for_tests";
+const SHOP: Scheme = Scheme::hmac_sha256(
+    "x-shop-signature",
+    &[Part::Header("x-shop-id"), Part::Text("."), Part::Seconds("x-shop-time"), Part::Body],
+)
+.prefix("sha256=");
+const BANK: Scheme =
+    Scheme::hmac_sha256("x-bank", &[Part::Item("t="), Part::Text("."), Part::Body])
+        .separated_by(&[',', ' '])
+        .prefix("v1=");
+
+fn unsigned(body: &'static str) -> Request<Bytes> {
+    Request::post("/hook").header("x-shop-id", "e1").body(Bytes::from(body)).unwrap()
+}
+
+/// The code of `<id>.<time><body>`, by the crate `hmac`.
+fn shop_code(secret: &str, time: &str, body: &str) -> String {
+    let mac = Hmac::<Sha256>::new_from_slice(secret.as_bytes()).unwrap();
+    let code = mac.chain_update(format!("e1.{time}{body}")).finalize().into_bytes();
+    format!("sha256={}", base16ct::lower::encode_string(&code))
+}
+
+#[test]
+fn every_form_of_a_scheme_verifies_what_it_signs_and_nothing_else() {
+    const TEXT: &[Part] = &[Part::Body];
+    let schemes = [
+        SHOP,
+        BANK,
+        Scheme::hmac_sha256("X-A", TEXT),
+        Scheme::hmac_sha256("x-a", TEXT).base64().base64_secret(),
+        Scheme::hmac_sha1("x-a", TEXT).prefix("sha1=").hex_secret(),
+        Scheme::hmac_sha256("x-a", &[Part::Millis("x-ms"), Part::Body]),
+        Scheme::hmac_sha256("x-a", &[Part::Body, Part::Rfc3339("x-date")]),
+        Scheme::hmac_sha256("x-a", &[Part::Url, Part::Body]),
+        Scheme::ed25519("x-a", &[Part::Seconds("x-time"), Part::Body]),
+        Scheme::ed25519("x-a", TEXT).base64(),
+    ];
+    for scheme in schemes {
+        let [public, private] = test_secrets(Some(scheme));
+        let verifier = scheme.verifier_at("https://h", public).unwrap();
+        let signed = scheme.sign(private, Some("https://h"), at(NOW), unsigned("body")).unwrap();
+        let (mut head, body) = signed.into_parts();
+        assert_eq!(verifier.verify(&head, &body, at(NOW)), Ok(()), "{scheme:?}");
+        assert_eq!(verifier.verify(&head, b"bodY", at(NOW)), Err(Refusal::Forged), "{scheme:?}");
+        let timed = scheme.sign(private, Some("https://h"), at(NOW), unsigned("")).unwrap();
+        let has_time = timed.headers().len() > 2 || timed.headers().contains_key("x-bank");
+        let late = verifier.verify(&head, &body, at(NOW + 301));
+        assert_eq!(late.is_err(), has_time, "{scheme:?}");
+        head.uri = "/other".parse().unwrap();
+        let has_url = scheme.verifier(public).is_err();
+        assert_eq!(verifier.verify(&head, &body, at(NOW)).is_err(), has_url, "{scheme:?}");
+    }
+    // The same code by another program.
+    let signed = SHOP.sign(SECRET, None, at(NOW), unsigned("body")).unwrap();
+    assert_eq!(signed.headers()["x-shop-signature"], shop_code(SECRET, "1753900006", "body"));
+}
+
+#[test]
+fn several_codes_and_secrets_are_accepted_while_one_replaces_the_other() {
+    let code = |secret| {
+        let signed = BANK.sign(secret, None, at(NOW), unsigned("body")).unwrap();
+        signed.headers()["x-bank"].to_str().unwrap().split_once(',').unwrap().1.to_owned()
+    };
+    let verifier = BANK.verifier("new").unwrap().or_secret("old").unwrap();
+    let verdict = |header: String| {
+        let (head, ()) = Request::post("/").header("x-bank", header).body(()).unwrap().into_parts();
+        verifier.verify(&head, b"body", at(NOW))
+    };
+    let [new, old, other] = ["new", "old", "other"].map(code);
+    for (codes, verdict_of) in [
+        (new.clone(), Ok(())),
+        (old.clone(), Ok(())),
+        (format!("{other}, {old}"), Ok(())),
+        (format!("v0=xx,v1=zz,{new}"), Ok(())),
+        (other.clone(), Err(Refusal::Forged)),
+        (format!("v2={}", &new[3..]), Err(Refusal::Forged)),
+    ] {
+        assert_eq!(verdict(format!("t={NOW},{codes}")), verdict_of, "{codes}");
+    }
+    assert_eq!(verdict(new.clone()), Err(Refusal::Malformed("x-bank")), "no time");
+    assert_eq!(verdict(format!("t={NOW},t={NOW},{new}")), Err(Refusal::Malformed("x-bank")));
+}
+
+/// What is wrong, the headers, and the reason.
+type Refused<'a> = (&'a str, &'a [(&'static str, &'a str)], Refusal);
+
+/// Each is 401, with its reason in the log, and leaves no key.
+#[tokio::test]
+async fn bad_input_is_refused_with_its_reason_and_leaves_no_key() {
+    const OTHER: Refusal = Refusal::Malformed("x-shop-algorithm");
+    const GUARDED: Scheme = Scheme::hmac_sha256(
+        "x-shop-signature",
+        &[
+            Part::Fixed("x-shop-algorithm", "HMAC-SHA256"),
+            Part::Header("x-shop-id"),
+            Part::Text("."),
+            Part::Seconds("x-shop-time"),
+            Part::Body,
+        ],
+    )
+    .prefix("sha256=");
+    let (log, _guard) = log::Log::of_this_thread();
+    let store = std::sync::Arc::new(MemoryAdapter::new());
+    let verify = VerifyLayer::new(GUARDED.verifier(SECRET).unwrap()).named("shop");
+    let verify = verify.clock(|| at(NOW));
+    let dedup = DedupLayer::new(key::header("x-shop-id").namespace("shop"), store.clone());
+    let layers = (verify, dedup.require_verified());
+    let app = axum::Router::new().route("/hook", post(async || "done").layer(layers));
+    let send = async |headers: &[(&'static str, &str)]| {
+        let mut request = Request::post("/hook").body(Body::from("body")).unwrap();
+        for (name, value) in headers {
+            let value = HeaderValue::from_bytes(value.as_bytes()).unwrap();
+            request.headers_mut().append(HeaderName::from_static(name), value);
+        }
+        app.clone().oneshot(request).await.unwrap().status().as_u16()
+    };
+    let (id, time) = (("x-shop-id", "e1"), ("x-shop-time", "1753900006"));
+    let valid = shop_code(SECRET, time.1, "body");
+    let code = ("x-shop-signature", &*valid);
+    let millis = shop_code(SECRET, "1753900006000", "body");
+    let old = shop_code(SECRET, "1753899705", "body");
+    let sha1 = valid.replace("sha256=", "sha1=");
+    let (another, upper) = (shop_code("another", time.1, "body"), valid.replace("=", "=x"));
+    let cases: &[Refused<'_>] = &[
+        ("no header", &[id, time], Refusal::Missing("x-shop-signature")),
+        ("no time", &[id, code], Refusal::Missing("x-shop-time")),
+        ("no id", &[time, code], Refusal::Missing("x-shop-id")),
+        ("the code twice", &[id, time, code, code], Refusal::Malformed("x-shop-signature")),
+        ("the id twice", &[id, ("x-shop-id", "e2"), time, code], Refusal::Malformed("x-shop-id")),
+        ("the time twice", &[id, time, time, code], Refusal::Malformed("x-shop-time")),
+        (
+            "milliseconds",
+            &[id, ("x-shop-time", "1753900006000"), ("x-shop-signature", &millis)],
+            Refusal::OutOfTime,
+        ),
+        (
+            "an old time",
+            &[id, ("x-shop-time", "1753899705"), ("x-shop-signature", &old)],
+            Refusal::OutOfTime,
+        ),
+        ("no number", &[id, ("x-shop-time", "now"), code], Refusal::Malformed("x-shop-time")),
+        (
+            "too many digits",
+            &[id, ("x-shop-time", "99999999999999999999"), code],
+            Refusal::Malformed("x-shop-time"),
+        ),
+        ("not ASCII", &[id, ("x-shop-time", "é"), code], Refusal::Malformed("x-shop-time")),
+        ("another algorithm's prefix", &[id, time, ("x-shop-signature", &sha1)], Refusal::Forged),
+        ("another algorithm's header", &[("x-shop-algorithm", "none"), id, time, code], OTHER),
+        ("another key", &[id, time, ("x-shop-signature", &another)], Refusal::Forged),
+        ("no code", &[id, time, ("x-shop-signature", "sha256=")], Refusal::Forged),
+        ("no hexadecimal", &[id, time, ("x-shop-signature", &upper)], Refusal::Forged),
+        ("an empty header", &[id, time, ("x-shop-signature", "")], Refusal::Forged),
+    ];
+    for (name, headers, refusal) in cases {
+        assert_eq!(send(headers).await, 401, "{name}");
+        let record = log.last("not verified");
+        assert_eq!(
+            (&*record["preset"], &*record["reason"]),
+            ("shop", &*refusal.to_string()),
+            "{name}"
+        );
+    }
+    assert_eq!(log.all("not verified").len(), cases.len());
+    assert_eq!(store.stats().await.unwrap().rows, 0);
+    assert_eq!(send(&[id, time, code, ("x-shop-algorithm", "HMAC-SHA256")]).await, 200);
+    assert_eq!(store.stats().await.unwrap().rows, 1);
+}
+
+#[test]
+fn invalid_scheme_or_secret_is_an_error_that_shows_no_secret() {
+    const BODY: &[Part] = &[Part::Body];
+    const NAME: &str = "a header has a valid name";
+    let scheme = |header, text| Scheme::hmac_sha256(header, text);
+    for (scheme, rule) in [
+        (scheme("", BODY), NAME),
+        (scheme("x signature", BODY), NAME),
+        (scheme("x", &[Part::Header(""), Part::Body]), NAME),
+        (scheme("x", &[Part::Fixed("a:b", "c"), Part::Body]), NAME),
+        (Scheme::token(""), NAME),
+        (scheme("x", &[]), "the text has the body"),
+        (scheme("x", &[Part::Seconds("y")]), "the text has the body"),
+        (
+            scheme("x", &[Part::Seconds("y"), Part::Millis("z"), Part::Body]),
+            "the text has one time at most",
+        ),
+        (
+            scheme("x", &[Part::Item("t="), Part::Body]),
+            "a header with a time and a code is separated",
+        ),
+    ] {
+        let error = scheme.verifier("secret").unwrap_err();
+        assert!(matches!(error, VerifierError::InvalidScheme { rule: of, .. } if of == rule));
+        assert!(scheme.sign("secret", None, at(NOW), unsigned("")).is_err());
+        assert!(error.to_string().contains(rule) && !error.to_string().contains("secret"));
+    }
+    let base64 = scheme("x", BODY).base64_secret();
+    for (scheme, secret, is_empty) in [
+        (SHOP, "", true),
+        (SHOP, "secret\n", false),
+        (base64, "s3cr3t", false),
+        (scheme("x", BODY).hex_secret(), "s3cr3t", false),
+        (Scheme::ed25519("x", BODY), "d75a98", false),
+        (Scheme::ed25519("x", BODY), "s3cr3t", false),
+        (Scheme::token("authorization"), "", true),
+    ] {
+        let error = scheme.verifier(secret).unwrap_err();
+        assert_eq!(error == VerifierError::EmptySecret, is_empty, "{error}");
+        assert!(secret.is_empty() || !error.to_string().contains(secret), "{error}");
+        assert!(SHOP.verifier("a").unwrap().or_secret("").is_err());
+    }
+}
+
+/// A token may be the credentials of HTTP Basic, which Postmark and others send.
+#[test]
+fn token_is_compared_as_a_whole() {
+    let verifier = Scheme::token("authorization").verifier("Basic dXNlcjpwYXNz").unwrap();
+    for (value, verdict) in [
+        ("Basic dXNlcjpwYXNz", Ok(())),
+        ("Basic dXNlcjpwYXN", Err(Refusal::Forged)),
+        ("basic dXNlcjpwYXNz", Err(Refusal::Forged)),
+    ] {
+        let request = Request::post("/").header("authorization", value);
+        let (head, ()) = request.body(()).unwrap().into_parts();
+        assert_eq!(verifier.verify(&head, b"", at(0)), verdict, "{value}");
+    }
+}
+
+/// The signature and the keys are those of Svix's own test.
+#[test]
+fn standard_webhooks_verifies_both_kinds_in_one_header() {
+    const PUBLIC: &str = "whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4=";
+    const PRIVATE: &str = "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbfVKIDij2HKpMKkioLlX0dRqSKJp4AJ6p9lMicMFs6Kvg==";
+    const SHARED: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+    const V1: &str = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=";
+    const V1A: &str = "v1a,hnO3f9T8Ytu9HwrXslvumlUpqtNVqkhqw/enGzPCXe5BdqzCInXqYXFymVJaA7AZdpXwVLPo3mNl8EM+m7TBAg==";
+    const BODY: &str = r#"{"test": 2432232314}"#;
+    let now = at(1_614_265_330);
+    let other = provider::STANDARD_WEBHOOKS.scheme().unwrap();
+    let other = other.sign("whsk_nWGxne/9WmC6hEr0kuwsxERJxWl7MmkZcDusAxyuf2A=", None, now, {
+        let request = Request::post("/").header("webhook-id", "msg_p5jXN8AQM9LWM0D4loKWxJek");
+        request.body(Bytes::from(BODY)).unwrap()
+    });
+    let other = other.unwrap().headers()["webhook-signature"].to_str().unwrap().to_owned();
+    for (sender, family) in [(provider::STANDARD_WEBHOOKS, "webhook"), (provider::SVIX, "svix")] {
+        let verdict = |secrets: &[&str], signatures: &str| {
+            let mut verifier = sender.verifier(secrets[0]).unwrap();
+            for secret in &secrets[1..] {
+                verifier = verifier.or_secret(secret).unwrap();
+            }
+            let request = Request::post("/")
+                .header(format!("{family}-id"), "msg_p5jXN8AQM9LWM0D4loKWxJek")
+                .header(format!("{family}-timestamp"), "1614265330")
+                .header(format!("{family}-signature"), signatures);
+            let (head, ()) = request.body(()).unwrap().into_parts();
+            verifier.verify(&head, BODY.as_bytes(), now)
+        };
+        let (both, unknown) = (format!("{V1A} {V1}"), Err(Refusal::Forged));
+        let nine = [&*other; 8].join(" ") + " " + V1A;
+        for (secrets, signatures, expected) in [
+            (&[PUBLIC][..], V1A, Ok(())),
+            (&[PUBLIC], &both, Ok(())),
+            (&[SHARED], &both, Ok(())),
+            (&[PUBLIC, SHARED], V1, Ok(())),
+            (&[SHARED, PUBLIC], V1A, Ok(())),
+            (&[PUBLIC], &format!("{other} {V1A}"), Ok(())),
+            (&[PUBLIC], V1, unknown),
+            (&[SHARED], V1A, unknown),
+            (&[PUBLIC], &other, unknown),
+            // The code of one kind as one of the other.
+            (&[PUBLIC], &V1A.replace("v1a", "v1"), unknown),
+            (&[SHARED], &V1.replace("v1", "v1a"), unknown),
+            (&[PUBLIC], "v1a,", unknown),
+            (&[PUBLIC], &V1A[..40], unknown),
+            // Each signature hashes the body again.
+            (&[PUBLIC], &nine, unknown),
+        ] {
+            assert_eq!(verdict(secrets, signatures), expected, "{secrets:?} {signatures}");
+        }
+        let request =
+            Request::post("/").header(format!("{family}-id"), "msg_p5jXN8AQM9LWM0D4loKWxJek");
+        let request = request.body(Bytes::from(BODY)).unwrap();
+        let signed = sender.scheme().unwrap().sign(PRIVATE, None, now, request).unwrap();
+        assert_eq!(signed.headers()[&*format!("{family}-signature")], V1A);
+        for malformed in ["whpk_", "whpk_AAAA", "whpk_!"] {
+            assert!(sender.verifier(malformed).is_err(), "{malformed}");
+        }
+        // Supabase shows its secrets so.
+        assert!(sender.verifier(format!("v1,{SHARED}")).is_ok());
+    }
+}
