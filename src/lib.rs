@@ -132,3 +132,8 @@ pub use sqlx;
 /// ```
 #[cfg(feature = "redis")]
 pub use redis;
+
+/// Its code is tested like that of the guide.
+#[cfg(all(doctest, unix))]
+#[doc = include_str!("../llms.txt")]
+struct Llms;

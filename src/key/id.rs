@@ -219,6 +219,28 @@ impl Event {
     ///
     /// A digest of the body is no name of the event: see
     /// [`content_identity`](super::KeyExtractor::content_identity).
+    ///
+    /// # Example
+    ///
+    /// Changes a key: the header `webhook-id` in the namespace `acme` was the key.
+    ///
+    /// ```
+    /// use tower_dedup::key::{DedupKey, Event, Extracted, KeyExtractor, RequestRef};
+    ///
+    /// let new = KeyExtractor::from_fn("acme-v2", |request| {
+    ///     let header = |name| request.headers().get(name).and_then(|value| value.to_str().ok());
+    ///     let (Some(id), Some(old)) = (header("event-id"), header("webhook-id")) else {
+    ///         return Ok(Extracted::Missing);
+    ///     };
+    ///     let event = Event::new(DedupKey::new("acme-v2", id)?);
+    ///     Ok(Extracted::Keys(event.with_second_identity(DedupKey::new("acme", old)?).into()))
+    /// });
+    /// # let request = http::Request::post("/").header("webhook-id", "1").header("event-id", "e1");
+    /// # let (head, body) = request.body(Default::default()).unwrap().into_parts();
+    /// # let found = new.extract(&RequestRef::new(&head, &body));
+    /// # let Ok(Extracted::Keys(keys)) = found else { panic!("keys") };
+    /// # assert_eq!(keys.events()[0].second_identity(), DedupKey::new("acme", "1").ok().as_ref());
+    /// ```
     #[must_use]
     pub fn with_second_identity(mut self, second: DedupKey) -> Self {
         self.set_second(second, false);

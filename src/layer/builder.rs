@@ -462,8 +462,7 @@ impl<L: Ledger, B> DedupLayer<L, B> {
     ///
     /// A mismatch is counted, logged, and answered as `on_mismatch` says; the handler does not run.
     /// Only payloads of *handled* events are compared. After a failed attempt, the event may come
-    /// back with another payload. [On arrival](Self::on_arrival), an event with a second identity is compared from 12
-    /// minutes after its claim on. [The guide](crate::guide::responses#one-id-another-body) has an example.
+    /// back with another payload. [The guide](crate::guide::responses#one-id-another-body) has an example.
     ///
     /// A layer with a [content identity](crate::KeyExtractor::content_identity) stores the SHA-256 of the body in the same
     /// place, and reports a mismatch without this setting.

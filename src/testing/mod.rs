@@ -26,7 +26,7 @@
 //! # });
 //! ```
 //!
-//! The [guide](crate::guide::testing) has a test for each thing that can go wrong.
+//! The [guide](crate::guide::testing) says what to test, and how to try the real sender.
 
 #![expect(
     clippy::missing_panics_doc,

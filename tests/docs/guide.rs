@@ -31,7 +31,8 @@ const MOST_WORDS_OF_A_PAGE: usize = 2_000;
 
 /// Returns the SQL of the guide that contains these words.
 fn sql(words: &str) -> String {
-    let pages = [read("incidents"), read("transactions"), text("src/docs/stores/postgres.md")];
+    let pages = ["incidents", "transactions", "production"].map(read).into_iter();
+    let pages: Vec<_> = pages.chain([text("src/docs/stores/postgres.md")]).collect();
     let blocks = pages.iter().flat_map(|page| page.split("```sql\n").skip(1));
     let mut blocks = blocks.map(|rest| {
         let end = rest.find("```").expect("a block ends");
@@ -100,6 +101,32 @@ async fn guide_query_finds_the_event_on_sqlite() {
         .unwrap();
     let step: String = plan[0].get("detail");
     assert!(step.contains("PRIMARY KEY (namespace=? AND id=?)"), "{step}");
+}
+
+#[tokio::test]
+async fn guide_backfill_makes_old_events_duplicates() {
+    let schema = Schema::fresh();
+    let adapter = PostgresAdapter::connect(&schema.url()).await.unwrap();
+    adapter.migrate().await.unwrap();
+    let mut connection = PgConnection::connect(&schema.url()).await.unwrap();
+    let table = "CREATE TABLE processed_events (event_id text PRIMARY KEY, received_at timestamptz); \
+                 INSERT INTO processed_events VALUES ('new', now() - interval '1 day'), \
+                 ('old', now() - interval '31 days')";
+    sqlx::raw_sql(table).execute(&mut connection).await.unwrap();
+    // A second run changes nothing.
+    for inserted in [1, 0] {
+        let backfill = sqlx::query(AssertSqlSafe(sql("FROM processed_events")));
+        assert_eq!(backfill.execute(&mut connection).await.unwrap().rows_affected(), inserted);
+    }
+    let claim = async |id| {
+        let key = DedupKey::new("stripe", id).unwrap();
+        adapter.claim(&key, &terms()).await.unwrap()
+    };
+    assert!(matches!(claim("new").await, ClaimReply::Duplicate(_)));
+    assert_eq!(claim("old").await, FIRST);
+    let entry = adapter.get(&DedupKey::new("stripe", "new").unwrap()).await.unwrap().unwrap();
+    let month = Duration::from_secs(30 * 24 * 60 * 60);
+    assert_eq!(entry.expires_at.duration_since(entry.first_seen_at).unwrap(), month);
 }
 
 #[tokio::test]
@@ -408,17 +435,18 @@ fn without_marks(source: &str) -> String {
 
 /// rustdoc does not check `docs`.
 #[test]
-fn links_of_the_guarantees_lead_to_files_and_sections_that_exist() {
-    let page = "guarantees.md";
-    for target in targets(&text(&format!("docs/{page}"))) {
-        if target.starts_with("http") {
-            continue;
+fn links_in_docs_lead_to_files_and_sections_that_exist() {
+    for page in ["guarantees.md", "comparison.md"] {
+        for target in targets(&text(&format!("docs/{page}"))) {
+            if target.starts_with("http") {
+                continue;
+            }
+            let (file, wanted) = target.split_once('#').unwrap_or((target, ""));
+            let file = format!("docs/{}", if file.is_empty() { page } else { file });
+            assert!(root().join(&file).exists(), "no {file}");
+            let leads = wanted.is_empty() || sections(&text(&file)).iter().any(|it| it == wanted);
+            assert!(leads, "{page}: no `{target}`");
         }
-        let (file, wanted) = target.split_once('#').unwrap_or((target, ""));
-        let file = format!("docs/{}", if file.is_empty() { page } else { file });
-        assert!(root().join(&file).exists(), "no {file}");
-        let leads = wanted.is_empty() || sections(&text(&file)).iter().any(|it| it == wanted);
-        assert!(leads, "no `{target}`");
     }
 }
 
