@@ -57,7 +57,11 @@ pub(crate) enum Command {
     Migrate(Migrate),
     /// Prints the state of one event.
     Get(Event),
-    /// Lists keys, in no particular order.
+    /// Lists keys: a page of up to --limit keys, the newest of them first. With --json, each as the store gives it.
+    ///
+    /// A store with more keys gives any of them, not the newest: select by --since, --state, --namespace or --id. The
+    /// store holds no errors and no refused deliveries: search the service's log for them. A key of the on-arrival
+    /// ledger is complete although its handler has failed.
     List(List),
     /// Prints how many keys are in each state. An estimate for a large table.
     Stats,
