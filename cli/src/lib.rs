@@ -29,6 +29,7 @@
 
 mod doctor;
 mod failure;
+mod import;
 mod key;
 mod keys;
 mod options;
@@ -114,6 +115,7 @@ async fn answer(options: Options, own: Option<Connect>) -> Result<bool, Failure>
         Command::Get(event) => keys::get(&target()?, &event, output).await,
         Command::List(options) => keys::list(&target()?, &options, output).await,
         Command::Forget(options) => keys::forget(&target()?, &options, output).await,
+        Command::Import(options) => import::import(&target()?, &options, output).await,
         Command::Purge { keys_per_statement } => {
             table::purge(&target()?, keys_per_statement, output).await
         }

@@ -1,4 +1,4 @@
-//! The command `tower-dedup` over this store: `get`, `list`, `forget`, `stats`, `purge`.
+//! The command `tower-dedup` over this store: `get`, `list`, `forget`, `stats`, `purge`, `import`.
 
 use std::process::ExitCode;
 

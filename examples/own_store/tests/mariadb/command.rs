@@ -41,6 +41,8 @@ async fn operators_have_the_command() {
         (&["forget", "test", "run", "--yes"], "", 1, "is running"),
         (&["forget", "test", "done", "--yes"], "", 0, "forgotten"),
         (&["get", "test", "done"], "", 1, "there is no such key"),
+        (&["import", "test"], "old\t2999-01-01T00:00:00Z\n", 0, "imported   1\n"),
+        (&["get", "test", "old"], "", 0, "complete"),
         (&["purge"], "", 0, "purged  0"),
         (&["doctor"], "", 2, "a store of its own"),
         (&["migrate", "--print"], "", 2, "a store of its own"),
