@@ -34,9 +34,7 @@ async fn main() -> Result<(), BoxError> {
     let listener = tokio::net::TcpListener::bind(&listen).await?;
     println!("listening on http://{}/keys", listener.local_addr()?);
     let mut terminate = signal(SignalKind::terminate())?; // ends a container
-    let stop = async move {
-        tokio::select! { _ = ctrl_c() => {}, _ = terminate.recv() => {} }
-    };
+    let stop = async move { tokio::select!(_ = ctrl_c() => {}, _ = terminate.recv() => {}) };
     axum::serve(listener, app).with_graceful_shutdown(stop).await?;
     Ok(())
 }

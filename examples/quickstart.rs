@@ -48,9 +48,7 @@ async fn main() -> Result<(), BoxError> {
     let listener = tokio::net::TcpListener::bind(&listen).await?;
     println!("listening on http://{}/webhooks/stripe", listener.local_addr()?);
     let mut terminate = signal(SignalKind::terminate())?; // ends a container
-    let stop = async move {
-        tokio::select! { _ = ctrl_c() => {}, _ = terminate.recv() => {} }
-    };
+    let stop = async move { tokio::select!(_ = ctrl_c() => {}, _ = terminate.recv() => {}) };
     axum::serve(listener, app).with_graceful_shutdown(stop).await?;
     // Deliveries whose client has hung up. What is killed here is rolled back, and Stripe sends it again.
     tokio::time::timeout(Duration::from_secs(30), handle.drain()).await?;
