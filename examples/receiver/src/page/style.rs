@@ -19,6 +19,7 @@ td.name { white-space: nowrap }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
 code, .id { font-family: ui-monospace, monospace; font-size: .9em; overflow-wrap: anywhere }
 .id { min-width: 9rem }
+form.right { justify-content: flex-end }
 form { display: flex; flex-wrap: wrap; gap: .5rem; margin: .5rem 0 }
 button, input, select { font: inherit; padding: .35rem .7rem }
 input[name=id] { flex: 1 1 14rem; min-width: 0 }
@@ -29,5 +30,6 @@ footer { margin: 2rem 0; color: var(--dim) }
   th, td { padding-right: .5rem }
   .wide { display: none }
   .id { min-width: 6.5rem }
+  th { white-space: normal }
 }
 ";
