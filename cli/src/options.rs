@@ -75,12 +75,12 @@ pub(crate) enum Command {
     /// Not refused under the on-arrival ledger: its keys are complete while their handlers run. Look at the
     /// service first, or two handlers may run.
     Forget(Forget),
-    /// Imports ids that another program has handled, so that their events are duplicates. Reads stdin: on each
-    /// line an id, a tab or a comma, and the time at which it was handled (`2026-01-31T12:00:00Z`, or with an offset).
+    /// Imports ids that another program has handled, so that their events are duplicates. Reads stdin: on each line an
+    /// id, a tab or a comma, and the time at which it was handled (`2026-01-31T12:00:00Z`, or with an offset).
     ///
-    /// A key that is complete or in flight stays as it is, so the command may run beside the service, and again: a
-    /// second run imports what the first has not. The first 20 lines that cannot be read are reported, and the others are
-    /// imported. Ids are taken as they are, without quotes or escapes; between several parts of an id is `|`.
+    /// A key that is complete or in flight stays as it is. So the command may run beside the service, and a second run
+    /// imports what the first has not. A line that cannot be read is left out: the first 20 are reported with their
+    /// numbers. Ids are taken as they are, without quotes or escapes. The parts of a composed id are joined by `|`.
     Import(Import),
     /// Deletes keys that expired at least an hour ago. Redis deletes them by itself.
     Purge {
@@ -156,8 +156,8 @@ pub(crate) struct List {
 pub(crate) struct Import {
     /// The namespace: a preset's is its name (`github`, `stripe`).
     pub(crate) namespace: String,
-    /// How long a key is remembered, from its time on; older ones are left out. A full hour longer at most. Take the
-    /// retention of the layer [default: as in the layer, 30d, or as long as the preset's sender may repeat]
+    /// How long a key is remembered from its time on, to the next full hour; older ones are left out. Take the retention
+    /// of the layer [default: the layer's own, 30d, or as long as the preset's sender may repeat]
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub(crate) retention: Option<Duration>,
 }
