@@ -158,7 +158,7 @@ impl<'a> Input<'a> {
         let line = self.line;
         match self.counts.bad_lines {
             ..=REPORTED if self.output.json => {
-                tell(&json!({ "line": line, "error": why }).to_string())
+                tell(&json!({ "line": line, "error": why }).to_string());
             }
             ..=REPORTED => tell(&format!("line {line} {why}")),
             _ => {}

@@ -23,7 +23,7 @@ use crate::failure::{Failure, NO_TABLE, REFUSED, within};
 
 /// A store, before it is opened.
 pub(crate) enum Target {
-    Known(Known),
+    Known(Box<Known>),
     Own(Own),
 }
 
@@ -114,7 +114,7 @@ impl Target {
                 Err(Failure::usage("no store is given: set --store or TOWER_DEDUP_STORE"))
             }
             Some(connect) => Ok(Self::Own(Own { url: url.to_owned(), connect, timeout })),
-            None => Known::new(url, timeout).map(Self::Known),
+            None => Known::new(url, timeout).map(|known| Self::Known(known.into())),
         }
     }
 
@@ -135,11 +135,11 @@ impl Target {
         work: impl AsyncFnOnce(&dyn MaintenanceAdapter) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         match self {
-            Self::Known(Known::Postgres(postgres)) => postgres.with(work).await,
-            Self::Known(Known::Sqlite(sqlite)) => sqlite.with(access, work).await,
-            Self::Known(Known::Redis(redis)) => {
-                redis.with(async |adapter| work(adapter).await).await
-            }
+            Self::Known(known) => match &**known {
+                Known::Postgres(postgres) => postgres.with(work).await,
+                Known::Sqlite(sqlite) => sqlite.with(access, work).await,
+                Known::Redis(redis) => redis.with(async |adapter| work(adapter).await).await,
+            },
             Self::Own(own) => own.with(work).await,
         }
     }
