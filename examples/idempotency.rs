@@ -14,7 +14,7 @@ use clap::Parser;
 use serde::Deserialize;
 use serde_json::json;
 use sqlx::{SqlitePool, sqlite::SqliteConnectOptions};
-use tokio::signal::{ctrl_c, unix::SignalKind, unix::signal};
+use tokio::signal::{self, ctrl_c};
 use tower_dedup::adapter::SqliteAdapter;
 use tower_dedup::adapter::contract::StoredResponse;
 use tower_dedup::{BoxError, CommitError, DedupLayer, Delivery, key};
@@ -63,7 +63,10 @@ async fn main() -> Result<(), BoxError> {
 
     let listener = tokio::net::TcpListener::bind(listen).await?;
     println!("listening on http://{}/payments", listener.local_addr()?);
-    let mut terminate = signal(SignalKind::terminate())?; // ends a container
+    #[cfg(unix)] // SIGTERM ends a container.
+    let mut terminate = signal::unix::signal(signal::unix::SignalKind::terminate())?;
+    #[cfg(windows)]
+    let mut terminate = signal::windows::ctrl_close()?;
     let stop = async move { tokio::select!(_ = ctrl_c() => {}, _ = terminate.recv() => {}) };
     axum::serve(listener, app).with_graceful_shutdown(stop).await?;
     // Handlers whose client has hung up.

@@ -7,7 +7,7 @@ use std::{env, time::Duration};
 
 use axum::routing::{MethodRouter, post};
 use axum::{Router, body::Bytes};
-use tokio::signal::{ctrl_c, unix::SignalKind, unix::signal};
+use tokio::signal::{self, ctrl_c};
 use tower_dedup::adapter::SqliteAdapter;
 use tower_dedup::key::IntoKeyExtractor;
 use tower_dedup::provider::{GITHUB, STRIPE, TWILIO};
@@ -36,7 +36,10 @@ async fn main() -> Result<(), BoxError> {
         .route("/webhooks/twilio", on_twilio);
     let listener = tokio::net::TcpListener::bind(&listen).await?;
     println!("listening on http://{}/webhooks", listener.local_addr()?);
-    let mut terminate = signal(SignalKind::terminate())?; // ends a container
+    #[cfg(unix)] // SIGTERM ends a container.
+    let mut terminate = signal::unix::signal(signal::unix::SignalKind::terminate())?;
+    #[cfg(windows)]
+    let mut terminate = signal::windows::ctrl_close()?;
     let stop = async move { tokio::select!(_ = ctrl_c() => {}, _ = terminate.recv() => {}) };
     axum::serve(listener, app).with_graceful_shutdown(stop).await?;
     // Handlers whose client has hung up.
