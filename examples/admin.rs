@@ -11,6 +11,7 @@ use chrono::{DateTime, SecondsFormat, Utc};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use tokio::signal::{self, ctrl_c};
 use tower_dedup::adapter;
 use tower_dedup::adapter::inspect::{Entry, ForgetReply, ListFilter, MaintenanceAdapter};
 use tower_dedup::{BoxError, DedupKey, StoreError, StoreErrorKind};
@@ -32,7 +33,11 @@ async fn main() -> Result<(), BoxError> {
         .layer(from_fn_with_state(Sha256::digest(format!("Bearer {token}")), authenticate));
     let listener = tokio::net::TcpListener::bind(&listen).await?;
     println!("listening on http://{}/keys", listener.local_addr()?);
-    let stop = async { _ = tokio::signal::ctrl_c().await };
+    #[cfg(unix)] // SIGTERM ends a container.
+    let mut terminate = signal::unix::signal(signal::unix::SignalKind::terminate())?;
+    #[cfg(windows)]
+    let mut terminate = signal::windows::ctrl_close()?;
+    let stop = async move { tokio::select!(_ = ctrl_c() => {}, _ = terminate.recv() => {}) };
     axum::serve(listener, app).with_graceful_shutdown(stop).await?;
     Ok(())
 }

@@ -4,6 +4,7 @@ use std::{env, time::Duration};
 
 use axum::{Json, Router, extract::State, routing::post};
 use serde_json::Value;
+use tokio::signal::{self, ctrl_c};
 use tower_dedup::adapter::PostgresAdapter;
 use tower_dedup::sqlx::{self, PgPool};
 use tower_dedup::verify::VerifyLayer;
@@ -33,8 +34,11 @@ async fn main() -> Result<(), BoxError> {
     let app = app.with_state(pool);
     let listener = tokio::net::TcpListener::bind(&listen).await?;
     println!("listening on http://{}/webhooks/github", listener.local_addr()?);
-    // In a container, wait for SIGTERM too, as the example `receiver` does.
-    let stop = async { _ = tokio::signal::ctrl_c().await };
+    #[cfg(unix)] // SIGTERM ends a container.
+    let mut terminate = signal::unix::signal(signal::unix::SignalKind::terminate())?;
+    #[cfg(windows)]
+    let mut terminate = signal::windows::ctrl_close()?;
+    let stop = async move { tokio::select!(_ = ctrl_c() => {}, _ = terminate.recv() => {}) };
     axum::serve(listener, app).with_graceful_shutdown(stop).await?;
     // GitHub sends no event again by itself, so let the running handlers end.
     tokio::time::timeout(Duration::from_secs(25), handle.drain()).await?;

@@ -21,6 +21,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
+use tokio::signal;
 use tokio::time::{sleep, timeout};
 use tower::{ServiceBuilder, service_fn};
 use tower_dedup::adapter::MemoryAdapter;
@@ -48,7 +49,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
     println!("run twice: curl -i http://{address} -H 'webhook-id: msg_1' -d '{{\"paid\": 42}}'");
 
     let connections = GracefulShutdown::new();
-    let mut stop = pin!(tokio::signal::ctrl_c());
+    let mut interrupt = pin!(signal::ctrl_c());
+    #[cfg(unix)] // SIGTERM ends a container.
+    let mut terminate = signal::unix::signal(signal::unix::SignalKind::terminate())?;
+    #[cfg(windows)]
+    let mut terminate = signal::windows::ctrl_close()?;
     loop {
         let stream = tokio::select! {
             accepted = listener.accept() => match accepted {
@@ -60,7 +65,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
                     continue;
                 }
             },
-            stopped = &mut stop => break stopped?,
+            stopped = &mut interrupt => break stopped?,
+            _ = terminate.recv() => break,
         };
         let service = TowerToHyperService::new(service.clone());
         let connection = http1::Builder::new()

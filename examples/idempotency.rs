@@ -14,6 +14,7 @@ use clap::Parser;
 use serde::Deserialize;
 use serde_json::json;
 use sqlx::{SqlitePool, sqlite::SqliteConnectOptions};
+use tokio::signal::{self, ctrl_c};
 use tower_dedup::adapter::SqliteAdapter;
 use tower_dedup::adapter::contract::StoredResponse;
 use tower_dedup::{BoxError, CommitError, DedupLayer, Delivery, key};
@@ -62,7 +63,11 @@ async fn main() -> Result<(), BoxError> {
 
     let listener = tokio::net::TcpListener::bind(listen).await?;
     println!("listening on http://{}/payments", listener.local_addr()?);
-    let stop = async { _ = tokio::signal::ctrl_c().await };
+    #[cfg(unix)] // SIGTERM ends a container.
+    let mut terminate = signal::unix::signal(signal::unix::SignalKind::terminate())?;
+    #[cfg(windows)]
+    let mut terminate = signal::windows::ctrl_close()?;
+    let stop = async move { tokio::select!(_ = ctrl_c() => {}, _ = terminate.recv() => {}) };
     axum::serve(listener, app).with_graceful_shutdown(stop).await?;
     // Handlers whose client has hung up.
     tokio::time::timeout(Duration::from_secs(25), handle.drain()).await?;

@@ -7,6 +7,7 @@ use std::{env, time::Duration};
 
 use axum::routing::{MethodRouter, post};
 use axum::{Router, body::Bytes};
+use tokio::signal::{self, ctrl_c};
 use tower_dedup::adapter::SqliteAdapter;
 use tower_dedup::provider::{GITHUB, Preset, STRIPE, TWILIO};
 use tower_dedup::verify::{Verifier, VerifyLayer};
@@ -32,7 +33,11 @@ async fn main() -> Result<(), BoxError> {
         .route("/webhooks/twilio", on_twilio);
     let listener = tokio::net::TcpListener::bind(&listen).await?;
     println!("listening on http://{}/webhooks", listener.local_addr()?);
-    let stop = async { _ = tokio::signal::ctrl_c().await };
+    #[cfg(unix)] // SIGTERM ends a container.
+    let mut terminate = signal::unix::signal(signal::unix::SignalKind::terminate())?;
+    #[cfg(windows)]
+    let mut terminate = signal::windows::ctrl_close()?;
+    let stop = async move { tokio::select!(_ = ctrl_c() => {}, _ = terminate.recv() => {}) };
     axum::serve(listener, app).with_graceful_shutdown(stop).await?;
     // Handlers whose client has hung up.
     for handle in [of_github, of_stripe, of_twilio] {

@@ -4,6 +4,7 @@ use std::{env, time::Duration};
 
 use axum::{Json, Router, extract::State, routing::post};
 use serde_json::Value;
+use tokio::signal::{self, ctrl_c};
 use tower_dedup::adapter::{PostgresAdapter, SqliteAdapter};
 use tower_dedup::sqlx::{self, PgPool, SqlitePool};
 use tower_dedup::verify::VerifyLayer;
@@ -46,7 +47,11 @@ async fn main() -> Result<(), BoxError> {
     let app = Router::new().route("/webhooks/stripe", route);
     let listener = tokio::net::TcpListener::bind(&listen).await?;
     println!("listening on http://{}/webhooks/stripe", listener.local_addr()?);
-    let stop = async { _ = tokio::signal::ctrl_c().await };
+    #[cfg(unix)] // SIGTERM ends a container.
+    let mut terminate = signal::unix::signal(signal::unix::SignalKind::terminate())?;
+    #[cfg(windows)]
+    let mut terminate = signal::windows::ctrl_close()?;
+    let stop = async move { tokio::select!(_ = ctrl_c() => {}, _ = terminate.recv() => {}) };
     axum::serve(listener, app).with_graceful_shutdown(stop).await?;
     // Deliveries whose client has hung up. What is killed here is rolled back, and Stripe sends it again.
     tokio::time::timeout(Duration::from_secs(30), handle.drain()).await?;

@@ -7,6 +7,7 @@ use std::{env, time::Duration};
 
 use axum::{Json, Router, extract::State, http::StatusCode, routing::post};
 use serde_json::{Value, json};
+use tokio::signal::{self, ctrl_c};
 use tower_dedup::adapter::RedisAdapter;
 use tower_dedup::verify::VerifyLayer;
 use tower_dedup::{BoxError, DedupLayer, Delivery, provider::STRIPE};
@@ -34,7 +35,11 @@ async fn main() -> Result<(), BoxError> {
         .with_state(Bookings { client, url, token });
     let listener = tokio::net::TcpListener::bind(&listen).await?;
     println!("listening on http://{}/webhooks/stripe", listener.local_addr()?);
-    let stop = async { _ = tokio::signal::ctrl_c().await };
+    #[cfg(unix)] // SIGTERM ends a container.
+    let mut terminate = signal::unix::signal(signal::unix::SignalKind::terminate())?;
+    #[cfg(windows)]
+    let mut terminate = signal::windows::ctrl_close()?;
+    let stop = async move { tokio::select!(_ = ctrl_c() => {}, _ = terminate.recv() => {}) };
     axum::serve(listener, app).with_graceful_shutdown(stop).await?;
     tokio::time::timeout(Duration::from_secs(30), handle.drain()).await?;
     Ok(())

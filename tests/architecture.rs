@@ -247,7 +247,7 @@ impl Crate {
         Self::read_in("src", 40)
     }
 
-    /// The command, whose root is `main.rs`.
+    /// The command, whose roots are `lib.rs` and `main.rs`.
     fn read_command() -> Self {
         Self::read_in("cli/src", 10)
     }

@@ -1,6 +1,8 @@
 //! `get`, `list` and `forget`.
 
+use std::cmp::Reverse;
 use std::fmt::Write;
+use std::iter;
 use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
@@ -21,6 +23,11 @@ const FORGET: &str = "If its layer is `on_arrival`, the event may still be runni
 const FORGOTTEN: &str =
     "the next delivery runs, unless a second identity is complete for another id";
 const MISSING: &str = "there is no such key";
+/// The store has no row of these.
+const UNSEEN: &str = "a delivery that was refused, or answered 503 before its claim, leaves no key: search the \
+                      service's log";
+const RELEASED: &str = "why a handler failed is in the service's log (`outcome=failed`). On arrival, a failed event \
+                        is complete";
 /// How many keys one call of a list returns.
 const PORTION: u32 = 1_000;
 /// The members of a line that the table shows.
@@ -120,13 +127,18 @@ pub(crate) async fn get(target: &Target, event: &Event, output: Output) -> Resul
     let entry = target.with(Access::Read, get).await?;
     if entry.is_none() && !output.json {
         tell(MISSING);
+        let (namespace, id) = (key.namespace(), if output.hash_ids { "PART" } else { key.id() });
+        tell(&format!(
+            "an id of which it is a part: tower-dedup list --namespace {namespace} --id {id}"
+        ));
+        tell(UNSEEN);
     } else {
         output.print(&Line::new(output, &key, entry.as_ref(), None))?;
     }
     Ok(entry.is_some())
 }
 
-/// Lists up to `--limit` keys: as JSON, each as it comes.
+/// Lists up to `--limit` keys: as JSON, each as it comes; else the newest first.
 pub(crate) async fn list(target: &Target, options: &List, output: Output) -> Result<bool, Failure> {
     let mut filter = ListFilter::default();
     filter.state = options.state;
@@ -134,7 +146,7 @@ pub(crate) async fn list(target: &Target, options: &List, output: Output) -> Res
     filter.id_part.clone_from(&options.id);
     filter.since = options.since;
     filter.attempts_over = options.attempts_over;
-    let mut rows = vec![COLUMNS.map(|name| name.to_uppercase().replace('_', " ")).to_vec()];
+    let mut rows = Vec::new();
     let (mut left, mut unreadable) = (options.limit, 0);
     let list = async |store: &dyn MaintenanceAdapter| {
         let mut after = None;
@@ -145,7 +157,7 @@ pub(crate) async fn list(target: &Target, options: &List, output: Output) -> Res
                 left = left.saturating_sub(1);
                 let line = Line::new(output, &key, Some(&entry), filter.state);
                 if !output.json {
-                    rows.push(line.row());
+                    rows.push((entry.first_seen_at, line.row()));
                 } else if !output.print(&line)? {
                     return Ok(true);
                 }
@@ -158,13 +170,25 @@ pub(crate) async fn list(target: &Target, options: &List, output: Output) -> Res
     };
     let is_complete = target.with(Access::Read, list).await?;
     if !output.json {
-        write(&if rows.len() == 1 { "no keys".to_owned() } else { table(rows) })?;
+        let is_empty = rows.is_empty();
+        rows.sort_by_key(|(first_seen_at, _)| Reverse(*first_seen_at));
+        let head = COLUMNS.map(|name| name.to_uppercase().replace('_', " ")).to_vec();
+        let rows = iter::once(head).chain(rows.into_iter().map(|(_, row)| row));
+        write(&if is_empty { "no keys".to_owned() } else { table(rows) })?;
+        if is_empty {
+            tell(UNSEEN);
+        } else if options.state == Some(KeyState::Released) {
+            tell(RELEASED);
+        }
     }
     if unreadable > 0 {
         tell(&format!("{unreadable} keys are left out, because their data is unreadable"));
     }
     if !is_complete {
-        tell(&format!("--limit {} is reached: there may be more keys", options.limit));
+        tell(&format!(
+            "--limit {} is reached: this is one page of any keys, and there may be newer ones",
+            options.limit
+        ));
     }
     Ok(true)
 }

@@ -15,7 +15,7 @@ const AFTER_HELP: &str = "\
 Exit codes:
   0  done; the answer is yes
   1  the answer is no: the key is unknown or in flight, you did not confirm, `doctor` found an error,
-     `migrate --check` found work
+     `migrate --check` found work, `import` could not read a line
   2  usage: an option, an argument, the URL, or a file that cannot be read
   3  the store cannot be reached, or did not reply in time
   4  the store refused the call: the password, a privilege, a missing table, a damaged file
@@ -57,7 +57,11 @@ pub(crate) enum Command {
     Migrate(Migrate),
     /// Prints the state of one event.
     Get(Event),
-    /// Lists keys, in no particular order.
+    /// Lists keys: a page of up to --limit keys, the newest of them first. With --json, each as the store gives it.
+    ///
+    /// A store with more keys gives any of them, not the newest: select by --since, --state, --namespace or --id. The
+    /// store holds no errors and no refused deliveries: search the service's log for them. A key of the on-arrival
+    /// ledger is complete although its handler has failed.
     List(List),
     /// Prints how many keys are in each state. An estimate for a large table.
     Stats,
@@ -71,6 +75,13 @@ pub(crate) enum Command {
     /// Not refused under the on-arrival ledger: its keys are complete while their handlers run. Look at the
     /// service first, or two handlers may run.
     Forget(Forget),
+    /// Imports ids that another program has handled, so that their events are duplicates. Reads stdin: on each line an
+    /// id, a tab or a comma, and the time at which it was handled (`2026-01-31T12:00:00Z`, or with an offset).
+    ///
+    /// A key that is complete or in flight stays as it is. So the command may run beside the service, and a second run
+    /// imports what the first has not. A line that cannot be read is left out: the first 20 are reported with their
+    /// numbers. Ids are taken as they are, without quotes or escapes. The parts of a composed id are joined by `|`.
+    Import(Import),
     /// Deletes keys that expired at least an hour ago. Redis deletes them by itself.
     Purge {
         /// How many keys one statement deletes. Fewer keys hold locks for a shorter time.
@@ -139,6 +150,16 @@ pub(crate) struct List {
     /// Prints at most this many keys.
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) limit: u32,
+}
+
+#[derive(Args)]
+pub(crate) struct Import {
+    /// The namespace: a preset's is its name (`github`, `stripe`).
+    pub(crate) namespace: String,
+    /// How long a key is remembered from its time on, to the next full hour; older ones are left out. Take the retention
+    /// of the layer [default: the layer's own, 30d, or as long as the preset's sender may repeat]
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub(crate) retention: Option<Duration>,
 }
 
 #[derive(Args)]

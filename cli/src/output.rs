@@ -75,11 +75,15 @@ fn json_line(object: &impl Serialize) -> Result<String, Failure> {
     Ok(escaped(&line, |char| format!("\\u{:04x}", u32::from(char))))
 }
 
-/// Returns a line for each member that is not null.
+/// Returns a line for each member that is not null, and none for a rare fact that is not so.
 pub(crate) fn members(object: &impl Serialize) -> Result<String, Failure> {
+    const RARE: [&str; 2] = ["response_is_unreadable", "takeover"];
     let object = serde_json::to_string(object).map_err(Failure::usage)?;
     let members: Members = serde_json::from_str(&object).map_err(Failure::usage)?;
-    let members = members.0.into_iter().filter(|(_, value)| !value.is_null());
+    let is_told = |name: &str, value: &Value| {
+        !value.is_null() && (*value != Value::Bool(false) || !RARE.contains(&name))
+    };
+    let members = members.0.into_iter().filter(|(name, value)| is_told(name, value));
     Ok(table(members.map(|(name, value)| vec![name, text(&value)])))
 }
 

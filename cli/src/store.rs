@@ -2,6 +2,8 @@
 
 use std::fs::OpenOptions;
 use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -10,21 +12,39 @@ use tower_dedup::adapter::{
     PostgresAdapter, PostgresOptions, Purging, RedisAdapter, RedisOptions, SqliteAdapter,
     SqliteOptions,
 };
-use tower_dedup::internals;
 use tower_dedup::sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
 use tower_dedup::sqlx::sqlite::{
     SqliteConnectOptions, SqliteConnection, SqlitePool, SqlitePoolOptions,
 };
 use tower_dedup::sqlx::{self, AssertSqlSafe, ConnectOptions, Connection};
+use tower_dedup::{StoreError, internals};
 
 use crate::failure::{Failure, NO_TABLE, REFUSED, within};
 
 /// A store, before it is opened.
 pub(crate) enum Target {
+    Known(Box<Known>),
+    Own(Own),
+}
+
+/// A store of the library, whose table and server the command knows.
+pub(crate) enum Known {
     Postgres(Postgres),
     Sqlite(Sqlite),
     Redis(Redis),
 }
+
+/// A store of the program's author.
+pub(crate) struct Own {
+    url: String,
+    connect: Connect,
+    timeout: Duration,
+}
+
+/// Opens a store of the program's author at the URL of the command line.
+pub(crate) type Connect = Box<dyn Fn(String) -> Connecting>;
+pub(crate) type Connecting =
+    Pin<Box<dyn Future<Output = Result<Arc<dyn MaintenanceAdapter>, StoreError>>>>;
 
 pub(crate) struct Postgres {
     options: PostgresOptions,
@@ -87,19 +107,24 @@ pub(crate) struct PgTable {
 }
 
 impl Target {
-    /// Reads the URL. Connects to nothing.
-    pub(crate) fn new(url: &str, timeout: Duration) -> Result<Self, Failure> {
-        let scheme = url.split(':').next().unwrap_or_default();
-        let is_postgres = matches!(scheme, "postgres" | "postgresql");
-        match scheme.split('+').next().unwrap_or_default() {
-            _ if is_postgres => Postgres::new(url, timeout).map(Self::Postgres),
-            "sqlite" => Sqlite::new(url, timeout).map(Self::Sqlite),
-            "redis" | "rediss" | "valkey" | "valkeys" => Ok(Self::Redis(Redis::new(url, timeout))),
-            "memory" => Err(Failure::usage("a memory store exists only in its own process")),
-            "" => Err(Failure::usage("no store is given: set --store or TOWER_DEDUP_STORE")),
-            _ => {
-                Err(Failure::usage("the store is no URL of the kind sqlite:, postgres: or redis:"))
+    /// Reads the URL, unless it is for a store of one's own. Connects to nothing.
+    pub(crate) fn new(url: &str, timeout: Duration, own: Option<Connect>) -> Result<Self, Failure> {
+        match own {
+            _ if url.is_empty() => {
+                Err(Failure::usage("no store is given: set --store or TOWER_DEDUP_STORE"))
             }
+            Some(connect) => Ok(Self::Own(Own { url: url.to_owned(), connect, timeout })),
+            None => Known::new(url, timeout).map(|known| Self::Known(known.into())),
+        }
+    }
+
+    /// Returns the store if its table and its server are known.
+    pub(crate) fn known(&self) -> Result<&Known, Failure> {
+        match self {
+            Self::Known(known) => Ok(known),
+            Self::Own(_) => Err(Failure::usage(
+                "this program has a store of its own: `doctor` and `migrate` know only those of tower-dedup",
+            )),
         }
     }
 
@@ -110,9 +135,41 @@ impl Target {
         work: impl AsyncFnOnce(&dyn MaintenanceAdapter) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         match self {
-            Self::Postgres(postgres) => postgres.with(work).await,
-            Self::Sqlite(sqlite) => sqlite.with(access, work).await,
-            Self::Redis(redis) => redis.with(async |adapter| work(adapter).await).await,
+            Self::Known(known) => match &**known {
+                Known::Postgres(postgres) => postgres.with(work).await,
+                Known::Sqlite(sqlite) => sqlite.with(access, work).await,
+                Known::Redis(redis) => redis.with(async |adapter| work(adapter).await).await,
+            },
+            Self::Own(own) => own.with(work).await,
+        }
+    }
+}
+
+impl Own {
+    async fn with<T>(
+        &self,
+        work: impl AsyncFnOnce(&dyn MaintenanceAdapter) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let connecting = (self.connect)(self.url.clone());
+        let adapter = within(self.timeout, async { Ok(connecting.await?) }).await?;
+        let done = work(&*adapter).await;
+        let _ = tokio::time::timeout(self.timeout, adapter.close()).await;
+        done
+    }
+}
+
+impl Known {
+    fn new(url: &str, timeout: Duration) -> Result<Self, Failure> {
+        let scheme = url.split(':').next().unwrap_or_default();
+        let is_postgres = matches!(scheme, "postgres" | "postgresql");
+        match scheme.split('+').next().unwrap_or_default() {
+            _ if is_postgres => Postgres::new(url, timeout).map(Self::Postgres),
+            "sqlite" => Sqlite::new(url, timeout).map(Self::Sqlite),
+            "redis" | "rediss" | "valkey" | "valkeys" => Ok(Self::Redis(Redis::new(url, timeout))),
+            "memory" => Err(Failure::usage("a memory store exists only in its own process")),
+            _ => {
+                Err(Failure::usage("the store is no URL of the kind sqlite:, postgres: or redis:"))
+            }
         }
     }
 

@@ -9,11 +9,11 @@ use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use crate::failure::Failure;
 use crate::options::Migrate;
 use crate::output::{Output, write};
-use crate::store::{Access, TableState, Target};
+use crate::store::{Access, Known, TableState, Target};
 
 const WITHOUT_TABLE: &str = "a Redis store has no table: there is nothing to make";
 
-pub(crate) fn print(target: &Target, output: Output) -> Result<bool, Failure> {
+pub(crate) fn print(target: &Known, output: Output) -> Result<bool, Failure> {
     let statements = target.schema_sql();
     if output.json {
         return output.print(&json!({ "statements": statements })).map(|_| true);
@@ -33,7 +33,7 @@ struct Migration {
 
 /// Makes the table unless it is current. Returns `false` if `--check` finds work.
 pub(crate) async fn migrate(
-    target: &Target,
+    target: &Known,
     options: &Migrate,
     output: Output,
 ) -> Result<bool, Failure> {

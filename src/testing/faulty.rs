@@ -7,8 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::future::BoxFuture;
 
+use crate::adapter::TransactionAdapter;
 use crate::adapter::contract::{
-    Abilities, CallTerms, ClaimReply, CompleteReply, DedupAdapter, Fetch, RenewReply, StoreFuture,
+    Abilities, CallTerms, ClaimReply, CompleteReply, Completion, DedupAdapter, Fetch, RenewReply,
+    StoreFuture,
 };
 use crate::adapter::inspect::{Entry, ForgetReply, ListFilter, Listing, MaintenanceAdapter, Stats};
 use crate::error::{StoreError, StoreErrorKind};
@@ -184,7 +186,7 @@ impl<A> fmt::Debug for FaultyAdapter<A> {
 
 macro_rules! dedup_adapter {
     ($($method:ident $call:ident $reply:ty),+) => {
-        /// Forwards every method.
+        /// Forwards every method. `completion` and `is_complete` have no faults.
         impl<A: DedupAdapter> DedupAdapter for FaultyAdapter<A> {
             fn abilities(&self) -> Abilities {
                 self.inner.abilities()
@@ -206,12 +208,31 @@ macro_rules! dedup_adapter {
                     Self::call(fault, async move { inner.$method(&key, &terms).await }).await
                 })
             })+
+
+            fn completion(
+                &self,
+                keys: &[DedupKey],
+                terms: &CallTerms,
+                mark: Option<&str>,
+            ) -> Result<Completion, StoreError> {
+                self.inner.completion(keys, terms, mark)
+            }
+
+            fn is_complete<'a>(
+                &'a self,
+                key: &'a DedupKey,
+                terms: &'a CallTerms,
+            ) -> StoreFuture<'a, bool> {
+                self.inner.is_complete(key, terms)
+            }
         }
     };
 }
 
 dedup_adapter!(claim Claim ClaimReply, renew Renew RenewReply, complete Complete CompleteReply,
     release Release ());
+
+impl<A: TransactionAdapter> TransactionAdapter for FaultyAdapter<A> {}
 
 /// Forwards every method. Only a purge can have a fault.
 impl<A: MaintenanceAdapter> MaintenanceAdapter for FaultyAdapter<A> {

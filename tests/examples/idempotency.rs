@@ -83,7 +83,7 @@ async fn idempotency_runs_each_payment_once() {
 
     let server = start(&url).await;
     assert_eq!(paid(pay(&server, "alice", UUID, 42).await).await, one(true));
-    server.interrupt().await;
+    server.end().await;
     let mut connection = SqliteConnection::connect(&url).await.unwrap();
     let rows: Vec<(String, i64)> = sqlx::query_as("SELECT payer, amount FROM payments ORDER BY id")
         .fetch_all(&mut connection)

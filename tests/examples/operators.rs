@@ -90,7 +90,7 @@ async fn admin_lists_shows_and_forgets_keys_for_its_token_only() {
         assert_eq!(forgotten.0, status);
     }
     assert_eq!(get("/stripe/evt%2F1").await.0, 404);
-    server.interrupt().await;
+    server.end().await;
     // It runs again.
     assert!(catch_up(&store, "stripe", &list).await.contains("evt/1 charge"));
 }

@@ -104,7 +104,7 @@ async fn receives_each_event_once(store: &str) {
 
     let server = start(store).await;
     assert_eq!(signed(&server, body).await, duplicate());
-    server.interrupt().await;
+    server.end().await;
 }
 
 fn expected() -> Vec<(String, Option<i64>)> {

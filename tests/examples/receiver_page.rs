@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::programs::start;
-use crate::server::{Server, answer, duplicate, effect, first};
+use crate::programs::{example, start};
+use crate::server::{Server, answer, duplicate, effect, eventually, first};
 use crate::support::postgres::Schema;
 use crate::support::redis::{fresh_prefix, shared, with_prefix};
 use crate::support::sqlite_url;
@@ -68,7 +68,7 @@ async fn buttons_with(args: &[&str], ledger: &str) {
     let args = [args, &["--ledger", ledger, "--compare-payload"]].concat();
     let receiver = start("receiver", &args).await;
     let page = receiver.page("").await;
-    assert!(page.contains(r#"<meta http-equiv="refresh" content="2">"#), "{page}");
+    assert!(page.contains(r#"<meta http-equiv="refresh" content="2; url=/">"#), "{page}");
     assert!(deliveries(&page).is_empty());
 
     let page = receiver.press("once", "").await;
@@ -115,8 +115,13 @@ async fn buttons_with(args: &[&str], ledger: &str) {
     assert_eq!(total, 7, "{outcomes:?}");
     let facts = receiver.page(&format!("?id={once}")).await;
     assert!(!facts.contains("http-equiv"), "the page of a look-up does not refresh itself");
+    let of_event = rows(&facts, "Its deliveries").len();
     let facts = rows(&facts, "Look up an event");
-    assert!(facts.iter().any(|row| row[0].contains("complete since")), "{facts:?}");
+    for fact in ["complete since", "expiresin 30 days", "payloadSHA-256"] {
+        assert!(facts.iter().any(|row| row[0].contains(fact)), "{fact}: {facts:?}");
+    }
+    // First, duplicate, mismatch.
+    assert_eq!(of_event, 3);
     for page in [page, receiver.page("?id=").await] {
         assert!(!page.contains(args[1]), "the URL of the store may have a password");
         for outside in ["<script", "<link", "src=", "://"] {
@@ -207,6 +212,85 @@ async fn event_of_a_killed_receiver_lapses_on_the_page() {
     assert!(rows(&page, "Other records")[0][1].starts_with("takeover"), "{page}");
     assert!(rows(&page, "In flight or lapsed").is_empty(), "{page}");
     assert_eq!(receiver.get("/effects").await, json!([effect(&slow, 1)]));
+    receiver.stop().await;
+}
+
+/// With a secret, the buttons sign, and a forged delivery is refused before its id is looked at.
+#[tokio::test]
+async fn buttons_sign_for_a_receiver_that_verifies() {
+    let mut receiver = example("receiver");
+    receiver.args(["--store", "memory:"]);
+    receiver.env("WEBHOOK_SECRET_STANDARD_WEBHOOKS", "whsec_c2VjcmV0IG9mIHRoaXMgdGVzdA==");
+    let receiver = Server::spawn(&mut receiver).await;
+    eventually(|| receiver.said().contains("verified: standard-webhooks\n")).await;
+    assert!(!receiver.said().contains("curl -i"), "{}", receiver.said());
+    assert_eq!(receiver.deliver("msg_1", "").await.0, 401);
+    let page = receiver.press("once", "").await;
+    let once = id(&rows(&page, "Try it")[0]).to_owned();
+    let page = receiver.press("forged", "").await;
+    assert_eq!(rows(&page, "Try it")[0][2], "401");
+    let record = &rows(&page, "Other records")[0][1];
+    for part in [
+        "not verified",
+        "path: /webhooks/standard-webhooks",
+        "preset: standard-webhooks",
+        "reason: ",
+    ] {
+        assert!(record.contains(part), "{part}: {record}");
+    }
+    let page = receiver.press("again", &once).await;
+    assert_eq!(rows(&page, "Try it")[0][2], "200 duplicate");
+    assert_eq!(receiver.get("/effects").await, json!([effect(&once, 1)]));
+    receiver.stop().await;
+}
+
+/// While the store is away, an event gets 503 and does not run. The page still reads the store.
+#[tokio::test]
+async fn button_takes_the_store_away() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = sqlite_url(dir.path());
+    for ledger in ["lease", "transactional"] {
+        let receiver = start("receiver", &["--store", &url, "--ledger", ledger]).await;
+        let before = receiver.get("/effects").await;
+        let page = receiver.press("store-away", "").await;
+        assert!(page.contains("The store is away for "), "{page}");
+        let page = receiver.press("once", "").await;
+        assert_eq!(rows(&page, "Try it")[0][2], "503 unavailable");
+        assert_eq!(receiver.get("/effects").await, before);
+        receiver.stop().await;
+    }
+}
+
+/// The process ends in the middle of a handler and comes back. The event is in flight, lapses, and is taken over.
+#[cfg(unix)]
+#[tokio::test]
+async fn button_crashes_the_receiver_which_comes_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = sqlite_url(dir.path());
+    let mut receiver = start("receiver", &["--store", &url, "--lease-seconds", "1"]).await;
+    let pressed = receiver.post("/try").form(&[("button", "crash")]).send().await.unwrap();
+    assert!(pressed.text().await.unwrap().contains("content=\"3; url=/\""));
+    let addresses = |said: String| {
+        let lines = said.lines().filter_map(|line| line.strip_prefix("listening on "));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    eventually(|| addresses(receiver.said()).len() == 2).await;
+    receiver.address = addresses(receiver.said()).remove(1);
+    let lapsed = tokio::time::timeout(Duration::from_secs(30), async {
+        loop {
+            let flights = rows(&receiver.page("").await, "In flight or lapsed");
+            if let [flight] = &flights[..]
+                && flight[1] == "lapsed"
+            {
+                return id(flight).to_owned();
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    let crashed = lapsed.await.expect("the lease lapses");
+    let page = receiver.press("again", &crashed).await;
+    assert_eq!(deliveries(&page)[0], delivery("first", "completed", "2 (takeover)", "200"));
+    assert_eq!(receiver.get("/effects").await, json!([effect(&crashed, 1)]));
     receiver.stop().await;
 }
 

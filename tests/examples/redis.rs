@@ -56,7 +56,7 @@ async fn redis_books_each_payment_once_and_shares_its_keys_with_queue_consumer()
     assert_eq!(deliver(&server, "evt_3", 7).await, duplicate());
 
     server.interrupt().await;
-    bookings.interrupt().await;
+    bookings.end().await;
     let mut connection = SqliteConnection::connect(&file).await.unwrap();
     let rows = sqlx::query_scalar("SELECT amount FROM payments").fetch_all(&mut connection);
     let amounts: Vec<i64> = rows.await.unwrap();

@@ -128,7 +128,7 @@ async fn providers_have_one_store_and_a_namespace_each() {
     }
     let server = start_providers(&store).await;
     assert_eq!(deliver(&server).await, [duplicate(), duplicate(), duplicate()]);
-    server.interrupt().await;
+    server.end().await;
 }
 
 /// Runs an example that cannot start. Returns what it says.

@@ -1,8 +1,8 @@
 //! The secrets and handshakes of the example `receiver`.
 
-#[path = "../../examples/receiver/handshake.rs"]
+#[path = "../../examples/receiver/src/handshake.rs"]
 mod handshake;
-#[path = "../../examples/receiver/secrets.rs"]
+#[path = "../../examples/receiver/src/secrets.rs"]
 mod secrets;
 
 use std::collections::BTreeMap;

@@ -8,15 +8,15 @@ mod sqlite;
 
 use crate::failure::Failure;
 use crate::output::{Output, table, write};
-use crate::store::Target;
+use crate::store::Known;
 use finding::{Finding, Level};
 
 /// Returns `false` if a finding is an error.
-pub(crate) async fn doctor(target: &Target, output: Output) -> Result<bool, Failure> {
+pub(crate) async fn doctor(target: &Known, output: Output) -> Result<bool, Failure> {
     let findings = match target {
-        Target::Postgres(postgres) => postgres::findings(postgres).await?,
-        Target::Sqlite(sqlite) => sqlite::findings(sqlite).await?,
-        Target::Redis(redis) => redis::findings(redis).await?,
+        Known::Postgres(postgres) => postgres::findings(postgres).await?,
+        Known::Sqlite(sqlite) => sqlite::findings(sqlite).await?,
+        Known::Redis(redis) => redis::findings(redis).await?,
     };
     let count = |level| findings.iter().filter(|finding| finding.level == level).count();
     let (errors, warnings) = (count(Level::Error), count(Level::Warning));

@@ -18,33 +18,33 @@ use crate::support::redis::{fresh_prefix, shared, with_prefix};
 use crate::support::{dedup_key, sqlite_url, terms};
 
 /// A fresh store.
-struct Place {
-    url: String,
+pub(crate) struct Place {
+    pub(crate) url: String,
     _kept: Box<dyn Any>,
 }
 
 impl Place {
-    fn sqlite() -> Self {
+    pub(crate) fn sqlite() -> Self {
         let dir = tempfile::tempdir().unwrap();
         Self { url: sqlite_url(dir.path()), _kept: Box::new(dir) }
     }
 
-    fn both() -> [Self; 2] {
+    pub(crate) fn both() -> [Self; 2] {
         let schema = Schema::fresh();
         [Self::sqlite(), Self { url: schema.url(), _kept: Box::new(schema) }]
     }
 
-    fn all() -> [Self; 3] {
+    pub(crate) fn all() -> [Self; 3] {
         let [sqlite, postgres] = Self::both();
         let url = with_prefix(shared(), &fresh_prefix());
         [sqlite, postgres, Self { url, _kept: Box::new(()) }]
     }
 
-    async fn adapter(&self) -> Arc<dyn MaintenanceAdapter> {
+    pub(crate) async fn adapter(&self) -> Arc<dyn MaintenanceAdapter> {
         adapter::connect(&self.url).await.unwrap()
     }
 
-    async fn run(&self, args: &[&str]) -> Ran {
+    pub(crate) async fn run(&self, args: &[&str]) -> Ran {
         run(&self.url, args).await
     }
 
@@ -84,7 +84,7 @@ async fn purge_deletes_expired_keys_and_the_others_stay() {
         let purged = place.run(&["purge", "--keys-per-statement", "1"]).await;
         purged.assert(0, "purged  2\n");
         let running = place.run(&["get", "test", "run"]).await;
-        running.assert(0, "\nstate                   in-flight\n");
+        running.assert(0, "\nstate          in-flight\n");
         place.run(&["get", "test", "done"]).await.assert(1, "there is no such key\n");
     }
 }
@@ -100,16 +100,22 @@ async fn get_prints_the_stored_data_of_a_complete_key_and_no_state_of_an_unknown
             .with_response(response.into());
         adapter.complete(&key, &terms).await.unwrap();
         let got = place.run(&["get", "stripe", "evt_1"]).await;
-        got.assert(0, "\nstate                   complete\n");
-        got.assert(0, &format!("\npayload_sha256          {}\n", "ab".repeat(32)));
-        assert!(!got.said().contains("private"), "{got:?}");
+        got.assert(0, "\nstate           complete\n");
+        got.assert(0, &format!("\npayload_sha256  {}\n", "ab".repeat(32)));
+        for word in ["private", "takeover", "unreadable"] {
+            assert!(!got.said().contains(word), "{got:?}");
+        }
         let json = &place.run(&["get", "stripe", "evt_1", "--json"]).await.json()[0];
         assert_eq!(json["response"], json!({ "status": 201, "bytes": 7 }));
-        assert_eq!(json["state"], "complete");
+        assert_eq!((&json["state"], &json["takeover"]), (&json!("complete"), &json!(false)));
         // An unknown key is an object without a state.
         let got = place.run(&["get", "test", "a", "--json"]).await;
         let unknown = json!({ "namespace": "test", "id": "a", "state": null });
         assert_eq!((got.code, got.json()), (1, vec![unknown]));
+        let unknown = place.run(&["get", "twilio", "SM1"]).await;
+        unknown.assert(1, "tower-dedup list --namespace twilio --id SM1\n");
+        let unknown = place.run(&["get", "twilio", "SM1", "--hash-ids"]).await;
+        unknown.assert(1, "tower-dedup list --namespace twilio --id PART\n");
     }
 }
 
@@ -204,6 +210,7 @@ async fn list_selects_by_state_namespace_id_time_and_attempts() {
         fill(&place.url).await;
         let released = place.run(&["list", "--state", "released"]).await;
         released.assert(0, "released  test       bad  -           1         2");
+        released.assert(0, "why a handler failed is in the service's log");
         place.run(&["list", "--state", "failed"]).await.assert(2, "released");
         place.adapter().await.claim(&dedup_key("bad"), &terms()).await.unwrap();
         place.set_past("first_seen_at", "done", 7_200).await;
@@ -224,10 +231,17 @@ async fn list_selects_by_state_namespace_id_time_and_attempts() {
         }
         let table = place.run(&["list", "--state", "lapsed"]).await;
         table.assert(0, "lapsed  test       gone  -           1         2");
-        place.run(&["list", "--namespace", "none"]).await.assert(0, "no keys\n");
+        let none = place.run(&["list", "--namespace", "none"]).await;
+        none.assert(0, "no keys\n");
+        none.assert(0, "leaves no key: search the service's log");
+        // The newest first.
+        place.set_past("first_seen_at", "gone", 3_600).await;
+        let all = place.run(&["list"]).await.stdout;
+        let ids: Vec<_> = all.lines().filter_map(|line| line.split_whitespace().nth(2)).collect();
+        assert_eq!(ids[3..], ["gone", "done"], "{all}");
         let limited = place.run(&["list", "--limit", "3", "--json"]).await;
         assert_eq!(limited.json().len(), 3);
-        limited.assert(0, "--limit 3 is reached");
+        limited.assert(0, "--limit 3 is reached: this is one page of any keys");
         place.run(&["list", "--state", "gone"]).await.assert(2, "in-flight");
     }
 }

@@ -3,6 +3,7 @@
 mod command;
 mod doctor_postgres;
 mod doctor_sqlite;
+mod import;
 mod key;
 mod keys;
 mod locks;

@@ -9,6 +9,7 @@ use axum::{Router, routing::post};
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_otlp::SpanExporter;
 use opentelemetry_sdk::trace::SdkTracerProvider;
+use tokio::signal::{self, ctrl_c};
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::{BoxError, DedupLayer, key};
 use tracing_subscriber::{filter::Targets, fmt, layer::SubscriberExt, util::SubscriberInitExt};
@@ -31,7 +32,11 @@ async fn main() -> Result<(), BoxError> {
     let app = Router::new().route("/webhooks", post(on_event).layer(dedup));
     let listener = tokio::net::TcpListener::bind(&listen).await?;
     println!("listening on http://{}/webhooks", listener.local_addr()?);
-    let stop = async { _ = tokio::signal::ctrl_c().await };
+    #[cfg(unix)] // SIGTERM ends a container.
+    let mut terminate = signal::unix::signal(signal::unix::SignalKind::terminate())?;
+    #[cfg(windows)]
+    let mut terminate = signal::windows::ctrl_close()?;
+    let stop = async move { tokio::select!(_ = ctrl_c() => {}, _ = terminate.recv() => {}) };
     axum::serve(listener, app).with_graceful_shutdown(stop).await?;
     let drained = tokio::time::timeout(Duration::from_secs(30), handle.drain()).await;
     // Sends the spans that are left.

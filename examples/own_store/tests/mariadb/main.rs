@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
+#[cfg(feature = "command")]
+mod command;
 mod conformance;
 mod server;
 mod storm;

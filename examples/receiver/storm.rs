@@ -1,4 +1,4 @@
-//! A storm of redeliveries against a running [receiver](receiver/main.rs), with a count of the effects.
+//! A storm of redeliveries against a running [receiver](src/main.rs), with a count of the effects.
 //!
 //! ```text
 //! cargo run --example receiver                      # in another terminal

@@ -9,7 +9,8 @@ use axum::body::Body;
 use axum::http::{HeaderValue, Request, StatusCode};
 use serde::Deserialize;
 use tower::ServiceExt;
-use tower_dedup::{DedupKey, provider};
+use tower_dedup::provider::STANDARD_WEBHOOKS;
+use tower_dedup::{DedupKey, testing};
 
 /// How many requests are held.
 const HELD: usize = 8;
@@ -28,6 +29,10 @@ pub(crate) enum Button {
     TwiceAtOnce,
     Slowly,
     Failing,
+    /// With the signature of another body.
+    Forged,
+    StoreAway,
+    Crash,
 }
 
 /// One request of a button.
@@ -49,25 +54,27 @@ pub(crate) struct Answer {
 }
 
 /// The receiver's router, and the last requests of the buttons. Clones share them.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct Attempts {
     webhooks: Router,
+    /// The secret with which the receiver verifies the deliveries of the buttons.
+    secret: Option<Arc<str>>,
     sent: Arc<Mutex<VecDeque<Sent>>>,
 }
 
 /// The path of the deliveries.
 pub(crate) fn path() -> String {
-    format!("/webhooks/{}", provider::STANDARD_WEBHOOKS.name())
+    format!("/webhooks/{}", STANDARD_WEBHOOKS.name())
 }
 
 /// Returns the key of an event that a button has delivered.
 pub(crate) fn key(id: &str) -> Option<DedupKey> {
-    DedupKey::new(provider::STANDARD_WEBHOOKS.name(), id).ok()
+    DedupKey::new(STANDARD_WEBHOOKS.name(), id).ok()
 }
 
 impl Attempts {
-    pub(crate) fn new(webhooks: Router) -> Self {
-        Self { webhooks, sent: Arc::default() }
+    pub(crate) fn new(webhooks: Router, secret: Option<Arc<str>>) -> Self {
+        Self { webhooks, secret, sent: Arc::default() }
     }
 
     /// Returns the last requests, the newest first.
@@ -85,6 +92,7 @@ impl Attempts {
     pub(crate) async fn press(&self, button: Button, id: &str) -> Option<()> {
         const PAID: &str = r#"{"type":"paid","amount":42}"#;
         const MORE: &str = r#"{"type":"paid","amount":43}"#;
+        const FORGED: &str = r#"{"type":"paid","amount":9999}"#;
         let new = format!("try_{:08x}", rand::random::<u32>());
         let slow = |time: Duration| format!("?delay_ms={}", time.as_millis());
         match button {
@@ -99,22 +107,41 @@ impl Attempts {
                 tokio::join!(finish(one), finish(other));
             }
             // The page has to show the event while its handler runs.
-            Button::Slowly => drop(tokio::spawn(self.deliver(&new, &slow(LONG), PAID)?)),
+            Button::Slowly | Button::Crash => {
+                drop(tokio::spawn(self.deliver(&new, &slow(LONG), PAID)?));
+            }
             Button::Failing => finish(self.deliver(&new, "?fail=500", PAID)?).await,
+            Button::Forged => finish(self.send(&new, "", PAID, FORGED)?).await,
+            Button::StoreAway => {}
         }
         Some(())
     }
 
-    /// Sends a request through the router, as from a client: every layer of the route sees it.
     fn deliver(
         &self,
         id: &str,
         query: &str,
         body: &'static str,
     ) -> Option<impl Future<Output = ()> + Send + use<>> {
-        let mut request = Request::post(path() + query).body(Body::from(body)).ok()?;
+        self.send(id, query, body, body)
+    }
+
+    /// Sends a request through the router, as from a client: every layer of the route sees it. The signature is that of
+    /// `signed`.
+    fn send(
+        &self,
+        id: &str,
+        query: &str,
+        signed: &'static str,
+        body: &'static str,
+    ) -> Option<impl Future<Output = ()> + Send + use<>> {
+        let mut request = Request::post(path() + query).body(Body::from(signed)).ok()?;
         request.headers_mut().insert("webhook-id", HeaderValue::from_str(id).ok()?);
         request.headers_mut().insert("content-type", HeaderValue::from_static("application/json"));
+        if let Some(secret) = &self.secret {
+            request = testing::sign(request, STANDARD_WEBHOOKS, secret).map(Body::new);
+        }
+        *request.body_mut() = Body::from(body);
         let number = {
             let mut sent = self.lock();
             let number = sent.front().map_or(0, |last| last.number + 1);

@@ -1,6 +1,6 @@
 //! The HTML. [`maud`] escapes every value.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use tower_dedup::{Mode, provider};
@@ -19,6 +19,8 @@ const OTHERS: usize = 10;
 /// What the overview shows.
 pub(super) struct Overview<'a> {
     pub(super) setup: &'a Setup,
+    /// For how long the store is away from the layers.
+    pub(super) away: Option<Duration>,
     /// The requests of the buttons, the newest first.
     pub(super) sent: &'a [Sent],
     /// The effects of the newest event of the buttons.
@@ -28,7 +30,8 @@ pub(super) struct Overview<'a> {
 }
 
 pub(super) fn overview(shown: &Overview<'_>) -> Markup {
-    let Setup { store, ledger, mode, is_verified } = *shown.setup;
+    let Setup { store, ledger, mode, ref secret } = *shown.setup;
+    let is_verified = secret.is_some();
     let content = html! {
         p {
             "A sender repeats a webhook until it gets a 2xx. This receiver runs the handler of each event "
@@ -46,10 +49,16 @@ pub(super) fn overview(shown: &Overview<'_>) -> Markup {
             "Each button sends real requests to " code { (attempts::path()) }
             ". Deliver an event, deliver it again, and look at the answer."
             @if is_verified {
-                " This receiver verifies the sender's signature. The buttons do not sign, so the answer is 401."
+                " They are signed, because this receiver verifies the sender. A forged one has the signature of \
+                 another body."
             }
         }
-        (buttons(shown.sent.first()))
+        (buttons(shown, is_verified))
+        @if let Some(away) = shown.away {
+            p.warn {
+                "The store is away for " (duration(away)) " more: a delivery gets 503, and its sender tries again."
+            }
+        }
         (requests(shown))
         h2 { "Deliveries by outcome" }
         p { "Every delivery ends in one outcome. The numbers count since this process started." }
@@ -65,7 +74,7 @@ pub(super) fn overview(shown: &Overview<'_>) -> Markup {
             "The newest first. The verdict is how the layer judged the delivery, the outcome how it ended. "
             "The attempt counts the runs of the event: the retry of a failed run is the second."
         }
-        (deliveries(shown.records))
+        (deliveries(shown.records.deliveries.iter()))
         h2 { "Other records" }
         p { "What the layer logs beside its deliveries: takeovers, lost leases, refused signatures." }
         (others(shown.records))
@@ -73,7 +82,7 @@ pub(super) fn overview(shown: &Overview<'_>) -> Markup {
         p { "The store says what became of an event. The page stops refreshing meanwhile." }
         form method="get" action="/" { button name="id" value="" { "Look up an event by its id" } }
     };
-    page(true, &content)
+    page(Some(REFRESH), &content)
 }
 
 /// `facts` is `None` without an id.
@@ -81,6 +90,7 @@ pub(super) fn look_up(
     namespace: &str,
     id: &str,
     facts: Option<&Result<Vec<(&'static str, String)>, String>>,
+    held: &Held,
 ) -> Markup {
     let content = html! {
         p { a href="/" { "Back to the overview" } }
@@ -103,20 +113,38 @@ pub(super) fn look_up(
                     tr { th { "event" } td.id { (namespace) " / " (id) } }
                     @for (name, value) in facts { tr { th { (name) } td { (value) } } }
                 }
+                h2 { "Its deliveries" }
+                p { "Those of this process since its start, the newest first." }
+                (deliveries(held.deliveries.iter().filter(|record| {
+                    record.field("namespace") == namespace && record.field("id") == id
+                })))
             }
         }
     };
-    page(false, &content)
+    page(None, &content)
 }
 
-fn page(refreshes: bool, content: &Markup) -> Markup {
+/// While the process starts again, nobody answers.
+pub(super) fn crashed() -> Markup {
+    let content = html! {
+        h2 { "The receiver dies now" }
+        p {
+            "A handler runs, and the process ends in the middle of it, as after " code { "kill -9" } ". It starts again, \
+             and this page goes back to the overview. There the event is in flight until its lease lapses."
+        }
+    };
+    page(Some(3), &content)
+}
+
+/// The page goes to the overview after these seconds.
+fn page(refresh: Option<u32>, content: &Markup) -> Markup {
     html! {
         (DOCTYPE)
         html lang="en" {
             head {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
-                @if refreshes { meta http-equiv="refresh" content=(REFRESH); }
+                @if let Some(seconds) = refresh { meta http-equiv="refresh" content={ (seconds) "; url=/" }; }
                 title { "tower-dedup receiver" }
                 style { (PreEscaped(CSS)) }
             }
@@ -132,15 +160,19 @@ fn page(refreshes: bool, content: &Markup) -> Markup {
     }
 }
 
-fn buttons(last: Option<&Sent>) -> Markup {
+fn buttons(shown: &Overview<'_>, is_verified: bool) -> Markup {
     html! {
         form method="post" action="/try" {
             button name="button" value="once" { "Deliver an event" }
             button name="button" value="twice-at-once" { "Twice at once" }
             button name="button" value="slowly" { "Slowly (10 s)" }
             button name="button" value="failing" { "Failing" }
+            @if is_verified { button name="button" value="forged" { "Forged" } }
+            button name="button" value="store-away" { "Store away (20 s)" }
+            // A store in memory dies, too.
+            @if shown.setup.store != "memory" { button name="button" value="crash" { "Crash" } }
         }
-        @if let Some(Sent { id, .. }) = last {
+        @if let Some(Sent { id, .. }) = shown.sent.first() {
             form method="post" action="/try" {
                 input type="hidden" name="id" value=(id);
                 button name="button" value="again" { "Deliver " (id) " again" }
@@ -186,7 +218,8 @@ fn explained(answer: &Answer) -> &'static str {
         (200, "") => "The handler ran.",
         (200, "duplicate") => "A repeat, by its id: the handler did not run.",
         (503, "in-flight") => "The first delivery still runs: the sender has to try again.",
-        (401, _) => "Not signed: refused before its id was looked at.",
+        (503, "unavailable") => "The store is away: the sender has to try again.",
+        (401, _) => "The signature is wrong: refused before its id was looked at.",
         (500, "") => "The handler failed: the key is free, and the retry runs.",
         _ => "See the last deliveries.",
     }
@@ -235,7 +268,7 @@ fn flights(flights: &Flights) -> Markup {
         @if let Some(error) = &flights.error { p.bad { "The store cannot list its keys: " (error) } }
         @if flights.events.is_empty() { p.dim { "Nothing is in flight." } }
         @else { div.scroll { table {
-            tr { th { "event" } th { "state" } th.number { "attempts" } th.number { "first seen" } }
+            tr { th { "event" } th { "state" } th.number { "attempts" } th.number { "first seen (UTC)" } }
             @for flight in &flights.events {
                 tr {
                     (event(flight.key.namespace(), flight.key.id()))
@@ -244,7 +277,12 @@ fn flights(flights: &Flights) -> Markup {
                         @if let Some(event_type) = &flight.event_type { div.dim { (event_type) } }
                     }
                     td.number { (flight.attempts) }
-                    td.number { (duration(flight.age)) " ago" }
+                    td.number {
+                        (clock(SystemTime::now() - flight.age)) div.dim { (duration(flight.age)) " ago" }
+                        @if flight.key.namespace() == provider::STANDARD_WEBHOOKS.name() {
+                            (again(flight.key.id()))
+                        }
+                    }
                 }
             }
         } } }
@@ -252,21 +290,32 @@ fn flights(flights: &Flights) -> Markup {
     }
 }
 
-fn deliveries(held: &Held) -> Markup {
-    if held.deliveries.is_empty() {
+/// After a crash, the page knows no delivery to repeat.
+fn again(id: &str) -> Markup {
+    html! {
+        form.right method="post" action="/try" {
+            input type="hidden" name="id" value=(id);
+            button name="button" value="again" { "Deliver again" }
+        }
+    }
+}
+
+fn deliveries<'a>(records: impl Iterator<Item = &'a Record>) -> Markup {
+    let mut records = records.peekable();
+    if records.peek().is_none() {
         return html! { p.dim { "No delivery yet." } };
     }
     html! {
         div.scroll { table {
             tr {
-                th { "event" } th { "verdict" } th { "outcome" } th.number.wide { "attempt" } th.number { "status" }
-                th.number.wide { "took" } th.number { "ended" }
+                th { "event" } th.wide { "verdict" } th { "outcome" } th.number.wide { "attempt" } th.number { "status" }
+                th.number.wide { "took" } th.number { "ended (UTC)" }
             }
-            @for record in &held.deliveries {
+            @for record in records {
                 tr {
                     (event(record.field("namespace"), record.field("id")))
-                    td { (verdict(record)) }
-                    td class=(tone(record.level)) {
+                    td.wide { (verdict(record)) }
+                    td class=(tone_of_outcome(record)) {
                         (record.field("outcome"))
                         @if !record.field("error").is_empty() { div.dim { (record.field("error")) } }
                     }
@@ -276,7 +325,7 @@ fn deliveries(held: &Held) -> Markup {
                     }
                     td.number { (record.field("status")) }
                     td.number.wide { (took(record)) }
-                    td.number { (duration(record.at.elapsed())) " ago" }
+                    td.number { (clock(record.at)) }
                 }
             }
         } }
@@ -310,12 +359,15 @@ fn others(held: &Held) -> Markup {
     }
     html! {
         div.scroll { table {
-            tr { th { "level" } th { "record" } th.number { "logged" } }
+            tr { th.wide { "level" } th { "record" } th.number { "logged (UTC)" } }
             @for record in held.others.iter().take(OTHERS) {
                 tr {
-                    td class=(tone(record.level)) { (record.level) }
-                    td { (record.message) " " span.id { (record.field("namespace")) " " (record.field("id")) } }
-                    td.number { (duration(record.at.elapsed())) " ago" }
+                    td.wide class=(tone(record.level)) { (record.level) }
+                    td {
+                        (record.message) " " span.id { (record.field("namespace")) " " (record.field("id")) }
+                        @for (name, value) in record.others() { div.dim { (name) ": " code { (value) } } }
+                    }
+                    td.number { (clock(record.at)) }
                 }
             }
         } }
@@ -336,12 +388,27 @@ fn event(namespace: &str, id: &str) -> Markup {
     }
 }
 
+fn tone_of_outcome(record: &Record) -> &'static str {
+    match (tone(record.level), record.field("outcome")) {
+        ("", "completed" | "duplicate") => "good",
+        ("", "failed") => "bad",
+        (tone, _) => tone,
+    }
+}
+
 fn tone(level: Level) -> &'static str {
     match level {
         Level::ERROR => "bad",
         Level::WARN => "warn",
         _ => "",
     }
+}
+
+/// Returns the time of day, as the log has it.
+pub(super) fn clock(time: SystemTime) -> String {
+    let seconds = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    let (hours, minutes) = (seconds / 3_600 % 24, seconds / 60 % 60);
+    format!("{hours:02}:{minutes:02}:{:02}", seconds % 60)
 }
 
 /// Returns a duration with two figures or more: `0.42 ms`, `13 ms`, `4.2 s`, `3 min`.

@@ -76,7 +76,7 @@ mod handshake;
 mod metrics;
 mod page;
 mod secrets;
-#[path = "../shared/mod.rs"]
+#[path = "../../shared/mod.rs"]
 mod shared;
 
 use std::collections::BTreeMap;
@@ -110,6 +110,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{self, PostgresAdapter, SqliteAdapter};
 use tower_dedup::ledger::Ledger;
+use tower_dedup::testing::{Fault, FaultyAdapter};
 use tower_dedup::verify::{Verifier, VerifyLayer};
 use tower_dedup::{
     CommitError, DedupHandle, DedupLayer, Delivery, Mode, OnMismatch, key, provider,
@@ -199,31 +200,32 @@ async fn run(options: Options, records: Records) -> Result<(), Box<dyn Error>> {
         running: running.clone(),
     };
     let mode = options.mode;
-    let (store, (webhooks, handles)): (Arc<dyn MaintenanceAdapter>, _) = match options.ledger {
+    // The page takes the store away from the layers, and looks into it all the same.
+    let ((store, faults), (webhooks, handles)) = match options.ledger {
         LedgerKind::Lease => {
-            let store = adapter::connect(url).await?;
+            let store = faulty(adapter::connect(url).await?);
             let layer = |preset| DedupLayer::new(preset, store.clone()).mode(mode);
-            (store.clone(), routes.over(layer, receive))
+            (shown(&store), routes.over(layer, receive))
         }
         LedgerKind::OnArrival => {
-            let store = adapter::connect(url).await?;
+            let store = faulty(adapter::connect(url).await?);
             let layer = |preset| DedupLayer::on_arrival(preset, store.clone()).mode(mode);
-            (store.clone(), routes.over(layer, receive))
+            (shown(&store), routes.over(layer, receive))
         }
         // The type of the transaction depends on the database, and so does the handler.
         LedgerKind::Transactional if url.starts_with("sqlite:") => {
-            let store = SqliteAdapter::connect(url).await?;
+            let store = faulty(SqliteAdapter::connect(url).await?);
             let layer = |preset| DedupLayer::transactional(preset, store.clone()).mode(mode);
-            (Arc::new(store.clone()), routes.over(layer, receive_in::<Sqlite>))
+            (shown(&store), routes.over(layer, receive_in::<Sqlite>))
         }
         LedgerKind::Transactional if url.starts_with("postgres") => {
-            let store = PostgresAdapter::connect(url).await?;
+            let store = faulty(PostgresAdapter::connect(url).await?);
             // If a proxy falls silent, the handler waits for its connection no longer.
             let bound = Duration::from_secs(20);
             let layer = |preset| {
                 DedupLayer::transactional(preset, store.clone()).handler_timeout(bound).mode(mode)
             };
-            (Arc::new(store.clone()), routes.over(layer, receive_in::<Postgres>))
+            (shown(&store), routes.over(layer, receive_in::<Postgres>))
         }
         LedgerKind::Transactional => {
             return Err("--ledger transactional needs a database: \
@@ -238,9 +240,10 @@ async fn run(options: Options, records: Records) -> Result<(), Box<dyn Error>> {
         store: store_in_words(url),
         ledger: options.ledger.in_words(),
         mode,
-        is_verified: routes.verifiers.contains_key(provider::STANDARD_WEBHOOKS.name()),
+        secret: secrets::secret_of(&provider::STANDARD_WEBHOOKS).map(Into::into),
     };
-    let page = Page { store: store.clone(), effects: effects.clone(), records, running, setup };
+    let page =
+        Page { store: store.clone(), faults, effects: effects.clone(), records, running, setup };
     let webhooks = webhooks.with_state(effects.clone());
     // A foreign site must read none of these under a name of its own.
     let public = guard::authority(options.public_url.as_deref());
@@ -288,6 +291,18 @@ async fn run(options: Options, records: Records) -> Result<(), Box<dyn Error>> {
     effects.close().await;
     tracing::info!("stopped");
     Ok(())
+}
+
+fn faulty<A>(store: A) -> Arc<FaultyAdapter<A>> {
+    Arc::new(FaultyAdapter::new(store))
+}
+
+/// Returns the store that the page reads, and what sets the faults that the layers meet.
+fn shown<A: MaintenanceAdapter>(
+    store: &Arc<FaultyAdapter<A>>,
+) -> (Arc<dyn MaintenanceAdapter>, page::Faults) {
+    let faults = store.clone();
+    (store.clone(), Arc::new(move |fault: Fault| faults.set_all(fault)))
 }
 
 impl LedgerKind {
@@ -479,14 +494,21 @@ fn failed(error: &sqlx::Error) -> StatusCode {
 /// Prints what to try. A closed stdout is no error.
 fn greet(address: SocketAddr, routes: &Routes) {
     let verified: Vec<_> = routes.verifiers.keys().copied().collect();
+    let deliver = if verified.contains(&provider::STANDARD_WEBHOOKS.name()) {
+        "the buttons of its page sign the events that they deliver".to_owned()
+    } else {
+        format!(
+            "deliver an event, and once more:\n  \
+             curl -i http://{address}/webhooks/standard-webhooks -H 'webhook-id: msg_1' \
+             -d '{{\"paid\": 42}}'"
+        )
+    };
     let _ = writeln!(
         io::stdout(),
         "listening on http://{address}\n\
          open it in a browser, or use curl\n\
          verified: {}\n\
-         deliver an event, and once more:\n  \
-         curl -i http://{address}/webhooks/standard-webhooks -H 'webhook-id: msg_1' \
-         -d '{{\"paid\": 42}}'\n\
+         {deliver}\n\
          then see what took effect:\n  \
          curl http://{address}/effects",
         if verified.is_empty() { "no sender".to_owned() } else { verified.join(", ") },

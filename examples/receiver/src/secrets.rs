@@ -55,6 +55,14 @@ pub(crate) fn verifiers(
     Ok(verifiers)
 }
 
+/// Returns the secret with which the page signs the deliveries of its buttons.
+#[allow(dead_code, reason = "the tests of this file have no page")]
+pub(crate) fn secret_of(preset: &Preset) -> Option<String> {
+    let variable = variable_of(preset);
+    let secret = std::env::var(&variable);
+    secret.or_else(|_| std::env::var(variable + PREVIOUS)).ok()
+}
+
 /// Returns the presets with a scheme.
 fn senders() -> impl Iterator<Item = &'static Preset> {
     provider::ALL.iter().filter(|preset| preset.has_verifier())

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::SystemTime;
 
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
@@ -29,7 +29,7 @@ pub(crate) struct Held {
 
 #[derive(Debug)]
 pub(crate) struct Record {
-    pub(crate) at: Instant,
+    pub(crate) at: SystemTime,
     pub(crate) level: Level,
     pub(crate) message: String,
     fields: BTreeMap<&'static str, String>,
@@ -39,6 +39,12 @@ impl Record {
     /// Returns the text of a field; empty without the field.
     pub(crate) fn field(&self, name: &str) -> &str {
         self.fields.get(name).map_or("", String::as_str)
+    }
+
+    /// Returns the fields but the event: sender, path, reason and others.
+    pub(crate) fn others(&self) -> impl Iterator<Item = (&str, &str)> {
+        let fields = self.fields.iter().map(|(name, value)| (*name, value.as_str()));
+        fields.filter(|(name, _)| !["namespace", "id"].contains(name))
     }
 }
 
@@ -58,7 +64,7 @@ impl<S: Subscriber> Layer<S> for Records {
         event.record(&mut fields);
         let Fields { message, fields } = fields;
         let level = *event.metadata().level();
-        let record = Record { at: Instant::now(), level, message, fields };
+        let record = Record { at: SystemTime::now(), level, message, fields };
         let mut held = self.lock();
         let records = if record.message == "delivery" {
             *held.outcomes.entry(record.field("outcome").to_owned()).or_default() += 1;

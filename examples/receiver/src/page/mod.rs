@@ -12,18 +12,20 @@ mod style;
 mod view;
 
 use std::future::Future;
-use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+use std::{env, process};
 
 use axum::extract::{Query, State};
-use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
+use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY};
 use axum::http::{HeaderName, StatusCode};
-use axum::response::{IntoResponse, Redirect};
+use axum::response::{Html, IntoResponse, Redirect, Response};
 use axum::routing::{get, post};
 use axum::{Form, Router};
 use serde::Deserialize;
 use tokio::time::timeout;
 use tower_dedup::adapter::inspect::{Entry, KeyState, ListFilter, MaintenanceAdapter};
+use tower_dedup::testing::Fault;
 use tower_dedup::{DedupKey, Mode, provider};
 use tower_http::csrf::CsrfLayer;
 
@@ -40,10 +42,17 @@ const LISTED: u32 = 20;
 /// How many portions of the store one view of the page reads at most.
 const PORTIONS: usize = 5;
 
+/// For how long a button takes the store away.
+const AWAY: Duration = Duration::from_secs(20);
+
+/// Sets the fault of each call of the layers to the store.
+pub(crate) type Faults = Arc<dyn Fn(Fault) + Send + Sync>;
+
 /// What the page shows.
 #[derive(Clone)]
 pub(crate) struct Page {
     pub(crate) store: Arc<dyn MaintenanceAdapter>,
+    pub(crate) faults: Faults,
     pub(crate) effects: Effects,
     pub(crate) records: Records,
     pub(crate) running: Running,
@@ -51,19 +60,21 @@ pub(crate) struct Page {
 }
 
 /// How the receiver was started, in words. The URL of the store may have a password.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct Setup {
     pub(crate) store: &'static str,
     pub(crate) ledger: &'static str,
     pub(crate) mode: Mode,
-    /// Whether the events of the buttons have to be signed, which they are not.
-    pub(crate) is_verified: bool,
+    /// The secret that signs the events of the buttons, if the receiver verifies them.
+    pub(crate) secret: Option<Arc<str>>,
 }
 
 #[derive(Clone)]
 struct Shown {
     page: Page,
     attempts: Attempts,
+    /// When the store comes back.
+    back_at: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Page {
@@ -73,7 +84,8 @@ impl Page {
              base-uri 'none'; frame-ancestors 'none'";
         let headers: [(HeaderName, &str); 2] =
             [(CACHE_CONTROL, "no-store"), (CONTENT_SECURITY_POLICY, POLICY)];
-        let shown = Shown { page: self, attempts: Attempts::new(webhooks) };
+        let attempts = Attempts::new(webhooks, self.setup.secret.clone());
+        let shown = Shown { page: self, attempts, back_at: Arc::default() };
         Router::new()
             .route("/", get(async move |state, query| (headers, show(state, query).await)))
             .route("/try", post(press))
@@ -99,7 +111,7 @@ async fn show(State(shown): State<Shown>, Query(query): Query<LookUp>) -> impl I
             shown.look_up(&namespace.unwrap_or_else(default), &id).await
         }
     };
-    ([(CONTENT_TYPE, "text/html; charset=utf-8")], html)
+    Html(html)
 }
 
 #[derive(Debug, Deserialize)]
@@ -112,10 +124,33 @@ struct Pressed {
 /// Sends the deliveries of a button, and shows the page again.
 async fn press(
     State(shown): State<Shown>,
-    Form(pressed): Form<Pressed>,
-) -> Result<Redirect, StatusCode> {
-    let pressed = shown.attempts.press(pressed.button, &pressed.id).await;
-    pressed.map(|()| Redirect::to("/")).ok_or(StatusCode::BAD_REQUEST)
+    Form(Pressed { button, id }): Form<Pressed>,
+) -> Result<Response, StatusCode> {
+    shown.attempts.press(button, &id).await.ok_or(StatusCode::BAD_REQUEST)?;
+    match button {
+        Button::StoreAway => shown.take_store_away(),
+        Button::Crash => {
+            tokio::spawn(crash());
+            return Ok(Html(view::crashed().into_string()).into_response());
+        }
+        _ => {}
+    }
+    Ok(Redirect::to("/").into_response())
+}
+
+/// Ends every handler where it is, as SIGKILL does, and starts this program again with its arguments.
+async fn crash() {
+    // The handler runs, and the browser has its answer.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    #[cfg(unix)]
+    if let Ok(program) = env::current_exe() {
+        use std::os::unix::process::CommandExt;
+
+        // Returns only if it fails. A process keeps its id, and nothing else.
+        let error = process::Command::new(program).args(env::args_os().skip(1)).exec();
+        tracing::error!(error = in_one_line(&error), "the receiver does not start again");
+    }
+    process::abort();
 }
 
 /// An event in flight or lapsed.
@@ -138,6 +173,26 @@ struct Flights {
 }
 
 impl Shown {
+    fn take_store_away(&self) {
+        (self.page.faults)(Fault::Fail);
+        let back_at = Instant::now() + AWAY;
+        *self.back_at() = Some(back_at);
+        let this = self.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep_until(back_at.into()).await;
+            // The button may have been pressed again.
+            let mut latest = this.back_at();
+            if *latest == Some(back_at) {
+                (this.page.faults)(Fault::None);
+                *latest = None;
+            }
+        });
+    }
+
+    fn back_at(&self) -> std::sync::MutexGuard<'_, Option<Instant>> {
+        self.back_at.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     async fn overview(&self) -> String {
         let sent = self.attempts.list();
         let last = sent.first().and_then(|sent| attempts::key(&sent.id));
@@ -145,6 +200,7 @@ impl Shown {
         let (flights, effects) = tokio::join!(self.flights(), effects);
         view::overview(&view::Overview {
             setup: &self.page.setup,
+            away: self.back_at().map(|back_at| back_at.saturating_duration_since(Instant::now())),
             sent: &sent,
             effects,
             flights: &flights,
@@ -214,7 +270,7 @@ impl Shown {
             Err(error) => Some(Err(in_one_line(&error))),
             Ok(key) => Some(self.facts(&key).await),
         };
-        view::look_up(namespace, id, facts.as_ref()).into_string()
+        view::look_up(namespace, id, facts.as_ref(), &self.page.records.lock()).into_string()
     }
 
     /// Returns what the store knows about a key: names and values.
@@ -239,13 +295,27 @@ fn facts_of(entry: &Entry) -> Vec<(&'static str, String)> {
         (_, Some(completed_at)) => {
             format!("complete since {}", view::duration(since(completed_at)))
         }
-        _ => "failed: the next delivery runs".to_owned(),
+        _ => "released: its handler failed, and the next delivery runs".to_owned(),
     };
     let mut facts = vec![
         ("state", state),
         ("attempts", entry.attempts.to_string()),
-        ("first seen", format!("{} ago", view::duration(since(entry.first_seen_at)))),
+        (
+            "first seen",
+            format!(
+                "{} UTC, {} ago",
+                view::clock(entry.first_seen_at),
+                view::duration(since(entry.first_seen_at))
+            ),
+        ),
     ];
+    let left = entry.expires_at.duration_since(SystemTime::now()).unwrap_or_default();
+    facts.push(("expires", format!("in {}", view::duration(left))));
+    let payload = entry.stored.as_ref().and_then(|stored| stored.payload_sha256);
+    facts.extend(payload.map(|digest| {
+        let hex = digest[..8].iter().map(|byte| format!("{byte:02x}"));
+        ("payload", format!("SHA-256 {}…", hex.collect::<String>()))
+    }));
     facts.extend(entry.event_type.clone().map(|event_type| ("type", event_type)));
     facts
 }

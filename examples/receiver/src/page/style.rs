@@ -15,10 +15,11 @@ p { margin: .25rem 0 .75rem; max-width: 46rem }
 table { border-collapse: collapse; width: 100% }
 th, td { text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid var(--line) }
 th { font-weight: 600; color: var(--dim); font-size: .85rem; white-space: nowrap }
-td.name { white-space: nowrap }
+td.name, td.wide .dim { white-space: nowrap }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
 code, .id { font-family: ui-monospace, monospace; font-size: .9em; overflow-wrap: anywhere }
 .id { min-width: 9rem }
+form.right { justify-content: flex-end }
 form { display: flex; flex-wrap: wrap; gap: .5rem; margin: .5rem 0 }
 button, input, select { font: inherit; padding: .35rem .7rem }
 input[name=id] { flex: 1 1 14rem; min-width: 0 }
@@ -29,5 +30,6 @@ footer { margin: 2rem 0; color: var(--dim) }
   th, td { padding-right: .5rem }
   .wide { display: none }
   .id { min-width: 6.5rem }
+  th { white-space: normal }
 }
 ";

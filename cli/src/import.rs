@@ -1,0 +1,250 @@
+//! `import`: ids that another program has handled, from the lines of stdin.
+//!
+//! 1. An id is claimed, and is complete in the same atomic step. A key that is complete or in flight stays as it is. So
+//!    the service may run meanwhile, and a second run continues the first.
+//! 2. A line that cannot be read is reported with its number and counted. The lines after it are imported.
+//! 3. Keys expire on full hours, because a statement has keys of one retention.
+
+use std::cmp::Reverse;
+use std::io::{self, BufRead, StdinLock};
+use std::time::{Duration, SystemTime};
+
+use futures_util::{StreamExt, stream};
+use serde::Serialize;
+use serde_json::json;
+use tower_dedup::adapter::contract::{CallTerms, ClaimReply, Token};
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::{DedupKey, provider};
+
+use crate::failure::Failure;
+use crate::options::Import;
+use crate::output::{Output, tell};
+use crate::store::{Access, Target};
+
+/// How many lines are read before their keys are sent.
+const PART: usize = 16_384;
+/// How many keys are on their way to the store.
+const AT_ONCE: usize = 512;
+/// How many bad lines are reported.
+const REPORTED: u64 = 20;
+const HOUR: u64 = 3_600;
+/// The default of the layer.
+const RETENTION: Duration = Duration::from_secs(30 * 86_400);
+
+/// The numbers of lines.
+#[derive(Default, Serialize)]
+struct Counts {
+    imported: u64,
+    /// The key was complete already.
+    known: u64,
+    /// A handler of the service runs. The key stays as it is.
+    in_flight: u64,
+    /// The retention has ended.
+    too_old: u64,
+    bad_lines: u64,
+}
+
+/// Returns `false` if a line could not be read.
+pub(crate) async fn import(
+    target: &Target,
+    options: &Import,
+    output: Output,
+) -> Result<bool, Failure> {
+    let mut input = Input::new(options, output)?;
+    let import = async |store: &dyn MaintenanceAdapter| {
+        loop {
+            let part = input.part().map_err(Failure::usage)?;
+            if part.is_empty() {
+                return Ok(());
+            }
+            input.counts.claim(store, part).await?;
+        }
+    };
+    if let Err(mut failure) = target.with(Access::Write, import).await {
+        let Counts { imported, .. } = input.counts;
+        failure.message += &format!(" ({imported} are imported: run the command again)");
+        return Err(failure);
+    }
+    output.print(&input.counts)?;
+    Ok(input.counts.bad_lines == 0)
+}
+
+impl Counts {
+    /// Claims these keys, each as complete for this time.
+    async fn claim(
+        &mut self,
+        store: &dyn MaintenanceAdapter,
+        part: Vec<(DedupKey, Duration)>,
+    ) -> Result<(), Failure> {
+        let claims = part.into_iter().map(async |(key, retention)| {
+            store.claim(&key, &CallTerms::on_claim(Token::random(), retention)).await
+        });
+        // A claim that is dropped after an error is repeated by the next run.
+        let mut replies = stream::iter(claims).buffer_unordered(AT_ONCE);
+        while let Some(reply) = replies.next().await {
+            match reply? {
+                ClaimReply::First { .. } => self.imported += 1,
+                ClaimReply::InFlight => self.in_flight += 1,
+                _ => self.known += 1,
+            }
+        }
+        Ok(())
+    }
+}
+
+struct Input<'a> {
+    stdin: StdinLock<'static>,
+    namespace: &'a str,
+    retention: Duration,
+    output: Output,
+    line: u64,
+    counts: Counts,
+}
+
+impl<'a> Input<'a> {
+    fn new(options: &'a Import, output: Output) -> Result<Self, Failure> {
+        let namespace = &*options.namespace;
+        DedupKey::new(namespace, "id").map_err(Failure::usage)?;
+        let floor = provider::find(namespace).map(|preset| preset.retention_floor());
+        let retention = options.retention.unwrap_or(RETENTION.max(floor.unwrap_or_default()));
+        let (stdin, counts) = (io::stdin().lock(), Counts::default());
+        Ok(Self { stdin, namespace, retention, output, line: 0, counts })
+    }
+
+    /// Reads the next lines. Returns their keys and for how long the store keeps them, the longest first: of an id with
+    /// several times, the latest counts. Empty after the last line.
+    fn part(&mut self) -> io::Result<Vec<(DedupKey, Duration)>> {
+        let now = SystemTime::now();
+        let (mut part, mut line) = (Vec::new(), Vec::new());
+        while part.len() < PART {
+            line.clear();
+            if self.stdin.read_until(b'\n', &mut line)? == 0 {
+                break;
+            }
+            self.line += 1;
+            let text = str::from_utf8(&line).map(str::trim_end);
+            match text.map_or(Err("is not UTF-8"), |text| self.read(text)) {
+                _ if text == Ok("") => {}
+                Ok((key, time)) => match remaining(time.min(now) + self.retention, now) {
+                    Some(remaining) => part.push((key, remaining)),
+                    None => self.counts.too_old += 1,
+                },
+                Err(why) => self.report(why),
+            }
+        }
+        part.sort_by_key(|(_, remaining)| Reverse(*remaining));
+        Ok(part)
+    }
+
+    fn read(&self, line: &str) -> Result<(DedupKey, SystemTime), &'static str> {
+        let line = if self.line == 1 { line.trim_start_matches('\u{feff}') } else { line };
+        let by_tab = line.rsplit_once('\t');
+        let (id, time) = by_tab
+            .or_else(|| line.rsplit_once(','))
+            .ok_or("has no tab and no comma between an id and a time")?;
+        // Its quotes would be a part of the id, and the event would run again.
+        if by_tab.is_none() && id.starts_with('"') {
+            return Err("has quotes, which are not read: put a tab after the bare id");
+        }
+        let time = time_of(time.trim_start())
+            .ok_or("has no time like 2026-01-31T12:00:00Z or 2026-01-31 12:00:00+00")?;
+        let key = DedupKey::new(self.namespace, id)
+            .map_err(|_| "has an id that is empty or has a NUL")?;
+        Ok((key, time))
+    }
+
+    fn report(&mut self, why: &str) {
+        self.counts.bad_lines += 1;
+        let line = self.line;
+        match self.counts.bad_lines {
+            ..=REPORTED if self.output.json => {
+                tell(&json!({ "line": line, "error": why }).to_string());
+            }
+            ..=REPORTED => tell(&format!("line {line} {why}")),
+            _ => {}
+        }
+    }
+}
+
+/// Returns the time until the first full hour from `end` on; `None` if `end` has passed.
+fn remaining(end: SystemTime, now: SystemTime) -> Option<Duration> {
+    end.duration_since(now).ok().filter(|remaining| !remaining.is_zero())?;
+    let seconds = end.duration_since(SystemTime::UNIX_EPOCH).ok()?.as_secs();
+    let full = Duration::from_secs((seconds / HOUR + 1) * HOUR);
+    (SystemTime::UNIX_EPOCH + full).duration_since(now).ok()
+}
+
+/// Reads a time of RFC 3339. As in the output of Postgres, a space may stand for the `T`, and an offset may have no
+/// minutes. A time without an offset is none.
+fn time_of(text: &str) -> Option<SystemTime> {
+    const SECONDS: usize = "2026-01-31T12:00:00".len();
+
+    let at = text.rfind(['Z', '+', '-']).filter(|at| *at >= SECONDS)?;
+    let (time, offset) = text.split_at(at);
+    let time = humantime::parse_rfc3339_weak(time).ok()?;
+    if offset == "Z" {
+        return Some(time);
+    }
+    let (sign, digits) = offset.split_at(1);
+    let (hours, minutes) = match digits.len() {
+        2 => (digits, "0"),
+        4 => digits.split_at(2),
+        _ => digits.split_once(':')?,
+    };
+    let (hours, minutes): (u64, u64) = (hours.parse().ok()?, minutes.parse().ok()?);
+    let offset = Duration::from_secs((hours.min(24) * 60 + minutes.min(60)) * 60);
+    if sign == "+" { time.checked_sub(offset) } else { time.checked_add(offset) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_has_an_offset_and_may_be_as_postgres_prints_it() {
+        let noon = SystemTime::UNIX_EPOCH + Duration::from_secs(1_769_860_800);
+        for text in [
+            "2026-01-31T12:00:00Z",
+            "2026-01-31T12:00:00.000Z",
+            "2026-01-31 12:00:00+00",
+            "2026-01-31 12:00:00.000000+00",
+            "2026-01-31T12:00:00+00:00",
+            "2026-01-31T17:30:00+05:30",
+            "2026-01-31 17:30:00+0530",
+            "2026-01-31T03:00:00-09",
+        ] {
+            assert_eq!(time_of(text), Some(noon), "{text}");
+        }
+        for text in [
+            "",
+            "Z",
+            "2026-01-31",
+            "2026-01-31T12:00:00",
+            "2026-01-31 12:00:00+",
+            "2026-01-31T12:00:00+0",
+            "2026-01-31T12:00:00+x:00",
+            "2026-02-30T12:00:00Z",
+            "2026-01-31T12:00:00ZZ",
+            "1769860800",
+            "\u{20ac}Z",
+            "2026-01-31T12:00:00\u{20ac}Z",
+            "infinity",
+        ] {
+            assert_eq!(time_of(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn key_is_kept_until_the_first_full_hour_after_its_retention() {
+        let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        for (end, now, kept) in [
+            (at(7_200), at(7_199), Some(3_601)),
+            (at(7_201), at(3_600), Some(7_200)),
+            (at(10_799), at(10_798), Some(2)),
+            (at(7_200), at(7_200), None),
+            (at(7_200), at(9_000), None),
+        ] {
+            assert_eq!(remaining(end, now), kept.map(Duration::from_secs), "{end:?} {now:?}");
+        }
+    }
+}
