@@ -384,6 +384,9 @@ async fn service_recovers_within_4_s_after_all_connections_have_fallen_silent() 
     for is_lease in [true, false] {
         let (proxy, pool) = database.proxied(4).await;
         let (adapter, handler) = (PostgresAdapter::new(pool), sound(&database));
+        // More connections than the queue has workers.
+        let key = dedup_key("a");
+        join_all((0..4).map(|_| adapter.get(&key))).await;
         let service = if is_lease {
             boxed(DedupLayer::new(by_header(), adapter).layer(handler))
         } else {
