@@ -174,7 +174,10 @@ async fn silenced(
     id: &str,
 ) -> usize {
     let proxy = to_postgres(&database.options()).await;
-    let options = through(proxy.port(), database.options());
+    // The server ends a handler's transaction that has fallen silent, which holds the row of its event: by default after
+    // a minute.
+    let bound = [("idle_in_transaction_session_timeout", "5s")];
+    let options = through(proxy.port(), database.options()).options(bound);
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let handler = sound(database);

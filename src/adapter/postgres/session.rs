@@ -24,7 +24,7 @@ use sqlx::postgres::{PgConnection, PgPool, PgRow, Postgres};
 use super::super::completion::Completion;
 use super::super::replies::{ClaimReply, RenewReply};
 use super::super::sql::batch::{Failed, RowExecutor, TRIES, unanswered};
-use super::super::sql::call::{Kind, Replied, RowCall, RowReply, checked, most_read, select};
+use super::super::sql::call::{Kind, Replied, RowCall, RowReply, checked, select};
 use super::super::sql::row::{Row, completed};
 use super::super::sql::statement::query;
 use super::super::sql::store::{Common, READING_RESPONSE, SqlStore};
@@ -319,13 +319,9 @@ impl<'c> Session<'c> {
         fetch: Fetch,
     ) -> Result<Vec<Option<Row>>, sqlx::Error> {
         let all = self.all();
-        let mut found = Vec::with_capacity(rows.len());
-        for part in rows.chunks(most_read(fetch)) {
-            let bind = |query: Bound| query.bind(uuids(part));
-            let returned = self.send(Work::Read, all.read(fetch), &bind).await?;
-            found.extend(by_key(part, &returned, |_, row| Ok(Some(read_row(row, fetch))))?);
-        }
-        Ok(found)
+        let bind = |query: Bound| query.bind(uuids(rows));
+        let returned = self.send(Work::Read, all.read(fetch), &bind).await?;
+        by_key(rows, &returned, |_, row| Ok(Some(read_row(row, fetch))))
     }
 
     async fn send(

@@ -1,11 +1,9 @@
 //! [`Purging`]: how often expired keys are deleted. [`PurgeTask`]: the task of an adapter that deletes them, without any
 //! code of the user's, and that sees the end of its pool.
 
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::FutureExt;
 use rand::RngExt;
 use sqlx::{Database, Pool};
 use tokio::runtime::Handle;
@@ -37,7 +35,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// [gauges](crate::observe#metrics). The first purge starts after 30 to 60 s, or within the interval if that is shorter.
 /// Every pause is jittered, so that replicas that start together do not purge together.
 ///
-/// An error, a hang or a panic of the store ends a purge, which is tried again after 1 s, 2 s, 4 s and so on, up
+/// An error or a hang of the store ends a purge, which is tried again after 1 s, 2 s, 4 s and so on, up
 /// to the interval. The first failure is logged at WARN (`purging failed`), and the next ones at DEBUG, until a purge
 /// succeeds.
 ///
@@ -113,10 +111,7 @@ impl Purging {
         // For an alert on a purge that never succeeds.
         observe::set_last_purge();
         while stop.run_until_cancelled(sleep(pause)).await.is_some() {
-            let purged = AssertUnwindSafe(self.purge(&adapter, &stop)).catch_unwind();
-            let panicked =
-                |_| Err(StoreError::new(StoreErrorKind::Unavailable, "purging keys: a panic"));
-            match purged.await.unwrap_or_else(panicked) {
+            match self.purge(&adapter, &stop).await {
                 Ok(false) => return,
                 Ok(true) => (pause, retry, has_failed) = (every, FIRST_RETRY, false),
                 // The adapter may be closed.

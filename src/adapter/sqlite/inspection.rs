@@ -34,7 +34,7 @@ impl SqlMaintenance for SqliteStore {
         self.write_in_task(|store| async move {
             let fault = |error| store_error("forgetting a key", error);
             let connection = &mut *acquire(&store.writer).await.map_err(fault)?;
-            let mut session = Session { connection, statements: &store.statements };
+            let mut session = Session::new(connection, &store.statements);
             let found = session.read(&[&key], Fetch::Nothing).await.map_err(fault)?;
             let found = found.into_iter().flatten().next();
             if let Some(reply) = found.map_or(Some(ForgetReply::Missing), |row| row.forgotten()) {
