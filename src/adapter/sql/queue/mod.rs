@@ -22,3 +22,89 @@ mod batcher;
 mod runtime;
 
 pub(in crate::adapter) use batcher::{BatchExecutor, BatchItem, Batcher, Bounds, Waits};
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use tokio::runtime::Builder;
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::error::StoreError;
+
+    impl BatchItem for u32 {
+        type Reply = Self;
+
+        fn can_join(&self, _: &Self) -> bool {
+            true
+        }
+
+        fn is_bounded(&self) -> bool {
+            true
+        }
+    }
+
+    struct Echo;
+
+    impl BatchExecutor<u32> for Echo {
+        type SendGuard = ();
+
+        async fn send_guard(self: &Arc<Self>) -> Result<(), StoreError> {
+            Ok(())
+        }
+
+        async fn execute(
+            self: &Arc<Self>,
+            (): (),
+            batch: Vec<u32>,
+            _: &Waits<'_>,
+        ) -> Vec<Result<u32, StoreError>> {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            batch.into_iter().map(Ok).collect()
+        }
+    }
+
+    /// The runtimes live on, and their tasks have no turn after the last reply.
+    #[test]
+    fn runtime_that_stops_after_its_last_reply_delays_no_other() {
+        // A caller that has its reply goes on before another task.
+        let runtime =
+            || Builder::new_current_thread().enable_time().event_interval(1).build().unwrap();
+        let (runtimes, batcher) =
+            ([runtime(), runtime()], Batcher::new(Bounds { workers: 1, ..Bounds::new() }));
+        let echo = Arc::new(Echo);
+        for number in 0..6 {
+            let call =
+                async { timeout(Duration::from_secs(5), batcher.submit(&echo, number)).await };
+            let reply = runtimes[number as usize % 2].block_on(call);
+            assert_eq!(reply.expect("a reply").unwrap(), number);
+        }
+    }
+
+    /// A caller that has its reply blocks its thread, which may drive the timers. The worker has another call to send,
+    /// and must not wait for this thread.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn caller_that_blocks_its_thread_delays_no_other() {
+        let bounds = Bounds { workers: 1, max_batch_keys: 1, ..Bounds::new() };
+        let batcher = Arc::new(Batcher::new(bounds));
+        let submit = |number| {
+            let batcher = Arc::clone(&batcher);
+            async move { batcher.submit(&Arc::new(Echo), number).await }
+        };
+        for _ in 0..20 {
+            let (release, released) = std::sync::mpsc::channel::<()>();
+            let first = submit(1);
+            let blocking = tokio::spawn(async move {
+                let reply = first.await;
+                (reply, released.recv_timeout(Duration::from_secs(5)))
+            });
+            assert_eq!(tokio::spawn(submit(2)).await.unwrap().unwrap(), 2);
+            let _ = release.send(());
+            let (reply, released) = blocking.await.unwrap();
+            assert_eq!(reply.unwrap(), 1);
+            released.expect("a reply to the other caller");
+        }
+    }
+}
