@@ -41,7 +41,7 @@ impl PostgresAdapter {
                 .map_err(fault)?;
         let mut replies = vec![None];
         let mut session = Session::within(store, &mut savepoint);
-        let ran = session.run(Kind::ClaimComplete, &rows, &mut replies).await;
+        let ran = session.run(Kind::ClaimComplete, &rows, &mut replies, false).await;
         match ran {
             Err(error) if is_locked(&error) => {
                 savepoint.rollback().await.map_err(fault)?;

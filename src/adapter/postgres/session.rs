@@ -2,7 +2,8 @@
 //!
 //! Each try handles the rows that have no reply yet, with at most one statement a step:
 //!
-//! 1. Read the rows. A row that decides the reply gives it. The first try begins at step 3.
+//! 1. Read the rows. A row that decides the reply gives it. The first try begins at step 3, unless the adapter
+//!    reads first.
 //! 2. Take the existing rows that are free, each at the version that was read, and only for a caller that still
 //!    waits. A caller releases after it has stopped waiting, and the release raises the version. So a release is
 //!    a fence: a late take finds another version. A completion has no such step. A row at its version that an open
@@ -17,6 +18,7 @@
 //! 10 s. A completion or a release of a row that was passed over is sent alone, beside the queue, and waits.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use sqlx::Row as _;
 use sqlx::postgres::{PgConnection, PgPool, PgRow, Postgres};
@@ -57,6 +59,8 @@ pub(in crate::adapter) struct Session<'c> {
     /// How batches meet rows that open transactions hold.
     wait: Wait,
     link: Link<'c>,
+    /// How many rows needed no write.
+    known: usize,
     /// Whether a statement may have written rows whose reply was lost.
     lost_reply: bool,
 }
@@ -120,19 +124,29 @@ impl RowExecutor for Session<'_> {
         kind: Kind,
         rows: &[RowCall<'_>],
     ) -> (Vec<Replied>, Option<Failed>) {
+        let reads_first = kind.is_claim() && self.store.read_first.load(Ordering::Relaxed);
         let mut replies: Vec<Replied> = rows.iter().map(|_| None).collect();
-        let mut error = self.run(kind, rows, &mut replies).await.err();
+        self.known = 0;
+        let mut error = self.run(kind, rows, &mut replies, reads_first).await.err();
         // One wait is enough: this batch and the next ones pass over the row.
         if self.wait == Wait::Briefly && error.as_ref().is_some_and(is_locked) {
             self.store.note_held();
             self.wait = Wait::PassOver;
-            error = self.run(kind, rows, &mut replies).await.err();
+            error = self.run(kind, rows, &mut replies, reads_first).await.err();
         }
         if self.wait == Wait::PassOver && error.is_none() && !kind.is_claim() {
             let locked = replies.iter_mut().filter(|reply| reply.is_none());
             locked.for_each(|reply| *reply = Some(Ok(RowReply::Locked)));
         }
         let unanswered = unanswered(&replies);
+        let answered = rows.len() - unanswered.len();
+        if kind.is_claim() && answered > 0 {
+            let known = self.known * 2 >= answered;
+            // Every claim reads the flag, and few change it.
+            if known != self.store.read_first.load(Ordering::Relaxed) {
+                self.store.read_first.store(known, Ordering::Relaxed);
+            }
+        }
         let Some(error) = error else { return (replies, None) };
         let (is_row_error, is_locked) = (is_row_error(&error), is_locked(&error));
         let error = store_error(kind.context(), error);
@@ -154,7 +168,7 @@ impl RowExecutor for Session<'_> {
 impl<'c> Session<'c> {
     fn new(store: &Arc<PostgresStore>, link: Link<'c>, wait: Wait) -> Self {
         let (store, statements) = (Arc::clone(store), store.statements_by_wait());
-        Self { store, statements, wait, link, lost_reply: false }
+        Self { store, statements, wait, link, known: 0, lost_reply: false }
     }
 
     /// Returns the session of a transaction of the user's.
@@ -172,6 +186,7 @@ impl<'c> Session<'c> {
         kind: Kind,
         rows: &[RowCall<'_>],
         replies: &mut [Replied],
+        mut reads: bool,
     ) -> Result<(), sqlx::Error> {
         // A row that a statement has passed over may be held for long. A completion also finds rows that are complete.
         let tries = match kind {
@@ -184,7 +199,6 @@ impl<'c> Session<'c> {
             replies.clone_from_slice(&checked(rows, &found));
             return Ok(());
         }
-        let mut reads = false;
         for _ in 0..tries {
             let mut unwritten = unanswered(replies);
             if unwritten.is_empty() {
@@ -222,7 +236,10 @@ impl<'c> Session<'c> {
                 continue;
             };
             match RowReply::of_row(&row, kind, rows[index].terms) {
-                Some(reply) => replies[index] = Some(reply),
+                Some(reply) => {
+                    self.known += 1;
+                    replies[index] = Some(reply);
+                }
                 None if !kind.is_claim() => unwritten.push(index),
                 None if rows[index].has_caller() => {
                     free.push(index);
