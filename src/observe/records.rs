@@ -210,13 +210,13 @@ records! {
         debug!("purged", keys);
     }
 
-    /// a round of a purge failed, and the round before it did not
+    /// a purge failed, and the one before it did not
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     fn purge_failed(error: &StoreError) {
         warn!("purging failed; it is tried again", error = chain(error));
     }
 
-    /// a further round failed
+    /// a further purge failed
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     fn purge_failed_again(error: &StoreError) {
         debug!("purging failed; it is tried again", error = chain(error));

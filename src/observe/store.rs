@@ -76,7 +76,7 @@ impl StoreSpan {
     }
 }
 
-/// Reports that a round of a purge has succeeded, or that the first one is still to come.
+/// Reports that a purge has succeeded, or that the first one is still to come.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) fn set_last_purge() {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();

@@ -1,53 +1,103 @@
 //! Locks, commits and pools that stall: calls fail in time, sessions do not pile up on the server, and
 //! the next calls succeed.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use sqlx::postgres::PgPoolOptions;
+use tokio::time::timeout;
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
+use tower_dedup::adapter::inspect::MaintenanceAdapter;
 
 use super::postgres_silence::{
-    Build, IN_TIME, STATEMENT_TIMEOUT, WARM, adapter, in_a_transaction, lease, patient_lease,
-    sound, until,
+    Build, IN_TIME, STATEMENT_TIMEOUT, WARM, adapter, in_a_transaction, lease, on_arrival,
+    patient_lease, sound, until,
 };
 use crate::support::effects::{Database, MINUTE, until_acknowledged};
 use crate::support::{FIRST, dedup_key, request, send};
 
+/// How soon a service recovers.
+const SOON: Duration = Duration::from_secs(5);
+/// At most so many sessions of an adapter are on a server that keeps those of abandoned statements: eight, as many as
+/// there are connections, and the probe.
+const MOST: i64 = 8 + 12 + 1;
+/// The server does not notice that a client has gone, as while its statement waits for a standby.
+const KEEPS_SESSIONS: &[(&str, &str)] = &[("client_connection_check_interval", "1h")];
+
 /// A session locks the whole table, as `CREATE INDEX` without `CONCURRENTLY` or `ALTER TABLE` does.
-/// Calls fail in time, sessions do not pile up on the server, and the next calls succeed.
+/// Calls fail in time, sessions do not pile up on the server, and the next calls succeed soon after it has ended.
 #[tokio::test]
 async fn locked_table_piles_up_no_sessions() {
-    for mode in ["SHARE", "ACCESS EXCLUSIVE"] {
-        let database = Database::fresh().await;
-        let pool = database.pool(4);
-        let adapter = adapter(&pool);
-        adapter.migrate().await.unwrap();
-        let (_, service) = lease(&pool, adapter, sound(&database));
-        until_acknowledged(&service, WARM).await;
-        let mut locked = database.effects.pool().begin().await.unwrap();
-        let lock = format!("LOCK TABLE webhook_deliveries IN {mode} MODE");
-        sqlx::raw_sql(sqlx::AssertSqlSafe(lock)).execute(&mut *locked).await.unwrap();
-        let (start, mut most) = (Instant::now(), 0);
-        while start.elapsed() < 8 * STATEMENT_TIMEOUT {
-            let crowd = (0..4).map(|number| {
-                let (service, id) = (service.clone(), format!("{number}-{:?}", start.elapsed()));
-                async move {
-                    let sent = Instant::now();
-                    assert_eq!(send(&service, request(&id)).await.status(), 503);
-                    assert!(sent.elapsed() < IN_TIME, "answered after {:?}", sent.elapsed());
-                }
-            });
-            join_all(crowd).await;
-            most = most.max(database.sessions("true").await);
-        }
-        // The sessions of the pool and of the workers.
-        assert!(most <= 16, "{most} sessions under {mode}");
-        locked.rollback().await.unwrap();
-        until_acknowledged(&service, "after").await;
-        assert_eq!(database.effects.of("after").await, 1);
-        database.until_no_transaction_is_open().await;
+    let locked = [lease as Build, on_arrival]
+        .into_iter()
+        .flat_map(|build| ["SHARE", "ACCESS EXCLUSIVE"].map(|mode| locked_table(build, mode)));
+    join_all(locked).await;
+}
+
+async fn locked_table(build: Build, mode: &str) {
+    let database = Database::fresh().await;
+    let pool = database.pool_set(4, KEEPS_SESSIONS);
+    let adapter = adapter(&pool);
+    adapter.migrate().await.unwrap();
+    let (_, service) = build(&pool, adapter.clone(), sound(&database));
+    until_acknowledged(&service, WARM).await;
+    let mut locked = database.effects.pool().begin().await.unwrap();
+    let lock = format!("LOCK TABLE webhook_deliveries IN {mode} MODE");
+    sqlx::raw_sql(sqlx::AssertSqlSafe(lock)).execute(&mut *locked).await.unwrap();
+    let (start, mut most) = (Instant::now(), 0);
+    while start.elapsed() < 12 * STATEMENT_TIMEOUT {
+        let crowd = (0..4).map(|number| {
+            let (service, id) = (service.clone(), format!("{number}-{:?}", start.elapsed()));
+            async move {
+                let sent = Instant::now();
+                assert_eq!(send(&service, request(&id)).await.status(), 503);
+                assert!(sent.elapsed() < IN_TIME, "answered after {:?}", sent.elapsed());
+            }
+        });
+        join_all(crowd).await;
+        // A reply to a statement that only reads says nothing of those that write.
+        let _ = timeout(STATEMENT_TIMEOUT / 10, adapter.get(&dedup_key(WARM))).await;
+        most = most.max(database.sessions("true").await);
     }
+    assert!(most <= MOST, "{most} sessions under {mode}");
+    locked.rollback().await.unwrap();
+    let unlocked = Instant::now();
+    until_acknowledged(&service, "after").await;
+    assert!(unlocked.elapsed() < SOON, "{:?} after {mode}", unlocked.elapsed());
+    assert_eq!(database.effects.of("after").await, 1);
+    database.until_no_transaction_is_open().await;
+}
+
+/// Their commits wait, as for a standby that is missing.
+#[tokio::test]
+async fn keys_that_are_forgotten_pile_up_no_sessions() {
+    let database = Database::fresh().await;
+    let adapter = adapter(&database.pool_set(1, KEEPS_SESSIONS));
+    let claim = async |number: usize| {
+        let terms = CallTerms::on_claim(rand_token(), MINUTE);
+        adapter.claim(&dedup_key(&number.to_string()), &terms).await.unwrap();
+    };
+    join_all((0..100).map(claim)).await;
+    let gate = database.gate("COMMIT AFTER UPDATE ON webhook_deliveries").await;
+    let forgotten: Vec<_> = (0..100)
+        .map(|number| {
+            let (adapter, key) = (adapter.clone(), dedup_key(&number.to_string()));
+            tokio::spawn(async move { adapter.forget(&key).await.is_ok() })
+        })
+        .collect();
+    let (start, mut most) = (Instant::now(), 0);
+    while start.elapsed() < 8 * STATEMENT_TIMEOUT {
+        most = most.max(database.sessions("true").await);
+        tokio::time::sleep(STATEMENT_TIMEOUT / 10).await;
+    }
+    assert!(most <= MOST, "{most} sessions");
+    drop(gate);
+    let opened = Instant::now();
+    let forgotten = join_all(forgotten).await;
+    assert!(opened.elapsed() < SOON, "{:?} after the gate has opened", opened.elapsed());
+    // Those that were abandoned have failed.
+    let failed = forgotten.iter().filter(|forgotten| !*forgotten.as_ref().unwrap()).count();
+    assert!((1..20).contains(&failed), "{failed} have failed");
 }
 
 /// The lock of the table would keep the session of an abandoned statement for as long as it lasts. The server ends the
@@ -145,12 +195,12 @@ async fn on_arrival_claim_that_waits_in_its_commit_is_not_reported_absent() {
     adapter.migrate().await.unwrap();
     let gate = database.gate("COMMIT AFTER INSERT ON webhook_deliveries").await;
     let (keys, mine) = (dedup_key("a"), CallTerms::on_claim(rand_token(), MINUTE));
-    let recorded = tokio::time::timeout(2 * STATEMENT_TIMEOUT, adapter.claim(&keys, &mine));
+    let recorded = timeout(2 * STATEMENT_TIMEOUT, adapter.claim(&keys, &mine));
     assert!(!matches!(recorded.await, Ok(Ok(_))), "the record cannot have ended");
     let start = Instant::now();
     while start.elapsed() < 3 * STATEMENT_TIMEOUT {
         let undone = adapter.release(&keys, &mine);
-        let undone = tokio::time::timeout(STATEMENT_TIMEOUT, undone).await;
+        let undone = timeout(STATEMENT_TIMEOUT, undone).await;
         assert!(!matches!(undone, Ok(Ok(_))), "{undone:?} after {:?}", start.elapsed());
     }
     drop(gate);

@@ -25,7 +25,7 @@ use crate::support::time_travel::{age_file, age_schema};
 use crate::support::{FIRST, claim_all, dedup_key, sorted_keys, terms, until};
 
 const OFTEN: Duration = Duration::from_millis(5);
-/// Time for many rounds.
+/// Time for many purges.
 const WHILE: Duration = Duration::from_millis(300);
 
 fn often() -> Purging {
@@ -393,7 +393,7 @@ async fn role_without_delete_warns_once_and_a_grant_takes_effect() {
     let _recorder = metrics::set_default_local_recorder(&recorder);
     adapter.stats().await.unwrap();
     until(|| !log.beginning("purging failed").is_empty()).await;
-    // The time at which purging began. A round that may not purge is no success.
+    // The time at which purging began. A purge that deletes nothing because it may not is no success.
     assert_eq!(gauges(&snapshotter).keys().collect::<Vec<_>>(), [LAST_PURGE]);
     place.stays().await;
     assert!(!was_set(&gauges(&snapshotter)));
@@ -455,7 +455,7 @@ async fn a_round_reports_the_keys() {
     }
 }
 
-/// Otherwise the task would run round after round while a test waits for something else.
+/// Otherwise the task would purge again and again while a test waits for something else.
 #[tokio::test]
 async fn nothing_is_purged_while_the_clock_of_tokio_is_paused() {
     let file = Place::File(tempfile::tempdir().unwrap());

@@ -15,7 +15,7 @@ use super::clock::{after, wall};
 use crate::key::DedupKey;
 
 /// Times are milliseconds of the adapter's [`Clock`](super::clock::Clock).
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(super) struct Row {
     /// `None` once the claim was released.
     token: Option<Token>,
@@ -80,16 +80,7 @@ impl Row {
 
     /// Returns the row of a released or forgotten key without attempts. It has expired, and no renewal revives it.
     fn fence(now: u64) -> Self {
-        Self {
-            token: None,
-            is_complete: false,
-            ends_at: 0,
-            first_seen_at: now,
-            expires_at: now,
-            attempts: 0,
-            takeover: false,
-            stored: None,
-        }
+        Self { first_seen_at: now, expires_at: now, ..Self::default() }
     }
 
     /// Releases a row that is not under a live lease.
@@ -242,13 +233,11 @@ impl Call<'_> {
     fn leased(self) -> Row {
         Row {
             token: Some(self.terms.token()),
-            is_complete: false,
             ends_at: after(self.now, self.terms.lease()),
             first_seen_at: self.now,
             expires_at: after(self.now, self.terms.retention()),
             attempts: 1,
-            takeover: false,
-            stored: None,
+            ..Row::default()
         }
     }
 

@@ -1,134 +1,58 @@
-//! Connections, and the bounds on waiting for one that has fallen silent.
+//! The adapter's connections: lent for one statement, and closed if the reply does not come.
 //!
 //! A connection may stop carrying bytes without a reset: the server's machine is gone, or a
 //! firewall has forgotten the flow. sqlx sets no TCP keepalive and gives a statement no timeout, so
 //! the adapter sets the timeouts.
 //!
-//! 1. The adapter uses connections of its own, beside the user's pool: nobody commits what is written in a transaction that
-//!    the user has leaked. A private pool opens them, with the hooks and the connect options of the user's: rotated
-//!    credentials take effect. It holds none, because sqlx takes a connection back by a task and a ping.
-//! 2. A statement that takes too long, or whose caller is dropped, is *abandoned*. Its connection is closed, and its
-//!    outcome is unknown. The server may still run it: its session waits for a lock, until the server notices that the
-//!    client has gone; or for a disk or a standby. Nothing searches for such a session. Its [`Place`] stays taken for
-//!    [`FIRST`], and then each time twice as long until a statement of its kind writes. Otherwise each call would leave
-//!    one more session on the server.
-//! 3. After one connection has failed, the idle connections are suspect: those of the adapter are closed. Those of the
-//!    user's pool are tested at once, because the transactions of handlers would wait for each that has fallen silent.
+//! 1. The adapter uses connections of its own, beside the user's pool, so that no statement runs in a transaction that the
+//!    user has leaked. A private pool opens them, with the hooks and the connect options of the user's: rotated
+//!    credentials take effect. It holds none, because sqlx takes a connection back by a ping that has no bound.
+//! 2. A statement that takes too long, or whose caller is dropped, is abandoned: its connection is closed, and its outcome
+//!    is unknown. [`Senders`] bounds how many are.
+//! 3. If one statement is late, or one connection has failed, the idle connections may have failed too: they are closed.
 //! 4. The connections end with the user's pool: the task that purges sees its end. Otherwise a database could not be
 //!    dropped after its pool was closed, as `#[sqlx::test]` does, while a handle to the adapter exists.
 
-use std::future::Future;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use backon::{BackoffBuilder, ExponentialBuilder};
-use sqlx::pool::PoolConnection;
-use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgRow, Postgres};
-use sqlx::{AssertSqlSafe, Connection, Row};
-use tokio::runtime::Handle;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgRow};
+use sqlx::{AssertSqlSafe, Row};
 use tokio::time::{sleep, timeout};
 
-use super::super::sql::call::Kind;
 use super::super::sql::statement::query;
-use super::errors::{is_broken, is_conflict, is_gone, is_read_only, is_timed_out, timed_out};
+use super::abandoned::{OTHERS, Permission, Senders, Work};
+use super::errors::{is_broken, is_conflict, is_gone, is_timed_out, timed_out};
 use super::params::Bind;
 use super::statements::{Replanner, TAG};
 use crate::observe;
 
-/// How long a test of an idle connection may take.
-const TEST: Duration = Duration::from_millis(500);
-/// How long a connection may be idle and not be tested.
-const TEST_AFTER: Duration = Duration::from_secs(10);
 /// How long opening a connection may take, over all tries.
 const CONNECT: Duration = Duration::from_secs(2);
-/// How long a connection stays open that nothing needs.
-const SURPLUS: Duration = Duration::from_secs(60);
+/// A statement without a reply for so long is late.
+const LATE: Duration = Duration::from_millis(500);
+/// How long a connection stays open that nothing needs. A firewall forgets an idle flow later.
+const IDLE: Duration = Duration::from_secs(60);
 /// Ends the session of an abandoned statement on the server, whatever it waits for: its connection is closed. For the
 /// session, because a statement waits for the table's lock before it could set anything. A pooler may give the session
 /// to others, whom the setting does not disturb.
 const CHECK_CLIENT: &str = "SELECT set_config('client_connection_check_interval', '1s', false) \
      WHERE current_setting('client_connection_check_interval') = '0'";
-/// How many statements run beside the batches: those of operators, purges, and reads of stored responses.
-const OTHERS: usize = 4;
 /// How often a statement is repeated that conflicted with another, or whose connection was gone.
 const REPEATS: usize = 6;
-/// How long the place of an abandoned statement stays taken at first, and at most.
-const FIRST: Duration = Duration::from_secs(10);
-const LONGEST: Duration = Duration::from_secs(60);
-
-/// How many statements or transactions may be under way, those that were lost included.
-pub(super) struct Places {
-    free: Arc<Semaphore>,
-    doubled: Doubled,
-}
-
-/// How often the time of a lost place was doubled since a statement or a transaction ended well, by [`Kind`]. While one
-/// kind ends well, another may not: claims do not wait for a standby, for example.
-type Doubled = Arc<[AtomicU32; 6]>;
-
-/// The place of a batch, a transaction or a migration.
-pub(super) struct Place {
-    permit: Option<OwnedSemaphorePermit>,
-    doubled: Doubled,
-    /// The kind of its calls. All transactions and all migrations have one.
-    pub(super) kind: Kind,
-    /// Whether the place stays taken for a while after it is dropped.
-    pub(super) is_lost: bool,
-}
-
-impl Places {
-    pub(super) fn new(count: usize) -> Self {
-        let free = Arc::new(Semaphore::new(count.min(Semaphore::MAX_PERMITS)));
-        Self { free, doubled: Arc::default() }
-    }
-
-    pub(super) async fn place(&self) -> Place {
-        // The semaphore is never closed.
-        let permit = Arc::clone(&self.free).acquire_owned().await.ok();
-        Place { permit, doubled: Arc::clone(&self.doubled), kind: Kind::Claim, is_lost: false }
-    }
-
-    /// Notes that a statement of this kind has written, or a transaction has ended well.
-    pub(super) fn has_ended(&self, kind: Kind) {
-        self.doubled[kind as usize].store(0, Ordering::Relaxed);
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        // Without a runtime, the place is free at once.
-        let (true, Ok(runtime)) = (self.is_lost, Handle::try_current()) else { return };
-        let (permit, all, kind) = (self.permit.take(), Arc::clone(&self.doubled), self.kind);
-        let (before, order) = (all[kind as usize].load(Ordering::Relaxed), Ordering::Relaxed);
-        runtime.spawn(async move {
-            sleep(lost_for(before)).await;
-            let doubled = &all[kind as usize];
-            // Those that were lost together double the time once.
-            let _ = doubled.compare_exchange(before, before.saturating_add(1), order, order);
-            drop(permit);
-        });
-    }
-}
-
-fn lost_for(doubled: u32) -> Duration {
-    FIRST.saturating_mul(1 << doubled.min(8)).min(LONGEST)
-}
 
 /// The user's pool, and the connections that are beside it.
 pub(super) struct Connections {
     pub(super) pool: PgPool,
     private: PgPool,
-    /// The connections beside the pool. The last used is the last.
+    /// The last used is the last.
     idle: Mutex<Vec<Own>>,
     /// How many of them there may be.
     most: usize,
-    pub(super) batches: Places,
-    /// For calls that wait for a row, beside the batches.
-    pub(super) alone: Places,
-    pub(super) others: Places,
-    pub(super) migration: Places,
+    statement_timeout: Duration,
+    pub(super) senders: Senders,
     pub(super) replanner: Replanner,
 }
 
@@ -150,7 +74,7 @@ struct Own {
 
 impl Connections {
     /// Workers whose batches are late do not count, so there are up to twice as many.
-    pub(super) fn new(pool: PgPool, workers: usize) -> Self {
+    pub(super) fn new(pool: PgPool, workers: usize, statement_timeout: Duration) -> Self {
         let most = workers.saturating_mul(2);
         let options = pool.options();
         // sqlx refuses a pool that is larger than its parent, which the options may contain.
@@ -164,49 +88,87 @@ impl Connections {
             .max_lifetime(None)
             .idle_timeout(None)
             .connect_lazy_with((*pool.connect_options()).clone());
-        let [batches, alone, others, migration] = [most, most, OTHERS, 1].map(Places::new);
-        let (idle, most) = (Mutex::default(), most.saturating_add(OTHERS));
-        let replanner = Replanner::default();
-        Self { pool, private, idle, most, batches, alone, others, migration, replanner }
-    }
-
-    pub(super) async fn get(&self) -> Result<BoundedConnection<'_>, sqlx::Error> {
-        let own = tokio::select! {
-            biased;
-            own = self.own() => own?,
-            error = self.refusal() => return Err(error),
-        };
-        Ok(BoundedConnection { connections: self, own: Some(own), is_usable: true })
-    }
-
-    /// Returns why no connection opens, early enough for the record of a caller. While a server refuses connections,
-    /// sqlx tries again, and at last says only that its time is up.
-    async fn refusal(&self) -> sqlx::Error {
-        const ASK_AFTER: Duration = Duration::from_secs(1);
-        sleep(ASK_AFTER).await;
-        let options = self.pool.connect_options();
-        match timeout(TEST, sqlx::ConnectOptions::connect(&*options)).await {
-            Ok(Err(error)) => error,
-            _ => std::future::pending().await,
+        Self {
+            pool,
+            private,
+            idle: Mutex::default(),
+            most: most.saturating_add(OTHERS),
+            statement_timeout,
+            senders: Senders::new(most, statement_timeout),
+            replanner: Replanner::default(),
         }
     }
 
-    async fn own(&self) -> Result<Own, sqlx::Error> {
+    /// Runs one statement within `times` the usual bound. Returns its rows.
+    ///
+    /// The statement is repeated after a conflict, and if its connection turns out to be gone: a
+    /// statement that is repeated with its token has the same result. A repetition may be refused
+    /// because the server still runs the statement whose reply was lost: the outcome is unknown then.
+    /// A statement that has used up its time is not repeated, because its caller has stopped waiting.
+    pub(super) async fn fetch(
+        &self,
+        permission: &Permission,
+        (work, times): (Work, u32),
+        sql: &Arc<str>,
+        bind: Bind<'_>,
+    ) -> Result<Fetched, sqlx::Error> {
+        let sql = &self.replanner.text(sql);
+        let bound = permission.bound(self.statement_timeout.saturating_mul(times));
+        let mut pauses = repeats();
+        let mut lost = None;
         loop {
-            if self.is_closed() {
-                return Err(sqlx::Error::PoolClosed);
+            let own = match self.lend().await {
+                Ok(own) => own,
+                Err(error) => return Err(lost.unwrap_or(error)),
+            };
+            let error = match self.send(own, (work, bound), sql, Some(bind)).await {
+                Ok(rows) => return Ok(Fetched { rows, lost_reply: lost.is_some() }),
+                Err(error) => error,
+            };
+            if is_timed_out(&error) {
+                return Err(error);
             }
-            // The connection that was used last. If its runtime has ended, the statement fails at once and is repeated.
-            let Some(mut own) = self.lock().pop() else { break };
-            if own.used.elapsed() < TEST_AFTER
-                || matches!(timeout(TEST, own.connection.ping()).await, Ok(Ok(())))
-            {
-                return Ok(own);
+            match pauses.next() {
+                Some(pause) if is_gone(&error) || is_conflict(&error) => sleep(pause).await,
+                _ => return Err(lost.unwrap_or(error)),
             }
-            drop(own);
-            observe::worker_restarted("postgres");
-            self.test_idle();
+            if is_broken(&error) {
+                lost = Some(error);
+            }
         }
+    }
+
+    /// Runs statements without parameters within `bound`, once, as one message.
+    pub(super) async fn run(
+        &self,
+        permission: &Permission,
+        bound: Duration,
+        sql: String,
+    ) -> Result<(), sqlx::Error> {
+        let (own, work) = (self.lend().await?, Work::DurableWrite);
+        self.send(own, (work, permission.bound(bound)), &sql.into(), None).await?;
+        self.senders.succeeded(work);
+        Ok(())
+    }
+
+    /// Returns the connection that was used last, or opens one. If its runtime has ended, the statement fails at once
+    /// and is repeated.
+    async fn lend(&self) -> Result<Own, sqlx::Error> {
+        if self.is_closed() {
+            return Err(sqlx::Error::PoolClosed);
+        }
+        let idle = self.idle().pop();
+        if let Some(own) = idle {
+            return Ok(own);
+        }
+        tokio::select! {
+            biased;
+            own = self.open() => own,
+            error = self.refusal() => Err(error),
+        }
+    }
+
+    async fn open(&self) -> Result<Own, sqlx::Error> {
         let options = self.pool.connect_options();
         self.private.set_connect_options((*options).clone());
         let mut connection = self.private.acquire().await?.detach();
@@ -221,14 +183,68 @@ impl Connections {
         Ok(Own { connection, options, opened: now, used: now })
     }
 
-    /// Keeps a connection for the next batch, unless there are enough or it is too old.
+    /// Returns why no connection opens, early enough for the record of a caller. While a server refuses connections,
+    /// sqlx tries again, and at last says only that its time is up.
+    async fn refusal(&self) -> sqlx::Error {
+        sleep(CONNECT / 2).await;
+        let options = self.pool.connect_options();
+        match timeout(LATE, sqlx::ConnectOptions::connect(&*options)).await {
+            Ok(Err(error)) => error,
+            _ => std::future::pending().await,
+        }
+    }
+
+    /// Sends one statement, and keeps the connection if it may serve another one.
+    async fn send(
+        &self,
+        mut own: Own,
+        (work, bound): (Work, Duration),
+        sql: &Arc<str>,
+        bind: Option<Bind<'_>>,
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
+        let mut sent = Sent { connections: self, work, is_abandoned: true, is_lost: true };
+        let fetched = self.reply(&mut own.connection, bound, sql, bind).await;
+        sent.is_abandoned = fetched.as_ref().is_err_and(is_timed_out);
+        sent.is_lost = fetched.as_ref().is_err_and(is_gone);
+        if !sent.is_lost {
+            self.keep(own);
+        }
+        if fetched.is_ok() {
+            self.senders.succeeded(Work::Read);
+        }
+        fetched
+    }
+
+    /// Waits for the reply to a statement until `bound`.
+    async fn reply(
+        &self,
+        connection: &mut PgConnection,
+        bound: Duration,
+        sql: &Arc<str>,
+        bind: Option<Bind<'_>>,
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
+        let mut reply = pin!(async {
+            let rows = match bind {
+                Some(bind) => bind(query(sql)).fetch_all(connection).await?,
+                None => sqlx::raw_sql(AssertSqlSafe(Arc::clone(sql))).fetch_all(connection).await?,
+            };
+            if rows.first().is_some_and(is_from_a_standby) {
+                return Err(sqlx::Error::Protocol("the server is a standby".to_owned()));
+            }
+            Ok(rows)
+        });
+        if let Ok(reply) = timeout(bound.min(LATE), &mut reply).await {
+            return reply;
+        }
+        self.close_idle();
+        let reply = timeout(bound.saturating_sub(LATE), reply).await;
+        reply.unwrap_or_else(|_| Err(timed_out()))
+    }
+
+    /// Keeps a connection for the next statement, unless there are enough.
     fn keep(&self, own: Own) {
-        let longest = self.pool.options().get_max_lifetime();
-        let is_old = longest.is_some_and(|longest| own.opened.elapsed() > longest)
-            || !Arc::ptr_eq(&own.options, &self.pool.connect_options());
-        let mut idle = self.lock();
-        idle.retain(|own| own.used.elapsed() < SURPLUS);
-        if !is_old && !self.is_closed() && idle.len() < self.most {
+        let mut idle = self.idle();
+        if idle.len() < self.most && !self.is_closed() {
             idle.push(Own { used: Instant::now(), ..own });
         }
     }
@@ -241,84 +257,27 @@ impl Connections {
     }
 
     pub(super) fn close_idle(&self) {
-        self.lock().clear();
+        self.idle().clear();
     }
 
     pub(super) fn is_closed(&self) -> bool {
         self.private.is_closed() || self.pool.is_closed()
     }
 
-    /// Closes the idle connections, and tests those of the user's pool.
-    fn test_idle(&self) {
-        self.close_idle();
-        if Handle::try_current().is_err() {
-            return;
-        }
-        while let Some(connection) = self.pool.try_acquire() {
-            tokio::spawn(test(connection));
-        }
-    }
-
-    /// Runs one statement within `bound`. Returns its rows.
-    ///
-    /// The statement is repeated after a conflict, and if its connection turns out to be gone: a
-    /// statement that is repeated with its token has the same result. A repetition may be refused
-    /// because the server still runs the statement whose reply was lost: the outcome is unknown then.
-    /// A statement that has used up its time is not repeated, because its caller has stopped waiting.
-    pub(super) async fn fetch(
-        &self,
-        bound: Duration,
-        sql: &Arc<str>,
-        bind: Bind<'_>,
-    ) -> Result<Fetched, sqlx::Error> {
-        let sql = &self.replanner.text(sql);
-        let mut pauses = repeats();
-        let mut lost = None;
-        loop {
-            let mut session = match self.get().await {
-                Ok(session) => session,
-                Err(error) => return Err(lost.unwrap_or(error)),
-            };
-            let fetch = |connection| async {
-                let rows = bind(query(sql)).fetch_all(connection).await?;
-                if rows.first().is_some_and(is_from_a_standby) {
-                    return Err(sqlx::Error::Protocol("the server is a standby".to_owned()));
-                }
-                Ok(rows)
-            };
-            let error = match session.run(bound, fetch).await {
-                Ok(rows) => {
-                    let lost_reply = lost.is_some();
-                    return Ok(Fetched { rows, lost_reply });
-                }
-                Err(error) => error,
-            };
-            if is_read_only(&error) || matches!(error, sqlx::Error::Protocol(_)) {
-                // All connections may lead to the same server.
-                self.test_idle();
-            }
-            if is_timed_out(&error) {
-                return Err(error);
-            }
-            drop(session);
-            match pauses.next() {
-                Some(pause) if is_gone(&error) || is_conflict(&error) => {
-                    sleep(pause).await;
-                }
-                _ => return Err(lost.unwrap_or(error)),
-            }
-            if is_broken(&error) {
-                lost = Some(error);
-            }
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Own>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Locks the idle connections, and closes those that are too old, or were opened with other options.
+    fn idle(&self) -> MutexGuard<'_, Vec<Own>> {
+        let (options, longest) =
+            (self.pool.connect_options(), self.pool.options().get_max_lifetime());
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        idle.retain(|own| {
+            let is_old = longest.is_some_and(|longest| own.opened.elapsed() > longest);
+            !is_old && own.used.elapsed() < IDLE && Arc::ptr_eq(&own.options, &options)
+        });
+        idle
     }
 }
 
-/// Returns the pauses between the repetitions of a statement or a transaction.
+/// Returns the pauses between the repetitions of a statement.
 fn repeats() -> impl Iterator<Item = Duration> + Send {
     ExponentialBuilder::new()
         .with_min_delay(Duration::from_millis(1))
@@ -333,87 +292,23 @@ fn is_from_a_standby(row: &PgRow) -> bool {
     row.try_get("standby").unwrap_or(false)
 }
 
-/// Returns a connection to its pool if it leads to a primary that replies in time.
-async fn test(mut connection: PoolConnection<Postgres>) {
-    let asked = async {
-        let row = sqlx::raw_sql("SELECT NOT pg_is_in_recovery()").fetch_one(&mut *connection);
-        row.await?.try_get::<bool, _>(0)
-    };
-    if matches!(timeout(TEST, asked).await, Ok(Ok(true))) {
-        // sqlx asks once more.
-        let _ = timeout(TEST, connection.return_to_pool()).await;
-    } else {
-        drop(connection.detach());
-    }
-}
-
-/// A connection for one statement. It is closed if it is dropped while a statement is under way, after a statement
-/// without an answer, and if the server takes no writes. Otherwise it serves the next statement.
-pub(super) struct BoundedConnection<'c> {
+/// A statement that was sent. It is abandoned if this is dropped before its reply.
+struct Sent<'c> {
     connections: &'c Connections,
-    own: Option<Own>,
-    is_usable: bool,
+    work: Work,
+    is_abandoned: bool,
+    /// Whether its connection is.
+    is_lost: bool,
 }
 
-impl BoundedConnection<'_> {
-    /// Runs one statement within `bound`.
-    pub(super) async fn run<'s, T, F>(
-        &'s mut self,
-        bound: Duration,
-        statement: impl FnOnce(&'s mut PgConnection) -> F,
-    ) -> Result<T, sqlx::Error>
-    where
-        F: Future<Output = Result<T, sqlx::Error>>,
-    {
-        self.is_usable = false;
-        let Some(own) = self.own.as_mut() else { return Err(sqlx::Error::PoolClosed) };
-        let run = timeout(bound, statement(&mut own.connection)).await;
-        let run = run.unwrap_or_else(|_| Err(timed_out()));
-        self.is_usable = !run.as_ref().is_err_and(|error| is_timed_out(error) || is_gone(error));
-        run
-    }
-}
-
-impl Drop for BoundedConnection<'_> {
+impl Drop for Sent<'_> {
     fn drop(&mut self) {
-        match self.own.take() {
-            Some(own) if self.is_usable => self.connections.keep(own),
-            own => {
-                drop(own);
-                observe::worker_restarted("postgres");
-                self.connections.test_idle();
-            }
+        if self.is_abandoned {
+            self.connections.senders.abandoned_one(self.work);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Claims, which may not wait for the disk, end well while completions do not.
-    #[tokio::test(start_paused = true)]
-    async fn only_a_success_of_the_same_kind_resets_the_time_of_a_lost_place() {
-        let places = Places::new(1);
-        let lose = async |kind| {
-            let mut place = places.place().await;
-            (place.kind, place.is_lost) = (kind, true);
-            drop(place);
-            let start = tokio::time::Instant::now();
-            drop(places.place().await);
-            start.elapsed().as_secs()
-        };
-        assert_eq!(lose(Kind::Complete).await, 10);
-        places.has_ended(Kind::Claim);
-        assert_eq!(lose(Kind::Complete).await, 20);
-        assert_eq!(lose(Kind::Claim).await, 10);
-        places.has_ended(Kind::Complete);
-        assert_eq!(lose(Kind::Complete).await, 10);
-    }
-
-    #[test]
-    fn lost_place_is_taken_for_10_to_60_s() {
-        let times = [0, 1, 2, 3, u32::MAX].map(|doubled| lost_for(doubled).as_secs());
-        assert_eq!(times, [10, 20, 40, 60, 60]);
+        if self.is_lost {
+            observe::worker_restarted("postgres");
+            self.connections.close_idle();
+        }
     }
 }

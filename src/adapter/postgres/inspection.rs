@@ -12,6 +12,7 @@ use super::super::sql::inspection::{listing, stats};
 use super::super::sql::row::{Columns as _, Row};
 use super::super::sql::store::SqlMaintenance;
 use super::super::stored::Fetch;
+use super::abandoned::Work;
 use super::connections::Fetched;
 use super::errors::{is_locked, store_error};
 use super::params::{Bound, Uuid, key_hash, read_row};
@@ -19,23 +20,25 @@ use super::store::PostgresStore;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
 
-/// A statement over many rows has so many times as long as another.
-const LONG: u32 = 6;
+const READ: (Work, u32) = (Work::Read, 1);
+/// A statement over many rows has six times as long as another.
+const LONG_READ: (Work, u32) = (Work::Read, 6);
 
 impl SqlMaintenance for PostgresStore {
     async fn purge(self: &Arc<Self>, limit: u32) -> Result<u64, StoreError> {
         let fault = |error| store_error("purging", error);
         let bind = |query: Bound| query.bind(i64::from(limit));
-        let purged = self.fetch(LONG, &self.statements().purge, &bind).await;
-        let rows = purged.map_err(fault)?;
+        let purged = self.fetch((Work::DurableWrite, 6), &self.statements().purge, &bind).await;
+        let rows = purged.map_err(fault)?.rows;
         rows.first().map_or(Ok(0), |row| row.count("count")).map_err(fault)
     }
 
     async fn stats(&self) -> Result<Stats, StoreError> {
         let (statements, fault) =
             (self.statements(), |error| store_error("reading statistics", error));
-        let size = self.fetch(1, &statements.size, &|query| query).await.map_err(fault)?;
-        let rows = self.fetch(LONG, &statements.stats, &|query| query).await.map_err(fault)?;
+        let size = self.fetch(READ, &statements.size, &|query| query).await.map_err(fault)?.rows;
+        let rows =
+            self.fetch(LONG_READ, &statements.stats, &|query| query).await.map_err(fault)?.rows;
         let (Some(size), Some(row)) = (size.first(), rows.first()) else {
             return Ok(Stats::default());
         };
@@ -71,8 +74,9 @@ impl SqlMaintenance for PostgresStore {
                 .bind(i64::from(limit))
         };
         let cursor = |row: &PgRow| Ok(row.try_get::<Uuid, _>("key")?.to_string());
-        let rows = self.fetch(LONG, &self.statements().list, &bind).await;
-        rows.and_then(|rows| listing(&rows, limit, cursor, |row| read_row(row, Fetch::Nothing)))
+        let listed = self.fetch(LONG_READ, &self.statements().list, &bind).await;
+        listed
+            .and_then(|it| listing(&it.rows, limit, cursor, |row| read_row(row, Fetch::Nothing)))
             .map_err(|error| store_error("listing keys", error))
     }
 
@@ -80,7 +84,7 @@ impl SqlMaintenance for PostgresStore {
     async fn get(&self, key: &DedupKey) -> Result<Option<Entry>, StoreError> {
         let (fault, hash) = (|error| store_error("looking up a key", error), key_hash(key));
         let bind = |query: Bound| query.bind(Uuid::from(hash));
-        let rows = self.fetch(1, &self.statements().get, &bind).await.map_err(fault)?;
+        let rows = self.fetch(READ, &self.statements().get, &bind).await.map_err(fault)?.rows;
         if let Some(row) = rows.first() {
             let event_type = row.text("event_type").map_err(fault)?;
             if let Some(entry) = read_row(row, Fetch::DigestAndResponse).entry(event_type)? {
@@ -102,12 +106,13 @@ impl SqlMaintenance for PostgresStore {
             }
             let version = row.map_or(0, |row| row.version);
             let bind = |query: Bound| query.bind(Uuid::from(hash)).bind(version);
-            let forgotten = self.fetch_once(1, &statements.forget, &bind).await;
+            let forgotten = self.fetch((Work::DurableWrite, 1), &statements.forget, &bind).await;
             if forgotten.as_ref().is_err_and(is_locked) {
                 return Ok(ForgetReply::InFlight);
             }
             let Fetched { rows, lost_reply } = forgotten.map_err(fault)?;
             if !rows.is_empty() {
+                self.connections.senders.succeeded(Work::DurableWrite);
                 return Ok(ForgetReply::Removed);
             }
             // The lost try may have written the row, or another call has.
@@ -128,7 +133,7 @@ impl PostgresStore {
     ) -> Result<Option<Row>, sqlx::Error> {
         let (statements, keys) = (self.statements(), [Uuid::from(hash)]);
         let bind = |query: Bound| query.bind(&keys[..]);
-        let rows = self.fetch(1, statements.read(fetch), &bind).await?;
+        let rows = self.fetch(READ, statements.read(fetch), &bind).await?.rows;
         Ok(rows.first().map(|row| read_row(row, fetch)))
     }
 }

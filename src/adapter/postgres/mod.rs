@@ -4,6 +4,7 @@
 //!    duplicate two, and a takeover three. While half of the keys are known, claims read first.
 //! 2. No error is recognised by its text. A unique violation never happens.
 
+mod abandoned;
 mod adapter;
 mod completion;
 mod connections;

@@ -10,8 +10,9 @@ use std::time::Duration;
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 
 use super::super::sql::Purging;
-use super::super::sql::options::{SqlOptions, check_name, check_timeout, take_names};
-use super::super::sql::queue::Bounds;
+use super::super::sql::options::{
+    SqlOptions, check_name, check_timeout, shared_settings, take_names,
+};
 use crate::error::{ConfigError, ConfigErrorKind, check};
 
 /// The parameters by which libpq chooses between servers.
@@ -54,12 +55,6 @@ impl PostgresOptions {
             statement_timeout: Duration::from_secs(5),
             makes_table: true,
         }
-    }
-
-    /// Sets the table's name. The default is `webhook_deliveries`.
-    pub fn table(mut self, table: &str) -> Self {
-        table.clone_into(&mut self.sql.table);
-        self
     }
 
     /// Sets the table's schema. By default it is the first schema of the `search_path`: that in which
@@ -105,14 +100,6 @@ impl PostgresOptions {
         self
     }
 
-    /// Sets how often expired keys are deleted, in the background; [`Purging::off`] deletes nothing.
-    ///
-    /// A role without DELETE causes one warning. Each statement takes a connection beside the pool.
-    pub fn purging(mut self, purging: Purging) -> Self {
-        self.sql.purging = purging;
-        self
-    }
-
     /// Sets how long one statement may take. The default is 5 s.
     ///
     /// After that its connection is closed and its outcome is unknown, so that a connection that has
@@ -132,16 +119,6 @@ impl PostgresOptions {
         let connections = self.sql.bounds.workers;
         check(connections > 0, "connections", "at least 1", &connections)?;
         check_timeout("statement_timeout", self.statement_timeout)
-    }
-
-    pub(crate) fn with_bounds(mut self, batch: usize, waiting: usize) -> Self {
-        let bounds = self.sql.bounds;
-        self.sql.bounds = Bounds { max_batch_keys: batch, max_queued_keys: waiting, ..bounds };
-        self
-    }
-
-    pub(crate) fn table_name(&self) -> &str {
-        &self.sql.table
     }
 
     pub(crate) fn schema_name(&self) -> Option<&str> {
@@ -167,11 +144,7 @@ impl PostgresOptions {
     }
 }
 
-impl Default for PostgresOptions {
-    fn default() -> Self {
-        Self::new()
-    }
-}
+shared_settings!(PostgresOptions);
 
 fn connect_options(url: &str) -> Result<PgConnectOptions, ConfigError> {
     let rest = url.strip_prefix("postgres://").or_else(|| url.strip_prefix("postgresql://"));

@@ -26,33 +26,39 @@ use sqlx::postgres::{PgConnection, PgPool, PgRow, Postgres};
 use super::super::completion::Completion;
 use super::super::replies::{ClaimReply, RenewReply};
 use super::super::sql::batch::{Failed, RowExecutor, TRIES, unanswered};
-use super::super::sql::call::{Kind, Replied, RowCall, RowReply, checked, most_read, select};
+use super::super::sql::call::{Kind, Replied, RowCall, RowReply, checked, select};
 use super::super::sql::row::{Row, completed};
 use super::super::sql::statement::query;
 use super::super::sql::store::{Common, READING_RESPONSE, SqlStore};
 use super::super::stored::Fetch;
 use super::super::terms::CallTerms;
+use super::abandoned::{Permission, Sender, Work};
 use super::completion::completion;
-use super::connections::{Fetched, Place};
-use super::errors::{is_locked, is_row_error, is_timed_out, store_error};
+use super::connections::Fetched;
+use super::errors::{is_locked, is_row_error, store_error};
 use super::params::{
     Bind, Bound, Uuid, bind_claim, bind_data, bind_rows, by_key, key_hash, read_row, uuids,
 };
 use super::statements::{ByWait, Statements, Wait};
-use super::store::{MIGRATION_WAIT, PostgresStore};
+use super::store::PostgresStore;
 use crate::error::StoreError;
 use crate::key::DedupKey;
 
-/// Runs statements. Outside of a transaction, each is a transaction of its own.
+/// Where a session sends its statements.
+enum Link<'c> {
+    /// Over the connections of the adapter: each statement is a transaction of its own.
+    Own(Permission),
+    /// In a transaction of the user's.
+    Within(&'c mut PgConnection),
+}
+
+/// Runs statements.
 pub(in crate::adapter) struct Session<'c> {
     store: Arc<PostgresStore>,
     statements: ByWait,
     /// How batches meet rows that open transactions hold.
     wait: Wait,
-    /// The place of the session's statements.
-    place: Option<Place>,
-    /// The connection of the user's transaction, for a session in one.
-    within: Option<&'c mut PgConnection>,
+    link: Link<'c>,
     /// How many rows needed no write.
     known: usize,
     /// Whether a statement may have written rows whose reply was lost.
@@ -88,7 +94,7 @@ impl SqlStore for PostgresStore {
     }
 
     async fn prepare(self: &Arc<Self>) -> Result<(), StoreError> {
-        self.find_or_make(self.options.makes_table, Some(MIGRATION_WAIT)).await
+        self.prepare_once().await
     }
 
     fn hash(key: &DedupKey) -> u128 {
@@ -96,12 +102,10 @@ impl SqlStore for PostgresStore {
     }
 
     async fn session(self: &Arc<Self>, alone: bool) -> Result<Session<'static>, StoreError> {
-        let (places, wait) = if alone {
-            (&self.connections.alone, Wait::Long)
-        } else {
-            (&self.connections.batches, self.wait())
-        };
-        Ok(Session::new(self, Some(places.place().await), wait))
+        let sender = if alone { Sender::Alone } else { Sender::Batch };
+        let permission = self.connections.senders.permission(sender).await;
+        let wait = if alone { Wait::Long } else { self.wait() };
+        Ok(Session::new(self, Link::Own(permission), wait))
     }
 
     async fn read_response(&self, key: &DedupKey) -> Result<Option<Row>, StoreError> {
@@ -120,21 +124,6 @@ impl RowExecutor for Session<'_> {
         kind: Kind,
         rows: &[RowCall<'_>],
     ) -> (Vec<Replied>, Option<Failed>) {
-        if let Some(place) = &mut self.place {
-            place.kind = kind;
-        }
-        if kind == Kind::Check {
-            return match self.read(rows, Fetch::Nothing).await {
-                Ok(found) => (checked(rows, &found), None),
-                Err(error) => {
-                    let error = store_error(kind.context(), error);
-                    (
-                        rows.iter().map(|_| None).collect(),
-                        Some(Failed { error, is_row_error: false }),
-                    )
-                }
-            };
-        }
         let reads_first = kind.is_claim() && self.store.read_first.load(Ordering::Relaxed);
         let mut replies: Vec<Replied> = rows.iter().map(|_| None).collect();
         self.known = 0;
@@ -177,21 +166,14 @@ impl RowExecutor for Session<'_> {
 }
 
 impl<'c> Session<'c> {
-    pub(super) fn new(store: &Arc<PostgresStore>, place: Option<Place>, wait: Wait) -> Self {
-        Self {
-            store: Arc::clone(store),
-            statements: store.statements_by_wait(),
-            wait,
-            place,
-            within: None,
-            known: 0,
-            lost_reply: false,
-        }
+    fn new(store: &Arc<PostgresStore>, link: Link<'c>, wait: Wait) -> Self {
+        let (store, statements) = (Arc::clone(store), store.statements_by_wait());
+        Self { store, statements, wait, link, known: 0, lost_reply: false }
     }
 
     /// Returns the session of a transaction of the user's.
     pub(super) fn within(store: &Arc<PostgresStore>, connection: &'c mut PgConnection) -> Self {
-        Self { within: Some(connection), ..Session::new(store, None, Wait::Briefly) }
+        Self::new(store, Link::Within(connection), Wait::Briefly)
     }
 
     fn all(&self) -> Arc<Statements> {
@@ -212,6 +194,11 @@ impl<'c> Session<'c> {
             Kind::Claim | Kind::ClaimComplete | Kind::Complete => TRIES,
             Kind::Renew | Kind::Release | Kind::ReleaseComplete | Kind::Check => 1,
         };
+        if kind == Kind::Check {
+            let found = self.read(rows, Fetch::Nothing).await?;
+            replies.clone_from_slice(&checked(rows, &found));
+            return Ok(());
+        }
         for _ in 0..tries {
             let mut unwritten = unanswered(replies);
             if unwritten.is_empty() {
@@ -285,12 +272,18 @@ impl<'c> Session<'c> {
             Kind::Complete => &all.complete,
             Kind::Release => &all.release,
             Kind::ReleaseComplete => &all.release_complete,
-            // `execute` only reads.
+            // `run` only reads.
             Kind::Check => return Ok(rows.iter().map(|_| None).collect()),
         };
-        let returned = self.send_write(kind, sql, &|query| bind_rows(query, kind, rows)).await?;
+        let returned = self.send(work(kind), sql, &|query| bind_rows(query, kind, rows)).await?;
+        let connections = &self.store.connections;
         if kind.is_claim() {
-            self.store.connections.replanner.note_rows(returned.len());
+            connections.replanner.note_rows(returned.len());
+        }
+        // A statement that writes nothing waits for no disk and no standby. A renewal also returns rows that it has not
+        // written.
+        if kind != Kind::Renew && !returned.is_empty() && matches!(self.link, Link::Own(_)) {
+            connections.senders.succeeded(work(kind));
         }
         let written = by_key(rows, &returned, |index, row| {
             Ok(Some(match kind {
@@ -320,7 +313,7 @@ impl<'c> Session<'c> {
             let query = bind_claim(query, kind, rows);
             bind_data(query, rows, kind == Kind::ClaimComplete).bind(&versions)
         };
-        let taken = self.send_write(kind, &all.claim_existing, &bind).await?;
+        let taken = self.send(work(kind), &all.claim_existing, &bind).await?;
         let lost_reply = self.lost_reply;
         by_key(rows, &taken, |index, row| {
             // By position, in the order of RETURNING in `sql/*claim*.sql`.
@@ -343,44 +336,31 @@ impl<'c> Session<'c> {
         fetch: Fetch,
     ) -> Result<Vec<Option<Row>>, sqlx::Error> {
         let all = self.all();
-        let mut found = Vec::with_capacity(rows.len());
-        for part in rows.chunks(most_read(fetch)) {
-            let bind = |query: Bound| query.bind(uuids(part));
-            let returned = self.send(all.read(fetch), &bind).await?;
-            found.extend(by_key(part, &returned, |_, row| Ok(Some(read_row(row, fetch))))?);
-        }
-        Ok(found)
+        let bind = |query: Bound| query.bind(uuids(rows));
+        let returned = self.send(Work::Read, all.read(fetch), &bind).await?;
+        by_key(rows, &returned, |_, row| Ok(Some(read_row(row, fetch))))
     }
 
-    async fn send_write(
+    async fn send(
         &mut self,
-        kind: Kind,
+        work: Work,
         sql: &Arc<str>,
         bind: Bind<'_>,
     ) -> Result<Vec<PgRow>, sqlx::Error> {
-        let written = self.send(sql, bind).await?;
-        // A statement that writes nothing waits for no disk and no standby.
-        if self.within.is_none() && !written.is_empty() {
-            let connections = &self.store.connections;
-            connections.batches.has_ended(kind);
-            connections.alone.has_ended(kind);
-        }
-        Ok(written)
-    }
-
-    async fn send(&mut self, sql: &Arc<str>, bind: Bind<'_>) -> Result<Vec<PgRow>, sqlx::Error> {
-        if let Some(connection) = &mut self.within {
-            return bind(query(sql)).fetch_all(&mut **connection).await;
-        }
-        let bound = self.store.options.statement_timeout;
-        let fetched = self.store.connections.fetch(bound, sql, bind).await;
-        if let Some(place) = &mut self.place {
-            place.is_lost |= fetched.as_ref().is_err_and(is_timed_out);
-        }
+        let permission = match &mut self.link {
+            Link::Own(permission) => permission,
+            Link::Within(connection) => return bind(query(sql)).fetch_all(&mut **connection).await,
+        };
+        let fetched = self.store.connections.fetch(permission, (work, 1), sql, bind).await;
         let Fetched { rows, lost_reply } = fetched?;
         self.lost_reply |= lost_reply;
         Ok(rows)
     }
+}
+
+/// Returns what a statement of this kind may wait for.
+fn work(kind: Kind) -> Work {
+    if kind == Kind::Claim { Work::Write } else { Work::DurableWrite }
 }
 
 fn set(replies: &mut [Replied], indexes: &[usize], written: Vec<Option<RowReply>>) {

@@ -4,13 +4,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use sqlx::Row as _;
 use sqlx::postgres::{PgPool, PgRow};
-use sqlx::{AssertSqlSafe, Row as _};
 
-use super::super::sql::call::Kind;
 use super::super::sql::store::Common;
+use super::abandoned::{Permission, Sender, Work};
 use super::connections::{Connections, Fetched};
-use super::errors::{is_timed_out, store_error};
+use super::errors::store_error;
 use super::options::{PostgresOptions, may_be_plain_text};
 use super::params::Bind;
 use super::schema::{TableName, VERSION, create_sql, migration};
@@ -18,8 +18,9 @@ use super::statements::{ByWait, Statements, Wait, tagged};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::observe;
 
+const PREPARING: &str = "preparing the Postgres schema";
 /// How long a migration waits on the server for another one.
-pub(super) const MIGRATION_WAIT: Duration = Duration::from_secs(5);
+const MIGRATION_WAIT: Duration = Duration::from_secs(5);
 /// For how long a migration may run.
 const MAINTENANCE_TIMEOUT: Duration = Duration::from_secs(600);
 
@@ -38,12 +39,15 @@ pub(in crate::adapter) struct PostgresStore {
     statements: RwLock<ByWait>,
     pub(super) common: Common,
     /// Whether claims read before they insert: while at least half of their keys are known. An insertion shows without
-    /// extra cost whether a key is new; the row of a known key takes a second statement.
+    /// extra cost whether a key is new; the row of a known key takes a second statement, and with it a duplicate costs
+    /// the server two to three times the CPU.
     pub(super) read_first: AtomicBool,
     /// When a batch last waited for a row that an open transaction holds.
     met_held: Mutex<Option<Instant>>,
     /// Whether it is known if the connections are encrypted.
     has_checked_encryption: AtomicBool,
+    /// Held by the call that looks for the table, or makes it.
+    migration: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// Where the table is, or is to be.
@@ -60,13 +64,14 @@ impl PostgresStore {
     pub(super) fn new(pool: PgPool, options: PostgresOptions, user_pool: bool) -> Self {
         let (bounds, name) = (options.sql.bounds, TableName::of(&options));
         Self {
-            connections: Connections::new(pool, bounds.workers),
+            connections: Connections::new(pool, bounds.workers, options.statement_timeout),
             find: tagged(&name.find()),
             statements: RwLock::new(Statements::by_wait(&name, &options)),
             common: Common::new(&options.sql, bounds, options.check()),
             read_first: AtomicBool::new(false),
             met_held: Mutex::default(),
             has_checked_encryption: AtomicBool::new(false),
+            migration: Arc::default(),
             options,
             user_pool,
         }
@@ -95,25 +100,37 @@ impl PostgresStore {
 
     /// Finds the table, or makes it.
     pub(super) async fn migrate(&self) -> Result<(), StoreError> {
+        let _turn = self.migration.lock().await;
         self.find_or_make(true, None).await
+    }
+
+    /// Finds the table for a call, or makes it if this is allowed. For one call at a time, and in a task of its own: a
+    /// migration that was dropped would leave a session on the server.
+    pub(super) async fn prepare_once(self: &Arc<Self>) -> Result<(), StoreError> {
+        let turn = Arc::clone(&self.migration).lock_owned().await;
+        if self.common.has_table() {
+            return Ok(());
+        }
+        let store = Arc::clone(self);
+        let prepare = async move {
+            let _turn = turn;
+            store.find_or_make(store.options.makes_table, Some(MIGRATION_WAIT)).await
+        };
+        let prepared = tokio::spawn(prepare).await;
+        prepared.unwrap_or_else(|_| Err(StoreError::new(StoreErrorKind::Unavailable, PREPARING)))
     }
 
     /// Finds the table. Makes it if it is missing and this is allowed. A migration waits for `lock_timeout`
     /// for another one.
-    pub(super) async fn find_or_make(
+    async fn find_or_make(
         &self,
         may_make: bool,
         lock_timeout: Option<Duration>,
     ) -> Result<(), StoreError> {
-        let fault = |error| store_error("preparing the Postgres schema", error);
-        // One call, because each abandoned migration may leave a session on the server.
-        let mut place = self.connections.migration.place().await;
-        if lock_timeout.is_some() && self.common.has_table() {
-            return Ok(());
-        }
-        let found = self.fetch(1, &self.find, &|query| query).await.map_err(fault)?;
-        let found = found.first().ok_or(sqlx::Error::RowNotFound).map_err(fault)?;
-        let found = self.found(found)?;
+        let fault = |error| store_error(PREPARING, error);
+        let permission = &self.connections.senders.permission(Sender::Other).await;
+        let found = self.read_row(permission, &self.find).await.map_err(fault)?;
+        let found = self.found(&found.ok_or(sqlx::Error::RowNotFound).map_err(fault)?)?;
         // Not for a call: a claim needs no index.
         if lock_timeout.is_none() && found.exists && !found.has_index {
             return Err(StoreError::new(
@@ -123,7 +140,7 @@ impl PostgresStore {
         }
         // Without the table, and without the right to make it, the server's error says so.
         let is_current = (found.exists || !may_make)
-            && self.version(&found.statements[0]).await.map_err(fault)? >= VERSION;
+            && self.version(permission, &found.statements[0]).await.map_err(fault)? >= VERSION;
         if !is_current && !may_make {
             return Err(StoreError::new(
                 StoreErrorKind::Refused,
@@ -131,34 +148,26 @@ impl PostgresStore {
             ));
         }
         if !is_current {
-            let sql = create_sql(&found.name);
-            let mut session = self.connections.get().await.map_err(fault)?;
             // One message: if the call is dropped, the server still commits all of it or nothing.
-            let sql = AssertSqlSafe(migration(sql, lock_timeout));
-            let migrate = |connection| sqlx::raw_sql(sql).execute(connection);
-            place.is_lost = true;
-            let migrated = session.run(MAINTENANCE_TIMEOUT, migrate).await;
-            place.is_lost = migrated.as_ref().is_err_and(is_timed_out);
-            if !place.is_lost {
-                self.connections.migration.has_ended(Kind::Claim);
-            }
-            migrated.map_err(fault)?;
+            let sql = migration(create_sql(&found.name), lock_timeout);
+            let bound = lock_timeout.map_or(MAINTENANCE_TIMEOUT, |wait| 2 * wait);
+            self.connections.run(permission, bound, sql).await.map_err(fault)?;
         }
-        self.warn_of_plain_text(&found.statements[0]).await;
+        self.warn_of_plain_text(permission, &found.statements[0]).await;
         self.set_statements(&found.statements);
         Ok(())
     }
 
     /// Warns once if a connection to another host is not encrypted. A server that does not say so causes
     /// no warning, and no error.
-    async fn warn_of_plain_text(&self, statements: &Statements) {
+    async fn warn_of_plain_text(&self, permission: &Permission, statements: &Statements) {
         let options = self.connections.pool.connect_options();
         if !may_be_plain_text(&options) || self.has_checked_encryption.load(Ordering::Relaxed) {
             return;
         }
-        let rows = self.fetch(1, &statements.encrypted, &|query| query).await;
-        let Ok(rows) = rows else { return };
-        let is_plain = matches!(rows.first().map(|row| row.try_get(0)), Some(Ok(false)));
+        let row = self.read_row(permission, &statements.encrypted).await;
+        let Ok(row) = row else { return };
+        let is_plain = matches!(row.map(|row| row.try_get(0)), Some(Ok(false)));
         if !self.has_checked_encryption.swap(true, Ordering::Relaxed) && is_plain {
             observe::not_encrypted(options.get_host());
         }
@@ -191,38 +200,33 @@ impl PostgresStore {
         })
     }
 
-    async fn version(&self, statements: &Statements) -> Result<i32, sqlx::Error> {
-        let version = self.fetch(1, &statements.version, &|query| query).await?;
-        version.first().map_or(Ok(0), |row| row.try_get(0))
+    async fn version(
+        &self,
+        permission: &Permission,
+        statements: &Statements,
+    ) -> Result<i32, sqlx::Error> {
+        let version = self.read_row(permission, &statements.version).await?;
+        version.map_or(Ok(0), |row| row.try_get(0))
     }
 
-    /// Runs one statement beside the batches, for as many times the usual bound. It is its own transaction. Returns its
-    /// rows.
+    /// Reads the first row of a statement without parameters.
+    async fn read_row(
+        &self,
+        permission: &Permission,
+        sql: &Arc<str>,
+    ) -> Result<Option<PgRow>, sqlx::Error> {
+        let read = self.connections.fetch(permission, (Work::Read, 1), sql, &|query| query).await?;
+        Ok(read.rows.into_iter().next())
+    }
+
+    /// Runs one statement beside the batches, for as many times the usual bound. It is its own transaction.
     pub(super) async fn fetch(
         &self,
-        times: u32,
-        sql: &Arc<str>,
-        bind: Bind<'_>,
-    ) -> Result<Vec<PgRow>, sqlx::Error> {
-        Ok(self.fetch_once(times, sql, bind).await?.rows)
-    }
-
-    /// The same, for a statement that may not be repeated after a lost reply.
-    pub(super) async fn fetch_once(
-        &self,
-        times: u32,
+        work: (Work, u32),
         sql: &Arc<str>,
         bind: Bind<'_>,
     ) -> Result<Fetched, sqlx::Error> {
-        let mut place = self.connections.others.place().await;
-        // Dropped here, the server may still run the statement.
-        place.is_lost = true;
-        let bound = self.options.statement_timeout.saturating_mul(times);
-        let fetched = self.connections.fetch(bound, sql, bind).await;
-        place.is_lost = fetched.as_ref().is_err_and(is_timed_out);
-        if fetched.is_ok() {
-            self.connections.others.has_ended(place.kind);
-        }
-        fetched
+        let permission = self.connections.senders.permission(Sender::Other).await;
+        self.connections.fetch(&permission, work, sql, bind).await
     }
 }

@@ -225,11 +225,6 @@ pub(in crate::adapter) fn stores_data(rows: &[RowCall<'_>]) -> bool {
     rows.iter().any(|row| row.terms.stores_data())
 }
 
-/// Returns how many rows one statement reads. A response is large.
-pub(in crate::adapter) fn most_read(fetch: Fetch) -> usize {
-    if fetch == Fetch::DigestAndResponse { 64 } else { usize::MAX }
-}
-
 /// Returns the stored data that a batch reads: no responses.
 pub(in crate::adapter) fn without_response(fetch: Fetch) -> Fetch {
     if fetch == Fetch::Nothing { Fetch::Nothing } else { Fetch::Digest }

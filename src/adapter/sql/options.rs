@@ -26,6 +26,43 @@ impl SqlOptions {
     }
 }
 
+/// Implements the settings that the options of every SQL adapter have, in their field `sql`.
+macro_rules! shared_settings {
+    ($options:ident) => {
+        impl $options {
+            /// Sets the table's name. The default is `webhook_deliveries`.
+            pub fn table(mut self, table: &str) -> Self {
+                table.clone_into(&mut self.sql.table);
+                self
+            }
+
+            /// Sets how often expired keys are deleted, in the background; [`Purging::off`] deletes nothing.
+            pub fn purging(mut self, purging: Purging) -> Self {
+                self.sql.purging = purging;
+                self
+            }
+
+            pub(crate) fn with_bounds(mut self, batch: usize, waiting: usize) -> Self {
+                let bounds = &mut self.sql.bounds;
+                (bounds.max_batch_keys, bounds.max_queued_keys) = (batch, waiting);
+                self
+            }
+
+            pub(crate) fn table_name(&self) -> &str {
+                &self.sql.table
+            }
+        }
+
+        impl Default for $options {
+            fn default() -> Self {
+                Self::new()
+            }
+        }
+    };
+}
+
+pub(in crate::adapter) use shared_settings;
+
 /// Refuses a name of a table or a schema that does not match `[A-Za-z_][A-Za-z0-9_]{0,47}`, or that begins with
 /// `sqlite_`. Names that are derived from it fit every database.
 pub(in crate::adapter) fn check_name(setting: &'static str, name: &str) -> Result<(), ConfigError> {

@@ -1,11 +1,9 @@
 //! [`Purging`]: how often expired keys are deleted. [`PurgeTask`]: the task of an adapter that deletes them, without any
 //! code of the user's, and that sees the end of its pool.
 
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::FutureExt;
 use rand::RngExt;
 use sqlx::{Database, Pool};
 use tokio::runtime::Handle;
@@ -18,10 +16,10 @@ use super::super::inspect::{MaintenanceAdapter, Stats};
 use crate::error::{ConfigError, StoreError, StoreErrorKind, check};
 use crate::observe;
 
-/// The latest start of the first round. The earliest is half of it: a test or a command that counts rows
+/// The latest start of the first purge. The earliest is half of it: a test or a command that counts rows
 /// has ended before.
 const FIRST_WITHIN: Duration = Duration::from_secs(60);
-/// The pause after the first failed round.
+/// The pause after the first purge that failed.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// How long one statement may take.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -33,12 +31,12 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// adapter, with its pool and with that runtime; a later call on another runtime starts it again. It
 /// purges only while that runtime is driven, and does nothing while tokio's clock is paused.
 ///
-/// A round repeats a statement until it deletes fewer keys than it may. Then it reads the statistics for the
-/// [gauges](crate::observe#metrics). The first round starts after 30 to 60 s, or within the interval if that is shorter.
+/// A purge repeats a statement until it deletes fewer keys than it may. Then it reads the statistics for the
+/// [gauges](crate::observe#metrics). The first purge starts after 30 to 60 s, or within the interval if that is shorter.
 /// Every pause is jittered, so that replicas that start together do not purge together.
 ///
-/// An error, a hang or a panic of the store ends one round, and a round is tried again after 1 s, 2 s, 4 s and so on, up
-/// to the interval. The first failure is logged at WARN (`purging failed`), and the next ones at DEBUG, until a round
+/// An error or a hang of the store ends a purge, which is tried again after 1 s, 2 s, 4 s and so on, up
+/// to the interval. The first failure is logged at WARN (`purging failed`), and the next ones at DEBUG, until a purge
 /// succeeds.
 ///
 /// Replicas that share a table do not disturb each other.
@@ -73,7 +71,7 @@ impl Purging {
         Self { every: None, ..Self::new() }
     }
 
-    /// Sets the pause between two rounds.
+    /// Sets the pause between two purges.
     ///
     /// A pause below 1 ms or above 365 days is invalid.
     pub fn every(self, interval: Duration) -> Self {
@@ -113,10 +111,7 @@ impl Purging {
         // For an alert on a purge that never succeeds.
         observe::set_last_purge();
         while stop.run_until_cancelled(sleep(pause)).await.is_some() {
-            let round = AssertUnwindSafe(self.round(&adapter, &stop)).catch_unwind();
-            let panicked =
-                |_| Err(StoreError::new(StoreErrorKind::Unavailable, "purging keys: a panic"));
-            match round.await.unwrap_or_else(panicked) {
+            match self.purge(&adapter, &stop).await {
                 Ok(false) => return,
                 Ok(true) => (pause, retry, has_failed) = (every, FIRST_RETRY, false),
                 // The adapter may be closed.
@@ -137,7 +132,7 @@ impl Purging {
 
     /// Deletes every key that can be purged. Returns `false` if it was stopped before; a stop waits for the current
     /// statement.
-    async fn round<A: MaintenanceAdapter>(
+    async fn purge<A: MaintenanceAdapter>(
         self,
         adapter: &impl Fn() -> Option<A>,
         stop: &CancellationToken,

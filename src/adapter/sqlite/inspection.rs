@@ -34,7 +34,7 @@ impl SqlMaintenance for SqliteStore {
         self.write_in_task(|store| async move {
             let fault = |error| store_error("forgetting a key", error);
             let connection = &mut *acquire(&store.writer).await.map_err(fault)?;
-            let mut session = Session { connection, statements: &store.statements };
+            let mut session = Session::new(connection, &store.statements);
             let found = session.read(&[&key], Fetch::Nothing).await.map_err(fault)?;
             let found = found.into_iter().flatten().next();
             if let Some(reply) = found.map_or(Some(ForgetReply::Missing), |row| row.forgotten()) {
@@ -71,7 +71,7 @@ impl SqlMaintenance for SqliteStore {
         limit: u32,
     ) -> Result<Listing, StoreError> {
         // A namespace has at most 64 bytes, so none is greater.
-        let (mut from, mut end) = (Place::default(), char::MAX.to_string().repeat(17));
+        let (mut from, mut end) = (Names::default(), char::MAX.to_string().repeat(17));
         if let Some(namespace) = &filter.namespace {
             from.0.clone_from(namespace);
             // No namespace holds a NUL, so none lies between.
@@ -101,23 +101,23 @@ impl SqlMaintenance for SqliteStore {
     }
 }
 
-/// The namespace and the id of a key, which exists or not: a place in the order of the primary key.
-type Place = (String, String);
+/// The namespace and the id of a key, which exists or not, in the order of the primary key.
+type Names = (String, String);
 
-/// Returns the cursor of this place: its names as JSON, which escapes whatever they hold.
-fn cursor_at(place: &Place) -> String {
+/// Returns the cursor of these names, as JSON, which escapes whatever they hold.
+fn cursor_at(names: &Names) -> String {
     // Strings always serialize.
-    serde_json::to_string(place).unwrap_or_default()
+    serde_json::to_string(names).unwrap_or_default()
 }
 
 /// Reads a text that [`cursor_at`] makes of a key.
-fn read_cursor(cursor: &str) -> Result<Place, StoreError> {
-    let place = serde_json::from_str::<Place>(cursor).ok();
-    let is_own = |place: &Place| {
-        cursor_at(place) == cursor
-            && DedupKey::new(&place.0, &place.1).is_ok_and(|key| key.id() == place.1)
+fn read_cursor(cursor: &str) -> Result<Names, StoreError> {
+    let names = serde_json::from_str::<Names>(cursor).ok();
+    let is_own = |names: &Names| {
+        cursor_at(names) == cursor
+            && DedupKey::new(&names.0, &names.1).is_ok_and(|key| key.id() == names.1)
     };
-    place.filter(is_own).ok_or_else(|| {
+    names.filter(is_own).ok_or_else(|| {
         StoreError::new(
             StoreErrorKind::Refused,
             "listing keys: the cursor is not one of this store",

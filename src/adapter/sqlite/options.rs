@@ -6,8 +6,7 @@ use std::time::Duration;
 use sqlx::sqlite::SqliteConnectOptions;
 
 use super::super::sql::Purging;
-use super::super::sql::options::{SqlOptions, check_timeout, take_names};
-use super::super::sql::queue::Bounds;
+use super::super::sql::options::{SqlOptions, check_timeout, shared_settings, take_names};
 use crate::error::ConfigError;
 
 /// How a [`SqliteAdapter`](super::SqliteAdapter) works. Set before the adapter exists.
@@ -28,20 +27,6 @@ impl SqliteOptions {
         Self { sql: SqlOptions::new(), write_lock_timeout: Duration::from_secs(5) }
     }
 
-    /// Sets the table's name. The default is `webhook_deliveries`.
-    pub fn table(mut self, table: &str) -> Self {
-        table.clone_into(&mut self.sql.table);
-        self
-    }
-
-    /// Sets how often expired keys are deleted, in the background; [`Purging::off`] deletes nothing.
-    ///
-    /// A portion of 1,000 keys is one write among those of deliveries, in the order of their begin.
-    pub fn purging(mut self, purging: Purging) -> Self {
-        self.sql.purging = purging;
-        self
-    }
-
     /// Sets how long a transactional delivery waits for those before it, which run one at a time. The
     /// default is 5 s. After that its answer is 503.
     ///
@@ -56,16 +41,6 @@ impl SqliteOptions {
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         self.sql.check()?;
         check_timeout("write_lock_timeout", self.write_lock_timeout)
-    }
-
-    pub(crate) fn with_bounds(mut self, batch: usize, waiting: usize) -> Self {
-        let bounds = self.sql.bounds;
-        self.sql.bounds = Bounds { max_batch_keys: batch, max_queued_keys: waiting, ..bounds };
-        self
-    }
-
-    pub(crate) fn table_name(&self) -> &str {
-        &self.sql.table
     }
 
     /// Reads a URL: the name of the table into these options, everything else into sqlx's. For a pool
@@ -91,8 +66,4 @@ impl SqliteOptions {
     }
 }
 
-impl Default for SqliteOptions {
-    fn default() -> Self {
-        Self::new()
-    }
-}
+shared_settings!(SqliteOptions);

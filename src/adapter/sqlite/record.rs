@@ -31,8 +31,8 @@ impl SqliteAdapter {
         store.prepare_within(connection).await?;
         let terms = CallTerms::on_claim(Token::random(), retention);
         let rows = rows_of(std::slice::from_ref(key), &terms, |_| 0);
-        let mut session = Session { connection, statements: &store.statements };
-        let written = session.write(Kind::ClaimComplete, &rows, vec![None], &mut false).await;
+        let mut session = Session::new(connection, &store.statements);
+        let written = session.write(Kind::ClaimComplete, &rows, vec![None]).await;
         let fault = |error| store_error("claiming a key in a transaction", error);
         Ok(claimed(written.map_err(fault)?)?.remove(0))
     }

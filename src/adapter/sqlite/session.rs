@@ -14,9 +14,7 @@ use tokio::sync::OwnedMutexGuard;
 
 use super::super::replies::RenewReply;
 use super::super::sql::batch::{Failed, RowExecutor, TRIES, unanswered};
-use super::super::sql::call::{
-    Kind, Replied, RowCall, RowReply, checked, most_read, select, stores_data,
-};
+use super::super::sql::call::{Kind, Replied, RowCall, RowReply, checked, select, stores_data};
 use super::super::sql::row::{Row, completed};
 use super::super::sql::statement::query;
 use super::super::stored::Fetch;
@@ -46,8 +44,10 @@ impl RowExecutor for Writer {
         let mut has_written = false;
         let executed = async {
             let connection = &mut *acquire(&self.pool).await?;
-            let mut session = Session { connection, statements: &self.statements };
-            session.execute(kind, rows, &mut has_written).await
+            let mut session = Session::new(connection, &self.statements);
+            let executed = session.execute(kind, rows).await;
+            has_written = session.has_written;
+            executed
         };
         let error = match executed.await {
             Ok(replies) => return (replies, None),
@@ -77,17 +77,21 @@ pub(super) async fn acquire(pool: &SqlitePool) -> Result<PoolConnection<Sqlite>,
 /// A connection that may write: under the write lock, or in a transaction that holds the file.
 pub(super) struct Session<'c> {
     pub(super) connection: &'c mut SqliteConnection,
-    pub(super) statements: &'c Statements,
+    statements: &'c Statements,
+    /// Whether a statement has written rows that no reply reports.
+    has_written: bool,
 }
 
-impl Session<'_> {
-    /// Returns the reply of each row that has one. `has_written` is set once a statement has written rows that no
-    /// reply reports.
-    pub(super) async fn execute(
+impl<'c> Session<'c> {
+    pub(super) fn new(connection: &'c mut SqliteConnection, statements: &'c Statements) -> Self {
+        Self { connection, statements, has_written: false }
+    }
+
+    /// Returns the reply of each row that has one.
+    async fn execute(
         &mut self,
         kind: Kind,
         rows: &[RowCall<'_>],
-        has_written: &mut bool,
     ) -> Result<Vec<Replied>, sqlx::Error> {
         if kind == Kind::Check {
             let keys: Vec<_> = rows.iter().map(|row| row.key).collect();
@@ -123,19 +127,18 @@ impl Session<'_> {
             if usize::try_from(written) == Ok(rows.len()) {
                 return Ok(replies(Some(reply)).collect());
             }
-            *has_written |= written > 0;
+            self.has_written |= written > 0;
         }
-        self.write(kind, rows, replies(None).collect(), has_written).await
+        self.write(kind, rows, replies(None).collect()).await
     }
 
     /// Claims or completes the rows without a reply, in every state. A row that is left without one was changed by
-    /// other processes each time. `has_written` is set as by [`execute`](Self::execute).
+    /// other processes each time.
     pub(super) async fn write(
         &mut self,
         kind: Kind,
         rows: &[RowCall<'_>],
         mut replies: Vec<Replied>,
-        has_written: &mut bool,
     ) -> Result<Vec<Replied>, sqlx::Error> {
         let statement = match kind {
             Kind::Claim => &self.statements.claim_upsert,
@@ -150,7 +153,7 @@ impl Session<'_> {
             }
             let left_rows = select(rows, &left);
             let written = self.fetch(statement, &left_rows).await?;
-            *has_written |= !written.is_empty();
+            self.has_written |= !written.is_empty();
             for (index, row) in with_indexes(&left_rows, &written)? {
                 let reply = written_reply(kind, row, left_rows[index].token())?;
                 replies[left[index]] = Some(Ok(reply));
@@ -181,15 +184,9 @@ impl Session<'_> {
         keys: &[&DedupKey],
         fetch: Fetch,
     ) -> Result<Vec<Option<Row>>, sqlx::Error> {
-        let mut found = Vec::with_capacity(keys.len());
-        for keys in keys.chunks(most_read(fetch)) {
-            let rows = query(self.statements.read(fetch))
-                .bind(keys_json(keys.iter().copied()))
-                .fetch_all(&mut *self.connection)
-                .await?;
-            found.extend(rows_in_order(keys.len(), &rows, fetch)?);
-        }
-        Ok(found)
+        let read = query(self.statements.read(fetch)).bind(keys_json(keys.iter().copied()));
+        let rows = read.fetch_all(&mut *self.connection).await?;
+        rows_in_order(keys.len(), &rows, fetch)
     }
 }
 

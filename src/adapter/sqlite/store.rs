@@ -222,7 +222,7 @@ impl SqliteStore {
         fetch: Fetch,
     ) -> Result<Vec<Option<Row>>, sqlx::Error> {
         let connection = &mut *acquire(&self.readers).await?;
-        Session { connection, statements: &self.statements }.read(keys, fetch).await
+        Session::new(connection, &self.statements).read(keys, fetch).await
     }
 }
 

@@ -1,4 +1,4 @@
--- Reads rows with all their stored data. At most 64 keys a statement: responses are large.
+-- Reads rows with all their stored data.
 -- `standby` shows whether the server only follows another: it may not know yet, or know too much.
 SELECT t.key, t.token, t.attempts, t.takeover, t.first_seen_at, t.completed_at,
   t.expires_at, t.lease_until, clock_timestamp() AS now, t.version,
