@@ -30,6 +30,9 @@ pub(super) const STATEMENT_TIMEOUT: Duration = Duration::from_millis(900);
 /// The sum of several bounds, on a busy machine.
 pub(super) const IN_TIME: Duration = Duration::from_secs(10);
 const CONNECTIONS: u32 = 2;
+/// The server ends a handler's transaction that has fallen silent, which holds the row of its event: by default after a
+/// minute.
+const IDLE_BOUND: [(&str, &str); 1] = [("idle_in_transaction_session_timeout", "5s")];
 
 pub(super) fn adapter(pool: &PgPool) -> PostgresAdapter {
     adapter_with(pool, STATEMENT_TIMEOUT)
@@ -174,10 +177,7 @@ async fn silenced(
     id: &str,
 ) -> usize {
     let proxy = to_postgres(&database.options()).await;
-    // The server ends a handler's transaction that has fallen silent, which holds the row of its event: by default after
-    // a minute.
-    let bound = [("idle_in_transaction_session_timeout", "5s")];
-    let options = through(proxy.port(), database.options()).options(bound);
+    let options = through(proxy.port(), database.options()).options(IDLE_BOUND);
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let handler = sound(database);
@@ -293,7 +293,7 @@ async fn rollback_over_a_silent_connection_frees_the_key() {
 async fn all_silent_under_load(build: Build, is_alone: bool) {
     let database = Database::fresh().await;
     let proxy = to_postgres(&database.options()).await;
-    let pool = bounded(4, through(proxy.port(), database.options()));
+    let pool = bounded(4, through(proxy.port(), database.options()).options(IDLE_BOUND));
     let (handle, service) = build(&pool, adapter(&pool), sound(&database));
     until_acknowledged(&service, WARM).await;
     let (start, acknowledged) = (Instant::now(), Arc::new(AtomicUsize::new(0)));
