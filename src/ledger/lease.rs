@@ -141,17 +141,16 @@ impl Ledger for Lease {
                 })
             };
             let begun = claims.begin(events, first, start).await?;
-            // Another delivery may have run the events. Dropped, the claim is released.
-            let has_lapsed = |delivery: &Delivery| {
-                !delivery.is_unprotected() && claimed_at.elapsed() >= context.terms.lease()
+            let is = |of: fn(&RenewalGuard) -> bool| {
+                let renewal = |claim: &LeaseClaim| claim.renewal.as_ref().is_some_and(of);
+                matches!(&begun, Begin::First { claim, .. } if renewal(claim))
             };
-            if matches!(&begun, Begin::First { delivery, .. } if has_lapsed(delivery)) {
+            // Another delivery may have run the events. Dropped, the claim is released.
+            if is(RenewalGuard::has_lapsed) {
                 let context = "claiming keys, whose lease was over before the reply";
                 return Err(StoreError::new(StoreErrorKind::Timeout, context));
             }
-            let must_yield =
-                |claim: &LeaseClaim| claim.renewal.as_ref().is_some_and(RenewalGuard::must_yield);
-            if !matches!(&begun, Begin::First { claim, .. } if must_yield(claim)) {
+            if !is(RenewalGuard::must_yield) {
                 return Ok(begun);
             }
             // Boxed, because few claims wake the sweeper.

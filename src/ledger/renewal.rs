@@ -72,6 +72,7 @@ pub(super) struct RenewalGuard {
     /// Not a `usize`, so that the future of a delivery stays within 1,024 bytes.
     place: u32,
     has_woken: bool,
+    has_lapsed: bool,
 }
 
 impl RenewalGuard {
@@ -79,6 +80,11 @@ impl RenewalGuard {
     /// thread. If the handler blocked this thread, no other thread would run the sweeper.
     pub(super) fn must_yield(&self) -> bool {
         self.has_woken
+    }
+
+    /// Returns `true` if the lease was over before its renewals began.
+    pub(super) fn has_lapsed(&self) -> bool {
+        self.has_lapsed
     }
 }
 
@@ -104,6 +110,7 @@ impl Renewals {
     ) -> Option<RenewalGuard> {
         let handle = Handle::try_current().ok()?;
         let (runtime, due) = (handle.id(), due(&lease.of_ledger, since));
+        let has_lapsed = since.elapsed() >= lease.of_ledger.terms.lease();
         let mut runtimes = self.lock();
         let known = runtimes.iter().position(|leases| leases.runtime == runtime);
         let at = known.unwrap_or_else(|| {
@@ -126,7 +133,8 @@ impl Renewals {
             earlier.notify_one();
         }
         let has_woken = starts || sleeps_too_long;
-        Some(RenewalGuard { renewals: Arc::clone(self), runtime, place, has_woken })
+        let renewals = Arc::clone(self);
+        Some(RenewalGuard { renewals, runtime, place, has_woken, has_lapsed })
     }
 
     /// Starts the renewals of one runtime that are due. Returns when to wake again; `None` if no delivery of it
