@@ -181,7 +181,7 @@ fn time_of(text: &str) -> Option<SystemTime> {
 
     let at = text.rfind(['Z', '+', '-']).filter(|at| *at >= SECONDS)?;
     let (time, offset) = text.split_at(at);
-    let time = humantime::parse_rfc3339_weak(time).ok()?;
+    let time = humantime::parse_rfc3339_weak(time).ok().filter(|_| !time.ends_with('Z'))?;
     if offset == "Z" {
         return Some(time);
     }
