@@ -245,13 +245,15 @@ async fn second_identity_is_not_compared() {
     assert_eq!(handler.runs(), 1);
 }
 
+type Comparing = BoxCloneSyncService<Request<Body>, Response<ResponseBody<Body>>, Infallible>;
+
 /// A layer of either ledger that compares payloads.
 fn comparing(
     store: &Arc<Faulty<MemoryAdapter>>,
     on_arrival: bool,
     open: OnUnavailable,
     handler: &Handler,
-) -> (BoxCloneSyncService<Request<Body>, Response<ResponseBody<Body>>, Infallible>, DedupHandle) {
+) -> (Comparing, DedupHandle) {
     let (compared, bound) = (key::body_digest(), Duration::from_millis(50));
     if on_arrival {
         let layer = DedupLayer::on_arrival(by_word(), Arc::clone(store)).store_timeout(bound);

@@ -236,7 +236,8 @@ async fn switch_under_load_loses_and_doubles_nothing() {
     assert_eq!((handle.running(), handle.waiting(), handle.pending_writes()), (0, 0, 0));
 
     let (mut all_runs, mut firsts) = (0, 0);
-    for (id, event) in runs.lock().unwrap().clone().into_iter().enumerate() {
+    let runs = runs.lock().unwrap().clone();
+    for (id, event) in runs.into_iter().enumerate() {
         // A run without a claim is the choice of shadow and off. No event has two claimed successes.
         assert!(event.first <= 1, "{id} was doubled: {event:?}");
         assert!(event.first + event.other >= 1, "{id} was lost: {event:?}");
