@@ -20,8 +20,8 @@ use crate::observe::measured;
 
 const INTERVAL: Duration = Duration::from_secs(600);
 
-/// One portion: how long it takes, and how many keys it deletes. `Err(None)` is a panic.
-type Step = (Duration, Result<u64, Option<StoreErrorKind>>);
+/// One portion: how long it takes, and how many keys it deletes.
+type Step = (Duration, Result<u64, StoreErrorKind>);
 
 /// A store that purges by a script, and deletes nothing after its end.
 #[derive(Default)]
@@ -66,7 +66,7 @@ impl MaintenanceAdapter for Scripted {
             let step = self.script.lock().unwrap().pop_front();
             let (takes, purged) = step.unwrap_or((Duration::ZERO, Ok(0)));
             tokio::time::sleep(takes).await;
-            purged.map_err(|kind| StoreError::new(kind.expect("told to panic"), "purging"))
+            purged.map_err(|kind| StoreError::new(kind, "purging"))
         })
     }
 
@@ -125,7 +125,7 @@ async fn the_first_round_starts_within_a_minute_and_the_next_after_the_interval(
 
 #[tokio::test(start_paused = true)]
 async fn a_failed_round_is_repeated_after_a_second_and_then_in_doubling_pauses() {
-    let ways = [Err(Some(StoreErrorKind::Refused)), Err(None)];
+    let ways = [Err(StoreErrorKind::Refused), Err(StoreErrorKind::Unavailable)];
     let fails = ways.into_iter().cycle().take(14).map(|way| (Duration::ZERO, way));
     let store = Scripted::new(fails);
     let purger = purger(&store);
@@ -172,7 +172,7 @@ fn rows_deleted_by_a_failing_round_are_counted() {
             let store = Scripted::new([
                 (now, Ok(100)),
                 (now, Ok(100)),
-                (now, Err(Some(StoreErrorKind::Unavailable))),
+                (now, Err(StoreErrorKind::Unavailable)),
                 (now, Ok(7)),
             ]);
             let purger = purger(&store);
