@@ -149,7 +149,19 @@ async fn purges_beside_batches_that_claim_expired_keys_never_fail() {
         table.execute(expire).await;
         let claims = keys.chunks(100).map(|keys| {
             let (adapter, keys) = (table.adapter.clone(), keys.to_vec());
-            tokio::spawn(async move { claim_all(&adapter, &keys, &terms()).await.unwrap() })
+            tokio::spawn(async move {
+                let (terms, mut claimed) = (terms(), Vec::new());
+                for (key, mut reply) in
+                    keys.iter().zip(claim_all(&adapter, &keys, &terms).await.unwrap())
+                {
+                    // A purge holds the row.
+                    while reply == ClaimReply::InFlight {
+                        reply = adapter.claim(key, &terms).await.unwrap();
+                    }
+                    claimed.push(reply);
+                }
+                claimed
+            })
         });
         let purges = (0..4).map(|_| {
             let adapter = table.adapter.clone();

@@ -112,7 +112,7 @@ async fn doctor_finds_a_replica() {
         (replica, primary)
     })
     .await;
-    let ran = run(&replica.url(), &["doctor", "--json", "--timeout", "1s"]).await;
+    let ran = run(&replica.url(), &["doctor", "--json", "--timeout", "5s"]).await;
     ran.assert_finding("rights", "error", "a read only replica");
 }
 
