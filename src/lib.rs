@@ -1,8 +1,6 @@
 // The crate page begins with the README.
 #![doc = include_str!("../README.md")]
 #![doc = include_str!("docs/guide.md")]
-// The pictures of the README are files of the repository.
-#![doc = "<style>.repository { display: none }</style>"]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // The guide links to items behind features, so rustdoc checks its links with these features only.
 #![cfg_attr(
