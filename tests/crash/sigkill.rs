@@ -253,7 +253,15 @@ async fn until_acknowledged(dir: &Path, receivers: usize, settings: &[(&str, &st
     });
     let senders: Vec<_> = senders.collect();
     for kill in 0..KILLS {
-        tokio::time::sleep(Duration::from_millis(60 + 35 * kill as u64)).await;
+        // On a busy machine, a new process has its first requests later.
+        let before = effects(dir).len();
+        for _ in 0..200 {
+            if effects(dir).len() >= before + 2 * receivers {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        tokio::time::sleep(Duration::from_millis(35 * kill as u64)).await;
         children[0].kill().await.unwrap();
         let (child, url) = spawn(dir, settings).await;
         children[0] = child;
