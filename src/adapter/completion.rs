@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
+use sqlx::pool::PoolConnection;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 use sqlx::{Connection, Database, Pool, SqlSafeStr, Transaction};
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
@@ -271,15 +273,7 @@ pub(crate) async fn begin<DB: CompletionDatabase, E: From<StoreError> + From<sql
     mark: &str,
     line: DB::Line,
 ) -> Result<(Transaction<'static, DB>, DB::Turn), E> {
-    let mut connection = pool.acquire().await?;
-    for _ in 0..pool.options().get_max_connections() {
-        if !connection.is_in_transaction() {
-            break;
-        }
-        // The connection is closed in any case.
-        let _ = connection.close().await;
-        connection = pool.acquire().await?;
-    }
+    let mut connection = acquire(pool).await?;
     let turn = DB::turn(line).await?;
     let (pool, statement) = (pool.clone(), DB::begin_statement(mark));
     let begin = async move {
@@ -290,11 +284,26 @@ pub(crate) async fn begin<DB: CompletionDatabase, E: From<StoreError> + From<sql
                 return Ok((begun?, turn));
             }
             let _ = pool.acquire().await?.close().await;
-            connection = pool.acquire().await?;
+            connection = acquire(&pool).await?;
         }
         Err(sqlx::Error::PoolTimedOut)
     };
     Ok(tokio::spawn(begin).await.unwrap_or(Err(sqlx::Error::WorkerCrashed))?)
+}
+
+/// Returns a connection that is in no transaction, as far as sqlx knows.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+async fn acquire<DB: CompletionDatabase>(pool: &Pool<DB>) -> sqlx::Result<PoolConnection<DB>> {
+    let mut connection = pool.acquire().await?;
+    for _ in 0..pool.options().get_max_connections() {
+        if !connection.is_in_transaction() {
+            break;
+        }
+        // The connection is closed in any case.
+        let _ = connection.close().await;
+        connection = pool.acquire().await?;
+    }
+    Ok(connection)
 }
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
