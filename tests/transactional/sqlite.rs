@@ -61,7 +61,7 @@ async fn handler_that_waits_for_its_pool_holds_up_no_other_event() {
     let pool = SqlitePoolOptions::new().max_connections(1);
     let pool = pool.connect_with(SqliteConnectOptions::new().filename(&file)).await.unwrap();
     let report = pool.acquire().await.unwrap();
-    let worker = Deduplicator::transactional(store).handler_timeout(5 * WRITES_FOR);
+    let worker = Deduplicator::transactional(store).handler_timeout(20 * WRITES_FOR);
     let keys = ["a", "b", "c"].map(dedup_key);
     let commits = async |event: Delivery| event.begin(&pool).await?.commit().await;
     let waits = worker.run(&keys[0], commits);
@@ -71,7 +71,9 @@ async fn handler_that_waits_for_its_pool_holds_up_no_other_event() {
             event.nothing_to_write();
             async { Ok::<_, CommitError>(()) }
         };
+        let at = Instant::now();
         assert_eq!(worker.run(&keys[1], nothing).await.unwrap(), RunOutcome::First(()));
+        assert!(at.elapsed() < 10 * WRITES_FOR, "{:?}", at.elapsed());
     };
     let (waited, ()) = tokio::join!(waits, others);
     assert!(matches!(waited, Err(RunError::TimedOut)), "{waited:?}");
