@@ -173,7 +173,7 @@ impl Resolution {
     pub(super) fn begin<T: OfLedger, C>(
         &mut self,
         of_ledger: impl FnOnce(List<DedupKey>) -> T,
-        claim: impl FnOnce(Arc<Inner<T>>) -> C,
+        claim: impl FnOnce(Arc<Inner<T>>) -> Option<C>,
     ) -> Begin<C> {
         if self.new.is_empty() {
             return self.without_new();
