@@ -199,12 +199,12 @@ impl<L: Ledger> Deduplicator<L> {
     /// Returns the number of completions and releases that continue in the background.
     #[must_use]
     pub fn pending_writes(&self) -> usize {
-        self.ledger.pending_writes().count()
+        self.ledger.pending_writes().len()
     }
 
     /// Waits until no completion and no release continues in the background. Call it at shutdown.
     pub async fn drain(&self) {
-        self.ledger.pending_writes().drain().await;
+        self.ledger.pending_writes().wait().await;
     }
 
     /// Runs `handler` if the event is new, and makes its keys permanent if `handler` succeeds.

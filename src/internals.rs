@@ -27,6 +27,8 @@ use crate::key::{KeyExtractor, KeyPart};
 #[cfg(feature = "testing")]
 use crate::ledger::{Lease, OnArrival};
 use crate::observe;
+#[cfg(feature = "testing")]
+use crate::provider::Preset;
 
 #[cfg(feature = "testing")]
 pub use crate::ledger::{
@@ -151,4 +153,18 @@ pub fn postgres_statements(adapter: &PostgresAdapter) -> Vec<(&'static str, Arc<
 #[must_use]
 pub fn sqlite_statements(adapter: &SqliteAdapter) -> Vec<(&'static str, Arc<str>)> {
     adapter.statements()
+}
+
+/// Returns what the tables of the guide say of a sender: its largest body, and when it retries.
+#[cfg(feature = "testing")]
+#[must_use]
+pub fn body_and_retries(preset: &Preset) -> (Option<usize>, String) {
+    (preset.max_body, format!("{:?}", preset.retries))
+}
+
+/// Returns `true` if a signed time limits how long a captured delivery of this sender can be sent again.
+#[cfg(all(feature = "testing", feature = "verify"))]
+#[must_use]
+pub fn signs_time(preset: &Preset) -> bool {
+    preset.scheme.is_some_and(|scheme| scheme.signs_time())
 }

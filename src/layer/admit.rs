@@ -30,7 +30,7 @@ use crate::adapter::Payloads;
 use crate::delivery::{Delivery, Verdict};
 use crate::error::{KeyError, KeyErrorKind};
 use crate::key::{DedupKey, Extracted, KeyPart, Keys, RequestRef};
-use crate::ledger::{BeginContext, RunsWithoutKey};
+use crate::ledger::RunsWithoutKey;
 use crate::observe::{self, DedupAnswer, Outcome};
 
 /// What happens to a request whose body was read.
@@ -135,8 +135,7 @@ where
         // A drain waits for this request too.
         let _counted = gate.tasks.token();
         release_readiness(inner);
-        let context = BeginContext::recording(&config.times, &contents, ledger.stores_data());
-        let outcome = match ledger.record(&contents, &context).await {
+        let outcome = match ledger.record(&contents, &config.times).await {
             Ok(()) => Outcome::Handshake,
             Err(error) => {
                 self.report.error = Some(error.into());

@@ -178,7 +178,7 @@ impl<L, B> DedupLayer<L, B> {
     /// Sets the longest body, in bytes. A longer one is answered 413, whatever its method, and
     /// nothing is claimed.
     ///
-    /// A limit below the preset's [largest body](crate::provider::Preset::max_body) is used, and a
+    /// A limit below the [largest body](crate::guide::providers) of the preset's sender is used, and a
     /// warning is logged. A [`VerifyLayer`](crate::verify::VerifyLayer) outside this layer has a limit
     /// of its own: set both.
     ///
@@ -534,7 +534,7 @@ impl<L: Ledger, B> DedupLayer<L, B> {
     pub fn handle(&self) -> DedupHandle {
         DedupHandle {
             gate: Arc::clone(&self.gate),
-            pending_writes: self.ledger.pending_writes(),
+            pending_writes: self.ledger.pending_writes().clone(),
             namespace: Arc::clone(&self.config.key.namespace),
         }
     }

@@ -3,8 +3,10 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
 
 use super::arrival::Doubt;
 use super::call;
@@ -14,7 +16,6 @@ use super::held::LeaseTerms;
 use super::lease::Claim;
 use super::renewal::RenewalGuard;
 use super::resolve::{Resolution, flatten};
-use super::retry::PendingWrites;
 use super::shared::Shared;
 use super::times::Times;
 use crate::adapter::contract::{DedupAdapter, Permanence};
@@ -115,23 +116,25 @@ impl AnyLedger {
     }
 
     /// Completes the identities of a request that the layer answers itself: no event of its may run later. One call for
-    /// each, because a completion counts whoever holds the lease. On arrival, no request has an identity of its content.
+    /// each, because a completion counts whoever holds the lease. The rows name no other key, so no event is complete
+    /// with them. On arrival, no request has an identity of its content.
     ///
     /// # Errors
     ///
     /// The store did not reply.
-    pub(crate) async fn record(
-        &self,
-        keys: &Keys,
-        context: &BeginContext,
-    ) -> Result<(), StoreError> {
-        if self.0.permanent == Permanent::OnArrival {
+    pub(crate) async fn record(&self, keys: &Keys, times: &Times) -> Result<(), StoreError> {
+        let Shared { permanent, adapter, abilities, .. } = &*self.0;
+        if *permanent == Permanent::OnArrival {
             return Ok(());
         }
-        let (_, identities) = flatten(keys);
-        let terms = context.terms(keys.events(), self.0.abilities);
-        let bound = context.store_timeout;
-        call::all(call::complete(&*self.0.adapter, &identities, &terms, bound).await).map(drop)
+        let mut context = BeginContext::of(times, Duration::ZERO);
+        let itself = |event: &Event| (event.key().clone(), event.key().sha256());
+        if abilities.stored_data {
+            context.terms = context.terms.with_payloads(keys.events().iter().map(itself));
+        }
+        let (terms, (_, identities)) = (context.terms(keys.events(), *abilities), flatten(keys));
+        let completed = call::complete(&**adapter, &identities, &terms, times.store_timeout).await;
+        call::all(completed).map(drop)
     }
 
     /// Makes the delivery of all events of a request that the handler runs under every verdict. `claim` is the delivery
@@ -181,8 +184,8 @@ impl AnyLedger {
 
     /// Returns the writes that continue in the background.
     #[must_use]
-    pub fn pending_writes(&self) -> PendingWrites {
-        PendingWrites::of(&[&self.0.completions, &self.0.releases])
+    pub fn pending_writes(&self) -> &TaskTracker {
+        &self.0.tasks
     }
 }
 

@@ -123,14 +123,14 @@ impl<'l> Claims<'l> {
         replies: Replies,
         have_failed: bool,
     ) -> Result<Resolution, StoreError> {
-        let open = replies.error().filter(|error| have_failed && fails_open(&self.terms, error));
-        let mut resolution = match open {
-            Some(error) => Resolution::unprotected(events, error),
-            None => resolve(&events, &replies, &self.terms),
-        };
+        let mut resolution = resolve(&events, &replies, &self.terms);
         self.held = std::mem::take(&mut resolution.release);
         self.asked.clear();
         match replies.into_error() {
+            Some(error) if have_failed && fails_open(&self.terms, &error) => {
+                self.held.clear();
+                Ok(Resolution::unprotected(events, &error))
+            }
             Some(error) if resolution.new.is_empty() => Err(error),
             _ => Ok(resolution),
         }

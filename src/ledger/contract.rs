@@ -11,7 +11,7 @@ use crate::adapter::EventTypes;
 use crate::adapter::contract::{Abilities, CallTerms, Fetch, Seen, StoredResponse, Token};
 use crate::delivery::Delivery;
 use crate::error::{StoreError, StoreErrorKind};
-use crate::key::{DedupKey, Event, Keys};
+use crate::key::{DedupKey, Event};
 
 /// When a key becomes permanent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -146,17 +146,6 @@ impl BeginContext {
         context
     }
 
-    /// Returns the terms under which [`Ledger::record`] completes the identities of a request that is no event. They do
-    /// not fail open. The rows name no other key, so no event is complete with them.
-    pub(crate) fn recording(times: &Times, keys: &Keys, stores_data: bool) -> Self {
-        let mut context = Self::of(times, Duration::ZERO);
-        let itself = |event: &Event| (event.key().clone(), event.key().sha256());
-        if stores_data {
-            context.terms = context.terms.with_payloads(keys.events().iter().map(itself));
-        }
-        context
-    }
-
     pub(crate) const fn is_open(&self) -> bool {
         self.terms.duplicate_note.is_some()
     }
@@ -227,12 +216,4 @@ fn digests(events: &[Event]) -> Vec<(DedupKey, [u8; 32])> {
 pub struct HandlerSuccess {
     /// The response, if it is to be stored.
     pub response: Option<Arc<StoredResponse>>,
-}
-
-impl HandlerSuccess {
-    /// Returns the terms of the completion, if they differ from those of the claim.
-    pub(super) fn terms(&self, claimed: &CallTerms) -> Option<CallTerms> {
-        let response = self.response.as_ref()?;
-        Some(claimed.clone().with_response(Arc::clone(response)))
-    }
 }

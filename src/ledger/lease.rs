@@ -105,7 +105,9 @@ impl Claim {
                 return Ok(None);
             }
             // Boxed, because most layers store no response.
-            let with_response = success.terms(&lease.terms).map(Box::new);
+            let with_response = success.response.clone();
+            let with_response =
+                with_response.map(|response| Box::new(lease.terms.clone().with_response(response)));
             // From here on, a claim that is dropped completes in the background.
             self.left = Left::Completion(with_response.clone());
             let terms = with_response.as_deref().unwrap_or(&lease.terms);
@@ -161,7 +163,7 @@ impl Claim {
         replies.add(lease.keys.iter().cloned().zip(claimed));
         let mut resolution = resolve(self.lease.events(), &replies, &lease.terms);
         match resolution.new.is_empty().then(|| resolution.without_new::<()>()) {
-            Some(Begin::Duplicate(seen) | Begin::Mismatch(seen)) => Some(seen),
+            Some(Begin::Duplicate(seen)) => Some(seen),
             _ => None,
         }
     }

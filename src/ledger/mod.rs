@@ -39,5 +39,4 @@ pub(crate) use contract::{
 };
 pub use contract::{Lease, Ledger, OnArrival, Transactional};
 pub(crate) use lease::Claim;
-pub(crate) use retry::PendingWrites;
 pub(crate) use times::{PollDelays, TRANSACTIONAL_LEASE, Times, deadline_in, poll_delays};

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
 
 use super::contract::Permanent;
 use super::pending::Pending;
@@ -27,6 +28,8 @@ pub(super) struct Shared {
     pub(super) claiming: Arc<Pending<Instant>>,
     /// On arrival: keys that deliveries with a 503 may have claimed, until they are released.
     pub(super) releasing: Arc<Pending>,
+    /// The writes that continue in the background.
+    pub(super) tasks: TaskTracker,
     pub(super) completions: RetryPool,
     /// Separate from `completions`, because an outage leads to many releases. A refused release blocks
     /// a key for a lease; a refused completion runs an event twice.
@@ -39,6 +42,9 @@ impl Shared {
             Permanent::OnArrival => MOST_RELEASES_ON_ARRIVAL,
             Permanent::Lease | Permanent::Transactional => MOST_RELEASES,
         };
+        let tasks = TaskTracker::new();
+        // A closed tracker still takes tasks; `wait` ends only on a closed one.
+        tasks.close();
         Self {
             permanent,
             abilities: adapter.abilities(),
@@ -47,8 +53,9 @@ impl Shared {
             completing: Arc::default(),
             claiming: Arc::default(),
             releasing: Arc::default(),
-            completions: RetryPool::new(MOST_COMPLETIONS),
-            releases: RetryPool::new(most_releases),
+            completions: RetryPool::new(MOST_COMPLETIONS, &tasks),
+            releases: RetryPool::new(most_releases, &tasks),
+            tasks,
         }
     }
 }

@@ -192,18 +192,6 @@ impl Preset {
         let scheme = self.scheme.ok_or(VerifierError::NoScheme { preset: self.name() })?;
         Ok(Verifier { preset: Some(*self), ..scheme.verifier_at(public_url, secret)? })
     }
-
-    /// Returns how the sender signs; `None` if this crate does not know it.
-    #[must_use]
-    pub fn scheme(&self) -> Option<Scheme> {
-        self.scheme
-    }
-
-    /// Returns `true` if a signed time limits how long a captured delivery can be sent again.
-    #[must_use]
-    pub fn signs_time(&self) -> bool {
-        self.scheme.is_some_and(|scheme| scheme.signs_time())
-    }
 }
 
 impl Scheme {
@@ -231,6 +219,7 @@ impl Scheme {
     }
 }
 
+/// How the sender signs; `None` if this crate does not know it.
 impl From<Preset> for Option<Scheme> {
     fn from(preset: Preset) -> Self {
         preset.scheme

@@ -14,10 +14,11 @@ use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Fetch, Token};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::adapter::{MemoryAdapter, PostgresAdapter};
 use tower_dedup::internals::{self, AnyLedger, BeginContext};
-use tower_dedup::key::{self, DedupKey, Event, Extracted, KeyExtractor, Keys};
+use tower_dedup::key::{self, Event, Extracted, Keys};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{
-    DedupHandle, DedupLayer, Mode, OnMismatch, OnUnavailable, Replay, ResponseBody, provider,
+    DedupHandle, DedupKey, DedupLayer, KeyExtractor, Mode, OnMismatch, OnUnavailable, Replay,
+    ResponseBody, provider,
 };
 
 use crate::hooked::Hooked;
@@ -354,7 +355,7 @@ async fn delivery_dropped_while_it_reads_stored_data_leaves_nothing_behind() {
         context.terms = context.terms.with_fetch(Fetch::Digest);
         let begun = tokio::time::timeout(Duration::from_millis(50), ledger.begin(&keys, &context));
         assert!(begun.await.is_err());
-        ledger.pending_writes().drain().await;
+        ledger.pending_writes().wait().await;
     }
     let store = faulty(MemoryAdapter::new());
     let known = CallTerms::on_claim(Token::random(), DAY);

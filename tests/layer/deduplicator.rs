@@ -86,7 +86,7 @@ async fn claim_of_several_events_dropped_releases_all_identities() {
     let context = BeginContext::new(HOUR, HOUR, HOUR);
     let Begin::First { claim, .. } = ledger.begin(&keys, &context).await.unwrap() else { panic!() };
     drop(claim);
-    ledger.pending_writes().drain().await;
+    ledger.pending_writes().wait().await;
     for id in ["a", "a2", "b"] {
         let entry = store.get(&dedup_key(id)).await.unwrap();
         assert_eq!(entry.map(|entry| entry.state), Some(KeyState::Released), "{id}");
@@ -113,7 +113,7 @@ async fn release_that_never_succeeds_is_reported() {
 
 async fn gives_up(ledger: &AnyLedger) {
     let (log, _guard) = Log::of_this_thread();
-    ledger.pending_writes().drain().await;
+    ledger.pending_writes().wait().await;
     let record = log.last("gave up in the background");
     assert_eq!(record["level"], "ERROR");
     assert!(record["error"].starts_with("calling a faulty adapter"), "{record:?}");
