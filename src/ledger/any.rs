@@ -8,17 +8,16 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use super::arrival::Doubt;
 use super::call;
 use super::claims::Claims;
-use super::contract::{Begin, BeginContext, Ledger, Permanent, fails_open};
+use super::contract::{Begin, BeginContext, Ledger, Permanent};
 use super::held::LeaseTerms;
 use super::lease::Claim;
 use super::renewal::RenewalGuard;
 use super::resolve::{Resolution, flatten};
 use super::shared::Shared;
 use super::times::Times;
-use crate::adapter::contract::{DedupAdapter, Permanence};
+use crate::adapter::contract::DedupAdapter;
 use crate::delivery::{Delivery, Verdict};
 use crate::error::{ConfigError, ConfigErrorKind, StoreError, StoreErrorKind, check};
 use crate::key::{Event, Keys};
@@ -64,18 +63,14 @@ impl AnyLedger {
             let (events, first) = flatten(keys);
             let claimed_at = Instant::now();
             let terms = context.terms(&events, shared.abilities);
-            let mut claims = Claims::new(shared, terms, &context.store_timeout);
-            if on_arrival {
-                claims.terms.permanence = Permanence::OnClaim;
-                match Doubt::begin(shared, &first) {
-                    Ok(doubt) => claims.doubt = Some(Box::new(doubt)),
-                    Err(error) if fails_open(&claims.terms, &error) => {
-                        let mut resolution = Resolution::unprotected(events, &error);
-                        return Ok(resolution.begin(|_| (), |_| None));
-                    }
-                    Err(error) => return Err(error),
+            let claims = match Claims::of(shared, terms, &context.store_timeout, first) {
+                Ok(claims) => claims,
+                Err((error, true)) => {
+                    let mut resolution = Resolution::unprotected(events, &error);
+                    return Ok(resolution.begin(|_| (), |_| None));
                 }
-            }
+                Err((error, false)) => return Err(error),
+            };
             let start = move |claims: &mut Claims<'_>, resolution: &mut Resolution| {
                 let is_claimed = !resolution.is_unprotected;
                 if on_arrival {
@@ -93,7 +88,7 @@ impl AnyLedger {
                     Some(Claim::new(Arc::clone(shared), lease, renewal))
                 })
             };
-            let begun = claims.begin(events, first, start).await?;
+            let begun = claims.begin(events, start).await?;
             let is = |of: fn(&RenewalGuard) -> bool| match &begun {
                 Begin::First { claim: Some(claim), .. } => claim.renewal().is_some_and(of),
                 _ => false,

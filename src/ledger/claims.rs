@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use super::arrival::Doubt;
 use super::call;
-use super::contract::{Begin, fails_open};
+use super::contract::{Begin, Permanent, fails_open};
 use super::resolve::{Replies, Reply, Resolution, resolve};
 use super::retry::{RetryJob, Write};
 use super::shared::Shared;
-use crate::adapter::contract::{CallTerms, ClaimReply, Seen};
+use crate::adapter::contract::{CallTerms, ClaimReply, Permanence, Seen};
 use crate::error::StoreError;
 use crate::key::{DedupKey, Event, List};
 
@@ -20,33 +20,59 @@ use crate::key::{DedupKey, Event, List};
 pub(super) struct Claims<'l> {
     shared: &'l Shared,
     /// The keys that may be held, without those that the last call claims.
-    pub(super) held: List<DedupKey>,
+    held: List<DedupKey>,
     /// The keys that the last call claims.
     asked: List<DedupKey>,
     pub(super) terms: CallTerms,
     pub(super) store_timeout: &'l Duration,
     /// Boxed, because most ledgers have none.
-    pub(super) doubt: Option<Box<Doubt<'l>>>,
+    doubt: Option<Box<Doubt<'l>>>,
 }
 
 /// The replies of a step, and the keys that were not asked for because their completion is pending, with its terms.
 type Claimed = (List<Reply>, Vec<(DedupKey, CallTerms)>);
 
 impl<'l> Claims<'l> {
-    pub(super) fn new(shared: &'l Shared, terms: CallTerms, store_timeout: &'l Duration) -> Self {
-        let (held, asked) = (List::new(), List::new());
-        Self { shared, held, asked, terms, store_timeout, doubt: None }
+    /// Makes the claims that hold these keys.
+    pub(super) fn holding(
+        shared: &'l Shared,
+        terms: CallTerms,
+        store_timeout: &'l Duration,
+        held: List<DedupKey>,
+    ) -> Self {
+        Self { shared, held, asked: List::new(), terms, store_timeout, doubt: None }
     }
 
-    /// Claims the identities of these events, beginning with those that are `first`. From then on, only the keys that
-    /// are to be released are held. `start` begins the delivery: a verdict as the output would be moved four times.
+    /// Makes the claims of a delivery whose identities `first` are claimed first.
+    ///
+    /// # Errors
+    ///
+    /// On arrival, no slot is free for the release. With it `true` if the events run all the same.
+    pub(super) fn of(
+        shared: &'l Shared,
+        mut terms: CallTerms,
+        store_timeout: &'l Duration,
+        first: List<DedupKey>,
+    ) -> Result<Self, (StoreError, bool)> {
+        let mut doubt = None;
+        if shared.permanent == Permanent::OnArrival {
+            terms.permanence = Permanence::OnClaim;
+            let begun = Doubt::begin(shared, &first);
+            doubt = Some(Box::new(begun.map_err(|error| {
+                let is_open = fails_open(&terms, &error);
+                (error, is_open)
+            })?));
+        }
+        Ok(Self { shared, held: List::new(), asked: first, terms, store_timeout, doubt })
+    }
+
+    /// Claims the identities of these events. From then on, only the keys that are to be released are held. `start`
+    /// begins the delivery: a verdict as the output would be moved four times.
     pub(super) fn begin<C: Send>(
         mut self,
         events: List<Event>,
-        first: List<DedupKey>,
         start: impl FnOnce(&mut Self, &mut Resolution) -> Begin<C> + Send,
     ) -> impl Future<Output = Result<Begin<C>, StoreError>> + Send {
-        self.asked = first;
         async move {
             let (mut replies, mut have_failed) = {
                 let claimed = self.claim().await;

@@ -174,9 +174,8 @@ impl Claim {
         self.lease.of_ledger.mark_handler_ended();
         (self.renewal, self.left) = (None, Left::Nothing);
         let lease = &self.lease.of_ledger;
-        let mut claims = Claims::new(&self.shared, lease.terms.clone(), &lease.store_timeout);
-        claims.held = lease.keys.clone();
-        claims
+        let (terms, keys) = (lease.terms.clone(), lease.keys.clone());
+        Claims::holding(&self.shared, terms, &lease.store_timeout, keys)
     }
 
     /// Completes in the background. Until the job has ended, this process treats the keys as complete,

@@ -75,7 +75,7 @@ fn vectors_are_signed_as_published() {
                 _ => signed_time(*sender, &case.headers).unwrap_or(case.now()),
             };
             let url = case.public_url();
-            let again = scheme(sender).sign(&case.secret, Some(&url), at(time), request).unwrap();
+            let again = scheme(*sender).sign(&case.secret, Some(&url), at(time), request).unwrap();
             let header = signature_header(*sender);
             let published = head.headers[&header].to_str().unwrap();
             let own = again.headers()[&header].to_str().unwrap();
