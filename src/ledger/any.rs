@@ -90,15 +90,15 @@ impl AnyLedger {
             };
             let begun = claims.begin(events, start).await?;
             let is = |of: fn(&RenewalGuard) -> bool| match &begun {
-                Begin::First { claim: Some(claim), .. } => claim.renewal().is_some_and(of),
+                Begin::First { claim: Some(claim), .. } => claim.renewal.as_ref().is_some_and(of),
                 _ => false,
             };
             // Another delivery may have run the events. Dropped, the claim is released.
-            if is(RenewalGuard::has_lapsed) {
+            if is(|renewal| renewal.has_lapsed) {
                 let context = "claiming keys, whose lease was over before the reply";
                 return Err(StoreError::new(StoreErrorKind::Timeout, context));
             }
-            if !is(RenewalGuard::must_yield) {
+            if !is(|renewal| renewal.must_yield) {
                 return Ok(begun);
             }
             // Boxed, because few claims wake the sweeper.

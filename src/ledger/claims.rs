@@ -68,6 +68,7 @@ impl<'l> Claims<'l> {
 
     /// Claims the identities of these events. From then on, only the keys that are to be released are held. `start`
     /// begins the delivery: a verdict as the output would be moved four times.
+    #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
     pub(super) fn begin<C: Send>(
         mut self,
         events: List<Event>,

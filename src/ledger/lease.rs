@@ -48,7 +48,7 @@ pub struct Claim {
     shared: Arc<Shared>,
     lease: Arc<HeldLease>,
     /// `None` if the delivery runs unprotected.
-    renewal: Option<RenewalGuard>,
+    pub(super) renewal: Option<RenewalGuard>,
     left: Left,
 }
 
@@ -68,10 +68,6 @@ impl Claim {
         renewal: Option<RenewalGuard>,
     ) -> Self {
         Self { shared, lease, renewal, left: Left::Release }
-    }
-
-    pub(super) fn renewal(&self) -> Option<&RenewalGuard> {
-        self.renewal.as_ref()
     }
 
     /// Completes the keys of a success in one attempt, or else in the background. Returns no error then, because the
