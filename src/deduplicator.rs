@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::marker::PhantomData;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,11 +18,11 @@ use crate::error::{ConfigError, StoreError, StoreErrorKind};
 use crate::key::Event;
 use crate::layer::OnUnavailable;
 use crate::ledger::{
-    Begin, BeginContext, FailOpen, HandlerSuccess, Lease, Ledger, OnArrival, TRANSACTIONAL_LEASE,
-    Times, Transactional,
+    AnyLedger, Begin, BeginContext, Claim, FailOpen, HandlerSuccess, Lease, Ledger, OnArrival,
+    TRANSACTIONAL_LEASE, Times, Transactional,
 };
 use crate::observe::{MetersByNamespace, Outcome, RunReport};
-use crate::run::{Called, Waiters, call, completed_by_another, run};
+use crate::run::{Called, Waiters, call, run};
 
 /// Runs a handler for an event, unless the event is a duplicate or in flight.
 ///
@@ -88,10 +89,11 @@ use crate::run::{Called, Waiters, call, completed_by_another, run};
 /// ```
 #[must_use = "a deduplicator does nothing until `run` is called"]
 pub struct Deduplicator<L = Lease> {
-    ledger: Arc<L>,
+    ledger: AnyLedger,
     meters: Arc<MetersByNamespace>,
     waiters: Arc<Waiters>,
     settings: Settings,
+    types: PhantomData<fn() -> L>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -106,13 +108,13 @@ impl Deduplicator {
     ///
     /// Invalid for an adapter without [`leases`](crate::adapter::contract::Abilities::leases).
     pub fn new(adapter: impl DedupAdapter) -> Self {
-        Self::with_ledger(Lease::new(Arc::new(adapter)))
+        Self::under(adapter)
     }
 
     /// Deduplicates on arrival: a key becomes permanent before its handler runs, and an event whose
     /// handler fails is lost.
     pub fn on_arrival(adapter: impl DedupAdapter) -> Deduplicator<OnArrival> {
-        Deduplicator::with_ledger(OnArrival::new(Arc::new(adapter)))
+        Deduplicator::under(adapter)
     }
 
     /// Deduplicates in the handler's own transaction: the key and the handler's writes commit together,
@@ -120,17 +122,18 @@ impl Deduplicator {
     /// [`DedupLayer::transactional`](crate::DedupLayer::transactional): after a success without a completion,
     /// [`run`](Self::run) returns [`RunError::Store`] of the kind [`StoreErrorKind::Transaction`].
     pub fn transactional(adapter: impl TransactionAdapter) -> Deduplicator<Transactional> {
-        Deduplicator::with_ledger(Transactional::new(Arc::new(adapter))).lease(TRANSACTIONAL_LEASE)
+        Deduplicator::under(adapter).lease(TRANSACTIONAL_LEASE)
     }
 }
 
 impl<L: Ledger> Deduplicator<L> {
-    fn with_ledger(ledger: L) -> Self {
+    fn under(adapter: impl DedupAdapter) -> Self {
         Self {
-            ledger: Arc::new(ledger),
+            ledger: AnyLedger::of::<L>(adapter),
             meters: Arc::default(),
             waiters: Arc::default(),
             settings: Settings::default(),
+            types: PhantomData,
         }
     }
 
@@ -190,18 +193,18 @@ impl<L: Ledger> Deduplicator<L> {
         // A run refuses an event that the ledger does not take.
         let times = &self.settings.times;
         times.check()?;
-        self.ledger.check(false, times.lease, times.retention)
+        self.ledger.check(times, false)
     }
 
     /// Returns the number of completions and releases that continue in the background.
     #[must_use]
     pub fn pending_writes(&self) -> usize {
-        self.ledger.pending_writes().count()
+        self.ledger.pending_writes().len()
     }
 
     /// Waits until no completion and no release continues in the background. Call it at shutdown.
     pub async fn drain(&self) {
-        self.ledger.pending_writes().drain().await;
+        self.ledger.pending_writes().wait().await;
     }
 
     /// Runs `handler` if the event is new, and makes its keys permanent if `handler` succeeds.
@@ -273,26 +276,21 @@ impl<L: Ledger> Deduplicator<L> {
         report.fields.attempt = Some((delivery.attempt(), delivery.is_takeover()));
         let bound = self.settings.times.handler_timeout;
         let handled = delivery.clone();
-        let ran = run(Some(claim), || async move {
+        let ran = run(claim, || async move {
             let called = call(bound, || handler(handled)).await;
             let is_success = matches!(called, Called::Returned(Ok(_)));
             (called, is_success.then(HandlerSuccess::default))
         });
         let (called, settled) = ran.await;
         self.waiters.wake(event.identities());
-        let has_committed = matches!((&called, &settled), (Called::Returned(Ok(_)), Ok(())));
-        if delivery.was_refused()
-            && matches!(called, Called::Returned(_))
-            && !has_committed
-            && let Ok(context) = self.context(&event)
-            && let Some(seen) = completed_by_another(&self.ledger, &report.keys, &context).await
-        {
+        // Another run has completed the event, and this one has had no effect.
+        if let (Called::Returned(_), Ok(Some(seen))) = (&called, &settled) {
             report.fields.age = Some(seen.age);
             report.end(Outcome::Duplicate, None);
-            return Ok(RunOutcome::Duplicate(seen));
+            return Ok(RunOutcome::Duplicate(seen.clone()));
         }
         let outcome = match (&called, &settled) {
-            (Called::Returned(Ok(_)), Ok(())) => Outcome::Completed,
+            (Called::Returned(Ok(_)), Ok(_)) => Outcome::Completed,
             (Called::Returned(Ok(_)), Err(_)) => Outcome::Uncommitted,
             (Called::Returned(Err(_)), _) => Outcome::Failed,
             (Called::TimedOut, _) => Outcome::HandlerTimeout,
@@ -303,7 +301,7 @@ impl<L: Ledger> Deduplicator<L> {
         drop(report);
         match called {
             Called::Returned(Ok(value)) => {
-                settled.map(|()| RunOutcome::First(value)).map_err(RunError::Store)
+                settled.map(|_| RunOutcome::First(value)).map_err(RunError::Store)
             }
             Called::Returned(Err(error)) => Err(RunError::Handler(error)),
             Called::TimedOut => Err(RunError::TimedOut),
@@ -312,11 +310,7 @@ impl<L: Ledger> Deduplicator<L> {
     }
 
     /// Claims the event. While it is in flight, claims it again until the wait is over.
-    async fn claim(
-        &self,
-        event: &Event,
-        report: &RunReport,
-    ) -> Result<Begin<L::Claim>, StoreError> {
+    async fn claim(&self, event: &Event, report: &RunReport) -> Result<Begin<Claim>, StoreError> {
         let (context, wait) = (self.context(event)?, self.settings.wait);
         let begun = self.ledger.begin(&report.keys, &context).await?;
         if !matches!(begun, Begin::InFlight) || wait.is_zero() {
@@ -358,8 +352,9 @@ impl<L: FailOpen> Deduplicator<L> {
 
 impl<L> Clone for Deduplicator<L> {
     fn clone(&self) -> Self {
-        let (ledger, meters) = (Arc::clone(&self.ledger), Arc::clone(&self.meters));
-        Self { ledger, meters, waiters: Arc::clone(&self.waiters), settings: self.settings }
+        let (ledger, meters) = (self.ledger.clone(), Arc::clone(&self.meters));
+        let (waiters, settings) = (Arc::clone(&self.waiters), self.settings);
+        Self { ledger, meters, waiters, settings, types: PhantomData }
     }
 }
 

@@ -84,6 +84,10 @@ impl<T> Inner<T> {
 }
 
 impl<T: ?Sized> Inner<T> {
+    pub(crate) fn events(&self) -> &[Event] {
+        &self.events
+    }
+
     /// Marks the lease as lost. Returns `true` the first time.
     #[must_use = "losing a lease is counted once"]
     pub(crate) fn mark_lease_lost(&self) -> bool {

@@ -1,6 +1,6 @@
 //! For the command and the tests of this repository. Not a part of the API: every version may change it.
 
-#[cfg(any(feature = "postgres", feature = "sqlite", feature = "testing"))]
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 use std::sync::Arc;
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
@@ -10,8 +10,6 @@ use tokio_util::sync::CancellationToken;
 use crate::adapter::Purging;
 #[cfg(feature = "redis")]
 use crate::adapter::RedisAdapter;
-#[cfg(feature = "testing")]
-use crate::adapter::TransactionAdapter;
 #[cfg(feature = "testing")]
 use crate::adapter::contract::DedupAdapter;
 #[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
@@ -27,11 +25,17 @@ use crate::error::StoreError;
 #[cfg(feature = "testing")]
 use crate::key::{KeyExtractor, KeyPart};
 #[cfg(feature = "testing")]
-use crate::ledger::{Lease, OnArrival, Transactional};
+use crate::ledger::{Lease, OnArrival};
 use crate::observe;
+#[cfg(feature = "testing")]
+use crate::provider::Preset;
 
 #[cfg(feature = "testing")]
-pub use crate::ledger::contract::{Begin, BeginContext, Claim, HandlerSuccess};
+pub use crate::ledger::{
+    any::AnyLedger,
+    contract::{Begin, BeginContext, HandlerSuccess},
+    lease::Claim,
+};
 
 /// Returns the error and its causes in one line.
 #[must_use]
@@ -84,20 +88,14 @@ pub fn idempotency_key(scope: KeyPart) -> KeyExtractor {
 
 /// Returns a ledger for a test that stops a delivery at every point.
 #[cfg(feature = "testing")]
-pub fn lease(adapter: impl DedupAdapter) -> Arc<Lease> {
-    Arc::new(Lease::new(Arc::new(adapter)))
+pub fn lease(adapter: impl DedupAdapter) -> AnyLedger {
+    AnyLedger::of::<Lease>(adapter)
 }
 
 /// Returns a ledger for a test that stops a delivery at every point.
 #[cfg(feature = "testing")]
-pub fn on_arrival(adapter: impl DedupAdapter) -> Arc<OnArrival> {
-    Arc::new(OnArrival::new(Arc::new(adapter)))
-}
-
-/// Returns a ledger for a test that stops a delivery at every point.
-#[cfg(feature = "testing")]
-pub fn transactional(adapter: impl TransactionAdapter) -> Arc<Transactional> {
-    Arc::new(Transactional::new(Arc::new(adapter)))
+pub fn on_arrival(adapter: impl DedupAdapter) -> AnyLedger {
+    AnyLedger::of::<OnArrival>(adapter)
 }
 
 /// Returns the headers of a stored response as the stores of this crate hold them.
@@ -155,4 +153,18 @@ pub fn postgres_statements(adapter: &PostgresAdapter) -> Vec<(&'static str, Arc<
 #[must_use]
 pub fn sqlite_statements(adapter: &SqliteAdapter) -> Vec<(&'static str, Arc<str>)> {
     adapter.statements()
+}
+
+/// Returns what the tables of the guide say of a sender: its largest body, and when it retries.
+#[cfg(feature = "testing")]
+#[must_use]
+pub fn body_and_retries(preset: &Preset) -> (Option<usize>, String) {
+    (preset.max_body, format!("{:?}", preset.retries))
+}
+
+/// Returns `true` if a signed time limits how long a captured delivery of this sender can be sent again.
+#[cfg(all(feature = "testing", feature = "verify"))]
+#[must_use]
+pub fn signs_time(preset: &Preset) -> bool {
+    preset.scheme.is_some_and(|scheme| scheme.signs_time())
 }

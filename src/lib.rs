@@ -81,7 +81,8 @@ pub use error::{
 };
 #[cfg(feature = "axum")]
 pub use extract::DeliveryRejection;
-pub use key::{DedupKey, KeyExtractor};
+pub use key::extractor::KeyExtractor;
+pub use key::id::DedupKey;
 pub use layer::{
     Dedup, DedupHandle, DedupLayer, Disposition, LogIds, Mode, OnInFlight, OnMismatch,
     OnMissingKey, OnUnavailable, Replay, ResponseBody, ResponseFuture, Verified,
@@ -89,7 +90,7 @@ pub use layer::{
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use ledger::completion::DedupTx;
 pub use ledger::completion::{CommitError, CommitErrorKind};
-pub use observe::DedupAnswer;
+pub use observe::endings::DedupAnswer;
 /// The crate sqlx, in the version whose pools, connections and databases this crate takes.
 ///
 /// Use this name, or depend on the same version, as for its macros. Under another version of sqlx, a pool is a

@@ -131,7 +131,7 @@ macro_rules! count {
 mod delivery;
 #[cfg(feature = "metrics")]
 mod describe;
-mod endings;
+pub(crate) mod endings;
 mod meters;
 mod records;
 mod store;
@@ -139,8 +139,7 @@ mod store;
 pub(crate) use delivery::{Report, RunReport, ShadowFields};
 #[cfg(feature = "metrics")]
 pub use describe::{describe_metrics, metrics_buckets};
-pub use endings::DedupAnswer;
-pub(crate) use endings::Outcome;
+pub(crate) use endings::{DedupAnswer, Outcome};
 pub(crate) use meters::{Meters, MetersByNamespace, pending_write};
 #[cfg(feature = "memory")]
 pub(crate) use records::nearly_full;

@@ -1,6 +1,6 @@
 //! The way of one delivery: claim, wait, handle, settle.
 //!
-//! 1. [`Ledger::begin`] claims the keys of the delivery.
+//! 1. [`AnyLedger::begin`](crate::ledger::AnyLedger::begin) claims the keys of the delivery.
 //! 2. [`Waiter::claim`](waiters::Waiter::claim): while another delivery runs the event, the delivery waits and claims
 //!    again. Of the [`Waiters`] of an event, one claims for all.
 //! 3. [`call`] calls the handler, within its bound. The caller decides whether the handler succeeded.
@@ -22,7 +22,6 @@ use std::any::Any;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -30,8 +29,7 @@ use tokio::time::timeout;
 
 use crate::adapter::contract::Seen;
 use crate::error::StoreError;
-use crate::key::Keys;
-use crate::ledger::{Begin, BeginContext, Claim, HandlerSuccess, Ledger};
+use crate::ledger::{Claim, HandlerSuccess};
 
 mod waiters;
 
@@ -65,41 +63,24 @@ where
 }
 
 /// Runs the handler, then commits the claim if there is a [`HandlerSuccess`], and otherwise rolls it back.
-/// Returns the handler's output, and the result of the settling.
+/// Returns the handler's output, and the result of the settling: after a completion that was refused because another
+/// delivery has completed the events, when these were seen.
 #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
-pub(crate) fn run<C: Claim, F, T>(
-    claim: Option<C>,
+pub(crate) fn run<F, T>(
+    claim: Option<Claim>,
     handler: impl FnOnce() -> F,
-) -> impl Future<Output = (T, Result<(), StoreError>)>
+) -> impl Future<Output = (T, Result<Option<Seen>, StoreError>)>
 where
     F: Future<Output = (T, Option<HandlerSuccess>)>,
 {
     async move {
         let (output, success) = handler().await;
-        let Some(claim) = claim else { return (output, Ok(())) };
+        let Some(claim) = claim else { return (output, Ok(None)) };
         let settled = match success {
             Some(success) => claim.commit(&success).await,
             // Boxed, because most deliveries succeed and their future stays small.
             None => Box::pin(claim.rollback()).await,
         };
         (output, settled)
-    }
-}
-
-/// Decides about a delivery whose completion was refused, by one more claim: another delivery may have completed its
-/// events. Then it is a duplicate, and this returns when the first event was seen.
-pub(crate) async fn completed_by_another<L: Ledger>(
-    ledger: &Arc<L>,
-    keys: &Keys,
-    context: &BeginContext,
-) -> Option<Seen> {
-    match ledger.begin(keys, &context.again()).await {
-        Ok(Begin::Duplicate(seen)) => Some(seen),
-        Ok(Begin::First { claim, .. }) => {
-            // A release that fails continues in the background.
-            let _ = claim.rollback().await;
-            None
-        }
-        _ => None,
     }
 }

@@ -225,7 +225,8 @@ impl Event {
     /// Changes a key: the header `webhook-id` in the namespace `acme` was the key.
     ///
     /// ```
-    /// use tower_dedup::key::{DedupKey, Event, Extracted, KeyExtractor, RequestRef};
+    /// use tower_dedup::key::{Event, Extracted, RequestRef};
+    /// use tower_dedup::{DedupKey, KeyExtractor};
     ///
     /// let new = KeyExtractor::from_fn("acme-v2", |request| {
     ///     let header = |name| request.headers().get(name).and_then(|value| value.to_str().ok());

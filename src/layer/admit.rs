@@ -30,7 +30,7 @@ use crate::adapter::Payloads;
 use crate::delivery::{Delivery, Verdict};
 use crate::error::{KeyError, KeyErrorKind};
 use crate::key::{DedupKey, Extracted, KeyPart, Keys, RequestRef};
-use crate::ledger::{BeginContext, Ledger, RunsWithoutKey};
+use crate::ledger::RunsWithoutKey;
 use crate::observe::{self, DedupAnswer, Outcome};
 
 /// What happens to a request whose body was read.
@@ -48,7 +48,7 @@ where
     S: Service<Request<B>, Response = Response<ResBody>> + Clone + Send + 'static,
     S::Future: Send,
     S::Error: Send + 'static,
-    L: Ledger,
+    L: 'static,
     B: From<Bytes> + Send + 'static,
     ResBody: Body<Data = Bytes> + Send + 'static,
 {
@@ -135,8 +135,7 @@ where
         // A drain waits for this request too.
         let _counted = gate.tasks.token();
         release_readiness(inner);
-        let context = BeginContext::recording(&config.times, &contents, ledger.stores_data());
-        let outcome = match ledger.record(&contents, &context).await {
+        let outcome = match ledger.record(&contents, &config.times).await {
             Ok(()) => Outcome::Handshake,
             Err(error) => {
                 self.report.error = Some(error.into());
@@ -363,7 +362,7 @@ fn caught<T>(read: impl FnOnce() -> Result<T, KeyError>) -> Result<T, KeyError> 
 }
 
 /// Polls a delivery once, and moves it to a task if it waits.
-fn run_detached<L: Ledger, B: 'static, R: Send + 'static, E: Send + 'static>(
+fn run_detached<L: 'static, B: 'static, R: Send + 'static, E: Send + 'static>(
     mut delivery: Pin<Box<impl Future<Output = Ending<R, E>> + Send + 'static>>,
     layer: Arc<DedupLayer<L, B>>,
     span: Span,

@@ -23,7 +23,7 @@ use crate::error::ConfigError;
 use crate::key::KeyExtractor;
 use crate::key::{IntoKeyExtractor, KeyPart};
 use crate::ledger::{
-    CanReplay, FailOpen, Lease, Ledger, OnArrival, TRANSACTIONAL_LEASE, Transactional,
+    AnyLedger, CanReplay, FailOpen, Lease, Ledger, OnArrival, TRANSACTIONAL_LEASE, Transactional,
 };
 use crate::observe;
 
@@ -99,10 +99,10 @@ use crate::observe;
 /// ```
 #[must_use = "a layer does nothing until it wraps a service"]
 pub struct DedupLayer<L = Lease, B = Full<Bytes>> {
-    pub(super) ledger: Arc<L>,
+    pub(super) ledger: AnyLedger,
     pub(super) config: Config,
     pub(super) gate: Arc<Gate>,
-    inner_body: PhantomData<fn() -> B>,
+    types: PhantomData<fn() -> (L, B)>,
 }
 
 impl DedupLayer {
@@ -110,7 +110,7 @@ impl DedupLayer {
     ///
     /// Invalid for an adapter without [`leases`](crate::adapter::contract::Abilities::leases).
     pub fn new(key: impl IntoKeyExtractor, adapter: impl DedupAdapter) -> Self {
-        Self::with_ledger(key, Lease::new(Arc::new(adapter)))
+        Self::under(key, adapter)
     }
 
     /// Deduplicates on arrival: a key becomes permanent before its handler runs, and an event
@@ -119,7 +119,7 @@ impl DedupLayer {
         key: impl IntoKeyExtractor,
         adapter: impl DedupAdapter,
     ) -> DedupLayer<OnArrival> {
-        DedupLayer::with_ledger(key, OnArrival::new(Arc::new(adapter)))
+        DedupLayer::under(key, adapter)
     }
 
     /// Deduplicates in the handler's own transaction: the key and the handler's writes commit together,
@@ -139,8 +139,7 @@ impl DedupLayer {
         key: impl IntoKeyExtractor,
         adapter: impl TransactionAdapter,
     ) -> DedupLayer<Transactional> {
-        let layer = DedupLayer::with_ledger(key, Transactional::new(Arc::new(adapter)));
-        layer.lease(TRANSACTIONAL_LEASE)
+        DedupLayer::under(key, adapter).lease(TRANSACTIONAL_LEASE)
     }
 }
 
@@ -155,12 +154,12 @@ impl DedupLayer {
 }
 
 impl<L: Ledger> DedupLayer<L> {
-    fn with_ledger(key: impl IntoKeyExtractor, ledger: L) -> Self {
+    fn under(key: impl IntoKeyExtractor, adapter: impl DedupAdapter) -> Self {
         Self {
-            ledger: Arc::new(ledger),
+            ledger: AnyLedger::of::<L>(adapter),
             config: Config::new(key.into()),
             gate: Arc::new(Gate::new()),
-            inner_body: PhantomData,
+            types: PhantomData,
         }
     }
 }
@@ -179,7 +178,7 @@ impl<L, B> DedupLayer<L, B> {
     /// Sets the longest body, in bytes. A longer one is answered 413, whatever its method, and
     /// nothing is claimed.
     ///
-    /// A limit below the preset's [largest body](crate::provider::Preset::max_body) is used, and a
+    /// A limit below the [largest body](crate::guide::providers) of the preset's sender is used, and a
     /// warning is logged. A [`VerifyLayer`](crate::verify::VerifyLayer) outside this layer has a limit
     /// of its own: set both.
     ///
@@ -418,7 +417,7 @@ impl<L, B> DedupLayer<L, B> {
     /// them: `.inner_body::<axum::body::Body>()`.
     pub fn inner_body<T>(self) -> DedupLayer<L, T> {
         let Self { ledger, config, gate, .. } = self;
-        DedupLayer { ledger, config, gate, inner_body: PhantomData }
+        DedupLayer { ledger, config, gate, types: PhantomData }
     }
 }
 
@@ -527,7 +526,7 @@ impl<L: Ledger, B> DedupLayer<L, B> {
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         let Config { key, times, .. } = &self.config;
         self.config.check(self.ledger.stores_data())?;
-        self.ledger.check(key.has_second_identity(), times.lease, times.retention)
+        self.ledger.check(times, key.has_second_identity())
     }
 
     /// Returns a handle that counts running deliveries and waits for them at shutdown.
@@ -535,7 +534,7 @@ impl<L: Ledger, B> DedupLayer<L, B> {
     pub fn handle(&self) -> DedupHandle {
         DedupHandle {
             gate: Arc::clone(&self.gate),
-            pending_writes: self.ledger.pending_writes(),
+            pending_writes: self.ledger.pending_writes().clone(),
             namespace: Arc::clone(&self.config.key.namespace),
         }
     }
@@ -543,12 +542,12 @@ impl<L: Ledger, B> DedupLayer<L, B> {
 
 impl<L, B> Clone for DedupLayer<L, B> {
     fn clone(&self) -> Self {
-        let (ledger, gate) = (Arc::clone(&self.ledger), Arc::clone(&self.gate));
-        Self { ledger, config: self.config.clone(), gate, inner_body: PhantomData }
+        let (ledger, gate) = (self.ledger.clone(), Arc::clone(&self.gate));
+        Self { ledger, config: self.config.clone(), gate, types: PhantomData }
     }
 }
 
-impl<L: fmt::Debug, B> fmt::Debug for DedupLayer<L, B> {
+impl<L, B> fmt::Debug for DedupLayer<L, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DedupLayer")
             .field("ledger", &self.ledger)

@@ -50,9 +50,9 @@ use crate::adapter::contract::{Seen, StoredResponse};
 use crate::delivery::{Delivery, RetryAfterOfLayer, Verdict};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::{DedupKey, Event, Keys, hex, sha256};
-use crate::ledger::{Begin, BeginContext, HandlerSuccess, Ledger, RunsWithoutKey};
+use crate::ledger::{AnyLedger, Begin, BeginContext, Claim, HandlerSuccess, RunsWithoutKey};
 use crate::observe::{self, DedupAnswer, Outcome, Report, ShadowFields};
-use crate::run::{Admission, Called, call, completed_by_another, run};
+use crate::run::{Admission, Called, call, run};
 
 /// The keys of a request. Without a key, there are none.
 pub(super) struct RequestKeys {
@@ -93,8 +93,6 @@ pub(super) struct Run<S, L, B> {
     pub(super) layer: Arc<DedupLayer<L, B>>,
     /// `None` while the delivery waits, and in shadow if none was free.
     pub(super) permit: Option<Permit>,
-    /// Whether a completion was refused, and the delivery has not succeeded.
-    was_refused: bool,
     pub(super) report: Report,
 }
 
@@ -109,16 +107,15 @@ impl<S, L, B> Run<S, L, B> {
             judged: Judged::Enforced,
             layer,
             permit: None,
-            was_refused: false,
             report: Report::started_now(),
         })
     }
 }
 
 /// A delivery whose handler runs.
-struct Runs<C> {
-    claim: Option<C>,
-    /// The events that `claim` holds.
+struct Runs {
+    claim: Option<Claim>,
+    /// The events that were claimed.
     delivery: Option<Delivery>,
     /// The ending of a success, if another event of the request must come again.
     instead: Option<Outcome>,
@@ -128,12 +125,11 @@ struct Runs<C> {
 type Ended<B, E> = (Outcome, Ending<B, E>);
 
 /// A claim after its wait, or the ending of a delivery that may not go on.
-type Waited<C, B, E> = Result<Result<Begin<C>, StoreError>, Box<Ended<B, E>>>;
+type Waited<B, E> = Result<Result<Begin<Claim>, StoreError>, Box<Ended<B, E>>>;
 
 impl<S, L, B, ResBody> Run<S, L, B>
 where
     S: Service<Request<B>, Response = Response<ResBody>> + Clone,
-    L: Ledger,
     B: From<Bytes>,
     ResBody: Body<Data = Bytes>,
 {
@@ -146,16 +142,11 @@ where
             let running = self.layer.config.meters.running();
             // A panic in an extension or in a response body counts as a panic of the handler. The dropped
             // claim is released. The ledger catches the panics of an adapter.
-            let mut ended = match AssertUnwindSafe(self.deliver()).catch_unwind().await {
+            let (outcome, ending) = match AssertUnwindSafe(self.deliver()).catch_unwind().await {
                 Ok(ended) => ended,
                 Err(panic) => (Outcome::Panicked, Ending::Panicked(panic)),
             };
-            if self.was_refused {
-                // Boxed and by value, because few completions are refused and this future stays small.
-                ended = Box::pin(self.answer_refused(ended)).await;
-            }
             drop(running);
-            let (outcome, ending) = ended;
             self.report(outcome, &ending);
             ending
         }
@@ -194,14 +185,12 @@ where
             self.layer.gate.waiters.wake(identities);
         }
         self.conclude(&mut ended, settled, instead);
-        let is_complete = !matches!(ended.0, Outcome::Failed | Outcome::Uncommitted);
-        self.was_refused = !is_complete && delivery.is_some_and(|delivery| delivery.was_refused());
         ended
     }
 
     /// Claims the keys, and waits if the policy says so. Returns an ending if the delivery may not wait, or
     /// not go on.
-    async fn claim(&mut self) -> Waited<L::Claim, ResBody, S::Error> {
+    async fn claim(&mut self) -> Waited<ResBody, S::Error> {
         let DedupLayer { ledger, config, .. } = &*self.layer;
         let in_shadow = matches!(self.judged, Judged::InShadow(_));
         let context = config.begin_context(self.request.payloads.as_ref(), in_shadow);
@@ -216,11 +205,7 @@ where
     }
 
     /// Waits until the event's other delivery has ended, and claims again.
-    async fn wait(
-        &mut self,
-        bound: Duration,
-        context: BeginContext,
-    ) -> Waited<L::Claim, ResBody, S::Error> {
+    async fn wait(&mut self, bound: Duration, context: BeginContext) -> Waited<ResBody, S::Error> {
         let Self { inner, permit, layer, request, .. } = self;
         let DedupLayer { ledger, config, gate, .. } = &**layer;
         let mut admission = Admitted { inner, permit, gate, request: PhantomData };
@@ -239,9 +224,9 @@ where
     /// Returns the verdict, with what the handler runs on, or else writes the ending to `ended`.
     fn judge_claim(
         &mut self,
-        begun: Result<Begin<L::Claim>, StoreError>,
+        begun: Result<Begin<Claim>, StoreError>,
         ended: &mut Ended<ResBody, S::Error>,
-    ) -> (Verdict, Option<Runs<L::Claim>>) {
+    ) -> (Verdict, Option<Runs>) {
         let refuses = self.layer.config.on_mismatch == OnMismatch::Refuse;
         let (verdict, answer) = match begun {
             Ok(Begin::First { claim, delivery, in_flight, mismatch }) => {
@@ -249,8 +234,7 @@ where
                 let in_flight = in_flight.then_some(Outcome::InFlight);
                 let instead = in_flight.or((mismatch && refuses).then_some(Outcome::Mismatch));
                 let verdict = delivery.verdict();
-                let (claim, delivery) = (Some(claim), Some(delivery));
-                return (verdict, Some(Runs { claim, delivery, instead }));
+                return (verdict, Some(Runs { claim, delivery: Some(delivery), instead }));
             }
             Ok(Begin::WithoutKey) => {
                 return (Verdict::NoKey, Some(Runs { claim: None, delivery: None, instead: None }));
@@ -281,22 +265,6 @@ where
             (Some(response), _) => Ending::Replay(response),
             (None, WithoutResponse::Empty(_)) => Ending::Own(DedupAnswer::Duplicate),
             (None, WithoutResponse::Refuse) => Ending::Own(DedupAnswer::ResponseNotStored),
-        }
-    }
-
-    /// Answers a delivery whose completion was refused: a duplicate, if another delivery has completed its events.
-    async fn answer_refused(
-        &mut self,
-        ended: Ended<ResBody, S::Error>,
-    ) -> Ended<ResBody, S::Error> {
-        let DedupLayer { ledger, config, .. } = &*self.layer;
-        let context = config.begin_context(self.request.payloads.as_ref(), false);
-        match completed_by_another(ledger, &self.request.keys, &context).await {
-            None => ended,
-            Some(seen) => {
-                self.report.age = Some(seen.age);
-                (Outcome::Duplicate, self.answer_known(&seen))
-            }
         }
     }
 
@@ -334,7 +302,7 @@ where
         let Self { inner, head, body, request: RequestKeys { keys, .. }, judged, .. } = self;
         let (config, report, judged) = (&self.layer.config, &mut self.report, *judged);
         let is_head = head.method == Method::HEAD;
-        extend(&mut head.extensions, keys, judged, delivery, &*self.layer.ledger);
+        extend(&mut head.extensions, keys, judged, delivery, &self.layer.ledger);
         let (bound, replay) = match judged {
             Judged::Enforced => (config.times.handler_timeout, config.replay.as_ref()),
             Judged::InShadow(_) => (None, None),
@@ -361,14 +329,26 @@ where
     fn conclude(
         &mut self,
         ended: &mut Ended<ResBody, S::Error>,
-        settled: Result<(), StoreError>,
+        settled: Result<Option<Seen>, StoreError>,
         instead: Option<Outcome>,
     ) {
-        let failure = settled.err().map(|error| {
-            let is_handlers = error.kind() == StoreErrorKind::Transaction;
-            self.report.error = Some(error.into());
-            is_handlers
-        });
+        let failure = match settled {
+            // Another delivery has completed the events, and this one has had no effect.
+            Ok(Some(seen)) if matches!(ended.0, Outcome::Completed | Outcome::Failed) => {
+                self.report.age = Some(seen.age);
+                *ended = (Outcome::Duplicate, self.answer_known(&seen));
+                if let Some(outcome) = instead {
+                    *ended = own(outcome);
+                }
+                None
+            }
+            Ok(_) => None,
+            Err(error) => {
+                let is_handlers = error.kind() == StoreErrorKind::Transaction;
+                self.report.error = Some(error.into());
+                Some(is_handlers)
+            }
+        };
         match (ended.0, self.judged, failure, instead) {
             (Outcome::Completed, Judged::Enforced, Some(true), _) => {
                 *ended = own(Outcome::Uncommitted);
@@ -407,7 +387,7 @@ fn extend(
     keys: &Keys,
     judged: Judged,
     delivery: Option<&Delivery>,
-    ledger: &impl Ledger,
+    ledger: &AnyLedger,
 ) {
     let delivery = match (judged, delivery) {
         (Judged::Enforced, None) => {

@@ -3,9 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
+use tokio_util::task::TaskTracker;
+
 use super::gate::Gate;
 use super::mode::Mode;
-use crate::ledger::PendingWrites;
 use crate::observe;
 
 /// Watches the deliveries of a [`DedupLayer`](crate::DedupLayer), its clones and its services, and
@@ -32,7 +33,7 @@ use crate::observe;
 #[derive(Clone)]
 pub struct DedupHandle {
     pub(super) gate: Arc<Gate>,
-    pub(super) pending_writes: PendingWrites,
+    pub(super) pending_writes: TaskTracker,
     pub(super) namespace: Arc<str>,
 }
 
@@ -68,7 +69,7 @@ impl DedupHandle {
     /// yet. The layer repeats such a write until it succeeds or its bound has passed.
     #[must_use]
     pub fn pending_writes(&self) -> usize {
-        self.pending_writes.count()
+        self.pending_writes.len()
     }
 
     /// Waits until no delivery runs or waits and no write is pending.
@@ -78,7 +79,7 @@ impl DedupHandle {
     /// last write, ten minutes.
     pub async fn drain(&self) {
         self.gate.tasks.wait().await;
-        self.pending_writes.drain().await;
+        self.pending_writes.wait().await;
     }
 }
 

@@ -1,4 +1,4 @@
-//! [`OnArrival`]: the key becomes permanent before the handler runs.
+//! On arrival: the key becomes permanent before the handler runs.
 //!
 //! 1. At most once: a handler that fails, panics, or dies with its process is not run again. Choose
 //!    this only for effects that are worse twice than never.
@@ -22,142 +22,71 @@
 //! | 4 | the release is repeated until the store has executed it | as in step 2 |
 //! | 5 | `releasing` drops the key | runs the handler |
 
-use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
-use super::claims::{Claims, Doubt};
-use super::contract::{
-    Begin, BeginContext, Claim, FailOpen, HandlerSuccess, Ledger, Sealed, fails_open,
-};
-use super::pending::Pending;
-use super::resolve::{Resolution, flatten};
-use super::retry::{PendingWrites, RetryPool, Write};
-use crate::adapter::contract::{Abilities, DedupAdapter, Permanence};
-use crate::error::{ConfigError, ConfigErrorKind, StoreError, StoreErrorKind};
-use crate::key::{DedupKey, Keys};
+use super::pending::PendingGuard;
+use super::resolve::Reply;
+use super::shared::Shared;
+use crate::adapter::contract::ClaimReply;
+use crate::error::{StoreError, StoreErrorKind};
+use crate::key::DedupKey;
 
-/// The number of claims that may wait for their reply, or for their release, at once.
-const MOST_RELEASES: usize = 16_384;
-
-/// Claims keys that are complete at once: no event runs twice, and an event whose handler fails is
-/// lost.
-///
-/// [`DedupLayer::on_arrival`](crate::DedupLayer::on_arrival) selects it.
-pub struct OnArrival {
-    adapter: Arc<dyn DedupAdapter>,
-    abilities: Abilities,
-    /// Keys whose claims have no reply, with the times at which these were made.
-    claiming: Arc<Pending<Instant>>,
-    /// Keys that deliveries with a 503 may have claimed.
-    releasing: Arc<Pending>,
-    pool: RetryPool,
+/// A key that is complete in the store is in flight while the claim that completed it has no reply, or may be released:
+/// its handler may never run.
+pub(super) struct Doubt<'l> {
+    shared: &'l Shared,
+    /// A slot for the release, which must not be refused.
+    pub(super) slot: Option<OwnedSemaphorePermit>,
+    releasing: Option<PendingGuard>,
+    /// The keys of these claims. Dropped after they were added to `releasing`, if they are to be released.
+    own: PendingGuard<Instant>,
+    /// The removals from `releasing` before the delivery. If there was one meanwhile, any key may have been released.
+    removals: usize,
 }
 
-impl OnArrival {
-    pub(crate) fn new(adapter: Arc<dyn DedupAdapter>) -> Self {
-        let abilities = adapter.abilities();
-        let (claiming, releasing) = (Arc::default(), Arc::default());
-        Self { adapter, abilities, claiming, releasing, pool: RetryPool::new(MOST_RELEASES) }
-    }
-
-    /// Claims the keys of an unprotected delivery as soon as the store replies.
-    fn spawn_claim(&self, keys: &[DedupKey], claims: &mut Claims<'_>) {
-        let job = claims.job(Write::Claim, keys.into());
-        self.pool.repeat(claims.take_slot(), job, ());
-    }
-}
-
-impl fmt::Debug for OnArrival {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OnArrival").finish_non_exhaustive()
-    }
-}
-
-impl Sealed for OnArrival {}
-
-impl Ledger for OnArrival {
-    type Claim = ArrivalClaim;
-
-    async fn begin(
-        self: &Arc<Self>,
-        keys: &Keys,
-        context: &BeginContext,
-    ) -> Result<Begin<Self::Claim>, StoreError> {
-        if keys.is_empty() {
-            return Ok(Begin::WithoutKey);
-        }
-        if keys.events().iter().any(|event| event.second_identity().is_some()) {
-            let context = "claiming on arrival an event with a second identity";
-            return Err(StoreError::new(StoreErrorKind::Config, context));
-        }
-        let (events, first) = flatten(keys);
-        let mut terms = context.terms(&events, self.abilities);
-        terms.permanence = Permanence::OnClaim;
-        // Reserved before the claim, because a refused release loses an event.
-        let slot = self.pool.reserve();
+impl<'l> Doubt<'l> {
+    /// Reserves a slot for the release of these keys, which are claimed now.
+    ///
+    /// # Errors
+    ///
+    /// No slot is free. A refused release loses an event, so the keys must not be claimed.
+    pub(super) fn begin(shared: &'l Shared, keys: &[DedupKey]) -> Result<Self, StoreError> {
+        let slot = shared.releases.reserve();
         if slot.is_none() {
-            let error =
-                StoreError::new(StoreErrorKind::Unavailable, "reserving a slot for a release");
-            if fails_open(&terms, &error) {
-                return Ok(Resolution::unprotected(events, &error).begin(|_| (), |_| ArrivalClaim));
-            }
-            return Err(error);
+            let context = "reserving a slot for a release";
+            return Err(StoreError::new(StoreErrorKind::Unavailable, context));
         }
-        let (claiming, releasing) = (&self.claiming, &self.releasing);
-        let own = claiming.add(first.iter().cloned().collect(), Instant::now());
-        let removals = releasing.removals();
-        let mut claims = Claims::new(&self.adapter, &self.pool, terms, &context.store_timeout);
-        let doubt = Doubt { slot, releasing, guard: None, claiming, own, removals };
-        claims.doubt = Some(Box::new(doubt));
-        let start = |claims: &mut Claims<'_>, resolution: &mut Resolution| {
-            if resolution.is_unprotected {
-                self.spawn_claim(&resolution.held, claims);
+        let own = shared.claiming.add(keys.into(), Instant::now());
+        Ok(Self { shared, slot, releasing: None, own, removals: shared.releasing.removals() })
+    }
+
+    /// Changes the replies of which this process knows more than the store.
+    pub(super) fn apply(&self, replies: &mut [(DedupKey, Reply)]) {
+        let Shared { claiming, releasing, .. } = self.shared;
+        for (key, reply) in replies {
+            let Ok(ClaimReply::Duplicate(seen)) = &reply else { continue };
+            // A row that is older than a claim was not written by it.
+            let may_be_by = |claimed_at: &Instant| claimed_at.elapsed() >= seen.age;
+            if claiming.any_beside(key, &self.own, may_be_by)
+                || releasing.contains(key)
+                || releasing.removals() != self.removals
+            {
+                *reply = Ok(ClaimReply::InFlight);
             }
-            resolution.begin(|_| (), |_| ArrivalClaim)
-        };
-        claims.begin(events, first, start).await
+        }
     }
 
-    /// No request has an identity of its content.
-    async fn record(self: &Arc<Self>, _: &Keys, _: &BeginContext) -> Result<(), StoreError> {
-        Ok(())
+    /// These keys are in flight until [`end`](Self::end) or the drop of the doubt.
+    pub(super) fn release(&mut self, keys: &Arc<[DedupKey]>) {
+        // Added before the guard of an earlier call is dropped, so that there is no moment without one.
+        self.releasing = Some(self.shared.releasing.add(Arc::clone(keys), ()));
     }
 
-    fn check(
-        &self,
-        has_second_identity: bool,
-        _: Duration,
-        _: Duration,
-    ) -> Result<(), ConfigError> {
-        let rule = "one identity of an event on arrival, and not a second one";
-        let is_valid = !has_second_identity;
-        if is_valid { Ok(()) } else { Err(ConfigError::new(ConfigErrorKind::Unsupported, rule)) }
-    }
-
-    fn stores_data(&self) -> bool {
-        self.abilities.stored_data
-    }
-
-    fn pending_writes(&self) -> PendingWrites {
-        PendingWrites::of(&[&self.pool])
-    }
-}
-
-impl FailOpen for OnArrival {}
-
-/// The claim of a delivery whose keys are permanent: there is nothing to commit or to roll back.
-#[derive(Debug)]
-pub struct ArrivalClaim;
-
-impl Claim for ArrivalClaim {
-    async fn commit(self, _: &HandlerSuccess) -> Result<(), StoreError> {
-        Ok(())
-    }
-
-    async fn rollback(self) -> Result<(), StoreError> {
-        Ok(())
+    /// Returns what a release in the background holds until its end.
+    pub(super) fn end(&mut self) -> (Option<OwnedSemaphorePermit>, Option<PendingGuard>) {
+        (self.slot.take(), self.releasing.take())
     }
 }

@@ -2,13 +2,14 @@
 
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use tokio::task::coop::unconstrained;
+use tokio::time::Instant;
 
 use crate::adapter::contract::{
     CallTerms, ClaimReply, CompleteReply, DedupAdapter, RenewReply, StoreFuture,
@@ -58,31 +59,24 @@ async fn each<'k, T>(
     bound: Duration,
     call: impl Fn(&'k DedupKey) -> StoreFuture<'k, T> + Copy + Send,
 ) -> List<Result<T, StoreError>> {
-    // One timer, because a list has up to a thousand calls.
-    let mut deadline = pin!(tokio::time::sleep(bound));
+    let end = Instant::now() + bound;
     let mut replies: Vec<Option<Result<T, StoreError>>> = keys.iter().map(|_| None).collect();
     let mut waiting: Vec<usize> = (0..keys.len()).collect();
     while !waiting.is_empty() {
         let rest = waiting.split_off(waiting.len().min(MOST_AT_ONCE));
+        let left = end.saturating_duration_since(Instant::now());
         let begin = |at: &usize| {
-            let key = &keys[*at];
-            Numbered { at: *at, call: MeasuredCall::begin(operation, move || call(key)) }
+            let (at, key) = (*at, &keys[*at]);
+            bounded(operation, left, move || call(key)).map(move |reply| (at, reply))
         };
         let mut calls: FuturesUnordered<_> = waiting.iter().map(begin).collect();
-        let is_in_time = poll_fn(|cx| {
-            while let Poll::Ready(next) = calls.poll_next_unpin(cx) {
-                let Some((at, reply)) = next else { return Poll::Ready(true) };
-                replies[at] = Some(reply);
-            }
-            deadline.as_mut().poll(cx).map(|()| false)
-        });
-        let is_in_time = is_in_time.await;
-        for Numbered { at, call } in &mut calls {
-            replies[*at] = Some(call.time_out());
+        while let Some((at, reply)) = calls.next().await {
+            replies[at] = Some(reply);
         }
         let is_refused = |at: &usize| replies[*at].as_ref().is_some_and(is_refused);
         let (refused, made): (Vec<_>, Vec<_>) = waiting.iter().copied().partition(is_refused);
-        waiting = if is_in_time && !made.is_empty() { refused } else { Vec::new() };
+        let goes_on = Instant::now() < end && !made.is_empty();
+        waiting = if goes_on { refused } else { Vec::new() };
         waiting.extend(rest);
     }
     replies.into_iter().flatten().collect()
@@ -173,20 +167,6 @@ impl<T> Future for MeasuredCall<'_, T> {
             Ok(Poll::Ready(reply)) => Poll::Ready(this.end(reply)),
             Err(_panic) => Poll::Ready(this.panicked()),
         }
-    }
-}
-
-/// The call for the key at this index.
-struct Numbered<'c, T> {
-    at: usize,
-    call: MeasuredCall<'c, T>,
-}
-
-impl<T> Future for Numbered<'_, T> {
-    type Output = (usize, Result<T, StoreError>);
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.call.poll_unpin(cx).map(|reply| (self.at, reply))
     }
 }
 

@@ -4,15 +4,13 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::Instant;
-
+use super::arrival::Doubt;
 use super::call;
-use super::contract::{Begin, fails_open};
-use super::pending::{Pending, PendingGuard};
+use super::contract::{Begin, Permanent, fails_open};
 use super::resolve::{Replies, Reply, Resolution, resolve};
-use super::retry::{RetryJob, RetryPool, Write};
-use crate::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Seen};
+use super::retry::{RetryJob, Write};
+use super::shared::Shared;
+use crate::adapter::contract::{CallTerms, ClaimReply, Permanence, Seen};
 use crate::error::StoreError;
 use crate::key::{DedupKey, Event, List};
 
@@ -20,76 +18,62 @@ use crate::key::{DedupKey, Event, List};
 ///
 /// A call of unknown outcome may hold its key, and so may a call whose future was dropped.
 pub(super) struct Claims<'l> {
-    adapter: &'l Arc<dyn DedupAdapter>,
-    pool: &'l RetryPool,
+    shared: &'l Shared,
     /// The keys that may be held, without those that the last call claims.
-    pub(super) held: List<DedupKey>,
+    held: List<DedupKey>,
     /// The keys that the last call claims.
     asked: List<DedupKey>,
     pub(super) terms: CallTerms,
     pub(super) store_timeout: &'l Duration,
-    /// What this process knows of keys that are complete in the store. Boxed, because most ledgers have none.
-    pub(super) doubt: Option<Box<Doubt<'l>>>,
-    /// The keys that are complete for this process, and are not claimed, with the terms of their completion.
-    pub(super) completing: Option<&'l Pending<CallTerms>>,
-}
-
-/// A key that is complete in the store is in flight while the claim that completed it has no reply, or may be released:
-/// its handler may never run.
-pub(super) struct Doubt<'l> {
-    /// A slot of the pool, which must not refuse the release.
-    pub(super) slot: Option<OwnedSemaphorePermit>,
-    /// Contains the keys to release until they are released.
-    pub(super) releasing: &'l Arc<Pending>,
-    pub(super) guard: Option<PendingGuard>,
-    /// Contains the keys whose claims have no reply, with the times at which these were made.
-    pub(super) claiming: &'l Arc<Pending<Instant>>,
-    /// The keys of these claims. Dropped after [`Claims`] has added them to `releasing`, if they are to be released.
-    pub(super) own: PendingGuard<Instant>,
-    /// The removals from `releasing` before the delivery. If there was one meanwhile, any key may have been released.
-    pub(super) removals: usize,
+    /// Boxed, because most ledgers have none.
+    doubt: Option<Box<Doubt<'l>>>,
 }
 
 /// The replies of a step, and the keys that were not asked for because their completion is pending, with its terms.
 type Claimed = (List<Reply>, Vec<(DedupKey, CallTerms)>);
 
-impl Doubt<'_> {
-    fn apply(&self, replies: &mut [(DedupKey, Reply)]) {
-        for (key, reply) in replies {
-            let Ok(ClaimReply::Duplicate(seen)) = &reply else { continue };
-            // A row that is older than a claim was not written by it.
-            let may_be_by = |claimed_at: &Instant| claimed_at.elapsed() >= seen.age;
-            if self.claiming.any_beside(key, &self.own, may_be_by)
-                || self.releasing.contains(key)
-                || self.releasing.removals() != self.removals
-            {
-                *reply = Ok(ClaimReply::InFlight);
-            }
-        }
-    }
-}
-
 impl<'l> Claims<'l> {
-    pub(super) fn new(
-        adapter: &'l Arc<dyn DedupAdapter>,
-        pool: &'l RetryPool,
+    /// Makes the claims that hold these keys.
+    pub(super) fn holding(
+        shared: &'l Shared,
         terms: CallTerms,
         store_timeout: &'l Duration,
+        held: List<DedupKey>,
     ) -> Self {
-        let (held, asked) = (List::new(), List::new());
-        let (doubt, completing) = (None, None);
-        Self { adapter, pool, held, asked, terms, store_timeout, doubt, completing }
+        Self { shared, held, asked: List::new(), terms, store_timeout, doubt: None }
     }
 
-    /// Claims the identities of these events, beginning with those that are `first`. From then on, only the keys that
-    /// are to be released are held. `start` begins the delivery: a verdict as the output would be moved four times.
+    /// Makes the claims of a delivery whose identities `first` are claimed first.
+    ///
+    /// # Errors
+    ///
+    /// On arrival, no slot is free for the release. With it `true` if the events run all the same.
+    pub(super) fn of(
+        shared: &'l Shared,
+        mut terms: CallTerms,
+        store_timeout: &'l Duration,
+        first: List<DedupKey>,
+    ) -> Result<Self, (StoreError, bool)> {
+        let mut doubt = None;
+        if shared.permanent == Permanent::OnArrival {
+            terms.permanence = Permanence::OnClaim;
+            let begun = Doubt::begin(shared, &first);
+            doubt = Some(Box::new(begun.map_err(|error| {
+                let is_open = fails_open(&terms, &error);
+                (error, is_open)
+            })?));
+        }
+        Ok(Self { shared, held: List::new(), asked: first, terms, store_timeout, doubt })
+    }
+
+    /// Claims the identities of these events. From then on, only the keys that are to be released are held. `start`
+    /// begins the delivery: a verdict as the output would be moved four times.
+    #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
     pub(super) fn begin<C: Send>(
         mut self,
         events: List<Event>,
-        first: List<DedupKey>,
         start: impl FnOnce(&mut Self, &mut Resolution) -> Begin<C> + Send,
     ) -> impl Future<Output = Result<Begin<C>, StoreError>> + Send {
-        self.asked = first;
         async move {
             let (mut replies, mut have_failed) = {
                 let claimed = self.claim().await;
@@ -133,11 +117,8 @@ impl<'l> Claims<'l> {
     #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
     fn claim(&mut self) -> impl Future<Output = Claimed> + Send {
         async move {
-            let pending = match self.completing {
-                Some(completing) => completing.split(&mut self.asked),
-                None => Vec::new(),
-            };
-            let (adapter, bound) = (&**self.adapter, *self.store_timeout);
+            let pending = self.shared.completing.split(&mut self.asked);
+            let (adapter, bound) = (&*self.shared.adapter, *self.store_timeout);
             (call::claim(adapter, &self.asked, &self.terms, bound).await, pending)
         }
     }
@@ -169,14 +150,14 @@ impl<'l> Claims<'l> {
         replies: Replies,
         have_failed: bool,
     ) -> Result<Resolution, StoreError> {
-        let open = replies.error().filter(|error| have_failed && fails_open(&self.terms, error));
-        let mut resolution = match open {
-            Some(error) => Resolution::unprotected(events, error),
-            None => resolve(&events, &replies, &self.terms),
-        };
+        let mut resolution = resolve(&events, &replies, &self.terms);
         self.held = std::mem::take(&mut resolution.release);
         self.asked.clear();
         match replies.into_error() {
+            Some(error) if have_failed && fails_open(&self.terms, &error) => {
+                self.held.clear();
+                Ok(Resolution::unprotected(events, &error))
+            }
             Some(error) if resolution.new.is_empty() => Err(error),
             _ => Ok(resolution),
         }
@@ -185,18 +166,20 @@ impl<'l> Claims<'l> {
     /// Releases the keys. The release continues in the background if it fails, or if this future is dropped.
     pub(super) async fn finish(&mut self) -> Result<(), StoreError> {
         let keys = self.releasing();
-        let (adapter, bound) = (&**self.adapter, *self.store_timeout);
+        let (adapter, bound) = (&*self.shared.adapter, *self.store_timeout);
         call::all(call::release(adapter, &keys, &self.terms, bound).await)?;
         self.held.clear();
         Ok(())
     }
 
-    pub(super) fn take_slot(&mut self) -> Option<OwnedSemaphorePermit> {
-        self.doubt.as_mut().and_then(|doubt| doubt.slot.take())
+    /// Claims these keys as soon as the store replies, for a delivery that runs before.
+    pub(super) fn claim_in_background(&mut self, keys: &[DedupKey]) {
+        let slot = self.doubt.as_mut().and_then(|doubt| doubt.slot.take());
+        self.shared.releases.repeat(slot, self.job(Write::Claim, keys.into()), ());
     }
 
-    pub(super) fn job(&self, write: Write, keys: Arc<[DedupKey]>) -> RetryJob {
-        let (adapter, terms) = (Arc::clone(self.adapter), self.terms.clone());
+    fn job(&self, write: Write, keys: Arc<[DedupKey]>) -> RetryJob {
+        let (adapter, terms) = (Arc::clone(&self.shared.adapter), self.terms.clone());
         RetryJob { write, adapter, keys, terms, store_timeout: *self.store_timeout }
     }
 
@@ -204,8 +187,7 @@ impl<'l> Claims<'l> {
     fn releasing(&mut self) -> Arc<[DedupKey]> {
         let keys: Arc<[_]> = self.held.iter().chain(&self.asked).cloned().collect();
         if let Some(doubt) = &mut self.doubt {
-            // Added before the guard of an earlier call is dropped, so that there is no moment without one.
-            doubt.guard = Some(doubt.releasing.add(Arc::clone(&keys), ()));
+            doubt.release(&keys);
         }
         keys
     }
@@ -217,7 +199,7 @@ impl Drop for Claims<'_> {
             return;
         }
         let keys = self.releasing();
-        let guard = self.doubt.as_mut().and_then(|doubt| doubt.guard.take());
-        self.pool.repeat(self.take_slot(), self.job(Write::Release, keys), guard);
+        let (slot, guard) = self.doubt.as_mut().map(|doubt| doubt.end()).unwrap_or_default();
+        self.shared.releases.repeat(slot, self.job(Write::Release, keys), guard);
     }
 }

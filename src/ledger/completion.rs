@@ -129,11 +129,6 @@ impl Delivery {
         }
     }
 
-    /// Returns `true` if a completion of this delivery was refused.
-    pub(crate) fn was_refused(&self) -> bool {
-        self.writes().is_ok_and(|writes| writes.of.writes.are_refused())
-    }
-
     /// Returns what the ledger holds for the delivery of the claim.
     fn writes(&self) -> Result<Writes<'_>, CommitError> {
         let of = (self.of_ledger() as &dyn Any).downcast_ref::<LeaseTerms>();

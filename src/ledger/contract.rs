@@ -3,111 +3,37 @@
 //! The traits are public in a private module. So bounds of public types can name them, and other crates
 //! cannot implement them.
 
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::retry::PendingWrites;
 use super::times::Times;
 use crate::adapter::EventTypes;
 use crate::adapter::contract::{Abilities, CallTerms, Fetch, Seen, StoredResponse, Token};
-use crate::delivery::{Delivery, Verdict};
-use crate::error::{ConfigError, StoreError, StoreErrorKind};
-use crate::key::{DedupKey, Event, Keys};
+use crate::delivery::Delivery;
+use crate::error::{StoreError, StoreErrorKind};
+use crate::key::{DedupKey, Event};
+
+/// When a key becomes permanent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Permanent {
+    /// After a success.
+    Lease,
+    /// Before the handler runs.
+    OnArrival,
+    /// In the handler's own transaction.
+    Transactional,
+}
 
 /// Prevents implementations of [`Ledger`] in other crates.
-pub trait Sealed {}
+pub trait Sealed {
+    const PERMANENT: Permanent;
+}
 
-/// Decides whether a delivery is the first, and makes its keys permanent.
+/// A ledger: when a key becomes permanent.
 ///
 /// A bound for code that is generic over the ledger, such as
 /// `fn settings<L: Ledger>(layer: DedupLayer<L>) -> DedupLayer<L>`. It is sealed.
-pub trait Ledger: Sealed + Send + Sync + 'static {
-    /// The claim that a first delivery holds while its handler runs.
-    #[doc(hidden)]
-    type Claim: Claim;
-
-    /// Begins a delivery of these keys. Without a key, it returns [`Begin::WithoutKey`], and asks no store.
-    ///
-    /// If the future is dropped, the keys that it may have claimed are released in the background.
-    ///
-    /// # Errors
-    ///
-    /// The store did not reply, and the context does not fail open. The keys that the call may have
-    /// claimed are released in the background.
-    #[doc(hidden)]
-    fn begin(
-        self: &Arc<Self>,
-        keys: &Keys,
-        context: &BeginContext,
-    ) -> impl Future<Output = Result<Begin<Self::Claim>, StoreError>> + Send;
-
-    /// Completes the identities of a request that the layer answers itself: no event of its may run later.
-    ///
-    /// # Errors
-    ///
-    /// The store did not reply.
-    #[doc(hidden)]
-    fn record(
-        self: &Arc<Self>,
-        keys: &Keys,
-        context: &BeginContext,
-    ) -> impl Future<Output = Result<(), StoreError>> + Send;
-
-    /// Makes the delivery of all events of a request that the handler runs under every verdict. `claim` is the delivery
-    /// of the claim, if there is one.
-    #[doc(hidden)]
-    #[must_use]
-    fn unenforced(&self, events: &[Event], verdict: Verdict, claim: Option<&Delivery>) -> Delivery {
-        Delivery::unenforced(events.into(), verdict, claim, ())
-    }
-
-    /// # Errors
-    ///
-    /// An adapter that lacks an ability which the ledger needs, or keys or times that it does not take.
-    #[doc(hidden)]
-    fn check(
-        &self,
-        has_second_identity: bool,
-        lease: Duration,
-        retention: Duration,
-    ) -> Result<(), ConfigError>;
-
-    /// Returns `true` if the adapter stores payload digests and responses.
-    #[doc(hidden)]
-    fn stores_data(&self) -> bool;
-
-    /// Returns the writes that continue in the background.
-    #[doc(hidden)]
-    fn pending_writes(&self) -> PendingWrites;
-}
-
-/// The claim of a delivery that runs.
-///
-/// If it is dropped before `commit`, it is rolled back in the background. If `commit` is dropped, the
-/// completion continues in the background.
-pub trait Claim: Send + 'static {
-    /// Completes the keys, because the handler succeeded.
-    ///
-    /// # Errors
-    ///
-    /// No transaction of the handler's has completed the keys, or the store does not say. The layer answers 500 or 503.
-    fn commit(
-        self,
-        success: &HandlerSuccess,
-    ) -> impl Future<Output = Result<(), StoreError>> + Send;
-
-    /// Releases the keys, because the handler failed.
-    ///
-    /// # Errors
-    ///
-    /// The store did not reply. The error is for logs only, because the answer is the handler's failure.
-    fn rollback(self) -> impl Future<Output = Result<(), StoreError>> + Send;
-}
-
-/// An extension of a request without a key that a layer runs.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct RunsWithoutKey;
+pub trait Ledger: Sealed + Send + Sync + 'static {}
 
 /// A ledger that can run a handler while its store does not reply.
 #[diagnostic::on_unimplemented(
@@ -124,13 +50,55 @@ pub trait FailOpen: Ledger {}
 )]
 pub trait CanReplay: Ledger {}
 
-/// The result of [`Ledger::begin`].
+/// Claims keys under a lease, and completes them after success: no event is lost, and one runs
+/// twice only if a process or the store dies in between.
+///
+/// [`DedupLayer::new`](crate::DedupLayer::new) selects it.
+#[derive(Debug)]
+pub enum Lease {}
+
+/// Claims keys that are complete at once: no event runs twice, and an event whose handler fails is
+/// lost.
+///
+/// [`DedupLayer::on_arrival`](crate::DedupLayer::on_arrival) selects it.
+#[derive(Debug)]
+pub enum OnArrival {}
+
+/// Completes a key in the transaction that has its handler's writes: each effect in it exists exactly once.
+///
+/// [`DedupLayer::transactional`](crate::DedupLayer::transactional) selects it.
+#[derive(Debug)]
+pub enum Transactional {}
+
+macro_rules! ledgers {
+    ($($ledger:ident: $($can:ident)*;)+) => {$(
+        impl Sealed for $ledger {
+            const PERMANENT: Permanent = Permanent::$ledger;
+        }
+
+        impl Ledger for $ledger {}
+
+        $(impl $can for $ledger {})*
+    )+};
+}
+
+ledgers! {
+    Lease: FailOpen CanReplay;
+    OnArrival: FailOpen;
+    Transactional: CanReplay;
+}
+
+/// An extension of a request without a key that a layer runs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RunsWithoutKey;
+
+/// How a delivery begins.
 #[derive(Debug)]
 pub enum Begin<C> {
     /// The handler runs.
     First {
-        /// The claim of the events that run.
-        claim: C,
+        /// The claim of the events that run. On arrival there is none: the keys are permanent.
+        claim: Option<C>,
         /// The events that run, for the handler.
         delivery: Delivery,
         /// Another delivery runs another event of the request: the final answer must not be a 2xx.
@@ -175,17 +143,6 @@ impl BeginContext {
         // No honest handler is ended by it. The setting of Postgres has 31 bits.
         let ms = |bound| i32::try_from(most(bound).as_millis()).unwrap_or(i32::MAX);
         context.terms.handler_bound_ms = times.handler_timeout.map_or(0, ms);
-        context
-    }
-
-    /// Returns the terms under which [`Ledger::record`] completes the identities of a request that is no event. They do
-    /// not fail open. The rows name no other key, so no event is complete with them.
-    pub(crate) fn recording(times: &Times, keys: &Keys, stores_data: bool) -> Self {
-        let mut context = Self::of(times, Duration::ZERO);
-        let itself = |event: &Event| (event.key().clone(), event.key().sha256());
-        if stores_data {
-            context.terms = context.terms.with_payloads(keys.events().iter().map(itself));
-        }
         context
     }
 
@@ -259,12 +216,4 @@ fn digests(events: &[Event]) -> Vec<(DedupKey, [u8; 32])> {
 pub struct HandlerSuccess {
     /// The response, if it is to be stored.
     pub response: Option<Arc<StoredResponse>>,
-}
-
-impl HandlerSuccess {
-    /// Returns the terms of the completion, if they differ from those of the claim.
-    pub(super) fn terms(&self, claimed: &CallTerms) -> Option<CallTerms> {
-        let response = self.response.as_ref()?;
-        Some(claimed.clone().with_response(Arc::clone(response)))
-    }
 }

@@ -29,7 +29,11 @@ impl LeaseTerms {
         store_timeout: Duration,
         adapter: &Arc<dyn DedupAdapter>,
     ) -> Self {
-        let writes = HandlerWrites::new(Arc::clone(adapter));
+        let writes = HandlerWrites {
+            adapter: AssertUnwindSafe(Arc::clone(adapter)),
+            state: AtomicU8::new(0),
+            response: OnceLock::new(),
+        };
         Self { keys, terms, store_timeout, writes, handler_ended: AtomicBool::new(false) }
     }
 
@@ -68,14 +72,6 @@ const REFUSED: u8 = 4;
 const STORED: u8 = 8;
 
 impl HandlerWrites {
-    pub(super) fn new(adapter: Arc<dyn DedupAdapter>) -> Self {
-        Self {
-            adapter: AssertUnwindSafe(adapter),
-            state: AtomicU8::new(0),
-            response: OnceLock::new(),
-        }
-    }
-
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(super) fn set_committed(&self) {
         self.set(COMMITTED);

@@ -1,4 +1,4 @@
-//! [`Lease`]: the key becomes permanent when the handler has succeeded.
+//! Under a lease: the key becomes permanent when the handler has succeeded.
 //!
 //! 1. A delivery claims its keys under a lease, which is renewed while the handler runs. If the process
 //!    dies, the lease lapses. The retry then runs, flagged as a takeover.
@@ -13,203 +13,42 @@
 //! 5. A claim that fails because stored data is unreadable is released too: the store has executed it.
 //! 6. A runtime that shuts down drops its deliveries and starts no task. So their keys are not
 //!    released: the leases lapse, as if the process had died.
+//!
+//! # In the handler's own COMMIT
+//!
+//! The transactional ledger is a lease that demands a completion. After a success of the handler, one of these holds:
+//!
+//! 1. A [`DedupTx`](crate::DedupTx) has committed the events.
+//! 2. The handler has said [`nothing_to_write`](crate::Delivery::nothing_to_write): the ledger completes the events.
+//! 3. The store says that all events are complete by the token of the claim: another driver has completed them.
+//!
+//! Otherwise the events are released, and the answer is 500: nothing is lost. If a process dies, its lease lapses, and
+//! the retry runs. Safety does not depend on the lease: of two runs of an event, the second cannot commit.
 
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
-use std::time::Duration;
-
-use tokio::time::Instant;
 
 use super::call;
 use super::claims::Claims;
-use super::contract::{
-    Begin, BeginContext, CanReplay, Claim, FailOpen, HandlerSuccess, Ledger, Sealed,
-};
-use super::held::{HeldLease, LeaseTerms};
-use super::pending::Pending;
-use super::renewal::{RenewalGuard, Renewals, report};
-use super::resolve::{Resolution, flatten};
-use super::retry::{PendingWrites, RetryJob, RetryPool, Write};
-use crate::adapter::contract::{Abilities, CallTerms, DedupAdapter};
-use crate::delivery::{Delivery, Verdict};
-use crate::error::{ConfigError, ConfigErrorKind, StoreError, StoreErrorKind, check};
-use crate::key::{Event, Keys};
+use super::contract::{Begin, HandlerSuccess, Permanent};
+use super::held::HeldLease;
+use super::renewal::{RenewalGuard, report};
+use super::resolve::{Replies, resolve};
+use super::retry::{RetryJob, Write};
+use super::shared::Shared;
+use crate::adapter::contract::{CallTerms, Seen};
+use crate::error::{StoreError, StoreErrorKind};
 
-/// Background writes of each kind at once.
-const MOST_COMPLETIONS: usize = 16_384;
-const MOST_RELEASES: usize = 4_096;
-
-/// Claims keys under a lease, and completes them after success: no event is lost, and one runs
-/// twice only if a process or the store dies in between.
-///
-/// [`DedupLayer::new`](crate::DedupLayer::new) selects it.
-pub struct Lease {
-    adapter: Arc<dyn DedupAdapter>,
-    abilities: Abilities,
-    /// Whether a success needs a completion in the handler's transaction.
-    is_strict: bool,
-    renewals: Arc<Renewals>,
-    /// Keys that succeeded in this process and are not completed in the store yet.
-    completing: Arc<Pending<CallTerms>>,
-    completions: RetryPool,
-    /// Separate from `completions`, because an outage leads to many releases. A refused release blocks
-    /// a key for a lease; a refused completion runs an event twice.
-    releases: RetryPool,
-}
-
-impl Lease {
-    pub(crate) fn new(adapter: Arc<dyn DedupAdapter>) -> Self {
-        Self {
-            abilities: adapter.abilities(),
-            is_strict: false,
-            adapter,
-            renewals: Arc::default(),
-            completing: Arc::default(),
-            completions: RetryPool::new(MOST_COMPLETIONS),
-            releases: RetryPool::new(MOST_RELEASES),
-        }
-    }
-
-    /// Demands a completion in the handler's transaction: see [`Transactional`](super::Transactional).
-    pub(super) fn strict(adapter: Arc<dyn DedupAdapter>) -> Self {
-        Self { is_strict: true, ..Self::new(adapter) }
-    }
-
-    pub(super) fn abilities(&self) -> Abilities {
-        self.abilities
-    }
-
-    #[cfg(feature = "testing")]
-    pub(crate) fn adapter(&self) -> &dyn DedupAdapter {
-        &*self.adapter
-    }
-
-    /// Completes in the background. Until the job has ended, this process treats the keys as complete,
-    /// and `renewal` renews their lease.
-    fn spawn_complete(
-        &self,
-        terms: CallTerms,
-        lease: Arc<HeldLease>,
-        renewal: Option<RenewalGuard>,
-    ) {
-        let keys: Arc<[_]> = (*lease.of_ledger.keys).into();
-        let pending = self.completing.add(Arc::clone(&keys), terms.clone());
-        let (adapter, store_timeout) = (Arc::clone(&self.adapter), lease.of_ledger.store_timeout);
-        let write = Write::Complete { lease, is_claimed: renewal.is_some() };
-        let job = RetryJob { write, adapter, keys, terms, store_timeout };
-        self.completions.repeat(None, job, (pending, renewal));
-    }
-}
-
-impl fmt::Debug for Lease {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lease").finish_non_exhaustive()
-    }
-}
-
-impl Sealed for Lease {}
-
-impl Ledger for Lease {
-    type Claim = LeaseClaim;
-
-    #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
-    fn begin(
-        self: &Arc<Self>,
-        keys: &Keys,
-        context: &BeginContext,
-    ) -> impl Future<Output = Result<Begin<Self::Claim>, StoreError>> + Send {
-        async move {
-            if keys.is_empty() {
-                return Ok(Begin::WithoutKey);
-            }
-            let (events, first) = flatten(keys);
-            let claimed_at = Instant::now();
-            let terms = context.terms(&events, self.abilities);
-            let mut claims =
-                Claims::new(&self.adapter, &self.releases, terms, &context.store_timeout);
-            claims.completing = Some(&self.completing);
-            let start = move |claims: &mut Claims<'_>, resolution: &mut Resolution| {
-                let is_claimed = !resolution.is_unprotected;
-                let (terms, timeout) = (claims.terms.clone(), *claims.store_timeout);
-                let of_ledger = |held| LeaseTerms::new(held, terms, timeout, &self.adapter);
-                resolution.begin(of_ledger, |lease| {
-                    let start =
-                        || self.renewals.start(&self.adapter, Arc::clone(&lease), claimed_at);
-                    let renewal = is_claimed.then(start).flatten();
-                    LeaseClaim { ledger: Arc::clone(self), lease, renewal, left: Left::Release }
-                })
-            };
-            let begun = claims.begin(events, first, start).await?;
-            let is = |of: fn(&RenewalGuard) -> bool| {
-                let renewal = |claim: &LeaseClaim| claim.renewal.as_ref().is_some_and(of);
-                matches!(&begun, Begin::First { claim, .. } if renewal(claim))
-            };
-            // Another delivery may have run the events. Dropped, the claim is released.
-            if is(RenewalGuard::has_lapsed) {
-                let context = "claiming keys, whose lease was over before the reply";
-                return Err(StoreError::new(StoreErrorKind::Timeout, context));
-            }
-            if !is(RenewalGuard::must_yield) {
-                return Ok(begun);
-            }
-            // Boxed, because few claims wake the sweeper.
-            let yielded = Box::pin(async move {
-                tokio::task::yield_now().await;
-                begun
-            });
-            Ok(yielded.await)
-        }
-    }
-
-    /// In one call: a completion counts whoever holds the lease.
-    async fn record(
-        self: &Arc<Self>,
-        keys: &Keys,
-        context: &BeginContext,
-    ) -> Result<(), StoreError> {
-        let (_, identities) = flatten(keys);
-        let terms = context.terms(keys.events(), self.abilities);
-        let bound = context.store_timeout;
-        call::all(call::complete(&*self.adapter, &identities, &terms, bound).await).map(drop)
-    }
-
-    fn unenforced(&self, events: &[Event], verdict: Verdict, claim: Option<&Delivery>) -> Delivery {
-        let held = LeaseTerms::nothing(&self.adapter);
-        Delivery::unenforced(events.into(), verdict, claim, held)
-    }
-
-    fn check(&self, _: bool, lease: Duration, retention: Duration) -> Result<(), ConfigError> {
-        if !self.abilities.leases {
-            let rule = "the adapter does not support leases";
-            return Err(ConfigError::new(ConfigErrorKind::Unsupported, rule));
-        }
-        // A row that expires before its lease is over tells no takeover, and counts no attempts.
-        check(retention >= lease, "retention", "at least the lease", &retention)
-    }
-
-    fn stores_data(&self) -> bool {
-        self.abilities.stored_data
-    }
-
-    fn pending_writes(&self) -> PendingWrites {
-        PendingWrites::of(&[&self.completions, &self.releases])
-    }
-}
-
-impl FailOpen for Lease {}
-
-impl CanReplay for Lease {}
-
-/// The claim of a delivery under a lease.
+/// The claim of a delivery that runs under a lease.
 ///
 /// If it is dropped, its end continues in the background: a success is completed, and anything else is
 /// released.
-pub struct LeaseClaim {
-    ledger: Arc<Lease>,
+pub struct Claim {
+    shared: Arc<Shared>,
     lease: Arc<HeldLease>,
     /// `None` if the delivery runs unprotected.
-    renewal: Option<RenewalGuard>,
+    pub(super) renewal: Option<RenewalGuard>,
     left: Left,
 }
 
@@ -222,51 +61,34 @@ enum Left {
     Completion(Option<Box<CallTerms>>),
 }
 
-impl LeaseClaim {
-    /// Returns the claims that hold the keys. The renewal ends before, because a renewal after the release would
-    /// report a lost lease.
-    fn release(&mut self) -> Claims<'_> {
-        self.lease.of_ledger.mark_handler_ended();
-        (self.renewal, self.left) = (None, Left::Nothing);
-        let (ledger, lease) = (&self.ledger, &self.lease.of_ledger);
-        let terms = lease.terms.clone();
-        let mut claims =
-            Claims::new(&ledger.adapter, &ledger.releases, terms, &lease.store_timeout);
-        claims.held = lease.keys.clone();
-        claims
-    }
-}
-
-impl LeaseClaim {
-    /// Returns `true` if the handler's transaction has completed all keys.
-    async fn are_complete(&self) -> Result<bool, StoreError> {
-        let (adapter, lease) = (&*self.ledger.adapter, &self.lease.of_ledger);
-        let read = call::is_complete(adapter, &lease.keys, &lease.terms, lease.store_timeout);
-        Ok(call::all(read.await)?.iter().all(|is_complete| *is_complete))
+impl Claim {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        lease: Arc<HeldLease>,
+        renewal: Option<RenewalGuard>,
+    ) -> Self {
+        Self { shared, lease, renewal, left: Left::Release }
     }
 
-    /// Releases the keys of a success that has completed nothing.
-    async fn refuse(&mut self) -> Result<(), StoreError> {
-        // An error of the release is not the cause.
-        let _ = self.release().finish().await;
-        let context = "committing: no transaction of the handler has completed the event";
-        Err(StoreError::new(StoreErrorKind::Transaction, context))
-    }
-}
-
-impl Claim for LeaseClaim {
-    /// Completes the keys in one attempt, or else in the background. Returns no error then, because the
+    /// Completes the keys of a success in one attempt, or else in the background. Returns no error then, because the
     /// handler succeeded. Keys that the handler's transaction has completed are only given the response.
+    ///
+    /// Returns when the events were seen, if another delivery has completed them.
+    ///
+    /// # Errors
+    ///
+    /// No transaction of the handler's has completed the keys, or the store does not say. The layer answers 500 or 503.
     #[expect(clippy::manual_async_fn, reason = "an `async fn` stores its arguments twice")]
-    fn commit(
+    pub fn commit(
         mut self,
         success: &HandlerSuccess,
-    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+    ) -> impl Future<Output = Result<Option<Seen>, StoreError>> + Send {
         async move {
             let lease = &self.lease.of_ledger;
             lease.mark_handler_ended();
             let mut is_committed = lease.writes.are_committed();
-            if self.ledger.is_strict && !is_committed && !lease.writes.are_none() {
+            let is_strict = self.shared.permanent == Permanent::Transactional;
+            if is_strict && !is_committed && !lease.writes.are_none() {
                 // Boxed, because only handlers with another driver come here.
                 is_committed = Box::pin(self.are_complete()).await?;
                 if !is_committed {
@@ -276,30 +98,97 @@ impl Claim for LeaseClaim {
             if is_committed && (success.response.is_none() || lease.writes.have_stored_response()) {
                 let left = &mut self.left;
                 *left = Left::Nothing;
-                return Ok(());
+                return Ok(None);
             }
             // Boxed, because most layers store no response.
-            let with_response = success.terms(&lease.terms).map(Box::new);
+            let with_response = success.response.clone();
+            let with_response =
+                with_response.map(|response| Box::new(lease.terms.clone().with_response(response)));
             // From here on, a claim that is dropped completes in the background.
             self.left = Left::Completion(with_response.clone());
             let terms = with_response.as_deref().unwrap_or(&lease.terms);
-            let (adapter, keys) = (&*self.ledger.adapter, &lease.keys);
+            let (adapter, keys) = (&*self.shared.adapter, &lease.keys);
             let replies = call::complete(adapter, keys, terms, lease.store_timeout).await;
             report(keys, &replies, self.renewal.is_some(), &self.lease);
             let left = &mut self.left;
             if replies.iter().all(Result::is_ok) {
                 *left = Left::Nothing;
             }
-            Ok(())
+            Ok(None)
         }
     }
 
-    async fn rollback(mut self) -> Result<(), StoreError> {
-        self.release().finish().await
+    /// Releases the keys, because the handler failed. Returns when the events were seen, if the handler failed because
+    /// another delivery has completed them.
+    ///
+    /// # Errors
+    ///
+    /// The store did not reply. The error is for logs only, because the answer is the handler's failure.
+    pub(crate) async fn rollback(mut self) -> Result<Option<Seen>, StoreError> {
+        let seen = self.completed_by_another().await;
+        self.release().finish().await?;
+        Ok(seen)
+    }
+
+    /// Returns `true` if the handler's transaction has completed all keys.
+    async fn are_complete(&self) -> Result<bool, StoreError> {
+        let (adapter, lease) = (&*self.shared.adapter, &self.lease.of_ledger);
+        let read = call::is_complete(adapter, &lease.keys, &lease.terms, lease.store_timeout);
+        Ok(call::all(read.await)?.iter().all(|is_complete| *is_complete))
+    }
+
+    /// Releases the keys of a success that has completed nothing.
+    async fn refuse(&mut self) -> Result<Option<Seen>, StoreError> {
+        let seen = self.completed_by_another().await;
+        // An error of the release is not the cause.
+        let _ = self.release().finish().await;
+        let context = "committing: no transaction of the handler has completed the event";
+        let error = || StoreError::new(StoreErrorKind::Transaction, context);
+        seen.map(Some).ok_or_else(error)
+    }
+
+    /// If a completion was refused, claims the keys again before they are released, by the same token. A claim that
+    /// still holds its key is repeated, and counts no attempt.
+    async fn completed_by_another(&self) -> Option<Seen> {
+        let (adapter, lease) = (&*self.shared.adapter, &self.lease.of_ledger);
+        if !lease.writes.are_refused() {
+            return None;
+        }
+        let claimed = call::claim(adapter, &lease.keys, &lease.terms, lease.store_timeout).await;
+        let mut replies = Replies::default();
+        replies.add(lease.keys.iter().cloned().zip(claimed));
+        let mut resolution = resolve(self.lease.events(), &replies, &lease.terms);
+        match resolution.new.is_empty().then(|| resolution.without_new::<()>()) {
+            Some(Begin::Duplicate(seen)) => Some(seen),
+            _ => None,
+        }
+    }
+
+    /// Returns the claims that hold the keys. The renewal ends before, because a renewal after the release would
+    /// report a lost lease.
+    fn release(&mut self) -> Claims<'_> {
+        self.lease.of_ledger.mark_handler_ended();
+        (self.renewal, self.left) = (None, Left::Nothing);
+        let lease = &self.lease.of_ledger;
+        let (terms, keys) = (lease.terms.clone(), lease.keys.clone());
+        Claims::holding(&self.shared, terms, &lease.store_timeout, keys)
+    }
+
+    /// Completes in the background. Until the job has ended, this process treats the keys as complete,
+    /// and renews their lease.
+    fn complete_in_background(&mut self, terms: CallTerms) {
+        let (lease, renewal) = (Arc::clone(&self.lease), self.renewal.take());
+        let keys: Arc<[_]> = (*lease.of_ledger.keys).into();
+        let pending = self.shared.completing.add(Arc::clone(&keys), terms.clone());
+        let adapter = Arc::clone(&self.shared.adapter);
+        let store_timeout = lease.of_ledger.store_timeout;
+        let write = Write::Complete { lease, is_claimed: renewal.is_some() };
+        let job = RetryJob { write, adapter, keys, terms, store_timeout };
+        self.shared.completions.repeat(None, job, (pending, renewal));
     }
 }
 
-impl Drop for LeaseClaim {
+impl Drop for Claim {
     fn drop(&mut self) {
         match std::mem::replace(&mut self.left, Left::Nothing) {
             Left::Nothing => {}
@@ -307,17 +196,14 @@ impl Drop for LeaseClaim {
             Left::Completion(with_response) => {
                 let terms = &self.lease.of_ledger.terms;
                 let terms = with_response.map_or_else(|| terms.clone(), |boxed| *boxed);
-                let renewal = self.renewal.take();
-                self.ledger.spawn_complete(terms, Arc::clone(&self.lease), renewal);
+                self.complete_in_background(terms);
             }
         }
     }
 }
 
-impl fmt::Debug for LeaseClaim {
+impl fmt::Debug for Claim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LeaseClaim")
-            .field("keys", &self.lease.of_ledger.keys)
-            .finish_non_exhaustive()
+        f.debug_struct("Claim").field("keys", &self.lease.of_ledger.keys).finish_non_exhaustive()
     }
 }

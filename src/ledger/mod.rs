@@ -18,26 +18,25 @@
 //! 6. The events of a delivery complete or are released together.
 //! 7. A `commit` that is dropped: *lease*: the completion continues. *Transactional*: the handler's COMMIT has decided.
 
+pub(crate) mod any;
 mod arrival;
 mod call;
 mod claims;
 pub(crate) mod completion;
 pub(crate) mod contract;
 mod held;
-mod lease;
+pub(crate) mod lease;
 mod pending;
 mod renewal;
 mod resolve;
 mod retry;
+mod shared;
 mod times;
-mod transactional;
 
-pub use arrival::OnArrival;
-pub use contract::Ledger;
+pub(crate) use any::AnyLedger;
 pub(crate) use contract::{
-    Begin, BeginContext, CanReplay, Claim, FailOpen, HandlerSuccess, RunsWithoutKey,
+    Begin, BeginContext, CanReplay, FailOpen, HandlerSuccess, RunsWithoutKey,
 };
-pub use lease::Lease;
-pub(crate) use retry::PendingWrites;
+pub use contract::{Lease, Ledger, OnArrival, Transactional};
+pub(crate) use lease::Claim;
 pub(crate) use times::{PollDelays, TRANSACTIONAL_LEASE, Times, deadline_in, poll_delays};
-pub use transactional::Transactional;

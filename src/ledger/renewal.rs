@@ -71,21 +71,11 @@ pub(super) struct RenewalGuard {
     runtime: Id,
     /// Not a `usize`, so that the future of a delivery stays within 1,024 bytes.
     place: u32,
-    has_woken: bool,
-    has_lapsed: bool,
-}
-
-impl RenewalGuard {
-    /// Returns `true` if the caller must yield once before it runs a handler. The sweeper was woken on this
-    /// thread. If the handler blocked this thread, no other thread would run the sweeper.
-    pub(super) fn must_yield(&self) -> bool {
-        self.has_woken
-    }
-
-    /// Returns `true` if the lease was over before its renewals began.
-    pub(super) fn has_lapsed(&self) -> bool {
-        self.has_lapsed
-    }
+    /// The caller yields once before it runs a handler: the sweeper was woken on this thread. If the handler blocked
+    /// this thread, no other thread would run the sweeper.
+    pub(super) must_yield: bool,
+    /// The lease was over before its renewals began.
+    pub(super) has_lapsed: bool,
 }
 
 impl Drop for RenewalGuard {
@@ -132,9 +122,9 @@ impl Renewals {
         if let Some(earlier) = earlier {
             earlier.notify_one();
         }
-        let has_woken = starts || sleeps_too_long;
+        let must_yield = starts || sleeps_too_long;
         let renewals = Arc::clone(self);
-        Some(RenewalGuard { renewals, runtime, place, has_woken, has_lapsed })
+        Some(RenewalGuard { renewals, runtime, place, must_yield, has_lapsed })
     }
 
     /// Starts the renewals of one runtime that are due. Returns when to wake again; `None` if no delivery of it

@@ -104,11 +104,6 @@ impl Replies {
 
     /// Returns the error of a claim. Unreadable data may belong to a duplicate, so such an error comes first: it
     /// decides whether a handler runs.
-    pub(super) fn error(&self) -> Option<&StoreError> {
-        let errors = self.0.iter().filter_map(|(_, reply)| reply.as_ref().err());
-        errors.min_by_key(|error| error.kind() != StoreErrorKind::Corrupt)
-    }
-
     pub(super) fn into_error(self) -> Option<StoreError> {
         let errors = self.0.into_iter().filter_map(|(_, reply)| reply.err());
         errors.min_by_key(|error| error.kind() != StoreErrorKind::Corrupt)
@@ -173,7 +168,7 @@ impl Resolution {
     pub(super) fn begin<T: OfLedger, C>(
         &mut self,
         of_ledger: impl FnOnce(List<DedupKey>) -> T,
-        claim: impl FnOnce(Arc<Inner<T>>) -> C,
+        claim: impl FnOnce(Arc<Inner<T>>) -> Option<C>,
     ) -> Begin<C> {
         if self.new.is_empty() {
             return self.without_new();

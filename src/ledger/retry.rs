@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use backon::{BackoffBuilder, ExponentialBuilder};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
@@ -12,6 +11,7 @@ use tokio_util::task::TaskTracker;
 use super::call;
 use super::held::HeldLease;
 use super::renewal::report;
+use super::times::delays;
 use crate::adapter::contract::{CallTerms, DedupAdapter};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::DedupKey;
@@ -57,22 +57,13 @@ pub(super) enum Write {
 }
 
 impl RetryJob {
-    /// Returns the name of the calls in logs and metrics.
-    fn operation(&self) -> &'static str {
+    /// Returns the name of the calls in logs and metrics, and the record of their success.
+    fn operation(&self) -> (&'static str, fn(&DedupKey)) {
         match self.write {
-            Write::Claim => "claim",
-            Write::Complete { .. } => "complete",
-            Write::Release => "release",
+            Write::Claim => ("claim", observe::background_claimed),
+            Write::Complete { .. } => ("complete", observe::background_completed),
+            Write::Release => ("release", observe::background_released),
         }
-    }
-
-    fn report_done(&self) {
-        let report = match self.write {
-            Write::Claim => observe::background_claimed,
-            Write::Complete { .. } => observe::background_completed,
-            Write::Release => observe::background_released,
-        };
-        report(&self.keys[0]);
     }
 
     /// Returns `true` if the job is repeated after this error. A release that ends early may lose an event, and
@@ -106,12 +97,9 @@ impl RetryJob {
 }
 
 impl RetryPool {
-    /// Makes a pool for at most `most` jobs at once.
-    pub(super) fn new(most: usize) -> Self {
-        let tasks = TaskTracker::new();
-        // A closed tracker still takes tasks; `wait` ends only on a closed one.
-        tasks.close();
-        Self { tasks, slots: Arc::new(Semaphore::new(most)) }
+    /// Makes a pool for at most `most` jobs at once, each a task of these.
+    pub(super) fn new(most: usize, tasks: &TaskTracker) -> Self {
+        Self { tasks: tasks.clone(), slots: Arc::new(Semaphore::new(most)) }
     }
 
     /// Reserves a slot for a job that must not be refused later.
@@ -132,7 +120,7 @@ impl RetryPool {
     ) {
         // Calls without a key reach no store.
         let Some(key) = job.keys.first() else { return };
-        let operation = job.operation();
+        let (operation, report_done) = job.operation();
         let (slot, runtime) = (slot.or_else(|| self.reserve()), Handle::try_current());
         let (Some(slot), Ok(runtime)) = (slot, runtime) else {
             return observe::background_refused(key, operation);
@@ -140,12 +128,7 @@ impl RetryPool {
         let pending = observe::pending_write(key);
         let task = async move {
             let end = Instant::now() + BOUND;
-            let mut delays = ExponentialBuilder::new()
-                .with_min_delay(FIRST_DELAY)
-                .with_max_delay(LONGEST_DELAY)
-                .with_jitter()
-                .without_max_times()
-                .build();
+            let mut delays = delays(FIRST_DELAY, LONGEST_DELAY, 2.0);
             let ended = loop {
                 let Err(error) = job.attempt(end).await else { break Ok(()) };
                 let left = end.saturating_duration_since(Instant::now());
@@ -155,34 +138,11 @@ impl RetryPool {
                 tokio::time::sleep(delays.next().unwrap_or(LONGEST_DELAY).min(left)).await;
             };
             match ended {
-                Ok(()) => job.report_done(),
+                Ok(()) => report_done(&job.keys[0]),
                 Err(error) => observe::background_failed(&job.keys[0], operation, &error),
             }
             drop((guard, slot, pending));
         };
         self.tasks.spawn_on(task, &runtime);
-    }
-}
-
-/// The writes of a ledger that continue in the background.
-#[derive(Debug, Clone, Default)]
-pub struct PendingWrites(Arc<[TaskTracker]>);
-
-impl PendingWrites {
-    pub(super) fn of(pools: &[&RetryPool]) -> Self {
-        Self(pools.iter().map(|pool| pool.tasks.clone()).collect())
-    }
-
-    /// Returns the number of background writes.
-    #[must_use]
-    pub fn count(&self) -> usize {
-        self.0.iter().map(TaskTracker::len).sum()
-    }
-
-    /// Waits until there is no background write.
-    pub async fn drain(&self) {
-        for tasks in &*self.0 {
-            tasks.wait().await;
-        }
     }
 }

@@ -69,12 +69,14 @@ pub(crate) type PollDelays = ExponentialBackoff;
 /// A delivery in another process wakes no delivery in this one. Within one process, the layer wakes
 /// the deliveries that wait. Most handlers are short, so the first delays are.
 pub(crate) fn poll_delays() -> PollDelays {
-    const FIRST: Duration = Duration::from_millis(2);
-    const LONGEST: Duration = Duration::from_millis(250);
-    let delays =
-        ExponentialBuilder::new().with_min_delay(FIRST).with_max_delay(LONGEST).with_factor(1.5);
-    // Up to twice as long, so that deliveries which wait for one lease do not claim together.
-    delays.with_jitter().without_max_times().build()
+    delays(Duration::from_millis(2), Duration::from_millis(250), 1.5)
+}
+
+/// Returns delays without end, each base `factor` times the one before. A delay is up to twice its base, so that those
+/// who wait for one event do not call together.
+pub(super) fn delays(first: Duration, longest: Duration, factor: f32) -> ExponentialBackoff {
+    let delays = ExponentialBuilder::new().with_min_delay(first).with_max_delay(longest);
+    delays.with_factor(factor).with_jitter().without_max_times().build()
 }
 
 #[cfg(test)]

@@ -50,7 +50,7 @@ outcomes! {
     Completed = "completed" INFO,
     /// the handler failed; the key is free for the retry (on arrival: the event is lost). Without a retry, the
     /// event is lost unless somebody sends it again: the level is WARN for a preset whose sender does not
-    /// [retry](crate::provider::Preset::retries) after a response
+    /// [retry](crate::guide::providers) after a response
     Failed = "failed" INFO,
     /// the handler ran for longer than [`handler_timeout`](crate::DedupLayer::handler_timeout) and was dropped;
     /// the key is free for the retry (on arrival: the event is lost)

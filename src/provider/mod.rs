@@ -19,8 +19,7 @@
 //! # Example
 //!
 //! ```
-//! use tower_dedup::key::KeyExtractor;
-//! use tower_dedup::provider;
+//! use tower_dedup::{KeyExtractor, provider};
 //!
 //! assert_eq!(provider::GITHUB.name(), "github");
 //! // Two endpoints that receive one event, or two accounts with the same ids, need two namespaces.
@@ -45,7 +44,7 @@ mod standard;
 mod twilio;
 mod whatsapp;
 
-pub use preset::{Preset, Retries};
+pub use preset::Preset;
 
 /// Exports presets, and lists them in `ALL`.
 macro_rules! presets {

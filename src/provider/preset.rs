@@ -32,8 +32,8 @@ pub struct Preset {
     /// The shortest retention, in seconds.
     pub(super) floor: u64,
     /// In bytes.
-    pub(super) max_body: Option<usize>,
-    pub(super) retries: Retries,
+    pub(crate) max_body: Option<usize>,
+    pub(crate) retries: Retries,
     /// How the sender signs; `None` if this crate does not know it.
     pub(crate) scheme: Option<Scheme>,
     pub(super) signed_id: bool,
@@ -66,8 +66,7 @@ type Condition = fn(&RequestRef<'_>) -> bool;
 
 /// When a sender retries a delivery by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Retries {
+pub(crate) enum Retries {
     /// The sender retries every delivery that is not acknowledged.
     Automatic,
     /// The sender retries after a failed connection only. A response of any status ends the delivery.
@@ -136,19 +135,6 @@ impl Preset {
     #[must_use]
     pub const fn retention_floor(&self) -> Duration {
         Duration::from_secs(self.floor)
-    }
-
-    /// Returns the largest body that the sender sends, in bytes; `None` if the sender does not document
-    /// it. The default [`body_limit`](crate::DedupLayer::body_limit) is not below it.
-    #[must_use]
-    pub const fn max_body(&self) -> Option<usize> {
-        self.max_body
-    }
-
-    /// Returns when the sender retries by itself.
-    #[must_use]
-    pub const fn retries(&self) -> Retries {
-        self.retries
     }
 
     /// Returns `true` if the sender's signature covers the id. If it does not, an attacker who has

@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::error::StoreError;
 use crate::key::{DedupKey, Keys};
-use crate::ledger::{Begin, BeginContext, Ledger, PollDelays, deadline_in, poll_delays};
+use crate::ledger::{AnyLedger, Begin, BeginContext, Claim, PollDelays, deadline_in, poll_delays};
 
 /// How many deliveries wait for one key.
 const MOST_OF_A_KEY: usize = 8;
@@ -137,13 +137,13 @@ impl Waiter<'_> {
     /// # Errors
     ///
     /// The delivery may not run.
-    pub(crate) async fn claim<L: Ledger, A: Admission>(
+    pub(crate) async fn claim<A: Admission>(
         &self,
-        ledger: &Arc<L>,
+        ledger: &AnyLedger,
         context: &BeginContext,
         bound: Duration,
         admission: &mut A,
-    ) -> Result<Result<Begin<L::Claim>, StoreError>, A::Refusal> {
+    ) -> Result<Result<Begin<Claim>, StoreError>, A::Refusal> {
         let deadline = deadline_in(bound);
         let Some(awaited) = &self.awaited else { return Ok(Ok(Begin::InFlight)) };
         let Ok(mut polls) = timeout_at(deadline, awaited.turn.lock()).await else {

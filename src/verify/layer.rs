@@ -108,13 +108,13 @@ pub struct VerifyLayer {
 
 impl VerifyLayer {
     /// Makes a layer with the default limits of [`DedupLayer`](crate::DedupLayer) for the same preset:
-    /// 10 s, and 2 MiB or the preset's [largest body](crate::provider::Preset::max_body) if that is
+    /// 10 s, and 2 MiB or the [largest body](crate::guide::providers) of the preset's sender if that is
     /// larger.
     pub fn new(verifier: Verifier) -> Self {
         let preset = verifier.preset;
         let layer = Self::with(Check::Verifier(Box::new(verifier)));
         let Some(preset) = preset else { return layer };
-        let body_limit = BODY_LIMIT.max(preset.max_body().unwrap_or_default());
+        let body_limit = BODY_LIMIT.max(preset.max_body.unwrap_or_default());
         Self { body_limit, ..layer }.named(preset.name()).claimed_id(preset)
     }
 
@@ -240,14 +240,15 @@ impl VerifyLayer {
     {
         let (mut head, body) = request.into_parts();
         let found;
-        let verifier = match &*self.check {
-            Check::Verifier(verifier) => Some(&**verifier),
+        let check = match &*self.check {
+            Check::Verifier(verifier) => Ok(&**verifier),
             Check::Select(look_up) => {
                 found = self.look_up(look_up, &head).await?;
-                Some(&found)
+                Ok(&found)
             }
-            Check::Own(_) => None,
+            Check::Own(check) => Err(check),
         };
+        let verifier = check.ok();
         let unauthorized = |head: &Parts, body: &Bytes, refusal: Refusal| {
             self.report(verifier, head, body, refusal.name(), &refusal);
             StatusCode::UNAUTHORIZED
@@ -271,10 +272,9 @@ impl VerifyLayer {
             status
         })?;
         let now = (self.clock)();
-        let verified = match (verifier, &*self.check) {
-            (Some(verifier), _) => verifier.verify(&head, &body, now),
-            (None, Check::Own(check)) => check(&head, &body, now),
-            (None, _) => Err(Refusal::Unknown),
+        let verified = match check {
+            Ok(verifier) => verifier.verify(&head, &body, now),
+            Err(check) => check(&head, &body, now),
         };
         verified.map_err(|refusal| unauthorized(&head, &body, refusal))?;
         head.extensions.insert(Verified);

@@ -198,12 +198,6 @@ impl Preset {
     pub fn scheme(&self) -> Option<Scheme> {
         self.scheme
     }
-
-    /// Returns `true` if a signed time limits how long a captured delivery can be sent again.
-    #[must_use]
-    pub fn signs_time(&self) -> bool {
-        self.scheme.is_some_and(|scheme| scheme.signs_time())
-    }
 }
 
 impl Scheme {
@@ -231,6 +225,7 @@ impl Scheme {
     }
 }
 
+/// How the sender signs; `None` if this crate does not know it.
 impl From<Preset> for Option<Scheme> {
     fn from(preset: Preset) -> Self {
         preset.scheme

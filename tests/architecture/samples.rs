@@ -77,7 +77,7 @@ fn a_level_without_a_module_is_found() {
     let is_missing = |module: &str| {
         missing.contains(&format!("tests/architecture.rs: no module `{module}` exists"))
     };
-    for module in ["error", "layer::gate", "adapter::contract", "ledger::transactional"] {
+    for module in ["error", "layer::gate", "adapter::contract", "ledger::arrival"] {
         assert!(is_missing(module), "{module}: {missing:?}");
     }
     for module in ["lib", "layer", "adapter", "adapter::purging"] {

@@ -6,7 +6,8 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue, request};
 use serde_json::Value;
 use tower_dedup::KeyErrorKind;
-use tower_dedup::key::{Extracted, KeyExtractor, RequestRef};
+use tower_dedup::KeyExtractor;
+use tower_dedup::key::{Extracted, RequestRef};
 use tower_dedup::provider::{self, Preset};
 
 use crate::cases;

@@ -8,9 +8,9 @@ use http::{Request, StatusCode};
 use http_body_util::Full;
 use tower::{Layer, ServiceExt};
 use tower_dedup::adapter::MemoryAdapter;
-use tower_dedup::key::{self, Event, Extracted, KeyExtractor, Keys, RequestRef};
+use tower_dedup::key::{self, Event, Extracted, Keys, RequestRef};
 use tower_dedup::testing::Fault;
-use tower_dedup::{DedupKey, DedupLayer, KeyError, KeyErrorKind, OnUnavailable};
+use tower_dedup::{DedupKey, DedupLayer, KeyError, KeyErrorKind, KeyExtractor, OnUnavailable};
 
 use crate::support::{Handler, faulty, until};
 

@@ -8,7 +8,8 @@ use bytes::Bytes;
 use http::Request;
 use tower_dedup::ConfigErrorKind;
 use tower_dedup::KeyErrorKind::{self, Empty};
-use tower_dedup::key::{self, Event, Extracted, KeyExtractor, Keys, RequestRef};
+use tower_dedup::KeyExtractor;
+use tower_dedup::key::{self, Event, Extracted, Keys, RequestRef};
 
 use crate::requests::{dedup_key, letters, sha256, with_body, with_headers};
 

@@ -13,12 +13,12 @@ use tower::util::BoxCloneSyncService;
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Fetch, Token};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::adapter::{MemoryAdapter, PostgresAdapter};
-use tower_dedup::internals::{self, BeginContext};
-use tower_dedup::key::{self, DedupKey, Event, Extracted, KeyExtractor, Keys};
-use tower_dedup::ledger::Ledger;
+use tower_dedup::internals::{self, AnyLedger, BeginContext};
+use tower_dedup::key::{self, Event, Extracted, Keys};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{
-    DedupHandle, DedupLayer, Mode, OnMismatch, OnUnavailable, Replay, ResponseBody, provider,
+    DedupHandle, DedupKey, DedupLayer, KeyExtractor, Mode, OnMismatch, OnUnavailable, Replay,
+    ResponseBody, provider,
 };
 
 use crate::hooked::Hooked;
@@ -348,14 +348,14 @@ async fn responses_are_read_only_for_replay() {
 /// The caller of a `Deduplicator` may drop the future while the store replies.
 #[tokio::test(start_paused = true)]
 async fn delivery_dropped_while_it_reads_stored_data_leaves_nothing_behind() {
-    async fn dropped<L: Ledger>(ledger: Arc<L>, new: &str) {
+    async fn dropped(ledger: AnyLedger, new: &str) {
         let events = ["known", new].map(|id| Event::new(dedup_key(id)));
         let keys = Keys::new(events.to_vec()).unwrap();
         let mut context = BeginContext::new(DAY, DAY, Duration::from_secs(1));
         context.terms = context.terms.with_fetch(Fetch::Digest);
         let begun = tokio::time::timeout(Duration::from_millis(50), ledger.begin(&keys, &context));
         assert!(begun.await.is_err());
-        ledger.pending_writes().drain().await;
+        ledger.pending_writes().wait().await;
     }
     let store = faulty(MemoryAdapter::new());
     let known = CallTerms::on_claim(Token::random(), DAY);

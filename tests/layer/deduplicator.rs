@@ -10,9 +10,9 @@ use futures_util::FutureExt;
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::{CallTerms, ClaimReply, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
-use tower_dedup::internals::{self, Begin, BeginContext, Claim, HandlerSuccess};
+use tower_dedup::internals::{self, AnyLedger, Begin, BeginContext, Claim, HandlerSuccess};
 use tower_dedup::key::{Event, Keys};
-use tower_dedup::ledger::{Lease, Ledger};
+use tower_dedup::ledger::Ledger;
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{Deduplicator, Delivery, OnUnavailable, RunError, RunOutcome};
 
@@ -86,7 +86,7 @@ async fn claim_of_several_events_dropped_releases_all_identities() {
     let context = BeginContext::new(HOUR, HOUR, HOUR);
     let Begin::First { claim, .. } = ledger.begin(&keys, &context).await.unwrap() else { panic!() };
     drop(claim);
-    ledger.pending_writes().drain().await;
+    ledger.pending_writes().wait().await;
     for id in ["a", "a2", "b"] {
         let entry = store.get(&dedup_key(id)).await.unwrap();
         assert_eq!(entry.map(|entry| entry.state), Some(KeyState::Released), "{id}");
@@ -104,16 +104,16 @@ async fn release_that_never_succeeds_is_reported() {
     let ledger = internals::lease(Arc::clone(&store));
     let Begin::First { claim, .. } = ledger.begin(&keys, &context).await.unwrap() else { panic!() };
     drop(claim);
-    gives_up(&*ledger).await;
+    gives_up(&ledger).await;
     let ledger = internals::on_arrival(Arc::clone(&store));
     store.set(StoreCall::Claim, Fault::LoseReply);
     assert!(polled(ledger.begin(&keys, &context), 1, false).await.is_none());
-    gives_up(&*ledger).await;
+    gives_up(&ledger).await;
 }
 
-async fn gives_up(ledger: &impl Ledger) {
+async fn gives_up(ledger: &AnyLedger) {
     let (log, _guard) = Log::of_this_thread();
-    ledger.pending_writes().drain().await;
+    ledger.pending_writes().wait().await;
     let record = log.last("gave up in the background");
     assert_eq!(record["level"], "ERROR");
     assert!(record["error"].starts_with("calling a faulty adapter"), "{record:?}");
@@ -189,7 +189,7 @@ async fn lose_a_lease(subscriber_claim: &EndsClaimOnWarning) {
     let claim = async |id, lease| {
         let context = BeginContext::new(HOUR, lease, HOUR);
         match ledger.begin(&Keys::from(Event::new(dedup_key(id))), &context).await.unwrap() {
-            Begin::First { claim, delivery, .. } => (claim, delivery),
+            Begin::First { claim: Some(claim), delivery, .. } => (claim, delivery),
             other => panic!("{other:?}"),
         }
     };
@@ -206,7 +206,7 @@ async fn lose_a_lease(subscriber_claim: &EndsClaimOnWarning) {
 }
 
 #[derive(Clone, Default)]
-struct EndsClaimOnWarning(Arc<Mutex<Option<<Lease as Ledger>::Claim>>>);
+struct EndsClaimOnWarning(Arc<Mutex<Option<Claim>>>);
 
 impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for EndsClaimOnWarning {
     fn on_event(&self, event: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {

@@ -9,8 +9,8 @@ use http::{Request, StatusCode};
 use tower::Layer;
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
 use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
-use tower_dedup::key::{self, Event, Extracted, KeyExtractor};
-use tower_dedup::{DedupKey, DedupLayer, Delivery, OnInFlight};
+use tower_dedup::key::{self, Event, Extracted};
+use tower_dedup::{DedupKey, DedupLayer, Delivery, KeyExtractor, OnInFlight};
 
 use crate::support::ledgers::Setup;
 use crate::support::multi_event::by_word;

@@ -7,9 +7,9 @@ use http::{HeaderValue, Request};
 use tower::Layer;
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
-use tower_dedup::key::{self, DedupKey, Event, Extracted, KeyExtractor};
+use tower_dedup::key::{self, Event, Extracted};
 use tower_dedup::testing::Fault;
-use tower_dedup::{DedupLayer, Mode, OnMismatch, OnUnavailable};
+use tower_dedup::{DedupKey, DedupLayer, KeyExtractor, Mode, OnMismatch, OnUnavailable};
 
 use crate::support::ledgers::{InSqlite, OnMemory, Setup};
 use crate::support::log::Log;

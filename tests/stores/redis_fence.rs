@@ -4,10 +4,10 @@ use std::future::Future;
 use std::time::Duration;
 
 use tokio::time::timeout;
+use tower_dedup::DedupKey;
 use tower_dedup::adapter::contract::{ClaimReply, DedupAdapter};
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{RedisAdapter, RedisOptions};
-use tower_dedup::key::DedupKey;
 
 use crate::support::proxy::{Cut, Proxy};
 use crate::support::redis::{Server, command};

@@ -20,9 +20,11 @@ use tower_dedup::adapter::inspect::{KeyState, MaintenanceAdapter};
 use tower_dedup::adapter::{
     MemoryAdapter, PostgresAdapter, SqliteAdapter, SqliteOptions, TransactionAdapter,
 };
-use tower_dedup::key::{Event, Extracted, KeyExtractor, Keys};
+use tower_dedup::key::{Event, Extracted, Keys};
 use tower_dedup::ledger::Ledger;
-use tower_dedup::{DedupKey, DedupLayer, DedupTx, Delivery, OnInFlight, ResponseBody};
+use tower_dedup::{
+    DedupKey, DedupLayer, DedupTx, Delivery, KeyExtractor, OnInFlight, ResponseBody,
+};
 
 use crate::support::postgres::Schema;
 use crate::support::{Body, dedup_key, result};

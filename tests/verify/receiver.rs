@@ -64,8 +64,7 @@ fn receiver_has_a_variable_for_every_preset_with_a_scheme() {
     for preset in provider::ALL {
         let variable = preset.name().to_ascii_uppercase().replace('-', "_");
         let variable = format!("WEBHOOK_SECRET_{variable}");
-        let secret =
-            if preset.has_verifier() { test_secrets(preset.scheme())[0] } else { "MfKQ9r8G" };
+        let secret = if preset.has_verifier() { test_secrets(*preset)[0] } else { "MfKQ9r8G" };
         let found = verifiers(&[(&variable, secret)], Some("https://example.com"));
         if preset.has_verifier() {
             with += 1;

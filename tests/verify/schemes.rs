@@ -11,11 +11,12 @@ use hmac::{Hmac, KeyInit, Mac};
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, Request, Uri, header};
 use sha1::Sha1;
+use tower_dedup::internals::signs_time;
 use tower_dedup::provider::{self, Preset};
 use tower_dedup::verify::{Refusal, VerifierError};
 
 use crate::secrets::test_secrets;
-use crate::vectors::{Case, VECTORS, at, case, cases, genuine, senders, signature_header};
+use crate::vectors::{Case, VECTORS, at, case, cases, genuine, scheme, senders, signature_header};
 
 /// Returns the header with the signed time.
 fn time_header(sender: Preset) -> Option<HeaderName> {
@@ -191,7 +192,7 @@ fn signature_is_valid_for_five_minutes_before_and_after() {
         let body = case.body_utf8.as_bytes();
         let verdict = |head: &Parts, now| verifier.verify(head, body, at(now));
         let header = time_header(sender);
-        assert_eq!(header.is_some(), sender.signs_time(), "{sender:?}");
+        assert_eq!(header.is_some(), signs_time(&sender), "{sender:?}");
         let Some(header) = header else {
             // No time is signed.
             assert_eq!(verdict(&head, i64::MAX), Ok(()), "{sender:?} {}", case.name);
@@ -327,11 +328,8 @@ fn twilio_signature_of_one_method_is_refused_for_the_other_at_every_cut() {
         let sample = case(provider::TWILIO, "sms-inbound-get");
         let request = Request::builder().method(method).uri(target);
         let request = request.body(Bytes::copy_from_slice(body.as_bytes())).unwrap();
-        let request = provider::TWILIO
-            .scheme()
-            .unwrap()
-            .sign(&sample.secret, Some(ORIGIN), at(0), request)
-            .unwrap();
+        let request =
+            scheme(provider::TWILIO).sign(&sample.secret, Some(ORIGIN), at(0), request).unwrap();
         let signature = request.headers()["x-twilio-signature"].to_str().unwrap().to_owned();
         Case {
             method: method.to_owned(),
@@ -549,7 +547,7 @@ fn signed_url_may_end_without_the_slash_of_an_empty_path() {
     for sender in senders().into_iter().filter(|sender| {
         sender.verifier("x").is_err_and(|error| error == VerifierError::NoPublicUrl)
     }) {
-        let secret = test_secrets(sender.scheme())[0];
+        let secret = test_secrets(sender)[0];
         for (configured, sent, public_url, left, accepted) in [
             ("https://h", "/square", "https://h/square", "/", true),
             ("https://h", "/square", "https://h/square/", "/", true),
@@ -564,11 +562,8 @@ fn signed_url_may_end_without_the_slash_of_an_empty_path() {
             ("https://h", "/square?a=1", "https://h/square", "/?a=2", false),
         ] {
             let request = Request::post(sent).body(Bytes::from("b=2")).unwrap();
-            let signed = sender
-                .scheme()
-                .unwrap()
-                .sign(secret, Some(configured), at(1_753_900_006), request)
-                .unwrap();
+            let signed =
+                scheme(sender).sign(secret, Some(configured), at(1_753_900_006), request).unwrap();
             let (mut head, body) = signed.into_parts();
             head.uri = left.parse().unwrap();
             let verifier = sender.verifier_at(public_url, secret).unwrap();
@@ -585,16 +580,13 @@ fn signed_url_may_end_without_the_slash_of_an_empty_path() {
 /// Sorting a million pairs takes longer than the rest of a request.
 #[test]
 fn form_of_more_than_a_thousand_fields_is_refused() {
-    let secret = test_secrets(provider::TWILIO.scheme())[0];
+    let secret = test_secrets(provider::TWILIO)[0];
     let verifier = provider::TWILIO.verifier_at("https://h", secret).unwrap();
     for (fields, verdict) in [(1_000, Ok(())), (1_001, Err(Refusal::Malformed("the form")))] {
         let body: Vec<_> = (0..fields).map(|field| format!("f{field:04}=1")).collect();
         let request = Request::post("/hook").body(Bytes::from(body[..1_000].join("&"))).unwrap();
-        let signed = provider::TWILIO
-            .scheme()
-            .unwrap()
-            .sign(secret, Some("https://h"), at(0), request)
-            .unwrap();
+        let signed =
+            scheme(provider::TWILIO).sign(secret, Some("https://h"), at(0), request).unwrap();
         let (head, _) = signed.into_parts();
         assert_eq!(verifier.verify(&head, body.join("&").as_bytes(), at(0)), verdict, "{fields}");
     }
@@ -603,7 +595,7 @@ fn form_of_more_than_a_thousand_fields_is_refused() {
 /// An encoded `/` or `?` of a path is another path: of another tenant, for example.
 #[test]
 fn hubspot_decodes_the_query_and_not_the_path() {
-    let secret = test_secrets(provider::HUBSPOT.scheme())[0];
+    let secret = test_secrets(provider::HUBSPOT)[0];
     let now = at(1_753_900_006);
     for (signed, sent, accepted) in [
         ("/hubspot/acme?v=1", "/hubspot/acme?v=1", true),
@@ -617,11 +609,8 @@ fn hubspot_decodes_the_query_and_not_the_path() {
         ("/hubspot/a?v=1&w=2", "/hubspot/a?v=1%26w=2", false),
     ] {
         let request = Request::post(signed).body(Bytes::new()).unwrap();
-        let request = provider::HUBSPOT
-            .scheme()
-            .unwrap()
-            .sign(secret, Some("https://h"), now, request)
-            .unwrap();
+        let request =
+            scheme(provider::HUBSPOT).sign(secret, Some("https://h"), now, request).unwrap();
         let (mut head, _) = request.into_parts();
         head.uri = sent.parse().unwrap();
         let verifier = provider::HUBSPOT.verifier_at("https://h", secret).unwrap();

@@ -12,11 +12,11 @@ use tower::util::{BoxCloneService, BoxCloneSyncService};
 use tower_dedup::adapter::contract::DedupAdapter;
 use tower_dedup::adapter::inspect::MaintenanceAdapter;
 use tower_dedup::adapter::{MemoryAdapter, SqliteAdapter};
-use tower_dedup::key::{KeyExtractor, KeyPart};
+use tower_dedup::key::KeyPart;
 use tower_dedup::ledger::{Lease, OnArrival};
 use tower_dedup::{
     ConfigError, Dedup, DedupAnswer, DedupHandle, DedupKey, DedupLayer, Delivery, KeyError,
-    ResponseBody, ResponseFuture, StoreError, Verified,
+    KeyExtractor, ResponseBody, ResponseFuture, StoreError, Verified,
 };
 
 use super::{dedup, store};
