@@ -1,7 +1,7 @@
 //! Forms, queries, headers and composed keys.
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, Uri};
+use http::{HeaderValue, Request};
 use tower_dedup::KeyErrorKind::{Empty, NotUtf8, Nul, Repeated};
 use tower_dedup::internals;
 use tower_dedup::key::{self, Extracted, KeyPart, RequestRef};
@@ -62,52 +62,6 @@ fn form() {
         let expected =
             if content_type == "application/json" { Ok(None) } else { field(plain, &name) };
         assert_eq!(read(key::form(&name), request), expected);
-    });
-}
-
-/// A query parameter has the value of the reference.
-#[test]
-fn query() {
-    fuzz("query", 10_000, &[], |input| {
-        let mut input = Input(input);
-        let name = input.text();
-        let target = [b"/hook?", input.0].concat();
-        let Ok(uri) = Uri::from_maybe_shared(Bytes::from(target)) else { return };
-        let pairs = uri.query().unwrap().to_owned();
-        let request = Request::post(uri).body("").unwrap();
-        assert_eq!(read(key::query(&name), request), field(pairs.as_bytes(), &name));
-    });
-}
-
-/// A header is its one value without the white space around it.
-#[test]
-fn header() {
-    fuzz("header", 10_000, &[], |input| {
-        let mut input = Input(input);
-        let mut request = Request::post("/").body("").unwrap();
-        let mut values = Vec::new();
-        for _ in 0..input.byte() % 3 {
-            let value = input.bytes();
-            if let Ok(header) = HeaderValue::from_bytes(value) {
-                request.headers_mut().append("x-id", header);
-                values.push(value);
-            }
-        }
-        let is_space = |byte: &u8| matches!(byte, b' ' | b'\t');
-        let expected = match values[..] {
-            [] => Ok(None),
-            [value] => {
-                let start = value.iter().position(|byte| !is_space(byte)).unwrap_or(value.len());
-                let end = value.iter().rposition(|byte| !is_space(byte)).map_or(start, |at| at + 1);
-                match std::str::from_utf8(&value[start..end]) {
-                    Ok(text) if is_blank(text) => Err(Empty),
-                    Ok(text) => Ok(Some(stored_id(text))),
-                    Err(_) => Err(NotUtf8),
-                }
-            }
-            _ => Err(Repeated),
-        };
-        assert_eq!(read(key::header("x-id"), request), expected);
     });
 }
 
