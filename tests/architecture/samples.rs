@@ -62,30 +62,6 @@ fn level_check_finds_each_use_of_a_higher_or_equal_level() {
 }
 
 #[test]
-fn a_module_without_a_level_is_found() {
-    let fault = "src/layer/extra.rs:1: `extra` has no level: see LEVELS";
-    assert_eq!(sample(&[("layer/extra.rs", "")]).without_level(), [fault]);
-    // A folder without levels, and a module of tests.
-    assert!(sample(&[("key/extra.rs", "")]).without_level().is_empty());
-    let tests = [("layer/mod.rs", "#[cfg(test)]\nmod model;"), ("layer/model.rs", "")];
-    assert!(sample(&tests).without_level().is_empty());
-}
-
-#[test]
-fn a_level_without_a_module_is_found() {
-    let missing = sample(&[("layer/mod.rs", ""), ("adapter/purging/mod.rs", "")]).without_module();
-    let is_missing = |module: &str| {
-        missing.contains(&format!("tests/architecture.rs: no module `{module}` exists"))
-    };
-    for module in ["error", "layer::gate", "adapter::contract", "ledger::transactional"] {
-        assert!(is_missing(module), "{module}: {missing:?}");
-    }
-    for module in ["lib", "layer", "adapter", "adapter::purging"] {
-        assert!(!is_missing(module), "{module}: {missing:?}");
-    }
-}
-
-#[test]
 fn circle_check_finds_each_circle() {
     let circle = |files: &[(&str, &str)]| sample(files).circles();
     for (files, expected) in [
