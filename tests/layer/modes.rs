@@ -253,20 +253,6 @@ async fn delivery_in_shadow_has_all_events_and_every_event_needs_to_run() {
     assert_eq!(delivery.idempotency_key("mail"), enforced.last().idempotency_key("mail"));
 }
 
-#[tokio::test]
-async fn events_of_a_delivery_in_shadow_complete_or_are_released_together() {
-    let (store, handler) = (store(), Handler::default().then(500));
-    let layer = DedupLayer::new(by_word(), Arc::clone(&store)).mode(Mode::Shadow);
-    let service = layer.layer(handler.service());
-    for (status, complete) in [(500, false), (200, true)] {
-        assert_eq!(send(&service, event("", "a b")).await.status(), status);
-        for id in ["a", "b"] {
-            assert_eq!(is_complete(&store, id).await, complete, "{id}");
-        }
-    }
-    assert_eq!(handler.last().attempt(), 2);
-}
-
 #[test]
 fn off_calls_no_store_and_reports_nothing() {
     observed(async |log, snapshotter| {
