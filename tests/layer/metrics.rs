@@ -10,11 +10,10 @@ use metrics_util::debugging::{DebugValue, Snapshotter};
 use tower::Layer;
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::DedupAdapter;
-use tower_dedup::key::{self, Event, Extracted, RequestRef};
+use tower_dedup::key::{self, Event};
 use tower_dedup::testing::{Fault, StoreCall};
 use tower_dedup::{
-    DedupKey, DedupLayer, Deduplicator, KeyExtractor, Mode, OnInFlight, OnMismatch, OnUnavailable,
-    Replay,
+    DedupKey, DedupLayer, Deduplicator, Mode, OnInFlight, OnMismatch, OnUnavailable, Replay,
 };
 
 use crate::observe::{measured, observed, value};
@@ -236,25 +235,6 @@ fn deduplicator_reports_every_outcome_as_a_layer_does() {
     });
 }
 
-/// Returns the namespace of a tenant's keys.
-type NamespaceOf = fn(&str) -> String;
-
-/// Returns extractors of a tenant's keys: by `namespace_by`, and by a closure.
-fn extractors() -> [(KeyExtractor, NamespaceOf); 2] {
-    let tenant = |request: &RequestRef<'_>| {
-        Some(request.headers().get("x-tenant")?.to_str().ok()?.to_owned())
-    };
-    let by_closure = KeyExtractor::from_fn("test", move |request| {
-        let id = request.headers()["webhook-id"].to_str().unwrap();
-        let namespace = tenant(request).unwrap();
-        Ok(Extracted::Keys(Event::new(DedupKey::new(&namespace, id)?).into()))
-    });
-    [
-        (by_header().namespace_by(tenant), |tenant| format!("test:{tenant}")),
-        (by_closure, str::to_owned),
-    ]
-}
-
 fn of_tenant(tenant: &str, path: &'static str, id: &str) -> Request<Body> {
     let mut request = request_to(path, id);
     request.headers_mut().insert("x-tenant", tenant.parse().unwrap());
@@ -265,84 +245,85 @@ fn of_tenant(tenant: &str, path: &'static str, id: &str) -> Request<Body> {
 #[test]
 fn metrics_have_the_namespace_of_the_layer_and_records_that_of_the_key() {
     const TENANTS: [&str; 2] = ["tenant-1", "tenant-2"];
-    for (extractor, namespace_of) in extractors() {
-        observed(async |log, snapshotter| {
-            let (store, handler) = (store(), Handler::default());
-            let layer = DedupLayer::new(extractor, Arc::clone(&store))
-                .compare_payload(key::body_digest(), OnMismatch::Report)
-                .replay(Replay::new().body_limit(1))
-                .on_unavailable(OnUnavailable::FailOpen)
-                .store_timeout(Duration::from_millis(50));
-            let service = layer.layer(handler.service());
-            for tenant in TENANTS {
-                let deliver = |id| send(&service, of_tenant(tenant, "/hook", id));
-                let key = |id| DedupKey::new(&namespace_of(tenant), id).unwrap();
-                deliver("e1").await;
-                deliver("e1").await;
-                let mut other = of_tenant(tenant, "/elsewhere", "e1");
-                *other.body_mut() = Body::from("another");
-                send(&service, other).await;
-                // Another process dies with this event.
-                store.claim(&key("taken-over"), &terms()).await.unwrap();
-                store.get_ref().advance(Duration::from_secs(61));
-                deliver("taken-over").await;
-                // Another process takes this event over.
-                handler.hold();
-                let late = spawn_send(&service, of_tenant(tenant, "/hook", "lost"));
-                handler.running(1).await;
-                store.get_ref().advance(Duration::from_secs(61));
-                store.claim(&key("lost"), &terms()).await.unwrap();
-                let waits = spawn_send(&service, of_tenant(tenant, "/hook", "lost"));
-                until(|| layer.handle().waiting() == 1).await;
-                handler.release();
-                late.await.unwrap();
-                waits.await.unwrap();
-                store.set(StoreCall::Claim, Fault::Fail);
-                store.set(StoreCall::Complete, Fault::Fail);
-                deliver("unprotected").await;
-                store.set_all(Fault::None);
-                layer.handle().set_mode(Mode::Shadow);
-                deliver("shadow").await;
-                layer.handle().set_mode(Mode::Enforce);
-            }
-            layer.handle().drain().await;
-
-            let sums = measured(&snapshotter);
-            for (name, labels) in sums.keys() {
-                let has_tenant = labels.iter().any(|label| label.contains("tenant"));
-                assert!(!has_tenant, "{name} {labels:?}");
-            }
-            for name in [
-                "deliveries_total",
-                "running",
-                "waiting",
-                "pending_writes",
-                "delivery_duration_seconds",
-                "duplicate_age_seconds",
-                "first_attempts_total",
-                "takeovers_total",
-                "leases_lost_total",
-                "unprotected_total",
-                "other_path_total",
-                "mismatches_total",
-                "responses_not_stored_total",
-                "shadow_total",
-            ] {
-                let name = format!("tower_dedup_{name}");
-                let is_measured = |(of, labels): &(String, Vec<String>)| {
-                    *of == name && labels.first().is_some_and(|label| label == "test")
-                };
-                assert!(sums.keys().any(is_measured), "{name}: {sums:#?}");
-            }
-            for (message, count) in [("delivery", 8), ("takeover", 1), ("lease lost", 1)] {
-                for tenant in TENANTS.map(namespace_of) {
-                    let records = log.beginning(message);
-                    let of_tenant = records.iter().filter(|it| it["namespace"] == tenant).count();
-                    assert_eq!(of_tenant, count, "{tenant}: {records:#?}");
-                }
-            }
+    observed(async |log, snapshotter| {
+        let (store, handler) = (store(), Handler::default());
+        let by_tenant = by_header().namespace_by(|request| {
+            Some(request.headers().get("x-tenant")?.to_str().ok()?.to_owned())
         });
-    }
+        let layer = DedupLayer::new(by_tenant, Arc::clone(&store))
+            .compare_payload(key::body_digest(), OnMismatch::Report)
+            .replay(Replay::new().body_limit(1))
+            .on_unavailable(OnUnavailable::FailOpen)
+            .store_timeout(Duration::from_millis(50));
+        let service = layer.layer(handler.service());
+        for tenant in TENANTS {
+            let deliver = |id| send(&service, of_tenant(tenant, "/hook", id));
+            let key = |id| DedupKey::new(&format!("test:{tenant}"), id).unwrap();
+            deliver("e1").await;
+            deliver("e1").await;
+            let mut other = of_tenant(tenant, "/elsewhere", "e1");
+            *other.body_mut() = Body::from("another");
+            send(&service, other).await;
+            // Another process dies with this event.
+            store.claim(&key("taken-over"), &terms()).await.unwrap();
+            store.get_ref().advance(Duration::from_secs(61));
+            deliver("taken-over").await;
+            // Another process takes this event over.
+            handler.hold();
+            let late = spawn_send(&service, of_tenant(tenant, "/hook", "lost"));
+            handler.running(1).await;
+            store.get_ref().advance(Duration::from_secs(61));
+            store.claim(&key("lost"), &terms()).await.unwrap();
+            let waits = spawn_send(&service, of_tenant(tenant, "/hook", "lost"));
+            until(|| layer.handle().waiting() == 1).await;
+            handler.release();
+            late.await.unwrap();
+            waits.await.unwrap();
+            store.set(StoreCall::Claim, Fault::Fail);
+            store.set(StoreCall::Complete, Fault::Fail);
+            deliver("unprotected").await;
+            store.set_all(Fault::None);
+            layer.handle().set_mode(Mode::Shadow);
+            deliver("shadow").await;
+            layer.handle().set_mode(Mode::Enforce);
+        }
+        layer.handle().drain().await;
+
+        let sums = measured(&snapshotter);
+        for (name, labels) in sums.keys() {
+            let has_tenant = labels.iter().any(|label| label.contains("tenant"));
+            assert!(!has_tenant, "{name} {labels:?}");
+        }
+        for name in [
+            "deliveries_total",
+            "running",
+            "waiting",
+            "pending_writes",
+            "delivery_duration_seconds",
+            "duplicate_age_seconds",
+            "first_attempts_total",
+            "takeovers_total",
+            "leases_lost_total",
+            "unprotected_total",
+            "other_path_total",
+            "mismatches_total",
+            "responses_not_stored_total",
+            "shadow_total",
+        ] {
+            let name = format!("tower_dedup_{name}");
+            let is_measured = |(of, labels): &(String, Vec<String>)| {
+                *of == name && labels.first().is_some_and(|label| label == "test")
+            };
+            assert!(sums.keys().any(is_measured), "{name}: {sums:#?}");
+        }
+        for (message, count) in [("delivery", 8), ("takeover", 1), ("lease lost", 1)] {
+            for tenant in TENANTS.map(|tenant| format!("test:{tenant}")) {
+                let records = log.beginning(message);
+                let of_tenant = records.iter().filter(|it| it["namespace"] == tenant).count();
+                assert_eq!(of_tenant, count, "{tenant}: {records:#?}");
+            }
+        }
+    });
 }
 
 /// The first thousand namespaces have series of their own, and the others share one.
