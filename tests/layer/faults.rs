@@ -184,24 +184,6 @@ async fn on_arrival_store_gets_no_call_after_the_handler() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn release_that_fails_is_repeated_until_the_key_is_free() {
-    for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
-        let (store, handler) = (store(), Handler::default().then(500));
-        let service = lease(&store).layer(handler.service());
-        store.set(StoreCall::Release, fault);
-        assert_eq!(send(&service, request("a")).await.status(), 500, "the handler's answer");
-        store.set(StoreCall::Release, Fault::None);
-        let released = async {
-            while result(&send(&service, request("a")).await).is_some() {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(20), released).await.expect("released");
-        assert_eq!(handler.runs(), 2, "{fault:?}");
-    }
-}
-
-#[tokio::test(start_paused = true)]
 async fn fail_open_runs_unprotected_and_completes_when_the_store_is_back() {
     for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
         let (store, handler) = (store(), Handler::default());
