@@ -7,7 +7,6 @@ use serde_json::json;
 use crate::programs::{example, start};
 use crate::server::{Server, answer, duplicate, effect, eventually, first};
 use crate::support::postgres::Schema;
-use crate::support::redis::{fresh_prefix, shared, with_prefix};
 use crate::support::sqlite_url;
 
 /// The rows of a section of the page: the texts of their cells.
@@ -61,11 +60,7 @@ impl Server {
 
 /// Presses every button, and reads on the page what each has done.
 async fn buttons(store: &str, ledger: &str) {
-    buttons_with(&["--store", store], ledger).await;
-}
-
-async fn buttons_with(args: &[&str], ledger: &str) {
-    let args = [args, &["--ledger", ledger, "--compare-payload"]].concat();
+    let args = ["--store", store, "--ledger", ledger, "--compare-payload"];
     let receiver = start("receiver", &args).await;
     let page = receiver.page("").await;
     assert!(page.contains(r#"<meta http-equiv="refresh" content="2; url=/">"#), "{page}");
@@ -95,15 +90,8 @@ async fn buttons_with(args: &[&str], ledger: &str) {
     let failing = id(&rows(&page, "Try it")[0]).to_owned();
     assert_eq!(deliveries(&page)[0], delivery("first", "failed", "1", "500"));
     let page = receiver.press("again", &failing).await;
-    match ledger {
-        "on-arrival" => {
-            assert_eq!(deliveries(&page)[0], delivery("duplicate", "duplicate", "", "200"));
-        }
-        _ => {
-            assert_eq!(deliveries(&page)[0], delivery("first", "completed", "2", "200"));
-            expected.push(effect(&failing, 1));
-        }
-    }
+    assert_eq!(deliveries(&page)[0], delivery("first", "completed", "2", "200"));
+    expected.push(effect(&failing, 1));
     let effects = receiver.get("/effects").await;
     assert_eq!(effects.as_array().map(Vec::len), Some(expected.len()));
     for effect in expected {
@@ -137,21 +125,8 @@ async fn buttons_in_memory_lease() {
 }
 
 #[tokio::test]
-async fn buttons_on_sqlite_on_arrival() {
-    let dir = tempfile::tempdir().unwrap();
-    buttons(&sqlite_url(dir.path()), "on-arrival").await;
-}
-
-#[tokio::test]
 async fn buttons_on_postgres_transactional() {
     buttons(&Schema::fresh().url(), "transactional").await;
-}
-
-#[tokio::test]
-async fn buttons_on_redis() {
-    let dir = tempfile::tempdir().unwrap();
-    let (store, effects) = (with_prefix(shared(), &fresh_prefix()), sqlite_url(dir.path()));
-    buttons_with(&["--store", &store, "--effects", &effects], "lease").await;
 }
 
 /// In shadow every delivery reaches the handler, and the page shows the verdict.
