@@ -163,7 +163,6 @@ async fn a_full_statement_is_repeated_at_once_and_one_that_is_not_full_ends_the_
 #[test]
 fn rows_deleted_by_a_failing_round_are_counted() {
     observed(async |_, snapshotter| {
-        tokio::time::pause();
         let fails = Err(StoreErrorKind::Unavailable);
         let store = Scripted::new([Ok(100), Ok(100), fails, Ok(7)].map(|it| (Duration::ZERO, it)));
         let purger = purger(&store);
