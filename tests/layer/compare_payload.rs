@@ -68,18 +68,6 @@ async fn other_payload_is_422_with_refuse<S: Setup>(setup: S) {
     assert_eq!(handler.runs(), 2);
 }
 
-async fn other_payload_is_reported_and_acknowledged<S: Setup>(setup: S) {
-    let handler = Handler::default();
-    let service = setup
-        .layer(by_header())
-        .await
-        .compare_payload(key::body_digest(), OnMismatch::Report)
-        .layer(handler.service());
-    assert_eq!(answer!(&service, event("a", "one")), ran());
-    assert_eq!(answer!(&service, event("a", "two")), duplicate());
-    assert_eq!(handler.runs(), 1);
-}
-
 /// In a multi-event delivery each event is compared by its own bytes, whatever delivery carries it.
 async fn events_of_one_delivery_are_compared_one_by_one<S: Setup>(setup: S) {
     let handler = Handler::default();
@@ -115,7 +103,6 @@ crate::on_ledgers!(
         transactional_postgres = InPostgres,
     ],
     other_payload_is_422_with_refuse,
-    other_payload_is_reported_and_acknowledged,
     events_of_one_delivery_are_compared_one_by_one,
 );
 

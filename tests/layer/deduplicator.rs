@@ -48,7 +48,7 @@ fn assert_runs(ran: &RunOutcome<Delivery>) {
     assert!(!delivery.is_takeover(), "released, not lapsed");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn deduplicator_dropped_at_any_moment_completes_or_frees_its_key() {
     use StoreCall::{Claim, Complete, Release};
     for (call, fault, polls, way, completes) in [
@@ -135,7 +135,7 @@ async fn claim_dropped_outside_a_runtime_is_reported_and_does_not_panic() {
 }
 
 /// Only the key that is being released is in flight meanwhile.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn on_arrival_run_dropped_while_it_claims_holds_no_other_key_and_frees_its_own() {
     let store = store();
     let worker = Deduplicator::on_arrival(Arc::clone(&store));
@@ -162,7 +162,8 @@ fn subscriber_that_ends_a_claim_when_a_lease_is_lost_does_not_deadlock() {
         use tracing_subscriber::layer::SubscriberExt;
         let subscriber_claim = EndsClaimOnWarning::default();
         let subscriber = tracing_subscriber::registry().with(subscriber_claim.clone());
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().start_paused(true).build().unwrap();
         tracing::subscriber::with_default(subscriber, || {
             runtime.block_on(lose_a_lease(&subscriber_claim));
         });

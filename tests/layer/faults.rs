@@ -478,26 +478,6 @@ async fn unprotected_failure_leaves_no_claim_behind() {
     assert_eq!(entry.state, KeyState::Released);
 }
 
-/// Every caller that waits for the drain returns.
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn many_callers_drain_at_once() {
-    let (store, handler) = (store(), Handler::default());
-    let layer = lease(&store);
-    let (handle, service) = (layer.handle(), layer.layer(handler.service()));
-    for round in 0..200 {
-        let drains: Vec<_> = (0..4)
-            .map(|_| {
-                let handle = handle.clone();
-                tokio::spawn(async move { handle.drain().await })
-            })
-            .collect();
-        send(&service, request(&round.to_string())).await;
-        for drain in drains {
-            tokio::time::timeout(Duration::from_secs(5), drain).await.expect("drained").unwrap();
-        }
-    }
-}
-
 /// Settings at the ends of their ranges work.
 #[tokio::test]
 async fn extreme_settings_do_no_harm() {

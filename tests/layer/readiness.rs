@@ -112,7 +112,7 @@ async fn staged(
     (stage, store, layer.on_in_flight(OnInFlight::Wait(wait)).layer(inner))
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn waiting_delivery_is_ready_before_each_claim_and_returns_readiness_in_between() {
     let (stage, store, service) = staged(Duration::from_secs(60)).await;
     let delivery = tokio::spawn(service.oneshot(request("a")));
@@ -124,7 +124,7 @@ async fn waiting_delivery_is_ready_before_each_claim_and_returns_readiness_in_be
     assert_eq!(stage.ready.load(Ordering::SeqCst), 0);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn waiting_delivery_whose_inner_service_stays_unready_is_503_and_claims_nothing() {
     let (stage, _, service) = staged(Duration::from_millis(50)).await;
     stage.is_full.store(true, Ordering::SeqCst);

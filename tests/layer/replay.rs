@@ -347,7 +347,7 @@ async fn response_that_takes_too_long_is_completed_without_it() {
 }
 
 /// While a completion is on its way to the store, this process answers from memory.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn response_is_replayed_while_its_completion_is_pending() {
     let store = faulty(MemoryAdapter::new());
     let handler = Handler::default();

@@ -130,14 +130,3 @@ async fn handler_timeout_wakes_a_waiting_delivery() {
     assert_eq!(second.await.unwrap(), StatusCode::OK);
     assert_eq!((handler.runs(), handler.last().attempt()), (2, 2));
 }
-
-#[tokio::test(start_paused = true)]
-async fn handler_timeout_on_arrival_loses_the_event_as_a_failure_does() {
-    let (store, handler) = (store(), Handler::default());
-    handler.hold();
-    let service = DedupLayer::on_arrival(by_header(), Arc::clone(&store))
-        .handler_timeout(Duration::from_secs(1))
-        .layer(handler.service());
-    assert_eq!(send(&service, request("a")).await.status(), StatusCode::GATEWAY_TIMEOUT);
-    assert_eq!(result(&send(&service, request("a")).await), Some("duplicate"));
-}

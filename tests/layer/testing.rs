@@ -15,7 +15,7 @@ use tower::limit::ConcurrencyLimitLayer;
 use tower::{Layer, ServiceBuilder};
 use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::{DedupAdapter, Fetch};
-use tower_dedup::adapter::inspect::MaintenanceAdapter;
+use tower_dedup::adapter::inspect::{ForgetReply, KeyState, MaintenanceAdapter};
 use tower_dedup::testing::{Fault, StoreCall, abandon, redeliver, redeliver_at_once};
 use tower_dedup::verify::VerifyLayer;
 use tower_dedup::{DedupAnswer, DedupLayer, OnInFlight, Replay, StoreErrorKind, provider, testing};
@@ -158,25 +158,17 @@ async fn nth_call_has_its_fault_and_no_other() {
     store.set_nth(StoreCall::Claim, 3, Fault::Fail);
     // The last one counts.
     store.set_nth(StoreCall::Claim, 3, Fault::None);
-    let mut claimed = Vec::new();
-    for id in ["a", "b", "c", "d"] {
-        claimed.push(store.claim(&dedup_key(id), &terms()).await.is_ok());
+    let is_claimed = async |id| store.claim(&dedup_key(id), &terms()).await.is_ok();
+    for (id, claimed) in [("a", true), ("b", false), ("c", true), ("d", true)] {
+        assert_eq!(is_claimed(id).await, claimed, "{id}");
     }
-    assert_eq!(claimed, [true, false, true, true]);
     assert_eq!((store.calls(StoreCall::Claim), store.calls(StoreCall::Fetch)), (4, 0));
-    // It counts from now on.
-    store.set_nth(StoreCall::Claim, 1, Fault::Fail);
-    assert!(store.claim(&dedup_key("e"), &terms()).await.is_err());
-    // `set` holds for all others.
-    store.set(StoreCall::Release, Fault::Fail);
-    store.set_nth(StoreCall::Release, 2, Fault::None);
-    let (keys, mine) = (dedup_key("f"), terms());
-    store.claim(&keys, &mine).await.unwrap();
-    let mut released = Vec::new();
-    for _ in 0..3 {
-        released.push(store.release(&keys, &mine).await.is_ok());
+    // It counts from now on. `set` holds for all others.
+    store.set(StoreCall::Claim, Fault::Fail);
+    store.set_nth(StoreCall::Claim, 2, Fault::None);
+    for (id, claimed) in [("e", false), ("f", true), ("g", false)] {
+        assert_eq!(is_claimed(id).await, claimed, "{id}");
     }
-    assert_eq!(released, [false, true, false]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -211,6 +203,22 @@ async fn fault_of_a_fetch_hides_that_of_its_claim() {
         assert_eq!(reply.unwrap_err().kind(), kind);
     }
     assert_eq!((store.calls(StoreCall::Claim), store.calls(StoreCall::Fetch)), (2, 2));
+}
+
+#[tokio::test]
+async fn faulty_adapter_forwards_the_calls_of_operators() {
+    let (store, key) = (faulty(MemoryAdapter::new()), dedup_key("a"));
+    let abilities = store.abilities();
+    assert!(abilities.leases && abilities.stored_data && !abilities.inspection);
+    store.complete(&key, &terms()).await.unwrap();
+    assert_eq!(store.get(&key).await.unwrap().unwrap().state, KeyState::Complete);
+    assert_eq!(rows(&store).await, 1);
+    assert_eq!(store.forget(&key).await.unwrap(), ForgetReply::Removed);
+    assert_eq!(store.purge(10).await.unwrap(), 0);
+    store.set(StoreCall::Purge, Fault::Fail);
+    assert_eq!(store.purge(10).await.unwrap_err().kind(), StoreErrorKind::Unavailable);
+    store.close().await;
+    assert!(store.get_ref().stats().await.is_err());
 }
 
 /// Each preset's request passes its layer, and the verifying layer once it is signed: the handler runs once.
