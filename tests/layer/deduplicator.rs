@@ -292,22 +292,6 @@ async fn event_is_a_duplicate_under_its_second_identity() {
 }
 
 #[tokio::test]
-async fn payload_of_a_duplicate_is_compared_with_the_handled_payload() {
-    let dedup = Deduplicator::new(store());
-    let with = |bytes: &'static str| Event::new(dedup_key("a")).with_payload(bytes.into());
-    let failed = dedup.run(with("other"), async |_| Err::<(), _>(())).await;
-    assert!(matches!(failed, Err(RunError::Handler(()))), "{failed:?}");
-    let ran = dedup.run(with("one"), async |_| Ok::<_, ()>(())).await;
-    assert!(matches!(ran, Ok(RunOutcome::First(()))), "{ran:?}");
-    let ran = dedup.run(with("one"), async |_| Ok::<_, ()>(())).await;
-    assert!(matches!(ran, Ok(RunOutcome::Duplicate(_))), "{ran:?}");
-    let ran = dedup.run(with("other"), async |_| Ok::<_, ()>(())).await;
-    assert!(matches!(ran, Ok(RunOutcome::Mismatch(_))), "{ran:?}");
-    let ran = dedup.run(&dedup_key("a"), async |_| Ok::<_, ()>(())).await;
-    assert!(matches!(ran, Ok(RunOutcome::Duplicate(_))), "{ran:?}");
-}
-
-#[tokio::test]
 async fn store_failure_runs_the_handler_only_if_the_deduplicator_fails_open() {
     let store = store();
     store.set(StoreCall::Claim, Fault::Fail);

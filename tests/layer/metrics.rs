@@ -12,7 +12,10 @@ use tower_dedup::adapter::MemoryAdapter;
 use tower_dedup::adapter::contract::DedupAdapter;
 use tower_dedup::key::{self, Event};
 use tower_dedup::testing::{Fault, StoreCall};
-use tower_dedup::{DedupKey, DedupLayer, Deduplicator, Mode, OnMismatch, OnUnavailable, Replay};
+use tower_dedup::{
+    DedupKey, DedupLayer, Deduplicator, Mode, OnMismatch, OnUnavailable, Replay, RunError,
+    RunOutcome,
+};
 
 use crate::observe::{checked, measured, observed, value};
 use crate::support::multi_event::by_word;
@@ -182,8 +185,18 @@ fn deduplicator_reports_every_outcome_as_a_layer_does() {
             store.set(StoreCall::Claim, fault);
             let event = Event::new(dedup_key(id)).with_payload(payload.into());
             let run = timed.run(event, async |_| work(way).await);
-            let panicked = AssertUnwindSafe(run).catch_unwind().await.is_err();
-            assert_eq!(panicked, way == "panics");
+            let ended = match AssertUnwindSafe(run).catch_unwind().await {
+                Ok(Ok(RunOutcome::First(()))) => "completed",
+                Ok(Ok(RunOutcome::Duplicate(_))) => "duplicate",
+                Ok(Ok(RunOutcome::InFlight)) => "in_flight",
+                Ok(Ok(RunOutcome::Mismatch(_))) => "mismatch",
+                Ok(Err(RunError::Handler(_))) => "failed",
+                Ok(Err(RunError::TimedOut)) => "handler_timeout",
+                Ok(Err(RunError::Store(_))) => "unavailable",
+                Ok(other) => panic!("{other:?}"),
+                Err(_) => "panicked",
+            };
+            assert_eq!(ended, outcome);
             let (record, sums) = checked(&watch, number + 1, [outcome, level, ""]);
             let field = |name| record.get(name).map_or("", String::as_str);
             let fields = ["id", "namespace", "keys", "attempt"].map(field);

@@ -2,18 +2,14 @@
 //! released together. If another claim holds an event, the answer is 503.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use tower_dedup::DedupKey;
 use tower_dedup::adapter::contract::{CallTerms, DedupAdapter, Token};
-use tower_dedup::testing::StoreCall;
-use tower_dedup::{DedupKey, DedupLayer};
 
-use crate::support::multi_event::{
-    Fixture, Kind, LATE, Runs, apart, by_word, cases, ids, layers, own, send_to, service,
-};
-use crate::support::{claim_all, dedup_key, faulty, rows, terms};
+use crate::support::multi_event::{Fixture, Kind, LATE, cases, ids, layers, own, send_to};
+use crate::support::{claim_all, dedup_key, rows, terms};
 
 macro_rules! under_every_ledger {
     ($($case:ident),+ $(,)?) => {
@@ -220,27 +216,4 @@ async fn maximum_of_events_runs_and_one_more_is_400(fixture: Fixture) {
     assert_eq!(rows(&fixture.store).await, 4_096);
     assert_eq!(fixture.effects.all().await.len(), 4_096);
     assert_eq!(fixture.send(&batch(4_096)).await, layers(200, "duplicate"));
-}
-
-cases! {
-    calls_memory_lease: memory_under(Lease) = [each_event_is_claimed_and_completed_by_one_call];
-    calls_memory_arrival: memory_under(Arrival) = [each_event_is_claimed_and_completed_by_one_call];
-}
-
-fn hundred(name: &str) -> String {
-    (0..100).map(|n| format!("{name}{n} ")).collect()
-}
-
-async fn each_event_is_claimed_and_completed_by_one_call(fixture: Fixture) {
-    let (store, runs, log) = (faulty(Arc::clone(&fixture.store)), Runs::default(), Arc::default());
-    let handler = move |request| apart(request, Arc::clone(&runs), Arc::clone(&log));
-    let service = match fixture.kind {
-        Kind::Lease => service(DedupLayer::new(by_word(), Arc::clone(&store)), handler),
-        _ => service(DedupLayer::on_arrival(by_word(), Arc::clone(&store)), handler),
-    };
-    assert_eq!(send_to(&service, &hundred("k")).await, own(200));
-    let calls =
-        [StoreCall::Claim, StoreCall::Complete, StoreCall::Release].map(|op| store.calls(op));
-    assert_eq!(calls, if fixture.kind == Kind::Lease { [100, 100, 0] } else { [100, 0, 0] });
-    assert_eq!(rows(&fixture.store).await, 100);
 }
