@@ -50,27 +50,6 @@ fn handshakes_of_presets_are_documented() {
     }
 }
 
-/// The topic of Shopify is in a header.
-#[test]
-fn topics_with_one_body_need_a_namespace_each_for_their_content_identities() {
-    let identities = |name: &str, namespace: &str| {
-        let cases = cases::of(provider::SHOPIFY);
-        let case = cases.iter().find(|case| case.name.ends_with(name)).unwrap();
-        let (head, body) = case.parts();
-        let by_body = provider::SHOPIFY.extractor().namespace(namespace).content_identity();
-        let Ok(Extracted::Keys(keys)) = by_body.extract(&RequestRef::new(&head, &body)) else {
-            panic!("keys of {name}");
-        };
-        let event = &keys.events()[0];
-        (event.key().id().to_owned(), event.second_identity().unwrap().clone())
-    };
-    let created = identities("orders-create", "shopify");
-    let paid = identities("orders-paid-same-event", "shopify");
-    assert_ne!(created.0, paid.0);
-    assert_eq!(created.1, paid.1, "the second of them would be a duplicate");
-    assert_ne!(created.1, identities("orders-paid-same-event", "shopify-paid").1);
-}
-
 #[test]
 fn presets_of_one_event_can_be_composed_and_those_of_several_cannot() {
     let multi_event: Vec<_> =
