@@ -149,6 +149,9 @@ crate::on_ledgers!(
     response_stored_before_the_key_expired_is_gone,
 );
 
+/// The text of a body, the body, and whether it is stored.
+type BodyOfSize = (&'static str, fn() -> Boxed, bool);
+
 /// Returns a service that answers with this body.
 fn with_body(
     body: impl Fn() -> Boxed + Clone + Send + 'static,
@@ -184,7 +187,7 @@ async fn body_at_the_limit_is_stored_and_a_larger_one_is_not() {
     fn announced(body: &'static str) -> Boxed {
         BodyExt::boxed_unsync(Full::from(body).map_err(|never| match never {}))
     }
-    let bodies: [(&str, fn() -> Boxed, bool); 4] = [
+    let bodies: [BodyOfSize; 4] = [
         ("abcdef", || frames(vec![data("abc"), data("def")]), true),
         ("abcdefghijk", || frames(vec![data("abc"), data("defg"), data("hij"), data("k")]), false),
         ("abcdef", || announced("abcdef"), true),
